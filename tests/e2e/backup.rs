@@ -84,7 +84,7 @@ fn restored_directory_has_files_volumes_images_and_snapshots() {
     assert!(saved.status.success(), "{}", text(&saved));
     assert_eq!(fs::metadata(&file).expect("it is there").permissions().mode() & 0o777, 0o600);
     assert!(!server.state_directory().join("backup.draft").exists());
-    // The original goes on.
+    // The original continues to work.
     assert_eq!(named.run("echo more >> /root/file && cat /root/file").stdout, "of-sandbox\nmore\n");
     let again = coracle(&["backup", name], &server.state_directory());
     assert!(text(&again).contains("exists already"), "{}", text(&again));
@@ -116,11 +116,11 @@ fn restored_directory_has_files_volumes_images_and_snapshots() {
     let mut reader = after.create_with(&json!({"volumes": volume}));
     assert_eq!(reader.run("cat /cache/file").stdout, "of-volume\n");
     check_restart(&after, &named.id);
-    // Whatever the restored server does, the original's sandbox lives.
+    // The restored server does not affect the original's sandbox.
     assert_eq!(named.run("cat /root/file").stdout, "of-sandbox\nmore\n");
 }
 
-/// The name leads to the sandbox again, which restarts with its files.
+/// The name refers to the sandbox again, which restarts with its files.
 fn check_restart(after: &Server, id: &str) {
     let mut again = after.create_with(&json!({"extensions": {"coracle.key": "work"}}));
     assert_eq!(again.id, id);
@@ -157,8 +157,8 @@ fn disks_in_memory_are_named_as_not_saved() {
     user.apply(&mut command);
     let saved = command.output().expect("the binary can be run");
     assert!(saved.status.success(), "{}", text(&saved));
-    let told: Value = serde_json::from_slice(&saved.stdout).expect("it is JSON");
-    assert_eq!(told["notSaved"], json!([sandbox.id]));
+    let reported: Value = serde_json::from_slice(&saved.stdout).expect("it is JSON");
+    assert_eq!(reported["notSaved"], json!([sandbox.id]));
     assert!(text(&saved).contains("in memory and is not saved"), "{}", text(&saved));
 }
 
@@ -189,7 +189,7 @@ fn backup_that_is_killed_freezes_nothing() {
     let whole = server.directory().join("whole.backup");
     let saved = coracle(&["backup", whole.to_str().expect("it is text")], &server.state_directory());
     assert!(saved.status.success(), "{}", text(&saved));
-    // A start removes what a killed backup left.
+    // The next start removes the draft of a killed backup.
     let draft = server.state_directory().join("backup.draft");
     fs::create_dir(&draft).expect("it was removed");
     fs::write(draft.join("disk-0"), "a copy of a disk").expect("our own directory");
@@ -208,7 +208,7 @@ fn restored_server_with_secrets_honours_old_tokens() {
     let file = server.directory().join("all.backup");
     let name = file.to_str().expect("it is text");
     let secret = server.state_directory().join("server/secret");
-    // The server could lay out a link or another name of a file that only root may read.
+    // A subverted server could put a symbolic or hard link here to a file that only root may read.
     let aside = secret.with_extension("aside");
     fs::rename(&secret, &aside).expect("we are root");
     for make in [

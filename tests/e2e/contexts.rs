@@ -9,7 +9,7 @@ use e2e::sandbox::Sandbox;
 use e2e::server::{Server, Start};
 use serde_json::{Value, json};
 
-/// Everything that a run of code told.
+/// All events of one code run.
 #[derive(Debug)]
 struct Ran {
     events: Vec<Value>,
@@ -24,7 +24,7 @@ impl Ran {
         ran
     }
 
-    /// The name comes first, the end last, and nothing else is an end.
+    /// The start event comes first, the end event last, and there is only one end.
     fn check_order(&self) {
         let kinds: Vec<&str> =
             self.events.iter().map(|event| event["type"].as_str().expect("a text")).collect();
@@ -90,7 +90,7 @@ fn run_in(sandbox: &mut Sandbox, language: &str, code: &str) -> Ran {
     Ran::of(&sandbox.inside("POST", "code", &json!({"code": code, "context": {"language": language}})))
 }
 
-/// Code that runs, as its events come.
+/// Code that is still running, with its events as they arrive.
 struct Live {
     lines: std::io::Lines<BufReader<e2e::http::Body>>,
     id: String,
@@ -108,7 +108,7 @@ impl Live {
 
     fn next(&mut self) -> Value {
         let line = self.lines.find(|line| line.as_ref().map_or(true, |line| !line.is_empty()));
-        parse(&line.expect("more comes").expect("the server goes on"))
+        parse(&line.expect("more comes").expect("the stream continues"))
     }
 
     fn wait_for(&mut self, kind: &str) -> Value {
@@ -122,7 +122,7 @@ impl Live {
 }
 
 #[test]
-fn output_results_and_errors_are_told_in_the_shapes_of_the_reference() {
+fn output_results_and_errors_have_the_shapes_of_the_reference() {
     let server = Server::start();
     let mut sandbox = server.create();
     let context = open(&mut sandbox, "python");
@@ -141,7 +141,7 @@ fn output_results_and_errors_are_told_in_the_shapes_of_the_reference() {
     assert!(!traceback.iter().any(|line| line.contains("<string>")), "{traceback:?}");
 }
 
-/// Code of one context in its order: what it prints, its results, its error.
+/// Code run in one context in this order: what it prints, its results, its error.
 const PYTHON: &[(&str, &str, &str, &str)] = &[
     ("x = 5", "", "", "none"),
     ("x", "", "5", "none"),
@@ -200,7 +200,7 @@ fn a_python_context_behaves_as_python_does() {
 }
 
 #[test]
-fn rich_forms_are_told_beside_the_plain_one() {
+fn rich_results_are_sent_beside_plain_text() {
     let server = Server::start();
     let mut sandbox = server.create();
     let code = "class Rich:
@@ -229,7 +229,7 @@ Rich()";
 }
 
 #[test]
-fn contexts_are_listed_kept_apart_and_closed() {
+fn contexts_are_listed_isolated_and_closed() {
     let server = Server::start();
     let mut sandbox = server.create();
     let (one, two) = (open(&mut sandbox, "python"), open(&mut sandbox, "python"));
@@ -256,21 +256,21 @@ fn contexts_are_listed_kept_apart_and_closed() {
     }
     assert_eq!(sandbox.inside("DELETE", "code/contexts?language=python", &Value::Null).status, 200);
     assert_eq!((list(&mut sandbox, "?language=python"), list(&mut sandbox, "")), (0, 1));
-    // The default context is gone with the others, and comes back without what it knew.
+    // The default context is deleted with the others, and comes back without its state.
     assert_eq!(run_in(&mut sandbox, "python", "kept").error_name(), "NameError");
 }
 
 #[test]
-fn what_cannot_be_done_is_refused_in_plain_words() {
+fn invalid_requests_are_refused_with_a_reason() {
     let server = Server::start();
     let mut sandbox = server.create();
     let context = open(&mut sandbox, "python");
     let mut check = |method: &str, path: &str, body: Value, status: u16, code: &str, word: &str| {
         let answer = sandbox.inside(method, path, &body);
         assert_eq!(answer.status, status, "{path} {body}: {}", answer.text());
-        let told = answer.json();
-        assert_eq!(told["code"], code, "{told}");
-        assert!(told["message"].as_str().expect("a text").contains(word), "{told}");
+        let reported = answer.json();
+        assert_eq!(reported["code"], code, "{reported}");
+        assert!(reported["message"].as_str().expect("a text").contains(word), "{reported}");
     };
     let unknown = "0123456789abcdef0123456789abcdef";
     check("POST", "code", json!({}), 400, "INVALID_REQUEST_BODY", "code");
@@ -295,7 +295,7 @@ fn what_cannot_be_done_is_refused_in_plain_words() {
     assert_eq!(sandbox.run(hidden).code, Some(0));
     let answer = sandbox.inside("POST", "code/context", &json!({"language": "python"}));
     assert_eq!(answer.status, 400, "{}", answer.text());
-    assert!(answer.text().contains("`python3` is not there"), "{}", answer.text());
+    assert!(answer.text().contains("`python3` was not found"), "{}", answer.text());
 }
 
 #[test]
@@ -310,19 +310,19 @@ fn an_ordinary_users_sandboxes_have_contexts_too() {
     let killed = run(&mut sandbox, &context, "import os\nos.kill(os.getpid(), 9)");
     assert_eq!(killed.error_name(), "KernelDied");
     assert_eq!(run(&mut sandbox, &context, "3").results(), "3");
-    // What our own program has to say shows that it could be executed.
+    // An error message from our own program shows that it could be executed.
     let answer = sandbox.inside("POST", "code/context", &json!({"language": "cobol"}));
     assert_eq!(answer.json()["code"], "NOT_SUPPORTED", "{}", answer.text());
     assert!(!answer.text().contains("cannot be executed"), "{}", answer.text());
 }
 
 #[test]
-fn a_directory_is_made_for_a_context_that_wants_it() {
+fn missing_working_directory_of_a_context_is_created() {
     let server = Server::start();
     let mut sandbox = server.create();
     for (language, code) in [("python", "import os; print(os.getcwd())"), ("bash", "pwd")] {
-        let wish = json!({"language": language, "cwd": "/tmp/new/place"});
-        let answer = sandbox.inside("POST", "code/context", &wish);
+        let request = json!({"language": language, "cwd": "/tmp/new/place"});
+        let answer = sandbox.inside("POST", "code/context", &request);
         assert_eq!(answer.status, 200, "{}", answer.text());
         let context = answer.json()["id"].as_str().expect("a text").to_owned();
         assert_eq!(run(&mut sandbox, &context, code).printed("stdout"), "/tmp/new/place\n");
@@ -342,19 +342,19 @@ fn an_interrupt_ends_the_code_and_leaves_the_state() {
         "import subprocess\nsubprocess.run(['sleep', '600'])",
     ] {
         let mut live = Live::start(&mut sandbox, &context, code);
-        // At once: the code may not even have begun.
+        // Immediately: the code may not have started yet.
         let path = format!("code?id={}", live.id);
         assert_eq!(sandbox.inside("DELETE", &path, &Value::Null).status, 200);
         assert_eq!(live.wait_for("error")["error"]["ename"], "KeyboardInterrupt", "{code}");
         assert_eq!(run(&mut sandbox, &context, "x").results(), "1");
     }
     let idle = sandbox.inside("DELETE", &format!("code?id={context}"), &Value::Null);
-    assert_eq!(idle.status, 200, "nothing runs, which is what was wanted");
+    assert_eq!(idle.status, 200, "interrupting an idle context succeeds");
     assert_eq!(run(&mut sandbox, &context, "x").results(), "1");
 }
 
 #[test]
-fn a_context_runs_one_thing_at_a_time_and_goes_on_without_its_reader() {
+fn context_runs_one_request_at_a_time_and_continues_without_its_reader() {
     let server = Server::start();
     let mut sandbox = server.create();
     let context = open(&mut sandbox, "python");
@@ -372,7 +372,7 @@ fn a_context_runs_one_thing_at_a_time_and_goes_on_without_its_reader() {
 }
 
 #[test]
-fn a_kernel_that_dies_is_told_and_replaced() {
+fn dead_kernel_is_reported_and_replaced() {
     let server = Server::start();
     let mut sandbox = server.create_with(&json!({"resourceLimits": {"cpu": "1", "memory": "256Mi"}}));
     let context = open(&mut sandbox, "python");
@@ -391,14 +391,14 @@ fn a_kernel_that_dies_is_told_and_replaced() {
         let next = run(&mut sandbox, &context, "x");
         assert_eq!((next.error_name(), next.count()), ("NameError", Some(1)), "{next:?}");
     }
-    // Whether it ends by itself or is killed first is a race that nobody needs to win.
+    // Whether it ends by itself or is killed first is a race; both outcomes are fine.
     let mute = run(&mut sandbox, &context, "import os\nos.closerange(3, 1000)\nwhile True: pass");
     assert_eq!(mute.error_name(), "KernelDied", "{mute:?}");
     assert_eq!(run(&mut sandbox, &context, "2").results(), "2");
 }
 
 #[test]
-fn a_context_can_be_begun_anew_while_its_code_runs() {
+fn context_can_be_reset_while_its_code_runs() {
     let server = Server::start();
     let mut sandbox = server.create();
     for (language, set, get) in [("python", "x = 1", "x"), ("bash", "export x=1", "echo $x")] {
@@ -448,7 +448,7 @@ fn a_context_outlives_the_server() {
     let listed = sandbox.inside("GET", "code/contexts", &Value::Null).json();
     assert_eq!(listed, json!([{"id": context, "language": "python"}]));
     assert_eq!(sandbox.run("touch /tmp/go").code, Some(0));
-    e2e::eventually("the run of before ends", || run(&mut sandbox, &context, "x").results() == "'kept'");
+    e2e::eventually("the previous run ends", || run(&mut sandbox, &context, "x").results() == "'kept'");
     assert_eq!(run(&mut sandbox, &context, "y").results(), "1");
 }
 
@@ -468,7 +468,7 @@ fn ten_contexts_run_side_by_side() {
         }
     });
     let took = began.elapsed();
-    assert!(took < Duration::from_secs(18), "they waited for each other: {took:?}");
+    assert!(took < Duration::from_secs(18), "contexts did not run in parallel: {took:?}");
 }
 
 #[test]
@@ -484,7 +484,7 @@ fn a_shell_is_a_context_too() {
     let second = run(&mut sandbox, &context, "pwd; echo $A; (exit 7)");
     assert_eq!((second.count(), second.printed("stdout")), (Some(2), "/usr\n1\n".to_owned()));
     assert_eq!((second.error_name(), &second.error()["evalue"]), ("CommandExecError", &json!("7")));
-    // The shell is about to start another program just then, again and again.
+    // At that moment the shell is about to start another program, again and again.
     for _ in 0..20 {
         let mut live = Live::start(&mut sandbox, &context, "echo on; sleep 60");
         live.wait_for("stdout");
@@ -495,7 +495,7 @@ fn a_shell_is_a_context_too() {
     assert_eq!(run(&mut sandbox, &context, "pwd").printed("stdout"), "/usr\n");
 }
 
-/// In the place of the interpreter: says what it likes where reports are expected.
+/// Replaces the interpreter and writes arbitrary text to the report pipe.
 const HOSTILE: &str = r#"#!/bin/bash
 echo ready >&4
 while read -r word key json <&3; do
@@ -514,7 +514,7 @@ done
 "#;
 
 #[test]
-fn a_kernel_that_lies_misleads_nobody_but_its_own_client() {
+fn malicious_kernel_affects_only_its_own_client() {
     let server = Server::start();
     let mut sandbox = server.create();
     sandbox.upload("/usr/local/bin/python3", HOSTILE.as_bytes());
@@ -522,7 +522,7 @@ fn a_kernel_that_lies_misleads_nobody_but_its_own_client() {
     for _ in 0..2 {
         let ran = run(&mut sandbox, &context, "1");
         assert_eq!((ran.results(), ran.error_name(), ran.count()), ("fine".to_owned(), "none", None));
-        assert!(ran.printed("stderr").contains("makes no sense"), "{:.500}", format!("{ran:?}"));
+        assert!(ran.printed("stderr").contains("too long or malformed"), "{:.500}", format!("{ran:?}"));
     }
     sandbox.upload("/usr/local/bin/python3", b"#!/bin/bash\necho sorry, too old >&2; exit 3\n");
     let answer = sandbox.inside("POST", "code/context", &json!({"language": "python"}));
@@ -532,15 +532,19 @@ fn a_kernel_that_lies_misleads_nobody_but_its_own_client() {
 }
 
 #[test]
-fn a_client_that_looks_for_the_references_kernels_finds_somebody() {
+fn probe_for_reference_kernel_port_is_answered() {
     let server = Server::start();
     let probe = "bash -c 'exec 3<>/dev/tcp/127.0.0.1/${JUPYTER_PORT:-44771}' && exit 0 || exit 1";
     let mut sandbox = server.create();
-    assert_ne!(sandbox.run("exec 3<>/dev/tcp/127.0.0.1/44771").code, Some(0), "nobody has looked yet");
+    assert_ne!(
+        sandbox.run("exec 3<>/dev/tcp/127.0.0.1/44771").code,
+        Some(0),
+        "nothing listens before the first probe"
+    );
     for _ in 0..3 {
         assert_eq!(sandbox.run(probe).code, Some(0));
     }
-    // Whoever has the port keeps it.
+    // A process that already listens on the port keeps it.
     let mut other = server.create();
     let listen = "python3 -c 'import socket; s = socket.create_server((\"127.0.0.1\", 44771)); print(\"on\", flush=True)
 while True: c, _ = s.accept(); c.sendall(b\"mine\"); c.close()'";

@@ -1,4 +1,4 @@
-//! What the server tells of a sandbox that misbehaves.
+//! Diagnostics for a sandbox that misbehaves.
 
 use e2e::sandbox::Sandbox;
 use e2e::server::Server;
@@ -10,7 +10,7 @@ fn show(server: &Server, sandbox: &Sandbox, what: &str) -> e2e::http::Response {
 }
 
 #[test]
-fn a_main_process_that_printed_much_is_shown_from_its_end() {
+fn long_main_process_output_is_shown_from_its_end() {
     let server = Server::start();
     // More than is read, and more than is kept.
     let loud = "yes 0123456789abcdef | head -c 40000000; echo the end; exec sleep 1000";
@@ -19,23 +19,23 @@ fn a_main_process_that_printed_much_is_shown_from_its_end() {
     e2e::eventually("it has printed all", || {
         logs()["content"].as_str().is_some_and(|content| content.ends_with("the end\n"))
     });
-    let told = logs();
-    assert_eq!((&told["truncated"], &told["warnings"]), (&json!(true), &json!([])));
-    assert_eq!(told["content"].as_str().expect("a text").lines().count(), 100);
+    let reported = logs();
+    assert_eq!((&reported["truncated"], &reported["warnings"]), (&json!(true), &json!([])));
+    assert_eq!(reported["content"].as_str().expect("a text").lines().count(), 100);
     let most = show(&server, &sandbox, "logs?tail=10000").text();
     assert_eq!(most.lines().count(), 10_000);
     assert!(most.lines().take(9_999).all(|line| line == "0123456789abcdef"), "a line is cut");
 }
 
 #[test]
-fn looking_is_no_use_of_a_sandbox() {
+fn diagnostics_do_not_count_as_use_of_a_sandbox() {
     let server = Server::start();
     let idle = json!({
         "entrypoint": ["sh", "-c", "echo here; exec sleep 1000"],
         "extensions": {"coracle.idle-timeout": "5"},
     });
     let mut sandbox = server.create_with(&idle);
-    // However often somebody looks, it is removed when nobody uses it.
+    // Diagnostics requests do not keep an idle sandbox from being removed.
     e2e::eventually("it is removed", || {
         let answer = show(&server, &sandbox, "summary");
         assert!(matches!(answer.status, 200 | 404), "{}", answer.text());

@@ -1,10 +1,10 @@
-//! The variables that a sandbox keeps for itself, and the one in which it finds its id.
+//! The variables in a sandbox's env file, and the variable with its id.
 
 use e2e::server::Server;
 use serde_json::{Value, json};
 
 #[test]
-fn what_is_kept_reaches_commands_shells_and_terminals_that_start_later() {
+fn saved_variables_reach_later_commands_shells_and_terminals() {
     let server = Server::start();
     let mut sandbox = server.create();
     let keep = r#"mkdir -p "$(dirname "$EXECD_ENVS")" && echo "KEPT='a b'" >> "$EXECD_ENVS""#;
@@ -14,12 +14,12 @@ fn what_is_kept_reaches_commands_shells_and_terminals_that_start_later() {
     assert_eq!(own.stdout, "own\n");
     let session = sandbox.inside("POST", "session", &json!({})).json()["session_id"].to_string();
     let path = format!("session/{}/run", session.trim_matches('"'));
-    let told = sandbox.inside("POST", &path, &json!({"command": "echo $KEPT"})).text();
-    assert!(told.contains(r#""text":"a b\n""#), "{told}");
+    let reported = sandbox.inside("POST", &path, &json!({"command": "echo $KEPT"})).text();
+    assert!(reported.contains(r#""text":"a b\n""#), "{reported}");
 }
 
 #[test]
-fn what_is_kept_tells_where_commands_shells_and_runs_start() {
+fn saved_variables_expand_in_working_directories() {
     let server = Server::start();
     let mut sandbox = server.create_with(&json!({"env": {"OTHER": "/never/there"}}));
     let keep =
@@ -36,25 +36,25 @@ fn what_is_kept_tells_where_commands_shells_and_runs_start() {
 
     let opened = sandbox.inside("POST", "session", &json!({"cwd": "$PLACE/new"})).json();
     let path = format!("session/{}/run", opened["session_id"].as_str().expect("a new session has an id"));
-    for (cwd, told) in [
+    for (cwd, reported) in [
         (Value::Null, r#""text":"/tmp/a b/new\n""#),
         (json!("$OTHER/lib"), r#""text":"/usr/lib\n""#),
         (json!("$PLACE/$(id)/`id`;id"), r#""evalue":"1""#),
     ] {
         let text = sandbox.inside("POST", &path, &json!({"command": "pwd", "cwd": cwd})).text();
-        assert!(text.contains(told) && !text.contains("uid="), "{cwd}: {text}");
+        assert!(text.contains(reported) && !text.contains("uid="), "{cwd}: {text}");
     }
 }
 
 #[test]
-fn a_sandbox_knows_its_id_whatever_its_client_says() {
+fn client_cannot_override_the_sandbox_id_variable() {
     let server = Server::start();
     let mut sandbox = server.create_with(&json!({"env": {"OPENSANDBOX_ID": "forged", "A": "b"}}));
     assert_eq!(sandbox.run("echo $OPENSANDBOX_ID $A").stdout, format!("{} b\n", sandbox.id));
 }
 
 #[test]
-fn the_file_is_where_the_client_says() {
+fn env_file_path_is_chosen_by_the_client() {
     let server = Server::start();
     let mut sandbox = server.create_with(&json!({"env": {"EXECD_ENVS": "~/mine"}}));
     assert_eq!(sandbox.run("echo K=v > ~/mine").code, Some(0));
@@ -64,7 +64,7 @@ fn the_file_is_where_the_client_says() {
 }
 
 #[test]
-fn a_hostile_file_hurts_no_command() {
+fn hostile_env_file_breaks_no_command() {
     let server = Server::start();
     let mut sandbox = server.create();
     assert_eq!(sandbox.run("mkdir -p /opt/opensandbox").code, Some(0));

@@ -1,4 +1,4 @@
-//! Looking at sandboxes: what becomes of them, what holds for them, what they use.
+//! Observing sandboxes: their events, enforced limits and usage.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -26,7 +26,7 @@ fn events_are_followed_and_found_again_after_a_crash() {
         coracle(&server, &["events", "-f"]).stdout(Stdio::piped()).spawn().expect("the binary runs");
     let mut lines = BufReader::new(following.stdout.take().expect("it is a pipe")).lines();
     let mut next = || -> Value {
-        let line = lines.next().expect("the stream goes on").expect("it is text");
+        let line = lines.next().expect("the stream continues").expect("it is text");
         serde_json::from_str(&line).expect("it is JSON")
     };
     let mut sandbox = server.create();
@@ -37,7 +37,7 @@ fn events_are_followed_and_found_again_after_a_crash() {
     let (stopping, stopped) = (next(), next());
     assert_eq!((stopping["phase"].as_str(), stopped["phase"].as_str()), (Some("stopping"), Some("stopped")));
     assert_eq!(stopped["cause"].as_str(), Some("destroyed"));
-    // Kept by a task of its own, so it may take a moment until a crash cannot lose them.
+    // A separate task stores the events, so it may take a moment until a crash cannot lose them.
     let database = server.state_directory().join("server/coracle.db-wal");
     e2e::eventually("the events are kept", || {
         std::fs::read(&database).is_ok_and(|log| log.windows(9).any(|part| part == b"destroyed"))
@@ -47,14 +47,14 @@ fn events_are_followed_and_found_again_after_a_crash() {
     server.start_again(&Start::new());
     let after = running["id"].to_string();
     let output = coracle(&server, &["events", "--after", &after]).output().expect("the binary runs");
-    let told = String::from_utf8_lossy(&output.stdout);
+    let reported = String::from_utf8_lossy(&output.stdout);
     let phases: Vec<Value> =
-        told.lines().map(|line| serde_json::from_str(line).expect("it is JSON")).collect();
+        reported.lines().map(|line| serde_json::from_str(line).expect("it is JSON")).collect();
     assert_eq!(phases, [stopping, stopped]);
 }
 
 #[test]
-fn a_sandbox_can_be_looked_at() {
+fn sandbox_can_be_inspected() {
     let server = Server::start();
     let sandbox = server.create();
     let report = json(&server, &["inspect", &sandbox.id]);
@@ -67,12 +67,12 @@ fn a_sandbox_can_be_looked_at() {
 }
 
 #[test]
-fn what_failed_is_remembered() {
+fn recent_errors_are_recorded() {
     let server = Server::start();
-    let wish = serde_json::json!({
+    let request = serde_json::json!({
         "image": {"uri": "host"}, "resourceLimits": {}, "entrypoint": ["/no/such/program"],
     });
-    let refused = server.client().post("/v1/sandboxes", &wish).expect("the server answers");
+    let refused = server.client().post("/v1/sandboxes", &request).expect("the server answers");
     assert_eq!(refused.status, 400, "{}", refused.text());
     let errors = server.client().get("/coracle/v1/errors").expect("the server answers").json();
     assert_eq!(errors["items"][0]["operation"].as_str(), Some("create"), "{errors}");

@@ -21,7 +21,7 @@ fn run(server: &Server, words: &[&str]) -> Output {
     coracle(server, words).output().expect("the binary can be run")
 }
 
-/// Runs it with input, which is written while output is read.
+/// Runs the command with input, which is written while output is read.
 fn run_with_input(server: &Server, words: &[&str], input: &[u8]) -> Output {
     let mut command = coracle(server, words);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -41,7 +41,7 @@ fn code(output: &Output) -> i32 {
     output.status.code().unwrap_or_else(|| panic!("a signal ended it: {output:?}"))
 }
 
-/// Bytes without any pattern, the same in each run.
+/// Pseudo-random bytes, the same in each run.
 fn noise(length: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut bytes = Vec::with_capacity(length + 8);
@@ -65,18 +65,18 @@ fn exec_passes_every_byte_in_both_directions() {
     let mut sandbox = server.create();
     let bytes = noise(5_000_000);
     let both = run_with_input(&server, &["exec", &sandbox.id, "--", "cat"], &bytes);
-    assert!(both.stdout == bytes, "{} bytes came back, other ones", both.stdout.len());
+    assert!(both.stdout == bytes, "{} bytes came back, with different content", both.stdout.len());
     assert_eq!((code(&both), text(&both.stderr)), (0, String::new()));
 
     sandbox.upload("/root/noise", &bytes);
     let out = run(&server, &["exec", &sandbox.id, "--", "cat", "/root/noise"]);
-    assert!(out.stdout == bytes, "{} bytes came, other ones", out.stdout.len());
+    assert!(out.stdout == bytes, "{} bytes arrived, with different content", out.stdout.len());
 
     let lines = run_with_input(&server, &["exec", &sandbox.id, "--", "wc", "-l"], b"a\nb\n");
     assert_eq!(text(&lines.stdout).trim(), "2");
     let empty = run_with_input(&server, &["exec", &sandbox.id, "--", "wc", "-c"], b"");
     assert_eq!(text(&empty.stdout).trim(), "0");
-    // A command that does not read its input ends all the same.
+    // A command that does not read its input ends nevertheless.
     let unread = run_with_input(&server, &["exec", &sandbox.id, "-c", "sleep 0.1; echo done"], b"x");
     assert_eq!((code(&unread), text(&unread.stdout)), (0, "done\n".to_owned()));
 
@@ -93,7 +93,8 @@ fn exec_output_is_complete_however_much_it_is() {
     assert!(text(&all.stdout) == expected, "{} bytes of {}", all.stdout.len(), expected.len());
     assert_eq!((code(&all), text(&all.stderr)), (0, String::new()));
 
-    // The event stream of the API holds the command back as well: far more than is kept.
+    // The event stream of the API also applies backpressure to the command: the output is far more than the
+    // journal keeps.
     let ran = sandbox.run_with(&json!({"command": "seq 1 300000", "coracle.output-kept": 1 << 16}));
     let expected: String = (1..=300_000).map(|number| format!("{number}\n")).collect();
     assert!(ran.stdout == expected, "{} bytes of {}: {}", ran.stdout.len(), expected.len(), ran.stderr);
@@ -186,7 +187,7 @@ fn exec_gives_a_terminal_of_our_size() {
     assert_eq!((line().as_str(), line().as_str()), ("33 91", "ready"));
     let size = rustix::termios::Winsize { ws_row: 40, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
     rustix::termios::tcsetwinsize(&terminal.master, size).expect("a terminal has a size");
-    // The terminal is not that of the test, so the kernel does not signal the client by itself.
+    // The terminal is not the test's own, so the kernel does not signal the client by itself.
     signal(&child, Signal::WINCH);
     assert_eq!(line(), "40 120");
     assert_eq!(child.wait().expect("it is our child").code(), Some(5));
@@ -195,14 +196,14 @@ fn exec_gives_a_terminal_of_our_size() {
 }
 
 #[test]
-fn stalled_reader_of_exec_is_told_the_exact_gap() {
+fn stalled_exec_reader_gets_the_exact_gap() {
     const TOTAL: u64 = 64_000_000;
     let server = Start::new().env("CORACLE_OUTPUT_STALL_TIMEOUT", "1s").start();
     let mut sandbox = server.create();
     let script = format!("head -c {TOTAL} /dev/zero; echo done > /tmp/done");
     let mut command = coracle(&server, &["exec", "--keep-output", "1m", &sandbox.id, "-c", &script]);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary can be run");
-    // It ends although nobody has read a byte.
+    // The command ends although no byte was read.
     let ran = sandbox.run("until test -s /tmp/done; do sleep 0.05; done; echo over");
     assert_eq!(ran.stdout, "over\n");
     let output = child.wait_with_output().expect("it is our child");
@@ -229,13 +230,13 @@ fn large_input_of_exec_arrives_however_fast_it_is_read() {
 }
 
 #[test]
-fn logs_tell_what_is_missing() {
+fn logs_report_missing_output() {
     let server = Server::start();
     let sandbox = server.create();
     let detached = run(&server, &["exec", "-d", "--keep-output", "128k", &sandbox.id, "-c", "seq 1 300000"]);
     let process = text(&detached.stdout).trim().to_owned();
     let logs = run(&server, &["logs", "-f", &sandbox.id, &process]);
-    // A follower may have seen all of it; whoever comes later may not.
+    // A follower may have seen all of it; a later reader may not.
     assert!([0, 3].contains(&code(&logs)), "{logs:?}");
 
     let all: String = (1..=300_000).map(|number| format!("{number}\n")).collect();
@@ -312,7 +313,8 @@ fn follower_that_does_not_read_holds_nothing_back() {
     assert_eq!(code(&output), 3, "{}", text(&output.stderr));
 }
 
-/// A server of another make: no socket for commands, and events with all that the protocol allows.
+/// A server of another implementation: no socket for commands, and events with everything that the protocol
+/// allows.
 fn foreign_server(events: &'static str) -> (String, std::thread::JoinHandle<Vec<String>>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
     let address = listener.local_addr().expect("it listens").to_string();

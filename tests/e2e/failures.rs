@@ -1,4 +1,4 @@
-//! Sandboxes that cannot be made: what is said about it, and that nothing stays.
+//! Sandboxes that cannot be created: the error message, and that nothing is left behind.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use e2e::server::Server;
 use serde_json::json;
 
 #[test]
-fn a_mount_that_is_not_there_is_named_with_a_hint() {
+fn missing_mount_source_is_named_with_a_hint() {
     for user in users() {
         let ended = Run::new(user).mount(Path::new("/nonexistent/source"), "/x", "ro").argv(&["true"]);
         assert_eq!(ended.code, Some(125), "{user:?}: {ended:?}");
@@ -19,18 +19,18 @@ fn a_mount_that_is_not_there_is_named_with_a_hint() {
 }
 
 #[test]
-fn a_place_for_a_mount_that_cannot_be_made_is_named_with_a_hint() {
+fn impossible_mount_target_is_named_with_a_hint() {
     for user in users() {
         let run = Run::new(user);
         let ended = run.mount(Path::new("/usr"), "/etc/passwd/below", "ro").argv(&["true"]);
         assert_eq!(ended.code, Some(125), "{user:?}: {ended:?}");
         assert!(ended.stderr.contains("`/etc/passwd/below`: "), "{user:?}: {ended:?}");
-        assert!(ended.stderr.contains("hint: choose another place"), "{user:?}: {ended:?}");
+        assert!(ended.stderr.contains("hint: choose another target"), "{user:?}: {ended:?}");
     }
 }
 
 #[test]
-fn a_run_that_failed_to_begin_leaves_nothing_behind() {
+fn run_that_failed_to_start_leaves_nothing_behind() {
     for (place, user) in users().into_iter().enumerate() {
         let home = user.home();
         let state = home.path().join("state");
@@ -48,24 +48,24 @@ fn a_run_that_failed_to_begin_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_create_that_fails_half_way_is_undone_before_it_is_answered() {
+fn create_that_fails_half_way_is_undone_before_the_response() {
     let server = Server::start();
     let state = server.state_directory();
     let before = Host::look(&state);
-    let wish = json!({"image": {"uri": "host"}, "timeout": 60, "resourceLimits": {},
+    let request = json!({"image": {"uri": "host"}, "timeout": 60, "resourceLimits": {},
         "entrypoint": ["sleep", "infinity"], "extensions": {"coracle.disk": "1Mi"}});
-    let answer = server.client().post("/v1/sandboxes", &wish).expect("the server answers");
+    let answer = server.client().post("/v1/sandboxes", &request).expect("the server answers");
     assert_eq!(answer.status, 500, "{}", answer.text());
-    let told = answer.text();
-    assert!(told.contains("step `volume` failed") && told.contains("too small"), "{told}");
-    let id = told.split("sandbox `").nth(1).and_then(|rest| rest.split('`').next()).expect("it is named");
+    let reported = answer.text();
+    assert!(reported.contains("step `volume` failed") && reported.contains("too small"), "{reported}");
+    let id = reported.split("sandbox `").nth(1).and_then(|rest| rest.split('`').next()).expect("it is named");
     let left = Host::look(&state).left_since(&before);
     assert!(!left.iter().any(|line| line.contains(id)), "{left:?}");
     assert_eq!(fs::read_dir(state.join("boxes")).expect("it is ours").count(), 0);
     assert_eq!(server.create().run("echo fine").stdout, "fine\n");
 }
 
-/// The groups of an instance's runs, in whichever hierarchy.
+/// The control groups of an instance's runs, in all hierarchies.
 fn groups_of(instance: &str) -> Vec<PathBuf> {
     let hierarchies = fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten();
     let roots = hierarchies.map(|entry| entry.path()).chain([PathBuf::from("/sys/fs/cgroup")]);

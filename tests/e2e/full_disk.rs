@@ -1,5 +1,5 @@
-//! A state disk on which nothing is left: creates fail cleanly, running sandboxes go on, and all
-//! is well again when there is room.
+//! A full state disk: creates fail cleanly, running sandboxes continue, and creates succeed again once
+//! there is space.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -12,27 +12,27 @@ use rustix::mount::{MountFlags, MountPropagationFlags};
 use rustix::thread::UnshareFlags;
 use serde_json::json;
 
-/// Small enough to be filled at once, large enough for a pool of disks.
+/// Small enough to fill quickly, large enough for a pool of disks.
 const DISK: &str = "size=768m,mode=755";
 
-/// Runs `test` in a mount namespace of its own, in which a small filesystem is the state
-/// directory below `home`. Whatever the test starts is in that namespace too.
+/// Runs `test` in its own mount namespace, in which a small filesystem is the state directory below `home`.
+/// Everything that the test starts is in that namespace too.
 fn with_a_small_disk(home: &Path, test: impl FnOnce() + Send) {
     let state = home.join("state");
     fs::create_dir(&state).expect("our own directory");
     std::thread::scope(|scope| {
         let inside = scope.spawn(|| {
             #[expect(deprecated, reason = "a mount namespace of its own leaves descriptors alone")]
-            rustix::thread::unshare(UnshareFlags::NEWNS).expect("root may");
+            rustix::thread::unshare(UnshareFlags::NEWNS).expect("root has the permission");
             let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
-            rustix::mount::mount_change("/", private).expect("root may");
+            rustix::mount::mount_change("/", private).expect("root has the permission");
             let options = std::ffi::CString::new(DISK).expect("it has no zero byte");
             rustix::mount::mount("tmpfs", &state, "tmpfs", MountFlags::empty(), Some(options.as_c_str()))
-                .expect("root may");
+                .expect("root has the permission");
             test();
         });
         let ended = inside.join();
-        // In its own namespace the test could not remove what something was mounted on.
+        // Inside its namespace, the test could not remove the directory that something was mounted on.
         fs::remove_dir_all(home).ok();
         if let Err(panic) = ended {
             std::panic::resume_unwind(panic);
@@ -40,7 +40,7 @@ fn with_a_small_disk(home: &Path, test: impl FnOnce() + Send) {
     });
 }
 
-/// Writes until nothing fits any more, not even a byte.
+/// Writes until not even a byte fits.
 fn fill(filler: &Path) {
     let mut file = File::create(filler).expect("there is room for a name");
     for size in [1 << 20, 4096, 1] {
@@ -49,21 +49,21 @@ fn fill(filler: &Path) {
 }
 
 fn create(server: &Server) -> Response {
-    let wish = json!({
+    let request = json!({
         "image": {"uri": "host"},
         "timeout": 600,
         "resourceLimits": {"cpu": "1", "memory": "128Mi"},
         "extensions": {"coracle.disk": "64Mi"},
         "entrypoint": ["tail", "-f", "/dev/null"],
     });
-    server.client().post("/v1/sandboxes", &wish).expect("the server answers")
+    server.client().post("/v1/sandboxes", &request).expect("the server answers")
 }
 
-/// Room for what runs already, and below the floor under which no sandbox is made.
+/// Enough space for running sandboxes, and below the minimum for creating one.
 const LEFT: u64 = 8 << 20;
 const FLOOR: &str = "16Mi";
 
-/// The create was refused for want of room, in the words of the protocol.
+/// Checks that the create was refused for lack of disk space, with the message of the protocol.
 fn check_full(answer: &Response) {
     assert_eq!(answer.status, 429, "a create on a full disk: {}", answer.text());
     assert!(answer.header("retry-after").is_some(), "{:?}", answer.headers);
@@ -87,7 +87,7 @@ fn a_full_state_disk_fails_creates_and_nothing_else() {
         let filler = server.state_directory().join("filler");
         fill(&filler);
 
-        // Nothing at all is left, and then less than a sandbox needs.
+        // First no space at all is left, and then less than a sandbox needs.
         check_full(&create(&server));
         let filled = fs::metadata(&filler).expect("it is ours").len();
         File::options()
@@ -97,16 +97,22 @@ fn a_full_state_disk_fails_creates_and_nothing_else() {
             .expect("it is ours");
         check_full(&create(&server));
 
-        // The one that runs goes on: its commands, its output, its files.
+        // The running sandbox continues: its commands, its output, its files.
         for round in 0..5 {
             let ran = sandbox.run("cat /root/file; echo more");
             assert_eq!((ran.code, ran.stdout.as_str()), (Some(0), "before\nmore\n"), "{round}: {ran:?}");
         }
         assert_eq!(sandbox.state().as_deref(), Some("Running"));
         let ticks = sandbox.logs(&kept).matches("tick").count();
-        e2e::eventually("a running command goes on", || sandbox.logs(&kept).matches("tick").count() > ticks);
+        e2e::eventually("a running command continues", || {
+            sandbox.logs(&kept).matches("tick").count() > ticks
+        });
         let page = server.client().get("/v1/sandboxes").expect("the server answers").json();
-        assert_eq!(page["items"].as_array().map(Vec::len), Some(1), "what failed is still listed: {page}");
+        assert_eq!(
+            page["items"].as_array().map(Vec::len),
+            Some(1),
+            "a failed sandbox is still listed: {page}"
+        );
 
         fs::remove_file(&filler).expect("it is ours");
         e2e::eventually("creates succeed again", || create(&server).status == 202);

@@ -1,4 +1,4 @@
-//! Ports of sandboxes by hosts and headers of their own, and addresses that open themselves.
+//! Ports of sandboxes on their own hosts and by header, and signed addresses.
 
 use std::io::Read;
 use std::time::SystemTime;
@@ -55,7 +55,7 @@ fn soon() -> u64 {
 }
 
 #[test]
-fn without_a_key_a_host_of_a_sandbox_is_ours_and_its_pages_reach_nothing_else() {
+fn sandbox_host_without_a_key_isolates_its_pages() {
     let server = wildcard().start();
     let one = serving(&server);
     let other = serving(&server);
@@ -63,12 +63,12 @@ fn without_a_key_a_host_of_a_sandbox_is_ours_and_its_pages_reach_nothing_else() 
     let answer = ask(&server, &here, "/v1/sandboxes", &[]);
     assert_eq!(answer.status, 200, "{}", answer.text());
     assert!(answer.text().starts_with("GET /v1/sandboxes HTTP/1.1\n"), "the API answered: {}", answer.text());
-    // A cookie stays with the host it came from.
+    // A cookie stays with the host that set it.
     assert_eq!(answer.header("set-cookie"), Some("a=1"));
     let origin = format!("http://{here}");
     for (host, path, status) in [
         (here.as_str(), "/", 200),
-        // A page may not act on another sandbox, nor on the API, by whatever name.
+        // A page may not act on another sandbox or on the API, under any name.
         (there.as_str(), "/", 403),
         (server.address(), "/v1/sandboxes", 403),
         ("boxes.test", "/v1/sandboxes", 403),
@@ -77,7 +77,7 @@ fn without_a_key_a_host_of_a_sandbox_is_ours_and_its_pages_reach_nothing_else() 
         let answer = ask(&server, host, path, &[("Origin", &origin)]);
         assert_eq!(answer.status, status, "{host}{path}: {}", answer.text());
     }
-    // Nor is a path that is open elsewhere open here.
+    // A path that is open elsewhere is not open here either.
     assert_eq!(ask(&server, &there, "/health", &[("Origin", &origin)]).status, 403);
     let execution = format!("{}-44772.boxes.test", one.id);
     assert_eq!(ask(&server, &execution, "/ping", &[]).status, 200);
@@ -98,7 +98,7 @@ fn a_gibibyte_passes_a_port_both_ways_in_flat_memory() {
     let mut answer = down.start("GET", &format!("/zeros/{GIBIBYTE}"), "", &[]).expect("the server answers");
     let (mut taken, mut piece) = (0_u64, vec![0; 1 << 20]);
     loop {
-        match answer.body.read(&mut piece).expect("the service goes on") {
+        match answer.body.read(&mut piece).expect("the service continues") {
             0 => break,
             count => taken += count as u64,
         }
@@ -120,7 +120,7 @@ fn a_gibibyte_passes_a_port_both_ways_in_flat_memory() {
 }
 
 #[test]
-fn a_silent_service_is_given_up_and_a_slow_client_is_not() {
+fn silent_service_times_out_and_slow_client_does_not() {
     let server = wildcard().env("CORACLE_ANSWER_TIMEOUT", "3s").start();
     let sandbox = serving(&server);
     let name = format!("{}-7000.boxes.test", sandbox.id);
@@ -131,7 +131,7 @@ fn a_silent_service_is_given_up_and_a_slow_client_is_not() {
         "{}",
         answer.text()
     );
-    // Each piece comes within the time, and all of them take longer.
+    // Each piece arrives within the timeout, and all of them together take longer.
     let mut slow = Slow { left: 6 };
     let answer = server.client().calling_it(&name).send("/count", "text/plain", 6, &mut slow, || {});
     assert_eq!(answer.expect("the service answers").text(), "6");
@@ -160,7 +160,7 @@ const FIRST: &str = "a=QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVphYmNkZWY=";
 const SECOND: &str = "b=MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=";
 
 #[test]
-fn keys_of_signed_routes_are_changed_without_breaking_those_in_use() {
+fn signing_keys_rotate_without_breaking_routes_in_use() {
     let with_keys = |keys: &str| Start::new().env("CORACLE_API_KEY", KEY).env("CORACLE_GATEWAY_KEYS", keys);
     let mut server = with_keys(FIRST).start();
     let made = keyed(&server).post(
@@ -191,20 +191,20 @@ fn keys_of_signed_routes_are_changed_without_breaking_those_in_use() {
 }
 
 #[test]
-fn what_is_public_is_a_service_and_no_api() {
+fn public_access_reaches_services_but_no_api() {
     let server = wildcard().env("CORACLE_API_KEY", KEY).env("CORACLE_GATEWAY_PUBLIC", "true").start();
     let mut client = keyed(&server);
     let mut create = |secure: bool| {
-        let wish = json!({
+        let request = json!({
             "image": {"uri": "host"}, "timeout": 3600, "resourceLimits": {}, "secureAccess": secure,
             "entrypoint": ["tail", "-f", "/dev/null"],
         });
-        let made = client.post("/v1/sandboxes", &wish).expect("the server answers");
+        let made = client.post("/v1/sandboxes", &request).expect("the server answers");
         made.json()["id"].as_str().unwrap_or_else(|| panic!("{}", made.text())).to_owned()
     };
     let (open, secure) = (create(false), create(true));
     for (id, port, path, status) in [
-        // Nothing listens there, which is told to everybody.
+        // Nothing listens there, which every client may know.
         (&open, 9, "/", 502),
         (&open, 44772, "/ping", 401),
         (&open, 18080, "/policy", 401),

@@ -1,15 +1,15 @@
-//! Commands that sandboxes run by themselves: before their main process, and by the clock.
+//! Hooks: commands that run before the main process of a sandbox, and periodically.
 
 use e2e::sandbox::Sandbox;
 use e2e::server::{Server, Start};
 use serde_json::{Value, json};
 
 fn create(server: &Server, lifecycle: Value) -> e2e::http::Response {
-    let wish = json!({
+    let request = json!({
         "image": {"uri": "host"}, "resourceLimits": {"cpu": "1", "memory": "512Mi"},
         "entrypoint": ["sh", "-c", "cp /root/made /root/seen; exec sleep infinity"], "lifecycle": lifecycle,
     });
-    server.client().post("/v1/sandboxes", &wish).expect("the server answers")
+    server.client().post("/v1/sandboxes", &request).expect("the server answers")
 }
 
 fn inspect(server: &Server, id: &str) -> Value {
@@ -17,7 +17,7 @@ fn inspect(server: &Server, id: &str) -> Value {
 }
 
 #[test]
-fn what_runs_before_the_entrypoint_has_ended_when_it_starts() {
+fn pre_start_hooks_end_before_the_entrypoint_starts() {
     let server = Server::start();
     let script = "sleep 0.2; echo $HOME > /root/made";
     let mut sandbox = server.create_with(&json!({
@@ -28,7 +28,7 @@ fn what_runs_before_the_entrypoint_has_ended_when_it_starts() {
 }
 
 #[test]
-fn one_that_fails_or_takes_too_long_leaves_no_sandbox() {
+fn failed_or_slow_hook_leaves_no_sandbox() {
     let server = Server::start();
     for (command, timeout, expected) in [
         ("echo out; echo no luck >&2; exit 3", 60, "exited with code 3: out\nno luck"),
@@ -51,7 +51,7 @@ fn one_that_fails_or_takes_too_long_leaves_no_sandbox() {
 }
 
 #[test]
-fn who_deletes_a_sandbox_does_not_wait_for_what_runs_before_it() {
+fn delete_does_not_wait_for_pre_start_hooks() {
     let server = Server::start();
     std::thread::scope(|scope| {
         let endless = json!({"preStart": {"command": ["sleep", "600"], "timeoutSeconds": 600}});
@@ -70,11 +70,11 @@ fn who_deletes_a_sandbox_does_not_wait_for_what_runs_before_it() {
 }
 
 #[test]
-fn hooks_that_make_no_sense_are_refused() {
+fn invalid_hooks_are_refused() {
     let server = Server::start();
     let periodic = |change: Value| {
         let mut hook = json!({"name": "a", "schedule": "@every 1s", "command": ["true"]});
-        for (name, value) in change.as_object().expect("an object") {
+        for (name, value) in change.as_object().expect("the hook is an object") {
             hook[name] = value.clone();
         }
         hook
@@ -95,14 +95,14 @@ fn hooks_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn a_hook_by_the_clock_runs_again_and_again_and_after_a_crash() {
+fn periodic_hook_runs_repeatedly_and_after_a_crash() {
     let mut server = Server::start();
     let script = "echo run >> /root/runs; echo printed; exit 4";
     let hook = json!({"name": "tick", "schedule": "@every 1s", "command": ["sh", "-c", script]});
     let mut sandbox = server.create_with(&json!({"lifecycle": {"periodic": [hook]}}));
     let runs = |sandbox: &mut Sandbox| sandbox.run("cat /root/runs").stdout.lines().count();
     e2e::eventually("it ran twice", || runs(&mut sandbox) >= 2);
-    e2e::eventually("its end is told", || {
+    e2e::eventually("its end is reported", || {
         let last = &inspect(&server, &sandbox.id)["hooks"][0]["last"];
         last["exit"] == "code 4" && last["tail"] == "printed\n"
     });
@@ -114,7 +114,7 @@ fn a_hook_by_the_clock_runs_again_and_again_and_after_a_crash() {
 }
 
 #[test]
-fn a_hook_never_meets_itself_even_over_a_crash() {
+fn periodic_hook_never_overlaps_itself_even_across_a_crash() {
     let mut server = Server::start();
     let script =
         "mkdir /root/lock || echo met >> /root/met; sleep 2.5; rmdir /root/lock; echo x >> /root/runs";
@@ -129,7 +129,7 @@ fn a_hook_never_meets_itself_even_over_a_crash() {
 }
 
 #[test]
-fn what_is_due_while_a_sandbox_is_paused_is_not_made_up_for() {
+fn hooks_due_while_paused_are_skipped() {
     if !testkit::needs_root() {
         return;
     }
@@ -149,6 +149,6 @@ fn what_is_due_while_a_sandbox_is_paused_is_not_made_up_for() {
     e2e::eventually("it runs again", || runs(&mut sandbox).len() >= before + 2);
     let times = runs(&mut sandbox);
     let apart: Vec<u64> = times.windows(2).map(|two| two[1] - two[0]).collect();
-    assert!(apart.iter().all(|time| *time >= 200), "several came at once: {apart:?}");
-    assert!(apart.iter().any(|time| *time >= 3000), "it ran while it was paused: {apart:?}");
+    assert!(apart.iter().all(|time| *time >= 200), "several runs at once: {apart:?}");
+    assert!(apart.iter().any(|time| *time >= 3000), "the hook ran while paused: {apart:?}");
 }

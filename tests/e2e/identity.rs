@@ -1,4 +1,4 @@
-//! Who a state directory is: renamed, copied, and beside another at the same path.
+//! The identity of a state directory: renamed, copied, and beside another at the same path.
 
 use std::fs;
 use std::os::unix::net::UnixStream;
@@ -24,7 +24,7 @@ fn state_of(server: &Server, id: &str) -> String {
     answer.json()["status"]["state"].as_str().unwrap_or_default().to_owned()
 }
 
-/// Starts something that goes on and writes a file, both of which can be looked for later.
+/// Starts a lasting command and writes a file, both of which can be checked later.
 fn mark(sandbox: &mut Sandbox) {
     sandbox.start("sleep 4321");
     assert_eq!(sandbox.run("echo kept > /root/mark && sync").code, Some(0));
@@ -85,7 +85,7 @@ fn renamed_directory_keeps_its_living_sandboxes() {
     let mut before = Server::start();
     let mut sandbox = before.create();
     mark(&mut sandbox);
-    let agent = host::agent_of(&sandbox.id).expect("it lives");
+    let agent = host::agent_of(&sandbox.id).expect("its process runs");
     before.terminate();
     let home = User::Same.home();
     fs::rename(before.state_directory(), home.path().join("state")).expect("one filesystem");
@@ -108,14 +108,14 @@ fn copied_directory_never_touches_the_sandboxes_of_the_original() {
     let mut original = Server::start();
     let mut sandbox = original.create();
     mark(&mut sandbox);
-    let agent = host::agent_of(&sandbox.id).expect("it lives");
+    let agent = host::agent_of(&sandbox.id).expect("its process runs");
     let home = User::Same.home();
     copy(&original.state_directory(), &home.path().join("state"));
     let mut beside = Start::new().start_in(home);
     assert_eq!(state_of(&beside, &sandbox.id), "Failed", "a copy's sandboxes have stopped");
     assert_eq!(beside.create().run("echo new").stdout, "new\n");
     beside.client().delete(&format!("/v1/sandboxes/{}", sandbox.id)).expect("the server answers");
-    e2e::eventually("the copy forgets it", || state_of(&beside, &sandbox.id).is_empty());
+    e2e::eventually("the copy drops the sandbox", || state_of(&beside, &sandbox.id).is_empty());
     assert_eq!(host::agent_of(&sandbox.id), Some(agent));
     check_mark(&mut sandbox);
     beside.remove_all().expect("its own are removed");
@@ -180,9 +180,9 @@ fn run_in_a_copied_directory_leaves_the_original_alone() {
             .stdout(Stdio::piped())
             .spawn()
             .expect("the binary can be run");
-        // Its agent listens, so it lives and is recorded.
+        // Its agent listens, so the sandbox runs and is recorded.
         let agents = first.join("oneshot/run");
-        e2e::eventually("it lives", || {
+        e2e::eventually("its process runs", || {
             let sockets = fs::read_dir(&agents).into_iter().flatten().flatten();
             sockets.into_iter().any(|socket| UnixStream::connect(socket.path()).is_ok())
         });

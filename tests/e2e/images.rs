@@ -1,4 +1,4 @@
-//! Images: from archives and a real registry to a sandbox, and nothing left when somebody dies.
+//! Images: from archives and a real registry to a sandbox, with nothing left after a crash.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -13,7 +13,7 @@ use e2e::sandbox::Sandbox;
 use e2e::server::{Server, Start};
 use serde_json::{Value, json};
 
-/// An image that says everything an image can say.
+/// An image with every setting that an image can have.
 fn image() -> Image {
     let base = Image::shell().layer(&[
         ("gone", b"x", 0o644, (0, 0)),
@@ -70,11 +70,11 @@ fn server(registries: &[&str]) -> Server {
 }
 
 fn create(server: &Server, image: &Value, extensions: &Value) -> e2e::http::Response {
-    let wish = json!({
+    let request = json!({
         "image": image, "timeout": 600, "entrypoint": ["tail", "-f", "/dev/null"],
         "resourceLimits": {}, "env": {"SHAPE": "square"}, "extensions": extensions,
     });
-    server.client().post("/v1/sandboxes", &wish).expect("the server answers")
+    server.client().post("/v1/sandboxes", &request).expect("the server answers")
 }
 
 fn created(server: &Server, image: &Value, extensions: &Value) -> Sandbox {
@@ -84,7 +84,7 @@ fn created(server: &Server, image: &Value, extensions: &Value) -> Sandbox {
 }
 
 #[test]
-fn an_image_is_pulled_when_a_sandbox_needs_it_and_says_how_commands_start() {
+fn image_is_pulled_on_demand_and_defines_how_commands_start() {
     let Some(registry) = Registry::start(Readers::All) else { return };
     registry.push("test/app", "1", &image());
     let server = server(&[registry.address()]);
@@ -95,7 +95,7 @@ fn an_image_is_pulled_when_a_sandbox_needs_it_and_says_how_commands_start() {
         another.join().expect("it was created");
         one
     });
-    assert_eq!(server.log().matches("an image was pulled").count(), 1, "both waited for one pull");
+    assert_eq!(server.log().matches("image pulled").count(), 1, "both waited for one pull");
     let ran =
         sandbox.run("id -u; id -g; pwd; echo $COLOR $SHAPE $PATH; stat -c '%u %g %a' mine; ls /opt/old /");
     let lines: Vec<&str> = ran.stdout.lines().collect();
@@ -116,7 +116,7 @@ fn an_image_is_pulled_when_a_sandbox_needs_it_and_says_how_commands_start() {
 }
 
 #[test]
-fn the_images_own_entrypoint_runs_where_the_caller_names_none() {
+fn image_entrypoint_runs_if_the_caller_names_none() {
     let server = Server::start();
     let layout = tempfile::tempdir().expect("the temporary directory can be written");
     image().write(layout.path());
@@ -129,7 +129,7 @@ fn the_images_own_entrypoint_runs_where_the_caller_names_none() {
 }
 
 #[test]
-fn a_private_image_takes_the_right_credentials_and_nobody_reads_them() {
+fn private_image_needs_credentials_that_are_never_exposed() {
     let Some(registry) = Registry::start(Readers::One) else { return };
     registry.push("private/app", "1", &image());
     let server = server(&[registry.address()]);
@@ -151,7 +151,7 @@ fn a_private_image_takes_the_right_credentials_and_nobody_reads_them() {
 }
 
 #[test]
-fn only_registries_that_the_operator_lists_are_asked() {
+fn only_registries_the_operator_lists_are_contacted() {
     let Some(registry) = Registry::start(Readers::All) else { return };
     registry.push("test/app", "1", &image());
     for server in [Server::start(), server(&["elsewhere.example:5000"])] {
@@ -162,7 +162,7 @@ fn only_registries_that_the_operator_lists_are_asked() {
 }
 
 #[test]
-fn a_pinned_digest_gets_that_image_and_a_liar_is_refused() {
+fn pinned_digest_gets_that_image_and_a_mismatch_is_refused() {
     let Some(registry) = Registry::start(Readers::All) else { return };
     let state = tempfile::tempdir().expect("the temporary directory can be written");
     let first = registry.push("test/app", "1", &image());
@@ -175,8 +175,8 @@ fn a_pinned_digest_gets_that_image_and_a_liar_is_refused() {
     let (_, manifest) = image().blobs();
     let (address, answering) = liar(manifest, 6);
     let error = refused(&coracle(state.path(), &["pull", &format!("{address}/a@{other}")], ""));
-    assert!(error.contains("not what its digest says") || error.contains("igest"), "{error}");
-    // Whatever it still waits for.
+    assert!(error.contains("does not match digest") || error.contains("igest"), "{error}");
+    // Until every pending response has arrived.
     while !answering.is_finished() {
         drop(std::net::TcpStream::connect(&address));
     }
@@ -184,7 +184,7 @@ fn a_pinned_digest_gets_that_image_and_a_liar_is_refused() {
 }
 
 #[test]
-fn a_layer_of_two_images_is_fetched_and_stored_once_and_goes_with_the_last() {
+fn shared_layer_is_stored_once_and_removed_with_its_last_image() {
     let Some(registry) = Registry::start(Readers::All) else { return };
     registry.push("test/one", "1", &image());
     registry.push("test/two", "1", &image().layer(&[("more", b"x", 0o644, (0, 0))]));
@@ -192,8 +192,8 @@ fn a_layer_of_two_images_is_fetched_and_stored_once_and_goes_with_the_last() {
     let state = server.state_directory();
     let mut client = server.client();
     for (name, layers) in [("test/one:1", 3), ("test/two:1", 4)] {
-        let wish = json!({"name": registry.name(name)});
-        let pulled = client.post("/coracle/v1/images", &wish).expect("the server answers").text();
+        let request = json!({"name": registry.name(name)});
+        let pulled = client.post("/coracle/v1/images", &request).expect("the server answers").text();
         assert!(pulled.contains("event: progress") && pulled.contains("event: done"), "{pulled}");
         assert_eq!(count(&state, "layers"), layers);
     }
@@ -213,7 +213,7 @@ fn a_layer_of_two_images_is_fetched_and_stored_once_and_goes_with_the_last() {
 }
 
 #[test]
-fn the_least_recently_used_image_goes_when_there_are_too_many_bytes() {
+fn least_recently_used_image_is_evicted_over_the_size_limit() {
     let state = tempfile::tempdir().expect("the temporary directory can be written");
     let config = state.path().join("coracle.toml");
     fs::write(&config, "images.max_bytes = \"50k\"\n").expect("our own directory");
@@ -233,7 +233,7 @@ fn the_least_recently_used_image_goes_when_there_are_too_many_bytes() {
 }
 
 #[test]
-fn archives_become_images_for_everybody() {
+fn imported_archives_are_images_for_every_owner() {
     for user in users() {
         let home = user.home();
         let (layout, saved) = (home.path().join("layout"), home.path().join("saved.tar"));
@@ -271,7 +271,7 @@ fn a_hostile_archive_is_refused_whole_and_without_a_trace() {
     let state = tempfile::tempdir().expect("the temporary directory can be written");
     let layout = state.path().join("layout");
     let mut evil = layer(&[], &[("out", "../../../../../../../..")]);
-    // Without its end, so that what follows belongs to it: a file through the link.
+    // Without its end marker, so that the following entry belongs to it: a file through the link.
     evil.truncate(512);
     evil.extend(layer(&[("out/tmp/coracle-evil", b"evil", 0o644, (0, 0))], &[]));
     Image::empty().raw_layer(evil).write(&layout);
@@ -286,7 +286,7 @@ fn a_hostile_archive_is_refused_whole_and_without_a_trace() {
 }
 
 #[test]
-fn killed_in_the_middle_of_a_pull_nothing_is_left() {
+fn killed_pull_leaves_nothing() {
     let Some(registry) = Registry::start(Readers::All) else { return };
     registry.push("test/app", "1", &image());
     let stalling = Stalling::before(&registry, 200_000);
@@ -294,9 +294,9 @@ fn killed_in_the_middle_of_a_pull_nothing_is_left() {
     let mut server = Start::new().start();
     let state = server.state_directory();
     let downloads = state.join("server/downloads");
-    let wish = json!({"name": stalling.name("test/app:1")}).to_string();
+    let request = json!({"name": stalling.name("test/app:1")}).to_string();
     let mut client = server.client();
-    let pulling = client.start("POST", "/coracle/v1/images", "application/json", wish.as_bytes());
+    let pulling = client.start("POST", "/coracle/v1/images", "application/json", request.as_bytes());
     let pulling = pulling.expect("the server answers");
     e2e::eventually("something was fetched", || {
         let pulls = fs::read_dir(&downloads).into_iter().flatten().flatten();
@@ -323,18 +323,18 @@ fn a_launcher_killed_while_it_unpacks_leaves_the_old_state_or_the_new_one() {
     registry.push("test/slow", "1", &slow_image());
     let server = Server::start();
     let state = server.state_directory();
-    let wish = json!({"name": registry.name("test/slow:1")}).to_string();
+    let request = json!({"name": registry.name("test/slow:1")}).to_string();
     let mut client = server.client();
-    let pulling = client.start("POST", "/coracle/v1/images", "application/json", wish.as_bytes());
+    let pulling = client.start("POST", "/coracle/v1/images", "application/json", request.as_bytes());
     let mut pulling = pulling.expect("the server answers");
     e2e::eventually("it is being unpacked", || state.join("images/draft/0/usr").exists());
     let launcher = rustix::process::Pid::from_raw(server.part("__launcher").cast_signed());
     let launcher = launcher.expect("a pid is not zero");
     rustix::process::kill_process(launcher, rustix::process::Signal::KILL).expect("it runs");
-    let mut told = String::new();
-    pulling.body.read_to_string(&mut told).expect("the stream ends");
-    let done = usize::from(told.contains("event: done"));
-    assert!(done == 1 || told.contains("event: failed"), "{told}");
+    let mut reported = String::new();
+    pulling.body.read_to_string(&mut reported).expect("the stream ends");
+    let done = usize::from(reported.contains("event: done"));
+    assert!(done == 1 || reported.contains("event: failed"), "{reported}");
     e2e::eventually("nothing is half made", || {
         (count(&state, "names"), count(&state, "layers"), count(&state, "draft")) == (done, done, 0)
     });
@@ -342,7 +342,7 @@ fn a_launcher_killed_while_it_unpacks_leaves_the_old_state_or_the_new_one() {
 }
 
 #[test]
-fn an_import_that_is_killed_leaves_nothing_once_somebody_looks() {
+fn killed_import_is_cleaned_up_by_gc() {
     let home = tempfile::tempdir().expect("the temporary directory can be written");
     let (state, layout) = (home.path().join("state"), home.path().join("layout"));
     slow_image().write(&layout);
@@ -358,7 +358,7 @@ fn an_import_that_is_killed_leaves_nothing_once_somebody_looks() {
 }
 
 #[test]
-fn images_are_the_operators_alone() {
+fn only_operators_manage_images() {
     let key = "an-operators-key-0123456789";
     let server = Start::new().env("CORACLE_API_KEY", key).start();
     let mut operator = server.client();

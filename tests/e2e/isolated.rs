@@ -5,14 +5,14 @@ use e2e::sandbox::{Ran, Sandbox};
 use e2e::server::{Server, Start};
 use serde_json::{Value, json};
 
-/// A sandbox in which they can be opened.
+/// A sandbox in which isolated sessions can be opened.
 fn nested(server: &Server) -> Sandbox {
     server.create_with(&json!({"extensions": {"bootstrap.execd.isolation": "enable"}}))
 }
 
-fn open(sandbox: &mut Sandbox, wish: &Value) -> String {
-    let answer = sandbox.inside("POST", "v1/isolated/session", wish);
-    assert_eq!(answer.status, 201, "{wish}: {}", answer.text());
+fn open(sandbox: &mut Sandbox, request: &Value) -> String {
+    let answer = sandbox.inside("POST", "v1/isolated/session", request);
+    assert_eq!(answer.status, 201, "{request}: {}", answer.text());
     answer.json()["session_id"].as_str().expect("an id").to_owned()
 }
 
@@ -41,42 +41,45 @@ fn get(sandbox: &mut Sandbox, path: &str) -> e2e::http::Response {
 }
 
 #[test]
-fn a_sandbox_says_whether_it_has_them_and_why_not() {
+fn sandbox_reports_whether_isolated_sessions_are_available() {
     if !testkit::needs_root() {
         return;
     }
     let server = Server::start();
     let mut with = nested(&server);
-    let told = get(&mut with, "capabilities").json();
-    assert_eq!(told["available"], true, "{told}");
+    let reported = get(&mut with, "capabilities").json();
+    assert_eq!(reported["available"], true, "{reported}");
     let mut without = server.create();
-    let told = get(&mut without, "capabilities").json();
-    assert_eq!(told["available"], false);
-    assert!(told["message"].as_str().is_some_and(|why| why.contains("bootstrap.execd.isolation")), "{told}");
-    let wish = json!({"workspace": {"path": "/tmp"}});
-    let refused = without.inside("POST", "v1/isolated/session", &wish);
+    let reported = get(&mut without, "capabilities").json();
+    assert_eq!(reported["available"], false);
+    assert!(
+        reported["message"].as_str().is_some_and(|why| why.contains("bootstrap.execd.isolation")),
+        "{reported}"
+    );
+    let request = json!({"workspace": {"path": "/tmp"}});
+    let refused = without.inside("POST", "v1/isolated/session", &request);
     assert_eq!((refused.status, refused.json()["code"].as_str()), (503, Some("SERVICE_UNAVAILABLE")));
     assert_eq!(get(&mut without, "sessions").status, 503);
 }
 
 #[test]
-fn without_control_groups_there_are_none_and_it_is_told() {
+fn sessions_without_control_groups_are_unavailable_with_a_reason() {
     let user = if testkit::is_root() { ORDINARY } else { User::Same };
     let server = Start::new().as_user(user).env("CORACLE_REQUIRE_LIMITS", "false").start();
     let mut sandbox = server.create_with(&json!({
         "resourceLimits": {}, "extensions": {"bootstrap.execd.isolation": "enable"},
     }));
-    let told = get(&mut sandbox, "capabilities").json();
-    let delegated = told["available"] == true;
-    let why = told["message"].as_str().unwrap_or_default();
-    assert!(delegated || why.contains("control groups"), "{told}");
+    let reported = get(&mut sandbox, "capabilities").json();
+    let delegated = reported["available"] == true;
+    let why = reported["message"].as_str().unwrap_or_default();
+    assert!(delegated || why.contains("control groups"), "{reported}");
     let answer = sandbox.inside("POST", "v1/isolated/session", &json!({"workspace": {"path": "/w"}}));
     assert_eq!(answer.status, if delegated { 201 } else { 503 }, "{}", answer.text());
     assert_eq!(sandbox.run("echo well").stdout, "well\n");
 }
 
 #[test]
-fn a_session_has_processes_and_temporary_files_of_its_own_and_remembers() {
+fn session_has_private_processes_and_files_and_keeps_state() {
     if !testkit::needs_root() {
         return;
     }
@@ -90,7 +93,7 @@ fn a_session_has_processes_and_temporary_files_of_its_own_and_remembers() {
     assert_eq!(printed(&mut sandbox, &one, "echo $A $PWD"), "b /usr\n");
     assert_eq!(run(&mut sandbox, &two, "cat /tmp/mine").code, Some(1));
     assert_eq!(sandbox.run("cat /tmp/mine").code, Some(1));
-    // Nobody else is seen, and nobody else sees into it but from outside.
+    // The session sees no other processes, and only processes outside see into it.
     let seen = printed(&mut sandbox, &one, "ls /proc | grep -E '^[0-9]+$' | wc -l");
     assert!(seen.trim().parse::<u32>().expect("a number") <= 6, "{seen}");
     let failed = run(&mut sandbox, &one, "(exit 7)");
@@ -98,7 +101,7 @@ fn a_session_has_processes_and_temporary_files_of_its_own_and_remembers() {
 }
 
 #[test]
-fn a_workspace_is_written_through_laid_over_or_only_read() {
+fn workspace_is_writable_overlaid_or_read_only() {
     if !testkit::needs_root() {
         return;
     }
@@ -117,7 +120,7 @@ fn a_workspace_is_written_through_laid_over_or_only_read() {
     let read = workspace(&mut sandbox, "/w", "ro");
     assert_eq!(printed(&mut sandbox, &read, "cat /w/old"), "old\n");
     assert_ne!(run(&mut sandbox, &read, "echo x > /w/added").code, Some(0));
-    // Everything else can be read and not changed.
+    // Everything else is read-only.
     for session in [&through, &over, &read] {
         assert_ne!(run(&mut sandbox, session, "echo x > /root/added").code, Some(0));
         assert_ne!(run(&mut sandbox, session, "echo x > /dev/added").code, Some(0));
@@ -125,7 +128,7 @@ fn a_workspace_is_written_through_laid_over_or_only_read() {
 }
 
 #[test]
-fn overlays_nest_binds_show_and_identities_hold() {
+fn overlays_binds_and_identities_work_in_sessions() {
     if !testkit::needs_root() {
         return;
     }
@@ -154,7 +157,7 @@ fn overlays_nest_binds_show_and_identities_hold() {
 }
 
 #[test]
-fn variables_come_along_as_the_profile_says_and_a_runs_own_do_not_stay() {
+fn variables_follow_the_profile_and_those_of_a_run_do_not_persist() {
     if !testkit::needs_root() {
         return;
     }
@@ -178,7 +181,7 @@ fn variables_come_along_as_the_profile_says_and_a_runs_own_do_not_stay() {
 }
 
 #[test]
-fn runs_in_the_background_have_an_end_and_logs_and_disturb_nobody() {
+fn background_runs_have_status_and_logs_and_do_not_interfere() {
     if !testkit::needs_root() {
         return;
     }
@@ -197,14 +200,14 @@ fn runs_in_the_background_have_an_end_and_logs_and_disturb_nobody() {
     let status =
         |sandbox: &mut Sandbox, id: &str| get(sandbox, &format!("session/{session}/runs/{id}")).json();
     e2e::eventually("it ends", || status(&mut sandbox, &first)["running"] == false);
-    let told = status(&mut sandbox, &first);
-    assert_eq!((&told["exit_code"], told["error"].is_null()), (&json!(7), true), "{told}");
+    let reported = status(&mut sandbox, &first);
+    assert_eq!((&reported["exit_code"], reported["error"].is_null()), (&json!(7), true), "{reported}");
     let logs = get(&mut sandbox, &format!("session/{session}/runs/{first}/logs"));
     assert_eq!(logs.text(), "exported own\n");
     let cursor = logs.header("EXECD-ISOLATED-TAIL-CURSOR").expect("a cursor").to_owned();
     let rest = get(&mut sandbox, &format!("session/{session}/runs/{first}/logs?cursor={cursor}"));
     assert_eq!((rest.status, rest.text().as_str()), (200, ""));
-    // Those of one session can signal each other, and nobody else.
+    // Processes of one session can signal each other and no others.
     let victim = begin(&mut sandbox, "echo $$ > /tmp/pid; exec sleep 600");
     let ended = "while ! test -s /tmp/pid; do :; done; kill $(cat /tmp/pid)";
     assert_eq!(printed(&mut sandbox, &session, ended), "");
@@ -219,7 +222,7 @@ fn runs_in_the_background_have_an_end_and_logs_and_disturb_nobody() {
 }
 
 #[test]
-fn files_are_seen_through_the_session() {
+fn file_routes_act_through_the_session() {
     if !testkit::needs_root() {
         return;
     }
@@ -257,7 +260,7 @@ fn files_are_seen_through_the_session() {
 }
 
 #[test]
-fn a_session_ends_with_all_that_is_in_it_and_a_server_may_end_without() {
+fn session_ends_with_all_its_processes_and_outlives_the_server() {
     if !testkit::needs_root() {
         return;
     }
@@ -273,9 +276,9 @@ fn a_session_ends_with_all_that_is_in_it_and_a_server_may_end_without() {
     server.kill();
     server.start_again(&Start::new());
     let mut again = Sandbox::known(server.client(), &sandbox.id);
-    let told = get(&mut again, &format!("session/{session}")).json();
+    let reported = get(&mut again, &format!("session/{session}")).json();
     assert_eq!(
-        (told["status"].as_str(), told["workspace"]["mode"].as_str()),
+        (reported["status"].as_str(), reported["workspace"]["mode"].as_str()),
         (Some("active"), Some("overlay"))
     );
     assert_eq!(printed(&mut again, &session, "cat /w/f"), "kept\n");
@@ -289,7 +292,7 @@ fn a_session_ends_with_all_that_is_in_it_and_a_server_may_end_without() {
 }
 
 #[test]
-fn a_session_whose_first_process_was_killed_says_so_and_takes_no_more() {
+fn session_with_a_killed_init_reports_it_and_refuses_runs() {
     if !testkit::needs_root() {
         return;
     }
@@ -303,7 +306,7 @@ fn a_session_whose_first_process_was_killed_says_so_and_takes_no_more() {
         below = e2e::host::processes_with("sleep 27182");
         !below.is_empty()
     });
-    let holder = e2e::host::first_of_namespace(below[0]).expect("it has a holder");
+    let holder = e2e::host::first_of_namespace(below[0]).expect("the session has an init process");
     let killed = std::process::Command::new("kill").args(["-9", &holder.to_string()]).status();
     assert!(killed.expect("there is a `kill`").success());
     e2e::eventually("it is dead", || {
@@ -318,21 +321,21 @@ fn a_session_whose_first_process_was_killed_says_so_and_takes_no_more() {
 }
 
 #[test]
-fn a_session_that_nobody_uses_is_closed() {
+fn idle_session_is_closed() {
     if !testkit::needs_root() {
         return;
     }
     let server = Server::start();
     let mut sandbox = nested(&server);
-    let wish = json!({"workspace": {"path": "/w"}, "idle_timeout_seconds": 3});
-    let session = open(&mut sandbox, &wish);
-    // A run keeps it, however long it takes.
+    let request = json!({"workspace": {"path": "/w"}, "idle_timeout_seconds": 3});
+    let session = open(&mut sandbox, &request);
+    // A run keeps the session open, however long it takes.
     assert_eq!(printed(&mut sandbox, &session, "sleep 4; echo here"), "here\n");
     e2e::eventually("it is closed", || get(&mut sandbox, &format!("session/{session}")).status == 404);
 }
 
 #[test]
-fn a_run_that_takes_too_long_ends_and_the_session_goes_on() {
+fn timed_out_run_ends_and_the_session_continues() {
     if !testkit::needs_root() {
         return;
     }

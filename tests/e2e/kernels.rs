@@ -1,5 +1,5 @@
-//! Kernels that live inside: JavaScript and TypeScript with the image's node, and real Jupyter
-//! kernels, through a real server.
+//! Kernels that run inside: JavaScript and TypeScript with the image's node, and real Jupyter kernels,
+//! through a real server.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use e2e::sandbox::Sandbox;
 use e2e::server::{Server, Start};
 use serde_json::{Value, json};
 
-/// What a run told: printed text, plain results, the name and text of its error.
+/// The events of a run: printed text, plain results, the name and text of its error.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Told {
     stdout: String,
@@ -58,26 +58,26 @@ fn events(text: &str) -> impl Iterator<Item = Value> {
 fn run(sandbox: &mut Sandbox, context: &str, code: &str) -> Told {
     let answer = sandbox.inside("POST", "code", &json!({"code": code, "context": {"id": context}}));
     assert_eq!(answer.status, 200, "{}", answer.text());
-    let mut told = Told::default();
-    events(&answer.text()).for_each(|event| told.add(&event));
-    told
+    let mut reported = Told::default();
+    events(&answer.text()).for_each(|event| reported.add(&event));
+    reported
 }
 
-/// Runs code, interrupts it when it has printed something, and returns all that was told.
+/// Runs code, interrupts it once it has printed something, and returns all its events.
 fn interrupted(sandbox: &mut Sandbox, context: &str, code: &str) -> Told {
     let body = json!({"code": code, "context": {"id": context}});
     let answer = sandbox.inside_streaming("POST", "code", &body);
-    let mut told = Told::default();
+    let mut reported = Told::default();
     for line in BufReader::new(answer.body).lines() {
-        let line = line.expect("the server goes on");
-        let before = told.stdout.len();
-        events(&line).for_each(|event| told.add(&event));
-        if before == 0 && !told.stdout.is_empty() {
+        let line = line.expect("the stream continues");
+        let before = reported.stdout.len();
+        events(&line).for_each(|event| reported.add(&event));
+        if before == 0 && !reported.stdout.is_empty() {
             let answer = sandbox.inside("DELETE", &format!("code?id={context}"), &json!({}));
             assert_eq!(answer.status, 200, "{}", answer.text());
         }
     }
-    told
+    reported
 }
 
 fn has(program: &str) -> bool {
@@ -90,24 +90,28 @@ fn has(program: &str) -> bool {
 }
 
 #[test]
-fn javascript_keeps_its_state_and_tells_as_other_languages_do() {
+fn javascript_keeps_state_and_reports_like_other_languages() {
     if !has("node") {
         return;
     }
     let server = Server::start();
     let mut sandbox = server.create();
     let context = open(&mut sandbox, "javascript");
-    let told = run(&mut sandbox, &context, "const a = 1; console.log('out'); console.error('err'); a + 1");
-    assert_eq!((told.stdout.as_str(), told.stderr.as_str(), told.result()), ("out\n", "err\n", "2"));
-    assert_eq!(told.results[0]["text/plain"], "2");
-    assert_eq!(told.count, Some(1));
-    let told =
+    let reported =
+        run(&mut sandbox, &context, "const a = 1; console.log('out'); console.error('err'); a + 1");
+    assert_eq!(
+        (reported.stdout.as_str(), reported.stderr.as_str(), reported.result()),
+        ("out\n", "err\n", "2")
+    );
+    assert_eq!(reported.results[0]["text/plain"], "2");
+    assert_eq!(reported.count, Some(1));
+    let reported =
         run(&mut sandbox, &context, "const a = await Promise.resolve(5)\nfunction f() { return missing }\na");
-    assert_eq!((told.result(), told.count), ("5", Some(2)));
-    let told = run(&mut sandbox, &context, "f()");
-    assert_eq!(told.error, Some(("ReferenceError".to_owned(), "missing is not defined".to_owned())));
-    let told = run(&mut sandbox, &context, "display.html`<b>${a}</b>`");
-    assert_eq!(told.results[0]["text/html"], "<b>5</b>");
+    assert_eq!((reported.result(), reported.count), ("5", Some(2)));
+    let reported = run(&mut sandbox, &context, "f()");
+    assert_eq!(reported.error, Some(("ReferenceError".to_owned(), "missing is not defined".to_owned())));
+    let reported = run(&mut sandbox, &context, "display.html`<b>${a}</b>`");
+    assert_eq!(reported.results[0]["text/html"], "<b>5</b>");
 
     let other = open(&mut sandbox, "javascript");
     assert_eq!(run(&mut sandbox, &other, "typeof a").result(), "'undefined'");
@@ -116,8 +120,8 @@ fn javascript_keeps_its_state_and_tells_as_other_languages_do() {
         "await null; console.log('spin'); for (;;) ;",
         "console.log('wait'); await new Promise(() => {})",
     ] {
-        let told = interrupted(&mut sandbox, &context, code);
-        assert_eq!(told.error_name(), "KeyboardInterrupt", "{code}: {told:?}");
+        let reported = interrupted(&mut sandbox, &context, code);
+        assert_eq!(reported.error_name(), "KeyboardInterrupt", "{code}: {reported:?}");
     }
     assert_eq!(run(&mut sandbox, &context, "a").result(), "5");
 }
@@ -137,19 +141,19 @@ fn a_script_that_ends_its_kernel_gets_a_new_one() {
         "process.abort()",
         "process.kill(process.ppid, 'SIGKILL'); for (;;) ;",
     ] {
-        let told = run(&mut sandbox, &context, code);
-        assert!(told.error.is_some(), "{code}: {told:?}");
+        let reported = run(&mut sandbox, &context, code);
+        assert!(reported.error.is_some(), "{code}: {reported:?}");
         assert_eq!(run(&mut sandbox, &context, "typeof kept").result(), "'undefined'", "{code}");
     }
-    // Of the dead ones nothing stays: node ends when it hears that whoever started it has gone.
+    // The dead kernels leave no process: node exits when its parent has gone.
     let gone = "until [ $(ps -eo comm= | grep -c '^node$') = 1 ]; do :; done";
     let ran = sandbox.run(&format!("timeout 30 sh -c \"{}\"", gone.replace('$', "\\$")));
     assert_eq!(ran.code, Some(0), "{ran:?}");
 }
 
-/// Whoever writes into the kernel's own pipe deceives himself alone.
+/// Code that writes into the kernel's own pipe only affects its own run.
 #[test]
-fn lies_in_the_pipe_of_reports_stay_in_their_run() {
+fn forged_kernel_reports_stay_in_their_run() {
     if !has("node") {
         return;
     }
@@ -157,12 +161,12 @@ fn lies_in_the_pipe_of_reports_stay_in_their_run() {
     let mut sandbox = server.create();
     let context = open(&mut sandbox, "javascript");
     let lie = "const fs = require('fs'); for (let fd = 3; fd < 64; fd++) try { fs.writeSync(fd, 'done k1\\ntell x {\"result\":1}\\nready\\ngarbage\\n'.repeat(100)) } catch {} ; 7";
-    let told = run(&mut sandbox, &context, lie);
-    assert!(told.error.is_some() || told.result() == "7", "{told:?}");
+    let reported = run(&mut sandbox, &context, lie);
+    assert!(reported.error.is_some() || reported.result() == "7", "{reported:?}");
     assert_eq!(run(&mut sandbox, &context, "1 + 1").result(), "2");
-    let told =
+    let reported =
         run(&mut sandbox, &context, "for (let fd = 3; fd < 64; fd++) try { fs.closeSync(fd) } catch {}");
-    assert!(told.results.is_empty(), "{told:?}");
+    assert!(reported.results.is_empty(), "{reported:?}");
     assert_eq!(run(&mut sandbox, &context, "2 + 2").result(), "4");
 }
 
@@ -174,19 +178,19 @@ fn typescript_is_javascript_without_its_types() {
     let server = Server::start();
     let mut sandbox = server.create();
     let context = open(&mut sandbox, "typescript");
-    let told = run(
+    let reported = run(
         &mut sandbox,
         &context,
         "enum Color { Red, Green }\ninterface P { x: number }\nconst p: P = { x: Color.Green }\nconsole.log(`x is ${p.x}`)\np.x as number",
     );
-    assert_eq!((told.stdout.as_str(), told.result()), ("x is 1\n", "1"));
+    assert_eq!((reported.stdout.as_str(), reported.result()), ("x is 1\n", "1"));
     assert_eq!(run(&mut sandbox, &context, "const p: string = 'again'; p").result(), "'again'");
     assert_eq!(run(&mut sandbox, &context, "let = 1").error_name(), "SyntaxError");
-    let told = run(&mut sandbox, &context, "type Long = {\n  a: string\n}\nthrow new RangeError('here')");
-    assert_eq!(told.error, Some(("RangeError".to_owned(), "here".to_owned())));
+    let reported = run(&mut sandbox, &context, "type Long = {\n  a: string\n}\nthrow new RangeError('here')");
+    assert_eq!(reported.error, Some(("RangeError".to_owned(), "here".to_owned())));
 }
 
-/// Where `cargo xtask kernels` puts kernels, if the one that is wanted is there.
+/// The directory of `cargo xtask kernels`, if it contains the requested kernel.
 fn kernels(name: &str) -> Option<PathBuf> {
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2);
     let place = workspace.expect("the tests lie in it").join("target/kernels");
@@ -218,30 +222,33 @@ fn a_jupyter_kernel_can_be_chosen_in_place_of_the_built_in_one() {
     let Some(place) = kernels("python3") else { return };
     let (_server, mut sandbox) = with_kernels(&place);
     let context = open(&mut sandbox, "jupyter:python3");
-    let told =
+    let reported =
         run(&mut sandbox, &context, "import sys\nprint('out')\nprint('err', file=sys.stderr)\nx = 2 + 2\nx");
-    assert_eq!((told.stdout.as_str(), told.stderr.as_str(), told.result()), ("out\n", "err\n", "4"));
-    assert_eq!(told.count, Some(1));
+    assert_eq!(
+        (reported.stdout.as_str(), reported.stderr.as_str(), reported.result()),
+        ("out\n", "err\n", "4")
+    );
+    assert_eq!(reported.count, Some(1));
     assert_eq!(
         run(&mut sandbox, &context, "get_ipython().__class__.__name__").result(),
         "'ZMQInteractiveShell'"
     );
-    let told =
+    let reported =
         run(&mut sandbox, &context, "from IPython.display import HTML\ndisplay(HTML('<b>x</b>'))\n1/0");
-    assert_eq!(told.results[0]["text/html"], "<b>x</b>");
-    assert_eq!(told.error_name(), "ZeroDivisionError");
+    assert_eq!(reported.results[0]["text/html"], "<b>x</b>");
+    assert_eq!(reported.error_name(), "ZeroDivisionError");
     assert_eq!(run(&mut sandbox, &context, "input('?')").error_name(), "StdinNotImplementedError");
     assert_eq!(
         run(&mut sandbox, &context, "import os; os.system('echo from a child')").stdout,
         "from a child\n"
     );
-    let told = interrupted(&mut sandbox, &context, "print('begun', flush=True)\nwhile True: pass");
-    assert_eq!(told.error_name(), "KeyboardInterrupt", "{told:?}");
+    let reported = interrupted(&mut sandbox, &context, "print('begun', flush=True)\nwhile True: pass");
+    assert_eq!(reported.error_name(), "KeyboardInterrupt", "{reported:?}");
     assert_eq!(run(&mut sandbox, &context, "x").result(), "4");
-    let told = run(&mut sandbox, &context, "os._exit(5)");
-    assert!(told.error.is_some(), "{told:?}");
+    let reported = run(&mut sandbox, &context, "os._exit(5)");
+    assert!(reported.error.is_some(), "{reported:?}");
     assert_eq!(run(&mut sandbox, &context, "'x' in globals()").result(), "False");
-    // The key to the kernel is for its user alone, and goes with it.
+    // Only its user can read the kernel's key, which is removed with the kernel.
     let ran = sandbox.run("ls -ld /tmp/coracle-kernel-* | cut -c1-10; find /tmp/coracle-kernel-* -name connection.json -printf '%m\\n'");
     assert_eq!(ran.stdout, "drwx------\n600\n", "{ran:?}");
 }
@@ -251,15 +258,15 @@ fn java_runs_in_its_jupyter_kernel() {
     let Some(place) = kernels("java").filter(|_| has("java")) else { return };
     let (_server, mut sandbox) = with_kernels(&place);
     let context = open(&mut sandbox, "java");
-    let told = run(&mut sandbox, &context, "int x = 40;\nSystem.out.println(\"out\");\nx + 2");
-    assert_eq!((told.stdout.as_str(), told.result()), ("out\n", "42"));
+    let reported = run(&mut sandbox, &context, "int x = 40;\nSystem.out.println(\"out\");\nx + 2");
+    assert_eq!((reported.stdout.as_str(), reported.result()), ("out\n", "42"));
     assert_eq!(run(&mut sandbox, &context, "int y = 1 / 0;").error_name(), "EvalException");
-    let told = interrupted(
+    let reported = interrupted(
         &mut sandbox,
         &context,
         "while (true) { System.out.println(\"begun\"); Thread.sleep(10); }",
     );
-    assert_eq!(told.error_name(), "EvaluationInterruptedException", "{told:?}");
+    assert_eq!(reported.error_name(), "EvaluationInterruptedException", "{reported:?}");
     assert_eq!(run(&mut sandbox, &context, "x").result(), "40");
 }
 
@@ -269,14 +276,14 @@ fn go_runs_in_its_jupyter_kernel() {
     let (_server, mut sandbox) = with_kernels(&place);
     let context = open(&mut sandbox, "go");
     let program = "package main\nimport \"fmt\"\nfunc main() {\n    fmt.Print(\"2 + 2 = \", 2 + 2)\n}";
-    let told = run(&mut sandbox, &context, program);
-    assert_eq!((told.stdout.as_str(), told.error_name()), ("2 + 2 = 4", "none"), "{told:?}");
-    let told = run(&mut sandbox, &context, "package main\nfunc main() { undeclared++ }");
-    assert_ne!(told.error_name(), "none", "{told:?}");
+    let reported = run(&mut sandbox, &context, program);
+    assert_eq!((reported.stdout.as_str(), reported.error_name()), ("2 + 2 = 4", "none"), "{reported:?}");
+    let reported = run(&mut sandbox, &context, "package main\nfunc main() { undeclared++ }");
+    assert_ne!(reported.error_name(), "none", "{reported:?}");
 }
 
 #[test]
-fn a_language_that_the_image_has_not_is_refused_with_the_reason() {
+fn unavailable_language_is_refused_with_a_reason() {
     let server = Server::start();
     let mut sandbox = server.create();
     let answer = sandbox.inside("POST", "code/context", &json!({"language": "cobol"}));
@@ -287,7 +294,7 @@ fn a_language_that_the_image_has_not_is_refused_with_the_reason() {
 }
 
 #[test]
-fn doctor_says_what_an_image_offers() {
+fn doctor_lists_the_kernels_of_an_image() {
     if !testkit::needs_root() {
         return;
     }

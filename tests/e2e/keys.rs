@@ -1,4 +1,4 @@
-//! Sandboxes by name: one for each key, whoever asks, whatever dies.
+//! Sandboxes by name: one for each key, with concurrent clients and crashes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -17,7 +17,7 @@ use crate::crash::parts;
 use crate::crash::remains::{self, Remains};
 
 fn ask(client: &mut Client, key: &str) -> std::io::Result<Response> {
-    let wish = json!({
+    let request = json!({
         "image": {"uri": "host"},
         "timeout": 3600,
         "resourceLimits": {},
@@ -25,7 +25,7 @@ fn ask(client: &mut Client, key: &str) -> std::io::Result<Response> {
         "metadata": if key.starts_with("key-") { json!({"key": key}) } else { json!({}) },
         "extensions": {"coracle.key": key},
     });
-    client.post("/v1/sandboxes", &wish)
+    client.post("/v1/sandboxes", &request)
 }
 
 fn acquire(server: &Server, key: &str) -> String {
@@ -36,7 +36,7 @@ fn acquire(server: &Server, key: &str) -> String {
 
 fn kill(pid: u32) {
     let pid = Pid::from_raw(i32::try_from(pid).expect("a pid")).expect("not zero");
-    // It may have died by itself in the meantime.
+    // The process may have ended by itself meanwhile.
     kill_process(pid, Signal::KILL).ok();
 }
 
@@ -47,9 +47,9 @@ fn a_storm_of_retries_makes_one_sandbox() {
         let retry = || {
             let mut client = server.client();
             client.set_headers(&[("Idempotency-Key".to_owned(), "order 66".to_owned())]);
-            let wish =
+            let request =
                 json!({"image": {"uri": "host"}, "resourceLimits": {}, "entrypoint": ["sleep", "inf"]});
-            let answer = client.post("/v1/sandboxes", &wish).expect("the server answers");
+            let answer = client.post("/v1/sandboxes", &request).expect("the server answers");
             assert_eq!(answer.status, 202, "{}", answer.text());
             answer.json()["id"].as_str().expect("it has an id").to_owned()
         };
@@ -60,7 +60,7 @@ fn a_storm_of_retries_makes_one_sandbox() {
 }
 
 #[test]
-fn a_key_is_kept_over_a_crash_and_refused_when_it_cannot_be_one() {
+fn key_survives_a_crash_and_invalid_keys_are_refused() {
     let mut server = Server::start();
     let first = acquire(&server, "thread/7 ü");
     server.kill();
@@ -83,9 +83,9 @@ fn the_command_line_acquires_and_releases() {
     assert!(made && id.len() == 20, "{id}");
     assert_eq!(coracle(&["create", "--key", "mine"]), (true, id.clone()));
     assert_eq!(acquire(&server, "mine"), id);
-    let (released, told) = coracle(&["--json", "release", "mine"]);
-    let told: serde_json::Value = serde_json::from_str(&told).expect("it is JSON");
-    assert_eq!((released, told), (true, json!({"name": "mine", "released": true})));
+    let (released, reported) = coracle(&["--json", "release", "mine"]);
+    let reported: serde_json::Value = serde_json::from_str(&reported).expect("it is JSON");
+    assert_eq!((released, reported), (true, json!({"name": "mine", "released": true})));
     assert!(!coracle(&["release", "nobody"]).0);
 }
 
@@ -103,7 +103,7 @@ fn a_dead_sandbox_runs_again_at_the_next_use() {
     assert_eq!(acquire(&server, "a"), id);
 }
 
-/// Clients, keys and what they met.
+/// Clients, keys and the results of their requests.
 struct Load<'a> {
     server: &'a RwLock<Server>,
     instance: &'a str,
@@ -119,7 +119,7 @@ const KEYS: usize = 50;
 
 impl Load<'_> {
     fn client(&self, number: usize) {
-        let mut client = self.server.read().expect("nobody panicked").client();
+        let mut client = self.server.read().expect("no thread panicked").client();
         for round in 0.. {
             if self.over.load(Ordering::Relaxed) {
                 return;
@@ -128,37 +128,37 @@ impl Load<'_> {
             let crashes = self.crashes.load(Ordering::SeqCst);
             let answer = ask(&mut client, &key);
             if answer.is_err() {
-                // Whoever restarts the server keeps others from this until it answers again.
-                client = self.server.read().expect("nobody panicked").client();
+                // The thread that restarts the server holds this lock until the server answers again.
+                client = self.server.read().expect("no thread panicked").client();
             }
             let problem = match answer {
                 Ok(answer) if answer.status == 202 => None,
                 Ok(answer) => Some(format!("{}: {}", answer.status, answer.text())),
-                // While the server is down nobody is answered.
+                // While the server is down, requests fail.
                 Err(_) if self.crashes.load(Ordering::SeqCst) % 2 == 1 || crashes % 2 == 1 => None,
                 Err(_) if self.crashes.load(Ordering::SeqCst) != crashes => None,
                 Err(error) => Some(error.to_string()),
             };
             self.asked.fetch_add(1, Ordering::Relaxed);
-            self.errors.lock().expect("nobody panicked").extend(problem);
+            self.errors.lock().expect("no thread panicked").extend(problem);
         }
     }
 
-    /// Kills agents, and looks whether a key ever has two sandboxes.
+    /// Kills agents, and checks that a key never has two sandboxes.
     fn killer(&self) {
         for round in 0.. {
             if self.over.load(Ordering::Relaxed) {
                 return;
             }
             std::thread::park_timeout(Duration::from_millis(100));
-            let mut client = self.server.read().expect("nobody panicked").client();
+            let mut client = self.server.read().expect("no thread panicked").client();
             let Ok(page) = client.get("/v1/sandboxes?pageSize=200&state=Running") else { continue };
             let items = page.json()["items"].as_array().cloned().unwrap_or_default();
             let mut seen = BTreeMap::new();
             for item in &items {
                 *seen.entry(item["metadata"]["key"].to_string()).or_insert(0) += 1;
             }
-            assert!(seen.values().all(|count| *count == 1), "two for one key: {seen:?}");
+            assert!(seen.values().all(|count| *count == 1), "two sandboxes for one key: {seen:?}");
             let victim = items.get(round * 31 % items.len().max(1)).and_then(|item| item["id"].as_str());
             if let Some(agent) = victim.and_then(host::agent_of) {
                 self.kills.fetch_add(1, Ordering::SeqCst);
@@ -171,12 +171,12 @@ impl Load<'_> {
         while !self.over.load(Ordering::Relaxed) {
             let kills = self.kills.load(Ordering::SeqCst);
             std::thread::park_timeout(every);
-            // A slow host must get somewhere between two crashes.
+            // A slow host must make progress between two crashes.
             while self.kills.load(Ordering::SeqCst) == kills && !self.over.load(Ordering::Relaxed) {
                 std::thread::park_timeout(Duration::from_millis(50));
             }
             self.crashes.fetch_add(1, Ordering::SeqCst);
-            let mut server = self.server.write().expect("nobody panicked");
+            let mut server = self.server.write().expect("no thread panicked");
             let address = server.address().to_owned();
             server.kill();
             server.start_again(&start(self.instance).listen(&address));
@@ -185,8 +185,8 @@ impl Load<'_> {
     }
 }
 
-/// How long the load lasts. Both loads run beside other tests, which share the processors with
-/// them; `CORACLE_LOAD_SECONDS` has them last longer.
+/// How long the load lasts. Both loads share the processors with other tests; `CORACLE_LOAD_SECONDS` makes
+/// them last longer.
 fn seconds() -> u64 {
     std::env::var("CORACLE_LOAD_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(30)
 }
@@ -195,17 +195,17 @@ fn start(instance: &str) -> Start {
     Start::new().env("CORACLE_INSTANCE", instance)
 }
 
-/// A server that was used and ended in peace once, and what it left on the host then.
+/// A server that was used and ended normally once, and its remains on the host.
 fn used_before(instance: &str) -> (Server, Remains) {
     let mut server = start(instance).start();
     server.create().delete();
-    assert!(server.terminate().success(), "the server did not end in peace");
+    assert!(server.terminate().success(), "the server did not end cleanly");
     let before = Remains::at_rest(&server.state_directory(), instance);
     server.start_again(&start(instance));
     (server, before)
 }
 
-/// Removes all sandboxes and ends the server; the host then holds what it held before them.
+/// Removes all sandboxes and ends the server; the host then holds the same as before them.
 fn check_nothing_is_left(mut server: Server, instance: &str, before: &Remains) {
     server.remove_all().expect("the server removes them");
     let page = server.client().get("/v1/sandboxes").expect("the server answers");
@@ -215,7 +215,7 @@ fn check_nothing_is_left(mut server: Server, instance: &str, before: &Remains) {
         let launcher = parts::launcher_of(server.pid());
         launcher.is_some_and(|launcher| remains::volumes(launcher, &state).is_empty())
     });
-    assert!(server.terminate().success(), "the server did not end in peace");
+    assert!(server.terminate().success(), "the server did not end cleanly");
     before.wait_for(&state, instance);
 }
 
@@ -252,15 +252,15 @@ fn bear_load(crashing: bool) {
         }
         let killed = e2e::happens(|| load.kills.load(Ordering::SeqCst) > 0);
         load.over.store(true, Ordering::Relaxed);
-        assert!(killed, "nobody was killed");
+        assert!(killed, "no process was killed");
     });
     let (asked, kills) = (load.asked.load(Ordering::Relaxed), load.kills.load(Ordering::Relaxed));
-    let errors = load.errors.into_inner().expect("nobody panicked");
+    let errors = load.errors.into_inner().expect("no thread panicked");
     assert!(asked > CLIENTS && kills > 0, "{asked} requests, {kills} kills");
     assert!(errors.len() <= kills * CLIENTS, "{} errors, {kills} kills", errors.len());
     let per_kill = errors.len() as f64 / kills as f64;
     assert!(per_kill <= 1.0, "{per_kill} errors for each kill: {:?}", &errors[..errors.len().min(5)]);
-    check_nothing_is_left(server.into_inner().expect("nobody panicked"), &instance, &before);
+    check_nothing_is_left(server.into_inner().expect("no thread panicked"), &instance, &before);
 }
 
 #[test]

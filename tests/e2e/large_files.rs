@@ -1,4 +1,4 @@
-//! Files larger than any buffer: they stream, and nobody's memory grows with them.
+//! Files larger than any buffer: they stream, and no process's memory grows with them.
 
 use std::io::Read;
 
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 const GIBIBYTE: u64 = 1 << 30;
 const BLOCK: u64 = 1 << 20;
 
-/// How much memory buffers may take, on the way of a file of any size.
+/// How much memory buffers may take for a file of any size.
 const FLAT: u64 = 48 << 20;
 
 /// A gibibyte whose every block begins with its number.
@@ -37,7 +37,7 @@ impl Read for Numbered {
     }
 }
 
-/// The highest memory of the server and of the sandbox's own processes that was seen.
+/// The highest memory use seen, of the server and of the sandbox's own processes.
 struct Watched {
     server: u32,
     sandbox: String,
@@ -86,7 +86,7 @@ fn a_gibibyte_goes_up_and_comes_down_in_flat_memory() {
     let (mut got, mut wanted) = (vec![0; 1 << 18], vec![0; 1 << 18]);
     let mut taken = 0_u64;
     loop {
-        let count = stream.body.read(&mut got).expect("the server goes on");
+        let count = stream.body.read(&mut got).expect("the stream continues");
         if count == 0 {
             break;
         }
@@ -102,7 +102,7 @@ fn a_gibibyte_goes_up_and_comes_down_in_flat_memory() {
 }
 
 #[test]
-fn beyond_four_gibibytes_sizes_and_places_are_exact() {
+fn sizes_and_offsets_beyond_four_gibibytes_are_exact() {
     const PLACE: u64 = 4 * GIBIBYTE;
     const WORDS: &str = "beyond what 32 bits can count";
     let server = Server::start();
@@ -112,7 +112,7 @@ fn beyond_four_gibibytes_sizes_and_places_are_exact() {
     let size = PLACE + WORDS.len() as u64;
     let info = sandbox.inside("GET", "files/info?path=/root/sparse", &Value::Null).json();
     assert_eq!(info["/root/sparse"]["size"], json!(size), "{info}");
-    // From before the border to behind it, and the last bytes by their number from the end.
+    // From before the border to after it, and the last bytes by a suffix range.
     for (range, start) in [(format!("bytes={}-", PLACE - 3), PLACE - 3), ("bytes=-29".to_owned(), PLACE)] {
         let answer = sandbox.inside_with(
             "GET",
@@ -125,7 +125,7 @@ fn beyond_four_gibibytes_sizes_and_places_are_exact() {
         assert_eq!(answer.text().trim_start_matches('\0'), WORDS, "{range}");
         assert_eq!(answer.body.len() as u64, size - start, "{range}");
     }
-    // The whole of it is announced with its true length.
+    // The whole file is announced with its true length.
     let whole = sandbox.inside_streaming("GET", "files/download?path=/root/sparse", &Value::Null);
     let length = whole.headers.iter().find(|(name, _)| name.eq_ignore_ascii_case("content-length"));
     assert_eq!(length.map(|(_, value)| value.clone()), Some(size.to_string()));

@@ -1,4 +1,4 @@
-//! What a sandbox is shown of its own limits by `/proc` and `/sys`.
+//! The limits of a sandbox as `/proc` and `/sys` show them inside.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use e2e::sandbox::Sandbox;
 use e2e::server::{Server, Start};
 use serde_json::json;
 
-/// Prints what is shown: the memory in bytes, and the processors by every way that programs use.
+/// Prints the visible memory in bytes, and the processors by every interface that programs use.
 const LOOK: &str = "awk '/^MemTotal:|^SwapTotal:/ {print $2 * 1024}' /proc/meminfo; nproc; \
     getconf _NPROCESSORS_ONLN; python3 -c 'import os; print(os.cpu_count())'; \
     grep -c ^processor /proc/cpuinfo; grep -c '^cpu[0-9]' /proc/stat; cat /sys/devices/system/cpu/online; \
@@ -18,7 +18,7 @@ fn host_processors() -> usize {
     stat.lines().filter(|line| line.starts_with("cpu")).count() - 1
 }
 
-/// What [`LOOK`] prints where so much is shown.
+/// The output of [`LOOK`] for these limits.
 fn expected(memory: u64, processors: usize) -> String {
     let count = processors.min(host_processors());
     let list = if count == 1 { "0".to_owned() } else { format!("0-{}", count - 1) };
@@ -46,7 +46,7 @@ fn free_and_nproc_show_the_limits_of_a_run() {
 }
 
 #[test]
-fn a_number_of_threads_that_the_caller_names_stays() {
+fn thread_count_set_by_the_caller_is_kept() {
     if !testkit::needs_root() {
         return;
     }
@@ -54,9 +54,9 @@ fn a_number_of_threads_that_the_caller_names_stays() {
     assert_eq!(run.argv(&["nproc"]).stdout, "7\n");
 }
 
-/// Nothing inside can change what is shown, and what is shown leads nowhere else.
+/// Programs inside cannot change the shown values, and the files expose nothing else.
 #[test]
-fn the_files_cannot_be_written_inside() {
+fn limit_view_files_are_read_only_inside() {
     if !testkit::needs_root() {
         return;
     }
@@ -70,11 +70,11 @@ fn the_files_cannot_be_written_inside() {
 }
 
 #[test]
-fn memory_in_use_is_told_to_a_program_that_goes_on() {
+fn memory_in_use_is_updated_for_a_running_program() {
     if !testkit::needs_root() {
         return;
     }
-    // A read is told what was true at the read before, so the program reads until it sees its own use.
+    // A read returns the value computed at the read before, so the program reads until it sees its own use.
     const GROWS: &str = "def look(): return {l.split(':')[0]: int(l.split()[1]) for l in open('/proc/meminfo')}\n\
         before = look()\nheld = bytearray(100 << 20)\n\
         while True:\n    now = look()\n    if before['MemAvailable'] - now['MemAvailable'] > 90 << 10: break\n\
@@ -84,7 +84,7 @@ fn memory_in_use_is_told_to_a_program_that_goes_on() {
     assert_eq!(ended.stdout, "seen\n", "{ended:?}");
 }
 
-/// A warm sandbox gets its limits when it is taken, after it was made with others.
+/// A warm sandbox gets its limits when it is claimed, after it was made with others.
 #[test]
 fn a_sandbox_from_a_pool_shows_the_limits_it_was_taken_with() {
     if !testkit::needs_root() {
@@ -105,7 +105,7 @@ fn a_sandbox_from_a_pool_shows_the_limits_it_was_taken_with() {
     assert_eq!(taken.run(LOOK).stdout, expected(200 << 20, 1));
 }
 
-/// A session with namespaces of its own has a `/proc` of its own, which shows the same.
+/// A session with its own namespaces has its own `/proc`, which shows the same.
 #[test]
 fn an_isolated_session_shows_the_limits_of_its_sandbox() {
     if !testkit::needs_root() {
@@ -116,8 +116,8 @@ fn an_isolated_session_shows_the_limits_of_its_sandbox() {
         "resourceLimits": {"cpu": "1", "memory": "300Mi"},
         "extensions": {"bootstrap.execd.isolation": "enable"},
     }));
-    let wish = json!({"workspace": {"path": "/tmp", "mode": "rw"}});
-    let opened = sandbox.inside("POST", "v1/isolated/session", &wish);
+    let request = json!({"workspace": {"path": "/tmp", "mode": "rw"}});
+    let opened = sandbox.inside("POST", "v1/isolated/session", &request);
     assert_eq!(opened.status, 201, "{}", opened.text());
     let session = opened.json()["session_id"].as_str().expect("an id").to_owned();
     let body = json!({"code": LOOK});
@@ -126,7 +126,7 @@ fn an_isolated_session_shows_the_limits_of_its_sandbox() {
 }
 
 #[test]
-fn where_no_limit_holds_the_hosts_values_stay() {
+fn host_values_are_shown_if_no_limit_applies() {
     if !testkit::needs_root() {
         return;
     }

@@ -18,7 +18,7 @@ fn run() -> Run {
 fn memory_past_the_limit_is_reported_as_oom() {
     let ended = run().flag("--memory", "64m").argv(&["/attacks/attacks", "eat", "memory"]);
     assert_eq!(ended.code, Some(137), "{ended:?}");
-    assert!(ended.stderr.to_lowercase().contains("memory"), "it is not said why: {ended:?}");
+    assert!(ended.stderr.to_lowercase().contains("memory"), "the output lacks the reason: {ended:?}");
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn inodes_past_the_limit_are_refused() {
 
 #[test]
 fn the_whole_image_is_under_the_disk_limit() {
-    // A second tree, at /usr, must not be a second purse.
+    // A second tree, at /usr, must count against the same limit.
     let text =
         "head -c 100m /dev/zero > /usr/bin/filler; head -c 100m /dev/zero > /root/filler; df /root /usr/bin";
     let ended = run().flag("--disk", "64m").shell(text);
@@ -103,7 +103,7 @@ fn a_deadline_kills_a_child_that_left_its_session() {
     let began = Instant::now();
     let ended = run().flag("--timeout", "2s").argv(&["/attacks/attacks", "daemon", &seconds]);
     assert_eq!(ended.code, Some(124), "{ended:?}");
-    assert!(ended.stdout.contains("daemon "), "there was no child: {ended:?}");
+    assert!(ended.stdout.contains("daemon "), "the child did not start: {ended:?}");
     assert!(began.elapsed() < Duration::from_secs(15) * e2e::slowness(), "it took {:?}", began.elapsed());
     assert_eq!(host::processes_with(&format!("daemon {seconds}")), Vec::<u32>::new());
 }
@@ -119,7 +119,7 @@ fn a_deadline_of_one_command_kills_its_tree_and_nothing_else() {
     let request = json!({"argv": ["/opt/attacks", "daemon", seconds], "timeout": 1500 * e2e::slowness()});
     let ran = sandbox.run_with(&request);
     assert_ne!(ran.code, Some(0), "{ran:?}");
-    assert!(ran.stdout.contains("daemon "), "there was no child: {ran:?}");
+    assert!(ran.stdout.contains("daemon "), "the child did not start: {ran:?}");
     e2e::eventually("its child is gone", || host::processes_with(&format!("daemon {seconds}")).is_empty());
     assert_eq!(host::processes_with(&format!("sleep {kept}")).len(), 1, "another command was killed too");
 }
@@ -130,7 +130,7 @@ fn a_paused_sandbox_uses_no_processor_and_resumes_where_it_was() {
     let mut sandbox = server.create();
     let mark = format!("mark-{}", sandbox.id);
     sandbox.start(&format!("exec -a {mark} bash -c 'while :; do :; done' {mark}"));
-    // While it executes the loop, a process has no command line for a moment.
+    // A process has no command line for a moment while it executes the loop.
     let busy = || host::processes_with(&mark).into_iter().find(|pid| ticks(*pid) > 5);
     let mut found = None;
     e2e::eventually("the loop works", || {
@@ -142,9 +142,9 @@ fn a_paused_sandbox_uses_no_processor_and_resumes_where_it_was() {
     e2e::eventually("it is paused", || sandbox.state().as_deref() == Some("Paused"));
     let stopped_at = ticks(pid);
     std::thread::park_timeout(Duration::from_millis(500));
-    assert_eq!(ticks(pid), stopped_at, "it goes on while it is paused");
+    assert_eq!(ticks(pid), stopped_at, "the paused process continues");
     assert_eq!(sandbox.lifecycle("resume"), 202);
-    e2e::eventually("it goes on", || ticks(pid) > stopped_at);
+    e2e::eventually("the process continues", || ticks(pid) > stopped_at);
 }
 
 /// Processor time of a process so far, in ticks.
@@ -154,7 +154,7 @@ fn ticks(pid: u32) -> u64 {
     after_name.split_whitespace().skip(11).take(2).filter_map(|word| word.parse::<u64>().ok()).sum()
 }
 
-/// The middle of several runs, each of which must be answered as it should.
+/// The median of several runs, each of which must get the right response.
 fn usual_time(sandbox: &mut Sandbox) -> Duration {
     let mut times: Vec<Duration> = (0..9)
         .map(|_| {
@@ -167,15 +167,15 @@ fn usual_time(sandbox: &mut Sandbox) -> Duration {
     times[times.len() / 2]
 }
 
-/// How many times longer than usual an answer may take in a sandbox that is used up. Half of the
-/// time the quota of the period is spent, and everybody waits for the next; a command that had to
-/// share the processor with every process of a bomb would take a hundred times as long.
+/// How many times longer than usual a response may take in an exhausted sandbox. Half of the time the quota
+/// of the period is spent, and every process waits for the next; a command that had to share the processor
+/// with every process of a bomb would take a hundred times as long.
 const SLOWER: u32 = 25;
 
-/// Few enough that a bomb has done its work soon, on the slowest machine.
+/// Few enough that a bomb reaches the limit soon, on the slowest machine.
 const PIDS: usize = 64;
 
-/// Commands are still answered in the usual time after `burden` was put on the sandbox.
+/// Checks that commands are still answered in the usual time after `burden` was put on the sandbox.
 fn check_answers_under(memory: &str, burden: impl FnOnce(&mut Sandbox)) {
     let server = Start::new().env("CORACLE_LIMITS_PIDS", &PIDS.to_string()).start();
     let mut sandbox = server.create_with(&json!({"resourceLimits": {"cpu": "500m", "memory": memory}}));
@@ -200,10 +200,10 @@ fn an_exec_is_answered_while_a_busy_loop_eats_the_quota() {
 
 #[test]
 fn an_exec_is_answered_while_a_fork_bomb_sits_at_the_limit() {
-    // Enough that the processes run out before the memory does.
+    // Enough memory that the process limit is reached first.
     check_answers_under("256Mi", |sandbox| {
         let bomb = sandbox.start("/opt/attacks eat processes");
-        // Each process of it says once that it was refused; then all of them wait.
+        // Each process of the bomb prints one line when it is refused; then all of them wait.
         let mostly = PIDS * 3 / 4;
         e2e::eventually("the bomb sits at its limit", || {
             sandbox.logs(&bomb).matches("stopped: fork").count() >= mostly
@@ -228,11 +228,11 @@ fn an_exec_is_answered_after_an_oom_kill() {
 }
 
 #[test]
-fn an_ordinary_user_is_told_which_limit_cannot_be_held() {
+fn ordinary_user_gets_the_name_of_an_unenforceable_limit() {
     if !testkit::needs_root() {
         return;
     }
-    // No group can be made here by an ordinary user, so a limit that was named must fail.
+    // An ordinary user cannot make a group here, so a limit that was given must fail.
     let ended = Run::new(ORDINARY).flag("--memory", "64m").argv(&["true"]);
     assert_eq!(ended.code, Some(125), "{ended:?}");
     assert!(ended.stderr.contains("memory") && ended.stderr.contains("hint:"), "{ended:?}");

@@ -1,4 +1,4 @@
-//! What lists and errors of the command line show to operators and owners.
+//! The lists and errors that the command line shows to operators and owners.
 
 use std::process::{Output, Stdio};
 
@@ -89,7 +89,7 @@ fn operators_socket_says_how_to_name_owners() {
 }
 
 #[test]
-fn key_rm_takes_a_prefix_and_says_what_becomes_of_sandboxes() {
+fn key_rm_takes_a_prefix_and_says_whether_sandboxes_stay() {
     let server = with_keys();
     let ((key, first), (_, second)) = (key_of(&server, "team"), key_of(&server, "team"));
     let (_, operators) = key_of(&server, "default");
@@ -99,7 +99,7 @@ fn key_rm_takes_a_prefix_and_says_what_becomes_of_sandboxes() {
     let unknown = refusal(&address(&server), OPERATOR, &["key", "rm", "--and-sandboxes", "-", ""]);
     assert!(unknown.contains("there is no such key") && !unknown.contains("sandbox"), "{unknown}");
     let stay = "owner `team` still has 1 other valid key: its sandboxes stay";
-    // Ids are random; eight characters of two are not alike.
+    // Ids are random, so the first eight characters of two differ.
     assert_eq!(remove(&first[..8]), (first, stay.to_owned()));
     let stay = "owner `default` is the operator of the server: its sandboxes stay";
     assert_eq!(remove(&operators), (operators, stay.to_owned()));

@@ -1,4 +1,4 @@
-//! What nobody gets: more than the operator allows, more than there is, more than an agent needs.
+//! Upper bounds: more than the operator allows, more than there is, more than an agent needs.
 
 use std::fs;
 
@@ -10,13 +10,13 @@ use e2e::server::{Server, Start};
 use serde_json::{Value, json};
 
 fn create(server: &Server, limits: &Value, disk: &str) -> Response {
-    let wish = json!({"image": {"uri": "host"}, "timeout": 60, "entrypoint": ["sleep", "infinity"],
+    let request = json!({"image": {"uri": "host"}, "timeout": 60, "entrypoint": ["sleep", "infinity"],
         "resourceLimits": limits, "extensions": {"coracle.disk": disk}});
-    server.client().post("/v1/sandboxes", &wish).expect("the server answers")
+    server.client().post("/v1/sandboxes", &request).expect("the server answers")
 }
 
 #[test]
-fn a_client_that_asks_for_more_than_the_operator_allows_is_told_what_is_allowed() {
+fn request_above_the_operators_maximum_is_refused_with_the_maximum() {
     let server = Start::new()
         .env("CORACLE_LIMITS_MAX_MEMORY", "2g")
         .env("CORACLE_LIMITS_MAX_CPUS", "1.5")

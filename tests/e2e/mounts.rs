@@ -15,10 +15,10 @@ fn shared_by(uid: u32, mode: u32, files: &[(&str, u32)]) -> TempDir {
         let file = directory.path().join(name);
         fs::write(&file, format!("{name} from outside\n")).expect("our own directory");
         fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).expect("our own file");
-        chown(&file, Some(*owner), Some(*owner)).expect("root may");
+        chown(&file, Some(*owner), Some(*owner)).expect("root has the permission");
     }
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(mode)).expect("our own directory");
-    chown(directory.path(), Some(uid), Some(uid)).expect("root may");
+    chown(directory.path(), Some(uid), Some(uid)).expect("root has the permission");
     directory
 }
 
@@ -59,11 +59,11 @@ fn a_directory_of_user_1000_is_its_own_inside_and_outside() {
 }
 
 #[test]
-fn in_a_directory_of_root_root_and_user_1000_stay_who_they_are() {
+fn root_and_user_1000_keep_their_identities_in_a_root_directory() {
     if !testkit::needs_root() {
         return;
     }
-    // As /tmp is: everybody may write, and delete what is theirs.
+    // As in /tmp: every user may write, and delete their own files.
     let shared = shared_by(0, 0o1777, &[("roots", 0), ("users", 1000)]);
     let ended = run_as(1000, shared.path()).shell(
         "cat /shared/users && echo more >> /shared/users && rm /shared/users && \
@@ -75,7 +75,7 @@ fn in_a_directory_of_root_root_and_user_1000_stay_who_they_are() {
         .shell("cat /shared/roots /shared/by-user && rm /shared/roots && echo by root > /shared/by-root");
     assert_eq!(ended.stdout, "roots from outside\nby the user\n", "{ended:?}");
     assert_eq!((ended.code, owner(&shared.path().join("by-root"))), (Some(0), 0), "{ended:?}");
-    // Outside it is the same: the user cannot touch root's, and deletes what is its own.
+    // The same outside: the user cannot touch root's files, and deletes its own.
     let ended = outside(1000, shared.path(), "! rm -f by-root && rm by-user");
     assert_eq!(ended.code, Some(0), "{ended:?}");
     fs::remove_file(shared.path().join("by-root")).expect("root deletes its own");

@@ -1,4 +1,4 @@
-//! Names and beginnings of ids on the command line.
+//! Names and id prefixes on the command line.
 
 use std::process::{Output, Stdio};
 
@@ -12,7 +12,7 @@ fn coracle(server: &Server, words: &[&str]) -> Output {
     command.output().expect("the binary runs")
 }
 
-/// What a command that must succeed prints.
+/// The output of a command that must succeed.
 fn text(server: &Server, words: &[&str]) -> String {
     let output = coracle(server, words);
     assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -63,7 +63,7 @@ fn every_command_takes_a_name_or_a_unique_prefix() {
 fn ambiguous_prefix_lists_candidates_and_acts_on_none() {
     let server = Server::start();
     let mut ids: Vec<String> = Vec::new();
-    // Ids begin with one of 26 letters, so two of 27 begin alike.
+    // Ids begin with one of 26 letters, so two of 27 share their first letter.
     let shared = loop {
         ids.push(text(&server, &["create"]));
         let newest = ids.last().expect("one was made");
@@ -79,7 +79,7 @@ fn ambiguous_prefix_lists_candidates_and_acts_on_none() {
         assert!(why.contains("hint: "), "{why}");
     }
     assert_eq!(text(&server, &["ls", "-q"]).lines().count(), ids.len());
-    // In the API a name or a prefix is nothing.
+    // The API accepts no names or prefixes.
     let answer = server.client().get(&format!("/v1/sandboxes/{}", &ids[0][..9])).expect("an answer");
     assert_eq!(answer.status, 404);
     text(&server, &["rm", "--all"]);
@@ -146,12 +146,12 @@ fn ps_shows_commands_sessions_and_contexts_and_kill_ends_their_trees() {
     }
     assert!(text(&server, &["ps", "busy"]).starts_with("PROCESS "));
 
-    // The child in the background goes with its command, whatever part of the id was written.
+    // The child in the background ends with its command, for any part of the id.
     assert_eq!(text(&server, &["kill", "busy", &command[..12]]), command);
     e2e::eventually("the command has ended with all it started", || {
         process_row(&server, &["busy"], &command).is_none()
     });
-    let row = process_row(&server, &["busy", "--all"], &command).expect("it is remembered");
+    let row = process_row(&server, &["busy", "--all"], &command).expect("the ended process is still listed");
     assert_eq!(row["state"], "ended", "{row}");
     assert!(refusal(&server, &["kill", "busy", &command]).contains("hint: "));
     assert!(refusal(&server, &["kill", "busy", "ffff", "--signal", "TERM"]).contains("no process"));

@@ -1,5 +1,5 @@
-//! Network `on`: what a sandbox reaches, what it never reaches, and what is left of it. Every test
-//! makes a host and an internet of its own.
+//! Network `on`: what a sandbox reaches, what it never reaches, and what is left of it. Every test makes
+//! its own host and internet.
 
 use std::net::{TcpStream, UdpSocket};
 use std::os::fd::AsFd;
@@ -23,7 +23,7 @@ fn with_network(network: &str) -> Value {
     json!({"extensions": {"coracle.network": network}})
 }
 
-/// Connects from inside and shows what comes back, or the shell's words.
+/// Connects from inside and returns the response, or the shell's error.
 fn dial(sandbox: &mut Sandbox, address: &str, port: u16) -> Ran {
     sandbox.run(&format!("exec timeout 5 bash -c 'exec 3<>/dev/tcp/{address}/{port} && head -n 1 <&3'"))
 }
@@ -34,14 +34,14 @@ fn assert_reached(sandbox: &mut Sandbox, address: &str, port: u16) -> String {
     ran.stdout
 }
 
-/// Refused, and at once: nobody waits for what is forbidden.
+/// Checks that the connection is refused at once, without a timeout.
 fn assert_refused(sandbox: &mut Sandbox, address: &str, port: u16) {
     let ran = dial(sandbox, address, port);
     assert!(!ran.stdout.contains("seen"), "{address}:{port} is reached: {ran:?}");
-    let told = ran.stderr.contains("No route to host")
+    let reported = ran.stderr.contains("No route to host")
         || ran.stderr.contains("Permission denied")
         || ran.stderr.contains("Network is unreachable");
-    assert!(told, "{address}:{port} was not refused at once: {ran:?}");
+    assert!(reported, "{address}:{port} was not refused at once: {ran:?}");
 }
 
 fn in_force(server: &Server, id: &str) -> String {
@@ -60,11 +60,11 @@ fn policy(server: &Server, id: &str) -> String {
 /// The net namespace of a sandbox, with this thread in it while `work` runs.
 fn inside<T>(id: &str, work: impl FnOnce() -> T) -> T {
     let home = std::fs::File::open("/proc/thread-self/ns/net").expect("there is a /proc");
-    let agent = host::agent_of(id).expect("it lives");
-    let place = std::fs::File::open(format!("/proc/{agent}/ns/net")).expect("it lives");
-    namespaces::enter(place.as_fd(), Namespaces::NET).expect("root may");
+    let agent = host::agent_of(id).expect("its process runs");
+    let place = std::fs::File::open(format!("/proc/{agent}/ns/net")).expect("its process runs");
+    namespaces::enter(place.as_fd(), Namespaces::NET).expect("root has the permission");
     let done = work();
-    namespaces::enter(home.as_fd(), Namespaces::NET).expect("root may");
+    namespaces::enter(home.as_fd(), Namespaces::NET).expect("root has the permission");
     done
 }
 
@@ -91,7 +91,7 @@ fn a_sandbox_reaches_the_world_and_resolves_names() {
 }
 
 #[test]
-fn what_is_near_the_host_is_never_reached() {
+fn networks_near_the_host_are_unreachable() {
     if !testkit::needs_root() {
         return;
     }
@@ -106,7 +106,7 @@ fn what_is_near_the_host_is_never_reached() {
     for address in OTHERS {
         assert_refused(&mut sandbox, address, 80);
     }
-    // The gateway is nobody; the host has none of these ports for a sandbox.
+    // No host answers at the gateway's address; the host has none of these ports for a sandbox.
     for address in [HOST, HOST6, "198.19.0.1", "198.19.0.2", "fd63:6f72:6163:6c65::1"] {
         assert_refused(&mut sandbox, address, HOST_PORT);
         assert_refused(&mut sandbox, address, server.port().parse().expect("a port is a number"));
@@ -114,13 +114,13 @@ fn what_is_near_the_host_is_never_reached() {
     for address in ["0.1.2.3", "192.0.0.8", "240.0.0.1", "fec0::1", "2002:a9fe:a9fe::1"] {
         assert_refused(&mut sandbox, address, 80);
     }
-    // Of this no refusal comes back: the link has no address to which one could be sent.
+    // No refusal comes back for this one: the link has no address to which it could be sent.
     let ran = dial(&mut sandbox, "fe80::1%eth0", HOST_PORT);
     assert!(ran.code != Some(0) && ran.stdout.is_empty(), "a neighbour on the link: {ran:?}");
-    // Its own loopback it has, and nobody else's.
+    // The sandbox has its own loopback only.
     let ran = dial(&mut sandbox, "127.0.0.1", HOST_PORT);
     assert!(ran.stderr.contains("Connection refused"), "{ran:?}");
-    // Names are answered by the resolver alone, and nothing but names.
+    // The resolver alone answers names, and answers nothing else.
     assert_refused(&mut sandbox, "198.19.0.1", 80);
     sandbox.delete();
 }
@@ -142,11 +142,11 @@ fn sandboxes_do_not_reach_each_other() {
     assert_eq!(own.len(), 2, "{addresses:?}");
     for address in own {
         assert_refused(&mut one, &address, 8000);
-        // The host itself has no business there either; it has the agent.
+        // The host itself cannot connect either; it uses the agent.
         let socket = std::net::SocketAddr::new(address.parse().expect("an address"), 8000);
         assert!(TcpStream::connect_timeout(&socket, Duration::from_millis(300)).is_err(), "{address}");
     }
-    // The way for everybody is the proxy.
+    // Clients use the proxy.
     let answer = server.client().get(&format!("/v1/sandboxes/{}/proxy/8000/", other.id)).expect("it answers");
     assert_eq!(answer.status, 200, "{}", answer.text());
     one.delete();
@@ -154,7 +154,7 @@ fn sandboxes_do_not_reach_each_other() {
 }
 
 #[test]
-fn a_packet_with_a_foreign_source_goes_nowhere() {
+fn packet_with_a_foreign_source_is_dropped() {
     if !testkit::needs_root() {
         return;
     }
@@ -226,7 +226,7 @@ fn a_connection_survives_the_death_of_server_and_launcher() {
     let mut sandbox = server.create();
     let command = sandbox.start(&format!("exec bash -c '{LASTING}'"));
     let lines = |sandbox: &mut Sandbox| sandbox.logs(&command).matches("line").count();
-    e2e::eventually("it goes on", || lines(&mut sandbox) > 3);
+    e2e::eventually("the process continues", || lines(&mut sandbox) > 3);
     for role in ["__launcher", "__server"] {
         let former = server.part(role);
         kill(former);
@@ -235,15 +235,15 @@ fn a_connection_survives_the_death_of_server_and_launcher() {
     e2e::eventually("the server answers", || server.client().get("/health").is_ok());
     let mut sandbox = Sandbox::known(server.client(), &sandbox.id);
     let before = lines(&mut sandbox);
-    e2e::eventually("it goes on", || lines(&mut sandbox) > before + 3);
+    e2e::eventually("the process continues", || lines(&mut sandbox) > before + 3);
     server.kill();
     let again = start().env("CORACLE_INSTANCE", "net-survival").listen(server.address());
     server.start_again(&again);
     let mut sandbox = Sandbox::known(server.client(), &sandbox.id);
     let before = lines(&mut sandbox);
-    e2e::eventually("it goes on", || lines(&mut sandbox) > before + 3);
+    e2e::eventually("the process continues", || lines(&mut sandbox) > before + 3);
     assert_eq!(world.lasting_connections(), 1, "it was one connection all the time");
-    // New connections and the guard are there too.
+    // New connections and the packet filter work too.
     assert_reached(&mut sandbox, WORLD, 80);
     assert_refused(&mut sandbox, "169.254.169.254", 80);
     sandbox.delete();
@@ -251,7 +251,7 @@ fn a_connection_survives_the_death_of_server_and_launcher() {
 
 fn kill(pid: u32) {
     let pid = rustix::process::Pid::from_raw(i32::try_from(pid).expect("a pid")).expect("a pid");
-    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it lives");
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("its process runs");
 }
 
 /// The name of a server's packet filter.
@@ -262,7 +262,7 @@ fn table_of(server: &Server) -> String {
 }
 
 #[test]
-fn links_and_the_table_go_when_nobody_needs_them() {
+fn unused_links_and_tables_are_removed() {
     if !testkit::needs_root() {
         return;
     }
@@ -271,15 +271,15 @@ fn links_and_the_table_go_when_nobody_needs_them() {
     let name = table_of(&server);
     let table = || filter::table_exists(&name).expect("it can be looked for");
     let prepared = {
-        e2e::eventually("some are prepared", || world::links().len() >= 16);
+        e2e::eventually("some links are prepared", || world::links().len() >= 16);
         world::links().len()
     };
     let sandboxes: Vec<Sandbox> = (0..3).map(|_| server.create()).collect();
     assert!(table());
-    // Those of sandboxes stay with them when the server goes, and so does the table.
+    // Links of sandboxes stay when the server ends, and so does the table.
     assert!(server.terminate().success());
     e2e::eventually("only those of sandboxes are left", || world::links().len() == 3);
-    assert!(table(), "sandboxes live, so their guard does");
+    assert!(table(), "the filter exists as long as sandboxes");
     server.start_again(&start().env("CORACLE_INSTANCE", "net-remains").listen(server.address()));
     for sandbox in sandboxes {
         Sandbox::known(server.client(), &sandbox.id).delete();
@@ -287,11 +287,11 @@ fn links_and_the_table_go_when_nobody_needs_them() {
     e2e::eventually("only prepared ones are left", || world::links().len() <= prepared);
     assert!(server.terminate().success());
     e2e::eventually("no link is left", || world::links().is_empty());
-    assert!(!table(), "nothing lives that needs it");
+    assert!(!table(), "no sandbox needs it");
 }
 
 #[test]
-fn a_table_that_a_dead_server_left_goes_with_the_next() {
+fn table_of_a_dead_server_is_removed_by_the_next() {
     if !testkit::needs_root() {
         return;
     }
@@ -305,11 +305,11 @@ fn a_table_that_a_dead_server_left_goes_with_the_next() {
     server.kill();
     e2e::eventually("prepared links die with their launcher", || world::links().is_empty());
     assert!(table(), "a killed server cannot clean up");
-    // One that needs no network finds nobody who does.
+    // A server that needs no network finds no sandbox that does.
     server.start_again(&how().env("CORACLE_NETWORK_DEFAULT", "off").listen(server.address()));
     assert!(!table());
     let mut sandbox = server.create();
-    assert!(world::links().is_empty() && !table(), "nothing is made that nobody asked for");
+    assert!(world::links().is_empty() && !table(), "nothing is made without a request");
     assert_eq!(policy(&server, &sandbox.id), "deny_all");
     sandbox.delete();
 }
@@ -324,19 +324,19 @@ fn a_host_that_does_not_forward_has_no_network_and_says_so() {
     let server = start().start();
     let mut sandbox = server.create();
     let held = in_force(&server, &sandbox.id);
-    assert!(held.contains("off, since this host forwards no packets"), "{held}");
+    assert!(held.contains("off, since this host does not forward packets"), "{held}");
     assert_eq!(policy(&server, &sandbox.id), "deny_all");
     let ran = dial(&mut sandbox, WORLD, 80);
     assert!(ran.stderr.contains("Network is unreachable"), "{ran:?}");
     sandbox.delete();
-    assert!(world::links().is_empty(), "nothing was touched");
-    assert!(server.log().contains("net.ipv4.ip_forward"), "it is told once at start");
-    let wish = json!({"image": {"uri": "host"}, "resourceLimits": {}, "entrypoint": ["sleep", "infinity"],
+    assert!(world::links().is_empty(), "no link was made");
+    assert!(server.log().contains("net.ipv4.ip_forward"), "the warning is logged once at start");
+    let request = json!({"image": {"uri": "host"}, "resourceLimits": {}, "entrypoint": ["sleep", "infinity"],
         "extensions": {"coracle.network": "on"}});
-    let refused = server.client().post("/v1/sandboxes", &wish).expect("the server answers");
+    let refused = server.client().post("/v1/sandboxes", &request).expect("the server answers");
     assert_eq!(refused.status, 400, "{}", refused.text());
     assert!(refused.text().contains("sysctl -w net.ipv4.ip_forward=1"), "{}", refused.text());
-    // Nobody but the operator changes that, and then it works without a restart.
+    // Only the operator changes that, and then it works without a restart.
     let forwarding = std::fs::read_to_string("/proc/sys/net/ipv4/ip_forward").expect("it can be read");
     assert_eq!(forwarding.trim(), "0", "the host's settings are the operator's");
     world::set_forwarding(true);
@@ -412,7 +412,7 @@ fn one_command_has_a_network_if_it_asks_for_one() {
     for network in ["on", "auto"] {
         let (ended, _) = run(network);
         assert!(ended.stdout.contains("seen"), "{network}: {ended:?}");
-        e2e::eventually("its link goes with it", || world::links().is_empty());
+        e2e::eventually("its link is removed with it", || world::links().is_empty());
     }
     let (ended, _) = run("filtered");
     assert_eq!(ended.code, Some(125), "{ended:?}");
@@ -422,10 +422,13 @@ fn one_command_has_a_network_if_it_asks_for_one() {
     assert!(ended.stderr.contains("hint: `sysctl -w net.ipv4.ip_forward=1`"), "{ended:?}");
     let (ended, _) = run("auto");
     assert!(ended.stderr.contains("Network is unreachable"), "{ended:?}");
-    assert!(ended.stderr.contains("the network is off, since this host forwards no packets"), "{ended:?}");
+    assert!(
+        ended.stderr.contains("the network is off, since this host does not forward packets"),
+        "{ended:?}"
+    );
 }
 
-/// Runs as an ordinary user who finds this program and no other.
+/// Runs as an ordinary user whose PATH has this program and no other.
 fn run_by(program: &std::path::Path, text: &str) -> e2e::run::Ended {
     let run = Run::new(ORDINARY).flag("--network", "on");
     let only = run.home().join("only");
@@ -470,7 +473,7 @@ fn an_ordinary_users_sandbox_has_a_network_in_user_space() {
         let ended = run_by(program, &format!("{text}{}", dial_text(WORLD, 80)));
         let (refused, reached) = ended.stdout.split_once(WORLD).unwrap_or_default();
         assert!(!refused.contains("seen") && refused.contains("No route to host"), "{path}: {ended:?}");
-        assert!(reached.contains("seen"), "the way was open all the time: {path}: {ended:?}");
+        assert!(reached.contains("seen"), "the address was reachable without the program: {path}: {ended:?}");
         let name = program.file_name().expect("it has a name").to_string_lossy().into_owned();
         let lasting = || !e2e::host::processes_with(&format!("only/{name} --con")).is_empty();
         e2e::eventually("the program ends with its sandbox", || !lasting());

@@ -1,4 +1,4 @@
-//! What operators do: their socket, what was used, stopping, and starting without a memory.
+//! Operator features: the socket, usage, stopping, and starting without a database.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
@@ -27,14 +27,15 @@ fn told(output: &Output) -> Value {
 }
 
 #[test]
-fn who_may_open_the_socket_is_the_operator_and_sees_everybodys_sandboxes() {
+fn socket_access_makes_an_operator_who_sees_all_owners_sandboxes() {
     let server = Start::new().env("CORACLE_API_KEY", OPERATOR).start();
     let key = told(&through_socket(&server, &["key", "create", "tenant"]));
     let mut tenant = server.client();
     let key = key["key"].as_str().expect("it is shown once").to_owned();
     tenant.set_headers(&[("OPEN-SANDBOX-API-KEY".to_owned(), key)]);
-    let wish = json!({"image": {"uri": "host"}, "resourceLimits": {}, "entrypoint": ["sleep", "infinity"]});
-    let made = tenant.post("/v1/sandboxes", &wish).expect("the server answers").json();
+    let request =
+        json!({"image": {"uri": "host"}, "resourceLimits": {}, "entrypoint": ["sleep", "infinity"]});
+    let made = tenant.post("/v1/sandboxes", &request).expect("the server answers").json();
     let id = made["id"].as_str().expect("it has an id").to_owned();
 
     let seen = told(&through_socket(&server, &["top", "--once", "--every", "100ms"]));
@@ -44,12 +45,12 @@ fn who_may_open_the_socket_is_the_operator_and_sees_everybodys_sandboxes() {
 
     let refused = through_socket(&server, &["ls"]);
     let why = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(!refused.status.success() && why.contains("only what operators ask"), "{why}");
+    assert!(!refused.status.success() && why.contains("only the operator API"), "{why}");
     tenant.delete(&format!("/v1/sandboxes/{id}")).expect("an answer");
 }
 
 #[test]
-fn nobody_else_can_open_the_socket() {
+fn other_users_cannot_open_the_socket() {
     if !testkit::needs_root() {
         return;
     }
@@ -60,8 +61,8 @@ fn nobody_else_can_open_the_socket() {
     let reaches = |uid: u32| {
         let socket = socket.clone();
         let person = std::thread::spawn(move || {
-            // Only this thread becomes somebody else, and with that loses root's powers.
-            set_thread_uid(Uid::from_raw(uid)).expect("root may become anybody");
+            // Only this thread changes its user, and so loses root's powers.
+            set_thread_uid(Uid::from_raw(uid)).expect("root can change its uid");
             UnixStream::connect(&socket).map(drop).map_err(|error| error.kind())
         });
         person.join().expect("it does not panic")
@@ -83,7 +84,7 @@ fn the_socket_outlives_a_server_that_dies_and_ends_with_the_supervisor() {
 }
 
 #[test]
-fn what_was_used_is_told_by_the_hour_also_of_what_ended_soon_and_after_a_restart() {
+fn hourly_usage_covers_short_lived_sandboxes_and_restarts() {
     let mut server = Server::start();
     let mut sandbox = server.create();
     assert_eq!(sandbox.run("i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done").code, Some(0));
@@ -116,16 +117,16 @@ fn a_living_sandbox_is_sampled() {
 }
 
 #[test]
-fn a_server_that_is_to_leave_nothing_removes_its_sandboxes_when_it_stops() {
+fn server_set_to_remove_sandboxes_removes_them_at_stop() {
     let mut server = Start::new().env("CORACLE_ON_STOP", "remove").start();
     let made: Vec<String> = (0..5).map(|_| server.create().id.clone()).collect();
     assert!(made.iter().all(|id| host::agent_of(id).is_some()));
     assert!(server.terminate().success());
-    assert!(made.iter().all(|id| host::agent_of(id).is_none()), "it left sandboxes");
+    assert!(made.iter().all(|id| host::agent_of(id).is_none()), "the server left sandboxes");
 }
 
 #[test]
-fn n109_sandboxes_that_nobody_remembers_are_removed_and_those_of_others_are_not() {
+fn orphaned_sandboxes_are_removed_and_those_of_other_servers_are_not() {
     let (mut server, other) = (Server::start(), Server::start());
     let orphans: Vec<String> = (0..3).map(|_| server.create().id.clone()).collect();
     let mut unrelated = other.create();
@@ -135,7 +136,7 @@ fn n109_sandboxes_that_nobody_remembers_are_removed_and_those_of_others_are_not(
     }
     assert!(orphans.iter().all(|id| host::agent_of(id).is_some()), "they outlive their server");
     server.start_again(&Start::new());
-    // Their parent is the host's first process by now, which collects them in its own time.
+    // Their parent is the host's init by now, which reaps them at its own pace.
     e2e::eventually("no orphan is left", || orphans.iter().all(|id| host::agent_of(id).is_none()));
     assert_eq!(unrelated.run("true").code, Some(0));
 }
@@ -155,11 +156,11 @@ impl Tenant {
         let key = made["key"].as_str().expect("it is shown once").to_owned();
         let mut client = server.client();
         client.set_headers(&[("OPEN-SANDBOX-API-KEY".to_owned(), key.clone())]);
-        let wish = json!({
+        let request = json!({
             "image": {"uri": "host"}, "resourceLimits": {}, "entrypoint": ["sleep", "infinity"],
             "extensions": {"coracle.key": "web"},
         });
-        let answer = client.post("/v1/sandboxes", &wish).expect("the server answers").json();
+        let answer = client.post("/v1/sandboxes", &request).expect("the server answers").json();
         let sandbox = answer["id"].as_str().expect("it has an id").to_owned();
         let key_id = made["id"].as_str().expect("it has an id").to_owned();
         let mut tenant = Self { client, key, key_id, sandbox, process: String::new() };
@@ -175,7 +176,7 @@ impl Tenant {
     }
 }
 
-/// What the operator did, as the events of one owner tell it.
+/// The operator's actions, as the events of one owner show them.
 fn acts(server: &Server, tenant: &Tenant) -> Vec<String> {
     let output = tenant.coracle(server, &["events"]);
     let text = String::from_utf8(output.stdout).expect("it is text");
@@ -188,7 +189,7 @@ fn acts(server: &Server, tenant: &Tenant) -> Vec<String> {
 }
 
 #[test]
-fn operator_looks_after_things_of_every_owner_and_owners_see_it() {
+fn operator_actions_on_any_owner_are_visible_to_that_owner() {
     if !testkit::needs_root() {
         return;
     }
@@ -230,9 +231,9 @@ fn operator_looks_after_things_of_every_owner_and_owners_see_it() {
     }
     assert!(seen.iter().any(|act| act.starts_with("removed snapshot ")), "{seen:?}");
     assert_eq!(acts(&server, &other), Vec::<String>::new(), "nothing was done to the other");
-    // Looking twice in a row is one event.
+    // Listing twice in a row is one event.
     assert_eq!(seen.iter().filter(|act| *act == "listed sandbox *").count(), 1, "{seen:?}");
-    // Owners have no such reach.
+    // Owners have no such access.
     let refused = other.coracle(&server, &["ls", "--all-owners"]);
     assert!(String::from_utf8_lossy(&refused.stderr).contains("only the operator"), "{refused:?}");
     told(&operator(&["rm", "--all", "--all-owners"]));
@@ -272,7 +273,7 @@ fn operator_cannot_enter_sandboxes_of_other_owners() {
 }
 
 #[test]
-fn last_key_of_an_owner_can_take_the_sandboxes_along() {
+fn revoking_the_last_key_can_remove_the_owners_sandboxes() {
     let server = Start::new().env("CORACLE_API_KEY", OPERATOR).start();
     let (one, mut other) = (Tenant::of(&server, "one"), Tenant::of(&server, "other"));
     let second = told(&through_socket(&server, &["key", "create", "one"]));
@@ -313,7 +314,7 @@ fn metrics_per_owner_are_bounded_and_off_by_default() {
     for tenant in &mut tenants {
         tenant.client.delete(&format!("/v1/sandboxes/{}", tenant.sandbox)).expect("an answer");
     }
-    // What a sandbox used is counted at its end at the latest, and its memory no longer.
+    // The usage of a sandbox is counted at its end at the latest, and its memory no longer.
     let text = metrics(&server);
     let value = |name: &str| {
         let series = format!("coracle_owner_{name}{{owner=\"one\"}} ");

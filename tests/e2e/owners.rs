@@ -1,4 +1,4 @@
-//! Owners: a key each, a quota each, and nothing of anybody else's.
+//! Owners: each has its own key and quota, and no access to others' resources.
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
@@ -63,7 +63,7 @@ fn delete(client: &mut Client, id: &str) {
 }
 
 #[test]
-fn a_foreign_sandbox_is_not_there() {
+fn foreign_sandbox_is_not_found() {
     let tenants = Tenants::start();
     let (mut one, mut other) = (tenants.tenant("one"), tenants.tenant("other"));
     let id = create(&mut one);
@@ -86,7 +86,7 @@ fn a_foreign_sandbox_is_not_there() {
         ("GET", format!("/v1/sandboxes/{id}/proxy/8000/")),
         ("GET", format!("/coracle/v1/sandboxes/{id}")),
     ] {
-        // Well-formed for each of them, so that nothing but the owner is wrong.
+        // The bodies are valid for each route, so that only the owner is wrong.
         let body = match path.rsplit('/').next() {
             Some("renew-expiration") => json!({"expiresAt": "2999-01-01T00:00:00Z"}),
             Some("command") => json!({"command": "true"}),
@@ -98,7 +98,7 @@ fn a_foreign_sandbox_is_not_there() {
         };
         let foreign = ask(&mut other, &path);
         assert_eq!(foreign.status, 404, "{method} {path}: {}", foreign.text());
-        // It looks like one that never was.
+        // The response is the same as for an id that never existed.
         let never = ask(&mut other, &path.replace(&id, "aaaaaaaaaaaaaaaaaaaa"));
         assert_eq!(never.status, 404, "{method} {path}: {}", never.text());
         assert_eq!(never.text().replace("aaaaaaaaaaaaaaaaaaaa", &id), foreign.text(), "{method} {path}");
@@ -137,7 +137,7 @@ fn the_same_key_of_two_owners_leads_to_two_sandboxes() {
 }
 
 #[test]
-fn past_its_quota_an_owner_is_told_to_come_back() {
+fn owner_over_quota_is_asked_to_retry_later() {
     let tenants = Tenants::start();
     let (mut small, mut other) = (tenants.tenant("small"), tenants.tenant("other"));
     let first = create(&mut small);
@@ -151,7 +151,7 @@ fn past_its_quota_an_owner_is_told_to_come_back() {
 }
 
 #[test]
-fn keys_are_the_operators_business() {
+fn only_operators_manage_keys() {
     let tenants = Tenants::start();
     let made = tenants.key(&["create", "one", "--expires", "30d"]);
     let (id, key) = (made["id"].as_str().expect("an id"), made["key"].as_str().expect("a key"));
@@ -169,14 +169,14 @@ fn keys_are_the_operators_business() {
     tenants.key(&["rm", id]);
     assert_eq!(one.get("/v1/sandboxes").expect("the server answers").status, 401);
     assert!(!tenants.server.log().contains(key), "a key is in the log");
-    // Without a key of its own a server hands out none, or nobody could manage it any more.
+    // A server without a key issues no keys, since then no client could manage it any more.
     let keyless = Server::start();
     let answer = keyless.client().post("/coracle/v1/keys", &json!({"owner": "one"})).expect("it answers");
     assert_eq!((answer.status, answer.json()["code"].as_str()), (409, Some("NO_OPERATOR_KEY")));
 }
 
 #[test]
-fn a_revoked_key_hears_nothing_more() {
+fn revoked_key_loses_its_open_streams() {
     let tenants = Tenants::start();
     let made = tenants.key(&["create", "one"]);
     let url = format!("http://{}", tenants.server.address());
@@ -188,7 +188,7 @@ fn a_revoked_key_hears_nothing_more() {
     let mut one = tenants.tenant("one");
     let id = create(&mut one);
     for phase in ["starting", "running"] {
-        let line = lines.next().expect("the stream goes on").expect("it is text");
+        let line = lines.next().expect("the stream continues").expect("it is text");
         assert!(line.contains(phase), "{line}");
     }
     tenants.key(&["rm", made["id"].as_str().expect("an id")]);

@@ -1,4 +1,4 @@
-//! Warm sandboxes: taken once, bound late, replaced.
+//! Warm sandboxes: claimed once, configured late, replaced.
 
 use std::collections::BTreeSet;
 use std::sync::Barrier;
@@ -33,13 +33,13 @@ fn until_warm(client: &mut Client, name: &str, level: usize) {
     e2e::eventually("the pool is full", || pool(client, name)["status"]["available"] == level);
 }
 
-/// What a client is told of a sandbox.
+/// The sandbox as a client sees it.
 fn shown(server: &Server, id: &str) -> Value {
     server.client().get(&format!("/v1/sandboxes/{id}")).expect("the server answers").json()
 }
 
 #[test]
-fn fifty_clients_at_once_get_one_each_and_the_level_recovers_under_load() {
+fn fifty_concurrent_clients_get_one_warm_sandbox_each_and_the_level_recovers() {
     const CLIENTS: usize = 50;
     let server = pooled(10);
     let (begin, enough) = (Barrier::new(CLIENTS), AtomicBool::new(false));
@@ -73,11 +73,11 @@ fn fifty_clients_at_once_get_one_each_and_the_level_recovers_under_load() {
     assert!(status["claimed"].as_u64() >= Some(10), "{status}");
     assert_eq!(status["total"].as_u64(), status["allocated"].as_u64().map(|taken| taken + 10), "{status}");
     let listed = server.client().get("/v1/sandboxes?pageSize=200").expect("the server answers").json();
-    assert_eq!(listed["pagination"]["totalItems"], CLIENTS, "warm ones are listed");
+    assert_eq!(listed["pagination"]["totalItems"], CLIENTS, "warm sandboxes are listed");
 }
 
 #[test]
-fn limits_that_are_bound_late_hold() {
+fn limits_set_at_claim_are_enforced() {
     if !testkit::needs_root() {
         return;
     }
@@ -114,32 +114,35 @@ fn limits_that_are_bound_late_hold() {
 }
 
 #[test]
-fn all_else_is_bound_late_too() {
+fn other_settings_are_applied_at_claim() {
     let server = pooled(1);
-    let wish = json!({
+    let request = json!({
         "env": {"GIVEN": "a b"}, "metadata": {"team": "x"}, "timeout": 600,
         "entrypoint": ["sh", "-c", "echo up > /root/up; exec sleep 1000"],
     });
-    let mut sandbox = server.create_with(&wish);
+    let mut sandbox = server.create_with(&request);
     let body = shown(&server, &sandbox.id);
     assert_eq!(
         body["allocation"],
         json!({"mode": "pool", "poolRef": "warm", "state": "allocated"}),
         "{body}"
     );
-    assert_eq!((&body["metadata"], &body["entrypoint"]), (&wish["metadata"], &wish["entrypoint"]));
+    assert_eq!((&body["metadata"], &body["entrypoint"]), (&request["metadata"], &request["entrypoint"]));
     assert!(body["expiresAt"].is_string(), "{body}");
     e2e::eventually("its entrypoint runs", || sandbox.run("cat /root/up").stdout == "up\n");
     assert_eq!(sandbox.run("echo \"$GIVEN\"").stdout, "a b\n");
     let events = server.client().get("/coracle/v1/events?after=0&follow=false").expect("it answers").text();
-    let told: Vec<&str> = events.lines().filter(|line| line.starts_with("data:")).collect();
-    assert!(told.iter().all(|line| line.contains(&sandbox.id)), "warm ones are told of: {told:?}");
+    let reported: Vec<&str> = events.lines().filter(|line| line.starts_with("data:")).collect();
+    assert!(
+        reported.iter().all(|line| line.contains(&sandbox.id)),
+        "warm sandboxes have events: {reported:?}"
+    );
     let mut plain = server.create();
     assert_eq!(plain.run("echo [$GIVEN]; ls -A /root").stdout, "[]\n");
 }
 
 #[test]
-fn a_volume_is_attached_to_one_that_was_warm() {
+fn volume_is_attached_to_a_warm_sandbox_at_claim() {
     if !testkit::needs_root() {
         return;
     }
@@ -158,9 +161,9 @@ fn a_volume_is_attached_to_one_that_was_warm() {
 #[test]
 fn a_key_and_a_pool_lead_to_one_sandbox() {
     let mut server = pooled(2);
-    let wish = json!({"timeout": 3600, "extensions": {"poolRef": "warm", "coracle.key": "thread"}});
+    let request = json!({"timeout": 3600, "extensions": {"poolRef": "warm", "coracle.key": "thread"}});
     let acquire = |server: &Server| {
-        let answer = server.client().post("/v1/sandboxes", &wish).expect("the server answers");
+        let answer = server.client().post("/v1/sandboxes", &request).expect("the server answers");
         assert_eq!(answer.status, 202, "{}", answer.text());
         answer.json()
     };
@@ -176,13 +179,13 @@ fn a_key_and_a_pool_lead_to_one_sandbox() {
 }
 
 fn acquire_of(server: &Server, key: &str) -> Value {
-    let wish = json!({"image": {"uri": "host"}, "timeout": 3600, "resourceLimits": {},
+    let request = json!({"image": {"uri": "host"}, "timeout": 3600, "resourceLimits": {},
         "entrypoint": ["sleep", "inf"], "extensions": {"coracle.key": key}});
-    server.client().post("/v1/sandboxes", &wish).expect("the server answers").json()
+    server.client().post("/v1/sandboxes", &request).expect("the server answers").json()
 }
 
 #[test]
-fn pools_are_managed_by_the_operator_and_used_by_everybody() {
+fn operators_manage_pools_and_every_owner_uses_them() {
     let operator = "operator-key-0123456789";
     let server = Start::new().env("CORACLE_API_KEY", operator).start();
     let with = |key: &str| {
@@ -264,7 +267,7 @@ fn the_command_line_manages_pools() {
     assert!(coracle(&["pool", "rm", "own"]).0);
     for (words, expected) in [
         (["pool", "rm", "own"], "there is no such pool"),
-        (["pool", "rm", "warm"], "written in the configuration"),
+        (["pool", "rm", "warm"], "defined in the configuration"),
     ] {
         let (done, _, said) = coracle(&words);
         assert!(!done && said.contains(expected) && said.contains("hint:"), "{said}");
@@ -272,7 +275,7 @@ fn the_command_line_manages_pools() {
 }
 
 #[test]
-fn a_dead_warm_one_is_replaced_and_a_server_that_ends_leaves_none() {
+fn dead_warm_sandbox_is_replaced_and_none_outlive_the_server() {
     if !testkit::needs_root() {
         return;
     }

@@ -1,4 +1,4 @@
-//! What the server refuses: the command line names the bound or the state, and a hint that helps.
+//! Requests that the server refuses: the error names the limit or the state and has a useful hint.
 
 use std::process::{Output, Stdio};
 
@@ -13,7 +13,7 @@ fn coracle(server: &Server, words: &[&str]) -> Output {
     command.output().expect("the binary runs")
 }
 
-/// What a command that must succeed prints.
+/// The output of a command that must succeed.
 fn text(server: &Server, words: &[&str]) -> String {
     let output = coracle(server, words);
     assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -67,7 +67,7 @@ fn limits_out_of_bounds_are_refused_with_the_bound() {
     ] {
         let said = refusal(&server, &["create", flag, value]);
         assert!(said.contains(message) && said.contains(hint), "{flag}: {said}");
-        // The command line itself refuses what is no number of cores.
+        // The command line itself refuses values that are not a number of cores.
         assert!(flag == "--cpus" || said.contains("(400)"), "{flag}: {said}");
     }
     text(&server, &["create", "--pids", "4194304", "--disk", "8m"]);
@@ -118,7 +118,7 @@ fn inspect_shows_how_the_main_process_ended() {
 }
 
 #[test]
-fn owner_that_may_have_no_sandboxes_is_told_so() {
+fn owner_that_may_have_no_sandboxes_gets_a_clear_error() {
     let config = tempfile::NamedTempFile::new().expect("the temporary directory can be written");
     std::fs::write(config.path(), "[owners.default]\nsandboxes = 0\n").expect("our own file");
     let path = config.path().to_str().expect("it is UTF-8");
@@ -139,6 +139,6 @@ fn every_line_of_a_json_log_is_json_until_the_end() {
         assert!(parsed.is_ok_and(|line| line.is_object()), "{line}");
     }
     assert!(log.contains("1 sandbox stays"), "{log}");
-    // So that the sandbox is removed.
+    // Restarts the server, so that it can remove the sandbox.
     server.start_again(&Start::new());
 }

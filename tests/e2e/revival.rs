@@ -1,4 +1,4 @@
-//! Files outlive processes: a sandbox whose agent was killed is restarted with them, or replaced.
+//! Files outlive processes: a sandbox whose agent was killed is restarted with its files, or replaced.
 
 use std::process::{Output, Stdio};
 
@@ -13,7 +13,7 @@ fn coracle(server: &Server, words: &[&str]) -> Output {
     command.output().expect("the binary runs")
 }
 
-/// What a command that must succeed prints, on both streams.
+/// The output of a command that must succeed, on both streams.
 fn told(server: &Server, words: &[&str]) -> (String, String) {
     let output = coracle(server, words);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -29,7 +29,8 @@ fn text(server: &Server, words: &[&str]) -> String {
 fn kill_agent(server: &Server, id: &str) {
     let record = std::fs::read(server.state_directory().join("boxes").join(id)).expect("it has a record");
     let record: Value = serde_json::from_slice(&record).expect("it is JSON");
-    let pid = record["process"]["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).expect("it lives");
+    let pid =
+        record["process"]["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).expect("its process runs");
     let pid = rustix::process::Pid::from_raw(pid).expect("it is one");
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it can be killed");
     let mut client = server.client();
@@ -39,24 +40,24 @@ fn kill_agent(server: &Server, id: &str) {
     }
 }
 
-/// All that a dead sandbox with a name must do, on disks of one kind.
+/// Everything that a dead sandbox with a name must do, on disks of one kind.
 fn outlives_its_agent(start: Start) {
     let mut server = start.start();
     let id = text(&server, &["create", "--key", "box", "--timeout", "1h", "-e", "GIVEN=yes"]);
     text(&server, &["exec", "box", "-c", "echo kept > /root/file; mkdir /root/d; echo too > /root/d/f"]);
     kill_agent(&server, &id);
-    // A request to the id starts nothing.
+    // A request by id starts nothing.
     assert!(!coracle(&server, &["exec", "box", "--", "true"]).status.success());
     let shown = server.client().get(&format!("/v1/sandboxes/{id}")).expect("an answer").json();
     assert_eq!(shown["status"]["state"], "Failed");
     assert!(shown["status"]["message"].as_str().is_some_and(|why| why.contains("files are kept")), "{shown}");
-    // Its files can be kept and copied while it is dead.
+    // The files of a dead sandbox can be snapshotted and copied.
     text(&server, &["snapshot", "create", &id]);
     let out = server.directory().join("out");
     text(&server, &["cp", "box:/root/d", out.to_str().expect("it is text")]);
     assert_eq!(std::fs::read_to_string(out.join("f")).expect("it was copied"), "too\n");
-    assert_eq!(text(&server, &["ls", "-q"]), id, "what was made to read them is gone");
-    // A server that was killed meanwhile knows all of it again.
+    assert_eq!(text(&server, &["ls", "-q"]), id, "the temporary mount for reading them is gone");
+    // A server that was killed meanwhile has all of it again.
     server.kill();
     server.start_again(&Start::new());
     let expires = shown["expiresAt"].clone();
@@ -84,14 +85,14 @@ fn outlives_its_agent(start: Start) {
 }
 
 #[test]
-fn a_dead_sandbox_keeps_its_files_and_restarts_when_it_is_wanted() {
+fn dead_sandbox_keeps_its_files_and_restarts_on_demand() {
     if !testkit::needs_root() {
         return;
     }
     outlives_its_agent(Start::new());
 }
 
-/// An ordinary user's disks are memory, which ends with the processes.
+/// An ordinary user's disks are in memory, which is lost with the processes.
 #[test]
 fn files_in_memory_are_lost_and_the_next_use_of_the_name_says_so() {
     let user = if testkit::is_root() { ORDINARY } else { User::Same };

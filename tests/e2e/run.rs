@@ -76,7 +76,7 @@ fn a_sandbox_that_cannot_be_made_ends_with_125_and_says_why() {
     let ended = Run::new(User::Same).flag("--image", "no-such-image").argv(&["true"]);
     assert_eq!(ended.code, Some(125), "{ended:?}");
     assert!(ended.stderr.contains("no-such-image") && ended.stderr.contains("hint:"), "{ended:?}");
-    // A host that forwards packets could make this one.
+    // On a host that forwards packets this sandbox could be created.
     let forwards = fs::read_to_string("/proc/sys/net/ipv4/ip_forward").expect("every host has it");
     if forwards.trim() == "0" {
         let ended = Run::new(User::Same).flag("--network", "on").argv(&["true"]);
@@ -91,7 +91,7 @@ fn an_imported_image_can_be_run() {
         let run = Run::new(user).flag("--image", "mini");
         let tree = user.home();
         fs::create_dir_all(tree.path().join("image/bin")).expect("our own directory");
-        // The one static program that is there on every host of the tests.
+        // The one static program that exists on every test host.
         fs::copy(Programs::shared().coracle(), tree.path().join("image/bin/tool")).expect("our own files");
         let mut import = Programs::shared().command();
         import.args(["image", "import", "mini"]).arg(tree.path().join("image"));
@@ -106,9 +106,9 @@ fn an_imported_image_can_be_run() {
     }
 }
 
-/// The numbers at which the agent finds what it inherits may be free or taken beforehand.
+/// The descriptor numbers at which the agent expects what it inherits may be free or taken beforehand.
 #[test]
-fn it_does_not_matter_which_descriptors_are_open() {
+fn run_works_whichever_descriptors_are_open() {
     const CLOSED: &str = "for n in {3..254}; do eval \"exec $n<&-\"; done; exec \"$@\"";
     const OPEN: &str = "for n in {3..254}; do eval \"exec $n</\"; done; exec \"$@\"";
     for (user, first) in users().into_iter().flat_map(|user| [(user, CLOSED), (user, OPEN)]) {
@@ -139,7 +139,7 @@ fn the_whole_system_can_be_written_and_nothing_of_it_reaches_the_host() {
     assert!(Path::new("/usr/bin/env").exists() && !Path::new("/usr/local/bin/written").exists());
 }
 
-/// Names the devices, sends something through the loopback and tries an address beyond it.
+/// Lists the devices, sends something through the loopback and tries an address beyond it.
 const LOOK: &str = "cat /proc/net/dev
 python3 - <<'END'
 import socket
@@ -152,7 +152,7 @@ END
 exec 3<>/dev/tcp/192.0.2.1/80 || true";
 
 #[test]
-fn the_network_is_a_loopback_that_is_up_and_nothing_else() {
+fn network_is_only_an_active_loopback() {
     for user in users() {
         let ended = Run::new(user).argv(&["bash", "-c", LOOK]);
         assert_eq!(ended.code, Some(0), "{user:?}: {ended:?}");
@@ -165,17 +165,17 @@ fn the_network_is_a_loopback_that_is_up_and_nothing_else() {
             .collect();
         assert_eq!(devices, ["lo"], "{user:?}: {ended:?}");
         assert!(lines.contains(&"heard: through the loopback"), "lo is not up for {user:?}: {ended:?}");
-        // An address is refused at once for want of a route, not after a wait.
+        // The connection is refused at once for lack of a route, without a timeout.
         assert!(ended.stderr.contains("Network is unreachable"), "{user:?}: {ended:?}");
     }
 }
 
 #[test]
-fn nothing_is_left_when_it_ends() {
+fn run_leaves_nothing_on_the_host() {
     for user in users() {
         let run = Run::new(user);
         let mark = format!("{}", 400_000 + std::process::id());
-        // What all runs share is made by the first.
+        // The first run makes the state that all runs share.
         assert_eq!(run.argv(&["true"]).code, Some(0));
         let named = run.shell(&format!("hostname; sleep {mark} & true"));
         assert_eq!(named.code, Some(0), "{named:?}");
@@ -199,11 +199,11 @@ fn a_killed_run_takes_its_sandbox_along() {
         child.kill().expect("it is our child");
         child.wait().expect("it is our child");
         e2e::eventually("the sandbox is gone", || host::processes_with(&format!("sleep {mark}")).is_empty());
-        assert_eq!(run.argv(&["true"]).code, Some(0), "{user:?}: the next start stumbles over what was left");
+        assert_eq!(run.argv(&["true"]).code, Some(0), "{user:?}: the next start fails over leftovers");
     }
 }
 
-/// Makes a wheel by hand, installs it and imports what is in it.
+/// Makes a wheel by hand, installs it and imports the module in it.
 const INSTALL_WHEEL: &str = r#"
 cd /tmp && python3 - <<'END'
 import zipfile
@@ -238,7 +238,7 @@ fn host_has_pip() -> bool {
 }
 
 #[test]
-fn apt_in_image_host_says_why_it_does_not_work() {
+fn apt_in_image_host_explains_why_it_fails() {
     if !Path::new("/usr/bin/apt-get").exists() {
         testkit::skip("the host has no apt-get");
         return;

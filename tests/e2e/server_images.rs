@@ -1,4 +1,4 @@
-//! `coracle image` against a server, without one, and images that are made of sandboxes.
+//! `coracle image` against a server, without one, and images that are made from sandboxes.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 const OPERATOR: &str = "the-operators-own-key";
 
 fn keyed() -> Server {
-    // The server removes its sandboxes when the test ends, which could not without the key.
+    // The server removes its sandboxes when the test ends, which would fail without the key.
     Start::new().env("CORACLE_API_KEY", OPERATOR).env("CORACLE_ON_STOP", "remove").start()
 }
 
@@ -85,7 +85,7 @@ fn image_commands_work_on_the_server_that_is_named() {
     let gone = coracle(&server, &["image", "rm", "from-tar:v1"]);
     assert!(gone.code == Some(1) && gone.stderr.contains("from-tar:v1"), "{gone:?}");
     assert!(ok(&server, &["image", "gc"]).contains("layers removed"));
-    // What is no archive is refused and leaves nothing.
+    // A file that is not an archive is refused and leaves nothing.
     let wrong = work.path().join("wrong");
     fs::write(&wrong, "no archive").expect("our own directory");
     let refused = coracle(&server, &["image", "import", "wrong", wrong.to_str().expect("a plain path")]);
@@ -115,7 +115,7 @@ fn without_a_server_the_state_directory_is_used_and_named() {
     assert!(listed.code == Some(0) && listed.stdout.contains("host"), "{listed:?}");
     let said = format!("no server answers; working on the state directory `{}`", state.display());
     assert!(listed.stderr.contains(&said), "{listed:?}");
-    // A directory that was named needs no word, and a server that was named is not done without.
+    // An explicit directory prints no notice, and an explicit server is required to answer.
     let named = run(&["image", "ls", "--state-dir", state.to_str().expect("a plain path")]);
     assert!(named.code == Some(0) && named.stderr.is_empty(), "{named:?}");
     let unreachable = run(&["image", "ls", "--url", "http://127.0.0.1:1"]);
@@ -124,7 +124,7 @@ fn without_a_server_the_state_directory_is_used_and_named() {
     assert!(commit.code == Some(1) && commit.stderr.contains("coracle serve"), "{commit:?}");
 }
 
-/// Changes of every kind: added, removed, replaced, given away.
+/// Changes of every kind: added, removed, replaced, ownership changed.
 const CHANGE: &str = "set -e; echo mine > /root/file; mkdir -p /srv/data; echo x > /srv/data/x; chown 33:33 /srv/data/x; \
     printf '#!/bin/sh\necho tool\n' > /usr/local/bin/own-tool; chmod 755 /usr/local/bin/own-tool; \
     rm /etc/shells; rm -rf /usr/share/doc; mkdir /usr/share/doc; touch /usr/share/doc/only; mkfifo /tmp/pipe";
@@ -132,7 +132,7 @@ const CHECK: &str = "cat /root/file; stat -c %u:%g /srv/data/x; own-tool; test !
     test ! -e /tmp/pipe && python3 --version >/dev/null 2>&1; test -x /usr/bin/env && echo whole";
 const FOUND: &str = "mine\n33:33\ntool\nonly\nwhole\n";
 
-/// Creates a sandbox over HTTP as somebody, and runs shell text in it by the command line.
+/// Creates a sandbox over HTTP with a key, and runs shell text in it through the command line.
 fn run_in(server: &Server, key: &str, body: &Value, text: &str) -> String {
     let made = client(server, key).post("/v1/sandboxes", body).expect("the server answers");
     assert_eq!(made.status, 202, "{}", made.text());
@@ -160,7 +160,7 @@ fn committed_image_serves_pools_and_other_owners() {
     assert!(made.stderr.contains("every owner"), "{made:?}");
     let taken = coracle(&server, &["image", "commit", &id, "made:1"]);
     assert!(taken.code == Some(1) && taken.stderr.contains("image rm"), "{taken:?}");
-    // Nothing is left of the snapshot on the way, and the sandbox goes on.
+    // Nothing is left of the intermediate snapshot, and the sandbox continues.
     assert_eq!(ok(&server, &["--json", "snapshot", "ls"]), "[]");
     assert_eq!(ok(&server, &["exec", &id, "--", "cat", "/root/file"]), "mine");
 
@@ -178,7 +178,7 @@ fn committed_image_serves_pools_and_other_owners() {
     let inspected = ok(&server, &["image", "inspect", "made:1"]);
     assert!(inspected.contains("this host's files"), "{inspected}");
 
-    // One more on top, of a snapshot of a sandbox of the first; the layers of the first stay.
+    // One more on top, from a snapshot of a sandbox of the first; the layers of the first stay.
     let second = ok(&server, &["create", "--image", "made:1"]);
     ok(&server, &["exec", &second, "-c", "rm /root/file; echo second > /root/second"]);
     let snapshot = ok(&server, &["snapshot", "create", &second]);
@@ -194,7 +194,7 @@ fn committed_image_serves_pools_and_other_owners() {
 }
 
 #[test]
-fn commit_refuses_what_is_not_there_and_what_is_not_the_callers() {
+fn commit_refuses_missing_and_foreign_sandboxes() {
     if !testkit::needs_root() {
         return;
     }

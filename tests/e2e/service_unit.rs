@@ -110,7 +110,7 @@ fn sighup_reloads_keys_quotas_limits_and_aliases() {
 }
 
 #[test]
-fn reload_names_what_needs_a_restart() {
+fn reload_names_settings_that_need_a_restart() {
     let file = ConfigFile::new("");
     let server = file.start().start();
     file.write("lines = \"S\"\n[gateway]\nmode = \"header\"\n");
@@ -144,19 +144,19 @@ fn wrong_configuration_changes_nothing_on_reload() {
 #[test]
 fn reload_changes_the_log_level_of_every_process() {
     let file = ConfigFile::new("log.level = \"warn\"");
-    // The level must come from the file: a variable would be stronger.
+    // The level must come from the file: a variable would take precedence.
     let server = file.start().without("CORACLE_LOG").start();
     server.client().get("/v1/sandboxes").expect("the server answers");
-    assert_eq!(server.log().matches("answered").count(), 0, "{}", server.log());
+    assert_eq!(server.log().matches("request completed").count(), 0, "{}", server.log());
     file.write("log.level = \"debug\"");
     reload(&server, "configuration reloaded");
     server.client().get("/v1/sandboxes").expect("the server answers");
-    e2e::eventually("requests are logged now", || server.log().contains("answered"));
+    e2e::eventually("requests are logged now", || server.log().contains("request completed"));
 }
 
-/// What systemd does with `KillMode=process`, `Type=notify` and `ExecReload=kill -HUP`.
+/// The behaviour of systemd with `KillMode=process`, `Type=notify` and `ExecReload=kill -HUP`.
 #[test]
-fn main_process_alone_is_signalled_and_sandboxes_live_on() {
+fn sandboxes_survive_signals_to_the_main_process() {
     let file = ConfigFile::new("");
     let socket_path = file.0.path().join("notify");
     let manager = UnixDatagram::bind(&socket_path).expect("our own directory");
@@ -201,7 +201,7 @@ fn units_are_accepted_by_systemd() {
         {
             assert!(unit.lines().any(|found| found == line), "{name} lacks `{line}`");
         }
-        // The program that the unit names may not be installed here.
+        // The program in the unit may not be installed here.
         let binary = Programs::shared().command().get_program().to_str().expect("it is UTF-8").to_owned();
         let unit = unit
             .replace("ExecStart=/usr/local/bin/coracle", &format!("ExecStart={binary}"))
@@ -216,12 +216,12 @@ fn units_are_accepted_by_systemd() {
         let Ok(verified) = verified else {
             return testkit::skip("there is no systemd-analyze here; the package `systemd` has it");
         };
-        // It returns success for lines that it ignores, and says so.
+        // systemd-analyze returns success for lines that it ignores, and prints them.
         let said = text(&verified.stderr);
         let unexpected: Vec<&str> = said
             .lines()
             .filter(|line| line.contains(name))
-            // Older versions do not know it, as the unit says.
+            // Older versions do not know this setting, as the unit says.
             .filter(|line| !line.contains("'DelegateSubgroup'"))
             .collect();
         assert!(verified.status.success() && unexpected.is_empty(), "{name}: {said}");
@@ -229,7 +229,7 @@ fn units_are_accepted_by_systemd() {
 }
 
 #[test]
-fn config_check_accepts_right_files_and_names_what_is_wrong() {
+fn config_check_accepts_valid_files_and_names_errors() {
     let file = ConfigFile::new("limits.memory = \"2g\"");
     let path = file.path();
     let path = path.to_str().expect("it is UTF-8");
@@ -289,12 +289,12 @@ fn config_show_names_the_source_of_each_setting_and_no_secret() {
 fn log_files_have_no_colour_codes_and_json_by_setting() {
     let text_server = Start::new().env("CORACLE_LOG_FORMAT", "text").start();
     text_server.client().get("/v1/sandboxes").expect("the server answers");
-    e2e::eventually("a request is logged", || text_server.log().contains("answered"));
+    e2e::eventually("a request is logged", || text_server.log().contains("request completed"));
     let log = text_server.log();
     assert!(!log.contains('\u{1b}') && log.contains(" INFO "), "{log}");
     let json_server = Start::new().env("CORACLE_LOG_FORMAT", "json").start();
     json_server.client().get("/v1/sandboxes").expect("the server answers");
-    e2e::eventually("a request is logged", || json_server.log().contains("answered"));
+    e2e::eventually("a request is logged", || json_server.log().contains("request completed"));
     for line in json_server.log().lines() {
         serde_json::from_str::<Value>(line).unwrap_or_else(|error| panic!("{error}: {line}"));
     }

@@ -1,4 +1,4 @@
-//! A server as its clients see it: images, limits on what there may be at once, other users.
+//! A server as its clients see it: images, limits on concurrency, other users.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -48,22 +48,22 @@ fn an_imported_image_makes_sandboxes_with_its_programs() {
         let absent = sandbox.run_argv(&["/usr/bin/env"]);
         assert_ne!(absent.code, Some(0), "the host's own programs are in {name}: {absent:?}");
     }
-    // And the program is in no other.
+    // No other image has the program.
     assert_ne!(server.create().run_argv(&["/bin/only-here", "flood", "4"]).code, Some(0));
 }
 
 /// Asks for a sandbox of an image.
 fn create(server: &Server, image: &str) -> Response {
-    let wish = json!({
+    let request = json!({
         "image": {"uri": image},
         "timeout": 600,
         "resourceLimits": {},
         "entrypoint": ["tail", "-f", "/dev/null"],
     });
-    server.client().post("/v1/sandboxes", &wish).expect("the server answers")
+    server.client().post("/v1/sandboxes", &request).expect("the server answers")
 }
 
-/// The answer says that it is too much now, and when to come back.
+/// Checks for the status 429 and a time to retry after.
 fn check_too_many(answer: &Response) {
     assert_eq!(answer.status, 429, "{}", answer.text());
     let seconds = answer.header("retry-after").and_then(|text| text.parse::<u64>().ok());
@@ -72,7 +72,7 @@ fn check_too_many(answer: &Response) {
 }
 
 #[test]
-fn too_many_sandboxes_are_a_429_until_one_is_gone() {
+fn too_many_sandboxes_are_a_429_until_one_is_deleted() {
     let server = how(User::Same).env("CORACLE_LIMITS_MAX_SANDBOXES", "2").start();
     let first = create(&server, "host").json()["id"].as_str().expect("an id").to_owned();
     assert_eq!(create(&server, "host").status, 202);
@@ -86,7 +86,7 @@ fn too_many_sandboxes_are_a_429_until_one_is_gone() {
 fn too_many_commands_are_a_429_until_one_has_ended() {
     let server = how(User::Same).env("CORACLE_LIMITS_MAX_COMMANDS", "3").start();
     let mut sandbox = server.create_with(&json!({"resourceLimits": {}}));
-    // The entrypoint is a command as well.
+    // The entrypoint counts as a command too.
     let mut running = Vec::new();
     let refused = loop {
         let body = json!({"command": "exec sleep 600", "background": true});
@@ -106,9 +106,9 @@ fn too_many_commands_are_a_429_until_one_has_ended() {
     });
 }
 
-/// At the most talkative level, with requests of every kind, right and wrong.
+/// The log has its most verbose level, and requests of every kind are sent, valid and invalid.
 #[test]
-fn no_key_or_token_comes_into_the_log() {
+fn no_key_or_token_is_logged() {
     const KEY: &str = "a-key-of-the-operator-0123456789";
     let server = how(User::Same).env("CORACLE_API_KEY", KEY).env("CORACLE_LOG", "trace").start();
     let wrong = "a-key-of-somebody-else-987654321";
@@ -118,11 +118,11 @@ fn no_key_or_token_comes_into_the_log() {
     client.set_headers(&with(wrong));
     assert_eq!(client.get("/v1/sandboxes").expect("the server answers").status, 401);
     client.set_headers(&with(KEY));
-    let wish = json!({
+    let request = json!({
         "image": {"uri": "host"}, "timeout": 600, "resourceLimits": {},
         "entrypoint": ["tail", "-f", "/dev/null"],
     });
-    let id = client.post("/v1/sandboxes", &wish).expect("the server answers").json()["id"]
+    let id = client.post("/v1/sandboxes", &request).expect("the server answers").json()["id"]
         .as_str()
         .expect("an id")
         .to_owned();
@@ -149,8 +149,8 @@ fn no_key_or_token_comes_into_the_log() {
     server.keep_secret("not-the-token-of-this-sandbox");
     inside.get(&format!("{below}/ping")).expect("the server answers");
     assert_eq!(client.delete(&format!("/v1/sandboxes/{id}")).expect("the server answers").status, 204);
-    // The search itself is done when the server ends.
-    assert!(server.log().matches("\"answered\"").count() >= 8, "it does not say what it does");
+    // The log is searched when the server ends.
+    assert!(server.log().matches("\"request completed\"").count() >= 8, "the log is too quiet");
 }
 
 /// A server as a certain user; only root has all limits.
@@ -180,7 +180,7 @@ fn an_ordinary_users_server_makes_sandboxes_too() {
     assert_eq!(read.status, 200, "{}", read.text());
     assert!(read.body == content, "{} bytes came back", read.body.len());
     assert_eq!(sandbox.run("stat -c %s '/root/binary file'").stdout, "300000\n");
-    // What cannot be held is refused by name, not forgotten.
+    // A limit that cannot be enforced is refused by name, not ignored.
     let named = json!({
         "image": {"uri": "host"}, "timeout": 600, "entrypoint": ["tail", "-f", "/dev/null"],
         "resourceLimits": {"memory": "64Mi"},
@@ -242,11 +242,11 @@ fn a_server_that_cannot_open_its_database_ends_with_an_error() {
     let (ended, waiting) = std::sync::mpsc::channel();
     let waits = std::thread::spawn(move || {
         let status = process.wait().expect("it is our child");
-        ended.send(status).expect("the test waits");
+        ended.send(status).expect("the test thread receives it");
     });
     let status = waiting.recv_timeout(std::time::Duration::from_secs(60)).unwrap_or_else(|_| {
         rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it is our child");
-        panic!("the supervisor goes on without a server")
+        panic!("the supervisor continues without a server")
     });
     waits.join().expect("it has sent");
     assert_eq!(status.code(), Some(1));

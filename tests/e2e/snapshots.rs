@@ -1,6 +1,6 @@
-//! Snapshots and forks through the API and the command line: what they keep, that they outlive
-//! everything, and that nobody stands still because of them.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+//! Snapshots and forks through the API and the command line: what they keep, that they outlive sandboxes
+//! and servers, and that no sandbox stays frozen because of them.
+#![expect(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
 
 use std::io::{BufRead, BufReader};
 
@@ -29,7 +29,7 @@ fn settled(client: &mut Client, id: &str) -> Value {
     seen
 }
 
-/// As [`snapshot`], of which nothing but its id is wanted.
+/// As [`snapshot`], returning only the id.
 fn ready(server: &Server, sandbox: &Sandbox) -> String {
     let taken = snapshot(server, &sandbox.id);
     assert_eq!(taken["status"]["state"], "Ready", "{taken}");
@@ -40,7 +40,7 @@ fn restore(server: &Server, snapshot: &str) -> Sandbox {
     server.create_with(&json!({"image": null, "entrypoint": null, "snapshotId": snapshot}))
 }
 
-/// Runs shell text that must succeed, and answers what it printed.
+/// Runs shell text that must succeed, and returns its output.
 fn ok(sandbox: &mut Sandbox, text: &str) -> String {
     let ran = sandbox.run(text);
     assert_eq!(ran.code, Some(0), "`{text}`: {ran:?}");
@@ -56,7 +56,7 @@ fn code(answer: &Response) -> (u16, String) {
 }
 
 #[test]
-fn what_was_written_deleted_renamed_and_given_away_is_kept() {
+fn snapshot_keeps_writes_deletions_renames_and_ownership() {
     if !testkit::needs_root() {
         return;
     }
@@ -76,7 +76,7 @@ fn what_was_written_deleted_renamed_and_given_away_is_kept() {
     let expected = "text\n1000 1001 4751\nfile\n2\nx\n/etc/group2\n/usr/bin/own\n";
     let mut restored = restore(&server, &taken);
     assert_eq!(ok(&mut restored, look), expected);
-    // A fork of a fork has the same, and what either writes is its own.
+    // A fork of a fork has the same files, and each keeps its own later writes.
     ok(&mut restored, "echo mine > /root/file; rm /usr/bin/own");
     let again = ready(&server, &restored);
     let mut second = restore(&server, &taken);
@@ -89,7 +89,7 @@ fn what_was_written_deleted_renamed_and_given_away_is_kept() {
     for id in [&taken, &again] {
         assert_eq!(delete(&server, id).status, 204);
     }
-    assert_eq!(ok(&mut second, "cat /root/file"), "text\n", "it needs the snapshot no longer");
+    assert_eq!(ok(&mut second, "cat /root/file"), "text\n", "the fork no longer needs the snapshot");
 }
 
 #[test]
@@ -123,15 +123,18 @@ fn the_api_answers_as_its_reference_does() {
     let absent = "/v1/snapshots/ffffffff-ffff-4fff-bfff-ffffffffffff";
     assert_eq!(code(&client.get(absent).unwrap()), (404, "SNAPSHOT::NOT_FOUND".to_owned()));
     assert_eq!(code(&client.delete(absent).unwrap()), (404, "SNAPSHOT::NOT_FOUND".to_owned()));
-    let wish = json!({"snapshotId": "ffffffff-ffff-4fff-bfff-ffffffffffff", "resourceLimits": {}});
-    assert_eq!(code(&client.post("/v1/sandboxes", &wish).unwrap()), (404, "SNAPSHOT::NOT_FOUND".to_owned()));
+    let request = json!({"snapshotId": "ffffffff-ffff-4fff-bfff-ffffffffffff", "resourceLimits": {}});
+    assert_eq!(
+        code(&client.post("/v1/sandboxes", &request).unwrap()),
+        (404, "SNAPSHOT::NOT_FOUND".to_owned())
+    );
     client.post(&format!("/v1/sandboxes/{}/pause", source.id), &json!({})).unwrap();
     let paused = client.post(&path, &json!({})).unwrap();
     assert_eq!(code(&paused), (409, "SNAPSHOT::INVALID_SOURCE_STATE".to_owned()));
 }
 
 #[test]
-fn a_disk_that_could_not_hold_the_files_is_refused() {
+fn disk_too_small_for_the_snapshot_is_refused() {
     if !testkit::needs_root() {
         return;
     }
@@ -139,22 +142,22 @@ fn a_disk_that_could_not_hold_the_files_is_refused() {
     let mut source = server.create_with(&json!({"extensions": {"coracle.disk": "64Mi"}}));
     ok(&mut source, "head -c 30000000 /dev/urandom > /root/file");
     let taken = ready(&server, &source);
-    let wish = json!({
+    let request = json!({
         "snapshotId": taken, "resourceLimits": {}, "extensions": {"coracle.disk": "20Mi"},
     });
-    let refused = server.client().post("/v1/sandboxes", &wish).unwrap();
+    let refused = server.client().post("/v1/sandboxes", &request).unwrap();
     assert_eq!(code(&refused), (409, "SNAPSHOT::INVALID_RESTORE_CONFIG".to_owned()), "{}", refused.text());
     let mut restored = restore(&server, &taken);
     assert_eq!(ok(&mut restored, "stat -c %s /root/file"), "30000000\n");
-    // What it was given does not count, what it writes does.
+    // Files from the snapshot do not count against the limit, new ones do.
     let ran = restored.run("head -c 100000000 /dev/urandom > /root/more");
     assert_ne!(ran.code, Some(0), "its own limit holds");
 }
 
-/// Commands stand still for a moment only, and every record that a writer has waited for is in
-/// the snapshot, whole.
+/// Commands are frozen for a moment only, and every record that a writer has synced is in the snapshot,
+/// complete.
 #[test]
-fn a_writer_goes_on_and_its_journal_is_not_torn() {
+fn writer_continues_and_its_journal_is_consistent() {
     if !testkit::needs_root() {
         return;
     }
@@ -171,7 +174,7 @@ fn a_writer_goes_on_and_its_journal_is_not_torn() {
     let stream = follower.inside_streaming("POST", "command", &json!({"command": "python3 /root/writer.py"}));
     let mut lines = BufReader::new(stream.body).lines().map_while(Result::ok);
     let mut printed = || loop {
-        let line = lines.next().expect("the writer goes on");
+        let line = lines.next().expect("the writer continues");
         let event: Value = serde_json::from_str(line.trim_start_matches("data: ")).unwrap_or_default();
         if event["type"] == "stdout" {
             return event["text"].as_str().unwrap().trim().parse::<u64>().unwrap();
@@ -180,7 +183,7 @@ fn a_writer_goes_on_and_its_journal_is_not_torn() {
     for _ in 0..5 {
         let before = printed();
         let taken = ready(&server, &source);
-        // What was printed before the snapshot was asked for had been waited for.
+        // Records printed before the snapshot was requested had been synced.
         let mut restored = restore(&server, &taken);
         let found: u64 = ok(&mut restored, "python3 /root/check.py").trim().parse().unwrap();
         assert!(found >= before, "{found} records of {before}");
@@ -216,14 +219,14 @@ fn a_snapshot_outlives_its_sandbox_and_its_server() {
 }
 
 #[test]
-fn an_ordinary_users_server_says_that_it_cannot() {
+fn ordinary_users_server_reports_snapshots_unsupported() {
     let user = if rustix::process::geteuid().is_root() { ORDINARY } else { User::Same };
     let server = Start::new().as_user(user).env("CORACLE_REQUIRE_LIMITS", "false").start();
     let source = server.create_with(&json!({"resourceLimits": {}}));
     let path = format!("/v1/sandboxes/{}/snapshots", source.id);
     let refused = server.client().post(&path, &json!({})).unwrap();
     assert_eq!(code(&refused), (409, "SNAPSHOT::UNSUPPORTED_RUNTIME".to_owned()));
-    assert!(refused.text().contains("disks are in memory here"), "{}", refused.text());
+    assert!(refused.text().contains("disks are in memory on this server"), "{}", refused.text());
     assert_eq!(server.client().get("/v1/snapshots").unwrap().json()["items"], json!([]));
 }
 
@@ -238,13 +241,13 @@ fn a_fork_that_is_interrupted_leaves_no_snapshot_behind() {
     let url = format!("http://{}", server.address());
     command.args(["--url", &url, "fork", &source.id, "-n", "1000"]);
     let mut fork = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
-    let mut told = BufReader::new(fork.stdout.take().unwrap()).lines();
-    assert_eq!(told.next().unwrap().unwrap().len(), 20, "the first is made");
+    let mut reported = BufReader::new(fork.stdout.take().unwrap()).lines();
+    assert_eq!(reported.next().unwrap().unwrap().len(), 20, "the first is made");
     rustix::process::kill_process(rustix::process::Pid::from_child(&fork), rustix::process::Signal::INT)
         .unwrap();
-    let made = told.count() + 1;
+    let made = reported.count() + 1;
     assert_eq!(fork.wait().unwrap().code(), Some(130));
-    assert!(made < 1000, "it went on");
+    assert!(made < 1000, "the writer continued");
     let left = server.client().get("/v1/snapshots").unwrap().json();
     assert_eq!(left["items"], json!([]), "{left}");
     server.remove_all().unwrap();
@@ -274,15 +277,15 @@ fn the_command_line_forks_and_leaves_no_snapshot_behind() {
     let empty: Value = serde_json::from_str(&coracle(&["--json", "snapshot", "ls"])).unwrap();
     assert_eq!(empty, json!([]));
     let taken = coracle(&["snapshot", "create", &source.id, "--name", "one"]);
-    let told: Value =
+    let reported: Value =
         serde_json::from_str(&coracle(&["--json", "snapshot", "inspect", taken.trim()])).unwrap();
-    assert_eq!((&told["name"], &told["status"]["state"]), (&json!("one"), &json!("Ready")));
+    assert_eq!((&reported["name"], &reported["status"]["state"]), (&json!("one"), &json!("Ready")));
     let made = coracle(&["create", "--snapshot", taken.trim()]);
     assert_eq!(ok(&mut Sandbox::known(server.client(), made.trim()), "cat /root/file"), "forked\n");
     assert_eq!(coracle(&["snapshot", "rm", taken.trim()]), taken);
 }
 
-/// How a sandbox is confined, as the operator's API and the sandbox itself tell it.
+/// The confinement of a sandbox, as the operator's API and the sandbox itself report it.
 fn confinement(server: &Server, id: &str) -> Value {
     let mut client = server.client();
     let inspected = client.get(&format!("/coracle/v1/sandboxes/{id}")).unwrap().json();
@@ -299,7 +302,7 @@ fn confinement(server: &Server, id: &str) -> Value {
     })
 }
 
-/// Every way to a sandbox with the files of another ends in the confinement of that one.
+/// Every way to make a sandbox with the files of another gives it the confinement of that one.
 #[test]
 fn a_fork_inherits_the_confinement_of_its_parent() {
     if !testkit::needs_root() {
@@ -355,16 +358,19 @@ fn a_fork_inherits_the_confinement_of_its_parent() {
     let answer = server.client().post("/v1/sandboxes", &body).unwrap();
     assert_eq!(answer.status, 202, "{}", answer.text());
     assert_eq!(confinement(&server, answer.json()["id"].as_str().unwrap()), expected, "the API");
-    let told = server.client().get(&format!("/v1/snapshots/{taken}")).unwrap().json()["settings"].clone();
+    let reported = server.client().get(&format!("/v1/snapshots/{taken}")).unwrap().json()["settings"].clone();
     let limits = json!({"cpu": "0.25", "memory": "300Mi", "pids": "50", "disk": "64Mi"});
-    assert_eq!((&told["network"], &told["resourceLimits"]), (&json!("off"), &limits), "{told}");
-    assert_eq!((&told["timeout"], &told["idleTimeout"]), (&json!(3600), &json!(7200)));
-    assert!(told["env"].as_array().unwrap().contains(&json!("MARK")) && !told.to_string().contains("kept"));
+    assert_eq!((&reported["network"], &reported["resourceLimits"]), (&json!("off"), &limits), "{reported}");
+    assert_eq!((&reported["timeout"], &reported["idleTimeout"]), (&json!(3600), &json!(7200)));
+    assert!(
+        reported["env"].as_array().unwrap().contains(&json!("MARK"))
+            && !reported.to_string().contains("kept")
+    );
     let printed = coracle(&["snapshot", "inspect", &taken]);
     for line in ["network       off", "memory        300Mi", "timeout       1h", "label         team=blue"] {
         assert!(printed.contains(line), "{line} in {printed}");
     }
-    // What is named wins, value by value.
+    // Explicit values take precedence, one by one.
     let other = coracle(&[
         "fork",
         &parent,

@@ -1,4 +1,4 @@
-//! Images that are not here: for which `host` stands in, how that is reported, and what is refused.
+//! Images that are not stored here: which ones `host` replaces, how that is reported, and what is refused.
 
 use std::path::Path;
 
@@ -9,20 +9,20 @@ use e2e::server::{Server, Start};
 use serde_json::{Value, json};
 
 const HEADER: &str = "coracle-image-stand-in";
-/// A name for which `host` stands in on every machine.
+/// A name that `host` replaces on every machine.
 const ALWAYS: &str = "opensandbox/code-interpreter:v1.0.2";
 
 fn create(server: &Server, image: &str) -> Response {
-    let wish = json!({
+    let request = json!({
         "image": {"uri": image},
         "timeout": 600,
         "resourceLimits": {},
         "entrypoint": ["tail", "-f", "/dev/null"],
     });
-    server.client().post("/v1/sandboxes", &wish).expect("the server answers")
+    server.client().post("/v1/sandboxes", &request).expect("the server answers")
 }
 
-/// What this machine has, as the server's probe says.
+/// The versions on this machine, as the server's probe reports them.
 fn versions(server: &Server) -> Value {
     let offered = server.client().get("/coracle/v1/capabilities").expect("the server answers").json();
     offered["hostVersions"].clone()
@@ -48,9 +48,9 @@ fn configured(directory: &Path, lines: &str) -> Server {
 
 fn check_refused(answer: &Response, image: &str) {
     assert_eq!(answer.status, 400, "{image}: {}", answer.text());
-    let told = answer.json();
-    assert_eq!(told["code"], "DOCKER::SANDBOX_IMAGE_PULL_FAILED", "{image}: {told}");
-    let message = told["message"].as_str().expect("a message");
+    let reported = answer.json();
+    assert_eq!(reported["code"], "DOCKER::SANDBOX_IMAGE_PULL_FAILED", "{image}: {reported}");
+    let message = reported["message"].as_str().expect("a message");
     for part in [image, "image pull", "image import", "images.aliases"] {
         assert!(message.contains(part), "{image}: {message}");
     }
@@ -70,8 +70,8 @@ fn host_stands_in_by_its_versions_and_for_nothing_else() {
             let image = format!("{program}:{tag}");
             let answer = create(&server, &image);
             assert_eq!(answer.status, 202, "{image}: {}", answer.text());
-            let told = answer.header(HEADER).unwrap_or_default();
-            assert_eq!(told, format!("image `host` ({shown} {version}) stands in for `{image}`"));
+            let reported = answer.header(HEADER).unwrap_or_default();
+            assert_eq!(reported, format!("image `host` ({shown} {version}) stands in for `{image}`"));
         }
         for tag in [format!("{}", major + 1), format!("{}.1", major - 1)] {
             let image = format!("{program}:{tag}");
@@ -96,16 +96,16 @@ fn stand_in_is_reported_in_header_log_table_and_on_standard_error() {
     for _ in 0..2 {
         let answer = create(&server, ALWAYS);
         assert_eq!(answer.status, 202, "{}", answer.text());
-        let told = answer.header(HEADER).expect("a header").to_owned();
-        assert!(told.starts_with("image `host` (") && told.contains(ALWAYS), "{told}");
+        let reported = answer.header(HEADER).expect("a header").to_owned();
+        assert!(reported.starts_with("image `host` (") && reported.contains(ALWAYS), "{reported}");
         let id = answer.json()["id"].as_str().expect("an id").to_owned();
         let seen = server.client().get(&format!("/v1/sandboxes/{id}")).expect("the server answers").json();
         assert_eq!(seen["image"]["uri"], ALWAYS, "{seen}");
         assert_eq!(seen["extensions"]["coracle.image"], "host", "{seen}");
     }
     let log = server.log();
-    let told = log.lines().filter(|line| line.contains("stands in for") && line.contains(ALWAYS));
-    assert_eq!(told.count(), 1, "{log}");
+    let reported = log.lines().filter(|line| line.contains("stands in for") && line.contains(ALWAYS));
+    assert_eq!(reported.count(), 1, "{log}");
     let listed = coracle(&server, &["ls"]);
     assert!(listed.stdout.contains(&format!("host (for {ALWAYS})")), "{listed:?}");
 
@@ -116,13 +116,13 @@ fn stand_in_is_reported_in_header_log_table_and_on_standard_error() {
     assert!(pool.code == Some(0) && pool.stderr.contains(&expected), "{pool:?}");
     let inspected = coracle(&server, &["inspect", made.stdout.trim()]);
     assert!(inspected.stdout.contains(&expected), "{inspected:?}");
-    // The image itself needs no word.
+    // The image `host` itself causes no notice.
     let plain = create(&server, "host");
     assert!(plain.status == 202 && plain.header(HEADER).is_none(), "{plain:?}");
 }
 
 #[test]
-fn run_reports_a_stand_in_and_refuses_what_it_has_not() {
+fn run_reports_a_stand_in_and_refuses_missing_versions() {
     let run = Run::new(User::Same).flag("--image", ALWAYS);
     let ended = run.shell("echo ran");
     assert_eq!((ended.code, ended.stdout.as_str()), (Some(0), "ran\n"), "{ended:?}");
@@ -151,7 +151,11 @@ fn alias_of_the_operator_wins_and_strict_refuses_every_alias() {
     for image in ["python:2.7", "ubuntu:24.04"] {
         let answer = create(&server, image);
         assert_eq!(answer.status, 202, "{image}: {}", answer.text());
-        assert!(answer.header(HEADER).is_some_and(|told| told.contains(image)), "{:?}", answer.headers);
+        assert!(
+            answer.header(HEADER).is_some_and(|reported| reported.contains(image)),
+            "{:?}",
+            answer.headers
+        );
     }
     let gone = create(&server, "base");
     assert!(gone.status == 400 && gone.text().contains("`gone`"), "{}", gone.text());

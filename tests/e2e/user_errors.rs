@@ -1,4 +1,4 @@
-//! Errors and warnings as users meet them: each says what was attempted, why it failed and what helps.
+//! Errors and warnings as users see them: each says what was attempted, why it failed and what helps.
 
 use std::fs::Permissions;
 use std::net::TcpListener;
@@ -45,7 +45,7 @@ fn taken_port_has_a_hint() {
 #[test]
 fn unwritable_state_directory_has_a_hint() {
     if !testkit::is_root() {
-        return testkit::skip("it needs root to be another user");
+        return testkit::skip("changing the user needs root");
     }
     let closed = tempfile::Builder::new()
         .permissions(Permissions::from_mode(0o755))
@@ -63,7 +63,7 @@ fn unwritable_state_directory_has_a_hint() {
 }
 
 #[test]
-fn memory_in_which_nothing_starts_is_refused_by_number() {
+fn memory_too_small_to_start_is_refused_with_the_minimum() {
     if !testkit::is_root() {
         return testkit::skip("limits on memory need root here");
     }
@@ -82,7 +82,7 @@ fn memory_in_which_nothing_starts_is_refused_by_number() {
 }
 
 #[test]
-fn create_errors_begin_with_what_the_user_did() {
+fn create_errors_begin_with_the_attempted_action() {
     let server = Server::start();
     let output = coracle(&server, &["create", "--image", "nothing-like-this"]);
     let said = text(&output.stderr);
@@ -91,15 +91,18 @@ fn create_errors_begin_with_what_the_user_did() {
 }
 
 #[test]
-fn quota_that_can_never_be_met_is_no_reason_to_delete() {
+fn request_above_the_whole_quota_does_not_suggest_deleting() {
     let config = tempfile::NamedTempFile::new().expect("the temporary directory can be written");
     std::fs::write(config.path(), "[owners.default]\nmemory = \"256Mi\"\n").expect("our own file");
     let path = config.path().to_str().expect("it is UTF-8");
     let server = Start::new().argument("--config").argument(path).start();
     let output = coracle(&server, &["create", "--memory", "512m"]);
     let said = text(&output.stderr);
-    assert!(said.contains("512Mi memory is more than owner `default` may have at all: 256Mi"), "{said}");
-    assert!(said.contains("hint: name a smaller limit") && !said.contains("delete"), "{said}");
+    assert!(
+        said.contains("512Mi memory exceeds the whole quota of owner `default`: 256Mi allowed"),
+        "{said}"
+    );
+    assert!(said.contains("hint: request a smaller limit") && !said.contains("delete"), "{said}");
     assert!(coracle(&server, &["create", "--memory", "256m"]).status.success());
 }
 
@@ -148,10 +151,10 @@ fn doctor_and_run_agree_on_processes() {
 #[test]
 fn an_ordinary_users_run_has_one_warning_or_none() {
     if !testkit::is_root() {
-        return testkit::skip("it needs root to be another user");
+        return testkit::skip("changing the user needs root");
     }
     if std::env::var_os("CORACLE_TEST_DELEGATED").is_some() {
-        return testkit::skip("limits hold in a delegated group, so there is nothing to warn of");
+        return testkit::skip("limits are enforced in a delegated group, so there is no warning");
     }
     let ended = Run::new(ORDINARY).argv(&["true"]);
     let warnings: Vec<&str> = ended.stderr.lines().collect();

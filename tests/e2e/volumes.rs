@@ -1,4 +1,4 @@
-//! Volumes: directories of the host under the operator's list, and disks that outlive sandboxes.
+//! Volumes: host directories from the operator's list, and disks that outlive sandboxes.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
@@ -14,7 +14,7 @@ use e2e::server::{Server, Start};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// A server that may mount what lies below `allowed`, and what must stay out of reach beside it.
+/// A server that may mount directories below `allowed`, and files beside them that must stay unreachable.
 struct Shared {
     server: Server,
     place: TempDir,
@@ -28,7 +28,7 @@ impl Shared {
             fs::create_dir(place.path().join(name)).expect("our own directory");
         }
         fs::write(place.path().join("secret/token"), "not for you").expect("our own directory");
-        chown(place.path().join("allowed"), Some(1000), Some(1000)).expect("root may");
+        chown(place.path().join("allowed"), Some(1000), Some(1000)).expect("root has the permission");
         let server =
             Start::new().env("CORACLE_VOLUMES_HOST_PATHS", &text(&place.path().join("allowed"))).start();
         Self { server, place }
@@ -68,12 +68,12 @@ fn changed(volume: &Value, fields: &Value) -> Value {
     volume
 }
 
-/// Asks for a sandbox that is not to be.
+/// Requests a sandbox that must be refused.
 fn refused(server: &Server, volume: &Value) -> Response {
-    let mut wish = with(volume);
-    wish["image"] = json!({"uri": "host"});
-    wish["entrypoint"] = json!(["tail", "-f", "/dev/null"]);
-    server.client().post("/v1/sandboxes", &wish).expect("the server answers")
+    let mut request = with(volume);
+    request["image"] = json!({"uri": "host"});
+    request["entrypoint"] = json!(["tail", "-f", "/dev/null"]);
+    server.client().post("/v1/sandboxes", &request).expect("the server answers")
 }
 
 fn volumes(server: &Server) -> Vec<String> {
@@ -89,12 +89,12 @@ fn read(sandbox: &mut Sandbox, command: &str) -> String {
 }
 
 #[test]
-fn a_directory_of_the_host_is_shared_as_far_as_it_is_allowed() {
+fn host_directory_is_shared_within_the_allowed_list() {
     if !testkit::needs_root() {
         return;
     }
     let shared = Shared::start();
-    fs::write(shared.path("allowed/greeting"), "hello").expect("root may");
+    fs::write(shared.path("allowed/greeting"), "hello").expect("root has the permission");
     let mut sandbox = shared.server.create_with(&with(&shared.host("allowed")));
     assert_eq!(read(&mut sandbox, "cat /data/greeting; echo back > /data/reply"), "hello");
     let reply = fs::metadata(shared.path("allowed/reply")).expect("it was written");
@@ -109,7 +109,7 @@ fn a_directory_of_the_host_is_shared_as_far_as_it_is_allowed() {
     let ran = reader.run("cat /data/reply; echo no > /data/greeting");
     assert!(ran.stdout.contains("back") && ran.code != Some(0), "{ran:?}");
 
-    // What is missing is made, and belongs to whom the directory around it belongs.
+    // A missing directory is created, and belongs to the owner of its parent.
     let below = changed(&shared.host("allowed/made/here"), &json!({"subPath": "and/there"}));
     let mut maker = shared.server.create_with(&with(&below));
     read(&mut maker, "echo deep > /data/file");
@@ -119,7 +119,7 @@ fn a_directory_of_the_host_is_shared_as_far_as_it_is_allowed() {
     );
     assert_eq!(fs::metadata(shared.path("allowed/made")).expect("it is there").uid(), 1000);
 
-    // What the operator reads tells of mounts, and not where they come from.
+    // The operator's report shows mounts, but not their sources.
     let report = shared.server.client().get(&format!("/coracle/v1/sandboxes/{}", maker.id)).expect("answers");
     assert!(report.text().contains("mount /data"), "{}", report.text());
     let shown = shared.server.client().get(&format!("/v1/sandboxes/{}", maker.id)).expect("answers").text();
@@ -137,7 +137,7 @@ fn a_listed_directory_behind_a_link_is_found_by_either_name() {
     fs::create_dir(path("later")).expect("our own directory");
     symlink(path("real"), path("link")).expect("our own directory");
     let server = Start::new().env("CORACLE_VOLUMES_HOST_PATHS", &text(&path("link"))).start();
-    // Where it leads is found out once, at the start.
+    // The link is resolved once, at the start.
     fs::remove_file(path("link")).expect("our own link");
     symlink(path("later"), path("link")).expect("our own directory");
     for name in ["link", "real", "link/below"] {
@@ -150,7 +150,7 @@ fn a_listed_directory_behind_a_link_is_found_by_either_name() {
     assert!(!path("later/from").exists(), "the link was followed again");
 }
 
-/// Keeps an image whose commands start as `user`.
+/// Stores an image whose commands start as `user`.
 fn add_image(server: &Server, name: &str, user: &str) {
     let layout = tempfile::tempdir().expect("a directory");
     Image::shell().settings(json!({"User": user, "Env": ["PATH=/usr/bin"]})).write(layout.path());
@@ -167,16 +167,16 @@ fn the_owner_of_a_directory_is_the_user_of_the_image() {
     }
     let shared = Shared::start();
     for (name, owner) in [("theirs", 4242), ("roots", 0)] {
-        fs::create_dir(shared.path("allowed").join(name)).expect("root may");
-        chown(shared.path("allowed").join(name), Some(owner), Some(owner)).expect("root may");
+        fs::create_dir(shared.path("allowed").join(name)).expect("root has the permission");
+        chown(shared.path("allowed").join(name), Some(owner), Some(owner)).expect("root has the permission");
     }
     for (image, user, ids) in [("named:1", "app", "1234:1235"), ("numbered:1", "77:78", "77:78")] {
         add_image(&shared.server, image, user);
         let create = |directory: &str| {
-            let mut wish = with(&shared.host(directory));
-            wish["image"] = json!({"uri": image});
-            wish["entrypoint"] = json!(["sleep", "1000"]);
-            shared.server.create_with(&wish)
+            let mut request = with(&shared.host(directory));
+            request["image"] = json!({"uri": image});
+            request["entrypoint"] = json!(["sleep", "1000"]);
+            shared.server.create_with(&request)
         };
         let mut sandbox = create("allowed/theirs");
         let command = format!("stat -c %u:%g /data; echo mine > /data/{user}; stat -c %u:%g /data/{user}");
@@ -191,14 +191,14 @@ fn the_owner_of_a_directory_is_the_user_of_the_image() {
 }
 
 #[test]
-fn nothing_but_what_is_allowed_is_mounted() {
+fn only_allowed_paths_are_mounted() {
     if !testkit::needs_root() {
         return;
     }
     let shared = Shared::start();
-    symlink(shared.path("secret"), shared.path("allowed/link")).expect("root may");
-    symlink("..", shared.path("allowed/up")).expect("root may");
-    symlink("/proc/self/root", shared.path("allowed/magic")).expect("root may");
+    symlink(shared.path("secret"), shared.path("allowed/link")).expect("root has the permission");
+    symlink("..", shared.path("allowed/up")).expect("root has the permission");
+    symlink("/proc/self/root", shared.path("allowed/magic")).expect("root has the permission");
     fs::create_dir(shared.path("allowed-not")).expect("our own directory");
     let sub = |path: &str| changed(&shared.host("allowed"), &json!({"subPath": path}));
     for (volume, code) in [
@@ -222,20 +222,20 @@ fn nothing_but_what_is_allowed_is_mounted() {
         assert_eq!(answer.status, 400, "{volume}: {}", answer.text());
         assert_eq!(answer.json()["code"], code, "{volume}: {}", answer.text());
     }
-    assert!(!shared.path("secret/made").exists(), "something was made outside");
-    // Without a list nothing of the host is mounted at all, and both addresses of the API say so.
+    assert!(!shared.path("secret/made").exists(), "a file was created outside");
+    // Without a list no host directory is mounted at all, and both routes of the API say so.
     let plain = Server::start();
-    let mut wish = with(&shared.host("allowed"));
-    wish["image"] = json!({"uri": "host"});
-    wish["entrypoint"] = json!(["true"]);
+    let mut request = with(&shared.host("allowed"));
+    request["image"] = json!({"uri": "host"});
+    request["entrypoint"] = json!(["true"]);
     for path in ["/v1/sandboxes", "/sandboxes"] {
-        let answer = plain.client().post(path, &wish).expect("the server answers");
+        let answer = plain.client().post(path, &request).expect("the server answers");
         assert_eq!((answer.status, &answer.json()["code"]), (400, &json!("VOLUME::HOST_PATH_NOT_ALLOWED")));
         assert!(answer.text().contains("host_paths"), "{}", answer.text());
     }
 }
 
-/// Swaps a directory and a link to the secret, as a neighbour with the same directory could.
+/// Alternates between a directory and a link to the secret, as a neighbour with the same directory could.
 fn swap_until(stop: &AtomicBool, directory: &Path, link: &Path) {
     use rustix::fs::{CWD, RenameFlags, renameat_with};
     while !stop.load(Ordering::Relaxed) {
@@ -243,7 +243,7 @@ fn swap_until(stop: &AtomicBool, directory: &Path, link: &Path) {
     }
 }
 
-/// Ends what goes on beside a test when the test does.
+/// Ends a background activity when the test ends.
 struct Stopping<'a>(&'a AtomicBool);
 
 impl Drop for Stopping<'_> {
@@ -253,17 +253,17 @@ impl Drop for Stopping<'_> {
 }
 
 #[test]
-fn swapping_a_directory_for_a_link_leads_nowhere() {
+fn swapping_a_directory_for_a_link_exposes_nothing() {
     if !testkit::needs_root() {
         return;
     }
     let shared = Shared::start();
     let (directory, link) = (shared.path("allowed/x"), shared.path("allowed/y"));
-    fs::create_dir(&directory).expect("root may");
-    fs::create_dir(directory.join("deep")).expect("root may");
-    fs::create_dir(shared.path("secret/deep")).expect("root may");
-    fs::write(shared.path("secret/deep/token"), "not for you").expect("root may");
-    symlink(shared.path("secret"), &link).expect("root may");
+    fs::create_dir(&directory).expect("root has the permission");
+    fs::create_dir(directory.join("deep")).expect("root has the permission");
+    fs::create_dir(shared.path("secret/deep")).expect("root has the permission");
+    fs::write(shared.path("secret/deep/token"), "not for you").expect("root has the permission");
+    symlink(shared.path("secret"), &link).expect("root has the permission");
     let stop = AtomicBool::new(false);
     let (mut mounted, mut refusals) = (0, 0);
     std::thread::scope(|scope| {
@@ -282,12 +282,12 @@ fn swapping_a_directory_for_a_link_leads_nowhere() {
             let id = answer.json()["id"].as_str().expect("an id is a text").to_owned();
             let mut sandbox = Sandbox::known(shared.server.client(), &id);
             let seen = read(&mut sandbox, "cat /data/token /data/deep/token 2>/dev/null; echo end");
-            assert_eq!(seen, "end\n", "round {round} shows what the link leads to");
+            assert_eq!(seen, "end\n", "round {round} exposes the target of the link");
             sandbox.delete();
         }
     });
     assert!(mounted > 0 && refusals > 0, "the race was never close: {mounted} and {refusals}");
-    assert!(!shared.path("secret/deep/made").exists(), "something was made outside");
+    assert!(!shared.path("secret/deep/made").exists(), "a file was created outside");
 }
 
 #[test]
@@ -302,7 +302,7 @@ fn a_volume_outlives_its_sandboxes_and_its_server() {
     let mut other = server.create_with(&with(&changed(&claim, &json!({"readOnly": true}))));
     read(&mut one, "echo kept > /data/file && chown 1234:1234 /data/file");
     assert_eq!(read(&mut other, "stat -c %u:%g /data/file; cat /data/file"), "1234:1234\nkept\n");
-    assert_ne!(other.run("touch /data/no").code, Some(0), "it can write to what is read-only");
+    assert_ne!(other.run("touch /data/no").code, Some(0), "a read-only volume was written");
     let mut part = server.create_with(&with(&changed(&claim, &json!({"subPath": "a/b"}))));
     read(&mut part, "echo part > /data/part");
     assert_eq!(read(&mut other, "cat /data/a/b/part"), "part\n");
@@ -322,7 +322,7 @@ fn a_volume_outlives_its_sandboxes_and_its_server() {
 
     server.kill();
     server.start_again(&start().listen(server.address()));
-    assert_eq!(remove(&server).status, 409, "after a restart nobody knows that it is used");
+    assert_eq!(remove(&server).status, 409, "a restart must not lose the use of a volume");
     let mut still = Sandbox::known(server.client(), &other.id);
     assert_eq!(read(&mut still, "cat /data/file"), "kept\n");
     still.delete();
@@ -340,7 +340,7 @@ fn a_volume_outlives_its_sandboxes_and_its_server() {
 }
 
 #[test]
-fn a_volume_made_to_go_with_its_sandboxes_goes_with_the_last() {
+fn auto_removed_volume_is_removed_with_its_last_sandbox() {
     if !testkit::needs_root() {
         return;
     }
@@ -354,7 +354,7 @@ fn a_volume_made_to_go_with_its_sandboxes_goes_with_the_last() {
     assert_eq!(volumes(&server), ["brief"]);
     other.delete();
     e2e::eventually("the volume is gone", || volumes(&server).is_empty());
-    // One that was there before is never removed with a sandbox.
+    // A volume that existed before is never removed with a sandbox.
     let made = server.client().post("/coracle/v1/volumes", &json!({"name": "brief", "size": "32Mi"}));
     assert_eq!(made.expect("the server answers").status, 201);
     server.create_with(&with(&going)).delete();
@@ -363,7 +363,7 @@ fn a_volume_made_to_go_with_its_sandboxes_goes_with_the_last() {
 }
 
 #[test]
-fn the_size_of_a_volume_holds_for_bytes_and_for_empty_files() {
+fn volume_size_limits_bytes_and_empty_files() {
     if !testkit::needs_root() {
         return;
     }
@@ -374,7 +374,7 @@ fn the_size_of_a_volume_holds_for_bytes_and_for_empty_files() {
     assert!(ran.code != Some(0) && full(&ran.stderr), "{ran:?}");
     let written = read(&mut sandbox, "stat -c %s /data/big; rm /data/big; sync -f /data");
     assert!(written.trim().parse::<u64>().expect("a number") <= 16 << 20, "{written}");
-    // Each of them holds nothing, and all of them together would hold gigabytes of names.
+    // Each file is empty, but all of them together would hold gigabytes of names.
     let ran = sandbox
         .run("i=0; while [ $i -lt 400000 ]; do : > /data/$i-$(printf %0200d 0) || exit 3; i=$((i+1)); done");
     assert!(ran.code == Some(3) || full(&ran.stderr), "empty files are not bounded: {:?}", ran.code);
@@ -384,13 +384,13 @@ fn the_size_of_a_volume_holds_for_bytes_and_for_empty_files() {
     assert_eq!(server.client().delete("/coracle/v1/volumes/small").expect("answers").status, 204);
 }
 
-/// Makes a subvolume in the directory it is given, which on a btrfs has no limit.
+/// Makes a subvolume in the given directory, which on btrfs has no limit.
 const NEST: &str = "import fcntl, os, sys\n\
     d = os.open(sys.argv[1], os.O_RDONLY)\n\
     fcntl.ioctl(d, 0x5000940e, bytearray(bytes(8) + b'nested' + bytes(4082)))\n";
 
 #[test]
-fn no_subvolume_without_a_limit_can_be_made_on_a_volume() {
+fn unlimited_subvolume_cannot_be_made_on_a_volume() {
     if !testkit::needs_root() {
         return;
     }
@@ -398,7 +398,7 @@ fn no_subvolume_without_a_limit_can_be_made_on_a_volume() {
     let mut sandbox = server.create_with(&with(&pvc("flat", &json!({"storage": "32Mi"}))));
     let inside = sandbox.run_argv(&["python3", "-c", NEST, "/data"]);
     assert!(inside.code != Some(0) && inside.stderr.contains("Operation not supported"), "{inside:?}");
-    // Outside, in the launcher's own view of the same directory, it bites.
+    // Outside, in the launcher's own view of the same directory, the attack works.
     let shown = server.client().get("/coracle/v1/volumes/flat").expect("the server answers").json();
     let id = shown["id"].as_str().expect("an id is a text");
     let state = server.state_directory();
@@ -407,10 +407,10 @@ fn no_subvolume_without_a_limit_can_be_made_on_a_volume() {
     let data = root.join("disk/pool/named-volumes").join(id).join("data");
     if data.is_dir() {
         let outside = std::process::Command::new("python3").args(["-c", NEST]).arg(&data).output();
-        assert!(outside.expect("there is a python").status.success(), "it does not bite outside");
-        fs::remove_dir(data.join("nested")).expect("an empty subvolume goes as a directory does");
+        assert!(outside.expect("there is a python").status.success(), "the attack does not work outside");
+        fs::remove_dir(data.join("nested")).expect("an empty subvolume can be removed like a directory");
     } else {
-        testkit::skip("volumes are no subvolumes here");
+        testkit::skip("volumes are not subvolumes here");
     }
     sandbox.delete();
     assert_eq!(server.client().delete("/coracle/v1/volumes/flat").expect("answers").status, 204);
@@ -445,11 +445,11 @@ fn volumes_belong_to_their_owners_and_count_into_their_quotas() {
     assert_eq!(small.post("/coracle/v1/volumes", &make("150Mi")).expect("answers").status, 201);
     assert_eq!(small.post("/coracle/v1/volumes", &make("150Mi")).expect("answers").status, 200);
     assert_eq!(small.post("/coracle/v1/volumes", &make("100Mi")).expect("answers").status, 409);
-    let wish =
+    let request =
         json!({"image": {"uri": "host"}, "resourceLimits": {}, "entrypoint": ["tail", "-f", "/dev/null"]});
-    let answer = small.post("/v1/sandboxes", &wish).expect("the server answers");
+    let answer = small.post("/v1/sandboxes", &request).expect("the server answers");
     assert_eq!(answer.status, 429, "volume and sandbox exceed the quota together: {}", answer.text());
-    // The same name is another volume for another owner, and a foreign one is not there.
+    // The same name is another volume for another owner, and a foreign one is not found.
     assert_eq!(other.get("/coracle/v1/volumes").expect("answers").json()["items"], json!([]));
     assert_eq!(other.get("/coracle/v1/volumes/data").expect("answers").status, 404);
     assert_eq!(other.delete("/coracle/v1/volumes/data").expect("answers").status, 404);
@@ -470,21 +470,21 @@ fn the_command_line_manages_volumes() {
         let mut command = Programs::shared().command();
         command.args(["--json", "--url", &url]).args(words).output().expect("the binary runs")
     };
-    let told = |words: &[&str]| -> Value {
+    let run_json = |words: &[&str]| -> Value {
         let output = coracle(words);
         assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_slice(&output.stdout).expect("it is JSON")
     };
-    assert_eq!(told(&["volume", "create", "data", "--size", "32m"])["sizeBytes"], json!(32 << 20));
-    let made = told(&["create", "--volume", "data:/data"]);
+    assert_eq!(run_json(&["volume", "create", "data", "--size", "32m"])["sizeBytes"], json!(32 << 20));
+    let made = run_json(&["create", "--volume", "data:/data"]);
     let id = made["id"].as_str().expect("an id is a text").to_owned();
-    assert_eq!(told(&["volume", "inspect", "data"])["sandboxes"], json!([id]));
+    assert_eq!(run_json(&["volume", "inspect", "data"])["sandboxes"], json!([id]));
     let refused = coracle(&["volume", "rm", "data"]);
     let words = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && words.contains("in use") && words.contains("hint"), "{words}");
-    told(&["rm", &id]);
-    assert_eq!(told(&["volume", "rm", "data"])["removed"], json!(["data"]));
-    assert_eq!(told(&["volume", "ls"]), json!([]));
+    run_json(&["rm", &id]);
+    assert_eq!(run_json(&["volume", "rm", "data"])["removed"], json!(["data"]));
+    assert_eq!(run_json(&["volume", "ls"]), json!([]));
     assert!(!coracle(&["volume", "inspect", "data"]).status.success());
 }
 
@@ -496,7 +496,7 @@ fn an_ordinary_users_server_shares_directories_and_refuses_volumes_by_name() {
     fs::create_dir(&allowed).expect("our own directory");
     fs::set_permissions(&allowed, fs::Permissions::from_mode(0o755)).expect("our own directory");
     if let User::Ordinary(uid) = user {
-        chown(&allowed, Some(uid), Some(uid)).expect("root may");
+        chown(&allowed, Some(uid), Some(uid)).expect("root has the permission");
     }
     symlink("/etc", allowed.join("link")).expect("our own directory");
     let start = Start::new().as_user(user).env("CORACLE_REQUIRE_LIMITS", "false");

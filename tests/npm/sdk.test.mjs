@@ -1,4 +1,4 @@
-// The npm package of the reference, unmodified: what it calls and what it makes of our answers.
+// The npm package of the reference, unmodified: its calls and its reading of our responses.
 
 import assert from "node:assert/strict";
 import { after, before, describe, test } from "node:test";
@@ -23,8 +23,8 @@ for (const useServerProxy of [false, true]) {
     let sandbox;
 
     before(async () => {
-      const wish = { image: "python:3.12", timeoutSeconds: 600, env: { WORD: "given" }, metadata: { "made-by": "npm" } };
-      sandbox = await Sandbox.create({ connectionConfig: config(useServerProxy), ...wish });
+      const request = { image: "python:3.12", timeoutSeconds: 600, env: { WORD: "given" }, metadata: { "made-by": "npm" } };
+      sandbox = await Sandbox.create({ connectionConfig: config(useServerProxy), ...request });
     });
 
     after(async () => {
@@ -33,7 +33,7 @@ for (const useServerProxy of [false, true]) {
       await sandbox.close();
     });
 
-    test("it is described, healthy, measured and renewed", async () => {
+    test("info, health, metrics and renewal", async () => {
       const info = await sandbox.getInfo();
       assert.equal(info.id, sandbox.id);
       assert.equal(info.status.state, "Running");
@@ -71,7 +71,7 @@ for (const useServerProxy of [false, true]) {
       assert.equal(seen.filter((type) => type === "stdout").length, 2);
     });
 
-    test("a command in the background", async () => {
+    test("background command", async () => {
       const started = await sandbox.commands.run("echo begun; sleep 600", { background: true });
       assert.equal((await sandbox.commands.getCommandStatus(started.id)).running, true);
       const printed = async () => (await sandbox.commands.getBackgroundCommandLogs(started.id, 0)).content;
@@ -110,7 +110,7 @@ for (const useServerProxy of [false, true]) {
       const found = await files.search({ path: "/data", pattern: "*.txt" });
       assert.deepEqual(found.map((file) => file.path), ["/data/new/c.txt"]);
       assert.equal((await files.listDirectory({ path: "/data", depth: 2 })).length, 4);
-      // More than an address holds is refused in words; an error without a body would count as done.
+      // A URL that is too long is refused with a message; the client takes an error without a body for success.
       const many = Array.from({ length: 1200 }, (_, n) => `/data/${"x".repeat(80)}-${n}`);
       await assert.rejects(files.deleteFiles(many), (error) => error.statusCode === 414);
       await files.deleteFiles(["/data/new/c.txt"]);
@@ -125,7 +125,7 @@ for (const useServerProxy of [false, true]) {
       assert.equal((await sandbox.commands.run("true")).exitCode, 0);
     });
 
-    test("endpoints, and what is told of the network", async () => {
+    test("endpoints and network policy", async () => {
       assert.match((await sandbox.getEndpoint(8080)).endpoint, new RegExp(`/sandboxes/${sandbox.id}/proxy/8080$`));
       assert.match(await sandbox.getEndpointUrl(8080), /^http:\/\//);
       assert.equal((await sandbox.getEgressPolicy()).defaultAction, "deny");
@@ -134,7 +134,7 @@ for (const useServerProxy of [false, true]) {
   });
 }
 
-test("a manager lists, and keeps snapshots", async () => {
+test("a manager lists sandboxes and manages snapshots", async () => {
   const connectionConfig = config(false);
   const manager = SandboxManager.create({ connectionConfig });
   const mark = `n${Date.now()}`;
@@ -158,7 +158,7 @@ test("a manager lists, and keeps snapshots", async () => {
   }
 });
 
-test("a wrong key is an error of the API", { skip: key ? false : "the server needs no key" }, async () => {
+test("a wrong key raises an API exception", { skip: key ? false : "the server needs no key" }, async () => {
   const wrong = new ConnectionConfig({ domain: url.host, protocol: "http", apiKey: "wrong" });
   const refused = Sandbox.create({ connectionConfig: wrong, image: "python:3.12" });
   await assert.rejects(refused, (error) => error instanceof SandboxApiException && error.statusCode === 401);

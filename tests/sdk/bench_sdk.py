@@ -1,8 +1,7 @@
-"""What a command costs through the Python SDK, beside the same SDK against a server that does nothing.
+"""Measures the cost of a command through the Python SDK, beside the same SDK against a server that does nothing.
 
-Prints a report of the same form as `coracle bench --json`. The three are measured in turns, so that whatever else the
-machine does meets all of them.
-"""
+Prints a report of the same form as `coracle bench --json`. The three are measured in turns, so that other load on the
+machine affects all of them."""
 
 import json
 import os

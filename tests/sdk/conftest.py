@@ -1,4 +1,4 @@
-"""What every test starts from: the server, and a sandbox that is removed again."""
+"""Shared fixtures: the server, and a sandbox that is removed again."""
 
 import json
 import os
@@ -14,7 +14,7 @@ KEY = os.environ.get("CORACLE_API_KEY", "")
 SECRETS = os.environ.get("CORACLE_TEST_SECRETS", "")
 KEYLESS_URL = os.environ.get("CORACLE_KEYLESS_URL", "").rstrip("/")
 
-#: What the SDK sends with its defaults.
+#: The request that the SDK sends with its defaults.
 CREATE = {
     "image": {"uri": "python:3.12"},
     "timeout": 600,
@@ -30,7 +30,7 @@ def pytest_configure(config):
 
 
 def remember(tokens):
-    """Notes tokens that were given out, for whoever searches the server's log for them."""
+    """Records issued tokens, so that the server's log can be searched for them."""
     if SECRETS:
         with open(SECRETS, "a") as notes:
             notes.writelines(f"{token}\n" for token in tokens)
@@ -54,7 +54,7 @@ class Box:
         return answer.json()
 
     def port(self, port):
-        """A client of one port that knows nothing but the sandbox's token."""
+        """A client of one port that has only the sandbox's token."""
         endpoint = self.endpoint(port)
         return httpx.Client(
             base_url="http://" + endpoint["endpoint"], headers=endpoint["headers"], timeout=httpx.Timeout(30)
@@ -73,7 +73,7 @@ class Box:
         return "".join(event["text"] for event in happened if event["type"] == "stdout")
 
     def start(self, command, until, **more):
-        """Starts a command in the background and returns its id once it printed `until`."""
+        """Starts a command in the background and returns its id once it has printed `until`."""
         process = self.run(command, background=True, **more)[0]["text"]
         seen = ""
         with self.execd.stream("GET", f"/command/{process}/logs", params={"follow": "true"}) as answer:
@@ -81,7 +81,7 @@ class Box:
                 seen += piece
                 if until in seen:
                     return process
-        raise AssertionError(f"it ended without {until!r}: {seen!r}")
+        raise AssertionError(f"the command ended without {until!r}: {seen!r}")
 
     def upload(self, path, content, **metadata):
         files = [

@@ -1,7 +1,6 @@
-"""A service for tests of the proxy: it says, byte for byte, what its path asks for.
+"""A service for tests of the proxy: it sends, byte for byte, what its path asks for.
 
-It runs inside a sandbox and needs nothing but Python. Port 8001 answers on IPv6 alone.
-"""
+It runs inside a sandbox and needs only Python. Port 8001 answers on IPv6 alone."""
 
 import base64
 import hashlib

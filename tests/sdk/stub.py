@@ -1,7 +1,6 @@
-"""A server that does nothing: it answers the SDK's calls at once with what it wants to hear.
+"""A server that does nothing: it answers the SDK's calls at once with the expected responses.
 
-What a call costs against it is the cost of the client and of the way there; `bench_sdk.py` compares.
-"""
+The cost of a call against it is the cost of the client and the connection; `bench_sdk.py` compares."""
 
 import asyncio
 import json

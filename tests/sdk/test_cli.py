@@ -14,7 +14,7 @@ OSB = pathlib.Path(sys.executable).with_name("osb")
 
 
 class Osb:
-    """`osb` as a user has it: a home of its own, the server by its environment."""
+    """`osb` as a user has it: with its own home, and the server from its environment."""
 
     def __init__(self, home):
         self.env = {
@@ -37,7 +37,7 @@ class Osb:
         return done.stdout
 
     def json(self, *words):
-        # What follows `--` belongs to the sandbox.
+        # Arguments after `--` belong to the sandbox.
         own = words.index("--") if "--" in words else len(words)
         return json.loads(self.text(*words[:own], "-o", "json", *words[own:]))
 
@@ -61,9 +61,9 @@ def test_a_sandbox_is_listed_described_and_healthy(osb, made):
     listed = osb.json("sandbox", "list", "-m", "made-by=osb")
     items = listed["items"] if isinstance(listed, dict) else listed
     assert [item["id"] for item in items] == [made]
-    told = osb.json("sandbox", "get", made)
-    assert told["id"] == made
-    assert "running" in json.dumps(told).lower()
+    shown = osb.json("sandbox", "get", made)
+    assert shown["id"] == made
+    assert "running" in json.dumps(shown).lower()
     assert "true" in osb.text("sandbox", "health", made, "-o", "json").lower()
 
 
@@ -87,7 +87,7 @@ def test_metrics_once_and_watched(osb, made):
     assert all("cpu" in line for line in lines), lines
 
 
-def test_a_command_prints_what_it_prints_and_its_failure_is_one(osb, made):
+def test_command_output_and_failure_are_passed_on(osb, made):
     assert osb.text("command", "run", made, "-o", "raw", "--", "printf", "a\\n\\nb\\n") == "a\n\nb\n"
     words = ["--argv", "-o", "raw", "--", "printf", "%s|", "$HOME", "a b", ""]
     assert osb.text("command", "run", made, *words) == "$HOME|a b||\n"
@@ -165,7 +165,7 @@ def test_diagnostics_in_both_forms(osb, made):
     assert made in osb.text("devops", "inspect", made)
 
 
-def test_the_policy_is_told_and_what_is_not_offered_says_so(osb, made):
+def test_policy_is_shown_and_unsupported_features_are_reported(osb, made):
     assert "deny" in osb.text("egress", "get", made, "-o", "json")
     refused = osb.call("egress", "patch", made, "--rule", "allow=example.org")
     assert refused.returncode != 0

@@ -24,7 +24,7 @@ needs_libraries = pytest.mark.skipif(
 )
 
 
-#: What the interpreter's own examples name, whatever the image is.
+#: The entrypoint in the interpreter's own examples, for any image.
 ENTRYPOINT = ["/opt/code-interpreter/code-interpreter.sh"]
 
 
@@ -55,7 +55,7 @@ def stdout(execution):
     return "".join(message.text for message in execution.logs.stdout)
 
 
-def test_an_interpreter_is_there_at_once_and_counts(codes):
+def test_interpreter_is_available_at_once_and_counts_executions(codes):
     execution = codes.run("print('hi')\nresult = 2 + 2\nresult")
     assert (execution.result[0].text, stdout(execution), execution.error) == ("4", "hi\n", None)
     assert (execution.execution_count, execution.exit_code) == (1, None)
@@ -64,7 +64,7 @@ def test_an_interpreter_is_there_at_once_and_counts(codes):
     assert (again.result[0].text, again.execution_count, again.id) == ("5", 2, execution.id)
 
 
-def test_errors_have_their_name_and_place(codes):
+def test_errors_have_name_and_traceback(codes):
     execution = codes.run("def f():\n    return 1 / 0\n\nf()")
     assert (execution.error.name, execution.error.value) == ("ZeroDivisionError", "division by zero")
     assert "    return 1 / 0" in execution.error.traceback
@@ -74,7 +74,7 @@ def test_errors_have_their_name_and_place(codes):
     assert codes.run("input()").error.name == "StdinNotImplementedError"
 
 
-def test_contexts_are_apart_listed_and_deleted(codes):
+def test_contexts_are_isolated_listed_and_deleted(codes):
     one, two = (codes.create_context(SupportedLanguage.PYTHON) for _ in range(2))
     codes.run("secret = 'one'", context=one)
     assert codes.run("secret", context=one).result[0].text == "'one'"
@@ -91,7 +91,7 @@ def test_contexts_are_apart_listed_and_deleted(codes):
     assert codes.list_contexts("python") == []
 
 
-def test_bash_keeps_its_state_and_tells_its_status(codes):
+def test_bash_keeps_state_and_reports_its_status(codes):
     context = codes.create_context(SupportedLanguage.BASH)
     codes.run("cd /usr; f() { echo f $1; }", context=context)
     execution = codes.run("pwd; f 1; (exit 7)", context=context)
@@ -99,7 +99,7 @@ def test_bash_keeps_its_state_and_tells_its_status(codes):
     assert execution.execution_count == 2
 
 
-def test_a_language_that_is_not_there_is_refused(codes):
+def test_unavailable_language_is_refused(codes):
     with pytest.raises(SandboxApiException) as caught:
         codes.create_context("cobol")
     assert caught.value.status_code == 400
@@ -123,7 +123,7 @@ def test_output_comes_while_code_runs_and_an_interrupt_ends_it(codes):
     assert codes.run("2 + 2", context=context).result[0].text == "4"
 
 
-def test_a_killed_kernel_is_told_and_replaced(codes):
+def test_killed_kernel_is_reported_and_replaced(codes):
     context = codes.create_context(SupportedLanguage.PYTHON)
     codes.run("x = 1", context=context)
     assert codes.run("import os; os.kill(os.getpid(), 9)", context=context).error.name == "KernelDied"
@@ -138,7 +138,7 @@ async def test_contexts_run_side_by_side(async_codes):
     assert [execution.result[0].text for execution in executions] == ["0", "1", "2", "3", "4"]
 
 
-async def test_handlers_see_everything_in_its_order(async_codes):
+async def test_handlers_see_all_events_in_order(async_codes):
     seen = []
 
     def note(kind):
@@ -163,7 +163,7 @@ async def test_handlers_see_everything_in_its_order(async_codes):
 
 @pytest.fixture
 def forms():
-    """Runs code where matplotlib and pandas are, and gives the forms of all results."""
+    """Runs code where matplotlib and pandas are available, and returns the formats of all results."""
     with httpx.Client(base_url=KEYLESS_URL, timeout=httpx.Timeout(60)) as api:
         volume = {"name": "libraries", "host": {"path": LIBRARIES}, "mountPath": "/opt/libraries", "readOnly": True}
         env = {"PYTHONPATH": "/opt/libraries", "MPLCONFIGDIR": "/tmp/matplotlib"}

@@ -1,4 +1,4 @@
-"""What the server tells of a sandbox that misbehaves, in both forms."""
+"""Diagnostics for a sandbox that misbehaves, in both formats."""
 
 import json
 
@@ -14,7 +14,7 @@ def loud(api):
     from conftest import Box
 
     box = Box(api, {"entrypoint": LOUD, "env": {"SECRET_WORD": "hush-hush"}, "metadata": {"team": "a"}})
-    # Its first words are there once the last ones are.
+    # The first output has arrived once the last has.
     box.output("until grep -q sleep /proc/[0-9]*/comm; do :; done", timeout=20000)
     yield box
     box.remove()
@@ -25,22 +25,22 @@ def show(box, kind, **query):
 
 
 @pytest.mark.parametrize("scope", ["container", "all"])
-def test_logs_are_what_the_main_process_printed(loud, scope):
+def test_logs_are_the_output_of_the_main_process(loud, scope):
     answer = show(loud, "logs", scope=scope)
     assert answer.status_code == 200, answer.text
-    told = answer.json()
-    assert (told["sandboxId"], told["kind"], told["scope"]) == (loud.id, "logs", scope)
-    assert (told["delivery"], told["contentType"]) == ("inline", "text/plain; charset=utf-8")
-    assert told["content"].split() == [str(n) for n in range(201, 301)]
-    assert told["contentLength"] == len(told["content"]) and told["truncated"] is True
-    assert told["warnings"] == []
+    shown = answer.json()
+    assert (shown["sandboxId"], shown["kind"], shown["scope"]) == (loud.id, "logs", scope)
+    assert (shown["delivery"], shown["contentType"]) == ("inline", "text/plain; charset=utf-8")
+    assert shown["content"].split() == [str(n) for n in range(201, 301)]
+    assert shown["contentLength"] == len(shown["content"]) and shown["truncated"] is True
+    assert shown["warnings"] == []
 
 
 @pytest.mark.parametrize("scope", ["runtime", "lifecycle", "all"])
-def test_events_are_what_became_of_it(loud, scope):
-    told = show(loud, "events", scope=scope).json()
-    assert (told["kind"], told["scope"]) == ("events", scope)
-    assert ("Running" in told["content"]) == (scope != "runtime")
+def test_events_show_the_lifecycle(loud, scope):
+    shown = show(loud, "events", scope=scope).json()
+    assert (shown["kind"], shown["scope"]) == ("events", scope)
+    assert ("Running" in shown["content"]) == (scope != "runtime")
 
 
 def test_the_end_of_the_main_process_is_an_event(new_box):
@@ -53,11 +53,11 @@ def test_the_end_of_the_main_process_is_an_event(new_box):
     assert show(box, "logs", scope="container").json()["content"] == "last words\n"
 
 
-def test_a_paused_sandbox_says_why_it_shows_nothing(new_box):
+def test_paused_sandbox_gives_a_reason_for_empty_output(new_box):
     box = new_box(entrypoint=LOUD)
     assert box.api.post(f"/v1/sandboxes/{box.id}/pause").status_code == 202
-    told = show(box, "logs", scope="container").json()
-    assert told["content"] == "" and "paused" in told["warnings"][0]
+    shown = show(box, "logs", scope="container").json()
+    assert shown["content"] == "" and "paused" in shown["warnings"][0]
 
 
 @pytest.mark.parametrize(("kind", "scope"), [("logs", "runtime"), ("logs", "x"), ("events", "container")])
@@ -88,17 +88,17 @@ def test_inspect_and_summary_show_no_value_of_a_variable(loud):
         assert token not in inspect + summary
 
 
-def test_who_has_nothing_to_say_says_so(box):
+def test_empty_diagnostics_say_so(box):
     assert show(box, "logs").text == "(no logs)"
     assert show(box, "logs", scope="all").json()["content"] == ""
 
 
-def test_nobody_elses_and_nothing_else(box, api):
+def test_unknown_sandboxes_and_kinds_are_not_found(box, api):
     assert api.get("/v1/sandboxes/abcdefghij0123456789/diagnostics/logs").status_code == 404
     assert show(box, "other").status_code == 404
 
 
-def test_the_sdk_reads_them(config):
+def test_sdk_reads_diagnostics(config):
     sandbox = SandboxSync.create(SandboxImageSpec("python:3.12"), entrypoint=LOUD, connection_config=config)
     try:
         logs = sandbox.get_diagnostic_logs("container")
@@ -123,5 +123,5 @@ def test_measurements_are_watched_once_a_second_until_the_sandbox_ends(new_box):
     for one in seen[:3]:
         assert 0 <= one["cpu_used_pct"] <= 100 and 0 <= one["mem_used_mib"] <= one["mem_total_mib"] == 512
     assert 1000 <= seen[2]["timestamp"] - seen[0]["timestamp"] <= 10_000
-    # It ends by itself, saying why.
+    # The stream ends by itself, with the reason.
     assert list(seen[-1]) == ["error"] and len(seen) <= 5

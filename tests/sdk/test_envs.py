@@ -1,4 +1,4 @@
-"""Variables that are kept for later commands, with the official client."""
+"""Variables that are saved for later commands, with the official client."""
 
 import pytest
 from opensandbox import Sandbox, SandboxSync
@@ -26,7 +26,7 @@ def test_set_env_is_seen_by_commands_and_sessions(config):
         sandbox.destroy()
 
 
-def test_directories_know_what_was_set(config):
+def test_saved_variables_expand_in_working_directories(config):
     sandbox = SandboxSync.create("python:3.12", connection_config=config, resource=RESOURCE)
     try:
         sandbox.commands.set_env("PLACE", "/tmp/a place")
@@ -44,7 +44,7 @@ def test_directories_know_what_was_set(config):
 
 
 @pytest.mark.asyncio
-async def test_set_env_without_waiting(async_config):
+async def test_set_env_with_the_async_client(async_config):
     sandbox = await Sandbox.create("python:3.12", connection_config=async_config, resource=RESOURCE)
     try:
         await sandbox.commands.set_env("KEPT", "yes")

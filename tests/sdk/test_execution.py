@@ -1,4 +1,4 @@
-"""Commands, sessions and files by plain HTTP, where the SDK hides what the wire says."""
+"""Commands, sessions and files by plain HTTP, where the SDK hides details of the protocol."""
 
 import json
 
@@ -55,7 +55,7 @@ def test_a_wrong_command_is_refused_before_it_runs(box, body):
     assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_REQUEST_BODY")
 
 
-def test_a_program_that_is_not_there_is_told_as_an_event(box):
+def test_missing_program_is_reported_as_an_event(box):
     answer = box.execd.post("/command", json={"argv": ["no-such-program"]})
     happened = events(answer.text)
     assert [event["type"] for event in happened] == ["init", "ping", "error"]
@@ -94,7 +94,7 @@ def test_logs_serve_foreground_commands_and_any_offset(box):
     assert box.execd.get("/command/" + "0" * 32 + "/logs").status_code == 404
 
 
-def test_output_that_is_no_longer_kept_is_named(box):
+def test_dropped_output_is_reported(box):
     process = box.run("head -c 20000000 /dev/zero | tr '\\0' x", background=True)[0]["text"]
     while box.execd.get(f"/command/status/{process}").json()["running"]:
         pass
@@ -117,14 +117,14 @@ def test_a_character_is_not_cut_between_two_reads(box):
     box.execd.delete("/command", params={"id": process})
 
 
-def test_status_tells_what_ran(box):
+def test_status_shows_the_command(box):
     process = box.run("exit 5")[0]["text"]
     status = box.execd.get(f"/command/status/{process}").json()
     assert (status["content"], status["running"], status["exit_code"]) == ("exit 5", False, 5)
     assert status["started_at"] and status["finished_at"]
 
 
-def test_interrupting_kills_what_does_not_listen(box):
+def test_interrupt_kills_commands_that_ignore_signals(box):
     process = box.start("trap '' TERM; echo ready; while :; do sleep 0.1; done", until="ready")
     assert box.execd.delete("/command", params={"id": process}).status_code == 200
     status = box.execd.get(f"/command/status/{process}").json()
@@ -165,7 +165,7 @@ def texts_of(seen):
     return [event["text"].strip() for event in events_of(seen) if event["type"] == "stdout"]
 
 
-def test_a_session_that_is_not_there(box):
+def test_missing_session_is_not_found(box):
     for answer in [box.execd.post(f"/session/{'0' * 32}/run", json={"command": "true"}), box.execd.delete("/session/x")]:
         assert (answer.status_code, answer.json()["code"]) == (404, "CONTEXT_NOT_FOUND")
 
@@ -238,9 +238,9 @@ def test_no_path_at_all_is_nothing_to_do(box):
 
 
 def test_a_replacement_that_is_left_out_is_nothing(box):
-    for number, wish in enumerate([{"old": "b"}, {"old": "b", "new": None}, {"old": "b", "new": ""}]):
+    for number, change in enumerate([{"old": "b"}, {"old": "b", "new": None}, {"old": "b", "new": ""}]):
         box.upload(f"/tmp/replaced-{number}", b"abc")
-        assert box.execd.post("/files/replace", json={f"/tmp/replaced-{number}": wish}).status_code == 200
+        assert box.execd.post("/files/replace", json={f"/tmp/replaced-{number}": change}).status_code == 200
         assert box.output(f"cat /tmp/replaced-{number}") == "ac"
 
 
@@ -292,5 +292,5 @@ def test_measurements_are_watched(box):
     assert {"cpu_count", "cpu_used_pct", "mem_total_mib", "mem_used_mib"} < set(first)
 
 
-def test_isolated_sessions_are_said_to_be_absent(box):
+def test_isolated_sessions_are_reported_as_unavailable(box):
     assert box.execd.get("/v1/isolated/capabilities").json()["available"] is False

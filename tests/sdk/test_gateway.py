@@ -1,4 +1,4 @@
-"""Ports that are named by a host or a header, secure access and signed routes, with the SDK too."""
+"""Ports addressed by a host or a header, secure access and signed routes, with the SDK too."""
 
 import os
 import socket
@@ -23,7 +23,7 @@ needs_binary = pytest.mark.skipif(not BINARY, reason="CORACLE_TEST_BINARY names 
 
 
 class Anywhere(httpx.HTTPTransport):
-    """Connects to one server whatever name a request has, as a wildcard entry of a name server would."""
+    """Connects to one server for any host name, as a wildcard DNS entry would."""
 
     def __init__(self, address):
         super().__init__()
@@ -36,7 +36,7 @@ class Anywhere(httpx.HTTPTransport):
 
 
 class Server:
-    """A server of our own with some settings."""
+    """A private server with some settings."""
 
     def __init__(self, **settings):
         self.directory = tempfile.TemporaryDirectory(prefix="gateway")
@@ -69,7 +69,7 @@ class Server:
         return answer.json()
 
     def get(self, endpoint, path="/", **headers):
-        """Asks as an SDK would; until the service listens it is not there."""
+        """Sends the request of an SDK; until the service listens it gets an error."""
         return ask(self.client, endpoint, path, **headers)
 
     def config(self, **more):
@@ -113,13 +113,13 @@ def soon(seconds=600):
 
 
 @needs_binary
-def test_a_host_of_its_own(wildcard):
+def test_port_is_served_on_its_own_host(wildcard):
     sandbox = wildcard.create()
     endpoint = wildcard.endpoint(sandbox, 7000)
     assert endpoint["endpoint"] == f"{sandbox}-7000.{DOMAIN}"
     answer = wildcard.get(endpoint)
     assert answer.status_code == 200 and "Directory listing" in answer.text
-    # The token is needed, the sandbox must be there, and the API is nowhere on that host.
+    # The token is required, the sandbox must exist, and the API is not served on that host.
     assert wildcard.get({"endpoint": endpoint["endpoint"]}).status_code == 401
     missing = {"endpoint": f"abcdefghij0123456789-7000.{DOMAIN}"}
     assert wildcard.get(missing).status_code == 404
@@ -130,7 +130,7 @@ def test_a_host_of_its_own(wildcard):
 
 
 @needs_binary
-def test_nothing_listens_and_not_running_are_told_apart(wildcard):
+def test_nothing_listens_and_not_running_are_distinguished(wildcard):
     sandbox = wildcard.create()
     endpoint = wildcard.endpoint(sandbox, 9)
     answer = wildcard.client.get("http://" + endpoint["endpoint"], headers=endpoint["headers"])
@@ -184,7 +184,7 @@ def test_the_sdk_works_through_a_header(header):
 
 
 @needs_binary
-def test_short_signatures_can_be_made_by_whoever_has_a_key_but_not_guessed(header):
+def test_short_signatures_need_a_signing_key_and_guesses_are_limited(header):
     import base64
     import hashlib
     import struct
@@ -207,7 +207,7 @@ def test_short_signatures_can_be_made_by_whoever_has_a_key_but_not_guessed(heade
     assert statuses[:20] == [401] * 20 and statuses[20:] == [429] * 5
 
 
-# What follows needs no gateway: the server's own paths carry signatures too.
+# The following tests need no gateway: the server's own paths carry signatures too.
 
 
 @pytest.fixture
@@ -229,7 +229,7 @@ def resolve(api, sandbox, port, **query):
     return api.get(f"/v1/sandboxes/{sandbox}/endpoints/{port}", params={"use_server_proxy": "false", **query})
 
 
-def test_an_address_that_opens_itself_until_its_time_is_over(serving, api):
+def test_signed_address_works_until_it_expires(serving, api):
     sandbox = serving()
     answer = resolve(api, sandbox, 7000, expires=soon())
     endpoint = answer.json()
@@ -246,7 +246,7 @@ def test_an_address_that_opens_itself_until_its_time_is_over(serving, api):
             f"7000-{expires}-{other}{signature[1:]}", f"7001-{expires}-{signature}", f"7000-zzzzzz-{signature}",
             f"7000-{expires}-{signature}x", f"7000-{expires}-{signature[:9]}", f"7000-{expires}-",
         ]:
-            # Not even a key opens what carries a wrong signature.
+            # Not even a key opens an address with a wrong signature.
             headers = {"OPEN-SANDBOX-API-KEY": KEY} if KEY else {}
             answer = anybody.get(f"http://{base}/{wrong}/", headers=headers)
             assert (answer.status_code, answer.json()["code"]) == (401, "MISSING_OR_INVALID_SECURE_ACCESS"), wrong
@@ -258,7 +258,7 @@ def test_an_address_that_opens_itself_until_its_time_is_over(serving, api):
         assert status == 401
 
 
-def test_what_cannot_be_signed(serving, api):
+def test_invalid_signing_requests_are_refused(serving, api):
     sandbox = serving()
     for query, code in [
         ({"expires": soon(), "use_server_proxy": "true"}, "SANDBOX::INVALID_PARAMETER"),
@@ -271,7 +271,7 @@ def test_what_cannot_be_signed(serving, api):
         assert (answer.status_code, answer.json()["code"]) == (400, code), query
 
 
-def test_secure_access_is_opened_by_its_own_token_alone(serving, api):
+def test_secure_access_accepts_only_its_own_token(serving, api):
     sandbox = serving(secureAccess=True)
     endpoint = resolve(api, sandbox, 7000).json()
     remember(endpoint["headers"].values())
@@ -284,7 +284,7 @@ def test_secure_access_is_opened_by_its_own_token_alone(serving, api):
             assert (answer.status_code, answer.json()["code"]) == (401, "MISSING_OR_INVALID_SECURE_ACCESS"), given
         signed = resolve(api, sandbox, 7000, expires=soon()).json()
         assert ask(anybody, signed).status_code == 200
-        # The execution API is behind it too.
+        # The execution API requires it too.
         execution = resolve(api, sandbox, 44772).json()
         assert anybody.get(f"http://{execution['endpoint']}/ping", headers=execution["headers"]).status_code == 200
         execution["headers"].pop("OpenSandbox-Secure-Access")
@@ -311,7 +311,7 @@ def test_secure_access_and_signed_routes_with_the_sdk(config, use_server_proxy):
 
 
 @needs_binary
-def test_access_renews_by_every_way_in(wildcard):
+def test_access_renews_by_every_route(wildcard):
     sandbox = wildcard.create(timeout=60, extensions={"access.renew.extend.seconds": "300"})
 
     def expires():
@@ -374,7 +374,7 @@ def test_localhost_domain_serves_sdk_without_name_resolution():
         for port in (44772, 18080):
             expected = f"{server.address}/v1/sandboxes/{sandbox}/proxy/{port}"
             assert server.endpoint(sandbox, port)["endpoint"] == expected
-        # The SDK connects by the names in the answers, without help from the transport.
+        # The SDK connects to the names in the responses, without help from the transport.
         config = ConnectionConfigSync(api_key=OWN_KEY, domain=server.address, request_timeout=timedelta(seconds=30))
         with SandboxSync.connect(sandbox, connection_config=config) as connected:
             assert connected.commands.run("echo reached").logs.stdout[0].text.strip() == "reached"

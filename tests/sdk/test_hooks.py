@@ -10,7 +10,7 @@ from opensandbox.models.sandboxes import LifecycleHook, PeriodicLifecycleHook, S
 RESOURCE = {"cpu": "1", "memory": "512Mi"}
 
 
-def test_hooks_run_before_the_entrypoint_and_by_the_clock(config):
+def test_hooks_run_before_the_entrypoint_and_periodically(config):
     lifecycle = SandboxLifecycle(
         pre_start=LifecycleHook(command=["sh", "-c", "echo ready > /root/ready"], timeout_seconds=30),
         periodic=[

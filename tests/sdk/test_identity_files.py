@@ -63,7 +63,7 @@ def test_a_file_may_be_written_where_its_directory_may_not(box, files):
     assert upload(files, "/srv/fixed/g").status_code == 500
 
 
-def test_the_official_client_can_be_somebody(config):
+def test_official_client_can_act_as_a_user(config):
     sandbox = SandboxSync.create("python:3.12", connection_config=config, resource={"cpu": "1", "memory": "512Mi"})
     try:
         sandbox.commands.run("mkdir /srv/mine; chown 1000:1000 /srv/mine")
@@ -83,7 +83,7 @@ def test_groups_of_the_account_count_and_those_of_others_do_not(box, files):
     assert box.output("ls /srv/shared") == "f\n"
 
 
-def test_what_a_user_may_not_do_is_not_done(box, files):
+def test_forbidden_file_operations_have_no_effect(box, files):
     assert files("GET", "/files/download", params={"path": "/srv/closed/f"}).status_code >= 400
     assert upload(files, "/srv/closed/g").status_code >= 400
     assert files("DELETE", "/files", params={"path": "/srv/closed/f"}).status_code >= 400
@@ -93,7 +93,7 @@ def test_what_a_user_may_not_do_is_not_done(box, files):
 
 
 @pytest.mark.parametrize("who", [("ann", "1000"), ("-1", "0"), ("4294967295", "0"), ("0", "4294967295"), ("99999999", "5")])
-def test_nobody_in_particular_touches_nothing(box, files, who):
+def test_incomplete_or_invalid_users_are_refused(box, files, who):
     uid, gid = who
     for method, path in [("GET", "/files/info"), ("DELETE", "/files")]:
         answer = files(method, path, uid=uid, gid=gid, params={"path": "/srv/closed/f"})

@@ -38,7 +38,7 @@ def sandbox(config):
     sandbox.destroy()
 
 
-def test_a_session_lives_and_ends(sandbox):
+def test_session_is_created_and_deleted(sandbox):
     assert sandbox.isolation.capabilities().available
     session = sandbox.isolation.create(on("/workspace", "rw"))
     assert session.info.created_at is not None
@@ -102,9 +102,9 @@ def test_files_of_a_session(sandbox, mode):
     assert outside == (["b.txt", "d"] if mode == "rw" else ["lower.txt", "lower"])
 
 
-def test_what_is_shown_and_what_is_refused(sandbox):
+def test_session_details_and_refusals(sandbox):
     sandbox.commands.run("mkdir -p /data/b /w; echo data > /data/b/f")
-    wish = CreateIsolatedSessionRequest(
+    request = CreateIsolatedSessionRequest(
         overlays=[IsolatedOverlaySpec(path="/w", persist=False)],
         binds=[BindMount(source="/data/b", dest="/mnt/b", readonly=True)],
         uid=1000,
@@ -112,7 +112,7 @@ def test_what_is_shown_and_what_is_refused(sandbox):
         share_net=False,
         idle_timeout_seconds=60,
     )
-    with sandbox.isolation.session(wish) as session:
+    with sandbox.isolation.session(request) as session:
         assert session.run("cat /mnt/b/f; id -u").text.split() == ["data", "1000"]
         assert session.run("echo x > /mnt/b/g").exit_code != 0
         state = session.get()
@@ -124,11 +124,11 @@ def test_what_is_shown_and_what_is_refused(sandbox):
         assert caught.value.status_code == 400
 
 
-def test_a_sandbox_that_was_not_made_for_it_says_so(config):
+def test_sandbox_without_isolated_sessions_says_so(config):
     sandbox = SandboxSync.create("python:3.12", connection_config=config, resource=CREATE["resource"])
     try:
-        told = sandbox.isolation.capabilities()
-        assert not told.available and "bootstrap.execd.isolation" in told.message
+        shown = sandbox.isolation.capabilities()
+        assert not shown.available and "bootstrap.execd.isolation" in shown.message
         with pytest.raises(SandboxApiException) as caught:
             sandbox.isolation.create(on("/tmp"))
         assert caught.value.status_code == 503
@@ -136,7 +136,7 @@ def test_a_sandbox_that_was_not_made_for_it_says_so(config):
         sandbox.destroy()
 
 
-async def test_without_waiting(async_config):
+async def test_isolated_session_with_the_async_client(async_config):
     sandbox = await Sandbox.create("python:3.12", connection_config=async_config, **CREATE)
     try:
         async with sandbox.isolation.session(on("/workspace", "overlay")) as session:

@@ -1,4 +1,4 @@
-"""What a server without a key refuses: other machines' names, other sites, web pages."""
+"""Requests that a server without a key refuses: foreign host names, other sites, web pages."""
 
 import httpx
 import pytest
@@ -21,7 +21,7 @@ def sandbox(open_api):
     open_api.delete(f"/v1/sandboxes/{answer.json()['id']}")
 
 
-def test_nobody_is_asked_for_a_key(open_api, sandbox):
+def test_no_key_is_required(open_api, sandbox):
     assert open_api.get("/v1/sandboxes").status_code == 200
     answer = open_api.post(f"/v1/sandboxes/{sandbox}/proxy/44772/command", json={"command": "echo hi"})
     assert '"hi\\n"' in answer.text
@@ -52,7 +52,7 @@ def test_a_page_served_by_a_sandbox_reaches_no_api(open_api, sandbox):
     for headers in [own, {"Sec-Fetch-Site": "same-origin"}]:
         for path in ["/v1/sandboxes", f"/v1/sandboxes/{sandbox}/endpoints/44772", f"/v1/sandboxes/{sandbox}/proxy/44772/ping"]:
             assert open_api.get(path, headers=headers).status_code in (401, 403), path
-    # Its own ports it does reach: that nothing listens there is the port's answer.
+    # The page can reach its own ports: the error that nothing listens comes from the port.
     assert open_api.get(f"/v1/sandboxes/{sandbox}/proxy/9/", headers=own).status_code == 502
 
 

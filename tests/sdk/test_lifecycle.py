@@ -1,4 +1,4 @@
-"""The lifecycle API by plain HTTP: statuses, filters, expiry, what is refused by name."""
+"""The lifecycle API by plain HTTP: statuses, filters, expiry, refusals and their codes."""
 
 from datetime import datetime, timedelta, timezone
 
@@ -63,7 +63,7 @@ RULES = {"defaultAction": "deny", "egress": [{"action": "allow", "target": "exam
         ({"entrypoint": ["/no/such/program"]}, 400, "DOCKER::SANDBOX_START_FAILED"),
     ],
 )
-def test_a_create_that_cannot_be_is_refused_by_name(api, change, status, code):
+def test_invalid_create_is_refused_with_its_code(api, change, status, code):
     answer = api.post("/v1/sandboxes", json={**CREATE, **change})
     assert (answer.status_code, answer.json()["code"]) == (status, code)
 
@@ -73,10 +73,10 @@ def test_variables_of_the_filter_do_not_reach_the_sandbox(new_box):
     assert box.output("env | grep -e EGRESS -e OTHER") == "OTHER=here\n"
 
 
-def test_what_comes_later_says_so(api):
+def test_unsupported_egress_filter_is_named_in_the_error(api):
     for change in [{"networkPolicy": RULES}, {"extensions": {"coracle.network": "filtered"}}]:
         answer = api.post("/v1/sandboxes", json={**CREATE, **change})
-        assert "with the egress filter" in answer.json()["message"]
+        assert "the egress filter" in answer.json()["message"]
 
 
 def test_small_resources_are_in_force(new_box):
@@ -164,7 +164,7 @@ def test_an_entrypoint_that_ended_is_seen(api, new_box):
         assert shown["entrypoint"] == entrypoint
 
 
-def test_endpoints_refuse_what_is_no_port_and_what_cannot_be_signed(api, box):
+def test_endpoints_refuse_invalid_ports_and_signatures(api, box):
     def resolve(port, **query):
         answer = api.get(f"/v1/sandboxes/{box.id}/endpoints/{port}", params=query)
         return answer.status_code, answer.json().get("code")
@@ -180,7 +180,7 @@ def test_an_endpoint_is_named_as_the_client_named_the_server(api, box):
     assert answer.json()["endpoint"] == f"localhost:1234/v1/sandboxes/{box.id}/proxy/8080"
 
 
-def test_what_is_not_offered_is_said(api, box):
+def test_unsupported_routes_say_so(api, box):
     for method, path, status, code in [
         ("PATCH", f"/v1/sandboxes/{box.id}/networkpolicy", 501, "SANDBOX::API_NOT_SUPPORTED"),
         ("POST", "/v1/templates", 501, "FSB::API_NOT_SUPPORTED"),
@@ -207,7 +207,7 @@ def test_proxied_access_renews_if_asked_for(api, new_box):
 
 @pytest.mark.skipif(not KEY, reason="the server has no key")
 class TestKeys:
-    def test_a_missing_and_a_wrong_key_are_told_apart(self, api):
+    def test_missing_and_wrong_keys_are_distinguished(self, api):
         for path in ["/v1/sandboxes", "/sandboxes", "/metrics"]:
             missing = api.get(path, headers={"OPEN-SANDBOX-API-KEY": ""})
             wrong = api.get(path, headers={"OPEN-SANDBOX-API-KEY": "wrong"})
@@ -218,7 +218,7 @@ class TestKeys:
         answer = anonymous.get("/v1/sandboxes")
         assert (answer.status_code, answer.json()["code"]) == (401, "MISSING_API_KEY")
 
-    def test_the_other_header_is_known_too(self, anonymous):
+    def test_alternative_key_header_is_accepted(self, anonymous):
         assert anonymous.get("/v1/sandboxes", headers={"X-API-Key": KEY}).status_code == 200
 
     def test_health_and_version_are_open(self, anonymous):
@@ -276,13 +276,13 @@ def anonymous():
         yield client
 
 
-def test_the_script_of_the_reference_image_is_not_missed_where_another_stands_in(new_box):
+def test_reference_entrypoint_script_is_not_needed_on_a_stand_in(new_box):
     script = ["/opt/code-interpreter/code-interpreter.sh"]
     box = new_box(image={"uri": "opensandbox/code-interpreter:latest"}, entrypoint=script)
     assert box.created["entrypoint"] == script
     assert box.output("echo here") == "here\n"
 
 
-def test_a_policy_that_denies_everything_is_the_network_that_is_off(new_box):
+def test_deny_all_policy_turns_the_network_off(new_box):
     box = new_box(networkPolicy={"defaultAction": "deny", "egress": []})
     assert box.port(18080).get("/policy").json()["mode"] == "deny_all"

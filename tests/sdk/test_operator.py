@@ -1,4 +1,4 @@
-"""What operators read: health, version, measurements, and what holds for one sandbox."""
+"""The operator's view: health, version, metrics, and the enforced limits of one sandbox."""
 
 import re
 
@@ -24,7 +24,7 @@ def test_no_measurement_names_a_sandbox_or_a_path(api, box):
     assert box.id not in text and "some-secret-name" not in text
 
 
-def test_what_is_in_force_is_told(api, box):
+def test_enforced_limits_are_reported(api, box):
     report = api.get(f"/coracle/v1/sandboxes/{box.id}").json()
     assert (report["image"]["requested"], report["image"]["used"]) == ("python:3.12", "host")
     assert report["image"]["standIn"].endswith("stands in for `python:3.12`")

@@ -1,4 +1,4 @@
-"""What other servers got wrong, one test each, by plain HTTP."""
+"""Known mistakes of other servers, one test each, by plain HTTP."""
 
 import http.client
 import json
@@ -22,7 +22,7 @@ def test_a_create_is_answered_202_and_running(new_box):
     assert box.created["metadata"] == {"team": "search"}
 
 
-def test_no_answer_holds_a_null(api, new_box):
+def test_no_response_contains_a_null(api, new_box):
     box = new_box(timeout=None)
     bodies = [
         box.created,
@@ -95,7 +95,7 @@ def test_an_error_has_a_code_and_a_message(api, method, path, status):
     assert set(body) == {"code", "message"} and body["code"] and body["message"]
 
 
-def test_errors_inside_have_them_too(box):
+def test_execution_errors_have_a_code_and_a_message(box):
     for method, path, status in [
         ("GET", "/files/info?path=/never/there", 404),
         ("GET", "/files/download", 400),
@@ -269,7 +269,7 @@ def test_a_body_that_is_too_long_is_refused(api):
 
 
 def refused(api, head):
-    """The answer to what is no request, as it comes on the wire."""
+    """The raw response to a malformed request."""
     address = (api.base_url.host, api.base_url.port)
     with socket.create_connection(address, timeout=20) as connection:
         connection.sendall(head)
@@ -281,7 +281,7 @@ def refused(api, head):
     return answer.status
 
 
-def test_what_is_no_request_is_refused_in_words(api):
+def test_malformed_requests_get_an_error_message(api):
     start = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
     assert refused(api, start + b"X-Long: " + b"x" * 200_000 + b"\r\n\r\n") == 431
     assert refused(api, b"GET /health?" + b"x" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n") == 414

@@ -1,4 +1,4 @@
-"""Pools: by plain HTTP, since no SDK manages them, and taken from with the SDK."""
+"""Pools: by plain HTTP, since no SDK manages them, and claims with the SDK."""
 
 import time
 
@@ -22,7 +22,7 @@ def pool(api, mark):
 def until_warm(api, pool, count):
     end = time.monotonic() + 20
     while api.get(f"/v1/pools/{pool}").json()["status"]["available"] != count:
-        assert time.monotonic() < end, "the pool did not come to its level"
+        assert time.monotonic() < end, "the pool did not reach its level"
 
 
 def test_a_pool_is_shown_changed_and_removed(api, pool):
@@ -45,21 +45,21 @@ def test_a_pool_is_shown_changed_and_removed(api, pool):
         ({}, 409, "KUBERNETES::POOL_ALREADY_EXISTS"),
     ],
 )
-def test_a_pool_that_cannot_be_is_refused_by_name(api, pool, change, status, code):
+def test_invalid_pool_is_refused_with_its_code(api, pool, change, status, code):
     template = {"spec": {"containers": [{"image": "host"}]}}
-    wish = {"name": pool, "template": template, "capacitySpec": CAPACITY, **change}
-    answer = api.post("/v1/pools", json=wish)
+    request = {"name": pool, "template": template, "capacitySpec": CAPACITY, **change}
+    answer = api.post("/v1/pools", json=request)
     assert (answer.status_code, answer.json()["code"]) == (status, code)
 
 
-def test_a_pool_that_is_not_there_is_not_found(api):
+def test_missing_pool_is_not_found(api):
     for method in ["GET", "PUT", "DELETE"]:
         answer = api.request(method, "/v1/pools/none", json={"capacitySpec": CAPACITY})
         assert (answer.status_code, answer.json()["code"]) == (404, "KUBERNETES::POOL_NOT_FOUND"), method
 
 
 def test_the_sdk_takes_from_a_pool(api, pool, config):
-    # The SDK insists on an image; the pool decides which one it is.
+    # The SDK requires an image; the pool decides which one is used.
     sandbox = SandboxSync.create(
         "anything",
         connection_config=config,
@@ -79,7 +79,7 @@ def test_the_sdk_takes_from_a_pool(api, pool, config):
         sandbox.destroy()
 
 
-def test_whoever_names_a_pool_may_leave_out_the_rest(api, pool):
+def test_create_from_a_pool_may_omit_other_fields(api, pool):
     answer = api.post("/v1/sandboxes", json={"extensions": {"poolRef": pool}})
     assert answer.status_code == 202, answer.text
     assert answer.json()["allocation"]["poolRef"] == pool

@@ -1,4 +1,4 @@
-"""Services that answer oddly, slowly or not at all, seen through the proxy."""
+"""Services that answer oddly, slowly or not at all, through the proxy."""
 
 import socket
 from pathlib import Path
@@ -25,7 +25,7 @@ def service(box, process):
 
 @pytest.fixture
 def raw(box, process):
-    """Sends bytes to a path of the service and reads until they end, or until some are there."""
+    """Sends bytes to a path of the service and reads until they end, or until some have arrived."""
     endpoint = box.endpoint(8002)
     address, mount = endpoint["endpoint"].split("/", 1)
     name, port = address.rsplit(":", 1)
@@ -57,11 +57,11 @@ def raw(box, process):
         connection.close()
 
 
-def test_an_old_service_is_answered_for_in_our_own_version(service, raw):
+def test_http_1_0_service_is_answered_in_http_1_1(service, raw):
     answer = service.get("/old")
     assert (answer.status_code, answer.text, answer.http_version) == (200, "to the end", "HTTP/1.1")
     assert answer.headers["x-old"] == "yes"
-    # And a client that is as old gets what it can read.
+    # An HTTP/1.0 client gets a response that it can read.
     seen = raw("GET", "/echo", "Transfer-Encoding: chunked\r\n", version="1.0").until()
     assert seen.startswith(b"HTTP/1.0") or seen.startswith(b"HTTP/1.1 4"), seen
 
@@ -70,13 +70,13 @@ def test_a_service_on_ipv6_alone_is_reached(box, process):
     assert box.port(8001).get("/six").text == "/six"
 
 
-def test_rubbish_is_no_answer(service):
+def test_invalid_service_response_is_a_bad_gateway(service):
     answer = service.get("/rubbish")
     assert (answer.status_code, answer.json()["code"]) == (502, "BACKEND_RESPONSE_FAILED")
 
 
 @pytest.mark.parametrize("path", ["/half", "/bad-chunk"])
-def test_an_answer_that_breaks_off_is_not_taken_for_whole(service, path):
+def test_truncated_response_is_not_taken_for_complete(service, path):
     with pytest.raises(httpx.RemoteProtocolError):
         service.get(path)
 
@@ -100,7 +100,7 @@ def test_headers_of_the_outer_connection_stay_outside(service):
     assert "te: trailers\r\n" in head and "x-twice: a\r\nx-twice: b\r\n" in head
 
 
-def test_trailers_pass_to_whoever_takes_them(raw):
+def test_trailers_pass_to_clients_that_accept_them(raw):
     seen = raw("GET", "/trailers", "TE: trailers\r\nConnection: TE, close\r\n").until()
     assert seen.lower().endswith(b"4\r\nbody\r\n0\r\nx-sum: 42\r\n\r\n"), seen
     seen = raw("GET", "/trailers", "Connection: close\r\n").until()
@@ -173,7 +173,7 @@ def test_close_codes_of_a_service_arrive_unless_they_are_reserved(box, process, 
     assert client.protocol.close_code == received
 
 
-def test_a_client_is_told_that_its_service_vanished(box, process):
+def test_client_is_notified_that_its_service_vanished(box, process):
     with websocket(box, "/vanish") as client:
         assert client.recv(timeout=20) == "hello"
         with pytest.raises(ConnectionClosed):
@@ -193,7 +193,7 @@ def test_close_codes_of_a_client_reach_the_service(box, process):
     assert "closed with 3456" in seen
 
 
-def test_a_websocket_to_nothing_is_refused_before_the_upgrade(box):
+def test_websocket_to_a_closed_port_is_refused_before_the_upgrade(box):
     from websockets.exceptions import InvalidStatus
 
     endpoint = box.endpoint(9)

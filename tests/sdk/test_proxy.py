@@ -7,7 +7,7 @@ import pytest
 from conftest import KEY, URL
 from websockets.sync.client import connect
 
-#: A service that answers with what it was asked, streams, redirects, and echoes WebSockets.
+#: A service that echoes requests, streams, redirects, and echoes WebSockets.
 SERVICE = r'''
 import base64, hashlib, json, socket, struct, sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -70,7 +70,7 @@ server.serve_forever()
 
 @pytest.fixture(scope="module")
 def service(box):
-    # These tests run by a python3 of the host, of which the image `host` is made.
+    # These tests use a python3 of the host, which image `host` contains.
     assert box.run("command -v python3")[-1]["type"] == "execution_complete"
     box.upload("/tmp/service.py", SERVICE.encode())
     box.start("exec python3 /tmp/service.py", until="ready")
@@ -121,7 +121,7 @@ def test_no_secret_reaches_the_service(service):
     assert headers["x-forwarded-host"] == URL.split("://")[1]
 
 
-def test_a_key_of_ours_is_kept_from_the_service_but_not_its_own(service):
+def test_our_key_is_stripped_and_the_services_own_key_passes(service):
     assert seen(service.get("/", headers={"X-API-Key": "its own"}))[1]["x-api-key"] == "its own"
     if KEY:
         assert "x-api-key" not in seen(service.get("/", headers={"X-API-Key": KEY}))[1]

@@ -54,7 +54,7 @@ async def test_a_background_command_and_its_logs(sandbox):
     assert not (await sandbox.commands.get_command_status(execution.id)).running
 
 
-async def test_sessions_are_apart(sandbox):
+async def test_sessions_are_isolated(sandbox):
     one, two = await asyncio.gather(sandbox.commands.create_session(), sandbox.commands.create_session())
     await sandbox.commands.run_in_session(one, "export X=one; cd /tmp")
     assert output(await sandbox.commands.run_in_session(one, "echo $X $PWD")) == "one /tmp\n"

@@ -48,7 +48,7 @@ def test_a_command_streams_and_its_exit_code_is_known(sandbox):
 
 
 def test_output_of_any_kind_arrives_whole(sandbox):
-    # Characters that some line splitters take for line ends.
+    # Characters that some line splitters treat as line ends.
     odd = "a\u2028b\u0085c\x0b\x0cd é€😀\t\"\\"
     execution = sandbox.commands.run(f"printf '%s\\n' '{odd}'; seq 1 20000")
     assert output(execution) == odd + "\n" + "".join(f"{n}\n" for n in range(1, 20001))
@@ -106,7 +106,7 @@ def test_a_session_keeps_directory_and_exports(sandbox):
     assert status_of(sandbox.commands.delete_session, session) == 404
 
 
-def test_a_session_without_wishes_is_opened(sandbox):
+def test_session_without_options_is_opened(sandbox):
     session = sandbox.commands.create_session()
     assert sandbox.commands.run_in_session(session, "true").exit_code == 0
 
@@ -167,7 +167,7 @@ def test_directories(sandbox):
     assert status_of(files.get_file_info, ["/tmp/tree"]) == 404
 
 
-def test_files_as_somebody_else(sandbox):
+def test_files_as_another_user(sandbox):
     sandbox.files.write_file("/tmp/secret", "x", mode=600)
     nobody = sandbox.files_with_identity(65534, 65534)
     assert status_of(nobody.read_file, "/tmp/secret") in (403, 500)
@@ -182,7 +182,7 @@ def test_renewing_moves_the_expiry(sandbox):
     assert abs(sandbox.get_info().expires_at - renewed.expires_at) < timedelta(seconds=1)
 
 
-def test_pausing_and_resuming_goes_on_where_it_was(sandbox, config):
+def test_resume_continues_a_paused_sandbox(sandbox, config):
     sandbox.files.write_file("/tmp/kept", "still here")
     counter = sandbox.commands.run(
         "while :; do echo x; sleep 0.05; done", opts=RunCommandOpts(background=True)
@@ -256,7 +256,7 @@ def test_metrics_are_plausible(sandbox):
     assert abs(metrics.timestamp - time.time() * 1000) < 60_000
 
 
-def test_the_egress_policy_tells_the_truth(sandbox):
+def test_egress_policy_matches_the_enforced_network(sandbox):
     policy = sandbox.get_egress_policy()
     assert policy.default_action == "deny" and not policy.egress
 

@@ -1,4 +1,4 @@
-"""Snapshots with the official client: take, look, list, delete, and sandboxes made from them."""
+"""Snapshots with the official client: create, get, list, delete, and sandboxes made from them."""
 
 import time
 from datetime import timedelta
@@ -27,7 +27,7 @@ def manager(config):
 
 
 def ready(manager, snapshot):
-    """Polls as clients do. A state that is not `Creating` is the last one."""
+    """Polls as clients do. Any state other than `Creating` is final."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         found = manager.get_snapshot(snapshot.id)
@@ -101,7 +101,7 @@ def test_refusals_have_the_codes_of_the_reference(api, new_box):
         assert (answer.status_code, answer.json()["code"]) == (status, code), path
 
 
-def test_a_snapshot_has_its_place_in_a_header_and_no_nulls(api, box):
+def test_snapshot_create_has_a_location_header_and_no_nulls(api, box):
     for body in [{}, {"name": None}, None]:
         answer = api.post(f"/v1/sandboxes/{box.id}/snapshots", **({} if body is None else {"json": body}))
         if answer.status_code == 409:
@@ -133,7 +133,7 @@ async def test_the_asynchronous_client_does_the_same(async_config):
 
 
 def test_a_sandbox_from_a_snapshot_inherits_what_the_client_does_not_send(config, manager):
-    """The client always sends a timeout and limits on cpu and memory: those are the caller's."""
+    """The client always sends a timeout and limits on cpu and memory: those come from the caller."""
     parent = SandboxSync.create(
         "python:3.12",
         connection_config=config,

@@ -19,7 +19,7 @@ class Client:
         self.seen = b""
 
     def word(self):
-        """The next text frame; output on the way is gathered."""
+        """The next text frame; output that arrives before it is collected."""
         while True:
             frame = self.socket.recv(timeout=20)
             if isinstance(frame, str):
@@ -79,7 +79,7 @@ def test_a_shell_on_a_terminal(box, session):
 def test_a_signal_reaches_the_foreground(box, session):
     client = Client(box, session)
     client.word()
-    # The word comes from the process that is to be interrupted, and not from the echo of the line.
+    # The word comes from the process that will be interrupted, and not from the echo of the line.
     client.type("sh -c 'echo wo''rd; exec sleep 600'\n")
     client.until(b"word\r\n")
     client.type("\x03")
@@ -104,7 +104,7 @@ def test_pipes_keep_streams_apart(box):
     assert word == {"type": "exit", "exit_code": 0}
 
 
-def test_who_comes_back_gets_what_was_missed(box, session):
+def test_reconnecting_client_gets_missed_output(box, session):
     client = Client(box, session)
     client.word()
     client.type("echo mark-$((1+1))\n")
@@ -148,7 +148,7 @@ def test_a_shell_that_ended_is_followed_by_another(box):
     assert box.execd.get(f"/pty/{session}").status_code == 404
 
 
-def test_a_size_of_nothing_is_no_size(box, session):
+def test_zero_size_is_ignored(box, session):
     client = Client(box, session)
     client.word()
     client.say(type="resize", cols=101, rows=33)
@@ -174,13 +174,13 @@ def test_one_client_at_a_time_unless_it_takes_over(box, session):
     assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (4001, "TAKEN_OVER")
 
 
-def test_a_terminal_that_is_not_there(box):
+def test_missing_terminal_is_not_found(box):
     with pytest.raises(InvalidStatus) as refused:
         Client(box, "0" * 32)
     assert refused.value.response.status_code == 404
 
 
-def test_nonsense_is_answered_and_survived(box, session):
+def test_invalid_frames_are_answered_and_do_not_end_the_session(box, session):
     client = Client(box, session)
     client.word()
     for nonsense in ["not json", json.dumps({"type": "reboot"}), b"\x07x", json.dumps({"type": "signal", "signal": "SIGX"})]:
@@ -190,7 +190,7 @@ def test_nonsense_is_answered_and_survived(box, session):
     client.until(b"alive-4")
 
 
-def test_too_many_terminals_are_told_when_to_come_back(new_box):
+def test_too_many_terminals_get_retry_after(new_box):
     box = new_box()
     answers = [box.execd.post("/pty", json={}) for _ in range(65)]
     assert {answer.status_code for answer in answers[:64]} == {201}
@@ -200,7 +200,7 @@ def test_too_many_terminals_are_told_when_to_come_back(new_box):
     client.type("exit\n")
     assert client.word()["type"] == "exit"
     client.socket.close()
-    # The place is free once the server has heard that its client left.
+    # The slot is free once the server has noticed that its client left.
     late = time.monotonic() + 20
     while box.execd.post("/pty", json={}).status_code != 201:
         assert time.monotonic() < late

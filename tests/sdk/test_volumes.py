@@ -1,4 +1,4 @@
-"""Volumes through the official SDK: directories of the host and volumes with a name."""
+"""Volumes through the official SDK: host directories and named volumes."""
 
 import os
 import uuid
@@ -61,7 +61,7 @@ def test_a_directory_of_the_host_is_read_and_written(create):
     assert (directory / "a" / "b" / "deep").read_text() == "deep\n"
 
 
-def test_what_the_operator_did_not_list_is_refused(create):
+def test_unlisted_host_directory_is_refused(create):
     assert refused(create, Volume(name="v", host=Host(path="/etc"), mount_path="/v")) == "VOLUME::HOST_PATH_NOT_ALLOWED"
 
 
@@ -83,6 +83,6 @@ def test_a_volume_with_a_name_outlives_its_sandbox(create):
 
 
 @needs_root
-def test_a_claim_of_nothing_is_refused(create):
+def test_claim_of_a_missing_volume_is_refused(create):
     claim = PVC(claim_name=f"sdk-{uuid.uuid4().hex[:8]}", create_if_not_exists=False)
     assert refused(create, Volume(name="v", pvc=claim, mount_path="/v")) == "VOLUME::PVC_NOT_FOUND"

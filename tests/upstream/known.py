@@ -1,4 +1,4 @@
-"""Which of the reference's tests do not pass here, and why. A failure that is not listed is an error of ours."""
+"""The reference's tests that do not pass here, and why. A failure that is not listed is an error of ours."""
 
 import re
 
@@ -10,7 +10,7 @@ KNOWN = [
 
 
 def reason(case):
-    """Why this test may fail in this way, or nothing."""
+    """The reason why this test may fail in this way, or nothing."""
     for name, message, why in KNOWN:
         if re.search(name, case.name) and re.search(message, case.message, re.IGNORECASE):
             return why

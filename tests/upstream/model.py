@@ -1,4 +1,4 @@
-"""A stand-in for the language model that three of the suites' scenarios ask: it answers what a model would."""
+"""A stand-in for the language model that three of the suites' scenarios call: it returns fixed replies."""
 
 import contextlib
 import http.server

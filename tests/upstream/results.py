@@ -1,4 +1,4 @@
-"""What the runners of four languages report, brought into one form, and shown."""
+"""The reports of the test runners of four languages, converted to one form, and printed."""
 
 import json
 import xml.etree.ElementTree
@@ -52,7 +52,7 @@ def from_go(text):
 
 
 def go_message(lines):
-    """What a test said besides its name, from the error on if there is one."""
+    """The output of a test besides its name, from the error on if there is one."""
     lines = [line.strip() for line in lines if not line.startswith(("=== ", "--- "))]
     for number, line in enumerate(lines):
         if line.startswith("Error:"):

@@ -19,14 +19,14 @@ import seed
 import shared
 from known import reason
 
-#: One of the suites has this path written into it.
+#: One of the suites has this path hard-coded.
 SHARED = pathlib.Path("/tmp/opensandbox-e2e")
 VOLUME = "opensandbox-e2e-pvc-test"
 PNPM = ["npx", "--yes", "pnpm@9.15.0"]
 MINUTE = 60
 PUBLISHED = ["opensandbox==1.1.1", "opensandbox-code-interpreter==1.1.1"]
 
-#: What needs a credential vault, a cluster, microVMs or an API that no client has yet is not here.
+#: Suites that need a credential vault, a cluster, microVMs or an API that no client has yet are left out.
 PYTHON = [
     "sandbox_e2e",
     "sandbox_e2e_sync",
@@ -45,7 +45,7 @@ JAVASCRIPT = ["sandbox_e2e", "sandbox_manager_e2e", "code_interpreter_e2e", "wai
 
 
 class Run:
-    """One run: where the suites lie, and how they find the server."""
+    """One run: where the suites are, and how they find the server."""
 
     def __init__(self, checkout, work, url):
         self.checkout, self.work, self.url = pathlib.Path(checkout), pathlib.Path(work), url.rstrip("/")
@@ -67,7 +67,7 @@ class Run:
             shutil.copytree(self.checkout / part, self.work / part, symlinks=True)
 
     def call(self, words, directory, minutes, **more):
-        """Runs a program to its end and returns what it printed; how it ended is for the caller."""
+        """Runs a program to its end and returns its output; the caller checks how it ended."""
         env = {**self.env, **more}
         done = subprocess.run(
             words, cwd=directory, env=env, timeout=minutes * MINUTE, text=True, errors="replace",
@@ -121,7 +121,7 @@ def clients(run):
 
 
 def with_pools(run):
-    """The pools of clients can share a Redis; those tests run where one can be started."""
+    """The pools of clients can share a Redis; those tests run if one can be started."""
     with shared.redis() as url:
         if url:
             run.env["OPENSANDBOX_TEST_REDIS_URL"] = url

@@ -1,4 +1,4 @@
-"""What the suites expect to find: a directory of the host and a named volume, each with markers."""
+"""Fixtures that the suites expect: a directory of the host and a named volume, each with markers."""
 
 import requests
 
@@ -11,7 +11,7 @@ CREATE = {
 
 
 class Box:
-    """A sandbox, and where its execution API is."""
+    """A sandbox, and the address of its execution API."""
 
     def __init__(self, url, **more):
         self.url = url

@@ -1,4 +1,4 @@
-"""A Redis of our own for the suites that want one."""
+"""A private Redis for the suites that need one."""
 
 import contextlib
 import shutil
@@ -9,7 +9,7 @@ import time
 
 @contextlib.contextmanager
 def redis():
-    """Its address, or nothing where there is no such program."""
+    """Its address, or nothing if the program is not installed."""
     if not (program := shutil.which("redis-server")):
         yield None
         return

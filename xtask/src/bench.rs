@@ -1,7 +1,7 @@
 //! The numbers we promise (docs/promises.md), measured once and shown.
 //!
-//! A missed bar is told and fails nothing: bars depend on what else the machine does. What fails
-//! is a `bench` that does not come to its end.
+//! A missed bar is reported but is not a failure: bars depend on the other load of the machine. Only a
+//! `bench` that does not complete is a failure.
 
 use std::path::Path;
 use std::process::Command;
@@ -16,7 +16,7 @@ pub(crate) fn bench(binary: &Path, report: &mut Report) -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         report.skip(
             "bench",
-            "only root has all default limits enforced, without which its server makes nothing",
+            "only root can enforce all default limits, which the server needs to create sandboxes",
         );
         return Ok(());
     }
@@ -26,7 +26,7 @@ pub(crate) fn bench(binary: &Path, report: &mut Report) -> Result<()> {
         command.arg("--ipykernel").arg(libraries);
     }
     let output = command.output().context("could not start `bench`")?;
-    // Its exit code says as well whether a bar was missed, so the report decides.
+    // The exit code also reports a missed bar, so the report decides.
     let measured: Value = serde_json::from_slice(&output.stdout).with_context(|| {
         format!("`bench` gave no report: {}", String::from_utf8_lossy(&output.stderr).trim())
     })?;
@@ -44,7 +44,7 @@ fn show(measured: &Value) -> Result<()> {
     Ok(())
 }
 
-/// One line per bar, then what could not be measured.
+/// One line per bar, then the bars that could not be measured.
 fn lines(report: &Value) -> Result<Vec<String>> {
     let bars = report["bars"].as_array().context("the report of `bench` has no bars")?;
     if bars.is_empty() {
@@ -71,7 +71,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_missed_bar_is_told_and_an_empty_report_is_an_error() {
+    fn missed_bar_is_reported_and_empty_report_is_an_error() {
         let missed =
             json!({"name": "create", "value": 3.5, "bound": 3.0, "unit": "times the floor", "kept": false});
         let report = json!({"times": [], "bars": [missed], "absent": ["nginx"]});

@@ -5,8 +5,8 @@
 //!             java/       kernel.json, *.jar    JJava; needs a JDK where it runs
 //!             gonb/       kernel.json, gonb …   GoNB; needs the Go toolchain where it runs
 //! ```
-//! The directory can be anywhere in an image: `JUPYTER_PATH` names it. What is there already is
-//! left alone as long as its pins are the same.
+//! The directory can be anywhere in an image: `JUPYTER_PATH` names it. Existing kernels are kept as long as
+//! their pins are the same.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ enum Kernel {
     Go,
 }
 
-/// As a chore: all that are named, or all.
+/// The chore: makes the given kernels, or all.
 pub(crate) fn chore(args: &[String]) -> Result<bool> {
     let (place, names) = match args.split_first() {
         Some((place, names)) => (PathBuf::from(place), names),
@@ -53,7 +53,7 @@ pub(crate) fn chore(args: &[String]) -> Result<bool> {
     Ok(true)
 }
 
-/// As a step of the tests: those that are quickly made.
+/// A step of the tests: makes the kernels that are quick to make.
 pub(crate) fn prepare(report: &mut Report) -> Result<()> {
     for (kernel, program) in [(Kernel::Python, PYTHON), (Kernel::Java, "java")] {
         if !has_python() || (find(program).is_none() && !Path::new(program).exists()) {
@@ -74,7 +74,7 @@ fn parse(name: &str) -> Result<Kernel> {
     }
 }
 
-/// Makes a kernel beside its place and moves it there whole.
+/// Makes a kernel in a temporary directory and moves it into place when it is complete.
 fn assemble(kernel: Kernel, place: &Path) -> Result<()> {
     let (name, pins) = match kernel {
         Kernel::Python => ("python3", "python.txt"),
@@ -101,7 +101,7 @@ fn assemble(kernel: Kernel, place: &Path) -> Result<()> {
     if finished.exists() {
         fs::remove_dir_all(&finished)?;
     }
-    fs::rename(&made, &finished).context("could not put the kernel into its place")
+    fs::rename(&made, &finished).context("could not move the kernel into place")
 }
 
 fn python(made: &Path, pins: &Path) -> Result<()> {
@@ -113,7 +113,7 @@ fn python(made: &Path, pins: &Path) -> Result<()> {
     describe(made, "python", "Python 3 (ipykernel)", &words)
 }
 
-/// It comes as a package of Python, with a description of its own.
+/// The kernel comes as a Python package, with its own description.
 fn java(made: &Path, pins: &Path, work: &Path) -> Result<()> {
     let package = work.join("package");
     run(&mut pip(&package, pins)?)?;
@@ -134,12 +134,12 @@ fn go(made: &Path) -> Result<()> {
             .arg(package)
             .current_dir(workspace().join(PINS).join("go")))?;
     }
-    // It calls the toolchain, which often lies outside of PATH.
+    // The kernel calls the toolchain, which is often outside of PATH.
     let script = "PATH=\"$0:$PATH:/usr/local/go/bin\" exec \"$0/gonb\" --kernel \"$1\"";
     describe(made, "go", "Go (GoNB)", &["/bin/sh", "-c", script, "{resource_dir}"])
 }
 
-/// A pip of our own: the Python of a host need not have one.
+/// Uses our own pip: the Python of a host may not have one.
 fn pip(target: &Path, pins: &Path) -> Result<Command> {
     let home = workspace().join("target/pip");
     if !home.join("bin/pip").exists() {
@@ -154,7 +154,7 @@ fn pip(target: &Path, pins: &Path) -> Result<Command> {
     Ok(command)
 }
 
-/// Writes how the kernel is started: with these words, and the file of its connection.
+/// Writes how the kernel is started: with these arguments and its connection file.
 fn describe(made: &Path, language: &str, title: &str, words: &[&str]) -> Result<()> {
     let argv: Vec<&str> = words.iter().copied().chain(["{connection_file}"]).collect();
     let text = json!({"argv": argv, "display_name": title, "language": language});

@@ -25,14 +25,14 @@ use report::say;
 const USAGE: &str = "\
 usage: cargo xtask CHORE
 
-  test    set up what is needed and run every test there is
+  test    install the prerequisites and run all tests
   check   check the invariants of ARCHITECTURE.md
   sdk     run only the tests with the official clients; `--binary PATH` names the program
   docs    run the commands and snippets of the pages; `--binary PATH` names the program, PAGE... the pages
   upstream CHECKOUT
           run the reference's own suites from a checkout of its repository
   dist    build the release archive in target/dist and verify it; `--binary PATH` packs that one
-  kernels assemble Jupyter kernels in target/kernels; `DIR [python] [java] [go]` names others
+  kernels assemble Jupyter kernels in target/kernels; `DIR [python] [java] [go]` selects others
   vm      run the limit tests on a kernel with cgroup v2 only, under emulation";
 
 fn main() -> ExitCode {
@@ -61,7 +61,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the machine and says in one line how it ended. A skip is no failure.
+/// Runs the machine and prints its result in one line. A skip is not a failure.
 fn run_vm(args: &[String]) -> Result<bool> {
     let outcome = vm::vm(args)?;
     say(format_args!("{}", outcome.line()));

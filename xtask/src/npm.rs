@@ -1,5 +1,5 @@
-//! The tests with the npm package of the reference: a directory with what its lock file names,
-//! and node's own test runner.
+//! The tests with the npm package of the reference: a directory with the packages of its lock file, and
+//! node's own test runner.
 
 use std::fs;
 use std::path::PathBuf;
@@ -31,7 +31,7 @@ pub(crate) fn test(server: &Server, report: &mut Report) -> Result<()> {
         .envs(server.key.iter().map(|key| ("CORACLE_API_KEY", key))))
 }
 
-/// Packages lie beside the tests that import them, and those outside of the repository.
+/// Packages must be beside the tests that import them, so both are copied out of the repository.
 fn install() -> Result<PathBuf> {
     let (source, directory) = (workspace().join(TESTS), workspace().join("target/npm"));
     fs::create_dir_all(&directory)?;
@@ -47,6 +47,6 @@ fn install() -> Result<PathBuf> {
     run(Command::new("npm")
         .args(["ci", "--silent", "--no-audit", "--no-fund", "--fetch-retries=5", "--fetch-timeout=60000"])
         .current_dir(&directory))?;
-    fs::write(mark, wanted).context("could not note what was installed")?;
+    fs::write(mark, wanted).context("could not record the installed packages")?;
     Ok(directory)
 }

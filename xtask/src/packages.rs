@@ -1,4 +1,4 @@
-//! What the tests need beyond Rust, a C compiler and Python: one list, with the reasons.
+//! The packages that the tests need beyond Rust, a C compiler and Python: one list, with the reasons.
 
 use std::process::{Command, Stdio};
 
@@ -10,20 +10,19 @@ use crate::vm::find;
 struct Package {
     name: &'static str,
     present: fn() -> bool,
-    /// Whether tests that must run here cannot run without it. Whatever wants another one
-    /// skips itself.
+    /// Whether required tests cannot run without it. Tests that need any other package skip themselves.
     required: fn() -> bool,
     needed_for: &'static str,
 }
 
-/// Another apt-get may be at work, and a download may fail.
+/// Another apt-get may be running, and a download may fail.
 const PATIENT: [&str; 4] = ["-o", "DPkg::Lock::Timeout=120", "-o", "Acquire::Retries=3"];
 
 const WANTED: &[Package] = &[
     Package {
         name: "python3-venv",
         present: || python_has("venv") && python_has("ensurepip"),
-        // Without Python there are no SDK tests; with it they have no excuse.
+        // Without Python there are no SDK tests; with it they must run.
         required: has_python,
         needed_for: "the SDK tests run in an environment of their own",
     },
@@ -65,7 +64,7 @@ const WANTED: &[Package] = &[
     },
 ];
 
-/// Installs what is missing, where that is possible, and says of what stays missing why.
+/// Installs missing packages if possible, and reports why others stay missing.
 pub(crate) fn install(report: &mut Report) -> Result<()> {
     let missing: Vec<&Package> = WANTED.iter().filter(|package| !(package.present)()).collect();
     let (required, optional): (Vec<_>, Vec<_>) =
@@ -80,13 +79,12 @@ pub(crate) fn install(report: &mut Report) -> Result<()> {
     if required.is_empty() { Ok(()) } else { bail!(required.join("\n")) }
 }
 
-/// Returns those that could not be installed, with the reason.
+/// Returns the packages that could not be installed, with the reason.
 fn try_to_install<'a>(missing: &[&'a Package]) -> Vec<(&'a Package, &'static str)> {
     if let Err(why) = can_install() {
         return missing.iter().map(|package| (*package, why)).collect();
     }
-    // An old list names versions that are gone, so a failure proves something only after an
-    // update.
+    // An old list names versions that are gone, so a failure is final only after an update.
     let mut updated = false;
     let mut failed = Vec::new();
     for package in missing {
@@ -95,7 +93,7 @@ fn try_to_install<'a>(missing: &[&'a Package]) -> Vec<(&'a Package, &'static str
         }
         updated = updated || apt_get(&["update", "--quiet"]);
         if !updated || !install_one(package.name) {
-            failed.push((*package, "apt-get could not install it"));
+            failed.push((*package, "apt-get failed to install it"));
         }
     }
     failed
@@ -115,8 +113,8 @@ fn install_one(package: &str) -> bool {
     apt_get(&["install", "--yes", "--quiet", "--no-install-recommends", package])
 }
 
-/// Runs apt-get quietly and says whether it succeeded. Installed services are not started: the
-/// tests start what they need themselves.
+/// Runs apt-get quietly and returns whether it succeeded. Installed services are not started: the tests
+/// start what they need themselves.
 pub(crate) fn apt_get(args: &[&str]) -> bool {
     Command::new("apt-get")
         .args(PATIENT)

@@ -8,8 +8,7 @@ use anyhow::{Context, Result};
 
 use crate::tools::{run, workspace};
 
-/// Makes `target/NAME`, or uses the one that was made for the same requirements, and returns
-/// its interpreter.
+/// Makes `target/NAME`, or reuses the one that was made for the same requirements, and returns its interpreter.
 pub(crate) fn environment(name: &str, requirements: &str) -> Result<PathBuf> {
     let root = workspace();
     let directory = root.join("target").join(name);
@@ -21,11 +20,11 @@ pub(crate) fn environment(name: &str, requirements: &str) -> Result<PathBuf> {
     }
     run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&directory))?;
     run(install(&python).arg("--requirement").arg(requirements))?;
-    fs::write(mark, wanted).context("could not note what was installed")?;
+    fs::write(mark, wanted).context("could not record the installed packages")?;
     Ok(python)
 }
 
-/// What installs packages by an interpreter's pip, and does not give up at once.
+/// The command that installs packages with an interpreter's pip, with retries.
 pub(crate) fn install(python: &Path) -> Command {
     let mut command = Command::new(python);
     command.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries=10"]);

@@ -1,9 +1,9 @@
-//! What a run of chores tells: each stage with its time, and at the very end all that was
-//! skipped, because a skip that scrolls away is taken for a pass.
+//! The report of a run of chores: each stage with its time, and all skips at the very end, because a skip
+//! that scrolls away is taken for a pass.
 
 use std::time::{Duration, Instant};
 
-/// What happened so far.
+/// The results so far.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     stages: Vec<Stage>,
@@ -25,8 +25,8 @@ struct Stage {
 }
 
 impl Report {
-    /// Runs a stage. A failure is told at once and counted; later stages still run, so that one
-    /// run shows all that is wrong.
+    /// Runs a stage. A failure is printed at once and counted; later stages still run, so that one run
+    /// shows all problems.
     pub(crate) fn stage(
         &mut self,
         name: &'static str,
@@ -46,7 +46,7 @@ impl Report {
         self.skipped.push(format!("{what}: {why}"));
     }
 
-    /// As [`Report::skip`], for something that said itself what it is and why.
+    /// As [`Report::skip`], for a line that already has the subject and the reason.
     pub(crate) fn skip_said(&mut self, what_and_why: &str) {
         self.skipped.push(what_and_why.to_owned());
     }
@@ -69,7 +69,7 @@ impl Report {
         }
     }
 
-    /// Prints times, failures and skips, and says whether everything that ran passed.
+    /// Prints times, failures and skips, and returns whether everything that ran passed.
     pub(crate) fn finish(&self) -> bool {
         say(format_args!("\n{}", self.summary()));
         self.stages.iter().all(|stage| stage.passed)
@@ -98,15 +98,15 @@ impl Report {
     }
 }
 
-/// Writes a line for whoever watches. If standard error is gone, so are they.
+/// Writes a line to standard error. If that is closed, there is no reader left.
 #[cfg(not(test))]
 pub(crate) fn say(text: std::fmt::Arguments<'_>) {
     use std::io::Write;
     writeln!(std::io::stderr().lock(), "{text}").ok();
 }
 
-/// In our own tests, as the harness holds it back: what they say must not be taken for what a run
-/// of the chores says, which reads the output of all tests.
+/// In our own tests the harness captures the line: `cargo xtask test` reads the output of all tests, and
+/// must not take this line for a report of its own.
 #[cfg(test)]
 #[expect(clippy::print_stderr, reason = "the harness captures nothing else")]
 pub(crate) fn say(text: std::fmt::Arguments<'_>) {
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn skips_are_told_last_and_failures_decide() {
+    fn skips_are_printed_last_and_failures_decide() {
         let mut report = Report::default();
         report.stage("first", |report| {
             report.skip_said("a_test: it needs root");

@@ -1,5 +1,5 @@
-//! The tests with vendors' own, unmodified clients: a virtual environment with pinned versions,
-//! a server, pytest.
+//! The tests with the vendors' own, unmodified clients: a virtual environment with pinned versions, a
+//! server, pytest.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::{npm, python};
 
 const TESTS: &str = "tests/sdk";
 pub(crate) const REQUIREMENTS: &str = "tests/sdk/requirements.txt";
-/// What code inside sandboxes imports, and the interpreter that will do it.
+/// The libraries that code inside sandboxes imports, and the interpreter that imports them.
 const LIBRARIES: &str = "tests/sdk/libraries.txt";
 const INTERPRETER: &str = "/usr/bin/python3";
 
@@ -28,7 +28,7 @@ fn libraries(python: &Path) -> Result<PathBuf> {
     let output = output.with_context(|| format!("could not run `{INTERPRETER}`"))?;
     let version = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     let directory = root.join("target/libraries").join(&version);
-    let wanted = fs::read_to_string(root.join(LIBRARIES)).context("could not read which libraries")?;
+    let wanted = fs::read_to_string(root.join(LIBRARIES)).context("could not read the list of libraries")?;
     let mark = directory.join("libraries.installed");
     if fs::read_to_string(&mark).is_ok_and(|installed| installed == wanted) {
         return Ok(directory);
@@ -37,7 +37,7 @@ fn libraries(python: &Path) -> Result<PathBuf> {
         .args(["--no-warn-conflicts", "--upgrade"])
         .args(["--only-binary=:all:", "--python-version", &version, "--requirement", LIBRARIES, "--target"])
         .arg(&directory))?;
-    fs::write(mark, wanted).context("could not note what was installed")?;
+    fs::write(mark, wanted).context("could not record the installed packages")?;
     Ok(directory)
 }
 
@@ -53,12 +53,12 @@ pub(crate) fn test(binary: &Path, report: &mut Report) -> Result<()> {
     }
     let python = python::environment("venv", REQUIREMENTS);
     let python = python.context("could not make the environment of the SDK tests")?;
-    let libraries = libraries(&python).context("could not install what code in contexts uses")?;
+    let libraries = libraries(&python).context("could not install the libraries for code contexts")?;
     let directories = [tempfile::tempdir(), tempfile::tempdir()];
     let [keyed, keyless] = directories.map(|made| made.context("could not make a directory for a server"));
     let (keyed, keyless) = (keyed?, keyless?);
-    // Where directories of the host may be mounted, sandboxes make no set-id files; the other
-    // server shows that elsewhere they do.
+    // Where host directories may be mounted, sandboxes make no set-id files; the other server shows that
+    // elsewhere they do.
     let shared = keyless.path().join("shared");
     fs::create_dir(&shared).context("could not make a directory to share")?;
     let paths = std::env::join_paths([&shared, &libraries]).context("a directory has a colon in its name")?;
@@ -85,20 +85,20 @@ pub(crate) fn test(binary: &Path, report: &mut Report) -> Result<()> {
         true => Err(anyhow!("the tests saw no token, so the logs were searched for none")),
         false => Ok(()),
     };
-    // All are told, not only the first: each may be the reason for another.
+    // All failures are reported, not only the first: each may be the cause of another.
     let outcomes = [tested, in_node, server.finish(&secrets), open_server.finish(&secrets), searched];
     let wrong: Vec<String> =
         outcomes.into_iter().filter_map(|outcome| Some(format!("{:#}", outcome.err()?))).collect();
     if wrong.is_empty() { Ok(()) } else { bail!(wrong.join("\n")) }
 }
 
-/// Where an ipykernel lies that our own contexts can be compared with.
+/// The directory of an ipykernel with which our own contexts can be compared.
 pub(crate) fn ipykernel() -> Option<PathBuf> {
     let python = has_python().then(|| python::environment("venv", REQUIREMENTS))?.ok()?;
     libraries(&python).ok()
 }
 
-/// What a call costs through the Python SDK; nothing where there is no Python.
+/// Measures the cost of a call through the Python SDK; does nothing if there is no Python.
 pub(crate) fn bench(binary: &Path, report: &mut Report) -> Result<Option<Value>> {
     if !has_python() {
         report.skip("bench of the SDK", "there is no python3 on this host");

@@ -1,5 +1,5 @@
-//! A server under test: `coracle serve` on a free port with a state directory of its own, and
-//! what must be true when it has gone.
+//! A server under test: `coracle serve` on a free port with its own state directory, and the checks after
+//! its end.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -15,7 +15,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use crate::report::say;
 use crate::tools::run;
 
-/// What the server prints when it is ready, before its address.
+/// The server's ready line, up to its address.
 const READY: &str = "coracle listening on ";
 const START: Duration = Duration::from_secs(60);
 const STOP: Duration = Duration::from_secs(30);
@@ -41,13 +41,13 @@ pub(crate) struct Server {
     state: PathBuf,
     instance: String,
     log: PathBuf,
-    /// `None`: whoever reaches it may use it.
+    /// `None`: every client that reaches it may use it.
     pub(crate) key: Option<String>,
     pub(crate) url: String,
 }
 
 impl Server {
-    /// Starts a server in `directory` and waits until it says that it is ready.
+    /// Starts a server in `directory` and waits for its ready line.
     pub(crate) fn start(binary: &Path, directory: &Path, setup: &Setup<'_>) -> Result<Self> {
         let state = directory.join("state");
         let log = directory.join("server.log");
@@ -55,7 +55,8 @@ impl Server {
             Access::Keyed => Some(format!("key-{:032x}", u128::from_ne_bytes(random()?))),
             Access::Keyless => None,
         };
-        // Clients ask for this image by habit; whether a host may stand in for it depends on the host.
+        // Clients request this image by default; whether the image `host` may stand in for it depends on
+        // the host.
         let config = directory.join("coracle.toml");
         let aliases = "[images]\naliases = { \"python:3.12\" = \"host\" }\n";
         fs::write(&config, aliases).context("could not write the configuration")?;
@@ -66,7 +67,7 @@ impl Server {
             .env("CORACLE_INSTANCE", &instance)
             .env("CORACLE_CONFIG", &config)
             .envs(key.iter().map(|key| ("CORACLE_API_KEY", key)))
-            // The links and packet filters of this host are not for tests to change.
+            // Tests must not change the links and packet filters of this host.
             .env("CORACLE_NETWORK_DEFAULT", "off")
             // Everything it could ever log, so that a secret in a rare line is found too.
             .env("CORACLE_LOG", "trace")
@@ -85,8 +86,8 @@ impl Server {
         Ok(server)
     }
 
-    /// Removes what clients left, ends the server, and looks at what it leaves behind. None of
-    /// `secrets` may have come into its log.
+    /// Removes the sandboxes that clients left, ends the server, and checks what it leaves behind. None of
+    /// `secrets` may be in its log.
     pub(crate) fn finish(mut self, secrets: &[String]) -> Result<()> {
         run(Command::new(&self.binary)
             .args(["rm", "--all", "--url", &self.url])
@@ -109,7 +110,7 @@ impl Server {
         Ok(())
     }
 
-    /// What is left on the host of it: mounts, loop devices, processes, groups.
+    /// The resources of the server that are left on the host: mounts, loop devices, processes, groups.
     fn remains(&self) -> Vec<String> {
         let state = self.state.to_string_lossy();
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
@@ -132,7 +133,7 @@ impl Server {
         found
     }
 
-    /// Tells the server to end and waits for it. One that has ended already stays as it is.
+    /// Stops the server and waits for it. A server that has already ended is left alone.
     fn stop(&mut self) -> Result<ExitStatus> {
         if let Some(status) = self.process.try_wait()? {
             return Ok(status);
@@ -152,7 +153,7 @@ impl Server {
 }
 
 impl Drop for Server {
-    /// Whoever gives up half-way leaves no server behind.
+    /// A test that fails early must not leave a server behind.
     fn drop(&mut self) {
         if let Err(error) = self.stop() {
             say(format_args!("{error:#}"));
@@ -172,7 +173,7 @@ fn ready_line(process: &mut Child) -> Result<String> {
     let begun = Instant::now();
     loop {
         let left = START.saturating_sub(begun.elapsed());
-        let line = lines.recv_timeout(left).context("it did not say that it is ready")?;
+        let line = lines.recv_timeout(left).context("the server did not print its ready line")?;
         if let Some(url) = line.strip_prefix(READY) {
             return Ok(url.trim().to_owned());
         }
@@ -196,8 +197,8 @@ fn entries(directory: &Path) -> Vec<PathBuf> {
     entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
 }
 
-/// The groups of a server's sandboxes, in every hierarchy. The server's own may stay: it is
-/// empty, and is used again.
+/// The groups of a server's sandboxes, in every hierarchy. The server's own group may stay: it is empty and
+/// is reused.
 fn groups(instance: &str) -> Vec<PathBuf> {
     let root = PathBuf::from("/sys/fs/cgroup");
     let hierarchies = std::iter::once(root.clone()).chain(entries(&root));

@@ -1,7 +1,7 @@
 #!/bin/busybox sh
 # Runs the limit tests, one by one, on a kernel that has cgroup v2 only, as root and as an
 # ordinary user to whom a part of the hierarchy was delegated, and reports each on the console as `VM PASS name` or `VM FAIL name`.
-# `VM REBOOT` says that the machine resets itself and is to be booted again; `VM DONE` says that no test was left out.
+# `VM REBOOT` means that the machine resets itself and must be booted again; `VM DONE` means that all tests have run.
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8
 export CORACLE_BIN=/usr/bin/coracle CORACLE_TEST_ATTACKS=/usr/bin/attacks CORACLE_TEST_SLOWNESS=10
 bb=/usr/bin/busybox
@@ -30,18 +30,18 @@ report() { # NAME COMMAND...
         # The server's own log has one JSON object per line and would hide the rest.
         $bb grep -v '^{' /tmp/output | $bb tail -n 40 | $bb sed "s/^/VM NOTE $name: /"
     fi
-    # Tests say themselves what they leave out.
+    # Tests print their own skips.
     $bb sed -n 's/^SKIPPED /VM SKIP /p' /tmp/output
 }
 
-only_v2() { # The point of this machine: no v1 hierarchy, and the controllers under v2.
+only_v2() { # The purpose of this machine: no v1 hierarchy, and the controllers under v2.
     ! $bb grep -q "^cgroup /\|- cgroup " /proc/self/mountinfo || return 1
     for controller in memory cpu pids; do
         $bb grep -qw "$controller" /sys/fs/cgroup/cgroup.subtree_control || return 1
     done
 }
 
-# What a reboot of the host leaves of a sandbox. The server's state is on the disk.
+# Tests what a reboot of the host leaves of a sandbox. The server's state is on the disk.
 state=/var/lib/coracle
 marker=/rebooting
 export CORACLE_URL=http://127.0.0.1:8080
@@ -91,7 +91,7 @@ run_tests() { # PREFIX COMMAND...
 
 run_tests ""
 
-# A part of the hierarchy as systemd delegates it: the user owns the group and what is needed to
+# A part of the hierarchy as systemd delegates it: the user owns the group and the files that are needed to
 # divide it. The tests are in one group below, and put each command into another.
 user=61234
 given=/sys/fs/cgroup/given
@@ -124,6 +124,6 @@ report delegated::nothing_is_left nothing_is_left
 report reboot::make_sandbox make_sandbox
 $bb sync
 echo "VM REBOOT"
-# Let the console take the word, then reset at once, as when the power fails.
+# Let the console print the line, then reset at once, as in a power failure.
 sleep 1
 echo b > /proc/sysrq-trigger

@@ -1,6 +1,5 @@
 #!/bin/busybox sh
-# The first process in the machine's memory disk: it loads what is needed to see the real disk,
-# and continues there.
+# The first process in the machine's memory disk: it loads the modules for the real disk and continues there.
 /bin/busybox mount -t devtmpfs none /dev
 /bin/busybox mount -t proc none /proc
 /bin/busybox mount -t sysfs none /sys

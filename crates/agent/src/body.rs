@@ -1,8 +1,8 @@
 //! A running command as the kernel sees it: its pid, its tree, its pipes.
 //!
-//! A body serves an owner, a process or a session's shell. It may outlive the owner's interest:
-//! what a finished command left running goes on, and what it prints is read and thrown away, so
-//! that nobody blocks on a full pipe or dies of a closed one.
+//! A body belongs to a process or to a session's shell, and may outlive its owner's interest in it:
+//! processes that a finished command left running continue, and their output is read and discarded,
+//! so that they neither block on a full pipe nor die of a closed one.
 
 use std::os::fd::AsFd;
 
@@ -21,21 +21,21 @@ use crate::poll::{Source, Token};
 use crate::runner::Message;
 use crate::tree::{self, Tree};
 
-/// How much is read from one pipe when its process has ended. A pipe holds less; survivors
-/// that go on writing must not keep the end from being told.
+/// How much is read from one pipe when its process has ended. A pipe holds less; survivors that
+/// keep writing must not delay the report of the end.
 const DRAIN: usize = 1 << 20;
 
-/// How much is read from one pipe in one turn of the loop.
+/// How much is read from one pipe in one turn of the event loop.
 const TURN: usize = 8 * RECORD;
 
-/// The size of the pipes of a command that fills them: with a small one, each few pages cost two
-/// switches between it and us.
+/// The size of the pipes of a command that fills them. With a small pipe, every few pages cost two
+/// context switches.
 const WIDE_PIPE: usize = 1 << 20;
 
 #[derive(Debug)]
 pub(crate) struct Body {
     pub(crate) owner: Owner,
-    /// The command's own pid; with a runner it is known a little later.
+    /// The command's own pid; with a runner it becomes known a little later.
     pub(crate) pid: Option<Pid>,
     pub(crate) tree: Tree,
     share: usize,
@@ -43,23 +43,23 @@ pub(crate) struct Body {
     pub(crate) outputs: Vec<(StreamTag, Source)>,
     pub(crate) input: Option<Input>,
     pub(crate) terminal: bool,
-    /// It prints so much that its pipes were made larger.
+    /// Whether its pipes were enlarged because it prints so much.
     widened: bool,
     pub(crate) ended: bool,
 }
 
-/// Whom a body serves.
+/// The owner of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
     Process(u64),
     Session(u64),
-    /// The first process of a session's nest.
+    /// The first process in the namespaces of an isolated session.
     Nest(u64),
     Nobody,
 }
 
 impl Body {
-    /// Makes the pipes larger, once. Terminals cannot be, nor the pipes of a user with too many.
+    /// Enlarges the pipes, once. This fails for terminals and for users with too many pipes.
     fn widen(&mut self) {
         if !std::mem::replace(&mut self.widened, true) {
             for (_, source) in &self.outputs {
@@ -70,7 +70,7 @@ impl Body {
 }
 
 impl Agent {
-    /// Puts a launched command under the loop's care.
+    /// Registers a launched command with the event loop.
     pub(crate) fn embody(
         &mut self,
         owner: Owner,
@@ -120,8 +120,8 @@ impl Agent {
         Ok(number)
     }
 
-    /// The share of the processor that the fewest trees have. Where all commands had one, a fork
-    /// bomb would leave a new command a hundredth of it.
+    /// The processor share with the fewest trees. If all commands had one share, a fork bomb would
+    /// leave a new command a hundredth of the processor.
     pub(crate) fn quietest_share(&self) -> usize {
         let busy = |share: &usize| {
             let living = self.bodies.values().filter(|body| !matches!(body.tree, Tree::Gone));
@@ -130,17 +130,17 @@ impl Agent {
         (0..self.place.command_shares()).min_by_key(busy).unwrap_or(0)
     }
 
-    /// Leaves behind no more than a child to be collected and, if there is one, its group.
+    /// Keeps only what is needed to reap the child and to remove its group, if it has one.
     pub(crate) fn abandon(&mut self, pid: Pid, spot: Spot) {
         self.embody_silent(Owner::Nobody, pid, spot);
     }
 
-    /// Looks after the first process of a session's nest.
+    /// Registers the first process of an isolated session.
     pub(crate) fn embody_holder(&mut self, session: u64, pid: Pid, spot: Spot) -> u64 {
         self.embody_silent(Owner::Nest(session), pid, spot)
     }
 
-    /// A body that nobody hears.
+    /// Registers a body without pipes.
     fn embody_silent(&mut self, owner: Owner, pid: Pid, spot: Spot) -> u64 {
         let number = self.next_number();
         let body = Body {
@@ -160,7 +160,7 @@ impl Agent {
         number
     }
 
-    /// The child has become the command, or could not.
+    /// The child has executed the command, or reports why it could not.
     pub(crate) fn on_report(&mut self, number: u64) {
         let Some(body) = self.bodies.get_mut(&number) else { return };
         let Some(report) = &body.report else { return };
@@ -173,7 +173,7 @@ impl Agent {
         body.report = None;
         let owner = body.owner;
         if self.bodies.get(&number).is_some_and(|body| body.pid.is_none()) {
-            // The runner told the pid, before anything else, ere the report could close.
+            // The runner sends the pid first, so it is readable before the report pipe closes.
             self.read_runner(number);
         }
         if outcome.is_err() {
@@ -186,23 +186,23 @@ impl Agent {
         }
     }
 
-    /// Reads from one of a body's outputs, though not so much that others have to wait.
+    /// Reads from one of a body's outputs, but not so much that others have to wait.
     pub(crate) fn on_output(&mut self, number: u64, stream: StreamTag) {
         self.read_output(number, stream, TURN);
     }
 
-    /// Reads until the pipe is empty or `most` bytes came.
+    /// Reads until the pipe is empty or `most` bytes have arrived.
     fn read_output(&mut self, number: u64, stream: StreamTag, most: usize) {
         let mut buffer = std::mem::take(&mut self.scratch);
         let mut total = 0;
         while total < most {
             let Some(body) = self.bodies.get_mut(&number) else { break };
-            let Some(place) = body.outputs.iter().position(|(tag, _)| *tag == stream) else { break };
-            match rustix::io::read(body.outputs[place].1.as_fd(), &mut buffer) {
+            let Some(index) = body.outputs.iter().position(|(tag, _)| *tag == stream) else { break };
+            match rustix::io::read(body.outputs[index].1.as_fd(), &mut buffer) {
                 Err(Errno::AGAIN | Errno::INTR) => break,
-                // A terminal whose last user is gone says EIO.
+                // A terminal returns EIO when its last user is gone.
                 Ok(0) | Err(_) => {
-                    body.outputs.remove(place);
+                    body.outputs.remove(index);
                     self.bury(number);
                     break;
                 }
@@ -232,7 +232,7 @@ impl Agent {
         }
     }
 
-    /// Reads what is in the pipes right now.
+    /// Reads everything that is in the pipes now.
     pub(crate) fn drain(&mut self, number: u64) {
         let streams: Vec<StreamTag> = match self.bodies.get(&number) {
             Some(body) => body.outputs.iter().map(|(stream, _)| *stream).collect(),
@@ -243,12 +243,12 @@ impl Agent {
         }
     }
 
-    /// A runner has something to say.
+    /// A runner has sent messages.
     pub(crate) fn on_runner(&mut self, number: u64) {
         while self.read_runner(number) {}
     }
 
-    /// Takes in one message. False if there was none.
+    /// Reads one message. Returns false if there was none.
     fn read_runner(&mut self, number: u64) -> bool {
         let Some(body) = self.bodies.get_mut(&number) else { return false };
         let Tree::Runner(channel) = &body.tree else { return false };
@@ -261,8 +261,8 @@ impl Agent {
                 true
             }
             Err(Errno::AGAIN | Errno::INTR) => false,
-            // It ended without having read an order of ours. The kernel tells that once, and
-            // before what the runner itself has told, which is still there.
+            // The runner ended without having read an order. The kernel reports this once, and
+            // before the runner's own messages, which can still be read.
             Err(Errno::CONNRESET) => true,
             Ok(_) | Err(_) => {
                 body.tree = Tree::Gone;
@@ -313,7 +313,7 @@ impl Agent {
         }
     }
 
-    /// Forgets a body of which nothing is left. A group is tried again at the end of the turn.
+    /// Removes a body of which nothing is left. Its group is removed at the end of the turn.
     fn bury(&mut self, number: u64) {
         let Some(body) = self.bodies.get(&number) else { return };
         if !body.ended {
@@ -330,8 +330,8 @@ impl Agent {
         }
     }
 
-    /// Removes the groups in which nobody is left. Done after everything else of a turn, so
-    /// that no answer waits for it.
+    /// Removes the groups that are empty. This is the last step of a turn, so that no reply waits
+    /// for it.
     pub(crate) fn sweep_groups(&mut self) {
         let Some(commands) = &self.place.commands else { return };
         let bodies = &mut self.bodies;

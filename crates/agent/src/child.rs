@@ -1,10 +1,10 @@
-//! What a forked child does to become a command.
+//! The steps by which a forked child becomes a command.
 //!
-//! The order matters. Groups are joined first, so that all that follows is charged to the
-//! sandbox. The bounding set is cut while we still may; the identity goes before the
-//! capabilities it needs; the filter comes late because it forbids what the earlier steps do.
-//! Everything here was prepared before the fork, so nothing is allocated but for a missing
-//! directory and for what stands in the sandbox's file of variables.
+//! The order matters. Groups are joined first, so that everything after it is charged to the
+//! sandbox. The bounding set is reduced while that is still allowed; the identity changes before
+//! the capabilities are dropped that this needs; the filter comes late because it forbids the
+//! earlier steps. Everything was prepared before the fork, so nothing is allocated here except for
+//! a missing directory and for the variables of the sandbox's env file.
 
 use std::convert::Infallible;
 use std::ffi::CStr;
@@ -125,7 +125,7 @@ impl<T> At<T> for io::Result<T> {
     }
 }
 
-/// Becomes the command, or says through `report` why not, and ends.
+/// Becomes the command; if that fails, writes the reason to `report` and exits.
 pub(crate) fn run(
     place: &Place,
     command: &Command,
@@ -134,12 +134,12 @@ pub(crate) fn run(
     report: BorrowedFd<'_>,
 ) -> ! {
     let Err(failure) = become_command(place, command, stdio, join);
-    // If even this fails the agent learns from our end that something went wrong.
+    // If this write fails too, the agent learns of the failure from our exit.
     rustix::io::write(report, &failure.to_bytes()).ok();
     spawn::exit_now(127)
 }
 
-/// Says that it never came so far as to become the command, and ends.
+/// Reports a failure before the first step towards the command, and exits.
 pub(crate) fn fail(error: &io::Error, report: BorrowedFd<'_>) -> ! {
     let errno = Errno::from_io_error(error).unwrap_or(Errno::IO);
     rustix::io::write(report, &Failure { step: Step::Fork, errno }.to_bytes()).ok();
@@ -177,7 +177,7 @@ fn connect(stdio: &Stdio) -> Result<(), Failure> {
     rustix::stdio::dup2_stderr(&stdio.stderr).at(Step::Stdio)
 }
 
-/// Everything but the standard three and what the command needs ends with the exec.
+/// Only the standard descriptors and those the command needs survive the exec.
 fn keep(command: &Command) -> io::Result<()> {
     descriptors::close_on_exec_from(3)?;
     for fd in &command.kept {
@@ -224,7 +224,7 @@ fn enter(path: &CStr, directory: &Workdir) -> rustix::io::Result<()> {
 
 fn make_directories(path: &CStr) -> rustix::io::Result<()> {
     let bytes = path.to_bytes();
-    let ends = bytes.iter().enumerate().skip(1).filter(|(_, byte)| **byte == b'/').map(|(place, _)| place);
+    let ends = bytes.iter().enumerate().skip(1).filter(|(_, byte)| **byte == b'/').map(|(index, _)| index);
     for end in ends.chain([bytes.len()]) {
         match rustix::fs::mkdir(&bytes[..end], Mode::from_raw_mode(0o755)) {
             Ok(()) | Err(Errno::EXIST) => {}
@@ -234,8 +234,8 @@ fn make_directories(path: &CStr) -> rustix::io::Result<()> {
     Ok(())
 }
 
-/// Tries each candidate as execvp(3) does: one that may not be executed is remembered, one that
-/// is not there is skipped.
+/// Tries each candidate as execvp(3) does: a missing one is skipped; if one may not be executed,
+/// the search continues and EACCES is reported at its end.
 fn exec(place: &Place, command: &Command, late: Option<&Found>) -> Errno {
     let environment = late.map_or(&command.environment, |late| &late.environment);
     let execute = |program| {
@@ -258,7 +258,8 @@ fn exec(place: &Place, command: &Command, late: Option<&Found>) -> Errno {
     reason
 }
 
-/// The descriptor under which a runner or a worker finds its own end again.
+/// Keeps only the standard descriptors and `fd`, and returns the number under which it remains
+/// open.
 pub(crate) fn alone_with(fd: impl AsFd) -> io::Result<OwnedFd> {
     descriptors::keep_only(rustix::io::fcntl_dupfd_cloexec(fd, 3)?)
 }

@@ -1,4 +1,4 @@
-//! A command, worked out to the last word before anything is forked.
+//! A command whose every detail is resolved before the fork.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -17,10 +17,10 @@ use crate::{envfile, fault, screen};
 
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Text longer than this does not fit one argument of execve(2) (128 KiB) with certainty.
+/// Longer text may not fit in one argument of execve(2), whose limit is 128 KiB.
 const LONGEST_ARGUMENT: usize = 100 << 10;
 
-/// What a child needs to become the command.
+/// Everything a child needs to become the command.
 #[derive(Debug)]
 pub(crate) struct Command {
     pub(crate) who: Who,
@@ -28,17 +28,17 @@ pub(crate) struct Command {
     pub(crate) arguments: Words,
     pub(crate) environment: Words,
     pub(crate) directory: Workdir,
-    /// Stays open in the command under the number it has here.
+    /// Stay open in the command under their present numbers.
     pub(crate) kept: Vec<OwnedFd>,
-    /// Lie at the numbers 3, 4, … in the command. They have higher ones here.
+    /// Get the numbers 3, 4, … in the command. Here they have higher numbers.
     pub(crate) placed: Vec<OwnedFd>,
     /// For messages.
     pub(crate) program_name: String,
-    /// What the child has to look up itself.
+    /// The variables that only the child can look up.
     late: Option<Late>,
 }
 
-/// The environment of a command whose sandbox has a file of variables.
+/// The environment of a command in a sandbox with an env file.
 #[derive(Debug)]
 struct Late {
     file: CString,
@@ -47,12 +47,12 @@ struct Late {
     screen: Option<Screen>,
 }
 
-/// Where a program may be, and what it finds in its environment.
+/// The paths where a program may be, and its environment.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) programs: Vec<CString>,
     pub(crate) environment: Words,
-    /// Where it starts, if that was not known before.
+    /// The working directory, if it was not known before.
     pub(crate) directory: Option<CString>,
 }
 
@@ -65,19 +65,19 @@ impl Found {
     }
 }
 
-/// What is executed.
+/// The program to execute.
 #[derive(Debug)]
 pub(crate) enum Program {
     /// Tried in this order.
     Paths(Vec<CString>),
-    /// The agent's own.
+    /// The agent's own executable.
     Own,
 }
 
-/// Where the command starts.
+/// The directory where the command starts.
 #[derive(Debug)]
 pub(crate) struct Workdir {
-    /// As far as it is known without a file of variables.
+    /// Resolved as far as possible without the env file.
     pub(crate) path: CString,
     pub(crate) missing: Missing,
     pub(crate) fallback: CString,
@@ -86,20 +86,20 @@ pub(crate) struct Workdir {
     sought: Option<Sought>,
 }
 
-/// A directory that a file of variables may decide.
+/// A directory that depends on variables of the env file.
 #[derive(Debug)]
 struct Sought {
     directory: Directory,
     base: String,
 }
 
-/// What all commands of one identity have in common.
+/// The environment that all commands of one identity share.
 #[derive(Debug)]
 pub(crate) struct Surroundings {
     pub(crate) who: Who,
     pub(crate) env: BTreeMap<String, String>,
     pub(crate) workdir: Workdir,
-    /// The request's own, which come before those of a file.
+    /// The request's own variables, which override those of a file.
     own: BTreeMap<String, String>,
     late: Option<Late>,
 }
@@ -128,7 +128,8 @@ impl Surroundings {
         Ok(Self { who, env: all, workdir, own, late })
     }
 
-    /// Leaves out what is not to come along. The request's own variables stay.
+    /// Removes the variables that the filter does not let through. The request's own variables
+    /// stay.
     pub(crate) fn screen(&mut self, screen: &Screen) -> Result<(), Fault> {
         let passes = screen::passes(screen)?;
         let own = &self.own;
@@ -140,7 +141,7 @@ impl Surroundings {
         Ok(())
     }
 
-    /// Sets a variable that nobody has set.
+    /// Sets a variable unless it is set already.
     pub(crate) fn default_variable(&mut self, name: &str, value: &str) {
         self.env.entry(name.to_owned()).or_insert_with(|| value.to_owned());
         if let Some(late) = &mut self.late {
@@ -184,7 +185,7 @@ impl Command {
         })
     }
 
-    /// A kernel, which finds its two private pipes at 3 and 4.
+    /// A kernel, with its two private pipes at descriptors 3 and 4.
     pub(crate) fn kernel(
         around: Surroundings,
         program: &process::Program,
@@ -201,13 +202,13 @@ impl Command {
         Ok(Self { placed: pipes.into(), ..command })
     }
 
-    /// Adds what the sandbox's file of variables says. Called by the child, which is the command
-    /// already in all but its program.
+    /// Adds the variables of the sandbox's env file. Called by the child, after all steps but the
+    /// exec.
     pub(crate) fn with_variables_of_file(&self) -> Option<Found> {
         let Late { file, base, own, screen } = self.late.as_ref()?;
         let mut variables = envfile::read(file, base);
         if let Some(screen) = screen {
-            // One that cannot be read lets nothing through.
+            // If the filter is invalid, no variable passes.
             let passes = screen::passes(screen).ok();
             variables.retain(|name, _| passes.as_ref().is_some_and(|passes| passes(name)));
         }
@@ -217,7 +218,7 @@ impl Command {
         let mut env = base.clone();
         env.extend(variables);
         env.extend(own.iter().map(|(name, value)| (name.clone(), value.clone())));
-        // Every word was checked where it came from.
+        // Every string was checked when it was received.
         let found = Found::new(&self.program_name, &env).ok()?;
         Some(Found { directory: self.directory.with_variables(&env), ..found })
     }
@@ -251,7 +252,7 @@ impl Workdir {
         let fallback = if directory.is_some() { base.as_str() } else { "/" };
         let (missing, fallback) = (wanted.missing, c_string(fallback)?);
         let open = config.env_file.is_some() && path::has_variables(&wanted);
-        // A path with holes would only mislead.
+        // A path with unresolved variables would only mislead.
         let shown = if open && !path::knows_all(env, &wanted) { &wanted.path } else { &path }.clone();
         let sought = open.then(|| Sought { directory: wanted, base: base.clone() });
         Ok(Self { path: c_string(&path)?, missing, fallback, shown, sought })
@@ -259,13 +260,13 @@ impl Workdir {
 
     fn with_variables(&self, env: &BTreeMap<String, String>) -> Option<CString> {
         let Sought { directory, base } = self.sought.as_ref()?;
-        // Neither a path nor a variable with a zero byte has come so far.
+        // Neither a path nor a variable that has reached this point contains a zero byte.
         c_string(&expand_path(base, env, directory)).ok()
     }
 }
 
-/// The environment of everything that this user starts. What the sandbox says about its usual user
-/// holds; for anybody else it would be wrong.
+/// The environment of everything that this user starts. Variables that the sandbox's configuration
+/// sets about its default user apply to that user only.
 fn account_env(config: &AgentConfig, who: &Who) -> BTreeMap<String, String> {
     let mut env = config.env.clone();
     let shell = if who.shell.is_empty() { "/bin/sh" } else { &who.shell };
@@ -282,8 +283,8 @@ fn account_env(config: &AgentConfig, who: &Who) -> BTreeMap<String, String> {
     env
 }
 
-/// Where execve(2) is to look, in order. Nothing is looked up here: the command may see other
-/// directories than we do.
+/// The paths that execve(2) tries, in order. Nothing is looked up here, because the command may see
+/// other directories than the agent.
 fn candidates(name: &str, path: &str) -> Result<Vec<CString>, Fault> {
     if name.contains('/') {
         return Ok(vec![c_string(name)?]);
@@ -293,7 +294,7 @@ fn candidates(name: &str, path: &str) -> Result<Vec<CString>, Fault> {
     path.split(':').map(|directory| c_string(&inside(directory))).collect()
 }
 
-/// The best shell there is.
+/// The path of bash, or of sh if there is no bash.
 pub(crate) fn shell_path() -> &'static str {
     let there = |path: &&str| rustix::fs::access(*path, Access::EXEC_OK).is_ok();
     ["/bin/bash", "/usr/bin/bash"].into_iter().find(there).unwrap_or("/bin/sh")
@@ -311,7 +312,7 @@ fn script_file(text: &str) -> rustix::io::Result<OwnedFd> {
 pub(crate) fn c_string(text: &str) -> Result<CString, Fault> {
     CString::new(text)
         .ok()
-        .ok_or_else(|| fault::plain(FaultKind::Invalid, "start", "a text with a zero byte in it"))
+        .ok_or_else(|| fault::plain(FaultKind::Invalid, "start", "a text with a zero byte"))
 }
 
 #[cfg(test)]
@@ -319,9 +320,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bare_name_is_looked_for_in_the_path_and_no_shell_is_involved() {
+    fn bare_name_is_searched_in_path_without_a_shell() {
         let found = candidates("true", "/a::/b").expect("these are plain words");
-        let found: Vec<_> = found.iter().map(|path| path.to_str().expect("they are text")).collect();
+        let found: Vec<_> = found.iter().map(|path| path.to_str().expect("the paths are UTF-8")).collect();
         assert_eq!(found, ["/a/true", "true", "/b/true"]);
         assert_eq!(candidates("./x", "/a").expect("a plain word"), [c"./x".to_owned()]);
     }

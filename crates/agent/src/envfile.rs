@@ -1,16 +1,17 @@
-//! The file of variables that a sandbox keeps for itself: whatever its commands write there is
-//! in the environment of every command and shell that starts afterwards.
+//! The env file of a sandbox: variables that its commands write there are in the environment of
+//! every command and shell started afterwards.
 //!
 //! ```text
 //! KEY=value       trimmed; $NAME and ${NAME} are replaced
-//! KEY="v a\"l"    \n \r \t \\ \" mean what they do elsewhere; $NAME is replaced
-//! KEY='v a l'     as it stands, over several lines if need be; '\'' is one quote
+//! KEY="v a\"l"    \n \r \t \\ \" are escapes; $NAME is replaced
+//! KEY='v a l'     taken literally, may span several lines; '\'' is one quote
 //! # a comment
 //! ```
-//! The file belongs to the sandbox, so it may hold anything and be anything. It is read by the
-//! forked child, with the command's identity, when nothing is left to lose but that command; a
-//! pipe, a device or a directory in its place counts as no file, and a line that makes no sense
-//! is skipped. What it adds is bounded, so that it alone can never keep a command from starting.
+//! The sandbox controls the file, so its content and type are arbitrary. The forked child reads it
+//! with the command's identity, after it has dropped its privileges, so only that command is at
+//! risk. A pipe, a device or a directory counts as no file, and a malformed line is skipped. The
+//! number of bytes it adds is bounded, so that the file alone can never keep a command from
+//! starting.
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
@@ -19,17 +20,17 @@ use rustix::fs::{FileType, Mode, OFlags};
 
 use crate::path::expand_variables;
 
-/// How much of the file is read. What stands behind is not seen.
+/// How much of the file is read; the rest is ignored.
 const LONGEST_FILE: usize = 256 << 10;
 
-/// One variable with its name. The kernel takes 128 KiB.
+/// The maximum size of one variable with its name. The kernel allows 128 KiB.
 const LONGEST_VARIABLE: usize = 100 << 10;
 
-/// All variables together. The kernel takes a quarter of the stack, 2 MiB by default, for these
-/// and the arguments.
+/// The maximum size of all variables together. The kernel allows a quarter of the stack limit, 2
+/// MiB by default, for these and the arguments.
 const MOST_BYTES: usize = 512 << 10;
 
-/// Reads the variables; a file that cannot be read has none.
+/// Reads the variables; an unreadable file has none.
 pub(crate) fn read(path: &CStr, base: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     let Some(bytes) = read_start(path) else { return BTreeMap::new() };
     let complete = match bytes.len() {
@@ -58,8 +59,8 @@ fn read_start(path: &CStr) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// The variables in a text; of several with one name the last counts. `base` is what `$NAME`
-/// means.
+/// Parses the variables in a text; if a name occurs twice, the last one counts. `$NAME` is looked
+/// up in `base`.
 fn parse(text: &str, base: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     let mut variables = BTreeMap::new();
     let mut left = MOST_BYTES;
@@ -89,7 +90,7 @@ impl Value {
     fn replaced(self, base: &BTreeMap<String, String>) -> String {
         match self {
             Self::Literal(text) => text,
-            // A long value of `base` may be named often.
+            // A text may refer to a long value of `base` many times.
             Self::Open(text) => {
                 let longest = base.values().map(String::len).max().unwrap_or(0);
                 let named = text.matches('$').count();
@@ -100,7 +101,7 @@ impl Value {
     }
 }
 
-/// Takes the first entry off the text. One that makes no sense is a line to be skipped.
+/// Parses the first entry and returns the remaining text. A malformed entry is skipped as one line.
 fn entry(text: &str) -> (Option<(&str, Value)>, &str) {
     let (line, behind) = text.split_once('\n').unwrap_or((text, ""));
     let trimmed = line.trim();
@@ -116,7 +117,7 @@ fn entry(text: &str) -> (Option<(&str, Value)>, &str) {
     let Some(quote) = value.chars().next().filter(|first| matches!(first, '"' | '\'')) else {
         return (Some((name, Value::Open(value.trim_end().to_owned()))), behind);
     };
-    // A quoted value may go on behind the end of its line.
+    // A quoted value may continue after the end of its line.
     let begin = line.len() - value.len() + quote.len_utf8();
     let quoted = if quote == '"' { double_quoted(&text[begin..]) } else { single_quoted(&text[begin..]) };
     let Some((value, tail)) = quoted else { return (None, behind) };
@@ -124,7 +125,7 @@ fn entry(text: &str) -> (Option<(&str, Value)>, &str) {
     if tail.trim().is_empty() { (Some((name, value)), after) } else { (None, behind) }
 }
 
-/// The value and what stands behind its closing quote.
+/// The value and the text after its closing quote.
 fn single_quoted(text: &str) -> Option<(Value, &str)> {
     const ESCAPED_QUOTE: &str = r"\''";
     let mut value = String::new();
@@ -145,15 +146,15 @@ fn single_quoted(text: &str) -> Option<(Value, &str)> {
 fn double_quoted(text: &str) -> Option<(Value, &str)> {
     let mut value = String::new();
     let mut letters = text.char_indices();
-    while let Some((place, letter)) = letters.next() {
+    while let Some((index, letter)) = letters.next() {
         match letter {
-            '"' => return Some((Value::Open(value), &text[place + 1..])),
+            '"' => return Some((Value::Open(value), &text[index + 1..])),
             '\\' => match letters.next()?.1 {
                 'n' => value.push('\n'),
                 'r' => value.push('\r'),
                 't' => value.push('\t'),
                 plain @ ('\\' | '"') => value.push(plain),
-                // What is no escape stays as it is.
+                // An unknown escape is kept literally.
                 other => value.extend(['\\', other]),
             },
             other => value.push(other),
@@ -198,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_and_nonsense_are_skipped_and_the_last_one_counts() {
+    fn comments_and_malformed_lines_are_skipped_and_the_last_entry_counts() {
         check("# K=1\n\n  # L=2\nMALFORMED\n=x\n  =y\nA=1\nA=2", &[("A", "2")]);
         check("K='never closed\nL=2", &[("L", "2")]);
         check("K=\"never closed\\\"\nL=2", &[("L", "2")]);
@@ -208,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_file_adds_is_bounded() {
+    fn size_of_added_variables_is_bounded() {
         let long = "x".repeat(LONGEST_VARIABLE);
         check(&format!("K={long}\nL=2"), &[("L", "2")]);
         let many: String = (0..20_000).map(|n| format!("K{n}={}\n", "y".repeat(100))).collect();
@@ -239,15 +240,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_read_to_its_end(text in "[\\PC\n\"'\\\\=$# ]{0,200}") {
+        fn any_text_is_parsed_to_its_end(text in "[\\PC\n\"'\\\\=$# ]{0,200}") {
             for (name, value) in parse(&text, &base()) {
                 prop_assert!(!name.is_empty() && !name.contains(['=', '\0']) && !value.contains('\0'));
             }
         }
 
-        /// As clients write them: in single quotes, or with escapes if there is one inside.
+        /// As clients write them: in single quotes, or with escapes in double quotes.
         #[test]
-        fn what_a_client_sets_is_what_a_command_gets(value in "[^\0$]{0,100}") {
+        fn quoted_values_round_trip(value in "[^\0$]{0,100}") {
             let idiom = format!("K='{}'\n", value.replace('\'', r"'\''"));
             prop_assert_eq!(parse(&idiom, &base()).remove("K"), Some(value.clone()));
             let escaped = value.replace('\\', "\\\\").replace('"', "\\\"");

@@ -1,11 +1,12 @@
-//! Interrupts that would get lost.
+//! Resends interrupts that would otherwise be lost.
 //!
-//! A shell catches SIGINT. So does its child between fork and exec, and forgets with the exec
-//! what it has caught: the program runs on, and the shell waits for it. And while a shell forks it
-//! blocks the signal, so that a child which is born just then has never had it. The same happens
-//! at a terminal, where somebody presses the keys once more. Here it is done for them, and for them
-//! alone: for who has become another program since, or was born when the signal was sent, and
-//! neither catches, blocks nor ignores it. Others may well have had it and be cleaning up.
+//! A shell catches SIGINT. Its child inherits the handler between fork and exec, and the exec
+//! forgets a signal that was caught there: the program keeps running, and the shell waits for it.
+//! Also, a shell blocks the signal while it forks, so a child created at that moment never receives
+//! it. The same happens at a terminal, where the user simply presses the keys again. The agent
+//! resends the signal, but only to processes that have executed another program since or were
+//! forked when the signal was sent, and that neither catch, block nor ignore it. Other processes
+//! may have received it and be cleaning up.
 
 use std::time::Duration;
 
@@ -14,28 +15,29 @@ use rustix::process::{Pid, Signal};
 use crate::agent::{Agent, Alarm};
 use crate::proc;
 
-/// The first look is after a millisecond, each next one after twice the time, this many in all.
-/// A program that is about to catch the signal itself is met before it does.
+/// The first check is after one millisecond, each further one after twice the time, this many in
+/// all. The short intervals reach a program before it installs its own handler.
 const LOOKS: u8 = 10;
 
-/// How many processes are looked after, so that a fork bomb cannot keep us busy.
+/// The maximum number of processes checked, so that a fork bomb cannot keep the agent busy.
 const MOST_MEMBERS: usize = 256;
 
-/// Who was interrupted.
+/// The processes that were interrupted.
 #[derive(Debug, Default)]
 pub(crate) struct Interrupted {
     leader: Option<Pid>,
-    /// Each with the name it had before the signal, if it was there.
+    /// Each with its program name before the signal, if it existed then.
     members: Vec<(Pid, Option<String>)>,
-    /// Those whom the signal has yet to reach. Their children missed it.
+    /// Processes in which the signal is still pending. Their new children missed it.
     forking: Vec<Pid>,
     looks: u8,
     looking: bool,
 }
 
 impl Agent {
-    /// Sees to it that nobody in a process's group misses the SIGINT it was just sent; `before` is who
-    /// was there then. Whoever comes later, as to clean up, is left alone.
+    /// Ensures that every process in the group receives the SIGINT that was just sent; `before` is
+    /// the state before the signal. Processes started later, for example to clean up, are left
+    /// alone.
     pub(crate) fn insist(&mut self, number: u64, before: Interrupted) {
         let Some(process) = self.processes.get_mut(&number) else { return };
         let looking = std::mem::replace(&mut process.interrupted, before).looking;
@@ -70,7 +72,7 @@ impl Agent {
 }
 
 impl Interrupted {
-    /// Who is there before a signal is sent.
+    /// The members of the group before a signal is sent.
     pub(crate) fn look(leader: Pid) -> Self {
         let mut all = Self { leader: Some(leader), ..Self::default() };
         all.follow(vec![leader], Some(name));
@@ -78,9 +80,10 @@ impl Interrupted {
         all
     }
 
-    /// Notes those of the group that these have started, and themselves. They are found from parent
-    /// to child, since by the time all of `/proc` was read there would be new ones. Of each it is
-    /// seen first whether it may have more, and then which it has.
+    /// Records these processes and their descendants that are in the group. They are found from
+    /// parent to child, since reading all of `/proc` takes so long that new ones would appear
+    /// meanwhile. For each process the masks are read before its children, so that a child forked
+    /// in between is found later.
     fn follow(&mut self, these: Vec<Pid>, name: Option<fn(Pid) -> Option<String>>) {
         let mut found = these;
         let mut asked = 0;
@@ -114,14 +117,15 @@ impl Interrupted {
         for (pid, former) in &self.members {
             let is_new = former.as_ref().is_none_or(|former| name(*pid).is_some_and(|name| name != *former));
             if is_new && self.is_member(*pid) && masks(*pid).is_some_and(Masks::would_end) {
-                // Some end by themselves, and those in a nest are another process's to signal.
+                // This may fail: the process may have ended, and in an isolated session only the
+                // namespace broker may signal it.
                 rustix::process::kill_process(*pid, Signal::INT).ok();
             }
         }
     }
 }
 
-/// What a process does with SIGINT.
+/// How a process treats SIGINT.
 #[derive(Clone, Copy, Debug)]
 struct Masks {
     pending: bool,
@@ -131,12 +135,12 @@ struct Masks {
 }
 
 impl Masks {
-    /// Whether it would have ended, so that one that lives has not had it.
+    /// Whether the signal would have ended it, so that a living process cannot have received it.
     fn would_end(self) -> bool {
         !(self.blocked || self.ignored || self.caught)
     }
 
-    /// Whether it has yet to take in one that was sent.
+    /// Whether a signal that was sent has not been delivered yet.
     fn hold(self) -> bool {
         self.pending && self.blocked
     }
@@ -146,7 +150,7 @@ fn masks(pid: Pid) -> Option<Masks> {
     read_masks(&status(pid)?)
 }
 
-/// What a program is called, which changes when another takes its place.
+/// The name of the program, which changes with an exec.
 fn name(pid: Pid) -> Option<String> {
     status(pid)?.lines().find_map(|line| line.strip_prefix("Name:")).map(str::to_owned)
 }
@@ -176,12 +180,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_who_would_have_died_has_missed_a_signal() {
+    fn only_a_process_that_would_have_died_has_missed_a_signal() {
         let status = |pending: u8, blocked: u8, ignored: u8, caught: u8| {
             let masks = [("Pnd", pending), ("Blk", blocked), ("Ign", ignored), ("Cgt", caught)];
             let lines = masks.map(|(name, mask)| format!("Sig{name}:\t{mask:016x}\n"));
             read_masks(&format!("Name:\tx\nShdPnd:\t{pending:016x}\n{}", lines.concat()))
-                .expect("all are there")
+                .expect("all masks are in the text")
         };
         assert!(status(0, 1, 4, 1).would_end());
         for spared in [status(0, 2, 0, 0), status(0, 0, 2, 0), status(0, 0, 0, 6)] {
@@ -192,15 +196,15 @@ mod tests {
     }
 
     #[test]
-    fn a_group_has_its_members_and_no_others() {
+    fn members_are_exactly_those_of_the_group() {
         use std::io::{BufRead, BufReader};
         use std::os::unix::process::CommandExt;
         use std::process::{Command, Stdio};
-        // The second has left the group when it says so.
+        // The second one has left the group when it prints.
         let script = "sleep 60 & echo $!; setsid sh -c 'echo away; exec sleep 60' & wait";
         let mut command = Command::new("sh");
         command.args(["-c", script]).process_group(0).stdout(Stdio::piped());
-        let mut child = command.spawn().expect("every host has it");
+        let mut child = command.spawn().expect("every host has sh");
         let lines = BufReader::new(child.stdout.take().expect("it is a pipe")).lines();
         let printed: Vec<String> = lines.take(2).map_while(Result::ok).collect();
         let leader = Pid::from_child(&child);

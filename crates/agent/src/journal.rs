@@ -1,15 +1,15 @@
-//! What a process printed, kept in a file: `docs/journal.md` describes the format.
+//! The output of a process, stored in a file; `docs/journal.md` describes the format.
 //!
 //! ```text
 //! | header | record | record | …first bytes… | dropped | record | …last bytes… | end record |
 //!                                            ▲         ▲                       ▲
 //!                                           head      tail                    end
 //! ```
-//! Positions only grow. Behind the first bytes they run around a ring of fixed size in the file:
-//! what retention drops is overwritten by what comes. Giving it back to the filesystem as a hole
-//! instead would make the filesystem write it to the disk first. Bytes that could not be written have no
-//! record: a reader sees from the offsets that they are missing, exactly as it sees what was
-//! dropped. The file is made when there is something to put in it.
+//! Positions only grow. After the first bytes they wrap around a ring of fixed size in the file, so
+//! new output overwrites the output that retention drops. Punching holes instead would make the
+//! filesystem write the dropped data to the disk first. Bytes that could not be written have no
+//! record: a reader sees from the offsets that they are missing, in the same way as for dropped
+//! bytes. The file is created with the first record.
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use wire::StreamTag;
 use wire::process::{Ended, Retention};
 
-/// The most bytes in one record, and the most a read of a pipe takes in.
+/// The maximum number of bytes in one record and in one read from a pipe.
 pub(crate) const RECORD: usize = 64 << 10;
 
 const MAGIC: &[u8; 8] = b"CRCLJRN2";
@@ -27,25 +27,25 @@ const HEADER: usize = 40;
 const RECORD_HEADER: usize = 21;
 /// The position of the first record.
 const START: u64 = HEADER as u64;
-/// The stream of the record that says how the process ended.
+/// The stream of the record that contains the end of the process.
 const END: u8 = 0;
 
-/// How far apart the places are that a reader can start from.
+/// The distance between the marks from which a reader can start.
 const MARK_EVERY: u64 = 64 << 10;
 
-/// A record may be made longer for so many milliseconds, so that a program which prints
-/// single bytes does not fill the file with headers.
+/// For this many milliseconds a record may be extended, so that a program which prints single bytes
+/// does not fill the file with headers.
 const EXTEND_MS: u64 = 1000;
 
-/// How much more than retention says is kept, so that few steps drop it.
+/// How much more than the retention is kept, so that output is dropped in few large steps.
 const SLACK: u64 = 128 << 10;
 
-/// Room in the ring for what arrives before anything is dropped: what the pipes of a command still
-/// hold when it ends or is held back, with the headers.
+/// Space in the ring for output that arrives before anything is dropped: what the pipes of a
+/// command still hold when it ends or is paused, with the headers.
 const RING_MARGIN: u64 = 3 << 20;
 
-/// Removes the journals of an earlier life of this sandbox, whose processes are gone. Whatever else
-/// lies there is left: it takes room of this sandbox alone.
+/// Removes the journals of an earlier start of this sandbox, whose processes are gone. Other files
+/// stay: they only use space of this sandbox.
 pub(crate) fn empty(directory: BorrowedFd<'_>) -> rustix::io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let listed = rustix::fs::openat(directory, c".", flags, Mode::empty())?;
@@ -68,17 +68,17 @@ pub(crate) struct Journal {
     /// The file position behind the last record.
     end: u64,
     marks: Vec<Mark>,
-    /// Where the first bytes end, once there are that many.
+    /// The end of the first bytes, once there are that many.
     head: Option<Mark>,
-    /// Where the last bytes begin, once something was dropped.
+    /// The start of the last bytes, once something was dropped.
     tail: Option<Mark>,
     last: Option<Record>,
     finished: bool,
-    /// Bytes from this offset on are kept, whatever retention says.
+    /// Bytes from this offset on are kept regardless of retention.
     pinned: Option<u64>,
 }
 
-/// A record begins here.
+/// The start of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Mark {
     offset: u64,
@@ -94,18 +94,18 @@ struct Record {
     length: u32,
 }
 
-/// How far a reader has come.
+/// The position of a reader.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cursor {
     pub(crate) offset: u64,
-    /// The record to go on with, if it is known.
+    /// The record to continue with, if it is known.
     record: Option<u64>,
 }
 
-/// What a reader gets next.
+/// The next item for a reader.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Piece {
-    /// That many bytes are in the buffer.
+    /// `length` bytes are in the buffer.
     Output {
         stream: StreamTag,
         offset: u64,
@@ -115,7 +115,7 @@ pub(crate) enum Piece {
         from: u64,
         to: u64,
     },
-    /// Nothing until more is printed.
+    /// There is nothing to read until more is printed.
     Nothing,
 }
 
@@ -169,22 +169,22 @@ impl Journal {
         self.trim();
     }
 
-    /// How much of the file a reader has still to go through.
+    /// How much of the file a reader has not read yet.
     pub(crate) fn backlog(&self, cursor: &Cursor) -> u64 {
         if cursor.offset >= self.written { 0 } else { self.end.saturating_sub(self.start_for(cursor)) }
     }
 
-    /// How much of the ring the last bytes may take, headers included.
+    /// The maximum size of the last bytes in the ring, with headers.
     pub(crate) fn largest_tail(&self) -> u64 {
         self.retention.last.saturating_add(self.retention.last / 2).saturating_add(1 << 20)
     }
 
-    /// The size of the ring behind the first bytes.
+    /// The size of the ring after the first bytes.
     fn ring(&self) -> u64 {
         self.largest_tail().saturating_add(SLACK).saturating_add(RING_MARGIN)
     }
 
-    /// Where a position lies in the file, and how many bytes follow there before the ring begins anew.
+    /// The file offset of a position, and the number of bytes from there to the end of the ring.
     fn place(&self, position: u64) -> (u64, u64) {
         match self.head {
             Some(head) if position >= head.position => {
@@ -195,7 +195,7 @@ impl Journal {
         }
     }
 
-    /// Whether positions and places in the file are no longer the same.
+    /// Whether the ring has wrapped, so that positions differ from file offsets.
     fn has_wrapped(&self, end: u64) -> bool {
         self.head.is_some_and(|head| end - head.position > self.ring())
     }
@@ -209,8 +209,8 @@ impl Journal {
         self.written
     }
 
-    /// Takes in what was printed. Whatever happens to the file, the bytes are counted: a reader
-    /// will see a gap where they could not be kept.
+    /// Stores output. Even if it cannot be written, the bytes are counted: a reader sees a gap
+    /// instead of them.
     pub(crate) fn append(&mut self, directory: BorrowedFd<'_>, stream: StreamTag, bytes: &[u8], now_ms: u64) {
         let room = self.retention.first.saturating_sub(self.written);
         let first = usize::try_from(room).unwrap_or(usize::MAX).min(bytes.len());
@@ -240,7 +240,7 @@ impl Journal {
             let longer = Record { length: record.length + length, ..record };
             self.check_room(longer.next())?;
             self.write(bytes, self.end)?;
-            // The length comes last: until then the record is the shorter one.
+            // The length is written last: until then the record is the shorter one.
             self.write(&longer.header(), record.position)?;
             self.last = Some(longer);
             return self.advance(longer.next());
@@ -261,8 +261,8 @@ impl Journal {
         self.advance(record.next())
     }
 
-    /// The records end here now. A reader of the file alone needs to be told once the ring has begun
-    /// anew; until then they end with the file.
+    /// Moves the end of the records. Someone who reads only the file needs it in the header once
+    /// the ring has wrapped; until then the records end with the file.
     fn advance(&mut self, end: u64) -> rustix::io::Result<()> {
         self.end = end;
         if self.has_wrapped(end) { self.write_header() } else { Ok(()) }
@@ -277,13 +277,13 @@ impl Journal {
         })
     }
 
-    /// Adds the last record, so that somebody who finds the file later knows the end.
+    /// Appends the last record, so that the end is known from the file alone.
     pub(crate) fn finish(&mut self, directory: BorrowedFd<'_>, ended: &Ended) {
         let json = serde_json::to_vec(ended).expect("numbers and words always become JSON");
         let length = u32::try_from(json.len()).expect("an end is a short text");
         let record =
             Record { position: self.end, stream: END, time_ms: ended.ended_ms, offset: self.written, length };
-        // A full disk takes nothing more. The end is then known only while the agent lives.
+        // If the disk is full, the end is known only while the agent runs.
         self.open(directory)
             .and_then(|()| self.write_record(&record, &json))
             .and_then(|()| {
@@ -294,7 +294,7 @@ impl Journal {
         self.finished = true;
     }
 
-    /// Closes the file until it is read again, unless there is more to come.
+    /// Closes the file until the next read, unless more output may come.
     pub(crate) fn rest(&mut self) {
         if self.finished {
             self.file = None;
@@ -302,11 +302,11 @@ impl Journal {
     }
 
     pub(crate) fn remove(self, directory: BorrowedFd<'_>) {
-        // It may never have been made.
+        // The file may never have been created.
         rustix::fs::unlinkat(directory, self.name, AtFlags::empty()).ok();
     }
 
-    /// Gives the next piece at the cursor, as much as fits the buffer, and moves it on.
+    /// Reads the next piece at the cursor, as much as fits in the buffer, and advances the cursor.
     pub(crate) fn read(
         &mut self,
         directory: BorrowedFd<'_>,
@@ -314,7 +314,7 @@ impl Journal {
         buffer: &mut [u8],
     ) -> Piece {
         let piece = self.find(directory, cursor, buffer).unwrap_or(Piece::Gap {
-            // What cannot be read back is lost to this reader; it is told so and goes on.
+            // Bytes that cannot be read back become a gap for this reader, which then continues.
             from: cursor.offset,
             to: self.written,
         });
@@ -358,7 +358,7 @@ impl Journal {
             return position;
         }
         let after = self.marks.partition_point(|mark| mark.offset <= cursor.offset);
-        let start = after.checked_sub(1).map_or(START, |place| self.marks[place].position);
+        let start = after.checked_sub(1).map_or(START, |index| self.marks[index].position);
         self.over_the_gap(start)
     }
 
@@ -374,11 +374,11 @@ impl Journal {
         Some((self.head?.position, self.tail?.position))
     }
 
-    /// Drops what lies between the first bytes and the last ones.
+    /// Drops the bytes between the first and the last ones.
     fn trim(&mut self) {
         let Some(head) = self.head else { return };
         let start = self.tail.unwrap_or(head);
-        // Headers count only when they have become most of the file.
+        // Headers count only if they have become most of the file.
         let largest = self.largest_tail();
         let mark = if self.written - start.offset > self.retention.last.saturating_add(SLACK) {
             let keep = self.written - self.retention.last;
@@ -399,8 +399,8 @@ impl Journal {
     fn drop_until(&mut self, head: Mark, mark: Mark) {
         self.tail = Some(mark);
         self.marks.retain(|other| other.position < head.position || other.position >= mark.position);
-        // The header is right before anything is overwritten, so that a reader of the file alone
-        // never steps into what was dropped. A disk that is full takes neither.
+        // The header is written before anything is overwritten, so that someone who reads only the
+        // file never steps into dropped records. If the disk is full, both writes fail.
         self.write_header().ok();
     }
 
@@ -422,7 +422,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Nothing is written over what is still kept.
+    /// Fails if the write would overwrite records that are still kept.
     fn check_room(&self, end: u64) -> rustix::io::Result<()> {
         let tail = self.tail.or(self.head);
         if tail.is_some_and(|tail| end - tail.position > self.ring()) { Err(Errno::NOSPC) } else { Ok(()) }
@@ -431,23 +431,23 @@ impl Journal {
     fn write_record(&self, record: &Record, bytes: &[u8]) -> rustix::io::Result<()> {
         self.check_room(record.next())?;
         let header = record.header();
-        let (place, room) = self.place(record.position);
+        let (offset, room) = self.place(record.position);
         if room < (header.len() + bytes.len()) as u64 {
             self.write(&header, record.position)?;
             return self.write(bytes, record.position + header.len() as u64);
         }
-        // One call is enough for nearly all of them.
+        // Nearly all records need only one call.
         let file = self.file.as_ref().ok_or(Errno::BADF)?;
-        let written = rustix::io::pwritev(file, &[IoSlice::new(&header), IoSlice::new(bytes)], place)?;
+        let written = rustix::io::pwritev(file, &[IoSlice::new(&header), IoSlice::new(bytes)], offset)?;
         self.expect(written, header.len() + bytes.len())
     }
 
-    /// Writes bytes at a position, around the end of the ring if they lie there.
+    /// Writes bytes at a position, wrapping at the end of the ring.
     fn write(&self, bytes: &[u8], position: u64) -> rustix::io::Result<()> {
         let file = self.file.as_ref().ok_or(Errno::BADF)?;
-        let (place, room) = self.place(position);
+        let (offset, room) = self.place(position);
         let (first, rest) = bytes.split_at(usize::try_from(room).unwrap_or(usize::MAX).min(bytes.len()));
-        self.expect(rustix::io::pwrite(file, first, place)?, first.len())?;
+        self.expect(rustix::io::pwrite(file, first, offset)?, first.len())?;
         if rest.is_empty() { Ok(()) } else { self.write(rest, position + room) }
     }
 
@@ -455,8 +455,8 @@ impl Journal {
         if written == length {
             return Ok(());
         }
-        // The disk is full. Half a record must not be taken for a whole one: the file ends before
-        // it, or in the ring the header says so.
+        // The disk is full. A partial record must not be taken for a whole one: the file is
+        // truncated before it, or in the ring the header marks the end.
         if let Some(file) = self.file.as_ref().filter(|_| !self.has_wrapped(self.end)) {
             rustix::fs::ftruncate(file, self.end)?;
         }
@@ -477,13 +477,13 @@ impl Journal {
         Ok(Piece::Output { stream, offset: record.offset + skip, length })
     }
 
-    /// Reads bytes at a position, around the end of the ring if they lie there.
+    /// Reads bytes at a position, wrapping at the end of the ring.
     fn read_at(&self, buffer: &mut [u8], position: u64) -> rustix::io::Result<()> {
         let file = self.file.as_ref().ok_or(Errno::BADF)?.as_fd();
-        let (place, room) = self.place(position);
+        let (offset, room) = self.place(position);
         let middle = usize::try_from(room).unwrap_or(usize::MAX).min(buffer.len());
         let (first, rest) = buffer.split_at_mut(middle);
-        read_exactly(file, first, place)?;
+        read_exactly(file, first, offset)?;
         if rest.is_empty() { Ok(()) } else { self.read_at(rest, position + room) }
     }
 
@@ -498,8 +498,8 @@ impl Journal {
         let (ring, end) = if self.has_wrapped(end) { (self.ring(), end) } else { (0, 0) };
         let mut bytes = [0; HEADER];
         bytes[..8].copy_from_slice(MAGIC);
-        for (place, number) in [gap_start, gap_end, ring, end].into_iter().enumerate() {
-            bytes[8 + 8 * place..16 + 8 * place].copy_from_slice(&number.to_le_bytes());
+        for (index, number) in [gap_start, gap_end, ring, end].into_iter().enumerate() {
+            bytes[8 + 8 * index..16 + 8 * index].copy_from_slice(&number.to_le_bytes());
         }
         match rustix::io::pwrite(file, &bytes, 0)? {
             count if count == bytes.len() => Ok(()),
@@ -520,7 +520,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Reads to the end and checks that output and gaps cover everything from `from` on, once.
+    /// Reads to the end and checks that output and gaps cover everything from `from` on exactly
+    /// once.
     fn read_all(journal: &mut Journal, directory: BorrowedFd<'_>, from: u64, written: &[u8]) -> u64 {
         let mut cursor = Cursor::at(from);
         let mut buffer = [0; 1000];
@@ -529,8 +530,8 @@ mod tests {
             match journal.read(directory, &mut cursor, &mut buffer) {
                 Piece::Output { offset, length, .. } => {
                     assert_eq!(offset, next);
-                    let place = usize::try_from(offset).expect("the journal is small");
-                    assert_eq!(&buffer[..length], &written[place..place + length]);
+                    let start = usize::try_from(offset).expect("the journal is small");
+                    assert_eq!(&buffer[..length], &written[start..start + length]);
                     next += length as u64;
                 }
                 Piece::Gap { from, to } => {
@@ -548,7 +549,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
-        fn nothing_is_lost_doubled_or_invented(
+        fn nothing_is_lost_duplicated_or_invented(
             first in 0u64..200_000,
             last in 0u64..200_000,
             pieces in proptest::collection::vec((1u8..=3, 1usize..70_000, 0u64..2000), 1..40),
@@ -561,10 +562,10 @@ mod tests {
             for (number, (stream, length, later)) in pieces.iter().enumerate() {
                 let stream = StreamTag::from_byte(*stream).expect("the range is the three tags");
                 now += later;
-                let bytes: Vec<u8> = (0..*length).map(|place| (place ^ number).to_le_bytes()[0]).collect();
+                let bytes: Vec<u8> = (0..*length).map(|index| (index ^ number).to_le_bytes()[0]).collect();
                 written.extend_from_slice(&bytes);
                 journal.append(directory.as_fd(), stream, &bytes, now);
-                // A follower that keeps up misses nothing, whatever is dropped behind it.
+                // A follower that keeps up misses nothing, whatever is dropped after it was read.
                 let mut buffer = vec![0; RECORD];
                 loop {
                     match journal.read(directory.as_fd(), &mut live, &mut buffer) {
@@ -577,15 +578,15 @@ mod tests {
             let total = written.len() as u64;
             prop_assert_eq!(journal.written(), total);
             let missing = read_all(&mut journal, directory.as_fd(), 0, &written);
-            prop_assert!(missing <= total.saturating_sub(first + last), "{} are missing", missing);
-            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "any place will do")]
+            prop_assert!(missing <= total.saturating_sub(first + last), "{} bytes are missing", missing);
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "any offset will do")]
             let from = (total as f64 * part) as u64;
             read_all(&mut journal, directory.as_fd(), from, &written);
         }
     }
 
     #[test]
-    fn a_long_output_runs_around_a_file_of_bounded_size() {
+    fn long_output_wraps_in_a_file_of_bounded_size() {
         use std::os::unix::fs::MetadataExt;
         let temporary = tempfile::tempdir().expect("a temporary directory");
         let directory = std::fs::File::open(temporary.path()).expect("it was just made");
@@ -593,21 +594,21 @@ mod tests {
         let mut journal = Journal::new("test", Retention { first, last, hold: false, stall_ms: None });
         let mut written = Vec::new();
         for number in 0..400_usize {
-            let bytes: Vec<u8> = (0..50_001).map(|place| (place ^ number).to_le_bytes()[0]).collect();
+            let bytes: Vec<u8> = (0..50_001).map(|index| (index ^ number).to_le_bytes()[0]).collect();
             journal.append(directory.as_fd(), StreamTag::Stdout, &bytes, 0);
             written.extend_from_slice(&bytes);
         }
         let total = written.len() as u64;
-        assert!(total > 3 * journal.ring(), "the ring began anew more than once");
+        assert!(total > 3 * journal.ring(), "the ring wrapped more than once");
         let missing = read_all(&mut journal, directory.as_fd(), 0, &written);
         assert!(missing > 0 && missing <= total - first - last, "{missing}");
         assert_eq!(read_all(&mut journal, directory.as_fd(), total - last, &written), 0);
-        let size = std::fs::metadata(temporary.path().join("test")).expect("it is there").size();
+        let size = std::fs::metadata(temporary.path().join("test")).expect("the journal exists").size();
         assert!(size <= START + first + RECORD as u64 + journal.ring(), "{size}");
     }
 
     #[test]
-    fn what_is_pinned_is_never_overwritten() {
+    fn pinned_output_is_never_overwritten() {
         let temporary = tempfile::tempdir().expect("a temporary directory");
         let directory = std::fs::File::open(temporary.path()).expect("it was just made");
         let mut journal =
@@ -622,7 +623,7 @@ mod tests {
         let (mut cursor, mut buffer) = (Cursor::at(0), vec![0; RECORD]);
         let first = journal.read(directory.as_fd(), &mut cursor, &mut buffer);
         assert_eq!(first, Piece::Output { stream: StreamTag::Stdout, offset: 0, length: RECORD });
-        // What found no room is an exact gap, as it would be on a full disk.
+        // Output for which there is no space is an exact gap, as on a full disk.
         assert!(read_all(&mut journal, directory.as_fd(), 0, &written) > 0);
         journal.pin(None);
         assert_eq!(journal.written(), written.len() as u64);

@@ -4,14 +4,14 @@
 //! agent ── fd 3, orders ──►  run KEY {"code": "…"}\n          one at a time
 //! agent ◄─ fd 4, reports ──  ready\n                          once, when it can take orders
 //!                            tell KEY {…}\n                   any number of times
-//!                            show KEY {…}\n                   the same, answered when it is in its place:
+//!                            show KEY {…}\n                   the same, acknowledged in order:
 //!                 orders ──►  heard KEY\n
 //!                            done KEY\n                       the run is over
 //! ```
-//! What a kernel and its children print goes through their standard output and error, as with
-//! any command. What it tells is passed on as it comes, without being understood or kept here:
-//! a line may be long, and whoever writes it is not to be trusted. A kernel that hangs up while
-//! it runs is of no use any more and is killed, so that no run waits for a report for ever.
+//! Output of a kernel and its children goes through their standard output and error, as with any
+//! command. Its reports are passed on as they arrive, without being parsed or stored here: a line
+//! may be long, and its writer is not trusted. A kernel that closes its report pipe during a run is
+//! useless and is killed, so that no run waits for a report forever.
 
 use std::time::Duration;
 
@@ -24,68 +24,68 @@ use crate::agent::{Agent, Alarm};
 use crate::fault;
 use crate::session::Session;
 
-/// The longest line that is passed on; the rest of a longer one is cut off.
+/// The longest line that is passed on; a longer one is truncated.
 pub(crate) const LONGEST_TELL: usize = 8 << 20;
 
-/// The longest beginning of a report: a word and a key.
+/// The longest beginning of a report: a keyword and a key.
 const LONGEST_HEAD: usize = 80;
 
 /// How long a kernel may take until it is ready.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How often the pipes are emptied for what is told in one turn.
+/// How often the output pipes are drained for reports in one turn.
 pub(crate) const MOST_DRAINS: u32 = 16;
 
-/// How a program says that what it needs is not there, as shells do.
+/// The exit code by which a program reports a missing dependency, as shells do.
 const NOT_FOUND: i32 = 127;
 
-/// How much is kept of what a kernel says before it is ready: the reason, if it never is.
+/// How much is kept of a kernel's output before it is ready; it is the reason if it never is.
 const LAST_WORDS: usize = 2048;
 
-/// What has been heard from a kernel so far.
+/// The state of parsing a kernel's reports.
 #[derive(Debug, Default)]
 pub(crate) struct Hearing {
     part: Part,
     head: Vec<u8>,
-    /// The line that is told is to be answered.
+    /// The current line must be acknowledged.
     shown: bool,
     ready: bool,
     last_words: Vec<u8>,
 }
 
-/// Where in a line we are.
+/// The position in a line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Part {
     #[default]
     Head,
-    /// In what is told; so much of it was passed on.
+    /// In the content of a line, of which this many bytes were passed on.
     Telling(usize),
     Skipped,
 }
 
-/// The next thing in what a kernel reports.
+/// The next item in a kernel's reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Heard<'a> {
     Ready,
-    /// Something is about to be told.
+    /// The content of a line is about to follow.
     Begin,
-    /// A piece of what is told, with the end of the line as its last byte.
+    /// A piece of the content; its last byte is the end of the line.
     Tell(&'a [u8]),
     Done,
 }
 
 impl Hearing {
-    /// Takes the next thing off the front of `bytes`. What does not bear the key of the current
-    /// run is not about it, and what makes no sense is passed over.
+    /// Parses the next item and removes it from `bytes`. Reports with the key of another run and
+    /// malformed lines are skipped.
     pub(crate) fn next<'a>(&mut self, bytes: &mut &'a [u8], key: Option<&str>) -> Option<Heard<'a>> {
         while !bytes.is_empty() {
-            let end = memchr::memchr(b'\n', bytes).map(|place| place + 1);
+            let end = memchr::memchr(b'\n', bytes).map(|index| index + 1);
             match self.part {
                 Part::Skipped => {
                     take(bytes, end);
                     self.part = if end.is_some() { Part::Head } else { Part::Skipped };
                 }
-                Part::Telling(told) => return Some(self.tell(told, take(bytes, end), end.is_some())),
+                Part::Telling(passed) => return Some(self.tell(passed, take(bytes, end), end.is_some())),
                 Part::Head => {
                     let byte = take(bytes, Some(1))[0];
                     if let Some(heard) = self.head(byte, key) {
@@ -97,13 +97,13 @@ impl Hearing {
         None
     }
 
-    fn tell<'a>(&mut self, told: usize, piece: &'a [u8], ends: bool) -> Heard<'a> {
-        self.part = if ends { Part::Head } else { Part::Telling(told + piece.len()) };
-        let room = LONGEST_TELL - told;
+    fn tell<'a>(&mut self, passed: usize, piece: &'a [u8], ends: bool) -> Heard<'a> {
+        self.part = if ends { Part::Head } else { Part::Telling(passed + piece.len()) };
+        let room = LONGEST_TELL - passed;
         if piece.len() < room || (ends && piece.len() == room) {
             return Heard::Tell(piece);
         }
-        // It is cut where the next piece will be its end.
+        // The line is truncated here, because the next piece might exceed the limit.
         if !ends {
             self.part = Part::Skipped;
         }
@@ -118,8 +118,8 @@ impl Hearing {
                 self.part = Part::Skipped;
                 return None;
             }
-            let told = self.head.strip_prefix(b"tell ").or_else(|| self.head.strip_prefix(b"show "));
-            if byte != b' ' || told.is_none_or(<[u8]>::is_empty) {
+            let content = self.head.strip_prefix(b"tell ").or_else(|| self.head.strip_prefix(b"show "));
+            if byte != b' ' || content.is_none_or(<[u8]>::is_empty) {
                 return None;
             }
         }
@@ -140,7 +140,7 @@ impl Hearing {
         }
     }
 
-    /// Keeps the end of what was said before it was ready.
+    /// Keeps the end of what was printed before the kernel was ready.
     pub(crate) fn overhear(&mut self, bytes: &[u8]) {
         if self.ready {
             return;
@@ -150,7 +150,7 @@ impl Hearing {
         self.last_words.drain(..surplus);
     }
 
-    /// Why it never became ready, as far as it can be known.
+    /// The reason why the kernel never became ready, as far as it is known.
     pub(crate) fn obituary(&self, program: &str, end: End) -> Fault {
         let words = String::from_utf8_lossy(&self.last_words);
         let how = match end {
@@ -159,7 +159,7 @@ impl Hearing {
         };
         let (kind, subject) = match words.trim() {
             "" => (FaultKind::Other, how),
-            // It knows what it lacks, which is all there is to say.
+            // The kernel itself reports what is missing, so its message is enough.
             words if end == End::Code(NOT_FOUND) => (FaultKind::NotFound, words.to_owned()),
             words => (FaultKind::Other, format!("{how}: {words}")),
         };
@@ -167,17 +167,17 @@ impl Hearing {
     }
 }
 
-/// One order.
+/// Formats the order for one run.
 pub(crate) fn order(text: &str, key: &str) -> Vec<u8> {
     format!("run {key} {}\n", json!({ "code": text })).into_bytes()
 }
 
-/// A short word without blanks; it is only told again.
+/// A short word without blanks; the agent only repeats it in statuses.
 fn is_language(name: &str) -> bool {
     (1..=64).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
-/// Takes so many bytes off the front, or all of them.
+/// Removes this many bytes from the front, or all of them.
 fn take<'a>(bytes: &mut &'a [u8], count: Option<usize>) -> &'a [u8] {
     let (front, rest) = bytes.split_at(count.unwrap_or(bytes.len()));
     *bytes = rest;
@@ -185,9 +185,9 @@ fn take<'a>(bytes: &mut &'a [u8], count: Option<usize>) -> &'a [u8] {
 }
 
 impl Agent {
-    /// Opens a session with a kernel; answered when that is ready.
-    pub(crate) fn open_kernel(&mut self, connection: u64, wish: OpenKernel) -> Result<(), Fault> {
-        let OpenKernel { open, kernel } = wish;
+    /// Opens a session with a kernel; the reply comes when the kernel is ready.
+    pub(crate) fn open_kernel(&mut self, connection: u64, request: OpenKernel) -> Result<(), Fault> {
+        let OpenKernel { open, kernel } = request;
         if !is_language(&kernel.language) {
             return Err(fault::plain(FaultKind::Invalid, "open kernel", "the name of the language"));
         }
@@ -203,12 +203,13 @@ impl Agent {
     pub(crate) fn kernel_is_late(&mut self, number: u64) {
         let session = self.sessions.get_mut(&number).filter(|session| session.opener.is_some());
         if let Some((_, hearing)) = session.and_then(Session::hearing) {
-            hearing.overhear(b"\nit was not ready in time");
+            hearing.overhear(b"\nthe kernel was not ready in time");
             self.kill_shell(number);
         }
     }
 
-    /// Takes in what a kernel reports. `drains` counts how often its pipes were emptied in this turn.
+    /// Handles a kernel's reports. `drains` counts how often its output pipes were drained in this
+    /// turn.
     pub(crate) fn hear(&mut self, number: u64, mut bytes: &[u8], drains: &mut u32) {
         loop {
             let Some(session) = self.sessions.get_mut(&number) else { return };
@@ -224,8 +225,8 @@ impl Agent {
                         self.answer(opener, &Reply::Ok);
                     }
                 }
-                // What was printed before something is told comes before it, unless so much is told
-                // that nobody else would ever be heard.
+                // Output printed before a report precedes it, unless there are so many reports that
+                // draining for each of them would starve the other connections.
                 (Some(Heard::Begin), _) if *drains >= MOST_DRAINS => {}
                 (Some(Heard::Begin), _) => {
                     *drains += 1;
@@ -238,14 +239,14 @@ impl Agent {
                         self.give_to_kernel(number, format!("heard {key}\n").as_bytes());
                     }
                 }
-                // Whoever hears that a run is over has had all it printed.
+                // All output of a run precedes its end.
                 (Some(Heard::Done), Some(_)) => {
                     *drains += 1;
                     self.drain(body);
                     self.finish_run(number, End::Code(0), Usage::default());
                     self.begin_next(number);
                 }
-                // The run has ended while it was told about.
+                // The run has ended while a report about it arrived.
                 (Some(Heard::Tell(_) | Heard::Done), None) => {}
             }
         }
@@ -265,7 +266,7 @@ mod tests {
                 Heard::Begin => heard.push(String::new()),
                 Heard::Tell(piece) => heard
                     .last_mut()
-                    .expect("it has begun")
+                    .expect("a line has begun")
                     .push_str(std::str::from_utf8(piece).expect("the tests write text")),
                 Heard::Done => heard.push("done".to_owned()),
             }
@@ -278,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_is_about_the_run_whose_key_it_bears() {
+    fn only_reports_with_the_key_of_the_run_count() {
         check("ready\ntell k1 {\"count\":1}\ndone k1\n", &["ready", "{\"count\":1}\n", "done"]);
         check("tell k2 {}\ndone k2\ndone k1\n", &["done"]);
         check("tell k1\ndone\n\n  done k1\nready?\n", &[]);
@@ -289,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_ends_where_the_longest_line_does() {
+    fn overlong_report_is_truncated() {
         let mut hearing = Hearing::default();
         let long = "y".repeat(LONGEST_TELL + 5);
         let heard = all(&mut hearing, format!("tell k {long}\ndone k\n").as_bytes(), "k");
@@ -302,7 +303,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn where_reports_were_cut_does_not_show(
+        fn chunking_of_reports_does_not_matter(
             words in prop::collection::vec(prop_oneof![
                 Just("ready\n"), Just("tell k1 {\"a\": 1}\n"), Just("done k1\n"), Just("\n"), Just("tell "),
                 Just("k1 "), Just("rubbish"), Just("tell k2 x\n"),

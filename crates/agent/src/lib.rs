@@ -1,19 +1,20 @@
 //! The agent: the first process in every sandbox.
 //!
-//! It starts commands, keeps what they print, tends shells, moves files and pipes ports, all at
-//! the request of a server that connects to its socket and speaks [`wire`]. It has one thread
-//! and one loop that never blocks; whatever could take long is done by a forked process.
+//! It starts commands, stores their output, keeps shells open, transfers files and forwards ports,
+//! all for a server that connects to its socket and speaks [`wire`]. It has one thread and one
+//! event loop that never blocks; any operation that could take long runs in a forked process.
 //!
 //! ```text
-//!            connection.rs ── a server asks ──► requests.rs
+//!            connection.rs ───── request ─────► requests.rs
 //!                  ▲                               │ start, signal, input …      │ files
 //!   follow.rs ─────┘ output                        ▼                             ▼
 //!        ▲                       exec.rs ── fork ──► child.rs          worker.rs ── fork ──► files.rs
-//!   journal.rs ◄── process.rs ◄── body.rs (pipes, end) ◄── reap.rs
-//!                       nest.rs ── order ──► nester.rs ── clone ──► holder.rs, child.rs, files.rs
+//!   journal.rs ◄── process.rs ◄── running_process.rs (pipes, end) ◄── reap.rs
+//!      isolated_session.rs ── order ──► namespace_broker.rs ── clone ──► namespace_init.rs, child.rs, files.rs
 //! ```
-//! The agent trusts nothing inside: names in the sandbox's files, output, exit codes and the
-//! private channels of shells may all be forged, and can then only mislead about themselves.
+//! The agent trusts nothing inside the sandbox: names in its files, output, exit codes and the
+//! private channels of shells may all be forged. A forged value must affect nothing but the process
+//! that forged it.
 
 mod accounts;
 mod agent;
@@ -58,16 +59,16 @@ mod worker;
 use std::convert::Infallible;
 use std::io;
 
-/// The agent could not start, or its loop broke.
+/// The agent could not start, or its event loop failed.
 #[derive(Debug, thiserror::Error)]
-#[error("the agent could not {step}")]
+#[error("agent failed to {step}")]
 pub struct AgentError {
     step: &'static str,
     source: io::Error,
 }
 
 impl AgentError {
-    /// As the launcher reads it.
+    /// The JSON that the launcher reads.
     fn told(&self) -> Vec<u8> {
         let message = format!("{self}: {}", self.source);
         serde_json::json!({"step": "agent-ready", "errno": null, "message": message}).to_string().into_bytes()
@@ -75,7 +76,7 @@ impl AgentError {
 }
 
 /// Runs the agent with the configuration on descriptor [`wire::config::CONFIG_FD`]. The process
-/// must have been started for this alone: it returns only when the agent cannot go on.
+/// must have been started for this alone: the function returns only if the agent cannot continue.
 pub fn run() -> Result<Infallible, AgentError> {
     let place = place::Place::take()?;
     let broken = |source| AgentError { step: "wait for events", source };

@@ -6,10 +6,10 @@
 //! the host's /proc/stat, cpuinfo ──────►├─ refresh ─► files in memory ─► read-only mounts inside
 //! a command starts, or a file is read ─►┘
 //! ```
-//! Limits are read from the group whenever a command starts, so a sandbox that was given other limits
-//! shows those. Use is refreshed then too, and whenever somebody reads one of the files: a program
-//! that reads again and again sees what was true when it last read. Nothing happens while nobody
-//! reads, and never more than ten times a second.
+//! Limits are read from the group whenever a command starts, so a sandbox shows its present limits
+//! even after they were changed. Usage is refreshed at the same time, and whenever one of the files
+//! is read: a program that reads repeatedly sees the values of the time of its previous read.
+//! Nothing is refreshed while there are no readers, and never more than ten times a second.
 
 use std::fmt::Write;
 use std::mem::MaybeUninit;
@@ -27,18 +27,18 @@ use crate::poll::{Source, Token};
 /// The shortest time between two refreshes.
 const MIN_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The most that is read of a file of the kernel.
+/// The maximum that is read from a file of the kernel.
 const MAX_SOURCE: usize = 4 << 20;
 
-/// The period of v1's quotas, which nobody changes.
+/// The period of v1's quotas, which is never changed.
 const PERIOD: u64 = 100_000;
 
 const CPU_DIRECTORY: &str = "sys/devices/system/cpu";
 
-/// The variable by which programs that use OpenMP, and nproc(1), are told how many threads to use.
+/// The variable that limits the number of threads in programs that use OpenMP, and in nproc(1).
 pub(crate) const THREADS_VARIABLE: &str = "OMP_NUM_THREADS";
 
-/// What the jail handed over.
+/// The files that the jail passed to the agent.
 #[derive(Debug)]
 pub(crate) struct LimitView {
     files: OwnedFd,
@@ -47,7 +47,7 @@ pub(crate) struct LimitView {
     memory: Option<MemorySources>,
     cpu: Option<OwnedFd>,
     shown: Shown,
-    /// Says that somebody opened or read one of the files.
+    /// Reports that one of the files was opened or read.
     reads: Option<Source>,
 }
 
@@ -58,7 +58,7 @@ struct MemorySources {
     stat: OwnedFd,
 }
 
-/// What the files say now.
+/// The values that the files show now.
 #[derive(Debug, Default)]
 struct Shown {
     memory_limit: Option<u64>,
@@ -66,7 +66,7 @@ struct Shown {
     refreshed: Option<Instant>,
 }
 
-/// What a group says of its memory, in bytes.
+/// The memory statistics of a group, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Memory {
     total: u64,
@@ -101,8 +101,8 @@ impl LimitView {
         })
     }
 
-    /// Brings the files up to date before a command starts. Answers how many threads a program
-    /// should use, if that is fewer than the host would suggest.
+    /// Updates the files before a command starts. Returns the number of threads a program should
+    /// use, if that is less than the host's number of processors.
     fn refresh_for_command(&mut self, now: Instant) -> Option<u32> {
         let recent =
             self.shown.refreshed.is_some_and(|last| now.saturating_duration_since(last) < MIN_INTERVAL);
@@ -127,8 +127,8 @@ impl LimitView {
         self.shown.memory_limit = Some(limit);
     }
 
-    /// Writes what depends on the number of processors, if that is another one now. Answers how many
-    /// the host has.
+    /// Rewrites the files that depend on the number of processors, if it has changed. Returns the
+    /// number of the host's processors.
     fn refresh_processors(&mut self) -> u32 {
         let Some(cpu) = &self.cpu else { return 0 };
         let host = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count()).max(1);
@@ -146,7 +146,7 @@ impl LimitView {
         host
     }
 
-    /// One directory for each processor: older C libraries count them.
+    /// One directory for each processor, because older C libraries count them.
     fn make_directories(&self, wanted: u32, former: u32) {
         for number in wanted.min(former)..wanted.max(former) {
             let path = format!("{CPU_DIRECTORY}/cpu{number}");
@@ -154,7 +154,8 @@ impl LimitView {
                 true => rustix::fs::mkdirat(&self.files, &path, Mode::from_raw_mode(0o755)),
                 false => rustix::fs::unlinkat(&self.files, &path, AtFlags::REMOVEDIR),
             };
-            // What is shown is a help for programs and bounds nothing, so no command fails for it.
+            // These files only inform programs and enforce nothing, so no command fails because of
+            // them.
             changed.ok();
         }
     }
@@ -164,18 +165,18 @@ impl LimitView {
         self.put("stat", &render_stat(&read_text(&self.host_stat), shown));
     }
 
-    /// Replaces the text of a file in place: it is mounted, so another could not take its place.
+    /// Replaces the content in place: the file is mounted, so it cannot be replaced by another.
     fn put(&self, name: &str, text: &str) {
         let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let written = rustix::fs::openat(&self.files, name, flags, Mode::empty()).and_then(|file| {
             let length = rustix::io::pwrite(&file, text.as_bytes(), 0)?;
             rustix::fs::ftruncate(&file, length as u64)
         });
-        // As above: no command fails for want of these files.
+        // As above, no command fails because of these files.
         written.ok();
     }
 
-    /// Forgets the reads that were reported; answers whether there were any.
+    /// Discards the reads that were reported. Returns whether there were any.
     fn drain_reads(&self) -> bool {
         let Some(reads) = &self.reads else { return false };
         let mut buffer = [MaybeUninit::uninit(); 4096];
@@ -189,7 +190,7 @@ impl LimitView {
 }
 
 impl Agent {
-    /// Called before anything is started that may look at its limits.
+    /// Called before anything starts that may read its limits.
     pub(crate) fn refresh_limit_view(&mut self) {
         let Some(view) = &mut self.place.limit_view else { return };
         self.place.config.threads = view.refresh_for_command(Instant::now());
@@ -198,7 +199,7 @@ impl Agent {
         }
     }
 
-    /// Somebody reads the files: what they show is renewed, and then left alone for a while.
+    /// A file was read: refreshes the values, and then ignores reads for a while.
     pub(crate) fn on_limit_view_read(&mut self) {
         let Some(view) = &mut self.place.limit_view else { return };
         view.drain_reads();
@@ -211,7 +212,7 @@ impl Agent {
         self.set_alarm(MIN_INTERVAL, Alarm::LimitView);
     }
 
-    /// The while is over.
+    /// The pause after a refresh is over.
     pub(crate) fn watch_limit_view_again(&mut self) {
         let Some(view) = &mut self.place.limit_view else { return };
         if view.drain_reads() {
@@ -233,7 +234,7 @@ fn watch_reads(poll: &crate::poll::Poll) -> std::io::Result<Source> {
 
 impl Memory {
     fn new(total: u64, used: u64, stat: &str) -> Self {
-        // v1 says it for the group and, as `total_`, for those below it as well.
+        // v1 has each field for the group itself and, as `total_`, including the groups below it.
         let field = |name: &str| {
             let find = |wanted: &str| {
                 let mut fields = stat.lines().filter_map(|line| line.split_once(' '));
@@ -256,14 +257,14 @@ impl Memory {
         }
     }
 
-    /// What could be had without killing anything: what is free, and what the kernel can drop.
+    /// The memory available without killing anything: free memory and what the kernel can reclaim.
     fn available(&self) -> u64 {
         let droppable = self.active_file.saturating_add(self.inactive_file);
         let droppable = droppable.saturating_add(self.slab_reclaimable).min(self.used);
         self.total - self.used + droppable
     }
 
-    /// The lines of proc_meminfo(5) that have a meaning for a group. Swap is never given.
+    /// The lines of proc_meminfo(5) that are meaningful for a group. A sandbox never has swap.
     fn render(&self) -> String {
         let lines = [
             ("MemTotal", self.total),
@@ -296,18 +297,18 @@ impl Memory {
         for (name, bytes) in lines {
             let name = format!("{name}:");
             // Fixed widths, so that a reader in the middle of a refresh finds whole lines.
-            writeln!(text, "{name:<16}{:>12} kB", bytes / 1024).expect("a string takes any text");
+            writeln!(text, "{name:<16}{:>12} kB", bytes / 1024).expect("writing to a string does not fail");
         }
         text
     }
 }
 
-/// How many processors a quota amounts to, rounded up, but no more than there are.
+/// The number of processors that a quota amounts to, rounded up, but no more than the host has.
 fn processors(quota: &str, host: u32) -> u32 {
     let mut words = quota.split_whitespace();
     let quota = words.next().and_then(|word| word.parse::<u64>().ok());
     let period = words.next().and_then(|word| word.parse().ok()).unwrap_or(PERIOD).max(1);
-    // No number, or -1, is no limit.
+    // No number, or -1, means no limit.
     let wanted = quota.map_or(u64::from(host), |quota| quota.div_ceil(period));
     u32::try_from(wanted).unwrap_or(host).clamp(1, host)
 }
@@ -318,7 +319,7 @@ fn first_processors(cpuinfo: &str, count: u32) -> String {
     paragraphs.collect()
 }
 
-/// The host's times for the first processors, and their sum; of interrupts only the number.
+/// The host's times for the first processors, and their sum; of interrupts only the total.
 fn render_stat(stat: &str, count: u32) -> String {
     let is_processor = |line: &&str| {
         line.strip_prefix("cpu").is_some_and(|rest| rest.starts_with(|letter: char| letter.is_ascii_digit()))
@@ -330,7 +331,7 @@ fn render_stat(stat: &str, count: u32) -> String {
         sums.resize(sums.len().max(times.len()), 0);
         sums.iter_mut().zip(&times).for_each(|(sum, time)| *sum = sum.saturating_add(*time));
         let times: Vec<String> = times.iter().map(u64::to_string).collect();
-        writeln!(rows, "cpu{number} {}", times.join(" ")).expect("a string takes any text");
+        writeln!(rows, "cpu{number} {}", times.join(" ")).expect("writing to a string does not fail");
     }
     let sums: Vec<String> = sums.iter().map(u64::to_string).collect();
     let mut text = format!("cpu  {}\n{rows}", sums.join(" "));
@@ -349,11 +350,11 @@ fn read_number(file: &OwnedFd) -> Option<u64> {
     let mut text = [0; 32];
     let length = rustix::io::pread(file.as_fd(), &mut text, 0).ok()?;
     let text = std::str::from_utf8(&text[..length]).ok()?.trim();
-    // A limit that v2 does not have is `max`.
+    // v2 shows a missing limit as `max`.
     if text == "max" { Some(u64::MAX) } else { text.parse().ok() }
 }
 
-/// All of a file of the kernel, up to a bound; what cannot be read is empty.
+/// The whole content of a kernel file, up to a maximum; an unreadable file is empty.
 fn read_text(file: &OwnedFd) -> String {
     let mut text = Vec::new();
     let mut chunk = [0; 16 << 10];
@@ -387,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_told_by_the_groups_limit_and_use() {
+    fn memory_follows_the_limit_and_usage_of_the_group() {
         let legacy =
             "cache 1\nactive_file 1\ntotal_cache 4096\ntotal_active_file 2048\ntotal_inactive_file 1024\n";
         let unified = "anon 7\nfile 4096\nactive_file 2048\ninactive_file 1024\nslab_reclaimable 1024\n";
@@ -400,7 +401,7 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("SwapTotal:                 0 kB\n"), "{text}");
-        // Use may be above the limit for a moment.
+        // Usage may exceed the limit for a moment.
         let over = Memory::new(10, 20, "file 100");
         assert_eq!((over.used, over.cached, over.available()), (10, 10, 0));
     }

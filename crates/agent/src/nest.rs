@@ -1,13 +1,13 @@
-//! Nests, as the agent looks after them: sessions whose shells have namespaces of their own.
+//! Isolated sessions: sessions whose shells have their own namespaces.
 //!
 //! ```text
-//! open ─► the nester clones a holder ─► it reports ─► the shell starts in the nest
-//!            │ the holder ends, whoever ended it          │ unused for too long, or closed
-//!            ▼                                            ▼
-//!          dead: no run is taken                       the holder is killed, and all in the nest
+//! open ─► the broker clones a namespace init ─► it reports ─► the shell starts in its namespaces
+//!            │ the init ends for any reason                    │ idle for too long, or closed
+//!            ▼                                                 ▼
+//!          dead: runs are refused                           the init is killed, with everything inside
 //! ```
-//! The holder is a body of its own, so its group and its end are known as those of commands are.
-//! When it is killed the kernel kills whoever is in its pid namespace.
+//! The namespace init is a body of its own, so its group and its end are tracked like those of
+//! commands. When it is killed, the kernel kills every process in its pid namespace.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -30,33 +30,33 @@ use crate::poll::{Source, Token};
 use crate::process::{Caller, NewProcess, Subjects};
 use crate::{fault, shell, tree};
 
-/// How many nests there may be at once.
+/// The maximum number of isolated sessions at once.
 const MOST_NESTS: usize = 64;
 
-/// How much may be shown in one.
+/// The maximum number of mounts in one.
 const MOST_MOUNTS: usize = 128;
 
-/// The longest note that is kept for a session.
+/// The longest note that is stored for a session.
 const LONGEST_NOTE: usize = 256 << 10;
 
-/// The longest report of a holder.
+/// The longest report of a namespace init.
 const LONGEST_REPORT: usize = 16 << 10;
 
-/// The nest of a session.
+/// The namespaces of a session.
 #[derive(Debug)]
 pub(crate) struct Kept {
-    /// The body of its holder, until that has ended.
+    /// The body of its namespace init, until that has ended.
     holder: Option<u64>,
-    /// Where the holder says that it is built, or why not.
+    /// The pipe on which the namespace init reports that it is ready, or why not.
     report: Option<Source>,
     heard: Vec<u8>,
     created_ms: u64,
     used_ms: u64,
-    /// When it has been unused for too long.
+    /// The time at which the session is closed as idle.
     idle: Option<Instant>,
 }
 
-/// A program in a nest, before it is started.
+/// A program to be started in an isolated session.
 pub(crate) struct Inside<'a> {
     pub(crate) identity: &'a Identity,
     pub(crate) directory: Option<&'a Directory>,
@@ -87,18 +87,20 @@ impl Kept {
 }
 
 impl Agent {
-    /// Whether sessions can have nests here.
+    /// Whether this sandbox supports isolated sessions.
     pub(crate) fn check_nesting(&self) -> Result<(), Fault> {
-        let without = |why: &str| Err(fault::plain(FaultKind::Unsupported, "make a nest", why));
+        let without = |why: &str| Err(fault::plain(FaultKind::Unsupported, "isolate session", why));
         match (&self.place.nester, &self.place.commands) {
             (Some(_), Some(_)) => Ok(()),
-            (_, None) => without("this host gives sandboxes no control groups, by which a session is ended"),
-            (None, _) if self.nester_failed => without("the process that makes them has ended"),
-            (None, _) => without("the sandbox was not made with isolated sessions"),
+            (_, None) => {
+                without("this host gives sandboxes no control groups, which are needed to end a session")
+            }
+            (None, _) if self.nester_failed => without("the process that creates the namespaces has ended"),
+            (None, _) => without("the sandbox was created without isolated sessions"),
         }
     }
 
-    /// What an order is to know of the configuration.
+    /// The parts of the configuration that an order needs.
     pub(crate) fn given(&self) -> Given {
         let config = &self.place.config;
         let mut env = config.env.clone();
@@ -108,29 +110,29 @@ impl Agent {
         Given { env, env_file: config.env_file.clone() }
     }
 
-    /// Has the nester do something. One that fails to answer is not asked again.
+    /// Sends an order to the namespace broker. A broker that fails to answer is not used again.
     pub(crate) fn order(&mut self, order: &Order, with: &[BorrowedFd<'_>]) -> Result<Option<Pid>, Fault> {
         self.check_nesting()?;
-        let (channel, _) = self.place.nester.as_ref().expect("it was just seen");
+        let (channel, _) = self.place.nester.as_ref().expect("the check above has found it");
         match nester::ask(channel, order, with) {
             Ok(answer) => answer.0.map_err(|errno| fault::from_errno(errno, "start", "in the session")),
             Err(error) => {
                 self.nester_ended();
-                Err(fault::from_io(&error, "make a nest", "the process that makes them"))
+                Err(fault::from_io(&error, "isolate session", "the process that creates the namespaces"))
             }
         }
     }
 
-    /// Nobody makes nests any more.
+    /// The namespace broker is gone, so no more sessions can be isolated.
     pub(crate) fn nester_ended(&mut self) {
         self.nester_failed |= self.place.nester.take().is_some();
     }
 
-    /// Begins the nest of a session; its shell is started when it is built.
+    /// Starts to create a session's namespaces; its shell is started when they are ready.
     pub(crate) fn begin_nest(&mut self, number: u64) -> Result<(), Fault> {
         self.check_nesting()?;
-        let session = self.sessions.get(&number).expect("the caller has made it");
-        let nest = session.open.nest.clone().expect("the caller has seen it");
+        let session = self.sessions.get(&number).expect("the caller has added it");
+        let nest = session.open.nest.clone().expect("the session is isolated");
         check_size(&nest)?;
         if self.sessions.values().filter(|session| session.nest.is_some()).count() >= MOST_NESTS {
             return Err(fault::plain(FaultKind::Busy, "open session", "too many isolated sessions"));
@@ -140,7 +142,7 @@ impl Agent {
         let (report, theirs) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
         rustix::io::ioctl_fionbio(&report, true).map_err(failed)?;
         let spot = Spot { group: self.next_number(), share: self.quietest_share() };
-        let commands = self.place.commands.as_ref().expect("there are groups where nests are");
+        let commands = self.place.commands.as_ref().expect("the check above has found the groups");
         let group = tree::make_group(commands, spot.group).map_err(failed)?;
         let watched = self.poll.watch(report, Token::Nest(number), EventFlags::IN);
         let watched = watched.map_err(|error| fault::from_io(&error, "open session", &name))?;
@@ -169,7 +171,7 @@ impl Agent {
         }
     }
 
-    /// The holder has said something, or has nothing more to say.
+    /// The namespace init has written to its report pipe or closed it.
     pub(crate) fn on_nest(&mut self, number: u64) {
         let Some(kept) = self.sessions.get_mut(&number).and_then(|session| session.nest.as_mut()) else {
             return;
@@ -192,12 +194,15 @@ impl Agent {
             }
             return;
         }
-        let unknown = || fault::plain(FaultKind::Other, "make a nest", "its first process failed");
+        let unknown = || {
+            fault::plain(FaultKind::Other, "isolate session", "the first process in its namespaces failed")
+        };
         let fault = serde_json::from_slice(&heard).unwrap_or_else(|_error| unknown());
         self.nest_failed(number, &fault);
     }
 
-    /// Nobody will use the nest: whoever opens the session is told, and all of it is closed.
+    /// The namespaces cannot be used: reports this to the opener of the session and closes the
+    /// session.
     pub(crate) fn nest_failed(&mut self, number: u64, fault: &Fault) {
         let opener = self.sessions.get_mut(&number).and_then(|session| session.opener.take());
         if let Some(opener) = opener {
@@ -205,12 +210,12 @@ impl Agent {
         }
         let name = self.sessions.get(&number).map(|session| session.name.clone());
         if let Some(name) = name {
-            // It is on the list until its holder has ended.
+            // A closing session stays in the table until its namespace init has ended.
             self.close_session(&name).ok();
         }
     }
 
-    /// The holder has ended, and everything in the nest with it.
+    /// The namespace init has ended, and everything in its namespaces with it.
     pub(crate) fn nest_ended(&mut self, number: u64) {
         self.on_nest(number);
         let Some(session) = self.sessions.get_mut(&number) else { return };
@@ -219,19 +224,24 @@ impl Agent {
             kept.holder = None;
             kept.report = None;
         }
-        // A nester that is gone has nothing to forget, and what it kept ends with the sandbox.
+        // If the broker is gone there is nothing to forget, and its stored changes end with the
+        // sandbox.
         self.order(&Order::Forget { session: name.clone() }, &[]).ok();
         if let Some(opener) = self.sessions.get_mut(&number).and_then(|session| session.opener.take()) {
             self.refuse(
                 opener,
-                fault::plain(FaultKind::Other, "open session", "its first process was killed"),
+                fault::plain(
+                    FaultKind::Other,
+                    "open session",
+                    "the first process in its namespaces was killed",
+                ),
             );
             self.close_session(&name).ok();
         }
         self.drop_if_closed(number);
     }
 
-    /// Kills the holder and so everything in the nest.
+    /// Kills the namespace init and thereby everything in its namespaces.
     pub(crate) fn kill_holder(&mut self, number: u64) {
         let Some(kept) = self.sessions.get_mut(&number).and_then(|session| session.nest.as_mut()) else {
             return;
@@ -245,7 +255,7 @@ impl Agent {
         }
     }
 
-    /// Starts a program in the nest of a session.
+    /// Starts a program in an isolated session.
     pub(crate) fn launch_inside(
         &mut self,
         owner: Owner,
@@ -287,7 +297,8 @@ impl Agent {
         })
     }
 
-    /// Runs text beside the session's shell, with what that one has exported by now.
+    /// Runs text next to the session's shell, with the variables that the shell has exported so
+    /// far.
     pub(crate) fn run_beside(
         &mut self,
         number: u64,
@@ -299,7 +310,7 @@ impl Agent {
             return Err(fault::plain(
                 FaultKind::Invalid,
                 "run",
-                "only an isolated session has room beside it",
+                "only an isolated session can run a command next to its shell",
             ));
         };
         let identity = session.open.identity.clone();
@@ -340,7 +351,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Somebody has used the nest, and may do so again for a while.
+    /// Restarts the idle time of an isolated session.
     pub(crate) fn use_nest(&mut self, number: u64) {
         let Some(session) = self.sessions.get_mut(&number) else { return };
         let busy = session.current.is_some() || session.closing;
@@ -355,7 +366,7 @@ impl Agent {
         }
     }
 
-    /// It has gone unused for as long as it may, unless something still runs beside the shell.
+    /// The idle time has passed. Closes the session unless something still runs next to its shell.
     pub(crate) fn nest_idle(&mut self, number: u64) {
         let Some(session) = self.sessions.get(&number) else { return };
         let name = session.name.clone();
@@ -363,12 +374,12 @@ impl Agent {
         if runs {
             self.use_nest(number);
         } else {
-            // One that is closing already is not on the list of names any more.
+            // If it is closing already its name is no longer known.
             self.close_session(&name).ok();
         }
     }
 
-    /// As whom things are done in the nest of a session.
+    /// The user of an isolated session.
     pub(crate) fn identity_inside(&self, name: &str) -> Result<Identity, Fault> {
         let session = self.sessions.get(&self.session(name)?);
         let alive = session.filter(|session| session.nest.as_ref().is_some_and(Kept::is_alive));
@@ -379,14 +390,14 @@ impl Agent {
     pub(crate) fn note(&self, name: &str) -> Result<Reply, Fault> {
         let number = self.session(name)?;
         let nest = self.sessions.get(&number).and_then(|session| session.open.nest.as_ref());
-        let nest = nest.ok_or_else(|| fault::plain(FaultKind::NotFound, "find nest", name))?;
+        let nest = nest.ok_or_else(|| fault::plain(FaultKind::NotFound, "find isolated session", name))?;
         Ok(Reply::Note(nest.note.clone()))
     }
 }
 
 fn check_size(nest: &Nest) -> Result<(), Fault> {
     if nest.mounts.len() > MOST_MOUNTS || nest.note.len() > LONGEST_NOTE {
-        return Err(fault::plain(FaultKind::Invalid, "open session", "too much is to be shown in it"));
+        return Err(fault::plain(FaultKind::Invalid, "open session", "too many mounts or too long a note"));
     }
     let paths = nest.mounts.iter().flat_map(|mount| [&mount.source, &mount.target]);
     for path in paths {

@@ -1,16 +1,17 @@
-//! The nester: the one process in a sandbox that may make namespaces.
+//! The namespace broker: the one process in a sandbox that may create namespaces.
 //!
 //! ```text
-//! agent ── order ──► nester ── clone ──► holder of a nest ─┐
-//!   ◄── pid ────────┘   └───── clone ──► shell, command, worker in a nest
-//!   children of the agent, all of them ◄───────────────────┘
+//! agent ── order ──► broker ── clone ──► namespace init ──┐
+//!   ◄── pid ────────┘   └───── clone ──► shell, command, worker in the namespaces
+//!   all are children of the agent ◄──────────────────────┘
 //! ```
-//! It is forked before the agent has heard a single byte from anybody, keeps the rights that the
-//! agent then gives up, and does five things: make a nest, start a program in one, do a file
-//! operation in one, signal a program in one, and throw away what was changed in one. Whatever it clones gives up those
-//! rights before it does anything for somebody else, and becomes the agent's child, so that the
-//! agent looks after it as after every other. It takes orders from the agent alone and answers
-//! each at once; the work is done by whom it clones.
+//! It is forked before the agent has received a single byte, keeps the privileges that the agent
+//! then gives up, and does five things: create the namespaces of a session, start a program in
+//! them, perform a file operation in them, signal a program in them, and discard the changes made
+//! in them. Every process it clones gives up those privileges before it handles any input, and
+//! becomes the agent's child, so that the agent tracks it like any other child. The broker takes
+//! orders from the agent alone and answers each at once; the work is done by the processes it
+//! clones.
 
 mod holder;
 mod order;
@@ -43,10 +44,10 @@ use crate::place::{HIGH, Place};
 use crate::shell::Dialect;
 use crate::{tree, worker};
 
-/// Where the disk for changes is attached in a mount namespace that nobody is in.
+/// Where the disk for changes is mounted, in a mount namespace that contains no process.
 const DISK: &str = "/dev/shm";
 
-/// Forks the nester. The agent gets the channel on which it takes orders, and its pid.
+/// Forks the broker. Returns the channel on which it takes orders, and its pid.
 pub(crate) fn start(place: &Place, disk: Option<OwnedFd>, filter: &Filter) -> io::Result<(OwnedFd, Pid)> {
     let (ours, theirs) = order::channel()?;
     match place.thread.fork(Namespaces::NONE, None)? {
@@ -54,7 +55,7 @@ pub(crate) fn start(place: &Place, disk: Option<OwnedFd>, filter: &Filter) -> io
         Forked::Child => {
             drop(ours);
             let begun = Nester::new(place, theirs, disk, filter);
-            // The agent learns from the end of the channel that there will be no nests.
+            // The agent learns from the closed channel that no session can be isolated.
             let Ok(nester) = begun else { spawn::exit_now(1) };
             nester.run()
         }
@@ -64,25 +65,26 @@ pub(crate) fn start(place: &Place, disk: Option<OwnedFd>, filter: &Filter) -> io
 struct Nester<'a> {
     place: &'a Place,
     channel: OwnedFd,
-    /// The pid namespace of the sandbox, to come back to.
+    /// The pid namespace of the sandbox, to return to.
     home: OwnedFd,
     stores: Stores,
     nests: HashMap<String, Kept>,
-    /// How many nests were made, by which their directories on the disk are told apart.
+    /// How many sessions were isolated so far; numbers their directories on the disk.
     made: u64,
 }
 
-/// A nest that was made.
+/// An isolated session that was created.
 struct Kept {
-    /// Where its holder hands over the namespaces, before it reports that it is built.
+    /// The channel on which its namespace init sends the namespaces before it reports that it is
+    /// ready.
     way: OwnedFd,
     spaces: Option<Spaces>,
     share_network: bool,
-    /// Its directory on the disk.
+    /// The number of its directory on the disk.
     store: u64,
 }
 
-/// The namespaces of a nest.
+/// The namespaces of a session.
 struct Spaces {
     pid: OwnedFd,
     mount: OwnedFd,
@@ -102,7 +104,7 @@ impl Kept {
 }
 
 impl Spaces {
-    /// Enters all but the processes.
+    /// Enters all but the pid namespace.
     fn enter(&self, share_network: bool) -> io::Result<()> {
         namespaces::enter(self.ipc.as_fd(), Namespaces::IPC)?;
         if !share_network {
@@ -112,8 +114,8 @@ impl Spaces {
     }
 }
 
-/// Where changes are kept that are not to lie in memory: a directory on the sandbox's disk, mounted
-/// in a namespace of its own, so that no command ever sees it.
+/// The storage for changes that are not kept in memory: a directory on the sandbox's disk, mounted
+/// in a separate namespace, so that no command ever sees it.
 struct Stores {
     aside: Option<OwnedFd>,
 }
@@ -133,7 +135,7 @@ impl Stores {
         self.aside.is_some()
     }
 
-    /// Attaches the disk's directory of one nest in the namespace that we are in.
+    /// Mounts the disk directory of one session in the current mount namespace.
     fn show_disk(&self, place: &Path, store: u64) -> io::Result<()> {
         let Some(aside) = &self.aside else { return Ok(()) };
         let here = open_namespace("mnt")?;
@@ -146,8 +148,9 @@ impl Stores {
         mounts::attach(tree.as_fd(), place)
     }
 
-    /// Removes what was changed in a nest that is gone. What cannot be removed stays on the disk of
-    /// the sandbox, counts against its limit, and is in nobody's way: no store has its name again.
+    /// Removes the stored changes of a session that is gone. Files that cannot be removed stay on
+    /// the disk of the sandbox and count against its limit, but conflict with nothing: the number
+    /// of a store is never used again.
     fn clear(&self, store: u64) -> io::Result<()> {
         let Some(aside) = &self.aside else { return Ok(()) };
         namespaces::enter(aside.as_fd(), Namespaces::MOUNT)?;
@@ -164,7 +167,8 @@ impl<'a> Nester<'a> {
     fn new(place: &'a Place, channel: OwnedFd, disk: Option<OwnedFd>, filter: &Filter) -> io::Result<Self> {
         let stores = Stores::new(disk)?;
         let home = open_namespace("pid")?;
-        // Nothing of the agent's that could be read or answered stays open here.
+        // No descriptor through which the agent's data could be read or its connections answered
+        // stays open here.
         let kept = place.commands.iter().chain(&place.tasks).chain(place.all_shares());
         let own = [&channel, &home, &place.null].into_iter().chain(stores.aside.as_ref());
         linux::descriptors::keep_only_these(kept.chain(own).map(AsFd::as_fd))?;
@@ -257,7 +261,8 @@ impl<'a> Nester<'a> {
                 }
             }
             cloned => {
-                // One that cannot come back would start everything in this nest from now on.
+                // If this process could not return, it would start everything in that namespace
+                // from now on.
                 if namespaces::enter(self.home.as_fd(), Namespaces::PID).is_err() {
                     spawn::exit_now(1);
                 }
@@ -294,7 +299,7 @@ impl<'a> Nester<'a> {
         }
     }
 
-    /// What was changed is removed by somebody who may take as long as it takes.
+    /// The stored changes are removed by a separate process, which may take as long as it needs.
     fn forget(&mut self, session: &str) -> io::Result<Option<Pid>> {
         let Some(kept) = self.nests.remove(session).filter(|_| self.stores.has_disk()) else {
             return Ok(None);
@@ -307,8 +312,8 @@ impl<'a> Nester<'a> {
         }
     }
 
-    /// Clones a child for the agent, in a group. A group that is full is no obstacle, as it is none
-    /// to the agent: the child gets what it needs to move there.
+    /// Clones a child for the agent into a group. As in the agent, a full group is no obstacle: the
+    /// child gets the descriptor by which it moves there.
     fn clone_into(&self, own: Namespaces, group: &OwnedFd) -> io::Result<(Forked, Option<OwnedFd>)> {
         match self.place.thread.fork_sibling(own, Some(group.as_fd())) {
             Err(error) if error.raw_os_error() == Some(Errno::AGAIN.raw_os_error()) => {
@@ -324,7 +329,7 @@ fn exactly<const COUNT: usize>(with: Vec<OwnedFd>) -> io::Result<[OwnedFd; COUNT
     with.try_into().map_err(|_wrong_number: Vec<OwnedFd>| Errno::INVAL.into())
 }
 
-/// An account that is not there is told by its number; there is no room for more in an answer.
+/// A missing account is reported as an error number; an answer has no space for more.
 fn found<T>(result: Result<T, wire::Fault>) -> io::Result<T> {
     result.map_err(|fault| fault.errno.map_or(Errno::INVAL.into(), io::Error::from_raw_os_error))
 }
@@ -343,7 +348,7 @@ fn compose(place: &Place, begin: &Begin, private: Vec<OwnedFd>) -> Result<Comman
         Program::Shell => {
             use std::os::fd::AsRawFd;
             let path = command::shell_path();
-            let number = |place: usize| private.get(place).map_or(-1, AsRawFd::as_raw_fd);
+            let number = |index: usize| private.get(index).map_or(-1, AsRawFd::as_raw_fd);
             let words = Dialect::of(path).words(path, number(0), number(1));
             Command::from_words(around, &words, private)
         }

@@ -1,4 +1,4 @@
-//! Paths in which `~` and variables stand for something.
+//! Expands `~` and variables in paths.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +26,7 @@ pub(crate) fn expand_path(base: &str, env: &BTreeMap<String, String>, directory:
     }
 }
 
-/// Replaces `$NAME` and `${NAME}`; a name that is not set becomes nothing, as in a shell.
+/// Replaces `$NAME` and `${NAME}`; an unset name becomes empty, as in a shell.
 pub(crate) fn expand_variables(text: &str, env: &BTreeMap<String, String>) -> String {
     let value = |piece| match piece {
         Piece::Text(text) => text,
@@ -35,23 +35,23 @@ pub(crate) fn expand_variables(text: &str, env: &BTreeMap<String, String>) -> St
     pieces(text).into_iter().map(value).collect()
 }
 
-/// Whether variables decide where it is.
+/// Whether the path depends on variables.
 pub(crate) fn has_variables(directory: &Directory) -> bool {
     split_home(&directory.path).0 || names(directory).next().is_some()
 }
 
-/// Whether each of its variables is among these.
+/// Whether all variables of the path are set.
 pub(crate) fn knows_all(env: &BTreeMap<String, String>, directory: &Directory) -> bool {
     names(directory).all(|name| env.contains_key(name))
 }
 
-/// One word of a shell's, of which the shell replaces the variables and nothing else. A name that
-/// no variable of a shell can have is looked up in `env`.
+/// A shell word in which the shell replaces the variables and nothing else. A name that is not
+/// valid for a shell variable is looked up in `env`.
 pub(crate) fn shell_word(env: &BTreeMap<String, String>, directory: &Directory) -> String {
     let (home, rest) = split_home(&directory.path);
     let rest = if directory.expand { pieces(rest) } else { vec![Piece::Text(rest)] };
     let home = if home { "\"${HOME-/}\"" } else { "" };
-    // One that is not set is nothing even to a shell that takes offence at those.
+    // An unset variable expands to nothing even in a shell with `set -u`.
     let word = |piece| match piece {
         Piece::Text(text) => shell::quote(text),
         Piece::Name(name) if shell::is_variable(name) => format!("\"${{{name}-}}\""),
@@ -68,7 +68,7 @@ fn names(directory: &Directory) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Whether a path begins at home, and what follows.
+/// Whether a path begins with the home directory, and the rest of it.
 fn split_home(path: &str) -> (bool, &str) {
     match path.strip_prefix('~') {
         Some(rest) if rest.is_empty() || rest.starts_with('/') => (true, rest),
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_whole_afterwards() {
+    fn expanded_path_is_absolute() {
         for (path, whole) in [
             ("~", "/h"),
             ("~/$A", "/h/one"),
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_known_what_a_path_depends_on() {
+    fn variables_of_a_path_are_found() {
         for (path, variable, known) in [
             ("/a", false, true),
             ("/$", false, true),
@@ -161,7 +161,7 @@ mod tests {
         assert!(!has_variables(&Directory { expand: false, ..directory("$A") }));
     }
 
-    /// A real shell is asked, since it is the one that must not be misled.
+    /// This runs a real shell, because the result depends on its parsing.
     #[test]
     fn a_shell_replaces_variables_and_nothing_else() {
         for (path, expected) in [

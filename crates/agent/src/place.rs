@@ -1,4 +1,4 @@
-//! What the agent was given when it was started: the configuration and its descriptors.
+//! Everything the agent is given when it starts: the configuration and its descriptors.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
@@ -17,16 +17,18 @@ use wire::config::CONFIG_FD;
 use crate::limit_view::LimitView;
 use crate::{AgentError, nester};
 
-/// The largest configuration; the filter is most of it.
+/// The largest configuration; most of it is the filter.
 const LARGEST_CONFIG: usize = 4 << 20;
 
-/// Numbers from here on are out of the way of those that commands find or choose themselves.
+/// Descriptors from this number on do not collide with those that commands get or choose
+/// themselves.
 pub(crate) const HIGH: RawFd = 200;
 
 /// How many connections may wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// All that does not change while the agent runs, but for the environment that its owner adds.
+/// All state that does not change while the agent runs, except for the environment that an owner
+/// adds.
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(crate) thread: SingleThread,
@@ -37,24 +39,25 @@ pub(crate) struct Place {
     pub(crate) tasks: Vec<OwnedFd>,
     shares: Vec<OwnedFd>,
     pub(crate) oom: Option<OwnedFd>,
-    /// Shows the sandbox its limits, where groups hold some.
+    /// The files that show the sandbox its limits, if groups enforce any.
     pub(crate) limit_view: Option<LimitView>,
     pub(crate) filter: Program,
     pub(crate) capabilities: CapSet,
     pub(crate) own_capabilities: CapSet,
-    /// What commands get. The agent itself takes all it may have: connections, pipes and
-    /// journals add up to more than the usual limit.
+    /// The limit for commands. The agent raises its own limit to the maximum: connections, pipes
+    /// and journals add up to more than the usual limit.
     pub(crate) open_files: Rlimit,
     pub(crate) null: OwnedFd,
-    /// The program that we are ourselves, out of the way of what lies at fixed numbers in commands.
+    /// The agent's own executable, at a number that does not collide with the fixed descriptors of
+    /// commands.
     pub(crate) own: OwnedFd,
-    /// The filter that the agent has, where it is not inherited by what its nester starts.
+    /// The agent's own filter, in processes that do not inherit it because the broker started them.
     late_filter: Option<Program>,
-    /// Where the nester takes orders, if nests can be made here.
+    /// The channel and pid of the namespace broker, if this sandbox supports isolated sessions.
     pub(crate) nester: Option<(OwnedFd, Pid)>,
 }
 
-/// Gives the step of starting a name when it fails.
+/// Adds the failed step of starting to an error.
 trait During<T> {
     fn during(self, step: &'static str) -> Result<T, AgentError>;
 }
@@ -66,11 +69,10 @@ impl<T, E: Into<io::Error>> During<T> for Result<T, E> {
 }
 
 impl Place {
-    /// Shuts the agent off from what is inside, takes over what it was given, listens, and
-    /// says so.
+    /// Isolates the agent from the sandbox, takes over its descriptors, listens, and reports that.
     pub(crate) fn take() -> Result<Self, AgentError> {
         shut_off()?;
-        let already = || io::Error::other("it already runs in this process");
+        let already = || io::Error::other("an agent already runs in this process");
         let mut inherited = Inherited::claim().ok_or_else(already).during("start")?;
         let config = inherited.take(CONFIG_FD).during("take the configuration")?;
         let config = read_config(&config).during("read the configuration")?;
@@ -79,9 +81,9 @@ impl Place {
         let ours = caps::effective().during("read its capabilities")?;
         let ready = take(config.ready_fd)?;
         let begun = Self::begin(config, thread, ours, take);
-        // One byte, or why there is none.
+        // One byte, or the reason why the agent could not start.
         let word = begun.as_ref().map_or_else(AgentError::told, |_| b"1".to_vec());
-        rustix::io::write(&ready, &word).during("say that it listens")?;
+        rustix::io::write(&ready, &word).during("report that it listens")?;
         begun
     }
 
@@ -105,7 +107,7 @@ impl Place {
                 view.map(|view| LimitView::take(view, &mut take)).transpose()?
             },
             filter: Program::from_words(&config.command_filter),
-            // Nobody can give more than they have.
+            // The agent cannot grant more than it has.
             capabilities: CapSet(config.command_capabilities & ours.0),
             own_capabilities: ours,
             open_files: descriptors::raise_limit().during("raise its limit of open files")?,
@@ -121,42 +123,43 @@ impl Place {
         Ok(place)
     }
 
-    /// Where nests are wanted, forks who makes them, and gives up what only that one needs. Nobody
-    /// has been heard so far, so nobody could have used it.
+    /// If sessions can be isolated, forks the namespace broker and gives up the privileges that
+    /// only the broker needs. No request has been read so far, so no one could have abused them.
     fn divide(&mut self, disk: Option<OwnedFd>) -> Result<(), AgentError> {
         let Some(nesting) = self.config.nesting.take() else { return Ok(()) };
         let filter = Program::from_words(&nesting.nester_filter);
-        self.nester = Some(nester::start(self, disk, &filter).during("fork the nester")?);
+        self.nester = Some(nester::start(self, disk, &filter).during("fork the namespace broker")?);
         let keep = CapSet(nesting.agent_capabilities & self.own_capabilities.0);
-        caps::bound_to(keep).during("cut its bounding set")?;
+        caps::bound_to(keep).during("reduce its bounding set")?;
         caps::set(keep).during("drop capabilities")?;
         self.own_capabilities = keep;
         linux::landlock::forbid_mounts().during("forbid mounts")?;
-        // From here on it is inherited by all that the agent starts.
+        // From here on everything that the agent starts inherits the filter.
         let filter = self.late_filter.take();
         filter.map_or(Ok(()), |filter| filter.install()).during("load its filter")
     }
 
-    /// Gives up, in a nest, what the jail has left to whoever makes nests.
+    /// Gives up, in a process that the namespace broker cloned, the privileges that only the broker
+    /// needs.
     pub(crate) fn confine_late(&self) -> io::Result<()> {
         let Some(filter) = &self.late_filter else { return Ok(()) };
         linux::landlock::forbid_mounts_among_own()?;
         filter.install()
     }
 
-    /// The one who listens is named as the peer of every connection, so the agent does it
-    /// itself although the socket was bound for it.
+    /// The process that calls listen(2) is reported as the peer of every connection, so the agent
+    /// does it itself although the socket was bound for it.
     fn listen(&self) -> io::Result<()> {
         rustix::io::ioctl_fionbio(&self.listener, true)?;
         Ok(rustix::net::listen(&self.listener, BACKLOG)?)
     }
 
-    /// How many shares of the processor commands can be spread over.
+    /// The number of processor shares that commands can be spread over.
     pub(crate) fn command_shares(&self) -> usize {
         self.shares.len().saturating_sub(1)
     }
 
-    /// The group of one of these shares; none where commands have groups of their own anyway.
+    /// The group of one of these shares; `None` if commands have groups of their own.
     pub(crate) fn command_share(&self, share: usize) -> Option<&OwnedFd> {
         self.shares.get(share)
     }
@@ -165,7 +168,7 @@ impl Place {
         &self.shares
     }
 
-    /// The group of the share that no command has.
+    /// The group of the share that is reserved for workers.
     pub(crate) fn worker_share(&self) -> Option<&OwnedFd> {
         self.shares.last()
     }
@@ -175,7 +178,8 @@ impl Place {
     }
 }
 
-/// No signal from inside, no tracer and no forgotten descriptor reaches the agent; orphans do.
+/// Protects the agent from signals from inside, tracers and leaked descriptors, and makes it the
+/// parent of orphans.
 fn shut_off() -> Result<(), AgentError> {
     descriptors::fill_standard().during("open the standard descriptors")?;
     descriptors::close_on_exec_from(3).during("keep descriptors from commands")?;
@@ -184,7 +188,7 @@ fn shut_off() -> Result<(), AgentError> {
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).during("forbid tracing")?;
     let pid = rustix::process::getpid();
     if !pid.is_init() {
-        rustix::process::set_child_subreaper(Some(pid)).during("become the reaper of orphans")?;
+        rustix::process::set_child_subreaper(Some(pid)).during("become a subreaper")?;
     }
     Ok(())
 }
@@ -192,7 +196,7 @@ fn shut_off() -> Result<(), AgentError> {
 fn read_config(file: &OwnedFd) -> io::Result<AgentConfig> {
     let mut json = vec![0; LARGEST_CONFIG];
     let mut length = 0;
-    // Whoever wrote the file left the position behind the text, so it is not relied on.
+    // The writer left the file position after the text, so reads give their offset.
     while length < json.len() {
         match rustix::io::pread(file, &mut json[length..], length as u64)? {
             0 => break,
@@ -202,7 +206,7 @@ fn read_config(file: &OwnedFd) -> io::Result<AgentConfig> {
     let config: AgentConfig = serde_json::from_slice(&json[..length])?;
     match config.version {
         wire::VERSION => Ok(config),
-        other => Err(io::Error::other(format!("version {other} is not known here"))),
+        other => Err(io::Error::other(format!("unknown configuration version {other}"))),
     }
 }
 

@@ -1,8 +1,8 @@
 //! Waiting for many descriptors at once: a thin layer over epoll(7).
 //!
-//! A [`Source`] takes itself off the list before it is closed. That is not a nicety: forked
-//! children hold copies of our descriptors for a moment, and epoll would go on reporting a
-//! closed one for as long as a copy lives.
+//! A [`Source`] deregisters itself before it is closed. This is necessary: forked children hold
+//! copies of our descriptors for a moment, and epoll would report a closed one as long as a copy
+//! exists.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,11 +14,11 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData};
 use rustix::event::{Timespec, epoll::EventFlags};
 use rustix::io::Errno;
 
-/// How many events one turn of the loop takes in.
+/// The maximum number of events in one turn of the event loop.
 const EVENTS: usize = 64;
 
-/// What an event is about. The number names a connection, a process or a session; numbers are
-/// never used twice, so an event that comes too late meets nobody.
+/// The subject of an event. The number identifies a connection, a process or a session; numbers are
+/// never reused, so a late event finds nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Token {
     Listener,
@@ -31,31 +31,32 @@ pub(crate) enum Token {
     Stderr(u64),
     Terminal(u64),
     Input(u64),
-    /// Says whether an exec succeeded.
+    /// Reports whether an exec succeeded.
     Report(u64),
     Runner(u64),
-    /// Where a session's shell reads what to run, and where it says how that ended.
+    /// The pipe on which a session's shell reads what to run, and the one on which it reports how
+    /// that ended.
     Orders(u64),
     Verdict(u64),
-    /// A port that is only kept.
+    /// A reserved port.
     Occupied(u64),
-    /// Where the first process of a session's nest says that it is built.
+    /// The report pipe of an isolated session's first process.
     Nest(u64),
-    /// Somebody reads a file that shows limits.
+    /// A file that shows limits was read.
     LimitView,
 }
 
-/// A descriptor on the list.
+/// A registered descriptor.
 #[derive(Debug)]
 pub(crate) struct Source {
     fd: OwnedFd,
     list: Rc<OwnedFd>,
     data: u64,
-    /// `None` once it was taken off.
+    /// `None` once it was deregistered.
     interest: Option<EventFlags>,
 }
 
-/// The list.
+/// The epoll instance.
 pub(crate) struct Poll {
     list: Rc<OwnedFd>,
     events: Vec<Event>,
@@ -115,19 +116,19 @@ impl Poll {
         Ok(Self { list, events: Vec::with_capacity(EVENTS) })
     }
 
-    /// Puts a descriptor on the list.
+    /// Registers a descriptor.
     pub(crate) fn watch(&self, fd: OwnedFd, token: Token, interest: EventFlags) -> io::Result<Source> {
         let data = token.to_word();
         epoll::add(&self.list, &fd, EventData::new_u64(data), interest)?;
         Ok(Source { fd, list: Rc::clone(&self.list), data, interest: Some(interest) })
     }
 
-    /// Puts a descriptor on the list that lives as long as the list itself.
+    /// Registers a descriptor that stays open as long as the epoll instance.
     pub(crate) fn watch_always(&self, fd: BorrowedFd<'_>, token: Token) -> io::Result<()> {
         Ok(epoll::add(&self.list, fd, EventData::new_u64(token.to_word()), EventFlags::IN)?)
     }
 
-    /// Waits until something happens or the time is over, and says what happened.
+    /// Waits for events or the timeout, and returns the events.
     pub(crate) fn wait(&mut self, timeout: Option<Duration>) -> io::Result<Vec<(Token, EventFlags)>> {
         let timeout = timeout.map(|left| Timespec {
             tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
@@ -143,21 +144,22 @@ impl Poll {
 }
 
 impl Source {
-    /// Changes what is waited for. Nothing at all still means errors and hang-ups.
+    /// Changes the events that are waited for. With no events, errors and hang-ups are still
+    /// reported.
     pub(crate) fn want(&mut self, interest: EventFlags) {
         if self.interest.is_none_or(|current| current == interest) {
             return;
         }
         epoll::modify(&self.list, &self.fd, EventData::new_u64(self.data), interest)
-            .expect("the descriptor is on the list");
+            .expect("the descriptor is registered");
         self.interest = Some(interest);
     }
 
-    /// Takes the descriptor off the list for good. Hang-ups are reported to whoever is on it,
-    /// wanted or not, and would wake the loop without end.
+    /// Deregisters the descriptor permanently. Hang-ups are reported for every registered
+    /// descriptor and would wake the event loop endlessly.
     pub(crate) fn mute(&mut self) {
         if self.interest.take().is_some() {
-            epoll::delete(&self.list, &self.fd).expect("the descriptor is on the list");
+            epoll::delete(&self.list, &self.fd).expect("the descriptor is registered");
         }
     }
 }
@@ -167,7 +169,7 @@ impl Source {
         self.interest.is_none()
     }
 
-    /// Takes the descriptor off the list and away.
+    /// Deregisters the descriptor and returns it.
     pub(crate) fn into_fd(mut self) -> rustix::io::Result<OwnedFd> {
         self.mute();
         rustix::io::fcntl_dupfd_cloexec(&self.fd, 3)
@@ -191,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_token_survives_the_kernel() {
+    fn every_token_round_trips() {
         for token in [
             Token::Listener,
             Token::Children,
@@ -214,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_source_is_silent_though_a_copy_lives() {
+    fn dropped_source_is_silent_while_a_copy_exists() {
         let mut poll = Poll::new().expect("epoll exists");
         let (read, write) = rustix::pipe::pipe().expect("pipes exist");
         let copy = rustix::io::dup(&read).expect("a descriptor can be copied");

@@ -23,8 +23,8 @@ use crate::hold::Backpressure;
 use crate::interrupt::Interrupted;
 use crate::journal::Journal;
 
-/// How many finished processes are remembered. The server forgets those it has dealt with;
-/// this bounds what one that does not would cost.
+/// The maximum number of finished processes that are remembered. The server forgets those it has
+/// handled; this limits the cost of a server that does not.
 const MOST_FINISHED: usize = 4096;
 
 /// The longest name of a process or a session.
@@ -33,7 +33,7 @@ const LONGEST_NAME: usize = 64;
 /// How much of a command's text is shown.
 const SHOWN_TEXT: usize = 4096;
 
-/// What a shell answers for a command that was killed with SIGKILL.
+/// The status that a shell returns for a command killed by SIGKILL.
 const SHELL_KILLED: i32 = 137;
 
 #[derive(Debug)]
@@ -43,7 +43,7 @@ pub(crate) struct Process {
     pub(crate) tag: Option<String>,
     pub(crate) session: Option<String>,
     command: String,
-    /// What runs it; the shell of its session, if it is a run.
+    /// The body that runs it; for a run, the body of its session's shell.
     pub(crate) body: Option<u64>,
     pub(crate) pid: Option<Pid>,
     pub(crate) journal: Journal,
@@ -52,17 +52,17 @@ pub(crate) struct Process {
     pub(crate) caller: Option<Caller>,
     pub(crate) ended: Option<Ended>,
     pub(crate) deadline: Option<Instant>,
-    /// Who was in its group when it was last interrupted.
+    /// The members of its group when it was last interrupted.
     pub(crate) interrupted: Interrupted,
     deadline_passed: bool,
     started: Instant,
     started_ms: u64,
     oom_kills_before: u64,
-    /// For messages about a start that failed.
+    /// For messages about a failed start.
     subjects: Subjects,
 }
 
-/// The connection that waits for the start, and what it wants then.
+/// The connection that waits for the start, and whether it follows the output then.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Caller {
     pub(crate) connection: u64,
@@ -76,7 +76,7 @@ pub(crate) struct Subjects {
     pub(crate) user: String,
 }
 
-/// What a new process is made of.
+/// The properties of a new process.
 #[derive(Debug)]
 pub(crate) struct NewProcess {
     pub(crate) name: String,
@@ -136,7 +136,7 @@ impl Process {
         }
     }
 
-    /// A run that had to wait begins now.
+    /// A run that had to wait starts now.
     pub(crate) fn begin(&mut self) {
         self.started = Instant::now();
         self.started_ms = now_ms();
@@ -156,7 +156,7 @@ impl Process {
 }
 
 impl Agent {
-    /// Starts a command; the answer comes when it is known whether the exec succeeded.
+    /// Starts a command; the reply comes when it is known whether the exec succeeded.
     pub(crate) fn start(&mut self, connection: u64, start: &Start) -> Result<(), Fault> {
         self.check_new_name(&start.process)?;
         if start.tag.as_ref().is_some_and(|tag| tag.len() > SHOWN_TEXT) {
@@ -198,14 +198,14 @@ impl Agent {
         let launched = exec::launch(&self.place, command, wiring, spot).map_err(failed)?;
         let pid = launched.pid;
         self.embody(owner, launched, spot.share).map_err(|errno| {
-            // Nobody would ever look after it; the agent is out of descriptors or memory.
+            // The command would not be tracked; the agent is out of descriptors or memory.
             rustix::process::kill_process(pid, Signal::KILL).ok();
             self.abandon(pid, spot);
             failed(errno)
         })
     }
 
-    /// Whether a process may be started under this name. It becomes the name of a file.
+    /// Checks that a process may be started under this name, which becomes a file name.
     pub(crate) fn check_new_name(&self, name: &str) -> Result<(), Fault> {
         if !is_plain(name) {
             return Err(fault::plain(FaultKind::Invalid, "start", "the name of the process"));
@@ -215,7 +215,7 @@ impl Agent {
         }
         let running = self.processes.len() - self.finished.len();
         if running >= usize::try_from(self.place.config.max_processes).unwrap_or(usize::MAX) {
-            return Err(fault::plain(FaultKind::Busy, "start", "too many processes run already"));
+            return Err(fault::plain(FaultKind::Busy, "start", "too many processes are running"));
         }
         Ok(())
     }
@@ -248,7 +248,7 @@ impl Agent {
         number
     }
 
-    /// Forgets a process with everything that was kept of it.
+    /// Removes a process with all its data.
     pub(crate) fn drop_process(&mut self, number: u64) {
         let Some(process) = self.processes.remove(&number) else { return };
         self.process_names.remove(&process.name);
@@ -259,7 +259,7 @@ impl Agent {
         process.journal.remove(self.place.journals.as_fd());
     }
 
-    /// The exec succeeded, or it is known why not.
+    /// The exec has succeeded or failed.
     pub(crate) fn process_started(&mut self, number: u64, outcome: Result<(), Failure>) {
         let Some(process) = self.processes.get_mut(&number) else { return };
         let caller = process.caller.take();
@@ -300,7 +300,7 @@ impl Agent {
         self.balance(number);
     }
 
-    /// The main process has ended and its output was taken in.
+    /// The main process has ended and its output was read.
     pub(crate) fn process_ended(&mut self, number: u64, end: End, usage: Usage) {
         let oom_kills = self.oom_kills();
         let Some(process) = self.processes.get_mut(&number) else { return };
@@ -318,7 +318,7 @@ impl Agent {
         self.stop_stall_alarm(number);
         self.finished.push_back(number);
         self.pump_followers(number);
-        // Whoever waits for the end is told before the disk is.
+        // The followers learn of the end before it is written to the disk.
         if let Some(process) = self.processes.get_mut(&number) {
             process.journal.finish(self.place.journals.as_fd(), &ended);
             if process.followers.is_empty() {
@@ -333,7 +333,7 @@ impl Agent {
         }
     }
 
-    /// Kills what has run for too long; its end is told when it has ended.
+    /// Kills a process that has reached its deadline; its end is reported when it has ended.
     pub(crate) fn deadline_passed(&mut self, number: u64) {
         let Some(process) = self.processes.get_mut(&number) else { return };
         if process.ended.is_some() {
@@ -346,13 +346,13 @@ impl Agent {
         }
     }
 
-    /// How many processes of the sandbox were killed for lack of memory so far.
+    /// How many processes of the sandbox have been killed for lack of memory so far.
     fn oom_kills(&self) -> u64 {
         self.place.oom.as_ref().and_then(read_oom_kills).unwrap_or(0)
     }
 }
 
-/// Whether it is a name that can do no harm as that of a file.
+/// Whether the name is safe as a file name.
 pub(crate) fn is_plain(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
     (1..=LONGEST_NAME).contains(&name.len()) && name.bytes().all(plain)

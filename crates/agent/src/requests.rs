@@ -1,4 +1,4 @@
-//! Requests: from the first frame of a connection to whoever deals with it.
+//! Dispatches requests from the first frame of a connection to the code that handles them.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::nester::Order;
 use crate::process::Process;
 use crate::tree::Tree;
 
-/// The answer to bytes that are no frames.
+/// The fault for bytes that are not valid frames.
 pub(crate) fn malformed() -> Fault {
     fault::plain(FaultKind::Invalid, "read", "a malformed frame")
 }
@@ -84,7 +84,7 @@ impl Agent {
                 self.answer(connection, &Reply::Ok);
             }
             Request::OpenSession(open) => self.open_session(connection, open)?,
-            Request::OpenKernel(wish) => self.open_kernel(connection, wish)?,
+            Request::OpenKernel(open) => self.open_kernel(connection, open)?,
             Request::Run(run) => self.run_in_session(connection, run)?,
             Request::Sessions => {
                 let statuses = self.session_statuses();
@@ -107,10 +107,10 @@ impl Agent {
         Ok(())
     }
 
-    /// Takes variables from whom it belongs to from now on.
+    /// Takes the variables of the owner that the sandbox is handed to.
     fn adopt(&mut self, env: BTreeMap<String, String>, env_file: Option<String>) -> Result<(), Fault> {
         if self.used {
-            return Err(fault::plain(FaultKind::Busy, "adopt", "it was used before"));
+            return Err(fault::plain(FaultKind::Busy, "adopt", "the agent was used before"));
         }
         self.used = true;
         self.place.config.env.extend(env);
@@ -128,21 +128,21 @@ impl Agent {
         ProcessStatus { left: process.ended.is_some() && self.has_left(process), ..process.status() }
     }
 
-    /// Whether something runs that a process has started.
+    /// Whether something that a process has started still runs.
     pub(crate) fn has_left(&self, process: &Process) -> bool {
         let body = process.body.and_then(|body| self.bodies.get(&body));
         body.is_some_and(|body| !matches!(body.tree, Tree::Gone))
     }
 
-    /// As many as one message may hold, in the order of their start. If there are more, those
-    /// that run, or have left something running, are told before the others, and the newest first.
+    /// The statuses of as many processes as fit in one message, in the order of their start. If not
+    /// all fit, processes that run or have left something running take precedence, then the newest.
     fn statuses(&self) -> Vec<ProcessStatus> {
         let mut numbers: Vec<&u64> = self.processes.keys().collect();
         let over = |process: &Process| process.ended.is_some() && !self.has_left(process);
         let rank = |number: &u64| (over(&self.processes[number]), std::cmp::Reverse(*number));
         numbers.sort_unstable_by_key(|number| rank(number));
         let mut room = wire::frame::MAX_PAYLOAD / 2;
-        let mut told = Vec::new();
+        let mut listed = Vec::new();
         for number in numbers {
             let status = self.status_of(&self.processes[number]);
             // JSON may write a byte as six, and the fields besides the text need some room.
@@ -151,13 +151,13 @@ impl Agent {
                 break;
             }
             room -= size;
-            told.push((number, status));
+            listed.push((number, status));
         }
-        told.sort_unstable_by_key(|(number, _)| **number);
-        told.into_iter().map(|(_, status)| status).collect()
+        listed.sort_unstable_by_key(|(number, _)| **number);
+        listed.into_iter().map(|(_, status)| status).collect()
     }
 
-    /// Signals a process or, by its name, what runs in a session or context.
+    /// Signals a process or, if the name is a session's, what runs in that session or context.
     fn signal(&mut self, order: &SignalProcess) -> Result<(), Fault> {
         let (number, body) = match self.process(&order.process) {
             Ok(process) => (Some(process.number), process.body),
@@ -179,7 +179,8 @@ impl Agent {
             (Reach::Tree | Reach::Group, leader) if signal == Signal::KILL => {
                 body.tree.kill(commands, leader)
             }
-            // The leader has ended; what it left behind has no other name than the tree.
+            // The leader has ended; the processes it left behind can only be reached through the
+            // tree.
             (Reach::Tree | Reach::Group, leader) => body.tree.signal(commands, leader, signal),
         };
         let sent_to = body.pid;
@@ -187,7 +188,7 @@ impl Agent {
             self.insist(number, before);
         }
         match (sent, sent_to) {
-            // What is in a nest is in another Landlock domain than we are.
+            // Processes of an isolated session are in another Landlock domain than the agent.
             (Err(Errno::PERM), Some(leader)) if self.place.nester.is_some() => {
                 let order = Order::Signal { group: leader.as_raw_pid(), signal: order.signal };
                 self.order(&order, &[]).map(drop)
@@ -223,7 +224,7 @@ impl Agent {
     }
 }
 
-/// Whether something of whoever asks may be found by others later.
+/// Whether the request may leave traces that a later owner of the sandbox could find.
 fn leaves_traces(request: &Request) -> bool {
     matches!(
         request,
@@ -237,7 +238,8 @@ fn leaves_traces(request: &Request) -> bool {
     )
 }
 
-/// Reads the request. One that a newer server knows and we do not is told from nonsense.
+/// Parses the request. A request that only a newer server knows is distinguished from an invalid
+/// one.
 fn read_call(frame: &Frame) -> Result<Call, Fault> {
     frame.read().map_err(|error| match &error {
         FrameError::Message(reason) => {
@@ -250,7 +252,7 @@ fn read_call(frame: &Frame) -> Result<Call, Fault> {
     })
 }
 
-/// What is wrong, without what would be right and where: that changes with every version.
+/// The reason without the list of valid values and the position, which change with every version.
 fn first_clause(reason: &str) -> &str {
     let ends = [", expected", " at line"].map(|end| reason.find(end));
     &reason[..ends.into_iter().flatten().min().unwrap_or(reason.len())]

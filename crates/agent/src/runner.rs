@@ -1,12 +1,13 @@
-//! Killing trees without a group: a process that stands above one command.
+//! Kills trees without a group: a runner process is the parent of one command.
 //!
 //! ```text
 //! agent ──► runner (subreaper) ──► command ──► …
 //!   ◄── Started(pid), Ended(…) ──┘
 //!   ──► a signal number ────────►┘  sent to every descendant; KILL until none is left
 //! ```
-//! What the command leaves behind becomes the runner's child, so it can be found again. The
-//! runner ends when nobody is left below it, and kills all of them if the agent is gone.
+//! Processes that the command leaves behind become the runner's children, so they can be found
+//! again. The runner ends when it has no descendants left, and kills all of them if the agent is
+//! gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
@@ -61,7 +62,7 @@ impl Message {
     }
 }
 
-/// What the forked child does: starts the command below itself and watches over it.
+/// The main function of the runner: starts the command as its child and watches over it.
 pub(crate) fn run(place: &Place, command: &Command, stdio: &Stdio, channel: &OwnedFd, report: &OwnedFd) -> ! {
     let failed = |errno| -> ! {
         rustix::io::write(report, &Failure { step: Step::Fork, errno }.to_bytes()).ok();
@@ -78,7 +79,7 @@ pub(crate) fn run(place: &Place, command: &Command, stdio: &Stdio, channel: &Own
 }
 
 fn watch_over(leader: Pid, channel: &OwnedFd) -> ! {
-    // The agent learns the pid before our copy of the report's end closes.
+    // The agent receives the pid before our copy of the report pipe closes.
     rustix::io::write(channel, &Message::Started(leader).to_bytes()).ok();
     let result =
         child::alone_with(channel).and_then(|channel| Ok((channel, Signals::watch(&[signals::CHILD])?)));
@@ -97,7 +98,8 @@ fn watch_over(leader: Pid, channel: &OwnedFd) -> ! {
     }
 }
 
-/// Collects who ended, tells the agent about the command itself, and ends with the last.
+/// Reaps children, reports the end of the command itself to the agent, and exits after the last
+/// child.
 fn collect(leader: Pid, channel: &OwnedFd) {
     loop {
         match spawn::reap() {
@@ -115,7 +117,7 @@ fn obey(leader: Pid, channel: &OwnedFd, children: &Signals) {
     let mut order = [0];
     let signal = match rustix::io::read(channel, &mut order) {
         Ok(1) => Signal::from_named_raw(i32::from(order[0])),
-        // The agent is gone, and nobody will ever ask for this command again.
+        // The agent is gone, so the command is no longer needed.
         Ok(_) => Some(Signal::KILL),
         Err(_) => None,
     };
@@ -128,14 +130,14 @@ fn obey(leader: Pid, channel: &OwnedFd, children: &Signals) {
         if signal != Signal::KILL || below.is_empty() {
             return;
         }
-        // While one is killed another may be born, so this goes on until nobody is left.
+        // New processes may be forked while others are killed, so this repeats until none is left.
         let pause = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
         rustix::event::poll(&mut [PollFd::new(children, PollFlags::IN)], Some(&pause)).ok();
         collect(leader, channel);
     }
 }
 
-/// Everything below this process, found by asking each process for its parent.
+/// All descendants of this process, found from the parent of every process.
 fn descendants() -> Vec<Pid> {
     let mut children: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
     for pid in proc::pids() {
@@ -158,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_survive_the_channel() {
+    fn messages_round_trip() {
         let usage = Usage { user_ms: 1, system_ms: 2, max_rss_kib: u64::MAX };
         for message in [
             Message::Started(Pid::INIT),

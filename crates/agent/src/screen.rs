@@ -1,4 +1,4 @@
-//! Which of the sandbox's variables a nest gets.
+//! Selects the sandbox's variables that an isolated session inherits.
 
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 use wire::nest::Screen;
@@ -6,19 +6,19 @@ use wire::{Fault, FaultKind};
 
 use crate::fault;
 
-/// Without these no shell finds its programs or its home.
+/// Without these no shell finds its programs or its home directory.
 const NEEDED: [&str; 5] = ["PATH", "HOME", "USER", "LOGNAME", "SHELL"];
 
-/// How many patterns one screen may have.
+/// The maximum number of patterns of one filter.
 const MOST: usize = 1024;
 
-/// Says of each name whether it comes along.
+/// Returns a function that decides whether a variable is inherited.
 pub(crate) fn passes(screen: &Screen) -> Result<impl Fn(&str) -> bool + use<>, Fault> {
     let only = screen.only.as_deref().map(patterns).transpose()?;
     let without = patterns(&screen.without)?;
     Ok(move |name: &str| {
-        let asked = only.as_ref().is_none_or(|only| only.is_match(name) || NEEDED.contains(&name));
-        asked && !without.is_match(name)
+        let included = only.as_ref().is_none_or(|only| only.is_match(name) || NEEDED.contains(&name));
+        included && !without.is_match(name)
     })
 }
 
@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_along_is_asked_for_and_not_left_out() {
+    fn inherited_variables_are_included_and_not_excluded() {
         check(None, &[], &["PATH", "HOME", "A", "MY_TOKEN", "AWS_KEY", "aws_other"]);
         check(None, &["*_TOKEN", "AWS_*"], &["PATH", "HOME", "A"]);
         check(Some(&["A"]), &[], &["PATH", "HOME", "A"]);

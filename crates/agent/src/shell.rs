@@ -1,19 +1,19 @@
-//! What a session's shell is told and what it tells.
+//! The protocol between the agent and a session's shell.
 //!
 //! ```text
 //! agent ── orders ──►  length\n text key\n          shell reads text, runs it, reads key
 //! agent ◄─ verdicts ─  key kind status\0 directory\0 exports\0
 //! ```
-//! The text is evaluated by the shell itself, so variables, functions and the directory stay.
-//! Options do not: what one text sets for its own sake (`set -eu`) would end the next at its first
-//! command that fails.
-//! While it runs, the two private descriptors are closed in the shell (bash keeps copies that
-//! no child inherits) and the key has not been read, so neither the text nor what it starts
-//! can forge a verdict without reaching into the shell on purpose. If it does, it misleads
-//! its own caller and nobody else.
+//! The shell evaluates the text itself, so variables, functions and the directory persist. Options
+//! do not: options that one text sets for itself (`set -eu`) would end the next text at its first
+//! failing command.
+//! While the text runs, the two private descriptors are closed in the shell (bash keeps copies that
+//! no child inherits) and the key has not been read, so neither the text nor what it starts can
+//! forge a verdict without deliberately manipulating the shell. In that case it misleads only its
+//! own caller.
 //!
-//! A plain `sh` can neither read a counted number of bytes nor number descriptors above nine:
-//! it gets its text on one line with everything unusual escaped, and opens the pipes by name.
+//! A plain `sh` can neither read a counted number of bytes nor use descriptor numbers above nine:
+//! it gets its text on one line with all unusual characters escaped, and opens the pipes by name.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -21,7 +21,7 @@ use std::os::fd::RawFd;
 
 use crate::way::Way;
 
-/// The longest verdict. One that is longer comes from somebody else.
+/// The longest verdict. A longer one does not come from the shell's script.
 pub(crate) const LONGEST_VERDICT: usize = 4 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,13 +30,13 @@ pub(crate) enum Dialect {
     Sh,
 }
 
-/// What the shell said about a run.
+/// The shell's report about a run.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Verdict {
     pub(crate) key: String,
     pub(crate) kind: Kind,
     pub(crate) directory: String,
-    /// Text that makes the exported variables what they are now.
+    /// Shell text that restores the exported variables.
     pub(crate) exports: String,
 }
 
@@ -44,7 +44,7 @@ pub(crate) struct Verdict {
 pub(crate) enum Kind {
     /// The text has run, with this status.
     Done(i32),
-    /// The shell itself is about to end; the kernel will tell how.
+    /// The shell itself is about to exit; the kernel will report how.
     Leaving,
 }
 
@@ -53,7 +53,7 @@ impl Dialect {
         if shell.ends_with("bash") { Self::Bash } else { Self::Sh }
     }
 
-    /// The words that start a shell which obeys orders.
+    /// The arguments that start a shell which obeys orders.
     pub(crate) fn words(self, shell: &str, orders: RawFd, verdicts: RawFd) -> Vec<String> {
         let words: &[&str] = match self {
             Self::Bash => &["--noprofile", "--norc", "-c"],
@@ -67,7 +67,7 @@ impl Dialect {
         words.chain([script, shell.to_owned()]).collect()
     }
 
-    /// One order.
+    /// Formats the order for one run.
     pub(crate) fn order(self, text: &str, key: &str) -> Vec<u8> {
         match self {
             Self::Bash => format!("{}\n{text}{key}\n", text.len()).into_bytes(),
@@ -76,7 +76,7 @@ impl Dialect {
     }
 }
 
-/// Everything around the text is silent even if the user has asked for traces.
+/// Everything around the text is silent even if the user has enabled tracing.
 fn bash_script(orders: RawFd, verdicts: RawFd) -> String {
     format!(
         r#"trap '{{ __coracle_status=$?; }} 2>/dev/null
@@ -98,7 +98,7 @@ done"#
     )
 }
 
-/// Not every shell knows `pipefail`, and one that does not would end for being told of it.
+/// Not every shell knows `pipefail`, and a shell that does not would exit on it.
 fn sh_script(orders: RawFd, verdicts: RawFd) -> String {
     let (orders, verdicts) = (format!("/proc/self/fd/{orders}"), format!("/proc/self/fd/{verdicts}"));
     format!(
@@ -122,7 +122,8 @@ done"#
     )
 }
 
-/// What is to be evaluated for one run: what a shell that died knew, the directory, the text.
+/// The text that is evaluated for one run: the exports of a shell that died, the directory, the
+/// text.
 pub(crate) fn compose(exports: &str, way: Option<&Way>, text: &str) -> String {
     let mut order = String::new();
     let restored =
@@ -136,8 +137,8 @@ pub(crate) fn compose(exports: &str, way: Option<&Way>, text: &str) -> String {
     order
 }
 
-/// What makes variables a run's own: those of the last run become what they were before it, and
-/// then these are set. The names are those of variables, which whoever asked has checked.
+/// Shell text that sets variables for one run only: it first restores those of the last run, then
+/// sets these. The caller has checked that the names are valid.
 pub(crate) fn lend(former: &[String], env: &BTreeMap<String, String>) -> String {
     let mut text = String::new();
     for name in former {
@@ -155,34 +156,34 @@ pub(crate) fn lend(former: &[String], env: &BTreeMap<String, String>) -> String 
     text
 }
 
-/// Whether a shell can have a variable of this name.
+/// Whether a shell variable can have this name.
 pub(crate) fn is_variable(name: &str) -> bool {
     let word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     !name.is_empty() && name.bytes().all(word) && !name.starts_with(|first: char| first.is_ascii_digit())
 }
 
-/// Makes one word of any text.
+/// Quotes any text as one word.
 pub(crate) fn quote(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
-/// One line for `printf %b`.
+/// Escapes the text as one line for `printf %b`.
 fn escape(text: &str) -> String {
     let mut line = String::with_capacity(text.len() * 2);
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || b" _-./,:;=+@".contains(&byte) {
             line.push(char::from(byte));
         } else {
-            write!(line, "\\0{byte:03o}").expect("a string takes everything");
+            write!(line, "\\0{byte:03o}").expect("writing to a string does not fail");
         }
     }
     line
 }
 
-/// Takes the first complete verdict off the front of what has come. The outer `None` means that
-/// there is none yet, the inner one that it makes no sense.
+/// Removes the first complete verdict from the front of the received bytes. The outer `None` means
+/// that there is none yet, the inner one that it is malformed.
 pub(crate) fn take_verdict(bytes: &mut Vec<u8>) -> Option<Option<Verdict>> {
-    let mut zeros = bytes.iter().enumerate().filter(|(_, byte)| **byte == 0).map(|(place, _)| place);
+    let mut zeros = bytes.iter().enumerate().filter(|(_, byte)| **byte == 0).map(|(index, _)| index);
     let end = zeros.nth(2)?;
     let message: Vec<u8> = bytes.drain(..=end).collect();
     Some(parse_verdict(&message))
@@ -213,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_verdict_is_taken_when_it_is_complete() {
+    fn verdict_is_taken_when_complete() {
         let mut bytes = b"k1 done 7\0/a b\0declare -x A=\"1\n2\"\n\0k2 lea".to_vec();
         let verdict = take_verdict(&mut bytes).flatten().expect("the first one is complete");
         assert_eq!((verdict.key.as_str(), verdict.kind), ("k1", Kind::Done(7)));
@@ -227,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_stays_itself_between_quotes_and_in_one_line() {
+    fn quoting_and_escaping_preserve_the_text() {
         assert_eq!(quote("it's"), r"'it'\''s'");
         assert_eq!(escape("a\n$b"), r"a\0012\0044b");
         assert_eq!(compose("", None, "x"), "x\n");
@@ -239,7 +240,7 @@ mod tests {
 
     /// Drives a plain shell with its standard input and output as the private pipes.
     #[test]
-    fn a_plain_shell_obeys_too() {
+    fn plain_sh_obeys_orders() {
         use std::io::{Read, Write};
         use std::process::{Command, Stdio};
         let words = Dialect::Sh.words("/bin/sh", 0, 1);
@@ -255,17 +256,17 @@ mod tests {
         for (text, key) in texts {
             orders.write_all(&Dialect::Sh.order(text, key)).expect("the shell reads");
         }
-        let (mut told, mut printed) = (Vec::new(), String::new());
-        shell.stdout.take().expect("it was piped").read_to_end(&mut told).expect("the shell ends");
+        let (mut verdicts, mut printed) = (Vec::new(), String::new());
+        shell.stdout.take().expect("it was piped").read_to_end(&mut verdicts).expect("the shell ends");
         shell.stderr.take().expect("it was piped").read_to_string(&mut printed).expect("it is text");
         assert_eq!(shell.wait().expect("it has ended").code(), Some(4));
         assert_eq!(printed, "/usr x y\n", "no option has outlived its run");
-        let first = take_verdict(&mut told).flatten().expect("the first run");
+        let first = take_verdict(&mut verdicts).flatten().expect("the first run");
         assert_eq!((first.key.as_str(), first.kind, first.directory.as_str()), ("k1", Kind::Done(1), "/usr"));
         assert!(first.exports.contains("A='x y'"), "{}", first.exports);
-        let second = take_verdict(&mut told).flatten().expect("the second run");
+        let second = take_verdict(&mut verdicts).flatten().expect("the second run");
         assert_eq!((second.key.as_str(), second.kind), ("k2", Kind::Done(0)));
-        let third = take_verdict(&mut told).flatten().expect("the third run");
+        let third = take_verdict(&mut verdicts).flatten().expect("the third run");
         assert_eq!((third.key.as_str(), third.kind), ("k3", Kind::Leaving));
     }
 }

@@ -1,7 +1,8 @@
-//! What runs in the sandbox and what it uses: one line for each command, session and context.
+//! Everything that runs in the sandbox and the resources it uses: one line for each command,
+//! session and context.
 //!
-//! Everything here is bounded: how many lines one answer has, how long their texts are, and how
-//! many processes are looked at in all. A fork bomb inside makes the answer less exact, not slower.
+//! Everything here is bounded: the number of lines in a reply, the length of their texts, and the
+//! number of processes that are measured. A fork bomb makes the reply less exact, not slower.
 
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,35 +17,36 @@ use crate::process::Process;
 use crate::session::Session;
 use crate::tree::Tree;
 
-/// How many processes are measured for one answer.
+/// The maximum number of processes measured for one reply.
 const MAX_MEASURED: usize = 4096;
 
-/// How much of a command's text one line shows.
+/// The maximum length of a command's text in one line.
 const MAX_TEXT: usize = 512;
 
 /// How much is read of one file of `/proc` or of a control group.
 const MAX_FILE: u64 = 4096;
 
-/// How many lines an answer has at most, so that it fits one frame however its texts are escaped.
+/// The maximum number of lines, so that a reply fits in one frame however its texts are escaped.
 const MAX_LINES: usize = 1024;
 
 impl Agent {
-    /// What runs, the oldest first; with `ended` also the commands that have ended and are remembered.
+    /// Everything that runs, the oldest first; with `ended` also the commands that have ended and are
+    /// remembered.
     pub(crate) fn trees(&self, ended: bool) -> Vec<TreeStatus> {
         let mut budget = MAX_MEASURED;
         let shown = |process: &&Process| ended || process.ended.is_none() || self.has_left(process);
         let mut processes: Vec<&Process> = self.processes.values().filter(shown).collect();
-        // What runs, and among the rest the newest, is kept if there is too much.
+        // If there are too many, running processes take precedence, then the newest.
         processes
             .sort_unstable_by_key(|process| (process.ended.is_some(), std::cmp::Reverse(process.number)));
         let sessions = self.sessions.values().filter(|session| !session.closing);
-        let mut told: Vec<TreeStatus> =
+        let mut trees: Vec<TreeStatus> =
             sessions.take(MAX_LINES / 2).map(|session| self.session_tree(session, &mut budget)).collect();
-        let room = MAX_LINES - told.len();
+        let room = MAX_LINES - trees.len();
         let commands = processes.into_iter().take(room);
-        told.extend(commands.map(|process| self.process_tree(process, &mut budget)));
-        told.sort_by(|one, other| one.started_ms.cmp(&other.started_ms).then(one.id.cmp(&other.id)));
-        told
+        trees.extend(commands.map(|process| self.process_tree(process, &mut budget)));
+        trees.sort_by(|one, other| one.started_ms.cmp(&other.started_ms).then(one.id.cmp(&other.id)));
+        trees
     }
 
     fn process_tree(&self, process: &Process, budget: &mut usize) -> TreeStatus {
@@ -102,7 +104,7 @@ impl Agent {
             usage.memory_bytes = usage.memory_bytes.saturating_add(memory_bytes);
             usage.processes += 1;
         }
-        // The group also knows what its ended members used.
+        // The group also includes the processor time of members that have ended.
         if let (Tree::Group(number), Some(commands)) = (&body.tree, commands)
             && let Some(cpu_ms) = group_cpu(commands, *number)
         {
@@ -120,12 +122,12 @@ fn shorten(mut text: String) -> String {
     text
 }
 
-/// The processor time in milliseconds and the resident memory of one process. The name in brackets
-/// may hold anything, so fields are counted from behind it. See proc_pid_stat(5).
+/// The processor time in milliseconds and the resident memory of one process. The name in
+/// parentheses may contain anything, so the fields are counted after it. See proc_pid_stat(5).
 fn usage_of(pid: i32) -> Option<(u64, u64)> {
     let stat = read_text(rustix::fs::CWD, &format!("/proc/{pid}/stat"))?;
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    let number = |place: usize| fields.get(place)?.parse::<u64>().ok();
+    let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
     // utime, stime, cutime and cstime, in ticks; rss in pages.
     let ticks: u64 = (11..15).filter_map(number).fold(0, u64::saturating_add);
     let rate = rustix::param::clock_ticks_per_second().max(1);
@@ -139,7 +141,7 @@ fn group_cpu(commands: &OwnedFd, number: u64) -> Option<u64> {
     Some(micros / 1000)
 }
 
-/// The beginning of a file, without waiting for whoever may stand behind it.
+/// The beginning of a file, without blocking on a pipe or device.
 fn read_text(directory: BorrowedFd<'_>, path: &str) -> Option<String> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = rustix::fs::openat(directory, path, flags, Mode::empty()).ok()?;

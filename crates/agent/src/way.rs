@@ -1,7 +1,7 @@
-//! The way of a shell to where a run starts.
+//! Changes a shell's directory to the one where a run starts.
 //!
-//! Without a file of variables the agent knows as much as the shell, looks first, and refuses what
-//! is not there. With one, only the shell knows what the variables in a path mean.
+//! Without an env file the agent knows as much as the shell, so it checks first and refuses a
+//! missing directory. With an env file, only the shell knows the values of the variables in a path.
 
 use std::collections::BTreeMap;
 
@@ -14,11 +14,11 @@ use crate::command::Surroundings;
 use crate::session::Session;
 use crate::{fault, path, shell};
 
-/// How a shell goes to where a run starts.
+/// The shell commands that change to the directory where a run starts.
 #[derive(Debug)]
 pub(crate) struct Way {
     before: String,
-    /// The directory, as one word.
+    /// The directory, as one shell word.
     word: String,
     missing: Missing,
 }
@@ -28,8 +28,8 @@ impl Way {
         Self { before: String::new(), word: shell::quote(path), missing }
     }
 
-    /// To where the shell's own variables say. The path is made whole first: `cd` would take a
-    /// relative one for more than that.
+    /// Changes to a path that contains the shell's own variables. The path is made absolute first,
+    /// because `cd` gives some relative paths a special meaning.
     pub(crate) fn by_variables(env: &BTreeMap<String, String>, directory: &Directory) -> Self {
         let before = format!(
             "__coracle_way={}\n\
@@ -50,7 +50,7 @@ impl Way {
 }
 
 impl Agent {
-    /// Where a run is to start must be known to exist before it starts.
+    /// Checks that the directory of a run exists before the run starts.
     pub(crate) fn check_directory(
         &self,
         session: &Session,
@@ -74,7 +74,7 @@ impl Agent {
         }
     }
 
-    /// Whether only the shell knows where this is: it has read the file of variables, we have not.
+    /// Whether only the shell knows the path: it has read the env file, the agent has not.
     fn shell_decides(&self, directory: &Directory) -> bool {
         self.place.config.env_file.is_some() && path::has_variables(directory)
     }
@@ -89,7 +89,7 @@ impl Agent {
         if self.shell_decides(directory) {
             return Some(Way::by_variables(&session.open.env, directory));
         }
-        // It was found when the run was accepted, so it is found now.
+        // The directory was resolved when the run was accepted, so this succeeds.
         let path = self.run_directory(session, directory).ok()?;
         Some(Way::to(&path, directory.missing))
     }
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shell_goes_where_its_variables_say_and_no_further_than_it_may() {
+    fn shell_changes_to_the_directory_of_its_variables() {
         check_way("$WHOLE", Missing::Fail, "/usr/bin");
         check_way("${WHOLE}/../lib", Missing::Create, "/usr/lib");
         check_way("$PART", Missing::Fail, "/usr/bin");

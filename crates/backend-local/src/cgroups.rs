@@ -1,16 +1,16 @@
-//! Control groups: where limits are enforced, commands frozen and trees killed.
+//! Control groups: they enforce limits, freeze commands and kill process trees.
 //!
 //! ```text
-//! v2   coracle/<instance>/<id>/agent     the agent alone, with small bounds of its own
+//! v2   coracle/<instance>/<id>/agent     only the agent, with small limits of its own
 //!      coracle/<instance>/<id>/cmd/<n>   a command; the limits sit on `cmd`
 //! v1   coracle/<instance>/<id>.agent, <id>.cmd   in memory, cpu and pids, where v2 has no controllers
-//!      coracle/<instance>/<id>.cmd/<share>       in cpu: a few, over which commands are spread
+//!      coracle/<instance>/<id>.cmd/<share>       in cpu: a few groups, over which commands are spread
 //! ```
 //!
-//! For root `coracle` lies at the top of each hierarchy; for an ordinary user in the v2 group that
-//! was delegated to us, if one was.
+//! For root, `coracle` is at the top of each hierarchy; for an ordinary user it is in the v2 group
+//! that was delegated to us, if there is one.
 //!
-//! On a hybrid host the v2 tree, though without controllers, still groups, freezes and kills.
+//! On a hybrid host the v2 tree has no controllers, but it still groups, freezes and kills processes.
 //! A v1 group is joined by writing `0` to `tasks` from inside the process, never by writing a
 //! pid to `cgroup.procs`: that stalls for a grace period of the kernel.
 
@@ -33,27 +33,29 @@ pub use self::delegation::{give_room_back, make_room};
 const OURS: &str = "coracle";
 const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
 
-/// Groups of commands in one sandbox, finished ones whose children live on included.
+/// The largest number of command groups in one sandbox, including those of finished commands whose
+/// children are still running.
 const MOST_GROUPS: u32 = 4096;
 
-/// Into how many shares of the processor a v1 sandbox's is divided, one of them for file work. A
-/// command that forks without end takes one; where v2 has the controller each command has its own.
+/// The number of groups over which the processor time of a v1 sandbox is divided; one of them is for
+/// file operations. A command that forks without end can use only one of them. Where v2 has the
+/// controller, each command has its own group.
 const SHARES: usize = 4;
 
-/// Whether v1 hierarchies have the controllers, which an ordinary user can then not be given.
+/// Whether v1 hierarchies have the controllers; they cannot be delegated to an ordinary user then.
 pub fn has_legacy_controllers() -> bool {
     let legacy =
         |mount: &CgroupMount| mount.kind == "cgroup" && CONTROLLERS.iter().any(|name| mount.has(name));
     table::mounted().is_ok_and(|mounts| mounts.iter().any(legacy))
 }
 
-/// Where this host keeps its groups.
+/// The control group hierarchies of this host, and our groups in them.
 #[derive(Clone, Debug)]
 pub struct Hierarchies {
     instance: String,
-    /// The v2 group in which ours are.
+    /// The v2 group that contains our groups.
     unified: PathBuf,
-    /// Where groups of ours may be left from former starts.
+    /// Groups that may still contain ours from former starts.
     former: Vec<PathBuf>,
     extent: Extent,
     /// Whether the hierarchy is mounted with `nsdelegate`, as systemd does.
@@ -63,21 +65,21 @@ pub struct Hierarchies {
     pids: Controller,
 }
 
-/// How much of the hierarchy is ours.
+/// The part of the hierarchy that we may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Extent {
-    /// We are root.
+    /// All of it: we are root.
     Whole,
     /// A group that was delegated to us.
     Delegated {
-        /// Why controllers are missing that were hoped for.
+        /// Why expected controllers are missing.
         shortfall: Option<String>,
     },
-    /// Only what former starts left; nothing can be made now.
+    /// Only groups that former starts left; no new ones can be made.
     Remains { reason: String },
 }
 
-/// How one kind of limit is set on this host.
+/// The mechanism that sets one kind of limit on this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Controller {
     Unified,
@@ -85,26 +87,26 @@ enum Controller {
     Absent,
 }
 
-/// Descriptors that the agent inherits.
+/// The control groups of a new sandbox: descriptors that the agent inherits.
 #[derive(Debug)]
 pub struct Groups {
-    /// The agent's v2 group, to be cloned into.
+    /// The agent's v2 group, into which the child is cloned.
     pub agent: OwnedFd,
     /// The v2 group in which the agent makes one for each command.
     pub commands: OwnedFd,
-    /// Where `commands` lies if the child has to make a mount of it: only root can do so here.
+    /// The path of `commands` if the child has to mount it. Only root can make the mount here.
     pub unmounted: Option<PathBuf>,
     /// v1 `tasks` files of the agent and of commands.
     pub agent_tasks: Vec<OwnedFd>,
     pub command_tasks: Vec<OwnedFd>,
     /// v1 `tasks` files of shares of the processor; a command joins one of them.
     pub shares: Vec<OwnedFd>,
-    /// A file with the word `oom_kill` and a count.
+    /// A file that contains `oom_kill` and a count.
     pub oom: Option<OwnedFd>,
     pub readings: Readings,
 }
 
-/// Files in which the commands' group tells its limits and use, opened for reading.
+/// The files that show the limits and the usage of the commands' group, opened for reading.
 #[derive(Debug)]
 pub struct Readings {
     pub memory: Option<MemoryReadings>,
@@ -119,7 +121,7 @@ pub struct MemoryReadings {
     pub stat: OwnedFd,
 }
 
-/// What a sandbox's commands have used.
+/// The resources that a sandbox's commands have used.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GroupUsage {
     pub memory: Option<u64>,
@@ -129,7 +131,7 @@ pub struct GroupUsage {
 }
 
 impl Hierarchies {
-    /// Finds the hierarchies in the mount table, or says why there are none to use.
+    /// Finds the hierarchies in the mount table, or returns why there are none to use.
     pub fn find(instance: &str) -> io::Result<Self> {
         let mounts = table::mounted()?;
         let unified = table::unified(&mounts)?;
@@ -140,8 +142,8 @@ impl Hierarchies {
         Self::in_group(instance, unified, &unified.path, Extent::Whole, legacy)
     }
 
-    /// Finds what an ordinary user may use: the group we were started in, if it was delegated to
-    /// us, and what former starts with this state directory left in others.
+    /// Finds the groups that an ordinary user may use: the group we were started in, if it was
+    /// delegated to us, and groups that former starts with this state directory left elsewhere.
     pub fn delegated(instance: &str, state_dir: &Path) -> io::Result<Self> {
         let mounts = table::mounted()?;
         let unified = table::unified(&mounts)?;
@@ -157,7 +159,7 @@ impl Hierarchies {
         Ok(found)
     }
 
-    /// Writes down where groups will be, so that a start from another group finds them.
+    /// Records where groups will be, so that a start from another group finds them.
     pub fn remember(&self, state_dir: &Path) -> io::Result<()> {
         delegation::remember(state_dir, &self.places().collect::<Vec<_>>())
     }
@@ -187,7 +189,7 @@ impl Hierarchies {
         })
     }
 
-    /// Every group in which something of ours may be.
+    /// Returns all groups that may contain ours.
     fn places(&self) -> impl Iterator<Item = &PathBuf> {
         std::iter::once(&self.unified).chain(&self.former)
     }
@@ -197,7 +199,7 @@ impl Hierarchies {
         !matches!(self.extent, Extent::Remains { .. })
     }
 
-    /// Why not all limits are held, as far as it lies in the group we were given.
+    /// Returns why not all limits are enforced, if the reason is the group that was delegated to us.
     pub fn shortfall(&self) -> Option<&str> {
         match &self.extent {
             Extent::Whole => None,
@@ -206,14 +208,15 @@ impl Hierarchies {
         }
     }
 
-    /// Whether a sandbox can have a cgroup namespace. With `nsdelegate` the kernel lets nobody move
-    /// a process out of its namespace's root, and the agent, whose group that root would be, could
-    /// start no command in another one. Names of groups can then be read inside.
+    /// Whether a sandbox can have a cgroup namespace. With `nsdelegate` the kernel does not allow a
+    /// process to be moved out of its namespace's root. That root would be the agent's group, so the
+    /// agent could not start commands in other groups. Without the namespace, code inside can read the
+    /// names of groups.
     pub fn allows_namespace(&self) -> bool {
         !self.delegates_by_namespace
     }
 
-    /// Makes the instance's own groups, with controllers switched on and a ceiling for the sum.
+    /// Makes the groups of this instance, enables controllers and sets a limit for all sandboxes together.
     pub fn open(&mut self) -> io::Result<()> {
         if !self.can_make() {
             return Ok(());
@@ -222,7 +225,7 @@ impl Hierarchies {
         const ATTEMPTS: usize = 100;
         for _ in 0..ATTEMPTS {
             match self.make_instance() {
-                // Another instance closed at this moment and took the empty parent along.
+                // Another instance was just closed and removed the empty parent.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 other => return other,
             }
@@ -230,8 +233,9 @@ impl Hierarchies {
         self.make_instance()
     }
 
-    /// Lets groups below ours have controllers. What was delegated to an ordinary user may lack
-    /// some, or hold processes that are not ours; then those limits are not enforced.
+    /// Enables controllers for the groups below ours. A group that was delegated to an ordinary user
+    /// may lack some of them, or contain processes that are not ours; those limits are not enforced
+    /// then.
     fn pass_on_controllers(&mut self) -> io::Result<()> {
         let control = self.unified.join("cgroup.subtree_control");
         let Extent::Delegated { shortfall } = &mut self.extent else {
@@ -250,12 +254,12 @@ impl Hierarchies {
         }
         *shortfall = passed_on.err().map(|error| match error.kind() {
             io::ErrorKind::ResourceBusy => "other processes are in our control group".to_owned(),
-            _ => format!("our control group passes no controllers on: {error}"),
+            _ => format!("could not enable controllers below our control group: {error}"),
         });
         Ok(())
     }
 
-    /// The v2 controllers, as words that switch them on.
+    /// Returns the v2 controllers in the form that enables them in `cgroup.subtree_control`.
     fn unified_controllers(&self) -> String {
         let all = CONTROLLERS.into_iter().zip([&self.memory, &self.cpu, &self.pids]);
         let here = all.filter(|(_, controller)| **controller == Controller::Unified);
@@ -278,7 +282,7 @@ impl Hierarchies {
         self.set_ceiling(&instance)
     }
 
-    /// All sandboxes together leave the host some processes to live with.
+    /// Limits the processes of all sandboxes together, so that some are left for the host.
     fn set_ceiling(&self, instance: &Path) -> io::Result<()> {
         let most = fs::read_to_string("/proc/sys/kernel/pid_max")?;
         let most: u64 = most.trim().parse().map_err(io::Error::other)?;
@@ -310,12 +314,12 @@ impl Hierarchies {
             LimitName::Memory => &self.memory,
             LimitName::Cpus => &self.cpu,
             LimitName::Pids => &self.pids,
-            // Disks have limits of their own; no group knows them.
+            // Disk limits are not enforced by control groups.
             LimitName::Disk => &Controller::Absent,
         }
     }
 
-    /// The word for reports: `cgroup v2`, or `cgroup v1` where a legacy controller does it.
+    /// Returns the name for reports: `cgroup v2`, or `cgroup v1` for a legacy controller.
     pub fn version(&self, limit: LimitName) -> &'static str {
         match self.controller(limit) {
             Controller::Unified => "cgroup v2",
@@ -325,7 +329,7 @@ impl Hierarchies {
     }
 
     fn home(&self, id: &str) -> PathBuf {
-        let below = |place: &PathBuf| place.join(OURS).join(&self.instance).join(id);
+        let below = |group: &PathBuf| group.join(OURS).join(&self.instance).join(id);
         let left = self.former.iter().map(below).find(|home| home.is_dir());
         left.unwrap_or_else(|| below(&self.unified))
     }
@@ -334,8 +338,8 @@ impl Hierarchies {
         root.join(OURS).join(&self.instance).join(format!("{id}.{part}"))
     }
 
-    /// Makes a sandbox's groups, sets its limits, and hands the command group to `root_uid`,
-    /// the host id of root inside.
+    /// Makes a sandbox's groups, sets its limits, and makes `root_uid`, the host id of root inside,
+    /// the owner of the command group.
     pub fn make(&self, id: &str, limits: &Limits, root_uid: u32) -> io::Result<Groups> {
         let home = self.home(id);
         let (agent, commands) = (home.join("agent"), home.join("cmd"));
@@ -346,12 +350,13 @@ impl Hierarchies {
         }
         fs::create_dir(&agent)?;
         fs::create_dir(&commands)?;
-        // One group for each command and nothing below, so that what the agent makes can always be
-        // removed and does not fill the kernel's memory.
+        // Only one level of groups, one for each command, so that the groups that the agent makes can
+        // always be removed and do not fill the kernel's memory.
         fs::write(commands.join("cgroup.max.depth"), "1")?;
         fs::write(commands.join("cgroup.max.descendants"), MOST_GROUPS.to_string())?;
         if self.cpu == Controller::Unified {
-            // Each command has a share of its own, or one that forks without end would starve the rest.
+            // Each command gets its own cpu group; a command that forks without end would otherwise
+            // starve the others.
             fs::write(commands.join("cgroup.subtree_control"), "+cpu")?;
         }
         self.delegate(&home, &commands, root_uid)?;
@@ -370,8 +375,8 @@ impl Hierarchies {
         let shares = self.make_shares(id)?;
         self.limit(id, limits)?;
         let oom = self.oom_file(id, "cmd").map(File::open).transpose()?;
-        // A mount of its own, which has nothing above: from an open directory of the host's
-        // hierarchy a subverted agent would walk up to the host's root.
+        // The agent gets a separate mount without parent directories: a subverted agent could walk up
+        // from an open directory of the host's hierarchy to its root.
         let (commands, unmounted) = match self.extent {
             Extent::Whole => (mounts::clone_tree(&commands, Depth::Single)?, None),
             Extent::Delegated { .. } | Extent::Remains { .. } => {
@@ -390,8 +395,8 @@ impl Hierarchies {
         })
     }
 
-    /// Opens the files that tell the limits of a sandbox's commands. A descriptor of a file leads
-    /// to nothing else of the hierarchy.
+    /// Opens the files that show the limits of a sandbox's commands. The descriptor of a file gives no
+    /// access to the rest of the hierarchy.
     fn open_readings(&self, id: &str) -> io::Result<Readings> {
         let open = |path: PathBuf| File::open(path).map(OwnedFd::from);
         let memory = match &self.memory {
@@ -417,7 +422,8 @@ impl Hierarchies {
         })
     }
 
-    /// Divides the processor of a sandbox where commands are not groups of its controller.
+    /// Makes the groups over which processor time is divided if commands have no group of their own in
+    /// the cpu controller.
     fn make_shares(&self, id: &str) -> io::Result<Vec<OwnedFd>> {
         let Controller::Legacy(root) = &self.cpu else { return Ok(Vec::new()) };
         let commands = self.legacy_home(root, id, "cmd");
@@ -429,8 +435,8 @@ impl Hierarchies {
         (0..SHARES).map(share).collect()
     }
 
-    /// Lets root inside make groups below `cmd` and move its children there from `agent`: the
-    /// kernel asks for write access to `cgroup.procs` of their common ancestor.
+    /// Allows root inside to make groups below `cmd` and to move its children there from `agent`: the
+    /// kernel requires write access to `cgroup.procs` of their common ancestor.
     fn delegate(&self, home: &Path, commands: &Path, root_uid: u32) -> io::Result<()> {
         if root_uid == rustix::process::geteuid().as_raw() {
             return Ok(());
@@ -455,30 +461,30 @@ impl Hierarchies {
         text.and_then(|text| word(&text, "oom_kill")).is_some_and(|count| count > 0)
     }
 
-    /// Asks the kernel to stop every command, or to let them go on.
+    /// Asks the kernel to freeze or to thaw all commands.
     pub fn freeze(&self, id: &str, frozen: bool) -> io::Result<Freezing> {
         let group = self.home(id).join("cmd");
         fs::write(group.join("cgroup.freeze"), if frozen { "1" } else { "0" })?;
         Ok(Freezing { events: File::open(group.join("cgroup.events"))?, frozen })
     }
 
-    /// Whether a sandbox is frozen or about to be: a launcher that was killed between asking the
-    /// kernel and hearing of it leaves a group that freezes a moment later.
+    /// Whether a sandbox is frozen or about to be: if a launcher is killed after it asked the kernel
+    /// to freeze a group, the group still freezes a moment later.
     pub fn is_frozen(&self, id: &str) -> bool {
         fs::read_to_string(self.home(id).join("cmd/cgroup.freeze")).is_ok_and(|text| text.trim() == "1")
     }
 
-    /// The file in which the kernel says whether the commands stand still.
+    /// Returns the file in which the kernel shows whether the commands are frozen.
     pub fn events_file(&self, id: &str) -> PathBuf {
         self.home(id).join("cmd/cgroup.events")
     }
 
-    /// Kills whatever is left in a sandbox's groups.
+    /// Kills all processes that are left in a sandbox's groups.
     pub fn kill(&self, id: &str) -> io::Result<()> {
         write_if_present(&self.home(id).join("cgroup.kill"), "1")
     }
 
-    /// Removes a sandbox's groups; `WouldBlock` if something in them has not ended yet.
+    /// Removes a sandbox's groups; `WouldBlock` if a process in them has not ended yet.
     pub fn remove(&self, id: &str) -> io::Result<()> {
         let home = self.home(id);
         for entry in fs::read_dir(home.join("cmd")).into_iter().flatten() {
@@ -501,7 +507,7 @@ impl Hierarchies {
         Ok(())
     }
 
-    /// The ids that have groups here.
+    /// Returns the ids of all sandboxes that have groups here.
     pub fn list(&self) -> io::Result<Vec<String>> {
         let mut ids = Vec::new();
         let roots = self.places().chain(self.legacy());
@@ -519,12 +525,12 @@ impl Hierarchies {
         Ok(ids)
     }
 
-    /// Removes the instance's own groups if nothing is in them any more.
+    /// Removes the groups of this instance if they are empty.
     pub fn close(&self) -> io::Result<()> {
         for ours in self.places().chain(self.legacy()).map(|root| root.join(OURS)) {
             for group in [ours.join(&self.instance), ours] {
                 match remove_group(&group) {
-                    // Another instance, or a sandbox that stays.
+                    // The group still contains another instance or a sandbox.
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     other => other?,
                 }
@@ -559,22 +565,23 @@ impl Hierarchies {
         }
     }
 
-    /// Every v2 group accounts processor time, with or without a controller.
+    /// Returns the processor time that commands used. Every v2 group accounts it, with or without a
+    /// controller.
     pub fn cpu_micros(&self, id: &str) -> Option<u64> {
         word(&fs::read_to_string(self.home(id).join("cmd/cpu.stat")).ok()?, "usage_usec")
     }
 }
 
-/// A group on its way to being stopped or continued.
+/// A freeze or thaw of a group that the kernel has been asked for.
 #[derive(Debug)]
 pub struct Freezing {
-    /// The kernel marks it with `POLLPRI` when it changes; looking at it takes the mark away.
+    /// The kernel reports changes of this file with `POLLPRI`; reading the file clears that.
     pub events: File,
     frozen: bool,
 }
 
 impl Freezing {
-    /// Whether the kernel has done it.
+    /// Whether the kernel has finished.
     pub fn is_done(&self) -> io::Result<bool> {
         let mut buffer = [0; 256];
         let length = rustix::io::pread(&self.events, &mut buffer, 0)?;
@@ -583,7 +590,7 @@ impl Freezing {
     }
 }
 
-/// The number behind a word at the beginning of a line.
+/// Returns the number after `name` at the beginning of a line.
 fn word(text: &str, name: &str) -> Option<u64> {
     let value = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok();
     text.lines().find_map(value)
@@ -612,7 +619,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_word_is_found_only_at_the_beginning_of_its_line() {
+    fn key_matches_only_at_the_beginning_of_a_line() {
         let text = "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n";
         assert_eq!(word(text, "oom_kill"), Some(3));
         assert_eq!(word(text, "oom"), None);

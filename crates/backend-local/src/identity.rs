@@ -3,8 +3,8 @@
 //!
 //! It is random, made once, and stored as `<state>/identity` together with the directory's inode,
 //! birth time and device. A renamed directory keeps all of these, so it keeps its identity and its
-//! living sandboxes. A copied directory has others: it gets a new identity, and records that were
-//! made under the former one no longer lead to a process, a group or a uid of this host.
+//! running sandboxes. A copied directory has different ones: it gets a new identity, and records
+//! that were made under the former one no longer refer to a process, a group or a uid of this host.
 //!
 //! [`examine`] changes nothing, so that a start can fail without having changed the directory;
 //! [`Examined::settle`] writes. The identity is written last: a start that is killed half-way
@@ -23,13 +23,13 @@ use crate::volumes::{self, VolumeError};
 
 const FILE: &str = "identity";
 
-/// Who a server is on this host.
+/// The identity of a server on this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerIdentity {
     /// Part of the names of control groups, packet filters and links.
     pub instance: String,
-    /// Whether records without a signature are its own: the directory was made by a version that
-    /// did not sign records.
+    /// Whether records without a signature belong to this server, because the directory was made by
+    /// a version that did not sign records.
     pub owns_unsigned_records: bool,
 }
 
@@ -38,7 +38,7 @@ pub struct ServerIdentity {
 pub struct Naming {
     /// The name that older versions used for this directory.
     pub former: String,
-    /// What a new name begins with, if the operator chose something.
+    /// The prefix of a new name, if the operator chose one.
     pub prefix: Option<String>,
 }
 
@@ -47,11 +47,11 @@ pub struct Naming {
 pub enum Origin {
     /// The directory is new.
     New,
-    /// It was made by a version that derived the name from the path. That name is kept, and with
-    /// it living sandboxes.
+    /// The directory was made by a version that derived the name from the path. It keeps that name
+    /// and its running sandboxes.
     Upgraded,
     Known,
-    /// It is a copy of a directory with this identity.
+    /// The directory is a copy of a directory with this identity.
     CopyOf(String),
 }
 
@@ -61,7 +61,7 @@ pub struct Examined {
     pub origin: Origin,
     pub identity: ServerIdentity,
     state: PathBuf,
-    /// What has to be written; `None` if the file is right as it is.
+    /// The content to write; `None` if the file is already correct.
     fresh: Option<IdentityFile>,
 }
 
@@ -80,7 +80,7 @@ pub enum IdentityError {
 }
 
 impl IdentityError {
-    /// What the operator can do about it.
+    /// Returns advice for the operator.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Malformed(_) => Some(
@@ -105,7 +105,7 @@ struct IdentityFile {
     place: Place,
 }
 
-/// What tells a directory from its copies.
+/// The properties that distinguish a directory from its copies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Place {
     inode: u64,
@@ -128,13 +128,13 @@ impl Place {
         })
     }
 
-    /// Whether both describe one directory.
+    /// Whether both describe the same directory.
     ///
-    /// Device numbers are not stable over reboots, so the birth time decides then. Within one boot
-    /// they are, and they tell a snapshot of a whole filesystem, which keeps inodes and birth
-    /// times, from the original. Without birth times only the device is left to compare; a device
-    /// that got another number makes the directory a copy of itself, which costs nothing after a
-    /// reboot: no sandbox runs then.
+    /// Device numbers are not stable across reboots, so the birth time decides then. Within one boot
+    /// they are stable, and they distinguish a snapshot of a whole filesystem, which keeps inodes and
+    /// birth times, from the original. Without birth times only the device can be compared. If a
+    /// device got another number, the directory is then taken for a copy of itself, which does no
+    /// harm after a reboot because no sandbox is running.
     fn is(&self, other: &Self) -> bool {
         let same_birth = self.born.is_some() && self.born == other.born;
         let same_device = self.device == other.device;
@@ -173,7 +173,7 @@ impl Examined {
             tracing::warn!(
                 former,
                 instance = self.identity.instance,
-                "the state directory is a copy: it gets an identity of its own, and its sandboxes count as stopped"
+                "state directory is a copy; it gets a new identity, and its sandboxes count as stopped"
             );
             self.detach()?;
         }
@@ -183,8 +183,8 @@ impl Examined {
         Ok(self.identity)
     }
 
-    /// Drops what a copy holds of the original's claims on this host: uids and control groups. The
-    /// records of sandboxes need no change, since they are signed.
+    /// Removes the original's claims on uids and control groups of this host from the copy. The
+    /// records of sandboxes need no change, because they are signed.
     fn detach(&self) -> Result<(), IdentityError> {
         volumes::copied::renew(&self.state.join("disk"))?;
         let ranges = self.state.join("ranges");
@@ -199,7 +199,7 @@ impl Examined {
     }
 }
 
-/// Makes sure that a directory that was restored from a backup is taken for a copy, even where the
+/// Makes sure that a directory restored from a backup is recognised as a copy, even if the
 /// filesystem gave it the inode of the original.
 pub fn mark_as_copy(state: &Path) -> Result<(), IdentityError> {
     let path = state.join(FILE);
@@ -208,7 +208,7 @@ pub fn mark_as_copy(state: &Path) -> Result<(), IdentityError> {
     write(state, &file)
 }
 
-/// The identity that a directory has, if it has one.
+/// Returns the identity of a directory, if it has one.
 pub fn stored(state: &Path) -> Result<Option<String>, IdentityError> {
     Ok(read(state)?.map(|stored| stored.instance))
 }
@@ -228,8 +228,8 @@ fn new_identity(naming: &Naming, place: Place) -> io::Result<IdentityFile> {
     Ok(IdentityFile { instance, owns_unsigned_records: false, place })
 }
 
-/// Whether an older version left records of sandboxes here. Without any there is nothing to keep
-/// the former name for.
+/// Whether an older version left records of sandboxes here. Without any there is no reason to keep
+/// the former name.
 fn has_sandboxes(state: &Path) -> Result<bool, IdentityError> {
     Ok(!entries(&state.join("boxes"))?.is_empty())
 }
@@ -249,13 +249,13 @@ fn read(state: &Path) -> Result<Option<IdentityFile>, IdentityError> {
     };
     let file: IdentityFile =
         serde_json::from_slice(&text).map_err(|_malformed| IdentityError::Malformed(path.clone()))?;
-    // It becomes part of paths.
+    // The instance name becomes part of paths.
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     let valid = (1..=64).contains(&file.instance.len()) && file.instance.bytes().all(plain);
     if valid { Ok(Some(file)) } else { Err(IdentityError::Malformed(path)) }
 }
 
-/// Writes the file in one step that a power loss cannot undo.
+/// Writes the file atomically and durably: a power loss cannot undo it.
 fn write(state: &Path, file: &IdentityFile) -> Result<(), IdentityError> {
     let (path, draft) = (state.join(FILE), state.join(format!("{FILE}.new")));
     let text = serde_json::to_vec(file).map_err(io::Error::other).during("describe", &path)?;
@@ -276,7 +276,7 @@ fn entries(directory: &Path) -> Result<Vec<PathBuf>, IdentityError> {
     paths.during("list", directory)
 }
 
-/// Adds what was attempted on which path to an error.
+/// Adds the attempted action and the path to an error.
 trait During<T> {
     fn during(self, action: &'static str, path: &Path) -> Result<T, IdentityError>;
 }
@@ -329,7 +329,7 @@ mod tests {
         assert_eq!(origin, Origin::CopyOf(original.instance.clone()));
         assert_ne!(copy.instance, original.instance);
         assert!(!second.join("ranges/7").exists() && !second.join("groups").exists());
-        assert_eq!(settle(&second), (Origin::Known, copy), "it stays what it became");
+        assert_eq!(settle(&second), (Origin::Known, copy), "the copy keeps its new identity");
         assert_eq!(settle(&first), (Origin::Known, original), "the original is untouched");
     }
 

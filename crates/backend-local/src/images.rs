@@ -1,13 +1,13 @@
-//! Images: what a sandbox's files are before it writes any.
+//! Images: the initial files of a sandbox.
 //!
-//! An image is a list of trees, each with a mount point and the layers below it; a sandbox adds
-//! one upper layer per tree. `host` is made of the host's own `/usr` and a small skeleton. Named
-//! images are kept in `<state>/images` as layers, each once, by the digest of its content; they
-//! come from directories, archives, OCI layouts and registries. Names that clients send by habit
+//! An image is a list of trees, each with a mount point and the layers below it; a sandbox adds one
+//! upper layer per tree. `host` consists of the host's own `/usr` and a small skeleton. Named
+//! images are stored in `<state>/images` as layers, each once, by the digest of its content; they
+//! come from directories, archives, OCI layouts and registries. Well-known names that clients send
 //! resolve through an alias table.
 //!
 //! ```text
-//! import ─► worker (a fork without rights) ─► unpack ─► manifest, blobs, stream
+//! import ─► worker (an unprivileged fork) ─► unpack ─► manifest, blobs, stream
 //!    │                                          └─────► layer ◄─ tarball, directory
 //!    └────► store ◄─ collect
 //! ```
@@ -53,14 +53,14 @@ pub use unpack::{Source, UpperTree};
 pub const HOST: &str = "host";
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// A part of the file system: where it is mounted and what lies below, topmost layer first.
+/// A part of the file system: its mount point and the layers below it, topmost first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tree {
     pub mount_point: String,
     pub lowers: Vec<PathBuf>,
 }
 
-/// An image that exists, found by the name a client used.
+/// An existing image, found by the name a client used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resolved {
     pub name: String,
@@ -68,19 +68,19 @@ pub struct Resolved {
     pub trees: Vec<Tree>,
     /// Set for every process, not inherited from the host.
     pub env: Vec<(String, String)>,
-    /// What the store knows of it, if it is kept there.
+    /// Its record in the store, if it is stored there.
     pub record: Option<Record>,
-    /// Set when this image is not the one that was named.
+    /// Set when this image is not the requested one.
     pub stand_in: Option<StandIn>,
 }
 
-/// An image is used in the place of another that is not here.
+/// An image that is used instead of a requested one that is missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StandIn {
-    /// The name that was asked for.
+    /// The requested name.
     pub asked: String,
     pub used: String,
-    /// What the used image has, such as `Python 3.11`, where that is known.
+    /// The contents of the used image, such as `Python 3.11`, if known.
     pub has: Option<String>,
 }
 
@@ -99,7 +99,7 @@ impl Resolved {
         layers.map(|layer| layer.digest.clone()).collect()
     }
 
-    /// Whether all layers are there; somebody may have removed the image a moment ago.
+    /// Whether all layers exist; the image may have been removed a moment ago.
     pub fn is_whole(&self) -> bool {
         self.trees.iter().flat_map(|tree| &tree.lowers).all(|lower| lower.is_dir())
     }
@@ -109,60 +109,62 @@ impl Resolved {
 pub enum ImageError {
     #[error("could not {action} `{path}`")]
     Io { action: &'static str, path: PathBuf, source: io::Error },
-    #[error("`{0}` is not the name of an image")]
+    #[error("`{0}` is not a valid image name")]
     BadName(String),
-    #[error("there is no image `{0}` here")]
+    #[error("image `{0}` not found")]
     Unknown(String),
-    #[error("there is no image `{name}` here, and no other stands in for it: {reason}")]
+    #[error("image `{name}` not found, and no other stands in for it: {reason}")]
     NoStandIn { name: String, reason: String },
-    #[error("there is no image `{0}` here, and `images.strict` allows no other to stand in for it")]
+    #[error("image `{0}` not found, and `images.strict` allows no other to stand in for it")]
     Strict(String),
     #[error(
-        "image `{name}` lies on this host's files and changes `{mount_point}`, which was a file system of its own \
-         when the image was made and is not any more"
+        "image `{name}` is based on this host's files and changes `{mount_point}`, which was a separate file system \
+         when the image was created and no longer is"
     )]
     HostChanged { name: String, mount_point: String },
-    #[error("`{0}` is made from this host and cannot be imported or removed")]
+    #[error("`{0}` is built from this host and cannot be imported or removed")]
     Reserved(String),
-    #[error("there is an image `{0}` already")]
+    #[error("image `{0}` already exists")]
     Exists(String),
-    #[error("the entry `{entry}` is refused: {reason}")]
+    #[error("entry `{entry}` rejected: {reason}")]
     Hostile { entry: String, reason: &'static str },
-    #[error("it holds more than {0}")]
+    #[error("image is larger than {0}")]
     TooLarge(&'static str),
-    #[error("it is neither a directory nor a tar archive (plain, gzip or zstd)")]
+    #[error("source is neither a directory nor a tar archive (plain, gzip or zstd)")]
     NotAnArchive,
-    #[error("it holds no root file system: it has neither `bin` nor `usr`")]
+    #[error("source is not a root file system: it has neither `bin` nor `usr`")]
     NotARoot,
-    #[error("it is no image that could be understood: {0}")]
+    #[error("image is malformed: {0}")]
     Malformed(String),
-    #[error("it has nothing for linux/{0}")]
+    #[error("image has no entry for linux/{0}")]
     NoPlatform(&'static str),
-    #[error("the content of `{0}` is not what its digest says")]
+    #[error("content does not match digest `{0}`")]
     Mismatch(String),
-    /// What a worker said.
+    /// An error reported by a worker.
     #[error("{message}")]
     Refused { message: String, hint: Option<String> },
-    #[error("the process that unpacked it died ({0})")]
+    #[error("the process that unpacked the image died ({0})")]
     WorkerDied(String),
 }
 
 impl ImageError {
-    /// What somebody could do about it.
+    /// A hint on how to fix the problem.
     pub fn hint(&self) -> Option<&str> {
         match self {
-            Self::BadName(_) => Some("lower-case letters, digits and `._/-`, then a `:tag` if you like"),
+            Self::BadName(_) => {
+                Some("use lower-case letters, digits and `._/-`, optionally followed by `:tag`")
+            }
             Self::Unknown(_) | Self::NoStandIn { .. } => Some(backend::WAYS_TO_AN_IMAGE),
             Self::Strict(_) => Some(
-                "`coracle image pull NAME` or `coracle image import NAME FILE` provides it; `coracle image ls` lists what is here",
+                "`coracle image pull NAME` or `coracle image import NAME FILE` adds it; `coracle image ls` lists the available images",
             ),
-            Self::Exists(_) => Some("remove it first with `coracle image rm`"),
+            Self::Exists(_) => Some("remove the image first with `coracle image rm`"),
             Self::TooLarge(budget::BESIDE_USED) => {
-                Some("end sandboxes or delete snapshots, or allow images more room")
+                Some("end sandboxes or delete snapshots, or raise the limit on images")
             }
-            Self::NotARoot => Some("it takes a whole system, as `docker export` writes it, or an image"),
+            Self::NotARoot => Some("give a whole system, as written by `docker export`, or an image"),
             Self::Mismatch(_) => {
-                Some("fetch or save it again; if that does not help, do not trust its source")
+                Some("download or save the image again; if that does not help, do not trust its source")
             }
             Self::Refused { hint, .. } => hint.as_deref(),
             _ => None,
@@ -170,7 +172,7 @@ impl ImageError {
     }
 }
 
-/// Finds the image that `name` stands for.
+/// Finds the image for `name`.
 pub fn resolve(
     state: &Path,
     host: &HostImage,
@@ -188,7 +190,7 @@ pub fn resolve(
         None => ImageError::Unknown(name.to_owned()),
     })?;
     let absent = || {
-        let reason = format!("`images.aliases` names `{}`, which is not here either", alias.image);
+        let reason = format!("`images.aliases` names `{}`, which does not exist either", alias.image);
         ImageError::NoStandIn { name: name.to_owned(), reason }
     };
     let found = exact(state, host, &alias.image)?.ok_or_else(absent)?;
@@ -208,9 +210,9 @@ fn exact(state: &Path, host: &HostImage, name: &str) -> Result<Option<Resolved>,
     Ok(Some(Resolved { name: record.name.clone(), trees, env, record: Some(record), stand_in: None }))
 }
 
-/// The trees of an image that the store keeps, over those of the host as they are now if it lies
-/// on them. Records name layers by their digests, which stay the same when the directory is renamed
-/// or copied.
+/// Returns the trees of a stored image, on top of the host's current trees if it is based on them.
+/// Records name layers by their digests, which stay the same when the directory is renamed or
+/// copied.
 pub fn trees_of(state: &Path, host: &HostImage, record: &Record) -> Result<Vec<Tree>, ImageError> {
     if record.base == ImageBase::Own {
         return Ok(vec![Tree { mount_point: "/".to_owned(), lowers: store::trees(state, record) }]);
@@ -228,8 +230,8 @@ pub fn trees_of(state: &Path, host: &HostImage, record: &Record) -> Result<Vec<T
     Ok(host.trees.iter().map(over).collect())
 }
 
-/// What every process finds in its environment: the image's own words over the usual ones. There
-/// is no usual `HOME`, since that depends on the user.
+/// Returns the environment of every process: the image's own variables over the defaults. There is
+/// no default `HOME`, because it depends on the user.
 fn environment(own: &[(String, String)]) -> Vec<(String, String)> {
     let usual = [("PATH", PATH), ("LANG", "C.UTF-8")];
     let mut env: BTreeMap<String, String> =
@@ -238,7 +240,7 @@ fn environment(own: &[(String, String)]) -> Vec<(String, String)> {
     env.into_iter().collect()
 }
 
-/// Says what was attempted on which path when something failed.
+/// Adds the attempted action and the path to an error.
 trait During<T> {
     fn during(self, action: &'static str, path: &Path) -> Result<T, ImageError>;
 }

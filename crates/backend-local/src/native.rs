@@ -1,4 +1,4 @@
-//! The backend as the service sees it: a client of the launcher, and a dialler of agents.
+//! The backend that the service uses: a client of the launcher that also connects to agents.
 
 mod images;
 
@@ -33,7 +33,7 @@ use crate::network::Wish;
 
 pub use self::images::Fetching;
 
-/// What holds for sandboxes whose caller left something open.
+/// Defaults for sandboxes whose caller did not specify something.
 #[derive(Clone, Copy, Debug)]
 pub struct Defaults {
     pub limits: Limits,
@@ -44,7 +44,7 @@ pub struct Defaults {
 /// Sandboxes on this host.
 pub struct Native {
     link: Arc<Link>,
-    /// Where the launcher and the agents listen.
+    /// The directory with the sockets of the launcher and the agents.
     run: Arc<OwnedFd>,
     /// Replaced as a whole by a reload.
     defaults: RwLock<Defaults>,
@@ -53,7 +53,7 @@ pub struct Native {
     listener: Mutex<Option<mpsc::UnboundedReceiver<Death>>>,
 }
 
-/// The connection to the launcher. When it breaks, the next question makes a new one.
+/// The connection to the launcher. If it breaks, the next request opens a new one.
 struct Link {
     run: Arc<OwnedFd>,
     state: Mutex<LinkState>,
@@ -68,28 +68,28 @@ struct LinkState {
 
 type Told = (Result<Answer, Refusal>, Option<OwnedFd>);
 
-/// A question to which no answer came.
+/// A request that got no response.
 struct Unheard {
     stage: Stage,
     source: io::Error,
 }
 
-/// Whether the launcher can have acted on a question.
+/// Whether the launcher may have acted on a request: only after it was sent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Before,
     After,
 }
 
-/// How long the launcher may be away before a question fails. Its supervisor starts it again
-/// within a fraction of this.
+/// How long the launcher may be unreachable before a request fails. Its supervisor restarts it
+/// within a fraction of this time.
 const AWAY: Duration = Duration::from_secs(15);
 
-/// How often it is looked for meanwhile: a socket in a directory announces itself to nobody.
+/// The interval between connection attempts meanwhile: there is no notification for a new socket.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 impl Native {
-    /// Uses the launcher that serves `state_dir`.
+    /// Creates a client of the launcher that serves `state_dir`.
     pub fn connect(state_dir: &std::path::Path, defaults: Defaults) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let run = Arc::new(rustix::fs::open(state_dir.join("run"), flags, Mode::empty())?);
@@ -99,7 +99,7 @@ impl Native {
         Ok(Self { link, run, defaults, fetching: None, deaths, listener })
     }
 
-    /// Replaces the defaults; they hold for sandboxes that are made or resized from now on.
+    /// Replaces the defaults; they apply to sandboxes that are made or resized from now on.
     pub fn set_defaults(&self, defaults: Defaults) {
         *self.defaults.write().expect("replacing the defaults does not panic") = defaults;
     }
@@ -129,7 +129,7 @@ impl Native {
         })
     }
 
-    /// All limits: those that the caller named, and for the others our own.
+    /// Returns all limits: those that the caller specified, and defaults for the others.
     fn limits(&self, resources: &Resources) -> Limits {
         let default = self.defaults().limits;
         Limits {
@@ -146,7 +146,9 @@ impl Native {
         tokio::spawn(async move {
             let watched = match register(pidfd, Interest::READABLE) {
                 Ok(watched) => watched,
-                Err(error) => return tracing::warn!(%id, %error, "the end of a sandbox will go unseen"),
+                Err(error) => {
+                    return tracing::warn!(%id, %error, "failed to watch sandbox; its end will not be reported");
+                }
             };
             if watched.readable().await.is_err() {
                 return;
@@ -156,12 +158,12 @@ impl Native {
                 Ok((Answer::Yes(true), _)) => Cause::Oom,
                 Ok(_) | Err(_) => Cause::AgentDied,
             };
-            // Nobody listens once the service has stopped.
+            // The receiver is gone once the service has stopped.
             deaths.send(Death { id, cause }).unwrap_or_default();
         });
     }
 
-    /// Has a sandbox made and watches it.
+    /// Asks the launcher to make a sandbox, and watches it.
     async fn carry_out(&self, id: &SandboxId, plan: JailPlan) -> Result<InForce, BackendError> {
         match self.link.ask(Question::Create(Box::new(plan))).await? {
             (Answer::Created(holds), Some(pidfd)) => {
@@ -226,7 +228,7 @@ impl Backend for Native {
     }
 
     async fn restart(&self, id: &SandboxId, spec: &Spec) -> Result<InForce, BackendError> {
-        // The files that a snapshot gave it are on its disk already.
+        // The files of the snapshot are already on the sandbox's disk.
         let plan = JailPlan { snapshot: None, disk: DiskPlan::Kept, ..self.plan(id, spec)? };
         self.carry_out(id, plan).await
     }
@@ -393,13 +395,13 @@ impl Backend for Native {
 }
 
 impl Link {
-    /// Asks, and waits for a launcher that is being started again. A question that was sent but
-    /// not answered is asked once more if asking twice does no harm.
+    /// Sends a request and returns the response. Waits for a launcher that is being restarted. A
+    /// request that was sent but not answered is sent again if it may be repeated.
     async fn ask(self: &Arc<Self>, question: Question) -> Result<(Answer, Option<OwnedFd>), BackendError> {
         self.ask_with(question, None).await
     }
 
-    /// As [`Link::ask`], with a descriptor that goes along.
+    /// Like [`Link::ask`], with a descriptor that is sent along.
     async fn ask_with(
         self: &Arc<Self>,
         question: Question,
@@ -422,8 +424,8 @@ impl Link {
 
     async fn ask_once(self: &Arc<Self>, ask: &mut Ask, carried: Option<&OwnedFd>) -> Result<Told, Unheard> {
         let before = |source| Unheard { stage: Stage::Before, source };
-        let (told, heard) = oneshot::channel();
-        let (socket, number) = self.enqueue(told).map_err(before)?;
+        let (sender, receiver) = oneshot::channel();
+        let (socket, number) = self.enqueue(sender).map_err(before)?;
         ask.number = number;
         loop {
             let mut guard = socket.writable().await.map_err(before)?;
@@ -432,14 +434,14 @@ impl Link {
                 Err(_would_block) => {}
             }
         }
-        heard.await.map_err(|_closed| Unheard {
+        receiver.await.map_err(|_closed| Unheard {
             stage: Stage::After,
-            source: io::Error::new(io::ErrorKind::ConnectionAborted, "the launcher went away"),
+            source: io::Error::new(io::ErrorKind::ConnectionAborted, "the launcher closed the connection"),
         })
     }
 
-    /// Takes a number for a question, connecting first if there is no connection.
-    fn enqueue(self: &Arc<Self>, told: oneshot::Sender<Told>) -> io::Result<(Arc<AsyncFd<OwnedFd>>, u64)> {
+    /// Assigns a number to a request, connecting first if there is no connection.
+    fn enqueue(self: &Arc<Self>, sender: oneshot::Sender<Told>) -> io::Result<(Arc<AsyncFd<OwnedFd>>, u64)> {
         let mut state = self.state.lock().expect("nothing panics while it holds this lock");
         let socket = match &state.socket {
             Some(socket) => Arc::clone(socket),
@@ -453,20 +455,24 @@ impl Link {
         };
         state.number += 1;
         let number = state.number;
-        state.waiting.insert(number, told);
+        state.waiting.insert(number, sender);
         Ok((socket, number))
     }
 
-    fn deliver(&self, tell: Tell, descriptor: Option<OwnedFd>) {
-        let waiting =
-            self.state.lock().expect("nothing panics while it holds this lock").waiting.remove(&tell.number);
+    fn deliver(&self, response: Tell, descriptor: Option<OwnedFd>) {
+        let waiting = self
+            .state
+            .lock()
+            .expect("nothing panics while it holds this lock")
+            .waiting
+            .remove(&response.number);
         if let Some(waiting) = waiting {
-            // The asker may have given up; what it asked for is found again by a later look.
-            drop(waiting.send((tell.answer, descriptor)));
+            // The caller may have given up; a later list of sandboxes shows the outcome.
+            drop(waiting.send((response.answer, descriptor)));
         }
     }
 
-    /// Forgets a broken connection; everybody who waited on it is told so.
+    /// Drops a broken connection; all requests that wait on it fail.
     fn forget(&self) {
         let mut state = self.state.lock().expect("nothing panics while it holds this lock");
         state.socket = None;
@@ -474,12 +480,12 @@ impl Link {
     }
 }
 
-/// Hears answers until the connection ends.
+/// Receives responses until the connection ends.
 async fn listen(link: Arc<Link>, socket: Arc<AsyncFd<OwnedFd>>) {
     loop {
         let Ok(mut guard) = socket.readable().await else { break };
         match guard.try_io(|socket| packet::receive::<Tell>(socket.as_fd())) {
-            Ok(Ok(Some((tell, descriptor)))) => link.deliver(tell, descriptor),
+            Ok(Ok(Some((response, descriptor)))) => link.deliver(response, descriptor),
             Ok(Ok(None) | Err(_)) => break,
             Err(_would_block) => {}
         }
@@ -518,7 +524,7 @@ fn found_volume(plan: VolumePlan, used: u64) -> Option<FoundVolume> {
     Some(FoundVolume { volume, used: Bytes(used) })
 }
 
-/// Mounts as plain data.
+/// Converts mounts to plain data.
 pub fn mount_plans(mounts: &[Mount]) -> Result<Vec<MountPlan>, BackendError> {
     mounts.iter().map(mount_plan).collect()
 }
@@ -528,7 +534,7 @@ fn mount_plan(mount: &Mount) -> Result<MountPlan, BackendError> {
         Source::Host(path) => SourcePlan::Host(path.clone()),
         Source::Volume(id) => SourcePlan::Volume(id.to_string()),
         Source::Claim(claim) => {
-            let message = format!("the volume `{}` is known by its name alone", claim.name);
+            let message = format!("volume `{}` was not resolved to an id before the mount", claim.name);
             return Err(BackendError::Unsupported { message, hint: None });
         }
     };
@@ -551,7 +557,7 @@ impl From<KeptBox> for KeptFiles {
     }
 }
 
-/// The limits that the caller named.
+/// Returns the limits that the caller specified.
 fn named(resources: &Resources) -> Vec<LimitName> {
     let all = [
         (LimitName::Memory, resources.memory.is_some()),
@@ -562,7 +568,7 @@ fn named(resources: &Resources) -> Vec<LimitName> {
     all.into_iter().filter_map(|(limit, named)| named.then_some(limit)).collect()
 }
 
-/// What the launcher is asked for.
+/// Converts the network of a spec to the launcher's setting.
 fn wish(network: Network) -> Result<Wish, BackendError> {
     match network {
         Network::Off => Ok(Wish::Off),
@@ -576,7 +582,7 @@ fn wish(network: Network) -> Result<Wish, BackendError> {
     }
 }
 
-/// The guest of a spec as plain data.
+/// Converts the guest of a spec to plain data.
 pub fn guest_plan(spec: &Spec) -> GuestPlan {
     let user = |user: &domain::User| UserPlan {
         name: user.name.clone(),

@@ -1,14 +1,14 @@
-//! The way from a sandbox to other machines, and what it never leads to.
+//! The connection of a sandbox to other machines, and the packet filters that restrict it.
 //!
 //! ```text
 //!  sandbox's namespace            host's namespace
 //!   eth0 ─ link with two ends ─ cora…-0001 ─► one static table: guard, resolver, NAT ─► world
 //! ```
 //!
-//! As root, [`uplink`] keeps the table and makes the links; the table knows links by the start
-//! of their names, so no sandbox changes a rule. A second guard inside each sandbox's namespace
-//! holds while somebody else empties the host's filters. Without root, [`userspace`] starts a
-//! program that carries the packets, and the guard inside is the only one.
+//! As root, [`uplink`] maintains the table and makes the links. The table matches links by the prefix
+//! of their names, so no rule changes when a sandbox comes or goes. A second guard inside each
+//! sandbox's namespace stays in force if another program empties the host's filters. Without root,
+//! [`userspace`] starts a program that forwards the packets, and the guard inside is the only one.
 
 pub mod address;
 pub mod guard;
@@ -23,33 +23,33 @@ pub use settings::{NetworkSettings, Wish};
 /// How a new sandbox reaches other machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// Its own loopback and nothing else.
+    /// Not at all: the sandbox has only its own loopback.
     Nothing,
-    /// A link to the host, which forwards for it.
+    /// Over a link to the host, which forwards packets.
     Link,
-    /// A program of an ordinary user carries its packets.
+    /// Through a program that an ordinary user runs, which forwards packets.
     Userspace,
 }
 
-/// Why sandboxes reach nothing here.
+/// The reason why sandboxes cannot have a network here.
 #[derive(Debug, thiserror::Error)]
 pub enum Down {
-    #[error("this host forwards no packets: net.ipv4.ip_forward is 0")]
+    #[error("this host does not forward packets: net.ipv4.ip_forward is 0")]
     NoForwarding,
-    #[error("the addresses {0} are in use on this host")]
+    #[error("address range {0} is in use on this host")]
     RangeTaken(String),
-    #[error("the kernel does not take the packet filter")]
+    #[error("could not install the packet filter")]
     Filter(#[source] std::io::Error),
-    #[error("the links and routes of this host cannot be seen")]
+    #[error("could not read the links and routes of this host")]
     Links(#[source] std::io::Error),
-    #[error("/dev/net/tun cannot be opened")]
+    #[error("could not open /dev/net/tun")]
     NoTun(#[source] std::io::Error),
-    #[error("neither `pasta` nor `slirp4netns` is on this host")]
+    #[error("neither `pasta` nor `slirp4netns` is installed on this host")]
     NoProgram,
 }
 
 impl Down {
-    /// What somebody could do about it.
+    /// Returns advice for the operator.
     pub fn hint(&self) -> &'static str {
         match self {
             Self::NoForwarding => {
@@ -60,7 +60,7 @@ impl Down {
             Self::Filter(_) => {
                 "`modprobe nf_tables nft_fib_inet nft_masq`; the kernel needs nftables with NAT"
             }
-            Self::Links(_) => "`coracle doctor` says what this host lacks",
+            Self::Links(_) => "`coracle doctor` shows what is missing on this host",
             Self::NoTun(_) => {
                 "`modprobe tun` and `chmod 666 /dev/net/tun` as root, which is how most systems have it"
             }

@@ -1,8 +1,7 @@
-//! What this host offers to sandboxes, found out by trying.
+//! Probes the features that this host offers to sandboxes by trying each of them.
 //!
-//! Each check does the very thing a jail will do, in a child of its own, and says what follows
-//! when it cannot be done and how to get it. The caller must be single-threaded, since a check
-//! forks.
+//! Each check does exactly what a jail will do, in a child process, and reports the consequence and
+//! the fix if it fails. The caller must be single-threaded, because a check forks.
 
 mod attempt;
 mod groups;
@@ -19,26 +18,26 @@ use serde::{Deserialize, Serialize};
 use crate::images::HostPrograms;
 use crate::network::NetworkSettings;
 
-/// Everything that was found.
+/// The results of all checks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
     pub checks: Vec<Check>,
     pub enforced: Vec<Enforced>,
     pub sandboxes_can_run: bool,
-    /// Whether sandboxes are made by an ordinary user.
+    /// Whether sandboxes are created by an unprivileged user.
     pub rootless: bool,
 }
 
-/// One thing that was tried.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Check {
     pub name: String,
     pub status: Status,
-    /// What was found.
+    /// The observed result.
     pub detail: String,
-    /// What follows from it; empty when all is well.
+    /// The consequence for sandboxes; empty if the check passed.
     pub consequence: String,
-    /// How to get it, as exactly as we can say.
+    /// How to fix it, as exactly as we know.
     pub fix: Option<String>,
 }
 
@@ -46,22 +45,22 @@ pub struct Check {
 #[serde(rename_all = "snake_case")]
 pub enum Status {
     Ok,
-    /// Sandboxes run, but something holds less than it could.
+    /// Sandboxes run, but some limit or protection is weaker than it could be.
     Weaker,
-    /// Without it no sandbox can be made.
+    /// Without this, no sandbox can be created.
     Missing,
 }
 
-/// What bounds a sandbox in one respect.
+/// The mechanism that limits one resource of a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Enforced {
     pub what: String,
-    /// By what means, or none at all.
+    /// The name of the mechanism, or `None` if nothing limits it.
     pub by: Option<String>,
 }
 
-/// Tries everything for sandboxes kept below `state`, with this floor of free space and uid
-/// ranges from this base on.
+/// Runs all checks for sandboxes stored below `state`, with a required amount of free space and
+/// with uid ranges starting at `uid_base`.
 pub fn probe(state: &Path, floor: Bytes, uid_base: u32, network: &NetworkSettings) -> Report {
     let rootless = !rustix::process::geteuid().is_root();
     let groups = groups::look(state, rootless);
@@ -91,7 +90,7 @@ impl Check {
     }
 
     fn missing(name: &str, detail: impl Into<String>) -> Self {
-        let consequence = "no sandbox can be made".to_owned();
+        let consequence = "no sandbox can be created".to_owned();
         Self { status: Status::Missing, consequence, ..Self::ok(name, detail) }
     }
 
@@ -99,7 +98,7 @@ impl Check {
         Self { fix: Some(fix.into()), ..self }
     }
 
-    /// What was tried must succeed.
+    /// A check whose attempt must succeed.
     fn required(name: &str, tried: Result<String, String>) -> Self {
         match tried {
             Ok(detail) => Self::ok(name, detail),
@@ -108,7 +107,7 @@ impl Check {
     }
 }
 
-/// The trimmed content of a small file of the kernel, if it is there.
+/// Returns the trimmed content of a small kernel file, if it exists.
 fn setting(path: &str) -> Option<String> {
     std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }

@@ -1,9 +1,9 @@
-//! Host uid ranges: 65536 ids for each sandbox, never shared by two that live at once.
+//! Host uid ranges: 65536 ids for each sandbox, never shared by two running sandboxes.
 //!
-//! A range is recorded as `<state>/ranges/<index>` before it is used and the file goes when the
-//! sandbox is gone, so after a crash the directory tells what is taken. Index 0 is not for
-//! sandboxes: its first id is the server's own. What other state directories of this host use
-//! is kept apart by `claims`.
+//! A range is recorded as `<state>/ranges/<index>` before it is used, and the file is removed after
+//! the sandbox is gone, so the directory shows after a crash which ranges are taken. Index 0 is not
+//! for sandboxes: its first id is the server's uid. The module `claims` keeps these ranges apart
+//! from those of other state directories on this host.
 
 mod claims;
 
@@ -15,13 +15,13 @@ use std::path::{Path, PathBuf};
 
 use self::claims::Claims;
 
-/// How many ids a sandbox has.
+/// The number of ids of a sandbox.
 pub const WIDTH: u32 = 65_536;
-/// Where ranges start unless configured; well above what adduser and systemd hand out.
+/// The first id of the ranges unless configured; well above the ids that adduser and systemd assign.
 pub const DEFAULT_BASE: u32 = 1_879_048_192;
-/// Where state directories of this host say which ids are theirs.
+/// The directory in which the state directories of this host record their ids.
 const HOST: &str = "/run/coracle/uids";
-/// How many ranges there are, the server's included.
+/// The number of ranges, including the server's.
 const COUNT: u32 = 4096;
 
 /// The ids of one sandbox: `first` on the host is 0 inside.
@@ -31,7 +31,7 @@ pub struct Range {
     pub first: u32,
 }
 
-/// Which ranges of a state directory are taken.
+/// The ranges of a state directory, and which of them are taken.
 #[derive(Debug)]
 pub struct Ranges {
     directory: PathBuf,
@@ -40,7 +40,7 @@ pub struct Ranges {
     count: u32,
     by_id: BTreeMap<String, u32>,
     taken: BTreeSet<u32>,
-    /// Ranges that overlap with what the host has given to its users.
+    /// Ranges that overlap with ids that the host assigns to its users.
     blocked: BTreeSet<u32>,
     next: u32,
 }
@@ -49,16 +49,16 @@ pub struct Ranges {
 pub enum RangeError {
     #[error("could not {action} `{path}`")]
     Io { action: &'static str, path: PathBuf, source: io::Error },
-    #[error("ids from {0} on leave no room for {COUNT} ranges")]
+    #[error("uid base {0} leaves no room for {COUNT} ranges")]
     BadBase(u32),
-    #[error("the server's own id {0} belongs to a user in /etc/subuid or /etc/subgid, or to a sandbox")]
+    #[error("server uid {0} belongs to a user in /etc/subuid or /etc/subgid, or to a sandbox")]
     ServerBlocked(u32),
     #[error("all uid ranges are taken")]
     Exhausted,
 }
 
 impl RangeError {
-    /// What somebody could do about it.
+    /// Returns advice for the operator.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::BadBase(_) | Self::ServerBlocked(_) => Some("choose another base for uid ranges"),
@@ -74,7 +74,7 @@ impl Ranges {
         Self::open_beside(directory, instance, Path::new(HOST), base, COUNT, given_to_users()?)
     }
 
-    /// As [`Ranges::open`], beside ids that others have: pairs of first id and count.
+    /// Like [`Ranges::open`], but avoids the ids in `given`: pairs of first id and count.
     fn open_beside(
         directory: &Path,
         instance: &str,
@@ -91,7 +91,7 @@ impl Ranges {
         for record in &records {
             claims.refresh(record.first)?;
         }
-        // Sandboxes may live on from a time when the base was another.
+        // Sandboxes may still run with ids from a different base that was configured earlier.
         let regular =
             |record: &Record| base.checked_add(record.index.saturating_mul(WIDTH)) == Some(record.first);
         let odd = records.iter().filter(|record| !regular(record));
@@ -103,8 +103,8 @@ impl Ranges {
         Ok(Self { directory, claims, base, count, by_id, taken, blocked, next })
     }
 
-    /// The range of the sandbox `id`, recorded before this returns. One that has a range keeps it,
-    /// unless another state directory took the range over while nothing of the sandbox ran.
+    /// Returns a range for the sandbox `id`, recorded before this returns. A sandbox that has a range
+    /// keeps it, unless another state directory took the range over while the sandbox was not running.
     pub fn allocate(&mut self, id: &str) -> Result<Range, RangeError> {
         if let Some(range) = self.of(id) {
             if self.claims.take(range.first)? {
@@ -118,9 +118,9 @@ impl Ranges {
         Ok(self.range(index))
     }
 
-    /// A range that nobody has, in a block that is ours if there is one.
+    /// Finds a free range, preferably in a block that this state directory has already claimed.
     fn free(&mut self) -> Result<u32, RangeError> {
-        // Going round means that a range rests as long as possible before it is used again.
+        // Searching round-robin leaves a freed range unused for as long as possible.
         let round = (0..self.count).map(|step| (self.next + step) % self.count).collect::<Vec<_>>();
         let ours = |index: &u32| self.claims.holds(self.range(*index).first) && self.is_free(*index);
         if let Some(index) = round.iter().copied().find(ours) {
@@ -138,12 +138,12 @@ impl Ranges {
         index != 0 && !self.taken.contains(&index) && !self.blocked.contains(&index)
     }
 
-    /// The range that `id` has.
+    /// Returns the range of `id`, if it has one.
     pub fn of(&self, id: &str) -> Option<Range> {
         self.by_id.get(id).map(|index| self.range(*index))
     }
 
-    /// Frees the range of `id`; nothing of the sandbox may be left. Having none is no error.
+    /// Frees the range of `id`; nothing of the sandbox may be left. It is not an error if `id` has none.
     pub fn release(&mut self, id: &str) -> Result<(), RangeError> {
         let Some(Range { index, .. }) = self.of(id) else { return Ok(()) };
         let path = self.path(index);
@@ -177,13 +177,13 @@ impl Ranges {
     }
 }
 
-/// How many sandboxes can have a range, on a host where none has one yet.
+/// Returns how many sandboxes can have a range on a host where no range is taken yet.
 pub fn free_ranges(base: u32) -> Result<usize, RangeError> {
     let blocked = blocked(base, COUNT, &given_to_users()?)?;
     Ok((1..COUNT).filter(|index| !blocked.contains(index)).count())
 }
 
-/// The ids that the host has given to its users, as pairs of first id and count.
+/// Returns the ids that the host assigns to its users, as pairs of first id and count.
 fn given_to_users() -> Result<Vec<(u64, u64)>, RangeError> {
     let mut given = Vec::new();
     for path in [Path::new("/etc/subuid"), Path::new("/etc/subgid")] {
@@ -196,7 +196,7 @@ fn given_to_users() -> Result<Vec<(u64, u64)>, RangeError> {
     Ok(given)
 }
 
-/// The ranges that would overlap with what was given.
+/// Returns the ranges that overlap with `given`.
 fn blocked(base: u32, count: u32, given: &[(u64, u64)]) -> Result<BTreeSet<u32>, RangeError> {
     if u64::from(base) + u64::from(count) * u64::from(WIDTH) > u64::from(u32::MAX) || base == 0 {
         return Err(RangeError::BadBase(base));
@@ -205,15 +205,15 @@ fn blocked(base: u32, count: u32, given: &[(u64, u64)]) -> Result<BTreeSet<u32>,
     if blocked.contains(&0) { Err(RangeError::ServerBlocked(base)) } else { Ok(blocked) }
 }
 
-/// A range in use.
+/// The record of a range in use.
 struct Record {
     index: u32,
     id: String,
     first: u32,
 }
 
-/// What the files say. One without all its words was made by somebody killed before it was
-/// written, so nothing uses that range.
+/// Reads the record files. An incomplete file was left by a process that was killed before it
+/// finished writing, so nothing uses that range.
 fn recorded(directory: &Path) -> Result<Vec<Record>, RangeError> {
     let mut records = Vec::new();
     for entry in fs::read_dir(directory).during("list", directory)? {
@@ -221,7 +221,7 @@ fn recorded(directory: &Path) -> Result<Vec<Record>, RangeError> {
         let name = path.file_name().and_then(|name| name.to_str());
         let Some(index) = name.and_then(|name| name.parse().ok()) else { continue };
         let text = match fs::read_to_string(&path) {
-            // Its sandbox ended while we looked.
+            // The sandbox ended while the directory was being read.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             text => text.during("read", &path)?,
         };
@@ -246,13 +246,13 @@ fn remove_torn(directory: &Path, records: &[Record]) -> Result<(), RangeError> {
     Ok(())
 }
 
-/// Servers start at different places, so that their ranges are unlikely to meet, even if they do
-/// not see each other's claims.
+/// Returns the index at which the search starts. It differs between servers, so that their ranges are
+/// unlikely to collide even if they do not see each other's claims.
 fn starting_place(instance: &str) -> u32 {
     instance.bytes().fold(5381_u32, |sum, byte| sum.wrapping_mul(33) ^ u32::from(byte))
 }
 
-/// The ids in a file such as /etc/subuid: lines of `user:first:count`. See subuid(5).
+/// Parses the ids in a file such as /etc/subuid: lines of `user:first:count`. See subuid(5).
 fn subordinate(text: &str) -> Vec<(u64, u64)> {
     let line = |line: &str| {
         let mut fields = line.split(':').skip(1);
@@ -267,7 +267,7 @@ fn overlaps(base: u32, index: u32, given: &[(u64, u64)]) -> bool {
     given.iter().any(|(start, count)| *start < end && first < start.saturating_add(*count))
 }
 
-/// Says what was attempted on which path when something failed.
+/// Adds the attempted action and the path to an error.
 trait During<T> {
     fn during(self, action: &'static str, path: &Path) -> Result<T, RangeError>;
 }

@@ -1,15 +1,15 @@
-//! The disk of a sandbox: a volume with a hard limit, made ahead of time and dropped as a whole.
+//! The disk of a sandbox: a volume with a hard limit, made in advance and removed as a whole.
 //!
 //! ```text
-//!  <id>/disk/      root.upper root.work usr.upper usr.work ...   bounded by the sandbox's limit
-//!  <id>/journal/   what its commands printed                     bounded apart (btrfs)
+//!  <id>/disk/      root.upper root.work usr.upper usr.work ...   limited by the sandbox's limit
+//!  <id>/journal/   the output of its commands                    limited separately (btrfs)
 //! ```
 //!
 //! Ids on disk are canonical (0 to 65535): the launcher mounts a volume idmapped, so it fits any
-//! sandbox. On a bare btrfs directory a sandbox could make subvolumes of its own, which no limit
-//! holds; its disk is seen through an overlay, and for volumes with a name and the journal, which
-//! are not, the system call filters refuse everything that btrfs offers. Those with a name outlive
-//! sandboxes: see [`named`].
+//! sandbox. In a plain btrfs directory a sandbox could make subvolumes, to which no limit applies. A
+//! sandbox uses its disk only through an overlay. Named volumes and the journal are not behind an
+//! overlay, so the system call filters refuse all btrfs operations. Named volumes outlive sandboxes:
+//! see [`named`].
 //!
 //! Everything is mounted in the caller's mount namespace, which must be private. This module is
 //! synchronous and belongs to the launcher.
@@ -37,9 +37,9 @@ pub use keeping::Copying;
 
 /// The part of a volume that holds the layers.
 const DISK: &str = "disk";
-/// The part that holds what commands printed.
+/// The part that holds the output of commands.
 const JOURNAL: &str = "journal";
-/// Volumes that belong to no sandbox yet; no id can look like this.
+/// The name prefix of volumes that belong to no sandbox yet; no id can begin like this.
 const PREPARED: &str = "prepared-";
 
 /// All volumes of one state directory.
@@ -53,16 +53,16 @@ pub enum Volumes {
     Tmpfs,
 }
 
-/// How volumes are kept.
+/// Settings for storing volumes.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// A kind asked for by name never degrades; `None` takes the best the kernel has.
+    /// A kind that is set is never replaced by another; `None` selects the best that the kernel supports.
     pub kind: Option<Kind>,
-    /// How far the pool may grow; by default 80 % of the free space, at most 64 GiB.
+    /// The size that the pool may grow to; by default 80 % of the free space, at most 64 GiB.
     pub pool: Option<Bytes>,
-    /// No volume is made while the host has less free space than this.
+    /// New volumes are refused while the host has less free space than this.
     pub floor: Bytes,
-    /// For which trees a prepared volume has directories.
+    /// The trees for which a prepared volume has directories.
     pub trees: Vec<String>,
 }
 
@@ -88,7 +88,7 @@ pub struct Volume {
     pub journal: PathBuf,
 }
 
-/// What a volume holds and may hold.
+/// The usage and the limit of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskUsage {
     pub used: Bytes,
@@ -99,27 +99,27 @@ pub struct DiskUsage {
 pub enum VolumeError {
     #[error("could not {action} `{path}`")]
     Io { action: &'static str, path: PathBuf, source: io::Error },
-    #[error("`{path}` has {} free, less than the floor of {}", Bytes(*free).for_people(), Bytes(*floor).for_people())]
+    #[error("`{path}` has {} free, less than the minimum of {}", Bytes(*free).for_people(), Bytes(*floor).for_people())]
     NoRoom { path: PathBuf, free: u64, floor: u64 },
-    #[error("this kernel has no btrfs")]
+    #[error("this kernel does not support btrfs")]
     NoBtrfs,
-    #[error("the pool `{path}` cannot be mounted")]
+    #[error("could not mount the pool `{path}`")]
     BadPool { path: PathBuf, source: io::Error },
-    #[error("there is no `mkfs.ext4` on this host")]
+    #[error("`mkfs.ext4` is not installed on this host")]
     NoFormatter,
     #[error("`mkfs.ext4` failed: {0}")]
     Format(String),
     #[error("a disk of {} is less than the {} that a file system takes", Bytes(*limit), Bytes(*least))]
     TooSmall { limit: u64, least: u64 },
-    #[error("`{0}` cannot be the name of a volume")]
+    #[error("`{0}` is not a valid volume name")]
     BadName(String),
-    #[error("there is no volume `{0}`")]
+    #[error("volume `{0}` does not exist")]
     Unknown(String),
-    #[error("there are no volumes on disk here")]
+    #[error("this host has no volumes on disk")]
     OnlyMemory,
-    #[error("a disk that is restored from an image of {image} bytes cannot have {limit}")]
+    #[error("a disk that is restored from an image of {image} bytes cannot have a limit of {limit}")]
     OtherSize { limit: u64, image: u64 },
-    #[error("a volume that is an image file keeps its size")]
+    #[error("a volume that is an image file cannot be resized")]
     FixedSize,
 }
 
@@ -131,24 +131,24 @@ impl Default for Settings {
 }
 
 impl VolumeError {
-    /// What somebody could do about it.
+    /// Returns advice for the operator.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::NoRoom { .. } => Some("free some space, or lower the floor in the configuration"),
             Self::NoFormatter => Some("install e2fsprogs, or load the btrfs module"),
             Self::NoBtrfs => Some("load the btrfs module, or choose ext4 volumes"),
             Self::BadPool { .. } => Some(
-                "restore the file, or move it away: it holds snapshots, all volumes and disks of sandboxes",
+                "restore the file, or move it away: it contains snapshots, all volumes and disks of sandboxes",
             ),
-            Self::OtherSize { .. } => Some("leave the disk out, or name that of the snapshot"),
+            Self::OtherSize { .. } => Some("leave the disk limit out, or use the one of the snapshot"),
             _ => None,
         }
     }
 }
 
 impl Volumes {
-    /// Opens the volumes kept in `dir`, mounting what has to be mounted. What a killed launcher
-    /// left is adopted; volumes it had only prepared are removed.
+    /// Opens the volumes stored in `dir` and mounts them where necessary. Volumes that a killed launcher
+    /// left are adopted; those that were only prepared are removed.
     pub fn open(dir: &Path, settings: Settings) -> Result<Self, VolumeError> {
         if settings.kind == Some(Kind::Tmpfs) {
             return Ok(Self::Tmpfs);
@@ -173,7 +173,7 @@ impl Volumes {
         }
     }
 
-    /// What all volumes together can hold, which the sum of their limits may exceed.
+    /// Returns the capacity for all volumes together; the sum of their limits may exceed it.
     pub fn capacity(&self) -> Option<Bytes> {
         let directory = match self {
             Self::Btrfs(pool) => pool.root(),
@@ -184,7 +184,7 @@ impl Volumes {
         Some(Bytes(status.f_blocks.saturating_mul(status.f_frsize)))
     }
 
-    /// Makes a fresh volume with its directories, ready to be assigned.
+    /// Makes a new volume with its directories, ready to be assigned.
     pub fn prepare(&mut self, limit: Bytes) -> Result<Prepared, VolumeError> {
         match self {
             Self::Btrfs(pool) => pool.prepare(limit),
@@ -193,7 +193,7 @@ impl Volumes {
         }
     }
 
-    /// Gives a prepared volume to the sandbox `id` with this limit.
+    /// Assigns a prepared volume to the sandbox `id` with this limit.
     pub fn assign(&mut self, prepared: Prepared, id: &str, limit: Bytes) -> Result<Volume, VolumeError> {
         check_name(id)?;
         match self {
@@ -203,7 +203,7 @@ impl Volumes {
         }
     }
 
-    /// Where the volume of `id` is.
+    /// Returns the paths of the volume of `id`.
     pub fn volume(&self, id: &str) -> Result<Volume, VolumeError> {
         check_name(id)?;
         match self {
@@ -213,7 +213,7 @@ impl Volumes {
         }
     }
 
-    /// Whether `id` has a volume, be it one that cannot be mounted now.
+    /// Whether `id` has a volume, even one that cannot be mounted now.
     pub fn has(&self, id: &str) -> bool {
         match self {
             Self::Btrfs(pool) => check_name(id).is_ok() && pool.volume(id).disk.is_dir(),
@@ -222,7 +222,7 @@ impl Volumes {
         }
     }
 
-    /// Gives the volume of `id` another limit.
+    /// Changes the limit of the volume of `id`.
     pub fn resize(&mut self, id: &str, limit: Bytes) -> Result<(), VolumeError> {
         check_name(id)?;
         match self {
@@ -232,7 +232,7 @@ impl Volumes {
         }
     }
 
-    /// What the volume of `id` holds; the journal is not counted with btrfs.
+    /// Returns the usage of the volume of `id`; with btrfs the journal is not counted.
     pub fn usage(&self, id: &str) -> Result<DiskUsage, VolumeError> {
         check_name(id)?;
         match self {
@@ -242,7 +242,7 @@ impl Volumes {
         }
     }
 
-    /// Drops the volume of `id` without walking it. One that is gone already is no error.
+    /// Removes the volume of `id` without walking it. It is not an error if it does not exist.
     pub fn remove(&mut self, id: &str) -> Result<(), VolumeError> {
         check_name(id)?;
         match self {
@@ -252,7 +252,7 @@ impl Volumes {
         }
     }
 
-    /// Drops a prepared volume that nobody will need.
+    /// Removes a prepared volume that is not needed.
     pub fn discard(&mut self, prepared: Prepared) -> Result<(), VolumeError> {
         match self {
             Self::Btrfs(pool) => pool.remove(&prepared.name),
@@ -261,7 +261,7 @@ impl Volumes {
         }
     }
 
-    /// The ids of all sandboxes that have a volume.
+    /// Returns the ids of all sandboxes that have a volume.
     pub fn list(&self) -> Result<Vec<String>, VolumeError> {
         match self {
             Self::Btrfs(pool) => pool.list(),
@@ -276,7 +276,7 @@ impl Volume {
         Self { disk: directory.join(DISK), journal: directory.join(JOURNAL) }
     }
 
-    /// The upper and work directory of a tree.
+    /// Returns the upper and work directory of a tree.
     pub fn tree(&self, name: &str) -> (PathBuf, PathBuf) {
         (self.disk.join(upper_name(name)), self.disk.join(format!("{name}.work")))
     }
@@ -289,12 +289,12 @@ impl Volume {
     }
 }
 
-/// The directory of a disk in which the changes of a tree lie.
+/// Returns the name of the directory of a disk that holds the changes of a tree.
 pub fn upper_name(tree: &str) -> String {
     format!("{tree}.upper")
 }
 
-/// The name under which a volume keeps the tree mounted at `mount_point`.
+/// Returns the name that a volume uses for the tree mounted at `mount_point`.
 pub fn tree_name(mount_point: &str) -> String {
     match mount_point.trim_matches('/') {
         "" => "root".to_owned(),
@@ -302,7 +302,7 @@ pub fn tree_name(mount_point: &str) -> String {
     }
 }
 
-/// Refuses a volume when the filesystem of `path` has less than `floor` bytes free.
+/// Fails if the filesystem of `path` has less than `floor` bytes free.
 fn check_room(path: &Path, floor: Bytes) -> Result<(), VolumeError> {
     let free = free_space(path)?;
     if free < floor.0 {
@@ -316,7 +316,7 @@ fn free_space(path: &Path) -> Result<u64, VolumeError> {
     Ok(status.f_bavail.saturating_mul(status.f_frsize))
 }
 
-/// Makes a directory with exactly this mode; one that is there already keeps its content.
+/// Makes a directory with exactly this mode; an existing directory keeps its content.
 fn make_directory(path: &Path, mode: u32) -> Result<(), VolumeError> {
     fs::DirBuilder::new().recursive(true).mode(mode).create(path).during("make the directory", path)?;
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).during("set the mode of", path)
@@ -326,14 +326,14 @@ fn make_trees(volume: &Volume, settings: &Settings) -> Result<(), VolumeError> {
     settings.trees.iter().try_for_each(|tree| volume.add_tree(tree))
 }
 
-/// Ids become names of directories, so nothing that could be a path is one.
+/// Checks an id: ids become names of directories, so they must not be able to form a path.
 fn check_name(id: &str) -> Result<(), VolumeError> {
     let plain = (1..=64).contains(&id.len())
         && id.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
     if plain { Ok(()) } else { Err(VolumeError::BadName(id.to_owned())) }
 }
 
-/// Says what was attempted on which path when something failed.
+/// Adds the attempted action and the path to an error.
 trait During<T> {
     fn during(self, action: &'static str, path: &Path) -> Result<T, VolumeError>;
 }

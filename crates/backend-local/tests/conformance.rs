@@ -1,8 +1,8 @@
-//! The backend of this host held to what every backend must do: as root, with disks as on a kernel
-//! without btrfs, as an ordinary user, and as one to whom a control group was delegated.
+//! Runs the checks for all backends on the backend of this host: as root, with disks as on a kernel
+//! without btrfs, as an ordinary user, and as an ordinary user with a delegated control group.
 //!
-//! This program is test, launcher and agent in one, as `coracle` is. It forks, so it has a main
-//! function of its own instead of the test harness with its threads.
+//! This program is test, launcher and agent in one, like `coracle`. It forks, so it has its own main
+//! function instead of the test harness with its threads.
 #![expect(clippy::unwrap_used, clippy::print_stderr, reason = "a test stops at the first surprise")]
 
 use std::fs;
@@ -32,7 +32,7 @@ use rustix::process::{DumpableBehavior, Pid, Signal, kill_process, set_dumpable_
 use tempfile::TempDir;
 
 const ORDINARY: u32 = 61_234;
-/// The turn whose disks are image files, and the mark in its state directory that says so.
+/// The run whose disks are image files, and the file in its state directory that marks it.
 const ON_IMAGES: &str = "as root, with image files for disks";
 const IMAGES: &str = "disks-are-images";
 
@@ -58,7 +58,7 @@ fn hold_all() {
     hold("with a delegated group", Some(ORDINARY), Some(&delegated.0));
 }
 
-/// Runs the checks as root of a host that forwards packets: a namespace of their own.
+/// Runs the checks as root on a host that forwards packets, represented by a separate net namespace.
 fn hold_with_network() {
     match SingleThread::prove().unwrap().fork(Namespaces::NET, None).unwrap() {
         Forked::Child => {
@@ -73,11 +73,11 @@ fn hold_with_network() {
     }
 }
 
-/// Runs the checks in a child that has become `user` and gone into `group`.
-fn hold(whom: &str, user: Option<u32>, group: Option<&Path>) {
+/// Runs the checks in a child that has changed to `user` and moved into `group`.
+fn hold(case: &str, user: Option<u32>, group: Option<&Path>) {
     let (state, shared) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     fs::write(shared.path().join("greeting"), "hello\n").unwrap();
-    if whom == ON_IMAGES {
+    if case == ON_IMAGES {
         fs::write(state.path().join(IMAGES), "").unwrap();
     }
     if user.is_some() {
@@ -91,31 +91,31 @@ fn hold(whom: &str, user: Option<u32>, group: Option<&Path>) {
             }
             if let Some(id) = user {
                 namespaces::become_ids(id, id, Setgroups::Allow).unwrap();
-                // Changing ids hides our own /proc files from us; a program that was started as
-                // this user would see them.
+                // After a change of ids a process cannot see its own /proc files; a program that was
+                // started as this user can.
                 set_dumpable_behavior(DumpableBehavior::Dumpable).unwrap();
             }
-            check(whom, state.path(), shared.path());
+            check(case, state.path(), shared.path());
             spawn::exit_now(0)
         }
         Forked::Parent { pidfd, .. } => {
-            assert_eq!(spawn::wait(pidfd.as_fd()).unwrap(), End::Code(0), "{whom}: a check failed");
+            assert_eq!(spawn::wait(pidfd.as_fd()).unwrap(), End::Code(0), "{case}: a check failed");
         }
     }
 }
 
-fn check(whom: &str, state: &Path, shared: &Path) {
-    // Sandboxes whose launcher was killed become our children, as they become a supervisor's.
+fn check(case: &str, state: &Path, shared: &Path) {
+    // Sandboxes whose launcher was killed become children of this process, as of the supervisor.
     namespaces::adopt_orphans().unwrap();
     let (state, shared) = (state.to_owned(), shared.to_owned());
     let host = Host { state, shared, launcher: Mutex::new(None) };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let passed = runtime.block_on(check_all(&host));
     host.close();
-    eprintln!("{whom}: {} checks of backend::conformance passed", passed.len());
+    eprintln!("{case}: {} checks of backend::conformance passed", passed.len());
 }
 
-/// This host with a launcher of our own.
+/// This host with a launcher that the test starts.
 struct Host {
     state: PathBuf,
     shared: PathBuf,
@@ -139,7 +139,7 @@ impl Host {
         child
     }
 
-    /// Ends the launcher as a server that stops does: it takes everything away.
+    /// Ends the launcher as at a server stop: it removes everything.
     fn close(&self) {
         let mut launcher = self.launcher.lock().unwrap().take().unwrap();
         drop(launcher.stdin.take());
@@ -173,12 +173,12 @@ impl Subject for Host {
     }
 }
 
-/// Serves until our standard input ends.
-/// The identity of the state directories of this run.
+/// Returns the identity of the state directories of this run.
 fn instance() -> String {
     format!("conformance{}", std::process::id())
 }
 
+/// Serves requests until standard input ends.
 fn launch(state_dir: PathBuf, shared: PathBuf, instance: &str) {
     let root = rustix::process::geteuid().is_root();
     if root {
@@ -229,7 +229,7 @@ impl Delegated {
 
 impl Drop for Delegated {
     fn drop(&mut self) {
-        // It holds nothing any more, or somebody left something behind.
+        // This fails if something was left in the group.
         fs::remove_dir(&self.0).unwrap();
     }
 }

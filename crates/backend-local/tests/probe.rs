@@ -1,6 +1,6 @@
 //! The probe on this host, as root and as an ordinary user.
 //!
-//! It forks, so it has a main function of its own instead of the test harness with its threads.
+//! The test forks, so it has its own main function instead of the test harness with its threads.
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::collections::BTreeSet;
@@ -21,19 +21,19 @@ use tempfile::TempDir;
 
 fn main() {
     if !testkit::is_root() {
-        testkit::skip("the probe looks at this host as root and as somebody else");
+        testkit::skip("the probe test runs as root and as an ordinary user");
         return;
     }
-    as_root_everything_holds_and_nothing_stays();
-    too_little_space_is_told();
-    an_ordinary_user_is_told_what_is_weaker();
-    a_delegated_group_is_used_and_left_as_it_was();
-    without_user_namespaces_the_way_to_get_them_is_told();
-    a_container_that_hides_parts_of_proc_is_told();
-    few_open_files_and_a_bad_base_for_ids_are_told();
+    root_has_all_measures_and_nothing_is_left();
+    too_little_free_space_is_reported();
+    weaker_measures_of_an_ordinary_user_are_reported();
+    delegated_group_is_used_and_restored();
+    missing_user_namespaces_are_reported_with_a_fix();
+    container_that_hides_parts_of_proc_is_reported();
+    few_open_files_and_a_bad_uid_base_are_reported();
 }
 
-fn as_root_everything_holds_and_nothing_stays() {
+fn root_has_all_measures_and_nothing_is_left() {
     let state = TempDir::new().unwrap();
     let before = groups();
     let report = probe(state.path(), Bytes::mib(1), DEFAULT_BASE, &NetworkSettings::default());
@@ -45,10 +45,10 @@ fn as_root_everything_holds_and_nothing_stays() {
     }
     assert!(held_by(&report, "memory").unwrap().starts_with("cgroup v"));
     assert_eq!(fs::read_dir(state.path()).unwrap().count(), 0, "the state directory is left as it was");
-    assert_eq!(groups(), before, "no group stays");
+    assert_eq!(groups(), before, "no group is left");
 }
 
-fn too_little_space_is_told() {
+fn too_little_free_space_is_reported() {
     let state = TempDir::new().unwrap();
     let report =
         probe(&state.path().join("not/made/yet"), Bytes(u64::MAX), DEFAULT_BASE, &NetworkSettings::default());
@@ -58,7 +58,7 @@ fn too_little_space_is_told() {
     assert!(!state.path().join("not").exists());
 }
 
-fn an_ordinary_user_is_told_what_is_weaker() {
+fn weaker_measures_of_an_ordinary_user_are_reported() {
     let report =
         as_user(1000, || probe(Path::new("/tmp"), Bytes::mib(1), DEFAULT_BASE, &NetworkSettings::default()));
     assert!(report.rootless);
@@ -77,8 +77,8 @@ fn an_ordinary_user_is_told_what_is_weaker() {
     }
 }
 
-/// The v2 hierarchy of this host, with a group of the test's own given to a user.
-fn a_delegated_group_is_used_and_left_as_it_was() {
+/// Delegates a new group in the v2 hierarchy of this host to a user.
+fn delegated_group_is_used_and_restored() {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
     let line = table.lines().find(|line| line.contains(" - cgroup2 ")).unwrap();
     let root = Path::new(line.split(' ').nth(4).unwrap());
@@ -93,7 +93,7 @@ fn a_delegated_group_is_used_and_left_as_it_was() {
         || fs::write(procs, "0").unwrap(),
         || probe(Path::new("/tmp"), Bytes::mib(1), DEFAULT_BASE, &NetworkSettings::default()),
     );
-    // It fails if anything was left in it.
+    // This fails if anything was left in the group.
     fs::remove_dir(&group).unwrap();
     assert!(report.rootless);
     assert_eq!(held_by(&report, "kill").as_deref(), Some("cgroup.kill"));
@@ -107,8 +107,8 @@ fn a_delegated_group_is_used_and_left_as_it_was() {
     }
 }
 
-/// A user namespace in which no more may be made stands for a host that forbids them.
-fn without_user_namespaces_the_way_to_get_them_is_told() {
+/// A user namespace that allows no further user namespaces represents a host that forbids them.
+fn missing_user_namespaces_are_reported_with_a_fix() {
     let report = as_user(1000, || {
         unshare(Namespaces::USER).unwrap();
         let own = [Extent { inside: 0, outside: 1000, count: 1 }];
@@ -122,8 +122,8 @@ fn without_user_namespaces_the_way_to_get_them_is_told() {
     assert!(check.fix.as_ref().unwrap().contains("user.max_user_namespaces"), "{check:?}");
 }
 
-/// A container covers parts of /proc, and then the kernel lets nobody in it mount a fresh one.
-fn a_container_that_hides_parts_of_proc_is_told() {
+/// A container covers parts of /proc, and the kernel then does not allow a new mount of /proc in it.
+fn container_that_hides_parts_of_proc_is_reported() {
     let report = as_user(1000, || {
         unshare(Namespaces::USER.and(Namespaces::MOUNT)).unwrap();
         let same = [Extent { inside: 1000, outside: 1000, count: 1 }];
@@ -138,7 +138,7 @@ fn a_container_that_hides_parts_of_proc_is_told() {
     assert!(check.fix.as_ref().unwrap().contains("systempaths=unconfined"), "{check:?}");
 }
 
-fn few_open_files_and_a_bad_base_for_ids_are_told() {
+fn few_open_files_and_a_bad_uid_base_are_reported() {
     let report = as_user(0, || {
         let few = rustix::process::Rlimit { current: Some(256), maximum: Some(256) };
         rustix::process::setrlimit(rustix::process::Resource::Nofile, few).unwrap();
@@ -158,7 +158,7 @@ fn held_by(report: &Report, what: &str) -> Option<String> {
     report.enforced.iter().find(|measure| measure.what == what).unwrap().by.clone()
 }
 
-/// The names of our own groups, wherever they are.
+/// Returns the names of our own groups in all hierarchies.
 fn groups() -> BTreeSet<String> {
     let roots = ["unified", "memory", "cpu", "pids", "."].map(|name| Path::new("/sys/fs/cgroup").join(name));
     let ours = roots.iter().flat_map(|root| fs::read_dir(root.join("coracle")).into_iter().flatten());
@@ -166,12 +166,12 @@ fn groups() -> BTreeSet<String> {
     names.filter(|name| name.starts_with("doctor")).collect()
 }
 
-/// Runs `work` as another user in a child and brings its report back.
+/// Runs `work` as another user in a child and returns its report.
 fn as_user(id: u32, work: impl FnOnce() -> Report) -> Report {
     as_user_after(id, || (), work)
 }
 
-/// The same, with something done before by whoever we are.
+/// Like [`as_user`], but runs `before` first as the current user.
 fn as_user_after(id: u32, before: impl FnOnce(), work: impl FnOnce() -> Report) -> Report {
     let (mut ours, mut theirs) = UnixStream::pair().unwrap();
     match SingleThread::prove().unwrap().fork(Namespaces::NONE, None).unwrap() {
@@ -179,8 +179,8 @@ fn as_user_after(id: u32, before: impl FnOnce(), work: impl FnOnce() -> Report) 
             drop(ours);
             before();
             become_ids(id, id, Setgroups::Allow).unwrap();
-            // Changing ids hides our own /proc files from us; a program that was started as this
-            // user would see them.
+            // After a change of ids a process cannot see its own /proc files; a program that was
+            // started as this user can.
             set_dumpable_behavior(DumpableBehavior::Dumpable).unwrap();
             theirs.write_all(&serde_json::to_vec(&work()).unwrap()).unwrap();
             exit_now(0)

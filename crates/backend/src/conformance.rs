@@ -1,9 +1,9 @@
-//! What every backend must do, as checks that run against a real one.
+//! Checks that every backend must pass, run against a real one.
 //!
-//! A backend's tests implement [`Subject`] and call [`check_all`]. The checks know the trait and
-//! the agent behind it and nothing else, so they hold for namespaces, containers and clusters
-//! alike. What a backend does not offer by its [`Capabilities`](crate::Capabilities) must be
-//! refused, and that is checked instead.
+//! A backend's tests implement [`Subject`] and call [`check_all`]. The checks use only the trait
+//! and the agent behind it, so they apply to namespaces, containers and clusters alike. A feature
+//! that a backend does not list in its [`Capabilities`](crate::Capabilities) must be rejected, and
+//! that is checked instead.
 
 mod agent;
 mod checks;
@@ -20,37 +20,37 @@ use domain::{SandboxId, Spec};
 
 use crate::{Found, InForce, SharedBackend};
 
-/// A backend under test. Its defaults must not require limits, and unknown images are refused.
+/// A backend under test. Its default limits must not be required, and it must reject unknown
+/// images.
 #[async_trait::async_trait]
 pub trait Subject: Send + Sync {
-    /// Opens the backend as a server does that was just started. Whatever was open before is
-    /// gone, as after a crash; sandboxes are not.
+    /// Opens the backend like a newly started server. Everything that was open before is gone, as
+    /// after a crash, but sandboxes remain.
     async fn open(&self) -> SharedBackend;
-    /// A directory where the sandboxes are that may be mounted into them, with a file `greeting`
-    /// in it that says `hello`.
+    /// A directory on the sandboxes' machine that may be mounted into them. It contains a file
+    /// `greeting` with the text `hello`.
     fn shared(&self) -> PathBuf;
-    /// Ends a sandbox as an accident would, without asking the backend.
+    /// Kills a sandbox as an accident would, without the backend's involvement.
     async fn strike(&self, id: &SandboxId);
 }
 
-/// How long one check may take, on the slowest machine.
+/// The time limit for one check, on the slowest machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 type Check = for<'a> fn(&'a dyn Subject) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
-/// Runs every check, one after the other, and answers their names. It panics at the first that
-/// fails.
+/// Runs every check, one after the other, and returns their names. Panics at the first failure.
 pub async fn check_all(subject: &dyn Subject) -> Vec<&'static str> {
     let mut passed = Vec::new();
     for (name, check) in checks::ALL {
         let outcome = tokio::time::timeout(PATIENCE, check(subject)).await;
-        outcome.unwrap_or_else(|_| panic!("conformance: `{name}` did not end"));
+        outcome.unwrap_or_else(|_| panic!("conformance: `{name}` timed out"));
         passed.push(*name);
     }
     passed
 }
 
-/// A sandbox that one check made.
+/// A sandbox created by one check.
 struct Made {
     backend: SharedBackend,
     id: SandboxId,
@@ -64,11 +64,11 @@ impl Made {
 
     async fn of(backend: &SharedBackend, spec: &Spec) -> Self {
         let id = fresh_id();
-        let in_force = backend.create(&id, spec).await.expect("a sandbox can be made");
+        let in_force = backend.create(&id, spec).await.expect("a sandbox can be created");
         Self { backend: backend.clone(), id, in_force }
     }
 
-    /// The same sandbox, through another backend.
+    /// The same sandbox, accessed through another backend.
     fn seen_by(self, backend: &SharedBackend) -> Self {
         Self { backend: backend.clone(), ..self }
     }
@@ -88,12 +88,12 @@ async fn found(backend: &SharedBackend, id: &SandboxId) -> Option<Found> {
     all.into_iter().find(|found| found.id == *id)
 }
 
-/// An id that nobody had before.
+/// Returns an unused id.
 fn fresh_id() -> SandboxId {
     let source = RandomState::new();
     let mut entropy = [0; 20];
-    for (place, byte) in entropy.iter_mut().enumerate() {
-        *byte = source.hash_one(place).to_le_bytes()[0];
+    for (index, byte) in entropy.iter_mut().enumerate() {
+        *byte = source.hash_one(index).to_le_bytes()[0];
     }
     SandboxId::from_entropy(entropy)
 }

@@ -1,4 +1,4 @@
-//! A place where sandboxes live, as a trait: this host's namespaces today; Docker, gVisor and a
+//! The backend trait: an environment that runs sandboxes. Today this host's namespaces; Docker, gVisor and a
 //! cluster later.
 
 #[cfg(feature = "conformance")]
@@ -11,68 +11,68 @@ use domain::{Bytes, Cause, Files, Mount, Network, Resources, SandboxId, Snapshot
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 
-/// A place where sandboxes live.
+/// An environment that runs sandboxes.
 ///
-/// A backend makes a sandbox, freezes it, removes it, and opens a byte stream to the agent
-/// inside. Commands and files travel over that stream, so no backend knows of them. The
-/// contract, which `backend::conformance` runs on each one:
+/// A backend creates a sandbox, freezes it, removes it, and opens a byte stream to the agent inside. Commands
+/// and files travel over that stream, so no backend has to know about them. The contract, which
+/// `backend::conformance` checks for each backend:
 /// - `create` leaves a reachable agent, or nothing at all;
-/// - `destroy` of something already gone succeeds;
-/// - `stop` and a `restart` that fails leave the files, where `Capabilities::restart` says so;
-/// - `list` names all that this backend owns, so a restarted server can adopt it.
+/// - `destroy` of a sandbox that is already gone succeeds;
+/// - `stop` and a failed `restart` keep the files, if `Capabilities::restart` is set;
+/// - `list` returns everything that this backend owns, so that a restarted server can adopt it.
 #[async_trait::async_trait]
 pub trait Backend: Send + Sync {
     fn name(&self) -> &'static str;
-    /// What this host really offers. Asked once at start-up, never guessed.
+    /// Determines the features that this host really offers. Called once at start-up.
     async fn probe(&self) -> Result<Capabilities, BackendError>;
-    /// Answers when the agent inside can be dialled.
+    /// Returns when the agent inside can be dialled.
     async fn create(&self, id: &SandboxId, spec: &Spec) -> Result<InForce, BackendError>;
-    /// Stops every command; the agent still answers.
+    /// Freezes every command; the agent still replies.
     async fn pause(&self, id: &SandboxId) -> Result<(), BackendError>;
     async fn resume(&self, id: &SandboxId) -> Result<(), BackendError>;
-    /// Ends every process of a sandbox and gives back all that it has, except its disk. Answers
-    /// with what it had used, and whether its files are still there: a backend whose disks end with
-    /// the processes has lost them. Stopping what is stopped or gone already is no error.
+    /// Ends every process of a sandbox and releases all its resources except its disk. Returns the resources
+    /// it had used, and whether its files still exist: a backend whose disks end with the processes has lost
+    /// them. Stopping a stopped or removed sandbox is not an error.
     async fn stop(&self, id: &SandboxId) -> Result<Stopped, BackendError>;
-    /// Makes a sandbox again on the disk that `stop` left, with the image it was made of. If that
-    /// fails, the disk is as it was. Without such a disk it answers `Gone`.
+    /// Starts a sandbox again on the disk that `stop` left, with its original image. If that fails, the disk
+    /// is unchanged. Without such a disk it returns `Gone`.
     async fn restart(&self, id: &SandboxId, spec: &Spec) -> Result<InForce, BackendError>;
-    /// Answers when nothing is left of it, with what it had used, as far as anybody knows.
+    /// Returns when the sandbox is completely removed, with the resources it had used, as far as known.
     async fn destroy(&self, id: &SandboxId) -> Result<Usage, BackendError>;
     async fn list(&self) -> Result<Vec<Found>, BackendError>;
     async fn dial(&self, id: &SandboxId) -> Result<AgentStream, BackendError>;
     async fn usage(&self, id: &SandboxId) -> Result<Usage, BackendError>;
-    /// Makes mounts visible inside a living sandbox: all of them, or none.
+    /// Mounts into a running sandbox: all of the mounts, or none.
     async fn attach(&self, id: &SandboxId, mounts: &[Mount]) -> Result<Measures, BackendError>;
-    /// Makes a volume that outlives sandboxes. One that exists already stays as it is.
+    /// Creates a volume that outlives sandboxes. An existing volume is left unchanged.
     async fn make_volume(&self, volume: &Volume) -> Result<(), BackendError>;
-    /// Removes a volume that no sandbox uses, with all it holds. One that is gone already is no error.
+    /// Removes a volume that no sandbox uses, with its content. A missing volume is not an error.
     async fn remove_volume(&self, id: &VolumeId) -> Result<(), BackendError>;
-    /// Every volume that is whole and can be read, so that a restarted server knows them again. What
-    /// a backend has half made it removes by itself.
+    /// Lists every complete and readable volume, so that a restarted server knows them again. The backend
+    /// itself removes partly created volumes.
     async fn volumes(&self) -> Result<Vec<FoundVolume>, BackendError>;
-    /// What these volumes hold now. One of which nobody knows it is missing in the answer.
+    /// Returns the current size of these volumes. A volume of unknown size is omitted.
     async fn volumes_hold(&self, ids: &[VolumeId]) -> Result<Vec<(VolumeId, Bytes)>, BackendError>;
-    /// Gives a living sandbox other limits, those that are left open as at its creation, and says
-    /// what holds now. What cannot be enforced fails, and then nobody knows which limits hold.
+    /// Changes the limits of a running sandbox and returns those now in force; unset limits return to their
+    /// initial values. A limit that cannot be enforced is an error, and then the limits in force are unknown.
     async fn resize(&self, id: &SandboxId, resources: &Resources) -> Result<Measures, BackendError>;
-    /// The image that a sandbox would get by this name, as `InForce` would tell it.
+    /// Returns the image that a sandbox would get for this name, as `InForce` would report it.
     async fn resolve(&self, image: &str) -> Result<ResolvedImage, BackendError>;
-    /// Gives a living sandbox that was made without one its network. Asking again changes nothing.
+    /// Connects a running sandbox that was created without a network. Repeating the call changes nothing.
     async fn connect(&self, id: &SandboxId, network: Network) -> Result<Measures, BackendError>;
-    /// Keeps the files of a sandbox as they are at one moment. The commands of one that lives stand
-    /// still meanwhile and go on afterwards, whatever becomes of the snapshot; one that is stopped
-    /// stays so. Asked a second time for the same snapshot it answers with the first.
+    /// Saves the files of a sandbox at one moment. The commands of a running sandbox are frozen meanwhile and
+    /// always thawed afterwards, even if the snapshot fails; a stopped sandbox stays stopped. A second call
+    /// for the same snapshot returns the first one.
     async fn snapshot(&self, id: &SandboxId, snapshot: &SnapshotId) -> Result<KeptFiles, BackendError>;
-    /// Drops a snapshot; sandboxes made from it keep their files. One that is gone is no error.
+    /// Deletes a snapshot; sandboxes created from it keep their files. A missing snapshot is not an error.
     async fn forget_snapshot(&self, snapshot: &SnapshotId) -> Result<(), BackendError>;
-    /// All snapshots that this backend has or is making.
+    /// Lists all snapshots that this backend has or is creating.
     async fn snapshots(&self) -> Result<Vec<FoundSnapshot>, BackendError>;
-    /// The images it keeps, if it keeps any.
+    /// The images it stores, if any.
     fn images(&self) -> Option<&dyn Images> {
         None
     }
-    /// Sandboxes that end without `destroy`, as they end. There is one listener: the service.
+    /// Receives sandboxes that end without `destroy`, as they end. There is one receiver: the service.
     fn deaths(&self) -> mpsc::UnboundedReceiver<Death>;
 }
 
@@ -87,14 +87,14 @@ pub type AgentStream = Box<dyn Duplex>;
 pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 
-/// What a backend can do on this host.
+/// The features of a backend on this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities {
     pub pause: bool,
     pub attach: bool,
-    /// Whether there are volumes that outlive sandboxes.
+    /// Whether it supports volumes that outlive sandboxes.
     pub volumes: bool,
-    /// Whether the files of a sandbox can be kept and given to others.
+    /// Whether the files of a sandbox can be saved and used by other sandboxes.
     pub snapshot: bool,
     /// Whether the files of a sandbox outlive its processes, so that it can be restarted.
     pub restart: bool,
@@ -102,62 +102,63 @@ pub struct Capabilities {
     pub network: bool,
     /// The limits that are enforced, by name: `memory`, `cpus`, `pids`, `disk`.
     pub limits: Vec<String>,
-    /// What holds less than it should here, each as a sentence.
+    /// The limits and protections that are weaker than they should be here, each as a sentence.
     pub weaker: Vec<String>,
-    /// Names and versions of what the image `host` has: its system, and programs that images are named after.
+    /// Names and versions of the software in the image `host`: its system, and programs that images are named
+    /// after.
     pub host_versions: Vec<(String, String)>,
 }
 
-/// The image that a name leads to.
+/// The image that a name resolves to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ResolvedImage {
     pub name: String,
-    /// Set if another image was named, which is not here: a sentence that names both and says what
-    /// the used one has.
+    /// Set if the requested image is missing and another one is used: a sentence that names both and
+    /// describes the one used.
     pub stand_in: Option<String>,
 }
 
-/// How to get an image that is not here.
-pub const WAYS_TO_AN_IMAGE: &str = "`coracle image pull NAME` or `coracle image import NAME FILE` provides it; an entry in \
-     `images.aliases` lets another image stand in; `coracle image ls` lists what is here";
+/// A hint on how to get a missing image.
+pub const WAYS_TO_AN_IMAGE: &str = "`coracle image pull NAME` or `coracle image import NAME FILE` adds it; an entry in \
+     `images.aliases` substitutes another image; `coracle image ls` lists the available images";
 
-/// Entries that replace those of the same name in what is in force, or are new there.
+/// Entries that replace those of the same name in the measures in force, or are added to them.
 pub type Measures = Vec<(String, String)>;
 
-/// What really holds for one sandbox.
+/// The measures that are actually in force for one sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InForce {
-    /// The image that was used, after aliases.
+    /// The image that was used, after aliases were resolved.
     pub image: String,
     /// As in [`ResolvedImage`].
     pub stand_in: Option<String>,
     /// Name and value of each measure, such as `memory` → `cgroup v1, 512Mi`.
     pub measures: Measures,
-    /// Defaults that could not be enforced, each as a sentence.
+    /// Default limits that could not be enforced, each as a sentence.
     pub weaker: Vec<String>,
 }
 
-/// A sandbox as a backend finds it at start.
+/// A sandbox that a backend finds at start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     pub id: SandboxId,
     pub condition: Condition,
-    /// Whether there is a disk with its files.
+    /// Whether a disk with its files exists.
     pub files: Files,
 }
 
-/// What is left of a sandbox that was stopped.
+/// The state of a sandbox after it was stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stopped {
     pub usage: Usage,
     pub files: Files,
 }
 
-/// A volume as a backend finds it.
+/// A volume that a backend finds at start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundVolume {
     pub volume: Volume,
-    /// What it holds now.
+    /// Its current size.
     pub used: Bytes,
 }
 
@@ -165,39 +166,39 @@ pub struct FoundVolume {
 pub enum Condition {
     Alive,
     Frozen,
-    /// Its processes are gone. It can be stopped, to be restarted later, or destroyed.
+    /// Its processes are gone. It can be stopped, in order to restart it later, or destroyed.
     Dead,
-    /// Made or removed in part.
+    /// Only partly created or removed.
     Half,
 }
 
-/// What a snapshot holds.
+/// The content of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeptFiles {
-    /// The image below the files, after aliases.
+    /// The image beneath the files, after aliases were resolved.
     pub image: String,
-    /// How many bytes lie above the image.
+    /// The number of bytes above the image.
     pub size: Bytes,
-    /// The limit on the disk of the sandbox.
+    /// The disk limit of the sandbox.
     pub disk: Bytes,
 }
 
-/// A snapshot as a backend finds it.
+/// A snapshot that a backend finds at start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundSnapshot {
     pub id: SnapshotId,
     pub stage: Stage,
 }
 
-/// How far a snapshot is.
+/// The progress of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stage {
     Complete(KeptFiles),
-    /// It is being made; so many bytes of so many, where they are copied.
+    /// It is being created; bytes done and bytes in total, if they are copied.
     Making(Option<(Bytes, Bytes)>),
 }
 
-/// A sandbox ended by itself.
+/// A sandbox that ended by itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Death {
     pub id: SandboxId,
@@ -210,7 +211,7 @@ pub struct Usage {
     pub memory_limit: Option<Bytes>,
     /// Processor time used so far.
     pub cpu_micros: Option<u64>,
-    /// Thousandths of a core it may use.
+    /// The thousandths of a core it may use.
     pub cpu_limit: Option<u32>,
     pub pids: Option<u64>,
     pub pids_limit: Option<u32>,
@@ -219,13 +220,13 @@ pub struct Usage {
     pub oom_kills: Option<u64>,
 }
 
-/// What is wrong with a mount.
+/// The reason why a mount is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MountFault {
     /// The operator does not allow its source.
     NotAllowed,
     NotFound,
-    /// A missing directory could not be made.
+    /// A missing directory could not be created.
     NotMade,
     SubPath,
     Target,
@@ -233,33 +234,33 @@ pub enum MountFault {
     Failed,
 }
 
-/// A backend could not do something.
+/// An operation of a backend failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
-    /// A step of making a sandbox failed; nothing of it is left.
+    /// A step of creating a sandbox failed; nothing of the sandbox is left.
     #[error("step `{step}` failed: {message}")]
     Step { step: String, message: String, hint: Option<String> },
-    /// The spec asks for what this backend or host does not offer.
+    /// The spec requires a feature that this backend or host does not offer.
     #[error("{message}")]
     Unsupported { message: String, hint: Option<String> },
-    /// The spec asks for more or less than one sandbox may have here.
+    /// The spec is above the maximum or below the minimum for one sandbox on this host.
     #[error("{message}")]
     TooMuch { message: String, hint: Option<String> },
-    /// Something cannot be mounted.
+    /// A mount is not possible.
     #[error("{message}")]
     Mount { fault: MountFault, message: String, hint: Option<String> },
-    /// The image or snapshot that was named is not here.
+    /// The named image or snapshot does not exist.
     #[error("{message}")]
     NoImage { message: String, hint: Option<String> },
-    /// An image could not be fetched or unpacked.
+    /// An image could not be pulled or unpacked.
     #[error("image `{image}` could not be pulled: {message}")]
     Pull { image: String, message: String, hint: Option<String> },
-    /// What a client sends could not be read to its end.
+    /// A client's upload could not be read completely.
     #[error("could not read the upload: {0}")]
     Upload(std::io::Error),
     #[error("there is no such sandbox")]
     Gone,
-    /// No room for another sandbox now; later there may be.
+    /// There are no resources for another sandbox now; there may be later.
     #[error("{0}")]
     Exhausted(String),
     #[error("could not {action}")]
@@ -267,7 +268,7 @@ pub enum BackendError {
 }
 
 impl InForce {
-    /// Takes in what has changed.
+    /// Applies changed measures.
     pub fn replace(&mut self, changed: Measures) {
         for (name, value) in changed {
             match self.measures.iter_mut().find(|(known, _)| *known == name) {
@@ -279,7 +280,7 @@ impl InForce {
 }
 
 impl BackendError {
-    /// What somebody could do about it.
+    /// A hint on how to fix the problem.
     pub fn hint(&self) -> Option<&str> {
         match self {
             Self::Step { hint, .. }
@@ -288,7 +289,7 @@ impl BackendError {
             | Self::Mount { hint, .. }
             | Self::NoImage { hint, .. }
             | Self::Pull { hint, .. } => hint.as_deref(),
-            // Why exactly stands in the log: it names paths of the host.
+            // The exact reason is only logged, because it names paths of the host.
             Self::Exhausted(_) => {
                 Some("the disk or the ids of this host are used up; remove sandboxes or free some")
             }

@@ -1,4 +1,4 @@
-//! What the binary says, whole, when something is wrong.
+//! Tests the complete output of the binary when something is wrong.
 
 use std::net::TcpListener;
 use std::process::{Command, Output};
@@ -84,7 +84,7 @@ fn a_missing_configuration_is_an_error_with_a_hint() {
 }
 
 #[test]
-fn programs_are_told_of_errors_in_json() {
+fn errors_are_json_for_programs() {
     check(
         &["--json", "image", "ls", "--config", "/no/such/file"],
         1,
@@ -112,25 +112,25 @@ fn an_image_is_imported_listed_and_removed() {
         assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).expect("text")
     };
-    // The file, and what three entries take up.
+    // The size of the file and of three entries.
     assert_eq!(image(&["import", "tools:1", root]), "tools:1 (14.0 KiB)\n");
     let list = image(&["ls"]);
-    // Behind it stands when it was last used.
+    // The time of the last use follows it.
     let start = "NAME     LAYERS  SIZE      DIGEST  LAST USED\nhost     0       0 B       -       -\ntools:1  1       14.0 KiB  -       2";
     assert!(list.starts_with(start), "{list}");
     check(
         &["image", "import", "tools:1", root, "--state-dir", state],
         1,
         &format!(
-            "error: `{root}` is not imported\ncaused by: there is an image `tools:1` already\n\
-             hint: remove it first with `coracle image rm`\n"
+            "error: `{root}` is not imported\ncaused by: image `tools:1` already exists\n\
+             hint: remove the image first with `coracle image rm`\n"
         ),
     );
     assert_eq!(image(&["rm", "tools:1"]), "tools:1\n");
     check(
         &["image", "rm", "tools:1", "--state-dir", state],
         1,
-        "error: there is no image `tools:1` here\nhint: `coracle image ls` lists the images\n",
+        "error: image `tools:1` not found\nhint: `coracle image ls` lists the images\n",
     );
 }
 

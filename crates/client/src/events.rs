@@ -1,16 +1,16 @@
-//! The events of a running command, cut out of a stream of bytes.
+//! Decodes the event stream of a running command from bytes.
 //!
-//! The API sends one JSON object per event, each followed by a blank line; a `data:` in front is
-//! allowed. Chunks of the body end anywhere. Lines that are not such events are skipped:
-//! comments, the other fields of an event stream, and whatever is not a JSON object.
+//! The API sends one JSON object per event, each followed by a blank line; a leading `data:` is
+//! allowed. Body chunks may end anywhere. Lines that are not such events are skipped: comments, the
+//! other fields of an event stream, and anything that is not a JSON object.
 
 use serde::Deserialize;
 use serde_json::Value;
 
-/// An event that means something to us.
+/// An event that this client understands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The process has this id.
+    /// The process was started and has this id.
     Started(String),
     Stdout(String),
     Stderr(String),
@@ -19,7 +19,7 @@ pub enum Event {
         from: u64,
         to: u64,
     },
-    /// It ended with another code than 0, or never began.
+    /// The command exited with a code other than 0, or could not be started.
     Failed(Failure),
     Completed,
 }
@@ -27,14 +27,14 @@ pub enum Event {
 /// How a command failed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Failure {
-    /// Its exit code as text, or why there is none.
+    /// The exit code as text, or the reason there is none.
     pub value: String,
     pub details: Vec<String>,
-    /// How it ended if not by an exit code; only our own servers say so.
+    /// How the command ended, if not with an exit code. Only Coracle servers report this.
     pub ending: Option<Ending>,
 }
 
-/// An end without an exit code.
+/// How a command ended without an exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(tag = "ending", rename_all = "snake_case")]
 pub enum Ending {
@@ -43,32 +43,32 @@ pub enum Ending {
     },
     Oom,
     Deadline,
-    /// There is no such program.
+    /// The program does not exist.
     Missing,
     NotExecutable,
-    /// The server did not see how it ended, or in a way that this client does not know.
+    /// The server did not observe the end, or reported one that this client does not know.
     #[serde(other)]
     Lost,
 }
 
-/// The server sent an event without an end.
+/// The server sent an event that exceeds the size limit.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the server sent an event of more than {MAX_EVENT} bytes")]
+#[error("server event exceeds {MAX_EVENT} bytes")]
 pub struct EndlessEvent;
 
-/// More than a server ever puts into one event.
+/// Upper bound for one event; servers stay well below it.
 const MAX_EVENT: usize = 8 << 20;
 
-/// Bytes on their way to becoming events.
+/// Splits a byte stream into events.
 #[derive(Debug, Default)]
 pub struct Decoder {
     pending: Vec<u8>,
-    /// How much of `pending` was already read.
+    /// How many bytes of `pending` have been consumed.
     read: usize,
 }
 
 impl Decoder {
-    /// Takes in what has come.
+    /// Appends received bytes.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<(), EndlessEvent> {
         self.pending.drain(..self.read);
         self.read = 0;
@@ -79,7 +79,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// The next event that is complete.
+    /// Returns the next complete event.
     pub fn next_event(&mut self) -> Option<Event> {
         loop {
             let rest = &self.pending[self.read..];
@@ -92,7 +92,7 @@ impl Decoder {
         }
     }
 
-    /// The last event, if the stream ended without the line end behind it.
+    /// Returns the last event if the stream ended without a final newline.
     pub fn finish(&mut self) -> Option<Event> {
         let event = read_line(&self.pending[self.read..]);
         self.read = self.pending.len();
@@ -157,7 +157,7 @@ mod tests {
         let mut decoder = Decoder::default();
         let mut events = Vec::new();
         for chunk in chunks {
-            decoder.feed(&chunk).expect("it is short");
+            decoder.feed(&chunk).expect("the input is below the limit");
             while let Some(event) = decoder.next_event() {
                 events.push(event);
             }
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_the_same_however_the_stream_is_cut() {
+    fn events_do_not_depend_on_chunk_boundaries() {
         let failed = |value: &str, details: &[&str], ending| {
             let details = details.iter().map(|text| (*text).to_owned()).collect();
             Event::Failed(Failure { value: value.to_owned(), details, ending })
@@ -188,16 +188,16 @@ mod tests {
     }
 
     #[test]
-    fn endless_event_is_refused() {
+    fn oversized_event_is_an_error() {
         let mut decoder = Decoder::default();
         let chunk = vec![b'x'; 1 << 20];
         assert!((0..20).any(|_| decoder.feed(&chunk).is_err()));
     }
 
     #[test]
-    fn last_line_needs_no_line_end() {
+    fn last_line_needs_no_newline() {
         let mut decoder = Decoder::default();
-        decoder.feed(b"{\"type\":\"execution_complete\"}").expect("it is short");
+        decoder.feed(b"{\"type\":\"execution_complete\"}").expect("the input is below the limit");
         assert_eq!(decoder.next_event(), None);
         assert_eq!(decoder.finish(), Some(Event::Completed));
         assert_eq!(decoder.finish(), None);
@@ -205,9 +205,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_input_makes_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        fn decoding_arbitrary_bytes_does_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
             let mut decoder = Decoder::default();
-            decoder.feed(&bytes).expect("it is short");
+            decoder.feed(&bytes).expect("the input is below the limit");
             while decoder.next_event().is_some() {}
             decoder.finish();
         }

@@ -12,28 +12,28 @@ use serde_json::{Map, Value, json};
 
 use crate::events::Ending;
 
-/// Input that may be sent before the server has said that it was delivered.
+/// How many bytes of input may be sent before the server has confirmed delivery.
 pub const INPUT_WINDOW: usize = 1 << 20;
 
 const STDIN: u8 = 0;
 const STDOUT: u8 = 1;
 const STDERR: u8 = 2;
 
-/// What to run, in the fields that `POST /command` and the socket share.
+/// A command to run, with the fields that `POST /command` and the WebSocket share.
 #[derive(Clone, Debug, Default)]
 pub struct ExecRequest {
-    /// Shell text; otherwise `argv` is run without a shell.
+    /// Shell text. If absent, `argv` is run without a shell.
     pub text: Option<String>,
     pub argv: Vec<String>,
     pub directory: Option<String>,
     pub env: Vec<(String, String)>,
     pub timeout: Option<Duration>,
     pub user: Option<(u32, u32)>,
-    /// Bytes of its output that are kept; otherwise the server decides.
+    /// How many bytes of output to keep; the server decides if absent.
     pub output_kept: Option<u64>,
 }
 
-/// Something that the server says.
+/// A frame sent by the server.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ExecFrame {
     /// The command was started; its process has this id.
@@ -42,9 +42,9 @@ pub enum ExecFrame {
     },
     Stdout(Bytes),
     Stderr(Bytes),
-    /// So much input was delivered.
+    /// This many bytes of input were delivered.
     Credit(usize),
-    /// The command does not read its input any more.
+    /// The command no longer reads its input.
     StdinClosed,
     /// Output from `from` up to, not including, `to` is missing.
     Gap {
@@ -63,7 +63,7 @@ pub enum ExecFrame {
 }
 
 impl ExecRequest {
-    /// Whether there is nothing to run.
+    /// Whether the request names no command.
     pub fn is_blank(&self) -> bool {
         match &self.text {
             Some(text) => text.trim().is_empty(),
@@ -71,7 +71,7 @@ impl ExecRequest {
         }
     }
 
-    /// The fields of the request.
+    /// Returns the request body as JSON.
     pub fn body(&self) -> Value {
         let mut body = match &self.text {
             Some(text) => json!({ "command": text }),
@@ -97,7 +97,7 @@ impl ExecRequest {
         body
     }
 
-    /// The first frame on the socket. With a size (columns, rows) the command gets a terminal.
+    /// Returns the first frame on the socket. With a size (columns, rows) the command gets a terminal.
     pub fn start_frame(&self, stdin: bool, size: Option<(u16, u16)>) -> String {
         let mut body = self.body();
         body["type"] = json!("coracle.start");
@@ -110,7 +110,7 @@ impl ExecRequest {
     }
 }
 
-/// A binary frame with input.
+/// Builds a binary frame that carries input.
 pub fn input_frame(bytes: &[u8]) -> Vec<u8> {
     let mut frame = Vec::with_capacity(bytes.len() + 1);
     frame.push(STDIN);
@@ -118,12 +118,12 @@ pub fn input_frame(bytes: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// The text frame behind the last input.
+/// Builds the text frame that follows the last input.
 pub fn input_end() -> String {
     json!({ "type": "coracle.stdin-end" }).to_string()
 }
 
-/// The text frame that passes a signal on, such as `SIGINT`.
+/// Builds the text frame that sends a signal, such as `SIGINT`.
 pub fn signal_frame(name: &str) -> String {
     json!({ "type": "signal", "signal": name }).to_string()
 }
@@ -133,7 +133,7 @@ pub fn resize_frame(columns: u16, rows: u16) -> String {
 }
 
 impl ExecFrame {
-    /// A binary frame; `None` if it means nothing to us.
+    /// Parses a binary frame; `None` if it is of an unknown kind.
     pub fn from_binary(mut frame: Bytes) -> Option<Self> {
         let kind = *frame.first()?;
         frame.advance(1);
@@ -144,7 +144,7 @@ impl ExecFrame {
         }
     }
 
-    /// A text frame; `None` if it means nothing to us.
+    /// Parses a text frame; `None` if it is malformed or of an unknown type.
     pub fn from_text(text: &str) -> Option<Self> {
         let value: Value = serde_json::from_str(text).ok()?;
         let word = |key: &str| value[key].as_str().unwrap_or_default().to_owned();
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn every_option_is_sent_in_the_units_of_the_api() {
+    fn every_option_is_sent_in_api_units() {
         let request = ExecRequest {
             text: Some("exit 3".to_owned()),
             directory: Some("/tmp".to_owned()),
@@ -190,8 +190,8 @@ mod tests {
             json!({"command": "exit 3", "cwd": "/tmp", "timeout": 5000, "uid": 1, "gid": 2,
                    "envs": {"A": "b"}, "coracle.output-kept": 1024})
         );
-        let start: Value =
-            serde_json::from_str(&request.start_frame(true, Some((80, 24)))).expect("it is JSON");
+        let start: Value = serde_json::from_str(&request.start_frame(true, Some((80, 24))))
+            .expect("the start frame is JSON");
         assert_eq!(
             (&start["type"], &start["stdin"], &start["cols"]),
             (&json!("coracle.start"), &json!(true), &json!(80))
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_that_mean_nothing_are_skipped() {
+    fn unknown_frames_are_skipped() {
         assert_eq!(ExecFrame::from_binary(Bytes::from_static(b"\x02e")), Some(ExecFrame::Stderr("e".into())));
         assert_eq!(ExecFrame::from_binary(Bytes::from_static(b"\x09e")), None);
         assert_eq!(ExecFrame::from_binary(Bytes::new()), None);

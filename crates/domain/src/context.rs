@@ -1,41 +1,43 @@
-//! Contexts: where code of one language is run, with what earlier code has left behind.
+//! Contexts: code of one language runs in a context and sees the state that earlier code left
+//! behind.
 
 use std::fmt;
 
 use crate::process::SessionId;
 
-/// The name of a context, of the form of a session's, which it is to the agent.
+/// The id of a context, in the same form as a session id; the agent treats a context as a session.
 pub type ContextId = SessionId;
 
-/// What code is written in, by the one name that we call it.
+/// A programming language, by its canonical name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Language(String);
 
-/// The text names no language.
+/// The error for text that is not a valid language name.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "a language is a word of at most {} letters, digits and `+#._-`, or `jupyter:` and such a word",
+    "a language must be a word of at most {} letters, digits and `+#._-`, or `jupyter:` and such a word",
     Language::LONGEST
 )]
 pub struct NotALanguage;
 
-/// What runs the code of a language.
+/// The program that runs the code of a language.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Worker<'a> {
-    /// Our own, which needs nothing but the interpreter.
+    /// Our own worker, which needs only the interpreter.
     Python,
     JavaScript,
     TypeScript,
     /// The shell of an ordinary session.
     Bash,
-    /// A Jupyter kernel that the image brings: one of this name, or for the language of this name.
+    /// A Jupyter kernel provided by the image, found by its own name or by the name of its
+    /// language.
     Jupyter(&'a str),
 }
 
-/// Before the name of a Jupyter kernel that is wanted as such.
+/// The prefix that selects a Jupyter kernel by name.
 const JUPYTER: &str = "jupyter:";
 
-/// Other names that people use.
+/// Other common names of languages.
 const ALIASES: [(&str, &str); 13] = [
     ("py", "python"),
     ("python3", "python"),
@@ -55,7 +57,7 @@ const ALIASES: [(&str, &str); 13] = [
 impl Language {
     pub const LONGEST: usize = 48;
 
-    /// Takes any of the names by which a language is known.
+    /// Accepts any of the names by which a language is known.
     pub fn parse(text: &str) -> Result<Self, NotALanguage> {
         if let Some(name) = text.strip_prefix(JUPYTER) {
             return if is_word(name) { Ok(Self(text.to_owned())) } else { Err(NotALanguage) };
@@ -102,12 +104,12 @@ mod tests {
     use super::*;
 
     fn check(text: &str, name: &str, worker: Worker<'_>) {
-        let language = Language::parse(text).expect("it is a language");
+        let language = Language::parse(text).expect("a valid language");
         assert_eq!((language.as_str(), language.worker()), (name, worker), "{text}");
     }
 
     #[test]
-    fn a_language_has_one_name_and_many_that_lead_to_it() {
+    fn aliases_parse_to_the_canonical_name() {
         check("Python", "python", Worker::Python);
         check("py", "python", Worker::Python);
         check("JS", "javascript", Worker::JavaScript);
@@ -119,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_be_taken_for_something_else_is_no_language() {
+    fn ambiguous_text_is_not_a_language() {
         let long = "x".repeat(Language::LONGEST + 1);
         for wrong in ["", " ", "a b", "-c", "../x", "jupyter:", "jupyter:-x", "a/b", "a\n", "é", &long] {
             assert_eq!(Language::parse(wrong), Err(NotALanguage), "{wrong:?}");
@@ -127,9 +129,9 @@ mod tests {
     }
 
     #[test]
-    fn aliases_lead_to_names_that_are_their_own() {
+    fn alias_targets_are_canonical_names() {
         for (alias, name) in ALIASES {
-            assert_eq!(Language::parse(name).expect("a name").as_str(), name, "{alias}");
+            assert_eq!(Language::parse(name).expect("a valid name").as_str(), name, "{alias}");
         }
     }
 }

@@ -1,11 +1,11 @@
-//! Commands that a sandbox runs by itself: one before its main process, others by the clock.
+//! Commands that a sandbox runs by itself: one before its main process, others on a schedule.
 
 use std::time::{Duration, SystemTime};
 
 use cronexpr::jiff::Timestamp;
 use cronexpr::{Crontab, FallbackTimezoneOption, MakeTimestamp, ParseOptions};
 
-/// How many hooks one sandbox may have by the clock.
+/// The maximum number of periodic hooks of one sandbox.
 pub const MOST_PERIODIC: usize = 32;
 
 const LONGEST_NAME: usize = 128;
@@ -15,19 +15,19 @@ const LONGEST_COMMAND: usize = 64 << 10;
 /// All hooks of a sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hooks {
-    /// Ends well before the entrypoint starts, or there is no sandbox.
+    /// Must succeed before the entrypoint starts; otherwise creating the sandbox fails.
     pub before: Option<Hook>,
     pub periodic: Vec<Periodic>,
 }
 
-/// A command and how long it may take.
+/// A command and its time limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hook {
     pub command: Vec<String>,
     pub timeout: Duration,
 }
 
-/// A hook with a name that runs by the clock, never twice at once.
+/// A named hook that runs on a schedule, never twice at the same time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Periodic {
     pub name: String,
@@ -48,27 +48,27 @@ enum Times {
     At(Box<Crontab>),
 }
 
-/// Why hooks are refused.
+/// The reason why hooks are rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotAHook {
-    #[error("a command has a first word, no NUL byte and at most {LONGEST_COMMAND} bytes")]
+    #[error("a hook command must have a first word, no NUL byte and at most {LONGEST_COMMAND} bytes")]
     Command,
-    #[error("a timeout is from 1 to {0} seconds")]
+    #[error("a hook timeout must be 1 to {0} seconds")]
     Timeout(u64),
-    #[error("a name is 1 to {LONGEST_NAME} letters without control characters")]
+    #[error("a hook name must have 1 to {LONGEST_NAME} bytes and no control characters")]
     Name,
-    #[error("the name `{0}` is used twice")]
+    #[error("hook name `{0}` is used twice")]
     NameTwice(String),
-    #[error("`{0}` is not a schedule")]
+    #[error("`{0}` is not a valid schedule")]
     Schedule(String),
-    #[error("there may be {MOST_PERIODIC} hooks by the clock")]
+    #[error("a sandbox may have at most {MOST_PERIODIC} periodic hooks")]
     TooMany,
 }
 
 impl Hook {
-    /// The longest that the hook before the entrypoint may take.
+    /// The maximum time limit of the hook before the entrypoint.
     pub const LONGEST_BEFORE: Duration = Duration::from_secs(10_800);
-    /// The longest that a hook by the clock may take.
+    /// The maximum time limit of a periodic hook.
     pub const LONGEST_PERIODIC: Duration = Duration::from_secs(300);
     pub const USUAL: Duration = Duration::from_secs(60);
 
@@ -99,13 +99,13 @@ impl Periodic {
 }
 
 impl Hooks {
-    /// Checks what no single hook can tell.
+    /// Checks the rules that concern several hooks together.
     pub fn check(&self) -> Result<(), NotAHook> {
         if self.periodic.len() > MOST_PERIODIC {
             return Err(NotAHook::TooMany);
         }
-        for (place, hook) in self.periodic.iter().enumerate() {
-            if self.periodic[..place].iter().any(|other| other.name == hook.name) {
+        for (index, hook) in self.periodic.iter().enumerate() {
+            if self.periodic[..index].iter().any(|other| other.name == hook.name) {
                 return Err(NotAHook::NameTwice(hook.name.clone()));
             }
         }
@@ -127,12 +127,12 @@ impl Schedule {
         Ok(Self { text: text.to_owned(), times })
     }
 
-    /// As it was written.
+    /// The schedule as it was written.
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// The first moment after this one at which it is due; there may be none.
+    /// Returns the first moment after `moment` at which it is due, if there is one.
     pub fn next_after(&self, moment: SystemTime) -> Option<SystemTime> {
         match &self.times {
             Times::Every(span) => moment.checked_add(*span),
@@ -152,8 +152,8 @@ impl PartialEq for Schedule {
 
 impl Eq for Schedule {}
 
-/// Five fields, or one of the words that stand for them. There is no other zone than UTC: a
-/// sixth word would name one that the host may not know.
+/// Parses five fields, or one of the words that stand for them. The only time zone is UTC: a sixth
+/// word would name a zone that the host may not know.
 fn crontab(text: &str) -> Option<Crontab> {
     let fields = match text {
         "@yearly" | "@annually" => "0 0 1 1 *",
@@ -171,7 +171,7 @@ fn crontab(text: &str) -> Option<Crontab> {
     cronexpr::parse_crontab_with(fields, options).ok()
 }
 
-/// Whole seconds, at least one: `30s`, `5m`, `1h30m`.
+/// Parses whole seconds, at least one: `30s`, `5m`, `1h30m`.
 fn span_of(text: &str) -> Option<Duration> {
     let mut seconds: u64 = 0;
     let mut rest = text;
@@ -197,7 +197,7 @@ mod tests {
 
     use super::*;
 
-    /// Seconds from one moment to when it is next due.
+    /// Checks the seconds from `now` until the schedule is next due.
     fn check(schedule: &str, now: u64, expected: Option<u64>) {
         let next = Schedule::parse(schedule).ok().and_then(|schedule| {
             let next = schedule.next_after(UNIX_EPOCH + Duration::from_secs(now))?;
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn schedules_say_when_they_are_due_next() {
+    fn schedules_compute_the_next_due_time() {
         check("* * * * *", 90, Some(30));
         check("*/5 * * * *", 1, Some(299));
         check("0 12 * * *", 0, Some(43_200));
@@ -224,10 +224,10 @@ mod tests {
     }
 
     #[test]
-    fn hooks_are_bounded_and_have_names_of_their_own() {
+    fn hooks_are_limited_and_have_distinct_names() {
         let words = |word: &str| vec![word.to_owned()];
         let longest = Hook::LONGEST_PERIODIC;
-        let hook = Hook::new(words("true"), None, longest).expect("it is one");
+        let hook = Hook::new(words("true"), None, longest).expect("a valid hook");
         assert_eq!(hook.timeout, Duration::from_secs(60));
         for wrong in [0, -1, 301, i64::MAX] {
             assert_eq!(Hook::new(words("a"), Some(wrong), longest), Err(NotAHook::Timeout(300)), "{wrong}");

@@ -2,10 +2,10 @@
 
 use crate::Owner;
 
-/// A name of a client's own that leads to a sandbox: the same key, the same sandbox.
+/// A name chosen by a client that identifies a sandbox: the same key leads to the same sandbox.
 ///
-/// It may outlive the sandbox and lead to a successor. Names of different uses never meet,
-/// because each use has a space of its own.
+/// It may outlive the sandbox and then lead to a successor. Each use of keys has its own `space`,
+/// so names of different uses never collide.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
     owner: Owner,
@@ -13,7 +13,7 @@ pub struct Key {
     name: String,
 }
 
-/// The text cannot be the name in a key.
+/// The error for text that is not a valid key name.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a key has 1 to {} bytes and no control characters", Key::LONGEST)]
 pub struct NotAKey;
@@ -45,9 +45,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_text_of_bounded_length() {
+    fn key_name_has_limited_length() {
         let key = |name: &str| Key::new(&Owner::single(), "test", name);
-        assert_eq!(key("user:7/thread 9 ü").expect("a fine name").name(), "user:7/thread 9 ü");
+        assert_eq!(key("user:7/thread 9 ü").expect("a valid name").name(), "user:7/thread 9 ü");
         assert!(key(&"x".repeat(Key::LONGEST)).is_ok());
         for wrong in ["", "a\nb", "a\0", &"x".repeat(Key::LONGEST + 1)] {
             assert_eq!(key(wrong), Err(NotAKey), "{wrong:?}");
@@ -55,8 +55,8 @@ mod tests {
     }
 
     #[test]
-    fn spaces_and_owners_keep_equal_names_apart() {
-        let key = |owner: &str, space| Key::new(&Owner::named(owner), space, "n").expect("a fine name");
+    fn equal_names_in_other_spaces_or_owners_are_different_keys() {
+        let key = |owner: &str, space| Key::new(&Owner::named(owner), space, "n").expect("a valid name");
         assert_ne!(key("a", "s"), key("b", "s"));
         assert_ne!(key("a", "s"), key("a", "t"));
     }

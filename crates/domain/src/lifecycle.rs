@@ -1,4 +1,4 @@
-//! The life of one sandbox, as rules without I/O.
+//! The lifecycle of one sandbox, as rules without I/O.
 //!
 //! ```text
 //! Starting ─► Running ─► Pausing ─► Paused ─► Resuming ─► Running
@@ -7,9 +7,8 @@
 //! any of these ─► Stopping ─► Stopped;  any but Stopped may end in Failed
 //! Failed ─► Starting ─► Running   a restart, on the same files or on none
 //! ```
-//! A sandbox's files outlive its processes: one that has failed keeps its disk until it is
-//! restarted or removed.
-//! Only the sandbox's driver changes its phase; everyone else watches.
+//! A sandbox's files outlive its processes: a failed sandbox keeps its disk until it is restarted
+//! or removed. Only the sandbox's driver changes its phase; all other code only observes it.
 
 use std::fmt;
 
@@ -25,13 +24,13 @@ pub enum Phase {
     /// The entrypoint ended; files and logs can still be read.
     Exited(Exit),
     Stopping,
-    /// Gone with everything it had.
+    /// Removed with everything it had.
     Stopped,
-    /// It died by itself; what it was and why can still be read.
+    /// It died by itself; its record and the cause can still be read.
     Failed(Cause),
 }
 
-/// Why a sandbox ended.
+/// The reason why a sandbox ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     Destroyed,
@@ -40,60 +39,61 @@ pub enum Cause {
     Oom,
     AgentDied,
     HostRebooted,
-    /// It never came up.
+    /// It never started.
     NotCreated,
-    /// Nobody needed it, and another needed its place.
+    /// It was idle, and its slot was needed for another sandbox.
     Evicted,
-    /// It had died, and another with an empty disk took its place.
+    /// It had died and was replaced by another sandbox with an empty disk.
     Replaced,
     /// It takes the place of one that died and whose files were lost. No sandbox ends with this.
     FilesLost,
 }
 
-/// What becomes of a sandbox that died when it is wanted again.
+/// The action to take when a sandbox that died is used again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnDeath {
-    /// It starts again with the files it had.
+    /// It restarts with the files it had.
     #[default]
     Restart,
-    /// It starts again, or another takes its place, with an empty disk and the same volumes.
+    /// It restarts, or is replaced by another sandbox, with an empty disk and the same volumes.
     Replace,
 }
 
-/// Whether the files of a sandbox that died are still there.
+/// Whether the files of a sandbox that died still exist.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Files {
     #[default]
     Kept,
-    /// They were in memory, or somebody removed the disk.
+    /// They were in memory, or the disk was removed.
     Lost,
 }
 
-/// What somebody may ask of a sandbox.
+/// A request that a client can make of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
     Use,
     Pause,
     Resume,
-    /// Start again what has died.
+    /// Restart a sandbox that has died.
     Restart,
     Renew,
     Destroy,
 }
 
-/// What becomes of a request.
+/// The decision about a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Accept,
-    /// It already holds: nothing changes, and each front says so in its own words.
+    /// The sandbox is already in the requested state: nothing changes, and each front reports it in
+    /// its own form.
     AlreadySo,
-    /// It cannot be done in this phase.
+    /// The request is not allowed in this phase.
     Deny,
 }
 
 impl Phase {
-    /// Says what becomes of `request` now. There are no wildcard arms: a new phase does not
-    /// compile until it has an answer to every request.
+    /// Decides about `request` in this phase. There are no wildcard arms: a new phase does not
+    /// compile until every request is handled.
     pub fn judge(self, request: Request) -> Verdict {
         use Phase::{Exited, Failed, Paused, Pausing, Resuming, Running, Starting, Stopped, Stopping};
         match (request, self) {
@@ -121,7 +121,7 @@ impl Phase {
         }
     }
 
-    /// The word for logs, metrics and messages.
+    /// The name used in logs, metrics and messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Starting => "starting",
@@ -174,7 +174,7 @@ impl Cause {
 }
 
 impl OnDeath {
-    /// The word for it in requests, answers and messages.
+    /// The name used in requests, responses and messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Restart => "restart",
@@ -204,7 +204,7 @@ mod tests {
     ];
 
     #[test]
-    fn anything_not_already_ending_can_be_destroyed() {
+    fn sandbox_can_be_destroyed_unless_already_ending() {
         for phase in ALL {
             let expected = match phase {
                 Phase::Stopping | Phase::Stopped => Verdict::AlreadySo,
@@ -215,14 +215,14 @@ mod tests {
     }
 
     #[test]
-    fn pausing_twice_is_already_so() {
+    fn pause_twice_is_already_so() {
         assert_eq!(Phase::Running.judge(Request::Pause), Verdict::Accept);
         assert_eq!(Phase::Pausing.judge(Request::Pause), Verdict::AlreadySo);
         assert_eq!(Phase::Paused.judge(Request::Pause), Verdict::AlreadySo);
     }
 
     #[test]
-    fn only_what_has_failed_is_restarted() {
+    fn only_failed_sandboxes_restart() {
         for phase in ALL {
             let accepted = phase.judge(Request::Restart) == Verdict::Accept;
             assert_eq!(accepted, matches!(phase, Phase::Failed(_)), "{phase}");
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_paused_sandbox_runs_nothing() {
+    fn paused_sandbox_cannot_be_used() {
         assert_eq!(Phase::Paused.judge(Request::Use), Verdict::Deny);
     }
 }

@@ -1,55 +1,55 @@
-//! Pools: sandboxes that are made before anybody asks for one.
+//! Pools: sandboxes that are created before they are requested.
 
 use std::time::Duration;
 
 use crate::quantity::MIN_MEMORY;
 use crate::spec::Spec;
 
-/// Sandboxes of one kind that are kept warm. Whoever needs one of that kind gets it with
-/// everything else bound late: owner, key, labels, variables, limits, mounts, entrypoint.
+/// Sandboxes of one kind that are kept warm. A request for that kind claims one of them, and
+/// everything else is bound then: owner, key, labels, variables, limits, mounts, entrypoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pool {
     pub name: String,
-    /// What the warm ones are made of.
+    /// The spec of the warm sandboxes.
     pub template: Spec,
     pub capacity: Capacity,
     pub refill: Refill,
 }
 
-/// How many sandboxes a pool has.
+/// The number of sandboxes in a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
-    /// So many are kept warm.
+    /// The number of sandboxes kept warm.
     pub level: usize,
-    /// At least so many are to be warm; never more than `level`.
+    /// The minimum number of warm sandboxes; never more than `level`.
     pub least_level: usize,
-    /// There are never more, those that were taken and still live included.
+    /// The maximum number of sandboxes, including claimed ones that still run.
     pub most: usize,
-    /// As many as `most` counts there are at least.
+    /// The minimum number of sandboxes, counted like `most`.
     pub least: usize,
 }
 
 /// How fast a pool is filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refill {
-    /// No more are begun in one second.
+    /// The maximum number of sandboxes started per second.
     pub per_second: u32,
-    /// No more are being made at the same time.
+    /// The maximum number of sandboxes being created at the same time.
     pub at_once: u32,
 }
 
-/// Why something cannot be a pool.
+/// The reason why a pool is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotAPool {
     #[error(
-        "the name of a pool has 1 to 253 lower-case letters, digits and hyphens, and begins and ends with no hyphen"
+        "a pool name must be 1 to 253 lower-case letters, digits and hyphens, with no hyphen at either end"
     )]
     Name,
-    #[error("the least number of a pool's sandboxes is above the most")]
+    #[error("the minimum number of sandboxes in a pool exceeds the maximum")]
     Capacity,
-    #[error("a pool is filled with 1 to 1000 sandboxes a second, 1 to 64 at once")]
+    #[error("the refill rate of a pool must be 1 to 1000 sandboxes per second, 1 to 64 at once")]
     Refill,
-    #[error("the memory of a pool's sandboxes is less than the {MIN_MEMORY} that starting a process takes")]
+    #[error("the memory of a pool's sandboxes is below the minimum of {MIN_MEMORY}")]
     Memory,
 }
 
@@ -60,19 +60,19 @@ impl Default for Refill {
 }
 
 impl Refill {
-    /// The time between two beginnings.
+    /// The time between two starts.
     pub fn interval(self) -> Duration {
         Duration::from_secs(1) / self.per_second.max(1)
     }
 }
 
 impl Capacity {
-    /// So many warm ones, whatever was taken.
+    /// Keeps `level` sandboxes warm, regardless of how many were claimed.
     pub fn level(level: usize) -> Self {
         Self { level, least_level: 0, most: usize::MAX, least: 0 }
     }
 
-    /// How many should be warm while so many that were taken live.
+    /// The number of sandboxes that should be warm while `taken` claimed ones run.
     pub fn wanted(&self, taken: usize) -> usize {
         let least = self.least.saturating_sub(taken);
         self.level.max(least).min(self.most.saturating_sub(taken))
@@ -96,9 +96,9 @@ impl Pool {
         }
     }
 
-    /// Whether a sandbox of this spec, which has the same image, can be made of a warm one: all
-    /// but its inhabitants, the files of a snapshot and the right to nest, which it cannot be
-    /// given later nor be rid of.
+    /// Whether a warm sandbox can become one with this spec, which has the same image. Its users,
+    /// the files of a snapshot and support for isolated sessions cannot be changed later, so they
+    /// must match.
     pub fn fits(&self, spec: &Spec) -> bool {
         let Spec { guest, nesting, .. } = &self.template;
         spec.guest == *guest && spec.nesting == *nesting && spec.snapshot.is_none()
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn the_level_is_kept_within_what_there_may_be_in_all() {
+    fn warm_level_stays_within_the_maximum() {
         let plain = Capacity::level(5);
         check(plain, 0, 5);
         check(plain, 1000, 5);
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_warm_one_has_the_right_to_nest_that_is_wanted_no_less_and_no_more() {
+    fn warm_sandbox_fits_only_the_same_nesting() {
         for (warm, wanted) in [(Nesting::Off, Nesting::On), (Nesting::On, Nesting::Off)] {
             let spec = |nesting| Spec { nesting, ..Spec::plain() };
             let (name, capacity) = ("a".to_owned(), Capacity::level(1));
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_a_pool_is_refused() {
+    fn invalid_pools_are_rejected() {
         let pool = |name: &str, capacity, per_second| Pool {
             name: name.to_owned(),
             template: Spec::plain(),

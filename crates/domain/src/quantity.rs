@@ -1,4 +1,4 @@
-//! Amounts with their unit in the type, and the grammar in which people write them.
+//! Amounts with their unit in the type, and the grammar in which users write them.
 
 use std::fmt;
 
@@ -6,24 +6,24 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bytes(pub u64);
 
-/// The least memory that a sandbox may be given: a shell and an interpreter start in it. With less, the
-/// kernel kills the first command before it has printed anything.
+/// The minimum memory of a sandbox: enough to start a shell and an interpreter. With less, the kernel
+/// kills the first command before it has printed anything.
 pub const MIN_MEMORY: Bytes = Bytes::mib(4);
 
-/// The smallest disk that a sandbox or volume may be given: its file system needs some of it for itself.
+/// The minimum disk of a sandbox or volume: its file system needs some of it for its own tables.
 pub const MIN_DISK: Bytes = Bytes::mib(8);
 
-/// The most processes that a control group can be limited to: PID_MAX_LIMIT of a 64-bit kernel.
+/// The largest number of processes that a control group can be limited to: PID_MAX_LIMIT of a 64-bit kernel.
 pub const MAX_PIDS: u32 = 4 << 20;
 
-/// The most cores that a limit can name.
+/// The largest number of cores in a limit.
 const MAX_CORES: u32 = 1000;
 
-/// Processor time per time, in thousandths of one core.
+/// Processor time in thousandths of one core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Cpus(pub u32);
 
-/// The text is not an amount, or one that no limit can have.
+/// The error for text that is not a valid amount, or an amount that no limit can have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotAQuantity {
     #[error("`{0}` is not {1}")]
@@ -37,13 +37,13 @@ impl Bytes {
         Self(count << 20)
     }
 
-    /// Reads `512`, `64Mi`, `1G`, `2GiB`: an integer, then `k|m|g|t`, then `i` for powers of
-    /// 1024, then `b`, in any case. This is the grammar of the reference API.
+    /// Parses `512`, `64Mi`, `1G`, `2GiB`: an integer, then `k|m|g|t`, then `i` for powers of 1024,
+    /// then `b`, in any case. This is the grammar of the reference API.
     pub fn parse(text: &str) -> Result<Self, NotAQuantity> {
         Self::read(text, 1000)
     }
 
-    /// As [`Bytes::parse`], but a bare `k|m|g|t` means powers of 1024, as on command lines.
+    /// Like [`Bytes::parse`], but a bare `k|m|g|t` means powers of 1024, as on command lines.
     pub fn parse_binary(text: &str) -> Result<Self, NotAQuantity> {
         Self::read(text, 1024)
     }
@@ -77,7 +77,7 @@ impl Bytes {
 }
 
 impl Cpus {
-    /// Reads `1`, `0.5` or `500m`.
+    /// Parses `1`, `0.5` or `500m`.
     pub fn parse(text: &str) -> Result<Self, NotAQuantity> {
         let wrong = || NotAQuantity::Malformed(text.to_owned(), "a number of cores such as `0.5` or `500m`");
         let plain = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit() || b == b'.');
@@ -178,13 +178,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn reading_never_panics(text in ".*") {
+        fn parsing_never_panics(text in ".*") {
             drop(Bytes::parse(&text));
             drop(Cpus::parse(&text));
         }
 
         #[test]
-        fn what_is_printed_reads_back(amount in 1u64..u64::MAX) {
+        fn printed_amount_parses_back(amount in 1u64..u64::MAX) {
             prop_assert_eq!(Bytes::parse(&Bytes(amount).to_string()), Ok(Bytes(amount)));
         }
     }

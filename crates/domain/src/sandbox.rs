@@ -1,41 +1,41 @@
-//! Who a sandbox is and whose: ids, owners, labels.
+//! The identity of a sandbox: ids, owners, labels.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Free words that a client hangs on a sandbox and may filter lists by.
+/// Key-value pairs that a client attaches to a sandbox and can filter lists by.
 pub type Labels = BTreeMap<String, String>;
 
-/// The name of one sandbox, minted by us: a letter and nineteen more letters or digits.
+/// The id of a sandbox, created by us: a letter and nineteen more letters or digits.
 ///
-/// It appears in host names, cgroup names and paths, so nothing else is ever accepted.
+/// It appears in host names, cgroup names and paths, so no other form is accepted.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SandboxId(String);
 
-/// Whom a sandbox belongs to. A foreign owner's id is "not found" everywhere.
+/// The owner of a sandbox. Another owner's id is reported as "not found" everywhere.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Owner(String);
 
-/// The text is not a sandbox id.
+/// The error for text that is not a sandbox id.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a sandbox id is a letter and nineteen lower-case letters or digits")]
 pub struct NotAnId;
 
-/// The text cannot be the name of an owner.
+/// The error for text that is not a valid owner name.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "an owner has 1 to 64 lower-case letters, digits, `-`, `_` and `.`, and begins with one of the first two"
+    "an owner must be 1 to 64 lower-case letters, digits, `-`, `_` and `.`, and begin with a letter or digit"
 )]
 pub struct NotAnOwner;
 
 impl SandboxId {
     const LENGTH: usize = 20;
 
-    /// Mints an id from random bytes; 19 base-36 digits hold more than 95 bits of them.
+    /// Creates an id from random bytes; 19 base-36 digits hold more than 95 bits of them.
     pub fn from_entropy(entropy: [u8; 20]) -> Self {
         const DIGITS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
-        let text = entropy.iter().enumerate().map(|(place, byte)| {
-            let choices = if place == 0 { 26 } else { 36 };
+        let text = entropy.iter().enumerate().map(|(index, byte)| {
+            let choices = if index == 0 { 26 } else { 36 };
             char::from(DIGITS[usize::from(*byte) % choices])
         });
         Self(text.collect())
@@ -65,13 +65,13 @@ impl Owner {
         Self("default".to_owned())
     }
 
-    /// Whose sandboxes in pools are until somebody takes them. No name that is chosen is this one.
+    /// The owner of pooled sandboxes until they are claimed. No valid owner name equals it.
     pub fn nobody() -> Self {
         Self("-".to_owned())
     }
 
-    /// Reads a name that somebody chose: 1 to 64 lower-case letters, digits, `-`, `_` and `.`, the
-    /// first a letter or digit.
+    /// Parses a chosen name: 1 to 64 lower-case letters, digits, `-`, `_` and `.`, beginning with a
+    /// letter or digit.
     pub fn parse(text: &str) -> Result<Self, NotAnOwner> {
         let plain = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
         let starts = text.as_bytes().first().is_some_and(plain);
@@ -79,7 +79,7 @@ impl Owner {
         if starts && rest && text.len() <= 64 { Ok(Self(text.to_owned())) } else { Err(NotAnOwner) }
     }
 
-    /// A name that is known to be one.
+    /// Wraps a name that is known to be valid.
     pub fn named(name: impl Into<String>) -> Self {
         Self(name.into())
     }
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_minted_id_parses() {
+    fn created_id_parses() {
         for byte in [0, 25, 26, 35, 36, 200, 255] {
             let id = SandboxId::from_entropy([byte; 20]);
             assert_eq!(SandboxId::parse(id.as_str()), Ok(id));
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_has_a_plain_name() {
+    fn owner_names_are_restricted() {
         for name in ["a", "team-7", "0.x_y"] {
             assert_eq!(Owner::parse(name), Ok(Owner::named(name)));
         }
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_could_be_a_path_or_a_host_name_parses() {
+    fn paths_and_host_names_do_not_parse() {
         for text in [
             "",
             "a",

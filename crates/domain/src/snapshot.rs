@@ -1,4 +1,4 @@
-//! What was kept of a sandbox's files at one moment, to make other sandboxes of.
+//! Snapshots: the files of a sandbox saved at one moment, from which other sandboxes are created.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,13 +10,13 @@ use crate::quantity::Bytes;
 use crate::sandbox::{Labels, Owner, SandboxId};
 use crate::spec::{Network, Resources};
 
-/// The name of one snapshot, minted by us: a UUID of version 4 in lower case.
+/// The id of a snapshot, created by us: a UUID of version 4 in lower case.
 ///
-/// It becomes part of paths and of names of subvolumes, so nothing else is ever accepted.
+/// It becomes part of paths and of subvolume names, so no other form is accepted.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SnapshotId(String);
 
-/// The text is not a snapshot id.
+/// The error for text that is not a snapshot id.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a snapshot id is a UUID in lower case")]
 pub struct NotASnapshotId;
@@ -26,23 +26,25 @@ pub struct NotASnapshotId;
 pub struct Snapshot {
     pub id: SnapshotId,
     pub owner: Owner,
-    /// The sandbox it was taken of, which may be gone.
+    /// The sandbox it was taken from, which may be gone.
     pub sandbox: SandboxId,
     pub name: Option<String>,
     pub state: SnapshotState,
     pub created: SystemTime,
-    /// The image that its files lie on, after aliases.
+    /// The image beneath its files, after aliases were resolved.
     pub image: String,
-    /// What it holds above the image. Known when it is ready.
+    /// The size of its files above the image. Known when it is ready.
     pub size: Bytes,
-    /// How large the disk of the sandbox was, and of those made from it unless they name another.
+    /// The disk size of the sandbox, and the default disk size of sandboxes created from the
+    /// snapshot.
     pub disk: Bytes,
-    /// What sandboxes made from it inherit. A snapshot taken by an earlier version has none.
+    /// The settings that sandboxes created from it inherit. A snapshot taken by an earlier version
+    /// has none.
     pub settings: Option<SandboxSettings>,
 }
 
-/// How a sandbox was confined and set up when a snapshot was taken of it. A sandbox that is made
-/// from the snapshot inherits each of these unless its caller names another value.
+/// How a sandbox was confined and set up when a snapshot was taken of it. A sandbox that is created
+/// from the snapshot inherits each of these unless its caller specifies another value.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SandboxSettings {
     pub network: Network,
@@ -51,9 +53,9 @@ pub struct SandboxSettings {
     pub resources: Resources,
     /// The time to live that the sandbox was created with; `None` is no expiry.
     pub timeout: Option<Duration>,
-    /// `None` is never.
+    /// `None` means never.
     pub idle_timeout: Option<Duration>,
-    /// As its creator named it, if it did.
+    /// The value given by its creator, if any.
     pub on_death: Option<OnDeath>,
     pub env: BTreeMap<String, String>,
     pub env_file: Option<String>,
@@ -85,10 +87,10 @@ impl fmt::Debug for SandboxSettings {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SnapshotState {
-    /// It is being taken; the words say how far it has come, if that is known.
+    /// It is being taken; the text describes the progress, if known.
     Creating(Option<String>),
     Ready,
-    /// It was not taken, and why.
+    /// It could not be taken, for this reason.
     Failed(String),
     Deleting,
 }
@@ -97,7 +99,7 @@ impl SnapshotId {
     const LENGTH: usize = 36;
     const HYPHENS: [usize; 4] = [8, 13, 18, 23];
 
-    /// Mints an id from random bytes, of which 122 bits are kept.
+    /// Creates an id from random bytes, of which 122 bits are kept.
     pub fn from_entropy(mut entropy: [u8; 16]) -> Self {
         entropy[6] = entropy[6] & 0x0f | 0x40;
         entropy[8] = entropy[8] & 0x3f | 0x80;
@@ -112,7 +114,7 @@ impl SnapshotId {
     }
 
     pub fn parse(text: &str) -> Result<Self, NotASnapshotId> {
-        let fits = |(place, byte): (usize, u8)| match Self::HYPHENS.contains(&place) {
+        let fits = |(index, byte): (usize, u8)| match Self::HYPHENS.contains(&index) {
             true => byte == b'-',
             false => byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte),
         };
@@ -132,7 +134,7 @@ impl fmt::Display for SnapshotId {
 }
 
 impl SnapshotState {
-    /// The word for logs and messages.
+    /// The name used in logs and messages.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Creating(_) => "being created",
@@ -148,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_minted_id_is_a_uuid_of_version_four_and_parses() {
+    fn created_id_is_a_version_4_uuid_and_parses() {
         let id = SnapshotId::from_entropy([0xff; 16]);
         assert_eq!(id.as_str(), "ffffffff-ffff-4fff-bfff-ffffffffffff");
         for byte in [0, 7, 200, 255] {
@@ -158,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_could_be_a_path_parses() {
+    fn paths_do_not_parse() {
         for text in [
             "",
             "../../../../../../../../../etc/passw",

@@ -1,5 +1,4 @@
-//! What is shown inside a sandbox besides its own disk: directories of the host, and volumes that
-//! outlive sandboxes.
+//! Mounts of a sandbox besides its own disk: host directories, and volumes that outlive sandboxes.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,24 +6,24 @@ use std::path::PathBuf;
 use crate::quantity::Bytes;
 use crate::sandbox::Owner;
 
-/// Something that is visible inside at `target`.
+/// A directory or volume that is visible inside at `target`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
     pub source: Source,
     pub target: String,
     pub access: Access,
-    /// A directory beneath the source that is shown instead of all of it; relative, without `..`.
+    /// A directory beneath the source that is mounted instead of all of it; relative, without `..`.
     pub sub_path: Option<String>,
 }
 
-/// What a mount shows.
+/// The source of a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// A directory of the host.
     Host(PathBuf),
     Volume(VolumeId),
-    /// A volume by its owner's name for it. The service turns it into the volume itself before a
-    /// backend hears of it.
+    /// A volume named by its owner. The service resolves it to a [`VolumeId`] before it calls a
+    /// backend.
     Claim(Claim),
 }
 
@@ -34,14 +33,14 @@ pub enum Access {
     ReadWrite,
 }
 
-/// A volume that somebody wants, by name.
+/// A request for a volume by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
     pub name: VolumeName,
     pub absent: Absent,
 }
 
-/// What happens when there is no volume of that name.
+/// The action to take when no volume has that name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Absent {
     Refuse,
@@ -51,30 +50,31 @@ pub enum Absent {
 /// How long a volume exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lifetime {
-    /// Until somebody removes it.
+    /// Until it is removed explicitly.
     Kept,
     /// Until the last sandbox that uses it has ended.
     WithSandboxes,
 }
 
-/// A disk of its own that outlives sandboxes.
+/// A separate disk that outlives sandboxes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Volume {
     pub id: VolumeId,
     pub owner: Owner,
     pub name: VolumeName,
-    /// What it can hold, a hard limit.
+    /// Its capacity, a hard limit.
     pub size: Bytes,
     pub lifetime: Lifetime,
 }
 
-/// What an owner calls a volume: 1 to 253 lower-case letters, digits and `-`, not at the ends.
+/// An owner's name for a volume: 1 to 253 lower-case letters, digits and `-`, with no `-` at either
+/// end.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VolumeName(String);
 
-/// The text cannot be the name of a volume.
+/// The error for text that is not a valid volume name.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a volume's name has 1 to 253 lower-case letters, digits and `-`, which is not first or last")]
+#[error("a volume name must be 1 to 253 lower-case letters, digits and `-`, with no `-` at either end")]
 pub struct NotAVolumeName;
 
 impl VolumeName {
@@ -98,17 +98,17 @@ impl fmt::Display for VolumeName {
     }
 }
 
-/// The name of one volume in the backend, minted by us. Owners know volumes by names of their own.
+/// The id of a volume in the backend, created by us. Owners use their own names for volumes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VolumeId(String);
 
-/// The text is not the id of a volume.
+/// The error for text that is not a volume id.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the id of a volume is a letter and nineteen lower-case letters or digits")]
 pub struct NotAVolumeId;
 
 impl VolumeId {
-    /// Mints an id from random bytes, in the form of a sandbox's.
+    /// Creates an id from random bytes, in the same form as a sandbox id.
     pub fn from_entropy(entropy: [u8; 20]) -> Self {
         Self(crate::SandboxId::from_entropy(entropy).as_str().to_owned())
     }
@@ -131,7 +131,7 @@ impl fmt::Display for VolumeId {
 }
 
 impl Mount {
-    /// A whole directory of the host.
+    /// Mounts a whole host directory.
     pub fn host(source: impl Into<PathBuf>, target: impl Into<String>, access: Access) -> Self {
         Self { source: Source::Host(source.into()), target: target.into(), access, sub_path: None }
     }
@@ -141,14 +141,14 @@ impl Mount {
     }
 }
 
-/// Whether `path` stays beneath the directory it is relative to, as it is written.
+/// Whether `path`, taken literally, stays beneath the directory it is relative to.
 pub fn is_beneath(path: &str) -> bool {
     let plain = |part: &str| !part.is_empty() && part != "." && part != "..";
     !path.is_empty() && !path.contains('\0') && path.len() < 4096 && path.split('/').all(plain)
 }
 
-/// Whether something may be mounted at `target`: an absolute path as written, and not where the
-/// kernel's own filesystems are.
+/// Whether something may be mounted at `target`: a literal absolute path outside the kernel's own
+/// filesystems.
 pub fn is_target(target: &str) -> bool {
     const TAKEN: [&str; 3] = ["proc", "sys", "dev"];
     let Some(path) = target.strip_prefix('/') else { return false };
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_has_a_plain_name() {
+    fn volume_names_are_restricted() {
         for name in ["a", "data-7", "0"] {
             assert_eq!(VolumeName::parse(name).map(|name| name.to_string()), Ok(name.to_owned()));
         }
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_mounted_at_the_root_or_where_the_kernel_is() {
+    fn root_and_kernel_filesystems_are_not_mount_targets() {
         for target in ["/data", "/data/", "/devices", "/mnt/proc"] {
             assert!(is_target(target), "{target}");
         }

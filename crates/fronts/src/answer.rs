@@ -1,14 +1,14 @@
-//! The shape of an error that every front shares: a JSON object with `code` and `message`.
+//! The error format that all fronts share: a JSON object with `code` and `message`.
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use serde::Serialize;
 
-/// The header of our own in which a hint travels, so that bodies are exactly those of the references.
+/// The Coracle header that carries a hint, so that bodies match those of the reference servers.
 const HINT: HeaderName = HeaderName::from_static("coracle-hint");
 
-/// The header that says, on the answer to a create, that another image stands in for the one that was named.
+/// The header of a create response that reports a substituted image.
 const STAND_IN: HeaderName = HeaderName::from_static("coracle-image-stand-in");
 
 #[derive(Serialize)]
@@ -17,33 +17,33 @@ struct Body<'a> {
     message: &'a str,
 }
 
-/// An error that says what went wrong. Clients fail on an empty body, so none is ever sent.
+/// Builds an error response. Clients fail on an empty body, so there is always a message.
 pub(crate) fn error(status: StatusCode, code: &str, message: &str) -> Response {
-    let message = if message.is_empty() { "no more is known" } else { message };
+    let message = if message.is_empty() { "internal error" } else { message };
     (status, Json(Body { code, message })).into_response()
 }
 
-/// The body of an [`error`] alone.
+/// Returns only the body of an [`error`].
 pub(crate) fn words(code: &str, message: &str) -> String {
-    serde_json::to_string(&Body { code, message }).expect("two texts are always JSON")
+    serde_json::to_string(&Body { code, message }).expect("two strings always serialize")
 }
 
-/// As [`error`], with the seconds after which trying again makes sense.
+/// Like [`error`], with the seconds after which the client may retry.
 pub(crate) fn try_later(status: StatusCode, code: &str, message: &str, seconds: u64) -> Response {
     let mut response = error(status, code, message);
     response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     response
 }
 
-/// Says apart from the message what somebody could do about it.
+/// Adds a hint on how to resolve the error, separate from the message.
 pub(crate) fn add_hint(response: &mut Response, hint: Option<&str>) {
     if let Some(hint) = hint.and_then(|hint| HeaderValue::try_from(hint).ok()) {
         response.headers_mut().insert(HINT, hint);
     }
 }
 
-/// The header for an image that stands in for another. Names of images come from clients, so what
-/// a header cannot hold is replaced.
+/// Builds the header that reports a substituted image. Image names come from clients, so characters
+/// that a header cannot hold are replaced.
 pub(crate) fn stand_in(sentence: Option<&str>) -> HeaderMap {
     let plain = |letter: char| if letter == ' ' || letter.is_ascii_graphic() { letter } else { '?' };
     let value = sentence.map(|sentence| sentence.chars().map(plain).collect::<String>());
@@ -52,12 +52,12 @@ pub(crate) fn stand_in(sentence: Option<&str>) -> HeaderMap {
 }
 
 pub(crate) async fn not_found() -> Response {
-    error(StatusCode::NOT_FOUND, "NOT_FOUND", "there is nothing at this path")
+    error(StatusCode::NOT_FOUND, "NOT_FOUND", "path not found")
 }
 
-/// As [`not_found`], where somebody may look for more than there is.
+/// Like [`not_found`], for the operators' socket, which does not serve the other APIs.
 pub(crate) async fn operators_only() -> Response {
-    let message = "this socket answers only what operators ask, below /coracle/v1";
+    let message = "this socket serves only the operator API, below /coracle/v1";
     let hint = "look at and remove what owners have with --all-owners or --owner NAME; \
                 all else goes to the server's HTTP address, with a key";
     let mut response = error(StatusCode::NOT_FOUND, "NOT_FOUND", message);
@@ -66,5 +66,5 @@ pub(crate) async fn operators_only() -> Response {
 }
 
 pub(crate) async fn wrong_method() -> Response {
-    error(StatusCode::METHOD_NOT_ALLOWED, "METHOD_NOT_ALLOWED", "this path does not know this method")
+    error(StatusCode::METHOD_NOT_ALLOWED, "METHOD_NOT_ALLOWED", "this path does not support this method")
 }

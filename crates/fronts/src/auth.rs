@@ -1,10 +1,10 @@
-//! Who is calling. Every rule ends in an [`Owner`] or a refusal.
+//! Identifies the caller. Every rule ends in an [`Owner`] or a refusal.
 //!
-//! With keys, a caller is whoever the presented key belongs to. Without, everybody who reaches
-//! the server is its one owner, so only this machine may reach it, and no web page: a browser
-//! on this machine would carry a stranger's requests here. Hence the three rules of [`guard`],
-//! and the one of [`caller`] that shuts pages out of the API altogether, those included that a
-//! sandbox itself serves on the server's address.
+//! With keys, the caller is the owner of the presented key. Without keys, every client that can
+//! connect acts as the server's single owner, so only this machine may connect, and no web page: a
+//! browser on this machine would carry requests from any site here. Hence the three rules of
+//! [`guard`], and the one of [`caller`] that excludes web pages from the API altogether, including
+//! pages that a sandbox itself serves on the server's address.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::settings::Settings;
 /// The headers in which a client may present an API key.
 pub(crate) const KEY_HEADERS: [&str; 2] = ["open-sandbox-api-key", "x-api-key"];
 
-/// Why nobody was recognised.
+/// Why a caller was not recognised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     NoKey,
@@ -33,7 +33,7 @@ pub(crate) enum Refusal {
     Page,
 }
 
-/// Finds the owner by a key in any of `names`.
+/// Finds the owner of a key presented in any of the headers `names`.
 pub(crate) fn caller(service: &Service, headers: &HeaderMap, names: &[&str]) -> Result<Owner, Refusal> {
     if service.keyless() {
         return if comes_from_a_page(headers) { Err(Refusal::Page) } else { Ok(Owner::single()) };
@@ -45,25 +45,26 @@ pub(crate) fn caller(service: &Service, headers: &HeaderMap, names: &[&str]) -> 
     presented.find_map(|key| service.owner_by_key(key)).ok_or(Refusal::WrongKey)
 }
 
-/// Whether a browser sent this for a page, not for somebody who typed the address.
+/// Whether a browser sent this on behalf of a page, rather than for an address the user typed.
 fn comes_from_a_page(headers: &HeaderMap) -> bool {
     let site = text(headers, "sec-fetch-site");
     headers.contains_key(header::ORIGIN) || site.is_some_and(|site| site != "none")
 }
 
-/// Whether a browser sent this for a page of another site. Such a page may link to a port, but
-/// not load anything from it: a request without `Origin`, as of an image or a script, acts too.
+/// Whether a browser sent this on behalf of a page of another site. Such a page may link to a port,
+/// but not load anything from it: requests without `Origin`, as for images or scripts, have effects
+/// too.
 pub(crate) fn comes_from_another_site(headers: &HeaderMap) -> bool {
     let foreign = matches!(text(headers, "sec-fetch-site"), Some("cross-site" | "same-site"));
     foreign && text(headers, "sec-fetch-mode") != Some("navigate")
 }
 
-/// A header's value, if it is there and plain text.
+/// Returns a header's value, if present and plain text.
 pub(crate) fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).and_then(|value| value.to_str().ok())
 }
 
-/// `host[:port]` as the client wrote it.
+/// Returns `host[:port]` as the client wrote it.
 pub(crate) fn host(request_uri: &http::Uri, headers: &HeaderMap) -> Option<String> {
     let authority = request_uri.authority().map(|authority| authority.as_str().to_owned());
     authority.or_else(|| text(headers, "host").map(str::to_owned))
@@ -75,7 +76,8 @@ pub(crate) struct Guard {
     pub(crate) settings: Arc<Settings>,
 }
 
-/// Without a key: only from this machine, only under its own names, never across sites.
+/// Without a key, accepts requests only from this machine, only under its own names, and never
+/// across sites.
 pub(crate) async fn guard(State(guard): State<Guard>, request: Request, next: Next) -> Response {
     let open = matches!(request.uri().path(), "/health" | "/version" | "/openapi.json" | "/docs")
         && !is_named(&request);
@@ -100,10 +102,10 @@ fn judge(
     origin: Option<&str>,
 ) -> Result<(), &'static str> {
     if !peer.is_some_and(|peer| peer.ip().to_canonical().is_loopback()) {
-        return Err("a server without an API key answers only its own machine");
+        return Err("a server without an API key accepts requests only from its own machine");
     }
     let Some(host) = host.filter(|host| is_ours(settings, host)) else {
-        return Err("a server without an API key answers only to a loopback name in `Host`");
+        return Err("a server without an API key accepts only a loopback name in `Host`");
     };
     match origin {
         Some(origin) if !is_same_origin(origin, host) => {
@@ -125,7 +127,7 @@ fn is_ours(settings: &Settings, host: &str) -> bool {
     }
 }
 
-/// The host alone; an IPv6 address without its brackets.
+/// Returns the host without its port; an IPv6 address without its brackets.
 pub(crate) fn without_port(host: &str) -> &str {
     match host.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or(rest),
@@ -134,8 +136,8 @@ pub(crate) fn without_port(host: &str) -> &str {
 }
 
 fn is_same_origin(origin: &str, host: &str) -> bool {
-    let place = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
-    place.is_some_and(|place| place.eq_ignore_ascii_case(host))
+    let authority = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+    authority.is_some_and(|authority| authority.eq_ignore_ascii_case(host))
 }
 
 #[cfg(test)]
@@ -149,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn only_this_machine_under_its_own_names() {
+    fn only_loopback_peers_and_own_host_names_are_accepted() {
         for host in
             ["localhost", "LOCALHOST:8080", "127.0.0.1:8080", "127.9.9.9", "[::1]:8080", "box.example:80"]
         {
@@ -189,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_told_by_what_its_browser_adds() {
+    fn pages_are_recognised_by_browser_headers() {
         let page = |name: &'static str, value: &'static str| {
             comes_from_a_page(&HeaderMap::from_iter([(
                 http::HeaderName::from_static(name),

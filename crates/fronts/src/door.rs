@@ -1,7 +1,7 @@
-//! Lets connections in, no more at once than there is room for.
+//! Accepts connections, up to a limit on open connections.
 //!
-//! While it is full nobody is accepted: whoever comes waits in the kernel's queue. A connection
-//! keeps its place until its socket is closed, also when it was upgraded to something else.
+//! At the limit, no connection is accepted: new ones wait in the kernel's queue. A connection counts
+//! against the limit until its socket is closed, even after it was upgraded to another protocol.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -16,9 +16,9 @@ use tokio::time::{Instant, sleep};
 
 use crate::serve::Peer;
 
-/// A pause after a failed accept, which is nearly always a lack of file descriptors.
+/// Delay after a failed accept, which nearly always means a lack of file descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Failures are told of at most so often.
+/// Failures are logged at most once per this interval.
 const QUIET: Duration = Duration::from_secs(1);
 
 pub(crate) struct Door<L> {
@@ -27,16 +27,16 @@ pub(crate) struct Door<L> {
     complained: Option<Instant>,
 }
 
-/// A connection and its place.
+/// An accepted connection with its permit.
 pub(crate) struct Visitor<S> {
     stream: S,
     _place: OwnedSemaphorePermit,
 }
 
-/// Where connections come from.
+/// A source of connections.
 pub(crate) trait Entrance {
     type Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static;
-    /// As [`Door::next`]: dropping it loses nobody.
+    /// Cancel-safe, like [`Door::next`]: dropping the future loses no connection.
     fn accept(&self) -> impl Future<Output = io::Result<(Self::Stream, Peer)>> + Send;
 }
 
@@ -45,10 +45,10 @@ impl Entrance for TcpListener {
 
     async fn accept(&self) -> io::Result<(TcpStream, Peer)> {
         let (stream, peer) = self.accept().await?;
-        // Output comes in small pieces that must not wait for each other. Where this fails the
-        // connection is gone already, which its first read tells.
+        // Output comes in small pieces that must not wait for each other. If this fails, the connection
+        // is already closed, which the first read reports.
         if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "a connection was gone before it was served");
+            tracing::debug!(%error, "connection closed before it was served");
         }
         Ok((stream, Peer::Network(peer)))
     }
@@ -68,12 +68,12 @@ impl<L: Entrance> Door<L> {
         Self { listener, places, complained: None }
     }
 
-    /// Waits for the next connection. It may be dropped and called again without losing one.
+    /// Waits for the next connection. Cancel-safe: dropping the future loses no connection.
     pub(crate) async fn next(&mut self) -> (Visitor<L::Stream>, Peer) {
-        let place = self.places.clone().acquire_owned().await.expect("nobody closes the semaphore");
+        let permit = self.places.clone().acquire_owned().await.expect("the semaphore is never closed");
         loop {
             match self.listener.accept().await {
-                Ok((stream, peer)) => return (Visitor { stream, _place: place }, peer),
+                Ok((stream, peer)) => return (Visitor { stream, _place: permit }, peer),
                 Err(error) => {
                     self.complain(&error);
                     sleep(PAUSE).await;
@@ -84,7 +84,7 @@ impl<L: Entrance> Door<L> {
 
     fn complain(&mut self, error: &io::Error) {
         if self.complained.is_none_or(|last| last.elapsed() >= QUIET) {
-            tracing::warn!(%error, "could not accept a connection");
+            tracing::warn!(%error, "failed to accept a connection; retrying");
             self.complained = Some(Instant::now());
         }
     }
@@ -137,14 +137,14 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_full_door_opens_again_when_a_connection_closes() {
+    async fn accepting_resumes_when_a_connection_closes() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let mut door = Door::new(listener, 1);
         let _first = TcpStream::connect(address).await.unwrap();
         let (inside, _) = door.next().await;
         let second = TcpStream::connect(address).await.unwrap();
-        // Its handshake is done, so that it is not taken is the door's doing.
+        // The handshake of the second connection is complete, so only the limit holds it back.
         assert!(door.next().now_or_never().is_none());
         assert_eq!(door.places.available_permits(), 0);
         drop(inside);

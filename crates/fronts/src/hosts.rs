@@ -1,12 +1,12 @@
-//! Ports of sandboxes that are named by a host or by a header, before any path is looked at.
+//! Requests that name a sandbox port by host or header. Checked before any path.
 //!
 //! ```text
 //! Host: {id}-{port}.domain            wildcard     OpenSandbox
-//! Host: {port}-{id}.domain            wildcard     left to fronts that address ports so
+//! Host: {port}-{id}.domain            wildcard     left to fronts that use this form
 //! OpenSandbox-Ingress-To: {id}-{port} header       OpenSandbox
 //! ```
 //! A host is recognised by its first label; any other name below the domain is an ordinary name
-//! of this server. Whatever is recognised is never answered by an API, whatever its path.
+//! of this server. A recognised request is never answered by an API, regardless of its path.
 
 use std::sync::Arc;
 
@@ -17,11 +17,11 @@ use axum::response::Response;
 use crate::auth;
 use crate::settings::{GatewayMode, Settings};
 
-/// The word by which a request named a port.
+/// The label with which a request named a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Named(String);
 
-/// Notes what a request names, for all who come after.
+/// Records the port that a request names, for the layers below.
 pub(crate) async fn recognise(
     State(settings): State<Arc<Settings>>,
     mut request: Request,
@@ -33,12 +33,12 @@ pub(crate) async fn recognise(
     next.run(request).await
 }
 
-/// Whether a request names a port, so that its path means nothing here.
+/// Whether a request names a port, so that its path is not one of this server's.
 pub(crate) fn is_named(request: &Request) -> bool {
     request.extensions().get::<Named>().is_some()
 }
 
-/// Answers what names a port, and leaves everything else to the paths.
+/// Answers requests that name a port, and passes all others on.
 #[cfg(feature = "opensandbox")]
 pub(crate) async fn answer(
     State(ports): State<crate::opensandbox::Ports>,
@@ -63,8 +63,8 @@ fn named(settings: &Settings, request: &Request) -> Option<Named> {
     if settings.gateway.mode == GatewayMode::Header { by_header() } else { None }
 }
 
-/// The first label of a host below the gateway's domain, if it names a port. The port of the host
-/// itself does not matter: there may be something in front of us.
+/// Returns the first label of a host below the gateway's domain, if it names a port. The host's own
+/// port is ignored: there may be a proxy in front of this server.
 pub(crate) fn label(settings: &Settings, host: &str) -> Option<String> {
     let GatewayMode::Wildcard { domain } = &settings.gateway.mode else { return None };
     let host = auth::without_port(host).trim_end_matches('.').to_ascii_lowercase();
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_names_a_port_by_its_first_label_below_the_domain() {
+    fn first_label_below_the_domain_names_a_port() {
         for host in [
             format!("{PORT}.boxes.example"),
             format!("{PORT}.BOXES.example:8080"),
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_names_a_port_where_that_is_the_way() {
+    fn header_names_a_port_only_in_header_mode() {
         for name in ["OpenSandbox-Ingress-To", "OPEN-SANDBOX-INGRESS"] {
             let named = by_header(&settings(GatewayMode::Header), name);
             assert_eq!(named, Some(Named(PORT.to_owned())), "{name}");

@@ -1,4 +1,4 @@
-//! How many requests may be in progress at once.
+//! Limits how many requests are in progress at once.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,26 +16,26 @@ use tokio::sync::Semaphore;
 use crate::answer;
 use crate::hosts::is_named;
 
-/// Refuses a request that finds no free slot; one that does holds it until its answer was sent.
+/// Refuses a request if no slot is free; otherwise holds a slot until the response has been sent.
 pub(crate) async fn admit(State(slots): State<Arc<Semaphore>>, request: Request, next: Next) -> Response {
     if request.uri().path() == "/health" && !is_named(&request) {
         return next.run(request).await;
     }
     let Ok(slot) = slots.try_acquire_owned() else {
         metrics::counter!("coracle_http_refused_total").increment(1);
-        let message = "the server handles as many requests as it may";
+        let message = "limit of concurrent requests reached";
         return answer::try_later(StatusCode::TOO_MANY_REQUESTS, "TOO_MANY_REQUESTS", message, 1);
     };
     next.run(request).await.map(|body| hold(body, slot))
 }
 
-/// A body that keeps something until it was sent.
+/// A body that owns a guard value until it has been sent.
 struct Held<T> {
     body: Body,
     _kept: T,
 }
 
-/// The same body, which drops what it is given when it is dropped itself.
+/// Wraps a body so that `kept` is dropped together with it.
 pub(crate) fn hold<T: Send + Unpin + 'static>(body: Body, kept: T) -> Body {
     Body::new(Held { body, _kept: kept })
 }
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_slot_is_held_until_the_answer_was_sent() {
+    async fn slot_is_held_until_the_response_was_sent() {
         let slots = Arc::new(Semaphore::new(1));
         let router = Router::new().route("/", get(|| async { "answer" })).route("/health", get(|| async {}));
         let router = router.layer(from_fn_with_state(slots, admit));

@@ -1,8 +1,8 @@
-//! The server's own description of its routes, as an OpenAPI document.
+//! The server's OpenAPI document.
 //!
-//! Each front keeps a table of its operations beside its routes, and a test holds the two equal:
-//! a route that is not described, or described and not there, fails. Schemas of bodies are JSON
-//! in `openapi.json` of the front.
+//! Each front keeps a table of its operations next to its routes, and a test checks that they agree:
+//! it fails if a route is not described, or a described one does not exist. Body schemas are JSON, in
+//! the front's `openapi.json`.
 
 use std::sync::LazyLock;
 
@@ -12,23 +12,23 @@ use axum::routing::get;
 use http::header;
 use serde_json::{Map, Value, json};
 
-/// One method of one path, in words that are short to write.
+/// One method of one path, in a compact notation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Operation {
     /// `GET /v1/sandboxes/{id}`, below the prefix of its table.
     pub(crate) at: &'static str,
     pub(crate) summary: &'static str,
-    /// Names of query parameters with blanks between; `*` after one that may be repeated, `!` after
-    /// one that must be there, `:int` and `:bool` for those that are no text.
+    /// Names of query parameters, separated by blanks; `*` follows one that may be repeated, `!` one
+    /// that is required, and `:int` or `:bool` one that is not a string.
     pub(crate) query: &'static str,
-    /// The schema of its body: nothing, a name, a name with `?` if it may be left out, or
-    /// `multipart` or `binary`.
+    /// The schema of its body: empty, a name, a name with `?` if the body is optional, or `multipart`
+    /// or `binary`.
     pub(crate) body: &'static str,
-    /// Statuses with blanks between, beside those of everybody.
+    /// Statuses separated by blanks, in addition to those that every operation has.
     pub(crate) answers: &'static str,
 }
 
-/// Shortens tables.
+/// Builds an [`Operation`]; keeps the tables short.
 pub(crate) const fn operation(
     at: &'static str,
     summary: &'static str,
@@ -44,7 +44,7 @@ pub(crate) struct Section {
     pub(crate) tag: &'static str,
     pub(crate) prefix: &'static str,
     pub(crate) operations: &'static [Operation],
-    /// Whether everybody may call them.
+    /// Whether they need no key.
     pub(crate) open: bool,
 }
 
@@ -98,7 +98,7 @@ impl Operation {
         }
     }
 
-    /// Its own statuses, and those that whoever stands before it may answer with.
+    /// Its own statuses, and those that middleware may answer with.
     fn responses(&self, section: &Section) -> Map<String, Value> {
         let of_all: &[&str] = if section.open { &["403", "429"] } else { &["401", "403", "429"] };
         let of_bodies: &[&str] = if self.body.is_empty() { &[] } else { &["400", "408", "413"] };
@@ -123,17 +123,17 @@ fn query_parameter(word: &str) -> Value {
 
 fn response(status: &str) -> Value {
     let description = match status {
-        "101" => "the connection changes its protocol",
-        "200" | "202" | "201" | "204" | "206" => "it is done",
+        "101" => "protocol upgraded",
+        "200" | "202" | "201" | "204" | "206" => "success",
         _ => {
             let schema = json!({"$ref": "#/components/schemas/Error"});
-            return json!({"description": "it is refused", "content": {"application/json": {"schema": schema}}});
+            return json!({"description": "error", "content": {"application/json": {"schema": schema}}});
         }
     };
     json!({ "description": description })
 }
 
-/// Everything that is described.
+/// Returns all sections of the document.
 fn sections() -> Vec<Section> {
     let mut sections = vec![Section { tag: "document", prefix: "", operations: OWN, open: true }];
     #[cfg(feature = "operator")]
@@ -152,7 +152,7 @@ fn schemas() -> Map<String, Value> {
         crate::opensandbox::SCHEMAS,
     ];
     for part in parts {
-        all.extend(serde_json::from_str::<Map<String, Value>>(part).expect("a test has read it"));
+        all.extend(serde_json::from_str::<Map<String, Value>>(part).expect("a test parses the schemas"));
     }
     all.insert(
         "Error".to_owned(),
@@ -178,7 +178,7 @@ fn document() -> Value {
             "title": "Coracle",
             "version": env!("CARGO_PKG_VERSION"),
             "description": "Every path that begins with /v1/sandboxes, /v1/snapshots, /v1/pools or \
-                            /v1/templates is also there without /v1.",
+                            /v1/templates is also available without /v1.",
         },
         "security": [{"key": []}, {"execution": []}, {"egress": []}],
         "paths": paths,
@@ -195,10 +195,10 @@ fn document() -> Value {
 
 const OWN: &[Operation] = &[
     operation("GET /openapi.json", "This document", "", "", "200"),
-    operation("GET /docs", "This document for people", "", "", "200"),
+    operation("GET /docs", "This document as HTML", "", "", "200"),
 ];
 
-/// Where the document is read, by everybody.
+/// Routes that serve the document, without a key.
 pub(crate) fn router() -> Router {
     static DOCUMENT: LazyLock<String> = LazyLock::new(|| document().to_string());
     static PAGE: LazyLock<String> = LazyLock::new(page);
@@ -206,7 +206,7 @@ pub(crate) fn router() -> Router {
     Router::new().route("/openapi.json", get(json)).route("/docs", get(|| async { Html(PAGE.as_str()) }))
 }
 
-/// A list of all operations, without a script.
+/// Renders all operations as an HTML page without scripts.
 fn page() -> String {
     let mut rows = String::new();
     for section in sections() {
@@ -219,7 +219,7 @@ fn page() -> String {
     }
     format!(
         "<!doctype html><meta charset=utf-8><title>Coracle</title><h1>Coracle</h1>\
-         <p>The same as <a href=/openapi.json>a document for programs</a>.</p><table>{rows}</table>"
+         <p>Also available as <a href=/openapi.json>OpenAPI JSON</a>.</p><table>{rows}</table>"
     )
 }
 
@@ -231,12 +231,12 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// The methods that a route takes; `None` if it takes any.
+    /// Returns the methods of a route; `None` if it accepts any.
     pub(crate) fn methods<S>(route: &MethodRouter<S>) -> Option<BTreeSet<String>> {
         let shown = format!("{route:?}");
         let (_, allowed) = shown.split_once("allow_header: Bytes(b\"")?;
         let (allowed, _) = allowed.split_once('"')?;
-        // Whoever takes GET takes HEAD.
+        // Routes that accept GET also accept HEAD.
         Some(allowed.split(',').filter(|method| *method != "HEAD").map(str::to_owned).collect())
     }
 
@@ -252,20 +252,20 @@ pub(crate) mod tests {
         }
     }
 
-    /// Holds described operations equal to routes.
+    /// Asserts that the described operations match the routes.
     pub(crate) fn check<S>(operations: &[Operation], routes: &[(String, MethodRouter<S>)]) {
         let mut described: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
         for operation in operations {
             let methods = described.entry(operation.path()).or_default();
-            assert!(methods.insert(operation.method().to_owned()), "`{}` stands there twice", operation.at);
+            assert!(methods.insert(operation.method().to_owned()), "`{}` is described twice", operation.at);
         }
         for (path, found) in &described {
             let mut fitting = routes.iter().filter(|(pattern, _)| fits(pattern, path));
             let exact = fitting.clone().find(|(pattern, _)| !pattern.contains("{*"));
             let (pattern, route) =
-                exact.or(fitting.next()).unwrap_or_else(|| panic!("there is no route for `{path}`"));
+                exact.or(fitting.next()).unwrap_or_else(|| panic!("no route for `{path}`"));
             if let Some(taken) = methods(route) {
-                assert_eq!(*found, taken, "`{path}` is described as something else than `{pattern}`");
+                assert_eq!(*found, taken, "the description of `{path}` differs from `{pattern}`");
             }
         }
         for (pattern, _) in routes {
@@ -274,20 +274,20 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn every_schema_that_is_named_is_there() {
+    fn every_referenced_schema_exists() {
         let document = document();
         let text = document.to_string();
         let named = text.split("#/components/schemas/").skip(1).filter_map(|rest| rest.split('"').next());
         for name in named {
-            assert!(document["components"]["schemas"][name].is_object(), "there is no schema `{name}`");
+            assert!(document["components"]["schemas"][name].is_object(), "schema `{name}` is missing");
         }
     }
 
     #[test]
-    fn what_is_short_in_a_table_is_whole_in_the_document() {
-        let wish = operation("GET /x/{id}", "", "a* b:int c! d:bool!", "Name?", "200");
+    fn table_notation_expands_into_the_document() {
+        let compact = operation("GET /x/{id}", "", "a* b:int c! d:bool!", "Name?", "200");
         let section = Section { tag: "t", prefix: "/p", operations: &[], open: false };
-        let described = wish.describe(&section);
+        let described = compact.describe(&section);
         let parameters = described["parameters"].as_array().unwrap();
         let shown: Vec<_> = parameters
             .iter()

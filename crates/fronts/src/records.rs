@@ -12,7 +12,7 @@ use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use domain::{Exit, Stream as OutputStream};
+use domain::{Exit, Stream as SourceStream};
 use futures_util::{FutureExt, Stream, stream};
 use http::header;
 use serde::Serialize;
@@ -20,7 +20,7 @@ use service::{Event, Following, ServiceError};
 
 pub(crate) const CONTENT_TYPE: &str = "application/x-ndjson";
 
-/// How much is gathered before it is sent, if it comes faster than it is taken.
+/// How many bytes are batched into one write when output arrives faster than the client reads.
 const BATCH: usize = 128 << 10;
 
 #[derive(Serialize)]
@@ -36,34 +36,34 @@ enum Record<'a> {
         #[serde(skip_serializing_if = "Option::is_none")]
         base64: Option<String>,
     },
-    /// Bytes that are no longer kept.
+    /// Bytes that are no longer retained.
     Gap { offset: u64, length: u64 },
     /// The last record.
     End {
-        /// Where the next call would go on.
+        /// The offset at which the next call would continue.
         offset: u64,
         running: bool,
         #[serde(skip_serializing_if = "Option::is_none")]
         exit_code: Option<i32>,
     },
-    /// The last record, if the output was lost sight of.
+    /// The last record, if following the output failed.
     Error { error: String },
 }
 
-/// What the body has come to.
+/// The state of a response body in progress.
 struct Records {
     following: Following,
     /// The offset of the next byte.
     next: u64,
-    /// Where the answer ends; `None` where it ends with the command.
+    /// The offset at which the response ends; `None` if it ends with the command.
     to: Option<u64>,
-    /// How the command ended, if it had when it was asked for.
+    /// How the command ended, if it had already ended when the request arrived.
     ended: Option<Exit>,
     lines: Vec<u8>,
     over: bool,
 }
 
-/// The output from `from` on, up to the offset `to` or to the end of the command.
+/// Streams the output from `from` up to the offset `to`, or to the end of the command.
 pub(crate) fn response(following: Following, from: u64, to: Option<u64>, ended: Option<Exit>) -> Response {
     let records = Records { following, next: from, to, ended, lines: Vec::new(), over: false };
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], Body::from_stream(records.lines())).into_response()
@@ -118,13 +118,13 @@ impl Records {
         }
     }
 
-    fn output(&mut self, stream: OutputStream, offset: u64, bytes: &[u8]) {
+    fn output(&mut self, stream: SourceStream, offset: u64, bytes: &[u8]) {
         let stream = match stream {
-            OutputStream::Stdout => "stdout",
-            OutputStream::Stderr => "stderr",
-            OutputStream::Terminal => "terminal",
-            // What a kernel reports is not printed, but counts.
-            OutputStream::Tell => "report",
+            SourceStream::Stdout => "stdout",
+            SourceStream::Stderr => "stderr",
+            SourceStream::Terminal => "terminal",
+            // Kernel reports are not printed output, but they occupy offsets.
+            SourceStream::Tell => "report",
         };
         if bytes.is_empty() {
             return;
@@ -141,12 +141,12 @@ impl Records {
     }
 
     fn write(&mut self, record: &Record<'_>) {
-        serde_json::to_writer(&mut self.lines, record).expect("records hold only text and numbers");
+        serde_json::to_writer(&mut self.lines, record).expect("records contain only strings and numbers");
         self.lines.push(b'\n');
     }
 }
 
-/// The exit code as records have it: -1 if there was none.
+/// The exit code as written in records: -1 if there was none.
 fn exit_code(exit: Exit) -> i32 {
     match exit {
         Exit::Code(code) => code,

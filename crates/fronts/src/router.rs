@@ -1,7 +1,7 @@
-//! Puts the fronts on one listener.
+//! Combines the fronts on one listener.
 //!
-//! A request finds its front by the form of its `Host`, then by a routing header, then by its
-//! path: `hosts.rs` knows the first two. Each front is one line here, so deleting one is
+//! A request is routed to a front by the form of its `Host`, then by a routing header, then by its
+//! path; `hosts.rs` handles the first two. Each front is one line here, so removing a front means
 //! deleting its folder and that line.
 
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::auth::Guard;
 use crate::settings::Settings;
 use crate::{answer, auth, hosts, limits, trace};
 
-/// Everything the server answers. Axum panics here if two fronts claim one path.
+/// Builds the router for all fronts. Axum panics here if two fronts claim the same path.
 pub fn router(service: Service, settings: Settings) -> Router {
     let slots = Arc::new(Semaphore::new(settings.concurrent_requests));
     let settings = Arc::new(settings);
@@ -38,7 +38,7 @@ pub fn router(service: Service, settings: Settings) -> Router {
         .layer(from_fn_with_state(settings, hosts::recognise))
 }
 
-/// What is answered on the socket of operators: their API alone, without a key.
+/// Builds the router for the operators' socket: only their API, without a key.
 #[cfg(feature = "operator")]
 pub fn operators_router(service: Service, settings: Settings) -> Router {
     complete(crate::operator::router(service, Arc::new(settings)))
@@ -52,7 +52,7 @@ fn complete(router: Router) -> Router {
 
 #[cfg(all(test, feature = "operator", feature = "opensandbox"))]
 mod tests {
-    /// Whether some path fits both patterns.
+    /// Whether some path matches both patterns.
     fn overlap(one: &str, other: &str) -> bool {
         let (mut one, mut other) = (one.split('/'), other.split('/'));
         loop {
@@ -65,7 +65,7 @@ mod tests {
         }
     }
 
-    /// Every front and all its paths; one more front is one more line.
+    /// Every front with all its paths; a new front adds one line.
     fn fronts() -> Vec<(&'static str, Vec<String>)> {
         let operator = crate::operator::table().into_iter().map(|(path, _)| path.to_owned());
         vec![
@@ -76,10 +76,10 @@ mod tests {
     }
 
     #[test]
-    fn no_path_is_meant_for_two_fronts() {
+    fn no_path_belongs_to_two_fronts() {
         let fronts = fronts();
-        for (place, (name, paths)) in fronts.iter().enumerate() {
-            for (other, others) in &fronts[place + 1..] {
+        for (index, (name, paths)) in fronts.iter().enumerate() {
+            for (other, others) in &fronts[index + 1..] {
                 for path in paths {
                     let met = others.iter().find(|other| overlap(path, other));
                     assert_eq!(met, None, "`{path}` of {name} is also a path of {other}");

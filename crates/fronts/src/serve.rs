@@ -1,4 +1,4 @@
-//! Speaks HTTP/1.1 on a listener until told to stop.
+//! Serves HTTP/1.1 on a listener until shutdown.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -25,36 +25,36 @@ use crate::door::{Door, Entrance, Visitor};
 use crate::leftover::Home;
 use crate::unreadable::{Entry, Ledger, Watched};
 
-/// The first line of a request and its headers. It is more than an address may have, so that one
-/// that is too long can be told from headers that are.
+/// Limit on the request line and headers. It is larger than the limit on an address, so that an
+/// address that is too long can be distinguished from headers that are.
 const LARGEST_HEAD: usize = 128 << 10;
 /// How long a connection may wait for the whole head of its next request. hyper counts the
 /// idle time before it as well, and clients keep idle connections for 30 to 60 seconds: a
 /// shorter time would reset one just as it is used again.
 const HEAD_TIME: Duration = Duration::from_secs(90);
-/// As above, for the first request: whoever connects has something to say.
+/// Like [`HEAD_TIME`], for the first request: a client that connects is expected to send one soon.
 const FIRST_HEAD_TIME: Duration = Duration::from_secs(10);
-/// How long requests in progress may go on once the server stops.
+/// How long requests in progress may take to finish once the server stops.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// The other end of the connection that a request came on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Peer {
     Network(SocketAddr),
-    /// Whoever may open the socket in the state directory.
+    /// A client of the socket in the state directory, which only operators may open.
     Operator,
 }
 
-/// How many operators may be connected at once.
+/// How many operator connections may be open at once.
 const OPERATORS: usize = 64;
 
-/// Serves at most `most` connections at once until `shutdown` resolves, then lets requests in
-/// progress end for a short while.
+/// Serves at most `most` connections at once until `shutdown` resolves, then gives requests in
+/// progress a short time to finish.
 pub async fn serve(listener: TcpListener, most: usize, router: Router, shutdown: impl Future<Output = ()>) {
     serve_at(listener, most, router, shutdown).await
 }
 
-/// As [`serve`], for whoever may open a socket that the kernel guards by its mode.
+/// Like [`serve`], on a Unix socket whose file mode limits who may open it.
 pub async fn serve_operators(listener: UnixListener, router: Router, shutdown: impl Future<Output = ()>) {
     serve_at(listener, OPERATORS, router, shutdown).await
 }
@@ -65,7 +65,7 @@ async fn serve_at<L: Entrance>(listener: L, most: usize, router: Router, shutdow
     let mut connections = JoinSet::new();
     let mut shutdown = pin!(shutdown);
     loop {
-        // Every branch may be dropped: nothing is lost by accepting or reaping a turn later.
+        // Every branch is cancel-safe: accepting or reaping can wait for the next iteration.
         tokio::select! {
             () = &mut shutdown => break,
             Some(_) = connections.join_next() => {}
@@ -78,11 +78,11 @@ async fn serve_at<L: Entrance>(listener: L, most: usize, router: Router, shutdow
     stop.send_replace(true);
     let all_ended = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(GRACE, all_ended).await.is_err() {
-        tracing::info!(open = connections.len(), "closing connections whose requests go on");
+        tracing::info!(open = connections.len(), "closing connections with unfinished requests");
     }
 }
 
-/// One connection, from its first request to its end.
+/// Serves one connection until it ends.
 async fn converse<S>(stream: Visitor<S>, peer: Peer, router: Router, mut stopping: watch::Receiver<bool>)
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
@@ -111,7 +111,7 @@ where
     let ended = tokio::select! {
         ended = &mut connection => ended,
         () = silent => {
-            tracing::debug!("a connection was closed that asked for nothing");
+            tracing::debug!("closed a connection that sent no request");
             return;
         }
         _ = stopping.changed() => {
@@ -120,7 +120,7 @@ where
         }
     };
     if let Err(error) = ended {
-        tracing::debug!(%error, "a connection broke");
+        tracing::debug!(%error, "connection failed");
     }
 }
 
@@ -166,7 +166,7 @@ mod tests {
         let head = format!("POST /no HTTP/1.1\r\nHost: localhost\r\nContent-Length: {body}\r\n\r\n");
         client.write_all(head.as_bytes()).await.unwrap();
         tokio::task::yield_now().await;
-        // It may refuse the rest of a long one.
+        // The server may refuse the rest of a long body.
         client.write_all(&vec![b'x'; body]).await.unwrap_or_default();
         let mut answer = [0; 1 << 12];
         let count = client.read(&mut answer).await.unwrap();
@@ -177,18 +177,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_that_nobody_read_does_not_cost_the_connection() {
-        let (first, goes_on) = answers(40).await;
-        assert!(first.starts_with("HTTP/1.1 404") && goes_on, "{first}");
+    async fn short_unread_body_keeps_the_connection_open() {
+        let (first, reusable) = answers(40).await;
+        assert!(first.starts_with("HTTP/1.1 404") && reusable, "{first}");
     }
 
     #[tokio::test]
-    async fn a_long_body_that_nobody_read_ends_the_connection_as_told() {
-        let (first, goes_on) = answers(1 << 20).await;
-        assert!(first.contains("connection: close\r\n") && !goes_on, "{first}");
+    async fn long_unread_body_closes_the_connection_with_a_header() {
+        let (first, reusable) = answers(1 << 20).await;
+        assert!(first.contains("connection: close\r\n") && !reusable, "{first}");
     }
 
-    /// All that is answered to these bytes, on a connection of their own.
+    /// Sends these bytes on a new connection and returns the complete response.
     async fn told(bytes: &[u8]) -> String {
         let (mut client, _server) = connect().await;
         client.write_all(bytes).await.unwrap();
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_request_is_answered_with_a_reason_and_an_id() {
+    async fn malformed_requests_are_answered_with_a_reason_and_an_id() {
         let long = |count: usize| "x".repeat(count);
         for (request, status) in [
             ("\u{1}\r\n\r\n".to_owned(), "400"),
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_follows_a_request_is_answered_in_its_turn() {
+    async fn pipelined_requests_are_answered_in_order() {
         let answer =
             told(b"GET / HTTP/1.1\r\nhost: a\r\n\r\nGET / HTTP/1.1\r\nhost: a\r\n\r\n\x01\r\n\r\n").await;
         let whole = answer.match_indices("HTTP/1.1 ").map(|(at, _)| &answer[at + 9..at + 12]);
@@ -240,11 +240,11 @@ mod tests {
         assert!(answer.ends_with("}"), "{answer}");
     }
 
-    /// An answer just as hyper makes them.
+    /// A response as hyper generates it.
     const BARE: &str = "HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
 
     #[tokio::test]
-    async fn an_error_of_a_handler_passes_as_it_is() {
+    async fn handler_errors_pass_unchanged() {
         let (mut client, _server) = connect().await;
         client.write_all(b"GET /bare HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await.unwrap();
         let mut answer = String::new();
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_said_after_an_upgrade_passes_as_it_is() {
+    async fn bytes_after_an_upgrade_pass_unchanged() {
         let (mut client, _server) = connect().await;
         let ask = b"GET /up HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: bare\r\n\r\n";
         client.write_all(ask).await.unwrap();
@@ -276,9 +276,9 @@ mod tests {
         head.body(axum::body::Body::empty()).unwrap()
     }
 
-    /// Time is not waited for: it jumps to the next timer whenever nothing else happens.
+    /// Time is paused: it jumps to the next timer whenever nothing else can run.
     #[tokio::test(start_paused = true)]
-    async fn a_connection_that_asks_for_nothing_is_closed_soon() {
+    async fn connection_without_a_request_is_closed_soon() {
         let (mut client, _server) = connect().await;
         let begun = Instant::now();
         client.write_all(b"GET / HTTP/1.1\r\n").await.unwrap();
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_that_was_used_may_rest_longer() {
+    async fn used_connection_may_stay_idle_longer() {
         let (mut client, _server) = connect().await;
         let begun = Instant::now();
         client.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();

@@ -1,7 +1,7 @@
-//! What every request leaves behind: an id on its answer, a line in the log, a measurement.
+//! Per-request tracing: an id on the response, a line in the log, a metric.
 //!
-//! Neither the path nor the query of a request is logged, only the pattern of its route: ids
-//! are harmless, but paths of files and tokens in queries are not ours to keep.
+//! Neither the path nor the query of a request is logged, only the pattern of its route: ids are
+//! harmless, but file paths and tokens in queries are not ours to keep.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::panic::AssertUnwindSafe;
@@ -20,14 +20,14 @@ use tracing::Instrument;
 use crate::answer;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// A longer id than this is replaced rather than echoed.
+/// A request id longer than this is replaced rather than echoed.
 const LONGEST_ID: usize = 128;
 
-/// The pattern of the route that answered, put on the answer by a router inside a router.
+/// The pattern of the matched route, attached to the response by a nested router.
 #[derive(Clone)]
 pub(crate) struct Route(pub(crate) String);
 
-/// Gives the request an id, runs it, logs it. A panic becomes an answer like any other error.
+/// Assigns an id to the request, runs it and logs it. A panic becomes an ordinary error response.
 pub(crate) async fn record(mut request: Request, next: Next) -> Response {
     let id = request_id(&request);
     let method = request.method().clone();
@@ -38,7 +38,7 @@ pub(crate) async fn record(mut request: Request, next: Next) -> Response {
     let span = tracing::info_span!("request", id = id_text);
     let outcome = AssertUnwindSafe(next.run(request)).catch_unwind().instrument(span).await;
     let mut response = outcome.unwrap_or_else(|_| {
-        let message = "the server failed; its log knows more under this request id";
+        let message = "internal server error; the server log has details under this request id";
         answer::error(StatusCode::INTERNAL_SERVER_ERROR, "GENERAL::UNKNOWN_ERROR", message)
     });
     let inner = response.extensions_mut().remove::<Route>().map(|route| route.0);
@@ -46,10 +46,10 @@ pub(crate) async fn record(mut request: Request, next: Next) -> Response {
     let (status, elapsed) = (response.status().as_u16(), started.elapsed());
     #[expect(
         clippy::cast_possible_truncation,
-        reason = "a request that takes 500 million years may log less"
+        reason = "only a request longer than 500 million years would overflow"
     )]
     let micros = elapsed.as_micros() as u64;
-    tracing::info!(target: "access", request_id = id_text, %method, route, status, micros, "answered");
+    tracing::info!(target: "access", request_id = id_text, %method, route, status, micros, "request completed");
     metrics::histogram!("coracle_http_request_seconds", "route" => route, "status" => status.to_string())
         .record(elapsed);
     response.headers_mut().insert(REQUEST_ID, id);
@@ -61,11 +61,11 @@ fn request_id(request: &Request) -> HeaderValue {
         !value.is_empty() && value.len() <= LONGEST_ID && value.to_str().is_ok_and(|text| text.is_ascii())
     });
     given.cloned().unwrap_or_else(|| {
-        HeaderValue::from_str(&unique_hex()).expect("hexadecimal digits are fit for a header")
+        HeaderValue::from_str(&unique_hex()).expect("hexadecimal digits are a valid header value")
     })
 }
 
-/// 32 hexadecimal digits that no other call returns, here or on another server.
+/// Returns 32 hexadecimal digits that are unique across calls and servers.
 pub(crate) fn unique_hex() -> String {
     static SEEDS: LazyLock<[u64; 4]> =
         LazyLock::new(|| std::array::from_fn(|_| RandomState::new().build_hasher().finish()));
@@ -78,10 +78,10 @@ pub(crate) fn unique_hex() -> String {
     hasher.finalize().to_hex()[..32].to_owned()
 }
 
-/// Makes this process's measurements readable as Prometheus text. Called once, before anything
-/// is measured.
+/// Installs the Prometheus recorder for this process. Must be called once, before anything is
+/// measured.
 pub fn install_metrics() -> Result<PrometheusHandle, BuildError> {
-    // Sandboxes come up in milliseconds, so the buckets are finest there.
+    // Sandboxes start within milliseconds, so the buckets are finest there.
     const SECONDS: [f64; 15] =
         [0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.125, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0];
     PrometheusBuilder::new()
@@ -100,9 +100,9 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_panic_is_an_answer_like_any_other() {
+    async fn panic_becomes_an_error_response() {
         async fn fail() -> &'static str {
-            panic!("as told")
+            panic!("deliberate")
         }
         let router = Router::new().route("/", get(fail)).fallback(answer::not_found).layer(from_fn(record));
         for (path, status) in [("/", StatusCode::INTERNAL_SERVER_ERROR), ("/other", StatusCode::NOT_FOUND)] {
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_id_is_echoed_and_another_is_replaced() {
+    fn short_ids_are_echoed_and_others_replaced() {
         assert_eq!(id_of("abc-1"), "abc-1");
         assert_eq!(id_of("").len(), 32);
         assert_eq!(id_of(&"x".repeat(129)).len(), 32);

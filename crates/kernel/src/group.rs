@@ -1,10 +1,10 @@
-//! Who is in a process group, as /proc tells; see proc(5).
+//! The members of a process group, from /proc; see proc(5).
 
 use std::fs;
 
 use rustix::process::Pid;
 
-/// The processes of a group that are there now.
+/// The processes that are in a group now.
 pub(crate) fn members(group: Pid) -> Vec<Pid> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
@@ -15,7 +15,7 @@ fn group_of(process: i32) -> Option<i32> {
     read_group(&fs::read_to_string(format!("/proc/{process}/stat")).ok()?)
 }
 
-/// The group is the third field behind the name, which may hold anything.
+/// The group is the third field after the name, which may contain anything.
 fn read_group(stat: &str) -> Option<i32> {
     let (_, fields) = stat.rsplit_once(')')?;
     fields.split_whitespace().nth(2)?.parse().ok()
@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_with_brackets_and_spaces_is_no_obstacle() {
+    fn name_with_brackets_and_spaces_is_parsed() {
         assert_eq!(read_group("12 (a) b (c) S 1 77 77 0"), Some(77));
         assert_eq!(read_group("nothing"), None);
     }

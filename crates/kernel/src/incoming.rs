@@ -1,7 +1,7 @@
-//! Orders as they come, and whether one has come.
+//! Reads orders in a thread, and checks whether one has arrived.
 //!
-//! An interrupt is for the order that was given before it, and may overtake it on its way: the two
-//! are heard by different threads. Whoever is interrupted looks here first.
+//! An interrupt is meant for the order sent before it, but may overtake that order: different
+//! threads receive the two. The handler of an interrupt therefore checks for a waiting order first.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,12 +18,13 @@ use crate::report::{Order, Orders};
 pub(crate) struct Incoming {
     orders: mpsc::UnboundedReceiver<Order>,
     descriptor: OwnedFd,
-    /// Held by whoever takes an order from the descriptor until others can find it here.
+    /// Held while an order moves from the descriptor to the channel, so that it is never in
+    /// neither.
     taking: Arc<Mutex<()>>,
 }
 
 impl Incoming {
-    /// Orders are read by a thread: their descriptor may be of any kind.
+    /// Starts a thread that reads the orders, because their descriptor may be of any kind.
     pub(crate) fn read(mut orders: Orders) -> Result<Self> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let (descriptor, watched) = (orders.descriptor()?, orders.descriptor()?);
@@ -47,14 +48,14 @@ impl Incoming {
         self.orders.recv().await
     }
 
-    /// Whether [`Self::next`] has something to say at once, or nearly so.
+    /// Whether [`Self::next`] would return an order at once, or nearly so.
     pub(crate) fn has_next(&self) -> bool {
         let _taking = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
         !self.orders.is_empty() || has_come(&self.descriptor, Some(&Timespec::default())).unwrap_or(false)
     }
 }
 
-/// Waits until something can be read, at most for a time, and says whether it can.
+/// Waits until the descriptor is readable, at most for `time`, and returns whether it is.
 fn has_come(descriptor: &OwnedFd, time: Option<&Timespec>) -> io::Result<bool> {
     loop {
         match poll(&mut [PollFd::from_borrowed_fd(descriptor.as_fd(), PollFlags::IN)], time) {
@@ -73,17 +74,17 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn an_order_that_was_given_is_known_before_it_is_read() {
+    async fn sent_order_is_known_before_it_is_read() {
         let (read, write) = rustix::pipe::pipe().expect("a pipe");
         let mut incoming = Incoming::read(Orders::from_file(File::from(read))).expect("a thread");
         let mut write = File::from(write);
         for number in 0..200 {
             assert!(!incoming.has_next());
-            writeln!(write, "run k{number} {{\"code\":\"1\"}}").expect("it is read");
+            writeln!(write, "run k{number} {{\"code\":\"1\"}}").expect("the thread reads");
             assert!(incoming.has_next(), "{number}");
             assert_eq!(incoming.next().await.expect("an order").key, format!("k{number}"));
         }
-        writeln!(write, "no order").expect("it is read");
+        writeln!(write, "no order").expect("the thread reads");
         drop(write);
         assert_eq!(incoming.next().await, None);
     }

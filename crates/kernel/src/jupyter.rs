@@ -1,4 +1,4 @@
-//! A Jupyter kernel of the image, as a kernel of ours.
+//! Runs code in a Jupyter kernel of the image.
 //!
 //! ```text
 //!            3 orders                 shell, control
@@ -6,9 +6,9 @@
 //!        ◄───────────                     iopub
 //!          1, 2, 4
 //! ```
-//! The kernel is found by its name or its language, started with a connection file of its own,
-//! and ends with this process. It is in a group of its own: signals come here, and are passed on
-//! in the way that the kernel wants to be interrupted.
+//! The Jupyter kernel is found by its name or its language, started with its own connection file,
+//! and ends with this process. It is in its own process group: this process receives the signals
+//! and passes them on in the way that the kernel specifies for interrupts.
 
 mod channels;
 mod envelope;
@@ -34,16 +34,16 @@ use message::{Meaning, Message, Stream};
 use specs::Spec;
 use words::Words;
 
-/// How long a kernel may take to answer for the first time. Some compile before they do.
+/// How long a kernel may take to answer for the first time. Some compile first.
 const PATIENCE: Duration = Duration::from_secs(55);
-/// How often it is asked until it does.
+/// The interval between requests until it does.
 const ASK_AGAIN: Duration = Duration::from_millis(300);
-/// How long is waited for the second of reply and idle, which are sent together.
+/// How long to wait for the second of reply and idle, which are sent together.
 const AFTERWARDS: Duration = Duration::from_secs(10);
 
-const HUNG_UP: &str = "the Jupyter kernel hung up";
+const HUNG_UP: &str = "the Jupyter kernel closed its connection";
 
-/// Runs cells until there are no more, or the kernel ends.
+/// Runs cells until there are no more, or the Jupyter kernel ends.
 pub(crate) fn serve(name: &str, orders: Orders, reports: &mut Reports) -> Result<ExitCode> {
     let Some(spec) = specs::find(name) else {
         return Ok(crate::missing(&format!("Jupyter kernel for {name}"), &known()));
@@ -69,7 +69,7 @@ async fn run(spec: Spec, orders: Orders, reports: &mut Reports) -> Result<ExitCo
             _ = kernel.wait() => return ended(&mut kernel, words).await,
             () = words.listen() => {}
             _ = interrupts.recv() => {
-                // What it is meant for was ordered before.
+                // The interrupt is meant for an order that was sent before it.
                 if bridge.run.is_none() && orders.has_next() && let Some(order) = orders.next().await {
                     words.forget();
                     bridge.begin(&order).await?;
@@ -94,7 +94,7 @@ async fn run(spec: Spec, orders: Orders, reports: &mut Reports) -> Result<ExitCo
     Ok(ExitCode::SUCCESS)
 }
 
-/// Ends as the kernel has ended, with its last words.
+/// Exits as the Jupyter kernel did, and prints its last output.
 async fn ended(kernel: &mut Child, words: Words) -> Result<ExitCode> {
     let status = kernel.wait().await?;
     io::stderr().write_all(&words.last())?;
@@ -104,18 +104,18 @@ async fn ended(kernel: &mut Child, words: Words) -> Result<ExitCode> {
 fn known() -> String {
     let names: Vec<String> = specs::all().into_iter().map(|spec| spec.name).collect();
     match names.is_empty() {
-        true => "install one, with its kernelspec where Jupyter looks for it".to_owned(),
-        false => format!("there are {}", names.join(", ")),
+        true => "install one with its kernelspec in a Jupyter data directory".to_owned(),
+        false => format!("available kernels: {}", names.join(", ")),
     }
 }
 
 fn start(spec: &Spec, place: &Place, [output, errors]: [Stdio; 2]) -> Result<Child> {
     let words = spec.command(&place.file());
-    let (program, arguments) = words.split_first().context("its kernelspec names no program")?;
+    let (program, arguments) = words.split_first().context("the kernelspec names no program")?;
     Command::new(program)
         .args(arguments)
         .envs(spec.env.iter().map(|(name, value)| (name, expand(value))))
-        // Some kernels watch for the end of who started them.
+        // Some kernels watch for the end of their parent.
         .env("JPY_PARENT_PID", std::process::id().to_string())
         .stdout(output)
         .stderr(errors)
@@ -125,7 +125,7 @@ fn start(spec: &Spec, place: &Place, [output, errors]: [Stdio; 2]) -> Result<Chi
         .with_context(|| format!("could not start `{program}` of the Jupyter kernel `{}`", spec.name))
 }
 
-/// `${NAME}` stands for a variable of ours, as Jupyter has it.
+/// Replaces `${NAME}` by our environment variable, as Jupyter does.
 fn expand(value: &str) -> String {
     let mut parts = value.split("${");
     let mut expanded = parts.next().unwrap_or_default().to_owned();
@@ -146,7 +146,7 @@ fn group_of(kernel: &Child) -> Result<Pid> {
     number.context("the kernel has ended")
 }
 
-/// Waits until the kernel answers; `None` if it ends before.
+/// Waits until the Jupyter kernel answers; `None` if it ends before.
 async fn become_ready(
     spec: &Spec,
     place: &Place,
@@ -167,8 +167,8 @@ async fn become_ready(
     }
 }
 
-/// Connects, and asks until something is heard on both ways: what is published before somebody
-/// listens is lost.
+/// Connects, and repeats a request until both sockets have received something: messages published
+/// before the subscription is complete are lost.
 async fn meet(place: &Place) -> Result<Channels> {
     let mut channels = place.connect().await?;
     let mut again = interval_at(Instant::now(), ASK_AGAIN);
@@ -185,22 +185,22 @@ async fn meet(place: &Place) -> Result<Channels> {
     Ok(channels)
 }
 
-/// The run that is on.
+/// The run in progress.
 #[derive(Debug)]
 struct Run {
     key: String,
-    /// What messages about it name as their parent.
+    /// The id that messages about it name as their parent.
     id: String,
-    /// The kernel has said that it begins.
+    /// Whether the kernel has reported that it begins.
     counted: bool,
-    /// It was interrupted before it had begun.
+    /// Whether it was interrupted before it had begun.
     interrupted: bool,
     failed: bool,
-    /// A run is over when it has been replied to and the kernel has said that it is idle. The
-    /// two come on different ways, in either order.
+    /// A run has ended when its reply has arrived and the kernel has reported that it is idle. The
+    /// two arrive on different sockets, in either order.
     reply: Option<Message>,
     idle: bool,
-    /// When it counts as over, though one of the two is missing.
+    /// When the run counts as ended although one of the two is missing.
     deadline: Option<Instant>,
 }
 
@@ -229,8 +229,8 @@ impl Bridge<'_> {
         Ok(())
     }
 
-    /// Something that the kernel published. Output counts whatever it is about: threads of an
-    /// earlier cell may still print.
+    /// Handles a message that the kernel published. Output is passed on whatever request it belongs
+    /// to: threads of an earlier cell may still print.
     async fn said(&mut self, message: &Message) -> Result<()> {
         let current = self.run.as_mut().filter(|run| run.id == message.parent);
         match (message.meaning(), current) {
@@ -259,7 +259,7 @@ impl Bridge<'_> {
         Ok(())
     }
 
-    /// Ends the run when nothing more will come, or sees to it that it does end.
+    /// Ends the run if nothing more will come, or sets the deadline by which it ends.
     fn close_in(&mut self) -> Result<()> {
         let Some(run) = &mut self.run else { return Ok(()) };
         if run.reply.is_some() && run.idle {
@@ -281,7 +281,8 @@ impl Bridge<'_> {
 
     async fn interrupt(&mut self) -> Result<()> {
         let Some(run) = &mut self.run else { return Ok(()) };
-        // A kernel that has not begun forgets a signal. Who asks twice does not wait for it to begin.
+        // A kernel that has not begun ignores a signal, so it is sent later. A second interrupt
+        // does not wait for that.
         if !run.counted && !self.spec.wants_message() && !std::mem::replace(&mut run.interrupted, true) {
             return Ok(());
         }
@@ -302,7 +303,7 @@ impl Run {
     }
 }
 
-/// Waits until a run is over that does not end by itself.
+/// Waits for the deadline of a run, if it has one.
 async fn overdue(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => tokio::time::sleep_until(deadline).await,
@@ -328,7 +329,7 @@ mod tests {
 
     #[test]
     fn variables_in_a_kernelspec_are_filled_in() {
-        let path = std::env::var("PATH").expect("there is one");
+        let path = std::env::var("PATH").expect("PATH is set");
         assert_eq!(expand("a:${PATH}:b"), format!("a:{path}:b"));
         assert_eq!(expand("${NOBODY_SETS_THIS}x"), "x");
         assert_eq!(expand("open ${ end"), "open ${ end");

@@ -1,5 +1,5 @@
-//! What an image offers to those who want code run in it, found by reading alone: a program
-//! that is asked for its version might do anything.
+//! Lists the languages, kernels and tools of an image. It only reads files: running a program to
+//! ask for its version might have any effect.
 
 mod packages;
 
@@ -18,7 +18,8 @@ use crate::report::{Bundle, Orders, Reports, Tell};
 use crate::search;
 use packages::Packages;
 
-/// Languages that need no Jupyter, what runs them, and in which packages that comes.
+/// Languages that do not need Jupyter, the programs that run them, and the packages of those
+/// programs.
 const BUILT_IN: &[(&str, &[&str], &[&str])] = &[
     ("python", &["python3"], &["python3", "python3-minimal"]),
     ("javascript", &["node", "nodejs"], &["nodejs"]),
@@ -26,7 +27,7 @@ const BUILT_IN: &[(&str, &[&str], &[&str])] = &[
     ("bash", &["bash", "sh"], &["bash", "dash", "busybox"]),
 ];
 
-/// What those who write agents like to find.
+/// Tools that authors of coding agents often need.
 const TOOLS: &[&str] = &[
     "bash", "sh", "git", "curl", "wget", "tar", "unzip", "make", "gcc", "jq", "rg", "pip", "pip3", "uv",
     "npm", "pnpm", "go", "cargo", "java", "apt-get", "apk",
@@ -55,7 +56,7 @@ struct Jupyter {
     directory: PathBuf,
 }
 
-/// Prints the offer.
+/// Prints the list.
 pub(crate) fn print() -> Result<ExitCode> {
     let mut text = serde_json::to_vec_pretty(&look())?;
     text.push(b'\n');
@@ -63,7 +64,7 @@ pub(crate) fn print() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// As a kernel: the result of whatever is run is the offer.
+/// Serves as a kernel: the result of any run is the list.
 pub(crate) fn serve(mut orders: Orders, reports: &mut Reports) -> Result<ExitCode> {
     reports.ready()?;
     while let Some(line) = orders.next()? {
@@ -94,7 +95,8 @@ fn look() -> Offer {
     Offer { languages: languages.collect(), jupyter: jupyter.collect(), tools: tools.collect() }
 }
 
-/// What the files beside an interpreter say: the name a link leads to, or node's header.
+/// The version according to the files next to an interpreter: the target of its link, or node's
+/// header.
 fn version(interpreter: &Path) -> Option<String> {
     let prefix = interpreter.parent()?.parent()?;
     let header = fs::read_to_string(prefix.join("include/node/node_version.h")).ok();
@@ -122,12 +124,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_read_and_not_asked_for() {
-        let root = tempfile::tempdir().expect("there is room");
+    fn versions_are_read_without_running_programs() {
+        let root = tempfile::tempdir().expect("a temporary directory");
         let bin = root.path().join("bin");
-        fs::create_dir(&bin).expect("it is new");
-        std::os::unix::fs::symlink("python3.11", bin.join("python3")).expect("it is new");
-        std::os::unix::fs::symlink("/usr/bin/dash", bin.join("sh")).expect("it is new");
+        fs::create_dir(&bin).expect("the name is free");
+        std::os::unix::fs::symlink("python3.11", bin.join("python3")).expect("the name is free");
+        std::os::unix::fs::symlink("/usr/bin/dash", bin.join("sh")).expect("the name is free");
         assert_eq!(version(&bin.join("python3")).as_deref(), Some("3.11"));
         assert_eq!(version(&bin.join("sh")), None);
         let header =
@@ -137,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_listed_is_there() {
+    fn listed_programs_exist() {
         let offer = look();
         assert!(offer.tools.contains_key("sh"), "{offer:?}");
         assert!(offer.languages.iter().all(|found| found.interpreter.exists()), "{offer:?}");

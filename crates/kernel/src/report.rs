@@ -1,4 +1,4 @@
-//! What a kernel is told and what it tells: lines on two descriptors.
+//! The protocol between the agent and a kernel: lines on two descriptors.
 //!
 //! ```text
 //! 3  ─►  run KEY {"code": "…"}
@@ -16,21 +16,21 @@ use anyhow::{Context, Result};
 use linux::descriptors::Inherited;
 use serde::{Deserialize, Serialize};
 
-/// The longest line, its end included.
+/// The maximum length of a line, including its end.
 const LONGEST_LINE: usize = 8 << 20;
-/// A text in an error is cut after this many bytes.
+/// Texts in an error are truncated after this many bytes.
 const LONGEST_TEXT: usize = 256 << 10;
 const MOST_TRACEBACK: usize = 256;
 
-/// Takes over the two descriptors.
+/// Takes over the two inherited descriptors.
 pub(crate) fn take() -> Result<(Orders, Reports)> {
-    let mut inherited = Inherited::claim().context("the descriptors were taken before")?;
-    let orders = inherited.take(3).context("there is nobody to take orders from")?;
-    let reports = inherited.take(4).context("there is nobody to report to")?;
+    let mut inherited = Inherited::claim().context("the inherited descriptors are already claimed")?;
+    let orders = inherited.take(3).context("descriptor 3 for orders is not open")?;
+    let reports = inherited.take(4).context("descriptor 4 for reports is not open")?;
     Ok((Orders(BufReader::new(File::from(orders))), Reports(File::from(reports))))
 }
 
-/// Code that somebody wants run.
+/// Code to run.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Order {
     pub key: String,
@@ -46,19 +46,19 @@ impl Orders {
         Self(BufReader::new(file))
     }
 
-    /// Reads a line, which may be no order; `None` when there will be no more.
+    /// Reads a line, which may not be a valid order; `None` when there will be no more.
     pub(crate) fn next(&mut self) -> io::Result<Option<Option<Order>>> {
         let mut line = String::new();
         let length = self.0.read_line(&mut line)?;
         Ok((length > 0).then(|| read_order(line.trim_end_matches('\n'))))
     }
 
-    /// Whether there is something to read that was not read from the descriptor.
+    /// Whether lines are buffered that were already read from the descriptor.
     pub(crate) fn is_buffered(&self) -> bool {
         !self.0.buffer().is_empty()
     }
 
-    /// The descriptor, to look whether something has come.
+    /// A copy of the descriptor, to poll for new lines.
     pub(crate) fn descriptor(&self) -> io::Result<OwnedFd> {
         self.0.get_ref().try_clone().map(OwnedFd::from)
     }
@@ -81,7 +81,7 @@ fn read_order(line: &str) -> Option<Order> {
 /// Representations of one value, by mime type.
 pub(crate) type Bundle = BTreeMap<String, String>;
 
-/// What became of code.
+/// A report about a run.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Tell {
@@ -114,7 +114,7 @@ impl Reports {
         self.0.write_all(format!("done {key}\n").as_bytes())
     }
 
-    /// A copy that a program started from here inherits.
+    /// A copy that a child process inherits.
     pub(crate) fn for_child(&self) -> io::Result<OwnedFd> {
         Ok(rustix::io::dup(&self.0)?)
     }
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn orders_are_read_and_other_lines_are_not() {
-        let order = read_order(r#"run k1 {"code":"1 + 1\n"}"#).expect("it is an order");
+        let order = read_order(r#"run k1 {"code":"1 + 1\n"}"#).expect("a valid order");
         assert_eq!(order, Order { key: "k1".to_owned(), code: "1 + 1\n".to_owned() });
         for line in ["", "run", "run k", "run k {}", "run K1 {\"code\":\"\"}", "stop k {\"code\":\"\"}"] {
             assert_eq!(read_order(line), None, "{line}");
@@ -173,10 +173,10 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_is_too_large_is_replaced_by_a_sentence() {
+    fn too_large_value_is_replaced_by_a_sentence() {
         let bundle = Bundle::from([("text/html".to_owned(), "x".repeat(LONGEST_LINE))]);
-        let told = line("k", Tell::Result(bundle)).expect("it is written");
-        assert!(told.len() < 200 && told.contains("too large to be shown"), "{told}");
+        let text = line("k", Tell::Result(bundle)).expect("it is JSON");
+        assert!(text.len() < 200 && text.contains("too large to be shown"), "{text}");
     }
 
     #[test]
@@ -186,7 +186,7 @@ mod tests {
             evalue: "ß".repeat(LONGEST_TEXT),
             traceback: vec!["t".to_owned(); 10_000],
         };
-        let told = line("k", Tell::Error(failure)).expect("it is written");
-        assert!(told.len() < LONGEST_TEXT + 10_000 && told.contains('…'));
+        let text = line("k", Tell::Error(failure)).expect("it is JSON");
+        assert!(text.len() < LONGEST_TEXT + 10_000 && text.contains('…'));
     }
 }

@@ -5,10 +5,10 @@
 //!  agent ───────────► this process ───────────► node ─► 1, 2 output
 //!        ◄─────────────────────────────────────── 4 reports
 //! ```
-//! This process makes a script of each cell and says so where it cannot. Node has the agent's
-//! own descriptors for everything else, so nothing that it prints takes a detour. Signals come
-//! here alone: node is in a group of its own, and is told by a byte, since it bears a signal only
-//! at times that it chooses.
+//! This process turns each cell into a script and reports those it cannot. Node has the agent's own
+//! descriptors for everything else, so its output takes no detour. Only this process receives
+//! signals: node is in its own process group and is interrupted by a byte on a pipe, since it can
+//! handle a signal only at certain times.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -34,10 +34,10 @@ use crate::search;
 use crate::transform::{self, Language, Refused, Script};
 
 const WORKER: &str = include_str!("script/worker.js");
-/// The parser calls itself for every level of nesting. Only what is used of this becomes memory.
+/// The parser recurses for every level of nesting. Only the used part of the stack takes memory.
 const STACK: usize = 256 << 20;
 
-/// What node is asked to run.
+/// A cell as node receives it.
 #[derive(Debug, Serialize)]
 struct Cell<'a> {
     key: &'a str,
@@ -61,7 +61,7 @@ pub(crate) fn serve(language: Language, orders: Orders, reports: &mut Reports) -
         loop {
             let (order, interrupted) = tokio::select! {
                 ended = node.child.wait() => return Ok(code_of(ended?)),
-                // What it is meant for was ordered before.
+                // The interrupt is meant for an order that was sent before it.
                 _ = interrupts.recv() => (if orders.has_next() { Some(orders.next().await) } else { None }, true),
                 order = orders.next() => (Some(order), false),
             };
@@ -84,7 +84,7 @@ fn find_node() -> Option<PathBuf> {
     ["node", "nodejs"].iter().find_map(|name| search::program(OsStr::new(name)))
 }
 
-/// Prepares cells, and answers those that cannot be run.
+/// Prepares cells, and reports those that cannot be run.
 struct Desk<'r> {
     language: Language,
     reports: &'r mut Reports,
@@ -100,7 +100,7 @@ impl Desk<'_> {
                 let cell = Cell { key: &order.key, count: self.count, source: &order.code, script };
                 let mut line = serde_json::to_vec(&cell)?;
                 line.push(b'\n');
-                // If node has gone, its end is what will be told.
+                // If node has exited, that is reported instead.
                 node.orders.send(line).unwrap_or_default();
             }
             Err(Refused { message, traceback }) => {
@@ -121,14 +121,14 @@ fn prepare(code: &str, language: Language) -> Result<Result<Script, Refused>> {
         worker
             .context("could not start a thread")?
             .join()
-            .map_err(|_panic| anyhow!("a cell could not be prepared"))
+            .map_err(|_panic| anyhow!("the parser panicked on a cell"))
     })
 }
 
-/// The process that runs cells.
+/// The node process that runs cells.
 struct Node {
     child: Child,
-    /// To a thread that writes them: node may be busy with something else for a while.
+    /// Sends lines to a thread that writes them, because node may not read for a while.
     orders: blocking::Sender<Vec<u8>>,
     interrupts: OwnedFd,
 }
@@ -154,16 +154,17 @@ impl Node {
         Ok(Self { child, orders: sender, interrupts: interrupts_in })
     }
 
-    /// Interrupts the cell of this number, and the programs that it has started and may be waiting for.
+    /// Interrupts the cell with this number, and the programs that it has started and may be
+    /// waiting for.
     fn interrupt(&self, count: u64) {
         let count = i32::try_from(count).unwrap_or(i32::MAX);
-        // A full pipe holds interrupts enough, and a closed one needs none.
+        // A full pipe already holds enough interrupts, and a closed one needs none.
         rustix::io::write(&self.interrupts, &count.to_le_bytes()).map(drop).unwrap_or_default();
         let Some(node) = self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw) else {
             return;
         };
         for other in group::members(node).into_iter().filter(|member| *member != node) {
-            // One that has just ended needs no signal.
+            // The process may have just ended.
             kill_process(other, Signal::INT).unwrap_or_default();
         }
     }
@@ -177,13 +178,13 @@ fn write_all(mut to: File, lines: &blocking::Receiver<Vec<u8>>) {
     }
 }
 
-/// A pipe whose reading end programs inherit.
+/// A pipe whose reading end child processes inherit.
 fn inherited_pipe() -> Result<(OwnedFd, OwnedFd)> {
     let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
     Ok((rustix::io::dup(&read)?, write))
 }
 
-/// Ends as node has ended; a signal is told as a shell does.
+/// The exit code of a process; a signal is encoded as shells do.
 pub(crate) fn code_of(status: ExitStatus) -> ExitCode {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX))

@@ -1,6 +1,6 @@
 //! Subvolumes and quotas of btrfs. See btrfs-subvolume(8), btrfs-quota(8) and linux/btrfs.h.
 //!
-//! A subvolume is made and dropped in constant time, and its quota group bounds data and
+//! A subvolume is created and dropped in constant time, and its quota group limits data and
 //! metadata together, so neither bytes nor empty files grow without limit.
 
 use std::fmt;
@@ -79,30 +79,30 @@ struct FsInfo {
     rest: [u8; 992],
 }
 
-/// How a filesystem counts what a subvolume holds.
+/// How a filesystem accounts the space used by subvolumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Quota {
-    /// Each extent is charged to the subvolume that made it (Linux 6.7).
+    /// Each extent is charged to the subvolume that created it (Linux 6.7).
     Simple,
-    /// Shared extents are traced, which costs more.
+    /// Shared extents are tracked, which costs more.
     Full,
 }
 
-/// Whether a snapshot can be written to.
+/// Whether a snapshot is writable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writing {
     Allowed,
     Forbidden,
 }
 
-/// What a subvolume holds and may hold, in bytes.
+/// The used bytes and the limit of a subvolume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
     pub used: u64,
     pub limit: Option<u64>,
 }
 
-/// Names one mounted btrfs in the kernel's tables.
+/// The id of a mounted btrfs in the kernel's tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FsId(String);
 
@@ -112,20 +112,20 @@ impl fmt::Display for FsId {
     }
 }
 
-/// Whether `file` lies on a btrfs.
+/// Whether `file` is on a btrfs.
 pub fn is_btrfs(file: impl AsFd) -> io::Result<bool> {
     Ok(rustix::fs::fstatfs(file)?.f_type == MAGIC)
 }
 
-/// Makes an empty subvolume `name` in `parent`.
+/// Creates an empty subvolume `name` in `parent`.
 pub fn create_subvolume(parent: impl AsFd, name: &str) -> io::Result<()> {
     const CREATE: u32 = opcode::write::<Named>(GROUP, 24);
     // SAFETY: this request reads one `btrfs_ioctl_vol_args_v2`, whose layout `Named` has.
     unsafe { ioctl::ioctl(parent, Setter::<CREATE, _>::new(named(name)?)) }.map_err(io::Error::from)
 }
 
-/// Makes `name` in `parent` a subvolume with all that `source` holds at this moment. What was
-/// written to `source` is flushed first, so this waits for the disk; extents are shared.
+/// Creates the subvolume `name` in `parent` as a snapshot of `source`. Pending writes to `source`
+/// are flushed first, so this waits for the disk; extents are shared.
 pub fn snapshot_subvolume(
     source: impl AsFd,
     parent: impl AsFd,
@@ -142,15 +142,15 @@ pub fn snapshot_subvolume(
     unsafe { ioctl::ioctl(parent, Setter::<SNAPSHOT, _>::new(argument)) }.map_err(io::Error::from)
 }
 
-/// Drops the subvolume `name` of `parent` with all it holds. The kernel frees the space in the
-/// background; nothing in it is walked by name.
+/// Deletes the subvolume `name` of `parent` with its content. The kernel frees the space in the
+/// background; its files are not walked by name.
 pub fn destroy_subvolume(parent: impl AsFd, name: &str) -> io::Result<()> {
     const DESTROY: u32 = opcode::write::<Named>(GROUP, 63);
     // SAFETY: this request reads one `btrfs_ioctl_vol_args_v2`, whose layout `Named` has.
     unsafe { ioctl::ioctl(parent, Setter::<DESTROY, _>::new(named(name)?)) }.map_err(io::Error::from)
 }
 
-/// The number of the subvolume that `file` belongs to.
+/// Returns the id of the subvolume that `file` belongs to.
 pub fn subvolume_id(file: impl AsFd) -> io::Result<u64> {
     const LOOKUP: u32 = opcode::read_write::<Lookup>(GROUP, 18);
     let mut lookup = Lookup { tree: 0, object: FIRST_OBJECT, name: [0; 4080] };
@@ -160,7 +160,7 @@ pub fn subvolume_id(file: impl AsFd) -> io::Result<u64> {
     Ok(lookup.tree)
 }
 
-/// Lets the filesystem fill its device.
+/// Grows the filesystem to the size of its device.
 pub fn grow_to_device(root: impl AsFd) -> io::Result<()> {
     const RESIZE: u32 = opcode::write::<Argument>(GROUP, 3);
     let mut argument = Argument { fd: 0, name: [0; 4088] };
@@ -178,18 +178,18 @@ pub fn fsid(root: impl AsFd) -> io::Result<FsId> {
     Ok(FsId(format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])))
 }
 
-/// Which quota is on, if any.
+/// Returns the quota mode, if quotas are enabled.
 pub fn quota(fsid: &FsId) -> Option<Quota> {
     let groups = format!("/sys/fs/btrfs/{}/qgroups", fsid.0);
     fs::metadata(&groups).ok()?;
     match fs::read_to_string(format!("{groups}/mode")) {
         Ok(mode) if mode.trim() == "squota" => Some(Quota::Simple),
-        // Kernels before 6.7 have no such file and no simple quota.
+        // Kernels before 6.7 have neither this file nor simple quotas.
         _ => Some(Quota::Full),
     }
 }
 
-/// Turns on the cheapest quota the kernel knows. Meant for a filesystem that is still empty.
+/// Enables the cheapest quota mode the kernel supports. Meant for an empty filesystem.
 pub fn enable_quota(root: impl AsFd) -> io::Result<Quota> {
     match control_quota(root.as_fd(), ENABLE_SIMPLE_QUOTA) {
         Ok(()) => Ok(Quota::Simple),
@@ -212,7 +212,7 @@ fn control_quota(root: impl AsFd, command: u64) -> rustix::io::Result<()> {
     unsafe { ioctl::ioctl(root, Updater::<QUOTA_CONTROL, _>::new(&mut control)) }
 }
 
-/// Bounds what the subvolume may hold, metadata included. Past it writers get EDQUOT.
+/// Limits the size of the subvolume, including metadata. Writes beyond it fail with EDQUOT.
 pub fn limit(root: impl AsFd, subvolume: u64, bytes: u64) -> io::Result<()> {
     const LIMIT: u32 = opcode::read::<GroupLimit>(GROUP, 43);
     let limit = GroupLimit {
@@ -223,13 +223,13 @@ pub fn limit(root: impl AsFd, subvolume: u64, bytes: u64) -> io::Result<()> {
         reserved_referenced: 0,
         reserved_exclusive: 0,
     };
-    // SAFETY: although its number says otherwise, this request reads one
+    // SAFETY: although its number indicates otherwise, this request reads one
     // `btrfs_ioctl_qgroup_limit_args`, whose layout `GroupLimit` has.
     unsafe { ioctl::ioctl(root, Setter::<LIMIT, _>::new(limit)) }.map_err(io::Error::from)
 }
 
-/// Forgets the quota group of a subvolume that is gone. Kernels since 6.11 do it themselves.
-/// Answers false while the space is still being freed.
+/// Removes the quota group of a deleted subvolume. Kernels since 6.11 do it themselves. Returns
+/// false while the space is still being freed.
 pub fn forget_quota(root: impl AsFd, subvolume: u64) -> io::Result<bool> {
     const GROUP_CREATE: u32 = opcode::write::<GroupCreate>(GROUP, 42);
     let request = GroupCreate { create: 0, group: subvolume };
@@ -242,7 +242,7 @@ pub fn forget_quota(root: impl AsFd, subvolume: u64) -> io::Result<bool> {
     }
 }
 
-/// What a subvolume holds now, as the kernel counts it in memory.
+/// Returns the current usage of a subvolume, as the kernel counts it in memory.
 pub fn usage(fsid: &FsId, subvolume: u64) -> io::Result<Usage> {
     let group = format!("/sys/fs/btrfs/{}/qgroups/0_{subvolume}", fsid.0);
     let number = |name: &str| -> io::Result<u64> {
@@ -259,11 +259,11 @@ fn named(name: &str) -> io::Result<Named> {
     Ok(argument)
 }
 
-/// Copies a name that must be one component and end with a zero byte.
+/// Copies a name that must be one path component and is NUL-terminated.
 fn copy_name(name: &str, into: &mut [u8]) -> io::Result<()> {
     let plain = !name.is_empty() && name.len() <= 255 && !name.contains(['/', '\0']);
     if !plain {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not the name of one file"));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a single file name"));
     }
     into[..name.len()].copy_from_slice(name.as_bytes());
     Ok(())

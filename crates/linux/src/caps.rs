@@ -1,4 +1,4 @@
-//! Capabilities: which there are, and giving them up. See capabilities(7).
+//! Capabilities: constants, and dropping them. See capabilities(7).
 
 use std::io;
 
@@ -20,7 +20,7 @@ pub const NET_ADMIN: u32 = 12;
 pub const SYS_CHROOT: u32 = 18;
 pub const SYS_ADMIN: u32 = 21;
 
-/// The highest number a kernel could know; dropping one it does not know is harmless.
+/// The highest number a kernel could know; dropping an unknown one is harmless.
 const LAST: u32 = 63;
 
 impl CapSet {
@@ -28,10 +28,10 @@ impl CapSet {
 
     pub const fn of(numbers: &[u32]) -> Self {
         let mut mask = 0;
-        let mut place = 0;
-        while place < numbers.len() {
-            mask |= 1 << numbers[place];
-            place += 1;
+        let mut index = 0;
+        while index < numbers.len() {
+            mask |= 1 << numbers[index];
+            index += 1;
         }
         Self(mask)
     }
@@ -45,14 +45,14 @@ impl CapSet {
     }
 }
 
-/// Cuts the bounding set down to `keep`, so that no exec can bring the others back.
+/// Reduces the bounding set to `keep`, so that no exec can restore the others.
 pub fn bound_to(keep: CapSet) -> io::Result<()> {
     for number in (0..=LAST).filter(|number| !keep.has(*number)) {
         // SAFETY: this option takes one integer and no pointer.
         let result = unsafe { libc::prctl(libc::PR_CAPBSET_DROP, libc::c_ulong::from(number), 0, 0, 0) };
         match check(result) {
             Ok(_) => {}
-            // A number this kernel does not know; so is every higher one.
+            // This kernel does not know this number or any higher one.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => break,
             Err(error) => return Err(error),
         }
@@ -92,7 +92,7 @@ pub fn set(keep: CapSet) -> io::Result<()> {
     check_long(unsafe { libc::syscall(libc::SYS_capset, &raw const header, data.as_ptr()) }).map(drop)
 }
 
-/// The effective set of this thread.
+/// Returns the effective set of this thread.
 pub fn effective() -> io::Result<CapSet> {
     let status = std::fs::read_to_string("/proc/thread-self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));

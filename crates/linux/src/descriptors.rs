@@ -1,5 +1,5 @@
-//! Descriptors across an exec: those that a process finds when it starts, and those that it
-//! gives to the program it becomes.
+//! Descriptors across an exec: those that a process inherits, and those that it passes to the next
+//! program.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -21,36 +21,37 @@ pub struct Inherited {
 }
 
 impl Inherited {
-    /// To be called before the process opens anything of its own; `None` the second time.
+    /// Must be called before the process opens anything; returns `None` the second time.
     pub fn claim() -> Option<Self> {
         let first = !CLAIMED.swap(true, Ordering::SeqCst);
         first.then(|| Self { taken: BTreeSet::new() })
     }
 
-    /// Takes over one descriptor, which must be open, above the standard ones, and not yet
-    /// taken, and lets no exec pass it on.
+    /// Takes over one descriptor, which must be open, above the standard ones, and not yet taken,
+    /// and makes it close-on-exec.
     pub fn take(&mut self, number: RawFd) -> io::Result<OwnedFd> {
         if number <= libc::STDERR_FILENO || !self.taken.insert(number) {
             return Err(io::Error::from_raw_os_error(libc::EBADF));
         }
         // SAFETY: the call takes integers only, and fails on a number that is not open.
         check(unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) })?;
-        // SAFETY: the descriptor is open, as was just seen. It was inherited and is handed out
-        // here alone, once, since there is one `Inherited` and it remembers what it gave away.
+        // SAFETY: the descriptor is open, as was just checked. It was inherited and is handed out
+        // only here, once, since there is one `Inherited` and it remembers the numbers it handed
+        // out.
         Ok(unsafe { OwnedFd::from_raw_fd(number) })
     }
 }
 
-/// A program to become, and the descriptors that it will find at the numbers 0, 1, 2, …
+/// A program to execute, and the descriptors that it will have as numbers 0, 1, 2, …
 ///
-/// All of them lie above those numbers from the beginning. They go to their places in the last
-/// moment, in [`Departure::go`], which does not return: whatever else in this process owns one
-/// of the numbers never comes to use or close what lies there now.
+/// All of them initially have higher numbers. They are moved to their final numbers at the last
+/// moment, in [`Departure::go`], which does not return: other code in this process that owns one of
+/// these numbers never gets to use or close the new descriptor.
 #[derive(Debug)]
 pub struct Departure {
     program: OwnedFd,
     descriptors: Vec<OwnedFd>,
-    /// Where the reason is told if the exec fails.
+    /// The failure of the exec is reported here.
     report: OwnedFd,
 }
 
@@ -65,22 +66,22 @@ impl Departure {
         })
     }
 
-    /// Becomes the program, which inherits the descriptors and no other. If that fails, what
-    /// `explain` makes of the reason is written to the report, and this process ends.
+    /// Executes the program, which inherits only these descriptors. If that fails, writes the
+    /// output of `explain` to the report descriptor and ends this process.
     pub fn go(self, arguments: &Words, environment: &Words, explain: fn(io::Error) -> Vec<u8>) -> ! {
         let Err(error) = self.place().and_then(|()| self.exec(arguments, environment));
-        let told = rustix::io::write(&self.report, &explain(error)).is_ok();
-        spawn::exit_now(if told { 1 } else { 2 })
+        let reported = rustix::io::write(&self.report, &explain(error)).is_ok();
+        spawn::exit_now(if reported { 1 } else { 2 })
     }
 
     fn place(&self) -> io::Result<()> {
-        // The originals go with the exec, and so does all that is not ours to give.
+        // Closes the originals at the exec, and all other descriptors.
         close_on_exec_from(0)?;
         for (number, descriptor) in (0..).zip(&self.descriptors) {
-            // SAFETY: the call takes integers only. It may replace a descriptor that some value
-            // in this process owns, but no code that could use it runs any more: the caller
-            // executes a program or ends the process, and touches only descriptors that were
-            // raised above all numbers used here.
+            // SAFETY: the call takes integers only. It may replace a descriptor that some value in
+            // this process owns, but no code that could use it runs any more: the caller executes a
+            // program or ends the process, and uses only descriptors that were raised above all
+            // numbers used here.
             check(unsafe { libc::dup2(descriptor.as_raw_fd(), number) })?;
         }
         Ok(())
@@ -91,40 +92,40 @@ impl Departure {
     }
 }
 
-/// Lets this process open as many files as it may at all, and says what the limit was before,
-/// which is what programs are to get that expect the usual one.
+/// Raises this process's limit on open files to the maximum and returns the previous limit, for
+/// programs that expect the usual one.
 pub fn raise_limit() -> io::Result<Rlimit> {
     let before = rustix::process::getrlimit(Resource::Nofile);
     rustix::process::setrlimit(Resource::Nofile, Rlimit { current: before.maximum, ..before })?;
     Ok(before)
 }
 
-/// Opens `/dev/null` on each of the three standard descriptors that is closed, so that nothing
-/// opened later is taken for standard input or output.
+/// Opens `/dev/null` on each standard descriptor that is closed, so that no file opened later is
+/// mistaken for standard input or output.
 pub fn fill_standard() -> io::Result<()> {
     for number in [libc::STDIN_FILENO, libc::STDOUT_FILENO, libc::STDERR_FILENO] {
         // SAFETY: the call takes integers only.
         if unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0 {
             continue;
         }
-        // SAFETY: the path is a constant C string. The lowest free number is `number` itself,
-        // since all lower ones are open, and nobody else owns it.
+        // SAFETY: the path is a constant C string. The lowest free number is `number` itself, since
+        // all lower ones are open, and it has no other owner.
         check(unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR) })?;
     }
     Ok(())
 }
 
-/// For a forked child that is about to exec: puts copies at `first`, `first + 1`, …, which the
-/// program will find there, whatever lay at these numbers. They must lie above all of them.
+/// For a forked child that is about to exec: duplicates the descriptors to `first`, `first + 1`, …,
+/// replacing any at these numbers. The originals must all have higher numbers.
 pub fn place_from(first: RawFd, descriptors: &[OwnedFd]) -> io::Result<()> {
     let last = first + RawFd::try_from(descriptors.len()).map_err(io::Error::other)?;
     if descriptors.iter().any(|descriptor| descriptor.as_raw_fd() < last) {
         return Err(io::Error::from_raw_os_error(libc::EBADF));
     }
     for (number, descriptor) in (first..).zip(descriptors) {
-        // SAFETY: the call takes integers only. It may replace a descriptor that some value in
-        // this process owns; the caller executes a program or ends the process, as it promises,
-        // and until then uses only descriptors with higher numbers.
+        // SAFETY: the call takes integers only. It may replace a descriptor that some value in this
+        // process owns; the caller executes a program or ends the process, as it promises, and
+        // until then uses only descriptors with higher numbers.
         check(unsafe { libc::dup2(descriptor.as_raw_fd(), number) })?;
     }
     Ok(())
@@ -137,9 +138,9 @@ pub fn close_on_exec_from(first: u32) -> io::Result<()> {
     check(unsafe { libc::close_range(first, u32::MAX, libc::CLOSE_RANGE_CLOEXEC.cast_signed()) }).map(drop)
 }
 
-/// For a forked child that goes on without exec: closes every descriptor but the standard ones
-/// and `kept`. What the copied memory of the parent still calls its descriptors is closed by
-/// this, so the child must not use any of it, and must end with [`crate::spawn::exit_now`].
+/// For a forked child that continues without exec: closes every descriptor except the standard ones
+/// and `kept`. This also closes the descriptors that the copied memory of the parent still refers
+/// to, so the child must not use any of them, and must end with [`crate::spawn::exit_now`].
 pub fn keep_only(kept: OwnedFd) -> io::Result<OwnedFd> {
     let number = kept.as_raw_fd().unsigned_abs();
     if number > 3 {
@@ -149,7 +150,7 @@ pub fn keep_only(kept: OwnedFd) -> io::Result<OwnedFd> {
     Ok(kept)
 }
 
-/// As [`keep_only`], for several that stay with their owners.
+/// Like [`keep_only`], for several descriptors that stay with their owners.
 pub fn keep_only_these<'fd>(kept: impl Iterator<Item = BorrowedFd<'fd>>) -> io::Result<()> {
     let numbers: BTreeSet<u32> = kept.map(|fd| fd.as_raw_fd().unsigned_abs()).collect();
     let mut first = 3;
@@ -164,6 +165,6 @@ pub fn keep_only_these<'fd>(kept: impl Iterator<Item = BorrowedFd<'fd>>) -> io::
 
 fn close_between(first: u32, last: u32) -> io::Result<()> {
     // SAFETY: the call takes integers only. The descriptors belong to values of the parent that
-    // this child does not use, as `keep_only` demands.
+    // this child does not use, as `keep_only` requires.
     check(unsafe { libc::close_range(first, last, 0) }).map(drop)
 }

@@ -1,6 +1,6 @@
 //! Loop devices: block devices backed by a file. See loop(4).
 //!
-//! Every device is attached with autoclear, so it goes away with its last user and a killed
+//! Every device is attached with autoclear, so it disappears with its last user and a killed
 //! process leaves none behind.
 
 use std::fs::{self, File, OpenOptions};
@@ -21,12 +21,12 @@ const GET_STATUS: u32 = 0x4C05;
 const CONTROL_REMOVE: u32 = 0x4C81;
 const CONTROL_GET_FREE: u32 = 0x4C82;
 
-/// A kernel makes this many devices at start; they are not ours to remove.
+/// The kernel creates this many devices at start; we never remove those.
 const ALWAYS_THERE: u32 = 8;
-/// How often a free device may be snatched away by somebody else before we give up.
+/// How often another process may take a free device before we give up.
 const ATTEMPTS: usize = 64;
 
-/// An attached device. It stays attached while this, a mount or anything else holds it.
+/// An attached device. It stays attached while this value, a mount or another user holds it.
 #[derive(Debug)]
 pub struct LoopDevice {
     device: File,
@@ -60,8 +60,8 @@ struct Config {
 }
 
 impl LoopDevice {
-    /// The device `file` is attached to: the one it already has, or a new one. A file is never
-    /// attached twice, since two devices over one file would destroy the filesystem in it.
+    /// Returns the device of `file`: the one it already has, or a new one. A file is never attached
+    /// twice, because two devices over one file would destroy the filesystem in it.
     pub fn for_file(file: &File) -> io::Result<Self> {
         match Self::find(file)? {
             Some(found) => Ok(found),
@@ -69,12 +69,12 @@ impl LoopDevice {
         }
     }
 
-    /// The device that already has `file` behind it.
+    /// Returns the device that `file` is already attached to.
     pub fn find(file: &File) -> io::Result<Option<Self>> {
         let wanted = file.metadata()?;
         for number in numbers()?.into_iter().filter(|number| is_attached(*number)) {
             let Some(candidate) = Self::open(number, OpenOptions::new().read(true))? else { continue };
-            // Asked after opening: while we hold it open it cannot be cleared.
+            // Checked after opening: an open device cannot be cleared.
             if candidate.is_backed_by(&wanted)? {
                 return Ok(Some(candidate));
             }
@@ -111,11 +111,14 @@ impl LoopDevice {
                 Err(error) => return Err(error.into()),
             }
         }
-        Err(io::Error::new(io::ErrorKind::ResourceBusy, "every free loop device was taken by others"))
+        Err(io::Error::new(
+            io::ErrorKind::ResourceBusy,
+            "every free loop device was taken by other processes",
+        ))
     }
 
-    /// Puts `file` behind the device, past the page cache where the filesystem below allows it,
-    /// so that nothing is cached twice.
+    /// Attaches `file` to the device, bypassing the page cache where the filesystem supports it, so
+    /// that nothing is cached twice.
     fn configure(&self, file: &File) -> rustix::io::Result<()> {
         match self.configure_with(file, DIRECT_IO) {
             Err(rustix::io::Errno::INVAL) => self.configure_with(file, 0),
@@ -145,7 +148,7 @@ impl LoopDevice {
         unsafe { ioctl::ioctl(&self.device, Setter::<CONFIGURE, Config>::new(config)) }
     }
 
-    /// Tells the device that its file has grown.
+    /// Updates the device after its file has grown.
     pub fn refresh_size(&self) -> io::Result<()> {
         // SAFETY: this request takes no argument.
         unsafe { ioctl::ioctl(&self.device, NoArg::<SET_CAPACITY>::new()) }.map_err(io::Error::from)
@@ -162,8 +165,8 @@ impl AsFd for LoopDevice {
     }
 }
 
-/// Removes the device nodes that were made on demand and have no file behind them any more. The
-/// kernel makes new ones when they are needed.
+/// Removes device nodes that were created on demand and have no file any more. The kernel creates
+/// new ones when needed.
 pub fn forget_unused() -> io::Result<()> {
     let control = OpenOptions::new().read(true).write(true).open("/dev/loop-control")?;
     for number in numbers()? {
@@ -190,13 +193,13 @@ fn numbers() -> io::Result<Vec<u32>> {
     Ok(numbers)
 }
 
-/// Only an attached device has this directory.
+/// Whether a device is attached: only then it has this directory.
 fn is_attached(number: u32) -> bool {
     Path::new(&format!("/sys/block/loop{number}/loop")).exists()
 }
 
 fn free_number(control: &File) -> io::Result<u32> {
-    // SAFETY: this request takes no argument and answers with a number.
+    // SAFETY: this request takes no argument and returns a number.
     let number = check(unsafe { libc::ioctl(control.as_raw_fd(), libc::Ioctl::from(CONTROL_GET_FREE)) })?;
     u32::try_from(number).map_err(io::Error::other)
 }
@@ -209,7 +212,7 @@ fn gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENXIO | libc::ENODEV))
 }
 
-/// The kernel answers with its own 32-bit encoding of a device number.
+/// Converts a device number to the kernel's 32-bit encoding.
 fn encode_device(device: u64) -> u64 {
     let (major, minor) = (u64::from(rustix::fs::major(device)), u64::from(rustix::fs::minor(device)));
     (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)

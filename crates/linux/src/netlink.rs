@@ -1,9 +1,9 @@
-//! Talking to the kernel about links, routes and packet filters. See netlink(7).
+//! A netlink client for links, routes and packet filters. See netlink(7).
 //!
-//! A socket belongs to the net namespace in which it was opened, for good; so the configuration
-//! of another namespace takes one visit there. Everything is synchronous: a request is answered
-//! when the kernel has done it. `route` knows links, addresses and routes, `filter` knows
-//! nftables, `tracking` knows connections, and `watch` hears of changes.
+//! A socket permanently belongs to the net namespace in which it was opened; so configuring another
+//! namespace needs one visit there. Everything is synchronous: a request returns when the kernel
+//! has completed it. `route` handles links, addresses and routes, `filter` nftables, `tracking`
+//! connections, and `watch` change notifications.
 
 pub mod filter;
 mod message;
@@ -20,9 +20,9 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 
 use message::{Message, attributes, messages};
 
-/// The kernel answers at once; whoever waits longer waits for nothing.
+/// The kernel replies at once; after this time no reply will come.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The kernel cuts what it dumps into parts no longer than this.
+/// The kernel splits dumps into parts no longer than this.
 const LONGEST: usize = 64 << 10;
 
 const ERROR: u16 = 2;
@@ -44,7 +44,7 @@ struct Socket {
     buffer: Vec<u8>,
 }
 
-/// Which family.
+/// The netlink family.
 #[derive(Clone, Copy, Debug)]
 enum Family {
     Route,
@@ -62,7 +62,7 @@ impl Socket {
         Ok(Self { fd, sequence: 0, buffer: vec![0; LONGEST] })
     }
 
-    /// Has all of them done, in one system call; answers with the first that failed.
+    /// Executes all requests in one system call and returns the first error.
     fn request(&mut self, requests: Vec<Message>) -> io::Result<()> {
         let first = self.sequence + 1;
         let mut bytes = Vec::new();
@@ -83,8 +83,8 @@ impl Socket {
         outcome
     }
 
-    /// Sends messages of which only the last is to be acknowledged: a transaction, that happens
-    /// as a whole or not at all.
+    /// Sends messages of which only the last is acknowledged: a transaction that is applied
+    /// completely or not at all.
     fn transact(&mut self, parts: Vec<(Message, u16)>) -> io::Result<()> {
         let first = self.sequence + 1;
         let mut bytes = Vec::new();
@@ -109,7 +109,7 @@ impl Socket {
         }
     }
 
-    /// Asks for a list, and shows each entry's type and body.
+    /// Requests a list and calls `show` with the type and body of each entry.
     fn dump(&mut self, request: Message, mut show: impl FnMut(u16, &[u8])) -> io::Result<()> {
         self.sequence += 1;
         let sequence = self.sequence;
@@ -126,7 +126,7 @@ impl Socket {
         }
     }
 
-    /// Asks for one thing, and shows its body.
+    /// Requests one object and calls `show` with its body.
     fn look(&mut self, request: Message, mut show: impl FnMut(&[u8])) -> io::Result<()> {
         self.sequence += 1;
         let sequence = self.sequence;
@@ -148,10 +148,10 @@ impl Socket {
     fn acknowledgement(&mut self) -> io::Result<(u32, io::Result<()>)> {
         loop {
             let length = self.receive()?;
-            // The kernel sends each acknowledgement as a packet of its own.
-            let told = messages(&self.buffer[..length]).find(|part| part.kind == ERROR);
-            if let Some(told) = told {
-                return Ok((told.sequence, told.outcome()));
+            // The kernel sends each acknowledgement as a separate packet.
+            let found = messages(&self.buffer[..length]).find(|part| part.kind == ERROR);
+            if let Some(part) = found {
+                return Ok((part.sequence, part.outcome()));
             }
         }
     }

@@ -1,8 +1,8 @@
-//! Making mounts read-only one by one, by the classic call.
+//! Making mounts read-only one by one, with the classic mount(2) call.
 //!
-//! mount_setattr(2) does it for a whole tree at once, but what it takes away and adds lies in memory, where
-//! a filter cannot look. The flags of mount(2) are in a register: a process can be left the right to
-//! forbid writing and be denied the right to allow it.
+//! mount_setattr(2) does it for a whole tree at once, but its flags are passed in memory, where a seccomp
+//! filter cannot inspect them. The flags of mount(2) are in a register: a process can keep the right to
+//! make mounts read-only without the right to make them writable.
 
 use std::ffi::OsString;
 use std::fs;
@@ -14,14 +14,13 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, StatxFlags};
 use rustix::mount::{MountFlags, mount_remount};
 
-/// How often mounts are looked for that can still be written. Directories that lead to them may be
-/// renamed meanwhile.
+/// How often writable mounts are searched for again. Their parent directories may be renamed meanwhile.
 const LOOKS: usize = 8;
 
-/// Makes a mount and all below it read-only, but for what lies below one of `except`. Neither set-id
-/// bits nor devices count there any more.
+/// Makes a mount and all mounts below it read-only, except those below one of `except`. It also disables
+/// set-id bits and devices there.
 ///
-/// A mount that is covered by another is left as it is: nobody gets there.
+/// A mount that is covered by another is left unchanged, because it cannot be reached.
 pub fn make_read_only(root: BorrowedFd<'_>, except: &[&Path]) -> io::Result<()> {
     let root = rustix::fs::statx(root, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?.stx_mnt_id;
     let mut failed = None;
@@ -35,10 +34,10 @@ pub fn make_read_only(root: BorrowedFd<'_>, except: &[&Path]) -> io::Result<()> 
             failed = restrict(&mount.point, mount.no_exec).err().or(failed);
         }
     }
-    Err(failed.unwrap_or_else(|| io::Error::other("what is mounted there changes all the time")))
+    Err(failed.unwrap_or_else(|| io::Error::other("the mounts keep changing")))
 }
 
-/// Forbids writing, set-id bits and devices on the mount at a path, and executing if that is asked for.
+/// Disables writing, set-id bits and devices on the mount at a path, and execution if requested.
 pub(crate) fn restrict(path: &Path, no_exec: bool) -> io::Result<()> {
     let mut flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
     if no_exec {
@@ -62,7 +61,7 @@ impl Mount {
         let text = fs::read("/proc/thread-self/mountinfo")?;
         let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
         let read =
-            |line| Self::read(line).ok_or_else(|| io::Error::other("a line of mountinfo makes no sense"));
+            |line| Self::read(line).ok_or_else(|| io::Error::other("a line of mountinfo is malformed"));
         lines.map(read).collect()
     }
 
@@ -77,7 +76,7 @@ impl Mount {
     }
 }
 
-/// Blanks and the like are written as a backslash and three octal digits.
+/// Decodes blanks and similar characters, which are written as a backslash and three octal digits.
 fn unescape(word: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(word.len());
     let mut rest = word;
@@ -97,7 +96,7 @@ fn unescape(word: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// The mounts of a tree that somebody could come to and write to.
+/// Returns the mounts of a tree that are reachable and writable.
 fn writable_below<'a>(
     mounts: &'a [Mount],
     root: u64,
@@ -114,10 +113,10 @@ fn writable_below<'a>(
     mounts.iter().filter(move |mount| is_reachable(mounts, mount, root)).filter(wanted)
 }
 
-/// Whether a mount is the root or lies below it, and no later mount hides the way to it.
+/// Whether a mount is the root or lies below it, and no later mount hides the path to it.
 fn is_reachable(mounts: &[Mount], mount: &Mount, root: u64) -> bool {
     let mut here = mount;
-    // As many steps as there are mounts lead to the root, if any do.
+    // The root, if it is an ancestor, is reached in at most as many steps as there are mounts.
     for _ in 0..mounts.len() {
         if here.id == root {
             return true;
@@ -154,14 +153,14 @@ mod tests {
 
     fn numbers(root: u64, except: &[&Path]) -> Vec<u64> {
         let mounts: Vec<Mount> =
-            LINES.lines().map(|line| Mount::read(line.as_bytes()).expect("it is a line")).collect();
+            LINES.lines().map(|line| Mount::read(line.as_bytes()).expect("the line is valid")).collect();
         assert_eq!(mounts[1].point, Path::new("/a b"));
         assert!(mounts[1].no_exec);
         writable_below(&mounts, root, except).map(|mount| mount.id).collect()
     }
 
     #[test]
-    fn what_can_be_written_and_reached_is_found() {
+    fn writable_reachable_mounts_are_found() {
         assert_eq!(numbers(1, &[]), [1, 2, 6, 7, 8]);
         assert_eq!(numbers(1, &[Path::new("/dev")]), [1, 2, 6, 7]);
         assert_eq!(numbers(2, &[]), [2]);
@@ -169,14 +168,14 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_make_no_sense_are_refused() {
+    fn malformed_lines_are_rejected() {
         for line in ["", "x", "1", "1 2 3 4 5", "a b c d e f"] {
             assert!(Mount::read(line.as_bytes()).is_none(), "{line}");
         }
         assert_eq!(unescape(b"a\\134\\1"), b"a\\\\1");
     }
 
-    /// In a thread with a mount namespace of its own.
+    /// Runs a test in a thread with its own mount namespace.
     fn alone(test: impl FnOnce(&Path) + Send + 'static) {
         if !rustix::process::geteuid().is_root() {
             return;
@@ -187,27 +186,27 @@ mod tests {
             mounts::make_private().expect("root may");
             mounts::mount("tmpfs", place.path(), Attributes::default(), "").expect("root may");
             test(place.path());
-            mounts::detach(place.path()).expect("it was mounted");
+            mounts::detach(place.path()).expect("the directory was mounted");
         };
-        std::thread::spawn(run).join().expect("it held");
+        std::thread::spawn(run).join().expect("the test succeeds");
     }
 
     #[test]
-    fn a_tree_of_mounts_cannot_be_written_any_more() {
+    fn mount_tree_becomes_read_only() {
         alone(|place| {
             let inner = place.join("in side");
-            fs::create_dir(&inner).expect("it is new");
+            fs::create_dir(&inner).expect("the directory is new");
             mounts::mount("tmpfs", &inner, Attributes::default(), "").expect("root may");
             let shown = place.join("shown");
-            fs::create_dir(&shown).expect("it is new");
+            fs::create_dir(&shown).expect("the directory is new");
             let copy = mounts::clone_tree(place, Depth::Recursive).expect("root may");
             mounts::attach(copy.as_fd(), &shown).expect("root may");
-            make_read_only(copy.as_fd(), &[]).expect("nothing is in the way");
+            make_read_only(copy.as_fd(), &[]).expect("the tree becomes read-only");
             for path in [&shown, &shown.join("in side")] {
-                let told = fs::write(path.join("file"), "x").expect_err("it is read-only");
-                assert_eq!(told.kind(), io::ErrorKind::ReadOnlyFilesystem);
+                let error = fs::write(path.join("file"), "x").expect_err("the mount is read-only");
+                assert_eq!(error.kind(), io::ErrorKind::ReadOnlyFilesystem);
             }
-            fs::write(inner.join("file"), "x").expect("the other is as it was");
+            fs::write(inner.join("file"), "x").expect("the original mount is still writable");
         });
     }
 }

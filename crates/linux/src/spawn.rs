@@ -1,5 +1,5 @@
-//! Making processes, becoming another program, and collecting children: clone3(2), execve(2),
-//! wait4(2). Every fork and exec of ours goes through here.
+//! Creating processes, executing programs, and reaping children: clone3(2), execve(2), wait4(2).
+//! All our forks and execs go through this module.
 
 use std::ffi::{CStr, CString, c_char};
 use std::io;
@@ -12,19 +12,19 @@ use rustix::process::{Pid, WaitId, WaitIdOptions};
 use crate::namespaces::Namespaces;
 use crate::{check, check_long};
 
-/// The proof that this process has one thread, so that a forked child may go on with ordinary
-/// code: no other thread can have held a lock in that moment.
+/// Proof that this process has one thread, so that a forked child can run ordinary code: no other
+/// thread can have held a lock at that moment.
 #[derive(Debug)]
 pub struct SingleThread(PhantomData<*const ()>);
 
-/// On which side of a fork we are.
+/// The side of a fork that is running.
 #[derive(Debug)]
 pub enum Forked {
     Child,
     Parent { pid: Pid, pidfd: OwnedFd },
 }
 
-/// A child that ended, and what it and its collected children used.
+/// A child that ended, and the resources that it and its reaped children used.
 #[derive(Clone, Copy, Debug)]
 pub struct Reaped {
     pub pid: Pid,
@@ -45,16 +45,16 @@ pub struct Usage {
     pub max_rss_kib: u64,
 }
 
-/// What is executed.
+/// The program to execute.
 #[derive(Clone, Copy, Debug)]
 pub enum Executable<'a> {
     Path(&'a CStr),
-    /// The file behind a descriptor, whatever its name means here.
+    /// The file behind a descriptor, independent of any path.
     File(BorrowedFd<'a>),
 }
 
-/// Words for execve(2), with the array of pointers already made, so that nothing is
-/// allocated between fork and exec.
+/// Strings for execve(2) with a prepared array of pointers, so that nothing is allocated between
+/// fork and exec.
 #[derive(Debug)]
 pub struct Words {
     pointers: Vec<*const c_char>,
@@ -66,20 +66,20 @@ impl SingleThread {
     pub fn prove() -> io::Result<Self> {
         match std::fs::read_dir("/proc/self/task")?.count() {
             1 => Ok(Self(PhantomData)),
-            more => Err(io::Error::other(format!("{more} threads run where one may"))),
+            more => Err(io::Error::other(format!("{more} threads are running instead of one"))),
         }
     }
 
-    /// Forks into new namespaces and, if given, into a v2 group. Signal handlers are not
-    /// inherited, and the end of the child is signalled with SIGCHLD.
+    /// Forks into new namespaces and, if given, into a v2 group. Signal handlers are not inherited,
+    /// and the child's end is signalled with SIGCHLD.
     pub fn fork(&self, namespaces: Namespaces, group: Option<BorrowedFd<'_>>) -> io::Result<Forked> {
         self.clone_with(namespaces.flags(), u64::from(libc::SIGCHLD.unsigned_abs()), group)
     }
 
-    /// As [`SingleThread::fork`], but the child is our parent's, to whom its end is signalled as
-    /// ours would be.
+    /// Like [`SingleThread::fork`], but the child's parent is our parent, which gets the same
+    /// signal at its end as at ours.
     pub fn fork_sibling(&self, namespaces: Namespaces, group: Option<BorrowedFd<'_>>) -> io::Result<Forked> {
-        // The kernel takes no signal of its own beside this flag.
+        // The kernel accepts no exit signal together with this flag.
         self.clone_with(namespaces.flags() | libc::CLONE_PARENT as u64, 0, group)
     }
 
@@ -96,16 +96,16 @@ impl SingleThread {
             args.flags |= INTO_GROUP;
             args.cgroup = u64::from(group.as_raw_fd().unsigned_abs());
         }
-        // SAFETY: without CLONE_VM this is a fork: the child has its own copy of our memory and
-        // of this stack. We are the only thread, so the copy is consistent and no lock in it is
-        // held by someone who does not exist in the child. The kernel reads the structure of the
-        // size given and writes one int to `pidfd`, which outlives the call.
+        // SAFETY: without CLONE_VM this is a fork: the child has its own copy of our memory and of
+        // this stack. We are the only thread, so the copy is consistent and no lock in it is held
+        // by a thread that does not exist in the child. The kernel reads the structure of the size
+        // given and writes one int to `pidfd`, which outlives the call.
         let result =
             check_long(unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of_val(&args)) })?;
         let Some(pid) = Pid::from_raw(i32::try_from(result).map_err(io::Error::other)?) else {
             return Ok(Forked::Child);
         };
-        // SAFETY: the kernel just opened this descriptor, for us alone.
+        // SAFETY: the kernel just opened this descriptor, and it has no other owner.
         Ok(Forked::Parent { pid, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } })
     }
 }
@@ -121,7 +121,7 @@ impl Words {
     }
 }
 
-/// Becomes another program. Returns only the reason why not. Allocates nothing.
+/// Executes another program. Returns only on failure, with the reason. Allocates nothing.
 pub fn exec(program: Executable<'_>, arguments: &Words, environment: &Words) -> io::Error {
     let (arguments, environment) = (arguments.pointers.as_ptr(), environment.pointers.as_ptr());
     match program {
@@ -142,20 +142,21 @@ pub fn exec(program: Executable<'_>, arguments: &Words, environment: &Words) -> 
     io::Error::last_os_error()
 }
 
-/// Ends a forked child at once: nothing that the parent also has is cleaned up.
+/// Ends a forked child at once, without cleaning up anything it shares with the parent.
 pub fn exit_now(code: i32) -> ! {
     // SAFETY: the call takes an integer and does not return.
     unsafe { libc::_exit(code) }
 }
 
-/// Lets the kernel end this process after so many seconds, whatever it waits for by then. Meant
-/// for a forked child, which has neither handler nor mask for that signal.
+/// Makes the kernel end this process after `seconds`, even if it is blocked. Meant for a forked
+/// child, which has neither a handler nor a mask for that signal.
 pub fn end_after(seconds: u32) {
     // SAFETY: the call takes an integer and cannot fail.
     unsafe { libc::alarm(seconds) };
 }
 
-/// Collects one child that has ended. `None` if none has, an error (ECHILD) if there is none.
+/// Reaps one child that has ended. Returns `None` if none has ended, and an error (ECHILD) if there
+/// are no children.
 pub fn reap() -> io::Result<Option<Reaped>> {
     let mut status = 0;
     // SAFETY: the structure is made of integers, for which zero is a value.
@@ -176,16 +177,16 @@ pub fn reap() -> io::Result<Option<Reaped>> {
     Ok(Some(Reaped { pid, end, usage }))
 }
 
-/// Waits for the end of one child and collects it.
+/// Waits for one child to end and reaps it.
 pub fn wait(pidfd: BorrowedFd<'_>) -> io::Result<End> {
     let waited =
         rustix::io::retry_on_intr(|| rustix::process::waitid(WaitId::PidFd(pidfd), WaitIdOptions::EXITED))?;
-    let status = waited.ok_or_else(|| io::Error::other("a wait ended before the child"))?;
+    let status = waited.ok_or_else(|| io::Error::other("the wait returned before the child ended"))?;
     let signal = status.terminating_signal().map(End::Signal);
     Ok(signal.unwrap_or_else(|| End::Code(status.exit_status().unwrap_or_default())))
 }
 
-/// The pid of a child that has ended and waits to be collected, without collecting it.
+/// Returns the pid of a child that has ended and was not reaped yet, without reaping it.
 pub fn ended_child() -> io::Result<Option<Pid>> {
     // SAFETY: an all-zero value is valid for this plain C structure.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
@@ -208,9 +209,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_with_threads_has_no_proof_and_cannot_fork() {
-        // The test harness itself runs this in a second thread.
+    fn process_with_threads_cannot_fork() {
+        // The test harness runs this in a second thread.
         let error = SingleThread::prove().expect_err("there are at least two threads");
-        assert!(error.to_string().contains("threads run where one may"));
+        assert!(error.to_string().contains("threads are running instead of one"));
     }
 }

@@ -1,11 +1,11 @@
-//! The documents of a registry, as far as a pull needs them.
+//! The registry documents that a pull needs.
 
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
 use crate::Failure;
 
-/// Something in a registry: what it is called and how long it is.
+/// An object in a registry: its digest and its size.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Descriptor {
@@ -23,7 +23,7 @@ struct Platform {
     os: String,
 }
 
-/// An index or a manifest; its fields tell which.
+/// An index or a manifest, depending on which fields are present.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Document {
     #[serde(default)]
@@ -49,7 +49,7 @@ impl Document {
         serde_json::from_slice(text).map_err(|error| Failure::Malformed(error.to_string()))
     }
 
-    /// The entry of an index that is for this host; `None` if this is no index.
+    /// Returns the entry of an index for this host, or `None` if this is not an index.
     pub(crate) fn for_this_host(&self) -> Result<Option<&Descriptor>, Failure> {
         let Some(manifests) = &self.manifests else { return Ok(None) };
         let here = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
@@ -58,26 +58,26 @@ impl Document {
             platform.is_some_and(|platform| platform.os == "linux" && platform.architecture == here)
         };
         let found = manifests.iter().find(fits);
-        let missing = || Failure::Malformed(format!("it has nothing for linux/{here}"));
+        let missing = || Failure::Malformed(format!("image has no entry for linux/{here}"));
         found.ok_or_else(missing).map(Some)
     }
 }
 
-/// The digests of the uncompressed layers, as a configuration has them.
+/// Returns the digests of the uncompressed layers listed in a configuration.
 pub(crate) fn layers_of(configuration: &[u8]) -> Result<Vec<String>, Failure> {
     let parsed: Configuration =
         serde_json::from_slice(configuration).map_err(|error| Failure::Malformed(error.to_string()))?;
     Ok(parsed.rootfs.diff_ids)
 }
 
-/// The digits of a digest, which become the name of a file.
+/// Returns the hex digits of a digest, which become a file name.
 pub(crate) fn hex(digest: &str) -> Result<&str, Failure> {
     let is_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
     let hex = digest.strip_prefix("sha256:").filter(|hex| hex.len() == 64 && hex.bytes().all(is_hex));
-    hex.ok_or_else(|| Failure::Malformed("a digest is not `sha256:` and 64 digits".to_owned()))
+    hex.ok_or_else(|| Failure::Malformed("a digest must be `sha256:` and 64 hex digits".to_owned()))
 }
 
-/// Compares content with what it is called.
+/// Compares content with its expected digest.
 pub(crate) fn check(content: &[u8], digest: &str) -> Result<(), Failure> {
     let mut hash = Sha256::new();
     hash.update(content);
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_digest_cannot_name_another_file() {
+    fn digest_cannot_name_another_file() {
         for wrong in ["", "sha256:..", "sha512:00", "sha256:../../../../etc/passwd"] {
             assert!(hex(wrong).is_err(), "{wrong}");
         }
@@ -102,11 +102,17 @@ mod tests {
     }
 
     #[test]
-    fn an_index_without_this_platform_is_refused() {
+    fn index_without_this_platform_is_rejected() {
         let index = br#"{"manifests": [{"digest": "d", "size": 1, "platform": {"os": "linux", "architecture": "s390x"}}]}"#;
-        let document = Document::parse(index).expect("it is an index");
+        let document = Document::parse(index).expect("the index parses");
         assert!(document.for_this_host().is_err());
         let manifest = Document::parse(br#"{"config": {"digest": "d", "size": 1}, "layers": []}"#);
-        assert!(manifest.expect("a manifest").for_this_host().expect("no index").is_none());
+        assert!(
+            manifest
+                .expect("the manifest parses")
+                .for_this_host()
+                .expect("a manifest needs no entry")
+                .is_none()
+        );
     }
 }

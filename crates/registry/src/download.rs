@@ -1,4 +1,4 @@
-//! One image on its way: documents first, then its layers, several at once.
+//! The download of one image: documents first, then its layers, several at once.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -17,13 +17,14 @@ use tokio::io::AsyncWriteExt;
 use crate::Failure;
 use crate::choose::{self, Descriptor, Document};
 
-/// How many layers are fetched at once.
+/// The number of layers fetched in parallel.
 const AT_ONCE: usize = 4;
-/// Larger documents and images are not fetched.
+/// The size limits for one document, for all layers, and for their number.
 const LARGEST_DOCUMENT: u64 = 8 << 20;
 const LARGEST_IMAGE: u64 = 64 << 30;
 const MOST_LAYERS: usize = 200;
-/// What stays free on the disk, and how often that is looked at while a blob comes in.
+/// The disk space and file count that must stay free, and how often they are checked during a
+/// download.
 const LEAST_FREE: u64 = 256 << 20;
 const LEAST_FREE_FILES: u64 = 10_000;
 const EVERY: u64 = 16 << 20;
@@ -49,7 +50,7 @@ impl AsLayerDescriptor for Descriptor {
 }
 
 impl Download<'_> {
-    /// Fetches everything and answers the digest of the manifest.
+    /// Fetches everything and returns the digest of the manifest.
     pub(crate) async fn image(
         &self,
         here: &Here,
@@ -60,7 +61,7 @@ impl Download<'_> {
         let (digest, manifest) = self.manifest().await?;
         let document = Document::parse(&manifest)?;
         let (Some(config), Some(layers)) = (document.config, document.layers) else {
-            return Err(Failure::Malformed("it is neither an index nor a manifest".to_owned()));
+            return Err(Failure::Malformed("document is neither an index nor a manifest".to_owned()));
         };
         if config.size > LARGEST_DOCUMENT {
             return Err(Failure::TooLarge("8 MiB of configuration"));
@@ -83,7 +84,7 @@ impl Download<'_> {
         Ok(digest)
     }
 
-    /// The manifest for this host, with its digest, behind an index if there is one.
+    /// Returns the manifest for this host and its digest, following an index if there is one.
     async fn manifest(&self) -> Result<(String, Vec<u8>), Failure> {
         let (digest, document) = self.document(self.reference).await?;
         let parsed = Document::parse(&document)?;
@@ -98,8 +99,9 @@ impl Download<'_> {
 
     async fn document(&self, reference: &Reference) -> Result<(String, Vec<u8>), Failure> {
         let fetching = self.client.pull_manifest_raw(reference, self.auth, ACCEPTED);
-        let (document, _told) = crate::answered(fetching).await?;
-        // The client has read it whole by now; what is refused here goes no further.
+        let (document, _digest) = crate::answered(fetching).await?;
+        // The client has already read the whole document; a document rejected here is not used
+        // further.
         if document.len() as u64 > LARGEST_DOCUMENT {
             return Err(Failure::TooLarge("8 MiB of manifest"));
         }
@@ -127,7 +129,7 @@ impl Download<'_> {
             progress(Progress::Fetching { bytes, of });
         };
         count(0);
-        // Boxed one by one: the compiler cannot name the lifetimes of closures that await.
+        // Collected in a loop: the compiler cannot infer the lifetimes of closures that await.
         let mut fetches = Vec::new();
         for layer in wanted {
             fetches.push(self.blob(layer, &count));
@@ -135,7 +137,7 @@ impl Download<'_> {
         stream::iter(fetches).buffer_unordered(AT_ONCE).try_collect::<()>().await
     }
 
-    /// Fetches one blob and compares it with its descriptor while it is written.
+    /// Fetches one blob and verifies its digest and size while writing it.
     async fn blob(&self, blob: &Descriptor, count: &(dyn Fn(u64) + Send + Sync)) -> Result<(), Failure> {
         let path = self.into.join("blobs/sha256").join(choose::hex(&blob.digest)?);
         let mut content = crate::answered(self.client.pull_blob_stream(self.reference, blob)).await?;
@@ -169,27 +171,27 @@ impl Download<'_> {
     }
 }
 
-/// Refuses layers that pass the bound on images even as they travel. Unpacked they are larger, but
-/// for a few bytes around what could not be compressed.
+/// Rejects layers whose compressed size already exceeds the limit on images. Unpacked they are
+/// larger, except for a few bytes of overhead around incompressible data.
 fn check_bound(of: u64, room: Option<u64>) -> Result<(), Failure> {
     let around = (of / 64).max(1 << 20);
     if room.is_some_and(|room| of.saturating_sub(around) > room) {
-        return Err(Failure::TooLarge("`images.max_bytes` leaves beside the images in use"));
+        return Err(Failure::TooLarge("`images.max_bytes` minus the images in use"));
     }
     Ok(())
 }
 
-/// Refuses to write `bytes` more where that would fill the disk. Others write at the same time, so
-/// this is asked again meanwhile.
+/// Refuses to write `bytes` more if that would fill the disk. Other writers use the same disk, so
+/// this is checked repeatedly during a download.
 fn check_room(into: &Path, bytes: u64) -> Result<(), Failure> {
     let disk = rustix::fs::statvfs(into).map_err(|error| Failure::Write(error.into()))?;
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
-    // A file system that makes files as they are needed, like btrfs, counts none.
+    // File systems that allocate inodes on demand, like btrfs, report none.
     let files = disk.f_files == 0 || disk.f_favail >= LEAST_FREE_FILES;
     if files && free >= bytes.saturating_add(LEAST_FREE) { Ok(()) } else { Err(Failure::NoRoom) }
 }
 
-/// The client itself compares digests, and then says so in words of its own.
+/// The client itself verifies digests and reports a mismatch only in the text of its error.
 fn failed_reading(error: std::io::Error, blob: &Descriptor) -> Failure {
     let text = error.to_string();
     if text.contains("digest") {
@@ -198,11 +200,11 @@ fn failed_reading(error: std::io::Error, blob: &Descriptor) -> Failure {
     Failure::Registry(Box::new(oci_client::errors::OciDistributionError::IoError(error)))
 }
 
-/// The layers that must be fetched, each once: those whose content nobody has.
+/// Returns the layers to fetch, each once: those whose content is not stored yet.
 fn missing(layers: Vec<Descriptor>, contents: &[String], have: &BTreeSet<String>) -> Vec<Descriptor> {
     let mut seen = BTreeSet::new();
-    let known = |place: usize| contents.get(place).is_some_and(|content| have.contains(content));
-    let wanted = layers.into_iter().enumerate().filter(|(place, _)| !known(*place));
+    let known = |index: usize| contents.get(index).is_some_and(|content| have.contains(content));
+    let wanted = layers.into_iter().enumerate().filter(|(index, _)| !known(*index));
     wanted.map(|(_, layer)| layer).filter(|layer| seen.insert(layer.digest.clone())).collect()
 }
 
@@ -211,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_can_have_no_room_among_the_images_is_not_begun() {
+    fn image_larger_than_the_image_limit_is_rejected() {
         let mib = 1 << 20;
         for (of, room) in [(500 * mib, None), (10 * mib, Some(10 * mib)), (6 * mib, Some(6 * mib - 100))] {
             assert!(check_bound(of, room).is_ok(), "{of} {room:?}");
@@ -222,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_fill_the_disk_is_not_begun() {
+    fn download_that_would_fill_the_disk_is_rejected() {
         let directory = tempfile::tempdir().expect("the temporary directory can be written");
         assert!(matches!(check_room(directory.path(), u64::MAX), Err(Failure::NoRoom)));
     }

@@ -1,13 +1,14 @@
 //! A client of image registries: it fetches an image as an OCI layout into a directory.
 //!
-//! Nothing is believed: every configuration and layer is compared with the digest and the size that
-//! led to it while it is written, and bounded before. Whoever unpacks the layout compares once more.
+//! The registry is not trusted: every configuration and layer is limited in size, and compared with
+//! its expected digest and size while it is written. The code that unpacks the layout compares them
+//! again.
 //!
-//! Tokens, manifests and the text of refusals are the exception: `oci-client` reads these answers
-//! whole into memory before anybody sees their length, and gives no access to them before. They are
-//! bounded by time alone, and manifests by their length afterwards. So a registry that means no good
-//! can make this process use much memory; that is one reason why sandboxes fetch only from those
-//! that the operator lists.
+//! Tokens, manifests and the text of errors are the exception: `oci-client` reads these responses
+//! into memory completely and gives no access to their length before. They are limited only by time,
+//! and manifests also by their length afterwards. So a malicious registry can make this process use
+//! much memory; that is one reason why sandboxes can only pull from registries that the operator
+//! lists.
 
 mod choose;
 mod download;
@@ -22,53 +23,53 @@ use oci_client::{Client, Reference, RegistryOperation};
 
 use self::download::Download;
 
-/// How long a registry may take to be reached, and between two pieces of an answer.
+/// Time limits for connecting to a registry, and between two pieces of a response.
 const CONNECT: Duration = Duration::from_secs(15);
 const SILENCE: Duration = Duration::from_secs(60);
-/// How long an answer may take that is read whole: a token or a manifest.
+/// Time limit for a response that is read as a whole: a token or a manifest.
 const ANSWER: Duration = Duration::from_secs(60);
-/// How long a pull may take in all.
+/// Time limit for a whole pull.
 const LONGEST: Duration = Duration::from_secs(3600);
 
-/// The registries of this server.
+/// The registry settings of this server.
 #[derive(Clone, Debug, Default)]
 pub struct Registries {
-    /// Those from which an image is fetched because a sandbox needs it, as `host[:port]`.
+    /// Registries from which an image may be pulled when a sandbox needs it, as `host[:port]`.
     pub allowed: Vec<String>,
-    /// Those that are spoken to without TLS, beside those on this host itself.
+    /// Registries that are contacted without TLS, in addition to those on this host.
     pub plain: Vec<String>,
 }
 
 #[derive(Debug, thiserror::Error)]
 enum Failure {
-    #[error("`{0}` is not the name of an image in a registry")]
+    #[error("`{0}` is not a valid image name")]
     Name(String),
-    #[error("this host has no certificates, or none that can be read")]
+    #[error("could not load the certificates of this host")]
     Certificates(#[source] oci_client::errors::OciDistributionError),
-    #[error("could not find the address of the registry `{0}`")]
+    #[error("could not resolve the registry `{0}`")]
     UnknownHost(String, #[source] Box<oci_client::errors::OciDistributionError>),
     #[error("could not connect to the registry `{0}`")]
     Unreachable(String, #[source] Box<oci_client::errors::OciDistributionError>),
-    #[error("the registry refused")]
+    #[error("registry rejected the request")]
     Registry(#[source] Box<oci_client::errors::OciDistributionError>),
-    #[error("the content of `{0}` is not what its digest says")]
+    #[error("content does not match digest `{0}`")]
     Mismatch(String),
-    #[error("it is no image that could be understood: {0}")]
+    #[error("image is malformed: {0}")]
     Malformed(String),
-    #[error("it holds more than {0}")]
+    #[error("image is larger than {0}")]
     TooLarge(&'static str),
-    #[error("there is no room for it on the disk")]
+    #[error("not enough disk space for the image")]
     NoRoom,
-    #[error("could not write what was fetched")]
+    #[error("could not write the downloaded image")]
     Write(#[source] std::io::Error),
-    #[error("the registry took more than a minute for one answer")]
+    #[error("registry took more than a minute for one response")]
     Slow,
-    #[error("it took more than an hour")]
+    #[error("pull took more than an hour")]
     TooLong,
 }
 
 impl Failure {
-    /// A registry that was never reached has refused nothing.
+    /// Converts a registry error into a connection error if the registry was never reached.
     fn without_connection(self, registry: &str) -> Self {
         use oci_client::errors::OciDistributionError as Error;
         match self {
@@ -96,9 +97,9 @@ impl Failure {
             ),
             Self::Certificates(_) => Some("install the package `ca-certificates`"),
             Self::Registry(error) => match **error {
-                Error::AuthenticationFailure(_) | Error::UnauthorizedError { .. } => {
-                    Some("name a user who may read it: `--username`, and the password on standard input")
-                }
+                Error::AuthenticationFailure(_) | Error::UnauthorizedError { .. } => Some(
+                    "name a user who may read the image: `--username`, and the password on standard input",
+                ),
                 Error::ImageManifestNotFoundError(_) => Some("there is no such image or tag in the registry"),
                 _ => None,
             },
@@ -134,7 +135,7 @@ impl Registries {
         };
         let client = self.client(&reference)?;
         let download = Download { client: &client, reference: &reference, auth: &auth, into };
-        // Asked first: what is in the registry may be for some only.
+        // Authenticates first, because the image may be private.
         let asked = answered(client.auth(&reference, &auth, RegistryOperation::Pull)).await;
         let fetched = match asked {
             Ok(_token) => download.image(here, pull.progress).await,
@@ -144,7 +145,7 @@ impl Registries {
     }
 
     fn client(&self, reference: &Reference) -> Result<Client, Failure> {
-        // Somebody else in this process may have chosen one already, which is as good.
+        // Another part of this process may have installed a provider already, which works as well.
         rustls::crypto::ring::default_provider().install_default().unwrap_or_default();
         let host = reference.resolve_registry().to_owned();
         let plain = is_loopback(&host) || self.plain.contains(&host);
@@ -160,7 +161,7 @@ impl Registries {
     }
 }
 
-/// Waits for an answer that the client reads whole, but not for ever.
+/// Waits for a response that the client reads as a whole, with a time limit.
 async fn answered<T>(
     answer: impl Future<Output = Result<T, oci_client::errors::OciDistributionError>>,
 ) -> Result<T, Failure> {
@@ -170,7 +171,8 @@ async fn answered<T>(
     }
 }
 
-/// Whether a connection failed because its host has no address. The client has no type for it.
+/// Whether a connection failed because the host name did not resolve. The client has no error type
+/// for it.
 fn is_about_names(error: &dyn std::error::Error) -> bool {
     let mut cause = Some(error);
     while let Some(error) = cause {
@@ -186,14 +188,15 @@ fn parse(name: &str) -> Result<Reference, Failure> {
     name.parse().map_err(|_unparsed| Failure::Name(name.chars().take(200).collect()))
 }
 
-/// Whether a registry is on this very host, so that nobody in between could listen.
+/// Whether a registry is on this host, so that its traffic cannot be intercepted.
 fn is_loopback(registry: &str) -> bool {
     let host = registry.rsplit_once(':').map_or(registry, |(host, _)| host);
     let host = host.trim_start_matches('[').trim_end_matches(']');
     host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// An error with what caused it, in one bounded line. Registries choose some of the words.
+/// Formats an error and its causes in one line of limited length. Parts of the text come from the
+/// registry.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -221,25 +224,22 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_registry_that_was_not_reached_has_refused_nothing() {
-        // Nothing listens on the port that was just given back.
+    async fn unreachable_registry_is_not_reported_as_a_rejection() {
+        // Nothing listens on the port that was just released.
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback can be bound");
-        let address = listener.local_addr().expect("it is bound");
+        let address = listener.local_addr().expect("the listener is bound");
         drop(listener);
         let (message, hint) = failed_pull(&format!("{address}/library/x:1")).await;
         assert!(message.starts_with(&format!("could not connect to the registry `{address}`")), "{message}");
-        assert!(!message.contains("registry refused") && hint.is_some(), "{message}");
+        assert!(!message.contains("registry rejected") && hint.is_some(), "{message}");
         // The name is reserved for names that do not exist (RFC 6761).
         let (message, hint) = failed_pull("registry.invalid/library/x:1").await;
-        assert!(
-            message.starts_with("could not find the address of the registry `registry.invalid`"),
-            "{message}"
-        );
-        assert!(!message.contains("refused") && hint.is_some(), "{message}");
+        assert!(message.starts_with("could not resolve the registry `registry.invalid`"), "{message}");
+        assert!(!message.contains("rejected") && hint.is_some(), "{message}");
     }
 
     #[test]
-    fn only_this_host_and_listed_ones_are_spoken_to_without_tls() {
+    fn loopback_registries_are_contacted_without_tls() {
         for (registry, plain) in [
             ("localhost:5000", true),
             ("127.0.0.1", true),
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sandbox_may_need_only_what_the_operator_allows() {
+    fn only_listed_registries_are_allowed() {
         use backend::Registry;
         let registries = Registries { allowed: vec!["docker.io".to_owned()], plain: Vec::new() };
         for (name, allowed) in [

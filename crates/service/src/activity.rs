@@ -1,4 +1,4 @@
-//! Whether anybody uses a sandbox: open operations, and when the last one ended.
+//! Whether a sandbox is in use: its open operations, and when the last one ended.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -14,7 +14,7 @@ pub(crate) struct Activity {
     last: AtomicU64,
 }
 
-/// Somebody uses the sandbox for as long as this lives.
+/// The sandbox is in use until this is dropped.
 pub(crate) struct Use(Arc<Activity>);
 
 impl Activity {
@@ -34,7 +34,7 @@ impl Activity {
         self.last.fetch_max(now, Ordering::AcqRel);
     }
 
-    /// Since when nobody uses it, on the boot clock; `None` while somebody does.
+    /// Since when the sandbox is unused, on the boot clock; `None` while it is in use.
     pub(crate) fn idle_since(&self) -> Option<Duration> {
         let unused = self.open.load(Ordering::Acquire) == 0;
         unused.then(|| Duration::from_micros(self.last.load(Ordering::Acquire)))
@@ -43,7 +43,7 @@ impl Activity {
 
 impl Drop for Use {
     fn drop(&mut self) {
-        // The time comes first, so that nobody sees the sandbox unused since long ago.
+        // The time is set first, so that no reader sees the sandbox as unused since long ago.
         self.0.touch();
         self.0.open.fetch_sub(1, Ordering::AcqRel);
     }
@@ -54,9 +54,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_open_operation_is_not_idle_and_its_end_counts() {
+    fn open_operation_is_not_idle_and_its_end_counts() {
         let activity = Activity::new(Clock::host());
-        let before = activity.idle_since().expect("nothing was begun");
+        let before = activity.idle_since().expect("no operation is open");
         let operation = activity.begin();
         assert_eq!(activity.idle_since(), None);
         drop(operation);

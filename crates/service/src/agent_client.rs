@@ -1,8 +1,8 @@
-//! Speaks `wire` with the agent in a sandbox.
+//! The client of the agent in a sandbox, over the `wire` protocol.
 //!
-//! The agent lives among attackers. Whatever it sends is bounded in length (by the decoder),
-//! in number and in time (here), and what cannot be true ends the connection with an error.
-//! One connection carries one operation, so nothing is shared and nothing waits for another.
+//! The agent is not trusted. Everything it sends is bounded in length (by the decoder), in number and in time (here),
+//! and a message that cannot be true ends the connection with an error. One connection carries one operation, so
+//! operations share nothing and do not wait for each other.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -24,28 +24,28 @@ use wire::{Call, Decoder, Fault, Frame, FrameError, Greeting, Reply, Request};
 use crate::ErrorKind;
 use crate::error::ServiceError;
 
-/// How long a connection to the agent may take.
+/// How long connecting to the agent may take.
 const DIAL: Duration = Duration::from_secs(5);
 
-/// How long the agent may think about its first answer.
+/// How long the agent may take for its first answer.
 pub(crate) const FIRST_ANSWER: Duration = Duration::from_secs(30);
 
-/// How long bulk bytes or a long listing may stand still.
+/// How long a transfer of bulk bytes or a long listing may make no progress.
 pub(crate) const STALL: Duration = Duration::from_secs(120);
 
-/// How much is read from the connection at once: little at first, since most answers are short
-/// and many connections rest, and more for as long as the agent fills it.
+/// How much is read from the connection at once: little at first, since most answers are short and many connections are
+/// idle, and more as long as the agent fills the buffer.
 const LEAST_READ: usize = 4 << 10;
 const MOST_READ: usize = 256 << 10;
 
-/// The most that an answer spread over several frames may hold.
+/// The most bytes that an answer spread over several frames may have.
 const LONG_ANSWER: usize = 16 << 20;
 
-/// How many of them are held at once, of all agents together. Of one agent it is one, so a
-/// single liar holds up nobody but itself.
+/// How many long answers are held in memory at once, for all agents together. Each agent has one at a time, so a single
+/// malicious agent delays only itself.
 static LONG_ANSWERS: Semaphore = Semaphore::const_new(32);
 
-/// An exchange with an agent that did not go as it should.
+/// A failed exchange with an agent.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
     #[error("waited too long to {0}")]
@@ -54,15 +54,15 @@ pub enum AgentError {
     Broken(#[source] io::Error),
     #[error("the connection ended too early")]
     EndedEarly,
-    #[error("it does not speak the protocol")]
+    #[error("malformed message")]
     Frame(#[source] FrameError),
-    #[error("it speaks version {0} of the protocol, which this server does not know")]
+    #[error("protocol version {0} is not supported by this server")]
     Version(u32),
-    #[error("it sent what cannot be: {0}")]
+    #[error("protocol violation: {0}")]
     Impossible(&'static str),
     #[error("`{operation}` of `{subject}` failed{}", errno_text(*errno))]
     Fault { operation: String, subject: String, errno: Option<i32> },
-    #[error("it does not know the request")]
+    #[error("the request is not supported by this agent")]
     Unsupported,
 }
 
@@ -85,12 +85,12 @@ fn errno_text(errno: Option<i32>) -> String {
     errno.map(|errno| format!(": {}", io::Error::from_raw_os_error(errno))).unwrap_or_default()
 }
 
-/// Reaches the agent of one sandbox.
+/// The client of one sandbox's agent.
 #[derive(Clone)]
 pub(crate) struct Agent {
     backend: SharedBackend,
     id: SandboxId,
-    /// Held while a long answer is.
+    /// Held while a long answer is read.
     long: Arc<Semaphore>,
 }
 
@@ -103,7 +103,7 @@ impl Agent {
         &self.id
     }
 
-    /// Dials and sends the request; the answer is still to be read.
+    /// Connects and sends the request; the caller reads the answer.
     pub(crate) async fn call(&self, request: Request) -> Result<Connection, ServiceError> {
         let call = Frame::message(&Call { version: wire::VERSION, request });
         if matches!(&call, Frame::Control(json) if json.len() > MAX_PAYLOAD) {
@@ -116,28 +116,28 @@ impl Agent {
                 let (backend, id, source) = (self.backend.name(), self.id.clone(), Box::new(source));
                 return Err(ServiceError::Backend { backend, action: "reach", id, source });
             }
-            Err(_elapsed) => return Err(self.failed("be reached", AgentError::TooSlow("connect"))),
+            Err(_elapsed) => return Err(self.failed("be connected to", AgentError::TooSlow("connect"))),
         };
         let mut connection = Connection::of(stream, Arc::clone(&self.long));
         let sent = connection.send(&call);
         let sent = tokio::time::timeout(FIRST_ANSWER, sent).await;
         sent.unwrap_or(Err(AgentError::TooSlow("send the request")))
-            .map_err(|source| self.failed("take the request", source))?;
+            .map_err(|source| self.failed("receive the request", source))?;
         Ok(connection)
     }
 
-    /// One question, one answer.
+    /// Sends one request and reads one answer.
     pub(crate) async fn ask(&self, request: Request) -> Result<Answer, ServiceError> {
         let mut connection = self.call(request).await?;
         self.first_answer(&mut connection).await
     }
 
     pub(crate) async fn first_answer(&self, connection: &mut Connection) -> Result<Answer, ServiceError> {
-        let answer = within(FIRST_ANSWER, "hear an answer", connection.answer()).await;
+        let answer = within(FIRST_ANSWER, "receive an answer", connection.answer()).await;
         answer.map_err(|source| self.failed("answer", source))
     }
 
-    /// Whether a command could be run.
+    /// Checks that the agent answers, so that a command could be run.
     pub(crate) async fn ping(&self) -> Result<(), ServiceError> {
         match self.ask(Request::Ping).await? {
             Ok(Reply::Ok) => Ok(()),
@@ -146,7 +146,7 @@ impl Agent {
         }
     }
 
-    /// Gives variables to an agent that nobody has used, which is also to be seen alive.
+    /// Gives environment variables to the agent of a warm sandbox, which also shows that it is alive.
     pub(crate) async fn adopt(&self, spec: &Spec) -> Result<(), ServiceError> {
         let adopt = Request::Adopt { env: spec.environment(&self.id), env_file: spec.env_file.clone() };
         match self.ask(adopt).await? {
@@ -160,25 +160,25 @@ impl Agent {
         ServiceError::Agent { id: self.id.clone(), action, source }
     }
 
-    /// The answer belongs to another question.
+    /// The error for an answer that does not match the request.
     pub(crate) fn unexpected(&self) -> ServiceError {
-        self.failed("answer", AgentError::Impossible("an answer to another question"))
+        self.failed("answer", AgentError::Impossible("an answer that does not match the request"))
     }
 
-    /// A fault that no caller can do anything about.
+    /// The error for a fault that no caller can act on.
     pub(crate) fn refused(&self, fault: Fault) -> ServiceError {
         let source = match fault.kind {
             wire::FaultKind::Unsupported => AgentError::Unsupported,
             _ => AgentError::Fault { operation: fault.operation, subject: fault.subject, errno: fault.errno },
         };
-        self.failed("do that", source)
+        self.failed("carry out the request", source)
     }
 }
 
-/// What an agent answers: something, or why not.
+/// An agent's answer: a reply or a fault.
 pub(crate) type Answer = Result<Reply, Fault>;
 
-/// Waits for `work`, but not for ever.
+/// Waits for `work` for a limited time.
 pub(crate) async fn within<T>(
     limit: Duration,
     waiting_to: &'static str,
@@ -187,20 +187,20 @@ pub(crate) async fn within<T>(
     tokio::time::timeout(limit, work).await.unwrap_or(Err(AgentError::TooSlow(waiting_to)))
 }
 
-/// One operation under way.
+/// A connection with one operation in progress.
 pub(crate) struct Connection {
     stream: AgentStream,
     decoder: Decoder,
     greeted: bool,
-    /// How much is read at once now.
+    /// How many bytes are read at once now.
     appetite: usize,
-    /// Encoded bytes that are still to be sent, in order.
+    /// Encoded bytes that are not sent yet, in order.
     outgoing: VecDeque<Bytes>,
     long: Arc<Semaphore>,
 }
 
 impl Connection {
-    /// A connection to the agent that takes turns with its other long answers.
+    /// A connection that shares `long` with the other connections to the same agent.
     pub(crate) fn of(stream: AgentStream, long: Arc<Semaphore>) -> Self {
         let (decoder, outgoing) = (Decoder::new(), VecDeque::new());
         Self { stream, decoder, greeted: false, appetite: LEAST_READ, outgoing, long }
@@ -218,8 +218,7 @@ impl Connection {
         self.outgoing.push_back(encoded.into());
     }
 
-    /// Queues raw bytes as they are, in as few frames as they fit in; [`Connection::poll_flush`]
-    /// sends them.
+    /// Queues raw bytes as they are, in as few frames as possible; [`Connection::poll_flush`] sends them.
     pub(crate) fn queue_data(&mut self, mut bytes: Bytes) {
         while !bytes.is_empty() {
             let piece = bytes.split_to(bytes.len().min(MAX_PAYLOAD));
@@ -233,7 +232,7 @@ impl Connection {
         self.queue(&Frame::End);
     }
 
-    /// Nothing is lost if the caller does not poll to the end: the rest goes out with the next call.
+    /// Nothing is lost if the caller does not poll to the end: the next call sends the rest.
     pub(crate) fn poll_flush(&mut self, context: &mut Context<'_>) -> Poll<Result<(), AgentError>> {
         while let Some(first) = self.outgoing.front() {
             let second = self.outgoing.get(1).map_or(&[][..], |bytes| bytes);
@@ -247,7 +246,7 @@ impl Connection {
         Poll::Ready(Ok(()))
     }
 
-    /// Forgets what is on its way.
+    /// Removes bytes that were sent from the queue.
     fn sent(&mut self, mut count: usize) {
         while let Some(first) = self.outgoing.front_mut() {
             let now = count.min(first.len());
@@ -265,7 +264,7 @@ impl Connection {
         poll_fn(|context| self.poll_frame(context)).await
     }
 
-    /// As [`Connection::frame`].
+    /// Like [`Connection::frame`].
     pub(crate) fn poll_frame(
         &mut self,
         context: &mut Context<'_>,
@@ -273,7 +272,7 @@ impl Connection {
         self.poll_next(context, Decoder::next_frame)
     }
 
-    /// As [`Connection::poll_frame`], but raw bytes come before their frame is whole.
+    /// Like [`Connection::poll_frame`], but raw bytes are returned before their frame is complete.
     pub(crate) fn poll_piece(
         &mut self,
         context: &mut Context<'_>,
@@ -281,8 +280,8 @@ impl Connection {
         self.poll_next(context, Decoder::next_piece)
     }
 
-    /// Bytes are taken from the connection only when nothing whole is left over, so the decoder
-    /// never holds more than one frame and one read.
+    /// Bytes are read from the connection only when the decoder has no complete frame left, so it never holds more than
+    /// one frame and one read.
     fn poll_next(
         &mut self,
         context: &mut Context<'_>,
@@ -321,14 +320,14 @@ impl Connection {
         Poll::Ready(Ok(count))
     }
 
-    /// The next message. One too large for a frame comes as data, up to a bound, when it is its
-    /// turn.
+    /// The next message. A message too large for one frame arrives as data, which is read up to a limit and under the
+    /// semaphores for long answers.
     pub(crate) async fn answer(&mut self) -> Result<Answer, AgentError> {
         match self.frame().await?.ok_or(AgentError::EndedEarly)? {
             Frame::Data(bytes) => {
                 let long = Arc::clone(&self.long);
-                let _own = long.acquire().await.expect("it is never closed");
-                let _of_all = LONG_ANSWERS.acquire().await.expect("it is never closed");
+                let _own = long.acquire().await.expect("the semaphore is never closed");
+                let _of_all = LONG_ANSWERS.acquire().await.expect("the semaphore is never closed");
                 read_answer(&Frame::Control(self.rest_of_answer(bytes).await?))
             }
             frame => read_answer(&frame),
@@ -343,7 +342,7 @@ impl Connection {
                     return Err(AgentError::Impossible("an empty piece of an answer"));
                 }
                 Frame::Data(bytes) if json.len() + bytes.len() <= LONG_ANSWER => json.extend(bytes),
-                Frame::Data(_) => return Err(AgentError::Impossible("an answer without end")),
+                Frame::Data(_) => return Err(AgentError::Impossible("an answer that exceeds the limit")),
                 Frame::End => return Ok(json.into()),
                 Frame::Control(_) | Frame::Output { .. } => {
                     return Err(AgentError::Frame(FrameError::Unexpected));
@@ -352,7 +351,7 @@ impl Connection {
         }
     }
 
-    /// Leaves framing: the stream itself, and bytes of it that were read already.
+    /// Leaves framing: returns the stream itself, and the bytes of it that were already read.
     pub(crate) fn into_stream(self) -> (AgentStream, Bytes) {
         (self.stream, self.decoder.into_rest())
     }
@@ -362,7 +361,7 @@ impl Connection {
     }
 }
 
-/// Reads a message, cutting the words of a fault to a bearable length.
+/// Reads a message, truncating the texts of a fault.
 pub(crate) fn read_answer(frame: &Frame) -> Result<Answer, AgentError> {
     Ok(match frame.read().map_err(AgentError::Frame)? {
         Reply::Fault(mut fault) => {

@@ -1,4 +1,4 @@
-//! Who may call: API keys and their owners. Of a key only its hash is kept.
+//! API keys and their owners. Only the hash of a key is stored.
 
 use std::io;
 use std::time::SystemTime;
@@ -9,17 +9,17 @@ use subtle::{ConditionallySelectable, ConstantTimeEq};
 use crate::Secret;
 use crate::tokens::random;
 
-/// What is known of a key that was handed out.
+/// The public data of an issued key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiKey {
-    /// Names the key without opening anything.
+    /// Identifies the key and gives no access.
     pub id: String,
     pub owner: Owner,
     pub created: SystemTime,
     pub expires: Option<SystemTime>,
 }
 
-/// A key as it is kept.
+/// A key as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KeptKey {
     pub(crate) hash: [u8; 32],
@@ -27,7 +27,7 @@ pub(crate) struct KeptKey {
 }
 
 impl KeptKey {
-    /// Makes a key that nobody can guess, and shows it once.
+    /// Makes a random key, and returns its secret this once.
     pub(crate) fn make(
         owner: Owner,
         created: SystemTime,
@@ -39,7 +39,7 @@ impl KeptKey {
     }
 }
 
-/// Letters and digits; 36 choices for a byte are slightly uneven, and still more than five bits.
+/// Letters and digits. The modulo makes 36 choices per byte slightly uneven, but gives more than five bits each.
 fn text(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
     bytes.iter().map(|byte| char::from(DIGITS[usize::from(*byte) % DIGITS.len()])).collect()
@@ -49,7 +49,7 @@ fn hash(key: &str) -> [u8; 32] {
     *blake3::hash(key.as_bytes()).as_bytes()
 }
 
-/// The keys that are accepted, each as its hash.
+/// The accepted keys, each as its hash.
 #[derive(Default)]
 pub(crate) struct Keys {
     kept: Vec<KeptKey>,
@@ -78,7 +78,7 @@ impl Keys {
         self.kept.push(key);
     }
 
-    /// `false` if there is no such key.
+    /// Returns `false` if there is no such key.
     pub(crate) fn remove(&mut self, id: &str) -> bool {
         let before = self.kept.len();
         self.kept.retain(|kept| kept.key.id != id);
@@ -89,15 +89,15 @@ impl Keys {
         self.kept.iter().map(|kept| kept.key.clone()).collect()
     }
 
-    /// Looks at every key, so that the time it takes does not tell which one fits.
+    /// Compares with every key, so that the time taken does not reveal which one matches.
     pub(crate) fn owner(&self, presented: &str, now: SystemTime) -> Option<Owner> {
         let hash = hash(presented);
-        let mut place = u64::MAX;
+        let mut found = u64::MAX;
         for (index, kept) in (0..).zip(&self.kept) {
-            place.conditional_assign(&index, kept.hash.ct_eq(&hash));
+            found.conditional_assign(&index, kept.hash.ct_eq(&hash));
         }
         let single = self.single.is_some_and(|key| key.ct_eq(&hash).into());
-        let kept = usize::try_from(place).ok().and_then(|place| self.kept.get(place));
+        let kept = usize::try_from(found).ok().and_then(|index| self.kept.get(index));
         let valid = kept.filter(|kept| kept.key.expires.is_none_or(|expires| expires > now));
         if single { Some(Owner::single()) } else { valid.map(|kept| kept.key.owner.clone()) }
     }
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_ends_with_its_time_or_when_it_is_revoked() {
+    fn key_ends_when_it_expires_or_is_revoked() {
         let soon = NOW + Duration::from_secs(60);
         let (kept, key) = made("a", Some(soon));
         let id = kept.key.id.clone();
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_keys_are_the_same_and_none_shows_its_secret() {
+    fn keys_are_distinct_and_do_not_show_their_secret() {
         let ((one, first), (two, second)) = (made("a", None), made("a", None));
         assert!(first.expose() != second.expose() && one.key.id != two.key.id && one.hash != two.hash);
         assert!(!format!("{one:?}").contains(first.expose()));

@@ -1,7 +1,7 @@
 //! The two clocks by which sandboxes age.
 //!
-//! The wall clock is what clients read and write; it can be set, so it is only how a moment
-//! is told. CLOCK_BOOTTIME cannot be set and counts while the host sleeps, so it decides.
+//! Clients read and write wall-clock times; the wall clock can be set, so it is only used to show a moment.
+//! CLOCK_BOOTTIME cannot be set and counts while the host sleeps, so it decides.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -12,11 +12,11 @@ use rustix::time::{ClockId, clock_gettime};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Moment {
     pub(crate) wall: SystemTime,
-    /// Since the host started.
+    /// Time since the host started.
     pub(crate) boot: Duration,
 }
 
-/// Where moments come from. Tests bring their own.
+/// The source of moments. Tests use their own.
 #[derive(Clone)]
 pub(crate) struct Clock(Arc<dyn Fn() -> Moment + Send + Sync>);
 
@@ -35,7 +35,7 @@ impl Clock {
 }
 
 impl Moment {
-    /// The moment at which the wall clock will show `wall`, if nobody sets it.
+    /// The moment at which the wall clock will show `wall`, if it is not set before.
     pub(crate) fn at_wall(self, wall: SystemTime) -> Self {
         let boot = match wall.duration_since(self.wall) {
             Ok(ahead) => self.boot.saturating_add(ahead),
@@ -44,19 +44,19 @@ impl Moment {
         Self { wall, boot }
     }
 
-    /// The moment `span` later, unless no calendar reaches that far.
+    /// The moment `span` later, or `None` if that cannot be represented.
     pub(crate) fn after(self, span: Duration) -> Option<Self> {
         Some(Self { wall: self.wall.checked_add(span)?, boot: self.boot.checked_add(span)? })
     }
 }
 
-/// Names this run of the kernel; another name means that the host has restarted.
+/// Identifies this boot of the host; another id means that the host has restarted.
 pub(crate) fn boot_id() -> std::io::Result<String> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     Ok(text.trim().to_owned())
 }
 
-/// Cuts a time to what the store keeps, so that it reads the same after a restart.
+/// Truncates a time to the precision of the store, so that it reads the same after a restart.
 pub(crate) fn whole_micros(time: SystemTime) -> SystemTime {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     UNIX_EPOCH + since - Duration::from_nanos(u64::from(since.subsec_nanos() % 1000))
@@ -64,8 +64,8 @@ pub(crate) fn whole_micros(time: SystemTime) -> SystemTime {
 
 fn since_boot() -> Duration {
     let time = clock_gettime(ClockId::Boottime);
-    let seconds = u64::try_from(time.tv_sec).expect("the host did not start in the future");
-    let nanos = u32::try_from(time.tv_nsec).expect("a second has fewer nanoseconds than 2^32");
+    let seconds = u64::try_from(time.tv_sec).expect("time since boot is not negative");
+    let nanos = u32::try_from(time.tv_nsec).expect("nanoseconds of a second fit in 32 bits");
     Duration::new(seconds, nanos)
 }
 
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wall_time_ahead_is_as_far_ahead_on_the_boot_clock() {
+    fn wall_time_ahead_is_equally_far_ahead_on_the_boot_clock() {
         let now = Moment { wall: UNIX_EPOCH + Duration::from_secs(1000), boot: Duration::from_secs(50) };
         let later = now.at_wall(now.wall + Duration::from_secs(9));
         assert_eq!(later.boot, Duration::from_secs(59));
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn the_host_clock_goes_forward() {
+    fn host_clock_is_monotonic() {
         let clock = Clock::host();
         let (first, second) = (clock.now(), clock.now());
         assert!(second.boot >= first.boot && first.boot > Duration::ZERO);

@@ -17,12 +17,12 @@ pub(crate) struct Commands {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// The agent may not know of it yet.
+    /// The agent may not know the process yet.
     Launching,
     Started,
 }
 
-/// A place among the commands that may run. Dropped before `started`, it is free again.
+/// One of the commands that may run at once. Dropping it before `started` frees it again.
 pub(crate) struct Slot {
     commands: Arc<Commands>,
     process: ProcessId,
@@ -38,7 +38,7 @@ impl Commands {
         self.limit
     }
 
-    /// Takes a place, if one is free as far as we know.
+    /// Takes a slot, if one is free according to our count.
     pub(crate) fn take(self: &Arc<Self>, process: &ProcessId) -> Option<Slot> {
         let mut counted = self.lock();
         if counted.len() >= usize::try_from(self.limit).unwrap_or(usize::MAX) {
@@ -48,12 +48,12 @@ impl Commands {
         Some(Slot { commands: Arc::clone(self), process: process.clone(), stage: Stage::Launching })
     }
 
-    /// Nothing runs any more: the sandbox begins anew.
+    /// Clears the count when the sandbox starts again and nothing runs any more.
     pub(crate) fn forget_all(&self) {
         self.lock().clear();
     }
 
-    /// Learns from the agent what really runs.
+    /// Corrects the count by the agent's list of processes.
     pub(crate) fn correct(&self, truth: &[ProcessStatus]) {
         let mut counted = self.lock();
         let running = |id: &ProcessId| truth.iter().any(|it| it.process == *id && it.ended.is_none());
@@ -68,12 +68,12 @@ impl Commands {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<ProcessId, Stage>> {
-        self.counted.lock().expect("nobody panics while counting")
+        self.counted.lock().expect("no thread panics while counting")
     }
 }
 
 impl Slot {
-    /// From now on the process is counted until it ends, whoever watches it.
+    /// From now on the process is counted until it ends, whether or not a client follows it.
     pub(crate) fn started(mut self) {
         self.stage = Stage::Started;
         self.commands.lock().insert(self.process.clone(), Stage::Started);
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_free_again_when_the_launch_fails_or_the_process_ends() {
+    fn slot_is_free_again_when_the_launch_fails_or_the_process_ends() {
         let commands = Commands::new(1);
         drop(commands.take(&id(1)).expect("nothing runs"));
         commands.take(&id(2)).expect("the first never started").started();
@@ -124,12 +124,12 @@ mod tests {
     }
 
     #[test]
-    fn the_agent_knows_better_but_not_what_is_just_being_launched() {
+    fn correction_by_the_agent_keeps_processes_being_launched() {
         let commands = Commands::new(2);
         commands.take(&id(1)).expect("nothing runs").started();
-        let launching = commands.take(&id(2)).expect("one place is left");
+        let launching = commands.take(&id(2)).expect("one slot is left");
         commands.correct(&[]);
-        assert!(commands.take(&id(3)).is_some(), "the first has ended unseen");
+        assert!(commands.take(&id(3)).is_some(), "the first has ended without being followed");
         commands.correct(&[running(id(9))]);
         assert!(commands.take(&id(3)).is_none(), "one launches and one was started by another server");
         drop(launching);

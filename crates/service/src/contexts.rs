@@ -1,8 +1,7 @@
-//! Contexts: where code is run with what earlier code has left behind.
+//! Contexts: they run code with the state that earlier code left.
 //!
-//! A context is a session of the agent with a kernel, so it outlives this server, and the agent
-//! alone knows which there are. A kernel that has died is started again by the next run, without
-//! the state.
+//! A context is a session of the agent with a kernel, so it outlives this server, and only the agent knows which
+//! contexts exist. A kernel that has died is started again by the next run, with empty state.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,7 +23,7 @@ use crate::{faults, kernels, translate};
 /// How many contexts a sandbox may have. Each is a process with an interpreter in it.
 pub const MOST_CONTEXTS: usize = 64;
 
-/// How long a kernel may take until it is ready; the agent gives up a little earlier.
+/// How long a kernel may take to become ready; the agent gives up a little earlier.
 const READY: Duration = Duration::from_secs(70);
 
 pub(crate) const SIGINT: i32 = 2;
@@ -53,7 +52,7 @@ pub struct RunCode {
     pub unread: Unread,
 }
 
-/// What becomes of code whose reader goes away before its end.
+/// The treatment of code whose reader disconnects before its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unread {
     Keep,
@@ -61,20 +60,20 @@ pub enum Unread {
 }
 
 impl OpenContext {
-    /// In the default directory, as the default user.
+    /// Uses the default directory and the default user.
     pub fn new(language: Language) -> Self {
         Self { language, identity: Identity::Default, directory: None, env: BTreeMap::new() }
     }
 }
 
 impl RunCode {
-    /// Without a deadline; refused while other code runs, and kept if nobody reads.
+    /// Has no deadline, is refused while other code runs, and runs on if its reader disconnects.
     pub fn new(code: impl Into<String>) -> Self {
         Self { code: code.into(), deadline: None, busy: Busy::Refuse, unread: Unread::Keep }
     }
 }
 
-/// The context of a language that is meant where none is named.
+/// The context of a language that is used when the caller names none.
 pub fn default_context(language: &Language) -> ContextId {
     let hash = blake3::hash(format!("default context {language}").as_bytes());
     let mut entropy = [0; 16];
@@ -88,31 +87,31 @@ impl Service {
         &self,
         owner: &Owner,
         id: &SandboxId,
-        wish: OpenContext,
+        request: OpenContext,
     ) -> Result<Context, ServiceError> {
         let context = new_process_id()?;
-        self.open_context_as(owner, id, &context, wish).await
+        self.open_context_as(owner, id, &context, request).await
     }
 
-    /// As [`Service::open_context`], under a name that is known beforehand.
+    /// Like [`Service::open_context`], with a given id.
     async fn open_context_as(
         &self,
         owner: &Owner,
         id: &SandboxId,
         context: &ContextId,
-        wish: OpenContext,
+        request: OpenContext,
     ) -> Result<Context, ServiceError> {
         let (handle, _activity) = self.0.enter(owner, id)?;
         if contexts_of(&handle).await?.len() >= MOST_CONTEXTS {
             return Err(ServiceError::TooManyContexts { id: id.clone(), limit: MOST_CONTEXTS });
         }
-        let OpenContext { language, identity, directory, env } = wish;
+        let OpenContext { language, identity, directory, env } = request;
         let kernel = kernels::of(&language);
         let open = OpenSession { identity, directory, env, terminal: None, nest: None };
         let open = OpenKernel { open: translate::open_session(context, open), kernel };
         let agent = &handle.agent;
         let mut connection = agent.call(Request::OpenKernel(open)).await?;
-        let answer = within(READY, "see a kernel ready", connection.answer()).await;
+        let answer = within(READY, "wait for the kernel to be ready", connection.answer()).await;
         match answer.map_err(|source| agent.failed("answer", source))? {
             Ok(Reply::Ok) => Ok(Context { id: context.clone(), language, busy: false }),
             Ok(_) => Err(agent.unexpected()),
@@ -120,7 +119,7 @@ impl Service {
         }
     }
 
-    /// All contexts of a sandbox, in the order of their names.
+    /// All contexts of a sandbox, sorted by id.
     pub async fn contexts(&self, owner: &Owner, id: &SandboxId) -> Result<Vec<Context>, ServiceError> {
         contexts_of(&*self.0.reach(owner, id)?).await
     }
@@ -146,7 +145,7 @@ impl Service {
         self.close_session(owner, id, context).await
     }
 
-    /// Begins a context anew: what it knew is gone, and so is what runs in it.
+    /// Restarts a context: its state is lost, and everything that runs in it ends.
     pub async fn restart_context(
         &self,
         owner: &Owner,
@@ -163,7 +162,7 @@ impl Service {
         }
     }
 
-    /// Ends all contexts of a language, and says how many there were.
+    /// Ends all contexts of a language, and returns how many there were.
     pub async fn close_contexts(
         &self,
         owner: &Owner,
@@ -175,7 +174,7 @@ impl Service {
         for context in contexts.iter().filter(|context| context.language == *language) {
             match self.close_session(owner, id, &context.id).await {
                 Ok(()) => closed += 1,
-                // Somebody else has closed it meanwhile.
+                // Another request has closed it meanwhile.
                 Err(ServiceError::NoSession(_)) => {}
                 Err(error) => return Err(error),
             }
@@ -195,7 +194,7 @@ impl Service {
         running.inspect_err(self.0.failed("run code", owner, Some(id)))
     }
 
-    /// Runs code in the default context of a language, which is opened if it is not there.
+    /// Runs code in the default context of a language, which is opened if it does not exist.
     pub async fn run_default(
         &self,
         owner: &Owner,
@@ -208,7 +207,7 @@ impl Service {
             Err(ServiceError::NoSession(_)) => {
                 let opened = self.open_context_as(owner, id, &context, OpenContext::new(language.clone()));
                 match opened.await {
-                    // Somebody else was first, which is as good.
+                    // Another request opened it first, and this run can use it.
                     Ok(_) | Err(ServiceError::Taken(_)) => self.begin_code(owner, id, &context, run).await,
                     Err(error) => Err(error),
                 }
@@ -231,7 +230,7 @@ impl Service {
         let agent = handle.agent.clone();
         let RunCode { code, deadline, busy, unread } = run;
         let retention = self.0.config().output.retention;
-        // While somebody reads, nothing is dropped: a result that is missing cannot be guessed.
+        // No output is dropped while a client reads: a missing result could not be reconstructed.
         let backpressure = Backpressure::On { stall_limit: None };
         let (env, place) = (BTreeMap::new(), RunPlace::Shell);
         let run = Run { text: code, directory: None, deadline, retention, backpressure, busy, env, place };
@@ -255,8 +254,8 @@ impl Service {
         Ok(Running::new(following, interrupter))
     }
 
-    /// Sees to it that somebody listens on a port of the sandbox's loopback, for clients that
-    /// look at one before they use contexts.
+    /// Makes the agent listen on a port of the sandbox's loopback, for clients that probe this port before they use
+    /// contexts.
     pub async fn occupy(&self, owner: &Owner, id: &SandboxId, port: u16) -> Result<(), ServiceError> {
         let (handle, _activity) = self.0.enter(owner, id)?;
         match handle.agent.ask(Request::Occupy { port }).await? {
@@ -266,7 +265,7 @@ impl Service {
         }
     }
 
-    /// Interrupts what runs in a context. That nothing does is no failure.
+    /// Interrupts the code that runs in a context. It succeeds if nothing runs.
     pub async fn interrupt(
         &self,
         owner: &Owner,
@@ -280,7 +279,7 @@ impl Service {
             return Ok(());
         };
         match self.signal(owner, id, &run.process, SIGINT, Reach::Group).await {
-            // It has ended meanwhile.
+            // The run has ended meanwhile.
             Err(ServiceError::NoProcess(_)) => Ok(()),
             interrupted => interrupted,
         }
@@ -296,7 +295,7 @@ async fn contexts_of(handle: &Handle) -> Result<Vec<Context>, ServiceError> {
         Err(fault) => return Err(agent.refused(fault)),
     };
     let context = |session: &wire::process::SessionStatus| {
-        // What is not ours, or not as we named it, is no context.
+        // Sessions without a kernel, or with an id or language that is not ours, are not contexts.
         let language = Language::parse(session.kernel.as_deref()?).ok()?;
         Some(Context { id: SessionId::parse(&session.session).ok()?, language, busy: session.busy })
     };
@@ -308,7 +307,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_language_has_a_default_context_of_its_own() {
+    fn each_language_has_its_own_default_context() {
         let context = |name: &str| default_context(&Language::parse(name).expect("a language"));
         assert_eq!(context("py"), context("python"));
         assert_ne!(context("javascript"), context("typescript"));

@@ -1,4 +1,4 @@
-//! What the parts of the service share.
+//! The state that all parts of the service share.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -40,11 +40,11 @@ use crate::{
 /// How long a backend may take to remove a sandbox.
 const DESTROY: Duration = Duration::from_secs(60);
 
-/// How long a backend may take to say what a sandbox uses.
+/// How long a backend may take to report the usage of a sandbox.
 const USAGE: Duration = Duration::from_secs(10);
 
 pub(crate) struct Core {
-    /// Replaced as a whole by a reload; read it with [`Core::config`].
+    /// A reload replaces the whole value; read it with [`Core::config`].
     config: RwLock<Arc<Config>>,
     pub(crate) backend: SharedBackend,
     pub(crate) capabilities: Capabilities,
@@ -56,7 +56,7 @@ pub(crate) struct Core {
     pub(crate) pools: Pools,
     pub(crate) volumes: Volumes,
     pub(crate) events: Feed,
-    /// What the operator has looked at lately.
+    /// The recent accesses of the operator.
     pub(crate) acts: RecentActs,
     pub(crate) troubles: Troubles,
     pub(crate) snapshots: Shelf,
@@ -65,13 +65,13 @@ pub(crate) struct Core {
     pub(crate) schedule: Schedule,
     pub(crate) mint: Mint,
     pub(crate) keys: RwLock<Keys>,
-    /// Tells every task to end.
+    /// Cancelled to end every task.
     pub(crate) stop: CancellationToken,
     pub(crate) tasks: TaskTracker,
 }
 
 impl Core {
-    /// Opens what is on disk and asks the backend what it can do; nothing runs yet.
+    /// Opens the state on disk and probes the backend; no task is started yet.
     pub(crate) async fn open(
         config: Config,
         backend: SharedBackend,
@@ -84,12 +84,12 @@ impl Core {
         let probed = backend.probe().await;
         let capabilities = probed.map_err(|source| ServiceError::Host {
             backend: name,
-            action: "say what this host offers",
+            action: "probe this host",
             source: Box::new(source),
         })?;
         let versions: Vec<String> =
             capabilities.host_versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
-        tracing::info!(versions = versions.join(", "), "found what image `host` offers");
+        tracing::info!(versions = versions.join(", "), "probed the language versions of image `host`");
         let metric_owners = config.metric_owners;
         let pools = Pools::new(&config.pools, kept.pools, clock.now().wall);
         let core = Self {
@@ -118,57 +118,58 @@ impl Core {
         Ok((Arc::new(core), kept.records, kept.snapshots, kept.volumes))
     }
 
-    /// The settings that hold now.
+    /// The current settings.
     pub(crate) fn config(&self) -> Arc<Config> {
         Arc::clone(&self.config.read().expect("replacing the settings does not panic"))
     }
 
-    /// Replaces the settings. The state directory and the pools stay those of the start.
+    /// Replaces the settings. The state directory and the pools keep their values from the start.
     pub(crate) fn set_config(&self, config: Config) {
         let mut current = self.config.write().expect("replacing the settings does not panic");
         let (state_dir, pools) = (current.state_dir.clone(), current.pools.clone());
         *current = Arc::new(Config { state_dir, pools, ..config });
     }
 
-    /// A new sandbox: one that is warm, or else first known, then made.
+    /// Creates a sandbox, from a warm one if one fits; otherwise it is recorded first and then made.
     pub(crate) async fn create(
         self: &Arc<Self>,
         owner: &Owner,
         key: Option<&Key>,
-        wish: Create,
+        request: Create,
     ) -> Result<Sandbox, ServiceError> {
-        self.create_successor(owner, key, wish, None).await
+        self.create_successor(owner, key, request, None).await
     }
 
-    /// As [`Core::create`]; the first event of the new sandbox says what became of the one before it.
+    /// Creates a sandbox like [`Core::create`]. If it succeeds a dead one, its first event says so.
     pub(crate) async fn create_successor(
         self: &Arc<Self>,
         owner: &Owner,
         key: Option<&Key>,
-        mut wish: Create,
+        mut request: Create,
         revival: Option<Revival>,
     ) -> Result<Sandbox, ServiceError> {
         let cause = revival.and_then(|revival| revival.how.cause_of_successor());
         if self.stop.is_cancelled() {
             return Err(ServiceError::Stopping);
         }
-        let _files = self.prepare(owner, &mut wish).await?;
-        let nothing_to_start = wish.spec.snapshot.is_none() && self.settle_entrypoint(&mut wish.spec).await;
-        let record = |wish| {
-            let record = self.record(owner, key, wish)?;
+        let _files = self.prepare(owner, &mut request).await?;
+        let nothing_to_start =
+            request.spec.snapshot.is_none() && self.settle_entrypoint(&mut request.spec).await;
+        let record = |request| {
+            let record = self.record(owner, key, request)?;
             let entrypoint = record.entrypoint.filter(|_| !nothing_to_start);
             Ok::<_, ServiceError>(Record { entrypoint, ..record })
         };
         self.make_room(owner).await;
-        if let Some(warm) = self.take_warm(&wish).await {
-            match self.bring(record(wish.clone())?, Some(warm), cause).await {
+        if let Some(warm) = self.take_warm(&request).await {
+            match self.bring(record(request.clone())?, Some(warm), cause).await {
                 Err(error) if is_worth_another(&error) => {
-                    tracing::warn!(error = %chain(&error), "a warm sandbox was of no use; another is made");
+                    tracing::warn!(error = %chain(&error), "failed to use a warm sandbox; creating a new one");
                 }
                 brought => return brought,
             }
         }
-        self.bring(record(wish)?, None, cause).await
+        self.bring(record(request)?, None, cause).await
     }
 
     /// Completes a request and fetches its image. Refuses one that can never be fulfilled, before
@@ -176,21 +177,21 @@ impl Core {
     pub(crate) async fn prepare(
         self: &Arc<Self>,
         owner: &Owner,
-        wish: &mut Create,
+        request: &mut Create,
     ) -> Result<Option<Using>, ServiceError> {
-        if wish.spec.on_death == Some(OnDeath::Restart) && !self.capabilities.restart {
+        if request.spec.on_death == Some(OnDeath::Restart) && !self.capabilities.restart {
             return Err(ServiceError::NoRestarts);
         }
-        let files = self.stand_on_snapshot(owner, wish)?;
-        self.complete(wish)?;
-        if wish.spec.snapshot.is_none() {
-            // A caller with credentials for the image has fetched it before.
-            self.ensure_image(owner, &wish.spec, None).await?;
+        let files = self.stand_on_snapshot(owner, request)?;
+        self.complete(request)?;
+        if request.spec.snapshot.is_none() {
+            // A caller with registry credentials has pulled the image before, so it is present by now.
+            self.ensure_image(owner, &request.spec, None).await?;
         }
         Ok(files)
     }
 
-    /// Has a driver make the sandbox of a new record, of a warm one if there is one.
+    /// Has a driver make the sandbox of a new record, from a warm one if given.
     async fn bring(
         self: &Arc<Self>,
         mut record: Record,
@@ -207,7 +208,7 @@ impl Core {
         self.admit(&handle, room).await?;
         uses.keep();
         let (reply, claim) = oneshot::channel();
-        // Whoever goes while something runs before the entrypoint is not waited for.
+        // If the caller disconnects while the hook before the entrypoint runs, the hook is not waited for.
         let gone = handle.abandoned.clone().drop_guard();
         self.tasks.spawn(driver.create(warm.map(Taken::keep), cause, reply));
         let claim = claim.await;
@@ -215,9 +216,9 @@ impl Core {
         claim.unwrap_or(Err(ServiceError::Stopping)).map(|claim| claim.take())
     }
 
-    /// Puts a new sandbox on the list if there is room for it, here and in its owner's quota; one
-    /// that has died, or is warm, or else is parked, may have to make room. What has died and still has
-    /// its files makes room for its own owner alone.
+    /// Adds a new sandbox to the registry if there is room for it on the server and in its owner's quota. To make room,
+    /// a dead sandbox is evicted first, then a warm one, then a parked one. A dead sandbox that still has its files is
+    /// evicted only for its own owner.
     async fn admit(self: &Arc<Self>, handle: &Arc<Handle>, room: Room) -> Result<(), ServiceError> {
         let limit = self.config().sandboxes;
         self.check_quota_alone(&handle.owner, handle.cost)?;
@@ -249,7 +250,7 @@ impl Core {
         }
     }
 
-    /// Has a dead sandbox started again. Whoever else of its owner's is parked makes room for it.
+    /// Restarts a dead sandbox. Parked sandboxes of the same owner are evicted if it needs room.
     pub(crate) async fn restart(&self, handle: &Arc<Handle>) -> Result<Resumed, ServiceError> {
         loop {
             match self.order(handle, Command::Restart).await {
@@ -260,7 +261,7 @@ impl Core {
         }
     }
 
-    /// Refuses what could not be had even if the owner had nothing else: deleting would not help.
+    /// Refuses a request that would exceed the quota even if the owner had nothing else, since deleting would not help.
     fn check_quota_alone(&self, owner: &Owner, cost: Cost) -> Result<(), ServiceError> {
         match cost.exceeds(&self.config().quotas.of(owner)) {
             Some(excess) => Err(ServiceError::BeyondQuota { owner: owner.clone(), excess }),
@@ -268,7 +269,7 @@ impl Core {
         }
     }
 
-    /// The quota of an owner without what its snapshots and volumes take of it.
+    /// The quota of an owner, minus the disk space that its snapshots and volumes take.
     pub(crate) fn quota_left_by_disks(&self, owner: &Owner) -> Quota {
         let mut quota = self.config().quotas.of(owner);
         let kept = self.snapshots.size_of(owner).saturating_add(self.volumes.bytes(owner));
@@ -276,8 +277,8 @@ impl Core {
         quota
     }
 
-    /// Whether another sandbox would find room now, before work is done for it. Nothing is
-    /// reserved; one that has died or is parked may make room.
+    /// Checks whether another sandbox would find room now, before work is done for it. Nothing is reserved; dead and
+    /// parked sandboxes count as room because they can be evicted.
     pub(crate) fn check_room_for(&self, owner: &Owner, resources: &Resources) -> Result<(), ServiceError> {
         let limit = self.config().sandboxes;
         if self.registry.count() >= limit && !self.has_evictable_at_limit(owner) {
@@ -298,23 +299,23 @@ impl Core {
         owner: Owner,
         expires: Option<SystemTime>,
     ) -> Result<(ApiKey, Secret), ServiceError> {
-        if !self.keys.read().expect("nobody panics while setting a key").has_single() {
+        if !self.keys.read().expect("no thread panics while setting a key").has_single() {
             return Err(ServiceError::NoOperatorKey);
         }
         let made = KeptKey::make(owner, self.clock.now().wall, expires.map(clock::whole_micros));
         let (kept, secret) = made.map_err(io("draw a random key"))?;
-        let failed = |source| ServiceError::Store { action: "keep the key", source };
+        let failed = |source| ServiceError::Store { action: "store the key", source };
         self.store.insert_key(&kept).await.map_err(failed)?;
         let key = kept.key.clone();
-        self.keys.write().expect("nobody panics while setting a key").add(kept);
+        self.keys.write().expect("no thread panics while setting a key").add(kept);
         Ok((key, secret))
     }
 
     pub(crate) async fn revoke_key(&self, id: &str) -> Result<bool, ServiceError> {
-        // Refused at once, whatever becomes of the row: a key that cannot be forgotten on disk is
-        // told of, and still opens nothing until the next start.
-        let known = self.keys.write().expect("nobody panics while setting a key").remove(id);
-        let failed = |source| ServiceError::Store { action: "forget the key", source };
+        // The key is refused at once, even if deleting its row fails. Such a failure is reported, and the key opens
+        // nothing until the next start.
+        let known = self.keys.write().expect("no thread panics while setting a key").remove(id);
+        let failed = |source| ServiceError::Store { action: "delete the key", source };
         self.store.delete_key(id).await.map_err(failed)?;
         Ok(known)
     }
@@ -323,24 +324,24 @@ impl Core {
         &self,
         owner: &Owner,
         key: Option<&Key>,
-        wish: Create,
+        request: Create,
     ) -> Result<Record, ServiceError> {
         let now = self.clock.now();
-        let timeout = wish.timeout.filter(|timeout| !timeout.is_zero());
+        let timeout = request.timeout.filter(|timeout| !timeout.is_zero());
         let timeout = timeout.map(|timeout| self.checked(timeout)).transpose()?;
         let expires = timeout.map(|timeout| now.after(timeout).ok_or_else(too_long)).transpose()?;
-        let entrypoint = if wish.spec.only_waits() { None } else { Some(new_process_id()?) };
+        let entrypoint = if request.spec.only_waits() { None } else { Some(new_process_id()?) };
         let sandbox = Sandbox {
             id: SandboxId::from_entropy(random().map_err(io("draw a random id"))?),
             owner: owner.clone(),
-            origin: wish.origin.to_owned(),
-            in_force: InForce { image: wish.spec.image.clone(), ..InForce::default() },
+            origin: request.origin.to_owned(),
+            in_force: InForce { image: request.spec.image.clone(), ..InForce::default() },
             pool: None,
             name: key.and_then(chosen_name),
-            idle_timeout: wish.idle_timeout.filter(|limit| !limit.is_zero()),
-            spec: wish.spec,
-            labels: wish.labels,
-            notes: wish.notes,
+            idle_timeout: request.idle_timeout.filter(|limit| !limit.is_zero()),
+            spec: request.spec,
+            labels: request.labels,
+            notes: request.notes,
             phase: Phase::Starting,
             phase_since: now.wall,
             created: now.wall,
@@ -352,7 +353,7 @@ impl Core {
             key: key.cloned(),
             timeout,
             expires_boot: expires.map(|moment| moment.boot),
-            idle_timeout: wish.idle_timeout.filter(|limit| !limit.is_zero()),
+            idle_timeout: request.idle_timeout.filter(|limit| !limit.is_zero()),
             entrypoint,
             epoch: 0,
             boot_id: self.boot_id.clone(),
@@ -362,14 +363,14 @@ impl Core {
     fn checked(&self, timeout: Duration) -> Result<Duration, ServiceError> {
         match self.config().longest_timeout {
             Some(longest) if timeout > longest => Err(ServiceError::Invalid(format!(
-                "the timeout is longer than {} seconds, the longest this server grants",
+                "the timeout is longer than {} seconds, the longest this server allows",
                 longest.as_secs()
             ))),
             _ => Ok(timeout),
         }
     }
 
-    /// Every sandbox of one owner's, or of all, the newest first.
+    /// Every sandbox of one owner, or of all, newest first.
     pub(crate) fn newest_first(&self, owner: Option<&Owner>) -> Vec<Arc<Handle>> {
         let mut handles = self.registry.all();
         handles.retain(|handle| owner.is_none_or(|owner| handle.owner == *owner));
@@ -377,13 +378,13 @@ impl Core {
         handles
     }
 
-    /// A foreign sandbox is as unknown as one that never was.
+    /// Finds a sandbox of this owner. A sandbox of another owner is reported as not found.
     pub(crate) fn find(&self, owner: &Owner, id: &SandboxId) -> Result<Arc<Handle>, ServiceError> {
         let handle = self.registry.find(id).filter(|handle| handle.owner == *owner);
         handle.ok_or_else(|| ServiceError::NoSandbox(id.clone()))
     }
 
-    /// The sandbox of one owner's, or of anybody's.
+    /// Finds a sandbox of one owner, or of any owner.
     pub(crate) fn visible(&self, owner: Option<&Owner>, id: &SandboxId) -> Result<Arc<Handle>, ServiceError> {
         match owner {
             Some(owner) => self.find(owner, id),
@@ -391,22 +392,22 @@ impl Core {
         }
     }
 
-    /// The sandbox, if something may be asked of it now. Asking is not using.
+    /// Returns the sandbox if its phase allows it to be used now. This call does not count as a use.
     pub(crate) fn reach(&self, owner: &Owner, id: &SandboxId) -> Result<Arc<Handle>, ServiceError> {
         let handle = self.find(owner, id)?;
         handle.state.borrow().check_usable()?;
         Ok(handle)
     }
 
-    /// As [`Core::reach`], and the sandbox is in use for as long as the answer lives.
+    /// Like [`Core::reach`], and the sandbox counts as in use until the returned [`Use`] is dropped.
     pub(crate) fn enter(&self, owner: &Owner, id: &SandboxId) -> Result<(Arc<Handle>, Use), ServiceError> {
-        // The use begins before the phase is read: a sandbox about to be ended for idleness
-        // either sees the use, or is seen stopping.
+        // The use begins before the phase is read, so a sandbox about to be ended for idleness either sees this use, or
+        // is seen here in the phase "stopping".
         let activity = self.find(owner, id)?.activity.begin();
         Ok((self.reach(owner, id)?, activity))
     }
 
-    /// Gives an order to a driver and waits until it is carried out.
+    /// Sends an order to a driver and waits until it is carried out.
     pub(crate) async fn order<T>(
         &self,
         handle: &Handle,
@@ -432,8 +433,8 @@ impl Core {
         }
     }
 
-    /// Whether anything but its main process runs in a sandbox. An agent that does not answer is
-    /// given the benefit of the doubt; one that is dead runs nothing.
+    /// Whether anything but the main process runs in a sandbox. An agent that does not answer is assumed to run
+    /// something; a dead agent runs nothing.
     pub(crate) async fn runs_something(&self, handle: &Handle) -> bool {
         if handle.is_dead() {
             return false;
@@ -442,13 +443,13 @@ impl Core {
             Ok(running) => running,
             Err(error) if error.is_gone() => false,
             Err(error) => {
-                tracing::debug!(sandbox = %handle.id, %error, "nobody knows whether it is idle");
+                tracing::debug!(sandbox = %handle.id, %error, "failed to ask the agent what runs; treating the sandbox as busy");
                 true
             }
         }
     }
 
-    /// What commands have left running counts, and so do jobs of sessions.
+    /// Processes that commands left running count, and so do jobs of sessions.
     async fn ask_what_runs(&self, handle: &Handle) -> Result<bool, ServiceError> {
         let processes = self.processes_of(&handle.agent).await?;
         let counts = |status: &&ProcessStatus| {
@@ -465,15 +466,15 @@ impl Core {
         }
     }
 
-    /// Removes a sandbox with everything that belongs to it, and counts what it used.
+    /// Removes a sandbox with everything that belongs to it, and records its final usage.
     pub(crate) async fn destroy(&self, id: &SandboxId) -> Result<(), ServiceError> {
         let last = self.ask_backend("destroy", id, DESTROY, self.backend.destroy(id)).await?;
         self.history.end(id, self.clock.now(), last);
         Ok(())
     }
 
-    /// Ends what is left of a dead sandbox's processes, counts what it used, and says whether its
-    /// files are there.
+    /// Ends the remaining processes of a dead sandbox, records its final usage, and returns whether its files still
+    /// exist.
     pub(crate) async fn stop(&self, id: &SandboxId) -> Result<Files, ServiceError> {
         let stopped = self.ask_backend("stop", id, DESTROY, self.backend.stop(id)).await?;
         self.history.end(id, self.clock.now(), stopped.usage);
@@ -484,7 +485,7 @@ impl Core {
         self.ask_backend("measure", id, USAGE, self.backend.usage(id)).await
     }
 
-    /// Waits for the backend, but not for ever.
+    /// Waits for the backend for a limited time.
     pub(crate) async fn ask_backend<T>(
         &self,
         action: &'static str,
@@ -500,7 +501,7 @@ impl Core {
         done.map_err(failed)
     }
 
-    /// Passes deaths on to the drivers.
+    /// Forwards deaths from the backend to the drivers.
     pub(crate) async fn hear_of_deaths(self: Arc<Self>, mut deaths: mpsc::UnboundedReceiver<Death>) {
         loop {
             let death = tokio::select! {
@@ -518,7 +519,7 @@ impl Core {
     }
 }
 
-/// Opening waits for the disk, so it happens on a thread where that is allowed.
+/// Opening blocks on the disk, so it runs on a blocking thread.
 async fn open_store(state_dir: &Path) -> Result<(Store, Kept), ServiceError> {
     let path = state_dir.join("coracle.db");
     let opened = tokio::task::spawn_blocking(move || Store::open(&path)).await;
@@ -530,14 +531,13 @@ pub(crate) fn new_process_id() -> Result<ProcessId, ServiceError> {
     random().map(ProcessId::from_entropy).map_err(io("draw a random id"))
 }
 
-/// Whether what went wrong with a warm sandbox need not go wrong with one that is made for its
-/// owner.
+/// Whether a create that failed with a warm sandbox may succeed with a new one.
 fn is_worth_another(error: &ServiceError) -> bool {
     matches!(error, ServiceError::Backend { .. } | ServiceError::Agent { .. } | ServiceError::Store { .. })
 }
 
 fn too_long() -> ServiceError {
-    ServiceError::Invalid("the timeout ends after the last day of any calendar".to_owned())
+    ServiceError::Invalid("the timeout ends after the latest representable time".to_owned())
 }
 
 pub(crate) fn io(action: &'static str) -> impl Fn(std::io::Error) -> ServiceError {

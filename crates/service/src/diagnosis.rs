@@ -1,4 +1,4 @@
-//! What somebody wants to see who asks what is wrong with a sandbox. Looking is no use of it.
+//! Queries for diagnosing a sandbox. They do not count as a use.
 
 use std::time::{Duration, SystemTime};
 
@@ -8,22 +8,21 @@ use wire::{Frame, Reply, Request};
 use crate::agent_client::{Agent, AgentError, read_answer};
 use crate::{LifeEvent, ProcessStatus, Service, ServiceError, entrypoint, faults};
 
-/// How long reading may take in all. It is there already, so only a lying agent needs longer.
+/// How long reading may take in total. The output exists already, so only a malicious agent needs longer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The end of what a process printed.
+/// The end of a process's output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tail {
     pub bytes: Vec<u8>,
-    /// Whether something came before these bytes.
+    /// Whether the process printed anything before these bytes.
     pub cut: bool,
     /// When the process ended.
     pub ended: Option<SystemTime>,
 }
 
 impl Service {
-    /// The last bytes, at most so many, that the main process of a sandbox printed; `None` if it
-    /// has none.
+    /// The last bytes, at most `most`, that the main process of a sandbox printed; `None` if it has no main process.
     pub async fn entrypoint_tail(
         &self,
         owner: &Owner,
@@ -40,7 +39,7 @@ impl Service {
         read.unwrap_or_else(|_elapsed| Err(agent.unexpected())).map(Some)
     }
 
-    /// What became of a sandbox, the oldest first, at most so many of the last.
+    /// The last events of a sandbox, at most `most`, oldest first.
     pub fn events_of(
         &self,
         owner: &Owner,
@@ -65,7 +64,7 @@ async fn read_tail(agent: &Agent, main: &ProcessStatus, most: u64) -> Result<Tai
         Ok(_) => return Err(agent.unexpected()),
         Err(fault) => return Err(faults::of_process(agent, process, fault)),
     }
-    let broken = |source| agent.failed("be read", source);
+    let broken = |source| agent.failed("send the output of a process", source);
     loop {
         let frame = connection.frame().await.map_err(broken)?;
         match frame.ok_or(AgentError::EndedEarly).map_err(broken)? {
@@ -82,7 +81,7 @@ async fn read_tail(agent: &Agent, main: &ProcessStatus, most: u64) -> Result<Tai
                 }
             }
             frame => match read_answer(&frame).map_err(broken)? {
-                // What was printed before the gap is older than what was asked for.
+                // Output before the gap is older than the requested bytes.
                 Ok(Reply::Gap { to, .. }) => {
                     tail = Tail { bytes: Vec::new(), cut: true, ..tail };
                     if to >= main.written {

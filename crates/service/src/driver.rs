@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!  service, reaper ── Command ──►┐
-//!  backend's deaths ── Cause ───►├─ driver ─► store, backend ─► watch ─► everybody
+//!  backend's deaths ── Cause ───►├─ driver ─► store, backend ─► watch ─► readers
 //!  the entrypoint's end ── Exit ►┘
 //! ```
-//! It writes what it is about to do, does it, and then tells. Orders wait in a bounded
-//! mailbox and are done one after the other, so no two of them ever meet.
+//! It writes its intent to the store, acts, and then publishes the new state. Orders wait in a bounded mailbox and are
+//! carried out one after the other, so no two of them overlap.
 
 mod bind;
 mod orders;
@@ -35,40 +35,40 @@ use crate::registry::Handle;
 use crate::store::Record;
 use crate::{Outcome, Resumed, Sandbox, ServiceError, entrypoint, hooks, measure};
 
-/// How many orders may wait for one driver.
+/// How many orders may wait in one driver's mailbox.
 const MAILBOX: usize = 16;
 
 /// How long a backend may take to make a sandbox.
 pub(crate) const CREATE: Duration = Duration::from_secs(60);
 
-/// How long to wait before what could not be removed is tried again.
+/// The shortest and the longest time before a failed removal is tried again.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LAST_RETRY: Duration = Duration::from_secs(60);
 
 pub(crate) type Answer<T> = oneshot::Sender<Result<T, ServiceError>>;
 
-/// What a driver can be told to do.
+/// An order to a driver.
 pub(crate) enum Command {
     Pause(Answer<Outcome>),
     Resume(Answer<Outcome>),
-    /// Start again what has died.
+    /// Restart a sandbox that has died.
     Restart(Answer<Resumed>),
     Destroy(Answer<Outcome>),
-    /// As Destroy, for a reason of ours.
+    /// Like `Destroy`, for a cause inside the server.
     End(Cause, Answer<()>),
     PatchLabels(BTreeMap<String, Option<String>>, Answer<Sandbox>),
     Renew(SystemTime, Answer<Sandbox>),
     Attach(Vec<Mount>, Answer<Sandbox>),
-    /// Its time may be over: look, and end it if so.
+    /// The sandbox may have expired: check, and end it if so.
     Expire,
-    /// Nobody may be using it: look, and end it if so.
+    /// The sandbox may be idle: check, and end it if so.
     Idle,
-    /// Somebody set the wall clock: tell the expiry in the new time.
+    /// The wall clock was set: recompute the expiry in wall time.
     ClockSet,
 }
 
-/// A new sandbox on its way to whoever asked for it. If it does not arrive, because the
-/// client has gone, the sandbox is destroyed.
+/// A new sandbox on its way to the caller that asked for it. If it does not arrive because the client has disconnected,
+/// the sandbox is destroyed.
 pub(crate) struct Claim {
     sandbox: Option<Sandbox>,
     abandoned: CancellationToken,
@@ -76,7 +76,7 @@ pub(crate) struct Claim {
 
 impl Claim {
     pub(crate) fn take(mut self) -> Sandbox {
-        self.sandbox.take().expect("a claim is taken once, by value")
+        self.sandbox.take().expect("a claim is consumed once, by value")
     }
 }
 
@@ -95,13 +95,13 @@ pub(crate) struct Driver {
     state: watch::Sender<Sandbox>,
     mailbox: mpsc::Receiver<Command>,
     death: watch::Receiver<Option<Cause>>,
-    /// Ends when the main process does.
+    /// Resolves when the main process ends.
     entrypoint: Option<AbortOnDropHandle<Exit>>,
-    /// One for each hook by the clock.
+    /// One task for each periodic hook.
     hooks: Vec<AbortOnDropHandle<()>>,
-    /// Remains that the backend could not remove, and when it is tried again.
+    /// Set while the backend has failed to remove remains, with the time of the next attempt.
     owed: Option<Owed>,
-    /// Why it is being removed.
+    /// Why the sandbox is being removed.
     cause: Option<Cause>,
 }
 
@@ -161,8 +161,8 @@ impl Driver {
         (handle, driver)
     }
 
-    /// Makes the sandbox, of a warm one if there is one, hands it over, and drives it to its end.
-    /// `cause` is told with its start if it takes the place of one that died.
+    /// Makes the sandbox, from a warm one if given, hands it over, and drives it to its end. `cause` is published with
+    /// its start if it replaces a sandbox that died.
     pub(crate) async fn create(
         mut self,
         warm: Option<Claimed>,
@@ -176,8 +176,8 @@ impl Driver {
             None => {
                 if let Err(source) = self.core.store.insert(&self.record).await {
                     self.leave();
-                    // Whoever asked may have gone; nothing was made.
-                    reply.send(Err(ServiceError::Store { action: "note the new sandbox", source })).ok();
+                    // The caller may have disconnected; nothing was made.
+                    reply.send(Err(ServiceError::Store { action: "record the new sandbox", source })).ok();
                     return;
                 }
                 self.bring_up().await
@@ -185,16 +185,16 @@ impl Driver {
         };
         let made = made.map(|()| self.claim());
         if let Err(error) = &made {
-            tracing::warn!(sandbox = %self.handle.id, error = %chain(error), "a sandbox was not created");
-            // What could not be removed now is owed, and tried again below.
+            tracing::warn!(sandbox = %self.handle.id, error = %chain(error), "failed to create sandbox; removing its remains");
+            // If the removal fails, it is scheduled again and retried below.
             self.end(Cause::NotCreated).await.ok();
         }
-        // A claim that cannot be delivered is dropped here, and says so to this driver.
+        // A claim that cannot be delivered is dropped here, which cancels `abandoned` and so notifies this driver.
         reply.send(made).ok();
         self.run().await;
     }
 
-    /// Drives a sandbox that a former server has made.
+    /// Drives a sandbox that a former server made.
     pub(crate) async fn adopt(mut self) {
         measure::moved(None, Some(self.phase()));
         self.tell_if_new();
@@ -224,7 +224,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Starts what is to run in a sandbox that is complete, and notes that it runs.
+    /// Starts the processes of a sandbox that is complete, and records that it runs.
     async fn begin_life(&mut self) -> Result<(), ServiceError> {
         self.prepare_life().await?;
         if let Some(id) = &self.record.entrypoint {
@@ -236,16 +236,17 @@ impl Driver {
         self.handle.activity.touch();
         self.schedule();
         self.enter(Phase::Running);
-        // Before anybody is told of it: what was answered must be found again, even if server and
-        // agent die at once, and a row that says "starting" is taken for one nobody heard of.
+        // The row is written before anyone hears of the sandbox: a sandbox that was returned to a client must be found
+        // again even if server and agent die at once, and a row that says "starting" is treated as one that no client
+        // has heard of.
         let noted = self.core.store.update(&self.record).await;
-        noted.map_err(|source| ServiceError::Store { action: "note that it runs", source })?;
+        noted.map_err(|source| ServiceError::Store { action: "record that the sandbox runs", source })?;
         self.tend_hooks();
         Ok(())
     }
 
-    /// Runs the hook before the entrypoint. It may take hours, so neither a client that has gone, who
-    /// deletes the sandbox, nor a server that stops waits for it.
+    /// Runs the hook before the entrypoint. It may take hours, so it is given up when the client disconnects, when the
+    /// sandbox is deleted, and when the server stops.
     async fn prepare_life(&self) -> Result<(), ServiceError> {
         let Some(hook) = &self.record.sandbox.spec.hooks.before else { return Ok(()) };
         tokio::select! {
@@ -263,7 +264,7 @@ impl Driver {
         self.hooks = self.record.sandbox.spec.hooks.periodic.iter().map(tend).collect();
     }
 
-    /// Has what it uses counted.
+    /// Starts recording the usage of the sandbox.
     fn meter(&self, fresh: bool) {
         self.core.history.begin(&self.handle.id, &self.handle.owner, self.core.clock.now(), fresh);
     }
@@ -280,7 +281,7 @@ impl Driver {
                 Next::Died => self.die().await,
                 Next::Exited(exit) => self.exit(exit).await,
                 Next::Abandoned => {
-                    tracing::info!(sandbox = %self.handle.id, "whoever asked for it has gone");
+                    tracing::info!(sandbox = %self.handle.id, "client disconnected before the sandbox was handed over; removing it");
                     self.end_or_owe(Cause::NotCreated).await;
                 }
                 Next::Retry => self.retry().await,
@@ -289,7 +290,7 @@ impl Driver {
         }
     }
 
-    /// Every branch may be dropped without losing anything: what it waits for stays there.
+    /// Every branch may be dropped without losing anything: the awaited events stay pending.
     async fn next(&mut self) -> Next {
         let running = self.phase() == Phase::Running;
         let ending = matches!(self.phase(), Phase::Stopping | Phase::Failed(_));
@@ -326,16 +327,16 @@ impl Driver {
         if matches!(self.phase(), Phase::Stopping | Phase::Stopped | Phase::Failed(_)) {
             return;
         }
-        // News of an earlier life may arrive when the sandbox runs again.
+        // A death notice of an earlier life may arrive when the sandbox runs again.
         if self.core.lives(&self.handle).await {
             return;
         }
         self.die_of(cause).await;
     }
 
-    /// Notes that the sandbox has died, and gives back all that it had but its files.
+    /// Records that the sandbox has died, and releases everything it had except its files.
     async fn die_of(&mut self, cause: Cause) {
-        tracing::warn!(sandbox = %self.handle.id, cause = cause.name(), "a sandbox died");
+        tracing::warn!(sandbox = %self.handle.id, cause = cause.name(), "sandbox died");
         measure::died(cause);
         self.entrypoint = None;
         self.hooks.clear();
@@ -345,7 +346,7 @@ impl Driver {
     }
 
     async fn exit(&mut self, exit: Exit) {
-        tracing::info!(sandbox = %self.handle.id, ?exit, "the entrypoint ended");
+        tracing::info!(sandbox = %self.handle.id, ?exit, "entrypoint ended");
         self.entrypoint = None;
         self.enter(Phase::Exited(exit));
         self.core.store.update_later(&self.record).await;
@@ -353,12 +354,12 @@ impl Driver {
 
     async fn end_or_owe(&mut self, cause: Cause) {
         if let Err(error) = self.end(cause).await {
-            tracing::error!(sandbox = %self.handle.id, error = %chain(&error), "it is tried again later");
+            tracing::error!(sandbox = %self.handle.id, error = %chain(&error), "failed to remove sandbox; retrying later");
         }
     }
 
-    /// Removes the sandbox and all that belongs to it. If that fails it is tried again until
-    /// it succeeds, now by the caller or later by itself.
+    /// Removes the sandbox and everything that belongs to it. A failed removal is retried until it succeeds, by a later
+    /// call or by the driver itself.
     async fn end(&mut self, cause: Cause) -> Result<(), ServiceError> {
         self.cause.get_or_insert(cause);
         self.entrypoint = None;
@@ -366,15 +367,15 @@ impl Driver {
         if self.phase() != Phase::Stopping {
             self.enter(Phase::Stopping);
             if let Err(error) = self.core.store.update(&self.record).await {
-                // Even without a note a full disk must not keep a sandbox alive.
-                tracing::warn!(sandbox = %self.handle.id, error = %chain(&error), "removed without a note");
+                // Even if the store cannot be written, a full disk must not keep a sandbox alive.
+                tracing::warn!(sandbox = %self.handle.id, error = %chain(&error), "failed to record that the sandbox is stopping; removing it anyway");
             }
         }
         self.remove_remains().await?;
         if let Err(error) = self.core.store.delete(&self.handle.id).await {
-            tracing::warn!(sandbox = %self.handle.id, error = %chain(&error), "its row stays for now");
+            tracing::warn!(sandbox = %self.handle.id, error = %chain(&error), "failed to delete the row of a removed sandbox; the next start removes it");
         }
-        tracing::info!(sandbox = %self.handle.id, cause = cause.name(), "a sandbox ended");
+        tracing::info!(sandbox = %self.handle.id, cause = cause.name(), "sandbox ended");
         self.leave();
         Ok(())
     }
@@ -383,7 +384,7 @@ impl Driver {
         if self.phase() == Phase::Stopping {
             self.end_or_owe(Cause::Destroyed).await;
         } else if let Err(error) = self.stop_remains().await {
-            tracing::error!(sandbox = %self.handle.id, error = %chain(&error), "failed to stop a dead sandbox; it is tried again later");
+            tracing::error!(sandbox = %self.handle.id, error = %chain(&error), "failed to stop a dead sandbox; retrying later");
         }
     }
 
@@ -392,7 +393,7 @@ impl Driver {
         self.owe_unless_done(removed)
     }
 
-    /// Ends what is left of its processes. Its files stay.
+    /// Ends the remaining processes of the sandbox. Its files stay.
     async fn stop_remains(&mut self) -> Result<(), ServiceError> {
         let stopped = self.core.stop(&self.handle.id).await;
         if let Ok(files) = &stopped {
@@ -410,7 +411,7 @@ impl Driver {
         removed
     }
 
-    /// Has the remains removed at once.
+    /// Schedules an immediate attempt to remove the remains.
     fn owe(&mut self) {
         self.owed = Some(Owed { next: Instant::now(), pause: FIRST_RETRY });
     }
@@ -447,17 +448,17 @@ impl Driver {
         self.core.registry.set_phase(&self.handle, phase);
     }
 
-    /// Notes the phase it has come to.
+    /// Publishes an event for the present phase.
     fn tell(&self, cause: Option<Cause>) {
         let (time, handle) = (self.core.clock.now().wall, &self.handle);
         self.core.events.tell(time, &handle.owner, &handle.id, self.phase(), cause);
     }
 
-    /// Notes a phase that a former server left, unless it was told: the last words before a crash may
-    /// not have been kept.
+    /// Publishes an event for a phase that a former server left, unless the feed has it: the last events before a crash
+    /// may not have been stored.
     fn tell_if_new(&self) {
-        let told = self.core.events.of(&self.handle.owner, &self.handle.id, 1).pop();
-        if told.is_none_or(|event| event.phase != self.phase()) {
+        let last = self.core.events.of(&self.handle.owner, &self.handle.id, 1).pop();
+        if last.is_none_or(|event| event.phase != self.phase()) {
             self.tell(if let Phase::Failed(cause) = self.phase() { Some(cause) } else { None });
         }
     }
@@ -499,15 +500,15 @@ impl Driver {
     }
 }
 
-/// Whoever asked may have gone; what was done stays done.
+/// The caller may have disconnected; the order stays carried out.
 fn reply<T>(answer: Answer<T>, outcome: Result<T, ServiceError>) {
     answer.send(outcome).ok();
 }
 
-/// Waits for ever if there is no main process.
+/// Never returns if there is no main process.
 async fn end_of(entrypoint: &mut Option<AbortOnDropHandle<Exit>>) -> Exit {
     match entrypoint {
-        // A watcher that was lost saw no end.
+        // A watcher task that was lost saw no exit.
         Some(watching) => watching.await.unwrap_or(Exit::Lost),
         None => std::future::pending().await,
     }

@@ -1,4 +1,4 @@
-//! The main process of a sandbox: started by its driver, watched until it ends.
+//! The main process of a sandbox, which its driver starts and watches until it ends.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use crate::agent_client::{Agent, AgentError, read_answer};
 use crate::error::ServiceError;
 use crate::{faults, translate};
 
-/// The word by which fronts find it among the processes.
+/// The tag by which fronts find the main process.
 pub(crate) const TAG: &str = "entrypoint";
 
-/// How long to wait before following it again when the connection broke.
+/// The shortest and the longest time before the process is followed again after the connection broke.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LAST_RETRY: Duration = Duration::from_secs(30);
 
@@ -33,7 +33,7 @@ pub(crate) async fn launch(
     }
 }
 
-/// Whether the agent has ever heard of it.
+/// Whether the agent has ever started the process.
 pub(crate) async fn was_started(agent: &Agent, id: &ProcessId) -> Result<bool, ServiceError> {
     match agent.ask(Request::Status { process: id.as_str().to_owned() }).await? {
         Ok(_) => Ok(true),
@@ -44,22 +44,24 @@ pub(crate) async fn was_started(agent: &Agent, id: &ProcessId) -> Result<bool, S
     }
 }
 
-/// Waits until it has ended. Whoever waits gives up when the sandbox itself has died.
+/// Waits until the process has ended. The driver drops this future when the sandbox itself has died.
 pub(crate) async fn ended(agent: Agent, id: ProcessId) -> Exit {
     let mut pause = FIRST_RETRY;
     loop {
         match follow(&agent, &id).await {
             Ok(exit) => return exit,
             Err(ServiceError::NoProcess(_)) => return Exit::Lost,
-            Err(error) => tracing::debug!(sandbox = %agent.id(), %error, "the entrypoint is followed again"),
+            Err(error) => {
+                tracing::debug!(sandbox = %agent.id(), %error, "lost the connection that follows the entrypoint; retrying")
+            }
         }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(LAST_RETRY);
     }
 }
 
-/// Follows from the end of all offsets, so that nothing but the end is sent. An agent that
-/// sends output nevertheless is only wasting its own time: it is dropped unread.
+/// Follows from the largest possible offset, so that only the end is sent. Output that an agent sends nevertheless is
+/// dropped unread.
 async fn follow(agent: &Agent, id: &ProcessId) -> Result<Exit, ServiceError> {
     let request = Request::Follow { process: id.as_str().to_owned(), from: u64::MAX };
     let mut connection = agent.call(request).await?;
@@ -68,7 +70,7 @@ async fn follow(agent: &Agent, id: &ProcessId) -> Result<Exit, ServiceError> {
         Ok(_) => return Err(agent.unexpected()),
         Err(fault) => return Err(faults::of_process(agent, id, fault)),
     }
-    let broken = |source| agent.failed("be followed", source);
+    let broken = |source| agent.failed("send the output of a process", source);
     loop {
         let frame = connection.frame().await.map_err(broken)?;
         let frame = frame.ok_or(AgentError::EndedEarly).map_err(broken)?;

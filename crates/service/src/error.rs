@@ -1,4 +1,4 @@
-//! What can go wrong in the core, as something a caller can act on.
+//! The errors of the core, in a form that a caller can act on.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::agent_client::AgentError;
 use crate::quota::Excess;
 use crate::store::StoreError;
 
-/// After how long a caller that met a limit may try again.
+/// After how long a caller that reached a limit may retry.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 #[derive(Debug, thiserror::Error)]
@@ -24,7 +24,7 @@ pub enum ServiceError {
     NoSession(SessionId),
     #[error("cannot {request} sandbox `{id}` while it is {phase}")]
     Denied { id: SandboxId, request: Request, phase: Phase },
-    /// It died, and nothing is left to start it again with.
+    /// The sandbox died, and nothing is left to restart it from.
     #[error("sandbox `{id}` cannot be restarted: {reason}")]
     FilesLost { id: SandboxId, phase: Phase, reason: &'static str },
     /// It died, nothing is left of its files, and so it cannot be restarted either.
@@ -34,10 +34,10 @@ pub enum ServiceError {
     NoRestarts,
     #[error("sandbox `{id}` never expires, so there is nothing to renew")]
     NeverExpires { id: SandboxId, phase: Phase },
-    #[error("the server holds as many sandboxes as it may, {limit}")]
+    #[error("sandbox limit reached ({limit})")]
     TooManySandboxes { limit: usize },
     #[error(
-        "owner `{}` would exceed its quota of {}: {} in all, {} allowed",
+        "owner `{}` would exceed its quota of {}: {} in total, {} allowed",
         owner.as_str(), excess.what, excess.wanted, excess.most
     )]
     OverQuota { owner: Owner, excess: Excess },
@@ -45,41 +45,41 @@ pub enum ServiceError {
     BeyondQuota { owner: Owner, excess: Excess },
     #[error("there is no pool `{0}`")]
     NoPool(String),
-    #[error("there is a pool `{0}` already")]
+    #[error("pool `{0}` already exists")]
     PoolExists(String),
-    #[error("the pool `{0}` is written in the configuration")]
+    #[error("pool `{0}` is defined in the configuration")]
     PoolConfigured(String),
     #[error("there is no volume `{0}`")]
     NoVolume(VolumeName),
-    #[error("the volume `{0}` is not there any more")]
+    #[error("volume `{0}` no longer exists")]
     NoVolumeId(VolumeId),
-    #[error("there is a volume `{0}` already, of another size")]
+    #[error("volume `{0}` already exists with another size")]
     VolumeExists(VolumeName),
-    #[error("the volume `{name}` is in use by {sandboxes} of the sandboxes")]
+    #[error("volume `{name}` is in use by {sandboxes} of the sandboxes")]
     VolumeInUse { name: VolumeName, sandboxes: usize },
-    #[error("the volume `{0}` is being removed")]
+    #[error("volume `{0}` is being removed")]
     VolumeGoes(VolumeName),
-    #[error("the server has no key of its own")]
+    #[error("the server has no operator key")]
     NoOperatorKey,
-    #[error("sandbox `{id}` runs as many commands as it may, {limit}")]
+    #[error("command limit of sandbox `{id}` reached ({limit})")]
     TooManyCommands { id: SandboxId, limit: u32 },
-    #[error("sandbox `{id}` has as many contexts as it may, {limit}")]
+    #[error("context limit of sandbox `{id}` reached ({limit})")]
     TooManyContexts { id: SandboxId, limit: usize },
     #[error("`{language}` cannot be run in this sandbox: {reason}")]
     NoKernel { language: Language, reason: String },
-    #[error("there is one with the name `{0}` already")]
+    #[error("context `{0}` already exists")]
     Taken(String),
-    #[error("as many images are being fetched as may be at once")]
+    #[error("limit of concurrent image pulls reached")]
     TooManyPulls,
     #[error("there is no snapshot `{0}`")]
     NoSnapshot(SnapshotId),
     #[error("{message}")]
     Snapshot { problem: SnapshotProblem, message: String },
-    #[error("an owner may have {limit} snapshots")]
+    #[error("snapshot limit of this owner reached ({limit})")]
     TooManySnapshots { limit: usize },
-    #[error("an owner may have {limit} volumes")]
+    #[error("volume limit of this owner reached ({limit})")]
     TooManyVolumes { limit: usize },
-    #[error("sandbox `{0}` has too much to do")]
+    #[error("sandbox `{0}` is overloaded")]
     Overloaded(SandboxId),
     #[error("{0}")]
     Invalid(String),
@@ -117,7 +117,7 @@ pub enum ServiceError {
 pub struct FileError {
     pub fault: FileFault,
     pub errno: Option<i32>,
-    /// What was attempted, as a lower-case verb.
+    /// The attempted operation, as a lower-case verb.
     pub operation: String,
     pub path: String,
 }
@@ -127,15 +127,15 @@ pub struct FileError {
 pub enum SnapshotProblem {
     /// The sandbox does not run.
     Source,
-    /// Another one of the same sandbox is being taken.
+    /// Another snapshot of the same sandbox is being taken.
     Taking,
-    /// It is not ready to make sandboxes from.
+    /// The snapshot is not ready to make sandboxes from.
     NotReady,
-    /// It is still being taken, so it cannot be deleted.
+    /// The snapshot is still being taken, so it cannot be deleted.
     Unfinished,
-    /// A sandbox is being made from it.
+    /// A sandbox is being made from the snapshot.
     InUse,
-    /// What the sandbox is to be does not fit it.
+    /// The requested sandbox does not fit the snapshot.
     Restore,
 }
 
@@ -152,21 +152,21 @@ pub enum FileFault {
     Other,
 }
 
-/// The few kinds of failure that fronts turn into their own statuses.
+/// The kinds of failure that fronts turn into their own statuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// No such sandbox, or not this owner's.
+    /// The sandbox does not exist, or it belongs to another owner.
     NotFound,
     NoProcess,
     NoSession,
     NoPool,
-    /// The name has one already, or what has it cannot be changed.
+    /// The name is already taken, or the object with this name cannot be changed.
     Taken,
     NoSnapshot,
     Snapshot(SnapshotProblem),
     File(FileFault),
     Invalid,
-    /// It cannot be done in this phase.
+    /// The request is not allowed in this phase.
     Conflict {
         phase: Phase,
     },
@@ -176,17 +176,17 @@ pub enum ErrorKind {
     },
     Refused,
     Unsupported,
-    /// What was to run before the entrypoint failed.
+    /// The hook before the entrypoint failed.
     Hook,
     /// An image could not be fetched.
     Pull,
-    /// Something cannot be mounted.
+    /// A volume or directory cannot be mounted.
     Mount(MountFault),
     Internal,
 }
 
 impl ServiceError {
-    /// Whether the backend says that the sandbox lives no more.
+    /// Whether the backend reports that the sandbox no longer lives.
     pub(crate) fn is_gone(&self) -> bool {
         matches!(self, Self::Backend { source, .. } if matches!(**source, BackendError::Gone))
     }
@@ -231,7 +231,7 @@ impl ServiceError {
             }
             Self::Agent { source, .. } => source.kind(),
             Self::Entrypoint(source) => match source.kind() {
-                // The caller named a program or user that is not there.
+                // The caller named a program or user that does not exist.
                 ErrorKind::File(_) => ErrorKind::Invalid,
                 kind => kind,
             },
@@ -241,8 +241,8 @@ impl ServiceError {
         }
     }
 
-    /// What went wrong, with its causes. Those inside the server or its host name paths of the host,
-    /// which are told to the operator alone; everybody else learns which step it was.
+    /// The error with its causes. Causes inside the server or its host name paths of the host, which only the operator
+    /// may see; other owners see only which step failed.
     pub fn told_to(&self, owner: &Owner) -> String {
         let ours = matches!(self.kind(), ErrorKind::Internal | ErrorKind::Exhausted { .. });
         if !ours || *owner == Owner::single() {
@@ -257,13 +257,13 @@ impl ServiceError {
         }
     }
 
-    /// Whether an image was named that is not here and was not fetched.
+    /// Whether the named image is not on this host and was not fetched.
     pub fn lacks_image(&self) -> bool {
         matches!(self, Self::Backend { source, .. } if matches!(**source, BackendError::NoImage { .. }))
     }
 
-    /// What this owner could do about it. Images are the operator's, so another owner can neither
-    /// list nor fetch them.
+    /// A suggestion for this owner. Only the operator can list and fetch images, so other owners get a
+    /// different one for a missing image.
     pub fn hint_for(&self, owner: &Owner) -> Option<&str> {
         let source = match self {
             Self::Backend { source, .. } | Self::Image { source, .. } => Some(&**source),
@@ -275,7 +275,7 @@ impl ServiceError {
         self.hint()
     }
 
-    /// What somebody could do about it.
+    /// A suggestion for resolving the error.
     pub fn hint(&self) -> Option<&str> {
         match self {
             Self::Backend { source, .. }
@@ -307,27 +307,25 @@ impl ServiceError {
             Self::TooManySandboxes { .. } => Some("delete sandboxes that ended, or raise the limit"),
             Self::NoPool(_) => Some("`coracle pool ls` lists the pools"),
             Self::PoolExists(_) => Some("choose another name, or remove it first"),
-            Self::PoolConfigured(_) => Some("change it there and start the server again"),
+            Self::PoolConfigured(_) => Some("change it there and restart the server"),
             Self::OverQuota { excess, .. } if excess.what == "disk" => {
                 Some("delete sandboxes, snapshots or volumes that are not needed")
             }
             Self::OverQuota { .. } => Some("delete sandboxes that are not needed"),
             Self::BeyondQuota { excess, .. } if excess.what == "memory" || excess.what == "cpus" => Some(
-                "name a smaller limit (SDKs ask for 1 core and 2Gi unless `resource` is given), or have the operator \
-                 raise the quota of this owner",
+                "request a smaller limit (SDKs request 1 core and 2Gi unless `resource` is given), or ask the operator \
+                 to raise the quota of this owner",
             ),
             Self::BeyondQuota { excess, .. } if excess.what == "sandboxes" => {
                 Some("the operator can change the quota of this owner")
             }
             Self::BeyondQuota { .. } => {
-                Some("name a smaller limit, or have the operator raise the quota of this owner")
+                Some("request a smaller limit, or ask the operator to raise the quota of this owner")
             }
-            Self::TooManyPulls => Some("ask again when one of them is done"),
+            Self::TooManyPulls => Some("retry when one of them has finished"),
             Self::TooManySnapshots { .. } => Some("delete snapshots that are not needed"),
             Self::TooManyVolumes { .. } => Some("remove volumes that are not needed"),
-            Self::NoOperatorKey => {
-                Some("set `api_key` first: with the first key nobody is let in without one")
-            }
+            Self::NoOperatorKey => Some("set `api_key` first: once a key exists, every request needs one"),
             Self::NeverExpires { .. } => Some("only a sandbox created with a timeout can be renewed"),
             Self::Store { source, .. } if source.is_full() => Some("the disk of the state directory is full"),
             _ => None,
@@ -340,7 +338,9 @@ fn describe_beyond_quota(owner: &Owner, excess: &Excess) -> String {
     let Excess { what, wanted, most } = excess;
     match *what {
         "sandboxes" => format!("owner `{}` may have no sandboxes: its quota is {most}", owner.as_str()),
-        what => format!("{wanted} {what} is more than owner `{}` may have at all: {most}", owner.as_str()),
+        what => {
+            format!("{wanted} {what} exceeds the whole quota of owner `{}`: {most} allowed", owner.as_str())
+        }
     }
 }
 
@@ -363,7 +363,7 @@ fn kind_of_backend(error: &BackendError) -> ErrorKind {
 }
 
 impl ErrorKind {
-    /// The word for metrics.
+    /// The name used in metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::NotFound => "not found",
@@ -388,11 +388,11 @@ impl ErrorKind {
     }
 }
 
-/// The most that one error may take of the log.
+/// The most characters of the log that one error may take.
 const LOGGED: usize = 2048;
 
-/// An error with everything behind it, for the log. Parts of it may be words of an attacker,
-/// so it stays on one line and does not run on.
+/// An error with all its causes, for the log. Parts of it may be chosen by an attacker, so the result is one line of
+/// bounded length.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -408,14 +408,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_in_the_log_is_one_line_of_bounded_length() {
+    fn logged_error_is_one_line_of_bounded_length() {
         let error = ServiceError::Invalid(format!("a\nb\u{1b}[31m{}", "x".repeat(100_000)));
         let text = chain(&error);
         assert!(text.chars().count() <= LOGGED && !text.contains(char::is_control), "{text}");
     }
 
     #[test]
-    fn memory_beyond_the_quota_has_a_hint_at_what_sdks_ask_for() {
+    fn resources_beyond_the_quota_have_a_hint_about_the_defaults_of_sdks() {
         let beyond =
             |what| ServiceError::BeyondQuota { owner: Owner::named("a"), excess: Excess::new(what, 2, 1) };
         let hints_at_sdks =
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_of_the_host_are_told_to_the_operator_alone() {
+    fn only_the_operator_sees_host_paths() {
         let message = "could not record `/var/lib/coracle/ranges/7`".to_owned();
         let step = BackendError::Step { step: "uid-range".to_owned(), message, hint: None };
         let full = BackendError::Exhausted("no room in `/var/lib/coracle/disk`".to_owned());
@@ -461,8 +461,8 @@ mod tests {
             let error =
                 ServiceError::Backend { backend: "b", action: "create", id, source: Box::new(source) };
             assert!(error.told_to(&Owner::single()).contains("/var/lib"), "{error}");
-            let told = error.told_to(&Owner::named("tenant"));
-            assert!(!told.contains('/') && told.contains("could not create"), "{told}");
+            let message = error.told_to(&Owner::named("tenant"));
+            assert!(!message.contains('/') && message.contains("could not create"), "{message}");
         }
         let named = ServiceError::Invalid("`/x` is no mount".to_owned());
         assert_eq!(named.told_to(&Owner::named("tenant")), named.to_string());
@@ -490,12 +490,12 @@ mod tests {
         assert_eq!(none.to_string(), "owner `a` may have no sandboxes: its quota is 0");
         assert_eq!(none.hint(), Some("the operator can change the quota of this owner"));
         let memory = beyond(Excess::new("memory", "2Gi", "1Gi"));
-        assert_eq!(memory.to_string(), "2Gi memory is more than owner `a` may have at all: 1Gi");
+        assert_eq!(memory.to_string(), "2Gi memory exceeds the whole quota of owner `a`: 1Gi allowed");
         assert!(memory.hint().is_some_and(|hint| hint.contains("smaller limit")));
     }
 
     #[test]
-    fn the_cause_is_told_after_what_was_attempted() {
+    fn chain_puts_the_cause_after_the_action() {
         let source = std::io::Error::other("no luck");
         assert_eq!(chain(&ServiceError::Io { action: "sail", source }), "could not sail: no luck");
     }

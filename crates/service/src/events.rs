@@ -1,8 +1,8 @@
-//! What became of sandboxes, in order, for everybody who wants to follow.
+//! The feed of events of sandboxes, in order, for any number of readers.
 //!
-//! Events stand in one ring. A reader has only a place in it, so any number of readers cost
-//! nothing, none can hold up another or a sandbox, and one that is too slow is told exactly what
-//! it missed. A task of its own keeps a durable copy, so that a reader can go on after a restart.
+//! Events are kept in one ring buffer. A reader has only a position in it, so readers cost nothing, none can delay
+//! another or a sandbox, and a reader that is too slow gets the exact range it missed. A separate task keeps a durable
+//! copy, so that a reader can continue after a server restart.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -17,25 +17,25 @@ use crate::{ActKind, Revived, ThingKind};
 /// How many events are remembered.
 pub(crate) const REMEMBERED: usize = 10_000;
 
-/// So many numbers are left out at a start: the last ones before a crash may not have been kept,
-/// and a number must never mean two things.
+/// How many numbers are skipped at a start: the last events before a crash may not have been stored, and a number must
+/// never be used twice.
 const SKIPPED: u64 = 1_000;
 
-/// A sandbox went into another phase.
+/// A sandbox entered another phase.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LifeEvent {
-    /// Rises; numbers may be missing, but none is used twice.
+    /// Increases; numbers may be missing, but none is used twice.
     pub id: u64,
     pub time: SystemTime,
     pub owner: Owner,
     pub sandbox: SandboxId,
     pub phase: Phase,
-    /// Why it ended, or, of one that starts, why it is started again.
+    /// Why the sandbox ended, or, for a starting sandbox, why it is restarted.
     pub cause: Option<Cause>,
 }
 
 impl LifeEvent {
-    /// What becomes of a sandbox that had died, if this event is the start of it or of its successor.
+    /// How a dead sandbox was revived, if this event is its restart or the start of its successor.
     pub fn restart(&self) -> Option<Revived> {
         match (self.phase, self.cause) {
             (Phase::Starting, Some(Cause::Replaced)) => Some(Revived::Replaced),
@@ -46,27 +46,27 @@ impl LifeEvent {
     }
 }
 
-/// The operator did something with a thing of another owner's.
+/// The operator acted on an object of another owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OperatorEvent {
     /// As in [`LifeEvent`].
     pub id: u64,
     pub time: SystemTime,
-    /// Whose thing it is.
+    /// The owner of the object.
     pub owner: Owner,
     pub act: Act,
 }
 
-/// What was done, to what.
+/// An action of the operator and its object.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Act {
     pub kind: ActKind,
     pub thing: ThingKind,
-    /// An id or a name; `*` if it was a list.
+    /// An id or a name; `*` for a list.
     pub subject: String,
 }
 
-/// An event as it is remembered.
+/// An event as it is kept in the ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Recorded {
     Life(LifeEvent),
@@ -98,12 +98,12 @@ impl From<Recorded> for Told {
     }
 }
 
-/// What a reader of events is told.
+/// An item that a reader of events gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Told {
     Event(LifeEvent),
     Operator(OperatorEvent),
-    /// Events after `after` up to this one are no longer remembered.
+    /// Events after `after` up to and including `through` are no longer kept.
     Missed {
         after: u64,
         through: u64,
@@ -119,12 +119,12 @@ pub(crate) struct Feed {
 struct Ring {
     events: VecDeque<Recorded>,
     next: u64,
-    /// The highest number that was forgotten.
+    /// The highest number that was dropped from the ring.
     forgotten: u64,
 }
 
 impl Feed {
-    /// Goes on after what was kept, the oldest first.
+    /// Continues after the stored events, which are sorted oldest first.
     pub(crate) fn new(kept: Vec<Recorded>) -> Self {
         let last = kept.last().map_or(0, Recorded::id);
         let forgotten = kept.first().map_or(0, |event| event.id().saturating_sub(1));
@@ -170,37 +170,37 @@ impl Feed {
         *self.newest.borrow()
     }
 
-    /// The highest number that any event can have had until now. Those of the last before a crash may
-    /// be higher than the newest that was kept.
+    /// The highest number that any event can have had until now. The last events before a crash may have had higher
+    /// numbers than the newest stored event.
     fn last_given(&self) -> u64 {
         self.lock().next - 1
     }
 
-    /// What stands after `after`, at most so many.
+    /// The events after `after`, at most `most`.
     fn read(&self, after: u64, most: usize) -> Vec<Told> {
         let ring = self.lock();
-        let mut told = Vec::new();
+        let mut items = Vec::new();
         if after < ring.forgotten {
-            told.push(Told::Missed { after, through: ring.forgotten });
+            items.push(Told::Missed { after, through: ring.forgotten });
         }
         let first = ring.events.partition_point(|event| event.id() <= after);
-        told.extend(ring.events.iter().skip(first).take(most).cloned().map(Told::from));
-        told
+        items.extend(ring.events.iter().skip(first).take(most).cloned().map(Told::from));
+        items
     }
 
-    /// The number after which the last `count` events of one owner's, or of all, stand.
+    /// The number after which the last `count` events of one owner, or of all, begin.
     pub(crate) fn before_last(&self, owner: Option<&Owner>, count: usize) -> u64 {
         let ring = self.lock();
         let seen = |event: &&Recorded| owner.is_none_or(|owner| event.owner() == owner);
         match count.checked_sub(1).map(|back| ring.events.iter().rev().filter(seen).nth(back)) {
             None => ring.next - 1,
             Some(Some(first)) => first.id() - 1,
-            // There are fewer, and what is forgotten is no part of them.
+            // There are fewer; events that were dropped do not count.
             Some(None) => ring.forgotten,
         }
     }
 
-    /// The last events of one sandbox, at most so many, the oldest first.
+    /// The last events of one sandbox, at most `most`, oldest first.
     pub(crate) fn of(&self, owner: &Owner, sandbox: &SandboxId, most: usize) -> Vec<LifeEvent> {
         let ring = self.lock();
         let life = ring.events.iter().rev().filter_map(|event| match event {
@@ -214,16 +214,16 @@ impl Feed {
     }
 
     fn lock(&self) -> MutexGuard<'_, Ring> {
-        self.ring.lock().expect("nobody panics while noting an event")
+        self.ring.lock().expect("no thread panics while adding an event")
     }
 }
 
-/// A place in the events.
+/// A reader's position in the feed.
 pub struct Events {
     core: Arc<Core>,
     newest: watch::Receiver<u64>,
     after: u64,
-    /// Whose events are told; `None` is everybody's.
+    /// The owner whose events are returned; `None` means all owners.
     owner: Option<Owner>,
 }
 
@@ -231,45 +231,45 @@ pub struct Events {
 const BATCH: usize = 256;
 
 impl Events {
-    /// A place after an event. After one that never was, as of another server's, comes what happens
-    /// from now on.
+    /// A position after an event. If `after` is a number that was never used, for example one of another server, the
+    /// reader gets the events from now on.
     pub(crate) fn new(core: &Arc<Core>, owner: Option<Owner>, after: u64) -> Self {
         let newest = core.events.newest.subscribe();
         let after = after.min(core.events.last_given());
         Self { core: Arc::clone(core), newest, after, owner }
     }
 
-    /// What is there already, without waiting; nothing only if there is nothing. Others' events,
-    /// however many, do not hide what comes behind them.
+    /// Returns the events that exist already, without waiting. The result is empty only if there are none: events of
+    /// other owners, however many, do not hide later ones.
     pub fn ready(&mut self) -> Vec<Told> {
         self.newest.mark_unchanged();
         loop {
-            let mut told = self.core.events.read(self.after, BATCH);
-            let Some(last) = told.last() else { return told };
+            let mut items = self.core.events.read(self.after, BATCH);
+            let Some(last) = items.last() else { return items };
             self.after = match last {
                 Told::Event(event) => event.id,
                 Told::Operator(event) => event.id,
                 Told::Missed { through, .. } => *through,
             };
             if let Some(owner) = &self.owner {
-                told.retain(|told| match told {
+                items.retain(|item| match item {
                     Told::Event(event) => event.owner == *owner,
                     Told::Operator(event) => event.owner == *owner,
                     Told::Missed { .. } => true,
                 });
             }
-            if !told.is_empty() {
-                return told;
+            if !items.is_empty() {
+                return items;
             }
         }
     }
 
-    /// Waits until there is something to tell; `None` when the server stops.
+    /// Waits until there are events; `None` when the server stops.
     pub async fn next(&mut self) -> Option<Vec<Told>> {
         loop {
-            let told = self.ready();
-            if !told.is_empty() {
-                return Some(told);
+            let items = self.ready();
+            if !items.is_empty() {
+                return Some(items);
             }
             tokio::select! {
                 changed = self.newest.changed() => changed.ok()?,
@@ -279,23 +279,23 @@ impl Events {
     }
 }
 
-/// Keeps a durable copy of the events until the service stops.
+/// Stores a durable copy of the events until the service stops.
 pub(crate) async fn keep(core: Arc<Core>) {
     let mut events = Events::new(&core, None, core.events.newest());
-    while let Some(told) = events.next().await {
-        store(&core, told).await;
+    while let Some(items) = events.next().await {
+        store(&core, items).await;
     }
     loop {
-        let told = events.ready();
-        if told.is_empty() {
+        let items = events.ready();
+        if items.is_empty() {
             return;
         }
-        store(&core, told).await;
+        store(&core, items).await;
     }
 }
 
-async fn store(core: &Core, told: Vec<Told>) {
-    let events = told.into_iter().filter_map(|told| match told {
+async fn store(core: &Core, items: Vec<Told>) {
+    let events = items.into_iter().filter_map(|item| match item {
         Told::Event(event) => Some(Recorded::Life(event)),
         Told::Operator(event) => Some(Recorded::Operator(event)),
         Told::Missed { .. } => None,
@@ -307,7 +307,7 @@ async fn store(core: &Core, told: Vec<Told>) {
 mod tests {
     use super::*;
 
-    fn tell(feed: &Feed, times: usize) {
+    fn publish_events(feed: &Feed, times: usize) {
         for _ in 0..times {
             let id = SandboxId::from_entropy([1; 20]);
             feed.tell(SystemTime::UNIX_EPOCH, &Owner::single(), &id, Phase::Running, None);
@@ -315,13 +315,13 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_gets_what_comes_after_its_place_in_order() {
+    fn reader_gets_events_after_its_position_in_order() {
         let feed = Feed::new(Vec::new());
-        tell(&feed, 5);
+        publish_events(&feed, 5);
         let ids: Vec<u64> = feed
             .read(2, 100)
             .iter()
-            .map(|told| match told {
+            .map(|item| match item {
                 Told::Event(event) => event.id,
                 Told::Operator(_) | Told::Missed { .. } => 0,
             })
@@ -331,35 +331,35 @@ mod tests {
     }
 
     #[test]
-    fn who_is_too_late_is_told_what_was_missed() {
+    fn late_reader_gets_the_missed_range() {
         let feed = Feed::new(Vec::new());
-        tell(&feed, REMEMBERED + 7);
-        let told = feed.read(3, 1);
-        assert_eq!(told[0], Told::Missed { after: 3, through: 7 });
-        assert!(matches!(&told[1], Told::Event(event) if event.id == 8));
+        publish_events(&feed, REMEMBERED + 7);
+        let items = feed.read(3, 1);
+        assert_eq!(items[0], Told::Missed { after: 3, through: 7 });
+        assert!(matches!(&items[1], Told::Event(event) if event.id == 8));
         assert!(matches!(&feed.read(7, 1)[0], Told::Event(event) if event.id == 8));
     }
 
     #[test]
-    fn the_last_events_of_one_sandbox_are_found_among_others() {
+    fn last_events_of_one_sandbox_are_found_among_others() {
         let feed = Feed::new(Vec::new());
         let other = SandboxId::from_entropy([2; 20]);
-        tell(&feed, 2);
+        publish_events(&feed, 2);
         feed.tell(SystemTime::UNIX_EPOCH, &Owner::single(), &other, Phase::Running, None);
-        tell(&feed, 2);
+        publish_events(&feed, 2);
         let ids = |sandbox, most| -> Vec<u64> {
             feed.of(&Owner::single(), &sandbox, most).iter().map(|event| event.id).collect()
         };
         assert_eq!(ids(SandboxId::from_entropy([1; 20]), 3), [2, 4, 5]);
         assert_eq!(ids(other, 3), [3]);
-        assert_eq!(feed.of(&Owner::named("somebody"), &SandboxId::from_entropy([1; 20]), 9), []);
+        assert_eq!(feed.of(&Owner::named("stranger"), &SandboxId::from_entropy([1; 20]), 9), []);
     }
 
     #[test]
-    fn last_events_are_counted_among_those_of_the_owner() {
+    fn last_events_count_only_the_owners_events() {
         let feed = Feed::new(Vec::new());
         let other = Owner::named("other");
-        tell(&feed, 3);
+        publish_events(&feed, 3);
         feed.tell(SystemTime::UNIX_EPOCH, &other, &SandboxId::from_entropy([2; 20]), Phase::Running, None);
         assert_eq!(feed.before_last(None, 2), 2);
         assert_eq!(feed.before_last(Some(&Owner::single()), 2), 1);
@@ -368,12 +368,12 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_not_used_again_after_a_restart() {
+    fn event_numbers_are_not_reused_after_a_restart() {
         let feed = Feed::new(Vec::new());
-        tell(&feed, 3);
+        publish_events(&feed, 3);
         let kept = feed.lock().events.iter().take(2).cloned().collect();
         let again = Feed::new(kept);
-        tell(&again, 1);
+        publish_events(&again, 1);
         assert!(again.newest() > feed.newest());
         assert_eq!(again.read(0, 100).len(), 3);
     }

@@ -1,4 +1,4 @@
-//! What an agent's refusal means, which depends on what was asked.
+//! Converts an agent's faults into errors, whose meaning depends on the request.
 
 use domain::{Language, ProcessId, SessionId};
 use wire::{Fault, FaultKind};
@@ -6,7 +6,7 @@ use wire::{Fault, FaultKind};
 use crate::agent_client::Agent;
 use crate::error::{FileError, FileFault, ServiceError};
 
-/// The process that was named is missing or not in the right state.
+/// The named process is missing or not in the right state.
 pub(crate) fn of_process(agent: &Agent, process: &ProcessId, fault: Fault) -> ServiceError {
     match fault.kind {
         FaultKind::NotFound => ServiceError::NoProcess(process.clone()),
@@ -16,7 +16,7 @@ pub(crate) fn of_process(agent: &Agent, process: &ProcessId, fault: Fault) -> Se
     }
 }
 
-/// A process could not be started: a directory, a user, a program, or too many of them.
+/// A process could not be started: because of a directory, a user or a program, or too many processes.
 pub(crate) fn of_launch(agent: &Agent, limit: u32, fault: Fault) -> ServiceError {
     match fault.kind {
         FaultKind::Busy => ServiceError::TooManyCommands { id: agent.id().clone(), limit },
@@ -24,7 +24,7 @@ pub(crate) fn of_launch(agent: &Agent, limit: u32, fault: Fault) -> ServiceError
     }
 }
 
-/// As for a launch, but the session itself may be missing or occupied.
+/// Like [`of_launch`], but the session itself may be missing or busy.
 pub(crate) fn of_session(agent: &Agent, session: &SessionId, fault: Fault) -> ServiceError {
     match fault.kind {
         FaultKind::NotFound if fault.subject == session.as_str() => ServiceError::NoSession(session.clone()),
@@ -33,13 +33,13 @@ pub(crate) fn of_session(agent: &Agent, session: &SessionId, fault: Fault) -> Se
     }
 }
 
-/// A kernel could not be started: what runs the language is missing, or does not work.
+/// A kernel could not be started: the program that runs the language is missing or does not work.
 pub(crate) fn of_kernel(agent: &Agent, language: &Language, fault: Fault) -> ServiceError {
     let reason = match (fault.kind, fault.operation.as_str()) {
         (FaultKind::AlreadyExists, _) => return ServiceError::Taken(fault.subject),
         (FaultKind::Busy, _) => return ServiceError::Overloaded(agent.id().clone()),
         (_, "start kernel") => fault.subject,
-        (FaultKind::NotFound, "exec") => format!("`{}` is not there", fault.subject),
+        (FaultKind::NotFound, "exec") => format!("`{}` was not found", fault.subject),
         (_, "exec") => format!("`{}` cannot be executed", fault.subject),
         _ => return of_file(agent, fault),
     };
@@ -55,7 +55,7 @@ pub(crate) fn of_file(agent: &Agent, fault: Fault) -> ServiceError {
         FaultKind::Permission => FileFault::Permission,
         FaultKind::NoSpace => FileFault::NoSpace,
         FaultKind::Invalid => FileFault::Invalid,
-        // With a number it is the kernel's word about this file, without one the agent's own.
+        // With an errno, the kernel reported it about this file; without one, the agent itself is busy.
         FaultKind::Busy if fault.errno.is_none() => return ServiceError::Overloaded(agent.id().clone()),
         FaultKind::Other | FaultKind::Busy | FaultKind::Refused => FileFault::Other,
         FaultKind::Unsupported => return agent.refused(fault),

@@ -1,4 +1,4 @@
-//! Files in a sandbox, each operation with the identity it is done as.
+//! File operations in a sandbox, each done as a given identity.
 
 use std::time::SystemTime;
 
@@ -21,7 +21,7 @@ pub struct FileInfo {
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
-    /// Names from the accounts inside, or decimal numbers.
+    /// Names from the accounts inside the sandbox, or decimal numbers.
     pub owner: String,
     pub group: String,
     pub modified: SystemTime,
@@ -37,12 +37,12 @@ pub enum FileKind {
     Other,
 }
 
-/// What is left out stays as it is or gets its default.
+/// Attributes that are `None` stay as they are or get their default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Attributes {
     /// Permission bits, such as `0o644`.
     pub mode: Option<u32>,
-    /// Those of a file that is newly written, where `mode` is left out.
+    /// The permission bits of a newly created file, if `mode` is `None`.
     pub new_mode: Option<u32>,
     /// The name of an account or a decimal uid.
     pub owner: Option<String>,
@@ -56,7 +56,7 @@ pub enum WriteMode {
     Append,
 }
 
-/// Each occurrence of `old` in the file becomes `new`.
+/// Replaces each occurrence of `old` in the file by `new`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edit {
     pub path: String,
@@ -77,11 +77,11 @@ pub enum Change {
     Removed,
     Renamed,
     Attributes,
-    /// Events were dropped; the watcher should look again.
+    /// Events were dropped; the watcher should scan again.
     Overflow,
 }
 
-/// As whom a file operation is done, and in which session's nest, if not where everything is.
+/// The identity of a file operation, and the session in whose nest it is done, if any.
 #[derive(Clone, Copy, Debug)]
 pub struct Actor<'a> {
     pub identity: &'a Identity,
@@ -95,7 +95,7 @@ impl<'a> From<&'a Identity> for Actor<'a> {
 }
 
 impl Service {
-    /// One answer for each path, in order; a missing one fails them all.
+    /// Returns one entry for each path, in order; a missing path fails the whole call.
     pub async fn stat(
         &self,
         owner: &Owner,
@@ -133,7 +133,7 @@ impl Service {
         }
     }
 
-    /// Begins to write a file. Why it cannot be written may be said by any of the later steps.
+    /// Begins to write a file. The reason why it cannot be written may be returned by any later step.
     pub async fn write(
         &self,
         owner: &Owner,
@@ -154,7 +154,7 @@ impl Service {
         Ok(Writing::new(agent, connection, activity))
     }
 
-    /// What is below `path`, down to `depth`, depth first in the order of names.
+    /// The entries below `path`, down to `depth`, depth first and sorted by name.
     pub async fn list_directory(
         &self,
         owner: &Owner,
@@ -199,7 +199,7 @@ impl Service {
         self.change(owner, id, actor, operation).await
     }
 
-    /// Removes a file or directory; nothing being there is no error.
+    /// Removes a file or directory; it is no error if there is none.
     pub async fn remove(
         &self,
         owner: &Owner,
@@ -212,7 +212,7 @@ impl Service {
         self.change(owner, id, actor, operation).await
     }
 
-    /// Makes a directory and its parents; attributes go to what was newly made.
+    /// Makes a directory and its parents; attributes apply to newly made directories only.
     pub async fn make_directory(
         &self,
         owner: &Owner,
@@ -252,7 +252,7 @@ impl Service {
         self.change(owner, id, actor, operation).await
     }
 
-    /// How often each edit's text was found and replaced.
+    /// Replaces texts, and returns how often each was found.
     pub async fn replace(
         &self,
         owner: &Owner,
@@ -286,7 +286,7 @@ impl Service {
         }
     }
 
-    /// Opens a byte stream to `127.0.0.1:port` inside.
+    /// Opens a byte stream to `127.0.0.1:port` inside the sandbox.
     pub async fn tunnel(
         &self,
         owner: &Owner,
@@ -303,7 +303,7 @@ impl Service {
         }
     }
 
-    /// An operation that is answered with nothing but success.
+    /// Does an operation whose only answer is success.
     async fn change(
         &self,
         owner: &Owner,
@@ -333,14 +333,14 @@ async fn ask(
     begin(agent, actor, operation).await.map(|(_connection, reply)| reply)
 }
 
-/// Asks and reads the first answer. Long work on files may take its time, as a large move does.
+/// Sends an operation and reads the first answer. Long operations, such as a large move, may take up to [`STALL`].
 async fn begin(
     agent: &Agent,
     actor: impl Into<Actor<'_>> + Send,
     operation: FileOperation,
 ) -> Result<(Connection, Reply), ServiceError> {
     let mut connection = agent.call(request(actor, operation)).await?;
-    let answer = within(STALL, "hear of a file", connection.answer()).await;
+    let answer = within(STALL, "receive an answer about a file", connection.answer()).await;
     let answer = answer.map_err(|source| agent.failed("answer", source))?;
     answer.map(|reply| (connection, reply)).map_err(|fault| faults::of_file(agent, fault))
 }

@@ -1,4 +1,4 @@
-//! A process being followed, and one being fed.
+//! Reading the output of a process, and writing to its input.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::agent_client::{Agent, AgentError, Connection, FIRST_ANSWER, read_answ
 use crate::commands::Commands;
 use crate::{Ended, ServiceError, faults, translate};
 
-/// A process being followed. Dropping it does not end the process.
+/// The output of a process. Dropping it does not end the process.
 pub struct Following {
     pub process: ProcessId,
     agent: Agent,
@@ -39,13 +39,12 @@ pub struct Input {
     _use: Use,
 }
 
-/// How far a reader is.
+/// The position of a reader in the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// The next byte has exactly this offset.
     At(u64),
-    /// The reader asked for bytes that were not printed yet; the first may have any offset
-    /// from here on.
+    /// The reader asked for bytes that were not printed yet; the first byte may have any offset from here on.
     NotBefore(u64),
     Over,
 }
@@ -62,12 +61,12 @@ impl Following {
         Self { process, agent, connection, place, commands, _use: activity }
     }
 
-    /// Waits for the next event. It may be dropped and called again without losing one;
-    /// calling it after [`Event::Ended`] is an error.
+    /// Waits for the next event. The future may be dropped and called again without losing an event; calling it after
+    /// [`Event::Ended`] is an error.
     pub async fn next(&mut self) -> Result<Event, ServiceError> {
         let event = self.read_event().await.map_err(|source| {
             self.place = Place::Over;
-            self.agent.failed("be followed", source)
+            self.agent.failed("send the output of a process", source)
         })??;
         if matches!(event, Event::Ended(_)) {
             self.commands.ended(&self.process);
@@ -106,15 +105,15 @@ impl Following {
 }
 
 impl Place {
-    /// Where somebody begins who asks for `from` when `written` bytes were printed so far.
+    /// The position of a reader that asks for `from` when `written` bytes were printed so far.
     pub(crate) fn starting(from: u64, written: u64) -> Self {
         if from <= written { Self::At(from) } else { Self::NotBefore(written) }
     }
 
     fn accepts(self, offset: u64) -> bool {
         match self {
-            Self::At(place) => offset == place,
-            Self::NotBefore(place) => offset >= place,
+            Self::At(expected) => offset == expected,
+            Self::NotBefore(earliest) => offset >= earliest,
             Self::Over => false,
         }
     }
@@ -122,21 +121,21 @@ impl Place {
     fn after_output(self, offset: u64, length: usize) -> Result<Self, AgentError> {
         let length = u64::try_from(length).unwrap_or(u64::MAX);
         let end = offset.checked_add(length).filter(|_| length > 0 && self.accepts(offset));
-        end.map(Self::At).ok_or(AgentError::Impossible("output that does not follow what came before"))
+        end.map(Self::At).ok_or(AgentError::Impossible("output at an unexpected offset"))
     }
 
     fn after_gap(self, from: u64, to: u64) -> Result<Self, AgentError> {
         if self.accepts(from) && to > from {
             Ok(Self::At(to))
         } else {
-            Err(AgentError::Impossible("a gap that does not follow what came before"))
+            Err(AgentError::Impossible("a gap at an unexpected offset"))
         }
     }
 
     fn after_end(self, written: u64) -> Result<Self, AgentError> {
         match self {
-            Self::At(place) if written < place => {
-                Err(AgentError::Impossible("an end before what was already printed"))
+            Self::At(next) if written < next => {
+                Err(AgentError::Impossible("an end before output that was already sent"))
             }
             Self::At(_) | Self::NotBefore(_) | Self::Over => Ok(Self::Over),
         }
@@ -148,7 +147,7 @@ impl Input {
         Self { process, agent, connection, _use: activity }
     }
 
-    /// Returns when the bytes are on their way; a process that does not read holds it up.
+    /// Returns when the bytes are sent; it waits while the process does not read.
     pub async fn send(&mut self, bytes: &[u8]) -> Result<(), ServiceError> {
         for piece in bytes.chunks(wire::frame::CHUNK) {
             self.connection.queue_data(Bytes::copy_from_slice(piece));
@@ -172,7 +171,7 @@ impl Input {
     fn gone(&self, source: AgentError) -> ServiceError {
         match source {
             AgentError::Broken(_) => ServiceError::NoProcess(self.process.clone()),
-            source => self.agent.failed("take input", source),
+            source => self.agent.failed("accept input", source),
         }
     }
 }
@@ -184,16 +183,16 @@ mod tests {
     #[test]
     fn output_must_follow_exactly() {
         let place = Place::starting(0, 0);
-        let place = place.after_output(0, 5).expect("it begins at nought");
+        let place = place.after_output(0, 5).expect("output begins at offset 0");
         assert_eq!(place, Place::At(5));
-        assert!(place.after_output(4, 1).is_err(), "it goes back");
-        assert!(place.after_output(6, 1).is_err(), "it leaves something out");
-        assert!(place.after_output(5, 0).is_err(), "it says nothing");
-        assert!(Place::At(u64::MAX).after_output(u64::MAX, 1).is_err(), "it counts past the end");
+        assert!(place.after_output(4, 1).is_err(), "the offset goes back");
+        assert!(place.after_output(6, 1).is_err(), "bytes are missing");
+        assert!(place.after_output(5, 0).is_err(), "the output is empty");
+        assert!(Place::At(u64::MAX).after_output(u64::MAX, 1).is_err(), "the offset overflows");
     }
 
     #[test]
-    fn a_gap_goes_forward() {
+    fn gap_must_go_forward() {
         let place = Place::At(10);
         assert_eq!(place.after_gap(10, 30).ok(), Some(Place::At(30)));
         for (from, to) in [(10, 10), (10, 9), (9, 30), (11, 30)] {
@@ -202,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_ahead_of_the_output_takes_the_first_byte_that_comes() {
+    fn reader_ahead_of_the_output_accepts_the_first_byte() {
         let place = Place::starting(100, 7);
         assert!(place.after_output(6, 1).is_err());
         assert_eq!(place.after_output(7, 1).ok(), Some(Place::At(8)));

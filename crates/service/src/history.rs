@@ -1,8 +1,8 @@
-//! What sandboxes have used: samples of each that lives, and sums per owner and hour.
+//! The resource usage of sandboxes: samples of each living one, and sums per owner and hour.
 //!
-//! A sample is taken every few seconds; what a sandbox used after its last one is added when it
-//! ends. The sums are kept over restarts, except for what was used since the last sample when
-//! everything was killed at once. The samples are not: they are for who looks at what runs.
+//! A sample is taken every few seconds; usage after the last sample is added when the sandbox ends. The sums are kept
+//! over restarts, except for the usage since the last sample if server and sandboxes are killed at once. Samples are
+//! kept in memory only: they are for looking at running sandboxes.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -16,24 +16,24 @@ use crate::clock::Moment;
 use crate::core::Core;
 use crate::owner_metrics::{OwnerLabel, OwnerMetrics, OwnerTotals};
 
-/// How often a sample is taken.
+/// How often samples are taken.
 const EVERY: Duration = Duration::from_secs(10);
-/// How many samples of a sandbox are remembered: those of an hour.
+/// How many samples of a sandbox are kept: one hour's.
 const SAMPLES: usize = 360;
-/// How many sandboxes are looked at at once.
+/// How many sandboxes are measured at once.
 pub(crate) const AT_ONCE: usize = 8;
 const HOUR: Duration = Duration::from_secs(3600);
 /// How many hours are kept: those of 31 days.
 pub(crate) const HOURS: u64 = 31 * 24;
 
-/// What a sandbox used at one moment.
+/// The usage of a sandbox at one moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
     pub time: SystemTime,
     pub usage: Usage,
 }
 
-/// What an owner's sandboxes used in one hour.
+/// The usage of an owner's sandboxes in one hour.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hour {
     pub owner: Owner,
@@ -44,12 +44,12 @@ pub struct Hour {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Used {
-    /// How many sandboxes were made.
+    /// How many sandboxes were created.
     pub created: u64,
-    /// How long they lived, all together.
+    /// The sum of the times that sandboxes lived.
     pub alive_millis: u64,
     pub cpu_micros: u64,
-    /// Memory times the time it was used.
+    /// Memory multiplied by the time it was used.
     pub memory_byte_seconds: u64,
 }
 
@@ -75,30 +75,30 @@ pub(crate) struct History(Mutex<Books>);
 struct Books {
     meters: HashMap<SandboxId, Meter>,
     hours: BTreeMap<(u64, Owner), Used>,
-    /// The hours that differ from what is on disk.
+    /// The hours that differ from the stored ones.
     changed: Vec<(u64, Owner)>,
     /// Sums since the server started, if metrics per owner are on.
     totals: Option<OwnerTotals>,
 }
 
-/// What one sandbox has used up to now.
+/// The usage of one sandbox so far.
 struct Meter {
     owner: Owner,
     counted: Moment,
-    /// The processor time that was counted; unknown of one that a former server counted.
+    /// The processor time counted so far; unknown if a former server counted it.
     cpu_micros: Option<u64>,
     samples: VecDeque<Sample>,
 }
 
 impl History {
-    /// Metrics per owner are kept for at most `metric_owners`; without a number there are none.
+    /// Metrics are kept for at most `metric_owners` owners; `None` turns metrics per owner off.
     pub(crate) fn new(hours: Vec<Hour>, metric_owners: Option<usize>) -> Self {
         let totals = metric_owners.map(OwnerTotals::new);
         let hours = hours.into_iter().map(|hour| ((hour.number, hour.owner), hour.used)).collect();
         Self(Mutex::new(Books { hours, totals, ..Books::default() }))
     }
 
-    /// Counts a sandbox from now on: one that was just made, or one that was found.
+    /// Starts counting a sandbox: a new one if `fresh`, else one that a former server made.
     pub(crate) fn begin(&self, id: &SandboxId, owner: &Owner, now: Moment, fresh: bool) {
         let mut books = self.lock();
         let cpu_micros = fresh.then_some(0);
@@ -109,14 +109,14 @@ impl History {
         }
     }
 
-    /// Counts a sandbox from now on that was started again.
+    /// Starts counting a sandbox that was restarted.
     pub(crate) fn begin_again(&self, id: &SandboxId, owner: &Owner, now: Moment) {
         let meter =
             Meter { owner: owner.clone(), counted: now, cpu_micros: Some(0), samples: VecDeque::new() };
         self.lock().meters.insert(id.clone(), meter);
     }
 
-    /// Adds what a sandbox used since it was last counted.
+    /// Adds the usage of a sandbox since it was last counted.
     fn count(&self, id: &SandboxId, now: Moment, usage: Usage) {
         let mut books = self.lock();
         let Some(meter) = books.meters.get_mut(id) else { return };
@@ -129,7 +129,7 @@ impl History {
         books.add(&owner, now, used);
     }
 
-    /// Adds the rest of what a sandbox used, and forgets it.
+    /// Adds the remaining usage of a sandbox, and stops counting it.
     pub(crate) fn end(&self, id: &SandboxId, now: Moment, last: Usage) {
         let mut books = self.lock();
         let Some(mut meter) = books.meters.remove(id) else { return };
@@ -137,13 +137,13 @@ impl History {
         books.add(&meter.owner, now, used);
     }
 
-    /// The samples of one sandbox, the oldest first.
+    /// The samples of one sandbox, oldest first.
     pub(crate) fn samples(&self, id: &SandboxId) -> Vec<Sample> {
         let books = self.lock();
         books.meters.get(id).map(|meter| meter.samples.iter().copied().collect()).unwrap_or_default()
     }
 
-    /// The last `count` hours, the newest first: of one owner's, or of all.
+    /// The last `count` hours, newest first, of one owner or of all.
     pub(crate) fn hours(&self, owner: Option<&Owner>, now: SystemTime, count: u64) -> Vec<Hour> {
         let first = number(now).saturating_sub(count.saturating_sub(1));
         let books = self.lock();
@@ -152,7 +152,7 @@ impl History {
         wanted.map(|((number, owner), used)| hour(*number, owner, *used)).collect()
     }
 
-    /// Metrics per owner, if they are kept. `phases` has the owner and the phase of each sandbox.
+    /// Metrics per owner, if they are turned on. `phases` has the owner and the phase of each sandbox.
     pub(crate) fn owner_metrics(
         &self,
         phases: &[(Owner, Phase)],
@@ -178,30 +178,30 @@ impl History {
         self.lock().meters.keys().cloned().collect()
     }
 
-    /// The hours that have changed since the last call, and forgets those nobody asks for any more.
+    /// Returns the hours that changed since the last call, and drops hours that are too old.
     fn take_changed(&self, now: SystemTime) -> Vec<Hour> {
         let mut books = self.lock();
         let oldest = number(now).saturating_sub(HOURS);
         books.hours.retain(|(number, _), _| *number >= oldest);
         let changed = std::mem::take(&mut books.changed);
-        let kept = changed.iter().filter_map(|place| Some((place, books.hours.get(place)?)));
+        let kept = changed.iter().filter_map(|key| Some((key, books.hours.get(key)?)));
         kept.map(|((number, owner), used)| hour(*number, owner, *used)).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Books> {
-        self.0.lock().expect("nobody panics while adding up")
+        self.0.lock().expect("no thread panics while adding up")
     }
 }
 
 impl Books {
     fn add(&mut self, owner: &Owner, now: Moment, used: Used) {
-        let place = (number(now.wall), owner.clone());
-        self.hours.entry(place.clone()).or_default().add(used);
+        let key = (number(now.wall), owner.clone());
+        self.hours.entry(key.clone()).or_default().add(used);
         if let Some(totals) = &mut self.totals {
             totals.add(owner, used);
         }
-        if !self.changed.contains(&place) {
-            self.changed.push(place);
+        if !self.changed.contains(&key) {
+            self.changed.push(key);
         }
     }
 }
@@ -230,7 +230,7 @@ fn number(wall: SystemTime) -> u64 {
     wall.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / HOUR.as_secs())
 }
 
-/// Takes samples until the service stops, and then keeps what is not kept yet.
+/// Takes samples until the service stops, and then stores the hours that are not stored yet.
 pub(crate) async fn keep(core: Arc<Core>) {
     let mut ticks = tokio::time::interval(EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -252,12 +252,12 @@ pub(crate) async fn keep(core: Arc<Core>) {
     }
 }
 
-/// Counts what every sandbox uses now. One that cannot be asked is counted the next time.
+/// Counts the current usage of every sandbox. A sandbox that cannot be measured is counted the next time.
 async fn sample(core: &Core) {
-    let looks = futures_util::stream::iter(core.history.metered());
-    let looks = looks.map(|id| async move { (core.usage_of(&id).await, id) }).buffer_unordered(AT_ONCE);
-    let mut looks = std::pin::pin!(looks.take_until(core.stop.cancelled()));
-    while let Some((usage, id)) = looks.next().await {
+    let samples = futures_util::stream::iter(core.history.metered());
+    let samples = samples.map(|id| async move { (core.usage_of(&id).await, id) }).buffer_unordered(AT_ONCE);
+    let mut samples = std::pin::pin!(samples.take_until(core.stop.cancelled()));
+    while let Some((usage, id)) = samples.next().await {
         if let Ok(usage) = usage {
             core.history.count(&id, core.clock.now(), usage);
         }
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_used_is_counted_once_and_to_the_end() {
+    fn usage_is_counted_once_and_to_the_end() {
         let (history, id) = (History::default(), SandboxId::from_entropy([1; 20]));
         let owner = Owner::named("a");
         history.begin(&id, &owner, at(0), true);
@@ -307,16 +307,16 @@ mod tests {
         history.count(&ids[1], at(20), usage(90));
         history.end(&ids[1], at(25), using(100, 0));
         let phases = [(one.clone(), Phase::Running), (one.clone(), Phase::Paused)];
-        let rows = history.owner_metrics(&phases).expect("they are kept");
+        let rows = history.owner_metrics(&phases).expect("metrics per owner are on");
         let phases = BTreeMap::from([("running", 1), ("paused", 1)]);
         let first = OwnerMetrics { phases, created: 1, cpu_micros: 700, memory: 1000, disk: 3 };
         let rest = OwnerMetrics { created: 1, cpu_micros: 100, ..OwnerMetrics::default() };
         assert_eq!(rows, BTreeMap::from([(OwnerLabel::Named(one), first), (OwnerLabel::Other, rest)]));
-        assert_eq!(History::default().owner_metrics(&[]), None, "they are off by default");
+        assert_eq!(History::default().owner_metrics(&[]), None, "metrics per owner are off by default");
     }
 
     #[test]
-    fn what_a_former_server_counted_is_not_counted_again() {
+    fn usage_counted_by_a_former_server_is_not_counted_again() {
         let (history, id) = (History::default(), SandboxId::from_entropy([1; 20]));
         history.begin(&id, &Owner::single(), at(0), false);
         history.count(&id, at(10), using(1_000_000, 0));
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn hours_are_apart_by_owner_and_time_and_old_ones_are_forgotten() {
+    fn hours_are_separate_by_owner_and_time_and_old_ones_are_dropped() {
         let history = History::default();
         let (one, other) = (Owner::named("a"), Owner::named("b"));
         history.begin(&SandboxId::from_entropy([1; 20]), &one, at(0), true);

@@ -1,6 +1,6 @@
-//! Whether somebody counts on a sandbox, or its place may be given to another.
+//! Whether a sandbox is held by a client, or may be evicted to make room.
 //!
-//! Only a sandbox with a key can be parked: whoever asks for the key again gets a new one.
+//! Only a sandbox with a key can be parked: the next request for the key gets a new one.
 
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
@@ -10,9 +10,9 @@ use crate::activity::Activity;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Held,
-    /// Whoever held it said that it is not needed for now.
+    /// The client said that it does not need the sandbox for now.
     Released,
-    /// It is being taken away.
+    /// The sandbox is being removed.
     Closing,
 }
 
@@ -25,7 +25,7 @@ impl Default for Hold {
 }
 
 impl Hold {
-    /// Counts on the sandbox from now on; `false` if it is being taken away.
+    /// Holds the sandbox from now on; `false` if it is being removed.
     pub(crate) fn take(&self, activity: &Activity) -> bool {
         let mut state = self.lock();
         if *state == State::Closing {
@@ -36,7 +36,7 @@ impl Hold {
         true
     }
 
-    /// `false` if nobody held it.
+    /// Returns `false` if the sandbox was not held.
     pub(crate) fn release(&self) -> bool {
         let mut state = self.lock();
         let held = *state == State::Held;
@@ -46,8 +46,8 @@ impl Hold {
         held
     }
 
-    /// Since when nobody needs it, on the boot clock: it was released, or nobody has used it for
-    /// `park_after`. `None` while somebody does.
+    /// Since when the sandbox is parked, on the boot clock: it was released, or was unused for `park_after`. `None`
+    /// while it is held or in use.
     pub(crate) fn parked_since(
         &self,
         activity: &Activity,
@@ -57,7 +57,7 @@ impl Hold {
         parked(*self.lock(), activity, now, park_after)
     }
 
-    /// Makes sure that nobody takes it any more, unless somebody just did.
+    /// Prevents the sandbox from being held again, unless it is held or used by now. Returns whether it did.
     pub(crate) fn close(&self, activity: &Activity, now: Duration, park_after: Duration) -> bool {
         let mut state = self.lock();
         let parked = parked(*state, activity, now, park_after).is_some();
@@ -67,7 +67,7 @@ impl Hold {
         parked
     }
 
-    /// As [`Hold::close`], if nobody has used it for `limit`, released or not.
+    /// Like [`Hold::close`], if the sandbox was unused for `limit`, released or not.
     pub(crate) fn close_idle(&self, activity: &Activity, now: Duration, limit: Duration) -> bool {
         let mut state = self.lock();
         let idle = activity.idle_since().is_some_and(|since| since.saturating_add(limit) <= now);
@@ -79,7 +79,7 @@ impl Hold {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().expect("nobody panics while changing a hold")
+        self.0.lock().expect("no thread panics while changing a hold")
     }
 }
 
@@ -101,13 +101,13 @@ mod tests {
     const LONG: Duration = Duration::from_secs(3600);
 
     #[test]
-    fn what_is_held_or_used_is_not_parked() {
+    fn held_or_used_sandbox_is_not_parked() {
         let clock = Clock::host();
         let (hold, activity) = (Hold::default(), Activity::new(clock.clone()));
         let parked = || hold.parked_since(&activity, clock.now().boot, LONG).is_some();
         assert!(!parked());
         assert!(hold.release() && parked());
-        assert!(!hold.release(), "nobody held it any more");
+        assert!(!hold.release(), "it was released before");
         let using = activity.begin();
         assert!(!parked());
         drop(using);
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_uses_is_parked_after_a_while() {
+    fn unused_sandbox_is_parked_after_a_while() {
         let clock = Clock::host();
         let (hold, activity) = (Hold::default(), Activity::new(clock.clone()));
         let now = clock.now().boot;
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn either_it_is_taken_or_it_is_closed() {
+    fn closed_hold_cannot_be_taken() {
         let clock = Clock::host();
         let (hold, activity) = (Hold::default(), Activity::new(clock.clone()));
         let close = || hold.close(&activity, clock.now().boot, LONG);
@@ -133,6 +133,6 @@ mod tests {
         hold.release();
         assert!(close());
         assert!(!hold.take(&activity), "it is being taken away");
-        assert!(!close(), "somebody does it already");
+        assert!(!close(), "it is closed already");
     }
 }

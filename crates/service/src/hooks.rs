@@ -1,12 +1,11 @@
-//! Hooks: the command before the entrypoint, and those that run by the clock.
+//! Hooks: the command before the entrypoint, and periodic commands.
 //!
-//! Each hook by the clock has a task, which belongs to the sandbox's driver. It sleeps until the
-//! hook is due, runs it if the sandbox runs, and only then looks when it is due next: so no run
-//! meets another of the same hook, and what was missed, because the sandbox was paused, the last
-//! run took too long or no server was there, is not made up for.
+//! Each periodic hook has a task, which belongs to the sandbox's driver. It sleeps until the hook is due, runs it if
+//! the sandbox runs, and only then computes when it is due next. So runs of one hook never overlap, and runs that were
+//! missed (because the sandbox was paused, the last run took too long or no server ran) are not made up for.
 //!
-//! The last run of each hook stays with the agent, as a process with the hook's tag. It is found
-//! there again by the next server, which waits for one that still runs before it starts another.
+//! The agent keeps the last run of each hook as a process with the hook's tag. The next server finds it there, and
+//! waits for a run that is still active before it starts another.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -21,26 +20,25 @@ use crate::core::{Core, new_process_id};
 use crate::registry::Handle;
 use crate::{ProcessStatus, Service, ServiceError, faults, translate};
 
-/// The word by which the runs of hooks are told from other processes.
+/// The prefix of the tags of hook runs, which distinguishes them from other processes.
 const TAG: &str = "hook:";
 
-/// The tag of the hook before the entrypoint; no name of another can hold a line break.
+/// The tag of the hook before the entrypoint; no hook name can contain a line break.
 const BEFORE: &str = "hook:\n";
 
-/// How much of what a hook printed last is kept and told.
+/// How many bytes of a hook's last output are kept and reported.
 const TAIL: usize = 4096;
 
-/// No sleep is longer, so that a clock that was set is noticed.
+/// The longest single sleep, so that a change of the wall clock is noticed.
 const LOOK: Duration = Duration::from_secs(30);
 
-/// How much longer than a hook may take its end is waited for: it is the agent who ends it, and
-/// an agent may lie.
+/// How much longer than its timeout the end of a hook is waited for: the agent ends the hook, and an agent may lie.
 const SLACK: Duration = Duration::from_secs(15);
 
 /// How long to wait when an agent cannot be asked.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// One hook by the clock and what became of it last.
+/// A periodic hook and its last run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HookReport {
     pub name: String,
@@ -51,9 +49,9 @@ pub struct HookReport {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HookRun {
     pub began: SystemTime,
-    /// How it ended, if it has.
+    /// How the run ended, if it has.
     pub exit: Option<Exit>,
-    /// The end of what it printed.
+    /// The end of its output.
     pub tail: String,
 }
 
@@ -62,8 +60,7 @@ pub(crate) fn is_run(status: &ProcessStatus) -> bool {
     status.tag.as_deref().is_some_and(|tag| tag.starts_with(TAG))
 }
 
-/// Runs the hook before the entrypoint. Anything but success is an error with the end of what it
-/// printed.
+/// Runs the hook before the entrypoint. Any result but success is an error that contains the end of the hook's output.
 pub(crate) async fn run_before(agent: &Agent, hook: &Hook) -> Result<(), ServiceError> {
     let id = new_process_id()?;
     let not_run = |error| ServiceError::Hook { ended: "could not be run".to_owned(), source: Some(error) };
@@ -75,14 +72,14 @@ pub(crate) async fn run_before(agent: &Agent, hook: &Hook) -> Result<(), Service
     }
 }
 
-/// How it ended and what it said about it.
+/// Describes how a hook ended, with the end of its output.
 fn told(exit: Exit, tail: &str) -> String {
     let ended = match exit {
         Exit::Code(code) => format!("exited with code {code}"),
         Exit::Signal(signal) => format!("was killed by signal {signal}"),
         Exit::Oom => "was killed because the memory limit was reached".to_owned(),
         Exit::Deadline => "was killed at its timeout".to_owned(),
-        Exit::Lost => "ended unseen".to_owned(),
+        Exit::Lost => "ended with an unknown status".to_owned(),
     };
     match tail.trim() {
         "" => ended,
@@ -90,14 +87,14 @@ fn told(exit: Exit, tail: &str) -> String {
     }
 }
 
-/// Runs one hook by the clock for as long as its sandbox lives. Dropped with the driver.
+/// Runs one periodic hook until its sandbox dies. The task is dropped with the driver.
 pub(crate) async fn tend(core: Arc<Core>, handle: Arc<Handle>, periodic: Periodic) {
     let tag = format!("{TAG}{}", periodic.name);
     let most = periodic.hook.timeout + SLACK;
     let mut last = settle(&core, &handle, &tag, most).await;
     let mut seen = core.clock.now().wall;
     loop {
-        // A clock that was set back makes nothing due again.
+        // A clock that was set back makes no hook due again.
         let Some(due) = periodic.schedule.next_after(core.clock.now().wall.max(seen)) else { return };
         sleep_until(&core, due).await;
         seen = due;
@@ -109,12 +106,12 @@ pub(crate) async fn tend(core: Arc<Core>, handle: Arc<Handle>, periodic: Periodi
             Ok((exit, tail)) => {
                 if exit != Exit::Code(0) {
                     let (sandbox, hook) = (&handle.id, &periodic.name);
-                    tracing::info!(%sandbox, hook, ended = told(exit, &tail), "a hook failed");
+                    tracing::info!(%sandbox, hook, ended = told(exit, &tail), "hook failed");
                 }
             }
             Err(error) => {
-                tracing::info!(sandbox = %handle.id, hook = periodic.name, %error, "a hook was not run");
-                // It may run all the same, if only the connection broke.
+                tracing::info!(sandbox = %handle.id, hook = periodic.name, %error, "failed to run hook");
+                // If only the connection broke, the hook may run nevertheless.
                 settle(&core, &handle, &tag, most).await;
             }
         }
@@ -124,7 +121,7 @@ pub(crate) async fn tend(core: Arc<Core>, handle: Arc<Handle>, periodic: Periodi
     }
 }
 
-/// Waits until no run of the hook is on, and says which was the last.
+/// Waits until no run of the hook is active, and returns the last run.
 async fn settle(core: &Core, handle: &Handle, tag: &str, most: Duration) -> Option<ProcessId> {
     loop {
         match core.processes_of(&handle.agent).await {
@@ -135,7 +132,9 @@ async fn settle(core: &Core, handle: &Handle, tag: &str, most: Duration) -> Opti
                     return Some(last.process);
                 }
             }
-            Err(error) => tracing::debug!(sandbox = %handle.id, %error, "its hooks wait for its agent"),
+            Err(error) => {
+                tracing::debug!(sandbox = %handle.id, %error, "failed to list hook runs; retrying before the next run")
+            }
         }
         tokio::time::sleep(RETRY).await;
     }
@@ -165,14 +164,15 @@ async fn run(agent: &Agent, id: &ProcessId, hook: &Hook, tag: &str) -> Result<(E
     }
 }
 
-/// Waits for the end of a process, but not for ever, and keeps the end of what it printed.
+/// Waits for the end of a process for a limited time, and returns the end of its output.
 async fn follow(
     agent: &Agent,
     id: &ProcessId,
     from: u64,
     most: Duration,
 ) -> Result<(Exit, String), ServiceError> {
-    let late = || Err(agent.failed("be followed", AgentError::TooSlow("see a hook end")));
+    let late =
+        || Err(agent.failed("send the output of a process", AgentError::TooSlow("wait for a hook to end")));
     tokio::time::timeout(most, follow_to_end(agent, id, from)).await.unwrap_or_else(|_elapsed| late())
 }
 
@@ -183,7 +183,7 @@ async fn follow_to_end(agent: &Agent, id: &ProcessId, from: u64) -> Result<(Exit
         Ok(_) => return Err(agent.unexpected()),
         Err(fault) => return Err(faults::of_process(agent, id, fault)),
     }
-    let broken = |source| agent.failed("be followed", source);
+    let broken = |source| agent.failed("send the output of a process", source);
     let mut tail = Vec::new();
     loop {
         let frame = connection.frame().await.map_err(broken)?;
@@ -204,16 +204,15 @@ async fn follow_to_end(agent: &Agent, id: &ProcessId, from: u64) -> Result<(Exit
     }
 }
 
-/// Drops a run of which nobody will ask again. If that fails it is dropped with the oldest.
+/// Drops a run that is no longer needed. If that fails, the agent drops it later with its oldest processes.
 async fn forget(agent: &Agent, id: &ProcessId) {
     if let Err(error) = agent.ask(Request::Forget { process: id.as_str().to_owned() }).await {
-        tracing::debug!(sandbox = %agent.id(), %error, "a run of a hook is remembered for longer");
+        tracing::debug!(sandbox = %agent.id(), %error, "failed to drop a finished hook run; the agent drops it later");
     }
 }
 
 impl Service {
-    /// The hooks by the clock of a sandbox of one owner's, or of anybody's. Of one that runs the last
-    /// run of each is known.
+    /// The periodic hooks of a sandbox of one owner, or of any owner. Their last runs are included if the sandbox runs.
     pub async fn hooks(
         &self,
         owner: Option<&Owner>,
@@ -244,7 +243,7 @@ fn report(hook: &Periodic, last: Option<HookRun>) -> HookReport {
     HookReport { name: hook.name.clone(), schedule: hook.schedule.as_str().to_owned(), last }
 }
 
-/// What one that still runs has printed is not waited for.
+/// For a run that is still active, no output is returned.
 async fn last_run(agent: &Agent, status: &ProcessStatus) -> Result<HookRun, ServiceError> {
     let (exit, tail) = match &status.ended {
         None => (None, String::new()),

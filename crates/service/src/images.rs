@@ -1,4 +1,4 @@
-//! Images: what there is, and fetching what is missing, once for everybody who waits for it.
+//! Images: listing them, and fetching a missing one once for all callers that wait for it.
 
 use std::sync::{Arc, Mutex};
 
@@ -12,7 +12,7 @@ use crate::core::Core;
 use crate::error::chain;
 use crate::{Service, ServiceError};
 
-/// How far a pull is.
+/// The progress of a pull.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PullState {
     Fetching { bytes: u64, of: u64 },
@@ -21,18 +21,17 @@ pub enum PullState {
     Failed { message: String, hint: Option<String> },
 }
 
-/// The pulls that are on their way. Whoever wants the same image with the same credentials shares
-/// one.
+/// The pulls in progress. Requests for the same image with the same credentials share one.
 #[derive(Default)]
 pub(crate) struct Pulls(Mutex<Vec<Running>>);
 
-/// What the reference's image for code begins with: it starts the kernels there. Where another
-/// image stands in for that one there is no such program, and kernels need none.
+/// The entrypoint of the reference's code image, which starts the kernels there. If another image stands in for that
+/// one, it does not have this program, and our kernels do not need it.
 const STARTS_KERNELS: &str = "/opt/code-interpreter/code-interpreter.sh";
 
-/// How many pulls there may be at once of all tenants, and of the operator.
+/// How many pulls all tenants together may have at once; the operator may have as many besides.
 const MOST_PULLS: usize = 6;
-/// How many there may be of one tenant. A pull may take long and much of the disk.
+/// How many pulls one tenant may have at once. A pull may take long and much of the disk.
 const MOST_OF_ONE: usize = 3;
 
 struct Running {
@@ -42,8 +41,7 @@ struct Running {
     state: watch::Receiver<PullState>,
 }
 
-/// Programs that end at once when nobody types: an image that starts only one of these is kept
-/// without it.
+/// Programs that end at once without input: if an image's command is only one of these, it is not started.
 const INTERACTIVE: [&str; 10] =
     ["sh", "bash", "dash", "ash", "zsh", "python", "python3", "node", "irb", "jshell"];
 
@@ -58,7 +56,8 @@ impl Service {
         found.map_err(|source| self.0.image_failed("find an image", source))
     }
 
-    /// The image that a sandbox would get by this name. One that would be fetched is itself.
+    /// The image that a sandbox would get under this name. An image that would be fetched first is returned under its
+    /// own name.
     pub async fn resolve_image(&self, name: &str) -> Result<ResolvedImage, ServiceError> {
         if self.0.must_fetch(name).await? {
             return Ok(ResolvedImage { name: name.to_owned(), stand_in: None });
@@ -67,8 +66,7 @@ impl Service {
         resolved.map_err(|source| self.0.image_failed("find an image", source))
     }
 
-    /// Begins to fetch an image for the operator, or joins those who already wait for it. It goes on when nobody
-    /// waits any more.
+    /// Begins to fetch an image for the operator, or joins a pull in progress. It continues if the client disconnects.
     pub fn pull_image(
         &self,
         name: &str,
@@ -78,8 +76,8 @@ impl Service {
         self.0.pull(&Owner::single(), name, credentials)
     }
 
-    /// Fetches the image that a sandbox needs, if it is not here, the operator allows it and the
-    /// owner could have the sandbox at all.
+    /// Fetches the image that a sandbox needs, if it is not on this host, the operator allows it and the owner could
+    /// have the sandbox at all.
     pub async fn ensure_image(
         &self,
         owner: &Owner,
@@ -89,7 +87,7 @@ impl Service {
         self.0.ensure_image(owner, spec, credentials).await
     }
 
-    /// Takes in an archive of an image as it comes in.
+    /// Imports an image from an archive while it is received.
     pub async fn import_image(
         &self,
         name: &str,
@@ -97,7 +95,7 @@ impl Service {
     ) -> Result<ImageInfo, ServiceError> {
         let imported = self.0.kept_images("import an image")?.import(name, archive).await;
         let image = imported.map_err(|source| self.0.image_failed("import an image", source))?;
-        tracing::info!(image = image.name, bytes = image.bytes, "an image was imported");
+        tracing::info!(image = image.name, bytes = image.bytes, "image imported");
         Ok(image)
     }
 
@@ -107,7 +105,7 @@ impl Service {
         removed.map_err(|source| self.0.image_failed("remove an image", source))
     }
 
-    /// Removes what nobody needs.
+    /// Removes images and layers that are not in use.
     pub async fn collect_images(&self) -> Result<Freed, ServiceError> {
         let collected = self.0.kept_images("collect images")?.collect().await;
         collected.map_err(|source| self.0.image_failed("collect images", source))
@@ -117,7 +115,7 @@ impl Service {
 impl Core {
     pub(crate) fn kept_images(&self, action: &'static str) -> Result<&dyn Images, ServiceError> {
         let none = || {
-            let message = "this backend keeps no images".to_owned();
+            let message = "this backend does not support images".to_owned();
             self.image_failed(action, BackendError::Unsupported { message, hint: None })
         };
         self.backend.images().ok_or_else(none)
@@ -140,7 +138,7 @@ impl Core {
         self.fetch_image(owner, &spec.image, credentials).await
     }
 
-    /// As [`Core::ensure_image`], for a pool, before its next sandbox takes a place.
+    /// Like [`Core::ensure_image`], for a pool, before room is reserved for its next sandbox.
     pub(crate) async fn ensure_warm_image(self: &Arc<Self>, name: &str) -> Result<(), ServiceError> {
         if !self.must_fetch(name).await? {
             return Ok(());
@@ -148,7 +146,7 @@ impl Core {
         self.fetch_image(&Owner::nobody(), name, None).await
     }
 
-    /// Whether an image is not here and may be fetched.
+    /// Whether an image is not on this host and may be fetched.
     async fn must_fetch(&self, name: &str) -> Result<bool, ServiceError> {
         let Some(images) = self.backend.images().filter(|images| images.may_fetch(name)) else {
             return Ok(false);
@@ -176,14 +174,14 @@ impl Core {
         }
     }
 
-    /// What the image starts, where the caller names nothing. Says whether the caller has named
-    /// what only another image would have, so that there is nothing to be started.
+    /// Sets the image's command as entrypoint if the caller named none. Returns whether the caller named a program that
+    /// only another image would have, so that there is nothing to start.
     pub(crate) async fn settle_entrypoint(&self, spec: &mut Spec) -> bool {
         let named = spec.entrypoint.first().map(String::as_str);
         if spec.image == "host" || !matches!(named, None | Some(STARTS_KERNELS)) {
             return false;
         }
-        // Whether there is such an image at all is seen when the sandbox is made.
+        // Whether the image exists at all is checked when the sandbox is made.
         let found = match self.backend.images() {
             Some(images) => images.find(&spec.image).await.ok().flatten(),
             None => None,
@@ -206,7 +204,7 @@ impl Core {
         name: &str,
         credentials: Option<Credentials>,
     ) -> Result<watch::Receiver<PullState>, ServiceError> {
-        let mut running = self.pulls.0.lock().expect("nobody panics while holding it");
+        let mut running = self.pulls.0.lock().expect("no thread panics while holding this lock");
         let same = |pull: &&Running| pull.name == name && pull.credentials == credentials;
         if let Some(pull) = running.iter().find(same) {
             return Ok(pull.state.clone());
@@ -214,7 +212,7 @@ impl Core {
         if !may_begin(owner, running.iter().map(|pull| &pull.owner)) {
             return Err(ServiceError::TooManyPulls);
         }
-        let (tell, state) = watch::channel(PullState::Fetching { bytes: 0, of: 0 });
+        let (progress, state) = watch::channel(PullState::Fetching { bytes: 0, of: 0 });
         running.push(Running {
             owner: owner.clone(),
             name: name.to_owned(),
@@ -225,13 +223,13 @@ impl Core {
         let (core, name) = (Arc::clone(self), name.to_owned());
         self.tasks.spawn(async move {
             let end = tokio::select! {
-                end = core.run_pull(&name, credentials.as_ref(), &tell) => end,
+                end = core.run_pull(&name, credentials.as_ref(), &progress) => end,
                 () = core.stop.cancelled() => stopped(),
             };
-            let mut running = core.pulls.0.lock().expect("nobody panics while holding it");
+            let mut running = core.pulls.0.lock().expect("no thread panics while holding this lock");
             running.retain(|pull| !(pull.name == name && pull.credentials == credentials));
             drop(running);
-            tell.send_replace(end);
+            progress.send_replace(end);
         });
         Ok(state)
     }
@@ -240,10 +238,10 @@ impl Core {
         &self,
         name: &str,
         credentials: Option<&Credentials>,
-        tell: &watch::Sender<PullState>,
+        state: &watch::Sender<PullState>,
     ) -> PullState {
         let progress = |progress: Progress| {
-            tell.send_replace(match progress {
+            state.send_replace(match progress {
                 Progress::Fetching { bytes, of } => PullState::Fetching { bytes, of },
                 Progress::Unpacking => PullState::Unpacking,
             });
@@ -251,11 +249,11 @@ impl Core {
         let Some(images) = self.backend.images() else { return stopped() };
         match images.pull(Pull { name, credentials, progress: &progress }).await {
             Ok(image) => {
-                tracing::info!(image = image.name, digest = image.digest, "an image was pulled");
+                tracing::info!(image = image.name, digest = image.digest, "image pulled");
                 PullState::Done(image)
             }
             Err(error) => {
-                tracing::warn!(image = name, error = %chain(&error), "an image could not be pulled");
+                tracing::warn!(image = name, error = %chain(&error), "failed to pull image");
                 let hint = error.hint().map(str::to_owned);
                 let message = match error {
                     BackendError::Pull { message, .. } => message,
@@ -267,8 +265,8 @@ impl Core {
     }
 }
 
-/// Whether an owner may begin a pull beside those of the owners in `running`. Tenants cannot take
-/// the operator's places.
+/// Whether an owner may begin a pull besides those of the owners in `running`. Tenants cannot use up the operator's
+/// pulls.
 fn may_begin<'a>(owner: &Owner, running: impl Iterator<Item = &'a Owner>) -> bool {
     let operator = Owner::single();
     let (own, others): (Vec<&Owner>, Vec<&Owner>) =
@@ -281,7 +279,7 @@ fn stopped() -> PullState {
     PullState::Failed { message: "the server is stopping".to_owned(), hint: None }
 }
 
-/// Whether a command is nothing but a shell or an interpreter.
+/// Whether a command is only a shell or an interpreter.
 fn waits_for_somebody(words: &[String]) -> bool {
     let [program] = words else { return false };
     let name = program.rsplit('/').next().unwrap_or(program);
@@ -293,7 +291,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_can_take_all_pulls() {
+    fn no_tenant_can_use_up_all_pulls() {
         let [one, two, three] = ["one", "two", "three"].map(Owner::named);
         let single = Owner::single();
         let running = vec![&one; MOST_OF_ONE];
@@ -308,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_bare_shell_waits_for_somebody() {
+    fn only_a_bare_shell_counts_as_interactive() {
         let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
         assert!(waits_for_somebody(&words(&["bash"])));
         assert!(waits_for_somebody(&words(&["/usr/local/bin/python3"])));

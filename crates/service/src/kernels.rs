@@ -1,13 +1,13 @@
-//! What runs the code of each language inside a sandbox.
+//! Which program runs the code of each language inside a sandbox.
 
 use domain::{Language, Worker};
 use wire::process::{Kernel, Program};
 
-/// The python kernel, as the interpreter gets it. It travels with each order to open a context,
-/// so that an older agent runs the newest one.
+/// The source of the python kernel, passed to the interpreter. It is sent with each request to open a context, so that
+/// an older agent runs the newest kernel.
 const PYTHON: &str = include_str!("kernels/python.py");
 
-/// How the agent's own program is told to be a kernel.
+/// The argument that makes the agent's own program act as a kernel.
 const OWN: &str = "__kernel";
 
 pub(crate) fn of(language: &Language) -> Kernel {
@@ -30,13 +30,13 @@ mod tests {
 
     /// The limit of execve(2) for one argument is 128 KiB.
     #[test]
-    fn the_python_kernel_fits_one_argument() {
+    fn python_kernel_fits_in_one_argument() {
         assert!(PYTHON.len() < 100 << 10);
         assert!(!PYTHON.contains('\0'));
     }
 
     #[test]
-    fn a_name_is_never_taken_for_another_word() {
+    fn jupyter_language_is_passed_as_a_separate_argument() {
         let language = Language::parse("java").expect("a language");
         let expected = ["__kernel", "jupyter", "java"].map(str::to_owned).to_vec();
         assert_eq!(of(&language).program, Program::Own(expected));

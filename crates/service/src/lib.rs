@@ -1,8 +1,8 @@
 //! The one core that every front calls: [`Service`], whose methods are the use cases.
 //!
-//! All that exists is held in memory, in the registry; the store is its durable copy. Each
-//! sandbox has a driver, the only one that changes its phase. Commands and files go straight
-//! to the agent inside, over a connection of their own.
+//! All sandboxes are held in memory, in the registry; the store is the durable copy. Each sandbox has a driver, which
+//! alone changes its phase. Commands and file operations go straight to the agent inside the sandbox, each over its own
+//! connection.
 
 mod acquire;
 mod activity;
@@ -97,14 +97,14 @@ pub use trouble::Trouble;
 pub use volumes::VolumeStatus;
 pub use waiting::{Patience, Waited};
 
-/// The space of the names that people and programs give sandboxes on purpose.
+/// The key space of the names that people and programs give to sandboxes.
 pub const NAMES: &str = "name";
 
-/// The space of the keys that clients send so that a retry finds what its first attempt made. Such a
-/// key never restarts a sandbox that died: it leads to a new one.
+/// The key space of the keys that clients send so that a retry finds the sandbox its first attempt made. Such a key
+/// never restarts a sandbox that died: it leads to a new one.
 pub const RETRIES: &str = "opensandbox idempotency";
 
-/// The core. A clone is a handle to the same one.
+/// The core. A clone is a handle to the same core.
 #[derive(Clone)]
 pub struct Service(Arc<Core>);
 
@@ -112,43 +112,42 @@ pub struct Service(Arc<Core>);
 pub struct Config {
     /// Holds the database `coracle.db` and the server's secret.
     pub state_dir: PathBuf,
-    /// How many sandboxes there may be at once.
+    /// How many sandboxes may exist at once.
     pub sandboxes: usize,
-    /// From how many on a new sandbox takes the place of a parked one.
+    /// From this number of sandboxes on, a new sandbox evicts a parked one.
     pub soft_sandboxes: Option<usize>,
-    /// How long a sandbox with a key is kept from being parked without anybody using it.
+    /// How long a sandbox with a key may be unused before it is parked.
     pub park_after: Duration,
     pub commands_per_sandbox: u32,
     /// How many snapshots one owner may have.
     pub snapshots_per_owner: usize,
     /// How many volumes one owner may have.
     pub volumes_per_owner: usize,
-    /// What each owner may have at once.
+    /// The quota of each owner.
     pub quotas: Quotas,
-    /// The limits of a sandbox that names none, as quotas count them.
+    /// The limits that quotas count for a sandbox whose creator set none.
     pub usual: Resources,
     /// Whether a sandbox is refused if one of its default limits cannot be enforced.
     pub require_limits: bool,
-    /// Pools that no client can change.
+    /// Pools from the configuration, which no client can change.
     pub pools: Vec<Pool>,
-    /// The size of a volume that names none.
+    /// The size of a volume created without a size.
     pub volume_size: Bytes,
     /// The longest time to live that a client may ask for.
     pub longest_timeout: Option<Duration>,
     pub output: OutputSettings,
-    /// How many owners have metrics of their own; `None` turns metrics per owner off. Read once, at
-    /// the start.
+    /// How many owners have their own metrics; `None` turns metrics per owner off. This is read once, at the start.
     pub metric_owners: Option<usize>,
 }
 
-/// What is kept of the output of commands, and how long one waits for its reader.
+/// How much output of commands is kept, and how long a command waits for its reader.
 #[derive(Clone, Copy, Debug)]
 pub struct OutputSettings {
-    /// What is kept of a command whose caller does not say.
+    /// The retention of a command whose caller does not set one.
     pub retention: Retention,
-    /// The most that a caller may ask to be kept.
+    /// The most output that a caller may ask to be kept.
     pub max_kept: Bytes,
-    /// After how long without taking a byte the reader of a command holds it back no longer.
+    /// A reader that takes no byte for this long no longer holds back its command.
     pub stall_limit: Duration,
 }
 
@@ -162,19 +161,19 @@ impl Default for OutputSettings {
     }
 }
 
-/// What became of a request that was not refused.
+/// The result of a request that was not refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Done,
-    /// It already held: nothing changed.
+    /// The sandbox was in the requested state already, and nothing changed.
     AlreadySo,
 }
 
-/// What became of a request to have a sandbox run again.
+/// The result of a request to make a sandbox run again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resumed {
     pub outcome: Outcome,
-    /// If it had died.
+    /// Set if the sandbox had died.
     pub revival: Option<Revival>,
 }
 
@@ -184,73 +183,75 @@ impl From<Outcome> for Resumed {
     }
 }
 
-/// A sandbox to be made.
+/// A request to create a sandbox.
 #[derive(Clone, Debug)]
 pub struct Create {
-    /// The front that asks.
+    /// The name of the front that sends the request.
     pub origin: &'static str,
     pub spec: Spec,
     pub labels: Labels,
-    /// Bytes that the front stores and alone understands.
+    /// Opaque bytes that the front stores with the sandbox; only the front reads them.
     pub notes: Vec<u8>,
-    /// After how long it expires. Zero is never. `None` is the snapshot's, else never.
+    /// The time after which the sandbox expires. Zero means never. `None` takes the snapshot's value, or never without
+    /// a snapshot.
     pub timeout: Option<Duration>,
-    /// After how long without use it ends. Zero is never. `None` is the snapshot's, else never.
+    /// The time without use after which the sandbox ends. Zero means never. `None` takes the snapshot's value, or never
+    /// without a snapshot.
     pub idle_timeout: Option<Duration>,
-    /// The pool to take it from. Without one it is taken from any that fits.
+    /// The pool to take the sandbox from. `None` takes it from any pool that fits.
     pub pool: Option<String>,
-    /// Which parts of the spec hold a default of the front, since the caller did not name them.
+    /// The parts of the spec that hold a default of the front because the caller did not set them.
     pub defaulted: Vec<Defaulted>,
     /// Completes `notes` with those of the sandbox that this one inherits from.
     pub merge_notes: MergeNotes,
 }
 
-/// A front's rule for the bytes that it stores with a sandbox: its own of the request, and the
-/// settings of the sandbox to inherit from, become those of the new sandbox.
+/// A front's rule for the notes that it stores with a sandbox: combines the notes of the request with the settings of
+/// the sandbox to inherit from.
 pub type MergeNotes = fn(&[u8], &SandboxSettings) -> Vec<u8>;
 
-/// A part of a spec that the front filled in because the caller did not name it. In a sandbox that
-/// is made from a snapshot, or in the place of one that died, the value of that takes its place.
+/// A part of a spec that the front filled in because the caller did not set it. In a sandbox that is made from a
+/// snapshot, or that replaces a dead one, the inherited value replaces it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Defaulted {
     /// The image. A snapshot has its own, so this matters only in the place of one that died.
     Image,
     Network,
     Guest,
-    /// The file of variables, and the variable that names it.
+    /// The env file, with the variable that holds its path.
     EnvironmentFile(&'static str),
 }
 
-/// The sandbox of a key.
+/// The sandbox that a key leads to.
 #[derive(Clone, Debug)]
 pub struct Acquired {
     pub sandbox: Sandbox,
-    /// Whether it was made for this call.
+    /// Whether the sandbox was created by this call.
     pub fresh: bool,
-    /// What became of the one that had died under this key.
+    /// How the sandbox that had died under this key was revived.
     pub revival: Option<Revival>,
 }
 
-/// What became of a sandbox that had died, when somebody wanted it again.
+/// How a sandbox that had died was made available again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Revival {
     pub how: Revived,
-    /// Why it had died.
+    /// Why the sandbox had died.
     pub cause: Cause,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Revived {
-    /// It runs again with its files.
+    /// The sandbox runs again with its files.
     Restarted,
-    /// It, or another in its place, runs with an empty disk, as its creator wished.
+    /// The sandbox, or its replacement, runs with an empty disk, as its creator requested.
     Replaced,
-    /// Another is in its place with an empty disk, because its files were lost.
+    /// A replacement with an empty disk runs, because the files were lost.
     FilesLost,
 }
 
 impl Revived {
-    /// What the first event of a sandbox in the place of a dead one has as its cause.
+    /// The cause in the first event of a sandbox that replaces a dead one.
     pub(crate) fn cause_of_successor(self) -> Option<Cause> {
         match self {
             Self::Restarted => None,
@@ -259,7 +260,7 @@ impl Revived {
         }
     }
 
-    /// The word for answers and messages.
+    /// The name used in responses and messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Restarted => "restart",
@@ -269,7 +270,7 @@ impl Revived {
     }
 }
 
-/// A sandbox as it is at one moment.
+/// The state of a sandbox at one moment.
 #[derive(Clone, Debug)]
 pub struct Sandbox {
     pub id: SandboxId,
@@ -283,23 +284,23 @@ pub struct Sandbox {
     pub created: SystemTime,
     pub expires: Option<SystemTime>,
     pub in_force: InForce,
-    /// After how long without use it ends.
+    /// The time without use after which the sandbox ends.
     pub idle_timeout: Option<Duration>,
-    /// The pool it was taken from.
+    /// The pool that the sandbox was taken from.
     pub pool: Option<String>,
-    /// The name that its owner gave it on purpose, in the space [`NAMES`].
+    /// The name that the owner gave the sandbox, in the key space [`NAMES`].
     pub name: Option<String>,
-    /// Whether its files are there; they can be lost only when it has died.
+    /// Whether the files still exist; they can be lost only when the sandbox has died.
     pub files: Files,
 }
 
 impl Sandbox {
-    /// Refuses if nothing can be asked of it in its phase.
+    /// Refuses a sandbox that accepts no requests in its phase.
     pub fn check_usable(&self) -> Result<(), ServiceError> {
         let (id, request, phase) = (self.id.clone(), Request::Use, self.phase);
         match phase.judge(request) {
             Verdict::Accept | Verdict::AlreadySo => Ok(()),
-            // One that comes back with an empty disk needs no files for that.
+            // A sandbox that would be replaced does not need its files.
             Verdict::Deny
                 if matches!(phase, Phase::Failed(_))
                     && self.files == Files::Lost
@@ -312,7 +313,7 @@ impl Sandbox {
     }
 }
 
-/// Which sandboxes to list: those with all of `labels` whose phase passes.
+/// Selects the sandboxes that have all of `labels` and whose phase passes `phase`.
 pub struct Filter<'a> {
     pub labels: Labels,
     pub phase: &'a (dyn Fn(&Phase) -> bool + Sync),
@@ -320,16 +321,16 @@ pub struct Filter<'a> {
     pub limit: usize,
 }
 
-/// A part of a list.
+/// One page of a list.
 #[derive(Clone, Debug)]
 pub struct Page {
     pub items: Vec<Sandbox>,
-    /// How many there are in all that pass the filter.
+    /// The number of sandboxes that pass the filter, on all pages.
     pub total: usize,
 }
 
 impl Service {
-    /// Opens the store, adopts what lives, finishes half-done work and starts the reaper.
+    /// Opens the store, adopts living sandboxes, finishes interrupted work and starts the reaper.
     pub async fn start(config: Config, backend: SharedBackend) -> Result<Self, ServiceError> {
         Self::start_at(config, backend, Clock::host()).await
     }
@@ -349,7 +350,7 @@ impl Service {
         Ok(Self(core))
     }
 
-    /// Stops the drivers and the store; sandboxes stay. Returns how many stay.
+    /// Stops the drivers and the store. Sandboxes keep running; returns how many do.
     pub async fn stop(&self) -> usize {
         self.0.stop.cancel();
         self.0.tasks.close();
@@ -359,8 +360,8 @@ impl Service {
         self.0.registry.all().iter().filter(|handle| alive(handle)).count()
     }
 
-    /// Removes every sandbox, of all owners. One that cannot be removed keeps none of the others;
-    /// it is left to the next start. Returns how many are left.
+    /// Removes every sandbox of all owners. A failure to remove one does not affect the others; the next start retries
+    /// it. Returns how many could not be removed.
     pub async fn remove_all(&self) -> usize {
         let orders = futures_util::stream::iter(self.0.registry.all());
         let orders = orders.map(|handle| async move {
@@ -368,7 +369,7 @@ impl Service {
             match outcome {
                 Ok(_) | Err(ServiceError::NoSandbox(_)) => 0,
                 Err(error) => {
-                    tracing::error!(sandbox = %handle.id, error = %error::chain(&error), "it is left");
+                    tracing::error!(sandbox = %handle.id, error = %error::chain(&error), "failed to remove sandbox at shutdown; the next start retries");
                     1
                 }
             }
@@ -376,54 +377,53 @@ impl Service {
         orders.buffer_unordered(history::AT_ONCE).fold(0, |left, one| async move { left + one }).await
     }
 
-    /// Answers when a command can run. Dropping the future undoes it.
-    pub async fn create(&self, owner: &Owner, wish: Create) -> Result<Sandbox, ServiceError> {
+    /// Returns when a command can run in the sandbox. Dropping the future undoes the creation.
+    pub async fn create(&self, owner: &Owner, request: Create) -> Result<Sandbox, ServiceError> {
         let began = Instant::now();
         let created =
-            self.0.create(owner, None, wish).await.inspect_err(self.0.failed("create", owner, None))?;
+            self.0.create(owner, None, request).await.inspect_err(self.0.failed("create", owner, None))?;
         measure::created(began.elapsed());
-        tracing::info!(sandbox = %created.id, origin = created.origin, "a sandbox was created");
+        tracing::info!(sandbox = %created.id, origin = created.origin, "sandbox created");
         Ok(created)
     }
 
-    /// The sandbox that the key leads to, made if there is none. One that died is started again or
-    /// replaced, as its [`domain::OnDeath`] says. It is held until [`Service::release`], or until
-    /// nobody has used it for a while.
-    pub async fn acquire(&self, key: &Key, wish: Create) -> Result<Acquired, ServiceError> {
+    /// Returns the sandbox that the key leads to, and creates it if there is none. A sandbox that died is restarted or
+    /// replaced, as its [`domain::OnDeath`] says. The sandbox is held until [`Service::release`], or until it is unused
+    /// for `park_after`.
+    pub async fn acquire(&self, key: &Key, request: Create) -> Result<Acquired, ServiceError> {
         let began = Instant::now();
         let acquired =
-            self.0.acquire(key, wish).await.inspect_err(self.0.failed("acquire", key.owner(), None))?;
+            self.0.acquire(key, request).await.inspect_err(self.0.failed("acquire", key.owner(), None))?;
         if acquired.fresh {
             measure::created(began.elapsed());
             let sandbox = &acquired.sandbox;
-            tracing::info!(sandbox = %sandbox.id, origin = sandbox.origin, "a sandbox was created for a key");
+            tracing::info!(sandbox = %sandbox.id, origin = sandbox.origin, "sandbox created for a key");
         }
         Ok(acquired)
     }
 
-    /// Lets the sandbox of a key be taken away when another needs its place. It stays as it is
-    /// until then.
+    /// Allows the sandbox of a key to be evicted when another sandbox needs room. Until then it stays as it is.
     pub fn release(&self, key: &Key) -> Outcome {
         self.0.release(key)
     }
 
-    /// The sandbox that the key leads to now.
+    /// Returns the sandbox that the key leads to now.
     pub fn find(&self, key: &Key) -> Option<Sandbox> {
         self.get(key.owner(), &self.0.names.find(key)?).ok()
     }
 
-    /// What becomes of sandboxes from now on, or after the event `after`: of one owner's, or of all.
+    /// The lifecycle events from now on, or after the event `after`, of one owner's sandboxes or of all.
     pub fn events(&self, owner: Option<Owner>, after: Option<u64>) -> Events {
         Events::new(&self.0, owner, after.unwrap_or_else(|| self.0.events.newest()))
     }
 
-    /// As [`Service::events`], beginning with the last `count` events that the owner may see.
+    /// Like [`Service::events`], beginning with the last `count` events that the owner may see.
     pub fn last_events(&self, owner: Option<Owner>, count: usize) -> Events {
         let after = self.0.events.before_last(owner.as_ref(), count);
         Events::new(&self.0, owner, after)
     }
 
-    /// The last requests that failed, the newest first: of one owner's, or of all.
+    /// The most recent failed requests, newest first, of one owner or of all.
     pub fn troubles(&self, owner: Option<&Owner>) -> Vec<Trouble> {
         self.0.troubles.list(owner)
     }
@@ -432,12 +432,12 @@ impl Service {
         Ok(self.0.find(owner, id)?.state.borrow().clone())
     }
 
-    /// A sandbox whoever's it is, for rules about who may reach it.
+    /// Returns a sandbox of any owner, for rules that decide who may reach it.
     pub fn look(&self, id: &SandboxId) -> Option<Sandbox> {
         self.0.registry.find(id).map(|handle| handle.state.borrow().clone())
     }
 
-    /// Newest first.
+    /// Lists sandboxes, newest first.
     pub fn list(&self, owner: &Owner, filter: &Filter<'_>) -> Page {
         self.0.registry.list(owner, filter)
     }
@@ -453,7 +453,7 @@ impl Service {
         self.0.order(&handle, |answer| Command::PatchLabels(patch, answer)).await
     }
 
-    /// Moves the expiry, to earlier or later. A sandbox that never expires is a conflict.
+    /// Moves the expiry to an earlier or later time. Renewing a sandbox that never expires is a conflict.
     pub async fn renew(
         &self,
         owner: &Owner,
@@ -465,13 +465,13 @@ impl Service {
         self.0.order(&handle, |answer| Command::Renew(expires, answer)).await
     }
 
-    /// Returns when it is paused.
+    /// Returns when the sandbox is paused.
     pub async fn pause(&self, owner: &Owner, id: &SandboxId) -> Result<Outcome, ServiceError> {
         let handle = self.0.find(owner, id)?;
         self.0.order(&handle, Command::Pause).await.inspect_err(self.0.failed("pause", owner, Some(id)))
     }
 
-    /// Returns when it runs. One that has died is restarted, which the answer tells.
+    /// Returns when the sandbox runs. A sandbox that has died is restarted, and the result says so.
     pub async fn resume(&self, owner: &Owner, id: &SandboxId) -> Result<Resumed, ServiceError> {
         let handle = self.0.find(owner, id)?;
         let resumed = match self.0.order(&handle, Command::Resume).await {
@@ -481,21 +481,21 @@ impl Service {
         resumed.inspect_err(self.0.failed("resume", owner, Some(id)))
     }
 
-    /// Starts a sandbox again that has died. Returns when it runs.
+    /// Restarts a sandbox that has died. Returns when it runs.
     pub async fn restart(&self, owner: &Owner, id: &SandboxId) -> Result<Resumed, ServiceError> {
         let handle = self.0.find(owner, id)?;
         self.0.restart(&handle).await.inspect_err(self.0.failed("restart", owner, Some(id)))
     }
 
-    /// Returns when it is gone.
+    /// Returns when the sandbox is removed.
     pub async fn destroy(&self, owner: &Owner, id: &SandboxId) -> Result<Outcome, ServiceError> {
         let handle = self.0.find(owner, id)?;
         if handle.phase() == Phase::Starting {
-            // It may be busy with what runs before its life, and hear of nothing else.
+            // Its driver may be busy with the hook before the entrypoint and not read its mailbox.
             handle.abandoned.cancel();
         }
         match self.0.order(&handle, Command::Destroy).await {
-            // It went while the order was on its way: somebody else's, or its time was over.
+            // The sandbox ended while the order was queued: another request removed it, or it expired.
             Err(ServiceError::NoSandbox(_)) => Ok(Outcome::AlreadySo),
             outcome => outcome.inspect_err(self.0.failed("destroy", owner, Some(id))),
         }
@@ -506,7 +506,7 @@ impl Service {
         self.0.usage_of(id).await
     }
 
-    /// Every sandbox of one owner's, or of all, the newest first, with what it uses now.
+    /// Every sandbox of one owner, or of all, newest first, with its current usage.
     pub async fn survey(&self, owner: Option<&Owner>) -> Vec<(Sandbox, Option<Usage>)> {
         let looks = futures_util::stream::iter(self.0.newest_first(owner));
         let look = |handle: Arc<Handle>| async move {
@@ -516,12 +516,12 @@ impl Service {
         looks.map(look).buffered(history::AT_ONCE).collect().await
     }
 
-    /// Every sandbox of one owner's, or of all, the newest first, without asking what it uses.
+    /// Every sandbox of one owner, or of all, newest first, without its usage.
     pub fn overview(&self, owner: Option<&Owner>) -> Vec<Sandbox> {
         self.0.newest_first(owner).iter().map(|handle| handle.current()).collect()
     }
 
-    /// A sandbox of one owner's, or of anybody's, with what it uses now.
+    /// A sandbox of one owner, or of any owner, with its current usage.
     pub async fn inspect(
         &self,
         owner: Option<&Owner>,
@@ -532,13 +532,13 @@ impl Service {
         Ok((handle.current(), usage))
     }
 
-    /// What a sandbox of one owner's, or of anybody's, used in the last hour, the oldest sample first.
+    /// The usage of a sandbox of one owner, or of any owner, in the last hour, oldest sample first.
     pub fn samples(&self, owner: Option<&Owner>, id: &SandboxId) -> Result<Vec<Sample>, ServiceError> {
         self.0.visible(owner, id)?;
         Ok(self.0.history.samples(id))
     }
 
-    /// What sandboxes used in each of the last `count` hours, the newest first.
+    /// The usage of sandboxes in each of the last `count` hours, newest first.
     pub fn hours(&self, owner: Option<&Owner>, count: u64) -> Vec<Hour> {
         self.0.history.hours(owner, self.0.clock.now().wall, count)
     }
@@ -548,47 +548,47 @@ impl Service {
     }
 
     /// Whether a sandbox may run without this limit, by its name in [`Capabilities::limits`]: the
-    /// host cannot enforce it, and the operator does not insist on default limits.
+    /// host cannot enforce it, and the operator does not require default limits.
     pub fn may_lack_limit(&self, limit: &str) -> bool {
         !self.0.config().require_limits && !self.0.capabilities.limits.iter().any(|held| held == limit)
     }
 
-    /// How many sandboxes there are in each phase, by its name.
+    /// The number of sandboxes in each phase, by the phase's name.
     pub fn counts(&self) -> BTreeMap<&'static str, usize> {
         self.0.registry.counts()
     }
 
-    /// The token that opens one sandbox for one purpose; the same after a restart.
+    /// The token that opens one sandbox for one purpose. It is the same after a server restart.
     pub fn token(&self, id: &SandboxId, purpose: &'static str) -> Secret {
         let epoch = self.0.registry.find(id).map_or(0, |handle| handle.epoch);
         self.0.mint.token(id, purpose, epoch)
     }
 
-    /// Whose sandbox it is, if the token is right.
+    /// Returns the owner of the sandbox if the token is right.
     pub fn owner_by_token(&self, id: &SandboxId, purpose: &'static str, presented: &str) -> Option<Owner> {
         let handle = self.0.registry.find(id)?;
         let right = self.0.mint.is_right(id, purpose, handle.epoch, presented);
         right.then(|| handle.owner.clone())
     }
 
-    /// Sets the one key of the configuration; its owner is [`Owner::single`].
+    /// Sets the single API key of the configuration; its owner is [`Owner::single`].
     pub fn set_single_key(&self, key: Option<&str>) {
-        self.0.keys.write().expect("nobody panics while setting a key").set_single(key);
+        self.0.keys.write().expect("no thread panics while setting a key").set_single(key);
     }
 
-    /// Replaces the settings while the server runs. New values count from the next request on;
-    /// what exists already stays as it is, even where it exceeds a new bound. `state_dir` and
-    /// `pools` are ignored: they need a restart.
+    /// Replaces the settings while the server runs. New values apply from the next request on; existing sandboxes stay
+    /// as they are, even where they exceed a new limit. `state_dir` and `pools` are ignored, because they need a
+    /// restart.
     pub fn set_config(&self, config: Config) {
         self.0.set_config(config);
     }
 
     pub fn owner_by_key(&self, presented: &str) -> Option<Owner> {
-        let keys = self.0.keys.read().expect("nobody panics while setting a key");
+        let keys = self.0.keys.read().expect("no thread panics while setting a key");
         keys.owner(presented, self.0.clock.now().wall)
     }
 
-    /// Hands out a key for an owner. It is shown this once and cannot be shown again.
+    /// Issues an API key for an owner. The secret is returned this once and cannot be shown again.
     pub async fn issue_key(
         &self,
         owner: Owner,
@@ -597,18 +597,18 @@ impl Service {
         self.0.issue_key(owner, expires).await
     }
 
-    /// All keys that were handed out, expired ones included.
+    /// All issued API keys, expired ones included.
     pub fn keys(&self) -> Vec<ApiKey> {
-        self.0.keys.read().expect("nobody panics while setting a key").list()
+        self.0.keys.read().expect("no thread panics while setting a key").list()
     }
 
-    /// Refuses the key from now on. `false` if there is none of this id.
+    /// Refuses the key from now on. Returns `false` if no key has this id.
     pub async fn revoke_key(&self, id: &str) -> Result<bool, ServiceError> {
         self.0.revoke_key(id).await
     }
 
-    /// Whether there is no key at all, so that nobody is asked for one.
+    /// Whether no key exists at all, so that requests need none.
     pub fn keyless(&self) -> bool {
-        self.0.keys.read().expect("nobody panics while setting a key").is_empty()
+        self.0.keys.read().expect("no thread panics while setting a key").is_empty()
     }
 }

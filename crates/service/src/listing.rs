@@ -1,4 +1,4 @@
-//! Listings of directories: pages from the agent until it says `End`, within bounds.
+//! Directory listings: pages from the agent up to `End`, within limits.
 
 use wire::{Frame, FrameError, Reply, Request};
 
@@ -6,13 +6,13 @@ use crate::agent_client::{Agent, AgentError, Connection, STALL, read_answer, wit
 use crate::error::{FileError, FileFault, ServiceError};
 use crate::{FileInfo, faults, translate};
 
-/// The most entries that one answer may have.
+/// The most entries of one listing.
 const MOST_ENTRIES: usize = 100_000;
 
-/// The most bytes that all pages together may have: names can be long.
+/// The most bytes of all pages together: names can be long.
 const MOST_BYTES: usize = 64 << 20;
 
-/// What a page counts at least, so that empty ones come to an end too.
+/// The least that a page counts, so that endless empty pages reach the limit too.
 const LEAST_PAGE: usize = 1 << 10;
 
 pub(crate) async fn list(agent: &Agent, path: &str, request: Request) -> Result<Vec<FileInfo>, ServiceError> {
@@ -35,7 +35,7 @@ async fn page(
     connection: &mut Connection,
 ) -> Result<Option<(Vec<wire::files::DirectoryEntry>, usize)>, ServiceError> {
     let broken = |source| agent.failed("list", source);
-    let frame = within(STALL, "hear of more files", connection.frame()).await;
+    let frame = within(STALL, "receive more files", connection.frame()).await;
     let frame = frame.and_then(|frame| frame.ok_or(AgentError::EndedEarly)).map_err(broken)?;
     let size = match &frame {
         Frame::End => return Ok(None),

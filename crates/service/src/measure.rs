@@ -1,4 +1,4 @@
-//! What is counted, under the names that operators read.
+//! The metrics of the service, under the names that operators see.
 
 use std::time::Duration;
 
@@ -9,17 +9,25 @@ use crate::ServiceError;
 
 pub(crate) fn describe() {
     describe_gauge!("coracle_sandboxes", "Sandboxes by phase");
-    describe_histogram!("coracle_create_seconds", metrics::Unit::Seconds, "From asking to the first command");
-    describe_histogram!("coracle_exec_seconds", metrics::Unit::Seconds, "From asking to a started process");
+    describe_histogram!(
+        "coracle_create_seconds",
+        metrics::Unit::Seconds,
+        "Time from a create request until a command can run"
+    );
+    describe_histogram!(
+        "coracle_exec_seconds",
+        metrics::Unit::Seconds,
+        "Time from an exec request until the process is started"
+    );
     describe_gauge!("coracle_pool_level", "Warm sandboxes that are ready, by pool");
     describe_counter!("coracle_pool_claimed_total", "Sandboxes that were taken from a pool");
-    describe_counter!("coracle_pool_cold_total", "Sandboxes that were made, although a pool fits");
+    describe_counter!("coracle_pool_cold_total", "Sandboxes that were created although a pool fits");
     describe_counter!("coracle_snapshots_total", "Snapshots that were taken");
-    describe_counter!("coracle_restarts_total", "Dead sandboxes that were started again, by how");
-    describe_counter!("coracle_failures_total", "What failed, by operation and cause");
+    describe_counter!("coracle_restarts_total", "Dead sandboxes that were restarted, by how");
+    describe_counter!("coracle_failures_total", "Failures, by operation and cause");
 }
 
-/// A sandbox went from one phase to another; `None` is where it does not exist.
+/// Records that a sandbox moved from one phase to another; `None` means that it does not exist.
 pub(crate) fn moved(from: Option<Phase>, to: Option<Phase>) {
     if let Some(phase) = from {
         gauge!("coracle_sandboxes", "phase" => phase.name()).decrement(1.0);
@@ -37,7 +45,7 @@ pub(crate) fn launched(took: Duration) {
     histogram!("coracle_exec_seconds").record(took);
 }
 
-/// So many sandboxes of a pool are ready.
+/// Sets how many sandboxes of a pool are ready.
 pub(crate) fn warm(pool: &str, count: usize) {
     let count = u32::try_from(count).unwrap_or(u32::MAX);
     gauge!("coracle_pool_level", "pool" => pool.to_owned()).set(count);
@@ -55,12 +63,12 @@ pub(crate) fn snapshot_taken() {
     counter!("coracle_snapshots_total").increment(1);
 }
 
-/// A dead sandbox runs again.
+/// Counts a dead sandbox that runs again.
 pub(crate) fn restarted(how: OnDeath) {
     counter!("coracle_restarts_total", "how" => how.name()).increment(1);
 }
 
-/// A sandbox ended by itself.
+/// Counts a sandbox that died by itself.
 pub(crate) fn died(cause: Cause) {
     counter!("coracle_failures_total", "operation" => "live", "cause" => cause.name()).increment(1);
 }

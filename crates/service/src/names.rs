@@ -1,4 +1,4 @@
-//! Which sandbox each key leads to, and whose turn it is to change that.
+//! Which sandbox each key leads to, and the lock (the turn) for changing that.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -9,8 +9,7 @@ use domain::{Key, SandboxId};
 #[derive(Clone, Default)]
 pub(crate) struct Names(Arc<Mutex<HashMap<Key, Arc<Slot>>>>);
 
-/// The place of a key for somebody who works with it; a key that leads nowhere is forgotten with
-/// the last of them.
+/// A key's slot while a caller works with it. A key that leads nowhere is removed when its last guard is dropped.
 pub(crate) struct Place {
     names: Names,
     key: Key,
@@ -21,7 +20,7 @@ impl std::ops::Deref for Place {
     type Target = Slot;
 
     fn deref(&self) -> &Slot {
-        self.slot.as_ref().expect("it is there until it is dropped")
+        self.slot.as_ref().expect("the slot is present until the guard is dropped")
     }
 }
 
@@ -32,11 +31,11 @@ impl Drop for Place {
     }
 }
 
-/// Where one key leads.
+/// The sandbox that one key leads to.
 #[derive(Default)]
 pub(crate) struct Slot {
-    /// Held by who makes or takes away the sandbox of this key, so that there is one at a time.
-    /// Whoever only wants the sandbox that is there does not wait for it.
+    /// Held while the sandbox of this key is made or removed, so that only one caller does so at a time. A caller that
+    /// only wants the existing sandbox does not wait for it.
     pub(crate) turn: Arc<tokio::sync::Mutex<()>>,
     sandbox: Mutex<Option<SandboxId>>,
 }
@@ -51,12 +50,12 @@ impl Slot {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<SandboxId>> {
-        self.sandbox.lock().expect("nobody panics while pointing a key")
+        self.sandbox.lock().expect("no thread panics while pointing a key")
     }
 }
 
 impl Names {
-    /// The place of a key, whether it leads anywhere or not.
+    /// Returns a guard for a key, whether it leads anywhere or not.
     pub(crate) fn place(&self, key: &Key) -> Place {
         let slot = Arc::clone(self.lock().entry(key.clone()).or_default());
         Place { names: self.clone(), key: key.clone(), slot: Some(slot) }
@@ -66,7 +65,7 @@ impl Names {
         self.lock().get(key)?.sandbox()
     }
 
-    /// The sandbox is gone. A key that leads to its successor by now stays.
+    /// Clears the key when its sandbox is gone. A key that leads to a successor by now is left alone.
     pub(crate) fn forget(&self, key: &Key, id: &SandboxId) {
         if let Some(slot) = self.lock().get(key) {
             slot.lock().take_if(|sandbox| sandbox == id);
@@ -74,8 +73,8 @@ impl Names {
         self.tidy(key);
     }
 
-    /// Slots are handed out only under the lock that is held here, so nobody else can get hold of
-    /// one that is about to be removed.
+    /// Slots are handed out only under the lock that is held here, so no other caller can get a slot that is about to
+    /// be removed.
     fn tidy(&self, key: &Key) {
         let mut names = self.lock();
         if names.get(key).is_some_and(|slot| Arc::strong_count(slot) == 1 && slot.sandbox().is_none()) {
@@ -84,7 +83,7 @@ impl Names {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Key, Arc<Slot>>> {
-        self.0.lock().expect("nobody panics while looking up a key")
+        self.0.lock().expect("no thread panics while looking up a key")
     }
 
     #[cfg(test)]
@@ -93,8 +92,8 @@ impl Names {
     }
 }
 
-/// The name in a key that the owner chose; keys of other uses, such as requests that may be
-/// repeated, are not names.
+/// The name in a key, if the owner chose it as a name; keys for other uses, such as requests that may be repeated, are
+/// not names.
 pub(crate) fn chosen_name(key: &Key) -> Option<String> {
     (key.space() == crate::NAMES).then(|| key.name().to_owned())
 }
@@ -106,9 +105,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_that_leads_nowhere_is_forgotten_with_its_last_user() {
+    fn unused_key_is_removed_with_its_last_guard() {
         let names = Names::default();
-        let key = Key::new(&Owner::single(), "test", "n").expect("a fine name");
+        let key = Key::new(&Owner::single(), "test", "n").expect("valid name");
         let (one, two) = (names.place(&key), names.place(&key));
         drop(one);
         assert_eq!(names.count(), 1);
@@ -117,9 +116,9 @@ mod tests {
     }
 
     #[test]
-    fn n97_news_of_an_old_sandbox_does_not_touch_its_successor() {
+    fn n97_forgetting_an_old_sandbox_does_not_affect_its_successor() {
         let names = Names::default();
-        let key = Key::new(&Owner::single(), "test", "n").expect("a fine name");
+        let key = Key::new(&Owner::single(), "test", "n").expect("valid name");
         let (old, new) = (SandboxId::from_entropy([1; 20]), SandboxId::from_entropy([2; 20]));
         names.place(&key).lead_to(new.clone());
         names.forget(&key, &old);

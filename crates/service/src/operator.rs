@@ -1,8 +1,8 @@
-//! What the operator does with things of other owners: look, read output, remove.
+//! Actions of the operator on objects of other owners: viewing, reading output, removing.
 //!
-//! Each act is recorded as an event of the owner whose thing it is, so that the owner can see it.
-//! Looking again at the same thing within a minute is recorded once: a list that refreshes itself
-//! must not push everything else out of the feed.
+//! Each action is recorded as an event of the object's owner, so that the owner can see it. Repeated views of the same
+//! object within a minute are recorded once: a list that refreshes itself must not push everything else out of the
+//! feed.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -14,13 +14,13 @@ use crate::core::Core;
 use crate::events::Act;
 use crate::{ApiKey, Outcome, Service, ServiceError, VolumeStatus};
 
-/// For how long the same look is not recorded again.
+/// For how long a repeated view is not recorded again.
 const REPEATED_WITHIN: Duration = Duration::from_secs(60);
 
-/// How many looks are remembered; past it all are forgotten, and some recorded once more.
+/// How many views are remembered; beyond that all are dropped, and some are recorded once more.
 const MAX_REMEMBERED: usize = 1024;
 
-/// What the operator did.
+/// The kind of action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ActKind {
     Listed,
@@ -29,7 +29,7 @@ pub enum ActKind {
     Removed,
 }
 
-/// To what.
+/// The kind of object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ThingKind {
     Sandbox,
@@ -71,23 +71,23 @@ impl ThingKind {
     }
 }
 
-/// When the operator last looked at what.
+/// When the operator last viewed each object.
 #[derive(Default)]
 pub(crate) struct RecentActs(Mutex<HashMap<(Owner, Act), Duration>>);
 
 impl RecentActs {
-    /// Whether the act is to be recorded, now being a time since the host's start.
+    /// Whether the action must be recorded. `now` is the time since the host's start.
     fn is_news(&self, owner: &Owner, act: &Act, now: Duration) -> bool {
-        let mut recent = self.0.lock().expect("nobody panics while noting an act");
-        let place = (owner.clone(), act.clone());
-        let repeated = recent.get(&place).is_some_and(|then| now.saturating_sub(*then) < REPEATED_WITHIN);
+        let mut recent = self.0.lock().expect("no thread panics while recording an act");
+        let key = (owner.clone(), act.clone());
+        let repeated = recent.get(&key).is_some_and(|then| now.saturating_sub(*then) < REPEATED_WITHIN);
         if repeated {
             return false;
         }
         if recent.len() >= MAX_REMEMBERED {
             recent.clear();
         }
-        recent.insert(place, now);
+        recent.insert(key, now);
         true
     }
 }
@@ -102,28 +102,28 @@ impl Core {
 }
 
 impl Service {
-    /// Records that the operator looked at something of another owner's. What is the operator's own
-    /// is nobody else's business.
+    /// Records that the operator viewed an object of another owner. Views of the operator's own objects are not
+    /// recorded.
     pub fn record_look(&self, owner: &Owner, kind: ActKind, thing: ThingKind, subject: &str) {
         if *owner != Owner::single() {
             self.0.record_act(owner, Act { kind, thing, subject: subject.to_owned() });
         }
     }
 
-    /// Records that the operator looked at the things of every owner.
+    /// Records that the operator listed the objects of every owner.
     pub fn record_list_of_all(&self, thing: ThingKind) {
         let act = Act { kind: ActKind::Listed, thing, subject: "*".to_owned() };
         self.0.record_act(&Owner::single(), act);
     }
 
-    /// Removes anybody's sandbox, for the operator. Returns when it is gone.
+    /// Removes a sandbox of any owner, for the operator. Returns when it is removed.
     pub async fn remove_any_sandbox(&self, id: &SandboxId) -> Result<Outcome, ServiceError> {
         let owner = self.0.visible(None, id)?.owner.clone();
         self.record_removal(&owner, ThingKind::Sandbox, id.as_str());
         self.destroy(&owner, id).await
     }
 
-    /// Removes every sandbox of an owner, for the operator; gives those that were removed.
+    /// Removes every sandbox of an owner, for the operator; returns the removed ones.
     pub async fn remove_sandboxes_of(&self, owner: &Owner) -> Result<Vec<SandboxId>, ServiceError> {
         let mut removed = Vec::new();
         for handle in self.0.newest_first(Some(owner)) {
@@ -133,9 +133,9 @@ impl Service {
         Ok(removed)
     }
 
-    /// Refuses a key from now on, and removes the sandboxes of its owner if that was the owner's last
-    /// key that is valid. The operator's own sandboxes stay in any case: the configured key opens
-    /// them. `None` if there is no such key.
+    /// Refuses a key from now on, and removes the sandboxes of its owner if that was the owner's last valid key. The
+    /// operator's own sandboxes stay in any case, because the configured key opens them. Returns `None` if there is no
+    /// such key.
     pub async fn revoke_key_and_sandboxes(&self, id: &str) -> Result<Option<RevokedKey>, ServiceError> {
         let Some(owner) = self.keys().into_iter().find(|key| key.id == id).map(|key| key.owner) else {
             return Ok(None);
@@ -151,18 +151,18 @@ impl Service {
         Ok(Some(RevokedKey { owner, other_valid_keys, removed_sandboxes }))
     }
 
-    /// All snapshots of one owner's, or of all, the newest first.
+    /// All snapshots of one owner, or of all owners, newest first.
     pub fn any_snapshots(&self, owner: Option<&Owner>) -> Vec<Snapshot> {
         self.0.snapshots.all(owner)
     }
 
-    /// A snapshot of one owner's, or of anybody's.
+    /// A snapshot of one owner, or of any owner.
     pub fn any_snapshot(&self, owner: Option<&Owner>, id: &SnapshotId) -> Result<Snapshot, ServiceError> {
         let found = self.0.snapshots.all(owner).into_iter().find(|snapshot| snapshot.id == *id);
         found.ok_or_else(|| ServiceError::NoSnapshot(id.clone()))
     }
 
-    /// Removes anybody's snapshot, for the operator.
+    /// Removes a snapshot of any owner, for the operator.
     pub async fn remove_any_snapshot(&self, id: &SnapshotId) -> Result<Outcome, ServiceError> {
         let owner = self.any_snapshot(None, id)?.owner;
         let removed = self.delete_snapshot(&owner, id).await?;
@@ -170,13 +170,13 @@ impl Service {
         Ok(removed)
     }
 
-    /// The volumes of every owner, by owner and name.
+    /// The volumes of every owner, sorted by owner and name.
     pub async fn all_volumes(&self) -> Result<Vec<VolumeStatus>, ServiceError> {
         let statuses = self.0.volumes.all();
         self.measured(statuses).await
     }
 
-    /// Removes a volume of an owner's, for the operator.
+    /// Removes a volume of an owner, for the operator.
     pub async fn remove_volume_as_operator(
         &self,
         owner: &Owner,
@@ -192,7 +192,7 @@ impl Service {
     }
 }
 
-/// Somebody else was faster, which is what was wanted.
+/// Treats a sandbox that is already gone as removed.
 fn gone(error: ServiceError) -> Result<Outcome, ServiceError> {
     match error {
         ServiceError::NoSandbox(_) => Ok(Outcome::AlreadySo),
@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn same_look_is_recorded_once_a_minute() {
+    fn repeated_view_is_recorded_once_a_minute() {
         let acts = RecentActs::default();
         let act = |subject: &str| Act {
             kind: ActKind::Inspected,

@@ -1,13 +1,13 @@
 //! Pools of warm sandboxes.
 //!
 //! ```text
-//! keeper ── makes ──► ready ── taken ──► driver: whose it is is written, then all else is bound
-//!   ▲                   │ died, or its room is needed            │ failed
-//!   └── woken by every change ◄── removed ◄──────────────────────┘
+//! keeper ── makes ──► ready ── taken ──► driver: the owner is written, then the rest is bound
+//!   ▲                   │ died, or its room is needed        │ failed
+//!   └── woken by every change ◄── removed ◄──────────────────┘
 //! ```
-//! A warm sandbox is a real one that belongs to nobody: its row names its pool, so that a crash
-//! loses no count, and it stands in no list. From the moment in which its row names an owner it
-//! never comes back: it becomes that owner's, or it is removed.
+//! A warm sandbox is a real sandbox without an owner: its row names its pool, so that a crash loses no count, and it is
+//! in no list. From the moment its row names an owner it never returns to the pool: it becomes that owner's, or it is
+//! removed.
 
 mod keeper;
 mod taking;
@@ -27,33 +27,33 @@ use crate::{InForce, Service, ServiceError, measure};
 
 pub(crate) use taking::{Claimed, Taken, WaitsForRoom};
 
-/// A pool as it is at one moment.
+/// The state of a pool at one moment.
 #[derive(Clone, Debug)]
 pub struct PoolReport {
     pub pool: Pool,
     pub source: PoolSource,
     pub created: SystemTime,
-    /// Ready to be taken.
+    /// How many sandboxes are ready to be taken.
     pub warm: usize,
-    /// Taken from it, and still there.
+    /// How many sandboxes taken from the pool still exist.
     pub taken: usize,
-    /// How often one was taken since the server started.
+    /// How often a sandbox was taken since the server started.
     pub claims: u64,
-    /// How often somebody who could have used a warm one got another.
+    /// How often a request that fits the pool got no warm sandbox from it.
     pub cold: u64,
-    /// Why it cannot be filled at the moment.
+    /// Why the pool cannot be filled at the moment.
     pub trouble: Option<String>,
 }
 
-/// Who may change a pool.
+/// The origin of a pool, which decides whether clients may change it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolSource {
-    /// It is written in the configuration.
+    /// It is defined in the configuration.
     Configuration,
     Client,
 }
 
-/// A sandbox that nobody has used.
+/// A sandbox that no client has used.
 #[derive(Clone, Debug)]
 pub(crate) struct Warm {
     pub(crate) id: SandboxId,
@@ -63,32 +63,32 @@ pub(crate) struct Warm {
 /// All pools.
 pub(crate) struct Pools {
     by_name: Mutex<BTreeMap<String, Arc<Kept>>>,
-    /// One that was being made is ready, or was given up.
+    /// Notified when a sandbox that was being made is ready or was given up.
     settled: Notify,
 }
 
-/// A pool at work.
+/// A pool in operation.
 pub(crate) struct Kept {
-    /// As it was made; how many there are to be may have changed since.
+    /// As it was created; its capacity may have changed since.
     pool: Pool,
     source: PoolSource,
     created: SystemTime,
     state: Mutex<State>,
     /// Wakes the keeper.
     changed: Notify,
-    /// Ends the keeper; nothing is added from then on.
+    /// Ends the keeper; no sandbox is added from then on.
     closed: CancellationToken,
-    /// The keeper of a closed pool has removed everything.
+    /// Cancelled when the keeper of a closed pool has removed everything.
     emptied: CancellationToken,
 }
 
 struct State {
     capacity: Capacity,
-    /// What the name of its image stood for when it was last filled.
+    /// The resolved name of its image when the pool was last filled.
     image: Option<String>,
-    /// The longest waiting first.
+    /// Sorted by waiting time, longest first.
     ready: VecDeque<Warm>,
-    /// One that died before it was ready is missing here.
+    /// A sandbox that died before it was ready is missing here.
     making: HashSet<SandboxId>,
     claims: u64,
     cold: u64,
@@ -96,8 +96,7 @@ struct State {
 }
 
 impl Pools {
-    /// Those of the configuration, and those that were kept unless their name is taken by one of
-    /// them.
+    /// The pools of the configuration, and the stored pools whose names are not used in the configuration.
     pub(crate) fn new(configured: &[Pool], kept: Vec<KeptPool>, now: SystemTime) -> Self {
         let mut by_name = BTreeMap::new();
         for KeptPool { pool, created } in kept {
@@ -106,7 +105,10 @@ impl Pools {
         for pool in configured {
             let own = Kept::new(pool.clone(), PoolSource::Configuration, now);
             if by_name.insert(pool.name.clone(), own).is_some() {
-                tracing::warn!(pool = pool.name, "the configuration hides a pool that a client made");
+                tracing::warn!(
+                    pool = pool.name,
+                    "pool of the configuration replaces a pool of the same name that a client made"
+                );
             }
         }
         Self { by_name: Mutex::new(by_name), settled: Notify::new() }
@@ -120,13 +122,13 @@ impl Pools {
         self.lock().values().cloned().collect()
     }
 
-    /// Has every keeper look whether there is room now.
+    /// Makes every keeper check whether there is room now.
     pub(crate) fn look_again(&self) {
         self.lock().values().for_each(|kept| kept.changed.notify_one());
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Kept>>> {
-        self.by_name.lock().expect("nobody panics while looking up a pool")
+        self.by_name.lock().expect("no thread panics while looking up a pool")
     }
 }
 
@@ -152,7 +154,7 @@ impl Kept {
         })
     }
 
-    /// The pool with the numbers that hold now.
+    /// The pool with its current capacity.
     fn current(&self) -> Pool {
         Pool { capacity: self.lock().capacity, ..self.pool.clone() }
     }
@@ -179,7 +181,7 @@ impl Kept {
         measure::warm(&self.pool.name, state.ready.len());
     }
 
-    /// The longest waiting one.
+    /// Takes the sandbox that has waited longest.
     fn pop(&self) -> Option<Warm> {
         let mut state = self.lock();
         let warm = state.ready.pop_front();
@@ -188,7 +190,7 @@ impl Kept {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("nobody panics while counting warm sandboxes")
+        self.state.lock().expect("no thread panics while counting warm sandboxes")
     }
 }
 
@@ -201,7 +203,7 @@ impl Service {
         Ok(self.0.kept_pool(name)?.report(&self.0))
     }
 
-    /// Makes a pool that survives restarts, and begins to fill it.
+    /// Makes a pool that survives server restarts, and begins to fill it.
     pub async fn create_pool(&self, pool: Pool) -> Result<PoolReport, ServiceError> {
         self.0.create_pool(pool).await
     }
@@ -211,27 +213,27 @@ impl Service {
         self.0.set_pool(name, capacity).await
     }
 
-    /// Removes a pool with its warm sandboxes. Those that were taken stay.
+    /// Removes a pool with its warm sandboxes. Sandboxes that were taken from it stay.
     pub async fn remove_pool(&self, name: &str) -> Result<(), ServiceError> {
         self.0.remove_pool(name).await
     }
 
-    /// Removes warm sandboxes, which belong to nobody, before the server ends. The pools stay.
+    /// Removes warm sandboxes, which have no owner, before the server ends. The pools stay.
     pub async fn drain_pools(&self) {
         let pools = self.0.pools.all();
         pools.iter().for_each(|kept| kept.closed.cancel());
         let emptied = futures_util::future::join_all(pools.iter().map(|kept| kept.emptied.cancelled()));
         if tokio::time::timeout(DRAIN, emptied).await.is_err() {
-            tracing::warn!("not all warm sandboxes could be removed; the next server does it");
+            tracing::warn!("failed to remove all warm sandboxes in time; the next server removes them");
         }
     }
 }
 
-/// How long removing warm sandboxes may hold up the end of the server.
+/// How long removing warm sandboxes may delay the end of the server.
 const DRAIN: std::time::Duration = std::time::Duration::from_secs(5);
 
 impl Core {
-    /// Begins to look after the pools there are.
+    /// Starts the keepers of all pools.
     pub(crate) fn keep_pools(self: &Arc<Self>) {
         self.pools.all().into_iter().for_each(|kept| self.keep_pool(kept));
     }
@@ -257,7 +259,7 @@ impl Core {
         }
         if let Err(source) = self.store.put_pool(&KeptPool { pool, created }).await {
             self.pools.lock().remove(&name);
-            return Err(ServiceError::Store { action: "keep the pool", source });
+            return Err(ServiceError::Store { action: "store the pool", source });
         }
         let report = kept.report(self);
         self.keep_pool(kept);
@@ -268,7 +270,7 @@ impl Core {
         let kept = self.changeable_pool(name)?;
         let pool = Pool { capacity, ..kept.pool.clone() };
         check(&pool)?;
-        let failed = |source| ServiceError::Store { action: "keep the pool", source };
+        let failed = |source| ServiceError::Store { action: "store the pool", source };
         self.store.put_pool(&KeptPool { pool, created: kept.created }).await.map_err(failed)?;
         kept.lock().capacity = capacity;
         kept.changed.notify_one();
@@ -277,11 +279,11 @@ impl Core {
 
     async fn remove_pool(&self, name: &str) -> Result<(), ServiceError> {
         let kept = self.changeable_pool(name)?;
-        let failed = |source| ServiceError::Store { action: "forget the pool", source };
+        let failed = |source| ServiceError::Store { action: "delete the pool", source };
         self.store.delete_pool(name).await.map_err(failed)?;
         kept.closed.cancel();
         self.pools.lock().remove(name);
-        // Its keeper does the work: whoever asked may go away meanwhile.
+        // The keeper does the work, so it continues if the caller disconnects.
         kept.emptied.cancelled().await;
         Ok(())
     }

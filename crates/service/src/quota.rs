@@ -1,10 +1,10 @@
-//! What each owner may have at once.
+//! Quotas: how much each owner may have at once.
 
 use std::collections::BTreeMap;
 
 use domain::{Bytes, Cpus, Owner, Resources};
 
-/// The most that one owner may have; `None` is no limit but the host's.
+/// The most that one owner may have; `None` means no limit but the host's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quota {
     pub sandboxes: Option<usize>,
@@ -17,8 +17,8 @@ pub struct Quota {
 #[derive(Clone, Debug, Default)]
 pub struct Quotas {
     pub named: BTreeMap<Owner, Quota>,
-    /// Of every owner who is not named, except the operator: who sets the quotas is limited only by
-    /// a quota of its own.
+    /// The quota of every owner that is not named, except the operator: a quota limits the operator only
+    /// if it names the operator.
     pub others: Quota,
 }
 
@@ -29,7 +29,7 @@ impl Quotas {
     }
 }
 
-/// What a sandbox, or all of an owner's, may use: the sum of limits, not of what is used.
+/// The resources that a sandbox, or all sandboxes of an owner, may use: a sum of limits, not of actual usage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cost {
     pub(crate) sandboxes: usize,
@@ -39,7 +39,7 @@ pub(crate) struct Cost {
 }
 
 impl Cost {
-    /// A limit that was not named is the server's usual one.
+    /// A limit that the caller did not set counts as the server's default.
     pub(crate) fn of(resources: &Resources, usual: &Resources) -> Self {
         let bytes = |named: Option<Bytes>, usual: Option<Bytes>| named.or(usual).map_or(0, |bytes| bytes.0);
         Self {
@@ -50,7 +50,7 @@ impl Cost {
         }
     }
 
-    /// What is left of it when the sandbox is dead: its place and its disk, but nothing that runs.
+    /// The cost that remains when the sandbox is dead: its slot and its disk, but nothing that runs.
     pub(crate) fn of_dead(self) -> Self {
         Self { millicpus: 0, memory: 0, ..self }
     }
@@ -64,7 +64,7 @@ impl Cost {
         }
     }
 
-    /// The first part of the quota that it goes beyond.
+    /// The first part of the quota that this exceeds.
     pub(crate) fn exceeds(self, quota: &Quota) -> Option<Excess> {
         let count =
             |most: usize| (self.sandboxes > most).then(|| Excess::new("sandboxes", self.sandboxes, most));
@@ -84,7 +84,7 @@ impl Cost {
     }
 }
 
-/// A part of a quota that would be exceeded, with its numbers as people read them.
+/// A part of a quota that would be exceeded, with its numbers as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Excess {
     /// `sandboxes`, `cpus`, `memory` or `disk`.
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_add_up_and_the_first_that_is_passed_is_named() {
+    fn limits_add_up_and_the_first_exceeded_is_reported() {
         let usual = Resources { memory: Some(Bytes(100)), cpus: Some(Cpus(500)), ..Resources::default() };
         let named = Resources { memory: Some(Bytes(30)), disk: Some(Bytes(7)), ..Resources::default() };
         let sum = Cost::of(&Resources::default(), &usual).and(Cost::of(&named, &usual));
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_named_has_the_quota_of_the_others() {
+    fn unnamed_owner_has_the_quota_of_the_others() {
         let own = Quota { sandboxes: Some(9), ..Quota::default() };
         let others = Quota { sandboxes: Some(1), ..Quota::default() };
         let quotas = Quotas { named: BTreeMap::from([(Owner::named("a"), own)]), others };

@@ -1,7 +1,7 @@
 //! Ends sandboxes whose time is over: one task and one schedule for all of them.
 //!
-//! The schedule is kept on the boot clock, so setting the wall clock neither ends a sandbox
-//! early nor lets it live for ever. The task only tells a driver to look; the driver decides.
+//! The schedule uses the boot clock, so setting the wall clock neither ends a sandbox early nor keeps it alive for
+//! ever. The task only asks a driver to check; the driver decides.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -19,10 +19,10 @@ use crate::registry::Handle;
 /// the clock was set, so no sleep is longer than this.
 const LOOK: Duration = Duration::from_secs(30);
 
-/// How far the clocks may drift apart before somebody must have set one.
+/// How far the clocks may drift apart before one of them must have been set.
 const DRIFT: Duration = Duration::from_secs(1);
 
-/// When a driver whose mailbox is full is told again.
+/// The time after which a driver whose mailbox was full is asked again.
 const AGAIN: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -31,7 +31,7 @@ pub(crate) enum Why {
     Idle,
 }
 
-/// Who is due when, on the boot clock.
+/// When each sandbox is due, on the boot clock.
 #[derive(Default)]
 pub(crate) struct Schedule {
     dates: Mutex<Dates>,
@@ -45,7 +45,7 @@ struct Dates {
 }
 
 impl Schedule {
-    /// Sets or moves a date.
+    /// Sets or moves a due time.
     pub(crate) fn set(&self, id: &SandboxId, why: Why, due: Duration) {
         let mut dates = self.lock();
         dates.remove(id, why);
@@ -69,7 +69,7 @@ impl Schedule {
         self.lock().order.len()
     }
 
-    /// Takes one date that has come.
+    /// Removes and returns one entry that is due.
     fn take_due(&self, now: Duration) -> Option<(SandboxId, Why)> {
         let mut dates = self.lock();
         let (due, id, why) = dates.order.pop_first()?;
@@ -86,7 +86,7 @@ impl Schedule {
     }
 
     fn lock(&self) -> MutexGuard<'_, Dates> {
-        self.dates.lock().expect("nobody panics while moving a date")
+        self.dates.lock().expect("no thread panics while moving a date")
     }
 }
 
@@ -104,7 +104,7 @@ pub(crate) async fn reap(core: Arc<Core>) {
     loop {
         let now = core.clock.now();
         if was_set(last, now) {
-            tracing::warn!("the wall clock was set; expiries keep their distance");
+            tracing::warn!("the wall clock was set; expiries keep their remaining time");
             core.registry.all().iter().for_each(|handle| tell_expiry_anew(handle));
         }
         last = now;
@@ -131,7 +131,7 @@ fn end(core: &Core, id: &SandboxId, why: Why, now: Duration) {
     }
 }
 
-/// The wall clock has moved by another span than the boot clock.
+/// Whether the wall clock has moved by another span than the boot clock.
 fn was_set(last: Moment, now: Moment) -> bool {
     let expected = last.at_wall(now.wall).boot;
     expected.abs_diff(now.boot) > DRIFT
@@ -139,7 +139,7 @@ fn was_set(last: Moment, now: Moment) -> bool {
 
 fn tell_expiry_anew(handle: &Handle) {
     if handle.mailbox.try_send(Command::ClockSet).is_err() {
-        tracing::warn!(sandbox = %handle.id, "its expiry is still told in the old time");
+        tracing::warn!(sandbox = %handle.id, "driver mailbox is full; the expiry of the sandbox is still shown in the old time");
     }
 }
 
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn dates_come_in_order_and_only_when_they_have_come() {
+    fn entries_are_returned_in_order_and_only_when_due() {
         let schedule = Schedule::default();
         schedule.set(&id(1), Why::Expiry, seconds(20));
         schedule.set(&id(2), Why::Idle, seconds(10));
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_date_that_is_moved_or_forgotten_leaves_nothing_behind() {
+    fn moved_or_forgotten_entry_leaves_nothing_behind() {
         let schedule = Schedule::default();
         for due in 1..100 {
             schedule.set(&id(1), Why::Expiry, seconds(due));
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn setting_the_clock_either_way_is_noticed_and_drift_is_not() {
+    fn clock_changes_are_noticed_and_drift_is_not() {
         let moment = |wall, boot| Moment { wall: UNIX_EPOCH + seconds(wall), boot: seconds(boot) };
         let last = moment(1_000_000, 5000);
         assert!(!was_set(last, moment(1_000_030, 5030)));

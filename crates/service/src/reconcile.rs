@@ -1,4 +1,4 @@
-//! After a restart: compares what the store remembers with what the backend finds.
+//! After a restart: compares the sandboxes in the store with those that the backend finds.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,31 +16,31 @@ use crate::registry::Room;
 use crate::store::Record;
 use crate::{Quota, ServiceError, entrypoint};
 
-/// How many sandboxes are looked after at the same time.
+/// How many sandboxes are reconciled at the same time.
 const AT_ONCE: usize = 16;
 
-/// The pauses after looks that failed.
+/// The pauses after failed attempts to list the backend's sandboxes.
 const LOOKS: [Duration; 3] = [Duration::from_millis(100), Duration::from_millis(300), Duration::from_secs(1)];
 
-/// How long to wait before what could not be removed is tried again.
+/// How long to wait before a failed removal is tried again.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// What becomes of a sandbox that the store remembers.
+/// The action for a sandbox that is in the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Plan {
-    /// It lives on in this phase.
+    /// It is alive and continues in this phase.
     Adopt(Phase),
-    /// It is gone, and its owner will want to know why.
+    /// It is dead, and its owner will want to know why.
     Report(Cause),
-    /// It is removed to the end, or was never finished.
+    /// It was being removed, or was never completed.
     Destroy,
 }
 
-/// Takes over from the server that was here before.
+/// Takes over from the former server.
 pub(crate) async fn reconcile(core: &Arc<Core>, records: Vec<Record>) -> Result<(), ServiceError> {
     let found = look(core).await.map_err(|source| ServiceError::Host {
         backend: core.backend.name(),
-        action: "list what it has",
+        action: "list its sandboxes",
         source: Box::new(source),
     })?;
     let mut found: HashMap<_, _> =
@@ -56,13 +56,13 @@ pub(crate) async fn reconcile(core: &Arc<Core>, records: Vec<Record>) -> Result<
     Ok(())
 }
 
-/// Asks the backend what it has, more than once: a host that has just started may not know yet.
+/// Lists the backend's sandboxes, with retries: a host that has just started may not be ready.
 async fn look(core: &Core) -> Result<Vec<Found>, BackendError> {
     for pause in LOOKS {
         match core.backend.list().await {
             Ok(found) => return Ok(found),
             Err(error) => {
-                tracing::warn!(error = %chain(&error), again = ?pause, "it cannot list what it has")
+                tracing::warn!(error = %chain(&error), again = ?pause, "backend failed to list its sandboxes; retrying")
             }
         }
         tokio::time::sleep(pause).await;
@@ -78,20 +78,20 @@ async fn settle(core: &Arc<Core>, mut record: Record, found: Option<(Condition, 
         return core.adopt_warm(record, condition.filter(|_| same_boot)).await;
     }
     if !same_boot {
-        // The boot clock began anew, so only the wall clock still tells when it expires.
+        // The boot clock started over, so only the wall clock still says when the sandbox expires.
         record.expires_boot = record.sandbox.expires.map(|expires| core.clock.now().at_wall(expires).boot);
         record.boot_id = core.boot_id.clone();
     }
     let expired = record.expires_boot.is_some_and(|expires| expires <= core.clock.now().boot);
     let mut plan = if expired { Plan::Destroy } else { decide(record.sandbox.phase, condition, same_boot) };
-    // One that was warm has perhaps not all that its owner asked for, and nobody has heard of it.
+    // A sandbox that was warm may lack resources that its owner asked for, and no client has heard of it.
     if record.sandbox.phase == Phase::Starting
         && matches!(plan, Plan::Adopt(_))
         && (record.sandbox.pool.is_some() || !is_complete(core, &record).await)
     {
         plan = Plan::Destroy;
     }
-    tracing::info!(sandbox = %record.sandbox.id, phase = %record.sandbox.phase, ?found, ?plan, "found");
+    tracing::info!(sandbox = %record.sandbox.id, phase = %record.sandbox.phase, ?found, ?plan, "reconciling sandbox");
     match plan {
         Plan::Adopt(phase) => adopt(core, record, phase).await,
         Plan::Report(cause) => adopt(core, record, Phase::Failed(cause)).await,
@@ -101,10 +101,9 @@ async fn settle(core: &Arc<Core>, mut record: Record, found: Option<(Condition, 
     }
 }
 
-/// The table of what can be found. Whoever answered a create may have died before it could
-/// note that the sandbox runs, so one that lives is adopted although it was "starting". A row says
-/// "failed" until a restart is complete, so one that lives all the same is stopped again; its files
-/// are kept, as those of every sandbox that once ran.
+/// The decision table. A server may die after it answered a create and before it recorded that the sandbox runs, so a
+/// living sandbox is adopted although its row says "starting". A row says "failed" until a restart is complete, so a
+/// sandbox that lives nevertheless is stopped again; its files are kept, like those of every sandbox that once ran.
 fn decide(phase: Phase, condition: Option<Condition>, same_boot: bool) -> Plan {
     use Condition::{Alive, Dead, Frozen, Half};
     let lost = if same_boot { Cause::AgentDied } else { Cause::HostRebooted };
@@ -119,9 +118,9 @@ fn decide(phase: Phase, condition: Option<Condition>, same_boot: bool) -> Plan {
     }
 }
 
-/// Whether a sandbox that was still starting got as far as its main process.
+/// Whether a sandbox that was still starting had its main process started.
 async fn is_complete(core: &Core, record: &Record) -> bool {
-    // Without one it is not known whether what was to run before it has ended.
+    // Without a main process it is unknown whether the hook before it has ended.
     let Some(process) = &record.entrypoint else { return record.sandbox.spec.hooks.before.is_none() };
     let agent = Agent::new(Arc::clone(&core.backend), record.sandbox.id.clone());
     entrypoint::was_started(&agent, process).await.unwrap_or(false)
@@ -137,7 +136,7 @@ async fn adopt(core: &Arc<Core>, mut record: Record, phase: Phase) {
         core.names.place(key).lead_to(record.sandbox.id.clone());
     }
     let (handle, driver) = Driver::new(core, record);
-    // The limit is for new ones; what exists already is kept whatever it says now.
+    // The limit applies to new sandboxes only; existing ones are kept whatever it is now.
     if core.registry.add(handle, Room::Below(usize::MAX), &Quota::default()).is_ok() {
         core.tasks.spawn(driver.adopt());
     }
@@ -151,21 +150,21 @@ async fn destroy(core: &Arc<Core>, record: Record, why: Cause) {
             core.events.tell(core.clock.now().wall, &record.sandbox.owner, &id, Phase::Stopped, Some(why));
             core.release_volumes(&id);
             if let Err(error) = core.store.delete(&id).await {
-                tracing::warn!(sandbox = %id, error = %chain(&error), "its row stays for now");
+                tracing::warn!(sandbox = %id, error = %chain(&error), "failed to delete the row of a removed sandbox; the next start removes it");
             }
         }
         Err(error) => {
-            tracing::error!(sandbox = %id, error = %chain(&error), "its driver tries again");
+            tracing::error!(sandbox = %id, error = %chain(&error), "failed to remove sandbox; its driver retries");
             adopt(core, record, Phase::Stopping).await;
         }
     }
 }
 
-/// Nobody remembers it, so nobody can ever ask for it.
+/// No row knows the sandbox, so no client can ever ask for it.
 async fn remove_stranger(core: &Arc<Core>, id: SandboxId) {
-    tracing::warn!(sandbox = %id, "found a sandbox that nobody knows");
+    tracing::warn!(sandbox = %id, "found a sandbox that is not in the store; removing it");
     if let Err(error) = core.destroy(&id).await {
-        tracing::error!(sandbox = %id, error = %chain(&error), "it is tried again later");
+        tracing::error!(sandbox = %id, error = %chain(&error), "failed to remove a sandbox that is not in the store; retrying later");
         core.tasks.spawn(remove_later(Arc::clone(core), id));
     }
 }
@@ -188,8 +187,8 @@ mod tests {
 
     use super::*;
 
-    /// What was remembered, then what becomes of it if the backend finds nothing, something
-    /// alive, frozen, dead or half.
+    /// `plans` are the expected plans if the backend finds nothing, and a sandbox that is alive, frozen, dead or half
+    /// made.
     fn check(phase: Phase, plans: [Plan; 5]) {
         let conditions = [
             None,
@@ -204,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn every_meeting_of_memory_and_truth_has_an_answer() {
+    fn every_stored_phase_and_found_condition_has_a_plan() {
         use Plan::{Adopt, Destroy, Report};
         let (running, paused, died) = (Adopt(Phase::Running), Adopt(Phase::Paused), Report(Cause::AgentDied));
         check(Phase::Starting, [Destroy, running, paused, Destroy, Destroy]);
@@ -219,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_restart_of_the_host_took_says_so() {
+    fn sandbox_lost_in_a_host_reboot_reports_that_cause() {
         assert_eq!(decide(Phase::Running, None, false), Plan::Report(Cause::HostRebooted));
         assert_eq!(decide(Phase::Running, Some(Condition::Dead), false), Plan::Report(Cause::HostRebooted));
     }

@@ -1,4 +1,4 @@
-//! Every sandbox that exists, in memory: by id, and by owner from the newest to the oldest.
+//! Every existing sandbox, in memory: by id, and by owner sorted by age.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -16,33 +16,33 @@ use crate::hold::Hold;
 use crate::quota::{Cost, Excess, Quota};
 use crate::{Filter, Page, RETRIES, Sandbox};
 
-/// What everybody but its driver knows of a sandbox.
+/// The part of a sandbox's state that is shared outside its driver.
 pub(crate) struct Handle {
     pub(crate) id: SandboxId,
     pub(crate) owner: Owner,
     pub(crate) created: SystemTime,
     pub(crate) epoch: u64,
-    /// The client's name for it.
+    /// The key that leads to this sandbox.
     pub(crate) key: Option<Key>,
-    /// The pool it was taken from.
+    /// The pool that the sandbox was taken from.
     pub(crate) pool: Option<String>,
     pub(crate) hold: Hold,
     pub(crate) cost: Cost,
-    /// The time to live that it was created with.
+    /// The time to live that the sandbox was created with.
     pub(crate) timeout: Option<Duration>,
     pub(crate) idle_timeout: Option<Duration>,
-    /// Its main process, which is the sandbox itself and not a use of it.
+    /// The main process, which is the sandbox itself and not a use of it.
     pub(crate) entrypoint: Option<ProcessId>,
     pub(crate) agent: Agent,
     pub(crate) activity: Arc<Activity>,
     pub(crate) commands: Arc<Commands>,
-    /// Orders for its driver.
+    /// Sends orders to the driver.
     pub(crate) mailbox: mpsc::Sender<Command>,
-    /// What its driver last published.
+    /// The state that the driver last published.
     pub(crate) state: watch::Receiver<Sandbox>,
-    /// Tells its driver that whoever asked for it has gone before it was handed over.
+    /// Cancelled to notify the driver that the client disconnected before the sandbox was handed over.
     pub(crate) abandoned: CancellationToken,
-    /// Tells its driver that it has died, without waiting for a place in the mailbox.
+    /// Notifies the driver of a death, without waiting for room in the mailbox.
     pub(crate) death: watch::Sender<Option<Cause>>,
 }
 
@@ -52,26 +52,25 @@ pub(crate) struct Registry(RwLock<Shelf>);
 #[derive(Default)]
 struct Shelf {
     by_id: HashMap<SandboxId, Arc<Handle>>,
-    /// Each owner's, the newest last.
+    /// The sandboxes of each owner, newest last.
     by_age: HashMap<Owner, Vec<Entry>>,
-    /// How many sandboxes are warm, or about to be. They belong to nobody and stand in no list,
-    /// but take up room.
+    /// How many sandboxes are warm or about to be. They have no owner and are in no list, but take up room.
     warm: usize,
-    /// How many wait for room. Nothing is warmed meanwhile.
+    /// How many callers wait for room. No sandbox is warmed meanwhile.
     waiting: usize,
 }
 
-/// Where a sandbox finds room.
+/// How a new sandbox finds room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Room {
-    /// If there are fewer than so many.
+    /// There must be fewer sandboxes than this.
     Below(usize),
-    /// In the place of a warm one, which it was until now.
+    /// The sandbox was a warm one until now and keeps that room.
     OfWarm,
 }
 
-/// A line of a list. It repeats the phase, so that counting what passes a filter walks over
-/// one piece of memory and not over a thousand.
+/// An entry of an owner's list. It repeats the phase, so that counting the entries that pass a filter walks over one
+/// piece of memory instead of a thousand.
 struct Entry {
     phase: Phase,
     handle: Arc<Handle>,
@@ -81,7 +80,7 @@ struct Entry {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NoRoom {
     Full,
-    /// Its owner would have more of this than it may.
+    /// The owner would exceed its quota.
     OverQuota(Excess),
 }
 
@@ -90,17 +89,17 @@ impl Handle {
         self.state.borrow().phase
     }
 
-    /// Whether it has died. Its files may still be there.
+    /// Whether the sandbox has died. Its files may still exist.
     pub(crate) fn is_dead(&self) -> bool {
         matches!(self.phase(), Phase::Failed(_))
     }
 
-    /// Whether it has died and nothing of its files is left.
+    /// Whether the sandbox has died and its files are lost.
     pub(crate) fn has_lost_files(&self) -> bool {
         self.is_dead() && self.state.borrow().files == Files::Lost
     }
 
-    /// Whether it has died and comes back, with its files, when somebody asks for its name.
+    /// Whether the sandbox has died and will be restarted, with its files, at the next use of its name.
     pub(crate) fn comes_back(&self) -> bool {
         let state = self.state.borrow();
         let restarts = state.files == Files::Kept && state.spec.on_death() == OnDeath::Restart;
@@ -108,11 +107,11 @@ impl Handle {
         matches!(state.phase, Phase::Failed(_)) && restarts && named
     }
 
-    /// Waits until it is told that it ends or has ended.
+    /// Waits until the published phase says that the sandbox ends or has ended.
     pub(crate) async fn ending(&self) {
         let ends =
             |sandbox: &Sandbox| matches!(sandbox.phase, Phase::Stopping | Phase::Stopped | Phase::Failed(_));
-        // Who says nothing more has ended.
+        // A driver that is gone publishes nothing more, so its sandbox has ended.
         self.state.clone().wait_for(ends).await.map(drop).unwrap_or_default();
     }
 
@@ -141,8 +140,8 @@ impl Registry {
             return Err(NoRoom::OverQuota(excess));
         }
         let owned = shelf.by_age.entry(handle.owner.clone()).or_default();
-        let place = owned.partition_point(|entry| entry.handle.age() < handle.age());
-        owned.insert(place, Entry { phase: handle.phase(), handle: Arc::clone(&handle) });
+        let index = owned.partition_point(|entry| entry.handle.age() < handle.age());
+        owned.insert(index, Entry { phase: handle.phase(), handle: Arc::clone(&handle) });
         shelf.by_id.insert(handle.id.clone(), handle);
         if room == Room::OfWarm {
             shelf.warm -= 1;
@@ -150,7 +149,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Takes a place for a warm sandbox, unless somebody needs it more.
+    /// Reserves room for a warm sandbox, unless a caller waits for room.
     pub(crate) fn add_warm(&self, limit: usize) -> bool {
         let mut shelf = self.write();
         let fits = shelf.waiting == 0 && shelf.population() < limit;
@@ -158,12 +157,12 @@ impl Registry {
         fits
     }
 
-    /// A warm sandbox is gone.
+    /// Releases the room of a warm sandbox.
     pub(crate) fn remove_warm(&self) {
         self.write().warm -= 1;
     }
 
-    /// Somebody needs room: nothing is warmed until it is found, or given up.
+    /// Records that a caller needs room: no sandbox is warmed until it finds room or gives up.
     pub(crate) fn begin_waiting(&self) {
         self.write().waiting += 1;
     }
@@ -172,7 +171,7 @@ impl Registry {
         self.write().waiting -= 1;
     }
 
-    /// How many that were taken from this pool there are.
+    /// The number of sandboxes that were taken from this pool.
     pub(crate) fn taken_from(&self, pool: &str) -> usize {
         self.read().by_id.values().filter(|handle| handle.pool.as_deref() == Some(pool)).count()
     }
@@ -180,15 +179,15 @@ impl Registry {
     pub(crate) fn remove(&self, handle: &Handle) {
         let mut shelf = self.write();
         shelf.by_id.remove(&handle.id);
-        if let Some((owned, place)) = shelf.place_of(handle) {
-            owned.remove(place);
+        if let Some((owned, index)) = shelf.place_of(handle) {
+            owned.remove(index);
             if owned.is_empty() {
                 shelf.by_age.remove(&handle.owner);
             }
         }
     }
 
-    /// Counts a dead sandbox as one that runs again, if its owner's quota has room for that.
+    /// Counts a dead sandbox as running again, if its owner's quota has room for that.
     pub(crate) fn revive(&self, handle: &Handle, quota: &Quota) -> Result<(), NoRoom> {
         let mut shelf = self.write();
         let others = shelf.by_age.get(&handle.owner).into_iter().flatten();
@@ -197,16 +196,16 @@ impl Registry {
         if let Some(excess) = cost.exceeds(quota) {
             return Err(NoRoom::OverQuota(excess));
         }
-        if let Some((owned, place)) = shelf.place_of(handle) {
-            owned[place].phase = Phase::Starting;
+        if let Some((owned, index)) = shelf.place_of(handle) {
+            owned[index].phase = Phase::Starting;
         }
         Ok(())
     }
 
     pub(crate) fn set_phase(&self, handle: &Handle, phase: Phase) {
         let mut shelf = self.write();
-        if let Some((owned, place)) = shelf.place_of(handle) {
-            owned[place].phase = phase;
+        if let Some((owned, index)) = shelf.place_of(handle) {
+            owned[index].phase = phase;
         }
     }
 
@@ -214,7 +213,7 @@ impl Registry {
         self.read().by_id.get(id).cloned()
     }
 
-    /// What an owner's sandboxes may use together.
+    /// The sum of what an owner's sandboxes may use.
     pub(crate) fn cost(&self, owner: &Owner) -> Cost {
         self.read().cost_of(owner)
     }
@@ -223,7 +222,7 @@ impl Registry {
         self.read().by_id.len()
     }
 
-    /// How many there are without those that have died or are going.
+    /// The number of sandboxes, except those that have died or are being removed.
     pub(crate) fn living(&self) -> usize {
         let goes = |entry: &&Entry| matches!(entry.phase, Phase::Failed(_) | Phase::Stopping);
         let shelf = self.read();
@@ -234,7 +233,7 @@ impl Registry {
         self.read().by_id.values().cloned().collect()
     }
 
-    /// A page of what passes the filter. Only the page is copied; the rest is only looked at.
+    /// Returns one page of the sandboxes that pass the filter. Only the page is cloned.
     pub(crate) fn list(&self, owner: &Owner, filter: &Filter<'_>) -> Page {
         let mut page = Page { items: Vec::new(), total: 0 };
         let shelf = self.read();
@@ -250,7 +249,7 @@ impl Registry {
         page
     }
 
-    /// The sum of the disks of an owner's sandboxes.
+    /// The sum of the disk limits of an owner's sandboxes.
     pub(crate) fn disk_of(&self, owner: &Owner) -> u64 {
         self.read().cost_of(owner).disk
     }
@@ -264,11 +263,11 @@ impl Registry {
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Shelf> {
-        self.0.read().expect("nobody panics while looking")
+        self.0.read().expect("no thread panics while reading this")
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, Shelf> {
-        self.0.write().expect("nobody panics while moving a handle")
+        self.0.write().expect("no thread panics while moving a handle")
     }
 }
 
@@ -293,7 +292,7 @@ impl Shelf {
 
     fn place_of(&mut self, handle: &Handle) -> Option<(&mut Vec<Entry>, usize)> {
         let owned = self.by_age.get_mut(&handle.owner)?;
-        let place = owned.binary_search_by(|entry| entry.handle.age().cmp(&handle.age())).ok()?;
-        Some((owned, place))
+        let index = owned.binary_search_by(|entry| entry.handle.age().cmp(&handle.age())).ok()?;
+        Some((owned, index))
     }
 }

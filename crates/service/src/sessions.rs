@@ -12,43 +12,43 @@ use crate::core::new_process_id;
 use crate::following::Place;
 use crate::{Following, Service, ServiceError, faults, translate};
 
-/// A shell to keep open.
+/// A request to open a shell that is kept open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenSession {
     pub identity: Identity,
     pub directory: Option<Directory>,
     pub env: BTreeMap<String, String>,
-    /// On a terminal of this size instead of pipes.
+    /// Use a terminal of this size instead of pipes.
     pub terminal: Option<Size>,
-    /// In namespaces of its own.
+    /// Run in separate namespaces.
     pub nest: Option<Nest>,
 }
 
-/// Text for an open shell.
+/// A text to run in an open shell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Run {
     pub text: String,
-    /// Only for this run to start in.
+    /// The working directory of this run only.
     pub directory: Option<Directory>,
     pub deadline: Option<Duration>,
     pub retention: Retention,
     pub backpressure: Backpressure,
     pub busy: Busy,
-    /// For this run alone.
+    /// Variables of this run only.
     pub env: BTreeMap<String, String>,
     pub place: RunPlace,
 }
 
-/// Where a run takes place.
+/// Which shell executes a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunPlace {
-    /// In the shell itself, which it may change.
+    /// The session's own shell, whose state the run may change.
     Shell,
-    /// In a shell of its own beside it, in the same nest.
+    /// A separate shell in the same nest.
     Beside,
 }
 
-/// What happens while another run of the session is on.
+/// The treatment of a run while another run of the session is active.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Busy {
     Refuse,
@@ -68,18 +68,18 @@ impl Service {
         &self,
         owner: &Owner,
         id: &SandboxId,
-        wish: OpenSession,
+        request: OpenSession,
     ) -> Result<SessionId, ServiceError> {
         let (handle, _activity) = self.0.enter(owner, id)?;
         let session = new_process_id()?;
-        match handle.agent.ask(Request::OpenSession(translate::open_session(&session, wish))).await? {
+        match handle.agent.ask(Request::OpenSession(translate::open_session(&session, request))).await? {
             Ok(Reply::Ok | Reply::Started { .. }) => Ok(session),
             Ok(_) => Err(handle.agent.unexpected()),
             Err(fault) => Err(faults::of_launch(&handle.agent, handle.commands.limit(), fault)),
         }
     }
 
-    /// Runs text in an open shell; the run is a process of its own.
+    /// Runs text in an open shell; the run is a process with its own id.
     pub async fn run(
         &self,
         owner: &Owner,
@@ -104,7 +104,7 @@ impl Service {
         let queued = run.busy == Busy::Queue;
         let mut connection = agent.call(Request::Run(translate::run(session, &name, run))).await?;
         let answer = if queued {
-            // Others come first, for as long as they take.
+            // Other runs come first, however long they take.
             connection.answer().await.map_err(|source| agent.failed("answer", source))?
         } else {
             agent.first_answer(&mut connection).await?
@@ -130,7 +130,7 @@ impl Service {
         }
     }
 
-    /// Whether sessions of a sandbox can have nests; if not, why.
+    /// Whether sessions of a sandbox can have nests; if not, the reason.
     pub async fn nesting(&self, owner: &Owner, id: &SandboxId) -> Result<Result<(), String>, ServiceError> {
         let handle = self.0.reach(owner, id)?;
         match handle.agent.ask(Request::Nesting).await? {
@@ -140,8 +140,8 @@ impl Service {
         }
     }
 
-    /// The text that was kept with a session's nest. It comes from inside: whoever reads it trusts
-    /// nothing in it.
+    /// The text that was stored with a session's nest. It comes from inside the sandbox, so no part of it can be
+    /// trusted.
     pub async fn nest_note(
         &self,
         owner: &Owner,

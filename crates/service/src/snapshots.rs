@@ -1,11 +1,11 @@
-//! Snapshots: the files of a sandbox at one moment, kept for sandboxes to come.
+//! Snapshots: the files of a sandbox at one moment, kept to make other sandboxes from.
 //!
 //! ```text
-//! create ─► Creating ─► Ready ─► Deleting ─► gone
+//! create ─► Creating ─► Ready ─► Deleting ─► removed
 //!               └─► Failed ──────┘
 //! ```
-//! A row exists before anything is made and goes after everything is gone, so that a start knows
-//! what was meant. Taking one goes on in a task of its own, whoever asked for it.
+//! The row is written before anything is made and deleted after everything is removed, so that a start knows what was
+//! intended. A snapshot is taken in a separate task, even if its client disconnects.
 
 mod commit;
 mod inheritance;
@@ -32,7 +32,7 @@ const FORGET: Duration = Duration::from_secs(60);
 /// The longest name that a client may give.
 const LONGEST_NAME: usize = 256;
 
-/// Which snapshots to list: all that match whatever is named.
+/// Selects the snapshots that match all given fields.
 pub struct SnapshotFilter<'a> {
     pub sandbox: Option<&'a str>,
     pub name: Option<&'a str>,
@@ -41,16 +41,16 @@ pub struct SnapshotFilter<'a> {
     pub limit: usize,
 }
 
-/// A part of a list of snapshots.
+/// One page of a list of snapshots.
 #[derive(Clone, Debug)]
 pub struct SnapshotPage {
     pub items: Vec<Snapshot>,
-    /// How many there are in all that pass the filter.
+    /// The number of snapshots that pass the filter, on all pages.
     pub total: usize,
 }
 
 impl Service {
-    /// Begins to keep the files of a sandbox that runs or has died. It is ready, or has failed, a moment later.
+    /// Begins to take a snapshot of a sandbox that runs or has died. It becomes ready, or fails, a moment later.
     pub async fn take_snapshot(
         &self,
         owner: &Owner,
@@ -65,12 +65,12 @@ impl Service {
         self.0.snapshots.find(owner, id).ok_or_else(|| ServiceError::NoSnapshot(id.clone()))
     }
 
-    /// Newest first.
+    /// Lists snapshots, newest first.
     pub fn snapshots(&self, owner: &Owner, filter: &SnapshotFilter<'_>) -> SnapshotPage {
         self.0.snapshots.list(owner, filter)
     }
 
-    /// Returns when it is gone. Sandboxes that were made from it keep their files.
+    /// Returns when the snapshot is removed. Sandboxes that were made from it keep their files.
     pub async fn delete_snapshot(&self, owner: &Owner, id: &SnapshotId) -> Result<Outcome, ServiceError> {
         let deleted = self.0.delete_snapshot(owner, id).await;
         deleted.inspect_err(self.0.failed("delete a snapshot", owner, None))
@@ -90,16 +90,16 @@ impl Core {
         }
         if !has_files(&handle) {
             let message = format!(
-                "sandbox `{id}` is {}; a snapshot is taken of one that runs, or that died and kept its files",
+                "sandbox `{id}` is {}; a snapshot needs a sandbox that runs, or that died and kept its files",
                 handle.phase()
             );
             return Err(ServiceError::Snapshot { problem: SnapshotProblem::Source, message });
         }
         if name.as_ref().is_some_and(|name| name.is_empty() || name.len() > LONGEST_NAME) {
-            let message = format!("the name of a snapshot has 1 to {LONGEST_NAME} bytes");
+            let message = format!("a snapshot name must have 1 to {LONGEST_NAME} bytes");
             return Err(ServiceError::Invalid(message));
         }
-        // What it will hold is set aside for it until it is taken.
+        // The expected size is reserved until the snapshot is taken.
         let usage = self.usage_of(id).await?;
         let size = usage.disk.unwrap_or(Bytes(handle.cost.disk));
         let snapshot = Snapshot {
@@ -116,14 +116,14 @@ impl Core {
         };
         self.put_on_shelf(snapshot.clone())?;
         let (noted, wait) = oneshot::channel();
-        // From here on it goes its way, even if the client does not wait for the answer.
+        // From here on it is taken even if the client does not wait for the answer.
         self.tasks.spawn(making::make(Arc::clone(self), snapshot.clone(), noted));
         wait.await.unwrap_or(Err(ServiceError::Stopping)).map(|()| snapshot)
     }
 
     fn cannot_keep(&self, id: &SandboxId) -> ServiceError {
         let source = backend::BackendError::Unsupported {
-            message: "disks are in memory here, and end with their sandbox".to_owned(),
+            message: "disks are in memory on this server and end with their sandbox".to_owned(),
             hint: Some("run the server as root".to_owned()),
         };
         ServiceError::Backend {
@@ -134,7 +134,7 @@ impl Core {
         }
     }
 
-    /// Refuses a snapshot that would hold more than its owner may have on disk.
+    /// Refuses a snapshot that would exceed the disk quota of its owner.
     fn put_on_shelf(&self, snapshot: Snapshot) -> Result<(), ServiceError> {
         let owner = snapshot.owner.clone();
         let most = self.config().quotas.of(&owner).disk;
@@ -152,49 +152,50 @@ impl Core {
     ) -> Result<Outcome, ServiceError> {
         let snapshot = self.snapshots.begin_to_delete(owner, id)?;
         let core = Arc::clone(self);
-        // A task of its own: a client that goes away must not leave it half deleted.
+        // It runs in a separate task, so that a client that disconnects does not leave it half deleted.
         let deleting = self.tasks.spawn(async move { core.forget_snapshot(snapshot).await });
         deleting.await.unwrap_or(Err(ServiceError::Stopping))
     }
 
-    /// Removes the files, then the row. What fails is tried again at the next delete or start.
+    /// Removes the files, then the row. A failure is retried at the next delete or start.
     async fn forget_snapshot(&self, snapshot: Snapshot) -> Result<Outcome, ServiceError> {
         let noted = self.store.keep_snapshot(&snapshot).await;
-        noted.map_err(|source| ServiceError::Store { action: "note the end of a snapshot", source })?;
+        noted
+            .map_err(|source| ServiceError::Store { action: "record the deletion of a snapshot", source })?;
         let (id, sandbox) = (&snapshot.id, &snapshot.sandbox);
         let forget = self.backend.forget_snapshot(id);
         self.ask_backend("delete a snapshot of", sandbox, FORGET, forget).await?;
         let deleted = self.store.delete_snapshot(id).await;
-        deleted.map_err(|source| ServiceError::Store { action: "forget a snapshot", source })?;
+        deleted.map_err(|source| ServiceError::Store { action: "delete a snapshot", source })?;
         self.snapshots.remove(id);
-        tracing::info!(snapshot = %id, "a snapshot was deleted");
+        tracing::info!(snapshot = %id, "snapshot deleted");
         Ok(Outcome::Done)
     }
 
-    /// Completes the request for a sandbox that begins with a snapshot: what the caller left open is
-    /// inherited. The snapshot cannot be deleted for as long as the returned value lives.
+    /// Completes the request for a sandbox that is made from a snapshot: settings that the caller left open are
+    /// inherited. The snapshot cannot be deleted until the returned value is dropped.
     pub(crate) fn stand_on_snapshot(
         self: &Arc<Self>,
         owner: &Owner,
-        wish: &mut Create,
+        request: &mut Create,
     ) -> Result<Option<Using>, ServiceError> {
-        let Some(id) = &wish.spec.snapshot else { return Ok(None) };
+        let Some(id) = &request.spec.snapshot else { return Ok(None) };
         let (snapshot, using) = self.snapshots.start_using(self, owner, id)?;
         let least = snapshot.size;
-        if let Some(named) = wish.spec.resources.disk.filter(|named| *named < least) {
+        if let Some(named) = request.spec.resources.disk.filter(|named| *named < least) {
             let message = format!("a disk of {named} is too small for snapshot `{id}`, which holds {least}");
             return Err(ServiceError::Snapshot { problem: SnapshotProblem::Restore, message });
         }
-        wish.spec.resources.disk.get_or_insert(snapshot.disk.max(least));
-        wish.spec.image = snapshot.image;
+        request.spec.resources.disk.get_or_insert(snapshot.disk.max(least));
+        request.spec.image = snapshot.image;
         if let Some(settings) = snapshot.settings {
-            inheritance::inherit_settings(wish, settings, self.config().longest_timeout);
+            inheritance::inherit_settings(request, settings, self.config().longest_timeout);
         }
         Ok(Some(using))
     }
 }
 
-/// Whether a sandbox has files that can be kept now.
+/// Whether a sandbox has files that a snapshot can be taken of now.
 fn has_files(handle: &Handle) -> bool {
     match handle.phase() {
         Phase::Running => true,

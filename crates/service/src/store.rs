@@ -1,8 +1,8 @@
-//! The durable copy of what the service knows: SQLite behind one thread.
+//! The durable copy of the service's state: SQLite behind one thread.
 //!
-//! Nothing is read from it after the start; it answers one question, "what was I about to do
-//! when I died?". A write is answered when a crash of any of our processes cannot lose it
-//! (WAL, `synchronous = NORMAL`); after a power loss no sandbox lives anyway.
+//! Nothing is read from it after the start; it only says what the server was about to do when it died. A write is
+//! confirmed when a crash of any of our processes cannot lose it (WAL, `synchronous = NORMAL`); after a power loss no
+//! sandbox is alive anyway.
 
 mod columns;
 mod events;
@@ -31,13 +31,13 @@ use crate::Hour;
 use crate::api_keys::{ApiKey, KeptKey};
 use crate::events::Recorded;
 
-/// How many writes may wait for the thread.
+/// How many writes may be queued for the thread.
 const QUEUE: usize = 256;
 
-/// How long a write waits for somebody who looks at the file with another program.
+/// How long a write waits while another program has the file locked.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Each brings the schema to its version from the one before.
+/// Each step migrates the schema to its version from the previous one.
 const MIGRATIONS: &[(u32, &str)] = &[
     (1, include_str!("store/migrations/0001_sandboxes_and_keys.sql")),
     (2, include_str!("store/migrations/0002_keys.sql")),
@@ -60,35 +60,35 @@ pub enum StoreError {
     Unreadable { id: String, column: &'static str, source: serde_json::Error },
     #[error("the row of pool `{name}` cannot be read")]
     UnreadablePool { name: String, source: serde_json::Error },
-    #[error("the row `{0}` does not bear the id of a sandbox")]
+    #[error("the row `{0}` does not have a valid id")]
     NotOurs(String),
-    #[error("the database has version {0}, made by a newer server")]
+    #[error("the database has version {0}, which a newer server made")]
     Newer(u32),
     #[error("the store is closed")]
     Closed,
 }
 
 impl StoreError {
-    /// Whether the disk has no room.
+    /// Whether the disk is full.
     pub(crate) fn is_full(&self) -> bool {
         let Self::Sqlite { source, .. } = self else { return false };
         source.sqlite_error_code() == Some(ErrorCode::DiskFull)
     }
 }
 
-/// What a start finds.
+/// The stored state, as a start finds it.
 pub(crate) struct Kept {
     pub(crate) records: Vec<Record>,
     pub(crate) keys: Vec<KeptKey>,
     pub(crate) pools: Vec<KeptPool>,
     pub(crate) snapshots: Vec<Snapshot>,
-    /// The oldest first.
+    /// Sorted oldest first.
     pub(crate) events: Vec<Recorded>,
     pub(crate) volumes: Vec<KeptVolume>,
     pub(crate) hours: Vec<Hour>,
 }
 
-/// A handle to the thread that writes.
+/// A handle to the writer thread.
 pub(crate) struct Store {
     queue: mpsc::Sender<Write>,
 }
@@ -114,7 +114,7 @@ enum Write {
 }
 
 impl Store {
-    /// Opens or makes the database and reads all that is in it.
+    /// Opens or creates the database and reads its whole content.
     pub(crate) fn open(path: &Path) -> Result<(Self, Kept), StoreError> {
         let mut connection = connect(path)?;
         migrate(&mut connection)?;
@@ -138,27 +138,27 @@ impl Store {
         self.ask(|answer| Write::Insert(row, answer)).await
     }
 
-    /// Writes a sandbox in the place of the warm one that it was.
+    /// Replaces the row of a warm sandbox by that of its owner's sandbox.
     pub(crate) async fn claim(&self, record: &Record) -> Result<(), StoreError> {
         let row = Box::new(Row::of(record));
         self.ask(|answer| Write::Claim(row, answer)).await
     }
 
-    /// Writes what has changed of a sandbox, and waits until it is durable.
+    /// Writes the changed columns of a sandbox, and waits until they are durable.
     pub(crate) async fn update(&self, record: &Record) -> Result<(), StoreError> {
         let row = Box::new(Row::of(record));
         self.ask(|answer| Write::Update(row, Some(answer))).await
     }
 
-    /// As [`Store::update`], but only takes its place in the queue. A failure is logged.
+    /// Like [`Store::update`], but returns when the write is queued. A failure is logged.
     pub(crate) async fn update_later(&self, record: &Record) {
         let write = Write::Update(Box::new(Row::of(record)), None);
         if self.queue.send(write).await.is_err() {
-            tracing::warn!(sandbox = %record.sandbox.id, "the store is closed; a change was not kept");
+            tracing::warn!(sandbox = %record.sandbox.id, "the store is closed; a change of a sandbox was not stored");
         }
     }
 
-    /// Removes a row, or has it removed later if the disk has no room for the change now.
+    /// Removes a row, or has it removed later if the disk is too full for the change now.
     pub(crate) async fn delete(&self, id: &SandboxId) -> Result<(), StoreError> {
         self.ask(|answer| Write::Delete(id.clone(), answer)).await
     }
@@ -171,7 +171,7 @@ impl Store {
         self.ask(|answer| Write::DeleteKey(id.to_owned(), answer)).await
     }
 
-    /// Keeps a pool, new or changed.
+    /// Stores a pool, new or changed.
     pub(crate) async fn put_pool(&self, pool: &KeptPool) -> Result<(), StoreError> {
         self.ask(|answer| Write::PutPool(Box::new(pool.clone()), answer)).await
     }
@@ -180,12 +180,12 @@ impl Store {
         self.ask(|answer| Write::DeletePool(name.to_owned(), answer)).await
     }
 
-    /// Writes what becomes of a volume, and waits until it is durable.
+    /// Stores a change of a volume, and waits until it is durable.
     pub(crate) async fn change_volume(&self, change: VolumeChange) -> Result<(), StoreError> {
         self.ask(|answer| Write::Volume(change, answer)).await
     }
 
-    /// Writes a snapshot as it is now, known before or not.
+    /// Stores the current state of a snapshot, new or changed.
     pub(crate) async fn keep_snapshot(&self, snapshot: &Snapshot) -> Result<(), StoreError> {
         self.ask(|answer| Write::Snapshot(Box::new(snapshot.clone()), answer)).await
     }
@@ -194,17 +194,17 @@ impl Store {
         self.ask(|answer| Write::DeleteSnapshot(id.clone(), answer)).await
     }
 
-    /// Keeps events; only takes its place in the queue. A failure is logged.
+    /// Queues events to be stored. A failure is logged.
     pub(crate) async fn keep_events(&self, events: Vec<Recorded>) {
         if self.queue.send(Write::Events(events)).await.is_err() {
-            tracing::warn!("the store is closed; some events were not kept");
+            tracing::warn!("the store is closed; some events were not stored");
         }
     }
 
-    /// As [`Store::keep_events`], for what was used.
+    /// Like [`Store::keep_events`], for the usage of hours.
     pub(crate) async fn keep_hours(&self, hours: Vec<Hour>) {
         if self.queue.send(Write::Hours(hours)).await.is_err() {
-            tracing::warn!("the store is closed; what was used last was not kept");
+            tracing::warn!("the store is closed; the latest usage was not stored");
         }
     }
 
@@ -212,7 +212,7 @@ impl Store {
     pub(crate) async fn close(&self) {
         let (done, wait) = oneshot::channel();
         if self.queue.send(Write::Close(done)).await.is_ok() {
-            // An error here means that the thread has ended, which is what was wanted.
+            // An error here means that the thread has already ended.
             wait.await.ok();
         }
     }
@@ -224,8 +224,8 @@ impl Store {
     }
 }
 
-/// Copies the database of a server as it is in one moment, also while the server writes to it. A
-/// server that never started has none. The directory belongs to the server, so links are not followed.
+/// Makes a consistent copy of a server's database, even while the server writes to it. If the server never started,
+/// there is none. The directory belongs to the server, so links are not followed.
 pub fn copy_database(server_dir: &Path, target: &Path) -> Result<(), StoreError> {
     let path = server_dir.join("coracle.db");
     if !path.exists() {

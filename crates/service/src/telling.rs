@@ -1,7 +1,7 @@
-//! A run of code: what it prints, and what its kernel tells about it.
+//! A run of code: its output, and the events that its kernel reports.
 //!
-//! A kernel is a program among attackers, and so is the agent: what is told is a line of JSON
-//! of bounded length, and one that cannot be read is no more than that.
+//! Neither the kernel nor the agent is trusted: each event is one line of JSON of bounded length, and a line that
+//! cannot be parsed becomes [`CodeEvent::Garbled`].
 
 mod tell;
 
@@ -14,18 +14,18 @@ use crate::{Ended, Following, Reach, Service, ServiceError};
 
 pub use tell::{CodeError, Forms};
 
-/// The longest line that is put together again; agents cut before.
+/// The longest line that is reassembled; agents cut lines before this.
 const LONGEST_LINE: usize = (8 << 20) + 1;
 
-/// Code that runs. Dropping it leaves the code to run on, or interrupts it, as was wished.
+/// A run of code. Dropping it lets the code run on or interrupts it, as [`crate::Unread`] says.
 pub struct Running {
     following: Following,
     lines: Lines,
-    /// Who interrupts it when it is dropped before its end.
+    /// Interrupts the code when this is dropped before its end.
     interrupter: Option<Interrupter>,
 }
 
-/// What happens with code that runs.
+/// An event of running code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CodeEvent {
     Output {
@@ -39,12 +39,12 @@ pub enum CodeEvent {
     },
     /// The number of this run in its context, counted from the start of the kernel.
     Count(u64),
-    /// Something that was to be shown.
+    /// A value that the code displayed.
     Display(Forms),
     /// The value of the last expression.
     Result(Forms),
     Error(CodeError),
-    /// The kernel told something that makes no sense, or too much at once.
+    /// The kernel sent a line that cannot be parsed or exceeds a limit.
     Garbled,
     /// The last event.
     Ended(Ended),
@@ -56,13 +56,13 @@ pub(crate) struct Interrupter {
     pub(crate) id: SandboxId,
 }
 
-/// Lines that come in pieces.
+/// Reassembles lines that arrive in pieces.
 #[derive(Default)]
 struct Lines {
     line: Vec<u8>,
-    /// More of what has come, to be looked at next.
+    /// Received bytes that are not split into lines yet.
     rest: Bytes,
-    /// The beginning of this line may be missing, so that it says nothing if it makes no sense.
+    /// The beginning of this line may be missing; if the line cannot be parsed, it is dropped silently.
     broken: bool,
 }
 
@@ -71,7 +71,7 @@ impl Running {
         Self { following, lines: Lines::default(), interrupter }
     }
 
-    /// Waits for the next event. It may be dropped and called again without losing one.
+    /// Waits for the next event. The future may be dropped and called again without losing an event.
     pub async fn next(&mut self) -> Result<CodeEvent, ServiceError> {
         loop {
             if let Some(event) = self.lines.next() {
@@ -96,18 +96,18 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         let Some(Interrupter { service, owner, id }) = self.interrupter.take() else { return };
-        // Not the context: by now it may run the code of somebody who does read.
+        // The signal goes to the run and not to the context, which may run other code by now.
         let run = self.following.process.clone();
         tokio::spawn(async move {
             if let Err(error) = service.signal(&owner, &id, &run, SIGINT, Reach::Group).await {
-                tracing::debug!(%error, "code that nobody reads could not be interrupted");
+                tracing::debug!(%error, "failed to interrupt code whose reader disconnected");
             }
         });
     }
 }
 
 impl Lines {
-    /// What the next whole line tells, if one has come.
+    /// Returns the event of the next complete line, if one has arrived.
     fn next(&mut self) -> Option<CodeEvent> {
         while !self.rest.is_empty() {
             let end = self.rest.iter().position(|byte| *byte == b'\n');
@@ -133,7 +133,7 @@ impl Lines {
 mod tests {
     use super::*;
 
-    fn told(pieces: &[&str]) -> Vec<CodeEvent> {
+    fn parse_pieces(pieces: &[&str]) -> Vec<CodeEvent> {
         let mut lines = Lines::default();
         let mut events = Vec::new();
         for piece in pieces {
@@ -150,8 +150,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_may_come_in_pieces_and_several_at_once() {
-        let events = told(&[
+    fn events_may_arrive_in_pieces_and_several_at_once() {
+        let events = parse_pieces(&[
             "{\"count\":3}\n{\"resu",
             "lt\":{\"text/plain\":\"4\"}}\n{\"display\":",
             "{\"a\":\"b\"}}\n",
@@ -165,15 +165,15 @@ mod tests {
     }
 
     #[test]
-    fn an_error_has_at_least_a_name() {
-        let CodeEvent::Error(error) = &told(&["{\"error\":{\"ename\":\"E\"}}\n"])[0] else {
+    fn error_needs_only_a_name() {
+        let CodeEvent::Error(error) = &parse_pieces(&["{\"error\":{\"ename\":\"E\"}}\n"])[0] else {
             panic!("an error")
         };
         assert_eq!((error.name.as_str(), error.value.as_str(), error.traceback.len()), ("E", "", 0));
     }
 
     #[test]
-    fn nonsense_is_told_as_such_and_does_no_harm() {
+    fn unreadable_lines_become_garbled_events() {
         for nonsense in [
             "\n",
             "{}\n",
@@ -186,12 +186,15 @@ mod tests {
             "{\"error\":{}}\n",
             "{\"no\":1}\n",
         ] {
-            assert_eq!(told(&[nonsense, "{\"count\":1}\n"]), [CodeEvent::Garbled, CodeEvent::Count(1)]);
+            assert_eq!(
+                parse_pieces(&[nonsense, "{\"count\":1}\n"]),
+                [CodeEvent::Garbled, CodeEvent::Count(1)]
+            );
         }
     }
 
     #[test]
-    fn an_endless_line_takes_no_more_than_the_longest() {
+    fn endless_line_is_bounded_in_memory() {
         let mut lines = Lines::default();
         for _ in 0..10 {
             lines.rest = Bytes::from(vec![b'x'; 1 << 20]);
@@ -204,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_gap_has_cut_is_passed_over() {
+    fn line_cut_by_a_gap_is_skipped() {
         let mut lines = Lines { broken: true, ..Lines::default() };
         lines.rest = Bytes::from_static(b"st of it\"}}\n{\"count\":1}\nx\n");
         assert_eq!(lines.next(), Some(CodeEvent::Count(1)));

@@ -1,6 +1,6 @@
-//! Facts about the whole service, over a backend that only pretends.
+//! Tests of the whole service, over a fake backend.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod acceptance;
 mod acquire;
@@ -30,7 +30,7 @@ use crate::registry::Handle;
 use crate::{Config, Create, Filter, Page, Quotas, Sandbox, Service};
 use pretend::Pretend;
 
-/// A service with its own state directory and the backend it stands on.
+/// A service with its own state directory and its fake backend.
 struct Bench {
     service: Service,
     backend: Arc<Pretend>,
@@ -48,7 +48,7 @@ impl Bench {
         Self { service, backend, state, owner: Owner::single() }
     }
 
-    /// Ends the server as a crash would, as far as one process can: nothing is told to anybody.
+    /// Ends the server as a crash would, as far as one process can: clients and the backend are not notified.
     async fn crash(self) -> (Arc<Pretend>, TempDir) {
         self.service.stop().await;
         (self.backend, self.state)
@@ -68,14 +68,14 @@ impl Bench {
         self.service.0.registry.find(&sandbox.id).unwrap()
     }
 
-    /// Waits until nothing is known of the sandbox any more.
+    /// Waits until the sandbox is removed.
     async fn gone(&self, sandbox: &Sandbox) {
         let Some(handle) = self.service.0.registry.find(&sandbox.id) else { return };
         let mut state = handle.state.clone();
         state.wait_for(|sandbox| sandbox.phase == Phase::Stopped).await.unwrap();
     }
 
-    /// Waits until there are so many.
+    /// Waits until there are `count` sandboxes.
     async fn until_count(&self, count: usize) {
         while self.all().total != count {
             tokio::task::yield_now().await;

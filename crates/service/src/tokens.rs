@@ -1,7 +1,7 @@
-//! Secrets: the server's own, and the tokens made from it.
+//! Secrets: the server's own, and the tokens derived from it.
 //!
-//! A token is a keyed hash of its purpose, the sandbox and an epoch, so none is ever stored
-//! and a restarted server makes the same one again.
+//! A token is a keyed hash of its purpose, the sandbox and an epoch, so no token is stored, and a restarted server
+//! derives the same one again.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -40,11 +40,11 @@ impl fmt::Display for Secret {
     }
 }
 
-/// Makes tokens.
+/// Derives tokens from the server's secret.
 pub(crate) struct Mint([u8; SECRET_BYTES]);
 
 impl Mint {
-    /// Reads the server's secret, or makes it on the first start.
+    /// Reads the server's secret, or creates it on the first start.
     pub(crate) fn open(state_dir: &Path) -> io::Result<Self> {
         let path = state_dir.join("secret");
         match File::open(&path) {
@@ -75,7 +75,7 @@ fn read_secret(file: File) -> io::Result<[u8; SECRET_BYTES]> {
     bytes.try_into().map_err(wrong)
 }
 
-/// Writes under another name first, so that a crash leaves no half secret.
+/// Writes under another name first, so that a crash leaves no incomplete secret.
 fn make_secret(path: &Path) -> io::Result<[u8; SECRET_BYTES]> {
     let secret = random()?;
     let draft = path.with_extension("new");
@@ -86,7 +86,7 @@ fn make_secret(path: &Path) -> io::Result<[u8; SECRET_BYTES]> {
     Ok(secret)
 }
 
-/// Bytes that nobody can guess.
+/// Random bytes from the kernel.
 pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     let mut filled = 0;
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_opens_one_sandbox_for_one_purpose_in_one_epoch() -> io::Result<()> {
+    fn token_opens_one_sandbox_for_one_purpose_in_one_epoch() -> io::Result<()> {
         let dir = tempfile::tempdir()?;
         let mint = Mint::open(dir.path())?;
         let token = mint.token(&id(1), "exec", 0);
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn another_server_makes_other_tokens() -> io::Result<()> {
+    fn another_server_derives_other_tokens() -> io::Result<()> {
         let (one, two) = (tempfile::tempdir()?, tempfile::tempdir()?);
         let token = Mint::open(one.path())?.token(&id(1), "exec", 0);
         assert!(!Mint::open(two.path())?.is_right(&id(1), "exec", 0, token.expose()));
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_secret_is_refused_and_not_replaced() -> io::Result<()> {
+    fn damaged_secret_is_refused_and_not_replaced() -> io::Result<()> {
         let dir = tempfile::tempdir()?;
         std::fs::write(dir.path().join("secret"), b"short")?;
         assert!(Mint::open(dir.path()).is_err());
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_never_prints_itself() {
+    fn secret_is_never_printed() {
         let secret = Secret("hunter2".to_owned());
         assert_eq!(format!("{secret} {secret:?}"), "*** ***");
     }

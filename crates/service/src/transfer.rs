@@ -1,7 +1,7 @@
-//! Bulk bytes to and from a sandbox, at the pace of the slower side.
+//! Transfers bulk bytes to and from a sandbox, at the speed of the slower side.
 //!
-//! No more than one piece is held in either direction, whatever the size of the file, and the
-//! bytes of a piece are never copied: what was read from one connection is written to the other.
+//! At most one piece is held in memory in either direction, whatever the size of the file, and the bytes of a piece are
+//! never copied: the buffer that was read from one connection is written to the other.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -19,14 +19,14 @@ use crate::{AgentStream, ServiceError, WatchEvent, faults, translate};
 
 /// The content of a file, as a stream of pieces.
 pub struct Reading {
-    /// The whole size of the file, whatever part of it is read.
+    /// The size of the whole file, whatever part of it is read.
     pub size: u64,
     agent: Agent,
     connection: Connection,
-    /// How much may still come.
+    /// How many bytes may still arrive.
     left: u64,
     over: bool,
-    /// Runs out if the agent, not the reader, lets us wait.
+    /// Set while we wait for the agent (not for the reader), and expires after [`STALL`].
     stall: Option<Pin<Box<Sleep>>>,
     _use: Use,
 }
@@ -45,7 +45,7 @@ pub struct Watching {
     _use: Use,
 }
 
-/// A tunnel into the sandbox: bytes that were read with the answer, then the stream.
+/// A tunnel into the sandbox: first the bytes that were read with the answer, then the stream.
 pub(crate) struct Tunnel {
     stream: AgentStream,
     early: Bytes,
@@ -64,7 +64,7 @@ impl Reading {
         Self { size, agent, connection, left, over: false, stall: None, _use: activity }
     }
 
-    /// The next piece; `None` when all was read.
+    /// The next piece; `None` at the end.
     pub async fn next(&mut self) -> Result<Option<Bytes>, ServiceError> {
         poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await.transpose()
     }
@@ -74,19 +74,19 @@ impl Reading {
             let stall = self.stall.get_or_insert_with(|| Box::pin(tokio::time::sleep(STALL)));
             ready!(stall.as_mut().poll(context));
             let slow = AgentError::TooSlow("read more of the file");
-            return Poll::Ready(Err(self.agent.failed("be read from", slow)));
+            return Poll::Ready(Err(self.agent.failed("send a file", slow)));
         };
         self.stall = None;
         Poll::Ready(self.take(frame))
     }
 
     fn take(&mut self, frame: Result<Option<Frame>, AgentError>) -> Result<Option<Bytes>, ServiceError> {
-        let broken = |source| self.agent.failed("be read from", source);
+        let broken = |source| self.agent.failed("send a file", source);
         match frame.and_then(|frame| frame.ok_or(AgentError::EndedEarly)).map_err(broken)? {
             Frame::Data(bytes) => {
                 let length = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
                 self.left = self.left.checked_sub(length).filter(|_| length > 0).ok_or_else(|| {
-                    broken(AgentError::Impossible("more of the file than was asked for, or nothing"))
+                    broken(AgentError::Impossible("more of the file than was requested, or an empty piece"))
                 })?;
                 Ok(Some(bytes))
             }
@@ -117,7 +117,7 @@ impl Writing {
         Self { agent, connection, _use: activity }
     }
 
-    /// Returns when the bytes are on their way into the sandbox.
+    /// Returns when the bytes are sent to the agent.
     pub async fn send(&mut self, bytes: Bytes) -> Result<(), ServiceError> {
         self.connection.queue_data(bytes);
         self.flush().await
@@ -127,7 +127,7 @@ impl Writing {
     pub async fn finish(mut self) -> Result<(), ServiceError> {
         self.connection.queue_end();
         self.flush().await?;
-        let answer = within(STALL, "see the file in place", self.connection.answer()).await;
+        let answer = within(STALL, "write the file", self.connection.answer()).await;
         match answer.map_err(|source| self.agent.failed("write the file", source))? {
             Ok(Reply::Ok) => Ok(()),
             Ok(_) => Err(self.agent.unexpected()),
@@ -135,8 +135,8 @@ impl Writing {
         }
     }
 
-    /// Sends what is queued. An agent that cannot go on says why before it hangs up, so its
-    /// side is watched meanwhile, and looked at once more when the connection breaks.
+    /// Sends the queued bytes. An agent that cannot continue sends a fault before it hangs up, so its side is polled
+    /// meanwhile, and read once more when the connection breaks.
     async fn flush(&mut self) -> Result<(), ServiceError> {
         let connection = &mut self.connection;
         let sent = poll_fn(|context| match connection.poll_frame(context) {

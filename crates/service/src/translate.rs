@@ -1,4 +1,4 @@
-//! Between our words and those of the wire. What comes from the agent is checked here.
+//! Converts between the types of the service and those of the wire protocol. Data from the agent is validated here.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -15,7 +15,7 @@ use crate::{
     Reach, Run, RunPlace, SessionStatus, TreeKind, TreeUsage, WatchEvent,
 };
 
-/// The years 1 to 9999: what every calendar and every format can show.
+/// The years 1 to 9999, which every calendar and format can show.
 const CALENDAR: std::ops::RangeInclusive<i64> = -62_135_596_800_000..=253_402_300_799_999;
 
 pub(crate) fn start(id: &ProcessId, process: Process) -> wire::process::Start {
@@ -40,14 +40,14 @@ pub(crate) fn start(id: &ProcessId, process: Process) -> wire::process::Start {
     }
 }
 
-pub(crate) fn open_session(id: &SessionId, wish: OpenSession) -> wire::process::OpenSession {
+pub(crate) fn open_session(id: &SessionId, request: OpenSession) -> wire::process::OpenSession {
     wire::process::OpenSession {
         session: id.as_str().to_owned(),
-        identity: identity(&wish.identity),
-        directory: wish.directory.map(directory),
-        env: wish.env,
-        terminal: wish.terminal.map(terminal),
-        nest: wish.nest.map(nest),
+        identity: identity(&request.identity),
+        directory: request.directory.map(directory),
+        env: request.env,
+        terminal: request.terminal.map(terminal),
+        nest: request.nest.map(nest),
     }
 }
 
@@ -137,7 +137,7 @@ fn retention(retention: Retention, backpressure: Backpressure) -> wire::process:
     wire::process::Retention { first, last, hold, stall_ms: stall_limit.map(millis) }
 }
 
-/// Whole milliseconds, and never none: a deadline of zero would mean something else.
+/// Whole milliseconds, at least one: a deadline of zero would have another meaning.
 fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_micros().div_ceil(1000)).unwrap_or(u64::MAX).max(1)
 }
@@ -180,7 +180,7 @@ pub(crate) fn tree(tree: wire::process::TreeStatus) -> Result<ProcessTree, Agent
     })
 }
 
-/// A session of an agent that does not know [`wire::Request::Trees`].
+/// A session of an agent that does not support [`wire::Request::Trees`].
 pub(crate) fn session_tree(status: &wire::process::SessionStatus) -> Result<ProcessTree, AgentError> {
     let shell = if status.terminal { "terminal" } else { "shell" };
     Ok(ProcessTree {
@@ -271,10 +271,10 @@ pub(crate) fn watch_event(event: wire::files::WatchEvent) -> WatchEvent {
 }
 
 fn process_id(text: &str) -> Result<ProcessId, AgentError> {
-    ProcessId::parse(text).map_err(|_error| AgentError::Impossible("a process with another kind of name"))
+    ProcessId::parse(text).map_err(|_error| AgentError::Impossible("a process with an invalid id"))
 }
 
-/// A time that any front can write down; what lies beyond the calendar is moved to its edge.
+/// A time that any front can format; times outside the calendar are clamped to its limits.
 fn moment(millis: i64) -> SystemTime {
     let millis = millis.clamp(*CALENDAR.start(), *CALENDAR.end());
     let span = Duration::from_millis(millis.unsigned_abs());
@@ -286,7 +286,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_time_from_inside_leaves_the_calendar() {
+    fn times_from_the_agent_are_clamped_to_the_calendar() {
         for millis in [i64::MIN, -1, 0, 1, i64::MAX] {
             let time = moment(millis);
             let years = Duration::from_secs(10_000 * 366 * 86_400);
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_deadline_is_still_a_deadline() {
+    fn short_deadline_is_at_least_one_millisecond() {
         assert_eq!(millis(Duration::ZERO), 1);
         assert_eq!(millis(Duration::from_micros(1001)), 2);
         assert_eq!(millis(Duration::MAX), u64::MAX);

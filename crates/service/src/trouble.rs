@@ -1,4 +1,4 @@
-//! The last things that failed, for operators who look.
+//! The most recent failed requests, for operators.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard};
@@ -22,7 +22,7 @@ pub struct Trouble {
     /// The kind of failure, in a word or two.
     pub kind: &'static str,
     pub message: String,
-    /// The message for its owner, if that is not the operator.
+    /// The message shown to its owner, if that is not the operator.
     told: String,
 }
 
@@ -30,7 +30,7 @@ pub struct Trouble {
 pub(crate) struct Troubles(Mutex<VecDeque<Trouble>>);
 
 impl Troubles {
-    /// Of one owner's, in words for that owner, or of all, in words for the operator.
+    /// Those of one owner, with the messages for that owner, or all, with the messages for the operator.
     pub(crate) fn list(&self, owner: Option<&Owner>) -> Vec<Trouble> {
         let troubles = self.lock();
         let newest = troubles.iter().rev().cloned();
@@ -52,12 +52,12 @@ impl Troubles {
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<Trouble>> {
-        self.0.lock().expect("nobody panics while noting trouble")
+        self.0.lock().expect("no thread panics while recording an error")
     }
 }
 
 impl Core {
-    /// Counts a failure on its way to the caller, and notes it.
+    /// Counts a failure on its way to the caller, and records it.
     pub(crate) fn failed(
         &self,
         operation: &'static str,

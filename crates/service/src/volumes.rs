@@ -1,11 +1,11 @@
-//! Volumes that outlive sandboxes: whose they are, who uses them, and when they go.
+//! Volumes that outlive sandboxes: their owners, the sandboxes that use them, and their removal.
 //!
 //! ```text
-//!  a claim (a name) ─► the volume, made if need be ─► a use by one sandbox ─► the sandbox ends
+//!  a claim (a name) ─► the volume, made if absent ─► a use by one sandbox ─► the sandbox ends
 //! ```
-//! A volume in use is never removed. One that was made to go with its sandboxes goes when the last
-//! of them has ended. The store is told first and the backend then, so that after a crash either
-//! both know a volume or the half of it is taken away.
+//! A volume in use is never removed. A volume whose lifetime is that of its sandboxes is removed when the last of them
+//! has ended. The store is written before the backend acts, so that after a crash either both know a volume or the
+//! incomplete one is removed.
 
 mod settle;
 mod shelf;
@@ -34,44 +34,44 @@ use shelf::{Found, Free};
 /// How long a backend may take to make or remove a volume.
 const WORK: Duration = Duration::from_secs(60);
 
-/// How long whoever claims a volume waits for one of its name to go.
+/// How long a claim waits for a volume of the same name to be removed.
 const GOES: Duration = Duration::from_secs(10);
 
-/// A volume as it is at one moment.
+/// The state of a volume at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeStatus {
     pub volume: Volume,
     pub created: SystemTime,
-    /// The sandboxes that use it.
+    /// The sandboxes that use the volume.
     pub sandboxes: Vec<SandboxId>,
-    /// What it holds, if the backend says so.
+    /// How many bytes it holds, if the backend reports that.
     pub used: Option<Bytes>,
 }
 
-/// What became of the wish for a volume.
+/// The result of a request to make a volume.
 struct Made {
     volume: Volume,
     outcome: Outcome,
-    /// The use of a volume that was made for a sandbox. It travels with the answer, so that it ends
-    /// where nobody waits for that any more.
+    /// The use of a volume that was made for a sandbox. It is part of the answer, so that the use ends when the caller
+    /// no longer waits for it.
     uses: Option<Uses>,
 }
 
-/// The volumes that a sandbox is about to use. They are let go with this, unless it came to be.
+/// The volumes that a sandbox is about to use. Dropping this releases them, unless [`Uses::keep`] was called.
 pub(crate) struct Uses {
     core: Arc<Core>,
     sandbox: SandboxId,
-    /// Only those that are new to the sandbox.
+    /// Only volumes that the sandbox did not use before.
     volumes: Vec<VolumeId>,
 }
 
 impl Uses {
-    /// From here on they are let go when the sandbox ends.
+    /// From here on the volumes are released when the sandbox ends.
     pub(crate) fn keep(mut self) {
         self.volumes.clear();
     }
 
-    /// Takes over what another, of the same sandbox, would let go.
+    /// Takes over the volumes of another value for the same sandbox.
     fn absorb(&mut self, mut other: Self) {
         self.volumes.append(&mut other.volumes);
     }
@@ -86,7 +86,7 @@ impl Drop for Uses {
     }
 }
 
-/// Volumes that stay while a dead sandbox is replaced.
+/// Volumes that are kept while a dead sandbox is replaced.
 pub(crate) struct HeldVolumes {
     core: Arc<Core>,
     holder: SandboxId,
@@ -99,7 +99,7 @@ impl Drop for HeldVolumes {
 }
 
 impl Core {
-    /// Turns claims into volumes, which the sandbox uses from now on.
+    /// Resolves claims to volumes, which the sandbox uses from now on.
     pub(crate) async fn claim_volumes(
         self: &Arc<Self>,
         owner: &Owner,
@@ -113,7 +113,7 @@ impl Core {
                 Source::Claim(claim) => {
                     mount.source = Source::Volume(self.claim(owner, claim.clone(), &mut uses).await?);
                 }
-                // That of another sandbox whose spec was taken over.
+                // A volume of another sandbox whose spec was copied.
                 Source::Volume(id) => {
                     if self.volumes.take_known(owner, id, sandbox)? {
                         uses.volumes.push(id.clone());
@@ -145,12 +145,12 @@ impl Core {
                 uses.absorb(own);
                 return Ok(made.volume.id);
             }
-            // Somebody else made it meanwhile.
+            // Another request made it meanwhile.
         }
     }
 
-    /// Has a sandbox use the volume of this name, if there is one. One that is being removed is
-    /// waited for, but not for long: a new one can take its name then.
+    /// Makes a sandbox use the volume of this name, if there is one. If it is being removed, this waits for a limited
+    /// time: then a new volume can have its name.
     async fn take_volume(
         &self,
         owner: &Owner,
@@ -159,7 +159,7 @@ impl Core {
     ) -> Result<Found, ServiceError> {
         match self.volumes.take(owner, name, sandbox) {
             Err(going @ ServiceError::VolumeGoes(_)) => {
-                // Whoever removes it has the turn. One that goes even now could not be removed.
+                // The remover holds the turn. If the volume is still closed afterwards, its removal failed.
                 let turn = tokio::time::timeout(GOES, self.volumes.turn.lock()).await;
                 let _turn = turn.map_err(|_elapsed| going)?;
                 self.volumes.take(owner, name, sandbox)
@@ -168,7 +168,7 @@ impl Core {
         }
     }
 
-    /// Makes a volume, or finds that there is one. Once begun it is finished, whoever goes away.
+    /// Makes a volume, or finds an existing one. Once begun it is finished even if the caller disconnects.
     async fn make_volume(
         self: &Arc<Self>,
         owner: &Owner,
@@ -205,18 +205,18 @@ impl Core {
         let made = self.ask_for_volume("make a volume", self.backend.make_volume(&volume)).await;
         if let Err(error) = made {
             self.drop_volume(&volume.id).await.inspect_err(|why| {
-                tracing::warn!(volume = %volume.id, error = %chain(why), "what was made of it is removed later")
+                tracing::warn!(volume = %volume.id, error = %chain(why), "failed to remove an incomplete volume; the next start retries")
             }).ok();
             return Err(error);
         }
-        tracing::info!(volume = %volume.id, name = %volume.name, size = %volume.size, "a volume was made");
+        tracing::info!(volume = %volume.id, name = %volume.name, size = %volume.size, "volume made");
         self.volumes.add(volume.clone(), created, user.clone());
         let volumes = vec![volume.id.clone()];
         let uses = user.map(|sandbox| Uses { core: Arc::clone(&self), sandbox, volumes });
         Ok(Made { volume, outcome: Outcome::Done, uses })
     }
 
-    /// Removes a volume that nobody uses, and finishes it whoever goes away.
+    /// Removes an unused volume, and finishes that even if the caller disconnects.
     async fn remove_volume(self: &Arc<Self>, id: VolumeId) -> Result<(), ServiceError> {
         let core = Arc::clone(self);
         let work = self.tasks.spawn(async move { core.finish_removing(&id).await });
@@ -234,37 +234,37 @@ impl Core {
         }
         self.drop_volume(id).await?;
         self.volumes.forget(id);
-        tracing::info!(volume = %id, "a volume was removed");
+        tracing::info!(volume = %id, "volume removed");
         Ok(())
     }
 
-    /// Takes a volume away, noting first that it goes.
+    /// Removes a volume, and records that intent first.
     async fn drop_volume(&self, id: &VolumeId) -> Result<(), ServiceError> {
         self.note_volume(VolumeChange::Remove(id.clone())).await?;
         self.ask_for_volume("remove a volume", self.backend.remove_volume(id)).await?;
         self.note_volume(VolumeChange::Forget(id.clone())).await
     }
 
-    /// Has volumes removed that were made to go with their sandboxes.
+    /// Has unused volumes removed whose lifetime is that of their sandboxes.
     pub(crate) fn remove_unused(self: &Arc<Self>, unused: Vec<VolumeId>) {
         for id in unused {
             let core = Arc::clone(self);
             self.tasks.spawn(async move {
                 if let Err(error) = Arc::clone(&core).finish_removing(&id).await {
-                    tracing::warn!(volume = %id, error = %chain(&error), "a volume is removed later");
+                    tracing::warn!(volume = %id, error = %chain(&error), "failed to remove an unused volume; the next start retries");
                 }
             });
         }
     }
 
-    /// The sandbox has ended, and with it all its uses of volumes.
+    /// Ends all uses of volumes by a sandbox that has ended.
     pub(crate) fn release_volumes(self: &Arc<Self>, sandbox: &SandboxId) {
         let unused = self.volumes.release(sandbox, None);
         self.remove_unused(unused);
     }
 
-    /// Keeps the volumes of a sandbox that is being replaced, so that its successor finds them, until
-    /// the answer is dropped.
+    /// Keeps the volumes of a sandbox that is being replaced until the result is dropped, so that its successor finds
+    /// them.
     pub(crate) fn hold_volumes(self: &Arc<Self>, sandbox: &SandboxId) -> Result<HeldVolumes, ServiceError> {
         let entropy = random().map_err(|source| ServiceError::Io { action: "draw a random id", source })?;
         let holder = SandboxId::from_entropy(entropy);
@@ -298,7 +298,7 @@ impl Core {
     }
 
     async fn note_volume(&self, change: VolumeChange) -> Result<(), ServiceError> {
-        let failed = |source| ServiceError::Store { action: "note a volume", source };
+        let failed = |source| ServiceError::Store { action: "record a volume", source };
         self.store.change_volume(change).await.map_err(failed)
     }
 
@@ -317,7 +317,7 @@ impl Core {
     }
 
     fn without_volumes(&self) -> ServiceError {
-        let message = "this server keeps no volumes: nothing would bound their size".to_owned();
+        let message = "this server has no volumes, because it cannot limit their size".to_owned();
         let source = BackendError::Unsupported { message, hint: Some("run the server as root".to_owned()) };
         let (backend, action) = (self.backend.name(), "make a volume");
         ServiceError::VolumeWork { backend, action, source: Box::new(source) }
@@ -329,7 +329,7 @@ fn no_volume(name: &VolumeName) -> ServiceError {
 }
 
 impl crate::Service {
-    /// Makes a volume. One of the same size is there already or not; another size is a conflict.
+    /// Makes a volume. An existing volume of the same size is returned; another size is a conflict.
     pub async fn create_volume(
         &self,
         owner: &Owner,
@@ -350,12 +350,12 @@ impl crate::Service {
         self.measured(statuses).await?.pop().ok_or_else(|| no_volume(name))
     }
 
-    /// All volumes of an owner, by name.
+    /// All volumes of an owner, sorted by name.
     pub async fn volumes(&self, owner: &Owner) -> Result<Vec<VolumeStatus>, ServiceError> {
         self.measured(self.0.volumes.list(owner)).await
     }
 
-    /// Adds what the volumes hold. Only these are asked for: others may have many.
+    /// Adds how many bytes the volumes hold. Only these volumes are measured: other owners may have many.
     pub(crate) async fn measured(
         &self,
         mut statuses: Vec<VolumeStatus>,
@@ -372,7 +372,7 @@ impl crate::Service {
         Ok(statuses)
     }
 
-    /// Removes a volume with all it holds. One that a sandbox uses is refused.
+    /// Removes a volume with its content. A volume that a sandbox uses is refused.
     pub async fn remove_volume(&self, owner: &Owner, name: &VolumeName) -> Result<(), ServiceError> {
         let id = self.0.volumes.id(owner, name).ok_or_else(|| no_volume(name))?;
         self.0.remove_volume(id).await.inspect_err(self.0.failed("remove a volume", owner, None))
@@ -388,7 +388,7 @@ impl crate::Service {
         let handle = self.0.find(owner, id)?;
         let uses = self.0.claim_volumes(owner, id, &mut mounts).await?;
         let core = Arc::clone(&self.0);
-        // Once ordered it is done, and then the volumes are in use, whoever goes away.
+        // Once ordered, the mounts are added and the volumes are in use, even if the caller disconnects.
         let work = self.0.tasks.spawn(async move {
             let attached = core.order(&handle, |answer| Command::Attach(mounts, answer)).await;
             attached.inspect(|_| uses.keep())

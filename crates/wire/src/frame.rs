@@ -9,32 +9,32 @@ use bytes::{Buf, Bytes, BytesMut};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// The largest payload anybody may send. Bulk data is cut into pieces below it.
+/// The largest payload of a frame. Bulk data is cut into smaller pieces.
 pub const MAX_PAYLOAD: usize = 1 << 20;
 
-/// How much bulk data one frame usually carries where it is collected before it is sent.
+/// The usual payload of a frame of bulk data that is collected before it is sent.
 pub const CHUNK: usize = 128 << 10;
 
 const OUTPUT_HEADER: usize = 9;
 
-/// One frame. Its bytes are a part of what was received, not a copy.
+/// One frame. Its bytes are a slice of the received buffer, not a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame {
     /// A JSON message.
     Control(Bytes),
-    /// Raw bytes of a file, of input, or of an answer too large for one message.
+    /// Raw bytes of a file, of input, or of a reply too large for one message.
     Data(Bytes),
     /// The raw bytes are complete.
     End,
-    /// What a process printed; `offset` is the overall offset of the first byte.
+    /// Output of a process; `offset` is the overall offset of the first byte.
     Output { stream: StreamTag, offset: u64, bytes: Bytes },
 }
 
-/// What a frame says of itself before its payload.
+/// The fixed part of a frame before its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     pub kind: Kind,
-    /// The length of the payload, never more than [`MAX_PAYLOAD`] in one that was read.
+    /// The length of the payload; [`Header::read`] accepts at most [`MAX_PAYLOAD`].
     pub length: usize,
 }
 
@@ -51,22 +51,22 @@ pub enum StreamTag {
     Stdout = 1,
     Stderr = 2,
     Terminal = 3,
-    /// What a kernel tells about a run, one JSON object to a line.
+    /// Events of a kernel about a run, one JSON object per line.
     Tell = 4,
 }
 
-/// The other side does not speak this protocol.
+/// The peer does not follow the protocol.
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
-    #[error("a frame claims {0} bytes, more than any frame may have")]
+    #[error("frame length {0} exceeds the maximum payload")]
     TooLong(usize),
-    #[error("a frame is of the unknown kind {0}")]
+    #[error("unknown frame kind {0}")]
     UnknownKind(u8),
-    #[error("an output frame is malformed")]
+    #[error("malformed output frame")]
     MalformedOutput,
-    #[error("a message is not what was expected here")]
+    #[error("failed to parse the message of a control frame")]
     Message(#[source] serde_json::Error),
-    #[error("a frame of this kind does not belong here")]
+    #[error("unexpected frame kind")]
     Unexpected,
 }
 
@@ -87,7 +87,7 @@ impl Frame {
         Self::Control(serde_json::to_vec(message).expect("our messages have string keys only").into())
     }
 
-    /// Reads the message of a control frame; anything else does not belong there.
+    /// Parses the message of a control frame; any other frame is an error.
     pub fn read<T: DeserializeOwned>(&self) -> Result<T, FrameError> {
         match self {
             Self::Control(json) => serde_json::from_slice(json).map_err(FrameError::Message),
@@ -109,7 +109,7 @@ impl Frame {
 impl Header {
     pub const LENGTH: usize = 5;
 
-    /// The header at the beginning of `bytes`; `None` until it has come as a whole.
+    /// Parses the header at the beginning of `bytes`; `None` until all of it has arrived.
     pub fn read(bytes: &[u8]) -> Result<Option<Self>, FrameError> {
         let Some((header, _)) = bytes.split_first_chunk::<{ Self::LENGTH }>() else { return Ok(None) };
         let [a, b, c, d, kind] = *header;
@@ -159,11 +159,11 @@ fn encode_parts(out: &mut Vec<u8>, kind: Kind, parts: &[&[u8]]) {
     }
 }
 
-/// Turns bytes, as they arrive, into frames.
+/// Splits received bytes into frames.
 #[derive(Debug, Default)]
 pub struct Decoder {
     buffer: BytesMut,
-    /// How much of a data frame that was begun as a piece is still to come.
+    /// How many bytes are missing from a data frame that [`Decoder::next_piece`] has begun.
     data_left: usize,
 }
 
@@ -172,18 +172,19 @@ impl Decoder {
         Self::default()
     }
 
-    /// Takes in bytes from the connection.
+    /// Adds bytes from the connection.
     pub fn feed(&mut self, bytes: &[u8]) {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// Where bytes from the connection can be appended directly, with room for at least `room`.
+    /// The buffer to which bytes from the connection can be appended, with space for at least
+    /// `room`.
     pub fn space(&mut self, room: usize) -> &mut BytesMut {
         self.buffer.reserve(room);
         &mut self.buffer
     }
 
-    /// Gives the next complete frame, or `None` until more bytes are fed.
+    /// Returns the next complete frame, or `None` until more bytes are fed.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, FrameError> {
         if self.data_left > 0 {
             return Ok(self.take(self.data_left).map(Frame::Data));
@@ -202,8 +203,8 @@ impl Decoder {
         }))
     }
 
-    /// As [`Decoder::next_frame`], but raw bytes are given as they come: where a data frame ends
-    /// means nothing to whoever wants the bytes, and waiting for its end costs a copy.
+    /// Like [`Decoder::next_frame`], but returns raw bytes as they arrive: a reader of raw bytes
+    /// does not need the boundaries of data frames, and waiting for a frame's end costs a copy.
     pub fn next_piece(&mut self) -> Result<Option<Frame>, FrameError> {
         if self.data_left == 0 {
             match Header::read(&self.buffer)? {
@@ -218,7 +219,7 @@ impl Decoder {
         Ok(if length == 0 { None } else { self.take(length).map(Frame::Data) })
     }
 
-    /// The next bytes of a data frame that was begun.
+    /// The next bytes of a data frame that has begun.
     fn take(&mut self, length: usize) -> Option<Bytes> {
         if self.buffer.len() < length {
             return None;
@@ -227,7 +228,7 @@ impl Decoder {
         Some(self.buffer.split_to(length).freeze())
     }
 
-    /// What was fed but is not part of a frame that was taken: the first bytes of a tunnel.
+    /// The bytes that were fed but not returned as frames: the first bytes of a tunnel.
     pub fn into_rest(self) -> Bytes {
         self.buffer.freeze()
     }
@@ -277,7 +278,7 @@ mod tests {
         (seen, decoder.into_rest())
     }
 
-    /// The same with neighbouring data as one.
+    /// The frames with adjacent data frames merged.
     fn joined(frames: Vec<Frame>) -> Vec<Frame> {
         let mut all = Vec::new();
         for frame in frames {
@@ -293,7 +294,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn frames_survive_any_cutting(frames in proptest::collection::vec(any_frame(), 0..12), cut in 1usize..40) {
+        fn frames_survive_any_chunking(frames in proptest::collection::vec(any_frame(), 0..12), cut in 1usize..40) {
             let mut bytes = Vec::new();
             frames.iter().for_each(|frame| frame.encode(&mut bytes));
             let (seen, rest) = decode(&bytes, cut, Decoder::next_frame);
@@ -302,7 +303,7 @@ mod tests {
         }
 
         #[test]
-        fn pieces_are_the_frames_with_their_data_cut(frames in proptest::collection::vec(any_frame(), 0..12), cut in 1usize..400) {
+        fn pieces_add_up_to_the_frames(frames in proptest::collection::vec(any_frame(), 0..12), cut in 1usize..400) {
             let mut bytes = Vec::new();
             frames.iter().for_each(|frame| frame.encode(&mut bytes));
             let (seen, rest) = decode(&bytes, cut, Decoder::next_piece);
@@ -320,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_that_claims_too_much_is_refused_before_it_arrives() {
+    fn oversized_frame_is_rejected_before_it_arrives() {
         let mut decoder = Decoder::new();
         decoder.feed(&[0xff, 0xff, 0xff, 0x7f, 1]);
         assert!(matches!(decoder.next_frame(), Err(FrameError::TooLong(_))));

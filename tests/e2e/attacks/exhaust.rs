@@ -1,7 +1,7 @@
-//! Using up what a sandbox shares with its host.
+//! Attacks that exhaust resources a sandbox shares with its host.
 //!
-//! They take until they are refused, and say how much that was. With an amount they succeed when
-//! they have got it, so that they can be shown to bite where nothing refuses them.
+//! Each attack takes until it is refused and reports how much it got. Given an amount, it succeeds once it
+//! has that amount, so that it can be shown to work where no limit applies.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::call::{call, constant, pointer, pointer_mut, signed};
 use crate::verdict::{Attempt, Verdict, refusal};
 
-/// Forks without end. Each child forks too, so killing one helps nobody.
+/// Forks without end. Each child forks too, so killing one has no effect.
 pub(crate) fn processes() -> Attempt {
     const EVERY: Duration = Duration::from_secs(5);
     let mut made = 0_u64;
@@ -22,9 +22,8 @@ pub(crate) fn processes() -> Attempt {
             Err(error) => break error,
         }
     };
-    // The line tells the watcher that the limit is reached. The bomb then stays where it is and
-    // takes every place that becomes free, without eating the processor too: that is another
-    // attack.
+    // This line signals to the observer that the limit is reached. The bomb then stays and takes every
+    // process slot that becomes free, without using up the processor too: that is another attack.
     println!("stopped: {} after {made}", refusal("fork", &error));
     io::stdout().flush().map_err(|error| error.to_string())?;
     loop {
@@ -75,7 +74,7 @@ fn spin() -> ! {
     }
 }
 
-/// Stays until standard input ends.
+/// Waits until standard input ends.
 pub(crate) fn time() -> Attempt {
     io::copy(&mut io::stdin(), &mut io::sink()).map_err(|error| error.to_string())?;
     Ok(Verdict::Succeeded("it may end".to_owned()))
@@ -85,12 +84,12 @@ fn number(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_not_a_number| format!("{text} is no number"))
 }
 
-/// Touches memory until it is refused, the kernel ends this process, or it has so many MiB.
+/// Touches memory until it is refused, the kernel ends this process, or it has the given number of MiB.
 pub(crate) fn memory(enough: &str) -> Attempt {
     const PIECE: usize = 1 << 20;
-    // Its own code must stay: without room for that beside its data it would read it again and again
-    // from the disk, which the kernel takes for progress, and kill nobody. Who may not lock pages
-    // takes that chance.
+    // The attacker's own code must stay in memory: if it did not fit beside the data, it would be read from
+    // the disk again and again, which the kernel takes for progress and kills no process. Processes that
+    // may not lock pages run that risk.
     call(libc::SYS_mlockall, &[constant(libc::MCL_CURRENT)]).ok();
     let enough = number(enough)?;
     let mut kept: Vec<Vec<u8>> = Vec::new();
@@ -107,7 +106,7 @@ pub(crate) fn memory(enough: &str) -> Attempt {
     }
 }
 
-/// Opens files until it is refused, after lifting the limit as far as it may.
+/// Opens files until it is refused, after raising the limit as far as possible.
 pub(crate) fn descriptors(enough: &str) -> Attempt {
     let enough = number(enough)?;
     let kind = u64::from(libc::RLIMIT_NOFILE);
@@ -135,8 +134,8 @@ fn read_ceiling(kind: u64) -> Result<u64, String> {
     Ok(limit[1])
 }
 
-/// Makes empty files until it is refused. Their names are long, so that a filesystem which counts
-/// the bytes of its directories refuses soon.
+/// Makes empty files until it is refused. Their names are long, so that a filesystem that counts the bytes
+/// of its directories refuses soon.
 pub(crate) fn inodes(directory: &str, enough: &str) -> Attempt {
     let enough = number(enough)?;
     let place = Path::new(directory).join("inodes");
@@ -149,7 +148,7 @@ pub(crate) fn inodes(directory: &str, enough: &str) -> Attempt {
     Ok(Verdict::Succeeded(format!("{enough} empty files")))
 }
 
-/// Writes to one file until it is refused, or has so many MiB.
+/// Writes to one file until it is refused or the given number of MiB is written.
 pub(crate) fn disk(directory: &str, enough: &str) -> Attempt {
     let enough = number(enough)? << 20;
     let block = vec![0x5a_u8; 1 << 20];
@@ -182,12 +181,12 @@ pub(crate) fn disk_through_descriptors(bytes: &str) -> Attempt {
     Ok(Verdict::Stopped(format!("write: refused after {} MiB", written >> 20)))
 }
 
-/// Some filesystems refuse only when the data is really placed.
+/// Syncs now and then: some filesystems refuse only when the data is really allocated.
 fn sometimes_sync(file: &File, written: u64) -> io::Result<()> {
     if written.is_multiple_of(32 << 20) { file.sync_data() } else { Ok(()) }
 }
 
-/// Prints that many bytes as fast as it can, in lines.
+/// Prints the given number of bytes as fast as it can, in lines.
 pub(crate) fn flood(bytes: &str) -> Attempt {
     let mut left: usize = bytes.parse().map_err(|_not_a_number| format!("{bytes} is no number"))?;
     let mut block = [b'f'; 65_536];
@@ -203,8 +202,8 @@ pub(crate) fn flood(bytes: &str) -> Attempt {
     Ok(Verdict::Succeeded("all was taken".to_owned()))
 }
 
-/// Leaves a child behind that has left its session, its group and its parent, and ignores
-/// being asked to end. It prints its pid.
+/// Leaves a child behind that has left its session, group and parent and ignores requests to end. It prints
+/// its pid.
 pub(crate) fn daemon(seconds: &str) -> Attempt {
     let seconds: u64 = seconds.parse().map_err(|_not_a_number| format!("{seconds} is no number"))?;
     let forked = |result: io::Result<u64>| result.map_err(|error| format!("fork: {error}"));
@@ -223,5 +222,5 @@ pub(crate) fn daemon(seconds: &str) -> Attempt {
     call(libc::SYS_wait4, &[signed(-1), pointer_mut(&mut status), 0, 0])
         .map_err(|error| error.to_string())?;
     std::thread::sleep(Duration::from_secs(seconds));
-    Ok(Verdict::Succeeded("nobody ended it".to_owned()))
+    Ok(Verdict::Succeeded("the process was not ended".to_owned()))
 }

@@ -1,7 +1,7 @@
-//! An agent that lies on the wire.
+//! An agent that sends false messages.
 //!
-//! It runs in the place of a subverted agent, finds the socket on which that listened, and
-//! answers every connection with the same lie, for as long as the server listens to it.
+//! It replaces a subverted agent, finds the socket on which that agent listened, and answers every
+//! connection with the same false message, for as long as the server listens to it.
 
 use std::io;
 use std::time::Duration;
@@ -13,7 +13,7 @@ const CONTROL: u8 = 0;
 const DATA: u8 = 1;
 const OUTPUT: u8 = 3;
 
-/// What one connection is told: once, and then again and again.
+/// The message sent on each connection, and whether it is repeated.
 struct Lie {
     first: Vec<u8>,
     repeated: Option<Vec<u8>>,
@@ -23,34 +23,34 @@ struct Lie {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Afterwards {
     HangUp,
-    /// The connection stays open, and nothing is said on it.
+    /// The connection stays open and silent.
     Silence,
 }
 
-/// Lies to every server that connects, until this process is ended.
+/// Sends false messages to every server that connects, until this process is ended.
 pub(crate) fn lie(kind: &str) -> Attempt {
     let lie = lie_of(kind)?;
     let listener = listener().ok_or("no descriptor is a listening socket")?;
-    // The agent looks before it accepts; this waits instead.
+    // The agent polls before it accepts; this program blocks instead.
     call(libc::SYS_fcntl, &[listener, constant(libc::F_SETFL), 0]).map_err(|error| error.to_string())?;
     loop {
         match call(libc::SYS_accept4, &[listener, 0, 0, 0]) {
             Ok(connection) => tell(connection, &lie),
-            // What the former agent had set is gone soon.
+            // Settings of the replaced agent disappear soon.
             Err(_) => std::thread::sleep(Duration::from_millis(5)),
         }
     }
 }
 
 fn tell(connection: u64, lie: &Lie) {
-    let told = write_all(connection, &lie.first).and_then(|()| {
+    let reported = write_all(connection, &lie.first).and_then(|()| {
         let Some(repeated) = &lie.repeated else { return Ok(()) };
         loop {
             write_all(connection, repeated)?;
         }
     });
-    // A server that has heard enough hangs up; that is no reason to stay.
-    if told.is_err() || lie.afterwards == Afterwards::HangUp {
+    // A server that has read enough closes the connection; this is the normal end.
+    if reported.is_err() || lie.afterwards == Afterwards::HangUp {
         call(libc::SYS_close, &[connection]).ok();
     }
 }
@@ -87,7 +87,7 @@ fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
     [&length.to_le_bytes()[..], &[kind], payload].concat()
 }
 
-/// The descriptor on which the former agent listened.
+/// The descriptor on which the replaced agent listened.
 fn listener() -> Option<u64> {
     (0..1024).find(|descriptor| {
         let (mut listens, mut length) = (0_i32, 4_u32);

@@ -1,12 +1,12 @@
-//! The attacker: one attack per word, run inside a sandbox, and outside to see that it bites.
+//! The attacker: one attack per name, run inside a sandbox, and outside to show that it works.
 //!
-//! `attacks NAME [ARGUMENT]...` tries one and says how it went: status 0 and `succeeded: ...`,
-//! status 1 and `stopped: CALL: ERRNO`, or status 2 when it could not even be tried. With
-//! `--apart` before the name, the process first enters a mount namespace of its own, so that an
-//! attack that succeeds outside harms nothing.
-#![expect(unsafe_code, reason = "an attacker calls the kernel as it likes; `call` and `asm` are where")]
+//! `attacks NAME [ARGUMENT]...` tries one attack and reports the result: status 0 and `succeeded: ...`,
+//! status 1 and `stopped: CALL: ERRNO`, or status 2 if it could not even be tried. With `--apart` before
+//! the name, the process first enters its own mount namespace, so that an attack that succeeds outside does
+//! no harm.
+#![expect(unsafe_code, reason = "an attacker calls the kernel directly; `call` and `asm` do it")]
 #![expect(clippy::print_stdout, reason = "the verdict is printed")]
-#![expect(clippy::disallowed_methods, reason = "some attacks consist in staying")]
+#![expect(clippy::disallowed_methods, reason = "some attacks only wait")]
 
 mod apart;
 mod asm;

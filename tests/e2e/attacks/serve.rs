@@ -1,20 +1,20 @@
-//! A service on a port, which does what its path says.
+//! A service on a port whose behaviour is chosen by the request path.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 
 use crate::verdict::{Attempt, Verdict};
 
-/// Answers one connection after another, each in a thread of its own, until it is killed.
+/// Answers each connection in its own thread, until it is killed.
 pub(crate) fn serve(port: &str) -> Attempt {
     let port: u16 = port.parse().map_err(|error| format!("a port is a number: {error}"))?;
     let listener = TcpListener::bind(("127.0.0.1", port)).map_err(|error| format!("listen: {error}"))?;
     println!("listening");
     for stream in listener.incoming().flatten() {
-        // A client that goes away is no failure.
+        // A client that disconnects is not a failure.
         std::thread::spawn(move || answer(stream).ok());
     }
-    Ok(Verdict::Succeeded("nobody asks any more".to_owned()))
+    Ok(Verdict::Succeeded("the listener was closed".to_owned()))
 }
 
 fn answer(mut stream: TcpStream) -> std::io::Result<()> {

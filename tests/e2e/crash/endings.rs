@@ -1,4 +1,4 @@
-//! Other ways in which a server, a `run` or a client goes away.
+//! Other ways in which a server, a `run` or a client ends.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -24,8 +24,8 @@ fn a_second_server_on_a_state_directory_is_refused() {
     let status = second.wait().expect("it is our child");
     assert_eq!(status.code(), Some(1));
     let log = server.log();
-    assert!(log.contains("another server uses the state directory"), "it is not said why: {log}");
-    assert!(log.contains("hint: "), "it is not said what to do: {log}");
+    assert!(log.contains("another server uses the state directory"), "the log lacks the reason: {log}");
+    assert!(log.contains("hint: "), "the log lacks the remedy: {log}");
     assert_eq!(server.client().get("/health").expect("the first one answers").status, 200);
 }
 
@@ -50,7 +50,7 @@ fn a_server_killed_during_its_first_start_starts_the_next_time() {
 }
 
 #[test]
-fn sandboxes_stay_when_the_server_is_asked_to_end() {
+fn sandboxes_survive_a_terminated_server() {
     let mut server = Server::start();
     let mut sandboxes = [server.create(), server.create()];
     let marks = [600_000, 700_000].map(|base| format!("sleep {}", base + std::process::id()));
@@ -77,11 +77,14 @@ fn a_create_whose_client_has_gone_is_undone() {
     const CLIENTS: usize = 20;
     let server = Server::start();
     let mut kept = server.create();
-    let told = (0..CLIENTS).filter(|_| leave_during_create(&server) == Left::Told).count();
-    assert!(told < CLIENTS / 2, "creates are too fast to be left: {told} of {CLIENTS} were answered");
-    e2e::eventually("what nobody was told about is gone", || {
+    let reported = (0..CLIENTS).filter(|_| leave_during_create(&server) == Left::Told).count();
+    assert!(
+        reported < CLIENTS / 2,
+        "creates are too fast to interrupt: {reported} of {CLIENTS} were answered"
+    );
+    e2e::eventually("unanswered creates are undone", || {
         let page = server.client().get("/v1/sandboxes?pageSize=200").expect("the server answers").json();
-        page["items"].as_array().is_some_and(|items| items.len() == 1 + told)
+        page["items"].as_array().is_some_and(|items| items.len() == 1 + reported)
     });
     assert_eq!(kept.run("true").code, Some(0));
 }
@@ -95,13 +98,13 @@ enum Left {
 
 /// Asks for a sandbox and hangs up when the launcher has begun to make it.
 fn leave_during_create(server: &Server) -> Left {
-    let wish = json!({
+    let request = json!({
         "image": {"uri": "host"},
         "timeout": 3600,
         "resourceLimits": {},
         "entrypoint": ["tail", "-f", "/dev/null"],
     });
-    let wish = wish.to_string();
+    let request = request.to_string();
     let boxes = server.state_directory().join("boxes");
     let names = || -> BTreeSet<OsString> {
         fs::read_dir(&boxes).into_iter().flatten().flatten().map(|entry| entry.file_name()).collect()
@@ -111,15 +114,15 @@ fn leave_during_create(server: &Server) -> Left {
     let head = format!(
         "POST /v1/sandboxes HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}",
         server.address(),
-        wish.len()
+        request.len()
     );
-    write!(client, "{head}\r\n\r\n{wish}").expect("the server reads");
+    write!(client, "{head}\r\n\r\n{request}").expect("the server reads");
     let begun = Instant::now();
     while names().is_subset(&before) {
         assert!(begun.elapsed() < Duration::from_secs(60), "no sandbox is being made");
         std::thread::yield_now();
     }
-    // Who says no more has gone, as far as the server is concerned; but we see what it still said.
+    // For the server, a client that closes its writing side has gone; we can still read what it sends.
     client.shutdown(Shutdown::Write).expect("it is a socket");
     let mut answer = Vec::new();
     client.read_to_end(&mut answer).ok();
@@ -127,7 +130,7 @@ fn leave_during_create(server: &Server) -> Left {
 }
 
 #[test]
-fn runs_killed_at_any_instant_leave_nothing_after_the_next() {
+fn runs_killed_at_any_instant_are_cleaned_up_by_the_next_run() {
     const RUNS: usize = 25;
     const LATEST_MICROS: u64 = 60_000;
     let seed = seed();
@@ -153,7 +156,7 @@ fn runs_killed_at_any_instant_leave_nothing_after_the_next() {
             child.kill().expect("it is our child");
             child.wait().expect("it is our child");
         }
-        assert!(succeeds(), "{user:?}: it stumbles over what was left");
+        assert!(succeeds(), "{user:?}: the next start fails over leftovers");
         before.wait_for(&state, &instance);
     }
 }

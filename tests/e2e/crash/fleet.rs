@@ -1,4 +1,4 @@
-//! The sandboxes that clients know of, and what must hold for each of them.
+//! The sandboxes that clients know, and what must be true of each.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -9,20 +9,20 @@ use serde_json::{Value, json};
 
 use super::operations::{DIRECTORY, FILE, LINES, Told, content};
 
-/// Prints one number after the other, for ever.
+/// Prints consecutive numbers without end.
 const COUNTER: &str = "i=0; while :; do echo $i; i=$((i+1)); sleep 0.02; done";
 
-/// A sandbox in which something goes on.
+/// A sandbox in which a command keeps running.
 pub(super) struct Member {
     pub(super) sandbox: Sandbox,
     counter: String,
     /// How many numbers were seen so far.
     counted: usize,
-    /// What the file holds.
+    /// The expected content of the file.
     content: Vec<u8>,
 }
 
-/// All of them.
+/// All sandboxes that clients know.
 pub(super) struct Fleet {
     address: String,
     pub(super) members: Vec<Member>,
@@ -37,7 +37,7 @@ impl Fleet {
         Client::new(&self.address)
     }
 
-    /// Adds sandboxes until there are so many.
+    /// Adds sandboxes until there are `count`.
     pub(super) fn fill(&mut self, count: usize) {
         while self.members.len() < count {
             let sandbox = Sandbox::create(self.client(), &json!({"resourceLimits": {}}));
@@ -52,7 +52,7 @@ impl Fleet {
         items.map(|item| item["id"].as_str().expect("an id is a text").to_owned()).collect()
     }
 
-    /// Ids that the server lists and no client was told about.
+    /// Ids that the server lists and no client received.
     pub(super) fn strangers(&self) -> BTreeSet<String> {
         let known = |id: &String| self.members.iter().any(|member| member.sandbox.id == *id);
         self.listed().into_iter().filter(|id| !known(id)).collect()
@@ -63,21 +63,21 @@ impl Fleet {
         let answer = self.client().delete(&path).expect("the server answers");
         assert_eq!(answer.status, 204, "{id} could not be deleted: {}", answer.text());
         let answer = self.client().get(&path).expect("the server answers");
-        assert_eq!(answer.status, 404, "{id} was deleted and is there: {}", answer.text());
+        assert_eq!(answer.status, 404, "{id} was deleted and still exists: {}", answer.text());
     }
 
-    /// One whose first process was killed says so; then it is removed.
+    /// A sandbox whose first process was killed reports it; then it is removed.
     pub(super) fn bury(&self, id: &str) {
         let mut state = String::new();
         e2e::eventually("the dead sandbox is reported dead", || {
-            state = state_of(&mut self.client(), id).expect("it is not forgotten");
+            state = state_of(&mut self.client(), id).expect("it is still listed");
             !matches!(state.as_str(), "Running" | "Pausing" | "Paused" | "Resuming")
         });
         assert!(matches!(state.as_str(), "Failed" | "Terminated"), "a dead sandbox is {state}");
         self.delete(id);
     }
 
-    /// Waits until a sandbox is either gone or at rest.
+    /// Waits until a sandbox is either gone or in a stable state.
     pub(super) fn settled(&self, id: &str) -> Option<String> {
         let mut state = None;
         e2e::eventually("the sandbox is at rest", || {
@@ -96,16 +96,16 @@ impl Member {
         Self { sandbox, counter, counted: 0, content }
     }
 
-    /// Holds it to what was said about an operation that was cut off or not.
-    pub(super) fn hold_to(&mut self, told: &Told) {
-        match told {
+    /// Checks the sandbox against the response to an operation, which may have been cut off.
+    pub(super) fn hold_to(&mut self, reported: &Told) {
+        match reported {
             Told::Ran(ran) if !ran.id.is_empty() => self.check_command(&ran.id),
             Told::Wrote { content, done } => self.check_file(content, *done),
             Told::Ran(_) | Told::Created(_) | Told::Paused { .. } | Told::Deleted { .. } => {}
         }
     }
 
-    /// A command that was begun has run to its end, whoever heard of it.
+    /// A command that was started has run to its end, whether or not its client received the output.
     fn check_command(&mut self, id: &str) {
         e2e::eventually("the command has ended", || self.sandbox.status(id)["running"] == false);
         let whole: String = (0..LINES).map(|number| format!("{number}\n")).collect();
@@ -119,18 +119,18 @@ impl Member {
         self.check_file(&content, true);
     }
 
-    /// The file is as it was or as it was to be, and as it was to be if that was said.
+    /// The file has the old or the new content, and the new one if the upload was acknowledged.
     fn check_file(&mut self, new: &[u8], done: bool) {
         let path = format!("files/download?path={FILE}");
         let found = self.sandbox.inside("GET", &path, &Value::Null);
         assert_eq!(found.status, 200, "the file is gone: {}", found.text());
         let is_new = found.body == new;
         assert!(is_new || found.body == self.content, "the file is neither old nor new");
-        assert!(is_new || !done, "an upload was answered and is not there");
+        assert!(is_new || !done, "an upload was acknowledged and is lost");
         self.content = found.body;
     }
 
-    /// It runs commands, keeps its files in order and its background command goes on.
+    /// The sandbox runs commands, keeps its files and its background command continues.
     pub(super) fn check_works(&mut self) {
         if self.sandbox.state().as_deref() == Some("Paused") {
             assert_eq!(self.sandbox.lifecycle("resume"), 202, "a paused sandbox does not resume");
@@ -148,9 +148,9 @@ impl Member {
     fn check_counter(&mut self) {
         let path = format!("command/{}/logs?cursor=0&follow=true", self.counter);
         let answer = self.sandbox.inside_streaming("GET", &path, &Value::Null);
-        assert_eq!(answer.status, 200, "the counter is not known any more");
+        assert_eq!(answer.status, 200, "the counter command is gone");
         for (expected, line) in BufReader::new(answer.body).lines().enumerate() {
-            let line = line.expect("the counter goes on");
+            let line = line.expect("the counter continues");
             assert_eq!(line, expected.to_string(), "a line of the counter was lost or doubled");
             if expected > self.counted {
                 self.counted = expected;
@@ -161,7 +161,7 @@ impl Member {
     }
 }
 
-/// The state of a sandbox; `None` when the server knows no such one.
+/// The state of a sandbox; `None` if the server does not know it.
 pub(super) fn state_of(client: &mut Client, id: &str) -> Option<String> {
     let answer = client.get(&format!("/v1/sandboxes/{id}")).expect("the server answers");
     match answer.status {

@@ -1,5 +1,5 @@
-//! Isolated sessions while processes are killed: those of one session end together, those of others go
-//! on, and nothing is left.
+//! Isolated sessions while processes are killed: those of one session end together, those of others
+//! continue, and nothing is left.
 
 use std::time::Duration;
 
@@ -23,8 +23,8 @@ fn nested(client: Client) -> Sandbox {
 }
 
 fn open(sandbox: &mut Sandbox) -> String {
-    let wish = json!({"workspace": {"path": "/w", "mode": "overlay"}, "idle_timeout_seconds": 0});
-    let answer = sandbox.inside("POST", "v1/isolated/session", &wish);
+    let request = json!({"workspace": {"path": "/w", "mode": "overlay"}, "idle_timeout_seconds": 0});
+    let answer = sandbox.inside("POST", "v1/isolated/session", &request);
     assert_eq!(answer.status, 201, "{}", answer.text());
     answer.json()["session_id"].as_str().expect("an id").to_owned()
 }
@@ -40,8 +40,8 @@ fn run(sandbox: &mut Sandbox, session: &str, code: &str) -> Ran {
 fn churn(mut sandbox: Sandbox) {
     let mut work = || -> Option<()> {
         for _ in 0..3 {
-            let wish = json!({"workspace": {"path": "/churned", "mode": "overlay"}});
-            let opened = sandbox.try_inside("POST", "v1/isolated/session", &wish).ok()?;
+            let request = json!({"workspace": {"path": "/churned", "mode": "overlay"}});
+            let opened = sandbox.try_inside("POST", "v1/isolated/session", &request).ok()?;
             let session = opened.json()["session_id"].as_str()?.to_owned();
             let at = format!("v1/isolated/session/{session}");
             let code = json!({"code": "echo x > f; (sleep 600 &)"});
@@ -76,12 +76,12 @@ fn killing_any_process_leaves_sessions_whole_or_gone() {
             let churning = scope.spawn(move || churn(churned));
             std::thread::park_timeout(moment);
             match victim {
-                Some(Victim::Agent) => parts::kill(parts.agent(&sandbox.id).expect("it lives")),
+                Some(Victim::Agent) => parts::kill(parts.agent(&sandbox.id).expect("its process runs")),
                 Some(part) => {
                     let former = parts.kill_part(part);
                     parts.wait_for_successor(part, former, None);
                 }
-                None => parts::kill(host::nester_of(&sandbox.id).expect("it lives")),
+                None => parts::kill(host::nester_of(&sandbox.id).expect("its process runs")),
             }
             churning.join().expect("it does not panic");
         });

@@ -1,4 +1,4 @@
-//! What clients do while something is killed, and what they were told before it was.
+//! The operations that clients perform while a process is killed, and the responses they received.
 
 use std::io::{BufRead, BufReader};
 
@@ -22,7 +22,7 @@ pub(super) enum Operation {
     Delete,
 }
 
-/// What the client knows when its operation is over, whether it was answered or not.
+/// The state that the client knows when its operation is over, answered or not.
 #[derive(Debug)]
 pub(super) enum Told {
     Created(Option<String>),
@@ -44,8 +44,8 @@ pub(super) enum Told {
 impl Operation {
     pub(super) const ALL: [Self; 5] = [Self::Create, Self::Exec, Self::Write, Self::Pause, Self::Delete];
 
-    /// Does it with a connection of its own: a kept one would hide that a request was lost. Only
-    /// a create needs no sandbox.
+    /// Performs the operation on its own connection: a kept one would hide that a request was lost. Only a
+    /// create needs no sandbox.
     pub(super) fn perform(self, address: &str, sandbox: Option<Sandbox>, round: usize) -> Told {
         let existing = || sandbox.expect("this operation is about a sandbox");
         match self {
@@ -63,7 +63,7 @@ impl Operation {
 }
 
 impl Told {
-    /// Whether all went as if nothing had been killed.
+    /// Whether the operation succeeded as if nothing had been killed.
     pub(super) fn succeeded(&self) -> bool {
         match self {
             Self::Created(id) => id.is_some(),
@@ -75,17 +75,17 @@ impl Told {
 }
 
 fn create(address: &str) -> Option<String> {
-    let wish = json!({
+    let request = json!({
         "image": {"uri": "host"},
         "timeout": 3600,
         "resourceLimits": {},
         "entrypoint": ["tail", "-f", "/dev/null"],
     });
-    let answer = Client::new(address).post("/v1/sandboxes", &wish).ok()?;
+    let answer = Client::new(address).post("/v1/sandboxes", &request).ok()?;
     (answer.status == 202).then(|| answer.json()["id"].as_str().expect("an id is a text").to_owned())
 }
 
-/// Runs a command and takes in its events for as long as they come.
+/// Runs a command and collects its events until they end.
 fn exec(mut sandbox: Sandbox) -> Ran {
     let text = format!("i=0; while [ $i -lt {LINES} ]; do echo $i; i=$((i+1)); done");
     let Ok(answer) = sandbox.try_streaming("POST", "command", &json!({"command": text})) else {
@@ -95,7 +95,7 @@ fn exec(mut sandbox: Sandbox) -> Ran {
         return Ran::default();
     }
     let lines = BufReader::new(answer.body).lines().map_while(Result::ok);
-    // A line that was cut off is no event.
+    // A truncated line is not an event.
     let whole = lines.filter(|line| serde_json::from_str::<Value>(line.trim_start_matches("data: ")).is_ok());
     Ran::of_events(&whole.collect::<Vec<_>>().join("\n"))
 }
@@ -106,7 +106,7 @@ fn write(mut sandbox: Sandbox, round: usize) -> Told {
     Told::Wrote { content, done: answer.is_ok_and(|answer| answer.status == 200) }
 }
 
-/// A mebibyte that says which round wrote it, wherever one looks.
+/// A mebibyte that identifies the round that wrote it at every position.
 pub(super) fn content(round: usize) -> Vec<u8> {
     format!("{round:15}\n").repeat(64 << 10).into_bytes()
 }

@@ -1,4 +1,4 @@
-//! The processes of one server: finding them, killing them, seeing them come back.
+//! The processes of one server: finding them, killing them, waiting until they are replaced.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,7 +9,7 @@ use e2e::run::User;
 use e2e::server::{Server, Start};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-/// Who is killed.
+/// The process that is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Victim {
     Supervisor,
@@ -26,7 +26,7 @@ impl Victim {
         match self {
             Self::Server => "__server",
             Self::Launcher => "__launcher",
-            Self::Supervisor | Self::Agent => unreachable!("these are found in other ways"),
+            Self::Supervisor | Self::Agent => unreachable!("these are found differently"),
         }
     }
 }
@@ -37,8 +37,8 @@ pub(super) struct Parts {
     user: User,
     network: &'static str,
     instance: String,
-    /// All parts and first processes of sandboxes that there ever were. A pid is soon used again, so
-    /// each has its birth with it.
+    /// All parts and first processes of sandboxes that ever existed. Pids are reused soon, so each is
+    /// stored with its start time.
     seen: BTreeSet<(u32, u64)>,
 }
 
@@ -61,7 +61,7 @@ impl Parts {
         self.seen.extend(records.flatten().filter_map(|record| first_process(&record.path())));
     }
 
-    /// The pid of a part, once it has one. It is the supervisor's child, which the kernel shows.
+    /// The pid of a part, once it has one. The part is a child of the supervisor, which the kernel shows.
     pub(super) fn pid(&self, part: Victim) -> u32 {
         let mut found = None;
         e2e::eventually("the part runs", || {
@@ -76,7 +76,7 @@ impl Parts {
         self.server.kill();
     }
 
-    /// Kills the server or the launcher, and says which process that was.
+    /// Kills the server or the launcher, and returns which process that was.
     pub(super) fn kill_part(&mut self, part: Victim) -> u32 {
         let pid = self.pid(part);
         self.remember();
@@ -84,7 +84,7 @@ impl Parts {
         pid
     }
 
-    /// Starts the supervisor at its former address; `cut` kills a first attempt that early.
+    /// Starts the supervisor at its former address; with `cut`, the first attempt is killed that soon.
     pub(super) fn start_again(&mut self, cut: Option<Duration>) {
         let start = how(self.user, self.network, &self.instance).listen(self.server.address());
         if let Some(moment) = cut {
@@ -98,7 +98,7 @@ impl Parts {
         self.remember();
     }
 
-    /// Waits until the supervisor has replaced a part; `cut` kills a first successor that early.
+    /// Waits until the supervisor has replaced a part; with `cut`, the first successor is killed that soon.
     pub(super) fn wait_for_successor(&mut self, part: Victim, of: u32, cut: Option<Duration>) {
         let mut former = of;
         if let Some(moment) = cut {
@@ -121,7 +121,7 @@ impl Parts {
         });
     }
 
-    /// The first process of a sandbox, as the launcher has written it down.
+    /// The first process of a sandbox, according to the launcher's record.
     pub(super) fn agent(&self, id: &str) -> Option<u32> {
         first_process(&self.server.state_directory().join("boxes").join(id)).map(|(pid, _)| pid)
     }
@@ -131,21 +131,21 @@ impl Parts {
         children(self.pid(Victim::Launcher))
     }
 
-    /// Parts and sandboxes that are still there although their server has ended.
+    /// Parts and sandboxes that still exist although their server has ended.
     pub(super) fn survivors(&self) -> Vec<String> {
         let alive = self.seen.iter().filter(|(pid, born)| birth(*pid) == Some(*born));
         alive.map(|(pid, _)| format!("{pid} {}", arguments(*pid))).collect()
     }
 }
 
-/// An ordinary user's server must be told that it may do without limits.
+/// An ordinary user's server must be allowed to run without limits.
 fn how(user: User, network: &str, instance: &str) -> Start {
     let start =
         Start::new().as_user(user).env("CORACLE_INSTANCE", instance).env("CORACLE_NETWORK_DEFAULT", network);
     if user == User::Same { start } else { start.env("CORACLE_REQUIRE_LIMITS", "false") }
 }
 
-/// Kills a process that is not ours to wait for. A process that has gone is no error.
+/// Kills a process that is not our child. A process that has already ended is not an error.
 pub(super) fn kill(pid: u32) {
     let pid = Pid::from_raw(i32::try_from(pid).expect("a pid")).expect("a pid is not zero");
     if let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) {
@@ -153,7 +153,7 @@ pub(super) fn kill(pid: u32) {
     }
 }
 
-/// Pid and birth of a sandbox's first process, as its record tells them.
+/// Pid and start time of a sandbox's first process, from its record.
 fn first_process(record: &Path) -> Option<(u32, u64)> {
     let record: serde_json::Value = serde_json::from_slice(&fs::read(record).ok()?).ok()?;
     let process = &record["process"];
@@ -170,11 +170,11 @@ pub(super) fn children(pid: u32) -> BTreeSet<u32> {
     list.split_whitespace().filter_map(|word| word.parse().ok()).collect()
 }
 
-/// When a process that lives was started, in ticks since the host was. One that has ended and
-/// that the host's first process has not collected yet does not live.
+/// The start time of a living process, in ticks since boot. A process that has ended and that the host's
+/// init has not reaped yet does not count as living.
 fn birth(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may hold anything; the start time is the 20th word behind it.
+    // The name in parentheses may contain anything; the start time is the 20th word after it.
     let mut words = stat.rsplit_once(')')?.1.split_whitespace();
     if words.next()? == "Z" {
         return None;

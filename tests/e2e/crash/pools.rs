@@ -1,4 +1,5 @@
-//! Killing while warm sandboxes are taken: each has one owner or none, and the count stays right.
+//! Kills processes while warm sandboxes are claimed: each sandbox has one owner or none, and the count
+//! stays right.
 
 use std::collections::BTreeSet;
 use std::sync::Barrier;
@@ -21,7 +22,7 @@ const LEVEL: usize = 4;
 const LATEST_MICROS: u64 = 25_000;
 
 #[test]
-fn killing_in_the_middle_of_claims_gives_no_sandbox_to_two() {
+fn killing_during_claims_gives_no_sandbox_to_two_clients() {
     if !testkit::needs_root() {
         return;
     }
@@ -47,26 +48,26 @@ fn killing_in_the_middle_of_claims_gives_no_sandbox_to_two() {
     assert_eq!(answer.status, 204, "{}", answer.text());
     remains::wait_for_no_volumes(parts.pid(Victim::Launcher), &state);
     parts.remember();
-    assert!(parts.server.terminate().success(), "the server did not end in peace");
+    assert!(parts.server.terminate().success(), "the server did not end cleanly");
     assert_eq!(parts.survivors(), Vec::<String>::new());
     assert_eq!(remains::rows(&state), 0);
     before.wait_for(&state, &instance);
 }
 
 fn make_pool(client: &mut Client) {
-    let wish = json!({
+    let request = json!({
         "name": "crash", "template": {"spec": {"containers": [{"image": "host"}]}},
         "capacitySpec": {"bufferMax": LEVEL, "bufferMin": 0, "poolMax": 1000, "poolMin": 0},
         "refill": {"perSecond": 200, "atOnce": 4},
     });
-    let answer = client.post("/v1/pools", &wish).expect("the server answers");
+    let answer = client.post("/v1/pools", &request).expect("the server answers");
     assert_eq!(answer.status, 201, "{}", answer.text());
 }
 
-/// Who asked, and the id of the sandbox if there was an answer.
+/// The client that asked, and the id of the sandbox if there was a response.
 type Answer = (String, Option<String>);
 
-/// Has all clients create at once, and kills the victim meanwhile.
+/// Makes all clients create at once, and kills the victim meanwhile.
 fn strike(round: usize, parts: &mut Parts, victim: Victim, moment: Duration) -> Vec<Answer> {
     let address = parts.server.address().to_owned();
     let begin = Barrier::new(CLIENTS + 1);
@@ -99,15 +100,15 @@ fn strike(round: usize, parts: &mut Parts, victim: Victim, moment: Duration) -> 
 
 /// `None` if the server died before it answered.
 fn create(client: &mut Client, who: &str) -> Option<String> {
-    let wish = json!({
+    let request = json!({
         "timeout": 3600, "resourceLimits": {"memory": "128Mi"}, "env": {"WHO": who},
         "metadata": {"who": who}, "extensions": {"poolRef": "crash"},
     });
-    let answer = client.post("/v1/sandboxes", &wish).ok().filter(|answer| answer.status == 202)?;
+    let answer = client.post("/v1/sandboxes", &request).ok().filter(|answer| answer.status == 202)?;
     answer.json()["id"].as_str().map(str::to_owned)
 }
 
-/// Holds the server to its answers, removes everything, and says how many had been warm.
+/// Checks the server against its responses, removes everything, and returns how many sandboxes had been warm.
 fn check(parts: &Parts, victim: Victim, answers: &[Answer]) -> usize {
     let mut client = parts.server.client();
     let listed = listed(&mut client);
@@ -115,15 +116,15 @@ fn check(parts: &Parts, victim: Victim, answers: &[Answer]) -> usize {
     let mut warm = 0;
     for (who, id) in answers {
         let Some(id) = id else { continue };
-        assert!(seen.insert(id.as_str()), "{id} was given to two");
+        assert!(seen.insert(id.as_str()), "{id} was given to two clients");
         let found = listed.iter().find(|item| item["id"] == id.as_str());
-        let found = found.unwrap_or_else(|| panic!("{id} of {who} is forgotten after {victim:?} died"));
+        let found = found.unwrap_or_else(|| panic!("{id} of {who} was lost after {victim:?} died"));
         assert_eq!(found["metadata"]["who"], who.as_str(), "{found}");
         warm += usize::from(found["allocation"]["poolRef"] == "crash");
         let ran = Sandbox::known(parts.server.client(), id).run("echo $WHO; ls -A /root /tmp");
         assert_eq!(ran.stdout, format!("{who}\n/root:\n\n/tmp:\n"), "{ran:?}");
     }
-    // A create that was not answered may have come to its end nevertheless.
+    // A create that was not answered may have completed nevertheless.
     for stranger in listed.iter().filter(|item| !seen.contains(item["id"].as_str().unwrap_or_default())) {
         let who = stranger["metadata"]["who"].as_str().unwrap_or_default();
         assert!(answers.iter().any(|(name, id)| name == who && id.is_none()), "{stranger}");
@@ -142,7 +143,7 @@ fn listed(client: &mut Client) -> Vec<Value> {
     page["items"].as_array().cloned().unwrap_or_default()
 }
 
-/// Waits until the pool is full, and there is nothing else: no row, no disk.
+/// Waits until the pool is full and there is nothing else: no row, no disk.
 fn until_count_is_exact(parts: &Parts, sandboxes: usize) {
     let state = parts.server.state_directory();
     let mut seen = (0, 0, 0);

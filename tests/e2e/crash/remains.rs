@@ -1,4 +1,4 @@
-//! What one state directory holds on the host, as sets.
+//! The host resources that belong to one state directory, as sets.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 
 use e2e::host::Host;
 
-/// A look at everything that mentions a state directory or the instance behind it.
+/// All host resources that mention a state directory or its instance.
 #[derive(Debug)]
 pub(crate) struct Remains {
     host: Host,
-    /// Whether the packet filter of the instance is there.
+    /// Whether the packet filter of the instance exists.
     filter: bool,
     files: BTreeSet<PathBuf>,
 }
@@ -24,9 +24,9 @@ impl Remains {
         Self { host: Host::look(state).mentioning(&words), filter, files }
     }
 
-    /// A look after everything has ended. The kernel releases disks and removes network namespaces
-    /// with their links some time after the last process that used them is gone. A link that is still
-    /// there now would be missed at the end of the test.
+    /// Takes the snapshot after everything has ended. The kernel releases disks and removes network
+    /// namespaces with their links some time after the last process that used them has ended. A link that
+    /// still exists now would be missed at the end of the test.
     pub(crate) fn at_rest(state: &Path, instance: &str) -> Self {
         let mut look = Self::look(state, instance);
         e2e::eventually("disks and links are released", || {
@@ -37,17 +37,17 @@ impl Remains {
         look
     }
 
-    /// Waits until all is as it was when this look was taken.
+    /// Waits until the host state equals this one.
     pub(crate) fn wait_for(&self, state: &Path, instance: &str) {
         let mut differences = Vec::new();
         let same = e2e::happens(|| {
             differences = Self::look(state, instance).differences(self);
             differences.is_empty()
         });
-        assert!(same, "not as before: {differences:#?}");
+        assert!(same, "the host differs from before: {differences:#?}");
     }
 
-    /// What is in one of two looks and not in the other.
+    /// The items that are in only one of the two snapshots.
     fn differences(&self, before: &Self) -> Vec<String> {
         let more = self.host.left_since(&before.host).into_iter().map(|line| format!("left: {line}"));
         let less = before.host.left_since(&self.host).into_iter().map(|line| format!("lost: {line}"));

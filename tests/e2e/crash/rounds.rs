@@ -1,4 +1,4 @@
-//! Round after round of killing, every process in the middle of every operation.
+//! Rounds of kills: every process in the middle of every operation.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -17,11 +17,10 @@ use super::remains::{self, Remains};
 
 const ROUNDS: usize = 200;
 
-/// Always the same, so that a change is judged by what it changes.
+/// The seed is fixed, so that two runs differ only by the change under test.
 const SEED: u64 = 20_261_116;
 
-/// So many sandboxes there are at the beginning of a round: one for each operation and one that
-/// nobody touches.
+/// The number of sandboxes at the beginning of a round: one for each operation and one that stays untouched.
 const FLEET: usize = 3;
 
 /// The kill comes this long after the operations began, at the latest. Some operations are over
@@ -30,7 +29,7 @@ const LATEST_MICROS: [u64; 3] = [2_000, 5_000, 15_000];
 /// A second kill comes this long after a successor was started, at the latest.
 const LATEST_CUT_MICROS: u64 = 60_000;
 
-/// One round, decided before it begins.
+/// One round, chosen before it begins.
 #[derive(Debug)]
 struct Round {
     number: usize,
@@ -51,7 +50,7 @@ fn killing_any_process_at_any_instant_loses_nothing() {
 }
 
 #[test]
-fn links_and_filters_are_not_lost_either() {
+fn killing_any_process_loses_no_links_or_filters() {
     if !testkit::needs_root() {
         return;
     }
@@ -61,7 +60,7 @@ fn links_and_filters_are_not_lost_either() {
 }
 
 #[test]
-fn an_ordinary_users_processes_can_be_killed_as_well() {
+fn killing_any_process_of_an_ordinary_user_loses_nothing() {
     // Without groups nothing can be paused.
     let operations = [Operation::Create, Operation::Exec, Operation::Write, Operation::Delete];
     let user = if testkit::is_root() { ORDINARY } else { User::Same };
@@ -92,7 +91,7 @@ fn play_all(user: User, network: &'static str, name: &str, operations: &[Operati
     check_nothing_is_left(parts, &fleet, &instance, &before);
 }
 
-/// What decides about every moment and every choice.
+/// Returns the seed that determines every moment and every choice.
 pub(super) fn seed() -> u64 {
     setting("CORACLE_CRASH_SEED").unwrap_or(SEED)
 }
@@ -103,7 +102,7 @@ pub(super) fn setting(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|error| panic!("{name} is `{text}`: {error}")))
 }
 
-/// Straight to standard error, which tests that succeed show too.
+/// Writes straight to standard error, which is shown for passing tests too.
 pub(super) fn say(text: &str) {
     writeln!(std::io::stderr(), "{text}").ok();
 }
@@ -122,16 +121,16 @@ fn say_while<T>(round: &Round, play: impl FnOnce() -> T) -> T {
     play()
 }
 
-/// What a server leaves that was started, used and ended in peace; then it is started again.
+/// Returns what remains of a server that was started, used and ended normally; then starts it again.
 pub(super) fn after_peace(parts: &mut Parts, instance: &str) -> Remains {
     parts.server.create_with(&json!({"resourceLimits": {}})).delete();
-    assert!(parts.server.terminate().success(), "the server did not end in peace");
+    assert!(parts.server.terminate().success(), "the server did not end cleanly");
     let before = Remains::at_rest(&parts.server.state_directory(), instance);
     parts.start_again(None);
     before
 }
 
-/// Every victim meets every operation equally often, in an order of its own each time.
+/// Every victim meets every operation equally often, in a new order each time.
 fn decide(
     number: usize,
     operations: &[Operation],
@@ -146,7 +145,7 @@ fn decide(
     let (victim, operation) = plan.pop().expect("it was filled");
     let mut beside = random.pick(operations);
     if victim == Victim::Agent && operation == Operation::Create && beside == Operation::Create {
-        // Of two newborn sandboxes nobody knows which one is the victim.
+        // With two new sandboxes it is unknown which one is the victim.
         beside = Operation::Exec;
     }
     let latest = random.pick(&LATEST_MICROS);
@@ -159,29 +158,34 @@ fn decide(
 fn play(round: &Round, parts: &mut Parts, fleet: &mut Fleet) -> Vec<Operation> {
     let target = (round.operation != Operation::Create).then(|| fleet.members.remove(0));
     let other = (round.beside != Operation::Create).then(|| fleet.members.remove(0));
-    let [told, told_beside] = strike(round, parts, target.as_ref(), other.as_ref());
+    let [reported, reported_beside] = strike(round, parts, target.as_ref(), other.as_ref());
     parts.wait_until_healthy();
     let harm = match round.victim {
         Victim::Supervisor | Victim::Server => [true, true],
         Victim::Launcher => [round.operation, round.beside].map(|one| one == Operation::Create),
         Victim::Agent => [true, false],
     };
-    let operations = [(round.operation, &told), (round.beside, &told_beside)];
-    let unfinished = operations.into_iter().filter(|(_, told)| !told.succeeded());
+    let operations = [(round.operation, &reported), (round.beside, &reported_beside)];
+    let unfinished = operations.into_iter().filter(|(_, reported)| !reported.succeeded());
     let unfinished = unfinished.map(|(operation, _)| operation).collect();
     let dead = round.victim == Victim::Agent;
     let mut unanswered = 0;
-    for (told, member, harm, dead) in [(told, target, harm[0], dead), (told_beside, other, harm[1], false)] {
-        assert!(harm || told.succeeded(), "something unconcerned failed: {told:?}");
-        match (told, member) {
+    for (reported, member, harm, dead) in
+        [(reported, target, harm[0], dead), (reported_beside, other, harm[1], false)]
+    {
+        assert!(
+            harm || reported.succeeded(),
+            "an operation that the kill did not affect failed: {reported:?}"
+        );
+        match (reported, member) {
             (Told::Created(Some(id)), _) if dead => fleet.bury(&id),
             (Told::Created(Some(id)), _) => {
                 let sandbox = e2e::sandbox::Sandbox::known(fleet.client(), &id);
                 fleet.members.push(Member::begin(sandbox));
             }
             (Told::Created(None), _) => unanswered += 1,
-            (told, Some(member)) => follow_up(fleet, &told, member, dead),
-            (told, None) => panic!("{told:?} about nothing"),
+            (reported, Some(member)) => follow_up(fleet, &reported, member, dead),
+            (reported, None) => panic!("{reported:?} without a sandbox"),
         }
     }
     check_strangers(round, fleet, unanswered);
@@ -189,11 +193,11 @@ fn play(round: &Round, parts: &mut Parts, fleet: &mut Fleet) -> Vec<Operation> {
     unfinished
 }
 
-/// Begins both operations, kills the victim, waits for their ends and for its successor.
+/// Begins both operations, kills the victim, and waits for their ends and for the victim's successor.
 fn strike(round: &Round, parts: &mut Parts, target: Option<&Member>, other: Option<&Member>) -> [Told; 2] {
     let address = parts.server.address().to_owned();
     let begin = Barrier::new(3);
-    let known = target.map(|member| parts.agent(&member.sandbox.id).expect("it lives"));
+    let known = target.map(|member| parts.agent(&member.sandbox.id).expect("its process runs"));
     let born = parts.born();
     std::thread::scope(|scope| {
         let operate = |operation: Operation, member: Option<&Member>| {
@@ -218,11 +222,11 @@ fn strike(round: &Round, parts: &mut Parts, target: Option<&Member>, other: Opti
             }
             Victim::Agent => kill_agent(parts, known, &born, &first),
         }
-        [first.join(), second.join()].map(|told| told.expect("an operation does not panic"))
+        [first.join(), second.join()].map(|reported| reported.expect("an operation does not panic"))
     })
 }
 
-/// Kills the agent of a sandbox that exists, or the next one that is born.
+/// Kills the agent of an existing sandbox, or of the next one that is created.
 fn kill_agent<T>(
     parts: &Parts,
     known: Option<u32>,
@@ -238,39 +242,39 @@ fn kill_agent<T>(
         if let Some(newborn) = parts.born().difference(born).next() {
             return parts::kill(*newborn);
         }
-        assert!(!answered, "a create was answered and no sandbox was born");
+        assert!(!answered, "a create was answered and no sandbox was created");
         std::thread::park_timeout(STEP);
     }
 }
 
-/// What must hold for a sandbox after an operation on it.
-fn follow_up(fleet: &mut Fleet, told: &Told, mut member: Member, dead: bool) {
+/// Checks a sandbox after an operation on it.
+fn follow_up(fleet: &mut Fleet, reported: &Told, mut member: Member, dead: bool) {
     let id = member.sandbox.id.clone();
     let state = fleet.settled(&id);
-    match (told, state) {
+    match (reported, state) {
         (Told::Deleted { .. }, None) => {}
         (Told::Deleted { done: true }, Some(state)) => panic!("{id} was deleted and is {state}"),
-        (told, None) => panic!("{id} is forgotten after {told:?}"),
-        // A resume of one that had died already starts it again.
+        (reported, None) => panic!("{id} was lost after {reported:?}"),
+        // Resuming a sandbox that had already died starts it again.
         (Told::Paused { restarted: true, .. }, Some(_)) if dead => {
             member.check_files();
             fleet.delete(&id);
         }
         (_, Some(_)) if dead => fleet.bury(&id),
-        (told, Some(_)) => {
+        (reported, Some(_)) => {
             member.check_works();
-            member.hold_to(told);
+            member.hold_to(reported);
             fleet.members.push(member);
         }
     }
 }
 
-/// A create that was not answered may have come to its end nevertheless if the one who asked
-/// for it died; in all other cases it is undone.
+/// A create that was not answered may have completed if the process that asked for it died; in all other
+/// cases it is undone.
 fn check_strangers(round: &Round, fleet: &Fleet, unanswered: usize) {
     if matches!(round.victim, Victim::Supervisor | Victim::Server) {
         let strangers = fleet.strangers();
-        assert!(strangers.len() <= unanswered, "nobody asked for {strangers:?}");
+        assert!(strangers.len() <= unanswered, "no client requested {strangers:?}");
         strangers.iter().for_each(|id| fleet.delete(id));
     }
     e2e::eventually("creates that failed are undone", || fleet.strangers().is_empty());
@@ -282,12 +286,12 @@ pub(super) fn check_nothing_is_left(mut parts: Parts, fleet: &Fleet, instance: &
     assert!(fleet.listed().is_empty());
     remains::wait_for_no_volumes(parts.pid(Victim::Launcher), &state);
     e2e::eventually("no sandbox is left as a process", || parts.born().is_empty());
-    // Those whose launcher died became the supervisor's.
-    e2e::eventually("the supervisor has its two parts alone", || {
+    // Sandboxes whose launcher died were reparented to the supervisor.
+    e2e::eventually("the supervisor has only its two parts", || {
         parts::children(parts.server.pid()).len() == 2
     });
     parts.remember();
-    assert!(parts.server.terminate().success(), "the server did not end in peace");
+    assert!(parts.server.terminate().success(), "the server did not end cleanly");
     assert_eq!(parts.survivors(), Vec::<String>::new());
     assert_eq!(remains::rows(&state), 0);
     before.wait_for(&state, instance);

@@ -1,5 +1,5 @@
-//! Killing while snapshots are taken, restored and deleted: each is as it was or as it was to be,
-//! and nobody stands still afterwards.
+//! Kills processes while snapshots are taken, restored and deleted: each snapshot has its old or its new
+//! state, and no sandbox stays frozen afterwards.
 
 use std::path::PathBuf;
 use std::sync::Barrier;
@@ -20,7 +20,7 @@ const ROUNDS: u64 = 48;
 /// The kill comes this long after the operation began, at the latest.
 const LATEST_MICROS: [u64; 3] = [3_000, 15_000, 60_000];
 
-/// What is in every snapshot.
+/// A file that every snapshot contains.
 const KEPT: &str = "/root/kept";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ impl Operation {
 }
 
 #[test]
-fn killing_while_snapshots_are_taken_restored_or_deleted_leaves_nothing_half() {
+fn killing_during_snapshot_operations_leaves_no_partial_snapshot() {
     if !testkit::needs_root() {
         return;
     }
@@ -59,11 +59,11 @@ fn killing_while_snapshots_are_taken_restored_or_deleted_leaves_nothing_half() {
     check_nothing_is_left(parts, &fleet, &instance, &before);
 }
 
-/// Written just before, so that flushing it takes a while.
+/// Written just before the snapshot, so that flushing it takes a while.
 const LARGE: &str = "head -c 600000000 /dev/zero > /root/large";
 
 #[test]
-fn a_launcher_killed_while_a_sandbox_stands_still_is_followed_by_one_that_lets_it_go_on() {
+fn next_launcher_thaws_a_sandbox_that_a_killed_one_froze() {
     if !testkit::needs_root() {
         return;
     }
@@ -73,20 +73,20 @@ fn a_launcher_killed_while_a_sandbox_stands_still_is_followed_by_one_that_lets_i
     let mut member = source(&mut fleet);
     assert_eq!(member.sandbox.run(LARGE).code, Some(0));
     let mut client = fleet.client();
-    let told = perform(&mut client, Operation::Take, &member.sandbox.id, None);
-    let (_, id) = told.expect("the server answers");
+    let reported = perform(&mut client, Operation::Take, &member.sandbox.id, None);
+    let (_, id) = reported.expect("the server answers");
     wait_for_draft(&parts, &id);
     let former = parts.kill_part(Victim::Launcher);
     parts.wait_for_successor(Victim::Launcher, former, None);
     member.check_works();
-    assert_eq!(settled(&mut client, &id), "Ready", "it is asked for again");
+    assert_eq!(settled(&mut client, &id), "Ready", "the delete is retried");
     member.check_works();
     check_whole(&fleet, &id);
     fleet.delete(&member.sandbox.id);
 }
 
 #[test]
-fn others_are_made_while_a_large_disk_is_flushed() {
+fn sandboxes_are_created_while_a_large_disk_is_flushed() {
     if !testkit::needs_root() {
         return;
     }
@@ -96,8 +96,8 @@ fn others_are_made_while_a_large_disk_is_flushed() {
     let mut member = source(&mut fleet);
     assert_eq!(member.sandbox.run(LARGE).code, Some(0));
     let mut client = fleet.client();
-    let told = perform(&mut client, Operation::Take, &member.sandbox.id, None);
-    let (_, id) = told.expect("the server answers");
+    let reported = perform(&mut client, Operation::Take, &member.sandbox.id, None);
+    let (_, id) = reported.expect("the server answers");
     let draft = wait_for_draft(&parts, &id);
     let mut other = parts.server.create_with(&json!({"resourceLimits": {}}));
     assert!(draft.exists(), "the snapshot was taken before a sandbox was made beside it");
@@ -106,7 +106,7 @@ fn others_are_made_while_a_large_disk_is_flushed() {
     member.check_works();
 }
 
-/// Waits until the launcher has noted that it takes this snapshot.
+/// Waits until the launcher has recorded that it takes this snapshot.
 fn wait_for_draft(parts: &Parts, snapshot: &str) -> PathBuf {
     let draft = parts.server.state_directory().join("snapshots").join(format!("{snapshot}.new"));
     e2e::eventually("the snapshot is begun", || draft.exists());
@@ -116,10 +116,10 @@ fn wait_for_draft(parts: &Parts, snapshot: &str) -> PathBuf {
 fn play(parts: &mut Parts, fleet: &mut Fleet, operation: Operation, victim: Victim, moment: Duration) {
     let mut source = source(fleet);
     let existing = (operation != Operation::Take).then(|| taken(&mut fleet.client(), &source.sandbox.id));
-    let agent = parts.agent(&source.sandbox.id).expect("it lives");
+    let agent = parts.agent(&source.sandbox.id).expect("its process runs");
     let (address, id) = (parts.server.address().to_owned(), source.sandbox.id.clone());
     let begin = Barrier::new(2);
-    let told = std::thread::scope(|scope| {
+    let reported = std::thread::scope(|scope| {
         let operating = scope.spawn(|| {
             begin.wait();
             perform(&mut Client::new(&address), operation, &id, existing.as_deref())
@@ -141,9 +141,9 @@ fn play(parts: &mut Parts, fleet: &mut Fleet, operation: Operation, victim: Vict
     });
     parts.wait_until_healthy();
     if operation == Operation::Restore {
-        check_restored(fleet, told, &id);
+        check_restored(fleet, reported, &id);
     } else {
-        check_told(&snapshots(&mut fleet.client()), operation, told, existing.as_deref());
+        check_told(&snapshots(&mut fleet.client()), operation, reported, existing.as_deref());
     }
     check_all(fleet);
     if victim == Victim::Agent {
@@ -154,7 +154,7 @@ fn play(parts: &mut Parts, fleet: &mut Fleet, operation: Operation, victim: Vict
     }
 }
 
-/// A sandbox in which something goes on and something is not on the disk yet.
+/// A sandbox in which a command keeps running and some data is not yet on the disk.
 fn source(fleet: &mut Fleet) -> Member {
     fleet.fill(1);
     let mut member = fleet.members.remove(0);
@@ -163,7 +163,7 @@ fn source(fleet: &mut Fleet) -> Member {
     member
 }
 
-/// What the client was told: a status, and what it was about.
+/// The response to the client: a status, and the id it was about.
 type Told = Option<(u16, String)>;
 
 fn perform(client: &mut Client, operation: Operation, sandbox: &str, snapshot: Option<&str>) -> Told {
@@ -180,18 +180,18 @@ fn perform(client: &mut Client, operation: Operation, sandbox: &str, snapshot: O
     Some((answer.status, body["id"].as_str().unwrap_or_default().to_owned()))
 }
 
-/// What was accepted is known, and what was deleted is not.
-fn check_told(all: &[String], operation: Operation, told: Told, snapshot: Option<&str>) {
-    match (operation, told, snapshot) {
+/// Accepted snapshots exist, and deleted ones do not.
+fn check_told(all: &[String], operation: Operation, reported: Told, snapshot: Option<&str>) {
+    match (operation, reported, snapshot) {
         (Operation::Take, Some((202, id)), _) => assert!(all.contains(&id), "{id} was accepted and is lost"),
         (Operation::Forget, Some((204, _)), Some(id)) => {
-            assert!(!all.contains(&id.to_owned()), "{id} was deleted and is there");
+            assert!(!all.contains(&id.to_owned()), "{id} was deleted and still exists");
         }
         _ => {}
     }
 }
 
-/// Every snapshot that is left comes to rest, makes sandboxes if it is ready, and can be deleted.
+/// Every remaining snapshot reaches a stable state, makes sandboxes if it is ready, and can be deleted.
 fn check_all(fleet: &Fleet) {
     let mut client = fleet.client();
     for id in snapshots(&mut client) {
@@ -202,16 +202,15 @@ fn check_all(fleet: &Fleet) {
     }
 }
 
-/// A sandbox that was answered has the files; one that was not is undone, or adopted if the
-/// server died.
-fn check_restored(fleet: &Fleet, told: Told, source: &str) {
-    if let Some((202, id)) = told
+/// A sandbox that was answered has the files; one that was not is undone, or adopted if the server died.
+fn check_restored(fleet: &Fleet, reported: Told, source: &str) {
+    if let Some((202, id)) = reported
         && fleet.settled(&id).expect("it was answered") == "Running"
     {
         let mut restored = Sandbox::known(fleet.client(), &id);
         assert_eq!(restored.run(&format!("cat {KEPT}")).stdout, "kept\n");
     }
-    e2e::eventually("what was restored can be removed", || {
+    e2e::eventually("a restored sandbox can be removed", || {
         let restored = fleet.strangers().into_iter().filter(|id| id != source);
         let deleted = restored.map(|id| fleet.client().delete(&format!("/v1/sandboxes/{id}")));
         deleted.count() == 0
@@ -220,8 +219,8 @@ fn check_restored(fleet: &Fleet, told: Told, source: &str) {
 
 /// A snapshot that is ready makes sandboxes.
 fn check_whole(fleet: &Fleet, id: &str) {
-    let wish = json!({"image": null, "entrypoint": null, "resourceLimits": {}, "snapshotId": id});
-    let mut restored = Sandbox::create(fleet.client(), &wish);
+    let request = json!({"image": null, "entrypoint": null, "resourceLimits": {}, "snapshotId": id});
+    let mut restored = Sandbox::create(fleet.client(), &request);
     assert_eq!(restored.run(&format!("cat {KEPT}")).stdout, "kept\n", "snapshot {id} is not whole");
     restored.delete();
 }
@@ -233,7 +232,7 @@ fn snapshots(client: &mut Client) -> Vec<String> {
     items.map(|item| item["id"].as_str().expect("an id is a text").to_owned()).collect()
 }
 
-/// Takes one that is ready.
+/// Takes a snapshot and waits until it is ready.
 fn taken(client: &mut Client, sandbox: &str) -> String {
     let (status, id) = perform(client, Operation::Take, sandbox, None).expect("the server answers");
     assert_eq!(status, 202);
@@ -241,7 +240,7 @@ fn taken(client: &mut Client, sandbox: &str) -> String {
     id
 }
 
-/// Waits until it is no longer being taken, and answers its state.
+/// Waits until the snapshot is no longer being taken, and returns its state.
 fn settled(client: &mut Client, id: &str) -> String {
     let mut state = String::new();
     e2e::eventually("the snapshot is taken or has failed", || {

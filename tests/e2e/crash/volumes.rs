@@ -1,4 +1,4 @@
-//! Volumes while parts are killed: none is lost, none is half made, none is left.
+//! Volumes while parts are killed: none is lost, partial or left behind.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -31,7 +31,7 @@ fn listed(client: &mut Client) -> Vec<Value> {
     page["items"].as_array().expect("a page has items").clone()
 }
 
-/// Makes volumes and removes them in every way, until something breaks.
+/// Makes volumes and removes them in every way, until an operation fails.
 fn churn(address: &str, round: usize) {
     let mut client = Client::new(address);
     let going = |name: &str| {
@@ -88,10 +88,10 @@ fn killing_any_part_leaves_every_volume_whole_or_gone() {
     finish(parts, &instance, &before);
 }
 
-/// What is on disk is what is listed, whole, and what goes with sandboxes has one.
+/// The volumes on disk are the listed ones, complete, and a volume that is removed with its sandboxes has one.
 fn check(parts: &Parts, when: &str) {
     let (state, launcher) = (parts.server.state_directory(), parts.pid(Victim::Launcher));
-    let mut told = (Vec::new(), BTreeSet::new());
+    let mut reported = (Vec::new(), BTreeSet::new());
     let same = e2e::happens(|| {
         let volumes = listed(&mut parts.server.client());
         let ids = |volume: &Value| volume["id"].as_str().unwrap_or_default().to_owned();
@@ -99,11 +99,11 @@ fn check(parts: &Parts, when: &str) {
         let orphan =
             |volume: &Value| volume["deletedWithSandboxes"] == true && volume["sandboxes"] == json!([]);
         let settled = !volumes.iter().any(orphan);
-        told = (volumes, on_disk(launcher, &state));
-        settled && known == told.1
+        reported = (volumes, on_disk(launcher, &state));
+        settled && known == reported.1
     });
-    assert!(same, "{when}: listed {:#?}, on disk {:?}", told.0, told.1);
-    assert!(told.0.iter().any(|volume| volume["name"] == "kept"), "{when}: a volume was lost");
+    assert!(same, "{when}: listed {:#?}, on disk {:?}", reported.0, reported.1);
+    assert!(reported.0.iter().any(|volume| volume["name"] == "kept"), "{when}: a volume was lost");
 }
 
 fn finish(mut parts: Parts, instance: &str, before: &Remains) {
@@ -119,7 +119,7 @@ fn finish(mut parts: Parts, instance: &str, before: &Remains) {
     let state = parts.server.state_directory();
     assert_eq!(on_disk(parts.pid(Victim::Launcher), &state), BTreeSet::new());
     parts.remember();
-    assert!(parts.server.terminate().success(), "the server did not end in peace");
+    assert!(parts.server.terminate().success(), "the server did not end cleanly");
     let database = rusqlite::Connection::open(state.join("server/coracle.db")).expect("there is a database");
     let rows: i64 = database
         .query_row("SELECT count(*) FROM volumes", [], |row| row.get(0))

@@ -1,4 +1,4 @@
-//! One sandbox uses up all it can get; the server and a neighbour must not notice.
+//! One sandbox exhausts everything it can get; the server and a neighbour must not be affected.
 
 use std::io::Read;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use e2e::sandbox::Sandbox;
 use e2e::server::{Server, resident};
 use serde_json::json;
 
-/// How long `true` takes in a sandbox: the middle of several runs.
+/// The median time of `true` in a sandbox over several runs.
 fn usual_time(sandbox: &mut Sandbox) -> Duration {
     let mut times: Vec<Duration> = (0..15)
         .map(|_| {
@@ -21,10 +21,10 @@ fn usual_time(sandbox: &mut Sandbox) -> Duration {
     times[times.len() / 2]
 }
 
-/// Holds what `attack` does against a neighbour: its commands take about as long as before.
+/// Checks that a neighbour's commands take about as long as before during `attack`.
 fn check_neighbour(attack: impl FnOnce(&mut Sandbox)) {
     let server = Server::start();
-    // A small disk is full sooner; how it ends is the same.
+    // A small disk is full sooner; the outcome is the same.
     let mut attacker = server.create_with(&json!({"extensions": {"coracle.disk": "128Mi"}}));
     let mut neighbour = server.create();
     attacker.upload_attacks();
@@ -36,10 +36,10 @@ fn check_neighbour(attack: impl FnOnce(&mut Sandbox)) {
     assert!(neighbour.run("echo fine").stdout.contains("fine"));
 }
 
-/// Takes an amount outside, where no limit of ours holds, and then inside, where one does.
+/// Takes an amount outside, where none of our limits applies, and then inside, where one does.
 ///
-/// The amount is more than the sandbox has and little for a host, so that nothing is harmed where
-/// the attack succeeds.
+/// The amount is more than the sandbox has and little for a host, so that nothing is harmed where the
+/// attack succeeds.
 fn check_limit(limit: (&str, &str), eat: &[&str], enough: &str, refusals: &[&str]) {
     if testkit::needs_root() {
         let place = tempfile::tempdir().expect("the temporary directory can be written");
@@ -47,7 +47,7 @@ fn check_limit(limit: (&str, &str), eat: &[&str], enough: &str, refusals: &[&str
         let words: Vec<&str> =
             eat.iter().map(|word| if *word == "/root" { &directory } else { *word }).collect();
         let ended = attack_outside(&[&["eat"], words.as_slice(), &[enough]].concat());
-        assert_eq!(ended.code, Some(0), "eating {eat:?} does not bite outside: {ended:?}");
+        assert_eq!(ended.code, Some(0), "exhausting {eat:?} does not work outside: {ended:?}");
         let run = Run::new(User::Same).with_attacks().flag(limit.0, limit.1);
         let ended = run.argv(&[&["/attacks/attacks", "eat"], eat, &[enough]].concat());
         let refused = refusals.iter().any(|name| ended.stdout.contains(name) || ended.stderr.contains(name));
@@ -56,22 +56,22 @@ fn check_limit(limit: (&str, &str), eat: &[&str], enough: &str, refusals: &[&str
 }
 
 #[test]
-fn each_limit_is_what_stops_its_eater() {
+fn each_limit_stops_its_attack() {
     check_limit(("--pids", "64"), &["processes"], "100", &["fork: EAGAIN"]);
     check_limit(("--memory", "64m"), &["memory"], "128", &["memory limit"]);
     check_limit(("--disk", "64m"), &["disk", "/root"], "128", &["EDQUOT", "ENOSPC"]);
     check_limit(("--disk", "8m"), &["inodes", "/root"], "20000", &["EDQUOT", "ENOSPC"]);
 }
 
-/// How many files a process may open is the host's own limit, which may not be liftable even for
-/// its root. So it is lowered inside, and the same eater succeeds where it is not.
+/// The number of open files is the host's own limit, which even its root may not be able to raise. So the
+/// test lowers it inside, and the same attack succeeds where it is not lowered.
 #[test]
-fn the_limit_of_open_files_is_what_stops_who_opens_them() {
+fn open_file_limit_stops_the_process_that_opens_files() {
     if !testkit::needs_root() {
         return;
     }
     let outside = attack_outside(&["eat", "descriptors", "800"]);
-    assert_eq!(outside.code, Some(0), "it does not bite outside: {outside:?}");
+    assert_eq!(outside.code, Some(0), "the attack does not work outside: {outside:?}");
     let run = Run::new(User::Same).with_attacks();
     let ended = run
         .shell("/attacks/attacks eat descriptors 800; ulimit -n 400; /attacks/attacks eat descriptors 800");
@@ -91,7 +91,7 @@ fn a_fork_bomb_does_not_reach_a_neighbour() {
 }
 
 #[test]
-fn eating_memory_ends_the_eater_alone() {
+fn memory_exhaustion_ends_only_the_attacker() {
     check_neighbour(|attacker| {
         let ran = attacker.run("/opt/attacks eat memory");
         assert_ne!(ran.code, Some(0), "{ran:?}");
@@ -100,7 +100,7 @@ fn eating_memory_ends_the_eater_alone() {
 }
 
 #[test]
-fn descriptors_run_out_for_the_one_who_opens_them() {
+fn descriptors_run_out_only_for_the_attacker() {
     check_neighbour(|attacker| {
         let ran = attacker.run("/opt/attacks eat descriptors");
         assert!(ran.stdout.contains("EMFILE"), "{ran:?}");
@@ -109,7 +109,7 @@ fn descriptors_run_out_for_the_one_who_opens_them() {
 }
 
 #[test]
-fn a_full_disk_is_the_writers_alone() {
+fn full_disk_affects_only_the_writer() {
     check_neighbour(|attacker| {
         let ran = attacker.run("/opt/attacks eat disk /root");
         assert!(ran.stdout.contains("EDQUOT") || ran.stdout.contains("ENOSPC"), "{ran:?}");
@@ -118,7 +118,7 @@ fn a_full_disk_is_the_writers_alone() {
 }
 
 #[test]
-fn inodes_run_out_for_the_one_who_makes_files() {
+fn inodes_run_out_only_for_the_attacker() {
     check_neighbour(|attacker| {
         let ran = attacker.run("/opt/attacks eat inodes /root");
         assert!(ran.stdout.contains("EDQUOT") || ran.stdout.contains("ENOSPC"), "{ran:?}");
@@ -127,7 +127,7 @@ fn inodes_run_out_for_the_one_who_makes_files() {
 }
 
 #[test]
-fn temporary_directories_are_bounded_too() {
+fn temporary_directories_are_limited() {
     check_neighbour(|attacker| {
         for place in ["/tmp", "/dev/shm"] {
             let ran = attacker.run(&format!("/opt/attacks eat disk {place}"));
@@ -163,7 +163,7 @@ fn a_flood_that_is_read_leaves_the_servers_memory_flat() {
 }
 
 #[test]
-fn a_flood_that_nobody_reads_leaves_the_servers_memory_flat() {
+fn unread_flood_leaves_the_servers_memory_flat() {
     const FLOOD: u64 = 256 << 20;
     let server = Server::start();
     let mut sandbox = server.create();
@@ -173,7 +173,7 @@ fn a_flood_that_nobody_reads_leaves_the_servers_memory_flat() {
     let request = json!({"argv": ["/opt/attacks", "flood", FLOOD.to_string()]});
     let unread = sandbox.inside_streaming("POST", "command", &request);
     assert_eq!(unread.status, 200);
-    // The flood ends although nobody reads: a slow reader does not stall a command.
+    // The flood ends although its output is not read: a slow reader does not stall a command.
     e2e::eventually("the flood has ended", || {
         watcher.run_argv(&["/opt/attacks", "find-process", "attacks flood"]).code == Some(1)
     });

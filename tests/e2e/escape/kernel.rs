@@ -1,4 +1,4 @@
-//! Parts of the kernel that no command needs, and the entries that filters forget.
+//! Parts of the kernel that no command needs, and entries that filters overlook.
 
 use super::Attack;
 
@@ -54,11 +54,11 @@ fn the_clock_cannot_be_set() {
 }
 
 #[test]
-fn the_i386_entry_does_not_pass_by_the_filter() {
+fn i386_entry_does_not_bypass_the_filter() {
     check("i386-unshare", &["EPERM", "ENOSYS", "SIGSYS"]);
 }
 
 #[test]
-fn the_x32_numbers_do_not_pass_by_the_filter() {
+fn x32_numbers_do_not_bypass_the_filter() {
     check("x32-unshare", &["EPERM", "ENOSYS", "SIGSYS"]);
 }

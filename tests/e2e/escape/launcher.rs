@@ -1,4 +1,4 @@
-//! The launcher's socket: out of reach from inside, and closed to the host's other users.
+//! The launcher's socket: unreachable from inside, and closed to the host's other users.
 
 use std::process::Command;
 
@@ -11,10 +11,10 @@ fn socket(server: &Server) -> String {
     server.state_directory().join("run/launcher").to_string_lossy().into_owned()
 }
 
-/// Shows that whoever reaches the socket and may write to it is answered.
+/// Shows that a client with access to the socket gets a response.
 fn check_that_root_is_answered(server: &Server) {
     let ended = attack_outside(&["ask-launcher", &socket(server), "list"]);
-    assert_eq!(ended.code, Some(0), "it does not bite outside: {ended:?}");
+    assert_eq!(ended.code, Some(0), "the attack does not work outside: {ended:?}");
 }
 
 #[test]
@@ -30,7 +30,7 @@ fn a_command_cannot_reach_the_launcher() {
     let up = format!("{}{path}", "../".repeat(8));
     for name in [path, up, format!("/proc/1/root{}", socket(&server))] {
         let ran = sandbox.run_argv(&["/opt/attacks", "ask-launcher", &name, "list"]);
-        // As root inside, so it is the root of its own that stops it, not a mode.
+        // The command is root inside, so the sandbox's own root directory stops it, not a file mode.
         let stopped = ran.stdout.contains("ENOENT") || ran.stdout.contains("EACCES");
         assert!(ran.code == Some(1) && stopped, "the launcher was reached by {name}: {ran:?}");
     }
@@ -61,7 +61,7 @@ fn another_user_of_the_host_cannot_ask_the_launcher_or_an_agent() {
     let sandbox = server.create();
     check_that_root_is_answered(&server);
     let agent = server.state_directory().join("run").join(&sandbox.id).to_string_lossy().into_owned();
-    assert_eq!(attack_outside(&["connect-unix", &agent]).code, Some(0), "it does not bite as root");
+    assert_eq!(attack_outside(&["connect-unix", &agent]).code, Some(0), "the attack does not work as root");
     for words in [["ask-launcher", &socket(&server), "list"].as_slice(), &["connect-unix", &agent]] {
         let ended = as_ordinary_user(words);
         let refused = ended.code == Some(1) && ended.stdout.contains("connect: EACCES");

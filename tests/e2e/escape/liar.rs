@@ -1,8 +1,8 @@
-//! An agent that lies on the wire, against the real server.
+//! An agent that sends false messages, against the real server.
 //!
-//! The agent of a living sandbox is replaced by one that answers every request with the same
-//! lie (see `attacks/lie.rs`). Whoever asks gets an error in bounded time, the server's memory
-//! stays flat, and nobody else notices.
+//! The agent of a living sandbox is replaced by one that answers every request with the same false message
+//! (see `attacks/lie.rs`). Its client gets an error in bounded time, the server's memory stays flat, and
+//! other clients are not affected.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use e2e::sandbox::{Ran, Sandbox};
 use e2e::server::{Server, resident};
 use serde_json::{Value, json};
 
-/// Told and then over: whoever asks is answered at once.
+/// Messages after which the connection ends: the client gets a response at once.
 const LOUD: [&str; 8] = [
     "hang-up",
     "a-length-of-4-gib",
@@ -24,13 +24,13 @@ const LOUD: [&str; 8] = [
     "an-endless-answer",
 ];
 
-/// How long a server waits for an agent that says nothing, with time to spare.
+/// How long a server waits for a silent agent, with time to spare.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The growth of the server's memory that a lie may cause.
+/// The growth of the server's memory that a false message may cause.
 const FLAT: u64 = 64 << 20;
 
-/// A sandbox whose agent tells this lie from now on.
+/// A sandbox whose agent sends this false message from now on.
 fn lying(server: &Server, lie: &str) -> Sandbox {
     let mut sandbox = server.create();
     sandbox.upload_attacks();
@@ -40,7 +40,7 @@ fn lying(server: &Server, lie: &str) -> Sandbox {
     sandbox
 }
 
-/// Asks in every way in which the server reads from an agent, and returns what was answered.
+/// Sends every kind of request for which the server reads from an agent, and returns the responses.
 fn ask_everything(sandbox: &mut Sandbox) -> Vec<(&'static str, u16, String)> {
     let questions = [
         ("POST", "command", json!({"command": "echo hello"})),
@@ -57,7 +57,7 @@ fn ask_everything(sandbox: &mut Sandbox) -> Vec<(&'static str, u16, String)> {
     asked.collect()
 }
 
-/// An answer is an error: a status that says so, or an error in a stream that had begun.
+/// Whether a response is an error: by its status, or by an error in a stream that had begun.
 fn is_error(status: u16, body: &str) -> bool {
     (400..600).contains(&status) || (status == 200 && !Ran::of_events(body).error.is_empty())
 }
@@ -65,12 +65,12 @@ fn is_error(status: u16, body: &str) -> bool {
 fn check_unharmed(server: &Server, neighbour: &mut Sandbox, before: u64, lie: &str) {
     let after = resident(server.pid());
     assert!(after < before + FLAT, "{lie}: memory rose from {before} to {after} bytes");
-    assert_eq!(neighbour.run("echo fine").stdout, "fine\n", "{lie}: a neighbour noticed");
+    assert_eq!(neighbour.run("echo fine").stdout, "fine\n", "{lie}: a neighbour was affected");
     assert_eq!(server.client().get("/health").expect("the server answers").status, 200, "{lie}");
 }
 
 #[test]
-fn a_lie_on_the_wire_is_an_error_for_who_asked_and_nothing_for_others() {
+fn false_agent_response_is_an_error_for_its_client_only() {
     if !testkit::needs_root() {
         return;
     }
@@ -91,7 +91,7 @@ fn a_lie_on_the_wire_is_an_error_for_who_asked_and_nothing_for_others() {
 }
 
 #[test]
-fn an_agent_that_stops_talking_is_waited_for_a_bounded_time() {
+fn silent_agent_is_waited_for_a_bounded_time() {
     if !testkit::needs_root() {
         return;
     }
@@ -101,7 +101,7 @@ fn an_agent_that_stops_talking_is_waited_for_a_bounded_time() {
     let lies = ["silence", "half-a-frame"];
     let sandboxes = lies.map(|lie| lying(&server, lie));
     let before = resident(server.pid());
-    // They are asked together, since each is waited for.
+    // The requests run in parallel, since each waits for its timeout.
     std::thread::scope(|scope| {
         for (mut sandbox, lie) in sandboxes.into_iter().zip(lies) {
             scope.spawn(move || {
@@ -112,7 +112,7 @@ fn an_agent_that_stops_talking_is_waited_for_a_bounded_time() {
                 sandbox.delete();
             });
         }
-        assert_eq!(neighbour.run("echo fine").stdout, "fine\n", "a neighbour has to wait too");
+        assert_eq!(neighbour.run("echo fine").stdout, "fine\n", "a neighbour was delayed too");
     });
     check_unharmed(&server, &mut neighbour, before, "silence");
 }

@@ -1,8 +1,8 @@
 //! Attacks that must fail.
 //!
-//! Each is first run on the host itself, where it succeeds, so that it is known to bite; then
-//! from a command in a sandbox, as root and as an ordinary user of the host, where it must be
-//! refused with an error that fits what is said to stop it.
+//! Each is first run on the host itself, where it succeeds, which shows that it works; then from a command
+//! in a sandbox, as root and as an ordinary user of the host, where it must be refused with an error that
+//! matches the stated protection.
 
 mod agent;
 mod devices;
@@ -21,24 +21,24 @@ mod sockets;
 use e2e::run::{Ended, Run, User, attack_outside, users};
 use tempfile::TempDir;
 
-/// One attack: its words, the errors with which it is refused inside, and what refuses it.
+/// One attack: its arguments, the errors with which it is refused inside, and the protection that refuses it.
 struct Attack<'a> {
     words: &'a [&'a str],
     refusals: &'a [&'a str],
     stopped_by: &'a str,
 }
 
-/// What is true of an attack on the host.
+/// The expected result of an attack on the host.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Outside {
-    /// It succeeds.
+    /// The attack succeeds.
     Bites,
-    /// It succeeds where the kernel was built with what it uses; else the kernel says so.
+    /// The attack succeeds if the kernel was built with the feature; otherwise the kernel reports that.
     BitesIfOffered,
 }
 
 impl Attack<'_> {
-    /// The attack succeeds outside and fails inside.
+    /// Checks that the attack succeeds outside and fails inside.
     fn check(&self) {
         self.check_outside(Outside::Bites);
         self.check_inside();
@@ -49,11 +49,11 @@ impl Attack<'_> {
         self.check_inside();
     }
 
-    /// Only root can show that an attack bites; what an ordinary user lacks outside proves
+    /// Only root can show that an attack works; the permissions that an ordinary user lacks outside prove
     /// nothing about a sandbox.
     fn check_outside(&self, expected: Outside) {
         if !testkit::is_root() {
-            testkit::skip("only root can show that an attack bites outside");
+            testkit::skip("only root can show that an attack works outside");
             return;
         }
         let ended = attack_outside(self.words);
@@ -62,7 +62,7 @@ impl Attack<'_> {
         if expected == Outside::BitesIfOffered && ended.code == Some(1) && absent {
             return;
         }
-        assert_eq!(ended.code, Some(0), "it does not bite outside: {:?} {ended:?}", self.words);
+        assert_eq!(ended.code, Some(0), "the attack does not work outside: {:?} {ended:?}", self.words);
     }
 
     fn check_inside(&self) {
@@ -72,8 +72,8 @@ impl Attack<'_> {
         }
     }
 
-    /// The program ran to its end and says that it was stopped, and by the expected error; or
-    /// the filter ended it.
+    /// The program ran to its end and reports that it was stopped by the expected error, or the filter
+    /// killed it.
     fn check_refused(&self, ended: &Ended, circumstance: &str) {
         let Self { words, refusals, stopped_by } = self;
         let killed = ended.code == Some(128 + libc::SIGSYS) && refusals.contains(&"SIGSYS");
@@ -88,8 +88,7 @@ impl Attack<'_> {
     }
 }
 
-/// A file of the host that every user of the host may read, so that nothing but the sandbox's
-/// borders keeps it from being read.
+/// A file that every user of the host may read, so that only the sandbox's isolation keeps it from being read.
 struct Secret {
     directory: TempDir,
     token: String,

@@ -34,7 +34,7 @@ fn a_read_only_mount_stays_so() {
 }
 
 #[test]
-fn masks_cannot_be_taken_off() {
+fn masks_cannot_be_removed() {
     let attack = Attack { words: &["uncover", "/proc/sys"], refusals: &["EPERM"], stopped_by: NO_MOUNTS };
     Attack { words: &["uncover", "/sys"], ..attack }.check_outside(Outside::Bites);
     attack.check_inside();
@@ -44,7 +44,7 @@ fn masks_cannot_be_taken_off() {
 fn no_release_agent_can_be_named() {
     let attack =
         Attack { words: &["mount-cgroup-release-agent"], refusals: &["EPERM"], stopped_by: NO_MOUNTS };
-    // A kernel with the second version alone has no release agent to name.
+    // A kernel with cgroup v2 only has no release agent to set.
     if std::fs::read_to_string("/proc/filesystems").is_ok_and(|kinds| kinds.contains("\tcgroup\n")) {
         attack.check_outside(Outside::Bites);
     }
@@ -81,6 +81,6 @@ fn clone3_makes_no_user_namespace() {
 }
 
 #[test]
-fn a_chain_of_namespaces_does_not_give_mounts_back() {
+fn nested_namespaces_do_not_restore_mount_permission() {
     check(&["user-namespace-then-mount"], &["EPERM", "ENOSPC", "EUSERS"], NO_NAMESPACES);
 }

@@ -10,7 +10,7 @@ fn files_of_another_sandbox_are_out_of_reach() {
     other.upload_attacks();
     let token = format!("secret-{}", one.id);
     assert_eq!(one.run(&format!("echo {token} > /root/secret && chmod 644 /root/secret")).code, Some(0));
-    // It bites: the same search finds the file from where it is.
+    // The attack works: the same search finds the file in its own sandbox.
     one.upload_attacks();
     assert_eq!(one.run_argv(&["/opt/attacks", "read-through-proc", "/root/secret", &token]).code, Some(0));
     for way in ["read", "read-through-proc", "read-through-descriptors", "read-through-dots"] {
@@ -28,7 +28,11 @@ fn processes_of_another_sandbox_are_out_of_reach() {
     let mark = format!("/tmp/mark-{}", one.id);
     one.start(&format!("cp /bin/sleep {mark} && exec {mark} 600"));
     e2e::eventually("the marked process runs", || !host::processes_with(&mark).is_empty());
-    assert_eq!(one.run_argv(&["/opt/attacks", "find-process", &mark]).code, Some(0), "it does not bite");
+    assert_eq!(
+        one.run_argv(&["/opt/attacks", "find-process", &mark]).code,
+        Some(0),
+        "the attack does not work"
+    );
     let found = other.run_argv(&["/opt/attacks", "find-process", &mark]);
     assert_eq!(found.code, Some(1), "a neighbour's process was found: {found:?}");
     let pid = host::processes_with(&mark)[0].to_string();
@@ -59,7 +63,7 @@ fn sandboxes_have_different_users_on_the_host() {
     }
     let users = [&one, &other].map(|sandbox| {
         let agent = host::agent_of(&sandbox.id).expect("its agent runs");
-        std::fs::read_to_string(format!("/proc/{agent}/uid_map")).expect("root may read it")
+        std::fs::read_to_string(format!("/proc/{agent}/uid_map")).expect("root can read it")
     });
     assert_ne!(users[0], users[1], "two sandboxes share a range of users");
 }

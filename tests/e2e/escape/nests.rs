@@ -1,5 +1,5 @@
-//! Attacks in a sandbox whose sessions can have namespaces of their own: from such a session, from the
-//! agent, and from the process that makes them.
+//! Attacks in a sandbox whose sessions can have their own namespaces: from such a session, from the agent,
+//! and from the process that makes the namespaces.
 
 use e2e::host;
 use e2e::sandbox::{Ran, Sandbox};
@@ -33,12 +33,12 @@ fn attack(sandbox: &mut Sandbox, session: &str, attack: &str) -> Ran {
 }
 
 fn check_stopped(verdict: &str, attack: &str, from: &str) {
-    // The filter may also end it, which leaves no words.
+    // The filter may also kill the process, which prints nothing.
     assert!(verdict.starts_with("stopped: ") || verdict.is_empty(), "{attack} from {from}: {verdict}");
 }
 
 #[test]
-fn a_session_gains_nothing_from_the_kernel_and_nothing_from_its_holder() {
+fn session_gains_nothing_from_the_kernel_or_its_namespace_init() {
     if !testkit::needs_root() {
         return;
     }
@@ -55,7 +55,7 @@ fn a_session_gains_nothing_from_the_kernel_and_nothing_from_its_holder() {
 }
 
 #[test]
-fn a_session_reaches_neither_the_host_nor_the_rest_of_its_sandbox() {
+fn session_reaches_neither_host_nor_rest_of_sandbox() {
     if !testkit::needs_root() {
         return;
     }
@@ -85,7 +85,7 @@ fn a_session_reaches_neither_the_host_nor_the_rest_of_its_sandbox() {
 }
 
 #[test]
-fn a_subverted_agent_that_has_a_nester_gains_nothing_either() {
+fn subverted_agent_with_a_namespace_broker_gains_nothing() {
     if !testkit::needs_root() {
         return;
     }
@@ -103,7 +103,7 @@ fn a_subverted_agent_that_has_a_nester_gains_nothing_either() {
 }
 
 #[test]
-fn a_command_cannot_get_hold_of_the_nester() {
+fn command_cannot_reach_the_namespace_broker() {
     if !testkit::needs_root() {
         return;
     }
@@ -114,7 +114,7 @@ fn a_command_cannot_get_hold_of_the_nester() {
         let ran = sandbox.run(&format!("/opt/attacks {name}"));
         check_stopped(&ran.stdout, name, "a command");
     }
-    // Where the kernel keeps signals within a Landlock domain it cannot even be killed.
+    // Where the kernel confines signals to a Landlock domain, the process cannot even be killed.
     let ran = sandbox.run("/opt/attacks signal 2");
     assert!(!ran.stdout.starts_with("broken"), "{ran:?}");
 }
@@ -127,7 +127,7 @@ fn signal_nester(sandbox: &Sandbox, signal: &str) {
 }
 
 #[test]
-fn a_nester_that_is_killed_is_missed_by_nobody_who_wants_no_more_nests() {
+fn killed_namespace_broker_affects_only_new_sessions() {
     if !testkit::needs_root() {
         return;
     }
@@ -135,33 +135,33 @@ fn a_nester_that_is_killed_is_missed_by_nobody_who_wants_no_more_nests() {
     let mut sandbox = nested(&server);
     let session = open(&mut sandbox);
     signal_nester(&sandbox, "-KILL");
-    let told = sandbox.inside("POST", "v1/isolated/session", &json!({"workspace": {"path": "/w"}}));
-    assert!(told.status >= 400, "{}", told.text());
-    let told = sandbox.inside("GET", "v1/isolated/capabilities", &serde_json::Value::Null).json();
-    assert_eq!(told["available"], false, "{told}");
+    let reported = sandbox.inside("POST", "v1/isolated/session", &json!({"workspace": {"path": "/w"}}));
+    assert!(reported.status >= 400, "{}", reported.text());
+    let reported = sandbox.inside("GET", "v1/isolated/capabilities", &serde_json::Value::Null).json();
+    assert_eq!(reported["available"], false, "{reported}");
     let kept = attack(&mut sandbox, &session, "mount-tmpfs");
-    check_stopped(&kept.stdout, "mount-tmpfs", "a session that goes on");
+    check_stopped(&kept.stdout, "mount-tmpfs", "a session that continues");
     assert_eq!(sandbox.run("echo well").stdout, "well\n");
 }
 
 #[test]
-fn a_nester_that_is_stopped_holds_nobody_up_for_long() {
+fn stopped_namespace_broker_delays_requests_for_a_bounded_time() {
     if !testkit::needs_root() {
         return;
     }
     let server = Server::start();
     let mut sandbox = nested(&server);
     signal_nester(&sandbox, "-STOP");
-    let told = sandbox.inside("POST", "v1/isolated/session", &json!({"workspace": {"path": "/w"}}));
-    assert!(told.status >= 400, "{}", told.text());
+    let reported = sandbox.inside("POST", "v1/isolated/session", &json!({"workspace": {"path": "/w"}}));
+    assert!(reported.status >= 400, "{}", reported.text());
     let ran = sandbox.run("echo well");
     assert_eq!(ran.stdout, "well\n");
     assert!(ran.took < std::time::Duration::from_secs(2) * e2e::slowness(), "{ran:?}");
 }
 
-/// It may mount and make namespaces, which is its work. Nothing of the host comes with that.
+/// The process may mount and make namespaces, which is its work. That gives no access to the host.
 #[test]
-fn a_subverted_nester_reads_no_file_of_the_host_and_has_no_more_of_the_kernel() {
+fn subverted_namespace_broker_gains_no_host_file_or_kernel_access() {
     if !testkit::needs_root() {
         return;
     }
@@ -189,6 +189,10 @@ fn a_subverted_nester_reads_no_file_of_the_host_and_has_no_more_of_the_kernel() 
     let nester = host::nester_of(&sandbox.id).expect("it runs");
     let verdicts = from_process(agent, nester, &attacks);
     for name in &attacks {
-        check_stopped(verdicts.get(name).map_or("was not tried", String::as_str), name, "the nester");
+        check_stopped(
+            verdicts.get(name).map_or("was not tried", String::as_str),
+            name,
+            "the namespace broker",
+        );
     }
 }

@@ -1,8 +1,8 @@
 //! Attacks from a subverted server.
 //!
-//! The process that faces the network is made to execute the attacker's program, so the attacks
-//! run with its uid, its Landlock domain and all its descriptors, the launcher's socket included.
-//! What it may do anyway (ask for sandboxes, end them, talk to their agents) is not among them.
+//! The process that faces the network is made to execute the attacker's program, so the attacks run with
+//! its uid, its Landlock domain and all its descriptors, including the launcher's socket. Its legitimate
+//! operations (asking for sandboxes, ending them, talking to their agents) are not among them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,11 +20,11 @@ use super::Secret;
 /// The ids of plans that the attacker sends.
 const PLANNED: &str = "attackersplan0000000";
 
-/// Subverts the server and returns what became of each attack.
+/// Subverts the server and returns the verdict of each attack.
 fn from_the_server(server: &Server, attacks: &[String]) -> BTreeMap<String, String> {
     let own = server.state_directory().join("server");
     let (program, report) = (own.join("attacks"), own.join("report"));
-    fs::copy(Programs::shared().attacks(), &program).expect("root may write there");
+    fs::copy(Programs::shared().attacks(), &program).expect("root can write there");
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("our own copy");
     let (program, report_path) = (program.to_string_lossy(), report.to_string_lossy());
     let subverted = server.part("__server");
@@ -35,7 +35,7 @@ fn from_the_server(server: &Server, attacks: &[String]) -> BTreeMap<String, Stri
     assert_eq!(ended.code, Some(0), "the server could not be subverted: {ended:?}");
     let read = || fs::read_to_string(&report).unwrap_or_default();
     e2e::eventually("all attacks were tried", || read().ends_with("done\n"));
-    // The attacker has ended, so the supervisor starts a server, which must find things well.
+    // The attacker has ended, so the supervisor starts a new server, which must find everything intact.
     e2e::eventually("there is a server again", || {
         server.part("__server") != subverted && server.client().get("/health").is_ok()
     });
@@ -46,7 +46,7 @@ fn from_the_server(server: &Server, attacks: &[String]) -> BTreeMap<String, Stri
         .collect()
 }
 
-/// All of `attacks` fail from the server, each with one of the errors that fit.
+/// Checks that all of `attacks` fail from the server, each with one of the expected errors.
 fn check_refused(server: &Server, attacks: &[String], refusals: &[&str]) {
     let verdicts = from_the_server(server, attacks);
     for attack in attacks {
@@ -56,12 +56,12 @@ fn check_refused(server: &Server, attacks: &[String], refusals: &[&str]) {
     }
 }
 
-/// Shows as root, outside, that attacks bite.
+/// Shows as root, outside, that the attacks work.
 fn check_outside(attacks: &[String]) {
     for attack in attacks {
         let words: Vec<&str> = attack.split(':').collect();
         let ended = attack_outside(&words);
-        assert_eq!(ended.code, Some(0), "{attack} does not bite outside: {ended:?}");
+        assert_eq!(ended.code, Some(0), "{attack} does not work outside: {ended:?}");
     }
 }
 
@@ -77,7 +77,7 @@ fn a_subverted_server_reads_no_file_of_the_host() {
     let mut attacks: Vec<String> = ways.map(|way| format!("{way}:{}:{}", secret.path(), secret.token)).into();
     attacks.push("open:r:/etc/shadow".to_owned());
     check_outside(&attacks);
-    // Landlock for what everybody may read, and no capability for handles.
+    // Landlock blocks files that every user may read, and the missing capability blocks handles.
     check_refused(&server, &attacks, &["EACCES", "EPERM"]);
 }
 
@@ -123,12 +123,12 @@ fn a_subverted_server_gains_no_rights() {
     let attacks: Vec<String> = attacks.map(str::to_owned).into();
     check_outside(&attacks);
     let mut attacks = attacks;
-    // A user namespace is anybody's; what is mounted in one stays forbidden by Landlock.
+    // Every process may make a user namespace; Landlock still forbids mounts in it.
     attacks.push("user-namespace-then-mount".to_owned());
     check_refused(&server, &attacks, &["EPERM", "EACCES"]);
 }
 
-/// A process of root's that an attack may be tried on.
+/// A process of root that serves as the target of an attack.
 struct Victim(Child);
 
 impl Drop for Victim {
@@ -153,7 +153,7 @@ fn a_subverted_server_cannot_touch_other_processes() {
     check_outside(&on(victim.0.id()));
 }
 
-/// A question in which the launcher is asked for a sandbox; `fields` replace those of a plain plan.
+/// A request to the launcher for a sandbox; `fields` replace those of a plain plan.
 fn plan(fields: &Value) -> Value {
     let mut plan = json!({
         "id": PLANNED,
@@ -174,17 +174,17 @@ fn plan(fields: &Value) -> Value {
     json!({"version": 1, "number": 1, "question": {"create": plan}})
 }
 
-/// An attack in which the server asks the launcher this.
+/// An attack in which the server sends this request to the launcher.
 fn asking(server: &Server, name: &str, question: &Value) -> String {
     let state = server.state_directory();
     let file = state.join("server").join(name);
-    fs::write(&file, question.to_string()).expect("root may write there");
+    fs::write(&file, question.to_string()).expect("root can write there");
     fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).expect("our own file");
     format!("ask-launcher:{}:{}", state.join("run/launcher").display(), file.display())
 }
 
 #[test]
-fn a_subverted_server_mounts_nothing_but_what_the_operator_lists() {
+fn subverted_server_mounts_only_paths_the_operator_lists() {
     if !testkit::needs_root() {
         return;
     }
@@ -229,7 +229,7 @@ fn a_subverted_server_mounts_nothing_but_what_the_operator_lists() {
         attacks.push((asking(&server, &format!("create-{name}"), &create), words));
         attacks.push((asking(&server, &format!("attach-{name}"), &attach), words));
     }
-    // It bites: what is listed is mounted.
+    // The attack works: a listed path is mounted.
     let listed = asking(&server, "listed", &plan(&json!({"mounts": [host(&text)]})));
     let all: Vec<String> = attacks.iter().map(|(attack, _)| attack.clone()).chain([listed.clone()]).collect();
     let verdicts = from_the_server(&server, &all);
@@ -237,7 +237,7 @@ fn a_subverted_server_mounts_nothing_but_what_the_operator_lists() {
         let verdict = &verdicts[attack];
         assert!(verdict.starts_with("stopped: ") && verdict.contains(words), "{attack}: {verdict}");
     }
-    assert!(verdicts[&listed].starts_with("succeeded: "), "what is listed: {}", verdicts[&listed]);
+    assert!(verdicts[&listed].starts_with("succeeded: "), "a listed path: {}", verdicts[&listed]);
     e2e::eventually("the attacker's sandbox is gone", || {
         !server.state_directory().join("boxes").join(PLANNED).exists()
     });
@@ -248,7 +248,7 @@ fn question(kind: &str, content: Value) -> Value {
 }
 
 #[test]
-fn a_subverted_server_cannot_make_the_launcher_do_more_than_sandboxes() {
+fn subverted_server_cannot_make_the_launcher_exceed_its_job() {
     if !testkit::needs_root() {
         return;
     }
@@ -256,7 +256,7 @@ fn a_subverted_server_cannot_make_the_launcher_do_more_than_sandboxes() {
     let own = server.state_directory().join("server");
     let socket = server.state_directory().join("run/launcher");
     let image = own.join("image");
-    fs::create_dir_all(image.join("rootfs/bin")).expect("root may write there");
+    fs::create_dir_all(image.join("rootfs/bin")).expect("root can write there");
     let mount = json!([{"source": {"host": "/etc"}, "target": "/stolen", "read_only": true}]);
     let refused = [
         ("a-mount-of-the-host", json!({"mounts": mount}), "mounts no host directories"),
@@ -267,7 +267,7 @@ fn a_subverted_server_cannot_make_the_launcher_do_more_than_sandboxes() {
         ("a-plan-that-is-none", json!({"limits": "none"}), "hung up"),
     ];
     let question = |name: &str, fields: &Value| asking(&server, name, &plan(fields));
-    // It bites: a plan without any of these is carried out.
+    // The attack works: a plan without any of these fields is carried out.
     let plain = question("a-plain-plan", &json!({}));
     let mut attacks = vec![plain.clone()];
     attacks.extend(refused.iter().map(|(name, fields, _)| question(name, fields)));
@@ -279,8 +279,8 @@ fn a_subverted_server_cannot_make_the_launcher_do_more_than_sandboxes() {
         let verdict = &verdicts[attack];
         assert!(verdict.starts_with("stopped: ") && verdict.contains(words), "{name}: {verdict}");
     }
-    assert!(verdicts[&plug].starts_with("stopped: "), "the launcher can be held up: {}", verdicts[&plug]);
-    // What the attacker had made belongs to no row, so the next server removed it.
+    assert!(verdicts[&plug].starts_with("stopped: "), "the launcher can be blocked: {}", verdicts[&plug]);
+    // The attacker's sandbox has no row in the database, so the next server removed it.
     e2e::eventually("the attacker's sandbox is gone", || {
         !server.state_directory().join("boxes").join(PLANNED).exists()
     });
@@ -309,7 +309,7 @@ fn a_subverted_server_makes_no_image_of_a_file_that_is_not_a_snapshot() {
         (commit("an-absolute-path", &absolute), "hung up"),
         (commit("a-relative-path", "../server/planted"), "hung up"),
         // Such a question is heard if the id is one.
-        (commit("an-unknown-id", unknown), "no snapshot"),
+        (commit("an-unknown-id", unknown), "does not exist"),
     ];
     let all: Vec<String> = attacks.iter().map(|(attack, _)| attack.clone()).collect();
     let verdicts = from_the_server(&server, &all);

@@ -40,7 +40,7 @@ fn sockets_into_little_used_parts_of_the_kernel_are_refused() {
 fn an_abstract_socket_of_the_host_is_out_of_reach() {
     let name = format!("coracle-test-{}", std::process::id());
     let address = SocketAddr::from_abstract_name(&name).expect("a short name");
-    let _listener = UnixListener::bind_addr(&address).expect("nobody else has this name");
+    let _listener = UnixListener::bind_addr(&address).expect("the name is unused");
     Attack {
         words: &["connect-unix", &format!("@{name}")],
         refusals: &["ECONNREFUSED"],
@@ -59,7 +59,7 @@ fn a_path_socket_of_the_host_is_out_of_reach() {
 }
 
 #[test]
-fn no_socket_of_the_agent_or_the_launcher_is_in_sight() {
+fn no_socket_of_the_agent_or_the_launcher_is_visible() {
     let _listener = {
         let name = format!("coracle-in-sight-{}", std::process::id());
         UnixListener::bind_addr(&SocketAddr::from_abstract_name(name).expect("a short name"))

@@ -1,8 +1,8 @@
 //! Ten thousand hostile requests, made from the server's own description of its routes.
 //!
-//! All are made from one seed: `CORACLE_TEST_FUZZ_SEED=N` makes others, `CORACLE_TEST_FUZZ=N` another
-//! number of them. Whatever is asked, the server answers as it says it
-//! would, and afterwards nothing is left of it all.
+//! All are made from one seed: `CORACLE_TEST_FUZZ_SEED=N` sets another seed, `CORACLE_TEST_FUZZ=N` another
+//! number of requests. The server must answer every request as documented, and afterwards nothing may be
+//! left.
 
 mod dice;
 mod document;
@@ -27,11 +27,11 @@ use visitor::Visitor;
 
 const KEY: &str = "key-of-the-hostile-requests";
 const WORKERS: u64 = 8;
-/// Always the same, so that a change is judged by what it changes.
+/// The seed is fixed, so that two runs differ only by the change under test.
 const SEED: u64 = 20_261_116;
-/// How much more memory a server may hold after it all.
+/// The growth in memory that is allowed after the run.
 const GROWTH: u64 = 96 << 20;
-/// Descriptors that a server may hold more of after it all: pools of threads and the like.
+/// The number of additional descriptors that is allowed after the run, for thread pools and the like.
 const DESCRIPTORS: usize = 16;
 
 fn number(variable: &str) -> Option<u64> {
@@ -39,7 +39,7 @@ fn number(variable: &str) -> Option<u64> {
 }
 
 #[test]
-fn whatever_is_asked_is_answered_as_described_and_leaves_nothing() {
+fn hostile_requests_get_documented_responses_and_leave_nothing() {
     if !testkit::needs_root() {
         return;
     }
@@ -53,7 +53,7 @@ fn whatever_is_asked_is_answered_as_described_and_leaves_nothing() {
         .env("CORACLE_LIMITS_DISK", "64m")
         .env("CORACLE_LIMITS_MEMORY", "64m")
         .env("CORACLE_ANSWER_TIMEOUT", "2s")
-        // What some of them name so is answered by nobody else.
+        // Some requests use such names, which only the gateway answers.
         .env("CORACLE_GATEWAY_MODE", "header")
         .start();
     let operations = document::read(&mut client(&server));
@@ -62,9 +62,10 @@ fn whatever_is_asked_is_answered_as_described_and_leaves_nothing() {
     let began = Instant::now();
     let (troubles, statuses) = storm(&server, &operations, seed, count);
     let took = began.elapsed();
-    let told: Vec<String> = statuses.iter().map(|(status, count)| format!("{count} × {status}")).collect();
-    let (seconds, told) = (took.as_secs(), told.join(", "));
-    testkit::tell(&format!("{count} hostile requests with the seed {seed} took {seconds} s: {told}"));
+    let reported: Vec<String> =
+        statuses.iter().map(|(status, count)| format!("{count} × {status}")).collect();
+    let (seconds, reported) = (took.as_secs(), reported.join(", "));
+    testkit::tell(&format!("{count} hostile requests with the seed {seed} took {seconds} s: {reported}"));
     clear(&server);
     assert!(troubles.is_empty(), "seed {seed}: {} troubles\n{}", troubles.len(), troubles.join("\n"));
     check_log(&server, seed);
@@ -73,11 +74,11 @@ fn whatever_is_asked_is_answered_as_described_and_leaves_nothing() {
     let mut left = Vec::new();
     let same = e2e::happens(|| {
         left = Host::look(&server.state_directory()).mentioning(&words).left_since(&look);
-        // The store of images makes its directory for drafts when it first needs one.
+        // The image store makes its directory for drafts at first use.
         left.retain(|line| !line.ends_with("/images/draft"));
         left.is_empty()
     });
-    assert!(same, "seed {seed}: it left {left:#?}");
+    assert!(same, "seed {seed}: leftovers on the host: {left:#?}");
 }
 
 fn client(server: &Server) -> Client {
@@ -86,8 +87,8 @@ fn client(server: &Server) -> Client {
     client
 }
 
-/// Sends everything, from several sides at once. Returns what was answered wrongly, and how often
-/// there was which status; 0 are those that got none.
+/// Sends all requests from several threads. Returns the wrong responses and the count of each status; 0
+/// counts requests without a response.
 fn storm(
     server: &Server,
     operations: &[Operation],
@@ -103,7 +104,7 @@ fn storm(
                 let mut visitor = Visitor::new(server, operations, dice);
                 for _ in 0..count / WORKERS {
                     let visited = visitor.visit();
-                    let mut seen = seen.lock().expect("nobody panics while noting what was seen");
+                    let mut seen = seen.lock().expect("no thread panics while holding the lock");
                     match visited {
                         Ok(status) => *seen.1.entry(status).or_default() += 1,
                         Err(trouble) if seen.0.len() < 20 => seen.0.push(trouble),
@@ -113,7 +114,7 @@ fn storm(
             });
         }
     });
-    seen.into_inner().expect("nobody panics while noting what was seen")
+    seen.into_inner().expect("no thread panics while holding the lock")
 }
 
 /// Removes what the requests made: pools, sandboxes, snapshots, volumes.
@@ -143,16 +144,16 @@ fn clear(server: &Server) {
 fn check_log(server: &Server, seed: u64) {
     let log = server.log();
     let worst = |line: &&str| {
-        let told = serde_json::from_str::<Value>(line).unwrap_or(json!({}));
-        // What a client was told as well is judged by its answer.
-        let failed = told["level"] == "ERROR" && told["message"] != "a request failed";
+        let reported = serde_json::from_str::<Value>(line).unwrap_or(json!({}));
+        // An error that a client received as well is judged by its response.
+        let failed = reported["level"] == "ERROR" && reported["message"] != "request failed";
         failed || line.contains("died and is started again") || line.contains("panicked")
     };
     let lines: Vec<&str> = log.lines().filter(worst).take(10).collect();
     assert!(lines.is_empty(), "seed {seed}: the log says\n{}", lines.join("\n"));
 }
 
-/// What a server holds.
+/// The resources that a server holds.
 struct Held {
     parts: [u32; 2],
     descriptors: [usize; 2],
@@ -165,7 +166,7 @@ impl Held {
         Self { parts, descriptors: parts.map(descriptors), memory: resident(server.pid()) }
     }
 
-    /// The same processes still run, and hold about what they held before.
+    /// Checks that the same processes still run and hold about as much as before.
     fn check(&self, server: &Server, seed: u64) {
         let mut now = Self::by(server);
         assert_eq!(now.parts, self.parts, "seed {seed}: a part died and was started again");
@@ -175,7 +176,7 @@ impl Held {
         });
         assert!(settled, "seed {seed}: {:?} descriptors, before {:?}", now.descriptors, self.descriptors);
         let grown = now.memory.saturating_sub(self.memory);
-        assert!(grown < GROWTH, "seed {seed}: it holds {} MiB more", grown >> 20);
+        assert!(grown < GROWTH, "seed {seed}: the server holds {} MiB more", grown >> 20);
     }
 }
 

@@ -1,5 +1,5 @@
-//! One of those who ask: it sends requests, reads as much of each answer as it needs, and
-//! remembers what it could ask for next.
+//! One fuzzing client: it sends requests, reads as much of each response as it needs, and remembers names
+//! for later requests.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -14,12 +14,12 @@ use super::judge::{self, Answer};
 use super::request::{self, Aim, Form};
 use super::{KEY, client};
 
-/// How long the beginning of an answer is waited for. Searching all files of the host takes long.
+/// How long to wait for the beginning of a response. Searching all files of the host takes long.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long a stream is listened to.
+/// How long to read from a stream.
 const ATTENTION: Duration = Duration::from_millis(150);
 const MOST: usize = 256 << 10;
-/// How many things of each kind are remembered.
+/// How many names of each kind are remembered.
 const REMEMBERED: usize = 6;
 
 pub(super) struct Visitor<'a> {
@@ -35,7 +35,7 @@ impl<'a> Visitor<'a> {
         Self { server, operations, dice, sandboxes: Vec::new(), names: Vec::new() }
     }
 
-    /// Sends one request, and complains about an answer that is wrong. Returns its status, or 0.
+    /// Sends one request, and complains about a wrong response. Returns its status, or 0.
     pub(super) fn visit(&mut self) -> Result<u16, String> {
         self.keep_a_sandbox();
         let operation = self.choose();
@@ -48,7 +48,7 @@ impl<'a> Visitor<'a> {
         judge::judge(operation, &request, &answer).map(|()| answer.status)
     }
 
-    /// Making sandboxes takes long, and every one else needs one.
+    /// Creating sandboxes takes long, and every other operation needs one.
     fn choose(&mut self) -> &'a Operation {
         let operation = &self.operations[self.dice.below(self.operations.len())];
         let costly = matches!(
@@ -62,14 +62,14 @@ impl<'a> Visitor<'a> {
         if !self.sandboxes.is_empty() && !self.dice.chance(1) {
             return;
         }
-        let wish = json!({
+        let request = json!({
             "image": {"uri": "host"}, "timeout": 3600, "resourceLimits": {"memory": "64Mi"},
             "entrypoint": ["tail", "-f", "/dev/null"],
         });
-        let made = client(self.server).post("/v1/sandboxes", &wish).expect("the server answers");
+        let made = client(self.server).post("/v1/sandboxes", &request).expect("the server answers");
         match made.json()["id"].as_str() {
             Some(id) => push(&mut self.sandboxes, id),
-            // All places are taken: one of the others' must do.
+            // The sandbox limit is reached: use a sandbox of another visitor.
             None => {
                 let all =
                     client(self.server).get("/v1/sandboxes?pageSize=200").expect("the server answers").json();
@@ -83,10 +83,10 @@ impl<'a> Visitor<'a> {
         }
     }
 
-    /// Notes what an answer names.
+    /// Remembers the names in a response.
     fn remember(&mut self, operation: &Operation, answer: &Answer) {
         let Some(body) = answer.json() else { return };
-        // Others remove sandboxes too.
+        // Other visitors remove sandboxes too.
         let message = body["message"].as_str().unwrap_or_default();
         if answer.status == 404 {
             self.sandboxes.retain(|id| !message.contains(id.as_str()));
@@ -99,14 +99,14 @@ impl<'a> Visitor<'a> {
         names.iter().filter_map(|name| name.as_str()).for_each(|name| push(&mut self.names, name));
     }
 
-    /// Sends bytes and reads an answer; `None` if the server closed the connection instead, which it
-    /// may do to what is no request.
+    /// Sends bytes and reads a response; `None` if the server closed the connection instead, which is
+    /// allowed for malformed requests.
     fn exchange(&mut self, bytes: &[u8], form: Form) -> Result<Option<Answer>, String> {
         let failed = |what: &str, error: std::io::Error| format!("{what}: {error}");
         let mut stream =
             TcpStream::connect(self.server.address()).map_err(|error| failed("no connection", error))?;
         stream.set_read_timeout(Some(ATTENTION)).expect("it is a socket");
-        // It may refuse the rest while we still send it.
+        // The server may refuse the rest while we still send it.
         let sent = stream.write_all(bytes);
         if form == Form::Broken && sent.is_ok() && self.dice.chance(50) {
             stream.shutdown(Shutdown::Write).ok();
@@ -120,10 +120,10 @@ impl<'a> Visitor<'a> {
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                     let incomplete = Answer::parse(&seen).is_none();
                     match form {
-                        // It still waits for the rest of something that will never come.
+                        // The server still waits for the rest of a request that will never come.
                         Form::Broken => break,
                         Form::Good if incomplete => {
-                            // Others pause and resume it meanwhile, as often as they like.
+                            // Other visitors may pause and resume it meanwhile.
                             stood_still |= self.is_paused(bytes);
                             match began.elapsed() > PATIENCE {
                                 true if stood_still => return Ok(None),
@@ -152,8 +152,7 @@ impl<'a> Visitor<'a> {
 }
 
 impl Visitor<'_> {
-    /// Whether the sandbox that a request names stands still, and what was asked of it with it:
-    /// others pause sandboxes too.
+    /// Whether the sandbox that a request names is paused: other visitors pause sandboxes too.
     fn is_paused(&self, request: &[u8]) -> bool {
         let text = String::from_utf8_lossy(request);
         let Some((_, behind)) = text.split_once("/sandboxes/") else { return false };

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
-/// The programs, in a directory that is open to all: a build directory may lie in a closed home.
+/// The programs under test, in a directory that every user can read: a build directory may lie in a private
+/// home.
 pub struct Programs {
     directory: PathBuf,
-    /// Waits for the end of this process, since nobody drops what is shared, and removes the
-    /// directory.
+    /// Waits for the end of this process and removes the directory; shared values are never dropped.
     _sweeper: Child,
 }
 
@@ -33,13 +33,13 @@ impl Programs {
             .args(["-c", "cat > /dev/null; rm -rf \"$0\""])
             .arg(&directory)
             .stdin(Stdio::piped())
-            // It must outlive a signal to the group of the tests.
+            // The sweeper must outlive a signal to the process group of the tests.
             .process_group(0)
             .spawn()
             .expect("there is a shell");
         for (name, from) in [("coracle", coracle), ("attacks/attacks", attacks)] {
             let to = directory.join(name);
-            let parent = to.parent().expect("it lies in the directory");
+            let parent = to.parent().expect("the copy is inside the directory");
             fs::create_dir_all(parent).expect("a directory can be made");
             fs::copy(from, &to).unwrap_or_else(|error| panic!("could not copy {}: {error}", from.display()));
             fs::set_permissions(&to, Permissions::from_mode(0o755)).expect("our own file");
@@ -51,9 +51,9 @@ impl Programs {
         self.directory.join("coracle")
     }
 
-    /// The binary as a command, without the settings of the tests, which it does not know.
-    /// Where `CORACLE_TEST_DELEGATED` names a control group that was given to this user, each
-    /// command begins in a group of its own below it, as systemd would start it.
+    /// The binary as a command, without the tests' own settings, which it does not know. Where
+    /// `CORACLE_TEST_DELEGATED` names a control group that was delegated to this user, each command begins
+    /// in its own group below it, as systemd would start it.
     pub fn command(&self) -> Command {
         const JOIN: &str = "mkdir \"$0/$$\" && echo $$ > \"$0/$$/cgroup.procs\" && exec \"$@\"";
         let mut command = match std::env::var_os("CORACLE_TEST_DELEGATED") {
@@ -72,12 +72,12 @@ impl Programs {
         command
     }
 
-    /// A state directory that goes with this test run.
+    /// A state directory that is removed with this test run.
     pub fn state_directory(&self) -> PathBuf {
         self.directory.join("state")
     }
 
-    /// The directory that holds `attacks` alone, to be mounted into a sandbox.
+    /// The directory that contains only `attacks`, to be mounted into a sandbox.
     pub fn attacks_directory(&self) -> PathBuf {
         self.directory.join("attacks")
     }
@@ -87,27 +87,27 @@ impl Programs {
     }
 }
 
-/// The binary under test: `CORACLE_BIN`, or what was built last, release before debug.
+/// The binary under test: `CORACLE_BIN`, or the existing build, release before debug.
 fn coracle() -> PathBuf {
     if let Some(named) = std::env::var_os("CORACLE_BIN") {
         return PathBuf::from(named);
     }
     let beside = build_directory();
-    let builds = beside.parent().expect("a profile's directory lies in a target directory");
+    let builds = beside.parent().expect("a profile's directory is inside a target directory");
     ["release", "debug"]
         .into_iter()
         .map(|profile| builds.join(profile).join("coracle"))
         .find(|path| path.exists())
-        .expect("there is a binary; `cargo build --release` makes it, CORACLE_BIN names another")
+        .expect("no binary found; run `cargo build --release` or set CORACLE_BIN")
 }
 
 fn attacks() -> PathBuf {
     std::env::var_os("CORACLE_TEST_ATTACKS").map_or_else(|| build_directory().join("attacks"), PathBuf::from)
 }
 
-/// `target/TRIPLE/PROFILE`, from where the tests themselves were built.
+/// `target/TRIPLE/PROFILE`, derived from the location of the test executable.
 fn build_directory() -> PathBuf {
-    let tests = std::env::current_exe().expect("the tests know where they are");
-    let deps = tests.parent().expect("a file lies in a directory");
+    let tests = std::env::current_exe().expect("the path of the test executable is known");
+    let deps = tests.parent().expect("a file has a parent directory");
     deps.parent().expect("tests are built in `deps`").to_owned()
 }

@@ -1,8 +1,8 @@
-//! What the end-to-end tests share: the real binary, a server of one's own, a client, and a
-//! look at what the host holds before and after.
+//! Shared parts of the end-to-end tests: the real binary, a private server, a client, and the state of the
+//! host before and after.
 //!
-//! Every server has a port of its own, a state directory of its own and is ended with the value
-//! that stands for it, together with all its sandboxes.
+//! Every server has its own port and state directory, and ends with the value that represents it, together
+//! with all its sandboxes.
 
 pub mod binary;
 pub mod host;
@@ -23,18 +23,17 @@ pub fn slowness() -> u32 {
     std::env::var("CORACLE_TEST_SLOWNESS").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
 }
 
-/// Waits until `happened` says yes, for events that nobody announces, and panics when it takes
-/// too long.
+/// Waits until `happened` returns true, for events without a notification, and panics if it takes too long.
 pub fn eventually(what: &str, happened: impl FnMut() -> bool) {
-    assert!(happens(happened), "this did not happen in time: {what}");
+    assert!(happens(happened), "timed out waiting for: {what}");
 }
 
-/// As [`eventually`], for those who have more to say when it takes too long.
+/// As [`eventually`], for callers with their own message for a timeout.
 pub fn happens(happened: impl FnMut() -> bool) -> bool {
     happens_within(Duration::from_secs(20), happened)
 }
 
-/// As [`happens`], for what takes long on an ordinary machine already.
+/// As [`happens`], for events that take long even on an ordinary machine.
 pub fn happens_within(time: Duration, mut happened: impl FnMut() -> bool) -> bool {
     const STEP: Duration = Duration::from_millis(5);
     let end = Instant::now() + time * slowness();

@@ -1,4 +1,4 @@
-//! Images of the tests' own: a shell of this host and whatever a test adds.
+//! Images made by the tests: a shell of this host and the files that a test adds.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tar::{Builder, EntryType, Header};
 
-/// An image, layer by layer from the bottom.
+/// An image, with its layers from the bottom up.
 #[derive(Clone, Debug)]
 pub struct Image {
     layers: Vec<Vec<u8>>,
@@ -21,7 +21,7 @@ pub struct Image {
 pub type Entry<'a> = (&'a str, &'a [u8], u32, (u64, u64));
 
 impl Image {
-    /// One with a shell and a few programs, and a user `app`.
+    /// An image with a shell, a few programs and a user `app`.
     pub fn shell() -> Self {
         let mut files = BTreeMap::new();
         for program in ["sh", "env", "id", "cat", "ls", "sleep", "stat"] {
@@ -42,7 +42,7 @@ impl Image {
         Self { layers: vec![layer(&entries, &links)], settings: json!({}) }
     }
 
-    /// One without layers.
+    /// An image without layers.
     pub fn empty() -> Self {
         Self { layers: Vec::new(), settings: json!({}) }
     }
@@ -59,7 +59,7 @@ impl Image {
         self
     }
 
-    /// How it wants to be started, in the words of an image's configuration.
+    /// Sets how the image is started, in the format of an image's configuration.
     pub fn settings(mut self, settings: Value) -> Self {
         self.settings = settings;
         self
@@ -89,7 +89,7 @@ impl Image {
         (blobs, manifest.to_string().into_bytes())
     }
 
-    /// Writes it as an OCI layout.
+    /// Writes the image as an OCI layout.
     pub fn write(&self, directory: &Path) {
         let (mut blobs, manifest) = self.blobs();
         let entry = json!({"digest": digest(&manifest), "size": manifest.len()});
@@ -105,7 +105,7 @@ impl Image {
             .expect("our own directory");
     }
 
-    /// Writes it as `docker save` did before it knew layouts.
+    /// Writes the image as `docker save` did before it supported layouts.
     pub fn save(&self, path: &Path) {
         let names: Vec<String> = (0..self.layers.len()).map(|place| format!("{place}/layer.tar")).collect();
         let (blobs, manifest) = self.blobs();
@@ -123,7 +123,7 @@ impl Image {
     }
 }
 
-/// `sha256:` and the digits.
+/// `sha256:` and the hexadecimal digest.
 pub fn digest(content: &[u8]) -> String {
     let mut hash = Sha256::new();
     hash.update(content);
@@ -161,9 +161,9 @@ fn packed(content: &[u8]) -> Vec<u8> {
     encoder.finish().expect("memory can be written")
 }
 
-/// What a program of this host loads when it starts.
+/// The libraries that a program of this host loads when it starts.
 fn libraries(program: &str) -> Vec<String> {
-    let told = Command::new("ldd").arg(program).output().expect("there is ldd");
-    let told = String::from_utf8_lossy(&told.stdout).into_owned();
-    told.split_whitespace().filter(|word| word.starts_with('/')).map(str::to_owned).collect()
+    let reported = Command::new("ldd").arg(program).output().expect("there is ldd");
+    let reported = String::from_utf8_lossy(&reported.stdout).into_owned();
+    reported.split_whitespace().filter(|word| word.starts_with('/')).map(str::to_owned).collect()
 }

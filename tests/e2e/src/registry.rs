@@ -1,4 +1,4 @@
-//! A real registry on this host, and what stands in for one that means no good.
+//! A real registry on this host, and fakes of hostile ones.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -13,15 +13,15 @@ use tempfile::TempDir;
 use crate::http::Client;
 use crate::oci::{Image, digest};
 
-/// The one user of a registry that asks for one.
+/// The one user of a registry that requires credentials.
 pub const USERNAME: &str = "reader";
 pub const PASSWORD: &str = "opensesame-4711";
 /// The password as htpasswd(1) writes it.
 const HASHED: &str = "$2b$04$OqI63InVsWWrCPV3qjFCd.C/vvm8KTfAFZ/Hf8KD/EuRBuHyf4Km2";
-/// The two words in the form of a header.
+/// The user name and password as a header.
 const BASIC: &str = "Basic cmVhZGVyOm9wZW5zZXNhbWUtNDcxMQ==";
 
-/// Who may read from a registry.
+/// The clients that may read from a registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readers {
     All,
@@ -38,7 +38,7 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Starts one; `None`, and a word about it, where there is no such program.
+    /// Starts a registry; returns `None` and reports the skip where the program is missing.
     pub fn start(readers: Readers) -> Option<Self> {
         let directory = TempDir::new().expect("the temporary directory can be written");
         let path = directory.path();
@@ -73,7 +73,7 @@ impl Registry {
             rest.split(['"', ' ', ',']).next().map(str::to_owned)
         });
         let address = address.expect("a registry says where it listens");
-        // A full pipe must never stop it.
+        // The pipe is drained, so that a full one never blocks the registry.
         std::thread::spawn(move || lines.count());
         Some(Self { process, address, readers, _directory: directory })
     }
@@ -88,7 +88,7 @@ impl Registry {
         format!("{}/{path}", self.address)
     }
 
-    /// Uploads an image and answers the digest of its manifest.
+    /// Uploads an image and returns the digest of its manifest.
     pub fn push(&self, path: &str, tag: &str, image: &Image) -> String {
         let mut client = Client::new(&self.address);
         if self.readers == Readers::One {
@@ -99,7 +99,7 @@ impl Registry {
             let begun = client.request("POST", &format!("/v2/{path}/blobs/uploads/"), "", &[]);
             let begun = begun.expect("the registry answers");
             assert_eq!(begun.status, 202, "{}", begun.text());
-            let place = begun.header("location").expect("an upload has a place");
+            let place = begun.header("location").expect("an upload has a location");
             let place = place.trim_start_matches(&format!("http://{}", self.address));
             let done = client.request(
                 "PUT",
@@ -124,7 +124,7 @@ impl Drop for Registry {
     }
 }
 
-/// Passes bytes of a registry on until there were too many, and then none.
+/// A proxy that forwards bytes of a registry up to a limit, and then stalls.
 pub struct Stalling {
     address: String,
     over: Arc<AtomicBool>,
@@ -132,15 +132,15 @@ pub struct Stalling {
 }
 
 impl Stalling {
-    /// In front of `registry`; each answer stops after `bytes`.
+    /// A proxy for `registry`; each response stops after `bytes`.
     pub fn before(registry: &Registry, bytes: u64) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("there are free ports");
         let address = listener.local_addr().expect("it is bound").to_string();
         let (over, behind) = (Arc::new(AtomicBool::new(false)), registry.address().to_owned());
-        let told = Arc::clone(&over);
+        let stopped = Arc::clone(&over);
         let accepting = std::thread::spawn(move || {
             for client in listener.incoming() {
-                if told.load(Ordering::SeqCst) {
+                if stopped.load(Ordering::SeqCst) {
                     return;
                 }
                 let (Ok(client), Ok(server)) = (client, TcpStream::connect(&behind)) else { continue };
@@ -149,7 +149,7 @@ impl Stalling {
                 std::thread::spawn(move || std::io::copy(&mut up, &mut server));
                 std::thread::spawn(move || {
                     std::io::copy(&mut down.take(bytes), &mut client).unwrap_or_default();
-                    // Open, and silent, until the other side goes.
+                    // The connection stays open and silent until the other side closes it.
                     client.read_to_end(&mut Vec::new()).unwrap_or_default()
                 });
             }
@@ -165,7 +165,7 @@ impl Stalling {
 impl Drop for Stalling {
     fn drop(&mut self) {
         self.over.store(true, Ordering::SeqCst);
-        // Wakes the thread, so that it sees that it is over.
+        // Wakes the thread, so that it sees that it should end.
         drop(TcpStream::connect(&self.address));
         if let Some(accepting) = self.accepting.take() {
             accepting.join().expect("it does not panic");
@@ -173,7 +173,7 @@ impl Drop for Stalling {
     }
 }
 
-/// Answers every request with the same document, whatever was asked for, as many times as told.
+/// Answers every request with the same document, the given number of times.
 pub fn liar(document: Vec<u8>, times: usize) -> (String, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("there are free ports");
     let address = listener.local_addr().expect("it is bound").to_string();

@@ -10,16 +10,16 @@ use tempfile::TempDir;
 
 use crate::binary::Programs;
 
-/// As whom a program of ours is started.
+/// The user that starts a program of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum User {
-    /// Whoever runs the tests: root in CI.
+    /// The user who runs the tests: root in CI.
     Same,
     /// A uid without any privilege or account.
     Ordinary(u32),
 }
 
-/// A uid that no distribution gives to anybody.
+/// A uid that no distribution assigns.
 pub const ORDINARY: User = User::Ordinary(61_234);
 
 impl User {
@@ -44,12 +44,12 @@ impl User {
     }
 }
 
-/// As whom sandboxes are made: as root and as an ordinary user.
+/// The users that create sandboxes: root and an ordinary user.
 pub fn users() -> Vec<User> {
     if testkit::is_root() {
         return vec![User::Same, ORDINARY];
     }
-    testkit::skip("the part as root; only this ordinary user was tested");
+    testkit::skip("the part that needs root; only this ordinary user was tested");
     vec![User::Same]
 }
 
@@ -71,7 +71,7 @@ impl From<Output> for Ended {
     }
 }
 
-/// A `coracle run` that is being put together.
+/// A `coracle run` under construction.
 pub struct Run {
     user: User,
     state: PathBuf,
@@ -80,8 +80,8 @@ pub struct Run {
 }
 
 impl Run {
-    /// Root's runs share one state directory, as they would on a host; an ordinary user's are
-    /// in a home of its own.
+    /// Root's runs share one state directory, as they would on a host; an ordinary user's runs use their
+    /// own home.
     pub fn new(user: User) -> Self {
         let home = user.home();
         let state = match user {
@@ -91,7 +91,7 @@ impl Run {
         Self { user, state, flags: Vec::new(), home }
     }
 
-    /// Uses a state directory of the test's own.
+    /// Uses a state directory of the test.
     pub fn state(mut self, directory: &Path) -> Self {
         self.state = directory.to_owned();
         self
@@ -109,19 +109,19 @@ impl Run {
         self
     }
 
-    /// Shows a host directory inside.
+    /// Mounts a host directory inside.
     pub fn mount(self, source: &Path, target: &str, access: &str) -> Self {
         let mount = format!("{}:{target}:{access}", source.display());
         self.flag("--mount", &mount)
     }
 
-    /// Shows the attacker's program as `/attacks/attacks`.
+    /// Mounts the attacker's program as `/attacks/attacks`.
     pub fn with_attacks(self) -> Self {
         let directory = Programs::shared().attacks_directory();
         self.mount(&directory, "/attacks", "ro")
     }
 
-    /// Where the binary keeps what it needs.
+    /// The state directory of the binary.
     pub fn state_directory(&self) -> &Path {
         &self.state
     }
@@ -150,7 +150,7 @@ impl Run {
         command
     }
 
-    /// Runs it to its end.
+    /// Runs the command to its end.
     pub fn argv(&self, argv: &[&str]) -> Ended {
         self.command(argv).output().expect("the binary can be run").into()
     }
@@ -161,7 +161,7 @@ impl Run {
     }
 }
 
-/// The same program, started with limits that a shell sets: `ulimit -Sn 256`.
+/// Starts the same program with limits that a shell sets: `ulimit -Sn 256`.
 pub fn within(limits: &str, command: &Command) -> Command {
     let mut shell = Command::new("sh");
     shell
@@ -179,14 +179,14 @@ pub fn within(limits: &str, command: &Command) -> Command {
     shell
 }
 
-/// Runs an attack on the host itself, as the user of the tests, in a mount namespace of its own
-/// and with an open descriptor of the root directory, as a careless runtime would leave it.
+/// Runs an attack on the host itself, as the user of the tests, in its own mount namespace and with an open
+/// descriptor of the root directory, as a careless runtime would leave it.
 pub fn attack_outside(attack: &[&str]) -> Ended {
     let place = tempfile::tempdir().expect("the temporary directory can be written");
     let root = fs::File::open("/").expect("the root can be read");
     let mut command = Command::new(Programs::shared().attacks());
     command.arg("--apart").args(attack).env("TMPDIR", place.path()).current_dir(place.path());
-    // Descriptor 0 is the one that std hands over without closing it.
+    // std passes on descriptor 0 without closing it.
     command.stdin(Stdio::from(root));
     command.output().expect("the attacker can be run").into()
 }

@@ -11,7 +11,7 @@ use crate::http::{Client, Response, Streaming};
 pub struct Sandbox {
     pub id: String,
     client: Client,
-    /// Headers that the server asks for on the way to the sandbox.
+    /// Headers that the server requires for requests to the sandbox.
     headers: Vec<(String, String)>,
 }
 
@@ -23,30 +23,30 @@ pub struct Ran {
     pub stderr: String,
     /// `None` for a command that was killed, or whose end was not seen.
     pub code: Option<i32>,
-    /// The words of the error event, if there was one.
+    /// The text of the error event, if there was one.
     pub error: String,
     pub took: Duration,
 }
 
 impl Sandbox {
-    /// Creates one; `fields` replace those of a plain request.
+    /// Creates a sandbox; `fields` replace those of a plain request.
     pub fn create(mut client: Client, fields: &Value) -> Self {
-        let mut wish = json!({
+        let mut request = json!({
             "image": {"uri": "host"},
             "timeout": 3600,
             "resourceLimits": {"cpu": "1", "memory": "512Mi"},
             "entrypoint": ["tail", "-f", "/dev/null"],
         });
         for (name, value) in fields.as_object().into_iter().flatten() {
-            wish[name] = value.clone();
+            request[name] = value.clone();
         }
-        let answer = client.post("/v1/sandboxes", &wish).expect("the server answers");
+        let answer = client.post("/v1/sandboxes", &request).expect("the server answers");
         assert_eq!(answer.status, 202, "create failed: {}", answer.text());
         let id = answer.json()["id"].as_str().expect("an id is a text").to_owned();
         Self::known(client, &id)
     }
 
-    /// One that exists already.
+    /// Refers to an existing sandbox.
     pub fn known(client: Client, id: &str) -> Self {
         let mut sandbox = Self { id: id.to_owned(), client, headers: Vec::new() };
         sandbox.find_headers();
@@ -92,10 +92,10 @@ impl Sandbox {
         ran
     }
 
-    /// Starts shell text that goes on after the answer, and returns its id.
+    /// Starts shell text that continues after the response, and returns its id.
     pub fn start(&mut self, command: &str) -> String {
         let ran = self.run_with(&json!({"command": command, "background": true}));
-        assert!(ran.error.is_empty(), "it did not start: {}", ran.error);
+        assert!(ran.error.is_empty(), "the command did not start: {}", ran.error);
         ran.id
     }
 
@@ -127,7 +127,7 @@ impl Sandbox {
         client.request("POST", &path, &form_kind(), &body)
     }
 
-    /// As [`Sandbox::upload`], from a reader, telling of each piece that was sent.
+    /// As [`Sandbox::upload`], from a reader, calling back for each piece that was sent.
     pub fn upload_from(
         &mut self,
         path: &str,
@@ -153,7 +153,7 @@ impl Sandbox {
         self.try_inside(method, path, body).expect("the server answers")
     }
 
-    /// As [`Sandbox::inside`], where the server may go away.
+    /// As [`Sandbox::inside`], for a server that may die meanwhile.
     pub fn try_inside(&mut self, method: &str, path: &str, body: &Value) -> io::Result<Response> {
         let (client, path, body) = self.prepared(path, body);
         client.request(method, &path, "application/json", &body)
@@ -167,7 +167,7 @@ impl Sandbox {
         client.request(method, &path, "", &[]).expect("the server answers")
     }
 
-    /// As [`Sandbox::inside`], returning when the answer begins.
+    /// As [`Sandbox::inside`], returning when the response begins.
     pub fn inside_streaming(&mut self, method: &str, path: &str, body: &Value) -> Streaming {
         self.try_streaming(method, path, body).expect("the server answers")
     }
@@ -191,7 +191,7 @@ impl Sandbox {
         self.client.request("POST", &path, "", &[]).expect("the server answers").status
     }
 
-    /// The state as the server names it; `None` when it knows no such sandbox.
+    /// The state as the server names it; `None` if it does not know the sandbox.
     pub fn state(&mut self) -> Option<String> {
         let answer = self.client.get(&format!("/v1/sandboxes/{}", self.id)).expect("the server answers");
         (answer.status == 200)
@@ -210,7 +210,7 @@ fn form_kind() -> String {
     format!("multipart/form-data; boundary={BORDER}")
 }
 
-/// What stands before and after the content of a file in the form that uploads it.
+/// The bytes before and after the file content in an upload form.
 fn form(path: &str) -> (Vec<u8>, Vec<u8>) {
     let part = |name: &str| {
         format!("--{BORDER}\r\nContent-Disposition: form-data; name=\"{name}\"; filename=\"{name}\"\r\n\r\n")

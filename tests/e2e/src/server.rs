@@ -1,4 +1,4 @@
-//! `coracle serve` as a process of the test's own.
+//! `coracle serve` as a process of the test.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
@@ -16,15 +16,15 @@ use crate::http::Client;
 use crate::run::{User, within};
 use crate::sandbox::Sandbox;
 
-/// What the server says when it is ready, before its address.
+/// The server's ready line, up to its address.
 const READY: &str = "coracle listening on http://";
 
-/// A running server. Dropping it removes its sandboxes, ends it and looks through its log.
+/// A running server. Dropping it removes its sandboxes, ends it and searches its log for secrets.
 pub struct Server {
     process: Child,
     address: String,
     directory: TempDir,
-    /// Its key, and tokens that were handed out; none of them may be in the log.
+    /// The server's key, and tokens that it issued; none of them may be in the log.
     secrets: Mutex<Vec<String>>,
 }
 
@@ -76,7 +76,7 @@ impl Start {
         self
     }
 
-    /// Starts it in a mount namespace of its own, in which its state directory is seen at `place`.
+    /// Starts it in its own mount namespace, in which its state directory is mounted at `place`.
     pub fn seen_at(mut self, place: &Path) -> Self {
         self.state = Some(place.to_owned());
         self
@@ -92,7 +92,7 @@ impl Start {
         self
     }
 
-    /// Leaves out a variable that is set otherwise.
+    /// Removes a variable that is otherwise set.
     pub fn without(mut self, name: &'static str) -> Self {
         self.removed.push(name);
         self
@@ -104,7 +104,7 @@ impl Start {
         self.start_in(directory)
     }
 
-    /// As [`Start::start`], in a directory that may hold what another server left.
+    /// As [`Start::start`], in a directory that may contain the state of another server.
     pub fn start_in(self, directory: TempDir) -> Server {
         let mut process = self.spawn(directory.path());
         let address = ready(&mut process, directory.path());
@@ -122,9 +122,9 @@ impl Start {
             .args(["serve", "--listen", &self.listen, "--state-dir"])
             .arg(self.state.clone().unwrap_or_else(|| directory.join("state")))
             .args(&self.arguments)
-            // The links and packet filters of this host are not for tests to change.
+            // Tests must not change the links and packet filters of this host.
             .env("CORACLE_NETWORK_DEFAULT", "off")
-            // It is searched for secrets, so it should tell much.
+            // The log is searched for secrets, so it should be verbose.
             .env("CORACLE_LOG", "debug")
             .env("CORACLE_LOG_FORMAT", "json")
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
@@ -155,8 +155,8 @@ impl Start {
     }
 }
 
-/// An address that nobody uses. Its port lies below those that the kernel hands out: while a
-/// server is down, no client of another test may be given the port it comes back to.
+/// An unused address. Its port is below those that the kernel assigns: while a server is down, no client of
+/// another test may get the port to which it returns.
 fn own_address() -> String {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = u16::try_from(std::process::id() % 20_000).expect("it is below 20,000");
@@ -169,7 +169,7 @@ fn own_address() -> String {
     }
 }
 
-/// Reads the ready line; a server that ends before it has said why in its log.
+/// Reads the ready line; if the server ends before it, its log has the reason.
 fn ready(process: &mut Child, directory: &Path) -> String {
     let mut lines = BufReader::new(process.stdout.take().expect("standard output is a pipe")).lines();
     let first = lines.find_map(|line| {
@@ -177,7 +177,7 @@ fn ready(process: &mut Child, directory: &Path) -> String {
             line.split_once(READY).map(|(_, address)| address.trim_end_matches('/').to_owned())
         })
     });
-    // Nothing more is expected, but a full pipe must never stop the server.
+    // No more output is expected, but a full pipe must never block the server.
     std::thread::spawn(move || lines.count());
     first.unwrap_or_else(|| {
         process.wait().expect("it is our child");
@@ -237,20 +237,20 @@ impl Server {
         self.create_with(&serde_json::json!({}))
     }
 
-    /// Creates a sandbox; the fields given here replace the usual ones.
+    /// Creates a sandbox; the given fields replace the usual ones.
     pub fn create_with(&self, fields: &serde_json::Value) -> Sandbox {
         let sandbox = Sandbox::create(self.client(), fields);
         self.remember_secrets(&sandbox);
         sandbox
     }
 
-    /// Adds something that must not come into the log.
+    /// Adds a secret that must not appear in the log.
     pub fn keep_secret(&self, secret: &str) {
-        self.secrets.lock().expect("nobody panics while holding it").push(secret.to_owned());
+        self.secrets.lock().expect("no thread panics while holding the lock").push(secret.to_owned());
     }
 
     fn remember_secrets(&self, sandbox: &Sandbox) {
-        let mut secrets = self.secrets.lock().expect("nobody panics while holding it");
+        let mut secrets = self.secrets.lock().expect("no thread panics while holding the lock");
         secrets.extend(sandbox.secrets().map(str::to_owned));
     }
 
@@ -260,7 +260,7 @@ impl Server {
         self.process.wait().expect("it is our child");
     }
 
-    /// Asks the supervisor to end and waits until it has; its sandboxes stay.
+    /// Sends SIGTERM to the supervisor and waits for its end; its sandboxes stay.
     pub fn terminate(&mut self) -> ExitStatus {
         let pid = rustix::process::Pid::from_child(&self.process);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is our child");
@@ -274,7 +274,7 @@ impl Server {
         self.address = ready(&mut self.process, self.directory.path());
     }
 
-    /// The directory that holds the log and the state.
+    /// The directory that contains the log and the state.
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
@@ -304,7 +304,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         let ended_before = matches!(self.process.try_wait(), Ok(Some(_)));
-        // With a key it is left to the test, which has it.
+        // A server with a key is cleaned up by the test, which has the key.
         let keyed = self.client().get("/v1/sandboxes").is_ok_and(|answer| answer.status == 401);
         let removed = if ended_before || keyed { Ok(()) } else { self.remove_all() };
         if !ended_before {
@@ -316,7 +316,7 @@ impl Drop for Server {
         }
         removed.expect("the server removes its sandboxes");
         let log = self.log();
-        for secret in self.secrets.lock().expect("nobody panics while holding it").iter() {
+        for secret in self.secrets.lock().expect("no thread panics while holding the lock").iter() {
             assert!(!log.contains(secret), "a key or token is in the log");
         }
     }
@@ -335,14 +335,13 @@ fn log_of(directory: &Path) -> String {
     text
 }
 
-/// As much of a log as one reads.
+/// The last lines of a log.
 fn end_of(log: &str) -> &str {
     let lines = log.rmatch_indices('\n').nth(100);
     lines.map_or(log, |(place, _)| &log[place..])
 }
 
-/// Resident memory of a server: of its process and all below it that is no part of a sandbox, in
-/// bytes.
+/// Resident memory of a server in bytes: of its process and all its descendants outside of sandboxes.
 pub fn resident(pid: u32) -> u64 {
     const PAGE: u64 = 4096;
     let own = fs::read_to_string(format!("/proc/{pid}/statm"))
@@ -359,7 +358,7 @@ pub fn resident(pid: u32) -> u64 {
     own * PAGE + below
 }
 
-/// Sandboxes have a pid namespace of their own.
+/// Sandboxes have their own pid namespaces.
 fn pid_namespace(pid: u32) -> Option<PathBuf> {
     fs::read_link(format!("/proc/{pid}/ns/pid")).ok()
 }

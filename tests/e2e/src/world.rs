@@ -1,14 +1,14 @@
-//! A host and an internet of a test's own: net namespaces that nobody else sees.
+//! A private host and internet for a test: net namespaces that no other process sees.
 //!
 //! ```text
 //!  the test's thread, its servers          another thread
 //!   host: up0 203.0.113.2 ──── link ──── world: w0 203.0.113.1 and many others
 //! ```
 //!
-//! [`World::make`] takes the calling thread into the host's namespace, so all it starts from then
-//! on is there too: servers, their launchers, clients. The real host's links and filters stay
-//! untouched. The world answers on TCP port 80 with whom it sees, repeats lines on port 7, answers
-//! every name on port 53, and remembers what comes to UDP port 9.
+//! [`World::make`] moves the calling thread into the host's namespace, so everything it starts from then on
+//! is there too: servers, their launchers, clients. The real host's links and filters stay untouched. The
+//! world answers on TCP port 80 with the peer address, repeats lines on port 7, answers every name on port
+//! 53, and records the packets to UDP port 9.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -27,7 +27,7 @@ pub const WORLD6: &str = "2001:db8::1";
 /// The host as the world sees it.
 pub const HOST: &str = "203.0.113.2";
 pub const HOST6: &str = "2001:db8::2";
-/// Other addresses at which the world answers too: what clouds and companies have near them.
+/// Other addresses at which the world answers: typical neighbours in clouds and companies.
 pub const OTHERS: [&str; 9] = [
     "10.1.2.3",
     "172.16.5.5",
@@ -44,29 +44,29 @@ pub const OTHERS: [&str; 9] = [
 pub const HOST_PORT: u16 = 8099;
 
 pub struct World {
-    /// What came to UDP port 9.
+    /// The packets that arrived at UDP port 9.
     heard: Arc<Mutex<Vec<String>>>,
-    /// How many connections came to port 7.
+    /// The number of connections to port 7.
     lasting: Arc<AtomicUsize>,
     _running: Sender<()>,
 }
 
 impl World {
-    /// Makes both, with a host that forwards.
+    /// Makes both namespaces, with a host that forwards packets.
     pub fn make() -> Self {
         let (running, ended) = channel::<()>();
-        let (tell, told) = channel();
+        let (sender, receiver) = channel();
         let heard = Arc::new(Mutex::new(Vec::new()));
         let lasting = Arc::new(AtomicUsize::new(0));
         let (sink, count) = (Arc::clone(&heard), Arc::clone(&lasting));
         std::thread::spawn(move || {
             let namespace = own_namespace();
-            // The namespace lives as long as its servers, and they as long as the test.
+            // The namespace exists as long as its servers, and they run as long as the test.
             serve(sink, count);
-            tell.send(namespace).expect("the test waits for it");
+            sender.send(namespace).expect("the test thread receives it");
             ended.recv().ok();
         });
-        let world = told.recv().expect("the thread lives");
+        let world = receiver.recv().expect("the thread runs");
         own_namespace();
         link(&world);
         set_forwarding(true);
@@ -75,7 +75,7 @@ impl World {
     }
 
     pub fn heard(&self) -> Vec<String> {
-        self.heard.lock().expect("nobody panics while holding it").clone()
+        self.heard.lock().expect("no thread panics while holding the lock").clone()
     }
 
     pub fn lasting_connections(&self) -> usize {
@@ -83,50 +83,51 @@ impl World {
     }
 }
 
-/// Whether the host of this thread forwards packets.
+/// Sets whether the host of this thread forwards packets.
 pub fn set_forwarding(on: bool) {
     let value = if on { "1" } else { "0" };
     for setting in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
-        fs::write(format!("/proc/sys/net/{setting}"), value).expect("the namespace is ours");
+        fs::write(format!("/proc/sys/net/{setting}"), value).expect("the namespace is our own");
     }
 }
 
-/// The names of links that servers of ours made, in the namespace of this thread.
+/// The names of links that our servers made, in the namespace of this thread.
 pub fn links() -> Vec<String> {
     let all = Routing::open().and_then(|mut routing| routing.links()).unwrap_or_default();
     all.into_iter().map(|(_, name)| name).filter(|name| name.starts_with("cora")).collect()
 }
 
-/// Shows this thread, and what it starts from now on, a host on which ordinary users may carry
-/// packets and names are asked of the world.
+/// Gives this thread, and everything it starts from now on, a view of a host on which ordinary users may
+/// open a tun device and the world resolves names.
 pub fn let_ordinary_users_out() {
     use linux::mounts::{self, Attributes};
     namespaces::unshare(Namespaces::MOUNT).expect("tests of the network run as root");
     mounts::make_private().expect("the mounts are ours");
     let place = tempfile::tempdir().expect("a directory can be made");
     let (tun, conf) = (place.path().join("tun"), place.path().join("resolv.conf"));
-    // On a filesystem of our own, since others may not have device nodes that work.
+    // A separate filesystem, since device nodes may not work on others.
     mounts::mount("tmpfs", place.path(), Attributes::default(), "mode=0755").expect("a tmpfs can be mounted");
     let kind = rustix::fs::FileType::CharacterDevice;
     let mode = rustix::fs::Mode::from_raw_mode(0o666);
-    rustix::fs::mknodat(rustix::fs::CWD, &tun, kind, mode, rustix::fs::makedev(10, 200)).expect("root may");
+    rustix::fs::mknodat(rustix::fs::CWD, &tun, kind, mode, rustix::fs::makedev(10, 200))
+        .expect("root has the permission");
     rustix::fs::chmod(&tun, mode).expect("it is ours");
     fs::write(&conf, format!("nameserver {WORLD}\n")).expect("it is ours");
     mounts::bind(&tun, std::path::Path::new("/dev/net/tun")).expect("there is a device");
     mounts::bind(&conf, std::path::Path::new("/etc/resolv.conf")).expect("there is a file");
-    // The mounts go with this thread's namespace; only the empty directory is left to remove.
-    mounts::detach(place.path()).expect("nobody uses the directory itself");
+    // The mounts disappear with this thread's namespace; only the empty directory is left to remove.
+    mounts::detach(place.path()).expect("the directory itself is unused");
 }
 
-/// Takes this thread into a net namespace of its own.
+/// Moves this thread into its own net namespace.
 fn own_namespace() -> OwnedFd {
     namespaces::unshare(Namespaces::NET).expect("tests of the network run as root");
-    namespaces::raise_loopback().expect("the namespace is ours");
-    // Of this thread, not of the process.
+    namespaces::raise_loopback().expect("the namespace is our own");
+    // The namespace of this thread, not of the process.
     fs::File::open("/proc/thread-self/ns/net").expect("there is a /proc").into()
 }
 
-/// Joins this namespace and the world's.
+/// Connects this namespace and the world's.
 fn link(world: &OwnedFd) {
     let home = fs::File::open("/proc/thread-self/ns/net").expect("there is a /proc");
     let mut here = Routing::open().expect("a socket");
@@ -165,26 +166,26 @@ fn serve(heard: Arc<Mutex<Vec<String>>>, lasting: Arc<AtomicUsize>) {
         repeat(&stream);
     });
     each_connection(53, |stream, _| answer_names_on(stream));
-    let names = UdpSocket::bind("[::]:53").expect("nobody else has it");
+    let names = UdpSocket::bind("[::]:53").expect("the port is free in a new namespace");
     std::thread::spawn(move || {
         let mut packet = [0; 512];
         while let Ok((length, peer)) = names.recv_from(&mut packet) {
             names.send_to(&answer(&packet[..length]), peer).ok();
         }
     });
-    let sink = UdpSocket::bind("[::]:9").expect("nobody else has it");
+    let sink = UdpSocket::bind("[::]:9").expect("the port is free in a new namespace");
     std::thread::spawn(move || {
         let mut packet = [0; 512];
         while let Ok((length, _)) = sink.recv_from(&mut packet) {
             let text = String::from_utf8_lossy(&packet[..length]).into_owned();
-            heard.lock().expect("nobody panics while holding it").push(text);
+            heard.lock().expect("no thread panics while holding the lock").push(text);
         }
     });
 }
 
-/// Serves every connection to a port in a thread of its own.
+/// Serves every connection to a port in its own thread.
 fn each_connection(port: u16, work: impl Fn(TcpStream, IpAddr) + Clone + Send + 'static) {
-    let listener = TcpListener::bind(("::", port)).expect("nobody else has it");
+    let listener = TcpListener::bind(("::", port)).expect("the port is free in a new namespace");
     std::thread::spawn(move || {
         while let Ok((stream, peer)) = listener.accept() {
             let work = work.clone();
@@ -224,7 +225,7 @@ fn answer_names_on(mut stream: TcpStream) {
     }
 }
 
-/// Answers a question of DNS: every name is the world's.
+/// Answers a DNS query: every name resolves to the world's address.
 fn answer(query: &[u8]) -> Vec<u8> {
     const HEADER: usize = 12;
     let name = query[HEADER..].iter().position(|byte| *byte == 0).unwrap_or(0);

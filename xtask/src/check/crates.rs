@@ -1,4 +1,4 @@
-//! Who depends on whom, directly and in the end.
+//! Dependencies between crates, direct and transitive.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,52 +8,60 @@ use serde_json::Value;
 use super::Findings;
 use crate::tools::{cargo, output};
 
-/// A crate, what it must not reach even through others, and why.
+/// A crate, the crates it must not depend on even transitively, and why.
 const NEVER_REACH: &[(&str, &[&str], &str)] = &[
     (
         "domain",
         &["serde", "tokio", "rustix", "libc"],
-        "the nouns know no wire format, no async and no kernel",
+        "the domain types must not depend on a wire format, async or the kernel",
     ),
-    ("wire", &["tokio"], "the agent speaks it without a runtime"),
-    ("linux", &["tokio", "service", "domain"], "it wraps the kernel and nothing else"),
+    ("wire", &["tokio"], "the agent uses it without an async runtime"),
+    ("linux", &["tokio", "service", "domain"], "it only wraps the kernel"),
     (
         "agent",
         &["tokio", "service", "domain", "hyper", "rusqlite"],
-        "it lives among attackers and stays small",
+        "it runs beside attackers and must stay small",
     ),
-    ("backend", &["hyper", "axum", "rusqlite", "service"], "a backend knows no HTTP, no SQL and no commands"),
+    ("backend", &["hyper", "axum", "rusqlite", "service"], "a backend must not use HTTP, SQL or commands"),
     (
         "backend-local",
         &["hyper", "axum", "rusqlite", "service"],
-        "a backend knows no HTTP, no SQL and no commands",
+        "a backend must not use HTTP, SQL or commands",
     ),
-    ("registry", &["axum", "rusqlite", "service", "linux"], "it fetches, and knows nothing of this host"),
-    ("kernel", &["service", "domain", "wire", "hyper"], "it runs inside a sandbox and is trusted by nobody"),
-    ("service", &["hyper", "axum", "http", "backend-local"], "the core knows no HTTP and no backend by name"),
+    (
+        "registry",
+        &["axum", "rusqlite", "service", "linux"],
+        "it only fetches, and must not depend on this host",
+    ),
+    ("kernel", &["service", "domain", "wire", "hyper"], "it runs inside a sandbox and is not trusted"),
+    (
+        "service",
+        &["hyper", "axum", "http", "backend-local"],
+        "the core must not know HTTP or a backend by name",
+    ),
 ];
 
-/// A crate, the only crates of ours it may name, and why.
+/// A crate, the only workspace crates it may name, and why.
 const ONLY_OURS: &[(&str, &[&str], &str)] = &[
     ("fronts", &["service", "domain"], "a front calls the core and nothing below it"),
     ("service", &["backend", "domain", "wire"], "requests flow one way"),
-    ("registry", &["backend"], "it is one way to get images, and nothing else"),
+    ("registry", &["backend"], "it only provides images"),
     ("agent", &["linux", "wire"], "it is built without the server"),
-    ("kernel", &["linux"], "it knows the lines it reads and writes, and nothing of who sends them"),
+    ("kernel", &["linux"], "it only knows its line protocol, not the sender"),
     ("domain", &[], "everything else depends on it"),
 ];
 
-/// C libraries that would end the static binary.
+/// C libraries that would make the binary non-static.
 const NEVER_ANYWHERE: &[&str] = &["openssl-sys", "libseccomp-sys", "aws-lc-sys"];
 
 pub(super) fn check() -> Result<Findings> {
     let text = output(&mut cargo(&["metadata", "--format-version", "1", "--locked"]))?;
     let metadata: Value = serde_json::from_str(&text).context("cargo's metadata is not JSON")?;
-    let graph = Graph::read(&metadata).context("cargo's metadata has another form than expected")?;
+    let graph = Graph::read(&metadata).context("cargo's metadata has an unexpected form")?;
     Ok(graph.check())
 }
 
-/// Packages by id, what they need at run time, and which are ours.
+/// Packages by id, their run-time dependencies, and which of them are ours.
 struct Graph {
     names: BTreeMap<String, String>,
     needs: BTreeMap<String, Vec<String>>,
@@ -97,13 +105,13 @@ impl Graph {
         self.ours.iter().find(|id| self.names.get(*id).is_some_and(|name| name == krate))
     }
 
-    /// The crates of ours that `krate` names itself.
+    /// The workspace crates that `krate` names directly.
     fn direct(&self, krate: &str) -> impl Iterator<Item = &str> {
         let needs = self.id(krate).and_then(|id| self.needs.get(id)).map(Vec::as_slice).unwrap_or_default();
         needs.iter().filter(|id| self.ours.contains(*id)).map(|id| self.names[id].as_str())
     }
 
-    /// The names of all that `krate` needs, through any number of others.
+    /// The names of all transitive dependencies of `krate`.
     fn reach(&self, krate: &str) -> BTreeSet<&str> {
         let mut seen = BTreeSet::new();
         let mut pending: Vec<&String> = self.id(krate).into_iter().collect();
@@ -163,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn the_real_workspace_holds() {
+    fn real_workspace_follows_the_rules() {
         assert_eq!(check().expect("cargo answers"), Findings::new());
     }
 }

@@ -1,4 +1,4 @@
-//! Tells code from comments and strings in Rust sources, well enough to search either.
+//! Separates code from comments and strings in Rust sources, well enough to search either.
 
 /// A source with the same lines, in two views.
 #[derive(Debug, Default)]
@@ -52,7 +52,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Leaves out what a comment says, but not its lines.
+    /// Removes the text of a comment, but keeps its lines.
     fn skip(&mut self, length: usize) {
         let lines = "\n".repeat(self.rest[..length].matches('\n').count());
         self.text.code.push_str(&lines);
@@ -60,7 +60,7 @@ impl Reader<'_> {
         self.rest = &self.rest[length..];
     }
 
-    /// Moves the inside of a string, from `opening` to `end`, into its own view.
+    /// Moves the contents of a string, from `opening` to `end`, into its own view.
     fn string(&mut self, opening: usize, end: usize, closing: usize) {
         let inside = &self.rest[opening..end];
         self.text.strings.push_str(inside);
@@ -71,8 +71,8 @@ impl Reader<'_> {
     }
 }
 
-/// The length of `r##"` and how many hashes it has, if the text begins so. `before` is the
-/// character in front: an `r` that ends a word begins nothing.
+/// The length of `r##"` and its number of hashes, if the text begins so. `before` is the preceding
+/// character: an `r` that ends a word begins no string.
 fn raw_string_hashes(text: &str, before: Option<char>) -> Option<(usize, usize)> {
     if before.is_some_and(|before| before == '_' || (before.is_alphanumeric() && before != 'b')) {
         return None;
@@ -100,7 +100,7 @@ fn block_comment_end(text: &str) -> usize {
     bytes.len()
 }
 
-/// Where the string that begins the text ends, before its closing quote.
+/// The end of the string at the beginning of the text, before its closing quote.
 fn quoted_end(text: &str, quote: char) -> usize {
     let mut escaped = false;
     for (at, character) in text.char_indices().skip(1) {
@@ -114,7 +114,7 @@ fn quoted_end(text: &str, quote: char) -> usize {
     text.len()
 }
 
-/// A quote begins a character and not a lifetime if it is closed behind one character.
+/// A quote begins a character and not a lifetime if it is closed after one character.
 fn is_character(text: &str) -> bool {
     let mut characters = text.chars().skip(1);
     match characters.next() {
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn strings_are_told_apart_however_they_are_quoted() {
+    fn strings_are_recognised_in_every_quoting() {
         check(r#"f("unsafe \" // x")"#, r#"f("")"#, r#"unsafe \" // x"#);
         check("f(r#\"a \" b\"#, br\"c\")", "f(\"\", \"\")", "a \" b c");
         check("f('\"', '\\'', 'x')", "f(\"\", \"\", \"\")", "\" \\' x");

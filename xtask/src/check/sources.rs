@@ -1,4 +1,4 @@
-//! What the sources must not contain, and where.
+//! Text that the sources must not contain, by location.
 
 use super::Findings;
 use super::rust_text::RustText;
@@ -8,15 +8,15 @@ use super::tree::File;
 pub(super) struct Source {
     /// From the root of the repository.
     path: String,
-    /// Code and strings in front of the tests, which come last in a file.
+    /// Code and strings before the tests, which come last in a file.
     text: RustText,
 }
 
-/// Something that must not be written.
+/// Text that is forbidden in some sources.
 struct Rule {
-    /// Where it holds: a path that begins so.
+    /// The rule applies to paths with this prefix.
     within: &'static str,
-    /// Where it does not, each a path that begins so.
+    /// The rule does not apply to paths with one of these prefixes.
     except: &'static [&'static str],
     look_in: View,
     forbidden: &'static [&'static str],
@@ -80,9 +80,9 @@ const RULES: &[Rule] = &[
     },
 ];
 
-/// Where programs are started on purpose: ourselves, as supervisor, server and launcher; the
-/// formatter of ext4, once, for the template of a volume; what carries an ordinary user's packets;
-/// what `bench` compares us with; and inside a sandbox, what runs somebody's code anyway.
+/// Files that start programs on purpose: ourselves, as supervisor, server and launcher; the formatter of
+/// ext4, once, for the template of a volume; the program that carries an ordinary user's packets; the
+/// programs that `bench` compares us with; and inside a sandbox, the code that runs user commands anyway.
 const MAY_START_PROGRAMS: &[&str] = &[
     "crates/backend-local/src/network/userspace.rs",
     "crates/backend-local/src/volumes/ext4.rs",
@@ -91,7 +91,7 @@ const MAY_START_PROGRAMS: &[&str] = &[
     "crates/kernel/",
 ];
 
-/// More lines of code than this usually hold two things.
+/// Files with more lines of code than this usually have two subjects.
 const LONG: usize = 600;
 
 pub(super) fn parse(files: &[File]) -> Vec<Source> {
@@ -146,8 +146,7 @@ impl Rule {
     }
 }
 
-/// Whether a line has the word: in code as a whole name at the start of a path, in strings
-/// anywhere.
+/// Whether a line contains the word: in code as a whole name at the start of a path, in strings anywhere.
 fn contains(line: &str, word: &str, view: &View) -> bool {
     let part_of_name = |character: char| character.is_alphanumeric() || character == '_';
     line.match_indices(word).any(|(at, _)| match view {
@@ -156,7 +155,7 @@ fn contains(line: &str, word: &str, view: &View) -> bool {
             let before = line[..at].chars().next_back();
             let after = line[at + word.len()..].chars().next();
             let whole = !before.is_some_and(part_of_name) && !after.is_some_and(part_of_name);
-            // A crate is meant only where a path begins: `use wire` or `wire::`, not `self.wire`.
+            // A crate is meant only at the beginning of a path: `use wire` or `wire::`, not `self.wire`.
             let path =
                 word.contains("::") || word.chars().any(char::is_whitespace) || is_path_start(line, at, word);
             whole && path
@@ -172,7 +171,7 @@ fn is_path_start(line: &str, at: usize, word: &str) -> bool {
         || (line[at + word.len()..].starts_with("::") && !line[..at].ends_with("::"))
 }
 
-/// Programs that are started where none should be.
+/// Programs that are started in a file where none should be.
 fn started_programs(source: &Source) -> Findings {
     let allowed = MAY_START_PROGRAMS.iter().any(|path| source.path.starts_with(path));
     if allowed || !source.path.starts_with("crates/") {
@@ -190,7 +189,7 @@ fn started_programs(source: &Source) -> Findings {
         .collect()
 }
 
-/// A front that names another: each can be deleted without the others noticing.
+/// Finds a front that names another: each must be removable without changes to the others.
 fn foreign_fronts(source: &Source) -> Findings {
     const FRONTS: &[&str] = &["opensandbox", "operator"];
     let own = FRONTS.iter().find(|front| source.path.starts_with(&format!("crates/fronts/src/{front}")));
@@ -269,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_may_start_programs_exists() {
+    fn files_allowed_to_start_programs_exist() {
         for path in MAY_START_PROGRAMS {
             assert!(crate::tools::workspace().join(path).exists(), "{path}");
         }

@@ -1,4 +1,4 @@
-//! What no file of the repository may contain.
+//! Text that no file of the repository may contain.
 
 use std::path::Path;
 
@@ -7,13 +7,13 @@ use anyhow::{Context, Result};
 use super::Findings;
 use crate::tools::workspace;
 
-/// A text, and why it has no place here.
+/// A text, and why it is forbidden.
 const FORBIDDEN: &[(&str, &str)] = &[
-    ("TODO", "an open end belongs into an issue"),
-    ("FIXME", "an open end belongs into an issue"),
+    ("TODO", "unfinished work belongs in an issue"),
+    ("FIXME", "unfinished work belongs in an issue"),
     ("<<<<<<< ", "a merge was not finished"),
     (">>>>>>> ", "a merge was not finished"),
-    ("--index-url", "packages come from wherever the host is told to look"),
+    ("--index-url", "packages come from the host's own index"),
     ("BEGIN PRIVATE KEY", "secrets are not kept in the repository"),
 ];
 
@@ -23,7 +23,7 @@ const PRIVATE: &[(&str, &[&str])] = &[("/Users/", &[]), ("/home/", &["alice", "u
 /// Files that must name what they forbid, or are not ours.
 const EXCEPT: &[&str] = &["xtask/src/check/tree.rs", "LICENSE", "Cargo.lock"];
 
-/// What is made, not written.
+/// Generated directories.
 const MADE: &[&str] = &[".git", "target", ".venv", "__pycache__", ".pytest_cache"];
 
 /// A text file, by its path from the root of the repository.
@@ -53,7 +53,7 @@ fn collect(root: &Path, below: &str, files: &mut Vec<File>) -> Result<()> {
         if kind.is_dir() {
             collect(root, &path, files)?;
         } else if kind.is_file() {
-            // What is not text has nothing to say here.
+            // Files that are not text are ignored.
             files.extend(std::fs::read_to_string(entry.path()).ok().map(|text| File { path, text }));
         }
     }
@@ -71,13 +71,13 @@ fn find(file: &str, text: &str) -> Findings {
         .flat_map(|(number, line)| {
             let texts = FORBIDDEN.iter().filter(move |(word, _)| line.contains(word)).copied();
             let paths = PRIVATE.iter().filter(move |(root, made_up)| names_private(line, root, made_up));
-            let found = texts.chain(paths.map(|(root, _)| (*root, "a path of somebody's own machine")));
+            let found = texts.chain(paths.map(|(root, _)| (*root, "a path of a private machine")));
             found.map(move |(word, why)| format!("{file}:{}: `{}`; {why}", number + 1, word.trim()))
         })
         .collect()
 }
 
-/// Whether a path in `line` begins with `root` and goes on with a name that is not made up.
+/// Whether a path in `line` begins with `root` and continues with a name that is not made up.
 fn names_private(line: &str, root: &str, made_up: &[&str]) -> bool {
     let is_name = |letter: char| letter.is_alphanumeric() || "_-.".contains(letter);
     line.match_indices(root).any(|(place, _)| {
@@ -96,7 +96,7 @@ mod tests {
     fn open_ends_and_foreign_paths_are_found_with_their_line() {
         assert_eq!(
             find("a.rs", "fine\n// TODO later"),
-            ["a.rs:2: `TODO`; an open end belongs into an issue"]
+            ["a.rs:2: `TODO`; unfinished work belongs in an issue"]
         );
         for line in ["see /Users/me/x", "cd /home/me", "(/work/x)", "\"/work/\""] {
             assert_eq!(find("a.md", line).len(), 1, "{line}");

@@ -1,4 +1,4 @@
-//! Checking a release archive as somebody would who has just downloaded it.
+//! Checks a release archive as a user would who has just downloaded it.
 
 use std::fs;
 use std::path::Path;
@@ -23,9 +23,9 @@ pub(super) fn verify(archive: &Path, name: &str, version: &str, report: &mut Rep
         fs::File::open(archive).with_context(|| format!("could not open `{}`", archive.display()))?;
     tar::Archive::new(GzDecoder::new(packed))
         .unpack(directory.path())
-        .context("the archive cannot be unpacked")?;
+        .context("could not unpack the archive")?;
     let root = directory.path().join(name);
-    check_sums(&root).context("a file is not what SHA256SUMS says")?;
+    check_sums(&root).context("a file does not match SHA256SUMS")?;
     let binary = root.join("coracle");
     let said = output(Command::new(&binary).arg("--version"))?;
     if said.trim() != format!("coracle {version}") {
@@ -68,7 +68,8 @@ fn check_static(binary: &Path) -> Result<()> {
         let kinds: Option<Vec<u64>> = (0..count).map(|index| number(table + index * size, 4)).collect();
         kinds
     })();
-    let kinds = parsed.filter(|_| bytes.starts_with(b"\x7fELF\x02")).context("the binary is no ELF file")?;
+    let kinds =
+        parsed.filter(|_| bytes.starts_with(b"\x7fELF\x02")).context("the binary is not an ELF file")?;
     if kinds.contains(&u64::from(PT_INTERP)) {
         bail!("the binary needs a loader: it is not static");
     }
@@ -85,7 +86,7 @@ fn check_pages(binary: &Path, root: &Path) -> Result<()> {
         let page = root.join(format!("man/man1/{name}.1"));
         let text = fs::read_to_string(&page).with_context(|| format!("there is no manual page {name}.1"))?;
         if !text.contains(".SH NAME") {
-            bail!("{name}.1 is no manual page");
+            bail!("{name}.1 is not a manual page");
         }
         pages += 1;
         let help = output(Command::new(binary).args(&words).arg("--help"))?;
@@ -106,7 +107,7 @@ fn subcommands(help: &str) -> Vec<String> {
     names.filter(|name| *name != "help").map(str::to_owned).collect()
 }
 
-/// Each script is parsed by its shell, where that is here.
+/// Each script is parsed by its shell, if that is installed.
 fn check_completions(root: &Path, report: &mut Report) -> Result<()> {
     for (shell, name) in COMPLETIONS {
         let script = root.join("completions").join(name);

@@ -1,6 +1,6 @@
-//! The code blocks of a page, in order, and what is done with each.
+//! The code blocks of a page, in order, and the action for each.
 //!
-//! A fence names its language, and may say more after it:
+//! A fence names its language, and may have an option after it:
 //!
 //! ```text
 //! ```sh                         run in the page's one bash session
@@ -11,12 +11,12 @@
 //! ```toml                       checked as a configuration file
 //! ```
 //!
-//! Everything that would let a command slip through unseen is an error: a fence without a
-//! language or with an unknown one, an unknown word after it, a command in an indented block.
+//! Everything that would let a command go unchecked is an error: a fence without a language or with an
+//! unknown one, an unknown option, a command in an indented block.
 
 use std::fmt;
 
-/// What is done with a block.
+/// The action for a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     Shell,
@@ -63,7 +63,7 @@ enum Language {
 /// Languages of blocks that are only shown.
 const SHOWN: &[&str] = &["text", "json", "ini", "yaml", "js", "ts", "dockerfile", "http"];
 
-/// An open fence: what it is made of, and how far its content is indented.
+/// An open fence: its marker, and the indentation of its content.
 struct Fence<'a> {
     marks: &'a str,
     indent: usize,
@@ -154,7 +154,7 @@ fn block(line: usize, fence: &Fence<'_>, content: &[&str]) -> Result<Block, BadB
         let blank = line.bytes().take_while(|byte| *byte == b' ').count();
         let line = &line[blank.min(fence.indent)..];
         text.push_str(match language {
-            // A line of output becomes an empty one, so that the lines keep their numbers.
+            // A line of output becomes an empty one, so that line numbers are kept.
             Language::Console => line.strip_prefix("$ ").unwrap_or_default(),
             _ => line,
         });
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_slip_through_is_refused() {
+    fn blocks_that_would_be_missed_are_refused() {
         assert!(refused("```\nx\n```\n").starts_with("line 1: the fence names no language"));
         assert!(refused("\n```shell\nx\n```\n").starts_with("line 2: unknown language `shell`"));
         assert!(refused("```sh norun x\nx\n```\n").contains("unknown words `norun x`"));

@@ -1,8 +1,7 @@
 """The interpreter of a page: runs its Python blocks one after another in one namespace.
 
-An order is a line `PAGE:LINE:FILE`; the reply is `ok` or `failed`. Lines are counted as in the page, so a
-traceback names the page and the line in it.
-"""
+A request is a line `PAGE:LINE:FILE`; the reply is `ok` or `failed`. Lines are counted as in the page, so a
+traceback names the page and the line in it."""
 
 import linecache
 import os
@@ -13,7 +12,7 @@ directory = sys.argv[1]
 
 
 def take_environment():
-    """Takes over what the shell exports by now."""
+    """Takes over the present exports of the shell."""
     with open(f"{directory}/environment", "rb") as file:
         pairs = [pair.split(b"=", 1) for pair in file.read().split(b"\0") if b"=" in pair]
     os.environb.clear()
@@ -21,7 +20,7 @@ def take_environment():
 
 
 def report(page, error):
-    """Notes the innermost line of the page that was running."""
+    """Records the innermost line of the page that was running."""
     if isinstance(error, SyntaxError) and error.filename == page:
         line = error.lineno
     else:

@@ -1,4 +1,4 @@
-# What a page's blocks run in: sourced by the generated script of a page, in namespaces of its own.
+# The session of a page's blocks: sourced by the generated script of a page, in its own namespaces.
 # DOCS_DIR has the page's files, DOCS_PYTHON the interpreter; fd 9 is the network of the host.
 # Names begin with two underscores, so that pages can use all others.
 
@@ -8,8 +8,8 @@ set -eE -o pipefail
 trap '__failed "$LINENO" "$BASH_COMMAND" "${BASH_SOURCE[0]}"' ERR
 trap '__finish' EXIT
 
-# Notes which command failed. The first report counts: what follows is a consequence of it. Lines of
-# other files than blocks mean nothing to a reader of the page and are noted as 0.
+# Records which command failed. Only the first report counts: later ones are consequences of it. Lines of
+# files other than blocks mean nothing to a reader of the page and are recorded as 0.
 __failed() {
   local line=0
   case "$3" in "$DOCS_DIR/blocks/"*) line=$1 ;; esac
@@ -22,7 +22,7 @@ __block() {
   : >"$DOCS_DIR/log"
 }
 
-# Waits until the server that was just started in the background says that it is ready.
+# Waits until the server that was just started in the background is ready.
 __wait_for_server() {
   exec 6<"$DOCS_DIR/ready"
   local line
@@ -33,7 +33,7 @@ __wait_for_server() {
   return 1
 }
 
-# Runs a block in the page's interpreter, which sees what the shell exports.
+# Runs a block in the page's interpreter, which sees the exports of the shell.
 __python() {
   env -0 >"$DOCS_DIR/environment"
   if [ -z "${__python_runs-}" ]; then
@@ -47,7 +47,7 @@ __python() {
   read -r reply <&8 && [ "$reply" = ok ]
 }
 
-# Runs a block in a shell of its own, in the network of the host.
+# Runs a block in its own shell, in the network of the host.
 __on_host_network() {
   export -f __failed
   nsenter --net=/proc/self/fd/9 bash -eE -o pipefail -c \

@@ -1,4 +1,4 @@
-//! Runs qemu and reads what the machine says on its serial console.
+//! Runs qemu and reads the machine's serial console.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -16,22 +16,22 @@ const DEADLINE: Duration = Duration::from_secs(1200);
 
 const COMMAND_LINE: &str = "console=ttyS0 quiet loglevel=1 panic=-1 cgroup_no_v1=all mitigations=off";
 
-/// What the machine reported.
+/// The results that the machine reported.
 #[derive(Default)]
 pub(crate) struct Report {
     passed: usize,
     failures: Vec<String>,
     skipped: Vec<String>,
     complete: bool,
-    /// It is about to reset itself and wants to be booted again.
+    /// The machine is about to reset itself and must be booted again.
     reboot: bool,
-    /// It was switched off because it took too long.
+    /// The machine was switched off because it took too long.
     late: bool,
-    /// The last lines of all, for a machine that never came up.
+    /// The last lines of the console, for a machine that never came up.
     tail: Vec<String>,
 }
 
-/// Boots the machine, once more with the same disk if it asks for that, and listens until it
+/// Boots the machine, once more with the same disk if it asks for that, and reads its console until it
 /// switches itself off or its time is over.
 pub(crate) fn boot(
     kernel: &Path,
@@ -48,7 +48,7 @@ pub(crate) fn boot(
     Ok(report)
 }
 
-/// Listens to a machine until it ends.
+/// Reads the console of a machine until it ends.
 fn run(mut machine: Child, report: &mut Report, end: Instant) -> anyhow::Result<()> {
     let console = machine.stdout.take().expect("the console is a pipe");
     let (sender, lines) = mpsc::channel();
@@ -95,9 +95,9 @@ fn start(kernel: &Path, initramfs: &Path, disk: &Path, only: Option<&str>) -> an
 }
 
 impl Report {
-    /// Takes one line of the console; those meant for people are passed on.
+    /// Handles one line of the console; lines meant for people are passed on.
     fn hear(&mut self, line: &str) -> anyhow::Result<()> {
-        // The firmware's escape sequences may stand before our words.
+        // The firmware's escape sequences may precede our words.
         if let Some((_, words)) = line.split_once("VM ") {
             writeln!(std::io::stderr(), "vm: {words}")?;
             if words.starts_with("PASS ") {
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn all_checks_must_pass_and_the_last_word_must_come() {
+    fn all_checks_must_pass_and_the_final_line_must_arrive() {
         assert!(matches!(report(&["\u{1b}cVM PASS a", "VM DONE"]), VmOutcome::Passed { checks: 1, .. }));
         assert!(matches!(report(&["VM PASS a"]), VmOutcome::Failed { .. }));
         let VmOutcome::Failed { checks, failures } =

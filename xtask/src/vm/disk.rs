@@ -1,8 +1,8 @@
-//! The machine's disk: a small userland copied from this host, so that image `host` has
-//! something to show, and the programs under test.
+//! The machine's disk: a small userland copied from this host, so that image `host` has some content, and
+//! the programs under test.
 //!
-//! It is ext4 and not part of the memory disk, since layers are mounted idmapped and this
-//! kernel's tmpfs cannot be.
+//! It is ext4 and not part of the memory disk, since layers are mounted idmapped and this kernel's tmpfs
+//! does not support that.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,7 +14,7 @@ use anyhow::{Context, bail};
 
 use super::{Programs, find};
 
-/// What the limit tests call inside a sandbox, and what the binary may call outside.
+/// The programs that the limit tests call inside a sandbox, and those that the binary may call outside.
 const USERLAND: [&str; 41] = [
     "bash",
     "sh",
@@ -125,7 +125,7 @@ fn install(root: &Path, program: &Path) -> anyhow::Result<()> {
     for path in libraries(program).into_iter().chain([program.to_owned()]) {
         let merged = merged(&path);
         let target = root.join(merged.strip_prefix("/").expect("found by absolute path"));
-        let parent = target.parent().expect("a file lies in a directory");
+        let parent = target.parent().expect("a file has a parent directory");
         fs::create_dir_all(parent)?;
         if !target.exists() {
             fs::copy(&path, &target).with_context(|| format!("could not copy `{}`", path.display()))?;

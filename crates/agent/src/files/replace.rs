@@ -12,11 +12,12 @@ use super::transfer::{follow_links, open_regular};
 use super::{Named, Work};
 use crate::fault;
 
-/// The largest file in which text is replaced; it is held in memory, twice.
+/// The largest file in which text is replaced; it is held in memory twice.
 const LARGEST: u64 = 256 << 20;
 
 impl Work<'_> {
-    /// Each file is replaced as a whole or not at all; files before one that fails are done.
+    /// Each file is replaced as a whole or not at all; if one fails, the files before it stay
+    /// replaced.
     pub(super) fn replace(&mut self, edits: &[Edit]) -> Result<(), Fault> {
         if edits.iter().any(|edit| edit.old.is_empty()) {
             return Err(fault::plain(FaultKind::Invalid, "replace", "an empty text"));
@@ -50,10 +51,10 @@ impl Work<'_> {
 fn replace_all(text: &[u8], old: &[u8], new: &[u8]) -> (Vec<u8>, u64) {
     let mut out = Vec::with_capacity(text.len());
     let (mut last, mut count) = (0, 0);
-    for place in memmem::find_iter(text, old) {
-        out.extend_from_slice(&text[last..place]);
+    for start in memmem::find_iter(text, old) {
+        out.extend_from_slice(&text[last..start]);
         out.extend_from_slice(new);
-        last = place + old.len();
+        last = start + old.len();
         count += 1;
     }
     out.extend_from_slice(&text[last..]);

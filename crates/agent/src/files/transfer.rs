@@ -1,4 +1,4 @@
-//! Moving bytes: read, write, append.
+//! Reads, writes and appends file contents.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -19,10 +19,10 @@ use crate::fault;
 
 pub(super) const NEW_FILE: Mode = Mode::from_raw_mode(0o644);
 
-/// How many links are followed, as in the kernel.
+/// The maximum number of symbolic links followed, as in the kernel.
 const MOST_LINKS: usize = 40;
 
-/// How long an appender waits for the others.
+/// How long an append waits for other appends.
 const LOCK_PATIENCE: Duration = Duration::from_secs(60);
 
 impl Work<'_> {
@@ -48,15 +48,15 @@ impl Work<'_> {
         Ok(self.line.send_end()?)
     }
 
-    /// Sends a frame of bytes that the file has.
+    /// Sends one frame of bytes that are known to exist.
     fn send_known(&mut self, file: &mut File, most: u64) -> Result<u64, Fault> {
         let length = usize::try_from(most).unwrap_or(MAX_PAYLOAD).min(MAX_PAYLOAD);
         self.line.send_file(file, length)?;
         Ok(length as u64)
     }
 
-    /// Sends what comes behind the size that the file had: it may have grown, or be one of those
-    /// that the kernel makes up and that say they are empty.
+    /// Sends bytes beyond the size that the file had at first: it may have grown, or be a kernel
+    /// file whose reported size is zero.
     fn send_next(&mut self, file: &mut File, path: &Path, most: u64) -> Result<u64, Fault> {
         let mut buffer = vec![0; usize::try_from(most).unwrap_or(CHUNK).min(CHUNK)];
         let count = file.read(&mut buffer).named("read", path)?;
@@ -66,8 +66,8 @@ impl Work<'_> {
         Ok(count as u64)
     }
 
-    /// Writes under another name, where that is possible, and gives it the right one at the end,
-    /// so that nobody ever sees half a file and the old one stays if the sender goes away.
+    /// Writes under a temporary name where possible and renames it at the end, so that a partial
+    /// file is never visible and the old one stays if the sender disconnects.
     pub(super) fn write(&mut self, path: &Path, attributes: &Attributes) -> Result<(), Fault> {
         let wanted = Wanted::new(attributes)?;
         make_parents(path)?;
@@ -80,8 +80,8 @@ impl Work<'_> {
         self.done()
     }
 
-    /// Appenders take turns, so that each one's bytes stay together. One that goes away before
-    /// its end takes its bytes back.
+    /// Locks the file, so that the bytes of each append stay together. If the sender disconnects
+    /// before its end, its bytes are removed again.
     pub(super) fn append(&mut self, path: &Path, attributes: &Attributes) -> Result<(), Fault> {
         let wanted = Wanted::new(attributes)?;
         make_parents(path)?;
@@ -94,8 +94,8 @@ impl Work<'_> {
         let mut added = 0;
         let result = self.append_all(&mut file, path, &mut added);
         if result.is_err() && file.metadata().named("stat", path)?.len() == before + added {
-            // If it is longer, somebody who takes no turns has added something; that is not
-            // ours to cut.
+            // If the file is longer, a program that does not lock has appended to it, so it must
+            // not be truncated.
             file.set_len(before).named("truncate", path)?;
         }
         result?;
@@ -115,8 +115,8 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Something inside may hold the lock for ever, so it is not waited for as long, nor longer
-    /// than the server itself waits.
+    /// A process in the sandbox may hold the lock forever, so the wait is bounded, and it ends if
+    /// the server disconnects.
     fn lock(&self, file: &File, path: &Path) -> Result<(), Fault> {
         let begun = Instant::now();
         loop {
@@ -154,16 +154,16 @@ pub(super) fn check_regular(file: &File, path: &Path) -> Result<(), Fault> {
 }
 
 pub(super) fn not_regular(path: &Path) -> Fault {
-    fault::plain(FaultKind::Invalid, "open", &format!("{}: it is no regular file", path.display()))
+    fault::plain(FaultKind::Invalid, "open", &format!("{}: not a regular file", path.display()))
 }
 
-/// The path behind all links, so that a link stays one when what it leads to is replaced.
+/// Resolves all links, so that a link stays a link when its target is replaced.
 pub(super) fn follow_links(path: &Path) -> Result<PathBuf, Fault> {
     let mut path = path.to_owned();
     for _ in 0..MOST_LINKS {
         match std::fs::read_link(&path) {
             Ok(target) => path = path.parent().unwrap_or(Path::new("/")).join(target),
-            // Not a link, or nothing at all.
+            // Not a link, or the path does not exist.
             Err(_) => return Ok(path),
         }
     }

@@ -1,7 +1,7 @@
-//! What the agent asks of its nester, and what it hears back.
+//! The protocol between the agent and its namespace broker.
 //!
-//! One packet each way. An order lies in a memfd beside the packet, whatever its length, and is
-//! followed by the descriptors that it is about.
+//! One packet in each direction. The text of an order is in a memfd sent with the packet, whatever
+//! its length, followed by the descriptors that the order refers to.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -22,29 +22,30 @@ use wire::files::FileRequest;
 use wire::nest::{Nest, Screen};
 use wire::process::{Directory, Identity};
 
-/// How many descriptors one order may bring, the memfd among them.
+/// The maximum number of descriptors of one order, including the memfd.
 const MOST_DESCRIPTORS: usize = 10;
 
 /// The longest order.
 const LONGEST: usize = 16 << 20;
 
-/// How often, and at most how long each time, an answer is looked for. A sandbox that is frozen
-/// in between loses one of these and not all of them.
+/// How often, and at most how long each time, the agent waits for an answer. A sandbox that is
+/// frozen in between loses only one of these waits.
 const LOOKS: usize = 40;
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Order {
-    /// Makes the namespaces of a session. Comes with where to report and the group.
+    /// Creates the namespaces of a session. Sent with the report pipe and the group.
     Make { session: String, nest: Nest, identity: Identity, share: usize },
-    /// Starts a program in them. Comes with input, output, errors, where to report, the group, and
-    /// the private pipes of a shell.
+    /// Starts a program in them. Sent with standard input, output and error, the report pipe, the
+    /// group, and the private pipes of a shell.
     Start(Box<Begin>),
-    /// Does a file operation there. Comes with the connection that is answered.
+    /// Performs a file operation there. Sent with the connection for the reply.
     Work { session: String, request: FileRequest, rest: Vec<u8>, config: Given },
-    /// Sends a signal to the process group of a program there: others are kept from it by Landlock.
+    /// Sends a signal to the process group of a program there, which Landlock forbids the agent
+    /// itself.
     Signal { group: i32, signal: i32 },
-    /// They are gone; so is what was changed in them.
+    /// The namespaces are gone; their stored changes can be removed.
     Forget { session: String },
 }
 
@@ -63,19 +64,19 @@ pub(crate) struct Begin {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Program {
-    /// One that obeys orders.
+    /// A shell that obeys orders.
     Shell,
     Text(String),
 }
 
-/// What of the agent's configuration may have changed since the nester was forked.
+/// The parts of the agent's configuration that may have changed since the broker was forked.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Given {
     pub(crate) env: BTreeMap<String, String>,
     pub(crate) env_file: Option<String>,
 }
 
-/// What became of an order: the pid of whom it brought to life, or an error number.
+/// The result of an order: the pid of a process that it started, or an error number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Answer(pub(crate) Result<Option<Pid>, Errno>);
 
@@ -108,9 +109,9 @@ pub(crate) fn channel() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
     rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
 }
 
-/// Sends an order and waits a little for its answer. A nester that does not answer is of no use any
-/// more, and whoever asked must not be held up for long. An order that is too long is not sent, and
-/// answered as the nester would.
+/// Sends an order and waits a short time for its answer. A broker that does not answer is not used
+/// any more, because the event loop must not be blocked for long. An order that is too long is not
+/// sent, and fails as it would in the broker.
 pub(crate) fn ask(channel: &OwnedFd, order: &Order, with: &[BorrowedFd<'_>]) -> io::Result<Answer> {
     let text = serde_json::to_vec(order)?;
     if text.len() > LONGEST {
@@ -129,25 +130,25 @@ pub(crate) fn ask(channel: &OwnedFd, order: &Order, with: &[BorrowedFd<'_>]) -> 
             let mut bytes = [0; Answer::LENGTH];
             return match rustix::net::recv(channel, &mut bytes, RecvFlags::empty())? {
                 (Answer::LENGTH, _) => Ok(Answer::from_bytes(bytes)),
-                _ => Err(io::Error::other("the nester is gone")),
+                _ => Err(io::Error::other("the namespace broker has exited")),
             };
         }
     }
-    Err(io::Error::other("the nester does not answer"))
+    Err(io::Error::other("the namespace broker did not answer in time"))
 }
 
-/// Waits for what the next order consists of; `None` when the agent is gone.
+/// Waits for the descriptors of the next order; `None` when the agent is gone.
 pub(crate) fn next(channel: &OwnedFd) -> io::Result<Option<Vec<OwnedFd>>> {
     take_over(channel, RecvFlags::empty())
 }
 
-/// Reads an order. One that makes no sense is an error of that order alone.
+/// Parses an order. If it is invalid, only that order fails.
 pub(crate) fn read(mut descriptors: Vec<OwnedFd>) -> io::Result<(Order, Vec<OwnedFd>)> {
     if descriptors.is_empty() {
-        return Err(io::Error::other("an order came without its text"));
+        return Err(io::Error::other("an order has no text descriptor"));
     }
     let mut file = File::from(descriptors.remove(0));
-    // Only a file in memory can be read without waiting.
+    // Only a file in memory can be read without blocking.
     rustix::fs::fcntl_get_seals(&file)?;
     file.rewind()?;
     let mut json = Vec::new();
@@ -155,7 +156,7 @@ pub(crate) fn read(mut descriptors: Vec<OwnedFd>) -> io::Result<(Order, Vec<Owne
     Ok((serde_json::from_slice(&json)?, descriptors))
 }
 
-/// Sends descriptors, without waiting.
+/// Sends descriptors without blocking.
 pub(super) fn hand_over(channel: &OwnedFd, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -167,7 +168,7 @@ pub(super) fn hand_over(channel: &OwnedFd, descriptors: &[BorrowedFd<'_>]) -> io
     Ok(())
 }
 
-/// Receives descriptors; `None` when nobody will send any more.
+/// Receives descriptors; `None` when the other end is closed.
 pub(super) fn take_over(channel: &OwnedFd, flags: RecvFlags) -> io::Result<Option<Vec<OwnedFd>>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -195,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn orders_arrive_with_their_descriptors_and_answers_come_back() {
+    fn orders_carry_descriptors_and_get_answers() {
         let (ours, theirs) = channel().expect("a pair");
         let order = Order::Forget { session: "s".repeat(3 << 20) };
         for expected in [Answer(Ok(None)), Answer(Ok(Pid::from_raw(7))), Answer(Err(Errno::PERM))] {
@@ -206,11 +207,11 @@ mod tests {
                 let order: Order = serde_json::from_str(&order).expect("it is an order");
                 ask(&ours, &order, &[with.as_fd(), with.as_fd()])
             });
-            let heard = next(&theirs).expect("an order").expect("somebody is there");
-            let (heard, descriptors) = read(heard).expect("it makes sense");
+            let heard = next(&theirs).expect("an order").expect("the channel is open");
+            let (heard, descriptors) = read(heard).expect("the order is valid");
             assert!(matches!(heard, Order::Forget { session } if session.len() == 3 << 20));
             assert_eq!(descriptors.len(), 2);
-            answer(&theirs, expected).expect("somebody listens");
+            answer(&theirs, expected).expect("the channel is open");
             assert_eq!(asking.join().expect("it did not panic").expect("an answer"), expected);
         }
         drop(ours);
@@ -218,16 +219,16 @@ mod tests {
     }
 
     #[test]
-    fn an_order_that_is_too_long_is_refused_and_the_next_is_heard() {
+    fn too_long_order_is_refused_and_the_next_is_read() {
         let (ours, theirs) = channel().expect("a pair");
-        // Each of these takes six bytes of JSON.
+        // Each of these characters takes six bytes of JSON.
         let long = Order::Forget { session: "\u{1}".repeat(3 << 20) };
         assert_eq!(ask(&ours, &long, &[]).expect("an answer"), Answer(Err(Errno::MSGSIZE)));
         let rubbish = rustix::fs::memfd_create("order", MemfdFlags::CLOEXEC).expect("a file");
         rustix::io::write(&rubbish, b"{\"Forget\":").expect("it has room");
-        hand_over(&ours, &[rubbish.as_fd()]).expect("somebody listens");
-        let heard = next(&theirs).expect("an order").expect("somebody is there");
-        read(heard).expect_err("it makes no sense");
+        hand_over(&ours, &[rubbish.as_fd()]).expect("the channel is open");
+        let heard = next(&theirs).expect("an order").expect("the channel is open");
+        read(heard).expect_err("the JSON is incomplete");
         drop(ours);
         assert!(next(&theirs).expect("the long one was not sent").is_none());
     }

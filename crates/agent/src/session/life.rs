@@ -1,4 +1,4 @@
-//! The life of a session's shell or kernel, from its start to its end.
+//! Starts a session's shell or kernel and handles its end.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
@@ -26,9 +26,9 @@ use crate::{fault, nester};
 impl Agent {
     pub(crate) fn start_shell(&mut self, number: u64) -> Result<(), Fault> {
         self.refresh_limit_view();
-        let session = self.sessions.get(&number).expect("the caller has found it");
+        let session = self.sessions.get(&number).expect("the caller has found the session");
         let forgetful = session.directory.is_some() || !session.exports.is_empty();
-        // A shell in the place of another starts where that one was.
+        // A shell that replaces another one starts in the directory of its predecessor.
         let last =
             session.directory.clone().map(|path| Directory { path, missing: Missing::Ignore, expand: false });
         let directory = last.as_ref().or(session.open.directory.as_ref());
@@ -60,7 +60,11 @@ impl Agent {
                 (body, subjects, Tongue::Shell(Dialect::of(path)))
             }
             (Some(_), Some(_)) => {
-                return Err(fault::plain(FaultKind::Invalid, "open session", "a kernel in a nest"));
+                return Err(fault::plain(
+                    FaultKind::Invalid,
+                    "open session",
+                    "a kernel in an isolated session",
+                ));
             }
             (None, program) => {
                 let (command, tongue) = match program {
@@ -88,11 +92,11 @@ impl Agent {
             forgetful,
             subjects,
         };
-        self.sessions.get_mut(&number).expect("it is still there").shell = Some(shell);
+        self.sessions.get_mut(&number).expect("the session exists").shell = Some(shell);
         Ok(())
     }
 
-    /// The shell runs, or it is known why not.
+    /// The shell has started, or the reason why not is known.
     pub(crate) fn shell_started(&mut self, number: u64, outcome: Result<(), Failure>) {
         let Some(session) = self.sessions.get_mut(&number) else { return };
         let Some(shell) = &mut session.shell else { return };
@@ -143,7 +147,7 @@ impl Agent {
         }
     }
 
-    /// The shell has ended. Its run ends with it, and the session waits for the next.
+    /// The shell has ended. Its run ends with it, and the session waits for the next run.
     pub(crate) fn shell_ended(&mut self, number: u64, end: End, usage: Usage) {
         self.on_verdict(number);
         let Some(session) = self.sessions.get_mut(&number) else { return };
@@ -152,12 +156,12 @@ impl Agent {
         let opener = session.opener.take();
         let restarters = std::mem::take(&mut session.restarters);
         if !restarters.is_empty() {
-            // What the shell may have said last is not for its successor.
+            // The last report of the old shell must not affect its successor.
             session.directory = None;
             session.exports = String::new();
         }
         let kernel = matches!(&shell, Some(Shell { tongue: Tongue::Kernel(_), .. }));
-        // A kernel that ends in the middle of a run has failed it, however politely.
+        // A kernel that ends during a run has failed it, even with exit code 0.
         let end = if kernel && end == End::Code(0) { End::Code(1) } else { end };
         self.finish_run(number, end, usage);
         for connection in restarters {
@@ -173,7 +177,7 @@ impl Agent {
         self.drop_if_closed(number);
     }
 
-    /// Removes a session that could not be opened, with whoever has come to use it already.
+    /// Removes a session that could not be opened, and refuses the runs that already wait for it.
     fn forsake(&mut self, number: u64) {
         let Some(session) = self.sessions.get_mut(&number) else { return };
         let (name, queue) = (session.name.clone(), std::mem::take(&mut session.queue));
@@ -184,7 +188,7 @@ impl Agent {
     }
 }
 
-/// The best shell there is, told to obey orders.
+/// The command for the preferred shell, with the script that makes it obey orders.
 fn as_shell(around: Surroundings, [orders, verdicts]: [OwnedFd; 2]) -> Result<(Command, Tongue), Fault> {
     let path = command::shell_path();
     let dialect = Dialect::of(path);
@@ -192,8 +196,9 @@ fn as_shell(around: Surroundings, [orders, verdicts]: [OwnedFd; 2]) -> Result<(C
     Ok((Command::from_words(around, &words, vec![orders, verdicts])?, Tongue::Shell(dialect)))
 }
 
-/// A pipe between us and a shell. The ends have high numbers, since the shell keeps one of them
-/// open under the number it has here. It belongs to the user, so that it may be opened by name.
+/// A pipe between the agent and a shell. The ends have high numbers, since the shell keeps one of
+/// them open under its present number. It belongs to the user, so that the shell may open it by
+/// name.
 fn private_pipe(around: &Surroundings) -> rustix::io::Result<(OwnedFd, OwnedFd)> {
     let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
     let read = rustix::io::fcntl_dupfd_cloexec(&read, HIGH)?;

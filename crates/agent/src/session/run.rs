@@ -1,4 +1,4 @@
-//! Runs: how one begins, is handed to the shell, and ends.
+//! Runs: how a run begins, is passed to the shell, and ends.
 
 use linux::spawn::{End, Usage};
 use wire::process::{Program, RunInSession};
@@ -9,17 +9,17 @@ use crate::agent::Agent;
 use crate::process::{Caller, NewProcess, Subjects};
 use crate::{fault, kernel, shell};
 
-/// How many runs may wait for their turn in one session.
+/// The maximum number of runs that may wait in one session.
 const MOST_QUEUED: usize = 64;
 
 impl Agent {
-    /// Runs text in a session, now or in its turn.
+    /// Runs text in a session, now or after the runs before it.
     pub(crate) fn run_in_session(&mut self, connection: u64, run: RunInSession) -> Result<(), Fault> {
         let number = self.session(&run.session)?;
         self.check_new_name(&run.process)?;
         let directory = run.directory.iter().map(|directory| &directory.path);
         if directory.chain(run.env.values()).chain([&run.text]).any(|text| text.contains('\0')) {
-            return Err(fault::plain(FaultKind::Invalid, "run", "a text with a zero byte in it"));
+            return Err(fault::plain(FaultKind::Invalid, "run", "a text with a zero byte"));
         }
         if let Some(wrong) = run.env.keys().find(|name| !shell::is_variable(name)) {
             return Err(fault::plain(FaultKind::Invalid, "set variable", wrong));
@@ -54,10 +54,10 @@ impl Agent {
             caller: Some(Caller { connection, follow: request.follow }),
             subjects: Subjects::default(),
         });
-        let session = self.sessions.get_mut(&number).expect("it is still there");
+        let session = self.sessions.get_mut(&number).expect("the session exists");
         session.current = Some(Run { process, key, request });
         self.use_nest(number);
-        let session = self.sessions.get(&number).expect("it is still there");
+        let session = self.sessions.get(&number).expect("the session exists");
         match &session.shell {
             Some(shell) if shell.started => self.give_order(number),
             Some(_) => {}
@@ -76,7 +76,7 @@ impl Agent {
         }
     }
 
-    /// Hands the current run to the shell.
+    /// Passes the current run to the shell.
     pub(super) fn give_order(&mut self, number: u64) {
         let Some(session) = self.sessions.get(&number) else { return };
         let (Some(shell), Some(run)) = (&session.shell, &session.current) else { return };
@@ -87,15 +87,15 @@ impl Agent {
         let passing: Vec<String> = run.request.env.keys().cloned().collect();
         let (body, process, deadline) = (shell.body, run.process, run.request.deadline_ms);
 
-        let session = self.sessions.get_mut(&number).expect("it is still there");
+        let session = self.sessions.get_mut(&number).expect("the session exists");
         session.runs += 1;
         let count = session.kernel.as_ref().filter(|kernel| kernel.program == Program::Shell);
         let count = count.map(|_| format!("{{\"count\":{}}}\n", session.runs));
-        let shell = session.shell.as_mut().expect("it is still there");
+        let shell = session.shell.as_mut().expect("the shell exists");
         shell.forgetful = false;
         session.passing = passing;
         shell.orders.add(&order);
-        // A shell that does not read has ended, which is told otherwise.
+        // A shell that does not read has ended, which is reported elsewhere.
         shell.orders.pump().ok();
         let pid = self.bodies.get(&body).and_then(|body| body.pid);
         let deadline = self.set_deadline(process, deadline);
@@ -106,13 +106,13 @@ impl Agent {
         begun.begin();
         let caller = begun.caller.take();
         if let Some(count) = count {
-            // A kernel counts for itself; for a shell it is done here.
+            // A kernel counts its runs itself; for a shell it is done here.
             self.append_output(process, StreamTag::Tell, count.as_bytes());
         }
         self.tell_started(process, caller);
     }
 
-    /// What a shell is to evaluate for a run.
+    /// The text that a shell evaluates for a run.
     fn shell_text(&self, session: &Session, shell: &Shell, run: &Run) -> String {
         let directory = run.request.directory.as_ref();
         let way = directory.and_then(|directory| self.way(session, directory));
@@ -125,7 +125,7 @@ impl Agent {
         let run = self.sessions.get_mut(&number).and_then(|session| session.current.take());
         if let Some(run) = run {
             self.process_ended(run.process, end, usage);
-            // The shell goes on; what it does next is not this run's.
+            // The shell continues; its later output does not belong to this run.
             if let Some(process) = self.processes.get_mut(&run.process) {
                 process.body = None;
             }
@@ -149,7 +149,7 @@ impl Agent {
         }
     }
 
-    /// Whose output it is that the shell's pipes carry now.
+    /// The run to which the present output of the shell belongs.
     pub(crate) fn current_run(&self, number: u64) -> Option<u64> {
         self.sessions.get(&number)?.current.as_ref().map(|run| run.process)
     }

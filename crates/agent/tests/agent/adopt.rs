@@ -1,4 +1,4 @@
-//! An agent that waited for its owner.
+//! Agents that are started before they have an owner.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ fn variables_of_an_owner_are_in_every_process_from_then_on() {
 }
 
 #[test]
-fn one_that_was_used_or_has_an_owner_takes_no_other() {
+fn used_or_adopted_agent_refuses_another_owner() {
     both_ways(|agent| {
         agent.run(shell("first", "true"));
         assert_eq!(agent.fault(adopt("late")).kind, FaultKind::Busy);

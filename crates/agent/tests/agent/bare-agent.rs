@@ -1,8 +1,9 @@
-//! The agent without a jail around it, for the tests of this crate: it is given names where the
-//! real one is given descriptors.
+//! The agent without a jail, for the tests of this crate: it takes paths where the real one takes
+//! descriptors.
 //!
-//! `bare-agent SOCKET JOURNALS CONFIG [group=DIR] [tasks=FILE] [oom=FILE]`; the byte that says "ready" goes to its output.
-//! `bare-agent __echo` is what it starts when it is asked for its own program.
+//! `bare-agent SOCKET JOURNALS CONFIG [group=DIR] [tasks=FILE] [oom=FILE]`; the byte that reports
+//! "ready" goes to its standard output. `bare-agent __echo` is the kernel that runs when a request
+//! names the agent's own program.
 
 use std::error::Error;
 use std::fs::File;
@@ -17,11 +18,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     if std::env::args().nth(1).as_deref() == Some("__echo") {
         return echo();
     }
-    // The first descriptor that is opened gets the number the agent looks for.
+    // The first descriptor that is opened gets the number where the agent expects its
+    // configuration.
     let config_file = rustix::fs::memfd_create("config", MemfdFlags::empty())?.into_raw_fd();
     assert_eq!(config_file, CONFIG_FD, "descriptor {CONFIG_FD} is in use already");
     let mut words = std::env::args().skip(1);
-    let mut word = || words.next().ok_or("a word is missing");
+    let mut word = || words.next().ok_or("an argument is missing");
     let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(word()?)?)?;
     let journals = open_directory(&word()?)?;
@@ -30,19 +32,19 @@ fn main() -> Result<(), Box<dyn Error>> {
     config.journal_fd = journals.into_raw_fd();
     config.ready_fd = rustix::io::dup(rustix::stdio::stdout())?.into_raw_fd();
     for word in words {
-        let (name, path) = word.split_once('=').ok_or("a word is not understood")?;
+        let (name, path) = word.split_once('=').ok_or("unknown argument")?;
         match name {
             "group" => config.commands_fd = Some(open_directory(path)?.into_raw_fd()),
             "tasks" => config.tasks_fds.push(open_file(path, OFlags::WRONLY)?.into_raw_fd()),
             "oom" => config.oom_fd = Some(open_file(path, OFlags::RDONLY)?.into_raw_fd()),
-            _ => return Err("a word is not understood".into()),
+            _ => return Err("unknown argument".into()),
         }
     }
     std::fs::write(format!("/proc/self/fd/{CONFIG_FD}"), serde_json::to_vec(&config)?)?;
     match agent::run()? {}
 }
 
-/// A kernel whose language has one word: it tells what it was given.
+/// A kernel for tests: it reports the text of each order.
 fn echo() -> Result<(), Box<dyn Error>> {
     let orders = BufReader::new(File::open("/proc/self/fd/3")?);
     let mut reports = File::options().write(true).open("/proc/self/fd/4")?;
@@ -50,7 +52,7 @@ fn echo() -> Result<(), Box<dyn Error>> {
     for order in orders.lines() {
         let order = order?;
         let mut words = order.splitn(3, ' ').skip(1);
-        let (key, json) = words.next().zip(words.next()).ok_or("an order is not understood")?;
+        let (key, json) = words.next().zip(words.next()).ok_or("invalid order")?;
         writeln!(reports, "tell {key} {json}\ndone {key}")?;
     }
     Ok(())

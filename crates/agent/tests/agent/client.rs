@@ -1,4 +1,4 @@
-//! Speaking the protocol as a server does, one blocking call after the other.
+//! A blocking client of the protocol, as a server would use it.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -10,7 +10,7 @@ use wire::{Call, Decoder, Fault, Frame, Greeting, Reply, Request, StreamTag};
 
 use crate::harness::TestAgent;
 
-/// No answer of these tests takes so long unless something hangs.
+/// No reply in these tests takes this long unless something hangs.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// One connection.
@@ -20,7 +20,7 @@ pub(crate) struct Talk {
     greeted: bool,
 }
 
-/// Everything that came from a followed process.
+/// Everything received from a followed process.
 #[derive(Debug)]
 pub(crate) struct Output {
     pub(crate) pieces: Vec<(StreamTag, u64, Vec<u8>)>,
@@ -60,7 +60,7 @@ impl TestAgent {
         stream
     }
 
-    /// Asks. The greeting is read along with the first answer.
+    /// Sends a request. The greeting is read with the first reply.
     pub(crate) fn ask(&self, request: Request) -> Talk {
         let mut talk = Talk { stream: self.connect(), decoder: Decoder::new(), greeted: false };
         talk.send(&Frame::message(&Call { version: wire::VERSION, request }));
@@ -136,10 +136,10 @@ impl Talk {
     }
 
     pub(crate) fn reply(&mut self) -> Reply {
-        self.frame().expect("an answer comes before the end").read().unwrap()
+        self.frame().expect("a reply comes before the end").read().unwrap()
     }
 
-    /// Reads output until so many bytes of it have come.
+    /// Reads output until this many bytes have arrived.
     pub(crate) fn read_text(&mut self, length: usize) -> String {
         let mut text = Vec::new();
         while text.len() < length {
@@ -151,7 +151,7 @@ impl Talk {
         String::from_utf8(text).unwrap()
     }
 
-    /// Reads to the end, which must be followed by nothing.
+    /// Reads to the end, after which nothing may follow.
     pub(crate) fn output(mut self) -> Output {
         let (mut pieces, mut gaps) = (Vec::new(), Vec::new());
         loop {
@@ -189,8 +189,8 @@ impl Output {
         self.of(StreamTag::Stdout)
     }
 
-    /// All bytes in their order, having checked that offsets and gaps leave nothing out and
-    /// repeat nothing from `start` on.
+    /// All bytes in their order, after checking that offsets and gaps omit and repeat nothing from
+    /// `start` on.
     pub(crate) fn bytes_from(&self, start: u64) -> Vec<u8> {
         let mut parts: Vec<(u64, u64, &[u8])> = Vec::new();
         for (_, offset, bytes) in &self.pieces {
@@ -201,7 +201,7 @@ impl Output {
         let mut next = start;
         let mut all = Vec::new();
         for (from, to, bytes) in parts {
-            assert_eq!(from, next, "a byte is missing or doubled");
+            assert_eq!(from, next, "a byte is missing or duplicated");
             next = to;
             all.extend_from_slice(bytes);
         }

@@ -1,4 +1,4 @@
-//! The file of variables that commands keep for those after them.
+//! The env file in which commands keep variables for later commands.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use crate::client::{argv, shell};
 use crate::harness::{TestAgent, Trees};
 use crate::sessions::{run, session};
 
-/// An agent whose file is not there yet, and the file.
+/// An agent whose env file does not exist yet, and the path of that file.
 fn with_file(trees: Trees) -> (TestAgent, PathBuf) {
     let mut path = PathBuf::new();
     let agent = TestAgent::with_config(trees, |config| {
@@ -22,7 +22,7 @@ fn with_file(trees: Trees) -> (TestAgent, PathBuf) {
 }
 
 #[test]
-fn each_command_reads_the_file_anew_and_the_requests_own_come_last() {
+fn each_command_reads_the_file_anew_and_the_request_overrides_it() {
     let (agent, path) = with_file(Trees::Runners);
     assert_eq!(agent.run(shell("none", "echo [$V] [$BASE]")).stdout(), "[] [base]\n");
     std::fs::write(&path, "V='one two'\nBASE=$BASE/more\n").unwrap();
@@ -35,7 +35,7 @@ fn each_command_reads_the_file_anew_and_the_requests_own_come_last() {
 }
 
 #[test]
-fn a_path_in_the_file_is_where_programs_are_looked_for() {
+fn path_variable_in_the_file_is_used_to_find_programs() {
     let (agent, path) = with_file(Trees::Runners);
     let tools = path.with_file_name("tools");
     agent.run(shell(
@@ -50,7 +50,7 @@ fn a_path_in_the_file_is_where_programs_are_looked_for() {
 }
 
 #[test]
-fn a_new_shell_reads_it_as_well() {
+fn new_shell_reads_the_file() {
     let (agent, path) = with_file(Trees::Runners);
     std::fs::write(&path, "V=kept\n").unwrap();
     assert_eq!(agent.reply(Request::OpenSession(session())), Reply::Ok);
@@ -62,7 +62,7 @@ fn directory(path: &str, missing: Missing) -> Option<Directory> {
 }
 
 #[test]
-fn the_directory_of_a_command_knows_the_variables_of_the_file() {
+fn directory_of_a_command_can_use_variables_of_the_file() {
     let (agent, path) = with_file(Trees::Runners);
     std::fs::write(&path, "D=/usr\nBASE=/etc\n").unwrap();
     let at =
@@ -78,7 +78,7 @@ fn the_directory_of_a_command_knows_the_variables_of_the_file() {
 }
 
 #[test]
-fn the_directory_of_a_session_and_of_its_runs_knows_them_too() {
+fn directory_of_a_session_and_its_runs_can_use_them_too() {
     let (agent, path) = with_file(Trees::Runners);
     let home = path.parent().unwrap().to_str().unwrap();
     std::fs::write(&path, format!("D='{home}/a b'\n")).unwrap();
@@ -100,7 +100,7 @@ fn the_directory_of_a_session_and_of_its_runs_knows_them_too() {
 }
 
 #[test]
-fn whatever_stands_in_its_place_holds_up_nobody() {
+fn anything_instead_of_the_file_delays_no_command() {
     for trouble in ["mkfifo", "mkdir", "ln -s /dev/zero", "ln -s variables", "head -c 5000000 /dev/urandom >"]
     {
         let (agent, path) = with_file(Trees::Runners);

@@ -1,4 +1,4 @@
-//! Starting commands: what they are given, what is told when they cannot be started.
+//! Starting commands: their environment, and the faults when they cannot be started.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::client::{argv, shell};
 use crate::harness::{TestAgent, Trees, both_ways};
 
 #[test]
-fn output_comes_whole_and_in_order() {
+fn output_is_complete_and_in_order() {
     both_ways(|agent| {
         let output =
             agent.run(shell("order", "for i in 1 2 3; do echo out $i; echo err $i >&2; done; exit 3"));
@@ -30,7 +30,7 @@ fn words_reach_the_program_without_a_shell() {
 }
 
 #[test]
-fn a_program_that_is_not_there_is_a_fault_and_leaves_nothing() {
+fn missing_program_is_a_fault_and_leaves_nothing() {
     both_ways(|agent| {
         let fault = agent.fault(Request::Start(argv("none", &["no-such-program"])));
         assert_eq!(
@@ -46,7 +46,7 @@ fn a_program_that_is_not_there_is_a_fault_and_leaves_nothing() {
 }
 
 #[test]
-fn a_name_is_used_once_and_is_no_path() {
+fn name_is_unique_and_not_a_path() {
     both_ways(|agent| {
         agent.run(shell("once", "true"));
         assert_eq!(agent.fault(Request::Start(shell("once", "true"))).kind, FaultKind::AlreadyExists);
@@ -57,7 +57,7 @@ fn a_name_is_used_once_and_is_no_path() {
 }
 
 #[test]
-fn the_environment_is_the_accounts_then_the_sandboxes_then_the_requests() {
+fn environment_of_request_overrides_sandbox_and_account() {
     let agent = TestAgent::with_config(Trees::Runners, |config| {
         config.env.insert("HOME".to_owned(), "/overridden".to_owned());
         config.env.insert("LOGNAME".to_owned(), "somebody".to_owned());
@@ -87,7 +87,7 @@ fn the_environment_is_the_accounts_then_the_sandboxes_then_the_requests() {
 }
 
 #[test]
-fn what_a_sandbox_says_of_its_usual_user_holds_for_nobody_else() {
+fn variables_of_the_default_user_apply_to_it_alone() {
     if !testkit::needs_root() {
         return;
     }
@@ -108,7 +108,7 @@ fn what_a_sandbox_says_of_its_usual_user_holds_for_nobody_else() {
 }
 
 #[test]
-fn a_missing_directory_fails_is_made_or_is_ignored() {
+fn missing_directory_fails_is_created_or_is_ignored() {
     both_ways(|agent| {
         let home = agent.home().to_str().unwrap().to_owned();
         let in_directory = |name: &str, path: &str, missing, expand| {
@@ -131,7 +131,7 @@ fn a_missing_directory_fails_is_made_or_is_ignored() {
 }
 
 #[test]
-fn long_shell_text_runs_though_it_fits_no_argument() {
+fn shell_text_longer_than_an_argument_runs() {
     both_ways(|agent| {
         let text = format!("# {}\necho long; exit 4", "x".repeat(300_000));
         let output = agent.run(shell("long", &text));
@@ -144,7 +144,7 @@ fn a_command_inherits_three_descriptors_and_no_blocked_signal() {
     both_ways(|agent| {
         let output = agent.run(shell("fds", "ls /proc/self/fd; grep -E 'Sig(Blk|Ign)' /proc/self/status"));
         let mut lines: Vec<String> = output.stdout().lines().map(str::to_owned).collect();
-        // The listing itself has the directory open as the fourth.
+        // The fourth descriptor is the directory that `ls` itself has open.
         assert_eq!(lines.drain(..4).collect::<Vec<_>>(), ["0", "1", "2", "3"]);
         assert_eq!(lines, ["SigBlk:\t0000000000000000", "SigIgn:\t0000000000000000"]);
     });
@@ -178,7 +178,7 @@ fn another_user_keeps_no_capability_and_gets_its_groups() {
 }
 
 #[test]
-fn root_keeps_what_the_configuration_leaves_it() {
+fn root_keeps_only_the_configured_capabilities() {
     if !testkit::needs_root() {
         return;
     }
@@ -207,13 +207,13 @@ fn input_reaches_the_process_and_its_end_does_too() {
         let following = agent.start(start);
         let mut talk = agent.ask(Request::Input { process: "cat".to_owned() });
         assert_eq!(talk.reply(), Reply::Ok);
-        // More than any pipe holds, so the feeder has to wait for the reader.
+        // More than a pipe holds, so the feeder has to wait for the reader.
         let line = "0123456789".repeat(10_000);
         for _ in 0..10 {
             talk.send(&Frame::Data(line.clone().into()));
         }
         drop(talk);
-        // A connection that just ends leaves the input open for the next one.
+        // A connection that ends without `End` leaves the input open for the next one.
         let mut talk = agent.ask(Request::Input { process: "cat".to_owned() });
         assert_eq!(talk.reply(), Reply::Ok);
         talk.send(&Frame::Data(b"last\n"[..].into()));

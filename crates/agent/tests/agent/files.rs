@@ -11,7 +11,7 @@ use wire::{Fault, FaultKind, Frame, Reply, Request};
 use crate::client::Talk;
 use crate::harness::{TestAgent, Trees, both_ways};
 
-/// Names that trip up whoever treats them as text, words or options.
+/// Names that break code which treats them as text, words or options.
 const ODD_NAMES: [&str; 8] =
     ["with space", "-rf", "new\nline", "quote'\"`$x", "ünï→文", "*?[a]", ".hidden", "back\\slash"];
 
@@ -93,7 +93,7 @@ fn names_in(directory: &Path) -> BTreeSet<String> {
 }
 
 #[test]
-fn what_was_written_is_read_under_any_name() {
+fn written_file_is_read_back_under_any_name() {
     both_ways(|agent| {
         let bytes: Vec<u8> = (0..=255).cycle().take(1_000_003).collect();
         let (first, second) = bytes.split_at(123_456);
@@ -131,14 +131,14 @@ fn ranges_are_clamped() {
 }
 
 #[test]
-fn a_write_that_breaks_off_leaves_the_old_file() {
+fn interrupted_write_leaves_the_old_file() {
     both_ways(|agent| {
         agent.write("file", &[b"old"]);
         let attributes = Attributes::default();
         let mut talk = agent.file(FileOperation::Write { path: "file".to_owned(), attributes });
         talk.send(&Frame::Data(b"half"[..].into()));
         drop(talk);
-        // The worker notices, cleans up and ends; then nothing but the old file is there.
+        // The worker notices, cleans up and ends; then only the old file exists.
         while names_in(&agent.home()).len() > 1 {
             std::thread::yield_now();
         }
@@ -147,7 +147,7 @@ fn a_write_that_breaks_off_leaves_the_old_file() {
 }
 
 #[test]
-fn attributes_are_those_asked_for_or_those_of_the_old_file() {
+fn attributes_are_the_requested_ones_or_those_of_the_old_file() {
     let agent = TestAgent::with_trees(Trees::Runners);
     let path = agent.home().join("file");
     let attributes = Attributes { mode: Some(0o4750), ..Attributes::default() };
@@ -158,7 +158,7 @@ fn attributes_are_those_asked_for_or_those_of_the_old_file() {
     assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o4750, "the old mode is kept");
     let nothing = FileOperation::SetAttributes { path: "file".to_owned(), attributes: Attributes::default() };
     assert_eq!(agent.file_reply(nothing), Reply::Ok);
-    assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o4750, "asked for nothing, nothing changes");
+    assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o4750, "an empty request changes nothing");
     let attributes = Attributes { owner: Some("no-such-user".to_owned()), ..Attributes::default() };
     let fault = agent.file_fault(FileOperation::Write { path: "file".to_owned(), attributes });
     assert_eq!((fault.kind, fault.operation.as_str()), (FaultKind::NotFound, "find user"));
@@ -179,7 +179,7 @@ fn attributes_are_those_asked_for_or_those_of_the_old_file() {
 }
 
 #[test]
-fn a_mode_for_new_files_changes_no_old_one() {
+fn mode_for_new_files_does_not_change_old_ones() {
     let agent = TestAgent::with_trees(Trees::Runners);
     let mode = |path: &str, mode| {
         let attributes = Attributes { mode, new_mode: Some(0o755), ..Attributes::default() };
@@ -227,7 +227,7 @@ fn pipes_and_devices_are_refused_instead_of_waited_for() {
 }
 
 #[test]
-fn appenders_lose_nothing_and_keep_their_bytes_together() {
+fn concurrent_appends_lose_nothing_and_stay_contiguous() {
     both_ways(|agent| {
         let lines: Vec<String> = (0..10).map(|number| format!("{number}").repeat(50_000) + "\n").collect();
         std::thread::scope(|scope| {
@@ -248,20 +248,20 @@ fn appenders_lose_nothing_and_keep_their_bytes_together() {
 }
 
 #[test]
-fn an_appender_that_breaks_off_takes_its_bytes_back() {
+fn interrupted_append_removes_its_bytes() {
     let agent = TestAgent::with_trees(Trees::Runners);
     agent.write("log", &[b"old\n"]);
     let append = || FileOperation::Append { path: "log".to_owned(), attributes: Attributes::default() };
     let mut talk = agent.file(append());
     talk.send(&Frame::Data(b"half"[..].into()));
     drop(talk);
-    // It holds the lock until it is done, so the next one comes after it.
+    // The first append holds the lock until it is done, so the next one comes after it.
     assert_eq!(agent.file(append()).upload(&[b"new\n"]), Reply::Ok);
     assert_eq!(std::fs::read(agent.home().join("log")).unwrap(), b"old\nnew\n");
 }
 
 #[test]
-fn facts_about_files_are_told() {
+fn stat_returns_file_metadata() {
     let agent = TestAgent::with_trees(Trees::Runners);
     agent.write("file", &[b"four"]);
     symlink("file", agent.home().join("link")).unwrap();
@@ -301,7 +301,7 @@ fn links_are_made_with_their_parents_and_replace_all_but_directories() {
 }
 
 #[test]
-fn a_path_that_begins_at_home_follows_the_sandboxes_own() {
+fn home_in_a_path_is_that_of_the_sandbox() {
     let agent = TestAgent::with_config(Trees::Runners, |config| {
         let home = format!("{}/its own", config.default_directory);
         config.env.insert("HOME".to_owned(), home);
@@ -317,7 +317,7 @@ fn a_path_that_begins_at_home_follows_the_sandboxes_own() {
 }
 
 #[test]
-fn a_listing_is_depth_first_in_the_order_of_names() {
+fn listing_is_depth_first_in_the_order_of_names() {
     let agent = TestAgent::with_trees(Trees::Runners);
     for path in ["b/2/x", "b/1", "a", "c/deep/deeper/file"] {
         agent.write(path, &[]);
@@ -341,7 +341,7 @@ fn a_listing_is_depth_first_in_the_order_of_names() {
 }
 
 #[test]
-fn a_search_finds_files_by_their_base_name() {
+fn search_finds_files_by_their_base_name() {
     let agent = TestAgent::with_trees(Trees::Runners);
     for number in 0..250 {
         agent.write(&format!("many/{number:03}.txt"), &[]);
@@ -364,7 +364,7 @@ fn a_search_finds_files_by_their_base_name() {
 }
 
 #[test]
-fn moving_makes_parents_and_respects_what_is_there() {
+fn moving_creates_parents_and_respects_existing_files() {
     let agent = TestAgent::with_trees(Trees::Runners);
     let moved = |from: &str, to: &str, overwrite| {
         agent.file_reply(FileOperation::Move { from: from.to_owned(), to: to.to_owned(), overwrite })
@@ -421,22 +421,26 @@ fn removing_never_follows_a_link() {
     assert_eq!(fault.kind, FaultKind::IsADirectory);
     assert_eq!(remove("tree", true), Reply::Ok);
     assert_eq!(remove("outer", true), Reply::Ok);
-    assert_eq!(remove("tree", true), Reply::Ok, "what is gone is removed");
+    assert_eq!(remove("tree", true), Reply::Ok, "removing a missing path succeeds");
     assert_eq!(remove("precious/file", false), Reply::Ok);
     assert_eq!(names_in(&agent.home()), BTreeSet::from(["precious".to_owned()]));
 }
 
 #[test]
-fn a_new_directory_has_exactly_the_mode_asked_for() {
+fn new_directory_has_exactly_the_requested_mode() {
     let agent = TestAgent::with_trees(Trees::Runners);
     let make = |path: &str, mode| {
         let attributes = Attributes { mode, ..Attributes::default() };
         agent.file_reply(FileOperation::MakeDirectory { path: path.to_owned(), attributes })
     };
     assert_eq!(make("a/b", Some(0o2777)), Reply::Ok);
-    assert_eq!((agent.stat("a").mode, agent.stat("a/b").mode), (0o755, 0o2777), "what is above has its own");
+    assert_eq!(
+        (agent.stat("a").mode, agent.stat("a/b").mode),
+        (0o755, 0o2777),
+        "parents get the default mode"
+    );
     assert_eq!(make("a/b", Some(0o700)), Reply::Ok);
-    assert_eq!(agent.stat("a/b").mode, 0o2777, "it was not made anew");
+    assert_eq!(agent.stat("a/b").mode, 0o2777, "the existing directory is unchanged");
     assert_eq!(make("odd/deep", Some(0o644)), Reply::Ok);
     assert_eq!((agent.stat("odd").mode, agent.stat("odd/deep").mode), (0o755, 0o644));
     agent.write("file", &[]);
@@ -464,7 +468,7 @@ fn text_is_replaced_in_whole_files() {
 }
 
 #[test]
-fn an_ordinary_user_is_held_to_its_permissions() {
+fn ordinary_user_is_limited_to_its_permissions() {
     if !testkit::needs_root() {
         return;
     }
@@ -493,10 +497,10 @@ fn an_ordinary_user_is_held_to_its_permissions() {
 }
 
 impl TestAgent {
-    /// Opens the way to its home for others, which they still may not change.
+    /// Makes the home directory readable for other users, who still may not change it.
     fn admit_others(&self) {
-        for place in [self.home(), self.home().parent().unwrap().to_owned()] {
-            std::fs::set_permissions(place, PermissionsExt::from_mode(0o755)).unwrap();
+        for path in [self.home(), self.home().parent().unwrap().to_owned()] {
+            std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
         }
     }
 
@@ -512,7 +516,7 @@ impl TestAgent {
 }
 
 #[test]
-fn a_file_is_written_where_its_directory_may_not_be_changed() {
+fn file_in_an_unwritable_directory_is_written_in_place() {
     if !testkit::needs_root() {
         return;
     }
@@ -529,7 +533,7 @@ fn a_file_is_written_where_its_directory_may_not_be_changed() {
             (reply, std::fs::read(&shared).unwrap().as_slice()),
             (Reply::Replaced(vec![1]), &b"two"[..])
         );
-        assert_eq!(agent.write_as_nobody("shared", Some(0o666), &[]), Reply::Ok, "it has that mode");
+        assert_eq!(agent.write_as_nobody("shared", Some(0o666), &[]), Reply::Ok, "the mode does not change");
         let info = agent.stat("shared");
         assert_eq!((info.size, info.mode, info.owner.as_str()), (0, 0o666, "root"));
         assert_eq!(names_in(&agent.home()), BTreeSet::from(["shared".to_owned()]));
@@ -537,7 +541,7 @@ fn a_file_is_written_where_its_directory_may_not_be_changed() {
 }
 
 #[test]
-fn a_file_of_somebody_else_is_written_in_a_sticky_directory() {
+fn file_of_another_user_in_a_sticky_directory_is_written_in_place() {
     if !testkit::needs_root() {
         return;
     }
@@ -554,7 +558,7 @@ fn a_file_of_somebody_else_is_written_in_a_sticky_directory() {
 }
 
 #[test]
-fn a_file_that_may_not_be_written_stays_as_it_is() {
+fn file_without_write_permission_is_unchanged() {
     if !testkit::needs_root() {
         return;
     }
@@ -575,12 +579,12 @@ fn a_file_that_may_not_be_written_stays_as_it_is() {
     assert_eq!(std::fs::read(agent.home().join("theirs")).unwrap(), b"old");
     let mut talk = write("shared");
     talk.send(&Frame::message(&Request::Ping));
-    assert!(matches!(talk.reply(), Reply::Fault(_)), "nonsense came in the place of bytes");
+    assert!(matches!(talk.reply(), Reply::Fault(_)), "a message instead of data is refused");
     assert_eq!(std::fs::read(&shared).unwrap(), b"old");
 }
 
 #[test]
-fn more_operations_than_workers_wait_and_disturb_nobody() {
+fn operations_beyond_the_worker_limit_wait_and_delay_nothing_else() {
     both_ways(|agent| {
         let append = || FileOperation::Write { path: "x".to_owned(), attributes: Attributes::default() };
         let stuck: Vec<Talk> = (0..80).map(|_| agent.file(append())).collect();
@@ -588,7 +592,7 @@ fn more_operations_than_workers_wait_and_disturb_nobody() {
         let mut waiting = agent.file(FileOperation::Stat { paths: vec!["~".to_owned()] });
         drop(stuck);
         assert!(matches!(waiting.reply(), Reply::Info(_)));
-        // Those that broke off are done when nobody has a file of theirs open any more.
+        // The interrupted writes are cleaned up when their temporary files are gone.
         while !names_in(&agent.home()).is_empty() {
             std::thread::yield_now();
         }
@@ -596,7 +600,7 @@ fn more_operations_than_workers_wait_and_disturb_nobody() {
 }
 
 #[test]
-fn a_file_of_unknown_length_is_read_to_its_end() {
+fn file_of_unknown_length_is_read_to_its_end() {
     let agent = TestAgent::with_trees(Trees::Runners);
     let (size, bytes) = agent.read("/proc/version", 0, None);
     assert_eq!((size, bytes), (0, std::fs::read("/proc/version").unwrap()));

@@ -1,4 +1,4 @@
-//! Journals and those who read them.
+//! Journals and their followers.
 
 use std::io::Read;
 
@@ -9,13 +9,13 @@ use crate::client::shell;
 use crate::harness::{TestAgent, Trees, both_ways};
 
 #[test]
-fn a_process_can_be_followed_late_twice_from_anywhere_and_after_its_end() {
+fn process_can_be_followed_repeatedly_from_any_offset_after_its_end() {
     both_ways(|agent| {
         let whole = agent.run(shell("seq", "seq 1 50000")).bytes_from(0);
         for from in [0, 1, 7, 65_535, 65_536, 200_001, whole.len() as u64 - 1] {
             let again = agent.follow("seq", from).output();
-            let place = usize::try_from(from).unwrap();
-            assert_eq!(again.bytes_from(from), whole[place..], "from {from}");
+            let start = usize::try_from(from).unwrap();
+            assert_eq!(again.bytes_from(from), whole[start..], "from {from}");
         }
         let behind = agent.follow("seq", whole.len() as u64 + 5).output();
         assert!(behind.pieces.is_empty() && behind.gaps.is_empty());
@@ -23,7 +23,7 @@ fn a_process_can_be_followed_late_twice_from_anywhere_and_after_its_end() {
 }
 
 #[test]
-fn followers_that_come_while_it_runs_see_every_byte() {
+fn followers_that_join_while_it_runs_see_every_byte() {
     both_ways(|agent| {
         let mut start = shell("slow", "echo one; read x; echo two");
         start.stdin = true;
@@ -40,7 +40,7 @@ fn followers_that_come_while_it_runs_see_every_byte() {
 }
 
 #[test]
-fn what_is_beyond_the_bound_is_an_exact_gap() {
+fn output_beyond_retention_is_an_exact_gap() {
     both_ways(|agent| {
         let mut start = shell("much", "seq 1 1500000");
         start.retention = Retention { first: 1000, last: 100_000, hold: false, stall_ms: None };
@@ -56,8 +56,8 @@ fn what_is_beyond_the_bound_is_an_exact_gap() {
         assert!(to <= written - 100_000, "the last bytes are kept: {to}");
         assert!(to > written - 400_000, "the middle is not kept: {to}");
         for (_, offset, bytes) in &late.pieces {
-            let place = usize::try_from(*offset).unwrap();
-            assert_eq!(&expected.as_bytes()[place..place + bytes.len()], bytes);
+            let start = usize::try_from(*offset).unwrap();
+            assert_eq!(&expected.as_bytes()[start..start + bytes.len()], bytes);
         }
         let inside = agent.follow("much", from + 5).output();
         assert_eq!(inside.gaps, [(from + 5, to)]);
@@ -67,7 +67,7 @@ fn what_is_beyond_the_bound_is_an_exact_gap() {
 }
 
 #[test]
-fn a_follower_that_does_not_read_stalls_nobody() {
+fn follower_that_does_not_read_delays_nothing_else() {
     both_ways(|agent| {
         let mut start = shell("flood", "head -c 52428800 /dev/zero; echo end");
         start.retention = Retention { first: 1 << 20, last: 1 << 20, hold: false, stall_ms: None };
@@ -77,7 +77,8 @@ fn a_follower_that_does_not_read_stalls_nobody() {
         let quick = agent.follow("flood", 0).output();
         quick.bytes_from(0);
         assert_eq!(quick.ended.written, 52_428_804);
-        // The sleeper got a bounded piece, and the rest when it woke up, or was told the gap.
+        // The sleeper got a bounded part; the rest follows when it reads again, or is reported as a
+        // gap.
         let mut byte = [0];
         sleeper.stream().read_exact(&mut byte).unwrap();
         assert_eq!(agent.reply(Request::Ping), Reply::Ok);
@@ -85,14 +86,14 @@ fn a_follower_that_does_not_read_stalls_nobody() {
 }
 
 #[test]
-fn a_held_command_waits_for_its_reader_and_loses_nothing() {
+fn command_with_backpressure_waits_for_its_reader_and_loses_nothing() {
     both_ways(|agent| {
-        // Far more than is kept, so every byte can only arrive if the command waited.
+        // Far more than is kept, so all bytes can only arrive if the command waited.
         let mut start = shell("held", "head -c 20000000 /dev/zero; echo end");
         start.retention = Retention { first: 0, last: 1 << 20, hold: true, stall_ms: None };
         let talk = agent.start(start);
-        // Each answer is a turn of the agent's loop in which it could have read a whole pipe: in
-        // so many turns everything would have been read, and most of it dropped.
+        // Each reply is a turn of the event loop in which the agent could have read a whole pipe:
+        // in so many turns everything would have been read, and most of it dropped.
         for _ in 0..1000 {
             assert_eq!(agent.reply(Request::Ping), Reply::Ok);
         }
@@ -103,12 +104,12 @@ fn a_held_command_waits_for_its_reader_and_loses_nothing() {
 }
 
 #[test]
-fn stalled_reader_finds_an_exact_gap_and_the_command_runs_on() {
+fn stalled_reader_sees_an_exact_gap_and_the_command_continues() {
     both_ways(|agent| {
         let mut start = shell("stalled", "head -c 20000000 /dev/zero; echo end");
         start.retention = Retention { first: 0, last: 1 << 20, hold: true, stall_ms: Some(100) };
         let talk = agent.start(start);
-        // A follower that waits for the end alone: the command ends although its reader took nothing.
+        // This follower only waits for the end: the command ends although its reader took nothing.
         let end = agent.follow("stalled", u64::MAX).output();
         assert_eq!(end.ended.written, 20_000_004);
         let output = talk.output();
@@ -121,13 +122,13 @@ fn stalled_reader_finds_an_exact_gap_and_the_command_runs_on() {
 }
 
 #[test]
-fn only_the_reader_that_started_a_command_holds_it_back() {
+fn only_the_reader_that_started_a_command_blocks_it() {
     both_ways(|agent| {
         let mut start = shell("two", "head -c 20000000 /dev/zero; echo end");
         start.retention = Retention { first: 0, last: 1 << 20, hold: true, stall_ms: None };
         let talk = agent.start(start);
         let sleeper = agent.follow("two", 0);
-        // It reads everything, though the follower beside it reads nothing.
+        // The first reader reads everything, although the follower beside it reads nothing.
         let output = talk.output();
         assert_eq!((output.gaps.len(), output.ended.written), (0, 20_000_004));
         drop(sleeper);
@@ -135,7 +136,7 @@ fn only_the_reader_that_started_a_command_holds_it_back() {
 }
 
 #[test]
-fn held_reader_loses_nothing_however_little_is_kept() {
+fn reader_with_backpressure_loses_nothing_however_little_is_kept() {
     both_ways(|agent| {
         let mut start = shell("little", "seq 1 300000; seq 1 300000 >&2");
         start.retention = Retention { first: 0, last: 0, hold: true, stall_ms: None };
@@ -147,7 +148,7 @@ fn held_reader_loses_nothing_however_little_is_kept() {
 }
 
 #[test]
-fn a_caller_that_goes_away_kills_nothing() {
+fn caller_that_disconnects_kills_nothing() {
     both_ways(|agent| {
         let mut start = shell("alone", "echo first; read x; echo last");
         start.stdin = true;
@@ -162,7 +163,7 @@ fn a_caller_that_goes_away_kills_nothing() {
 }
 
 #[test]
-fn the_end_does_not_wait_for_children_that_hold_the_pipes() {
+fn end_does_not_wait_for_children_that_hold_the_pipes() {
     both_ways(|agent| {
         // The child would be killed by a closed pipe, or block on a full one.
         let script = "(read x < fifo; head -c 1000000 /dev/zero; echo survived > proof) & echo parent";
@@ -179,7 +180,7 @@ fn the_end_does_not_wait_for_children_that_hold_the_pipes() {
 }
 
 #[test]
-fn a_finished_process_is_remembered_until_it_is_forgotten() {
+fn finished_process_is_listed_until_it_is_forgotten() {
     both_ways(|agent| {
         let mut start = shell("tagged", "echo hi");
         start.tag = Some("mine".to_owned());
@@ -209,7 +210,7 @@ fn a_running_process_is_not_forgotten() {
 }
 
 #[test]
-fn a_list_that_is_cut_still_names_what_runs() {
+fn truncated_list_still_contains_running_processes() {
     let agent = TestAgent::with_trees(Trees::Runners);
     let padding = "#".repeat(2000);
     let mut oldest = shell("oldest", &format!("read x {padding}"));
@@ -220,7 +221,7 @@ fn a_list_that_is_cut_still_names_what_runs() {
         agent.run(shell(&format!("p{number}"), &format!(": {padding}")));
     }
     let Reply::Statuses(list) = agent.reply(Request::Processes) else { panic!("statuses") };
-    assert!(list.len() < ENDED, "the list was not cut");
+    assert!(list.len() < ENDED, "the list was not truncated");
     assert_eq!(list[0].process, "oldest");
     assert_eq!(list[list.len() - 1].process, format!("p{}", ENDED - 1));
     agent.signal("oldest", 9, wire::process::Reach::Tree);

@@ -1,4 +1,4 @@
-//! Bytes that are not what they should be.
+//! Malformed input.
 
 use std::io::{Read, Write};
 
@@ -7,7 +7,7 @@ use wire::{Decoder, FaultKind, Frame, Reply, Request};
 use crate::client::shell;
 use crate::harness::{TestAgent, Trees};
 
-/// Sends bytes and returns the fault that comes back.
+/// Sends bytes and returns the kind of the fault in the reply.
 fn answer_to(agent: &TestAgent, bytes: &[u8]) -> FaultKind {
     let mut stream = agent.connect();
     stream.write_all(bytes).unwrap();
@@ -29,7 +29,7 @@ fn frame(json: &str) -> Vec<u8> {
 }
 
 #[test]
-fn nonsense_is_answered_and_the_agent_stays_well() {
+fn malformed_input_gets_a_fault_and_the_agent_keeps_working() {
     let agent = TestAgent::with_trees(Trees::Runners);
     for (bytes, expected) in [
         (b"GET / HTTP/1.1\r\n\r\n".to_vec(), FaultKind::Invalid),
@@ -55,7 +55,7 @@ fn nonsense_is_answered_and_the_agent_stays_well() {
 }
 
 #[test]
-fn a_newer_server_with_fields_we_do_not_know_is_understood() {
+fn unknown_fields_of_a_newer_server_are_ignored() {
     let agent = TestAgent::with_trees(Trees::Runners);
     let mut stream = agent.connect();
     stream.write_all(&frame(r#"{"version":7,"request":"ping","trace":"abc"}"#)).unwrap();
@@ -66,7 +66,7 @@ fn a_newer_server_with_fields_we_do_not_know_is_understood() {
 }
 
 #[test]
-fn connections_that_say_nothing_or_half_a_word_harm_nobody() {
+fn silent_and_incomplete_connections_do_no_harm() {
     let agent = TestAgent::with_trees(Trees::Runners);
     let silent: Vec<_> = (0..100).map(|_| agent.connect()).collect();
     let mut halves = Vec::new();
@@ -82,12 +82,12 @@ fn connections_that_say_nothing_or_half_a_word_harm_nobody() {
 }
 
 #[test]
-fn too_many_connections_are_told_so() {
+fn too_many_connections_get_a_fault() {
     let agent = TestAgent::with_trees(Trees::Runners);
     let crowd: Vec<_> = (0..512).map(|_| agent.connect()).collect();
     let fault = agent.fault(Request::Ping);
     assert_eq!(fault.kind, FaultKind::Busy);
     drop(crowd);
-    // The places are free again as soon as the agent has noticed.
+    // Connections are accepted again as soon as the agent has noticed the closed ones.
     while agent.reply(Request::Ping) != Reply::Ok {}
 }

@@ -1,4 +1,4 @@
-//! Starting an agent for a test, and making sure that nothing of it remains.
+//! Starts an agent for a test, and removes everything of it afterwards.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
 use wire::AgentConfig;
 
-/// Who kills trees.
+/// How trees are killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Trees {
     Groups,
@@ -17,22 +17,22 @@ pub(crate) enum Trees {
 
 pub(crate) struct TestAgent {
     process: Child,
-    /// Goes before the directory it is in.
+    /// Dropped before the directory it is mounted in.
     _mounted: Option<Mounted>,
     directory: TempDir,
     group: Option<PathBuf>,
 }
 
-/// Runs a check against an agent with groups, where there are any, and one with runners.
+/// Runs a check against an agent with runners and, where groups can be created, one with groups.
 pub(crate) fn both_ways(check: impl Fn(&TestAgent)) {
     check(&TestAgent::with_trees(Trees::Runners));
     match groups_root() {
         Some(_) => check(&TestAgent::with_trees(Trees::Groups)),
-        None => testkit::skip("groups cannot be made here; only runners were tested"),
+        None => testkit::skip("groups cannot be created here; only runners were tested"),
     }
 }
 
-/// Where v2 groups can be made: root, and a hierarchy that is mounted.
+/// The root of the v2 hierarchy, if it is mounted and this is root.
 fn groups_root() -> Option<&'static Path> {
     let roots = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"].map(Path::new);
     let root = roots.into_iter().find(|root| root.join("cgroup.procs").exists())?;
@@ -48,12 +48,12 @@ impl TestAgent {
         Self::with_limits(trees, &[], change)
     }
 
-    /// The journals are on a filesystem of their own with these options.
+    /// Puts the journals on a separate tmpfs with these options.
     pub(crate) fn with_small_journals(trees: Trees, options: &str) -> Self {
         Self::make(trees, &[], |_| {}, |journals| mount_tmpfs(journals, options))
     }
 
-    /// Also hands over the files of groups that limit something, such as `tasks=PATH`.
+    /// Also passes files of groups with limits to the agent, such as `tasks=PATH`.
     pub(crate) fn with_limits(
         trees: Trees,
         limits: &[String],
@@ -135,14 +135,14 @@ impl TestAgent {
     }
 }
 
-/// A mount that ends with the test.
+/// A mount that is removed when the test ends.
 struct Mounted(PathBuf);
 
-fn mount_tmpfs(place: &Path, options: &str) -> Option<Mounted> {
+fn mount_tmpfs(path: &Path, options: &str) -> Option<Mounted> {
     let mut mount = Command::new("mount");
-    mount.args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(place);
+    mount.args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(path);
     assert!(mount.status().unwrap().success());
-    Some(Mounted(place.to_owned()))
+    Some(Mounted(path.to_owned()))
 }
 
 impl Drop for Mounted {
@@ -151,7 +151,7 @@ impl Drop for Mounted {
     }
 }
 
-/// As an ordinary user the agent is root in a user namespace of its own, as it is in a jail.
+/// For an ordinary user, the agent is root in its own user namespace, as it is in a jail.
 fn starter(root: bool) -> Command {
     let agent = env!("CARGO_BIN_EXE_bare-agent");
     if root {
@@ -182,8 +182,7 @@ impl Drop for TestAgent {
     }
 }
 
-/// A group can be removed a moment after its last process was killed, when that has been
-/// collected; its `cgroup.events` says when.
+/// Removes a group as soon as its last process, which was killed, has been reaped.
 pub(crate) fn remove_group(group: &Path) {
     for entry in std::fs::read_dir(group).unwrap() {
         let path = entry.unwrap().path();

@@ -1,4 +1,4 @@
-//! The journal file, read as `docs/journal.md` says, by somebody who has nothing but the file.
+//! The journal file, read as `docs/journal.md` describes, using nothing but the file.
 
 use wire::process::{Ended, Exit, Retention};
 
@@ -18,16 +18,16 @@ fn word(bytes: &[u8]) -> u64 {
 
 fn read_journal(file: &[u8]) -> Vec<Record> {
     assert_eq!(&file[..8], b"CRCLJRN2");
-    let numbers: Vec<u64> = (1..5).map(|place| word(&file[8 * place..])).collect();
+    let numbers: Vec<u64> = (1..5).map(|index| word(&file[8 * index..])).collect();
     let [gap_start, gap_end, ring, end] = numbers[..] else { panic!("four numbers") };
     let end = if ring == 0 { file.len() as u64 } else { end };
-    // Bytes at a position, which may run around the end of the ring.
+    // Bytes at a position, which may wrap at the end of the ring.
     let bytes_at = |position: u64, length: u64| -> Vec<u8> {
-        let place = |at: u64| match at >= gap_start && ring > 0 {
+        let offset_of = |at: u64| match at >= gap_start && ring > 0 {
             true => gap_start + (at - gap_start) % ring,
             false => at,
         };
-        (position..position + length).map(|at| file[usize::try_from(place(at)).unwrap()]).collect()
+        (position..position + length).map(|at| file[usize::try_from(offset_of(at)).unwrap()]).collect()
     };
     let mut records = Vec::new();
     let mut position = 40;
@@ -49,16 +49,16 @@ fn read_journal(file: &[u8]) -> Vec<Record> {
 }
 
 fn journal(agent: &TestAgent, process: &str) -> Vec<Record> {
-    // The end is told before it is written; the next answer comes after that.
+    // The end is reported before it is written; the next reply comes after that.
     assert_eq!(agent.reply(wire::Request::Ping), wire::Reply::Ok);
     read_journal(&std::fs::read(agent.journal(process)).unwrap())
 }
 
 #[test]
-fn the_file_alone_tells_output_and_end() {
+fn file_alone_contains_output_and_end() {
     let agent = TestAgent::with_trees(Trees::Runners);
-    let output = agent.run(shell("told", "echo out; exec 1>&-; echo err >&2; exit 9"));
-    let records = journal(&agent, "told");
+    let output = agent.run(shell("recorded", "echo out; exec 1>&-; echo err >&2; exit 9"));
+    let records = journal(&agent, "recorded");
     let [first, second, last] = &records[..] else { panic!("three records, not {}", records.len()) };
     assert_eq!((first.stream, first.offset, first.bytes.as_slice()), (1, 0, b"out\n".as_slice()));
     assert_eq!((second.stream, second.offset, second.bytes.as_slice()), (2, 4, b"err\n".as_slice()));
@@ -69,13 +69,13 @@ fn the_file_alone_tells_output_and_end() {
 }
 
 #[test]
-fn the_file_alone_tells_what_was_dropped() {
+fn file_alone_shows_dropped_output() {
     for last in [100_000, 1_500_000] {
         check_file_with_a_gap(last);
     }
 }
 
-/// Prints the numbers up to `last`, of which the larger ones run around the ring of the file.
+/// Prints the numbers up to `last`; the larger `last` wraps around the ring of the file.
 fn check_file_with_a_gap(last: u32) {
     let agent = TestAgent::with_trees(Trees::Runners);
     let mut start = shell("much", &format!("seq 1 {last}"));
@@ -91,8 +91,8 @@ fn check_file_with_a_gap(last: u32) {
         if record.offset != next {
             gaps.push((next, record.offset));
         }
-        let place = usize::try_from(record.offset).unwrap();
-        assert_eq!(&expected.as_bytes()[place..place + record.bytes.len()], record.bytes);
+        let start = usize::try_from(record.offset).unwrap();
+        assert_eq!(&expected.as_bytes()[start..start + record.bytes.len()], record.bytes);
         next = record.offset + record.bytes.len() as u64;
     }
     assert_eq!(next, written);
@@ -100,7 +100,7 @@ fn check_file_with_a_gap(last: u32) {
 }
 
 #[test]
-fn a_process_that_prints_single_bytes_does_not_fill_the_file_with_headers() {
+fn single_byte_writes_do_not_fill_the_file_with_headers() {
     let agent = TestAgent::with_trees(Trees::Runners);
     let output = agent.run(shell("drops", "for i in {1..2000}; do printf x; done"));
     assert_eq!(output.ended.written, 2000);

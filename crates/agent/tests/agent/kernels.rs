@@ -7,15 +7,15 @@ use crate::client::Output;
 use crate::harness::{TestAgent, both_ways};
 use crate::sessions::{run, session};
 
-/// A kernel in the language of the shell, which does what `$code` says with `$key` at hand. The
-/// code is a JSON string without anything that would have to be escaped.
+/// A kernel written in shell, which evaluates `$code` with `$key` set. The code is a JSON string
+/// without characters that would have to be escaped.
 const KERNEL: &str = r#"
 echo ready >&4
 while read -r word key json <&3; do
     code=${json#\{\"code\":\"}
     code=${code%\"\}}
-    told=
-    trap 'told=1; echo "tell $key {\"error\":1}" >&4' INT
+    interrupted=
+    trap 'interrupted=1; echo "tell $key {\"error\":1}" >&4' INT
     eval "$code"
     echo "done $key" >&4
 done
@@ -45,7 +45,7 @@ fn told(output: &Output) -> String {
 }
 
 #[test]
-fn a_kernel_keeps_its_state_and_tells_about_each_run_alone() {
+fn kernel_keeps_its_state_and_reports_each_run_separately() {
     both_ways(|agent| {
         agent.open_kernel();
         let first = agent.code("r1", "a=7; echo out; echo tell $key 1 >&4; echo tell other 2 >&4");
@@ -60,27 +60,27 @@ fn a_kernel_keeps_its_state_and_tells_about_each_run_alone() {
 }
 
 #[test]
-fn what_was_printed_before_something_is_told_comes_before_it() {
+fn output_printed_before_a_report_precedes_it() {
     both_ways(|agent| {
         agent.open_kernel();
         for number in 0..20 {
             let output =
                 agent.code(&format!("r{number}"), "echo a; echo b >&2; echo tell $key c >&4; echo d");
-            let place = |tag, text: &str| {
+            let index_of = |tag, text: &str| {
                 let found = output.pieces.iter().position(|(stream, _, bytes)| {
                     *stream == tag && String::from_utf8_lossy(bytes).contains(text)
                 });
                 found.unwrap_or_else(|| panic!("{text} is missing in {output:?}"))
             };
-            let tell = place(StreamTag::Tell, "c");
-            assert!(place(StreamTag::Stdout, "a") < tell && place(StreamTag::Stderr, "b") < tell);
-            place(StreamTag::Stdout, "d");
+            let tell = index_of(StreamTag::Tell, "c");
+            assert!(index_of(StreamTag::Stdout, "a") < tell && index_of(StreamTag::Stderr, "b") < tell);
+            index_of(StreamTag::Stdout, "d");
         }
     });
 }
 
 #[test]
-fn a_kernel_that_dies_ends_its_run_and_the_next_run_has_a_new_one() {
+fn dead_kernel_ends_its_run_and_is_replaced_by_the_next() {
     both_ways(|agent| {
         agent.open_kernel();
         assert_eq!(agent.code("r1", "a=7; echo last; kill -9 $$").exit(), Exit::Signal(9));
@@ -90,7 +90,7 @@ fn a_kernel_that_dies_ends_its_run_and_the_next_run_has_a_new_one() {
 }
 
 #[test]
-fn a_kernel_that_hangs_up_does_not_hang_its_run() {
+fn kernel_that_closes_its_reports_does_not_block_its_run() {
     both_ways(|agent| {
         agent.open_kernel();
         let output = agent.code("r1", "exec 4>&-; while :; do read -t 60 <>/dev/ptmx; done");
@@ -100,10 +100,10 @@ fn a_kernel_that_hangs_up_does_not_hang_its_run() {
 }
 
 #[test]
-fn an_interrupt_reaches_the_run_and_not_the_state() {
+fn interrupt_ends_the_run_but_keeps_the_state() {
     both_ways(|agent| {
         agent.open_kernel();
-        let mut talk = agent.begin(run("r1", "a=7; echo on; while [ -z $told ]; do sleep 0.01; done"));
+        let mut talk = agent.begin(run("r1", "a=7; echo on; while [ -z $interrupted ]; do sleep 0.01; done"));
         assert_eq!(talk.read_text(3), "on\n");
         assert_eq!(agent.signal("r1", 2, Reach::Group), Reply::Ok);
         let output = talk.output();
@@ -113,24 +113,24 @@ fn an_interrupt_reaches_the_run_and_not_the_state() {
 }
 
 #[test]
-fn rubbish_is_passed_over_and_an_endless_line_is_cut() {
+fn malformed_reports_are_skipped_and_an_endless_line_is_truncated() {
     both_ways(|agent| {
         agent.open_kernel();
         let rubbish = "head -c 3000000 /dev/urandom >&4; echo >&4; echo tell $key 1 >&4";
         assert_eq!(told(&agent.code("r1", rubbish)), "1\n");
         let endless = "echo -n tell $key \"\" >&4; head -c 9000000 /dev/zero >&4; echo >&4; echo after";
         let output = agent.code("r2", endless);
-        let told: usize =
+        let reported: usize =
             output.pieces.iter().filter(|piece| piece.0 == StreamTag::Tell).map(|p| p.2.len()).sum();
         let missing: u64 = output.gaps.iter().map(|(from, to)| to - from).sum();
-        assert!(told as u64 + missing <= 8 << 20, "{told} and {missing}");
+        assert!(reported as u64 + missing <= 8 << 20, "{reported} and {missing}");
         assert_eq!(output.stdout(), "after\n");
         assert_eq!(agent.reply(Request::Ping), Reply::Ok);
     });
 }
 
 #[test]
-fn a_kernel_that_cannot_be_started_is_told_as_what_it_is() {
+fn kernel_that_cannot_start_returns_the_reason() {
     both_ways(|agent| {
         let missing = agent.fault(kernel(words(&["no-such-interpreter"])));
         assert_eq!((missing.kind, missing.subject.as_str()), (FaultKind::NotFound, "no-such-interpreter"));
@@ -146,7 +146,7 @@ fn a_kernel_that_cannot_be_started_is_told_as_what_it_is() {
 }
 
 #[test]
-fn a_kernel_can_be_started_anew() {
+fn kernel_can_be_restarted() {
     both_ways(|agent| {
         agent.open_kernel();
         let mut talk = agent.begin(run("r1", "a=7; echo on; sleep 600"));
@@ -154,7 +154,7 @@ fn a_kernel_can_be_started_anew() {
         let restart = || Request::RestartSession { session: "s".to_owned() };
         assert_eq!(agent.reply(restart()), Reply::Ok);
         assert_eq!(talk.output().exit(), Exit::Signal(9));
-        assert_eq!(agent.reply(restart()), Reply::Ok, "there is none to end");
+        assert_eq!(agent.reply(restart()), Reply::Ok, "restarting without a kernel succeeds");
         assert_eq!(agent.code("r2", "echo new$a").stdout(), "new\n");
         assert_eq!(agent.reply(restart()), Reply::Ok);
         assert_eq!(agent.code("r3", "echo newer").stdout(), "newer\n");
@@ -164,7 +164,7 @@ fn a_kernel_can_be_started_anew() {
 }
 
 #[test]
-fn the_agents_own_program_can_be_a_kernel() {
+fn own_program_of_the_agent_can_be_a_kernel() {
     both_ways(|agent| {
         assert_eq!(agent.reply(kernel(Program::Own(vec!["__echo".to_owned()]))), Reply::Ok);
         assert_eq!(told(&agent.code("r1", "say \"ü\"")), "{\"code\":\"say \\\"ü\\\"\"}\n");
@@ -172,7 +172,7 @@ fn the_agents_own_program_can_be_a_kernel() {
 }
 
 #[test]
-fn a_shell_can_be_a_kernel_whose_runs_are_counted() {
+fn shell_can_be_a_kernel_whose_runs_are_counted() {
     both_ways(|agent| {
         assert_eq!(agent.reply(kernel(Program::Shell)), Reply::Ok);
         let first = agent.code("r1", "cd /usr; false");

@@ -1,4 +1,4 @@
-//! Limits that a group enforces, and disks that are full.
+//! Limits that a group enforces, and full disks.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ impl Limited {
     fn new(controller: &str, file: &str, limit: &str) -> Option<Self> {
         let root = Path::new("/sys/fs/cgroup").join(controller);
         if !rustix::process::geteuid().is_root() || !root.join("tasks").exists() {
-            testkit::skip(&format!("there is no v1 controller `{controller}` to limit anything with"));
+            testkit::skip(&format!("the v1 controller `{controller}` is not available"));
             return None;
         }
         let name = tempfile::Builder::new().prefix("coracle-test-").tempdir_in("/tmp").unwrap();
@@ -37,7 +37,7 @@ impl Drop for Limited {
 }
 
 #[test]
-fn lack_of_memory_is_told_as_such_and_ends_nobody_else() {
+fn lack_of_memory_is_reported_and_ends_only_its_process() {
     let Some(memory) = Limited::new("memory", "memory.limit_in_bytes", "33554432") else { return };
     let limits = [memory.file("tasks", "tasks"), memory.file("oom", "memory.oom_control")];
     let agent = TestAgent::with_limits(Trees::Runners, &limits, |_| {});
@@ -53,7 +53,7 @@ fn lack_of_memory_is_told_as_such_and_ends_nobody_else() {
 fn commands_and_files_work_while_the_number_of_processes_is_exhausted() {
     let Some(pids) = Limited::new("pids", "pids.max", "20") else { return };
     let agent = TestAgent::with_limits(Trees::Groups, &[pids.file("tasks", "tasks")], |_| {});
-    // The shell itself is the twentieth.
+    // The shell itself is the twentieth process.
     let mut bomb = agent.start(shell("bomb", "for i in {1..19}; do sleep 1000 & done; echo full; wait"));
     bomb.read_text(5);
     assert_eq!(std::fs::read_to_string(pids.0.join("pids.current")).unwrap(), "20\n");
@@ -67,7 +67,7 @@ fn commands_and_files_work_while_the_number_of_processes_is_exhausted() {
 }
 
 #[test]
-fn a_full_disk_costs_output_and_nothing_else() {
+fn full_disk_loses_only_output() {
     if !testkit::needs_root() {
         return;
     }
@@ -80,8 +80,8 @@ fn a_full_disk_costs_output_and_nothing_else() {
     again.bytes_from(0);
     assert!(!again.gaps.is_empty(), "not everything can have been kept");
     for (_, offset, bytes) in &again.pieces {
-        let place = usize::try_from(*offset).unwrap();
-        assert_eq!(&expected.as_bytes()[place..place + bytes.len()], bytes);
+        let start = usize::try_from(*offset).unwrap();
+        assert_eq!(&expected.as_bytes()[start..start + bytes.len()], bytes);
     }
     assert_eq!(agent.run(shell("after", "exit 3")).exit(), Exit::Code(3));
 }

@@ -1,8 +1,8 @@
 //! The real agent, outside of any jail, driven over its socket.
 //!
-//! Most facts hold with groups and with runners alike, so they are checked with both; groups
-//! need root and are left out, loudly, without it.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+//! Most tests hold with groups and with runners, so they run with both; groups need root, and the
+//! tests report it if they are skipped.
+#![expect(clippy::unwrap_used, reason = "a panic shows which step of a test failed")]
 
 mod adopt;
 mod client;

@@ -1,4 +1,4 @@
-//! Tunnels to ports.
+//! Tunnels to ports, and reserved ports.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -8,7 +8,7 @@ use wire::{FaultKind, Reply, Request};
 use crate::harness::{TestAgent, Trees};
 
 #[test]
-fn a_port_can_be_kept_open_unless_somebody_has_it() {
+fn port_can_be_reserved_unless_it_is_in_use() {
     let agent = TestAgent::with_trees(Trees::Runners);
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
@@ -17,7 +17,7 @@ fn a_port_can_be_kept_open_unless_somebody_has_it() {
     assert_eq!(agent.reply(Request::Occupy { port }), Reply::Ok);
     for _ in 0..100 {
         let mut caller = TcpStream::connect(("127.0.0.1", port)).unwrap();
-        assert_eq!(caller.read(&mut [0]).unwrap(), 0, "nothing is said");
+        assert_eq!(caller.read(&mut [0]).unwrap(), 0, "the connection is closed without data");
     }
     assert_eq!(agent.reply(Request::Occupy { port }), Reply::Ok);
     for _ in 0..8 {
@@ -34,7 +34,8 @@ fn check_half_close(address: &str) {
     let sent: Vec<u8> = (0..=255).cycle().take(3_000_000).collect();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // Answers only when it has heard everything, so the tunnel has to pass on the end.
+            // The service answers only after the end of the input, so the tunnel has to pass the
+            // end on.
             let (mut stream, _) = listener.accept().unwrap();
             let mut heard = Vec::new();
             stream.read_to_end(&mut heard).unwrap();
@@ -59,12 +60,12 @@ fn each_direction_of_a_tunnel_ends_on_its_own() {
 }
 
 #[test]
-fn a_port_on_the_other_loopback_is_found_too() {
+fn port_on_the_ipv6_loopback_is_found() {
     check_half_close("[::1]:0");
 }
 
 #[test]
-fn bytes_behind_the_request_are_part_of_the_tunnel() {
+fn bytes_after_the_request_are_part_of_the_tunnel() {
     let agent = TestAgent::with_trees(Trees::Runners);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -81,14 +82,15 @@ fn bytes_behind_the_request_are_part_of_the_tunnel() {
 }
 
 #[test]
-fn an_answer_arrives_although_its_service_stopped_reading() {
+fn answer_arrives_although_the_service_stopped_reading() {
     const SENT: usize = 8 << 20;
     let agent = TestAgent::with_trees(Trees::Runners);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // It closes with most of what was sent unread, so its kernel resets the connection.
+            // The service closes with most of the input unread, so its kernel resets the
+            // connection.
             let (mut stream, _) = listener.accept().unwrap();
             stream.read_exact(&mut [0; 1000]).unwrap();
             stream.write_all(b"refused").unwrap();
@@ -96,7 +98,7 @@ fn an_answer_arrives_although_its_service_stopped_reading() {
         let mut talk = agent.ask(Request::Tunnel { port });
         assert_eq!(talk.reply(), Reply::Ok);
         let stream = talk.stream();
-        // None of this fails: what the service does not take is dropped.
+        // None of this fails: input that the service does not read is dropped.
         stream.write_all(&vec![b'x'; SENT]).unwrap();
         stream.shutdown(Shutdown::Write).unwrap();
         let mut answer = Vec::new();
@@ -106,7 +108,7 @@ fn an_answer_arrives_although_its_service_stopped_reading() {
 }
 
 #[test]
-fn a_port_on_which_nobody_listens_is_refused() {
+fn port_without_a_listener_is_refused() {
     let agent = TestAgent::with_trees(Trees::Runners);
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let fault = agent.fault(Request::Tunnel { port });

@@ -1,7 +1,8 @@
-//! Exchanges of the first version of the protocol, as they were recorded: an agent must go on
-//! answering them so. A later version may add fields, which an older server does not read.
+//! Recorded exchanges of the first version of the protocol, which every later agent must answer in
+//! the same way. A later version may add fields, which an older server ignores.
 //!
-//! Each file has what the server sends (`>`) and what the agent answers (`<`), in hexadecimal.
+//! Each file contains the bytes from the server (`>`) and the reply of the agent (`<`), in
+//! hexadecimal.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -11,7 +12,7 @@ use wire::{Decoder, Frame};
 
 use crate::harness::{TestAgent, Trees};
 
-/// Numbers that are never the same twice.
+/// Fields whose values differ in every run.
 const CHANGING: [&str; 7] =
     ["pid", "started_ms", "ended_ms", "duration_ms", "user_ms", "system_ms", "max_rss_kib"];
 
@@ -53,7 +54,7 @@ fn comparable(bytes: &[u8]) -> Vec<Frame> {
             other => other,
         });
     }
-    assert!(decoder.into_rest().is_empty(), "half a frame is left");
+    assert!(decoder.into_rest().is_empty(), "the last frame is incomplete");
     frames
 }
 
@@ -73,7 +74,7 @@ fn settle(value: &mut Value) {
     }
 }
 
-/// The frames without the fields that the recorded ones do not have.
+/// The frames without the fields that are missing from the recorded ones.
 fn without_additions(answered: Vec<Frame>, recorded: &[Frame]) -> Vec<Frame> {
     let answered = answered.into_iter().enumerate();
     let cut = answered.map(|(index, frame)| match (frame, recorded.get(index)) {
@@ -107,7 +108,7 @@ fn exchanges_of_version_one_are_answered_as_they_were_recorded() {
     let mut paths: Vec<_> =
         std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.sort_unstable();
-    assert!(paths.len() >= 20, "the recordings are there");
+    assert!(paths.len() >= 20, "the recordings exist");
     for path in paths {
         let recorded = Exchange::load(&path);
         let mut stream = agent.connect();

@@ -1,4 +1,4 @@
-//! Shells that are kept open.
+//! Shell sessions.
 
 use std::collections::BTreeMap;
 
@@ -64,7 +64,7 @@ impl TestAgent {
 }
 
 #[test]
-fn a_session_keeps_its_directory_variables_and_functions() {
+fn session_keeps_its_directory_variables_and_functions() {
     both_ways(|agent| {
         agent.open(session());
         let first =
@@ -106,7 +106,7 @@ fn exit_codes_are_exact() {
 }
 
 #[test]
-fn output_ends_with_the_run_and_streams_stay_apart() {
+fn output_ends_with_the_run_and_streams_stay_separate() {
     both_ways(|agent| {
         agent.open(session());
         let output = agent.run_in(run("big", "seq 1 100000; echo err >&2; sleep 1000 & true"));
@@ -114,7 +114,7 @@ fn output_ends_with_the_run_and_streams_stay_apart() {
         assert_eq!(output.of(StreamTag::Stderr), "err\n");
         output.bytes_from(0);
         let quiet = agent.run_in(run("quiet", "set -x; true"));
-        assert_eq!(quiet.of(StreamTag::Stderr), "++ true\n", "our own doings are not traced");
+        assert_eq!(quiet.of(StreamTag::Stderr), "++ true\n", "the agent's own script is not traced");
         let long = agent.run_in(run("long", &format!("# {}\necho ü end", "ü".repeat(200_000))));
         assert_eq!(long.stdout(), "ü end\n");
     });
@@ -129,7 +129,7 @@ fn options_end_with_their_run() {
         assert_eq!(agent.run_in(run("r2", set)).exit(), Exit::Code(0));
         let after = agent.run_in(run("r3", "false; echo $NONE$-; set -o | grep pipefail; f; pwd"));
         assert_eq!((after.stdout(), after.exit()), (format!("{before}/usr\n"), Exit::Code(0)));
-        assert_eq!(after.of(StreamTag::Stderr), "", "nor is the way back traced");
+        assert_eq!(after.of(StreamTag::Stderr), "", "resetting the options is not traced");
     });
 }
 
@@ -145,7 +145,7 @@ fn input_is_empty_and_the_private_pipes_are_not_inherited() {
 }
 
 #[test]
-fn a_shell_that_exits_is_replaced_and_remembers() {
+fn exited_shell_is_replaced_and_keeps_its_state() {
     both_ways(|agent| {
         agent.open(session());
         let before = agent.sessions()[0].pid;
@@ -163,7 +163,7 @@ fn a_shell_that_exits_is_replaced_and_remembers() {
 }
 
 #[test]
-fn a_shell_that_is_killed_heals() {
+fn killed_shell_is_replaced() {
     both_ways(|agent| {
         agent.open(session());
         agent.run_in(run("r1", "cd /usr; export A=1"));
@@ -179,7 +179,7 @@ fn a_shell_that_is_killed_heals() {
 }
 
 #[test]
-fn a_deadline_ends_the_run_and_the_session_goes_on() {
+fn deadline_ends_the_run_and_the_session_continues() {
     both_ways(|agent| {
         agent.open(session());
         agent.run_in(run("r1", "cd /usr"));
@@ -192,7 +192,7 @@ fn a_deadline_ends_the_run_and_the_session_goes_on() {
 }
 
 #[test]
-fn a_job_beside_the_shell_is_told() {
+fn background_job_of_the_shell_is_reported() {
     both_ways(|agent| {
         agent.open(session());
         let left = || match agent.reply(wire::Request::Sessions) {
@@ -209,7 +209,7 @@ fn a_job_beside_the_shell_is_told() {
 }
 
 #[test]
-fn a_second_run_is_refused_or_waits() {
+fn second_run_is_refused_or_waits() {
     both_ways(|agent| {
         agent.open(session());
         let fifo = agent.home().join("fifo");
@@ -229,7 +229,7 @@ fn a_second_run_is_refused_or_waits() {
 }
 
 #[test]
-fn a_run_may_start_in_another_directory_and_stays_there() {
+fn run_may_start_in_another_directory_and_stays_there() {
     both_ways(|agent| {
         agent.open(session());
         let in_directory = |name: &str, path: &str, missing| {
@@ -250,7 +250,7 @@ fn a_run_may_start_in_another_directory_and_stays_there() {
 }
 
 #[test]
-fn a_session_on_a_terminal_takes_input() {
+fn session_on_a_terminal_takes_input() {
     both_ways(|agent| {
         let terminal = Some(TerminalSize { columns: 80, rows: 24 });
         agent.open(OpenSession { terminal, ..session() });
@@ -273,7 +273,7 @@ fn a_session_on_a_terminal_takes_input() {
 }
 
 #[test]
-fn a_closed_session_is_gone_with_everything_in_it() {
+fn closed_session_ends_with_everything_in_it() {
     both_ways(|agent| {
         agent.open(session());
         let again = Request::OpenSession(session());
@@ -291,7 +291,7 @@ fn a_closed_session_is_gone_with_everything_in_it() {
 }
 
 #[test]
-fn a_session_that_cannot_start_says_why() {
+fn session_that_cannot_start_returns_the_reason() {
     both_ways(|agent| {
         let directory = Directory { path: "/no/such".to_owned(), missing: Missing::Fail, expand: false };
         let open = OpenSession { directory: Some(directory), ..session() };

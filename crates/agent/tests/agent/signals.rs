@@ -1,4 +1,4 @@
-//! Signals, deadlines, and the ends they lead to.
+//! Signals, deadlines, and how processes end because of them.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -9,12 +9,12 @@ use wire::{FaultKind, Reply};
 use crate::client::shell;
 use crate::harness::{TestAgent, Trees, both_ways};
 
-/// Starts a child that has left its process group, its session and its parent, prints its pid,
-/// and ignores what can be ignored.
+/// Starts a child that has left its process group, its session and its parent, prints its pid, and
+/// ignores every signal that can be ignored.
 const DAEMON: &str =
     "(setsid sh -c 'trap \"\" TERM INT HUP; (echo $$; exec sleep 1000) &') & wait; exec sleep 1000";
 
-/// Waits for the end of a process that is not ours.
+/// Waits for the end of a process that is not our child.
 fn wait_until_gone(pid: i32) {
     let begun = Instant::now();
     let stat = format!("/proc/{pid}/stat");
@@ -29,7 +29,7 @@ fn daemon_pid(output: &str) -> i32 {
 }
 
 #[test]
-fn a_code_a_signal_and_a_deadline_are_told_apart() {
+fn code_signal_and_deadline_are_distinguished() {
     both_ways(|agent| {
         assert_eq!(agent.run(shell("code", "exit 143")).exit(), Exit::Code(143));
         assert_eq!(agent.run(shell("signal", "kill -TERM $$")).exit(), Exit::Signal(15));
@@ -45,7 +45,7 @@ fn a_code_a_signal_and_a_deadline_are_told_apart() {
 }
 
 #[test]
-fn a_deadline_reaches_a_child_that_has_left_everything() {
+fn deadline_kills_a_child_that_left_its_group_and_session() {
     both_ways(|agent| {
         let mut start = shell("daemon", DAEMON);
         start.deadline_ms = Some(1000);
@@ -56,7 +56,7 @@ fn a_deadline_reaches_a_child_that_has_left_everything() {
 }
 
 #[test]
-fn what_a_finished_command_left_running_can_still_be_killed() {
+fn processes_left_by_a_finished_command_can_be_killed() {
     both_ways(|agent| {
         let output = agent.run(shell("left", "setsid sleep 1000 & echo $!"));
         let pid = daemon_pid(&output.stdout());
@@ -67,7 +67,7 @@ fn what_a_finished_command_left_running_can_still_be_killed() {
 }
 
 #[test]
-fn what_was_left_running_is_told() {
+fn processes_left_running_are_reported() {
     both_ways(|agent| {
         let left = |name: &str| match agent.reply(wire::Request::Status { process: name.to_owned() }) {
             Reply::Status(status) => status.left,
@@ -79,13 +79,16 @@ fn what_was_left_running_is_told() {
         wait_until_gone(daemon_pid(&output.stdout()));
         let begun = Instant::now();
         while left("left") {
-            assert!(begun.elapsed() < Duration::from_secs(10), "nothing is left, and it is not told");
+            assert!(
+                begun.elapsed() < Duration::from_secs(10),
+                "the status still reports a process that has ended"
+            );
         }
     });
 }
 
 #[test]
-fn a_signal_to_the_group_spares_what_has_left_it() {
+fn signal_to_the_group_spares_processes_that_left_it() {
     both_ways(|agent| {
         let script = "trap 'echo caught; exit 9' INT; setsid sh -c 'echo $$; exec sleep 1000' & while :; do sleep 0.01; done";
         let mut talk = agent.start(shell("group", script));
@@ -100,9 +103,9 @@ fn a_signal_to_the_group_spares_what_has_left_it() {
 }
 
 #[test]
-fn what_is_started_to_clean_up_is_not_interrupted() {
+fn cleanup_program_is_not_interrupted() {
     both_ways(|agent| {
-        // It takes a moment, so that the agent has long seen who was there.
+        // The handler takes a moment, so that the agent has recorded the members long before.
         let moment = "n=0; while [ $n -lt 500000 ]; do n=$((n+1)); done";
         let script = format!(
             "trap '{moment}; sleep 0.7 && echo clean; exit 9' INT; echo on; while :; do sleep 1000; done"
@@ -115,9 +118,9 @@ fn what_is_started_to_clean_up_is_not_interrupted() {
     });
 }
 
-/// As many interpreters do at their end.
+/// Many interpreters do this at their end.
 #[test]
-fn who_has_had_an_interrupt_and_expects_no_more_is_left_alone() {
+fn process_that_handled_an_interrupt_gets_no_second_one() {
     both_ways(|agent| {
         let script = "import signal, time\n\
             try:\n    print('on', flush=True)\n    time.sleep(1000)\n\
@@ -134,10 +137,10 @@ fn who_has_had_an_interrupt_and_expects_no_more_is_left_alone() {
 }
 
 #[test]
-fn a_signal_to_nobody_is_not_found() {
+fn signal_to_a_missing_process_is_not_found() {
     both_ways(|agent| {
         agent.run(shell("gone", "true"));
-        // The group or the runner is gone a moment after the end was told.
+        // The group or the runner ends a moment after the end was reported.
         let begun = Instant::now();
         loop {
             match agent.signal("gone", 15, Reach::Tree) {
@@ -185,10 +188,10 @@ fn signals_from_inside_do_not_reach_the_agent() {
 }
 
 #[test]
-fn orphans_are_collected() {
+fn orphans_are_reaped() {
     both_ways(|agent| {
         let output = agent.run(shell("orphan", "(setsid sh -c 'echo $$; exec true' &)"));
-        // It has become a child of the agent or of the runner, and ended.
+        // It has become a child of the agent or of the runner, and has ended.
         if let Ok(pid) = output.stdout().trim().parse() {
             wait_until_gone(pid);
         }

@@ -25,7 +25,7 @@ fn next(talk: &mut Talk, agent: &TestAgent) -> (String, Change) {
 }
 
 #[test]
-fn changes_are_told_in_their_order() {
+fn changes_are_reported_in_order() {
     let agent = TestAgent::with_trees(Trees::Runners);
     let home = agent.home();
     let mut talk = watch(&agent, home.to_str().unwrap(), false);
@@ -47,7 +47,7 @@ fn changes_are_told_in_their_order() {
 }
 
 #[test]
-fn a_recursive_watch_follows_new_directories() {
+fn recursive_watch_follows_new_directories() {
     let agent = TestAgent::with_trees(Trees::Runners);
     let home = agent.home();
     std::fs::create_dir_all(home.join("old/deep")).unwrap();
@@ -62,7 +62,7 @@ fn a_recursive_watch_follows_new_directories() {
 }
 
 #[test]
-fn what_is_not_there_cannot_be_watched() {
+fn missing_path_cannot_be_watched() {
     let agent = TestAgent::with_trees(Trees::Runners);
     let mut talk = agent.file(FileOperation::Watch { path: "/no/such".to_owned(), recursive: true });
     let Reply::Fault(fault) = talk.reply() else { panic!("a fault") };

@@ -1,15 +1,15 @@
-//! The part of the hierarchy that an ordinary user was given.
+//! The part of the hierarchy that was delegated to an ordinary user.
 //!
 //! ```text
 //! GROUP                       the group we were started in, if we may write there
-//! GROUP/coracle.processes     where our own processes go: the kernel lets a group hold either
-//!                             processes or controllers for the groups below
+//! GROUP/coracle.processes     holds our own processes: the kernel allows a group either processes
+//!                             or controllers for the groups below
 //! GROUP/coracle/<instance>/…  sandboxes, as for root
 //! ```
 //!
-//! systemd gives such a group to a unit with `Delegate=`. A process can be moved only below a group
-//! that the mover may write, so no other group of the same user would do. A later start may be
-//! in another group; what was made in a former one is found by a list in the state directory.
+//! systemd delegates such a group to a unit with `Delegate=`. A process can be moved only within a
+//! group that the mover may write, so no other group of the same user can be used. A later start may
+//! be in another group; groups that were made in a former one are listed in the state directory.
 
 use std::fs;
 use std::io;
@@ -24,8 +24,9 @@ const LEAF: &str = "coracle.processes";
 /// The list of groups that were used, in the state directory.
 const LIST: &str = "groups";
 
-/// Leaves the group we were started in for one below, if it is ours to divide. Whoever starts
-/// further processes of ours calls this first, so that none of them stays behind.
+/// Moves this process from the group it was started in to a group below, if that group was delegated
+/// to us. A process must call this before it starts other processes of ours, so that none of them
+/// stays in the parent group.
 pub fn make_room() -> io::Result<()> {
     let mounts = table::mounted()?;
     let unified = table::unified(&mounts)?;
@@ -41,7 +42,7 @@ pub fn make_room() -> io::Result<()> {
     fs::write(leaf.join("cgroup.procs"), "0")
 }
 
-/// Undoes [`make_room`] if nothing of ours is left but ourselves.
+/// Undoes [`make_room`] if this is the last process of ours.
 pub fn give_room_back() -> io::Result<()> {
     let mounts = table::mounted()?;
     let unified = table::unified(&mounts)?;
@@ -49,7 +50,7 @@ pub fn give_room_back() -> io::Result<()> {
     if unified.own_group()? == group { Ok(()) } else { give_back(&group) }
 }
 
-/// The group that is ours to divide, or why there is none.
+/// Returns the group that was delegated to us, or why there is none.
 pub(super) fn given(unified: &CgroupMount) -> io::Result<PathBuf> {
     let own = unified.own_group()?;
     let above = own.parent().filter(|_| own.ends_with(LEAF));
@@ -57,19 +58,19 @@ pub(super) fn given(unified: &CgroupMount) -> io::Result<PathBuf> {
     for path in [group.clone(), group.join("cgroup.procs"), group.join("cgroup.subtree_control")] {
         rustix::fs::accessat(CWD, &path, Access::WRITE_OK, AtFlags::EACCESS).map_err(|errno| {
             let error = io::Error::from(errno);
-            io::Error::new(error.kind(), format!("our own control group cannot be written: {error}"))
+            io::Error::new(error.kind(), format!("our control group is not writable: {error}"))
         })?;
     }
     Ok(group)
 }
 
-/// Whether the group has controllers to pass on; only then must it be empty of processes.
+/// Whether the group has controllers for the groups below; only then must it be empty of processes.
 fn divides(group: &Path) -> io::Result<bool> {
     let offered = fs::read_to_string(group.join("cgroup.controllers"))?;
     Ok(offered.split_whitespace().any(|word| super::CONTROLLERS.contains(&word)))
 }
 
-/// Groups of former starts in which something of `instance` is left.
+/// Returns the groups of former starts that still contain groups of `instance`.
 pub(super) fn former(state_dir: &Path, instance: &str) -> io::Result<Vec<PathBuf>> {
     let text = match fs::read_to_string(state_dir.join(LIST)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
@@ -79,7 +80,7 @@ pub(super) fn former(state_dir: &Path, instance: &str) -> io::Result<Vec<PathBuf
     Ok(text.lines().map(PathBuf::from).filter(left).collect())
 }
 
-/// Writes down which groups are used from now on, before anything is made in them.
+/// Records which groups are used from now on, before anything is made in them.
 pub(super) fn remember(state_dir: &Path, groups: &[&PathBuf]) -> io::Result<()> {
     let lines: String = groups.iter().map(|group| format!("{}\n", group.display())).collect();
     let fresh = state_dir.join(format!("{LIST}.new"));
@@ -87,8 +88,9 @@ pub(super) fn remember(state_dir: &Path, groups: &[&PathBuf]) -> io::Result<()> 
     fs::rename(fresh, state_dir.join(LIST))
 }
 
-/// Leaves a group as it was found when nothing else was made in it: no controllers for the groups
-/// below, and ourselves in it again. Processes of ours that are still below keep their group.
+/// Restores a group to its original state if nothing else was made in it: controllers for the groups
+/// below are disabled, and this process moves back into it. Other processes of ours that are still
+/// below keep their group.
 pub(super) fn give_back(group: &Path) -> io::Result<()> {
     let leaf = group.join(LEAF);
     for entry in fs::read_dir(group)? {

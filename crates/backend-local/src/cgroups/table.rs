@@ -1,4 +1,4 @@
-//! What the kernel says about hierarchies: where they are mounted, and which group is ours.
+//! Reads from the kernel where hierarchies are mounted and which group this process is in.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -10,18 +10,18 @@ use std::path::{Path, PathBuf};
 pub(super) struct CgroupMount {
     pub(super) path: PathBuf,
     pub(super) kind: String,
-    /// The group that is seen at `path`.
+    /// The group that is mounted at `path`.
     root: PathBuf,
     options: String,
 }
 
-/// The hierarchies that are mounted here.
+/// Returns the hierarchies that are mounted here.
 pub(super) fn mounted() -> io::Result<Vec<CgroupMount>> {
     let table = fs::read_to_string("/proc/self/mountinfo")?;
     Ok(table.lines().filter_map(CgroupMount::parse).collect())
 }
 
-/// The v2 hierarchy among them.
+/// Returns the v2 hierarchy among them.
 pub(super) fn unified(mounts: &[CgroupMount]) -> io::Result<&CgroupMount> {
     let unified = mounts.iter().find(|mount| mount.kind == "cgroup2");
     unified.ok_or_else(|| io::Error::other("no cgroup v2 hierarchy is mounted"))
@@ -30,8 +30,8 @@ pub(super) fn unified(mounts: &[CgroupMount]) -> io::Result<&CgroupMount> {
 impl CgroupMount {
     pub(super) fn parse(line: &str) -> Option<Self> {
         let (mount, filesystem) = line.split_once(" - ")?;
-        let mut places = mount.split(' ').skip(3);
-        let (root, path) = (places.next()?.into(), places.next()?.into());
+        let mut fields = mount.split(' ').skip(3);
+        let (root, path) = (fields.next()?.into(), fields.next()?.into());
         let mut words = filesystem.split(' ');
         let kind = words.next()?;
         let options = words.nth(1)?.to_owned();
@@ -43,13 +43,13 @@ impl CgroupMount {
         self.options.split(',').any(|word| word == option)
     }
 
-    /// The directory of the v2 group that this process is in.
+    /// Returns the directory of the v2 group that this process is in.
     pub(super) fn own_group(&self) -> io::Result<PathBuf> {
         let text = fs::read_to_string("/proc/self/cgroup")?;
-        self.group_in(&text).ok_or_else(|| io::Error::other("our own control group is not to be seen here"))
+        self.group_in(&text).ok_or_else(|| io::Error::other("our own control group is not visible here"))
     }
 
-    /// The directory of the v2 group in a text such as `/proc/self/cgroup`.
+    /// Returns the directory of the v2 group named in a text such as `/proc/self/cgroup`.
     fn group_in(&self, text: &str) -> Option<PathBuf> {
         let group = text.lines().find_map(|line| line.strip_prefix("0::"))?;
         let below = Path::new(group).strip_prefix(&self.root).ok()?;
@@ -66,17 +66,17 @@ mod tests {
     fn cgroup_mounts_are_read_from_the_table() {
         let line =
             "31 23 0:27 / /sys/fs/cgroup/cpu,cpuacct rw,nosuid shared:9 - cgroup cgroup rw,cpu,cpuacct";
-        let mount = CgroupMount::parse(line).expect("it is one");
+        let mount = CgroupMount::parse(line).expect("a cgroup mount");
         assert_eq!(mount.path, Path::new("/sys/fs/cgroup/cpu,cpuacct"));
         assert!(mount.has("cpu") && !mount.has("memory"));
         assert!(CgroupMount::parse("22 1 8:1 / / rw - ext4 /dev/sda1 rw").is_none());
     }
 
     #[test]
-    fn our_own_group_is_found_below_what_is_mounted() {
+    fn own_group_is_found_below_the_mounted_group() {
         let check = |root: &str, text: &str, expected: Option<&str>| {
             let line = format!("31 23 0:27 {root} /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate");
-            let mount = CgroupMount::parse(&line).expect("it is one");
+            let mount = CgroupMount::parse(&line).expect("a cgroup mount");
             assert_eq!(mount.group_in(text), expected.map(PathBuf::from), "{root} {text}");
         };
         check("/", "0::/user.slice/a.scope\n", Some("/sys/fs/cgroup/user.slice/a.scope"));

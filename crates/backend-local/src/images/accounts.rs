@@ -1,9 +1,9 @@
-//! The user that an image names, as numbers.
+//! Resolves the user that an image names to numeric ids.
 //!
-//! The agent finds it again for each command, in the files inside as they are then. Here it is
-//! found before there is anything inside, for the owners of mounts: in the topmost layer that has the
-//! file. Whoever made the image wrote that file. A wrong number in it makes a directory of the host
-//! another's inside than the one who was meant, and gives nobody a right that root inside has not.
+//! The agent resolves it again for each command, in the current files inside. Here it is resolved
+//! before the sandbox exists, for the owners of mounts: in the topmost layer that has the file. The
+//! author of the image wrote that file. A wrong number in it can only give a mounted host directory a
+//! different owner inside than intended; it grants no right that root inside does not have.
 
 use std::io::{self, Read};
 use std::path::Path;
@@ -13,14 +13,14 @@ use rustix::fs::OFlags;
 
 use super::Resolved;
 
-/// The largest file that is read. Longer ones are cut.
+/// The maximum size read from a file. Longer files are truncated.
 const LARGEST: u64 = 1 << 20;
-/// Ids above are nobody's inside.
+/// Larger ids do not exist inside.
 const LARGEST_ID: u32 = 65_535;
 
 impl Resolved {
-    /// Uid and gid of `user`, which is `user`, `uid`, `user:group` or `uid:gid`. `None` if its files
-    /// do not say.
+    /// Returns uid and gid of `user`, which is `user`, `uid`, `user:group` or `uid:gid`. Returns
+    /// `None` if the files of the image do not define it.
     pub fn ids_of(&self, user: &str) -> Option<(u32, u32)> {
         let (user, group) = match user.split_once(':') {
             Some((user, group)) => (user, Some(group)),
@@ -35,7 +35,8 @@ impl Resolved {
         (uid <= LARGEST_ID && gid <= LARGEST_ID).then_some((uid, gid))
     }
 
-    /// The content of a file, empty if there is none that can be read without following a link.
+    /// Returns the content of a file, or an empty string if it cannot be read without following a
+    /// link.
     fn text(&self, path: &Path) -> String {
         let root = self.trees.iter().find(|tree| tree.mount_point == "/");
         for lower in root.into_iter().flat_map(|tree| &tree.lowers) {
@@ -58,7 +59,7 @@ fn read(lower: &Path, path: &Path) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Uid and gid of a user. A number needs no account.
+/// Returns uid and gid of a user. A numeric user needs no account.
 fn account(passwd: &str, user: &str) -> Option<(u32, u32)> {
     let accounts = || passwd.lines().filter_map(numbers);
     let by_name = accounts().find(|(name, _, _)| *name == user);
@@ -75,7 +76,7 @@ fn numbers(line: &str) -> Option<(&str, u32, u32)> {
     Some((name, uid, fields.next()?.parse().ok()?))
 }
 
-/// The number of a group.
+/// Returns the id of a group.
 fn named(groups: &str, group: &str) -> Option<u32> {
     groups.lines().find_map(|line| {
         let mut fields = line.split(':');
@@ -93,7 +94,7 @@ mod tests {
 
     const PASSWD: &str = "root:x:0:0::/root:/bin/sh\nbroken\napp:x:1234:50::/:/bin/sh\nfar:x:70000:1::/:\n";
 
-    /// An image whose layers, topmost first, have these files.
+    /// Creates an image whose layers, topmost first, have these files.
     fn image(place: &Path, layers: &[&[(&str, &str)]]) -> Resolved {
         let mut lowers = Vec::new();
         for (number, files) in layers.iter().enumerate() {
@@ -109,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_is_a_name_or_a_number_maybe_with_a_group() {
+    fn user_is_a_name_or_number_with_optional_group() {
         let place = tempfile::tempdir().expect("a directory");
         let lower: &[(&str, &str)] =
             &[("etc/passwd", "app:x:1:1::/:\n"), ("etc/group", "staff:x:77:app\nfar:x:70000:\n")];
@@ -133,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn no_link_of_an_image_is_followed() {
+    fn links_in_an_image_are_not_followed() {
         let place = tempfile::tempdir().expect("a directory");
         fs::write(place.path().join("outside"), PASSWD).expect("our own directory");
         let image = image(place.path(), &[&[], &[("etc/passwd", PASSWD)]]);

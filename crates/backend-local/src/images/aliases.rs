@@ -1,7 +1,7 @@
-//! Aliases: names of images that are not here, and the image that stands in for each.
+//! Aliases: names of missing images, and the image that stands in for each.
 //!
-//! The operator's own table decides first. After it come fixed rules, by which the image `host`
-//! stands in for a name only if it has what that name promises. Everything else is refused.
+//! The operator's own table decides first. Then fixed rules apply, by which the image `host` stands
+//! in for a name only if it has what that name promises. All other names are rejected.
 
 use super::HOST;
 use super::host_programs::{HostProgram, HostPrograms, OsRelease, leading_version, major};
@@ -9,15 +9,15 @@ use super::host_programs::{HostProgram, HostPrograms, OsRelease, leading_version
 /// Which aliases are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AliasRule {
-    /// The operator's, then the rules for the image `host`.
+    /// The operator's aliases, then the rules for the image `host`.
     OperatorThenHost,
     OperatorOnly,
-    /// None at all: only images that are here are used.
+    /// None: only existing images are used.
     Refuse,
 }
 
-/// Patterns of the operator and the image each stands for; the first that matches counts. A `*`
-/// in a pattern matches any text.
+/// Patterns of the operator and the image for each; the first match wins. A `*` in a pattern
+/// matches any text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Aliases {
     pub table: Vec<(String, String)>,
@@ -25,32 +25,32 @@ pub struct Aliases {
     pub host: HostPrograms,
 }
 
-/// The image that stands in for a name, and what it has to offer.
+/// The image that stands in for a name, and a description of its contents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Alias {
     pub image: String,
     pub has: Option<String>,
 }
 
-/// What the fixed rules say of a name.
+/// The decision of the fixed rules about a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Verdict {
-    /// The image `host` stands in for it, with this.
+    /// The image `host` stands in for it; the text describes its contents.
     Host(String),
-    /// It does not, for this reason.
+    /// The image `host` does not fit, for this reason.
     Refused(String),
-    /// No rule knows the name.
+    /// No rule applies to the name.
     Unknown,
 }
 
 /// Repositories that the compatible APIs use by default, for which `host` always stands in: they
-/// promise a place to run code and no version of anything.
+/// promise an environment to run code, without a version of anything.
 const DEFAULTS: [&str; 4] = ["base", "agent-infra/sandbox", "all-in-one-sandbox", "rockchin/langbot-sandbox"];
 
-/// The repository of the reference's image for code, whose name goes on in several ways.
+/// The repository of the reference's image for code; several suffixes of it are in use.
 const CODE_INTERPRETER: &str = "opensandbox/code-interpreter";
 
-/// Repositories of distributions, and how `os-release` names each.
+/// Repositories of distributions, and the `ID` of each in `os-release`.
 const DISTRIBUTIONS: [(&str, &str); 20] = [
     ("almalinux", "almalinux"),
     ("alpine", "alpine"),
@@ -75,7 +75,7 @@ const DISTRIBUTIONS: [(&str, &str); 20] = [
 ];
 
 impl Aliases {
-    /// The image that stands in for `name`, or why there is none, where that is known.
+    /// Returns the image that stands in for `name`, or the reason why there is none, if known.
     pub(super) fn stand_in(&self, name: &str) -> Result<Alias, Option<String>> {
         let found = self.table.iter().find(|(pattern, _)| matches(pattern, name));
         if let Some((_, target)) = found {
@@ -95,7 +95,7 @@ impl Aliases {
 
 /// Decides by the fixed rules whether the image `host` may stand in for `name`.
 fn judge(name: &str, host: &HostPrograms) -> Verdict {
-    // A digest names exact content, which the host never is.
+    // A digest identifies exact content, which the host never matches.
     if name.contains('@') {
         return Verdict::Unknown;
     }
@@ -120,14 +120,14 @@ fn judge(name: &str, host: &HostPrograms) -> Verdict {
     }
 }
 
-/// The short form of a repository of Docker Hub.
+/// Returns the short form of a Docker Hub repository.
 fn familiar(repository: &str) -> &str {
     let hub = ["docker.io/", "index.docker.io/"];
     let path = hub.iter().find_map(|hub| repository.strip_prefix(hub)).unwrap_or(repository);
     path.strip_prefix("library/").unwrap_or(path)
 }
 
-/// A program stands in for a tag without a number and for one of the same major version.
+/// A program matches a tag without a number and a tag with the same major version.
 fn judge_program(name: &str, tag: Option<&str>, found: Option<HostProgram>) -> Verdict {
     let Some(found) = found else {
         return Verdict::Refused(format!("image `host` has no {name} below /usr"));
@@ -140,11 +140,11 @@ fn judge_program(name: &str, tag: Option<&str>, found: Option<HostProgram>) -> V
     }
 }
 
-/// A distribution stands in for itself: for a tag that names no version, its own version or its
-/// own code name, with or without a variant (`12-slim`, `bookworm-slim`).
+/// A distribution matches itself: a tag without a version, its own version or its own code name,
+/// with or without a variant (`12-slim`, `bookworm-slim`).
 fn judge_distribution(id: &str, tag: Option<&str>, release: Option<OsRelease>) -> Verdict {
     let Some(release) = release else {
-        return Verdict::Refused("this host does not say which system it is".to_owned());
+        return Verdict::Refused("this host has no os-release file".to_owned());
     };
     let refused = Verdict::Refused(format!("image `host` is {release}"));
     if release.id != id {
@@ -161,20 +161,20 @@ fn judge_distribution(id: &str, tag: Option<&str>, release: Option<OsRelease>) -
     if matches { Verdict::Host(release.to_string()) } else { refused }
 }
 
-/// Whether one version is the other, or goes on where the other ends: `12.5` is of release `12`.
+/// Whether the versions are equal as far as both are given: `12.5` belongs to release `12`.
 fn same_release(one: &str, other: &str) -> bool {
     one.split('.').zip(other.split('.')).all(|(one, other)| one == other)
 }
 
-/// Whether `text` has the shape of `pattern`. Taking the first place for every part between two
-/// stars is enough, so the time is bounded.
+/// Whether `text` matches `pattern`. Taking the first match for every part between two stars is
+/// sufficient, so the time is bounded.
 fn matches(pattern: &str, text: &str) -> bool {
     let Some((first, rest)) = pattern.split_once('*') else { return pattern == text };
     let Some(mut text) = text.strip_prefix(first) else { return false };
     let (middle, last) = rest.rsplit_once('*').unwrap_or(("", rest));
     for part in middle.split('*') {
         match text.find(part) {
-            Some(place) => text = &text[place + part.len()..],
+            Some(index) => text = &text[index + part.len()..],
             None => return false,
         }
     }
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_star_matches_any_text() {
+    fn star_matches_any_text() {
         for (pattern, text, expected) in [
             ("base", "base", true),
             ("base", "base2", false),
@@ -204,9 +204,9 @@ mod tests {
         }
     }
 
-    /// A Debian 12 with Python 3.11 and Node 20.1.7.
+    /// Creates a Debian 12 root with Python 3.11 and Node 20.1.7.
     fn debian() -> (tempfile::TempDir, HostPrograms) {
-        let root = tempfile::tempdir().expect("there is room");
+        let root = tempfile::tempdir().expect("a temporary directory can be created");
         let header =
             "#define NODE_MAJOR_VERSION 20\n#define NODE_MINOR_VERSION 1\n#define NODE_PATCH_VERSION 7\n";
         let release = "NAME=\"Debian GNU/Linux\"\nVERSION_ID=\"12\"\nVERSION_CODENAME=bookworm\nID=debian\n";
@@ -222,13 +222,14 @@ mod tests {
             std::fs::write(&path, content).expect("our own file");
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("our own file");
         }
-        std::os::unix::fs::symlink("python3.11", root.path().join("usr/bin/python3")).expect("it is new");
+        std::os::unix::fs::symlink("python3.11", root.path().join("usr/bin/python3"))
+            .expect("the link is new");
         let host = HostPrograms::below(root.path());
         (root, host)
     }
 
     #[test]
-    fn host_stands_in_only_for_what_it_has() {
+    fn host_stands_in_only_for_matching_names() {
         let (_root, host) = debian();
         for (name, expected) in [
             ("opensandbox/code-interpreter", "all"),
@@ -294,21 +295,21 @@ mod tests {
     }
 
     #[test]
-    fn a_host_without_a_program_stands_in_for_none() {
-        let empty = tempfile::tempdir().expect("there is room");
+    fn host_without_a_program_does_not_stand_in_for_it() {
+        let empty = tempfile::tempdir().expect("a temporary directory can be created");
         let host = HostPrograms::below(empty.path());
         for name in ["python", "node:20", "debian"] {
             assert!(matches!(judge(name, &host), Verdict::Refused(_)), "{name}");
         }
         assert!(matches!(judge("base", &host), Verdict::Host(_)));
-        // A program of an unknown version serves only those who name none.
+        // A program of unknown version matches only requests without a version.
         let unknown = || Some(HostProgram { version: None });
         assert!(matches!(judge_program("Node", Some("20"), unknown()), Verdict::Refused(_)));
         assert!(matches!(judge_program("Node", Some("lts"), unknown()), Verdict::Host(_)));
     }
 
     #[test]
-    fn the_operator_decides_first() {
+    fn operator_aliases_come_first() {
         let (_root, host) = debian();
         let table = vec![("ubuntu*".to_owned(), "jammy".to_owned()), ("my".to_owned(), HOST.to_owned())];
         let mut aliases = Aliases { table, rule: AliasRule::OperatorThenHost, host };

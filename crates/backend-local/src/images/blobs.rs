@@ -1,4 +1,4 @@
-//! Where the parts of an image lie: files that were opened before, or entries of a tar archive.
+//! Access to the parts of an image: files that were opened before, or entries of a tar archive.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -17,17 +17,17 @@ use super::stream::{Inflated, Part};
 use super::tarball::{MOST_HEADERS, Rationed};
 use super::{During, ImageError};
 
-/// An archive of an image holds a few files per layer.
+/// An archive of an image contains a few files per layer.
 const MOST_ENTRIES: usize = 10_000;
-/// Each file of a layout is a descriptor.
+/// Each file of a layout uses a descriptor.
 const MOST_FILES: usize = 1000;
 /// Manifests and configurations are smaller.
 const LARGEST_DOCUMENT: u64 = 8 << 20;
-/// The largest archive that is unpacked before it is looked through.
+/// The maximum size of an archive that is decompressed before it is indexed.
 const MOST_SPOOLED: u64 = 64 << 30;
 
-/// The parts of a layout that lies in a directory, each opened. Whoever unpacks them needs no
-/// directory then, and nothing can be put in their place any more.
+/// Opens all parts of a layout in a directory. The unpacker then needs no access to the directory,
+/// and the parts can no longer be replaced.
 pub(super) fn open_layout(root: &Root, owner: Option<u32>) -> Result<BTreeMap<PathBuf, File>, ImageError> {
     let mut files = BTreeMap::new();
     check_owner(root, Path::new("."), owner)?;
@@ -51,25 +51,29 @@ pub(super) fn open_layout(root: &Root, owner: Option<u32>) -> Result<BTreeMap<Pa
     Ok(files)
 }
 
-/// Refuses what is no plain file, or does not belong to `owner`. Only a plain file has an end; a pipe
-/// would have us wait for it.
+/// Rejects a file that is not a plain file or does not belong to `owner`. Only a plain file has an end; reading a pipe
+/// could wait forever.
 pub(super) fn check_file(file: &File, path: &Path, owner: Option<u32>) -> Result<(), ImageError> {
     if !file.metadata().during("look at", path)?.is_file() {
-        return Err(hostile(path, "it is no plain file"));
+        return Err(hostile(path, "not a plain file"));
     }
     check_owner(file, path, owner)
 }
 
-/// Refuses what does not belong to `owner`, by its descriptor.
+/// Rejects a file that does not belong to `owner`, checked by its descriptor.
 fn check_owner(opened: impl AsFd, path: &Path, owner: Option<u32>) -> Result<(), ImageError> {
     let Some(owner) = owner else { return Ok(()) };
     let found = rustix::fs::fstat(opened).map_err(io::Error::from).during("look at", path)?;
-    if found.st_uid == owner { Ok(()) } else { Err(hostile(path, "it does not belong to who hands it over")) }
+    if found.st_uid == owner {
+        Ok(())
+    } else {
+        Err(hostile(path, "it does not belong to the requesting user"))
+    }
 }
 
 pub(super) enum Blobs {
     Files(BTreeMap<PathBuf, File>),
-    /// Names, and where their content lies in the file.
+    /// Names, and the position of their content in the file.
     Tar {
         file: File,
         entries: BTreeMap<PathBuf, (u64, u64)>,
@@ -77,8 +81,8 @@ pub(super) enum Blobs {
 }
 
 impl Blobs {
-    /// Looks through an archive. A compressed one is unpacked into `spool` first, since its parts
-    /// are read in another order than they come in.
+    /// Indexes an archive. A compressed one is decompressed into `spool` first, because its parts
+    /// are not read in the order of the archive.
     pub(super) fn of_tar(mut file: File, spool: &Root) -> Result<Self, ImageError> {
         let path = Path::new("the archive");
         let mut start = [0; 512];
@@ -89,7 +93,7 @@ impl Blobs {
             let name = Path::new("spool");
             let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CREATE | rustix::fs::OFlags::EXCL;
             let mut plain = spool.open_with(name, flags, 0o600).during("make", name)?;
-            // It goes with its descriptor, whatever happens.
+            // The file disappears with its descriptor, whatever happens.
             spool.remove_file(name).during("remove", name)?;
             fill(&mut content, &mut plain)?;
             plain.rewind().during("read", path)?;
@@ -112,8 +116,8 @@ impl Blobs {
         }
     }
 
-    /// Opens one part, from its beginning to its end. Only one is read at a time, since they may
-    /// share a place in one file.
+    /// Opens one part, from its beginning to its end. Only one part may be read at a time, because
+    /// they may share one file offset.
     pub(super) fn open(&self, path: &Path) -> Result<Part, ImageError> {
         let missing = || io::Error::from(io::ErrorKind::NotFound);
         let (file, place) = match self {
@@ -133,17 +137,17 @@ impl Blobs {
         file.try_clone().and_then(part).during("open", path)
     }
 
-    /// Reads a document whole.
+    /// Reads a whole document.
     pub(super) fn document(&self, path: &Path) -> Result<Vec<u8>, ImageError> {
         let mut text = Vec::new();
         self.open(path)?.take(LARGEST_DOCUMENT + 1).read_to_end(&mut text).during("read", path)?;
         if text.len() as u64 > LARGEST_DOCUMENT {
-            return Err(hostile(path, "it is longer than a manifest can be"));
+            return Err(hostile(path, "it is longer than a manifest may be"));
         }
         Ok(text)
     }
 
-    /// The archive from its beginning, where it turned out to be a root file system.
+    /// Returns the archive from its beginning, if it turned out to be a root file system.
     pub(super) fn into_archive(self) -> Option<File> {
         match self {
             Self::Files(_) => None,
@@ -152,7 +156,7 @@ impl Blobs {
     }
 }
 
-/// Unpacks an archive into `plain` as long as there is room.
+/// Decompresses an archive into `plain` as long as there is disk space.
 fn fill(content: &mut Inflated, plain: &mut File) -> Result<(), ImageError> {
     let mut left = MOST_SPOOLED;
     while left > 0 {
@@ -176,7 +180,7 @@ fn whole(file: &File) -> io::Result<Part> {
     Ok(file.try_clone()?.take(length))
 }
 
-/// Notes where the content of each plain file lies. Names with two meanings are refused. Older
+/// Records the position of the content of each plain file. Ambiguous names are rejected. Older
 /// archives have links from one layer to another, which are followed once.
 fn index(file: &File) -> Result<BTreeMap<PathBuf, (u64, u64)>, ImageError> {
     let path = Path::new("the archive");
@@ -194,15 +198,16 @@ fn index(file: &File) -> Result<BTreeMap<PathBuf, (u64, u64)>, ImageError> {
         let kind = entry.header().entry_type();
         let means = matches!(kind, EntryType::Regular | EntryType::Continuous | EntryType::Symlink);
         if means && seen.len() < MOST_ENTRIES && !seen.insert(name.clone()) {
-            return Err(hostile(&name, "it is there twice"));
+            return Err(hostile(&name, "it occurs twice"));
         }
         match kind {
             EntryType::Regular | EntryType::Continuous => {
                 let (offset, length) = (entry.raw_file_position(), entry.size());
                 if offset.checked_add(length).is_none_or(|last| last > end) {
-                    return Err(hostile(&name, "it is cut off"));
+                    return Err(hostile(&name, "it is truncated"));
                 }
-                // Only the archive of an image has few files; of a whole system the first will do.
+                // Only the archive of an image has few files; for a whole system the first ones are
+                // sufficient.
                 if entries.len() < MOST_ENTRIES {
                     entries.insert(name, (offset, length));
                 }
@@ -224,7 +229,7 @@ fn index(file: &File) -> Result<BTreeMap<PathBuf, (u64, u64)>, ImageError> {
     Ok(entries)
 }
 
-/// A name without dots, as it is seen from `from`.
+/// Returns a name without dots, relative to `from`.
 fn plain_name(from: &Path, name: &Path) -> Option<PathBuf> {
     let mut clean = from.to_owned();
     for part in name.components() {

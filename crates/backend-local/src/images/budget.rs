@@ -1,5 +1,5 @@
-//! What an image may take up: one count of entries and bytes for all of its layers, and what must
-//! stay free on the disk.
+//! The space that an image may use: one count of entries and bytes for all of its layers, and the
+//! space that must stay free on the disk.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -12,28 +12,28 @@ const MOST_BYTES: u64 = 64 << 30;
 /// A host that is nearly full must not be filled up.
 const LEAST_FREE: u64 = 256 << 20;
 const LEAST_FREE_FILES: u64 = 10_000;
-/// What an entry takes up beside its content. An empty file is not free, and neither is a link.
+/// The size charged per entry in addition to its content. Empty files and links need space, too.
 pub(super) const ENTRY: u64 = 4096;
-/// The bound of an image that would fit if nobody used the others.
-pub(super) const BESIDE_USED: &str = "`images.max_bytes` leaves beside the images in use";
-/// How often room and progress are looked at, in entries and in bytes of one file.
+/// The limit in the message about an image that would fit if the images in use were removed.
+pub(super) const BESIDE_USED: &str = "`images.max_bytes` minus the images in use";
+/// How often disk space and progress are checked, in entries and in bytes of one file.
 pub(super) const EVERY: u64 = 1000;
 pub(super) const EVERY_BYTES: u64 = 64 << 20;
 
-/// What the layers of an image have used so far.
+/// The space that the layers of an image have used so far.
 pub(super) struct Budget {
     entries: u64,
     bytes: u64,
     most: u64,
-    /// The bound in words.
+    /// The limit as text for messages.
     bound: &'static str,
 }
 
 impl Budget {
-    /// With `most`, what the operator lets all images have together, one alone has no more.
+    /// `most` is the operator's limit for all images together, which also applies to a single one.
     pub(super) fn new(most: Option<u64>) -> Self {
         let (most, bound) = match most {
-            Some(most) if most < MOST_BYTES => (most, "`images.max_bytes` allows"),
+            Some(most) if most < MOST_BYTES => (most, "the limit `images.max_bytes`"),
             _ => (MOST_BYTES, "64 GiB"),
         };
         Self { entries: 0, bytes: 0, most, bound }
@@ -47,7 +47,7 @@ impl Budget {
         self.bytes
     }
 
-    /// Counts an entry with so many bytes of attributes.
+    /// Counts an entry with this many bytes of attributes.
     pub(super) fn enter(&mut self, attributes: u64) -> Result<(), ImageError> {
         self.entries += 1;
         if self.entries > MOST_ENTRIES {
@@ -61,23 +61,23 @@ impl Budget {
         if self.bytes > self.most { Err(ImageError::TooLarge(self.bound)) } else { Ok(()) }
     }
 
-    /// How much of a file is written before this is asked again: one byte more than is left, so
-    /// that who passes the bound is noticed.
+    /// The number of bytes of a file to write before the next check: one more than is left, so that
+    /// exceeding the limit is detected.
     pub(super) fn piece(&self) -> u64 {
         self.most.saturating_sub(self.bytes).saturating_add(1).min(EVERY_BYTES)
     }
 }
 
-/// Refuses to go on when the disk of `place` is nearly full.
+/// Returns an error when the disk of `place` is nearly full.
 pub(super) fn check_room(place: impl AsFd) -> Result<(), ImageError> {
     let status = rustix::fs::fstatvfs(place).map_err(io::Error::from);
     let status = status.during("measure", Path::new("the disk"))?;
     if status.f_bavail.saturating_mul(status.f_frsize) < LEAST_FREE {
-        return Err(ImageError::TooLarge("this disk has room for"));
+        return Err(ImageError::TooLarge("the free space on this disk"));
     }
-    // A file system that makes files as they are needed, like btrfs, counts none.
+    // File systems that allocate inodes on demand, like btrfs, report none.
     if status.f_files > 0 && status.f_favail < LEAST_FREE_FILES {
-        return Err(ImageError::TooLarge("this disk has room for: it has hardly any inodes left"));
+        return Err(ImageError::TooLarge("the free space on this disk: hardly any inodes are left"));
     }
     Ok(())
 }
@@ -89,16 +89,16 @@ mod tests {
     #[test]
     fn empty_files_and_attributes_use_up_the_budget() {
         let mut budget = Budget::new(Some(3 * ENTRY));
-        budget.enter(0).expect("there is room for three");
-        budget.enter(ENTRY).expect("there is room for three");
+        budget.enter(0).expect("the budget allows three entries");
+        budget.enter(ENTRY).expect("the budget allows three entries");
         assert_eq!(budget.piece(), 1);
         assert!(matches!(budget.enter(0), Err(ImageError::TooLarge(_))));
     }
 
     #[test]
-    fn an_operator_cannot_allow_more_than_any_image_may_have() {
+    fn operator_limit_cannot_exceed_the_fixed_limit() {
         let mut budget = Budget::new(Some(u64::MAX));
-        budget.spend(MOST_BYTES).expect("so much is allowed");
+        budget.spend(MOST_BYTES).expect("the fixed limit is allowed");
         assert!(budget.spend(1).is_err());
     }
 }

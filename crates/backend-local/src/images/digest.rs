@@ -1,4 +1,4 @@
-//! Digests: how content is named, and readers that check what they pass on.
+//! Digests, which identify content, and readers that compute them.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -6,12 +6,12 @@ use std::io::{self, Read};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-/// A SHA-256 of some content, written `sha256:` and 64 hexadecimal digits.
+/// A SHA-256 digest, written as `sha256:` and 64 hexadecimal digits.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Digest(String);
 
-/// The text is no digest of a kind that is understood here.
+/// The error for text that is not a supported digest.
 #[derive(Debug, thiserror::Error)]
 #[error("`{0}` is not `sha256:` and 64 hexadecimal digits")]
 pub struct NotADigest(String);
@@ -33,7 +33,7 @@ impl Digest {
         Self::finish(hash)
     }
 
-    /// The digits alone, which are the name of a file.
+    /// The digits alone, which are used as a file name.
     pub fn hex(&self) -> &str {
         &self.0
     }
@@ -63,7 +63,7 @@ impl From<Digest> for String {
     }
 }
 
-/// A digest over several parts, none of which can look like the next.
+/// A digest over several parts, unambiguous about where each part ends.
 #[derive(Default)]
 pub(super) struct Sum(Sha256);
 
@@ -78,7 +78,7 @@ impl Sum {
     }
 }
 
-/// Passes content on and remembers its digest and length.
+/// A reader that passes content through and computes its digest and length.
 pub(super) struct Hashing<R> {
     content: R,
     hash: Sha256,
@@ -90,17 +90,17 @@ impl<R: Read> Hashing<R> {
         Self { content, hash: Sha256::new(), length: 0 }
     }
 
-    /// How much was read so far.
+    /// The number of bytes read so far.
     pub(super) fn length(&self) -> u64 {
         self.length
     }
 
-    /// The digest of what was read so far, and where it was read from.
+    /// Returns the digest of the bytes read so far, and the inner reader.
     pub(super) fn split(self) -> (Digest, R) {
         (Digest::finish(self.hash), self.content)
     }
 
-    /// Reads what nobody asked for, since the digest is over everything.
+    /// Reads the rest of the content, because the digest covers all of it.
     pub(super) fn finish(mut self) -> io::Result<(Digest, u64)> {
         io::copy(&mut self, &mut io::sink())?;
         Ok((Digest::finish(self.hash), self.length))
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_digest_is_read_as_it_is_written_and_nothing_else_is() {
+    fn only_well_formed_digests_parse() {
         let digest = Digest::of(b"");
         let text = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
         assert_eq!(digest.to_string(), text);
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn the_digest_covers_what_was_not_read() {
+    fn digest_covers_unread_content() {
         let mut hashing = Hashing::new(&b"abc"[..]);
         let mut one = [0];
         assert!(hashing.read_exact(&mut one).is_ok());

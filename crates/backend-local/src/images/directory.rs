@@ -1,4 +1,4 @@
-//! Root file systems that lie unpacked in a directory, and what a sandbox changed of one.
+//! Unpacked root file systems in a directory, and the changes that a sandbox made to one.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -15,28 +15,30 @@ use super::layer::{Layer, Marks, hostile};
 use super::tarball::{MOST_ATTRIBUTES, check_length, is_kept};
 use super::{Digest, During, ImageError};
 
-/// How deep a source may be; each level holds a descriptor.
+/// The maximum depth of a source; each level holds a descriptor.
 const MOST_DEPTH: usize = 200;
 
-/// What a directory holds.
+/// The kind of content in a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Contents {
-    /// A whole root file system. Nothing in it may steer an overlay.
+    /// A whole root file system. It must not contain overlay attributes.
     Tree,
-    /// The upper directory of an overlay with `userxattr`: whiteouts and opaque marks have their
-    /// meaning. What else a sandbox may have made there and no image has (pipes, sockets) is left out.
+    /// The upper directory of an overlay with `userxattr`: whiteouts and opaque marks are interpreted.
+    /// Other entries that a sandbox may have created but images do not have (pipes, sockets) are
+    /// omitted.
     Upper,
 }
 
-/// The attributes by which an overlay with `userxattr` keeps its books.
+/// The attributes in which an overlay with `userxattr` keeps its state.
 const OVERLAY: &str = "user.overlay.";
 const OPAQUE: &str = "user.overlay.opaque";
-/// These make a file stand for another one below, which a copy cannot. Overlays with `userxattr`
-/// do not write them.
+/// These attributes make a file refer to another one below, which a copy cannot express. Overlays with
+/// `userxattr` do not write them.
 const REFERENCES: [&str; 2] = ["user.overlay.redirect", "user.overlay.metacopy"];
 
-/// Copies a directory into `layer`, and answers a digest of all that it holds. Other file systems
-/// mounted in it stay empty directories, and so does the place the copy itself is written to.
+/// Copies a directory into `layer` and returns a digest of its content. Mount points of other file
+/// systems are copied as empty directories, and so is the directory that the copy itself is written
+/// to.
 pub(super) fn copy(root: &Root, layer: &mut Layer<'_>, contents: Contents) -> Result<Digest, ImageError> {
     let source = Path::new("the source");
     let top = rustix::fs::fstat(root).map_err(std::io::Error::from).during("look at", source)?;
@@ -58,7 +60,7 @@ struct Copy<'layer, 'progress> {
     device: u64,
     own: (u64, u64),
     contents: Contents,
-    /// Files with several names, by the first name they were met under.
+    /// Files with several names, by the first name found.
     linked: HashMap<u64, PathBuf>,
     sum: Sum,
 }
@@ -66,7 +68,7 @@ struct Copy<'layer, 'progress> {
 impl Copy<'_, '_> {
     fn fill(&mut self, directory: &Root, below: &Path) -> Result<(), ImageError> {
         if below.components().count() > MOST_DEPTH {
-            return Err(hostile(below, "it lies too deep"));
+            return Err(hostile(below, "it is nested too deep"));
         }
         let mut entries = directory.entries().during("list", below)?;
         entries.sort_by(|one, other| one.name.cmp(&other.name));
@@ -122,12 +124,12 @@ impl Copy<'_, '_> {
             }
             FileType::Fifo => self.layer.special(path, "it is a pipe"),
             FileType::CharacterDevice | FileType::BlockDevice => self.layer.special(path, "it is a device"),
-            // A socket means nothing without the process that listened on it.
+            // A socket is useless without the process that listened on it.
             _ => Ok(()),
         }
     }
 
-    /// What an entry is marked with, and whether it hides what lies below.
+    /// Returns the metadata of an entry, and whether it hides everything below it.
     fn marks(
         &self,
         directory: &Root,
@@ -174,12 +176,12 @@ impl Copy<'_, '_> {
     }
 }
 
-/// The attributes that any user may set, in the order of their names, and whether the entry hides
-/// what lies below it.
+/// Returns the attributes that any user may set, sorted by name, and whether the entry hides
+/// everything below it.
 fn attributes(file: BorrowedFd<'_>, path: &Path, contents: Contents) -> Result<Attributes, ImageError> {
     let mut buffer = vec![0; MOST_ATTRIBUTES];
     let length = match rustix::fs::flistxattr(file, &mut buffer[..]) {
-        // A file system without attributes has none.
+        // The file system does not support attributes, so there are none.
         Err(Errno::OPNOTSUPP) => 0,
         Err(Errno::RANGE) => return Err(hostile(path, "its attributes are too large")),
         length => length.map_err(std::io::Error::from).during("read the attributes of", path)?,
@@ -192,7 +194,7 @@ fn attributes(file: BorrowedFd<'_>, path: &Path, contents: Contents) -> Result<A
     for name in names {
         if contents == Contents::Upper && name.starts_with(OVERLAY) {
             if REFERENCES.contains(&name.as_str()) {
-                return Err(hostile(path, "it stands for another file below it"));
+                return Err(hostile(path, "it refers to another file below it"));
             }
             opaque |= name == OPAQUE;
             continue;

@@ -1,8 +1,8 @@
-//! The part of the host's `/etc` that programs need to run at all.
+//! The part of the host's `/etc` that programs need in order to run.
 //!
-//! Only what is named here is copied, and of that only what every user of the host may read
-//! anyway. A link is kept when it leads into `/usr` or stays within what is copied; otherwise the
-//! file it leads to is copied in its place.
+//! Only the names listed here are copied, and only files that every user of the host can read
+//! anyway. A link is kept if it leads into `/usr` or stays within the copied files; otherwise its
+//! target is copied instead.
 
 use std::fs::{self, Metadata};
 use std::os::fd::AsRawFd;
@@ -12,7 +12,7 @@ use std::path::{Component, Path, PathBuf};
 use super::skeleton::{self, LARGEST_FILE, Plan};
 use super::{During, ImageError};
 
-/// Files and directories of `/etc`; a `*` stands for the rest of a name.
+/// Files and directories of `/etc`; a trailing `*` matches the rest of a name.
 const NAMES: [&str; 48] = [
     "ImageMagick-*",
     "OpenCL",
@@ -79,7 +79,7 @@ pub(super) fn plan(plan: &mut Plan) -> Result<(), ImageError> {
     Ok(())
 }
 
-/// The names with their stars replaced by what exists on this host.
+/// Returns the names, with stars expanded to the names that exist on this host.
 fn names() -> Result<Vec<PathBuf>, ImageError> {
     let etc = Path::new("/etc");
     let mut present = Vec::new();
@@ -112,12 +112,12 @@ impl Copy<'_> {
         }
     }
 
-    /// Plans what lies at `source`. `top` is the named entry it belongs to, within which links
-    /// may stay.
+    /// Plans the entry at `source`. `top` is the listed entry it belongs to, within which links may
+    /// stay.
     fn place(&mut self, source: &Path, top: &Path, depth: usize) -> Result<(), ImageError> {
         let Ok(found) = fs::symlink_metadata(source) else { return Ok(()) };
         if self.plan.len() > MOST_ENTRIES || depth > MOST_DEPTH {
-            return Err(ImageError::TooLarge("the essentials of `/etc` may have entries or levels"));
+            return Err(ImageError::TooLarge("the limit on entries or levels of `/etc`"));
         }
         if !found.is_symlink() {
             return self.take(source, top, &found, depth);
@@ -133,7 +133,7 @@ impl Copy<'_> {
         }
     }
 
-    /// Takes a file or directory that everybody may read; others are passed over.
+    /// Adds a file or directory that everyone may read; others are skipped.
     fn take(&mut self, source: &Path, top: &Path, found: &Metadata, depth: usize) -> Result<(), ImageError> {
         if found.is_dir() && found.mode() & 0o005 == 0o005 {
             self.plan.directory(inside(source), 0o755);
@@ -155,7 +155,7 @@ fn inside(path: &Path) -> &Path {
     path.strip_prefix("/").unwrap_or(path)
 }
 
-/// Whether a link means the same inside, where only `/usr` and the named entries exist.
+/// Whether a link has the same target inside, where only `/usr` and the listed entries exist.
 fn stays(source: &Path, target: &Path, top: &Path) -> bool {
     let parent = source.parent().unwrap_or(Path::new("/"));
     let mut leads_to = PathBuf::from("/");
@@ -167,15 +167,15 @@ fn stays(source: &Path, target: &Path, top: &Path) -> bool {
         }
     }
     let within = leads_to.starts_with(top) && leads_to != top;
-    // Which program an alternative stands for matters more than whether it is there.
+    // For alternatives, the target matters even if it does not exist inside.
     within
         || leads_to.starts_with("/usr")
         || top == Path::new("/etc/alternatives")
         || leads_to.starts_with("/etc/alternatives")
 }
 
-/// What a link leads to, if every user of the host can get there: each directory above it, as
-/// it really is after all links, must let everybody pass.
+/// Returns the metadata of a link's target, if every user of the host can reach it: each directory
+/// above it, after resolving all links, must be searchable by everyone.
 fn reachable_by_anybody(path: &Path) -> Option<Metadata> {
     let file = skeleton::open(path).ok()?;
     let real = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_link_stays_when_it_means_the_same_inside() {
+    fn link_is_kept_when_its_target_is_the_same_inside() {
         let check = |source: &str, target: &str, top: &str, expected: bool| {
             let stays = stays(Path::new(source), Path::new(target), Path::new(top));
             assert_eq!(stays, expected, "{source} -> {target}");

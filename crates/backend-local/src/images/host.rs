@@ -1,7 +1,7 @@
-//! The image `host`: the host's own `/usr` under a skeleton that holds everything else.
+//! The image `host`: the host's own `/usr` under a skeleton with everything else.
 //!
-//! The skeleton is an allow-list. What is not named here or in [`essentials`] is not inside: no
-//! home, no `/var`, no live `/etc`. It is kept under a name that follows from its content, so
+//! The skeleton is an allow-list. Only the names listed here or in [`essentials`] exist inside: no
+//! home, no `/var`, no live `/etc`. It is stored under a name derived from its content, so
 //! sandboxes of an earlier start keep theirs.
 
 use std::ffi::OsStr;
@@ -23,7 +23,7 @@ pub struct HostImage {
     pub trees: Vec<Tree>,
 }
 
-/// On most hosts these are links into `/usr`; where they are directories, each is a tree.
+/// On most hosts these are links into `/usr`; where they are directories, each is a separate tree.
 pub(super) const MERGED: [&str; 7] = ["bin", "sbin", "lib", "lib32", "lib64", "libx32", "libo32"];
 
 const EMPTY: [(&str, u32); 22] = [
@@ -102,15 +102,15 @@ fi
 ";
 
 /// Debian and others mark their Python as managed by the distribution, and pip then refuses to
-/// install anything (PEP 668). Inside a sandbox there is no system to protect: what pip writes is
-/// the sandbox's own. Versions of pip that do not know the setting ignore it.
+/// install anything (PEP 668). Inside a sandbox there is no system to protect: everything pip
+/// writes belongs to the sandbox alone. Versions of pip that do not know the setting ignore it.
 const PIP: &str = "\
 # Packages that are installed here belong to this sandbox alone.
 [global]
 break-system-packages = true
 ";
 
-/// apt has no message of its own for a system without a package database. It prints the name of a
+/// apt has no suitable message for a system without a package database. It prints the name of a
 /// packaging system that it does not know, as its only line: "E: Packaging system '...' is not supported".
 const APT: &str = "\
 // Image `host` shows the programs of the host and has no package database, so apt cannot work here.
@@ -118,8 +118,8 @@ APT::System \"apt in image `host`, which has no package database: use pip or npm
 install the package on the host, or use an image of a distribution (see docs/packages.md)\";
 ";
 
-/// Makes the skeleton of this host below `dir`, unless it is there already, and says of which
-/// trees the image consists.
+/// Creates the skeleton of this host below `dir` unless it exists, and returns the trees of the
+/// image.
 pub fn host_skeleton(dir: &Path) -> Result<HostImage, ImageError> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).during("make", dir)?;
     let (plan, split) = plan()?;
@@ -131,8 +131,8 @@ pub fn host_skeleton(dir: &Path) -> Result<HostImage, ImageError> {
     Ok(HostImage { trees: trees(dir.join(version), &split)? })
 }
 
-/// Writes a draft and moves it into place when it is whole. A state directory has one launcher
-/// at a time, so a draft found here was left by one that was killed.
+/// Writes a draft and renames it when it is complete. A state directory has one launcher at a time,
+/// so a draft found here was left behind by a launcher that was killed.
 fn write(store: &Root, plan: &Plan, version: &Path) -> Result<(), ImageError> {
     let draft = PathBuf::from(".draft");
     store.remove_tree(&draft).during("remove", &draft)?;
@@ -143,8 +143,8 @@ fn write(store: &Root, plan: &Plan, version: &Path) -> Result<(), ImageError> {
     store.rename_new(&draft, version).during("keep the skeleton", version)
 }
 
-/// Removes the skeletons of earlier starts, unless a sandbox could still use one, which is asked
-/// only if there are any.
+/// Removes the skeletons of earlier starts, unless a sandbox could still use one; `are_used` is
+/// only called if there are any.
 pub fn remove_old_skeletons(
     dir: &Path,
     current: &HostImage,
@@ -161,8 +161,8 @@ pub fn remove_old_skeletons(
     old.into_iter().map(Path::new).try_for_each(|name| store.remove_tree(name).during("remove", name))
 }
 
-/// Directories of `/usr` to make in the upper layer when the host's owners cannot be mapped:
-/// without them an ordinary user could install nothing there.
+/// Directories of `/usr` to create in the upper layer when the host's owners cannot be mapped:
+/// without them an unprivileged user could install nothing there.
 pub fn premade_in_usr() -> Vec<PathBuf> {
     let names = [
         "bin",
@@ -208,7 +208,7 @@ fn trees(skeleton: PathBuf, split: &[String]) -> Result<Vec<Tree>, ImageError> {
     Ok(trees)
 }
 
-/// The places below `/usr` where something else is mounted; an overlay does not show these.
+/// Returns the mount points below `/usr`; an overlay does not include these.
 fn mounts_below_usr(mountinfo: &str) -> Vec<String> {
     let points = mountinfo.lines().filter_map(|line| {
         let kind = line.split(" - ").nth(1)?.split(' ').next()?;
@@ -220,7 +220,8 @@ fn mounts_below_usr(mountinfo: &str) -> Vec<String> {
     found
 }
 
-/// Blanks and backslashes are written as three octal digits. See proc_pid_mountinfo(5).
+/// Decodes blanks and backslashes, which are written as three octal digits. See
+/// proc_pid_mountinfo(5).
 fn unescape(text: &str) -> String {
     let mut parts = text.split('\\');
     let mut plain = parts.next().unwrap_or_default().to_owned();
@@ -237,7 +238,7 @@ fn unescape(text: &str) -> String {
     plain
 }
 
-/// Plans the skeleton; answers also which of the merged names are directories on this host.
+/// Plans the skeleton; also returns which of the merged names are directories on this host.
 fn plan() -> Result<(Plan, Vec<String>), ImageError> {
     let mut plan = Plan::default();
     for (path, mode) in EMPTY {
@@ -298,7 +299,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mounts_below_usr_are_trees_of_their_own() {
+    fn mounts_below_usr_are_separate_trees() {
         let mountinfo = "\
 22 1 8:1 / / rw - ext4 /dev/sda1 rw
 30 22 8:2 / /usr/local\\040x rw,relatime shared:1 - ext4 /dev/sda2 rw

@@ -1,9 +1,9 @@
-//! What the image `host` offers, found by reading files alone: a program that is asked for its
-//! version might do anything, and the reader is privileged.
+//! The programs in the image `host`, detected only by reading files: running a program to get its
+//! version might do anything, and this process is privileged.
 //!
-//! A program counts only if a sandbox of the image `host` could start it: every link on the way to
-//! it must lie in what the image shows (`/usr`, the directories merged into it, and
-//! `/etc/alternatives`). A link from `/usr/local/bin` into somebody's home does not count.
+//! A program counts only if a sandbox of the image `host` could start it: every link on the path to
+//! it must be visible in the image (`/usr`, the directories merged into it, and
+//! `/etc/alternatives`). A link from `/usr/local/bin` into a user's home does not count.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -16,16 +16,16 @@ use std::time::{Duration, SystemTime};
 
 use super::PATH;
 
-/// The most that is read of any file; package databases have a few megabytes.
+/// The maximum size read from any file; package databases have a few megabytes.
 const MAX_READ: u64 = 64 << 20;
-/// As the kernel has it.
+/// The same limit as in the kernel.
 const MAX_LINKS: usize = 40;
 
 /// A result is cached only if the files it depends on are older than this: file systems stamp two
 /// changes within one tick of the clock with the same time.
 const MIN_AGE: Duration = Duration::from_secs(2);
 
-/// Files and directories that decide what is found, beside the programs themselves. An upgrade of
+/// Files and directories that the result depends on, besides the programs themselves. An upgrade of
 /// the host changes at least one of them.
 const DECIDING: [&str; 13] = [
     "etc/os-release",
@@ -43,8 +43,9 @@ const DECIDING: [&str; 13] = [
     "lib/apk/db/installed",
 ];
 
-/// The files that the image `host` is made of. What was found is cached until one of the files
-/// changes that decide it, so that an upgrade of the host is seen and a create reads nothing.
+/// The files that the image `host` consists of. The result is cached until one of the files it
+/// depends on changes, so that an upgrade of the host is detected and creating a sandbox reads
+/// nothing.
 #[derive(Clone, Debug)]
 pub struct HostPrograms {
     root: PathBuf,
@@ -62,7 +63,7 @@ impl Eq for HostPrograms {}
 #[derive(Debug)]
 struct CachedLookup {
     found: HostContents,
-    /// What the result depends on, as it was before it was read.
+    /// The files that the result depends on, with their stamps before they were read.
     stamps: Vec<(PathBuf, Option<FileStamp>)>,
 }
 
@@ -73,7 +74,7 @@ struct HostContents {
     node: Option<HostProgram>,
 }
 
-/// Differs if a file was replaced or written to, or an entry of a directory added or removed.
+/// Differs if a file was replaced or written to, or a directory entry was added or removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FileStamp {
     device: u64,
@@ -83,7 +84,7 @@ struct FileStamp {
 }
 
 impl FileStamp {
-    /// `None` if there is no such file. Links are followed.
+    /// Returns `None` if there is no such file. Links are followed.
     fn of(path: &Path) -> Option<Self> {
         let metadata = fs::metadata(path).ok()?;
         Some(Self {
@@ -102,17 +103,17 @@ impl FileStamp {
 /// A program that a sandbox of the image `host` can start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostProgram {
-    /// `None` if no file says which version it is.
+    /// `None` if no file states its version.
     pub version: Option<String>,
 }
 
-/// What `os-release` says. See os-release(5).
+/// The content of `os-release`. See os-release(5).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OsRelease {
     pub id: String,
     pub version_id: Option<String>,
     pub codename: Option<String>,
-    /// The name for people, without the version.
+    /// The human-readable name, without the version.
     pub name: Option<String>,
 }
 
@@ -121,7 +122,7 @@ impl HostPrograms {
         Self { root: PathBuf::from("/"), cache: Arc::default() }
     }
 
-    /// As if the host's root directory were another one.
+    /// Uses another root directory instead of the host's.
     #[cfg(test)]
     pub(super) fn below(root: &Path) -> Self {
         Self { root: root.to_owned(), cache: Arc::default() }
@@ -139,7 +140,7 @@ impl HostPrograms {
         self.contents().os_release
     }
 
-    /// What is there, from the cache if nothing has changed since.
+    /// Returns the contents, from the cache if nothing has changed since.
     fn contents(&self) -> HostContents {
         let mut cache = self.cache.lock().expect("looking up does not panic");
         let unchanged =
@@ -158,7 +159,7 @@ impl HostPrograms {
         found
     }
 
-    /// Reads what is there. Each stamp is taken before the file is read: a change in between makes
+    /// Reads the contents. Each stamp is taken before the file is read: a change in between makes
     /// the next comparison fail.
     fn look_up(&self) -> CachedLookup {
         let stamp = |path: PathBuf| {
@@ -188,7 +189,7 @@ impl HostPrograms {
         version.or_else(|| self.packaged("nodejs", path))
     }
 
-    /// Names and versions of what is there.
+    /// Returns names and versions of the detected programs.
     pub fn versions(&self) -> Vec<(String, String)> {
         let HostContents { os_release, python, node } = self.contents();
         let system = os_release.map(|release| release.to_string());
@@ -197,7 +198,8 @@ impl HostPrograms {
         parts.into_iter().filter_map(|(name, found)| Some((name.to_owned(), found?))).collect()
     }
 
-    /// The operating system and the versions of the programs that clients ask for, in one line.
+    /// Describes the operating system and the versions of the programs that clients ask for, in one
+    /// line.
     pub fn summary(&self) -> String {
         let HostContents { os_release, python, node } = self.contents();
         let system = os_release.map(|release| release.to_string());
@@ -207,8 +209,8 @@ impl HostPrograms {
         if parts.is_empty() { "an unknown system".to_owned() } else { parts.join(", ") }
     }
 
-    /// The first program of this name on the path of a sandbox: its entry there, and the file after
-    /// all links.
+    /// Finds the first program of this name on the PATH of a sandbox: its entry there, and the file
+    /// after all links.
     fn find(&self, name: &str) -> Option<(PathBuf, PathBuf)> {
         PATH.split(':').find_map(|directory| {
             let entry = Path::new(directory).join(name);
@@ -218,7 +220,7 @@ impl HostPrograms {
         })
     }
 
-    /// Where a path leads inside the image, if that is a place that the image shows.
+    /// Resolves a path inside the image; returns `None` if the target is not visible there.
     fn follow(&self, path: &Path) -> Option<PathBuf> {
         let mut left: Vec<PathBuf> = parts(path);
         let mut reached = PathBuf::from("/");
@@ -257,8 +259,8 @@ impl HostPrograms {
         Some(String::from_utf8_lossy(&text).into_owned())
     }
 
-    /// The name of the program says it, or the one library beside it. A script is somebody's
-    /// wrapper, of which nothing is known.
+    /// Derives the version from the name of the program, or from the only library beside it. A
+    /// script is a wrapper of unknown version.
     fn python_version(&self, path: &Path) -> Option<String> {
         let mut start = [0; 4];
         File::open(self.on_host(path)).and_then(|mut file| file.read_exact(&mut start)).ok()?;
@@ -281,7 +283,7 @@ impl HostPrograms {
         }
     }
 
-    /// Node's own header, in the prefix where the program is installed.
+    /// Reads the version from Node's own header, in the prefix where the program is installed.
     fn node_header(&self, path: &Path) -> Option<String> {
         let header = self.read(node_header_path(path)?.to_str()?)?;
         let number = |part: &str| {
@@ -296,8 +298,8 @@ impl HostPrograms {
         Some(format!("{}.{}.{}", number("MAJOR")?, number("MINOR")?, number("PATCH")?))
     }
 
-    /// What the database of Debian's or Alpine's packages says, for a program that lies where
-    /// packages put theirs.
+    /// Reads the version from Debian's or Alpine's package database, for a program that is
+    /// installed where packages are.
     fn packaged(&self, package: &str, path: &Path) -> Option<String> {
         if path.parent() != Some(Path::new("/usr/bin")) {
             return None;
@@ -317,7 +319,7 @@ impl HostPrograms {
 }
 
 impl HostProgram {
-    /// The name with the version, as far as it is known.
+    /// The name with the version, if known.
     pub(super) fn described(&self, name: &str) -> String {
         match &self.version {
             Some(version) => format!("{name} {version}"),
@@ -333,13 +335,13 @@ impl std::fmt::Display for OsRelease {
     }
 }
 
-/// Where the header of a node program lies, below the root.
+/// Returns the path of the header of a node program, relative to the root.
 fn node_header_path(path: &Path) -> Option<PathBuf> {
     let prefix = path.parent()?.parent()?.strip_prefix("/").ok()?;
     Some(prefix.join("include/node/node_version.h"))
 }
 
-/// The components of a path, the last one first.
+/// Returns the components of a path, the last one first.
 fn parts(path: &Path) -> Vec<PathBuf> {
     let components = path.components().filter_map(|component| match component {
         Component::Normal(part) => Some(PathBuf::from(part)),
@@ -351,7 +353,7 @@ fn parts(path: &Path) -> Vec<PathBuf> {
     parts
 }
 
-/// Whether the image `host` shows what lies at this path of the host.
+/// Whether a host path is visible in the image `host`.
 fn is_shown(path: &Path) -> bool {
     let mut first = path.components().skip(1).map(Component::as_os_str);
     match first.next().map(OsStr::as_bytes) {
@@ -362,19 +364,19 @@ fn is_shown(path: &Path) -> bool {
     }
 }
 
-/// The digits and dots that a text begins with.
+/// Returns the digits and dots that a text begins with.
 pub(super) fn leading_version(text: &str) -> Option<String> {
     let end = text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
     let version = text[..end].trim_end_matches('.');
     version.starts_with(|letter: char| letter.is_ascii_digit()).then(|| version.to_owned())
 }
 
-/// The first number of a version.
+/// Returns the first number of a version.
 pub(super) fn major(version: &str) -> &str {
     version.split('.').next().unwrap_or(version)
 }
 
-/// A version in the name of a directory, such as `node-v20.1.0-linux-x64` or `v20.1.0`.
+/// Returns the version in a directory name such as `node-v20.1.0-linux-x64` or `v20.1.0`.
 fn version_in_path(path: &Path) -> Option<String> {
     path.parent()?.iter().rev().filter_map(OsStr::to_str).find_map(|part| {
         let version = leading_version(part.strip_prefix("node-").unwrap_or(part).strip_prefix('v')?)?;
@@ -405,14 +407,15 @@ mod tests {
     const HEADER: &str =
         "#define NODE_MAJOR_VERSION 20\n#define NODE_MINOR_VERSION 1\n#define NODE_PATCH_VERSION 7\n";
 
-    /// A root directory with these files; a value that begins with `-> ` is a link.
+    /// Creates a root directory with these files; a value that begins with `-> ` is a link.
     fn root(files: &[(&str, &str)]) -> (tempfile::TempDir, HostPrograms) {
-        let root = tempfile::tempdir().expect("there is room");
+        let root = tempfile::tempdir().expect("a temporary directory can be created");
         for (path, content) in files {
             let path = root.path().join(path);
-            fs::create_dir_all(path.parent().expect("it is below the root")).expect("our own directory");
+            fs::create_dir_all(path.parent().expect("the path is below the root"))
+                .expect("our own directory");
             match content.strip_prefix("-> ") {
-                Some(target) => symlink(target, &path).expect("it is new"),
+                Some(target) => symlink(target, &path).expect("the link is new"),
                 None => {
                     fs::write(&path, content).expect("our own file");
                     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("our own file");
@@ -445,8 +448,12 @@ mod tests {
         let plain = ("usr/bin/python3", "\x7fELF");
         assert_eq!(python(&[plain, ("usr/lib/python3.13/os.py", "")]), known("3.13"));
         assert_eq!(python(&[plain]), known("3"));
-        assert_eq!(python(&[("usr/bin/python3", "#!/bin/sh\n")]), Some(None), "a wrapper says nothing");
-        // The first on the path counts, as inside.
+        assert_eq!(
+            python(&[("usr/bin/python3", "#!/bin/sh\n")]),
+            Some(None),
+            "the version of a wrapper is unknown"
+        );
+        // The first one on the PATH counts, as inside.
         let local = [("usr/local/bin/python3", "-> python3.12"), ("usr/local/bin/python3.12", "\x7fELF")];
         assert_eq!(python(&[link, ("usr/bin/python3.11", "\x7fELF"), local[0], local[1]]), known("3.12"));
     }
@@ -485,13 +492,13 @@ mod tests {
     fn age(root: &Path, paths: &[&str]) {
         let earlier = SystemTime::now() - Duration::from_secs(3600);
         for path in paths {
-            let file = File::open(root.join(path)).expect("it exists");
+            let file = File::open(root.join(path)).expect("the file exists");
             file.set_modified(earlier).expect("our own file");
         }
     }
 
     #[test]
-    fn unchanged_host_is_not_read_again_and_an_upgrade_is_seen() {
+    fn unchanged_host_is_cached_and_upgrade_is_detected() {
         let database = "Package: nodejs\nVersion: 18.19.0\n";
         let files = [
             ("usr/bin/python3", "\x7fELF"),
@@ -508,7 +515,7 @@ mod tests {
 
         age(root, &["usr/bin", "usr/lib", "usr/bin/python3", "usr/bin/node", "var/lib/dpkg/status"]);
         assert_eq!(version(programs.node()).as_deref(), Some("18.19.0"));
-        // No deciding file shows this change, so the old answer proves that nothing was read.
+        // No tracked file shows this change, so the old result proves that nothing was read.
         fs::remove_file(root.join("usr/lib/python3.13/os.py")).expect("our own file");
         assert_eq!(version(programs.python()).as_deref(), Some("3.13"));
 
@@ -517,7 +524,7 @@ mod tests {
         age(root, &["var/lib/dpkg/status"]);
         programs.summary();
         fs::rename(root.join("usr/bin/python3"), root.join("usr/bin/python3.14")).expect("our own file");
-        symlink("python3.14", root.join("usr/bin/python3")).expect("it is new");
+        symlink("python3.14", root.join("usr/bin/python3")).expect("the link is new");
         assert_eq!(version(programs.python()).as_deref(), Some("3.14"), "a new program");
     }
 
@@ -525,7 +532,7 @@ mod tests {
     fn os_release_is_parsed() {
         let text = "NAME=\"Debian GNU/Linux\"\nVERSION_ID=\"12\"\nVERSION_CODENAME=bookworm\nID=debian\n";
         let (_root, programs) = root(&[("usr/lib/os-release", text)]);
-        let release = programs.os_release().expect("it is there");
+        let release = programs.os_release().expect("the release is found");
         assert_eq!((release.id.as_str(), release.codename.as_deref()), ("debian", Some("bookworm")));
         assert_eq!(release.to_string(), "Debian GNU/Linux 12");
         assert_eq!(parse_os_release("NAME=x\n"), None);

@@ -1,8 +1,8 @@
-//! A tree that is being filled from a source nobody vouches for.
+//! A layer that is being filled from an untrusted source.
 //!
-//! Every entry is made beneath a [`Root`]: names that lead out, by dots or through links that an
-//! earlier entry made, are refused. Counts and sizes are bounded for all layers of an image together. What a layer removes from those
-//! below it becomes a whiteout or an opaque mark, as an overlay with `userxattr` reads them.
+//! Every entry is created beneath a [`Root`]: names that lead out, by dots or through links that an earlier entry
+//! created, are rejected. Counts and sizes are limited for all layers of an image together. A removal of a file in a
+//! lower layer becomes a whiteout or an opaque mark, as in an overlay with `userxattr`.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,17 +17,17 @@ use super::budget::{self, Budget, EVERY};
 use super::{During, ImageError};
 
 const MOST_DEPTH: usize = 256;
-/// As long as a path may be for the kernel.
+/// The kernel's limit on the length of a path.
 const LONGEST_PATH: usize = 4096;
 /// Sandboxes have ids up to this one.
 const LAST_ID: u32 = 65_535;
-/// Entries with this prefix say what a layer removes.
+/// Entries with this prefix describe what a layer removes.
 const WHITEOUT: &[u8] = b".wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
-/// What else begins like that is bookkeeping of a filesystem that nobody uses any more.
+/// Other names with this prefix are metadata of an obsolete filesystem.
 const BOOKKEEPING: &[u8] = b".wh..wh.";
 
-/// What an entry is marked with.
+/// The metadata of an entry.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Marks {
     pub(super) mode: u32,
@@ -35,11 +35,11 @@ pub(super) struct Marks {
     pub(super) gid: u32,
     /// Seconds since 1970.
     pub(super) modified: i64,
-    /// Extended attributes, of which only those that any user may set come this far.
+    /// Extended attributes; only those that any user may set get this far.
     pub(super) attributes: Vec<(String, Vec<u8>)>,
 }
 
-/// Whether names with the prefix `.wh.` have their meaning.
+/// Whether names with the prefix `.wh.` are interpreted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     /// A whole root file system: there is nothing below to remove.
@@ -51,13 +51,13 @@ pub(super) enum Form {
 pub(super) struct Layer<'image> {
     root: Root,
     form: Form,
-    /// Only root can give files away; otherwise everything belongs to the caller.
+    /// Only root can change the owner of files; otherwise everything belongs to the caller.
     owners: Owners,
-    /// Directories get their marks last, when nothing has to be made in them any more.
+    /// Directories get their metadata last, when nothing has to be created in them any more.
     directories: BTreeMap<PathBuf, Marks>,
     /// Shared by all layers of the image.
     budget: &'image mut Budget,
-    /// What those before this one have used of it.
+    /// The part of the budget that earlier layers have used.
     before: u64,
     progress: &'image mut dyn FnMut(&str),
 }
@@ -69,7 +69,7 @@ enum Owners {
 }
 
 impl<'image> Layer<'image> {
-    /// Fills the empty directory `root`. Only who `may_give_away` files keeps their owners.
+    /// Fills the empty directory `root`. Owners are kept only if `may_give_away` is set.
     pub(super) fn new(
         root: Root,
         form: Form,
@@ -90,7 +90,7 @@ impl<'image> Layer<'image> {
         match self.root.stat(&path) {
             Ok(found) if FileType::from_raw_mode(found.st_mode).is_dir() => {}
             Ok(found) if is_whiteout(&found) => {
-                // It was removed below and made anew, so nothing of what was in it shows through.
+                // It was removed below and created again, so its old content must not be visible.
                 self.root.remove_file(&path).during("replace", &path)?;
                 self.place(&path, |root| root.make_directory(&path, 0o700))?;
                 self.make_opaque(&path)?;
@@ -153,19 +153,19 @@ impl<'image> Layer<'image> {
         }
     }
 
-    /// Hides what lies below at this path.
+    /// Hides the file at this path in the layers below.
     pub(super) fn whiteout(&mut self, path: &Path) -> Result<(), ImageError> {
         let path = self.enter(path, &Marks::default())?;
         self.place(&path, |root| root.make_whiteout(&path))
     }
 
-    /// Hides what lies below in this directory.
+    /// Hides the content of this directory in the layers below.
     pub(super) fn opaque(&mut self, path: &Path) -> Result<(), ImageError> {
         self.make_opaque(&beneath(path)?)
     }
 
-    /// Devices and pipes have no place in an image: inside, `/dev` is made afresh. Archives of a
-    /// whole system have some in `dev` and `run`, which are left out.
+    /// Rejects devices and pipes, which do not belong in an image: `/dev` is created anew inside. Archives of a whole
+    /// system have some in `dev` and `run`, which are omitted.
     pub(super) fn special(&mut self, path: &Path, reason: &'static str) -> Result<(), ImageError> {
         let path = self.enter(path, &Marks::default())?;
         if path.starts_with("dev") || path.starts_with("run") || path.starts_with("var/run") {
@@ -174,7 +174,7 @@ impl<'image> Layer<'image> {
         Err(hostile(&path, reason))
     }
 
-    /// Marks the directories and answers how many bytes the layer takes up.
+    /// Sets the metadata of the directories and returns the size of the layer in bytes.
     pub(super) fn finish(mut self) -> Result<u64, ImageError> {
         for (path, marks) in std::mem::take(&mut self.directories).into_iter().rev() {
             let directory = self.root.read(&path).during("mark", &path)?;
@@ -188,13 +188,13 @@ impl<'image> Layer<'image> {
         &self.root
     }
 
-    /// Carries out an entry that says what is removed; `false` if this is none.
+    /// Executes an entry that describes a removal; returns `false` if it is another entry.
     fn removes(&mut self, path: &Path) -> Result<bool, ImageError> {
         let parent = path.parent().unwrap_or(Path::new(""));
         let name = path.file_name().unwrap_or_default().as_bytes();
         if name == OPAQUE {
             if parent == Path::new("") {
-                return Err(hostile(path, "it hides everything that lies below this layer"));
+                return Err(hostile(path, "it hides everything below this layer"));
             }
             self.make_parents(path)?;
             self.make_opaque(parent)?;
@@ -209,7 +209,7 @@ impl<'image> Layer<'image> {
         }
         let hidden = parent.join(std::ffi::OsStr::from_bytes(hidden));
         match self.root.stat(&hidden) {
-            // Something of this layer is at its place, and only what was below is hidden.
+            // This layer has an entry there, so only the entry below is hidden.
             Ok(found) if FileType::from_raw_mode(found.st_mode).is_dir() => self.make_opaque(&hidden)?,
             Ok(_) => {}
             Err(_) => self.place(&hidden, |root| root.make_whiteout(&hidden))?,
@@ -220,7 +220,7 @@ impl<'image> Layer<'image> {
     fn refuse_whiteout(&self, path: &Path) -> Result<(), ImageError> {
         let name = path.file_name().unwrap_or_default().as_bytes();
         if self.form == Form::Difference && name.starts_with(WHITEOUT) {
-            return Err(hostile(path, "what removes something must be a plain file"));
+            return Err(hostile(path, "a whiteout must be a plain file"));
         }
         Ok(())
     }
@@ -232,7 +232,7 @@ impl<'image> Layer<'image> {
             .during("mark", path)
     }
 
-    /// Counts an entry and says where it belongs.
+    /// Counts an entry and returns its path beneath the root.
     fn enter(&mut self, path: &Path, marks: &Marks) -> Result<PathBuf, ImageError> {
         let length = |(name, value): &(String, Vec<u8>)| (name.len() + value.len()) as u64;
         self.count(marks.attributes.iter().map(length).sum())?;
@@ -243,7 +243,7 @@ impl<'image> Layer<'image> {
         let parents = clean.parent().into_iter().flat_map(Path::components);
         let removed = |part: Component<'_>| part.as_os_str().as_bytes().starts_with(WHITEOUT);
         if self.form == Form::Difference && parents.into_iter().any(removed) {
-            return Err(hostile(path, "it lies below something that is removed"));
+            return Err(hostile(path, "it is below something that is removed"));
         }
         Ok(clean)
     }
@@ -261,8 +261,8 @@ impl<'image> Layer<'image> {
         (self.progress)(&format!("{} entries, {} MiB", self.budget.entries(), self.budget.bytes() >> 20));
     }
 
-    /// Makes the directories above `path` that no entry made. Each counts like an entry, or one
-    /// deep path would make hundreds of them for nothing.
+    /// Creates the directories above `path` that have no entry. Each counts like an entry; otherwise one deep path
+    /// could create hundreds of them for free.
     fn make_parents(&mut self, path: &Path) -> Result<(), ImageError> {
         let parent = path.parent().unwrap_or(Path::new(""));
         let above = parent.ancestors().filter(|above| !above.as_os_str().is_empty());
@@ -273,14 +273,14 @@ impl<'image> Layer<'image> {
         self.root.make_directories(parent, 0o755).during("make the parents of", path)
     }
 
-    /// Makes something at `path`, once; missing parents are made.
+    /// Creates a new entry at `path`; missing parents are created.
     fn place<T>(&mut self, path: &Path, make: impl Fn(&Root) -> io::Result<T>) -> Result<T, ImageError> {
         let mut result = make(&self.root);
         if let Err(error) = &result {
             match error.kind() {
                 io::ErrorKind::AlreadyExists => {
                     if !self.root.stat(path).is_ok_and(|found| is_whiteout(&found)) {
-                        return Err(hostile(path, "it is there twice"));
+                        return Err(hostile(path, "it occurs twice"));
                     }
                     self.root.remove_file(path).during("replace", path)?;
                     result = make(&self.root);
@@ -300,7 +300,7 @@ impl<'image> Layer<'image> {
         }
     }
 
-    /// The owner comes first, since changing it takes setuid bits away.
+    /// Sets the owner first, because changing it clears setuid bits.
     fn mark(&self, file: &File, marks: &Marks) -> io::Result<()> {
         if self.owners == Owners::Kept {
             let (uid, gid) = (rustix::fs::Uid::from_raw(marks.uid), rustix::fs::Gid::from_raw(marks.gid));
@@ -324,7 +324,7 @@ pub(super) fn hostile(path: &Path, reason: &'static str) -> ImageError {
     ImageError::Hostile { entry, reason }
 }
 
-/// The path without its leading `./`; anything but plain names is refused.
+/// Returns the path without its leading `./`; anything but plain names is rejected.
 fn beneath(path: &Path) -> Result<PathBuf, ImageError> {
     let mut clean = PathBuf::new();
     for part in path.components() {
@@ -336,7 +336,7 @@ fn beneath(path: &Path) -> Result<PathBuf, ImageError> {
         }
     }
     if clean.components().count() > MOST_DEPTH {
-        return Err(hostile(path, "it lies too deep"));
+        return Err(hostile(path, "it is nested too deep"));
     }
     if clean.as_os_str().len() > LONGEST_PATH {
         return Err(hostile(path, "its path is too long"));
@@ -344,7 +344,7 @@ fn beneath(path: &Path) -> Result<PathBuf, ImageError> {
     Ok(clean)
 }
 
-/// Writes a text file that belongs to whoever runs this.
+/// Writes a text file that belongs to the current user.
 pub(super) fn write_text(root: &Root, path: &Path, mode: u32, text: &[u8]) -> io::Result<()> {
     let mut file = root.create(path, mode)?;
     file.write_all(text)?;

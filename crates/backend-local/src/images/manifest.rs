@@ -1,5 +1,5 @@
-//! The documents of an image: indexes, manifests and configurations, as OCI and as Docker write
-//! them. Only the fields that matter here are read.
+//! The documents of an image: indexes, manifests and configurations, in the OCI and the Docker
+//! format. Only the fields that matter here are read.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -10,18 +10,19 @@ use super::blobs::Blobs;
 use super::record::ImageConfig;
 use super::{Digest, ImageError};
 
-/// An overlay has room for more, but one message for the descriptors of not many more.
+/// An overlay supports more layers, but the descriptors of many more would not fit into one
+/// message.
 const MOST_LAYERS: usize = 200;
-/// An index may lead to another one, but not for ever.
+/// An index may lead to another one; this limits the chain.
 const MOST_INDEXES: usize = 4;
 
-/// What environment and command of an image may take up together. They are part of every record
-/// of a sandbox of it, and a kernel takes not much more for one program.
+/// The size limit for environment and command of an image together. They are part of every record
+/// of a sandbox that uses it, and the kernel accepts not much more for one program.
 const MOST_SETTINGS: usize = 128 << 10;
-/// What a word takes up beside its letters.
+/// The size charged per word in addition to its bytes.
 const WORD: usize = 8;
 
-/// What a manifest leads to.
+/// The content of a manifest.
 pub(super) struct Manifest {
     pub(super) digest: Option<Digest>,
     pub(super) config: ImageConfig,
@@ -29,7 +30,7 @@ pub(super) struct Manifest {
     pub(super) layers: Vec<Part>,
 }
 
-/// One layer: where it lies, what it must be as it lies there, and unpacked.
+/// One layer: its path, its expected digest and size as packed, and its digest unpacked.
 pub(super) struct Part {
     pub(super) path: PathBuf,
     pub(super) packed: Option<(Digest, u64)>,
@@ -53,7 +54,7 @@ struct Platform {
     os: String,
 }
 
-/// An index or a manifest: which one it is, its fields tell.
+/// An index or a manifest, depending on which fields are present.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Document {
@@ -103,12 +104,12 @@ struct Settings {
     working_dir: Option<String>,
 }
 
-/// The processor that sandboxes of this host have, as images name it.
+/// The processor architecture of this host, as named by images.
 pub fn architecture() -> &'static str {
     if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" }
 }
 
-/// Reads an OCI layout. With `wanted` it must lead to the manifest of that digest.
+/// Reads an OCI layout. With `wanted`, it must lead to the manifest with that digest.
 pub(super) fn of_layout(blobs: &Blobs, wanted: Option<&Digest>) -> Result<Manifest, ImageError> {
     let mut document = blobs.document(&PathBuf::from("index.json"))?;
     let mut digest = None;
@@ -118,7 +119,8 @@ pub(super) fn of_layout(blobs: &Blobs, wanted: Option<&Digest>) -> Result<Manife
             let digest = digest.unwrap_or_else(|| Digest::of(&document));
             return of_manifest(blobs, digest, &config, layers);
         }
-        let manifests = parsed.manifests.ok_or_else(|| wrong("it is neither an index nor a manifest"))?;
+        let manifests =
+            parsed.manifests.ok_or_else(|| wrong("document is neither an index nor a manifest"))?;
         let next = match wanted {
             Some(wanted) if manifests.iter().any(|entry| entry.digest == *wanted) => wanted.clone(),
             _ => choose(manifests)?,
@@ -126,10 +128,10 @@ pub(super) fn of_layout(blobs: &Blobs, wanted: Option<&Digest>) -> Result<Manife
         document = checked(blobs, &next, None)?;
         digest = Some(next);
     }
-    Err(wrong("its indexes lead to ever more indexes"))
+    Err(wrong("too many nested indexes"))
 }
 
-/// The one for this host, or the only one there is.
+/// Returns the manifest for this host, or the only one there is.
 fn choose(mut manifests: Vec<Descriptor>) -> Result<Digest, ImageError> {
     let fits = |platform: &Platform| platform.os == "linux" && platform.architecture == architecture();
     if let Some(found) = manifests.iter().find(|entry| entry.platform.as_ref().is_some_and(fits)) {
@@ -139,7 +141,7 @@ fn choose(mut manifests: Vec<Descriptor>) -> Result<Digest, ImageError> {
     match manifests.as_slice() {
         [only] => Ok(only.digest.clone()),
         [] => Err(ImageError::NoPlatform(architecture())),
-        _ => Err(wrong("it holds several images; name one by its digest, or export one alone")),
+        _ => Err(wrong("the layout has several images; name one by its digest, or export a single image")),
     }
 }
 
@@ -152,13 +154,13 @@ fn of_manifest(
     let document = checked(blobs, &config.digest, Some(config.size))?;
     let (config, digests) = configuration(&document)?;
     if digests.len() != layers.len() {
-        return Err(wrong("its manifest and its configuration differ in the number of layers"));
+        return Err(wrong("manifest and configuration have different numbers of layers"));
     }
     let foreign = |layer: &Descriptor| {
         layer.media_type.contains("nondistributable") || layer.media_type.contains("foreign")
     };
     if layers.iter().any(foreign) {
-        return Err(wrong("it has layers that must be fetched from elsewhere"));
+        return Err(wrong("layers from external sources are not supported"));
     }
     let parts = layers.into_iter().zip(digests);
     let parts = parts.map(|(layer, digest)| Part {
@@ -169,16 +171,16 @@ fn of_manifest(
     Ok(Manifest { digest: Some(digest), config, layers: parts.collect() })
 }
 
-/// Reads what `docker save` wrote. It may hold several images; only one alone is taken.
+/// Reads the output of `docker save`. It may contain several images; only a single one is accepted.
 pub(super) fn of_docker(blobs: &Blobs) -> Result<Manifest, ImageError> {
     let all: Vec<DockerManifest> = parse(&blobs.document(&PathBuf::from("manifest.json"))?)?;
     let [one] = all.as_slice() else {
-        return Err(wrong("it holds several images; save one alone"));
+        return Err(wrong("the archive has several images; save a single image"));
     };
     let document = blobs.document(&PathBuf::from(&one.config))?;
     let (config, digests) = configuration(&document)?;
     if digests.len() != one.layers.len() {
-        return Err(wrong("its manifest and its configuration differ in the number of layers"));
+        return Err(wrong("manifest and configuration have different numbers of layers"));
     }
     let parts = one.layers.iter().zip(digests);
     let parts = parts.map(|(path, digest)| Part { path: PathBuf::from(path), packed: None, digest });
@@ -208,7 +210,7 @@ fn configuration(document: &[u8]) -> Result<(ImageConfig, Vec<Digest>), ImageErr
         cmd: settings.cmd.unwrap_or_default(),
         env: env.into_iter().collect(),
         user: settings.user.filter(|user| !user.is_empty()),
-        // An image that says nothing means its root.
+        // The default working directory of an image is its root.
         workdir: Some(
             settings.working_dir.filter(|path| path.starts_with('/')).unwrap_or_else(|| "/".to_owned()),
         ),
@@ -223,7 +225,7 @@ fn check_words(config: &ImageConfig) -> Result<(), ImageError> {
     let mut length = 0;
     for word in words {
         if word.contains('\0') {
-            return Err(wrong("its configuration holds a NUL byte"));
+            return Err(wrong("the configuration contains a NUL byte"));
         }
         length += word.len() + WORD;
     }
@@ -233,7 +235,7 @@ fn check_words(config: &ImageConfig) -> Result<(), ImageError> {
     Ok(())
 }
 
-/// Reads a document and compares it with what it is called.
+/// Reads a document and verifies its digest.
 fn checked(blobs: &Blobs, digest: &Digest, size: Option<u64>) -> Result<Vec<u8>, ImageError> {
     let document = blobs.document(&blob_path(digest))?;
     if Digest::of(&document) != *digest || size.is_some_and(|size| size != document.len() as u64) {

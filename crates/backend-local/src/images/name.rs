@@ -1,11 +1,12 @@
-//! The names of images: `[registry[:port]/]path[:tag][@sha256:…]`, and the file each is kept in.
+//! The names of images: `[registry[:port]/]path[:tag][@sha256:…]`, and the file in which each is
+//! stored.
 
 use super::{Digest, ImageError};
 
-/// The longest name of a file that is left room for a suffix.
+/// The maximum length of a file name that leaves space for a suffix.
 const LONGEST: usize = 240;
 
-/// The name of the file that tells of an image. No two names have the same.
+/// Returns the name of the file that describes an image. It is unique for each image name.
 pub(super) fn file_name(name: &str) -> Result<String, ImageError> {
     let wrong = || ImageError::BadName(name.chars().take(300).collect());
     let (rest, digest) = name.split_once('@').map_or((name, None), |(rest, digest)| (rest, Some(digest)));
@@ -16,7 +17,7 @@ pub(super) fn file_name(name: &str) -> Result<String, ImageError> {
     let mut parts = path.split('/').enumerate();
     let several = path.contains('/');
     let path_fits =
-        parts.all(|(place, part)| if place == 0 && several { host_fits(part) } else { part_fits(part) });
+        parts.all(|(index, part)| if index == 0 && several { host_fits(part) } else { part_fits(part) });
     let tag_fits = tag.is_none_or(|tag| {
         let starts = tag.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
@@ -25,17 +26,17 @@ pub(super) fn file_name(name: &str) -> Result<String, ImageError> {
     if !(path_fits && tag_fits && name.len() <= LONGEST) {
         return Err(wrong());
     }
-    // None of the three is part of a name.
+    // None of the three replacement characters is valid in a name.
     Ok(name.replace('/', "+").replace(':', "=").replace('@', "#"))
 }
 
-/// The name with the tag that is meant where none is written.
+/// Adds the default tag to a name without one.
 pub(super) fn with_tag(name: &str) -> Option<String> {
     let bare = !name.contains('@') && split_tag(name).1.is_none();
     bare.then(|| format!("{name}:latest"))
 }
 
-/// A colon before a slash belongs to a port.
+/// Splits off the tag. A colon before a slash belongs to a port.
 pub(super) fn split_tag(name: &str) -> (&str, Option<&str>) {
     match name.rsplit_once(':') {
         Some((path, tag)) if !tag.contains('/') => (path, Some(tag)),
@@ -62,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_becomes_one_file_and_no_two_names_the_same() {
+    fn each_name_has_its_own_file() {
         let digest = Digest::of(b"x");
         let pinned = format!("a@{digest}");
         for (name, file) in [
@@ -101,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn latest_is_meant_where_nothing_is_said() {
+    fn latest_is_the_default_tag() {
         assert_eq!(with_tag("h:5000/a").as_deref(), Some("h:5000/a:latest"));
         assert_eq!(with_tag("h:5000/a:1"), None);
         assert_eq!(with_tag("a@sha256:0"), None);

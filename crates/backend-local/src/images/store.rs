@@ -7,9 +7,8 @@
 //!  <state>/images/draft               what is being made or removed
 //! ```
 //!
-//! Whoever changes something holds the lock, so a draft found then is left over from somebody who
-//! was killed. Whoever only reads needs no lock: a name appears after its layers and goes before
-//! them.
+//! A writer holds the lock, so a draft that it finds was left behind by a writer that was killed.
+//! Readers need no lock: a name is added after its layers and removed before them.
 
 use std::fs;
 use std::io;
@@ -30,16 +29,16 @@ pub(super) const LAYERS: &str = "layers";
 const DRAFT: &str = "draft";
 const TREE: &str = "tree";
 const BYTES: &str = "bytes";
-/// The number changes with what is in it.
+/// The number changes with the content.
 const BASE: &str = "base-1";
 
-/// The images, locked by who changes them.
+/// The images, locked for changes.
 pub(super) struct Store {
     pub(super) path: PathBuf,
     pub(super) root: Root,
 }
 
-/// Whether to wait for somebody else who changes the images.
+/// Whether to wait while the images are locked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Patience {
     Wait,
@@ -47,7 +46,8 @@ pub(super) enum Patience {
 }
 
 impl Store {
-    /// Opens the images to change them; `None` if somebody else does and it is not waited for.
+    /// Locks the images for changes; returns `None` if they are locked and `patience` is to give
+    /// up.
     pub(super) fn lock(state: &Path, patience: Patience) -> Result<Option<Self>, ImageError> {
         let path = directory_of(state);
         for directory in [path.clone(), path.join(NAMES), path.join(LAYERS)] {
@@ -69,13 +69,13 @@ impl Store {
         Ok(Some(store))
     }
 
-    /// As [`Store::lock`], for those who wait.
+    /// Like [`Store::lock`], but waits for the lock.
     pub(super) fn open(state: &Path) -> Result<Self, ImageError> {
         let locked = Self::lock(state, Patience::Wait)?;
-        Ok(locked.expect("who waits is not told that somebody else was faster"))
+        Ok(locked.expect("a waiting lock is always acquired"))
     }
 
-    /// An empty directory for what is being made.
+    /// Creates an empty directory for unfinished changes.
     pub(super) fn make_draft(&self) -> Result<PathBuf, ImageError> {
         let draft = Path::new(DRAFT);
         self.root.remove_tree(draft).during("clear", draft)?;
@@ -87,7 +87,7 @@ impl Store {
         self.root.remove_tree(Path::new(DRAFT)).during("clear", Path::new(DRAFT))
     }
 
-    /// Makes the tree at `place` of the draft a layer.
+    /// Turns the tree at `place` of the draft into a layer.
     pub(super) fn add_layer(&self, place: usize, digest: &Digest, bytes: u64) -> Result<(), ImageError> {
         let draft = Path::new(DRAFT);
         let layer = draft.join(format!("layer-{place}"));
@@ -99,7 +99,7 @@ impl Store {
         self.root.rename_new(&layer, &layer_path(digest)).during("keep", &layer)
     }
 
-    /// Makes the image known under its name, in the place of another of this name.
+    /// Stores the image under its name and replaces another of this name.
     pub(super) fn add_name(&self, record: &Record) -> Result<(), ImageError> {
         let place = Path::new(NAMES).join(file_name(&record.name)?);
         let fresh = Path::new(DRAFT).join("record");
@@ -108,8 +108,8 @@ impl Store {
         self.root.rename(&fresh, &place).during("keep", &place)
     }
 
-    /// Whatever was written reaches the disk before it gets a name, or a host that loses its power
-    /// would have layers that are not what they are called.
+    /// Flushes everything to disk before it gets a name; otherwise a power failure could leave
+    /// layers whose content does not match their digest.
     pub(super) fn flush(&self) -> Result<(), ImageError> {
         rustix::fs::syncfs(&self.root).map_err(io::Error::from).during("write out", &self.path)
     }
@@ -118,7 +118,7 @@ impl Store {
         layers_in(&self.path)
     }
 
-    /// How many bytes a layer takes up.
+    /// Returns the size of a layer in bytes.
     pub(super) fn bytes_of(&self, digest: &Digest) -> Result<u64, ImageError> {
         bytes_of(&self.path, digest)
     }
@@ -131,7 +131,7 @@ impl Store {
         Ok(away)
     }
 
-    /// The directories that a jail mounts something on, for images that have none of them.
+    /// Creates the directories that a jail mounts on, for images that lack some of them.
     fn make_base(&self) -> Result<(), ImageError> {
         let base = Path::new(BASE);
         if self.root.stat(base).is_ok() {
@@ -159,12 +159,12 @@ impl Store {
     }
 }
 
-/// Images that nobody else can change.
+/// Images that are locked against changes.
 pub struct HeldImages {
     _store: Store,
 }
 
-/// Keeps others from changing the images; `None` if somebody else does for longer than `timeout`.
+/// Locks the images against changes. Returns `None` if another process holds the lock for longer than `timeout`.
 #[expect(clippy::disallowed_methods, reason = "a lock of a file cannot be waited for with a time limit")]
 pub fn hold(state: &Path, timeout: Duration) -> Result<Option<HeldImages>, ImageError> {
     const RETRY: Duration = Duration::from_millis(50);
@@ -178,7 +178,7 @@ pub fn hold(state: &Path, timeout: Duration) -> Result<Option<HeldImages>, Image
     }
 }
 
-/// How many bytes a layer takes up; none if it is gone.
+/// Returns the size of a layer in bytes, or zero if it is gone.
 pub(super) fn bytes_if_there(state: &Path, digest: &Digest) -> Result<u64, ImageError> {
     match bytes_of(&directory_of(state), digest) {
         Err(ImageError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(0),
@@ -200,15 +200,15 @@ pub(super) fn directory_of(state: &Path) -> PathBuf {
     state.join("images")
 }
 
-/// The trees of an image's layers and of what lies below all images, topmost first. Of layers
-/// that occur twice the upper one is enough: it has all that the lower one has.
+/// Returns the trees of an image's layers and of the base below all images, topmost first. Of
+/// layers that occur twice only the upper one is used: it has everything that the lower one has.
 pub(super) fn trees(state: &Path, record: &Record) -> Vec<PathBuf> {
     let mut trees = layers_at(state, record, "/");
     trees.push(directory_of(state).join(BASE));
     trees
 }
 
-/// The trees of those layers of an image that belong to one mount point, topmost first.
+/// Returns the trees of those layers of an image that belong to one mount point, topmost first.
 pub(super) fn layers_at(state: &Path, record: &Record, mount_point: &str) -> Vec<PathBuf> {
     let images = directory_of(state);
     let mut seen = std::collections::BTreeSet::new();
@@ -217,7 +217,7 @@ pub(super) fn layers_at(state: &Path, record: &Record, mount_point: &str) -> Vec
     layers.map(|layer| images.join(layer_path(&layer.digest)).join(TREE)).collect()
 }
 
-/// The digests of all layers that are kept.
+/// Returns the digests of all stored layers.
 pub fn layers(state: &Path) -> Result<Vec<Digest>, ImageError> {
     layers_in(&directory_of(state))
 }
@@ -237,10 +237,10 @@ fn layers_in(images: &Path) -> Result<Vec<Digest>, ImageError> {
     Ok(found)
 }
 
-/// The image `name`, if there is one.
+/// Returns the image `name`, if it exists.
 pub fn find(state: &Path, name: &str) -> Result<Option<Record>, ImageError> {
     for name in [Some(name.to_owned()), with_tag(name)].into_iter().flatten() {
-        // A name that no image can have may still be an alias.
+        // An invalid image name may still be an alias.
         let Ok(file) = file_name(&name) else { return Ok(None) };
         if let Some(record) = read(&directory_of(state).join(NAMES).join(file))? {
             return Ok(Some(record));
@@ -259,7 +259,7 @@ fn read(path: &Path) -> Result<Option<Record>, ImageError> {
     }
 }
 
-/// Notes that an image is in use, so that it is not the first to go.
+/// Records that an image is in use, so that it is not removed first.
 pub fn touch(state: &Path, record: &Record) -> Result<(), ImageError> {
     let path = directory_of(state).join(NAMES).join(file_name(&record.name)?);
     let now = fs::File::open(&path).and_then(|file| file.set_modified(SystemTime::now()));
@@ -269,7 +269,7 @@ pub fn touch(state: &Path, record: &Record) -> Result<(), ImageError> {
     }
 }
 
-/// All images and when each was last used, by name.
+/// Returns all images and when each was last used, sorted by name.
 pub fn records(state: &Path) -> Result<Vec<(Record, SystemTime)>, ImageError> {
     let directory = directory_of(state).join(NAMES);
     let entries = match fs::read_dir(&directory) {
@@ -280,7 +280,7 @@ pub fn records(state: &Path) -> Result<Vec<(Record, SystemTime)>, ImageError> {
     for entry in entries {
         let path = entry.during("list", &directory)?.path();
         let used = fs::metadata(&path).and_then(|facts| facts.modified());
-        // One that was removed meanwhile is no image any more.
+        // An image that was removed meanwhile is skipped.
         if let (Some(record), Ok(used)) = (read(&path)?, used) {
             found.push((record, used));
         }

@@ -1,4 +1,4 @@
-//! Archives as streams: which compression they have, and how far they may swell.
+//! Archives as streams: their compression, and how much they may expand.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -10,15 +10,15 @@ use super::{During, ImageError};
 const GZIP: &[u8] = &[0x1f, 0x8b];
 const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 
-/// Content may swell this much, once it is larger than what everybody has room for. Gzip cannot
-/// reach three times of it even with nothing but zeros.
+/// The maximum expansion of content that is larger than `HARMLESS`. Even with nothing but zeros,
+/// gzip cannot reach three times as much.
 const MOST_SWELLING: u64 = 400;
 const HARMLESS: u64 = 64 << 20;
 
 /// A file, or a part of one.
 pub(super) type Part = io::Take<File>;
 
-/// The content of an archive, uncompressed, beside what is known of the compressed bytes.
+/// The uncompressed content of an archive, with the digest of the compressed bytes.
 pub(super) struct Inflated {
     content: Content,
     out: u64,
@@ -33,7 +33,7 @@ enum Content {
 }
 
 impl Inflated {
-    /// Looks at the first bytes to see what it is.
+    /// Detects the compression from the first bytes.
     pub(super) fn open(part: Part, path: &Path) -> Result<Self, ImageError> {
         let mut packed = BufReader::with_capacity(1 << 17, Hashing::new(part));
         let start = packed.fill_buf().during("read", path)?;
@@ -47,7 +47,7 @@ impl Inflated {
         Ok(Self { content, out: 0 })
     }
 
-    /// The compressed bytes, to see their digest once everything was read.
+    /// Returns the compressed stream, whose digest is known once everything was read.
     pub(super) fn into_packed(self) -> Hashing<Part> {
         let packed = match self.content {
             Content::Plain(packed) => packed,
@@ -72,7 +72,7 @@ impl Read for Inflated {
             Content::Zstd(decoder) => decoder.get_ref().get_ref().length(),
         };
         if self.out > HARMLESS && self.out / MOST_SWELLING > packed {
-            return Err(io::Error::other("it swells more than 400 times when it is unpacked"));
+            return Err(io::Error::other("the archive swells more than 400 times when unpacked"));
         }
         Ok(length)
     }

@@ -1,4 +1,4 @@
-//! Root file systems and layers that come as a tar archive.
+//! Root file systems and layers in a tar archive.
 
 use std::cell::Cell;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -10,11 +10,11 @@ use tar::{Archive, EntryType};
 use super::layer::{Layer, Marks, hostile};
 use super::{During, ImageError};
 
-/// What may be read between two entries: headers, long names, attributes. The parser holds
-/// these in memory.
+/// The maximum size read between two entries: headers, long names, attributes. The parser keeps these
+/// in memory.
 pub(super) const MOST_HEADERS: u64 = 1 << 20;
 
-/// The most that the attributes of one entry may hold.
+/// The maximum size of the attributes of one entry.
 pub(super) const MOST_ATTRIBUTES: usize = 64 << 10;
 
 /// Unpacks the archive `content` into `layer`.
@@ -27,8 +27,8 @@ pub(super) fn unpack(content: &mut dyn Read, layer: &mut Layer<'_>) -> Result<()
         ration.set(MOST_HEADERS);
         let Some(entry) = entries.next() else { return Ok(()) };
         let mut entry = entry.during("read", source)?;
-        // The content of an entry is bounded by the layer, its size in the archive by its header.
-        // Attributes for the whole archive are held in memory as well.
+        // The content of an entry is limited by the layer, its size in the archive by its header.
+        // Attributes for the whole archive are kept in memory as well.
         if !entry.header().entry_type().is_pax_global_extensions() {
             ration.set(u64::MAX);
         }
@@ -48,9 +48,9 @@ fn place<R: Read>(entry: &mut tar::Entry<'_, R>, layer: &mut Layer<'_>) -> Resul
         (EntryType::Link, Some(existing)) => layer.hard_link(&path, &existing),
         (EntryType::Fifo, _) => layer.special(&path, "it is a pipe"),
         (EntryType::Char | EntryType::Block, _) => layer.special(&path, "it is a device"),
-        // A few bytes of it stand for any amount of zeros.
+        // A few bytes of it can represent any amount of zeros.
         (EntryType::GNUSparse, _) => Err(hostile(&path, "it is a sparse file")),
-        // Attributes for all entries of the archive; the parser has no use for them.
+        // Attributes for all entries of the archive; the parser does not use them.
         (EntryType::XGlobalHeader, _) => Ok(()),
         _ => Err(hostile(&path, "its type is unknown")),
     }
@@ -71,9 +71,9 @@ fn marks<R: Read>(entry: &mut tar::Entry<'_, R>, path: &Path) -> Result<Marks, I
     read(entry.header()).during("read the header of", path)
 }
 
-/// The attributes that any user may set. Capabilities of files, access lists and labels of the
-/// host's security modules are left out: nothing inside could make use of them, since no command
-/// gains rights by an exec.
+/// Returns the attributes that any user may set. File capabilities, access lists and labels of the
+/// host's security modules are omitted: nothing inside could use them, because no command gains
+/// privileges by an exec.
 fn attributes<R: Read>(
     entry: &mut tar::Entry<'_, R>,
     path: &Path,
@@ -82,7 +82,7 @@ fn attributes<R: Read>(
     let extensions = entry.pax_extensions().during("read the attributes of", path)?;
     for extension in extensions.into_iter().flatten() {
         let extension = extension.during("read the attributes of", path)?;
-        // The other way to write a sparse file, as a plain one that begins with the list of its holes.
+        // The other way to write a sparse file: a plain file that begins with the list of its holes.
         if extension.key_bytes().starts_with(b"GNU.sparse.") {
             return Err(hostile(path, "it is a sparse file"));
         }
@@ -97,7 +97,7 @@ fn attributes<R: Read>(
     Ok(found)
 }
 
-/// Whether an attribute is one that any user may set. Those that steer an overlay are refused.
+/// Whether an attribute is one that any user may set. Attributes that control an overlay are rejected.
 pub(super) fn is_kept(name: &str, path: &Path) -> Result<bool, ImageError> {
     if name.starts_with("user.overlay.") || name.starts_with("trusted.overlay.") {
         return Err(hostile(path, "it has an attribute that steers an overlay"));
@@ -105,7 +105,7 @@ pub(super) fn is_kept(name: &str, path: &Path) -> Result<bool, ImageError> {
     Ok(name.starts_with("user."))
 }
 
-/// Refuses more attributes than one entry may have.
+/// Rejects an entry with too many attributes.
 pub(super) fn check_length(found: &[(String, Vec<u8>)], path: &Path) -> Result<(), ImageError> {
     let length = |(name, value): &(String, Vec<u8>)| name.len() + value.len();
     if found.iter().map(length).sum::<usize>() > MOST_ATTRIBUTES {
@@ -114,14 +114,14 @@ pub(super) fn check_length(found: &[(String, Vec<u8>)], path: &Path) -> Result<(
     Ok(())
 }
 
-/// A source that stops when its ration is used up, so that a long header cannot fill memory.
+/// A reader that fails when its ration is used up, so that a long header cannot fill the memory.
 pub(super) struct Rationed<R> {
     content: R,
     ration: Rc<Cell<u64>>,
 }
 
 impl<R> Rationed<R> {
-    /// The source, and what is set to [`MOST_HEADERS`] before each header.
+    /// Returns the reader and its ration, which is set to [`MOST_HEADERS`] before each header.
     pub(super) fn new(content: R) -> (Self, Rc<Cell<u64>>) {
         let ration = Rc::new(Cell::new(MOST_HEADERS));
         (Self { content, ration: Rc::clone(&ration) }, ration)
@@ -139,7 +139,7 @@ impl<R: Read> Read for Rationed<R> {
 }
 
 impl<R: Seek> Seek for Rationed<R> {
-    fn seek(&mut self, place: SeekFrom) -> io::Result<u64> {
-        self.content.seek(place)
+    fn seek(&mut self, position: SeekFrom) -> io::Result<u64> {
+        self.content.seek(position)
     }
 }

@@ -1,5 +1,5 @@
-//! Images on the real file system: the host's skeleton, and archives that mean no good.
-#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+//! Images on the real file system: the host's skeleton, and hostile archives.
+#![expect(clippy::unwrap_used, reason = "a test may panic on any failure")]
 
 use std::fs;
 use std::io::Write;
@@ -15,7 +15,7 @@ mod hostile;
 mod layouts;
 mod unneeded;
 
-/// An archive of entries: type, name, link target, content.
+/// Creates an archive of entries: type, name, link target, content.
 fn archive(entries: &[(EntryType, &str, &str, &[u8])]) -> Vec<u8> {
     let mut builder = Builder::new(Vec::new());
     for (kind, name, target, content) in entries {
@@ -26,7 +26,7 @@ fn archive(entries: &[(EntryType, &str, &str, &[u8])]) -> Vec<u8> {
         header.set_gid(8);
         header.set_mtime(1000);
         header.set_size(content.len() as u64);
-        // Written past the builder's own checks, as an attacker would.
+        // Written without the builder's own checks, as an attacker would.
         let old = header.as_old_mut();
         old.name[..name.len()].copy_from_slice(name.as_bytes());
         old.linkname[..target.len()].copy_from_slice(target.as_bytes());
@@ -52,13 +52,13 @@ fn import_bytes(bytes: &[u8]) -> (TempDir, Result<Record, ImageError>) {
     (state, result)
 }
 
-/// The tree of a layer, counted from the bottom.
+/// Returns the tree of a layer, counted from the bottom.
 fn tree(state: &Path, record: &Record, layer: usize) -> PathBuf {
     let hex = record.layers[layer].digest.hex();
     state.join("images/layers").join(hex).join("tree")
 }
 
-/// Whether the store holds nothing.
+/// Whether the store is empty.
 fn is_empty(state: &Path) -> bool {
     let count = |name: &str| fs::read_dir(state.join("images").join(name)).map_or(0, Iterator::count);
     count("names") + count("layers") + count("draft") == 0
@@ -75,7 +75,7 @@ const GOOD: &[(EntryType, &str, &str, &[u8])] = &[
 ];
 
 #[test]
-fn an_archive_is_imported_in_each_compression() {
+fn archive_is_imported_in_each_compression() {
     let plain = archive(GOOD);
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     gzip.write_all(&plain).unwrap();
@@ -101,7 +101,7 @@ fn an_archive_is_imported_in_each_compression() {
 }
 
 #[test]
-fn a_directory_is_imported_with_the_attributes_of_users() {
+fn directory_is_imported_with_user_attributes() {
     let (place, state) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let usr = place.path().join("usr");
     fs::create_dir(&usr).unwrap();
@@ -113,7 +113,7 @@ fn a_directory_is_imported_with_the_attributes_of_users() {
     set(&usr, "user.color", b"blue");
     set(&usr.join("file"), "user.shape", b"round");
     let record = take_in(state.path(), "marked", place.path()).unwrap();
-    assert_ne!(record.layers, plain.layers, "attributes are part of what a layer is");
+    assert_ne!(record.layers, plain.layers, "attributes are part of a layer's digest");
     for (path, name, expected) in [("usr", "user.color", &b"blue"[..]), ("usr/file", "user.shape", b"round")]
     {
         let mut value = [0; 16];
@@ -127,7 +127,7 @@ fn a_directory_is_imported_with_the_attributes_of_users() {
 }
 
 #[test]
-fn an_archive_that_leads_out_is_refused_whole() {
+fn archive_that_leads_out_is_rejected_completely() {
     let directory = (EntryType::Directory, "usr/", "", &b""[..]);
     for hostile in [
         vec![(EntryType::Regular, "../evil", "", &b"x"[..])],
@@ -154,7 +154,7 @@ fn an_archive_that_leads_out_is_refused_whole() {
 }
 
 #[test]
-fn a_header_that_would_fill_memory_is_refused() {
+fn header_that_would_fill_memory_is_rejected() {
     let name = vec![b'a'; 4 << 20];
     let bytes = archive(&[(EntryType::GNULongName, "././@LongLink", "", &name)]);
     let (_state, result) = import_bytes(&bytes);
@@ -162,7 +162,7 @@ fn a_header_that_would_fill_memory_is_refused() {
 }
 
 #[test]
-fn what_is_no_root_file_system_is_refused() {
+fn source_without_a_root_file_system_is_rejected() {
     let (_state, result) = import_bytes(b"not an archive");
     assert!(matches!(result, Err(ImageError::NotAnArchive)));
     let (_state, result) = import_bytes(&archive(&[(EntryType::Regular, "file", "", b"x")]));
@@ -170,7 +170,7 @@ fn what_is_no_root_file_system_is_refused() {
 }
 
 #[test]
-fn a_directory_is_imported_without_following_links() {
+fn directory_is_imported_without_following_links() {
     let state = TempDir::new().unwrap();
     let source = state.path().join("source");
     fs::create_dir_all(source.join("usr/bin")).unwrap();
@@ -196,7 +196,7 @@ fn importing_a_directory_that_holds_the_state_ends() {
 }
 
 #[test]
-fn an_image_is_removed_with_everything_in_it() {
+fn image_is_removed_with_its_layers() {
     let (state, result) = import_bytes(&archive(GOOD));
     result.unwrap();
     assert!(matches!(
@@ -221,14 +221,14 @@ fn names_resolve_to_images_then_to_aliases() {
     let find = |name: &str, aliases: &Aliases| resolve(state.path(), &host, name, aliases);
     assert_eq!(find("host", &aliases).unwrap().trees, host.trees);
     let named = find("test", &aliases).unwrap();
-    assert!(named.env.iter().all(|(name, _)| name != "HOME"), "it depends on the user");
+    assert!(named.env.iter().all(|(name, _)| name != "HOME"), "HOME depends on the user");
     assert_eq!((named.trees.len(), named.stand_in.as_ref()), (1, None));
     assert!(named.is_whole() && named.trees[0].lowers.len() == 2, "{named:?}");
     let unknown = find("Python:3", &aliases);
     assert!(matches!(unknown, Err(ImageError::Unknown(_))));
     let alias = find("my-python", &aliases).unwrap();
-    let told = alias.stand_in.expect("another was named").to_string();
-    assert!(told.starts_with("image `host` (") && told.ends_with(") stands in for `my-python`"), "{told}");
+    let text = alias.stand_in.expect("another image was requested").to_string();
+    assert!(text.starts_with("image `host` (") && text.ends_with(") stands in for `my-python`"), "{text}");
     assert_eq!(alias.name, HOST);
     assert!(matches!(find("gone", &aliases), Err(ImageError::NoStandIn { .. })));
     aliases.rule = AliasRule::Refuse;
@@ -237,7 +237,7 @@ fn names_resolve_to_images_then_to_aliases() {
 }
 
 #[test]
-fn the_skeleton_is_the_same_until_the_host_changes() {
+fn skeleton_is_the_same_until_the_host_changes() {
     let dir = TempDir::new().unwrap();
     let first = host_skeleton(dir.path()).unwrap();
     let second = host_skeleton(dir.path()).unwrap();
@@ -250,7 +250,7 @@ fn the_skeleton_is_the_same_until_the_host_changes() {
 }
 
 #[test]
-fn the_skeleton_has_what_programs_need_and_no_secret() {
+fn skeleton_has_essentials_and_no_secret() {
     let dir = TempDir::new().unwrap();
     let image = host_skeleton(dir.path()).unwrap();
     assert_eq!(image.trees[0].mount_point, "/");
@@ -269,7 +269,7 @@ fn the_skeleton_has_what_programs_need_and_no_secret() {
 }
 
 #[test]
-fn what_only_root_may_read_is_not_copied() {
+fn files_readable_only_by_root_are_not_copied() {
     let dir = TempDir::new().unwrap();
     let image = host_skeleton(dir.path()).unwrap();
     let root = &image.trees[0].lowers[0];

@@ -1,7 +1,7 @@
-//! Turning a source into layers: what the confined worker does.
+//! Turning a source into layers: the task of the confined worker.
 //!
-//! Nothing in here trusts the source. What comes out is checked against the digests that the
-//! source itself claims, so that a layer is what its name says.
+//! The source is not trusted. The result is checked against the digests that the source itself claims,
+//! so that the content of a layer matches its name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -21,7 +21,7 @@ use super::record::{ImageConfig, root_tree};
 use super::stream::Inflated;
 use super::{Digest, During, ImageError, directory, tarball};
 
-/// Where an image comes from.
+/// The source of an image.
 #[derive(Debug)]
 pub enum Source {
     /// An archive: of a root file system, of an OCI layout, or of `docker save`.
@@ -30,7 +30,7 @@ pub enum Source {
     Layout(BTreeMap<PathBuf, File>),
     /// A root file system.
     Tree(PathBuf),
-    /// The disk of a sandbox, and the trees that it holds changes of.
+    /// The disk of a sandbox, and the trees whose changes it contains.
     Uppers { disk: PathBuf, trees: Vec<UpperTree> },
 }
 
@@ -38,23 +38,23 @@ pub enum Source {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UpperTree {
     pub mount_point: String,
-    /// The directory below the disk that holds what was changed.
+    /// The directory below the disk that contains the changes.
     pub directory: String,
 }
 
-/// What is wanted of a source.
+/// The parameters for unpacking a source.
 pub(super) struct Task {
-    /// The manifest that it must lead to.
+    /// The expected digest of the manifest.
     pub(super) wanted: Option<Digest>,
     /// Layers that need not be unpacked again.
     pub(super) have: BTreeSet<Digest>,
-    /// The most that the image may take up, beside what holds for every image.
+    /// The size limit for the image, in addition to the one for every image.
     pub(super) most: Option<u64>,
-    /// Whether files can be given their owners.
+    /// Whether the owners of files can be set.
     pub(super) may_give_away: bool,
 }
 
-/// What became of a source.
+/// The result of unpacking a source.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Unpacked {
     pub(super) manifest: Option<Digest>,
@@ -63,8 +63,7 @@ pub(super) struct Unpacked {
     pub(super) layers: Vec<UnpackedLayer>,
 }
 
-/// A layer, and what it takes up if it was unpacked, into a directory with the number of its
-/// place.
+/// A layer, with its size if it was unpacked, into the directory numbered `place`.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct UnpackedLayer {
     pub(super) digest: Digest,
@@ -90,7 +89,7 @@ pub(super) fn unpack(
         Source::Layout(files) => Blobs::Files(files),
         Source::Archive(file) => Blobs::of_tar(file, draft)?,
     };
-    // Newer archives of `docker save` are both; the layout has digests of everything.
+    // Newer archives of `docker save` have both formats; the layout has digests of everything.
     if blobs.has("index.json") && blobs.has("oci-layout") || matches!(blobs, Blobs::Files(_)) {
         let manifest = manifest::of_layout(&blobs, task.wanted.as_ref())?;
         return layers(&blobs, manifest, draft, task, progress);
@@ -99,7 +98,7 @@ pub(super) fn unpack(
         let manifest = manifest::of_docker(&blobs)?;
         return layers(&blobs, manifest, draft, task, progress);
     }
-    let archive = blobs.into_archive().expect("files were taken care of above");
+    let archive = blobs.into_archive().expect("layouts were handled above");
     whole(draft, task, progress, |layer| {
         let mut content = Hashing::new(archive);
         tarball::unpack(&mut content, layer)?;
@@ -107,12 +106,12 @@ pub(super) fn unpack(
     })
 }
 
-/// Whether an archive with a file `manifest.json` is a root file system all the same.
+/// Whether an archive with a file `manifest.json` is nevertheless a root file system.
 fn has_system(blobs: &Blobs) -> bool {
     ["etc/passwd", "bin/sh", "usr/bin/env"].iter().any(|path| blobs.has(path))
 }
 
-/// A root file system, as the only layer of an image that says nothing else.
+/// Unpacks a root file system as the only layer of an image without a configuration.
 fn whole(
     draft: &Root,
     task: &Task,
@@ -132,7 +131,8 @@ fn whole(
     Ok(Unpacked { manifest: None, config: ImageConfig::default(), layers })
 }
 
-/// What a sandbox changed, a layer for each of its trees. A tree in which nothing was changed has none.
+/// Copies the changes of a sandbox, one layer for each of its trees. A tree without changes has no
+/// layer.
 fn uppers(
     disk: &Path,
     trees: &[UpperTree],
@@ -143,19 +143,19 @@ fn uppers(
     let disk = Root::open(disk).during("open", disk)?;
     let mut budget = Budget::new(task.most);
     let mut layers = Vec::new();
-    for (place, tree) in trees.iter().enumerate() {
+    for (index, tree) in trees.iter().enumerate() {
         let path = Path::new(&tree.directory);
         let upper = match disk.directory(path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
             upper => upper.during("open", path)?,
         };
-        let root = make_place(draft, place)?;
+        let root = make_place(draft, index)?;
         let mut layer = Layer::new(root, Form::Whole, task.may_give_away, &mut budget, progress);
         let digest = directory::copy(&upper, &mut layer, Contents::Upper)?;
         let bytes = layer.finish()?;
         if bytes > 0 {
             let mount_point = tree.mount_point.clone();
-            layers.push(UnpackedLayer { digest, bytes: Some(bytes), place, mount_point });
+            layers.push(UnpackedLayer { digest, bytes: Some(bytes), place: index, mount_point });
         }
     }
     Ok(Unpacked { manifest: None, config: ImageConfig::default(), layers })
@@ -179,10 +179,10 @@ fn layers(
     let count = manifest.layers.len();
     for (place, part) in manifest.layers.iter().enumerate() {
         let new = have.insert(part.digest.clone());
-        let mut tell = |detail: &str| progress(&format!("layer {} of {count}: {detail}", place + 1));
+        let mut report = |detail: &str| progress(&format!("layer {} of {count}: {detail}", place + 1));
         let bytes = if new {
             let root = make_place(draft, place)?;
-            let tree = Layer::new(root, Form::Difference, task.may_give_away, &mut budget, &mut tell);
+            let tree = Layer::new(root, Form::Difference, task.may_give_away, &mut budget, &mut report);
             Some(layer(blobs, part, tree)?)
         } else {
             None
@@ -193,13 +193,13 @@ fn layers(
     Ok(Unpacked { manifest: manifest.digest, config: manifest.config, layers: unpacked })
 }
 
-/// Unpacks one layer and compares it with both of its digests.
+/// Unpacks one layer and verifies both of its digests.
 fn layer(blobs: &Blobs, part: &Part, mut layer: Layer<'_>) -> Result<u64, ImageError> {
     let mut content = Hashing::new(Inflated::open(blobs.open(&part.path)?, &part.path)?);
     tarball::unpack(&mut content, &mut layer)?;
     let bytes = layer.finish()?;
     let mismatch = |digest: &Digest| Err(ImageError::Mismatch(digest.to_string()));
-    // What follows the end of an archive counts as well, within the bounds of a header.
+    // Data behind the end of an archive is included as well, up to the size of a header.
     let mut rest = (&mut content).take(tarball::MOST_HEADERS);
     std::io::copy(&mut rest, &mut std::io::sink()).during("read", &part.path)?;
     let (digest, inflated) = content.split();
@@ -219,7 +219,7 @@ fn make_place(draft: &Root, place: usize) -> Result<Root, ImageError> {
     let path = PathBuf::from(place.to_string());
     draft.make_directory(&path, 0o755).during("make", &path)?;
     let root = draft.directory(&path).during("open", &path)?;
-    // By its descriptor, whatever the umask: the worker has no `/proc` to do it otherwise.
+    // Set through the descriptor, independent of the umask: the worker has no `/proc` to do it by path.
     rustix::fs::fchmod(&root, rustix::fs::Mode::from_raw_mode(0o755))
         .map_err(std::io::Error::from)
         .during("mark", &path)?;

@@ -1,14 +1,14 @@
-//! The process that unpacks: a fork without rights, in a root of its own.
+//! The process that unpacks: an unprivileged fork with its own root.
 //!
 //! ```text
-//! whoever imports                        worker
+//! importer                               worker
 //!   fork into new namespaces ──────────► its root: the draft, and a source that is a directory
 //!   ◄── lines of progress ────────────── four capabilities, no other descriptors, filters
-//!   ◄── what came out, or why not ────── unpacks
+//!   ◄── the result, or an error ──────── unpacks
 //! ```
 //!
-//! A source that gets the better of the unpacker finds a process that can write below the draft,
-//! and nothing else: no network, no other file, no mount, nobody to signal.
+//! A source that exploits the unpacker gets a process that can write below the draft and nothing
+//! else: no network, no other file, no mount, no process to signal.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -29,16 +29,17 @@ use super::unpack::{self, Source, Task, Unpacked};
 use super::{During, ImageError};
 use crate::jail::filters::Filters;
 
-/// What it takes to give files their owners and modes.
+/// The capabilities needed to set owners and modes of files.
 const CAPABILITIES: CapSet = CapSet::of(&[caps::CHOWN, caps::DAC_OVERRIDE, caps::FOWNER, caps::FSETID]);
-/// Where the worker puts its root together. Nobody else sees what is mounted there.
+/// The directory where the worker assembles its root. The mounts there are invisible to other
+/// processes.
 const SCRATCH: &str = "/tmp";
-/// The memory that unpacking may take.
+/// The memory limit for unpacking.
 const MEMORY: u64 = 2 << 30;
-/// The longest line that is read from the worker; a result has a few hundred bytes per layer.
+/// The maximum length of a line from the worker; a result has a few hundred bytes per layer.
 const LONGEST_LINE: u64 = 4 << 20;
 
-/// What the worker writes, a line each.
+/// The messages of the worker, one per line.
 #[derive(Serialize, Deserialize)]
 enum Line {
     Progress(String),
@@ -46,7 +47,7 @@ enum Line {
     Failed { message: String, hint: Option<String> },
 }
 
-/// Has `source` unpacked into `draft` by a worker, and waits for it.
+/// Unpacks `source` into `draft` in a worker, and waits for it.
 pub(super) fn unpack_apart(
     thread: &SingleThread,
     source: Source,
@@ -69,10 +70,10 @@ pub(super) fn unpack_apart(
         Forked::Parent { pid, pidfd } => {
             drop((waiting, report));
             let mapped = if task.may_give_away { Ok(()) } else { map_own_id(pid) };
-            // Closing it without a word ends the worker.
-            let told = mapped.and_then(|()| File::from(go).write_all(b"g"));
+            // Closing the pipe without writing ends the worker.
+            let started = mapped.and_then(|()| File::from(go).write_all(b"g"));
             let outcome =
-                told.during("start a worker for", draft).and_then(|()| follow(lines, draft, progress));
+                started.during("start a worker for", draft).and_then(|()| follow(lines, draft, progress));
             let end = spawn::wait(pidfd.as_fd()).during("wait for the worker of", draft)?;
             outcome.map_err(|error| match error {
                 ImageError::WorkerDied(_) => ImageError::WorkerDied(format!("{end:?}")),
@@ -82,7 +83,7 @@ pub(super) fn unpack_apart(
     }
 }
 
-/// Only root can do without a user namespace, and only without one do files keep their owners.
+/// Only root can work without a user namespace, and only without one are the owners of files kept.
 fn fresh_namespaces() -> Namespaces {
     let all =
         Namespaces::MOUNT.and(Namespaces::NET).and(Namespaces::PID).and(Namespaces::IPC).and(Namespaces::UTS);
@@ -95,12 +96,15 @@ fn map_own_id(pid: rustix::process::Pid) -> io::Result<()> {
     namespaces::write_maps(pid, &map(uid), &map(gid), Setgroups::Deny)
 }
 
-/// Reads what the worker says until it has said all.
+/// Reads the worker's messages until it has finished.
 fn follow(lines: OwnedFd, draft: &Path, progress: &mut dyn FnMut(&str)) -> Result<Unpacked, ImageError> {
     let mut lines = BufReader::new(File::from(lines));
     loop {
         let mut text = String::new();
-        (&mut lines).take(LONGEST_LINE).read_line(&mut text).during("hear from the worker of", draft)?;
+        (&mut lines)
+            .take(LONGEST_LINE)
+            .read_line(&mut text)
+            .during("read the report of the worker of", draft)?;
         match serde_json::from_str(&text) {
             Ok(Line::Progress(detail)) => progress(&detail),
             Ok(Line::Done(unpacked)) => return Ok(unpacked),
@@ -118,18 +122,18 @@ fn work(source: Source, draft: &Path, task: &Task, waiting: OwnedFd, report: Own
     let mut report = File::from(report);
     let confined = confine(source, draft, &report, filter);
     let outcome = confined.during("confine the worker of", draft).and_then(|(source, draft)| {
-        let mut tell = |detail: &str| {
-            // Whoever does not listen any more ends us by other means.
+        let mut send = |detail: &str| {
+            // A parent that stops reading ends this process by other means.
             say(&mut report, &Line::Progress(detail.to_owned())).unwrap_or_default();
         };
-        unpack::unpack(source, &draft, task, &mut tell)
+        unpack::unpack(source, &draft, task, &mut send)
     });
     let line = match outcome {
         Ok(unpacked) => Line::Done(unpacked),
         Err(error) => Line::Failed { message: with_causes(&error), hint: error.hint().map(str::to_owned) },
     };
-    let told = say(&mut report, &line).is_ok();
-    spawn::exit_now(if told { 0 } else { 2 })
+    let sent = say(&mut report, &line).is_ok();
+    spawn::exit_now(if sent { 0 } else { 2 })
 }
 
 fn say(report: &mut File, line: &Line) -> io::Result<()> {
@@ -138,8 +142,8 @@ fn say(report: &mut File, line: &Line) -> io::Result<()> {
     report.write_all(&text)
 }
 
-/// Gives up everything that unpacking does not need. The order is that of the jail: the root
-/// changes while capabilities still allow it, and the filter comes last.
+/// Drops all access that unpacking does not need. The order is that of the jail: the root changes
+/// while capabilities still allow it, and the filter comes last.
 fn confine(source: Source, draft: &Path, report: &File, filter: &Program) -> io::Result<(Source, Root)> {
     if !rustix::process::geteuid().is_root() {
         namespaces::become_ids(0, 0, Setgroups::Deny)?;

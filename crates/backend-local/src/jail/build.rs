@@ -1,4 +1,4 @@
-//! Building a sandbox from outside: clone the child, give it its ids, hand it its layers.
+//! Building a sandbox from outside: clone the child, write its id maps, send it its layers.
 //!
 //! ```text
 //! launcher                                      child
@@ -9,8 +9,8 @@
 //!   ◄── one byte, or the step that failed ────
 //! ```
 //!
-//! The launcher never waits for the child: [`Begun::status`] becomes readable when there is an
-//! outcome, so that many sandboxes can be on their way at once.
+//! The launcher never waits for the child: the report pipe becomes readable when there is an
+//! outcome, so that many sandboxes can be started at once.
 
 use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
@@ -40,33 +40,33 @@ pub struct Parts {
     /// Whether the sandbox has a cgroup namespace of its own.
     pub cgroup_namespace: bool,
     pub ownership: Ownership,
-    /// Where the failing child writes and the agent reports; the agent inherits a copy.
+    /// The pipe to which the child writes a failure and the agent its report; the agent inherits a copy.
     pub report: OwnedFd,
 }
 
 pub enum NetworkPart {
-    /// A namespace made ahead, and ours to come back to.
+    /// A namespace that was made in advance, and the launcher's own, to return to.
     Prepared { namespace: OwnedFd, home: OwnedFd },
-    /// Made together with the others; the child itself brings its loopback up.
+    /// Made together with the other namespaces; the child brings its loopback up.
     New,
 }
 
-/// Whose ids the sandbox has.
+/// The host ids of the sandbox.
 pub enum Ownership {
-    /// A range of host ids that begins at `base`; everything is shown through its map.
+    /// A range of host ids that begins at `base`; all mounts are mapped to it.
     Range { base: u32, user: (u32, u32), volume: PathBuf, journal: PathBuf, mounts: Vec<Opened> },
-    /// The caller's own id as root, and nobody else.
+    /// The caller's own id as root, and no other users.
     Single { uid: u32, gid: u32 },
 }
 
-/// A sandbox on its way.
+/// The first process of a sandbox that is being built.
 #[derive(Debug)]
 pub struct Begun {
     pub pid: Pid,
     pub pidfd: OwnedFd,
 }
 
-/// Clones the child and gives it all it needs. On failure nothing is left of it.
+/// Clones the child and sends it everything it needs. If this fails, the child is gone.
 pub fn begin(
     thread: &SingleThread,
     parts: Parts,
@@ -90,7 +90,7 @@ pub fn begin(
                 .and_then(|()| supply(thread, pid, &entry, &ownership))
                 .and_then(|descriptors| send(ours.as_fd(), &descriptors).at(Step::Handover));
             if let Err(error) = supplied {
-                // The child waits for our message; closing the socket ends it.
+                // The child waits for a message; closing the socket ends it.
                 drop(ours);
                 spawn::wait(pidfd.as_fd()).at(Step::Clone)?;
                 return Err(error);
@@ -127,9 +127,9 @@ fn fork(
     }
 }
 
-/// Forks so that the sandbox's own root owns its user namespace. The kernel counts what is used
-/// in a namespace against its owner too (watches, timers, queues, locked memory), and the host's
-/// root must not pay for it.
+/// Forks so that the sandbox's root owns its user namespace. The kernel also charges resources that
+/// are used in a namespace (watches, timers, queues, locked memory) to its owner, and they must not
+/// be charged to the host's root.
 fn fork_as(
     thread: &SingleThread,
     ownership: &Ownership,
@@ -142,7 +142,7 @@ fn fork_as(
     }
 }
 
-/// When the whole host runs out of memory, sandboxes go before anything else.
+/// Makes the kernel prefer sandboxes over other processes when the host runs out of memory.
 fn yield_memory(pid: Pid) -> io::Result<()> {
     std::fs::write(format!("/proc/{}/oom_score_adj", pid.as_raw_pid()), "500")
 }
@@ -157,11 +157,11 @@ fn run_child(entry: Entry, socket: OwnedFd, raise: bool, report: OwnedFd) -> ! {
         Ok(handover)
     };
     let Err(error) = enter::enter(entry, wait, copy);
-    let told = std::fs::File::from(report).write_all(&Failure::from(error).told()).is_ok();
-    spawn::exit_now(if told { 1 } else { 2 })
+    let reported = std::fs::File::from(report).write_all(&Failure::from(error).told()).is_ok();
+    spawn::exit_now(if reported { 1 } else { 2 })
 }
 
-/// Gives the child its ids and makes the mounts that only we can make.
+/// Writes the child's id maps and makes the mounts that only the launcher can make.
 fn supply(
     thread: &SingleThread,
     pid: Pid,
@@ -204,7 +204,7 @@ fn supply(
     }
 }
 
-/// Hands descriptors to whoever calls [`receive`] at the other end.
+/// Sends descriptors to the process that calls [`receive`] at the other end.
 pub fn send(socket: BorrowedFd<'_>, descriptors: &[OwnedFd]) -> io::Result<()> {
     let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
     let mut space = vec![MaybeUninit::uninit(); 32 + 4 * borrowed.len().next_multiple_of(2)];
@@ -217,7 +217,7 @@ pub fn send(socket: BorrowedFd<'_>, descriptors: &[OwnedFd]) -> io::Result<()> {
 }
 
 pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Handover> {
-    // As many as the kernel lets one message carry.
+    // Enough for the largest number of descriptors that the kernel allows in one message.
     let mut space = vec![MaybeUninit::uninit(); 32 + 4 * 254];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut word = [0; 2];

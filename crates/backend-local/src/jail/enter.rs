@@ -1,4 +1,4 @@
-//! Building a sandbox from inside: what the cloned child does until it becomes the agent.
+//! Building a sandbox from inside: the steps of the cloned child until it becomes the agent.
 //!
 //! ```text
 //! join groups ─► wait for maps and layers ─► root inside ─► no user namespaces ─► private mounts
@@ -33,18 +33,18 @@ use super::step::{At, Failure, JailError, Step};
 use crate::images;
 use crate::network::resolver;
 
-/// Where the child puts things together. Every host has the directory, and what is mounted over
-/// it is seen by the child alone.
+/// The directory in which the child builds its root. It exists on every host, and only the child sees
+/// the mounts over it.
 const SCRATCH: &str = "/tmp";
 
-/// What the agent keeps of root's powers, all of them only over its own user namespace.
+/// The capabilities of the agent, all of them only over its own user namespace.
 pub const AGENT_CAPABILITIES: CapSet = CapSet::of(&[
-    // Needed to cut the bounding set of each command; a command never has it.
+    // Needed to reduce the bounding set of each command; a command never has it.
     caps::SETPCAP,
 ])
 .and(COMMAND_CAPABILITIES);
 
-/// What a command that runs as root inside keeps.
+/// The capabilities of a command that runs as root inside.
 pub const COMMAND_CAPABILITIES: CapSet = CapSet::of(&[
     caps::CHOWN,
     caps::DAC_OVERRIDE,
@@ -55,18 +55,19 @@ pub const COMMAND_CAPABILITIES: CapSet = CapSet::of(&[
     caps::SETUID,
 ]);
 
-/// What the process that makes nests has beside the agent's, over the same user namespace.
+/// The capabilities of the process that makes isolated sessions, over the same user namespace: the
+/// agent's and some more.
 pub const NESTER_CAPABILITIES: CapSet = CapSet::of(&[
-    // Mounts and namespaces.
+    // Needed for mounts and namespaces.
     caps::SYS_ADMIN,
-    // Going into a mount namespace changes the root.
+    // Needed because entering a mount namespace changes the root.
     caps::SYS_CHROOT,
-    // Brings up the loopback of a nest without a network.
+    // Needed to bring up the loopback of an isolated session without a network.
     caps::NET_ADMIN,
 ])
 .and(AGENT_CAPABILITIES);
 
-/// Everything the child needs to know, ready before it is cloned.
+/// Everything that the child needs, prepared before it is cloned.
 pub struct Entry {
     pub setgroups: Setgroups,
     pub die_with_parent: bool,
@@ -80,22 +81,23 @@ pub struct Entry {
     pub agent: OwnedFd,
     pub agent_tasks: Vec<OwnedFd>,
     pub filter: Program,
-    /// How many files a program may open that expects the usual number.
+    /// The limit on open files before the launcher raised its own; programs inside expect that one.
     pub open_files: Rlimit,
     /// Descriptors for the agent, in the order of its configuration, from 3 on.
     pub inherited: Vec<OwnedFd>,
-    /// Which of `inherited` is replaced by the journal directory that arrives later.
+    /// The index in `inherited` that is replaced by the journal directory, which arrives later.
     pub journal: usize,
-    /// Without root: which of `inherited` is replaced by a mount of the commands' group, made here.
+    /// Without root: the index in `inherited` that is replaced by a mount of the commands' group,
+    /// which the child makes.
     pub commands: Option<(usize, PathBuf)>,
-    /// Where nests can be made: which of `inherited` is replaced by the directory on the volume for
-    /// what is changed in them. The agent then confines itself.
+    /// If isolated sessions are possible: the index in `inherited` that is replaced by the directory on
+    /// the volume for files that change in them. The agent then confines itself.
     pub nests: Option<usize>,
-    /// Which limits the sandbox is shown in the place of the host's values.
+    /// The limits that the sandbox sees instead of the host's values.
     pub limit_view: Option<EntryView>,
 }
 
-/// One tree of the image; its lower layers come as detached mounts, or as paths to clone here.
+/// One tree of the image. Its lower layers arrive as detached mounts, or are paths that the child clones.
 pub struct EntryTree {
     pub mount_point: String,
     /// The name of its directories in the volume.
@@ -104,11 +106,11 @@ pub struct EntryTree {
 }
 
 pub enum EntryVolume {
-    /// Comes as a detached mount.
+    /// Arrives as a detached mount.
     Given,
     /// A tmpfs of this many bytes, charged to memory.
     Tmpfs(u64),
-    /// A directory of ours, cloned here.
+    /// A directory of the launcher, which the child clones.
     Directory(PathBuf),
 }
 
@@ -118,16 +120,17 @@ pub struct EntryMount {
     pub read_only: bool,
 }
 
-/// What the journals of a sandbox may hold that has no volume for them: less than an agent may
-/// have of memory, to which they are charged.
+/// The size of the journals of a sandbox that has no volume for them. They are charged to the agent's
+/// memory, so this is less than the agent's limit.
 const JOURNALS: &str = "mode=0700,size=128m,nr_inodes=8k";
 
-/// What arrives once the maps are written: for root the detached and idmapped mounts, in the
-/// order lowers of each tree, volume, journal, mounts; for everybody else nothing.
+/// The descriptors that arrive once the id maps are written. For root, these are the detached and
+/// idmapped mounts in the order: lowers of each tree, volume, journal, mounts. For an ordinary user
+/// there are none.
 pub type Handover = Vec<OwnedFd>;
 
-/// Turns this process into the sandbox's first process. It returns only on failure.
-/// A failure of the very last step, when nobody could be returned to, is told through `report`.
+/// Turns this process into the sandbox's first process. It returns only on failure. A failure of the
+/// very last step, after which this cannot return, is written to `report`.
 pub fn enter(
     entry: Entry,
     wait: impl FnOnce() -> io::Result<Handover>,
@@ -139,7 +142,7 @@ pub fn enter(
     let handover = wait().at(Step::Handover)?;
     namespaces::become_ids(0, 0, entry.setgroups).at(Step::BecomeRoot)?;
     if entry.die_with_parent {
-        // Only now: changing ids would have cleared it.
+        // Not earlier, because changing ids clears the setting.
         namespaces::die_with_parent().at(Step::BecomeRoot)?;
     }
     fs::write("/proc/sys/user/max_user_namespaces", "0").at(Step::ForbidUserNamespaces)?;
@@ -147,7 +150,7 @@ pub fn enter(
 
     let mut layers = gather(&entry, handover)?;
     build_root(&entry, &mut layers)?;
-    let nests = entry.nests.map(|place| make_nests().map(|made| (place, made)));
+    let nests = entry.nests.map(|index| make_nests().map(|made| (index, made)));
     let nests = nests.transpose().at(Step::Scratch)?;
     let journals = layers.journal.take().map_or_else(make_journals, Ok).at(Step::Scratch)?;
     let root = Path::new(SCRATCH).join("root");
@@ -172,14 +175,14 @@ pub fn enter(
     namespaces::limit(Resource::Core, 0).at(Step::ResourceLimits)?;
     let Entry { mut inherited, journal, agent, filter, commands, open_files, limit_view, .. } = entry;
     if let (Some(EntryView { places, .. }), Some(view)) = (limit_view, view) {
-        places.into_iter().zip(view).for_each(|(place, descriptor)| inherited[place] = descriptor);
+        places.into_iter().zip(view).for_each(|(index, descriptor)| inherited[index] = descriptor);
     }
-    if let (Some((place, _)), Some(group)) = (commands, layers.commands) {
-        inherited[place] = group;
+    if let (Some((index, _)), Some(group)) = (commands, layers.commands) {
+        inherited[index] = group;
     }
     let nesting = nests.is_some();
-    if let Some((place, directory)) = nests {
-        inherited[place] = directory;
+    if let Some((index, directory)) = nests {
+        inherited[index] = directory;
     }
     let departure = depart(inherited, journal, journals, agent, report).at(Step::ExecuteAgent)?;
     rustix::process::setrlimit(Resource::Nofile, open_files).at(Step::ResourceLimits)?;
@@ -197,7 +200,7 @@ pub fn enter(
     })
 }
 
-/// The pieces, all as detached mounts.
+/// The parts of the new root, all as detached mounts.
 struct Layers {
     trees: Vec<Vec<OwnedFd>>,
     volume: Option<OwnedFd>,
@@ -244,8 +247,8 @@ fn clone(path: &Path, depth: Depth, attributes: Attributes) -> io::Result<OwnedF
     Ok(tree)
 }
 
-/// Opens and copies the source of a mount where no ids have to be changed. The submounts come
-/// along: the kernel lets nobody but root look beneath them.
+/// Opens and copies the source of a mount whose ids are not mapped. Submounts are included: the
+/// kernel allows only root to see what they cover.
 pub fn clone_site(site: &Site, read_only: bool) -> io::Result<OwnedFd> {
     let opened = site.open_existing().map_err(io::Error::other)?;
     let tree = mounts::clone_of(opened.source.as_fd(), Depth::Recursive)?;
@@ -253,7 +256,7 @@ pub fn clone_site(site: &Site, read_only: bool) -> io::Result<OwnedFd> {
     Ok(tree)
 }
 
-/// Lays the image's trees over each other: an overlay at `/`, then one at each mount point.
+/// Mounts the image's trees: an overlay at `/`, then one at each mount point.
 fn build_root(entry: &Entry, layers: &mut Layers) -> Result<(), JailError> {
     let options = "mode=0755,size=1m,nr_inodes=1k";
     mounts::mount("tmpfs", Path::new(SCRATCH), Attributes::NO_SUID.and(Attributes::NO_DEV), options)
@@ -271,12 +274,14 @@ fn build_root(entry: &Entry, layers: &mut Layers) -> Result<(), JailError> {
             let directory = clone(path, Depth::Single, own).at_path(Step::CloneVolume, path)?;
             mounts::attach(directory.as_fd(), &volume).at(Step::AttachLayers)?;
         }
-        (EntryVolume::Given, None) => return Err(io::Error::other("no volume came")).at(Step::Handover),
+        (EntryVolume::Given, None) => {
+            return Err(io::Error::other("no volume was received")).at(Step::Handover);
+        }
     }
-    for (place, (tree, lowers)) in entry.trees.iter().zip(std::mem::take(&mut layers.trees)).enumerate() {
+    for (index, (tree, lowers)) in entry.trees.iter().zip(std::mem::take(&mut layers.trees)).enumerate() {
         let mut paths = Vec::new();
         for (number, lower) in lowers.iter().enumerate() {
-            let path = format!("{SCRATCH}/l{place}.{number}");
+            let path = format!("{SCRATCH}/l{index}.{number}");
             fs::create_dir(&path).at(Step::Scratch)?;
             mounts::attach(lower.as_fd(), Path::new(&path)).at(Step::AttachLayers)?;
             paths.push(path);
@@ -298,26 +303,28 @@ fn make_tmpfs_volume(volume: &Path, bytes: u64, trees: &[EntryTree]) -> io::Resu
     make_uppers(volume, trees)
 }
 
-/// A filesystem for journals, in memory and bounded. Nobody but the agent ever reads them, so
-/// they need no name outside and end with the sandbox.
+/// Makes a bounded filesystem in memory for the journals. Only the agent reads them, so they need no
+/// name outside and end with the sandbox.
 fn make_journals() -> io::Result<OwnedFd> {
-    let place = Path::new(SCRATCH).join("journals");
-    fs::create_dir(&place)?;
+    let directory = Path::new(SCRATCH).join("journals");
+    fs::create_dir(&directory)?;
     let attributes = Attributes::NO_SUID.and(Attributes::NO_DEV).and(Attributes::NO_EXEC);
-    mounts::mount("tmpfs", &place, attributes, JOURNALS)?;
-    mounts::clone_tree(&place, Depth::Single)
+    mounts::mount("tmpfs", &directory, attributes, JOURNALS)?;
+    mounts::clone_tree(&directory, Depth::Single)
 }
 
-/// A new directory on the volume for what is changed in nests, which nobody finds by name.
+/// Makes a new directory on the volume for files that change in isolated sessions. Its name is random,
+/// so code inside cannot find it by name.
 ///
-/// A volume that was a snapshot may have one of another sandbox. It is left alone, since code inside
-/// decided how deep and how wide it is, and counts against the disk like all that came along.
+/// A volume that was made from a snapshot may contain such a directory of another sandbox. That one is
+/// left alone, because code inside decided how deep and how wide it is. It counts against the disk
+/// limit like everything else in the snapshot.
 fn make_nests() -> io::Result<OwnedFd> {
     let mut random = [0; 8];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
-    let place = format!("{SCRATCH}/v/nests.{:016x}", u64::from_le_bytes(random));
-    fs::DirBuilder::new().mode(0o700).create(&place)?;
-    mounts::clone_tree(Path::new(&place), Depth::Single)
+    let directory = format!("{SCRATCH}/v/nests.{:016x}", u64::from_le_bytes(random));
+    fs::DirBuilder::new().mode(0o700).create(&directory)?;
+    mounts::clone_tree(Path::new(&directory), Depth::Single)
 }
 
 /// Makes the directories of each tree in an empty volume.
@@ -328,7 +335,7 @@ pub fn make_uppers(volume: &Path, trees: &[EntryTree]) -> io::Result<()> {
         fs::set_permissions(&upper, fs::Permissions::from_mode(0o755))?;
         fs::create_dir(volume.join(format!("{}.work", tree.name)))?;
         if tree.mount_point == "/usr" {
-            // Without root, files of the host's /usr belong to nobody inside, and only directories
+            // Without root, files of the host's /usr have no mapped owner inside, and only directories
             // that exist in the upper layer can be written.
             for directory in images::premade_in_usr() {
                 fs::create_dir_all(upper.join(directory))?;
@@ -378,8 +385,8 @@ fn make_devices(dev: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Puts host directories where they were asked for. The image may hold links anywhere, so each
-/// target is opened within the new root and the mount goes onto that descriptor.
+/// Attaches host directories at their targets. The image may contain links anywhere, so each target
+/// is opened within the new root, and the mount is attached to that descriptor.
 fn attach_mounts(root: &Path, entry: &Entry, given: &[OwnedFd]) -> Result<(), JailError> {
     let root = rustix::fs::open(root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .at(Step::AttachMounts)?;
@@ -391,7 +398,7 @@ fn attach_mounts(root: &Path, entry: &Entry, given: &[OwnedFd]) -> Result<(), Ja
     Ok(())
 }
 
-/// Opens the target of a mount, making what is missing of its path: a file for a file, a
+/// Opens the target of a mount and makes the missing parts of its path: a file for a file, a
 /// directory for a directory.
 pub fn make_target(
     root: BorrowedFd<'_>,
@@ -404,13 +411,13 @@ pub fn make_target(
     let is_file = rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(source)?.st_mode).is_file();
     let mut path = String::new();
     let words: Vec<&str> = target.split('/').filter(|word| !word.is_empty()).collect();
-    for (place, word) in words.iter().enumerate() {
+    for (index, word) in words.iter().enumerate() {
         let parent = open(if path.is_empty() { "/" } else { &path }, OFlags::PATH | OFlags::DIRECTORY)?;
         path = format!("{path}/{word}");
         if open(&path, OFlags::PATH).is_ok() {
             continue;
         }
-        if is_file && place + 1 == words.len() {
+        if is_file && index + 1 == words.len() {
             let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             drop(rustix::fs::openat(&parent, *word, flags, Mode::from_raw_mode(0o644))?);
         } else {
@@ -420,14 +427,14 @@ pub fn make_target(
     open(&path, OFlags::PATH).map_err(Into::into)
 }
 
-/// A write that reaches the upper layer, so that a sandbox that cannot write never begins.
+/// Checks that the upper layer can be written, so that a sandbox that cannot write fails to start.
 fn probe_write() -> io::Result<()> {
     let name = "/.coracle-probe";
     fs::OpenOptions::new().write(true).create_new(true).open(name)?;
     fs::remove_file(name)
 }
 
-/// Makes the accounts and directories that the client expects.
+/// Makes the users and directories that the client expects.
 fn settle_guest(guest: &GuestPlan) -> Result<(), JailError> {
     for user in &guest.users {
         let line = format!("{0}:x:{1}:{2}::{3}:/bin/bash\n", user.name, user.uid, user.gid, user.home);
@@ -458,16 +465,16 @@ fn make_directories(path: &str) -> Result<(), JailError> {
     fs::DirBuilder::new().recursive(true).mode(0o755).create(path).at_path(Step::Guest, path)
 }
 
-/// Gathers what the agent inherits: nothing to read from or write to as standard input and
-/// output, then its descriptors in the order of the numbers in its configuration.
+/// Collects the descriptors that the agent inherits: `/dev/null` as standard input, output and error,
+/// then its descriptors in the order of the numbers in its configuration.
 fn depart(
     mut inherited: Vec<OwnedFd>,
-    place: usize,
+    index: usize,
     journal: OwnedFd,
     agent: OwnedFd,
     report: OwnedFd,
 ) -> io::Result<Departure> {
-    inherited[place] = journal;
+    inherited[index] = journal;
     let nothing = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     let standard = [nothing.try_clone()?, nothing.try_clone()?, nothing];
     Departure::prepare(agent, standard.into_iter().chain(inherited).collect(), report)

@@ -1,4 +1,4 @@
-//! The system call filters, as data in `profiles/`, compiled once.
+//! The system call filters: data in `profiles/`, compiled once.
 
 use linux::seccomp::Program;
 use linux::seccomp::policy::{Policy, PolicyError};
@@ -7,11 +7,12 @@ use linux::seccomp::policy::{Policy, PolicyError};
 #[derive(Clone, Debug)]
 pub struct Filters {
     pub usual: Pair,
-    /// For sandboxes that write where users of the host could run what they wrote.
+    /// For sandboxes that can write files which users of the host could execute.
     pub without_set_id: Pair,
 }
 
-/// A filter for the agent, one that each command adds to it, and one for who makes nests.
+/// The filter of the agent, the one that each command adds to it, and the one of the process that
+/// makes isolated sessions.
 #[derive(Clone, Debug)]
 pub struct Pair {
     pub agent: Program,
@@ -54,38 +55,38 @@ mod tests {
         }
     }
     #[test]
-    fn a_nester_can_forbid_writing_and_cannot_allow_it_again() {
+    fn nester_can_make_a_mount_read_only_but_not_writable_again() {
         if !testkit::needs_root() {
             return;
         }
         let filter = Filters::compile().expect("our own policies are well formed").usual.nester;
-        // The filter and the mounts are this thread's and end with it.
+        // The filter and the mounts belong to this thread and end with it.
         let alone = std::thread::spawn(move || {
             let place = tempfile::tempdir().expect("a directory");
-            namespaces::unshare(Namespaces::MOUNT).expect("root may");
-            mounts::make_private().expect("root may");
-            mounts::mount("tmpfs", place.path(), Attributes::default(), "").expect("root may");
+            namespaces::unshare(Namespaces::MOUNT).expect("root may do this");
+            mounts::make_private().expect("root may do this");
+            mounts::mount("tmpfs", place.path(), Attributes::default(), "").expect("root may do this");
             let forbid = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
             let change = |flags| mount_remount(place.path(), flags, "");
             for flags in [forbid, MountFlags::BIND] {
-                change(flags).expect("root may");
+                change(flags).expect("root may do this");
             }
-            linux::set_no_new_privs().expect("anybody may");
-            filter.install().expect("anybody may");
+            linux::set_no_new_privs().expect("any process may do this");
+            filter.install().expect("any process may do this");
             let copy = mounts::clone_tree(place.path(), Depth::Single).expect("the filter allows it");
             change(forbid).expect("the filter allows it");
-            std::fs::write(place.path().join("file"), "x").expect_err("it is read-only");
+            std::fs::write(place.path().join("file"), "x").expect_err("the mount is read-only");
             for flag in [MountFlags::RDONLY, MountFlags::NOSUID, MountFlags::NODEV, forbid] {
                 assert_eq!(change((forbid - flag) | MountFlags::BIND), Err(Errno::PERM), "without {flag:?}");
                 assert_eq!(change(forbid - flag - MountFlags::BIND), Err(Errno::PERM), "without {flag:?}");
             }
-            let told = mounts::set_attributes(copy.as_fd(), Attributes::READ_ONLY, None, Depth::Single);
+            let changed = mounts::set_attributes(copy.as_fd(), Attributes::READ_ONLY, None, Depth::Single);
             assert_eq!(
-                told.expect_err("its attributes lie in memory").raw_os_error(),
+                changed.expect_err("a filter cannot check attributes in memory").raw_os_error(),
                 Some(Errno::PERM.raw_os_error())
             );
             mounts::detach(place.path()).expect("the filter allows it");
         });
-        alone.join().expect("it held");
+        alone.join().expect("the filter held");
     }
 }

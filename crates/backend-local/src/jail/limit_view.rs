@@ -21,53 +21,54 @@ use super::enter::make_target;
 /// `/proc/cpuinfo` of a large host is the largest file, at about 1.5 KiB for each processor.
 const OPTIONS: &str = "mode=0755,size=2m,nr_inodes=1k";
 
-/// Where glibc and others look for the number of processors.
+/// The directory in which glibc and others find the number of processors.
 const CPU_DIRECTORY: &str = "sys/devices/system/cpu";
 const CPU_LISTS: [&str; 3] = ["online", "possible", "present"];
 
-/// What is shown, and where the agent finds its descriptors.
+/// The limits that are shown, and the indexes of the agent's descriptors.
 #[derive(Clone, Copy, Debug)]
 pub struct EntryView {
-    /// The places among the inherited descriptors of the directory, the host's `stat` and its
+    /// The indexes, among the inherited descriptors, of the directory, the host's `stat` and its
     /// `cpuinfo`.
     pub places: [usize; 3],
-    /// Whether a group limits memory, and processor time.
+    /// Whether a control group limits memory.
     pub memory: bool,
+    /// Whether a control group limits processor time.
     pub cpus: bool,
 }
 
-/// Makes the files and covers those of the new root with them. Answers the descriptors for the
-/// agent in the order of the places.
+/// Makes the files and mounts them over those of the new root. Returns the descriptors for the agent in
+/// the order of the indexes.
 pub(super) fn cover(view: &EntryView, scratch: &Path, root: &Path) -> io::Result<[OwnedFd; 3]> {
-    let place = scratch.join("view");
-    fs::create_dir(&place)?;
+    let mount_point = scratch.join("view");
+    fs::create_dir(&mount_point)?;
     let quiet = Attributes::NO_SUID.and(Attributes::NO_DEV).and(Attributes::NO_EXEC);
-    mounts::mount("tmpfs", &place, quiet, OPTIONS)?;
+    mounts::mount("tmpfs", &mount_point, quiet, OPTIONS)?;
     let proc = root.join("proc");
     let open = |name: &str| fs::File::open(proc.join(name)).map(OwnedFd::from);
     let host = [open("stat")?, open("cpuinfo")?];
     let root = rustix::fs::open(root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let show = |name: &str, target: &str| {
-        let tree = mounts::clone_tree(&place.join(name), Depth::Single)?;
+        let tree = mounts::clone_tree(&mount_point.join(name), Depth::Single)?;
         mounts::set_attributes(tree.as_fd(), quiet.and(Attributes::READ_ONLY), None, Depth::Single)?;
         let target = make_target(root.as_fd(), target, tree.as_fd(), ResolveFlags::IN_ROOT)?;
         mounts::attach_on(tree.as_fd(), target.as_fd())
     };
     if view.memory {
-        make_file(&place.join("meminfo"))?;
+        make_file(&mount_point.join("meminfo"))?;
         show("meminfo", "/proc/meminfo")?;
     }
     if view.cpus {
-        let directory = place.join(CPU_DIRECTORY);
+        let directory = mount_point.join(CPU_DIRECTORY);
         fs::create_dir_all(&directory)?;
         CPU_LISTS.iter().try_for_each(|name| make_file(&directory.join(name)))?;
         for name in ["cpuinfo", "stat"] {
-            make_file(&place.join(name))?;
+            make_file(&mount_point.join(name))?;
             show(name, &format!("/proc/{name}"))?;
         }
         show("sys", "/sys")?;
     }
-    let files = mounts::clone_tree(&place, Depth::Single)?;
+    let files = mounts::clone_tree(&mount_point, Depth::Single)?;
     let [stat, cpuinfo] = host;
     Ok([files, stat, cpuinfo])
 }

@@ -1,38 +1,38 @@
-//! Who owns what: the id maps of a sandbox and of the host directories mounted into it.
+//! The id maps of a sandbox and of the host directories mounted into it.
 //!
-//! A sandbox's ids 0..65535 are `base`..`base + 65535` on the host. Layers and volumes hold
-//! plain ids on disk and are shown through that same map. A host directory is different: its
-//! files belong to real users. Its owner becomes the sandbox's default user and back, and user
-//! 1000 stays user 1000 if that does not collide; every other id inside is kept on disk as the
-//! sandbox's own host id, so nothing inside can create a file of a host user it was not given.
+//! A sandbox's ids 0..65535 are `base`..`base + 65535` on the host. Layers and volumes have plain
+//! ids on disk and are mounted with that same map. A host directory is different: its files belong
+//! to real users. Its owner is mapped to the sandbox's default user, and user 1000 stays user 1000 if
+//! that does not collide. Every other id inside is stored on disk as the sandbox's own host id, so
+//! code inside cannot create files of a host user that is not mapped.
 
 use std::io;
 
 use linux::namespaces::Extent;
 
-/// How many ids a sandbox has.
+/// The number of ids of a sandbox.
 pub const IDS: u32 = 65_536;
 
-/// The map of a sandbox whose ids begin at `base`.
+/// Returns the map of a sandbox whose ids begin at `base`.
 pub fn sandbox_map(base: u32) -> Vec<Extent> {
     vec![Extent { inside: 0, outside: base, count: IDS }]
 }
 
-/// The map through which a host directory owned by `owner` is shown, where `user` inside is to
-/// own it. For an idmapped mount "inside" is the id on disk and "outside" the id it appears as.
+/// Returns the map for a host directory owned by `owner` that `user` owns inside. For an idmapped
+/// mount "inside" is the id on disk and "outside" the id it appears as.
 ///
-/// The numbers come from a plan and from the host's disk, so one that has no place is refused.
+/// The numbers come from a plan and from the host's disk, so numbers that cannot be mapped are refused.
 pub fn mount_map(base: u32, owner: u32, user: u32) -> io::Result<Vec<Extent>> {
     const ORDINARY: u32 = 1000;
     let wrong = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
     if user >= IDS {
-        return wrong(format!("user {user} has no id in a sandbox"));
+        return wrong(format!("uid or gid {user} does not exist in a sandbox"));
     }
     let Some(end) = base.checked_add(IDS) else {
-        return wrong(format!("no {IDS} ids follow {base}"));
+        return wrong(format!("id range {base} has no room for {IDS} ids"));
     };
     if (base..end).contains(&owner) {
-        return wrong(format!("owner {owner} is one of the sandbox's own ids"));
+        return wrong(format!("owner {owner} is in the id range of the sandbox"));
     }
     let mut given = vec![(owner, user)];
     if owner != ORDINARY && user != ORDINARY {
@@ -43,7 +43,7 @@ pub fn mount_map(base: u32, owner: u32, user: u32) -> io::Result<Vec<Extent>> {
         .iter()
         .map(|(disk, inside)| Extent { inside: *disk, outside: base + inside, count: 1 })
         .collect();
-    // What lies between the given ids keeps its own host id on disk.
+    // All ids between the mapped ones keep the sandbox's host id on disk.
     let mut next = 0;
     for until in given.iter().map(|(_, inside)| *inside).chain([IDS]) {
         if until > next {
@@ -66,15 +66,15 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_of_root_keeps_root_and_user_1000() {
+    fn directory_of_root_keeps_root_and_user_1000() {
         let map = mount_map(BASE, 0, 0).expect("a map");
         assert_eq!(appears_as(&map, 0), Some(0));
         assert_eq!(appears_as(&map, 1000), Some(1000));
-        assert_eq!(appears_as(&map, 33), None, "a host user that was not given stays foreign");
+        assert_eq!(appears_as(&map, 33), None, "a host user that is not mapped has no id inside");
     }
 
     #[test]
-    fn a_directory_of_user_1000_belongs_to_root_inside_and_root_on_disk_stays_out_of_reach() {
+    fn directory_of_user_1000_belongs_to_root_inside_and_root_on_disk_is_not_mapped() {
         let map = mount_map(BASE, 1000, 0).expect("a map");
         assert_eq!(appears_as(&map, 1000), Some(0));
         assert_eq!(appears_as(&map, 0), None);
@@ -86,11 +86,11 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_have_no_place_are_refused() {
+    fn ids_outside_of_the_range_are_refused() {
         for (base, owner, user) in
             [(BASE, 0, IDS), (BASE, 0, u32::MAX), (u32::MAX - 5, 0, 0), (BASE, BASE + 7, 0)]
         {
-            mount_map(base, owner, user).expect_err("it has no place");
+            mount_map(base, owner, user).expect_err("the id cannot be mapped");
         }
     }
 

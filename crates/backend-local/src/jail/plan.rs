@@ -1,8 +1,8 @@
-//! What to build, as plain data. The server writes a plan, the launcher carries it out.
+//! The plan of a sandbox, as plain data. The server writes a plan, and the launcher executes it.
 //!
-//! A plan names things (an image, limits, users); it holds no host path but the sources of
-//! mounts, which the launcher checks against its own settings. A server that was taken over
-//! can therefore not point a sandbox at the host's files.
+//! A plan refers to things by name (an image, limits, users). It contains no host path except the
+//! sources of mounts, which the launcher checks against its own settings. A compromised server
+//! therefore cannot give a sandbox access to the host's files.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -16,13 +16,13 @@ use crate::network::Wish;
 pub struct JailPlan {
     pub id: String,
     pub image: String,
-    /// The snapshot whose files it begins with; the image is then the one below them.
+    /// The snapshot whose files the sandbox starts with; `image` is then the image below them.
     #[serde(default)]
     pub snapshot: Option<String>,
     pub limits: Limits,
-    /// Limits that the caller named. One that cannot be enforced fails the create.
+    /// Limits that the caller specified. If one of them cannot be enforced, the create fails.
     pub named: Vec<LimitName>,
-    /// Whether a default limit that cannot be enforced fails the create as well.
+    /// Whether the create also fails if a default limit cannot be enforced.
     pub require_limits: bool,
     pub network: Wish,
     pub mounts: Vec<MountPlan>,
@@ -34,27 +34,27 @@ pub struct JailPlan {
     pub nesting: bool,
     pub guest: GuestPlan,
     pub max_processes: u32,
-    /// As whom the commands start, where that is decided beforehand and by number: host
-    /// directories of ordinary users belong to it inside.
+    /// The uid and gid that commands start with, if they are known in advance. Host directories of
+    /// ordinary users belong to them inside.
     #[serde(default)]
     pub user: Option<(u32, u32)>,
-    /// Whether what is written stays behind when the sandbox ends. Only for sandboxes that end
-    /// with their maker; the disk has no limit then.
+    /// Whether the files that the sandbox writes are kept when it ends. Only for sandboxes that end
+    /// with the process that made them; the disk has no limit then.
     #[serde(default)]
     pub keep: bool,
-    /// Whose disk it begins with.
+    /// The disk that the sandbox starts with.
     #[serde(default)]
     pub disk: DiskPlan,
 }
 
-/// The disk that a sandbox begins with.
+/// The disk that a sandbox starts with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DiskPlan {
-    /// One of its own, empty or made from a snapshot.
+    /// A new disk, empty or made from a snapshot.
     #[default]
     New,
-    /// The one that it had before its processes ended.
+    /// The disk that the sandbox had before its processes ended.
     Kept,
 }
 
@@ -81,7 +81,7 @@ pub struct MountPlan {
     pub source: SourcePlan,
     pub target: String,
     pub read_only: bool,
-    /// A directory beneath the source that is shown instead of all of it.
+    /// A directory below the source that is mounted instead of the source.
     #[serde(default)]
     pub sub_path: Option<String>,
 }
@@ -99,9 +99,9 @@ pub struct GuestPlan {
     pub users: Vec<UserPlan>,
     pub default_user: String,
     pub default_directory: String,
-    /// Directories and their users.
+    /// Directories and the names of their owners.
     pub directories: Vec<(String, String)>,
-    /// Whether the user and the directory that the image names come before the defaults.
+    /// Whether the image's user and directory take precedence over the defaults.
     #[serde(default)]
     pub by_image: bool,
 }
@@ -115,7 +115,7 @@ pub struct UserPlan {
 }
 
 impl Limits {
-    /// The amount of one limit, and as people read it.
+    /// Returns the amount of one limit as a number and as text.
     pub fn amount(&self, limit: LimitName) -> (u64, String) {
         match limit {
             LimitName::Memory => (self.memory, Bytes(self.memory).to_string()),
@@ -129,11 +129,11 @@ impl Limits {
 impl LimitName {
     pub const ALL: [Self; 4] = [Self::Memory, Self::Cpus, Self::Pids, Self::Disk];
 
-    /// What holds where no group enforces it.
+    /// Describes the situation if no control group enforces the limit.
     pub fn without_groups(self) -> String {
         match self {
-            Self::Pids => "processes are bounded by RLIMIT_NPROC alone".to_owned(),
-            Self::Memory | Self::Cpus | Self::Disk => format!("no limit on {} holds here", self.word()),
+            Self::Pids => "processes are limited only by RLIMIT_NPROC".to_owned(),
+            Self::Memory | Self::Cpus | Self::Disk => format!("no limit on {} is enforced here", self.word()),
         }
     }
 

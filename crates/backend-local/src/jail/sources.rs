@@ -1,13 +1,13 @@
-//! What mounts show, opened once and by descriptor.
+//! The sources of mounts, opened once and then used by descriptor.
 //!
 //! ```text
 //! allowed prefix ─► path beneath it ─► sub path beneath that ─► a detached copy ─► the sandbox
 //!    (operator)        (client)            (client)               (idmapped, nosuid, nodev)
 //! ```
 //!
-//! Another sandbox may be writing to a shared directory at this very moment and swap directories
-//! for links. So no name is looked up twice: what was opened beneath the prefix, following no
-//! link, is what is checked and what is copied.
+//! Another sandbox may be writing to a shared directory at the same time and replace directories with
+//! links. So no name is looked up twice: the source is opened below the prefix without following
+//! links, and that descriptor is checked and copied.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,7 +21,7 @@ use rustix::fs::{CWD, FileType, Mode, OFlags};
 
 use super::owners;
 
-/// Where the source of a mount is.
+/// The location of a mount's source.
 #[derive(Clone, Debug)]
 pub struct Site {
     pub place: Place,
@@ -30,11 +30,11 @@ pub struct Site {
 
 #[derive(Clone, Debug)]
 pub enum Place {
-    /// Named by somebody who could read and write there anyway, so links on the way are followed.
+    /// A path from a caller who could read and write there anyway, so links in it are followed.
     Named(PathBuf),
-    /// Beneath a directory that the operator allows. What is missing there is made.
+    /// A path below a directory that the operator allows. Missing directories there are made.
     Beneath { prefix: PathBuf, path: PathBuf },
-    /// A volume of ours, which holds canonical ids.
+    /// A volume of this server, which has canonical ids.
     Volume(PathBuf),
 }
 
@@ -45,30 +45,30 @@ pub struct Opened {
     pub ids: Ids,
 }
 
-/// Whose ids the files of a source have.
+/// The kind of ids that the files of a source have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ids {
-    /// Those of the host's users; the source itself belongs to these.
+    /// Ids of the host's users; these are the owner and group of the source itself.
     Host { uid: u32, gid: u32 },
-    /// The same in every sandbox.
+    /// Ids that are the same in every sandbox.
     Canonical,
 }
 
-/// Why a source could not be opened.
+/// The reason why a source could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
-    #[error("`{0}` does not exist or is no directory")]
+    #[error("`{0}` does not exist or is not a directory")]
     Missing(PathBuf, #[source] io::Error),
-    #[error("the directory `{0}` could not be made")]
+    #[error("could not make directory `{0}`")]
     NotMade(PathBuf, #[source] io::Error),
-    #[error("the sub path `{0}` is none beneath its source")]
+    #[error("sub path `{0}` is not a directory below its source")]
     SubPath(PathBuf, #[source] io::Error),
-    #[error("`{0}` cannot be mounted")]
+    #[error("could not open `{0}` for a mount")]
     Io(PathBuf, #[source] io::Error),
 }
 
 impl Site {
-    /// Opens the source, making directories that may be made.
+    /// Opens the source and makes missing directories where that is allowed.
     pub fn open(&self, thread: &SingleThread) -> Result<Opened, SourceError> {
         self.open_with(Missing::Make(thread))
     }
@@ -106,7 +106,7 @@ impl Site {
     }
 }
 
-/// What happens to directories that are not there.
+/// The action for missing directories.
 #[derive(Clone, Copy)]
 enum Missing<'thread> {
     Fail,
@@ -131,7 +131,7 @@ fn open_beneath(prefix: &Path, path: &Path, missing: Missing<'_>) -> Result<Owne
     })
 }
 
-/// A file can be shown as well, but neither a link nor a device.
+/// Opens a source that is a regular file. Links and devices cannot be mounted.
 fn open_file(root: &Root, path: &Path) -> io::Result<OwnedFd> {
     let file = root.open_with(path, OFlags::PATH, 0)?;
     let is_file = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode).is_file();
@@ -151,7 +151,7 @@ impl From<Descent> for io::Error {
     }
 }
 
-/// Opens the directory `path` beneath `root`.
+/// Opens the directory `path` below `root`.
 fn descend(root: &Root, path: &Path, missing: Missing<'_>) -> Result<OwnedFd, Descent> {
     let directory = OFlags::PATH | OFlags::DIRECTORY;
     match (root.open_with(path, directory, 0), missing) {
@@ -163,7 +163,7 @@ fn descend(root: &Root, path: &Path, missing: Missing<'_>) -> Result<OwnedFd, De
     }
 }
 
-/// Makes what is missing of `path`, each directory as the one who owns the directory around it.
+/// Makes the missing directories of `path`, each as the owner of its parent directory.
 fn make_missing(thread: &SingleThread, root: &Root, path: &Path) -> io::Result<()> {
     let mut above = PathBuf::from(".");
     for part in path.components() {
@@ -174,9 +174,9 @@ fn make_missing(thread: &SingleThread, root: &Root, path: &Path) -> io::Result<(
     Ok(())
 }
 
-/// Makes a directory with the rights of its parent's owner, so that it belongs to that one from
-/// the beginning. A change of owner afterwards would be a second lookup: somebody could have put
-/// another directory in its place.
+/// Makes a directory with the rights of its parent's owner, so that it belongs to that owner from the
+/// beginning. Changing the owner afterwards would need a second lookup, and the directory could have
+/// been replaced in the meantime.
 fn make_as_owner(thread: &SingleThread, parent: BorrowedFd<'_>, name: &Path) -> io::Result<()> {
     match rustix::fs::statat(parent, name, rustix::fs::AtFlags::SYMLINK_NOFOLLOW) {
         Ok(_) => return Ok(()),
@@ -205,40 +205,41 @@ fn make_as_owner(thread: &SingleThread, parent: BorrowedFd<'_>, name: &Path) -> 
                 error if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
                 error => Err(error),
             },
-            End::Signal(_) => Err(io::Error::other("the one who was to make it died")),
+            End::Signal(_) => Err(io::Error::other("the process that makes the directory died")),
         },
     }
 }
 
-/// Files and directories of ordinary users can be shown; devices, pipes and sockets cannot.
+/// Returns the owner of a source. Files and directories can be mounted; devices, pipes and sockets
+/// cannot.
 fn host_ids(source: BorrowedFd<'_>) -> io::Result<Ids> {
     let facts = rustix::fs::fstat(source)?;
     match FileType::from_raw_mode(facts.st_mode) {
         FileType::Directory | FileType::RegularFile => {}
-        _ => return Err(io::Error::other("it is neither a file nor a directory")),
+        _ => return Err(io::Error::other("the source is neither a file nor a directory")),
     }
     Ok(Ids::Host { uid: facts.st_uid, gid: facts.st_gid })
 }
 
-/// Nothing on a mount gives rights by its mode or is a device.
+/// Returns the attributes of a mount: set-id bits and devices on it have no effect.
 pub fn attributes(read_only: bool) -> Attributes {
     let always = Attributes::NO_SUID.and(Attributes::NO_DEV);
     if read_only { always.and(Attributes::READ_ONLY) } else { always }
 }
 
-/// Whose files a sandbox sees.
+/// The sandbox for which sources are mapped.
 #[derive(Clone, Copy, Debug)]
 pub struct Viewer<'fd> {
     /// The sandbox's user namespace.
     pub namespace: BorrowedFd<'fd>,
     /// The first id of its range.
     pub base: u32,
-    /// As whom its commands start.
+    /// The uid and gid that its commands start with.
     pub user: (u32, u32),
 }
 
-/// A detached copy of a source as a sandbox with a range of ids sees it. Submounts of the host
-/// stay out: each would need a map and a check of its own.
+/// Makes a detached copy of a source, mapped for a sandbox with a range of ids. Submounts of the host
+/// are left out: each would need its own map and check.
 pub fn show(
     thread: &SingleThread,
     opened: &Opened,
@@ -259,12 +260,15 @@ pub fn show(
     Ok(copy)
 }
 
-/// The map through which a directory of the host is shown. It belongs to the user that commands
-/// start as; but root's stays root's, or any user inside would act as root there.
+/// Makes the id map for a directory of the host. The directory belongs inside to the user that
+/// commands start as. A directory of root stays root's; otherwise any user inside could act as root
+/// there.
 fn host_map(thread: &SingleThread, viewer: Viewer<'_>, uid: u32, gid: u32) -> io::Result<OwnedFd> {
-    // An owner from the ids of sandboxes would collide with the map of every other id.
+    // An owner in the id range of sandboxes would collide with the map of every other id.
     if uid >= owners::IDS || gid >= owners::IDS {
-        return Err(io::Error::other("the directory belongs to no ordinary user of this host"));
+        return Err(io::Error::other(
+            "the directory does not belong to root or an ordinary user of this host",
+        ));
     }
     let user = if uid == 0 { 0 } else { viewer.user.0 };
     let group = if gid == 0 { 0 } else { viewer.user.1 };

@@ -1,4 +1,4 @@
-//! The steps of making a sandbox, and the error that names one.
+//! The steps of making a sandbox, and the error that names the failed step.
 
 use std::fmt;
 use std::io;
@@ -6,18 +6,18 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// A step that failed, and why.
+/// A failed step and its cause.
 #[derive(Debug, thiserror::Error)]
 #[error("step `{step}` failed")]
 pub struct JailError {
     pub step: Step,
-    /// What the step was about, where it was about one thing of several.
+    /// The path that the step worked on, if it worked on one of several.
     pub path: Option<PathBuf>,
     #[source]
     pub source: io::Error,
 }
 
-/// A failed step as the child in which it failed tells it.
+/// A failed step in the form in which the child reports it.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Failure {
     step: Step,
@@ -67,11 +67,11 @@ pub enum Step {
     AgentReady,
 }
 
-/// Names the step in which something failed.
+/// Adds the failed step to an error.
 pub trait At<T> {
     fn at(self, step: Step) -> Result<T, JailError>;
 
-    /// As [`At::at`], and names the path too.
+    /// Like [`At::at`], and also adds the path.
     fn at_path(self, step: Step, path: impl AsRef<Path>) -> Result<T, JailError>;
 }
 
@@ -93,14 +93,14 @@ impl JailError {
         Self { step, path: None, source }
     }
 
-    /// What somebody can do about it.
+    /// Returns advice for the user.
     pub fn hint(&self) -> Option<&'static str> {
         self.step.hint(&self.source)
     }
 }
 
 impl Failure {
-    /// The words that go through the report's pipe.
+    /// Returns the message for the report pipe.
     pub fn told(&self) -> Vec<u8> {
         serde_json::to_vec(self).unwrap_or_default()
     }
@@ -123,7 +123,7 @@ impl From<Failure> for JailError {
 
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The words of the serialised form are the words for people.
+        // The serialised form is also the display form.
         let json = serde_json::to_string(self).unwrap_or_default();
         f.write_str(json.trim_matches('"'))
     }
@@ -139,16 +139,16 @@ impl Step {
                 "user namespaces may be switched off here; `coracle doctor` names the setting and the fix",
             ),
             Self::Groups | Self::JoinGroups if denied || read_only || missing => {
-                Some("no writable control groups; `coracle doctor` says which are missing")
+                Some("no writable control groups; `coracle doctor` shows which are missing")
             }
             Self::Mounts | Self::CloneMounts if missing => {
-                Some("it must exist on this host before it can be mounted")
+                Some("the source of a mount must exist on this host")
             }
             Self::Mounts => Some("mount a directory that belongs to root or an ordinary user"),
-            Self::AttachMounts => Some("choose another place inside the sandbox for the mount"),
-            Self::Guest => Some("the image may hold a file where a directory is needed"),
+            Self::AttachMounts => Some("choose another target inside the sandbox for the mount"),
+            Self::Guest => Some("the image may contain a file where a directory is needed"),
             Self::CloneLowers | Self::CloneVolume | Self::CloneMounts if denied => {
-                Some("idmapped mounts need root and Linux 5.19; `coracle doctor` says what is missing")
+                Some("idmapped mounts need root and Linux 5.19; `coracle doctor` shows what is missing")
             }
             Self::CloneLowers | Self::CloneVolume | Self::CloneMounts => {
                 Some("the filesystem of a layer or mount cannot be idmapped; move it to ext4, xfs or btrfs")
@@ -173,14 +173,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_keeps_its_step_its_path_and_its_reason() {
+    fn failure_keeps_its_step_its_path_and_its_reason() {
         let missing: io::Result<()> = Err(io::Error::from_raw_os_error(2));
-        let error = missing.at_path(Step::CloneMounts, "/none").expect_err("it is one");
-        let told = Failure::from(error).told();
-        let failure: Failure = serde_json::from_slice(&told).expect("it is one");
+        let error = missing.at_path(Step::CloneMounts, "/none").expect_err("an error");
+        let message = Failure::from(error).told();
+        let failure: Failure = serde_json::from_slice(&message).expect("a failure");
         let error = JailError::from(failure);
         assert_eq!((error.step, error.path.as_deref()), (Step::CloneMounts, Some(Path::new("/none"))));
-        assert_eq!(error.hint(), Some("it must exist on this host before it can be mounted"));
+        assert_eq!(error.hint(), Some("the source of a mount must exist on this host"));
     }
 
     #[test]

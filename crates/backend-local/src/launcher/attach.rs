@@ -1,16 +1,16 @@
-//! Mounts into a living sandbox.
+//! Adding mounts to a running sandbox.
 //!
 //! ```text
 //! launcher                                 child
 //!   opens, copies and idmaps the sources
-//!   forks ───────────────────────────────► goes into the sandbox's user and mount namespace
-//!   goes on with other things              makes the targets, following no link
+//!   forks ───────────────────────────────► enters the sandbox's user and mount namespace
+//!   continues with other requests          makes the targets, following no link
 //!   ◄── one byte, or the step that failed  moves the copies there, and ends
 //! ```
 //!
-//! The child stays in our pid namespace: nothing inside can see, trace or signal it. It ends by
-//! itself after a bounded time, whatever it met in there. An ordinary user may copy mounts only in a
-//! mount namespace of its own, which another child makes for that.
+//! The child stays in the launcher's pid namespace, so processes inside cannot see, trace or signal it.
+//! It always ends after a limited time. An ordinary user may copy mounts only in a mount namespace that
+//! it owns, which another child makes for that purpose.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -36,8 +36,8 @@ use crate::jail::step::{At, Failure, JailError, Step};
 /// How long the child may take, in seconds.
 const PATIENCE: u32 = 10;
 
-/// Mounts on their way into a sandbox. When `status` is readable,
-/// [`Launcher::conclude_attach`] says what became of them.
+/// Mounts that are being added to a sandbox. When `status` is readable,
+/// [`Launcher::conclude_attach`] returns the outcome.
 #[derive(Debug)]
 pub struct Attaching {
     pub status: OwnedFd,
@@ -46,13 +46,13 @@ pub struct Attaching {
 }
 
 impl Launcher {
-    /// Begins to add mounts to a living sandbox: all of them, or none.
+    /// Begins to add mounts to a running sandbox: all of them, or none.
     pub fn begin_attach(&mut self, id: &str, plans: &[MountPlan]) -> Result<Attaching, Refusal> {
         let record = self.records.read(id).ok_or_else(Refusal::gone)?;
         let pidfd = record.pidfd().ok_or_else(Refusal::gone)?;
         if !record.without_set_id && plans.iter().any(writes_outside) {
-            let message = "this sandbox was made when no directories of the host could be mounted";
-            let hint = "mount it read-only, or make the sandbox anew";
+            let message = "sandbox was made when this server did not mount host directories";
+            let hint = "mount it read-only, or make a new sandbox";
             return Err(Refusal::mount(MountFault::NotAllowed, message, Some(hint)));
         }
         let gathered = self.gather_mounts(plans)?;
@@ -75,12 +75,12 @@ impl Launcher {
         }
     }
 
-    /// What became of mounts whose status is readable.
+    /// Returns the outcome for mounts whose status is readable.
     pub fn conclude_attach(&mut self, attaching: Attaching) -> Result<Vec<(String, String)>, Refusal> {
-        // One read: a report is shorter than what a pipe takes whole.
+        // One read is enough: a report is short enough that a pipe takes it whole.
         let mut report = [0; 4096];
         let read = rustix::io::read(&attaching.status, &mut report).at(Step::AttachMounts)?;
-        // It has written its report, or its end of the pipe closed with it.
+        // The child has written its report, or it died and its end of the pipe was closed.
         spawn::wait(attaching.child.as_fd()).at(Step::AttachMounts)?;
         match &report[..read] {
             [] => Err(JailError::new(Step::AttachMounts, io::ErrorKind::TimedOut.into()).into()),
@@ -104,7 +104,7 @@ impl Launcher {
         let pid = record.process.as_ref().ok_or_else(Refusal::gone)?.pid;
         let namespace = std::fs::File::open(format!("/proc/{pid}/ns/user")).at(Step::IdMaps)?;
         if ended(pidfd) {
-            // The number could have been another's by now.
+            // The pid may belong to another process now.
             return Err(Refusal::gone());
         }
         let viewer = Viewer { namespace: namespace.as_fd(), base: range.first, user: record.user };
@@ -118,12 +118,12 @@ impl Launcher {
     }
 }
 
-/// What the child does.
+/// The work of the child.
 struct Attachment {
     sandbox: OwnedFd,
     setgroups: Setgroups,
     entries: Vec<EntryMount>,
-    /// Made already, by root.
+    /// The copies, if root has already made them.
     copies: Option<Vec<OwnedFd>>,
 }
 
@@ -134,16 +134,16 @@ impl Attachment {
             Some(copies) => Ok(copies),
             None => copy_apart(thread, &self.entries).at(Step::CloneMounts),
         };
-        let told = match copies.and_then(|copies| self.attach(&copies)) {
+        let message = match copies.and_then(|copies| self.attach(&copies)) {
             Ok(()) => b"1".to_vec(),
             Err(error) => Failure::from(error).told(),
         };
-        let told = std::fs::File::from(report).write_all(&told).is_ok();
-        spawn::exit_now(i32::from(!told))
+        let reported = std::fs::File::from(report).write_all(&message).is_ok();
+        spawn::exit_now(i32::from(!reported))
     }
 
     fn attach(&self, copies: &[OwnedFd]) -> Result<(), JailError> {
-        // By its pidfd, which means this very sandbox and nothing that took its number.
+        // The pidfd refers to exactly this sandbox, even if its pid was reused.
         namespaces::enter(self.sandbox.as_fd(), Namespaces::USER.and(Namespaces::MOUNT))
             .at(Step::AttachMounts)?;
         namespaces::become_ids(0, 0, self.setgroups).at(Step::BecomeRoot)?;
@@ -151,13 +151,14 @@ impl Attachment {
         rustix::process::umask(Mode::from_raw_mode(0o022));
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open("/", flags, Mode::empty()).at(Step::AttachMounts)?;
-        for (place, (mount, entry)) in copies.iter().zip(&self.entries).enumerate() {
-            // Whoever runs inside may have made links; a mount goes where its target says.
+        for (index, (mount, entry)) in copies.iter().zip(&self.entries).enumerate() {
+            // Code inside may have made links; they are not followed, so that a mount is always attached
+            // at its target.
             let plain = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
             let attached = make_target(root.as_fd(), &entry.target, mount.as_fd(), plain)
                 .and_then(|target| mounts::attach_on(mount.as_fd(), target.as_fd()));
             if let Err(error) = attached {
-                undo(&copies[..place])?;
+                undo(&copies[..index])?;
                 return Err(error).at_path(Step::AttachMounts, &entry.target);
             }
         }
@@ -165,12 +166,12 @@ impl Attachment {
     }
 }
 
-/// Takes mounts away again.
+/// Detaches mounts again.
 fn undo(mounts: &[OwnedFd]) -> Result<(), JailError> {
     mounts.iter().rev().try_for_each(|mount| mounts::detach_of(mount.as_fd()).at(Step::AttachMounts))
 }
 
-/// Copies the sources in namespaces of a child's own, where an ordinary user may.
+/// Copies the sources in a child with its own namespaces, where an ordinary user may do so.
 fn copy_apart(thread: &SingleThread, entries: &[EntryMount]) -> io::Result<Vec<OwnedFd>> {
     let (ours, theirs) =
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;

@@ -1,5 +1,5 @@
-//! The network of a sandbox: deciding how it reaches other machines, and giving a living one its
-//! link late.
+//! The network of a sandbox: deciding how it reaches other machines, and adding a network to a running
+//! sandbox.
 
 use std::fs::File;
 use std::io;
@@ -17,19 +17,19 @@ use crate::jail::step::{At, JailError, Step};
 use crate::network::userspace::Program;
 use crate::network::{Down, Reach, Wish, resolver};
 
-/// The measure under which a sandbox's network is told.
+/// The name of the measure that describes a sandbox's network.
 const MEASURE: &str = "network";
 
-/// How long a child of ours may take for something inside a sandbox.
+/// How long a child process may work inside a sandbox.
 const PATIENCE: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
 impl Launcher {
-    /// Says how a sandbox will reach other machines, and in words what is in force for it.
-    pub(super) fn reach(&mut self, wish: Wish) -> Result<(Reach, String), Refusal> {
-        if wish == Wish::Off {
+    /// Decides how a sandbox will reach other machines, and describes that for the measures.
+    pub(super) fn reach(&mut self, mode: Wish) -> Result<(Reach, String), Refusal> {
+        if mode == Wish::Off {
             return Ok((Reach::Nothing, "off".to_owned()));
         }
-        match (self.way_out(), wish) {
+        match (self.way_out(), mode) {
             (Ok(found), _) => Ok(found),
             (Err(down), Wish::On) => {
                 let message = format!("network `on` is not possible here: {}", chain(&down));
@@ -41,7 +41,7 @@ impl Launcher {
         }
     }
 
-    /// Whether sandboxes can reach other machines now, and how.
+    /// Returns how sandboxes can reach other machines now, or why they cannot.
     fn way_out(&mut self) -> Result<(Reach, String), Down> {
         match &mut self.rights {
             Rights::Root(root) => {
@@ -55,7 +55,7 @@ impl Launcher {
         }
     }
 
-    /// Whether a sandbox that asks for a network would get one. Nothing is changed for the answer.
+    /// Whether a sandbox that asks for a network would get one. This changes nothing on the host.
     pub fn has_network(&self) -> bool {
         match &self.rights {
             Rights::Root(root) => root.nets.uplink.look().is_ok(),
@@ -63,39 +63,42 @@ impl Launcher {
         }
     }
 
-    /// Takes over the packet filter that an earlier launcher left, and says once if sandboxes
-    /// that leave the choice open stay without a network. A network that is down keeps nobody
-    /// from reaching the sandboxes that live.
+    /// Takes over the packet filter of an earlier launcher, and logs once if sandboxes with network
+    /// `auto` get no network. Without a network the running sandboxes can still be used.
     pub(super) fn open_network(&mut self) -> io::Result<()> {
         let lives = self.some_live()?;
         if let Rights::Root(root) = &mut self.rights
             && let Err(down) = root.nets.uplink.take_over(lives)
         {
             let (reason, hint) = (chain(&down), down.hint());
-            tracing::error!(reason, hint, "the network of living sandboxes could not be taken over");
+            tracing::error!(
+                reason,
+                hint,
+                "failed to take over the network of running sandboxes; it may not work"
+            );
         }
         self.outdated = self.records.list()?.into_iter().collect();
         if self.settings.network.default != Wish::Off
             && let Err(down) = self.way_out()
         {
             let (reason, hint) = (chain(&down), down.hint());
-            tracing::warn!(reason, hint, "sandboxes that leave the choice open get no network");
+            tracing::warn!(reason, hint, "network is not available; sandboxes with network `auto` get none");
         }
         Ok(())
     }
 
-    /// Gives the guard inside a living sandbox today's settings.
+    /// Installs the guard with the current settings inside a running sandbox.
     pub(super) fn guard_again(&self, id: &str) {
         let Rights::Root(root) = &self.rights else { return };
         let Some(record) = self.records.read(id).filter(|record| record.connected) else { return };
         let (Some(pidfd), Some(process)) = (record.pidfd(), record.process) else { return };
         let namespace = net_namespace(process.pid, &pidfd);
         if let Err(error) = namespace.and_then(|namespace| root.nets.guard_again(namespace.as_fd())) {
-            tracing::warn!(id, %error, "the guard inside a sandbox keeps its settings");
+            tracing::warn!(id, %error, "failed to update the guard inside a sandbox; it keeps its former settings");
         }
     }
 
-    /// What is readable when the network of the host has changed.
+    /// Returns descriptors that become readable when the network of the host changes.
     pub(super) fn watched_network(&self) -> Vec<BorrowedFd<'_>> {
         match &self.rights {
             Rights::Root(root) => root.nets.uplink.watched(),
@@ -103,16 +106,16 @@ impl Launcher {
         }
     }
 
-    /// Hears what changed there; `true` if a restock has something to tidy up.
+    /// Handles changes of the host's network; `true` if idle work has to be done.
     pub(super) fn hear_network(&mut self) -> bool {
         let Rights::Root(root) = &mut self.rights else { return false };
         root.nets.uplink.hear().unwrap_or_else(|error| {
-            tracing::error!(%error, "sandboxes may be without the guard on the host");
+            tracing::error!(%error, "failed to handle a network change; sandboxes may be without the guard on the host");
             false
         })
     }
 
-    /// Takes the packet filter away, unless a sandbox lives that needs it.
+    /// Removes the packet filter, unless a running sandbox needs it.
     pub(super) fn close_network(&mut self) -> io::Result<()> {
         let lives = self.some_live()?;
         match &mut self.rights {
@@ -121,12 +124,12 @@ impl Launcher {
         }
     }
 
-    /// Whether a sandbox lives. Remains of dead ones have no use for a network.
+    /// Whether any sandbox is running. Dead sandboxes need no network.
     fn some_live(&self) -> io::Result<bool> {
         Ok(self.records.list()?.iter().any(|id| self.pidfd(id).is_some()))
     }
 
-    /// What a new sandbox finds as its resolv.conf, if it is to have one of ours.
+    /// Returns the resolv.conf for a new sandbox, if it needs one.
     pub(super) fn resolv_conf(&self, reach: Reach) -> Option<String> {
         match (&self.rights, reach) {
             (_, Reach::Nothing)
@@ -139,16 +142,16 @@ impl Launcher {
         }
     }
 
-    /// Gives a living sandbox a network. One that has it already keeps it.
-    pub fn connect(&mut self, id: &str, wish: Wish) -> Result<Measures, Refusal> {
+    /// Gives a running sandbox a network. A sandbox that has one keeps it.
+    pub fn connect(&mut self, id: &str, mode: Wish) -> Result<Measures, Refusal> {
         let record = self.records.read(id).ok_or_else(Refusal::gone)?;
         let (Some(pidfd), Some(process)) = (record.pidfd(), record.process.as_ref()) else {
             return Err(Refusal::gone());
         };
-        let (reach, words) = self.reach(wish)?;
+        let (reach, words) = self.reach(mode)?;
         match (record.connected, reach) {
             (true, Reach::Nothing) => {
-                return Err(Refusal::unsupported("a sandbox keeps the network it has", None));
+                return Err(Refusal::unsupported("the network of a sandbox cannot be removed", None));
             }
             (true, Reach::Link | Reach::Userspace) | (false, Reach::Nothing) => {}
             (false, Reach::Link | Reach::Userspace) => {
@@ -164,7 +167,7 @@ impl Launcher {
         Ok(vec![(MEASURE.to_owned(), words)])
     }
 
-    /// Has a program carry the packets of an ordinary user's sandbox.
+    /// Starts the program that forwards the packets of an ordinary user's sandbox.
     pub(super) fn carry(&self, sandbox: &Process) -> Result<(), JailError> {
         let program = Program::find().map_err(io::Error::other).at(Step::NetNamespace)?;
         program.start(sandbox, &self.settings.network).at(Step::NetNamespace)
@@ -176,8 +179,8 @@ impl Launcher {
         root.nets.connect(namespace.as_fd()).at(Step::NetNamespace)
     }
 
-    /// Writes the resolv.conf of a living sandbox, by a child that has become part of it: what
-    /// names and links mean there is the sandbox's own affair.
+    /// Writes the resolv.conf of a running sandbox in a child that has entered it, so that names and
+    /// links are resolved inside the sandbox.
     fn write_inside(&self, pidfd: &OwnedFd, text: &str) -> io::Result<()> {
         let setgroups = match self.rights {
             Rights::Root(_) => Setgroups::Allow,
@@ -195,14 +198,14 @@ impl Launcher {
     }
 }
 
-/// The net namespace of a living process.
+/// Opens the net namespace of a running process.
 fn net_namespace(pid: i32, pidfd: &OwnedFd) -> io::Result<File> {
     let namespace = File::open(format!("/proc/{pid}/ns/net"))?;
-    // The number meant this process all the time, or the process has ended by now.
+    // If the process is still running, the pid referred to it during the open.
     if super::record::ended(pidfd) { Err(io::Error::other("the sandbox has ended")) } else { Ok(namespace) }
 }
 
-/// Waits for a child that must not keep us: one that takes too long is killed.
+/// Waits for a child, and kills it if it takes too long.
 fn wait_briefly(child: &OwnedFd) -> io::Result<()> {
     let mut watched = [PollFd::new(child, PollFlags::IN)];
     let ready = rustix::io::retry_on_intr(|| poll(&mut watched, Some(&PATIENCE)))?;
@@ -211,11 +214,11 @@ fn wait_briefly(child: &OwnedFd) -> io::Result<()> {
     }
     match spawn::wait(child.as_fd())? {
         End::Code(0) => Ok(()),
-        End::Code(_) | End::Signal(_) => Err(io::Error::other("it could not be done inside the sandbox")),
+        End::Code(_) | End::Signal(_) => Err(io::Error::other("the child process inside the sandbox failed")),
     }
 }
 
-/// An error and its causes on one line.
+/// Formats an error and its causes on one line.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,4 +1,4 @@
-//! Making a sandbox: gather what it needs, begin it, and see it come up.
+//! Making a sandbox: prepare its resources, start it, and wait for its report.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -34,16 +34,16 @@ use crate::network::Reach;
 use crate::settings::{Lifetime, Maxima};
 use crate::volumes::{Kind, Volume, VolumeError, tree_name};
 
-/// How an ordinary user gets groups with controllers.
+/// Advice for an ordinary user who needs control groups with controllers.
 const DELEGATED: &str =
     "start it in a control group of its own, `systemd-run --user --scope -p Delegate=yes coracle";
 
-/// A sandbox on its way. When `status` is readable, [`Launcher::conclude`] says what became of it.
+/// A sandbox that is starting. When `status` is readable, [`Launcher::conclude`] returns the outcome.
 #[derive(Debug)]
 pub struct Pending {
     pub id: String,
     pub status: OwnedFd,
-    /// What stays of it if it does not come up.
+    /// The parts that are kept if it does not start.
     pub keep: Keep,
     begun: Begun,
     holds: Holds,
@@ -56,20 +56,20 @@ pub struct Created {
     pub holds: Holds,
 }
 
-/// Why a sandbox was not begun.
+/// The reason why a sandbox could not be started.
 #[derive(Debug)]
 pub enum NotBegun {
-    /// Nothing was made for it.
+    /// Refused before anything was made.
     Refused(Refusal),
-    /// What was made is still there, and whoever asked ends it as every other sandbox. What is
-    /// named here stays.
+    /// Failed after something was made. The caller must end it like any other sandbox, and keep the
+    /// parts named here.
     Failed(Refusal, Keep),
 }
 
-/// What a sandbox is made of.
+/// The image and limits that a sandbox is made with.
 struct Foundation {
     image: Resolved,
-    /// How many bytes it was given by a snapshot.
+    /// The number of bytes that came from a snapshot.
     restored: u64,
     limits: Limits,
 }
@@ -100,7 +100,7 @@ impl Launcher {
         };
         let mut record = begun.at(Step::Record)?;
         if !image.is_whole() {
-            // Removed a moment ago. From here on the record keeps others from doing so.
+            // The image was just removed. From here on the record prevents its removal.
             return Err(NotBegun::Failed(refuse_image(ImageError::Unknown(plan.image.clone())), keep));
         }
         self.note_use(&image);
@@ -122,8 +122,8 @@ impl Launcher {
         }
     }
 
-    /// The image and limits of a sandbox. One that is restarted has those it had, whatever the
-    /// image's name or the server's defaults mean by now.
+    /// Returns the image and limits of a sandbox. A restarted sandbox keeps those that it had, even if
+    /// the image's name or the server's defaults have changed.
     fn foundation(&self, plan: &JailPlan) -> Result<Foundation, Refusal> {
         let limits = plan.limits;
         match (&plan.snapshot, plan.disk) {
@@ -140,7 +140,7 @@ impl Launcher {
                 }
                 let record = self.records.read(&plan.id);
                 if record.as_ref().is_some_and(|record| record.pidfd().is_some()) {
-                    return Err(Refusal::unsupported("the sandbox is still running", None));
+                    return Err(Refusal::unsupported("sandbox is still running", None));
                 }
                 let limits = record.as_ref().map_or(limits, |record| record.limits);
                 match record.and_then(|record| record.made_of) {
@@ -154,18 +154,21 @@ impl Launcher {
         }
     }
 
-    /// What became of a sandbox whose status is readable. One that failed is still to be ended.
+    /// Returns the outcome for a sandbox whose status is readable. The caller must end a failed one.
     pub fn conclude(&mut self, pending: Pending) -> Result<Created, Refusal> {
-        let mut told = Vec::new();
-        // One read: a report is shorter than what a pipe takes whole, and more is not waited for.
+        let mut message = Vec::new();
+        // One read is enough: a report is short enough that a pipe takes it whole. This never waits for
+        // more.
         let mut report = [0; 4096];
         let read = rustix::io::read(&pending.status, &mut report).map_err(io::Error::from);
-        told.extend_from_slice(&report[..*read.as_ref().unwrap_or(&0)]);
-        let failure = match (read, told.as_slice()) {
+        message.extend_from_slice(&report[..*read.as_ref().unwrap_or(&0)]);
+        let failure = match (read, message.as_slice()) {
             (Ok(_), [first, ..]) if *first != b'{' => {
                 return Ok(Created { pidfd: pending.begun.pidfd, holds: pending.holds });
             }
-            (Ok(_), []) => JailError::new(Step::AgentReady, io::Error::other("the agent died")),
+            (Ok(_), []) => {
+                JailError::new(Step::AgentReady, io::Error::other("the agent died before it was ready"))
+            }
             (Ok(_), json) => match serde_json::from_slice::<Failure>(json) {
                 Ok(failure) => failure.into(),
                 Err(error) => JailError::new(Step::AgentReady, io::Error::other(error)),
@@ -175,7 +178,7 @@ impl Launcher {
         Err(failure.into())
     }
 
-    /// The image that a sandbox would get by this name.
+    /// Returns the image that a sandbox would get for this name.
     pub fn resolve_name(&self, name: &str) -> Result<Answer, Refusal> {
         let image = self.resolve(name)?;
         Ok(Answer::Resolved {
@@ -188,17 +191,17 @@ impl Launcher {
         images::resolve(&self.settings.image_state, &self.host, name, &self.aliases).map_err(refuse_image)
     }
 
-    /// The image that is used least recently is the first to go when there is no room.
+    /// Records the use of an image: the least recently used one is removed first when space is needed.
     fn note_use(&self, image: &Resolved) {
         let Some(record) = &image.record else { return };
         if let Err(error) = images::touch(&self.settings.image_state, record) {
-            tracing::debug!(%error, "nobody will know that this image was used");
+            tracing::debug!(%error, "failed to record the use of an image");
         }
     }
 
-    /// Says at its first use that a client did not get the image it named.
+    /// Logs, once for each name, that a client did not get the image it asked for.
     fn log_stand_in(&mut self, image: &Resolved) {
-        /// Clients choose the names, so not all of them are kept.
+        /// Clients choose the names, so their number is limited.
         const MAX_NAMES: usize = 256;
         let Some(stand_in) = &image.stand_in else { return };
         if self.stood_in.len() < MAX_NAMES && self.stood_in.insert(stand_in.asked.clone()) {
@@ -206,7 +209,7 @@ impl Launcher {
         }
     }
 
-    /// Says what will be in force, or refuses what cannot be.
+    /// Returns the measures that will be in force, or refuses the plan if one cannot be enforced.
     fn judge(
         &self,
         plan: &JailPlan,
@@ -217,15 +220,18 @@ impl Launcher {
         let stand_in = image.stand_in.as_ref().map(ToString::to_string);
         let mut holds = Holds { image: image.name.clone(), stand_in, ..Holds::default() };
         if plan.keep && self.settings.lifetime == Lifetime::Own {
-            return Err(Refusal::unsupported("only a sandbox that ends with its maker is kept", None));
+            return Err(Refusal::unsupported(
+                "only a sandbox that ends with the process that made it is kept",
+                None,
+            ));
         }
         self.check_amounts(&plan.limits, &plan.named)?;
         match self.image_user(plan, image) {
             ImageUser::Ignored => holds
                 .weaker
-                .push("the image's user is left out: this sandbox has no other than root".to_owned()),
+                .push("the image's user is ignored: this sandbox has no user except root".to_owned()),
             ImageUser::Taken(_) if by_image.is_none() => holds.weaker.push(
-                "directories of the host belong to root inside: the image does not say who its user is"
+                "directories of the host belong to root inside: the image does not define its user's ids"
                     .to_owned(),
             ),
             ImageUser::Taken(_) | ImageUser::None => {}
@@ -258,10 +264,10 @@ impl Launcher {
         Ok(holds)
     }
 
-    /// Refuses a plan because of a limit that cannot be held, and says what would help.
+    /// Makes the refusal for a limit that cannot be enforced, with advice.
     pub(super) fn cannot_hold(&self, limit: LimitName, named: &[LimitName]) -> Refusal {
         let mut message = format!("this host cannot enforce the limit on {}", limit.word());
-        let mut hint = "`coracle doctor` says what is missing for it".to_owned();
+        let mut hint = "`coracle doctor` shows what is missing for it".to_owned();
         let served = self.settings.lifetime == Lifetime::Own;
         if let Some(reason) = self.shortfall() {
             message = format!("{message}: {reason}");
@@ -278,14 +284,14 @@ impl Launcher {
         Refusal::unsupported(message, Some(&hint))
     }
 
-    /// Refuses to pause or resume, which takes a control group for each sandbox.
+    /// The refusal to pause or resume: both require a control group for each sandbox.
     pub(super) fn cannot_pause(&self) -> Refusal {
         let reason = self.shortfall().unwrap_or("the sandbox has no control group");
-        let hint = format!("{}; `coracle doctor` says what is missing for it", self.delegation_hint());
+        let hint = format!("{}; `coracle doctor` shows what is missing for it", self.delegation_hint());
         Refusal::unsupported(format!("this host cannot pause sandboxes: {reason}"), Some(&hint))
     }
 
-    /// How an ordinary user can have control groups on this host.
+    /// A hint that tells an ordinary user how to get control groups on this host.
     fn delegation_hint(&self) -> String {
         let command = if self.settings.lifetime == Lifetime::Own { "serve" } else { "run" };
         if has_legacy_controllers() {
@@ -295,7 +301,7 @@ impl Launcher {
         }
     }
 
-    /// RLIMIT_NPROC of commands, where no group bounds their number.
+    /// Returns RLIMIT_NPROC for commands, if no control group limits their number.
     fn process_rlimit(&self, plan: &JailPlan) -> Option<u64> {
         let by_group = self.enforces(LimitName::Pids) && !self.bounds_processes_by_rlimit();
         (!by_group).then_some(u64::from(plan.limits.pids))
@@ -303,7 +309,7 @@ impl Launcher {
 
     fn missing(&self, limit: LimitName, plan: &JailPlan) -> String {
         match limit {
-            LimitName::Disk if plan.keep => "what is kept has no limit on disk".to_owned(),
+            LimitName::Disk if plan.keep => "files that are kept have no limit on disk".to_owned(),
             limit => limit.without_groups(),
         }
     }
@@ -323,8 +329,8 @@ impl Launcher {
         format!("{amount} by {by}")
     }
 
-    /// Refuses more than the operator or the kernel allows, less than a sandbox needs to start, and
-    /// a disk that could never be filled.
+    /// Refuses limits above the maximum of the operator or the kernel, limits below what a sandbox needs
+    /// to start, and a disk that is larger than the capacity.
     pub(super) fn check_amounts(&self, limits: &Limits, named: &[LimitName]) -> Result<(), Refusal> {
         let Maxima { memory, cpus, pids, disk } = self.settings.maxima;
         let most = Limits {
@@ -367,7 +373,7 @@ impl Launcher {
         Ok(())
     }
 
-    /// Makes everything that has to exist before the first process does.
+    /// Makes everything that has to exist before the first process.
     fn prepare(
         &mut self,
         plan: &JailPlan,
@@ -398,7 +404,8 @@ impl Launcher {
             }
             None => (None, Vec::new()),
         };
-        // Without groups a nest could not be ended, so nobody gets the rights to make one.
+        // Without control groups an isolated session could not be ended, so no process gets the rights
+        // to make one.
         let nests = (plan.nesting && inherited.commands.is_some()).then(|| inherited.add_spare());
         let config = self.agent_config(plan, image, &inherited, nests);
         inherited.set_config(memfd(&config).at(Step::Configuration)?);
@@ -462,12 +469,12 @@ impl Launcher {
         }
     }
 
-    /// Where what a sandbox wrote stays behind.
+    /// Returns the directory in which the files of a sandbox are kept.
     pub fn kept(&self, id: &str) -> PathBuf {
         self.settings.state_dir.join("kept").join(id)
     }
 
-    /// Removes what would have been kept of a sandbox that never came up.
+    /// Removes the kept files of a sandbox that never started.
     pub fn discard_kept(&self, id: &str) -> io::Result<()> {
         match linux::fs::Root::open(&self.settings.state_dir.join("kept")) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -475,12 +482,12 @@ impl Launcher {
         }
     }
 
-    /// Binds the agent's socket; the agent itself listens on it, so that a dialler sees that
-    /// the agent, and not we, is at the other end.
+    /// Binds the agent's socket. The agent itself calls listen, so that a successful connect means that
+    /// the agent is at the other end and not the launcher.
     fn bind_socket(&self, id: &str) -> io::Result<OwnedFd> {
         let socket =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-        // The directory by its descriptor: a socket's path has room for 108 bytes only.
+        // The directory is addressed by its descriptor, because a socket's path is limited to 108 bytes.
         let path = format!("/proc/self/fd/{}/{id}", self.run.as_raw_fd());
         rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
         rustix::fs::chmodat(
@@ -496,8 +503,8 @@ impl Launcher {
         Ok(socket)
     }
 
-    /// Where a sandbox writes to directories of the host, set-id bits are refused: the host's
-    /// users could run what root inside, who is a real user there, has made.
+    /// Returns the filters of a sandbox. If it can write to directories of the host, set-id bits are
+    /// refused: root inside is a real user there, and the host's users could execute its files.
     fn filters(&self, plan: &JailPlan) -> &Pair {
         if self.refuses_set_id(plan) { &self.filters.without_set_id } else { &self.filters.usual }
     }
@@ -531,11 +538,11 @@ impl Launcher {
             default_directory,
             env,
             env_file: plan.env_file.clone(),
-            nesting: nests.map(|place| Nesting {
+            nesting: nests.map(|index| Nesting {
                 agent_filter: self.filters(plan).agent.to_words(),
                 nester_filter: self.filters(plan).nester.to_words(),
                 agent_capabilities: AGENT_CAPABILITIES.0,
-                disk_fd: Some(Inherited::number(place)),
+                disk_fd: Some(Inherited::number(index)),
             }),
             max_processes: plan.max_processes,
             limit_view: inherited.limit_view.clone(),
@@ -544,13 +551,13 @@ impl Launcher {
     }
 }
 
-/// What becomes of the user that an image names.
+/// How the user that an image names is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum ImageUser {
-    /// It names none, or somebody else decides.
+    /// The image names no user, or the plan decides.
     None,
     Taken(String),
-    /// There is no such user where all have the caller's id.
+    /// The user does not exist, because the sandbox has only the caller's id.
     Ignored,
 }
 
@@ -565,7 +572,8 @@ impl Launcher {
         }
     }
 
-    /// The numbers of the image's user, if that is who commands start as and its files say.
+    /// Returns the ids of the image's user, if commands start as that user and the image's files define
+    /// them.
     fn ids_by_image(&self, plan: &JailPlan, image: &Resolved) -> Option<(u32, u32)> {
         match self.image_user(plan, image) {
             ImageUser::Taken(user) => image.ids_of(&user),
@@ -573,7 +581,7 @@ impl Launcher {
         }
     }
 
-    /// As whom and where commands start that say nothing about it.
+    /// Returns the default user and directory of commands.
     fn usual_place(&self, plan: &JailPlan, image: &Resolved) -> (String, String) {
         let user = match self.image_user(plan, image) {
             ImageUser::Taken(user) => user,
@@ -583,7 +591,7 @@ impl Launcher {
     }
 }
 
-/// As whom commands start that do not say, for the owners of mounts.
+/// Returns the ids of the default user, for the owners of mounts.
 fn default_ids(plan: &JailPlan, by_image: Option<(u32, u32)>) -> (u32, u32) {
     let default_user = plan.guest.users.iter().find(|user| user.name == plan.guest.default_user);
     plan.user.or(by_image).unwrap_or(default_user.map_or((0, 0), |user| (user.uid, user.gid)))
@@ -594,7 +602,7 @@ fn usual_directory(plan: &JailPlan, image: &Resolved) -> String {
     own.filter(|_| plan.guest.by_image).unwrap_or_else(|| plan.guest.default_directory.clone())
 }
 
-/// What differs between root and an ordinary user.
+/// The resources of a new sandbox that differ between root and an ordinary user.
 struct Resources {
     groups: Option<Groups>,
     volume: EntryVolume,

@@ -1,7 +1,8 @@
-//! Work that waits for the disk, done by a child, so that the launcher's one thread need not.
+//! Work that waits for the disk, done by a child process, so that the launcher's only thread does not
+//! wait.
 //!
-//! An errand ends with the launcher. The kernel may let it finish one call before it dies, so a
-//! later launcher waits for [`Errands::wait_for_former`] before it looks at what was made.
+//! An errand ends with the launcher. The kernel may let it finish one system call before it dies, so a
+//! later launcher calls [`Errands::wait_for_former`] before it examines the results.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -15,21 +16,21 @@ use rustix::fs::FlockOperation;
 use rustix::pipe::PipeFlags;
 use rustix::process::{Signal, pidfd_send_signal};
 
-/// What a child says that has done its work; anything else is what went wrong.
+/// The message of a child that succeeded; any other message is an error.
 const DONE: &[u8] = b"+";
-/// The longest complaint that is read.
+/// The largest part of an error message that is read.
 const LONGEST: u64 = 2048;
 
-/// Where the errands of one state directory meet.
+/// The errands of one state directory, which share a lock file.
 #[derive(Clone, Debug)]
 pub struct Errands {
     lock: PathBuf,
 }
 
-/// A child on its way.
+/// A running child process.
 #[derive(Debug)]
 pub struct Errand {
-    /// Readable when it is over.
+    /// Readable when the child has finished.
     pub report: OwnedFd,
     pidfd: OwnedFd,
 }
@@ -37,32 +38,33 @@ pub struct Errand {
 impl Errands {
     pub fn open(state_dir: &Path) -> io::Result<Self> {
         let lock = state_dir.join("errands");
-        // Closed to others, who could hold the lock and keep us waiting. Older versions made it open.
+        // Other users must not be able to open the file: they could hold the lock and block the
+        // launcher. Older versions made the file readable for all.
         let file = File::options().create(true).append(true).mode(0o600).open(&lock)?;
         file.set_permissions(fs::Permissions::from_mode(0o600))?;
         Ok(Self { lock })
     }
 
-    /// Waits for the errands of a launcher that was killed. They are killed too, but one that is
-    /// in the middle of a call finishes it first.
+    /// Waits for the errands of a killed launcher. They are killed with it, but an errand that is in a
+    /// system call finishes that call first.
     pub fn wait_for_former(&self) -> io::Result<()> {
         Ok(rustix::fs::flock(File::open(&self.lock)?, FlockOperation::LockExclusive)?)
     }
 
-    /// Sends a child to do `work`, which must not use a descriptor that was opened before.
+    /// Starts a child that does `work`, which must not use descriptors that were opened before.
     pub fn send(&self, thread: &SingleThread, work: impl FnOnce() -> io::Result<()>) -> io::Result<Errand> {
         let (report, ours) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
         let parent = rustix::process::getpid();
         match thread.fork(namespaces::Namespaces::NONE, None)? {
             Forked::Parent { pidfd, .. } => Ok(Errand { report, pidfd }),
             Forked::Child => {
-                let told = descriptors::keep_only(ours).and_then(|report| {
+                let reported = descriptors::keep_only(ours).and_then(|report| {
                     let outcome = self.do_it(parent, work);
                     let text =
                         outcome.map_or_else(|error| error.to_string().into_bytes(), |()| DONE.to_vec());
                     File::from(report).write_all(&text)
                 });
-                spawn::exit_now(i32::from(told.is_err()))
+                spawn::exit_now(i32::from(reported.is_err()))
             }
         }
     }
@@ -72,7 +74,7 @@ impl Errands {
         if rustix::process::getppid() != Some(parent) {
             return Err(io::Error::other("the launcher is gone"));
         }
-        // Held until this process is gone, however it goes.
+        // The lock is held until this process ends, in whatever way.
         let lock = File::open(&self.lock)?;
         rustix::fs::flock(&lock, FlockOperation::LockShared)?;
         work()
@@ -80,21 +82,21 @@ impl Errands {
 }
 
 impl Errand {
-    /// Ends it early; it is over when its report says so.
+    /// Kills the child; it has ended when its report is readable.
     pub fn cancel(&self) {
-        // One that is over already cannot be ended, and need not.
+        // It does not matter if the child has already ended.
         pidfd_send_signal(&self.pidfd, Signal::KILL).ok();
     }
 
-    /// What became of it. Waits until it is over.
+    /// Waits until the child has ended and returns the outcome.
     pub fn outcome(self) -> io::Result<()> {
-        let mut told = Vec::new();
-        File::from(self.report).take(LONGEST).read_to_end(&mut told)?;
+        let mut message = Vec::new();
+        File::from(self.report).take(LONGEST).read_to_end(&mut message)?;
         spawn::wait(self.pidfd.as_fd())?;
-        match told.as_slice() {
+        match message.as_slice() {
             DONE => Ok(()),
             [] => Err(io::Error::from(io::ErrorKind::Interrupted)),
-            complaint => Err(io::Error::other(String::from_utf8_lossy(complaint).into_owned())),
+            error => Err(io::Error::other(String::from_utf8_lossy(error).into_owned())),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Images behind the launcher: what there is, and changes, each made by a process of its own so
-//! that the loop goes on meanwhile.
+//! Requests about images: reads are answered directly, and each change is made by a separate process, so
+//! that the loop is not blocked.
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,29 +18,29 @@ use crate::images::{
     self, AliasRule, Below, Collected, Digest, Existing, HOST, ImageError, Import, Record, Source, Unpacker,
 };
 
-/// What is asked about images.
+/// A request about images.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ImageQuestion {
     List,
-    /// The image that a name leads to, habits of clients left aside.
+    /// Asks for the image that a name refers to, without the stand-ins for well-known names.
     Find {
         name: String,
     },
-    /// The digests of all layers, and how much room there is for an image of that name.
+    /// Asks for the digests of all layers, and for the free space for an image of that name.
     Layers {
         name: String,
     },
-    /// Takes in the OCI layout in the directory whose descriptor comes along.
+    /// Imports the OCI layout in the directory whose descriptor is sent along.
     Import {
         name: String,
         wanted: Digest,
     },
-    /// Takes in the archive whose descriptor comes along.
+    /// Imports the archive whose descriptor is sent along.
     ImportArchive {
         name: String,
     },
-    /// Makes an image of the files of a snapshot.
+    /// Makes an image from the files of a snapshot.
     Commit {
         snapshot: String,
         name: String,
@@ -54,7 +54,7 @@ pub enum ImageQuestion {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ImageAnswer {
-    /// Each with the second in which it was last used.
+    /// Each image with the time of its last use, in seconds.
     Images(Vec<(Record, u64)>),
     Found(Option<Record>),
     Layers {
@@ -65,20 +65,20 @@ pub enum ImageAnswer {
     Freed(Collected),
 }
 
-/// A change on its way. When `pidfd` is readable, [`Change::conclude`] says what became of it.
+/// A change that is being made. When `pidfd` is readable, [`Change::conclude`] returns the outcome.
 #[derive(Debug)]
 pub struct Change {
     pub pidfd: OwnedFd,
     result: OwnedFd,
 }
 
-/// How many changes may wait for each other.
+/// The largest number of concurrent changes; they wait for each other.
 pub const MOST_CHANGES: usize = 16;
-/// The longest result; a record has a few kilobytes.
+/// The largest result; a record has a few kilobytes.
 const LONGEST_RESULT: u64 = 16 << 20;
 
 impl Launcher {
-    /// Answers at once what can be read; `None` for a change.
+    /// Answers a request that only reads; `None` for a change.
     pub fn look_at_images(&self, question: &ImageQuestion) -> Option<Result<Answer, Refusal>> {
         let state = &self.settings.image_state;
         let answer = match question {
@@ -103,7 +103,7 @@ impl Launcher {
     }
 
     fn find_image(&self, name: &str) -> Result<Option<Record>, ImageError> {
-        // What `host` may stand in for is fetched first, where that is allowed.
+        // An image that `host` may replace is fetched first, if that is allowed.
         let rule = if self.settings.strict_images { AliasRule::Refuse } else { AliasRule::OperatorOnly };
         let own = super::aliases(&self.settings, rule);
         let nothing = || Record {
@@ -126,15 +126,15 @@ impl Launcher {
         Ok(ImageAnswer::Layers { layers: images::layers(state)?, room })
     }
 
-    /// Begins a change. The process that makes it ends with this one.
+    /// Begins a change. The process that makes it ends with this process.
     pub fn change_images(&self, question: ImageQuestion, layout: Option<OwnedFd>) -> io::Result<Change> {
         let result = rustix::fs::memfd_create("result", MemfdFlags::CLOEXEC)?;
         let parent = rustix::process::getpid();
         match self.thread.fork(Namespaces::NONE, None)? {
             Forked::Parent { pidfd, .. } => Ok(Change { pidfd, result }),
             Forked::Child => {
-                let told = self.make_change(parent, question, layout, result).is_ok();
-                spawn::exit_now(i32::from(!told))
+                let made = self.make_change(parent, question, layout, result).is_ok();
+                spawn::exit_now(i32::from(!made))
             }
         }
     }
@@ -150,7 +150,8 @@ impl Launcher {
         if rustix::process::getppid() != Some(parent) {
             return Err(io::Error::other("the launcher is gone"));
         }
-        // Others wait for the end of connections that the launcher closes, and this is a copy.
+        // Clients wait for the end of connections that the launcher closes, and this process has copies
+        // of their descriptors.
         let kept = layout.iter().map(AsFd::as_fd).chain([result.as_fd()]);
         linux::descriptors::keep_only_these(kept)?;
         let outcome = self.change(question, layout).map_err(refuse);
@@ -162,14 +163,14 @@ impl Launcher {
         let state = &self.settings.image_state;
         match question {
             ImageQuestion::Import { name, wanted } => {
-                let none = || ImageError::Malformed("no directory came with it".to_owned());
+                let none = || ImageError::Malformed("the request has no directory".to_owned());
                 let root = linux::fs::Root::from_descriptor(layout.ok_or_else(none)?);
-                // Whoever took over the server must not learn from us what it cannot read.
+                // A compromised server must not be able to read files through the launcher.
                 let source = Source::layout(&root, self.settings.server_uid)?;
                 self.take_in(&name, source, Some(wanted), Existing::Replace, Below::Nothing)
             }
             ImageQuestion::ImportArchive { name } => {
-                let none = || ImageError::Malformed("no file came with it".to_owned());
+                let none = || ImageError::Malformed("the request has no file".to_owned());
                 let archive = std::fs::File::from(layout.ok_or_else(none)?);
                 let source = Source::archive(archive, self.settings.server_uid)?;
                 self.take_in(&name, source, None, Existing::Refuse, Below::Nothing)
@@ -183,7 +184,7 @@ impl Launcher {
                 images::collect(state, self.settings.image_bytes).map(ImageAnswer::Freed)
             }
             ImageQuestion::List | ImageQuestion::Find { .. } | ImageQuestion::Layers { .. } => {
-                Err(ImageError::Malformed("this changes nothing".to_owned()))
+                Err(ImageError::Malformed("the request is not a change".to_owned()))
             }
         }
     }
@@ -206,7 +207,7 @@ impl Launcher {
 }
 
 impl Change {
-    /// What became of it. The process has ended, so nothing is waited for.
+    /// Returns the outcome. The process has ended, so this does not wait.
     pub fn conclude(self) -> Result<Answer, Refusal> {
         let died = |error: io::Error| refuse(ImageError::WorkerDied(error.to_string()));
         spawn::wait(self.pidfd.as_fd()).map_err(died)?;

@@ -1,4 +1,4 @@
-//! What an agent inherits: its descriptors, and the configuration that tells their numbers.
+//! The descriptors that an agent inherits, and the configuration that contains their numbers.
 
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
@@ -25,7 +25,8 @@ impl Inherited {
     pub(super) const READY: usize = 2;
     pub(super) const JOURNAL: usize = 3;
 
-    /// The places of the configuration and the journal hold copies of others until both exist.
+    /// The slots of the configuration and the journal hold copies of another descriptor until both
+    /// exist.
     pub(super) fn new(ready: OwnedFd, listen: OwnedFd) -> Self {
         let spare = || ready.try_clone().expect("a descriptor can be duplicated below the limit on them");
         let descriptors = vec![spare(), listen, spare(), ready];
@@ -39,8 +40,8 @@ impl Inherited {
         }
     }
 
-    pub(super) fn number(place: usize) -> i32 {
-        wire::config::CONFIG_FD + i32::try_from(place).expect("there are a dozen or two")
+    pub(super) fn number(index: usize) -> i32 {
+        wire::config::CONFIG_FD + i32::try_from(index).expect("an agent inherits only a few descriptors")
     }
 
     fn add(&mut self, descriptor: OwnedFd) -> i32 {
@@ -58,8 +59,9 @@ impl Inherited {
         self.shares = shares.into_iter().map(|fd| self.add(fd)).collect();
     }
 
-    /// Adds what the agent needs to show the sandbox its limits. Answers the places of what the
-    /// jail makes, in the order of [`LimitView`], or nothing if no limit is held by a group.
+    /// Adds the descriptors that the agent needs to show the sandbox its limits. Returns the indexes of
+    /// those that the jail makes, in the order of [`LimitView`], or `None` if no control group enforces a
+    /// limit.
     pub(super) fn add_limit_view(&mut self, readings: Readings) -> Option<[usize; 3]> {
         if readings.memory.is_none() && readings.cpu.is_none() {
             return None;
@@ -81,7 +83,7 @@ impl Inherited {
         Some(places)
     }
 
-    /// A place for what exists later; until then it holds a copy of another.
+    /// Adds a slot for a descriptor that is made later; until then it holds a copy of another.
     pub(super) fn add_spare(&mut self) -> usize {
         let spare = self.descriptors[Self::READY].try_clone();
         self.descriptors.push(spare.expect("a descriptor can be duplicated below the limit on them"));

@@ -1,7 +1,7 @@
 //! The part of the launcher's loop that waits for errands: snapshots and disks made from them.
 //!
-//! While a snapshot is taken, questions about its sandbox that would meet it wait for its end.
-//! Whoever wants the sandbox or the snapshot gone ends it early.
+//! While a snapshot is taken, requests for its sandbox that would conflict with it wait until it is
+//! finished. A request to remove the sandbox or the snapshot cancels it.
 
 use std::os::fd::OwnedFd;
 
@@ -10,7 +10,7 @@ use super::serve::{Client, Loop, failed, tell};
 use super::snapshot::{Restoring, Taking, Wished};
 use crate::jail::plan::JailPlan;
 
-/// An errand, who waits for it, and what is asked again when it is over.
+/// An errand, the client that waits for it, and the requests that are handled when it has finished.
 pub(super) struct Job {
     client: Client,
     number: u64,
@@ -31,7 +31,7 @@ impl Job {
         }
     }
 
-    /// Whether a question has to wait for the end of this job.
+    /// Whether a request has to wait for the end of this job.
     fn stands_in_the_way_of(&self, question: &Question) -> bool {
         match (&self.work, question) {
             (
@@ -63,7 +63,7 @@ impl Job {
 }
 
 impl Loop {
-    /// Keeps a question for later if a job stands in its way.
+    /// Queues a request if it conflicts with a job.
     pub(super) fn put_off(&mut self, client: Client, ask: Ask) -> Option<(Client, Ask)> {
         let Some(job) = self.jobs.iter_mut().find(|job| job.stands_in_the_way_of(&ask.question)) else {
             return Some((client, ask));
@@ -113,7 +113,7 @@ impl Loop {
         Ok(Answer::Snapshots(all))
     }
 
-    /// Ends every errand, so that nobody stands still when we are gone.
+    /// Ends all errands, so that no sandbox stays frozen when the launcher is gone.
     pub(super) fn abandon_jobs(&mut self) {
         for mut job in std::mem::take(&mut self.jobs) {
             job.cancel();
@@ -123,9 +123,9 @@ impl Loop {
         }
     }
 
-    /// Answers for a job whose errand is over, and whatever waited for that.
-    pub(super) fn finish(&mut self, place: usize) {
-        let Job { client, number, work, waiting } = self.jobs.swap_remove(place);
+    /// Sends the response for a job whose errand has finished, and handles the requests that waited.
+    pub(super) fn finish(&mut self, index: usize) {
+        let Job { client, number, work, waiting } = self.jobs.swap_remove(index);
         match work {
             Work::Snapshot(taking) => {
                 let taken = self.launcher.conclude_snapshot(*taking);

@@ -1,10 +1,10 @@
-//! What is written about snapshots: `<state>/snapshots/<id>.json` for one that is whole, and
-//! `<id>.new` while one is being taken.
+//! The records of snapshots: `<state>/snapshots/<id>.json` for a complete one, and `<id>.new` while one
+//! is being taken.
 //!
-//! Whoever removes layers of images reads them all, so nothing else lies there.
+//! The removal of image layers reads all of these files, so the directory contains nothing else.
 //!
-//! The first appears when the files are safe, so a snapshot without it was never taken. The
-//! second says whose commands stand still because of us, so that a later launcher lets them go on.
+//! The first file is written when the files are durable, so a snapshot without it was never completed.
+//! The second names the sandbox that is frozen for the snapshot, so that a later launcher can thaw it.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -23,13 +23,13 @@ const DRAFT: &str = "new";
 /// A record that is being written.
 const HALF: &str = "half";
 
-/// A snapshot that is whole.
+/// The record of a complete snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptRecord {
-    /// The sandbox it was taken of.
+    /// The sandbox that the snapshot was taken of.
     pub sandbox: String,
     pub made_of: MadeOf,
-    /// How many bytes lie above the image.
+    /// The size of the files above the image, in bytes.
     pub size: u64,
     /// The limit on the disk of the sandbox.
     pub disk: u64,
@@ -39,11 +39,11 @@ pub struct KeptRecord {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Draft {
     pub sandbox: String,
-    /// Whether somebody had paused the sandbox before.
+    /// Whether a client had paused the sandbox before.
     pub paused: bool,
 }
 
-/// The records of one state directory.
+/// The snapshot records of one state directory.
 #[derive(Clone, Debug)]
 pub struct KeptRecords {
     directory: PathBuf,
@@ -58,7 +58,7 @@ impl KeptRecords {
         &self.directory
     }
 
-    /// Writes a record that a power loss cannot take away.
+    /// Writes a record so that it survives a power loss.
     pub fn keep(&self, snapshot: &str, record: &KeptRecord) -> io::Result<()> {
         let half = self.path(snapshot, HALF)?;
         let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&half)?;
@@ -80,12 +80,12 @@ impl KeptRecords {
         self.parse(snapshot, DRAFT)
     }
 
-    /// The snapshots that are whole.
+    /// Returns the ids of complete snapshots.
     pub fn list(&self) -> io::Result<BTreeSet<String>> {
         self.with(WHOLE)
     }
 
-    /// The snapshots that were begun and not finished.
+    /// Returns the ids of unfinished snapshots.
     pub fn drafts(&self) -> io::Result<BTreeSet<String>> {
         self.with(DRAFT)
     }
@@ -138,7 +138,7 @@ mod tests {
     const ID: &str = "ffffffff-ffff-4fff-bfff-ffffffffffff";
 
     #[test]
-    fn a_snapshot_counts_once_its_record_is_whole() {
+    fn snapshot_exists_once_its_record_is_complete() {
         let state = tempfile::tempdir().expect("a directory");
         let records = KeptRecords::at(state.path());
         fs::create_dir(records.directory()).expect("made");

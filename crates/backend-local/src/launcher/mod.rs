@@ -1,7 +1,8 @@
-//! The one process with privileges: it makes, freezes, counts and removes sandboxes.
+//! The launcher, the only privileged process: it makes, freezes, lists and removes sandboxes.
 //!
-//! It is single-threaded, because it clones, and has no network. [`Launcher`] is its craft,
-//! used by `coracle run` in its own process too; `serve` is its loop behind a socket.
+//! It is single-threaded, because it clones, and has no network. [`Launcher`] implements its
+//! operations and is also used by `coracle run` in its own process; `serve` is its request loop behind a
+//! socket.
 
 pub mod attach;
 mod connect;
@@ -53,7 +54,7 @@ use crate::volumes::{self, Prepared, VolumeError, Volumes};
 /// Makes and removes sandboxes on this host.
 pub struct Launcher {
     thread: SingleThread,
-    /// How many files a program of ours may open that expects the usual number; we take more.
+    /// The original limit on open files, for programs inside; the launcher raises its own.
     open_files: Rlimit,
     settings: Settings,
     rights: Rights,
@@ -61,21 +62,21 @@ pub struct Launcher {
     filters: Filters,
     host: HostImage,
     aliases: Aliases,
-    /// Names for which an alias stood in, so that each is told of once.
+    /// Image names that were replaced by an alias, so that each is logged once.
     stood_in: BTreeSet<String>,
-    /// Our own program as the agent, unreadable to everybody as root.
+    /// This program, to be executed as the agent. As root it is a copy that other users cannot read.
     agent: OwnedFd,
-    /// Where the agents' sockets are.
+    /// The directory with the agents' sockets.
     run: OwnedFd,
-    /// Sandboxes of an earlier launcher, whose inner guards may have other settings. One takes the
-    /// kernel long to replace, so that is done in quiet moments.
+    /// Sandboxes of an earlier launcher, whose inner guards may have other settings. Replacing a guard
+    /// takes the kernel a long time, so that is done when the launcher is idle.
     outdated: Vec<String>,
 }
 
-/// What we may do on this host.
+/// The privileges of this process on the host.
 enum Rights {
     Root(Box<Root>),
-    /// An ordinary user: one id, disks in memory, and groups only where some were delegated.
+    /// An ordinary user: one id, disks in memory, and control groups only if some were delegated.
     User {
         uid: u32,
         gid: u32,
@@ -92,36 +93,37 @@ struct Root {
     snapshots: Snapshots,
 }
 
-/// The launcher could not begin.
+/// The reason why the launcher could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum LauncherError {
     #[error("could not {action} `{path}`")]
     Io { action: &'static str, path: PathBuf, source: io::Error },
-    #[error("a process that makes sandboxes has one thread")]
+    #[error("the process that makes sandboxes must have only one thread")]
     Threads(#[source] io::Error),
-    #[error("the limit on open files cannot be raised")]
+    #[error("could not raise the limit on open files")]
     OpenFiles(#[source] io::Error),
-    #[error("this process may open {0} files, and making sandboxes takes {FEWEST_FILES}")]
+    #[error("this process may open {0} files, but making sandboxes needs {FEWEST_FILES}")]
     FewFiles(u64),
-    #[error("net namespaces cannot be made")]
+    #[error("could not set up net namespaces")]
     Net(#[source] io::Error),
-    #[error("the control groups of this host cannot be used")]
+    #[error("could not use the control groups of this host")]
     Groups(#[source] io::Error),
-    #[error("the disks of sandboxes cannot be kept")]
+    #[error("could not open the disks of sandboxes")]
     Volumes(#[from] VolumeError),
-    #[error("the uid ranges cannot be used")]
+    #[error("could not open the uid ranges")]
     Ranges(#[from] RangeError),
-    #[error("the image `host` cannot be made")]
+    #[error("could not make the image `host`")]
     Images(#[from] ImageError),
-    #[error("a system call filter is wrong")]
+    #[error("could not compile a system call filter")]
     Filters(#[from] PolicyError),
 }
 
-/// Below this a sandbox might fail half-way for want of a descriptor, without a word about why.
+/// The smallest limit on open files. Below it a sandbox could fail half-way for lack of a descriptor,
+/// without an explanation.
 const FEWEST_FILES: u64 = 128;
 
 impl LauncherError {
-    /// What somebody could do about it.
+    /// Returns advice for the operator.
     pub fn hint(&self) -> Option<&str> {
         match self {
             Self::FewFiles(_) => Some("raise it: `ulimit -Hn 65536`, or LimitNOFILE=65536 in the unit"),
@@ -138,12 +140,12 @@ impl LauncherError {
     }
 }
 
-/// The disk that volumes are prepared for; assigning one sets the real limit.
+/// The limit of prepared volumes; assigning one sets the real limit.
 const PREPARED_DISK: Bytes = Bytes::mib(1024);
 
 impl Launcher {
-    /// Opens the state directory, mounting what has to be mounted in this process's own mount
-    /// namespace, which the caller has made private.
+    /// Opens the state directory and mounts the disks in this process's own mount namespace, which the
+    /// caller has made private.
     pub fn open(settings: Settings) -> Result<Self, LauncherError> {
         let thread = SingleThread::prove().map_err(LauncherError::Threads)?;
         let open_files = descriptors::raise_limit().map_err(LauncherError::OpenFiles)?;
@@ -191,15 +193,15 @@ impl Launcher {
         let in_use = || launcher.found().map(|found| found.iter().any(lives));
         crate::images::remove_old_skeletons(&state.join("host"), &launcher.host, in_use)?;
         if launcher.settings.lifetime == Lifetime::Own {
-            // What somebody left who was killed while he changed the images.
+            // A process that was killed while it changed images may have left files.
             crate::images::collect_if_free(&launcher.settings.image_state, None)?;
         }
         launcher.open_network().map_err(LauncherError::Net)?;
         Ok(launcher)
     }
 
-    /// Takes over those settings that can change while sandboxes run: names of images, the size
-    /// of the image store, and the bounds of one sandbox. All others need a restart.
+    /// Applies those settings that can change while sandboxes run: image aliases, the size of the image
+    /// store, and the maximum limits of one sandbox. All others need a restart.
     pub fn reload(&mut self, settings: Settings) {
         let Settings { aliases: table, strict_images, image_bytes, maxima, .. } = settings;
         self.settings.aliases = table;
@@ -209,8 +211,8 @@ impl Launcher {
         self.aliases = aliases(&self.settings, alias_rule(&self.settings));
     }
 
-    /// Prepares one more net namespace or volume if there are too few; `true` while more are
-    /// missing. Called when there is nothing else to do.
+    /// Prepares one more net namespace or volume if there are too few; `true` if more are missing.
+    /// Called when there is nothing else to do.
     pub fn restock(&mut self) -> io::Result<bool> {
         if let Some(id) = self.outdated.pop() {
             self.guard_again(&id);
@@ -222,7 +224,7 @@ impl Launcher {
         }
     }
 
-    /// Whether less than half of what is to be prepared ahead is there.
+    /// Whether fewer than half of the net namespaces or volumes that should be prepared are available.
     pub fn stock_is_low(&self) -> bool {
         match &self.rights {
             Rights::Root(root) => root.nets.count().min(root.disks.len()) < self.settings.prepared / 2,
@@ -230,7 +232,7 @@ impl Launcher {
         }
     }
 
-    /// All sandboxes that the state directory has a record or a disk of. Control groups are not
+    /// Returns all sandboxes that have a record or a disk in the state directory. Control groups are not
     /// searched: a record is written before a group is made and removed after it, and a group
     /// without a record may belong to another server.
     pub fn found(&self) -> io::Result<Vec<FoundBox>> {
@@ -254,12 +256,13 @@ impl Launcher {
             (None, _) => BoxCondition::Dead,
             (Some(_), Some(groups)) if groups.is_frozen(id) && self.is_paused(id) => BoxCondition::Frozen,
             (Some(_), _) if self.listens(id) => BoxCondition::Alive,
-            // It was cloned, but whether it became an agent nobody saw.
+            // The process was cloned, but it is unknown whether it became an agent.
             (Some(_), _) => BoxCondition::Half,
         }
     }
 
-    /// Whether somebody paused it; one that stands still for a snapshot goes on by itself.
+    /// Whether a client paused the sandbox. One that is frozen only for a snapshot is thawed
+    /// automatically.
     fn is_paused(&self, id: &str) -> bool {
         match &self.rights {
             Rights::Root(root) => root.snapshots.paused_before(id).unwrap_or(true),
@@ -267,9 +270,9 @@ impl Launcher {
         }
     }
 
-    /// Whether the agent of `id` listens. Only a connect tells: the socket is bound by us, long
-    /// before the agent listens on it. An agent that accepts nothing must not stop us, so this
-    /// does not wait for a place in its queue: a full one is an answer too.
+    /// Whether the agent of `id` listens. Only a connect shows that: the launcher binds the socket long
+    /// before the agent listens on it. An agent that does not accept must not block the launcher, so this
+    /// does not wait for space in its queue: a full queue also means that it listens.
     fn listens(&self, id: &str) -> bool {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let path = format!("/proc/self/fd/{}/{id}", self.run.as_raw_fd());
@@ -280,12 +283,12 @@ impl Launcher {
         matches!(connected, Ok(()) | Err(rustix::io::Errno::AGAIN))
     }
 
-    /// A descriptor that becomes readable when the sandbox ends.
+    /// Returns a descriptor that becomes readable when the sandbox ends.
     pub fn pidfd(&self, id: &str) -> Option<OwnedFd> {
         self.records.read(id)?.pidfd()
     }
 
-    /// Begins to stop or continue all commands of a sandbox.
+    /// Begins to freeze or thaw all commands of a sandbox.
     pub fn freeze(&self, id: &str, frozen: bool) -> Result<Freezing, Refusal> {
         let groups = self.groups().ok_or_else(|| self.cannot_pause())?;
         groups.freeze(id, frozen).map_err(|error| match error.kind() {
@@ -319,7 +322,7 @@ impl Launcher {
         })
     }
 
-    /// The processor time that a sandbox has used.
+    /// Returns the processor time that a sandbox has used.
     pub fn cpu_micros(&self, id: &str) -> Option<u64> {
         self.groups()?.cpu_micros(id)
     }
@@ -331,20 +334,20 @@ impl Launcher {
             || (limit == LimitName::Pids && self.bounds_processes_by_rlimit())
     }
 
-    /// Whether RLIMIT_NPROC is what bounds the processes of a sandbox. The kernel counts them for
-    /// each uid of a user namespace. An ordinary user's sandbox has one uid and a namespace of its
-    /// own, so the count is that of the sandbox; root's sandboxes have many uids.
+    /// Whether RLIMIT_NPROC limits the processes of a sandbox. The kernel counts them for each uid of a
+    /// user namespace. An ordinary user's sandbox has one uid and its own namespace, so the count is that
+    /// of the sandbox; root's sandboxes have many uids.
     pub(super) fn bounds_processes_by_rlimit(&self) -> bool {
         matches!(self.rights, Rights::User { .. })
             && !self.groups_for_new().is_some_and(|groups| groups.enforces(LimitName::Pids))
     }
 
-    /// Whether commands can be stopped and continued.
+    /// Whether commands can be frozen and thawed.
     pub fn can_freeze(&self) -> bool {
         self.groups_for_new().is_some()
     }
 
-    /// The groups in which something of ours may be.
+    /// Returns the control groups that may contain sandboxes.
     fn groups(&self) -> Option<&Hierarchies> {
         match &self.rights {
             Rights::Root(root) => Some(&root.groups),
@@ -352,12 +355,12 @@ impl Launcher {
         }
     }
 
-    /// The groups in which those of a new sandbox can be made.
+    /// Returns the control groups in which a new sandbox can get its own.
     fn groups_for_new(&self) -> Option<&Hierarchies> {
         self.groups().filter(|groups| groups.can_make())
     }
 
-    /// Why an ordinary user's groups hold less than all limits.
+    /// Returns why an ordinary user's control groups do not enforce all limits.
     pub fn shortfall(&self) -> Option<&str> {
         match &self.rights {
             Rights::Root(_) => None,
@@ -366,7 +369,7 @@ impl Launcher {
         }
     }
 
-    /// Where the agent of `id` is dialled, for a caller in this process.
+    /// Returns the path of the socket of the agent of `id`, for a caller in this process.
     pub fn socket(&self, id: &str) -> PathBuf {
         self.settings.state_dir.join("run").join(id)
     }
@@ -394,7 +397,7 @@ impl Root {
         let ranges = Ranges::open(&settings.state_dir.join("ranges"), &settings.instance, settings.uid_base)?;
         let uplink = Uplink::new(settings.network.clone(), &settings.instance);
         let nets = NetStock::open(settings.prepared, uplink).map_err(LauncherError::Net)?;
-        // Last, because nobody would take the groups away again if something else failed.
+        // Last, because the groups would not be removed if something else failed.
         groups.open().map_err(LauncherError::Groups)?;
         Ok(Self { groups, volumes, ranges, nets, disks: Vec::new(), snapshots })
     }
@@ -411,7 +414,7 @@ impl Root {
     }
 }
 
-/// What was delegated to an ordinary user, opened, or why there is nothing to use.
+/// Opens the control groups that were delegated to an ordinary user, or returns why there are none.
 fn delegated_groups(settings: &Settings) -> Result<Box<Hierarchies>, String> {
     let open = || {
         let mut groups = Hierarchies::delegated(&settings.instance, &settings.state_dir)?;
@@ -426,7 +429,7 @@ fn alias_rule(settings: &Settings) -> AliasRule {
     if settings.strict_images { AliasRule::Refuse } else { AliasRule::OperatorThenHost }
 }
 
-/// The operator's aliases, and what may be done beside them.
+/// Returns the operator's aliases and the rule for other names.
 fn aliases(settings: &Settings, rule: AliasRule) -> Aliases {
     let table = settings.aliases.iter().map(|(name, target)| (name.clone(), target.clone()));
     Aliases { table: table.collect(), rule, host: HostPrograms::of_this_host() }
@@ -442,11 +445,11 @@ fn open_directory(path: &Path) -> io::Result<OwnedFd> {
     rustix::fs::open(path, flags, Mode::empty()).map_err(Into::into)
 }
 
-/// Our own program as sandboxes will execute it.
+/// Opens this program in the form in which sandboxes execute it.
 ///
-/// As root it is a copy that belongs to root and has mode 0111: nobody inside can read it, and
-/// for a program it cannot read the kernel makes the process untraceable. An ordinary user's
-/// sandboxes execute the program itself.
+/// As root it is a copy that belongs to root and has mode 0111. Processes inside cannot read it, and
+/// the kernel makes a process untraceable if it executes a program that it cannot read. An ordinary
+/// user's sandboxes execute the program itself.
 fn agent_program(bin: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let own = Path::new("/proc/self/exe");
@@ -458,7 +461,7 @@ fn agent_program(bin: &Path) -> io::Result<OwnedFd> {
     let copy = bin.join(name);
     if !copy.exists() {
         for old in fs::read_dir(bin)? {
-            // Sandboxes that run an old copy keep it alive without its name.
+            // Sandboxes that run an old copy keep the file, although its name is removed.
             fs::remove_file(old?.path())?;
         }
         let fresh = bin.join(format!("new-{}", std::process::id()));
@@ -469,8 +472,8 @@ fn agent_program(bin: &Path) -> io::Result<OwnedFd> {
     rustix::fs::open(&copy, flags, Mode::empty()).map_err(Into::into)
 }
 
-/// Borrows the descriptor of the agents' socket directory.
 impl Launcher {
+    /// Borrows the descriptor of the agents' socket directory.
     pub(crate) fn run_directory(&self) -> std::os::fd::BorrowedFd<'_> {
         self.run.as_fd()
     }

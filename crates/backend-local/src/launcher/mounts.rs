@@ -1,7 +1,7 @@
-//! Which mounts a plan may have, and where they come from.
+//! Checks the mounts of a plan and opens their sources.
 //!
-//! A server that was taken over can name any path. It gets what lies below the directories that
-//! the operator listed, which the supervisor told us and not the server.
+//! A compromised server can name any path. It gets only paths below the directories that the operator
+//! listed; that list comes from the supervisor and not from the server.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -15,23 +15,23 @@ use crate::jail::plan::{JailPlan, MountPlan, SourcePlan};
 use crate::jail::sources::{Ids, Opened, Place, Site, SourceError};
 use crate::settings::{Allowed, MountRule};
 
-/// More than anybody needs, and few enough that their descriptors fit into one message.
+/// The largest number of mounts: more than any sandbox needs, and few enough that their descriptors fit
+/// into one message.
 const MOST: usize = 64;
 
 /// The mounts of one plan, opened.
 pub(super) struct Gathered {
     pub entries: Vec<EntryMount>,
     pub opened: Vec<Opened>,
-    /// What each of them is, for people.
+    /// A description of each mount for users.
     pub measures: Vec<(String, String)>,
 }
 
 impl Launcher {
-    /// Checks and opens the sources, those first whose targets may hold other targets.
+    /// Checks and opens the sources. Targets that may contain other targets come first.
     pub(super) fn gather_mounts(&self, plans: &[MountPlan]) -> Result<Gathered, Refusal> {
         if plans.len() > MOST {
-            let message =
-                format!("{} mounts are more than the {MOST} that one sandbox may have", plans.len());
+            let message = format!("{} mounts are more than one sandbox may have ({MOST})", plans.len());
             return Err(Refusal::amount(message, "leave some of them out".to_owned()));
         }
         let mut plans: Vec<&MountPlan> = plans.iter().collect();
@@ -52,7 +52,7 @@ impl Launcher {
     fn site(&self, plan: &MountPlan) -> Result<Site, Refusal> {
         let trusted = self.settings.mounts == MountRule::Allow;
         if !trusted && !is_target(&plan.target) {
-            let message = format!("nothing can be mounted at `{}`", plan.target);
+            let message = format!("mount target `{}` is not allowed", plan.target);
             return Err(Refusal::mount(
                 MountFault::Target,
                 message,
@@ -60,7 +60,7 @@ impl Launcher {
             ));
         }
         if let Some(sub_path) = plan.sub_path.as_ref().filter(|sub_path| !is_beneath(sub_path)) {
-            let message = format!("the sub path `{sub_path}` is not a plain relative path");
+            let message = format!("sub path `{sub_path}` is not a plain relative path");
             return Err(Refusal::mount(MountFault::SubPath, message, None));
         }
         let place = match &plan.source {
@@ -70,7 +70,7 @@ impl Launcher {
         Ok(Site { place, sub_path: plan.sub_path.as_ref().map(PathBuf::from) })
     }
 
-    /// The place of a host path, if it may be mounted at all.
+    /// Returns the location of a host path, if it may be mounted.
     fn host_place(&self, path: &Path) -> Result<Place, Refusal> {
         let MountRule::Below(prefixes) = &self.settings.mounts else {
             return Ok(Place::Named(path.to_owned()));
@@ -91,15 +91,15 @@ impl Launcher {
             Rights::Root(root) => root.volumes.named_data(id),
             Rights::User { .. } => None,
         };
-        let missing = || Refusal::mount(MountFault::NoVolume, format!("there is no volume `{id}`"), None);
+        let missing = || Refusal::mount(MountFault::NoVolume, format!("volume `{id}` does not exist"), None);
         data.map(Place::Volume).ok_or_else(missing)
     }
 
-    /// A directory that belongs to an id of some sandbox has no place in the map of another.
+    /// Refuses a directory that belongs to an id of a sandbox: it cannot be mapped into another sandbox.
     fn check_owner(&self, opened: &Opened) -> Result<(), Refusal> {
         match (&self.rights, opened.ids) {
             (Rights::Root(_), Ids::Host { uid, gid }) if uid >= owners::IDS || gid >= owners::IDS => {
-                let message = "the directory belongs to no ordinary user of this host";
+                let message = "the directory does not belong to root or an ordinary user of this host";
                 let hint = "mount a directory that belongs to root or an ordinary user";
                 Err(Refusal::mount(MountFault::NotAllowed, message, Some(hint)))
             }
@@ -107,16 +107,16 @@ impl Launcher {
         }
     }
 
-    /// Whether what a sandbox writes may come to lie where users of the host can run it. Where
-    /// host directories may be attached later, that holds for every sandbox.
+    /// Whether a sandbox may write files that users of the host could execute. If host directories may
+    /// be attached later, that is true for every sandbox.
     pub(super) fn refuses_set_id(&self, plan: &JailPlan) -> bool {
         let later = matches!(&self.settings.mounts, MountRule::Below(prefixes) if !prefixes.is_empty());
         plan.keep || later || plan.mounts.iter().any(writes_outside)
     }
 }
 
-/// The place of `path` beneath the innermost of the allowed directories that it names, in either
-/// spelling. No link is followed for it: where the operator's own links lead was found out before.
+/// Returns the location of `path` below the innermost allowed directory that contains it, in either
+/// spelling. This follows no links: the operator's own links were resolved at startup.
 fn beneath(allowed: &[Allowed], path: &Path) -> Option<Place> {
     let plain = |part: Component<'_>| matches!(part, Component::RootDir | Component::Normal(_));
     if !path.components().all(plain) {
@@ -133,14 +133,14 @@ pub(super) fn writes_outside(plan: &MountPlan) -> bool {
     !plan.read_only && matches!(plan.source, SourcePlan::Host(_))
 }
 
-/// What a mount is, without the path on the host, which is nobody's business inside.
+/// Describes a mount, without its path on the host, which clients and code inside must not learn.
 fn describe(plan: &MountPlan) -> String {
-    let what = match plan.source {
+    let kind = match plan.source {
         SourcePlan::Host(_) => "directory of the host",
         SourcePlan::Volume(_) => "volume",
     };
     let access = if plan.read_only { "read-only" } else { "read-write" };
-    format!("{what}, {access}, nosuid, nodev")
+    format!("{kind}, {access}, nosuid, nodev")
 }
 
 fn refuse_source(error: &SourceError) -> Refusal {
@@ -153,11 +153,13 @@ fn refuse_source(error: &SourceError) -> Refusal {
     };
     let hint = match error {
         SourceError::Missing(..) | SourceError::Io(..) => {
-            "it must be a directory, with no link on the way to it"
+            "the source must be a directory, and its path must not contain links"
         }
-        SourceError::NotMade(..) => "it is made as the owner of the directory around it, who must be able to",
+        SourceError::NotMade(..) => {
+            "the directory is made as the owner of its parent directory, who needs write access there"
+        }
         SourceError::SubPath(..) => {
-            "it must be a directory beneath its source, with no link on the way to it"
+            "the sub path must be a directory below its source, and must not contain links"
         }
     };
     Refusal::mount(fault, format!("{error}{cause}"), Some(hint))
@@ -178,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listed_directory_may_be_named_as_it_is_written_and_as_it_is() {
+    fn listed_directory_may_be_named_as_written_and_as_resolved() {
         check("/data/x", Some(("/disk", "x")));
         check("/disk/x", Some(("/disk", "x")));
         check("/data", Some(("/disk", "")));
@@ -188,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn no_spelling_leads_beside_what_is_listed() {
+    fn paths_outside_of_listed_directories_are_refused() {
         for path in ["/data-not/x", "/disk2", "/", "/data/../etc", "data/x", "/srv/link/../../etc"] {
             check(path, None);
         }

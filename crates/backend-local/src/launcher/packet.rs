@@ -1,4 +1,4 @@
-//! Packets on a unix socket, with descriptors beside them. Both ends use it.
+//! Packets with descriptors on a unix socket, for both ends.
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -15,9 +15,9 @@ use serde::de::DeserializeOwned;
 
 use super::protocol::LARGEST_PACKET;
 
-/// What stands in a packet whose message lies in the memfd beside it.
+/// The content of a packet whose message is in the attached memfd.
 const IN_MEMFD: &[u8] = b"@";
-/// No message is larger, wherever it lies.
+/// The largest message, in a packet or in a memfd.
 const LARGEST_MESSAGE: u64 = 16 << 20;
 
 /// Sends a message and at most one descriptor, without waiting.
@@ -44,7 +44,7 @@ pub fn send(
     Ok(())
 }
 
-/// Receives a message and the descriptor beside it, if one came; `None` at the end.
+/// Receives a message and its descriptor, if there is one; `None` when the connection is closed.
 pub fn receive<T: DeserializeOwned>(socket: BorrowedFd<'_>) -> io::Result<Option<(T, Option<OwnedFd>)>> {
     let mut buffer = vec![0; LARGEST_PACKET + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
@@ -80,9 +80,9 @@ fn put_aside(json: &[u8]) -> io::Result<OwnedFd> {
 
 fn take_aside(memfd: Option<OwnedFd>) -> io::Result<Vec<u8>> {
     let memfd = memfd.ok_or_else(|| io::Error::other("a large message came without its memfd"))?;
-    // Only a file in memory can be read without waiting; a pipe would hold up everybody else.
+    // Only a file in memory can be read without waiting; a pipe could block the launcher.
     if rustix::fs::fcntl_get_seals(&memfd).is_err() {
-        return Err(io::Error::other("a large message came in something else than a memfd"));
+        return Err(io::Error::other("a large message came in a descriptor that is not a memfd"));
     }
     let mut json = Vec::new();
     File::from(memfd).take(LARGEST_MESSAGE).read_to_end(&mut json)?;
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_in_the_place_of_a_memfd_is_not_read() {
+    fn pipe_instead_of_a_memfd_is_not_read() {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .expect("a pair");
@@ -122,7 +122,7 @@ mod tests {
         assert!(control.push(SendAncillaryMessage::ScmRights(&carried)));
         rustix::net::sendmsg(&ours, &[IoSlice::new(IN_MEMFD)], &mut control, SendFlags::empty())
             .expect("sent");
-        let error = receive::<String>(theirs.as_fd()).expect_err("it would wait for ever");
+        let error = receive::<String>(theirs.as_fd()).expect_err("a pipe could block for ever");
         assert!(error.to_string().contains("memfd"), "{error}");
     }
 }

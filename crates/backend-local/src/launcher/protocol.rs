@@ -1,5 +1,5 @@
-//! What the server and the launcher say to each other: one JSON message a packet, with
-//! descriptors beside it. A message too large for a packet goes in a memfd.
+//! The protocol between the server and the launcher: one JSON message for each packet, with optional
+//! descriptors. A message that is too large for a packet is sent in a memfd.
 
 use backend::{BackendError, Condition};
 use serde::{Deserialize, Serialize};
@@ -11,10 +11,10 @@ use crate::network::Wish;
 use crate::range::RangeError;
 use crate::volumes::VolumeError;
 
-/// The version both must have; they are started by the same supervisor.
+/// The protocol version, which must be equal on both sides; the same supervisor starts both.
 pub const VERSION: u32 = 1;
 
-/// Above this a message travels in a memfd.
+/// The largest message that is sent in a packet; a larger one is sent in a memfd.
 pub const LARGEST_PACKET: usize = 64 << 10;
 
 /// The name of the launcher's socket in the run directory.
@@ -34,7 +34,7 @@ pub enum Question {
     Destroy {
         id: String,
     },
-    /// As `Destroy`, but the disk stays. Answered `Stopped`.
+    /// Like `Destroy`, but the disk is kept. The answer is `Stopped`.
     Stop {
         id: String,
     },
@@ -42,7 +42,7 @@ pub enum Question {
         id: String,
         frozen: bool,
     },
-    /// Adds mounts to a living sandbox: all of them, or none.
+    /// Adds mounts to a running sandbox: all of them, or none.
     Attach {
         id: String,
         mounts: Vec<MountPlan>,
@@ -52,7 +52,7 @@ pub enum Question {
         id: String,
     },
     Volumes,
-    /// What some of them hold.
+    /// Asks for the usage of some volumes.
     VolumesHold {
         ids: Vec<String>,
     },
@@ -60,21 +60,21 @@ pub enum Question {
     Usage {
         id: String,
     },
-    /// Answered `Changed`.
+    /// The answer is `Changed`.
     Resize(Resize),
-    /// Answered `Resolved`: the image that a name stands for.
+    /// Asks for the image that a name refers to. The answer is `Resolved`.
     Resolve {
         image: String,
     },
-    /// Answered with a descriptor that becomes readable when the sandbox ends.
+    /// The answer comes with a descriptor that becomes readable when the sandbox ends.
     Watch {
         id: String,
     },
-    /// Whether the agent of a dead sandbox was killed for lack of memory.
+    /// Asks whether the agent of a dead sandbox was killed for lack of memory.
     WasOutOfMemory {
         id: String,
     },
-    /// Answered when the snapshot is whole and the sandbox goes on.
+    /// The answer is sent when the snapshot is complete and the sandbox is thawed.
     Snapshot {
         id: String,
         snapshot: String,
@@ -83,18 +83,18 @@ pub enum Question {
         snapshot: String,
     },
     Snapshots,
-    /// Gives a living sandbox its network.
+    /// Gives a running sandbox its network.
     Connect {
         id: String,
         network: Wish,
     },
-    /// What this host enforces.
+    /// Asks which limits and features this host supports.
     Report,
     Image(ImageQuestion),
 }
 
 impl Question {
-    /// Whether asking a second time does no harm when nobody knows what became of the first.
+    /// Whether the request may be sent again if the outcome of the first one is unknown.
     pub fn may_be_repeated(&self) -> bool {
         match self {
             Self::Create(_)
@@ -127,7 +127,7 @@ impl Question {
     }
 }
 
-/// Other limits for a living sandbox, all of them.
+/// New limits for a running sandbox; all of them are given.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Resize {
     pub id: String,
@@ -147,16 +147,16 @@ pub struct Tell {
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
     Done,
-    /// Comes with the sandbox's pidfd.
+    /// Sent with the sandbox's pidfd.
     Created(Holds),
-    /// What is in force now besides what was before, or instead.
+    /// The measures that were added or changed.
     Changed(Measures),
     Found(Vec<FoundBox>),
     Used(Used),
-    /// Each with the bytes it holds.
+    /// Each volume with its usage in bytes.
     Volumes(Vec<(VolumePlan, u64)>),
     VolumesHold(Vec<(String, u64)>),
-    /// Nothing is left of the sandbox.
+    /// The sandbox was removed completely.
     Ended {
         cpu_micros: Option<u64>,
     },
@@ -164,7 +164,7 @@ pub enum Answer {
         image: String,
         stand_in: Option<String>,
     },
-    /// Nothing but the disk is left of the sandbox, if it had one.
+    /// Everything was removed except the disk of the sandbox, if it had one.
     Stopped {
         cpu_micros: Option<u64>,
         files: bool,
@@ -190,7 +190,7 @@ pub enum Answer {
     },
 }
 
-/// Name and value of each measure.
+/// The name and value of each measure that is in force for a sandbox.
 pub type Measures = Vec<(String, String)>;
 
 /// A volume, as plain data.
@@ -203,18 +203,18 @@ pub struct VolumePlan {
     pub kept: bool,
 }
 
-/// What is in force for a sandbox.
+/// The image and the measures that are in force for a sandbox.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Holds {
     pub image: String,
-    /// The sentence that says so, if this image stands in for another.
+    /// The message for the client, if this image replaces the requested one.
     #[serde(default)]
     pub stand_in: Option<String>,
     pub measures: Vec<(String, String)>,
     pub weaker: Vec<String>,
 }
 
-/// What a snapshot holds.
+/// The content of a complete snapshot.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct KeptBox {
     pub image: String,
@@ -222,7 +222,7 @@ pub struct KeptBox {
     pub disk: u64,
 }
 
-/// A snapshot: what it holds if it is whole, else how many bytes of how many are copied.
+/// A snapshot: its content if it is complete, otherwise the number of copied bytes and the total.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct FoundKept {
     pub id: String,
@@ -261,7 +261,7 @@ pub struct Used {
     pub oom_kills: Option<u64>,
 }
 
-/// Why the launcher did not do something.
+/// The reason why the launcher refused a request or failed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Refusal {
     pub kind: RefusalKind,
@@ -274,17 +274,17 @@ pub struct Refusal {
 pub enum RefusalKind {
     Step(String),
     Unsupported,
-    /// More or less was asked for than one sandbox may have.
+    /// The request is above or below the limits for one sandbox.
     TooMuch,
     Mount(MountFault),
     NoImage,
-    /// An image could not be unpacked, read or removed.
+    /// Unpacking, reading or removing an image failed.
     Image,
     Exhausted,
     Gone,
 }
 
-/// What is wrong with a mount.
+/// The reason why a mount was refused or failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MountFault {
@@ -313,7 +313,7 @@ impl Refusal {
     }
 
     pub fn gone() -> Self {
-        Self { kind: RefusalKind::Gone, message: "there is no such sandbox".to_owned(), hint: None }
+        Self { kind: RefusalKind::Gone, message: "sandbox does not exist".to_owned(), hint: None }
     }
 }
 

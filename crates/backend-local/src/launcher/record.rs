@@ -1,5 +1,5 @@
-//! What is written about a sandbox before and while it exists, so that a later launcher knows
-//! it again: `<state>/boxes/<id>`.
+//! The record of a sandbox, written before the sandbox is made and updated while it exists, so that a
+//! later launcher can adopt it: `<state>/boxes/<id>`.
 
 use std::fs;
 use std::io::{self, Write};
@@ -21,41 +21,41 @@ pub struct Record {
     /// Absent in records of older servers.
     #[serde(default)]
     pub made_of: Option<MadeOf>,
-    /// As whom its commands start.
+    /// The uid and gid that its commands start with.
     #[serde(default)]
     pub user: (u32, u32),
-    /// Whether its filters refuse set-id bits, without which it writes to no directory of the host.
+    /// Whether its filters refuse set-id bits; otherwise it may not write to directories of the host.
     #[serde(default)]
     pub without_set_id: bool,
     /// Absent until the first process exists.
     pub process: Option<Process>,
-    /// Whether it has a network, from the beginning or given to it later.
+    /// Whether it has a network, from the beginning or added later.
     #[serde(default)]
     pub connected: bool,
-    /// Whether its processes ended and all was given back but its disk.
+    /// Whether its processes ended and everything was removed except its disk.
     #[serde(default)]
     pub stopped: bool,
     /// The identity of the state directory in which its process was started. Absent in records of
     /// older versions.
     #[serde(default)]
     pub instance: Option<String>,
-    /// Whether the process belongs to another server, because this is a record in a copied state
-    /// directory. Such a process is never watched, ended or collected.
+    /// Whether the process belongs to another server, because the state directory is a copy. Such a
+    /// process is never watched, killed or reaped.
     #[serde(skip)]
     pub foreign: bool,
 }
 
-/// What a sandbox's files were before it wrote any.
+/// The image and snapshot that a sandbox was made of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MadeOf {
     /// The image after aliases.
     pub image: String,
     pub trees: Vec<TreeRecord>,
     pub env: Vec<(String, String)>,
-    /// What the store of images knew of it. The layers it names must stay as long as this.
+    /// The image's record in the image store. Its layers must not be removed while this exists.
     #[serde(default)]
     pub record: Option<images::Record>,
-    /// How many bytes it was given by a snapshot.
+    /// The number of bytes that came from a snapshot.
     #[serde(default)]
     pub restored: u64,
 }
@@ -66,8 +66,8 @@ pub struct TreeRecord {
     pub lowers: Vec<PathBuf>,
 }
 
-/// Who the first process is. A pid alone is used again; with its start time and its pid
-/// namespace it is not.
+/// Identifies the first process. A pid alone can be reused; together with the start time and the pid
+/// namespace it is unique.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
     pub pid: i32,
@@ -90,7 +90,7 @@ impl Records {
         Ok(Self { directory, identity })
     }
 
-    /// Writes down the intention; an id that has a record already is refused.
+    /// Records the intention to make a sandbox; fails if the id already has a record.
     pub fn begin(&self, id: &str, limits: Limits, made_of: MadeOf) -> io::Result<Record> {
         let record = Record {
             boot: boot_id()?,
@@ -109,8 +109,8 @@ impl Records {
         Ok(record)
     }
 
-    /// Writes down that a sandbox is begun again on the disk it had. One without a readable record
-    /// gets a new one.
+    /// Records that a sandbox is restarted on its disk. A sandbox without a readable record gets a new
+    /// one.
     pub fn begin_again(&self, id: &str, limits: Limits, made_of: MadeOf) -> io::Result<Record> {
         let Some(former) = self.read(id) else {
             self.remove(id)?;
@@ -131,7 +131,7 @@ impl Records {
         Ok(record)
     }
 
-    /// Writes down that only the disk is left of a sandbox.
+    /// Records that only the disk of a sandbox is left.
     pub fn note_stopped(&self, id: &str) -> io::Result<()> {
         match self.read(id) {
             Some(record) if record.stopped => Ok(()),
@@ -139,24 +139,25 @@ impl Records {
                 let record = Record { process: None, connected: false, stopped: true, ..record };
                 self.replace(id, &record)
             }
-            // Torn by a power loss, or never written: the disk alone says that there is one.
+            // The record was torn by a power loss or never written: the disk alone shows that the
+            // sandbox exists.
             None => self.remove(id),
         }
     }
 
-    /// Adds who the first process is. A reader that finds a torn record takes the sandbox for
-    /// half made, which at that moment it is.
+    /// Adds the first process to a record. A reader that finds a torn record treats the sandbox as
+    /// incomplete, which it is at that moment.
     pub fn add_process(&self, id: &str, record: &mut Record, pid: Pid) -> io::Result<()> {
         record.process = Some(Process::of(pid)?);
         record.instance = Some(self.identity.instance.clone());
         record.foreign = false;
-        // Written over the intention, which is shorter unless it is that of a restart: truncating
-        // first would make some filesystems write the file out at once.
+        // The intention is overwritten, which is shorter unless it is that of a restart: truncating it
+        // first would make some filesystems flush the file at once.
         self.replace(id, record)
     }
 
-    /// Writes a record over one that is there, in one piece: who is killed meanwhile has written
-    /// all or nothing. Blanks cover what is left of a longer one.
+    /// Overwrites an existing record in one write: a process that is killed has written all of it or
+    /// nothing. Blanks overwrite the rest of a longer record.
     pub fn replace(&self, id: &str, record: &Record) -> io::Result<()> {
         let path = self.path(id);
         let former = usize::try_from(fs::metadata(&path)?.len()).unwrap_or(0);
@@ -165,15 +166,15 @@ impl Records {
         fs::OpenOptions::new().write(true).open(path)?.write_all(&json)
     }
 
-    /// The record of `id`, if it has a complete one.
+    /// Returns the record of `id`, if it has a complete one.
     pub fn read(&self, id: &str) -> Option<Record> {
         let mut record: Record = serde_json::from_slice(&fs::read(self.path(id)).ok()?).ok()?;
         record.foreign = !self.signed(&record);
         Some(record)
     }
 
-    /// Whether the process in a record was started by this state directory and not by another that
-    /// it was copied from.
+    /// Whether the process in a record was started by a server of this state directory, and not of the
+    /// one that it was copied from.
     fn signed(&self, record: &Record) -> bool {
         match &record.instance {
             Some(instance) => *instance == self.identity.instance,
@@ -199,7 +200,7 @@ impl Records {
 }
 
 impl Record {
-    /// A descriptor of the first process, if that very process still lives.
+    /// Returns a descriptor of the first process, if exactly that process is still running.
     pub fn pidfd(&self) -> Option<OwnedFd> {
         let process = self.process.as_ref().filter(|_| !self.foreign)?;
         if self.boot != boot_id().ok()? {
@@ -210,13 +211,13 @@ impl Record {
 }
 
 impl Record {
-    /// A descriptor of the first process if it has ended and nobody has collected it.
+    /// Returns a descriptor of the first process if it has ended and was not reaped yet.
     pub fn remains(&self) -> Option<OwnedFd> {
         let here = !self.foreign && boot_id().is_ok_and(|boot| boot == self.boot);
         let process = self.process.as_ref().filter(|_| here)?;
         let pid = Pid::from_raw(process.pid)?;
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
-        // Its namespaces are gone, but not the moment when it began.
+        // The namespaces of an ended process are gone, but its start time is still known.
         (started(process.pid).ok()? == process.started && ended(&pidfd)).then_some(pidfd)
     }
 }
@@ -238,9 +239,9 @@ impl From<TreeRecord> for Tree {
 }
 
 impl Process {
-    /// A descriptor of this very process, if it still lives in this boot.
+    /// Returns a descriptor of this process, if it is still running in this boot.
     pub fn open(&self) -> Option<OwnedFd> {
-        // Opened first and compared afterwards: from here on the number means this process.
+        // The pidfd is opened before the comparison: while it is open, the pid refers to this process.
         let pid = Pid::from_raw(self.pid)?;
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
         (Self::of(pid).ok()? == *self && !ended(&pidfd)).then_some(pidfd)
@@ -255,13 +256,13 @@ impl Process {
     }
 }
 
-/// When a process began, in ticks since the host did.
+/// Returns when a process was started, in ticks since the boot of the host.
 fn started(pid: i32) -> io::Result<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // The name in parentheses may hold anything; the start time is the 20th word behind it.
+    // The name in parentheses may contain anything; the start time is the 20th word after it.
     let behind = stat.rsplit_once(')').map(|(_, behind)| behind).unwrap_or_default();
     let started = behind.split_whitespace().nth(19).and_then(|word| word.parse().ok());
-    started.ok_or_else(|| io::Error::other("the kernel shows no start time"))
+    started.ok_or_else(|| io::Error::other(format!("could not parse the start time of process {pid}")))
 }
 
 /// Whether the process behind a pidfd has ended.
@@ -281,7 +282,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_knows_its_process_again_and_no_other() {
+    fn record_finds_its_own_process_and_no_other() {
         let own = rustix::process::getpid();
         let limits = Limits { memory: 1, cpus: 1, pids: 1, disk: 1 };
         let mut record = Record {
@@ -297,7 +298,7 @@ mod tests {
             foreign: false,
         };
         assert!(record.pidfd().is_some());
-        let process = record.process.as_mut().expect("it has one");
+        let process = record.process.as_mut().expect("the record has a process");
         process.started += 1;
         assert!(record.pidfd().is_none(), "another process with this pid");
         process_boot(&mut record);
@@ -305,57 +306,57 @@ mod tests {
     }
 
     #[test]
-    fn record_of_a_copied_directory_leads_to_no_process() {
+    fn record_in_a_copied_directory_refers_to_no_process() {
         let state = tempfile::tempdir().expect("a directory");
         let limits = Limits { memory: 1, cpus: 1, pids: 1, disk: 1 };
         let open = |instance: &str, owns_unsigned_records| {
             let identity = ServerIdentity { instance: instance.to_owned(), owns_unsigned_records };
-            Records::open(state.path(), identity).expect("it is ours")
+            Records::open(state.path(), identity).expect("the directory is writable")
         };
         let original = open("one", false);
-        let mut record = original.begin("a", limits, made_of()).expect("nobody has it");
-        original.add_process("a", &mut record, rustix::process::getpid()).expect("it lives");
-        let pidfd = |records: &Records| records.read("a").expect("it is whole").pidfd();
+        let mut record = original.begin("a", limits, made_of()).expect("there is no record yet");
+        original.add_process("a", &mut record, rustix::process::getpid()).expect("the process is running");
+        let pidfd = |records: &Records| records.read("a").expect("the record is complete").pidfd();
         assert!(pidfd(&original).is_some());
         assert!(pidfd(&open("two", false)).is_none(), "the copy has another identity");
         assert!(pidfd(&open("two", true)).is_none(), "a signed record is not taken for an older one");
         record.instance = None;
-        original.replace("a", &record).expect("it is there");
+        original.replace("a", &record).expect("the record exists");
         assert!(pidfd(&open("two", true)).is_some(), "an upgraded directory owns older records");
         assert!(pidfd(&open("two", false)).is_none());
     }
 
     #[test]
-    fn a_shorter_record_takes_the_place_of_a_longer_one() {
+    fn shorter_record_replaces_a_longer_one() {
         let state = tempfile::tempdir().expect("a directory");
         let identity = ServerIdentity { instance: "i".to_owned(), owns_unsigned_records: false };
-        let records = Records::open(state.path(), identity).expect("it is ours");
+        let records = Records::open(state.path(), identity).expect("the directory is writable");
         let long = Limits { memory: u64::MAX, cpus: 1000, pids: 1000, disk: u64::MAX };
-        let mut record = records.begin("a", long, made_of()).expect("nobody has it");
+        let mut record = records.begin("a", long, made_of()).expect("there is no record yet");
         record.limits = Limits { memory: 1, cpus: 2, pids: 3, disk: 4 };
-        records.replace("a", &record).expect("it is there");
-        assert_eq!(records.read("a").expect("it is whole").limits, record.limits);
+        records.replace("a", &record).expect("the record exists");
+        assert_eq!(records.read("a").expect("the record is complete").limits, record.limits);
         assert!(records.replace("b", &record).is_err(), "there is none to replace");
     }
 
     #[test]
-    fn a_stopped_sandbox_keeps_its_record_and_is_begun_again() {
+    fn stopped_sandbox_keeps_its_record_and_can_be_restarted() {
         let state = tempfile::tempdir().expect("a directory");
         let identity = ServerIdentity { instance: "i".to_owned(), owns_unsigned_records: false };
-        let records = Records::open(state.path(), identity).expect("it is ours");
+        let records = Records::open(state.path(), identity).expect("the directory is writable");
         let limits = Limits { memory: 1, cpus: 2, pids: 3, disk: 4 };
-        let mut record = records.begin("a", limits, made_of()).expect("nobody has it");
-        records.add_process("a", &mut record, rustix::process::getpid()).expect("it lives");
-        records.note_stopped("a").expect("it can be written");
-        let stopped = records.read("a").expect("it is whole");
+        let mut record = records.begin("a", limits, made_of()).expect("there is no record yet");
+        records.add_process("a", &mut record, rustix::process::getpid()).expect("the process is running");
+        records.note_stopped("a").expect("the record can be written");
+        let stopped = records.read("a").expect("the record is complete");
         assert!(stopped.stopped && stopped.pidfd().is_none());
-        let again = records.begin_again("a", limits, made_of()).expect("it can be written");
+        let again = records.begin_again("a", limits, made_of()).expect("the record can be written");
         assert!(!again.stopped && again.process.is_none());
-        // One that nobody can read is not in the way.
-        fs::write(state.path().join("boxes/b"), "{").expect("it is ours");
-        records.note_stopped("b").expect("it can be removed");
-        assert_eq!(records.list().expect("it can be read"), ["a"]);
-        records.begin_again("b", limits, made_of()).expect("there is none");
+        // An unreadable record does not prevent a restart.
+        fs::write(state.path().join("boxes/b"), "{").expect("the directory is writable");
+        records.note_stopped("b").expect("the record can be removed");
+        assert_eq!(records.list().expect("the records can be listed"), ["a"]);
+        records.begin_again("b", limits, made_of()).expect("there is no record yet");
     }
 
     fn made_of() -> MadeOf {

@@ -1,4 +1,4 @@
-//! Other limits for a sandbox that lives.
+//! Changing the limits of a running sandbox.
 
 use domain::Bytes;
 
@@ -9,24 +9,24 @@ use crate::jail::step::{At, Step};
 use crate::volumes::VolumeError;
 
 impl Launcher {
-    /// Gives a living sandbox these limits and says what holds. The record comes last: asked again
-    /// after a crash, the same is done once more.
-    pub fn resize(&mut self, wish: &Resize) -> Result<Vec<(String, String)>, Refusal> {
-        let id = &wish.id;
+    /// Sets the limits of a running sandbox and returns the measures. The record is written last, so a
+    /// repeated request after a crash does everything again.
+    pub fn resize(&mut self, request: &Resize) -> Result<Vec<(String, String)>, Refusal> {
+        let id = &request.id;
         let mut record = self.records.read(id).filter(|record| record.pidfd().is_some());
         let record = record.as_mut().ok_or_else(Refusal::gone)?;
-        self.check_amounts(&wish.limits, &wish.named)?;
+        self.check_amounts(&request.limits, &request.named)?;
         for limit in LimitName::ALL {
-            let must_hold = wish.named.contains(&limit) || wish.require_limits;
+            let must_hold = request.named.contains(&limit) || request.require_limits;
             if must_hold && !self.enforces(limit) {
-                return Err(self.cannot_hold(limit, &wish.named));
+                return Err(self.cannot_hold(limit, &request.named));
             }
         }
-        let mut limits = wish.limits;
+        let mut limits = request.limits;
         if self.bounds_processes_by_rlimit() && limits.pids != record.limits.pids {
-            // Commands have theirs from the agent, which was told at its start.
-            if wish.named.contains(&LimitName::Pids) {
-                let message = "the limit on processes of a living sandbox cannot be changed here";
+            // The agent sets this limit on commands, and gets it only at its start.
+            if request.named.contains(&LimitName::Pids) {
+                let message = "the limit on processes of a running sandbox cannot be changed on this host";
                 return Err(Refusal::unsupported(message, None));
             }
             limits.pids = record.limits.pids;
@@ -42,9 +42,10 @@ impl Launcher {
         Ok(self.held(&limits))
     }
 
-    /// Where a disk is a file or lies in memory, its size is its limit and stays.
+    /// Changes the limit of a disk. A disk that is a file or in memory cannot be resized.
     fn resize_disk(&mut self, id: &str, limit: Bytes) -> Result<(), Refusal> {
-        let kept = || Refusal::unsupported("the disk of a living sandbox keeps its size here", None);
+        let kept =
+            || Refusal::unsupported("the disk of a running sandbox cannot be resized on this host", None);
         match &mut self.rights {
             Rights::Root(root) => match root.volumes.resize(id, limit) {
                 Err(VolumeError::FixedSize | VolumeError::OnlyMemory) => Err(kept()),
@@ -54,7 +55,7 @@ impl Launcher {
         }
     }
 
-    /// The measures of limits that this host holds.
+    /// Returns the measures for the limits that this host enforces.
     fn held(&self, limits: &Limits) -> Vec<(String, String)> {
         let held = LimitName::ALL.into_iter().filter(|limit| self.enforces(*limit));
         held.map(|limit| (limit.word().to_owned(), self.describe(limit, limits))).collect()

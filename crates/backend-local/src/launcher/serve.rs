@@ -1,7 +1,7 @@
-//! The launcher's loop: questions come in, sandboxes come up and go away, answers go out.
+//! The launcher's event loop: it receives requests, starts and ends sandboxes, and sends responses.
 //!
-//! Nothing here waits for one sandbox while others could go on: a create is answered when the
-//! agent reports, a destroy when the process has ended and the kernel let go of its groups.
+//! The loop never waits for a single sandbox: a create is answered when the agent reports, a destroy
+//! when the process has ended and the kernel has released its groups.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,7 +23,7 @@ use crate::cgroups::Freezing;
 use crate::jail::plan::{DiskPlan, JailPlan, LimitName};
 use crate::settings::Settings;
 
-/// A connection; answers to it may still be owed after it was replaced.
+/// A connection; responses may still be due to it after it was replaced.
 pub(super) type Client = Rc<OwnedFd>;
 
 struct Creating {
@@ -32,62 +32,62 @@ struct Creating {
     pending: Pending,
 }
 
-/// Mounts on their way into a living sandbox.
+/// Mounts that are being added to a running sandbox.
 struct Mounting {
     client: Client,
     number: u64,
     attaching: Attaching,
 }
 
-/// A sandbox on its way out: one that somebody wants destroyed, or that failed to come up.
+/// A sandbox that is being ended, because a client asked for it or because it failed to start.
 struct Dying {
     client: Client,
     number: u64,
     id: String,
-    /// What stays of it.
+    /// The parts that are kept.
     keep: Keep,
-    /// What is told when nothing else is left of it.
+    /// The response that is sent when everything else is removed.
     answer: Result<Answer, Refusal>,
     pidfd: Option<OwnedFd>,
     state: Waiting,
 }
 
-/// A pause or resume that the kernel has not finished. A process in the middle of a read from a
-/// slow disk cannot be stopped before it returns.
+/// A pause or resume that the kernel has not finished. A process that is reading from a slow disk
+/// cannot be frozen before the read returns.
 struct Changing {
     client: Client,
     number: u64,
     freezing: Freezing,
 }
 
-/// A change of the images that a process of its own makes.
+/// A change of the images that a separate process makes.
 struct ChangingImages {
     client: Client,
     number: u64,
     change: Change,
 }
 
-/// What an ending waits for.
+/// The event that the end of a sandbox waits for.
 enum Waiting {
     Death,
-    /// The kernel has not let go of its groups.
+    /// The kernel has not released its control groups.
     Groups,
 }
 
-/// How often groups are looked at that the kernel has not let go of, in nanoseconds.
+/// The interval for checking groups that the kernel has not released, in nanoseconds.
 const RETRY: i64 = 1_000_000;
-/// How long nothing must happen before something is prepared ahead, in nanoseconds.
+/// How long the loop must be idle before resources are prepared in advance, in nanoseconds.
 const QUIET: i64 = 5_000_000;
 
 type ReadSettings = Box<dyn FnMut(&OwnedFd) -> Option<Settings>>;
 
-/// Where new settings come from.
+/// The source of new settings.
 struct Updates {
-    /// Readable when there are some.
+    /// Readable when new settings are available.
     descriptor: OwnedFd,
-    /// Reads them and says what they are, or `None` if there will be no more.
+    /// Reads the settings; `None` if there will be no more.
     read: ReadSettings,
-    /// Reports that they hold.
+    /// Reports that the settings are applied.
     applied: Box<dyn FnMut()>,
 }
 
@@ -95,7 +95,7 @@ struct Updates {
 pub struct Loop {
     pub(super) launcher: Launcher,
     listener: OwnedFd,
-    /// Readable or closed when the loop is to end.
+    /// Readable or closed when the loop must end.
     stop: OwnedFd,
     updates: Option<Updates>,
     clients: Vec<Client>,
@@ -108,7 +108,7 @@ pub struct Loop {
     stocked: bool,
 }
 
-/// What became ready.
+/// The event that became ready.
 enum Ready {
     Stop,
     Listener,
@@ -125,7 +125,7 @@ enum Ready {
 }
 
 impl Loop {
-    /// Listens in the run directory. A socket that a killed launcher left is replaced.
+    /// Listens in the run directory. The socket of a killed launcher is replaced.
     pub fn open(launcher: Launcher, stop: OwnedFd) -> io::Result<Self> {
         let run = launcher.run_directory();
         match rustix::fs::unlinkat(run, SOCKET, AtFlags::empty()) {
@@ -155,8 +155,8 @@ impl Loop {
         })
     }
 
-    /// Has the loop take new settings from `descriptor`: `read` is called when it is readable, and
-    /// `applied` when the settings that it returned hold.
+    /// Makes the loop take new settings from `descriptor`: `read` is called when it is readable, and
+    /// `applied` after the returned settings were applied.
     pub fn with_updates(
         self,
         descriptor: OwnedFd,
@@ -176,7 +176,7 @@ impl Loop {
         }
     }
 
-    /// Serves until told to stop.
+    /// Serves requests until the stop descriptor is readable.
     pub fn run(&mut self) -> io::Result<()> {
         loop {
             match self.wait()? {
@@ -188,16 +188,16 @@ impl Loop {
                     let client = accept_with(&self.listener, SocketFlags::CLOEXEC);
                     self.welcome(client.map_err(Into::into));
                 }
-                Ready::Client(place) => self.hear(place),
-                Ready::Created(place) => self.conclude(place),
-                Ready::Changed(place) => self.look_at_change(place),
-                Ready::ImagesChanged(place) => {
-                    let ChangingImages { client, number, change } = self.images.swap_remove(place);
+                Ready::Client(index) => self.hear(index),
+                Ready::Created(index) => self.conclude(index),
+                Ready::Changed(index) => self.look_at_change(index),
+                Ready::ImagesChanged(index) => {
+                    let ChangingImages { client, number, change } = self.images.swap_remove(index);
                     tell(&client, number, change.conclude(), None);
                 }
-                Ready::Mounted(place) => self.conclude_mounting(place),
-                Ready::Died(place) => self.dying[place].state = Waiting::Groups,
-                Ready::Over(place) => self.finish(place),
+                Ready::Mounted(index) => self.conclude_mounting(index),
+                Ready::Died(index) => self.dying[index].state = Waiting::Groups,
+                Ready::Over(index) => self.finish(index),
                 Ready::NetworkChanged => self.stocked &= !self.launcher.hear_network(),
                 Ready::Update => self.take_update(),
                 Ready::Nothing => {}
@@ -206,7 +206,7 @@ impl Loop {
         }
     }
 
-    /// Waits for the next thing to do, and restocks when there is nothing.
+    /// Waits for the next event, and prepares resources when the loop is idle.
     fn wait(&mut self) -> io::Result<Ready> {
         let mut watched =
             vec![PollFd::new(&self.stop, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
@@ -228,23 +228,23 @@ impl Loop {
         let updating = usize::from(updates.is_some());
         watched.extend(updates);
         let deaths = |dying: &Dying| matches!(dying.state, Waiting::Death);
-        let waiting: Vec<usize> = (0..self.dying.len()).filter(|place| deaths(&self.dying[*place])).collect();
-        for place in &waiting {
-            if let Some(pidfd) = &self.dying[*place].pidfd {
+        let waiting: Vec<usize> = (0..self.dying.len()).filter(|index| deaths(&self.dying[*index])).collect();
+        for index in &waiting {
+            if let Some(pidfd) = &self.dying[*index].pidfd {
                 watched.push(PollFd::new(pidfd, PollFlags::IN));
             }
         }
         let retrying = self.dying.iter().any(|dying| !deaths(dying));
-        let patience = if retrying { Some(RETRY) } else { self.quiet_before_restocking() };
-        let timeout = patience.map(|tv_nsec| Timespec { tv_sec: 0, tv_nsec });
+        let nanoseconds = if retrying { Some(RETRY) } else { self.quiet_before_restocking() };
+        let timeout = nanoseconds.map(|tv_nsec| Timespec { tv_sec: 0, tv_nsec });
         let ready = rustix::io::retry_on_intr(|| poll(&mut watched, timeout.as_ref()))?;
         if ready == 0 {
             drop(watched);
             self.restock();
             return Ok(Ready::Nothing);
         }
-        let place = watched.iter().position(|fd| !fd.revents().is_empty()).unwrap_or(0);
-        let mut place = place;
+        let index = watched.iter().position(|fd| !fd.revents().is_empty()).unwrap_or(0);
+        let mut index = index;
         for (kind, count) in [
             ((|_| Ready::Stop) as fn(usize) -> Ready, 1),
             (|_| Ready::Listener, 1),
@@ -257,17 +257,17 @@ impl Loop {
             (|_| Ready::NetworkChanged, network.len()),
             (|_| Ready::Update, updating),
         ] {
-            if place < count {
-                return Ok(kind(place));
+            if index < count {
+                return Ok(kind(index));
             }
-            place -= count;
+            index -= count;
         }
-        Ok(Ready::Died(waiting[place]))
+        Ok(Ready::Died(waiting[index]))
     }
 
-    /// How many nanoseconds nothing must happen before the stock is filled; `None` if it is not
-    /// to be filled now. A new sandbox and its first command should not share the processor and
-    /// the kernel's locks with work that can wait, unless the stock runs low.
+    /// Returns how many nanoseconds the loop must be idle before resources are prepared; `None` if none
+    /// should be prepared now. A new sandbox and its first command should not share the processor and
+    /// the kernel's locks with work that can wait, unless few prepared resources are left.
     fn quiet_before_restocking(&self) -> Option<i64> {
         match (self.stocked, self.creating.is_empty()) {
             (true, _) | (false, false) => None,
@@ -275,12 +275,14 @@ impl Loop {
         }
     }
 
-    /// Takes in a connection; the oldest goes when there are too many, for a server has one.
+    /// Adds a connection. The oldest one is closed if there are too many: a server needs only one.
     fn welcome(&mut self, client: io::Result<OwnedFd>) {
         const MOST_CLIENTS: usize = 8;
         match client {
             Ok(client) => self.clients.push(Rc::new(client)),
-            Err(error) => tracing::warn!(%error, "a connection could not be accepted"),
+            Err(error) => {
+                tracing::warn!(%error, "failed to accept a connection; the server must connect again")
+            }
         }
         if self.clients.len() > MOST_CLIENTS {
             drop(self.clients.remove(0));
@@ -294,21 +296,21 @@ impl Loop {
         match self.launcher.restock() {
             Ok(more) => self.stocked = !more,
             Err(error) => {
-                // A create will try again and report it.
-                tracing::warn!(%error, "nothing could be prepared ahead");
+                // The next create tries again and reports the error.
+                tracing::warn!(%error, "failed to prepare net namespaces or disks in advance; the next create retries");
                 self.stocked = true;
             }
         }
     }
 
-    fn hear(&mut self, place: usize) {
-        let client = Rc::clone(&self.clients[place]);
+    fn hear(&mut self, index: usize) {
+        let client = Rc::clone(&self.clients[index]);
         match packet::receive::<Ask>(client.as_fd()) {
             Ok(Some((ask, carried))) if ask.version == VERSION && names_a_sandbox(&ask.question) => {
                 self.answer(client, ask, carried)
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Ok(Some(_) | None) | Err(_) => drop(self.clients.remove(place)),
+            Ok(Some(_) | None) | Err(_) => drop(self.clients.remove(index)),
         }
     }
 
@@ -359,7 +361,7 @@ impl Loop {
         tell(&client, number, answer, None);
     }
 
-    /// Begins to make a sandbox.
+    /// Starts to make a sandbox.
     pub(super) fn create(&mut self, client: Client, number: u64, plan: JailPlan) {
         self.stocked = false;
         match self.launcher.begin(&plan) {
@@ -377,7 +379,7 @@ impl Loop {
         carried: Option<OwnedFd>,
     ) {
         if self.images.len() >= MOST_CHANGES {
-            let message = "too many changes of images wait for each other".to_owned();
+            let message = format!("limit of concurrent image changes reached ({MOST_CHANGES})");
             let refusal = Refusal { kind: RefusalKind::Exhausted, message, hint: None };
             return tell(&client, number, Err(refusal), None);
         }
@@ -387,7 +389,7 @@ impl Loop {
         }
     }
 
-    /// Questions that are answered at once.
+    /// Answers requests that need no waiting.
     fn look(&self, question: Question) -> Result<Answer, Refusal> {
         match question {
             Question::List => {
@@ -412,7 +414,7 @@ impl Loop {
             | Question::RemoveVolume { .. }
             | Question::Connect { .. }
             | Question::Watch { .. }
-            | Question::Image(_) => Err(Refusal::unsupported("this question is answered elsewhere", None)),
+            | Question::Image(_) => Err(Refusal::unsupported("this request is not answered here", None)),
         }
     }
 
@@ -432,8 +434,8 @@ impl Loop {
         }
     }
 
-    fn conclude(&mut self, place: usize) {
-        let Creating { client, number, pending } = self.creating.swap_remove(place);
+    fn conclude(&mut self, index: usize) {
+        let Creating { client, number, pending } = self.creating.swap_remove(index);
         let (id, keep) = (pending.id.clone(), pending.keep);
         match self.launcher.conclude(pending) {
             Ok(created) => {
@@ -444,13 +446,13 @@ impl Loop {
         }
     }
 
-    fn conclude_mounting(&mut self, place: usize) {
-        let Mounting { client, number, attaching } = self.mounting.swap_remove(place);
+    fn conclude_mounting(&mut self, index: usize) {
+        let Mounting { client, number, attaching } = self.mounting.swap_remove(index);
         let answer = self.launcher.conclude_attach(attaching).map(Answer::Changed);
         tell(&client, number, answer, None);
     }
 
-    /// Begins to end a sandbox; the answer is told when nothing is left of it but what is kept.
+    /// Begins to end a sandbox; the response is sent when everything except the kept parts is removed.
     pub(super) fn end(
         &mut self,
         client: Client,
@@ -463,25 +465,25 @@ impl Loop {
             Ok(Ending::Dying(pidfd)) => (Some(pidfd), Waiting::Death),
             Ok(Ending::Done) => (None, Waiting::Groups),
             Err(error) => {
-                tracing::warn!(id, %error, "a sandbox could not be killed");
+                tracing::warn!(id, %error, "failed to kill sandbox; the client gets an error");
                 return tell(&client, number, answer.and(Err(failed("kill", &error))), None);
             }
         };
         self.dying.push(Dying { client, number, id, keep, answer, pidfd, state });
     }
 
-    /// Answers a pause or resume once the kernel has done it.
-    fn look_at_change(&mut self, place: usize) {
-        let answer = match self.changing[place].freezing.is_done() {
+    /// Answers a pause or resume if the kernel has finished it.
+    fn look_at_change(&mut self, index: usize) {
+        let answer = match self.changing[index].freezing.is_done() {
             Ok(true) => Ok(Answer::Done),
             Ok(false) => return,
             Err(error) => Err(failed("freeze", &error)),
         };
-        let Changing { client, number, .. } = self.changing.swap_remove(place);
+        let Changing { client, number, .. } = self.changing.swap_remove(index);
         tell(&client, number, answer, None);
     }
 
-    /// Clears those that have died, and keeps those that the kernel still holds.
+    /// Removes sandboxes whose processes have ended, and retries later if the kernel still holds a group.
     fn clear_dying(&mut self) {
         for mut dying in std::mem::take(&mut self.dying) {
             if matches!(dying.state, Waiting::Groups) {
@@ -492,7 +494,7 @@ impl Loop {
                     }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => dying.state = Waiting::Groups,
                     Err(error) => {
-                        tracing::warn!(id = dying.id, %error, "a sandbox could not be cleared");
+                        tracing::warn!(id = dying.id, %error, "failed to remove sandbox; the client gets an error");
                         let answer = dying.answer.and(Err(failed("clear", &error)));
                         tell(&dying.client, dying.number, answer, None);
                         continue;
@@ -504,8 +506,8 @@ impl Loop {
     }
 }
 
-/// Whether the id in a question is one. Ids become parts of paths here, and the asker faces the
-/// network: it is not believed.
+/// Whether the ids in a request are valid. Ids become parts of paths here, and the server, which faces
+/// the network, is not trusted.
 fn names_a_sandbox(question: &Question) -> bool {
     let id = match question {
         Question::Create(plan) => {
@@ -524,7 +526,7 @@ fn names_a_sandbox(question: &Question) -> bool {
         | Question::Watch { id }
         | Question::Connect { id, .. }
         | Question::WasOutOfMemory { id } => id,
-        // A volume's id has the form of a sandbox's.
+        // A volume's id has the same form as a sandbox's.
         Question::MakeVolume(plan) => &plan.id,
         Question::RemoveVolume { id } => id,
         Question::Snapshot { id, snapshot } => {
@@ -561,7 +563,7 @@ pub(super) fn failed(step: &str, error: &io::Error) -> Refusal {
     Refusal { kind: RefusalKind::Step(step.to_owned()), message: error.to_string(), hint: None }
 }
 
-/// Answers, unless the asker is gone; it will look at what exists when it comes back.
+/// Sends a response. If the server is gone, the response is lost; the next server lists the sandboxes.
 pub(super) fn tell(
     client: &Client,
     number: u64,
@@ -570,6 +572,6 @@ pub(super) fn tell(
 ) {
     let message = Tell { number, answer };
     if let Err(error) = packet::send(client.as_fd(), &message, descriptor.map(AsFd::as_fd)) {
-        tracing::warn!(%error, "an answer found nobody");
+        tracing::warn!(%error, "could not send response: server disconnected");
     }
 }

@@ -3,12 +3,12 @@
 //! ```text
 //!  launcher                                an errand
 //!  draft, freeze ── fork ────────────────► wait until frozen, copy the disk, thaw, record
-//!  thaw, drop the draft ◄── it is over ──┘
+//!  thaw, remove the draft ◄── finished ──┘
 //! ```
 //!
-//! The commands of a sandbox stand still while its disk is flushed and copied. Whatever happens
-//! to the errand or to us, they go on: the launcher thaws them again when the errand is over, and
-//! one that was killed leaves the draft, by which the next one thaws them.
+//! The commands of a sandbox are frozen while its disk is flushed and copied. They are always thawed,
+//! whatever happens to the errand or to the launcher: the launcher thaws them again when the errand has
+//! finished, and if the launcher is killed, the next one finds the draft and thaws them.
 
 use std::fs::File;
 use std::io;
@@ -30,22 +30,22 @@ use crate::jail::plan::JailPlan;
 use crate::settings::Settings;
 use crate::volumes::{Copying, Kind, Prepared, VolumeError, Volumes, tree_name, upper_name};
 
-/// How long commands may take to stand still. One in the middle of a read from a slow disk
-/// cannot be stopped before it returns.
+/// How many seconds freezing the commands may take. A command that is reading from a slow disk cannot be
+/// frozen before the read returns.
 const STAND_STILL: i64 = 20;
 
 /// The snapshots of one state directory.
 pub(super) struct Snapshots {
     pub(super) records: KeptRecords,
     errands: Errands,
-    /// The sandboxes that stand still because of us, and whether somebody had paused them.
+    /// The sandboxes that are frozen for a snapshot, and whether a client had paused them before.
     still: Vec<(String, bool)>,
-    /// The disk that the next sandbox is to get, and which that is.
+    /// A restored disk, and the id of the sandbox that will get it.
     restored: Option<(String, Prepared)>,
 }
 
-/// A snapshot on its way. When its errand is over, [`Launcher::conclude_snapshot`] says what
-/// became of it.
+/// A snapshot that is being taken. When its errand has finished, [`Launcher::conclude_snapshot`] returns
+/// the outcome.
 pub struct Taking {
     pub id: String,
     pub snapshot: String,
@@ -53,14 +53,14 @@ pub struct Taking {
     copying: Copying,
 }
 
-/// What became of the wish for a snapshot.
+/// The result of a request for a snapshot: it exists already, or it is being taken.
 pub enum Wished {
     Known(KeptRecord),
     Taking(Taking),
 }
 
-/// The disk of a sandbox on its way. When its errand is over, [`Launcher::conclude_restore`]
-/// makes it ready.
+/// A disk that is being copied for a new sandbox. When its errand has finished,
+/// [`Launcher::conclude_restore`] makes it ready.
 pub struct Restoring {
     pub plan: Box<JailPlan>,
     pub errand: Errand,
@@ -68,7 +68,8 @@ pub struct Restoring {
 }
 
 impl Snapshots {
-    /// Lets go on what a killed launcher left standing still, and removes what it left half made.
+    /// Opens the snapshots. Thaws sandboxes that a killed launcher left frozen, and removes its
+    /// incomplete snapshots.
     pub(super) fn open(
         settings: &Settings,
         groups: &Hierarchies,
@@ -81,8 +82,8 @@ impl Snapshots {
         let drafts = records.drafts().map_err(failed)?;
         let drafted: Vec<Draft> = drafts.iter().filter_map(|id| records.draft(id)).collect();
         let errands = Errands::open(&settings.state_dir).map_err(failed)?;
-        // At once, since nobody should stand still for a moment too long, and again when no former
-        // errand can stop anything any more.
+        // Sandboxes are thawed at once, to keep them frozen as briefly as possible, and again when no
+        // former errand can freeze anything any more.
         go_on(&drafted, groups, volumes, &failed)?;
         errands.wait_for_former().map_err(failed)?;
         go_on(&drafted, groups, volumes, &failed)?;
@@ -93,13 +94,13 @@ impl Snapshots {
         Ok(Self { records, errands, still: Vec::new(), restored: None })
     }
 
-    /// Whether the sandbox was paused by somebody, if it stands still because of us.
+    /// Whether a client had paused the sandbox, if it is frozen for a snapshot.
     pub(super) fn paused_before(&self, id: &str) -> Option<bool> {
         self.still.iter().find(|(still, _)| still == id).map(|(_, paused)| *paused)
     }
 }
 
-/// Lets the sandboxes of drafts go on.
+/// Thaws the sandboxes of drafts.
 fn go_on(
     drafts: &[Draft],
     groups: &Hierarchies,
@@ -115,7 +116,7 @@ fn go_on(
     Ok(())
 }
 
-/// A copy without a record was never finished, and a record without its copy is of no use.
+/// Removes copies without a record, which were never finished, and records without a copy.
 fn remove_halves(
     records: &KeptRecords,
     volumes: &mut Volumes,
@@ -127,7 +128,7 @@ fn remove_halves(
         volumes.forget(copy)?;
     }
     for record in whole.iter().filter(|record| !copies.contains(record)) {
-        tracing::warn!(snapshot = record, "its files are gone");
+        tracing::warn!(snapshot = record, "files of snapshot are gone; removing its record");
         records.remove(record).map_err(failed)?;
     }
     Ok(())
@@ -135,13 +136,13 @@ fn remove_halves(
 
 fn thaw(groups: &Hierarchies, id: &str) -> io::Result<()> {
     match groups.freeze(id, false) {
-        // The sandbox is gone or going, and with it everything that could stand still.
+        // The sandbox is gone or being removed, with everything that could be frozen.
         Err(error) if error.kind() == io::ErrorKind::NotFound || is_dying(&error) => Ok(()),
         other => other.map(drop),
     }
 }
 
-/// Whether a group is being removed: its files then answer with ENODEV.
+/// Whether a group is being removed: access to its files then fails with ENODEV.
 fn is_dying(error: &io::Error) -> bool {
     error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error())
 }
@@ -152,7 +153,7 @@ impl Launcher {
         matches!(&self.rights, Rights::Root(root) if root.volumes.can_keep())
     }
 
-    /// Begins a snapshot, unless there is one of this name already.
+    /// Begins a snapshot, unless it exists already.
     pub fn begin_snapshot(&mut self, id: &str, snapshot: &str) -> Result<Wished, Refusal> {
         let Rights::Root(root) = &mut self.rights else { return Err(only_memory()) };
         if let Some(record) = root.snapshots.records.read(snapshot) {
@@ -164,7 +165,8 @@ impl Launcher {
             return Err(Refusal::gone());
         }
         let made_of = record.made_of.ok_or_else(|| {
-            Refusal::unsupported("this sandbox was made by an older server, which did not note of what", None)
+            let message = "sandbox was made by an older server, which did not record its image";
+            Refusal::unsupported(message, None)
         })?;
         let copying = root.volumes.keep(id, snapshot).map_err(|error| disk_refusal(&error))?;
         let disk = record.limits.disk;
@@ -174,7 +176,7 @@ impl Launcher {
         Ok(Wished::Taking(Taking { id: id.to_owned(), snapshot: snapshot.to_owned(), errand, copying }))
     }
 
-    /// What became of a snapshot whose errand is over. The commands go on in any case.
+    /// Returns the outcome of a snapshot whose errand has finished. The commands are thawed in any case.
     pub fn conclude_snapshot(&mut self, taking: Taking) -> Result<KeptRecord, Refusal> {
         let Rights::Root(root) = &mut self.rights else { return Err(only_memory()) };
         let Taking { id, snapshot, errand, .. } = taking;
@@ -187,15 +189,15 @@ impl Launcher {
         }
     }
 
-    /// Drops a snapshot. One that is gone already is no error.
+    /// Removes a snapshot. It is not an error if it does not exist.
     pub fn forget_snapshot(&mut self, snapshot: &str) -> io::Result<()> {
         let Rights::Root(root) = &mut self.rights else { return Ok(()) };
-        // The record goes last: without the files it is removed at the next start.
+        // The record is removed last: a record without files is removed at the next start.
         root.volumes.forget(snapshot).map_err(io::Error::other)?;
         root.snapshots.records.remove(snapshot)
     }
 
-    /// All snapshots that are whole.
+    /// Returns all complete snapshots.
     pub fn snapshots(&self) -> io::Result<Vec<FoundKept>> {
         let Rights::Root(root) = &self.rights else { return Ok(Vec::new()) };
         let records = &root.snapshots.records;
@@ -220,7 +222,7 @@ impl Launcher {
         }
     }
 
-    /// Has the next sandbox get the disk whose errand is over.
+    /// Reserves the copied disk, whose errand has finished, for the new sandbox.
     pub fn conclude_restore(&mut self, restoring: Restoring) -> Result<Box<JailPlan>, Refusal> {
         let Rights::Root(root) = &mut self.rights else { return Err(only_memory()) };
         let Restoring { plan, errand, disk } = restoring;
@@ -238,7 +240,7 @@ impl Launcher {
         }
     }
 
-    /// What an image of this snapshot would be made of: its disk, and what that lies on.
+    /// Returns the source for an image of this snapshot: its disk, and the image below it.
     pub(super) fn source_of_commit(&self, snapshot: &str) -> Result<(Source, Below), ImageError> {
         let failed = |message: String| ImageError::Malformed(message);
         let Rights::Root(root) = &self.rights else { return Err(failed(only_memory().message)) };
@@ -257,7 +259,7 @@ impl Launcher {
         Ok((Source::Uppers { disk, trees }, below))
     }
 
-    /// Drops a restored disk that its sandbox did not come to use.
+    /// Removes a restored disk that its sandbox did not use.
     pub fn discard_restored(&mut self) {
         if let Rights::Root(root) = &mut self.rights
             && let Some((_, disk)) = root.snapshots.restored.take()
@@ -266,7 +268,8 @@ impl Launcher {
         }
     }
 
-    /// Adds what a sandbox begins with, and whether that counts in its disk.
+    /// Adds a measure with the files that a sandbox starts with, and whether they count against its disk
+    /// limit.
     pub(super) fn tell_of_snapshot(&self, plan: &JailPlan, restored: u64, holds: &mut Holds) {
         let (Some(snapshot), Rights::Root(root)) = (&plan.snapshot, &self.rights) else { return };
         let counted = if root.volumes.counts_restored() { "within" } else { "beside" };
@@ -275,20 +278,21 @@ impl Launcher {
         holds.measures.push(("snapshot".to_owned(), files));
     }
 
-    /// The image below a snapshot, as it was, but for the host's own, which is as it is now.
+    /// Returns the image below a snapshot and the size of the snapshot. The image is unchanged, except
+    /// for the host's, which is used in its current state.
     pub(super) fn image_below(&self, snapshot: &str) -> Result<(Resolved, u64), Refusal> {
         let Rights::Root(root) = &self.rights else { return Err(only_memory()) };
         let record = root.snapshots.records.read(snapshot).ok_or_else(|| no_snapshot(snapshot))?;
         Ok((self.image_again(record.made_of)?, record.size))
     }
 
-    /// The image that files were written on, as it was, but for the host's own, which is as it is
-    /// now.
+    /// Returns the image below existing files. It is unchanged, except for the host's, which is used in
+    /// its current state.
     pub(super) fn image_again(&self, made_of: MadeOf) -> Result<Resolved, Refusal> {
         if made_of.image == HOST {
             return self.resolve(HOST);
         }
-        // By its digests where they are known: the paths may be those of a former place.
+        // By digest if known: the recorded paths may be outdated.
         let trees: Vec<Tree> = match &made_of.record {
             Some(record) => {
                 images::trees_of(&self.settings.image_state, &self.host, record).map_err(refuse_image)?
@@ -297,14 +301,14 @@ impl Launcher {
         };
         if made_of.record.is_none() && !are_of_store(&self.settings.image_state, &trees) {
             let message =
-                format!("the record of image `{}` names layers that are not images' here", made_of.image);
+                format!("the record of image `{}` names layers outside of the image store", made_of.image);
             let hint = Some("import the image again under the same name".to_owned());
             return Err(Refusal { kind: RefusalKind::NoImage, message, hint });
         }
         if let Some(gone) = trees.iter().flat_map(|tree| &tree.lowers).find(|lower| !lower.is_dir()) {
-            tracing::warn!(image = made_of.image, layer = %gone.display(), "a layer of an image is gone");
+            tracing::warn!(image = made_of.image, layer = %gone.display(), "layer of an image is gone; refusing to use the files above it");
             let hint = Some("import the image again under the same name".to_owned());
-            let message = format!("a layer of image `{}`, below the files, is gone", made_of.image);
+            let message = format!("image `{}`, which the files are based on, lacks a layer", made_of.image);
             return Err(Refusal { kind: RefusalKind::NoImage, message, hint });
         }
         let (name, env, record) = (made_of.image, made_of.env, made_of.record);
@@ -313,7 +317,7 @@ impl Launcher {
 }
 
 impl Root {
-    /// Notes the intention, stops the commands, and sends somebody to copy the disk.
+    /// Records the intention, freezes the commands, and starts a process that copies the disk.
     fn send_for_snapshot(
         &mut self,
         thread: &linux::spawn::SingleThread,
@@ -326,7 +330,7 @@ impl Root {
         let paused = self.groups.is_frozen(&id);
         let records = self.snapshots.records.clone();
         records.begin(snapshot, &Draft { sandbox: id.clone(), paused })?;
-        // Of a dead one nothing has to stand still, and it may have no groups any more.
+        // A dead sandbox has nothing to freeze, and may have no groups any more.
         let still = if alive { self.groups.freeze(&id, true).map(drop) } else { Ok(()) };
         let sent = still.and_then(|()| {
             let (events, groups, volumes) = (self.groups.events_file(&id), &self.groups, &self.volumes);
@@ -336,10 +340,10 @@ impl Root {
                 }
                 copying.run()?;
                 if alive && !paused {
-                    // As early as possible; what follows waits for the disk once more.
+                    // As early as possible: the next steps wait for the disk again.
                     groups.freeze(&id, false)?;
                 }
-                // Only what was flushed is counted, so this comes after the copy.
+                // Only flushed data is counted, so this comes after the copy.
                 let used = volumes.usage(&id).map_err(io::Error::other)?.used.0;
                 kept.size = if volumes.counts_restored() { used } else { used + kept.made_of.restored };
                 records.keep(snapshot, &kept)
@@ -349,18 +353,18 @@ impl Root {
         sent.or_else(|error| self.end_snapshot(&id, snapshot, false).and(Err(error)))
     }
 
-    /// Lets the commands go on, and removes what is half made.
+    /// Thaws the commands, and removes an incomplete snapshot.
     fn end_snapshot(&mut self, id: &str, snapshot: &str, taken: bool) -> io::Result<()> {
         let paused = self.snapshots.paused_before(id).unwrap_or(false);
         self.snapshots.still.retain(|(still, _)| still != id);
         let thawed = if paused { Ok(()) } else { thaw(&self.groups, id) };
         let written = self.volumes.thaw(id).map_err(io::Error::other);
         let tidied = if taken { Ok(()) } else { self.volumes.forget(snapshot).map_err(io::Error::other) };
-        // The draft stays if its sandbox may still stand.
+        // The draft is kept if its sandbox may still be frozen.
         thawed.and(written).and(tidied).and_then(|()| self.snapshots.records.end(snapshot))
     }
 
-    /// The disk that was restored for this sandbox.
+    /// Takes the disk that was restored for this sandbox.
     pub(super) fn take_restored(&mut self, id: &str) -> Option<Prepared> {
         let (_, disk) = self.snapshots.restored.take_if(|(whose, _)| whose == id)?;
         Some(disk)
@@ -368,14 +372,14 @@ impl Root {
 
     fn discard(&mut self, disk: Prepared) {
         if let Err(error) = self.volumes.discard(disk) {
-            tracing::warn!(%error, "a restored disk is removed at the next start");
+            tracing::warn!(%error, "failed to remove restored disk; the next start removes it");
         }
     }
 }
 
-/// Whether trees that a record names by their paths lie in the store of images. A record may have
-/// come with a backup, and a sandbox must not be shown another directory of the host. Layers that
-/// are gone pass here: they show nothing.
+/// Whether trees that a record names by path are in the image store. A record may come from a backup,
+/// and a sandbox must not see other directories of the host. Missing layers are accepted here: they
+/// give access to nothing.
 fn are_of_store(state: &Path, trees: &[Tree]) -> bool {
     let store = state.join("images");
     let Ok(root) = linux::fs::Root::open(&store) else { return false };
@@ -391,10 +395,10 @@ fn are_of_store(state: &Path, trees: &[Tree]) -> bool {
     trees.iter().all(|tree| is_plain(Path::new(&tree.mount_point)) && tree.lowers.iter().all(of_store))
 }
 
-/// Waits until the kernel has stopped every command of a group.
+/// Waits until the kernel has frozen all commands of a group.
 fn wait_until_still(events: &PathBuf) -> io::Result<()> {
     let events = File::open(events)?;
-    let patience = Timespec { tv_sec: STAND_STILL, tv_nsec: 0 };
+    let timeout = Timespec { tv_sec: STAND_STILL, tv_nsec: 0 };
     loop {
         let mut buffer = [0; 256];
         let length = rustix::io::pread(&events, &mut buffer, 0)?;
@@ -402,14 +406,14 @@ fn wait_until_still(events: &PathBuf) -> io::Result<()> {
             return Ok(());
         }
         let mut watched = [PollFd::new(&events, PollFlags::PRI)];
-        if rustix::io::retry_on_intr(|| poll(&mut watched, Some(&patience)))? == 0 {
-            return Err(io::Error::other(format!("its commands did not stand still within {STAND_STILL} s")));
+        if rustix::io::retry_on_intr(|| poll(&mut watched, Some(&timeout)))? == 0 {
+            return Err(io::Error::other(format!("commands could not be frozen within {STAND_STILL} s")));
         }
     }
 }
 
 impl Taking {
-    /// How far it has come, as bytes of bytes, where they are copied.
+    /// Returns the number of copied bytes and the total, if bytes are copied.
     pub fn progress(&self) -> Option<(u64, u64)> {
         self.copying.progress().map(|(Bytes(done), Bytes(total))| (done, total))
     }
@@ -427,7 +431,7 @@ fn only_memory() -> Refusal {
 }
 
 fn no_snapshot(snapshot: &str) -> Refusal {
-    let message = format!("there is no snapshot `{snapshot}` here");
+    let message = format!("snapshot `{snapshot}` does not exist");
     Refusal { kind: RefusalKind::NoImage, message, hint: None }
 }
 
@@ -451,7 +455,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn trees_outside_of_the_store_are_refused() {
+    fn trees_outside_of_the_image_store_are_refused() {
         let state = tempfile::TempDir::new().unwrap();
         let layer = state.path().join("images/layers/0/tree");
         std::fs::create_dir_all(&layer).unwrap();

@@ -1,5 +1,5 @@
-//! Net namespaces made ahead of need, with and without a link to the host. No process exists for
-//! them yet.
+//! Net namespaces that are made in advance, with and without a link to the host. No process uses them
+//! yet.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -13,15 +13,15 @@ use linux::netlink::route::Routing;
 use crate::network::uplink::Uplink;
 use crate::network::{Down, Reach, Wish};
 
-/// Net namespaces in stock, and ours to come back to.
+/// Prepared net namespaces, and the launcher's own, to return to.
 pub struct NetStock {
     home: OwnedFd,
-    /// Without a link.
+    /// Namespaces without a link.
     apart: VecDeque<OwnedFd>,
     linked: VecDeque<OwnedFd>,
     wanted: usize,
     pub uplink: Uplink,
-    /// Whether somebody has wanted a link, so that more are made ahead.
+    /// Whether a sandbox has asked for a link, so that more are made in advance.
     links_wanted: bool,
 }
 
@@ -36,12 +36,12 @@ impl NetStock {
         self.home.try_clone()
     }
 
-    /// How many there are of what is asked for most.
+    /// Returns the number of namespaces of the kind that is requested most.
     pub fn count(&self) -> usize {
         if self.links_wanted && !self.linked.is_empty() { self.linked.len() } else { self.apart.len() }
     }
 
-    /// One from the stock, or one made now.
+    /// Takes a prepared namespace, or makes one.
     pub fn take(&mut self, reach: Reach) -> io::Result<OwnedFd> {
         match reach {
             Reach::Link => {
@@ -68,13 +68,14 @@ impl NetStock {
         Ok(self.apart.len() < self.wanted)
     }
 
-    /// Links are not made ahead while the host does not forward; everything else is an error.
+    /// Whether links can be made in advance: not while the host does not forward. Other problems are
+    /// errors.
     fn can_link(&mut self) -> io::Result<bool> {
         match self.uplink.ready() {
             Ok(()) => Ok(true),
             Err(Down::NoForwarding) => Ok(false),
             Err(error) => {
-                // A create says why; nothing is gained by trying again and again meanwhile.
+                // The next create reports the reason; there is no point in trying again before.
                 self.links_wanted = false;
                 Err(io::Error::other(error))
             }
@@ -88,14 +89,14 @@ impl NetStock {
         Ok(namespace)
     }
 
-    /// Gives a namespace that is in use a link, if it has none.
+    /// Adds a link to a namespace in use that has none.
     pub fn connect(&mut self, namespace: BorrowedFd<'_>) -> io::Result<()> {
         let mut inside = self.within(namespace, Routing::open)?;
         self.guard(namespace, Table::add)?;
         self.uplink.connect(namespace, &mut inside)
     }
 
-    /// Gives the guard in a namespace that is in use today's settings.
+    /// Installs the guard with the current settings in a namespace in use.
     pub fn guard_again(&self, namespace: BorrowedFd<'_>) -> io::Result<()> {
         self.guard(namespace, Table::install)
     }
@@ -104,20 +105,20 @@ impl NetStock {
         self.within(namespace, || self.uplink.inner_guard().map_or(Ok(()), put))
     }
 
-    /// Makes a namespace with its loopback up. It belongs to us, so root inside the sandbox has
-    /// no power over it; what a service inside needs is therefore allowed here: low ports and
-    /// ping for everybody.
+    /// Makes a namespace with its loopback up. The launcher's user namespace owns it, so root inside the
+    /// sandbox has no privileges over it. So what services inside need is allowed here: low ports and
+    /// ping for all users.
     fn make(&self) -> io::Result<(OwnedFd, Routing)> {
         namespaces::unshare(Namespaces::NET)?;
         let made = prepare();
-        // Whatever happened, this process must not stay there.
+        // This process must leave the namespace even after an error.
         namespaces::enter(self.home.as_fd(), Namespaces::NET)?;
         made
     }
 
-    /// Does something in another namespace and comes back.
-    fn within<T>(&self, place: BorrowedFd<'_>, work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-        namespaces::enter(place, Namespaces::NET)?;
+    /// Runs `work` in another namespace and returns to the launcher's own.
+    fn within<T>(&self, namespace: BorrowedFd<'_>, work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        namespaces::enter(namespace, Namespaces::NET)?;
         let done = work();
         namespaces::enter(self.home.as_fd(), Namespaces::NET)?;
         done
@@ -128,13 +129,13 @@ fn prepare() -> io::Result<(OwnedFd, Routing)> {
     namespaces::raise_loopback()?;
     fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0")?;
     fs::write("/proc/sys/net/ipv4/ping_group_range", "0 2147483647")?;
-    // Links that come later have the addresses we give them, and no others.
+    // Links that are added later must have only the addresses that the launcher sets.
     for (setting, value) in
         [("addr_gen_mode", "1"), ("accept_ra", "0"), ("autoconf", "0"), ("accept_redirects", "0")]
     {
         match fs::write(format!("/proc/sys/net/ipv6/conf/default/{setting}"), value) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            // A kernel without IPv6 has none of them.
+            // A kernel without IPv6 does not have these settings.
             _ => {}
         }
     }
@@ -156,7 +157,7 @@ mod tests {
     use super::*;
     use crate::network::{NetworkSettings, Target};
 
-    /// Runs a test in a net namespace that stands for a host of its own; only root can make one.
+    /// Runs a test in a net namespace that represents a separate host; only root can make one.
     fn on_another_host(test: fn() -> io::Result<()>) {
         if !rustix::process::geteuid().is_root() {
             return;
@@ -167,7 +168,7 @@ mod tests {
             fs::write("/proc/sys/net/ipv4/ip_forward", "1")?;
             test()
         });
-        host.join().expect("it does not panic").expect("it succeeds");
+        host.join().expect("the test does not panic").expect("the test succeeds");
     }
 
     fn send(to: Ipv4Addr) -> io::Result<usize> {
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sandbox_is_guarded_although_the_host_lost_its_filters() {
+    fn sandbox_is_guarded_after_the_host_lost_its_filters() {
         on_another_host(|| {
             let mut nets = NetStock::open(0, Uplink::new(NetworkSettings::default(), "test"))?;
             nets.uplink.ready().map_err(io::Error::other)?;
@@ -193,17 +194,17 @@ mod tests {
         });
     }
 
-    /// Waits until the uplink has heard something.
+    /// Waits until the uplink has an event.
     fn wait_for_news(uplink: &Uplink) -> io::Result<()> {
         let watched = uplink.watched();
         let mut watched: Vec<_> = watched.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
-        let patience = Timespec { tv_sec: 20, tv_nsec: 0 };
-        let ready = rustix::io::retry_on_intr(|| poll(&mut watched, Some(&patience)))?;
+        let timeout = Timespec { tv_sec: 20, tv_nsec: 0 };
+        let ready = rustix::io::retry_on_intr(|| poll(&mut watched, Some(&timeout)))?;
         if ready == 0 { Err(io::ErrorKind::TimedOut.into()) } else { Ok(()) }
     }
 
     #[test]
-    fn a_filter_that_somebody_removes_is_put_back() {
+    fn removed_filter_is_installed_again() {
         on_another_host(|| {
             let mut nets = NetStock::open(0, Uplink::new(NetworkSettings::default(), "test"))?;
             nets.uplink.ready().map_err(io::Error::other)?;
@@ -217,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_are_forgotten_with_their_sandbox() {
+    fn connections_are_dropped_with_their_sandbox() {
         on_another_host(|| {
             let here = IpAddr::from([203, 0, 113, 7]);
             let mut routing = Routing::open()?;

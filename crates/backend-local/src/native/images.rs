@@ -1,8 +1,9 @@
-//! Images as the service sees them: fetched here, without privileges, and unpacked elsewhere.
+//! The image interface for the service: images are fetched here, without privileges, and unpacked by
+//! the launcher.
 //!
 //! ```text
-//! service ─► Native ─► registry      into a directory of the server's own
-//!              └─────► launcher      gets that directory's descriptor, unpacks and keeps it
+//! service ─► Native ─► registry      downloads into a directory that only the server uses
+//!              └─────► launcher      gets that directory's descriptor, unpacks and stores the image
 //! ```
 
 use std::io;
@@ -22,26 +23,26 @@ use crate::images::{Collected, Digest, ImageBase, Record};
 use crate::launcher::images::{ImageAnswer, ImageQuestion};
 use crate::launcher::protocol::{Answer, Question};
 
-/// Where images come from, and where they lie until they are unpacked.
+/// The registry that images are fetched from, and the directory that holds them until they are unpacked.
 pub struct Fetching {
     /// Replaced as a whole by a reload.
     registry: RwLock<Arc<dyn Registry>>,
-    /// A directory that this process alone uses.
+    /// A directory that only this process uses.
     downloads: PathBuf,
-    /// How many archives may come in at once.
+    /// Limits the number of archives that are uploaded at once.
     imports: Semaphore,
 }
 
 const MAX_IMPORTS: usize = 4;
-/// As much of the disk stays free while an archive comes in.
+/// The disk space that must stay free while an archive is uploaded.
 const MIN_FREE: u64 = 256 << 20;
-/// How often the disk is looked at meanwhile.
+/// The free disk space is checked each time this many bytes were written.
 const CHECK_EVERY: u64 = 16 << 20;
-/// How long a client may send nothing.
+/// How long a client may pause while it sends an archive.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Fetching {
-    /// Clears what a killed predecessor left.
+    /// Removes the downloads that a killed predecessor left, and makes an empty directory.
     pub fn open(registry: Arc<dyn Registry>, downloads: PathBuf) -> io::Result<Self> {
         remove(&downloads)?;
         std::fs::create_dir(&downloads)?;
@@ -53,7 +54,7 @@ impl Fetching {
     }
 }
 
-/// What is fetched for one pull; it goes with this value.
+/// The directory with the files of one pull; it is removed when this value is dropped.
 struct Download(PathBuf);
 
 impl Download {
@@ -70,7 +71,7 @@ impl Download {
 impl Drop for Download {
     fn drop(&mut self) {
         if let Err(error) = remove(&self.0) {
-            tracing::warn!(%error, "what was fetched stays until the next start");
+            tracing::warn!(%error, "failed to remove downloaded files; the next start removes them");
         }
     }
 }
@@ -82,12 +83,12 @@ fn remove(path: &Path) -> io::Result<()> {
 }
 
 impl Native {
-    /// Lets images be fetched.
+    /// Enables fetching of images.
     pub fn fetching(self, fetching: Fetching) -> Self {
         Self { fetching: Some(fetching), ..self }
     }
 
-    /// Replaces the registry; pulls that have begun go on with the former one.
+    /// Replaces the registry; pulls that have begun continue with the former one.
     pub fn set_registry(&self, registry: Arc<dyn Registry>) {
         if let Some(fetching) = &self.fetching {
             *fetching.registry.write().expect("replacing the registry does not panic") = registry;
@@ -105,7 +106,7 @@ impl Native {
         }
     }
 
-    /// Has an image made, and says why not in the words of what refused it.
+    /// Asks the launcher to make an image; an error keeps the message of the refusal.
     async fn taken_in(
         &self,
         question: ImageQuestion,
@@ -119,7 +120,7 @@ impl Native {
         }
     }
 
-    /// What is here before an image of that name is fetched.
+    /// Returns the layers that are already present and the free space for an image of that name.
     async fn here(&self, name: &str) -> Result<Here, BackendError> {
         match self.ask_images(ImageQuestion::Layers { name: name.to_owned() }, None).await? {
             ImageAnswer::Layers { layers, room } => {
@@ -158,9 +159,10 @@ impl Images for Native {
         let failed =
             |message: String, hint| BackendError::Pull { image: pull.name.to_owned(), message, hint };
         let Some(fetching) = &self.fetching else {
-            return Err(failed("this server fetches no images".to_owned(), None));
+            return Err(failed("this server does not fetch images".to_owned(), None));
         };
-        let no_room = |error: io::Error| failed(format!("could not make room for it: {error}"), None);
+        let no_room =
+            |error: io::Error| failed(format!("could not use the download directory: {error}"), None);
         let download = Download::new(&fetching.downloads).map_err(no_room)?;
         let here = self.here(pull.name).await?;
         let digest = fetching.registry().fetch(pull, &here, &download.0).await?;
@@ -181,12 +183,12 @@ impl Images for Native {
     async fn import(&self, name: &str, archive: ArchiveStream<'_>) -> Result<ImageInfo, BackendError> {
         let refused = |message: &str| BackendError::Unsupported { message: message.to_owned(), hint: None };
         let Some(fetching) = &self.fetching else {
-            return Err(refused("this server takes in no images"));
+            return Err(refused("this server does not import images"));
         };
-        let _place = fetching.imports.try_acquire().map_err(|_full| {
-            BackendError::Exhausted("too many images are being imported at once".to_owned())
+        let _permit = fetching.imports.try_acquire().map_err(|_full| {
+            BackendError::Exhausted(format!("limit of concurrent image imports reached ({MAX_IMPORTS})"))
         })?;
-        let no_room = |source| BackendError::Io { action: "make room for an archive", source };
+        let no_room = |source| BackendError::Io { action: "use the download directory", source };
         let download = Download::new(&fetching.downloads).map_err(no_room)?;
         let room = self.here(name).await?.room.unwrap_or(u64::MAX);
         let path = download.0.join("archive");
@@ -216,9 +218,9 @@ impl Images for Native {
     }
 }
 
-/// Writes an archive to `path` as it comes in, within the room there is.
+/// Writes an archive to `path` as it arrives, up to `room` bytes.
 async fn spool(mut archive: ArchiveStream<'_>, path: &Path, room: u64) -> Result<(), BackendError> {
-    let failed = |source| BackendError::Io { action: "keep the archive", source };
+    let failed = |source| BackendError::Io { action: "write the archive", source };
     let too_large = |message: &str| BackendError::TooMuch {
         message: message.to_owned(),
         hint: Some("remove images with `coracle image rm` or `coracle image gc`".to_owned()),
@@ -236,13 +238,13 @@ async fn spool(mut archive: ArchiveStream<'_>, path: &Path, room: u64) -> Result
         let length = u64::try_from(read).unwrap_or(u64::MAX);
         (written, unchecked) = (written.saturating_add(length), unchecked.saturating_add(length));
         if written > room {
-            return Err(too_large("the archive holds more than `images.max_bytes` leaves"));
+            return Err(too_large("the archive is larger than the space that `images.max_bytes` leaves"));
         }
         if unchecked >= CHECK_EVERY {
             unchecked = 0;
             let free = rustix::fs::statvfs(path).map_err(io::Error::from).map_err(failed)?;
             if free.f_bavail.saturating_mul(free.f_frsize) < MIN_FREE {
-                return Err(too_large("the disk has too little room for the archive"));
+                return Err(too_large("the disk has too little free space for the archive"));
             }
         }
         file.write_all(&buffer[..read]).await.map_err(failed)?;

@@ -1,4 +1,4 @@
-//! Addresses as operators write them, and the ranges from which sandboxes get theirs.
+//! Parsing of addresses in settings, and the ranges from which sandboxes get their addresses.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -6,14 +6,14 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// All addresses that begin with the same bits.
+/// All addresses with the same leading bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Prefix {
     pub address: IpAddr,
     pub bits: u8,
 }
 
-/// A prefix, and one port or all of them.
+/// A prefix with one port or all ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Target {
     pub prefix: Prefix,
@@ -28,7 +28,7 @@ pub enum NotAnAddress {
         "`{0}` is not an address or range with or without a port, such as `10.1.2.3:5432` or `[fd00::1]:443`"
     )]
     Target(String),
-    #[error("`{0}` has bits behind its prefix")]
+    #[error("`{0}` has bits set after its prefix")]
     Loose(String),
 }
 
@@ -38,13 +38,13 @@ impl Prefix {
             && Self { address, bits: self.bits }.first() == self.first()
     }
 
-    /// Whether some address is in both.
+    /// Whether any address is in both.
     pub fn overlaps(&self, other: &Self) -> bool {
         let wider = self.bits.min(other.bits);
         Self { bits: wider, ..*self }.contains(other.address)
     }
 
-    /// The same addresses of IPv4 as they are called where a translator (NAT64) leads to them.
+    /// Returns the IPv6 addresses by which a translator (NAT64) reaches these IPv4 addresses.
     pub fn translated(&self) -> Option<Self> {
         const TRANSLATOR: u128 = 0x0064_ff9b << 96;
         match self.address {
@@ -56,7 +56,7 @@ impl Prefix {
         }
     }
 
-    /// The first address, as a number.
+    /// Returns the first address as a number.
     fn first(&self) -> u128 {
         let kept = |number: u128, length: u32| {
             let loose = length - u32::from(self.bits).min(length);
@@ -123,7 +123,7 @@ impl FromStr for Target {
         let inner = prefix.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
         let prefix: Prefix = match inner {
             Some(inner) => inner.parse()?,
-            // Without brackets the colon belongs to an address of IPv6.
+            // Without brackets the colon is part of an IPv6 address.
             None if prefix.contains(':') => return Err(wrong()),
             None => prefix.parse()?,
         };
@@ -135,8 +135,8 @@ impl FromStr for Target {
 /// The addresses of one server's sandboxes.
 ///
 /// ```text
-/// …1, …2, …3   the resolvers; the first is the gateway too. No machine has them.
-/// …16 and on   the sandboxes
+/// …1, …2, …3   the resolvers; the first is also the gateway. No machine has these addresses.
+/// …16 and up   the sandboxes
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
@@ -144,16 +144,16 @@ pub struct Range {
     pub v6: Prefix,
 }
 
-/// The number of a sandbox's address in its range.
+/// The number of the first sandbox address in a range.
 const FIRST: u32 = 16;
-/// A place is part of a link's name, where it has four digits.
+/// The largest number of addresses: the index is part of a link's name, with four hexadecimal digits.
 const MOST: u32 = 0xffff;
 
 impl Range {
-    /// How many sandboxes find an address.
+    /// Returns the number of sandbox addresses.
     pub fn places(&self) -> u32 {
         let all = 1u32.checked_shl(32 - u32::from(self.v4.bits)).unwrap_or(u32::MAX);
-        // The last address of a range means all of them to some.
+        // Some systems use the last address of a range for broadcasts.
         all.saturating_sub(FIRST + 1).min(MOST)
     }
 
@@ -161,13 +161,13 @@ impl Range {
         self.resolver(v6, 0)
     }
 
-    /// Where a sandbox asks its name servers.
+    /// Returns the address at which a sandbox reaches a name server.
     pub fn resolver(&self, v6: bool, number: u32) -> IpAddr {
         self.nth(v6, number + 1)
     }
 
-    pub fn sandbox(&self, v6: bool, place: u32) -> IpAddr {
-        self.nth(v6, FIRST + place)
+    pub fn sandbox(&self, v6: bool, index: u32) -> IpAddr {
+        self.nth(v6, FIRST + index)
     }
 
     fn nth(&self, v6: bool, number: u32) -> IpAddr {
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn targets_are_read_with_and_without_a_port() {
+    fn targets_are_parsed_with_and_without_a_port() {
         for (text, inner, port) in [
             ("10.1.2.3", "10.1.2.3/32", None),
             ("10.1.2.3:5432", "10.1.2.3/32", Some(5432)),
@@ -214,14 +214,14 @@ mod tests {
     }
 
     #[test]
-    fn a_translator_knows_addresses_of_ipv4_alone() {
+    fn only_ipv4_prefixes_are_translated() {
         assert_eq!(prefix("10.0.0.0/8").translated(), Some(prefix("64:ff9b::a00:0/104")));
         assert_eq!(prefix("169.254.169.254").translated(), Some(prefix("64:ff9b::a9fe:a9fe/128")));
         assert_eq!(prefix("fc00::/7").translated(), None);
     }
 
     #[test]
-    fn sandboxes_never_get_what_others_have() {
+    fn sandbox_addresses_skip_gateway_resolvers_and_broadcast() {
         let range = Range { v4: prefix("198.19.0.0/16"), v6: prefix("fd00::/64") };
         assert_eq!(range.gateway(false).to_string(), "198.19.0.1");
         assert_eq!(range.resolver(true, 2).to_string(), "fd00::3");

@@ -1,4 +1,4 @@
-//! Which name servers this host asks.
+//! The name servers of this host, and the resolv.conf of sandboxes.
 
 use std::fs;
 use std::io::{self, Write};
@@ -9,16 +9,16 @@ use std::path::Path;
 use super::address::{Prefix, Range};
 use super::settings::parsed;
 
-/// As many as programs read from a resolv.conf.
+/// The number of name servers that programs read from a resolv.conf.
 pub(super) const MOST: u32 = 3;
-/// Longer files are not of people.
+/// The largest part of a resolv.conf that is read.
 const LONGEST: usize = 64 << 10;
 
 const FILE: &str = "/etc/resolv.conf";
-/// Where systemd-resolved says whom it asks itself.
+/// The file in which systemd-resolved lists the name servers that it uses.
 const BEHIND_STUB: &str = "/run/systemd/resolve/resolv.conf";
 
-/// The name servers that sandboxes can use: those of the operator, or the host's own.
+/// Returns the name servers that sandboxes can use: those that the operator chose, or the host's.
 pub fn upstreams(chosen: &[IpAddr]) -> Vec<IpAddr> {
     let found = if chosen.is_empty() { of_host() } else { chosen.to_vec() };
     found
@@ -29,7 +29,7 @@ pub fn upstreams(chosen: &[IpAddr]) -> Vec<IpAddr> {
         .collect()
 }
 
-/// When the files that tell were last written, to notice a change.
+/// Returns when the files with the name servers were last written, to notice a change.
 pub fn stamp() -> Vec<(u64, i64, i64)> {
     let stamp = |path| {
         let found = fs::metadata(path).ok()?;
@@ -56,13 +56,14 @@ fn name_servers(text: &str) -> Vec<IpAddr> {
     servers.collect()
 }
 
-/// Packets of a sandbox cannot be sent to the loopback, nor to a link that needs to be named.
+/// Whether a sandbox can reach the address. It cannot reach the host's loopback, nor link-local
+/// addresses, which need the name of a link.
 fn can_be_reached(address: IpAddr) -> bool {
     let link: Prefix = parsed("fe80::/10");
     !address.is_loopback() && !address.is_unspecified() && !link.contains(address)
 }
 
-/// The resolv.conf of a sandbox whose resolvers lead to `upstreams`.
+/// Returns the resolv.conf of a sandbox whose resolvers forward to `upstreams`.
 pub fn file_for(range: &Range, upstreams: &[IpAddr], v6: bool) -> String {
     let mut text = String::new();
     for (number, upstream) in (0..).zip(upstreams).filter(|(_, upstream)| v6 || upstream.is_ipv4()) {
@@ -74,19 +75,19 @@ pub fn file_for(range: &Range, upstreams: &[IpAddr], v6: bool) -> String {
     text
 }
 
-/// Puts a resolv.conf into the root of this process; what an image has there may be a link.
+/// Writes a resolv.conf into the root of this process; the image may have a link there.
 pub fn write(text: &str) -> io::Result<()> {
     write_below(Path::new("/"), text)
 }
 
 fn write_below(root: &Path, text: &str) -> io::Result<()> {
     let (directory, path) = (root.join("etc"), root.join("etc/resolv.conf"));
-    // Never through a link and never into a pipe: somebody inside may be putting one there.
+    // Never through a link and never into a pipe: code inside may be putting one there.
     let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
     let mut options = fs::OpenOptions::new();
     options.write(true).custom_flags(flags.bits().cast_signed());
     if fs::symlink_metadata(&path).is_ok_and(|found| found.is_file()) {
-        // Written over: for an overlay that is much less than removing it and making another.
+        // The file is overwritten: on an overlay that is much cheaper than replacing it.
         return options.truncate(true).open(&path).and_then(|mut file| file.write_all(text.as_bytes()));
     }
     fs::create_dir_all(&directory)?;
@@ -102,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn name_servers_are_read_as_programs_read_them() {
+    fn name_servers_are_parsed_like_other_programs_do() {
         let text = "# nameserver 1.1.1.1\nsearch x\nnameserver 192.0.2.1\n nameserver\t2001:db8::1 # two\nnameserver fe80::1%eth0\n";
         assert_eq!(
             name_servers(text),
@@ -111,26 +112,26 @@ mod tests {
     }
 
     #[test]
-    fn a_link_in_an_image_is_replaced_and_not_followed() {
+    fn link_in_an_image_is_replaced_and_not_followed() {
         let root = tempfile::tempdir().expect("a directory can be made");
         let (etc, file) = (root.path().join("etc"), root.path().join("etc/resolv.conf"));
         write_below(root.path(), "first\n").expect("there was nothing");
         write_below(root.path(), "2\n").expect("there was a file");
-        assert_eq!(fs::read_to_string(&file).expect("it is there"), "2\n");
-        fs::write(etc.join("stub"), "stub\n").expect("the directory is ours");
-        fs::remove_file(&file).expect("it is there");
+        assert_eq!(fs::read_to_string(&file).expect("the file exists"), "2\n");
+        fs::write(etc.join("stub"), "stub\n").expect("the directory is writable");
+        fs::remove_file(&file).expect("the file exists");
         for target in ["stub", "../run/systemd/resolve/stub-resolv.conf"] {
             std::os::unix::fs::symlink(target, &file).expect("nothing is there");
             write_below(root.path(), "second\n").expect("there was a link");
-            assert!(fs::symlink_metadata(&file).expect("it is there").is_file(), "{target}");
-            assert_eq!(fs::read_to_string(&file).expect("it is there"), "second\n");
-            fs::remove_file(&file).expect("it is there");
+            assert!(fs::symlink_metadata(&file).expect("the file exists").is_file(), "{target}");
+            assert_eq!(fs::read_to_string(&file).expect("the file exists"), "second\n");
+            fs::remove_file(&file).expect("the file exists");
         }
-        assert_eq!(fs::read_to_string(etc.join("stub")).expect("it is there"), "stub\n");
+        assert_eq!(fs::read_to_string(etc.join("stub")).expect("the file exists"), "stub\n");
     }
 
     #[test]
-    fn a_stub_on_the_loopback_is_of_no_use() {
+    fn unreachable_name_servers_are_skipped() {
         let of = |text: &str| upstreams(&[text.parse().expect("an address")]).len();
         assert_eq!(
             (of("127.0.0.53"), of("::1"), of("fe80::1"), of("169.254.169.253"), of("10.0.0.1")),
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sandbox_without_ipv6_is_not_told_of_a_resolver_there() {
+    fn sandbox_without_ipv6_gets_no_ipv6_resolver() {
         let range = Range { v4: parsed("198.19.0.0/16"), v6: parsed("fd00::/64") };
         let upstreams = ["2001:db8::1", "10.0.0.1"].map(|text| text.parse().expect("an address"));
         assert_eq!(file_for(&range, &upstreams, true), "nameserver fd00::1\nnameserver 198.19.0.2\n");

@@ -1,4 +1,4 @@
-//! What an operator decides about the network of sandboxes.
+//! The operator's settings for the network of sandboxes.
 
 use std::net::IpAddr;
 
@@ -8,26 +8,26 @@ use super::address::{Prefix, Target};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkSettings {
-    /// What a sandbox gets whose caller named nothing, so that this can be prepared ahead.
+    /// The network of a sandbox whose caller did not specify one, so that it can be prepared in advance.
     pub default: Wish,
-    /// Where the addresses of sandboxes come from; `None` takes one that is free.
+    /// The range of sandbox addresses; `None` selects one that is free.
     pub range: Option<Prefix>,
     pub range6: Prefix,
-    /// Name servers to be asked instead of the host's own.
+    /// Name servers that sandboxes use instead of the host's.
     pub resolvers: Vec<IpAddr>,
-    /// Reachable although a rule below would forbid it.
+    /// Reachable, even if a rule below forbids it.
     pub allow: Vec<Target>,
-    /// Not reachable, beside what never is.
+    /// Not reachable, in addition to the addresses that are never reachable.
     pub deny: Vec<Prefix>,
 }
 
-/// What a caller wants.
+/// The network that a caller asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Wish {
     Off,
     On,
-    /// On where that is possible.
+    /// On if that is possible, otherwise off.
     Auto,
 }
 
@@ -44,21 +44,21 @@ impl Default for NetworkSettings {
     }
 }
 
-/// The private addresses of IPv6 that sandboxes get: a prefix that nobody else should have.
+/// The private IPv6 addresses of sandboxes: a prefix that is unlikely to be used elsewhere.
 const RANGE6: &str = "fd63:6f72:6163:6c65::/64";
 
-/// Ranges for IPv4 in the order in which they are tried. The first belongs to neither homes nor
-/// companies nor clouds: it is set aside for measuring devices.
+/// Ranges for IPv4 in the order in which they are tried. The first is reserved for benchmarking
+/// devices, so home, company and cloud networks do not use it.
 pub(super) const RANGES: [&str; 4] = ["198.19.0.0/16", "10.214.0.0/16", "172.29.0.0/16", "10.87.0.0/16"];
 
-/// Where the machines near this host are: what runs in a sandbox has no business there unless
-/// the operator says so.
+/// Private networks, which contain the machines near this host. Sandboxes cannot reach them unless the
+/// operator allows it.
 pub const PRIVATE: [&str; 6] =
     ["10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16", "198.18.0.0/15", "fc00::/7"];
 
-/// Never reachable, whatever is denied or not: this host's loopback, links and groups, and the
-/// places where clouds tell machines their secrets. Addresses that carry one of IPv4 in a
-/// tunnel are here too; what a translator makes of these and of denied ones is added by the guard.
+/// Never reachable, whatever the settings deny: this host's loopback, link-local and multicast
+/// addresses, and the metadata services of clouds, which hold secrets. IPv6 addresses that tunnel IPv4
+/// are included; the guard adds the translated forms of these and of denied addresses.
 pub(super) const NEVER: [&str; 19] = [
     "0.0.0.0/8",
     "127.0.0.0/8",
@@ -82,7 +82,7 @@ pub(super) const NEVER: [&str; 19] = [
 ];
 
 pub(super) fn parsed(text: &str) -> Prefix {
-    text.parse().expect("it was written here and is tested")
+    text.parse().expect("a test parses all constants")
 }
 
 #[cfg(test)]
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_list_can_be_read() {
+    fn all_constant_ranges_can_be_parsed() {
         for text in RANGES.iter().chain(&PRIVATE).chain(&NEVER).chain([&RANGE6]) {
             assert_eq!(parsed(text).to_string().parse(), text.parse::<Prefix>(), "{text}");
         }

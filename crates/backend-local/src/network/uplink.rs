@@ -1,10 +1,10 @@
-//! Root's way out: links from net namespaces to the host, which forwards for them.
+//! The network of root's sandboxes: links from net namespaces to the host, which forwards packets.
 //!
-//! A link is known by its name, `cora` + six digits of the instance + the number of its address;
-//! so the kernel itself says which addresses are taken, and nothing has to be remembered. Both
-//! ends know each other's link address for good: no sandbox ever asks or answers for neighbours.
-//! The gateway's address belongs to nobody; it only stands for the other end of the link.
-//! Links go with their namespaces and are never deleted one by one: that takes the kernel long.
+//! The name of a link is `cora` + six digits of the instance + the number of its address, so the
+//! kernel's list of links shows which addresses are taken, and nothing has to be stored. Both ends
+//! have a permanent neighbour entry for each other, so no sandbox sends or answers neighbour requests.
+//! No machine has the gateway's address; it only refers to the other end of the link. Links are removed
+//! with their namespaces and never one by one, because that takes the kernel a long time.
 
 use std::fs;
 use std::io;
@@ -19,31 +19,31 @@ use super::address::{Prefix, Range};
 use super::settings::{NetworkSettings, RANGES, parsed};
 use super::{Down, guard, resolver};
 
-/// The link inside a sandbox.
+/// The name of the link inside a sandbox.
 pub const INSIDE: &str = "eth0";
-/// The link addresses of both ends. Each link stands alone, so all may have the same; and being
-/// set they are not changed by programs that give random ones a lasting form.
+/// The MAC addresses of both ends. Links are not connected to each other, so all may have the same
+/// ones. Because they are set explicitly, programs that replace random MAC addresses do not change them.
 const HOST_MAC: Mac = [0x02, 0xc0, 0x7a, 0xc1, 0xe0, 0x01];
 const SANDBOX_MAC: Mac = [0x02, 0xc0, 0x7a, 0xc1, 0xe0, 0x02];
 
-/// How often another address is tried when one is taken, by another server for instance.
+/// How many addresses are tried if some are taken, for instance by another server.
 const TRIES: u32 = 64;
-/// Of how many former sandboxes connections are forgotten at once.
+/// The number of removed sandboxes whose connections are dropped at once.
 const FORGOTTEN_AT_ONCE: usize = 64;
 
 pub struct Uplink {
     settings: NetworkSettings,
-    /// The start of the names of our links.
+    /// The prefix of the names of our links.
     links: String,
     table: String,
     up: Option<Up>,
-    /// The place that is tried next.
+    /// The address index that is tried next.
     next: u32,
-    /// Places whose links went away and whose connections the kernel still knows.
+    /// Address indexes whose links were removed and whose connections the kernel still tracks.
     left: Vec<u32>,
 }
 
-/// What holds once the table is there.
+/// The state of an uplink whose table is installed.
 struct Up {
     routing: Routing,
     range: Range,
@@ -54,11 +54,11 @@ struct Up {
 }
 
 impl Uplink {
-    /// Changes nothing on the host.
+    /// Makes an uplink that is not active yet. This changes nothing on the host.
     pub fn new(settings: NetworkSettings, instance: &str) -> Self {
         let digest = blake3::hash(instance.as_bytes()).to_hex();
         let mut start = [0; 4];
-        // Without randomness the first place is as good as any.
+        // If there is no randomness, the search starts at the first address.
         rustix::rand::getrandom(&mut start, rustix::rand::GetRandomFlags::empty()).unwrap_or_default();
         Self {
             settings,
@@ -74,9 +74,8 @@ impl Uplink {
         &self.settings
     }
 
-    /// Whether sandboxes can be given a link now, and why not. This puts the table in place where
-    /// it is not: the first time, after somebody emptied the host's filters, or when the host has
-    /// other name servers.
+    /// Checks that sandboxes can get a link now. This installs the table if necessary: the first time,
+    /// after another program emptied the host's filters, or when the host's name servers changed.
     pub fn ready(&mut self) -> Result<(), Down> {
         if !forwards("ipv4/ip_forward") {
             return Err(Down::NoForwarding);
@@ -96,7 +95,7 @@ impl Uplink {
         if stands { Ok(()) } else { self.install() }
     }
 
-    /// As [`Uplink::ready`], without a change to the host.
+    /// Like [`Uplink::ready`], without changing the host.
     pub fn look(&self) -> Result<(), Down> {
         if !forwards("ipv4/ip_forward") {
             return Err(Down::NoForwarding);
@@ -106,7 +105,7 @@ impl Uplink {
         self.choose_range(&mut routing).map(drop)
     }
 
-    /// Puts the table in place. Where that fails, nothing is taken for granted any more.
+    /// Installs the table. If that fails, the uplink counts as not active.
     fn install(&mut self) -> Result<(), Down> {
         let Some(up) = &self.up else { return Ok(()) };
         let table = guard::for_host(&self.table, &self.links, &self.settings, &up.range, &up.upstreams);
@@ -117,7 +116,7 @@ impl Uplink {
         installed
     }
 
-    /// Takes the range that was set, or the first of the usual ones that this host does not use.
+    /// Returns the configured range, or the first of the default ranges that this host does not use.
     fn choose_range(&self, routing: &mut Routing) -> Result<Range, Down> {
         let links = routing.links().map_err(Down::Links)?;
         let ours: Vec<u32> = links
@@ -145,7 +144,7 @@ impl Uplink {
         }
     }
 
-    /// The ranges of IPv4 that may be taken, in their order.
+    /// Returns the IPv4 ranges that may be used, in order of preference.
     fn choices(&self) -> Vec<Prefix> {
         match self.settings.range {
             Some(range) => vec![range],
@@ -156,61 +155,65 @@ impl Uplink {
     /// Connects a net namespace that has none of our links; `inside` is its routing. Call
     /// [`Uplink::ready`] first.
     pub fn connect(&mut self, namespace: BorrowedFd<'_>, inside: &mut Routing) -> io::Result<()> {
-        let up = self.up.as_mut().ok_or_else(|| io::Error::other("the way out is not ready"))?;
+        let up = self.up.as_mut().ok_or_else(|| io::Error::other("the network is not ready"))?;
         let v6 = has_v6();
         for _ in 0..TRIES {
-            let place = self.next % up.range.places();
-            self.next = place + 1;
-            let name = link_name(&self.links, place);
-            match up.connect(&name, place, v6, namespace, inside) {
-                // Another link has the name, or another server gave the address away.
+            let index = self.next % up.range.places();
+            self.next = index + 1;
+            let name = link_name(&self.links, index);
+            match up.connect(&name, index, v6, namespace, inside) {
+                // Another link has the name, or another server uses the address.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 done => return done,
             }
         }
-        Err(io::Error::new(io::ErrorKind::AddrNotAvailable, "every address of the range is taken"))
+        Err(io::Error::new(io::ErrorKind::AddrNotAvailable, "no free address found in the network range"))
     }
 
-    /// What is readable when others have changed something; see [`Uplink::hear`].
+    /// Returns descriptors that become readable when links or filters of the host change; see
+    /// [`Uplink::hear`].
     pub fn watched(&self) -> Vec<BorrowedFd<'_>> {
         self.up.iter().flat_map(|up| [up.links.as_fd(), up.filters.as_fd()]).collect()
     }
 
-    /// Hears what changed on this host: a table that somebody removed is put back. `true` if
-    /// links went away, and [`Uplink::forget_some`] has something to do.
+    /// Handles changes on this host: reinstalls the table if another program removed it. `true` if
+    /// links were removed and [`Uplink::forget_some`] has work to do.
     pub fn hear(&mut self) -> io::Result<bool> {
         let Some(up) = &mut self.up else { return Ok(false) };
         let removed = up.links.removed()?;
-        let places = removed.iter().filter_map(|name| name.strip_prefix(&self.links));
-        self.left.extend(places.filter_map(|place| u32::from_str_radix(place, 16).ok()));
+        let indexes = removed.iter().filter_map(|name| name.strip_prefix(&self.links));
+        self.left.extend(indexes.filter_map(|index| u32::from_str_radix(index, 16).ok()));
         if up.filters.changed()? && !filter::table_exists(&self.table)? {
-            tracing::warn!(table = self.table, "somebody removed the packet filter: it is put back");
+            tracing::warn!(
+                table = self.table,
+                "packet filter was removed by another program; installing it again"
+            );
             self.install().map_err(io::Error::other)?;
         }
         Ok(!self.left.is_empty())
     }
 
-    /// Forgets connections of some sandboxes that are gone; `true` if there are more. The kernel
-    /// walks all connections of the host for that, so it is for quiet moments.
+    /// Drops the tracked connections of some removed sandboxes; `true` if there are more. The kernel
+    /// walks all connections of the host for this, so it should run when the launcher is idle.
     pub fn forget_some(&mut self) -> io::Result<bool> {
         let Some(up) = &mut self.up else { return Ok(false) };
         let rest = self.left.split_off(self.left.len().min(FORGOTTEN_AT_ONCE));
-        let mut places = std::mem::replace(&mut self.left, rest);
-        // Who has the place by now keeps his connections.
+        let mut indexes = std::mem::replace(&mut self.left, rest);
+        // A new sandbox that uses the same address now keeps its connections.
         let mut taken = Vec::new();
-        for place in &places {
-            taken.push(up.routing.find(&link_name(&self.links, *place))?.is_some());
+        for index in &indexes {
+            taken.push(up.routing.find(&link_name(&self.links, *index))?.is_some());
         }
         let mut taken = taken.into_iter();
-        places.retain(|_| taken.next() == Some(false));
-        if !places.is_empty() {
-            up.forget(&places, if has_v6() { &[false, true] } else { &[false] });
+        indexes.retain(|_| taken.next() == Some(false));
+        if !indexes.is_empty() {
+            up.forget(&indexes, if has_v6() { &[false, true] } else { &[false] });
         }
         Ok(!self.left.is_empty())
     }
 
-    /// The second guard, for the namespace of a sandbox. It knows no address of this host, since
-    /// those change; but nobody who empties the host's filters touches it.
+    /// Returns the second guard, for the namespace of a sandbox. It contains no address of this host,
+    /// because those change, but programs that empty the host's filters do not touch it.
     pub fn inner_guard(&self) -> Option<filter::Table> {
         let up = self.up.as_ref()?;
         let resolvers: Vec<IpAddr> = (0..resolver::MOST)
@@ -219,22 +222,21 @@ impl Uplink {
         Some(guard::for_sandbox(&self.settings, &[up.range.v4, up.range.v6], &resolvers))
     }
 
-    /// What a sandbox writes into its resolv.conf.
+    /// Returns the resolv.conf of a sandbox.
     pub fn resolv_conf(&self) -> String {
         let file = |up: &Up| resolver::file_for(&up.range, &up.upstreams, has_v6());
         self.up.as_ref().map(file).unwrap_or_default()
     }
 
-    /// What is in force for a sandbox with a link.
+    /// Describes the network of a sandbox with a link.
     pub fn describe(&self) -> String {
         let resolved = self.up.as_ref().is_some_and(|up| !up.upstreams.is_empty());
         let resolver = if resolved { "" } else { ", without a resolver: set `network.resolvers`" };
         format!("on, by NAT of {}{resolver}", families())
     }
 
-    /// Looks at what an earlier launcher left: while sandboxes live that have links, the table is
-    /// put in place anew with today's settings, whether somebody removed it or not; when none
-    /// lives it goes.
+    /// Takes over the table that an earlier launcher left. If running sandboxes have links, the table
+    /// is installed again with the current settings; if no sandbox is running, it is removed.
     pub fn take_over(&mut self, sandboxes_live: bool) -> Result<(), Down> {
         if !sandboxes_live {
             return self.remove();
@@ -244,8 +246,8 @@ impl Uplink {
         if !links.iter().any(|(_, name)| name.starts_with(&self.links)) {
             return Ok(());
         }
-        // No new sandbox gets a link while the range is taken or nothing is forwarded, but those
-        // that have one reach this host all the same: they are guarded first.
+        // No new sandbox gets a link while the range is taken or the host does not forward. Sandboxes
+        // that have a link still reach this host, so the guard is installed first.
         let (range, taken) = match self.choose_range(&mut routing) {
             Ok(range) => (range, None),
             Err(down) => (Range { v4: self.choices()[0], v6: self.settings.range6 }, Some(down)),
@@ -257,7 +259,7 @@ impl Uplink {
         Err(down)
     }
 
-    /// Takes the table away. Only when no sandbox lives.
+    /// Removes the table. Call this only if no sandbox is running.
     pub fn remove(&mut self) -> Result<(), Down> {
         self.up = None;
         match filter::table_exists(&self.table) {
@@ -274,19 +276,20 @@ impl Up {
         Ok(Self { routing, range, upstreams: resolver::upstreams(resolvers), stamp, links, filters })
     }
 
-    /// Has the kernel forget the connections of whoever had these places. A link without that is
-    /// better than none: a kernel without this interface has few uses, but they exist.
-    fn forget(&self, places: &[u32], families: &[bool]) {
-        let addresses: Vec<IpAddr> = places
+    /// Makes the kernel drop the connections of the sandboxes that had these addresses. A failure is
+    /// only logged: a link with stale connections is better than none on a kernel without this
+    /// interface.
+    fn forget(&self, indexes: &[u32], families: &[bool]) {
+        let addresses: Vec<IpAddr> = indexes
             .iter()
-            .flat_map(|place| families.iter().map(|v6| self.range.sandbox(*v6, *place)))
+            .flat_map(|index| families.iter().map(|v6| self.range.sandbox(*v6, *index)))
             .collect();
         if let Err(error) = tracking::forget(&addresses) {
-            tracing::warn!(%error, "connections of former sandboxes stay until they time out");
+            tracing::warn!(%error, "failed to drop connections of removed sandboxes; they stay until they time out");
         }
     }
 
-    /// Looks for other name servers of the host; `true` if there are.
+    /// Reads the host's name servers again if their files changed; `true` if they differ.
     fn renew(&mut self, resolvers: &[IpAddr]) -> bool {
         let stamp = resolver::stamp();
         if stamp == self.stamp {
@@ -297,12 +300,12 @@ impl Up {
         former != self.upstreams
     }
 
-    /// Makes the link and sets both ends up. One that fails half-way stays with the namespace; the
-    /// next attempt removes it.
+    /// Makes the link and sets both ends up. A half-made link stays in the namespace, and the next
+    /// attempt removes it.
     fn connect(
         &mut self,
         name: &str,
-        place: u32,
+        index: u32,
         v6: bool,
         namespace: BorrowedFd<'_>,
         inside: &mut Routing,
@@ -312,20 +315,20 @@ impl Up {
         }
         let own = End { name, mac: HOST_MAC };
         self.routing.make_pair(own, End { name: INSIDE, mac: SANDBOX_MAC }, namespace.as_fd())?;
-        let missing = || io::Error::other("the link that was made is not there");
+        let missing = || io::Error::other("the new link was not found");
         let outer = self.routing.find(name)?.ok_or_else(missing)?.index;
         let inner = inside.find(INSIDE)?.ok_or_else(missing)?.index;
         if knows_v6() {
             self.routing.forbid_own_addresses(outer)?;
         }
-        // Those of an earlier sandbox that nobody was there to forget. To look for such of IPv6
-        // takes too long here.
-        self.forget(&[place], &[false]);
+        // An earlier sandbox may have left connections that were not dropped, for instance because
+        // no launcher was running. Searching for IPv6 connections takes too long here.
+        self.forget(&[index], &[false]);
         self.routing.set_up(outer)?;
         inside.set_up(inner)?;
         let families = if v6 { &[false, true][..] } else { &[false] };
         for v6 in families {
-            let (address, gateway) = (self.range.sandbox(*v6, place), self.range.gateway(*v6));
+            let (address, gateway) = (self.range.sandbox(*v6, index), self.range.gateway(*v6));
             self.routing.add_route(outer, address)?;
             self.routing.add_neighbour(outer, address, SANDBOX_MAC)?;
             inside.add_address(inner, address)?;
@@ -337,17 +340,17 @@ impl Up {
     }
 }
 
-/// The name of the link of the sandbox at a place.
-fn link_name(links: &str, place: u32) -> String {
-    format!("{links}{place:04x}")
+/// Returns the name of the link for an address index.
+fn link_name(links: &str, index: u32) -> String {
+    format!("{links}{index:04x}")
 }
 
-/// Which addresses sandboxes get.
+/// Describes the address families that sandboxes get.
 pub fn families() -> &'static str {
     if has_v6() { "IPv4 and IPv6" } else { "IPv4" }
 }
 
-/// Whether sandboxes get addresses of IPv6: the host forwards them.
+/// Whether sandboxes get IPv6 addresses: only if the host forwards IPv6.
 fn has_v6() -> bool {
     forwards("ipv6/conf/all/forwarding")
 }

@@ -1,4 +1,4 @@
-//! Trying something in a child process, so that nothing of it stays.
+//! Runs an attempt in a child process, so that it leaves no changes behind.
 
 use std::fmt::Display;
 use std::io::{Read, Write};
@@ -10,12 +10,12 @@ use linux::namespaces::{self, Extent, Namespaces, Setgroups};
 use linux::spawn::{self, Forked, SingleThread};
 use rustix::process::Signal;
 
-/// How long one attempt may take.
+/// The time limit for one attempt.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How much a child may tell.
+/// The maximum length of the child's report in bytes.
 const LONGEST: u64 = 4096;
 
-/// Runs `work` in a child and answers what it found, or what went wrong.
+/// Runs `work` in a child and returns its result or its error.
 pub(super) fn in_child(work: impl FnOnce() -> Result<String, String>) -> Result<String, String> {
     let (mut ours, mut theirs) = UnixStream::pair().during("make a socket")?;
     let thread = SingleThread::prove().during("fork")?;
@@ -26,30 +26,30 @@ pub(super) fn in_child(work: impl FnOnce() -> Result<String, String>) -> Result<
                 Ok(text) => ('+', text),
                 Err(text) => ('-', text),
             };
-            let told = theirs.write_all(format!("{mark}{text}").as_bytes());
-            spawn::exit_now(i32::from(told.is_err()))
+            let sent = theirs.write_all(format!("{mark}{text}").as_bytes());
+            spawn::exit_now(i32::from(sent.is_err()))
         }
         Forked::Parent { pidfd, .. } => {
             drop(theirs);
-            let mut told = String::new();
-            let heard = ours
+            let mut report = String::new();
+            let received = ours
                 .set_read_timeout(Some(PATIENCE))
-                .and_then(|()| (&mut ours).take(LONGEST).read_to_string(&mut told));
-            if heard.is_err() {
-                rustix::process::pidfd_send_signal(&pidfd, Signal::KILL).during("end a child")?;
+                .and_then(|()| (&mut ours).take(LONGEST).read_to_string(&mut report));
+            if received.is_err() {
+                rustix::process::pidfd_send_signal(&pidfd, Signal::KILL).during("kill the child")?;
             }
             spawn::wait(pidfd.as_fd()).during("wait for a child")?;
-            heard.during("hear from a child in time")?;
-            match told.split_at_checked(1) {
+            received.during("read the child's report in time")?;
+            match report.split_at_checked(1) {
                 Some(("+", text)) => Ok(text.to_owned()),
                 Some((_, text)) => Err(text.to_owned()),
-                None => Err("the child died".to_owned()),
+                None => Err("the child died without a report".to_owned()),
             }
         }
     }
 }
 
-/// Takes this process into a user namespace in which it is root, and into `others`.
+/// Moves this process into a new user namespace in which it is root, and into `others`.
 pub(super) fn become_root_of(others: Namespaces) -> Result<(), String> {
     let own = |outside: u32| [Extent { inside: 0, outside, count: 1 }];
     let users = own(rustix::process::geteuid().as_raw());
@@ -58,7 +58,7 @@ pub(super) fn become_root_of(others: Namespaces) -> Result<(), String> {
     namespaces::write_maps(rustix::process::getpid(), &users, &groups, Setgroups::Deny).during("map ids")
 }
 
-/// Says what was attempted when something failed.
+/// Adds the attempted action to an error.
 pub(super) trait During<T> {
     fn during(self, action: &str) -> Result<T, String>;
 }

@@ -1,4 +1,5 @@
-//! Control groups: which limits hold, whether commands can be frozen and killed as a tree.
+//! Control groups: which limits are enforced, and whether commands can be frozen and killed as a
+//! tree.
 
 use std::path::Path;
 
@@ -7,7 +8,7 @@ use super::{Check, Enforced};
 use crate::cgroups::{self, Hierarchies};
 use crate::jail::plan::{LimitName, Limits};
 
-/// What control groups do for sandboxes here.
+/// The support for control groups on this host.
 pub(super) struct Groups {
     pub(super) checks: Vec<Check>,
     pub(super) enforced: Vec<Enforced>,
@@ -19,7 +20,7 @@ const LIMITS: [(&str, LimitName); 3] =
 const MOUNT: &str = "mount the v2 hierarchy: `mount -t cgroup2 none /sys/fs/cgroup/unified` beside v1, or boot \
     with `systemd.unified_cgroup_hierarchy=1`; in a container, make /sys/fs/cgroup writable";
 
-/// How an ordinary user gets a group, and how root lets all users have all controllers.
+/// How an unprivileged user gets a group, and how root delegates all controllers to all users.
 const DELEGATE: &str = "start coracle in a control group of its own:\n\
     systemd-run --user --scope -p Delegate=yes coracle serve\n\
     or in a user unit with `Delegate=yes`. For all controllers root writes this to \
@@ -27,7 +28,7 @@ const DELEGATE: &str = "start coracle in a control group of its own:\n\
     [Service]\n\
     Delegate=cpu memory pids";
 
-/// On a host where v1 has the controllers nothing can be delegated.
+/// On a host where cgroup v1 holds the controllers, none of them can be delegated.
 const UNIFY: &str = "boot with `systemd.unified_cgroup_hierarchy=1 cgroup_no_v1=all` on the kernel's command line: \
     controllers of cgroup v1 cannot be delegated; then start coracle with \
     `systemd-run --user --scope -p Delegate=yes coracle serve`";
@@ -42,7 +43,7 @@ pub(super) fn look(state: &Path, rootless: bool) -> Groups {
         if rootless { Hierarchies::delegated(&instance, state) } else { Hierarchies::find(&instance) };
     let mut found = match found.during("find them") {
         Ok(found) if found.can_make() => found,
-        Ok(found) => return without(found.shortfall().unwrap_or("none was given to us")),
+        Ok(found) => return without(found.shortfall().unwrap_or("no control group was delegated to us")),
         Err(error) if rootless => return without(&error),
         Err(error) => {
             let checks = vec![Check::missing("control groups", error).fix(MOUNT)];
@@ -62,7 +63,7 @@ pub(super) fn look(state: &Path, rootless: bool) -> Groups {
     Groups { checks, enforced }
 }
 
-/// Makes groups as for a sandbox, freezes them, kills them, and takes all away again.
+/// Creates groups as for a sandbox, freezes them, kills them, and removes everything again.
 fn exercise(found: &mut Hierarchies) -> Result<String, String> {
     const ID: &str = "doctor";
     let limits = Limits { memory: 64 << 20, cpus: 500, pids: 64, disk: 0 };
@@ -74,7 +75,7 @@ fn exercise(found: &mut Hierarchies) -> Result<String, String> {
             found.freeze(ID, false).during("thaw")?;
             found.kill(ID).during("kill")
         });
-        // Also what was made in part has to go.
+        // Groups that were only partly created must be removed as well.
         found.remove(ID).during("remove a sandbox's groups").and(made)
     });
     found.close().during("remove our own group").and(tried)?;
@@ -87,11 +88,11 @@ fn controller(found: &Hierarchies, name: &str, limit: LimitName, rootless: bool)
         return Check::ok(&title, found.version(limit));
     }
     let consequence = match limit {
-        LimitName::Pids if rootless => "RLIMIT_NPROC bounds processes instead".to_owned(),
+        LimitName::Pids if rootless => "RLIMIT_NPROC limits processes instead".to_owned(),
         LimitName::Pids => {
-            "RLIMIT_NPROC alone bounds processes; creates that name a limit are refused".to_owned()
+            "only RLIMIT_NPROC limits processes; creating a sandbox with an explicit limit fails".to_owned()
         }
-        _ => format!("no limit on {name} holds; creates that name one are refused"),
+        _ => format!("limits on {name} are not enforced; creating a sandbox with one fails"),
     };
     if rootless {
         let detail = found.shortfall().unwrap_or("not delegated to our control group");
@@ -107,10 +108,11 @@ fn bound(found: Option<&Hierarchies>, name: &str, limit: LimitName) -> Enforced 
     by(name, by_group.or(by_rlimit))
 }
 
-/// As an ordinary user without a group of our own; v1 cannot be delegated at all.
+/// The result for an unprivileged user without a delegated group; cgroup v1 cannot be delegated at
+/// all.
 fn without(reason: &str) -> Groups {
-    let consequence = "no limit on memory or cpu holds and creates that name one are refused, RLIMIT_NPROC \
-        bounds processes, commands cannot be paused, and killing one may miss processes that keep forking";
+    let consequence = "memory and cpu limits are not enforced and creating a sandbox with one fails, RLIMIT_NPROC \
+        limits processes, commands cannot be paused, and killing one may miss processes that keep forking";
     let check = Check::weaker("control groups", reason, consequence).fix(delegation_fix());
     let mut enforced: Vec<Enforced> = LIMITS.iter().map(|(name, limit)| bound(None, name, *limit)).collect();
     enforced.push(by("kill", Some("a subreaping runner")));

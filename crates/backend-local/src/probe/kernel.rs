@@ -1,4 +1,4 @@
-//! The kernel itself: its version, filters, Landlock, descriptors of processes, resource limits.
+//! Kernel features: version, system call filters, Landlock, process descriptors, resource limits.
 
 use std::path::Path;
 
@@ -9,9 +9,9 @@ use rustix::process::Resource;
 use super::Check;
 use super::attempt::{During, become_root_of, in_child};
 
-/// Overlays on idmapped layers came with this one.
+/// The first version that supports overlays on idmapped layers.
 const OLDEST: (u32, u32) = (5, 19);
-/// Each sandbox takes a few descriptors of the server.
+/// Each sandbox uses a few file descriptors of the server.
 const ENOUGH_FILES: u64 = 4096;
 
 pub(super) fn checks() -> Vec<Check> {
@@ -43,14 +43,14 @@ fn seccomp() -> Check {
     Check::required("seccomp", tried).fix_if_missing("use a kernel built with CONFIG_SECCOMP_FILTER")
 }
 
-/// A Landlock domain is only worth something if it really forbids mounts.
+/// Checks that a Landlock domain really forbids mounts; otherwise it is of no use.
 fn landlock() -> Check {
     let tried = in_child(|| {
         become_root_of(Namespaces::MOUNT)?;
         linux::landlock::forbid_mounts().during("restrict ourselves")?;
         match linux::mounts::mount("tmpfs", Path::new("/"), Default::default(), "") {
-            Ok(()) => Err("a mount succeeded in spite of it".to_owned()),
-            Err(_) => Ok("forbids changes of the mount tree".to_owned()),
+            Ok(()) => Err("a mount succeeded in spite of the Landlock domain".to_owned()),
+            Err(_) => Ok("changes of the mount tree can be forbidden".to_owned()),
         }
     });
     Check::required("landlock", tried).fix_if_missing(
@@ -61,7 +61,10 @@ fn landlock() -> Check {
 fn pidfd() -> Check {
     let own = rustix::process::getpid();
     let opened = rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty());
-    Check::required("pidfd", opened.map(|_| "processes are held by descriptor".to_owned()).during("open one"))
+    Check::required(
+        "pidfd",
+        opened.map(|_| "processes can be opened by descriptor".to_owned()).during("open one"),
+    )
 }
 
 fn open_files() -> Check {

@@ -1,4 +1,4 @@
-//! Namespaces and what a jail does in them: overlays, a fresh /proc, mapped owners.
+//! Namespaces and the operations a jail performs in them: overlays, a fresh /proc, mapped owners.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -12,7 +12,7 @@ use super::attempt::{During, become_root_of, in_child};
 use super::{Check, setting, storage};
 use crate::range;
 
-/// A kernel that names none of the known switches has another reason, which is mostly this one.
+/// The fix when no known kernel switch explains the failure; a container is the most common reason.
 const IN_A_CONTAINER: &str = "in a container: let it make user namespaces and mounts (for Docker \
     `--security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined`, \
     and `--privileged` for limits)";
@@ -29,8 +29,8 @@ pub(super) fn checks(state: &Path, uid_base: u32, rootless: bool) -> Vec<Check> 
     checks
 }
 
-/// A tmpfs is mounted as well: where AppArmor restricts user namespaces they can still be made,
-/// but whoever is in one may do nothing.
+/// Also mounts a tmpfs: where AppArmor restricts user namespaces, they can still be created, but
+/// processes in them have no capabilities.
 fn user_namespaces(rootless: bool) -> Check {
     let tried = in_child(|| {
         become_root_of(Namespaces::MOUNT.and(Namespaces::IPC).and(Namespaces::UTS))?;
@@ -93,18 +93,18 @@ fn overlay(rootless: bool) -> Check {
         Ok("can be mounted in a user namespace".to_owned())
     });
     let fix = if rootless {
-        "`modprobe overlay` as root; if user namespaces fail, mend them first"
+        "`modprobe overlay` as root; if user namespaces fail, fix those first"
     } else {
         "`modprobe overlay`"
     };
     Check::required("overlay", tried).fix_if_missing(fix)
 }
 
-/// A container often hides parts of /proc, and then no fresh one may be mounted in it.
+/// Containers often mask parts of /proc, and then the kernel forbids mounting a fresh one.
 fn fresh_proc() -> Check {
     let tried = in_child(|| {
         become_root_of(Namespaces::MOUNT.and(Namespaces::PID))?;
-        // Only a child of the one that asked is in the new pid namespace.
+        // Only children of the process that called unshare are in the new pid namespace.
         in_child(|| {
             let scratch = scratch()?;
             mounts::mount("proc", &scratch, Attributes::default(), "").during("mount one")?;
@@ -118,18 +118,19 @@ fn net() -> Check {
     let tried = in_child(|| {
         become_root_of(Namespaces::NET)?;
         namespaces::raise_loopback().during("bring loopback up")?;
-        Ok("a network of its own, loopback up".to_owned())
+        Ok("a separate network, loopback up".to_owned())
     });
     Check::required("net namespaces", tried).fix_if_missing(IN_A_CONTAINER)
 }
 
-/// Inside a sandbox nobody may make user namespaces, because they bring capabilities back.
+/// Processes inside a sandbox must not create user namespaces, because those give capabilities
+/// back.
 fn nested() -> Check {
     let tried = in_child(|| {
         become_root_of(Namespaces::NONE)?;
         fs::write("/proc/sys/user/max_user_namespaces", "0").during("set the limit")?;
         match namespaces::unshare(Namespaces::USER) {
-            Ok(()) => Err("one was made in spite of the limit".to_owned()),
+            Ok(()) => Err("a user namespace was created in spite of the limit".to_owned()),
             Err(_) => Ok("can be forbidden inside".to_owned()),
         }
     });
@@ -148,13 +149,13 @@ fn mount_api(state: &Path) -> Check {
     Check::required("mount interface", tried).fix_if_missing(IN_A_CONTAINER)
 }
 
-/// Every filesystem a sandbox sees must be able to show its files under other owners.
+/// Every filesystem visible in a sandbox must support showing its files under other owners.
 fn idmapped(state: &Path, uid_base: u32) -> Check {
     let name = "idmapped mounts";
     let Some(outside) =
         uid_base.checked_add(range::WIDTH).filter(|first| first.checked_add(range::WIDTH).is_some())
     else {
-        return Check::missing(name, format!("there are no ids from {uid_base} on to map owners to"))
+        return Check::missing(name, format!("there are not enough ids from {uid_base} on to map owners to"))
             .fix("choose another base for uid ranges in the configuration");
     };
     for place in [Path::new("/usr"), &storage::existing(state)] {
@@ -197,16 +198,16 @@ fn ranges(uid_base: u32) -> Check {
 
 fn one_user() -> Check {
     let id = rustix::process::getuid().as_raw();
-    let detail = format!("one: root inside is {id} outside; entries in /etc/subuid are not used");
+    let detail = format!("one user: root inside is {id} outside; entries in /etc/subuid are not used");
     let consequence = "users other than root are not available inside, changing owners fails, and existing files \
         of `/usr` cannot be changed; new ones can be added";
     Check::weaker("users inside", detail, consequence)
-        .fix("run as root: each sandbox then has 65536 ids of its own")
+        .fix("run as root: each sandbox then has its own 65536 ids")
 }
 
-/// An empty tmpfs in this mount namespace, over a directory that every host has.
+/// Mounts an empty tmpfs in this mount namespace, over a directory that exists on every host.
 fn scratch() -> Result<std::path::PathBuf, String> {
-    mounts::make_private().during("keep mounts to ourselves")?;
+    mounts::make_private().during("make mounts private")?;
     let place = std::env::temp_dir();
     mounts::mount("tmpfs", &place, Attributes::NO_DEV, "size=1m").during("mount a tmpfs")?;
     Ok(place)
@@ -217,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_apparmor_profile_names_this_program() {
+    fn apparmor_profile_names_this_program() {
         let fix = apparmor_fix(Path::new("/opt/coracle"));
         assert!(fix.contains("profile coracle /opt/coracle flags=(unconfined) {\n  userns,\n"), "{fix}");
     }

@@ -1,5 +1,5 @@
-//! Whether sandboxes can reach other machines, and what could be in their way. Only looks: nothing
-//! on the host is changed.
+//! Checks whether sandboxes can reach other machines, and what could prevent it. Nothing on the
+//! host is changed.
 
 use linux::netlink::filter;
 
@@ -9,8 +9,7 @@ use crate::network::userspace::Program;
 use crate::network::{Down, NetworkSettings, resolver};
 
 const NAME: &str = "network `on`";
-const CONSEQUENCE: &str =
-    "sandboxes reach nothing but their own loopback: `on` is refused and `auto` is `off`";
+const CONSEQUENCE: &str = "sandboxes can reach only their own loopback: `on` is refused and `auto` is `off`";
 
 pub(super) fn checks(settings: &NetworkSettings, rootless: bool) -> Vec<Check> {
     if rootless {
@@ -40,21 +39,21 @@ fn names(settings: &NetworkSettings) -> Check {
     let name = "name servers";
     let upstreams = resolver::upstreams(&settings.resolvers);
     if upstreams.is_empty() {
-        let detail = "the host has none that a sandbox could reach: its loopback is its own";
+        let detail = "the host has none that a sandbox can reach: the host's loopback is not visible inside";
         return Check::weaker(name, detail, "sandboxes with a network cannot resolve names")
-            .fix("set `network.resolvers` to the servers behind it");
+            .fix("set `network.resolvers` to the upstream servers");
     }
     let list: Vec<String> = upstreams.iter().map(ToString::to_string).collect();
     Check::ok(name, list.join(", "))
 }
 
-/// Other people's filters that may drop what ours lets through. Whether they do, only their rules
-/// say; and rules of the old iptables cannot be seen from here at all.
+/// Looks for packet filters of other programs that may drop packets that our rules accept. Whether
+/// they do depends on their rules; rules of the old iptables are not visible here at all.
 fn policies() -> Option<Check> {
     let found = filter::dropping_forward_chains().ok()?;
     let first = found.first()?;
     let detail = format!("chain `{}` of table `{}` drops what it does not accept", first.chain, first.table);
-    let consequence = "packets of sandboxes may be dropped there, and no rule of ours can prevent it";
+    let consequence = "packets of sandboxes may be dropped there; rules of coracle cannot prevent it";
     let fix = "accept them there; for Docker `iptables -I DOCKER-USER -i cora+ -j ACCEPT` and `iptables -I \
                DOCKER-USER -o cora+ -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT`, for ufw `ufw route \
                allow in on cora+`";

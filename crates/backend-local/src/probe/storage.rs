@@ -1,4 +1,5 @@
-//! Disks: whether a volume can be made and its limit holds, and how much space there is.
+//! Disks: whether a volume can be created, whether its limit is enforced, and how much space is
+//! free.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -12,7 +13,7 @@ use super::Check;
 use super::attempt::{During, in_child};
 use crate::volumes::{Kind, Settings, Volumes};
 
-/// What bounds the disk of a sandbox here.
+/// The mechanism that limits the disk of a sandbox on this host.
 pub(super) struct Disk {
     pub(super) check: Check,
     pub(super) by: Option<String>,
@@ -24,9 +25,9 @@ const POOL: Bytes = Bytes::mib(256);
 
 pub(super) fn look(state: &Path, rootless: bool) -> Disk {
     if rootless {
-        let consequence = "what a sandbox writes is kept in memory";
+        let consequence = "files written by a sandbox are kept in memory";
         let check = Check::weaker(NAME, "a tmpfs of the limit's size", consequence)
-            .fix("run as root, where volumes lie on disk");
+            .fix("run as root, then volumes are stored on disk");
         return Disk { check, by: Some("tmpfs".to_owned()) };
     }
     let btrfs = match exercise(state, Kind::Btrfs) {
@@ -35,7 +36,7 @@ pub(super) fn look(state: &Path, rootless: bool) -> Disk {
     };
     match exercise(state, Kind::Ext4) {
         Ok(detail) => {
-            let consequence = "volumes take milliseconds to make instead of fractions of one";
+            let consequence = "creating a volume takes milliseconds instead of fractions of one";
             let check =
                 Check::weaker(NAME, format!("{detail} ({btrfs})"), consequence).fix("`modprobe btrfs`");
             Disk { check, by: Some("ext4 image".to_owned()) }
@@ -62,13 +63,14 @@ pub(super) fn free_space(state: &Path, floor: Bytes) -> Check {
         .fix("free some space, or lower the floor in the configuration")
 }
 
-/// The nearest directory that exists: the state directory itself is made by the first start.
+/// Returns the nearest existing directory: the state directory itself is created by the first
+/// start.
 pub(super) fn existing(state: &Path) -> PathBuf {
     let found = state.ancestors().find(|path| path.is_dir());
     found.filter(|path| *path != Path::new("")).unwrap_or(Path::new("/")).to_owned()
 }
 
-/// Makes a volume in a mount namespace of its own, fills it up and drops it.
+/// Creates a volume in a separate mount namespace, fills it up and removes it.
 fn exercise(state: &Path, kind: Kind) -> Result<String, String> {
     let place = existing(state);
     let name = PathBuf::from(format!(".coracle-doctor-{}", rustix::process::getpid().as_raw_nonzero()));
@@ -76,10 +78,10 @@ fn exercise(state: &Path, kind: Kind) -> Result<String, String> {
     let directory = place.join(&name);
     let tried = in_child(|| {
         namespaces::unshare(Namespaces::MOUNT).during("make a mount namespace")?;
-        linux::mounts::make_private().during("keep mounts to ourselves")?;
+        linux::mounts::make_private().during("make mounts private")?;
         fill_one(&directory, kind)
     });
-    root.remove_tree(&name).during("remove what was tried")?;
+    root.remove_tree(&name).during("remove the test directory")?;
     tried
 }
 
@@ -92,7 +94,7 @@ fn fill_one(directory: &Path, kind: Kind) -> Result<String, String> {
     volumes.remove("doctor").map_err(chain)?;
     held?;
     let means = if kind == Kind::Btrfs { "btrfs quotas" } else { "ext4 images" };
-    Ok(format!("{means} hold a limit"))
+    Ok(format!("{means} enforce a limit"))
 }
 
 fn overfill(path: &Path) -> Result<(), String> {
@@ -105,14 +107,14 @@ fn overfill(path: &Path) -> Result<(), String> {
             Err(error) => return Err(error).during("fill a volume"),
         }
     }
-    Err("the limit of a volume does not hold".to_owned())
+    Err("the disk limit of a volume is not enforced".to_owned())
 }
 
 fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::QuotaExceeded | io::ErrorKind::StorageFull)
 }
 
-/// A whole chain of errors in one line.
+/// Formats an error and all its causes in one line.
 fn chain(error: impl std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

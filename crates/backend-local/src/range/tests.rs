@@ -10,7 +10,7 @@ use super::*;
 const FEW: u32 = 64;
 const BASE: u32 = DEFAULT_BASE;
 
-/// A state directory and, beside it, what this host knows.
+/// Opens a state directory that also holds the claims of the host.
 fn open(state: &TempDir) -> Ranges {
     open_on(state, state)
 }
@@ -20,12 +20,12 @@ fn open_on(host: &TempDir, state: &TempDir) -> Ranges {
     Ranges::open_beside(&ranges, &name_of(state), &host, BASE, FEW, Vec::new()).unwrap()
 }
 
-/// An identity for each directory.
+/// Returns a distinct identity for each directory.
 fn name_of(state: &TempDir) -> String {
     state.path().file_name().unwrap().to_str().unwrap().to_owned()
 }
 
-/// Takes all ranges that there are for this state directory.
+/// Allocates all ranges that this state directory can get.
 fn take_all(ranges: &mut Ranges, name: &str) -> BTreeSet<u32> {
     let all = (0..).map(|number| ranges.allocate(&format!("{name}{number}")));
     all.map_while(Result::ok).map(|range| range.first).collect()
@@ -37,12 +37,12 @@ fn two_state_directories_never_share_a_range() {
     let (mut first, mut second) = (open_on(&host, &one), open_on(&host, &two));
     let a = first.allocate("a").unwrap();
     let taken = take_all(&mut second, "b");
-    assert!((31..=32).contains(&taken.len()), "one of the two blocks is left for it: {taken:?}");
+    assert!((31..=32).contains(&taken.len()), "one of the two blocks is left for the second: {taken:?}");
     assert!(!taken.contains(&a.first));
 }
 
 #[test]
-fn a_crooked_base_meets_nobody_either() {
+fn unaligned_base_does_not_share_ranges_either() {
     let (host, one, two) = (TempDir::new().unwrap(), TempDir::new().unwrap(), TempDir::new().unwrap());
     let taken = take_all(&mut open_on(&host, &one), "a");
     let (ranges, uids) = (two.path().join("ranges"), host.path().join("uids"));
@@ -52,10 +52,10 @@ fn a_crooked_base_meets_nobody_either() {
 }
 
 #[test]
-fn what_a_killed_launcher_claimed_is_free_when_its_sandboxes_are_gone() {
+fn claims_of_a_killed_launcher_are_freed_with_its_sandboxes() {
     let (host, one, two) = (TempDir::new().unwrap(), TempDir::new().unwrap(), TempDir::new().unwrap());
     let taken = take_all(&mut open_on(&host, &one), "a");
-    open_on(&host, &two).allocate("b").expect_err("its sandboxes live on");
+    open_on(&host, &two).allocate("b").expect_err("the sandboxes of the killed launcher still run");
     let mut first = open_on(&host, &one);
     for number in 0..taken.len() {
         first.release(&format!("a{number}")).unwrap();
@@ -71,7 +71,7 @@ fn what_a_killed_launcher_claimed_is_free_when_its_sandboxes_are_gone() {
 }
 
 #[test]
-fn what_a_living_launcher_claimed_stays_its_own() {
+fn claims_of_a_running_launcher_are_not_taken_over() {
     let (host, one, two) = (TempDir::new().unwrap(), TempDir::new().unwrap(), TempDir::new().unwrap());
     let mut first = open_on(&host, &one);
     let a = first.allocate("a").unwrap();
@@ -82,7 +82,7 @@ fn what_a_living_launcher_claimed_stays_its_own() {
 }
 
 #[test]
-fn ranges_of_another_base_are_kept_apart_while_their_sandboxes_live() {
+fn ranges_of_a_former_base_stay_taken_while_their_sandboxes_run() {
     let state = TempDir::new().unwrap();
     let old = open(&state).allocate("a").unwrap();
     let (ranges, uids) = (state.path().join("ranges"), state.path().join("uids"));
@@ -107,7 +107,7 @@ fn no_two_sandboxes_share_a_range_until_all_are_taken() {
 }
 
 #[test]
-fn what_was_recorded_is_found_again() {
+fn recorded_range_is_found_after_reopening() {
     let directory = TempDir::new().unwrap();
     let range = open(&directory).allocate("a").unwrap();
     let other = range.index % (FEW - 2) + 1;
@@ -121,7 +121,7 @@ fn what_was_recorded_is_found_again() {
 }
 
 #[test]
-fn a_range_that_was_just_freed_rests() {
+fn freed_range_is_not_reused_at_once() {
     let directory = TempDir::new().unwrap();
     let mut ranges = open(&directory);
     let first = ranges.allocate("a").unwrap();
@@ -130,7 +130,7 @@ fn a_range_that_was_just_freed_rests() {
 }
 
 #[test]
-fn ids_that_users_have_are_left_alone() {
+fn subordinate_ids_of_users_are_not_allocated() {
     let directory = TempDir::new().unwrap();
     let text = format!("# none\nann:{}:{}\nbob:100000:65536\nbroken\n", BASE + WIDTH + 5, WIDTH);
     let given = subordinate(&text);
@@ -144,7 +144,7 @@ fn ids_that_users_have_are_left_alone() {
 }
 
 #[test]
-fn a_base_that_cannot_hold_them_is_refused() {
+fn base_without_room_for_all_ranges_is_refused() {
     let directory = TempDir::new().unwrap();
     let (ranges, uids) = (directory.path().join("ranges"), directory.path().join("uids"));
     let open =
@@ -172,9 +172,9 @@ fn claims_follow_a_renamed_state_directory() {
 }
 
 #[test]
-fn equal_paths_of_two_servers_are_told_apart() {
+fn servers_with_equal_paths_are_distinguished_by_identity() {
     let (host, one, two) = (TempDir::new().unwrap(), TempDir::new().unwrap(), TempDir::new().unwrap());
-    // What two mount namespaces show at one path is imitated by renaming.
+    // The rename imitates two mount namespaces with different directories at one path.
     let uids = host.path().join("uids");
     let path = host.path().join("state");
     let open = |name| Ranges::open_beside(&path.join("ranges"), name, &uids, BASE, FEW, Vec::new()).unwrap();
@@ -188,7 +188,7 @@ fn equal_paths_of_two_servers_are_told_apart() {
 }
 
 #[test]
-fn claim_of_an_older_version_is_ours_by_its_path() {
+fn claim_of_an_older_version_is_recognised_by_its_path() {
     let state = TempDir::new().unwrap();
     let a = open(&state).allocate("a").unwrap();
     let (uids, ranges) = (state.path().join("uids"), state.path().join("ranges"));

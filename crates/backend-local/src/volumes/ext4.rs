@@ -3,9 +3,9 @@
 //!
 //! ```text
 //!  ext4/<name>.img        the image of a sandbox, or of a volume that is only prepared
-//!  ext4/snapshots/<id>.img a copy that was kept of one
-//!  ext4/templates/<size>  formatted once for each size asked for
-//!  ext4/mounts/<n>        where image number n of this launcher is mounted
+//!  ext4/snapshots/<id>.img a copy of an image
+//!  ext4/templates/<size>  formatted once for each requested size
+//!  ext4/mounts/<n>        the mount point of image number n of this launcher
 //! ```
 
 mod named;
@@ -32,15 +32,16 @@ use super::{
     check_room, make_directory, make_trees,
 };
 
-/// Below this a filesystem has no room for its own tables.
+/// The smallest limit: below it a filesystem has no space for its own tables.
 const LEAST: u64 = domain::MIN_DISK.0;
-/// How many seconds `mkfs.ext4` may take, while everybody else waits. It writes a few blocks.
+/// How many seconds `mkfs.ext4` may take; the launcher does nothing else meanwhile. It writes only a
+/// few blocks.
 const FORMATTING: i64 = 10;
-/// Where copies of images are kept.
+/// The directory with copies of images.
 const SNAPSHOTS: &str = "snapshots";
-/// One inode for this many bytes: the limit on files that goes with the limit on bytes.
+/// One inode for this many bytes: the limit on files follows from the limit on bytes.
 const BYTES_PER_INODE: u64 = 8 << 10;
-/// Stands for the limit of an image that was copied from a snapshot: whatever size it has.
+/// A placeholder limit for an image that was copied from a snapshot: its size is the limit.
 const RESTORED: Bytes = Bytes(0);
 
 /// The image files of one state directory.
@@ -48,15 +49,15 @@ const RESTORED: Bytes = Bytes(0);
 pub struct Ext4 {
     directory: PathBuf,
     settings: Settings,
-    /// Where each image is mounted.
+    /// The mount point of each image.
     mounted: BTreeMap<String, PathBuf>,
-    /// Those that could not be mounted at the start. They stay until somebody removes them.
+    /// Images that could not be mounted at the start. They stay until they are removed explicitly.
     broken: BTreeSet<String>,
     numbered: u64,
 }
 
 impl Ext4 {
-    /// Where the image files lie.
+    /// Returns the directory of the image files.
     pub(super) fn directory(&self) -> &Path {
         &self.directory
     }
@@ -67,7 +68,8 @@ impl Ext4 {
             make_directory(&directory.join(part), 0o700)?;
         }
         formatter()?;
-        // Removing a node with each volume would take longer than all the rest of its removal.
+        // Unused device nodes are removed here and not with each volume, because that would take longer
+        // than the rest of the removal.
         loopdev::forget_unused().during("forget devices of", &directory)?;
         let (mounted, broken) = (BTreeMap::new(), BTreeSet::new());
         let mut images = Self { directory, settings, mounted, broken, numbered: 0 };
@@ -75,21 +77,21 @@ impl Ext4 {
         Ok(images)
     }
 
-    /// Mounts the image of every sandbox again; an image that is still attached is found by its
-    /// inode and not attached twice.
+    /// Mounts the images of all sandboxes again. An image that is still attached to a device is found
+    /// by its inode and not attached twice.
     fn adopt(&mut self) -> Result<(), VolumeError> {
         for entry in fs::read_dir(&self.directory).during("list", &self.directory)? {
             let path = entry.during("list", &self.directory)?.path();
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             if name.ends_with(".new") {
-                // A copy of a snapshot that was broken off.
+                // An interrupted copy of a snapshot.
                 fs::remove_file(&path).during("remove", &path)?;
             }
             let Some(name) = name.strip_suffix(".img").map(str::to_owned) else { continue };
             if name.starts_with(PREPARED) {
                 fs::remove_file(&path).during("remove", &path)?;
             } else if let Err(error) = self.mount(&name) {
-                tracing::error!(image = name, ?error, "an image cannot be mounted and is left as it is");
+                tracing::error!(image = name, ?error, "failed to mount disk image; it is left unchanged");
                 self.broken.insert(name);
             }
         }
@@ -130,7 +132,7 @@ impl Ext4 {
         limit: Bytes,
     ) -> Result<Volume, VolumeError> {
         if prepared.limit == RESTORED {
-            // What it holds cannot move to another image, and an image keeps its size.
+            // The files cannot move to another image, and an image cannot be resized.
             let image = fs::metadata(self.image(&prepared.name)).during("measure", &self.directory)?.len();
             if image != limit.0 {
                 self.remove(&prepared.name)?;
@@ -139,13 +141,13 @@ impl Ext4 {
             prepared.limit = limit;
         }
         if prepared.limit != limit {
-            // The size of an image is its limit, so another limit takes another image.
+            // The size of an image is its limit, so another limit needs another image.
             let other = self.prepare(limit)?;
             self.remove(&prepared.name)?;
             prepared = other;
         }
         let (from, to) = (self.image(&prepared.name), self.image(id));
-        // The device is attached to the file and not to its name, so it is not disturbed.
+        // The device is attached to the file and not to its name, so the rename does not affect it.
         fs::rename(&from, &to).during("assign the volume", &to)?;
         let target = self.mounted.remove(&prepared.name).expect("a prepared volume is mounted");
         let volume = Volume::at(&target);
@@ -203,7 +205,7 @@ impl Ext4 {
         Ok((Prepared { name, limit: RESTORED }, Copying::Image { source, target, mounted: None }))
     }
 
-    /// Mounts a copy. What the sandbox that it was taken of had printed is not part of it.
+    /// Mounts a copy and empties its journal: the output of the original sandbox is not part of the copy.
     pub(super) fn restored(&mut self, prepared: &Prepared) -> Result<(), VolumeError> {
         let volume = Volume::at(&self.mount(&prepared.name)?);
         let journal = linux::fs::Root::open(&volume.journal).during("open", &volume.journal)?;
@@ -228,7 +230,8 @@ impl Ext4 {
         Ok(found)
     }
 
-    /// Mounts a snapshot in a mount namespace of this process. The device goes with the namespace.
+    /// Mounts a snapshot in a new mount namespace of this process. The device is released with the
+    /// namespace.
     pub(super) fn open_snapshot(&self, snapshot: &str) -> Result<PathBuf, VolumeError> {
         let image = self.snapshot(snapshot);
         let file = open_image(&image)?;
@@ -262,13 +265,13 @@ impl Ext4 {
         rustix::mount::mount(device.path(), &target, c"ext4", flags, Some(c"discard"))
             .map_err(io::Error::from)
             .during("mount", &image)?;
-        // A backup that was killed may have left it frozen.
+        // A backup that was killed may have left the filesystem frozen.
         File::open(&target).and_then(freeze::thaw).during("thaw", &target)?;
         self.mounted.insert(name.to_owned(), target.clone());
         Ok(target)
     }
 
-    /// The formatted image of this size, made when it is first asked for.
+    /// Returns the formatted image of this size, making it when it is first needed.
     fn template(&self, limit: Bytes) -> Result<PathBuf, VolumeError> {
         let path = self.directory.join("templates").join(limit.0.to_string());
         if !path.exists() {
@@ -280,8 +283,8 @@ impl Ext4 {
     }
 }
 
-/// Formats a file of this size. That of a sandbox has no journal of its own: after a power loss no
-/// sandbox lives.
+/// Formats a file of this size. The filesystem of a sandbox has no journal, because no sandbox survives
+/// a power loss.
 fn format(path: &Path, limit: Bytes, features: &str) -> Result<(), VolumeError> {
     let mut options = OpenOptions::new();
     let file = options.write(true).create(true).truncate(true).mode(0o600).open(path);
@@ -299,31 +302,31 @@ fn format(path: &Path, limit: Bytes, features: &str) -> Result<(), VolumeError> 
     if !ends_in_time(&formatting).during("wait for mkfs.ext4 on", path)? {
         formatting.kill().during("end mkfs.ext4 on", path)?;
         formatting.wait().during("end mkfs.ext4 on", path)?;
-        return Err(VolumeError::Format(format!("it took longer than {FORMATTING} s")));
+        return Err(VolumeError::Format(format!("timeout after {FORMATTING} s")));
     }
     let output = formatting.wait_with_output().during("wait for mkfs.ext4 on", path)?;
     if output.status.success() {
         return Ok(());
     }
-    let said: String = String::from_utf8_lossy(&output.stderr).chars().take(500).collect();
-    Err(VolumeError::Format(said.trim().to_owned()))
+    let message: String = String::from_utf8_lossy(&output.stderr).chars().take(500).collect();
+    Err(VolumeError::Format(message.trim().to_owned()))
 }
 
 fn ends_in_time(child: &Child) -> io::Result<bool> {
     let pidfd = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
-    let patience = Timespec { tv_sec: FORMATTING, tv_nsec: 0 };
+    let timeout = Timespec { tv_sec: FORMATTING, tv_nsec: 0 };
     let mut watched = [PollFd::new(&pidfd, PollFlags::IN)];
-    Ok(rustix::io::retry_on_intr(|| poll(&mut watched, Some(&patience)))? > 0)
+    Ok(rustix::io::retry_on_intr(|| poll(&mut watched, Some(&timeout)))? > 0)
 }
 
 fn formatter() -> Result<PathBuf, VolumeError> {
-    let places = ["/usr/sbin", "/sbin", "/usr/bin", "/usr/local/sbin"];
-    let paths = places.iter().map(|place| Path::new(place).join("mkfs.ext4"));
+    let directories = ["/usr/sbin", "/sbin", "/usr/bin", "/usr/local/sbin"];
+    let paths = directories.iter().map(|directory| Path::new(directory).join("mkfs.ext4"));
     paths.into_iter().find(|path| path.exists()).ok_or(VolumeError::NoFormatter)
 }
 
-/// Opens an image for a loop device. What is mounted must be ours, so a link is not followed, and a
-/// device or a pipe is refused.
+/// Opens an image for a loop device. Only files of this server may be mounted, so links are not
+/// followed, and devices and pipes are refused.
 fn open_image(image: &Path) -> Result<File, VolumeError> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let mut options = OpenOptions::new();
@@ -335,8 +338,7 @@ fn open_image(image: &Path) -> Result<File, VolumeError> {
     Ok(file)
 }
 
-/// Removes an image, and what there may be of it if it was being copied. One that is gone is no
-/// error.
+/// Removes an image and its unfinished copy, if there is one. It is not an error if neither exists.
 fn remove_image(image: &Path) -> Result<(), VolumeError> {
     for path in [&image.with_extension("new"), image] {
         match fs::remove_file(path) {
@@ -347,7 +349,7 @@ fn remove_image(image: &Path) -> Result<(), VolumeError> {
     Ok(())
 }
 
-/// Copies an image, by reference where the filesystem can.
+/// Copies an image, by reference if the filesystem supports it.
 pub(crate) fn copy_image(from: &Path, to: &Path) -> io::Result<()> {
     let copy = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(to)?;
     match rustix::fs::ioctl_ficlone(&copy, &File::open(from)?) {
@@ -356,26 +358,26 @@ pub(crate) fn copy_image(from: &Path, to: &Path) -> io::Result<()> {
     }
 }
 
-/// Copies only what is not a hole.
+/// Copies only data and leaves holes out.
 fn copy_sparse(from: &Path, to: &Path) -> io::Result<()> {
     let mut source = File::open(from)?;
     let mut copy = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(to)?;
     copy.set_len(source.metadata()?.len())?;
-    let mut place = 0;
-    while let Some(data) = seek(&source, SeekFrom::Data(place))? {
+    let mut position = 0;
+    while let Some(data) = seek(&source, SeekFrom::Data(position))? {
         let hole = seek(&source, SeekFrom::Hole(data))?.unwrap_or(data);
         source.seek(io::SeekFrom::Start(data))?;
         copy.seek(io::SeekFrom::Start(data))?;
         io::copy(&mut (&mut source).take(hole - data), &mut copy)?;
-        place = hole;
+        position = hole;
     }
     copy.flush()
 }
 
-/// Where the next data or hole is, none past the last.
+/// Returns the position of the next data or hole, or `None` after the last one.
 fn seek(file: &File, to: SeekFrom) -> io::Result<Option<u64>> {
     match rustix::fs::seek(file, to) {
-        Ok(place) => Ok(Some(place)),
+        Ok(position) => Ok(Some(position)),
         Err(rustix::io::Errno::NXIO) => Ok(None),
         Err(error) => Err(error.into()),
     }

@@ -1,14 +1,14 @@
-//! Volumes with a name: disks that outlive sandboxes, each with a hard limit of its own.
+//! Named volumes: disks that outlive sandboxes, each with its own hard limit.
 //!
 //! ```text
-//!  <id>/data/   what sandboxes see, with canonical ids     bounded: a quota group, or the image's size
-//!  <id>/label   whose it is and what its owner calls it, so that it can be known again
+//!  <id>/data/   the files for sandboxes, with canonical ids     limited by a quota group or the image's size
+//!  <id>/label   the owner and the owner's name for the volume, so that it can be identified later
 //! ```
 //!
-//! A volume is made under another name and renamed when it is whole, and renamed before it is
-//! taken apart. So what has its own name is whole, and everything else is removed at a start. All
-//! is on the disk before the rename, since a volume outlives a power loss. One that cannot be read
-//! all the same is left where it is, and told to nobody but the log.
+//! A volume is made under a temporary name and renamed when it is complete, and renamed again before
+//! it is removed. So a volume with its final name is complete, and everything else is removed at a
+//! start. All data is flushed before the rename, because a volume must survive a power loss. A volume
+//! that still cannot be read is left in place and only reported in the log.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -24,10 +24,10 @@ use super::{DiskUsage, During, VolumeError, Volumes, check_name};
 /// The directory that sandboxes see.
 pub(super) const DATA: &str = "data";
 const LABEL: &str = "label";
-/// No label is longer.
+/// The largest size of a label.
 const LONGEST_LABEL: u64 = 4096;
 
-/// What is written beside the data.
+/// The content of a volume's label file.
 #[derive(Serialize, Deserialize)]
 struct Label {
     owner: String,
@@ -37,7 +37,7 @@ struct Label {
 }
 
 impl Volumes {
-    /// Makes a volume. One that exists already stays as it is.
+    /// Makes a volume. An existing volume is not changed.
     pub fn make_named(&mut self, volume: &Volume) -> Result<(), VolumeError> {
         check_name(volume.id.as_str())?;
         match self {
@@ -47,7 +47,7 @@ impl Volumes {
         }
     }
 
-    /// Drops a volume with all it holds. One that is gone already is no error.
+    /// Removes a volume with its content. It is not an error if it does not exist.
     pub fn remove_named(&mut self, id: &str) -> Result<(), VolumeError> {
         check_name(id)?;
         match self {
@@ -57,7 +57,7 @@ impl Volumes {
         }
     }
 
-    /// All volumes that are whole.
+    /// Returns all complete volumes.
     pub fn named(&self) -> Result<Vec<FoundVolume>, VolumeError> {
         match self {
             Self::Btrfs(pool) => pool.named(),
@@ -66,7 +66,7 @@ impl Volumes {
         }
     }
 
-    /// What a volume holds, if there is such a volume and it can be read.
+    /// Returns the usage of a volume, if it exists and can be read.
     pub fn named_usage(&self, id: &str) -> Option<DiskUsage> {
         check_name(id).ok()?;
         let usage = match self {
@@ -77,7 +77,7 @@ impl Volumes {
         usage.ok()
     }
 
-    /// Where the data of a volume is, if there is such a volume.
+    /// Returns the data directory of a volume, if it exists.
     pub fn named_data(&self, id: &str) -> Option<PathBuf> {
         check_name(id).ok()?;
         let directory = match self {
@@ -89,7 +89,7 @@ impl Volumes {
     }
 }
 
-/// Writes down whose the volume in `directory` is, and waits until that cannot be lost.
+/// Writes the label of the volume in `directory` and waits until it is durable.
 pub(super) fn write_label(directory: &Path, volume: &Volume) -> Result<(), VolumeError> {
     let label = Label {
         owner: volume.owner.as_str().to_owned(),
@@ -98,24 +98,25 @@ pub(super) fn write_label(directory: &Path, volume: &Volume) -> Result<(), Volum
         kept: volume.lifetime == Lifetime::Kept,
     };
     let path = directory.join(LABEL);
-    let text = serde_json::to_vec(&label).expect("a label is text and numbers");
+    let text = serde_json::to_vec(&label).expect("a label can always be serialised");
     let mut file = fs::File::create(&path).during("make", &path)?;
     file.write_all(&text).and_then(|()| file.sync_all()).during("write", &path)?;
     sync(directory)
 }
 
-/// Waits until the names in a directory cannot be lost.
+/// Waits until the names in a directory are durable.
 pub(super) fn sync(directory: &Path) -> Result<(), VolumeError> {
     fs::File::open(directory).and_then(|directory| directory.sync_all()).during("flush", directory)
 }
 
-/// Leaves out a volume that cannot be read: it must not keep anybody from all the others.
+/// Logs and skips a volume that cannot be read, so that the others stay usable.
 pub(super) fn readable<T>(id: &str, read: Result<T, VolumeError>) -> Option<T> {
-    let complain = |error: &VolumeError| tracing::error!(volume = id, ?error, "a volume cannot be read");
-    read.inspect_err(complain).ok()
+    let log =
+        |error: &VolumeError| tracing::error!(volume = id, ?error, "failed to read volume; it is skipped");
+    read.inspect_err(log).ok()
 }
 
-/// Reads the volume in `directory` back.
+/// Reads the label of the volume in `directory`.
 pub(super) fn read(directory: &Path, id: &str, usage: DiskUsage) -> Result<FoundVolume, VolumeError> {
     let path = directory.join(LABEL);
     let mut text = Vec::new();

@@ -1,7 +1,7 @@
 //! The pool file: making, growing and mounting a btrfs in a sparse file.
 //!
-//! No mkfs is needed: an empty filesystem travels inside the binary (`template/make.sh` makes
-//! it) and grows to any size once mounted.
+//! No mkfs is needed: the binary contains an empty filesystem (made by `template/make.sh`), which grows
+//! to any size once it is mounted.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
@@ -23,8 +23,8 @@ const TEMPLATE: &[u8] = include_bytes!("template/pool.btrfs.zst");
 const BLOCK: usize = 4096;
 const LARGEST_BY_DEFAULT: u64 = 64 << 30;
 
-/// Mounts the pool kept in `file` at `target`, making or growing it first. One that is still
-/// attached, because sandboxes of a killed launcher hold it, is mounted again from there.
+/// Mounts the pool in `file` at `target`, making or growing it first. A pool that is still attached to
+/// a device, because sandboxes of a killed launcher use it, is mounted from that device.
 pub(super) fn mount(file: &Path, target: &Path, size: Option<Bytes>) -> Result<(), VolumeError> {
     if !file.exists() {
         make(file).during("make the pool", file)?;
@@ -42,12 +42,12 @@ pub(super) fn mount(file: &Path, target: &Path, size: Option<Bytes>) -> Result<(
         Err(error) => return Err(VolumeError::BadPool { path: file.to_owned(), source: error.into() }),
     }
     let root = File::open(target).during("open", target)?;
-    // A backup that was killed may have left it frozen.
+    // A backup that was killed may have left the filesystem frozen.
     freeze::thaw(&root).during("thaw", target)?;
     btrfs::grow_to_device(&root).during("grow the filesystem at", target)
 }
 
-/// The file is sparse, so a generous size costs nothing until it is used. It never shrinks.
+/// Grows the file. It is sparse, so a large size costs nothing until it is used. It never shrinks.
 fn grow(pool: &File, path: &Path, size: Option<Bytes>) -> Result<(), VolumeError> {
     let present = pool.metadata().during("measure", path)?.len();
     let wanted = match size {
@@ -58,7 +58,7 @@ fn grow(pool: &File, path: &Path, size: Option<Bytes>) -> Result<(), VolumeError
     if whole > present { pool.set_len(whole).during("grow", path) } else { Ok(()) }
 }
 
-/// Writes the template beside `path` and moves it into place when it is whole.
+/// Writes the template to a temporary file and renames it to `path` when it is complete.
 fn make(path: &Path) -> io::Result<()> {
     let draft = path.with_extension("new");
     match fs::remove_file(&draft) {
@@ -67,7 +67,7 @@ fn make(path: &Path) -> io::Result<()> {
     }
     let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&draft)?;
     if btrfs::is_btrfs(&file)? {
-        // Copy-on-write twice over would scatter the file for no gain.
+        // Copy-on-write at both levels would fragment the file without benefit.
         rustix::fs::ioctl_setflags(&file, IFlags::NOCOW)?;
     }
     unpack(&file)?;
@@ -75,7 +75,7 @@ fn make(path: &Path) -> io::Result<()> {
     fs::rename(&draft, path)
 }
 
-/// Gives the filesystem in `file`, which is not mounted, a random identifier.
+/// Gives the filesystem in `file` a random identifier. It must not be mounted.
 pub(super) fn rename(file: &File) -> io::Result<()> {
     let mut identifier = [0; 16];
     rustix::rand::getrandom(&mut identifier, rustix::rand::GetRandomFlags::empty())?;
@@ -105,11 +105,11 @@ fn fill(source: &mut impl Read, block: &mut [u8]) -> io::Result<bool> {
     }
 }
 
-/// Gives a filesystem an identifier of its own.
+/// Changes the identifier of a filesystem.
 ///
-/// The kernel refuses two mounted btrfs with one identifier, so two servers on a host could not
-/// both use the template as it is. Since Linux 5.0 the superblock may carry the identifier alone,
-/// while every other block keeps the old one, which the superblock then names as well.
+/// The kernel refuses to mount two btrfs filesystems with one identifier, so two servers on a host
+/// could not both use the template unchanged. Since Linux 5.0 only the superblock needs the new
+/// identifier; all other blocks keep the old one, which the superblock then contains as well.
 mod superblock {
     use super::*;
 
@@ -127,14 +127,17 @@ mod superblock {
         let mut block = [0; BLOCK];
         file.read_exact_at(&mut block, PLACE)?;
         if block[MAGIC] != *b"_BHRfS_M" || block[CHECKSUM_KIND] != CRC32C {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "it holds no btrfs of ours"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the pool file contains no btrfs that this program made",
+            ));
         }
         let old = block[IDENTIFIER].to_vec();
         let mut flags = [0; 8];
         flags.copy_from_slice(&block[INCOMPATIBLE]);
         let flags = u64::from_le_bytes(flags);
         block[IDENTIFIER].copy_from_slice(&identifier);
-        // The blocks of one that was renamed before still have the first identifier.
+        // If the identifier was changed before, the blocks still have the first one.
         if flags & HAS_IDENTIFIER_OF_BLOCKS == 0 {
             block[IDENTIFIER_OF_BLOCKS].copy_from_slice(&old);
             block[INCOMPATIBLE].copy_from_slice(&(flags | HAS_IDENTIFIER_OF_BLOCKS).to_le_bytes());
@@ -144,7 +147,8 @@ mod superblock {
         file.write_all_at(&block, PLACE)
     }
 
-    /// The Castagnoli checksum, bit by bit: it runs once in the life of a pool.
+    /// Computes the Castagnoli checksum bit by bit: speed does not matter, because it is needed once for
+    /// each pool.
     pub(super) fn crc32c(bytes: &[u8]) -> u32 {
         const POLYNOMIAL: u32 = 0x82f6_3b78;
         let step = |sum: u32| if sum & 1 == 1 { sum >> 1 ^ POLYNOMIAL } else { sum >> 1 };
@@ -157,7 +161,7 @@ mod tests {
     use super::superblock::crc32c;
 
     #[test]
-    fn the_checksum_is_castagnolis() {
+    fn checksum_matches_the_crc32c_test_vector() {
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);
     }
 }

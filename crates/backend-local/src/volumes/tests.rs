@@ -16,7 +16,7 @@ use super::*;
 
 const LIMIT: Bytes = Bytes::mib(32);
 
-/// Runs `test` in a thread with a private mount namespace, as the launcher would.
+/// Runs `test` in a thread with a private mount namespace, as in the launcher.
 fn in_launcher<T: Send>(test: impl FnOnce() -> T + Send) -> Option<T> {
     if !testkit::needs_root() {
         return None;
@@ -49,7 +49,7 @@ fn for_both(test: impl Fn(&Path, &mut Volumes) + Sync) {
     }
 }
 
-/// Unmounts, so that the temporary directory can go.
+/// Unmounts everything, so that the temporary directory can be removed.
 fn close(dir: &Path, volumes: Volumes) {
     drop(volumes);
     let mounts = std::fs::read_to_string("/proc/thread-self/mounts").unwrap();
@@ -64,7 +64,7 @@ fn assigned(volumes: &mut Volumes, id: &str) -> Volume {
     volumes.assign(prepared, id, LIMIT).unwrap()
 }
 
-/// Writes until the disk is full; answers how many bytes fitted.
+/// Writes until the disk is full and returns the number of bytes written.
 fn fill(path: &Path) -> u64 {
     let mut file = File::create(path).unwrap();
     let chunk = vec![7; 1 << 20];
@@ -77,7 +77,7 @@ fn fill(path: &Path) -> u64 {
                 return written;
             }
         }
-        assert!(written <= LIMIT.0, "the limit does not hold");
+        assert!(written <= LIMIT.0, "the limit is not enforced");
     }
 }
 
@@ -87,7 +87,7 @@ fn assert_full(error: &io::Error) {
 }
 
 #[test]
-fn a_volume_has_its_directories_and_belongs_to_root() {
+fn volume_has_its_directories_and_belongs_to_root() {
     for_both(|_, volumes| {
         let volume = assigned(volumes, "a");
         assert_eq!(volume, volumes.volume("a").unwrap());
@@ -118,7 +118,7 @@ fn volumes_are_listed_until_they_are_removed() {
 }
 
 #[test]
-fn a_full_volume_harms_nobody_else() {
+fn full_volume_does_not_affect_other_volumes() {
     for_both(|_, volumes| {
         let (full, other) = (assigned(volumes, "full"), assigned(volumes, "other"));
         let file = full.tree("root").0.join("big");
@@ -130,7 +130,7 @@ fn a_full_volume_harms_nobody_else() {
 }
 
 #[test]
-fn empty_files_are_bounded_too() {
+fn number_of_empty_files_is_limited() {
     for_both(|_, volumes| {
         let small = Bytes::mib(8);
         let prepared = volumes.prepare(small).unwrap();
@@ -144,7 +144,7 @@ fn empty_files_are_bounded_too() {
 }
 
 #[test]
-fn a_full_disk_leaves_the_journal_writable() {
+fn full_disk_leaves_the_journal_writable() {
     let dir = TempDir::new().unwrap();
     in_launcher(|| {
         let mut volumes = Volumes::open(dir.path(), settings(Kind::Btrfs)).unwrap();
@@ -173,7 +173,7 @@ fn usage_is_counted_against_the_limit() {
 }
 
 #[test]
-fn a_limit_may_differ_from_the_prepared_one() {
+fn assigned_limit_may_differ_from_the_prepared_one() {
     for_both(|_, volumes| {
         let prepared = volumes.prepare(LIMIT).unwrap();
         volumes.assign(prepared, "a", Bytes::mib(64)).unwrap();
@@ -182,10 +182,10 @@ fn a_limit_may_differ_from_the_prepared_one() {
 }
 
 #[test]
-fn what_a_killed_launcher_left_is_adopted_and_attached_once() {
+fn volumes_of_a_killed_launcher_are_adopted_and_attached_once() {
     for kind in [Kind::Btrfs, Kind::Ext4] {
         let dir = TempDir::new().unwrap();
-        // The open file stands for a sandbox that outlives the launcher and its namespace.
+        // The open file represents a sandbox that outlives the launcher and its namespace.
         let Some(mut held) = in_launcher(|| {
             let mut volumes = Volumes::open(dir.path(), settings(kind)).unwrap();
             let volume = assigned(&mut volumes, "a");
@@ -208,7 +208,7 @@ fn what_a_killed_launcher_left_is_adopted_and_attached_once() {
     }
 }
 
-/// How many loop devices have this file, or one below this directory, behind them.
+/// Returns the number of loop devices that are backed by this file or by one below this directory.
 fn devices_of(path: &Path) -> usize {
     let blocks = std::fs::read_dir("/sys/block").unwrap();
     let files = blocks
@@ -217,7 +217,7 @@ fn devices_of(path: &Path) -> usize {
 }
 
 #[test]
-fn removing_everything_leaves_no_device() {
+fn removing_all_volumes_leaves_no_device() {
     for kind in [Kind::Btrfs, Kind::Ext4] {
         let dir = TempDir::new().unwrap();
         in_launcher(|| {
@@ -244,7 +244,7 @@ fn too_little_free_space_refuses_volumes() {
 }
 
 #[test]
-fn an_id_that_could_be_a_path_is_refused() {
+fn id_that_could_be_a_path_is_refused() {
     for_both(|_, volumes| {
         for id in ["", ".", "..", "a/b", "prepared-1", "A", "a\0"] {
             assert!(matches!(volumes.remove(id), Err(VolumeError::BadName(_))), "{id:?}");
@@ -253,7 +253,7 @@ fn an_id_that_could_be_a_path_is_refused() {
 }
 
 #[test]
-fn an_id_that_is_taken_keeps_its_volume() {
+fn assigning_a_taken_id_fails_and_keeps_its_volume() {
     let dir = TempDir::new().unwrap();
     in_launcher(|| {
         let mut volumes = Volumes::open(dir.path(), settings(Kind::Btrfs)).unwrap();
@@ -267,7 +267,7 @@ fn an_id_that_is_taken_keeps_its_volume() {
 }
 
 #[test]
-fn a_pool_grows_while_it_is_in_use() {
+fn pool_grows_while_it_is_in_use() {
     let dir = TempDir::new().unwrap();
     let size = || rustix::fs::statvfs(dir.path().join("pool")).unwrap().f_blocks;
     let before = in_launcher(|| {
@@ -286,7 +286,7 @@ fn a_pool_grows_while_it_is_in_use() {
 }
 
 #[test]
-fn a_btrfs_with_quotas_is_used_as_it_is_and_one_without_is_left_alone() {
+fn host_btrfs_is_used_directly_only_if_quotas_are_enabled() {
     let dir = TempDir::new().unwrap();
     in_launcher(|| {
         let host = dir.path().join("host");
@@ -309,7 +309,7 @@ fn a_btrfs_with_quotas_is_used_as_it_is_and_one_without_is_left_alone() {
 }
 
 #[test]
-fn a_pool_that_is_no_filesystem_is_named() {
+fn error_names_a_pool_file_without_a_filesystem() {
     let dir = TempDir::new().unwrap();
     in_launcher(|| {
         std::fs::write(dir.path().join("pool.btrfs"), vec![0; 1 << 20]).unwrap();
@@ -350,7 +350,7 @@ fn soak() {
     }
 }
 
-/// Makes, fills and removes volumes, of which `alive` live at once, and prints the times.
+/// Makes, fills and removes volumes, of which `alive` exist at once, and prints the times.
 fn turn_over(volumes: &mut Volumes, rounds: usize, alive: usize) {
     let mut times = Times::new();
     for round in 0..rounds {
@@ -377,7 +377,7 @@ fn wait_until_freed(dir: &Path) {
     let root = File::open(dir.join("pool")).unwrap();
     let start = std::time::Instant::now();
     while quota_groups(&root) > 1 {
-        // Each commit lets the kernel's cleaner go on.
+        // Each commit lets the kernel's cleaner continue.
         rustix::fs::syncfs(&root).unwrap();
         assert!(start.elapsed().as_secs() < 120, "removed volumes must be freed");
     }

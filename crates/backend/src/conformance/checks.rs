@@ -1,4 +1,4 @@
-//! The checks, each named by the fact that it holds a backend to.
+//! The checks, each named after the fact that it verifies.
 
 use std::time::Duration;
 
@@ -9,13 +9,12 @@ use domain::{
 use wire::process::Exit;
 
 use super::restarts::{
-    a_restart_that_fails_keeps_the_files, a_stopped_sandbox_is_restarted_with_its_files,
-    what_is_stopped_can_be_destroyed_and_snapshotted, what_lost_its_files_is_not_restarted,
+    failed_restart_keeps_the_files, sandbox_without_files_is_not_restarted,
+    stopped_sandbox_can_be_destroyed_and_snapshotted, stopped_sandbox_restarts_with_its_files,
 };
 use super::snapshots::{
-    a_snapshot_keeps_the_files_of_one_moment_and_commands_go_on,
-    a_snapshot_outlives_its_sandbox_and_a_sandbox_its_snapshot,
-    what_cannot_be_kept_or_restored_is_refused_and_leaves_nothing,
+    failed_snapshot_or_restore_leaves_nothing_behind, snapshot_and_sandbox_outlive_each_other,
+    snapshot_saves_files_and_commands_continue,
 };
 use super::{Check, Made, Subject, found, fresh_id};
 use crate::{BackendError, Condition, MountFault};
@@ -23,10 +22,10 @@ use crate::{BackendError, Condition, MountFault};
 /// Every name in `Capabilities::limits`.
 const LIMITS: [&str; 4] = ["memory", "cpus", "pids", "disk"];
 
-/// A process that goes on until its sandbox ends.
+/// A process that runs until its sandbox ends.
 const LASTING: &str = "decade00decade00decade00decade00";
 
-/// How long nothing may happen in a paused sandbox to be believed.
+/// How long a paused sandbox is observed for output.
 const STILL: Duration = Duration::from_millis(300);
 
 macro_rules! checks {
@@ -36,45 +35,48 @@ macro_rules! checks {
 }
 
 checks![
-    the_probe_names_limits_that_exist,
-    a_created_sandbox_has_an_agent_that_runs_commands,
-    what_is_in_force_is_told_of_every_limit,
-    a_named_limit_is_held_or_refused,
-    memory_past_its_limit_is_an_oom,
-    what_cannot_be_made_is_refused_and_leaves_nothing,
-    an_id_that_is_taken_is_refused_and_its_sandbox_lives_on,
-    a_paused_sandbox_stands_still_and_its_agent_answers,
-    what_is_attached_is_seen_by_what_runs_already,
-    mounts_that_cannot_all_be_attached_leave_none,
-    a_volume_outlives_its_sandboxes_or_is_refused,
-    usage_is_told_of_a_sandbox_that_exists,
-    a_living_sandbox_gets_other_limits,
-    limits_that_cannot_be_changed_are_refused,
-    a_name_of_an_image_is_resolved_as_at_a_create,
-    a_network_is_given_late_or_refused,
-    images_that_are_not_there_are_neither_found_nor_removed,
-    destroying_twice_is_no_error,
-    a_backend_that_was_opened_anew_adopts_its_sandboxes,
-    a_death_is_reported_also_of_an_adopted_sandbox,
-    a_snapshot_keeps_the_files_of_one_moment_and_commands_go_on,
-    a_snapshot_outlives_its_sandbox_and_a_sandbox_its_snapshot,
-    what_cannot_be_kept_or_restored_is_refused_and_leaves_nothing,
-    a_stopped_sandbox_is_restarted_with_its_files,
-    a_restart_that_fails_keeps_the_files,
-    what_is_stopped_can_be_destroyed_and_snapshotted,
-    what_lost_its_files_is_not_restarted,
+    probe_lists_only_known_limits,
+    created_sandbox_runs_commands,
+    limits_in_force_are_reported,
+    explicit_limit_is_enforced_or_rejected,
+    exceeding_the_memory_limit_is_an_oom,
+    failed_create_leaves_nothing_behind,
+    duplicate_id_is_rejected_and_the_sandbox_survives,
+    paused_sandbox_runs_nothing_and_its_agent_replies,
+    running_commands_see_attached_mounts,
+    failed_attach_leaves_no_mount,
+    volume_outlives_its_sandboxes_or_is_rejected,
+    usage_is_reported_for_existing_sandboxes,
+    limits_of_a_running_sandbox_can_change,
+    unsupported_limit_changes_are_rejected,
+    image_name_resolves_as_in_create,
+    network_is_connected_later_or_rejected,
+    missing_images_are_not_found_or_removed,
+    destroy_twice_succeeds,
+    reopened_backend_adopts_its_sandboxes,
+    death_of_an_adopted_sandbox_is_reported,
+    snapshot_saves_files_and_commands_continue,
+    snapshot_and_sandbox_outlive_each_other,
+    failed_snapshot_or_restore_leaves_nothing_behind,
+    stopped_sandbox_restarts_with_its_files,
+    failed_restart_keeps_the_files,
+    stopped_sandbox_can_be_destroyed_and_snapshotted,
+    sandbox_without_files_is_not_restarted,
 ];
 
-async fn the_probe_names_limits_that_exist(subject: &dyn Subject) {
+async fn probe_lists_only_known_limits(subject: &dyn Subject) {
     let offered = subject.open().await.probe().await.expect("the host can be probed");
     for limit in &offered.limits {
-        assert!(LIMITS.contains(&limit.as_str()), "`{limit}` is no limit");
+        assert!(LIMITS.contains(&limit.as_str()), "`{limit}` is not a known limit");
     }
     let missing = LIMITS.len() - offered.limits.len();
-    assert!(offered.weaker.len() >= missing, "{missing} limits are not held and it is not said: {offered:?}");
+    assert!(
+        offered.weaker.len() >= missing,
+        "{missing} limits are not enforced and not reported: {offered:?}"
+    );
 }
 
-async fn a_created_sandbox_has_an_agent_that_runs_commands(subject: &dyn Subject) {
+async fn created_sandbox_runs_commands(subject: &dyn Subject) {
     let backend = subject.open().await;
     let mut spec = Spec::plain();
     spec.env.insert("GIVEN".to_owned(), "yes".to_owned());
@@ -87,15 +89,15 @@ async fn a_created_sandbox_has_an_agent_that_runs_commands(subject: &dyn Subject
     made.destroy().await;
 }
 
-async fn what_is_in_force_is_told_of_every_limit(subject: &dyn Subject) {
+async fn limits_in_force_are_reported(subject: &dyn Subject) {
     let backend = subject.open().await;
     let offered = backend.probe().await.expect("the host can be probed");
     let made = Made::plain(&backend).await;
     assert_eq!(made.in_force.image, "host");
     for limit in LIMITS {
         let held = offered.limits.iter().any(|name| name == limit);
-        let told = made.in_force.measures.iter().any(|(name, _)| name == limit);
-        assert_eq!(told, held, "`{limit}`: {:?} of {offered:?}", made.in_force);
+        let reported = made.in_force.measures.iter().any(|(name, _)| name == limit);
+        assert_eq!(reported, held, "`{limit}`: {:?} of {offered:?}", made.in_force);
     }
     let missing = LIMITS.len() - offered.limits.len();
     assert!(made.in_force.weaker.len() >= missing, "{:?}", made.in_force);
@@ -113,7 +115,7 @@ fn with(limit: &str) -> Spec {
     Spec { resources, ..Spec::plain() }
 }
 
-async fn a_named_limit_is_held_or_refused(subject: &dyn Subject) {
+async fn explicit_limit_is_enforced_or_rejected(subject: &dyn Subject) {
     let backend = subject.open().await;
     let offered = backend.probe().await.expect("the host can be probed");
     for limit in LIMITS {
@@ -126,47 +128,47 @@ async fn a_named_limit_is_held_or_refused(subject: &dyn Subject) {
         let id = fresh_id();
         let refused = backend.create(&id, &with(limit)).await;
         let Err(BackendError::Unsupported { hint: Some(_), .. }) = &refused else {
-            panic!("a limit on {limit} that cannot be held: {refused:?}")
+            panic!("a limit on {limit} that cannot be enforced: {refused:?}")
         };
-        assert_eq!(found(&backend, &id).await, None, "a refused create left something");
+        assert_eq!(found(&backend, &id).await, None, "a failed create left something behind");
     }
 }
 
-async fn memory_past_its_limit_is_an_oom(subject: &dyn Subject) {
+async fn exceeding_the_memory_limit_is_an_oom(subject: &dyn Subject) {
     let backend = subject.open().await;
     let offered = backend.probe().await.expect("the host can be probed");
     if !offered.limits.iter().any(|name| name == "memory") {
         return;
     }
     let made = Made::of(&backend, &with("memory")).await;
-    // It keeps a last line that never ends.
+    // `tail` buffers a last line that never ends.
     let ran = made.run("exec tail -n 1 /dev/zero").await;
     assert_eq!(ran.exit, Exit::Oom, "{ran:?}");
-    let usage = backend.usage(&made.id).await.expect("it still exists");
+    let usage = backend.usage(&made.id).await.expect("the sandbox still exists");
     assert_eq!(usage.memory_limit, Some(Bytes::mib(64)));
     assert!(usage.oom_kills.is_some_and(|count| count > 0), "{usage:?}");
     made.ping().await;
     made.destroy().await;
 }
 
-async fn what_cannot_be_made_is_refused_and_leaves_nothing(subject: &dyn Subject) {
+async fn failed_create_leaves_nothing_behind(subject: &dyn Subject) {
     let backend = subject.open().await;
     let id = fresh_id();
     let spec = Spec { image: "conformance/no-such-image".to_owned(), ..Spec::plain() };
     let refused = backend.create(&id, &spec).await;
-    assert!(matches!(refused, Err(BackendError::NoImage { .. })), "an image that is not there: {refused:?}");
-    assert_eq!(found(&backend, &id).await, None, "a refused create left something");
+    assert!(matches!(refused, Err(BackendError::NoImage { .. })), "a missing image: {refused:?}");
+    assert_eq!(found(&backend, &id).await, None, "a failed create left something behind");
     for network in [Network::On, Network::Filtered] {
         match backend.create(&id, &Spec { network, ..Spec::plain() }).await {
             Ok(_) => drop(backend.destroy(&id).await.expect("a sandbox can be destroyed")),
             Err(BackendError::Unsupported { .. }) => {}
             Err(error) => panic!("network {network:?}: {error:?}"),
         }
-        assert_eq!(found(&backend, &id).await, None, "network {network:?} left something");
+        assert_eq!(found(&backend, &id).await, None, "network {network:?} left something behind");
     }
 }
 
-async fn an_id_that_is_taken_is_refused_and_its_sandbox_lives_on(subject: &dyn Subject) {
+async fn duplicate_id_is_rejected_and_the_sandbox_survives(subject: &dyn Subject) {
     let backend = subject.open().await;
     let made = Made::plain(&backend).await;
     let again = backend.create(&made.id, &Spec::plain()).await;
@@ -175,7 +177,7 @@ async fn an_id_that_is_taken_is_refused_and_its_sandbox_lives_on(subject: &dyn S
     made.destroy().await;
 }
 
-async fn a_paused_sandbox_stands_still_and_its_agent_answers(subject: &dyn Subject) {
+async fn paused_sandbox_runs_nothing_and_its_agent_replies(subject: &dyn Subject) {
     let backend = subject.open().await;
     let offered = backend.probe().await.expect("the host can be probed");
     let made = Made::plain(&backend).await;
@@ -187,8 +189,8 @@ async fn a_paused_sandbox_stands_still_and_its_agent_answers(subject: &dyn Subje
         assert_eq!(made.found().await.map(|found| found.condition), Some(Condition::Frozen));
         let before = made.written(LASTING).await;
         tokio::time::sleep(STILL).await;
-        assert_eq!(made.written(LASTING).await, before, "it goes on while it is paused");
-        backend.resume(&made.id).await.expect("what was paused can be resumed");
+        assert_eq!(made.written(LASTING).await, before, "the command runs while the sandbox is paused");
+        backend.resume(&made.id).await.expect("a paused sandbox can be resumed");
         assert_eq!(made.found().await.map(|found| found.condition), Some(Condition::Alive));
         made.follow(LASTING, before).await.output().await;
     }
@@ -197,7 +199,7 @@ async fn a_paused_sandbox_stands_still_and_its_agent_answers(subject: &dyn Subje
     made.destroy().await;
 }
 
-async fn what_is_attached_is_seen_by_what_runs_already(subject: &dyn Subject) {
+async fn running_commands_see_attached_mounts(subject: &dyn Subject) {
     let backend = subject.open().await;
     let offered = backend.probe().await.expect("the host can be probed");
     let made = Made::plain(&backend).await;
@@ -210,24 +212,24 @@ async fn what_is_attached_is_seen_by_what_runs_already(subject: &dyn Subject) {
     ];
     match backend.attach(&made.id, &mounts).await {
         Ok(measures) => {
-            assert!(offered.attach, "it attaches and does not offer to");
+            assert!(offered.attach, "attach works but is not listed as a capability");
             assert!(measures.iter().any(|(name, _)| name == "mount /given/here"), "{measures:?}");
-            assert_eq!(lasting.output().await, b"hello\n", "what ran already does not see it");
+            assert_eq!(lasting.output().await, b"hello\n", "a running command does not see the mount");
             let ran =
                 made.run("echo no > /given/here/new; echo yes > /given/there/new; cat /given/here/new").await;
             assert!(ran.output.contains("yes") && !ran.output.contains("no\n"), "{ran:?}");
         }
         Err(BackendError::Unsupported { hint: Some(_), .. }) => {
-            assert!(!offered.attach, "it offers to attach")
+            assert!(!offered.attach, "attach is listed as a capability but fails")
         }
-        Err(error) => panic!("a mount that is allowed: {error:?}"),
+        Err(error) => panic!("an allowed mount: {error:?}"),
     }
     made.destroy().await;
     let gone = backend.attach(&fresh_id(), &mounts).await;
     assert!(matches!(gone, Err(BackendError::Gone)), "{gone:?}");
 }
 
-async fn mounts_that_cannot_all_be_attached_leave_none(subject: &dyn Subject) {
+async fn failed_attach_leaves_no_mount(subject: &dyn Subject) {
     let backend = subject.open().await;
     if !backend.probe().await.expect("the host can be probed").attach {
         return;
@@ -239,20 +241,20 @@ async fn mounts_that_cannot_all_be_attached_leave_none(subject: &dyn Subject) {
         let good = Mount::host(subject.shared(), "/given", Access::ReadOnly);
         let mounts = [good, Mount::host(subject.shared(), wrong, Access::ReadOnly)];
         let refused = backend.attach(&made.id, &mounts).await;
-        assert!(refused.is_err(), "`{wrong}` leads elsewhere: {refused:?}");
+        assert!(refused.is_err(), "`{wrong}` is not a valid target: {refused:?}");
         let ran = made.run("ls /real /given; grep -c given /proc/self/mounts").await;
         assert!(ran.output.trim_end().ends_with('0') && !ran.output.contains("greeting"), "{wrong}: {ran:?}");
         made.destroy().await;
     }
 }
 
-async fn a_volume_outlives_its_sandboxes_or_is_refused(subject: &dyn Subject) {
+async fn volume_outlives_its_sandboxes_or_is_rejected(subject: &dyn Subject) {
     let backend = subject.open().await;
     let offered = backend.probe().await.expect("the host can be probed").volumes;
     let volume = Volume {
-        id: VolumeId::parse(fresh_id().as_str()).expect("both have one form"),
+        id: VolumeId::parse(fresh_id().as_str()).expect("a sandbox id is a valid volume id"),
         owner: Owner::named("conformance"),
-        name: VolumeName::parse("data").expect("it is one"),
+        name: VolumeName::parse("data").expect("a valid volume name"),
         size: Bytes::mib(16),
         lifetime: Lifetime::Kept,
     };
@@ -262,8 +264,8 @@ async fn a_volume_outlives_its_sandboxes_or_is_refused(subject: &dyn Subject) {
         assert_eq!(backend.volumes().await.expect("volumes can be listed"), Vec::new());
         return;
     }
-    made.expect("a volume can be made");
-    backend.make_volume(&volume).await.expect("one that is there already stays");
+    made.expect("a volume can be created");
+    backend.make_volume(&volume).await.expect("an existing volume is left unchanged");
     let mounts = vec![Mount::volume(volume.id.clone(), "/data", Access::ReadWrite)];
     let spec = Spec { mounts, ..Spec::plain() };
     let first = Made::of(&backend, &spec).await;
@@ -272,26 +274,26 @@ async fn a_volume_outlives_its_sandboxes_or_is_refused(subject: &dyn Subject) {
     let backend = subject.open().await;
     let found = backend.volumes().await.expect("volumes can be listed");
     assert_eq!(found.iter().map(|found| &found.volume).collect::<Vec<_>>(), [&volume]);
-    let unknown = VolumeId::parse(fresh_id().as_str()).expect("both have one form");
-    let held = backend.volumes_hold(&[unknown, volume.id.clone()]).await.expect("volumes are measured");
+    let unknown = VolumeId::parse(fresh_id().as_str()).expect("a sandbox id is a valid volume id");
+    let held = backend.volumes_hold(&[unknown, volume.id.clone()]).await.expect("volumes can be measured");
     assert_eq!(held.iter().map(|(id, _)| id).collect::<Vec<_>>(), [&volume.id]);
     let second = Made::of(&backend, &spec).await;
     assert_eq!(second.run("cat /data/file").await.output.trim(), "kept");
     second.destroy().await;
     backend.remove_volume(&volume.id).await.expect("a volume can be removed");
-    backend.remove_volume(&volume.id).await.expect("one that is gone already can be removed");
+    backend.remove_volume(&volume.id).await.expect("a missing volume can be removed");
     assert_eq!(backend.volumes().await.expect("volumes can be listed"), Vec::new());
     let missing = backend.create(&fresh_id(), &spec).await;
     assert!(matches!(missing, Err(BackendError::Mount { fault: MountFault::NoVolume, .. })), "{missing:?}");
 }
 
-async fn usage_is_told_of_a_sandbox_that_exists(subject: &dyn Subject) {
+async fn usage_is_reported_for_existing_sandboxes(subject: &dyn Subject) {
     let backend = subject.open().await;
     let offered = backend.probe().await.expect("the host can be probed");
     let held = |name: &str| offered.limits.iter().any(|limit| limit == name);
     let made = Made::plain(&backend).await;
     made.run("true").await;
-    let usage = backend.usage(&made.id).await.expect("it exists");
+    let usage = backend.usage(&made.id).await.expect("the sandbox exists");
     assert_eq!(usage.memory_limit.is_some(), held("memory"), "{usage:?}");
     assert_eq!(usage.cpu_limit.is_some(), held("cpus"), "{usage:?}");
     assert_eq!(usage.pids_limit.is_some(), held("pids"), "{usage:?}");
@@ -301,7 +303,7 @@ async fn usage_is_told_of_a_sandbox_that_exists(subject: &dyn Subject) {
     assert!(matches!(gone, Err(BackendError::Gone)), "{gone:?}");
 }
 
-async fn a_living_sandbox_gets_other_limits(subject: &dyn Subject) {
+async fn limits_of_a_running_sandbox_can_change(subject: &dyn Subject) {
     let backend = subject.open().await;
     let offered = backend.probe().await.expect("the host can be probed");
     let held = |name: &str| offered.limits.iter().any(|limit| limit == name);
@@ -312,26 +314,26 @@ async fn a_living_sandbox_gets_other_limits(subject: &dyn Subject) {
     let less = Resources { memory: Some(Bytes::mib(64)), pids: Some(40), ..Resources::default() };
     let more = Resources { memory: Some(Bytes::mib(128)), cpus: Some(Cpus(1500)), ..Resources::default() };
     let mut in_force = made.in_force.clone();
-    // Up and down again, and the same once more: nothing of the former limit is in the way.
+    // Up, down, and the same limit again: a former limit must not get in the way.
     for resources in [&more, &less, &less] {
         let measures = backend.resize(&made.id, resources).await.expect("limits can be changed");
         in_force.replace(measures);
     }
-    let told = in_force.measures.iter().filter(|(name, _)| name == "memory").collect::<Vec<_>>();
-    assert!(matches!(&told[..], [(_, value)] if value.contains("64Mi")), "{told:?}");
-    let usage = backend.usage(&made.id).await.expect("it exists");
+    let reported = in_force.measures.iter().filter(|(name, _)| name == "memory").collect::<Vec<_>>();
+    assert!(matches!(&reported[..], [(_, value)] if value.contains("64Mi")), "{reported:?}");
+    let usage = backend.usage(&made.id).await.expect("the sandbox exists");
     assert_eq!(usage.memory_limit, Some(Bytes::mib(64)));
     let ran = made.run("exec tail -n 1 /dev/zero").await;
     assert_eq!(ran.exit, Exit::Oom, "{ran:?}");
-    // Who comes later knows it too.
+    // A reopened backend knows the new limit too.
     let backend = subject.open().await;
     let made = made.seen_by(&backend);
-    let usage = backend.usage(&made.id).await.expect("it exists");
+    let usage = backend.usage(&made.id).await.expect("the sandbox exists");
     assert_eq!(usage.memory_limit, Some(Bytes::mib(64)));
     made.destroy().await;
 }
 
-async fn limits_that_cannot_be_changed_are_refused(subject: &dyn Subject) {
+async fn unsupported_limit_changes_are_rejected(subject: &dyn Subject) {
     let backend = subject.open().await;
     let offered = backend.probe().await.expect("the host can be probed");
     let made = Made::plain(&backend).await;
@@ -339,7 +341,7 @@ async fn limits_that_cannot_be_changed_are_refused(subject: &dyn Subject) {
         let resized = backend.resize(&made.id, &with(limit).resources).await;
         match resized {
             Ok(measures) => {
-                assert!(offered.limits.iter().any(|name| name == limit), "{limit} is not held");
+                assert!(offered.limits.iter().any(|name| name == limit), "{limit} is not enforced");
                 assert!(measures.iter().any(|(name, _)| name == limit), "{measures:?}");
             }
             Err(BackendError::Unsupported { .. }) => {}
@@ -352,37 +354,38 @@ async fn limits_that_cannot_be_changed_are_refused(subject: &dyn Subject) {
     assert!(matches!(gone, Err(BackendError::Gone)), "{gone:?}");
 }
 
-async fn a_name_of_an_image_is_resolved_as_at_a_create(subject: &dyn Subject) {
+async fn image_name_resolves_as_in_create(subject: &dyn Subject) {
     let backend = subject.open().await;
     let made = Made::plain(&backend).await;
-    let resolved = backend.resolve(&Spec::plain().image).await.expect("it was just used");
+    let resolved = backend.resolve(&Spec::plain().image).await.expect("the image was just used");
     assert_eq!(resolved.name, made.in_force.image);
     made.destroy().await;
     let missing = backend.resolve("conformance/no-such-image").await;
     assert!(matches!(missing, Err(BackendError::NoImage { .. })), "{missing:?}");
 }
 
-/// Says whether a way leads out of the sandbox.
+/// Succeeds if the sandbox has a default route.
 const WAY_OUT: &str = "awk '$2 == \"00000000\" { found = 1 } END { exit !found }' /proc/net/route";
 
-async fn a_network_is_given_late_or_refused(subject: &dyn Subject) {
+async fn network_is_connected_later_or_rejected(subject: &dyn Subject) {
     let backend = subject.open().await;
     let offered = backend.probe().await.expect("the host can be probed");
     let made = Made::plain(&backend).await;
     let asked = backend.connect(&made.id, Network::On).await;
-    let told = |measures: &crate::Measures| measures.iter().find(|(name, _)| name == "network").cloned();
+    let network_of =
+        |measures: &crate::Measures| measures.iter().find(|(name, _)| name == "network").cloned();
     if offered.network {
-        let (_, value) = asked.ok().as_ref().and_then(told).expect("it is told what is in force");
+        let (_, value) = asked.ok().as_ref().and_then(network_of).expect("the network in force is returned");
         assert!(value.starts_with("on"), "{value}");
-        assert!(backend.connect(&made.id, Network::Auto).await.is_ok(), "asking again changes nothing");
-        assert_eq!(made.run(WAY_OUT).await.exit, Exit::Code(0), "network `on` has no way out");
+        assert!(backend.connect(&made.id, Network::Auto).await.is_ok(), "connecting again changes nothing");
+        assert_eq!(made.run(WAY_OUT).await.exit, Exit::Code(0), "network `on` has no default route");
     } else {
         let Err(BackendError::Unsupported { hint: Some(_), .. }) = &asked else {
-            panic!("a network that cannot be given: {asked:?}")
+            panic!("a network that is not supported: {asked:?}")
         };
-        let open = backend.connect(&made.id, Network::Auto).await.ok().as_ref().and_then(told);
+        let open = backend.connect(&made.id, Network::Auto).await.ok().as_ref().and_then(network_of);
         assert!(open.is_some_and(|(_, value)| value.starts_with("off")), "`auto` is not an error");
-        assert_eq!(made.run(WAY_OUT).await.exit, Exit::Code(1), "network `off` has a way out");
+        assert_eq!(made.run(WAY_OUT).await.exit, Exit::Code(1), "network `off` has a default route");
     }
     let id = made.id.clone();
     made.destroy().await;
@@ -390,19 +393,19 @@ async fn a_network_is_given_late_or_refused(subject: &dyn Subject) {
     assert!(matches!(gone, Err(BackendError::Gone)), "{gone:?}");
 }
 
-async fn destroying_twice_is_no_error(subject: &dyn Subject) {
+async fn destroy_twice_succeeds(subject: &dyn Subject) {
     let backend = subject.open().await;
     let made = Made::plain(&backend).await;
     let id = made.id.clone();
     made.start(LASTING, "sleep 1000 & setsid sleep 1000 & wait").await;
     made.destroy().await;
-    backend.destroy(&id).await.expect("what is gone already can be destroyed");
-    backend.destroy(&fresh_id()).await.expect("what never was can be destroyed");
+    backend.destroy(&id).await.expect("a missing sandbox can be destroyed");
+    backend.destroy(&fresh_id()).await.expect("an unknown sandbox can be destroyed");
     let dialled = backend.dial(&id).await.err();
     assert!(matches!(dialled, Some(BackendError::Gone)), "{dialled:?}");
 }
 
-async fn a_backend_that_was_opened_anew_adopts_its_sandboxes(subject: &dyn Subject) {
+async fn reopened_backend_adopts_its_sandboxes(subject: &dyn Subject) {
     let before = subject.open().await;
     let made = Made::plain(&before).await;
     let mut lasting = made.start(LASTING, "echo first; while :; do sleep 0.1; echo on; done").await;
@@ -413,11 +416,11 @@ async fn a_backend_that_was_opened_anew_adopts_its_sandboxes(subject: &dyn Subje
     assert_eq!(made.found().await.map(|found| found.condition), Some(Condition::Alive));
     let printed = made.follow(LASTING, 0).await.output().await;
     assert!(printed.starts_with(b"first"), "{:?}", String::from_utf8_lossy(&printed));
-    backend.usage(&made.id).await.expect("it exists");
+    backend.usage(&made.id).await.expect("the sandbox exists");
     made.destroy().await;
 }
 
-async fn a_death_is_reported_also_of_an_adopted_sandbox(subject: &dyn Subject) {
+async fn death_of_an_adopted_sandbox_is_reported(subject: &dyn Subject) {
     let mut backend = subject.open().await;
     for adopted in [false, true] {
         let made = Made::plain(&backend).await;
@@ -428,7 +431,7 @@ async fn a_death_is_reported_also_of_an_adopted_sandbox(subject: &dyn Subject) {
         let mut deaths = backend.deaths();
         assert!(made.found().await.is_some());
         subject.strike(&made.id).await;
-        let death = deaths.recv().await.expect("the backend lives");
+        let death = deaths.recv().await.expect("the backend runs");
         assert_eq!((&death.id, death.cause), (&made.id, Cause::AgentDied), "adopted: {adopted}");
         let condition = made.found().await.map(|found| found.condition);
         assert_eq!(condition, Some(Condition::Dead), "adopted: {adopted}");
@@ -437,15 +440,15 @@ async fn a_death_is_reported_also_of_an_adopted_sandbox(subject: &dyn Subject) {
     }
 }
 
-async fn images_that_are_not_there_are_neither_found_nor_removed(subject: &dyn Subject) {
+async fn missing_images_are_not_found_or_removed(subject: &dyn Subject) {
     let backend = subject.open().await;
     let Some(images) = backend.images() else { return };
     let name = "nobody/has:this";
-    assert_eq!(images.find(name).await.expect("it looks"), None);
-    assert!(images.list().await.expect("it looks").iter().all(|image| image.name != name));
+    assert_eq!(images.find(name).await.expect("images can be searched"), None);
+    assert!(images.list().await.expect("images can be listed").iter().all(|image| image.name != name));
     assert!(matches!(images.remove(name).await, Err(BackendError::NoImage { .. })));
     assert_eq!(images.collect().await.expect("there is nothing to collect").layers, 0);
-    assert!(!images.may_fetch(name), "nobody allowed it");
+    assert!(!images.may_fetch(name), "the registry is not allowed");
     let pulled = images.pull(crate::Pull { name, credentials: None, progress: &|_| {} }).await;
     assert!(matches!(pulled, Err(BackendError::Pull { .. })), "{pulled:?}");
 }

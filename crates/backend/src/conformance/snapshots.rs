@@ -1,21 +1,21 @@
-//! The checks about snapshots, which a backend takes or refuses.
+//! Checks of snapshots, for backends that support them and for those that reject them.
 
 use domain::{SandboxId, SnapshotId, Spec};
 
 use super::{Made, Subject, fresh_id};
 use crate::{BackendError, FoundSnapshot, SharedBackend, Stage};
 
-/// A process that goes on until its sandbox ends.
+/// A process that runs until its sandbox ends.
 const LASTING: &str = "decade01decade01decade01decade01";
 
-/// Whether the backend takes snapshots. One that does not must say so when it is asked.
+/// Whether the backend supports snapshots. A backend that does not must reject them.
 async fn takes_snapshots(backend: &SharedBackend) -> bool {
     let offered = backend.probe().await.expect("the host can be probed").snapshot;
     if !offered {
         let made = Made::plain(backend).await;
         let refused = backend.snapshot(&made.id, &fresh_snapshot()).await;
         assert!(matches!(refused, Err(BackendError::Unsupported { .. })), "{refused:?}");
-        assert_eq!(backend.snapshots().await.expect("there are none"), []);
+        assert_eq!(backend.snapshots().await.expect("snapshots can be listed"), []);
         made.destroy().await;
     }
     offered
@@ -37,7 +37,7 @@ async fn found(backend: &SharedBackend, snapshot: &SnapshotId) -> Option<FoundSn
     all.into_iter().find(|found| found.id == *snapshot)
 }
 
-pub(super) async fn a_snapshot_keeps_the_files_of_one_moment_and_commands_go_on(subject: &dyn Subject) {
+pub(super) async fn snapshot_saves_files_and_commands_continue(subject: &dyn Subject) {
     let backend = subject.open().await;
     if !takes_snapshots(&backend).await {
         return;
@@ -49,8 +49,8 @@ pub(super) async fn a_snapshot_keeps_the_files_of_one_moment_and_commands_go_on(
     let snapshot = fresh_snapshot();
     let kept = backend.snapshot(&made.id, &snapshot).await.expect("a snapshot can be taken");
     assert_eq!(kept.image, "host");
-    let again = backend.snapshot(&made.id, &snapshot).await.expect("it is there already");
-    assert_eq!(again, kept, "asking twice takes one");
+    let again = backend.snapshot(&made.id, &snapshot).await.expect("an existing snapshot can be taken again");
+    assert_eq!(again, kept, "taking a snapshot twice returns the first");
     assert_eq!(found(&backend, &snapshot).await.map(|found| found.stage), Some(Stage::Complete(kept)));
     let before = made.written(LASTING).await;
     made.follow(LASTING, before).await.output().await;
@@ -60,10 +60,10 @@ pub(super) async fn a_snapshot_keeps_the_files_of_one_moment_and_commands_go_on(
     assert_eq!(made.run("cat /root/file").await.output, "later\n");
     copy.destroy().await;
     made.destroy().await;
-    backend.forget_snapshot(&snapshot).await.expect("a snapshot can be dropped");
+    backend.forget_snapshot(&snapshot).await.expect("a snapshot can be deleted");
 }
 
-pub(super) async fn a_snapshot_outlives_its_sandbox_and_a_sandbox_its_snapshot(subject: &dyn Subject) {
+pub(super) async fn snapshot_and_sandbox_outlive_each_other(subject: &dyn Subject) {
     let backend = subject.open().await;
     if !takes_snapshots(&backend).await {
         return;
@@ -75,27 +75,27 @@ pub(super) async fn a_snapshot_outlives_its_sandbox_and_a_sandbox_its_snapshot(s
     made.destroy().await;
     drop(backend);
     let backend = subject.open().await;
-    assert!(found(&backend, &snapshot).await.is_some(), "a backend that was opened anew has lost it");
+    assert!(found(&backend, &snapshot).await.is_some(), "a reopened backend has lost the snapshot");
     let copy = restored(&backend, &snapshot).await;
     for _ in 0..2 {
-        backend.forget_snapshot(&snapshot).await.expect("what is gone already can be dropped");
+        backend.forget_snapshot(&snapshot).await.expect("a missing snapshot can be deleted");
     }
     assert_eq!(found(&backend, &snapshot).await, None);
     assert_eq!(copy.run("cat /root/file").await.output, "kept\n");
     copy.destroy().await;
 }
 
-pub(super) async fn what_cannot_be_kept_or_restored_is_refused_and_leaves_nothing(subject: &dyn Subject) {
+pub(super) async fn failed_snapshot_or_restore_leaves_nothing_behind(subject: &dyn Subject) {
     let backend = subject.open().await;
     if !takes_snapshots(&backend).await {
         return;
     }
-    let (nobody, snapshot): (SandboxId, _) = (fresh_id(), fresh_snapshot());
-    let refused = backend.snapshot(&nobody, &snapshot).await;
-    assert!(matches!(refused, Err(BackendError::Gone)), "a snapshot of nothing: {refused:?}");
+    let (id, snapshot): (SandboxId, _) = (fresh_id(), fresh_snapshot());
+    let refused = backend.snapshot(&id, &snapshot).await;
+    assert!(matches!(refused, Err(BackendError::Gone)), "a snapshot of a missing sandbox: {refused:?}");
     assert_eq!(found(&backend, &snapshot).await, None);
     let spec = Spec { snapshot: Some(snapshot), ..Spec::plain() };
-    let refused = backend.create(&nobody, &spec).await;
-    assert!(matches!(refused, Err(BackendError::NoImage { .. })), "from a snapshot that is not: {refused:?}");
-    assert_eq!(super::found(&backend, &nobody).await, None, "a refused create left something");
+    let refused = backend.create(&id, &spec).await;
+    assert!(matches!(refused, Err(BackendError::NoImage { .. })), "from a missing snapshot: {refused:?}");
+    assert_eq!(super::found(&backend, &id).await, None, "a failed create left something behind");
 }

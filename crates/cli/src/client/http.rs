@@ -1,4 +1,4 @@
-//! Requests and answers over plain HTTP, and what is told to people when they fail.
+//! Requests and responses over plain HTTP, and the errors that people see when they fail.
 
 use std::time::Duration;
 
@@ -20,18 +20,18 @@ use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use super::way::Way;
 use crate::output::WithHint;
 
-/// What is sent: known bytes or a stream.
+/// The body of a request: known bytes or a stream.
 pub(super) type Body = UnsyncBoxBody<Bytes, std::io::Error>;
 
 /// How long a connection may take.
 const CONNECT: Duration = Duration::from_secs(5);
-/// How long the head of an answer may take. Creating and removing are the slowest calls.
+/// How long the head of a response may take. Creating and removing are the slowest calls.
 const ANSWER: Duration = Duration::from_secs(120);
-/// The largest JSON answer that is read; a page of 200 sandboxes is far below.
+/// The largest JSON response that is read; a page of 200 sandboxes is far below.
 const LARGEST_JSON: usize = 64 << 20;
 const LARGEST_PROBLEM: usize = 64 << 10;
 
-/// An address below which paths are called, with the headers that open it.
+/// The base address of an API, and the headers that authorize access to it.
 #[derive(Clone, Debug)]
 pub(super) struct Api {
     http: Client<Way, Body>,
@@ -41,13 +41,13 @@ pub(super) struct Api {
     pub(super) operator_socket: bool,
 }
 
-/// The server said no.
+/// The server refused the request.
 #[derive(Debug)]
 pub(crate) struct Refused {
     pub(super) status: StatusCode,
     code: String,
     message: String,
-    /// What the server advises.
+    /// The advice of the server.
     hint: Option<String>,
     retry_after: Option<String>,
 }
@@ -62,7 +62,7 @@ impl std::fmt::Display for Refused {
 impl std::error::Error for Refused {}
 
 impl Refused {
-    /// What somebody could do about it.
+    /// Advice about what the user can do.
     pub(crate) fn hint(&self) -> Option<String> {
         match self.status {
             StatusCode::UNAUTHORIZED => Some(
@@ -93,22 +93,22 @@ struct Problem {
     message: String,
 }
 
-/// The code of a refusal for want of the sandbox.
+/// The error code of a missing sandbox.
 const NO_SANDBOX: &str = "DOCKER::SANDBOX_NOT_FOUND";
-/// The code of a refusal for want of the snapshot.
+/// The error code of a missing snapshot.
 const NO_SNAPSHOT: &str = "SNAPSHOT::NOT_FOUND";
-/// Where the server puts advice, apart from what went wrong.
+/// The header in which the server gives advice, apart from the error itself.
 const HINT: &str = "coracle-hint";
 
-/// Where the server says that another image stands in for the one that was named.
+/// The header in which the server says that another image stands in for the requested one.
 const STAND_IN: &str = "coracle-image-stand-in";
 
-/// What an answer says about an image that stands in for another.
+/// The message of a response about an image that stands in for another.
 pub(super) fn stand_in(answer: &Response<Incoming>) -> Option<String> {
     answer.headers().get(STAND_IN)?.to_str().ok().map(str::to_owned)
 }
 
-/// What an answer says about a sandbox that had died, for people.
+/// The message of a response about a sandbox that had died, for people.
 pub(super) fn revival(answer: &Response<Incoming>) -> Option<String> {
     let text = |name: &str| answer.headers().get(name).and_then(|value| value.to_str().ok());
     text("coracle-restarted").map(|how| revival_text(how, text("coracle-restart-cause")))
@@ -128,7 +128,7 @@ pub(super) fn revival_text(how: &str, cause: Option<&str>) -> String {
     }
 }
 
-/// Seconds, rounded up, so that nothing ends earlier than was asked.
+/// Seconds, rounded up, so that nothing ends earlier than requested.
 pub(super) fn whole_seconds(time: Duration) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
@@ -152,7 +152,7 @@ impl Api {
         Ok(Self { http, base: base.trim_end_matches('/').to_owned(), headers, operator_socket: false })
     }
 
-    /// The same connections, elsewhere and with other headers.
+    /// The same connections with another base address and other headers.
     pub(super) fn at(&self, base: String, headers: HeaderMap) -> Self {
         Self { http: self.http.clone(), base, headers, operator_socket: self.operator_socket }
     }
@@ -203,7 +203,7 @@ impl Api {
         }
     }
 
-    /// A delete whose answer has a body.
+    /// A delete whose response has a body.
     pub(super) async fn delete_for(&self, path: &str) -> Result<Response<Incoming>> {
         self.call(Method::DELETE, path, None, empty()).await
     }
@@ -220,7 +220,7 @@ impl Api {
         self.call(Method::PUT, path, Some("application/json"), full(body.to_string())).await
     }
 
-    /// As [`Api::post_json`], for an answer that is a stream of events.
+    /// As [`Api::post_json`], for a response that is a stream of events.
     pub(super) async fn post_for_events(
         &self,
         path: &str,
@@ -237,7 +237,7 @@ impl Api {
         if response.status().is_success() { Ok(response) } else { refusal(response).await }
     }
 
-    /// As [`Api::send`], for requests whose answer begins soon.
+    /// As [`Api::send`], for requests whose response begins soon.
     async fn call(
         &self,
         method: Method,
@@ -250,7 +250,7 @@ impl Api {
             .with_context(|| format!("no answer from `{}` within {} s", self.base, ANSWER.as_secs()))?
     }
 
-    /// Sends a request and hands out the answer once its head says that it succeeded.
+    /// Sends a request and returns the response once its head reports success.
     pub(super) async fn send(
         &self,
         method: Method,
@@ -278,7 +278,7 @@ pub(super) fn is_unreachable(error: &anyhow::Error) -> bool {
 
 fn unreachable<T>(base: &str, error: hyper_util::client::legacy::Error) -> Result<T> {
     let connecting = error.is_connect();
-    // People named the server, not the API below which this client calls.
+    // The user named the server, not the path of the API that this client appends.
     let server = base.trim_end_matches("/v1").trim_end_matches("/coracle");
     let failed = Err(error).with_context(|| format!("could not talk to the server at `{server}`"));
     if connecting {
@@ -309,7 +309,7 @@ async fn refusal<T>(response: Response<Incoming>) -> Result<T> {
     Err(Refused { status, code, message, hint, retry_after }.into())
 }
 
-/// Reads a JSON answer, up to a bound.
+/// Reads a JSON response, up to a bound.
 pub(super) async fn json<T: DeserializeOwned>(response: Response<Incoming>) -> Result<T> {
     let body = Limited::new(response.into_body(), LARGEST_JSON).collect().await;
     let body = body.map_err(|error| anyhow!(error)).context("the answer broke off")?.to_bytes();
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_query_escapes_what_a_path_may_hold() {
+    fn query_escapes_the_characters_of_a_path() {
         assert_eq!(query(&[("path", "/a b&c=d+é")]), "?path=%2Fa+b%26c%3Dd%2B%C3%A9");
     }
 

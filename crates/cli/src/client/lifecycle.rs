@@ -1,4 +1,4 @@
-//! Making, releasing, listing and removing sandboxes.
+//! Creating, releasing, listing and removing sandboxes.
 
 use std::collections::BTreeMap;
 
@@ -13,20 +13,20 @@ use super::sandbox::Sandbox;
 use crate::values::Lifetime;
 
 const KEY_HEADER: HeaderName = HeaderName::from_static("open-sandbox-api-key");
-/// The port under which the API names the commands and files of a sandbox.
+/// The port under which the API addresses the commands and files of a sandbox.
 const EXECD_PORT: u16 = 44772;
-/// The largest page the API gives.
+/// The largest page that the API returns.
 const PAGE: &str = "200";
 
-/// A server, as its API key shows it.
+/// A server, with the access that its API key gives.
 #[derive(Clone, Debug)]
 pub(crate) struct Server(pub(super) Api);
 
-/// What to make.
+/// The settings of a new sandbox.
 #[derive(Debug, Default)]
 pub(crate) struct NewSandbox {
     pub image: String,
-    /// Begins with the files of this snapshot instead of the image.
+    /// The sandbox begins with the files of this snapshot instead of the image.
     pub snapshot: Option<String>,
     pub timeout: Option<Lifetime>,
     pub idle_timeout: Option<Lifetime>,
@@ -39,7 +39,7 @@ pub(crate) struct NewSandbox {
     pub network: Option<Network>,
     pub env: BTreeMap<String, String>,
     pub labels: BTreeMap<String, String>,
-    /// As the API writes them; each is given a name of its own.
+    /// As the API writes them; each gets its own name.
     pub volumes: Vec<serde_json::Value>,
     pub entrypoint: Vec<String>,
     pub on_death: Option<OnDeath>,
@@ -57,10 +57,10 @@ pub(crate) struct SandboxInfo {
     pub created_at: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<String>,
-    /// What the server said about an image that stands in for another, at a create.
+    /// The message of the server about an image that stands in for another, at a create.
     #[serde(skip)]
     pub stand_in: Option<String>,
-    /// What the server said about one that had died under the same name, at a create.
+    /// The message of the server about a sandbox that had died under the same name, at a create.
     #[serde(skip)]
     pub revival: Option<String>,
     /// Whether a create found it by its name, so that nothing else in the request had an effect.
@@ -103,7 +103,7 @@ struct Released {
     released: bool,
 }
 
-/// Where a port is reached, and the headers that open it.
+/// The address of a port, and the headers that authorize access to it.
 #[derive(Deserialize)]
 pub(crate) struct Endpoint {
     /// `host[:port]/path`, without a scheme.
@@ -130,7 +130,7 @@ impl Server {
         Ok(SandboxInfo { stand_in, revival, existing, lacks_network, ..web::json(answer).await? })
     }
 
-    /// What the server says about a sandbox.
+    /// Returns the server's description of a sandbox.
     pub(crate) async fn get(&self, id: &SandboxId) -> Result<SandboxInfo> {
         web::json(self.0.get(&format!("/sandboxes/{id}")).await?).await
     }
@@ -147,7 +147,7 @@ impl Server {
             }
             let answer = self.0.get(&format!("/sandboxes{}", web::query(&pairs))).await?;
             let page: Page = web::json(answer).await?;
-            // An empty page ends the walk whatever the server claims, so it always ends.
+            // An empty page ends the loop whatever the server claims, so it always ends.
             let last = !page.pagination.has_next_page || page.items.is_empty();
             found.extend(page.items);
             if last {
@@ -157,7 +157,7 @@ impl Server {
         Ok(found)
     }
 
-    /// Removes a sandbox; says whether it was there.
+    /// Removes a sandbox; returns whether it existed.
     pub(crate) async fn remove(&self, id: &str) -> Result<bool> {
         match self.0.delete(&format!("/sandboxes/{id}")).await {
             Ok(()) => Ok(true),
@@ -175,19 +175,19 @@ impl Server {
         &self.0
     }
 
-    /// Whether this talks through the socket of operators, which does not answer the API of owners.
+    /// Whether this uses the operator socket, which does not serve the API of owners.
     pub(crate) fn is_operator_socket(&self) -> bool {
         self.0.operator_socket
     }
 
-    /// The API of operators on the same server.
+    /// The operator API of the same server.
     pub(super) fn operator(&self) -> Api {
         let server = self.0.base().trim_end_matches("/v1");
         self.0.at(format!("{server}/coracle/v1"), self.0.headers().clone())
     }
 
-    /// Lets the sandbox of a name make room for others. `None` if nothing has the name, otherwise
-    /// whether somebody held it.
+    /// Allows the named sandbox to be evicted for others. `None` if no sandbox has the name, otherwise
+    /// whether it was held before.
     pub(crate) async fn release(&self, name: &str) -> Result<Option<bool>> {
         let api = self.operator();
         let name = percent_encoding::utf8_percent_encode(name, percent_encoding::NON_ALPHANUMERIC);
@@ -198,7 +198,7 @@ impl Server {
         }
     }
 
-    /// Asks where the commands and files of a sandbox are, and with which token.
+    /// Asks for the address and the token of the commands and files of a sandbox.
     pub(crate) async fn open(&self, id: &SandboxId) -> Result<Sandbox> {
         let path = format!("/sandboxes/{id}/endpoints/{EXECD_PORT}?use_server_proxy=true");
         let endpoint: Endpoint = web::json(self.0.get(&path).await?).await?;
@@ -256,15 +256,15 @@ impl NewSandbox {
         body
     }
 
-    /// What the API has no field for.
+    /// Settings for which the API has no field.
     fn extensions(&self) -> BTreeMap<&'static str, String> {
-        // Our own output must be exact, whatever dialect the server speaks by default.
+        // Our own output must be exact, whatever line mode the server uses by default.
         let mut extensions = BTreeMap::from([("coracle.lines", "P".to_owned())]);
         extensions.extend(self.pool.clone().map(|pool| ("poolRef", pool)));
         extensions.extend(self.key.clone().map(|key| ("coracle.key", key)));
         extensions.extend(self.on_death.map(|choice| ("coracle.on-death", choice.name().to_owned())));
         if self.entrypoint.is_empty() && self.image != "host" {
-            // The API wants an entrypoint in any case; this says that it is not meant.
+            // The API requires an entrypoint in any case; this extension says to use that of the image.
             extensions.insert("coracle.entrypoint", "image".to_owned());
         }
         extensions.extend(self.pids.map(|pids| ("coracle.pids", pids.to_string())));
@@ -299,7 +299,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plain_wish_names_only_what_the_api_requires() {
+    fn minimal_request_has_only_the_fields_that_the_api_requires() {
         let body = NewSandbox { image: "host".to_owned(), ..NewSandbox::default() }.body();
         assert_eq!(
             body,
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_stands_in_the_place_of_the_image() {
+    fn snapshot_is_sent_instead_of_the_image() {
         let wish = NewSandbox { snapshot: Some("s".to_owned()), ..NewSandbox::default() };
         assert_eq!((&wish.body()["snapshotId"], wish.body().get("image")), (&json!("s"), None));
     }

@@ -120,7 +120,7 @@ impl Terminal {
         self.socket.send(message).await.context("the connection to the terminal broke")
     }
 
-    /// The next thing the terminal says. Dropping the future loses nothing.
+    /// The next message from the terminal. Dropping the future loses nothing.
     pub(crate) async fn next(&mut self) -> Result<FromTerminal> {
         loop {
             let message =
@@ -137,7 +137,7 @@ impl Terminal {
         }
     }
 
-    /// Ends the shell, if it still runs: whoever leaves a terminal expects it gone.
+    /// Ends the shell, if it still runs: a user who leaves a terminal expects it to be gone.
     pub(crate) async fn close(self) {
         drop(self.socket);
         // The shell has usually ended already, and its session with it.
@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn output_and_replays_are_told_alike() {
+    fn output_and_replays_are_reported_alike() {
         let output = |bytes: &'static [u8]| Some(FromTerminal::Output(Bytes::from_static(bytes)));
         assert_eq!(read_binary(Bytes::from_static(b"\x01hi")), output(b"hi"));
         assert_eq!(read_binary(Bytes::from_static(b"\x03\0\0\0\0\0\0\0\x05hi")), output(b"hi"));

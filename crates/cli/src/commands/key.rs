@@ -1,4 +1,4 @@
-//! `key create`, `ls` and `rm`: who may call the server.
+//! `key create`, `ls` and `rm`: the keys with which the server can be called.
 
 use std::process::ExitCode;
 
@@ -37,7 +37,7 @@ pub(crate) async fn key(server: &Server, command: KeyCommand, printer: &Printer)
     Ok(ExitCode::SUCCESS)
 }
 
-/// Removes all that are there; one that is missing is an error in the end.
+/// Removes all keys that exist; a missing one is reported as an error at the end.
 async fn remove(server: &Server, texts: &[String], and_sandboxes: bool, printer: &Printer) -> Result<()> {
     let (ids, mut missing) = server.resolve_keys(texts).await?;
     let (mut removed, mut revoked) = (Vec::new(), Vec::new());
@@ -68,8 +68,8 @@ async fn remove(server: &Server, texts: &[String], and_sandboxes: bool, printer:
     Err(anyhow!("there is no such key as `{}`", missing.join("`, `"))).hint("`coracle key ls` lists the keys")
 }
 
-/// Says of each owner whose keys were revoked what became of the sandboxes. Of several keys of one
-/// owner the last says it: until then there was another.
+/// Returns a message for each owner whose keys were revoked about its sandboxes. If several keys of one
+/// owner were revoked, only the last revocation counts: until then there was another key.
 fn about_sandboxes(revoked: &[RevokedKey]) -> Vec<String> {
     let newest = |(index, key): &(usize, &RevokedKey)| {
         revoked[index + 1..].iter().all(|later| later.owner != key.owner)
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn each_owner_is_told_why_its_sandboxes_stay_or_how_many_went() {
+    fn output_says_for_each_owner_why_sandboxes_stay_or_how_many_were_removed() {
         let all = [
             revoked("a", 1, &[]),
             revoked("b", 2, &[]),

@@ -1,5 +1,5 @@
-//! The settings of the section `[gateway]`: how ports of sandboxes are addressed beside the paths of
-//! the API, and how addresses are signed.
+//! The settings of the section `[gateway]`: how ports of sandboxes are addressed in addition to the
+//! paths of the API, and how addresses are signed.
 
 use std::fmt;
 
@@ -11,10 +11,10 @@ use serde::{Deserialize, Serialize};
 use super::raw::RawGateway;
 use crate::output::WithHint;
 
-/// Shorter secrets could be guessed by whoever has seen a signature.
+/// Shorter secrets could be guessed by anyone who has seen a signature.
 const SHORTEST_SECRET: usize = 16;
 
-/// What holds. It travels to the server as it is.
+/// The effective settings. They are passed to the server as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Gateway {
     pub mode: Mode,
@@ -33,7 +33,7 @@ pub(crate) enum Mode {
     Header,
 }
 
-/// A key of signed routes. Its secret never appears in what is printed.
+/// A key of signed routes. Its secret is never printed.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RouteKey {
     pub name: char,
@@ -46,7 +46,7 @@ impl fmt::Debug for RouteKey {
     }
 }
 
-/// Turns what was written into what holds.
+/// Turns the written settings into effective ones.
 pub(super) fn check(raw: RawGateway) -> Result<Gateway> {
     let mode = match (raw.mode.as_deref(), raw.domain) {
         (None | Some("off"), None) => Mode::Off,
@@ -97,7 +97,7 @@ fn check_domain(text: String) -> Result<String> {
     Ok(text)
 }
 
-/// Reads `NAME=SECRET`. What is wrong is told without the secret.
+/// Reads `NAME=SECRET`. Errors do not contain the secret.
 fn check_key(text: &str) -> Result<RouteKey> {
     let (name, secret) = text.split_once('=').unwrap_or((text, ""));
     let name = match name.trim().chars().collect::<Vec<_>>()[..] {
@@ -125,7 +125,7 @@ impl Gateway {
         name == "localhost" || name.ends_with(".localhost")
     }
 
-    /// As the HTTP surface has it.
+    /// The settings as the HTTP fronts need them.
     pub(crate) fn settings(&self, api_ports: fronts::ApiPorts) -> fronts::Gateway {
         let key = |key: &RouteKey| fronts::RouteKey { name: key.name, secret: key.secret.clone() };
         fronts::Gateway {
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_hold_is_refused_by_name() {
+    fn invalid_settings_are_refused_by_name() {
         for (text, expected) in [
             ("mode = \"uri\"", "`gateway.mode` is `uri`"),
             ("mode = \"x\"", "`gateway.mode` is `x`"),

@@ -10,10 +10,11 @@ use super::raw::RawNetwork;
 use super::wrong;
 use crate::output::WithHint;
 
-/// Fewer addresses than this are not worth a range; more than a million are somebody's mistake.
+/// Smaller ranges hold too few addresses to be useful; ranges of more than a million addresses are most
+/// likely a mistake.
 const SIZES: std::ops::RangeInclusive<u8> = 12..=26;
 
-/// Turns what was written into what holds.
+/// Turns the written settings into effective ones.
 pub(super) fn check(raw: RawNetwork) -> Result<NetworkSettings> {
     let usual = NetworkSettings::default();
     let settings = NetworkSettings {
@@ -49,7 +50,7 @@ fn check_ranges(settings: &NetworkSettings) -> Result<()> {
     Ok(())
 }
 
-/// Packets cannot be sent from a link to the loopback, so neither can be promised.
+/// Packets cannot be sent from a link to the loopback address, so such settings could not work.
 fn check_loopback(settings: &NetworkSettings) -> Result<()> {
     let resolvers = settings.resolvers.iter().map(|address| ("resolvers", *address));
     let allowed = settings.allow.iter().map(|target| ("allow", target.prefix.address));
@@ -90,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_holds() {
+    fn written_settings_take_effect() {
         let settings = read(
             "default = \"off\"\nrange = \"10.9.0.0/16\"\nallow = [\"10.1.2.3:5432\"]\nresolvers = [\"9.9.9.9\"]\ndeny = []",
         );
@@ -100,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_hold_is_refused_by_name() {
+    fn invalid_settings_are_refused_by_name() {
         for (text, setting) in [
             ("default = \"filtered\"", "network.default"),
             ("range = \"10.0.0.0/8\"", "network.range"),

@@ -1,4 +1,4 @@
-//! What the configuration accepts, and how it complains.
+//! Tests for the settings that the configuration accepts, and for its errors.
 
 use super::*;
 
@@ -102,7 +102,7 @@ fn wrong_values_are_named_with_their_setting() {
         ("limits.max_sandboxes = 5000", "more than 4000"),
         ("prepared.volumes = 100000", "more than 256"),
         ("[[pool]]\nname = \"A\"\nlevel = 1", "lower-case"),
-        ("[[pool]]\nname = \"a\"\nlevel = 2\nmax = 1", "above the most"),
+        ("[[pool]]\nname = \"a\"\nlevel = 2\nmax = 1", "exceeds the maximum"),
         ("[[pool]]\nname = \"a\"\nlevel = 1\nguest = \"box\"", "`pool.guest` of pool `a`"),
         ("[[pool]]\nname = \"a\"\nlevel = 1\nmemory = \"lots\"", "`pool.memory` of pool `a`"),
         ("[[pool]]\nname = \"a\"\nlevel = 1\n[[pool]]\nname = \"a\"\nlevel = 1", "two pools `a`"),
@@ -144,7 +144,7 @@ fn names(changes: &[SettingChange]) -> Vec<&str> {
 }
 
 #[test]
-fn a_reload_takes_what_can_change_and_postpones_the_rest() {
+fn reload_applies_changeable_settings_and_postpones_the_rest() {
     let old = written("listen = \"127.0.0.1:1\"\nlimits.pids = 64").expect("it parses");
     let read = written(
         "listen = \"127.0.0.1:2\"\nlimits = { pids = 65, json_body = \"2m\" }\nowners.a.sandboxes = 3\n\

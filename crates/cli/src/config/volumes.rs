@@ -1,4 +1,4 @@
-//! `[volumes]`: which directories of the host sandboxes may be shown, and how large volumes are.
+//! `[volumes]`: the directories of the host that may be mounted in sandboxes, and the size of volumes.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ use crate::output::WithHint;
 pub(crate) struct Volumes {
     /// Directories of the host that may be mounted.
     pub host_paths: Vec<Allowed>,
-    /// Of a volume whose claim names none.
+    /// The size of a volume whose claim names none.
     pub default_size: Bytes,
 }
 
@@ -30,7 +30,7 @@ pub(super) fn check(raw: &RawVolumes, state_dir: &Path) -> Result<Volumes> {
     })
 }
 
-/// The directory behind the path. Links on the way to it are followed now and never again.
+/// The directory behind the path. Links in the path are resolved now and never again.
 fn check_host_path(path: &Path, state_dir: &Path) -> Result<Allowed> {
     let setting = || format!("`volumes.host_paths` has `{}`", path.display());
     if !path.is_absolute() {
@@ -42,7 +42,7 @@ fn check_host_path(path: &Path, state_dir: &Path) -> Result<Allowed> {
     if !real.is_dir() {
         return Err(anyhow!("{}, which is no directory", setting())).hint("name the directory around it");
     }
-    // The state directory may not exist yet, but its own name has no link then.
+    // The state directory may not exist yet, but then its own name is not a link.
     let state = without_links(state_dir).unwrap_or_else(|_missing| state_dir.to_owned());
     let kernel = ["/proc", "/sys", "/dev"].iter().any(|own| real.starts_with(own));
     if real == Path::new("/") || kernel || state.starts_with(&real) || real.starts_with(&state) {
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_open_the_host_is_refused() {
+    fn paths_that_would_expose_the_host_are_refused() {
         let place = tempfile::tempdir().expect("a directory");
         let state = place.path().join("data/state");
         std::fs::create_dir_all(&state).expect("our own directory");
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listed_directory_is_what_its_links_lead_to() {
+    fn links_in_a_listed_path_are_resolved() {
         let place = tempfile::tempdir().expect("a directory");
         let real = without_links(place.path()).expect("it exists").join("real");
         std::fs::create_dir(&real).expect("our own directory");

@@ -1,4 +1,4 @@
-//! What this server does not offer, each with the answer that clients expect of such a server.
+//! Features that this server does not support, each with the response that clients expect then.
 
 use axum::Json;
 use axum::extract::State;
@@ -15,7 +15,7 @@ pub(super) async fn templates(Caller(_): Caller) -> Problem {
     Problem::new(StatusCode::NOT_IMPLEMENTED, "FSB::API_NOT_SUPPORTED", message)
 }
 
-/// `GET /sandboxes/{id}/networkpolicy`: what holds, as on the egress port.
+/// `GET /sandboxes/{id}/networkpolicy`: the policy in effect, as on the egress port.
 pub(super) async fn policy(State(front): State<Front>, at: Addressed) -> Result<Json<PolicyBody>, Problem> {
     let sandbox = front.service.get(&at.owner, &at.id)?;
     Ok(Json(egress::policy_of(&sandbox)))
@@ -23,7 +23,7 @@ pub(super) async fn policy(State(front): State<Front>, at: Addressed) -> Result<
 
 /// `PUT|PATCH|DELETE /sandboxes/{id}/networkpolicy`
 pub(super) async fn change_policy(State(front): State<Front>, at: Addressed) -> Problem {
-    not_yet(&front, &at, "changing the network policy comes with the egress filter")
+    not_yet(&front, &at, "changing the network policy requires the egress filter, which is not available yet")
 }
 
 fn not_yet(front: &Front, at: &Addressed, message: &str) -> Problem {

@@ -1,4 +1,4 @@
-//! Who calls, on which sandbox, with which body: what handlers of the lifecycle API start from.
+//! Extractors of the lifecycle API (caller, sandbox, body), and the rules for access to ports.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -20,10 +20,10 @@ use crate::auth::{self, KEY_HEADERS, Refusal};
 pub(super) const EXECD_TOKEN: &str = "X-EXECD-ACCESS-TOKEN";
 pub(super) const EGRESS_TOKEN: &str = "OPENSANDBOX-EGRESS-AUTH";
 pub(super) const PORT_TOKEN: &str = "X-Coracle-Access-Token";
-/// What opens a sandbox that was created with `secureAccess`, and what it is made for.
+/// The header that opens a sandbox created with `secureAccess`, and the purpose of its token.
 pub(super) const SECURE_ACCESS: &str = "OpenSandbox-Secure-Access";
 pub(super) const SECURE_PURPOSE: &str = "secure-access";
-/// The headers that name a port in the place of a path, the older name last.
+/// The headers that name a port instead of a path; the older name comes last.
 pub(crate) const ROUTING_HEADERS: [&str; 2] = ["OpenSandbox-Ingress-To", "OPEN-SANDBOX-INGRESS"];
 
 /// How long a client may take to send a JSON body.
@@ -40,8 +40,7 @@ impl FromRequestParts<Front> for Caller {
     }
 }
 
-/// The caller and the sandbox that the path names. A text that cannot be an id is one that is
-/// not there.
+/// The caller and the sandbox named in the path. A malformed id is reported as not found.
 pub(super) struct Addressed {
     pub(super) owner: Owner,
     pub(super) id: SandboxId,
@@ -58,14 +57,14 @@ impl FromRequestParts<Front> for Addressed {
     }
 }
 
-/// A part of the path. One that is not text is read as nothing, which names nothing.
+/// Returns a path parameter. One that is not valid text is returned as empty, which matches nothing.
 pub(super) async fn param(parts: &mut Parts, name: &str) -> String {
     let params = RawPathParams::from_request_parts(parts, &()).await.ok();
     let found = params.iter().flatten().find(|(key, _)| *key == name);
     found.map(|(_, value)| value.to_owned()).unwrap_or_default()
 }
 
-/// The port that the path names, as it was written.
+/// The port in the path, as written.
 pub(super) struct PortText(pub(super) String);
 
 impl FromRequestParts<Front> for PortText {
@@ -76,7 +75,7 @@ impl FromRequestParts<Front> for PortText {
     }
 }
 
-/// The kind of diagnostics that the path names.
+/// The kind of diagnostics named in the path.
 pub(super) struct KindText(pub(super) String);
 
 impl FromRequestParts<Front> for KindText {
@@ -87,7 +86,7 @@ impl FromRequestParts<Front> for KindText {
     }
 }
 
-/// A JSON body, whatever its content type says.
+/// A JSON body, regardless of its content type.
 pub(super) struct JsonBody<T>(pub(super) T);
 
 impl<T: DeserializeOwned> FromRequest<Front> for JsonBody<T> {
@@ -100,14 +99,13 @@ impl<T: DeserializeOwned> FromRequest<Front> for JsonBody<T> {
 }
 
 pub(super) fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
-    serde_json::from_slice(bytes)
-        .map_err(|error| Problem::invalid(format!("the body is not as expected: {error}")))
+    serde_json::from_slice(bytes).map_err(|error| Problem::invalid(format!("invalid request body: {error}")))
 }
 
 /// Reads a whole body of at most `limit` bytes.
 pub(super) async fn read_body(body: Body, limit: usize) -> Result<bytes::Bytes, Problem> {
     let too_long = || {
-        let message = format!("the body is longer than {limit} bytes");
+        let message = format!("request body exceeds {limit} bytes");
         Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "SANDBOX::INVALID_PARAMETER", message)
     };
     let read = tokio::time::timeout(BODY_TIME, axum::body::to_bytes(body, limit)).await;
@@ -115,17 +113,17 @@ pub(super) async fn read_body(body: Body, limit: usize) -> Result<bytes::Bytes, 
         Problem::new(
             StatusCode::REQUEST_TIMEOUT,
             "SANDBOX::INVALID_PARAMETER",
-            "the body did not come in time",
+            "request body was not received in time",
         )
     })?;
     read.map_err(|error| {
         let by_limit =
             std::error::Error::source(&error).is_some_and(|e| e.is::<http_body_util::LengthLimitError>());
-        if by_limit { too_long() } else { Problem::invalid("the body broke off") }
+        if by_limit { too_long() } else { Problem::invalid("request body ended early") }
     })
 }
 
-/// What opens one of a sandbox's ports: the header of its token, and the token's purpose.
+/// Returns the header and the purpose of the token that opens a port.
 pub(super) fn token_of(port: u16) -> (&'static str, &'static str) {
     match port {
         EXECD_PORT => (EXECD_TOKEN, "execd"),
@@ -134,16 +132,16 @@ pub(super) fn token_of(port: u16) -> (&'static str, &'static str) {
     }
 }
 
-/// Some clients present a key in the headers that are meant for tokens.
+/// Headers that may carry a key: some clients send it in those meant for tokens.
 const KEYS_OR_TOKENS: [&str; 4] = [KEY_HEADERS[0], KEY_HEADERS[1], EXECD_TOKEN, EGRESS_TOKEN];
 
-/// Who reaches a port of a sandbox. `found` is the sandbox, whoever's it is.
+/// Decides who may access a port of a sandbox. `found` is the sandbox, regardless of its owner.
 ///
-/// 1. An address that carries a signature opens nothing but by that signature.
-/// 2. A sandbox with secure access is opened by such a signature or by its own token, nothing else.
+/// 1. An address with a signature is opened only by that signature.
+/// 2. A sandbox with secure access is opened only by such a signature or by its own token.
 /// 3. Any other is opened by a signature, by its token for that port, or by an API key; some
-///    clients present the key in the headers that are meant for tokens.
-/// 4. What operators made public needs nothing, if it is a service and no API of ours.
+///    clients send the key in the headers meant for tokens.
+/// 4. Ports that the operator made public need nothing, unless they are APIs of this server.
 pub(super) fn admit(
     front: &Front,
     headers: &HeaderMap,
@@ -161,7 +159,7 @@ pub(super) fn admit(
     if let Some(sandbox) = found.filter(|sandbox| Notes::of(sandbox).secure_access) {
         let token = auth::text(headers, SECURE_ACCESS).unwrap_or_default();
         let by_token = || front.service.owner_by_token(&sandbox.id, SECURE_PURPOSE, token.trim());
-        // Whoever has a key of somebody else learns no more than about one that never was.
+        // For the holder of another owner's key, the sandbox must look like one that does not exist.
         let foreign = || {
             let caller = auth::caller(&front.service, headers, &KEYS_OR_TOKENS);
             !front.service.keyless() && caller.is_ok_and(|caller| caller != sandbox.owner)
@@ -174,7 +172,7 @@ pub(super) fn admit(
     let (header, purpose) = token_of(target.port);
     let own_service = purpose == "ports";
     if front.service.keyless() {
-        // Pages that a sandbox serves may talk to its ports, though never to the API.
+        // Pages that a sandbox serves may access its ports, but never the API.
         if !own_service {
             return Ok(auth::caller(&front.service, headers, &[])?);
         }
@@ -192,6 +190,6 @@ pub(super) fn admit(
 }
 
 fn secure_access_needed() -> Problem {
-    let message = "this sandbox is opened by the header OpenSandbox-Secure-Access or by a signed route alone";
+    let message = "this sandbox requires the header OpenSandbox-Secure-Access or a signed route";
     Problem::new(StatusCode::UNAUTHORIZED, "MISSING_OR_INVALID_SECURE_ACCESS", message)
 }

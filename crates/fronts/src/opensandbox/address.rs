@@ -1,4 +1,4 @@
-//! A port of a sandbox in one word, as hosts and headers have it.
+//! A label that names a sandbox port, as used in hosts and headers.
 //!
 //! ```text
 //! {id}-{port}                          OpenSandbox-Ingress-To, or before the gateway's domain
@@ -11,7 +11,7 @@ use http::StatusCode;
 use super::problem::Problem;
 use super::signed::Signed;
 
-/// What one word names.
+/// A parsed label.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) id: SandboxId,
@@ -28,13 +28,13 @@ impl Place {
     }
 }
 
-/// Whether a word in the place of a host's first label is meant for this front. Ids begin with a
-/// letter, so nothing that begins with a port is.
+/// Whether the first label of a host belongs to this front. Ids begin with a letter, so a label that
+/// begins with a port does not.
 pub(crate) fn claims(label: &str) -> bool {
     label.split_once('-').is_some_and(|(id, _)| SandboxId::parse(id).is_ok())
 }
 
-/// Reads `{port}` or `{port}-{expires}-{signature}`.
+/// Parses `{port}` or `{port}-{expires}-{signature}`.
 pub(super) fn port_and_signature(text: &str) -> Result<(u16, Option<Signed>), Problem> {
     let mut parts = text.split('-');
     let port = parts.next().unwrap_or_default();
@@ -48,14 +48,14 @@ pub(super) fn port_and_signature(text: &str) -> Result<(u16, Option<Signed>), Pr
     Ok((self::port(port)?, signed))
 }
 
-/// A port as people write it.
+/// Parses a port in its usual decimal form.
 pub(super) fn port(text: &str) -> Result<u16, Problem> {
     let plain = text.bytes().all(|byte| byte.is_ascii_digit()) && !text.starts_with('0');
     text.parse().ok().filter(|_| plain).ok_or_else(wrong_port)
 }
 
 fn wrong_port() -> Problem {
-    let message = "a port is a number from 1 to 65535";
+    let message = "port must be a number from 1 to 65535";
     Problem::new(StatusCode::BAD_REQUEST, "DOCKER::INVALID_PORT", message)
 }
 
@@ -66,16 +66,16 @@ mod tests {
     const ID: &str = "abcdefghij0123456789";
 
     #[test]
-    fn a_word_names_a_port_with_or_without_a_signature() {
-        let place = Place::parse(&format!("{ID}-8080")).unwrap();
-        assert_eq!((place.id.as_str(), place.port, place.signed), (ID, 8080, None));
-        let place = Place::parse(&format!("{ID}-1-t2k-0011aabbz")).unwrap();
+    fn label_is_parsed_with_and_without_a_signature() {
+        let label = Place::parse(&format!("{ID}-8080")).unwrap();
+        assert_eq!((label.id.as_str(), label.port, label.signed), (ID, 8080, None));
+        let label = Place::parse(&format!("{ID}-1-t2k-0011aabbz")).unwrap();
         let signed = Signed { expires: "t2k".to_owned(), signature: "0011aabbz".to_owned() };
-        assert_eq!((place.port, place.signed), (1, Some(signed)));
+        assert_eq!((label.port, label.signed), (1, Some(signed)));
     }
 
     #[test]
-    fn anything_else_names_nothing() {
+    fn malformed_labels_are_refused() {
         for (label, status) in [
             (format!("{ID}-0"), StatusCode::BAD_REQUEST),
             (format!("{ID}-080"), StatusCode::BAD_REQUEST),
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_before_the_id_is_left_to_others() {
+    fn label_with_the_port_first_is_not_claimed() {
         assert!(claims(&format!("{ID}-8080")) && claims(&format!("{ID}-x")));
         assert!(!claims(&format!("8080-{ID}")) && !claims("api") && !claims(ID) && !claims("a-b"));
     }

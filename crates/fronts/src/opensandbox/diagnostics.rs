@@ -1,7 +1,7 @@
-//! What somebody looks at whose sandbox misbehaves: the output of its main process, and what became
-//! of it. As JSON with a scope, and as plain text in the older form, which `osb devops` shows.
+//! Diagnostics of a misbehaving sandbox: the output of its main process, and its events. As JSON with
+//! a scope, and as plain text in the older form, which `osb devops` shows.
 //!
-//! Values of variables and whatever opens something are never part of it.
+//! Values of variables and credentials are never included.
 
 use std::fmt::Write;
 use std::time::{Duration, SystemTime};
@@ -19,7 +19,7 @@ use super::problem::Problem;
 use super::query::Query;
 use super::types::{rfc3339, state};
 
-/// No answer shows more of the output than this.
+/// The most output that a response includes, in bytes.
 const LONGEST: u64 = 1 << 20;
 const MOST_LINES: usize = 10_000;
 const MOST_EVENTS: usize = 500;
@@ -41,7 +41,7 @@ struct Descriptor {
     warnings: Vec<String>,
 }
 
-/// What was found, and what about it one should know.
+/// The content of a response, with warnings about it.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Content {
     text: String,
@@ -88,20 +88,20 @@ pub(super) async fn show(
             let logs = logs(&front, &sandbox, tail, None).await.told("(no logs)");
             Ok(plain(summary(&sandbox, &events, &logs, tail)))
         }
-        _ => Err(Problem::new(StatusCode::NOT_FOUND, "NOT_FOUND", "there are no such diagnostics")),
+        _ => Err(Problem::new(StatusCode::NOT_FOUND, "NOT_FOUND", "unknown kind of diagnostics")),
     }
 }
 
 impl Content {
-    /// As plain text, in which warnings stand at the end.
+    /// Formats the content as plain text, with warnings at the end.
     fn told(self, nothing: &str) -> String {
         let text = if self.text.is_empty() { nothing.to_owned() } else { self.text };
         self.warnings.iter().fold(text, |text, warning| format!("{text}\n[warning] {warning}"))
     }
 }
 
-/// The last lines that the main process printed. A sandbox that cannot be asked is no error here:
-/// this is asked just when something is wrong.
+/// Returns the last lines that the main process printed. A sandbox that cannot be reached is not an
+/// error here: diagnostics are used just when something is wrong.
 async fn logs(front: &Front, sandbox: &Sandbox, lines: usize, since: Option<SystemTime>) -> Content {
     match front.service.entrypoint_tail(&sandbox.owner, &sandbox.id, LONGEST).await {
         Ok(Some(tail)) if since.is_some_and(|since| tail.ended.is_some_and(|end| end < since)) => {
@@ -116,7 +116,7 @@ async fn logs(front: &Front, sandbox: &Sandbox, lines: usize, since: Option<Syst
     }
 }
 
-/// Cuts to whole lines; of the first one there may be only the end.
+/// Keeps the last lines; the first one may be incomplete.
 fn last_lines(tail: &Tail, most: usize) -> Content {
     let text = String::from_utf8_lossy(&tail.bytes);
     let begins = text.strip_suffix('\n').unwrap_or(&text).rmatch_indices('\n').nth(most.saturating_sub(1));
@@ -125,11 +125,11 @@ fn last_lines(tail: &Tail, most: usize) -> Content {
     Content { text: kept.to_owned(), truncated, warnings: Vec::new() }
 }
 
-/// What became of the sandbox (`lifecycle`), and what went wrong with it (`runtime`).
+/// Returns the phase changes of the sandbox (`lifecycle`) and its failures (`runtime`).
 fn events(front: &Front, sandbox: &Sandbox, scope: &str, most: usize) -> Result<Content, Problem> {
     let own = front.service.events_of(&sandbox.owner, &sandbox.id, most + 1)?;
-    let told = own.iter().filter(|event| scope != "runtime" || is_an_end(event));
-    let mut lines: Vec<(SystemTime, String)> = told.map(|event| (event.time, phase_line(event))).collect();
+    let shown = own.iter().filter(|event| scope != "runtime" || is_an_end(event));
+    let mut lines: Vec<(SystemTime, String)> = shown.map(|event| (event.time, phase_line(event))).collect();
     if scope != "lifecycle" {
         let troubles = front.service.troubles(Some(&sandbox.owner));
         let own = troubles.iter().filter(|trouble| trouble.sandbox.as_ref() == Some(&sandbox.id));
@@ -154,11 +154,11 @@ fn trouble_line(trouble: &Trouble) -> String {
     format!("{} Warning {} failed: {}", rfc3339(trouble.time), trouble.operation, trouble.message)
 }
 
-/// What the sandbox is, and what holds for it.
+/// Describes the sandbox and what is enforced for it.
 fn inspect(sandbox: &Sandbox) -> String {
     let mut text = String::new();
     let mut line = |name: &str, value: &str| {
-        writeln!(text, "{name:<16}{value}").expect("text can always be written");
+        writeln!(text, "{name:<16}{value}").expect("writing to a String cannot fail");
     };
     line("Sandbox ID:", sandbox.id.as_str());
     line("Image:", &sandbox.spec.image);
@@ -170,13 +170,13 @@ fn inspect(sandbox: &Sandbox) -> String {
     line("Entrypoint:", &sandbox.spec.entrypoint.join(" "));
     let mut section = |title: &str, lines: Vec<String>| {
         if !lines.is_empty() {
-            write!(text, "\n{title}:\n  {}\n", lines.join("\n  ")).expect("text can always be written");
+            write!(text, "\n{title}:\n  {}\n", lines.join("\n  ")).expect("writing to a String cannot fail");
         }
     };
     section("In force", sandbox.in_force.measures.iter().map(|(name, is)| format!("{name}: {is}")).collect());
     section("Weaker", sandbox.in_force.weaker.clone());
     section("Labels", sandbox.labels.iter().map(|(name, value)| format!("{name}={value}")).collect());
-    // A value may be a secret whatever its name is.
+    // Any value may be a secret, regardless of its name.
     section("Environment", sandbox.spec.env.keys().map(|name| format!("{name}=***")).collect());
     text
 }
@@ -222,12 +222,12 @@ fn bounded(query: &Query, name: &str, usual: usize, most: usize) -> Result<usize
     if (1..=most).contains(&number) {
         return Ok(number);
     }
-    Err(Problem::invalid(format!("`{name}` is a number from 1 to {most}")))
+    Err(Problem::invalid(format!("`{name}` must be a number from 1 to {most}")))
 }
 
-/// Reads `90s`, `10m`, `1h` or `2d` as a moment so long ago.
+/// Parses `90s`, `10m`, `1h` or `2d` as a time that long ago.
 fn ago(text: &str) -> Result<SystemTime, Problem> {
-    let wrong = || Problem::invalid("`since` is a time such as `90s`, `10m`, `1h` or `2d`");
+    let wrong = || Problem::invalid("`since` must be a duration such as `90s`, `10m`, `1h` or `2d`");
     let text = text.trim();
     let unit = match text.as_bytes().last() {
         Some(b's') => 1,
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_lines_are_whole() {
+    fn last_lines_are_complete() {
         assert_eq!(lines("a\nb\nc\n", 2), ("b\nc\n".to_owned(), true));
         assert_eq!(lines("a\nb\nc", 2), ("b\nc".to_owned(), true));
         assert_eq!(lines("a\nb\n", 2), ("a\nb\n".to_owned(), false));
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_ago_has_a_unit() {
+    fn duration_needs_a_unit() {
         for text in ["90s", "10m", " 1h ", "2 d", "18446744073709551615s"] {
             assert!(ago(text).is_ok(), "{text}");
         }

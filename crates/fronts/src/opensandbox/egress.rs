@@ -1,6 +1,6 @@
-//! The egress API of a sandbox, as far as it can be told truthfully without an egress filter.
+//! The egress API of a sandbox, limited to what is true without an egress filter.
 //!
-//! Errors here are plain text: that is this API's rule.
+//! Errors are plain text, as this API requires.
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
@@ -24,15 +24,15 @@ struct Policy {
     egress: Vec<serde_json::Value>,
 }
 
-/// What a sandbox may reach.
+/// Returns the network policy in effect for a sandbox.
 pub(super) fn policy_of(sandbox: &Sandbox) -> PolicyBody {
     let (mode, default_action) =
         if reaches_out(sandbox) { ("allow_all", "allow") } else { ("deny_all", "deny") };
     PolicyBody { status: "ok", mode, policy: Policy { default_action, egress: Vec::new() } }
 }
 
-/// Whether a sandbox really reaches other machines: what it was to have may have been left open,
-/// or given to it later.
+/// Whether a sandbox can really reach other machines. The spec alone does not say: it may leave the
+/// network open, or the network may have been added later.
 fn reaches_out(sandbox: &Sandbox) -> bool {
     let network = sandbox.in_force.measures.iter().find(|(name, _)| name == "network");
     match (network, sandbox.spec.network) {
@@ -45,14 +45,15 @@ fn reaches_out(sandbox: &Sandbox) -> bool {
 pub(super) fn answer(sandbox: &Sandbox, method: &Method, path: &str) -> Response {
     match (method, path) {
         (&Method::GET | &Method::HEAD, "/policy") => Json(policy_of(sandbox)).into_response(),
-        (_, "/policy") => {
-            plain(StatusCode::NOT_IMPLEMENTED, "changing the policy comes with the egress filter")
-        }
+        (_, "/policy") => plain(
+            StatusCode::NOT_IMPLEMENTED,
+            "changing the policy requires the egress filter, which is not available yet",
+        ),
         (&Method::GET | &Method::HEAD, "/healthz") => plain(StatusCode::OK, "ok"),
         (_, path) if path == "/credential-vault" || path.starts_with("/credential-vault/") => {
-            plain(StatusCode::NOT_IMPLEMENTED, "the credential vault is not offered by this server yet")
+            plain(StatusCode::NOT_IMPLEMENTED, "the credential vault is not supported yet")
         }
-        _ => plain(StatusCode::NOT_FOUND, "there is nothing at this path"),
+        _ => plain(StatusCode::NOT_FOUND, "path not found"),
     }
 }
 

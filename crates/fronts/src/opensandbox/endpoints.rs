@@ -1,5 +1,5 @@
-//! Where a client reaches a port of a sandbox: always on this server, below the proxy path or as
-//! the gateway has it.
+//! Resolves the address of a sandbox port: always on this server, below the proxy path or in the
+//! form of the gateway mode.
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;
@@ -23,7 +23,8 @@ use crate::settings::{ApiPorts, Gateway, GatewayMode};
 pub(super) struct Endpoint {
     /// `host[:port]/path`, without a scheme.
     endpoint: String,
-    /// What the client adds to every request there: the sandbox's own tokens, and what names it.
+    /// Headers that the client must add to every request there: the sandbox's tokens, and its routing
+    /// header.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     headers: BTreeMap<&'static str, String>,
 }
@@ -44,11 +45,11 @@ pub(super) async fn resolve(
     }
     let port = address::port(&port)?;
     let sandbox = front.service.get(&at.owner, &at.id)?;
-    // The name the client used is the one name known to work for it.
+    // The host that the client used is the one name known to work for it.
     let host = front.settings.public_address.clone().or_else(|| auth::host(&uri, &headers));
     let host = host.ok_or_else(|| Problem::invalid("the header `Host` is missing"))?;
     let (suffix, tokens) = match expires {
-        // Whoever has the address needs nothing else, so it can be handed on.
+        // A signed address needs no tokens, so that it can be shared.
         Some(expires) => {
             let signed = front.routes.sign(&front.service, &at.id, port, expires)?;
             (format!("-{}-{}", signed.expires, signed.signature), BTreeMap::new())
@@ -59,13 +60,13 @@ pub(super) async fn resolve(
     Ok(Json(endpoint(mode, host, &at.id, &format!("{port}{suffix}"), tokens)))
 }
 
-/// The form of the address of a port.
+/// Returns the form in which a port is addressed.
 fn mode_of_port(gateway: &Gateway, port: u16) -> &GatewayMode {
     let is_api = port == EXECD_PORT || port == EGRESS_PORT;
     if is_api && gateway.api_ports == ApiPorts::ByPath { &GatewayMode::Off } else { &gateway.mode }
 }
 
-/// What opens a port.
+/// Returns the token headers that open a port.
 fn tokens(front: &Front, id: &SandboxId, port: u16, notes: &Notes) -> BTreeMap<&'static str, String> {
     let (header, purpose) = token_of(port);
     let secure = notes.secure_access.then_some((SECURE_ACCESS, SECURE_PURPOSE));
@@ -73,7 +74,7 @@ fn tokens(front: &Front, id: &SandboxId, port: u16, notes: &Notes) -> BTreeMap<&
     both.map(|(header, purpose)| (header, front.service.token(id, purpose).expose().to_owned())).collect()
 }
 
-/// The address as the mode has it; `port` carries its signature.
+/// Builds the address in the form of the mode; `port` includes its signature.
 fn endpoint(
     mode: &GatewayMode,
     host: String,
@@ -92,7 +93,7 @@ fn endpoint(
     Endpoint { endpoint, headers }
 }
 
-/// Until when the address is to open the port; `None` if it is not to open it by itself.
+/// Parses the time until which a signed address is valid; `None` if it need not be signed.
 fn expires(query: &Query) -> Result<Option<u64>, Problem> {
     let Some(seconds) = query.number::<u64>("expires").map_err(Problem::invalid)? else { return Ok(None) };
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -107,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_has_the_form_of_its_mode() {
+    fn address_has_the_form_of_its_mode() {
         let id = SandboxId::parse("abcdefghij0123456789").unwrap();
         for (mode, expected, header) in [
             (GatewayMode::Off, "h:1/v1/sandboxes/abcdefghij0123456789/proxy/80-e-s", None),
@@ -121,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn api_ports_are_addressed_by_path_where_names_do_not_resolve() {
+    fn api_ports_are_addressed_by_path_if_configured() {
         let mode = GatewayMode::Wildcard { domain: "localhost:8080".to_owned() };
         let mut gateway = Gateway { mode: mode.clone(), ..Gateway::default() };
         assert_eq!(mode_of_port(&gateway, EXECD_PORT), &mode);

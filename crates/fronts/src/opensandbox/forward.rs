@@ -1,12 +1,12 @@
 //! Forwards HTTP and upgraded connections (WebSocket) to a port inside a sandbox.
 //!
 //! Each request gets its own stream through the agent to `127.0.0.1:port` inside, so this works
-//! with the network off. What is inside is an attacker: it sees none of our keys and tokens,
-//! and what it answers is passed on without being interpreted.
+//! with the network off. The service inside is untrusted: it sees none of our keys and tokens, and
+//! its responses are passed on without being interpreted.
 //!
 //! ```text
-//! client ─► headers.rs what may pass ─► body.rs streamed, waited for ─► the service
-//!        ◄─ headers.rs what may pass ◄─────────────────────────────────
+//! client ─► headers.rs filters ─► body.rs streams and paces ─► the service
+//!        ◄─ headers.rs filters ◄──────────────────────────────
 //! after `101`: relay.rs, bytes both ways
 //! ```
 
@@ -33,7 +33,7 @@ use body::{Gate, Progress, Watched};
 
 pub(super) async fn forward(front: &Front, owner: &Owner, target: &Target, mut request: Request) -> Response {
     if request.method() == Method::CONNECT {
-        let message = "a port of a sandbox is no proxy to anywhere else";
+        let message = "CONNECT is not supported: a sandbox port is not a proxy";
         return Problem::new(StatusCode::METHOD_NOT_ALLOWED, "METHOD_NOT_ALLOWED", message).into_response();
     }
     let upgrade = headers::upgrade_of(request.headers());
@@ -47,19 +47,19 @@ pub(super) async fn forward(front: &Front, owner: &Owner, target: &Target, mut r
         Ok(response) => response,
         Err(problem) => return problem.into_response(),
     };
-    // What it spoke inside says nothing of the outer connection.
+    // The HTTP version used inside does not apply to the outer connection.
     *response.version_mut() = Version::HTTP_11;
     headers::answer(target, own_host.as_deref(), response.headers_mut());
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         return match (waiting, upgrade) {
             (Some(waiting), Some(protocol)) => relay::join(waiting, response, protocol),
-            _ => broken("the service switched protocols without being asked").into_response(),
+            _ => broken("the service switched protocols without a request to do so").into_response(),
         };
     }
     response
 }
 
-/// Sends the request through the agent and waits for the head of the answer.
+/// Sends the request through the agent and waits for the head of the response.
 async fn exchange(
     front: &Front,
     owner: &Owner,
@@ -70,10 +70,10 @@ async fn exchange(
     let stream = stream.map_err(|error| unreachable_port(error.into(), target.form))?;
     let (mut sender, connection) =
         http1::handshake(TokioIo::new(stream)).await.map_err(|e| broken(&e.to_string()))?;
-    // The connection ends by itself when the answer was read, or dropped, or upgraded away.
+    // The connection ends by itself when the response was read, dropped or upgraded.
     tokio::spawn(async move {
         if let Err(error) = connection.with_upgrades().await {
-            tracing::debug!(%error, "a connection into a sandbox broke");
+            tracing::debug!(%error, "connection into a sandbox failed");
         }
     });
     let progress = Arc::new(Progress::new(front.settings.answer_timeout));
@@ -87,13 +87,13 @@ async fn exchange(
             Err(error) => Err(broken(&error.to_string())),
         },
         () = progress.stopped() => {
-            let message = format!("the service on port {} did not answer in time", target.port);
+            let message = format!("the service on port {} did not respond in time", target.port);
             Err(Problem::new(StatusCode::GATEWAY_TIMEOUT, "BACKEND_TIMEOUT", message))
         }
     }
 }
 
-/// The body tells of its progress, and waits for the service if the client does.
+/// Wraps the body so that it reports progress, and waits for the service if the client does.
 fn watched(request: Request, progress: Arc<Progress>) -> (http::Request<Watched>, Option<Arc<Gate>>) {
     let expects = request.headers().get(header::EXPECT);
     let expects = expects.is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
@@ -102,7 +102,7 @@ fn watched(request: Request, progress: Arc<Progress>) -> (http::Request<Watched>
     (request.map(|body| Watched::new(body, progress, held)), gate)
 }
 
-/// A gateway says of a sandbox that does not run that it is not there now; the API says why.
+/// Through a gateway, a sandbox that does not run is reported as unavailable; the API reports why.
 fn unreachable_port(problem: Problem, form: Form) -> Problem {
     match (form, problem.status) {
         (Form::Gateway, StatusCode::CONFLICT) => {
@@ -113,12 +113,12 @@ fn unreachable_port(problem: Problem, form: Form) -> Problem {
 }
 
 fn broken(why: &str) -> Problem {
-    let message = format!("the service broke off: {why}");
+    let message = format!("the response of the service failed: {why}");
     Problem::new(StatusCode::BAD_GATEWAY, "BACKEND_RESPONSE_FAILED", message)
 }
 
-/// The request as the service inside gets it: our path prefix, our secrets and the headers of
-/// the outer connection are gone.
+/// Converts the request to what the service inside gets: without our path prefix, our secrets and the
+/// headers of the outer connection.
 fn prepare(
     front: &Front,
     target: &Target,
@@ -128,8 +128,7 @@ fn prepare(
 ) -> Result<Request, Problem> {
     let path = if target.path.is_empty() { "/" } else { &target.path };
     let inner = request.uri().query().map_or_else(|| path.to_owned(), |query| format!("{path}?{query}"));
-    let inner =
-        PathAndQuery::try_from(inner).ok().ok_or_else(|| Problem::invalid("this path cannot be used"))?;
+    let inner = PathAndQuery::try_from(inner).ok().ok_or_else(|| Problem::invalid("invalid path"))?;
     let peer = match request.extensions().get::<Peer>() {
         Some(Peer::Network(peer)) => Some(peer.ip().to_canonical().to_string()),
         Some(Peer::Operator) | None => None,

@@ -1,4 +1,4 @@
-//! The grammar of metadata: that of Kubernetes labels.
+//! Checks metadata, which follows the grammar of Kubernetes labels.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::problem::Problem;
 
 const LONGEST_PREFIX: usize = 253;
 const LONGEST_WORD: usize = 63;
-/// Keys below this prefix are the server's own.
+/// Keys with this prefix are reserved for the server.
 const RESERVED: &str = "opensandbox.io/";
 
 pub(super) fn check(labels: &BTreeMap<String, String>) -> Result<(), Problem> {
@@ -29,7 +29,7 @@ pub(super) fn check_key(key: &str) -> Result<(), Problem> {
     if prefix.is_none_or(is_subdomain) && is_word(name) {
         Ok(())
     } else {
-        Err(wrong(format!("`{}` is not a metadata key", key.escape_debug())))
+        Err(wrong(format!("invalid metadata key `{}`", key.escape_debug())))
     }
 }
 
@@ -38,7 +38,7 @@ pub(super) fn check_value(key: &str, value: &str) -> Result<(), Problem> {
         Ok(())
     } else {
         Err(wrong(format!(
-            "the metadata value of `{key}` has more than {LONGEST_WORD} characters or odd ones"
+            "the metadata value of `{key}` exceeds {LONGEST_WORD} characters or contains invalid ones"
         )))
     }
 }

@@ -1,4 +1,4 @@
-//! The life of sandboxes: create, look, list, label, renew, pause, resume, delete.
+//! The lifecycle of sandboxes: create, get, list, label, renew, pause, resume, delete.
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;
@@ -20,10 +20,9 @@ use super::wish::Wish;
 use super::{Front, labels, wish};
 use crate::{answer, auth};
 
-/// Says in an answer that a sandbox had died, and what was done: `restart`, `replace` or
-/// `files-lost`.
+/// Response header: the sandbox had died, and this was done: `restart`, `replace` or `files-lost`.
 const RESTARTED: &str = "coracle-restarted";
-/// Why it had died.
+/// Response header: why the sandbox had died.
 const RESTART_CAUSE: &str = "coracle-restart-cause";
 /// Says in the answer to a create that the name led to a sandbox that exists, so that nothing else
 /// in the request had an effect.
@@ -31,9 +30,9 @@ const EXISTING: &str = "coracle-existing";
 /// Says in the answer to a create that network `auto` became `off`.
 const NETWORK: &str = "coracle-network";
 
-/// `POST /sandboxes`: answers when a command can run. If the client goes away before, the
-/// sandbox is undone. With `Idempotency-Key` or the extension `coracle.key` a sandbox that was
-/// made under the same key is found again.
+/// `POST /sandboxes`: responds once a command can run. If the client disconnects before, the sandbox
+/// is removed. With `Idempotency-Key` or the extension `coracle.key`, a sandbox that was created under
+/// the same key is returned instead.
 pub(super) async fn create(
     State(front): State<Front>,
     Caller(owner): Caller,
@@ -44,7 +43,7 @@ pub(super) async fn create(
     wish::drop_sdk_limits(&mut create.spec.resources, |limit| front.service.may_lack_limit(limit));
     let restored = create.spec.snapshot.is_some();
     let key = key(&owner, &headers, name.as_deref())?;
-    // Who names a sandbox that is there needs no image for another.
+    // A request that finds an existing sandbox needs no image.
     let found = key.as_ref().and_then(|key| front.service.find(key));
     let stays = found.is_some_and(|sandbox| match sandbox.phase {
         Phase::Failed(_) => sandbox.files == Files::Kept && sandbox.spec.on_death() == OnDeath::Restart,
@@ -77,7 +76,7 @@ pub(super) async fn create(
     Ok((StatusCode::ACCEPTED, headers, Json(SandboxBody::of(&sandbox, ImageShown::No))))
 }
 
-/// The headers that say what became of a sandbox that had died.
+/// Returns the headers that report the restart of a dead sandbox.
 fn told_of(revival: Option<Revival>) -> HeaderMap {
     let mut headers = HeaderMap::new();
     if let Some(revival) = revival {
@@ -102,30 +101,30 @@ fn key(owner: &Owner, headers: &HeaderMap, name: Option<&str>) -> Result<Option<
     key.map(Some).map_err(|error| Problem::invalid(format!("{what}: {error}")))
 }
 
-/// A failed create names its step and what to do about it, so the causes are told too.
+/// Converts the error of a create. Its causes are included, since they name the step and the remedy.
 fn not_created(error: ServiceError, owner: &Owner) -> Problem {
     use ErrorKind::{Internal, Invalid, Mount, Unsupported};
-    let told = matches!(error.kind(), Internal | Invalid | Unsupported | Mount(_));
+    let with_causes = matches!(error.kind(), Internal | Invalid | Unsupported | Mount(_));
     let has_code = volumes::status_of(&error).is_some();
     let code = match &error {
         ServiceError::Entrypoint(_) => Some("DOCKER::SANDBOX_START_FAILED"),
         error if error.lacks_image() => Some("DOCKER::SANDBOX_IMAGE_PULL_FAILED"),
         _ => None,
     };
-    let message = if told { error.told_to(owner) } else { error.to_string() };
+    let message = if with_causes { error.told_to(owner) } else { error.to_string() };
     let problem = problem::told_to(owner, error, message);
     if has_code {
         return problem;
     }
     let problem = match code {
-        // What the client named is not there: its fault, in the words of the reference.
+        // The client named something that does not exist: its error, with the reference's code.
         Some(code) => problem.coded(StatusCode::BAD_REQUEST, code),
         None => problem,
     };
     problem.coded(StatusCode::INTERNAL_SERVER_ERROR, "DOCKER::SANDBOX_START_FAILED")
 }
 
-/// What a backend refuses to make from a snapshot, in the words for snapshots.
+/// Replaces the code of a backend error with the one for snapshots.
 fn not_restored(problem: Problem) -> Problem {
     match problem.status {
         StatusCode::BAD_REQUEST => {
@@ -136,7 +135,7 @@ fn not_restored(problem: Problem) -> Problem {
     }
 }
 
-/// Whoever named the image is told what its registry said.
+/// Converts the error of a pull, including what the registry said.
 fn not_pulled(error: ServiceError, owner: &Owner) -> Problem {
     let message = error.told_to(owner);
     problem::told_to(owner, error, message)
@@ -168,7 +167,7 @@ pub(super) async fn get(State(front): State<Front>, at: Addressed) -> Result<Jso
     Ok(Json(SandboxBody::of(&sandbox, ImageShown::Yes)))
 }
 
-/// `PATCH /sandboxes/{id}/metadata`: text sets, `null` deletes, what is absent stays.
+/// `PATCH /sandboxes/{id}/metadata`: a string sets, `null` deletes, absent keys stay.
 pub(super) async fn patch_metadata(
     State(front): State<Front>,
     at: Addressed,
@@ -195,7 +194,7 @@ pub(super) async fn renew(
     }
     let renewed = front.service.renew(&at.owner, &at.id, expires).await;
     let sandbox = renewed.map_err(|error| match error.kind() {
-        ErrorKind::Invalid => wrong("`expiresAt` is too far away"),
+        ErrorKind::Invalid => wrong("`expiresAt` is too far in the future"),
         _ => Problem::from(error).coded(StatusCode::CONFLICT, "DOCKER::INVALID_EXPIRATION"),
     })?;
     Ok(Json(Renewed { expires_at: rfc3339(sandbox.expires.unwrap_or(expires)) }))
@@ -216,12 +215,12 @@ pub(super) async fn pause(State(front): State<Front>, at: Addressed) -> Result<S
     match paused.map_err(|error| not_frozen(error, &at.owner))? {
         Outcome::Done => Ok(StatusCode::ACCEPTED),
         Outcome::AlreadySo => {
-            Err(Problem::conflict("DOCKER::SANDBOX_NOT_RUNNING", "the sandbox is paused already"))
+            Err(Problem::conflict("DOCKER::SANDBOX_NOT_RUNNING", "the sandbox is already paused"))
         }
     }
 }
 
-/// `POST /sandboxes/{id}/resume`: a paused sandbox goes on, and one that has died is restarted.
+/// `POST /sandboxes/{id}/resume`: continues a paused sandbox, and restarts one that has died.
 pub(super) async fn resume(
     State(front): State<Front>,
     at: Addressed,
@@ -236,15 +235,15 @@ pub(super) async fn resume(
     }
 }
 
-/// `DELETE /sandboxes/{id}`: answers when it is gone. A retry that meets the first attempt is
-/// answered the same.
+/// `DELETE /sandboxes/{id}`: responds once the sandbox is gone. A retry during the first attempt gets
+/// the same response.
 pub(super) async fn delete(State(front): State<Front>, at: Addressed) -> Result<StatusCode, Problem> {
     match front.service.destroy(&at.owner, &at.id).await? {
         Outcome::Done | Outcome::AlreadySo => Ok(StatusCode::NO_CONTENT),
     }
 }
 
-/// `POST /v1/metrics/events`: clients report how long they waited; nothing is kept.
+/// `POST /v1/metrics/events`: clients report how long they waited; the report is discarded.
 pub(super) async fn take_measurement(Caller(_): Caller) -> StatusCode {
     StatusCode::NO_CONTENT
 }

@@ -1,23 +1,22 @@
-//! Cuts a process's output into the texts of `stdout` and `stderr` events.
+//! Splits a process's output into the texts of `stdout` and `stderr` events.
 //!
-//! Two dialects exist on this wire. In the preserving one (`P`) a text keeps its terminator, so
-//! that the texts of a stream, put together, are exactly the output. In the stripping one (`S`)
-//! a text is a line without its terminator, and an empty line is the text `"\n"`. In both, a
-//! line ends with `\n`, `\r` or `\r\n`, a character is never cut, and bytes that are no UTF-8
-//! are replaced.
+//! This API has two dialects. In the preserving one (`P`) a text keeps its terminator, so that the
+//! concatenated texts of a stream are exactly the output. In the stripping one (`S`) a text is a line
+//! without its terminator, and an empty line is the text `"\n"`. In both, a line ends with `\n`, `\r`
+//! or `\r\n`, characters are never split, and invalid UTF-8 is replaced.
 
 use crate::settings::Lines;
 
-/// The longest piece of a line that goes into one event. Escaped as JSON a byte takes at most
-/// six, which keeps an event below the 4 MiB that the oldest clients can read.
+/// The longest part of a line that goes into one event. A byte takes at most six bytes in JSON, which
+/// keeps an event below the 4 MiB that the oldest clients can read.
 const LONGEST: usize = 512 << 10;
 
-/// One output stream on its way to becoming events.
+/// Splits one output stream into event texts.
 pub(super) struct Splitter {
     dialect: Lines,
-    /// The beginning of a line whose end has not been seen.
+    /// The start of a line whose end has not been seen.
     partial: Vec<u8>,
-    /// Whether a part of the current line was already given out.
+    /// Whether a part of the current line was already emitted.
     continued: bool,
 }
 
@@ -26,10 +25,10 @@ impl Splitter {
         Self { dialect, partial: Vec::new(), continued: false }
     }
 
-    /// Takes output and gives each text that is complete with it to `emit`.
+    /// Adds output and passes each completed text to `emit`.
     pub(super) fn push(&mut self, bytes: &[u8], emit: &mut impl FnMut(&str)) {
         let mut rest = bytes;
-        // A `\r` at the end of the last piece may have been half of a `\r\n`.
+        // A `\r` at the end of the previous chunk may have been half of a `\r\n`.
         if self.partial.ends_with(b"\r") && !rest.is_empty() {
             if let Some(after) = rest.strip_prefix(b"\n") {
                 self.partial.push(b'\n');
@@ -50,14 +49,13 @@ impl Splitter {
         self.extend(rest, emit);
     }
 
-    /// Gives out what has come of the current line, because the process pauses. A character
-    /// that is not complete yet stays.
+    /// Emits the current partial line, because the process pauses. An incomplete character is kept back.
     pub(super) fn flush(&mut self, emit: &mut impl FnMut(&str)) {
         let whole = self.partial.len() - incomplete_suffix(&self.partial);
         self.give(whole, emit);
     }
 
-    /// Gives out everything: the process has ended.
+    /// Emits everything that is left, because the process has ended.
     pub(super) fn finish(&mut self, emit: &mut impl FnMut(&str)) {
         if self.partial.ends_with(b"\r") {
             self.end_line(emit);
@@ -78,13 +76,13 @@ impl Splitter {
         !self.partial.is_empty()
     }
 
-    /// Adds to the current line, giving out its beginning when it grows too long.
+    /// Adds to the current line, emitting its beginning when it grows too long.
     fn extend(&mut self, bytes: &[u8], emit: &mut impl FnMut(&str)) {
         let mut rest = bytes;
         while self.partial.len() + rest.len() > LONGEST {
             let (head, tail) = rest.split_at(LONGEST - self.partial.len());
             self.partial.extend_from_slice(head);
-            // A terminator is kept with its line, or it would be taken for an empty one.
+            // A terminator stays with its line; alone it would look like an empty line.
             let whole = LONGEST - incomplete_suffix(&self.partial);
             let whole = whole - self.partial[..whole].iter().rev().take_while(|b| is_end(**b)).count();
             self.give(whole, emit);
@@ -93,7 +91,7 @@ impl Splitter {
         self.partial.extend_from_slice(rest);
     }
 
-    /// Gives out the current line, which is complete with its terminator.
+    /// Emits the current line, which is complete with its terminator.
     fn end_line(&mut self, emit: &mut impl FnMut(&str)) {
         let line = std::mem::take(&mut self.partial);
         let continued = std::mem::take(&mut self.continued);
@@ -124,7 +122,7 @@ fn is_end(byte: u8) -> bool {
     matches!(byte, b'\n' | b'\r')
 }
 
-/// How many bytes at the end are the beginning of a character that is not complete.
+/// Returns how many bytes at the end form an incomplete character.
 pub(super) fn incomplete_suffix(bytes: &[u8]) -> usize {
     (1..=bytes.len().min(3))
         .find(|length| {
@@ -194,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_was_flushed_does_not_end_in_an_empty_one() {
+    fn flushed_line_is_not_followed_by_an_empty_one() {
         let mut texts = Vec::new();
         let mut emit = |text: &str| texts.push(text.to_owned());
         let mut splitter = Splitter::new(Lines::Stripping);
@@ -205,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_character_is_not_cut_by_a_pause() {
+    fn character_is_not_split_by_a_pause() {
         let mut texts = Vec::new();
         let mut emit = |text: &str| texts.push(text.to_owned());
         let mut splitter = Splitter::new(Lines::Preserving);
@@ -217,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_line_is_continued_in_the_next_event() {
+    fn long_line_continues_in_the_next_event() {
         let line = ["€".repeat(LONGEST / 3 + 10).as_str(), "\n"].concat();
         let texts = split(Lines::Preserving, &[line.as_bytes()]);
         assert_eq!(texts.concat(), line);
@@ -228,7 +226,7 @@ mod tests {
         assert_eq!(texts[0].len(), LONGEST);
     }
 
-    /// Output with many line ends and cut or broken characters.
+    /// Output with many line ends and incomplete or invalid characters.
     fn output() -> impl Strategy<Value = Vec<u8>> {
         let atom = prop_oneof![
             Just(b"\n".to_vec()),
@@ -244,7 +242,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn preserved_texts_put_together_are_the_output(
+        fn preserved_texts_concatenate_to_the_output(
             output in output(),
             cuts in prop::collection::vec((0usize..160, any::<bool>()), 0..6),
         ) {
@@ -266,7 +264,7 @@ mod tests {
         }
 
         #[test]
-        fn where_the_output_was_cut_does_not_show(output in output(), cut in 0usize..160) {
+        fn texts_do_not_depend_on_chunk_boundaries(output in output(), cut in 0usize..160) {
             let (head, tail) = output.split_at(cut.min(output.len()));
             for dialect in [Lines::Preserving, Lines::Stripping] {
                 prop_assert_eq!(split(dialect, &[head, tail]), split(dialect, &[&output]));

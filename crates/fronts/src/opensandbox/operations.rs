@@ -1,9 +1,9 @@
-//! Every operation of this front, for the server's OpenAPI document. A test holds it equal to
-//! the routes.
+//! Every operation of this front, for the server's OpenAPI document. A test checks that the table
+//! matches the routes.
 
 use crate::openapi::{Operation, Section, operation};
 
-/// Schemas of the bodies that are named here.
+/// Schemas of the request bodies named here.
 pub(crate) const SCHEMAS: &str = include_str!("openapi.json");
 
 pub(crate) fn sections() -> Vec<Section> {
@@ -14,25 +14,37 @@ pub(crate) fn sections() -> Vec<Section> {
         section("ports", "/v1", PORTS),
         section("execution", "/v1/sandboxes/{id}/proxy/44772", EXECUTION),
         section("files", "/v1/sandboxes/{id}/proxy/44772", FILES),
-        section("files as somebody", "/v1/sandboxes/{id}/proxy/44772/v1/filesystem/{uid}/{gid}", FILES),
-        section("files in isolation", IN_ISOLATION, FILES),
+        section("files as a given user", "/v1/sandboxes/{id}/proxy/44772/v1/filesystem/{uid}/{gid}", FILES),
+        section("files in isolated sessions", IN_ISOLATION, FILES),
         section("egress", "/v1/sandboxes/{id}/proxy/18080", EGRESS),
     ]
 }
 
 const IN_ISOLATION: &str = "/v1/sandboxes/{id}/proxy/44772/v1/isolated/session/{name}";
 
-const GATEWAY: &[Operation] = &[operation("GET /status.ok", "Whether the gateway is well", "", "", "200")];
+const GATEWAY: &[Operation] = &[operation("GET /status.ok", "Check the gateway's health", "", "", "200")];
 
 const LIFECYCLE: &[Operation] = &[
     operation("GET /sandboxes", "List sandboxes", "state* metadata page:int pageSize:int", "", "200 400"),
     operation("POST /sandboxes", "Create a sandbox", "", "CreateSandbox", "202 404 409 500"),
-    operation("GET /sandboxes/{id}", "Look at a sandbox", "", "", "200 404"),
+    operation("GET /sandboxes/{id}", "Get a sandbox", "", "", "200 404"),
     operation("DELETE /sandboxes/{id}", "Remove a sandbox", "", "", "204 404 409 500"),
-    operation("PATCH /sandboxes/{id}/metadata", "Change its labels", "", "Labels", "200 404 409"),
-    operation("POST /sandboxes/{id}/renew-expiration", "Move its expiry", "", "Renew", "200 404 409"),
-    operation("POST /sandboxes/{id}/pause", "Pause it", "", "", "202 404 409 500 501"),
-    operation("POST /sandboxes/{id}/resume", "Resume it", "", "", "202 404 409 500 501"),
+    operation(
+        "PATCH /sandboxes/{id}/metadata",
+        "Change the metadata of a sandbox",
+        "",
+        "Labels",
+        "200 404 409",
+    ),
+    operation(
+        "POST /sandboxes/{id}/renew-expiration",
+        "Change the expiry of a sandbox",
+        "",
+        "Renew",
+        "200 404 409",
+    ),
+    operation("POST /sandboxes/{id}/pause", "Pause a sandbox", "", "", "202 404 409 500 501"),
+    operation("POST /sandboxes/{id}/resume", "Resume a sandbox", "", "", "202 404 409 500 501"),
     operation("POST /sandboxes/{id}/snapshots", "Take a snapshot", "", "CreateSnapshot?", "202 404 409 500"),
     operation(
         "GET /snapshots",
@@ -41,51 +53,57 @@ const LIFECYCLE: &[Operation] = &[
         "",
         "200 400",
     ),
-    operation("GET /snapshots/{id}", "Look at a snapshot", "", "", "200 404"),
+    operation("GET /snapshots/{id}", "Get a snapshot", "", "", "200 404"),
     operation("DELETE /snapshots/{id}", "Remove a snapshot", "", "", "204 404 409 500"),
     operation(
         "GET /sandboxes/{id}/endpoints/{port}",
-        "Where a port is reached",
+        "Get the address of a port",
         "use_server_proxy:bool expires:int",
         "",
         "200 400 404",
     ),
     operation("GET /pools", "List pools", "", "", "200"),
     operation("POST /pools", "Create a pool", "", "CreatePool", "201 404 409 500"),
-    operation("GET /pools/{name}", "Look at a pool", "", "", "200 404"),
-    operation("PUT /pools/{name}", "Change how much a pool keeps", "", "SetPool", "200 404 409 500"),
+    operation("GET /pools/{name}", "Get a pool", "", "", "200 404"),
+    operation("PUT /pools/{name}", "Change the capacity of a pool", "", "SetPool", "200 404 409 500"),
     operation("DELETE /pools/{name}", "Remove a pool", "", "", "204 404 409 500"),
     operation(
         "GET /sandboxes/{id}/diagnostics/{kind}",
-        "Output and events: logs, events, inspect, summary",
+        "Get diagnostics: logs, events, inspect or summary",
         "scope tail:int since container limit:int event_limit:int",
         "",
         "200 400 404",
     ),
-    operation("GET /sandboxes/{id}/networkpolicy", "What a sandbox may reach", "", "", "200 404"),
+    operation("GET /sandboxes/{id}/networkpolicy", "Get the network policy", "", "", "200 404"),
     operation("PUT /sandboxes/{id}/networkpolicy", "Replace the policy", "", "", "404 501"),
     operation("PATCH /sandboxes/{id}/networkpolicy", "Add rules", "", "", "404 501"),
     operation("DELETE /sandboxes/{id}/networkpolicy", "Remove rules", "", "", "404 501"),
-    operation("GET /templates", "Not offered", "", "", "501"),
-    operation("POST /templates", "Not offered", "", "", "501"),
-    operation("GET /templates/{id}", "Not offered", "", "", "501"),
-    operation("DELETE /templates/{id}", "Not offered", "", "", "501"),
-    operation("POST /metrics/events", "A client's own measurements, which nobody keeps", "", "", "204"),
+    operation("GET /templates", "Not supported", "", "", "501"),
+    operation("POST /templates", "Not supported", "", "", "501"),
+    operation("GET /templates/{id}", "Not supported", "", "", "501"),
+    operation("DELETE /templates/{id}", "Not supported", "", "", "501"),
+    operation("POST /metrics/events", "Accept and discard a client's measurements", "", "", "204"),
 ];
 
-/// What a service inside answers is its own business.
+/// The service inside decides how it responds.
 const PORTS: &[Operation] = &[
     operation(
         "GET /sandboxes/{id}/proxy/{port}",
-        "The root of a port, with every method, or a WebSocket",
+        "Forward any method, or a WebSocket, to the root of a port",
         "",
         "",
         "101 200 400 404 409 502 504",
     ),
-    operation("GET /sandboxes/{id}/proxy/{port}/", "The same", "", "", "101 200 400 404 409 502 504"),
+    operation(
+        "GET /sandboxes/{id}/proxy/{port}/",
+        "Same as without the trailing slash",
+        "",
+        "",
+        "101 200 400 404 409 502 504",
+    ),
     operation(
         "GET /sandboxes/{id}/proxy/{port}/{path}",
-        "A path of a port, with every method, or a WebSocket",
+        "Forward any method, or a WebSocket, to a path of a port",
         "",
         "",
         "101 200 400 404 409 502 504",
@@ -93,13 +111,19 @@ const PORTS: &[Operation] = &[
 ];
 
 const EXECUTION: &[Operation] = &[
-    operation("GET /ping", "Whether commands can run", "", "", "200 404 409"),
-    operation("POST /command", "Run a command; the answer is a stream of events", "", "RunCommand", ON_RUNS),
-    operation("DELETE /command", "End a command", "id!", "", "200 400 404 409"),
-    operation("GET /command/status/{name}", "Look at a command", "", "", "200 404 409"),
+    operation("GET /ping", "Check that commands can run", "", "", "200 404 409"),
+    operation(
+        "POST /command",
+        "Run a command; the response is a stream of events",
+        "",
+        "RunCommand",
+        ON_RUNS,
+    ),
+    operation("DELETE /command", "Terminate a command", "id!", "", "200 400 404 409"),
+    operation("GET /command/status/{name}", "Get the status of a command", "", "", "200 404 409"),
     operation(
         "GET /command/{name}/logs",
-        "What a command printed",
+        "Get the output of a command",
         "cursor:int follow:bool coracle.records:bool",
         "",
         "200 400 404 409",
@@ -107,20 +131,20 @@ const EXECUTION: &[Operation] = &[
     operation("POST /session", "Open a shell", "", "OpenSession?", "200 404 409"),
     operation("DELETE /session/{name}", "Close a shell", "", "", "200 404 409"),
     operation("POST /session/{name}/run", "Run a command in a shell", "", "RunInSession", ON_RUNS),
-    operation("POST /pty", "Prepare a terminal", "", "CreateTerminal?", "201 404 409"),
-    operation("GET /pty/{name}", "Look at a terminal", "", "", "200 404 409"),
-    operation("DELETE /pty/{name}", "End a terminal", "", "", "200 404 409"),
+    operation("POST /pty", "Create a terminal", "", "CreateTerminal?", "201 404 409"),
+    operation("GET /pty/{name}", "Get a terminal", "", "", "200 404 409"),
+    operation("DELETE /pty/{name}", "Delete a terminal", "", "", "200 404 409"),
     operation(
         "GET /pty/{name}/ws",
-        "Sit at a terminal, by WebSocket",
+        "Attach to a terminal by WebSocket",
         "pty since:int takeover:bool",
         "",
         "101 400 404 409 426",
     ),
-    operation("GET /metrics", "What the sandbox uses", "", "", "200 404 409 501"),
-    operation("GET /metrics/watch", "The same every second, as events", "", "", "200 404"),
+    operation("GET /metrics", "Get the resource usage of the sandbox", "", "", "200 404 409 501"),
+    operation("GET /metrics/watch", "Stream the resource usage every second", "", "", "200 404"),
     operation("POST /code", "Run code in a context", "", "RunCode", "200 400 404 409 429 501"),
-    operation("DELETE /code", "Interrupt code", "id!", "", "200 400 404 409 501"),
+    operation("DELETE /code", "Interrupt running code", "id!", "", "200 400 404 409 501"),
     operation("POST /code/context", "Open a context", "", "CreateContext", "200 400 404 409 429 501"),
     operation("GET /code/contexts", "List contexts", "language", "", "200 404 409 501"),
     operation(
@@ -130,51 +154,75 @@ const EXECUTION: &[Operation] = &[
         "",
         "200 400 404 409 501",
     ),
-    operation("GET /code/contexts/{name}", "Look at a context", "", "", "200 404 409 501"),
+    operation("GET /code/contexts/{name}", "Get a context", "", "", "200 404 409 501"),
     operation("DELETE /code/contexts/{name}", "Close a context", "", "", "200 404 409 501"),
-    operation("POST /code/contexts/{name}/restart", "Begin a context anew", "", "", "200 404 409 501"),
-    operation("GET /v1/isolated/capabilities", "Whether shells can be isolated", "", "", "200 404 409"),
-    operation("POST /v1/isolated/session", "Open an isolated shell", "", "OpenIsolated", "201 404 409 503"),
-    operation("GET /v1/isolated/sessions", "List isolated shells", "", "", "200 404 409 503"),
-    operation("GET /v1/isolated/session/{name}", "Look at one", "", "", "200 404 409 503"),
-    operation("DELETE /v1/isolated/session/{name}", "Close one", "", "", "200 204 404 409 503"),
+    operation("POST /code/contexts/{name}/restart", "Restart a context", "", "", "200 404 409 501"),
+    operation(
+        "GET /v1/isolated/capabilities",
+        "Get the capabilities of isolated sessions",
+        "",
+        "",
+        "200 404 409",
+    ),
+    operation("POST /v1/isolated/session", "Open an isolated session", "", "OpenIsolated", "201 404 409 503"),
+    operation("GET /v1/isolated/sessions", "List isolated sessions", "", "", "200 404 409 503"),
+    operation("GET /v1/isolated/session/{name}", "Get an isolated session", "", "", "200 404 409 503"),
+    operation(
+        "DELETE /v1/isolated/session/{name}",
+        "Close an isolated session",
+        "",
+        "",
+        "200 204 404 409 503",
+    ),
     operation(
         "POST /v1/isolated/session/{name}/run",
-        "Run code in one",
+        "Run code in an isolated session",
         "",
         "RunIsolated",
         "200 202 404 409 503",
     ),
     operation(
         "GET /v1/isolated/session/{name}/runs/{run}",
-        "Look at what runs in one",
+        "Get the status of a run in an isolated session",
         "",
         "",
         "200 404 409 503",
     ),
     operation(
         "GET /v1/isolated/session/{name}/runs/{run}/logs",
-        "What it printed",
+        "Get the output of a run in an isolated session",
         "cursor:int",
         "",
         "200 400 404 409 503",
     ),
-    operation("GET /v1/isolated/session/{name}/diff", "Not offered", "", "", "404 409 503"),
-    operation("POST /v1/isolated/session/{name}/commit", "Not offered", "", "", "404 409 503"),
-    operation("GET /proxy/{name}", "The root of a port", "", "", "101 200 400 404 409 502 504"),
-    operation("GET /proxy/{name}/", "The same", "", "", "101 200 400 404 409 502 504"),
-    operation("GET /proxy/{name}/{path}", "A path of a port", "", "", "101 200 400 404 409 502 504"),
+    operation("GET /v1/isolated/session/{name}/diff", "Not supported", "", "", "404 409 503"),
+    operation("POST /v1/isolated/session/{name}/commit", "Not supported", "", "", "404 409 503"),
+    operation("GET /proxy/{name}", "Forward to the root of a port", "", "", "101 200 400 404 409 502 504"),
+    operation(
+        "GET /proxy/{name}/",
+        "Same as without the trailing slash",
+        "",
+        "",
+        "101 200 400 404 409 502 504",
+    ),
+    operation(
+        "GET /proxy/{name}/{path}",
+        "Forward to a path of a port",
+        "",
+        "",
+        "101 200 400 404 409 502 504",
+    ),
 ];
 
 const ON_RUNS: &str = "200 400 404 409";
 
-/// Errors that the kernel knows and this API does not are 500, as in the reference.
+/// Kernel errors without an equivalent in this API are 500, as in the reference.
 const FILES: &[Operation] = &[
     operation("DELETE /files", "Remove files", "path*", "", ON_FILES),
-    operation("GET /files/info", "Look at files", "path*", "", ON_FILES),
-    operation("GET /files/search", "Find files by name", "path! pattern", "", ON_FILES),
+    operation("GET /files/info", "Get the attributes of files", "path*", "", ON_FILES),
+    operation("GET /files/search", "Search files by name", "path! pattern", "", ON_FILES),
     operation("POST /files/mv", "Move files", "", "MoveFiles", ON_FILES),
-    operation("POST /files/permissions", "Change who may use files", "", "Permissions", ON_FILES),
+    operation("POST /files/permissions", "Change mode and owner of files", "", "Permissions", ON_FILES),
     operation("POST /files/replace", "Replace text in files", "verbose:bool", "Replace", ON_FILES),
     operation("POST /files/upload", "Write files", "", "multipart", ON_FILES),
     operation(
@@ -184,8 +232,8 @@ const FILES: &[Operation] = &[
         "",
         "200 206 400 404 409 416 500 503",
     ),
-    operation("POST /files/links", "Make symbolic links", "", "Links", ON_FILES),
-    operation("POST /directories", "Make directories", "", "Permissions", ON_FILES),
+    operation("POST /files/links", "Create symbolic links", "", "Links", ON_FILES),
+    operation("POST /directories", "Create directories", "", "Permissions", ON_FILES),
     operation("DELETE /directories", "Remove directories", "path*", "", ON_FILES),
     operation("GET /directories/list", "List a directory", "path! depth:int", "", ON_FILES),
 ];
@@ -193,18 +241,18 @@ const FILES: &[Operation] = &[
 const ON_FILES: &str = "200 400 404 409 500 503";
 
 const EGRESS: &[Operation] = &[
-    operation("GET /policy", "What the sandbox may reach", "", "", "200 404"),
+    operation("GET /policy", "Get the network policy", "", "", "200 404"),
     operation("PUT /policy", "Replace the policy", "", "", "404 501"),
     operation("POST /policy", "Replace the policy", "", "", "404 501"),
     operation("PATCH /policy", "Add rules", "", "", "404 501"),
     operation("DELETE /policy", "Remove rules", "", "", "404 501"),
-    operation("GET /healthz", "Whether it is well", "", "", "200 404"),
-    operation("GET /credential-vault", "Not offered", "", "", "404 501"),
-    operation("POST /credential-vault", "Not offered", "", "", "404 501"),
-    operation("PATCH /credential-vault", "Not offered", "", "", "404 501"),
-    operation("DELETE /credential-vault", "Not offered", "", "", "404 501"),
-    operation("GET /credential-vault/credentials", "Not offered", "", "", "404 501"),
-    operation("GET /credential-vault/bindings", "Not offered", "", "", "404 501"),
+    operation("GET /healthz", "Check the egress API's health", "", "", "200 404"),
+    operation("GET /credential-vault", "Not supported", "", "", "404 501"),
+    operation("POST /credential-vault", "Not supported", "", "", "404 501"),
+    operation("PATCH /credential-vault", "Not supported", "", "", "404 501"),
+    operation("DELETE /credential-vault", "Not supported", "", "", "404 501"),
+    operation("GET /credential-vault/credentials", "Not supported", "", "", "404 501"),
+    operation("GET /credential-vault/bindings", "Not supported", "", "", "404 501"),
 ];
 
 #[cfg(test)]
@@ -213,7 +261,7 @@ mod tests {
     use super::*;
     use crate::openapi::tests::check;
 
-    /// Routes that are there under `/v1` too are described there.
+    /// Returns the routes under `/v1`, which is where they are described.
     fn versioned<S: Clone>(
         table: Vec<(String, axum::routing::MethodRouter<S>)>,
     ) -> Vec<(String, axum::routing::MethodRouter<S>)> {
@@ -224,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_described_is_what_is_answered() {
+    fn described_operations_match_the_routes() {
         check(LIFECYCLE, &versioned(routes::table()));
         check(PORTS, &versioned(proxy::table()));
         check(EXECUTION, &execd::plain_table());
@@ -232,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_version_has_a_twin_that_has_one() {
+    fn unversioned_routes_exist_under_v1_too() {
         let all = routes::table();
         let versioned = versioned(routes::table());
         let alone = all.iter().filter(|(path, _)| !path.starts_with("/v1"));

@@ -1,4 +1,4 @@
-//! Pools of warm sandboxes. Only the operator manages them; everybody may take from them.
+//! Pools of warm sandboxes. Only the operator manages them; every owner may take from them.
 
 use axum::Json;
 use axum::extract::{FromRequestParts, State};
@@ -15,7 +15,7 @@ use super::problem::Problem;
 use super::types::rfc3339;
 use crate::answer;
 
-/// The operator calls, the owner of the configured key.
+/// Proof that the caller is the operator, who holds the configured key.
 pub(super) struct Operator;
 
 impl FromRequestParts<Front> for Operator {
@@ -23,13 +23,13 @@ impl FromRequestParts<Front> for Operator {
 
     async fn from_request_parts(parts: &mut Parts, front: &Front) -> Result<Self, Problem> {
         let Caller(owner) = Caller::from_request_parts(parts, front).await?;
-        let message = "only the operator of the server manages pools";
+        let message = "only the operator may manage pools";
         let foreign = || Problem::new(StatusCode::FORBIDDEN, "FORBIDDEN", message);
         (owner == Owner::single()).then_some(Self).ok_or_else(foreign)
     }
 }
 
-/// The pool that the path names.
+/// The pool named in the path.
 pub(super) struct Named(String);
 
 impl FromRequestParts<Front> for Named {
@@ -45,7 +45,7 @@ impl FromRequestParts<Front> for Named {
 #[serde(rename_all = "camelCase")]
 pub(super) struct CreateBody {
     name: String,
-    /// A pod template, of which the first container says what there is to say here.
+    /// A pod template; only its first container is used.
     template: Value,
     capacity_spec: CapacityBody,
     refill: Option<RefillBody>,
@@ -66,7 +66,7 @@ struct CapacityBody {
     pool_min: u32,
 }
 
-/// How fast it is filled, which the reference leaves to its cluster.
+/// How fast the pool is refilled; the reference leaves this to its cluster.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct RefillBody {
@@ -115,7 +115,7 @@ pub(super) async fn create(
     let capacity = body.capacity_spec.into_domain();
     let pool = Pool { name: body.name, template, capacity, refill };
     let made = front.service.create_pool(pool).await?;
-    // An image that is not here is the pool's trouble, which its answers show.
+    // A missing image is the pool's problem, which its responses show.
     let image = front.service.resolve_image(&made.pool.template.image).await;
     let stand_in = answer::stand_in(image.ok().and_then(|image| image.stand_in).as_deref());
     Ok((StatusCode::CREATED, stand_in, Json(PoolBody::of(&made))))
@@ -132,7 +132,7 @@ pub(super) async fn get(State(front): State<Front>, Named(name): Named) -> Resul
     Ok(Json(PoolBody::of(&front.service.pool(&name)?)))
 }
 
-/// `PUT /pools/{name}`: how many there are is all that can be changed.
+/// `PUT /pools/{name}`: only the capacity can be changed.
 pub(super) async fn set(
     State(front): State<Front>,
     Named(name): Named,
@@ -142,13 +142,13 @@ pub(super) async fn set(
     Ok(Json(PoolBody::of(&set.map_err(fixed)?)))
 }
 
-/// `DELETE /pools/{name}`: answers when its warm sandboxes are gone.
+/// `DELETE /pools/{name}`: responds once its warm sandboxes are gone.
 pub(super) async fn delete(State(front): State<Front>, Named(name): Named) -> Result<StatusCode, Problem> {
     front.service.remove_pool(&name).await.map_err(fixed)?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// What cannot be changed is no name that is taken.
+/// Gives a conflict with a fixed pool a code other than "already exists".
 fn fixed(error: service::ServiceError) -> Problem {
     Problem::from(error).coded(StatusCode::CONFLICT, "KUBERNETES::POOL_API_ERROR")
 }
@@ -219,7 +219,7 @@ impl Status {
     }
 }
 
-/// A word that changes with the template.
+/// Returns a text that changes with the template.
 fn revision(template: &Spec) -> String {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let mut hasher = DefaultHasher::new();
@@ -227,8 +227,8 @@ fn revision(template: &Spec) -> String {
     format!("{:016x}", hasher.finish())
 }
 
-/// Reads a pod template: image and limits of its first container. What starts in a pod is decided
-/// by whoever takes the sandbox, so commands and variables mean nothing here.
+/// Parses a pod template: image and limits of its first container. The request that takes a sandbox
+/// decides what starts in it, so commands are ignored and variables are refused.
 fn template(pod: &Value, network: Network) -> Result<Spec, Problem> {
     let containers = pod["spec"]["containers"].as_array().or_else(|| pod["containers"].as_array());
     let container = containers.and_then(|containers| containers.first());
@@ -236,7 +236,7 @@ fn template(pod: &Value, network: Network) -> Result<Spec, Problem> {
     let image = container["image"].as_str().filter(|image| !image.trim().is_empty() && image.len() <= 512);
     let image = image.ok_or_else(|| Problem::invalid("the first container of `template` has no `image`"))?;
     if container["env"].as_array().is_some_and(|env| !env.is_empty()) {
-        let message = "variables are given when a sandbox is created, not in the template of a pool";
+        let message = "environment variables are set when a sandbox is created, not in a pool template";
         return Err(Problem::unsupported(message));
     }
     let limits = &container["resources"]["limits"];
@@ -258,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_template_says_image_and_limits() {
+    fn pod_template_gives_image_and_limits() {
         let pod = json!({"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{
             "name": "main", "image": "python:3.12", "command": ["tail", "-f", "/dev/null"],
             "resources": {"limits": {"memory": "64Mi", "cpu": "500m", "ephemeral-storage": "1Gi"}},
@@ -288,11 +288,11 @@ mod tests {
     }
 
     #[test]
-    fn numbers_come_back_as_they_were_sent() {
+    fn capacity_is_returned_as_sent() {
         for most in [7, u32::MAX] {
             let body = CapacityBody { buffer_max: 5, buffer_min: 1, pool_max: most, pool_min: 2 };
-            let told = serde_json::to_value(CapacityBody::of(body.into_domain())).unwrap();
-            assert_eq!(told, serde_json::to_value(body).unwrap());
+            let returned = serde_json::to_value(CapacityBody::of(body.into_domain())).unwrap();
+            assert_eq!(returned, serde_json::to_value(body).unwrap());
         }
     }
 }

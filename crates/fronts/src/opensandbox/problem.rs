@@ -1,4 +1,4 @@
-//! Errors of the lifecycle API, in the words of its reference server.
+//! Errors of the lifecycle API, with the codes of its reference server.
 
 use std::error::Error;
 
@@ -11,16 +11,16 @@ use super::volumes;
 use crate::answer;
 use crate::auth::Refusal;
 
-/// An error answer: `{code, message}` and a status.
+/// An error response: `{code, message}` and a status.
 #[derive(Debug)]
 pub(super) struct Problem {
     pub(super) status: StatusCode,
     pub(super) code: &'static str,
-    /// What went wrong, and behind it the hint for those who see nothing else.
+    /// The error message, followed by the hint for clients that show only this field.
     pub(super) message: String,
-    /// What somebody could do about it, for clients that show it apart.
+    /// How to resolve the error, for clients that show hints separately.
     pub(super) hint: Option<String>,
-    /// Seconds after which trying again makes sense.
+    /// Seconds after which the client may retry.
     pub(super) retry_after: Option<u64>,
 }
 
@@ -53,7 +53,7 @@ impl Problem {
         Self::new(StatusCode::CONFLICT, code, message)
     }
 
-    /// The same error under another code, where this API has a word of its own for it.
+    /// Replaces the code, if the status is `status`.
     pub(super) fn coded(self, status: StatusCode, code: &'static str) -> Self {
         if self.status == status { Self { code, ..self } } else { self }
     }
@@ -77,11 +77,9 @@ impl From<Refusal> for Problem {
                 let message = "the header OPEN-SANDBOX-API-KEY is missing";
                 Self::new(StatusCode::UNAUTHORIZED, "MISSING_API_KEY", message)
             }
-            Refusal::WrongKey => {
-                Self::new(StatusCode::UNAUTHORIZED, "INVALID_API_KEY", "this API key is not known")
-            }
+            Refusal::WrongKey => Self::new(StatusCode::UNAUTHORIZED, "INVALID_API_KEY", "unknown API key"),
             Refusal::Page => {
-                let message = "a server without an API key answers no web page";
+                let message = "a server without an API key refuses requests from web pages";
                 Self::new(StatusCode::FORBIDDEN, "FORBIDDEN", message)
             }
         }
@@ -106,7 +104,7 @@ impl From<ServiceError> for Problem {
             ErrorKind::Taken => (StatusCode::CONFLICT, "KUBERNETES::POOL_ALREADY_EXISTS"),
             ErrorKind::NoSnapshot => (StatusCode::NOT_FOUND, "SNAPSHOT::NOT_FOUND"),
             ErrorKind::Snapshot(problem) => (StatusCode::CONFLICT, snapshot_code(problem)),
-            // It is the client's own command that failed, so it is no failure of the server.
+            // The client's own command failed, which is not a server error.
             ErrorKind::Hook => (StatusCode::BAD_REQUEST, "DOCKER::SANDBOX_START_FAILED"),
             ErrorKind::Pull => (StatusCode::INTERNAL_SERVER_ERROR, "DOCKER::SANDBOX_IMAGE_PULL_FAILED"),
             ErrorKind::Refused => (StatusCode::BAD_GATEWAY, "BACKEND_CONNECTION_FAILED"),
@@ -133,21 +131,21 @@ fn snapshot_code(problem: SnapshotProblem) -> &'static str {
     }
 }
 
-/// Logs what the client is not told in full.
+/// Logs internal errors in full; the client gets only the message.
 pub(super) fn report(error: &ServiceError) {
     if error.kind() == ErrorKind::Internal {
-        tracing::error!(error = %chain(error), "a request failed");
+        tracing::error!(error = %chain(error), "request failed");
     }
 }
 
-/// The problem with this message for one owner, and with what that owner could do about it.
+/// The problem for one owner, with this message and the hint that applies to that owner.
 pub(super) fn told_to(owner: &Owner, error: ServiceError, message: String) -> Problem {
     let hint = error.hint_for(owner).map(str::to_owned);
     let message = add_hint(message, hint.as_deref());
     Problem { message, hint, ..Problem::from(error) }
 }
 
-/// Adds what somebody could do about it.
+/// Appends the error's hint to a message.
 pub(super) fn with_hint(error: &ServiceError, message: String) -> String {
     add_hint(message, error.hint())
 }
@@ -166,7 +164,7 @@ pub(super) fn retry_after(error: &ServiceError) -> Option<u64> {
     }
 }
 
-/// The error and all that caused it, in one line.
+/// Formats the error and all its causes in one line.
 fn chain(error: &ServiceError) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,5 +1,4 @@
-//! The ports of a sandbox, however they are addressed: below a path, by a host of their own, or
-//! by a header.
+//! The ports of a sandbox, however they are addressed: by path, by host name or by header.
 
 use std::time::{Duration, SystemTime};
 
@@ -27,7 +26,7 @@ use crate::trace::Route;
 
 const RENEWAL_HEADER: &str = "OpenSandbox-Access-Renew";
 
-/// What answers for the ports of sandboxes.
+/// Serves the ports of sandboxes.
 #[derive(Clone)]
 pub(crate) struct Ports {
     pub(super) front: Front,
@@ -42,16 +41,16 @@ pub(super) fn table() -> Vec<(String, MethodRouter<Ports>)> {
     forms.flat_map(|path| [format!("/v1{path}"), path.to_owned()]).map(|path| (path, any(proxy))).collect()
 }
 
-/// By what a client named a port.
+/// How a client addressed a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
-    /// Below a path of the server's own address, which all sandboxes share.
+    /// By a path on the server's own address, which all sandboxes share.
     Path,
-    /// By a host or a header; the whole path is the service's.
+    /// By a host or a header; the whole path belongs to the service.
     Gateway,
 }
 
-/// A port of a sandbox and what is asked of it.
+/// A port of a sandbox and the requested path.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Target {
     pub(super) id: SandboxId,
@@ -61,7 +60,7 @@ pub(super) struct Target {
     /// The rest, as the client wrote it.
     pub(super) path: String,
     pub(super) form: Form,
-    /// What the address carries to open it.
+    /// The signature in the address, if any.
     pub(super) signed: Option<Signed>,
 }
 
@@ -79,13 +78,13 @@ impl Target {
         Ok(Self { id: parsed, port: number, mount, path: rest, form: Form::Path, signed })
     }
 
-    fn named(place: Place, path: &str) -> Self {
-        let Place { id, port, signed } = place;
+    fn named(address: Place, path: &str) -> Self {
+        let Place { id, port, signed } = address;
         Self { id, port, mount: String::new(), path: path.to_owned(), form: Form::Gateway, signed }
     }
 }
 
-/// By what address the execution API was reached, for what it forwards itself.
+/// How the execution API was addressed, for requests that it forwards itself.
 #[derive(Clone)]
 pub(super) struct Reached {
     pub(super) mount: String,
@@ -101,7 +100,7 @@ impl FromRequestParts<Front> for Reached {
     }
 }
 
-/// The port in a path of which nothing else needs to make sense; 0 if there is none.
+/// Finds the port in a path that is otherwise malformed; 0 if there is none.
 fn port_in(path: &str) -> u16 {
     let (_, named) = path.split_once("/proxy/").unwrap_or_default();
     let number = named.split(['/', '-']).next().unwrap_or_default();
@@ -117,11 +116,11 @@ async fn proxy(State(ports): State<Ports>, request: Request) -> Response {
 }
 
 impl Ports {
-    /// Answers a request whose host or header named a port, as [`Place`] has it.
+    /// Answers a request that named a port by host or header, in the format of [`Place`].
     pub(crate) async fn reach(self, label: &str, request: Request) -> Response {
         let mut response = match Place::parse(label) {
-            Ok(place) => {
-                let target = Target::named(place, request.uri().path());
+            Ok(address) => {
+                let target = Target::named(address, request.uri().path());
                 self.answer(target, request).await
             }
             Err(problem) => problem.into_response(),
@@ -168,8 +167,8 @@ impl Ports {
     }
 }
 
-/// Each of the three surfaces words its refusals in its own way: the execution API says `error` to
-/// whoever does not show its token, the egress API speaks plain text.
+/// Formats a refusal for the API on `port`: the execution API uses `error` for a missing or invalid
+/// token, the egress API uses plain text.
 fn refuse(problem: Problem, port: u16) -> Response {
     let (kind, body) = match port {
         EXECD_PORT if matches!(problem.code, "MISSING_API_KEY" | "INVALID_API_KEY") => {
@@ -183,7 +182,7 @@ fn refuse(problem: Problem, port: u16) -> Response {
     Response::from_parts(parts, body.into())
 }
 
-/// Hands a request to the execution API under the path it has there.
+/// Passes a request to the execution API, under the path it has there.
 async fn execute(
     execd: Router,
     scope: Scope,
@@ -199,10 +198,10 @@ async fn execute(
     let mut parts = request.uri().clone().into_parts();
     parts.path_and_query = PathAndQuery::try_from(inner).ok();
     let Ok(uri) = Uri::from_parts(parts) else {
-        return Problem::invalid("this path cannot be used").into_response();
+        return Problem::invalid("invalid path").into_response();
     };
     *request.uri_mut() = uri;
-    // The outer router leaves the parameters of its own path there.
+    // The outer router has stored the parameters of its own path here.
     let extensions = request.extensions_mut();
     let (upgrade, peer) = (extensions.remove::<OnUpgrade>(), extensions.remove::<Peer>());
     extensions.clear();
@@ -217,15 +216,15 @@ async fn execute(
     execd.oneshot(request).await.into_response()
 }
 
-/// Moves the expiry if the sandbox was created with that wish, unless it was moved a moment ago. A
-/// failure to do so must not fail the request that happened to come by.
+/// Extends the expiry if the sandbox was created with access renewal, unless it was extended a moment
+/// ago. A failure must not fail the proxied request.
 async fn renew_on_access(front: &Front, owner: &Owner, sandbox: &Sandbox, notes: &Notes) {
     let (Some(seconds), Some(expires)) = (notes.renew_on_access, sandbox.expires) else { return };
     let wanted = SystemTime::now() + Duration::from_secs(seconds);
     if expires + front.settings.renewal_interval < wanted
         && let Err(error) = front.service.renew(owner, &sandbox.id, wanted).await
     {
-        tracing::warn!(%error, "could not renew a sandbox on access");
+        tracing::warn!(%error, "failed to renew sandbox on access; the next access retries");
     }
 }
 
@@ -238,7 +237,7 @@ mod tests {
     const ID: &str = "abcdefghij0123456789";
 
     #[test]
-    fn what_follows_the_port_stays_as_it_was_written() {
+    fn path_after_the_port_is_unchanged() {
         for (path, mount, rest) in [
             (
                 format!("/v1/sandboxes/{ID}/proxy/8080/a%2Fb//c"),
@@ -254,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signature_is_part_of_the_mount() {
+    fn signature_is_part_of_the_mount() {
         let path = format!("/v1/sandboxes/{ID}/proxy/8080-t2k-abc/x");
         let target = Target::parse(&path).unwrap();
         assert_eq!((target.port, target.path.as_str()), (8080, "/x"));
@@ -262,7 +261,7 @@ mod tests {
         assert_eq!(target.signed.unwrap().expires, "t2k");
     }
 
-    /// Paths that are nearly right, and some that are not.
+    /// Paths that are almost valid, and some that are not.
     fn any_path() -> impl Strategy<Value = String> {
         let id = prop_oneof![Just(ID.to_owned()), "[a-z0-9./%-]{0,24}", Just("..".to_owned())];
         let port = prop_oneof!["[0-9]{1,6}", "[0-9a-z+ .-]{0,6}"];
@@ -275,13 +274,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_target_is_exactly_what_was_written(path in any_path()) {
+        fn target_reproduces_the_path(path in any_path()) {
             if let Ok(target) = Target::parse(&path) {
                 prop_assert!(target.port > 0);
                 prop_assert_eq!(format!("{}{}", target.mount, target.path), path.as_str());
                 prop_assert!(target.path.is_empty() || target.path.starts_with('/'));
                 let named = format!("/sandboxes/{}/proxy/", target.id);
-                let (_, port) = target.mount.split_once(&named).expect("it names the sandbox");
+                let (_, port) = target.mount.split_once(&named).expect("the mount names the sandbox");
                 let port = port.split('-').next().unwrap_or_default();
                 prop_assert_eq!(port.parse::<u16>().ok(), Some(target.port));
             }
@@ -289,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_is_a_number_and_an_id_an_id() {
+    fn malformed_ports_and_ids_are_refused() {
         let status = |path: String| Target::parse(&path).unwrap_err().status;
         assert_eq!(status(format!("/sandboxes/{ID}/proxy/0/x")), StatusCode::BAD_REQUEST);
         assert_eq!(status(format!("/sandboxes/{ID}/proxy/65536/x")), StatusCode::BAD_REQUEST);
@@ -303,7 +302,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_refusal_keeps_its_code_and_when_to_come_back() {
+    async fn refusal_keeps_its_code_and_retry_after() {
         let problem = |code| {
             let problem = Problem::new(StatusCode::UNAUTHORIZED, code, "why");
             Problem { retry_after: Some(7), ..problem }
@@ -322,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn the_port_is_found_where_nothing_else_makes_sense() {
+    fn port_is_found_in_malformed_paths() {
         for (path, port) in [
             ("/v1/sandboxes/no-id/proxy/18080/policy", 18080),
             ("/sandboxes//proxy/44772", 44772),

@@ -1,4 +1,4 @@
-//! Query strings: form decoding, repeated names, and the list filter.
+//! Query strings: form decoding, repeated names, and the filter of lists.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ impl Query {
         Self(form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()).into_owned().collect())
     }
 
-    /// The first value under a name.
+    /// Returns the first value of a name.
     pub(super) fn first(&self, name: &str) -> Option<&str> {
         self.0.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
@@ -27,21 +27,23 @@ impl Query {
         self.0.iter().filter(|(key, _)| key == name).map(|(_, value)| value.clone()).collect()
     }
 
-    /// A value that says yes; absent, empty and anything else say no.
+    /// Whether a value is true; absent, empty and unknown values are false.
     pub(super) fn is_on(&self, name: &str) -> bool {
         self.first(name).is_some_and(|value| matches!(value, "true" | "True" | "TRUE" | "1"))
     }
 
-    /// A number, `None` if absent or empty.
+    /// Parses a number; `None` if absent or empty.
     pub(super) fn number<T: std::str::FromStr>(&self, name: &str) -> Result<Option<T>, String> {
         match self.first(name).filter(|text| !text.is_empty()) {
             None => Ok(None),
-            Some(text) => text.parse().map(Some).or(Err(format!("`{name}` is not a number in its range"))),
+            Some(text) => {
+                text.parse().map(Some).or(Err(format!("`{name}` is not a number or is out of range")))
+            }
         }
     }
 }
 
-/// Which sandboxes a list asks for.
+/// The filter and page of a list request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Listing {
     states: Vec<String>,
@@ -66,19 +68,19 @@ impl Listing {
     }
 }
 
-/// Which page is asked for, and how long pages are.
+/// Parses the page number and page size.
 pub(super) fn page(query: &Query) -> Result<(usize, usize), Problem> {
     let page = query.number("page").map_err(Problem::invalid)?.unwrap_or(1);
     let page_size = query.number("pageSize").map_err(Problem::invalid)?.unwrap_or(20);
     if page < 1 || !(1..=LARGEST_PAGE).contains(&page_size) {
-        let message = format!("`page` starts at 1 and `pageSize` is 1 to {LARGEST_PAGE}");
+        let message = format!("`page` must be at least 1 and `pageSize` from 1 to {LARGEST_PAGE}");
         return Err(Problem::invalid(message));
     }
     Ok((page, page_size))
 }
 
-/// Reads the value of `metadata`, which is itself a form-encoded list of pairs. Some clients
-/// encode the inner values and some do not; a form decoder takes both.
+/// Parses the value of `metadata`, which is itself a form-encoded list of pairs. Some clients encode
+/// the inner values and some do not; a form decoder accepts both.
 fn parse_metadata(text: &str) -> Result<BTreeMap<String, String>, Problem> {
     let wrong = |part: &str| {
         let message = format!("`{part}` in `metadata` is not of the form key=value");
@@ -115,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fragment_without_a_pair_is_named() {
+    fn fragment_without_a_pair_is_refused() {
         for query in ["metadata=a", "metadata=a%3Db%26c", "metadata=%3Db"] {
             assert_eq!(listing(query).unwrap_err().code, "INVALID_METADATA_FORMAT", "{query}");
         }
@@ -131,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn states_are_alternatives_in_any_case() {
+    fn states_are_alternatives_and_case_insensitive() {
         let listing = listing("state=running&state=PAUSED").unwrap();
         assert!(listing.shows(Phase::Running) && listing.shows(Phase::Paused));
         assert!(!listing.shows(Phase::Starting));

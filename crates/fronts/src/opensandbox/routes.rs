@@ -1,4 +1,4 @@
-//! Every lifecycle path, each both under `/v1` and without it, and where a gateway says that it is well.
+//! Every lifecycle path, each with and without `/v1`, and the health check of the gateway.
 
 use axum::routing::{MethodRouter, any, get, patch, post};
 
@@ -33,7 +33,7 @@ fn offered() -> Vec<(&'static str, MethodRouter<Front>)> {
     ]
 }
 
-/// Reading works; whoever wants a change is told that it does not.
+/// Adds handlers that refuse changes to a readable resource.
 fn changeable(read: MethodRouter<Front>) -> MethodRouter<Front> {
     let change = absent::change_policy;
     read.put(change).patch(change).delete(change)
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_path_is_named_twice() {
+    fn no_path_is_defined_twice() {
         // Axum panics on a path that is already taken.
         let router: Router<Front> =
             table().into_iter().fold(Router::new(), |router, (path, method)| router.route(&path, method));

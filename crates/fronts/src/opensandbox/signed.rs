@@ -1,13 +1,13 @@
-//! Signed routes: addresses that open one port of one sandbox until a moment, without a header.
+//! Signed routes: addresses that open one port of one sandbox until they expire, without a header.
 //!
 //! ```text
-//! {expires}    the moment in seconds of the epoch, to the base 36
-//! {signature}  26 digits of base 32: a keyed hash of 130 bits by this server's own secret
-//!              27: the same by a key of the configuration, whose one-character name is the last
-//!               9: 8 hexadecimal digits and such a name, as the reference has it
+//! {expires}    expiry in seconds since the epoch, in base 36
+//! {signature}  26 base-32 digits: a 130-bit keyed hash with this server's own secret
+//!              27: the same with a configured key, whose one-character name comes last
+//!               9: 8 hexadecimal digits and such a name, as in the reference
 //! ```
-//! The last form holds 32 bits, which can be guessed. It is accepted only where the operator
-//! wants it, and then only so many wrong ones are looked at.
+//! The last form has 32 bits, which can be guessed. It is accepted only if the operator enables it,
+//! and then only a limited number of wrong ones is checked.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -23,26 +23,26 @@ use super::problem::Problem;
 use super::proxy::Target;
 use crate::settings::{RouteKey, Short};
 
-/// What an address carries.
+/// The signature part of an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Signed {
     pub(super) expires: String,
     pub(super) signature: String,
 }
 
-/// 26 digits of 5 bits each; with everything else they fit into a label of a host name.
+/// 26 digits of 5 bits each; with the rest of the address they fit into a host name label.
 const FULL: usize = 26;
 const SHORT: usize = 8;
-/// Longer numbers leave no room for a full signature, and name moments after the year 4000.
+/// Longer numbers leave no room for a full signature, and mean times after the year 4000.
 const LONGEST_EXPIRES: usize = 7;
-/// So many wrong short signatures of one sandbox are looked at in each window. At that rate one
-/// is guessed in four hundred years.
+/// How many wrong short signatures per sandbox are checked in each window. At that rate, guessing one
+/// takes about four hundred years.
 const GUESSES: u32 = 20;
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// Makes and judges signatures.
+/// Creates and verifies signatures.
 pub(crate) struct Routes {
-    /// The first makes them, all are good.
+    /// The first key signs, all are accepted.
     keys: Vec<RouteKey>,
     short: Short,
     guesses: Mutex<HashMap<SandboxId, (Instant, u32)>>,
@@ -53,7 +53,7 @@ impl Routes {
         Self { keys, short, guesses: Mutex::default() }
     }
 
-    /// What opens a port until `expires`.
+    /// Signs an address that opens a port until `expires`.
     pub(super) fn sign(
         &self,
         service: &Service,
@@ -63,7 +63,7 @@ impl Routes {
     ) -> Result<Signed, Problem> {
         let expires = base36(expires);
         if expires.len() > LONGEST_EXPIRES {
-            return Err(Problem::invalid("`expires` is too far away"));
+            return Err(Problem::invalid("`expires` is too far in the future"));
         }
         let signature = match (self.keys.first(), self.short) {
             (Some(key), Short::Accepted) => format!("{}{}", short(key, id, port, &expires), key.name),
@@ -73,14 +73,14 @@ impl Routes {
         Ok(Signed { expires, signature })
     }
 
-    /// Refuses what is forged or over.
+    /// Refuses forged and expired signatures.
     pub(super) fn verify(&self, service: &Service, target: &Target, signed: &Signed) -> Result<(), Problem> {
         let Signed { expires, signature } = signed;
         let (id, port) = (&target.id, target.port);
         if self.is_right(service, id, port, expires, signature)? && !is_over(expires, SystemTime::now()) {
             return Ok(());
         }
-        let message = "the signature of this address is wrong, or its time is over";
+        let message = "the signature of this address is invalid or has expired";
         Err(Problem::new(StatusCode::UNAUTHORIZED, "MISSING_OR_INVALID_SECURE_ACCESS", message))
     }
 
@@ -92,7 +92,7 @@ impl Routes {
         expires: &str,
         signature: &str,
     ) -> Result<bool, Problem> {
-        // Text that is not ASCII has no characters to cut at.
+        // Non-ASCII text could not be split at byte positions below.
         if !signature.is_ascii() || !expires.is_ascii() {
             return Ok(false);
         }
@@ -119,15 +119,15 @@ impl Routes {
         }
     }
 
-    /// It is taken before it is known whether it is right. If a right one still opened where too
-    /// many were wrong, it could be searched for without any limit; the price is that guesses of
-    /// one shut out the others for a while.
+    /// Counts an attempt before verifying it. If a correct signature still worked after too many wrong
+    /// ones, an attacker could search without limit; the price is that one client's guesses lock out
+    /// others for a while.
     fn take_a_guess(&self, id: &SandboxId) -> Result<(), Problem> {
         let mut guesses = self.guesses.lock().unwrap_or_else(PoisonError::into_inner);
         guesses.retain(|_, (since, _)| since.elapsed() < WINDOW);
         let (_, count) = guesses.entry(id.clone()).or_insert_with(|| (Instant::now(), 0));
         if *count >= GUESSES {
-            let message = "too many wrong signatures of this sandbox's addresses; try again in a minute";
+            let message = "too many invalid signatures for this sandbox; try again in a minute";
             let problem = Problem::new(StatusCode::TOO_MANY_REQUESTS, "TOO_MANY_REQUESTS", message);
             return Err(Problem { retry_after: Some(WINDOW.as_secs()), ..problem });
         }
@@ -135,7 +135,7 @@ impl Routes {
         Ok(())
     }
 
-    /// Only wrong ones count.
+    /// Refunds a correct attempt: only wrong ones count.
     fn give_it_back(&self, id: &SandboxId) {
         let mut guesses = self.guesses.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, count)) = guesses.get_mut(id) {
@@ -144,7 +144,7 @@ impl Routes {
     }
 }
 
-/// The server's own key for the routes of one sandbox.
+/// Returns the server's own key for the routes of one sandbox.
 fn own(service: &Service, id: &SandboxId) -> String {
     service.token(id, "routes").expose().to_owned()
 }
@@ -154,7 +154,7 @@ fn is_over(expires: &str, now: SystemTime) -> bool {
     from_base36(expires).is_none_or(|expires| expires < now)
 }
 
-/// Everything that is signed, in a form that has one meaning.
+/// Returns the signed text, in an unambiguous form.
 fn canonical(kind: &str, id: &SandboxId, port: u16, expires: &str) -> String {
     format!("v1\n{kind}\n{id}\n{port}\n{expires}\n")
 }
@@ -163,13 +163,13 @@ fn full(secret: &[u8], id: &SandboxId, port: u16, expires: &str) -> String {
     const DIGITS: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
     let key = blake3::derive_key("coracle signed routes v1", secret);
     let hash = blake3::keyed_hash(&key, canonical("full", id, port, expires).as_bytes());
-    let bit = |place: usize| usize::from(hash.as_bytes()[place / 8] >> (7 - place % 8) & 1);
-    let digit = |at: usize| (0..5).fold(0, |sum, place| sum << 1 | bit(at * 5 + place));
+    let bit = |index: usize| usize::from(hash.as_bytes()[index / 8] >> (7 - index % 8) & 1);
+    let digit = |at: usize| (0..5).fold(0, |sum, index| sum << 1 | bit(at * 5 + index));
     (0..FULL).map(|at| char::from(DIGITS[digit(at)])).collect()
 }
 
-/// The reference's signature: the beginning of a plain hash over the secret and the text, each
-/// behind its length.
+/// The reference's signature: the first digits of a plain hash over the secret and the text, each
+/// preceded by its length.
 fn short(key: &RouteKey, id: &SandboxId, port: u16, expires: &str) -> String {
     let text = canonical("short", id, port, expires);
     let length = |bytes: &[u8]| u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_be_bytes();
@@ -184,8 +184,8 @@ fn short(key: &RouteKey, id: &SandboxId, port: u16, expires: &str) -> String {
 fn base36(mut number: u64) -> String {
     let mut digits = Vec::new();
     loop {
-        let digit = u32::try_from(number % 36).expect("it is below 36");
-        digits.push(char::from_digit(digit, 36).expect("it is below 36"));
+        let digit = u32::try_from(number % 36).expect("the digit is below 36");
+        digits.push(char::from_digit(digit, 36).expect("the digit is below 36"));
         number /= 36;
         if number == 0 {
             return digits.iter().rev().collect();
@@ -193,7 +193,7 @@ fn base36(mut number: u64) -> String {
     }
 }
 
-/// Reads what [`base36`] writes: lower case, no leading zero.
+/// Parses the output of [`base36`]: lower case, no leading zero.
 fn from_base36(text: &str) -> Option<u64> {
     let number = u64::from_str_radix(text, 36).ok()?;
     (base36(number) == text).then_some(number)
@@ -211,14 +211,14 @@ mod tests {
         RouteKey { name: 'k', secret: b"secret".to_vec() }
     }
 
-    /// Computed by the reference's own rule with another implementation of SHA-256.
+    /// The expected value was computed by the reference's rule with another implementation of SHA-256.
     #[test]
-    fn the_short_form_is_the_references() {
+    fn short_form_matches_the_reference() {
         assert_eq!(short(&key(), &id(), 8080, "t2kabc"), "f67d3f49");
     }
 
     #[test]
-    fn a_full_signature_is_of_this_port_this_sandbox_this_moment_and_this_key() {
+    fn full_signature_depends_on_port_sandbox_expiry_and_key() {
         let right = full(b"secret", &id(), 8080, "t2kabc");
         assert_eq!(right.len(), FULL);
         assert!(right.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit()));
@@ -234,13 +234,13 @@ mod tests {
     }
 
     #[test]
-    fn a_signed_label_fits_into_a_host_name() {
+    fn signed_label_fits_into_a_host_name() {
         let most = [id().as_str(), "65535", &"z".repeat(LONGEST_EXPIRES), &"a".repeat(FULL + 1)].join("-");
         assert!(most.len() <= 63, "{}", most.len());
     }
 
     #[test]
-    fn numbers_to_the_base_36_have_one_form() {
+    fn base_36_numbers_have_one_form() {
         for number in [0, 35, 36, 1_794_767_587, u64::MAX] {
             assert_eq!(from_base36(&base36(number)), Some(number));
         }
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn time_is_over_after_the_second_it_names() {
+    fn route_expires_after_the_second_it_names() {
         let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
         assert!(!is_over(&base36(100), at(100)));
         assert!(is_over(&base36(100), at(101)));
@@ -258,14 +258,17 @@ mod tests {
     }
 
     #[test]
-    fn short_signatures_cannot_be_tried_without_end() {
+    fn attempts_at_short_signatures_are_limited() {
         let routes = Routes::new(vec![key()], Short::Accepted);
         for _ in 0..GUESSES {
             assert!(routes.take_a_guess(&id()).is_ok());
         }
         assert_eq!(routes.take_a_guess(&id()).unwrap_err().status, StatusCode::TOO_MANY_REQUESTS);
         routes.give_it_back(&id());
-        assert!(routes.take_a_guess(&id()).is_ok(), "a right one counts");
-        assert!(routes.take_a_guess(&SandboxId::from_entropy([1; 20])).is_ok(), "another's count");
+        assert!(routes.take_a_guess(&id()).is_ok(), "a correct attempt was counted");
+        assert!(
+            routes.take_a_guess(&SandboxId::from_entropy([1; 20])).is_ok(),
+            "attempts for another sandbox were counted"
+        );
     }
 }

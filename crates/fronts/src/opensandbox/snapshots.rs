@@ -1,4 +1,4 @@
-//! Snapshots: take, look, list, delete. Making a sandbox from one is a create.
+//! Snapshots: create, get, list, delete. Restoring one is done by creating a sandbox.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use super::problem::{self, Problem};
 use super::query::{self, Query};
 use super::types::{Notes, Pagination, rfc3339};
 
-/// The caller and the snapshot that the path names.
+/// The caller and the snapshot named in the path.
 pub(super) struct Named {
     owner: Owner,
     id: SnapshotId,
@@ -48,12 +48,12 @@ pub(super) struct SnapshotBody {
     name: Option<String>,
     status: Status,
     created_at: String,
-    /// What sandboxes made from it inherit; an addition to the reference.
+    /// The settings that sandboxes restored from it inherit; an addition to the reference.
     #[serde(skip_serializing_if = "Option::is_none")]
     settings: Option<SettingsBody>,
 }
 
-/// The recorded settings. Of the environment only the names are shown: values may be secrets.
+/// The recorded settings. Only the names of environment variables are shown: values may be secrets.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct SettingsBody {
@@ -140,7 +140,7 @@ impl SnapshotBody {
     }
 }
 
-/// The state's name in this API.
+/// Returns the state's name in this API.
 fn state(state: &SnapshotState) -> &'static str {
     match state {
         SnapshotState::Creating(_) => "Creating",
@@ -150,19 +150,19 @@ fn state(state: &SnapshotState) -> &'static str {
     }
 }
 
-/// `POST /sandboxes/{id}/snapshots`: accepted now, ready a moment later.
+/// `POST /sandboxes/{id}/snapshots`: the snapshot is accepted now and becomes ready later.
 pub(super) async fn create(
     State(front): State<Front>,
     at: Addressed,
     body: Body,
 ) -> Result<(StatusCode, [(header::HeaderName, String); 1], Json<SnapshotBody>), Problem> {
     let bytes = read_body(body, front.settings.json_body_limit).await?;
-    let wish = if bytes.is_empty() { CreateSnapshot::default() } else { parse_json(&bytes)? };
-    let taken = front.service.take_snapshot(&at.owner, &at.id, wish.name).await;
+    let request = if bytes.is_empty() { CreateSnapshot::default() } else { parse_json(&bytes)? };
+    let taken = front.service.take_snapshot(&at.owner, &at.id, request.name).await;
     let snapshot = taken.map_err(|error| {
         let message = error.told_to(&at.owner);
         let problem = problem::told_to(&at.owner, error, message);
-        // The reference has one word for what it cannot do at all.
+        // The reference has one code for everything the runtime cannot do.
         match problem.code {
             "SANDBOX::API_NOT_SUPPORTED" => {
                 Problem { status: StatusCode::CONFLICT, code: "SNAPSHOT::UNSUPPORTED_RUNTIME", ..problem }
@@ -207,7 +207,7 @@ pub(super) async fn get(State(front): State<Front>, at: Named) -> Result<Json<Sn
     Ok(Json(SnapshotBody::of(&snapshot)))
 }
 
-/// `DELETE /snapshots/{id}`: answers when it is gone.
+/// `DELETE /snapshots/{id}`: responds once the snapshot is gone.
 pub(super) async fn delete(State(front): State<Front>, at: Named) -> Result<StatusCode, Problem> {
     match front.service.delete_snapshot(&at.owner, &at.id).await? {
         Outcome::Done | Outcome::AlreadySo => Ok(StatusCode::NO_CONTENT),

@@ -1,4 +1,4 @@
-//! Events of a running command, as bytes: each one bare JSON object and a blank line, without
+//! Encodes the events of a running command: each is one bare JSON object and a blank line, without
 //! the `data:` of the standard. All clients of this API were written for that form.
 
 use std::collections::BTreeMap;
@@ -13,15 +13,15 @@ use serde::Serialize;
 
 use super::types::now_ms;
 
-/// One event. Without a timestamp clients drop it, so it is added when it is written.
+/// One event. Clients drop events without a timestamp, so it is added when the event is written.
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum Event<'a> {
-    /// The first one; names what runs.
+    /// The first event; carries the id of the command.
     Init {
         text: &'a str,
     },
-    /// Keeps connections alive that would time out in silence.
+    /// Keeps otherwise silent connections alive.
     Ping {
         text: &'static str,
     },
@@ -31,25 +31,25 @@ pub(super) enum Event<'a> {
     Stderr {
         text: &'a str,
     },
-    /// A line on `stderr` that says which bytes of the output are missing.
+    /// A line on `stderr` that reports which bytes of the output are missing.
     #[serde(rename = "stderr")]
     Gap {
         text: &'a str,
         coracle: Missing,
     },
-    /// The number of a run of code in its context.
+    /// The number of a code run in its context.
     ExecutionCount {
         execution_count: u64,
     },
-    /// What code has shown, or its value, by mime types.
+    /// Displayed data or the value of code, by MIME type.
     Result {
         results: BTreeMap<&'a str, &'a str>,
     },
-    /// The last one, unless it ended well.
+    /// The last event of a run that failed.
     Error {
         error: Failure<'a>,
     },
-    /// The last one, if it ended well; milliseconds.
+    /// The last event of a run that succeeded; in milliseconds.
     ExecutionComplete {
         execution_time: u128,
     },
@@ -61,21 +61,21 @@ pub(super) struct Missing {
     pub(super) gap: (u64, u64),
 }
 
-/// What a command's end is called that is none of success.
+/// The `ename` of a failed command.
 pub(super) const COMMAND_FAILED: &str = "CommandExecError";
 
 #[derive(Serialize)]
 pub(super) struct Failure<'a> {
     ename: &'a str,
-    /// The exit code as text, or what went wrong.
+    /// The exit code as text, or the error message.
     evalue: &'a str,
     traceback: Vec<&'a str>,
-    /// How it ended if not by an exit code; our own, for clients that act on it.
+    /// How the command ended, if not with an exit code; a Coracle addition for clients that use it.
     #[serde(skip_serializing_if = "Option::is_none")]
     coracle: Option<Ending>,
 }
 
-/// An end that the API has no number for.
+/// How a command ended without an exit code.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(tag = "ending", rename_all = "snake_case")]
 pub(super) enum Ending {
@@ -84,11 +84,11 @@ pub(super) enum Ending {
     },
     Oom,
     Deadline,
-    /// Nobody saw how.
+    /// The end was not observed.
     Lost,
     /// The program does not exist.
     Missing,
-    /// The program is there but cannot be executed.
+    /// The program exists but cannot be executed.
     NotExecutable,
 }
 
@@ -134,7 +134,7 @@ impl<'a> Event<'a> {
         Self::Error { error: Failure::new(COMMAND_FAILED, evalue, vec![detail]).by(ending) }
     }
 
-    /// The same failure under another name.
+    /// Replaces the `ename` of a failure.
     pub(super) fn called(self, ename: &'static str) -> Self {
         match self {
             Self::Error { error } => Self::Error { error: Failure { ename, ..error } },
@@ -147,13 +147,13 @@ impl<'a> Event<'a> {
     }
 }
 
-/// Writes one object and the blank line behind it.
+/// Writes one object, followed by a blank line.
 pub(super) fn write(buffer: &mut Vec<u8>, object: &impl Serialize) {
-    serde_json::to_writer(&mut *buffer, object).expect("events hold only text and numbers");
+    serde_json::to_writer(&mut *buffer, object).expect("events contain only strings and numbers");
     buffer.extend_from_slice(b"\n\n");
 }
 
-/// An answer that goes on as long as `frames` do.
+/// Builds a response that streams `frames`.
 pub(super) fn response<S>(frames: S) -> Response
 where
     S: Stream<Item = Result<Bytes, std::convert::Infallible>> + Send + 'static,
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shapes_are_those_of_the_reference() {
+    fn events_have_the_format_of_the_reference() {
         for (event, expected) in [
             (Event::Init { text: "ab" }, r#"{"type":"init","text":"ab","timestamp":"#),
             (Event::ping(), r#"{"type":"ping","text":"pong","timestamp":"#),
@@ -207,7 +207,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_event_is_one_line_whatever_it_says(text in any::<String>()) {
+        fn every_event_is_one_line(text in any::<String>()) {
             let frame = written(Event::Stdout { text: &text });
             prop_assert_eq!(frame.find('\n'), Some(frame.len() - 2));
             let event: Value = serde_json::from_str(frame.trim_end()).unwrap();

@@ -1,4 +1,4 @@
-//! The lifecycle API's own types. An absent field is left out: clients fail on `null`.
+//! Types of the lifecycle API. Absent fields are omitted: clients fail on `null`.
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;
@@ -31,8 +31,8 @@ pub(super) struct CreateBody {
     pub(super) extensions: Option<BTreeMap<String, Option<String>>>,
 }
 
-/// What runs before the entrypoint and by the clock. A hook that this server would not run must not
-/// be taken for one that it does, so nothing unknown is accepted.
+/// Hooks that run before the entrypoint and periodically. Unknown fields are refused, so that a client
+/// does not rely on a hook that this server would not run.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct LifecycleBody {
@@ -62,7 +62,7 @@ pub(super) struct ImageBody {
     pub(super) auth: Option<ImageAuth>,
 }
 
-/// What opens the registry of an image. It is used once and kept nowhere.
+/// Credentials for the registry of an image. They are used once and never stored.
 #[derive(Deserialize)]
 pub(super) struct ImageAuth {
     pub(super) username: String,
@@ -80,7 +80,7 @@ pub(super) struct Switch {
     pub(super) enabled: Option<bool>,
 }
 
-/// What may be reached; rules are only counted, since there is nothing to hold them.
+/// A network policy; its rules are only counted, since nothing can enforce them.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Policy {
@@ -96,10 +96,10 @@ pub(super) struct Platform {
     pub(super) arch: Option<String>,
 }
 
-/// What this front keeps with a sandbox.
+/// Data that this front stores with a sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Notes {
-    /// Extensions that answers repeat.
+    /// Extensions that are echoed in responses.
     #[serde(default)]
     pub(super) extensions: BTreeMap<String, String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -107,21 +107,21 @@ pub(super) struct Notes {
     /// `P` or `S`; the server's default if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) lines: Option<String>,
-    /// Each proxied access moves the expiry to at least so many seconds from then.
+    /// Each proxied access moves the expiry to at least this many seconds after it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) renew_on_access: Option<u64>,
-    /// Its ports are opened by its own token or a signed route alone.
+    /// Its ports open only with its own token or a signed route.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) secure_access: bool,
 }
 
 impl Notes {
-    /// Notes of another front, or of none, say nothing.
+    /// Parses the notes of a sandbox; those of another front, or none, give the default.
     pub(super) fn of(sandbox: &Sandbox) -> Self {
         serde_json::from_slice(&sandbox.notes).unwrap_or_default()
     }
 
-    /// As [`Notes::of`], of what a snapshot recorded. Another front's notes are not ours to read.
+    /// Like [`Notes::of`], for the settings recorded in a snapshot. Notes of another front are ignored.
     pub(super) fn recorded(settings: &SandboxSettings) -> Self {
         match settings.origin == super::wish::ORIGIN {
             true => serde_json::from_slice(&settings.notes).unwrap_or_default(),
@@ -157,7 +157,7 @@ pub(super) struct SandboxBody {
     allocation: Option<Allocation>,
 }
 
-/// How a sandbox came to its owner, if it was warm before.
+/// The pool that a sandbox was taken from.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Allocation {
@@ -180,7 +180,7 @@ struct Status {
     last_transition_at: String,
 }
 
-/// Whether an answer names the image or the snapshot: all do but the one to a create.
+/// Whether a response names the image or snapshot: all do except that of a create.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum ImageShown {
     Yes,
@@ -191,7 +191,7 @@ impl SandboxBody {
     pub(super) fn of(sandbox: &Sandbox, image: ImageShown) -> Self {
         let notes = Notes::of(sandbox);
         let mut extensions = notes.extensions;
-        // A client that named an image by habit learns what it really got.
+        // A client that named an image out of habit learns which one was really used.
         if !sandbox.in_force.image.is_empty() && sandbox.in_force.image != sandbox.spec.image {
             extensions.insert("coracle.image".to_owned(), sandbox.in_force.image.clone());
         }
@@ -229,7 +229,7 @@ impl Status {
     }
 }
 
-/// The state's name in this API.
+/// Returns the state's name in this API.
 pub(super) fn state(phase: Phase) -> &'static str {
     match phase {
         Phase::Starting => "Pending",
@@ -245,23 +245,21 @@ pub(super) fn state(phase: Phase) -> &'static str {
 
 fn explain(sandbox: &Sandbox) -> (&'static str, String) {
     let (reason, message) = match sandbox.phase {
-        Phase::Starting => ("CONTAINER_STARTING", "the sandbox is coming up"),
-        Phase::Running => ("CONTAINER_RUNNING", "the sandbox is up"),
+        Phase::Starting => ("CONTAINER_STARTING", "the sandbox is starting"),
+        Phase::Running => ("CONTAINER_RUNNING", "the sandbox is running"),
         Phase::Pausing => ("CONTAINER_RUNNING", "the sandbox is being paused"),
         Phase::Paused => ("CONTAINER_PAUSED", "the sandbox is paused"),
         Phase::Resuming => ("CONTAINER_PAUSED", "the sandbox is being resumed"),
-        Phase::Exited(Exit::Code(0)) => ("CONTAINER_EXITED", "its entrypoint has ended"),
-        Phase::Exited(exit) => return ("CONTAINER_EXITED_ERROR", format!("its entrypoint {}", ended(exit))),
+        Phase::Exited(Exit::Code(0)) => ("CONTAINER_EXITED", "the entrypoint has exited"),
+        Phase::Exited(exit) => return ("CONTAINER_EXITED_ERROR", format!("the entrypoint {}", ended(exit))),
         Phase::Stopping | Phase::Stopped => ("CONTAINER_EXITED", "the sandbox is being removed"),
         Phase::Failed(cause) => {
             let next = match (sandbox.spec.on_death(), sandbox.files) {
-                (OnDeath::Restart, Files::Kept) => {
-                    "its files are kept, and resuming it restarts it with them"
-                }
+                (OnDeath::Restart, Files::Kept) => "its files are kept, and a resume restarts it with them",
                 (OnDeath::Restart, Files::Lost) => "its files are lost",
-                (OnDeath::Replace, _) => "resuming it starts it again with an empty disk",
+                (OnDeath::Replace, _) => "a resume restarts it with an empty disk",
             };
-            return ("CONTAINER_EXITED_ERROR", format!("it ended: {}; {next}", cause_text(cause)));
+            return ("CONTAINER_EXITED_ERROR", format!("the sandbox died: {}; {next}", cause_text(cause)));
         }
     };
     (reason, message.to_owned())
@@ -274,14 +272,14 @@ fn cause_text(cause: Cause) -> &'static str {
     }
 }
 
-/// How something ended, as the end of a sentence.
+/// Describes how a process ended, to follow its subject in a sentence.
 pub(super) fn ended(exit: Exit) -> String {
     match exit {
         Exit::Code(code) => format!("exited with code {code}"),
         Exit::Signal(signal) => format!("was killed by signal {signal}"),
         Exit::Oom => "was killed because the memory limit was reached".to_owned(),
         Exit::Deadline => "was killed at its timeout".to_owned(),
-        Exit::Lost => "ended unseen".to_owned(),
+        Exit::Lost => "ended with an unknown status".to_owned(),
     }
 }
 
@@ -325,14 +323,14 @@ pub(super) fn rfc3339(time: SystemTime) -> String {
     Timestamp::try_from(time).unwrap_or(Timestamp::UNIX_EPOCH).to_string()
 }
 
-/// Reads a time with a zone; one without counts as UTC.
+/// Parses a time; without a zone it is taken as UTC.
 pub(super) fn parse_time(text: &str) -> Option<SystemTime> {
     let zoned = text.parse::<Timestamp>().ok();
     let naive = || text.parse::<jiff::civil::DateTime>().ok()?.to_zoned(jiff::tz::TimeZone::UTC).ok();
     zoned.or_else(|| naive().map(|zoned| zoned.timestamp())).map(SystemTime::from)
 }
 
-/// Milliseconds since the epoch, as events count them.
+/// Milliseconds since the epoch, the unit of event timestamps.
 pub(super) fn now_ms() -> i64 {
     Timestamp::now().as_millisecond()
 }
@@ -342,7 +340,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_with_and_without_a_zone_are_read() {
+    fn times_with_and_without_a_zone_are_parsed() {
         let at = |text: &str| parse_time(text).map(rfc3339);
         for text in [
             "2026-11-15T10:30:00Z",

@@ -1,7 +1,7 @@
-//! The `volumes` of a create: directories of the host and volumes with a name (`pvc`).
+//! The `volumes` of a create request: host directories and named volumes (`pvc`).
 //!
-//! Which directories of the host may be mounted is not decided here: only the launcher knows the
-//! operator's list, and only it opens them.
+//! Which host directories may be mounted is not decided here: only the launcher knows the operator's
+//! list, and only it opens them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -15,11 +15,11 @@ use service::{ErrorKind, MountFault, ServiceError};
 
 use super::problem::Problem;
 
-/// More than anybody needs in one sandbox.
+/// Far more than one sandbox needs.
 const MOST: usize = 64;
 
-/// As in the reference, fields may also be written with underscores; whoever says `read_only` must
-/// not be given more than that.
+/// As in the reference, fields may also be written in snake case; in particular, `read_only` must not
+/// be ignored, since that would give write access.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Entry {
@@ -32,7 +32,7 @@ struct Entry {
     sub_path: Option<String>,
     host: Option<Host>,
     pvc: Option<Pvc>,
-    /// Its fields hold secrets, and are not even looked at.
+    /// Its fields contain secrets and are not parsed.
     ossfs: Option<Value>,
     #[serde(flatten)]
     rest: Rest,
@@ -62,42 +62,42 @@ struct Pvc {
     rest: Rest,
 }
 
-/// What nobody here knows is passed over, but for one thing: whoever wants a volume read-only, in
-/// whatever spelling and place, must not be given more.
+/// Unknown fields. They are ignored with one exception: a request for a read-only volume, in whatever
+/// spelling and position, must not result in a writable one.
 type Rest = BTreeMap<String, Value>;
 
 fn check_rest(name: &str, rests: &[&Rest]) -> Result<(), Problem> {
     let plain = |field: &str| field.to_lowercase().replace(['_', '-'], "");
     match rests.iter().flat_map(|rest| rest.keys()).find(|field| plain(field) == "readonly") {
         Some(field) => Err(Problem::invalid(format!(
-            "volume `{name}`: `{field}` is written `readOnly`, beside `mountPath`"
+            "volume `{name}`: write `readOnly` next to `mountPath` instead of `{field}`"
         ))),
         None => Ok(()),
     }
 }
 
-/// Reads all entries, or says what is wrong with the first wrong one.
+/// Parses all entries, or returns the first error.
 pub(super) fn parse(entries: Vec<Value>) -> Result<Vec<Mount>, Problem> {
     if entries.len() > MOST {
         return Err(Problem::invalid(format!("`volumes` has more than {MOST} entries")));
     }
     let (mut names, mut targets) = (BTreeSet::new(), BTreeSet::new());
     let mut mounts = Vec::new();
-    for (place, entry) in entries.into_iter().enumerate() {
-        // The text of the error names the field and its type, and not what it held.
+    for (index, entry) in entries.into_iter().enumerate() {
+        // The error text names the field and its type, but not its value.
         let entry: Entry = serde_json::from_value(entry)
-            .map_err(|error| Problem::invalid(format!("`volumes[{place}]`: {error}")))?;
+            .map_err(|error| Problem::invalid(format!("`volumes[{index}]`: {error}")))?;
         let name = name(entry.name.as_deref())?;
         if !names.insert(name.clone()) {
             return Err(wrong(
                 "VOLUME::DUPLICATE_NAME",
                 &name,
-                "another volume of this request has this name",
+                "another volume in this request has the same name",
             ));
         }
         let mount = mount(&name, entry)?;
         if !targets.insert(mount.target.clone()) {
-            let why = format!("another volume is mounted at `{}`", mount.target);
+            let why = format!("another volume is already mounted at `{}`", mount.target);
             return Err(wrong("VOLUME::INVALID_MOUNT_PATH", &name, why));
         }
         mounts.push(mount);
@@ -109,15 +109,14 @@ fn wrong(code: &'static str, name: &str, why: impl std::fmt::Display) -> Problem
     Problem::new(StatusCode::BAD_REQUEST, code, format!("volume `{name}`: {why}"))
 }
 
-/// A DNS label.
+/// Parses a volume name, which must be a DNS label.
 fn name(text: Option<&str>) -> Result<String, Problem> {
     let text = text.unwrap_or_default();
     match VolumeName::parse(text) {
         Ok(name) if text.len() <= 63 => Ok(name.to_string()),
         _ => {
             let shown: String = text.chars().take(64).collect();
-            let why =
-                "its name is not 1 to 63 lower-case letters, digits and `-`, which is not first or last";
+            let why = "a name has 1 to 63 lower-case letters, digits and `-`, and no `-` first or last";
             Err(wrong("VOLUME::INVALID_NAME", &shown, why))
         }
     }
@@ -135,17 +134,21 @@ fn mount(name: &str, entry: Entry) -> Result<Mount, Problem> {
             return Err(wrong(
                 "VOLUME::UNSUPPORTED_BACKEND",
                 name,
-                "object storage (`ossfs`) is not offered here",
+                "object storage (`ossfs`) is not supported",
             ));
         }
         (None, None, None) => {
-            return Err(wrong("VOLUME::INVALID_BACKEND", name, "it names none of `host`, `pvc` and `ossfs`"));
+            return Err(wrong(
+                "VOLUME::INVALID_BACKEND",
+                name,
+                "one of `host`, `pvc` and `ossfs` is required",
+            ));
         }
         _ => {
             return Err(wrong(
                 "VOLUME::INVALID_BACKEND",
                 name,
-                "it names more than one of `host`, `pvc` and `ossfs`",
+                "only one of `host`, `pvc` and `ossfs` is allowed",
             ));
         }
     };
@@ -153,7 +156,7 @@ fn mount(name: &str, entry: Entry) -> Result<Mount, Problem> {
     Ok(Mount { source, target, access, sub_path })
 }
 
-/// The place inside, without what changes nothing in a path.
+/// Normalises the mount path inside the sandbox.
 fn target(name: &str, path: &str) -> Result<String, Problem> {
     let target = format!("/{}", plain(path));
     if !path.starts_with('/') || !is_target(&target) {
@@ -171,7 +174,7 @@ fn sub_path(name: &str, path: &str) -> Result<Option<String>, Problem> {
     Ok(Some(relative).filter(|path| !path.is_empty()))
 }
 
-/// A path without empty parts and `.`, relative.
+/// Removes empty parts and `.` from a path, and makes it relative.
 fn plain(path: &str) -> String {
     let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
     parts.join("/")
@@ -199,7 +202,7 @@ fn claim(name: &str, pvc: Pvc) -> Result<Claim, Problem> {
         return Err(wrong(
             "VOLUME::INVALID_BACKEND",
             name,
-            format!("`pvc.accessModes`: `{shown}` is no access mode"),
+            format!("`pvc.accessModes`: unknown access mode `{shown}`"),
         ));
     }
     let size = pvc.storage.as_deref().map(Bytes::parse).transpose();
@@ -214,7 +217,7 @@ fn claim(name: &str, pvc: Pvc) -> Result<Claim, Problem> {
     Ok(Claim { name: claimed, absent })
 }
 
-/// The reference's status and word for what went wrong with a volume.
+/// Returns the reference's status and code for a volume error.
 pub(super) fn status_of(error: &ServiceError) -> Option<(StatusCode, &'static str)> {
     const WRONG: StatusCode = StatusCode::BAD_REQUEST;
     const FAILED: StatusCode = StatusCode::INTERNAL_SERVER_ERROR;
@@ -251,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_of_the_host_and_a_claim_are_read_with_their_defaults() {
+    fn host_directories_and_claims_are_parsed_with_defaults() {
         let host = one(json!({"subPath": "./a//b", "readOnly": true, "pvc": null})).unwrap();
         let expected = Mount::host("/srv/data", "/data", Access::ReadOnly);
         assert_eq!(host, Mount { sub_path: Some("a/b".to_owned()), ..expected });
@@ -262,13 +265,13 @@ mod tests {
         assert_eq!((claimed.target.as_str(), claimed.access), ("/x", Access::ReadWrite));
         let asked = one(json!({"host": null, "pvc": {"claimName": "v", "storage": "1Gi",
             "deleteOnSandboxTermination": true, "storageClass": null, "accessModes": ["ReadWriteMany"]}}));
-        let Source::Claim(claim) = asked.unwrap().source else { panic!("it is a claim") };
+        let Source::Claim(claim) = asked.unwrap().source else { panic!("the source is not a claim") };
         let (size, lifetime) = (Some(Bytes(1 << 30)), Lifetime::WithSandboxes);
         assert_eq!(claim.absent, Absent::Make { size, lifetime });
     }
 
     #[test]
-    fn fields_that_nobody_knows_are_passed_over() {
+    fn unknown_fields_are_ignored_except_misspelled_read_only() {
         let newer = json!({"unknown": 1, "host": {"path": "/srv/data", "kind": "Directory"}});
         assert_eq!(one(newer).unwrap(), one(json!({})).unwrap());
         let underscored = one(json!({"read_only": true, "sub_path": "a"})).unwrap();
@@ -286,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn every_wrong_field_has_a_code_of_its_own() {
+    fn every_invalid_field_has_its_own_code() {
         let pvc = |fields: Value| json!({"host": null, "pvc": fields});
         for (change, code) in [
             (json!({"name": null}), "VOLUME::INVALID_NAME"),
@@ -314,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_places_are_used_once() {
+    fn names_and_mount_paths_must_be_unique() {
         let entry = |name: &str, path: &str| json!({"name": name, "mountPath": path, "host": {"path": "/s"}});
         let both = |one: Value, other: Value| parse(vec![one, other]).unwrap_err().code;
         assert_eq!(both(entry("a", "/a"), entry("a", "/b")), "VOLUME::DUPLICATE_NAME");

@@ -1,4 +1,4 @@
-//! Turns the body of a create into what the core is asked for, or says what is wrong with it.
+//! Converts the body of a create request into the core's request, or reports what is invalid.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,16 +17,16 @@ use super::types::{CreateBody, ImageBody, LifecycleBody, Notes, Platform, Policy
 use super::volumes;
 use crate::settings::Lines;
 
-/// The name under which this front's sandboxes are kept.
+/// The origin stored with this front's sandboxes.
 pub(super) const ORIGIN: &str = "opensandbox";
 
 const SHORTEST_TIMEOUT: i64 = 60;
-/// Extensions with this prefix are stored and repeated in answers.
+/// Extensions with this prefix are stored and echoed in responses.
 const ECHOED: &str = "opensandbox.extensions.";
-/// The variable that names the file of variables, and the file if a client names none.
+/// The variable that names the env file, and its default path.
 const ENV_FILE: &str = "EXECD_ENVS";
 const USUAL_ENV_FILE: &str = "/opt/opensandbox/.env";
-/// The variable in which a sandbox finds its own id.
+/// The variable that contains the sandbox's own id.
 const OWN_ID: &str = "OPENSANDBOX_ID";
 /// The variables with the egress prefix that a client may set.
 const EGRESS_VARIABLES: [&str; 11] = [
@@ -49,7 +49,7 @@ const DEFAULT_IMAGE: &str = "host";
 const SDK_CPUS: Cpus = Cpus(1000);
 const SDK_MEMORY: Bytes = Bytes(2 << 30);
 
-/// A sandbox to be made, or to be found by the client's own name for it.
+/// A parsed create request; with a name, an existing sandbox may be found instead.
 #[derive(Debug)]
 pub(super) struct Wish {
     pub(super) create: Create,
@@ -57,7 +57,7 @@ pub(super) struct Wish {
     pub(super) credentials: Option<Credentials>,
 }
 
-/// Reads a body; `default` is the network of one that names none.
+/// Parses a body; `default` is the network mode if it names none.
 pub(super) fn parse(body: CreateBody, default: Network) -> Result<Wish, Problem> {
     refuse_what_is_missing(&body)?;
     let extensions = Extensions::parse(body.extensions.clone().unwrap_or_default())?;
@@ -101,7 +101,7 @@ pub(super) fn parse(body: CreateBody, default: Network) -> Result<Wish, Problem>
         guest: Guest::root(),
         on_death: extensions.on_death,
     };
-    let notes = serde_json::to_vec(&notes).expect("notes are maps of text and numbers");
+    let notes = serde_json::to_vec(&notes).expect("notes are maps of strings and numbers");
     let idle_timeout = extensions.idle_timeout;
     let pool = extensions.pool;
     let create =
@@ -109,8 +109,8 @@ pub(super) fn parse(body: CreateBody, default: Network) -> Result<Wish, Problem>
     Ok(Wish { create, name: extensions.name, credentials })
 }
 
-/// Treats limits that are exactly the defaults of the official SDKs as not named, where the sandbox may
-/// run without them. The SDKs always send limits, so on a host that cannot enforce any they could
+/// Treats limits that are exactly the defaults of the official SDKs as absent, if the sandbox may run
+/// without them. The SDKs always send limits, so on a host that cannot enforce any they could
 /// otherwise create no sandbox at all. What is not enforced is still reported with the sandbox.
 pub(super) fn drop_sdk_limits(resources: &mut Resources, may_lack: impl Fn(&str) -> bool) {
     if resources.cpus == Some(SDK_CPUS) && resources.memory == Some(SDK_MEMORY) {
@@ -119,7 +119,8 @@ pub(super) fn drop_sdk_limits(resources: &mut Resources, may_lack: impl Fn(&str)
     }
 }
 
-/// Whoever names a pool leaves to it the image, whatever is named here, and may leave out more.
+/// Fills in the fields that a request with a pool may leave out. The pool decides the image, even if
+/// the request names one.
 fn with_pool(body: CreateBody) -> CreateBody {
     let waits = ["tail", "-f", "/dev/null"].map(str::to_owned).to_vec();
     CreateBody {
@@ -130,9 +131,8 @@ fn with_pool(body: CreateBody) -> CreateBody {
     }
 }
 
-/// Keeps what this front recorded with the sandbox of a snapshot, or with a dead one whose place is
-/// taken, where the request does not say otherwise. Clients always send `secureAccess`, so a `false`
-/// does not open the ports of a fork or a replacement.
+/// Inherits the notes of a snapshot, or of the dead sandbox that is replaced, where the request does not override
+/// them. Clients always send `secureAccess`, so a `false` does not open the ports of a fork or a replacement.
 fn merge_notes(own: &[u8], settings: &SandboxSettings) -> Vec<u8> {
     let own: Notes = serde_json::from_slice(own).unwrap_or_default();
     let recorded = Notes::recorded(settings);
@@ -143,18 +143,18 @@ fn merge_notes(own: &[u8], settings: &SandboxSettings) -> Vec<u8> {
         renew_on_access: own.renew_on_access.or(recorded.renew_on_access),
         secure_access: own.secure_access || recorded.secure_access,
     };
-    serde_json::to_vec(&notes).expect("notes are maps of text and numbers")
+    serde_json::to_vec(&notes).expect("notes are maps of strings and numbers")
 }
 
-/// Whether a value was named by the caller or is the server's default.
+/// Whether a value comes from the request or is the server's default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Choice {
     Named,
     Default,
 }
 
-/// What a sandbox may reach. Without an egress filter a policy holds only if it tells nothing apart.
-/// A policy that allows everything names no network: it takes nothing away from any.
+/// Returns the network mode. Without an egress filter, only policies that allow or deny everything
+/// can be enforced. A policy that allows everything does not select a network: it restricts none.
 fn policy(
     body: Option<Policy>,
     named: Option<Network>,
@@ -170,16 +170,16 @@ fn policy(
         Some("allow") if all_or_nothing => Ok(open),
         None | Some("deny") if all_or_nothing => match named {
             None | Some(Network::Off | Network::Auto) => Ok((Network::Off, Choice::Named)),
-            Some(_) => Err(Problem::invalid("`networkPolicy` denies what `coracle.network` asks for")),
+            Some(_) => Err(Problem::invalid("`networkPolicy` contradicts the extension `coracle.network`")),
         },
-        None | Some("allow" | "deny") => {
-            Err(Problem::unsupported("the rules of a network policy come with the egress filter"))
-        }
-        Some(_) => Err(Problem::invalid("`networkPolicy.defaultAction` is neither `allow` nor `deny`")),
+        None | Some("allow" | "deny") => Err(Problem::unsupported(
+            "network policy rules require the egress filter, which is not available yet",
+        )),
+        Some(_) => Err(Problem::invalid("`networkPolicy.defaultAction` must be `allow` or `deny`")),
     }
 }
 
-/// What this server does not offer yet is refused by name rather than ignored.
+/// Refuses unsupported features by name rather than ignoring them.
 fn refuse_what_is_missing(body: &CreateBody) -> Result<(), Problem> {
     if body.template_id.is_some() {
         let message = "templates are not offered by this server";
@@ -187,23 +187,23 @@ fn refuse_what_is_missing(body: &CreateBody) -> Result<(), Problem> {
     }
     if body.credential_proxy.as_ref().is_some_and(|proxy| proxy.enabled == Some(true)) {
         return Err(Problem::unsupported(
-            "the credential proxy needs a network policy, which is not offered yet",
+            "the credential proxy requires network policies, which are not supported yet",
         ));
     }
     Ok(())
 }
 
-/// What the sandbox begins with.
+/// The image or snapshot that the sandbox is created from.
 struct Begin {
     image: String,
     credentials: Option<Credentials>,
     snapshot: Option<SnapshotId>,
 }
 
-/// The image below a snapshot is known to the snapshot.
+/// Parses the image or snapshot. The image is empty for a snapshot, which knows its own.
 fn source(body: &CreateBody) -> Result<Begin, Problem> {
     match (&body.image, body.snapshot_id.as_deref()) {
-        (Some(_), Some(_)) => Err(Problem::invalid("`image` and `snapshotId` exclude each other")),
+        (Some(_), Some(_)) => Err(Problem::invalid("`image` and `snapshotId` are mutually exclusive")),
         (_, None) => {
             let (image, credentials) = image(body)?;
             Ok(Begin { image, credentials, snapshot: None })
@@ -227,15 +227,15 @@ fn image(body: &CreateBody) -> Result<(String, Option<Credentials>), Problem> {
     Ok((image.uri.clone(), credentials))
 }
 
-/// Zero is never, as the core has it.
+/// Parses the timeout. Zero means never, as in the core.
 fn timeout(seconds: Option<i64>, never: bool) -> Result<Option<Duration>, Problem> {
     match seconds {
         Some(_) if never => {
-            Err(Problem::invalid("`timeout` and the extension `coracle.timeout` exclude each other"))
+            Err(Problem::invalid("`timeout` and the extension `coracle.timeout` are mutually exclusive"))
         }
         None => Ok(never.then_some(Duration::ZERO)),
         Some(seconds) if seconds >= SHORTEST_TIMEOUT => Ok(Some(Duration::from_secs(seconds.unsigned_abs()))),
-        Some(_) => Err(Problem::invalid(format!("`timeout` is at least {SHORTEST_TIMEOUT} seconds"))),
+        Some(_) => Err(Problem::invalid(format!("`timeout` must be at least {SHORTEST_TIMEOUT} seconds"))),
     }
 }
 
@@ -246,7 +246,7 @@ fn resources(limits: Option<BTreeMap<String, Option<String>>>) -> Result<Resourc
         Problem::invalid(format!("`resourceLimits.{name}`: {error}"))
     };
     if limit("gpu").is_some() {
-        return Err(Problem::unsupported("`resourceLimits.gpu`: this server gives out no GPUs"));
+        return Err(Problem::unsupported("`resourceLimits.gpu`: this server does not support GPUs"));
     }
     Ok(Resources {
         memory: limit("memory").map(Bytes::parse).transpose().map_err(|e| wrong("memory", e))?,
@@ -259,10 +259,10 @@ fn entrypoint(words: Option<Vec<String>>, restored: bool) -> Result<Vec<String>,
     match words {
         None if restored => Ok(["tail", "-f", "/dev/null"].map(str::to_owned).to_vec()),
         Some(words) if words.iter().any(|word| word.contains('\0')) => {
-            Err(Problem::invalid("`entrypoint` holds a NUL byte"))
+            Err(Problem::invalid("`entrypoint` contains a NUL byte"))
         }
         Some(words) if words.first().is_some_and(|word| !word.is_empty()) => Ok(words),
-        _ => Err(Problem::invalid("`entrypoint` needs at least one word")),
+        _ => Err(Problem::invalid("`entrypoint` must have at least one element")),
     }
 }
 
@@ -291,19 +291,19 @@ fn environment(given: BTreeMap<String, Option<String>>) -> Result<BTreeMap<Strin
             return Err(Problem::invalid(format!("`env`: the name `{name}` is reserved")));
         }
     }
-    // What is meant for the filter beside a sandbox is none of the sandbox's business.
+    // Variables for the egress filter are not passed to the sandbox.
     env.retain(|name, _| !name.starts_with("OPENSANDBOX_EGRESS_"));
     Ok(env)
 }
 
-/// Names and values that the kernel can carry.
+/// Checks that names and values can be passed to the kernel.
 pub(super) fn check_environment(env: &BTreeMap<String, String>) -> Result<(), String> {
     for (name, value) in env {
         if name.is_empty() || name.contains(['=', '\0']) {
-            return Err(format!("`{}` is not the name of a variable", name.escape_debug()));
+            return Err(format!("`{}` is not a valid variable name", name.escape_debug()));
         }
         if value.contains('\0') {
-            return Err(format!("the value of `{name}` holds a NUL byte"));
+            return Err(format!("the value of `{name}` contains a NUL byte"));
         }
     }
     Ok(())
@@ -320,7 +320,7 @@ fn platform(wanted: Option<Platform>) -> Result<Option<Platform>, Problem> {
     Ok(Some(platform))
 }
 
-/// The extensions that mean something here.
+/// The extensions that this server knows.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Extensions {
     echoed: BTreeMap<String, String>,
@@ -338,8 +338,8 @@ struct Extensions {
     on_death: Option<OnDeath>,
 }
 
-/// Whose main process is started. The reference demands one in every request, so a client that
-/// wants the image's own says so beside it.
+/// Which main process is started. The reference requires one in every request, so a client that wants
+/// the image's own says so in an extension.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Entrypoint {
     #[default]
@@ -348,7 +348,7 @@ enum Entrypoint {
 }
 
 impl Extensions {
-    /// Reads the known ones; unknown ones are accepted and forgotten, as in the reference.
+    /// Parses the known extensions; unknown ones are accepted and ignored, as in the reference.
     fn parse(given: BTreeMap<String, Option<String>>) -> Result<Self, Problem> {
         let mut known = Self::default();
         for (name, value) in given.into_iter().filter_map(|(name, value)| Some((name, value?))) {
@@ -371,11 +371,11 @@ impl Extensions {
             "coracle.disk" => self.disk = Some(Bytes::parse(value).map_err(|e| Wrong::Value(e.to_string()))?),
             "coracle.pids" => {
                 let count = number(value, 1..=u64::from(u32::MAX))?;
-                self.pids = Some(u32::try_from(count).expect("the range ends there"));
+                self.pids = Some(u32::try_from(count).expect("the range ends at u32::MAX"));
             }
             "coracle.timeout" if value == "never" => self.never_expires = true,
             "coracle.timeout" => {
-                return Err(Wrong::Value(format!("`{value}` is not `never`; a time is set by `timeout`")));
+                return Err(Wrong::Value(format!("`{value}` is not `never`; use `timeout` for a duration")));
             }
             "coracle.idle-timeout" if value == "never" => self.idle_timeout = Some(Duration::ZERO),
             "coracle.idle-timeout" => {
@@ -398,7 +398,7 @@ impl Extensions {
     }
 }
 
-/// What is wrong with an extension: its value, or that it is there at all.
+/// The error of an extension: its value is invalid, or it is not supported at all.
 enum Wrong {
     Value(String),
     Problem(Problem),
@@ -407,8 +407,8 @@ enum Wrong {
 fn number(text: &str, range: std::ops::RangeInclusive<u64>) -> Result<u64, Wrong> {
     let number = text.parse().ok().filter(|number| range.contains(number));
     number.ok_or_else(|| {
-        let most = if *range.end() == u64::MAX { String::new() } else { format!(" to {}", range.end()) };
-        Wrong::Value(format!("`{text}` is not a number of seconds from {}{most}", range.start()))
+        let most = if *range.end() == u64::MAX { " up".to_owned() } else { format!(" to {}", range.end()) };
+        Wrong::Value(format!("`{text}` is not a number from {}{most}", range.start()))
     })
 }
 
@@ -418,7 +418,7 @@ fn network(value: &str) -> Result<Network, Wrong> {
         "on" => Ok(Network::On),
         "auto" => Ok(Network::Auto),
         "filtered" => {
-            let message = "extension `coracle.network`: `filtered` comes with the egress filter";
+            let message = "extension `coracle.network`: `filtered` requires the egress filter, which is not available yet";
             Err(Wrong::Problem(Problem::unsupported(message)))
         }
         _ => Err(Wrong::Value(format!("`{value}` is not one of `auto`, `off`, `on`, `filtered`"))),
@@ -443,10 +443,10 @@ mod tests {
         for (name, value) in change.as_object().unwrap() {
             body[name] = value.clone();
         }
-        parse(serde_json::from_value(body).unwrap(), network).map(|wish| wish.create)
+        parse(serde_json::from_value(body).unwrap(), network).map(|request| request.create)
     }
 
-    /// A request with one hook by the clock, of which some fields are others.
+    /// Builds a request with one periodic hook, with some fields replaced.
     fn hooked(change: Value) -> Value {
         let mut hook = json!({"name": "n", "schedule": "@hourly", "command": ["true"]});
         for (name, value) in change.as_object().unwrap() {
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn hooks_are_read_and_nothing_unknown_is_taken_for_one() {
+    fn hooks_are_parsed_and_unknown_fields_refused() {
         let spec = create(hooked(json!({"timeoutSeconds": 5}))).unwrap().spec;
         assert_eq!(spec.hooks.periodic[0].hook.timeout, Duration::from_secs(5));
         let before = json!({"lifecycle": {"preStart": {"command": ["a"], "timeoutSeconds": 10800}}});
@@ -467,10 +467,10 @@ mod tests {
     }
 
     #[test]
-    fn what_the_official_clients_send_is_accepted() {
-        let wish = create(json!({"env": {}, "metadata": {}, "extensions": {}, "unknown": 1})).unwrap();
-        assert_eq!(wish.timeout, Some(Duration::from_secs(600)));
-        assert_eq!(wish.spec.resources.memory, Some(Bytes(2 << 30)));
+    fn requests_of_official_clients_are_accepted() {
+        let request = create(json!({"env": {}, "metadata": {}, "extensions": {}, "unknown": 1})).unwrap();
+        assert_eq!(request.timeout, Some(Duration::from_secs(600)));
+        assert_eq!(request.spec.resources.memory, Some(Bytes(2 << 30)));
         let nulls =
             ["snapshotId", "platform", "timeout", "env", "metadata", "lifecycle", "networkPolicy", "volumes"];
         let nulls = nulls.into_iter().map(|name| (name.to_owned(), Value::Null));
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_or_missing_is_refused_by_name() {
+    fn invalid_or_unsupported_fields_are_refused() {
         for (change, code) in [
             (json!({"timeout": 59}), "SANDBOX::INVALID_PARAMETER"),
             (json!({"entrypoint": []}), "SANDBOX::INVALID_PARAMETER"),
@@ -540,30 +540,30 @@ mod tests {
     }
 
     #[test]
-    fn who_names_a_pool_may_leave_the_rest_to_it() {
+    fn request_with_a_pool_may_omit_the_rest() {
         let pooled = |pool: &str, limits: Value| {
             create(
                 json!({"image": null, "entrypoint": null, "resourceLimits": limits, "extensions": {"poolRef": pool}}),
             )
         };
-        let wish = pooled("warm", Value::Null).unwrap();
-        assert_eq!((wish.pool.as_deref(), wish.spec.only_waits()), (Some("warm"), true));
-        assert_eq!(wish.spec.resources, Resources::default());
+        let request = pooled("warm", Value::Null).unwrap();
+        assert_eq!((request.pool.as_deref(), request.spec.only_waits()), (Some("warm"), true));
+        assert_eq!(request.spec.resources, Resources::default());
         let limited = pooled("warm", json!({"memory": "64Mi"})).unwrap();
         assert_eq!(limited.spec.resources.memory, Some(Bytes::mib(64)));
         assert_eq!(pooled(" ", json!({})).unwrap_err().code, "SANDBOX::INVALID_PARAMETER");
     }
 
     #[test]
-    fn a_sandbox_begins_with_an_image_or_with_a_snapshot_and_then_needs_no_entrypoint() {
+    fn request_with_a_snapshot_needs_no_entrypoint() {
         let id = "ffffffff-ffff-4fff-bfff-ffffffffffff";
-        let wish = create(json!({"image": null, "entrypoint": null, "snapshotId": id})).unwrap();
-        assert_eq!(wish.spec.snapshot.unwrap().as_str(), id);
-        assert_eq!(wish.spec.entrypoint, ["tail", "-f", "/dev/null"]);
+        let request = create(json!({"image": null, "entrypoint": null, "snapshotId": id})).unwrap();
+        assert_eq!(request.spec.snapshot.unwrap().as_str(), id);
+        assert_eq!(request.spec.entrypoint, ["tail", "-f", "/dev/null"]);
     }
 
     #[test]
-    fn what_the_request_leaves_open_is_marked_for_the_snapshot() {
+    fn defaulted_fields_are_marked_for_the_snapshot() {
         use Defaulted::{EnvironmentFile, Guest, Image, Network as Reach};
         let open = |change: Value| create(change).unwrap().defaulted;
         assert_eq!(open(json!({})), [Guest, Reach, EnvironmentFile(ENV_FILE)]);
@@ -609,10 +609,10 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_without_rules_is_all_or_nothing() {
+    fn policy_without_rules_allows_or_denies_everything() {
         let network = |policy: Value| {
-            let wish = create_by_default(json!({"networkPolicy": policy}), Network::Auto);
-            wish.unwrap().spec.network
+            let request = create_by_default(json!({"networkPolicy": policy}), Network::Auto);
+            request.unwrap().spec.network
         };
         assert_eq!(network(json!({"defaultAction": "deny", "egress": []})), Network::Off);
         assert_eq!(network(json!({})), Network::Off);
@@ -621,17 +621,17 @@ mod tests {
     }
 
     #[test]
-    fn our_extensions_reach_the_core_and_foreign_ones_are_echoed() {
-        let wish = create(json!({"extensions": {
+    fn known_extensions_reach_the_core_and_prefixed_ones_are_echoed() {
+        let request = create(json!({"extensions": {
             "coracle.lines": "S", "coracle.disk": "100Mi", "coracle.pids": "64", "coracle.idle-timeout": "90",
             "coracle.network": "off", "opensandbox.extensions.team": "x", "unknown": "y",
             "access.renew.extend.seconds": "300",
         }}));
-        let wish = wish.unwrap();
-        assert_eq!(wish.spec.resources.disk, Some(Bytes::mib(100)));
-        assert_eq!(wish.spec.resources.pids, Some(64));
-        assert_eq!(wish.idle_timeout, Some(Duration::from_secs(90)));
-        let notes: Notes = serde_json::from_slice(&wish.notes).unwrap();
+        let request = request.unwrap();
+        assert_eq!(request.spec.resources.disk, Some(Bytes::mib(100)));
+        assert_eq!(request.spec.resources.pids, Some(64));
+        assert_eq!(request.idle_timeout, Some(Duration::from_secs(90)));
+        let notes: Notes = serde_json::from_slice(&request.notes).unwrap();
         assert_eq!(notes.lines.as_deref(), Some("S"));
         assert_eq!(notes.renew_on_access, Some(300));
         assert_eq!(notes.extensions.into_keys().collect::<Vec<_>>(), ["opensandbox.extensions.team"]);

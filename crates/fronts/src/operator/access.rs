@@ -1,4 +1,4 @@
-//! Who calls the API of operators, and what they may see: what its handlers start from.
+//! Extractors of the operator API: the caller, and what the caller may see.
 
 use axum::extract::FromRequestParts;
 use axum::http::StatusCode;
@@ -15,14 +15,14 @@ use crate::serve::Peer;
 /// The owner behind the API key.
 pub(super) struct Caller(pub(super) Owner);
 
-/// The operator calls, the owner of the configured key.
+/// Proof that the caller is the operator, who holds the configured key.
 pub(super) struct Operator;
 
-/// Whose affairs the caller may see: the operator everybody's, others their own.
+/// The owners the caller may see: `None` (all) for the operator, otherwise only the caller.
 pub(super) struct Scope(pub(super) Option<Owner>);
 
-/// Whose affairs the caller asks for: with `owner=NAME` that owner's, with `owner=*` everybody's, with
-/// `mine=true` the caller's own. Another owner's are shown to the operator alone.
+/// The owners the caller asks for: one owner with `owner=NAME`, all with `owner=*`, the caller with
+/// `mine=true`. Only the operator may ask for other owners.
 pub(super) struct Selected {
     caller: Owner,
     chosen: Option<Choice>,
@@ -34,7 +34,7 @@ enum Choice {
 }
 
 impl Selected {
-    /// The one owner, or `None` for everybody: what [`Scope`] shows if nothing was chosen.
+    /// The selected owner, or `None` for all owners; the default is the same as [`Scope`].
     pub(super) fn owner(&self) -> Option<&Owner> {
         match &self.chosen {
             Some(Choice::One(owner)) => Some(owner),
@@ -44,7 +44,7 @@ impl Selected {
         }
     }
 
-    /// As [`Selected::owner`], but the caller's own if nothing was chosen.
+    /// Like [`Selected::owner`], but defaults to the caller.
     pub(super) fn owner_or_own(&self) -> Option<&Owner> {
         if self.chosen.is_none() { Some(&self.caller) } else { self.owner() }
     }
@@ -53,21 +53,21 @@ impl Selected {
         self.caller == Owner::single()
     }
 
-    /// Records that the operator listed what is not only the operator's own.
+    /// Records that the operator listed things of other owners.
     pub(super) fn record_list(&self, service: &Service, thing: ThingKind) {
         match &self.chosen {
             Some(Choice::All) => service.record_list_of_all(thing),
             Some(Choice::One(owner)) if self.is_operator() => {
                 service.record_look(owner, ActKind::Listed, thing, "*");
             }
-            // What the server shows the operator of itself, as metrics do, is not an act.
+            // The default overview shows the operator the server as a whole, like metrics; it is not recorded.
             Some(Choice::One(_)) | None => {}
         }
     }
 }
 
 impl Front {
-    /// Whose request it is. Who may open the operators' socket needs no key.
+    /// Returns the owner of a request. Clients of the operators' socket need no key.
     pub(super) fn owner(&self, request: &Parts) -> Result<Owner, Refusal> {
         if request.extensions.get::<Peer>() == Some(&Peer::Operator) {
             return Ok(Owner::single());
@@ -137,14 +137,18 @@ impl FromRequestParts<Front> for Operator {
 }
 
 fn operators_only() -> Response {
-    answer::error(StatusCode::FORBIDDEN, "FORBIDDEN", "only the operator of the server may do this")
+    answer::error(StatusCode::FORBIDDEN, "FORBIDDEN", "only the operator may do this")
 }
 
 fn refuse(refusal: Refusal) -> Response {
     let (status, code, message) = match refusal {
-        Refusal::NoKey => (StatusCode::UNAUTHORIZED, "MISSING_API_KEY", "an API key is needed"),
-        Refusal::WrongKey => (StatusCode::UNAUTHORIZED, "INVALID_API_KEY", "this API key is not known"),
-        Refusal::Page => (StatusCode::FORBIDDEN, "FORBIDDEN", "without an API key no web page is answered"),
+        Refusal::NoKey => (StatusCode::UNAUTHORIZED, "MISSING_API_KEY", "API key missing"),
+        Refusal::WrongKey => (StatusCode::UNAUTHORIZED, "INVALID_API_KEY", "unknown API key"),
+        Refusal::Page => (
+            StatusCode::FORBIDDEN,
+            "FORBIDDEN",
+            "a server without an API key refuses requests from web pages",
+        ),
     };
     answer::error(status, code, message)
 }

@@ -1,4 +1,4 @@
-//! What becomes of sandboxes, as server-sent events, and what failed lately.
+//! Lifecycle events as server-sent events, recent errors, and the capabilities of the host.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -20,7 +20,7 @@ use super::access::{Caller, Scope};
 use super::{Front, time};
 use crate::{answer, auth};
 
-/// Keeps connections alive that would time out in silence.
+/// Interval of comments that keep otherwise silent connections alive.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 
 #[derive(Serialize)]
@@ -32,34 +32,34 @@ struct Shown<'a> {
     phase: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     cause: Option<&'static str>,
-    /// How a sandbox that had died is started again.
+    /// How a dead sandbox is restarted.
     #[serde(skip_serializing_if = "Option::is_none")]
     restart: Option<&'static str>,
 }
 
-/// What a reader asks for.
+/// The parsed query of an events request.
 struct Wish {
     after: Option<u64>,
-    /// Begin so many events before the end, whatever `after` says.
+    /// Start this many events before the end, regardless of `after`.
     tail: Option<usize>,
     follow: bool,
 }
 
-/// `GET /coracle/v1/events`: from now on, after the event of `?after=` or `Last-Event-ID`, or from
-/// the last `?tail=` events on. With
-/// `follow=false` it ends when all that is there has been told. The operator is told of all
-/// sandboxes, everybody else of their own.
+/// `GET /coracle/v1/events`: streams events from now on, after the event of `?after=` or
+/// `Last-Event-ID`, or from the last `?tail=` events on. With `follow=false` the stream ends after
+/// the existing events. The operator sees the events of all sandboxes, other callers those of their
+/// own.
 pub(super) async fn events(State(front): State<Front>, Scope(whose): Scope, request: Parts) -> Response {
-    let wish = match Wish::parse(request.uri.query().unwrap_or_default(), &request.headers) {
-        Ok(wish) => wish,
-        Err(why) => return answer::error(StatusCode::BAD_REQUEST, "INVALID_PLACE", why),
+    let query = match Wish::parse(request.uri.query().unwrap_or_default(), &request.headers) {
+        Ok(query) => query,
+        Err(why) => return answer::error(StatusCode::BAD_REQUEST, "INVALID_CURSOR", why),
     };
-    let after = if wish.follow { wish.after } else { wish.after.or(Some(0)) };
-    let events = match wish.tail {
+    let after = if query.follow { query.after } else { query.after.or(Some(0)) };
+    let events = match query.tail {
         Some(count) => front.service.last_events(whose.clone(), count),
         None => front.service.events(whose.clone(), after),
     };
-    let reader = Reader { front, request, whose, events, follow: wish.follow };
+    let reader = Reader { front, request, whose, events, follow: query.follow };
     let frames = futures_util::stream::unfold(reader, |mut reader| async move {
         let frame = reader.next().await?;
         Some((Ok::<_, Infallible>(frame), reader))
@@ -68,10 +68,10 @@ pub(super) async fn events(State(front): State<Front>, Scope(whose): Scope, requ
     (kind, Body::from_stream(frames)).into_response()
 }
 
-/// Somebody who reads events.
+/// An open event stream.
 struct Reader {
     front: Front,
-    /// With the key that opened the stream.
+    /// The request that opened the stream, with its key.
     request: Parts,
     whose: Option<Owner>,
     events: Events,
@@ -79,8 +79,8 @@ struct Reader {
 }
 
 impl Reader {
-    /// The next frame, for as long as the caller may see it: a key that was revoked or has expired
-    /// opens nothing any more, an old stream neither.
+    /// Returns the next frame, as long as the caller may see it: a stream ends once the key that opened
+    /// it is revoked or has expired.
     async fn next(&mut self) -> Option<Bytes> {
         let frame = if self.follow { following(&mut self.events).await? } else { ready(&mut self.events)? };
         (self.front.scope(&self.request) == Ok(self.whose.clone())).then_some(frame)
@@ -89,18 +89,18 @@ impl Reader {
 
 async fn following(events: &mut Events) -> Option<Bytes> {
     match tokio::time::timeout(HEARTBEAT, events.next()).await {
-        Ok(told) => told.map(|told| frame(&told)),
-        Err(_elapsed) => Some(Bytes::from_static(b": still there\n\n")),
+        Ok(items) => items.map(|items| frame(&items)),
+        Err(_elapsed) => Some(Bytes::from_static(b": keep-alive\n\n")),
     }
 }
 
 fn ready(events: &mut Events) -> Option<Bytes> {
-    let told = events.ready();
-    (!told.is_empty()).then(|| frame(&told))
+    let items = events.ready();
+    (!items.is_empty()).then(|| frame(&items))
 }
 
-fn frame(told: &[Told]) -> Bytes {
-    let text = told.iter().map(|told| match told {
+fn frame(items: &[Told]) -> Bytes {
+    let text = items.iter().map(|item| match item {
         Told::Event(event) => format!("id: {}\nevent: phase\ndata: {}\n\n", event.id, json!(shown(event))),
         Told::Operator(event) => {
             format!("id: {}\nevent: operator\ndata: {}\n\n", event.id, shown_act(event))
@@ -124,7 +124,7 @@ fn shown(event: &LifeEvent) -> Shown<'_> {
     }
 }
 
-/// What the operator did with something of this owner's.
+/// Describes an action of the operator on something that belongs to this owner.
 fn shown_act(event: &OperatorEvent) -> Value {
     json!({
         "id": event.id,
@@ -138,25 +138,25 @@ fn shown_act(event: &OperatorEvent) -> Value {
 
 impl Wish {
     fn parse(query: &str, headers: &HeaderMap) -> Result<Self, &'static str> {
-        let mut wish = Self { after: None, tail: None, follow: true };
-        if let Some(place) = auth::text(headers, "last-event-id") {
-            wish.after = Some(place.parse().map_err(|_error| "`Last-Event-ID` is not a number")?);
+        let mut parsed = Self { after: None, tail: None, follow: true };
+        if let Some(id) = auth::text(headers, "last-event-id") {
+            parsed.after = Some(id.parse().map_err(|_error| "`Last-Event-ID` must be a number")?);
         }
         for (name, value) in form_urlencoded::parse(query.as_bytes()) {
             match &*name {
-                "after" => wish.after = Some(value.parse().map_err(|_error| "`after` is not a number")?),
-                "tail" => wish.tail = Some(value.parse().map_err(|_error| "`tail` is not a number")?),
+                "after" => parsed.after = Some(value.parse().map_err(|_error| "`after` must be a number")?),
+                "tail" => parsed.tail = Some(value.parse().map_err(|_error| "`tail` must be a number")?),
                 "follow" => {
-                    wish.follow = value.parse().map_err(|_error| "`follow` is neither true nor false")?
+                    parsed.follow = value.parse().map_err(|_error| "`follow` must be true or false")?
                 }
                 _ => {}
             }
         }
-        Ok(wish)
+        Ok(parsed)
     }
 }
 
-/// `GET /coracle/v1/errors`: the last requests that failed, the newest first.
+/// `GET /coracle/v1/errors`: recent failed requests, newest first.
 pub(super) async fn errors(State(front): State<Front>, Scope(whose): Scope) -> Response {
     let item = |trouble: Trouble| {
         json!({
@@ -172,7 +172,7 @@ pub(super) async fn errors(State(front): State<Front>, Scope(whose): Scope) -> R
     Json(json!({ "items": items })).into_response()
 }
 
-/// `GET /coracle/v1/capabilities`: what this host really offers.
+/// `GET /coracle/v1/capabilities`: the features that this host supports.
 pub(super) async fn capabilities(State(front): State<Front>, _: Caller) -> Response {
     let offered = front.service.capabilities();
     let versions: BTreeMap<&String, &String> =
@@ -194,17 +194,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_comes_from_the_header_or_stronger_from_the_query() {
+    fn query_overrides_the_last_event_id_header() {
         let mut headers = HeaderMap::new();
-        let wish = |query: &str, headers: &HeaderMap| {
-            Wish::parse(query, headers).map(|wish| (wish.after, wish.follow))
+        let parse = |query: &str, headers: &HeaderMap| {
+            Wish::parse(query, headers).map(|parsed| (parsed.after, parsed.follow))
         };
-        assert_eq!(wish("", &headers), Ok((None, true)));
+        assert_eq!(parse("", &headers), Ok((None, true)));
         headers.insert("last-event-id", "7".parse().unwrap());
-        assert_eq!(wish("follow=false", &headers), Ok((Some(7), false)));
-        assert_eq!(wish("after=9", &headers), Ok((Some(9), true)));
-        assert!(wish("after=-1", &headers).is_err() && wish("follow=maybe", &headers).is_err());
+        assert_eq!(parse("follow=false", &headers), Ok((Some(7), false)));
+        assert_eq!(parse("after=9", &headers), Ok((Some(9), true)));
+        assert!(parse("after=-1", &headers).is_err() && parse("follow=maybe", &headers).is_err());
         headers.insert("last-event-id", "x".parse().unwrap());
-        assert!(wish("", &headers).is_err());
+        assert!(parse("", &headers).is_err());
     }
 }

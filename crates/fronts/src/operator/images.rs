@@ -1,5 +1,5 @@
-//! Images: what there is, pulling with progress, removing. They belong to the server and not to
-//! an owner, so they are the operator's alone.
+//! Images: listing, pulling with progress, importing, committing, removing. They belong to the server
+//! and not to an owner, so only the operator manages them.
 
 use std::convert::Infallible;
 
@@ -56,12 +56,12 @@ struct Shown {
     workdir: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     last_used: Option<String>,
-    /// Whether its layers lie on the files of this host.
+    /// Whether its layers are stacked on the files of this host.
     above_host: bool,
 }
 
-/// `GET /coracle/v1/images`, or with `?name=` the one that a sandbox would get. Names hold slashes
-/// and colons, so they are no part of the path.
+/// `GET /coracle/v1/images`, or with `?name=` the image that a sandbox would get. Names contain
+/// slashes and colons, so they are not part of the path.
 pub(super) async fn list(State(front): State<Front>, _: Operator, RawQuery(query): RawQuery) -> Response {
     let Some(name) = name_in(query.as_deref()) else {
         return match front.service.images().await {
@@ -79,23 +79,23 @@ pub(super) async fn list(State(front): State<Front>, _: Operator, RawQuery(query
     }
 }
 
-/// `POST /coracle/v1/images`: pulls an image. The answer is a stream of events: `progress` with
+/// `POST /coracle/v1/images`: pulls an image. The response is a stream of events: `progress` with
 /// bytes, then one `done` or `failed`.
 pub(super) async fn pull(
     State(front): State<Front>,
     _: Operator,
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
-    let wish = body.ok().and_then(|body| serde_json::from_slice::<Wish>(&body).ok());
-    let Some(Wish { name, username, password }) = wish else {
-        let message = "the body is an object with `name`, and maybe `username` and `password`";
+    let request = body.ok().and_then(|body| serde_json::from_slice::<Wish>(&body).ok());
+    let Some(Wish { name, username, password }) = request else {
+        let message = "the body must be an object with `name`, and optionally `username` and `password`";
         return answer::error(StatusCode::BAD_REQUEST, "INVALID_IMAGE_REQUEST", message);
     };
     let credentials = match (username, password) {
         (None, None) => None,
         (Some(username), Some(password)) => Some(Credentials { username, password }),
         _ => {
-            let message = "`username` and `password` come together";
+            let message = "`username` and `password` must be given together";
             return answer::error(StatusCode::BAD_REQUEST, "INVALID_IMAGE_REQUEST", message);
         }
     };
@@ -105,8 +105,8 @@ pub(super) async fn pull(
     }
 }
 
-/// `POST /coracle/v1/images/import?name=`: the body is an archive, which is read as it comes. The
-/// answer is the image.
+/// `POST /coracle/v1/images/import?name=`: the body is an archive, read as it arrives. The response
+/// is the image.
 pub(super) async fn import(
     State(front): State<Front>,
     _: Operator,
@@ -123,8 +123,8 @@ pub(super) async fn import(
     }
 }
 
-/// `POST /coracle/v1/images/commit`: makes an image of one of the operator's own sandboxes or
-/// snapshots, for every owner to use. The answer is a stream of events as that of a pull.
+/// `POST /coracle/v1/images/commit`: creates an image from one of the operator's own sandboxes or
+/// snapshots, for every owner to use. The response is a stream of events like that of a pull.
 pub(super) async fn commit(
     State(front): State<Front>,
     _: Operator,
@@ -161,7 +161,7 @@ pub(super) async fn remove(State(front): State<Front>, _: Operator, RawQuery(que
     match front.service.remove_image(&name).await {
         Ok(freed) => Json(told(&freed)).into_response(),
         Err(error) if error.kind() == ErrorKind::Invalid => unknown(),
-        // A name that no image has, or one that is not ours to remove.
+        // No image has this name, or the image may not be removed.
         Err(error) if error.kind() == ErrorKind::Unsupported => answer::error(
             StatusCode::BAD_REQUEST,
             "INVALID_IMAGE_REQUEST",
@@ -184,7 +184,7 @@ fn name_in(query: Option<&str>) -> Option<String> {
     pairs.find(|(key, _)| key == "name").map(|(_, name)| name.into_owned())
 }
 
-/// Events until the pull is over. A reader that is slow misses steps and never the end.
+/// Streams events until the pull is over. A slow reader may miss progress but never the end.
 fn follow(state: watch::Receiver<PullState>) -> Response {
     let frames = stream::unfold(Some((state, true)), |reading| async move {
         let (mut state, first) = reading?;
@@ -231,7 +231,7 @@ fn told(freed: &Freed) -> Value {
 }
 
 fn unknown() -> Response {
-    answer::error(StatusCode::NOT_FOUND, "IMAGE_NOT_FOUND", "there is no such image")
+    answer::error(StatusCode::NOT_FOUND, "IMAGE_NOT_FOUND", "image not found")
 }
 
 fn failed(error: &ServiceError) -> Response {

@@ -1,4 +1,4 @@
-//! API keys of owners. Only the operator, the owner of the configured key, manages them.
+//! API keys of owners. Only the operator, who holds the configured key, manages them.
 
 use std::time::{Duration, SystemTime};
 
@@ -22,12 +22,12 @@ use crate::answer;
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Wish {
     owner: String,
-    /// Without it the key never expires.
+    /// If absent, the key never expires.
     #[serde(default)]
     expires_in_seconds: Option<u64>,
 }
 
-/// A key as it is told; the key itself only when it is made.
+/// A key as returned to the operator; `key` is present only when it was just issued.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Shown {
@@ -46,16 +46,17 @@ pub(super) async fn list(State(front): State<Front>, _: Operator) -> Response {
     Json(json!({ "items": keys })).into_response()
 }
 
-/// `POST /coracle/v1/keys`: hands out a key for an owner. This answer alone shows it.
+/// `POST /coracle/v1/keys`: issues a key for an owner. Only this response contains it.
 pub(super) async fn issue(
     State(front): State<Front>,
     _: Operator,
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
-    let (owner, expires) = match body.ok().as_deref().map_or_else(|| Err("no body".to_owned()), parse) {
-        Ok(wish) => wish,
-        Err(why) => return answer::error(StatusCode::BAD_REQUEST, "INVALID_KEY_REQUEST", &why),
-    };
+    let (owner, expires) =
+        match body.ok().as_deref().map_or_else(|| Err("request body missing".to_owned()), parse) {
+            Ok(parsed) => parsed,
+            Err(why) => return answer::error(StatusCode::BAD_REQUEST, "INVALID_KEY_REQUEST", &why),
+        };
     match front.service.issue_key(owner, expires).await {
         Ok((key, secret)) => {
             let shown = shown(key, Some(secret.expose().to_owned()));
@@ -65,9 +66,9 @@ pub(super) async fn issue(
     }
 }
 
-/// `DELETE /coracle/v1/keys/{id}`: refuses the key from now on. With `sandboxes=true` the sandboxes of
-/// its owner go as well if the owner has no other key that is valid and is not the operator; the
-/// answer names them, and says how many other keys the owner has.
+/// `DELETE /coracle/v1/keys/{id}`: revokes the key. With `sandboxes=true` the owner's sandboxes are removed too if the
+/// owner has no other valid key and is not the operator. The response lists them, and says how many other keys the
+/// owner has.
 pub(super) async fn revoke(
     State(front): State<Front>,
     _: Operator,
@@ -89,23 +90,23 @@ pub(super) async fn revoke(
                 }))
                 .into_response()
             }
-            Ok(None) => answer::error(StatusCode::NOT_FOUND, "KEY_NOT_FOUND", "there is no such key"),
+            Ok(None) => answer::error(StatusCode::NOT_FOUND, "KEY_NOT_FOUND", "key not found"),
             Err(error) => failed(&error),
         };
     }
     match front.service.revoke_key(&id).await {
         Ok(true) => StatusCode::NO_CONTENT.into_response(),
-        Ok(false) => answer::error(StatusCode::NOT_FOUND, "KEY_NOT_FOUND", "there is no such key"),
+        Ok(false) => answer::error(StatusCode::NOT_FOUND, "KEY_NOT_FOUND", "key not found"),
         Err(error) => failed(&error),
     }
 }
 
 fn parse(body: &[u8]) -> Result<(Owner, Option<SystemTime>), String> {
-    let wish: Wish = serde_json::from_slice(body).map_err(|error| error.to_string())?;
-    let owner = Owner::parse(&wish.owner).map_err(|error| format!("`owner`: {error}"))?;
-    let expires = wish.expires_in_seconds.map(|seconds| {
+    let request: Wish = serde_json::from_slice(body).map_err(|error| error.to_string())?;
+    let owner = Owner::parse(&request.owner).map_err(|error| format!("`owner`: {error}"))?;
+    let expires = request.expires_in_seconds.map(|seconds| {
         let end = SystemTime::now().checked_add(Duration::from_secs(seconds));
-        end.filter(|_| seconds > 0).ok_or("`expiresInSeconds` is 0 or too far away")
+        end.filter(|_| seconds > 0).ok_or("`expiresInSeconds` is 0 or too large")
     });
     Ok((owner, expires.transpose()?))
 }
@@ -137,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_for_an_owner_and_may_have_an_end() {
+    fn key_needs_an_owner_and_may_expire() {
         let (owner, expires) = parse(br#"{"owner": "team-a"}"#).unwrap();
         assert_eq!((owner.as_str(), expires), ("team-a", None));
         let (_, expires) = parse(br#"{"owner": "a", "expiresInSeconds": 60}"#).unwrap();

@@ -1,5 +1,6 @@
-//! What no compatible API has: health, version, measurements, what holds for one sandbox, names,
-//! keys, volumes, and what becomes of sandboxes. Owners reach what is theirs; keys are the operator's alone.
+//! The operator API, which no compatible API covers: health, version, metrics, the enforcement of each
+//! sandbox, names, keys, volumes and lifecycle events. Owners see what is theirs; only the operator
+//! manages keys.
 
 mod access;
 mod events;
@@ -74,7 +75,7 @@ pub(crate) fn table() -> Vec<(&'static str, MethodRouter<Front>)> {
     ]
 }
 
-/// A moment as this API writes it: RFC 3339.
+/// Formats a time as RFC 3339.
 fn time(time: SystemTime) -> String {
     Timestamp::try_from(time).unwrap_or(Timestamp::UNIX_EPOCH).to_string()
 }
@@ -87,11 +88,16 @@ async fn version() -> Json<serde_json::Value> {
     Json(serde_json::json!({ "version": env!("CARGO_PKG_VERSION") }))
 }
 
-/// `GET /metrics`: Prometheus text. It counts everybody's sandboxes, so with keys it asks for the
-/// operator's, as `Authorization: Bearer` too. Metrics per owner follow if they are configured.
+/// `GET /metrics`: Prometheus text. It covers the sandboxes of every owner, so with keys it requires
+/// the operator's, which may also be sent as `Authorization: Bearer`. Metrics per owner follow if they
+/// are configured.
 async fn measurements(State(front): State<Front>, _: Operator) -> Response {
     let Some(handle) = &front.settings.metrics else {
-        return answer::error(StatusCode::NOT_IMPLEMENTED, "NOT_MEASURED", "this server measures nothing");
+        return answer::error(
+            StatusCode::NOT_IMPLEMENTED,
+            "NOT_MEASURED",
+            "metrics are disabled on this server",
+        );
     };
     let mut text = handle.render();
     if let Some(rows) = front.service.owner_metrics() {

@@ -1,4 +1,4 @@
-//! Sandboxes by the names that clients gave them.
+//! Looks up sandboxes by the names that clients gave them.
 
 use axum::Json;
 use axum::extract::rejection::PathRejection;
@@ -14,7 +14,7 @@ use super::Front;
 use super::access::Caller;
 use crate::answer;
 
-/// The caller's key that the path names, and the sandbox it leads to.
+/// The caller's key named in the path, and the sandbox it refers to.
 pub(super) struct Named {
     key: Key,
     sandbox: Sandbox,
@@ -31,21 +31,19 @@ impl FromRequestParts<Front> for Named {
             answer::error(StatusCode::BAD_REQUEST, "INVALID_NAME", &error.to_string())
         };
         let key = Key::new(&owner, NAMES, &name).map_err(wrong)?;
-        let nothing =
-            || answer::error(StatusCode::NOT_FOUND, "NAME_NOT_FOUND", "the name leads to no sandbox");
+        let nothing = || answer::error(StatusCode::NOT_FOUND, "NAME_NOT_FOUND", "no sandbox has this name");
         let sandbox = front.service.find(&key).ok_or_else(nothing)?;
         Ok(Self { key, sandbox })
     }
 }
 
-/// `GET /coracle/v1/names/{name}`: which sandbox the name leads to.
+/// `GET /coracle/v1/names/{name}`: the sandbox that has this name.
 pub(super) async fn find(Named { key, sandbox }: Named) -> Response {
     Json(json!({"name": key.name(), "id": sandbox.id.as_str(), "phase": sandbox.phase.name()}))
         .into_response()
 }
 
-/// `POST /coracle/v1/names/{name}/release`: its place may be given to another. Doing so twice is
-/// the same as once.
+/// `POST /coracle/v1/names/{name}/release`: allows the sandbox to be evicted. Idempotent.
 pub(super) async fn release(State(front): State<Front>, Named { key, .. }: Named) -> Response {
     let released = front.service.release(&key) == Outcome::Done;
     Json(json!({"name": key.name(), "released": released})).into_response()

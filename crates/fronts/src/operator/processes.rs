@@ -1,6 +1,6 @@
-//! What runs in a sandbox: its commands, sessions and contexts, and signals to them.
+//! The commands, sessions and contexts of a sandbox, and signals to them.
 //!
-//! Lists and output are shown to the owner and to the operator. Signals are the owner's alone.
+//! Lists and output are visible to the owner and to the operator. Only the owner may send signals.
 
 use axum::Json;
 use axum::body::Bytes;
@@ -53,8 +53,8 @@ struct SignalBody {
     signal: Option<String>,
 }
 
-/// `GET /coracle/v1/sandboxes/{id}/processes`: what runs, the oldest first; with `ended=true` also
-/// commands that have ended and are remembered.
+/// `GET /coracle/v1/sandboxes/{id}/processes`: running processes, oldest first; with `ended=true` also
+/// commands that have ended and are still remembered.
 pub(super) async fn list(
     State(front): State<Front>,
     Scope(whose): Scope,
@@ -76,8 +76,8 @@ pub(super) async fn list(
     }
 }
 
-/// `GET /coracle/v1/sandboxes/{id}/processes/{process}/logs`: what a command has printed since the
-/// byte `cursor`, as records with offsets; with `follow=true` until it ends.
+/// `GET /coracle/v1/sandboxes/{id}/processes/{process}/logs`: the output of a command from the byte
+/// `cursor` on, as records with offsets; with `follow=true` until it ends.
 pub(super) async fn logs(
     State(front): State<Front>,
     Scope(whose): Scope,
@@ -86,7 +86,7 @@ pub(super) async fn logs(
 ) -> Response {
     let Some((id, process)) = process_of(at) else { return not_found() };
     let Some((cursor, follow)) = parse_place(uri.query().unwrap_or_default()) else {
-        let message = "`cursor` is not a number, or `follow` neither true nor false";
+        let message = "`cursor` must be a number and `follow` true or false";
         return answer::error(StatusCode::BAD_REQUEST, "INVALID_CURSOR", message);
     };
     let owner = match front.service.inspect(whose.as_ref(), &id).await {
@@ -108,7 +108,7 @@ pub(super) async fn logs(
     }
 }
 
-/// Where to begin, and whether to go on.
+/// Parses the start offset, and whether to follow the output.
 fn parse_place(query: &str) -> Option<(u64, bool)> {
     let (mut cursor, mut follow) = (0, false);
     for (name, value) in form_urlencoded::parse(query.as_bytes()) {
@@ -121,15 +121,15 @@ fn parse_place(query: &str) -> Option<(u64, bool)> {
     Some((cursor, follow))
 }
 
-/// Records what the operator, whose scope is everybody, has looked at.
+/// Records that the operator, whose scope is every owner, looked at this sandbox.
 fn record(front: &Front, whose: Option<&Owner>, id: &SandboxId, kind: ActKind) {
     if let (None, Some(sandbox)) = (whose, front.service.look(id)) {
         front.service.record_look(&sandbox.owner, kind, ThingKind::Sandbox, id.as_str());
     }
 }
 
-/// `POST /coracle/v1/sandboxes/{id}/processes/{process}/signal`: to everything that a command,
-/// session or context has started; TERM if the body names no signal.
+/// `POST /coracle/v1/sandboxes/{id}/processes/{process}/signal`: signals everything that a command,
+/// session or context has started; SIGTERM if the body names no signal.
 pub(super) async fn signal(
     State(front): State<Front>,
     Caller(owner): Caller,
@@ -140,7 +140,9 @@ pub(super) async fn signal(
     let Some(signal) = body.ok().as_deref().and_then(parse_body) else {
         let names: Vec<&str> = signal::NAMES.iter().map(|(name, _)| *name).collect();
         let names = names.join(", ");
-        let message = format!("the body is `{{\"signal\": \"TERM\"}}` with 1 to 31 or one of {names}");
+        let message = format!(
+            "the body must be `{{\"signal\": \"TERM\"}}` with a number from 1 to 31 or one of {names}"
+        );
         return answer::error(StatusCode::BAD_REQUEST, "INVALID_SIGNAL", &message);
     };
     match front.service.signal(&owner, &id, &process, signal, Reach::Tree).await {
@@ -149,7 +151,7 @@ pub(super) async fn signal(
     }
 }
 
-/// The sandbox and the process in a path, if they can be such.
+/// Parses the sandbox and process ids in a path; `None` if either is malformed.
 pub(super) fn process_of(
     at: Result<Path<(String, String)>, PathRejection>,
 ) -> Option<(SandboxId, ProcessId)> {
@@ -171,7 +173,7 @@ pub(super) fn refuse(error: &ServiceError) -> Response {
     response
 }
 
-/// The number of a signal; nothing if the body names none that there is.
+/// Parses the signal number; `None` if the body names an unknown signal.
 fn parse_body(body: &[u8]) -> Option<i32> {
     if body.is_empty() {
         return Some(signal::TERM);
@@ -222,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn signals_have_names_and_numbers() {
+    fn signals_are_parsed_by_name_or_number() {
         for (text, number) in [("TERM", 15), ("term", 15), ("SIGKILL", 9), ("9", 9), ("usr1", 10)] {
             assert_eq!(signal::number(text), Some(number), "{text}");
         }

@@ -1,4 +1,4 @@
-//! What sandboxes are made of and what really holds for them.
+//! Reports on sandboxes: their spec, what is really enforced, and their usage.
 
 use std::collections::BTreeMap;
 
@@ -17,8 +17,8 @@ use super::access::{Scope, Selected};
 use super::{Front, time};
 use crate::answer;
 
-/// `GET /coracle/v1/sandboxes`: every sandbox that the caller may see, the newest first, with what
-/// it uses now unless `usage=false`. `operator` says whether the caller is the operator of a server with keys.
+/// `GET /coracle/v1/sandboxes`: every sandbox that the caller may see, newest first, with its current usage unless
+/// `usage=false`. `operator` says whether the caller is the operator of a server with keys.
 pub(super) async fn list(State(front): State<Front>, selected: Selected, uri: Uri) -> Response {
     selected.record_list(&front.service, ThingKind::Sandbox);
     let whose = selected.owner();
@@ -39,7 +39,7 @@ fn wants_usage(uri: &Uri) -> bool {
     !form_urlencoded::parse(query.as_bytes()).any(|(name, value)| name == "usage" && value == "false")
 }
 
-/// `GET /coracle/v1/sandboxes/{id}`: one of them.
+/// `GET /coracle/v1/sandboxes/{id}`
 pub(super) async fn inspect(
     State(front): State<Front>,
     Scope(whose): Scope,
@@ -52,7 +52,7 @@ pub(super) async fn inspect(
                 let (kind, thing) = (ActKind::Inspected, ThingKind::Sandbox);
                 front.service.record_look(&sandbox.owner, kind, thing, id.as_str());
             }
-            // An agent that does not answer is no reason to tell nothing.
+            // The report is still useful without hooks if the agent does not respond.
             let hooks = front.service.hooks(whose.as_ref(), &id).await.unwrap_or_default();
             let hooks = hooks.iter().map(Hook::of).collect();
             Json(Report { hooks, ..Report::of(&sandbox, usage) }).into_response()
@@ -61,8 +61,8 @@ pub(super) async fn inspect(
     }
 }
 
-/// `DELETE /coracle/v1/sandboxes/{id}`: answers when it is gone. The operator removes anybody's,
-/// which is recorded; others their own.
+/// `DELETE /coracle/v1/sandboxes/{id}`: responds once the sandbox is gone. The operator may remove any
+/// sandbox, which is recorded; other callers only their own.
 pub(super) async fn remove(
     State(front): State<Front>,
     Scope(whose): Scope,
@@ -79,13 +79,13 @@ pub(super) async fn remove(
     }
 }
 
-/// The id in a path, if it can be one.
+/// Parses the sandbox id in a path; `None` if it is malformed.
 pub(super) fn id_of(id: Result<Path<String>, PathRejection>) -> Option<SandboxId> {
     SandboxId::parse(&id.ok()?.0).ok()
 }
 
 pub(super) fn not_found() -> Response {
-    answer::error(StatusCode::NOT_FOUND, "SANDBOX_NOT_FOUND", "there is no such sandbox")
+    answer::error(StatusCode::NOT_FOUND, "SANDBOX_NOT_FOUND", "sandbox not found")
 }
 
 pub(super) fn refuse(error: &ServiceError) -> Response {
@@ -131,7 +131,7 @@ struct Report {
     hooks: Vec<Hook>,
 }
 
-/// A hook by the clock and its last run.
+/// A periodic hook and its last run.
 #[derive(Serialize)]
 struct Hook {
     name: String,
@@ -143,10 +143,10 @@ struct Hook {
 #[derive(Serialize)]
 struct HookRun {
     began: String,
-    /// How it ended, if it has.
+    /// How the run ended; absent while it runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     exit: Option<String>,
-    /// The end of what it printed.
+    /// The end of its output.
     tail: String,
 }
 
@@ -176,7 +176,7 @@ fn exit_text(exit: Exit) -> String {
 struct Image {
     requested: String,
     used: String,
-    /// A sentence about both, if they differ.
+    /// Explains the difference, if there is one.
     #[serde(rename = "standIn", skip_serializing_if = "Option::is_none")]
     stand_in: Option<String>,
 }
@@ -218,7 +218,7 @@ impl Report {
     }
 }
 
-/// What is measured, by name; what is not is left out.
+/// Returns the measured amounts by name; unmeasured ones are left out.
 pub(super) fn amounts(usage: Usage) -> BTreeMap<&'static str, u64> {
     let all = [
         ("memoryBytes", usage.memory.map(|bytes| bytes.0)),

@@ -1,4 +1,4 @@
-//! Snapshots of every owner, for the operator: list, look, remove. Owners see and remove their own.
+//! Lists, inspects and removes snapshots: the operator those of every owner, owners their own.
 
 use axum::Json;
 use axum::extract::rejection::PathRejection;
@@ -28,7 +28,7 @@ struct Shown {
     created_at: String,
 }
 
-/// `GET /coracle/v1/snapshots`: those that the caller may see, the newest first.
+/// `GET /coracle/v1/snapshots`: snapshots that the caller may see, newest first.
 pub(super) async fn list(State(front): State<Front>, selected: Selected) -> Response {
     selected.record_list(&front.service, ThingKind::Snapshot);
     let found = front.service.any_snapshots(selected.owner());
@@ -55,7 +55,7 @@ pub(super) async fn inspect(
     }
 }
 
-/// `DELETE /coracle/v1/snapshots/{id}`: answers when it is gone.
+/// `DELETE /coracle/v1/snapshots/{id}`: responds once the snapshot is gone.
 pub(super) async fn remove(
     State(front): State<Front>,
     Scope(whose): Scope,
@@ -77,7 +77,7 @@ fn id_of(id: Result<Path<String>, PathRejection>) -> Option<SnapshotId> {
 }
 
 fn not_found() -> Response {
-    answer::error(StatusCode::NOT_FOUND, "SNAPSHOT_NOT_FOUND", "there is no such snapshot")
+    answer::error(StatusCode::NOT_FOUND, "SNAPSHOT_NOT_FOUND", "snapshot not found")
 }
 
 fn failed(error: &ServiceError) -> Response {

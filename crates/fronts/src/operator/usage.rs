@@ -1,4 +1,4 @@
-//! What sandboxes have used: samples of one, and sums of each owner by the hour.
+//! Resource usage: samples of one sandbox, and hourly sums of each owner.
 
 use axum::Json;
 use axum::extract::rejection::PathRejection;
@@ -13,10 +13,10 @@ use super::sandboxes::{amounts, id_of, not_found, refuse};
 use super::{Front, time};
 use crate::answer;
 
-/// How many hours are told if nobody says how many.
+/// How many hours are returned if the query does not say.
 const USUAL_HOURS: u64 = 24;
 
-/// `GET /coracle/v1/sandboxes/{id}/usage`: the samples of the last hour, the oldest first.
+/// `GET /coracle/v1/sandboxes/{id}/usage`: the samples of the last hour, oldest first.
 pub(super) async fn samples(
     State(front): State<Front>,
     Scope(whose): Scope,
@@ -33,11 +33,11 @@ pub(super) async fn samples(
     }
 }
 
-/// `GET /coracle/v1/usage`: the last `?hours=`, the newest first. The operator is told of all
-/// owners, everybody else of themselves.
+/// `GET /coracle/v1/usage`: the last `?hours=`, newest first. The operator sees all owners, other
+/// callers only themselves.
 pub(super) async fn hours(State(front): State<Front>, Scope(whose): Scope, uri: Uri) -> Response {
     let Some(count) = hours_of(uri.query().unwrap_or_default()) else {
-        let message = "`hours` is how many hours to look back, at least 1";
+        let message = "`hours` must be a number of at least 1";
         return answer::error(StatusCode::BAD_REQUEST, "INVALID_HOURS", message);
     };
     let hours: Vec<Value> = front.service.hours(whose.as_ref(), count).iter().map(shown).collect();

@@ -1,4 +1,4 @@
-//! Volumes that outlive sandboxes, each owner's own.
+//! Named volumes of each owner, which outlive sandboxes.
 
 use std::time::SystemTime;
 
@@ -23,7 +23,7 @@ use crate::answer;
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Wish {
     name: String,
-    /// Such as `1Gi`; without it the server's usual size.
+    /// For example `1Gi`; the server's default size if absent.
     #[serde(default)]
     size: Option<String>,
 }
@@ -37,7 +37,7 @@ struct Shown {
     size_bytes: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     used_bytes: Option<u64>,
-    /// Whether it goes with the last sandbox that uses it.
+    /// Whether it is deleted with the last sandbox that uses it.
     deleted_with_sandboxes: bool,
     sandboxes: Vec<String>,
     created_at: String,
@@ -59,16 +59,17 @@ pub(super) async fn list(State(front): State<Front>, selected: Selected) -> Resp
     }
 }
 
-/// `POST /coracle/v1/volumes`: 201, or 200 if there is one of that name and size already.
+/// `POST /coracle/v1/volumes`: 201, or 200 if a volume with that name and size already exists.
 pub(super) async fn create(
     State(front): State<Front>,
     Caller(owner): Caller,
     body: Result<Body, BytesRejection>,
 ) -> Response {
-    let (name, size) = match body.ok().as_deref().map_or_else(|| Err("no body".to_owned()), parse) {
-        Ok(wish) => wish,
-        Err(why) => return answer::error(StatusCode::BAD_REQUEST, "INVALID_VOLUME", &why),
-    };
+    let (name, size) =
+        match body.ok().as_deref().map_or_else(|| Err("request body missing".to_owned()), parse) {
+            Ok(parsed) => parsed,
+            Err(why) => return answer::error(StatusCode::BAD_REQUEST, "INVALID_VOLUME", &why),
+        };
     match front.service.create_volume(&owner, &name, size).await {
         Ok((volume, outcome)) => {
             let status = if outcome == Outcome::Done { StatusCode::CREATED } else { StatusCode::OK };
@@ -96,7 +97,7 @@ pub(super) async fn inspect(
     }
 }
 
-/// `DELETE /coracle/v1/volumes/{name}`: with all it holds. 409 while a sandbox uses it.
+/// `DELETE /coracle/v1/volumes/{name}`: removes it with its content. 409 while a sandbox uses it.
 pub(super) async fn remove(
     State(front): State<Front>,
     selected: Selected,
@@ -119,9 +120,9 @@ fn named(name: Result<Path<String>, PathRejection>) -> Option<VolumeName> {
 }
 
 fn parse(body: &[u8]) -> Result<(VolumeName, Option<Bytes>), String> {
-    let wish: Wish = serde_json::from_slice(body).map_err(|error| error.to_string())?;
-    let name = VolumeName::parse(&wish.name).map_err(|error| format!("`name`: {error}"))?;
-    let size = wish.size.as_deref().map(Bytes::parse).transpose();
+    let request: Wish = serde_json::from_slice(body).map_err(|error| error.to_string())?;
+    let name = VolumeName::parse(&request.name).map_err(|error| format!("`name`: {error}"))?;
+    let size = request.size.as_deref().map(Bytes::parse).transpose();
     Ok((name, size.map_err(|error| format!("`size`: {error}"))?))
 }
 
@@ -141,7 +142,7 @@ fn shown(status: VolumeStatus) -> Shown {
 }
 
 fn not_found() -> Response {
-    answer::error(StatusCode::NOT_FOUND, "VOLUME_NOT_FOUND", "there is no such volume")
+    answer::error(StatusCode::NOT_FOUND, "VOLUME_NOT_FOUND", "volume not found")
 }
 
 fn failed(error: &ServiceError) -> Response {
@@ -170,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_volume_has_a_name_and_may_have_a_size() {
+    fn volume_needs_a_name_and_may_have_a_size() {
         let (name, size) = parse(br#"{"name": "data", "size": "1Gi"}"#).unwrap();
         assert_eq!((name.as_str(), size), ("data", Some(Bytes(1 << 30))));
         assert_eq!(parse(br#"{"name": "data"}"#).unwrap().1, None);

@@ -1,4 +1,4 @@
-//! The frames of a Jupyter message: who it is for, a signature, and four pieces of JSON.
+//! The frames of a Jupyter message: its addressees, a signature, and four JSON texts.
 //!
 //! ```text
 //! identities …, "<IDS|MSG>", signature, header, parent header, metadata, content, buffers …
@@ -12,12 +12,12 @@ use super::message::Message;
 
 const DELIMITER: &[u8] = b"<IDS|MSG>";
 
-/// Signs what we say and checks what we hear.
+/// Signs requests and verifies messages.
 #[derive(Debug, Clone)]
 pub(super) struct Signer {
     key: hmac::Key,
     session: String,
-    /// How many requests there were; part of their names.
+    /// The number of requests so far; part of their ids.
     count: u64,
 }
 
@@ -26,7 +26,7 @@ impl Signer {
         Self { key: hmac::Key::new(hmac::HMAC_SHA256, key.as_bytes()), session, count: 0 }
     }
 
-    /// A request, and the name by which the kernel will refer to it.
+    /// A request, and the id by which the kernel will refer to it.
     pub(super) fn request(&mut self, kind: &str, content: &Value) -> (String, ZmqMessage) {
         self.count += 1;
         let id = format!("{}-{}", self.session, self.count);
@@ -48,7 +48,7 @@ impl Signer {
         (id, parts)
     }
 
-    /// A message, if it is one and bears our signature.
+    /// Parses a message if it is valid and has our signature.
     pub(super) fn open(&self, frames: &[impl AsRef<[u8]>]) -> Option<Message> {
         let start = frames.iter().position(|frame| frame.as_ref() == DELIMITER)?;
         let [signature, header, parent, metadata, content, ..] = &frames[start + 1..] else { return None };
@@ -86,12 +86,12 @@ mod tests {
     }
 
     #[test]
-    fn what_was_signed_is_opened_and_nothing_else() {
+    fn only_signed_messages_are_opened() {
         let mut signer = Signer::new("secret", "session".to_owned());
         let sent = frames(&mut signer);
-        let opened = signer.open(&sent).expect("it is ours");
+        let opened = signer.open(&sent).expect("the signature is valid");
         assert_eq!((opened.kind.as_str(), &opened.content), ("execute_request", &json!({"code": "1"})));
-        // With somebody's identity in front it is the same.
+        // With an identity in front it is the same message.
         let mut routed = sent.clone();
         routed.insert(0, b"identity".to_vec());
         assert!(signer.open(&routed).is_some());
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_requests_are_never_used_twice() {
+    fn request_ids_are_never_reused() {
         let mut signer = Signer::new("k", "s".to_owned());
         let mut name = || signer.request("x", &json!({})).0;
         assert_ne!(name(), name());

@@ -1,7 +1,7 @@
-//! What a Jupyter kernel says, in our words.
+//! Translates the messages of a Jupyter kernel into reports.
 //!
-//! Messages are read loosely: kernels differ in what they fill in, and a field that is missing
-//! is no reason to lose an output.
+//! Messages are parsed leniently: kernels differ in the fields they fill in, and a missing field
+//! must not lose output.
 
 use serde_json::Value;
 
@@ -11,17 +11,17 @@ use crate::report::{Bundle, Failure, Tell};
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Message {
     pub kind: String,
-    /// Which request it is about.
+    /// The id of the request it is about.
     pub parent: String,
     pub content: Value,
 }
 
-/// What a message means for us.
+/// The meaning of a message for a run.
 #[derive(Debug)]
 pub(super) enum Meaning {
     Printed(Stream, String),
     Told(Tell),
-    /// The kernel has done all of a request.
+    /// The kernel has finished a request.
     Idle,
     Nothing,
 }
@@ -33,7 +33,7 @@ pub(super) enum Stream {
 }
 
 impl Message {
-    /// Reads header, parent header and content.
+    /// Parses header, parent header and content.
     pub(super) fn read(header: &[u8], parent: &[u8], content: &[u8]) -> Option<Self> {
         let header: Value = serde_json::from_slice(header).ok()?;
         let parent: Value = serde_json::from_slice(parent).ok()?;
@@ -63,8 +63,8 @@ impl Message {
         }
     }
 
-    /// What a reply says that was not said before: how it failed, if nothing told, and what a
-    /// pager would show.
+    /// The reports that only a reply contains: its error, if none was reported before, and the text
+    /// that a pager would show.
     pub(super) fn verdict(&self, failed: bool) -> Vec<Tell> {
         let content = &self.content;
         let mut tells = Vec::new();
@@ -77,7 +77,7 @@ impl Message {
             Some("error") if !failed => tells.push(Tell::Error(failure(content))),
             Some("aborted" | "abort") if !failed => tells.push(Tell::Error(Failure {
                 ename: "Aborted".to_owned(),
-                evalue: "the kernel gave up the execution".to_owned(),
+                evalue: "the kernel aborted the execution".to_owned(),
                 traceback: Vec::new(),
             })),
             _ => {}
@@ -99,7 +99,7 @@ fn bundle(data: &Value) -> Bundle {
     entries.map(|(mime, value)| (mime.clone(), text(value))).collect()
 }
 
-/// A string as it is, a list of lines as one text, anything else as JSON.
+/// A string as it is, a list of strings joined, anything else as JSON.
 fn text(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
@@ -118,14 +118,14 @@ mod tests {
         let message = Message { kind: kind.to_owned(), parent: String::new(), content };
         match message.meaning() {
             Meaning::Printed(stream, text) => format!("{stream:?} {text}"),
-            Meaning::Told(tell) => serde_json::to_string(&tell).expect("it can be written"),
+            Meaning::Told(tell) => serde_json::to_string(&tell).expect("it is JSON"),
             Meaning::Idle => "idle".to_owned(),
             Meaning::Nothing => "nothing".to_owned(),
         }
     }
 
     #[test]
-    fn messages_mean_what_the_protocol_says() {
+    fn messages_mean_the_same_as_in_the_protocol() {
         for (kind, content, expected) in [
             ("stream", json!({"name": "stdout", "text": "a\n"}), "Stdout a\n"),
             ("stream", json!({"name": "stderr", "text": ["b", "c"]}), "Stderr bc"),
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_that_only_the_reply_has_is_told_once() {
+    fn error_only_in_the_reply_is_reported_once() {
         let reply = |content| Message { kind: "execute_reply".to_owned(), parent: String::new(), content };
         let failed = reply(json!({"status": "error", "ename": "E", "evalue": "v", "traceback": []}));
         assert_eq!(failed.verdict(false).len(), 1);

@@ -1,7 +1,7 @@
-//! The Jupyter kernels of an image: files that say how one is started.
+//! The Jupyter kernels of an image, from their kernelspec files.
 //!
-//! They are found where Jupyter itself looks, by reading alone. The directory of a Python
-//! installation is known by the place of its interpreter.
+//! They are searched where Jupyter itself searches, by reading files only. The directory of a
+//! Python installation follows from the location of its interpreter.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-/// A description is a few lines; more than this is none.
+/// The maximum size of a kernelspec file; a larger one is ignored.
 const LARGEST_SPEC: u64 = 1 << 20;
 
 /// How one kernel is started.
@@ -23,14 +23,14 @@ pub(crate) struct Spec {
     pub language: String,
     pub interrupt_mode: Option<String>,
     pub env: BTreeMap<String, String>,
-    /// By which it is asked for: the name of its directory.
+    /// The name by which it is requested: that of its directory.
     #[serde(skip)]
     pub name: String,
     #[serde(skip)]
     pub directory: PathBuf,
 }
 
-/// The kernel of this name, or one for the language of this name.
+/// The kernel with this name, or one for this language.
 pub(crate) fn find(wanted: &str) -> Option<Spec> {
     choose(all(), wanted)
 }
@@ -38,10 +38,10 @@ pub(crate) fn find(wanted: &str) -> Option<Spec> {
 fn choose(mut specs: Vec<Spec>, wanted: &str) -> Option<Spec> {
     let by_name = specs.iter().position(|spec| spec.name.eq_ignore_ascii_case(wanted));
     let by_language = || specs.iter().position(|spec| spec.language.eq_ignore_ascii_case(wanted));
-    by_name.or_else(by_language).map(|place| specs.swap_remove(place))
+    by_name.or_else(by_language).map(|index| specs.swap_remove(index))
 }
 
-/// All kernels, by name; of those with the same name, the one that Jupyter would take.
+/// All kernels by name; if a name occurs twice, the one that Jupyter would choose.
 pub(crate) fn all() -> Vec<Spec> {
     let environment = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
     let mut found = BTreeMap::new();
@@ -54,7 +54,7 @@ pub(crate) fn all() -> Vec<Spec> {
     found.into_values().collect()
 }
 
-/// Where Jupyter keeps data, the most particular first.
+/// Jupyter's data directories, the most specific first.
 fn places(environment: &dyn Fn(&str) -> Option<std::ffi::OsString>) -> Vec<PathBuf> {
     let mut places: Vec<PathBuf> = Vec::new();
     places.extend(environment("JUPYTER_PATH").iter().flat_map(std::env::split_paths));
@@ -67,10 +67,10 @@ fn places(environment: &dyn Fn(&str) -> Option<std::ffi::OsString>) -> Vec<PathB
     places.extend(prefixes.chain(installed).map(|prefix| prefix.join("share/jupyter")));
     places.extend(["/usr/local/share/jupyter", "/usr/share/jupyter"].map(PathBuf::from));
     let mut seen = BTreeSet::new();
-    places.into_iter().filter(|place| place.is_absolute() && seen.insert(place.clone())).collect()
+    places.into_iter().filter(|directory| directory.is_absolute() && seen.insert(directory.clone())).collect()
 }
 
-/// The installation to which a directory of programs belongs, if Python is among them.
+/// The installation prefix of a directory of programs, if it contains Python.
 fn prefix_of(bin: &Path) -> Option<PathBuf> {
     let has_python = ["python3", "python"].iter().any(|name| bin.join(name).exists());
     (has_python && bin.file_name() == Some(OsStr::new("bin"))).then(|| bin.parent().map(Path::to_owned))?
@@ -87,7 +87,7 @@ fn read(directory: &Path) -> Option<Spec> {
 }
 
 impl Spec {
-    /// The command line for a connection that is described in `file`.
+    /// The command line for a connection file.
     pub(crate) fn command(&self, file: &Path) -> Vec<String> {
         let file = file.to_string_lossy();
         let directory = self.directory.to_string_lossy();
@@ -96,7 +96,7 @@ impl Spec {
         self.argv.iter().map(fill).collect()
     }
 
-    /// Whether it is interrupted by a message; most are by a signal.
+    /// Whether it is interrupted by a message; most kernels are by a signal.
     pub(crate) fn wants_message(&self) -> bool {
         self.interrupt_mode.as_deref() == Some("message")
     }
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_goes_before_a_language() {
+    fn name_takes_precedence_over_language() {
         let specs = vec![spec("gonb", "go"), spec("go", "other"), spec("ir", "R")];
         let chosen = |wanted: &str| choose(specs.clone(), wanted).map(|spec| spec.name);
         assert_eq!(chosen("go").as_deref(), Some("go"));
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn the_particular_place_goes_before_the_common_one() {
+    fn specific_directory_precedes_the_common_one() {
         let environment = |name: &str| match name {
             "JUPYTER_PATH" => Some("/first:relative:/second".into()),
             "HOME" => Some("/users/me".into()),
@@ -141,20 +141,20 @@ mod tests {
     }
 
     #[test]
-    fn files_that_describe_nothing_are_passed_over() {
-        let directory = tempfile::tempdir().expect("there is room");
+    fn invalid_kernelspecs_are_skipped() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
         let make = |name: &str, text: &str| {
-            let place = directory.path().join(name);
-            fs::create_dir(&place).expect("it is new");
-            fs::write(place.join("kernel.json"), text).expect("there is room");
-            read(&place)
+            let directory = directory.path().join(name);
+            fs::create_dir(&directory).expect("the name is free");
+            fs::write(directory.join("kernel.json"), text).expect("the file is written");
+            read(&directory)
         };
         assert_eq!(make("broken", "{"), None);
         assert_eq!(make("empty", "{}"), None);
         assert_eq!(make("wrong", r#"{"argv": "sh"}"#), None);
         let good =
             make("Good", r#"{"argv": ["k", "-f", "{connection_file}", "{resource_dir}/x"], "extra": 1}"#);
-        let good = good.expect("it has all it needs");
+        let good = good.expect("the kernelspec is valid");
         let directory = good.directory.display().to_string();
         assert_eq!(good.command(Path::new("/c.json")), ["k", "-f", "/c.json", &format!("{directory}/x")]);
         assert!(!good.wants_message());

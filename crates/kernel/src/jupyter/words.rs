@@ -1,7 +1,7 @@
-//! What a Jupyter kernel prints by itself, beside what it says in its protocol.
+//! The output of the Jupyter kernel process itself, outside its protocol.
 //!
-//! Most of it is said twice, or only to whoever looks after a server of notebooks, so it is not
-//! passed on. But when a kernel ends, its last words are the reason.
+//! Most of it repeats the protocol or is meant for the operator of a notebook server, so it is not
+//! passed on. But when a kernel ends, its last output is the reason.
 
 use std::io;
 use std::process::Stdio;
@@ -15,13 +15,13 @@ const LAST_WORDS: usize = 4096;
 
 #[derive(Debug)]
 pub(super) struct Words {
-    /// `None` when nobody can say anything any more.
+    /// `None` once all writers have closed the pipe.
     pipe: Option<Receiver>,
     kept: Vec<u8>,
 }
 
 impl Words {
-    /// With two handles for what shall be heard.
+    /// Returns the reader and two handles for the output to capture.
     pub(super) fn hear() -> io::Result<(Self, [Stdio; 2])> {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
         rustix::io::ioctl_fionbio(&read, true)?;
@@ -29,7 +29,7 @@ impl Words {
         Ok((words, [Stdio::from(write.try_clone()?), Stdio::from(write)]))
     }
 
-    /// Listens for a while; to be called again and again.
+    /// Reads once; the caller repeats it.
     pub(super) async fn listen(&mut self) {
         let Some(pipe) = &mut self.pipe else { return std::future::pending().await };
         let mut buffer = [0; 4096];
@@ -44,12 +44,12 @@ impl Words {
         self.kept.drain(..self.kept.len().saturating_sub(LAST_WORDS));
     }
 
-    /// Whatever was said until now explains nothing that happens later.
+    /// Discards the output so far, because it explains nothing that happens later.
     pub(super) fn forget(&mut self) {
         self.kept.clear();
     }
 
-    /// All that was kept, with what lies in the pipe.
+    /// All that was kept, including what is still in the pipe.
     pub(super) fn last(mut self) -> Vec<u8> {
         let mut buffer = [0; 4096];
         while let Some(Ok(length @ 1..)) = self.pipe.as_ref().map(|pipe| pipe.try_read(&mut buffer)) {
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_last_of_many_words_are_kept() {
+    async fn last_part_of_long_output_is_kept() {
         let (mut words, [first, second]) = Words::hear().expect("there is a pipe");
         let script = "head -c 10000 /dev/zero; echo the end >&2";
         let mut command = tokio::process::Command::new("sh");

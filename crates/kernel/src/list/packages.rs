@@ -1,10 +1,10 @@
-//! Versions as the package database of a distribution has them: Debian's or Alpine's.
+//! Versions from the package database of a distribution: Debian's or Alpine's.
 
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
-/// By the names of packages.
+/// The versions by package name.
 #[derive(Debug, Default)]
 pub(super) struct Packages(HashMap<String, String>);
 
@@ -16,14 +16,15 @@ impl Packages {
         debian.or_else(|_none| alpine()).unwrap_or_default()
     }
 
-    /// The version of a program that lies where packages put theirs.
+    /// The version of a program in a directory where packages install theirs.
     pub(super) fn version(&self, program: &Path, names: &[&str]) -> Option<String> {
-        let packaged = ["/usr/bin", "/bin"].iter().any(|place| program.parent() == Some(Path::new(place)));
+        let packaged =
+            ["/usr/bin", "/bin"].iter().any(|directory| program.parent() == Some(Path::new(directory)));
         names.iter().filter(|_| packaged).find_map(|name| self.0.get(*name)).cloned()
     }
 }
 
-/// Both databases are paragraphs of lines, each with a field at its beginning.
+/// Both databases consist of paragraphs whose lines begin with a field name.
 fn parse(text: &str, name_field: &str, version_field: &str) -> Packages {
     let paragraphs = text.split("\n\n").filter_map(|paragraph| {
         let field =
@@ -33,7 +34,7 @@ fn parse(text: &str, name_field: &str, version_field: &str) -> Packages {
     Packages(paragraphs.collect())
 }
 
-/// Without what the distribution adds to a version.
+/// The version without the additions of the distribution.
 fn upstream(version: &str) -> String {
     let after_epoch = version.split_once(':').map_or(version, |(_, rest)| rest);
     let end = after_epoch.find(['-', '+', '~']).unwrap_or(after_epoch.len());
@@ -45,14 +46,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_databases_are_understood() {
+    fn both_databases_are_parsed() {
         let debian =
             "Package: bash\nStatus: ok\nVersion: 5.2.15-2+b8\n\nPackage: nodejs\nVersion: 1:20.1.0~dfsg\n";
         let packages = parse(debian, "Package: ", "Version: ");
         let bash = Path::new("/usr/bin/bash");
         assert_eq!(packages.version(bash, &["other", "bash"]).as_deref(), Some("5.2.15"));
         assert_eq!(packages.version(Path::new("/usr/bin/node"), &["nodejs"]).as_deref(), Some("20.1.0"));
-        // What somebody put elsewhere is not the packaged one.
+        // A program elsewhere is not the packaged one.
         assert_eq!(packages.version(Path::new("/opt/bash"), &["bash"]), None);
         let alpine = parse("C:x\nP:busybox\nV:1.36.1-r2\n", "P:", "V:");
         assert_eq!(alpine.version(Path::new("/bin/sh"), &["busybox"]).as_deref(), Some("1.36.1"));

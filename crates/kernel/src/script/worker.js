@@ -1,10 +1,10 @@
-// Runs cells inside node, one after the other, for the process that started it.
+// Runs cells in node, one after the other, for the process that started it.
 //
 //   orders      {"key", "count", "source", "code", "names", "waits", "positions", "types"}, a line each
-//   reports     `ready`, `tell KEY JSON`, `done KEY`, straight to whoever wanted the cell run
-//   interrupts  the count of the cell that each is meant for, heard by a thread of its own while this one is busy
+//   reports     `ready`, `tell KEY JSON`, `done KEY`, sent directly to the agent
+//   interrupts  the number of the cell that each is meant for, read by a separate thread
 //
-// Cells share this realm, so everything that is needed later is taken out of it first.
+// Cells share this realm, so every builtin that is needed later is saved first.
 'use strict';
 (() => {
 const fs = require('fs');
@@ -20,7 +20,7 @@ const { Worker } = require('worker_threads');
 const [orders, reports, interrupts] = process.argv.splice(1, 3).map(Number);
 const LONGEST_LINE = 8 * 1024 * 1024 - 1024;
 const LONGEST_TEXT = 256 * 1024;
-// Tables of this many cells are kept, to name lines of functions that are called later.
+// The tables of this many cells are kept, to map lines of functions that are called later.
 const KEPT_CELLS = 500;
 const DISPLAY = Symbol.for('Jupyter.display');
 const { parse, stringify } = JSON;
@@ -38,7 +38,7 @@ function report(line) {
       written += writeSync(reports, bytes, written);
     } catch (error) {
       if (error.code !== 'EAGAIN') process.exit(1);
-      // The reader is slow and the pipe is not ours alone; nothing else can be done meanwhile.
+      // The reader is slow. There is nothing else to do meanwhile, since the pipe is shared.
       Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1);
     }
   }
@@ -105,7 +105,7 @@ async function display(value, options = {}) {
   const key = current ? current.key : null;
   const bundle = options.raw ? flat(value) : await describe(value);
   if (key !== null && current && current.key === key) tell(key, 'display', bundle);
-  else write(`display() was called while nothing runs: ${inspect(value)}\n`);
+  else write(`display() was called while no cell runs: ${inspect(value)}\n`);
 }
 Object.assign(display, {
   bundle: shown,
@@ -155,7 +155,7 @@ function trace(text) {
   return named.map((line) => line.replace(/^(\s+at )eval \(/, '$1('));
 }
 
-// The line of the cell where the error arose, with a mark below it.
+// The line of the cell where the error occurred, with a caret below it.
 function excerpt(lines) {
   const place = lines.map((line) => /^\s+at .*?(cell\[\d+\]):(\d+):(\d+)/.exec(line)).find(Boolean);
   const cell = place && cells.get(place[1]);
@@ -185,7 +185,7 @@ function failure(error) {
   try {
     ename = String(error.name || 'Error');
     evalue = String(error.message);
-  } catch { /* It has getters that throw: it stays an error without a text. */ }
+  } catch { /* Its getters throw, so it stays an error without a text. */ }
   const lines = trace(text);
   return { ename, evalue: cut(evalue), traceback: [...excerpt(lines), ...lines] };
 }
@@ -197,15 +197,16 @@ function complain(error) {
 
 // ---- interrupts
 //
-// They come to a thread of their own, which notes the cell that is meant, and then
-//   - has V8 stop the cell, if it runs for the first time (`breakOnSigint`): only then is a signal
-//     sent, and the cell does not leave that state before a signal that was sent has arrived;
-//   - wakes this thread, where the cell may be waiting for something.
-// A cell that was meant before it began looks first; what goes on after an `await` looks in its loops.
+// A separate thread receives them, stores the number of the cell that is meant, and then
+//   - lets V8 stop the cell if its first synchronous part is running (`breakOnSigint`): a signal
+//     is sent only then, and the cell does not leave that state before a sent signal has arrived;
+//   - wakes this thread, where the cell may be awaiting something.
+// A cell that was interrupted before it began checks first; code after an `await` checks in its
+// loops.
 
 const INTERRUPTED = new Error('the execution was interrupted');
 INTERRUPTED.name = 'KeyboardInterrupt';
-// The last cell that is to be interrupted, the one that runs or is next, and whether a signal can stop it.
+// The last cell to interrupt, the one that runs or is next, and whether a signal can stop it.
 const [MEANT, ACTIVE, PHASE] = [0, 1, 2];
 const [ELSEWHERE, AT_FIRST, SIGNALLED] = [0, 1, 2];
 const state = new Int32Array(new SharedArrayBuffer(12));
@@ -251,7 +252,7 @@ function enter() {
     if (isMeant()) throw INTERRUPTED;
     return entered.runInThisContext({ displayErrors: false });
   } finally {
-    // A signal that is on its way has to find us here.
+    // A signal that was sent must arrive while we are here.
     while (Atomics.compareExchange(state, PHASE, AT_FIRST, ELSEWHERE) === SIGNALLED) Atomics.wait(nothing, 0, 0, 1);
   }
 }
@@ -268,7 +269,7 @@ async function load(specifier, options) {
   try {
     return await (options === undefined ? import(name) : import(name, options));
   } catch (error) {
-    // What `require` finds from the current directory is found as well.
+    // Modules that `require` finds from the current directory are accepted too.
     if (!error || error.code !== 'ERR_MODULE_NOT_FOUND' || name !== String(specifier)) throw error;
     let file;
     try { file = cellRequire.resolve(name); } catch { throw error; }
@@ -307,7 +308,7 @@ Object.defineProperty(globalThis, '__coracle', {
   }),
 });
 
-// Where TypeScript's decorators find what they are made of.
+// The helpers that the translation of TypeScript's decorators uses.
 hidden(globalThis, 'babelHelpers', {
   decorate(decorators, target, key, descriptor) {
     const count = arguments.length;
@@ -349,7 +350,8 @@ Object.defineProperty(process, 'stdin', { value: stdin, configurable: true, enum
 
 let current = null;
 
-// Some globals of node can only be read; a cell that declares one of them means its own.
+// Some globals of node are read-only; a cell that declares one of these names means its own
+// variable.
 function makeAssignable(name) {
   const found = Object.getOwnPropertyDescriptor(globalThis, name);
   if (!found || !found.configurable || found.writable || found.set) return;
@@ -387,7 +389,7 @@ async function run(order) {
     const value = await evaluate(order);
     if (value !== undefined) tell(key, 'result', await describe(value));
   } catch (error) {
-    // What the cell left behind may be spinning; it looks before the next turn comes.
+    // Code that the cell left behind may still be looping; it is stopped before the next turn.
     if (isInterrupt(error)) await turned();
     tell(key, 'error', failure(error));
   }

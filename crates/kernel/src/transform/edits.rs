@@ -1,7 +1,7 @@
-//! Text that is changed in places, and where each place of the outcome came from.
+//! Edits text in place and records where each position of the result came from.
 //!
-//! Cells are changed in their text and not printed anew from a tree: what is not touched stays
-//! as the author wrote it, in the lines in which stack traces will name it.
+//! Cells are edited as text and not printed anew from a syntax tree: unchanged parts stay as the
+//! author wrote them, on the lines that stack traces name.
 
 use oxc_span::Span;
 
@@ -12,11 +12,11 @@ pub(super) struct Edit {
     pub text: String,
 }
 
-/// Where a stretch of the outcome came from: line and column there, line and column here. Lines
-/// count from 1, columns from 0 and in UTF-16 units, as V8 counts.
+/// Maps the start of a piece of the result to its origin: line and column in the result, line and
+/// column in the source. Lines count from 1, columns from 0 in UTF-16 units, as in V8.
 pub(crate) type Position = [u32; 4];
 
-/// Edits in the order of the text. At the same place the earlier one comes first.
+/// Edits in the order of the text. At the same position the one added first comes first.
 #[derive(Debug, Default)]
 pub(super) struct Edits(Vec<Edit>);
 
@@ -29,7 +29,7 @@ impl Edits {
         self.replace(Span::empty(at), text);
     }
 
-    /// To be called once, when all edits are known.
+    /// Must be called once, when all edits are known.
     pub(super) fn sort(&mut self) {
         self.0.sort_by_key(|edit| edit.span.start);
     }
@@ -41,11 +41,11 @@ impl Edits {
     }
 }
 
-/// The outcome as it grows.
+/// The result as it is built.
 #[derive(Debug)]
 pub(super) struct Output<'s> {
     source: &'s str,
-    /// Where each line of the source begins.
+    /// The offset of each line of the source.
     lines: Vec<usize>,
     text: String,
     line: u32,
@@ -59,7 +59,7 @@ impl<'s> Output<'s> {
         Self { source, lines, text: String::new(), line: 1, column: 0, positions: Vec::new() }
     }
 
-    /// Text that comes from nowhere.
+    /// Adds text that has no position in the source.
     pub(super) fn add(&mut self, text: &str) {
         self.text.push_str(text);
         for character in text.chars() {
@@ -67,19 +67,19 @@ impl<'s> Output<'s> {
         }
     }
 
-    /// A range of the source with its edits, without the ranges in `left_out`.
+    /// Copies a range of the source with its edits, without the ranges in `left_out`.
     pub(super) fn copy(&mut self, span: Span, edits: &Edits, left_out: &[Span]) {
         let mut at = span.start;
         for gap in left_out.iter().filter(|gap| gap.start >= span.start && gap.end <= span.end) {
             self.copy_edited(Span::new(at, gap.start), edits);
-            // What stands on both sides must not grow together.
+            // The tokens on both sides must not merge.
             self.add(" ");
             at = gap.end;
         }
         self.copy_edited(Span::new(at, span.end), edits);
     }
 
-    /// A range that was left out. Edits at its very ends belong to what stands around it.
+    /// Copies a range that was left out. Edits exactly at its ends belong to the text around it.
     pub(super) fn copy_alone(&mut self, span: Span, edits: &Edits) {
         if span.size() < 2 {
             return self.copy_plain(span.start, span.end);
@@ -139,7 +139,7 @@ impl<'s> Output<'s> {
     }
 }
 
-/// Lengths of a text that the parser has taken fit.
+/// Offsets fit, because the parser accepts no longer text.
 fn narrow(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn positions_survive_what_is_put_in_front() {
+    fn positions_account_for_inserted_text() {
         let source = "ab\nsmile 😀 end";
         let mut edits = Edits::default();
         edits.insert(3, ">>");
@@ -162,12 +162,12 @@ mod tests {
         assert_eq!(text, "head\nab\n>>smile x end");
         assert!(positions.contains(&[2, 0, 1, 0]), "{positions:?}");
         assert!(positions.contains(&[3, 2, 2, 0]), "{positions:?}");
-        // The smiling face is two units of UTF-16.
+        // The emoji is two UTF-16 units.
         assert!(positions.contains(&[3, 9, 2, 8]), "{positions:?}");
     }
 
     #[test]
-    fn what_is_left_out_takes_its_edits_along() {
+    fn moved_range_keeps_its_edits() {
         let mut edits = Edits::default();
         edits.insert(2, "<");
         edits.insert(4, "!");

@@ -1,11 +1,11 @@
-//! Code that cannot be run, told as a traceback.
+//! Syntax errors, formatted as a traceback.
 
 use oxc_diagnostics::OxcDiagnostic;
 
-/// Lines longer than this are cut where the error is shown.
+/// Longer lines are truncated in the traceback.
 const LONGEST_LINE: usize = 200;
 
-/// A syntax error, with the place where it is.
+/// A syntax error with its position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refused {
     pub message: String,
@@ -13,9 +13,9 @@ pub(crate) struct Refused {
 }
 
 impl Refused {
-    /// The first of what the parser found: the others mostly follow from it.
+    /// The first error of the parser: the others are mostly consequences of it.
     pub(super) fn new(source: &str, errors: &[OxcDiagnostic]) -> Self {
-        let Some(first) = errors.first() else { return Self::plain("the code could not be read") };
+        let Some(first) = errors.first() else { return Self::plain("the code could not be parsed") };
         let message = first.message.to_string();
         let label = first.labels.iter().flatten().next();
         let mut traceback = label.map(|label| excerpt(source, label.offset())).unwrap_or_default();
@@ -29,7 +29,7 @@ impl Refused {
     }
 }
 
-/// The line at `offset`, with a mark below the place.
+/// The line at `offset`, with a caret below the position.
 fn excerpt(source: &str, offset: usize) -> Vec<String> {
     let offset = (0..=offset.min(source.len())).rev().find(|at| source.is_char_boundary(*at)).unwrap_or(0);
     let start = source[..offset].rfind('\n').map_or(0, |at| at + 1);
@@ -49,9 +49,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mark_stands_below_the_place_whatever_the_bytes() {
+    fn caret_is_below_the_position_in_any_text() {
         assert_eq!(excerpt("a\nß = ;", 7), ["cell:2:5", "ß = ;", "    ^"]);
-        // In the middle of a character, and behind the end.
+        // In the middle of a character, and after the end.
         assert_eq!(excerpt("ß", 1), ["cell:1:1", "ß", "^"]);
         assert_eq!(excerpt("x", 99), ["cell:1:2", "x", " ^"]);
     }

@@ -1,15 +1,15 @@
-//! What has to change in a cell so that the next one can go on where it ended.
+//! Finds the edits that let the next cell use the declarations of this one.
 //!
 //! ```text
-//! const a = 1              ;void (a = 1);            with `var a` in front of everything
+//! const a = 1              ;void (a = 1);            with `var a` at the beginning
 //! class A {}               ;A = class A {};          likewise
-//! function f() {}          moved to the front, where it declares itself
+//! function f() {}          moved to the beginning, where it declares itself
 //! import b from "m"        ;({default: b} = await __coracle.module("m", ["default"]));
 //! last + expression        return (last + expression)
-//! while (x) {              while (x) {__coracle.check();   where SIGINT has no other way in
+//! while (x) {              while (x) {__coracle.check();   where SIGINT cannot end the loop
 //! ```
-//! Names at the top of a cell so become properties of the global object: the next cell sees
-//! them, and may declare them again. What that costs is that `const` can be assigned to.
+//! Top-level names of a cell thus become properties of the global object: the next cell sees them,
+//! and may declare them again. The price is that `const` can be assigned to.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -29,19 +29,19 @@ use super::imports;
 
 const CHECK: &str = "__coracle.check();";
 
-/// What was found in a cell.
+/// The edits and properties found in a cell.
 #[derive(Debug, Default)]
 pub(super) struct Survey<'s> {
     source: &'s str,
     pub edits: Edits,
-    /// What the cell declares and assigns.
+    /// The names that the cell declares and assigns.
     pub names: BTreeSet<String>,
-    /// Functions, which go to the front.
+    /// Functions, which move to the beginning.
     pub moved: Vec<Span>,
-    /// Whether the cell waits at its top.
+    /// Whether the cell awaits at its top level.
     pub waits: bool,
     functions: usize,
-    /// Where declarations begin that stand in the head of a loop.
+    /// The start offsets of declarations in the head of a loop.
     heads: HashSet<u32>,
 }
 
@@ -56,13 +56,13 @@ impl<'s> Survey<'s> {
     }
 
     fn top(&mut self, program: &Program<'_>) {
-        // Functions have no value, and will not stand there any more.
+        // Functions have no value and are moved away.
         let is_step = |statement: &Statement<'_>| {
             !matches!(statement, Statement::EmptyStatement(_) | Statement::FunctionDeclaration(_))
         };
         let last = program.body.iter().rposition(is_step);
-        for (place, statement) in program.body.iter().enumerate() {
-            self.statement(statement, Some(place) == last);
+        for (index, statement) in program.body.iter().enumerate() {
+            self.statement(statement, Some(index) == last);
         }
         if let (None, Some(text)) = (last, program.directives.last()) {
             self.give_back(text.expression.span);
@@ -94,14 +94,14 @@ impl<'s> Survey<'s> {
         self.edits.insert(span.end, ")");
     }
 
-    /// A declaration at the top. The semicolon in front keeps it from becoming part of a
-    /// statement before it that ends without one.
+    /// A top-level declaration. The leading semicolon keeps it from continuing an earlier statement
+    /// that has none at its end.
     fn variables(&mut self, declaration: &VariableDeclaration<'_>) {
         match declaration.kind {
             VariableDeclarationKind::Var | VariableDeclarationKind::Let | VariableDeclarationKind::Const => {
                 self.assign(declaration, ";");
             }
-            // Their values end with the cell.
+            // Their values are disposed of at the end of the cell.
             VariableDeclarationKind::Using | VariableDeclarationKind::AwaitUsing => {
                 walk::walk_variable_declaration(self, declaration);
             }
@@ -177,7 +177,8 @@ impl<'s> Survey<'s> {
         }
     }
 
-    /// Lets an interrupt end a loop. At the top of a cell that does not wait, V8 itself stops it.
+    /// Lets an interrupt end a loop. V8 itself can stop a loop at the top level of a cell that does
+    /// not await.
     fn body(&mut self, body: &Statement<'_>) {
         let span = body.span();
         let wanted = self.waits || self.functions > 0;
@@ -197,7 +198,7 @@ impl<'s> Survey<'s> {
 }
 
 impl<'a> Visit<'a> for Survey<'_> {
-    /// A `var` in a block is one of the cell, wherever it stands.
+    /// A `var` in a block belongs to the cell, wherever it is.
     fn visit_variable_declaration(&mut self, declaration: &VariableDeclaration<'a>) {
         if self.functions > 0 || declaration.kind != VariableDeclarationKind::Var {
             return walk::walk_variable_declaration(self, declaration);
@@ -286,7 +287,7 @@ impl<'a> Visit<'a> for Survey<'_> {
     }
 }
 
-/// Whether something at the top of the cell waits.
+/// Whether the top level of the cell awaits something.
 #[derive(Default)]
 struct Waits(bool);
 

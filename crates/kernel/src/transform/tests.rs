@@ -1,4 +1,4 @@
-//! What becomes of cells, as tables; that node agrees is seen in the tests that run it.
+//! Expected scripts for cells, as tables; other tests run them in node.
 
 use proptest::prelude::*;
 
@@ -44,7 +44,7 @@ fn functions_go_to_the_front() {
             "function f() { while (x) y() }",
             "function f() { while (x) {__coracle.check();y()} }\n(() => { \n})()",
         ),
-        // What ends in front of a function stays there.
+        // Text that ends right before a function stays in place.
         (
             "await 0; while (x) y();function f() {}",
             "function f() {}\n(async () => {await 0; while (x) {__coracle.check();y();} \n})()",
@@ -55,7 +55,7 @@ fn functions_go_to_the_front() {
 }
 
 #[test]
-fn the_last_expression_is_given_back() {
+fn last_expression_is_returned() {
     for (code, script) in [
         ("1;", "(() => {return (1);\n})()"),
         ("1 // why", "(() => {return (1) // why\n})()"),
@@ -98,7 +98,7 @@ fn imports_load_modules() {
 }
 
 #[test]
-fn loops_can_be_ended_where_no_signal_ends_them() {
+fn loops_check_for_interrupts_where_no_signal_ends_them() {
     for (code, script) in [
         ("while (1) ;", "(() => {while (1) ;\n})()"),
         ("await 0; do x; while (1)", "(async () => {await 0; do {__coracle.check();x;} while (1)\n})()"),
@@ -112,7 +112,7 @@ fn loops_can_be_ended_where_no_signal_ends_them() {
 }
 
 #[test]
-fn types_leave_nothing_behind() {
+fn types_are_removed() {
     for (code, script) in [
         ("const a: number = 1", "var a;\n(() => {;void (a = 1);\n\n})()"),
         ("interface I {}\ntype T = I", "(() => {\n})()"),
@@ -130,7 +130,7 @@ fn types_leave_nothing_behind() {
 }
 
 #[test]
-fn what_cannot_be_read_is_refused_with_its_place() {
+fn syntax_errors_are_reported_with_their_position() {
     for (code, place) in [
         ("let x = = 2", "cell:1:9"),
         ("ok\n  let 1", "cell:2:"),
@@ -149,7 +149,7 @@ fn what_cannot_be_read_is_refused_with_its_place() {
     assert!(prepare(&deep, Language::JavaScript).is_err());
 }
 
-/// Pieces that meet in unexpected ways.
+/// Fragments that combine in unexpected ways.
 const PIECES: &[&str] = &[
     "let a = 1",
     "const {b, c = 2} = x",
@@ -218,15 +218,15 @@ const PIECES: &[&str] = &[
 
 fn mixture() -> impl Strategy<Value = String> {
     prop::collection::vec(prop::sample::select(PIECES), 0..12).prop_flat_map(|pieces| {
-        // With a line to each, more of them make sense.
+        // With one per line, more combinations are valid.
         prop::sample::select(&[" ", "\n", ";\n"][..]).prop_map(move |between| pieces.join(between))
     })
 }
 
 proptest! {
-    /// Whatever is accepted is a script again.
+    /// Every accepted cell becomes a valid script.
     #[test]
-    fn what_is_accepted_can_be_read(code in mixture()) {
+    fn accepted_cells_become_valid_scripts(code in mixture()) {
         for language in [Language::JavaScript, Language::TypeScript] {
             if let Ok(script) = prepare(&code, language) {
                 let allocator = Allocator::default();
@@ -237,7 +237,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_makes_it_panic(code in "\\PC{0,80}") {
+    fn no_text_causes_a_panic(code in "\\PC{0,80}") {
         for language in [Language::JavaScript, Language::TypeScript] {
             drop(prepare(&code, language));
         }

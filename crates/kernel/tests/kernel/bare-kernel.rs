@@ -1,5 +1,5 @@
 //! A kernel without an agent, for the tests of this crate.
-#![expect(clippy::print_stderr, reason = "it is how a program says why it failed")]
+#![expect(clippy::print_stderr, reason = "a program reports its failure there")]
 
 use std::process::ExitCode;
 

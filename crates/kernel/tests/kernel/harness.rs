@@ -1,4 +1,4 @@
-//! A kernel on pipes, as an agent would have it.
+//! A kernel on pipes, as the agent runs it.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -10,15 +10,15 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::{Value, json};
 
-/// Longer than anything here takes on a busy machine.
+/// Longer than any step takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Whether a program is there; whoever needs it and has none says that it is left out.
+/// Whether a program is installed; if not, the test is reported as skipped.
 pub(crate) fn has(program: &str) -> bool {
     let found = Command::new("sh").args(["-c", "command -v \"$0\"", program]).stdout(Stdio::null()).status();
     let found = found.is_ok_and(|status| status.success());
     if !found {
-        testkit::skip(&format!("there is no {program} here"));
+        testkit::skip(&format!("`{program}` is not installed"));
     }
     found
 }
@@ -32,7 +32,7 @@ pub(crate) struct Kernel {
     runs: usize,
 }
 
-/// All that was told of one run.
+/// All reports about one run.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
     pub count: Option<u64>,
@@ -71,8 +71,8 @@ impl Kernel {
         let mut process = command.spawn().unwrap();
         let orders = process.stdin.take();
         let (report, reports) = channel();
-        let told = BufReader::new(process.stdout.take().unwrap());
-        std::thread::spawn(move || told.lines().map_while(Result::ok).try_for_each(|line| report.send(line)));
+        let text = BufReader::new(process.stdout.take().unwrap());
+        std::thread::spawn(move || text.lines().map_while(Result::ok).try_for_each(|line| report.send(line)));
         let (print, output) = channel();
         let mut printed = process.stderr.take().unwrap();
         std::thread::spawn(move || {
@@ -86,7 +86,7 @@ impl Kernel {
         Self { process, orders, reports, output, printed: Vec::new(), runs: 0 }
     }
 
-    /// Starts a kernel that can take orders.
+    /// Starts a kernel and waits until it can take orders.
     pub(crate) fn ready(words: &[&str], environment: &[(&str, &str)]) -> Self {
         let kernel = Self::start(words, environment);
         assert_eq!(kernel.report().as_deref(), Some("ready"));
@@ -110,22 +110,22 @@ impl Kernel {
         key
     }
 
-    /// Waits for the end of a run.
+    /// Waits for the end of a run and returns its reports.
     pub(crate) fn finish(&mut self, key: &str) -> Told {
-        let mut told = Told::default();
+        let mut received = Told::default();
         loop {
             let line = self.report().unwrap_or_else(|| panic!("no end of {key}: {}", self.all_printed()));
             if line == format!("done {key}") {
-                return told;
+                return received;
             }
             let line = line.strip_prefix(&format!("tell {key} ")).unwrap_or_else(|| panic!("{line}"));
             let tell: Value = serde_json::from_str(line).unwrap();
             let (kind, value) = tell.as_object().unwrap().iter().next().unwrap();
             match kind.as_str() {
-                "count" => told.count = value.as_u64(),
-                "result" => told.results.push(value.clone()),
-                "display" => told.displays.push(value.clone()),
-                "error" => told.errors.push(value.clone()),
+                "count" => received.count = value.as_u64(),
+                "result" => received.results.push(value.clone()),
+                "display" => received.displays.push(value.clone()),
+                "error" => received.errors.push(value.clone()),
                 other => panic!("{other}"),
             }
         }
@@ -136,7 +136,7 @@ impl Kernel {
         self.finish(&key)
     }
 
-    /// Waits until this text was printed.
+    /// Waits until this text has been printed.
     pub(crate) fn wait_for(&mut self, text: &str) {
         while !self.all_printed().contains(text) {
             let piece = self.output.recv_timeout(PATIENCE);
@@ -156,7 +156,7 @@ impl Kernel {
         String::from_utf8_lossy(&self.printed).into_owned()
     }
 
-    /// Waits from now on only for what comes now.
+    /// Discards the output so far, so that [`Self::wait_for`] waits for new output.
     pub(crate) fn forget_output(&mut self) {
         self.all_printed();
         self.printed.clear();
@@ -170,14 +170,14 @@ impl Kernel {
         Pid::from_child(&self.process)
     }
 
-    /// Says that there will be no more orders.
+    /// Closes the pipe for orders.
     pub(crate) fn close(&mut self) {
         self.orders = None;
     }
 
     /// Waits for the end of the process.
     pub(crate) fn ended(&mut self) -> ExitStatus {
-        // Its pipes close with it and with all that it had started.
+        // Its pipes close when the process and all its children have ended.
         let rest: VecDeque<String> = self.reports.iter().collect();
         assert!(rest.iter().all(|line| line != "ready"), "{rest:?}");
         self.process.wait().unwrap()
@@ -186,7 +186,7 @@ impl Kernel {
 
 impl Drop for Kernel {
     fn drop(&mut self) {
-        // Most have ended; what has not goes with its group.
+        // Most kernels have ended already; the others are killed with their group.
         kill_process_group(self.group(), Signal::KILL).unwrap_or_default();
         self.process.wait().map(drop).unwrap_or_default();
     }

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use crate::harness::Kernel;
 
-/// A directory with one kernelspec in it.
+/// A Jupyter data directory with one kernelspec.
 fn place(name: &str, spec: &str) -> TempDir {
     let place = tempfile::tempdir().unwrap();
     let directory = place.path().join("kernels").join(name);
@@ -21,16 +21,16 @@ fn start(name: &str, place: &Path) -> Kernel {
 }
 
 #[test]
-fn a_kernel_that_is_not_there_is_told_with_those_that_are() {
+fn missing_kernel_is_reported_with_the_available_ones() {
     let place = place("present", r#"{"argv": ["true"], "language": "something"}"#);
     let mut kernel = start("absent", place.path());
     assert_eq!(kernel.ended().code(), Some(127));
-    kernel.wait_for("there is no `Jupyter kernel for absent` in this image; there are");
+    kernel.wait_for("there is no `Jupyter kernel for absent` in this image; available kernels:");
     kernel.wait_for("present");
 }
 
 #[test]
-fn the_last_words_of_a_kernel_that_cannot_start_are_told() {
+fn last_output_of_a_kernel_that_cannot_start_is_reported() {
     let place =
         place("broken", r#"{"argv": ["sh", "-c", "echo no such module >&2; exit 3"], "language": "b"}"#);
     let mut kernel = start("broken", place.path());
@@ -42,26 +42,26 @@ fn the_last_words_of_a_kernel_that_cannot_start_are_told() {
     kernel.wait_for("could not start `/no/such/program`");
 }
 
-/// Where `cargo xtask kernels` puts it.
+/// The directory in which `cargo xtask kernels` installs it.
 fn ipykernel() -> Option<PathBuf> {
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
     let place = workspace.join("target/kernels");
     let found = place.join("kernels/python3/kernel.json").exists();
     if !found {
-        testkit::skip("there is no ipykernel in target/kernels; `cargo xtask kernels` puts it there");
+        testkit::skip("ipykernel is not in target/kernels; `cargo xtask kernels` installs it");
     }
     found.then_some(place)
 }
 
 #[test]
-fn a_real_kernel_runs_code_and_ends_with_its_orders() {
+fn real_kernel_runs_code_and_ends_with_its_orders() {
     let Some(place) = ipykernel() else { return };
-    // The Python for which it was assembled goes first.
+    // The Python it was installed for must come first.
     let path = format!("/usr/bin:{}", std::env::var("PATH").unwrap());
     let environment = [("JUPYTER_PATH", place.to_str().unwrap()), ("PATH", &path)];
     let mut kernel = Kernel::ready(&["jupyter", "python"], &environment);
-    let told = kernel.run("print('printed')\ndisplay(1)\n6 * 7");
-    assert_eq!((told.text(), told.count, told.displays.len()), ("42", Some(1), 1));
+    let received = kernel.run("print('printed')\ndisplay(1)\n6 * 7");
+    assert_eq!((received.text(), received.count, received.displays.len()), ("42", Some(1), 1));
     kernel.wait_for("printed\n");
     assert_eq!(kernel.run("input()").error().0, "StdinNotImplementedError");
     let key = kernel.begin("print('spinning', flush=True)\nwhile True: pass");

@@ -43,8 +43,8 @@ fn results_are_last_expressions() {
         assert_eq!(kernel.run(code).text(), result, "{code}");
     }
     for code in ["", ";", "// nothing", "let u", "if (1) 2", "undefined", "function g() {}", "class C {}"] {
-        let told = kernel.run(code);
-        assert!(told.results.is_empty() && told.errors.is_empty(), "{code}: {told:?}");
+        let received = kernel.run(code);
+        assert!(received.results.is_empty() && received.errors.is_empty(), "{code}: {received:?}");
     }
 }
 
@@ -59,7 +59,7 @@ fn cells_are_counted_and_see_each_other() {
         Some(1)
     );
     assert_eq!(kernel.run("[a, b, c, new D().x, e()]").text(), "[ 1, 2, 3, 4, 2 ]");
-    // All of them may be declared again, and functions see what was declared later.
+    // All of them may be declared again, and functions see later declarations.
     kernel.run("const a = 10; let b = 20; var c; class D { x = 40 }");
     assert_eq!(kernel.run("[a, b, c, new D().x, e()]").text(), "[ 10, 20, 3, 40, 20 ]");
     kernel.run("function first() { return second() } function second() { return 1 }");
@@ -71,7 +71,7 @@ fn cells_are_counted_and_see_each_other() {
     );
 }
 
-/// Globals that node lets nobody assign are no obstacle.
+/// Read-only globals of node can be declared too.
 #[test]
 fn globals_of_node_can_be_declared() {
     if !has("node") {
@@ -79,13 +79,13 @@ fn globals_of_node_can_be_declared() {
     }
     let mut kernel = javascript();
     for name in ["crypto", "fetch", "performance", "navigator", "fs", "process2", "global2", "URL"] {
-        let told = kernel.run(&format!("const {name} = '{name}'; {name}"));
-        assert_eq!(told.text(), format!("'{name}'"), "{name}");
+        let received = kernel.run(&format!("const {name} = '{name}'; {name}"));
+        assert_eq!(received.text(), format!("'{name}'"), "{name}");
     }
 }
 
 #[test]
-fn modules_are_found_however_they_are_asked_for() {
+fn modules_are_found_by_every_form_of_import() {
     if !has("node") {
         return;
     }
@@ -110,13 +110,13 @@ fn modules_are_found_however_they_are_asked_for() {
     ] {
         assert_eq!(kernel.run(code).text(), result, "{code}");
     }
-    let told = kernel.run("import { nothing } from './own.mjs'");
-    assert_eq!(told.error().0, "SyntaxError");
+    let received = kernel.run("import { nothing } from './own.mjs'");
+    assert_eq!(received.error().0, "SyntaxError");
     assert_eq!(kernel.run("[d, five]").text(), "[ 'd', 5 ]");
 }
 
 #[test]
-fn types_are_taken_away() {
+fn types_are_removed() {
     if !has("node") {
         return;
     }
@@ -164,61 +164,61 @@ fn errors_name_the_lines_of_their_cells() {
         return;
     }
     let mut kernel = javascript();
-    let told = kernel.run("const before = 1\n\nfunction fail() {\n  throw new TypeError('no')\n}");
-    assert!(told.errors.is_empty());
-    let told = kernel.run("// call it\nfail()");
-    assert_eq!(told.error(), ("TypeError", "no"));
-    let trace = told.traceback();
+    let received = kernel.run("const before = 1\n\nfunction fail() {\n  throw new TypeError('no')\n}");
+    assert!(received.errors.is_empty());
+    let received = kernel.run("// call it\nfail()");
+    assert_eq!(received.error(), ("TypeError", "no"));
+    let trace = received.traceback();
     assert!(trace.contains("cell[1]:4:9"), "{trace}");
     assert!(trace.contains("cell[2]:2:1"), "{trace}");
     assert!(trace.contains("  throw new TypeError('no')\n        ^"), "{trace}");
     assert!(!trace.contains("[eval]") && !trace.contains("node:vm"), "{trace}");
 
-    let told = kernel.run("await 1\nmissing + 1");
-    assert_eq!(told.error(), ("ReferenceError", "missing is not defined"));
-    assert!(told.traceback().contains("cell[3]:2:1"), "{}", told.traceback());
+    let received = kernel.run("await 1\nmissing + 1");
+    assert_eq!(received.error(), ("ReferenceError", "missing is not defined"));
+    assert!(received.traceback().contains("cell[3]:2:1"), "{}", received.traceback());
 
-    let told = kernel.run("let ok = 1\nlet x = = 2");
-    assert_eq!(told.error().0, "SyntaxError");
-    assert!(told.traceback().contains("cell:2:9"), "{}", told.traceback());
+    let received = kernel.run("let ok = 1\nlet x = = 2");
+    assert_eq!(received.error().0, "SyntaxError");
+    assert!(received.traceback().contains("cell:2:9"), "{}", received.traceback());
 
     assert_eq!(kernel.run("throw 'text'").error(), ("Uncaught", "'text'"));
     assert_eq!(kernel.run("throw null").error(), ("Uncaught", "null"));
-    let told = kernel.run("throw new Error('outer', { cause: new Error('inner') })");
-    assert!(told.traceback().contains("inner"), "{}", told.traceback());
+    let received = kernel.run("throw new Error('outer', { cause: new Error('inner') })");
+    assert!(received.traceback().contains("inner"), "{}", received.traceback());
 
     let mut kernel = typescript();
-    let told = kernel.run("interface Long {\n  a: number\n}\nenum E { A }\nconst f = (x: Long): number => {\n  throw new RangeError('ts')\n}\nf({ a: 1 })");
-    assert_eq!(told.error(), ("RangeError", "ts"));
-    assert!(told.traceback().contains("cell[1]:6:"), "{}", told.traceback());
-    assert!(told.traceback().contains("cell[1]:8:"), "{}", told.traceback());
+    let received = kernel.run("interface Long {\n  a: number\n}\nenum E { A }\nconst f = (x: Long): number => {\n  throw new RangeError('ts')\n}\nf({ a: 1 })");
+    assert_eq!(received.error(), ("RangeError", "ts"));
+    assert!(received.traceback().contains("cell[1]:6:"), "{}", received.traceback());
+    assert!(received.traceback().contains("cell[1]:8:"), "{}", received.traceback());
 }
 
 #[test]
-fn values_show_themselves() {
+fn values_choose_their_representations() {
     if !has("node") {
         return;
     }
     let mut kernel = javascript();
-    let told = kernel.run("({ [Symbol.for('Jupyter.display')]() { return { 'text/html': '<b>1</b>', 'application/json': { a: 1 } } } })");
-    assert_eq!(told.results[0]["text/html"], "<b>1</b>");
-    assert_eq!(told.results[0]["application/json"], "{\"a\":1}");
-    let told = kernel.run("await display(display.html`<i>${1 + 1}</i>`); await display({ 'image/png': Buffer.from([1, 2]) }, { raw: true }); 3");
-    assert_eq!(told.displays[0]["text/html"], "<i>2</i>");
-    assert_eq!(told.displays[1]["image/png"], "AQI=");
-    assert_eq!(told.text(), "3");
+    let received = kernel.run("({ [Symbol.for('Jupyter.display')]() { return { 'text/html': '<b>1</b>', 'application/json': { a: 1 } } } })");
+    assert_eq!(received.results[0]["text/html"], "<b>1</b>");
+    assert_eq!(received.results[0]["application/json"], "{\"a\":1}");
+    let received = kernel.run("await display(display.html`<i>${1 + 1}</i>`); await display({ 'image/png': Buffer.from([1, 2]) }, { raw: true }); 3");
+    assert_eq!(received.displays[0]["text/html"], "<i>2</i>");
+    assert_eq!(received.displays[1]["image/png"], "AQI=");
+    assert_eq!(received.text(), "3");
     assert_eq!(kernel.run("display.svg('<svg/>')").results[0]["image/svg+xml"], "<svg/>");
     assert_eq!(kernel.run("display.json({ a: 1 })").results[0]["application/json"], "{\"a\":1}");
-    let told = kernel
+    let received = kernel
         .run("new Proxy({}, { get() { throw new Error('trap') }, ownKeys() { throw new Error('trap') } })");
-    assert_eq!(told.results.len() + told.errors.len(), 1, "{told:?}");
-    let told = kernel.run("display.html('x'.repeat(9 << 20))");
-    assert!(told.text().contains("too large"), "{}", told.text());
+    assert_eq!(received.results.len() + received.errors.len(), 1, "{received:?}");
+    let received = kernel.run("display.html('x'.repeat(9 << 20))");
+    assert!(received.text().contains("too large"), "{}", received.text());
     assert_eq!(kernel.run("1").text(), "1");
 }
 
 #[test]
-fn output_comes_while_the_cell_runs() {
+fn output_arrives_while_the_cell_runs() {
     if !has("node") {
         return;
     }
@@ -232,7 +232,7 @@ fn output_comes_while_the_cell_runs() {
 }
 
 #[test]
-fn loops_are_interrupted_wherever_they_are() {
+fn loops_are_interrupted_everywhere() {
     if !has("node") {
         return;
     }
@@ -269,13 +269,13 @@ fn programs_of_a_cell_are_interrupted_too() {
         .begin("require('child_process').execSync('echo asleep >&2; exec sleep 1000', { stdio: 'inherit' })");
     kernel.wait_for("asleep");
     kernel.interrupt();
-    let told = kernel.finish(&key);
-    assert_eq!(told.errors.len(), 1, "{told:?}");
+    let received = kernel.finish(&key);
+    assert_eq!(received.errors.len(), 1, "{received:?}");
     assert_eq!(kernel.run("1").text(), "1");
 }
 
 #[test]
-fn interrupts_that_come_at_any_moment_end_one_run() {
+fn interrupt_at_any_moment_ends_one_run() {
     if !has("node") {
         return;
     }
@@ -291,16 +291,16 @@ fn interrupts_that_come_at_any_moment_end_one_run() {
             assert!(kernel.report().unwrap().contains("count"));
         }
         kernel.interrupt();
-        let told = kernel.finish(&key);
-        assert!(told.errors.iter().all(|error| error["ename"] == "KeyboardInterrupt"), "{told:?}");
+        let received = kernel.finish(&key);
+        assert!(received.errors.iter().all(|error| error["ename"] == "KeyboardInterrupt"), "{received:?}");
     }
-    // The last interrupt may still be on its way.
+    // The last interrupt may still be pending.
     kernel.run("0");
     assert_eq!(kernel.run("1").text(), "1");
 }
 
 #[test]
-fn an_interrupt_that_comes_before_the_cell_begins_ends_it_too() {
+fn interrupt_before_the_cell_begins_ends_it() {
     if !has("node") {
         return;
     }
@@ -310,15 +310,15 @@ fn an_interrupt_that_comes_before_the_cell_begins_ends_it_too() {
         kernel.interrupt();
         assert_eq!(kernel.finish(&key).error().0, "KeyboardInterrupt", "{code}");
     }
-    // One for nobody is taken for the next at the most.
+    // An interrupt without a running cell affects at most the next one.
     kernel.interrupt();
     kernel.run("0");
     assert_eq!(kernel.run("1").text(), "1");
 }
 
-/// Nobody waits for it, so it can only be said; the kernel goes on.
+/// No caller waits for it, so it can only be printed; the kernel keeps running.
 #[test]
-fn what_fails_later_is_printed() {
+fn later_failures_are_printed() {
     if !has("node") {
         return;
     }
@@ -332,7 +332,7 @@ fn what_fails_later_is_printed() {
 }
 
 #[test]
-fn input_is_refused_cleanly() {
+fn reading_input_fails_with_an_error() {
     if !has("node") {
         return;
     }
@@ -343,14 +343,14 @@ fn input_is_refused_cleanly() {
         "for await (const piece of process.stdin) ;",
         "process.stdin.on('data', () => {})",
     ] {
-        let told = kernel.run(code);
-        assert!(told.error().1.contains("cannot ask for input"), "{code}: {told:?}");
+        let received = kernel.run(code);
+        assert!(received.error().1.contains("cannot ask for input"), "{code}: {received:?}");
     }
     assert_eq!(kernel.run("require('fs').readFileSync(0, 'utf8')").text(), "''");
 }
 
 #[test]
-fn the_kernel_ends_with_node() {
+fn kernel_ends_with_node() {
     if !has("node") {
         return;
     }
@@ -363,7 +363,7 @@ fn the_kernel_ends_with_node() {
 }
 
 #[test]
-fn no_more_orders_end_node_even_when_it_is_busy() {
+fn end_of_orders_ends_node_even_when_busy() {
     if !has("node") {
         return;
     }
@@ -380,20 +380,20 @@ fn children_inherit_no_private_descriptor() {
         return;
     }
     let mut kernel = javascript();
-    let told = kernel.run("require('child_process').execSync('ls /proc/self/fd', { encoding: 'utf8' }).trim().split('\\n').map(Number).filter((fd) => fd > 3 && fd < 100)");
-    // Higher ones may come from whoever runs the tests.
-    assert_eq!(told.text(), "[]");
+    let received = kernel.run("require('child_process').execSync('ls /proc/self/fd', { encoding: 'utf8' }).trim().split('\\n').map(Number).filter((fd) => fd > 3 && fd < 100)");
+    // Higher numbers may be inherited from the test runner.
+    assert_eq!(received.text(), "[]");
 }
 
 #[test]
-fn an_image_without_node_is_told_in_a_line() {
+fn missing_node_is_reported_in_one_line() {
     let mut kernel = Kernel::start(&["javascript"], &[("PATH", "/nowhere")]);
     assert_eq!(kernel.ended().code(), Some(127));
     kernel.wait_for("there is no `node` in this image");
 }
 
 #[test]
-fn orders_that_are_none_are_passed_over() {
+fn invalid_orders_are_skipped() {
     if !has("node") {
         return;
     }

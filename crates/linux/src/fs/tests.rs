@@ -1,5 +1,5 @@
 //! A hostile tree must not lead out of its root.
-#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+#![expect(clippy::unwrap_used, reason = "a test may panic on any failure")]
 
 use std::fs;
 use std::io::{Read, Write};
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// A root with a secret beside it and links that point there.
+/// A root with a secret beside it and symlinks that point there.
 fn hostile() -> (TempDir, Root) {
     let place = TempDir::new().unwrap();
     fs::create_dir(place.path().join("root")).unwrap();
@@ -37,7 +37,7 @@ const WAYS_OUT: [&str; 9] = [
 ];
 
 #[test]
-fn nothing_outside_is_opened() {
+fn paths_outside_are_not_opened() {
     let (_place, root) = hostile();
     for path in WAYS_OUT {
         assert!(root.read(Path::new(path)).is_err(), "{path}");
@@ -48,7 +48,7 @@ fn nothing_outside_is_opened() {
 }
 
 #[test]
-fn nothing_outside_is_made_moved_or_removed() {
+fn paths_outside_are_not_created_moved_or_removed() {
     let (place, root) = hostile();
     for parent in ["relative", "absolute", "../outside", "relative/../relative"] {
         let new = Path::new(parent).join("new");
@@ -68,20 +68,20 @@ fn nothing_outside_is_made_moved_or_removed() {
 }
 
 #[test]
-fn files_and_directories_beneath_are_made_and_read() {
+fn files_and_directories_beneath_are_created_and_read() {
     let (_place, root) = hostile();
     root.make_directories(Path::new("a/b/c"), 0o750).unwrap();
     root.create(Path::new("a/b/c/f"), 0o640).unwrap().write_all(b"text").unwrap();
     root.rename_new(Path::new("a/b/c/f"), Path::new("a/g")).unwrap();
     root.hard_link(Path::new("a/g"), Path::new("h")).unwrap();
-    assert!(root.rename_new(Path::new("h"), Path::new("a/g")).is_err(), "it exists");
+    assert!(root.rename_new(Path::new("h"), Path::new("a/g")).is_err(), "the target exists");
     let mut text = String::new();
     root.directory(Path::new("a")).unwrap().read(Path::new("g")).unwrap().read_to_string(&mut text).unwrap();
     assert_eq!(text, "text");
 }
 
 #[test]
-fn removing_a_tree_removes_links_and_not_what_they_point_to() {
+fn removing_a_tree_removes_links_but_not_their_targets() {
     let (place, root) = hostile();
     root.make_directories(Path::new("t/deep"), 0o755).unwrap();
     root.symlink(Path::new("../../outside"), Path::new("t/deep/link")).unwrap();
@@ -93,7 +93,7 @@ fn removing_a_tree_removes_links_and_not_what_they_point_to() {
     assert!(place.path().join("outside/secret").exists());
 }
 
-/// The mounts are made in a namespace of one thread, which no other test sees.
+/// The mounts are created in a separate mount namespace of one thread, invisible to other tests.
 #[test]
 fn removal_stops_at_a_mount() {
     if !rustix::process::geteuid().is_root() {
@@ -107,7 +107,7 @@ fn removal_stops_at_a_mount() {
         let root = Root::open(&place.path().join("root")).unwrap();
         let outside = place.path().join("outside");
         for target in ["t/deep/mounted", "t"] {
-            // The same filesystem: only the mount tells them apart.
+            // It is the same filesystem: only the mount differs.
             crate::mounts::bind(&outside, &place.path().join("root").join(target)).unwrap();
             let error = root.remove_tree(Path::new("t")).unwrap_err();
             assert_eq!(error.raw_os_error(), Some(Errno::XDEV.raw_os_error()), "{target}: {error}");
@@ -116,13 +116,13 @@ fn removal_stops_at_a_mount() {
         place
     });
     let place = inside.join().unwrap();
-    // What was not mounted on is removed elsewhere, where nothing is mounted.
+    // The tree without mounts is removed from a namespace where nothing is mounted.
     root.remove_tree(Path::new("t")).unwrap();
     assert!(place.path().join("outside/secret").exists());
 }
 
 #[test]
-fn a_tree_deeper_than_any_path_is_removed() {
+fn tree_deeper_than_any_path_is_removed() {
     let (_place, root) = hostile();
     root.make_directory(Path::new("t"), 0o755).unwrap();
     let mut below = root.directory(Path::new("t")).unwrap();
@@ -140,7 +140,7 @@ fn a_tree_deeper_than_any_path_is_removed() {
 }
 
 #[test]
-fn a_directory_without_permissions_is_removed() {
+fn directory_without_permissions_is_removed() {
     let (place, root) = hostile();
     root.make_directories(Path::new("t/work/work"), 0o755).unwrap();
     let closed = place.path().join("root/t/work");
@@ -149,16 +149,16 @@ fn a_directory_without_permissions_is_removed() {
 }
 
 #[test]
-fn a_pipe_does_not_make_the_reader_wait() {
+fn opening_a_fifo_does_not_block() {
     let (_place, root) = hostile();
     root.make_fifo(Path::new("pipe"), 0o600).unwrap();
     root.read(Path::new("pipe")).unwrap();
 }
 
-/// Names that random trees and paths are made of; few, so that paths often hit something.
+/// Names in random trees and paths; few, so that paths often match something.
 const NAMES: [&str; 4] = ["a", "b", "c", "secret"];
 
-/// What lies at a random place.
+/// An entry at a random path.
 #[derive(Clone, Debug)]
 enum Thing {
     Directory,
@@ -191,7 +191,7 @@ fn any_tree() -> impl Strategy<Value = Vec<(Vec<&'static str>, Thing)>> {
     prop::collection::vec((prop::collection::vec(prop::sample::select(&NAMES[..]), 1..4), thing), 0..14)
 }
 
-/// Builds what can be built of a tree, in `root` and with the same names outside of it.
+/// Builds as much of a tree as possible, in `root`, with the same names outside of it.
 fn build(place: &Path, tree: &[(Vec<&'static str>, Thing)]) {
     for top in ["root", "a", "b", "c"] {
         fs::create_dir_all(place.join(top)).unwrap();
@@ -199,7 +199,8 @@ fn build(place: &Path, tree: &[(Vec<&'static str>, Thing)]) {
     fs::write(place.join("secret"), "outside").unwrap();
     for (parts, thing) in tree {
         let path = parts.iter().fold(place.join("root"), |path, part| path.join(part));
-        // Through a link the tree would be built outside, which only Root is to be tried with.
+        // Through a symlink the tree would be built outside; only Root itself is tested with
+        // symlinks.
         if path.ancestors().take(parts.len()).any(Path::is_symlink) {
             continue;
         }
@@ -211,7 +212,8 @@ fn build(place: &Path, tree: &[(Vec<&'static str>, Thing)]) {
     }
 }
 
-/// Device and number of everything at or below a directory, links not followed.
+/// Returns device and inode number of everything at or below a directory, without following
+/// symlinks.
 fn inodes(directory: &Path) -> std::collections::BTreeSet<(u64, u64)> {
     use std::os::unix::fs::MetadataExt;
     let facts = fs::symlink_metadata(directory).unwrap();
@@ -224,12 +226,12 @@ fn inodes(directory: &Path) -> std::collections::BTreeSet<(u64, u64)> {
     found
 }
 
-/// The path as a model resolves it: by names alone, where any link and any step above the root
-/// is an error.
+/// Resolves the path as a model: by names alone, where any symlink and any step above the root is
+/// an error.
 fn model(root: &Path, path: &str) -> Option<std::path::PathBuf> {
     let mut here = Vec::new();
     for part in Path::new(path).components() {
-        // Behind a file nothing comes, not even a dot.
+        // Nothing can follow a file, not even a dot.
         if !here.iter().fold(root.to_owned(), |path, name| path.join(name)).is_dir() {
             return None;
         }
@@ -251,7 +253,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
     #[test]
-    fn no_path_leads_out_of_any_tree(tree in any_tree(), paths in prop::collection::vec(any_path(), 1..12)) {
+    fn no_path_escapes_the_root(tree in any_tree(), paths in prop::collection::vec(any_path(), 1..12)) {
         use std::os::unix::fs::MetadataExt;
         let place = TempDir::new().unwrap();
         build(place.path(), &tree);
@@ -263,15 +265,16 @@ proptest! {
                 let facts = file.metadata().unwrap();
                 prop_assert!(inside.contains(&(facts.dev(), facts.ino())), "`{path}` led out");
                 if facts.file_type().is_symlink() {
-                    // Only the last name of a path may be one; it is opened itself, not followed.
+                    // Only the last name of a path may be a symlink; it is opened itself, not
+                    // followed.
                     continue;
                 }
             }
-            // The kernel refuses more than the model (a file with something behind it), never less.
+            // The kernel rejects more than the model (a file with something behind it), never less.
             match (&opened, model(&top, path)) {
                 (Ok(_), None) => prop_assert!(false, "`{path}` follows a link or leads out"),
                 (Err(error), Some(place)) if place.is_dir() && !path.is_empty() => {
-                    prop_assert!(false, "`{path}` is a directory inside and was refused: {error}");
+                    prop_assert!(false, "`{path}` is a directory inside and was rejected: {error}");
                 }
                 _ => {}
             }
@@ -279,7 +282,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_outside_is_changed_by_any_path(
+    fn no_path_changes_files_outside(
         tree in any_tree(),
         paths in prop::collection::vec((any_path(), any_path()), 1..8),
     ) {
@@ -288,7 +291,8 @@ proptest! {
         let root = Root::open(&place.path().join("root")).unwrap();
         for (one, other) in &paths {
             let (one, other) = (Path::new(one), Path::new(other));
-            // Whether each succeeds does not matter here; what it may have touched does.
+            // Whether each call succeeds does not matter here, only whether it changed something
+            // outside.
             drop(root.create(&one.join("new"), 0o600));
             drop(root.make_directories(&other.join("deep/er"), 0o755));
             drop(root.symlink(Path::new("/"), &one.join("link")));

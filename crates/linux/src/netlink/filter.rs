@@ -1,8 +1,8 @@
-//! Tables of nftables, made and replaced in one transaction each. See nft(8).
+//! nftables tables, each created and replaced in one transaction. See nft(8).
 //!
-//! A rule is a list of expressions that the kernel evaluates from left to right: each loads
-//! something into a register, compares it, or decides. The builder has only those that are
-//! needed here, under names that say what a packet must be like for the rule to go on.
+//! A rule is a list of expressions that the kernel evaluates from left to right: each loads a value
+//! into a register, compares it, or decides. The builder has only those needed here; a method's
+//! name states the condition that a packet must meet for the rule to continue.
 
 use std::io;
 use std::net::IpAddr;
@@ -27,15 +27,15 @@ const V4: u8 = 2;
 const V6: u8 = 10;
 
 const APPEND: u16 = 0x800;
-/// The key under which a packet's family is looked up.
+/// The meta key of a packet's protocol family.
 const FAMILY: u32 = 15;
 const REGISTER: u32 = 1;
 const VERDICT_REGISTER: u32 = 0;
 
-/// Where in a packet's way a chain stands, and in which order among others there.
+/// The point in packet processing at which a chain runs, and its priority there.
 #[derive(Clone, Copy, Debug)]
 pub enum Hook {
-    /// Behind connection tracking, before any address is changed.
+    /// After connection tracking, before any address is changed.
     Arrival,
     /// Where the destination may be changed.
     ChangeDestination,
@@ -47,7 +47,7 @@ pub enum Hook {
 }
 
 impl Hook {
-    /// The type, the number of the hook and the priority.
+    /// Returns the chain type, the hook number and the priority.
     fn place(self) -> (&'static str, u32, i32) {
         match self {
             Self::Arrival => ("filter", 0, -150),
@@ -60,29 +60,29 @@ impl Hook {
     }
 }
 
-/// What connection tracking knows of a packet.
+/// The state of a packet in connection tracking.
 #[derive(Clone, Copy, Debug)]
 pub enum State {
     Invalid,
-    /// It belongs to a connection that was let through, or is an error about one.
+    /// It belongs to an accepted connection, or is an error about one.
     Known,
 }
 
-/// How much a source may do.
+/// A limit for one source.
 #[derive(Clone, Copy, Debug)]
 pub enum Bound {
-    /// So many connections at once.
+    /// The maximum number of simultaneous connections.
     Connections(u32),
-    /// So many new ones in a second, and so many more after a quiet time.
+    /// The maximum number of new connections per second, and the burst allowed after a quiet time.
     NewEachSecond { rate: u64, burst: u32 },
 }
 
-/// A table that is being written.
+/// A table under construction.
 #[derive(Clone, Debug)]
 pub struct Table {
     name: String,
     parts: Vec<(Message, u16)>,
-    /// How many sets there are; each has a number within the transaction.
+    /// The number of sets; each has a number within the transaction.
     sets: u32,
 }
 
@@ -91,7 +91,7 @@ impl Table {
         Self { name: name.to_owned(), parts: Vec::new(), sets: 0 }
     }
 
-    /// A chain that packets come to at a hook; what no rule decides goes on.
+    /// Adds a chain at a hook; packets that no rule decides are accepted.
     pub fn base_chain(&mut self, chain: &str, hook: Hook) {
         let (kind, number, priority) = hook.place();
         let message = object(NEW_CHAIN)
@@ -103,22 +103,22 @@ impl Table {
         self.parts.push((message, CREATE));
     }
 
-    /// A chain that rules lead to.
+    /// Adds a chain that rules can jump to.
     pub fn chain(&mut self, chain: &str) {
         self.parts.push((object(NEW_CHAIN).text(1, &self.name).text(3, chain), CREATE));
     }
 
-    /// Remembers something about each source of one family, for [`Rule::source_exceeds`]. Sources
-    /// that are quiet are forgotten again.
+    /// Adds a set with state for each source of one family, for [`Rule::source_exceeds`]. Quiet
+    /// sources are removed from it again.
     pub fn sources(&mut self, set: &str, v6: bool) {
-        // The type is for those who list the table.
+        // The type only matters to tools that list the table.
         let (kind, length) = if v6 { (8, 16) } else { (7, 4) };
         self.remembering(set, kind, length);
     }
 
-    /// Remembers something about each share of all sources, for [`Rule::share_exceeds`].
+    /// Adds a set with state for each group of sources, for [`Rule::share_exceeds`].
     pub fn shares(&mut self, set: &str) {
-        // The type of the only number of one byte that those who list the table can show.
+        // The only one-byte number type that listing tools can display.
         const PROTOCOL: u32 = 12;
         self.remembering(set, PROTOCOL, 1);
     }
@@ -150,19 +150,19 @@ impl Table {
         self.parts.push((message, CREATE | APPEND));
     }
 
-    /// Puts the table where none has its name. This is much faster than [`Table::install`], since
-    /// the kernel waits until nobody uses what it deletes.
+    /// Adds the table if none has its name. This is much faster than [`Table::install`], because
+    /// the kernel waits for users of the objects it deletes.
     pub fn add(self) -> io::Result<()> {
         let mut parts = vec![(object(NEW_TABLE).text(1, &self.name), CREATE)];
         parts.extend(self.parts);
         commit(parts)
     }
 
-    /// Puts the table in the place of what has its name now, at one instant.
+    /// Atomically replaces the table of the same name, if any.
     pub fn install(self) -> io::Result<()> {
         let name = self.name.clone();
         let named = |kind| object(kind).text(1, &name);
-        // Made first, so that there is something to delete.
+        // Created first, so that the deletion cannot fail.
         let mut parts =
             vec![(named(NEW_TABLE), CREATE), (named(DELETE_TABLE), 0), (named(NEW_TABLE), CREATE)];
         parts.extend(self.parts);
@@ -170,7 +170,7 @@ impl Table {
     }
 }
 
-/// Removes a table; one that is not there is no error.
+/// Removes a table; a missing table is not an error.
 pub fn remove_table(name: &str) -> io::Result<()> {
     match commit(vec![(object(DELETE_TABLE).text(1, name), 0)]) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -187,15 +187,15 @@ pub fn table_exists(name: &str) -> io::Result<bool> {
     }
 }
 
-/// A chain of somebody that drops every forwarded packet it does not accept itself.
+/// A chain that drops every forwarded packet it does not accept itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dropping {
     pub table: String,
     pub chain: String,
 }
 
-/// Chains at the place where packets are forwarded whose policy is to drop. Nobody else's rules
-/// can let a packet through that one of these drops.
+/// Returns the forward chains whose policy is to drop. Rules in other tables cannot accept a packet
+/// that one of these drops.
 pub fn dropping_forward_chains() -> io::Result<Vec<Dropping>> {
     const FORWARD: u32 = 2;
     const DROP: u32 = 0;
@@ -217,7 +217,8 @@ pub fn dropping_forward_chains() -> io::Result<Vec<Dropping>> {
     Ok(found)
 }
 
-/// The fixed part names the family; every object of ours is of both.
+/// Creates a message about an object; its fixed part names the family, and all our objects apply to
+/// both.
 fn object(kind: u16) -> Message {
     Message::new(kind, 0, &[INET, 0, 0, 0])
 }
@@ -235,7 +236,7 @@ fn commit(mut parts: Vec<(Message, u16)>) -> io::Result<()> {
     Socket::open(Family::Netfilter)?.transact(parts)
 }
 
-/// What one rule does to packets.
+/// The expressions of one rule.
 #[derive(Clone, Debug, Default)]
 pub struct Rule {
     expressions: Vec<Expression>,
@@ -252,25 +253,26 @@ impl Rule {
         Self::default()
     }
 
-    /// It came in by a link whose name begins so.
+    /// The packet came in by a link whose name begins with `prefix`.
     pub fn from_link(self, prefix: &str) -> Self {
         const NAME_IN: u32 = 6;
         self.meta(NAME_IN).equals(prefix.as_bytes())
     }
 
-    /// It leaves by a link whose name begins so.
+    /// The packet leaves by a link whose name begins with `prefix`.
     pub fn to_link(self, prefix: &str) -> Self {
         const NAME_OUT: u32 = 7;
         self.meta(NAME_OUT).equals(prefix.as_bytes())
     }
 
-    /// It is of this protocol: 6 is TCP, 17 is UDP, 1 and 58 are ICMP.
+    /// The packet has this protocol: 6 is TCP, 17 is UDP, 1 and 58 are ICMP.
     pub fn protocol(self, number: u8) -> Self {
         const PROTOCOL: u32 = 16;
         self.meta(PROTOCOL).equals(&[number])
     }
 
-    /// It belongs to a connection of TCP that was begun before; one that begins has SYN alone.
+    /// The packet belongs to an established TCP connection; the first packet of one has only SYN
+    /// set.
     pub fn goes_on(self) -> Self {
         const TCP: u8 = 6;
         const TRANSPORT: u32 = 2;
@@ -285,7 +287,7 @@ impl Rule {
         self.payload(TRANSPORT, 2, 2).equals(&port.to_be_bytes())
     }
 
-    /// It goes to an address that begins with this many bits of `address`.
+    /// The first `bits` bits of the destination equal those of `address`.
     pub fn destination(self, address: IpAddr, bits: u8) -> Self {
         const NETWORK: u32 = 1;
         let (family, octets, place) = match address {
@@ -309,14 +311,14 @@ impl Rule {
         self.tracked(STATE).masked(&bits.to_ne_bytes()).differs(&0u32.to_ne_bytes())
     }
 
-    /// Its destination was changed on the way.
+    /// The destination was changed by NAT.
     pub fn was_redirected(self) -> Self {
         const STATUS: u32 = 2;
         const DESTINATION_CHANGED: u32 = 1 << 5;
         self.tracked(STATUS).masked(&DESTINATION_CHANGED.to_ne_bytes()).differs(&0u32.to_ne_bytes())
     }
 
-    /// An answer to its source would not leave by the link it came from.
+    /// A reply to its source would not leave by the link it came from.
     pub fn has_foreign_source(self) -> Self {
         const LINK: u32 = 1;
         const SOURCE: u32 = 1;
@@ -325,7 +327,7 @@ impl Rule {
         self.route(LINK, SOURCE | BY_THIS_LINK | EXISTS).equals(&[0])
     }
 
-    /// Its destination is no single other machine: an address of this one, all of them, a group.
+    /// The destination is not a single other machine: it is local, broadcast or multicast.
     pub fn destination_is_not_elsewhere(self) -> Self {
         const KIND: u32 = 3;
         const DESTINATION: u32 = 2;
@@ -333,22 +335,22 @@ impl Rule {
         self.route(KIND, DESTINATION).differs(&UNICAST.to_ne_bytes())
     }
 
-    /// Its source does more than it may; see [`Table::sources`].
+    /// The source exceeds its limit; see [`Table::sources`].
     pub fn source_exceeds(self, set: &str, v6: bool, bound: Bound) -> Self {
         const NETWORK: u32 = 1;
         let (family, place, length) = if v6 { (V6, 8, 16) } else { (V4, 12, 4) };
         self.meta(FAMILY).equals(&[family]).payload(NETWORK, place, length).exceeds(set, bound)
     }
 
-    /// The sources whose addresses end alike do more than they may together. `mask` says in
-    /// which bits of the last byte; see [`Table::shares`].
+    /// The sources whose addresses end alike together exceed their limit. `mask` selects the bits
+    /// of the last byte; see [`Table::shares`].
     pub fn share_exceeds(self, set: &str, v6: bool, mask: u8, bound: Bound) -> Self {
         const NETWORK: u32 = 1;
         let (family, place) = if v6 { (V6, 8 + 15) } else { (V4, 12 + 3) };
         self.meta(FAMILY).equals(&[family]).payload(NETWORK, place, 1).masked(&[mask]).exceeds(set, bound)
     }
 
-    /// What was loaded does more than it may.
+    /// The loaded value exceeds its limit.
     fn exceeds(self, set: &str, bound: Bound) -> Self {
         const OVER: u32 = 1;
         const ADD: u32 = 0;
@@ -380,12 +382,12 @@ impl Rule {
         self.verdict(0, None)
     }
 
-    /// Goes on in another chain, and does not come back.
+    /// Continues in another chain and does not return.
     pub fn go_to(self, chain: &str) -> Self {
         self.verdict((-4i32).cast_unsigned(), Some(chain))
     }
 
-    /// Drops it and tells the sender that it is forbidden.
+    /// Drops the packet and notifies the sender that it is prohibited.
     pub fn reject(self) -> Self {
         const OF_EITHER_FAMILY: u32 = 2;
         const FORBIDDEN: u8 = 3;
@@ -393,12 +395,12 @@ impl Rule {
         self.add("reject", data)
     }
 
-    /// Makes it look as if it came from this machine.
+    /// Replaces the source address by one of this machine.
     pub fn masquerade(self) -> Self {
         self.add("masq", Vec::new())
     }
 
-    /// Sends it to another address.
+    /// Replaces the destination address.
     pub fn redirect(self, address: IpAddr) -> Self {
         const DESTINATION: u32 = 1;
         let (family, octets) = match address {
@@ -472,15 +474,15 @@ impl Rule {
     }
 }
 
-/// Attributes alone, without a message around them.
+/// Encodes attributes alone, without a message around them.
 fn fields(write: impl FnOnce(Message) -> Message) -> Vec<u8> {
     let header = Message::new(0, 0, &[]).finish(0, 0).len();
     write(Message::new(0, 0, &[])).finish(0, 0).split_off(header)
 }
 
 fn mask(length: usize, bits: u8) -> Vec<u8> {
-    let byte = |place: usize| {
-        let kept = usize::from(bits).saturating_sub(place * 8).min(8);
+    let byte = |index: usize| {
+        let kept = usize::from(bits).saturating_sub(index * 8).min(8);
         u8::try_from(0xff00_u16 >> kept & 0xff).expect("one byte is kept")
     };
     (0..length).map(byte).collect()
@@ -490,7 +492,7 @@ fn mask(length: usize, bits: u8) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    /// Sends something to each of some ports and counts what was let through.
+    /// Sends a packet to each of some ports and counts those that were accepted.
     fn let_through(source: &str) -> io::Result<usize> {
         let socket = std::net::UdpSocket::bind((source, 0))?;
         Ok((1..20).filter(|port| socket.send_to(b"?", ("127.0.0.1", *port)).is_ok()).count())
@@ -514,15 +516,15 @@ mod tests {
 
     #[test]
     fn sources_that_end_alike_share_a_bound() {
-        // Only root can make a net namespace, which a thread of its own has for itself.
+        // Only root can create a net namespace; a separate thread gets its own.
         if rustix::process::geteuid().is_root() {
             let done = std::thread::spawn(sources_share_a_bound).join();
-            done.expect("it does not panic").expect("it succeeds");
+            done.expect("the thread does not panic").expect("the test succeeds");
         }
     }
 
     #[test]
-    fn a_mask_covers_the_leading_bits() {
+    fn mask_covers_the_leading_bits() {
         assert_eq!(mask(4, 12), [0xff, 0xf0, 0, 0]);
         assert_eq!(mask(4, 0), [0; 4]);
         assert_eq!(mask(4, 32), [0xff; 4]);

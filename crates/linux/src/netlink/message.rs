@@ -1,4 +1,4 @@
-//! One netlink message: writing it and taking a received one apart.
+//! One netlink message: encoding and decoding.
 //!
 //! ```text
 //! length u32 │ type u16 │ flags u16 │ sequence u32 │ port u32 │ body │ attributes …
@@ -10,7 +10,7 @@ use std::io;
 const HEADER: usize = 16;
 const NESTED: u16 = 1 << 15;
 
-/// A message that is being written.
+/// A message under construction.
 #[derive(Clone, Debug)]
 pub(super) struct Message {
     bytes: Vec<u8>,
@@ -18,7 +18,7 @@ pub(super) struct Message {
 }
 
 impl Message {
-    /// Begins a message with its fixed part.
+    /// Starts a message with its fixed part.
     pub(super) fn new(kind: u16, flags: u16, fixed: &[u8]) -> Self {
         let mut bytes = vec![0; HEADER];
         bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
@@ -29,7 +29,7 @@ impl Message {
     }
 
     pub(super) fn attribute(mut self, kind: u16, value: &[u8]) -> Self {
-        let length = u16::try_from(value.len() + 4).expect("what we send is short");
+        let length = u16::try_from(value.len() + 4).expect("messages are short");
         self.bytes.extend_from_slice(&length.to_ne_bytes());
         self.bytes.extend_from_slice(&kind.to_ne_bytes());
         self.bytes.extend_from_slice(value);
@@ -37,35 +37,35 @@ impl Message {
         self
     }
 
-    /// A text as the kernel reads it, with its NUL.
+    /// A NUL-terminated string.
     pub(super) fn text(self, kind: u16, text: &str) -> Self {
         let mut bytes = text.as_bytes().to_vec();
         bytes.push(0);
         self.attribute(kind, &bytes)
     }
 
-    /// A number in the order of this machine.
+    /// A number in host byte order.
     pub(super) fn number(self, kind: u16, number: u32) -> Self {
         self.attribute(kind, &number.to_ne_bytes())
     }
 
-    /// A number in the order of the network, as the packet filter has them.
+    /// A number in network byte order, as the packet filter uses.
     pub(super) fn big(self, kind: u16, number: u32) -> Self {
         self.attribute(kind, &number.to_be_bytes())
     }
 
-    /// An attribute that holds attributes.
+    /// An attribute that contains attributes.
     pub(super) fn nested(mut self, kind: u16, write: impl FnOnce(Self) -> Self) -> Self {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(&[0; 2]);
         self.bytes.extend_from_slice(&(kind | NESTED).to_ne_bytes());
         let mut done = write(self);
-        let length = u16::try_from(done.bytes.len() - start).expect("what we send is short");
+        let length = u16::try_from(done.bytes.len() - start).expect("messages are short");
         done.bytes[start..start + 2].copy_from_slice(&length.to_ne_bytes());
         done
     }
 
-    /// More of a fixed part, within an attribute.
+    /// Adds a further fixed part, within an attribute.
     pub(super) fn fixed(mut self, fixed: &[u8]) -> Self {
         self.bytes.extend_from_slice(fixed);
         self.pad();
@@ -73,7 +73,7 @@ impl Message {
     }
 
     pub(super) fn finish(mut self, flags: u16, sequence: u32) -> Vec<u8> {
-        let length = u32::try_from(self.bytes.len()).expect("what we send is short");
+        let length = u32::try_from(self.bytes.len()).expect("messages are short");
         self.bytes[..4].copy_from_slice(&length.to_ne_bytes());
         self.bytes[6..8].copy_from_slice(&(flags | self.flags).to_ne_bytes());
         self.bytes[8..12].copy_from_slice(&sequence.to_ne_bytes());
@@ -85,7 +85,7 @@ impl Message {
     }
 }
 
-/// A message that was received.
+/// A received message.
 pub(super) struct Received<'a> {
     pub(super) kind: u16,
     pub(super) flags: u16,
@@ -94,7 +94,7 @@ pub(super) struct Received<'a> {
 }
 
 impl Received<'_> {
-    /// What an acknowledgement says: the number of an error, or zero.
+    /// The result in an acknowledgement: an error number, or zero.
     pub(super) fn outcome(&self) -> io::Result<()> {
         match read_u32(self.body, 0).map(u32::cast_signed) {
             Some(0) => Ok(()),
@@ -104,7 +104,7 @@ impl Received<'_> {
     }
 }
 
-/// The messages in a packet.
+/// Iterates over the messages in a packet.
 pub(super) fn messages(mut packet: &[u8]) -> impl Iterator<Item = Received<'_>> {
     std::iter::from_fn(move || {
         let length = usize::try_from(read_u32(packet, 0)?).ok()?;
@@ -120,7 +120,7 @@ pub(super) fn messages(mut packet: &[u8]) -> impl Iterator<Item = Received<'_>> 
     })
 }
 
-/// The attributes behind a fixed part of this length.
+/// Iterates over the attributes behind a fixed part of this length.
 pub(super) fn attributes(body: &[u8], fixed: usize) -> impl Iterator<Item = (u16, &[u8])> {
     let mut rest = body.get(fixed.next_multiple_of(4)..).unwrap_or_default();
     std::iter::from_fn(move || {
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn encoded_message_decodes_again() {
         let message = Message::new(7, 0, &[1, 2, 3, 4])
             .text(3, "eth0")
             .nested(5, |inner| inner.number(1, 9).attribute(2, &[8]))
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_packet_ends_without_a_message() {
+    fn truncated_packet_yields_no_message() {
         let message = Message::new(7, 0, &[]).text(3, "eth0").finish(1, 42);
         assert_eq!(messages(&message[..message.len() - 5]).count(), 0);
         assert_eq!(messages(&[0; 16]).count(), 0);

@@ -1,4 +1,4 @@
-//! Connections that the kernel keeps track of for packet filters and NAT.
+//! Connections that the kernel tracks for packet filters and NAT.
 
 use std::io;
 use std::net::IpAddr;
@@ -10,30 +10,30 @@ const SUBSYSTEM: u16 = 1;
 const GET: u16 = (SUBSYSTEM << 8) | 1;
 const DELETE: u16 = (SUBSYSTEM << 8) | 2;
 
-/// The attribute that says who opened a connection, to whom.
+/// The attribute with the original direction of a connection.
 const ORIGINAL: u16 = 1;
 /// Attributes within it.
 const ADDRESSES: u16 = 1;
 const FILTER: u16 = 25;
 
-/// Requests that are sent at once; the acknowledgements of more would not fit.
+/// The maximum number of requests sent together; the acknowledgements of more would not fit.
 const AT_ONCE: usize = 64;
 
-/// Forgets the connections that these sources opened.
+/// Removes the tracked connections that these sources opened.
 pub fn forget(sources: &[IpAddr]) -> io::Result<()> {
     let mut socket = Socket::open(Family::Netfilter)?;
     let (v4, v6): (Vec<IpAddr>, Vec<IpAddr>) = sources.iter().partition(|source| source.is_ipv4());
     let forgotten = v4.iter().try_for_each(|source| socket.request(vec![all_of(*source)]));
     match forgotten {
-        // Before Linux 6.11 only one connection was forgotten at a time.
+        // Before Linux 6.11 a request could remove only one connection.
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => one_by_one(&mut socket, &v4)?,
         done => done?,
     }
-    // The kernel takes a source of IPv6 for all others: the filter compares the wrong way round.
+    // The kernel's filter for IPv6 sources is inverted and would match all other sources.
     one_by_one(&mut socket, &v6)
 }
 
-/// Asks to forget all connections that a source of IPv4 opened.
+/// A request to remove all connections that an IPv4 source opened.
 fn all_of(source: IpAddr) -> Message {
     const FLAGS: u16 = 1;
     const BY_SOURCE: u32 = 1;
@@ -43,7 +43,7 @@ fn all_of(source: IpAddr) -> Message {
         .nested(FILTER, |filter| filter.number(FLAGS, BY_SOURCE))
 }
 
-/// Forgets connections of sources that are all of one family.
+/// Removes connections of sources, all of one family, one at a time.
 fn one_by_one(socket: &mut Socket, sources: &[IpAddr]) -> io::Result<()> {
     let Some(first) = sources.first() else { return Ok(()) };
     let (header, _, _) = family(*first);
@@ -52,7 +52,7 @@ fn one_by_one(socket: &mut Socket, sources: &[IpAddr]) -> io::Result<()> {
             Message::new(DELETE, 0, &header).nested(ORIGINAL, |inner| inner.fixed(original))
         };
         match socket.request(some.iter().map(request).collect()) {
-            // It ended by itself meanwhile.
+            // The connection ended by itself meanwhile.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             done => done?,
         }
@@ -60,7 +60,8 @@ fn one_by_one(socket: &mut Socket, sources: &[IpAddr]) -> io::Result<()> {
     Ok(())
 }
 
-/// What identifies each connection that one of the sources, all of one family, opened.
+/// Returns the identifying tuple of each connection that one of the sources, all of one family,
+/// opened.
 fn opened_by(socket: &mut Socket, sources: &[IpAddr]) -> io::Result<Vec<Vec<u8>>> {
     let Some(first) = sources.first() else { return Ok(Vec::new()) };
     let (header, kind, _) = family(*first);
@@ -78,13 +79,13 @@ fn opened_by(socket: &mut Socket, sources: &[IpAddr]) -> io::Result<Vec<Vec<u8>>
     Ok(found)
 }
 
-/// The attribute of this kind.
+/// Returns the value of the attribute `wanted`.
 fn within(bytes: &[u8], fixed: usize, wanted: u16) -> Option<&[u8]> {
     attributes(bytes, fixed).find(|(kind, _)| *kind == wanted).map(|(_, value)| value)
 }
 
-/// The fixed part of a request, the attribute that holds a source, and the source. The kernel
-/// minds the family only in requests of a version that is not zero.
+/// Returns the fixed part of a request, the attribute for a source address, and the address. The
+/// kernel checks the family only in requests with a non-zero version.
 fn family(source: IpAddr) -> ([u8; 4], u16, Vec<u8>) {
     let header = |family| [u8::try_from(family).expect("families are small numbers"), 1, 0, 0];
     match source {
@@ -132,15 +133,15 @@ mod tests {
     }
 
     #[test]
-    fn the_connections_of_one_source_are_forgotten_and_no_others() {
+    fn only_connections_of_one_source_are_removed() {
         if !rustix::process::geteuid().is_root() {
             return;
         }
         let ways: [Way; 2] = [forget, |sources| one_by_one(&mut Socket::open(Family::Netfilter)?, sources)];
         for way in ways {
-            // A thread of its own has a net namespace of its own.
+            // A separate thread gets its own net namespace.
             let done = std::thread::spawn(move || forgets_of_one_source_alone(way)).join();
-            done.expect("it does not panic").expect("it succeeds");
+            done.expect("the thread does not panic").expect("the test succeeds");
         }
     }
 }

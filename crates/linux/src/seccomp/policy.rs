@@ -1,9 +1,9 @@
-//! From a policy written as data to a filter program.
+//! Compiles a policy, written as data, into a filter program.
 //!
 //! A policy is a list of groups of system calls, each with the reason why it is allowed. The
-//! compiler sorts all numbers into ranges with one verdict each and lays them out as a balanced
-//! tree of comparisons, so that loading and running stay cheap however long the list is:
-//! the kernel copies and checks the program at every load, and each exec loads one.
+//! compiler sorts all numbers into ranges with one verdict each and arranges them as a balanced
+//! tree of comparisons, so that loading and running stay cheap however long the list is: the kernel
+//! copies and checks the program at every load, and each exec loads one.
 
 use std::collections::BTreeMap;
 
@@ -15,15 +15,15 @@ use super::Program;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Policy {
-    /// What the filter is for.
+    /// The purpose of the filter.
     pub about: String,
-    /// What any call not named gets: an errno. Numbers beyond all known ones get ENOSYS, so
-    /// that newer libraries fall back.
+    /// The errno of calls that are not listed. Numbers beyond all known ones get ENOSYS, so that
+    /// newer libraries fall back.
     pub otherwise: i32,
     pub groups: Vec<Group>,
     #[serde(default)]
     pub conditions: Vec<Condition>,
-    /// Calls refused with an errno of their own.
+    /// Calls that fail with a specific errno.
     #[serde(default)]
     pub refused: Vec<Refused>,
 }
@@ -44,23 +44,23 @@ pub struct Refused {
     pub errno: i32,
 }
 
-/// A call that is allowed only if an argument fits one of the rules.
+/// A call that is allowed only if an argument matches one of the rules.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Condition {
     pub call: String,
     pub why: String,
-    /// Which argument, from 0; its low 32 bits are looked at.
+    /// The index of the argument, from 0; its low 32 bits are examined.
     pub argument: u8,
-    /// Only these bits of it, or all.
+    /// The bits to examine; all by default.
     #[serde(default = "all_bits")]
     pub mask: u32,
     #[serde(flatten)]
     pub rule: Rule,
-    /// Look only where another argument has one of these values.
+    /// Apply the rule only if another argument has one of these values.
     #[serde(default)]
     pub only_when: Option<OnlyWhen>,
-    /// The errno if the rule does not hold.
+    /// The errno if the rule does not match.
     pub errno: i32,
 }
 
@@ -80,14 +80,14 @@ pub enum Rule {
     NoneOf(Vec<u32>),
 }
 
-/// The policy cannot be compiled.
+/// The reason why a policy cannot be compiled.
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyError {
-    #[error("`{0}` is not a policy")]
+    #[error("`{0}` is not a valid policy")]
     Malformed(&'static str, #[source] serde_json::Error),
-    #[error("the call `{0}` is named twice")]
+    #[error("call `{0}` is listed twice")]
     Twice(String),
-    #[error("the filter has {0} instructions, more than the kernel takes")]
+    #[error("the filter has {0} instructions, more than the kernel accepts")]
     TooLong(usize),
 }
 
@@ -111,7 +111,7 @@ const OURS: u32 = 0xc000_003e; // AUDIT_ARCH_X86_64
 #[cfg(target_arch = "aarch64")]
 const OURS: u32 = 0xc000_00b7; // AUDIT_ARCH_AARCH64
 
-/// What a call gets.
+/// The verdict for a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Answer {
     Allow,
@@ -121,7 +121,7 @@ enum Answer {
 }
 
 impl Policy {
-    /// This policy and all that another allows.
+    /// This policy plus everything that `other` allows.
     #[must_use]
     pub fn beside(mut self, other: &Self) -> Self {
         self.groups.extend(other.groups.iter().cloned());
@@ -130,8 +130,8 @@ impl Policy {
         self
     }
 
-    /// The same policy, but nobody can make a file whose mode gives its owner's rights to whoever
-    /// runs it. For sandboxes that write where the host's users could run it.
+    /// The same policy, but no file can be created with set-id bits. For sandboxes that write to
+    /// places where host users could execute the file.
     #[must_use]
     pub fn without_set_id(mut self) -> Self {
         const WHY: &str = "modes without set-id bits: the file lies where users of the host could run it";
@@ -160,7 +160,8 @@ impl Policy {
             only_when: None,
             errno: libc::EPERM,
         }));
-        // Its mode lies in memory, where a filter cannot look; libraries fall back to openat.
+        // Its mode is passed in memory, where a filter cannot inspect it; libraries fall back to
+        // openat.
         self.refused.push(Refused { calls: vec![hidden], why: WHY.to_owned(), errno: libc::ENOSYS });
         self
     }
@@ -169,8 +170,8 @@ impl Policy {
         serde_json::from_str(json).map_err(|error| PolicyError::Malformed(name, error))
     }
 
-    /// Names of calls that this architecture does not have are passed over: a policy lists the
-    /// calls of all of them.
+    /// Call names that this architecture does not have are ignored: a policy lists the calls of all
+    /// architectures.
     pub fn compile(&self) -> Result<Program, PolicyError> {
         let answers = self.answers()?;
         let otherwise = Answer::Errno(self.otherwise.unsigned_abs());
@@ -225,7 +226,7 @@ impl Policy {
         }
         let (low, high) = ranges.split_at(ranges.len() / 2);
         let branch = code.len();
-        // A conditional jump reaches 255 instructions, a plain one any distance: on a number in
+        // A conditional jump reaches 255 instructions, a plain one any distance: for a number in
         // the upper half, take the plain jump over the lower half.
         code.push(jump(JUMP_AT_LEAST, high[0].0, 0, 1));
         code.push(statement(JUMP, 0));
@@ -249,7 +250,7 @@ impl Policy {
     }
 }
 
-/// Falls through if the rule holds or does not apply, else returns the condition's errno.
+/// Falls through if the rule matches or does not apply, otherwise returns the condition's errno.
 fn condition(condition: &Condition, code: &mut Vec<libc::sock_filter>) {
     let mut check = Vec::new();
     check_argument(condition, &mut check);
@@ -257,7 +258,7 @@ fn condition(condition: &Condition, code: &mut Vec<libc::sock_filter>) {
         let count = u8::try_from(when.one_of.len()).expect("a rule lists fewer than 200 values");
         code.push(statement(LOAD, ARGUMENTS + 8 * u32::from(when.argument)));
         for (place, value) in (0u8..).zip(&when.one_of) {
-            // A match jumps over the comparisons that remain and the jump behind them.
+            // A match jumps over the remaining comparisons and the jump behind them.
             code.push(jump(JUMP_EQUAL, *value, count - place, 0));
         }
         code.push(statement(JUMP, u32::try_from(check.len()).unwrap_or(u32::MAX)));
@@ -275,7 +276,7 @@ fn check_argument(condition: &Condition, code: &mut Vec<libc::sock_filter>) {
     };
     let count = u8::try_from(values.len()).expect("a rule lists fewer than 200 values");
     for (place, value) in (0u8..).zip(values) {
-        // Each comparison jumps over those that remain, to the refusal or past it.
+        // Each comparison jumps over the remaining ones, to the refusal or past it.
         let left = count - place - 1;
         code.push(jump(JUMP_EQUAL, *value, left + 1, 0));
     }
@@ -293,7 +294,7 @@ fn push_range(ranges: &mut Vec<(u32, Answer)>, from: u32, answer: Answer) {
         Some(last) if last.1 == answer => {}
         _ => ranges.push((from, answer)),
     }
-    // A range that was just made equal to the one before it melts into it.
+    // A range that became equal to the one before it is merged into it.
     if let [.., (_, before), (_, last)] = ranges.as_slice()
         && before == last
     {
@@ -321,7 +322,7 @@ fn jump(code: u16, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
 mod tests {
     use super::*;
 
-    /// Runs a program as the kernel would, for the few instructions that it is made of.
+    /// Interprets a program like the kernel, for the few instructions that it uses.
     fn run(program: &Program, number: u32, arguments: [u32; 6]) -> u32 {
         let mut accumulator = 0;
         let mut at = 0;
@@ -359,12 +360,12 @@ mod tests {
                    { "call": "ioctl", "why": "no injection", "argument": 1, "none_of": [21522, 21532], "errno": 1 },
                    { "call": "clone", "why": "no namespaces", "argument": 0, "mask": 268435456, "one_of": [0], "errno": 1 }] }"#,
         )
-        .expect("it is a policy")
+        .expect("the policy is valid")
     }
 
     #[test]
-    fn every_number_gets_its_answer() {
-        let program = policy().compile().expect("it compiles");
+    fn every_number_gets_its_verdict() {
+        let program = policy().compile().expect("the policy compiles");
         let errno = |number: i32| libc::SECCOMP_RET_ERRNO | number.unsigned_abs();
         for number in 0..600 {
             let name = syscalls::Sysno::new(number).map(|call| call.name());
@@ -385,8 +386,8 @@ mod tests {
     }
 
     #[test]
-    fn conditions_look_at_their_argument() {
-        let program = policy().compile().expect("it compiles");
+    fn conditions_check_their_argument() {
+        let program = policy().compile().expect("the policy compiles");
         let number = |name: &str| number_of(name.parse().expect("a call"));
         let allowed =
             |name: &str, arguments| run(&program, number(name), arguments) == libc::SECCOMP_RET_ALLOW;
@@ -402,13 +403,14 @@ mod tests {
     }
 
     #[test]
-    fn set_id_bits_can_be_refused() {
+    fn set_id_bits_can_be_forbidden() {
         let policy = Policy::parse(
             "test",
             r#"{ "about": "a test", "otherwise": 1,
                  "groups": [{ "name": "files", "why": "to run", "calls": ["fchmod", "openat", "openat2"] }] }"#,
         );
-        let program = policy.expect("it is a policy").without_set_id().compile().expect("it compiles");
+        let program =
+            policy.expect("the policy is valid").without_set_id().compile().expect("the policy compiles");
         let number = |name: &str| number_of(name.parse().expect("a call"));
         let answer = |name: &str, mode| run(&program, number(name), [0, mode, mode, mode, 0, 0]);
         for mode in [0, 0o644, 0o755, 0o1777] {
@@ -423,8 +425,8 @@ mod tests {
     }
 
     #[test]
-    fn a_program_survives_being_handed_over() {
-        let program = policy().compile().expect("it compiles");
+    fn program_survives_conversion_to_words() {
+        let program = policy().compile().expect("the policy compiles");
         assert_eq!(Program::from_words(&program.to_words()).to_words(), program.to_words());
     }
 }

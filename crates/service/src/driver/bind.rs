@@ -1,4 +1,4 @@
-//! Making a warm sandbox somebody's own.
+//! Giving a warm sandbox to an owner.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use super::Driver;
 use crate::ServiceError;
 use crate::pools::Claimed;
 
-/// How long a backend may take to bind one thing.
+/// How long a backend may take to bind one resource.
 const BIND: Duration = Duration::from_secs(30);
 
 impl Driver {
-    /// Writes whose it is, and then gives it all that its owner asked for. It either has all of
+    /// Records the owner, and then gives the sandbox everything that the owner asked for. The sandbox either has all of
     /// that in the end, or is removed: nothing of one owner ever reaches another.
     pub(super) async fn bind(&mut self, warm: Claimed) -> Result<(), ServiceError> {
         let bound = self.bind_all(&warm).await;
@@ -24,9 +24,9 @@ impl Driver {
 
     async fn bind_all(&mut self, warm: &Claimed) -> Result<(), ServiceError> {
         let noted = self.core.store.claim(&self.record).await;
-        noted.map_err(|source| ServiceError::Store { action: "note whose sandbox it is", source })?;
+        noted.map_err(|source| ServiceError::Store { action: "record the owner of the sandbox", source })?;
         self.meter(true);
-        // They have nothing to do with each other, so none waits for another.
+        // The steps are independent of each other, so they run concurrently.
         let hello = self.handle.agent.adopt(&self.record.sandbox.spec);
         let (limits, mounts, network, ()) =
             tokio::try_join!(self.bind_limits(warm), self.bind_mounts(), self.bind_network(warm), hello)?;

@@ -1,4 +1,4 @@
-//! What a driver does when it is told to.
+//! How a driver carries out its orders.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -9,11 +9,11 @@ use super::Driver;
 use crate::reaper::Why;
 use crate::{ErrorKind, Outcome, Sandbox, ServiceError};
 
-/// The most that the labels of one sandbox may add up to. All of them are kept in memory, written
-/// at every change and told in every list.
+/// The most bytes that the labels of one sandbox may add up to. All of them are kept in memory, written at every change
+/// and returned in every list.
 const LABELS: usize = 256 << 10;
 
-/// How long a backend may take to freeze or to thaw.
+/// How long a backend may take to freeze or thaw a sandbox.
 const FREEZE: Duration = Duration::from_secs(30);
 
 /// How long a backend may take to add mounts.
@@ -32,8 +32,8 @@ impl Driver {
                 self.enter(Phase::Running);
                 return Err(error);
             }
-            // It may be frozen in part, so it is thawed. If that fails too nobody knows whether
-            // it runs: called paused, it can be resumed, while one called running would hang.
+            // The sandbox may be partly frozen, so it is thawed. If that fails too, its state is unknown; it is called
+            // paused, because a paused sandbox can be resumed while one called running would hang.
             let thawed = core.ask_backend("resume", id, FREEZE, core.backend.resume(id)).await;
             self.enter(if thawed.is_ok() { Phase::Running } else { Phase::Paused });
             return Err(error);
@@ -48,7 +48,7 @@ impl Driver {
             return Ok(Outcome::AlreadySo);
         }
         if matches!(self.phase(), Phase::Failed(_)) {
-            // It died while the order was on its way. Whether it restarts is not decided here.
+            // The sandbox died while the order was queued. This function does not decide whether it restarts.
             let (id, phase) = (self.handle.id.clone(), self.phase());
             return Err(ServiceError::Denied { id, request: Request::Resume, phase });
         }
@@ -64,7 +64,7 @@ impl Driver {
         Ok(Outcome::Done)
     }
 
-    /// Adds mounts, and keeps in mind that they are there.
+    /// Adds mounts to the sandbox and to its record.
     pub(super) async fn attach(&mut self, mounts: Vec<Mount>) -> Result<Sandbox, ServiceError> {
         self.judge(Request::Use)?;
         let (core, id) = (&self.core, &self.handle.id);
@@ -76,7 +76,7 @@ impl Driver {
     }
 
     pub(super) async fn destroy(&mut self) -> Result<Outcome, ServiceError> {
-        // One that is stopping already could not be removed so far: this is another attempt.
+        // A sandbox that is already stopping could not be removed so far; this is another attempt.
         let verdict = self.judge(Request::Destroy)?;
         self.end(Cause::Destroyed).await?;
         Ok(if verdict == Verdict::AlreadySo { Outcome::AlreadySo } else { Outcome::Done })
@@ -98,11 +98,11 @@ impl Driver {
         let (before, after): (usize, usize) = (size(&former), size(labels));
         if after > LABELS && after > before {
             self.record.sandbox.labels = former;
-            return Err(ServiceError::Invalid(format!("the labels have more than {LABELS} bytes")));
+            return Err(ServiceError::Invalid(format!("the labels exceed {LABELS} bytes")));
         }
         if let Err(source) = self.core.store.update(&self.record).await {
             self.record.sandbox.labels = former;
-            return Err(ServiceError::Store { action: "keep the labels", source });
+            return Err(ServiceError::Store { action: "store the labels", source });
         }
         Ok(self.publish())
     }
@@ -123,7 +123,7 @@ impl Driver {
         if let Err(source) = self.core.store.update(&self.record).await {
             self.record.sandbox.expires = Some(former);
             self.record.expires_boot = former_boot;
-            return Err(ServiceError::Store { action: "keep the expiry", source });
+            return Err(ServiceError::Store { action: "store the expiry", source });
         }
         self.schedule_expiry();
         Ok(self.publish())
@@ -136,8 +136,8 @@ impl Driver {
         }
     }
 
-    /// Ends the sandbox if nobody has used it for long enough and nothing runs in it. The
-    /// entrypoint does not count: it is the sandbox itself, not a use of it.
+    /// Ends the sandbox if it was unused for long enough and nothing runs in it. The entrypoint does not count: it is
+    /// the sandbox itself, not a use of it.
     pub(super) async fn end_if_idle(&mut self) {
         let Some(limit) = self.record.idle_timeout else { return };
         let now = self.core.clock.now().boot;
@@ -145,11 +145,11 @@ impl Driver {
             (Phase::Running | Phase::Exited(_) | Phase::Failed(_), Some(since)) => {
                 since.saturating_add(limit)
             }
-            // A paused one cannot be used, and one in use is looked at again later.
+            // A paused sandbox cannot be used, and one in use is checked again later.
             _ => now.saturating_add(limit),
         };
         let running = || self.core.runs_something(&self.handle);
-        // Somebody may have used or taken it while it was asked whether anything runs.
+        // The sandbox may have been used or acquired while the agent was asked what runs.
         if due <= now && !running().await && self.handle.hold.close_idle(&self.handle.activity, now, limit) {
             return self.end_or_owe(Cause::Idle).await;
         }

@@ -1,8 +1,8 @@
-//! Starting a dead sandbox again.
+//! Restarting a dead sandbox.
 //!
-//! The row says "failed" until the sandbox runs. A server that dies in the middle therefore leaves
-//! a dead sandbox with its files, whatever came up of it: the next one stops that and can begin
-//! anew. A restart that fails ends in the same state.
+//! The row says "failed" until the sandbox runs. A server that dies in the middle therefore leaves a dead sandbox with
+//! its files, however far the restart came: the next server stops the remains and can start over. A restart that fails
+//! ends in the same state.
 
 use domain::{Cause, Files, OnDeath, Phase, Request, Verdict};
 
@@ -11,7 +11,7 @@ use crate::registry::NoRoom;
 use crate::{Outcome, Resumed, Revival, Revived, ServiceError, measure};
 
 impl Driver {
-    /// Starts a sandbox again that has died. What it answers is told to whoever asked.
+    /// Restarts a sandbox that has died, and returns how.
     pub(super) async fn restart(&mut self) -> Result<Resumed, ServiceError> {
         self.notice_death().await;
         if self.judge(Request::Restart)? == Verdict::AlreadySo {
@@ -20,7 +20,7 @@ impl Driver {
         let Phase::Failed(cause) = self.phase() else { return Ok(Outcome::AlreadySo.into()) };
         let how = self.record.sandbox.spec.on_death();
         if self.owed.is_some() {
-            // Whatever is left of its former life goes first.
+            // The remains of the former life are removed first.
             self.stop_remains().await?;
         }
         if how == OnDeath::Restart && self.record.sandbox.files == Files::Lost {
@@ -42,7 +42,7 @@ impl Driver {
         if let Err(error) = self.live_again(how).await {
             return Err(self.fail_again(cause, error).await);
         }
-        tracing::info!(sandbox = %self.handle.id, cause = cause.name(), how = how.name(), "a dead sandbox runs again");
+        tracing::info!(sandbox = %self.handle.id, cause = cause.name(), how = how.name(), "dead sandbox restarted");
         measure::restarted(how);
         let how = match how {
             OnDeath::Restart => Revived::Restarted,
@@ -51,15 +51,15 @@ impl Driver {
         Ok(Resumed { outcome: Outcome::Done, revival: Some(Revival { how, cause }) })
     }
 
-    /// Whoever asks may know of a death before the backend has told of it.
+    /// A caller may know of a death before the backend has reported it.
     async fn notice_death(&mut self) {
         let runs = matches!(
             self.phase(),
             Phase::Running | Phase::Exited(_) | Phase::Pausing | Phase::Paused | Phase::Resuming
         );
         if runs && !self.core.lives(&self.handle).await {
-            let told = *self.death.borrow_and_update();
-            self.die_of(told.unwrap_or(Cause::AgentDied)).await;
+            let reported = *self.death.borrow_and_update();
+            self.die_of(reported.unwrap_or(Cause::AgentDied)).await;
         }
     }
 
@@ -73,7 +73,7 @@ impl Driver {
                 let spec = self.record.sandbox.spec.clone();
                 let made = core.backend.restart(&id, &spec);
                 let in_force = core.ask_backend("restart", &id, CREATE, made).await?;
-                // It stands on the image it had, for which another name may have stood in.
+                // The sandbox keeps the image it had, which may have been a stand-in for another image name.
                 let former = std::mem::replace(&mut self.record.sandbox.in_force, in_force);
                 self.record.sandbox.in_force.stand_in = former.stand_in;
             }
@@ -90,12 +90,12 @@ impl Driver {
         self.begin_life().await
     }
 
-    /// It is dead as before; what came up of it goes again.
+    /// Returns the sandbox to its dead state and removes whatever was started of it.
     async fn fail_again(&mut self, cause: Cause, error: ServiceError) -> ServiceError {
         self.entrypoint = None;
         self.hooks.clear();
         self.enter(Phase::Failed(cause));
-        // The row may say that it runs, if all but the answer of the store was there.
+        // The row may say that it runs, if only the confirmation of the store was missing.
         self.core.store.update_later(&self.record).await;
         self.retry().await;
         if error.is_gone() { self.files_lost() } else { error }
@@ -103,8 +103,8 @@ impl Driver {
 
     fn files_lost(&self) -> ServiceError {
         let reason = match self.core.capabilities.restart {
-            true => "its disk is gone",
-            false => "its files were in memory and ended with it",
+            true => "the disk is gone",
+            false => "the files were in memory and are lost",
         };
         ServiceError::FilesLost { id: self.handle.id.clone(), phase: self.phase(), reason }
     }

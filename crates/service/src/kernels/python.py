@@ -1,9 +1,9 @@
-# The python kernel: runs cells in one namespace and tells what became of them.
+# The python kernel: runs cells in one namespace and reports their results.
 #
-# It is sent to the interpreter as its `-c`, so it needs nothing but the interpreter. What it speaks is in
-# docs/protocol.md: orders come on descriptor 3, reports go to descriptor 4, and what cells print simply is
-# this process's output. Only modules that are part of every interpreter are imported at the start, since
-# that is what a first result waits for; `json` and `ast` alone would double it.
+# It is passed to the interpreter as its `-c`, so it needs nothing but the interpreter. Its protocol is in
+# docs/protocol.md: orders arrive on descriptor 3, reports go to descriptor 4, and the output of cells is simply this
+# process's output. Only modules that are part of every interpreter are imported at the start, since the first result
+# waits for them; `json` and `ast` alone would double that time.
 
 import _ast
 import _json
@@ -17,8 +17,8 @@ import sys
 
 MOST = 7 << 20  # bytes of one report; the agent cuts lines of 8 MiB
 LONGEST_TEXT = 1 << 20  # characters of a text form
-MOST_ITEMS = 1000  # of a container, in its text form
-MOST_CELLS = 500  # whose text is kept for tracebacks
+MOST_ITEMS = 1000  # items of a container in its text form
+MOST_CELLS = 500  # cells whose text is kept for tracebacks
 REPRS = {
     "text/html": "_repr_html_",
     "text/markdown": "_repr_markdown_",
@@ -33,11 +33,11 @@ REPRS = {
 
 
 class StdinNotImplementedError(NotImplementedError):
-    """Nobody is there to answer."""
+    """A cell asked for input, which is not available."""
 
 
 class Reports:
-    """The way to the agent: whole lines, one after the other, whoever tells."""
+    """Sends reports to the agent as whole lines, one after the other, from any thread."""
 
     def __init__(self, fd):
         self.fd = fd
@@ -53,12 +53,12 @@ class Reports:
                 while data:
                     data = data[os.write(self.fd, data) :]
             except OSError:
-                os._exit(70)  # The cell has closed the way; the agent sees that the kernel ended.
+                os._exit(70)  # The cell has closed the descriptor; the agent sees that the kernel ended.
 
 
 class Kernel:
     def __init__(self):
-        # Out of the way of what cells open and close, and not inherited by what they start.
+        # Moved to high numbers, away from descriptors that cells open and close, and not inherited by child processes.
         self.orders = os.dup2(3, 203, inheritable=False)
         self.reports = Reports(os.dup2(4, 204, inheritable=False))
         os.close(3)
@@ -66,8 +66,8 @@ class Kernel:
         self.heard = b""
         self.key = None
         self.count = 0
-        self.running = False  # A cell runs, and may be interrupted anywhere.
-        self.waiting = True  # No order has come yet.
+        self.running = False  # A cell is running and may be interrupted anywhere.
+        self.waiting = True  # No order has arrived yet.
         self.interrupted = False
         self.held = 0
         self.thread = _thread.get_ident()
@@ -79,7 +79,7 @@ class Kernel:
         faulthandler.enable()
 
     def fresh_main(self):
-        self.own_main = sys.modules["__main__"]  # The interpreter only borrows it.
+        self.own_main = sys.modules["__main__"]  # Keeps the module alive: the interpreter only borrows it.
         main = type(sys)("__main__")
         main.__dict__["__builtins__"] = builtins
         sys.modules["__main__"] = main
@@ -94,7 +94,7 @@ class Kernel:
 
     def on_interrupt(self, _signum, _frame):
         if self.held or not self.running:
-            # Between two cells it is meant for the one that has been ordered already, if there is one.
+            # Between two cells, the interrupt is meant for the cell that has been ordered already, if there is one.
             self.interrupted = bool(self.held or not self.waiting or self.heard or self.has_orders(0))
         else:
             raise KeyboardInterrupt
@@ -112,7 +112,7 @@ class Kernel:
     def next_order(self):
         while b"\n" not in self.heard:
             self.has_orders()
-            # What is read is neither here nor there for a moment, in which it counts as come.
+            # For a moment the order is neither in the pipe nor in `heard`; it counts as arrived then.
             self.waiting = False
             piece = os.read(self.orders, 1 << 16)
             if not piece:
@@ -122,17 +122,17 @@ class Kernel:
         return line.decode("utf-8", "replace")
 
     def tell(self, kind, value):
-        """Tells about the current cell, behind everything it has printed."""
+        """Reports an event of the current cell, after everything it has printed."""
         if self.key is None:
             return
         line = "%s {%s:%s}" % (self.key, text_json(kind), value)
         if _thread.get_ident() != self.thread:
             flush()
             return self.reports.say("tell " + line)
-        self.held += 1  # Half a line must not be left behind.
+        self.held += 1  # An interrupt must not cut the line.
         try:
             flush()
-            # Whatever is printed after something is shown must not overtake it.
+            # Output that is printed after a value is displayed must not overtake it.
             self.reports.say(("show " if kind == "display" else "tell ") + line)
             if kind == "display":
                 self.await_heard()
@@ -142,7 +142,7 @@ class Kernel:
             self.check_interrupt()
 
     def await_heard(self):
-        """Waits for the answer to what was shown, but not for one that never comes."""
+        """Waits for the answer to a displayed value, for a limited time."""
         answer = ("heard %s\n" % self.key).encode()
         while answer not in self.heard and self.has_orders(1):
             piece = os.read(self.orders, 1 << 16)
@@ -152,7 +152,7 @@ class Kernel:
         self.heard = self.heard.replace(answer, b"", 1)
 
     def display(self, *objects, raw=False, **_options):
-        """Shows objects in the richest forms they have."""
+        """Displays objects in all forms they have."""
         for each in objects:
             forms = {str(mime): encoded(mime, form) for mime, form in each.items()} if raw else bundle(each)
             self.tell("display", bundle_json(forms))
@@ -189,7 +189,7 @@ class Kernel:
         self.interrupted = False
 
     def attempt(self, action, *arguments):
-        """What an action fails with. To leave without complaint is none."""
+        """Returns the error that an action fails with. A successful exit is no error."""
         try:
             try:
                 self.running = True
@@ -220,7 +220,7 @@ class Kernel:
 
     def parse(self, code, name):
         if "__future__" in code:
-            # A cell that looks into the future does so for those behind it, too.
+            # A `__future__` import in a cell also applies to later cells.
             tree = compile(code, name, "exec", self.flags | _ast.PyCF_ONLY_AST, True)
             import __future__
 
@@ -237,7 +237,7 @@ class Kernel:
             return compile(plain, name, "exec", self.flags | _ast.PyCF_ONLY_AST, True)
 
     def evaluate(self, code):
-        if code.co_flags & 0x80:  # CO_COROUTINE: it awaits something.
+        if code.co_flags & 0x80:  # CO_COROUTINE: the cell uses await.
             return self.wait_for(eval(code, self.names))
         return eval(code, self.names)
 
@@ -257,7 +257,7 @@ class Kernel:
             try:
                 return self.loop.run_until_complete(task)
             except asyncio.CancelledError as cancelled:
-                # Where it waited says more than where the loop was.
+                # The place where the task waited says more than the place where the loop was.
                 raise KeyboardInterrupt().with_traceback(cancelled.__traceback__) from None
 
     def result(self, value):
@@ -271,7 +271,7 @@ class Kernel:
         self.tell("result", bundle_json(forms))
 
     def show_figures(self):
-        """Shows and closes the figures that are open; this is also what `plt.show` does."""
+        """Displays and closes the open figures; `plt.show` calls this too."""
         pyplot = sys.modules.get("matplotlib.pyplot")
         if pyplot is None or not hasattr(pyplot, "get_fignums"):
             return
@@ -290,7 +290,7 @@ class Kernel:
         self.cells[name] = code
         if len(self.cells) > MOST_CELLS:
             del self.cells[next(iter(self.cells))]
-        # Whoever is going to print a traceback wants the lines of cells in it.
+        # A cell that is going to print a traceback needs the lines of cells in it.
         if "linecache" in sys.modules or "traceback" in code or "inspect" in code:
             self.teach_lines()
 
@@ -305,7 +305,7 @@ class Kernel:
         try:
             name, value, lines = self.described(error)
         except BaseException as another:
-            name, value = type(error).__name__, "its description failed with " + type(another).__name__
+            name, value = type(error).__name__, "formatting the error failed with " + type(another).__name__
             lines = [name]
         lines = ",".join(text_json(line) for line in lines)
         failure = '{"ename":%s,"evalue":%s,"traceback":[%s]}' % (text_json(name), text_json(value), lines)
@@ -320,12 +320,12 @@ class Kernel:
         lines = traceback.format_exception(type(error), error, trace)
         lines = [line for block in lines for line in block.splitlines()]
         if len(lines) > 400:
-            lines = lines[:200] + ["[%d lines are left out]" % (len(lines) - 400)] + lines[-200:]
+            lines = lines[:200] + ["[%d lines omitted]" % (len(lines) - 400)] + lines[-200:]
         return type(error).__name__, value, [cut(line, 10000) for line in lines]
 
 
     def visible(self, trace):
-        """The part of a trace that is the cell's: what led to it and what is ours is left out."""
+        """Returns the part of a trace that belongs to the cell, without the frames of this kernel."""
         first = trace
         while first is not None and first.tb_frame.f_code.co_filename not in self.cells:
             first = first.tb_next
@@ -338,7 +338,7 @@ class Kernel:
 
 
 class PyplotWatch:
-    """Lets `plt.show` show figures from the moment pyplot is there, without importing it for anybody."""
+    """Replaces `plt.show` when a cell imports pyplot, without importing it ourselves."""
 
     def __init__(self, kernel):
         self.kernel = kernel
@@ -364,28 +364,28 @@ class PyplotWatch:
 
 
 def refuse_input(_prompt=""):
-    raise StdinNotImplementedError("input() is not possible here: nobody is there to answer")
+    raise StdinNotImplementedError("input() is not supported: this kernel has no standard input")
 
 
 def without_shell_lines(code):
-    """Makes python of what notebooks have in it besides: `!command`, `%pip …` and `%matplotlib …`."""
+    """Converts notebook syntax to python: `!command`, `%pip …` and `%matplotlib …`."""
     lines = code.split("\n")
-    for place, line in enumerate(lines):
+    for number, line in enumerate(lines):
         word = line.lstrip()
         indent = line[: len(line) - len(word)]
         if word.startswith("%matplotlib"):
-            lines[place] = indent + "pass"
+            lines[number] = indent + "pass"
             continue
         command = word[1:] if word.startswith("!") else None
         if word.startswith("%pip "):
             command = "'%s' -m %s" % (sys.executable, word[1:])
         if command is not None:
-            lines[place] = "%s_exit_code = __import__('subprocess').call(%r, shell=True)" % (indent, command)
+            lines[number] = "%s_exit_code = __import__('subprocess').call(%r, shell=True)" % (indent, command)
     return "\n".join(lines)
 
 
 def leave_child():
-    """A child that a cell has forked, and that came to the end of the cell, is done."""
+    """Ends a child that a cell has forked when it reaches the end of the cell."""
     error = sys.exc_info()[1]
     if error is not None and not isinstance(error, SystemExit):
         sys.excepthook(type(error), error, error.__traceback__)
@@ -398,11 +398,11 @@ def flush():
         try:
             stream.flush()
         except Exception:
-            pass  # A cell may put anything there, and close it.
+            pass  # A cell may replace these streams by anything, and close them.
 
 
 def fresh_streams():
-    """Line by line, in UTF-8, whatever the locale; a stream that a cell has closed is opened again."""
+    """Makes streams line-buffered UTF-8, whatever the locale, and reopens those that a cell has closed."""
     for number, name in (1, "stdout"), (2, "stderr"):
         stream = getattr(sys, name, None)
         try:
@@ -413,11 +413,11 @@ def fresh_streams():
             elif getattr(stream, "errors", None) in ("strict", "surrogateescape"):
                 stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
         except Exception:
-            pass  # Something else that a cell has put there.
+            pass  # A cell has replaced the stream by another object.
 
 
 def code_of(body):
-    """The code in `{"code":"…"}`; the agent writes it so, and `json` would take longer to import."""
+    """Returns the code in `{"code":"…"}`, the form that the agent writes, without the slow import of `json`."""
     if body.startswith('{"code":"'):
         return _json.scanstring(body, 9, False)[0]
     import json
@@ -434,7 +434,7 @@ def cut(text, most):
 
 
 def bundle_json(forms):
-    """The forms as JSON, without those that no report could hold."""
+    """Returns the forms as JSON, without those that are too large for a report."""
     room = MOST
     kept = []
     left_out = []
@@ -447,12 +447,12 @@ def bundle_json(forms):
         else:
             left_out.append("%s of %d characters" % (mime, len(forms[mime])))
     if left_out and "text/plain" not in forms:
-        kept.append('"text/plain":%s' % text_json("[too large to be shown: %s]" % ", ".join(left_out)))
+        kept.append('"text/plain":%s' % text_json("[too large to display: %s]" % ", ".join(left_out)))
     return "{%s}" % ",".join(kept)
 
 
 def bundle(value):
-    """The forms that a value has of itself, by their mime types."""
+    """Returns the forms of a value, by mime type."""
     forms = {"text/plain": text_of(value)}
     if isinstance(value, type):
         return forms
@@ -467,7 +467,7 @@ def bundle(value):
 
 
 def asked(value, method, **arguments):
-    """What a value answers. One that cannot, or has an answer for everything, has none."""
+    """Returns a value's own representation, or None if it has none or pretends to have every method."""
     try:
         if hasattr(value, "_ipython_canary_method_should_not_exist_"):
             return None
@@ -479,7 +479,7 @@ def asked(value, method, **arguments):
 
 
 def encoded(mime, form):
-    """A form as text: bytes in base64, structures as JSON."""
+    """Returns a form as text: bytes in base64, structures as JSON."""
     if isinstance(form, str):
         return form
     if isinstance(form, (bytes, bytearray, memoryview)):
@@ -502,7 +502,7 @@ def text_of(value):
 
 
 def shown(value):
-    """As `repr`, but of something enormous only the beginning."""
+    """Like `repr`, but only the beginning of an enormous value."""
     kind = type(value)
     if kind in (str, bytes, bytearray) and len(value) > LONGEST_TEXT:
         return repr(value[:LONGEST_TEXT]) + " … [%d in all]" % len(value)

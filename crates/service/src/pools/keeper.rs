@@ -1,11 +1,10 @@
 //! Fills a pool: one task per pool, woken by every change.
 //!
-//! A new one is begun only after a pause, so that whoever has just taken one has the processor
-//! for the first command, and creates of others are never crowded out. After a failure the pauses
-//! grow until something succeeds.
+//! A new sandbox is begun only after a pause, so that a client that has just taken one has the processor for its first
+//! command, and creates of others are never delayed. After a failure the pauses grow until something succeeds.
 //!
-//! The image is fetched first, which may take long, and a place is taken only then: whoever waits
-//! for room waits for what is being made.
+//! The image is fetched first, which may take long, and room is reserved only then, because callers that need room wait
+//! for sandboxes that are being made.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,22 +22,22 @@ use crate::error::chain;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LAST_PAUSE: Duration = Duration::from_secs(60);
 
-/// What a pool needs.
+/// The change that a pool needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Need {
     Nothing,
     Another,
-    /// There are more than there should be.
+    /// There are more warm sandboxes than there should be.
     Fewer,
 }
 
 struct Keeper {
     core: Arc<Core>,
     kept: Arc<Kept>,
-    /// Those for which the image is being fetched. They have no place yet.
+    /// Tasks that fetch the image. They have no room reserved yet.
     fetching: JoinSet<Result<(), ServiceError>>,
     making: JoinSet<Result<(), ServiceError>>,
-    /// When the next may be begun, once one is needed.
+    /// When the next sandbox may be begun, if one is needed.
     due: Option<Instant>,
     /// The pause after the last failure, and when it began.
     failing: Option<(Duration, Instant)>,
@@ -53,7 +52,7 @@ pub(super) async fn keep(core: Arc<Core>, kept: Arc<Kept>) {
     while !keeper.kept.closed.is_cancelled() && !keeper.core.stop.is_cancelled() {
         keeper.turn().await;
     }
-    // What is half made comes to its end, and is removed if the pool is closed.
+    // Sandboxes that are being made are finished, and removed if the pool is closed.
     while keeper.making.join_next().await.is_some() {}
     if keeper.kept.closed.is_cancelled() {
         keeper.core.empty_pool(&keeper.kept).await;
@@ -107,7 +106,7 @@ impl Keeper {
         self.fetching.spawn(async move {
             let image = &kept.pool.template.image;
             core.ensure_warm_image(image).await?;
-            // Whoever asks for it by another name is counted even while none is ready.
+            // Requests for the image under another name are counted even while no sandbox is ready.
             let resolved = core.backend.resolve(image).await.ok().map(|resolved| resolved.name);
             let mut state = kept.lock();
             state.image = resolved.or_else(|| state.image.take());
@@ -122,14 +121,17 @@ impl Keeper {
                 self.making.spawn(async move { core.make_warm(&kept, record).await });
             }
             Ok(None) => {
-                tracing::debug!(pool = self.kept.pool.name, "there is no room for a warm sandbox");
+                tracing::debug!(
+                    pool = self.kept.pool.name,
+                    "no room for a warm sandbox; waiting for a change"
+                );
                 self.full = true;
             }
             Err(error) => self.judge(Some(Err(error))),
         }
     }
 
-    /// Notes how one went that was being made; `None` is one whose task broke.
+    /// Records the result of making a sandbox; `None` if its task panicked.
     fn judge(&mut self, made: Option<Result<(), ServiceError>>) {
         match made {
             Some(Ok(())) | None => {
@@ -140,12 +142,12 @@ impl Keeper {
                 let now = Instant::now();
                 let (pause, since) = match self.failing {
                     None => (FIRST_PAUSE, now),
-                    // It was begun before the last failure, and failed for the same reason.
+                    // This sandbox was begun before the last failure, and failed for the same reason.
                     Some((pause, since)) if now < since + pause => (pause, since),
                     Some((pause, _)) => ((pause * 2).min(LAST_PAUSE), now),
                 };
                 let (pool, text) = (&self.kept.pool.name, chain(&error));
-                tracing::warn!(pool, error = text, again = ?pause, "a pool could not be filled");
+                tracing::warn!(pool, error = text, again = ?pause, "failed to fill pool; retrying after a pause");
                 self.core.failed("fill pool", &Owner::single(), None)(&error);
                 self.kept.lock().trouble = Some(text);
                 self.failing = Some((pause, since));

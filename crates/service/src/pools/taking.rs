@@ -1,4 +1,4 @@
-//! Taking a warm sandbox, for somebody who asks for one like it or for the room that it has.
+//! Taking a warm sandbox, either to give it to an owner or to free its room.
 
 use std::sync::Arc;
 
@@ -10,13 +10,13 @@ use crate::core::Core;
 use crate::store::Record;
 use crate::{Create, ServiceError, measure};
 
-/// A warm sandbox in one pair of hands. If nothing comes of it, it goes back: nothing was bound.
-/// Where its pool was closed meanwhile it is removed.
+/// A warm sandbox that is taken from its pool. Dropping this puts it back, since nothing was bound to it; if the pool
+/// was closed meanwhile, it is removed.
 pub(crate) struct Taken {
     core: Arc<Core>,
     kept: Arc<Kept>,
     warm: Option<Warm>,
-    /// The image by the name that was asked for, if its pool has another name for it.
+    /// The image under the requested name, if the pool uses another name for it.
     named: Option<ResolvedImage>,
 }
 
@@ -35,10 +35,10 @@ impl Drop for Taken {
 
 impl Taken {
     fn warm(&self) -> &Warm {
-        self.warm.as_ref().expect("it is there until it is kept")
+        self.warm.as_ref().expect("the sandbox is present until it is kept")
     }
 
-    /// Makes a new record that of the warm sandbox.
+    /// Turns a new record into that of the warm sandbox.
     pub(crate) fn mark(&self, record: &mut Record) {
         record.sandbox.id = self.warm().id.clone();
         record.sandbox.in_force = self.warm().in_force.clone();
@@ -48,7 +48,7 @@ impl Taken {
         record.sandbox.pool = Some(self.kept.pool.name.clone());
     }
 
-    /// From now on it never goes back.
+    /// From now on the sandbox never returns to the pool.
     pub(crate) fn keep(mut self) -> Claimed {
         self.warm = None;
         self.kept.lock().claims += 1;
@@ -58,7 +58,7 @@ impl Taken {
     }
 }
 
-/// Somebody needs room for as long as this lives, and nothing is warmed meanwhile.
+/// A caller needs room until this is dropped; no sandbox is warmed meanwhile.
 pub(crate) struct WaitsForRoom(Arc<Core>);
 
 impl WaitsForRoom {
@@ -75,11 +75,11 @@ impl Drop for WaitsForRoom {
     }
 }
 
-/// A warm sandbox that has an owner, to whom everything else is still to be bound.
+/// A warm sandbox that has an owner; the owner's resources are still to be bound.
 pub(crate) struct Claimed(Arc<Kept>);
 
 impl Claimed {
-    /// What it was made of.
+    /// The spec that the warm sandbox was made from.
     pub(crate) fn template(&self) -> &domain::Spec {
         &self.0.pool.template
     }
@@ -88,7 +88,7 @@ impl Claimed {
         &self.0.pool.name
     }
 
-    /// It was of no use.
+    /// Counts that the warm sandbox could not be used.
     pub(crate) fn failed(&self) {
         self.0.count_cold();
     }
@@ -102,14 +102,14 @@ impl Kept {
 }
 
 impl Core {
-    /// Adds to a wish that names a pool what the pool decides: the image, unless its files are those
-    /// of a snapshot, and limits that are left open.
-    pub(crate) fn complete(&self, wish: &mut Create) -> Result<(), ServiceError> {
-        let Some(name) = &wish.pool else { return Ok(()) };
+    /// Completes a request that names a pool with the pool's settings: the image, unless the files come from a
+    /// snapshot, and limits that the request leaves open.
+    pub(crate) fn complete(&self, request: &mut Create) -> Result<(), ServiceError> {
+        let Some(name) = &request.pool else { return Ok(()) };
         let kept = self.pools.find(name).ok_or_else(|| ServiceError::NoPool(name.clone()))?;
-        let (own, template) = (&mut wish.spec.resources, &kept.pool.template);
-        if wish.spec.snapshot.is_none() {
-            wish.spec.image = template.image.clone();
+        let (own, template) = (&mut request.spec.resources, &kept.pool.template);
+        if request.spec.snapshot.is_none() {
+            request.spec.image = template.image.clone();
         }
         own.memory = own.memory.or(template.resources.memory);
         own.cpus = own.cpus.or(template.resources.cpus);
@@ -118,14 +118,14 @@ impl Core {
         Ok(())
     }
 
-    /// A warm sandbox of the pool that the wish names, or of one that fits. There may be none, and
-    /// that is no error.
-    pub(crate) async fn take_warm(self: &Arc<Self>, wish: &Create) -> Option<Taken> {
-        let (kept, named) = match &wish.pool {
+    /// A warm sandbox of the pool that the request names, or of one that fits. `None` if there is none, which is not an
+    /// error.
+    pub(crate) async fn take_warm(self: &Arc<Self>, request: &Create) -> Option<Taken> {
+        let (kept, named) = match &request.pool {
             Some(name) => (self.pools.find(name)?, None),
-            None => self.fitting(wish).await?,
+            None => self.fitting(request).await?,
         };
-        if !kept.pool.fits(&wish.spec) || !self.can_be_bound(&kept, wish) {
+        if !kept.pool.fits(&request.spec) || !self.can_be_bound(&kept, request) {
             kept.count_cold();
             return None;
         }
@@ -136,15 +136,15 @@ impl Core {
         Some(Taken { core: Arc::clone(self), kept, warm: Some(warm), named })
     }
 
-    /// The pool with the most warm sandboxes of this image, by whatever name. If the pool has
-    /// another name for it, the image that the wish's name leads to comes along.
-    async fn fitting(&self, wish: &Create) -> Option<(Arc<Kept>, Option<ResolvedImage>)> {
+    /// The pool with the most warm sandboxes of this image, under any name. If the pool uses another name for it, the
+    /// image that the requested name resolves to is returned as well.
+    async fn fitting(&self, request: &Create) -> Option<(Arc<Kept>, Option<ResolvedImage>)> {
         let mut pools = self.pools.all();
-        pools.retain(|kept| kept.pool.fits(&wish.spec));
+        pools.retain(|kept| kept.pool.fits(&request.spec));
         if pools.is_empty() {
             return None;
         }
-        let image = &wish.spec.image;
+        let image = &request.spec.image;
         let mut named = None;
         if pools.iter().any(|kept| kept.pool.template.image == *image) {
             pools.retain(|kept| kept.pool.template.image == *image);
@@ -157,32 +157,32 @@ impl Core {
         Some((kept, named))
     }
 
-    /// Whether the backend can add what a warm sandbox lacks.
-    fn can_be_bound(&self, kept: &Kept, wish: &Create) -> bool {
-        let mounts = wish.spec.mounts.is_empty() || self.capabilities.attach;
-        mounts && self.can_connect(kept.pool.template.network, wish.spec.network)
+    /// Whether the backend can add the resources that a warm sandbox lacks.
+    fn can_be_bound(&self, kept: &Kept, request: &Create) -> bool {
+        let mounts = request.spec.mounts.is_empty() || self.capabilities.attach;
+        mounts && self.can_connect(kept.pool.template.network, request.spec.network)
     }
 
-    /// Whether a sandbox that was made with one network can have another. A network can be given
-    /// late, but not be taken away.
-    fn can_connect(&self, there: Network, wanted: Network) -> bool {
-        match (there, wanted) {
+    /// Whether a sandbox that was made with one network mode can get another. A network can be added later, but not
+    /// removed.
+    fn can_connect(&self, present: Network, wanted: Network) -> bool {
+        match (present, wanted) {
             (Network::Off | Network::Auto, Network::On) => self.capabilities.network,
-            // It gets one if it can, and stays without otherwise.
+            // The sandbox gets a network if possible, and stays without one otherwise.
             (Network::Off | Network::On, Network::Auto) => true,
-            (there, wanted) => there == wanted,
+            (present, wanted) => present == wanted,
         }
     }
 
-    /// Removes a warm sandbox, because somebody needs its room; waits for one that is being made.
-    /// `false` if there is none.
+    /// Removes a warm sandbox because a caller needs its room; waits for one that is being made. `false` if there is
+    /// none.
     pub(crate) async fn give_up_warm(self: &Arc<Self>) -> bool {
         loop {
             let settled = self.pools.settled.notified();
             let pools = self.pools.all();
             let fullest = pools.iter().max_by_key(|kept| kept.lock().ready.len());
             if let Some(warm) = fullest.and_then(|kept| kept.pop()) {
-                tracing::info!(sandbox = %warm.id, "a warm sandbox makes room");
+                tracing::info!(sandbox = %warm.id, "removing a warm sandbox to make room");
                 let core = Arc::clone(self);
                 let removed = self.tasks.spawn(async move { core.remove_warm(&warm.id).await });
                 return removed.await.is_ok();
@@ -196,7 +196,7 @@ impl Core {
 }
 
 impl Kept {
-    /// Puts one back, or answers it if the pool is closed: nobody may empty it any more then.
+    /// Puts a sandbox back, or returns it if the pool is closed: the keeper may have emptied the pool already.
     fn put_back(&self, warm: Warm) -> Option<Warm> {
         let mut state = self.lock();
         if self.closed.is_cancelled() {
@@ -207,7 +207,7 @@ impl Kept {
         None
     }
 
-    /// The image that the warm ones really have, or the next would.
+    /// The image that the warm sandboxes really have, or that the next one would have.
     fn image(&self) -> Option<String> {
         let state = self.lock();
         let ready = state.ready.front().map(|warm| &warm.in_force.image);

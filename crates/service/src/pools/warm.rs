@@ -1,4 +1,4 @@
-//! One warm sandbox: how it comes, how it is found again, how it goes.
+//! Warm sandboxes: making, adopting and removing them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,18 +15,18 @@ use crate::error::chain;
 use crate::store::Record;
 use crate::{Create, ServiceError};
 
-/// How long to wait before what could not be removed is tried again.
+/// The shortest and the longest time before a failed removal is tried again.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LAST_RETRY: Duration = Duration::from_secs(60);
 
-/// How many are removed at the same time.
+/// How many sandboxes are removed at the same time.
 const AT_ONCE: usize = 8;
 
 impl Core {
-    /// Takes a place for another one; `None` if there is none.
+    /// Reserves room for another warm sandbox; `None` if there is none.
     pub(super) fn begin_warm(&self, kept: &Kept) -> Result<Option<Record>, ServiceError> {
         let record = self.warm_record(kept)?;
-        // Told before the place is taken: whoever finds no room must see what takes it up.
+        // The id is added before room is reserved: a caller that finds no room must see what takes it up.
         kept.lock().making.insert(record.sandbox.id.clone());
         if self.registry.add_warm(self.config().sandboxes) {
             return Ok(Some(record));
@@ -35,7 +35,7 @@ impl Core {
         Ok(None)
     }
 
-    /// Makes one in the place that was taken for it. What fails leaves nothing.
+    /// Makes a warm sandbox in its reserved room. If that fails, nothing is left of it.
     pub(super) async fn make_warm(self: &Arc<Self>, kept: &Kept, record: Record) -> Result<(), ServiceError> {
         let made = self.warm_up(kept, record).await;
         self.pools.settled.notify_waiters();
@@ -43,7 +43,7 @@ impl Core {
     }
 
     fn warm_record(&self, kept: &Kept) -> Result<Record, ServiceError> {
-        let wish = Create {
+        let request = Create {
             origin: "pool",
             spec: kept.pool.template.clone(),
             labels: Default::default(),
@@ -54,7 +54,7 @@ impl Core {
             defaulted: Vec::new(),
             merge_notes: |own, _| own.to_vec(),
         };
-        let mut record = self.record(&Owner::nobody(), None, wish)?;
+        let mut record = self.record(&Owner::nobody(), None, request)?;
         record.sandbox.pool = Some(kept.pool.name.clone());
         Ok(record)
     }
@@ -72,17 +72,17 @@ impl Core {
 
     async fn bring_up_warm(&self, record: &mut Record) -> Result<(), ServiceError> {
         let note = |action| move |source| ServiceError::Store { action, source };
-        self.store.insert(record).await.map_err(note("note the warm sandbox"))?;
+        self.store.insert(record).await.map_err(note("record the warm sandbox"))?;
         let id = record.sandbox.id.clone();
         let made = self.backend.create(&id, &record.sandbox.spec);
         record.sandbox.in_force = self.ask_backend("create", &id, CREATE, made).await?;
         Agent::new(Arc::clone(&self.backend), id).ping().await?;
         record.sandbox.phase = Phase::Running;
-        self.store.update(record).await.map_err(note("note that it is warm"))
+        self.store.update(record).await.map_err(note("record that the sandbox is warm"))
     }
 
-    /// Puts one that a former server made back into its pool, if it is as one would be made now,
-    /// and removes it otherwise. `None` is one that is not there, or of another boot.
+    /// Returns a sandbox that a former server made to its pool, if a new one would be made the same way now, and
+    /// removes it otherwise. `condition` is `None` if it was not found or is of another boot.
     pub(crate) async fn adopt_warm(self: &Arc<Self>, record: Record, condition: Option<Condition>) {
         let sandbox = record.sandbox;
         let whole = sandbox.phase == Phase::Running && condition == Some(Condition::Alive);
@@ -98,39 +98,39 @@ impl Core {
         };
         match kept.filter(|_| same_image) {
             Some(kept) => {
-                tracing::info!(sandbox = %sandbox.id, pool = kept.pool.name, "found warm");
+                tracing::info!(sandbox = %sandbox.id, pool = kept.pool.name, "adopted a warm sandbox");
                 kept.push(Warm { id: sandbox.id, in_force: sandbox.in_force });
             }
             None => {
-                tracing::info!(sandbox = %sandbox.id, ?condition, "a warm sandbox is of no use any more");
+                tracing::info!(sandbox = %sandbox.id, ?condition, "removing a warm sandbox that no longer fits its pool");
                 self.remove_warm(&sandbox.id).await;
             }
         }
     }
 
-    /// Notices the death of a warm sandbox.
+    /// Handles the death of a warm sandbox.
     pub(crate) fn lose_warm(self: &Arc<Self>, death: &Death) {
         for kept in self.pools.all() {
             if !kept.lose(&death.id) {
                 continue;
             }
-            tracing::warn!(sandbox = %death.id, cause = death.cause.name(), "a warm sandbox died");
+            tracing::warn!(sandbox = %death.id, cause = death.cause.name(), "warm sandbox died; removing it");
             let (core, id) = (Arc::clone(self), death.id.clone());
             self.tasks.spawn(async move { core.remove_warm(&id).await });
         }
     }
 
-    /// Removes all that are ready.
+    /// Removes all sandboxes that are ready.
     pub(super) async fn empty_pool(self: &Arc<Self>, kept: &Kept) {
         let ready: Vec<Warm> = std::iter::from_fn(|| kept.pop()).collect();
         let removed = |warm: Warm| async move { self.remove_warm(&warm.id).await };
         futures_util::stream::iter(ready).for_each_concurrent(AT_ONCE, removed).await;
     }
 
-    /// Removes a warm sandbox and frees its place; what cannot be removed now is tried again.
+    /// Removes a warm sandbox and frees its room; a failed removal is retried.
     pub(super) async fn remove_warm(self: &Arc<Self>, id: &SandboxId) {
         if let Err(error) = self.destroy(id).await {
-            tracing::error!(sandbox = %id, error = %chain(&error), "it is tried again later");
+            tracing::error!(sandbox = %id, error = %chain(&error), "failed to remove a warm sandbox; retrying later");
             self.tasks.spawn(Arc::clone(self).remove_warm_later(id.clone()));
             return;
         }
@@ -153,7 +153,7 @@ impl Core {
 
     async fn forget_warm(&self, id: &SandboxId) {
         if let Err(error) = self.store.delete(id).await {
-            tracing::warn!(sandbox = %id, error = %chain(&error), "its row stays for now");
+            tracing::warn!(sandbox = %id, error = %chain(&error), "failed to delete the row of a removed warm sandbox; the next start removes it");
         }
         self.registry.remove_warm();
         self.pools.look_again();
@@ -161,7 +161,7 @@ impl Core {
 }
 
 impl Kept {
-    /// Ends the making of one: it is ready if it was made, still lives and is still wanted.
+    /// Ends the making of a sandbox: it becomes ready if it was made, still lives and is still needed.
     fn settle(&self, warm: Warm, made: bool) -> bool {
         let mut state = self.lock();
         let lives = state.making.remove(&warm.id);
@@ -173,10 +173,10 @@ impl Kept {
         ready
     }
 
-    /// Takes one that died out of the pool; `true` if nobody else removes it.
+    /// Removes a sandbox that died from the pool; `true` if the caller must destroy it.
     fn lose(&self, id: &SandboxId) -> bool {
         let mut state = self.lock();
-        // Whoever makes it finds it missing, and removes it.
+        // The task that makes the sandbox finds it missing, and removes it.
         state.making.remove(id);
         let before = state.ready.len();
         state.ready.retain(|warm| warm.id != *id);

@@ -1,7 +1,7 @@
-//! Making an image of a sandbox or of a snapshot.
+//! Making an image from a sandbox or from a snapshot.
 //!
-//! Of a sandbox a snapshot is taken first, which is not written down: whatever happens to this
-//! server, the next one finds a snapshot that its store does not know and removes it.
+//! For a sandbox, a snapshot is taken first, which is not recorded in the store: if this server dies, the next one
+//! finds a snapshot that its store does not know, and removes it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,23 +21,23 @@ use crate::{Service, ServiceError, SnapshotProblem};
 /// How long the snapshot may take where bytes have to be copied, and the image after it.
 const COMMIT_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// What an image is made of.
+/// The source of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CommitSource {
     Sandbox(SandboxId),
     Snapshot(SnapshotId),
 }
 
-/// Keeps the source of an image as it is while the image is made.
+/// Protects the source of an image while the image is made.
 enum Held {
-    /// An own snapshot, which is on the shelf so that nobody takes another at the same time.
+    /// A snapshot taken for this image; it is in the index so that no other is taken at the same time.
     Taking(Box<Snapshot>),
     Kept(Using),
 }
 
 impl Service {
-    /// Begins to make an image of the files of an owner's sandbox or snapshot. It goes on when
-    /// nobody waits any more. Everybody can use the result, so this is for operators.
+    /// Begins to make an image from the files of an owner's sandbox or snapshot. It continues if the client
+    /// disconnects. Every owner can use the result, so only operators may call this.
     pub async fn commit_image(
         &self,
         owner: &Owner,
@@ -66,7 +66,7 @@ impl Core {
                 (id, Held::Kept(using))
             }
         };
-        let (tell, state) = watch::channel(PullState::Unpacking);
+        let (progress, state) = watch::channel(PullState::Unpacking);
         let (core, name) = (Arc::clone(self), name.to_owned());
         self.tasks.spawn(async move {
             let made = tokio::select! {
@@ -74,12 +74,12 @@ impl Core {
                 () = core.stop.cancelled() => Err(ServiceError::Stopping),
             };
             core.release_commit(held).await;
-            tell.send_replace(outcome(made, &name));
+            progress.send_replace(outcome(made, &name));
         });
         Ok(state)
     }
 
-    /// Reserves the place of the snapshot that is taken of a sandbox on the way to an image.
+    /// Reserves the entry of the snapshot that is taken of a sandbox to make an image from.
     async fn reserve_commit(&self, owner: &Owner, id: &SandboxId) -> Result<Snapshot, ServiceError> {
         let handle = self.find(owner, id)?;
         if !self.capabilities.snapshot {
@@ -87,7 +87,7 @@ impl Core {
         }
         if !has_files(&handle) {
             let message = format!(
-                "sandbox `{id}` is {}; an image is made of one that runs, of one that died and kept its files, or of a snapshot",
+                "sandbox `{id}` is {}; an image needs a sandbox that runs, one that died and kept its files, or a snapshot",
                 handle.phase()
             );
             return Err(ServiceError::Snapshot { problem: SnapshotProblem::Source, message });
@@ -140,11 +140,14 @@ impl Core {
 fn outcome(made: Result<ImageInfo, ServiceError>, name: &str) -> PullState {
     match made {
         Ok(image) => {
-            tracing::info!(image = image.name, "an image was made of a sandbox; every owner can use it");
+            tracing::info!(
+                image = image.name,
+                "image made from a sandbox or snapshot; every owner can use it"
+            );
             PullState::Done(image)
         }
         Err(error) => {
-            tracing::warn!(image = name, error = %chain(&error), "an image could not be made of a sandbox");
+            tracing::warn!(image = name, error = %chain(&error), "failed to make an image from a sandbox or snapshot");
             let hint = error.hint().map(str::to_owned);
             PullState::Failed { message: chain(&error), hint }
         }

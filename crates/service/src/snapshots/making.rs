@@ -1,4 +1,4 @@
-//! Taking a snapshot to its end, and what a start finds of those that were begun.
+//! Takes snapshots, and reconciles them after a restart.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use crate::core::Core;
 use crate::error::chain;
 use crate::{ServiceError, measure};
 
-/// How long taking one may last where bytes have to be copied.
+/// How long taking a snapshot may last where bytes have to be copied.
 const MAKE: Duration = Duration::from_secs(3600);
-/// After how long, and how often then, it is asked how far it has come.
+/// The first delay and the interval at which progress is queried.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Notes a new snapshot, says so, and takes it.
+/// Records a new snapshot, confirms that to the caller, and takes it.
 pub(super) async fn make(
     core: Arc<Core>,
     snapshot: Snapshot,
@@ -26,16 +26,16 @@ pub(super) async fn make(
 ) {
     if let Err(source) = core.store.keep_snapshot(&snapshot).await {
         core.snapshots.remove(&snapshot.id);
-        // Whoever asked may have gone; nothing was made.
-        noted.send(Err(ServiceError::Store { action: "note the new snapshot", source })).ok();
+        // The caller may have disconnected; nothing was made.
+        noted.send(Err(ServiceError::Store { action: "record the new snapshot", source })).ok();
         return;
     }
-    // It is taken all the same if nobody waits for the answer.
+    // The snapshot is taken even if the caller does not wait for the answer.
     noted.send(Ok(())).ok();
     finish(core, snapshot).await;
 }
 
-/// Takes a snapshot that is noted. A server that stops meanwhile leaves it to the next one.
+/// Takes a snapshot that is recorded. If the server stops meanwhile, the next one continues.
 async fn finish(core: Arc<Core>, mut snapshot: Snapshot) {
     let made = tokio::select! {
         made = watch(&core, &snapshot) => made,
@@ -45,7 +45,7 @@ async fn finish(core: Arc<Core>, mut snapshot: Snapshot) {
         Ok(kept) => complete(&mut snapshot, kept),
         Err(error) => {
             core.failed("snapshot", &snapshot.owner, Some(&snapshot.sandbox))(&error);
-            tracing::warn!(snapshot = %snapshot.id, error = %chain(&error), "a snapshot was not taken");
+            tracing::warn!(snapshot = %snapshot.id, error = %chain(&error), "failed to take snapshot; removing its remains");
             snapshot.state = SnapshotState::Failed(error.told_to(&snapshot.owner));
             snapshot.size = Bytes(0);
             forget(&core, &snapshot.id).await;
@@ -54,7 +54,7 @@ async fn finish(core: Arc<Core>, mut snapshot: Snapshot) {
     settle_as(&core, snapshot).await;
 }
 
-/// Waits until it is taken, and says meanwhile how far it has come.
+/// Waits until the snapshot is taken, and publishes its progress meanwhile.
 async fn watch(core: &Core, snapshot: &Snapshot) -> Result<KeptFiles, ServiceError> {
     let taking = core.backend.snapshot(&snapshot.sandbox, &snapshot.id);
     let mut taking = std::pin::pin!(core.ask_backend("take a snapshot of", &snapshot.sandbox, MAKE, taking));
@@ -66,14 +66,14 @@ async fn watch(core: &Core, snapshot: &Snapshot) -> Result<KeptFiles, ServiceErr
         let Ok(all) = core.backend.snapshots().await else { continue };
         let found = all.into_iter().find(|found| found.id == snapshot.id);
         if let Some(Stage::Making(Some((done, total)))) = found.map(|found| found.stage) {
-            let said = Some(format!("{done} of {total} are copied"));
-            core.snapshots.put(Snapshot { state: SnapshotState::Creating(said), ..snapshot.clone() });
+            let progress = Some(format!("{done} of {total} copied"));
+            core.snapshots.put(Snapshot { state: SnapshotState::Creating(progress), ..snapshot.clone() });
         }
     }
 }
 
 fn complete(snapshot: &mut Snapshot, kept: KeptFiles) {
-    tracing::info!(snapshot = %snapshot.id, sandbox = %snapshot.sandbox, "a snapshot was taken");
+    tracing::info!(snapshot = %snapshot.id, sandbox = %snapshot.sandbox, "snapshot taken");
     measure::snapshot_taken();
     snapshot.state = SnapshotState::Ready;
     snapshot.image = kept.image;
@@ -81,25 +81,29 @@ fn complete(snapshot: &mut Snapshot, kept: KeptFiles) {
     snapshot.disk = kept.disk;
 }
 
-/// Keeps what became of a snapshot. Should the note be lost, the next start finds out anew.
+/// Stores the final state of a snapshot. If that fails, the next start determines the state again.
 async fn settle_as(core: &Core, snapshot: Snapshot) {
     if let Err(error) = core.store.keep_snapshot(&snapshot).await {
-        tracing::warn!(snapshot = %snapshot.id, error = %chain(&error), "its state was not kept");
+        tracing::warn!(snapshot = %snapshot.id, error = %chain(&error), "failed to store the state of a snapshot; the next start determines it again");
     }
     core.snapshots.put(snapshot);
 }
 
-/// Removes whatever the backend has of it; what cannot be removed now is found at the next start.
+/// Removes the files that the backend has of a snapshot; if that fails, the next start finds them.
 pub(super) async fn forget(core: &Core, id: &SnapshotId) {
     let forgotten = tokio::time::timeout(FORGET, core.backend.forget_snapshot(id)).await;
     match forgotten {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::warn!(snapshot = %id, error = %chain(&error), "remains are left"),
-        Err(_elapsed) => tracing::warn!(snapshot = %id, "remains are left: the backend took too long"),
+        Ok(Err(error)) => {
+            tracing::warn!(snapshot = %id, error = %chain(&error), "failed to remove the files of a snapshot; the next start retries")
+        }
+        Err(_elapsed) => {
+            tracing::warn!(snapshot = %id, "failed to remove the files of a snapshot in time; the next start retries")
+        }
     }
 }
 
-/// Compares the snapshots that the store remembers with those that the backend has.
+/// Compares the snapshots in the store with those that the backend has.
 pub(crate) async fn settle(core: &Arc<Core>, remembered: Vec<Snapshot>) -> Result<(), ServiceError> {
     let found = core.backend.snapshots().await.map_err(|source| ServiceError::Host {
         backend: core.backend.name(),
@@ -112,7 +116,7 @@ pub(crate) async fn settle(core: &Arc<Core>, remembered: Vec<Snapshot>) -> Resul
         settle_one(core, snapshot, stage).await;
     }
     for stranger in found.into_keys() {
-        tracing::warn!(snapshot = %stranger, "found a snapshot that nobody knows");
+        tracing::warn!(snapshot = %stranger, "found a snapshot that is not in the store; removing it");
         forget(core, &stranger).await;
     }
     Ok(())
@@ -123,7 +127,7 @@ async fn settle_one(core: &Arc<Core>, mut snapshot: Snapshot, stage: Option<Stag
         (SnapshotState::Deleting, _) => {
             core.snapshots.put(snapshot.clone());
             if let Err(error) = core.forget_snapshot(snapshot).await {
-                tracing::warn!(error = %chain(&error), "a snapshot is deleted later");
+                tracing::warn!(error = %chain(&error), "failed to delete snapshot; the next start retries");
             }
         }
         (SnapshotState::Ready, Some(Stage::Complete(_))) | (SnapshotState::Failed(_), None) => {
@@ -144,15 +148,17 @@ async fn settle_one(core: &Arc<Core>, mut snapshot: Snapshot, stage: Option<Stag
             snapshot.size = Bytes(0);
             snapshot.state = SnapshotState::Failed(match &snapshot.state {
                 SnapshotState::Failed(why) => why.clone(),
-                SnapshotState::Creating(_) => "its sandbox ended before it was taken".to_owned(),
-                SnapshotState::Ready | SnapshotState::Deleting => "its files are gone".to_owned(),
+                SnapshotState::Creating(_) => "the sandbox ended before the snapshot was taken".to_owned(),
+                SnapshotState::Ready | SnapshotState::Deleting => {
+                    "the files of the snapshot are gone".to_owned()
+                }
             });
             settle_as(core, snapshot).await;
         }
     }
 }
 
-/// Whether the sandbox it is of has its files, so that it can still be taken.
+/// Whether the sandbox still has its files, so that the snapshot can still be taken.
 fn runs(core: &Core, snapshot: &Snapshot) -> bool {
     core.registry.find(&snapshot.sandbox).is_some_and(|handle| has_files(&handle))
 }

@@ -1,4 +1,4 @@
-//! Every snapshot that exists, in memory. The store is its durable copy.
+//! Every existing snapshot, in memory. The store is the durable copy.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -19,7 +19,7 @@ struct Entry {
     uses: usize,
 }
 
-/// A sandbox is being made from a snapshot, for as long as this lives.
+/// A sandbox is being made from a snapshot until this is dropped.
 pub(crate) struct Using {
     core: Arc<Core>,
     id: SnapshotId,
@@ -34,8 +34,8 @@ impl Drop for Using {
 }
 
 impl Shelf {
-    /// Adds a new one, if its owner may have another and none of its sandbox is being taken, and
-    /// if all together hold no more than what is left for them, where that is bounded.
+    /// Adds a new snapshot if its owner may have another, no other snapshot of the same sandbox is being taken, and the
+    /// sum of the sizes does not exceed `left`, if that is bounded.
     pub(super) fn add(
         &self,
         snapshot: Snapshot,
@@ -52,7 +52,7 @@ impl Shelf {
                 && matches!(entry.snapshot.state, SnapshotState::Creating(_))
         };
         if owned.clone().any(taking) {
-            let message = format!("a snapshot of sandbox `{}` is being taken already", snapshot.sandbox);
+            let message = format!("another snapshot of sandbox `{}` is being taken", snapshot.sandbox);
             return Err(ServiceError::Snapshot { problem: SnapshotProblem::Taking, message });
         }
         let sum = sum(owned).saturating_add(snapshot.size.0);
@@ -64,7 +64,7 @@ impl Shelf {
         Ok(())
     }
 
-    /// Puts one in the place of what was known of it.
+    /// Replaces the entry of a snapshot.
     pub(super) fn put(&self, snapshot: Snapshot) {
         let mut all = self.lock();
         let uses = all.get(&snapshot.id).map_or(0, |entry| entry.uses);
@@ -75,14 +75,14 @@ impl Shelf {
         self.lock().remove(id);
     }
 
-    /// A foreign snapshot is as unknown as one that never was.
+    /// A snapshot of another owner is reported as not found.
     pub(super) fn find(&self, owner: &Owner, id: &SnapshotId) -> Option<Snapshot> {
         let all = self.lock();
         let entry = all.get(id).filter(|entry| entry.snapshot.owner == *owner)?;
         Some(entry.snapshot.clone())
     }
 
-    /// All of one owner's, or of everybody's, the newest first.
+    /// All snapshots of one owner, or of all owners, newest first.
     pub(crate) fn all(&self, owner: Option<&Owner>) -> Vec<Snapshot> {
         let all = self.lock();
         let shown = all.values().map(|entry| &entry.snapshot);
@@ -107,15 +107,14 @@ impl Shelf {
         SnapshotPage { items, total: found.len() }
     }
 
-    /// What all snapshots of an owner hold together, with what is set aside for those that are
-    /// being taken.
+    /// The sum of the sizes of an owner's snapshots, including those reserved for snapshots that are being taken.
     pub(crate) fn size_of(&self, owner: &Owner) -> u64 {
         let all = self.lock();
         let owned = all.values().filter(|entry| entry.snapshot.owner == *owner);
         sum(owned)
     }
 
-    /// Marks one for deletion. What is half made or in use stays.
+    /// Marks a snapshot for deletion. One that is being taken or in use is refused.
     pub(super) fn begin_to_delete(&self, owner: &Owner, id: &SnapshotId) -> Result<Snapshot, ServiceError> {
         let denied = |problem, message| Err(ServiceError::Snapshot { problem, message });
         let mut all = self.lock();
@@ -131,7 +130,7 @@ impl Shelf {
         Ok(entry.snapshot.clone())
     }
 
-    /// Keeps one from being deleted while a sandbox is made from it.
+    /// Protects a snapshot from deletion while a sandbox is made from it.
     pub(super) fn start_using(
         &self,
         core: &Arc<Core>,
@@ -150,7 +149,7 @@ impl Shelf {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<SnapshotId, Entry>> {
-        self.0.lock().expect("nobody panics while moving a snapshot")
+        self.0.lock().expect("no thread panics while moving a snapshot")
     }
 }
 

@@ -1,4 +1,4 @@
-//! What owners used per hour, as rows.
+//! The usage of owners per hour, as rows.
 
 use domain::Owner;
 use rusqlite::{Connection, params};
@@ -6,7 +6,7 @@ use rusqlite::{Connection, params};
 use super::StoreError;
 use crate::history::{HOURS, Hour, Used};
 
-/// Writes hours over what was known of them and forgets the oldest, all or nothing.
+/// Writes or replaces hours and deletes the oldest, all or nothing.
 pub(super) fn write(connection: &mut Connection, hours: &[Hour]) -> rusqlite::Result<()> {
     const WRITE: &str = "INSERT OR REPLACE INTO hours \
          (number, owner, created, alive_millis, cpu_micros, memory_byte_seconds) VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
@@ -30,7 +30,7 @@ pub(super) fn write(connection: &mut Connection, hours: &[Hour]) -> rusqlite::Re
 }
 
 pub(super) fn read(connection: &Connection) -> Result<Vec<Hour>, StoreError> {
-    let failed = |source| StoreError::Sqlite { action: "read what was used", source };
+    let failed = |source| StoreError::Sqlite { action: "read the usage", source };
     let sql = "SELECT number, owner, created, alive_millis, cpu_micros, memory_byte_seconds FROM hours";
     let mut statement = connection.prepare(sql).map_err(failed)?;
     let rows = statement.query_map([], |row| {

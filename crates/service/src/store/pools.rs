@@ -10,7 +10,7 @@ use super::StoreError;
 use super::columns::SpecJson;
 use super::rows::{json, wall_micros, wall_time};
 
-/// A pool that a client has made.
+/// A pool that a client made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KeptPool {
     pub(crate) pool: Pool,
@@ -69,10 +69,10 @@ pub(super) fn put(connection: &Connection, kept: &KeptPool) -> Result<(), StoreE
     const SQL: &str = "INSERT OR REPLACE INTO pools (name, pool, created) VALUES (?1, ?2, ?3)";
     let text = json(&PoolJson::of(&kept.pool));
     let written = connection.execute(SQL, params![kept.pool.name, text, wall_micros(kept.created)]);
-    written.map(drop).map_err(|source| StoreError::Sqlite { action: "keep a pool", source })
+    written.map(drop).map_err(|source| StoreError::Sqlite { action: "store a pool", source })
 }
 
 pub(super) fn delete(connection: &Connection, name: &str) -> Result<(), StoreError> {
     let written = connection.execute("DELETE FROM pools WHERE name = ?1", [name]);
-    written.map(drop).map_err(|source| StoreError::Sqlite { action: "forget a pool", source })
+    written.map(drop).map_err(|source| StoreError::Sqlite { action: "delete a pool", source })
 }

@@ -8,7 +8,7 @@ use super::StoreError;
 use super::rows::{json, wall_micros, wall_time};
 use super::settings::SettingsJson;
 
-/// Writes a snapshot as it is now.
+/// Writes the current state of a snapshot.
 pub(super) fn write(connection: &Connection, snapshot: &Snapshot) -> Result<(), StoreError> {
     const SQL: &str = "INSERT OR REPLACE INTO snapshots \
          (id, owner, sandbox, name, state, message, created, image, size, disk, settings) \
@@ -29,12 +29,12 @@ pub(super) fn write(connection: &Connection, snapshot: &Snapshot) -> Result<(), 
         snapshot.settings.as_ref().map(|settings| json(&SettingsJson::of(settings))),
     ];
     let written = connection.prepare_cached(SQL).and_then(|mut rows| rows.execute(values));
-    written.map(drop).map_err(|source| StoreError::Sqlite { action: "keep a snapshot", source })
+    written.map(drop).map_err(|source| StoreError::Sqlite { action: "store a snapshot", source })
 }
 
 pub(super) fn delete(connection: &Connection, id: &SnapshotId) -> Result<(), StoreError> {
     let written = connection.execute("DELETE FROM snapshots WHERE id = ?1", [id.as_str()]);
-    written.map(drop).map_err(|source| StoreError::Sqlite { action: "forget a snapshot", source })
+    written.map(drop).map_err(|source| StoreError::Sqlite { action: "delete a snapshot", source })
 }
 
 pub(super) fn read(connection: &Connection) -> Result<Vec<Snapshot>, StoreError> {

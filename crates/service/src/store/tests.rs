@@ -1,6 +1,6 @@
-//! What survives: a reopened file, a killed writer, a full disk, rows of other versions.
+//! The store after reopening the file, killing the writer, filling the disk, and with rows of other versions.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -15,7 +15,7 @@ use crate::{InForce, Sandbox};
 const CHILD: &str = "CORACLE_TEST_STORE";
 
 fn record(number: u64) -> Record {
-    let letters = (0..8).map(|place| u8::try_from(number / 26_u64.pow(place) % 26).unwrap());
+    let letters = (0..8).map(|digit| u8::try_from(number / 26_u64.pow(digit) % 26).unwrap());
     let mut entropy = [0; 20];
     entropy.iter_mut().zip(letters).for_each(|(byte, letter)| *byte = letter);
     let mut spec = Spec::plain();
@@ -102,7 +102,7 @@ fn read_back(path: &Path) -> Vec<Record> {
 }
 
 #[tokio::test]
-async fn everything_reads_back_as_it_was() {
+async fn records_read_back_unchanged() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("db");
     let (store, kept) = Store::open(&path).unwrap();
@@ -130,7 +130,7 @@ async fn everything_reads_back_as_it_was() {
 }
 
 #[tokio::test]
-async fn a_row_of_another_version_still_reads() {
+async fn row_of_another_version_can_be_read() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("db");
     let (store, _) = Store::open(&path).unwrap();
@@ -141,7 +141,7 @@ async fn a_row_of_another_version_still_reads() {
 }
 
 #[test]
-fn a_newer_database_is_refused_and_left_alone() {
+fn newer_database_is_refused_and_not_changed() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("db");
     drop(Store::open(&path).unwrap());
@@ -150,13 +150,13 @@ fn a_newer_database_is_refused_and_left_alone() {
 }
 
 #[tokio::test]
-async fn a_full_disk_fails_new_rows_and_nothing_else() {
+async fn full_disk_fails_only_new_rows() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("db");
     let (queue, writes) = mpsc::channel(QUEUE);
     let mut connection = connect(&path).unwrap();
     migrate(&mut connection).unwrap();
-    // SQLite then says exactly what it says when the disk has no room.
+    // SQLite then returns the same error as when the disk is full.
     connection.pragma_update(None, "max_page_count", 12).unwrap();
     writer::spawn(connection, connect(&path).unwrap(), writes).unwrap();
     let store = Store { queue };
@@ -178,7 +178,7 @@ async fn a_full_disk_fails_new_rows_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn what_was_answered_survives_the_death_of_the_writer() {
+async fn confirmed_writes_survive_a_killed_writer() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("db");
     let mut child = Command::new(std::env::current_exe().unwrap())
@@ -199,7 +199,7 @@ async fn what_was_answered_survives_the_death_of_the_writer() {
 }
 
 #[tokio::test]
-#[ignore = "it is the process that another test kills"]
+#[ignore = "this is the process that another test kills"]
 async fn writes_until_it_is_killed() {
     let Some(path) = std::env::var_os(CHILD) else { return };
     let (store, _) = Store::open(Path::new(&path)).unwrap();

@@ -9,7 +9,7 @@ use rusqlite::{Connection, params};
 use super::StoreError;
 use super::rows::{wall_micros, wall_time};
 
-/// All that is durable about one volume.
+/// The durable state of one volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KeptVolume {
     pub(crate) volume: Volume,
@@ -18,13 +18,13 @@ pub(crate) struct KeptVolume {
     pub(crate) removing: bool,
 }
 
-/// What becomes of a row.
+/// A change of a volume's row.
 #[derive(Clone, Debug)]
 pub(crate) enum VolumeChange {
     Insert(KeptVolume),
-    /// It is about to be removed.
+    /// The volume is about to be removed.
     Remove(VolumeId),
-    /// It is gone.
+    /// The volume is removed.
     Forget(VolumeId),
 }
 
@@ -48,10 +48,10 @@ pub(super) fn write(connection: &Connection, change: &VolumeChange) -> Result<()
         }
         VolumeChange::Forget(id) => connection.execute("DELETE FROM volumes WHERE id = ?1", [id.as_str()]),
     };
-    written.map(drop).map_err(|source| StoreError::Sqlite { action: "note a volume", source })
+    written.map(drop).map_err(|source| StoreError::Sqlite { action: "record a volume", source })
 }
 
-/// Rows that do not name a volume of ours are an error, as those of sandboxes are.
+/// Rows that do not name a valid volume are an error, as for sandboxes.
 pub(super) fn read(connection: &Connection) -> Result<Vec<KeptVolume>, StoreError> {
     let failed = |source| StoreError::Sqlite { action: "read the volumes", source };
     let sql = "SELECT id, owner, name, size, kept, created, removing FROM volumes ORDER BY created";

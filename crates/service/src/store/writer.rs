@@ -1,7 +1,7 @@
-//! The thread that writes, and the one that tidies up behind it.
+//! The writer thread, and the thread that checkpoints the log.
 //!
-//! Folding the log into the database waits for the disk. The writer must not do that while a
-//! create waits for it, so a second connection on a second thread does.
+//! Folding the write-ahead log into the database waits for the disk. The writer must not do that while a create waits
+//! for it, so a second connection on a second thread does.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
@@ -15,7 +15,7 @@ use super::{Answer, StoreError, Write};
 use crate::api_keys::KeptKey;
 use crate::error::chain;
 
-/// After how many writes the log is folded into the database.
+/// The number of writes after which the log is folded into the database.
 const WRITES_PER_CHECKPOINT: u32 = 256;
 
 /// Starts both threads. They end when the queue is closed.
@@ -36,7 +36,7 @@ struct Writer {
     checkpoints: SyncSender<()>,
     folding: JoinHandle<()>,
     writes: u32,
-    /// Rows that could not be removed, as on a full disk; tried again after later writes.
+    /// Rows that could not be removed, for example on a full disk; retried after later writes.
     overdue: Vec<SandboxId>,
 }
 
@@ -49,7 +49,7 @@ impl Writer {
                 Write::Update(row, Some(answer)) => reply(answer, self.update(&row)),
                 Write::Update(row, None) => {
                     if let Err(error) = self.update(&row) {
-                        tracing::warn!(sandbox = row.id, error = %chain(&error), "a change was not kept");
+                        tracing::warn!(sandbox = row.id, error = %chain(&error), "failed to store a change of a sandbox");
                     }
                 }
                 Write::Delete(id, answer) => {
@@ -67,7 +67,7 @@ impl Writer {
                 }
                 Write::Events(events) => {
                     if let Err(error) = super::events::write(&mut self.connection, &events) {
-                        tracing::warn!(%error, "some events were not kept");
+                        tracing::warn!(%error, "failed to store events");
                     }
                 }
                 Write::Snapshot(snapshot, answer) => {
@@ -78,12 +78,12 @@ impl Writer {
                 }
                 Write::Hours(hours) => {
                     if let Err(error) = super::hours::write(&mut self.connection, &hours) {
-                        tracing::warn!(%error, "what was used last was not kept");
+                        tracing::warn!(%error, "failed to store the latest usage");
                     }
                 }
                 Write::Close(done) => {
                     self.close();
-                    // Nobody may be waiting any more.
+                    // The caller may no longer wait.
                     done.send(()).ok();
                     return;
                 }
@@ -92,17 +92,16 @@ impl Writer {
         }
     }
 
-    /// The connection that is closed last folds the log in and removes it, so the other one is
-    /// closed first.
+    /// The connection that is closed last folds the log in and removes it, so the other one is closed first.
     fn close(self) {
         drop(self.checkpoints);
         if self.folding.join().is_err() {
-            tracing::warn!("the thread that folds the log had failed");
+            tracing::warn!("checkpoint thread of the store panicked");
         }
         drop(self.connection);
     }
 
-    /// Writes the row and has its key lead there, both or neither.
+    /// Writes the row and points its key to it, both or neither.
     fn insert(&mut self, row: &Row) -> Result<(), StoreError> {
         let failed = |source| StoreError::Sqlite { action: "write a new row", source };
         let change = self.connection.transaction().map_err(failed)?;
@@ -110,9 +109,9 @@ impl Writer {
         change.commit().map_err(failed)
     }
 
-    /// As [`Writer::insert`], for a row that is there: nothing of the warm one is left of it.
+    /// Like [`Writer::insert`], for an existing row: nothing of the warm sandbox's row remains.
     fn claim(&mut self, row: &Row) -> Result<(), StoreError> {
-        let failed = |source| StoreError::Sqlite { action: "write whose row it is", source };
+        let failed = |source| StoreError::Sqlite { action: "write the owner of a row", source };
         let change = self.connection.transaction().map_err(failed)?;
         let former = change.prepare_cached("DELETE FROM sandboxes WHERE id = ?1");
         former.and_then(|mut rows| rows.execute([&row.id])).map_err(failed)?;
@@ -141,12 +140,12 @@ impl Writer {
 
     fn delete(&mut self, id: SandboxId) {
         if let Err(error) = self.delete_row(&id) {
-            tracing::warn!(sandbox = %id, error = %chain(&error), "its row is removed later");
+            tracing::warn!(sandbox = %id, error = %chain(&error), "failed to delete the row of a sandbox; retrying after later writes");
             self.overdue.push(id);
         }
     }
 
-    /// Removes the row and the key that leads there.
+    /// Removes the row and the key that leads to it.
     fn delete_row(&mut self, id: &SandboxId) -> Result<(), StoreError> {
         let failed = |source| StoreError::Sqlite { action: "remove a row", source };
         let change = self.connection.transaction().map_err(failed)?;
@@ -164,12 +163,12 @@ impl Writer {
         let times = (wall_micros(key.created), key.expires.map(wall_micros));
         let values = params![key.id, kept.hash, key.owner.as_str(), times.0, times.1];
         let written = self.connection.execute(SQL, values);
-        written.map(drop).map_err(|source| StoreError::Sqlite { action: "keep a key", source })
+        written.map(drop).map_err(|source| StoreError::Sqlite { action: "store a key", source })
     }
 
     fn delete_key(&self, id: &str) -> Result<(), StoreError> {
         let written = self.connection.execute("DELETE FROM api_keys WHERE id = ?1", [id]);
-        written.map(drop).map_err(|source| StoreError::Sqlite { action: "forget a key", source })
+        written.map(drop).map_err(|source| StoreError::Sqlite { action: "delete a key", source })
     }
 
     fn after_write(&mut self) {
@@ -181,7 +180,7 @@ impl Writer {
         }
         self.writes += 1;
         if self.writes >= WRITES_PER_CHECKPOINT {
-            // A full channel means that a checkpoint is on its way already.
+            // A full channel means that a checkpoint is already requested.
             self.checkpoints.try_send(()).ok();
             self.writes = 0;
         }
@@ -215,8 +214,8 @@ fn insert_row(connection: &Connection, row: &Row) -> rusqlite::Result<()> {
     connection.prepare_cached(SQL)?.execute(values).map(drop)
 }
 
-/// Has the key of a new row lead there. What it led to before has a successor, so nobody can ask
-/// for it any more: should we die now, it is removed at the next start.
+/// Points the key of a new row to it. The sandbox that the key led to before has a successor, so no client can ask for
+/// it any more: if we die now, the next start removes it.
 fn point_key(connection: &Connection, row: &Row) -> rusqlite::Result<()> {
     const RETIRE: &str = "UPDATE sandboxes SET phase = ?4 WHERE id = \
          (SELECT sandbox FROM keys WHERE owner = ?1 AND space = ?2 AND name = ?3)";
@@ -229,7 +228,7 @@ fn point_key(connection: &Connection, row: &Row) -> rusqlite::Result<()> {
 }
 
 fn reply(answer: Answer, outcome: Result<(), StoreError>) {
-    // The one who asked may have gone; the write stands either way.
+    // The caller may be gone; the write stands either way.
     answer.send(outcome).ok();
 }
 
@@ -237,12 +236,12 @@ fn spawn_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<Join
     thread::Builder::new().name(name.to_owned()).spawn(work).map_err(StoreError::Thread)
 }
 
-/// Folds the log into the database whenever it is told to, until nobody can tell it any more.
+/// Folds the log into the database at each request, until the sender is dropped.
 fn fold(connection: &Connection, requests: Receiver<()>) {
     for () in requests {
         let folded = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_row| Ok(()));
         if let Err(error) = folded {
-            tracing::warn!(%error, "the log of the store could not be folded in");
+            tracing::warn!(%error, "failed to checkpoint the log of the store");
         }
     }
 }

@@ -1,7 +1,7 @@
-//! What a kernel tells, read from one line of JSON.
+//! Parses a kernel's event from one line of JSON.
 //!
-//! A line is of bounded length, but a few of its bytes can stand for many of ours: an empty text
-//! takes three there and twenty-four here. So what it holds is counted while it is read.
+//! A line has a bounded length, but its content may take far more memory than its bytes: an empty string takes three
+//! bytes there and twenty-four here. So the elements are counted while they are parsed.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Formatter};
@@ -11,24 +11,23 @@ use serde::{Deserialize, Deserializer};
 
 use super::CodeEvent;
 
-/// How many forms of one thing are passed on, and how long their names may be.
+/// How many forms of one value are accepted, and how long their mime types may be.
 const MOST_FORMS: usize = 64;
 const LONGEST_MIME: usize = 128;
 
-/// How much of an error is passed on: of its name, of what it says, and of where it happened.
+/// The limits of a code error: of its name, its value and its traceback.
 const LONGEST_NAME: usize = 4 << 10;
 const LONGEST_VALUE: usize = 1 << 20;
 const MOST_LINES: usize = 1000;
 const LONGEST_TRACEBACK: usize = 1 << 20;
 
-/// Stands behind the part of a traceback that is passed on.
+/// Marks the end of a truncated traceback.
 const LEFT_OUT: &str = "coracle: the rest of this traceback is left out";
 
-/// A thing in several forms, by their mime types. What is binary is in base64, and what is a
-/// structure is its JSON.
+/// A value in several forms, by mime type. Binary forms are in base64, and structures are JSON text.
 pub type Forms = BTreeMap<String, String>;
 
-/// An error of the code itself, in the words of its language.
+/// An error that the code raised, with the texts of its language.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct CodeError {
     #[serde(rename = "ename", deserialize_with = "name")]
@@ -39,7 +38,7 @@ pub struct CodeError {
     pub traceback: Vec<String>,
 }
 
-/// What is told, as it is written.
+/// An event as the kernel writes it.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Tell {
@@ -49,7 +48,7 @@ enum Tell {
     Error(CodeError),
 }
 
-/// What a line tells; `None` if it makes no sense, or tells too much.
+/// Parses a line; `None` if it is malformed or exceeds a limit.
 pub(super) fn read(line: &[u8]) -> Option<CodeEvent> {
     Some(match serde_json::from_slice(line).ok()? {
         Tell::Count(count) => CodeEvent::Count(count),
@@ -75,7 +74,7 @@ fn value<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error>
     String::deserialize(deserializer).map(|text| cut(text, LONGEST_VALUE))
 }
 
-/// The beginning of a text that is too long, in whole characters.
+/// Truncates a text that is too long, at a character boundary.
 fn cut(mut text: String, most: usize) -> String {
     if text.len() > most {
         let end = (0..=most).rev().find(|end| text.is_char_boundary(*end));
@@ -85,23 +84,23 @@ fn cut(mut text: String, most: usize) -> String {
     text
 }
 
-/// One form at least, and not too many.
+/// Accepts at least one form and at most [`MOST_FORMS`].
 struct FewForms;
 
 impl<'de> Visitor<'de> for FewForms {
     type Value = Forms;
 
     fn expecting(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
-        write!(formatter, "1 to {MOST_FORMS} texts by their mime types")
+        write!(formatter, "1 to {MOST_FORMS} texts by mime type")
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Forms, A::Error> {
         let mut forms = Forms::new();
-        let mut told = 0;
+        let mut count = 0;
         while let Some(mime) = map.next_key::<String>()? {
-            told += 1;
-            if told > MOST_FORMS || mime.is_empty() || mime.len() > LONGEST_MIME {
-                return Err(A::Error::invalid_length(told, &self));
+            count += 1;
+            if count > MOST_FORMS || mime.is_empty() || mime.len() > LONGEST_MIME {
+                return Err(A::Error::invalid_length(count, &self));
             }
             forms.insert(mime, map.next_value()?);
         }
@@ -109,7 +108,7 @@ impl<'de> Visitor<'de> for FewForms {
     }
 }
 
-/// The lines at the beginning, and a word in the place of the others.
+/// Keeps the first lines, and a marker in place of the others.
 struct FirstLines;
 
 impl<'de> Visitor<'de> for FirstLines {
@@ -153,21 +152,21 @@ mod tests {
     }
 
     #[test]
-    fn there_are_only_so_many_forms_though_they_have_the_same_name() {
-        let told = |mime: fn(usize) -> String, count: usize| {
+    fn number_of_forms_is_limited_even_with_equal_names() {
+        let parse = |mime: fn(usize) -> String, count: usize| {
             let forms: Vec<String> = (0..count).map(|number| format!("\"{}\":\"x\"", mime(number))).collect();
             read(format!("{{\"display\":{{{}}}}}", forms.join(",")).as_bytes())
         };
         for mime in [|number| format!("m{number}"), |_| "m".to_owned()] {
-            assert!(told(mime, MOST_FORMS).is_some());
-            assert_eq!(told(mime, MOST_FORMS + 1), None);
+            assert!(parse(mime, MOST_FORMS).is_some());
+            assert_eq!(parse(mime, MOST_FORMS + 1), None);
         }
-        assert_eq!(told(|_| "m".repeat(LONGEST_MIME + 1), 1), None);
+        assert_eq!(parse(|_| "m".repeat(LONGEST_MIME + 1), 1), None);
     }
 
-    /// The rest is not even looked at: it would be no JSON.
+    /// The rest of the line would be invalid JSON, which shows that it is not read.
     #[test]
-    fn what_follows_too_many_forms_is_not_read() {
+    fn parsing_stops_after_too_many_forms() {
         let forms: String = (0..=MOST_FORMS).map(|number| format!("\"m{number}\":\"\",")).collect();
         let line = format!("{{\"display\":{{{forms}\0");
         let error = serde_json::from_slice::<Tell>(line.as_bytes()).err().expect("it is refused");
@@ -175,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn millions_of_empty_lines_become_a_thousand() {
+    fn millions_of_empty_lines_are_cut_to_a_thousand() {
         let line =
             format!("{{\"error\":{{\"ename\":\"E\",\"traceback\":[{}\"\"]}}}}", "\"\",".repeat(2_700_000));
         let kept = error(&line).traceback;
@@ -184,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_traceback_that_is_just_short_enough_is_whole() {
+    fn traceback_at_the_limit_is_kept_whole() {
         let lines = vec![String::from("x"); MOST_LINES];
         assert_eq!(with_traceback(&lines).traceback, lines);
         let lines = vec!["x".repeat(LONGEST_TRACEBACK / 2); 2];
@@ -192,15 +191,19 @@ mod tests {
     }
 
     #[test]
-    fn a_long_traceback_is_cut_between_characters() {
+    fn long_traceback_is_cut_between_characters() {
         let kept = with_traceback(&["x".to_owned(), "é".repeat(LONGEST_TRACEBACK), "y".to_owned()]).traceback;
         assert_eq!(kept.len(), 3);
         assert_eq!((kept[0].as_str(), kept[2].as_str()), ("x", LEFT_OUT));
-        assert_eq!(kept[1].len(), LONGEST_TRACEBACK - 2, "one byte is left, and too little for one more");
+        assert_eq!(
+            kept[1].len(),
+            LONGEST_TRACEBACK - 2,
+            "one byte is left, too little for another character"
+        );
     }
 
     #[test]
-    fn what_an_error_says_is_cut() {
+    fn error_name_and_value_are_cut() {
         let long = "é".repeat(LONGEST_VALUE);
         let error = error(&format!("{{\"error\":{{\"ename\":\"{long}\",\"evalue\":\"a{long}\"}}}}"));
         assert_eq!((error.name.len(), error.value.len()), (LONGEST_NAME, LONGEST_VALUE - 1));

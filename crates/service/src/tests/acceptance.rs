@@ -1,6 +1,6 @@
-//! What pools and session managers of other protocols promise of one owner of the lifecycle, as
-//! facts about the core. A number `n…` is that of the AIO acceptance list; `box` is the chapter on
-//! get-or-create of the Box protocol. More of them stand in `acquire` and `expiry`.
+//! Facts about the core that pools and session managers of other protocols rely on. A number `n…` is that of the AIO
+//! acceptance list; `box` is the chapter on get-or-create of the Box protocol. More of them are in `acquire` and
+//! `expiry`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ use super::{Bench, config, plain};
 use crate::clock::Clock;
 use crate::{Config, Create, ErrorKind, Outcome, Service, ServiceError};
 
-/// Lets nobody make a sandbox until permits are added.
+/// Blocks creates until permits are added.
 fn shut(backend: &Pretend) {
     backend.gate.forget_permits(usize::MAX >> 3);
 }
@@ -27,7 +27,7 @@ async fn asked(backend: &Pretend, call: &str, times: usize) {
 }
 
 #[tokio::test]
-async fn n47_a_shutdown_removes_everything_once_and_an_error_stops_nothing() {
+async fn n47_shutdown_removes_everything_once_and_continues_after_an_error() {
     let bench = Bench::new().await;
     for name in ["a", "b", "c"] {
         bench.acquire(name).await;
@@ -41,7 +41,7 @@ async fn n47_a_shutdown_removes_everything_once_and_an_error_stops_nothing() {
 }
 
 #[tokio::test]
-async fn n48_a_release_succeeds_whatever_became_of_the_sandbox() {
+async fn n48_release_succeeds_even_if_the_sandbox_is_gone() {
     let bench = Bench::new().await;
     let made = bench.acquire("a").await.sandbox;
     bench.backend.take_away(&made.id);
@@ -49,7 +49,7 @@ async fn n48_a_release_succeeds_whatever_became_of_the_sandbox() {
 }
 
 #[tokio::test]
-async fn n49_a_destroy_needs_no_answer_from_the_agent() {
+async fn n49_destroy_needs_no_answer_from_the_agent() {
     let bench = Bench::new().await;
     let made = bench.create().await;
     bench.backend.answers(|_| Some(Vec::new()));
@@ -58,7 +58,7 @@ async fn n49_a_destroy_needs_no_answer_from_the_agent() {
 }
 
 #[tokio::test]
-async fn n52_one_that_lives_is_found_and_asked_once_whether_it_does() {
+async fn n52_acquire_asks_a_living_agent_once() {
     let bench = Bench::new().await;
     let made = bench.acquire("a").await.sandbox;
     let asked = bench.backend.times_asked_to("dial");
@@ -67,7 +67,7 @@ async fn n52_one_that_lives_is_found_and_asked_once_whether_it_does() {
 }
 
 #[tokio::test]
-async fn n53_a_look_shows_the_dead_too_and_changes_nothing() {
+async fn n53_get_shows_dead_sandboxes_and_changes_nothing() {
     let bench = Bench::new().await;
     let made = bench.acquire("a").await.sandbox;
     bench.backend.kill(&made.id, Cause::AgentDied);
@@ -82,7 +82,7 @@ async fn n53_a_look_shows_the_dead_too_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn n56_n57_a_look_asks_nobody_whatever_the_backend_knows() {
+async fn n56_n57_get_asks_neither_backend_nor_agent() {
     let bench = Bench::new().await;
     let made = bench.create().await;
     bench.backend.take_away(&made.id);
@@ -107,12 +107,12 @@ async fn n55_nothing_leads_to_a_dead_sandbox_any_more() {
 }
 
 #[tokio::test]
-async fn n58_while_one_is_asked_whether_it_lives_nobody_waits() {
+async fn n58_probing_one_agent_delays_no_other_request() {
     let bench = Bench::new().await;
     let slow = bench.acquire("slow").await.sandbox;
     let pings = Arc::new(AtomicUsize::new(0));
     let seen = Arc::clone(&pings);
-    // The first who asks waits; everybody else is answered.
+    // The first request waits; all others are answered.
     bench.backend.answers(move |request| {
         let first = matches!(request, wire::Request::Ping) && seen.fetch_add(1, Ordering::SeqCst) == 0;
         first.then(Vec::new)
@@ -130,7 +130,7 @@ async fn n58_while_one_is_asked_whether_it_lives_nobody_waits() {
 }
 
 #[tokio::test]
-async fn n63_late_news_of_a_death_do_not_touch_the_successor() {
+async fn n63_late_death_notice_does_not_affect_the_successor() {
     let bench = Bench::new().await;
     let dead = bench.acquire("a").await.sandbox;
     bench.backend.take_away(&dead.id);
@@ -169,7 +169,7 @@ async fn n65_keys_are_compared_whole() {
 }
 
 #[tokio::test]
-async fn n82_a_look_that_fails_is_not_fatal_and_nothing_found_is_nothing_to_do() {
+async fn n82_failed_listing_is_retried_and_an_empty_one_changes_nothing() {
     let bench = Bench::new().await.restarted().await;
     assert_eq!((bench.all().total, bench.backend.was_asked_to("destroy")), (0, false));
     let made = bench.acquire("a").await.sandbox;
@@ -181,7 +181,7 @@ async fn n82_a_look_that_fails_is_not_fatal_and_nothing_found_is_nothing_to_do()
 }
 
 #[tokio::test]
-async fn a_server_that_can_never_look_does_not_start_and_loses_nothing() {
+async fn server_that_cannot_list_sandboxes_does_not_start_and_loses_nothing() {
     let bench = Bench::new().await;
     let made = bench.acquire("a").await.sandbox;
     let (backend, state) = bench.crash().await;
@@ -194,12 +194,12 @@ async fn a_server_that_can_never_look_does_not_start_and_loses_nothing() {
 }
 
 #[tokio::test]
-async fn n83_n84_every_living_sandbox_is_adopted_once_whatever_its_age_and_time_out() {
+async fn n83_n84_every_living_sandbox_is_adopted_once_whatever_its_timeouts() {
     let bench = Bench::new().await;
     let mut ids = Vec::new();
     for idle_timeout in [None, Some(Duration::from_secs(3600))] {
-        let wish = Create { idle_timeout, ..plain() };
-        ids.push(bench.service.create(&bench.owner, wish).await.unwrap().id);
+        let request = Create { idle_timeout, ..plain() };
+        ids.push(bench.service.create(&bench.owner, request).await.unwrap().id);
     }
     ids.push(bench.acquire("a").await.sandbox.id);
     let bench = bench.restarted().await.restarted().await;
@@ -210,7 +210,7 @@ async fn n83_n84_every_living_sandbox_is_adopted_once_whatever_its_age_and_time_
 }
 
 #[tokio::test]
-async fn n95_a_key_is_free_when_its_sandbox_was_taken_away() {
+async fn n95_key_is_free_after_its_sandbox_was_evicted() {
     let bench = Bench::limited(1, 10).await;
     let old = bench.acquire("a").await.sandbox;
     bench.release("a");
@@ -222,7 +222,7 @@ async fn n95_a_key_is_free_when_its_sandbox_was_taken_away() {
 }
 
 #[tokio::test]
-async fn n98_what_is_taken_again_is_parked_no_more() {
+async fn n98_acquired_again_sandbox_is_no_longer_parked() {
     let bench = Bench::limited(1, 10).await;
     let made = bench.acquire("a").await.sandbox;
     bench.release("a");
@@ -232,7 +232,7 @@ async fn n98_what_is_taken_again_is_parked_no_more() {
 }
 
 #[tokio::test]
-async fn n100_one_that_never_answers_is_removed_before_anybody_gets_its_key() {
+async fn n100_unresponsive_sandbox_is_removed_before_its_key_is_given_out() {
     let bench = Bench::new().await;
     let pings = AtomicUsize::new(0);
     bench.backend.answers(move |request| {
@@ -246,24 +246,27 @@ async fn n100_one_that_never_answers_is_removed_before_anybody_gets_its_key() {
     let asking = acquire();
     asked(&bench.backend, "dial", 1).await;
     let unready = bench.all().items.remove(0);
-    assert!(bench.service.find(&bench.key("a")).is_none(), "it was handed out before it answered");
+    assert!(bench.service.find(&bench.key("a")).is_none(), "it was handed out before its agent answered");
     let next = acquire();
-    // Nothing but the agent is waited for now, so time may fly.
+    // Only the agent is waited for now, so the clock may be paused.
     tokio::time::pause();
     asking.await.unwrap().unwrap_err();
     tokio::time::resume();
     let made = next.await.unwrap().unwrap();
     assert!(made.fresh && made.sandbox.id != unready.id);
     let calls = bench.backend.calls();
-    let place = |call: &str| calls.iter().position(|made| *made == call).unwrap();
-    let second = calls.iter().skip(place("create") + 1).position(|call| *call == "create asked").unwrap();
-    assert!(place("destroy") < place("create") + 1 + second, "two were there at once: {calls:?}");
+    let position = |call: &str| calls.iter().position(|made| *made == call).unwrap();
+    let second = calls.iter().skip(position("create") + 1).position(|call| *call == "create asked").unwrap();
+    assert!(
+        position("destroy") < position("create") + 1 + second,
+        "two sandboxes existed at once: {calls:?}"
+    );
     bench.until_count(1).await;
     assert_eq!((bench.backend.count(), bench.service.0.names.count()), (1, 1));
 }
 
 #[tokio::test]
-async fn n100_a_server_that_comes_meanwhile_does_not_take_over_what_is_torn_down() {
+async fn n100_next_server_does_not_adopt_a_sandbox_being_removed() {
     let bench = Bench::new().await;
     bench.backend.answers(|request| matches!(request, wire::Request::Ping).then(Vec::new));
     bench.backend.fail("destroy", 1000);
@@ -283,13 +286,13 @@ async fn n100_a_server_that_comes_meanwhile_does_not_take_over_what_is_torn_down
 }
 
 #[tokio::test]
-async fn n100_one_that_nobody_tears_down_is_taken_over() {
+async fn n100_sandbox_that_is_not_being_removed_is_adopted() {
     let bench = Bench::new().await;
     shut(&bench.backend);
     let (service, key) = (bench.service.clone(), bench.key("a"));
     let asking = tokio::spawn(async move { service.acquire(&key, plain()).await });
     asked(&bench.backend, "create asked", 1).await;
-    // The server dies when the sandbox is there and it has not yet said so.
+    // The server dies when the sandbox exists but is not yet recorded as running.
     let copy = snapshot_of(&bench);
     bench.backend.gate.add_permits(100);
     let made = asking.await.unwrap().unwrap().sandbox;
@@ -316,7 +319,7 @@ async fn box_starts_of_different_keys_run_at_once() {
 }
 
 #[tokio::test]
-async fn box_a_delete_waits_for_a_start_in_progress() {
+async fn box_delete_waits_for_a_start_in_progress() {
     let bench = Bench::new().await;
     shut(&bench.backend);
     let (service, key) = (bench.service.clone(), bench.key("a"));
@@ -333,7 +336,7 @@ async fn box_a_delete_waits_for_a_start_in_progress() {
 }
 
 #[tokio::test]
-async fn box_what_starts_and_what_is_closing_counts() {
+async fn box_starting_and_stopping_sandboxes_count() {
     let (backend, state) = (Pretend::new(), tempfile::tempdir().unwrap());
     let bench = Bench::configured(Config { sandboxes: 2, ..config(&state) }, backend, state).await;
     let closing = bench.create().await;
@@ -350,18 +353,18 @@ async fn box_what_starts_and_what_is_closing_counts() {
 }
 
 #[tokio::test]
-async fn box_who_acquires_is_told_what_the_sandbox_was_made_of() {
+async fn box_acquire_returns_the_original_request_of_the_sandbox() {
     let bench = Bench::new().await;
-    let wish = Create { notes: b"as it was made".to_vec(), ..plain() };
-    bench.service.acquire(&bench.key("a"), wish.clone()).await.unwrap();
-    let mut other = Create { notes: b"as it is wanted now".to_vec(), ..wish.clone() };
+    let request = Create { notes: b"as it was made".to_vec(), ..plain() };
+    bench.service.acquire(&bench.key("a"), request.clone()).await.unwrap();
+    let mut other = Create { notes: b"as it is wanted now".to_vec(), ..request.clone() };
     other.spec.image = "another".to_owned();
     let found = bench.service.acquire(&bench.key("a"), other).await.unwrap();
-    assert_eq!((found.fresh, found.sandbox.notes, found.sandbox.spec), (false, wish.notes, wish.spec));
+    assert_eq!((found.fresh, found.sandbox.notes, found.sandbox.spec), (false, request.notes, request.spec));
 }
 
 #[tokio::test]
-async fn box_one_that_died_meanwhile_is_dropped_and_made_anew() {
+async fn box_sandbox_that_died_meanwhile_is_removed_and_made_again() {
     let bench = Bench::new().await;
     let first = bench.service.acquire(&bench.key("a"), super::revival::replacing()).await.unwrap().sandbox;
     bench.backend.kill(&first.id, Cause::Oom);

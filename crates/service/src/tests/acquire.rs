@@ -1,4 +1,4 @@
-//! Acquire by key. The numbers are those of the acceptance list of the protocols that need it.
+//! Acquire by key. The numbers refer to the acceptance list of the protocols that need it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::clock::Clock;
 use crate::{Acquired, Config, ErrorKind, Outcome, Service, ServiceError};
 
 impl Bench {
-    /// A service whose limits are these; released sandboxes are parked, others after an hour.
+    /// A service with these limits; released sandboxes are parked, others after an hour.
     pub(super) async fn limited(soft: usize, hard: usize) -> Self {
         let (backend, state) = (Pretend::new(), tempfile::tempdir().unwrap());
         let park_after = Duration::from_secs(3600);
@@ -38,7 +38,7 @@ impl Bench {
         self.service.acquire(&self.key(name), plain()).await.unwrap()
     }
 
-    /// Somebody who asks for the sandbox of a key, and may go away.
+    /// A task that asks for the sandbox of a key and can be aborted.
     fn asking(&self, name: &str) -> JoinHandle<Result<Acquired, ServiceError>> {
         let (service, key) = (self.service.clone(), self.key(name));
         tokio::spawn(async move { service.acquire(&key, plain()).await })
@@ -55,7 +55,7 @@ impl Bench {
 }
 
 #[tokio::test]
-async fn the_same_key_leads_to_the_same_sandbox() {
+async fn same_key_leads_to_the_same_sandbox() {
     let bench = Bench::new().await;
     let first = bench.acquire("a").await;
     let again = bench.acquire("a").await;
@@ -66,7 +66,7 @@ async fn the_same_key_leads_to_the_same_sandbox() {
 }
 
 #[tokio::test]
-async fn n66_the_same_name_of_another_owner_or_use_is_another_key() {
+async fn n66_same_name_of_another_owner_or_space_is_another_key() {
     let bench = Bench::new().await;
     let ours = bench.acquire("a").await.sandbox;
     let stranger = Owner::named("stranger");
@@ -78,7 +78,7 @@ async fn n66_the_same_name_of_another_owner_or_use_is_another_key() {
 }
 
 #[tokio::test]
-async fn many_at_once_make_one() {
+async fn concurrent_acquires_make_one_sandbox() {
     let bench = Bench::new().await;
     let all = join_all((0..50).map(|_| bench.acquire("a"))).await;
     assert_eq!(all.iter().filter(|acquired| acquired.fresh).count(), 1);
@@ -110,10 +110,10 @@ async fn n60_n61_a_dead_sandbox_is_replaced_under_its_key() {
 }
 
 #[tokio::test]
-async fn n54_a_death_that_nobody_told_of_is_noticed_at_the_next_use_and_leaves_nothing() {
+async fn n54_unreported_death_is_noticed_at_the_next_use_and_leaves_nothing() {
     let bench = Bench::new().await;
-    let wish = crate::Create { idle_timeout: Some(Duration::from_secs(3600)), ..plain() };
-    let dead = bench.service.acquire(&bench.key("a"), wish).await.unwrap().sandbox;
+    let request = crate::Create { idle_timeout: Some(Duration::from_secs(3600)), ..plain() };
+    let dead = bench.service.acquire(&bench.key("a"), request).await.unwrap().sandbox;
     bench.backend.take_away(&dead.id);
     // What is left open would be inherited.
     let never_idle = crate::Create { idle_timeout: Some(Duration::ZERO), ..plain() };
@@ -123,7 +123,7 @@ async fn n54_a_death_that_nobody_told_of_is_noticed_at_the_next_use_and_leaves_n
     bench.until_count(1).await;
     assert!(!bench.has(&dead));
     assert_eq!(bench.service.find(&bench.key("a")).unwrap().id, new.sandbox.id);
-    assert_eq!(bench.service.0.schedule.count(), 0, "nobody waits for it to be idle");
+    assert_eq!(bench.service.0.schedule.count(), 0, "no idle check is scheduled");
     assert_eq!(bench.backend.times_asked_to("destroy"), 1);
     let bench = bench.restarted().await;
     assert!(!bench.has(&dead));
@@ -131,7 +131,7 @@ async fn n54_a_death_that_nobody_told_of_is_noticed_at_the_next_use_and_leaves_n
 }
 
 #[tokio::test]
-async fn n59_a_removal_that_fails_keeps_no_dead_sandbox_under_the_key() {
+async fn n59_failed_removal_does_not_keep_the_dead_sandbox_under_its_key() {
     let bench = Bench::new().await;
     let dead = bench.service.acquire(&bench.key("a"), replacing()).await.unwrap().sandbox;
     bench.backend.fail("destroy", 1000);
@@ -140,7 +140,7 @@ async fn n59_a_removal_that_fails_keeps_no_dead_sandbox_under_the_key() {
     let new = bench.acquire("a").await;
     assert!(new.fresh);
     assert_eq!(bench.acquire("a").await.sandbox.id, new.sandbox.id);
-    // Should the server die now, the dead one is not taken for the key's again.
+    // If the server dies now, the next one does not treat the dead sandbox as the key's.
     let bench = bench.restarted().await;
     assert_eq!(bench.acquire("a").await.sandbox.id, new.sandbox.id);
 }
@@ -165,7 +165,7 @@ async fn n46_a_destroyed_sandbox_leaves_its_key_free() {
 }
 
 #[tokio::test]
-async fn a_paused_sandbox_is_resumed_for_who_acquires_it() {
+async fn acquire_resumes_a_paused_sandbox() {
     let bench = Bench::new().await;
     let made = bench.acquire("a").await.sandbox;
     bench.service.pause(&bench.owner, &made.id).await.unwrap();
@@ -175,7 +175,7 @@ async fn a_paused_sandbox_is_resumed_for_who_acquires_it() {
 }
 
 #[tokio::test]
-async fn a_paused_sandbox_that_cannot_be_resumed_now_is_kept() {
+async fn paused_sandbox_that_fails_to_resume_is_kept() {
     let bench = Bench::new().await;
     let made = bench.acquire("a").await.sandbox;
     bench.service.pause(&bench.owner, &made.id).await.unwrap();
@@ -187,7 +187,7 @@ async fn a_paused_sandbox_that_cannot_be_resumed_now_is_kept() {
 }
 
 #[tokio::test]
-async fn a_paused_sandbox_that_is_gone_is_replaced_whatever_a_resume_says() {
+async fn paused_sandbox_that_is_gone_is_replaced_whatever_resume_returns() {
     for failures in [0, 1] {
         let bench = Bench::new().await;
         let made = bench.acquire("a").await.sandbox;
@@ -202,7 +202,7 @@ async fn a_paused_sandbox_that_is_gone_is_replaced_whatever_a_resume_says() {
 }
 
 #[tokio::test]
-async fn n71_who_goes_away_while_waiting_leaves_the_turn_to_the_next() {
+async fn n71_cancelled_waiter_passes_the_turn_to_the_next() {
     let bench = Bench::new().await;
     bench.backend.gate.forget_permits(usize::MAX >> 3);
     let first = bench.asking("a");
@@ -220,7 +220,7 @@ async fn n71_who_goes_away_while_waiting_leaves_the_turn_to_the_next() {
 }
 
 #[tokio::test]
-async fn who_is_impatient_and_asks_again_gets_the_one_that_was_begun() {
+async fn retry_after_a_cancelled_acquire_gets_the_sandbox_begun_before() {
     let bench = Bench::new().await;
     bench.backend.gate.forget_permits(usize::MAX >> 3);
     for _ in 0..5 {
@@ -248,7 +248,7 @@ async fn a_create_that_fails_leaves_no_key() {
 }
 
 #[tokio::test]
-async fn n45_a_released_sandbox_stays_until_its_place_is_needed() {
+async fn n45_released_sandbox_stays_until_its_room_is_needed() {
     let bench = Bench::limited(2, 10).await;
     let first = bench.acquire("a").await.sandbox;
     assert_eq!((bench.release("a"), bench.release("a")), (Outcome::Done, Outcome::AlreadySo));
@@ -259,7 +259,7 @@ async fn n45_a_released_sandbox_stays_until_its_place_is_needed() {
 }
 
 #[tokio::test]
-async fn n67_the_longest_parked_makes_room_and_nobody_else() {
+async fn n67_only_the_longest_parked_sandbox_is_evicted() {
     let bench = Bench::limited(3, 10).await;
     let held = bench.acquire("held").await.sandbox;
     let old = bench.acquire("old").await.sandbox;
@@ -270,7 +270,7 @@ async fn n67_the_longest_parked_makes_room_and_nobody_else() {
     bench.acquire("new").await;
     let left = |sandbox: &crate::Sandbox| bench.service.get(&bench.owner, &sandbox.id).is_ok();
     assert!(left(&held) && !left(&old) && left(&young));
-    // A plain one takes the other; nobody is parked any more, and the soft limit gives way.
+    // A plain sandbox evicts the other parked one; then none is parked, and the soft limit is exceeded.
     bench.create().await;
     assert!(left(&held) && !left(&young));
     bench.create().await;
@@ -278,7 +278,7 @@ async fn n67_the_longest_parked_makes_room_and_nobody_else() {
 }
 
 #[tokio::test]
-async fn what_runs_something_is_never_parked() {
+async fn sandbox_that_runs_something_is_never_evicted() {
     let bench = Bench::limited(1, 10).await;
     let busy = bench.acquire("busy").await.sandbox;
     bench.release("busy");
@@ -287,7 +287,7 @@ async fn what_runs_something_is_never_parked() {
     bench.backend.knows(vec![command]);
     bench.acquire("new").await;
     assert!(bench.service.get(&bench.owner, &busy.id).is_ok());
-    // Something that a command has left behind is as good a reason.
+    // A process that a command left running counts as well.
     bench.backend.knows(vec![ProcessStatus { left: true, ..over.clone() }]);
     bench.acquire("newer").await;
     assert!(bench.service.get(&bench.owner, &busy.id).is_ok());
@@ -297,33 +297,33 @@ async fn what_runs_something_is_never_parked() {
 }
 
 #[tokio::test]
-async fn a_silent_agent_holds_nobody_up_and_is_not_asked_at_once_again() {
+async fn silent_agent_delays_no_create_and_is_not_asked_again_at_once() {
     let bench = Bench::limited(1, 10).await;
     let silent = bench.acquire("silent").await.sandbox;
     bench.release("silent");
     bench.backend.answers(|request| matches!(request, wire::Request::Processes).then(Vec::new));
     let made = tokio::time::timeout(Duration::from_secs(20), bench.create()).await;
-    assert!(made.is_ok(), "it waited as long as the agent liked");
-    assert!(bench.service.get(&bench.owner, &silent.id).is_ok(), "it was given the benefit of the doubt");
+    assert!(made.is_ok(), "the create waited for the silent agent");
+    assert!(bench.service.get(&bench.owner, &silent.id).is_ok(), "the silent sandbox is treated as busy");
     assert_eq!(bench.release("silent"), Outcome::Done, "it counts as held again");
 }
 
 #[tokio::test]
-async fn the_hard_limit_refuses_unless_somebody_is_parked() {
+async fn hard_limit_refuses_unless_a_sandbox_is_parked() {
     let bench = Bench::limited(2, 2).await;
     bench.acquire("a").await;
     bench.acquire("b").await;
     let error = bench.service.acquire(&bench.key("c"), plain()).await.unwrap_err();
     assert!(matches!(error, ServiceError::TooManySandboxes { .. }));
     assert!(matches!(error.kind(), ErrorKind::Exhausted { .. }));
-    assert_eq!(bench.acquire("a").await.sandbox.phase, Phase::Running, "what exists is still found");
+    assert_eq!(bench.acquire("a").await.sandbox.phase, Phase::Running, "existing sandboxes are still found");
     bench.release("b");
     assert!(bench.acquire("c").await.fresh);
     assert_eq!(bench.backend.count(), 2);
 }
 
 #[tokio::test]
-async fn n92_who_asks_for_what_is_being_taken_away_gets_a_new_one() {
+async fn n92_acquire_during_eviction_gets_a_new_sandbox() {
     let bench = Bench::limited(1, 10).await;
     let old = bench.acquire("a").await.sandbox;
     bench.release("a");
@@ -334,7 +334,7 @@ async fn n92_who_asks_for_what_is_being_taken_away_gets_a_new_one() {
 }
 
 #[tokio::test]
-async fn n94_acquire_and_eviction_at_once_never_give_a_dead_sandbox_or_two() {
+async fn n94_concurrent_acquire_and_eviction_never_return_a_dead_sandbox_or_two() {
     let bench = Bench::limited(3, 100).await;
     let names: Vec<String> = (0..6).map(|n| format!("key {n}")).collect();
     for round in 0..20 {
@@ -351,7 +351,7 @@ async fn n94_acquire_and_eviction_at_once_never_give_a_dead_sandbox_or_two() {
 }
 
 impl Bench {
-    /// Has a sandbox die, and waits until that is known.
+    /// Makes a sandbox die, and waits until that is known.
     async fn kill(&self, sandbox: &crate::Sandbox) {
         self.backend.kill(&sandbox.id, Cause::AgentDied);
         self.until(sandbox, |phase| matches!(phase, Phase::Failed(_))).await;
@@ -363,7 +363,7 @@ impl Bench {
 }
 
 #[tokio::test]
-async fn the_dead_make_room_at_the_hard_limit_named_or_not() {
+async fn dead_sandboxes_are_evicted_at_the_hard_limit_named_or_not() {
     let bench = Bench::limited(3, 3).await;
     let released = bench.acquire("released").await.sandbox;
     bench.release("released");
@@ -380,7 +380,7 @@ async fn the_dead_make_room_at_the_hard_limit_named_or_not() {
 }
 
 #[tokio::test]
-async fn none_that_lives_goes_where_the_dead_make_room() {
+async fn living_sandbox_is_not_evicted_while_dead_ones_can_be() {
     let bench = Bench::limited(4, 20).await;
     let parked = [bench.acquire("a").await.sandbox, bench.acquire("b").await.sandbox];
     let dead = [bench.create().await, bench.create().await];
@@ -395,7 +395,7 @@ async fn none_that_lives_goes_where_the_dead_make_room() {
 }
 
 #[tokio::test]
-async fn the_dead_that_cannot_be_removed_cost_no_living_one_its_place() {
+async fn unremovable_dead_sandbox_does_not_cause_eviction_of_a_living_one() {
     let bench = Bench::limited(2, 20).await;
     let parked = bench.acquire("a").await.sandbox;
     let dead = bench.create().await;
@@ -407,7 +407,7 @@ async fn the_dead_that_cannot_be_removed_cost_no_living_one_its_place() {
 }
 
 #[tokio::test]
-async fn what_the_dead_of_an_owner_may_use_is_free_for_its_others() {
+async fn dead_sandboxes_of_an_owner_free_its_quota() {
     let (backend, state) = (Pretend::new(), tempfile::tempdir().unwrap());
     let quotas = operators_quota(crate::Quota { sandboxes: Some(2), ..crate::Quota::default() });
     let bench = Bench::configured(Config { quotas, ..config(&state) }, backend, state).await;
@@ -426,11 +426,14 @@ async fn what_the_dead_of_an_owner_may_use_is_free_for_its_others() {
         ),
         "{error:?}"
     );
-    assert!(bench.service.get(&Owner::named("stranger"), &stranger.id).is_ok(), "it is another's");
+    assert!(
+        bench.service.get(&Owner::named("stranger"), &stranger.id).is_ok(),
+        "the sandbox of another owner stays"
+    );
 }
 
 #[tokio::test]
-async fn a_parked_sandbox_whose_death_nobody_told_of_runs_nothing() {
+async fn parked_sandbox_with_unreported_death_counts_as_idle() {
     let bench = Bench::limited(1, 1).await;
     let dead = bench.acquire("a").await.sandbox;
     bench.release("a");

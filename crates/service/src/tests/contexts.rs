@@ -1,4 +1,4 @@
-//! Contexts, over an agent that answers as each test has it.
+//! Contexts, with an agent whose answers each test defines.
 
 use domain::{ContextId, Language, Stream};
 use tokio::sync::mpsc;
@@ -15,8 +15,8 @@ fn python() -> Language {
 }
 
 fn session(context: &str, kernel: Option<&str>) -> SessionStatus {
-    let told = serde_json::json!({"session": context, "busy": false, "terminal": false, "kernel": kernel});
-    serde_json::from_value(told).unwrap()
+    let status = serde_json::json!({"session": context, "busy": false, "terminal": false, "kernel": kernel});
+    serde_json::from_value(status).unwrap()
 }
 
 fn reply(reply: &Reply) -> Vec<u8> {
@@ -27,8 +27,8 @@ fn output(text: &str) -> Frame {
     Frame::Output { stream: StreamTag::Tell, offset: 0, bytes: text.as_bytes().to_vec().into() }
 }
 
-/// A context that the agent knows, in which a run is on that has told `told` and goes on.
-async fn bench_with(told: &'static str) -> (Bench, ContextId, mpsc::UnboundedReceiver<Request>) {
+/// A context that the agent knows, with a run whose kernel reports `reported`.
+async fn bench_with(reported: &'static str) -> (Bench, ContextId, mpsc::UnboundedReceiver<Request>) {
     let bench = Bench::new().await;
     let (context, (asked, requests)) = (ContextId::from_entropy([7; 16]), mpsc::unbounded_channel());
     let name = context.clone();
@@ -39,11 +39,11 @@ async fn bench_with(told: &'static str) -> (Bench, ContextId, mpsc::UnboundedRec
             Request::Run(run) => {
                 let started = Frame::message(&Reply::Started { pid: 1 });
                 let end = Frame::message(&Reply::Ended(wire::process::Ended {
-                    written: told.len() as u64,
+                    written: reported.len() as u64,
                     ..ended(Exit::Code(0))
                 }));
-                let whole = [started, output(told), end];
-                // A run of nothing goes on for ever.
+                let whole = [started, output(reported), end];
+                // A run without text never ends.
                 let frames = if run.text.is_empty() { &whole[..1] } else { &whole[..] };
                 Some(encoded(frames))
             }
@@ -62,7 +62,7 @@ async fn bench_with(told: &'static str) -> (Bench, ContextId, mpsc::UnboundedRec
 }
 
 #[tokio::test]
-async fn what_is_told_of_a_run_is_read_and_nothing_is_dropped_unread() {
+async fn kernel_events_are_parsed_and_none_are_dropped() {
     let (bench, context, mut requests) =
         bench_with("{\"count\":1}\n{\"result\":{\"text/plain\":\"4\"}}\nx\n").await;
     let made = bench.create().await;
@@ -76,14 +76,14 @@ async fn what_is_told_of_a_run_is_read_and_nothing_is_dropped_unread() {
     while let Ok(request) = requests.try_recv() {
         match request {
             Request::Run(run) => assert!(run.retention.hold && run.follow && !run.queue),
-            Request::Signal(_) => panic!("it has ended, so nothing is to be interrupted"),
+            Request::Signal(_) => panic!("the run has ended, so no interrupt is expected"),
             _ => {}
         }
     }
 }
 
 #[tokio::test]
-async fn code_that_nobody_reads_is_interrupted_if_that_was_wished() {
+async fn unread_code_is_interrupted_if_requested() {
     for unread in [Unread::Keep, Unread::Interrupt] {
         let (bench, context, mut requests) = bench_with("").await;
         let made = bench.create().await;
@@ -99,9 +99,9 @@ async fn code_that_nobody_reads_is_interrupted_if_that_was_wished() {
                 }
             };
             assert_eq!((signal.signal, signal.reach), (2, wire::process::Reach::Group));
-            assert_eq!(Some(signal.process), run, "what the context runs now may be another's");
+            assert_eq!(Some(signal.process), run, "the context may run other code by now");
         }
-        // What is asked now comes behind everything that the drop has asked.
+        // The agent receives this request after everything that the drop has sent.
         bench.service.contexts(&bench.owner, &made.id).await.unwrap();
         while let Ok(request) = requests.try_recv() {
             assert!(!matches!(request, Request::Signal(_)), "{unread:?}: {request:?}");
@@ -110,7 +110,7 @@ async fn code_that_nobody_reads_is_interrupted_if_that_was_wished() {
 }
 
 #[tokio::test]
-async fn sessions_that_are_no_contexts_are_not_listed() {
+async fn sessions_without_kernels_are_not_listed_as_contexts() {
     let bench = Bench::new().await;
     let made = bench.create().await;
     let ours = ContextId::from_entropy([1; 16]);
@@ -131,7 +131,7 @@ async fn sessions_that_are_no_contexts_are_not_listed() {
 }
 
 #[tokio::test]
-async fn there_are_only_so_many_and_a_failure_says_what_is_missing() {
+async fn contexts_are_limited_and_a_failure_names_the_cause() {
     let bench = Bench::new().await;
     let made = bench.create().await;
     let open = || bench.service.open_context(&bench.owner, &made.id, OpenContext::new(python()));
@@ -141,7 +141,7 @@ async fn there_are_only_so_many_and_a_failure_says_what_is_missing() {
         ..fault(kind)
     };
     for (answer, words) in [
-        (fault(FaultKind::NotFound, "exec", "python3"), "`python3` is not there"),
+        (fault(FaultKind::NotFound, "exec", "python3"), "`python3` was not found"),
         (fault(FaultKind::Permission, "exec", "python3"), "`python3` cannot be executed"),
         (fault(FaultKind::Other, "start kernel", "too old"), "too old"),
     ] {
@@ -172,7 +172,7 @@ async fn there_are_only_so_many_and_a_failure_says_what_is_missing() {
 }
 
 #[tokio::test]
-async fn an_agent_that_knows_no_kernels_is_told_as_such() {
+async fn agent_without_kernel_support_is_reported_as_unsupported() {
     let bench = Bench::new().await;
     let made = bench.create().await;
     bench.backend.answers(|request| match request {
@@ -188,15 +188,15 @@ async fn an_agent_that_knows_no_kernels_is_told_as_such() {
 }
 
 #[tokio::test]
-async fn the_default_context_is_opened_once_though_two_want_it() {
+async fn default_context_opened_by_another_request_is_used() {
     let bench = Bench::new().await;
     let made = bench.create().await;
     let opened = std::sync::atomic::AtomicBool::new(false);
     bench.backend.answers(move |request| match request {
         Request::Sessions => Some(reply(&Reply::Sessions(Vec::new()))),
-        // Somebody else opens it between our first run and our own attempt.
-        Request::OpenKernel(wish) => {
-            assert_eq!(wish.open.session, default_context(&python()).as_str());
+        // Another client opens it between our first run and our own attempt.
+        Request::OpenKernel(request) => {
+            assert_eq!(request.open.session, default_context(&python()).as_str());
             opened.store(true, std::sync::atomic::Ordering::SeqCst);
             Some(reply(&Reply::Fault(fault(FaultKind::AlreadyExists))))
         }

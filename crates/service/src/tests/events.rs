@@ -1,4 +1,4 @@
-//! The feed of what becomes of sandboxes.
+//! The feed of lifecycle events.
 
 use std::time::SystemTime;
 
@@ -11,8 +11,8 @@ use crate::{Events, LifeEvent, Told};
 async fn next(events: &mut Events, count: usize) -> Vec<LifeEvent> {
     let mut found = Vec::new();
     while found.len() < count {
-        for told in events.next().await.expect("the server runs") {
-            match told {
+        for item in events.next().await.expect("the server runs") {
+            match item {
                 Told::Event(event) => found.push(event),
                 Told::Operator(event) => panic!("{event:?}"),
                 Told::Missed { after, through } => panic!("missed {after} to {through}"),
@@ -23,7 +23,7 @@ async fn next(events: &mut Events, count: usize) -> Vec<LifeEvent> {
 }
 
 #[tokio::test]
-async fn every_change_is_told_with_its_cause() {
+async fn every_phase_change_has_an_event_with_its_cause() {
     let bench = Bench::new().await;
     let mut events = bench.service.events(None, None);
     let made = bench.create().await;
@@ -32,8 +32,8 @@ async fn every_change_is_told_with_its_cause() {
     bench.backend.kill(&made.id, Cause::Oom);
     bench.until(&made, |phase| matches!(phase, Phase::Failed(_))).await;
     bench.service.destroy(&bench.owner, &made.id).await.unwrap();
-    let told = next(&mut events, 9).await;
-    let phases: Vec<_> = told.iter().map(|event| (event.phase, event.cause)).collect();
+    let items = next(&mut events, 9).await;
+    let phases: Vec<_> = items.iter().map(|event| (event.phase, event.cause)).collect();
     assert_eq!(
         phases,
         [
@@ -48,23 +48,23 @@ async fn every_change_is_told_with_its_cause() {
             (Phase::Stopped, Some(Cause::Destroyed)),
         ]
     );
-    assert!(told.iter().all(|event| event.sandbox == made.id && event.owner == bench.owner));
-    assert!(told.is_sorted_by(|one, two| one.id < two.id));
+    assert!(items.iter().all(|event| event.sandbox == made.id && event.owner == bench.owner));
+    assert!(items.is_sorted_by(|one, two| one.id < two.id));
 }
 
 #[tokio::test]
-async fn an_owner_is_told_of_its_own_alone() {
+async fn owner_sees_only_its_own_events() {
     let bench = Bench::new().await;
     let other = Owner::named("other");
     let mut theirs = bench.service.events(Some(other.clone()), None);
     bench.create().await;
     let made = bench.service.create(&other, plain()).await.unwrap();
-    let told = next(&mut theirs, 2).await;
-    assert!(told.iter().all(|event| event.sandbox == made.id), "{told:?}");
+    let items = next(&mut theirs, 2).await;
+    assert!(items.iter().all(|event| event.sandbox == made.id), "{items:?}");
 }
 
 #[tokio::test]
-async fn a_reader_goes_on_where_it_was_after_a_restart() {
+async fn reader_continues_at_its_position_after_a_restart() {
     let bench = Bench::new().await;
     let mut events = bench.service.events(None, Some(0));
     let made = bench.create().await;
@@ -72,13 +72,13 @@ async fn a_reader_goes_on_where_it_was_after_a_restart() {
     let (backend, state) = bench.crash().await;
     let bench = Bench::with(backend, state, Clock::host()).await;
     let mut events = bench.service.events(None, Some(seen.id));
-    let told = next(&mut events, 1).await;
-    assert_eq!(told.iter().map(|event| event.phase).collect::<Vec<_>>(), [Phase::Running]);
-    assert!(told.iter().all(|event| event.sandbox == made.id && event.id > seen.id));
+    let items = next(&mut events, 1).await;
+    assert_eq!(items.iter().map(|event| event.phase).collect::<Vec<_>>(), [Phase::Running]);
+    assert!(items.iter().all(|event| event.sandbox == made.id && event.id > seen.id));
 }
 
 #[tokio::test]
-async fn a_restart_tells_only_what_changed() {
+async fn server_restart_publishes_only_changed_phases() {
     let bench = Bench::new().await;
     let (lives, dies) = (bench.create().await, bench.create().await);
     bench.backend.take_away(&dies.id);
@@ -86,9 +86,9 @@ async fn a_restart_tells_only_what_changed() {
     for sandbox in [&lives, &dies] {
         bench.service.destroy(&bench.owner, &sandbox.id).await.unwrap();
     }
-    let told = bench.service.events(None, Some(0)).ready();
+    let items = bench.service.events(None, Some(0)).ready();
     let phases = |sandbox: &crate::Sandbox| -> Vec<Phase> {
-        let own = told.iter().filter_map(|told| match told {
+        let own = items.iter().filter_map(|item| match item {
             Told::Event(event) if event.sandbox == sandbox.id => Some(event.phase),
             _ => None,
         });
@@ -100,18 +100,18 @@ async fn a_restart_tells_only_what_changed() {
 }
 
 #[tokio::test]
-async fn who_asks_for_what_comes_after_an_event_that_never_was_begins_now() {
+async fn reader_after_an_unknown_event_number_begins_now() {
     let bench = Bench::new().await;
     bench.create().await;
     let mut events = bench.service.events(None, Some(99_999_999));
     assert_eq!(events.ready(), []);
     let made = bench.create().await;
-    let told = next(&mut events, 2).await;
-    assert!(told.iter().all(|event| event.sandbox == made.id), "{told:?}");
+    let items = next(&mut events, 2).await;
+    assert!(items.iter().all(|event| event.sandbox == made.id), "{items:?}");
 }
 
 #[tokio::test]
-async fn others_events_do_not_hide_an_owners_own() {
+async fn events_of_others_do_not_hide_an_owners_own() {
     let bench = Bench::new().await;
     let other = Owner::named("other");
     for _ in 0..300 {
@@ -119,6 +119,6 @@ async fn others_events_do_not_hide_an_owners_own() {
         bench.service.0.events.tell(SystemTime::UNIX_EPOCH, &bench.owner, &id, Phase::Running, None);
     }
     let made = bench.service.create(&other, plain()).await.unwrap();
-    let told = bench.service.events(Some(other), Some(0)).ready();
-    assert!(matches!(&told[..], [Told::Event(event), ..] if event.sandbox == made.id), "{told:?}");
+    let items = bench.service.events(Some(other), Some(0)).ready();
+    assert!(matches!(&items[..], [Told::Event(event), ..] if event.sandbox == made.id), "{items:?}");
 }

@@ -1,4 +1,4 @@
-//! Time: expiry, renewal, idleness, clocks that are set.
+//! Time: expiry, renewal, idleness, and clocks that are set.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -13,8 +13,7 @@ use super::{Bench, plain};
 use crate::clock::{Clock, Moment};
 use crate::{Create, ErrorKind, Sandbox};
 
-/// A clock that goes with tokio's, so that pausing one pauses the other, and whose wall time
-/// can be set.
+/// A clock that follows tokio's, so that pausing one pauses the other, and whose wall time can be set.
 #[derive(Clone)]
 struct Hands {
     start: Instant,
@@ -52,11 +51,11 @@ async fn bench(hands: &Hands) -> Bench {
 
 async fn create(bench: &Bench, timeout: Option<u64>, idle_timeout: Option<u64>) -> Sandbox {
     let seconds = |count: Option<u64>| count.map(Duration::from_secs);
-    let wish = Create { timeout: seconds(timeout), idle_timeout: seconds(idle_timeout), ..plain() };
-    bench.service.create(&bench.owner, wish).await.unwrap()
+    let request = Create { timeout: seconds(timeout), idle_timeout: seconds(idle_timeout), ..plain() };
+    bench.service.create(&bench.owner, request).await.unwrap()
 }
 
-/// When the sandbox began to end, in seconds since the test began. Time flies meanwhile.
+/// When the sandbox began to end, in seconds since the test began. Tokio's clock is paused meanwhile.
 async fn ending(bench: &Bench, hands: &Hands, sandbox: &Sandbox) -> u64 {
     tokio::time::pause();
     let ending = bench.until(sandbox, |phase| matches!(phase, Phase::Stopping | Phase::Stopped)).await;
@@ -64,13 +63,13 @@ async fn ending(bench: &Bench, hands: &Hands, sandbox: &Sandbox) -> u64 {
     hands.since(ending.phase_since).as_secs()
 }
 
-/// Making the bench takes real time.
+/// Setting up the service takes real time.
 fn check_due(ended: u64, due: u64) {
     assert!((due..due + 10).contains(&ended), "{ended} is not {due}");
 }
 
 #[tokio::test]
-async fn a_sandbox_ends_when_its_time_is_over() {
+async fn sandbox_ends_when_its_timeout_is_over() {
     let hands = Hands::new();
     let bench = bench(&hands).await;
     let longer = create(&bench, Some(900), None).await;
@@ -80,7 +79,7 @@ async fn a_sandbox_ends_when_its_time_is_over() {
 }
 
 #[tokio::test]
-async fn renewing_makes_it_later_or_sooner() {
+async fn renew_moves_the_expiry_later_or_sooner() {
     let hands = Hands::new();
     let bench = bench(&hands).await;
     for (timeout, after) in [(600, 70), (60, 90)] {
@@ -95,7 +94,7 @@ async fn renewing_makes_it_later_or_sooner() {
 }
 
 #[tokio::test]
-async fn only_the_future_of_something_that_expires_can_be_renewed() {
+async fn renew_needs_a_future_time_and_an_expiring_sandbox() {
     let hands = Hands::new();
     let bench = bench(&hands).await;
     let (expiring, never) = (create(&bench, Some(600), None).await, create(&bench, None, None).await);
@@ -108,7 +107,7 @@ async fn only_the_future_of_something_that_expires_can_be_renewed() {
 }
 
 #[tokio::test]
-async fn setting_the_wall_clock_moves_what_is_told_but_not_the_end() {
+async fn setting_the_wall_clock_moves_the_shown_expiry_but_not_the_end() {
     let hands = Hands::new();
     let bench = bench(&hands).await;
     let made = create(&bench, Some(600), None).await;
@@ -116,15 +115,15 @@ async fn setting_the_wall_clock_moves_what_is_told_but_not_the_end() {
     let before = made.expires.unwrap();
     tokio::time::pause();
     let mut state = bench.handle(&made).state.clone();
-    let told = state.wait_for(|sandbox| sandbox.expires != Some(before)).await.unwrap().expires.unwrap();
+    let shown = state.wait_for(|sandbox| sandbox.expires != Some(before)).await.unwrap().expires.unwrap();
     tokio::time::resume();
-    let moved = told.duration_since(before).unwrap();
+    let moved = shown.duration_since(before).unwrap();
     assert!(moved.as_secs().abs_diff(86_400) <= 1, "{moved:?}");
     check_due(ending(&bench, &hands, &made).await, 86_400 + 600);
 }
 
 #[tokio::test]
-async fn n68_an_idle_sandbox_ends_and_one_in_use_does_not() {
+async fn n68_idle_sandbox_ends_and_one_in_use_does_not() {
     let hands = Hands::new();
     let bench = bench(&hands).await;
     let (idle, used) = (create(&bench, None, Some(120)).await, create(&bench, None, Some(120)).await);
@@ -142,12 +141,12 @@ async fn n68_an_idle_sandbox_ends_and_one_in_use_does_not() {
 }
 
 #[tokio::test]
-async fn n68_one_that_is_released_ends_too_and_a_time_out_of_nothing_is_never() {
+async fn n68_released_sandbox_ends_too_and_a_zero_timeout_means_never() {
     let hands = Hands::new();
     let bench = bench(&hands).await;
     let never = [create(&bench, None, None).await, create(&bench, None, Some(0)).await];
-    let wish = Create { idle_timeout: Some(Duration::from_secs(120)), ..plain() };
-    let released = bench.service.acquire(&bench.key("a"), wish).await.unwrap().sandbox;
+    let request = Create { idle_timeout: Some(Duration::from_secs(120)), ..plain() };
+    let released = bench.service.acquire(&bench.key("a"), request).await.unwrap().sandbox;
     bench.release("a");
     check_due(ending(&bench, &hands, &released).await, 120);
     let last = create(&bench, None, Some(1800)).await;
@@ -158,7 +157,7 @@ async fn n68_one_that_is_released_ends_too_and_a_time_out_of_nothing_is_never() 
 }
 
 #[tokio::test]
-async fn asking_for_the_state_is_not_a_use_and_a_background_process_is() {
+async fn state_query_is_not_a_use_and_a_background_process_is() {
     let hands = Hands::new();
     let bench = bench(&hands).await;
     let made = create(&bench, None, Some(100)).await;
@@ -198,7 +197,7 @@ async fn a_dead_sandbox_is_ended_for_idleness_too() {
 }
 
 #[tokio::test]
-async fn n96_who_takes_an_idle_sandbox_while_it_is_looked_at_keeps_it() {
+async fn n96_idle_sandbox_acquired_during_its_check_is_kept() {
     let hands = Hands::new();
     let bench = bench(&hands).await;
     let made = create(&bench, None, Some(120)).await;

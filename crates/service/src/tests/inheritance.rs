@@ -1,5 +1,4 @@
-//! What a sandbox made from a snapshot inherits from the snapshot's sandbox, and what its caller
-//! may name instead.
+//! The settings that a sandbox made from a snapshot inherits, and those that its caller may set instead.
 
 use std::time::Duration;
 
@@ -18,7 +17,7 @@ fn guest() -> Guest {
     Guest { users: vec![user], default_user: "agent".to_owned(), ..Guest::root() }
 }
 
-/// A sandbox for which the caller named everything.
+/// A request in which the caller set everything.
 fn confined() -> Create {
     let resources = Resources {
         memory: Some(Bytes::mib(300)),
@@ -46,7 +45,7 @@ fn confined() -> Create {
     }
 }
 
-/// A request that names nothing but the snapshot; the front filled in defaults that are weaker.
+/// A request that names only the snapshot; the front filled in weaker defaults.
 fn unnamed(snapshot: &SnapshotId) -> Create {
     let spec = Spec {
         snapshot: Some(snapshot.clone()),
@@ -83,10 +82,10 @@ fn check_inherited(bench: &Bench, made: &Sandbox) {
 }
 
 #[tokio::test]
-async fn what_the_caller_leaves_open_is_the_parents() {
+async fn settings_the_caller_leaves_open_are_inherited() {
     let bench = Bench::new().await;
     let source = bench.service.create(&bench.owner, confined()).await.unwrap();
-    // A later expiry is not the rule that the sandbox was created with.
+    // A later expiry is not the time to live that the sandbox was created with.
     let later = source.created + 2 * HOUR;
     bench.service.renew(&bench.owner, &source.id, later).await.unwrap();
     let snapshot = snapshot_of(&bench, &source).await;
@@ -95,7 +94,7 @@ async fn what_the_caller_leaves_open_is_the_parents() {
     let key = Key::new(&bench.owner, NAMES, "fork").unwrap();
     let acquired = bench.service.acquire(&key, unnamed(&snapshot.id)).await.unwrap();
     check_inherited(&bench, &acquired.sandbox);
-    // A fork of a fork has the same, also after a restart.
+    // A fork of a fork inherits the same, also after a restart.
     let again = snapshot_of(&bench, &made).await;
     let (backend, state) = bench.crash().await;
     let bench = Bench::with(backend, state, Clock::host()).await;
@@ -105,24 +104,24 @@ async fn what_the_caller_leaves_open_is_the_parents() {
 }
 
 #[tokio::test]
-async fn what_the_caller_names_wins() {
+async fn settings_the_caller_gives_win() {
     let bench = Bench::new().await;
     let source = bench.service.create(&bench.owner, confined()).await.unwrap();
     let snapshot = snapshot_of(&bench, &source).await;
-    let mut wish = unnamed(&snapshot.id);
-    wish.defaulted.clear();
-    wish.spec.resources = Resources { memory: Some(Bytes::mib(1)), ..Resources::default() };
-    wish.labels = [("team", "red"), ("more", "x")].map(|(k, v)| (k.to_owned(), v.to_owned())).into();
-    wish.timeout = Some(Duration::ZERO);
-    wish.idle_timeout = Some(Duration::ZERO);
-    wish.spec.on_death = Some(OnDeath::Restart);
-    let made = bench.service.create(&bench.owner, wish.clone()).await.unwrap();
+    let mut request = unnamed(&snapshot.id);
+    request.defaulted.clear();
+    request.spec.resources = Resources { memory: Some(Bytes::mib(1)), ..Resources::default() };
+    request.labels = [("team", "red"), ("more", "x")].map(|(k, v)| (k.to_owned(), v.to_owned())).into();
+    request.timeout = Some(Duration::ZERO);
+    request.idle_timeout = Some(Duration::ZERO);
+    request.spec.on_death = Some(OnDeath::Restart);
+    let made = bench.service.create(&bench.owner, request.clone()).await.unwrap();
     assert_eq!((made.spec.network, made.expires), (Network::On, None));
     let limits = &made.spec.resources;
     assert_eq!((limits.memory, limits.pids), (Some(Bytes::mib(1)), Some(50)));
     assert_eq!((made.spec.env_file.as_deref(), &made.spec.guest), (Some("/usual"), &Guest::root()));
     assert_eq!((made.spec.env["FILE"].as_str(), made.spec.env["TOKEN"].as_str()), ("/usual", "secret value"));
-    assert_eq!(made.labels, wish.labels);
+    assert_eq!(made.labels, request.labels);
     assert_eq!(made.spec.on_death, Some(OnDeath::Restart));
     assert_eq!(bench.handle(&made).idle_timeout, None);
 }
@@ -151,7 +150,7 @@ async fn replacement_keeps_the_network_that_was_named_over_that_of_its_snapshot(
 }
 
 #[tokio::test]
-async fn default_limits_that_were_in_force_are_recorded() {
+async fn default_limits_in_force_are_recorded() {
     let bench = Bench::new().await;
     let source = bench.create().await;
     bench.backend.set_usage(Usage {
@@ -169,7 +168,7 @@ async fn default_limits_that_were_in_force_are_recorded() {
 }
 
 #[tokio::test]
-async fn a_pool_does_not_loosen_what_the_snapshot_records() {
+async fn pool_does_not_loosen_the_recorded_settings() {
     let state = tempfile::tempdir().unwrap();
     let backend = super::pretend::Pretend::new();
     let limits = Resources { memory: Some(Bytes::mib(900)), pids: Some(900), ..Resources::default() };
@@ -184,8 +183,8 @@ async fn a_pool_does_not_loosen_what_the_snapshot_records() {
     let bench = Bench { service, backend, state, owner: domain::Owner::single() };
     let source = bench.service.create(&bench.owner, confined()).await.unwrap();
     let snapshot = snapshot_of(&bench, &source).await;
-    let wish = Create { pool: Some("warm".to_owned()), ..unnamed(&snapshot.id) };
-    let made = bench.service.create(&bench.owner, wish).await.unwrap();
+    let request = Create { pool: Some("warm".to_owned()), ..unnamed(&snapshot.id) };
+    let made = bench.service.create(&bench.owner, request).await.unwrap();
     check_inherited(&bench, &made);
 }
 
@@ -210,7 +209,7 @@ async fn inherited_limits_count_in_the_quota() {
 }
 
 #[tokio::test]
-async fn an_inherited_timeout_is_no_longer_than_the_server_grants_now() {
+async fn inherited_timeout_is_cut_to_the_present_maximum() {
     let bench = Bench::new().await;
     let source = bench.service.create(&bench.owner, confined()).await.unwrap();
     let snapshot = snapshot_of(&bench, &source).await;
@@ -223,7 +222,7 @@ async fn an_inherited_timeout_is_no_longer_than_the_server_grants_now() {
 }
 
 #[tokio::test]
-async fn a_snapshot_of_an_earlier_version_gives_what_the_create_names() {
+async fn snapshot_of_an_earlier_version_inherits_nothing() {
     let bench = Bench::new().await;
     let source = bench.service.create(&bench.owner, confined()).await.unwrap();
     let snapshot = snapshot_of(&bench, &source).await;
@@ -233,11 +232,11 @@ async fn a_snapshot_of_an_earlier_version_gives_what_the_create_names() {
     database.execute("UPDATE sandboxes SET timeout = NULL", []).unwrap();
     drop(database);
     let bench = Bench::with(backend, state, Clock::host()).await;
-    let wish = unnamed(&snapshot.id);
-    let made = bench.service.create(&bench.owner, wish.clone()).await.unwrap();
+    let request = unnamed(&snapshot.id);
+    let made = bench.service.create(&bench.owner, request.clone()).await.unwrap();
     assert_eq!((made.spec.network, made.expires, made.labels.len()), (Network::On, None, 0));
-    assert_eq!((made.spec.resources.memory, &made.spec.env), (None, &wish.spec.env));
-    // A sandbox of an earlier version tells its time to live by its expiry.
+    assert_eq!((made.spec.resources.memory, &made.spec.env), (None, &request.spec.env));
+    // For a sandbox of an earlier version, the time to live is derived from its expiry.
     let again = snapshot_of(&bench, &source).await;
     assert_eq!(again.settings.unwrap().timeout, Some(HOUR));
 }

@@ -1,5 +1,5 @@
-//! An agent that has been taken over: whatever it sends ends in an error or in harmless data,
-//! never in a panic, a wait without end or memory without bound.
+//! A malicious agent: whatever it sends ends in an error or in harmless data, never in a panic, an endless wait or
+//! unbounded memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,7 +38,7 @@ fn end(written: u64) -> Frame {
     Frame::message(&Reply::Ended(Ended { written, ..ended(Exit::Code(0)) }))
 }
 
-/// Launches something in a sandbox whose agent answers with these bytes, and reads to the end.
+/// Launches a process in a sandbox whose agent answers with these bytes, and reads to the end.
 async fn launched(bytes: Vec<u8>) -> Result<Vec<Event>, ServiceError> {
     let bench = Bench::new().await;
     let made = bench.create().await;
@@ -55,7 +55,7 @@ async fn launched(bytes: Vec<u8>) -> Result<Vec<Event>, ServiceError> {
 }
 
 #[tokio::test]
-async fn an_honest_agent_is_believed() {
+async fn valid_output_is_accepted() {
     let frames = [
         started(),
         output(0, b"ab"),
@@ -67,8 +67,8 @@ async fn an_honest_agent_is_believed() {
 }
 
 #[tokio::test]
-async fn offsets_that_go_back_or_leave_out_are_not_believed() {
-    for lie in [
+async fn offsets_that_go_back_or_skip_bytes_are_refused() {
+    for frames in [
         vec![output(0, b"abc"), output(1, b"b")],
         vec![output(1, b"b")],
         vec![output(0, b"abc"), output(7, b"b")],
@@ -78,14 +78,14 @@ async fn offsets_that_go_back_or_leave_out_are_not_believed() {
         vec![Frame::message(&Reply::Gap { from: 0, to: u64::MAX }), output(u64::MAX, b"ab")],
         vec![output(0, b"abc"), end(2)],
     ] {
-        let frames: Vec<Frame> = [vec![started()], lie, vec![end(3)]].concat();
+        let frames: Vec<Frame> = [vec![started()], frames, vec![end(3)]].concat();
         let error = launched(encoded(&frames)).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Internal, "{frames:?}");
     }
 }
 
 #[tokio::test]
-async fn frames_of_the_wrong_kind_or_length_are_not_believed() {
+async fn frames_of_the_wrong_kind_or_length_are_refused() {
     let mut endless = encoded(&[started()]);
     endless.extend([0xff, 0xff, 0xff, 0xff, 3]);
     let mut unknown = encoded(&[started()]);
@@ -109,7 +109,7 @@ async fn frames_of_the_wrong_kind_or_length_are_not_believed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_agent_that_says_nothing_is_waited_for_but_not_for_ever() {
+async fn wait_for_a_silent_agent_is_limited() {
     let (ours, _theirs) = tokio::io::duplex(4096);
     let agent = Agent::new(Pretend::new(), SandboxId::from_entropy([1; 20]));
     let error = agent.first_answer(&mut alone(ours)).await.unwrap_err();
@@ -117,7 +117,7 @@ async fn an_agent_that_says_nothing_is_waited_for_but_not_for_ever() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hook_that_never_ends_is_waited_for_little_longer_than_it_may_take() {
+async fn wait_for_a_hook_is_little_longer_than_its_timeout() {
     let (backend, id) = (Pretend::new(), SandboxId::from_entropy([1; 20]));
     backend.put(&id, Condition::Alive);
     let agent = Agent::new(backend, id);
@@ -126,14 +126,14 @@ async fn a_hook_that_never_ends_is_waited_for_little_longer_than_it_may_take() {
     let error = hooks::run_before(&agent, &hook).await.unwrap_err();
     assert!(
         matches!(&error, ServiceError::Hook { source: Some(source), .. } if
-        source.to_string().contains("followed")),
+        source.to_string().contains("output of a process")),
         "{error:?}"
     );
     assert!(began.elapsed() > hook.timeout && began.elapsed() < hook.timeout * 2);
 }
 
 #[tokio::test]
-async fn an_answer_without_end_is_cut_off() {
+async fn endless_answer_is_cut_off() {
     let (ours, mut theirs) = tokio::io::duplex(64 << 10);
     let sending = tokio::spawn(async move {
         let mut bytes = encoded(&[Frame::message(&Greeting { version: 1 })]);
@@ -141,23 +141,23 @@ async fn an_answer_without_end_is_cut_off() {
             theirs.write_all(&bytes).await?;
             bytes = encoded(&[Frame::Data(vec![b'['; MAX_PAYLOAD].into())]);
         }
-        #[expect(unreachable_code, reason = "it names the type of the error above")]
+        #[expect(unreachable_code, reason = "this names the type of the error above")]
         Ok::<(), std::io::Error>(())
     });
     let mut connection = alone(ours);
     let error = connection.answer().await.unwrap_err();
-    assert!(error.to_string().contains("without end"), "{error}");
+    assert!(error.to_string().contains("exceeds the limit"), "{error}");
     drop(connection);
     sending.await.unwrap().expect_err("the connection is closed");
 }
 
-/// A connection to an agent that has no other.
+/// The only connection to its agent.
 fn alone(stream: tokio::io::DuplexStream) -> Connection {
     Connection::of(Box::new(stream), Arc::new(Semaphore::new(1)))
 }
 
 #[tokio::test]
-async fn of_one_agent_one_long_answer_is_held_at_a_time() {
+async fn one_long_answer_per_agent_is_held_at_a_time() {
     let turn = Arc::new(Semaphore::new(1));
     let connect = |bytes: Vec<u8>| {
         let (ours, mut theirs) = tokio::io::duplex(1 << 20);
@@ -180,13 +180,13 @@ async fn of_one_agent_one_long_answer_is_held_at_a_time() {
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
-    assert!(!second.is_finished(), "it has not waited for its turn");
+    assert!(!second.is_finished(), "the second answer did not wait for its turn");
     first.abort();
     assert_eq!(second.await.unwrap().unwrap(), Ok(Reply::Ok));
 }
 
 #[tokio::test]
-async fn a_version_from_the_future_is_refused() {
+async fn unknown_protocol_version_is_refused() {
     for version in [0, wire::VERSION + 1, u32::MAX] {
         let (ours, mut theirs) = tokio::io::duplex(4096);
         let frames = [Frame::message(&Greeting { version }), Frame::message(&Reply::Ok)];
@@ -212,7 +212,7 @@ fn entry(path: String) -> FileInfo {
 }
 
 #[tokio::test]
-async fn a_listing_that_is_too_large_is_refused() {
+async fn too_large_listing_is_refused() {
     let few_but_long = vec![entry("n".repeat(MAX_PAYLOAD - 1000))];
     let many = vec![entry("n".to_owned()); 5000];
     for page in [few_but_long, many, Vec::new()] {
@@ -227,7 +227,7 @@ async fn a_listing_that_is_too_large_is_refused() {
 }
 
 #[tokio::test]
-async fn a_listing_comes_in_pages_with_times_that_can_be_shown() {
+async fn paged_listing_has_times_within_the_calendar() {
     let bench = Bench::new().await;
     let made = bench.create().await;
     let page = Frame::message(&Reply::Entries(vec![entry("/a".to_owned()), entry("/b".to_owned())]));
@@ -240,7 +240,7 @@ async fn a_listing_comes_in_pages_with_times_that_can_be_shown() {
 }
 
 #[tokio::test]
-async fn more_of_a_file_than_was_asked_for_is_refused() {
+async fn more_file_bytes_than_requested_are_refused() {
     let bench = Bench::new().await;
     let made = bench.create().await;
     bench.backend.answers(|request| match request {
@@ -265,7 +265,7 @@ async fn more_of_a_file_than_was_asked_for_is_refused() {
 }
 
 #[tokio::test]
-async fn why_a_write_failed_is_told_even_if_the_agent_hangs_up_in_the_middle() {
+async fn cause_of_a_failed_write_is_reported_even_if_the_agent_hangs_up() {
     let bench = Bench::new().await;
     let made = bench.create().await;
     bench.backend.answers(|request| {
@@ -287,7 +287,7 @@ async fn why_a_write_failed_is_told_even_if_the_agent_hangs_up_in_the_middle() {
 }
 
 #[tokio::test]
-async fn a_fault_cannot_be_a_book() {
+async fn text_of_a_fault_is_bounded() {
     let bench = Bench::new().await;
     let made = bench.create().await;
     bench.backend.answers(|request| {
@@ -310,7 +310,7 @@ async fn a_request_too_long_for_a_frame_is_refused_before_it_is_sent() {
 }
 
 #[tokio::test]
-async fn a_tunnel_gives_first_what_came_with_the_answer() {
+async fn tunnel_returns_bytes_received_with_the_answer_first() {
     use tokio::io::AsyncReadExt;
     let bench = Bench::new().await;
     let made = bench.create().await;

@@ -1,4 +1,4 @@
-//! Create, pause, resume, label, destroy; limits; what happens when somebody dies.
+//! Create, pause, resume, label, destroy; limits; deaths.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::clock::Clock;
 use crate::{Create, ErrorKind, Filter, Outcome, ServiceError};
 
 #[tokio::test]
-async fn a_created_sandbox_runs_and_says_what_is_in_force() {
+async fn created_sandbox_runs_and_reports_its_image() {
     let bench = Bench::new().await;
     let made = bench.create().await;
     assert_eq!(made.phase, Phase::Running);
@@ -23,7 +23,7 @@ async fn a_created_sandbox_runs_and_says_what_is_in_force() {
 }
 
 #[tokio::test]
-async fn a_foreign_owner_finds_nothing() {
+async fn sandbox_of_another_owner_is_not_found() {
     let bench = Bench::new().await;
     let made = bench.create().await;
     let stranger = Owner::named("stranger");
@@ -51,7 +51,7 @@ async fn a_create_that_fails_leaves_nothing() {
     }
 }
 
-/// Makes the store refuse something, as another program that has the file open could.
+/// Makes the store refuse an operation, as another program that has the file open could.
 fn store_refuses(bench: &Bench, what: &str) {
     let store = rusqlite::Connection::open(bench.state.path().join("coracle.db")).unwrap();
     let trigger =
@@ -65,7 +65,7 @@ fn store_accepts(bench: &Bench, what: &str) {
 }
 
 #[tokio::test]
-async fn without_a_note_nothing_is_made_and_what_runs_goes_on() {
+async fn failed_store_write_prevents_a_create_but_not_a_launch() {
     let bench = Bench::new().await;
     store_refuses(&bench, "insert");
     bench.service.create(&bench.owner, plain()).await.unwrap_err();
@@ -78,7 +78,7 @@ async fn without_a_note_nothing_is_made_and_what_runs_goes_on() {
 }
 
 #[tokio::test]
-async fn a_store_that_refuses_does_not_keep_a_sandbox_alive() {
+async fn failing_store_does_not_keep_a_sandbox_alive() {
     let bench = Bench::new().await;
     let made = bench.create().await;
     store_refuses(&bench, "update");
@@ -86,18 +86,22 @@ async fn a_store_that_refuses_does_not_keep_a_sandbox_alive() {
     assert_eq!(bench.service.destroy(&bench.owner, &made.id).await.unwrap(), Outcome::Done);
     assert_eq!((bench.backend.count(), bench.all().total), (0, 0));
     store_accepts(&bench, "delete");
-    bench.service.create(&bench.owner, plain()).await.expect_err("it could not be found again");
+    bench
+        .service
+        .create(&bench.owner, plain())
+        .await
+        .expect_err("a sandbox that cannot be recorded must not be created");
     assert_eq!((bench.backend.count(), bench.all().total), (0, 0));
     store_accepts(&bench, "update");
     let other = bench.create().await;
     let (backend, state) = bench.crash().await;
     let found = Bench::with(backend, state, Clock::host()).await.all();
-    assert_eq!(found.items.len(), 1, "the row of the first went with the next write");
+    assert_eq!(found.items.len(), 1, "the row of the first was deleted with the next write");
     assert_eq!(found.items[0].id, other.id);
 }
 
 #[tokio::test]
-async fn an_entrypoint_that_is_not_there_is_the_callers_mistake() {
+async fn missing_entrypoint_is_an_invalid_request() {
     let bench = Bench::new().await;
     bench.backend.answers(|request| {
         let missing = wire::Frame::message(&wire::Reply::Fault(fault(wire::FaultKind::NotFound)));
@@ -109,7 +113,7 @@ async fn an_entrypoint_that_is_not_there_is_the_callers_mistake() {
 }
 
 #[tokio::test]
-async fn a_create_whose_client_has_gone_is_undone() {
+async fn create_of_a_disconnected_client_is_undone() {
     let bench = Bench::new().await;
     bench.backend.gate.forget_permits(usize::MAX >> 3);
     let service = bench.service.clone();
@@ -131,7 +135,7 @@ async fn a_create_whose_client_has_gone_is_undone() {
 }
 
 #[tokio::test]
-async fn past_the_limit_a_create_is_refused_and_room_is_found_again() {
+async fn create_past_the_limit_is_refused_until_there_is_room() {
     let bench = Bench::new().await;
     let mut made = Vec::new();
     for _ in 0..20 {
@@ -144,7 +148,7 @@ async fn past_the_limit_a_create_is_refused_and_room_is_found_again() {
 }
 
 #[tokio::test]
-async fn pausing_and_resuming_twice_is_already_so() {
+async fn pause_and_resume_twice_return_unchanged() {
     let bench = Bench::new().await;
     let (service, owner, id) = (&bench.service, &bench.owner, &bench.create().await.id);
     assert_eq!(service.resume(owner, id).await.unwrap(), Outcome::AlreadySo.into());
@@ -158,7 +162,7 @@ async fn pausing_and_resuming_twice_is_already_so() {
 }
 
 #[tokio::test]
-async fn a_pause_that_fails_leaves_it_running() {
+async fn failed_pause_leaves_the_sandbox_running() {
     let bench = Bench::new().await;
     let made = bench.create().await;
     bench.backend.fail("pause", 1);
@@ -167,7 +171,7 @@ async fn a_pause_that_fails_leaves_it_running() {
 }
 
 #[tokio::test]
-async fn a_pause_that_the_host_does_not_support_leaves_it_running() {
+async fn unsupported_pause_leaves_the_sandbox_running() {
     let bench = Bench::new().await;
     let made = bench.create().await;
     bench.backend.refuse_to_pause();
@@ -177,7 +181,7 @@ async fn a_pause_that_the_host_does_not_support_leaves_it_running() {
 }
 
 #[tokio::test]
-async fn a_pause_that_cannot_be_undone_can_be_resumed() {
+async fn failed_pause_that_cannot_be_undone_leaves_a_sandbox_that_can_be_resumed() {
     let bench = Bench::new().await;
     let made = bench.create().await;
     bench.backend.fail("pause", 1);
@@ -189,7 +193,7 @@ async fn a_pause_that_cannot_be_undone_can_be_resumed() {
 }
 
 #[tokio::test]
-async fn what_is_destroyed_is_not_found() {
+async fn destroyed_sandbox_is_not_found() {
     let bench = Bench::new().await;
     let made = bench.create().await;
     assert_eq!(bench.service.destroy(&bench.owner, &made.id).await.unwrap(), Outcome::Done);
@@ -200,7 +204,7 @@ async fn what_is_destroyed_is_not_found() {
 }
 
 #[tokio::test]
-async fn many_who_destroy_at_once_all_see_it_gone() {
+async fn concurrent_destroys_all_succeed() {
     let bench = Bench::new().await;
     let made = bench.create().await;
     let destroying = (0..8).map(|_| bench.service.destroy(&bench.owner, &made.id));
@@ -211,7 +215,7 @@ async fn many_who_destroy_at_once_all_see_it_gone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_destroy_that_fails_is_tried_again_until_it_succeeds() {
+async fn failed_destroy_is_retried_until_it_succeeds() {
     let bench = Bench::new().await;
     let made = bench.create().await;
     bench.backend.fail("destroy", 3);
@@ -222,14 +226,14 @@ async fn a_destroy_that_fails_is_tried_again_until_it_succeeds() {
 }
 
 #[tokio::test]
-async fn a_death_stays_visible_with_its_cause_and_keeps_only_the_files() {
+async fn dead_sandbox_shows_its_cause_and_keeps_only_its_files() {
     let bench = Bench::new().await;
     let made = bench.create().await;
     bench.backend.kill(&made.id, Cause::Oom);
     bench.until(&made, |phase| phase == Phase::Failed(Cause::Oom)).await;
     let error = bench.service.launch(&bench.owner, &made.id, Process::shell("true")).await.err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Conflict { phase: Phase::Failed(Cause::Oom) });
-    // An order is obeyed when the death has been dealt with.
+    // An order is carried out after the death has been handled.
     bench.service.patch_labels(&bench.owner, &made.id, Default::default()).await.unwrap();
     assert_eq!((bench.backend.times_asked_to("stop"), bench.backend.count()), (1, 1));
     assert_eq!(bench.service.destroy(&bench.owner, &made.id).await.unwrap(), Outcome::Done);
@@ -237,7 +241,7 @@ async fn a_death_stays_visible_with_its_cause_and_keeps_only_the_files() {
 }
 
 #[tokio::test]
-async fn the_end_of_the_entrypoint_is_a_phase_in_which_files_can_be_read() {
+async fn sandbox_with_an_ended_entrypoint_can_still_be_used() {
     let bench = Bench::new().await;
     let made = bench.service.create(&bench.owner, with_entrypoint()).await.unwrap();
     assert_eq!(made.phase, Phase::Running);
@@ -267,9 +271,9 @@ async fn commands_past_the_limit_are_refused_until_one_has_ended() {
 async fn labels_are_set_and_removed_and_filter_a_page() {
     let bench = Bench::new().await;
     let labels = Labels::from([("team".to_owned(), "search".to_owned())]);
-    let wish = Create { labels: labels.clone(), ..plain() };
-    let first = bench.service.create(&bench.owner, wish.clone()).await.unwrap();
-    let second = bench.service.create(&bench.owner, wish).await.unwrap();
+    let request = Create { labels: labels.clone(), ..plain() };
+    let first = bench.service.create(&bench.owner, request.clone()).await.unwrap();
+    let second = bench.service.create(&bench.owner, request).await.unwrap();
     bench.create().await;
     let every = |_: &Phase| true;
     let page = |offset, limit| {
@@ -286,7 +290,7 @@ async fn labels_are_set_and_removed_and_filter_a_page() {
 }
 
 #[tokio::test]
-async fn only_the_right_token_leads_to_the_owner() {
+async fn only_the_right_token_opens_a_sandbox() {
     let bench = Bench::new().await;
     let made = bench.create().await;
     let token = bench.service.token(&made.id, "exec");
@@ -299,7 +303,7 @@ async fn only_the_right_token_leads_to_the_owner() {
 }
 
 #[tokio::test]
-async fn a_stopped_service_answers_that_it_is_stopping_and_leaves_sandboxes_alone() {
+async fn stopped_service_reports_stopping_and_leaves_sandboxes_alone() {
     let bench = Bench::new().await;
     let made = bench.create().await;
     assert_eq!(bench.service.stop().await, 1);
@@ -309,15 +313,15 @@ async fn a_stopped_service_answers_that_it_is_stopping_and_leaves_sandboxes_alon
 }
 
 #[tokio::test]
-async fn a_timeout_longer_than_the_server_grants_is_refused() {
+async fn timeout_longer_than_the_maximum_is_refused() {
     let bench = Bench::with(Pretend::new(), tempfile::tempdir().unwrap(), Clock::host()).await;
-    let wish = Create { timeout: Some(std::time::Duration::from_secs(86_401)), ..plain() };
-    let error = bench.service.create(&bench.owner, wish).await.unwrap_err();
+    let request = Create { timeout: Some(std::time::Duration::from_secs(86_401)), ..plain() };
+    let error = bench.service.create(&bench.owner, request).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
 }
 
 #[tokio::test]
-async fn labels_do_not_grow_without_bound() {
+async fn size_of_labels_is_limited() {
     let bench = Bench::new().await;
     let made = bench.create().await;
     let patch = |part: usize| {
@@ -331,9 +335,13 @@ async fn labels_do_not_grow_without_bound() {
             Err(error) => refused = Some(error),
         }
     }
-    assert_eq!(refused.expect("there is a bound").kind(), ErrorKind::Invalid);
-    assert_eq!(bench.service.get(&bench.owner, &made.id).unwrap().labels, kept, "nothing half done");
-    // Taking some away is always possible.
+    assert_eq!(refused.expect("the size of labels is limited").kind(), ErrorKind::Invalid);
+    assert_eq!(
+        bench.service.get(&bench.owner, &made.id).unwrap().labels,
+        kept,
+        "a refused patch changes nothing"
+    );
+    // Removing labels is always possible.
     let fewer = kept.keys().take(10).map(|name| (name.clone(), None)).collect();
     let patched = bench.service.patch_labels(&bench.owner, &made.id, fewer).await.unwrap();
     assert_eq!(patched.labels.len(), kept.len() - 10);

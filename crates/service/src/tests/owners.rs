@@ -1,4 +1,4 @@
-//! Owners: their keys, and what they may have.
+//! Owners: their keys and their quotas.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -19,13 +19,13 @@ async fn with_quota(quota: Quota) -> Bench {
 }
 
 fn memory(bytes: u64) -> Create {
-    let mut wish = plain();
-    wish.spec.resources.memory = Some(Bytes(bytes));
-    wish
+    let mut request = plain();
+    request.spec.resources.memory = Some(Bytes(bytes));
+    request
 }
 
 #[tokio::test]
-async fn an_owner_past_its_quota_is_refused_and_nobody_else() {
+async fn only_the_owner_over_its_quota_is_refused() {
     let bench = with_quota(Quota { memory: Some(Bytes(250)), ..Quota::default() }).await;
     let small = Owner::named("small");
     let first = bench.service.create(&small, plain()).await.unwrap();
@@ -42,7 +42,7 @@ async fn an_owner_past_its_quota_is_refused_and_nobody_else() {
 }
 
 #[tokio::test]
-async fn an_owners_own_parked_sandboxes_make_room_in_its_quota() {
+async fn parked_sandboxes_of_an_owner_make_room_in_its_quota() {
     let bench = with_quota(Quota { sandboxes: Some(1), ..Quota::default() }).await;
     let small = Owner::named("small");
     let ours = Key::new(&bench.owner, "test", "parked").unwrap();
@@ -51,23 +51,23 @@ async fn an_owners_own_parked_sandboxes_make_room_in_its_quota() {
     let parked = Key::new(&small, "test", "parked").unwrap();
     let first = bench.service.acquire(&parked, plain()).await.unwrap().sandbox;
     bench.service.create(&small, plain()).await.unwrap_err();
-    let look = || bench.service.0.check_room_for(&small, &Resources::default());
+    let check = || bench.service.0.check_room_for(&small, &Resources::default());
     assert!(
         matches!(
-            look(),
+            check(),
             Err(ServiceError::OverQuota { excess: crate::quota::Excess { what: "sandboxes", .. }, .. })
         ),
-        "nothing is fetched"
+        "the check must refuse before an image is fetched"
     );
     bench.service.release(&parked);
-    look().unwrap();
+    check().unwrap();
     bench.service.create(&small, plain()).await.unwrap();
     assert!(bench.service.get(&small, &first.id).is_err());
-    assert!(bench.service.get(&bench.owner, &kept.id).is_ok(), "it is another owner's");
+    assert!(bench.service.get(&bench.owner, &kept.id).is_ok(), "the sandbox of another owner stays");
 }
 
 #[tokio::test]
-async fn keys_are_kept_and_forgotten_across_restarts() {
+async fn keys_are_stored_and_deleted_across_restarts() {
     let bench = Bench::new().await;
     let owner = Owner::named("tenant");
     let refused = bench.service.issue_key(owner.clone(), None).await.unwrap_err();
@@ -91,7 +91,7 @@ async fn keys_are_kept_and_forgotten_across_restarts() {
 }
 
 #[tokio::test]
-async fn a_key_is_not_in_the_database() {
+async fn secret_of_a_key_is_not_in_the_database() {
     let bench = Bench::new().await;
     bench.service.set_single_key(Some("operator"));
     let (_, secret) = bench.service.issue_key(Owner::named("tenant"), None).await.unwrap();
@@ -104,7 +104,7 @@ async fn a_key_is_not_in_the_database() {
 }
 
 #[tokio::test]
-async fn a_dead_sandbox_makes_room_for_its_successor_in_a_full_quota() {
+async fn dead_sandbox_makes_room_for_its_successor_in_a_full_quota() {
     let bench = with_quota(Quota { sandboxes: Some(1), ..Quota::default() }).await;
     let key = Key::new(&Owner::named("small"), "test", "a").unwrap();
     let dead = bench.service.acquire(&key, plain()).await.unwrap().sandbox;
@@ -114,19 +114,22 @@ async fn a_dead_sandbox_makes_room_for_its_successor_in_a_full_quota() {
 }
 
 #[tokio::test]
-async fn a_quota_that_can_never_be_met_is_named_with_its_numbers() {
+async fn quota_errors_contain_their_numbers() {
     let bench = with_quota(Quota { memory: Some(Bytes::mib(256)), ..Quota::default() }).await;
     let small = Owner::named("small");
     let error = bench.service.create(&small, memory(512 << 20)).await.unwrap_err();
-    assert_eq!(error.to_string(), "512Mi memory is more than owner `small` may have at all: 256Mi");
-    assert_eq!(error.kind(), ErrorKind::Invalid, "trying again cannot help");
+    assert_eq!(error.to_string(), "512Mi memory exceeds the whole quota of owner `small`: 256Mi allowed");
+    assert_eq!(error.kind(), ErrorKind::Invalid, "a retry cannot help");
     assert!(!error.hint().unwrap().contains("delete"), "{:?}", error.hint());
-    let looked = bench.service.0.check_room_for(&small, &memory(512 << 20).spec.resources);
-    assert!(matches!(looked, Err(ServiceError::BeyondQuota { .. })), "nothing is fetched");
+    let checked = bench.service.0.check_room_for(&small, &memory(512 << 20).spec.resources);
+    assert!(
+        matches!(checked, Err(ServiceError::BeyondQuota { .. })),
+        "the check must refuse before an image is fetched"
+    );
     bench.service.create(&small, memory(200 << 20)).await.unwrap();
     let error = bench.service.create(&small, memory(100 << 20)).await.unwrap_err();
     assert_eq!(
         error.to_string(),
-        "owner `small` would exceed its quota of memory: 300Mi in all, 256Mi allowed"
+        "owner `small` would exceed its quota of memory: 300Mi in total, 256Mi allowed"
     );
 }

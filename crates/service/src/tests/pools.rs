@@ -32,13 +32,13 @@ fn of(pool: &str) -> Create {
     Create { pool: Some(pool.to_owned()), ..plain() }
 }
 
-/// Pools are filled at their own pace, so time must go on between two looks.
+/// Pools are filled at their own rate, so time must pass between two checks.
 async fn a_moment() {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }
 
 impl Bench {
-    /// A service with these pools, at most so many sandboxes, and its warm ones ready.
+    /// A service with these pools and this sandbox limit, with its warm sandboxes ready.
     async fn pooled(pools: Vec<Pool>, sandboxes: usize) -> Self {
         let (backend, state) = (Pretend::new(), tempfile::tempdir().unwrap());
         let bench = Self::over(pools, sandboxes, backend, state).await;
@@ -69,13 +69,13 @@ impl Bench {
         }
     }
 
-    async fn make(&self, wish: Create) -> Sandbox {
-        self.service.create(&self.owner, wish).await.unwrap()
+    async fn make(&self, request: Create) -> Sandbox {
+        self.service.create(&self.owner, request).await.unwrap()
     }
 }
 
 #[tokio::test]
-async fn a_pool_is_filled_hidden_and_filled_again() {
+async fn pool_is_filled_hidden_and_refilled() {
     let bench = Bench::pooled(vec![pool("p", 3)], 20).await;
     let warm: BTreeSet<SandboxId> = bench.backend.ids().into_iter().collect();
     assert_eq!((warm.len(), bench.all().total, bench.service.counts().len()), (3, 0, 0));
@@ -85,7 +85,7 @@ async fn a_pool_is_filled_hidden_and_filled_again() {
         }
     }
     let made = bench.create().await;
-    assert!(warm.contains(&made.id), "it was made although one was ready");
+    assert!(warm.contains(&made.id), "a sandbox was made although a warm one was ready");
     assert_eq!((made.pool.as_deref(), made.phase), (Some("p"), Phase::Running));
     bench.until_population(4).await;
     bench.until_warm("p", 3).await;
@@ -95,26 +95,26 @@ async fn a_pool_is_filled_hidden_and_filled_again() {
 }
 
 #[tokio::test]
-async fn nobody_hears_of_a_warm_sandbox_before_it_is_taken() {
+async fn warm_sandbox_has_no_events_before_it_is_taken() {
     let bench = Bench::pooled(vec![pool("p", 2)], 20).await;
     assert_eq!(bench.service.events(None, Some(0)).ready(), []);
     let made = bench.create().await;
-    let told = bench.service.events(None, Some(0)).ready();
-    let phases: Vec<Phase> = told
+    let items = bench.service.events(None, Some(0)).ready();
+    let phases: Vec<Phase> = items
         .iter()
-        .map(|told| match told {
+        .map(|item| match item {
             crate::Told::Event(event) => {
                 assert_eq!((&event.owner, &event.sandbox), (&bench.owner, &made.id));
                 event.phase
             }
-            crate::Told::Operator(_) | crate::Told::Missed { .. } => panic!("{told:?}"),
+            crate::Told::Operator(_) | crate::Told::Missed { .. } => panic!("{item:?}"),
         })
         .collect();
     assert_eq!(phases, [Phase::Starting, Phase::Running]);
 }
 
 #[tokio::test]
-async fn all_that_an_owner_asks_for_is_bound_late() {
+async fn everything_requested_is_bound_to_a_warm_sandbox() {
     let bench = Bench::pooled(vec![pool("p", 1)], 20).await;
     let given = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&given);
@@ -126,14 +126,14 @@ async fn all_that_an_owner_asks_for_is_bound_late() {
         }
         None
     });
-    let mut wish = Create { timeout: Some(Duration::from_secs(60)), notes: vec![7], ..with_entrypoint() };
-    wish.labels.insert("team".to_owned(), "a".to_owned());
-    wish.spec.env = BTreeMap::from([("TOKEN".to_owned(), "x".to_owned())]);
-    wish.spec.resources.memory = Some(Bytes::mib(64));
+    let mut request = Create { timeout: Some(Duration::from_secs(60)), notes: vec![7], ..with_entrypoint() };
+    request.labels.insert("team".to_owned(), "a".to_owned());
+    request.spec.env = BTreeMap::from([("TOKEN".to_owned(), "x".to_owned())]);
+    request.spec.resources.memory = Some(Bytes::mib(64));
     let owner = Owner::named("tenant");
-    let made = bench.service.create(&owner, wish.clone()).await.unwrap();
+    let made = bench.service.create(&owner, request.clone()).await.unwrap();
     assert_eq!((made.pool.as_deref(), &made.owner, made.origin.as_str()), (Some("p"), &owner, "test"));
-    assert_eq!((&made.labels, &made.spec, &made.notes), (&wish.labels, &wish.spec, &wish.notes));
+    assert_eq!((&made.labels, &made.spec, &made.notes), (&request.labels, &request.spec, &request.notes));
     assert_eq!(made.expires.unwrap().duration_since(made.created).unwrap(), Duration::from_secs(60));
     let memory = made.in_force.measures.iter().find(|(name, _)| name == "memory");
     assert!(memory.is_some_and(|(_, value)| value.contains("67108864")), "{:?}", made.in_force);
@@ -142,32 +142,32 @@ async fn all_that_an_owner_asks_for_is_bound_late() {
 }
 
 #[tokio::test]
-async fn a_network_and_mounts_are_added_late_but_no_network_is_taken_away() {
+async fn network_and_mounts_are_added_late_but_no_network_is_removed() {
     let mut connected = pool("connected", 1);
     connected.template.network = Network::On;
     connected.template.image = "other".to_owned();
     let bench = Bench::pooled(vec![pool("p", 1), connected], 20).await;
-    let mut wish = plain();
-    wish.spec.network = Network::On;
-    wish.spec.mounts = vec![Mount {
+    let mut request = plain();
+    request.spec.network = Network::On;
+    request.spec.mounts = vec![Mount {
         source: Source::Host("/srv".into()),
         target: "/data".to_owned(),
         access: Access::ReadOnly,
         sub_path: None,
     }];
-    let made = bench.make(wish).await;
+    let made = bench.make(request).await;
     assert_eq!(made.pool.as_deref(), Some("p"));
     for (name, value) in [("network", "On"), ("mount /data", "yes"), ("pool", "p")] {
-        let told = made.in_force.measures.iter().find(|(known, _)| known == name);
-        assert!(told.is_some_and(|(_, told)| told == value), "{name}: {:?}", made.in_force);
+        let measure = made.in_force.measures.iter().find(|(known, _)| known == name);
+        assert!(measure.is_some_and(|(_, found)| found == value), "{name}: {:?}", made.in_force);
     }
     let without = bench.make(of("connected")).await;
     assert_eq!((without.pool, without.spec.network), (None, Network::Off));
     assert_eq!(bench.service.pool("connected").unwrap().cold, 1);
 }
 
-/// Whether a wish for a network is met by a warm sandbox that was made with another, on a host that
-/// has one or has none.
+/// Checks whether a request for a network mode gets a warm sandbox that was made with the mode `there`, on a host that
+/// has a network or has none.
 async fn check_network(there: Network, wanted: Network, host: bool, expected: bool) {
     let (backend, state) = (Pretend::new(), tempfile::tempdir().unwrap());
     backend.network.store(host, Ordering::Relaxed);
@@ -175,16 +175,16 @@ async fn check_network(there: Network, wanted: Network, host: bool, expected: bo
     warm.template.network = there;
     let bench = Bench::over(vec![warm], 20, backend, state).await;
     bench.until_warm("p", 1).await;
-    let mut wish = plain();
-    wish.spec.network = wanted;
-    let made = bench.make(wish).await;
+    let mut request = plain();
+    request.spec.network = wanted;
+    let made = bench.make(request).await;
     let words = format!("{there:?} and {wanted:?}, host {host}");
     assert_eq!((made.pool.is_some(), made.spec.network), (expected, wanted), "{words}");
     assert_eq!(bench.backend.was_asked_to("connect"), expected && there != wanted, "{words}");
 }
 
 #[tokio::test]
-async fn a_warm_one_is_taken_whenever_it_has_or_can_get_the_network() {
+async fn warm_sandbox_is_taken_if_it_has_or_can_get_the_network() {
     use Network::{Auto, Off, On};
     for host in [true, false] {
         for same in [Off, On, Auto] {
@@ -203,14 +203,14 @@ async fn a_warm_one_is_taken_whenever_it_has_or_can_get_the_network() {
 }
 
 #[tokio::test]
-async fn a_sandbox_like_the_warm_ones_needs_no_other_limits() {
+async fn sandbox_with_template_limits_is_not_resized() {
     let bench = Bench::pooled(vec![pool("p", 1)], 20).await;
     bench.create().await;
     assert!(!bench.backend.was_asked_to("resize"));
 }
 
 #[tokio::test]
-async fn a_burst_beyond_the_pool_is_served_and_nobody_shares() {
+async fn burst_beyond_the_pool_gives_distinct_sandboxes() {
     let bench = Bench::pooled(vec![pool("p", 5)], 100).await;
     let made = join_all((0..40).map(|_| bench.create())).await;
     let ids: BTreeSet<&SandboxId> = made.iter().map(|sandbox| &sandbox.id).collect();
@@ -224,7 +224,7 @@ async fn a_burst_beyond_the_pool_is_served_and_nobody_shares() {
 }
 
 #[tokio::test]
-async fn a_pool_is_taken_from_by_its_name_or_by_its_image() {
+async fn pool_is_found_by_its_name_or_by_its_image() {
     let mut small = pool("small", 2);
     small.template.resources = Resources { memory: Some(Bytes::mib(64)), ..Resources::default() };
     small.template.image = "other".to_owned();
@@ -233,7 +233,7 @@ async fn a_pool_is_taken_from_by_its_name_or_by_its_image() {
     let by_alias = bench.make(image("alias of other")).await;
     assert_eq!(by_alias.pool.as_deref(), Some("small"));
     assert_eq!(by_alias.in_force.stand_in.as_deref(), Some("it stands in for alias of other"));
-    assert_eq!(by_alias.spec.resources, Resources::default(), "its limits are nobody's default");
+    assert_eq!(by_alias.spec.resources, Resources::default(), "the pool's limits are not a default");
     assert_eq!(bench.make(image("third")).await.pool, None);
     let mut guest = plain();
     guest.spec.guest.default_directory = "/home".to_owned();
@@ -247,7 +247,7 @@ async fn a_pool_is_taken_from_by_its_name_or_by_its_image() {
 }
 
 #[tokio::test]
-async fn a_named_pool_of_another_kind_gives_one_that_is_made() {
+async fn named_pool_that_does_not_fit_makes_a_new_sandbox() {
     let mut small = pool("small", 1);
     small.template.resources.memory = Some(Bytes::mib(64));
     small.template.image = "other".to_owned();
@@ -256,18 +256,18 @@ async fn a_named_pool_of_another_kind_gives_one_that_is_made() {
     guest.spec.guest.default_directory = "/home".to_owned();
     let mut nesting = of("small");
     nesting.spec.nesting = domain::Nesting::On;
-    for wish in [guest, nesting] {
-        let made = bench.make(wish.clone()).await;
+    for request in [guest, nesting] {
+        let made = bench.make(request.clone()).await;
         assert_eq!((made.pool, made.spec.image.as_str()), (None, "other"));
         assert_eq!(made.spec.resources.memory, Some(Bytes::mib(64)), "the limits are the pool's");
-        assert_eq!((made.spec.guest, made.spec.nesting), (wish.spec.guest, wish.spec.nesting));
+        assert_eq!((made.spec.guest, made.spec.nesting), (request.spec.guest, request.spec.nesting));
     }
     let report = bench.service.pool("small").unwrap();
     assert_eq!((report.cold, report.claims, report.warm), (2, 0, 1));
 }
 
 #[tokio::test]
-async fn a_named_pool_that_is_empty_gives_one_that_is_made() {
+async fn empty_named_pool_makes_a_new_sandbox() {
     let mut empty = pool("p", 0);
     empty.template.image = "other".to_owned();
     let bench = Bench::pooled(vec![empty], 20).await;
@@ -277,7 +277,7 @@ async fn a_named_pool_that_is_empty_gives_one_that_is_made() {
 }
 
 #[tokio::test]
-async fn who_asks_by_another_name_of_the_image_is_counted_while_none_is_warm() {
+async fn request_by_image_alias_is_counted_while_no_sandbox_is_warm() {
     let (backend, state) = (Pretend::new(), tempfile::tempdir().unwrap());
     backend.gate.forget_permits(usize::MAX >> 3);
     let mut other = pool("p", 1);
@@ -287,9 +287,9 @@ async fn who_asks_by_another_name_of_the_image_is_counted_while_none_is_warm() {
         a_moment().await;
     }
     let (service, owner) = (bench.service.clone(), bench.owner.clone());
-    let mut wish = plain();
-    wish.spec.image = "alias of other".to_owned();
-    let asking = tokio::spawn(async move { service.create(&owner, wish).await });
+    let mut request = plain();
+    request.spec.image = "alias of other".to_owned();
+    let asking = tokio::spawn(async move { service.create(&owner, request).await });
     while bench.all().total == 0 {
         a_moment().await;
     }
@@ -299,21 +299,21 @@ async fn who_asks_by_another_name_of_the_image_is_counted_while_none_is_warm() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_bound_is_removed_and_another_is_made() {
+async fn sandbox_that_cannot_be_bound_is_removed_and_another_is_made() {
     let bench = Bench::pooled(vec![pool("p", 1)], 20).await;
     let warm = bench.backend.ids().remove(0);
     bench.backend.fail("resize", 1);
-    let mut wish = plain();
-    wish.spec.resources.memory = Some(Bytes::mib(64));
-    let made = bench.make(wish).await;
+    let mut request = plain();
+    request.spec.resources.memory = Some(Bytes::mib(64));
+    let made = bench.make(request).await;
     assert!(made.id != warm && made.pool.is_none());
     bench.until_warm("p", 1).await;
-    assert!(!bench.backend.ids().contains(&warm), "a sandbox that was half bound is still there");
+    assert!(!bench.backend.ids().contains(&warm), "a partly bound sandbox still exists");
     assert_eq!((bench.backend.count(), bench.service.pool("p").unwrap().cold), (2, 1));
 }
 
 #[tokio::test]
-async fn an_agent_that_was_used_is_no_use() {
+async fn warm_sandbox_with_a_used_agent_is_not_given_out() {
     let bench = Bench::pooled(vec![pool("p", 1)], 20).await;
     bench.backend.answers(|request| {
         let busy = wire::Reply::Fault(super::pretend::fault(wire::FaultKind::Busy));
@@ -324,7 +324,7 @@ async fn an_agent_that_was_used_is_no_use() {
 }
 
 #[tokio::test]
-async fn warm_ones_make_room_for_real_ones_and_come_back() {
+async fn warm_sandboxes_make_room_for_others_and_are_refilled() {
     let bench = Bench::pooled(vec![pool("p", 4)], 4).await;
     let mut other = plain();
     other.spec.image = "other".to_owned();
@@ -338,7 +338,7 @@ async fn warm_ones_make_room_for_real_ones_and_come_back() {
 }
 
 #[tokio::test]
-async fn a_burst_up_to_the_hard_limit_is_never_refused_for_warm_ones() {
+async fn burst_up_to_the_hard_limit_is_never_refused_because_of_warm_sandboxes() {
     let bench = Bench::pooled(vec![pool("p", 10)], 12).await;
     for _ in 0..5 {
         let made = join_all((0..12).map(|_| bench.create())).await;
@@ -350,7 +350,7 @@ async fn a_burst_up_to_the_hard_limit_is_never_refused_for_warm_ones() {
 }
 
 #[tokio::test]
-async fn who_is_over_quota_leaves_the_warm_one_where_it_is() {
+async fn request_over_quota_leaves_the_warm_sandbox_in_its_pool() {
     let (backend, state) = (Pretend::new(), tempfile::tempdir().unwrap());
     let quotas = operators_quota(Quota { sandboxes: Some(1), ..Quota::default() });
     let config = Config { pools: vec![pool("p", 2)], quotas, ..config(&state) };
@@ -366,7 +366,7 @@ async fn who_is_over_quota_leaves_the_warm_one_where_it_is() {
 }
 
 #[tokio::test]
-async fn a_key_leads_to_one_that_was_warm() {
+async fn key_leads_to_a_sandbox_that_was_warm() {
     let bench = Bench::pooled(vec![pool("p", 2)], 20).await;
     let key = Key::new(&bench.owner, "test", "a").unwrap();
     let first = bench.service.acquire(&key, plain()).await.unwrap();
@@ -381,7 +381,7 @@ async fn a_key_leads_to_one_that_was_warm() {
 }
 
 #[tokio::test]
-async fn after_a_crash_the_warm_ones_are_found_again() {
+async fn warm_sandboxes_are_adopted_after_a_crash() {
     let bench = Bench::pooled(vec![pool("p", 3)], 20).await;
     let taken = bench.create().await;
     bench.until_warm("p", 3).await;
@@ -399,7 +399,7 @@ async fn after_a_crash_the_warm_ones_are_found_again() {
 }
 
 #[tokio::test]
-async fn warm_ones_of_another_template_or_of_no_pool_are_removed() {
+async fn warm_sandboxes_of_another_template_or_no_pool_are_removed() {
     let mut changed = pool("p", 2);
     changed.template.resources.memory = Some(Bytes::mib(64));
     for pools in [vec![changed], Vec::new()] {
@@ -414,37 +414,37 @@ async fn warm_ones_of_another_template_or_of_no_pool_are_removed() {
 }
 
 #[tokio::test]
-async fn a_claim_that_a_crash_cut_off_goes_to_nobody() {
+async fn sandbox_of_a_claim_cut_off_by_a_crash_is_removed() {
     let bench = Bench::pooled(vec![pool("p", 1)], 20).await;
     let warm = bench.backend.ids().remove(0);
     bench.backend.resizes.forget_permits(usize::MAX >> 3);
     let (service, owner) = (bench.service.clone(), bench.owner.clone());
-    let mut wish = plain();
-    wish.spec.resources.memory = Some(Bytes::mib(64));
-    let asking = tokio::spawn(async move { service.create(&owner, wish).await });
+    let mut request = plain();
+    request.spec.resources.memory = Some(Bytes::mib(64));
+    let asking = tokio::spawn(async move { service.create(&owner, request).await });
     while !bench.backend.was_asked_to("resize") {
         a_moment().await;
     }
-    // The server dies here: the row has an owner, and not all is bound.
+    // The server dies here: the row has an owner, and not everything is bound.
     let copy = snapshot_of(&bench);
     bench.backend.resizes.add_permits(100);
     assert_eq!(asking.await.unwrap().unwrap().id, warm);
     let (backend, _state) = bench.crash().await;
     let bench = Bench::over(vec![pool("p", 1)], 20, backend, copy).await;
-    assert!(!bench.backend.ids().contains(&warm), "nobody can know what was bound to it");
+    assert!(!bench.backend.ids().contains(&warm), "it is unknown what was bound to it");
     assert_eq!(bench.all().total, 0);
     bench.until_warm("p", 1).await;
     bench.until_population(1).await;
 }
 
 #[tokio::test]
-async fn who_goes_away_in_the_middle_of_a_claim_leaves_nothing() {
+async fn cancelled_claim_leaves_nothing() {
     let bench = Bench::pooled(vec![pool("p", 1)], 20).await;
     bench.backend.resizes.forget_permits(usize::MAX >> 3);
     let (service, owner) = (bench.service.clone(), bench.owner.clone());
-    let mut wish = plain();
-    wish.spec.resources.memory = Some(Bytes::mib(64));
-    let asking = tokio::spawn(async move { service.create(&owner, wish).await });
+    let mut request = plain();
+    request.spec.resources.memory = Some(Bytes::mib(64));
+    let asking = tokio::spawn(async move { service.create(&owner, request).await });
     while !bench.backend.was_asked_to("resize") {
         a_moment().await;
     }
@@ -456,7 +456,7 @@ async fn who_goes_away_in_the_middle_of_a_claim_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn a_warm_one_that_dies_is_replaced() {
+async fn dead_warm_sandbox_is_replaced() {
     let bench = Bench::pooled(vec![pool("p", 2)], 20).await;
     let dead = bench.backend.ids().remove(0);
     bench.backend.kill(&dead, Cause::AgentDied);
@@ -468,7 +468,7 @@ async fn a_warm_one_that_dies_is_replaced() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pool_that_cannot_be_filled_says_so_and_tries_again() {
+async fn pool_that_cannot_be_filled_reports_it_and_retries() {
     let (backend, state) = (Pretend::new(), tempfile::tempdir().unwrap());
     backend.fail("create", 3);
     let bench = Bench::over(vec![pool("p", 1)], 20, backend, state).await;
@@ -485,7 +485,7 @@ async fn a_pool_that_cannot_be_filled_says_so_and_tries_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_warm_one_that_cannot_be_removed_keeps_its_place_until_it_is() {
+async fn unremovable_warm_sandbox_keeps_its_room_until_removed() {
     let bench = Bench::pooled(vec![pool("p", 2)], 2).await;
     bench.backend.fail("destroy", 3);
     let dead = bench.backend.ids().remove(0);
@@ -498,7 +498,7 @@ async fn a_warm_one_that_cannot_be_removed_keeps_its_place_until_it_is() {
 }
 
 #[tokio::test]
-async fn pools_of_clients_are_kept_and_changed_and_those_of_the_configuration_are_not() {
+async fn client_pools_are_stored_and_changeable_and_configured_ones_are_not() {
     let bench = Bench::pooled(vec![pool("fixed", 1)], 20).await;
     let service = &bench.service;
     let made = service.create_pool(pool("own", 2)).await.unwrap();
@@ -529,7 +529,7 @@ async fn pools_of_clients_are_kept_and_changed_and_those_of_the_configuration_ar
 }
 
 #[tokio::test]
-async fn the_most_counts_those_that_were_taken() {
+async fn pool_maximum_counts_taken_sandboxes() {
     let mut bounded = pool("p", 2);
     bounded.capacity.most = 3;
     let bench = Bench::pooled(vec![bounded], 20).await;
@@ -546,7 +546,7 @@ async fn the_most_counts_those_that_were_taken() {
 }
 
 #[tokio::test]
-async fn a_server_that_ends_in_peace_leaves_nothing_warm() {
+async fn orderly_shutdown_removes_warm_sandboxes() {
     let bench = Bench::pooled(vec![pool("p", 3)], 20).await;
     let taken = bench.create().await;
     bench.service.drain_pools().await;
@@ -555,7 +555,7 @@ async fn a_server_that_ends_in_peace_leaves_nothing_warm() {
 }
 
 #[tokio::test]
-async fn nobody_waits_for_the_image_of_a_pool() {
+async fn create_does_not_wait_for_the_image_of_a_pool() {
     let (backend, state) = (Pretend::new(), tempfile::tempdir().unwrap());
     let mut absent = pool("p", 2);
     absent.template.image = ABSENT.to_owned();
@@ -569,7 +569,7 @@ async fn nobody_waits_for_the_image_of_a_pool() {
 }
 
 #[tokio::test]
-async fn a_warm_one_that_comes_back_to_a_closed_pool_is_removed() {
+async fn warm_sandbox_returned_to_a_closed_pool_is_removed() {
     let bench = Bench::pooled(Vec::new(), 20).await;
     bench.service.create_pool(pool("p", 1)).await.unwrap();
     bench.until_warm("p", 1).await;
@@ -580,14 +580,14 @@ async fn a_warm_one_that_comes_back_to_a_closed_pool_is_removed() {
 }
 
 #[tokio::test]
-async fn a_dead_sandbox_makes_room_before_a_warm_one() {
+async fn dead_sandbox_is_evicted_before_a_warm_one() {
     let bench = Bench::pooled(vec![pool("p", 1)], 2).await;
-    let mut wish = plain();
-    wish.spec.image = "another".to_owned();
-    let dead = bench.make(wish.clone()).await;
+    let mut request = plain();
+    request.spec.image = "another".to_owned();
+    let dead = bench.make(request.clone()).await;
     bench.backend.kill(&dead.id, Cause::AgentDied);
     bench.until(&dead, |phase| matches!(phase, Phase::Failed(_))).await;
-    bench.make(wish).await;
+    bench.make(request).await;
     assert!(bench.service.get(&bench.owner, &dead.id).is_err());
     assert_eq!(bench.warm("p"), 1);
 }

@@ -1,6 +1,6 @@
-//! A backend without sandboxes. It remembers what it was told and produces, on order, what a
-//! real one seldom does: half-made sandboxes, strangers, deaths, failures, an agent that lies.
-//! It proves nothing about isolation or about the real agent; other tests do that.
+//! A backend without sandboxes. It records its calls and produces, on demand, situations that a real backend rarely
+//! does: half-made sandboxes, unknown sandboxes, deaths, failures, a malicious agent. It proves nothing about isolation
+//! or about the real agent; other tests do that.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ use wire::{Call, Decoder, Fault, FaultKind, Frame, Greeting, Reply, Request};
 
 pub(super) struct Pretend {
     world: Mutex<World>,
-    /// How many sandboxes there are.
+    /// The number of sandboxes.
     population: watch::Sender<usize>,
     pub(super) deaths: (mpsc::UnboundedSender<Death>, Mutex<Option<mpsc::UnboundedReceiver<Death>>>),
     /// Creates wait for a permit.
@@ -44,23 +44,23 @@ pub(super) struct Pretend {
 struct World {
     sandboxes: HashMap<SandboxId, Condition>,
     snapshots: BTreeSet<SnapshotId>,
-    /// Every call, as a word.
+    /// The names of all calls, in order.
     calls: Vec<&'static str>,
-    /// The next so many calls by this word fail.
+    /// How many of the next calls with this name fail.
     failing: BTreeMap<&'static str, usize>,
-    /// What the agent says it knows.
+    /// The processes that the agent reports.
     processes: Vec<ProcessStatus>,
     script: Option<Script>,
     volumes: BTreeMap<VolumeId, Volume>,
-    /// What every sandbox is said to use.
+    /// The usage that every sandbox reports.
     usage: Usage,
 }
 
-/// The image that is not there.
+/// The image that does not exist.
 pub(super) const ABSENT: &str = "absent";
 
-/// What the agent sends after its greeting, if it answers this request by a script; nothing at
-/// all is silence.
+/// The bytes that the agent sends after its greeting, if the script answers this request; no bytes mean that the agent
+/// stays silent.
 pub(super) type Script = Arc<dyn Fn(&Request) -> Option<Vec<u8>> + Send + Sync>;
 
 impl Pretend {
@@ -101,7 +101,7 @@ impl Pretend {
         self.world.lock().unwrap().snapshots.insert(snapshot.clone());
     }
 
-    /// The snapshots that are there.
+    /// The existing snapshots.
     pub(super) fn kept(&self) -> BTreeSet<SnapshotId> {
         self.world.lock().unwrap().snapshots.clone()
     }
@@ -186,7 +186,7 @@ impl Pretend {
                 *left -= 1;
                 Err(BackendError::Step {
                     step: call.to_owned(),
-                    message: "it was told to".to_owned(),
+                    message: "the test requested this failure".to_owned(),
                     hint: None,
                 })
             }
@@ -364,13 +364,13 @@ impl Backend for Pretend {
     }
 
     fn deaths(&self) -> mpsc::UnboundedReceiver<Death> {
-        // After a restart there are no deaths to tell in these tests.
+        // After a restart these tests report no deaths.
         let first = self.deaths.1.lock().unwrap().take();
         first.unwrap_or_else(|| mpsc::unbounded_channel().1)
     }
 }
 
-/// Every image is there but one, whose pull never ends.
+/// Every image exists except one, whose pull never ends.
 #[async_trait::async_trait]
 impl Images for Pretend {
     async fn list(&self) -> Result<Vec<ImageInfo>, BackendError> {
@@ -405,7 +405,7 @@ impl Images for Pretend {
     async fn commit(&self, snapshot: &SnapshotId, name: &str) -> Result<ImageInfo, BackendError> {
         self.called("commit")?;
         let known = self.world.lock().unwrap().snapshots.contains(snapshot);
-        assert!(known, "there is a snapshot to make an image of");
+        assert!(known, "the snapshot to make an image from does not exist");
         Ok(ImageInfo { name: name.to_owned(), ..ImageInfo::default() })
     }
 
@@ -418,17 +418,17 @@ fn kept_files() -> KeptFiles {
     KeptFiles { image: "real host".to_owned(), size: Bytes::mib(10), disk: Bytes::mib(100) }
 }
 
-/// The image that a name stands for: `alias of host` is another name of `host`.
+/// The image that a name resolves to: `alias of host` is another name of `host`.
 fn real(image: &str) -> String {
     format!("real {}", image.trim_start_matches("alias of "))
 }
 
-/// What is said of a name that is not that of an image.
+/// The stand-in notice for a name that is an alias.
 fn stand_in(image: &str) -> Option<String> {
     image.starts_with("alias of ").then(|| format!("it stands in for {image}"))
 }
 
-/// One connection to an agent that starts whatever it is asked to, in name only.
+/// One connection to an agent that pretends to start everything it is asked to.
 struct PretendAgent {
     stream: DuplexStream,
     processes: Vec<ProcessStatus>,
@@ -441,10 +441,10 @@ impl PretendAgent {
         let Some(request) = self.request().await else { return };
         self.say(&Greeting { version: wire::VERSION }).await;
         if let Some(bytes) = self.script.as_ref().and_then(|script| script(&request)) {
-            // Whoever asked may hang up in the middle of a lie.
+            // The client may hang up in the middle of the script.
             self.stream.write_all(&bytes).await.ok();
             if bytes.is_empty() {
-                // It says nothing and stays on the line.
+                // Stays silent and keeps the connection open.
                 self.request().await;
             }
             return;
@@ -478,7 +478,7 @@ impl PretendAgent {
     }
 
     async fn say(&mut self, message: &impl serde::Serialize) {
-        // Whoever asked may not wait for the answer.
+        // The client may not wait for the answer.
         self.stream.write_all(&encoded(&[Frame::message(message)])).await.ok();
     }
 }

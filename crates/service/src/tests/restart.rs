@@ -1,4 +1,4 @@
-//! What a new server makes of what the old one left.
+//! How a new server takes over the sandboxes of the old one.
 
 use std::time::Duration;
 
@@ -16,10 +16,10 @@ async fn restarted(bench: Bench) -> Bench {
 }
 
 #[tokio::test]
-async fn a_living_sandbox_is_adopted_just_as_it_was() {
+async fn living_sandbox_is_adopted_unchanged() {
     let bench = Bench::new().await;
-    let wish = Create { notes: vec![1, 0, 255], timeout: Some(Duration::from_secs(600)), ..plain() };
-    let before = bench.service.create(&bench.owner, wish).await.unwrap();
+    let request = Create { notes: vec![1, 0, 255], timeout: Some(Duration::from_secs(600)), ..plain() };
+    let before = bench.service.create(&bench.owner, request).await.unwrap();
     let token = bench.service.token(&before.id, "exec");
     let bench = restarted(bench).await;
     let after = bench.service.get(&bench.owner, &before.id).unwrap();
@@ -30,7 +30,7 @@ async fn a_living_sandbox_is_adopted_just_as_it_was() {
 }
 
 #[tokio::test]
-async fn a_frozen_one_is_paused_and_can_be_resumed() {
+async fn frozen_sandbox_is_adopted_as_paused_and_can_be_resumed() {
     let bench = Bench::new().await;
     let made = bench.create().await;
     bench.service.pause(&bench.owner, &made.id).await.unwrap();
@@ -41,7 +41,7 @@ async fn a_frozen_one_is_paused_and_can_be_resumed() {
 }
 
 #[tokio::test]
-async fn one_that_vanished_is_reported_and_stays_reported() {
+async fn vanished_sandbox_is_reported_as_failed_and_stays_so() {
     let bench = Bench::new().await;
     let made = bench.create().await;
     bench.backend.take_away(&made.id);
@@ -54,7 +54,7 @@ async fn one_that_vanished_is_reported_and_stays_reported() {
 }
 
 #[tokio::test]
-async fn one_that_died_meanwhile_is_stopped_and_keeps_its_files() {
+async fn sandbox_that_died_meanwhile_is_stopped_and_keeps_its_files() {
     let bench = Bench::new().await;
     let made = bench.create().await;
     bench.backend.put(&made.id, Condition::Dead);
@@ -68,7 +68,7 @@ async fn one_that_died_meanwhile_is_stopped_and_keeps_its_files() {
 }
 
 #[tokio::test]
-async fn a_stranger_is_destroyed_and_what_once_ran_keeps_its_files() {
+async fn unknown_sandbox_is_destroyed_and_a_known_one_keeps_its_files() {
     let bench = Bench::new().await;
     let half = bench.create().await;
     bench.backend.put(&half.id, Condition::Half);
@@ -81,7 +81,7 @@ async fn a_stranger_is_destroyed_and_what_once_ran_keeps_its_files() {
 }
 
 #[tokio::test]
-async fn a_stranger_that_cannot_be_destroyed_does_not_keep_the_server_from_starting() {
+async fn unknown_sandbox_that_cannot_be_destroyed_does_not_prevent_the_start() {
     let bench = Bench::new().await;
     bench.backend.put(&SandboxId::from_entropy([9; 20]), Condition::Alive);
     bench.backend.fail("destroy", 1);
@@ -90,7 +90,7 @@ async fn a_stranger_that_cannot_be_destroyed_does_not_keep_the_server_from_start
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_removal_that_was_begun_is_finished() {
+async fn removal_that_was_begun_is_finished() {
     let bench = Bench::new().await;
     let made = bench.create().await;
     bench.backend.fail("destroy", 3);
@@ -100,10 +100,10 @@ async fn a_removal_that_was_begun_is_finished() {
 }
 
 #[tokio::test]
-async fn what_expired_while_nobody_looked_is_destroyed() {
+async fn sandbox_that_expired_while_the_server_was_down_is_destroyed() {
     let bench = Bench::new().await;
-    let wish = Create { timeout: Some(Duration::from_secs(600)), ..plain() };
-    bench.service.create(&bench.owner, wish).await.unwrap();
+    let request = Create { timeout: Some(Duration::from_secs(600)), ..plain() };
+    bench.service.create(&bench.owner, request).await.unwrap();
     let (backend, state) = bench.crash().await;
     let host = Clock::host();
     let later = Clock::new(move || host.now().after(Duration::from_secs(601)).unwrap());
@@ -112,10 +112,10 @@ async fn what_expired_while_nobody_looked_is_destroyed() {
 }
 
 #[tokio::test]
-async fn a_wall_clock_set_while_nobody_looked_ends_nothing() {
+async fn wall_clock_set_while_the_server_was_down_ends_nothing() {
     let bench = Bench::new().await;
-    let wish = Create { timeout: Some(Duration::from_secs(600)), ..plain() };
-    let made = bench.service.create(&bench.owner, wish).await.unwrap();
+    let request = Create { timeout: Some(Duration::from_secs(600)), ..plain() };
+    let made = bench.service.create(&bench.owner, request).await.unwrap();
     let (backend, state) = bench.crash().await;
     let host = Clock::host();
     let set = Clock::new(move || {
@@ -127,7 +127,7 @@ async fn a_wall_clock_set_while_nobody_looked_ends_nothing() {
 }
 
 #[tokio::test]
-async fn an_entrypoint_that_ended_meanwhile_is_noticed() {
+async fn entrypoint_that_ended_meanwhile_is_noticed() {
     let bench = Bench::new().await;
     let made = bench.service.create(&bench.owner, with_entrypoint()).await.unwrap();
     let (backend, state) = bench.crash().await;
@@ -137,7 +137,7 @@ async fn an_entrypoint_that_ended_meanwhile_is_noticed() {
 }
 
 #[tokio::test]
-async fn a_start_that_did_not_get_to_its_entrypoint_is_undone() {
+async fn start_cut_off_before_its_entrypoint_is_undone() {
     let bench = Bench::new().await;
     bench.backend.gate.forget_permits(usize::MAX >> 3);
     let service = bench.service.clone();
@@ -165,11 +165,11 @@ async fn a_start_that_did_not_get_to_its_entrypoint_is_undone() {
 }
 
 #[tokio::test]
-async fn one_that_was_handed_over_never_vanishes() {
+async fn sandbox_that_was_handed_over_is_never_forgotten() {
     let bench = Bench::new().await;
     for _ in 0..20 {
         let made = bench.create().await;
-        // Server and agent die in the moment in which the client has its answer.
+        // Server and agent die at the moment in which the client gets its answer.
         let copy = snapshot_of(&bench);
         let backend = super::pretend::Pretend::new();
         let later = Bench::with(backend, copy, Clock::host()).await;

@@ -1,4 +1,4 @@
-//! Sandboxes that died and are wanted again: restarts, replacements, and what they cost meanwhile.
+//! Dead sandboxes that are requested again: restarts, replacements, and their cost while dead.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -27,7 +27,7 @@ impl Bench {
     pub(super) async fn died(&self, sandbox: &Sandbox) {
         self.backend.kill(&sandbox.id, Cause::AgentDied);
         self.until(sandbox, |phase| matches!(phase, Phase::Failed(_))).await;
-        // It is stopped in the same breath; an order waits for that.
+        // It is stopped in the same step; another order waits for that.
         self.service.patch_labels(&self.owner, &sandbox.id, Default::default()).await.unwrap();
     }
 
@@ -39,7 +39,7 @@ impl Bench {
 }
 
 #[tokio::test]
-async fn a_dead_sandbox_keeps_its_files_and_comes_back_under_its_name() {
+async fn dead_sandbox_keeps_its_files_and_restarts_under_its_name() {
     let bench = Bench::new().await;
     let made = bench.made_and_died("a").await;
     assert_eq!(bench.backend.condition(&made.id), Some(Condition::Dead));
@@ -53,24 +53,24 @@ async fn a_dead_sandbox_keeps_its_files_and_comes_back_under_its_name() {
 }
 
 #[tokio::test]
-async fn a_restart_runs_the_entrypoint_again_and_is_told_as_an_event() {
+async fn restart_runs_the_entrypoint_again_and_publishes_events() {
     let bench = Bench::new().await;
     let made = bench.service.create(&bench.owner, with_entrypoint()).await.unwrap();
     bench.died(&made).await;
     let resumed = bench.service.restart(&bench.owner, &made.id).await.unwrap();
     assert_eq!(resumed, Resumed { outcome: Outcome::Done, revival: RESTARTED });
     let events = bench.service.events_of(&bench.owner, &made.id, 10).unwrap();
-    let told: Vec<_> = events.iter().map(|event| (event.phase.name(), event.cause)).collect();
+    let seen: Vec<_> = events.iter().map(|event| (event.phase.name(), event.cause)).collect();
     let died = Some(Cause::AgentDied);
     let expected =
         [("starting", None), ("running", None), ("failed", died), ("starting", died), ("running", None)];
-    assert_eq!(told, expected);
+    assert_eq!(seen, expected);
     bench.backend.entrypoint_end.send_replace(Some(wire::process::Exit::Code(0)));
     bench.until(&made, |phase| matches!(phase, Phase::Exited(_))).await;
 }
 
 #[tokio::test]
-async fn many_who_ask_for_a_dead_name_restart_it_once() {
+async fn concurrent_acquires_restart_a_dead_sandbox_once() {
     let bench = Bench::new().await;
     let made = bench.made_and_died("a").await;
     let all = join_all((0..30).map(|_| bench.acquire("a"))).await;
@@ -80,13 +80,13 @@ async fn many_who_ask_for_a_dead_name_restart_it_once() {
 }
 
 #[tokio::test]
-async fn a_death_that_nobody_told_of_is_noticed_by_who_asks_for_the_name() {
+async fn unreported_death_is_noticed_by_the_next_acquire() {
     let bench = Bench::new().await;
     let made = bench.acquire("a").await.sandbox;
     bench.backend.put(&made.id, Condition::Dead);
     let again = bench.acquire("a").await;
     assert_eq!((again.sandbox.id, again.revival), (made.id.clone(), RESTARTED));
-    // The news comes late and means its former life.
+    // The death notice arrives late and belongs to its former life.
     bench.backend.deaths.0.send(backend::Death { id: made.id.clone(), cause: Cause::Oom }).unwrap();
     for _ in 0..100 {
         tokio::task::yield_now().await;
@@ -95,7 +95,7 @@ async fn a_death_that_nobody_told_of_is_noticed_by_who_asks_for_the_name() {
 }
 
 #[tokio::test]
-async fn resume_restarts_and_a_mere_request_does_not() {
+async fn resume_restarts_a_dead_sandbox_and_other_requests_do_not() {
     let bench = Bench::new().await;
     let made = bench.create().await;
     bench.died(&made).await;
@@ -110,7 +110,7 @@ async fn resume_restarts_and_a_mere_request_does_not() {
 }
 
 #[tokio::test]
-async fn who_only_wakes_what_is_paused_restarts_nothing() {
+async fn resume_order_alone_does_not_restart_a_dead_sandbox() {
     let bench = Bench::new().await;
     let made = bench.create().await;
     bench.died(&made).await;
@@ -121,7 +121,7 @@ async fn who_only_wakes_what_is_paused_restarts_nothing() {
 }
 
 #[tokio::test]
-async fn the_key_of_a_retry_never_restarts() {
+async fn retry_key_never_restarts_a_sandbox() {
     let bench = Bench::new().await;
     let key = Key::new(&bench.owner, RETRIES, "r").unwrap();
     let made = bench.service.acquire(&key, plain()).await.unwrap().sandbox;
@@ -132,7 +132,7 @@ async fn the_key_of_a_retry_never_restarts() {
 }
 
 #[tokio::test]
-async fn who_asked_for_a_replacement_gets_a_successor_by_name_and_an_empty_disk_by_id() {
+async fn replace_gives_a_successor_by_name_and_an_empty_disk_by_id() {
     let bench = Bench::new().await;
     let key = bench.key("a");
     let made = bench.service.acquire(&key, replacing()).await.unwrap().sandbox;
@@ -255,7 +255,7 @@ async fn refused_replacement_leaves_the_settings_to_the_next_one() {
 }
 
 #[tokio::test]
-async fn what_the_caller_of_a_replacement_names_wins() {
+async fn settings_given_by_the_caller_of_a_replacement_win() {
     let bench = Bench::new().await;
     let key = bench.key("a");
     let wish = confined(Some(OnDeath::Replace));
@@ -276,7 +276,7 @@ async fn what_the_caller_of_a_replacement_names_wins() {
 }
 
 #[tokio::test]
-async fn files_in_memory_are_lost_and_whoever_asks_is_told() {
+async fn lost_in_memory_files_are_reported() {
     let backend = Pretend::new();
     backend.restarts.store(false, Ordering::Relaxed);
     let bench = Bench::with(backend, tempfile::tempdir().unwrap(), Clock::host()).await;
@@ -299,7 +299,7 @@ async fn files_in_memory_are_lost_and_whoever_asks_is_told() {
 }
 
 #[tokio::test]
-async fn a_restart_that_fails_leaves_a_dead_sandbox_with_its_files() {
+async fn failed_restart_leaves_a_dead_sandbox_with_its_files() {
     let bench = Bench::new().await;
     let made = bench.made_and_died("a").await;
     bench.backend.fail("restart", 1);
@@ -311,14 +311,14 @@ async fn a_restart_that_fails_leaves_a_dead_sandbox_with_its_files() {
 }
 
 #[tokio::test]
-async fn a_server_that_dies_in_the_middle_of_a_restart_leaves_it_restartable() {
+async fn server_crash_during_a_restart_leaves_the_sandbox_restartable() {
     let bench = Bench::new().await;
     let made = bench.made_and_died("a").await;
     bench.backend.gate.forget_permits(usize::MAX >> 3);
     let (service, key) = (bench.service.clone(), bench.key("a"));
     let asking = tokio::spawn(async move { service.acquire(&key, plain()).await });
     bench.until(&made, |phase| phase == Phase::Starting).await;
-    // The old server dies here: the row says "failed", and the sandbox comes up all the same.
+    // The old server dies here: the row says "failed", and the sandbox is started nevertheless.
     let copy = super::restart::snapshot_of(&bench);
     bench.backend.gate.add_permits(1);
     asking.await.unwrap().unwrap();
@@ -332,7 +332,7 @@ async fn a_server_that_dies_in_the_middle_of_a_restart_leaves_it_restartable() {
 }
 
 #[tokio::test]
-async fn the_dead_survive_a_restart_of_the_server_with_name_and_files() {
+async fn dead_sandbox_survives_a_server_restart_with_name_and_files() {
     let bench = Bench::new().await;
     let made = bench.made_and_died("a").await;
     let bench = bench.restarted().await;
@@ -345,13 +345,13 @@ async fn the_dead_survive_a_restart_of_the_server_with_name_and_files() {
 }
 
 #[tokio::test]
-async fn an_expired_or_destroyed_dead_sandbox_leaves_no_files() {
+async fn expired_or_destroyed_dead_sandbox_leaves_no_files() {
     let bench = Bench::new().await;
     let made = bench.made_and_died("a").await;
     bench.service.destroy(&bench.owner, &made.id).await.unwrap();
     assert_eq!(bench.backend.count(), 0);
-    let wish = Create { timeout: Some(Duration::from_millis(50)), ..plain() };
-    let made = bench.service.create(&bench.owner, wish).await.unwrap();
+    let request = Create { timeout: Some(Duration::from_millis(50)), ..plain() };
+    let made = bench.service.create(&bench.owner, request).await.unwrap();
     bench.died(&made).await;
     bench.gone(&made).await;
     assert_eq!(bench.backend.count(), 0);
@@ -366,7 +366,7 @@ async fn a_dead_sandbox_can_be_snapshotted() {
 }
 
 #[tokio::test]
-async fn who_comes_back_by_name_is_evicted_last() {
+async fn dead_sandbox_with_a_name_is_evicted_last() {
     let bench = Bench::limited(3, 3).await;
     let named = bench.made_and_died("named").await;
     bench.acquire("parked").await;
@@ -374,26 +374,26 @@ async fn who_comes_back_by_name_is_evicted_last() {
     let unnamed = bench.create().await;
     bench.died(&unnamed).await;
     bench.acquire("b").await;
-    assert!(!bench.has(&unnamed), "the dead without a name goes first");
+    assert!(!bench.has(&unnamed), "the dead sandbox without a name is evicted first");
     bench.acquire("c").await;
-    assert!(bench.service.find(&bench.key("parked")).is_none(), "then what is parked");
+    assert!(bench.service.find(&bench.key("parked")).is_none(), "the parked sandbox is evicted second");
     assert!(bench.has(&named));
     bench.acquire("d").await;
-    assert!(!bench.has(&named), "at last the dead with a name");
+    assert!(!bench.has(&named), "the dead sandbox with a name is evicted last");
 }
 
 #[tokio::test]
-async fn the_dead_of_another_owner_keep_their_files_at_the_limits() {
+async fn dead_sandboxes_of_another_owner_keep_their_files_at_the_limits() {
     for (soft, hard) in [(1, 20), (20, 2)] {
         let bench = Bench::limited(soft, hard).await;
         let named = bench.made_and_died("work").await;
         let unnamed = bench.create().await;
         bench.died(&unnamed).await;
         let bob = Owner::named("bob");
-        let looked = bench.service.0.check_room_for(&bob, &Resources::default());
+        let checked = bench.service.0.check_room_for(&bob, &Resources::default());
         let created = bench.service.create(&bob, plain()).await;
         if hard == 2 {
-            assert!(matches!(looked, Err(ServiceError::TooManySandboxes { limit: 2 })), "{looked:?}");
+            assert!(matches!(checked, Err(ServiceError::TooManySandboxes { limit: 2 })), "{checked:?}");
             let error = created.unwrap_err();
             assert!(matches!(error, ServiceError::TooManySandboxes { limit: 2 }), "{error:?}");
         } else {
@@ -405,7 +405,7 @@ async fn the_dead_of_another_owner_keep_their_files_at_the_limits() {
 }
 
 #[tokio::test]
-async fn the_dead_of_another_owner_make_room_if_their_files_are_lost() {
+async fn dead_sandbox_of_another_owner_is_evicted_if_its_files_are_lost() {
     let bench = Bench::limited(20, 1).await;
     bench.backend.restarts.store(false, Ordering::Relaxed);
     let dead = bench.made_and_died("work").await;
@@ -414,7 +414,7 @@ async fn the_dead_of_another_owner_make_room_if_their_files_are_lost() {
 }
 
 #[tokio::test]
-async fn the_dead_cost_their_owner_a_place_and_a_disk_and_nothing_that_runs() {
+async fn dead_sandbox_costs_a_slot_and_disk_but_no_memory_or_cpu() {
     let (backend, state) = (Pretend::new(), tempfile::tempdir().unwrap());
     let quota = Quota {
         sandboxes: Some(3),
@@ -427,7 +427,7 @@ async fn the_dead_cost_their_owner_a_place_and_a_disk_and_nothing_that_runs() {
     let config = Config { quotas, usual, ..config(&state) };
     let bench = Bench::configured(config, backend, state).await;
     let made = bench.made_and_died("a").await;
-    // Its memory is free for another, which then is in the way of its restart until it goes.
+    // Its memory is free for another sandbox, which then prevents its restart until it is removed.
     let other = bench.create().await;
     let refused = bench.service.restart(&bench.owner, &made.id).await.unwrap_err();
     assert!(
@@ -437,7 +437,7 @@ async fn the_dead_cost_their_owner_a_place_and_a_disk_and_nothing_that_runs() {
         ),
         "{refused:?}"
     );
-    assert!(bench.has(&made), "it does not make room for itself");
+    assert!(bench.has(&made), "it is not evicted to make room for itself");
     bench.service.destroy(&bench.owner, &other.id).await.unwrap();
     bench.service.restart(&bench.owner, &made.id).await.unwrap();
     bench.died(&made).await;
@@ -445,5 +445,5 @@ async fn the_dead_cost_their_owner_a_place_and_a_disk_and_nothing_that_runs() {
     let third = bench.made_and_died("c").await;
     assert!(bench.has(&second) && bench.has(&third));
     bench.acquire("d").await;
-    assert!(!bench.has(&made), "the dead take up places, and the first of them goes");
+    assert!(!bench.has(&made), "dead sandboxes count, and the one dead longest is evicted");
 }

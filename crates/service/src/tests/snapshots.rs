@@ -1,4 +1,4 @@
-//! Snapshots: their life, whose they are, what a restart makes of them, what is made from them.
+//! Snapshots: their states, their owners, restarts, and the sandboxes made from them.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ impl Bench {
         self.settled(&begun.id).await
     }
 
-    /// Waits until it is no longer being taken.
+    /// Waits until the snapshot is no longer being taken.
     async fn settled(&self, id: &SnapshotId) -> Snapshot {
         loop {
             let snapshot = self.service.snapshot(&self.owner, id).unwrap();
@@ -57,7 +57,7 @@ fn problem<T>(outcome: Result<T, ServiceError>) -> Option<SnapshotProblem> {
 }
 
 #[tokio::test]
-async fn a_snapshot_is_accepted_and_becomes_ready_and_outlives_its_sandbox() {
+async fn snapshot_becomes_ready_and_outlives_its_sandbox() {
     let bench = Bench::new().await;
     let source = bench.create().await;
     let begun = bench.take(&source.id).await.unwrap();
@@ -68,12 +68,12 @@ async fn a_snapshot_is_accepted_and_becomes_ready_and_outlives_its_sandbox() {
     let bench = restarted(bench).await;
     assert_eq!(bench.service.snapshot(&bench.owner, &ready.id).unwrap(), ready);
     let made = bench.restore(&ready.id, Resources::default()).await.unwrap();
-    assert_eq!(made.spec.resources.disk, Some(Bytes::mib(100)), "as large as that of its source");
+    assert_eq!(made.spec.resources.disk, Some(Bytes::mib(100)), "the disk is as large as that of the source");
     assert_eq!((made.spec.image.as_str(), made.spec.snapshot), ("real host", Some(ready.id)));
 }
 
 #[tokio::test]
-async fn only_a_running_sandbox_has_snapshots_and_one_at_a_time() {
+async fn snapshot_needs_a_running_sandbox_and_is_taken_one_at_a_time() {
     let bench = Bench::new().await;
     let source = bench.create().await;
     bench.service.pause(&bench.owner, &source.id).await.unwrap();
@@ -94,14 +94,14 @@ async fn only_a_running_sandbox_has_snapshots_and_one_at_a_time() {
 }
 
 #[tokio::test]
-async fn one_that_fails_says_why_and_leaves_nothing() {
+async fn failed_snapshot_reports_the_cause_and_leaves_nothing() {
     let bench = Bench::new().await;
     let source = bench.create().await;
     bench.backend.fail("snapshot", 1);
     let begun = bench.take(&source.id).await.unwrap();
     let failed = bench.settled(&begun.id).await;
     let SnapshotState::Failed(why) = &failed.state else { panic!("{failed:?}") };
-    assert!(why.contains("it was told to"), "{why}");
+    assert!(why.contains("the test requested this failure"), "{why}");
     assert!(bench.backend.was_asked_to("forget"));
     assert_eq!(bench.service.troubles(None).first().map(|trouble| trouble.operation), Some("snapshot"));
     let bench = restarted(bench).await;
@@ -111,7 +111,7 @@ async fn one_that_fails_says_why_and_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn a_foreign_snapshot_is_not_found_by_any_call() {
+async fn snapshot_of_another_owner_is_not_found_by_any_call() {
     let bench = Bench::new().await;
     let source = bench.create().await;
     let ready = bench.ready(&source.id).await;
@@ -127,7 +127,7 @@ async fn a_foreign_snapshot_is_not_found_by_any_call() {
 }
 
 #[tokio::test]
-async fn lists_are_filtered_and_come_in_pages_with_the_newest_first() {
+async fn lists_are_filtered_and_paged_newest_first() {
     let bench = Bench::new().await;
     let (one, two) = (bench.create().await, bench.create().await);
     let oldest = bench.ready(&one.id).await;
@@ -146,7 +146,7 @@ async fn lists_are_filtered_and_come_in_pages_with_the_newest_first() {
 }
 
 #[tokio::test]
-async fn an_owner_has_so_many_and_no_more() {
+async fn snapshots_per_owner_are_limited() {
     let bench = Bench::new().await;
     let source = bench.create().await;
     for _ in 0..3 {
@@ -158,7 +158,7 @@ async fn an_owner_has_so_many_and_no_more() {
 }
 
 #[tokio::test]
-async fn what_snapshots_hold_counts_in_the_quota_on_disk() {
+async fn snapshot_sizes_count_in_the_disk_quota() {
     let quota = Quota { disk: Some(Bytes::mib(25)), ..Quota::default() };
     let state = tempfile::tempdir().unwrap();
     let quotas = operators_quota(quota);
@@ -181,7 +181,7 @@ async fn what_snapshots_hold_counts_in_the_quota_on_disk() {
 }
 
 #[tokio::test]
-async fn a_disk_that_is_too_small_for_the_files_is_refused() {
+async fn disk_too_small_for_the_snapshot_is_refused() {
     let bench = Bench::new().await;
     let source = bench.create().await;
     let ready = bench.ready(&source.id).await;
@@ -192,7 +192,7 @@ async fn a_disk_that_is_too_small_for_the_files_is_refused() {
 }
 
 #[tokio::test]
-async fn one_that_sandboxes_are_being_made_from_stays() {
+async fn snapshot_in_use_by_a_create_cannot_be_deleted() {
     let bench = Arc::new(Bench::new().await);
     let source = bench.create().await;
     let ready = bench.ready(&source.id).await;
@@ -211,20 +211,20 @@ async fn one_that_sandboxes_are_being_made_from_stays() {
 }
 
 #[tokio::test]
-async fn a_snapshot_that_was_begun_is_finished_after_a_restart() {
+async fn snapshot_that_was_begun_is_finished_after_a_restart() {
     let bench = Bench::new().await;
     let source = bench.create().await;
     let permits = bench.backend.snapshot_gate.forget_permits(usize::MAX);
     let begun = bench.take(&source.id).await.unwrap();
     let bench = restarted(bench).await;
     let seen = bench.service.snapshot(&bench.owner, &begun.id).unwrap();
-    assert_eq!(seen.state, SnapshotState::Creating(None), "it does not flip to failed");
+    assert_eq!(seen.state, SnapshotState::Creating(None), "the snapshot does not become failed");
     bench.backend.snapshot_gate.add_permits(permits);
     assert_eq!(bench.settled(&begun.id).await.state, SnapshotState::Ready);
 }
 
 #[tokio::test]
-async fn a_snapshot_that_was_taken_but_not_noted_is_ready_after_a_restart() {
+async fn snapshot_that_was_taken_but_not_recorded_is_ready_after_a_restart() {
     let bench = Bench::new().await;
     let source = bench.create().await;
     bench.backend.snapshot_gate.forget_permits(usize::MAX);
@@ -236,7 +236,7 @@ async fn a_snapshot_that_was_taken_but_not_noted_is_ready_after_a_restart() {
 }
 
 #[tokio::test]
-async fn a_snapshot_whose_sandbox_ended_before_it_was_taken_has_failed() {
+async fn snapshot_whose_sandbox_ended_before_it_was_taken_fails() {
     let bench = Bench::new().await;
     let source = bench.create().await;
     bench.backend.snapshot_gate.forget_permits(usize::MAX);
@@ -248,7 +248,7 @@ async fn a_snapshot_whose_sandbox_ended_before_it_was_taken_has_failed() {
 }
 
 #[tokio::test]
-async fn a_restart_removes_strangers_and_finishes_what_was_being_deleted() {
+async fn restart_removes_unknown_snapshots_and_finishes_deletions() {
     let bench = Bench::new().await;
     let source = bench.create().await;
     let (doomed, lost) = (bench.ready(&source.id).await, bench.ready(&source.id).await);
@@ -262,7 +262,7 @@ async fn a_restart_removes_strangers_and_finishes_what_was_being_deleted() {
     assert_eq!(bench.backend.kept(), BTreeSet::new());
     assert_eq!(bench.service.snapshot(&bench.owner, &doomed.id).unwrap_err().kind(), ErrorKind::NoSnapshot);
     let state = bench.service.snapshot(&bench.owner, &lost.id).unwrap().state;
-    assert!(matches!(state, SnapshotState::Failed(_)), "its files are gone: {state:?}");
+    assert!(matches!(state, SnapshotState::Failed(_)), "the files of the snapshot are gone: {state:?}");
 }
 
 fn on_quota(mib: u64, state: &tempfile::TempDir) -> crate::Config {
@@ -276,7 +276,7 @@ fn of_ten() -> Create {
 }
 
 #[tokio::test]
-async fn those_that_are_being_taken_count_and_what_fails_gives_it_back() {
+async fn snapshot_being_taken_counts_and_a_failed_one_frees_its_quota() {
     let state = tempfile::tempdir().unwrap();
     let bench = Bench::configured(on_quota(35, &state), Pretend::new(), state).await;
     let one = bench.service.create(&bench.owner, of_ten()).await.unwrap();
@@ -295,7 +295,7 @@ async fn those_that_are_being_taken_count_and_what_fails_gives_it_back() {
 }
 
 #[tokio::test]
-async fn volumes_leave_less_for_snapshots() {
+async fn volumes_reduce_the_quota_left_for_snapshots() {
     let state = tempfile::tempdir().unwrap();
     let bench = Bench::configured(on_quota(30, &state), Pretend::new(), state).await;
     let source = bench.service.create(&bench.owner, of_ten()).await.unwrap();

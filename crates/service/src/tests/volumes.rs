@@ -14,10 +14,10 @@ fn name(text: &str) -> VolumeName {
 
 fn claiming(text: &str, absent: Absent) -> Create {
     let source = Source::Claim(Claim { name: name(text), absent });
-    let mut wish = plain();
-    wish.spec.mounts =
+    let mut request = plain();
+    request.spec.mounts =
         vec![Mount { source, target: "/data".into(), access: Access::ReadWrite, sub_path: None }];
-    wish
+    request
 }
 
 fn make(lifetime: Lifetime) -> Absent {
@@ -42,7 +42,7 @@ async fn asked(backend: &Pretend, call: &str) {
 }
 
 #[tokio::test]
-async fn a_claim_becomes_a_volume_that_stays_when_its_sandbox_ends() {
+async fn claim_becomes_a_volume_that_outlives_its_sandbox() {
     let bench = Bench::new().await;
     let one = bench.service.create(&bench.owner, claiming("data", make(Lifetime::Kept))).await.unwrap();
     let other = bench.service.create(&bench.owner, claiming("data", Absent::Refuse)).await.unwrap();
@@ -71,14 +71,14 @@ async fn many_claims_of_one_name_make_one_volume() {
         made.iter().map(|made| made.as_ref().unwrap().spec.mounts[0].source.clone()).collect();
     assert!(sources.iter().all(|source| *source == sources[0]), "{sources:?}");
     for sandbox in made {
-        assert_eq!(names(&bench).await, ["data"], "it went before the last of its sandboxes");
+        assert_eq!(names(&bench).await, ["data"], "the volume was removed before the last of its sandboxes");
         bench.service.destroy(&bench.owner, &sandbox.unwrap().id).await.unwrap();
     }
     until_names(&bench, &[]).await;
 }
 
 #[tokio::test]
-async fn a_sandbox_that_was_not_made_leaves_no_volume_of_its_own() {
+async fn failed_create_leaves_no_volume() {
     let bench = Bench::new().await;
     bench.backend.fail("create", 1);
     bench.service.create(&bench.owner, claiming("brief", make(Lifetime::WithSandboxes))).await.unwrap_err();
@@ -89,7 +89,7 @@ async fn a_sandbox_that_was_not_made_leaves_no_volume_of_its_own() {
 }
 
 #[tokio::test]
-async fn a_restart_knows_the_volumes_and_who_uses_them() {
+async fn restart_restores_volumes_and_their_uses() {
     let bench = Bench::new().await;
     let used =
         bench.service.create(&bench.owner, claiming("brief", make(Lifetime::WithSandboxes))).await.unwrap();
@@ -97,7 +97,7 @@ async fn a_restart_knows_the_volumes_and_who_uses_them() {
     bench.service.create_volume(&bench.owner, &name("lost"), None).await.unwrap();
     let lost = bench.service.volume(&bench.owner, &name("lost")).await.unwrap().volume;
     let (backend, state) = bench.crash().await;
-    // One that the store has forgotten, as after a power loss, and one that the disk has.
+    // One volume is missing in the backend, and one is only in the backend, as after a power loss.
     backend.forget_volume(&lost.id);
     let stranger = domain::Volume {
         id: domain::VolumeId::from_entropy([9; 20]),
@@ -108,7 +108,10 @@ async fn a_restart_knows_the_volumes_and_who_uses_them() {
     backend.put_volume(stranger);
     let bench = Bench::with(backend, state, Clock::host()).await;
     assert_eq!(names(&bench).await, ["brief", "kept", "stranger"]);
-    assert!(!bench.backend.was_asked_to("remove volume"), "what cannot be read now may be read later");
+    assert!(
+        !bench.backend.was_asked_to("remove volume"),
+        "a volume that cannot be read now may be readable later"
+    );
     let in_use = bench.service.remove_volume(&bench.owner, &name("brief")).await.unwrap_err();
     assert!(matches!(in_use, ServiceError::VolumeInUse { .. }), "{in_use}");
     bench.service.destroy(&bench.owner, &used.id).await.unwrap();
@@ -116,7 +119,7 @@ async fn a_restart_knows_the_volumes_and_who_uses_them() {
 }
 
 #[tokio::test]
-async fn a_removal_that_failed_is_finished_after_a_restart() {
+async fn failed_removal_is_finished_after_a_restart() {
     let bench = Bench::new().await;
     bench.service.create_volume(&bench.owner, &name("data"), None).await.unwrap();
     bench.backend.fail("remove volume", 1);
@@ -129,7 +132,7 @@ async fn a_removal_that_failed_is_finished_after_a_restart() {
 }
 
 #[tokio::test]
-async fn volumes_count_into_the_quota_on_disk_and_have_one_size() {
+async fn volumes_count_in_the_disk_quota_and_have_one_size() {
     let state = tempfile::tempdir().unwrap();
     let quota = Quota { disk: Some(Bytes::mib(100)), ..Quota::default() };
     let config = Config { quotas: operators_quota(quota), ..config(&state) };
@@ -140,19 +143,19 @@ async fn volumes_count_into_the_quota_on_disk_and_have_one_size() {
     assert_eq!(create(60).await.unwrap().1, Outcome::Done);
     assert_eq!(create(60).await.unwrap().1, Outcome::AlreadySo);
     assert!(matches!(create(50).await, Err(ServiceError::VolumeExists(_))));
-    let mut wish = plain();
-    wish.spec.resources.disk = Some(Bytes::mib(41));
-    let over = bench.service.create(&bench.owner, wish.clone()).await.unwrap_err();
+    let mut request = plain();
+    request.spec.resources.disk = Some(Bytes::mib(41));
+    let over = bench.service.create(&bench.owner, request.clone()).await.unwrap_err();
     assert!(
         matches!(over, ServiceError::OverQuota { excess: crate::quota::Excess { what: "disk", .. }, .. }),
         "{over}"
     );
-    wish.spec.resources.disk = Some(Bytes::mib(40));
-    bench.service.create(&bench.owner, wish).await.unwrap();
+    request.spec.resources.disk = Some(Bytes::mib(40));
+    bench.service.create(&bench.owner, request).await.unwrap();
 }
 
 #[tokio::test]
-async fn what_is_attached_is_used_and_remembered() {
+async fn attached_volume_is_in_use_and_stored() {
     let bench = Bench::new().await;
     let sandbox = bench.create().await;
     let mounts = claiming("data", make(Lifetime::WithSandboxes)).spec.mounts;
@@ -175,7 +178,7 @@ async fn what_is_attached_is_used_and_remembered() {
 }
 
 #[tokio::test]
-async fn an_owner_has_so_many_volumes_and_no_more() {
+async fn volumes_per_owner_are_limited() {
     let bench = Bench::new().await;
     for number in 0..3 {
         bench.service.create_volume(&bench.owner, &name(&format!("v{number}")), None).await.unwrap();
@@ -185,12 +188,12 @@ async fn an_owner_has_so_many_volumes_and_no_more() {
     assert!(matches!(refused.kind(), ErrorKind::Exhausted { .. }) && refused.hint().is_some());
     bench.service.create_volume(&bench.owner, &name("v0"), None).await.unwrap();
     bench.service.create_volume(&Owner::named("other"), &name("v0"), None).await.unwrap();
-    let there = bench.service.volumes(&bench.owner).await.unwrap();
-    assert_eq!(there.iter().map(|status| status.used).collect::<Vec<_>>(), [Some(Bytes::mib(1)); 3]);
+    let listed = bench.service.volumes(&bench.owner).await.unwrap();
+    assert_eq!(listed.iter().map(|status| status.used).collect::<Vec<_>>(), [Some(Bytes::mib(1)); 3]);
 }
 
 #[tokio::test]
-async fn who_goes_while_a_volume_is_made_does_not_use_it() {
+async fn cancelled_create_does_not_use_the_volume_it_made() {
     for (lifetime, left) in [(Lifetime::WithSandboxes, &[][..]), (Lifetime::Kept, &["data"][..])] {
         let bench = Bench::new().await;
         bench.backend.volume_gate.forget_permits(usize::MAX >> 3);
@@ -202,7 +205,7 @@ async fn who_goes_while_a_volume_is_made_does_not_use_it() {
         asking.await.unwrap_err();
         bench.backend.volume_gate.add_permits(100);
         asked(&bench.backend, "make volume").await;
-        // Whoever makes it has the turn until it is there.
+        // The maker holds the turn until the volume exists.
         drop(bench.service.0.volumes.turn.lock().await);
         until_names(&bench, left).await;
         while bench.service.volumes(&bench.owner).await.unwrap().iter().any(|it| !it.sandboxes.is_empty()) {
@@ -212,7 +215,7 @@ async fn who_goes_while_a_volume_is_made_does_not_use_it() {
 }
 
 #[tokio::test]
-async fn who_goes_while_a_volume_is_attached_leaves_it_in_use() {
+async fn cancelled_attach_leaves_the_volume_in_use() {
     let bench = Bench::new().await;
     let sandbox = bench.create().await;
     bench.service.create_volume(&bench.owner, &name("data"), None).await.unwrap();
@@ -231,17 +234,17 @@ async fn who_goes_while_a_volume_is_attached_leaves_it_in_use() {
 }
 
 #[tokio::test]
-async fn a_claim_waits_for_the_volume_of_its_name_that_goes() {
+async fn claim_waits_for_the_removal_of_a_volume_of_its_name() {
     let bench = Bench::new().await;
-    let wish = claiming("data", make(Lifetime::WithSandboxes));
-    let first = bench.service.create(&bench.owner, wish.clone()).await.unwrap();
+    let request = claiming("data", make(Lifetime::WithSandboxes));
+    let first = bench.service.create(&bench.owner, request.clone()).await.unwrap();
     bench.backend.volume_gate.forget_permits(usize::MAX >> 3);
     bench.service.destroy(&bench.owner, &first.id).await.unwrap();
     asked(&bench.backend, "remove volume asked").await;
-    let (sandbox, mut mounts) = (domain::SandboxId::from_entropy([1; 20]), wish.spec.mounts);
+    let (sandbox, mut mounts) = (domain::SandboxId::from_entropy([1; 20]), request.spec.mounts);
     let core = &bench.service.0;
     let mut claiming = Box::pin(core.claim_volumes(&bench.owner, &sandbox, &mut mounts));
-    assert!(futures_util::poll!(&mut claiming).is_pending(), "it did not wait");
+    assert!(futures_util::poll!(&mut claiming).is_pending(), "the claim did not wait");
     bench.backend.volume_gate.add_permits(100);
     let uses = claiming.await.unwrap();
     assert_ne!(mounts[0].source, first.spec.mounts[0].source);

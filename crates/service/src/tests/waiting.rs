@@ -1,4 +1,4 @@
-//! Waits that do not kill, against an agent that prints when it is told to.
+//! Waits that do not kill, with an agent that prints on demand.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,8 +25,8 @@ async fn followed() -> (Following, DuplexStream) {
     let activity = Activity::new(Clock::host());
     let process = ProcessId::from_entropy([1; 16]);
     let connection = Connection::of(Box::new(ours), Arc::new(tokio::sync::Semaphore::new(1)));
-    let place = Place::starting(0, 0);
-    (Following::new(process, agent, connection, place, Commands::new(1), activity.begin()), theirs)
+    let position = Place::starting(0, 0);
+    (Following::new(process, agent, connection, position, Commands::new(1), activity.begin()), theirs)
 }
 
 async fn send(agent: &mut DuplexStream, frame: Frame) {
@@ -40,7 +40,7 @@ fn output(offset: u64) -> Frame {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_process_is_left_running_when_the_quiet_limit_is_reached() {
+async fn silent_process_keeps_running_when_the_quiet_limit_is_reached() {
     let (mut following, mut agent) = followed().await;
     let printing = async {
         for offset in 0..5 {
@@ -49,12 +49,12 @@ async fn a_silent_process_is_left_running_when_the_quiet_limit_is_reached() {
         }
         agent
     };
-    let patience = Patience { soft: None, quiet: Some(2 * SECOND) };
+    let limits = Patience { soft: None, quiet: Some(2 * SECOND) };
     let mut seen = 0;
-    let (waited, mut agent) = tokio::join!(following.wait(patience, |_| seen += 1), printing);
+    let (waited, mut agent) = tokio::join!(following.wait(limits, |_| seen += 1), printing);
     assert_eq!(waited.unwrap(), Waited::TooQuiet);
-    assert_eq!(seen, 5, "output put the limit off each time");
-    // It still runs, and the same reader sees it end.
+    assert_eq!(seen, 5, "each output restarts the quiet limit");
+    // The process still runs, and the same reader sees its end.
     let ended = wire::process::Ended {
         exit: Exit::Code(3),
         written: 5,
@@ -65,12 +65,12 @@ async fn a_silent_process_is_left_running_when_the_quiet_limit_is_reached() {
         max_rss_kib: 0,
     };
     send(&mut agent, Frame::message(&Reply::Ended(ended))).await;
-    let waited = following.wait(patience, |_| {}).await.unwrap();
+    let waited = following.wait(limits, |_| {}).await.unwrap();
     assert!(matches!(waited, Waited::Ended(ended) if ended.exit == domain::Exit::Code(3)));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_busy_process_is_left_running_when_the_soft_limit_is_reached() {
+async fn busy_process_keeps_running_when_the_soft_limit_is_reached() {
     let (mut following, mut agent) = followed().await;
     let printing = async {
         for offset in 0..10 {
@@ -78,9 +78,9 @@ async fn a_busy_process_is_left_running_when_the_soft_limit_is_reached() {
             send(&mut agent, output(offset)).await;
         }
     };
-    let patience = Patience { soft: Some(SECOND * 7 / 2), quiet: Some(2 * SECOND) };
+    let limits = Patience { soft: Some(SECOND * 7 / 2), quiet: Some(2 * SECOND) };
     let mut seen = 0;
-    let waiting = following.wait(patience, |_| seen += 1);
+    let waiting = following.wait(limits, |_| seen += 1);
     let waited = tokio::select! {
         waited = waiting => waited.unwrap(),
         () = printing => panic!("the wait went past its limit"),

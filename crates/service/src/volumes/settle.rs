@@ -1,4 +1,4 @@
-//! After a restart: compares the volumes that the store remembers with those that the backend has.
+//! After a restart: compares the volumes in the store with those that the backend has.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::core::Core;
 use crate::error::chain;
 use crate::store::{KeptVolume, Record, VolumeChange};
 
-/// Takes over the volumes of the server that was here before, and who uses them.
+/// Takes over the volumes of the former server, and their uses.
 pub(crate) async fn settle(
     core: &Arc<Core>,
     kept: Vec<KeptVolume>,
@@ -21,10 +21,10 @@ pub(crate) async fn settle(
     let mut found: HashMap<VolumeId, FoundVolume> =
         found.into_iter().map(|found| (found.volume.id.clone(), found)).collect();
     for kept in kept {
-        let there = found.remove(&kept.volume.id).is_some();
+        let exists = found.remove(&kept.volume.id).is_some();
         if kept.removing {
             finish(core, &kept.volume.id).await;
-        } else if there {
+        } else if exists {
             core.volumes.add(kept.volume, kept.created, None);
         } else {
             forget(core, &kept.volume).await;
@@ -44,28 +44,28 @@ pub(crate) async fn settle(
     Ok(())
 }
 
-/// Removes what is left of a volume that was being removed.
+/// Removes the remains of a volume that was being removed.
 async fn finish(core: &Arc<Core>, id: &VolumeId) {
-    tracing::info!(volume = %id, "a volume was half removed");
+    tracing::info!(volume = %id, "found a partly removed volume; removing the rest");
     if let Err(error) = core.drop_volume(id).await {
-        // Its row stays, so the next start finds it again.
-        tracing::error!(volume = %id, error = %chain(&error), "it is removed at the next start");
+        // The row stays, so the next start finds it again.
+        tracing::error!(volume = %id, error = %chain(&error), "failed to remove a partly removed volume; the next start retries");
     }
 }
 
-/// Forgets a volume that the backend does not show. It was never made, or it cannot be read now:
-/// nothing is removed, so that one that can be read at a later start is known again.
+/// Deletes the row of a volume that the backend does not list. The volume was never made, or it cannot be read now.
+/// Nothing else is removed, so that a volume that can be read at a later start is adopted again.
 async fn forget(core: &Arc<Core>, volume: &Volume) {
-    tracing::error!(volume = %volume.id, name = %volume.name, "a volume is not there, or cannot be read");
+    tracing::error!(volume = %volume.id, name = %volume.name, "volume is missing or cannot be read; deleting its row");
     if let Err(error) = core.note_volume(VolumeChange::Forget(volume.id.clone())).await {
-        tracing::warn!(volume = %volume.id, error = %chain(&error), "its row stays for now");
+        tracing::warn!(volume = %volume.id, error = %chain(&error), "failed to delete the row of a missing volume; the next start retries");
     }
 }
 
-/// The backend knows whose a volume is, so one that the store has forgotten, as after a power
-/// loss, is not lost.
+/// The backend knows the owner of a volume, so a volume that is missing in the store, for example after a power loss,
+/// is not lost.
 async fn adopt(core: &Arc<Core>, mut volume: Volume) -> Result<(), ServiceError> {
-    tracing::warn!(volume = %volume.id, name = %volume.name, "found a volume that nobody knew");
+    tracing::warn!(volume = %volume.id, name = %volume.name, "found a volume that is not in the store; adopting it");
     if core.volumes.find(&volume.owner, &volume.name).is_some() {
         let other = format!("{}-{}", volume.name.as_str().chars().take(230).collect::<String>(), volume.id);
         volume.name = VolumeName::parse(&other).unwrap_or(volume.name);

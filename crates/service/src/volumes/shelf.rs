@@ -1,4 +1,4 @@
-//! Every volume that exists, in memory, and which sandboxes use it.
+//! Every existing volume, in memory, and which sandboxes use it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard};
@@ -13,7 +13,7 @@ use crate::ServiceError;
 #[derive(Default)]
 pub(crate) struct Volumes {
     shelf: Mutex<BTreeMap<VolumeId, Entry>>,
-    /// Held by who makes or removes a volume, so that no two of one name are made.
+    /// Held while a volume is made or removed, so that no two volumes of one name are made.
     pub(crate) turn: tokio::sync::Mutex<()>,
 }
 
@@ -21,13 +21,13 @@ struct Entry {
     volume: Volume,
     created: SystemTime,
     users: BTreeSet<SandboxId>,
-    /// Whether it is being removed, so that nobody may begin to use it.
+    /// Whether the volume is being removed, so that no sandbox may begin to use it.
     closed: bool,
 }
 
-/// What a look for a volume finds.
+/// The result of looking up a volume for a sandbox.
 pub(super) enum Found {
-    /// It is used by the sandbox now; `new` if it was not before.
+    /// The sandbox uses it now; `new` if it did not before.
     Used {
         id: VolumeId,
         new: bool,
@@ -39,7 +39,7 @@ pub(super) enum Found {
 pub(super) enum Free {
     Gone,
     Used(Volume, usize),
-    /// Nobody uses it, and nobody can begin to.
+    /// No sandbox uses it, and none can begin to.
     Closed,
 }
 
@@ -58,7 +58,7 @@ impl Volumes {
         self.find(owner, name).map(|volume| volume.id)
     }
 
-    /// Has a sandbox use the volume of this name, if there is one.
+    /// Makes a sandbox use the volume of this name, if there is one.
     pub(super) fn take(
         &self,
         owner: &Owner,
@@ -76,7 +76,7 @@ impl Volumes {
         }
     }
 
-    /// As [`Volumes::take`], by id; says whether the use is new.
+    /// Like [`Volumes::take`], by id; returns whether the use is new.
     pub(super) fn take_known(
         &self,
         owner: &Owner,
@@ -90,21 +90,21 @@ impl Volumes {
         }
     }
 
-    /// Notes a use that a former server has granted.
+    /// Restores a use that a former server granted.
     pub(super) fn adopt_use(&self, id: &VolumeId, sandbox: &SandboxId) {
         if let Some(entry) = self.lock().get_mut(id) {
             entry.users.insert(sandbox.clone());
         }
     }
 
-    /// Has a second sandbox use all that the first does.
+    /// Makes a second sandbox use all volumes of the first.
     pub(super) fn share(&self, first: &SandboxId, second: &SandboxId) {
         for entry in self.lock().values_mut().filter(|entry| entry.users.contains(first)) {
             entry.users.insert(second.clone());
         }
     }
 
-    /// Ends the uses of a sandbox, of all volumes or of these. Says which volumes are to go.
+    /// Ends the uses of a sandbox, of all volumes or of the given ones. Returns the volumes to remove.
     pub(super) fn release(&self, sandbox: &SandboxId, only: Option<&[VolumeId]>) -> Vec<VolumeId> {
         let mut unused = Vec::new();
         for (id, entry) in self.lock().iter_mut() {
@@ -115,7 +115,7 @@ impl Volumes {
         unused
     }
 
-    /// Those that go with their sandboxes and have none.
+    /// The unused volumes whose lifetime is that of their sandboxes.
     pub(super) fn unused(&self) -> Vec<VolumeId> {
         let shelf = self.lock();
         let unused = shelf.iter().filter(|(_, entry)| entry.is_unused());
@@ -141,14 +141,14 @@ impl Volumes {
         self.lock().values().filter(|entry| entry.volume.owner == *owner).count()
     }
 
-    /// What an owner's volumes may hold together.
+    /// The sum of the sizes of an owner's volumes.
     pub(crate) fn bytes(&self, owner: &Owner) -> u64 {
         let shelf = self.lock();
         let own = shelf.values().filter(|entry| entry.volume.owner == *owner);
         own.fold(0, |sum, entry| sum.saturating_add(entry.volume.size.0))
     }
 
-    /// Those of every owner, by owner and name.
+    /// The volumes of every owner, sorted by owner and name.
     pub(crate) fn all(&self) -> Vec<VolumeStatus> {
         let mut all: Vec<VolumeStatus> = self.lock().values().map(Entry::status).collect();
         all.sort_by(|one, other| {
@@ -166,7 +166,7 @@ impl Volumes {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Entry>> {
-        self.shelf.lock().expect("nobody panics while looking")
+        self.shelf.lock().expect("no thread panics while reading this")
     }
 }
 

@@ -1,4 +1,4 @@
-//! A server that was taken over puts anything in the directory of its database.
+//! A compromised server may put anything in the directory of its database.
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::process::Command;
@@ -58,7 +58,7 @@ fn a_copy_that_takes_too_long_is_killed() {
 }
 
 #[test]
-fn what_is_not_a_plain_file_is_not_taken() {
+fn copy_that_is_not_a_plain_file_is_refused() {
     let place = TempDir::new().unwrap();
     let (copied, target) = (place.path().join("copied"), place.path().join("target"));
     fs::write(place.path().join("other"), "x").unwrap();

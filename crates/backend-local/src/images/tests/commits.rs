@@ -1,8 +1,8 @@
-//! Images made of what a sandbox changed.
+//! Images created from the changes of a sandbox.
 
 use super::*;
 
-/// Imports the uppers of a disk onto what lies below.
+/// Imports the upper directories of a disk onto a base.
 fn commit(state: &Path, name: &str, disk: &Path, below: Below) -> Result<Record, ImageError> {
     let tree = |mount_point: &str, directory: &str| UpperTree {
         mount_point: mount_point.to_owned(),
@@ -14,7 +14,7 @@ fn commit(state: &Path, name: &str, disk: &Path, below: Below) -> Result<Record,
     import(state, import_of, Unpacker::InProcess, &mut |_| {}).map(|made| made.record)
 }
 
-/// A disk on which `/etc` was replaced, `/gone` removed and a program added.
+/// Creates a disk on which `/etc` was replaced, `/gone` removed and a program added.
 fn disk() -> TempDir {
     let disk = TempDir::new().unwrap();
     for directory in ["root.upper/etc", "root.upper/tmp", "usr.upper/bin", "root.work"] {
@@ -38,7 +38,7 @@ fn has_attribute(path: &Path, name: &str) -> bool {
 }
 
 #[test]
-fn committed_uppers_keep_what_they_hide() {
+fn committed_uppers_keep_whiteouts() {
     let (state, disk) = (TempDir::new().unwrap(), disk());
     let record = commit(state.path(), "made", disk.path(), Below::Host).unwrap();
     assert_eq!(record.base, ImageBase::Host);
@@ -50,13 +50,13 @@ fn committed_uppers_keep_what_they_hide() {
     assert!(std::os::unix::fs::FileTypeExt::is_char_device(&gone.file_type()));
     assert!(has_attribute(&root.join("etc"), "user.overlay.opaque"));
     assert!(has_attribute(&root.join("etc"), "user.mine"));
-    assert!(!has_attribute(&root.join("etc"), "user.overlay.impure"), "that is about another overlay");
+    assert!(!has_attribute(&root.join("etc"), "user.overlay.impure"), "it describes another overlay");
     assert!(!root.join("tmp/pipe").exists());
     assert!(tree(state.path(), &record, 1).join("bin/tool").exists());
 }
 
 #[test]
-fn committed_image_lies_on_the_host_as_it_is_now() {
+fn committed_image_is_based_on_the_current_host() {
     let (state, disk) = (TempDir::new().unwrap(), disk());
     commit(state.path(), "made", disk.path(), Below::Host).unwrap();
     let aliases = Aliases { table: Vec::new(), rule: AliasRule::Refuse, host: HostPrograms::of_this_host() };
@@ -83,13 +83,13 @@ fn commit_onto_an_image_keeps_its_layers_and_its_configuration() {
     assert_eq!((record.base, record.config.workdir.as_deref()), (ImageBase::Own, Some("/srv")));
     assert_eq!(record.layers[0], base.layers[0]);
     assert!(matches!(commit(state.path(), "made", disk().path(), Below::Host), Err(ImageError::Exists(_))));
-    // The layers of the base stay as long as anything stands on them.
+    // The layers of the base stay as long as another image is based on them.
     remove(state.path(), "test").unwrap();
     assert!(tree(state.path(), &record, 0).is_dir());
 }
 
 #[test]
-fn upper_that_stands_for_another_file_is_refused() {
+fn upper_that_refers_to_another_file_is_rejected() {
     let (state, disk) = (TempDir::new().unwrap(), disk());
     let etc = fs::File::open(disk.path().join("root.upper/etc")).unwrap();
     rustix::fs::fsetxattr(&etc, "user.overlay.redirect", b"/x", rustix::fs::XattrFlags::empty()).unwrap();

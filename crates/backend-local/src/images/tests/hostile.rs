@@ -1,4 +1,4 @@
-//! Layers that mean no good.
+//! Hostile layers.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ fn refused(layer: Vec<u8>, because: &str) {
 
 const FILE: EntryType = EntryType::Regular;
 
-/// The header of a file of root's.
+/// Returns the header of a file that belongs to root.
 fn header(size: u64) -> Header {
     let mut header = Header::new_ustar();
     header.set_entry_type(FILE);
@@ -46,7 +46,7 @@ fn header(size: u64) -> Header {
 }
 
 #[test]
-fn entries_that_lead_out_or_mean_two_things_are_refused() {
+fn entries_that_lead_out_or_are_ambiguous_are_rejected() {
     for (entries, because) in [
         (vec![(FILE, "../evil", "", &b"x"[..])], "leads out"),
         (vec![(FILE, "/evil", "", b"x")], "absolute"),
@@ -79,7 +79,7 @@ fn entries_that_lead_out_or_mean_two_things_are_refused() {
 }
 
 #[test]
-fn a_name_or_a_path_that_is_too_long_is_refused() {
+fn name_or_path_that_is_too_long_is_rejected() {
     let deep = "a/".repeat(300);
     let long = format!("{}x", "abcdefghijklmnopqrst/".repeat(220));
     for (name, because) in [(deep, "too deep"), (long, "too"), ("x".repeat(300), "too long")] {
@@ -91,7 +91,7 @@ fn a_name_or_a_path_that_is_too_long_is_refused() {
 }
 
 #[test]
-fn a_sparse_file_that_is_written_as_a_plain_one_is_refused() {
+fn sparse_file_written_as_a_plain_one_is_rejected() {
     for keys in [["GNU.sparse.major", "1"], ["GNU.sparse.numblocks", "1"], ["GNU.sparse.map", "0,1"]] {
         let mut builder = Builder::new(Vec::new());
         builder.append_pax_extensions([(keys[0], keys[1].as_bytes())]).unwrap();
@@ -100,7 +100,7 @@ fn a_sparse_file_that_is_written_as_a_plain_one_is_refused() {
     }
 }
 
-/// A layer that begins with attributes for all of its entries.
+/// Creates a layer that begins with attributes for all of its entries.
 fn with_global(attributes: &[u8]) -> Vec<u8> {
     let mut builder = Builder::new(Vec::new());
     let mut global = header(attributes.len() as u64);
@@ -111,7 +111,7 @@ fn with_global(attributes: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn attributes_for_a_whole_archive_are_bounded_and_make_nothing_sparse() {
+fn global_attributes_are_limited_and_cannot_make_files_sparse() {
     refused(with_global(b"22 GNU.sparse.major=1\n"), "sparse");
     let long = format!("{} comment={}\n", 2_000_018, "x".repeat(2_000_000));
     refused(with_global(long.as_bytes()), "too long");
@@ -119,7 +119,7 @@ fn attributes_for_a_whole_archive_are_bounded_and_make_nothing_sparse() {
 }
 
 #[test]
-fn owners_that_no_sandbox_has_are_refused() {
+fn owners_that_no_sandbox_has_are_rejected() {
     let mut builder = Builder::new(Vec::new());
     let mut header = header(0);
     header.set_uid(65_536);
@@ -127,7 +127,7 @@ fn owners_that_no_sandbox_has_are_refused() {
     refused(builder.into_inner().unwrap(), "id above 65535");
 }
 
-/// A layer with one file that has an attribute.
+/// Creates a layer with one file that has an attribute.
 fn with_attribute(name: &str, value: &[u8]) -> Vec<u8> {
     let mut builder = Builder::new(Vec::new());
     let key = format!("SCHILY.xattr.{name}");
@@ -137,7 +137,7 @@ fn with_attribute(name: &str, value: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn attributes_that_steer_an_overlay_or_are_huge_are_refused() {
+fn attributes_that_steer_an_overlay_or_are_huge_are_rejected() {
     for name in ["user.overlay.opaque", "trusted.overlay.redirect", "user.overlay.whiteout"] {
         refused(with_attribute(name, b"y"), "steers an overlay");
     }
@@ -145,7 +145,7 @@ fn attributes_that_steer_an_overlay_or_are_huge_are_refused() {
 }
 
 #[test]
-fn users_attributes_are_kept_and_privileged_ones_left_out() {
+fn user_attributes_are_kept_and_privileged_ones_omitted() {
     let read = |path: &Path, name: &str| {
         let mut value = [0; 64];
         rustix::fs::getxattr(path, name, &mut value).map(|length| value[..length].to_vec())
@@ -162,7 +162,7 @@ fn users_attributes_are_kept_and_privileged_ones_left_out() {
 }
 
 #[test]
-fn a_layer_that_swells_without_end_is_refused() {
+fn layer_that_expands_too_much_is_rejected() {
     let mut builder = Builder::new(Vec::new());
     let size = 100 << 20;
     builder.append_data(&mut header(size), "zeros", io::Read::take(io::repeat(0), size)).unwrap();
@@ -170,7 +170,7 @@ fn a_layer_that_swells_without_end_is_refused() {
 }
 
 #[test]
-fn an_image_of_too_many_layers_is_refused() {
+fn image_with_too_many_layers_is_rejected() {
     let layers: Vec<Vec<u8>> =
         (0..201).map(|place| archive(&[(FILE, &format!("file-{place}"), "", b"x")])).collect();
     let (files, _) = layout(&layers, &config(&layers));
@@ -180,7 +180,7 @@ fn an_image_of_too_many_layers_is_refused() {
 }
 
 #[test]
-fn what_a_layer_makes_anew_hides_what_was_below() {
+fn recreated_entry_hides_the_one_below() {
     let entries = [
         (FILE, "first/.wh.a", "", &b""[..]),
         (EntryType::Directory, "first/a/", "", b""),
@@ -199,7 +199,7 @@ fn what_a_layer_makes_anew_hides_what_was_below() {
     assert_eq!(fs::read(root.join("third/a")).unwrap(), b"new");
 }
 
-/// Imports an image of so many layers of empty files, ten each, which may take up `most`.
+/// Imports an image of `layers` layers of ten empty files each, with a limit of `most` bytes.
 fn import_empty(state: &Path, layers: u32, most: u64) -> Result<Record, ImageError> {
     let layer = |number: u32| {
         let names: Vec<String> = (0..10).map(|file| format!("{number}-{file}")).collect();
@@ -220,25 +220,25 @@ fn import_empty(state: &Path, layers: u32, most: u64) -> Result<Record, ImageErr
 }
 
 #[test]
-fn an_image_that_alone_passes_the_bound_of_all_is_refused() {
+fn image_larger_than_the_limit_of_all_is_rejected() {
     let state = TempDir::new().unwrap();
     let result = import_empty(state.path(), 3, 29 * budget::ENTRY);
     assert!(matches!(result, Err(ImageError::TooLarge(_))), "{result:?}");
     assert!(is_empty(state.path()));
     assert_eq!(import_empty(state.path(), 2, 29 * budget::ENTRY).unwrap().bytes(), 20 * budget::ENTRY);
     let result = import_empty(state.path(), 3, 29 * budget::ENTRY);
-    assert!(matches!(result, Err(ImageError::TooLarge(_))), "layers that are here count: {result:?}");
+    assert!(matches!(result, Err(ImageError::TooLarge(_))), "stored layers count: {result:?}");
 }
 
 #[test]
-fn parents_that_no_entry_made_are_counted() {
+fn implicit_parents_are_counted() {
     let deep = ["d/"; 40].concat() + "f";
     let (_state, result) = import_bytes(&archive(&[(FILE, "usr/f", "", b""), (FILE, &deep, "", b"")]));
     assert_eq!(result.unwrap().bytes(), 43 * budget::ENTRY);
 }
 
 #[test]
-fn a_configuration_that_would_fill_every_record_is_refused() {
+fn huge_configuration_is_rejected() {
     let layers = vec![archive(&[(FILE, "usr/f", "", b"")])];
     for (field, value) in [
         ("Env", serde_json::json!([format!("A={}", "x".repeat(128 << 10))])),
@@ -255,7 +255,7 @@ fn a_configuration_that_would_fill_every_record_is_refused() {
 }
 
 #[test]
-fn a_layout_with_a_part_of_somebody_else_is_refused() {
+fn layout_with_a_foreign_part_is_rejected() {
     if !rustix::process::geteuid().is_root() {
         return;
     }

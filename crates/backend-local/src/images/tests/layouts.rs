@@ -1,4 +1,4 @@
-//! Images of several layers, as OCI layouts and as `docker save` writes them.
+//! Images of several layers, as OCI layouts and in the `docker save` format.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// The files of an image: layouts and archives are made of them.
+/// The files of an image, from which layouts and archives are created.
 pub(super) type Files = BTreeMap<String, Vec<u8>>;
 
 pub(super) fn config(layers: &[Vec<u8>]) -> Value {
@@ -21,7 +21,7 @@ pub(super) fn config(layers: &[Vec<u8>]) -> Value {
     })
 }
 
-/// Puts `content` among the blobs and answers its descriptor.
+/// Adds `content` to the blobs and returns its descriptor.
 fn blob(files: &mut Files, kind: &str, content: Vec<u8>) -> Value {
     let digest = Digest::of(&content);
     let descriptor = json!({
@@ -32,7 +32,8 @@ fn blob(files: &mut Files, kind: &str, content: Vec<u8>) -> Value {
     descriptor
 }
 
-/// A layout with one image for this host and one for another, and the digest of the first.
+/// Creates a layout with one image for this host and one for another; also returns the digest of
+/// the first.
 pub(super) fn layout(layers: &[Vec<u8>], config: &Value) -> (Files, Digest) {
     let mut files = Files::new();
     let config = blob(&mut files, "config.v1+json", config.to_string().into_bytes());
@@ -122,7 +123,7 @@ fn check(state: &Path, record: &Record) {
 }
 
 #[test]
-fn a_layout_is_imported_as_a_directory_and_as_a_tar() {
+fn layout_is_imported_as_a_directory_and_as_a_tar() {
     let layers = two_layers();
     let (files, digest) = layout(&layers, &config(&layers));
     let (state, directory) = (TempDir::new().unwrap(), as_directory(&files));
@@ -138,7 +139,7 @@ fn a_layout_is_imported_as_a_directory_and_as_a_tar() {
 }
 
 #[test]
-fn an_archive_that_says_twice_what_it_holds_is_refused() {
+fn archive_with_two_manifests_is_rejected() {
     let layers = two_layers();
     let saved = docker_save(&layers);
     let (oci, _) = layout(&layers, &config(&layers));
@@ -163,13 +164,13 @@ fn an_archive_that_says_twice_what_it_holds_is_refused() {
 }
 
 #[test]
-fn what_docker_saved_is_imported_in_its_old_form() {
+fn old_docker_save_format_is_imported() {
     let (state, record) = import_bytes(&as_tar(&docker_save(&two_layers())));
     check(state.path(), &record.unwrap());
 }
 
 #[test]
-fn a_layer_of_two_images_is_stored_once() {
+fn layer_of_two_images_is_stored_once() {
     let layers = two_layers();
     let state = TempDir::new().unwrap();
     for (name, layers) in [("one", &layers[..]), ("two", &layers[..1])] {
@@ -185,13 +186,13 @@ fn a_layer_of_two_images_is_stored_once() {
 }
 
 #[test]
-fn what_is_not_what_its_digest_says_is_refused() {
+fn content_that_does_not_match_its_digest_is_rejected() {
     let layers = two_layers();
     let (files, digest) = layout(&layers, &config(&layers));
     for (name, content) in files.iter().filter(|(name, _)| name.starts_with("blobs/")) {
         let mut changed = files.clone();
         let mut content = content.clone();
-        // A blank more: still the same document, and still an archive.
+        // One more blank: still the same document, and still an archive.
         content.push(b' ');
         changed.insert(name.clone(), content);
         let state = TempDir::new().unwrap();
@@ -220,7 +221,7 @@ fn what_is_not_what_its_digest_says_is_refused() {
 }
 
 #[test]
-fn an_image_for_another_processor_is_refused() {
+fn image_for_another_processor_is_rejected() {
     let layers = two_layers();
     let mut foreign = config(&layers);
     foreign["architecture"] = json!("s390x");
@@ -231,7 +232,7 @@ fn an_image_for_another_processor_is_refused() {
 }
 
 #[test]
-fn layers_that_come_twice_lie_below_a_sandbox_once() {
+fn repeated_layers_are_mounted_once() {
     let layers = two_layers();
     let twice = [layers[0].clone(), layers[1].clone(), layers[0].clone()];
     let (files, _) = layout(&twice, &config(&twice));

@@ -1,4 +1,4 @@
-//! What goes and what stays when nobody needs it.
+//! Collection of unneeded images and layers.
 
 use std::time::{Duration, SystemTime};
 
@@ -9,7 +9,7 @@ fn add(state: &Path, name: &str, content: &[u8]) -> Record {
     add_within(state, name, content, None).unwrap().record
 }
 
-/// As [`add`], where all images together may have `most`.
+/// Like [`add`], with a limit of `most` bytes for all images together.
 fn add_within(state: &Path, name: &str, content: &[u8], most: Option<u64>) -> Result<Imported, ImageError> {
     let layers = vec![archive(&[(EntryType::Regular, "usr/file", "", content)])];
     let (files, _) = layout(&layers, &config(&layers));
@@ -46,7 +46,7 @@ fn layers_of_a_removed_image_stay_while_a_sandbox_needs_them() {
 }
 
 #[test]
-fn layers_stay_while_a_snapshot_stands_on_them() {
+fn layers_stay_while_a_snapshot_needs_them() {
     let state = TempDir::new().unwrap();
     let record = add(state.path(), "a", b"1234");
     let sandbox = use_it(state.path(), &record);
@@ -60,7 +60,7 @@ fn layers_stay_while_a_snapshot_stands_on_them() {
 }
 
 #[test]
-fn layers_of_a_snapshot_stay_and_locks_beside_it_are_no_records() {
+fn layers_of_a_snapshot_stay_and_lock_files_are_ignored() {
     let state = TempDir::new().unwrap();
     let record = add(state.path(), "a", b"1234");
     let snapshots = state.path().join("snapshots");
@@ -74,7 +74,7 @@ fn layers_of_a_snapshot_stay_and_locks_beside_it_are_no_records() {
 }
 
 #[test]
-fn nothing_goes_while_a_record_cannot_be_read() {
+fn unreadable_record_prevents_collection() {
     let state = TempDir::new().unwrap();
     let record = add(state.path(), "a", b"1234");
     let sandbox = use_it(state.path(), &record);
@@ -84,7 +84,7 @@ fn nothing_goes_while_a_record_cannot_be_read() {
 }
 
 #[test]
-fn the_least_recently_used_images_make_room_and_used_ones_stay() {
+fn least_recently_used_images_are_removed_and_used_ones_stay() {
     let state = TempDir::new().unwrap();
     let names = ["oldest", "used", "newer", "newest"];
     for (age, name) in names.iter().enumerate() {
@@ -107,11 +107,11 @@ fn the_least_recently_used_images_make_room_and_used_ones_stay() {
 }
 
 #[test]
-fn a_new_image_is_not_what_makes_room_for_itself() {
+fn new_image_is_not_removed_for_itself() {
     let state = TempDir::new().unwrap();
     let one = 8 + 2 * budget::ENTRY;
     add(state.path(), "old", b"12345678");
-    // As after a clock that was put back: the new one looks like the older.
+    // As if the clock had been set back: the new image appears older.
     let later = SystemTime::now() + Duration::from_secs(3600);
     fs::File::open(state.path().join("images/names/old")).unwrap().set_modified(later).unwrap();
     let made = add_within(state.path(), "new", b"abcdefgh", Some(one)).unwrap();
@@ -121,38 +121,38 @@ fn a_new_image_is_not_what_makes_room_for_itself() {
 }
 
 #[test]
-fn an_image_that_does_not_fit_beside_those_in_use_is_refused_and_changes_nothing() {
+fn image_that_does_not_fit_is_rejected_and_changes_nothing() {
     let state = TempDir::new().unwrap();
     let one = 8 + 2 * budget::ENTRY;
     let used = add(state.path(), "used", b"12345678");
     use_it(state.path(), &used);
     add(state.path(), "new", b"as it is");
     let before = room(state.path(), Some(2 * one), "new").unwrap();
-    assert_eq!(before, Some(one), "what is unused, or replaced, counts as room");
+    assert_eq!(before, Some(one), "unused and replaced images count as free space");
     let result = add_within(state.path(), "new", b"one byte ", Some(2 * one));
     assert!(matches!(result, Err(ImageError::TooLarge(budget::BESIDE_USED))), "{result:?}");
-    assert_eq!(find(state.path(), "new").unwrap().unwrap().bytes(), one, "the old one is still there");
+    assert_eq!(find(state.path(), "new").unwrap().unwrap().bytes(), one, "the old image is still there");
     assert_eq!(layers(state.path()).unwrap().len(), 2);
     add_within(state.path(), "again", b"12345678", Some(one))
-        .expect("layers in use need no room of their own");
+        .expect("layers in use need no additional space");
     assert_eq!(listed(state.path()), ["again", "used"]);
 }
 
 #[test]
-fn what_a_killed_import_left_goes_with_the_next_collection() {
+fn leftovers_of_a_killed_import_are_collected() {
     let layers = two_layers();
     let (files, _) = layout(&layers, &config(&layers));
     let state = TempDir::new().unwrap();
     take_in(state.path(), "a", as_directory(&files).path()).unwrap();
     fs::create_dir_all(state.path().join("images/draft/0/usr")).unwrap();
-    // Killed after its layers got their names and before it got its own.
+    // Killed after its layers were named and before the image was named.
     fs::remove_file(state.path().join("images/names/a")).unwrap();
     assert_eq!(collect_if_free(state.path(), None).unwrap().unwrap().layers, 2);
     assert!(is_empty(state.path()));
 }
 
 #[test]
-fn nobody_waits_for_who_changes_the_images_if_they_do_not_want_to() {
+fn collect_if_free_does_not_wait_for_the_lock() {
     let state = TempDir::new().unwrap();
     let held = store::Store::open(state.path()).unwrap();
     assert!(collect_if_free(state.path(), None).unwrap().is_none());

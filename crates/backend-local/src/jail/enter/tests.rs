@@ -1,4 +1,4 @@
-//! Whatever an image holds, the target of a mount lies within the sandbox's root.
+//! The target of a mount is always within the sandbox's root, whatever the image contains.
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::os::fd::{AsFd, AsRawFd};
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// Few names, so that targets and links often hit something.
+/// Only a few names, so that targets and links often refer to something that exists.
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
 fn any_path() -> impl Strategy<Value = String> {
@@ -30,7 +30,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn no_target_of_a_mount_lies_outside(
+    fn mount_target_is_always_within_the_root(
         links in prop::collection::vec((prop::collection::vec(prop::sample::select(&NAMES[..]), 1..3), any_path()), 0..8),
         target in any_path(),
         file in any::<bool>(),

@@ -1,5 +1,5 @@
-//! Volumes with a name as image files: `ext4/volume-<id>.img`, formatted with a journal, since
-//! they outlive a power loss.
+//! Named volumes as image files: `ext4/volume-<id>.img`, formatted with a journal, because they must
+//! survive a power loss.
 
 use std::fs::{self, File};
 use std::io;
@@ -12,11 +12,11 @@ use super::super::named::{DATA, read, readable, sync, write_label};
 use super::super::{DiskUsage, During, PREPARED, VolumeError, check_room, make_directory};
 use super::{Ext4, LEAST, format};
 
-/// The names of their images begin so; no sandbox's id does.
+/// The prefix of the names of their images; no sandbox's id begins like this.
 const NAMED: &str = "volume-";
 
 impl Ext4 {
-    /// Where the image of a volume is mounted.
+    /// Returns the mount point of a volume's image.
     pub(in super::super) fn named_directory(&self, id: &str) -> Option<PathBuf> {
         self.mounted.get(&format!("{NAMED}{id}")).cloned()
     }
@@ -30,7 +30,7 @@ impl Ext4 {
             return Err(VolumeError::TooSmall { limit: volume.size.0, least: LEAST });
         }
         check_room(&self.directory, self.settings.floor)?;
-        // What bears a name of something prepared is removed at the next start.
+        // Images with this prefix are removed at the next start.
         let partial = format!("{PREPARED}{name}");
         match self.fill_named(&partial, volume) {
             Ok(()) => {}
@@ -41,7 +41,7 @@ impl Ext4 {
         }
         let whole = self.image(&name);
         fs::rename(self.image(&partial), &whole).during("finish the volume", &whole)?;
-        let target = self.mounted.remove(&partial).expect("it was mounted just now");
+        let target = self.mounted.remove(&partial).expect("the image was just mounted");
         self.mounted.insert(name, target);
         sync(&self.directory)
     }
@@ -57,7 +57,7 @@ impl Ext4 {
         make_directory(&target, 0o700)?;
         make_directory(&target.join(DATA), 0o755)?;
         write_label(&target, volume)?;
-        // The label is in the image by now, but the image need not be on the disk.
+        // The label is in the image now, but the image may not be on the disk yet.
         File::open(&image).and_then(|file| file.sync_all()).during("flush", &image)
     }
 

@@ -1,4 +1,4 @@
-//! Volumes with a name in a pool: a directory each, with one subvolume and its quota.
+//! Named volumes in a pool: each is a directory with one subvolume and its quota.
 
 use std::fs::{self, File};
 use std::io;
@@ -13,9 +13,9 @@ use super::super::named::{DATA, read, readable, sync, write_label};
 use super::super::{DiskUsage, During, VolumeError, check_name, check_room, make_directory};
 use super::{Pool, check_limit, subvolume_at};
 
-/// The directory of the pool that holds them; no sandbox's id looks like this.
+/// The directory of the pool that holds named volumes; no sandbox's id looks like this.
 const NAMED: &str = "named-volumes";
-/// What is not whole: being made, or being removed.
+/// The name prefix of incomplete volumes, which are being made or removed.
 const PARTIAL: &str = "partial-";
 
 impl Pool {
@@ -42,8 +42,8 @@ impl Pool {
         sync(&self.root.join(NAMED))
     }
 
-    /// The label comes last. Flushing a directory with a new subvolume commits all that was done
-    /// until then, the quota too.
+    /// Fills the directory of a new volume. The label is written last: flushing a directory with a new
+    /// subvolume commits everything that was done before, including the quota.
     fn fill_named(&self, partial: &Path, volume: &Volume) -> Result<(), VolumeError> {
         make_directory(partial, 0o700)?;
         let parent = File::open(partial).during("open", partial)?;
@@ -59,7 +59,7 @@ impl Pool {
         let partial = self.named_directory(&format!("{PARTIAL}{id}"));
         match fs::rename(&whole, &partial) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            renamed => renamed.during("take the name from", &whole)?,
+            renamed => renamed.during("rename the volume", &whole)?,
         }
         self.drop_named(&partial)
     }
@@ -84,7 +84,7 @@ impl Pool {
     pub(super) fn remove_named_leftovers(&mut self) -> Result<(), VolumeError> {
         for name in self.names_of_named()?.iter().filter(|name| name.starts_with(PARTIAL)) {
             if let Err(error) = self.drop_named(&self.named_directory(name)) {
-                tracing::error!(volume = name, %error, "what is left of it is removed at the next start");
+                tracing::error!(volume = name, %error, "failed to remove incomplete volume; the next start retries");
             }
         }
         Ok(())
@@ -101,7 +101,7 @@ impl Pool {
         Ok(names.during("list", &directory)?.into_iter().flatten().collect())
     }
 
-    /// Takes a directory apart that is not whole. None there is no error.
+    /// Removes the directory of an incomplete volume. It is not an error if it does not exist.
     fn drop_named(&mut self, directory: &Path) -> Result<(), VolumeError> {
         let parent = match File::open(directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),

@@ -23,7 +23,7 @@ fn file(volume: &Volume) -> PathBuf {
 }
 
 #[test]
-fn a_restored_volume_has_the_files_of_that_moment_and_no_journal() {
+fn restored_volume_has_the_files_of_the_snapshot_and_no_journal() {
     for_both(|_, volumes| {
         let source = assigned(volumes, "a");
         fs::write(file(&source), "before").unwrap();
@@ -41,7 +41,7 @@ fn a_restored_volume_has_the_files_of_that_moment_and_no_journal() {
 }
 
 #[test]
-fn a_snapshot_outlives_its_volume_and_restored_ones_outlive_the_snapshot() {
+fn snapshot_outlives_its_volume_and_restored_volumes_outlive_the_snapshot() {
     for_both(|_, volumes| {
         let source = assigned(volumes, "a");
         fs::write(file(&source), "kept").unwrap();
@@ -57,7 +57,7 @@ fn a_snapshot_outlives_its_volume_and_restored_ones_outlive_the_snapshot() {
 }
 
 #[test]
-fn a_restored_volume_has_a_limit_of_its_own() {
+fn restored_volume_has_its_own_limit() {
     for_both(|_, volumes| {
         assigned(volumes, "a");
         keep(volumes, "a");
@@ -69,7 +69,7 @@ fn a_restored_volume_has_a_limit_of_its_own() {
 }
 
 #[test]
-fn an_image_cannot_be_restored_at_another_size() {
+fn image_cannot_be_restored_with_another_size() {
     let dir = TempDir::new().unwrap();
     in_launcher(|| {
         let mut volumes = Volumes::open(dir.path(), settings(Kind::Ext4)).unwrap();
@@ -88,7 +88,7 @@ fn an_image_cannot_be_restored_at_another_size() {
 }
 
 #[test]
-fn only_an_image_of_our_own_is_mounted_as_a_snapshot() {
+fn snapshot_that_is_a_link_or_a_pipe_is_not_mounted() {
     let dir = TempDir::new().unwrap();
     in_launcher(|| {
         let mut volumes = Volumes::open(dir.path(), settings(Kind::Ext4)).unwrap();
@@ -102,10 +102,10 @@ fn only_an_image_of_our_own_is_mounted_as_a_snapshot() {
             assert!(matches!(refused, Err(VolumeError::BadName(_))), "{id}: {refused:?}");
         }
         std::os::unix::fs::symlink(outside.with_extension("img"), &kept).unwrap();
-        assert!(volumes.open_snapshot(SNAPSHOT).is_err(), "a link is followed");
+        assert!(volumes.open_snapshot(SNAPSHOT).is_err(), "a link was followed");
         fs::remove_file(&kept).unwrap();
         rustix::fs::mknodat(rustix::fs::CWD, &kept, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
-        assert!(volumes.open_snapshot(SNAPSHOT).is_err(), "a pipe is no image");
+        assert!(volumes.open_snapshot(SNAPSHOT).is_err(), "a pipe was opened");
         fs::remove_file(&kept).unwrap();
         fs::rename(outside.with_extension("img"), &kept).unwrap();
         volumes.open_snapshot(SNAPSHOT).unwrap();
@@ -113,9 +113,9 @@ fn only_an_image_of_our_own_is_mounted_as_a_snapshot() {
     });
 }
 
-/// Whoever writes numbered records and waits for each never finds a hole in a snapshot.
+/// If a program writes numbered records and waits for each, no record is missing in a snapshot.
 #[test]
-fn a_snapshot_during_writing_holds_every_record_that_was_on_disk() {
+fn snapshot_during_writing_contains_every_flushed_record() {
     const RECORD: usize = 512;
     for_both(|_, volumes| {
         let source = assigned(volumes, "a");
@@ -147,7 +147,7 @@ fn a_snapshot_during_writing_holds_every_record_that_was_on_disk() {
 }
 
 #[test]
-fn a_copy_that_was_broken_off_leaves_a_disk_that_can_be_thawed() {
+fn disk_can_be_thawed_after_an_interrupted_copy() {
     let dir = TempDir::new().unwrap();
     in_launcher(|| {
         let mut volumes = Volumes::open(dir.path(), settings(Kind::Ext4)).unwrap();
@@ -160,9 +160,9 @@ fn a_copy_that_was_broken_off_leaves_a_disk_that_can_be_thawed() {
     });
 }
 
-/// With simple quotas, which Linux has since 6.7, an extent counts where it was written.
+/// With simple quotas, which Linux has since 6.7, an extent counts in the subvolume that wrote it.
 #[test]
-fn what_a_snapshot_keeps_counts_in_the_disk_of_its_writer_and_not_in_restored_ones() {
+fn extents_of_a_snapshot_count_for_their_writer_and_not_for_restored_volumes() {
     let dir = TempDir::new().unwrap();
     in_launcher(|| {
         let mut volumes = Volumes::open(dir.path(), settings(Kind::Btrfs)).unwrap();

@@ -1,4 +1,4 @@
-//! Volumes with a name, on both kinds of storage.
+//! Named volumes, on both kinds of storage.
 
 use domain::volume::Lifetime;
 use domain::{Owner, VolumeId, VolumeName};
@@ -20,7 +20,7 @@ fn found(volumes: &Volumes) -> Vec<domain::Volume> {
 }
 
 #[test]
-fn a_volume_is_known_again_with_its_owner_and_no_sandbox_is_mistaken_for_one() {
+fn named_volume_is_listed_with_its_owner_and_separately_from_sandbox_disks() {
     for_both(|_, volumes| {
         let made = volume(3);
         volumes.make_named(&made).unwrap();
@@ -33,12 +33,12 @@ fn a_volume_is_known_again_with_its_owner_and_no_sandbox_is_mistaken_for_one() {
         volumes.remove_named(made.id.as_str()).unwrap();
         volumes.remove_named(made.id.as_str()).unwrap();
         assert_eq!((found(volumes), volumes.named_data(made.id.as_str())), (Vec::new(), None));
-        assert_eq!(volumes.list().unwrap(), ["a"], "the sandbox's own disk went with it");
+        assert_eq!(volumes.list().unwrap(), ["a"], "the disk of the sandbox is kept");
     });
 }
 
 #[test]
-fn the_size_of_a_named_volume_is_a_hard_limit() {
+fn size_of_a_named_volume_is_a_hard_limit() {
     for_both(|_, volumes| {
         let made = volume(4);
         volumes.make_named(&made).unwrap();
@@ -52,7 +52,7 @@ fn the_size_of_a_named_volume_is_a_hard_limit() {
 }
 
 #[test]
-fn what_is_whole_survives_a_killed_launcher_and_what_is_not_goes() {
+fn complete_volumes_survive_a_killed_launcher_and_incomplete_ones_are_removed() {
     for kind in [Kind::Btrfs, Kind::Ext4] {
         let dir = TempDir::new().unwrap();
         in_launcher(|| {
@@ -69,9 +69,9 @@ fn what_is_whole_survives_a_killed_launcher_and_what_is_not_goes() {
                     std::fs::rename(image(from), image(to)).unwrap();
                 }
                 _ => {
-                    let place = dir.path().join("pool/named-volumes");
-                    let partial = place.join(format!("partial-{}", half.id));
-                    std::fs::rename(place.join(half.id.as_str()), partial).unwrap();
+                    let parent = dir.path().join("pool/named-volumes");
+                    let partial = parent.join(format!("partial-{}", half.id));
+                    std::fs::rename(parent.join(half.id.as_str()), partial).unwrap();
                 }
             }
             close(dir.path(), volumes);
@@ -85,13 +85,13 @@ fn what_is_whole_survives_a_killed_launcher_and_what_is_not_goes() {
 }
 
 #[test]
-fn one_that_cannot_be_read_stays_and_hides_no_other() {
+fn unreadable_volume_is_kept_and_does_not_hide_others() {
     for_both(|dir, volumes| {
         let (good, bad) = (volume(8), volume(9));
         volumes.make_named(&good).unwrap();
         volumes.make_named(&bad).unwrap();
         let data = volumes.named_data(bad.id.as_str()).unwrap();
-        // As a power loss leaves a file that was never flushed.
+        // This is how a power loss leaves a file that was never flushed.
         std::fs::write(data.with_file_name("label"), "").unwrap();
         assert_eq!(found(volumes), std::slice::from_ref(&good));
         assert_eq!(volumes.named_data(bad.id.as_str()), Some(data), "{}", dir.display());
@@ -99,7 +99,7 @@ fn one_that_cannot_be_read_stays_and_hides_no_other() {
 }
 
 #[test]
-fn an_image_that_cannot_be_mounted_stays_and_stops_no_start() {
+fn unmountable_image_is_kept_and_does_not_prevent_a_start() {
     let dir = TempDir::new().unwrap();
     in_launcher(|| {
         let mut volumes = Volumes::open(dir.path(), settings(Kind::Ext4)).unwrap();
@@ -114,7 +114,11 @@ fn an_image_that_cannot_be_mounted_stays_and_stops_no_start() {
         let mut volumes = Volumes::open(dir.path(), settings(Kind::Ext4)).unwrap();
         assert_eq!(found(&volumes), std::slice::from_ref(&good));
         assert!(broken.exists());
-        assert_eq!(volumes.list().unwrap(), ["a"], "nobody could remove the disk of the sandbox");
+        assert_eq!(
+            volumes.list().unwrap(),
+            ["a"],
+            "the disk of the sandbox must be listed, so that it can be removed"
+        );
         volumes.remove("a").unwrap();
         assert!(volumes.list().unwrap().is_empty() && !images.join("a.img").exists());
         close(dir.path(), volumes);

@@ -1,4 +1,4 @@
-//! Code contexts: languages whose state is kept between runs.
+//! Code contexts, which keep the state of a language between runs.
 
 use axum::Json;
 use axum::extract::State;
@@ -15,10 +15,10 @@ use super::{Name, Scope, code_run};
 use crate::opensandbox::Front;
 use crate::opensandbox::query::Query;
 
-/// What is meant where no language is named; clients fill it in so, too.
+/// The language if none is named; clients use the same default.
 const USUAL: &str = "python";
 
-/// What the command of a client has in it that looks for kernels, and where it looks.
+/// The text that identifies a client's probe for kernels, and the port that it probes.
 const PROBE: &str = "JUPYTER_PORT:-44771";
 const PROBED_PORT: u16 = 44771;
 
@@ -40,7 +40,7 @@ impl From<Context> for ContextBody {
     }
 }
 
-/// `POST /code/context`: answered when it can take code. A given directory is made if it is
+/// `POST /code/context`: responds once the context can run code. A given directory is created if it is
 /// missing.
 pub(super) async fn open(
     State(front): State<Front>,
@@ -49,17 +49,17 @@ pub(super) async fn open(
 ) -> Result<Json<ContextBody>, Fault> {
     let cwd = body.cwd.filter(|path| !path.is_empty());
     if cwd.as_ref().is_some_and(|path| path.contains('\0')) {
-        return Err(Fault::invalid("`cwd` holds a NUL byte"));
+        return Err(Fault::invalid("`cwd` contains a NUL byte"));
     }
-    let wish = OpenContext {
+    let request = OpenContext {
         directory: cwd.map(|path| directory(path, Missing::Create)),
         ..OpenContext::new(language(body.language.as_deref())?)
     };
-    let opened = front.service.open_context(&scope.owner, &scope.id, wish).await;
+    let opened = front.service.open_context(&scope.owner, &scope.id, request).await;
     Ok(Json(opened.map_err(refused)?.into()))
 }
 
-/// `GET /code/contexts?language=…`: of all languages, if none is named.
+/// `GET /code/contexts?language=…`: all languages if none is named.
 pub(super) async fn list(
     State(front): State<Front>,
     scope: Scope,
@@ -95,7 +95,7 @@ pub(super) async fn close(
     Ok(StatusCode::OK)
 }
 
-/// `POST /code/contexts/{id}/restart`, which is our own: the reference can only make another.
+/// `POST /code/contexts/{id}/restart`, a Coracle addition: the reference can only create another.
 pub(super) async fn restart(
     State(front): State<Front>,
     scope: Scope,
@@ -130,14 +130,14 @@ struct Wanted {
     language: Option<String>,
 }
 
-/// `POST /code`: in the context that is named, or in the default one of the language.
+/// `POST /code`: runs in the given context, or in the default one of the language.
 pub(super) async fn run(
     State(front): State<Front>,
     scope: Scope,
     Wish(body): Wish<RunBody>,
 ) -> Result<Response, Fault> {
     let code = body.code.filter(|code| !code.is_empty() && !code.contains('\0'));
-    let run = RunCode::new(code.ok_or_else(|| Fault::invalid("`code` is empty or holds a NUL byte"))?);
+    let run = RunCode::new(code.ok_or_else(|| Fault::invalid("`code` is empty or contains a NUL byte"))?);
     let wanted = body.context.unwrap_or_default();
     let named = wanted.language.as_deref().filter(|name| !name.is_empty());
     let (owner, sandbox) = (&scope.owner, &scope.id);
@@ -161,7 +161,7 @@ pub(super) async fn run(
     }
 }
 
-/// `DELETE /code?id=…`: the name that the stream of a run begins with.
+/// `DELETE /code?id=…`: the id is the one in the first event of a run.
 pub(super) async fn interrupt(
     State(front): State<Front>,
     scope: Scope,
@@ -172,9 +172,9 @@ pub(super) async fn interrupt(
     Ok(StatusCode::OK)
 }
 
-/// A client of contexts first looks, with a command, whether the reference's kernels listen. Ours
-/// are elsewhere, so something else has to, and only for those who look: the port is free for
-/// everybody who never does.
+/// Prepares for a client's probe. Clients of contexts first run a command that checks whether the
+/// reference's kernels listen on their port. Coracle's kernels do not, so something else must listen
+/// there, but only for clients that probe: for all others the port stays free.
 pub(super) async fn prepare_for_probe(front: &Front, scope: &Scope, process: &mut Process) {
     let words = match &process.command {
         Command::Shell { text, .. } => std::slice::from_ref(text),
@@ -183,10 +183,10 @@ pub(super) async fn prepare_for_probe(front: &Front, scope: &Scope, process: &mu
     if !words.iter().any(|text| text.contains(PROBE)) {
         return;
     }
-    // Wherever the image or the client says they are.
+    // This overrides the port that the image or the client names.
     process.env.insert("JUPYTER_PORT".to_owned(), PROBED_PORT.to_string());
     if let Err(error) = front.service.occupy(&scope.owner, &scope.id, PROBED_PORT).await {
-        tracing::debug!(%error, "nothing listens where kernels are looked for");
+        tracing::debug!(%error, "failed to listen on the kernel port; the client's probe will fail");
     }
 }
 
@@ -204,14 +204,14 @@ fn check_language(context: &Context, named: Option<&str>) -> Result<(), Fault> {
     }
 }
 
-/// A text that cannot be the name of a context is that of one which is not there.
+/// Parses a context id. A malformed one is reported as not found.
 fn context_id(text: &str) -> Result<ContextId, Fault> {
     ContextId::parse(text).ok().ok_or_else(|| no_context(text))
 }
 
 fn no_context(id: &str) -> Fault {
     let id: String = id.chars().take(64).collect();
-    Fault::new(StatusCode::NOT_FOUND, "CONTEXT_NOT_FOUND", format!("there is no context `{id}`"))
+    Fault::new(StatusCode::NOT_FOUND, "CONTEXT_NOT_FOUND", format!("context `{id}` not found"))
 }
 
 fn refused(error: ServiceError) -> Fault {

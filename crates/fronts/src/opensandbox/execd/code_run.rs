@@ -1,5 +1,5 @@
-//! A run of code as a stream of events: as a command's, with `execution_count` and `result`
-//! among them. An error of the code is told at the end, in the place of `execution_complete`.
+//! A code run as a stream of events: like a command's, with `execution_count` and `result` in addition.
+//! An error of the code is sent at the end, instead of `execution_complete`.
 
 use std::collections::BTreeMap;
 
@@ -15,11 +15,11 @@ use crate::opensandbox::sse::{self, COMMAND_FAILED, Ending, Event, Failure};
 use crate::opensandbox::types::ended;
 use crate::settings::Lines;
 
-/// The mime type of plain text, and the name under which some clients look for it.
+/// The MIME type of plain text, and the name under which some clients expect it.
 const PLAIN: &str = "text/plain";
 const TEXT: &str = "text";
 
-/// Streams what becomes of the code. Dropping the stream leaves it to the core what then.
+/// Streams the events of a code run. The core decides what happens if the stream is dropped.
 pub(super) fn stream(running: Running, name: &str, language: &Language, dialect: Lines) -> Response {
     let run = CodeRun {
         running,
@@ -34,10 +34,10 @@ pub(super) fn stream(running: Running, name: &str, language: &Language, dialect:
     }))
 }
 
-/// The whole story of code that came while other code runs.
+/// The complete stream for code that was sent while other code runs.
 pub(super) fn busy(name: &str) -> Response {
     let mut frame = opening(name);
-    let value = "session is busy: it runs other code";
+    let value = "session is busy: other code is running";
     Event::Error { error: Failure::new("SessionBusy", value, vec![value]) }.write_to(&mut frame);
     sse::response(stream::once(async { Ok(Bytes::from(frame)) }))
 }
@@ -45,26 +45,26 @@ pub(super) fn busy(name: &str) -> Response {
 struct CodeRun {
     running: Running,
     transcript: Transcript,
-    /// Whether the exit code is that of the code.
+    /// Whether the exit code is that of the code itself.
     shell: bool,
     error: Option<CodeError>,
     over: bool,
 }
 
 impl CodeRun {
-    /// The next bytes to send; `None` after the last event.
+    /// Returns the next bytes to send; `None` after the last event.
     async fn frame(&mut self) -> Option<Bytes> {
         while self.transcript.is_empty() {
             if self.over {
                 return None;
             }
-            // Each of the two may be dropped and begun again.
+            // Both branches are cancel-safe.
             tokio::select! {
                 event = self.running.next() => self.take(event),
                 () = self.transcript.pass_time() => {}
             }
         }
-        // What is there already goes out in one piece.
+        // Events that are already available are sent together.
         while !self.over
             && !self.transcript.is_full()
             && let Some(event) = self.running.next().now_or_never()
@@ -87,7 +87,7 @@ impl CodeRun {
             }
             Ok(CodeEvent::Error(error)) => self.error = Some(error),
             Ok(CodeEvent::Garbled) => {
-                transcript.note("coracle: the kernel told something that is too long or makes no sense\n");
+                transcript.note("coracle: dropped a kernel message that is too long or malformed\n");
             }
             Ok(CodeEvent::Ended(end)) => self.end(&end),
             Err(error) => {
@@ -109,7 +109,7 @@ impl CodeRun {
             (None, Exit::Code(0)) => add_end(&mut self.transcript, end, COMMAND_FAILED),
             (_, exit) => {
                 let value = format!(
-                    "the kernel {}; what it knew is lost, and the next run begins with a new one",
+                    "the kernel {}; its state is lost, and the next run starts a new one",
                     ended(exit)
                 );
                 let error = Failure::new("KernelDied", &value, vec![&value]).by(Ending::of(exit));
@@ -119,7 +119,7 @@ impl CodeRun {
     }
 }
 
-/// Some clients read the plain text under one name, some under the other.
+/// Adds plain text under both of its names, since clients differ in which one they read.
 fn with_text(forms: &Forms) -> BTreeMap<&str, &str> {
     let mut named: BTreeMap<&str, &str> =
         forms.iter().map(|(mime, text)| (mime.as_str(), text.as_str())).collect();
@@ -134,12 +134,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plain_text_has_both_of_its_names() {
+    fn plain_text_has_both_names() {
         let forms =
             Forms::from([(PLAIN.to_owned(), "4".to_owned()), ("image/png".to_owned(), "x".to_owned())]);
         let named = with_text(&forms);
         assert_eq!((named[PLAIN], named[TEXT], named.len()), ("4", "4", 3));
-        assert_eq!(named[PLAIN].as_ptr(), named[TEXT].as_ptr(), "it is kept once");
+        assert_eq!(named[PLAIN].as_ptr(), named[TEXT].as_ptr(), "the text was copied");
         assert!(with_text(&Forms::new()).is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! Runs commands and tells what became of them.
+//! Runs commands and reports their status.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -30,7 +30,7 @@ pub(super) struct RunBody {
     uid: Option<u32>,
     gid: Option<u32>,
     envs: Option<BTreeMap<String, Option<String>>>,
-    /// Bytes of its output that are kept.
+    /// How many bytes of output are retained.
     #[serde(rename = "coracle.output-kept")]
     output_kept: Option<u64>,
 }
@@ -55,8 +55,8 @@ pub(super) async fn run(
     }
 }
 
-/// A program that cannot be started is something that happened to the command, and told as its
-/// end. A directory that is not there, or a user, is the request's fault.
+/// Converts a launch error. A program that cannot be started is reported as the end of the command; a
+/// missing directory or user is an error of the request.
 pub(super) fn refuse(error: ServiceError, name: &str) -> Result<Response, Fault> {
     match &error {
         ServiceError::File(file) if file.operation == "exec" => {
@@ -69,7 +69,7 @@ pub(super) fn refuse(error: ServiceError, name: &str) -> Result<Response, Fault>
     }
 }
 
-/// A command that waits for the client that started it.
+/// Parses a command that is slowed down if its client does not read.
 pub(super) fn foreground(body: RunBody, output: OutputSettings) -> Result<Process, Fault> {
     let backpressure = Backpressure::On { stall_limit: Some(output.stall_limit) };
     Ok(Process { backpressure, ..parse(body, output)? })
@@ -87,7 +87,7 @@ fn parse(body: RunBody, output: OutputSettings) -> Result<Process, Fault> {
         Command::Argv(words) => words.iter().any(|word| word.contains('\0')),
     };
     if nul {
-        return Err(Fault::invalid("a command cannot hold a NUL byte"));
+        return Err(Fault::invalid("the command contains a NUL byte"));
     }
     Ok(Process {
         identity: identity(body.uid, body.gid)?,
@@ -114,13 +114,13 @@ fn identity(uid: Option<u32>, gid: Option<u32>) -> Result<Identity, Fault> {
     match (uid, gid) {
         (None, None) => Ok(Identity::Default),
         (Some(uid), Some(gid)) => Ok(Identity::Ids { uid, gid }),
-        // With the group of the account that has this number.
+        // The group is that of the account with this uid.
         (Some(uid), None) => Ok(Identity::User(uid.to_string())),
-        (None, Some(_)) => Err(Fault::invalid("`gid` needs `uid`")),
+        (None, Some(_)) => Err(Fault::invalid("`gid` requires `uid`")),
     }
 }
 
-/// A directory in which `~` and `$VAR` mean what they mean to the command.
+/// Builds a directory in which `~` and `$VAR` are expanded as in the command.
 pub(super) fn directory(path: String, missing: Missing) -> Directory {
     Directory { path, missing, expand: true }
 }
@@ -134,11 +134,11 @@ pub(super) fn environment(
     Ok(env)
 }
 
-/// A time in milliseconds that is at least `least`; nothing and zero mean no limit.
+/// Parses a time of at least `least` milliseconds; absent and zero mean no limit.
 pub(super) fn timeout(millis: Option<i64>, least: i64) -> Result<Option<Duration>, Fault> {
     match millis {
         Some(millis) if millis < least => {
-            Err(Fault::invalid("`timeout` is a positive number of milliseconds"))
+            Err(Fault::invalid("`timeout` must be a positive number of milliseconds"))
         }
         Some(millis) if millis > 0 => Ok(Some(Duration::from_millis(millis.unsigned_abs()))),
         _ => Ok(None),
@@ -187,7 +187,7 @@ impl StatusBody {
     }
 }
 
-/// The exit code, or -1 for any other end.
+/// Returns the exit code, or -1 for any other end.
 pub(super) fn exit_code(exit: Exit) -> i32 {
     match exit {
         Exit::Code(code) => code,
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn exactly_one_command_that_is_not_blank() {
+    fn invalid_requests_are_refused() {
         for body in [
             json!({}),
             json!({"command": " \n"}),
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn nulls_and_milliseconds_are_understood() {
+    fn nulls_and_milliseconds_are_parsed() {
         let process = check(json!({
             "command": "a", "argv": null, "cwd": null, "timeout": 1500, "uid": 7, "gid": null, "envs": {"A": "b"},
             "coracle.output-kept": 1 << 20,

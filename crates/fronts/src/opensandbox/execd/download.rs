@@ -1,4 +1,4 @@
-//! Content of a file: all of it, a range of bytes, or a window of lines.
+//! Downloads of files: all content, a range of bytes, or a range of lines.
 
 use axum::body::Body;
 use axum::extract::State;
@@ -16,7 +16,7 @@ use crate::auth;
 use crate::opensandbox::Front;
 use crate::opensandbox::query::Query;
 
-/// What RFC 5987 leaves as it is in an extended parameter.
+/// Characters that RFC 5987 encodes in an extended parameter.
 const NOT_A_NAME: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// `GET /files/download?path=…[&offset=…&limit=…]`
@@ -31,7 +31,7 @@ pub(super) async fn download(
     let range = auth::text(&headers, "range");
     if let Some(window) = window(&query)? {
         if range.is_some() {
-            return Err(Fault::invalid("lines and `Range` cannot be combined"));
+            return Err(Fault::invalid("`offset` and `limit` cannot be combined with `Range`"));
         }
         let reading = read(&front, &actor, path, 0, None).await?;
         let kind = [(header::CONTENT_TYPE, "text/plain; charset=utf-8")];
@@ -45,8 +45,8 @@ pub(super) async fn download(
     let size = read(&front, &actor, path, 0, Some(0)).await?.size;
     let Some((start, length)) = parse_range(range, size) else { return Ok(unsatisfiable(size)) };
     let reading = read(&front, &actor, path, start, Some(length)).await?;
-    let place = format!("bytes {start}-{}/{size}", start + length - 1);
-    Ok(content(StatusCode::PARTIAL_CONTENT, path, length, Some(place), reading))
+    let content_range = format!("bytes {start}-{}/{size}", start + length - 1);
+    Ok(content(StatusCode::PARTIAL_CONTENT, path, length, Some(content_range), reading))
 }
 
 async fn read(
@@ -59,14 +59,20 @@ async fn read(
     Ok(front.service.read(&actor.owner, &actor.id, actor.by(), path, offset, length).await?)
 }
 
-fn content(status: StatusCode, path: &str, length: u64, place: Option<String>, reading: Reading) -> Response {
+fn content(
+    status: StatusCode,
+    path: &str,
+    length: u64,
+    content_range: Option<String>,
+    reading: Reading,
+) -> Response {
     let mut headers = vec![
         (header::CONTENT_TYPE, "application/octet-stream".to_owned()),
         (header::CONTENT_LENGTH, length.to_string()),
         (header::CONTENT_DISPOSITION, disposition(path)),
         (header::ACCEPT_RANGES, "bytes".to_owned()),
     ];
-    headers.extend(place.map(|place| (header::CONTENT_RANGE, place)));
+    headers.extend(content_range.map(|range| (header::CONTENT_RANGE, range)));
     let mut response = (status, Body::from_stream(at_most(reading, length))).into_response();
     let valid = |(name, value): (HeaderName, String)| Some((name, value.try_into().ok()?));
     response.headers_mut().extend(headers.into_iter().filter_map(valid));
@@ -74,12 +80,12 @@ fn content(status: StatusCode, path: &str, length: u64, place: Option<String>, r
 }
 
 fn unsatisfiable(size: u64) -> Response {
-    let fault = Fault::new(StatusCode::RANGE_NOT_SATISFIABLE, "UNKNOWN", "the file has no such range");
-    let place = [(header::CONTENT_RANGE, format!("bytes */{size}"))];
-    (place, fault).into_response()
+    let fault = Fault::new(StatusCode::RANGE_NOT_SATISFIABLE, "UNKNOWN", "range not satisfiable");
+    let content_range = [(header::CONTENT_RANGE, format!("bytes */{size}"))];
+    (content_range, fault).into_response()
 }
 
-/// A file may grow while it is read; what was promised is what is sent.
+/// Sends exactly the announced length, even if the file grows while it is read.
 fn at_most(reading: Reading, length: u64) -> impl Stream<Item = Result<Bytes, ServiceError>> + Send {
     stream::unfold((reading, length), |(mut reading, left)| async move {
         let mut bytes = match reading.next().await {
@@ -92,7 +98,7 @@ fn at_most(reading: Reading, length: u64) -> impl Stream<Item = Result<Bytes, Se
     })
 }
 
-/// The first range of a `Range` header as start and length; `None` if the file has none of it.
+/// Parses the first range of a `Range` header as start and length; `None` if it is unsatisfiable.
 fn parse_range(text: &str, size: u64) -> Option<(u64, u64)> {
     let (first, last) = text.trim().strip_prefix("bytes=")?.split(',').next()?.trim().split_once('-')?;
     let number =
@@ -106,7 +112,7 @@ fn parse_range(text: &str, size: u64) -> Option<(u64, u64)> {
     (start < end).then(|| (start, end - start))
 }
 
-/// `attachment`, with the base name in plain and, if it needs it, in extended form.
+/// Returns `attachment` with the base name in plain and, if necessary, extended form.
 fn disposition(path: &str) -> String {
     let name = path.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
     let plain = |c: char| (' '..='~').contains(&c) && c != '"' && c != '\\';
@@ -118,7 +124,7 @@ fn disposition(path: &str) -> String {
     format!("attachment; filename=\"{fallback}\"; filename*=UTF-8''{extended}")
 }
 
-/// Which lines are wanted: the first, counted from one, and how many.
+/// The requested lines: the first, counted from one, and how many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Window {
     first: u64,
@@ -130,7 +136,7 @@ fn window(query: &Query) -> Result<Option<Window>, Fault> {
     let limit: Option<u64> = query.number("limit").map_err(Fault::invalid)?;
     match (offset, limit) {
         (None, None) => Ok(None),
-        (Some(0), _) | (_, Some(0)) => Err(Fault::invalid("`offset` and `limit` start at 1")),
+        (Some(0), _) | (_, Some(0)) => Err(Fault::invalid("`offset` and `limit` must be at least 1")),
         (first, count) => Ok(Some(Window { first: first.unwrap_or(1), count: count.unwrap_or(u64::MAX) })),
     }
 }
@@ -157,8 +163,8 @@ fn lines(reading: Reading, window: Window) -> impl Stream<Item = Result<Bytes, S
     })
 }
 
-/// Picks lines out of a stream; a line end is given only once another line follows, and a
-/// carriage return once it is seen not to be a part of one.
+/// Selects lines from a stream. A line end is emitted only once another line follows, and a carriage
+/// return only once it turns out not to be part of a line end.
 struct Picker {
     to_skip: u64,
     wanted: u64,
@@ -227,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_names_are_encoded() {
+    fn special_characters_in_names_are_encoded() {
         assert_eq!(disposition("/a/b c.txt"), "attachment; filename=\"b c.txt\"");
         assert_eq!(
             disposition("/a/é\".txt"),
@@ -242,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_of_lines_has_no_trailing_line_end() {
+    fn selected_lines_have_no_trailing_newline() {
         assert_eq!(pick(1, 2, &[b"a\nb\nc\n"]), "a\nb");
         assert_eq!(pick(2, 9, &[b"a\nb\n", b"c\n"]), "b\nc");
         assert_eq!(pick(2, u64::MAX, &[b"a", b"a\nb", b"b\n\n"]), "bb\n");
@@ -251,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_carriage_return_before_a_line_end_is_a_part_of_it() {
+    fn carriage_return_before_newline_is_removed() {
         assert_eq!(pick(1, 2, &[b"a\r\nb\r\nc\r\n"]), "a\nb");
         assert_eq!(pick(1, 9, &[b"a\r", b"\nb\r", b"c\r\n", b"\r\nd\r"]), "a\nb\rc\n\nd");
         assert_eq!(pick(2, 9, &[b"a\r", b"\n\rb\r", b"\n"]), "\rb");

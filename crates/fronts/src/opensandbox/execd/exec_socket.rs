@@ -6,14 +6,14 @@
 //!   ── text coracle.start {argv, cwd, envs, …} ──────►  starts the command
 //!   ◄── text connected {session_id} ─────────────────   the id of the process
 //!   ── 0x00 bytes · coracle.stdin-end ───────────────►
-//!   ◄── text coracle.credit {bytes} ─────────────────   so much input was delivered
+//!   ◄── text coracle.credit {bytes} ─────────────────   this much input was delivered
 //!   ── text signal · resize · ping ──────────────────►
 //!   ◄── 0x01|0x02 bytes · text coracle.gap {from,to} ─
 //!   ◄── text exit {exit_code, coracle}, close 1000 ──
 //! ```
-//! The command is held back while this client does not read, for as long as the server's stall
-//! limit says. Input never blocks signals: a client sends no more than [`WINDOW`] bytes that were
-//! not credited. Terminals of the reference protocol are in `socket.rs`.
+//! The command is blocked while this client does not read, up to the server's stall limit. Input
+//! never blocks signals: a client sends no more than [`WINDOW`] bytes that were not credited. Terminals
+//! of the reference protocol are in `socket.rs`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -38,24 +38,24 @@ use super::socket::{FIRST_SIZE, signal_number};
 use crate::opensandbox::Front;
 use crate::opensandbox::sse::Ending;
 
-/// The name that stands where that of a terminal would.
+/// The name used in place of a terminal's name.
 pub(super) const NAME: &str = "coracle.exec";
 
-/// Input that a client may have sent without having been told that it was delivered.
+/// How many bytes of input a client may send before they are credited.
 const WINDOW: usize = 1 << 20;
-/// Credit is given in steps, so that it costs few frames.
+/// Credit is sent in steps, to save frames.
 const CREDIT_STEP: usize = WINDOW / 4;
-/// Frames of input that may wait; more than a client needs to fill the window.
+/// How many frames of input may wait; more than a client needs to fill the window.
 const MAX_PIECES: usize = 4096;
-/// How much output goes out before it is flushed, if it comes faster than it is taken.
+/// How many bytes of output are sent before a flush, if output arrives faster than it is sent.
 const BATCH: usize = 256 << 10;
-/// How long a client may take to say what to start, and to say goodbye.
+/// How long a client may take to send the first frame, and to close the socket.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a command may leave input unread whose client is gone.
+/// How long a command may leave input unread after its client disconnected.
 const ABANDONED_INPUT_TIMEOUT: Duration = Duration::from_secs(10);
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 /// How long a client may take nothing, beyond the time for which its command is held back. It is long
-/// because somebody may look at the output with a pager, which reads on when a key is pressed.
+/// because the user may view the output in a pager, which reads on only when a key is pressed.
 const UNREAD_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 const SIGHUP: i32 = 1;
 
@@ -68,7 +68,7 @@ const FAILED: u16 = 1011;
 
 type Sink = SplitSink<WebSocket, Message>;
 
-/// What the first frame says.
+/// The first frame of the client.
 #[derive(Deserialize)]
 struct StartFrame {
     #[serde(rename = "type")]
@@ -82,7 +82,7 @@ struct StartFrame {
     rows: Option<u16>,
 }
 
-/// Text frames that follow it.
+/// Text frames of the client after the first.
 #[derive(Deserialize)]
 #[serde(tag = "type")]
 enum ClientFrame {
@@ -109,10 +109,10 @@ enum ServerFrame {
     Connected { session_id: String, mode: &'static str },
     #[serde(rename = "coracle.credit")]
     Credit { bytes: usize },
-    /// The command does not read its input any more.
+    /// The command no longer reads its input.
     #[serde(rename = "coracle.stdin-closed")]
     StdinClosed,
-    /// The output from `from` up to, not including, `to` is not kept.
+    /// The output from `from` up to, not including, `to` is no longer retained.
     #[serde(rename = "coracle.gap")]
     Gap { from: u64, to: u64 },
     #[serde(rename = "exit")]
@@ -137,12 +137,12 @@ struct Gone;
 
 impl Gone {
     fn because(error: axum::Error) -> Self {
-        tracing::debug!(%error, "the client of a command is gone");
+        tracing::debug!(%error, "client of a command disconnected");
         Self
     }
 }
 
-/// Serves one client until it, or its command, is gone.
+/// Serves one client until it disconnects or its command ends.
 pub(super) async fn serve(socket: WebSocket, front: Front, scope: Scope, mode: Mode) {
     let (mut sink, mut stream) = socket.split();
     let code = match begin(&mut stream, &front, &scope, mode).await {
@@ -152,14 +152,14 @@ pub(super) async fn serve(socket: WebSocket, front: Front, scope: Scope, mode: M
     let Ok(code) = code else { return };
     let close = CloseFrame { code, reason: "".into() };
     let said = timeout(HANDSHAKE_TIMEOUT, sink.send(Message::Close(Some(close)))).await;
-    // Hanging up at once would reset the connection under a client that has not read everything.
+    // Hanging up at once would reset the connection of a client that has not read everything.
     let heard = async { while let Some(Ok(_)) = stream.next().await {} };
     if !matches!(said, Ok(Ok(()))) || timeout(HANDSHAKE_TIMEOUT, heard).await.is_err() {
-        tracing::debug!("the client of a command left without closing its socket");
+        tracing::debug!("client of a command did not close its socket");
     }
 }
 
-/// Waits for the first frame and starts what it says.
+/// Waits for the first frame and starts the command.
 async fn begin(
     stream: &mut SplitStream<WebSocket>,
     front: &Front,
@@ -202,7 +202,7 @@ fn not_started(error: ServiceError) -> ServerFrame {
     ServerFrame::Error { code: "START_FAILED", error: Fault::from(error).0.message, coracle }
 }
 
-/// Carries everything in both directions until the command has ended, or the client is gone.
+/// Relays both directions until the command has ended or the client has disconnected.
 async fn run(
     sink: &mut Sink,
     stream: &mut SplitStream<WebSocket>,
@@ -217,7 +217,7 @@ async fn run(
     let process = following.process.clone();
     let mut listener = Listener { front, scope, process, mode, replies, input: None };
     let limit = front.service.output_settings().stall_limit.saturating_add(UNREAD_TIMEOUT);
-    // Output that this client does not take must not keep its signals from passing.
+    // A client that does not read output must still be able to send signals.
     let ended = tokio::select! {
         ended = forward_output(sink, following, waiting, limit) => ended,
         () = listener.listen(stream) => Err(Gone),
@@ -246,7 +246,7 @@ async fn forward_output(
 ) -> Result<(), Gone> {
     let mut ping = interval_at(Instant::now() + PING_INTERVAL, PING_INTERVAL);
     loop {
-        // Each branch may be dropped and begun again without losing anything.
+        // Each branch is cancel-safe.
         let event = tokio::select! {
             event = following.next() => event,
             Some(reply) = waiting.recv() => {
@@ -275,7 +275,7 @@ async fn forward_output(
     }
 }
 
-/// Adds one event to what is sent; says whether it was the last, and how many bytes it had.
+/// Queues one event; returns whether it was the last, and how many bytes it had.
 async fn feed(sink: &mut Sink, event: Result<Event, ServiceError>) -> Result<(bool, usize), Gone> {
     let (message, ended, length) = match event {
         Ok(Event::Output { stream, bytes, .. }) => {
@@ -299,7 +299,7 @@ async fn feed(sink: &mut Sink, event: Result<Event, ServiceError>) -> Result<(bo
 }
 
 fn text(frame: &ServerFrame) -> Message {
-    let json = serde_json::to_string(frame).expect("frames hold only text and numbers");
+    let json = serde_json::to_string(frame).expect("frames contain only strings and numbers");
     Message::Text(json.into())
 }
 
@@ -307,31 +307,31 @@ async fn send(sink: &mut Sink, frame: &ServerFrame) -> Result<(), Gone> {
     sink.send(text(frame)).await.map_err(Gone::because)
 }
 
-/// What the client says.
+/// Handles the frames of the client.
 struct Listener<'a> {
     front: &'a Front,
     scope: &'a Scope,
     process: ProcessId,
     mode: Mode,
     replies: mpsc::Sender<ServerFrame>,
-    /// Made with the first input.
+    /// Created with the first input.
     input: Option<InputQueue>,
 }
 
-/// Input on its way to the command. Dropping it closes the command's input once all is delivered.
+/// Queued input. Dropping it closes the command's input once everything is delivered.
 struct InputQueue {
     pieces: mpsc::Sender<Bytes>,
     undelivered: Arc<AtomicUsize>,
 }
 
 impl Listener<'_> {
-    /// Does what the client says until it is gone.
+    /// Handles frames until the client disconnects.
     async fn listen(&mut self, stream: &mut SplitStream<WebSocket>) {
         let mut ended_input = false;
         while let Some(Ok(message)) = stream.next().await {
             match message {
                 Message::Binary(bytes) if bytes.first() == Some(&STDIN) && !ended_input => {
-                    // A copy: a slice would keep all that was read together with it.
+                    // Copied, since a slice would keep the whole read buffer alive.
                     if self.feed_input(Bytes::copy_from_slice(&bytes[1..])).is_err() {
                         self.complain("INVALID_FRAME", "input was sent without credit".to_owned()).await;
                         return;
@@ -339,7 +339,7 @@ impl Listener<'_> {
                 }
                 Message::Text(text) => match serde_json::from_str(&text) {
                     Ok(ClientFrame::StdinEnd) => {
-                        // Also where nothing was sent: the command waits for the end.
+                        // Opened even if nothing was sent: the command waits for the end of its input.
                         self.open_input();
                         self.input = None;
                         ended_input = true;
@@ -368,8 +368,8 @@ impl Listener<'_> {
             ClientFrame::Resize { .. } | ClientFrame::StdinEnd => Ok(()),
         };
         if let Err(error) = done {
-            // A command that has just ended cannot be signalled; its end is on its way.
-            tracing::debug!(%error, "a signal or size could not be passed on");
+            // A command that has just ended cannot be signalled; its exit event follows.
+            tracing::debug!(%error, "failed to forward a signal or terminal size");
         }
     }
 
@@ -386,8 +386,8 @@ impl Listener<'_> {
                 Arc::clone(&undelivered),
                 self.replies.clone(),
             );
-            // It outlives this client: what was sent is delivered if the command reads it, and then the
-            // input is closed.
+            // The task outlives this client: input that was sent is delivered if the command reads it, and
+            // then the input is closed.
             tokio::spawn(deliver);
             InputQueue { pieces, undelivered }
         })
@@ -403,20 +403,20 @@ impl Listener<'_> {
             return Err(Gone);
         }
         match input.pieces.try_send(bytes) {
-            // The command has closed its input; the client was told.
+            // The command has closed its input; the client was informed.
             Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => Ok(()),
             Err(mpsc::error::TrySendError::Full(_)) => Err(Gone),
         }
     }
 
-    /// A terminal whose user left hangs up, as one on a modem would.
+    /// Sends SIGHUP if the user of a terminal disconnected, as a modem line would.
     async fn hang_up(&mut self) {
         self.input = None;
         if self.mode == Mode::Terminal {
             let Scope { owner, id, .. } = self.scope;
             let hung = self.front.service.signal(owner, id, &self.process, SIGHUP, Reach::Group).await;
             if let Err(error) = hung {
-                tracing::debug!(%error, "a command ended before its terminal hung up");
+                tracing::debug!(%error, "failed to send SIGHUP: command already ended");
             }
         }
     }
@@ -426,12 +426,12 @@ impl Listener<'_> {
     }
 
     async fn reply(&self, frame: ServerFrame) {
-        // Nobody takes it if the connection is broken, which is found elsewhere.
+        // This fails only if the connection is broken, which is detected elsewhere.
         self.replies.send(frame).await.ok();
     }
 }
 
-/// Delivers input in order, credits it, and closes the command's input behind it.
+/// Delivers input in order, credits it, and then closes the command's input.
 async fn deliver_input(
     front: Front,
     scope: Scope,
@@ -446,7 +446,7 @@ async fn deliver_input(
         while let Some(piece) = queue.recv().await {
             tokio::select! {
                 sent = input.send(&piece) => sent?,
-                // The rest is dropped: input for which no client waits must not stay for ever.
+                // The rest is dropped: input without a waiting client must not stay forever.
                 () = abandoned(&replies) => return Ok(()),
             }
             undelivered.fetch_sub(piece.len(), Ordering::Relaxed);
@@ -459,12 +459,12 @@ async fn deliver_input(
         input.close().await
     };
     if let Err(error) = delivered.await {
-        tracing::debug!(%error, "a command stopped reading its input");
+        tracing::debug!(%error, "command stopped reading its input");
         replies.send(ServerFrame::StdinClosed).await.ok();
     }
 }
 
-/// Waits until the client has been gone for longer than a command may take to read on.
+/// Waits until the client has been gone for longer than a command may take to read its input.
 async fn abandoned(replies: &mpsc::Sender<ServerFrame>) {
     replies.closed().await;
     tokio::time::sleep(ABANDONED_INPUT_TIMEOUT).await;

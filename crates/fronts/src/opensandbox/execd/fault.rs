@@ -1,4 +1,4 @@
-//! Errors of the execution API, in the words of its reference daemon.
+//! Errors of the execution API, with the codes of its reference daemon.
 
 use axum::extract::{FromRequest, Request};
 use axum::response::{IntoResponse, Response};
@@ -12,7 +12,7 @@ use crate::opensandbox::access::read_body;
 use crate::opensandbox::problem::{self, Problem};
 use crate::opensandbox::query::Query;
 
-/// As [`Problem`], with this API's codes.
+/// Like [`Problem`], with this API's codes.
 #[derive(Debug)]
 pub(in crate::opensandbox) struct Fault(pub(super) Problem);
 
@@ -26,11 +26,7 @@ impl Fault {
     }
 
     pub(super) fn missing_query(name: &str) -> Self {
-        Self::new(
-            StatusCode::BAD_REQUEST,
-            "MISSING_QUERY",
-            format!("the query parameter `{name}` is missing"),
-        )
+        Self::new(StatusCode::BAD_REQUEST, "MISSING_QUERY", format!("query parameter `{name}` missing"))
     }
 
     pub(super) fn runtime(message: impl Into<String>) -> Self {
@@ -44,12 +40,12 @@ impl Fault {
 
     pub(super) fn no_process(id: &str) -> Self {
         let id: String = id.chars().take(64).collect();
-        Self::new(StatusCode::NOT_FOUND, "INVALID_REQUEST_BODY", format!("there is no command `{id}`"))
+        Self::new(StatusCode::NOT_FOUND, "INVALID_REQUEST_BODY", format!("command `{id}` not found"))
     }
 
     pub(super) fn no_session(id: &str) -> Self {
         let id: String = id.chars().take(64).collect();
-        Self::new(StatusCode::NOT_FOUND, "CONTEXT_NOT_FOUND", format!("there is no session `{id}`"))
+        Self::new(StatusCode::NOT_FOUND, "CONTEXT_NOT_FOUND", format!("session `{id}` not found"))
     }
 }
 
@@ -59,8 +55,8 @@ impl IntoResponse for Fault {
     }
 }
 
-/// Statuses outside those that a client declares are read as raw text by it, so file errors
-/// other than "missing" and "wrong kind" are 500, as in the reference.
+/// Clients read undeclared statuses as raw text, so file errors other than "missing" and "wrong kind"
+/// are 500, as in the reference.
 impl From<ServiceError> for Fault {
     fn from(error: ServiceError) -> Self {
         let (status, code) = match error.kind() {
@@ -93,11 +89,11 @@ impl From<ServiceError> for Fault {
     }
 }
 
-/// The message, which for a file says why as well.
+/// Returns the message, which for a file error includes the reason.
 fn words(error: &ServiceError) -> String {
     let why = match error.kind() {
         ErrorKind::File(FileFault::NotFound) => "it does not exist",
-        ErrorKind::File(FileFault::AlreadyExists) => "it exists already",
+        ErrorKind::File(FileFault::AlreadyExists) => "it already exists",
         ErrorKind::File(FileFault::NotADirectory) => "it is not a directory",
         ErrorKind::File(FileFault::IsADirectory) => "it is a directory",
         ErrorKind::File(FileFault::Permission) => "permission denied",
@@ -114,7 +110,7 @@ impl From<Problem> for Fault {
     }
 }
 
-/// A JSON body. An empty one counts as `{}`, which is what one client sends for "no wishes".
+/// A JSON body. An empty one counts as `{}`, since one client sends that if it sets no fields.
 pub(super) struct Wish<T>(pub(super) T);
 
 impl<T: DeserializeOwned> FromRequest<Front> for Wish<T> {
@@ -124,16 +120,16 @@ impl<T: DeserializeOwned> FromRequest<Front> for Wish<T> {
         let bytes = read_body(request.into_body(), front.settings.json_body_limit).await?;
         let text: &[u8] = if bytes.trim_ascii().is_empty() { b"{}" } else { &bytes };
         let parsed = serde_json::from_slice(text);
-        parsed.map(Self).map_err(|error| Fault::invalid(format!("the body is not as expected: {error}")))
+        parsed.map(Self).map_err(|error| Fault::invalid(format!("invalid request body: {error}")))
     }
 }
 
-/// What a query must name.
+/// Returns a required query parameter.
 pub(super) fn named<'a>(query: &'a Query, name: &str) -> Result<&'a str, Fault> {
     query.first(name).filter(|value| !value.is_empty()).ok_or_else(|| Fault::missing_query(name))
 }
 
-/// The name of a command from a path. A text that cannot be one is one that is not there.
+/// Parses the id of a command. A malformed one is reported as not found.
 pub(super) fn process_id(text: &str) -> Result<ProcessId, Fault> {
     ProcessId::parse(text).ok().ok_or_else(|| Fault::no_process(text))
 }

@@ -1,4 +1,4 @@
-//! Files: what they are, where they are, and changes to them other than their content.
+//! File routes: attributes, search, and changes other than to content.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use crate::opensandbox::Front;
 use crate::opensandbox::query::Query;
 use crate::opensandbox::types::rfc3339;
 
-/// Every file route; they exist as they are, and below a prefix that names an identity.
+/// Every file route; they exist as they are, and below prefixes that name a user or a session.
 pub(super) fn table() -> Vec<(&'static str, MethodRouter<Front>)> {
     vec![
         ("/files", axum::routing::delete(delete_files)),
@@ -71,12 +71,12 @@ impl InfoBody {
     }
 }
 
-/// The one path that a query names.
+/// Returns the one path in a query.
 pub(super) fn path_of(query: &Query) -> Result<&str, Fault> {
     named(query, "path")
 }
 
-/// Every path that a query names, which may be none.
+/// Returns all paths in a query, possibly none.
 fn paths_of(uri: &Uri) -> Result<Vec<String>, Fault> {
     let paths = Query::of(uri).all("path");
     if paths.iter().any(String::is_empty) {
@@ -85,7 +85,7 @@ fn paths_of(uri: &Uri) -> Result<Vec<String>, Fault> {
     Ok(paths)
 }
 
-/// `GET /files/info?path=…&path=…`: keyed by the paths as they were written.
+/// `GET /files/info?path=…&path=…`: keyed by the paths as written in the query.
 async fn info(State(front): State<Front>, actor: Actor, uri: Uri) -> Result<Response, Fault> {
     let paths = paths_of(&uri)?;
     let infos = match paths.is_empty() {
@@ -119,8 +119,8 @@ async fn list(State(front): State<Front>, actor: Actor, uri: Uri) -> Result<Resp
     Ok(Json(entries.into_iter().map(InfoBody::of).collect::<Vec<_>>()).into_response())
 }
 
-/// A link counts as itself, also with a slash behind it, so that nobody is shown another directory
-/// than the one that was named.
+/// Refuses paths that are not directories. Links are not followed, even with a trailing slash, so that
+/// the listed directory is the one that was named.
 async fn must_be_directory(front: &Front, actor: &Actor, path: &str) -> Result<(), Fault> {
     let bare = match path.trim_end_matches('/') {
         "" => "/",
@@ -135,7 +135,7 @@ async fn must_be_directory(front: &Front, actor: &Actor, path: &str) -> Result<(
     Err(Fault::invalid(format!("`{path}` is {what}")))
 }
 
-/// `DELETE /files?path=…`: what is missing is no error, a directory is.
+/// `DELETE /files?path=…`: missing files are not an error, directories are.
 async fn delete_files(State(front): State<Front>, actor: Actor, uri: Uri) -> Result<StatusCode, Fault> {
     for path in paths_of(&uri)? {
         let removed = front.service.remove(&actor.owner, &actor.id, actor.by(), &path, false).await;
@@ -150,7 +150,7 @@ async fn delete_files(State(front): State<Front>, actor: Actor, uri: Uri) -> Res
     Ok(StatusCode::OK)
 }
 
-/// `DELETE /directories?path=…`: with everything in them.
+/// `DELETE /directories?path=…`: removes them recursively.
 async fn delete_directories(State(front): State<Front>, actor: Actor, uri: Uri) -> Result<StatusCode, Fault> {
     for path in paths_of(&uri)? {
         front.service.remove(&actor.owner, &actor.id, actor.by(), &path, true).await?;
@@ -164,13 +164,13 @@ fn attributes(permissions: Option<Permissions>) -> Result<Attributes, Fault> {
     permissions.unwrap_or_default().attributes().map_err(Fault::invalid)
 }
 
-/// `POST /directories`: with parents; mode and owner go to what is new.
+/// `POST /directories`: creates parents too; mode and owner apply only to new directories.
 async fn make_directories(
     State(front): State<Front>,
     actor: Actor,
-    Wish(wishes): Wish<ByPath<Permissions>>,
+    Wish(entries): Wish<ByPath<Permissions>>,
 ) -> Result<StatusCode, Fault> {
-    for (path, permissions) in wishes {
+    for (path, permissions) in entries {
         let attributes = attributes(permissions)?;
         front.service.make_directory(&actor.owner, &actor.id, actor.by(), &path, attributes).await?;
     }
@@ -181,11 +181,11 @@ async fn make_directories(
 async fn set_permissions(
     State(front): State<Front>,
     actor: Actor,
-    Wish(wishes): Wish<ByPath<Permissions>>,
+    Wish(entries): Wish<ByPath<Permissions>>,
 ) -> Result<StatusCode, Fault> {
-    for (path, permissions) in wishes {
+    for (path, permissions) in entries {
         let attributes = attributes(permissions)?;
-        // Where nothing is to change, it is only told whether the file is there.
+        // If there is nothing to change, only check that the file exists.
         if attributes == Attributes::default() {
             front.service.stat(&actor.owner, &actor.id, actor.by(), &[path]).await?;
         } else {
@@ -201,7 +201,7 @@ struct MoveBody {
     dest: String,
 }
 
-/// `POST /files/mv`: never over something that is there.
+/// `POST /files/mv`: never replaces an existing file.
 async fn rename(
     State(front): State<Front>,
     actor: Actor,
@@ -233,7 +233,7 @@ async fn make_links(
 #[derive(Deserialize)]
 struct ReplaceBody {
     old: String,
-    /// Without it what is found is taken out.
+    /// If absent, matches are removed.
     new: Option<String>,
 }
 
@@ -248,15 +248,18 @@ async fn replace(
     State(front): State<Front>,
     actor: Actor,
     uri: Uri,
-    Wish(wishes): Wish<BTreeMap<String, ReplaceBody>>,
+    Wish(entries): Wish<BTreeMap<String, ReplaceBody>>,
 ) -> Result<Response, Fault> {
-    if wishes.values().any(|wish| wish.old.is_empty()) {
+    if entries.values().any(|entry| entry.old.is_empty()) {
         return Err(Fault::invalid("`old` is empty"));
     }
-    let paths: Vec<String> = wishes.keys().cloned().collect();
-    let edit =
-        |(path, wish): (String, ReplaceBody)| Edit { path, old: wish.old, new: wish.new.unwrap_or_default() };
-    let edits = wishes.into_iter().map(edit).collect();
+    let paths: Vec<String> = entries.keys().cloned().collect();
+    let edit = |(path, entry): (String, ReplaceBody)| Edit {
+        path,
+        old: entry.old,
+        new: entry.new.unwrap_or_default(),
+    };
+    let edits = entries.into_iter().map(edit).collect();
     let counts = front.service.replace(&actor.owner, &actor.id, actor.by(), edits).await?;
     if !Query::of(&uri).is_on("verbose") {
         return Ok(StatusCode::OK.into_response());

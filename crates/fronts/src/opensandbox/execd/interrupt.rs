@@ -1,4 +1,4 @@
-//! Ends a command: politely first, then not.
+//! Terminates a command: SIGTERM first, then SIGKILL.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use super::fault::{Fault, named, process_id};
 use crate::opensandbox::Front;
 use crate::opensandbox::query::Query;
 
-/// How long a command may take to end by itself once it was asked to.
+/// How long a command may take to end after a signal.
 const GRACE: Duration = Duration::from_secs(3);
 const SIGTERM: i32 = 15;
 const SIGKILL: i32 = 9;
 
-/// `DELETE /command?id=…`: answers when the command has ended.
+/// `DELETE /command?id=…`: responds once the command has ended.
 pub(super) async fn interrupt(
     State(front): State<Front>,
     scope: Scope,
@@ -25,7 +25,7 @@ pub(super) async fn interrupt(
 ) -> Result<StatusCode, Fault> {
     let id = process_id(named(&Query::of(&uri), "id")?)?;
     let process = running(&front, &scope, id).await?;
-    // The second signal is owed even if this client does not wait for it.
+    // SIGKILL must follow even if this client does not wait for it.
     let ending = tokio::spawn(async move { end(&front, &scope, &process).await });
     match ending.await {
         Ok(ended) => ended.map(|()| StatusCode::OK).map_err(Fault::from),
@@ -33,11 +33,11 @@ pub(super) async fn interrupt(
     }
 }
 
-/// The running command of this name. The name of a session stands for what runs in it, since
-/// that is the name its streams begin with.
+/// Finds the running command with this id. The id of a session stands for the command that runs in it,
+/// since that is the id in the first event of its streams.
 async fn running(front: &Front, scope: &Scope, id: ProcessId) -> Result<ProcessId, Fault> {
     let not_running =
-        || Fault::new(StatusCode::NOT_FOUND, "RUNTIME_ERROR", format!("no command `{id}` is running"));
+        || Fault::new(StatusCode::NOT_FOUND, "RUNTIME_ERROR", format!("command `{id}` is not running"));
     match front.service.status(&scope.owner, &scope.id, &id).await {
         Ok(status) if status.ended.is_none() => Ok(id),
         Ok(_) => Err(not_running()),
@@ -59,23 +59,23 @@ async fn end(front: &Front, scope: &Scope, process: &ProcessId) -> Result<(), Se
     }
 }
 
-/// Kills all that a process ever started and waits for its end, though not for ever.
+/// Kills everything that a process has started and waits for its end, for a limited time.
 pub(super) async fn kill(front: &Front, scope: &Scope, process: &ProcessId) -> Result<(), ServiceError> {
     let ended = wait(front, scope, process).await?;
     let killed = front.service.signal(&scope.owner, &scope.id, process, SIGKILL, Reach::Tree).await;
-    // One that has ended by itself meanwhile cannot be signalled any more.
+    // A process that ended meanwhile can no longer be signalled.
     let gone =
         matches!(&killed, Err(error) if matches!(error.kind(), ErrorKind::NoProcess | ErrorKind::Invalid));
     if !gone {
         killed?;
     }
     if tokio::time::timeout(GRACE, ended).await.is_err() {
-        tracing::warn!(%process, "a killed process has not ended yet");
+        tracing::warn!(%process, "killed process has not ended yet; no longer waiting for it");
     }
     Ok(())
 }
 
-/// What resolves when a process has ended.
+/// Returns a future that resolves when a process has ended.
 async fn wait(
     front: &Front,
     scope: &Scope,

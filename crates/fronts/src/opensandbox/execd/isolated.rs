@@ -1,7 +1,7 @@
-//! Isolated sessions: shells in namespaces of their own inside a sandbox.
+//! Isolated sessions: shells in their own namespaces inside a sandbox.
 //!
-//! What one was made with is kept beside it in the sandbox, so that any server can repeat it to
-//! whoever asks. It comes back from inside, and only known fields of it are told.
+//! The parameters of a session are stored with it in the sandbox, so that any later server process can
+//! return them. They come back from inside, so only known fields are returned.
 
 mod wish;
 
@@ -29,7 +29,7 @@ use crate::opensandbox::types::{ended, rfc3339};
 
 const CURSOR: HeaderName = HeaderName::from_static("execd-isolated-tail-cursor");
 
-/// The longest that a run may be told to take.
+/// The maximum timeout of a run, in seconds.
 const LONGEST_RUN: i64 = 365 * 24 * 3600;
 
 pub(super) fn table() -> Vec<(&'static str, MethodRouter<Front>)> {
@@ -46,7 +46,7 @@ pub(super) fn table() -> Vec<(&'static str, MethodRouter<Front>)> {
     ]
 }
 
-/// An isolated session that exists, as the path names it.
+/// An existing isolated session, named in the path.
 pub(super) struct Isolated {
     scope: Scope,
     id: SessionId,
@@ -68,7 +68,7 @@ impl axum::extract::FromRequestParts<Front> for Isolated {
     }
 }
 
-/// The session in a path, if it is one that exists; for the file routes.
+/// Returns the session in a path, if any; used by the file routes.
 pub(super) async fn session_of(parts: &mut Parts, front: &Front) -> Result<Option<SessionId>, Fault> {
     use axum::extract::FromRequestParts;
     match param(parts, "session").await.as_str() {
@@ -77,13 +77,13 @@ pub(super) async fn session_of(parts: &mut Parts, front: &Front) -> Result<Optio
     }
 }
 
-/// Clients write the id as a UUID.
+/// Parses a session id, which clients write as a UUID.
 fn session_id(text: &str) -> Result<SessionId, Fault> {
     let plain: String = text.chars().filter(|letter| *letter != '-').collect();
     SessionId::parse(&plain.to_ascii_lowercase()).ok().ok_or_else(|| no_session(text))
 }
 
-/// An id as clients expect it.
+/// Formats an id as a UUID, as clients expect.
 fn uuid(id: &ProcessId) -> String {
     let text = id.as_str();
     format!("{}-{}-{}-{}-{}", &text[..8], &text[8..12], &text[12..16], &text[16..20], &text[20..])
@@ -91,14 +91,14 @@ fn uuid(id: &ProcessId) -> String {
 
 fn no_session(name: &str) -> Fault {
     let name: String = name.chars().take(64).collect();
-    Fault::new(StatusCode::NOT_FOUND, "SESSION_NOT_FOUND", format!("there is no isolated session `{name}`"))
+    Fault::new(StatusCode::NOT_FOUND, "SESSION_NOT_FOUND", format!("isolated session `{name}` not found"))
 }
 
 fn unavailable(why: &str) -> Fault {
     Fault::new(StatusCode::SERVICE_UNAVAILABLE, "SERVICE_UNAVAILABLE", why)
 }
 
-/// Errors in the words of this part of the API.
+/// Converts errors to the codes of this part of the API.
 fn told(error: ServiceError) -> Fault {
     match error.kind() {
         ErrorKind::NoSession => {
@@ -110,9 +110,9 @@ fn told(error: ServiceError) -> Fault {
     }
 }
 
-const NOT_ASKED: &str = "this sandbox was made without isolated sessions; the extension `bootstrap.execd.isolation` = `enable` asks for them";
+const NOT_ASKED: &str = "isolated sessions are not enabled for this sandbox; create it with the extension `bootstrap.execd.isolation` = `enable`";
 
-/// Whether the sandbox was made for it.
+/// Fails if the sandbox was created without isolated sessions.
 fn offered(front: &Front, scope: &Scope) -> Result<(), Fault> {
     match front.service.get(&scope.owner, &scope.id)?.spec.nesting {
         Nesting::On => Ok(()),
@@ -196,7 +196,7 @@ async fn look(State(front): State<Front>, isolated: Isolated) -> Result<Json<Val
     Ok(Json(Value::Object(answer)))
 }
 
-/// `DELETE /v1/isolated/session/{id}`: with everything in it.
+/// `DELETE /v1/isolated/session/{id}`: removes it with everything in it.
 async fn delete(State(front): State<Front>, isolated: Isolated) -> Result<StatusCode, Fault> {
     let Isolated { scope, id, .. } = isolated;
     front.service.close_session(&scope.owner, &scope.id, &id).await.map_err(told)?;
@@ -218,11 +218,11 @@ impl RunBody {
         let deadline = match self.timeout_seconds {
             None | Some(0) => None,
             Some(seconds @ 1..=LONGEST_RUN) => Some(Duration::from_secs(seconds.unsigned_abs())),
-            Some(_) => return Err(Fault::invalid("`timeout_seconds` is a positive number of seconds")),
+            Some(_) => return Err(Fault::invalid("`timeout_seconds` must be a positive number of seconds")),
         };
         let background = self.background == Some(true);
         Ok(Run {
-            text: text.ok_or_else(|| Fault::invalid("`code` is empty or holds a NUL byte"))?,
+            text: text.ok_or_else(|| Fault::invalid("`code` is empty or contains a NUL byte"))?,
             directory: None,
             deadline: deadline.filter(|_| !background),
             retention: output.retention,
@@ -238,7 +238,8 @@ impl RunBody {
     }
 }
 
-/// `POST /v1/isolated/session/{id}/run`: in the session's shell, one after the other, or beside it.
+/// `POST /v1/isolated/session/{id}/run`: runs in the session's shell, one after the other, or in the
+/// background.
 async fn run(
     State(front): State<Front>,
     isolated: Isolated,
@@ -263,7 +264,7 @@ async fn run(
     Ok((StatusCode::ACCEPTED, Json(answer)).into_response())
 }
 
-/// What the path names within a session.
+/// The name of a run in the path.
 struct RunName(String);
 
 impl axum::extract::FromRequestParts<Front> for RunName {
@@ -288,7 +289,7 @@ struct RunStatus {
     finished_at: Option<String>,
 }
 
-/// A run of this session.
+/// Finds a run of this session.
 async fn find_run(front: &Front, isolated: &Isolated, name: &str) -> Result<service::ProcessStatus, Fault> {
     let absent = || Fault::no_process(name);
     let process = ProcessId::parse(name).ok().ok_or_else(absent)?;
@@ -309,7 +310,9 @@ async fn run_status(
         run_id: name,
         running: exit.is_none(),
         exit_code: exit.map(super::command::exit_code),
-        error: exit.filter(|exit| !matches!(exit, Exit::Code(_))).map(|exit| format!("it {}", ended(exit))),
+        error: exit
+            .filter(|exit| !matches!(exit, Exit::Code(_)))
+            .map(|exit| format!("the run {}", ended(exit))),
         started_at: rfc3339(status.started),
         finished_at: status.ended.map(|end| rfc3339(end.ended)),
     }))
@@ -326,9 +329,9 @@ async fn run_logs(
     logs::tail(&front, &isolated.scope, &status.process, &uri, CURSOR).await
 }
 
-/// What was changed is neither exported nor written back.
+/// Refuses diff and commit.
 async fn not_supported(State(front): State<Front>, isolated: Isolated) -> Result<Response, Fault> {
     offered(&front, &isolated.scope)?;
-    let message = "changes of an isolated session are neither exported nor committed by this server";
+    let message = "this server does not support diff and commit of isolated sessions";
     Err(Fault::new(StatusCode::SERVICE_UNAVAILABLE, "NOT_SUPPORTED", message))
 }

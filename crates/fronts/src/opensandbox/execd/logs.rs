@@ -1,7 +1,7 @@
-//! What a command has printed, from a byte offset on: up to now, or as it comes.
+//! The output of a command from a byte offset on: up to now, or as it arrives.
 //!
-//! Output that is no longer kept is named in the head of the answer. A body that would miss
-//! anything else is broken off, so that nobody takes it for the whole.
+//! A gap in the retained output is named in the response headers. A body that would have any other gap
+//! is aborted, so that it is not mistaken for complete output.
 
 use axum::BoxError;
 use axum::body::Body;
@@ -21,34 +21,34 @@ use crate::opensandbox::query::Query;
 use crate::records;
 
 const CURSOR: HeaderName = HeaderName::from_static("execd-commands-tail-cursor");
-/// Which bytes of the combined output are missing in the body.
+/// The bytes of the combined output that are missing in the body.
 const GAP: HeaderName = HeaderName::from_static("coracle-output-gap");
 const TEXT: &str = "text/plain; charset=utf-8";
-/// As many bytes can be missing of a character that was begun.
+/// The most bytes that an incomplete character can have.
 const LONGEST_CUT: u64 = 3;
 
-/// Output that is no longer kept, up to and not including `to`.
+/// Output that is no longer retained, up to and not including `to`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Gap {
     from: u64,
     to: u64,
 }
 
-/// A command's output, with what was read of it to learn whether something is missing.
+/// A command's output, with the event that was read ahead to find gaps.
 struct Output {
     following: Following,
     ahead: Option<Event>,
     gap: Option<Gap>,
 }
 
-/// What becomes of an event in the body of an answer.
+/// How an event is handled in the body of a response.
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
     Send(Bytes),
     SendLast(Bytes),
     Skip,
     End,
-    /// Something is missing that the head of the answer does not tell of.
+    /// Output is missing that the response headers do not mention.
     BreakOff,
 }
 
@@ -62,13 +62,13 @@ pub(super) async fn read(
     tail(&front, &scope, &process_id(&process)?, &uri, CURSOR).await
 }
 
-/// The answer about one process; where it ends is told in the header `told`.
+/// Responds with the output of one process; the header `cursor_header` carries the end offset.
 pub(super) async fn tail(
     front: &Front,
     scope: &Scope,
     process: &ProcessId,
     uri: &Uri,
-    told: HeaderName,
+    cursor_header: HeaderName,
 ) -> Result<Response, Fault> {
     let query = Query::of(uri);
     let cursor: u64 = query.number("cursor").map_err(Fault::invalid)?.unwrap_or(0);
@@ -89,7 +89,7 @@ pub(super) async fn tail(
     };
     let mut response = if from < to {
         let output = open(front, scope, process, from, &status).await?;
-        // A gap grows while a command prints, so the answer ends before it; the next begins there.
+        // A gap grows while a command prints, so the response ends before it; the next one starts there.
         if let (None, Some(gap)) = (status.ended, output.gap.filter(|gap| gap.from > from)) {
             to = to.min(gap.from);
         }
@@ -97,12 +97,12 @@ pub(super) async fn tail(
     } else {
         ([(header::CONTENT_TYPE, TEXT)], Body::empty()).into_response()
     };
-    response.headers_mut().insert(told, HeaderValue::from(to));
+    response.headers_mut().insert(cursor_header, HeaderValue::from(to));
     Ok(response)
 }
 
-/// Begins to read at `from`. Whether something is missing shows at once or, as the beginning of
-/// the output is kept apart from its end, where that beginning ends.
+/// Starts reading at `from`. A gap shows at once or, since the beginning of the output is retained
+/// separately from its end, where that beginning ends.
 async fn open(
     front: &Front,
     scope: &Scope,
@@ -132,19 +132,19 @@ impl Gap {
         }
     }
 
-    /// The part of it that lies before `end`.
+    /// Returns the part before `end`.
     fn before(self, end: u64) -> Option<Self> {
         Some(Self { to: self.to.min(end), ..self }).filter(|gap| gap.from < gap.to)
     }
 }
 
-/// The output up to the offset `to`, or to the end of the command.
+/// Responds with the output up to the offset `to`, or to the end of the command.
 fn plain(output: Output, to: u64) -> Response {
     let gap = output.gap.and_then(|gap| gap.before(to));
     let mut response =
         ([(header::CONTENT_TYPE, TEXT)], Body::from_stream(pieces(output, to))).into_response();
     if let Some(Gap { from, to }) = gap {
-        let value = HeaderValue::try_from(format!("{from}-{to}")).expect("digits are a header's value");
+        let value = HeaderValue::try_from(format!("{from}-{to}")).expect("digits are a valid header value");
         response.headers_mut().insert(GAP, value);
     }
     response
@@ -170,7 +170,7 @@ fn pieces(output: Output, to: u64) -> impl Stream<Item = Result<Bytes, BoxError>
     })
 }
 
-fn step(event: Event, to: u64, told: Option<Gap>) -> Step {
+fn step(event: Event, to: u64, announced: Option<Gap>) -> Step {
     let gap = Gap::of(&event);
     match event {
         Event::Output { at, mut bytes, .. } => {
@@ -179,13 +179,14 @@ fn step(event: Event, to: u64, told: Option<Gap>) -> Step {
             if (bytes.len() as u64) < room { Step::Send(bytes) } else { Step::SendLast(bytes) }
         }
         Event::Gap { from, .. } if from.0 >= to => Step::End,
-        Event::Gap { .. } if gap != told => Step::BreakOff,
+        Event::Gap { .. } if gap != announced => Step::BreakOff,
         Event::Gap { to: behind, .. } if behind.0 < to => Step::Skip,
         Event::Gap { .. } | Event::Ended(_) => Step::End,
     }
 }
 
-/// The offset up to which the output holds no cut character; the rest comes with the next call.
+/// Returns the offset up to which the output has no incomplete character; the rest comes with the next
+/// call.
 async fn whole_characters(
     front: &Front,
     scope: &Scope,
@@ -213,24 +214,24 @@ async fn whole_characters(
 mod tests {
     use super::*;
 
-    const TOLD: Option<Gap> = Some(Gap { from: 10, to: 20 });
+    const ANNOUNCED: Option<Gap> = Some(Gap { from: 10, to: 20 });
 
     fn gap(from: u64, to: u64) -> Event {
         Event::Gap { from: Position(from), to: Position(to) }
     }
 
     #[test]
-    fn only_a_gap_that_was_told_of_is_passed_over() {
-        assert_eq!(step(gap(10, 20), 100, TOLD), Step::Skip);
-        assert_eq!(step(gap(10, 20), 15, TOLD), Step::End);
-        assert_eq!(step(gap(10, 21), 100, TOLD), Step::BreakOff);
-        assert_eq!(step(gap(30, 40), 100, TOLD), Step::BreakOff);
+    fn only_announced_gaps_are_skipped() {
+        assert_eq!(step(gap(10, 20), 100, ANNOUNCED), Step::Skip);
+        assert_eq!(step(gap(10, 20), 15, ANNOUNCED), Step::End);
+        assert_eq!(step(gap(10, 21), 100, ANNOUNCED), Step::BreakOff);
+        assert_eq!(step(gap(30, 40), 100, ANNOUNCED), Step::BreakOff);
         assert_eq!(step(gap(10, 20), u64::MAX, None), Step::BreakOff);
         assert_eq!(step(gap(10, 20), 10, None), Step::End);
     }
 
     #[test]
-    fn output_ends_at_the_offset_that_was_promised() {
+    fn output_ends_at_the_announced_offset() {
         let at = |to| {
             let bytes = Bytes::from_static(b"abcd");
             step(Event::Output { stream: domain::Stream::Stdout, at: Position(6), bytes }, to, None)
@@ -241,9 +242,9 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_is_told_as_far_as_the_answer_goes() {
-        assert_eq!(TOLD.unwrap().before(15), Some(Gap { from: 10, to: 15 }));
-        assert_eq!(TOLD.unwrap().before(u64::MAX), TOLD);
-        assert_eq!(TOLD.unwrap().before(10), None);
+    fn announced_gap_is_limited_to_the_response() {
+        assert_eq!(ANNOUNCED.unwrap().before(15), Some(Gap { from: 10, to: 15 }));
+        assert_eq!(ANNOUNCED.unwrap().before(u64::MAX), ANNOUNCED);
+        assert_eq!(ANNOUNCED.unwrap().before(10), None);
     }
 }

@@ -1,4 +1,4 @@
-//! What a sandbox uses, from its own groups, not the host's totals.
+//! Resource usage of a sandbox, from its own cgroups, not the host's totals.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -20,11 +20,11 @@ use super::fault::Fault;
 use crate::opensandbox::types::now_ms;
 use crate::opensandbox::{Front, sse};
 
-/// Samples older than this are forgotten.
+/// Samples older than this are dropped.
 const MEMORY: Duration = Duration::from_secs(600);
 const WATCH: Duration = Duration::from_secs(1);
 
-/// The last time each sandbox's processor time was read: a share is a difference of two.
+/// The last CPU time sample of each sandbox: usage is the difference of two samples.
 #[derive(Default)]
 pub(in crate::opensandbox) struct Samples(Mutex<HashMap<SandboxId, Sample>>);
 
@@ -43,8 +43,8 @@ pub(super) struct MetricsBody {
     timestamp: i64,
 }
 
-/// `GET /metrics`: at once; the processor's share is that since the last call, or since the
-/// sandbox began.
+/// `GET /metrics`: responds immediately; the CPU usage is that since the last call, or since the
+/// sandbox was created.
 pub(super) async fn once(State(front): State<Front>, scope: Scope) -> Result<Json<MetricsBody>, Fault> {
     measure(&front, &scope).await.map(Json)
 }
@@ -57,12 +57,12 @@ pub(super) async fn watch(State(front): State<Front>, scope: Scope) -> Response 
         ticks.tick().await;
         let mut frame = Vec::new();
         let measured = measure(&front, &scope).await;
-        let goes_on = measured.is_ok();
+        let continues = measured.is_ok();
         match measured {
             Ok(body) => sse::write(&mut frame, &body),
             Err(fault) => sse::write(&mut frame, &serde_json::json!({ "error": fault.0.message })),
         }
-        Some((Ok(Bytes::from(frame)), goes_on.then_some((front, scope, ticks))))
+        Some((Ok(Bytes::from(frame)), continues.then_some((front, scope, ticks))))
     }))
 }
 
@@ -70,7 +70,7 @@ async fn measure(front: &Front, scope: &Scope) -> Result<MetricsBody, Fault> {
     let sandbox = front.service.get(&scope.owner, &scope.id)?;
     let usage = front.service.usage(&scope.owner, &scope.id).await?;
     let (Some(used), Some(total)) = (usage.memory, usage.memory_limit) else {
-        let message = "this host does not measure what a sandbox uses";
+        let message = "this host does not measure the resource usage of sandboxes";
         return Err(Fault::new(StatusCode::NOT_IMPLEMENTED, "NOT_SUPPORTED", message));
     };
     let cores = cores(&usage);
@@ -85,7 +85,7 @@ async fn measure(front: &Front, scope: &Scope) -> Result<MetricsBody, Fault> {
     })
 }
 
-/// How many cores it may use.
+/// Returns how many cores the sandbox may use.
 fn cores(usage: &Usage) -> f64 {
     let all = std::thread::available_parallelism().map_or(1, usize::from);
     match usage.cpu_limit.filter(|limit| *limit > 0) {
@@ -94,13 +94,13 @@ fn cores(usage: &Usage) -> f64 {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a few bytes of a petabyte do not show")]
+#[expect(clippy::cast_precision_loss, reason = "a few bytes in a petabyte do not matter")]
 fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
 impl Samples {
-    /// How many cores were busy since the last sample, on average; the first time since `age`.
+    /// Returns the average number of busy cores since the last sample, or since creation (`age`).
     fn busy(&self, id: &SandboxId, cpu_micros: u64, age: Duration) -> f64 {
         let now = Sample { at: Instant::now(), cpu_micros };
         let mut samples = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_share_is_measured_between_two_calls() {
+    fn cpu_usage_is_measured_between_two_calls() {
         let samples = Samples::default();
         let id = SandboxId::from_entropy([7; 20]);
         assert!((samples.busy(&id, 500_000, Duration::from_secs(1)) - 0.5).abs() < 1e-9);

@@ -1,6 +1,6 @@
-//! The execution API of a sandbox: commands, sessions, files, terminals, measurements.
+//! The execution API of a sandbox: commands, sessions, files, terminals, metrics.
 //!
-//! It is served here in the server; what it asks for travels to the agent through the core.
+//! It is served by this process, not inside the sandbox; the core passes its operations to the agent.
 
 mod code;
 mod code_run;
@@ -45,7 +45,7 @@ use crate::trace::Route;
 pub(in crate::opensandbox) use self::measure::Samples;
 pub(in crate::opensandbox) use self::pty::Terminals;
 
-/// Whose sandbox a request is for; put into its extensions by the proxy, which has checked it.
+/// The sandbox a request is for. The proxy has authorised it and put this into the extensions.
 #[derive(Clone)]
 pub(in crate::opensandbox) struct Scope {
     pub(in crate::opensandbox) owner: Owner,
@@ -62,13 +62,13 @@ impl FromRequestParts<Front> for Scope {
     }
 }
 
-/// A scope, and as whom files are touched in it: as the default user, or as the one that the
-/// path names; in a session if the path names one.
+/// A sandbox, and the user who accesses files in it: the default user, or the one in the path; within
+/// a session if the path names one.
 pub(super) struct Actor {
     pub(super) owner: Owner,
     pub(super) id: SandboxId,
     pub(super) identity: Identity,
-    /// The session in whose nest it is done.
+    /// The isolated session within which files are accessed.
     pub(super) nest: Option<SessionId>,
 }
 
@@ -85,20 +85,20 @@ impl FromRequestParts<Front> for Actor {
         let Scope { owner, id, .. } = Scope::from_request_parts(parts, front).await?;
         let number = async |parts: &mut Parts, name: &str| match param(parts, name).await.as_str() {
             "" => Ok(None),
-            text => text.parse::<u32>().map(Some).or(Err(Fault::invalid("a uid or gid is a number"))),
+            text => text.parse::<u32>().map(Some).or(Err(Fault::invalid("uid and gid must be numbers"))),
         };
         let identity = match (number(parts, "uid").await?, number(parts, "gid").await?) {
             (Some(uid), Some(gid)) => Identity::Ids { uid, gid },
             (None, None) => Identity::Default,
-            // Whoever is named by half is nobody, and nobody touches files.
-            _ => return Err(Fault::invalid("a uid needs a gid, and a gid a uid")),
+            // An incomplete identity must not fall back to the default user.
+            _ => return Err(Fault::invalid("uid and gid must be given together")),
         };
         let nest = isolated::session_of(parts, front).await?;
         Ok(Self { owner, id, identity, nest })
     }
 }
 
-/// What the path names: a command, a session, a terminal.
+/// The name in the path: of a command, a session or a terminal.
 pub(super) struct Name(pub(super) String);
 
 impl FromRequestParts<Front> for Name {
@@ -114,12 +114,12 @@ pub(super) fn router(front: Front) -> Router {
     let in_sessions = files::table()
         .into_iter()
         .map(|(path, method)| (format!("/v1/isolated/session/{{session}}{path}"), method));
-    let as_somebody = files::table()
+    let as_user = files::table()
         .into_iter()
         .map(|(path, method)| (format!("/v1/filesystem/{{uid}}/{{gid}}{path}"), method));
     let plain = plain.map(|(path, method)| (path.to_owned(), method));
     let routes = plain
-        .chain(as_somebody)
+        .chain(as_user)
         .chain(in_sessions)
         .fold(Router::new(), |router, (path, method)| router.route(&path, method));
     routes
@@ -154,7 +154,7 @@ fn table() -> Vec<(&'static str, MethodRouter<Front>)> {
     ]
 }
 
-/// Routes for which there is a description to be held equal to.
+/// Routes that the operations table must describe.
 #[cfg(test)]
 pub(super) fn plain_table() -> Vec<(String, MethodRouter<Front>)> {
     let all = table().into_iter().chain(isolated::table());
@@ -166,7 +166,7 @@ pub(super) fn file_table() -> Vec<(String, MethodRouter<Front>)> {
     files::table().into_iter().map(|(path, route)| (path.to_owned(), route)).collect()
 }
 
-/// Tells the access log which route of this router answered.
+/// Records the matched route for the access log.
 async fn name_route(request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>().map_or("unmatched", |path| path.as_str());
     let route = Route(format!("execd {route}"));
@@ -175,8 +175,8 @@ async fn name_route(request: Request, next: Next) -> Response {
     response
 }
 
-/// `GET /ping`: the sandbox was made only when its agent could be reached, so its phase says
-/// whether it still can.
+/// `GET /ping`: a sandbox exists only once its agent can be reached, so its phase decides whether
+/// commands can run.
 async fn ping(
     axum::extract::State(front): axum::extract::State<Front>,
     scope: Scope,
@@ -188,8 +188,8 @@ fn usable(front: &Front, owner: &Owner, id: &SandboxId) -> Result<(), Fault> {
     Ok(front.service.get(owner, id)?.check_usable()?)
 }
 
-/// What to say of a failure if the sandbox was removed, paused or died meanwhile: nothing failed
-/// then but the moment.
+/// Returns the response for a request that failed because the sandbox was removed, paused or died
+/// meanwhile; `None` if it is still usable.
 pub(super) fn gone(front: &Front, owner: &Owner, id: &SandboxId) -> Option<Response> {
     usable(front, owner, id).err().map(axum::response::IntoResponse::into_response)
 }
@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_path_is_named_twice() {
+    fn no_path_is_defined_twice() {
         // Axum panics on a path that is already taken.
         let all = table().into_iter().chain(files::table()).chain(isolated::table());
         let router: Router<Front> =

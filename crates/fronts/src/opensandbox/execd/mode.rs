@@ -1,10 +1,10 @@
-//! Permission bits as this API writes them: the octal digits read as a decimal number, so that
-//! `0644` is the number 644.
+//! Permission bits in this API's notation: the octal digits read as a decimal number, so that `0644`
+//! is the number 644.
 
 use serde::Deserialize;
 use service::Attributes;
 
-/// `None` if a digit is not octal or there are more than four.
+/// Converts from this notation; `None` if a digit is not octal or there are more than four.
 pub(super) fn from_decimal(written: u32) -> Option<u32> {
     let octal = u32::from_str_radix(&written.to_string(), 8).ok()?;
     (octal <= 0o7777).then_some(octal)
@@ -14,7 +14,7 @@ pub(super) fn to_decimal(mode: u32) -> u32 {
     format!("{:o}", mode & 0o7777).parse().expect("octal digits are decimal digits")
 }
 
-/// The attributes that a client may give with a file or directory.
+/// The attributes that a client may set on a file or directory.
 #[derive(Default, Deserialize)]
 pub(super) struct Permissions {
     mode: Option<u32>,
@@ -23,10 +23,11 @@ pub(super) struct Permissions {
 }
 
 impl Permissions {
-    /// Zero and nothing mean "as it is, or the default".
+    /// Converts to attributes; zero and absent mean "unchanged, or the default".
     pub(super) fn attributes(self) -> Result<Attributes, String> {
         let mode = self.mode.filter(|mode| *mode != 0);
-        let wrong = |written: u32| format!("`{written}` is not a mode: write its octal digits, such as 644");
+        let wrong =
+            |written: u32| format!("`{written}` is not a valid mode: write its octal digits, such as 644");
         let mode = mode.map(|written| from_decimal(written).ok_or_else(|| wrong(written))).transpose()?;
         let named = |name: Option<String>| name.filter(|name| !name.is_empty());
         Ok(Attributes { mode, new_mode: None, owner: named(self.owner), group: named(self.group) })
@@ -40,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn digits_are_octal() {
+    fn modes_are_converted_from_octal_digits() {
         for (written, mode) in [(644, 0o644), (755, 0o755), (1777, 0o1777), (7, 0o7), (4755, 0o4755)] {
             assert_eq!(from_decimal(written), Some(mode), "{written}");
             assert_eq!(to_decimal(mode), written);
@@ -52,7 +53,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_mode_survives(mode in 0u32..=0o7777) {
+        fn every_mode_round_trips(mode in 0u32..=0o7777) {
             prop_assert_eq!(from_decimal(to_decimal(mode)), Some(mode));
         }
     }

@@ -1,39 +1,39 @@
-//! Reads `multipart/form-data` as it comes, without holding more than a piece of it.
+//! Parses `multipart/form-data` as a stream, without holding more than a chunk of it.
 //!
 //! ```text
 //! --B CRLF headers CRLF CRLF content CRLF --B CRLF … CRLF --B--
 //! ```
-//! The parser in the usual crate takes all that the socket has before it looks at any of it;
-//! with files of gigabytes this one must not.
+//! The parser of the usual crate reads everything the socket has before it parses any of it, which is
+//! not acceptable for files of gigabytes.
 
 use bytes::{Buf, Bytes};
 use futures_util::{Stream, StreamExt};
 use memchr::memmem;
 
-/// The headers of a part may be this long.
+/// The maximum size of a part's headers.
 const LARGEST_HEAD: usize = 16 << 10;
 const LONGEST_BOUNDARY: usize = 200;
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NotMultipart {
-    #[error("the content type names no multipart boundary")]
+    #[error("content type has no multipart boundary")]
     NoBoundary,
-    #[error("the body broke off")]
+    #[error("failed to read the request body")]
     Broken,
-    #[error("the body ended inside a part")]
+    #[error("request body ended inside a part")]
     Unfinished,
-    #[error("the headers of a part are longer than {LARGEST_HEAD} bytes")]
+    #[error("headers of a part exceed {LARGEST_HEAD} bytes")]
     LongHead,
-    #[error("a part has no readable headers")]
+    #[error("headers of a part are malformed")]
     BadHead,
 }
 
-/// A body being taken apart.
+/// A streaming multipart parser.
 pub(super) struct Multipart<S> {
     body: S,
-    /// What has come of the body and was not taken yet, as it came.
+    /// Received bytes that were not consumed yet.
     buffer: Bytes,
-    /// What stands between parts: a line end, two dashes, the boundary.
+    /// The delimiter between parts: a line end, two dashes, the boundary.
     delimiter: memmem::Finder<'static>,
     inside: bool,
 }
@@ -45,13 +45,13 @@ where
     pub(super) fn new(content_type: &str, body: S) -> Result<Self, NotMultipart> {
         let boundary = boundary(content_type).ok_or(NotMultipart::NoBoundary)?;
         let delimiter = memmem::Finder::new(&[b"\r\n--", boundary.as_bytes()].concat()).into_owned();
-        // The first delimiter may lack the line end before it; given one, it is like the rest.
+        // The first delimiter may lack the line end before it; adding one makes it like the others.
         let buffer = Bytes::from_static(b"\r\n");
         Ok(Self { body, buffer, delimiter, inside: true })
     }
 
-    /// Goes to the next part, over what is left of the current one, and returns its name.
-    /// `None` after the last.
+    /// Advances to the next part, skipping the rest of the current one, and returns its name. `None` after
+    /// the last.
     pub(super) async fn part(&mut self) -> Result<Option<String>, NotMultipart> {
         while self.inside {
             self.piece().await?;
@@ -77,7 +77,7 @@ where
         name(head).map(Some).ok_or(NotMultipart::BadHead)
     }
 
-    /// The next piece of the current part's content; `None` at its end.
+    /// Returns the next chunk of the current part's content; `None` at its end.
     pub(super) async fn piece(&mut self) -> Result<Option<Bytes>, NotMultipart> {
         loop {
             if !self.inside {
@@ -97,7 +97,7 @@ where
         }
     }
 
-    /// How many of the last bytes may be the beginning of a delimiter.
+    /// Returns how many of the last bytes may be the start of a delimiter.
     fn begun_delimiter(&self) -> usize {
         let delimiter = self.delimiter.needle();
         let longest = (delimiter.len() - 1).min(self.buffer.len());
@@ -105,8 +105,8 @@ where
         (1..=longest).rev().find(begun).unwrap_or(0)
     }
 
-    /// Adds what comes next. Content is hardly ever copied here: only a head, or the beginning of
-    /// a delimiter, waits for more.
+    /// Reads more of the body. Content is hardly ever copied here: only headers, or the start of a
+    /// delimiter, have to wait for more.
     async fn more(&mut self) -> Result<(), NotMultipart> {
         match self.body.next().await {
             Some(Ok(bytes)) if self.buffer.is_empty() => self.buffer = bytes,
@@ -117,7 +117,7 @@ where
         Ok(())
     }
 
-    /// The body, for somebody who wants to read it to its end.
+    /// Returns the body, so that it can be drained.
     pub(super) fn into_body(self) -> S {
         self.body
     }
@@ -132,7 +132,7 @@ fn boundary(content_type: &str) -> Option<String> {
     (1..=LONGEST_BOUNDARY).contains(&boundary.len()).then_some(boundary)
 }
 
-/// The `name` of a part's `Content-Disposition`.
+/// Returns the `name` in a part's `Content-Disposition`.
 fn name(head: &str) -> Option<String> {
     let mut lines = head.split("\r\n").filter_map(|line| line.split_once(':'));
     let (_, value) = lines.find(|(key, _)| key.trim().eq_ignore_ascii_case("content-disposition"))?;
@@ -140,7 +140,7 @@ fn name(head: &str) -> Option<String> {
     parameter(parameters, "name")
 }
 
-/// Finds `wanted` among parameters such as `a=b; c="d;\"e"`.
+/// Finds the parameter `wanted` in text such as `a=b; c="d;\"e"`.
 fn parameter(text: &str, wanted: &str) -> Option<String> {
     let mut rest = text;
     loop {
@@ -160,7 +160,7 @@ fn parameter(text: &str, wanted: &str) -> Option<String> {
     }
 }
 
-/// Reads up to the closing quote and returns what follows it.
+/// Parses up to the closing quote, and returns the value and what follows.
 fn unquote(text: &str) -> Option<(String, &str)> {
     let mut value = String::new();
     let mut chars = text.char_indices();
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_that_is_not_read_is_skipped() {
+    fn unread_part_is_skipped() {
         let parts = [("a".to_owned(), vec![b'x'; 100]), ("b".to_owned(), b"y".to_vec())];
         let pieces = stream::iter([Ok::<_, ()>(Bytes::from(encode(&parts)))]);
         let mut multipart = Multipart::new("multipart/form-data; boundary=B", pieces).unwrap();
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_multipart_is_named() {
+    fn malformed_bodies_are_errors() {
         let whole = encode(&[("a".to_owned(), b"x".to_vec())]);
         assert_eq!(decode(&whole[..whole.len() - 6], 7), Err(NotMultipart::Unfinished));
         assert_eq!(decode(b"nothing at all", 3), Err(NotMultipart::Unfinished));
@@ -254,7 +254,7 @@ mod tests {
         assert!(Multipart::new("application/json", empty).is_err());
     }
 
-    /// Content made of what delimiters are made of.
+    /// Content built from parts of delimiters.
     fn content() -> impl Strategy<Value = Vec<u8>> {
         let atoms = ["\r\n", "--", "-", "\r", "\n", "B", "\r\n--", "\r\n-B", "x"];
         prop::collection::vec(prop::sample::select(atoms.to_vec()), 0..30)
@@ -266,7 +266,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parts_survive_any_cutting(
+        fn parts_do_not_depend_on_chunk_boundaries(
             parts in prop::collection::vec(("[a-z]{1,8}", content()), 0..4),
             cut in 1usize..50,
         ) {
@@ -274,7 +274,7 @@ mod tests {
         }
 
         #[test]
-        fn nothing_makes_it_panic(body in prop::collection::vec(any::<u8>(), 0..200), cut in 1usize..9) {
+        fn parsing_arbitrary_bytes_does_not_panic(body in prop::collection::vec(any::<u8>(), 0..200), cut in 1usize..9) {
             drop(decode(&body, cut));
         }
     }

@@ -1,9 +1,9 @@
-//! Terminals over WebSocket: which there are, and who sits at each.
+//! Terminals over WebSocket: the registry of terminals, and which client is attached to each.
 //!
-//! A terminal is named first and its shell starts with the first client that connects; when it
-//! has ended, the next client starts another. One client at a time is attached; another may take
-//! over. The process carries the terminal's name as its tag, so a terminal is found again after
-//! a restart of the server, but what it was to run is not known then.
+//! A terminal is created first, and its shell starts with the first client that connects; when the
+//! shell has ended, the next client starts another. One client at a time is attached; another may
+//! take over. The process carries the terminal's name as its tag, so a terminal is found again after
+//! a restart of the server, but the command it was created with is then unknown.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,21 +26,21 @@ use crate::opensandbox::Front;
 use crate::opensandbox::query::Query;
 use crate::trace::unique_hex;
 
-/// Terminals of one sandbox that wait for their first client, or whose shell runs.
+/// The maximum number of terminals of one sandbox that wait for their first client or whose shell runs.
 const MOST_ALIVE: usize = 64;
-/// The longest message that a client may send.
+/// The maximum size of a client message.
 const LARGEST_MESSAGE: usize = 1 << 20;
 
-/// Every terminal that this server knows of.
+/// All terminals known to this server.
 #[derive(Default)]
 pub(in crate::opensandbox) struct Terminals(Mutex<HashMap<(SandboxId, String), Arc<Terminal>>>);
 
 pub(super) struct Terminal {
     owner: Owner,
     pub(super) name: String,
-    /// What its shells are started with; `None` if that was told to another server.
+    /// The parameters of its shells; `None` if the terminal was created by an earlier server process.
     pub(super) wish: Option<CreateBody>,
-    /// Locked while the shell is being started, so that it is started once.
+    /// Locked while the shell is being started, so that it is started only once.
     pub(super) process: tokio::sync::Mutex<Option<Running>>,
     seat: watch::Sender<Seat>,
 }
@@ -50,44 +50,44 @@ pub(super) struct Terminal {
 pub(super) struct Running {
     pub(super) shell: Shell,
     pub(super) mode: Mode,
-    /// The one before it, kept for what it printed.
+    /// The previous shell, kept for its output.
     pub(super) before: Option<Shell>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Shell {
     pub(super) process: ProcessId,
-    /// What the terminal had printed when it began.
+    /// The output offset of the terminal when this shell started.
     pub(super) base: u64,
 }
 
-/// What the shell is connected by.
+/// How the shell is connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     Terminal,
     Pipes,
 }
 
-/// Who is attached: each client that comes gets the next number.
+/// The attached client; each new client gets the next number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Seat {
     number: u64,
     taken: bool,
 }
 
-/// A client's place at a terminal; dropping it leaves the place to others.
+/// A client's attachment to a terminal; dropping it detaches the client.
 pub(super) struct Ticket {
     terminal: Arc<Terminal>,
     number: u64,
     seat: watch::Receiver<Seat>,
 }
 
-/// The tag by which a shell is found again.
+/// Returns the tag by which a shell is found again.
 pub(super) fn tag(mode: Mode, name: &str, base: u64) -> String {
     format!("{}:{name}:{base}", mode.name())
 }
 
-/// What a tag of this terminal says of its shell. The tag comes from inside the sandbox.
+/// Parses the tag of a shell of this terminal. The tag comes from inside the sandbox and is untrusted.
 fn tagged(name: &str, tag: &str) -> Option<(Mode, u64)> {
     let mode = [Mode::Terminal, Mode::Pipes].into_iter().find(|mode| tag.starts_with(mode.name()))?;
     let base = tag.strip_prefix(mode.name())?.strip_prefix(':')?.strip_prefix(name)?.strip_prefix(':')?;
@@ -110,14 +110,14 @@ impl Terminal {
         Arc::new(Self { owner, name, wish, process, seat })
     }
 
-    /// Whether it waits for its first client, has one, or has a shell among those that run.
+    /// Whether it waits for its first client, has one, or has a running shell.
     fn is_alive(&self, running: &HashSet<ProcessId>) -> bool {
         let Ok(process) = self.process.try_lock() else { return true };
         let runs = process.as_ref().is_none_or(|last| running.contains(&last.shell.process));
         runs || self.seat.borrow().taken
     }
 
-    /// Attaches a client, if nobody is there or whoever is may be displaced.
+    /// Attaches a client, if none is attached or `takeover` is set.
     fn sit(self: &Arc<Self>, takeover: bool) -> Option<Ticket> {
         let mut number = None;
         self.seat.send_if_modified(|seat| {
@@ -137,11 +137,10 @@ impl Ticket {
         &self.terminal
     }
 
-    /// Returns when another client has taken this one's place. It may be dropped and called
-    /// again.
+    /// Returns when another client has taken over. Cancel-safe.
     pub(super) async fn displaced(&mut self) {
         let number = self.number;
-        // The terminal holds the sender and this ticket the terminal, so it cannot be closed.
+        // The terminal owns the sender and this ticket the terminal, so the channel cannot be closed.
         if self.seat.wait_for(|seat| seat.number != number).await.is_err() {
             std::future::pending::<()>().await;
         }
@@ -163,7 +162,7 @@ impl Terminals {
         self.lock().get(&(id.clone(), name.to_owned())).cloned()
     }
 
-    /// Keeps a terminal; the one that is already there wins.
+    /// Registers a terminal; an existing one wins.
     fn keep(&self, id: &SandboxId, terminal: Arc<Terminal>) -> Arc<Terminal> {
         self.lock().entry((id.clone(), terminal.name.clone())).or_insert(terminal).clone()
     }
@@ -176,12 +175,12 @@ impl Terminals {
         self.lock().keys().filter(|(sandbox, _)| sandbox == id).count()
     }
 
-    /// Forgets what has ended, which is still found by its tag.
+    /// Removes ended terminals, which can still be found by their tag.
     fn drop_ended(&self, id: &SandboxId, running: &HashSet<ProcessId>) {
         self.lock().retain(|(sandbox, _), terminal| sandbox != id || terminal.is_alive(running));
     }
 
-    /// Forgets terminals of sandboxes that are gone.
+    /// Removes terminals of sandboxes that no longer exist.
     fn sweep(&self, front: &Front) {
         self.lock().retain(|(id, _), terminal| front.service.get(&terminal.owner, id).is_ok());
     }
@@ -215,12 +214,12 @@ pub(super) async fn create(
         front.terminals.drop_ended(&scope.id, &running.collect());
     }
     if front.terminals.count(&scope.id) >= MOST_ALIVE {
-        let message = "this sandbox has as many terminals as it may";
-        return Err(Fault::too_many(message));
+        let message = format!("terminal limit of this sandbox reached ({MOST_ALIVE})");
+        return Err(Fault::too_many(&message));
     }
     let given = |text: Option<String>| text.filter(|text| !text.trim().is_empty());
-    let wish = CreateBody { cwd: given(body.cwd), command: given(body.command) };
-    let terminal = Terminal::new(scope.owner.clone(), unique_hex(), Some(wish), None);
+    let parameters = CreateBody { cwd: given(body.cwd), command: given(body.command) };
+    let terminal = Terminal::new(scope.owner.clone(), unique_hex(), Some(parameters), None);
     let session_id = front.terminals.keep(&scope.id, terminal).name.clone();
     Ok((StatusCode::CREATED, Json(Created { session_id })))
 }
@@ -244,7 +243,7 @@ pub(super) async fn look(
         Some(Running { shell: Shell { process, base }, .. }) => {
             match front.service.status(&scope.owner, &scope.id, &process).await {
                 Ok(status) => (status.ended.is_none(), base.saturating_add(status.written)),
-                // It ended so long ago that nothing is known of it any more.
+                // It ended so long ago that its status was forgotten.
                 Err(ServiceError::NoProcess(_)) => (false, base),
                 Err(error) => return Err(error.into()),
             }
@@ -254,7 +253,7 @@ pub(super) async fn look(
     Ok(Json(Look { session_id: name, running, output_offset }))
 }
 
-/// `DELETE /pty/{id}`: ends whatever runs there.
+/// `DELETE /pty/{id}`: kills its shells.
 pub(super) async fn delete(
     State(front): State<Front>,
     scope: Scope,
@@ -273,7 +272,7 @@ pub(super) async fn delete(
     Ok(StatusCode::OK)
 }
 
-/// A process that is forgotten cannot be found again by its tag.
+/// Kills and forgets a process, so that it cannot be found again by its tag.
 async fn end(front: &Front, scope: &Scope, process: &ProcessId) -> Result<(), ServiceError> {
     kill(front, scope, process).await?;
     front.service.forget(&scope.owner, &scope.id, process).await
@@ -313,7 +312,7 @@ pub(super) async fn attach(
         .into_response())
 }
 
-/// A terminal that this server knows, or one whose process still carries its name.
+/// Finds a terminal that this server knows, or one whose process still carries its name.
 async fn find(front: &Front, scope: &Scope, name: &str) -> Result<Arc<Terminal>, Fault> {
     if let Some(terminal) = front.terminals.find(&scope.id, name) {
         return Ok(terminal);
@@ -324,7 +323,7 @@ async fn find(front: &Front, scope: &Scope, name: &str) -> Result<Arc<Terminal>,
         Some((status.started, mode, Shell { process: status.process, base }))
     };
     let mut shells: Vec<_> = all.into_iter().filter_map(shell).collect();
-    // A shell that printed nothing has the offset of the next.
+    // A shell that printed nothing has the same offset as the next one.
     shells.sort_by_key(|(started, _, shell)| (shell.base, *started));
     if let Some((_, mode, shell)) = shells.pop() {
         let last = Running { shell, mode, before: shells.pop().map(|(_, _, shell)| shell) };
@@ -345,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn one_client_at_a_time_unless_it_takes_over() {
+    fn second_client_needs_takeover() {
         let terminal = terminal();
         let mut first = terminal.sit(false).unwrap();
         assert!(terminal.sit(false).is_none());
@@ -356,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_displaced_client_does_not_give_up_the_seat_of_another() {
+    fn displaced_client_does_not_detach_its_successor() {
         let terminal = terminal();
         let first = terminal.sit(false).unwrap();
         let second = terminal.sit(true).unwrap();
@@ -367,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shell_is_found_by_its_tag_alone() {
+    fn shell_is_found_only_by_its_own_tag() {
         for mode in [Mode::Terminal, Mode::Pipes] {
             assert_eq!(tagged("t1", &tag(mode, "t1", 70)), Some((mode, 70)));
         }
@@ -377,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_runs_or_waits_counts() {
+    fn only_running_or_waiting_terminals_count() {
         let (terminals, id) = (Terminals::default(), SandboxId::parse(&"a".repeat(20)).unwrap());
         let process = |letter: &str| ProcessId::parse(&letter.repeat(32)).unwrap();
         let with = |name: &str, letter: Option<&str>| {
@@ -387,7 +386,7 @@ mod tests {
         };
         with("waits", None);
         with("runs", Some("a"));
-        let left = with("has a client that is being told of the end", Some("b"));
+        let left = with("ended, but still has a client", Some("b"));
         let ticket = left.sit(false).unwrap();
         with("ended", Some("c"));
         terminals.drop_ended(&id, &HashSet::from([process("a")]));

@@ -1,7 +1,7 @@
-//! What a terminal printed while a client was away.
+//! Replays what a terminal printed while a client was disconnected.
 //!
-//! A terminal counts its output from its first shell on, so that an offset means the same after
-//! the next shell has begun. What is replayed is always without a gap.
+//! A terminal counts its output from its first shell on, so that an offset keeps its meaning when the
+//! next shell starts. A replay never contains a gap.
 
 use std::time::Duration;
 
@@ -13,15 +13,15 @@ use super::Scope;
 use super::pty::{Running, Shell};
 use crate::opensandbox::Front;
 
-/// Output that is kept for clients that come back.
+/// How much output is retained for clients that reconnect.
 pub(super) const KEPT: Retention = Retention { first: 0, last: 1 << 20 };
-/// As much is sent as replay, which is gathered before it is sent. It is more than is kept; what
-/// a sandbox claims beyond it comes piece by piece, like new output.
+/// The maximum size of a replay, which is collected before it is sent. It is more than is retained; if
+/// a sandbox claims more, the rest is streamed like new output.
 const MOST_REPLAYED: u64 = KEPT.last + KEPT.last / 4;
-/// How long the replay may take to gather.
+/// How long collecting the replay may take.
 const REPLAY_TIME: Duration = Duration::from_secs(10);
 
-/// What a client has missed, as far as it was gathered.
+/// Output that a client has missed, as far as it was collected.
 pub(super) struct Missed {
     /// The offset of the first byte.
     pub(super) start: u64,
@@ -33,7 +33,7 @@ impl Missed {
         Self { start, bytes: Vec::new() }
     }
 
-    /// The offset behind the last byte.
+    /// The offset after the last byte.
     fn next(&self) -> u64 {
         self.start.saturating_add(self.bytes.len() as u64)
     }
@@ -42,7 +42,7 @@ impl Missed {
         self.next() < to && (self.bytes.len() as u64) < MOST_REPLAYED
     }
 
-    /// Begins anew behind what is missing.
+    /// Adds an event; restarts after a gap.
     fn add(&mut self, event: &Event, base: u64) {
         match event {
             Event::Output { at, bytes, .. } => {
@@ -60,7 +60,7 @@ impl Missed {
         }
     }
 
-    /// Puts what came later behind this.
+    /// Appends later output, or replaces this by it if there is a gap between them.
     fn then(mut self, later: Self) -> Self {
         if self.next() != later.start {
             return later;
@@ -72,8 +72,8 @@ impl Missed {
     }
 }
 
-/// Follows the shell of a terminal from what the client has not seen of it, and says what it has
-/// missed of this shell and of the one before.
+/// Follows the shell of a terminal from the first byte the client has not seen, and returns what the
+/// client has missed of this shell and the previous one.
 pub(super) async fn since(
     front: &Front,
     scope: &Scope,
@@ -87,7 +87,7 @@ pub(super) async fn since(
     Ok((following, before(front, scope, running, since).await.then(missed)))
 }
 
-/// What a client has missed of the shell before, if that is still known.
+/// Returns what a client has missed of the previous shell, if that is still available.
 pub(super) async fn before(front: &Front, scope: &Scope, running: &Running, since: u64) -> Missed {
     let end = running.shell.base;
     let Some(shell) = running.before.as_ref().filter(|_| since < end) else {
@@ -98,15 +98,15 @@ pub(super) async fn before(front: &Front, scope: &Scope, running: &Running, sinc
         Ok((_, missed)) if missed.next() == end => missed,
         Ok(_) => Missed::nothing(end),
         Err(error) => {
-            tracing::debug!(%error, "what a terminal's last shell printed is gone");
+            tracing::debug!(%error, "output of a terminal's previous shell is no longer available");
             Missed::nothing(end)
         }
     }
 }
 
-/// What was printed from one offset to another, as far as it is kept. Both offsets come from
-/// inside the sandbox, so neither decides how much is gathered, nor for how long. A piece may
-/// reach past the end that was known; the client gets all of it as replay.
+/// Collects the output between two offsets, as far as it is retained. Both offsets come from inside
+/// the sandbox, so neither the size nor the duration may depend on them. A chunk may extend past the
+/// end; the client gets all of it as replay.
 async fn gather(
     front: &Front,
     scope: &Scope,
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sandbox_that_claims_endless_output_does_not_fill_memory() {
+    fn replay_size_is_bounded_if_a_sandbox_claims_endless_output() {
         let mut missed = Missed::nothing(0);
         while missed.wants_more(1 << 60) {
             missed.add(&output(missed.next()), 0);
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replay_begins_behind_what_is_no_longer_kept() {
+    fn replay_starts_after_a_gap() {
         let mut missed = Missed::nothing(105);
         missed.add(&Event::Gap { from: Position(5), to: Position(1000) }, 100);
         assert!(missed.wants_more(1101) && !missed.wants_more(1100));
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_two_shells_printed_is_one_replay_if_nothing_is_missing_between() {
+    fn output_of_two_shells_is_joined_if_there_is_no_gap() {
         let early = || Missed { start: 3, bytes: b"ab".to_vec() };
         let whole = early().then(Missed { start: 5, bytes: b"c".to_vec() });
         assert_eq!((whole.start, &whole.bytes[..]), (3, &b"abc"[..]));

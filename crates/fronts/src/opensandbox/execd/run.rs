@@ -1,23 +1,23 @@
-//! A command's life as a stream of events: `init`, `ping`, output, and exactly one of `error`
-//! and `execution_complete` at the end.
+//! A command as a stream of events: `init`, `ping`, output, and exactly one of `error` and
+//! `execution_complete` at the end.
 
 use axum::response::Response;
 use bytes::Bytes;
 use domain::Exit;
 use futures_util::{FutureExt, stream};
-use service::{Ended, Event as Happening, Following, ServiceError};
+use service::{Ended, Event as ServiceEvent, Following, ServiceError};
 
 use super::transcript::{Transcript, opening};
 use crate::opensandbox::sse::{self, Ending, Event};
 use crate::opensandbox::types::ended;
 use crate::settings::Lines;
 
-/// Streams what a process prints until it ends. Dropping the stream leaves the process alone.
+/// Streams the output of a process until it ends. Dropping the stream does not stop the process.
 pub(super) fn foreground(following: Following, name: &str, dialect: Lines) -> Response {
     follow(Run::new(following, name, dialect))
 }
 
-/// As [`foreground`], in the words of isolated sessions.
+/// Like [`foreground`], with the error name of isolated sessions.
 pub(super) fn isolated(following: Following, name: &str, dialect: Lines) -> Response {
     follow(Run { failure: "ExitError", ..Run::new(following, name, dialect) })
 }
@@ -29,21 +29,21 @@ fn follow(run: Run) -> Response {
     }))
 }
 
-/// The whole story of something that was started and goes on without this client.
+/// The complete stream for a command that runs in the background.
 pub(super) fn background(name: &str) -> Response {
     let mut frame = opening(name);
     Event::ExecutionComplete { execution_time: 0 }.write_to(&mut frame);
     sse::response(stream::once(async { Ok(Bytes::from(frame)) }))
 }
 
-/// The whole story of something that could not be started.
+/// The complete stream for a command that could not be started.
 pub(super) fn not_started(name: &str, ending: Ending, why: &str) -> Response {
     let mut frame = opening(name);
     Event::failure_by(Some(ending), why, why).write_to(&mut frame);
     sse::response(stream::once(async { Ok(Bytes::from(frame)) }))
 }
 
-/// Adds the last event of something that ends with an exit code.
+/// Adds the last event of a command that ended.
 pub(super) fn add_end(transcript: &mut Transcript, end: &Ended, failure: &'static str) {
     match end.exit {
         Exit::Code(0) => {
@@ -60,9 +60,9 @@ pub(super) fn add_end(transcript: &mut Transcript, end: &Ended, failure: &'stati
     }
 }
 
-/// Adds the last event of something that was lost sight of.
+/// Adds the last event of a command whose output can no longer be followed.
 pub(super) fn add_loss(transcript: &mut Transcript, error: &ServiceError) {
-    tracing::warn!(%error, "a command was lost while it was followed");
+    tracing::warn!(%error, "lost the output stream of a command; its client gets an error event");
     transcript.add(Event::failure_by(Some(Ending::Lost), "-1", &error.to_string()));
 }
 
@@ -70,7 +70,7 @@ struct Run {
     following: Following,
     transcript: Transcript,
     over: bool,
-    /// What an end is called that is none of success.
+    /// The error name of a failed run.
     failure: &'static str,
 }
 
@@ -80,33 +80,33 @@ impl Run {
         Self { following, transcript, over: false, failure: sse::COMMAND_FAILED }
     }
 
-    /// The next bytes to send; `None` after the last event.
+    /// Returns the next bytes to send; `None` after the last event.
     async fn frame(&mut self) -> Option<Bytes> {
         while self.transcript.is_empty() {
             if self.over {
                 return None;
             }
-            // Each of the two may be dropped and begun again.
+            // Both branches are cancel-safe.
             tokio::select! {
-                happening = self.following.next() => self.take(happening),
+                event = self.following.next() => self.take(event),
                 () = self.transcript.pass_time() => {}
             }
         }
-        // What is there already goes out in one piece.
+        // Events that are already available are sent together.
         while !self.over
             && !self.transcript.is_full()
-            && let Some(happening) = self.following.next().now_or_never()
+            && let Some(event) = self.following.next().now_or_never()
         {
-            self.take(happening);
+            self.take(event);
         }
         Some(self.transcript.take())
     }
 
-    fn take(&mut self, happening: Result<Happening, ServiceError>) {
-        match happening {
-            Ok(Happening::Output { stream, bytes, .. }) => self.transcript.print(stream, &bytes),
-            Ok(Happening::Gap { from, to }) => self.transcript.miss(from, to),
-            Ok(Happening::Ended(end)) => {
+    fn take(&mut self, event: Result<ServiceEvent, ServiceError>) {
+        match event {
+            Ok(ServiceEvent::Output { stream, bytes, .. }) => self.transcript.print(stream, &bytes),
+            Ok(ServiceEvent::Gap { from, to }) => self.transcript.miss(from, to),
+            Ok(ServiceEvent::Ended(end)) => {
                 add_end(&mut self.transcript, &end, self.failure);
                 self.over = true;
             }

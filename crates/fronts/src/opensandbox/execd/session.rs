@@ -1,4 +1,4 @@
-//! Shells that are kept open between runs.
+//! Shell sessions that stay open between runs.
 
 use axum::Json;
 use axum::extract::State;
@@ -24,21 +24,21 @@ pub(super) struct Opened {
     session_id: String,
 }
 
-/// `POST /session`: a given directory is made if it is missing.
+/// `POST /session`: creates the given directory if it is missing.
 pub(super) async fn open(
     State(front): State<Front>,
     scope: Scope,
     Wish(body): Wish<OpenBody>,
 ) -> Result<Json<Opened>, Fault> {
     let cwd = body.cwd.filter(|path| !path.is_empty());
-    let wish = OpenSession {
+    let request = OpenSession {
         identity: Identity::Default,
         directory: cwd.map(|path| directory(path, Missing::Create)),
         env: Default::default(),
         terminal: None,
         nest: None,
     };
-    let session = front.service.open_session(&scope.owner, &scope.id, wish).await?;
+    let session = front.service.open_session(&scope.owner, &scope.id, request).await?;
     Ok(Json(Opened { session_id: session.to_string() }))
 }
 
@@ -61,7 +61,7 @@ pub(super) async fn run(
     let text = body.command.filter(|text| !text.trim().is_empty() && !text.contains('\0'));
     let output = front.service.output_settings();
     let run = Run {
-        text: text.ok_or_else(|| Fault::invalid("`command` is empty or holds a NUL byte"))?,
+        text: text.ok_or_else(|| Fault::invalid("`command` is empty or contains a NUL byte"))?,
         directory: body.cwd.filter(|path| !path.is_empty()).map(|path| directory(path, Missing::Fail)),
         deadline: timeout(body.timeout, 0)?,
         retention: output.retention,

@@ -1,10 +1,10 @@
-//! One client at a terminal.
+//! The WebSocket of one client attached to a terminal.
 //!
 //! ```text
 //! to the client:    [0x03 offset bytes]  connected  (0x01|0x02 bytes)…  exit  close 1000
 //! from the client:  0x00 bytes · stdin · signal · resize · ping
 //! ```
-//! Frames that begin with a byte are binary; the words are JSON text.
+//! Frames that begin with a byte are binary; the named ones are JSON text.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -31,17 +31,17 @@ const REPLAY: u8 = 3;
 
 pub(super) const FIRST_SIZE: Size = Size { columns: 80, rows: 24 };
 const PING: Duration = Duration::from_secs(30);
-/// A client that shows no sign of life for so long is gone.
+/// A client that sends nothing for this long is considered gone.
 const SILENCE: Duration = Duration::from_secs(60);
 const SEND_TIME: Duration = Duration::from_secs(10);
-/// Input that waits for a process that does not read.
+/// How many frames of input may wait for a process that does not read.
 const MOST_INPUT: usize = 64;
 
 const NORMAL: u16 = 1000;
 const FAILED: u16 = 1011;
 const TAKEN_OVER: u16 = 4001;
 
-/// Starts a shell, bash where there is one.
+/// Starts bash if available, otherwise sh.
 const SHELL: &str = "if command -v bash >/dev/null 2>&1; then exec bash; else exec sh; fi";
 
 /// Text frames from the client.
@@ -73,7 +73,7 @@ enum Reply<'a> {
     Pong,
 }
 
-/// Why a client is let go.
+/// The close code and reason sent to a client.
 struct Goodbye {
     code: u16,
     reason: &'static str,
@@ -81,7 +81,7 @@ struct Goodbye {
 
 const GONE: Goodbye = Goodbye { code: NORMAL, reason: "" };
 
-/// Serves one client until it, or the process, is gone.
+/// Serves one client until it disconnects or the process ends.
 pub(super) async fn converse(
     mut socket: WebSocket,
     front: Front,
@@ -101,18 +101,18 @@ pub(super) async fn converse(
     part(&mut socket, goodbye).await;
 }
 
-/// Says goodbye and hears it. Hanging up at once would reset the connection under a client that
-/// has not read its last frames yet.
+/// Closes the socket and waits for the client to close it too. Hanging up at once would reset the
+/// connection of a client that has not read its last frames yet.
 async fn part(socket: &mut WebSocket, goodbye: Goodbye) {
     let frame = CloseFrame { code: goodbye.code, reason: goodbye.reason.into() };
     let said = send(socket, Message::Close(Some(frame))).await;
     let heard = async { while let Some(Ok(_)) = socket.recv().await {} };
     if said.is_err() || timeout(SEND_TIME, heard).await.is_err() {
-        tracing::debug!("a terminal's client left without a word");
+        tracing::debug!("terminal client disconnected without a close frame");
     }
 }
 
-/// Starts the shell or finds it, and sends what the client has missed.
+/// Starts or finds the shell, and sends the output that the client has missed.
 async fn open(
     socket: &mut WebSocket,
     front: &Front,
@@ -137,7 +137,7 @@ async fn open(
     Ok((following, running))
 }
 
-/// The shell, which is started if none runs, and what the client has missed.
+/// Follows the shell, starting it if none runs, and returns the output that the client has missed.
 async fn follow(
     front: &Front,
     scope: &Scope,
@@ -169,25 +169,25 @@ async fn follow(
     if let Some(Shell { process, .. }) = oldest
         && let Err(error) = front.service.forget(&scope.owner, &scope.id, &process).await
     {
-        tracing::debug!(%error, "an old shell of a terminal was forgotten already");
+        tracing::debug!(%error, "old shell of a terminal was already forgotten");
     }
     let missed = replay::before(front, scope, &running, since).await;
     Ok((following, running, missed))
 }
 
-/// The offset at which a shell has ended; `None` while it runs.
+/// Returns the offset at which a shell has ended; `None` while it runs.
 async fn ended_at(front: &Front, scope: &Scope, shell: &Shell) -> Result<Option<u64>, ServiceError> {
     match front.service.status(&scope.owner, &scope.id, &shell.process).await {
         Ok(status) => Ok(status.ended.map(|_| shell.base.saturating_add(status.written))),
-        // It ended so long ago that nothing is known of it any more.
+        // It ended so long ago that its status was forgotten.
         Err(ServiceError::NoProcess(_)) => Ok(Some(shell.base)),
         Err(error) => Err(error),
     }
 }
 
 fn shell(terminal: &Terminal, mode: Mode, base: u64) -> Process {
-    let wish = terminal.wish.clone().unwrap_or_default();
-    let text = wish.command.unwrap_or_else(|| SHELL.to_owned());
+    let parameters = terminal.wish.clone().unwrap_or_default();
+    let text = parameters.command.unwrap_or_else(|| SHELL.to_owned());
     let (io, env) = match mode {
         Mode::Terminal => {
             (Io::Terminal(FIRST_SIZE), BTreeMap::from([("TERM".to_owned(), "xterm-256color".to_owned())]))
@@ -195,7 +195,7 @@ fn shell(terminal: &Terminal, mode: Mode, base: u64) -> Process {
         Mode::Pipes => (Io::Pipes, BTreeMap::new()),
     };
     Process {
-        directory: wish.cwd.map(|path| directory(path, Missing::Fail)),
+        directory: parameters.cwd.map(|path| directory(path, Missing::Fail)),
         env,
         io,
         stdin: Stdin::Piped,
@@ -210,7 +210,7 @@ struct Client<'a> {
     front: &'a Front,
     scope: &'a Scope,
     running: Running,
-    /// Feeds the process; made with the first input.
+    /// Feeds the process; created with the first input.
     input: Option<(mpsc::Sender<Vec<u8>>, JoinSet<()>)>,
 }
 
@@ -219,7 +219,7 @@ impl Client<'_> {
         let mut ping = interval(PING);
         let mut gone_at = Instant::now() + SILENCE;
         loop {
-            // Each branch may be dropped and begun again without losing anything.
+            // Each branch is cancel-safe.
             let step = tokio::select! {
                 event = following.next() => self.show(event).await,
                 message = self.socket.recv() => {
@@ -230,8 +230,8 @@ impl Client<'_> {
                     }
                 }
                 () = ticket.displaced() => {
-                    let told = self.complain("TAKEN_OVER", "another client has taken this terminal over").await;
-                    told.and(Err(Goodbye { code: TAKEN_OVER, reason: "TAKEN_OVER" }))
+                    let sent = self.complain("TAKEN_OVER", "another client has taken this terminal over").await;
+                    sent.and(Err(Goodbye { code: TAKEN_OVER, reason: "TAKEN_OVER" }))
                 }
                 _ = ping.tick() => send(self.socket, Message::Ping(bytes::Bytes::new())).await,
                 () = sleep_until(gone_at) => Err(GONE),
@@ -242,7 +242,7 @@ impl Client<'_> {
         }
     }
 
-    /// Passes on what the process did.
+    /// Forwards an event of the process to the client.
     async fn show(&mut self, event: Result<Event, ServiceError>) -> Result<(), Goodbye> {
         match event {
             Ok(Event::Output { stream, bytes, .. }) => {
@@ -261,12 +261,12 @@ impl Client<'_> {
         }
     }
 
-    /// Does what the client says. Only a broken connection ends it.
+    /// Handles a message from the client. Only a broken connection ends the session.
     async fn hear(&mut self, message: Message) -> Result<(), Goodbye> {
         match message {
             Message::Binary(bytes) => match bytes.split_first() {
                 Some((&STDIN, input)) => self.feed(input.to_vec()).await,
-                _ => self.complain("INVALID_FRAME", "a binary frame begins with a zero byte").await,
+                _ => self.complain("INVALID_FRAME", "a binary frame must begin with a zero byte").await,
             },
             Message::Text(text) => match serde_json::from_str(&text) {
                 Ok(word) => self.obey(word).await,
@@ -285,17 +285,16 @@ impl Client<'_> {
             Word::Ping => return reply(self.socket, &Reply::Pong).await,
             Word::Signal { signal } => match signal_number(&signal) {
                 Some(number) => service.signal(owner, id, process, number, Reach::Group).await,
-                None => return self.complain("INVALID_FRAME", "this signal is not known").await,
+                None => return self.complain("INVALID_FRAME", "unknown signal").await,
             },
-            // Clients send their size without asking whether there is a terminal, and before
-            // they know it.
+            // Clients send their size without checking whether there is a terminal, and before they know it.
             Word::Resize { .. } if self.running.mode == Mode::Pipes => Ok(()),
             Word::Resize { cols: 0, .. } | Word::Resize { rows: 0, .. } => Ok(()),
             Word::Resize { cols, rows } => {
                 let resized = service.resize(owner, id, process, Size { columns: cols, rows }).await;
                 if let Err(error) = resized {
-                    // A program that has just ended has no terminal; its end is on its way.
-                    tracing::debug!(%error, "a terminal could not be resized");
+                    // A program that has just ended has no terminal; its exit event follows.
+                    tracing::debug!(%error, "failed to resize terminal");
                 }
                 Ok(())
             }
@@ -306,8 +305,8 @@ impl Client<'_> {
         }
     }
 
-    /// Hands input to a task of its own: a process that does not read must not keep its output,
-    /// or a signal that would end it, from passing.
+    /// Passes input to a separate task: a process that does not read must not block its output, or a
+    /// signal that would end it.
     async fn feed(&mut self, bytes: Vec<u8>) -> Result<(), Goodbye> {
         if self.input.as_ref().is_none_or(|(sender, _)| sender.is_closed()) {
             let opened = self
@@ -332,14 +331,14 @@ impl Client<'_> {
     }
 }
 
-/// Feeds input in order until it fails or the set is dropped.
+/// Starts a task that delivers input in order, until it fails or the set is dropped.
 fn feeder(mut input: Input) -> (mpsc::Sender<Vec<u8>>, JoinSet<()>) {
     let (sender, mut pieces) = mpsc::channel::<Vec<u8>>(MOST_INPUT);
     let mut task = JoinSet::new();
     task.spawn(async move {
         while let Some(piece) = pieces.recv().await {
             if let Err(error) = input.send(&piece).await {
-                tracing::debug!(%error, "input could not be delivered");
+                tracing::debug!(%error, "failed to deliver terminal input");
                 return;
             }
         }
@@ -360,11 +359,11 @@ pub(super) fn signal_number(name: &str) -> Option<i32> {
 }
 
 async fn reply(socket: &mut WebSocket, reply: &Reply<'_>) -> Result<(), Goodbye> {
-    let text = serde_json::to_string(reply).expect("replies hold only text and numbers");
+    let text = serde_json::to_string(reply).expect("replies contain only strings and numbers");
     send(socket, Message::Text(text.into())).await
 }
 
-/// Sends a frame, or finds that the client does not take any.
+/// Sends a frame; fails if the client does not accept it in time.
 async fn send(socket: &mut WebSocket, message: Message) -> Result<(), Goodbye> {
     match timeout(SEND_TIME, socket.send(message)).await {
         Ok(Ok(())) => Ok(()),
@@ -377,7 +376,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_words_of_the_protocol_are_understood() {
+    fn protocol_frames_are_parsed() {
         let word = |text: &str| serde_json::from_str::<Word>(text);
         assert!(matches!(
             word(r#"{"type":"resize","cols":80,"rows":24}"#),

@@ -1,5 +1,5 @@
-//! Puts files into a sandbox from a multipart body: for each file a part `metadata`, then a
-//! part `file`. Content streams through; the answer comes when all files are in place.
+//! Uploads files from a multipart body: for each file a part `metadata`, then a part `file`. Content
+//! is streamed; the response is sent once all files are in place.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -19,12 +19,12 @@ use crate::auth;
 use crate::opensandbox::Front;
 
 const LARGEST_METADATA: usize = 64 << 10;
-/// Metadata that may come before its files.
+/// How many `metadata` parts may precede their files.
 const MOST_AHEAD: usize = 1024;
-/// What a file gets that is new and comes without a mode, as in the reference.
+/// The mode of a new file without a given one, as in the reference.
 const NEW_FILE: u32 = 0o755;
-/// How long the rest of a body is read after it was refused. A client that still sends would
-/// otherwise see a broken connection instead of the reason.
+/// How long the rest of a refused body is read. A client that is still sending would otherwise see a
+/// broken connection instead of the reason.
 const DRAIN_TIME: Duration = Duration::from_secs(10);
 
 #[derive(Deserialize)]
@@ -46,7 +46,7 @@ pub(super) async fn upload(
     if taken.is_err() {
         let rest = multipart.into_body().for_each(|_| async {});
         if tokio::time::timeout(DRAIN_TIME, rest).await.is_err() {
-            tracing::debug!("a refused upload went on for too long");
+            tracing::debug!("stopped draining a refused upload: it took too long");
         }
     }
     taken.map(|()| StatusCode::OK)
@@ -60,10 +60,10 @@ where
     while let Some(name) = parts.part().await? {
         match name.as_str() {
             "metadata" if ahead.len() < MOST_AHEAD => ahead.push_back(metadata(parts).await?),
-            "metadata" => return Err(file("INVALID_FILE", "there is more metadata than files")),
+            "metadata" => return Err(file("INVALID_FILE", "more `metadata` parts than `file` parts")),
             "file" => {
                 let (path, attributes) = ahead.pop_front().ok_or_else(|| {
-                    file("INVALID_FILE_METADATA", "a part `file` has no part `metadata` before it")
+                    file("INVALID_FILE_METADATA", "a part `file` must follow its part `metadata`")
                 })?;
                 store(front, actor, parts, &path, attributes).await?;
                 files += 1;
@@ -72,9 +72,9 @@ where
         }
     }
     match (ahead.is_empty(), files) {
-        (true, 0) => Err(file("INVALID_FILE_METADATA", "there is no part `metadata`")),
-        (false, 0) => Err(file("INVALID_FILE_CONTENT", "there is no part `file`")),
-        (false, _) => Err(file("INVALID_FILE", "there is more metadata than files")),
+        (true, 0) => Err(file("INVALID_FILE_METADATA", "part `metadata` missing")),
+        (false, 0) => Err(file("INVALID_FILE_CONTENT", "part `file` missing")),
+        (false, _) => Err(file("INVALID_FILE", "more `metadata` parts than `file` parts")),
         (true, _) => Ok(()),
     }
 }
@@ -87,7 +87,7 @@ where
     while let Some(piece) = parts.piece().await? {
         text.extend_from_slice(&piece);
         if text.len() > LARGEST_METADATA {
-            return Err(file("INVALID_FILE_METADATA", "a part `metadata` is too long"));
+            return Err(file("INVALID_FILE_METADATA", "part `metadata` is too long"));
         }
     }
     let wrong = |why: String| file("INVALID_FILE_METADATA", why);
@@ -99,7 +99,7 @@ where
     Ok((metadata.path, Attributes { new_mode: Some(NEW_FILE), ..attributes }))
 }
 
-/// Dropping the writing half-way, as an error does, leaves the old file.
+/// Writes one file. An error drops the writer half-way, which leaves the old file in place.
 async fn store<S, E>(
     front: &Front,
     actor: &Actor,

@@ -1,8 +1,8 @@
-//! A request's body on its way to a service: streamed, never collected.
+//! Streams a request's body to a service, without collecting it.
 //!
-//! How long a service may stay silent is counted from the last piece it was sent, so a long
-//! upload is not taken for a silent service. A client that asks first whether it may send
-//! (`Expect: 100-continue`) is told what the service says, not what we think.
+//! The timeout for a silent service counts from the last chunk it was sent, so a long upload does not
+//! time out. A client that first asks whether it may send (`Expect: 100-continue`) gets the service's
+//! answer, not ours.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,11 +17,11 @@ use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout};
 
-/// A service that does not say whether it wants the body is sent it after this time, as any
-/// client would do that knows no better.
+/// If a service does not say whether it wants the body, the body is sent after this time, as any
+/// client would do.
 const CONTINUE_TIME: Duration = Duration::from_secs(1);
 
-/// When something was last sent to a service.
+/// Tracks when something was last sent to a service.
 pub(super) struct Progress {
     patience: Duration,
     last: Mutex<Instant>,
@@ -40,7 +40,7 @@ impl Progress {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) + self.patience
     }
 
-    /// Waits until nothing was sent for too long.
+    /// Waits until nothing has been sent for too long.
     pub(super) async fn stopped(&self) {
         while self.end() > Instant::now() {
             sleep_until(self.end()).await;
@@ -48,7 +48,7 @@ impl Progress {
     }
 }
 
-/// Whether a service wants the body.
+/// Opens once a service wants the body.
 #[derive(Default)]
 pub(super) struct Gate {
     open: AtomicBool,
@@ -56,7 +56,7 @@ pub(super) struct Gate {
 }
 
 impl Gate {
-    /// Hears of an answer that is not the last.
+    /// Handles an informational response.
     pub(super) fn hear(&self, status: StatusCode) {
         if status == StatusCode::CONTINUE {
             self.open.store(true, Ordering::Release);
@@ -73,11 +73,11 @@ impl Gate {
 
 type Opening = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// The body of a request.
+/// A request body that reports progress.
 pub(super) struct Watched {
     body: Body,
     progress: Arc<Progress>,
-    /// What must happen before the first piece is asked for.
+    /// Must complete before the first chunk is read.
     opening: Option<Opening>,
 }
 
@@ -85,7 +85,7 @@ impl Watched {
     pub(super) fn new(body: Body, progress: Arc<Progress>, gate: Option<Arc<Gate>>) -> Self {
         let opening = gate.map(|gate| -> Opening {
             Box::pin(async move {
-                // Both ends of the wait mean the same: it is time to send.
+                // In either case it is time to send the body.
                 timeout(CONTINUE_TIME, gate.wait()).await.unwrap_or_default();
             })
         });
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn patience_begins_anew_with_every_piece() {
+    async fn timeout_restarts_with_every_chunk() {
         let progress = Arc::new(Progress::new(Duration::from_secs(180)));
         let pieces = futures_util::stream::iter(0..3).then(|_| async {
             tokio::time::sleep(Duration::from_secs(100)).await;
@@ -144,12 +144,12 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_gate_opens_for_continue_or_after_a_while() {
+    async fn gate_opens_on_continue_or_after_a_timeout() {
         for (heard, expected) in [(StatusCode::CONTINUE, 0), (StatusCode::EARLY_HINTS, 1)] {
             let (progress, gate) =
                 (Arc::new(Progress::new(Duration::from_secs(1))), Arc::new(Gate::default()));
             let mut body = Watched::new(Body::from("text"), progress, Some(gate.clone()));
-            assert!(body.frame().now_or_never().is_none(), "it is sent before it is wanted");
+            assert!(body.frame().now_or_never().is_none(), "the body was sent before it was wanted");
             let begun = Instant::now();
             gate.hear(heard);
             assert!(body.frame().await.is_some());

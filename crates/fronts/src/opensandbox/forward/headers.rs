@@ -1,4 +1,4 @@
-//! Which headers pass between a client and a service, and what they say then.
+//! Filters and rewrites headers between a client and a service.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
@@ -6,8 +6,8 @@ use super::super::access::{EGRESS_TOKEN, EXECD_TOKEN, PORT_TOKEN, ROUTING_HEADER
 use super::super::proxy::{Form, Target};
 use crate::auth::{self, KEY_HEADERS};
 
-/// Headers that belong to one connection, not to the message. `Trailer` is not one of them: what
-/// it names follows the body from end to end.
+/// Headers that belong to one connection, not to the message. `Trailer` is not one of them: the fields
+/// it names follow the body end to end.
 const HOP_BY_HOP: [HeaderName; 8] = [
     header::CONNECTION,
     header::PROXY_AUTHENTICATE,
@@ -19,7 +19,7 @@ const HOP_BY_HOP: [HeaderName; 8] = [
     HeaderName::from_static("proxy-connection"),
 ];
 
-/// Headers that are for this server.
+/// Headers meant for this server.
 const NOT_FORWARDED: [&str; 10] = [
     "open-sandbox-api-key",
     SECURE_ACCESS,
@@ -33,17 +33,17 @@ const NOT_FORWARDED: [&str; 10] = [
     "host",
 ];
 
-/// Headers that a browser sends to every sandbox at the server's own address, so that one could
-/// act as the client of another. A sandbox with an address of its own may have them.
+/// Headers that a browser sends to every sandbox at the server's own address, so that one sandbox
+/// could act as the client of another. A sandbox with its own address may receive them.
 const NOT_SHARED: [&str; 2] = ["authorization", "cookie"];
 
-/// Headers by which a page of one sandbox would act on everything at this address or beside it:
-/// put itself in front of it, empty what the browser stored for it, move it elsewhere, or be told
-/// of requests to it.
+/// Headers with which a page of one sandbox could affect everything at this address or next to it:
+/// intercept its requests, clear what the browser stored for it, move it elsewhere, or receive reports
+/// about it.
 const NOT_ANSWERED: [&str; 6] =
     ["service-worker-allowed", "clear-site-data", "strict-transport-security", "alt-svc", "nel", "report-to"];
 
-/// Makes the headers of a request those that the service gets.
+/// Converts the headers of a request to those that the service gets.
 pub(super) fn ask(target: &Target, headers: &mut HeaderMap, is_our_key: impl Fn(&str) -> bool) {
     let trailers = takes_trailers(headers);
     strip(headers);
@@ -62,14 +62,15 @@ pub(super) fn ask(target: &Target, headers: &mut HeaderMap, is_our_key: impl Fn(
     for name in forwarded {
         headers.remove(name);
     }
-    // Whoever takes trailers gets them: they pass through us.
+    // Trailers pass through this server, so a client that accepts them gets them.
     if trailers {
         headers.insert(header::TE, HeaderValue::from_static("trailers"));
         headers.insert(header::CONNECTION, HeaderValue::from_static("te"));
     }
 }
 
-/// Makes the headers of an answer those that the client gets. `host` is how it named us.
+/// Converts the headers of a response to those that the client gets. `host` is the name the client
+/// used for this server.
 pub(super) fn answer(target: &Target, host: Option<&str>, headers: &mut HeaderMap) {
     strip(headers);
     for name in NOT_ANSWERED {
@@ -82,8 +83,8 @@ pub(super) fn answer(target: &Target, host: Option<&str>, headers: &mut HeaderMa
     }
 }
 
-/// The address of a signed route opens it, so a browser must not tell it to other sites, nor to
-/// other sandboxes where they share one.
+/// Keeps the browser from sending a signed address, which opens the port, to other sites, or to other
+/// sandboxes that share the address.
 fn keep_address_secret(target: &Target, headers: &mut HeaderMap) {
     let policy = match target.form {
         Form::Path => "no-referrer",
@@ -94,8 +95,8 @@ fn keep_address_secret(target: &Target, headers: &mut HeaderMap) {
     }
 }
 
-/// Below a path a page of another sandbox may have led here, whose address is none of this one's
-/// business: it may be a signed one.
+/// Drops a `Referer` from another sandbox. By path, a page of another sandbox may have linked here,
+/// and its address, which may be signed, must not leak to this one.
 fn drop_foreign_referer(target: &Target, headers: &mut HeaderMap) {
     let Some(referer) = headers.get(header::REFERER) else { return };
     let own = target.form == Form::Gateway || referer.to_str().is_ok_and(|referer| is_below(target, referer));
@@ -104,20 +105,20 @@ fn drop_foreign_referer(target: &Target, headers: &mut HeaderMap) {
     }
 }
 
-/// Whether an address is of the port, at whatever name this server has.
+/// Whether an address belongs to the port, under any name of this server.
 fn is_below(target: &Target, address: &str) -> bool {
     let path = address.split_once("://").and_then(|(_, rest)| Some(&rest[rest.find('/')?..]));
     let rest = path.and_then(|path| path.strip_prefix(&target.mount));
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['/', '?']))
 }
 
-/// The protocol that a request asks to change to.
+/// Returns the protocol that a request wants to upgrade to.
 pub(super) fn upgrade_of(headers: &HeaderMap) -> Option<HeaderValue> {
     let asked = named_by_connection(headers).any(|name| name == header::UPGRADE);
     headers.get(header::UPGRADE).filter(|_| asked).cloned()
 }
 
-/// Removes what belongs to one connection, the headers that `Connection` names included.
+/// Removes hop-by-hop headers, including those that `Connection` names.
 pub(super) fn strip(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = named_by_connection(headers).collect();
     for name in named.iter().chain(&HOP_BY_HOP) {
@@ -135,8 +136,8 @@ fn takes_trailers(headers: &HeaderMap) -> bool {
     values.flat_map(|value| value.split(',')).any(|word| word.trim().eq_ignore_ascii_case("trailers"))
 }
 
-/// `X-API-Key` may be the service's own header; only keys of ours are kept from it, wherever they
-/// stand among its values.
+/// Removes keys of this server from `X-API-Key`, wherever they occur among its values. The header may
+/// be the service's own, so other values pass.
 fn drop_our_keys(headers: &mut HeaderMap, is_ours: impl Fn(&str) -> bool) {
     let header::Entry::Occupied(entry) = headers.entry(KEY_HEADERS[1]) else { return };
     let (name, values) = entry.remove_entry_mult();
@@ -146,8 +147,8 @@ fn drop_our_keys(headers: &mut HeaderMap, is_ours: impl Fn(&str) -> bool) {
     }
 }
 
-/// Keeps a redirect to the service's own root below the address by which it is reached. The
-/// service may know itself by the name it listens on, or by the one the client used.
+/// Keeps a redirect to the service's own root below the address by which it is reached. The service
+/// may identify itself by the name it listens on, or by the one the client used.
 fn stay_below(target: &Target, host: Option<&str>, headers: &mut HeaderMap) {
     let Some(location) = auth::text(headers, "location") else { return };
     let port = target.port;
@@ -164,7 +165,7 @@ fn stay_below(target: &Target, host: Option<&str>, headers: &mut HeaderMap) {
     }
 }
 
-/// What follows `scheme://name` in a location, if it names just that.
+/// Returns what follows `scheme://name` in a location, if it names exactly that.
 fn below<'a>(location: &'a str, name: &str) -> Option<&'a str> {
     let rest = ["http://", "https://"].iter().find_map(|scheme| location.strip_prefix(scheme))?;
     let (authority, path) = rest.split_at_checked(name.len())?;
@@ -172,8 +173,8 @@ fn below<'a>(location: &'a str, name: &str) -> Option<&'a str> {
     (authority.eq_ignore_ascii_case(name) && whole).then_some(path)
 }
 
-/// A cookie for the whole domain would be sent to everything beside this address: to other sandboxes
-/// behind the gateway, and by a path to whatever else is below the server's domain.
+/// Removes `Domain` from cookies. A cookie for the whole domain would be sent to everything next to
+/// this address: to other sandboxes behind the gateway, or to anything else below the server's domain.
 fn keep_cookies_at_home(headers: &mut HeaderMap) {
     let header::Entry::Occupied(entry) = headers.entry(header::SET_COOKIE) else { return };
     let (name, values) = entry.remove_entry_mult();
@@ -183,7 +184,7 @@ fn keep_cookies_at_home(headers: &mut HeaderMap) {
     }
 }
 
-/// A cookie without its `Domain`; `None` if it is not text, and so cannot be judged.
+/// Returns a cookie without its `Domain`; `None` if it is not text and cannot be checked.
 fn without_domain(cookie: &HeaderValue) -> Option<HeaderValue> {
     let is_domain = |part: &&str| {
         let name = part.split('=').next().unwrap_or_default();
@@ -216,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_of_the_connection_are_removed_with_those_it_names() {
+    fn hop_by_hop_headers_are_removed_with_those_named() {
         let mut headers = headers(&[
             ("connection", "close, X-Private"),
             ("x-private", "1"),
@@ -230,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn trailers_are_asked_for_if_the_client_takes_them() {
+    fn trailers_are_requested_if_the_client_accepts_them() {
         for (te, expected) in [("gzip, Trailers", true), ("gzip", false)] {
             let mut headers = headers(&[("te", te), ("connection", "TE")]);
             ask(&target("/m"), &mut headers, |_| false);
@@ -239,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_browser_sends_by_itself_reaches_only_an_address_of_ones_own() {
+    fn browser_credentials_reach_only_sandboxes_with_their_own_address() {
         for (mount, expected) in [("/m", false), ("", true)] {
             let mut headers = headers(&[("cookie", "a=1"), ("authorization", "Bearer x")]);
             ask(&target(mount), &mut headers, |_| false);
@@ -249,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_ours_is_dropped_wherever_it_stands() {
+    fn server_keys_are_dropped_at_any_position() {
         let name = KEY_HEADERS[1];
         let mut headers = headers(&[(name, "theirs"), (name, "ours"), (name, "other"), (name, "ours")]);
         drop_our_keys(&mut headers, |key| key == "ours");
@@ -259,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn an_upgrade_needs_both_headers() {
+    fn upgrade_needs_both_headers() {
         let asked = |pairs: &[_]| upgrade_of(&headers(pairs)).is_some();
         assert!(asked(&[("connection", "keep-alive, Upgrade"), ("upgrade", "websocket")]));
         assert!(!asked(&[("upgrade", "websocket")]));
@@ -294,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cookie_stays_with_its_sandbox() {
+    fn cookies_stay_with_their_sandbox() {
         for mount in ["", "/m"] {
             let mut headers =
                 headers(&[("set-cookie", "a=1; DOMAIN=.example; Path=/"), ("set-cookie", "b=domain=2")]);
@@ -305,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn the_address_of_a_signed_route_is_not_told() {
+    fn signed_addresses_are_not_sent_as_referrer() {
         for (mount, policy) in [("", "same-origin"), ("/m", "no-referrer")] {
             let signed = Some(Signed { expires: String::new(), signature: String::new() });
             let target = Target { signed, ..target(mount) };
@@ -316,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn the_addresses_of_other_sandboxes_are_not_told() {
+    fn referers_of_other_sandboxes_are_dropped() {
         for (referer, expected) in [
             ("http://box.example/m/page?x", true),
             ("https://box.example:8080/m", true),

@@ -1,9 +1,8 @@
-//! What follows an upgrade: bytes both ways until one side ends.
+//! Relays bytes both ways after an upgrade, until one side ends.
 //!
-//! Of WebSockets the frames are told apart, though not read: text, binary, pings and extensions
-//! pass as they are, of any size. Only a close is looked into. A code that no endpoint may send
-//! is replaced, and a client whose service vanished is told so (1011) instead of being left
-//! with a broken connection.
+//! WebSocket frames are delimited but not interpreted: text, binary, pings and extensions of any size
+//! pass unchanged. Only close frames are inspected. A code that no endpoint may send is replaced, and
+//! a client whose service vanished gets a close frame (1011) instead of a broken connection.
 
 use std::io;
 use std::time::Duration;
@@ -16,23 +15,23 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy_bidirectional, split};
 use tokio::time::timeout;
 
-/// How long one side may take to end after the other has.
+/// How long one side may take to end after the other.
 const PARTING: Duration = Duration::from_secs(10);
 const PIECE: usize = 64 << 10;
 const CLOSE: u8 = 8;
 const FINAL: u8 = 0x80;
 const MASKED: u8 = 0x80;
-/// No control frame is longer.
+/// The maximum payload of a control frame.
 const LONGEST_CONTROL: u64 = 125;
 
-/// The service failed.
+/// Close code: the service failed.
 const FAILED: u16 = 1011;
-/// What came is no WebSocket.
+/// Close code: protocol error.
 const WRONG: u16 = 1002;
-/// "There was no code", which only an API says and no frame.
+/// "No code was present", a value that APIs report but no frame may contain.
 const NO_CODE: u16 = 1005;
 
-/// Answers the upgrade and from then on passes bytes both ways.
+/// Completes the upgrade, then relays bytes both ways.
 pub(super) fn join(client: OnUpgrade, mut response: Response, protocol: HeaderValue) -> Response {
     let service = hyper::upgrade::on(&mut response);
     let is_websocket = protocol.as_bytes().eq_ignore_ascii_case(b"websocket");
@@ -43,7 +42,7 @@ pub(super) fn join(client: OnUpgrade, mut response: Response, protocol: HeaderVa
             if is_websocket { converse(client, service).await } else { copy(client, service).await }
         };
         if let Err(error) = joined.await {
-            tracing::debug!(%error, "an upgraded connection broke");
+            tracing::debug!(%error, "upgraded connection failed");
         }
     });
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
@@ -55,7 +54,7 @@ async fn copy(mut client: TokioIo<Upgraded>, mut service: TokioIo<Upgraded>) -> 
     copy_bidirectional(&mut client, &mut service).await.map(|_| ())
 }
 
-/// A WebSocket is over when both sides have said so, or soon after one has.
+/// Relays a WebSocket until both sides have closed it, or shortly after one has.
 async fn converse(
     client: impl AsyncRead + AsyncWrite,
     service: impl AsyncRead + AsyncWrite,
@@ -71,14 +70,14 @@ async fn converse(
     parted.unwrap_or(Ok(()))
 }
 
-/// Who sends the frames of one direction.
+/// The sender of the frames of one direction.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Speaker {
     Client,
     Service,
 }
 
-/// Passes frames on until the close, and ends the direction.
+/// Passes frames on until a close frame, then shuts down the direction.
 async fn pass(
     from: &mut (impl AsyncRead + Unpin),
     to: &mut (impl AsyncWrite + Unpin),
@@ -113,7 +112,7 @@ async fn pass(
 }
 
 impl Speaker {
-    /// The code for frames that cannot be understood.
+    /// The close code for malformed frames from this sender.
     fn blame(self) -> u16 {
         match self {
             Self::Client => WRONG,
@@ -122,32 +121,32 @@ impl Speaker {
     }
 }
 
-/// Where frames begin and end.
+/// Tracks frame boundaries.
 #[derive(Default)]
 struct Frames {
-    /// Bytes of the current frame that are still to come.
+    /// Remaining bytes of the current frame.
     left: u64,
 }
 
-/// What stands in a buffer.
+/// The result of scanning a buffer.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
-    /// So many bytes may pass.
+    /// How many bytes may pass.
     pass: usize,
     then: Then,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 enum Then {
-    /// The rest is the beginning of a frame.
+    /// The rest is an incomplete frame.
     More,
-    /// A whole close of this length.
+    /// A complete close frame of this length.
     Close(usize),
     Wrong,
 }
 
 impl Frames {
-    /// Looks through a buffer, whose bytes before [`Seen::pass`] are then done with.
+    /// Scans a buffer; the bytes before [`Seen::pass`] are then consumed.
     fn scan(&mut self, buffer: &[u8]) -> Seen {
         let mut at = 0;
         loop {
@@ -178,12 +177,12 @@ impl Frames {
     }
 }
 
-/// The beginning of a frame. See RFC 6455, section 5.2.
+/// The header of a frame. See RFC 6455, section 5.2.
 struct Head {
     opcode: u8,
     masked: bool,
     payload: u64,
-    /// Of itself, the mask included.
+    /// The length of the header, including the mask.
     length: usize,
 }
 
@@ -201,7 +200,7 @@ impl Head {
     }
 }
 
-/// A close as it goes on: the same bytes, unless its code is one that nobody may send.
+/// Returns a close frame to pass on: the same bytes, unless its code must not be sent.
 fn close_as_sent(frame: &[u8], speaker: Speaker) -> Vec<u8> {
     let Some(head) = Head::parse(frame) else { return close(speaker, Some(speaker.blame())) };
     let payload = &frame[head.length..];
@@ -217,12 +216,12 @@ fn close_as_sent(frame: &[u8], speaker: Speaker) -> Vec<u8> {
     }
 }
 
-/// A close of our own. What goes to a service is masked, as all that comes from clients; a mask
-/// of zeros hides nothing, but then there is nothing to hide.
+/// Builds a close frame. Frames to a service are masked, like all frames from clients; the mask may be
+/// zero, since the payload is not secret.
 fn close(speaker: Speaker, code: Option<u16>) -> Vec<u8> {
     let payload = code.map(u16::to_be_bytes).unwrap_or_default();
     let payload = if code.is_some() { &payload[..] } else { &[] };
-    let length = u8::try_from(payload.len()).expect("a code has two bytes");
+    let length = u8::try_from(payload.len()).expect("a close code has two bytes");
     let mut frame = vec![FINAL | CLOSE];
     match speaker {
         Speaker::Service => frame.push(length),
@@ -238,7 +237,7 @@ mod tests {
 
     use super::*;
 
-    /// What comes out when a service, or a client, sends these pieces and then goes.
+    /// Returns what is passed on when `speaker` sends these chunks and disconnects.
     async fn passed(pieces: &[&[u8]], speaker: Speaker) -> Vec<u8> {
         let ((mut sends, mut from), (mut to, mut receives)) = (duplex(1 << 20), duplex(1 << 20));
         for piece in pieces {
@@ -256,7 +255,7 @@ mod tests {
     const GONE: &[u8] = &[0x88, 2, 0x03, 0xf3];
 
     #[tokio::test]
-    async fn frames_pass_as_they_are_however_they_are_cut() {
+    async fn frames_pass_unchanged_with_any_chunk_boundaries() {
         let mut long = vec![0x82, 127, 0, 0, 0, 0, 0, 3, 0, 0];
         long.resize(long.len() + (3 << 16), 7);
         let good_bye: &[u8] = &[0x88, 4, 0x03, 0xe8, b'o', b'k'];
@@ -272,15 +271,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_client_is_told_that_its_service_vanished() {
+    async fn client_gets_a_close_frame_when_the_service_vanishes() {
         assert_eq!(passed(&[TEXT], Speaker::Service).await, [TEXT, GONE].concat());
-        // In the middle of a frame there is no way to say so, and a service is not told.
+        // In the middle of a frame no close can be sent, and a service gets none.
         assert_eq!(passed(&[&TEXT[..3]], Speaker::Service).await, TEXT[..3]);
         assert_eq!(passed(&[TEXT], Speaker::Client).await, TEXT);
     }
 
     #[tokio::test]
-    async fn codes_that_nobody_may_send_are_replaced() {
+    async fn reserved_close_codes_are_replaced() {
         for (code, expected) in [
             (1000u16, Some(1000u16)),
             (1001, Some(1001)),
@@ -308,7 +307,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_frame_ends_it() {
+    async fn malformed_frames_end_the_connection() {
         for wrong in [&[0x88, 126, 0, 126][..], &[0x88, 1, 3], &[0x82, 127, 0x80, 0, 0, 0, 0, 0, 0, 0]] {
             assert_eq!(passed(&[wrong], Speaker::Service).await, GONE, "{wrong:?}");
         }

@@ -1,5 +1,5 @@
 -- One row per sandbox, written before anything of it exists and removed after everything is gone.
--- Times are microseconds: since 1970 where they are told to people, since the host's start
+-- Times are microseconds: since 1970 where they are shown to people, since the host's start
 -- (CLOCK_BOOTTIME, valid together with boot_id) where they must not move with the wall clock.
 CREATE TABLE sandboxes (
     id           TEXT PRIMARY KEY,
@@ -20,7 +20,7 @@ CREATE TABLE sandboxes (
     boot_id      TEXT NOT NULL
 ) STRICT;
 
--- Only hashes: whoever reads this file cannot call the API.
+-- Only hashes: a reader of this file cannot call the API.
 CREATE TABLE api_keys (
     hash    BLOB PRIMARY KEY,
     owner   TEXT NOT NULL,

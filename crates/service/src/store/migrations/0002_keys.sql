@@ -1,5 +1,5 @@
--- Names that clients chose. Each leads to one sandbox and goes with it; when a successor takes
--- its place, the name leads there from the moment the successor's row exists.
+-- Names that clients chose. Each leads to one sandbox and is removed with it; when a successor
+-- replaces the sandbox, the name leads to the successor from the moment its row exists.
 CREATE TABLE keys (
     owner   TEXT NOT NULL,
     space   TEXT NOT NULL,

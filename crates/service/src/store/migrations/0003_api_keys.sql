@@ -1,4 +1,4 @@
--- Only hashes: whoever reads this file cannot call the API. The former table was never written to.
+-- Only hashes: a reader of this file cannot call the API. The former table was never written to.
 DROP TABLE api_keys;
 CREATE TABLE api_keys (
     id      TEXT PRIMARY KEY,

@@ -1,5 +1,5 @@
--- The newest things that became of sandboxes. A copy for readers that come back after a restart;
--- the last ones before a crash may be missing.
+-- The newest events of sandboxes. A copy for readers that reconnect after a server restart;
+-- the last events before a crash may be missing.
 CREATE TABLE events (
     id      INTEGER PRIMARY KEY,
     time    INTEGER NOT NULL,

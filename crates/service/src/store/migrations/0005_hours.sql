@@ -1,4 +1,4 @@
--- What the sandboxes of an owner used in one hour, counted since 1970.
+-- The usage of an owner's sandboxes in one hour, counted since 1970.
 CREATE TABLE hours (
     number              INTEGER NOT NULL,
     owner               TEXT NOT NULL,

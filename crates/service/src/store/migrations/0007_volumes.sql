@@ -1,5 +1,5 @@
 -- Volumes that outlive sandboxes. A row is written before its volume is made and removed after it
--- is gone; which sandboxes use one stands in their own rows.
+-- is gone; the rows of sandboxes say which volumes they use.
 CREATE TABLE volumes (
     id       TEXT PRIMARY KEY,
     owner    TEXT NOT NULL,

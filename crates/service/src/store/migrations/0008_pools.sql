@@ -1,6 +1,6 @@
--- The pool that a sandbox stands in, warm and with nobody as its owner, or was taken from.
+-- The pool that a sandbox is warm in (it has no owner then) or was taken from.
 ALTER TABLE sandboxes ADD COLUMN pool TEXT;
--- Pools that were made by clients; those of the configuration are written there.
+-- Pools that clients made; those of the configuration are not stored.
 CREATE TABLE pools (
     name    TEXT PRIMARY KEY,
     pool    TEXT NOT NULL,

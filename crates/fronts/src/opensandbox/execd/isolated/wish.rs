@@ -1,4 +1,4 @@
-//! Reads what an isolated session is to be, and says how it will be.
+//! Parses the parameters of an isolated session, and fills in defaults.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use service::OpenSession;
 
 use super::Fault;
 
-/// The fields that answers repeat.
+/// The fields that are echoed in responses.
 pub(super) const ECHOED: [&str; 11] = [
     "workspace",
     "overlays",
@@ -25,12 +25,12 @@ pub(super) const ECHOED: [&str; 11] = [
     "idle_timeout_seconds",
 ];
 
-/// What may be shown beside workspace and overlays lies in one of these. They hold no programs and
-/// no settings, which a session could change under the feet of everybody else in the sandbox.
+/// Mount sources besides workspace and overlays must be below one of these. They contain no programs
+/// and no configuration, which a session could otherwise change for everything else in the sandbox.
 const ALLOWED: [&str; 9] =
     ["/data", "/mnt", "/media", "/srv", "/workspace", "/home", "/root", "/tmp", "/var/tmp"];
 
-/// Where nothing can be shown.
+/// Paths below which nothing can be mounted.
 const RESERVED: [&str; 3] = ["/proc", "/dev", "/sys"];
 
 /// Variables that a strict session does not get.
@@ -40,8 +40,8 @@ const SECRETS: [&str; 9] =
 const USUAL_IDLE: u64 = 1800;
 const LONGEST_IDLE: u64 = 365 * 24 * 3600;
 
-/// How many things one session may be shown, and how much may be said about it: all of it is kept with
-/// the session.
+/// Limits on the mounts and on the description of one session, since all of it is stored with the
+/// session.
 const MOST: usize = 64;
 const LONGEST: usize = 48 << 10;
 
@@ -134,10 +134,10 @@ enum UidMode {
     Userns,
 }
 
-/// The session, and what answers tell of it.
+/// Returns the session to open, and the fields that responses echo.
 pub(super) fn parse(body: CreateBody) -> Result<(OpenSession, Map<String, Value>), Fault> {
     if body.uid_mode == Some(UidMode::Userns) {
-        let message = "`uid_mode` `userns` is not offered: sandboxes make no user namespaces";
+        let message = "`uid_mode` `userns` is not supported: sandboxes cannot create user namespaces";
         return Err(Fault::new(StatusCode::SERVICE_UNAVAILABLE, "NOT_SUPPORTED", message));
     }
     let body = complete(body);
@@ -145,14 +145,14 @@ pub(super) fn parse(body: CreateBody) -> Result<(OpenSession, Map<String, Value>
     let mounts = mounts(&body)?;
     let idle = body.idle_timeout_seconds.unwrap_or(USUAL_IDLE);
     if idle > LONGEST_IDLE {
-        return Err(Fault::invalid(format!("`idle_timeout_seconds` is at most {LONGEST_IDLE}")));
+        return Err(Fault::invalid(format!("`idle_timeout_seconds` must be at most {LONGEST_IDLE}")));
     }
     let Ok(Value::Object(echo)) = serde_json::to_value(&body) else {
-        return Err(Fault::runtime("the session cannot be written down"));
+        return Err(Fault::runtime("failed to serialize the session"));
     };
     let note = Value::Object(echo.clone()).to_string();
     if note.len() > LONGEST {
-        return Err(Fault::invalid(format!("a session is described in at most {LONGEST} bytes")));
+        return Err(Fault::invalid(format!("session description exceeds {LONGEST} bytes")));
     }
     let shared = |share| if share { Sharing::Shared } else { Sharing::Own };
     let nest = Nest {
@@ -178,7 +178,7 @@ pub(super) fn parse(body: CreateBody) -> Result<(OpenSession, Map<String, Value>
     Ok((OpenSession { identity, directory, env: Default::default(), terminal: None, nest: Some(nest) }, echo))
 }
 
-/// Fills in what was left to us, so that answers tell what holds.
+/// Fills in defaults, so that responses show the effective values.
 fn complete(mut body: CreateBody) -> CreateBody {
     body.profile.get_or_insert_default();
     if let Some(workspace) = &mut body.workspace {
@@ -220,11 +220,11 @@ fn mounts(body: &CreateBody) -> Result<Vec<NestMount>, Fault> {
         mounts.push(NestMount { source, target, view, without_links: true });
     }
     if mounts.len() > MOST {
-        return Err(Fault::invalid(format!("a session is shown at most {MOST} directories")));
+        return Err(Fault::invalid(format!("session has more than {MOST} directories")));
     }
-    for (place, mount) in mounts.iter().enumerate() {
-        if mounts[..place].iter().any(|other| other.target == mount.target) {
-            return Err(Fault::invalid(format!("`{}` is named twice", mount.target)));
+    for (index, mount) in mounts.iter().enumerate() {
+        if mounts[..index].iter().any(|other| other.target == mount.target) {
+            return Err(Fault::invalid(format!("`{}` is given twice", mount.target)));
         }
     }
     Ok(mounts)
@@ -236,14 +236,16 @@ fn shown(path: &str, mode: Mode, persist: Option<bool>) -> Result<NestMount, Fau
         (Mode::Overlay, persist) => {
             View::Overlay(if persist == Some(false) { Store::Memory } else { Store::Disk })
         }
-        (Mode::Rw | Mode::Ro, Some(_)) => return Err(Fault::invalid("`persist` is for the mode `overlay`")),
+        (Mode::Rw | Mode::Ro, Some(_)) => {
+            return Err(Fault::invalid("`persist` requires the mode `overlay`"));
+        }
         (Mode::Rw, None) => View::ReadWrite,
         (Mode::Ro, None) => View::ReadOnly,
     };
     Ok(NestMount { source: path.clone(), target: path, view, without_links: false })
 }
 
-/// An absolute path without turns, which is not the nest's own.
+/// Normalises an absolute path; refuses `..` and paths reserved for the session.
 fn clean(path: &str) -> Result<String, Fault> {
     let wrong = |why: &str| Fault::invalid(format!("`{}` {why}", path.chars().take(256).collect::<String>()));
     if !path.starts_with('/') || path.len() > 4096 || path.contains('\0') {
@@ -251,11 +253,11 @@ fn clean(path: &str) -> Result<String, Fault> {
     }
     let words: Vec<&str> = path.split('/').filter(|word| !word.is_empty() && *word != ".").collect();
     if words.is_empty() || words.contains(&"..") {
-        return Err(wrong("cannot be shown in a session"));
+        return Err(wrong("cannot be mounted in a session"));
     }
     let path = format!("/{}", words.join("/"));
     if RESERVED.iter().any(|reserved| is_in(&path, reserved)) {
-        return Err(wrong("belongs to the session itself"));
+        return Err(wrong("is reserved for the session itself"));
     }
     Ok(path)
 }
@@ -265,19 +267,19 @@ fn allowed(path: &str) -> Result<String, Fault> {
     if ALLOWED.iter().any(|prefix| is_in(&path, prefix)) {
         return Ok(path);
     }
-    Err(Fault::invalid(format!("`{path}` is in none of {}", ALLOWED.join(", "))))
+    Err(Fault::invalid(format!("`{path}` must be below one of {}", ALLOWED.join(", "))))
 }
 
 fn is_in(path: &str, directory: &str) -> bool {
     path.strip_prefix(directory).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// Whoever denies without saying what denies secrets, and whoever says nothing leaves it to the
-/// profile.
+/// Returns the filter for environment variables. `deny` without keys excludes secrets; without a mode
+/// and keys, the profile decides.
 fn screen(passthrough: Option<&Passthrough>, profile: Profile) -> Screen {
     let secrets = || Screen { only: None, without: SECRETS.map(str::to_owned).to_vec() };
-    let keys = passthrough.and_then(|wish| wish.keys.clone()).unwrap_or_default();
-    match passthrough.and_then(|wish| wish.mode) {
+    let keys = passthrough.and_then(|given| given.keys.clone()).unwrap_or_default();
+    match passthrough.and_then(|given| given.mode) {
         Some(Direction::Allow) => Screen { only: Some(keys), without: Vec::new() },
         Some(Direction::Deny) | None if !keys.is_empty() => Screen { only: None, without: keys },
         Some(Direction::Deny) => secrets(),
@@ -294,11 +296,11 @@ mod tests {
 
     fn check(body: Value) -> Result<(Nest, Map<String, Value>), Fault> {
         let body = serde_json::from_value(body).map_err(|error| Fault::invalid(error.to_string()))?;
-        parse(body).map(|(open, echo)| (open.nest.expect("it is isolated"), echo))
+        parse(body).map(|(open, echo)| (open.nest.expect("the session is isolated"), echo))
     }
 
     #[test]
-    fn what_is_left_out_is_told_as_it_will_be() {
+    fn defaults_are_applied_and_echoed() {
         let (nest, echo) = check(json!({"workspace": {"path": "/tmp"}})).unwrap();
         assert_eq!(nest.mounts[0].view, View::Overlay(Store::Disk));
         assert_eq!((nest.temporary, nest.network), (Sharing::Own, Sharing::Shared));
@@ -311,9 +313,9 @@ mod tests {
     }
 
     #[test]
-    fn variables_are_screened_as_far_as_it_was_said() {
-        let screened = |profile: &str, wish: Value| {
-            let body = json!({"workspace": {"path": "/w"}, "profile": profile, "env_passthrough": wish});
+    fn variables_are_filtered_as_requested() {
+        let screened = |profile: &str, given: Value| {
+            let body = json!({"workspace": {"path": "/w"}, "profile": profile, "env_passthrough": given});
             check(body).unwrap().0.screen
         };
         let secrets = Screen { only: None, without: SECRETS.map(str::to_owned).to_vec() };
@@ -327,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn every_field_is_understood() {
+    fn every_field_is_parsed() {
         let (nest, _) = check(json!({
             "overlays": [{"path": "/a", "persist": false}, {"path": "/a/b", "mode": "ro"}],
             "extra_writable": ["/media/x"], "binds": [{"source": "/srv/s", "dest": "/mnt/d", "readonly": true}],
@@ -342,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn invalid_requests_are_refused() {
         let with = |name: &str, value: Value| json!({"workspace": {"path": "/w"}, name: value});
         for wrong in [
             json!({}),
