@@ -57,9 +57,10 @@ impl Remains {
     }
 }
 
-/// The packet filter of a server is named after the identity of its state directory.
+/// The packet filter is named after the identity of the state directory of a server, or of `coracle run`.
 fn filter_table(state: &Path) -> String {
-    let file = fs::read(state.join("identity")).expect("a state directory has an identity");
+    let file = fs::read(state.join("identity")).or_else(|_| fs::read(state.join("oneshot/identity")));
+    let file = file.expect("a state directory has an identity");
     let identity: serde_json::Value = serde_json::from_slice(&file).expect("the identity is JSON");
     format!("coracle-{}", identity["instance"].as_str().expect("the instance is a text"))
 }

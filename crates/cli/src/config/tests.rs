@@ -88,7 +88,7 @@ fn wrong_values_are_named_with_their_setting() {
         ("limits.memory = \"lots\"", "`limits.memory`: `lots` is not an amount"),
         ("limits.pids = 0", "`limits.pids` is 0"),
         ("limits.memory = \"1m\"", "less than the 4Mi that starting a process takes"),
-        ("[[pool]]\nname = \"a\"\nlevel = 1\nmemory = \"1m\"", "less than the 4Mi"),
+        ("[[pool]]\nname = \"a\"\nlevel = 1\nmemory = \"1m\"", "below the minimum of 4Mi"),
         ("limits.max_pids = 0", "`limits.max_pids` is 0"),
         ("limits.max_memory = \"1m\"", "`limits.max_memory` is less than `limits.memory`"),
         ("limits.max_cpus = 0.5", "`limits.max_cpus` is less than `limits.cpus`"),
