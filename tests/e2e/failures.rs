@@ -53,11 +53,12 @@ fn create_that_fails_half_way_is_undone_before_the_response() {
     let state = server.state_directory();
     let before = Host::look(&state);
     let request = json!({"image": {"uri": "host"}, "timeout": 60, "resourceLimits": {},
-        "entrypoint": ["sleep", "infinity"], "extensions": {"coracle.disk": "1Mi"}});
+        "entrypoint": ["sleep", "infinity"],
+        "volumes": [{"name": "v", "pvc": {"claimName": "half"}, "mountPath": "/etc/passwd/below"}]});
     let answer = server.client().post("/v1/sandboxes", &request).expect("the server answers");
     assert_eq!(answer.status, 500, "{}", answer.text());
     let reported = answer.text();
-    assert!(reported.contains("step `volume` failed") && reported.contains("too small"), "{reported}");
+    assert!(reported.contains("step `attach-mounts` failed"), "{reported}");
     let id = reported.split("sandbox `").nth(1).and_then(|rest| rest.split('`').next()).expect("it is named");
     let left = Host::look(&state).left_since(&before);
     assert!(!left.iter().any(|line| line.contains(id)), "{left:?}");
