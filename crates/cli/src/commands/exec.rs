@@ -286,7 +286,20 @@ impl Conversation {
 
     /// The reader of our output is gone: the command gets the signal that its own pipe would cause.
     async fn output_closed(mut self) -> Result<Outcome> {
-        self.socket.signal("SIGPIPE").await?;
+        let passed = async {
+            self.socket.signal("SIGPIPE").await?;
+            // A connection that is closed with unread output may be reset before the server has read the
+            // signal. So the output is read, and dropped, until the command has ended.
+            loop {
+                if let ExecFrame::Exited { .. } | ExecFrame::Failed { .. } = self.socket.next().await? {
+                    return Ok::<_, anyhow::Error>(());
+                }
+            }
+        };
+        // A command that ignores the signal runs on.
+        if let Ok(passed) = timeout(SIGNAL_TIMEOUT, passed).await {
+            passed?;
+        }
         if let Some(writer) = self.writer.take() {
             writer.finish().await?;
         }

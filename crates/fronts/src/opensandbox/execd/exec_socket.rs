@@ -218,9 +218,19 @@ async fn run(
     let mut listener = Listener { front, scope, process, mode, replies, input: None };
     let limit = front.service.output_settings().stall_limit.saturating_add(UNREAD_TIMEOUT);
     // A client that does not read output must still be able to send signals.
-    let ended = tokio::select! {
-        ended = forward_output(sink, following, waiting, limit) => ended,
-        () = listener.listen(stream) => Err(Gone),
+    let ended = {
+        let mut listening = std::pin::pin!(listener.listen(stream));
+        let (ended, heard_all) = tokio::select! {
+            ended = forward_output(sink, following, waiting, limit) => (ended, false),
+            () = &mut listening => (Err(Gone), true),
+        };
+        // The last frame of a client that has gone may be a signal for the command.
+        if ended.is_err() && !heard_all && timeout(HANDSHAKE_TIMEOUT, listening).await.is_err() {
+            tracing::debug!(
+                "client of a command takes no output and sends more frames; its connection is closed"
+            );
+        }
+        ended
     };
     if ended.is_err() {
         listener.hang_up().await;
