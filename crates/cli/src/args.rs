@@ -445,6 +445,8 @@ pub(crate) struct LsArgs {
 
 #[derive(Debug, Args)]
 #[command(after_help = EXEC_HELP)]
+// The generated usage has the group of CMD and -c before SANDBOX.
+#[command(override_usage = "coracle exec [OPTIONS] <SANDBOX> <-- CMD...|-c TEXT>")]
 #[command(group = clap::ArgGroup::new("what").required(true).args(["command", "text"]))]
 pub(crate) struct ExecArgs {
     /// The sandbox: its id, its name, or the beginning of its id
