@@ -171,7 +171,7 @@ fn inspect_shows_each_row_once() {
     let text = |words: &[&str]| said(&server, "", words).0;
     text(&["create", "--key", "source"]);
     text(&["snapshot", "create", "source", "--name", "daily"]);
-    let made = text(&["create", "--snapshot", "dai", "--memory", "64m"]);
+    let made = text(&["create", "--snapshot", "daily", "--memory", "64m"]);
     let shown = text(&["inspect", &made]);
     let mut names: Vec<&str> = shown.lines().filter_map(|line| line.split("  ").next()).collect();
     let count = names.len();
@@ -180,7 +180,7 @@ fn inspect_shows_each_row_once() {
     assert_eq!(names.len(), count, "{shown}");
     assert!(shown.contains("64.0 MiB by "), "{shown}");
     text(&["volume", "create", "data", "--size", "16m"]);
-    for words in [&["volume", "ls"][..], &["volume", "inspect", "dat"]] {
+    for words in [&["volume", "ls"][..], &["volume", "inspect", "data"]] {
         assert!(text(words).contains("16.0 MiB"), "{}", text(words));
     }
     assert!(text(&["volume", "ls"]).starts_with("NAME  ID "), "{}", text(&["volume", "ls"]));

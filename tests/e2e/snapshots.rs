@@ -367,7 +367,9 @@ fn a_fork_inherits_the_confinement_of_its_parent() {
             && !reported.to_string().contains("kept")
     );
     let printed = coracle(&["snapshot", "inspect", &taken]);
-    for line in ["network       off", "memory        300Mi", "timeout       1h", "label         team=blue"] {
+    for line in
+        ["network       off", "memory        300.0 MiB", "timeout       1h", "label         team=blue"]
+    {
         assert!(printed.contains(line), "{line} in {printed}");
     }
     // Explicit values take precedence, one by one.
