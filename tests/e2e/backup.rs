@@ -5,13 +5,13 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Output};
 
-use e2e::binary::Programs;
-use e2e::run::{ORDINARY, User};
-use e2e::server::{Server, Start};
+use e2e::binary::ProgramCopies;
+use e2e::run::{ORDINARY_USER, TestUser};
+use e2e::server::{ServerBuilder, TestServer};
 use serde_json::{Value, json};
 
 fn coracle(words: &[&str], state: &Path) -> Output {
-    let mut command = Programs::shared().command();
+    let mut command = ProgramCopies::shared().command();
     command.args(words).arg("--state-dir").arg(state).output().expect("the binary can be run")
 }
 
@@ -19,7 +19,7 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&[output.stdout.as_slice(), output.stderr.as_slice()].concat()).into_owned()
 }
 
-fn post(server: &Server, path: &str, body: &Value) -> Value {
+fn post(server: &TestServer, path: &str, body: &Value) -> Value {
     let answer = server.client().post(path, body).expect("the server answers");
     assert!(answer.status < 300, "{path}: {}", answer.text());
     answer.json()
@@ -41,13 +41,13 @@ fn make_image(state: &Path, home: &Path) {
 #[test]
 fn restored_directory_has_files_volumes_images_and_snapshots() {
     if !testkit::is_root() {
-        return testkit::skip("an ordinary user's disks are in memory");
+        return testkit::skip_test("an ordinary user's disks are in memory");
     }
-    let server = Server::start();
-    let home = User::Same.home();
+    let server = TestServer::start();
+    let home = TestUser::Same.make_home();
     make_image(&server.state_directory(), home.path());
     let volume = json!([{"name": "cache", "pvc": {"claimName": "cache"}, "mountPath": "/cache"}]);
-    let mut named = server.create_with(&json!({
+    let mut named = server.create_sandbox_with(&json!({
         "extensions": {"coracle.key": "work"},
         "volumes": volume,
     }));
@@ -75,8 +75,8 @@ fn restored_directory_has_files_volumes_images_and_snapshots() {
     );
     let dash = coracle(&["backup", "-"], &server.state_directory());
     assert!(text(&dash).contains("not written to standard output"), "{}", text(&dash));
-    let mut ordinary = Programs::shared().command();
-    ORDINARY.apply(&mut ordinary);
+    let mut ordinary = ProgramCopies::shared().command();
+    ORDINARY_USER.apply_to(&mut ordinary);
     ordinary.args(["backup", "/tmp/not-saved", "--state-dir"]).arg(server.state_directory());
     let denied = ordinary.output().expect("the binary can be run");
     assert!(text(&denied).contains("hint: run it as root"), "{}", text(&denied));
@@ -89,7 +89,7 @@ fn restored_directory_has_files_volumes_images_and_snapshots() {
     let again = coracle(&["backup", name], &server.state_directory());
     assert!(text(&again).contains("exists already"), "{}", text(&again));
 
-    let other = User::Same.home();
+    let other = TestUser::Same.make_home();
     let state = other.path().join("state");
     let refused = coracle(&["restore", name], &server.state_directory());
     assert!(text(&refused).contains("is not empty"), "{}", text(&refused));
@@ -102,18 +102,19 @@ fn restored_directory_has_files_volumes_images_and_snapshots() {
         assert!(pool.blocks() * 512 < pool.len() / 2, "holes are holes again");
     }
 
-    let after = Start::new().start_in(other);
+    let after = ServerBuilder::new().start_in(other);
     let answer = after.client().get(&format!("/v1/sandboxes/{}", named.id)).expect("the server answers");
     assert_eq!(answer.json()["status"]["state"], "Failed", "{}", answer.text());
-    let mut forked = after.create_with(&json!({"image": null, "entrypoint": null, "snapshotId": snapshot}));
+    let mut forked =
+        after.create_sandbox_with(&json!({"image": null, "entrypoint": null, "snapshotId": snapshot}));
     assert_eq!(forked.run("cat /root/file").stdout, "of-sandbox\n");
-    after.create_with(&json!({"image": {"uri": "mine"}}));
+    after.create_sandbox_with(&json!({"image": {"uri": "mine"}}));
     let images = |state: &Path| state.join("images/layers");
     let mut compare = Command::new("diff");
     compare.args(["-r", "--no-dereference"]).arg(images(&server.state_directory()));
     let same = compare.arg(images(&after.state_directory())).output().expect("there is diff");
     assert!(same.status.success(), "{}", text(&same));
-    let mut reader = after.create_with(&json!({"volumes": volume}));
+    let mut reader = after.create_sandbox_with(&json!({"volumes": volume}));
     assert_eq!(reader.run("cat /cache/file").stdout, "of-volume\n");
     check_restart(&after, &named.id);
     // The restored server does not affect the original's sandbox.
@@ -121,8 +122,8 @@ fn restored_directory_has_files_volumes_images_and_snapshots() {
 }
 
 /// The name refers to the sandbox again, which restarts with its files.
-fn check_restart(after: &Server, id: &str) {
-    let mut again = after.create_with(&json!({"extensions": {"coracle.key": "work"}}));
+fn check_restart(after: &TestServer, id: &str) {
+    let mut again = after.create_sandbox_with(&json!({"extensions": {"coracle.key": "work"}}));
     assert_eq!(again.id, id);
     assert_eq!(again.run("cat /root/file").stdout, "of-sandbox\n");
 }
@@ -147,14 +148,14 @@ fn check_damage(file: &Path, home: &Path, state: &Path) {
 
 #[test]
 fn disks_in_memory_are_named_as_not_saved() {
-    let user = if testkit::is_root() { ORDINARY } else { User::Same };
-    let server = Start::new().as_user(user).env("CORACLE_REQUIRE_LIMITS", "false").start();
-    let sandbox = server.create_with(&json!({"resourceLimits": {}}));
+    let user = if testkit::is_root() { ORDINARY_USER } else { TestUser::Same };
+    let server = ServerBuilder::new().as_user(user).env("CORACLE_REQUIRE_LIMITS", "false").start();
+    let sandbox = server.create_sandbox_with(&json!({"resourceLimits": {}}));
     let file = server.directory().join("all.backup");
-    let mut command = Programs::shared().command();
+    let mut command = ProgramCopies::shared().command();
     command.args(["--json", "backup"]).arg(&file).arg("--state-dir").arg(server.state_directory());
     command.env("HOME", server.directory());
-    user.apply(&mut command);
+    user.apply_to(&mut command);
     let saved = command.output().expect("the binary can be run");
     assert!(saved.status.success(), "{}", text(&saved));
     let reported: Value = serde_json::from_slice(&saved.stdout).expect("it is JSON");
@@ -165,14 +166,14 @@ fn disks_in_memory_are_named_as_not_saved() {
 #[test]
 fn backup_that_is_killed_freezes_nothing() {
     if !testkit::is_root() {
-        return testkit::skip("an ordinary user's disks are in memory");
+        return testkit::skip_test("an ordinary user's disks are in memory");
     }
-    let mut server = Server::start();
-    let mut sandbox = server.create();
+    let mut server = TestServer::start();
+    let mut sandbox = server.create_sandbox();
     assert_eq!(sandbox.run("head -c 50000000 /dev/urandom > /root/much && sync").code, Some(0));
     for round in 0..5 {
         let file = server.directory().join(format!("{round}.backup"));
-        let mut command: Command = Programs::shared().command();
+        let mut command: Command = ProgramCopies::shared().command();
         command.arg("backup").arg(&file).arg("--state-dir").arg(server.state_directory());
         let mut backup = command.spawn().expect("the binary can be run");
         let draft = server.state_directory().join("backup.draft/disk-0");
@@ -194,17 +195,17 @@ fn backup_that_is_killed_freezes_nothing() {
     fs::create_dir(&draft).expect("it was removed");
     fs::write(draft.join("disk-0"), "a copy of a disk").expect("our own directory");
     assert!(server.terminate().success());
-    server.start_again(&Start::new());
+    server.restart(&ServerBuilder::new());
     assert!(!draft.exists());
 }
 
 #[test]
 fn restored_server_with_secrets_honours_old_tokens() {
     if !testkit::is_root() {
-        return testkit::skip("an ordinary user's disks are in memory");
+        return testkit::skip_test("an ordinary user's disks are in memory");
     }
-    let server = Server::start();
-    let named = server.create_with(&json!({"extensions": {"coracle.key": "work"}}));
+    let server = TestServer::start();
+    let named = server.create_sandbox_with(&json!({"extensions": {"coracle.key": "work"}}));
     let file = server.directory().join("all.backup");
     let name = file.to_str().expect("it is text");
     let secret = server.state_directory().join("server/secret");
@@ -223,26 +224,26 @@ fn restored_server_with_secrets_honours_old_tokens() {
     fs::rename(&aside, &secret).expect("we are root");
     let saved = coracle(&["backup", name, "--with-secrets"], &server.state_directory());
     assert!(saved.status.success(), "{}", text(&saved));
-    let other = User::Same.home();
+    let other = TestUser::Same.make_home();
     let state = other.path().join("state");
     let restored = coracle(&["restore", name], &state);
     assert!(restored.status.success(), "{}", text(&restored));
     let facts = fs::metadata(state.join("server/secret")).expect("it was saved");
     assert_eq!((facts.uid(), facts.mode() & 0o7777), (0, 0o600));
-    let after = Start::new().start_in(other);
-    let again = after.create_with(&json!({"extensions": {"coracle.key": "work"}}));
+    let after = ServerBuilder::new().start_in(other);
+    let again = after.create_sandbox_with(&json!({"extensions": {"coracle.key": "work"}}));
     assert_eq!(again.id, named.id);
-    let mut with_old_token = named.another(after.client());
+    let mut with_old_token = named.with_client(after.client());
     assert_eq!(with_old_token.run("echo yes").stdout, "yes\n");
 }
 
 #[test]
 fn failed_backup_leaves_disks_as_they_were() {
     if !testkit::is_root() {
-        return testkit::skip("an ordinary user's disks are in memory");
+        return testkit::skip_test("an ordinary user's disks are in memory");
     }
-    let server = Server::start();
-    let mut sandbox = server.create();
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox();
     assert_eq!(sandbox.run("echo kept > /root/file && sync").code, Some(0));
     // The database is copied while the disk is frozen, and a link is refused.
     let database = server.state_directory().join("server/coracle.db");
@@ -258,7 +259,7 @@ fn failed_backup_leaves_disks_as_they_were() {
     fs::rename(&aside, &database).expect("we are root");
     // Nothing is lost and nothing is frozen.
     assert_eq!(sandbox.run("cat /root/file && echo new > /root/new && sync").stdout, "kept\n");
-    assert_eq!(server.create().run("echo other > /root/file && sync").code, Some(0));
+    assert_eq!(server.create_sandbox().run("echo other > /root/file && sync").code, Some(0));
     let saved = coracle(&["backup", name], &server.state_directory());
     assert!(saved.status.success(), "{}", text(&saved));
 }
@@ -267,7 +268,7 @@ fn failed_backup_leaves_disks_as_they_were() {
 fn on_a_small_disk(directory: &Path, words: &[&str], state: &Path) -> Output {
     const MOUNT: &str = "mount -t tmpfs -o size=8m small \"$0\" && exec \"$@\"";
     let mut command = Command::new("unshare");
-    command.args(["--mount", "sh", "-c", MOUNT]).arg(directory).arg(Programs::shared().coracle());
+    command.args(["--mount", "sh", "-c", MOUNT]).arg(directory).arg(ProgramCopies::shared().coracle_path());
     command.args(words).arg("--state-dir").arg(state).output().expect("there is unshare")
 }
 
@@ -276,8 +277,8 @@ fn backup_and_restore_are_refused_for_lack_of_space() {
     if !testkit::needs_root() {
         return;
     }
-    let server = Server::start();
-    let home = User::Same.home();
+    let server = TestServer::start();
+    let home = TestUser::Same.make_home();
     let small = home.path().join("small");
     fs::create_dir(&small).expect("our own directory");
     let inside = small.join("all.backup");

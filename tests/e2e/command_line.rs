@@ -3,20 +3,20 @@
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use e2e::binary::Programs;
-use e2e::server::{Server, Start};
+use e2e::binary::ProgramCopies;
+use e2e::server::{ServerBuilder, TestServer};
 
 const OPERATOR: &str = "the-operators-own-key";
 
-fn coracle(server: &Server, key: Option<&str>, words: &[&str]) -> Output {
-    let mut command = Programs::shared().command();
+fn coracle(server: &TestServer, key: Option<&str>, words: &[&str]) -> Output {
+    let mut command = ProgramCopies::shared().command();
     command.args(["--url", &format!("http://{}", server.address())]).args(words);
     command.envs(key.map(|key| ("CORACLE_API_KEY", key)));
     command.output().expect("the binary runs")
 }
 
 /// The standard output and standard error of a command that must succeed.
-fn said(server: &Server, words: &[&str]) -> (String, String) {
+fn successful_output(server: &TestServer, words: &[&str]) -> (String, String) {
     let output = coracle(server, None, words);
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("it is text").trim_end().to_owned();
     let (stdout, stderr) = (text(output.stdout), text(output.stderr));
@@ -26,8 +26,8 @@ fn said(server: &Server, words: &[&str]) -> (String, String) {
 
 #[test]
 fn links_are_copied_as_links_both_ways() {
-    let server = Server::start();
-    let (id, _) = said(&server, &["create"]);
+    let server = TestServer::start();
+    let (id, _) = successful_output(&server, &["create"]);
     let tree = server.directory().join("node_modules");
     std::fs::create_dir_all(tree.join(".bin")).expect("our own directory");
     std::fs::create_dir_all(tree.join("tool")).expect("our own directory");
@@ -38,14 +38,14 @@ fn links_are_copied_as_links_both_ways() {
     link("tool", "alias").expect("it is new");
     let local = tree.to_str().expect("it is UTF-8");
     for _ in 0..2 {
-        assert_eq!(said(&server, &["cp", local, &format!("{id}:/srv/")]).1, "");
+        assert_eq!(successful_output(&server, &["cp", local, &format!("{id}:/srv/")]).1, "");
     }
     let inside = "cd /srv/node_modules; sh .bin/tool; readlink .bin/tool dangling alias";
-    let (shown, _) = said(&server, &["exec", &id, "-c", inside]);
+    let (shown, _) = successful_output(&server, &["exec", &id, "-c", inside]);
     assert_eq!(shown, "it runs\n../tool/main.sh\n/no/such\ntool");
     let back = server.directory().join("back");
     let copy = back.to_str().expect("it is UTF-8");
-    assert_eq!(said(&server, &["cp", &format!("{id}:/srv/node_modules"), copy]).1, "");
+    assert_eq!(successful_output(&server, &["cp", &format!("{id}:/srv/node_modules"), copy]).1, "");
     let led = |name: &str| std::fs::read_link(back.join(name)).expect("it is a link");
     assert_eq!(led(".bin/tool"), Path::new("../tool/main.sh"));
     assert_eq!((led("dangling"), led("alias")), (PathBuf::from("/no/such"), PathBuf::from("tool")));
@@ -54,14 +54,15 @@ fn links_are_copied_as_links_both_ways() {
 
 #[test]
 fn create_says_which_options_an_existing_sandbox_ignores() {
-    let server = Server::start();
-    let (id, first) = said(&server, &["create", "--key", "work", "--memory", "64m"]);
+    let server = TestServer::start();
+    let (id, first) = successful_output(&server, &["create", "--key", "work", "--memory", "64m"]);
     assert!(!first.contains("no effect"), "{first}");
-    let (same, told) = said(&server, &["create", "--key", "work", "--memory", "96m", "--image", "host"]);
+    let (same, told) =
+        successful_output(&server, &["create", "--key", "work", "--memory", "96m", "--image", "host"]);
     assert_eq!(same, id);
     let expected = "warning: the sandbox of key `work` exists; --image, --memory have no effect on it";
     assert!(told.contains(expected), "{told}");
-    assert_eq!(said(&server, &["create", "--key", "work"]), (id, String::new()));
+    assert_eq!(successful_output(&server, &["create", "--key", "work"]), (id, String::new()));
 }
 
 #[test]
@@ -69,17 +70,19 @@ fn create_says_which_volumes_it_made() {
     if !testkit::needs_root() {
         return;
     }
-    let server = Server::start();
-    said(&server, &["volume", "create", "data", "--size", "16m"]);
-    let (_, told) = said(&server, &["create", "--volume", "data:/data"]);
+    let server = TestServer::start();
+    successful_output(&server, &["volume", "create", "data", "--size", "16m"]);
+    let (_, told) = successful_output(&server, &["create", "--volume", "data:/data"]);
     assert!(!told.contains("was created"), "{told}");
-    let (_, told) = said(&server, &["create", "--volume", "nodata:/data", "--volume", "data:/d"]);
+    let (_, told) =
+        successful_output(&server, &["create", "--volume", "nodata:/data", "--volume", "data:/d"]);
     assert!(told.contains("volume `nodata` (1.0 GiB) was created") && !told.contains("`data`"), "{told}");
 }
 
 #[test]
 fn an_owner_without_the_image_is_sent_to_the_operator() {
-    let server = Start::new().env("CORACLE_API_KEY", OPERATOR).env("CORACLE_IMAGES_STRICT", "true").start();
+    let server =
+        ServerBuilder::new().env("CORACLE_API_KEY", OPERATOR).env("CORACLE_IMAGES_STRICT", "true").start();
     let made = coracle(&server, Some(OPERATOR), &["--json", "key", "create", "team"]);
     let made: serde_json::Value = serde_json::from_slice(&made.stdout).expect("it is JSON");
     let key = made["key"].as_str().expect("it is shown once");
@@ -95,7 +98,7 @@ fn an_owner_without_the_image_is_sent_to_the_operator() {
 
 #[test]
 fn copy_to_a_relative_path_says_that_it_must_be_absolute() {
-    let server = Server::start();
+    let server = TestServer::start();
     let output = coracle(&server, None, &["cp", "script.py", "work:x"]);
     let said = String::from_utf8(output.stderr).expect("it is text");
     assert!(said.contains("the path in the sandbox must be absolute, and `x` is not"), "{said}");
@@ -105,7 +108,7 @@ fn copy_to_a_relative_path_says_that_it_must_be_absolute() {
 #[test]
 fn unknown_commands_of_other_tools_name_ours() {
     for (word, ours) in [("delete", "coracle rm"), ("stop", "coracle pause")] {
-        let output = Programs::shared().command().args([word, "x"]).output().expect("the binary runs");
+        let output = ProgramCopies::shared().command().args([word, "x"]).output().expect("the binary runs");
         let said = String::from_utf8(output.stderr).expect("it is text");
         assert_eq!(output.status.code(), Some(2), "{said}");
         assert!(said.contains(ours), "{said}");
@@ -114,7 +117,7 @@ fn unknown_commands_of_other_tools_name_ours() {
 
 #[test]
 fn removing_all_without_keys_does_not_speak_of_owners() {
-    let server = Server::start();
-    said(&server, &["create"]);
-    assert_eq!(said(&server, &["rm", "--all"]).1, "1 sandbox removed");
+    let server = TestServer::start();
+    successful_output(&server, &["create"]);
+    assert_eq!(successful_output(&server, &["rm", "--all"]).1, "1 sandbox removed");
 }

@@ -3,20 +3,20 @@
 use std::io::{BufRead, BufReader};
 use std::time::{Duration, Instant};
 
-use e2e::http::Response;
-use e2e::run::ORDINARY;
-use e2e::sandbox::Sandbox;
-use e2e::server::{Server, Start};
+use e2e::http::HttpResponse;
+use e2e::run::ORDINARY_USER;
+use e2e::sandbox::RemoteSandbox;
+use e2e::server::{ServerBuilder, TestServer};
 use serde_json::{Value, json};
 
 /// All events of one code run.
 #[derive(Debug)]
-struct Ran {
+struct CodeRunEvents {
     events: Vec<Value>,
 }
 
-impl Ran {
-    fn of(answer: &Response) -> Self {
+impl CodeRunEvents {
+    fn of(answer: &HttpResponse) -> Self {
         assert_eq!(answer.status, 200, "{}", answer.text());
         let events: Vec<Value> = answer.text().lines().filter(|line| !line.is_empty()).map(parse).collect();
         let ran = Self { events };
@@ -74,32 +74,40 @@ fn parse(line: &str) -> Value {
     serde_json::from_str(line).unwrap_or_else(|error| panic!("{error} in `{line}`"))
 }
 
-fn open(sandbox: &mut Sandbox, language: &str) -> String {
-    let answer = sandbox.inside("POST", "code/context", &json!({"language": language}));
+fn open(sandbox: &mut RemoteSandbox, language: &str) -> String {
+    let answer = sandbox.request_inside("POST", "code/context", &json!({"language": language}));
     assert_eq!(answer.status, 200, "{}", answer.text());
     let context = answer.json();
     assert_eq!(context["language"], language);
     context["id"].as_str().expect("a text").to_owned()
 }
 
-fn run(sandbox: &mut Sandbox, context: &str, code: &str) -> Ran {
-    Ran::of(&sandbox.inside("POST", "code", &json!({"code": code, "context": {"id": context}})))
+fn run(sandbox: &mut RemoteSandbox, context: &str, code: &str) -> CodeRunEvents {
+    CodeRunEvents::of(&sandbox.request_inside(
+        "POST",
+        "code",
+        &json!({"code": code, "context": {"id": context}}),
+    ))
 }
 
-fn run_in(sandbox: &mut Sandbox, language: &str, code: &str) -> Ran {
-    Ran::of(&sandbox.inside("POST", "code", &json!({"code": code, "context": {"language": language}})))
+fn run_in(sandbox: &mut RemoteSandbox, language: &str, code: &str) -> CodeRunEvents {
+    CodeRunEvents::of(&sandbox.request_inside(
+        "POST",
+        "code",
+        &json!({"code": code, "context": {"language": language}}),
+    ))
 }
 
 /// Code that is still running, with its events as they arrive.
-struct Live {
-    lines: std::io::Lines<BufReader<e2e::http::Body>>,
+struct LiveRun {
+    lines: std::io::Lines<BufReader<e2e::http::ResponseBody>>,
     id: String,
 }
 
-impl Live {
-    fn start(sandbox: &mut Sandbox, context: &str, code: &str) -> Self {
+impl LiveRun {
+    fn start(sandbox: &mut RemoteSandbox, context: &str, code: &str) -> Self {
         let body = json!({"code": code, "context": {"id": context}});
-        let answer = sandbox.inside_streaming("POST", "code", &body);
+        let answer = sandbox.request_streaming("POST", "code", &body);
         assert_eq!(answer.status, 200);
         let mut live = Self { lines: BufReader::new(answer.body).lines(), id: String::new() };
         live.id = live.next()["text"].as_str().expect("a text").to_owned();
@@ -123,8 +131,8 @@ impl Live {
 
 #[test]
 fn output_results_and_errors_have_the_shapes_of_the_reference() {
-    let server = Server::start();
-    let mut sandbox = server.create();
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox();
     let context = open(&mut sandbox, "python");
     let first = run(&mut sandbox, &context, "import sys\nprint('out')\nprint('err', file=sys.stderr)\n2 + 2");
     assert_eq!(first.id(), context);
@@ -185,8 +193,8 @@ const PYTHON: &[(&str, &str, &str, &str)] = &[
 
 #[test]
 fn a_python_context_behaves_as_python_does() {
-    let server = Server::start();
-    let mut sandbox = server.create();
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox();
     let context = open(&mut sandbox, "python");
     for (code, printed, results, error) in PYTHON {
         let ran = run(&mut sandbox, &context, code);
@@ -201,8 +209,8 @@ fn a_python_context_behaves_as_python_does() {
 
 #[test]
 fn rich_results_are_sent_beside_plain_text() {
-    let server = Server::start();
-    let mut sandbox = server.create();
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox();
     let code = "class Rich:
     def __repr__(self): return 'plain'
     def _repr_html_(self): return '<b>'
@@ -230,8 +238,8 @@ Rich()";
 
 #[test]
 fn contexts_are_listed_isolated_and_closed() {
-    let server = Server::start();
-    let mut sandbox = server.create();
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox();
     let (one, two) = (open(&mut sandbox, "python"), open(&mut sandbox, "python"));
     let shell = open(&mut sandbox, "bash");
     run(&mut sandbox, &one, "secret = 1");
@@ -239,22 +247,22 @@ fn contexts_are_listed_isolated_and_closed() {
     assert_eq!(run_in(&mut sandbox, "python", "secret").error_name(), "NameError");
     run_in(&mut sandbox, "py", "kept = 3");
     assert_eq!(run_in(&mut sandbox, "Python", "kept").results(), "3");
-    let list = |sandbox: &mut Sandbox, query: &str| -> usize {
-        let answer = sandbox.inside("GET", &format!("code/contexts{query}"), &Value::Null);
+    let list = |sandbox: &mut RemoteSandbox, query: &str| -> usize {
+        let answer = sandbox.request_inside("GET", &format!("code/contexts{query}"), &Value::Null);
         assert_eq!(answer.status, 200, "{}", answer.text());
         answer.json().as_array().expect("a list").len()
     };
     assert_eq!((list(&mut sandbox, "?language=python"), list(&mut sandbox, "")), (3, 4));
-    let found = sandbox.inside("GET", &format!("code/contexts/{shell}"), &Value::Null).json();
+    let found = sandbox.request_inside("GET", &format!("code/contexts/{shell}"), &Value::Null).json();
     assert_eq!(found, json!({"id": shell, "language": "bash"}));
-    assert_eq!(sandbox.inside("DELETE", &format!("code/contexts/{one}"), &Value::Null).status, 200);
+    assert_eq!(sandbox.request_inside("DELETE", &format!("code/contexts/{one}"), &Value::Null).status, 200);
     for (method, path) in [("GET", "code/contexts/"), ("DELETE", "code/contexts/"), ("DELETE", "code?id=")] {
         for id in [one.as_str(), "nonsense"] {
-            let answer = sandbox.inside(method, &format!("{path}{id}"), &Value::Null);
+            let answer = sandbox.request_inside(method, &format!("{path}{id}"), &Value::Null);
             assert_eq!((answer.status, answer.json()["code"].as_str()), (404, Some("CONTEXT_NOT_FOUND")));
         }
     }
-    assert_eq!(sandbox.inside("DELETE", "code/contexts?language=python", &Value::Null).status, 200);
+    assert_eq!(sandbox.request_inside("DELETE", "code/contexts?language=python", &Value::Null).status, 200);
     assert_eq!((list(&mut sandbox, "?language=python"), list(&mut sandbox, "")), (0, 1));
     // The default context is deleted with the others, and comes back without its state.
     assert_eq!(run_in(&mut sandbox, "python", "kept").error_name(), "NameError");
@@ -262,11 +270,11 @@ fn contexts_are_listed_isolated_and_closed() {
 
 #[test]
 fn invalid_requests_are_refused_with_a_reason() {
-    let server = Server::start();
-    let mut sandbox = server.create();
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox();
     let context = open(&mut sandbox, "python");
     let mut check = |method: &str, path: &str, body: Value, status: u16, code: &str, word: &str| {
-        let answer = sandbox.inside(method, path, &body);
+        let answer = sandbox.request_inside(method, path, &body);
         assert_eq!(answer.status, status, "{path} {body}: {}", answer.text());
         let reported = answer.json();
         assert_eq!(reported["code"], code, "{reported}");
@@ -293,36 +301,36 @@ fn invalid_requests_are_refused_with_a_reason() {
     check("DELETE", "code/contexts", Value::Null, 400, "MISSING_QUERY", "language");
     let hidden = "mkdir -p /opt/none; mv /usr/bin/python3 /opt/none";
     assert_eq!(sandbox.run(hidden).code, Some(0));
-    let answer = sandbox.inside("POST", "code/context", &json!({"language": "python"}));
+    let answer = sandbox.request_inside("POST", "code/context", &json!({"language": "python"}));
     assert_eq!(answer.status, 400, "{}", answer.text());
     assert!(answer.text().contains("`python3` was not found"), "{}", answer.text());
 }
 
 #[test]
 fn an_ordinary_users_sandboxes_have_contexts_too() {
-    let server = Start::new().as_user(ORDINARY).env("CORACLE_REQUIRE_LIMITS", "false").start();
-    let mut sandbox = server.create_with(&json!({"resourceLimits": {}}));
+    let server = ServerBuilder::new().as_user(ORDINARY_USER).env("CORACLE_REQUIRE_LIMITS", "false").start();
+    let mut sandbox = server.create_sandbox_with(&json!({"resourceLimits": {}}));
     let context = open(&mut sandbox, "python");
     assert_eq!(run(&mut sandbox, &context, "2 + 2").results(), "4");
-    let mut live = Live::start(&mut sandbox, &context, "import time\ntime.sleep(600)");
-    assert_eq!(sandbox.inside("DELETE", &format!("code?id={context}"), &Value::Null).status, 200);
+    let mut live = LiveRun::start(&mut sandbox, &context, "import time\ntime.sleep(600)");
+    assert_eq!(sandbox.request_inside("DELETE", &format!("code?id={context}"), &Value::Null).status, 200);
     assert_eq!(live.wait_for("error")["error"]["ename"], "KeyboardInterrupt");
     let killed = run(&mut sandbox, &context, "import os\nos.kill(os.getpid(), 9)");
     assert_eq!(killed.error_name(), "KernelDied");
     assert_eq!(run(&mut sandbox, &context, "3").results(), "3");
     // An error message from our own program shows that it could be executed.
-    let answer = sandbox.inside("POST", "code/context", &json!({"language": "cobol"}));
+    let answer = sandbox.request_inside("POST", "code/context", &json!({"language": "cobol"}));
     assert_eq!(answer.json()["code"], "NOT_SUPPORTED", "{}", answer.text());
     assert!(!answer.text().contains("cannot be executed"), "{}", answer.text());
 }
 
 #[test]
 fn missing_working_directory_of_a_context_is_created() {
-    let server = Server::start();
-    let mut sandbox = server.create();
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox();
     for (language, code) in [("python", "import os; print(os.getcwd())"), ("bash", "pwd")] {
         let request = json!({"language": language, "cwd": "/tmp/new/place"});
-        let answer = sandbox.inside("POST", "code/context", &request);
+        let answer = sandbox.request_inside("POST", "code/context", &request);
         assert_eq!(answer.status, 200, "{}", answer.text());
         let context = answer.json()["id"].as_str().expect("a text").to_owned();
         assert_eq!(run(&mut sandbox, &context, code).printed("stdout"), "/tmp/new/place\n");
@@ -331,8 +339,8 @@ fn missing_working_directory_of_a_context_is_created() {
 
 #[test]
 fn an_interrupt_ends_the_code_and_leaves_the_state() {
-    let server = Server::start();
-    let mut sandbox = server.create();
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox();
     let context = open(&mut sandbox, "python");
     run(&mut sandbox, &context, "import time, asyncio; x = 1");
     for code in [
@@ -341,25 +349,25 @@ fn an_interrupt_ends_the_code_and_leaves_the_state() {
         "while True: pass",
         "import subprocess\nsubprocess.run(['sleep', '600'])",
     ] {
-        let mut live = Live::start(&mut sandbox, &context, code);
+        let mut live = LiveRun::start(&mut sandbox, &context, code);
         // Immediately: the code may not have started yet.
         let path = format!("code?id={}", live.id);
-        assert_eq!(sandbox.inside("DELETE", &path, &Value::Null).status, 200);
+        assert_eq!(sandbox.request_inside("DELETE", &path, &Value::Null).status, 200);
         assert_eq!(live.wait_for("error")["error"]["ename"], "KeyboardInterrupt", "{code}");
         assert_eq!(run(&mut sandbox, &context, "x").results(), "1");
     }
-    let idle = sandbox.inside("DELETE", &format!("code?id={context}"), &Value::Null);
+    let idle = sandbox.request_inside("DELETE", &format!("code?id={context}"), &Value::Null);
     assert_eq!(idle.status, 200, "interrupting an idle context succeeds");
     assert_eq!(run(&mut sandbox, &context, "x").results(), "1");
 }
 
 #[test]
 fn context_runs_one_request_at_a_time_and_continues_without_its_reader() {
-    let server = Server::start();
-    let mut sandbox = server.create();
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox();
     let context = open(&mut sandbox, "python");
     let code = "import os, time\nprint('on', flush=True)\nwhile not os.path.exists('/tmp/go'): time.sleep(0.01)\ndone = True";
-    let mut live = Live::start(&mut sandbox, &context, code);
+    let mut live = LiveRun::start(&mut sandbox, &context, code);
     live.wait_for("stdout");
     let busy = run(&mut sandbox, &context, "1");
     assert_eq!(busy.error_name(), "SessionBusy");
@@ -373,8 +381,8 @@ fn context_runs_one_request_at_a_time_and_continues_without_its_reader() {
 
 #[test]
 fn dead_kernel_is_reported_and_replaced() {
-    let server = Server::start();
-    let mut sandbox = server.create_with(&json!({"resourceLimits": {"cpu": "1", "memory": "256Mi"}}));
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox_with(&json!({"resourceLimits": {"cpu": "1", "memory": "256Mi"}}));
     let context = open(&mut sandbox, "python");
     let deaths = [
         ("b'x' * 1_000_000_000", "memory limit", json!({"ending": "oom"})),
@@ -399,53 +407,56 @@ fn dead_kernel_is_reported_and_replaced() {
 
 #[test]
 fn context_can_be_reset_while_its_code_runs() {
-    let server = Server::start();
-    let mut sandbox = server.create();
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox();
     for (language, set, get) in [("python", "x = 1", "x"), ("bash", "export x=1", "echo $x")] {
         let context = open(&mut sandbox, language);
         run(&mut sandbox, &context, set);
-        let mut live = Live::start(&mut sandbox, &context, "import time\nprint('on')\ntime.sleep(600)");
+        let mut live = LiveRun::start(&mut sandbox, &context, "import time\nprint('on')\ntime.sleep(600)");
         if language == "python" {
             live.wait_for("stdout");
         }
         let path = format!("code/contexts/{context}/restart");
-        assert_eq!(sandbox.inside("POST", &path, &Value::Null).status, 200);
+        assert_eq!(sandbox.request_inside("POST", &path, &Value::Null).status, 200);
         live.wait_for("error");
         let after = run(&mut sandbox, &context, get);
         assert_eq!((after.results().as_str(), after.printed("stdout").trim()), ("", ""), "{after:?}");
-        assert_eq!(sandbox.inside("POST", &path, &Value::Null).status, 200);
+        assert_eq!(sandbox.request_inside("POST", &path, &Value::Null).status, 200);
     }
-    let unknown = sandbox.inside("POST", "code/contexts/nothing/restart", &Value::Null);
+    let unknown = sandbox.request_inside("POST", "code/contexts/nothing/restart", &Value::Null);
     assert_eq!(unknown.status, 404);
 }
 
 #[test]
 fn a_sandbox_has_a_bounded_number_of_contexts() {
-    let server = Server::start();
-    let mut sandbox = server.create();
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox();
     let contexts: Vec<String> = (0..64).map(|_| open(&mut sandbox, "bash")).collect();
-    let answer = sandbox.inside("POST", "code/context", &json!({"language": "bash"}));
+    let answer = sandbox.request_inside("POST", "code/context", &json!({"language": "bash"}));
     assert_eq!((answer.status, answer.header("retry-after")), (429, Some("1")), "{}", answer.text());
-    assert_eq!(sandbox.inside("DELETE", &format!("code/contexts/{}", contexts[7]), &Value::Null).status, 200);
+    assert_eq!(
+        sandbox.request_inside("DELETE", &format!("code/contexts/{}", contexts[7]), &Value::Null).status,
+        200
+    );
     open(&mut sandbox, "bash");
 }
 
 #[test]
 fn a_context_outlives_the_server() {
-    let start = Start::new();
-    let mut server = Start::new().listen("127.0.0.1:0").start();
+    let start = ServerBuilder::new();
+    let mut server = ServerBuilder::new().listen("127.0.0.1:0").start();
     let (id, context) = {
-        let mut sandbox = server.create();
+        let mut sandbox = server.create_sandbox();
         let context = open(&mut sandbox, "python");
         run(&mut sandbox, &context, "x = 'kept'");
         let code = "import os, time\nprint('on', flush=True)\nwhile not os.path.exists('/tmp/go'): time.sleep(0.01)\ny = 1";
-        Live::start(&mut sandbox, &context, code).wait_for("stdout");
+        LiveRun::start(&mut sandbox, &context, code).wait_for("stdout");
         (sandbox.id.clone(), context)
     };
     server.kill();
-    server.start_again(&start);
-    let mut sandbox = Sandbox::known(server.client(), &id);
-    let listed = sandbox.inside("GET", "code/contexts", &Value::Null).json();
+    server.restart(&start);
+    let mut sandbox = RemoteSandbox::existing(server.client(), &id);
+    let listed = sandbox.request_inside("GET", "code/contexts", &Value::Null).json();
     assert_eq!(listed, json!([{"id": context, "language": "python"}]));
     assert_eq!(sandbox.run("touch /tmp/go").code, Some(0));
     e2e::eventually("the previous run ends", || run(&mut sandbox, &context, "x").results() == "'kept'");
@@ -454,13 +465,13 @@ fn a_context_outlives_the_server() {
 
 #[test]
 fn ten_contexts_run_side_by_side() {
-    let server = Server::start();
-    let mut sandbox = server.create();
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox();
     let contexts: Vec<String> = (0..10).map(|_| open(&mut sandbox, "python")).collect();
     let began = Instant::now();
     std::thread::scope(|scope| {
         for (number, context) in contexts.iter().enumerate() {
-            let mut sandbox = sandbox.another(server.client());
+            let mut sandbox = sandbox.with_client(server.client());
             scope.spawn(move || {
                 let code = format!("import time\ntime.sleep(2)\n{number}");
                 assert_eq!(run(&mut sandbox, context, &code).results(), number.to_string());
@@ -473,8 +484,8 @@ fn ten_contexts_run_side_by_side() {
 
 #[test]
 fn a_shell_is_a_context_too() {
-    let server = Server::start();
-    let mut sandbox = server.create();
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox();
     let context = open(&mut sandbox, "bash");
     let first = run(&mut sandbox, &context, "cd /usr; export A=1; echo hi; echo no >&2");
     assert_eq!(
@@ -486,9 +497,9 @@ fn a_shell_is_a_context_too() {
     assert_eq!((second.error_name(), &second.error()["evalue"]), ("CommandExecError", &json!("7")));
     // At that moment the shell is about to start another program, again and again.
     for _ in 0..20 {
-        let mut live = Live::start(&mut sandbox, &context, "echo on; sleep 60");
+        let mut live = LiveRun::start(&mut sandbox, &context, "echo on; sleep 60");
         live.wait_for("stdout");
-        assert_eq!(sandbox.inside("DELETE", &format!("code?id={context}"), &Value::Null).status, 200);
+        assert_eq!(sandbox.request_inside("DELETE", &format!("code?id={context}"), &Value::Null).status, 200);
         let next = std::iter::repeat_with(|| live.next()).find(|event| event["type"] != "ping");
         assert_eq!(next.as_ref().map(|event| &event["type"]), Some(&json!("error")), "{next:?}");
     }
@@ -496,7 +507,7 @@ fn a_shell_is_a_context_too() {
 }
 
 /// Replaces the interpreter and writes arbitrary text to the report pipe.
-const HOSTILE: &str = r#"#!/bin/bash
+const HOSTILE_INTERPRETER: &str = r#"#!/bin/bash
 echo ready >&4
 while read -r word key json <&3; do
     head -c 5000000 /dev/urandom >&4; echo >&4
@@ -515,9 +526,9 @@ done
 
 #[test]
 fn malicious_kernel_affects_only_its_own_client() {
-    let server = Server::start();
-    let mut sandbox = server.create();
-    sandbox.upload("/usr/local/bin/python3", HOSTILE.as_bytes());
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox();
+    sandbox.upload("/usr/local/bin/python3", HOSTILE_INTERPRETER.as_bytes());
     let context = open(&mut sandbox, "python");
     for _ in 0..2 {
         let ran = run(&mut sandbox, &context, "1");
@@ -525,7 +536,7 @@ fn malicious_kernel_affects_only_its_own_client() {
         assert!(ran.printed("stderr").contains("too long or malformed"), "{:.500}", format!("{ran:?}"));
     }
     sandbox.upload("/usr/local/bin/python3", b"#!/bin/bash\necho sorry, too old >&2; exit 3\n");
-    let answer = sandbox.inside("POST", "code/context", &json!({"language": "python"}));
+    let answer = sandbox.request_inside("POST", "code/context", &json!({"language": "python"}));
     assert_eq!(answer.status, 400, "{}", answer.text());
     assert!(answer.text().contains("sorry, too old"), "{}", answer.text());
     assert_eq!(sandbox.run("echo there").stdout, "there\n");
@@ -533,9 +544,9 @@ fn malicious_kernel_affects_only_its_own_client() {
 
 #[test]
 fn probe_for_reference_kernel_port_is_answered() {
-    let server = Server::start();
+    let server = TestServer::start();
     let probe = "bash -c 'exec 3<>/dev/tcp/127.0.0.1/${JUPYTER_PORT:-44771}' && exit 0 || exit 1";
-    let mut sandbox = server.create();
+    let mut sandbox = server.create_sandbox();
     assert_ne!(
         sandbox.run("exec 3<>/dev/tcp/127.0.0.1/44771").code,
         Some(0),
@@ -545,10 +556,10 @@ fn probe_for_reference_kernel_port_is_answered() {
         assert_eq!(sandbox.run(probe).code, Some(0));
     }
     // A process that already listens on the port keeps it.
-    let mut other = server.create();
+    let mut other = server.create_sandbox();
     let listen = "python3 -c 'import socket; s = socket.create_server((\"127.0.0.1\", 44771)); print(\"on\", flush=True)
 while True: c, _ = s.accept(); c.sendall(b\"mine\"); c.close()'";
-    let listener = other.start(listen);
+    let listener = other.start_background(listen);
     e2e::eventually("it listens", || other.logs(&listener).contains("on"));
     assert_eq!(other.run(probe).code, Some(0));
     assert_eq!(other.run("cat </dev/tcp/127.0.0.1/44771").stdout, "mine");

@@ -3,17 +3,17 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
-use e2e::binary::Programs;
-use e2e::server::{Server, Start};
+use e2e::binary::ProgramCopies;
+use e2e::server::{ServerBuilder, TestServer};
 use serde_json::Value;
 
-fn coracle(server: &Server, words: &[&str]) -> Command {
-    let mut command = Programs::shared().command();
+fn coracle(server: &TestServer, words: &[&str]) -> Command {
+    let mut command = ProgramCopies::shared().command();
     command.args(["--json", "--url", &format!("http://{}", server.address())]).args(words);
     command
 }
 
-fn json(server: &Server, words: &[&str]) -> Value {
+fn json(server: &TestServer, words: &[&str]) -> Value {
     let output = coracle(server, words).output().expect("the binary runs");
     assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).expect("it is JSON")
@@ -21,7 +21,7 @@ fn json(server: &Server, words: &[&str]) -> Value {
 
 #[test]
 fn events_are_followed_and_found_again_after_a_crash() {
-    let mut server = Server::start();
+    let mut server = TestServer::start();
     let mut following =
         coracle(&server, &["events", "-f"]).stdout(Stdio::piped()).spawn().expect("the binary runs");
     let mut lines = BufReader::new(following.stdout.take().expect("it is a pipe")).lines();
@@ -29,7 +29,7 @@ fn events_are_followed_and_found_again_after_a_crash() {
         let line = lines.next().expect("the stream continues").expect("it is text");
         serde_json::from_str(&line).expect("it is JSON")
     };
-    let mut sandbox = server.create();
+    let mut sandbox = server.create_sandbox();
     let (starting, running) = (next(), next());
     assert_eq!((starting["phase"].as_str(), running["phase"].as_str()), (Some("starting"), Some("running")));
     assert_eq!(running["sandbox"].as_str(), Some(sandbox.id.as_str()));
@@ -44,7 +44,7 @@ fn events_are_followed_and_found_again_after_a_crash() {
     });
     server.kill();
     following.wait().expect("it is our child");
-    server.start_again(&Start::new());
+    server.restart(&ServerBuilder::new());
     let after = running["id"].to_string();
     let output = coracle(&server, &["events", "--after", &after]).output().expect("the binary runs");
     let reported = String::from_utf8_lossy(&output.stdout);
@@ -55,8 +55,8 @@ fn events_are_followed_and_found_again_after_a_crash() {
 
 #[test]
 fn sandbox_can_be_inspected() {
-    let server = Server::start();
-    let sandbox = server.create();
+    let server = TestServer::start();
+    let sandbox = server.create_sandbox();
     let report = json(&server, &["inspect", &sandbox.id]);
     assert_eq!((report["phase"].as_str(), report["image"]["used"].as_str()), (Some("running"), Some("host")));
     assert!(report["inForce"]["filter"].is_string(), "{report}");
@@ -68,7 +68,7 @@ fn sandbox_can_be_inspected() {
 
 #[test]
 fn recent_errors_are_recorded() {
-    let server = Server::start();
+    let server = TestServer::start();
     let request = serde_json::json!({
         "image": {"uri": "host"}, "resourceLimits": {}, "entrypoint": ["/no/such/program"],
     });

@@ -4,25 +4,25 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Output, Stdio};
 
-use e2e::binary::Programs;
+use e2e::binary::ProgramCopies;
 use e2e::run::output_with_input;
-use e2e::server::{Server, Start};
+use e2e::server::{ServerBuilder, TestServer};
 use rustix::process::{Pid, Signal};
 use serde_json::{Value, json};
 
 /// `coracle` as a client of this server.
-fn coracle(server: &Server, words: &[&str]) -> Command {
-    let mut command = Programs::shared().command();
+fn coracle(server: &TestServer, words: &[&str]) -> Command {
+    let mut command = ProgramCopies::shared().command();
     command.arg("--url").arg(format!("http://{}", server.address())).args(words).stdin(Stdio::null());
     command
 }
 
-fn run(server: &Server, words: &[&str]) -> Output {
+fn run(server: &TestServer, words: &[&str]) -> Output {
     coracle(server, words).output().expect("the binary can be run")
 }
 
 /// Runs the command with input, which is written while output is read.
-fn run_with_input(server: &Server, words: &[&str], input: &[u8]) -> Output {
+fn run_with_input(server: &TestServer, words: &[&str], input: &[u8]) -> Output {
     let mut command = coracle(server, words);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("the binary can be run");
@@ -42,7 +42,7 @@ fn code(output: &Output) -> i32 {
 }
 
 /// Pseudo-random bytes, the same in each run.
-fn noise(length: usize) -> Vec<u8> {
+fn pseudo_random_bytes(length: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut bytes = Vec::with_capacity(length + 8);
     while bytes.len() < length {
@@ -61,9 +61,9 @@ fn signal(child: &Child, signal: Signal) {
 
 #[test]
 fn exec_passes_every_byte_in_both_directions() {
-    let server = Server::start();
-    let mut sandbox = server.create();
-    let bytes = noise(5_000_000);
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox();
+    let bytes = pseudo_random_bytes(5_000_000);
     let both = run_with_input(&server, &["exec", &sandbox.id, "--", "cat"], &bytes);
     assert!(both.stdout == bytes, "{} bytes came back, with different content", both.stdout.len());
     assert_eq!((code(&both), text(&both.stderr)), (0, String::new()));
@@ -86,8 +86,8 @@ fn exec_passes_every_byte_in_both_directions() {
 
 #[test]
 fn exec_output_is_complete_however_much_it_is() {
-    let server = Server::start();
-    let mut sandbox = server.create();
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox();
     let expected: String = (1..=3_000_000).map(|number| format!("{number}\n")).collect();
     let all = run(&server, &["exec", &sandbox.id, "-c", "seq 1 3000000"]);
     assert!(text(&all.stdout) == expected, "{} bytes of {}", all.stdout.len(), expected.len());
@@ -102,8 +102,8 @@ fn exec_output_is_complete_however_much_it_is() {
 
 #[test]
 fn exec_exit_codes_are_those_of_run() {
-    let server = Server::start();
-    let sandbox = server.create_with(&json!({"resourceLimits": {"memory": "128Mi"}}));
+    let server = TestServer::start();
+    let sandbox = server.create_sandbox_with(&json!({"resourceLimits": {"memory": "128Mi"}}));
     let exits = |words: &[&str]| {
         let words: Vec<&str> = ["exec", &sandbox.id].into_iter().chain(words.iter().copied()).collect();
         let output = run(&server, &words);
@@ -130,9 +130,27 @@ fn exec_exit_codes_are_those_of_run() {
 }
 
 #[test]
+fn exec_opens_a_guarded_sandbox_and_sends_long_commands() {
+    let server = TestServer::start();
+    // Only its own token opens this sandbox, so the API key is refused first.
+    let guarded = server.create_sandbox_with(&json!({"secureAccess": true}));
+    let ran = run(&server, &["exec", &guarded.id, "--", "echo", "inside"]);
+    assert_eq!((code(&ran), text(&ran.stdout)), (0, "inside\n".to_owned()), "{}", text(&ran.stderr));
+    let sandbox = server.create_sandbox();
+    // Around the size up to which a command travels in a header, and not only ASCII.
+    for (letter, length) in [("x", 3_900), ("x", 4_000), ("x", 4_100), ("x", 100_000), ("ü", 1_000)] {
+        let word = letter.repeat(length);
+        let ran = run(&server, &["exec", &sandbox.id, "--", "echo", "-n", &word]);
+        assert!(code(&ran) == 0 && text(&ran.stdout) == word, "{length}: {}", text(&ran.stderr));
+    }
+    let gone = run(&server, &["exec", "abcdefghijklmnopqrst", "--", "true"]);
+    assert!(code(&gone) == 125 && text(&gone.stderr).contains("coracle ls"), "{}", text(&gone.stderr));
+}
+
+#[test]
 fn exec_passes_signals_on() {
-    let server = Server::start();
-    let sandbox = server.create();
+    let server = TestServer::start();
+    let sandbox = server.create_sandbox();
     for (sent, name) in
         [(Signal::INT, "INT"), (Signal::TERM, "TERM"), (Signal::HUP, "HUP"), (Signal::QUIT, "QUIT")]
     {
@@ -157,8 +175,8 @@ fn exec_passes_signals_on() {
 
 #[test]
 fn closed_output_ends_the_command() {
-    let server = Server::start();
-    let mut sandbox = server.create();
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox();
     let mut command =
         coracle(&server, &["exec", &sandbox.id, "-c", "trap 'echo gone > /tmp/gone' EXIT; yes"]);
     let mut child = command.stdout(Stdio::piped()).spawn().expect("the binary can be run");
@@ -172,9 +190,9 @@ fn closed_output_ends_the_command() {
 
 #[test]
 fn exec_gives_a_terminal_of_our_size() {
-    let server = Server::start();
-    let sandbox = server.create();
-    let terminal = linux::pty::Terminal::open(91, 33, rustix::process::getuid()).expect("a terminal");
+    let server = TestServer::start();
+    let sandbox = server.create_sandbox();
+    let terminal = linux::pty::PtyPair::open(91, 33, rustix::process::getuid()).expect("a terminal");
     rustix::io::ioctl_fionbio(&terminal.master, false).expect("a descriptor can block");
     let end = || -> OwnedFd { terminal.slave.try_clone().expect("a descriptor can be copied") };
     let script = "test -t 0 && test -t 1 && stty size; trap 'stty size; exit 5' WINCH; echo ready; while :; do sleep 0.05; done";
@@ -198,8 +216,8 @@ fn exec_gives_a_terminal_of_our_size() {
 #[test]
 fn stalled_exec_reader_gets_the_exact_gap() {
     const TOTAL: u64 = 64_000_000;
-    let server = Start::new().env("CORACLE_OUTPUT_STALL_TIMEOUT", "1s").start();
-    let mut sandbox = server.create();
+    let server = ServerBuilder::new().env("CORACLE_OUTPUT_STALL_TIMEOUT", "1s").start();
+    let mut sandbox = server.create_sandbox();
     let script = format!("head -c {TOTAL} /dev/zero; echo done > /tmp/done");
     let mut command = coracle(&server, &["exec", "--keep-output", "1m", &sandbox.id, "-c", &script]);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary can be run");
@@ -220,8 +238,8 @@ fn stalled_exec_reader_gets_the_exact_gap() {
 #[test]
 fn large_input_of_exec_arrives_however_fast_it_is_read() {
     const TOTAL: usize = 64 << 20;
-    let server = Server::start();
-    let sandbox = server.create();
+    let server = TestServer::start();
+    let sandbox = server.create_sandbox();
     for _ in 0..6 {
         let mut command = coracle(&server, &["exec", &sandbox.id, "--", "wc", "-c"]);
         let output = output_with_input(&mut command, TOTAL);
@@ -231,8 +249,8 @@ fn large_input_of_exec_arrives_however_fast_it_is_read() {
 
 #[test]
 fn logs_report_missing_output() {
-    let server = Server::start();
-    let sandbox = server.create();
+    let server = TestServer::start();
+    let sandbox = server.create_sandbox();
     let detached = run(&server, &["exec", "-d", "--keep-output", "128k", &sandbox.id, "-c", "seq 1 300000"]);
     let process = text(&detached.stdout).trim().to_owned();
     let logs = run(&server, &["logs", "-f", &sandbox.id, &process]);
@@ -281,8 +299,8 @@ fn logs_report_missing_output() {
 
 #[test]
 fn logs_without_a_process_are_those_of_the_main_process_or_the_newest_command() {
-    let server = Server::start();
-    let sandbox = server.create();
+    let server = TestServer::start();
+    let sandbox = server.create_sandbox();
     let nothing = run(&server, &["logs", &sandbox.id]);
     assert_eq!(code(&nothing), 1, "{nothing:?}");
     for word in ["first", "second"] {
@@ -291,7 +309,7 @@ fn logs_without_a_process_are_those_of_the_main_process_or_the_newest_command() 
     let newest = run(&server, &["logs", &sandbox.id]);
     assert_eq!((code(&newest), text(&newest.stdout)), (0, "second\n".to_owned()));
 
-    let main = server.create_with(&json!({"entrypoint": ["sh", "-c", "echo main; exec sleep 1000"]}));
+    let main = server.create_sandbox_with(&json!({"entrypoint": ["sh", "-c", "echo main; exec sleep 1000"]}));
     run(&server, &["exec", &main.id, "--", "echo", "newer"]);
     let logs = run(&server, &["logs", &main.id]);
     assert_eq!((code(&logs), text(&logs.stdout)), (0, "main\n".to_owned()));
@@ -299,8 +317,8 @@ fn logs_without_a_process_are_those_of_the_main_process_or_the_newest_command() 
 
 #[test]
 fn follower_that_does_not_read_holds_nothing_back() {
-    let server = Server::start();
-    let mut sandbox = server.create();
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox();
     let script = "read x < /tmp/go; head -c 64000000 /dev/zero; echo done > /tmp/done";
     sandbox.run("mkfifo /tmp/go");
     let detached = run(&server, &["exec", "-d", &sandbox.id, "-c", script]);
@@ -315,7 +333,7 @@ fn follower_that_does_not_read_holds_nothing_back() {
 
 /// A server of another implementation: no socket for commands, and events with everything that the protocol
 /// allows.
-fn foreign_server(events: &'static str) -> (String, std::thread::JoinHandle<Vec<String>>) {
+fn foreign_server(events: &'static str, unsent: usize) -> (String, std::thread::JoinHandle<Vec<String>>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
     let address = listener.local_addr().expect("it listens").to_string();
     let endpoint = json!({"endpoint": format!("{address}/inside"), "headers": {}}).to_string();
@@ -333,7 +351,8 @@ fn foreign_server(events: &'static str) -> (String, std::thread::JoinHandle<Vec<
                 Some("/inside/command") => ("200 OK", events),
                 _ => ("404 Not Found", "{\"message\": \"no such page\"}"),
             };
-            let length = body.len();
+            let last = head.contains("/inside/command");
+            let length = body.len() + if last { unsent } else { 0 };
             let head_of_answer =
                 format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n");
             let stream = reader.get_mut();
@@ -341,9 +360,10 @@ fn foreign_server(events: &'static str) -> (String, std::thread::JoinHandle<Vec<
                 .write_all(head_of_answer.as_bytes())
                 .and_then(|()| stream.write_all(body.as_bytes()))
                 .expect("it reads");
-            let last = head.contains("/inside/command");
             heads.push(head);
             if last {
+                // The rest is never sent; the client hangs up first.
+                reader.read_to_end(&mut Vec::new()).ok();
                 return heads;
             }
         }
@@ -359,8 +379,8 @@ fn exec_reads_the_events_of_other_servers() {
         "{\"type\":\"news\"}\n\n{\"type\":\"stdout\",\"text\":\"out\\n\"}\n\n{\"type\":\"stderr\",\"text\":\"err\\n\"}\n\n",
         "{\"type\":\"error\",\"error\":{\"ename\":\"x\",\"evalue\":\"4\",\"traceback\":null}}\n\n",
     );
-    let (address, served) = foreign_server(events);
-    let mut command = Programs::shared().command();
+    let (address, served) = foreign_server(events, 0);
+    let mut command = ProgramCopies::shared().command();
     command.arg("--url").arg(format!("http://{address}")).args(["exec", "abcdefghijklmnopqrst", "--", "x"]);
     let output = command.stdin(Stdio::null()).output().expect("the binary can be run");
     assert_eq!(
@@ -370,4 +390,36 @@ fn exec_reads_the_events_of_other_servers() {
     let heads = served.join().expect("the server does not panic");
     let asked = heads.last().expect("it was asked").to_lowercase();
     assert!(asked.contains("accept: text/event-stream"), "{asked}");
+}
+
+#[test]
+fn signals_end_an_exec_whose_server_does_not_answer() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let url = format!("http://{}", listener.local_addr().expect("an address"));
+    let mut command = ProgramCopies::shared().command();
+    command.args(["--url", &url, "exec", "abcdefghijklmnopqrst", "--", "true"]).stdin(Stdio::null());
+    let mut child = command.spawn().expect("the binary can be run");
+    let (mut client, _) = listener.accept().expect("it connects");
+    client.read_exact(&mut [0; 16]).expect("it sends a request");
+    // The first signal waits for a command that may run; the second ends the wait.
+    signal(&child, Signal::TERM);
+    signal(&child, Signal::INT);
+    let status = child.wait().expect("it is our child");
+    assert!(matches!(status.code(), Some(130 | 143)), "{status}");
+}
+
+#[test]
+fn signals_end_an_exec_on_a_server_without_the_socket() {
+    let events = "{\"type\":\"init\",\"text\":\"p1\"}\n\n{\"type\":\"stdout\",\"text\":\"out\\n\"}\n\n";
+    let (address, served) = foreign_server(events, 100);
+    let mut command = ProgramCopies::shared().command();
+    command.arg("--url").arg(format!("http://{address}")).args(["exec", "abcdefghijklmnopqrst", "--", "x"]);
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("the binary can be run");
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().expect("it is a pipe")).read_line(&mut line).expect("it prints");
+    assert_eq!(line, "out\n");
+    signal(&child, Signal::TERM);
+    assert_eq!(child.wait().expect("it is our child").code(), Some(143));
+    served.join().expect("the server does not panic");
 }

@@ -3,15 +3,16 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use e2e::host::Host;
-use e2e::run::{Run, users};
-use e2e::server::Server;
+use e2e::host::HostState;
+use e2e::run::{RunCommand, all_users};
+use e2e::server::TestServer;
 use serde_json::json;
 
 #[test]
 fn missing_mount_source_is_named_with_a_hint() {
-    for user in users() {
-        let ended = Run::new(user).mount(Path::new("/nonexistent/source"), "/x", "ro").argv(&["true"]);
+    for user in all_users() {
+        let ended =
+            RunCommand::new(user).mount(Path::new("/nonexistent/source"), "/x", "ro").run_argv(&["true"]);
         assert_eq!(ended.code, Some(125), "{user:?}: {ended:?}");
         assert!(ended.stderr.contains("`/nonexistent/source`"), "{user:?}: {ended:?}");
         assert!(ended.stderr.contains("hint: ") && ended.stderr.contains("exists on this host"), "{ended:?}");
@@ -20,9 +21,9 @@ fn missing_mount_source_is_named_with_a_hint() {
 
 #[test]
 fn impossible_mount_target_is_named_with_a_hint() {
-    for user in users() {
-        let run = Run::new(user);
-        let ended = run.mount(Path::new("/usr"), "/etc/passwd/below", "ro").argv(&["true"]);
+    for user in all_users() {
+        let run = RunCommand::new(user);
+        let ended = run.mount(Path::new("/usr"), "/etc/passwd/below", "ro").run_argv(&["true"]);
         assert_eq!(ended.code, Some(125), "{user:?}: {ended:?}");
         assert!(ended.stderr.contains("`/etc/passwd/below`: "), "{user:?}: {ended:?}");
         assert!(ended.stderr.contains("hint: choose another target"), "{user:?}: {ended:?}");
@@ -31,11 +32,11 @@ fn impossible_mount_target_is_named_with_a_hint() {
 
 #[test]
 fn run_that_failed_to_start_leaves_nothing_behind() {
-    for (place, user) in users().into_iter().enumerate() {
-        let home = user.home();
+    for (place, user) in all_users().into_iter().enumerate() {
+        let home = user.make_home();
         let state = home.path().join("state");
         let instance = format!("failing-{}-{place}", std::process::id());
-        let run = Run::new(user).state(&state).switch("--keep");
+        let run = RunCommand::new(user).state(&state).switch("--keep");
         let run = run.mount(Path::new("/usr"), "/etc/passwd/below", "ro");
         let output = run.command(&["true"]).env("CORACLE_INSTANCE", &instance).output();
         assert_eq!(output.expect("the binary can be run").status.code(), Some(125));
@@ -49,9 +50,9 @@ fn run_that_failed_to_start_leaves_nothing_behind() {
 
 #[test]
 fn create_that_fails_half_way_is_undone_before_the_response() {
-    let server = Server::start();
+    let server = TestServer::start();
     let state = server.state_directory();
-    let before = Host::look(&state);
+    let before = HostState::capture(&state);
     let request = json!({"image": {"uri": "host"}, "timeout": 60, "resourceLimits": {},
         "entrypoint": ["sleep", "infinity"],
         "volumes": [{"name": "v", "pvc": {"claimName": "half"}, "mountPath": "/etc/passwd/below"}]});
@@ -60,10 +61,10 @@ fn create_that_fails_half_way_is_undone_before_the_response() {
     let reported = answer.text();
     assert!(reported.contains("step `attach-mounts` failed"), "{reported}");
     let id = reported.split("sandbox `").nth(1).and_then(|rest| rest.split('`').next()).expect("it is named");
-    let left = Host::look(&state).left_since(&before);
+    let left = HostState::capture(&state).added_since(&before);
     assert!(!left.iter().any(|line| line.contains(id)), "{left:?}");
     assert_eq!(fs::read_dir(state.join("boxes")).expect("it is ours").count(), 0);
-    assert_eq!(server.create().run("echo fine").stdout, "fine\n");
+    assert_eq!(server.create_sandbox().run("echo fine").stdout, "fine\n");
 }
 
 /// The control groups of an instance's runs, in all hierarchies.

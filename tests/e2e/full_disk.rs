@@ -5,9 +5,9 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
 
-use e2e::http::Response;
-use e2e::run::User;
-use e2e::server::{Server, Start};
+use e2e::http::HttpResponse;
+use e2e::run::TestUser;
+use e2e::server::{ServerBuilder, TestServer};
 use rustix::mount::{MountFlags, MountPropagationFlags};
 use rustix::thread::UnshareFlags;
 use serde_json::json;
@@ -48,7 +48,7 @@ fn fill(filler: &Path) {
     }
 }
 
-fn create(server: &Server) -> Response {
+fn create(server: &TestServer) -> HttpResponse {
     let request = json!({
         "image": {"uri": "host"},
         "timeout": 600,
@@ -60,11 +60,11 @@ fn create(server: &Server) -> Response {
 }
 
 /// Enough space for running sandboxes, and below the minimum for creating one.
-const LEFT: u64 = 8 << 20;
-const FLOOR: &str = "16Mi";
+const SPACE_LEFT: u64 = 8 << 20;
+const MIN_FREE_SPACE: &str = "16Mi";
 
 /// Checks that the create was refused for lack of disk space, with the message of the protocol.
-fn check_full(answer: &Response) {
+fn check_full(answer: &HttpResponse) {
     assert_eq!(answer.status, 429, "a create on a full disk: {}", answer.text());
     assert!(answer.header("retry-after").is_some(), "{:?}", answer.headers);
     let problem = answer.json();
@@ -77,13 +77,13 @@ fn a_full_state_disk_fails_creates_and_nothing_else() {
     if !testkit::needs_root() {
         return;
     }
-    let home = User::Same.home();
+    let home = TestUser::Same.make_home();
     let path = home.path().to_owned();
     with_a_small_disk(&path, move || {
-        let server = Start::new().env("CORACLE_FREE_SPACE_FLOOR", FLOOR).start_in(home);
-        let mut sandbox = server.create_with(&json!({"extensions": {"coracle.disk": "64Mi"}}));
+        let server = ServerBuilder::new().env("CORACLE_FREE_SPACE_FLOOR", MIN_FREE_SPACE).start_in(home);
+        let mut sandbox = server.create_sandbox_with(&json!({"extensions": {"coracle.disk": "64Mi"}}));
         assert_eq!(sandbox.run("echo before > /root/file; sync").code, Some(0));
-        let kept = sandbox.start("while sleep 0.05; do echo tick; done");
+        let kept = sandbox.start_background("while sleep 0.05; do echo tick; done");
         let filler = server.state_directory().join("filler");
         fill(&filler);
 
@@ -93,7 +93,7 @@ fn a_full_state_disk_fails_creates_and_nothing_else() {
         File::options()
             .write(true)
             .open(&filler)
-            .and_then(|file| file.set_len(filled - LEFT))
+            .and_then(|file| file.set_len(filled - SPACE_LEFT))
             .expect("it is ours");
         check_full(&create(&server));
 

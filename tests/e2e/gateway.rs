@@ -3,53 +3,56 @@
 use std::io::Read;
 use std::time::SystemTime;
 
-use e2e::binary::Programs;
+use e2e::binary::ProgramCopies;
 use e2e::host;
-use e2e::http::{Client, Response};
-use e2e::sandbox::Sandbox;
-use e2e::server::{Server, Start, resident};
+use e2e::http::{HttpClient, HttpResponse};
+use e2e::sandbox::RemoteSandbox;
+use e2e::server::{ServerBuilder, TestServer, resident_memory};
 use serde_json::{Value, json};
 
 const KEY: &str = "key-of-the-gateway-tests";
 const GIBIBYTE: u64 = 1 << 30;
 /// How much memory buffers may take.
-const FLAT: u64 = 48 << 20;
+const MAX_MEMORY_GROWTH: u64 = 48 << 20;
 
-fn wildcard() -> Start {
-    Start::new().env("CORACLE_GATEWAY_MODE", "wildcard").env("CORACLE_GATEWAY_DOMAIN", "boxes.test")
+fn wildcard() -> ServerBuilder {
+    ServerBuilder::new().env("CORACLE_GATEWAY_MODE", "wildcard").env("CORACLE_GATEWAY_DOMAIN", "boxes.test")
 }
 
 /// A sandbox in which a service listens on port 7000.
-fn serving(server: &Server) -> Sandbox {
-    let mut sandbox = server.create();
-    sandbox.upload("/root/service", &std::fs::read(Programs::shared().attacks()).expect("it was built"));
-    let service = sandbox.start("exec /root/service serve 7000");
+fn serving(server: &TestServer) -> RemoteSandbox {
+    let mut sandbox = server.create_sandbox();
+    sandbox.upload(
+        "/root/service",
+        &std::fs::read(ProgramCopies::shared().attacks_path()).expect("it was built"),
+    );
+    let service = sandbox.start_background("exec /root/service serve 7000");
     e2e::eventually("the service listens", || sandbox.logs(&service).contains("listening"));
     sandbox
 }
 
-fn ask(server: &Server, host: &str, path: &str, headers: &[(&str, &str)]) -> Response {
-    let mut client = server.client().calling_it(host);
+fn ask(server: &TestServer, host: &str, path: &str, headers: &[(&str, &str)]) -> HttpResponse {
+    let mut client = server.client().with_host(host);
     let headers: Vec<_> =
         headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
     client.set_headers(&headers);
     client.get(path).expect("the server answers")
 }
 
-fn endpoint(server: &Server, query: &str) -> Value {
+fn endpoint(server: &TestServer, query: &str) -> Value {
     let mut client = keyed(server);
     let answer = client.get(query).expect("the server answers");
     assert_eq!(answer.status, 200, "{}", answer.text());
     answer.json()
 }
 
-fn keyed(server: &Server) -> Client {
+fn keyed(server: &TestServer) -> HttpClient {
     let mut client = server.client();
     client.set_headers(&[("OPEN-SANDBOX-API-KEY".to_owned(), KEY.to_owned())]);
     client
 }
 
-fn soon() -> u64 {
+fn expiry_soon() -> u64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("it is after 1970");
     now.as_secs() + 600
 }
@@ -90,12 +93,13 @@ fn sandbox_host_without_a_key_isolates_its_pages() {
 fn a_gibibyte_passes_a_port_both_ways_in_flat_memory() {
     let server = wildcard().start();
     let sandbox = serving(&server);
-    let before = resident(server.pid()) + host::resident_in(&sandbox.id);
+    let before = resident_memory(server.pid()) + host::agent_memory(&sandbox.id);
     let mut highest = before;
-    let mut look = || highest = highest.max(resident(server.pid()) + host::resident_in(&sandbox.id));
+    let mut look = || highest = highest.max(resident_memory(server.pid()) + host::agent_memory(&sandbox.id));
     let name = format!("{}-7000.boxes.test", sandbox.id);
-    let mut down = server.client().calling_it(&name);
-    let mut answer = down.start("GET", &format!("/zeros/{GIBIBYTE}"), "", &[]).expect("the server answers");
+    let mut down = server.client().with_host(&name);
+    let mut answer =
+        down.start_request("GET", &format!("/zeros/{GIBIBYTE}"), "", &[]).expect("the server answers");
     let (mut taken, mut piece) = (0_u64, vec![0; 1 << 20]);
     loop {
         match answer.body.read(&mut piece).expect("the service continues") {
@@ -108,15 +112,15 @@ fn a_gibibyte_passes_a_port_both_ways_in_flat_memory() {
     }
     assert_eq!(taken, GIBIBYTE);
     let (mut zeros, mut pieces) = (std::io::repeat(0).take(GIBIBYTE), 0_u64);
-    let mut up = server.client().calling_it(&name);
-    let answer = up.send("/count", "application/octet-stream", GIBIBYTE, &mut zeros, || {
+    let mut up = server.client().with_host(&name);
+    let answer = up.send_streamed("/count", "application/octet-stream", GIBIBYTE, &mut zeros, || {
         pieces += 1;
         if pieces.is_multiple_of(256) {
             look();
         }
     });
     assert_eq!(answer.expect("the service answers").text(), GIBIBYTE.to_string());
-    assert!(highest < before + FLAT, "memory rose from {before} to {highest} bytes");
+    assert!(highest < before + MAX_MEMORY_GROWTH, "memory rose from {before} to {highest} bytes");
 }
 
 #[test]
@@ -132,17 +136,17 @@ fn silent_service_times_out_and_slow_client_does_not() {
         answer.text()
     );
     // Each piece arrives within the timeout, and all of them together take longer.
-    let mut slow = Slow { left: 6 };
-    let answer = server.client().calling_it(&name).send("/count", "text/plain", 6, &mut slow, || {});
+    let mut slow = SlowReader { left: 6 };
+    let answer = server.client().with_host(&name).send_streamed("/count", "text/plain", 6, &mut slow, || {});
     assert_eq!(answer.expect("the service answers").text(), "6");
 }
 
 /// A byte every 700 ms.
-struct Slow {
+struct SlowReader {
     left: usize,
 }
 
-impl Read for Slow {
+impl Read for SlowReader {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         if self.left == 0 {
             return Ok(0);
@@ -161,25 +165,28 @@ const SECOND: &str = "b=MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=";
 
 #[test]
 fn signing_keys_rotate_without_breaking_routes_in_use() {
-    let with_keys = |keys: &str| Start::new().env("CORACLE_API_KEY", KEY).env("CORACLE_GATEWAY_KEYS", keys);
+    let with_keys =
+        |keys: &str| ServerBuilder::new().env("CORACLE_API_KEY", KEY).env("CORACLE_GATEWAY_KEYS", keys);
     let mut server = with_keys(FIRST).start();
     let made = keyed(&server).post(
         "/v1/sandboxes",
         &json!({"image": {"uri": "host"}, "timeout": 3600, "resourceLimits": {}, "entrypoint": ["tail", "-f", "/dev/null"]}),
     );
     let id = made.expect("the server answers").json()["id"].as_str().expect("an id").to_owned();
-    let query = format!("/v1/sandboxes/{id}/endpoints/44772?use_server_proxy=false&expires={}", soon());
+    let query =
+        format!("/v1/sandboxes/{id}/endpoints/44772?use_server_proxy=false&expires={}", expiry_soon());
     let path = |endpoint: &Value| {
         let whole = endpoint["endpoint"].as_str().expect("a text").to_owned();
         format!("{}/ping", &whole[whole.find('/').expect("it has a path")..])
     };
     let old = path(&endpoint(&server, &query));
-    let status = |server: &Server, path: &str| server.client().get(path).expect("the server answers").status;
+    let status =
+        |server: &TestServer, path: &str| server.client().get(path).expect("the server answers").status;
     assert!(old.ends_with("a/ping"), "{old} is not signed by the first key");
     assert_eq!(status(&server, &old), 200);
     let mut restart = |keys: &str| {
         assert!(server.terminate().success());
-        server.start_again(&with_keys(keys));
+        server.restart(&with_keys(keys));
         let new = path(&endpoint(&server, &query));
         (status(&server, &old), status(&server, &new), new)
     };

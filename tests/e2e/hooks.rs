@@ -1,10 +1,10 @@
 //! Hooks: commands that run before the main process of a sandbox, and periodically.
 
-use e2e::sandbox::Sandbox;
-use e2e::server::{Server, Start};
+use e2e::sandbox::RemoteSandbox;
+use e2e::server::{ServerBuilder, TestServer};
 use serde_json::{Value, json};
 
-fn create(server: &Server, lifecycle: Value) -> e2e::http::Response {
+fn create(server: &TestServer, lifecycle: Value) -> e2e::http::HttpResponse {
     let request = json!({
         "image": {"uri": "host"}, "resourceLimits": {"cpu": "1", "memory": "512Mi"},
         "entrypoint": ["sh", "-c", "cp /root/made /root/seen; exec sleep infinity"], "lifecycle": lifecycle,
@@ -12,15 +12,15 @@ fn create(server: &Server, lifecycle: Value) -> e2e::http::Response {
     server.client().post("/v1/sandboxes", &request).expect("the server answers")
 }
 
-fn inspect(server: &Server, id: &str) -> Value {
+fn inspect(server: &TestServer, id: &str) -> Value {
     server.client().get(&format!("/coracle/v1/sandboxes/{id}")).expect("the server answers").json()
 }
 
 #[test]
 fn pre_start_hooks_end_before_the_entrypoint_starts() {
-    let server = Server::start();
+    let server = TestServer::start();
     let script = "sleep 0.2; echo $HOME > /root/made";
-    let mut sandbox = server.create_with(&json!({
+    let mut sandbox = server.create_sandbox_with(&json!({
         "entrypoint": ["sh", "-c", "cp /root/made /root/seen; exec sleep infinity"],
         "lifecycle": {"preStart": {"command": ["sh", "-c", script]}},
     }));
@@ -29,7 +29,7 @@ fn pre_start_hooks_end_before_the_entrypoint_starts() {
 
 #[test]
 fn failed_or_slow_hook_leaves_no_sandbox() {
-    let server = Server::start();
+    let server = TestServer::start();
     for (command, timeout, expected) in [
         ("echo out; echo no luck >&2; exit 3", 60, "exited with code 3: out\nno luck"),
         ("echo waiting; sleep 600", 1, "was killed at its timeout: waiting"),
@@ -52,7 +52,7 @@ fn failed_or_slow_hook_leaves_no_sandbox() {
 
 #[test]
 fn delete_does_not_wait_for_pre_start_hooks() {
-    let server = Server::start();
+    let server = TestServer::start();
     std::thread::scope(|scope| {
         let endless = json!({"preStart": {"command": ["sleep", "600"], "timeoutSeconds": 600}});
         let creating = scope.spawn(|| create(&server, endless));
@@ -71,7 +71,7 @@ fn delete_does_not_wait_for_pre_start_hooks() {
 
 #[test]
 fn invalid_hooks_are_refused() {
-    let server = Server::start();
+    let server = TestServer::start();
     let periodic = |change: Value| {
         let mut hook = json!({"name": "a", "schedule": "@every 1s", "command": ["true"]});
         for (name, value) in change.as_object().expect("the hook is an object") {
@@ -96,11 +96,11 @@ fn invalid_hooks_are_refused() {
 
 #[test]
 fn periodic_hook_runs_repeatedly_and_after_a_crash() {
-    let mut server = Server::start();
+    let mut server = TestServer::start();
     let script = "echo run >> /root/runs; echo printed; exit 4";
     let hook = json!({"name": "tick", "schedule": "@every 1s", "command": ["sh", "-c", script]});
-    let mut sandbox = server.create_with(&json!({"lifecycle": {"periodic": [hook]}}));
-    let runs = |sandbox: &mut Sandbox| sandbox.run("cat /root/runs").stdout.lines().count();
+    let mut sandbox = server.create_sandbox_with(&json!({"lifecycle": {"periodic": [hook]}}));
+    let runs = |sandbox: &mut RemoteSandbox| sandbox.run("cat /root/runs").stdout.lines().count();
     e2e::eventually("it ran twice", || runs(&mut sandbox) >= 2);
     e2e::eventually("its end is reported", || {
         let last = &inspect(&server, &sandbox.id)["hooks"][0]["last"];
@@ -108,22 +108,22 @@ fn periodic_hook_runs_repeatedly_and_after_a_crash() {
     });
     let before = runs(&mut sandbox);
     server.kill();
-    server.start_again(&Start::new());
-    let mut again = Sandbox::known(server.client(), &sandbox.id);
+    server.restart(&ServerBuilder::new());
+    let mut again = RemoteSandbox::existing(server.client(), &sandbox.id);
     e2e::eventually("it runs again", || runs(&mut again) > before + 1);
 }
 
 #[test]
 fn periodic_hook_never_overlaps_itself_even_across_a_crash() {
-    let mut server = Server::start();
+    let mut server = TestServer::start();
     let script =
         "mkdir /root/lock || echo met >> /root/met; sleep 2.5; rmdir /root/lock; echo x >> /root/runs";
     let hook = json!({"name": "slow", "schedule": "@every 1s", "command": ["sh", "-c", script]});
-    let mut sandbox = server.create_with(&json!({"lifecycle": {"periodic": [hook]}}));
+    let mut sandbox = server.create_sandbox_with(&json!({"lifecycle": {"periodic": [hook]}}));
     e2e::eventually("it runs", || sandbox.run("test -d /root/lock").code == Some(0));
     server.kill();
-    server.start_again(&Start::new());
-    let mut again = Sandbox::known(server.client(), &sandbox.id);
+    server.restart(&ServerBuilder::new());
+    let mut again = RemoteSandbox::existing(server.client(), &sandbox.id);
     e2e::eventually("it ran twice", || again.run("cat /root/runs").stdout.lines().count() >= 2);
     assert_eq!(again.run("cat /root/met").code, Some(1));
 }
@@ -133,18 +133,18 @@ fn hooks_due_while_paused_are_skipped() {
     if !testkit::needs_root() {
         return;
     }
-    let server = Server::start();
+    let server = TestServer::start();
     let hook = json!({"name": "tick", "schedule": "@every 1s", "command": ["sh", "-c", "date +%s%3N >> /root/runs"]});
-    let mut sandbox = server.create_with(&json!({"lifecycle": {"periodic": [hook]}}));
-    let mut clock = server.create();
-    let runs = |sandbox: &mut Sandbox| -> Vec<u64> {
+    let mut sandbox = server.create_sandbox_with(&json!({"lifecycle": {"periodic": [hook]}}));
+    let mut clock = server.create_sandbox();
+    let runs = |sandbox: &mut RemoteSandbox| -> Vec<u64> {
         let shown = sandbox.run("cat /root/runs").stdout;
         shown.lines().map(|line| line.parse().expect("a number")).collect()
     };
     e2e::eventually("it ran", || !runs(&mut sandbox).is_empty());
-    assert_eq!(sandbox.lifecycle("pause"), 202);
+    assert_eq!(sandbox.change_lifecycle("pause"), 202);
     assert_eq!(clock.run("sleep 3.5").code, Some(0));
-    assert_eq!(sandbox.lifecycle("resume"), 202);
+    assert_eq!(sandbox.change_lifecycle("resume"), 202);
     let before = runs(&mut sandbox).len();
     e2e::eventually("it runs again", || runs(&mut sandbox).len() >= before + 2);
     let times = runs(&mut sandbox);

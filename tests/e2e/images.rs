@@ -5,28 +5,28 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Output, Stdio};
 
-use e2e::binary::Programs;
-use e2e::oci::{Image, layer};
-use e2e::registry::{PASSWORD, Readers, Registry, Stalling, USERNAME, liar};
-use e2e::run::{Run, User, users};
-use e2e::sandbox::Sandbox;
-use e2e::server::{Server, Start};
+use e2e::binary::ProgramCopies;
+use e2e::oci::{TestImage, build_layer};
+use e2e::registry::{PASSWORD, RegistryReaders, StallingProxy, TestRegistry, USERNAME, serve_same_document};
+use e2e::run::{RunCommand, TestUser, all_users};
+use e2e::sandbox::RemoteSandbox;
+use e2e::server::{ServerBuilder, TestServer};
 use serde_json::{Value, json};
 
 /// An image with every setting that an image can have.
-fn image() -> Image {
-    let base = Image::shell().layer(&[
+fn image() -> TestImage {
+    let base = TestImage::with_shell().with_layer(&[
         ("gone", b"x", 0o644, (0, 0)),
         ("opt/old/file", b"x", 0o644, (0, 0)),
         ("srv/app/", b"", 0o755, (1234, 1235)),
         ("srv/app/mine", b"mine", 0o4750, (1234, 50)),
     ]);
-    let top = base.layer(&[
+    let top = base.with_layer(&[
         (".wh.gone", b"", 0o644, (0, 0)),
         ("opt/old/.wh..wh..opq", b"", 0o644, (0, 0)),
         ("opt/old/new", b"x", 0o644, (0, 0)),
     ]);
-    top.settings(json!({
+    top.with_settings(json!({
         "Env": ["PATH=/usr/bin", "COLOR=blue", "SHAPE=round"], "User": "app:staff", "WorkingDir": "/srv/app",
         "Entrypoint": ["/usr/bin/sh", "-c", "echo started > /tmp/started; sleep 1000"],
     }))
@@ -34,7 +34,7 @@ fn image() -> Image {
 
 /// Runs `coracle image …` on a state directory.
 fn coracle(state: &Path, arguments: &[&str], input: &str) -> Output {
-    let mut command = Programs::shared().command();
+    let mut command = ProgramCopies::shared().command();
     command.arg("image").args(arguments).arg("--state-dir").arg(state).arg("--json");
     let mut child = command
         .stdin(Stdio::piped())
@@ -46,7 +46,7 @@ fn coracle(state: &Path, arguments: &[&str], input: &str) -> Output {
     child.wait_with_output().expect("it is our child")
 }
 
-fn told(output: &Output) -> Value {
+fn parse_output(output: &Output) -> Value {
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{error}");
     serde_json::from_slice(&output.stdout).expect("it is JSON")
@@ -62,14 +62,14 @@ fn count(state: &Path, name: &str) -> usize {
 }
 
 /// A server that fetches what is missing from these registries.
-fn server(registries: &[&str]) -> Server {
-    Start::new()
+fn server(registries: &[&str]) -> TestServer {
+    ServerBuilder::new()
         .env("CORACLE_IMAGES_PULL", "missing")
         .env("CORACLE_IMAGES_REGISTRIES", &registries.join(","))
         .start()
 }
 
-fn create(server: &Server, image: &Value, extensions: &Value) -> e2e::http::Response {
+fn create(server: &TestServer, image: &Value, extensions: &Value) -> e2e::http::HttpResponse {
     let request = json!({
         "image": image, "timeout": 600, "entrypoint": ["tail", "-f", "/dev/null"],
         "resourceLimits": {}, "env": {"SHAPE": "square"}, "extensions": extensions,
@@ -77,18 +77,18 @@ fn create(server: &Server, image: &Value, extensions: &Value) -> e2e::http::Resp
     server.client().post("/v1/sandboxes", &request).expect("the server answers")
 }
 
-fn created(server: &Server, image: &Value, extensions: &Value) -> Sandbox {
+fn created(server: &TestServer, image: &Value, extensions: &Value) -> RemoteSandbox {
     let answer = create(server, image, extensions);
     assert_eq!(answer.status, 202, "{}", answer.text());
-    Sandbox::known(server.client(), answer.json()["id"].as_str().expect("an id is a text"))
+    RemoteSandbox::existing(server.client(), answer.json()["id"].as_str().expect("an id is a text"))
 }
 
 #[test]
 fn image_is_pulled_on_demand_and_defines_how_commands_start() {
-    let Some(registry) = Registry::start(Readers::All) else { return };
-    registry.push("test/app", "1", &image());
+    let Some(registry) = TestRegistry::start(RegistryReaders::All) else { return };
+    registry.push_image("test/app", "1", &image());
     let server = server(&[registry.address()]);
-    let name = registry.name("test/app:1");
+    let name = registry.image_name("test/app:1");
     let mut sandbox = std::thread::scope(|scope| {
         let another = scope.spawn(|| created(&server, &json!({"uri": name}), &json!({})));
         let one = created(&server, &json!({"uri": name}), &json!({}));
@@ -102,6 +102,8 @@ fn image_is_pulled_on_demand_and_defines_how_commands_start() {
     let shown = ["1234", "50", "/srv/app", "blue square /usr/bin", "1234 50 4750"];
     if testkit::is_root() {
         assert_eq!(lines[..5], shown, "{ran:?}");
+    } else {
+        testkit::skip_test("only root has the users of an image; the rest was tested");
     }
     assert!(lines.contains(&"new") && !lines.contains(&"file") && !lines.contains(&"gone"), "{ran:?}");
 
@@ -117,11 +119,11 @@ fn image_is_pulled_on_demand_and_defines_how_commands_start() {
 
 #[test]
 fn image_entrypoint_runs_if_the_caller_names_none() {
-    let server = Server::start();
+    let server = TestServer::start();
     let layout = tempfile::tempdir().expect("the temporary directory can be written");
-    image().write(layout.path());
+    image().write_layout(layout.path());
     let source = layout.path().to_str().expect("a plain path");
-    told(&coracle(&server.state_directory(), &["import", "app:1", source], ""));
+    parse_output(&coracle(&server.state_directory(), &["import", "app:1", source], ""));
     let mut sandbox = created(&server, &json!({"uri": "app:1"}), &json!({"coracle.entrypoint": "image"}));
     e2e::eventually("the entrypoint runs", || sandbox.run("cat /tmp/started").stdout.contains("started"));
     let mut named = created(&server, &json!({"uri": "app:1"}), &json!({}));
@@ -130,11 +132,11 @@ fn image_entrypoint_runs_if_the_caller_names_none() {
 
 #[test]
 fn private_image_needs_credentials_that_are_never_exposed() {
-    let Some(registry) = Registry::start(Readers::One) else { return };
-    registry.push("private/app", "1", &image());
+    let Some(registry) = TestRegistry::start(RegistryReaders::One) else { return };
+    registry.push_image("private/app", "1", &image());
     let server = server(&[registry.address()]);
-    server.keep_secret(PASSWORD);
-    let name = registry.name("private/app:1");
+    server.add_secret(PASSWORD);
+    let name = registry.image_name("private/app:1");
     for auth in [Value::Null, json!({"username": USERNAME, "password": "wrong-password"})] {
         let answer = create(&server, &json!({"uri": name, "auth": auth}), &json!({}));
         assert_eq!(answer.status, 500, "{}", answer.text());
@@ -147,15 +149,15 @@ fn private_image_needs_credentials_that_are_never_exposed() {
     let state = tempfile::tempdir().expect("the temporary directory can be written");
     assert!(refused(&coracle(state.path(), &["pull", &name], "")).contains("--username"));
     let pull = ["pull", &name, "--username", USERNAME, "--password-stdin"];
-    assert_eq!(told(&coracle(state.path(), &pull, PASSWORD))["name"], json!(name));
+    assert_eq!(parse_output(&coracle(state.path(), &pull, PASSWORD))["name"], json!(name));
 }
 
 #[test]
 fn only_registries_the_operator_lists_are_contacted() {
-    let Some(registry) = Registry::start(Readers::All) else { return };
-    registry.push("test/app", "1", &image());
-    for server in [Server::start(), server(&["elsewhere.example:5000"])] {
-        let answer = create(&server, &json!({"uri": registry.name("test/app:1")}), &json!({}));
+    let Some(registry) = TestRegistry::start(RegistryReaders::All) else { return };
+    registry.push_image("test/app", "1", &image());
+    for server in [TestServer::start(), server(&["elsewhere.example:5000"])] {
+        let answer = create(&server, &json!({"uri": registry.image_name("test/app:1")}), &json!({}));
         assert_eq!(answer.status, 400, "{}", answer.text());
         assert_eq!(count(&server.state_directory(), "names"), 0);
     }
@@ -163,17 +165,17 @@ fn only_registries_the_operator_lists_are_contacted() {
 
 #[test]
 fn pinned_digest_gets_that_image_and_a_mismatch_is_refused() {
-    let Some(registry) = Registry::start(Readers::All) else { return };
+    let Some(registry) = TestRegistry::start(RegistryReaders::All) else { return };
     let state = tempfile::tempdir().expect("the temporary directory can be written");
-    let first = registry.push("test/app", "1", &image());
-    registry.push("test/app", "1", &image().layer(&[("later", b"x", 0o644, (0, 0))]));
-    let pinned = registry.name(&format!("test/app@{first}"));
-    assert_eq!(told(&coracle(state.path(), &["pull", &pinned], ""))["digest"], json!(first));
+    let first = registry.push_image("test/app", "1", &image());
+    registry.push_image("test/app", "1", &image().with_layer(&[("later", b"x", 0o644, (0, 0))]));
+    let pinned = registry.image_name(&format!("test/app@{first}"));
+    assert_eq!(parse_output(&coracle(state.path(), &["pull", &pinned], ""))["digest"], json!(first));
     let other = format!("sha256:{}", "0".repeat(64));
-    refused(&coracle(state.path(), &["pull", &registry.name(&format!("test/app@{other}"))], ""));
+    refused(&coracle(state.path(), &["pull", &registry.image_name(&format!("test/app@{other}"))], ""));
 
     let (_, manifest) = image().blobs();
-    let (address, answering) = liar(manifest, 6);
+    let (address, answering) = serve_same_document(manifest, 6);
     let error = refused(&coracle(state.path(), &["pull", &format!("{address}/a@{other}")], ""));
     assert!(error.contains("does not match digest") || error.contains("igest"), "{error}");
     // Until every pending response has arrived.
@@ -185,19 +187,19 @@ fn pinned_digest_gets_that_image_and_a_mismatch_is_refused() {
 
 #[test]
 fn shared_layer_is_stored_once_and_removed_with_its_last_image() {
-    let Some(registry) = Registry::start(Readers::All) else { return };
-    registry.push("test/one", "1", &image());
-    registry.push("test/two", "1", &image().layer(&[("more", b"x", 0o644, (0, 0))]));
+    let Some(registry) = TestRegistry::start(RegistryReaders::All) else { return };
+    registry.push_image("test/one", "1", &image());
+    registry.push_image("test/two", "1", &image().with_layer(&[("more", b"x", 0o644, (0, 0))]));
     let server = server(&[registry.address()]);
     let state = server.state_directory();
     let mut client = server.client();
     for (name, layers) in [("test/one:1", 3), ("test/two:1", 4)] {
-        let request = json!({"name": registry.name(name)});
+        let request = json!({"name": registry.image_name(name)});
         let pulled = client.post("/coracle/v1/images", &request).expect("the server answers").text();
         assert!(pulled.contains("event: progress") && pulled.contains("event: done"), "{pulled}");
         assert_eq!(count(&state, "layers"), layers);
     }
-    let (one, two) = (registry.name("test/one:1"), registry.name("test/two:1"));
+    let (one, two) = (registry.image_name("test/one:1"), registry.image_name("test/two:1"));
     let mut sandbox = created(&server, &json!({"uri": two}), &json!({}));
     for name in [&one, &two] {
         let path = format!("/coracle/v1/images?name={name}");
@@ -221,12 +223,12 @@ fn least_recently_used_image_is_evicted_over_the_size_limit() {
     for name in ["one", "two", "three"] {
         let layout = state.path().join(name);
         let content = name.repeat(8000);
-        let only = layer(&[("usr/file", content.as_bytes(), 0o644, (0, 0))], &[]);
-        Image::empty().raw_layer(only).write(&layout);
+        let only = build_layer(&[("usr/file", content.as_bytes(), 0o644, (0, 0))], &[]);
+        TestImage::empty().with_raw_layer(only).write_layout(&layout);
         let source = layout.to_str().expect("a plain path");
-        told(&coracle(state.path(), &["import", name, source, "--config", config], ""));
+        parse_output(&coracle(state.path(), &["import", name, source, "--config", config], ""));
     }
-    let listed = told(&coracle(state.path(), &["ls"], ""));
+    let listed = parse_output(&coracle(state.path(), &["ls"], ""));
     let names: Vec<&str> =
         listed.as_array().into_iter().flatten().filter_map(|image| image["name"].as_str()).collect();
     assert_eq!(names, ["host", "three"]);
@@ -234,34 +236,38 @@ fn least_recently_used_image_is_evicted_over_the_size_limit() {
 
 #[test]
 fn imported_archives_are_images_for_every_owner() {
-    for user in users() {
-        let home = user.home();
+    for user in all_users() {
+        let home = user.make_home();
         let (layout, saved) = (home.path().join("layout"), home.path().join("saved.tar"));
         let many = (0..150).fold(image(), |image, number| {
             let (path, content) = (format!("many/{number}"), number.to_string());
-            image.layer(&[(&path, content.as_bytes(), 0o644, (0, 0))])
+            image.with_layer(&[(&path, content.as_bytes(), 0o644, (0, 0))])
         });
-        many.write(&layout);
-        image().save(&saved);
+        many.write_layout(&layout);
+        image().save_docker_archive(&saved);
         let state = home.path().join("state");
         for (name, source) in [("many:1", &layout), ("saved:1", &saved)] {
-            let mut command = Programs::shared().command();
+            let mut command = ProgramCopies::shared().command();
             command.args(["image", "import", name]).arg(source).arg("--state-dir").arg(&state);
             command.env("HOME", home.path());
-            user.apply(&mut command);
+            user.apply_to(&mut command);
             let output = command.output().expect("the binary can be run");
             assert!(output.status.success(), "{user:?} {output:?}");
         }
         let text =
             "set -- /many/*; echo $#; echo $COLOR; pwd; test -e /gone || echo gone; echo /opt/old/*; id -u";
-        let ran = Run::new(user).state(&state).flag("--image", "many:1").argv(&["sh", "-c", text]);
-        let uid = if user == User::Same && testkit::is_root() { "1234" } else { "0" };
+        let ran = RunCommand::new(user).state(&state).flag("--image", "many:1").run_argv(&["sh", "-c", text]);
+        let uid = if user == TestUser::Same && testkit::is_root() { "1234" } else { "0" };
         assert_eq!(
             ran.stdout,
             format!("150\nblue\n/srv/app\ngone\n/opt/old/new\n{uid}\n"),
             "{user:?} {ran:?}"
         );
-        let ran = Run::new(user).state(&state).flag("--image", "saved:1").argv(&["sh", "-c", "echo $COLOR"]);
+        let ran = RunCommand::new(user).state(&state).flag("--image", "saved:1").run_argv(&[
+            "sh",
+            "-c",
+            "echo $COLOR",
+        ]);
         assert_eq!(ran.stdout, "blue\n", "{user:?} {ran:?}");
     }
 }
@@ -270,11 +276,11 @@ fn imported_archives_are_images_for_every_owner() {
 fn a_hostile_archive_is_refused_whole_and_without_a_trace() {
     let state = tempfile::tempdir().expect("the temporary directory can be written");
     let layout = state.path().join("layout");
-    let mut evil = layer(&[], &[("out", "../../../../../../../..")]);
+    let mut evil = build_layer(&[], &[("out", "../../../../../../../..")]);
     // Without its end marker, so that the following entry belongs to it: a file through the link.
     evil.truncate(512);
-    evil.extend(layer(&[("out/tmp/coracle-evil", b"evil", 0o644, (0, 0))], &[]));
-    Image::empty().raw_layer(evil).write(&layout);
+    evil.extend(build_layer(&[("out/tmp/coracle-evil", b"evil", 0o644, (0, 0))], &[]));
+    TestImage::empty().with_raw_layer(evil).write_layout(&layout);
     let error =
         refused(&coracle(state.path(), &["import", "evil", layout.to_str().expect("a plain path")], ""));
     assert!(error.contains("symbolic link"), "{error}");
@@ -287,16 +293,16 @@ fn a_hostile_archive_is_refused_whole_and_without_a_trace() {
 
 #[test]
 fn killed_pull_leaves_nothing() {
-    let Some(registry) = Registry::start(Readers::All) else { return };
-    registry.push("test/app", "1", &image());
-    let stalling = Stalling::before(&registry, 200_000);
-    let start = Start::new();
-    let mut server = Start::new().start();
+    let Some(registry) = TestRegistry::start(RegistryReaders::All) else { return };
+    registry.push_image("test/app", "1", &image());
+    let stalling = StallingProxy::in_front_of(&registry, 200_000);
+    let start = ServerBuilder::new();
+    let mut server = ServerBuilder::new().start();
     let state = server.state_directory();
     let downloads = state.join("server/downloads");
-    let request = json!({"name": stalling.name("test/app:1")}).to_string();
+    let request = json!({"name": stalling.image_name("test/app:1")}).to_string();
     let mut client = server.client();
-    let pulling = client.start("POST", "/coracle/v1/images", "application/json", request.as_bytes());
+    let pulling = client.start_request("POST", "/coracle/v1/images", "application/json", request.as_bytes());
     let pulling = pulling.expect("the server answers");
     e2e::eventually("something was fetched", || {
         let pulls = fs::read_dir(&downloads).into_iter().flatten().flatten();
@@ -305,30 +311,30 @@ fn killed_pull_leaves_nothing() {
     });
     server.kill();
     drop(pulling);
-    server.start_again(&start);
+    server.restart(&start);
     assert_eq!(fs::read_dir(&downloads).map_or(0, Iterator::count), 0);
     assert_eq!((count(&state, "names"), count(&state, "layers"), count(&state, "draft")), (0, 0, 0));
 }
 
 /// An image that takes a while to unpack.
-fn slow_image() -> Image {
+fn slow_image() -> TestImage {
     let names: Vec<String> = (0..8_000).map(|number| format!("usr/{}/{number}", number % 100)).collect();
     let entries: Vec<_> = names.iter().map(|name| (name.as_str(), &b"x"[..], 0o644, (0, 0))).collect();
-    Image::empty().layer(&entries)
+    TestImage::empty().with_layer(&entries)
 }
 
 #[test]
 fn a_launcher_killed_while_it_unpacks_leaves_the_old_state_or_the_new_one() {
-    let Some(registry) = Registry::start(Readers::All) else { return };
-    registry.push("test/slow", "1", &slow_image());
-    let server = Server::start();
+    let Some(registry) = TestRegistry::start(RegistryReaders::All) else { return };
+    registry.push_image("test/slow", "1", &slow_image());
+    let server = TestServer::start();
     let state = server.state_directory();
-    let request = json!({"name": registry.name("test/slow:1")}).to_string();
+    let request = json!({"name": registry.image_name("test/slow:1")}).to_string();
     let mut client = server.client();
-    let pulling = client.start("POST", "/coracle/v1/images", "application/json", request.as_bytes());
+    let pulling = client.start_request("POST", "/coracle/v1/images", "application/json", request.as_bytes());
     let mut pulling = pulling.expect("the server answers");
     e2e::eventually("it is being unpacked", || state.join("images/draft/0/usr").exists());
-    let launcher = rustix::process::Pid::from_raw(server.part("__launcher").cast_signed());
+    let launcher = rustix::process::Pid::from_raw(server.part_pid("__launcher").cast_signed());
     let launcher = launcher.expect("a pid is not zero");
     rustix::process::kill_process(launcher, rustix::process::Signal::KILL).expect("it runs");
     let mut reported = String::new();
@@ -345,28 +351,28 @@ fn a_launcher_killed_while_it_unpacks_leaves_the_old_state_or_the_new_one() {
 fn killed_import_is_cleaned_up_by_gc() {
     let home = tempfile::tempdir().expect("the temporary directory can be written");
     let (state, layout) = (home.path().join("state"), home.path().join("layout"));
-    slow_image().write(&layout);
-    let mut command = Programs::shared().command();
+    slow_image().write_layout(&layout);
+    let mut command = ProgramCopies::shared().command();
     command.args(["image", "import", "slow"]).arg(&layout).arg("--state-dir").arg(&state);
     let mut importing = command.stderr(Stdio::null()).spawn().expect("the binary can be run");
     e2e::eventually("it is being unpacked", || state.join("images/draft/0/usr").exists());
     importing.kill().expect("it is our child");
     importing.wait().expect("it is our child");
     assert_eq!(count(&state, "names"), 0);
-    told(&coracle(&state, &["gc"], ""));
+    parse_output(&coracle(&state, &["gc"], ""));
     assert_eq!((count(&state, "layers"), count(&state, "draft")), (0, 0));
 }
 
 #[test]
 fn only_operators_manage_images() {
     let key = "an-operators-key-0123456789";
-    let server = Start::new().env("CORACLE_API_KEY", key).start();
+    let server = ServerBuilder::new().env("CORACLE_API_KEY", key).start();
     let mut operator = server.client();
     operator.set_headers(&[("OPEN-SANDBOX-API-KEY".to_owned(), key.to_owned())]);
     let issued =
         operator.post("/coracle/v1/keys", &json!({"owner": "tenant"})).expect("the server answers").json();
     let tenant_key = issued["key"].as_str().expect("a key is a text").to_owned();
-    server.keep_secret(&tenant_key);
+    server.add_secret(&tenant_key);
     let mut tenant = server.client();
     tenant.set_headers(&[("OPEN-SANDBOX-API-KEY".to_owned(), tenant_key)]);
     assert_eq!(operator.get("/coracle/v1/images").expect("the server answers").status, 200);

@@ -5,14 +5,14 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use e2e::binary::Programs;
-use e2e::sandbox::Sandbox;
-use e2e::server::{Server, Start};
+use e2e::binary::ProgramCopies;
+use e2e::sandbox::RemoteSandbox;
+use e2e::server::{ServerBuilder, TestServer};
 use serde_json::{Value, json};
 
 /// The events of a run: printed text, plain results, the name and text of its error.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Told {
+struct RunEvents {
     stdout: String,
     stderr: String,
     results: Vec<Value>,
@@ -20,7 +20,7 @@ struct Told {
     count: Option<u64>,
 }
 
-impl Told {
+impl RunEvents {
     fn add(&mut self, event: &Value) {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         match event["type"].as_str() {
@@ -45,8 +45,8 @@ impl Told {
     }
 }
 
-fn open(sandbox: &mut Sandbox, language: &str) -> String {
-    let answer = sandbox.inside("POST", "code/context", &json!({"language": language}));
+fn open(sandbox: &mut RemoteSandbox, language: &str) -> String {
+    let answer = sandbox.request_inside("POST", "code/context", &json!({"language": language}));
     assert_eq!(answer.status, 200, "{}", answer.text());
     answer.json()["id"].as_str().expect("a text").to_owned()
 }
@@ -55,47 +55,47 @@ fn events(text: &str) -> impl Iterator<Item = Value> {
     text.lines().filter_map(|line| serde_json::from_str(line).ok())
 }
 
-fn run(sandbox: &mut Sandbox, context: &str, code: &str) -> Told {
-    let answer = sandbox.inside("POST", "code", &json!({"code": code, "context": {"id": context}}));
+fn run(sandbox: &mut RemoteSandbox, context: &str, code: &str) -> RunEvents {
+    let answer = sandbox.request_inside("POST", "code", &json!({"code": code, "context": {"id": context}}));
     assert_eq!(answer.status, 200, "{}", answer.text());
-    let mut reported = Told::default();
+    let mut reported = RunEvents::default();
     events(&answer.text()).for_each(|event| reported.add(&event));
     reported
 }
 
 /// Runs code, interrupts it once it has printed something, and returns all its events.
-fn interrupted(sandbox: &mut Sandbox, context: &str, code: &str) -> Told {
+fn interrupted(sandbox: &mut RemoteSandbox, context: &str, code: &str) -> RunEvents {
     let body = json!({"code": code, "context": {"id": context}});
-    let answer = sandbox.inside_streaming("POST", "code", &body);
-    let mut reported = Told::default();
+    let answer = sandbox.request_streaming("POST", "code", &body);
+    let mut reported = RunEvents::default();
     for line in BufReader::new(answer.body).lines() {
         let line = line.expect("the stream continues");
         let before = reported.stdout.len();
         events(&line).for_each(|event| reported.add(&event));
         if before == 0 && !reported.stdout.is_empty() {
-            let answer = sandbox.inside("DELETE", &format!("code?id={context}"), &json!({}));
+            let answer = sandbox.request_inside("DELETE", &format!("code?id={context}"), &json!({}));
             assert_eq!(answer.status, 200, "{}", answer.text());
         }
     }
     reported
 }
 
-fn has(program: &str) -> bool {
+fn has_program(program: &str) -> bool {
     let found = Command::new("sh").args(["-c", "command -v \"$0\" >/dev/null", program]).status();
     let found = found.is_ok_and(|status| status.success());
     if !found {
-        testkit::skip(&format!("there is no {program} here"));
+        testkit::skip_test(&format!("there is no {program} here"));
     }
     found
 }
 
 #[test]
 fn javascript_keeps_state_and_reports_like_other_languages() {
-    if !has("node") {
+    if !has_program("node") {
         return;
     }
-    let server = Server::start();
-    let mut sandbox = server.create();
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox();
     let context = open(&mut sandbox, "javascript");
     let reported =
         run(&mut sandbox, &context, "const a = 1; console.log('out'); console.error('err'); a + 1");
@@ -128,11 +128,11 @@ fn javascript_keeps_state_and_reports_like_other_languages() {
 
 #[test]
 fn a_script_that_ends_its_kernel_gets_a_new_one() {
-    if !has("node") {
+    if !has_program("node") {
         return;
     }
-    let server = Server::start();
-    let mut sandbox = server.create();
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox();
     let context = open(&mut sandbox, "javascript");
     run(&mut sandbox, &context, "let kept = 1");
     for code in [
@@ -154,11 +154,11 @@ fn a_script_that_ends_its_kernel_gets_a_new_one() {
 /// Code that writes into the kernel's own pipe only affects its own run.
 #[test]
 fn forged_kernel_reports_stay_in_their_run() {
-    if !has("node") {
+    if !has_program("node") {
         return;
     }
-    let server = Server::start();
-    let mut sandbox = server.create();
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox();
     let context = open(&mut sandbox, "javascript");
     let lie = "const fs = require('fs'); for (let fd = 3; fd < 64; fd++) try { fs.writeSync(fd, 'done k1\\ntell x {\"result\":1}\\nready\\ngarbage\\n'.repeat(100)) } catch {} ; 7";
     let reported = run(&mut sandbox, &context, lie);
@@ -172,11 +172,11 @@ fn forged_kernel_reports_stay_in_their_run() {
 
 #[test]
 fn typescript_is_javascript_without_its_types() {
-    if !has("node") {
+    if !has_program("node") {
         return;
     }
-    let server = Server::start();
-    let mut sandbox = server.create();
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox();
     let context = open(&mut sandbox, "typescript");
     let reported = run(
         &mut sandbox,
@@ -196,7 +196,7 @@ fn kernels(name: &str) -> Option<PathBuf> {
     let place = workspace.expect("the tests lie in it").join("target/kernels");
     let found = place.join("kernels").join(name).join("kernel.json").exists();
     if !found || !testkit::is_root() {
-        testkit::skip(
+        testkit::skip_test(
             "it needs root, and a Jupyter kernel that `cargo xtask kernels` has put into target/kernels",
         );
         return None;
@@ -205,11 +205,11 @@ fn kernels(name: &str) -> Option<PathBuf> {
 }
 
 /// A sandbox that finds the kernels at `/opt/kernels`.
-fn with_kernels(place: &Path) -> (Server, Sandbox) {
+fn with_kernels(place: &Path) -> (TestServer, RemoteSandbox) {
     let place = place.to_str().expect("a test's own path");
-    let server = Start::new().env("CORACLE_VOLUMES_HOST_PATHS", place).start();
+    let server = ServerBuilder::new().env("CORACLE_VOLUMES_HOST_PATHS", place).start();
     let volume = json!({"name": "k", "mountPath": "/opt/kernels", "readOnly": true, "host": {"path": place}});
-    let sandbox = server.create_with(&json!({
+    let sandbox = server.create_sandbox_with(&json!({
         "volumes": [volume],
         "env": {"JUPYTER_PATH": "/opt/kernels"},
         "resourceLimits": {"cpu": "2", "memory": "2Gi"},
@@ -255,7 +255,7 @@ fn a_jupyter_kernel_can_be_chosen_in_place_of_the_built_in_one() {
 
 #[test]
 fn java_runs_in_its_jupyter_kernel() {
-    let Some(place) = kernels("java").filter(|_| has("java")) else { return };
+    let Some(place) = kernels("java").filter(|_| has_program("java")) else { return };
     let (_server, mut sandbox) = with_kernels(&place);
     let context = open(&mut sandbox, "java");
     let reported = run(&mut sandbox, &context, "int x = 40;\nSystem.out.println(\"out\");\nx + 2");
@@ -272,7 +272,7 @@ fn java_runs_in_its_jupyter_kernel() {
 
 #[test]
 fn go_runs_in_its_jupyter_kernel() {
-    let Some(place) = kernels("gonb").filter(|_| has("go")) else { return };
+    let Some(place) = kernels("gonb").filter(|_| has_program("go")) else { return };
     let (_server, mut sandbox) = with_kernels(&place);
     let context = open(&mut sandbox, "go");
     let program = "package main\nimport \"fmt\"\nfunc main() {\n    fmt.Print(\"2 + 2 = \", 2 + 2)\n}";
@@ -284,12 +284,12 @@ fn go_runs_in_its_jupyter_kernel() {
 
 #[test]
 fn unavailable_language_is_refused_with_a_reason() {
-    let server = Server::start();
-    let mut sandbox = server.create();
-    let answer = sandbox.inside("POST", "code/context", &json!({"language": "cobol"}));
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox();
+    let answer = sandbox.request_inside("POST", "code/context", &json!({"language": "cobol"}));
     assert!(answer.status >= 400, "{}", answer.text());
     assert!(answer.text().contains("Jupyter kernel for cobol"), "{}", answer.text());
-    let contexts = sandbox.inside("GET", "code/contexts", &json!({}));
+    let contexts = sandbox.request_inside("GET", "code/contexts", &json!({}));
     assert_eq!(contexts.json(), json!([]));
 }
 
@@ -300,7 +300,7 @@ fn doctor_lists_the_kernels_of_an_image() {
     }
     let state = tempfile::tempdir().expect("there is room");
     let doctor = |words: &[&str]| {
-        let mut command = Programs::shared().command();
+        let mut command = ProgramCopies::shared().command();
         command.args(["doctor", "--image", "host", "--state-dir"]).arg(state.path()).args(words);
         let ended = command.output().expect("it starts");
         assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));

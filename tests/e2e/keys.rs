@@ -6,17 +6,17 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, RwLock};
 use std::time::{Duration, Instant};
 
-use e2e::binary::Programs;
+use e2e::binary::ProgramCopies;
 use e2e::host;
-use e2e::http::{Client, Response};
-use e2e::server::{Server, Start};
+use e2e::http::{HttpClient, HttpResponse};
+use e2e::server::{ServerBuilder, TestServer};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
+use crate::crash::leftovers::{self, HostLeftovers};
 use crate::crash::parts;
-use crate::crash::remains::{self, Remains};
 
-fn ask(client: &mut Client, key: &str) -> std::io::Result<Response> {
+fn ask(client: &mut HttpClient, key: &str) -> std::io::Result<HttpResponse> {
     let request = json!({
         "image": {"uri": "host"},
         "timeout": 3600,
@@ -28,7 +28,7 @@ fn ask(client: &mut Client, key: &str) -> std::io::Result<Response> {
     client.post("/v1/sandboxes", &request)
 }
 
-fn acquire(server: &Server, key: &str) -> String {
+fn acquire(server: &TestServer, key: &str) -> String {
     let answer = ask(&mut server.client(), key).expect("the server answers");
     assert_eq!(answer.status, 202, "{}", answer.text());
     answer.json()["id"].as_str().expect("it has an id").to_owned()
@@ -42,7 +42,7 @@ fn kill(pid: u32) {
 
 #[test]
 fn a_storm_of_retries_makes_one_sandbox() {
-    let server = Server::start();
+    let server = TestServer::start();
     let ids: BTreeSet<String> = std::thread::scope(|scope| {
         let retry = || {
             let mut client = server.client();
@@ -61,10 +61,10 @@ fn a_storm_of_retries_makes_one_sandbox() {
 
 #[test]
 fn key_survives_a_crash_and_invalid_keys_are_refused() {
-    let mut server = Server::start();
+    let mut server = TestServer::start();
     let first = acquire(&server, "thread/7 ü");
     server.kill();
-    server.start_again(&Start::new());
+    server.restart(&ServerBuilder::new());
     assert_eq!(acquire(&server, "thread/7 ü"), first);
     let answer = ask(&mut server.client(), &"x".repeat(300)).expect("the server answers");
     assert_eq!((answer.status, answer.json()["code"].as_str()), (400, Some("SANDBOX::INVALID_PARAMETER")));
@@ -72,9 +72,9 @@ fn key_survives_a_crash_and_invalid_keys_are_refused() {
 
 #[test]
 fn the_command_line_acquires_and_releases() {
-    let server = Server::start();
+    let server = TestServer::start();
     let coracle = |arguments: &[&str]| {
-        let mut command: Command = Programs::shared().command();
+        let mut command: Command = ProgramCopies::shared().command();
         let url = format!("http://{}", server.address());
         let output = command.args(["--url", &url]).args(arguments).output().expect("the binary runs");
         (output.status.success(), String::from_utf8_lossy(&output.stdout).trim().to_owned())
@@ -94,18 +94,18 @@ fn a_dead_sandbox_runs_again_at_the_next_use() {
     if !testkit::needs_root() {
         return;
     }
-    let server = Server::start();
+    let server = TestServer::start();
     let id = acquire(&server, "a");
-    let dead = host::agent_of(&id).expect("its agent runs");
+    let dead = host::agent_pid(&id).expect("its agent runs");
     kill(dead);
     assert_eq!(acquire(&server, "a"), id);
-    assert_ne!(host::agent_of(&id).expect("it runs again"), dead);
+    assert_ne!(host::agent_pid(&id).expect("it runs again"), dead);
     assert_eq!(acquire(&server, "a"), id);
 }
 
 /// Clients, keys and the results of their requests.
-struct Load<'a> {
-    server: &'a RwLock<Server>,
+struct LoadTest<'a> {
+    server: &'a RwLock<TestServer>,
     instance: &'a str,
     over: AtomicBool,
     asked: AtomicUsize,
@@ -117,7 +117,7 @@ struct Load<'a> {
 const CLIENTS: usize = 200;
 const KEYS: usize = 50;
 
-impl Load<'_> {
+impl LoadTest<'_> {
     fn client(&self, number: usize) {
         let mut client = self.server.read().expect("no thread panicked").client();
         for round in 0.. {
@@ -145,7 +145,7 @@ impl Load<'_> {
     }
 
     /// Kills agents, and checks that a key never has two sandboxes.
-    fn killer(&self) {
+    fn kill_agents(&self) {
         for round in 0.. {
             if self.over.load(Ordering::Relaxed) {
                 return;
@@ -160,14 +160,14 @@ impl Load<'_> {
             }
             assert!(seen.values().all(|count| *count == 1), "two sandboxes for one key: {seen:?}");
             let victim = items.get(round * 31 % items.len().max(1)).and_then(|item| item["id"].as_str());
-            if let Some(agent) = victim.and_then(host::agent_of) {
+            if let Some(agent) = victim.and_then(host::agent_pid) {
                 self.kills.fetch_add(1, Ordering::SeqCst);
                 kill(agent);
             }
         }
     }
 
-    fn crasher(&self, every: Duration) {
+    fn crash_server(&self, every: Duration) {
         while !self.over.load(Ordering::Relaxed) {
             let kills = self.kills.load(Ordering::SeqCst);
             std::thread::park_timeout(every);
@@ -179,7 +179,7 @@ impl Load<'_> {
             let mut server = self.server.write().expect("no thread panicked");
             let address = server.address().to_owned();
             server.kill();
-            server.start_again(&start(self.instance).listen(&address));
+            server.restart(&start(self.instance).listen(&address));
             self.crashes.fetch_add(1, Ordering::SeqCst);
         }
     }
@@ -187,46 +187,46 @@ impl Load<'_> {
 
 /// How long the load lasts. Both loads share the processors with other tests; `CORACLE_LOAD_SECONDS` makes
 /// them last longer.
-fn seconds() -> u64 {
+fn load_seconds() -> u64 {
     std::env::var("CORACLE_LOAD_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(30)
 }
 
-fn start(instance: &str) -> Start {
-    Start::new().env("CORACLE_INSTANCE", instance)
+fn start(instance: &str) -> ServerBuilder {
+    ServerBuilder::new().env("CORACLE_INSTANCE", instance)
 }
 
 /// A server that was used and ended normally once, and its remains on the host.
-fn used_before(instance: &str) -> (Server, Remains) {
+fn server_used_before(instance: &str) -> (TestServer, HostLeftovers) {
     let mut server = start(instance).start();
-    server.create().delete();
+    server.create_sandbox().delete();
     assert!(server.terminate().success(), "the server did not end cleanly");
-    let before = Remains::at_rest(&server.state_directory(), instance);
-    server.start_again(&start(instance));
+    let before = HostLeftovers::at_rest(&server.state_directory(), instance);
+    server.restart(&start(instance));
     (server, before)
 }
 
 /// Removes all sandboxes and ends the server; the host then holds the same as before them.
-fn check_nothing_is_left(mut server: Server, instance: &str, before: &Remains) {
+fn check_nothing_is_left(mut server: TestServer, instance: &str, before: &HostLeftovers) {
     server.remove_all().expect("the server removes them");
     let page = server.client().get("/v1/sandboxes").expect("the server answers");
     assert_eq!(page.json()["items"].as_array().map(Vec::len), Some(0));
     let state = server.state_directory();
     e2e::eventually("no disk of a sandbox is left in the pool", || {
         let launcher = parts::launcher_of(server.pid());
-        launcher.is_some_and(|launcher| remains::volumes(launcher, &state).is_empty())
+        launcher.is_some_and(|launcher| leftovers::volumes(launcher, &state).is_empty())
     });
     assert!(server.terminate().success(), "the server did not end cleanly");
     before.wait_for(&state, instance);
 }
 
-fn bear_load(crashing: bool) {
+fn run_load(crashing: bool) {
     if !testkit::needs_root() {
         return;
     }
     let instance = format!("load-{}-{}", u8::from(crashing), std::process::id());
-    let (server, before) = used_before(&instance);
+    let (server, before) = server_used_before(&instance);
     let server = RwLock::new(server);
-    let load = Load {
+    let load = LoadTest {
         server: &server,
         instance: &instance,
         over: AtomicBool::new(false),
@@ -242,11 +242,11 @@ fn bear_load(crashing: bool) {
                 move || load.client(number)
             });
         }
-        scope.spawn(|| load.killer());
+        scope.spawn(|| load.kill_agents());
         if crashing {
-            scope.spawn(|| load.crasher(Duration::from_millis(1500)));
+            scope.spawn(|| load.crash_server(Duration::from_millis(1500)));
         }
-        let end = Instant::now() + Duration::from_secs(seconds());
+        let end = Instant::now() + Duration::from_secs(load_seconds());
         while Instant::now() < end {
             std::thread::park_timeout(end - Instant::now());
         }
@@ -265,10 +265,10 @@ fn bear_load(crashing: bool) {
 
 #[test]
 fn two_hundred_clients_and_fifty_keys_while_sandboxes_are_killed() {
-    bear_load(false);
+    run_load(false);
 }
 
 #[test]
 fn two_hundred_clients_and_fifty_keys_while_the_server_is_killed_too() {
-    bear_load(true);
+    run_load(true);
 }

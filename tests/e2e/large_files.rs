@@ -3,23 +3,23 @@
 use std::io::Read;
 
 use e2e::host;
-use e2e::sandbox::Sandbox;
-use e2e::server::{Server, resident};
+use e2e::sandbox::RemoteSandbox;
+use e2e::server::{TestServer, resident_memory};
 use serde_json::{Value, json};
 
 const GIBIBYTE: u64 = 1 << 30;
 const BLOCK: u64 = 1 << 20;
 
 /// How much memory buffers may take for a file of any size.
-const FLAT: u64 = 48 << 20;
+const MAX_MEMORY_GROWTH: u64 = 48 << 20;
 
 /// A gibibyte whose every block begins with its number.
-struct Numbered {
+struct NumberedBlocks {
     place: u64,
     size: u64,
 }
 
-impl Read for Numbered {
+impl Read for NumberedBlocks {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let left = usize::try_from(self.size - self.place).unwrap_or(usize::MAX);
         let length = buffer.len().min(left);
@@ -38,51 +38,54 @@ impl Read for Numbered {
 }
 
 /// The highest memory use seen, of the server and of the sandbox's own processes.
-struct Watched {
+struct MemoryPeak {
     server: u32,
     sandbox: String,
     before: u64,
     highest: u64,
 }
 
-impl Watched {
-    fn begin(server: &Server, sandbox: &Sandbox) -> Self {
+impl MemoryPeak {
+    fn begin(server: &TestServer, sandbox: &RemoteSandbox) -> Self {
         let (server, sandbox) = (server.pid(), sandbox.id.clone());
-        let before = resident(server) + host::resident_in(&sandbox);
+        let before = resident_memory(server) + host::agent_memory(&sandbox);
         Self { server, sandbox, before, highest: before }
     }
 
-    fn look(&mut self) {
-        self.highest = self.highest.max(resident(self.server) + host::resident_in(&self.sandbox));
+    fn sample(&mut self) {
+        self.highest = self.highest.max(resident_memory(self.server) + host::agent_memory(&self.sandbox));
     }
 
     fn check(&self, what: &str) {
         let Self { before, highest, .. } = self;
-        assert!(*highest < before + FLAT, "{what}: memory rose from {before} to {highest} bytes");
+        assert!(
+            *highest < before + MAX_MEMORY_GROWTH,
+            "{what}: memory rose from {before} to {highest} bytes"
+        );
     }
 }
 
 #[test]
 fn a_gibibyte_goes_up_and_comes_down_in_flat_memory() {
-    let server = Server::start();
-    let mut sandbox = server.create_with(&json!({"extensions": {"coracle.disk": "2Gi"}}));
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox_with(&json!({"extensions": {"coracle.disk": "2Gi"}}));
     assert_eq!(sandbox.run("true").code, Some(0));
-    let mut watched = Watched::begin(&server, &sandbox);
+    let mut watched = MemoryPeak::begin(&server, &sandbox);
     let mut pieces = 0_u64;
-    let mut content = Numbered { place: 0, size: GIBIBYTE };
+    let mut content = NumberedBlocks { place: 0, size: GIBIBYTE };
     let answer = sandbox.upload_from("/root/large", GIBIBYTE, &mut content, || {
         pieces += 1;
         if pieces.is_multiple_of(256) {
-            watched.look();
+            watched.sample();
         }
     });
     assert_eq!(answer.status, 200, "{}", answer.text());
     watched.check("the upload");
     assert_eq!(sandbox.run("stat -c %s /root/large").stdout, format!("{GIBIBYTE}\n"));
 
-    let mut stream = sandbox.inside_streaming("GET", "files/download?path=/root/large", &Value::Null);
+    let mut stream = sandbox.request_streaming("GET", "files/download?path=/root/large", &Value::Null);
     assert_eq!(stream.status, 200);
-    let mut expected = Numbered { place: 0, size: GIBIBYTE };
+    let mut expected = NumberedBlocks { place: 0, size: GIBIBYTE };
     let (mut got, mut wanted) = (vec![0; 1 << 18], vec![0; 1 << 18]);
     let mut taken = 0_u64;
     loop {
@@ -94,7 +97,7 @@ fn a_gibibyte_goes_up_and_comes_down_in_flat_memory() {
         assert!(got[..count] == wanted[..count], "other bytes came back, near {taken}");
         taken += count as u64;
         if (taken / BLOCK).is_multiple_of(64) {
-            watched.look();
+            watched.sample();
         }
     }
     assert_eq!(taken, GIBIBYTE);
@@ -105,16 +108,16 @@ fn a_gibibyte_goes_up_and_comes_down_in_flat_memory() {
 fn sizes_and_offsets_beyond_four_gibibytes_are_exact() {
     const PLACE: u64 = 4 * GIBIBYTE;
     const WORDS: &str = "beyond what 32 bits can count";
-    let server = Server::start();
-    let mut sandbox = server.create();
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox();
     let write = format!("truncate -s {PLACE} /root/sparse && printf %s '{WORDS}' >> /root/sparse");
     assert_eq!(sandbox.run(&write).code, Some(0));
     let size = PLACE + WORDS.len() as u64;
-    let info = sandbox.inside("GET", "files/info?path=/root/sparse", &Value::Null).json();
+    let info = sandbox.request_inside("GET", "files/info?path=/root/sparse", &Value::Null).json();
     assert_eq!(info["/root/sparse"]["size"], json!(size), "{info}");
     // From before the border to after it, and the last bytes by a suffix range.
     for (range, start) in [(format!("bytes={}-", PLACE - 3), PLACE - 3), ("bytes=-29".to_owned(), PLACE)] {
-        let answer = sandbox.inside_with(
+        let answer = sandbox.request_inside_with_headers(
             "GET",
             "files/download?path=/root/sparse",
             &[("Range".to_owned(), range.clone())],
@@ -126,7 +129,7 @@ fn sizes_and_offsets_beyond_four_gibibytes_are_exact() {
         assert_eq!(answer.body.len() as u64, size - start, "{range}");
     }
     // The whole file is announced with its true length.
-    let whole = sandbox.inside_streaming("GET", "files/download?path=/root/sparse", &Value::Null);
+    let whole = sandbox.request_streaming("GET", "files/download?path=/root/sparse", &Value::Null);
     let length = whole.headers.iter().find(|(name, _)| name.eq_ignore_ascii_case("content-length"));
     assert_eq!(length.map(|(_, value)| value.clone()), Some(size.to_string()));
 }

@@ -2,13 +2,13 @@
 
 use std::fs;
 
-use e2e::run::{ORDINARY, Run, User};
-use e2e::sandbox::Sandbox;
-use e2e::server::{Server, Start};
+use e2e::run::{ORDINARY_USER, RunCommand, TestUser};
+use e2e::sandbox::RemoteSandbox;
+use e2e::server::{ServerBuilder, TestServer};
 use serde_json::json;
 
 /// Prints the visible memory in bytes, and the processors by every interface that programs use.
-const LOOK: &str = "awk '/^MemTotal:|^SwapTotal:/ {print $2 * 1024}' /proc/meminfo; nproc; \
+const PRINT_LIMITS: &str = "awk '/^MemTotal:|^SwapTotal:/ {print $2 * 1024}' /proc/meminfo; nproc; \
     getconf _NPROCESSORS_ONLN; python3 -c 'import os; print(os.cpu_count())'; \
     grep -c ^processor /proc/cpuinfo; grep -c '^cpu[0-9]' /proc/stat; cat /sys/devices/system/cpu/online; \
     ls -d /sys/devices/system/cpu/cpu* | wc -l";
@@ -18,7 +18,7 @@ fn host_processors() -> usize {
     stat.lines().filter(|line| line.starts_with("cpu")).count() - 1
 }
 
-/// The output of [`LOOK`] for these limits.
+/// The output of [`PRINT_LIMITS`] for these limits.
 fn expected(memory: u64, processors: usize) -> String {
     let count = processors.min(host_processors());
     let list = if count == 1 { "0".to_owned() } else { format!("0-{}", count - 1) };
@@ -31,7 +31,8 @@ fn free_and_nproc_show_the_limits_of_a_run() {
         return;
     }
     let run = |cpus: &str, argv: &[&str]| {
-        let ended = Run::new(User::Same).flag("--memory", "256m").flag("--cpus", cpus).argv(argv);
+        let ended =
+            RunCommand::new(TestUser::Same).flag("--memory", "256m").flag("--cpus", cpus).run_argv(argv);
         assert_eq!(ended.code, Some(0), "{ended:?}");
         ended.stdout
     };
@@ -41,7 +42,7 @@ fn free_and_nproc_show_the_limits_of_a_run() {
     let swap: Vec<&str> = free.lines().nth(2).expect("a line for swap").split_whitespace().collect();
     assert_eq!(swap[1], "0", "{free}");
     for (cpus, processors) in [("0.5", 1), ("1", 1), ("1.5", 2), ("64", 64)] {
-        assert_eq!(run(cpus, &["sh", "-c", LOOK]), expected(256 << 20, processors), "{cpus}");
+        assert_eq!(run(cpus, &["sh", "-c", PRINT_LIMITS]), expected(256 << 20, processors), "{cpus}");
     }
 }
 
@@ -50,8 +51,8 @@ fn thread_count_set_by_the_caller_is_kept() {
     if !testkit::needs_root() {
         return;
     }
-    let run = Run::new(User::Same).flag("--cpus", "1").flag("--env", "OMP_NUM_THREADS=7");
-    assert_eq!(run.argv(&["nproc"]).stdout, "7\n");
+    let run = RunCommand::new(TestUser::Same).flag("--cpus", "1").flag("--env", "OMP_NUM_THREADS=7");
+    assert_eq!(run.run_argv(&["nproc"]).stdout, "7\n");
 }
 
 /// Programs inside cannot change the shown values, and the files expose nothing else.
@@ -65,7 +66,7 @@ fn limit_view_files_are_read_only_inside() {
         rm -f $f 2>/dev/null && echo removed; done; mkdir /sys/x 2>/dev/null && echo made; \
         touch /sys/devices/x 2>/dev/null && echo made; \
         for fd in /proc/1/fd/*; do (echo x > $fd/meminfo) 2>/dev/null && echo through; done; head -c 9 /proc/meminfo";
-    let ended = Run::new(User::Same).argv(&["sh", "-c", text]);
+    let ended = RunCommand::new(TestUser::Same).run_argv(&["sh", "-c", text]);
     assert_eq!(ended.stdout, "MemTotal:", "{ended:?}");
 }
 
@@ -79,8 +80,8 @@ fn memory_in_use_is_updated_for_a_running_program() {
         before = look()\nheld = bytearray(100 << 20)\n\
         while True:\n    now = look()\n    if before['MemAvailable'] - now['MemAvailable'] > 90 << 10: break\n\
         assert now['MemFree'] <= now['MemAvailable'] <= now['MemTotal'] == 256 << 10, now\nprint('seen')";
-    let run = Run::new(User::Same).flag("--memory", "256m").flag("--timeout", "60s");
-    let ended = run.argv(&["python3", "-c", GROWS]);
+    let run = RunCommand::new(TestUser::Same).flag("--memory", "256m").flag("--timeout", "60s");
+    let ended = run.run_argv(&["python3", "-c", GROWS]);
     assert_eq!(ended.stdout, "seen\n", "{ended:?}");
 }
 
@@ -93,16 +94,17 @@ fn a_sandbox_from_a_pool_shows_the_limits_it_was_taken_with() {
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("coracle.toml");
     fs::write(&file, "[[pool]]\nname = \"warm\"\nlevel = 1\n").expect("our own directory");
-    let server = Start::new().argument("--config").argument(&file.display().to_string()).start();
+    let server = ServerBuilder::new().argument("--config").argument(&file.display().to_string()).start();
     let mut client = server.client();
     e2e::eventually("the pool is full", || {
         client.get("/v1/pools/warm").expect("the server answers").json()["status"]["available"] == 1
     });
     let limits = json!({"cpu": "0.5", "memory": "200Mi"});
-    let mut taken = server.create_with(&json!({"resourceLimits": limits, "extensions": {"poolRef": "warm"}}));
+    let mut taken =
+        server.create_sandbox_with(&json!({"resourceLimits": limits, "extensions": {"poolRef": "warm"}}));
     let shown = client.get(&format!("/v1/sandboxes/{}", taken.id)).expect("the server answers").json();
     assert_eq!(shown["allocation"]["poolRef"], "warm", "{shown}");
-    assert_eq!(taken.run(LOOK).stdout, expected(200 << 20, 1));
+    assert_eq!(taken.run(PRINT_LIMITS).stdout, expected(200 << 20, 1));
 }
 
 /// A session with its own namespaces has its own `/proc`, which shows the same.
@@ -111,18 +113,18 @@ fn an_isolated_session_shows_the_limits_of_its_sandbox() {
     if !testkit::needs_root() {
         return;
     }
-    let server = Server::start();
-    let mut sandbox: Sandbox = server.create_with(&json!({
+    let server = TestServer::start();
+    let mut sandbox: RemoteSandbox = server.create_sandbox_with(&json!({
         "resourceLimits": {"cpu": "1", "memory": "300Mi"},
         "extensions": {"bootstrap.execd.isolation": "enable"},
     }));
     let request = json!({"workspace": {"path": "/tmp", "mode": "rw"}});
-    let opened = sandbox.inside("POST", "v1/isolated/session", &request);
+    let opened = sandbox.request_inside("POST", "v1/isolated/session", &request);
     assert_eq!(opened.status, 201, "{}", opened.text());
     let session = opened.json()["session_id"].as_str().expect("an id").to_owned();
-    let body = json!({"code": LOOK});
-    let answer = sandbox.inside("POST", &format!("v1/isolated/session/{session}/run"), &body);
-    assert_eq!(e2e::sandbox::Ran::of_events(&answer.text()).stdout, expected(300 << 20, 1));
+    let body = json!({"code": PRINT_LIMITS});
+    let answer = sandbox.request_inside("POST", &format!("v1/isolated/session/{session}/run"), &body);
+    assert_eq!(e2e::sandbox::CommandRun::from_events(&answer.text()).stdout, expected(300 << 20, 1));
 }
 
 #[test]
@@ -130,8 +132,11 @@ fn host_values_are_shown_if_no_limit_applies() {
     if !testkit::needs_root() {
         return;
     }
-    let ended =
-        Run::new(ORDINARY).argv(&["sh", "-c", "head -n 1 /proc/meminfo; grep -c ^processor /proc/cpuinfo"]);
+    let ended = RunCommand::new(ORDINARY_USER).run_argv(&[
+        "sh",
+        "-c",
+        "head -n 1 /proc/meminfo; grep -c ^processor /proc/cpuinfo",
+    ]);
     let host = fs::read_to_string("/proc/meminfo").expect("every host has it");
     let total = host.lines().next().expect("the first line is the total");
     assert_eq!(ended.stdout, format!("{total}\n{}\n", host_processors()), "{ended:?}");

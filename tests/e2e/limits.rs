@@ -5,26 +5,31 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use e2e::host;
-use e2e::run::{ORDINARY, Run, User};
-use e2e::sandbox::Sandbox;
-use e2e::server::{Server, Start};
+use e2e::run::{ORDINARY_USER, RunCommand, TestUser};
+use e2e::sandbox::RemoteSandbox;
+use e2e::server::{ServerBuilder, TestServer};
 use serde_json::json;
 
-fn run() -> Run {
-    Run::new(User::Same).with_attacks()
+fn run() -> RunCommand {
+    RunCommand::new(TestUser::Same).with_attacks()
 }
 
 #[test]
 fn memory_past_the_limit_is_reported_as_oom() {
-    let ended = run().flag("--memory", "64m").argv(&["/attacks/attacks", "eat", "memory"]);
+    let ended = run().flag("--memory", "64m").run_argv(&["/attacks/attacks", "eat", "memory"]);
     assert_eq!(ended.code, Some(137), "{ended:?}");
     assert!(ended.stderr.to_lowercase().contains("memory"), "the output lacks the reason: {ended:?}");
 }
 
 #[test]
 fn memory_within_the_limit_is_given() {
-    let ended =
-        run().flag("--memory", "256m").argv(&["dd", "if=/dev/zero", "of=/dev/null", "bs=100M", "count=1"]);
+    let ended = run().flag("--memory", "256m").run_argv(&[
+        "dd",
+        "if=/dev/zero",
+        "of=/dev/null",
+        "bs=100M",
+        "count=1",
+    ]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
 }
 
@@ -33,7 +38,7 @@ fn a_busy_loop_gets_its_share_of_the_processor() {
     // The time since boot and the shell's own processor time, before and after the loop.
     let text = "report() { read -r now _ < /proc/uptime; echo $now; times; }; report; \
                 end=$((SECONDS + 4)); while ((SECONDS < end)); do :; done; report";
-    let ended = run().flag("--cpus", "0.2").argv(&["bash", "-c", text]);
+    let ended = run().flag("--cpus", "0.2").run_argv(&["bash", "-c", text]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let lines: Vec<&str> = ended.stdout.lines().collect();
     let [began, used_before, _, ended, used_after, _] = lines[..] else { panic!("{lines:?}") };
@@ -59,14 +64,14 @@ fn seconds(text: &str) -> f64 {
 #[test]
 fn processes_stop_at_their_limit() {
     let text = "for i in $(seq 1 100); do sleep 30 & done; wait";
-    let ended = run().flag("--pids", "20").flag("--timeout", "20s").shell(text);
+    let ended = run().flag("--pids", "20").flag("--timeout", "20s").run_shell(text);
     let refused = ended.stderr.contains("fork") || ended.stderr.contains("Resource temporarily unavailable");
     assert!(refused, "100 processes were started: {ended:?}");
 }
 
 #[test]
 fn disk_past_the_limit_is_refused() {
-    let ended = run().flag("--disk", "64m").argv(&["/attacks/attacks", "eat", "disk", "/root"]);
+    let ended = run().flag("--disk", "64m").run_argv(&["/attacks/attacks", "eat", "disk", "/root"]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.stdout.contains("EDQUOT") || ended.stdout.contains("ENOSPC"), "{ended:?}");
     let written: u64 = number_after(&ended.stdout, "after ");
@@ -75,7 +80,7 @@ fn disk_past_the_limit_is_refused() {
 
 #[test]
 fn inodes_past_the_limit_are_refused() {
-    let ended = run().flag("--disk", "8m").argv(&["/attacks/attacks", "eat", "inodes", "/root"]);
+    let ended = run().flag("--disk", "8m").run_argv(&["/attacks/attacks", "eat", "inodes", "/root"]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.stdout.contains("EDQUOT") || ended.stdout.contains("ENOSPC"), "{ended:?}");
 }
@@ -85,7 +90,7 @@ fn the_whole_image_is_under_the_disk_limit() {
     // A second tree, at /usr, must count against the same limit.
     let text =
         "head -c 100m /dev/zero > /usr/bin/filler; head -c 100m /dev/zero > /root/filler; df /root /usr/bin";
-    let ended = run().flag("--disk", "64m").shell(text);
+    let ended = run().flag("--disk", "64m").run_shell(text);
     let refusals =
         ended.stderr.matches("No space left").count() + ended.stderr.matches("quota exceeded").count();
     assert_eq!(refusals, 2, "{ended:?}");
@@ -101,49 +106,60 @@ fn a_deadline_kills_a_child_that_left_its_session() {
     // The number of seconds marks the process among all others.
     let seconds = (100_000 + std::process::id()).to_string();
     let began = Instant::now();
-    let ended = run().flag("--timeout", "2s").argv(&["/attacks/attacks", "daemon", &seconds]);
+    let ended = run().flag("--timeout", "2s").run_argv(&["/attacks/attacks", "daemon", &seconds]);
     assert_eq!(ended.code, Some(124), "{ended:?}");
     assert!(ended.stdout.contains("daemon "), "the child did not start: {ended:?}");
-    assert!(began.elapsed() < Duration::from_secs(15) * e2e::slowness(), "it took {:?}", began.elapsed());
-    assert_eq!(host::processes_with(&format!("daemon {seconds}")), Vec::<u32>::new());
+    assert!(
+        began.elapsed() < Duration::from_secs(15) * e2e::slowness_factor(),
+        "it took {:?}",
+        began.elapsed()
+    );
+    assert_eq!(host::pids_with_command_line(&format!("daemon {seconds}")), Vec::<u32>::new());
 }
 
 #[test]
 fn a_deadline_of_one_command_kills_its_tree_and_nothing_else() {
-    let server = Server::start();
-    let mut sandbox = server.create();
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox();
     sandbox.upload_attacks();
     let kept = (200_000 + std::process::id()).to_string();
-    sandbox.start(&format!("sleep {kept}"));
+    sandbox.start_background(&format!("sleep {kept}"));
     let seconds = (300_000 + std::process::id()).to_string();
-    let request = json!({"argv": ["/opt/attacks", "daemon", seconds], "timeout": 1500 * e2e::slowness()});
+    let request =
+        json!({"argv": ["/opt/attacks", "daemon", seconds], "timeout": 1500 * e2e::slowness_factor()});
     let ran = sandbox.run_with(&request);
     assert_ne!(ran.code, Some(0), "{ran:?}");
     assert!(ran.stdout.contains("daemon "), "the child did not start: {ran:?}");
-    e2e::eventually("its child is gone", || host::processes_with(&format!("daemon {seconds}")).is_empty());
-    assert_eq!(host::processes_with(&format!("sleep {kept}")).len(), 1, "another command was killed too");
+    e2e::eventually("its child is gone", || {
+        host::pids_with_command_line(&format!("daemon {seconds}")).is_empty()
+    });
+    assert_eq!(
+        host::pids_with_command_line(&format!("sleep {kept}")).len(),
+        1,
+        "another command was killed too"
+    );
 }
 
 #[test]
 fn a_paused_sandbox_uses_no_processor_and_resumes_where_it_was() {
-    let server = Server::start();
-    let mut sandbox = server.create();
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox();
     let mark = format!("mark-{}", sandbox.id);
-    sandbox.start(&format!("exec -a {mark} bash -c 'while :; do :; done' {mark}"));
+    sandbox.start_background(&format!("exec -a {mark} bash -c 'while :; do :; done' {mark}"));
     // A process has no command line for a moment while it executes the loop.
-    let busy = || host::processes_with(&mark).into_iter().find(|pid| ticks(*pid) > 5);
+    let busy = || host::pids_with_command_line(&mark).into_iter().find(|pid| ticks(*pid) > 5);
     let mut found = None;
     e2e::eventually("the loop works", || {
         found = busy();
         found.is_some()
     });
     let pid = found.expect("it was just found");
-    assert_eq!(sandbox.lifecycle("pause"), 202);
+    assert_eq!(sandbox.change_lifecycle("pause"), 202);
     e2e::eventually("it is paused", || sandbox.state().as_deref() == Some("Paused"));
     let stopped_at = ticks(pid);
     std::thread::park_timeout(Duration::from_millis(500));
     assert_eq!(ticks(pid), stopped_at, "the paused process continues");
-    assert_eq!(sandbox.lifecycle("resume"), 202);
+    assert_eq!(sandbox.change_lifecycle("resume"), 202);
     e2e::eventually("the process continues", || ticks(pid) > stopped_at);
 }
 
@@ -155,7 +171,7 @@ fn ticks(pid: u32) -> u64 {
 }
 
 /// The median of several runs, each of which must get the right response.
-fn usual_time(sandbox: &mut Sandbox) -> Duration {
+fn median_time(sandbox: &mut RemoteSandbox) -> Duration {
     let mut times: Vec<Duration> = (0..9)
         .map(|_| {
             let ran = sandbox.run_argv(&["echo", "answered"]);
@@ -170,20 +186,21 @@ fn usual_time(sandbox: &mut Sandbox) -> Duration {
 /// How many times longer than usual a response may take in an exhausted sandbox. Half of the time the quota
 /// of the period is spent, and every process waits for the next; a command that had to share the processor
 /// with every process of a bomb would take a hundred times as long.
-const SLOWER: u32 = 25;
+const MAX_SLOWDOWN: u32 = 25;
 
 /// Few enough that a bomb reaches the limit soon, on the slowest machine.
 const PIDS: usize = 64;
 
 /// Checks that commands are still answered in the usual time after `burden` was put on the sandbox.
-fn check_answers_under(memory: &str, burden: impl FnOnce(&mut Sandbox)) {
-    let server = Start::new().env("CORACLE_LIMITS_PIDS", &PIDS.to_string()).start();
-    let mut sandbox = server.create_with(&json!({"resourceLimits": {"cpu": "500m", "memory": memory}}));
+fn check_answers_under(memory: &str, burden: impl FnOnce(&mut RemoteSandbox)) {
+    let server = ServerBuilder::new().env("CORACLE_LIMITS_PIDS", &PIDS.to_string()).start();
+    let mut sandbox =
+        server.create_sandbox_with(&json!({"resourceLimits": {"cpu": "500m", "memory": memory}}));
     sandbox.upload_attacks();
-    let before = usual_time(&mut sandbox);
+    let before = median_time(&mut sandbox);
     burden(&mut sandbox);
-    let during = usual_time(&mut sandbox);
-    let bound = (before * SLOWER).max(Duration::from_millis(250) * e2e::slowness());
+    let during = median_time(&mut sandbox);
+    let bound = (before * MAX_SLOWDOWN).max(Duration::from_millis(250) * e2e::slowness_factor());
     assert!(during <= bound, "an answer took {during:?} instead of {before:?}");
 }
 
@@ -191,9 +208,9 @@ fn check_answers_under(memory: &str, burden: impl FnOnce(&mut Sandbox)) {
 fn an_exec_is_answered_while_a_busy_loop_eats_the_quota() {
     check_answers_under("128Mi", |sandbox| {
         let mark = format!("mark-{}", sandbox.id);
-        sandbox.start(&format!("exec -a {mark} bash -c 'while :; do :; done' {mark}"));
+        sandbox.start_background(&format!("exec -a {mark} bash -c 'while :; do :; done' {mark}"));
         e2e::eventually("the loop works", || {
-            host::processes_with(&mark).first().is_some_and(|pid| ticks(*pid) > 5)
+            host::pids_with_command_line(&mark).first().is_some_and(|pid| ticks(*pid) > 5)
         });
     });
 }
@@ -202,7 +219,7 @@ fn an_exec_is_answered_while_a_busy_loop_eats_the_quota() {
 fn an_exec_is_answered_while_a_fork_bomb_sits_at_the_limit() {
     // Enough memory that the process limit is reached first.
     check_answers_under("256Mi", |sandbox| {
-        let bomb = sandbox.start("/opt/attacks eat processes");
+        let bomb = sandbox.start_background("/opt/attacks eat processes");
         // Each process of the bomb prints one line when it is refused; then all of them wait.
         let mostly = PIDS * 3 / 4;
         e2e::eventually("the bomb sits at its limit", || {
@@ -214,7 +231,7 @@ fn an_exec_is_answered_while_a_fork_bomb_sits_at_the_limit() {
 #[test]
 fn an_exec_is_answered_while_a_fork_bomb_spins() {
     check_answers_under("256Mi", |sandbox| {
-        let bomb = sandbox.start(&format!("/opt/attacks eat processor {}", PIDS * 3 / 4));
+        let bomb = sandbox.start_background(&format!("/opt/attacks eat processor {}", PIDS * 3 / 4));
         e2e::eventually("the bomb spins", || sandbox.logs(&bomb).contains("spinning"));
     });
 }
@@ -233,7 +250,7 @@ fn ordinary_user_gets_the_name_of_an_unenforceable_limit() {
         return;
     }
     // An ordinary user cannot make a group here, so a limit that was given must fail.
-    let ended = Run::new(ORDINARY).flag("--memory", "64m").argv(&["true"]);
+    let ended = RunCommand::new(ORDINARY_USER).flag("--memory", "64m").run_argv(&["true"]);
     assert_eq!(ended.code, Some(125), "{ended:?}");
     assert!(ended.stderr.contains("memory") && ended.stderr.contains("hint:"), "{ended:?}");
 }

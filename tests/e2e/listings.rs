@@ -2,24 +2,24 @@
 
 use std::process::{Output, Stdio};
 
-use e2e::binary::Programs;
-use e2e::server::{Server, Start};
+use e2e::binary::ProgramCopies;
+use e2e::server::{ServerBuilder, TestServer};
 use serde_json::{Value, json};
 
 const OPERATOR: &str = "the-operators-own-key";
 
 fn coracle(url: &str, key: &str, words: &[&str]) -> Output {
-    let mut command = Programs::shared().command();
+    let mut command = ProgramCopies::shared().command();
     command.args(["--url", url]).args(words).env("CORACLE_API_KEY", key).stdin(Stdio::null());
     command.output().expect("the binary runs")
 }
 
-fn address(server: &Server) -> String {
+fn address(server: &TestServer) -> String {
     format!("http://{}", server.address())
 }
 
 /// Standard output and standard error of a command that must succeed.
-fn said(server: &Server, key: &str, words: &[&str]) -> (String, String) {
+fn successful_output(server: &TestServer, key: &str, words: &[&str]) -> (String, String) {
     let output = coracle(&address(server), key, words);
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();
     let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
@@ -35,24 +35,24 @@ fn refusal(url: &str, key: &str, words: &[&str]) -> String {
 }
 
 /// A key for an owner, and its id.
-fn key_of(server: &Server, owner: &str) -> (String, String) {
-    let made = said(server, OPERATOR, &["--json", "key", "create", owner]).0;
+fn key_of(server: &TestServer, owner: &str) -> (String, String) {
+    let made = successful_output(server, OPERATOR, &["--json", "key", "create", owner]).0;
     let made: Value = serde_json::from_str(&made).expect("it is JSON");
     let text = |name: &str| made[name].as_str().expect("it is text").to_owned();
     (text("key"), text("id"))
 }
 
-fn with_keys() -> Server {
-    Start::new().env("CORACLE_API_KEY", OPERATOR).start()
+fn with_keys() -> TestServer {
+    ServerBuilder::new().env("CORACLE_API_KEY", OPERATOR).start()
 }
 
 #[test]
 fn operators_see_the_owner_in_ls_top_and_events() {
     let server = with_keys();
     let (key, _) = key_of(&server, "team");
-    let (theirs, _) = said(&server, &key, &["create", "--key", "theirs"]);
-    let (own, _) = said(&server, OPERATOR, &["create", "--key", "own"]);
-    let shown = |key: &str, words: &[&str]| said(&server, key, words).0;
+    let (theirs, _) = successful_output(&server, &key, &["create", "--key", "theirs"]);
+    let (own, _) = successful_output(&server, OPERATOR, &["create", "--key", "own"]);
+    let shown = |key: &str, words: &[&str]| successful_output(&server, key, words).0;
     let header = |text: &str| text.lines().next().unwrap_or_default().to_owned();
     let row = |text: &str, id: &str| {
         let row = text.lines().find(|line| line.contains(id)).map(str::to_owned);
@@ -73,7 +73,7 @@ fn operators_see_the_owner_in_ls_top_and_events() {
     assert!(header(&top).contains("OWNER") && row(&top, &theirs).contains(" team "), "{top}");
     let events = shown(OPERATOR, &["events"]);
     assert!(row(&events, &theirs).contains(" team ") && row(&events, &own).contains(" default "), "{events}");
-    said(&server, OPERATOR, &["rm", "--all", "--all-owners"]);
+    successful_output(&server, OPERATOR, &["rm", "--all", "--all-owners"]);
 }
 
 #[test]
@@ -93,8 +93,8 @@ fn key_rm_takes_a_prefix_and_says_whether_sandboxes_stay() {
     let server = with_keys();
     let ((key, first), (_, second)) = (key_of(&server, "team"), key_of(&server, "team"));
     let (_, operators) = key_of(&server, "default");
-    said(&server, &key, &["create"]);
-    let remove = |id: &str| said(&server, OPERATOR, &["key", "rm", "--and-sandboxes", id]);
+    successful_output(&server, &key, &["create"]);
+    let remove = |id: &str| successful_output(&server, OPERATOR, &["key", "rm", "--and-sandboxes", id]);
 
     let unknown = refusal(&address(&server), OPERATOR, &["key", "rm", "--and-sandboxes", "-", ""]);
     assert!(unknown.contains("there is no such key") && !unknown.contains("sandbox"), "{unknown}");
@@ -105,14 +105,14 @@ fn key_rm_takes_a_prefix_and_says_whether_sandboxes_stay() {
     assert_eq!(remove(&operators), (operators, stay.to_owned()));
     let gone = "owner `team` has no valid key left: 1 sandbox removed";
     assert_eq!(remove(&second), (second, gone.to_owned()));
-    assert!(said(&server, OPERATOR, &["ls", "-q", "--all-owners"]).0.is_empty());
+    assert!(successful_output(&server, OPERATOR, &["ls", "-q", "--all-owners"]).0.is_empty());
 }
 
 #[test]
 fn names_are_written_in_full_and_release_takes_an_id() {
-    let server = Server::start();
+    let server = TestServer::start();
     let url = address(&server);
-    let text = |words: &[&str]| said(&server, "", words).0;
+    let text = |words: &[&str]| successful_output(&server, "", words).0;
     let linux = text(&["create", "--key", "build-linux"]);
     text(&["create", "--key", "build-mac"]);
     // The beginning of one name only, which must not be enough to remove it.
@@ -137,9 +137,9 @@ fn names_are_written_in_full_and_release_takes_an_id() {
 
 #[test]
 fn logs_of_a_session_are_those_of_its_newest_run() {
-    let server = Server::start();
+    let server = TestServer::start();
     let url = address(&server);
-    let id = said(&server, "", &["create", "--key", "busy"]).0;
+    let id = successful_output(&server, "", &["create", "--key", "busy"]).0;
     let mut client = server.client();
     let execd = format!("/v1/sandboxes/{id}/proxy/44772");
     let session = client.post(&format!("{execd}/session"), &json!({})).expect("an answer").json();
@@ -150,7 +150,7 @@ fn logs_of_a_session_are_those_of_its_newest_run() {
         let run = json!({"command": format!("echo run {number}")});
         client.post(&format!("{execd}/session/{session}/run"), &run).expect("an answer");
     }
-    assert_eq!(said(&server, "", &["logs", "busy", &session]).0, "run 2");
+    assert_eq!(successful_output(&server, "", &["logs", "busy", &session]).0, "run 2");
 
     // Hints name commands that can be entered.
     let unknown = "f".repeat(32);
@@ -167,8 +167,8 @@ fn inspect_shows_each_row_once() {
     if !testkit::needs_root() {
         return;
     }
-    let server = Server::start();
-    let text = |words: &[&str]| said(&server, "", words).0;
+    let server = TestServer::start();
+    let text = |words: &[&str]| successful_output(&server, "", words).0;
     text(&["create", "--key", "source"]);
     text(&["snapshot", "create", "source", "--name", "daily"]);
     let made = text(&["create", "--snapshot", "daily", "--memory", "64m"]);

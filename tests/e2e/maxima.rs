@@ -3,13 +3,13 @@
 use std::fs;
 
 use e2e::host;
-use e2e::http::Response;
-use e2e::run::{ORDINARY, Run, User};
-use e2e::sandbox::Sandbox;
-use e2e::server::{Server, Start};
+use e2e::http::HttpResponse;
+use e2e::run::{ORDINARY_USER, RunCommand, TestUser};
+use e2e::sandbox::RemoteSandbox;
+use e2e::server::{ServerBuilder, TestServer};
 use serde_json::{Value, json};
 
-fn create(server: &Server, limits: &Value, disk: &str) -> Response {
+fn create(server: &TestServer, limits: &Value, disk: &str) -> HttpResponse {
     let request = json!({"image": {"uri": "host"}, "timeout": 60, "entrypoint": ["sleep", "infinity"],
         "resourceLimits": limits, "extensions": {"coracle.disk": disk}});
     server.client().post("/v1/sandboxes", &request).expect("the server answers")
@@ -17,7 +17,7 @@ fn create(server: &Server, limits: &Value, disk: &str) -> Response {
 
 #[test]
 fn request_above_the_operators_maximum_is_refused_with_the_maximum() {
-    let server = Start::new()
+    let server = ServerBuilder::new()
         .env("CORACLE_LIMITS_MAX_MEMORY", "2g")
         .env("CORACLE_LIMITS_MAX_CPUS", "1.5")
         .env("CORACLE_LIMITS_MAX_DISK", "3g")
@@ -39,16 +39,16 @@ fn request_above_the_operators_maximum_is_refused_with_the_maximum() {
 
 #[test]
 fn a_disk_larger_than_all_disks_together_is_refused() {
-    let ended = Run::new(User::Same).flag("--disk", "900t").argv(&["true"]);
+    let ended = RunCommand::new(TestUser::Same).flag("--disk", "900t").run_argv(&["true"]);
     assert_eq!(ended.code, Some(125), "{ended:?}");
     assert!(ended.stderr.contains("of all disks"), "{ended:?}");
 }
 
 #[test]
 fn an_agent_has_a_bound_on_processor_time_too() {
-    let server = Server::start();
-    let sandbox = server.create();
-    let agent = host::agent_of(&sandbox.id).expect("its agent runs");
+    let server = TestServer::start();
+    let sandbox = server.create_sandbox();
+    let agent = host::agent_pid(&sandbox.id).expect("its agent runs");
     let groups = fs::read_to_string(format!("/proc/{agent}/cgroup")).expect("its agent runs");
     let bound = groups.lines().find_map(|line| {
         let (controllers, group) = line.split_once(':')?.1.split_once(':')?;
@@ -68,10 +68,10 @@ fn without_root_journals_are_bounded_and_followed_after_a_restart() {
     if !testkit::needs_root() {
         return;
     }
-    let start = || Start::new().as_user(ORDINARY).env("CORACLE_REQUIRE_LIMITS", "false");
+    let start = || ServerBuilder::new().as_user(ORDINARY_USER).env("CORACLE_REQUIRE_LIMITS", "false");
     let mut server = start().start();
-    let mut sandbox = Sandbox::create(server.client(), &json!({"resourceLimits": {}}));
-    let command = sandbox.start("echo before; sleep 600");
+    let mut sandbox = RemoteSandbox::create(server.client(), &json!({"resourceLimits": {}}));
+    let command = sandbox.start_background("echo before; sleep 600");
     e2e::eventually("it has printed", || sandbox.logs(&command).contains("before"));
     let record = fs::read(server.state_directory().join("boxes").join(&sandbox.id)).expect("it is recorded");
     let record: Value = serde_json::from_slice(&record).expect("a record is JSON");
@@ -84,7 +84,7 @@ fn without_root_journals_are_bounded_and_followed_after_a_restart() {
     });
     assert!(sizes.collect::<Vec<u64>>().contains(&(128 << 20)), "no directory of the agent is bounded");
     server.kill();
-    server.start_again(&start());
-    let mut again = Sandbox::known(server.client(), &sandbox.id);
+    server.restart(&start());
+    let mut again = RemoteSandbox::existing(server.client(), &sandbox.id);
     assert!(again.logs(&command).contains("before"));
 }

@@ -2,30 +2,30 @@
 
 use std::process::{Output, Stdio};
 
-use e2e::binary::Programs;
-use e2e::server::Server;
+use e2e::binary::ProgramCopies;
+use e2e::server::TestServer;
 use serde_json::{Value, json};
 
-fn coracle(server: &Server, words: &[&str]) -> Output {
-    let mut command = Programs::shared().command();
+fn coracle(server: &TestServer, words: &[&str]) -> Output {
+    let mut command = ProgramCopies::shared().command();
     command.args(["--url", &format!("http://{}", server.address())]).args(words).stdin(Stdio::null());
     command.output().expect("the binary runs")
 }
 
 /// The output of a command that must succeed.
-fn text(server: &Server, words: &[&str]) -> String {
+fn text(server: &TestServer, words: &[&str]) -> String {
     let output = coracle(server, words);
     assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("it is text").trim_end().to_owned()
 }
 
-fn read_json(server: &Server, words: &[&str]) -> Value {
+fn read_json(server: &TestServer, words: &[&str]) -> Value {
     let text = text(server, &[&["--json"], words].concat());
     serde_json::from_str(&text).expect("it is JSON")
 }
 
 /// The error of a command that must fail.
-fn refusal(server: &Server, words: &[&str]) -> String {
+fn refusal(server: &TestServer, words: &[&str]) -> String {
     let output = coracle(server, words);
     assert!(!output.status.success(), "{words:?} succeeded");
     String::from_utf8_lossy(&output.stderr).into_owned()
@@ -33,7 +33,7 @@ fn refusal(server: &Server, words: &[&str]) -> String {
 
 #[test]
 fn every_command_takes_a_name_or_a_unique_prefix() {
-    let server = Server::start();
+    let server = TestServer::start();
     let id = text(&server, &["create", "--key", "my box", "--label", "team=search"]);
     let prefix = &id[..9];
     for reference in [id.as_str(), "my box", prefix] {
@@ -61,7 +61,7 @@ fn every_command_takes_a_name_or_a_unique_prefix() {
 
 #[test]
 fn ambiguous_prefix_lists_candidates_and_acts_on_none() {
-    let server = Server::start();
+    let server = TestServer::start();
     let mut ids: Vec<String> = Vec::new();
     // Ids begin with one of 26 letters, so two of 27 share their first letter.
     let shared = loop {
@@ -90,7 +90,7 @@ fn snapshots_and_volumes_are_found_by_name_and_prefix() {
     if !testkit::needs_root() {
         return;
     }
-    let server = Server::start();
+    let server = TestServer::start();
     text(&server, &["create", "--key", "source"]);
     let snapshot = text(&server, &["snapshot", "create", "source", "--name", "daily"]);
     for reference in [snapshot.as_str(), "daily", &snapshot[..8]] {
@@ -113,14 +113,14 @@ fn snapshots_and_volumes_are_found_by_name_and_prefix() {
 }
 
 /// The row of a process in `ps`, by its id.
-fn process_row(server: &Server, words: &[&str], id: &str) -> Option<Value> {
+fn process_row(server: &TestServer, words: &[&str], id: &str) -> Option<Value> {
     let listed = read_json(server, &[&["ps"], words].concat());
     listed.as_array().expect("it is a list").iter().find(|row| row["id"] == id).cloned()
 }
 
 #[test]
 fn ps_shows_commands_sessions_and_contexts_and_kill_ends_their_trees() {
-    let server = Server::start();
+    let server = TestServer::start();
     let id = text(&server, &["create", "--key", "busy"]);
     let spin = "sleep 1000 & while :; do :; done";
     let command = text(&server, &["exec", "-d", "busy", "-c", spin]);
@@ -169,7 +169,7 @@ fn pause_resume_extend_and_url_take_names() {
     if !testkit::needs_root() {
         return;
     }
-    let server = Server::start();
+    let server = TestServer::start();
     let id = text(&server, &["create", "--key", "web", "--timeout", "5m", "--idle-timeout", "90m"]);
     assert_eq!(text(&server, &["pause", "web"]), id);
     assert_eq!(read_json(&server, &["inspect", "web"])["phase"], "paused");
@@ -206,7 +206,7 @@ fn pause_resume_extend_and_url_take_names() {
 
 #[test]
 fn events_can_begin_with_the_last_ones() {
-    let server = Server::start();
+    let server = TestServer::start();
     for _ in 0..2 {
         let id = text(&server, &["create"]);
         text(&server, &["rm", &id]);

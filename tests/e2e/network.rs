@@ -6,17 +6,19 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use e2e::host;
-use e2e::run::{ORDINARY, Run, User};
-use e2e::sandbox::{Ran, Sandbox};
-use e2e::server::{Server, Start};
-use e2e::world::{self, HOST, HOST_PORT, HOST6, OTHERS, WORLD, WORLD6, World};
-use linux::namespaces::{self, Namespaces};
-use linux::netlink::filter;
-use linux::netlink::route::Routing;
+use e2e::run::{ORDINARY_USER, RunCommand, TestUser};
+use e2e::sandbox::{CommandRun, RemoteSandbox};
+use e2e::server::{ServerBuilder, TestServer};
+use e2e::test_network::{
+    self, GATEWAY, GATEWAY_V6, HOST_ADDRESS, HOST_ADDRESS_V6, HOST_PORT, OTHER_ADDRESSES, TestNetwork,
+};
+use linux::namespaces::{self, NamespaceSet};
+use linux::netlink::nftables;
+use linux::netlink::route::RoutingSocket;
 use serde_json::{Value, json};
 
-fn start() -> Start {
-    Start::new().env("CORACLE_NETWORK_DEFAULT", "auto").env("CORACLE_NETWORK_RESOLVERS", WORLD)
+fn start() -> ServerBuilder {
+    ServerBuilder::new().env("CORACLE_NETWORK_DEFAULT", "auto").env("CORACLE_NETWORK_RESOLVERS", GATEWAY)
 }
 
 fn with_network(network: &str) -> Value {
@@ -24,18 +26,18 @@ fn with_network(network: &str) -> Value {
 }
 
 /// Connects from inside and returns the response, or the shell's error.
-fn dial(sandbox: &mut Sandbox, address: &str, port: u16) -> Ran {
+fn dial(sandbox: &mut RemoteSandbox, address: &str, port: u16) -> CommandRun {
     sandbox.run(&format!("exec timeout 5 bash -c 'exec 3<>/dev/tcp/{address}/{port} && head -n 1 <&3'"))
 }
 
-fn assert_reached(sandbox: &mut Sandbox, address: &str, port: u16) -> String {
+fn assert_reached(sandbox: &mut RemoteSandbox, address: &str, port: u16) -> String {
     let ran = dial(sandbox, address, port);
     assert!(ran.stdout.contains("seen"), "{address}:{port} is not reached: {ran:?}");
     ran.stdout
 }
 
 /// Checks that the connection is refused at once, without a timeout.
-fn assert_refused(sandbox: &mut Sandbox, address: &str, port: u16) {
+fn assert_refused(sandbox: &mut RemoteSandbox, address: &str, port: u16) {
     let ran = dial(sandbox, address, port);
     assert!(!ran.stdout.contains("seen"), "{address}:{port} is reached: {ran:?}");
     let reported = ran.stderr.contains("No route to host")
@@ -44,13 +46,13 @@ fn assert_refused(sandbox: &mut Sandbox, address: &str, port: u16) {
     assert!(reported, "{address}:{port} was not refused at once: {ran:?}");
 }
 
-fn in_force(server: &Server, id: &str) -> String {
+fn in_force(server: &TestServer, id: &str) -> String {
     let answer = server.client().get(&format!("/coracle/v1/sandboxes/{id}")).expect("the server answers");
     assert_eq!(answer.status, 200, "{}", answer.text());
     answer.text()
 }
 
-fn policy(server: &Server, id: &str) -> String {
+fn policy(server: &TestServer, id: &str) -> String {
     let path = format!("/v1/sandboxes/{id}/proxy/18080/policy");
     let answer = server.client().get(&path).expect("the server answers");
     assert_eq!(answer.status, 200, "{}", answer.text());
@@ -58,13 +60,13 @@ fn policy(server: &Server, id: &str) -> String {
 }
 
 /// The net namespace of a sandbox, with this thread in it while `work` runs.
-fn inside<T>(id: &str, work: impl FnOnce() -> T) -> T {
+fn in_net_namespace<T>(id: &str, work: impl FnOnce() -> T) -> T {
     let home = std::fs::File::open("/proc/thread-self/ns/net").expect("there is a /proc");
-    let agent = host::agent_of(id).expect("its process runs");
+    let agent = host::agent_pid(id).expect("its process runs");
     let place = std::fs::File::open(format!("/proc/{agent}/ns/net")).expect("its process runs");
-    namespaces::enter(place.as_fd(), Namespaces::NET).expect("root has the permission");
+    namespaces::enter_namespace(place.as_fd(), NamespaceSet::NET).expect("root has the permission");
     let done = work();
-    namespaces::enter(home.as_fd(), Namespaces::NET).expect("root has the permission");
+    namespaces::enter_namespace(home.as_fd(), NamespaceSet::NET).expect("root has the permission");
     done
 }
 
@@ -73,16 +75,16 @@ fn a_sandbox_reaches_the_world_and_resolves_names() {
     if !testkit::needs_root() {
         return;
     }
-    let _world = World::make();
+    let _world = TestNetwork::create();
     let server = start().start();
-    let mut sandbox = server.create();
-    let seen = assert_reached(&mut sandbox, WORLD, 80);
-    assert_eq!(seen.trim(), format!("seen {HOST}"), "the world sees the host");
-    let seen = assert_reached(&mut sandbox, WORLD6, 80);
-    assert_eq!(seen.trim(), format!("seen {HOST6}"), "the world sees the host");
+    let mut sandbox = server.create_sandbox();
+    let seen = assert_reached(&mut sandbox, GATEWAY, 80);
+    assert_eq!(seen.trim(), format!("seen {HOST_ADDRESS}"), "the world sees the host");
+    let seen = assert_reached(&mut sandbox, GATEWAY_V6, 80);
+    assert_eq!(seen.trim(), format!("seen {HOST_ADDRESS_V6}"), "the world sees the host");
     for options in ["", "RES_OPTIONS=use-vc "] {
         let ran = sandbox.run(&format!("{options}timeout 5 getent ahosts anything.example"));
-        assert!(ran.stdout.contains(WORLD) && ran.stdout.contains(WORLD6), "`{options}`: {ran:?}");
+        assert!(ran.stdout.contains(GATEWAY) && ran.stdout.contains(GATEWAY_V6), "`{options}`: {ran:?}");
     }
     assert_eq!(policy(&server, &sandbox.id), "allow_all");
     let held = in_force(&server, &sandbox.id);
@@ -95,19 +97,19 @@ fn networks_near_the_host_are_unreachable() {
     if !testkit::needs_root() {
         return;
     }
-    let _world = World::make();
-    for address in OTHERS.iter().chain([&HOST, &HOST6]) {
-        let port = if OTHERS.contains(address) { 80 } else { HOST_PORT };
+    let _world = TestNetwork::create();
+    for address in OTHER_ADDRESSES.iter().chain([&HOST_ADDRESS, &HOST_ADDRESS_V6]) {
+        let port = if OTHER_ADDRESSES.contains(address) { 80 } else { HOST_PORT };
         let socket = std::net::SocketAddr::new(address.parse().expect("it was written here"), port);
         TcpStream::connect_timeout(&socket, Duration::from_secs(5)).expect("the host itself reaches it");
     }
     let server = start().start();
-    let mut sandbox = server.create();
-    for address in OTHERS {
+    let mut sandbox = server.create_sandbox();
+    for address in OTHER_ADDRESSES {
         assert_refused(&mut sandbox, address, 80);
     }
     // No host answers at the gateway's address; the host has none of these ports for a sandbox.
-    for address in [HOST, HOST6, "198.19.0.1", "198.19.0.2", "fd63:6f72:6163:6c65::1"] {
+    for address in [HOST_ADDRESS, HOST_ADDRESS_V6, "198.19.0.1", "198.19.0.2", "fd63:6f72:6163:6c65::1"] {
         assert_refused(&mut sandbox, address, HOST_PORT);
         assert_refused(&mut sandbox, address, server.port().parse().expect("a port is a number"));
     }
@@ -130,13 +132,15 @@ fn sandboxes_do_not_reach_each_other() {
     if !testkit::needs_root() {
         return;
     }
-    let _world = World::make();
+    let _world = TestNetwork::create();
     let server = start().start();
-    let [mut one, mut other] = [server.create(), server.create()];
-    other.start("cd /tmp && exec python3 -m http.server --bind :: 8000");
+    let [mut one, mut other] = [server.create_sandbox(), server.create_sandbox()];
+    other.start_background("cd /tmp && exec python3 -m http.server --bind :: 8000");
     e2e::eventually("it listens", || other.run("exec 3<>/dev/tcp/127.0.0.1/8000").code == Some(0));
-    let addresses = inside(&other.id, || Routing::open().and_then(|mut routing| routing.addresses()))
-        .expect("they can be listed");
+    let addresses = in_net_namespace(&other.id, || {
+        RoutingSocket::open().and_then(|mut routing| routing.list_addresses())
+    })
+    .expect("they can be listed");
     let own: Vec<String> =
         addresses.iter().filter(|one| !one.is_loopback()).map(ToString::to_string).collect();
     assert_eq!(own.len(), 2, "{addresses:?}");
@@ -158,14 +162,14 @@ fn packet_with_a_foreign_source_is_dropped() {
     if !testkit::needs_root() {
         return;
     }
-    let world = World::make();
+    let world = TestNetwork::create();
     let server = start().start();
-    let sandbox = server.create();
+    let sandbox = server.create_sandbox();
     let foreign = ["198.19.77.77", "203.0.113.99", "fd63:6f72:6163:6c65::7777"];
-    inside(&sandbox.id, || {
-        let mut routing = Routing::open().expect("a socket");
-        let link = routing.find("eth0").expect("it can be looked for").expect("it has a link").index;
-        let own = routing.addresses().expect("they can be listed");
+    in_net_namespace(&sandbox.id, || {
+        let mut routing = RoutingSocket::open().expect("a socket");
+        let link = routing.find_link("eth0").expect("it can be looked for").expect("it has a link").index;
+        let own = routing.list_addresses().expect("they can be listed");
         for address in foreign {
             routing.add_address(link, address.parse().expect("an address")).expect("root of the host may");
             send_from(address, &format!("from {address}"));
@@ -173,14 +177,14 @@ fn packet_with_a_foreign_source_is_dropped() {
         let own = own.iter().filter(|address| !address.is_loopback());
         own.for_each(|address| send_from(&address.to_string(), "from its own"));
     });
-    e2e::eventually("both families arrive", || world.heard().len() >= 2);
-    assert_eq!(world.heard(), ["from its own", "from its own"]);
+    e2e::eventually("both families arrive", || world.received_packets().len() >= 2);
+    assert_eq!(world.received_packets(), ["from its own", "from its own"]);
 }
 
 fn send_from(address: &str, text: &str) {
     let address: std::net::IpAddr = address.parse().expect("an address");
     let socket = UdpSocket::bind((address, 0)).expect("the link has it");
-    let to = if address.is_ipv4() { WORLD } else { WORLD6 };
+    let to = if address.is_ipv4() { GATEWAY } else { GATEWAY_V6 };
     socket.send_to(text.as_bytes(), (to, 9)).expect("it can be sent");
 }
 
@@ -189,30 +193,32 @@ fn the_operator_opens_one_port_and_no_other() {
     if !testkit::needs_root() {
         return;
     }
-    let _world = World::make();
-    let allow = format!("10.1.2.3:80, 169.254.169.254, [fd12::1]:80, {HOST}:{HOST_PORT}");
+    let _world = TestNetwork::create();
+    let allow = format!("10.1.2.3:80, 169.254.169.254, [fd12::1]:80, {HOST_ADDRESS}:{HOST_PORT}");
     let server = start().env("CORACLE_NETWORK_ALLOW", &allow).start();
-    let mut sandbox = server.create();
+    let mut sandbox = server.create_sandbox();
     for address in ["10.1.2.3", "169.254.169.254", "fd12::1"] {
         assert_reached(&mut sandbox, address, 80);
     }
-    assert_reached(&mut sandbox, HOST, HOST_PORT);
-    for (address, port) in [("10.1.2.3", 7), ("192.168.77.1", 80), (HOST6, HOST_PORT), ("fd12::1", 7)] {
+    assert_reached(&mut sandbox, HOST_ADDRESS, HOST_PORT);
+    for (address, port) in
+        [("10.1.2.3", 7), ("192.168.77.1", 80), (HOST_ADDRESS_V6, HOST_PORT), ("fd12::1", 7)]
+    {
         assert_refused(&mut sandbox, address, port);
     }
     sandbox.delete();
     drop(server);
     let server = start().env("CORACLE_NETWORK_DENY", "203.0.113.0/24").start();
-    let mut sandbox = server.create();
+    let mut sandbox = server.create_sandbox();
     assert_reached(&mut sandbox, "192.168.77.1", 80);
-    assert_refused(&mut sandbox, WORLD, 80);
+    assert_refused(&mut sandbox, GATEWAY, 80);
     assert_refused(&mut sandbox, "169.254.169.254", 80);
     let ran = sandbox.run("timeout 5 getent ahosts anything.example");
-    assert!(ran.stdout.contains(WORLD), "the resolver is reached all the same: {ran:?}");
+    assert!(ran.stdout.contains(GATEWAY), "the resolver is reached all the same: {ran:?}");
     sandbox.delete();
 }
 
-const LASTING: &str = "exec 3<>/dev/tcp/203.0.113.1/7 && while echo line >&3 && read -r line <&3; \
+const LASTING_CONNECTION: &str = "exec 3<>/dev/tcp/203.0.113.1/7 && while echo line >&3 && read -r line <&3; \
     do echo \"$line\"; sleep 0.02; done";
 
 #[test]
@@ -220,31 +226,31 @@ fn a_connection_survives_the_death_of_server_and_launcher() {
     if !testkit::needs_root() {
         return;
     }
-    let world = World::make();
+    let world = TestNetwork::create();
     let how = start().env("CORACLE_INSTANCE", "net-survival");
     let mut server = how.start();
-    let mut sandbox = server.create();
-    let command = sandbox.start(&format!("exec bash -c '{LASTING}'"));
-    let lines = |sandbox: &mut Sandbox| sandbox.logs(&command).matches("line").count();
+    let mut sandbox = server.create_sandbox();
+    let command = sandbox.start_background(&format!("exec bash -c '{LASTING_CONNECTION}'"));
+    let lines = |sandbox: &mut RemoteSandbox| sandbox.logs(&command).matches("line").count();
     e2e::eventually("the process continues", || lines(&mut sandbox) > 3);
     for role in ["__launcher", "__server"] {
-        let former = server.part(role);
+        let former = server.part_pid(role);
         kill(former);
-        e2e::eventually("it is started again", || server.part(role) != former);
+        e2e::eventually("it is started again", || server.part_pid(role) != former);
     }
     e2e::eventually("the server answers", || server.client().get("/health").is_ok());
-    let mut sandbox = Sandbox::known(server.client(), &sandbox.id);
+    let mut sandbox = RemoteSandbox::existing(server.client(), &sandbox.id);
     let before = lines(&mut sandbox);
     e2e::eventually("the process continues", || lines(&mut sandbox) > before + 3);
     server.kill();
     let again = start().env("CORACLE_INSTANCE", "net-survival").listen(server.address());
-    server.start_again(&again);
-    let mut sandbox = Sandbox::known(server.client(), &sandbox.id);
+    server.restart(&again);
+    let mut sandbox = RemoteSandbox::existing(server.client(), &sandbox.id);
     let before = lines(&mut sandbox);
     e2e::eventually("the process continues", || lines(&mut sandbox) > before + 3);
-    assert_eq!(world.lasting_connections(), 1, "it was one connection all the time");
+    assert_eq!(world.count_echo_connections(), 1, "it was one connection all the time");
     // New connections and the packet filter work too.
-    assert_reached(&mut sandbox, WORLD, 80);
+    assert_reached(&mut sandbox, GATEWAY, 80);
     assert_refused(&mut sandbox, "169.254.169.254", 80);
     sandbox.delete();
 }
@@ -255,7 +261,7 @@ fn kill(pid: u32) {
 }
 
 /// The name of a server's packet filter.
-fn table_of(server: &Server) -> String {
+fn table_of(server: &TestServer) -> String {
     let identity = std::fs::read(server.state_directory().join("identity")).expect("it has started");
     let identity: serde_json::Value = serde_json::from_slice(&identity).expect("it is JSON");
     format!("coracle-{}", identity["instance"].as_str().expect("a name"))
@@ -266,27 +272,27 @@ fn unused_links_and_tables_are_removed() {
     if !testkit::needs_root() {
         return;
     }
-    let _world = World::make();
+    let _world = TestNetwork::create();
     let mut server = start().env("CORACLE_INSTANCE", "net-remains").start();
     let name = table_of(&server);
-    let table = || filter::table_exists(&name).expect("it can be looked for");
+    let table = || nftables::table_exists(&name).expect("it can be looked for");
     let prepared = {
-        e2e::eventually("some links are prepared", || world::links().len() >= 16);
-        world::links().len()
+        e2e::eventually("some links are prepared", || test_network::sandbox_links().len() >= 16);
+        test_network::sandbox_links().len()
     };
-    let sandboxes: Vec<Sandbox> = (0..3).map(|_| server.create()).collect();
+    let sandboxes: Vec<RemoteSandbox> = (0..3).map(|_| server.create_sandbox()).collect();
     assert!(table());
     // Links of sandboxes stay when the server ends, and so does the table.
     assert!(server.terminate().success());
-    e2e::eventually("only those of sandboxes are left", || world::links().len() == 3);
+    e2e::eventually("only those of sandboxes are left", || test_network::sandbox_links().len() == 3);
     assert!(table(), "the filter exists as long as sandboxes");
-    server.start_again(&start().env("CORACLE_INSTANCE", "net-remains").listen(server.address()));
+    server.restart(&start().env("CORACLE_INSTANCE", "net-remains").listen(server.address()));
     for sandbox in sandboxes {
-        Sandbox::known(server.client(), &sandbox.id).delete();
+        RemoteSandbox::existing(server.client(), &sandbox.id).delete();
     }
-    e2e::eventually("only prepared ones are left", || world::links().len() <= prepared);
+    e2e::eventually("only prepared ones are left", || test_network::sandbox_links().len() <= prepared);
     assert!(server.terminate().success());
-    e2e::eventually("no link is left", || world::links().is_empty());
+    e2e::eventually("no link is left", || test_network::sandbox_links().is_empty());
     assert!(!table(), "no sandbox needs it");
 }
 
@@ -295,21 +301,23 @@ fn table_of_a_dead_server_is_removed_by_the_next() {
     if !testkit::needs_root() {
         return;
     }
-    let _world = World::make();
-    let how = || Start::new().env("CORACLE_INSTANCE", "net-stale").env("CORACLE_NETWORK_RESOLVERS", WORLD);
+    let _world = TestNetwork::create();
+    let how = || {
+        ServerBuilder::new().env("CORACLE_INSTANCE", "net-stale").env("CORACLE_NETWORK_RESOLVERS", GATEWAY)
+    };
     let mut server = how().env("CORACLE_NETWORK_DEFAULT", "on").start();
-    server.create().delete();
+    server.create_sandbox().delete();
     let name = table_of(&server);
-    let table = || filter::table_exists(&name).expect("it can be looked for");
+    let table = || nftables::table_exists(&name).expect("it can be looked for");
     assert!(table());
     server.kill();
-    e2e::eventually("prepared links die with their launcher", || world::links().is_empty());
+    e2e::eventually("prepared links die with their launcher", || test_network::sandbox_links().is_empty());
     assert!(table(), "a killed server cannot clean up");
     // A server that needs no network finds no sandbox that does.
-    server.start_again(&how().env("CORACLE_NETWORK_DEFAULT", "off").listen(server.address()));
+    server.restart(&how().env("CORACLE_NETWORK_DEFAULT", "off").listen(server.address()));
     assert!(!table());
-    let mut sandbox = server.create();
-    assert!(world::links().is_empty() && !table(), "nothing is made without a request");
+    let mut sandbox = server.create_sandbox();
+    assert!(test_network::sandbox_links().is_empty() && !table(), "nothing is made without a request");
     assert_eq!(policy(&server, &sandbox.id), "deny_all");
     sandbox.delete();
 }
@@ -319,17 +327,17 @@ fn a_host_that_does_not_forward_has_no_network_and_says_so() {
     if !testkit::needs_root() {
         return;
     }
-    let _world = World::make();
-    world::set_forwarding(false);
+    let _world = TestNetwork::create();
+    test_network::set_forwarding(false);
     let server = start().start();
-    let mut sandbox = server.create();
+    let mut sandbox = server.create_sandbox();
     let held = in_force(&server, &sandbox.id);
     assert!(held.contains("off, since this host does not forward packets"), "{held}");
     assert_eq!(policy(&server, &sandbox.id), "deny_all");
-    let ran = dial(&mut sandbox, WORLD, 80);
+    let ran = dial(&mut sandbox, GATEWAY, 80);
     assert!(ran.stderr.contains("Network is unreachable"), "{ran:?}");
     sandbox.delete();
-    assert!(world::links().is_empty(), "no link was made");
+    assert!(test_network::sandbox_links().is_empty(), "no link was made");
     assert!(server.log().contains("net.ipv4.ip_forward"), "the warning is logged once at start");
     let request = json!({"image": {"uri": "host"}, "resourceLimits": {}, "entrypoint": ["sleep", "infinity"],
         "extensions": {"coracle.network": "on"}});
@@ -339,16 +347,16 @@ fn a_host_that_does_not_forward_has_no_network_and_says_so() {
     // Only the operator changes that, and then it works without a restart.
     let forwarding = std::fs::read_to_string("/proc/sys/net/ipv4/ip_forward").expect("it can be read");
     assert_eq!(forwarding.trim(), "0", "the host's settings are the operator's");
-    world::set_forwarding(true);
-    let mut sandbox = server.create_with(&with_network("on"));
-    assert_reached(&mut sandbox, WORLD, 80);
+    test_network::set_forwarding(true);
+    let mut sandbox = server.create_sandbox_with(&with_network("on"));
+    assert_reached(&mut sandbox, GATEWAY, 80);
     sandbox.delete();
-    let mut sandbox = server.create_with(&with_network("off"));
+    let mut sandbox = server.create_sandbox_with(&with_network("off"));
     assert_eq!(policy(&server, &sandbox.id), "deny_all");
     sandbox.delete();
 }
 
-const POWERS: &str = "
+const NETWORK_ATTACKS: &str = "
 import socket, struct
 def attempt(name, work):
     try:
@@ -380,10 +388,10 @@ fn root_inside_has_no_power_over_its_network() {
     if !testkit::needs_root() {
         return;
     }
-    let _world = World::make();
+    let _world = TestNetwork::create();
     let server = start().start();
-    let mut sandbox = server.create();
-    let ran = sandbox.run_argv(&["python3", "-c", POWERS]);
+    let mut sandbox = server.create_sandbox();
+    let ran = sandbox.run_argv(&["python3", "-c", NETWORK_ATTACKS]);
     let lines: Vec<&str> = ran.stdout.lines().collect();
     assert_eq!(lines.len(), 7, "{ran:?}");
     for line in lines {
@@ -400,24 +408,24 @@ fn one_command_has_a_network_if_it_asks_for_one() {
     if !testkit::needs_root() {
         return;
     }
-    let _world = World::make();
+    let _world = TestNetwork::create();
     let run = |network: &str| {
         let state = tempfile::tempdir().expect("a directory can be made");
-        let ended = Run::new(User::Same)
+        let ended = RunCommand::new(TestUser::Same)
             .state(state.path())
             .flag("--network", network)
-            .shell("timeout 5 bash -c 'exec 3<>/dev/tcp/203.0.113.1/80 && cat <&3'");
+            .run_shell("timeout 5 bash -c 'exec 3<>/dev/tcp/203.0.113.1/80 && cat <&3'");
         (ended, state)
     };
     for network in ["on", "auto"] {
         let (ended, _) = run(network);
         assert!(ended.stdout.contains("seen"), "{network}: {ended:?}");
-        e2e::eventually("its link is removed with it", || world::links().is_empty());
+        e2e::eventually("its link is removed with it", || test_network::sandbox_links().is_empty());
     }
     let (ended, _) = run("filtered");
     assert_eq!(ended.code, Some(125), "{ended:?}");
     assert!(ended.stderr.contains("comes with the egress filter"), "{ended:?}");
-    world::set_forwarding(false);
+    test_network::set_forwarding(false);
     let (ended, _) = run("on");
     assert!(ended.stderr.contains("hint: `sysctl -w net.ipv4.ip_forward=1`"), "{ended:?}");
     let (ended, _) = run("auto");
@@ -429,8 +437,8 @@ fn one_command_has_a_network_if_it_asks_for_one() {
 }
 
 /// Runs as an ordinary user whose PATH has this program and no other.
-fn run_by(program: &std::path::Path, text: &str) -> e2e::run::Ended {
-    let run = Run::new(ORDINARY).flag("--network", "on");
+fn run_by(program: &std::path::Path, text: &str) -> e2e::run::CommandOutput {
+    let run = RunCommand::new(ORDINARY_USER).flag("--network", "on");
     let only = run.home().join("only");
     std::fs::create_dir(&only).expect("it is a new directory");
     let name = program.file_name().expect("a program has a name");
@@ -449,37 +457,37 @@ fn an_ordinary_users_sandbox_has_a_network_in_user_space() {
     if !testkit::needs_root() {
         return;
     }
-    let _world = World::make();
-    world::let_ordinary_users_out();
+    let _world = TestNetwork::create();
+    test_network::allow_unprivileged_networking();
     let mut found = 0;
     for path in ["/usr/bin/pasta", "/usr/bin/slirp4netns"] {
         let program = std::path::Path::new(path);
         if !program.exists() {
-            testkit::skip(&format!("the part with `{path}`: it is not installed"));
+            testkit::skip_test(&format!("the part with `{path}`: it is not installed"));
             continue;
         }
         found += 1;
-        let ended = run_by(program, &dial_text(WORLD, 80));
+        let ended = run_by(program, &dial_text(GATEWAY, 80));
         assert!(ended.stdout.contains("seen"), "{path}: {ended:?}");
         let ended = run_by(program, "timeout 5 getent ahosts anything.example");
-        assert!(ended.stdout.contains(WORLD), "{path}: {ended:?}");
+        assert!(ended.stdout.contains(GATEWAY), "{path}: {ended:?}");
         let mut text = String::new();
-        for address in OTHERS {
+        for address in OTHER_ADDRESSES {
             text.push_str(&dial_text(address, 80));
         }
-        for address in [HOST, HOST6, "127.0.0.1", "10.0.2.2"] {
+        for address in [HOST_ADDRESS, HOST_ADDRESS_V6, "127.0.0.1", "10.0.2.2"] {
             text.push_str(&dial_text(address, HOST_PORT));
         }
-        let ended = run_by(program, &format!("{text}{}", dial_text(WORLD, 80)));
-        let (refused, reached) = ended.stdout.split_once(WORLD).unwrap_or_default();
+        let ended = run_by(program, &format!("{text}{}", dial_text(GATEWAY, 80)));
+        let (refused, reached) = ended.stdout.split_once(GATEWAY).unwrap_or_default();
         assert!(!refused.contains("seen") && refused.contains("No route to host"), "{path}: {ended:?}");
         assert!(reached.contains("seen"), "the address was reachable without the program: {path}: {ended:?}");
         let name = program.file_name().expect("it has a name").to_string_lossy().into_owned();
-        let lasting = || !e2e::host::processes_with(&format!("only/{name} --con")).is_empty();
+        let lasting = || !e2e::host::pids_with_command_line(&format!("only/{name} --con")).is_empty();
         e2e::eventually("the program ends with its sandbox", || !lasting());
     }
     if found == 0 {
-        testkit::skip("nothing here carries an ordinary user's packets");
+        testkit::skip_test("nothing here carries an ordinary user's packets");
     }
 }
 
@@ -496,15 +504,15 @@ fn one_sandbox_cannot_use_up_the_hosts_table_of_connections() {
     if !testkit::needs_root() {
         return;
     }
-    let _world = World::make();
+    let _world = TestNetwork::create();
     let server = start().start();
-    let [mut one, mut other] = [server.create(), server.create()];
+    let [mut one, mut other] = [server.create_sandbox(), server.create_sandbox()];
     let ran = one.run_argv(&["python3", "-c", FLOOD]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     let count = std::fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_count");
     let count: u32 = count.expect("the host tracks connections").trim().parse().expect("a number");
     assert!((1000..5000).contains(&count), "{count} connections are tracked");
-    assert_reached(&mut other, WORLD, 80);
+    assert_reached(&mut other, GATEWAY, 80);
     one.delete();
     other.delete();
 }

@@ -5,31 +5,31 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::process::Output;
 
-use e2e::binary::Programs;
+use e2e::binary::ProgramCopies;
 use e2e::host;
-use e2e::server::{Server, Start};
+use e2e::server::{ServerBuilder, TestServer};
 use rustix::process::{Pid, Signal, Uid, kill_process};
 use rustix::thread::set_thread_uid;
 use serde_json::{Value, json};
 
 const OPERATOR: &str = "the-operators-own-key";
 
-fn through_socket(server: &Server, words: &[&str]) -> Output {
+fn through_socket(server: &TestServer, words: &[&str]) -> Output {
     let socket = server.state_directory().join("operator.sock");
-    let mut command = Programs::shared().command();
+    let mut command = ProgramCopies::shared().command();
     command.args(["--json", "--url", &format!("unix:{}", socket.display())]).args(words);
     command.output().expect("the binary runs")
 }
 
-fn told(output: &Output) -> Value {
+fn parse_output(output: &Output) -> Value {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).expect("it is JSON")
 }
 
 #[test]
 fn socket_access_makes_an_operator_who_sees_all_owners_sandboxes() {
-    let server = Start::new().env("CORACLE_API_KEY", OPERATOR).start();
-    let key = told(&through_socket(&server, &["key", "create", "tenant"]));
+    let server = ServerBuilder::new().env("CORACLE_API_KEY", OPERATOR).start();
+    let key = parse_output(&through_socket(&server, &["key", "create", "tenant"]));
     let mut tenant = server.client();
     let key = key["key"].as_str().expect("it is shown once").to_owned();
     tenant.set_headers(&[("OPEN-SANDBOX-API-KEY".to_owned(), key)]);
@@ -38,9 +38,9 @@ fn socket_access_makes_an_operator_who_sees_all_owners_sandboxes() {
     let made = tenant.post("/v1/sandboxes", &request).expect("the server answers").json();
     let id = made["id"].as_str().expect("it has an id").to_owned();
 
-    let seen = told(&through_socket(&server, &["top", "--once", "--every", "100ms"]));
+    let seen = parse_output(&through_socket(&server, &["top", "--once", "--every", "100ms"]));
     assert_eq!(seen[0]["id"].as_str(), Some(id.as_str()), "{seen}");
-    assert_eq!(told(&through_socket(&server, &["inspect", &id]))["owner"], "tenant");
+    assert_eq!(parse_output(&through_socket(&server, &["inspect", &id]))["owner"], "tenant");
     assert_eq!(server.client().get("/coracle/v1/sandboxes").expect("an answer").status, 401);
 
     let refused = through_socket(&server, &["ls"]);
@@ -54,7 +54,7 @@ fn other_users_cannot_open_the_socket() {
     if !testkit::needs_root() {
         return;
     }
-    let server = Server::start();
+    let server = TestServer::start();
     let socket = server.state_directory().join("operator.sock");
     let facts = std::fs::metadata(&socket).expect("it is there");
     assert_eq!((facts.mode() & 0o777, facts.uid()), (0o600, 0));
@@ -73,24 +73,24 @@ fn other_users_cannot_open_the_socket() {
 
 #[test]
 fn the_socket_outlives_a_server_that_dies_and_ends_with_the_supervisor() {
-    let mut server = Server::start();
+    let mut server = TestServer::start();
     let socket = server.state_directory().join("operator.sock");
-    told(&through_socket(&server, &["usage"]));
-    let part = Pid::from_raw(server.part("__server").cast_signed()).expect("a pid is not 0");
+    parse_output(&through_socket(&server, &["usage"]));
+    let part = Pid::from_raw(server.part_pid("__server").cast_signed()).expect("a pid is not 0");
     kill_process(part, Signal::KILL).expect("it is our own");
-    told(&through_socket(&server, &["usage"]));
+    parse_output(&through_socket(&server, &["usage"]));
     server.terminate();
     assert!(!socket.exists());
 }
 
 #[test]
 fn hourly_usage_covers_short_lived_sandboxes_and_restarts() {
-    let mut server = Server::start();
-    let mut sandbox = server.create();
+    let mut server = TestServer::start();
+    let mut sandbox = server.create_sandbox();
     assert_eq!(sandbox.run("i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done").code, Some(0));
     sandbox.delete();
-    let used = |server: &Server| {
-        let hours = told(&through_socket(server, &["usage"]));
+    let used = |server: &TestServer| {
+        let hours = parse_output(&through_socket(server, &["usage"]));
         let sum = |name: &str| -> u64 {
             let hours = hours.as_array().expect("it is a list");
             hours.iter().filter_map(|hour| hour[name].as_u64()).sum()
@@ -100,17 +100,17 @@ fn hourly_usage_covers_short_lived_sandboxes_and_restarts() {
     let (created, cpu, alive) = used(&server);
     assert!(created == 1 && cpu > 10_000 && alive > 10, "{created} {cpu} {alive}");
     server.terminate();
-    server.start_again(&Start::new());
+    server.restart(&ServerBuilder::new());
     assert_eq!(used(&server), (created, cpu, alive));
 }
 
 #[test]
 fn a_living_sandbox_is_sampled() {
-    let server = Server::start();
-    let sandbox = server.create();
+    let server = TestServer::start();
+    let sandbox = server.create_sandbox();
     let mut samples = Value::Null;
     e2e::eventually("a sample was taken", || {
-        samples = told(&through_socket(&server, &["usage", &sandbox.id]));
+        samples = parse_output(&through_socket(&server, &["usage", &sandbox.id]));
         samples.as_array().is_some_and(|samples| !samples.is_empty())
     });
     assert!(samples[0]["usage"]["memoryLimitBytes"].is_u64(), "{samples}");
@@ -118,32 +118,32 @@ fn a_living_sandbox_is_sampled() {
 
 #[test]
 fn server_set_to_remove_sandboxes_removes_them_at_stop() {
-    let mut server = Start::new().env("CORACLE_ON_STOP", "remove").start();
-    let made: Vec<String> = (0..5).map(|_| server.create().id.clone()).collect();
-    assert!(made.iter().all(|id| host::agent_of(id).is_some()));
+    let mut server = ServerBuilder::new().env("CORACLE_ON_STOP", "remove").start();
+    let made: Vec<String> = (0..5).map(|_| server.create_sandbox().id.clone()).collect();
+    assert!(made.iter().all(|id| host::agent_pid(id).is_some()));
     assert!(server.terminate().success());
-    assert!(made.iter().all(|id| host::agent_of(id).is_none()), "the server left sandboxes");
+    assert!(made.iter().all(|id| host::agent_pid(id).is_none()), "the server left sandboxes");
 }
 
 #[test]
 fn orphaned_sandboxes_are_removed_and_those_of_other_servers_are_not() {
-    let (mut server, other) = (Server::start(), Server::start());
-    let orphans: Vec<String> = (0..3).map(|_| server.create().id.clone()).collect();
-    let mut unrelated = other.create();
+    let (mut server, other) = (TestServer::start(), TestServer::start());
+    let orphans: Vec<String> = (0..3).map(|_| server.create_sandbox().id.clone()).collect();
+    let mut unrelated = other.create_sandbox();
     server.kill();
     for name in ["coracle.db", "coracle.db-wal", "coracle.db-shm"] {
         std::fs::remove_file(server.state_directory().join("server").join(name)).ok();
     }
-    assert!(orphans.iter().all(|id| host::agent_of(id).is_some()), "they outlive their server");
-    server.start_again(&Start::new());
+    assert!(orphans.iter().all(|id| host::agent_pid(id).is_some()), "they outlive their server");
+    server.restart(&ServerBuilder::new());
     // Their parent is the host's init by now, which reaps them at its own pace.
-    e2e::eventually("no orphan is left", || orphans.iter().all(|id| host::agent_of(id).is_none()));
+    e2e::eventually("no orphan is left", || orphans.iter().all(|id| host::agent_pid(id).is_none()));
     assert_eq!(unrelated.run("true").code, Some(0));
 }
 
 /// A tenant with a sandbox named `web` that runs a command, a snapshot and a volume.
 struct Tenant {
-    client: e2e::http::Client,
+    client: e2e::http::HttpClient,
     key: String,
     key_id: String,
     sandbox: String,
@@ -151,8 +151,8 @@ struct Tenant {
 }
 
 impl Tenant {
-    fn of(server: &Server, owner: &str) -> Self {
-        let made = told(&through_socket(server, &["key", "create", owner]));
+    fn of(server: &TestServer, owner: &str) -> Self {
+        let made = parse_output(&through_socket(server, &["key", "create", owner]));
         let key = made["key"].as_str().expect("it is shown once").to_owned();
         let mut client = server.client();
         client.set_headers(&[("OPEN-SANDBOX-API-KEY".to_owned(), key.clone())]);
@@ -165,19 +165,19 @@ impl Tenant {
         let key_id = made["id"].as_str().expect("it has an id").to_owned();
         let mut tenant = Self { client, key, key_id, sandbox, process: String::new() };
         let process = tenant.coracle(server, &["exec", "-d", "web", "-c", "echo from $USER; sleep 1000"]);
-        tenant.process = told(&process)["process"].as_str().expect("it has an id").to_owned();
+        tenant.process = parse_output(&process)["process"].as_str().expect("it has an id").to_owned();
         tenant
     }
 
-    fn coracle(&self, server: &Server, words: &[&str]) -> Output {
-        let mut command = Programs::shared().command();
+    fn coracle(&self, server: &TestServer, words: &[&str]) -> Output {
+        let mut command = ProgramCopies::shared().command();
         command.args(["--json", "--url", &format!("http://{}", server.address())]).args(words);
         command.env("CORACLE_API_KEY", &self.key).output().expect("the binary runs")
     }
 }
 
 /// The operator's actions, as the events of one owner show them.
-fn acts(server: &Server, tenant: &Tenant) -> Vec<String> {
+fn operator_actions(server: &TestServer, tenant: &Tenant) -> Vec<String> {
     let output = tenant.coracle(server, &["events"]);
     let text = String::from_utf8(output.stdout).expect("it is text");
     let events = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("it is JSON"));
@@ -193,33 +193,33 @@ fn operator_actions_on_any_owner_are_visible_to_that_owner() {
     if !testkit::needs_root() {
         return;
     }
-    let server = Start::new().env("CORACLE_API_KEY", OPERATOR).start();
+    let server = ServerBuilder::new().env("CORACLE_API_KEY", OPERATOR).start();
     let (one, other) = (Tenant::of(&server, "one"), Tenant::of(&server, "other"));
-    told(&one.coracle(&server, &["snapshot", "create", "web", "--name", "daily"]));
-    told(&one.coracle(&server, &["volume", "create", "data", "--size", "64m"]));
+    parse_output(&one.coracle(&server, &["snapshot", "create", "web", "--name", "daily"]));
+    parse_output(&one.coracle(&server, &["volume", "create", "data", "--size", "64m"]));
     let operator = |words: &[&str]| through_socket(&server, words);
 
-    let listed = told(&operator(&["ls", "--all-owners"]));
+    let listed = parse_output(&operator(&["ls", "--all-owners"]));
     assert_eq!(listed.as_array().map(Vec::len), Some(2), "{listed}");
-    let listed = told(&operator(&["ls", "--owner", "one"]));
+    let listed = parse_output(&operator(&["ls", "--owner", "one"]));
     assert_eq!((&listed[0]["owner"], &listed[0]["name"]), (&json!("one"), &json!("web")), "{listed}");
     let why = operator(&["inspect", "--all-owners", "web"]);
     let why = String::from_utf8_lossy(&why.stderr).into_owned();
     assert!(why.contains("could mean 2 sandboxes") && why.contains("other"), "{why}");
-    assert_eq!(told(&operator(&["inspect", "--owner", "one", "web"]))["id"], json!(one.sandbox));
-    let ps = told(&operator(&["ps", "--owner", "one", "web"]));
+    assert_eq!(parse_output(&operator(&["inspect", "--owner", "one", "web"]))["id"], json!(one.sandbox));
+    let ps = parse_output(&operator(&["ps", "--owner", "one", "web"]));
     assert!(ps.as_array().expect("a list").iter().any(|row| row["id"] == json!(one.process)), "{ps}");
     let logs = operator(&["logs", "--owner", "one", "web", &one.process]);
     assert!(String::from_utf8_lossy(&logs.stdout).contains("from root"), "{logs:?}");
-    assert_eq!(told(&operator(&["snapshot", "ls", "--owner", "one"]))[0]["name"], "daily");
-    assert_eq!(told(&operator(&["volume", "ls", "--all-owners"]))[0]["owner"], "one");
-    assert_eq!(told(&operator(&["volume", "ls"])), json!([]));
+    assert_eq!(parse_output(&operator(&["snapshot", "ls", "--owner", "one"]))[0]["name"], "daily");
+    assert_eq!(parse_output(&operator(&["volume", "ls", "--all-owners"]))[0]["owner"], "one");
+    assert_eq!(parse_output(&operator(&["volume", "ls"])), json!([]));
 
-    told(&operator(&["volume", "rm", "--owner", "one", "data"]));
-    told(&operator(&["snapshot", "rm", "--owner", "one", "daily"]));
-    told(&operator(&["rm", "--owner", "one", "web"]));
-    assert_eq!(told(&operator(&["ls", "--owner", "one"])), json!([]));
-    let seen = acts(&server, &one);
+    parse_output(&operator(&["volume", "rm", "--owner", "one", "data"]));
+    parse_output(&operator(&["snapshot", "rm", "--owner", "one", "daily"]));
+    parse_output(&operator(&["rm", "--owner", "one", "web"]));
+    assert_eq!(parse_output(&operator(&["ls", "--owner", "one"])), json!([]));
+    let seen = operator_actions(&server, &one);
     for act in [
         "listed sandbox *".to_owned(),
         format!("inspected sandbox {}", one.sandbox),
@@ -230,18 +230,18 @@ fn operator_actions_on_any_owner_are_visible_to_that_owner() {
         assert!(seen.contains(&act), "{act}: {seen:?}");
     }
     assert!(seen.iter().any(|act| act.starts_with("removed snapshot ")), "{seen:?}");
-    assert_eq!(acts(&server, &other), Vec::<String>::new(), "nothing was done to the other");
+    assert_eq!(operator_actions(&server, &other), Vec::<String>::new(), "nothing was done to the other");
     // Listing twice in a row is one event.
     assert_eq!(seen.iter().filter(|act| *act == "listed sandbox *").count(), 1, "{seen:?}");
     // Owners have no such access.
     let refused = other.coracle(&server, &["ls", "--all-owners"]);
     assert!(String::from_utf8_lossy(&refused.stderr).contains("only the operator"), "{refused:?}");
-    told(&operator(&["rm", "--all", "--all-owners"]));
+    parse_output(&operator(&["rm", "--all", "--all-owners"]));
 }
 
 #[test]
 fn operator_cannot_enter_sandboxes_of_other_owners() {
-    let server = Start::new().env("CORACLE_API_KEY", OPERATOR).start();
+    let server = ServerBuilder::new().env("CORACLE_API_KEY", OPERATOR).start();
     let mut tenant = Tenant::of(&server, "one");
     let id = tenant.sandbox.clone();
     let mut operator = server.client();
@@ -274,29 +274,29 @@ fn operator_cannot_enter_sandboxes_of_other_owners() {
 
 #[test]
 fn revoking_the_last_key_can_remove_the_owners_sandboxes() {
-    let server = Start::new().env("CORACLE_API_KEY", OPERATOR).start();
+    let server = ServerBuilder::new().env("CORACLE_API_KEY", OPERATOR).start();
     let (one, mut other) = (Tenant::of(&server, "one"), Tenant::of(&server, "other"));
-    let second = told(&through_socket(&server, &["key", "create", "one"]));
+    let second = parse_output(&through_socket(&server, &["key", "create", "one"]));
     let second = second["id"].as_str().expect("it has an id");
-    let first = told(&through_socket(&server, &["key", "rm", "--and-sandboxes", &one.key_id]));
+    let first = parse_output(&through_socket(&server, &["key", "rm", "--and-sandboxes", &one.key_id]));
     assert_eq!(first["removedSandboxes"], json!([]), "there is another key: {first}");
-    let last = told(&through_socket(&server, &["key", "rm", "--and-sandboxes", second]));
+    let last = parse_output(&through_socket(&server, &["key", "rm", "--and-sandboxes", second]));
     assert_eq!(last["removedSandboxes"], json!([one.sandbox]), "{last}");
-    let left = told(&through_socket(&server, &["ls", "--all-owners"]));
+    let left = parse_output(&through_socket(&server, &["ls", "--all-owners"]));
     assert_eq!((left.as_array().map(Vec::len), &left[0]["owner"]), (Some(1), &json!("other")), "{left}");
     other.client.delete(&format!("/v1/sandboxes/{}", other.sandbox)).expect("an answer");
 }
 
 #[test]
 fn metrics_per_owner_are_bounded_and_off_by_default() {
-    let metrics = |server: &Server| {
+    let metrics = |server: &TestServer| {
         let mut operator = server.client();
         operator.set_headers(&[("OPEN-SANDBOX-API-KEY".to_owned(), OPERATOR.to_owned())]);
         operator.get("/metrics").expect("the server answers").text()
     };
-    let off = Start::new().env("CORACLE_API_KEY", OPERATOR).start();
+    let off = ServerBuilder::new().env("CORACLE_API_KEY", OPERATOR).start();
     assert!(!metrics(&off).contains("coracle_owner_"));
-    let start = Start::new().env("CORACLE_API_KEY", OPERATOR);
+    let start = ServerBuilder::new().env("CORACLE_API_KEY", OPERATOR);
     let server =
         start.env("CORACLE_METRICS_PER_OWNER", "true").env("CORACLE_METRICS_MAX_OWNERS", "1").start();
     let mut tenants = [Tenant::of(&server, "one"), Tenant::of(&server, "two"), Tenant::of(&server, "three")];

@@ -3,16 +3,16 @@
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
-use e2e::binary::Programs;
-use e2e::http::Client;
-use e2e::server::{Server, Start};
+use e2e::binary::ProgramCopies;
+use e2e::http::HttpClient;
+use e2e::server::{ServerBuilder, TestServer};
 use serde_json::{Value, json};
 
 const OPERATOR: &str = "the-operators-own-key";
 
 /// A server with an operator and, for tenant `small`, a quota of one sandbox.
 struct Tenants {
-    server: Server,
+    server: TestServer,
     _config: tempfile::NamedTempFile,
 }
 
@@ -22,11 +22,11 @@ impl Tenants {
         let text = "[owners.small]\nsandboxes = 1\n[owners.\"*\"]\nmemory = \"8g\"\n";
         std::fs::write(config.path(), text).expect("our own file");
         let path = config.path().to_str().expect("it is UTF-8");
-        let start = Start::new().env("CORACLE_API_KEY", OPERATOR).argument("--config").argument(path);
+        let start = ServerBuilder::new().env("CORACLE_API_KEY", OPERATOR).argument("--config").argument(path);
         Self { server: start.start(), _config: config }
     }
 
-    fn client(&self, key: &str) -> Client {
+    fn client(&self, key: &str) -> HttpClient {
         let mut client = self.server.client();
         client.set_headers(&[("OPEN-SANDBOX-API-KEY".to_owned(), key.to_owned())]);
         client
@@ -35,30 +35,30 @@ impl Tenants {
     /// Runs `coracle --json key ...` as the operator.
     fn key(&self, words: &[&str]) -> Value {
         let url = format!("http://{}", self.server.address());
-        let mut command = Programs::shared().command();
+        let mut command = ProgramCopies::shared().command();
         command.args(["--json", "--url", &url, "key"]).args(words).env("CORACLE_API_KEY", OPERATOR);
         let output = command.output().expect("the binary runs");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_slice(&output.stdout).expect("it is JSON")
     }
 
-    fn tenant(&self, owner: &str) -> Client {
+    fn tenant(&self, owner: &str) -> HttpClient {
         let made = self.key(&["create", owner]);
         self.client(made["key"].as_str().expect("it is shown once"))
     }
 }
 
-fn wish() -> Value {
+fn create_request() -> Value {
     json!({"image": {"uri": "host"}, "resourceLimits": {}, "entrypoint": ["tail", "-f", "/dev/null"]})
 }
 
-fn create(client: &mut Client) -> String {
-    let answer = client.post("/v1/sandboxes", &wish()).expect("the server answers");
+fn create(client: &mut HttpClient) -> String {
+    let answer = client.post("/v1/sandboxes", &create_request()).expect("the server answers");
     assert_eq!(answer.status, 202, "{}", answer.text());
     answer.json()["id"].as_str().expect("it has an id").to_owned()
 }
 
-fn delete(client: &mut Client, id: &str) {
+fn delete(client: &mut HttpClient, id: &str) {
     assert_eq!(client.delete(&format!("/v1/sandboxes/{id}")).expect("the server answers").status, 204);
 }
 
@@ -93,7 +93,7 @@ fn foreign_sandbox_is_not_found() {
             _ => json!({}),
         }
         .to_string();
-        let ask = |client: &mut Client, path: &str| {
+        let ask = |client: &mut HttpClient, path: &str| {
             client.request(method, path, "application/json", body.as_bytes()).expect("the server answers")
         };
         let foreign = ask(&mut other, &path);
@@ -103,7 +103,7 @@ fn foreign_sandbox_is_not_found() {
         assert_eq!(never.status, 404, "{method} {path}: {}", never.text());
         assert_eq!(never.text().replace("aaaaaaaaaaaaaaaaaaaa", &id), foreign.text(), "{method} {path}");
     }
-    let mut secure = wish();
+    let mut secure = create_request();
     secure["secureAccess"] = json!(true);
     let answer = one.post("/v1/sandboxes", &secure).expect("the server answers");
     let guarded = answer.json()["id"].as_str().expect("an id is a text").to_owned();
@@ -113,7 +113,7 @@ fn foreign_sandbox_is_not_found() {
         assert_eq!(other.get(&path).expect("the server answers").status, 404, "{path}");
     }
     delete(&mut one, &guarded);
-    let listed = |client: &mut Client| client.get("/v1/sandboxes").expect("the server answers").json();
+    let listed = |client: &mut HttpClient| client.get("/v1/sandboxes").expect("the server answers").json();
     assert_eq!(listed(&mut other)["items"], json!([]));
     assert_eq!(listed(&mut one)["items"][0]["id"], json!(id));
     delete(&mut one, &id);
@@ -125,7 +125,7 @@ fn the_same_key_of_two_owners_leads_to_two_sandboxes() {
     let mut ids = Vec::new();
     for owner in ["one", "other"] {
         let mut client = tenants.tenant(owner);
-        let mut named = wish();
+        let mut named = create_request();
         named["extensions"] = json!({"coracle.key": "mine"});
         let answer = client.post("/v1/sandboxes", &named).expect("the server answers");
         ids.push((answer.json()["id"].as_str().expect("it has an id").to_owned(), client));
@@ -141,7 +141,7 @@ fn owner_over_quota_is_asked_to_retry_later() {
     let tenants = Tenants::start();
     let (mut small, mut other) = (tenants.tenant("small"), tenants.tenant("other"));
     let first = create(&mut small);
-    let refused = small.post("/v1/sandboxes", &wish()).expect("the server answers");
+    let refused = small.post("/v1/sandboxes", &create_request()).expect("the server answers");
     assert_eq!((refused.status, refused.header("retry-after")), (429, Some("1")), "{}", refused.text());
     let second = create(&mut other);
     delete(&mut small, &first);
@@ -170,7 +170,7 @@ fn only_operators_manage_keys() {
     assert_eq!(one.get("/v1/sandboxes").expect("the server answers").status, 401);
     assert!(!tenants.server.log().contains(key), "a key is in the log");
     // A server without a key issues no keys, since then no client could manage it any more.
-    let keyless = Server::start();
+    let keyless = TestServer::start();
     let answer = keyless.client().post("/coracle/v1/keys", &json!({"owner": "one"})).expect("it answers");
     assert_eq!((answer.status, answer.json()["code"].as_str()), (409, Some("NO_OPERATOR_KEY")));
 }
@@ -180,7 +180,7 @@ fn revoked_key_loses_its_open_streams() {
     let tenants = Tenants::start();
     let made = tenants.key(&["create", "one"]);
     let url = format!("http://{}", tenants.server.address());
-    let mut command = Programs::shared().command();
+    let mut command = ProgramCopies::shared().command();
     command.args(["--json", "--url", &url, "events", "-f"]);
     command.env("CORACLE_API_KEY", made["key"].as_str().expect("a key")).stdout(Stdio::piped());
     let mut following = command.spawn().expect("the binary runs");

@@ -4,18 +4,18 @@ use std::collections::BTreeSet;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use e2e::binary::Programs;
-use e2e::http::Client;
-use e2e::sandbox::Sandbox;
-use e2e::server::{Server, Start};
+use e2e::binary::ProgramCopies;
+use e2e::http::HttpClient;
+use e2e::sandbox::RemoteSandbox;
+use e2e::server::{ServerBuilder, TestServer};
 use serde_json::{Value, json};
 
 /// A server whose configuration has a pool of this level.
-fn pooled(level: usize) -> Server {
-    pooled_with(level, Start::new())
+fn pooled(level: usize) -> TestServer {
+    pooled_with(level, ServerBuilder::new())
 }
 
-fn pooled_with(level: usize, start: Start) -> Server {
+fn pooled_with(level: usize, start: ServerBuilder) -> TestServer {
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("coracle.toml");
     std::fs::write(&file, format!("[[pool]]\nname = \"warm\"\nlevel = {level}\n"))
@@ -25,16 +25,16 @@ fn pooled_with(level: usize, start: Start) -> Server {
     server
 }
 
-fn pool(client: &mut Client, name: &str) -> Value {
+fn pool(client: &mut HttpClient, name: &str) -> Value {
     client.get(&format!("/v1/pools/{name}")).expect("the server answers").json()
 }
 
-fn until_warm(client: &mut Client, name: &str, level: usize) {
+fn until_warm(client: &mut HttpClient, name: &str, level: usize) {
     e2e::eventually("the pool is full", || pool(client, name)["status"]["available"] == level);
 }
 
 /// The sandbox as a client sees it.
-fn shown(server: &Server, id: &str) -> Value {
+fn shown(server: &TestServer, id: &str) -> Value {
     server.client().get(&format!("/v1/sandboxes/{id}")).expect("the server answers").json()
 }
 
@@ -49,7 +49,7 @@ fn fifty_concurrent_clients_get_one_warm_sandbox_each_and_the_level_recovers() {
             scope.spawn(move || {
                 begin.wait();
                 let mark = format!("client-{number}");
-                let mut sandbox = server.create_with(&json!({"env": {"MARK": mark}}));
+                let mut sandbox = server.create_sandbox_with(&json!({"env": {"MARK": mark}}));
                 let ran = sandbox.run("ls -A /root /tmp; echo $MARK > /root/mark; cat /root/mark");
                 assert_eq!(ran.stdout, format!("/root:\n\n/tmp:\n{mark}\n"), "{ran:?}");
                 while !enough.load(Ordering::Relaxed) {
@@ -82,7 +82,7 @@ fn limits_set_at_claim_are_enforced() {
         return;
     }
     let server = pooled(1);
-    let mut sandbox = server.create_with(&json!({
+    let mut sandbox = server.create_sandbox_with(&json!({
         "resourceLimits": {"memory": "64Mi", "cpu": "500m"},
         "extensions": {"coracle.pids": "20", "coracle.disk": "64Mi"},
     }));
@@ -106,7 +106,7 @@ fn limits_set_at_claim_are_enforced() {
     let report =
         server.client().get(&format!("/coracle/v1/sandboxes/{}", sandbox.id)).expect("it answers").json();
     assert!(report["usage"]["oomKills"].as_u64() > Some(0), "{report}");
-    let bomb = sandbox.start("/opt/attacks eat processes");
+    let bomb = sandbox.start_background("/opt/attacks eat processes");
     e2e::eventually("the bomb sits at its limit", || sandbox.logs(&bomb).contains("stopped: fork"));
     let report =
         server.client().get(&format!("/coracle/v1/sandboxes/{}", sandbox.id)).expect("it answers").json();
@@ -120,7 +120,7 @@ fn other_settings_are_applied_at_claim() {
         "env": {"GIVEN": "a b"}, "metadata": {"team": "x"}, "timeout": 600,
         "entrypoint": ["sh", "-c", "echo up > /root/up; exec sleep 1000"],
     });
-    let mut sandbox = server.create_with(&request);
+    let mut sandbox = server.create_sandbox_with(&request);
     let body = shown(&server, &sandbox.id);
     assert_eq!(
         body["allocation"],
@@ -137,7 +137,7 @@ fn other_settings_are_applied_at_claim() {
         reported.iter().all(|line| line.contains(&sandbox.id)),
         "warm sandboxes have events: {reported:?}"
     );
-    let mut plain = server.create();
+    let mut plain = server.create_sandbox();
     assert_eq!(plain.run("echo [$GIVEN]; ls -A /root").stdout, "[]\n");
 }
 
@@ -148,11 +148,11 @@ fn volume_is_attached_to_a_warm_sandbox_at_claim() {
     }
     let server = pooled(2);
     let volume = |read_only| json!({"volumes": [{"name": "v", "mountPath": "/data", "readOnly": read_only, "pvc": {"claimName": "shared"}}]});
-    let mut writer = server.create_with(&volume(false));
+    let mut writer = server.create_sandbox_with(&volume(false));
     assert_eq!(shown(&server, &writer.id)["allocation"]["poolRef"], "warm");
     assert_eq!(writer.run("echo kept > /data/file").code, Some(0));
     until_warm(&mut server.client(), "warm", 2);
-    let mut reader = server.create_with(&volume(true));
+    let mut reader = server.create_sandbox_with(&volume(true));
     assert_eq!(shown(&server, &reader.id)["allocation"]["poolRef"], "warm");
     assert_eq!(reader.run("cat /data/file").stdout, "kept\n");
     assert_ne!(reader.run("echo x > /data/file").code, Some(0), "it is read-only");
@@ -162,7 +162,7 @@ fn volume_is_attached_to_a_warm_sandbox_at_claim() {
 fn a_key_and_a_pool_lead_to_one_sandbox() {
     let mut server = pooled(2);
     let request = json!({"timeout": 3600, "extensions": {"poolRef": "warm", "coracle.key": "thread"}});
-    let acquire = |server: &Server| {
+    let acquire = |server: &TestServer| {
         let answer = server.client().post("/v1/sandboxes", &request).expect("the server answers");
         assert_eq!(answer.status, 202, "{}", answer.text());
         answer.json()
@@ -173,12 +173,12 @@ fn a_key_and_a_pool_lead_to_one_sandbox() {
     });
     assert_eq!(ids.len(), 1, "{ids:?}");
     server.kill();
-    server.start_again(&Start::new());
+    server.restart(&ServerBuilder::new());
     let again = acquire_of(&server, "thread");
     assert!(ids.contains(&again["id"].to_string()), "{again}");
 }
 
-fn acquire_of(server: &Server, key: &str) -> Value {
+fn acquire_of(server: &TestServer, key: &str) -> Value {
     let request = json!({"image": {"uri": "host"}, "timeout": 3600, "resourceLimits": {},
         "entrypoint": ["sleep", "inf"], "extensions": {"coracle.key": key}});
     server.client().post("/v1/sandboxes", &request).expect("the server answers").json()
@@ -187,7 +187,7 @@ fn acquire_of(server: &Server, key: &str) -> Value {
 #[test]
 fn operators_manage_pools_and_every_owner_uses_them() {
     let operator = "operator-key-0123456789";
-    let server = Start::new().env("CORACLE_API_KEY", operator).start();
+    let server = ServerBuilder::new().env("CORACLE_API_KEY", operator).start();
     let with = |key: &str| {
         let mut client = server.client();
         client.set_headers(&[("OPEN-SANDBOX-API-KEY".to_owned(), key.to_owned())]);
@@ -205,7 +205,7 @@ fn operators_manage_pools_and_every_owner_uses_them() {
     until_warm(&mut own, "p", 1);
     let key = own.post("/coracle/v1/keys", &json!({"owner": "tenant"})).expect("it answers").json();
     let key = key["key"].as_str().expect("it is shown once").to_owned();
-    server.keep_secret(&key);
+    server.add_secret(&key);
     let mut tenant = with(&key);
     for (method, path) in
         [("GET", "/v1/pools"), ("GET", "/v1/pools/p"), ("DELETE", "/v1/pools/p"), ("POST", "/v1/pools")]
@@ -239,7 +239,7 @@ fn the_command_line_manages_pools() {
     let server = pooled(1);
     let url = format!("http://{}", server.address());
     let coracle = |words: &[&str]| {
-        let output = Programs::shared().command().args(words).env("CORACLE_URL", &url).output();
+        let output = ProgramCopies::shared().command().args(words).env("CORACLE_URL", &url).output();
         let output = output.expect("the binary can be run");
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         (output.status.success(), text, String::from_utf8_lossy(&output.stderr).into_owned())
@@ -252,7 +252,7 @@ fn the_command_line_manages_pools() {
     let (done, id, _) = coracle(&["create", "--pool", "own"]);
     assert!(done);
     assert_eq!(shown(&server, id.trim())["allocation"]["poolRef"], "own");
-    let mut sandbox = Sandbox::known(server.client(), id.trim());
+    let mut sandbox = RemoteSandbox::existing(server.client(), id.trim());
     assert_eq!(sandbox.run("true").code, Some(0));
     for (words, most) in
         [(&["--max", "7"][..], json!(7)), (&[], json!(7)), (&["--max", "none"], json!(u32::MAX))]
@@ -288,7 +288,7 @@ fn dead_warm_sandbox_is_replaced_and_none_outlive_the_server() {
     let before = ids();
     assert_eq!(before.len(), 2);
     let victim = before.first().expect("there are two");
-    let agent = e2e::host::agent_of(victim).expect("its agent runs");
+    let agent = e2e::host::agent_pid(victim).expect("its agent runs");
     let pid = rustix::process::Pid::from_raw(i32::try_from(agent).expect("a pid")).expect("not zero");
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it runs");
     e2e::eventually("it is gone and replaced", || !ids().contains(victim) && ids().len() == 2);

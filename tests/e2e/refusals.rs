@@ -2,26 +2,26 @@
 
 use std::process::{Output, Stdio};
 
-use e2e::binary::Programs;
-use e2e::run::ORDINARY;
-use e2e::server::{Server, Start};
+use e2e::binary::ProgramCopies;
+use e2e::run::ORDINARY_USER;
+use e2e::server::{ServerBuilder, TestServer};
 use serde_json::{Value, json};
 
-fn coracle(server: &Server, words: &[&str]) -> Output {
-    let mut command = Programs::shared().command();
+fn coracle(server: &TestServer, words: &[&str]) -> Output {
+    let mut command = ProgramCopies::shared().command();
     command.args(["--url", &format!("http://{}", server.address())]).args(words).stdin(Stdio::null());
     command.output().expect("the binary runs")
 }
 
 /// The output of a command that must succeed.
-fn text(server: &Server, words: &[&str]) -> String {
+fn text(server: &TestServer, words: &[&str]) -> String {
     let output = coracle(server, words);
     assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("it is text").trim_end().to_owned()
 }
 
 /// The error of a command that must fail.
-fn refusal(server: &Server, words: &[&str]) -> String {
+fn refusal(server: &TestServer, words: &[&str]) -> String {
     let output = coracle(server, words);
     assert!(!output.status.success(), "{words:?} succeeded");
     String::from_utf8_lossy(&output.stderr).into_owned()
@@ -36,12 +36,12 @@ fn row(table: &str, name: &str) -> String {
 #[test]
 fn pause_without_control_groups_is_refused_and_changes_nothing() {
     if !testkit::is_root() {
-        return testkit::skip("it needs root to be another user");
+        return testkit::skip_test("it needs root to be another user");
     }
     if std::env::var_os("CORACLE_TEST_DELEGATED").is_some() {
-        return testkit::skip("sandboxes in a delegated group can be paused");
+        return testkit::skip_test("sandboxes in a delegated group can be paused");
     }
-    let server = Start::new().as_user(ORDINARY).env("CORACLE_REQUIRE_LIMITS", "false").start();
+    let server = ServerBuilder::new().as_user(ORDINARY_USER).env("CORACLE_REQUIRE_LIMITS", "false").start();
     let id = text(&server, &["create", "--key", "a"]);
     let said = refusal(&server, &["pause", "a"]);
     assert!(said.contains("this host cannot pause sandboxes"), "{said}");
@@ -58,7 +58,7 @@ fn limits_out_of_bounds_are_refused_with_the_bound() {
     if !testkit::needs_root() {
         return;
     }
-    let server = Server::start();
+    let server = TestServer::start();
     for (flag, value, message, hint) in [
         ("--memory", "1m", "memory of 1Mi is less than the 4Mi", "hint: name at least 4Mi"),
         ("--disk", "1m", "disk of 1Mi is less than the 8Mi", "hint: name at least 8Mi"),
@@ -80,7 +80,7 @@ fn exec_in_a_paused_or_dead_sandbox_says_how_to_continue() {
     if !testkit::needs_root() {
         return;
     }
-    let server = Server::start();
+    let server = TestServer::start();
     let id = text(&server, &["create", "--key", "a"]);
     text(&server, &["pause", "a"]);
     let said = refusal(&server, &["exec", "a", "--", "true"]);
@@ -96,7 +96,7 @@ fn exec_in_a_paused_or_dead_sandbox_says_how_to_continue() {
 }
 
 /// Kills the first process of a sandbox, and waits until the server has noticed.
-fn kill_agent(server: &Server, id: &str) {
+fn kill_agent(server: &TestServer, id: &str) {
     let record = std::fs::read(server.state_directory().join("boxes").join(id)).expect("it has a record");
     let record: Value = serde_json::from_slice(&record).expect("it is JSON");
     let pid = record["process"]["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).expect("it lives");
@@ -110,8 +110,8 @@ fn kill_agent(server: &Server, id: &str) {
 
 #[test]
 fn inspect_shows_how_the_main_process_ended() {
-    let server = Server::start();
-    let sandbox = server.create_with(&json!({"entrypoint": ["sh", "-c", "exit 3"]}));
+    let server = TestServer::start();
+    let sandbox = server.create_sandbox_with(&json!({"entrypoint": ["sh", "-c", "exit 3"]}));
     e2e::eventually("it has exited", || {
         row(&text(&server, &["inspect", &sandbox.id]), "phase").ends_with("exited (code 3)")
     });
@@ -122,7 +122,7 @@ fn owner_that_may_have_no_sandboxes_gets_a_clear_error() {
     let config = tempfile::NamedTempFile::new().expect("the temporary directory can be written");
     std::fs::write(config.path(), "[owners.default]\nsandboxes = 0\n").expect("our own file");
     let path = config.path().to_str().expect("it is UTF-8");
-    let server = Start::new().argument("--config").argument(path).start();
+    let server = ServerBuilder::new().argument("--config").argument(path).start();
     let said = refusal(&server, &["create"]);
     assert!(said.contains("owner `default` may have no sandboxes"), "{said}");
     assert!(said.contains("hint: the operator can change the quota of this owner"), "{said}");
@@ -130,7 +130,7 @@ fn owner_that_may_have_no_sandboxes_gets_a_clear_error() {
 
 #[test]
 fn every_line_of_a_json_log_is_json_until_the_end() {
-    let mut server = Server::start();
+    let mut server = TestServer::start();
     text(&server, &["create"]);
     assert!(server.terminate().success());
     let log = server.log();
@@ -140,5 +140,5 @@ fn every_line_of_a_json_log_is_json_until_the_end() {
     }
     assert!(log.contains("1 sandbox stays"), "{log}");
     // Restarts the server, so that it can remove the sandbox.
-    server.start_again(&Start::new());
+    server.restart(&ServerBuilder::new());
 }

@@ -5,14 +5,14 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use e2e::binary::Programs;
-use e2e::host::{self, Host};
-use e2e::run::{Run, User, users};
+use e2e::binary::ProgramCopies;
+use e2e::host::{self, HostState};
+use e2e::run::{RunCommand, TestUser, all_users};
 
 #[test]
 fn output_and_exit_code_are_those_of_the_command() {
-    for user in users() {
-        let ended = Run::new(user).shell("echo out; echo err >&2; exit 7");
+    for user in all_users() {
+        let ended = RunCommand::new(user).run_shell("echo out; echo err >&2; exit 7");
         assert_eq!(ended.code, Some(7), "{user:?}: {ended:?}");
         assert_eq!(ended.stdout, "out\n", "{user:?}");
         assert!(ended.stderr.contains("err\n"), "{user:?}: {ended:?}");
@@ -21,14 +21,14 @@ fn output_and_exit_code_are_those_of_the_command() {
 
 #[test]
 fn a_signal_becomes_the_exit_code_that_shells_use() {
-    let ended = Run::new(User::Same).shell("kill -TERM $$");
+    let ended = RunCommand::new(TestUser::Same).run_shell("kill -TERM $$");
     assert_eq!(ended.code, Some(128 + 15), "{ended:?}");
 }
 
 #[test]
 fn input_reaches_the_command_and_its_end_too() {
-    for user in users() {
-        let run = Run::new(user);
+    for user in all_users() {
+        let run = RunCommand::new(user);
         let mut child = run
             .command(&["wc", "-c"])
             .stdin(Stdio::piped())
@@ -45,7 +45,7 @@ fn input_reaches_the_command_and_its_end_too() {
 #[test]
 fn input_that_is_not_read_holds_nothing_up() {
     const TOTAL: usize = 3 << 20;
-    let run = Run::new(User::Same);
+    let run = RunCommand::new(TestUser::Same);
     let ended = |argv: &[&str]| e2e::run::output_with_input(&mut run.command(argv), TOTAL);
     assert_eq!(ended(&["true"]).status.code(), Some(0));
     assert_eq!(ended(&["sh", "-c", "sleep 0.5; exit 3"]).status.code(), Some(3));
@@ -53,33 +53,33 @@ fn input_that_is_not_read_holds_nothing_up() {
     let lines = String::from_utf8_lossy(&printing.stdout);
     assert_eq!(lines.lines().count(), 300_001);
     assert_eq!(lines.lines().next_back(), Some(TOTAL.to_string().as_str()));
-    let late = Run::new(User::Same).flag("--timeout", "300ms");
+    let late = RunCommand::new(TestUser::Same).flag("--timeout", "300ms");
     let late = e2e::run::output_with_input(&mut late.command(&["sleep", "60"]), TOTAL);
     assert_eq!(late.status.code(), Some(124));
 }
 
 #[test]
 fn a_large_output_arrives_whole() {
-    let ended = Run::new(User::Same).shell("head -c 20000000 /dev/zero | tr '\\0' x");
+    let ended = RunCommand::new(TestUser::Same).run_shell("head -c 20000000 /dev/zero | tr '\\0' x");
     assert_eq!((ended.code, ended.stdout.len()), (Some(0), 20_000_000));
 }
 
 #[test]
 fn a_deadline_ends_with_124_and_a_missing_program_with_127() {
-    let run = Run::new(User::Same).flag("--timeout", "300ms");
-    assert_eq!(run.argv(&["sleep", "60"]).code, Some(124));
-    assert_eq!(Run::new(User::Same).argv(&["/no/such/program"]).code, Some(127));
+    let run = RunCommand::new(TestUser::Same).flag("--timeout", "300ms");
+    assert_eq!(run.run_argv(&["sleep", "60"]).code, Some(124));
+    assert_eq!(RunCommand::new(TestUser::Same).run_argv(&["/no/such/program"]).code, Some(127));
 }
 
 #[test]
 fn a_sandbox_that_cannot_be_made_ends_with_125_and_says_why() {
-    let ended = Run::new(User::Same).flag("--image", "no-such-image").argv(&["true"]);
+    let ended = RunCommand::new(TestUser::Same).flag("--image", "no-such-image").run_argv(&["true"]);
     assert_eq!(ended.code, Some(125), "{ended:?}");
     assert!(ended.stderr.contains("no-such-image") && ended.stderr.contains("hint:"), "{ended:?}");
     // On a host that forwards packets this sandbox could be created.
     let forwards = fs::read_to_string("/proc/sys/net/ipv4/ip_forward").expect("every host has it");
     if forwards.trim() == "0" {
-        let ended = Run::new(User::Same).flag("--network", "on").argv(&["true"]);
+        let ended = RunCommand::new(TestUser::Same).flag("--network", "on").run_argv(&["true"]);
         assert_eq!(ended.code, Some(125), "{ended:?}");
         assert!(ended.stderr.contains("network"), "{ended:?}");
     }
@@ -87,22 +87,23 @@ fn a_sandbox_that_cannot_be_made_ends_with_125_and_says_why() {
 
 #[test]
 fn an_imported_image_can_be_run() {
-    for user in users() {
-        let run = Run::new(user).flag("--image", "mini");
-        let tree = user.home();
+    for user in all_users() {
+        let run = RunCommand::new(user).flag("--image", "mini");
+        let tree = user.make_home();
         fs::create_dir_all(tree.path().join("image/bin")).expect("our own directory");
         // The one static program that exists on every test host.
-        fs::copy(Programs::shared().coracle(), tree.path().join("image/bin/tool")).expect("our own files");
-        let mut import = Programs::shared().command();
+        fs::copy(ProgramCopies::shared().coracle_path(), tree.path().join("image/bin/tool"))
+            .expect("our own files");
+        let mut import = ProgramCopies::shared().command();
         import.args(["image", "import", "mini"]).arg(tree.path().join("image"));
         import.arg("--state-dir").arg(run.state_directory());
-        user.apply(&mut import);
+        user.apply_to(&mut import);
         let imported = import.output().expect("the binary runs");
         assert!(imported.status.success(), "{user:?}: {imported:?}");
-        let ended = run.argv(&["/bin/tool", "--version"]);
+        let ended = run.run_argv(&["/bin/tool", "--version"]);
         assert_eq!(ended.code, Some(0), "{user:?}: {ended:?}");
         assert!(ended.stdout.starts_with("coracle "), "{user:?}: {ended:?}");
-        assert_eq!(run.argv(&["/usr/bin/env"]).code, Some(127), "{user:?}: the image `host` was used");
+        assert_eq!(run.run_argv(&["/usr/bin/env"]).code, Some(127), "{user:?}: the image `host` was used");
     }
 }
 
@@ -111,12 +112,12 @@ fn an_imported_image_can_be_run() {
 fn run_works_whichever_descriptors_are_open() {
     const CLOSED: &str = "for n in {3..254}; do eval \"exec $n<&-\"; done; exec \"$@\"";
     const OPEN: &str = "for n in {3..254}; do eval \"exec $n</\"; done; exec \"$@\"";
-    for (user, first) in users().into_iter().flat_map(|user| [(user, CLOSED), (user, OPEN)]) {
-        let run = Run::new(user);
+    for (user, first) in all_users().into_iter().flat_map(|user| [(user, CLOSED), (user, OPEN)]) {
+        let run = RunCommand::new(user);
         let plain = run.command(&["echo", "hello"]);
         let mut command = Command::new("bash");
         command.args(["-c", first, "bash"]).arg(plain.get_program()).args(plain.get_args());
-        user.apply(&mut command);
+        user.apply_to(&mut command);
         let output = command.env("HOME", run.home()).output().expect("there is a shell");
         assert_eq!(String::from_utf8_lossy(&output.stdout), "hello\n", "{user:?}: {output:?}");
     }
@@ -124,7 +125,7 @@ fn run_works_whichever_descriptors_are_open() {
 
 #[test]
 fn the_environment_is_set_and_not_inherited() {
-    let run = Run::new(User::Same).flag("--env", "GIVEN=yes");
+    let run = RunCommand::new(TestUser::Same).flag("--env", "GIVEN=yes");
     let output = run.command(&["env"]).env("LEAKED", "secret").output().expect("the binary runs");
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(text.contains("GIVEN=yes") && !text.contains("LEAKED"), "{text}");
@@ -132,7 +133,7 @@ fn the_environment_is_set_and_not_inherited() {
 
 #[test]
 fn the_whole_system_can_be_written_and_nothing_of_it_reaches_the_host() {
-    let ended = Run::new(User::Same).shell(
+    let ended = RunCommand::new(TestUser::Same).run_shell(
         "touch /usr/local/bin/written /etc/written /root/written /written && rm /usr/bin/env && test ! -e /usr/bin/env",
     );
     assert_eq!(ended.code, Some(0), "{ended:?}");
@@ -140,7 +141,7 @@ fn the_whole_system_can_be_written_and_nothing_of_it_reaches_the_host() {
 }
 
 /// Lists the devices, sends something through the loopback and tries an address beyond it.
-const LOOK: &str = "cat /proc/net/dev
+const SHOW_NETWORK: &str = "cat /proc/net/dev
 python3 - <<'END'
 import socket
 listener = socket.create_server(('127.0.0.1', 0))
@@ -153,8 +154,8 @@ exec 3<>/dev/tcp/192.0.2.1/80 || true";
 
 #[test]
 fn network_is_only_an_active_loopback() {
-    for user in users() {
-        let ended = Run::new(user).argv(&["bash", "-c", LOOK]);
+    for user in all_users() {
+        let ended = RunCommand::new(user).run_argv(&["bash", "-c", SHOW_NETWORK]);
         assert_eq!(ended.code, Some(0), "{user:?}: {ended:?}");
         let lines: Vec<&str> = ended.stdout.lines().map(str::trim).collect();
         let devices: Vec<&str> = lines
@@ -172,34 +173,37 @@ fn network_is_only_an_active_loopback() {
 
 #[test]
 fn run_leaves_nothing_on_the_host() {
-    for user in users() {
-        let run = Run::new(user);
+    for user in all_users() {
+        let run = RunCommand::new(user);
         let mark = format!("{}", 400_000 + std::process::id());
         // The first run makes the state that all runs share.
-        assert_eq!(run.argv(&["true"]).code, Some(0));
-        let named = run.shell(&format!("hostname; sleep {mark} & true"));
+        assert_eq!(run.run_argv(&["true"]).code, Some(0));
+        let named = run.run_shell(&format!("hostname; sleep {mark} & true"));
         assert_eq!(named.code, Some(0), "{named:?}");
-        assert_eq!(host::processes_with(&format!("sleep {mark}")), Vec::<u32>::new(), "{user:?}");
+        assert_eq!(host::pids_with_command_line(&format!("sleep {mark}")), Vec::<u32>::new(), "{user:?}");
         // The host name inside is the sandbox's id.
         let id = named.stdout.trim().to_owned();
-        let left = Host::look(run.state_directory()).mentioning(&[id]);
-        assert_eq!(left, Host::default(), "{user:?} left something");
+        let left = HostState::capture(run.state_directory()).mentioning(&[id]);
+        assert_eq!(left, HostState::default(), "{user:?} left something");
     }
 }
 
 #[test]
 fn a_killed_run_takes_its_sandbox_along() {
-    for user in users() {
-        let run = Run::new(user);
+    for user in all_users() {
+        let run = RunCommand::new(user);
         let mark = format!("{}", 500_000 + std::process::id());
         let mut child = run.command(&["sleep", &mark]).spawn().expect("the binary runs");
-        let inside =
-            || host::processes_with(&format!("sleep {mark}")).into_iter().any(|pid| pid != child.id());
+        let inside = || {
+            host::pids_with_command_line(&format!("sleep {mark}")).into_iter().any(|pid| pid != child.id())
+        };
         e2e::eventually("the command runs", inside);
         child.kill().expect("it is our child");
         child.wait().expect("it is our child");
-        e2e::eventually("the sandbox is gone", || host::processes_with(&format!("sleep {mark}")).is_empty());
-        assert_eq!(run.argv(&["true"]).code, Some(0), "{user:?}: the next start fails over leftovers");
+        e2e::eventually("the sandbox is gone", || {
+            host::pids_with_command_line(&format!("sleep {mark}")).is_empty()
+        });
+        assert_eq!(run.run_argv(&["true"]).code, Some(0), "{user:?}: the next start fails over leftovers");
     }
 }
 
@@ -219,16 +223,16 @@ python3 -m pip install --quiet --no-index ./greeting-1-py3-none-any.whl 2>&1 && 
 #[test]
 fn pip_installs_in_image_host_without_flags() {
     if !host_has_pip() {
-        testkit::skip("the host has no pip below /usr");
+        testkit::skip_test("the host has no pip below /usr");
         return;
     }
-    for user in users() {
-        let ended = Run::new(user).flag("--disk", "200m").shell(INSTALL_WHEEL);
+    for user in all_users() {
+        let ended = RunCommand::new(user).flag("--disk", "200m").run_shell(INSTALL_WHEEL);
         assert!(ended.code == Some(0) && ended.stdout.ends_with("installed\n"), "{user:?}: {ended:?}");
     }
     // A user without rights inside gets the packages in its home.
-    let run = Run::new(User::Same).flag("--user", "1000:1000").flag("--env", "HOME=/tmp");
-    let ended = run.shell(INSTALL_WHEEL);
+    let run = RunCommand::new(TestUser::Same).flag("--user", "1000:1000").flag("--env", "HOME=/tmp");
+    let ended = run.run_shell(INSTALL_WHEEL);
     assert!(ended.code == Some(0) && ended.stdout.ends_with("installed\n"), "{ended:?}");
 }
 
@@ -240,11 +244,11 @@ fn host_has_pip() -> bool {
 #[test]
 fn apt_in_image_host_explains_why_it_fails() {
     if !Path::new("/usr/bin/apt-get").exists() {
-        testkit::skip("the host has no apt-get");
+        testkit::skip_test("the host has no apt-get");
         return;
     }
     for arguments in [&["apt-get", "update"][..], &["apt-get", "install", "-y", "jq"]] {
-        let ended = Run::new(User::Same).argv(arguments);
+        let ended = RunCommand::new(TestUser::Same).run_argv(arguments);
         assert_eq!(ended.code, Some(100), "{ended:?}");
         assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
         for words in ["apt in image `host`", "has no package database", "use pip or npm", "is not supported"]

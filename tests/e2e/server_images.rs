@@ -4,45 +4,45 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use e2e::binary::Programs;
-use e2e::http::Client;
-use e2e::run::{Ended, User};
-use e2e::server::{Server, Start};
+use e2e::binary::ProgramCopies;
+use e2e::http::HttpClient;
+use e2e::run::{CommandOutput, TestUser};
+use e2e::server::{ServerBuilder, TestServer};
 use serde_json::{Value, json};
 
 const OPERATOR: &str = "the-operators-own-key";
 
-fn keyed() -> Server {
+fn keyed() -> TestServer {
     // The server removes its sandboxes when the test ends, which would fail without the key.
-    Start::new().env("CORACLE_API_KEY", OPERATOR).env("CORACLE_ON_STOP", "remove").start()
+    ServerBuilder::new().env("CORACLE_API_KEY", OPERATOR).env("CORACLE_ON_STOP", "remove").start()
 }
 
-fn client(server: &Server, key: &str) -> Client {
+fn client(server: &TestServer, key: &str) -> HttpClient {
     let mut client = server.client();
     client.set_headers(&[("OPEN-SANDBOX-API-KEY".to_owned(), key.to_owned())]);
     client
 }
 
 /// A key of another owner.
-fn tenant(server: &Server) -> String {
+fn tenant(server: &TestServer) -> String {
     let issued = client(server, OPERATOR).post("/coracle/v1/keys", &json!({"owner": "tenant"}));
     let key = issued.expect("the server answers").json()["key"].as_str().expect("a key").to_owned();
-    server.keep_secret(&key);
+    server.add_secret(&key);
     key
 }
 
-fn command(server: &Server, key: &str, arguments: &[&str]) -> Command {
-    let mut command = Programs::shared().command();
+fn command(server: &TestServer, key: &str, arguments: &[&str]) -> Command {
+    let mut command = ProgramCopies::shared().command();
     command.args(["--url", &format!("http://{}", server.address())]).args(arguments);
     command.env("CORACLE_API_KEY", key);
     command
 }
 
-fn coracle(server: &Server, arguments: &[&str]) -> Ended {
+fn coracle(server: &TestServer, arguments: &[&str]) -> CommandOutput {
     command(server, OPERATOR, arguments).output().expect("the binary runs").into()
 }
 
-fn ok(server: &Server, arguments: &[&str]) -> String {
+fn ok(server: &TestServer, arguments: &[&str]) -> String {
     let ended = coracle(server, arguments);
     assert_eq!(ended.code, Some(0), "{arguments:?}: {ended:?}");
     ended.stdout.trim().to_owned()
@@ -51,14 +51,14 @@ fn ok(server: &Server, arguments: &[&str]) -> String {
 /// A root file system with one program under two names.
 fn root_filesystem(directory: &Path) {
     fs::create_dir_all(directory.join("bin")).expect("our own directory");
-    fs::copy(Programs::shared().coracle(), directory.join("bin/tool")).expect("our own directory");
+    fs::copy(ProgramCopies::shared().coracle_path(), directory.join("bin/tool")).expect("our own directory");
     fs::hard_link(directory.join("bin/tool"), directory.join("bin/same")).expect("our own directory");
 }
 
 #[test]
 fn image_commands_work_on_the_server_that_is_named() {
     let server = keyed();
-    let work = User::Same.home();
+    let work = TestUser::Same.make_home();
     let tree = work.path().join("tree");
     root_filesystem(&tree);
     let archive = work.path().join("root.tar");
@@ -78,7 +78,7 @@ fn image_commands_work_on_the_server_that_is_named() {
     assert_eq!(names, ["host", "from-directory", "from-tar:v1"]);
     let sizes: Vec<u64> =
         listed.as_array().into_iter().flatten().filter_map(|one| one["bytes"].as_u64()).collect();
-    let program = fs::metadata(Programs::shared().coracle()).expect("it is there").len();
+    let program = fs::metadata(ProgramCopies::shared().coracle_path()).expect("it is there").len();
     assert!(sizes[1] < program * 3 / 2, "the second name of the program is a link: {sizes:?}");
     assert!(ok(&server, &["image", "inspect", "from-directory"]).contains("layer:"));
     assert_eq!(ok(&server, &["image", "rm", "from-tar:v1"]), "from-tar:v1");
@@ -93,7 +93,8 @@ fn image_commands_work_on_the_server_that_is_named() {
 
     let key = tenant(&server);
     for arguments in [&["image", "ls"][..], &["image", "gc"], &["image", "commit", &"a".repeat(20), "x"]] {
-        let foreign: Ended = command(&server, &key, arguments).output().expect("the binary runs").into();
+        let foreign: CommandOutput =
+            command(&server, &key, arguments).output().expect("the binary runs").into();
         assert!(foreign.code == Some(1) && foreign.stderr.contains("operator"), "{arguments:?}: {foreign:?}");
     }
 }
@@ -101,13 +102,13 @@ fn image_commands_work_on_the_server_that_is_named() {
 #[test]
 fn without_a_server_the_state_directory_is_used_and_named() {
     if std::net::TcpStream::connect("127.0.0.1:8080").is_ok() {
-        testkit::skip("something listens where a server would by default");
+        testkit::skip_test("something listens where a server would by default");
         return;
     }
-    let home = User::Same.home();
+    let home = TestUser::Same.make_home();
     let state = home.path().join("state");
-    let run = |arguments: &[&str]| -> Ended {
-        let mut command = Programs::shared().command();
+    let run = |arguments: &[&str]| -> CommandOutput {
+        let mut command = ProgramCopies::shared().command();
         command.args(arguments).env("CORACLE_STATE_DIR", &state).env_remove("CORACLE_URL");
         command.output().expect("the binary runs").into()
     };
@@ -133,17 +134,17 @@ const CHECK: &str = "cat /root/file; stat -c %u:%g /srv/data/x; own-tool; test !
 const FOUND: &str = "mine\n33:33\ntool\nonly\nwhole\n";
 
 /// Creates a sandbox over HTTP with a key, and runs shell text in it through the command line.
-fn run_in(server: &Server, key: &str, body: &Value, text: &str) -> String {
+fn run_in(server: &TestServer, key: &str, body: &Value, text: &str) -> String {
     let made = client(server, key).post("/v1/sandboxes", body).expect("the server answers");
     assert_eq!(made.status, 202, "{}", made.text());
     let id = made.json()["id"].as_str().expect("an id").to_owned();
-    let ran: Ended =
+    let ran: CommandOutput =
         command(server, key, &["exec", &id, "-c", text]).output().expect("the binary runs").into();
     assert_eq!(ran.code, Some(0), "{ran:?}");
     ran.stdout
 }
 
-fn wish(image: &str) -> Value {
+fn create_request(image: &str) -> Value {
     json!({"image": {"uri": image}, "resourceLimits": {}, "entrypoint": ["tail", "-f", "/dev/null"]})
 }
 
@@ -165,7 +166,7 @@ fn committed_image_serves_pools_and_other_owners() {
     assert_eq!(ok(&server, &["exec", &id, "--", "cat", "/root/file"]), "mine");
 
     let key = tenant(&server);
-    assert_eq!(run_in(&server, &key, &wish("made:1"), CHECK), FOUND);
+    assert_eq!(run_in(&server, &key, &create_request("made:1"), CHECK), FOUND);
     ok(&server, &["pool", "create", "p", "--image", "made:1", "--level", "1"]);
     e2e::eventually("one is warm", || {
         let pool = client(&server, OPERATOR).get("/v1/pools/p").expect("the server answers").json();
@@ -188,7 +189,7 @@ fn committed_image_serves_pools_and_other_owners() {
     ok(&server, &["image", "rm", "made:1"]);
     ok(&server, &["image", "gc"]);
     let text = "cat /root/second; test ! -e /root/file && own-tool";
-    assert_eq!(run_in(&server, &key, &wish("made:2"), text), "second\ntool\n");
+    assert_eq!(run_in(&server, &key, &create_request("made:2"), text), "second\ntool\n");
     let from = json!({"snapshotId": snapshot, "resourceLimits": {}});
     assert_eq!(run_in(&server, OPERATOR, &from, text), "second\ntool\n");
 }
@@ -200,7 +201,8 @@ fn commit_refuses_missing_and_foreign_sandboxes() {
     }
     let server = keyed();
     let key = tenant(&server);
-    let foreign = client(&server, &key).post("/v1/sandboxes", &wish("host")).expect("the server answers");
+    let foreign =
+        client(&server, &key).post("/v1/sandboxes", &create_request("host")).expect("the server answers");
     let foreign = foreign.json()["id"].as_str().expect("an id").to_owned();
     for id in [foreign.as_str(), &"a".repeat(20), "ffffffff-ffff-4fff-bfff-ffffffffffff"] {
         let refused = coracle(&server, &["image", "commit", id, "x"]);

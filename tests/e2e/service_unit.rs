@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use e2e::binary::Programs;
+use e2e::binary::ProgramCopies;
 use e2e::host;
-use e2e::http::Client;
-use e2e::server::{Server, Start};
+use e2e::http::HttpClient;
+use e2e::server::{ServerBuilder, TestServer};
 use rustix::process::{Pid, Signal};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -36,8 +36,8 @@ impl ConfigFile {
         fs::write(self.path(), text).expect("our own file");
     }
 
-    fn start(&self) -> Start {
-        Start::new().argument("--config").argument(self.path().to_str().expect("it is UTF-8"))
+    fn start(&self) -> ServerBuilder {
+        ServerBuilder::new().argument("--config").argument(self.path().to_str().expect("it is UTF-8"))
     }
 }
 
@@ -47,19 +47,19 @@ fn signal(pid: u32, signal: Signal) {
 }
 
 /// Sends SIGHUP to the main process alone and waits until the log has `line` once more.
-fn reload(server: &Server, line: &str) {
+fn reload(server: &TestServer, line: &str) {
     let before = server.log().matches(line).count();
     signal(server.pid(), Signal::HUP);
     e2e::eventually(line, || server.log().matches(line).count() > before);
 }
 
-fn client(server: &Server, key: &str) -> Client {
+fn client(server: &TestServer, key: &str) -> HttpClient {
     let mut client = server.client();
     client.set_headers(&[("OPEN-SANDBOX-API-KEY".to_owned(), key.to_owned())]);
     client
 }
 
-fn create(client: &mut Client, image: &str) -> e2e::http::Response {
+fn create(client: &mut HttpClient, image: &str) -> e2e::http::HttpResponse {
     let request =
         json!({"image": {"uri": image}, "resourceLimits": {}, "entrypoint": ["tail", "-f", "/dev/null"]});
     client.post("/v1/sandboxes", &request).expect("the server answers")
@@ -67,7 +67,7 @@ fn create(client: &mut Client, image: &str) -> e2e::http::Response {
 
 fn coracle(args: &[&str], environment: &[(&str, &str)]) -> Output {
     let home = tempfile::tempdir().expect("the temporary directory can be written");
-    let mut command = Programs::shared().command();
+    let mut command = ProgramCopies::shared().command();
     command.args(args).envs(environment.iter().copied()).env("HOME", home.path());
     command.output().expect("the binary can be run")
 }
@@ -122,7 +122,7 @@ fn reload_names_settings_that_need_a_restart() {
         };
         assert_eq!(log.lines().filter(named).count(), 1, "{setting}: {log}");
     }
-    assert_eq!(server.create().run("echo fine").stdout, "fine\n");
+    assert_eq!(server.create_sandbox().run("echo fine").stdout, "fine\n");
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn wrong_configuration_changes_nothing_on_reload() {
     }
     let refused = server.log();
     assert!(refused.contains("`limits.pids` is 0") && refused.contains("limts"), "{refused}");
-    let mut sandbox = server.create();
+    let mut sandbox = server.create_sandbox();
     assert_eq!(sandbox.run("echo fine").stdout, "fine\n");
     let inspected = server.client().get(&format!("/coracle/v1/sandboxes/{}", sandbox.id));
     assert!(inspected.expect("the server answers").text().contains("100"));
@@ -145,7 +145,7 @@ fn wrong_configuration_changes_nothing_on_reload() {
 fn reload_changes_the_log_level_of_every_process() {
     let file = ConfigFile::new("log.level = \"warn\"");
     // The level must come from the file: a variable would take precedence.
-    let server = file.start().without("CORACLE_LOG").start();
+    let server = file.start().without_env("CORACLE_LOG").start();
     server.client().get("/v1/sandboxes").expect("the server answers");
     assert_eq!(server.log().matches("request completed").count(), 0, "{}", server.log());
     file.write("log.level = \"debug\"");
@@ -166,29 +166,30 @@ fn sandboxes_survive_signals_to_the_main_process() {
         let length = manager.recv(&mut message).expect("the supervisor notifies");
         text(&message[..length])
     };
-    let notify = |start: Start| start.env("NOTIFY_SOCKET", socket_path.to_str().expect("it is UTF-8"));
+    let notify =
+        |start: ServerBuilder| start.env("NOTIFY_SOCKET", socket_path.to_str().expect("it is UTF-8"));
     let mut server = notify(file.start()).start();
     assert!(heard().starts_with("READY=1\n"));
-    let mut sandbox = server.create();
+    let mut sandbox = server.create_sandbox();
     let mark = format!("sleep {}", 800_000 + std::process::id());
-    sandbox.start(&mark);
+    sandbox.start_background(&mark);
     signal(server.pid(), Signal::HUP);
     let reloading = heard();
     assert!(reloading.starts_with("RELOADING=1\nMONOTONIC_USEC="), "{reloading}");
     assert!(heard().starts_with("READY=1\n"));
 
-    let parts = [server.part("__server"), server.part("__launcher")];
+    let parts = [server.part_pid("__server"), server.part_pid("__launcher")];
     assert!(server.terminate().success());
     assert!(heard().starts_with("STOPPING=1\n"));
     for part in parts {
         assert!(!Path::new(&format!("/proc/{part}")).exists(), "a part outlived the supervisor");
     }
-    assert_eq!(host::processes_with(&mark).len(), 1, "the sandbox has ended with the server");
+    assert_eq!(host::pids_with_command_line(&mark).len(), 1, "the sandbox has ended with the server");
     let again = notify(file.start().listen(server.address()));
-    server.start_again(&again);
+    server.restart(&again);
     assert!(heard().starts_with("READY=1\n"));
     assert_eq!(sandbox.run("true").code, Some(0));
-    assert_eq!(host::processes_with(&mark).len(), 1, "the command was lost");
+    assert_eq!(host::pids_with_command_line(&mark).len(), 1, "the command was lost");
 }
 
 #[test]
@@ -202,7 +203,8 @@ fn units_are_accepted_by_systemd() {
             assert!(unit.lines().any(|found| found == line), "{name} lacks `{line}`");
         }
         // The program in the unit may not be installed here.
-        let binary = Programs::shared().command().get_program().to_str().expect("it is UTF-8").to_owned();
+        let binary =
+            ProgramCopies::shared().command().get_program().to_str().expect("it is UTF-8").to_owned();
         let unit = unit
             .replace("ExecStart=/usr/local/bin/coracle", &format!("ExecStart={binary}"))
             .replace("ExecStart=coracle", &format!("ExecStart={binary}"));
@@ -214,7 +216,7 @@ fn units_are_accepted_by_systemd() {
             .env("XDG_RUNTIME_DIR", directory.path())
             .output();
         let Ok(verified) = verified else {
-            return testkit::skip("there is no systemd-analyze here; the package `systemd` has it");
+            return testkit::skip_test("there is no systemd-analyze here; the package `systemd` has it");
         };
         // systemd-analyze returns success for lines that it ignores, and prints them.
         let said = text(&verified.stderr);
@@ -287,12 +289,12 @@ fn config_show_names_the_source_of_each_setting_and_no_secret() {
 
 #[test]
 fn log_files_have_no_colour_codes_and_json_by_setting() {
-    let text_server = Start::new().env("CORACLE_LOG_FORMAT", "text").start();
+    let text_server = ServerBuilder::new().env("CORACLE_LOG_FORMAT", "text").start();
     text_server.client().get("/v1/sandboxes").expect("the server answers");
     e2e::eventually("a request is logged", || text_server.log().contains("request completed"));
     let log = text_server.log();
     assert!(!log.contains('\u{1b}') && log.contains(" INFO "), "{log}");
-    let json_server = Start::new().env("CORACLE_LOG_FORMAT", "json").start();
+    let json_server = ServerBuilder::new().env("CORACLE_LOG_FORMAT", "json").start();
     json_server.client().get("/v1/sandboxes").expect("the server answers");
     e2e::eventually("a request is logged", || json_server.log().contains("request completed"));
     for line in json_server.log().lines() {

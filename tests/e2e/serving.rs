@@ -5,23 +5,23 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use e2e::binary::Programs;
-use e2e::http::Response;
-use e2e::run::{Ended, ORDINARY, User};
-use e2e::server::{Server, Start};
+use e2e::binary::ProgramCopies;
+use e2e::http::HttpResponse;
+use e2e::run::{CommandOutput, ORDINARY_USER, TestUser};
+use e2e::server::{ServerBuilder, TestServer};
 use serde_json::{Value, json};
 
 /// A root filesystem with one program, which no other image has.
 fn root_filesystem(directory: &Path) {
     let bin = directory.join("bin");
     fs::create_dir_all(&bin).expect("our own directory");
-    fs::copy(Programs::shared().attacks(), bin.join("only-here")).expect("our own directory");
+    fs::copy(ProgramCopies::shared().attacks_path(), bin.join("only-here")).expect("our own directory");
 }
 
-fn import(server: &Server, name: &str, source: &Path) {
-    let mut command = Programs::shared().command();
+fn import(server: &TestServer, name: &str, source: &Path) {
+    let mut command = ProgramCopies::shared().command();
     command.args(["image", "import", name]).arg(source).arg("--state-dir").arg(server.state_directory());
-    let ended: Ended = command.output().expect("the binary runs").into();
+    let ended: CommandOutput = command.output().expect("the binary runs").into();
     assert_eq!(ended.code, Some(0), "{name} was not imported: {ended:?}");
 }
 
@@ -30,8 +30,8 @@ fn an_imported_image_makes_sandboxes_with_its_programs() {
     if !testkit::needs_root() {
         return;
     }
-    let server = Server::start();
-    let work = User::Same.home();
+    let server = TestServer::start();
+    let work = TestUser::Same.make_home();
     let tree = work.path().join("tree");
     root_filesystem(&tree);
     let archive = work.path().join("root.tar");
@@ -39,7 +39,7 @@ fn an_imported_image_makes_sandboxes_with_its_programs() {
     assert!(packed.expect("there is a tar").success());
     for (name, source) in [("from-directory", tree.as_path()), ("from-tar:v1", archive.as_path())] {
         import(&server, name, source);
-        let mut sandbox = server.create_with(&json!({
+        let mut sandbox = server.create_sandbox_with(&json!({
             "image": {"uri": name},
             "entrypoint": ["/bin/only-here", "daemon", "3600"],
         }));
@@ -49,11 +49,11 @@ fn an_imported_image_makes_sandboxes_with_its_programs() {
         assert_ne!(absent.code, Some(0), "the host's own programs are in {name}: {absent:?}");
     }
     // No other image has the program.
-    assert_ne!(server.create().run_argv(&["/bin/only-here", "flood", "4"]).code, Some(0));
+    assert_ne!(server.create_sandbox().run_argv(&["/bin/only-here", "flood", "4"]).code, Some(0));
 }
 
 /// Asks for a sandbox of an image.
-fn create(server: &Server, image: &str) -> Response {
+fn create(server: &TestServer, image: &str) -> HttpResponse {
     let request = json!({
         "image": {"uri": image},
         "timeout": 600,
@@ -64,7 +64,7 @@ fn create(server: &Server, image: &str) -> Response {
 }
 
 /// Checks for the status 429 and a time to retry after.
-fn check_too_many(answer: &Response) {
+fn check_too_many(answer: &HttpResponse) {
     assert_eq!(answer.status, 429, "{}", answer.text());
     let seconds = answer.header("retry-after").and_then(|text| text.parse::<u64>().ok());
     assert!(seconds.is_some_and(|seconds| (1..=3600).contains(&seconds)), "{:?}", answer.headers);
@@ -73,7 +73,7 @@ fn check_too_many(answer: &Response) {
 
 #[test]
 fn too_many_sandboxes_are_a_429_until_one_is_deleted() {
-    let server = how(User::Same).env("CORACLE_LIMITS_MAX_SANDBOXES", "2").start();
+    let server = server_builder(TestUser::Same).env("CORACLE_LIMITS_MAX_SANDBOXES", "2").start();
     let first = create(&server, "host").json()["id"].as_str().expect("an id").to_owned();
     assert_eq!(create(&server, "host").status, 202);
     check_too_many(&create(&server, "host"));
@@ -84,25 +84,25 @@ fn too_many_sandboxes_are_a_429_until_one_is_deleted() {
 
 #[test]
 fn too_many_commands_are_a_429_until_one_has_ended() {
-    let server = how(User::Same).env("CORACLE_LIMITS_MAX_COMMANDS", "3").start();
-    let mut sandbox = server.create_with(&json!({"resourceLimits": {}}));
+    let server = server_builder(TestUser::Same).env("CORACLE_LIMITS_MAX_COMMANDS", "3").start();
+    let mut sandbox = server.create_sandbox_with(&json!({"resourceLimits": {}}));
     // The entrypoint counts as a command too.
     let mut running = Vec::new();
     let refused = loop {
         let body = json!({"command": "exec sleep 600", "background": true});
-        let answer = sandbox.inside("POST", "command", &body);
+        let answer = sandbox.request_inside("POST", "command", &body);
         if answer.status != 200 {
             break answer;
         }
-        running.push(e2e::sandbox::Ran::of_events(&answer.text()).id);
+        running.push(e2e::sandbox::CommandRun::from_events(&answer.text()).id);
         assert!(running.len() <= 3, "there is no limit");
     };
     assert!(running.len() >= 2, "only {} commands ran", running.len());
     check_too_many(&refused);
-    let ended = sandbox.inside("DELETE", &format!("command?id={}", running[0]), &Value::Null);
+    let ended = sandbox.request_inside("DELETE", &format!("command?id={}", running[0]), &Value::Null);
     assert_eq!(ended.status, 200, "{}", ended.text());
     e2e::eventually("there is room again", || {
-        sandbox.inside("POST", "command", &json!({"command": "true"})).status == 200
+        sandbox.request_inside("POST", "command", &json!({"command": "true"})).status == 200
     });
 }
 
@@ -110,9 +110,10 @@ fn too_many_commands_are_a_429_until_one_has_ended() {
 #[test]
 fn no_key_or_token_is_logged() {
     const KEY: &str = "a-key-of-the-operator-0123456789";
-    let server = how(User::Same).env("CORACLE_API_KEY", KEY).env("CORACLE_LOG", "trace").start();
+    let server =
+        server_builder(TestUser::Same).env("CORACLE_API_KEY", KEY).env("CORACLE_LOG", "trace").start();
     let wrong = "a-key-of-somebody-else-987654321";
-    server.keep_secret(wrong);
+    server.add_secret(wrong);
     let with = |key: &str| vec![("OPEN-SANDBOX-API-KEY".to_owned(), key.to_owned())];
     let mut client = server.client();
     client.set_headers(&with(wrong));
@@ -137,7 +138,7 @@ fn no_key_or_token_is_logged() {
     let mut inside = server.client();
     inside.set_headers(&headers);
     for (_, token) in &headers {
-        server.keep_secret(token);
+        server.add_secret(token);
     }
     let below = format!("/v1/sandboxes/{id}/proxy/44772");
     let ran = inside.post(&format!("{below}/command"), &json!({"command": "echo ran"}));
@@ -146,7 +147,7 @@ fn no_key_or_token_is_logged() {
         inside.get(&format!("{below}/{path}")).expect("the server answers");
     }
     inside.set_headers(&[(headers[0].0.clone(), "not-the-token-of-this-sandbox".to_owned())]);
-    server.keep_secret("not-the-token-of-this-sandbox");
+    server.add_secret("not-the-token-of-this-sandbox");
     inside.get(&format!("{below}/ping")).expect("the server answers");
     assert_eq!(client.delete(&format!("/v1/sandboxes/{id}")).expect("the server answers").status, 204);
     // The log is searched when the server ends.
@@ -154,9 +155,9 @@ fn no_key_or_token_is_logged() {
 }
 
 /// A server as a certain user; only root has all limits.
-fn how(user: User) -> Start {
-    let start = Start::new().as_user(user);
-    if user == User::Same && testkit::is_root() {
+fn server_builder(user: TestUser) -> ServerBuilder {
+    let start = ServerBuilder::new().as_user(user);
+    if user == TestUser::Same && testkit::is_root() {
         start
     } else {
         start.env("CORACLE_REQUIRE_LIMITS", "false")
@@ -165,9 +166,9 @@ fn how(user: User) -> Start {
 
 #[test]
 fn an_ordinary_users_server_makes_sandboxes_too() {
-    let user = if testkit::is_root() { ORDINARY } else { User::Same };
-    let server = how(user).start();
-    let mut sandbox = server.create_with(&json!({"resourceLimits": {}}));
+    let user = if testkit::is_root() { ORDINARY_USER } else { TestUser::Same };
+    let server = server_builder(user).start();
+    let mut sandbox = server.create_sandbox_with(&json!({"resourceLimits": {}}));
     let ran = sandbox.run("id -u; echo to stderr >&2; exit 3");
     assert_eq!(
         (ran.code, ran.stdout.as_str(), ran.stderr.as_str()),
@@ -176,7 +177,7 @@ fn an_ordinary_users_server_makes_sandboxes_too() {
     );
     let content: Vec<u8> = (0..=255).cycle().take(300_000).collect();
     sandbox.upload("/root/binary file", &content);
-    let read = sandbox.inside("GET", "files/download?path=/root/binary%20file", &Value::Null);
+    let read = sandbox.request_inside("GET", "files/download?path=/root/binary%20file", &Value::Null);
     assert_eq!(read.status, 200, "{}", read.text());
     assert!(read.body == content, "{} bytes came back", read.body.len());
     assert_eq!(sandbox.run("stat -c %s '/root/binary file'").stdout, "300000\n");
@@ -199,14 +200,14 @@ fn an_ordinary_users_server_makes_sandboxes_too() {
 /// from making sandboxes, and the report says that nothing enforces them.
 #[test]
 fn sdk_default_limits_do_not_refuse_an_ordinary_users_sandbox() {
-    let user = if testkit::is_root() { ORDINARY } else { User::Same };
-    let server = how(user).start();
+    let user = if testkit::is_root() { ORDINARY_USER } else { TestUser::Same };
+    let server = server_builder(user).start();
     let held = server.client().get("/coracle/v1/capabilities").expect("the server answers").json();
     if held["limits"].to_string().contains("memory") {
-        return testkit::skip("this ordinary user has a delegated control group");
+        return testkit::skip_test("this ordinary user has a delegated control group");
     }
     let limits = json!({"cpu": "1", "memory": "2Gi"});
-    let sandbox = server.create_with(&json!({"resourceLimits": limits}));
+    let sandbox = server.create_sandbox_with(&json!({"resourceLimits": limits}));
     let path = format!("/coracle/v1/sandboxes/{}", sandbox.id);
     let report = server.client().get(&path).expect("the server answers").json();
     assert!(report["weaker"].to_string().contains("memory"), "{report}");
@@ -216,7 +217,7 @@ fn sdk_default_limits_do_not_refuse_an_ordinary_users_sandbox() {
     });
     let refused = server.client().post("/v1/sandboxes", &named).expect("the server answers");
     assert!(refused.status >= 400 && refused.text().contains("limit on memory"), "{}", refused.text());
-    let strict = Start::new().as_user(user).start();
+    let strict = ServerBuilder::new().as_user(user).start();
     let all = json!({
         "image": {"uri": "host"}, "timeout": 600, "entrypoint": ["tail", "-f", "/dev/null"],
         "resourceLimits": limits,
@@ -232,12 +233,12 @@ fn sdk_default_limits_do_not_refuse_an_ordinary_users_sandbox() {
 
 #[test]
 fn a_server_that_cannot_open_its_database_ends_with_an_error() {
-    let home = User::Same.home();
+    let home = TestUser::Same.make_home();
     let server = home.path().join("state/server");
     fs::create_dir_all(&server).expect("our own directory");
     fs::set_permissions(home.path().join("state"), fs::Permissions::from_mode(0o711)).expect("our own");
     fs::write(server.join("coracle.db"), "this is no database\n".repeat(500)).expect("our own directory");
-    let mut process = Start::new().spawn(home.path());
+    let mut process = ServerBuilder::new().spawn(home.path());
     let pid = rustix::process::Pid::from_child(&process);
     let (ended, waiting) = std::sync::mpsc::channel();
     let waits = std::thread::spawn(move || {

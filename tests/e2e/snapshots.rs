@@ -4,23 +4,23 @@
 
 use std::io::{BufRead, BufReader};
 
-use e2e::binary::Programs;
-use e2e::http::{Client, Response};
-use e2e::run::{ORDINARY, User};
-use e2e::sandbox::Sandbox;
-use e2e::server::{Server, Start};
+use e2e::binary::ProgramCopies;
+use e2e::http::{HttpClient, HttpResponse};
+use e2e::run::{ORDINARY_USER, TestUser};
+use e2e::sandbox::RemoteSandbox;
+use e2e::server::{ServerBuilder, TestServer};
 use serde_json::{Value, json};
 
 /// Takes a snapshot and waits until it is no longer being taken.
-fn snapshot(server: &Server, sandbox: &str) -> Value {
+fn snapshot(server: &TestServer, sandbox: &str) -> Value {
     let mut client = server.client();
     let answer = client.post(&format!("/v1/sandboxes/{sandbox}/snapshots"), &json!({})).unwrap();
     assert_eq!(answer.status, 202, "{}", answer.text());
     assert_eq!(answer.json()["status"]["state"], "Creating");
-    settled(&mut client, answer.json()["id"].as_str().unwrap())
+    wait_until_stable(&mut client, answer.json()["id"].as_str().unwrap())
 }
 
-fn settled(client: &mut Client, id: &str) -> Value {
+fn wait_until_stable(client: &mut HttpClient, id: &str) -> Value {
     let mut seen = Value::Null;
     e2e::eventually("the snapshot is taken or has failed", || {
         seen = client.get(&format!("/v1/snapshots/{id}")).unwrap().json();
@@ -30,28 +30,28 @@ fn settled(client: &mut Client, id: &str) -> Value {
 }
 
 /// As [`snapshot`], returning only the id.
-fn ready(server: &Server, sandbox: &Sandbox) -> String {
+fn take_ready_snapshot(server: &TestServer, sandbox: &RemoteSandbox) -> String {
     let taken = snapshot(server, &sandbox.id);
     assert_eq!(taken["status"]["state"], "Ready", "{taken}");
     taken["id"].as_str().unwrap().to_owned()
 }
 
-fn restore(server: &Server, snapshot: &str) -> Sandbox {
-    server.create_with(&json!({"image": null, "entrypoint": null, "snapshotId": snapshot}))
+fn restore(server: &TestServer, snapshot: &str) -> RemoteSandbox {
+    server.create_sandbox_with(&json!({"image": null, "entrypoint": null, "snapshotId": snapshot}))
 }
 
 /// Runs shell text that must succeed, and returns its output.
-fn ok(sandbox: &mut Sandbox, text: &str) -> String {
+fn ok(sandbox: &mut RemoteSandbox, text: &str) -> String {
     let ran = sandbox.run(text);
     assert_eq!(ran.code, Some(0), "`{text}`: {ran:?}");
     ran.stdout
 }
 
-fn delete(server: &Server, snapshot: &str) -> Response {
+fn delete(server: &TestServer, snapshot: &str) -> HttpResponse {
     server.client().delete(&format!("/v1/snapshots/{snapshot}")).unwrap()
 }
 
-fn code(answer: &Response) -> (u16, String) {
+fn code(answer: &HttpResponse) -> (u16, String) {
     (answer.status, answer.json()["code"].as_str().unwrap_or_default().to_owned())
 }
 
@@ -60,15 +60,15 @@ fn snapshot_keeps_writes_deletions_renames_and_ownership() {
     if !testkit::needs_root() {
         return;
     }
-    let server = Server::start();
-    let mut source = server.create();
+    let server = TestServer::start();
+    let mut source = server.create_sandbox();
     ok(
         &mut source,
         "echo text > /root/file; rm /etc/hostname; mv /etc/group /etc/group2; mkdir -p /srv/d; \
          chown 1000:1001 /srv/d; chmod 4751 /srv/d; ln -s file /root/link; ln /root/file /root/hard; \
          touch /usr/bin/own; rm /usr/bin/env; echo x > '/root/odd name ü'",
     );
-    let taken = ready(&server, &source);
+    let taken = take_ready_snapshot(&server, &source);
     ok(&mut source, "echo changed > /root/file; rm -r /srv/d");
     let look = "cat /root/file; stat -c '%u %g %a' /srv/d; readlink /root/link; stat -c %h /root/file; \
                 cat '/root/odd name ü'; ls /etc/hostname /etc/group /usr/bin/env 2>/dev/null; \
@@ -78,7 +78,7 @@ fn snapshot_keeps_writes_deletions_renames_and_ownership() {
     assert_eq!(ok(&mut restored, look), expected);
     // A fork of a fork has the same files, and each keeps its own later writes.
     ok(&mut restored, "echo mine > /root/file; rm /usr/bin/own");
-    let again = ready(&server, &restored);
+    let again = take_ready_snapshot(&server, &restored);
     let mut second = restore(&server, &taken);
     assert_eq!(ok(&mut second, look), expected);
     let mut third = restore(&server, &again);
@@ -97,8 +97,8 @@ fn the_api_answers_as_its_reference_does() {
     if !testkit::needs_root() {
         return;
     }
-    let server = Server::start();
-    let source = server.create();
+    let server = TestServer::start();
+    let source = server.create_sandbox();
     let mut client = server.client();
     let path = format!("/sandboxes/{}/snapshots", source.id);
     let answer = client.post(&path, &json!({"name": "first"})).unwrap();
@@ -107,8 +107,8 @@ fn the_api_answers_as_its_reference_does() {
     assert_eq!(answer.header("location"), Some(format!("/v1/snapshots/{id}").as_str()));
     assert_eq!((&body["sandboxId"], &body["name"]), (&json!(source.id), &json!("first")));
     assert_eq!(body["status"]["reason"], "snapshot_accepted");
-    assert_eq!(settled(&mut client, &id)["status"]["reason"], "snapshot_ready");
-    let other = ready(&server, &source);
+    assert_eq!(wait_until_stable(&mut client, &id)["status"]["reason"], "snapshot_ready");
+    let other = take_ready_snapshot(&server, &source);
     let mut list = |query: &str| client.get(&format!("/snapshots?{query}")).unwrap().json();
     assert_eq!(list("")["pagination"]["totalItems"], 2);
     assert_eq!(list("name=first")["items"][0]["id"], json!(id));
@@ -138,10 +138,10 @@ fn disk_too_small_for_the_snapshot_is_refused() {
     if !testkit::needs_root() {
         return;
     }
-    let server = Server::start();
-    let mut source = server.create_with(&json!({"extensions": {"coracle.disk": "64Mi"}}));
+    let server = TestServer::start();
+    let mut source = server.create_sandbox_with(&json!({"extensions": {"coracle.disk": "64Mi"}}));
     ok(&mut source, "head -c 30000000 /dev/urandom > /root/file");
-    let taken = ready(&server, &source);
+    let taken = take_ready_snapshot(&server, &source);
     let request = json!({
         "snapshotId": taken, "resourceLimits": {}, "extensions": {"coracle.disk": "20Mi"},
     });
@@ -166,12 +166,13 @@ fn writer_continues_and_its_journal_is_consistent() {
     const CHECK: &str = "import sys\ndata = open('/root/log', 'rb').read()\nsize = 16 * 64\n\
         for n in range(len(data) // size):\n    assert data[n * size:(n + 1) * size] == (b'%015d\\n' % n) * 64, n\n\
         print(len(data) // size)\n";
-    let server = Server::start();
-    let mut source = server.create();
+    let server = TestServer::start();
+    let mut source = server.create_sandbox();
     source.upload("/root/writer.py", WRITER.as_bytes());
     source.upload("/root/check.py", CHECK.as_bytes());
-    let mut follower = Sandbox::known(server.client(), &source.id);
-    let stream = follower.inside_streaming("POST", "command", &json!({"command": "python3 /root/writer.py"}));
+    let mut follower = RemoteSandbox::existing(server.client(), &source.id);
+    let stream =
+        follower.request_streaming("POST", "command", &json!({"command": "python3 /root/writer.py"}));
     let mut lines = BufReader::new(stream.body).lines().map_while(Result::ok);
     let mut printed = || loop {
         let line = lines.next().expect("the writer continues");
@@ -182,7 +183,7 @@ fn writer_continues_and_its_journal_is_consistent() {
     };
     for _ in 0..5 {
         let before = printed();
-        let taken = ready(&server, &source);
+        let taken = take_ready_snapshot(&server, &source);
         // Records printed before the snapshot was requested had been synced.
         let mut restored = restore(&server, &taken);
         let found: u64 = ok(&mut restored, "python3 /root/check.py").trim().parse().unwrap();
@@ -197,10 +198,10 @@ fn a_snapshot_outlives_its_sandbox_and_its_server() {
     if !testkit::needs_root() {
         return;
     }
-    let mut server = Server::start();
-    let mut source = server.create();
+    let mut server = TestServer::start();
+    let mut source = server.create_sandbox();
     ok(&mut source, "echo kept > /root/file");
-    let taken = ready(&server, &source);
+    let taken = take_ready_snapshot(&server, &source);
     let mut survivor = restore(&server, &taken);
     server.client().delete(&format!("/v1/sandboxes/{}", source.id)).unwrap();
     for crash in [false, true] {
@@ -209,20 +210,20 @@ fn a_snapshot_outlives_its_sandbox_and_its_server() {
         } else {
             server.terminate();
         }
-        server.start_again(&Start::new());
+        server.restart(&ServerBuilder::new());
         let mut restored = restore(&server, &taken);
         assert_eq!(ok(&mut restored, "cat /root/file"), "kept\n");
     }
-    survivor = Sandbox::known(server.client(), &survivor.id);
+    survivor = RemoteSandbox::existing(server.client(), &survivor.id);
     assert_eq!(ok(&mut survivor, "cat /root/file"), "kept\n");
     assert_eq!(delete(&server, &taken).status, 204);
 }
 
 #[test]
 fn ordinary_users_server_reports_snapshots_unsupported() {
-    let user = if rustix::process::geteuid().is_root() { ORDINARY } else { User::Same };
-    let server = Start::new().as_user(user).env("CORACLE_REQUIRE_LIMITS", "false").start();
-    let source = server.create_with(&json!({"resourceLimits": {}}));
+    let user = if rustix::process::geteuid().is_root() { ORDINARY_USER } else { TestUser::Same };
+    let server = ServerBuilder::new().as_user(user).env("CORACLE_REQUIRE_LIMITS", "false").start();
+    let source = server.create_sandbox_with(&json!({"resourceLimits": {}}));
     let path = format!("/v1/sandboxes/{}/snapshots", source.id);
     let refused = server.client().post(&path, &json!({})).unwrap();
     assert_eq!(code(&refused), (409, "SNAPSHOT::UNSUPPORTED_RUNTIME".to_owned()));
@@ -235,9 +236,9 @@ fn a_fork_that_is_interrupted_leaves_no_snapshot_behind() {
     if !testkit::needs_root() {
         return;
     }
-    let server = Server::start();
-    let source = server.create();
-    let mut command = Programs::shared().command();
+    let server = TestServer::start();
+    let source = server.create_sandbox();
+    let mut command = ProgramCopies::shared().command();
     let url = format!("http://{}", server.address());
     command.args(["--url", &url, "fork", &source.id, "-n", "1000"]);
     let mut fork = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
@@ -258,11 +259,11 @@ fn the_command_line_forks_and_leaves_no_snapshot_behind() {
     if !testkit::needs_root() {
         return;
     }
-    let server = Server::start();
-    let mut source = server.create_with(&json!({"metadata": {"team": "blue"}}));
+    let server = TestServer::start();
+    let mut source = server.create_sandbox_with(&json!({"metadata": {"team": "blue"}}));
     ok(&mut source, "echo forked > /root/file");
     let coracle = |words: &[&str]| {
-        let mut command = Programs::shared().command();
+        let mut command = ProgramCopies::shared().command();
         let output = command.args(["--url", &format!("http://{}", server.address())]).args(words).output();
         let output = output.unwrap();
         assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -271,7 +272,7 @@ fn the_command_line_forks_and_leaves_no_snapshot_behind() {
     let forks = coracle(&["fork", &source.id, "-n", "3"]);
     assert_eq!(forks.lines().count(), 3, "{forks}");
     for id in forks.lines() {
-        assert_eq!(ok(&mut Sandbox::known(server.client(), id), "cat /root/file"), "forked\n");
+        assert_eq!(ok(&mut RemoteSandbox::existing(server.client(), id), "cat /root/file"), "forked\n");
     }
     assert_eq!(coracle(&["ls", "-q", "-l", "team=blue"]).lines().count(), 4, "labels are kept");
     let empty: Value = serde_json::from_str(&coracle(&["--json", "snapshot", "ls"])).unwrap();
@@ -281,19 +282,19 @@ fn the_command_line_forks_and_leaves_no_snapshot_behind() {
         serde_json::from_str(&coracle(&["--json", "snapshot", "inspect", taken.trim()])).unwrap();
     assert_eq!((&reported["name"], &reported["status"]["state"]), (&json!("one"), &json!("Ready")));
     let made = coracle(&["create", "--snapshot", taken.trim()]);
-    assert_eq!(ok(&mut Sandbox::known(server.client(), made.trim()), "cat /root/file"), "forked\n");
+    assert_eq!(ok(&mut RemoteSandbox::existing(server.client(), made.trim()), "cat /root/file"), "forked\n");
     assert_eq!(coracle(&["snapshot", "rm", taken.trim()]), taken);
 }
 
 /// The confinement of a sandbox, as the operator's API and the sandbox itself report it.
-fn confinement(server: &Server, id: &str) -> Value {
+fn confinement(server: &TestServer, id: &str) -> Value {
     let mut client = server.client();
     let inspected = client.get(&format!("/coracle/v1/sandboxes/{id}")).unwrap().json();
     let shown = client.get(&format!("/v1/sandboxes/{id}")).unwrap().json();
     let time = |name: &str| shown[name].as_str().map(|text| text.parse::<jiff::Timestamp>().unwrap());
     let lives = time("expiresAt").map(|end| end.as_second() - time("createdAt").unwrap().as_second());
     let usage = &inspected["usage"];
-    let mut inside = Sandbox::known(server.client(), id);
+    let mut inside = RemoteSandbox::existing(server.client(), id);
     json!({
         "memory": usage["memoryLimitBytes"], "cpu": usage["cpuLimitMillis"], "pids": usage["pidsLimit"],
         "disk": usage["diskLimitBytes"], "lives": lives, "labels": shown["metadata"],
@@ -308,9 +309,9 @@ fn a_fork_inherits_the_confinement_of_its_parent() {
     if !testkit::needs_root() {
         return;
     }
-    let server = Server::start();
+    let server = TestServer::start();
     let coracle = |words: &[&str]| {
-        let mut command = Programs::shared().command();
+        let mut command = ProgramCopies::shared().command();
         let output = command.args(["--url", &format!("http://{}", server.address())]).args(words).output();
         let output = output.unwrap();
         assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));

@@ -2,17 +2,17 @@
 
 use std::path::Path;
 
-use e2e::binary::Programs;
-use e2e::http::Response;
-use e2e::run::{Ended, Run, User};
-use e2e::server::{Server, Start};
+use e2e::binary::ProgramCopies;
+use e2e::http::HttpResponse;
+use e2e::run::{CommandOutput, RunCommand, TestUser};
+use e2e::server::{ServerBuilder, TestServer};
 use serde_json::{Value, json};
 
 const HEADER: &str = "coracle-image-stand-in";
 /// A name that `host` replaces on every machine.
 const ALWAYS: &str = "opensandbox/code-interpreter:v1.0.2";
 
-fn create(server: &Server, image: &str) -> Response {
+fn create(server: &TestServer, image: &str) -> HttpResponse {
     let request = json!({
         "image": {"uri": image},
         "timeout": 600,
@@ -23,7 +23,7 @@ fn create(server: &Server, image: &str) -> Response {
 }
 
 /// The versions on this machine, as the server's probe reports them.
-fn versions(server: &Server) -> Value {
+fn versions(server: &TestServer) -> Value {
     let offered = server.client().get("/coracle/v1/capabilities").expect("the server answers").json();
     offered["hostVersions"].clone()
 }
@@ -33,20 +33,20 @@ fn major(version: &str) -> u32 {
     first.parse().expect("versions begin with a number")
 }
 
-fn coracle(server: &Server, arguments: &[&str]) -> Ended {
-    let mut command = Programs::shared().command();
+fn coracle(server: &TestServer, arguments: &[&str]) -> CommandOutput {
+    let mut command = ProgramCopies::shared().command();
     command.args(arguments).args(["--url", &format!("http://{}", server.address())]);
     command.output().expect("the binary runs").into()
 }
 
 /// A server with these lines in its configuration.
-fn configured(directory: &Path, lines: &str) -> Server {
+fn configured(directory: &Path, lines: &str) -> TestServer {
     let config = directory.join("coracle.toml");
     std::fs::write(&config, lines).expect("our own directory");
-    Start::new().argument("--config").argument(config.to_str().expect("a plain path")).start()
+    ServerBuilder::new().argument("--config").argument(config.to_str().expect("a plain path")).start()
 }
 
-fn check_refused(answer: &Response, image: &str) {
+fn check_refused(answer: &HttpResponse, image: &str) {
     assert_eq!(answer.status, 400, "{image}: {}", answer.text());
     let reported = answer.json();
     assert_eq!(reported["code"], "DOCKER::SANDBOX_IMAGE_PULL_FAILED", "{image}: {reported}");
@@ -58,7 +58,7 @@ fn check_refused(answer: &Response, image: &str) {
 
 #[test]
 fn host_stands_in_by_its_versions_and_for_nothing_else() {
-    let server = Start::new().start();
+    let server = ServerBuilder::new().start();
     let versions = versions(&server);
     for (program, shown) in [("python", "Python"), ("node", "Node")] {
         let Some(version) = versions[program].as_str().filter(|version| *version != "unknown") else {
@@ -92,7 +92,7 @@ fn host_stands_in_by_its_versions_and_for_nothing_else() {
 
 #[test]
 fn stand_in_is_reported_in_header_log_table_and_on_standard_error() {
-    let server = Start::new().start();
+    let server = ServerBuilder::new().start();
     for _ in 0..2 {
         let answer = create(&server, ALWAYS);
         assert_eq!(answer.status, 202, "{}", answer.text());
@@ -123,28 +123,28 @@ fn stand_in_is_reported_in_header_log_table_and_on_standard_error() {
 
 #[test]
 fn run_reports_a_stand_in_and_refuses_missing_versions() {
-    let run = Run::new(User::Same).flag("--image", ALWAYS);
-    let ended = run.shell("echo ran");
+    let run = RunCommand::new(TestUser::Same).flag("--image", ALWAYS);
+    let ended = run.run_shell("echo ran");
     assert_eq!((ended.code, ended.stdout.as_str()), (Some(0), "ran\n"), "{ended:?}");
     assert!(ended.stderr.contains("warning: image `host` ("), "{ended:?}");
     assert!(ended.stderr.contains(&format!("stands in for `{ALWAYS}`")), "{ended:?}");
     let strict = run.command(&["true"]).env("CORACLE_IMAGES_STRICT", "true").output();
-    let strict: Ended = strict.expect("the binary runs").into();
+    let strict: CommandOutput = strict.expect("the binary runs").into();
     assert_eq!(strict.code, Some(125), "{strict:?}");
     assert!(strict.stderr.contains("images.strict") && strict.stderr.contains("hint:"), "{strict:?}");
-    let refused = Run::new(User::Same).flag("--image", "python:2.7").argv(&["true"]);
+    let refused = RunCommand::new(TestUser::Same).flag("--image", "python:2.7").run_argv(&["true"]);
     assert_eq!(refused.code, Some(125), "{refused:?}");
     assert!(
         refused.stderr.contains("image pull") && refused.stderr.contains("images.aliases"),
         "{refused:?}"
     );
-    let ended = Run::new(User::Same).argv(&["true"]);
+    let ended = RunCommand::new(TestUser::Same).run_argv(&["true"]);
     assert!(!ended.stderr.contains("stands in"), "{ended:?}");
 }
 
 #[test]
 fn alias_of_the_operator_wins_and_strict_refuses_every_alias() {
-    let directory = User::Same.home();
+    let directory = TestUser::Same.make_home();
     let aliases =
         "images.aliases = { \"python:2.7\" = \"host\", \"ubuntu*\" = \"host\", \"base\" = \"gone\" }\n";
     let server = configured(directory.path(), aliases);

@@ -5,32 +5,33 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use e2e::binary::Programs;
-use e2e::http::Response;
-use e2e::oci::Image;
-use e2e::run::User;
-use e2e::sandbox::Sandbox;
-use e2e::server::{Server, Start};
+use e2e::binary::ProgramCopies;
+use e2e::http::HttpResponse;
+use e2e::oci::TestImage;
+use e2e::run::TestUser;
+use e2e::sandbox::RemoteSandbox;
+use e2e::server::{ServerBuilder, TestServer};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// A server that may mount directories below `allowed`, and files beside them that must stay unreachable.
-struct Shared {
-    server: Server,
+struct SharedDirectories {
+    server: TestServer,
     place: TempDir,
 }
 
-impl Shared {
+impl SharedDirectories {
     /// The allowed directory belongs to user 1000.
     fn start() -> Self {
-        let place = User::Same.home();
+        let place = TestUser::Same.make_home();
         for name in ["allowed", "secret"] {
             fs::create_dir(place.path().join(name)).expect("our own directory");
         }
         fs::write(place.path().join("secret/token"), "not for you").expect("our own directory");
         chown(place.path().join("allowed"), Some(1000), Some(1000)).expect("root has the permission");
-        let server =
-            Start::new().env("CORACLE_VOLUMES_HOST_PATHS", &text(&place.path().join("allowed"))).start();
+        let server = ServerBuilder::new()
+            .env("CORACLE_VOLUMES_HOST_PATHS", &text(&place.path().join("allowed")))
+            .start();
         Self { server, place }
     }
 
@@ -69,20 +70,20 @@ fn changed(volume: &Value, fields: &Value) -> Value {
 }
 
 /// Requests a sandbox that must be refused.
-fn refused(server: &Server, volume: &Value) -> Response {
+fn refused(server: &TestServer, volume: &Value) -> HttpResponse {
     let mut request = with(volume);
     request["image"] = json!({"uri": "host"});
     request["entrypoint"] = json!(["tail", "-f", "/dev/null"]);
     server.client().post("/v1/sandboxes", &request).expect("the server answers")
 }
 
-fn volumes(server: &Server) -> Vec<String> {
+fn volumes(server: &TestServer) -> Vec<String> {
     let page = server.client().get("/coracle/v1/volumes").expect("the server answers").json();
     let items = page["items"].as_array().expect("a page has items").iter();
     items.map(|item| item["name"].as_str().expect("a name is a text").to_owned()).collect()
 }
 
-fn read(sandbox: &mut Sandbox, command: &str) -> String {
+fn read(sandbox: &mut RemoteSandbox, command: &str) -> String {
     let ran = sandbox.run(command);
     assert_eq!(ran.code, Some(0), "{command}: {ran:?}");
     ran.stdout
@@ -93,9 +94,9 @@ fn host_directory_is_shared_within_the_allowed_list() {
     if !testkit::needs_root() {
         return;
     }
-    let shared = Shared::start();
+    let shared = SharedDirectories::start();
     fs::write(shared.path("allowed/greeting"), "hello").expect("root has the permission");
-    let mut sandbox = shared.server.create_with(&with(&shared.host("allowed")));
+    let mut sandbox = shared.server.create_sandbox_with(&with(&shared.host("allowed")));
     assert_eq!(read(&mut sandbox, "cat /data/greeting; echo back > /data/reply"), "hello");
     let reply = fs::metadata(shared.path("allowed/reply")).expect("it was written");
     assert_eq!((reply.uid(), reply.gid()), (1000, 1000), "it belongs to another user outside");
@@ -105,13 +106,13 @@ fn host_directory_is_shared_within_the_allowed_list() {
     assert_ne!(ran.code, Some(0), "a set-id file was left on the host: {ran:?}");
 
     let read_only = changed(&shared.host("allowed"), &json!({"readOnly": true}));
-    let mut reader = shared.server.create_with(&with(&read_only));
+    let mut reader = shared.server.create_sandbox_with(&with(&read_only));
     let ran = reader.run("cat /data/reply; echo no > /data/greeting");
     assert!(ran.stdout.contains("back") && ran.code != Some(0), "{ran:?}");
 
     // A missing directory is created, and belongs to the owner of its parent.
     let below = changed(&shared.host("allowed/made/here"), &json!({"subPath": "and/there"}));
-    let mut maker = shared.server.create_with(&with(&below));
+    let mut maker = shared.server.create_sandbox_with(&with(&below));
     read(&mut maker, "echo deep > /data/file");
     assert_eq!(
         fs::read_to_string(shared.path("allowed/made/here/and/there/file")).expect("it is there"),
@@ -131,18 +132,18 @@ fn a_listed_directory_behind_a_link_is_found_by_either_name() {
     if !testkit::needs_root() {
         return;
     }
-    let place = User::Same.home();
+    let place = TestUser::Same.make_home();
     let path = |name: &str| place.path().join(name);
     fs::create_dir(path("real")).expect("our own directory");
     fs::create_dir(path("later")).expect("our own directory");
     symlink(path("real"), path("link")).expect("our own directory");
-    let server = Start::new().env("CORACLE_VOLUMES_HOST_PATHS", &text(&path("link"))).start();
+    let server = ServerBuilder::new().env("CORACLE_VOLUMES_HOST_PATHS", &text(&path("link"))).start();
     // The link is resolved once, at the start.
     fs::remove_file(path("link")).expect("our own link");
     symlink(path("later"), path("link")).expect("our own directory");
     for name in ["link", "real", "link/below"] {
         let volume = json!({"name": "v", "mountPath": "/data", "host": {"path": text(&path(name))}});
-        let mut sandbox = server.create_with(&with(&volume));
+        let mut sandbox = server.create_sandbox_with(&with(&volume));
         read(&mut sandbox, &format!("echo {name} > /data/from"));
         let written = path(&name.replace("link", "real")).join("from");
         assert_eq!(fs::read_to_string(written).expect("it was written"), format!("{name}\n"));
@@ -151,10 +152,12 @@ fn a_listed_directory_behind_a_link_is_found_by_either_name() {
 }
 
 /// Stores an image whose commands start as `user`.
-fn add_image(server: &Server, name: &str, user: &str) {
+fn add_image(server: &TestServer, name: &str, user: &str) {
     let layout = tempfile::tempdir().expect("a directory");
-    Image::shell().settings(json!({"User": user, "Env": ["PATH=/usr/bin"]})).write(layout.path());
-    let mut command = Programs::shared().command();
+    TestImage::with_shell()
+        .with_settings(json!({"User": user, "Env": ["PATH=/usr/bin"]}))
+        .write_layout(layout.path());
+    let mut command = ProgramCopies::shared().command();
     command.args(["image", "import", name]).arg(layout.path());
     let output = command.arg("--state-dir").arg(server.state_directory()).output().expect("it runs");
     assert!(output.status.success(), "{output:?}");
@@ -165,7 +168,7 @@ fn the_owner_of_a_directory_is_the_user_of_the_image() {
     if !testkit::needs_root() {
         return;
     }
-    let shared = Shared::start();
+    let shared = SharedDirectories::start();
     for (name, owner) in [("theirs", 4242), ("roots", 0)] {
         fs::create_dir(shared.path("allowed").join(name)).expect("root has the permission");
         chown(shared.path("allowed").join(name), Some(owner), Some(owner)).expect("root has the permission");
@@ -176,7 +179,7 @@ fn the_owner_of_a_directory_is_the_user_of_the_image() {
             let mut request = with(&shared.host(directory));
             request["image"] = json!({"uri": image});
             request["entrypoint"] = json!(["sleep", "1000"]);
-            shared.server.create_with(&request)
+            shared.server.create_sandbox_with(&request)
         };
         let mut sandbox = create("allowed/theirs");
         let command = format!("stat -c %u:%g /data; echo mine > /data/{user}; stat -c %u:%g /data/{user}");
@@ -195,7 +198,7 @@ fn only_allowed_paths_are_mounted() {
     if !testkit::needs_root() {
         return;
     }
-    let shared = Shared::start();
+    let shared = SharedDirectories::start();
     symlink(shared.path("secret"), shared.path("allowed/link")).expect("root has the permission");
     symlink("..", shared.path("allowed/up")).expect("root has the permission");
     symlink("/proc/self/root", shared.path("allowed/magic")).expect("root has the permission");
@@ -224,7 +227,7 @@ fn only_allowed_paths_are_mounted() {
     }
     assert!(!shared.path("secret/made").exists(), "a file was created outside");
     // Without a list no host directory is mounted at all, and both routes of the API say so.
-    let plain = Server::start();
+    let plain = TestServer::start();
     let mut request = with(&shared.host("allowed"));
     request["image"] = json!({"uri": "host"});
     request["entrypoint"] = json!(["true"]);
@@ -244,9 +247,9 @@ fn swap_until(stop: &AtomicBool, directory: &Path, link: &Path) {
 }
 
 /// Ends a background activity when the test ends.
-struct Stopping<'a>(&'a AtomicBool);
+struct StopOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Stopping<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -257,7 +260,7 @@ fn swapping_a_directory_for_a_link_exposes_nothing() {
     if !testkit::needs_root() {
         return;
     }
-    let shared = Shared::start();
+    let shared = SharedDirectories::start();
     let (directory, link) = (shared.path("allowed/x"), shared.path("allowed/y"));
     fs::create_dir(&directory).expect("root has the permission");
     fs::create_dir(directory.join("deep")).expect("root has the permission");
@@ -268,7 +271,7 @@ fn swapping_a_directory_for_a_link_exposes_nothing() {
     let (mut mounted, mut refusals) = (0, 0);
     std::thread::scope(|scope| {
         scope.spawn(|| swap_until(&stop, &directory, &link));
-        let _stopping = Stopping(&stop);
+        let _stopping = StopOnDrop(&stop);
         let sub = |path: &str| changed(&shared.host("allowed"), &json!({"subPath": path}));
         let ways = [shared.host("allowed/x"), shared.host("allowed/x/deep"), sub("x"), sub("x/deep/made")];
         for round in 0..60 {
@@ -280,7 +283,7 @@ fn swapping_a_directory_for_a_link_exposes_nothing() {
             }
             mounted += 1;
             let id = answer.json()["id"].as_str().expect("an id is a text").to_owned();
-            let mut sandbox = Sandbox::known(shared.server.client(), &id);
+            let mut sandbox = RemoteSandbox::existing(shared.server.client(), &id);
             let seen = read(&mut sandbox, "cat /data/token /data/deep/token 2>/dev/null; echo end");
             assert_eq!(seen, "end\n", "round {round} exposes the target of the link");
             sandbox.delete();
@@ -295,15 +298,15 @@ fn a_volume_outlives_its_sandboxes_and_its_server() {
     if !testkit::needs_root() {
         return;
     }
-    let start = || Start::new().env("CORACLE_INSTANCE", &format!("volumes-{}", std::process::id()));
+    let start = || ServerBuilder::new().env("CORACLE_INSTANCE", &format!("volumes-{}", std::process::id()));
     let mut server = start().start();
     let claim = pvc("data", &json!({"storage": "64Mi"}));
-    let mut one = server.create_with(&with(&claim));
-    let mut other = server.create_with(&with(&changed(&claim, &json!({"readOnly": true}))));
+    let mut one = server.create_sandbox_with(&with(&claim));
+    let mut other = server.create_sandbox_with(&with(&changed(&claim, &json!({"readOnly": true}))));
     read(&mut one, "echo kept > /data/file && chown 1234:1234 /data/file");
     assert_eq!(read(&mut other, "stat -c %u:%g /data/file; cat /data/file"), "1234:1234\nkept\n");
     assert_ne!(other.run("touch /data/no").code, Some(0), "a read-only volume was written");
-    let mut part = server.create_with(&with(&changed(&claim, &json!({"subPath": "a/b"}))));
+    let mut part = server.create_sandbox_with(&with(&changed(&claim, &json!({"subPath": "a/b"}))));
     read(&mut part, "echo part > /data/part");
     assert_eq!(read(&mut other, "cat /data/a/b/part"), "part\n");
 
@@ -312,7 +315,7 @@ fn a_volume_outlives_its_sandboxes_and_its_server() {
         (&shown["sizeBytes"], shown["sandboxes"].as_array().map(Vec::len)),
         (&json!(64 << 20), Some(3))
     );
-    let remove = |server: &Server| server.client().delete("/coracle/v1/volumes/data").expect("answers");
+    let remove = |server: &TestServer| server.client().delete("/coracle/v1/volumes/data").expect("answers");
     let busy = remove(&server);
     assert_eq!(busy.status, 409, "{}", busy.text());
     assert!(busy.text().contains("hint"), "{}", busy.text());
@@ -321,19 +324,19 @@ fn a_volume_outlives_its_sandboxes_and_its_server() {
     }
 
     server.kill();
-    server.start_again(&start().listen(server.address()));
+    server.restart(&start().listen(server.address()));
     assert_eq!(remove(&server).status, 409, "a restart must not lose the use of a volume");
-    let mut still = Sandbox::known(server.client(), &other.id);
+    let mut still = RemoteSandbox::existing(server.client(), &other.id);
     assert_eq!(read(&mut still, "cat /data/file"), "kept\n");
     still.delete();
-    let mut later = server.create_with(&with(&pvc("data", &json!({"createIfNotExists": false}))));
+    let mut later = server.create_sandbox_with(&with(&pvc("data", &json!({"createIfNotExists": false}))));
     assert_eq!(read(&mut later, "cat /data/file /data/a/b/part"), "kept\npart\n");
     later.delete();
     assert_eq!(remove(&server).status, 204);
     assert_eq!(remove(&server).status, 404);
     let absent = refused(&server, &pvc("data", &json!({"createIfNotExists": false})));
     assert_eq!((absent.status, &absent.json()["code"]), (400, &json!("VOLUME::PVC_NOT_FOUND")));
-    let mut fresh = server.create_with(&with(&claim));
+    let mut fresh = server.create_sandbox_with(&with(&claim));
     assert_eq!(read(&mut fresh, "ls -A /data"), "", "a volume of that name is new");
     fresh.delete();
     assert_eq!(remove(&server).status, 204);
@@ -344,10 +347,10 @@ fn auto_removed_volume_is_removed_with_its_last_sandbox() {
     if !testkit::needs_root() {
         return;
     }
-    let server = Server::start();
+    let server = TestServer::start();
     let going = pvc("brief", &json!({"deleteOnSandboxTermination": true, "storage": "32Mi"}));
-    let mut one = server.create_with(&with(&going));
-    let mut other = server.create_with(&with(&going));
+    let mut one = server.create_sandbox_with(&with(&going));
+    let mut other = server.create_sandbox_with(&with(&going));
     read(&mut one, "echo x > /data/x");
     one.delete();
     assert_eq!(read(&mut other, "cat /data/x"), "x\n");
@@ -357,7 +360,7 @@ fn auto_removed_volume_is_removed_with_its_last_sandbox() {
     // A volume that existed before is never removed with a sandbox.
     let made = server.client().post("/coracle/v1/volumes", &json!({"name": "brief", "size": "32Mi"}));
     assert_eq!(made.expect("the server answers").status, 201);
-    server.create_with(&with(&going)).delete();
+    server.create_sandbox_with(&with(&going)).delete();
     assert_eq!(volumes(&server), ["brief"]);
     assert_eq!(server.client().delete("/coracle/v1/volumes/brief").expect("answers").status, 204);
 }
@@ -367,8 +370,8 @@ fn volume_size_limits_bytes_and_empty_files() {
     if !testkit::needs_root() {
         return;
     }
-    let server = Server::start();
-    let mut sandbox = server.create_with(&with(&pvc("small", &json!({"storage": "16Mi"}))));
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox_with(&with(&pvc("small", &json!({"storage": "16Mi"}))));
     let ran = sandbox.run("head -c 64m /dev/zero > /data/big");
     let full = |text: &str| text.contains("No space left") || text.contains("quota exceeded");
     assert!(ran.code != Some(0) && full(&ran.stderr), "{ran:?}");
@@ -394,8 +397,8 @@ fn unlimited_subvolume_cannot_be_made_on_a_volume() {
     if !testkit::needs_root() {
         return;
     }
-    let server = Server::start();
-    let mut sandbox = server.create_with(&with(&pvc("flat", &json!({"storage": "32Mi"}))));
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox_with(&with(&pvc("flat", &json!({"storage": "32Mi"}))));
     let inside = sandbox.run_argv(&["python3", "-c", NEST, "/data"]);
     assert!(inside.code != Some(0) && inside.stderr.contains("Operation not supported"), "{inside:?}");
     // Outside, in the launcher's own view of the same directory, the attack works.
@@ -403,14 +406,14 @@ fn unlimited_subvolume_cannot_be_made_on_a_volume() {
     let id = shown["id"].as_str().expect("an id is a text");
     let state = server.state_directory();
     let below = state.strip_prefix("/").expect("a state directory is absolute");
-    let root = Path::new("/proc").join(server.part("__launcher").to_string()).join("root").join(below);
+    let root = Path::new("/proc").join(server.part_pid("__launcher").to_string()).join("root").join(below);
     let data = root.join("disk/pool/named-volumes").join(id).join("data");
     if data.is_dir() {
         let outside = std::process::Command::new("python3").args(["-c", NEST]).arg(&data).output();
         assert!(outside.expect("there is a python").status.success(), "the attack does not work outside");
         fs::remove_dir(data.join("nested")).expect("an empty subvolume can be removed like a directory");
     } else {
-        testkit::skip("volumes are not subvolumes here");
+        testkit::skip_test("volumes are not subvolumes here");
     }
     sandbox.delete();
     assert_eq!(server.client().delete("/coracle/v1/volumes/flat").expect("answers").status, 204);
@@ -426,7 +429,8 @@ fn volumes_belong_to_their_owners_and_count_into_their_quotas() {
     fs::write(config.path(), "[owners.small]\ndisk = \"200m\"\n[limits]\ndisk = \"64m\"\n")
         .expect("our own file");
     let path = text(config.path());
-    let server = Start::new().env("CORACLE_API_KEY", OPERATOR).argument("--config").argument(&path).start();
+    let server =
+        ServerBuilder::new().env("CORACLE_API_KEY", OPERATOR).argument("--config").argument(&path).start();
     let keyed = |key: &str| {
         let mut client = server.client();
         client.set_headers(&[("OPEN-SANDBOX-API-KEY".to_owned(), key.to_owned())]);
@@ -436,7 +440,7 @@ fn volumes_belong_to_their_owners_and_count_into_their_quotas() {
         let made =
             keyed(OPERATOR).post("/coracle/v1/keys", &json!({"owner": owner})).expect("answers").json();
         let key = made["key"].as_str().expect("it is shown once").to_owned();
-        server.keep_secret(&key);
+        server.add_secret(&key);
         keyed(&key)
     };
     let (mut small, mut other) = (tenant("small"), tenant("other"));
@@ -464,10 +468,10 @@ fn the_command_line_manages_volumes() {
     if !testkit::needs_root() {
         return;
     }
-    let server = Server::start();
+    let server = TestServer::start();
     let url = format!("http://{}", server.address());
     let coracle = |words: &[&str]| {
-        let mut command = Programs::shared().command();
+        let mut command = ProgramCopies::shared().command();
         command.args(["--json", "--url", &url]).args(words).output().expect("the binary runs")
     };
     let run_json = |words: &[&str]| -> Value {
@@ -490,19 +494,19 @@ fn the_command_line_manages_volumes() {
 
 #[test]
 fn an_ordinary_users_server_shares_directories_and_refuses_volumes_by_name() {
-    let user = if testkit::is_root() { e2e::run::ORDINARY } else { User::Same };
-    let place = user.home();
+    let user = if testkit::is_root() { e2e::run::ORDINARY_USER } else { TestUser::Same };
+    let place = user.make_home();
     let allowed = place.path().join("allowed");
     fs::create_dir(&allowed).expect("our own directory");
     fs::set_permissions(&allowed, fs::Permissions::from_mode(0o755)).expect("our own directory");
-    if let User::Ordinary(uid) = user {
+    if let TestUser::Ordinary(uid) = user {
         chown(&allowed, Some(uid), Some(uid)).expect("root has the permission");
     }
     symlink("/etc", allowed.join("link")).expect("our own directory");
-    let start = Start::new().as_user(user).env("CORACLE_REQUIRE_LIMITS", "false");
+    let start = ServerBuilder::new().as_user(user).env("CORACLE_REQUIRE_LIMITS", "false");
     let server = start.env("CORACLE_VOLUMES_HOST_PATHS", &text(&allowed)).start();
     let host = |path: &Path| json!({"name": "v", "mountPath": "/data", "host": {"path": text(path)}});
-    let mut sandbox = server.create_with(&with(&host(&allowed.join("made"))));
+    let mut sandbox = server.create_sandbox_with(&with(&host(&allowed.join("made"))));
     read(&mut sandbox, "echo mine > /data/file");
     assert_eq!(fs::read_to_string(allowed.join("made/file")).expect("it is there"), "mine\n");
     for (volume, code) in [

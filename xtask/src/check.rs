@@ -6,6 +6,8 @@
 
 mod crates;
 mod fronts;
+mod logs;
+mod names;
 mod rust_text;
 mod sources;
 mod tree;
@@ -17,14 +19,16 @@ use crate::report::say;
 /// The findings of one rule: each is `location: the violation, and the reason for the rule`.
 type Findings = Vec<String>;
 
-pub(crate) fn check() -> Result<()> {
-    let mut findings = crates::check()?;
-    findings.extend(fronts::check()?);
-    let files = tree::read()?;
-    findings.extend(tree::check(&files));
-    let sources = sources::parse(&files);
-    findings.extend(sources::check(&sources));
-    for warning in sources::long_files(&sources) {
+pub(crate) fn check_invariants() -> Result<()> {
+    let mut findings = crates::check_dependencies()?;
+    findings.extend(fronts::check_fronts()?);
+    let files = tree::read_text_files()?;
+    findings.extend(tree::check_texts(&files));
+    let sources = sources::parse_sources(&files);
+    findings.extend(sources::check_sources(&sources));
+    findings.extend(names::check_names(&sources));
+    findings.extend(logs::check_log_messages(&sources));
+    for warning in sources::long_files(&sources).into_iter().chain(names::full_folders(&sources)) {
         say(format_args!("warning: {warning}"));
     }
     for finding in &findings {

@@ -28,17 +28,17 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::report::{Report, say};
-use crate::test::build;
-use crate::tools::{cargo, output, workspace};
-use archive::{Files, Kind};
+use crate::report::{TestReport, say};
+use crate::test::build_release;
+use crate::tools::{cargo_command, command_output, workspace_root};
+use archive::{ArchiveEntryKind, ArchiveFiles};
 
 /// Completion scripts: the shell as `coracle completions` names it, and where its script goes.
 const COMPLETIONS: [(&str, &str); 3] =
     [("bash", "coracle.bash"), ("zsh", "_coracle"), ("fish", "coracle.fish")];
 
 /// Files that are packed as they are.
-const COPIED: [(&str, &str); 5] = [
+const COPIED_FILES: [(&str, &str); 5] = [
     ("LICENSE", "LICENSE"),
     ("README.md", "README.md"),
     ("CHANGELOG.md", "CHANGELOG.md"),
@@ -47,40 +47,40 @@ const COPIED: [(&str, &str); 5] = [
 ];
 
 /// The chore: builds what is missing, packs and verifies.
-pub(crate) fn chore(args: &[String]) -> Result<bool> {
+pub(crate) fn run_dist(args: &[String]) -> Result<bool> {
     let binary = match args {
-        [] => build()?,
+        [] => build_release()?,
         [flag, path] if flag == "--binary" => PathBuf::from(path),
         _ => bail!("usage: cargo xtask dist [--binary PATH]"),
     };
-    let mut report = Report::default();
-    report.stage("release archive", |report| pack_and_verify(&binary, report));
+    let mut report = TestReport::default();
+    report.run_stage("release archive", |report| pack_and_verify(&binary, report));
     Ok(report.finish())
 }
 
 /// Packs the archive of a binary that was built already, and checks it as a user would get it.
-pub(crate) fn pack_and_verify(binary: &Path, report: &mut Report) -> Result<()> {
-    let release = Release::of(binary)?;
-    let directory = workspace().join("target/dist");
+pub(crate) fn pack_and_verify(binary: &Path, report: &mut TestReport) -> Result<()> {
+    let release = ReleaseArchive::for_binary(binary)?;
+    let directory = workspace_root().join("target/dist");
     fs::create_dir_all(&directory).with_context(|| format!("could not make `{}`", directory.display()))?;
     let packed = release.pack(binary)?;
     if release.pack(binary)? != packed {
         bail!("packing twice gave different archives");
     }
-    let bytes = archive::compress(&packed)?;
+    let bytes = archive::compress_archive(&packed)?;
     let name = format!("{}.tar.gz", release.name());
     let archive = directory.join(&name);
     fs::write(&archive, &bytes).with_context(|| format!("could not write `{}`", archive.display()))?;
     let sums = directory.join("SHA256SUMS");
-    fs::write(&sums, format!("{}  {name}\n", digest(&bytes)))
+    fs::write(&sums, format!("{}  {name}\n", sha256_hex(&bytes)))
         .with_context(|| format!("could not write `{}`", sums.display()))?;
-    verify::verify(&archive, &release.name(), &release.version, report)?;
+    verify::verify_archive(&archive, &release.name(), &release.version, report)?;
     say(format_args!("{} ({} bytes)", archive.display(), bytes.len()));
     Ok(())
 }
 
 /// The name of the archive and the inputs that determine its bytes.
-struct Release {
+struct ReleaseArchive {
     version: String,
     /// As `rustc` names it.
     target: String,
@@ -89,13 +89,15 @@ struct Release {
     metadata: Value,
 }
 
-impl Release {
-    fn of(binary: &Path) -> Result<Self> {
-        let target = target(binary)?;
+impl ReleaseArchive {
+    fn for_binary(binary: &Path) -> Result<Self> {
+        let target = target_triple(binary)?;
         let filter = format!("--filter-platform={target}");
-        let metadata = output(&mut cargo(&["metadata", "--format-version=1", "--locked", &filter]))?;
+        let metadata =
+            command_output(&mut cargo_command(&["metadata", "--format-version=1", "--locked", &filter]))?;
         let metadata: Value = serde_json::from_str(&metadata).context("cargo's metadata is not JSON")?;
-        let cli = sbom::package_named(&metadata, "cli").context("there is no package `cli`")?;
+        let cli =
+            sbom::package_named(&metadata, "coracle-cli").context("there is no package `coracle-cli`")?;
         let version = cli["version"].as_str().context("a package has a version")?.to_owned();
         Ok(Self { version, target, time: source_time()?, metadata })
     }
@@ -105,36 +107,36 @@ impl Release {
     }
 
     fn pack(&self, binary: &Path) -> Result<Vec<u8>> {
-        let mut files = self.files(binary)?;
+        let mut files = self.collect_files(binary)?;
         let sums: String =
-            files.iter().map(|(path, (_, bytes))| format!("{}  {path}\n", digest(bytes))).collect();
-        files.insert("SHA256SUMS".to_owned(), (Kind::Plain, sums.into_bytes()));
-        archive::pack(&self.name(), &files, self.time)
+            files.iter().map(|(path, (_, bytes))| format!("{}  {path}\n", sha256_hex(bytes))).collect();
+        files.insert("SHA256SUMS".to_owned(), (ArchiveEntryKind::Plain, sums.into_bytes()));
+        archive::pack_archive(&self.name(), &files, self.time)
     }
 
     /// All files except the checksums.
-    fn files(&self, binary: &Path) -> Result<Files> {
-        let mut files = Files::new();
-        files.insert("coracle".to_owned(), (Kind::Program, read(binary)?));
-        for (from, to) in COPIED {
-            files.insert(to.to_owned(), (Kind::Plain, read(&workspace().join(from))?));
+    fn collect_files(&self, binary: &Path) -> Result<ArchiveFiles> {
+        let mut files = ArchiveFiles::new();
+        files.insert("coracle".to_owned(), (ArchiveEntryKind::Program, read_file(binary)?));
+        for (from, to) in COPIED_FILES {
+            files.insert(to.to_owned(), (ArchiveEntryKind::Plain, read_file(&workspace_root().join(from))?));
         }
         for (shell, name) in COMPLETIONS {
-            let script = output(Command::new(binary).args(["completions", shell]))?;
-            files.insert(format!("completions/{name}"), (Kind::Plain, script.into_bytes()));
+            let script = command_output(Command::new(binary).args(["completions", shell]))?;
+            files.insert(format!("completions/{name}"), (ArchiveEntryKind::Plain, script.into_bytes()));
         }
         let pages = tempfile::tempdir().context("could not make a temporary directory")?;
-        output(Command::new(binary).arg("man").arg(pages.path()))?;
+        command_output(Command::new(binary).arg("man").arg(pages.path()))?;
         add_directory(&mut files, pages.path(), "man/man1")?;
-        add_directory(&mut files, &workspace().join("docs"), "docs")?;
-        let sbom = sbom::cyclonedx(&self.metadata, &self.version, self.time)?;
-        files.insert("sbom.cdx.json".to_owned(), (Kind::Plain, sbom));
+        add_directory(&mut files, &workspace_root().join("docs"), "docs")?;
+        let sbom = sbom::build_sbom(&self.metadata, &self.version, self.time)?;
+        files.insert("sbom.cdx.json".to_owned(), (ArchiveEntryKind::Plain, sbom));
         Ok(files)
     }
 }
 
 /// Adds the files of a directory and those below it.
-fn add_directory(files: &mut Files, directory: &Path, below: &str) -> Result<()> {
+fn add_directory(files: &mut ArchiveFiles, directory: &Path, below: &str) -> Result<()> {
     let about = || format!("could not read `{}`", directory.display());
     for entry in fs::read_dir(directory).with_context(about)? {
         let entry = entry.with_context(about)?;
@@ -143,28 +145,28 @@ fn add_directory(files: &mut Files, directory: &Path, below: &str) -> Result<()>
         if entry.file_type().with_context(about)?.is_dir() {
             add_directory(files, &entry.path(), &path)?;
         } else {
-            files.insert(path, (Kind::Plain, read(&entry.path())?));
+            files.insert(path, (ArchiveEntryKind::Plain, read_file(&entry.path())?));
         }
     }
     Ok(())
 }
 
-fn read(path: &Path) -> Result<Vec<u8>> {
+fn read_file(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).with_context(|| format!("could not read `{}`", path.display()))
 }
 
-fn digest(bytes: &[u8]) -> String {
+fn sha256_hex(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The target of a binary: the directory above its profile, or else the host target of `rustc`.
-fn target(binary: &Path) -> Result<String> {
+fn target_triple(binary: &Path) -> Result<String> {
     let above = binary.parent().and_then(Path::parent).and_then(Path::file_name);
     let named = above.and_then(|name| name.to_str()).filter(|name| name.split('-').count() >= 3);
     match named {
         Some(target) => Ok(target.to_owned()),
         None => {
-            let version = output(Command::new("rustc").arg("-vV"))?;
+            let version = command_output(Command::new("rustc").arg("-vV"))?;
             let host = version.lines().find_map(|line| line.strip_prefix("host: "));
             host.map(str::to_owned).context("rustc names no host")
         }
@@ -177,6 +179,6 @@ fn source_time() -> Result<u64> {
         return text.parse().context("SOURCE_DATE_EPOCH is not a number");
     }
     let mut git = Command::new("git");
-    git.args(["log", "-1", "--format=%ct"]).current_dir(workspace());
-    Ok(output(&mut git).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0))
+    git.args(["log", "-1", "--format=%ct"]).current_dir(workspace_root());
+    Ok(command_output(&mut git).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0))
 }

@@ -14,54 +14,55 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 
 use crate::packages::has_python;
-use crate::report::{Report, say};
-use crate::tools::workspace;
+use crate::report::{TestReport, say};
+use crate::tools::workspace_root;
 use crate::{python, sdk};
-use extract::{Action, Block};
-use page::Tools;
+use extract::{BlockAction, CodeBlock};
+use page::PageTools;
 
 /// The number of pages that run in parallel.
-const WORKERS: usize = 3;
+const PARALLEL_PAGES: usize = 3;
 
 /// A page and its blocks.
-struct Page {
+struct DocPage {
     path: String,
-    blocks: Vec<Block>,
+    blocks: Vec<CodeBlock>,
 }
 
 /// Runs the given pages, or all if none is given, with `binary` as `coracle`.
-pub(crate) fn test(binary: &Path, pages: &[String], report: &mut Report) -> Result<()> {
-    let pages = if pages.is_empty() { page::all()? } else { pages.to_vec() };
+pub(crate) fn test_pages(binary: &Path, pages: &[String], report: &mut TestReport) -> Result<()> {
+    let pages = if pages.is_empty() { page::list_pages()? } else { pages.to_vec() };
     let mut failures = Vec::new();
     let mut parsed = Vec::new();
     for path in pages {
-        let text = fs::read_to_string(workspace().join(&path));
+        let text = fs::read_to_string(workspace_root().join(&path));
         let text = text.with_context(|| format!("could not read `{path}`"))?;
-        match extract::extract(&text) {
-            Ok(blocks) => parsed.push(Page { path, blocks }),
+        match extract::extract_blocks(&text) {
+            Ok(blocks) => parsed.push(DocPage { path, blocks }),
             Err(error) => failures.push(format!("{path}: {error}")),
         }
     }
     for page in &parsed {
         for block in &page.blocks {
-            if let Action::NotRun(reason) = &block.action {
-                report.skip(&format!("{}:{}", page.path, block.line), format_args!("no-run, {reason}"));
+            if let BlockAction::NotRun(reason) = &block.action {
+                report
+                    .record_skip(&format!("{}:{}", page.path, block.line), format_args!("no-run, {reason}"));
             }
         }
     }
-    match obstacle() {
-        Some(why) => report.skip("commands and snippets of the pages", why),
+    match skip_reason() {
+        Some(why) => report.record_skip("commands and snippets of the pages", why),
         None => {
-            let python = python::environment("venv", sdk::REQUIREMENTS)?;
-            let tools = Tools { binary: binary.to_owned(), python };
-            failures.extend(run_all(parsed, &tools));
+            let python = python::make_environment("venv", sdk::REQUIREMENTS)?;
+            let tools = PageTools { binary: binary.to_owned(), python };
+            failures.extend(run_in_parallel(parsed, &tools));
         }
     }
     if failures.is_empty() { Ok(()) } else { bail!("{}", failures.join("\n\n")) }
 }
 
 /// The reason why pages cannot be run on this host.
-fn obstacle() -> Option<&'static str> {
+fn skip_reason() -> Option<&'static str> {
     if !rustix::process::geteuid().is_root() {
         return Some("only root can give each page a network of its own");
     }
@@ -69,8 +70,8 @@ fn obstacle() -> Option<&'static str> {
 }
 
 /// Runs the pages in parallel, and returns the failures.
-fn run_all(pages: Vec<Page>, tools: &Tools) -> Vec<String> {
-    let runs = |block: &Block| !matches!(block.action, Action::NotRun(_) | Action::Show);
+fn run_in_parallel(pages: Vec<DocPage>, tools: &PageTools) -> Vec<String> {
+    let runs = |block: &CodeBlock| !matches!(block.action, BlockAction::NotRun(_) | BlockAction::Show);
     let queue = Mutex::new(pages.into_iter().filter(|page| page.blocks.iter().any(runs)));
     let failures = Mutex::new(Vec::new());
     let work = || {
@@ -78,7 +79,7 @@ fn run_all(pages: Vec<Page>, tools: &Tools) -> Vec<String> {
             let next = queue.lock().expect("no worker panics").next();
             let Some(page) = next else { break };
             let begun = Instant::now();
-            let outcome = page::run(&page.path, &page.blocks, tools);
+            let outcome = page::run_page(&page.path, &page.blocks, tools);
             let verdict = if outcome.is_ok() { "passed" } else { "FAILED" };
             say(format_args!("{} {verdict} in {:.1} s", page.path, begun.elapsed().as_secs_f64()));
             if let Err(error) = outcome {
@@ -87,7 +88,7 @@ fn run_all(pages: Vec<Page>, tools: &Tools) -> Vec<String> {
         }
     };
     thread::scope(|scope| {
-        for _ in 0..WORKERS {
+        for _ in 0..PARALLEL_PAGES {
             scope.spawn(work);
         }
     });
@@ -95,13 +96,13 @@ fn run_all(pages: Vec<Page>, tools: &Tools) -> Vec<String> {
 }
 
 /// `cargo xtask docs [--binary PATH] [PAGE...]`.
-pub(crate) fn alone(args: &[String]) -> Result<bool> {
+pub(crate) fn run_docs(args: &[String]) -> Result<bool> {
     let (binary, pages) = match args {
         [flag, path, pages @ ..] if flag == "--binary" => (std::path::absolute(path)?, pages),
         [flag, ..] if flag.starts_with('-') => bail!("usage: cargo xtask docs [--binary PATH] [PAGE...]"),
-        pages => (crate::test::build()?, pages),
+        pages => (crate::test::build_release()?, pages),
     };
-    let mut report = Report::default();
-    report.stage("docs", |report| test(&binary, pages, report));
+    let mut report = TestReport::default();
+    report.run_stage("docs", |report| test_pages(&binary, pages, report));
     Ok(report.finish())
 }

@@ -38,13 +38,13 @@ usage: cargo xtask CHORE
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let passed = match args.split_first() {
-        Some((chore, [])) if chore == "test" => test::test(),
-        Some((chore, [])) if chore == "check" => check::check().map(|()| true),
-        Some((chore, rest)) if chore == "sdk" => test::sdk_alone(rest),
-        Some((chore, rest)) if chore == "docs" => docs::alone(rest),
-        Some((chore, rest)) if chore == "upstream" => upstream::upstream(rest),
-        Some((chore, rest)) if chore == "dist" => dist::chore(rest),
-        Some((chore, rest)) if chore == "kernels" => kernels::chore(rest),
+        Some((chore, [])) if chore == "test" => test::run_tests(),
+        Some((chore, [])) if chore == "check" => check::check_invariants().map(|()| true),
+        Some((chore, rest)) if chore == "sdk" => test::run_sdk_tests(rest),
+        Some((chore, rest)) if chore == "docs" => docs::run_docs(rest),
+        Some((chore, rest)) if chore == "upstream" => upstream::run_upstream(rest),
+        Some((chore, rest)) if chore == "dist" => dist::run_dist(rest),
+        Some((chore, rest)) if chore == "kernels" => kernels::run_kernels(rest),
         Some((chore, rest)) if chore == "vm" => run_vm(rest),
         _ => {
             say(format_args!("{USAGE}"));
@@ -63,7 +63,7 @@ fn main() -> ExitCode {
 
 /// Runs the machine and prints its result in one line. A skip is not a failure.
 fn run_vm(args: &[String]) -> Result<bool> {
-    let outcome = vm::vm(args)?;
-    say(format_args!("{}", outcome.line()));
+    let outcome = vm::run_vm_tests(args)?;
+    say(format_args!("{}", outcome.summary_line()));
     Ok(!matches!(outcome, vm::VmOutcome::Failed { .. }))
 }

@@ -7,33 +7,35 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::report::Report;
-use crate::server::Server;
-use crate::tools::{run, workspace};
+use crate::report::TestReport;
+use crate::server::ServerProcess;
+use crate::tools::{run_command, workspace_root};
 
-const TESTS: &str = "tests/npm";
+const TESTS_DIRECTORY: &str = "tests/npm";
 const LOCK: &str = "package-lock.json";
 
 /// Runs the suite against a server.
-pub(crate) fn test(server: &Server, report: &mut Report) -> Result<()> {
+pub(crate) fn test_npm_package(server: &ServerProcess, report: &mut TestReport) -> Result<()> {
     for program in ["node", "npm"] {
         let found = Command::new(program).arg("--version").output();
         if !found.is_ok_and(|output| output.status.success()) {
-            report.skip("npm tests", format_args!("there is no {program} on this host"));
+            report.record_skip("npm tests", format_args!("there is no {program} on this host"));
             return Ok(());
         }
     }
-    let directory = install().context("could not install the npm package")?;
-    run(Command::new("node")
-        .args(["--test", "--test-reporter=dot"])
-        .current_dir(directory)
-        .env("CORACLE_URL", &server.url)
-        .envs(server.key.iter().map(|key| ("CORACLE_API_KEY", key))))
+    let directory = install_package().context("could not install the npm package")?;
+    run_command(
+        Command::new("node")
+            .args(["--test", "--test-reporter=dot"])
+            .current_dir(directory)
+            .env("CORACLE_URL", &server.url)
+            .envs(server.key.iter().map(|key| ("CORACLE_API_KEY", key))),
+    )
 }
 
 /// Packages must be beside the tests that import them, so both are copied out of the repository.
-fn install() -> Result<PathBuf> {
-    let (source, directory) = (workspace().join(TESTS), workspace().join("target/npm"));
+fn install_package() -> Result<PathBuf> {
+    let (source, directory) = (workspace_root().join(TESTS_DIRECTORY), workspace_root().join("target/npm"));
     fs::create_dir_all(&directory)?;
     let wanted = fs::read_to_string(source.join(LOCK)).context("could not read the lock file")?;
     for entry in fs::read_dir(&source)? {
@@ -44,9 +46,11 @@ fn install() -> Result<PathBuf> {
     if fs::read_to_string(&mark).is_ok_and(|installed| installed == wanted) {
         return Ok(directory);
     }
-    run(Command::new("npm")
-        .args(["ci", "--silent", "--no-audit", "--no-fund", "--fetch-retries=5", "--fetch-timeout=60000"])
-        .current_dir(&directory))?;
+    run_command(
+        Command::new("npm")
+            .args(["ci", "--silent", "--no-audit", "--no-fund", "--fetch-retries=5", "--fetch-timeout=60000"])
+            .current_dir(&directory),
+    )?;
     fs::write(mark, wanted).context("could not record the installed packages")?;
     Ok(directory)
 }

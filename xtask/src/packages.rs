@@ -4,10 +4,10 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Result, bail};
 
-use crate::report::Report;
-use crate::vm::find;
+use crate::report::TestReport;
+use crate::vm::find_program;
 
-struct Package {
+struct AptPackage {
     name: &'static str,
     present: fn() -> bool,
     /// Whether required tests cannot run without it. Tests that need any other package skip themselves.
@@ -16,61 +16,61 @@ struct Package {
 }
 
 /// Another apt-get may be running, and a download may fail.
-const PATIENT: [&str; 4] = ["-o", "DPkg::Lock::Timeout=120", "-o", "Acquire::Retries=3"];
+const APT_RETRY_OPTIONS: [&str; 4] = ["-o", "DPkg::Lock::Timeout=120", "-o", "Acquire::Retries=3"];
 
-const WANTED: &[Package] = &[
-    Package {
+const WANTED_PACKAGES: &[AptPackage] = &[
+    AptPackage {
         name: "python3-venv",
         present: || python_has("venv") && python_has("ensurepip"),
         // Without Python there are no SDK tests; with it they must run.
         required: has_python,
         needed_for: "the SDK tests run in an environment of their own",
     },
-    Package {
+    AptPackage {
         name: "nginx-light",
-        present: || find("nginx").is_some(),
+        present: || find_program("nginx").is_some(),
         required: || false,
         needed_for: "transfers are compared with what nginx serves",
     },
-    Package {
+    AptPackage {
         name: "docker-registry",
-        present: || find("docker-registry").is_some(),
+        present: || find_program("docker-registry").is_some(),
         required: || false,
         needed_for: "images are pulled from a real registry",
     },
-    Package {
+    AptPackage {
         name: "passt",
-        present: || find("pasta").is_some(),
+        present: || find_program("pasta").is_some(),
         required: || false,
         needed_for: "the network of an ordinary user's sandboxes",
     },
-    Package {
+    AptPackage {
         name: "slirp4netns",
-        present: || find("slirp4netns").is_some(),
+        present: || find_program("slirp4netns").is_some(),
         required: || false,
         needed_for: "the network of an ordinary user's sandboxes, where there is no pasta",
     },
-    Package {
+    AptPackage {
         name: "systemd",
-        present: || find("systemd-analyze").is_some(),
+        present: || find_program("systemd-analyze").is_some(),
         required: || false,
         needed_for: "the units are checked by `systemd-analyze verify`",
     },
-    Package {
+    AptPackage {
         name: "bubblewrap",
-        present: || find("bwrap").is_some(),
+        present: || find_program("bwrap").is_some(),
         required: || false,
         needed_for: "the time of a create is compared with it",
     },
 ];
 
 /// Installs missing packages if possible, and reports why others stay missing.
-pub(crate) fn install(report: &mut Report) -> Result<()> {
-    let missing: Vec<&Package> = WANTED.iter().filter(|package| !(package.present)()).collect();
+pub(crate) fn install_packages(report: &mut TestReport) -> Result<()> {
+    let missing: Vec<&AptPackage> = WANTED_PACKAGES.iter().filter(|package| !(package.present)()).collect();
     let (required, optional): (Vec<_>, Vec<_>) =
         try_to_install(&missing).into_iter().partition(|(package, _)| (package.required)());
     for (package, why) in optional {
-        report.skip(package.name, format_args!("{why}; {}", package.needed_for));
+        report.record_skip(package.name, format_args!("{why}; {}", package.needed_for));
     }
     let required: Vec<String> = required
         .into_iter()
@@ -80,7 +80,7 @@ pub(crate) fn install(report: &mut Report) -> Result<()> {
 }
 
 /// Returns the packages that could not be installed, with the reason.
-fn try_to_install<'a>(missing: &[&'a Package]) -> Vec<(&'a Package, &'static str)> {
+fn try_to_install<'a>(missing: &[&'a AptPackage]) -> Vec<(&'a AptPackage, &'static str)> {
     if let Err(why) = can_install() {
         return missing.iter().map(|package| (*package, why)).collect();
     }
@@ -100,7 +100,7 @@ fn try_to_install<'a>(missing: &[&'a Package]) -> Vec<(&'a Package, &'static str
 }
 
 fn can_install() -> Result<(), &'static str> {
-    if find("apt-get").is_none() {
+    if find_program("apt-get").is_none() {
         return Err("this is no Debian to install it on");
     }
     if !rustix::process::geteuid().is_root() {
@@ -117,7 +117,7 @@ fn install_one(package: &str) -> bool {
 /// start what they need themselves.
 pub(crate) fn apt_get(args: &[&str]) -> bool {
     Command::new("apt-get")
-        .args(PATIENT)
+        .args(APT_RETRY_OPTIONS)
         .args(args)
         .envs([("DEBIAN_FRONTEND", "noninteractive"), ("SYSTEMD_OFFLINE", "1"), ("RUNLEVEL", "1")])
         .stdout(Stdio::null())

@@ -6,11 +6,11 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::tools::{run, workspace};
+use crate::tools::{run_command, workspace_root};
 
 /// Makes `target/NAME`, or reuses the one that was made for the same requirements, and returns its interpreter.
-pub(crate) fn environment(name: &str, requirements: &str) -> Result<PathBuf> {
-    let root = workspace();
+pub(crate) fn make_environment(name: &str, requirements: &str) -> Result<PathBuf> {
+    let root = workspace_root();
     let directory = root.join("target").join(name);
     let python = directory.join("bin/python");
     let wanted = fs::read_to_string(root.join(requirements)).context("could not read the requirements")?;
@@ -18,16 +18,16 @@ pub(crate) fn environment(name: &str, requirements: &str) -> Result<PathBuf> {
     if python.exists() && fs::read_to_string(&mark).is_ok_and(|installed| installed == wanted) {
         return Ok(python);
     }
-    run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&directory))?;
-    run(install(&python).arg("--requirement").arg(requirements))?;
+    run_command(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&directory))?;
+    run_command(pip_install_command(&python).arg("--requirement").arg(requirements))?;
     fs::write(mark, wanted).context("could not record the installed packages")?;
     Ok(python)
 }
 
 /// The command that installs packages with an interpreter's pip, with retries.
-pub(crate) fn install(python: &Path) -> Command {
+pub(crate) fn pip_install_command(python: &Path) -> Command {
     let mut command = Command::new(python);
     command.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries=10"]);
-    command.current_dir(workspace());
+    command.current_dir(workspace_root());
     command
 }

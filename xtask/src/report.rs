@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 /// The results so far.
 #[derive(Debug, Default)]
-pub(crate) struct Report {
-    stages: Vec<Stage>,
+pub(crate) struct TestReport {
+    stages: Vec<StageResult>,
     skipped: Vec<String>,
     /// The panics of failed tests, a few lines each.
     panics: Vec<String>,
@@ -18,16 +18,30 @@ pub(crate) struct Report {
 const MAX_PANIC_LINES: usize = 6;
 
 #[derive(Debug)]
-struct Stage {
+struct StageResult {
     name: &'static str,
     took: Duration,
     passed: bool,
 }
 
-impl Report {
+impl StageResult {
+    /// A line of the table of stages: name, verdict, time.
+    fn table_row(&self) -> String {
+        let verdict = if self.passed { "passed" } else { "FAILED" };
+        format!("{:<16} {verdict} {}", self.name, format_duration(self.took))
+    }
+}
+
+/// Minutes and seconds, right-aligned, so that the longest stage is seen in a column.
+fn format_duration(duration: Duration) -> String {
+    let tenths = duration.as_millis() / 100;
+    format!("{:>3} min {:>2}.{} s", tenths / 600, tenths / 10 % 60, tenths % 10)
+}
+
+impl TestReport {
     /// Runs a stage. A failure is printed at once and counted; later stages still run, so that one run
     /// shows all problems.
-    pub(crate) fn stage(
+    pub(crate) fn run_stage(
         &mut self,
         name: &'static str,
         stage: impl FnOnce(&mut Self) -> anyhow::Result<()>,
@@ -38,16 +52,19 @@ impl Report {
         if let Err(error) = &outcome {
             say(format_args!("{name} FAILED: {error:#}"));
         }
-        self.stages.push(Stage { name, took: begun.elapsed(), passed: outcome.is_ok() });
+        let result = StageResult { name, took: begun.elapsed(), passed: outcome.is_ok() };
+        // Also here, for a run that is stopped before its summary.
+        say(format_args!("== {}", result.table_row()));
+        self.stages.push(result);
         outcome.is_ok()
     }
 
-    pub(crate) fn skip(&mut self, what: &str, why: impl std::fmt::Display) {
+    pub(crate) fn record_skip(&mut self, what: &str, why: impl std::fmt::Display) {
         self.skipped.push(format!("{what}: {why}"));
     }
 
-    /// As [`Report::skip`], for a line that already has the subject and the reason.
-    pub(crate) fn skip_said(&mut self, what_and_why: &str) {
+    /// As [`TestReport::record_skip`], for a line that already has the subject and the reason.
+    pub(crate) fn record_skip_line(&mut self, what_and_why: &str) {
         self.skipped.push(what_and_why.to_owned());
     }
 
@@ -56,7 +73,7 @@ impl Report {
     pub(crate) fn read_test_line(&mut self, line: &str) {
         // Tests print this through `testkit`.
         if let Some(skipped) = line.strip_prefix("SKIPPED ") {
-            self.skip_said(skipped);
+            self.record_skip_line(skipped);
         }
         if line.starts_with("thread '") && line.contains(" panicked at ") {
             self.panics.push(line.to_owned());
@@ -78,9 +95,10 @@ impl Report {
     fn summary(&self) -> String {
         let mut text = String::new();
         for stage in &self.stages {
-            let verdict = if stage.passed { "passed" } else { "FAILED" };
-            text.push_str(&format!("{:<12} {verdict} in {:.1} s\n", stage.name, stage.took.as_secs_f64()));
+            text.push_str(&format!("{}\n", stage.table_row()));
         }
+        let total = self.stages.iter().map(|stage| stage.took).sum();
+        text.push_str(&format!("{:<16} {:<6} {}\n", "total", "", format_duration(total)));
         let failed = self.stages.iter().filter(|stage| !stage.passed).count();
         // Tests that expect a panic print one too.
         for panic in self.panics.iter().filter(|_| failed > 0) {
@@ -119,10 +137,10 @@ mod tests {
 
     #[test]
     fn skips_are_printed_last_and_failures_decide() {
-        let mut report = Report::default();
-        report.stage("first", |report| {
-            report.skip_said("a_test: it needs root");
-            report.skip("nginx", "not installed");
+        let mut report = TestReport::default();
+        report.run_stage("first", |report| {
+            report.record_skip_line("a_test: it needs root");
+            report.record_skip("nginx", "not installed");
             Ok(())
         });
         assert!(report.finish());
@@ -135,18 +153,31 @@ mod tests {
         ];
         assert_eq!(last, expected);
 
-        report.stage("second", |_| anyhow::bail!("broken"));
+        report.run_stage("second", |_| anyhow::bail!("broken"));
         assert!(!report.finish());
         assert!(report.summary().ends_with("1 of 2 stages FAILED"));
     }
 
     #[test]
+    fn stages_are_listed_as_run_with_their_times() {
+        let stage = |name, millis, passed| StageResult { name, took: Duration::from_millis(millis), passed };
+        let stages = vec![stage("clippy", 62_349, true), stage("release archive", 3_621_000, false)];
+        let report = TestReport { stages, ..TestReport::default() };
+        let expected = "\
+clippy           passed   1 min  2.3 s
+release archive  FAILED  60 min 21.0 s
+total                    61 min 23.3 s
+1 of 2 stages FAILED";
+        assert_eq!(report.summary(), expected);
+    }
+
+    #[test]
     fn panics_of_failed_tests_are_repeated_without_their_stacks() {
-        let mut report = Report::default();
+        let mut report = TestReport::default();
         let output = "test a ... FAILED\n---- a stdout ----\n\nthread 'a' (7) panicked at src/a.rs:1:2:\n\
             left behind: [\n    1,\n]\nstack backtrace:\n   0: rust_begin_unwind\n";
         output.lines().for_each(|line| report.read_test_line(line));
-        report.stage("tests", |_| anyhow::bail!("failed"));
+        report.run_stage("tests", |_| anyhow::bail!("failed"));
         let expected = "thread 'a' (7) panicked at src/a.rs:1:2:\n  left behind: [\n      1,\n  ]\n1 of 1";
         assert!(report.summary().contains(expected), "{}", report.summary());
     }

@@ -9,51 +9,62 @@ use anyhow::{Context, Result, anyhow, bail};
 use serde_json::Value;
 
 use crate::packages::has_python;
-use crate::report::Report;
-use crate::server::{Access, Server, Setup};
-use crate::tools::{output, run, workspace};
+use crate::report::TestReport;
+use crate::server::{ServerAccess, ServerProcess, ServerSetup};
+use crate::tools::{command_output, run_command, workspace_root};
 use crate::{npm, python};
 
-const TESTS: &str = "tests/sdk";
+const TESTS_DIRECTORY: &str = "tests/sdk";
 pub(crate) const REQUIREMENTS: &str = "tests/sdk/requirements.txt";
 /// The libraries that code inside sandboxes imports, and the interpreter that imports them.
-const LIBRARIES: &str = "tests/sdk/libraries.txt";
-const INTERPRETER: &str = "/usr/bin/python3";
+const LIBRARIES_LIST: &str = "tests/sdk/libraries.txt";
+const SANDBOX_PYTHON: &str = "/usr/bin/python3";
 
 /// Installs the libraries for the interpreter that sandboxes have, once for each of its versions.
-fn libraries(python: &Path) -> Result<PathBuf> {
-    let root = workspace();
+fn install_libraries(python: &Path) -> Result<PathBuf> {
+    let root = workspace_root();
     let version = "import sys; print('%d.%d' % sys.version_info[:2])";
-    let output = Command::new(INTERPRETER).args(["-c", version]).output();
-    let output = output.with_context(|| format!("could not run `{INTERPRETER}`"))?;
+    let output = Command::new(SANDBOX_PYTHON).args(["-c", version]).output();
+    let output = output.with_context(|| format!("could not run `{SANDBOX_PYTHON}`"))?;
     let version = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     let directory = root.join("target/libraries").join(&version);
-    let wanted = fs::read_to_string(root.join(LIBRARIES)).context("could not read the list of libraries")?;
+    let wanted =
+        fs::read_to_string(root.join(LIBRARIES_LIST)).context("could not read the list of libraries")?;
     let mark = directory.join("libraries.installed");
     if fs::read_to_string(&mark).is_ok_and(|installed| installed == wanted) {
         return Ok(directory);
     }
-    run(python::install(python)
-        .args(["--no-warn-conflicts", "--upgrade"])
-        .args(["--only-binary=:all:", "--python-version", &version, "--requirement", LIBRARIES, "--target"])
-        .arg(&directory))?;
+    run_command(
+        python::pip_install_command(python)
+            .args(["--no-warn-conflicts", "--upgrade"])
+            .args([
+                "--only-binary=:all:",
+                "--python-version",
+                &version,
+                "--requirement",
+                LIBRARIES_LIST,
+                "--target",
+            ])
+            .arg(&directory),
+    )?;
     fs::write(mark, wanted).context("could not record the installed packages")?;
     Ok(directory)
 }
 
 /// Runs the suite against `binary`.
-pub(crate) fn test(binary: &Path, report: &mut Report) -> Result<()> {
-    if !workspace().join(REQUIREMENTS).exists() {
-        report.skip("SDK tests", format_args!("there is no {REQUIREMENTS}"));
+pub(crate) fn test_sdk(binary: &Path, report: &mut TestReport) -> Result<()> {
+    if !workspace_root().join(REQUIREMENTS).exists() {
+        report.record_skip("SDK tests", format_args!("there is no {REQUIREMENTS}"));
         return Ok(());
     }
     if !has_python() {
-        report.skip("SDK tests", "there is no python3 on this host");
+        report.record_skip("SDK tests", "there is no python3 on this host");
         return Ok(());
     }
-    let python = python::environment("venv", REQUIREMENTS);
+    let python = python::make_environment("venv", REQUIREMENTS);
     let python = python.context("could not make the environment of the SDK tests")?;
-    let libraries = libraries(&python).context("could not install the libraries for code contexts")?;
+    let libraries =
+        install_libraries(&python).context("could not install the libraries for code contexts")?;
     let directories = [tempfile::tempdir(), tempfile::tempdir()];
     let [keyed, keyless] = directories.map(|made| made.context("could not make a directory for a server"));
     let (keyed, keyless) = (keyed?, keyless?);
@@ -63,23 +74,32 @@ pub(crate) fn test(binary: &Path, report: &mut Report) -> Result<()> {
     fs::create_dir(&shared).context("could not make a directory to share")?;
     let paths = std::env::join_paths([&shared, &libraries]).context("a directory has a colon in its name")?;
     let shares = [("CORACLE_VOLUMES_HOST_PATHS", paths.to_str().context("its name is text")?)];
-    let server = Server::start(binary, keyed.path(), &Setup { access: Access::Keyed, settings: &[] })?;
-    let open_server =
-        Server::start(binary, keyless.path(), &Setup { access: Access::Keyless, settings: &shares })?;
+    let server = ServerProcess::start(
+        binary,
+        keyed.path(),
+        &ServerSetup { access: ServerAccess::Keyed, settings: &[] },
+    )?;
+    let open_server = ServerProcess::start(
+        binary,
+        keyless.path(),
+        &ServerSetup { access: ServerAccess::Keyless, settings: &shares },
+    )?;
     let secrets = keyed.path().join("secrets");
-    let tested = run(Command::new(python)
-        .args(["-m", "pytest", "--quiet", TESTS])
-        .current_dir(workspace())
-        .env("CORACLE_URL", &server.url)
-        .envs(server.key.iter().map(|key| ("CORACLE_API_KEY", key)))
-        .env("CORACLE_KEYLESS_URL", &open_server.url)
-        .env("CORACLE_TEST_SHARED", &shared)
-        .env("CORACLE_TEST_LIBRARIES", &libraries)
-        .env("CORACLE_TEST_BINARY", binary)
-        // The tests write every token they are given here, one per line.
-        .env("CORACLE_TEST_SECRETS", &secrets)
-        .env("PYTHONDONTWRITEBYTECODE", "1"));
-    let in_node = npm::test(&server, report);
+    let tested = run_command(
+        Command::new(python)
+            .args(["-m", "pytest", "--quiet", TESTS_DIRECTORY])
+            .current_dir(workspace_root())
+            .env("CORACLE_URL", &server.url)
+            .envs(server.key.iter().map(|key| ("CORACLE_API_KEY", key)))
+            .env("CORACLE_KEYLESS_URL", &open_server.url)
+            .env("CORACLE_TEST_SHARED", &shared)
+            .env("CORACLE_TEST_LIBRARIES", &libraries)
+            .env("CORACLE_TEST_BINARY", binary)
+            // The tests write every token they are given here, one per line.
+            .env("CORACLE_TEST_SECRETS", &secrets)
+            .env("PYTHONDONTWRITEBYTECODE", "1"),
+    );
+    let in_node = npm::test_npm_package(&server, report);
     let secrets = read_secrets(&secrets);
     let searched = match secrets.is_empty() {
         true => Err(anyhow!("the tests saw no token, so the logs were searched for none")),
@@ -93,26 +113,29 @@ pub(crate) fn test(binary: &Path, report: &mut Report) -> Result<()> {
 }
 
 /// The directory of an ipykernel with which our own contexts can be compared.
-pub(crate) fn ipykernel() -> Option<PathBuf> {
-    let python = has_python().then(|| python::environment("venv", REQUIREMENTS))?.ok()?;
-    libraries(&python).ok()
+pub(crate) fn ipykernel_directory() -> Option<PathBuf> {
+    let python = has_python().then(|| python::make_environment("venv", REQUIREMENTS))?.ok()?;
+    install_libraries(&python).ok()
 }
 
 /// Measures the cost of a call through the Python SDK; does nothing if there is no Python.
-pub(crate) fn bench(binary: &Path, report: &mut Report) -> Result<Option<Value>> {
+pub(crate) fn bench_sdk(binary: &Path, report: &mut TestReport) -> Result<Option<Value>> {
     if !has_python() {
-        report.skip("bench of the SDK", "there is no python3 on this host");
+        report.record_skip("bench of the SDK", "there is no python3 on this host");
         return Ok(None);
     }
-    let python = python::environment("venv", REQUIREMENTS)?;
+    let python = python::make_environment("venv", REQUIREMENTS)?;
     let directory = tempfile::tempdir().context("could not make a directory for a server")?;
     let quiet = [("CORACLE_LOG", "warn")];
-    let server =
-        Server::start(binary, directory.path(), &Setup { access: Access::Keyless, settings: &quiet })?;
-    let measured = output(
+    let server = ServerProcess::start(
+        binary,
+        directory.path(),
+        &ServerSetup { access: ServerAccess::Keyless, settings: &quiet },
+    )?;
+    let measured = command_output(
         Command::new(python)
             .arg("tests/sdk/bench_sdk.py")
-            .current_dir(workspace())
+            .current_dir(workspace_root())
             .env("CORACLE_URL", &server.url)
             .env("PYTHONDONTWRITEBYTECODE", "1"),
     );

@@ -12,23 +12,23 @@ use anyhow::{Context, Result, bail};
 use crate::report::say;
 
 /// How long to wait for output before checking whether a command has ended.
-const PATIENCE: Duration = Duration::from_secs(2);
+const EXIT_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The root of the repository.
-pub(crate) fn workspace() -> PathBuf {
+pub(crate) fn workspace_root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace").to_owned()
 }
 
 /// Runs a command to its end and returns an error if it fails.
-pub(crate) fn run(command: &mut Command) -> Result<()> {
-    let shown = shown(command);
+pub(crate) fn run_command(command: &mut Command) -> Result<()> {
+    let shown = format_command(command);
     let status = command.status().with_context(|| format!("could not start {shown}"))?;
     if status.success() { Ok(()) } else { bail!("{shown} failed ({status})") }
 }
 
-/// Like [`run`], passing each line of output to `watch` as well.
+/// Like [`run_command`], passing each line of output to `watch` as well.
 pub(crate) fn run_watched(command: &mut Command, mut watch: impl FnMut(&str)) -> Result<()> {
-    let shown = shown(command);
+    let shown = format_command(command);
     let mut child = command
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -39,7 +39,7 @@ pub(crate) fn run_watched(command: &mut Command, mut watch: impl FnMut(&str)) ->
     send_lines(child.stderr.take().expect("it is a pipe"), sender);
     let mut ended = None;
     loop {
-        match lines.recv_timeout(PATIENCE) {
+        match lines.recv_timeout(EXIT_CHECK_INTERVAL) {
             Ok(line) => {
                 let line = String::from_utf8_lossy(&line);
                 say(format_args!("{line}"));
@@ -64,8 +64,8 @@ fn send_lines(stream: impl Read + Send + 'static, sender: mpsc::Sender<Vec<u8>>)
 }
 
 /// Runs a command to its end and returns its output.
-pub(crate) fn output(command: &mut Command) -> Result<String> {
-    let shown = shown(command);
+pub(crate) fn command_output(command: &mut Command) -> Result<String> {
+    let shown = format_command(command);
     let output = command.output().with_context(|| format!("could not start {shown}"))?;
     if !output.status.success() {
         bail!("{shown} failed ({}): {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
@@ -74,15 +74,15 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
 }
 
 /// The words of a command, without its environment, which may contain a key.
-fn shown(command: &Command) -> String {
+fn format_command(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     let words: Vec<String> = words.map(|word| word.to_string_lossy().into_owned()).collect();
     format!("`{}`", words.join(" "))
 }
 
 /// The cargo that runs us, at the root of the repository.
-pub(crate) fn cargo(args: &[&str]) -> Command {
+pub(crate) fn cargo_command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO"));
-    command.args(args).current_dir(workspace());
+    command.args(args).current_dir(workspace_root());
     command
 }

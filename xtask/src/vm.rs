@@ -41,7 +41,7 @@ pub(crate) enum VmOutcome {
 
 impl VmOutcome {
     /// The one line for the end of a log.
-    pub(crate) fn line(&self) -> String {
+    pub(crate) fn summary_line(&self) -> String {
         match self {
             Self::Passed { checks, .. } => format!("vm: all {checks} checks passed with cgroup v2"),
             Self::Failed { checks, failures } => {
@@ -55,38 +55,38 @@ impl VmOutcome {
 /// The reason why there is no machine: the host lacks something, or something broke.
 ///
 /// Only the first is a reason to skip; the second is our own error.
-pub(crate) struct Missing(pub(crate) String);
+pub(crate) struct VmUnavailable(pub(crate) String);
 
 /// Boots the machine, runs the limit tests in it and returns their result.
 ///
 /// `--binary PATH` names the static binary; without it the release build is made and used.
 /// `--only WORD` leaves out the tests whose names do not contain it.
-pub(crate) fn vm(args: &[String]) -> anyhow::Result<VmOutcome> {
-    let wishes = Wishes::read(args)?;
-    let directory = workspace().join("target/vm");
+pub(crate) fn run_vm_tests(args: &[String]) -> anyhow::Result<VmOutcome> {
+    let wishes = VmOptions::parse(args)?;
+    let directory = workspace_root().join("target/vm");
     std::fs::create_dir_all(&directory).context("could not make target/vm")?;
-    if let Err(Missing(reason)) = install_tools() {
+    if let Err(VmUnavailable(reason)) = install_tools() {
         return Ok(VmOutcome::Skipped(reason));
     }
-    let kernel = match kernel::unpack(&directory)? {
+    let kernel = match kernel::fetch_kernel(&directory)? {
         Ok(kernel) => kernel,
-        Err(Missing(reason)) => return Ok(VmOutcome::Skipped(reason)),
+        Err(VmUnavailable(reason)) => return Ok(VmOutcome::Skipped(reason)),
     };
-    let disk = disk::build(&directory, &programs(wishes.binary)?)?;
-    let initramfs = kernel::initramfs(&kernel, &directory)?;
-    let report = console::boot(&kernel.image, &initramfs, &disk, wishes.only.as_deref())?;
-    Ok(report.outcome())
+    let disk = disk::build_disk(&directory, &build_programs(wishes.binary)?)?;
+    let initramfs = kernel::build_initramfs(&kernel, &directory)?;
+    let report = console::boot_machine(&kernel.image, &initramfs, &disk, wishes.only.as_deref())?;
+    Ok(report.into_outcome())
 }
 
 /// The options from the command line.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Wishes {
+struct VmOptions {
     binary: Option<PathBuf>,
     only: Option<String>,
 }
 
-impl Wishes {
-    fn read(mut args: &[String]) -> anyhow::Result<Self> {
+impl VmOptions {
+    fn parse(mut args: &[String]) -> anyhow::Result<Self> {
         let mut wishes = Self::default();
         while let [flag, value, rest @ ..] = args {
             match flag.as_str() {
@@ -105,30 +105,33 @@ impl Wishes {
 }
 
 /// The programs that are tested in the machine.
-pub(crate) struct Programs {
+pub(crate) struct TestPrograms {
     pub(crate) coracle: PathBuf,
     pub(crate) e2e: PathBuf,
     pub(crate) attacks: PathBuf,
 }
 
-fn programs(binary: Option<PathBuf>) -> anyhow::Result<Programs> {
+fn build_programs(binary: Option<PathBuf>) -> anyhow::Result<TestPrograms> {
     let coracle = match binary {
         Some(path) => path,
-        None => built(&["build", "--release", "--package", "cli", "--bin", "coracle"], "coracle")?,
+        None => build_executable(
+            &["build", "--release", "--package", "coracle-cli", "--bin", "coracle"],
+            "coracle",
+        )?,
     };
-    Ok(Programs {
+    Ok(TestPrograms {
         coracle,
-        e2e: built(&["test", "--package", "e2e", "--no-run"], "all")?,
-        attacks: built(&["build", "--package", "e2e", "--bin", "attacks"], "attacks")?,
+        e2e: build_executable(&["test", "--package", "e2e", "--no-run"], "all")?,
+        attacks: build_executable(&["build", "--package", "e2e", "--bin", "attacks"], "attacks")?,
     })
 }
 
 /// Runs cargo and returns the path of the executable of target `name`.
-fn built(command: &[&str], name: &str) -> anyhow::Result<PathBuf> {
+fn build_executable(command: &[&str], name: &str) -> anyhow::Result<PathBuf> {
     let output = Command::new(env!("CARGO"))
         .args(command)
         .args(["--locked", "--message-format=json-render-diagnostics"])
-        .current_dir(workspace())
+        .current_dir(workspace_root())
         .stderr(std::process::Stdio::inherit())
         .output()
         .context("could not run cargo")?;
@@ -136,11 +139,11 @@ fn built(command: &[&str], name: &str) -> anyhow::Result<PathBuf> {
         bail!("cargo {} failed", command.join(" "));
     }
     let messages = String::from_utf8_lossy(&output.stdout);
-    executable(&messages, name).with_context(|| format!("cargo built no executable `{name}`"))
+    find_executable(&messages, name).with_context(|| format!("cargo built no executable `{name}`"))
 }
 
 /// Finds the executable of target `name` in cargo's messages, one JSON object per line.
-fn executable(messages: &str, name: &str) -> Option<PathBuf> {
+fn find_executable(messages: &str, name: &str) -> Option<PathBuf> {
     let target = format!("\"name\":\"{name}\"");
     let line = messages.lines().rfind(|line| line.contains(&target) && line.contains("\"executable\":\""))?;
     let (_, rest) = line.split_once("\"executable\":\"")?;
@@ -149,9 +152,9 @@ fn executable(messages: &str, name: &str) -> Option<PathBuf> {
 }
 
 /// Makes sure that qemu, a static busybox and mke2fs are installed, by apt if this is root.
-fn install_tools() -> Result<(), Missing> {
+fn install_tools() -> Result<(), VmUnavailable> {
     if !cfg!(target_arch = "x86_64") {
-        return Err(Missing("the machine is made for x86-64 hosts only".to_owned()));
+        return Err(VmUnavailable("the machine is made for x86-64 hosts only".to_owned()));
     }
     let wanted = [
         ("qemu-system-x86_64", "qemu-system-x86"),
@@ -162,14 +165,16 @@ fn install_tools() -> Result<(), Missing> {
     ];
     let packages: Vec<&str> = wanted
         .into_iter()
-        .filter(|(program, _)| find(program).is_none())
+        .filter(|(program, _)| find_program(program).is_none())
         .map(|(_, package)| package)
         .collect();
     if packages.is_empty() {
         return Ok(());
     }
-    if find("apt-get").is_none() {
-        return Err(Missing("qemu is not installed, and this is no Debian to install it on".to_owned()));
+    if find_program("apt-get").is_none() {
+        return Err(VmUnavailable(
+            "qemu is not installed, and this is no Debian to install it on".to_owned(),
+        ));
     }
     let install = ["install", "--yes", "--quiet", "--no-install-recommends"];
     let installed = apt_get(&[&install, packages.as_slice()].concat())
@@ -177,18 +182,18 @@ fn install_tools() -> Result<(), Missing> {
     if installed {
         return Ok(());
     }
-    Err(Missing(format!("apt-get could not install {} (as root it might)", packages.join(", "))))
+    Err(VmUnavailable(format!("apt-get could not install {} (as root it might)", packages.join(", "))))
 }
 
 /// Finds a program in the usual directories.
-pub(crate) fn find(program: &str) -> Option<PathBuf> {
+pub(crate) fn find_program(program: &str) -> Option<PathBuf> {
     ["/usr/bin", "/usr/sbin", "/bin", "/sbin"]
         .into_iter()
         .map(|directory| Path::new(directory).join(program))
         .find(|path| path.exists())
 }
 
-fn workspace() -> PathBuf {
+fn workspace_root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace").to_owned()
 }
 
@@ -198,9 +203,10 @@ mod tests {
 
     #[test]
     fn flags_come_in_pairs_and_unknown_ones_are_refused() {
-        let read =
-            |words: &[&str]| Wishes::read(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>());
-        let both = Wishes { binary: Some("/b".into()), only: Some("disk".to_owned()) };
+        let read = |words: &[&str]| {
+            VmOptions::parse(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>())
+        };
+        let both = VmOptions { binary: Some("/b".into()), only: Some("disk".to_owned()) };
         assert_eq!(read(&["--only", "disk", "--binary", "/b"]).expect("both are known"), both);
         assert!(read(&["--binary"]).is_err());
         assert!(read(&["--fast", "yes"]).is_err());
@@ -215,7 +221,7 @@ mod tests {
             "\n",
             r#"{"reason":"compiler-artifact","target":{"name":"all"},"executable":null}"#,
         );
-        assert_eq!(executable(messages, "all"), Some(PathBuf::from("/t/all-123")));
-        assert_eq!(executable(messages, "none"), None);
+        assert_eq!(find_executable(messages, "all"), Some(PathBuf::from("/t/all-123")));
+        assert_eq!(find_executable(messages, "none"), None);
     }
 }

@@ -9,13 +9,13 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{FileType, Mode, OFlags};
 
 /// The largest part of a file that is read; the rest is ignored.
-const LARGEST: usize = 1 << 20;
+const MAX_FILE_BYTES: usize = 1 << 20;
 
 /// The maximum number of supplementary groups of one user; the kernel allows more.
-const MOST_GROUPS: usize = 1024;
+const MAX_GROUPS: usize = 1024;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Account {
+pub(crate) struct UserAccount {
     pub(crate) name: String,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
@@ -25,28 +25,28 @@ pub(crate) struct Account {
 
 /// The contents of the two files at one moment.
 #[derive(Debug, Default)]
-pub(crate) struct Accounts {
+pub(crate) struct AccountFiles {
     passwd: String,
     group: String,
 }
 
-impl Accounts {
+impl AccountFiles {
     pub(crate) fn read() -> Self {
-        Self { passwd: read_text("/etc/passwd"), group: read_text("/etc/group") }
+        Self { passwd: read_account_file("/etc/passwd"), group: read_account_file("/etc/group") }
     }
 
-    pub(crate) fn by_name(&self, name: &str) -> Option<Account> {
+    pub(crate) fn by_name(&self, name: &str) -> Option<UserAccount> {
         self.accounts().find(|account| account.name == name)
     }
 
-    pub(crate) fn by_uid(&self, uid: u32) -> Option<Account> {
+    pub(crate) fn by_uid(&self, uid: u32) -> Option<UserAccount> {
         self.accounts().find(|account| account.uid == uid)
     }
 
     /// The groups that list the user as a member.
     pub(crate) fn groups_of(&self, name: &str) -> Vec<u32> {
         let listed = self.groups().filter(|(_, _, members)| members.split(',').any(|member| member == name));
-        listed.map(|(_, gid, _)| gid).take(MOST_GROUPS).collect()
+        listed.map(|(_, gid, _)| gid).take(MAX_GROUPS).collect()
     }
 
     pub(crate) fn group_name(&self, gid: u32) -> Option<&str> {
@@ -57,8 +57,8 @@ impl Accounts {
         self.groups().find(|(name, _, _)| *name == group).map(|(_, gid, _)| gid)
     }
 
-    fn accounts(&self) -> impl Iterator<Item = Account> {
-        self.passwd.lines().filter_map(account)
+    fn accounts(&self) -> impl Iterator<Item = UserAccount> {
+        self.passwd.lines().filter_map(parse_account)
     }
 
     fn groups(&self) -> impl Iterator<Item = (&str, u32, &str)> {
@@ -71,17 +71,17 @@ impl Accounts {
     }
 }
 
-fn account(line: &str) -> Option<Account> {
+fn parse_account(line: &str) -> Option<UserAccount> {
     let mut fields = line.split(':');
     let name = fields.next()?.to_owned();
     let uid = fields.nth(1)?.parse().ok()?;
     let gid = fields.next()?.parse().ok()?;
     let home = fields.nth(1)?.to_owned();
     let shell = fields.next().unwrap_or_default().to_owned();
-    Some(Account { name, uid, gid, home, shell })
+    Some(UserAccount { name, uid, gid, home, shell })
 }
 
-fn read_text(path: &str) -> String {
+fn read_account_file(path: &str) -> String {
     // A pipe instead of the file must not block the agent.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
     let Ok(file) = rustix::fs::open(path, flags, Mode::empty()) else { return String::new() };
@@ -92,7 +92,7 @@ fn read_text(path: &str) -> String {
 fn read_start(file: &OwnedFd) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut piece = [0; 4096];
-    while bytes.len() < LARGEST {
+    while bytes.len() < MAX_FILE_BYTES {
         match rustix::io::read(file, &mut piece) {
             Ok(0) | Err(_) => break,
             Ok(count) => bytes.extend_from_slice(&piece[..count]),
@@ -105,8 +105,8 @@ fn read_start(file: &OwnedFd) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    fn sample() -> Accounts {
-        Accounts {
+    fn sample() -> AccountFiles {
+        AccountFiles {
             passwd: "root:x:0:0:root:/root:/bin/bash\nbroken\nalice:x:1000:1000::/home/alice:/bin/sh\n\
                      half:x:7:8:gecos:/nonexistent\nbad:x:minus:1::/:\n"
                 .to_owned(),

@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use wire::{Fault, FaultKind};
 
 /// The maximum number of characters of a subject in a reply.
-const LONGEST_SUBJECT: usize = 4096;
+const MAX_SUBJECT_CHARS: usize = 4096;
 
 /// The kind of fault that an error number of the kernel stands for.
 pub(crate) fn kind_of(errno: Errno) -> FaultKind {
@@ -30,7 +30,7 @@ pub(crate) fn from_errno(errno: Errno, operation: &str, subject: &str) -> Fault 
         kind: kind_of(errno),
         errno: Some(errno.raw_os_error()),
         operation: operation.to_owned(),
-        subject: shorten(subject),
+        subject: truncate_subject(subject),
     }
 }
 
@@ -38,18 +38,18 @@ pub(crate) fn from_errno(errno: Errno, operation: &str, subject: &str) -> Fault 
 pub(crate) fn from_io(error: &io::Error, operation: &str, subject: &str) -> Fault {
     match Errno::from_io_error(error) {
         Some(errno) => from_errno(errno, operation, subject),
-        None => plain(FaultKind::Other, operation, &format!("{subject}: {error}")),
+        None => from_kind(FaultKind::Other, operation, &format!("{subject}: {error}")),
     }
 }
 
 /// A fault that did not come from the kernel.
-pub(crate) fn plain(kind: FaultKind, operation: &str, subject: &str) -> Fault {
-    Fault { kind, errno: None, operation: operation.to_owned(), subject: shorten(subject) }
+pub(crate) fn from_kind(kind: FaultKind, operation: &str, subject: &str) -> Fault {
+    Fault { kind, errno: None, operation: operation.to_owned(), subject: truncate_subject(subject) }
 }
 
 /// A subject may come from a request and be as long as one; a reply must fit its frame.
-fn shorten(subject: &str) -> String {
-    match subject.char_indices().nth(LONGEST_SUBJECT) {
+fn truncate_subject(subject: &str) -> String {
+    match subject.char_indices().nth(MAX_SUBJECT_CHARS) {
         Some((end, _)) => subject[..end].to_owned(),
         None => subject.to_owned(),
     }

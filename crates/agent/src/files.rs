@@ -13,88 +13,99 @@ mod info;
 mod listing;
 mod replace;
 mod transfer;
+mod watch;
+pub(crate) mod worker;
+pub(crate) mod worker_connection;
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use wire::files::FileOperation;
-use wire::{AgentConfig, Fault, FaultKind, Reply};
+use wire::{AgentConfig, AgentReply, Fault, FaultKind};
 
 use crate::fault;
-use crate::identity::Who;
-use crate::line::Line;
+use crate::files::worker_connection::WorkerConnection;
+use crate::identity::ResolvedUser;
 
 /// A worker's task: the connection to reply on, and the user it works as.
-pub(crate) struct Work<'a> {
-    pub(crate) line: &'a mut Line,
+pub(crate) struct FileWorker<'a> {
+    pub(crate) connection: &'a mut WorkerConnection,
     pub(crate) config: &'a AgentConfig,
-    pub(crate) who: &'a Who,
+    pub(crate) user: &'a ResolvedUser,
 }
 
 /// Turns an error into a fault that names the operation and the path.
-pub(crate) trait Named<T> {
-    fn named(self, operation: &str, path: &Path) -> Result<T, Fault>;
+pub(crate) trait ErrorContext<T> {
+    fn or_fault(self, operation: &str, path: &Path) -> Result<T, Fault>;
 }
 
-impl<T> Named<T> for io::Result<T> {
-    fn named(self, operation: &str, path: &Path) -> Result<T, Fault> {
+impl<T> ErrorContext<T> for io::Result<T> {
+    fn or_fault(self, operation: &str, path: &Path) -> Result<T, Fault> {
         self.map_err(|error| fault::from_io(&error, operation, &path.to_string_lossy()))
     }
 }
 
-impl<T> Named<T> for rustix::io::Result<T> {
-    fn named(self, operation: &str, path: &Path) -> Result<T, Fault> {
+impl<T> ErrorContext<T> for rustix::io::Result<T> {
+    fn or_fault(self, operation: &str, path: &Path) -> Result<T, Fault> {
         self.map_err(|errno| fault::from_errno(errno, operation, &path.to_string_lossy()))
     }
 }
 
-impl Work<'_> {
-    pub(crate) fn perform(&mut self, operation: &FileOperation) -> Result<(), Fault> {
+impl FileWorker<'_> {
+    pub(crate) fn perform_operation(&mut self, operation: &FileOperation) -> Result<(), Fault> {
         match operation {
-            FileOperation::Stat { paths } => self.stat(paths),
-            FileOperation::Read { path, offset, length } => self.read(&self.resolve(path)?, *offset, *length),
-            FileOperation::Write { path, attributes } => self.write(&self.resolve(path)?, attributes),
-            FileOperation::Append { path, attributes } => self.append(&self.resolve(path)?, attributes),
-            FileOperation::List { path, depth } => self.list(&self.resolve(path)?, *depth),
-            FileOperation::Search { path, pattern } => self.search(&self.resolve(path)?, pattern),
-            FileOperation::Watch { path, recursive } => self.watch(&self.resolve(path)?, *recursive),
-            FileOperation::Replace { edits } => self.replace(edits),
+            FileOperation::Stat { paths } => self.stat_files(paths),
+            FileOperation::Read { path, offset, length } => {
+                self.read_file(&self.resolve_path(path)?, *offset, *length)
+            }
+            FileOperation::Write { path, attributes } => {
+                self.write_file(&self.resolve_path(path)?, attributes)
+            }
+            FileOperation::Append { path, attributes } => {
+                self.append_file(&self.resolve_path(path)?, attributes)
+            }
+            FileOperation::List { path, depth } => self.list_directory(&self.resolve_path(path)?, *depth),
+            FileOperation::Search { path, pattern } => self.search_files(&self.resolve_path(path)?, pattern),
+            FileOperation::Watch { path, recursive } => {
+                self.watch_path(&self.resolve_path(path)?, *recursive)
+            }
+            FileOperation::Replace { edits } => self.replace_text(edits),
             FileOperation::Move { from, to, overwrite } => {
-                changes::move_file(&self.resolve(from)?, &self.resolve(to)?, *overwrite)?;
-                self.done()
+                changes::move_file(&self.resolve_path(from)?, &self.resolve_path(to)?, *overwrite)?;
+                self.send_ok()
             }
             FileOperation::Remove { path, recursive } => {
-                changes::remove(&self.resolve(path)?, *recursive)?;
-                self.done()
+                changes::remove_path(&self.resolve_path(path)?, *recursive)?;
+                self.send_ok()
             }
             FileOperation::MakeDirectory { path, attributes } => {
-                changes::make_directory(&self.resolve(path)?, attributes)?;
-                self.done()
+                changes::make_directory(&self.resolve_path(path)?, attributes)?;
+                self.send_ok()
             }
             FileOperation::MakeLink { path, target } => {
-                changes::make_link(&self.resolve(path)?, target)?;
-                self.done()
+                changes::make_link(&self.resolve_path(path)?, target)?;
+                self.send_ok()
             }
             FileOperation::SetAttributes { path, attributes } => {
-                let path = self.resolve(path)?;
-                attributes::Wanted::new(attributes)?.apply(&path)?;
-                self.done()
+                let path = self.resolve_path(path)?;
+                attributes::ResolvedAttributes::new(attributes)?.apply_to_path(&path)?;
+                self.send_ok()
             }
         }
     }
 
-    pub(crate) fn done(&mut self) -> Result<(), Fault> {
-        Ok(self.line.say(&Reply::Ok)?)
+    pub(crate) fn send_ok(&mut self) -> Result<(), Fault> {
+        Ok(self.connection.send_reply(&AgentReply::Ok)?)
     }
 
     /// Makes a path absolute: `~` is the home directory, and a relative path starts at the default
     /// directory.
-    pub(crate) fn resolve(&self, path: &str) -> Result<PathBuf, Fault> {
+    pub(crate) fn resolve_path(&self, path: &str) -> Result<PathBuf, Fault> {
         if path.is_empty() || path.contains('\0') {
-            return Err(fault::plain(FaultKind::Invalid, "open", path));
+            return Err(fault::from_kind(FaultKind::Invalid, "open", path));
         }
         let resolved = match path.strip_prefix('~') {
-            Some(rest) if rest.is_empty() || rest.starts_with('/') => format!("{}{rest}", self.who.home),
+            Some(rest) if rest.is_empty() || rest.starts_with('/') => format!("{}{rest}", self.user.home),
             _ => path.to_owned(),
         };
         // `join` discards the base if the path is absolute.
@@ -105,7 +116,7 @@ impl Work<'_> {
 /// Creates the missing directories above a path.
 pub(crate) fn make_parents(path: &Path) -> Result<(), Fault> {
     match path.parent() {
-        Some(parent) => std::fs::create_dir_all(parent).named("make directory", parent),
+        Some(parent) => std::fs::create_dir_all(parent).or_fault("make directory", parent),
         None => Ok(()),
     }
 }
@@ -113,6 +124,7 @@ pub(crate) fn make_parents(path: &Path) -> Result<(), Fault> {
 /// A random name in the same directory.
 pub(crate) fn temporary_name(path: &Path) -> Result<PathBuf, Fault> {
     let mut random = [0; 8];
-    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty()).named("choose name", path)?;
+    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
+        .or_fault("choose name", path)?;
     Ok(path.with_file_name(format!(".coracle-{:016x}", u64::from_le_bytes(random))))
 }

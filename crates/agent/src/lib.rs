@@ -12,49 +12,30 @@
 //!   journal.rs ◄── process.rs ◄── running_process.rs (pipes, end) ◄── reap.rs
 //!      isolated_session.rs ── order ──► namespace_broker.rs ── clone ──► namespace_init.rs, child.rs, files.rs
 //! ```
+//! | folder | subject |
+//! |---|---|
+//! | `event_loop/` | the agent's state, its event loop, connections and the dispatch of requests |
+//! | `process/` | commands: how they are started, signalled and followed, and their journals |
+//! | `session/` | shells and kernels that stay open between runs |
+//! | `isolation/` | isolated sessions, the namespace broker, the sandbox's view of its limits |
+//! | `files/` | file operations and the workers that perform them |
+//! | `net/` | tunnels to ports of the sandbox, and reserved ports |
+//!
 //! The agent trusts nothing inside the sandbox: names in its files, output, exit codes and the
 //! private channels of shells may all be forged. A forged value must affect nothing but the process
 //! that forged it.
 
 mod accounts;
-mod agent;
-mod body;
-mod child;
-mod command;
-mod connection;
-mod envfile;
-mod exec;
+mod context;
+mod event_loop;
 mod fault;
 mod files;
-mod follow;
-mod hold;
 mod identity;
-mod input;
-mod interrupt;
-mod journal;
-mod kernel;
-mod limit_view;
-mod line;
-mod nest;
-mod nester;
-mod occupy;
+mod isolation;
+mod net;
 mod path;
-mod place;
-mod poll;
-mod ports;
-mod proc;
 mod process;
-mod reap;
-mod requests;
-mod runner;
-mod screen;
 mod session;
-mod shell;
-mod table;
-mod tree;
-mod watch;
-mod way;
-mod worker;
 
 use std::convert::Infallible;
 use std::io;
@@ -62,14 +43,14 @@ use std::io;
 /// The agent could not start, or its event loop failed.
 #[derive(Debug, thiserror::Error)]
 #[error("agent failed to {step}")]
-pub struct AgentError {
+pub struct AgentFatalError {
     step: &'static str,
     source: io::Error,
 }
 
-impl AgentError {
+impl AgentFatalError {
     /// The JSON that the launcher reads.
-    fn told(&self) -> Vec<u8> {
+    fn to_launcher_json(&self) -> Vec<u8> {
         let message = format!("{self}: {}", self.source);
         serde_json::json!({"step": "agent-ready", "errno": null, "message": message}).to_string().into_bytes()
     }
@@ -77,8 +58,8 @@ impl AgentError {
 
 /// Runs the agent with the configuration on descriptor [`wire::config::CONFIG_FD`]. The process
 /// must have been started for this alone: the function returns only if the agent cannot continue.
-pub fn run() -> Result<Infallible, AgentError> {
-    let place = place::Place::take()?;
-    let broken = |source| AgentError { step: "wait for events", source };
-    agent::Agent::new(place).map_err(broken)?.run().map_err(broken)
+pub fn run() -> Result<Infallible, AgentFatalError> {
+    let place = context::AgentContext::initialize()?;
+    let broken = |source| AgentFatalError { step: "wait for events", source };
+    event_loop::agent::Agent::new(place).map_err(broken)?.run().map_err(broken)
 }

@@ -2,19 +2,23 @@
 
 use std::collections::BTreeMap;
 
-use wire::process::Directory;
+use wire::process::WorkingDirectory;
 
-use crate::shell;
+use crate::session::shell;
 
 /// A part of a text.
 #[derive(Debug, PartialEq, Eq)]
-enum Piece<'a> {
+enum PathPiece<'a> {
     Text(&'a str),
     Name(&'a str),
 }
 
 /// Replaces `~` at the start and, if asked, variables; a relative path starts at `base`.
-pub(crate) fn expand_path(base: &str, env: &BTreeMap<String, String>, directory: &Directory) -> String {
+pub(crate) fn expand_path(
+    base: &str,
+    env: &BTreeMap<String, String>,
+    directory: &WorkingDirectory,
+) -> String {
     let (home, rest) = split_home(&directory.path);
     let rest = if directory.expand { expand_variables(rest, env) } else { rest.to_owned() };
     let home = if home { env.get("HOME").map_or("/", String::as_str) } else { "" };
@@ -29,42 +33,42 @@ pub(crate) fn expand_path(base: &str, env: &BTreeMap<String, String>, directory:
 /// Replaces `$NAME` and `${NAME}`; an unset name becomes empty, as in a shell.
 pub(crate) fn expand_variables(text: &str, env: &BTreeMap<String, String>) -> String {
     let value = |piece| match piece {
-        Piece::Text(text) => text,
-        Piece::Name(name) => env.get(name).map_or("", String::as_str),
+        PathPiece::Text(text) => text,
+        PathPiece::Name(name) => env.get(name).map_or("", String::as_str),
     };
-    pieces(text).into_iter().map(value).collect()
+    split_variables(text).into_iter().map(value).collect()
 }
 
 /// Whether the path depends on variables.
-pub(crate) fn has_variables(directory: &Directory) -> bool {
-    split_home(&directory.path).0 || names(directory).next().is_some()
+pub(crate) fn has_variables(directory: &WorkingDirectory) -> bool {
+    split_home(&directory.path).0 || variable_names(directory).next().is_some()
 }
 
 /// Whether all variables of the path are set.
-pub(crate) fn knows_all(env: &BTreeMap<String, String>, directory: &Directory) -> bool {
-    names(directory).all(|name| env.contains_key(name))
+pub(crate) fn all_variables_set(env: &BTreeMap<String, String>, directory: &WorkingDirectory) -> bool {
+    variable_names(directory).all(|name| env.contains_key(name))
 }
 
 /// A shell word in which the shell replaces the variables and nothing else. A name that is not
 /// valid for a shell variable is looked up in `env`.
-pub(crate) fn shell_word(env: &BTreeMap<String, String>, directory: &Directory) -> String {
+pub(crate) fn shell_word(env: &BTreeMap<String, String>, directory: &WorkingDirectory) -> String {
     let (home, rest) = split_home(&directory.path);
-    let rest = if directory.expand { pieces(rest) } else { vec![Piece::Text(rest)] };
+    let rest = if directory.expand { split_variables(rest) } else { vec![PathPiece::Text(rest)] };
     let home = if home { "\"${HOME-/}\"" } else { "" };
     // An unset variable expands to nothing even in a shell with `set -u`.
     let word = |piece| match piece {
-        Piece::Text(text) => shell::quote(text),
-        Piece::Name(name) if shell::is_variable(name) => format!("\"${{{name}-}}\""),
-        Piece::Name(name) => shell::quote(env.get(name).map_or("", String::as_str)),
+        PathPiece::Text(text) => shell::quote_word(text),
+        PathPiece::Name(name) if shell::is_variable_name(name) => format!("\"${{{name}-}}\""),
+        PathPiece::Name(name) => shell::quote_word(env.get(name).map_or("", String::as_str)),
     };
     std::iter::once(home.to_owned()).chain(rest.into_iter().map(word)).collect()
 }
 
-fn names(directory: &Directory) -> impl Iterator<Item = &str> {
-    let pieces = if directory.expand { pieces(&directory.path) } else { Vec::new() };
+fn variable_names(directory: &WorkingDirectory) -> impl Iterator<Item = &str> {
+    let pieces = if directory.expand { split_variables(&directory.path) } else { Vec::new() };
     pieces.into_iter().filter_map(|piece| match piece {
-        Piece::Name(name) => Some(name),
-        Piece::Text(_) => None,
+        PathPiece::Name(name) => Some(name),
+        PathPiece::Text(_) => None,
     })
 }
 
@@ -76,11 +80,11 @@ fn split_home(path: &str) -> (bool, &str) {
     }
 }
 
-fn pieces(text: &str) -> Vec<Piece<'_>> {
+fn split_variables(text: &str) -> Vec<PathPiece<'_>> {
     let mut pieces = Vec::new();
     let mut rest = text;
     while let Some((before, after)) = rest.split_once('$') {
-        pieces.push(Piece::Text(before));
+        pieces.push(PathPiece::Text(before));
         let (name, following) = match after.strip_prefix('{').and_then(|inner| inner.split_once('}')) {
             Some(braced) => braced,
             None => {
@@ -88,17 +92,17 @@ fn pieces(text: &str) -> Vec<Piece<'_>> {
                 after.split_at(end.unwrap_or(after.len()))
             }
         };
-        pieces.push(if name.is_empty() { Piece::Text("$") } else { Piece::Name(name) });
+        pieces.push(if name.is_empty() { PathPiece::Text("$") } else { PathPiece::Name(name) });
         rest = following;
     }
-    pieces.push(Piece::Text(rest));
-    pieces.retain(|piece| *piece != Piece::Text(""));
+    pieces.push(PathPiece::Text(rest));
+    pieces.retain(|piece| *piece != PathPiece::Text(""));
     pieces
 }
 
 #[cfg(test)]
 mod tests {
-    use wire::process::Missing;
+    use wire::process::MissingDirectory;
 
     use super::*;
 
@@ -107,8 +111,8 @@ mod tests {
         variables.map(|(name, value)| (name.to_owned(), value.to_owned())).into()
     }
 
-    fn directory(path: &str) -> Directory {
-        Directory { path: path.to_owned(), missing: Missing::Fail, expand: true }
+    fn directory(path: &str) -> WorkingDirectory {
+        WorkingDirectory { path: path.to_owned(), missing: MissingDirectory::Fail, expand: true }
     }
 
     fn check(text: &str, expected: &str) {
@@ -138,7 +142,7 @@ mod tests {
         ] {
             assert_eq!(expand_path("/b", &env(), &directory(path)), whole, "{path}");
         }
-        let literal = Directory { expand: false, ..directory("$A") };
+        let literal = WorkingDirectory { expand: false, ..directory("$A") };
         assert_eq!(expand_path("/b", &env(), &literal), "/b/$A");
     }
 
@@ -153,12 +157,12 @@ mod tests {
         ] {
             let directory = directory(path);
             assert_eq!(
-                (has_variables(&directory), knows_all(&env(), &directory)),
+                (has_variables(&directory), all_variables_set(&env(), &directory)),
                 (variable, known),
                 "{path}"
             );
         }
-        assert!(!has_variables(&Directory { expand: false, ..directory("$A") }));
+        assert!(!has_variables(&WorkingDirectory { expand: false, ..directory("$A") }));
     }
 
     /// This runs a real shell, because the result depends on its parsing.

@@ -5,72 +5,90 @@
 //!             └─► could not be started: nothing remains
 //! ```
 
+pub(crate) mod backpressure;
+pub(crate) mod child;
+pub(crate) mod command;
+pub(crate) mod envfile;
+pub(crate) mod exec;
+pub(crate) mod follow;
+pub(crate) mod input;
+pub(crate) mod interrupt;
+pub(crate) mod journal;
+pub(crate) mod proc;
+pub(crate) mod runner;
+pub(crate) mod running_process;
+pub(crate) mod table;
+pub(crate) mod tree;
+pub(crate) mod tree_status;
+
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use linux::spawn::{End, Usage};
+use linux::spawn::{ProcessExit, ProcessUsage};
 use rustix::process::{Pid, Signal};
-use wire::process::{Ended, Exit, ProcessStatus, Retention, Start};
-use wire::{Fault, FaultKind, Reply, StreamTag};
+use wire::process::{ExitReason, OutputRetention, ProcessEnd, ProcessStatus, StartProcess};
+use wire::{AgentReply, Fault, FaultKind, StreamTag};
 
-use crate::agent::{Agent, Alarm, now_ms};
-use crate::body::Owner;
-use crate::child::{Failure, Step};
-use crate::command::{Command, Surroundings};
-use crate::exec::{self, Spot, Wiring};
+use crate::event_loop::agent::{Agent, now_ms};
+use crate::event_loop::alarms::Alarm;
+use crate::event_loop::handles::{ConnectionId, ProcessHandle, RunningHandle};
 use crate::fault;
-use crate::hold::Backpressure;
-use crate::interrupt::Interrupted;
-use crate::journal::Journal;
+use crate::process::backpressure::BackpressureState;
+use crate::process::child::{ExecFailure, ExecStep};
+use crate::process::command::{ExecEnvironment, PreparedCommand};
+use crate::process::exec::{CommandPlacement, StdioMode};
+use crate::process::interrupt::InterruptedGroup;
+use crate::process::journal::Journal;
+use crate::process::running_process::ProcessOwner;
 
 /// The maximum number of finished processes that are remembered. The server forgets those it has
 /// handled; this limits the cost of a server that does not.
-const MOST_FINISHED: usize = 4096;
+const MAX_FINISHED: usize = 4096;
 
 /// The longest name of a process or a session.
-const LONGEST_NAME: usize = 64;
+const MAX_NAME_LENGTH: usize = 64;
 
 /// How much of a command's text is shown.
-const SHOWN_TEXT: usize = 4096;
+const MAX_SHOWN_TEXT: usize = 4096;
 
 /// The status that a shell returns for a command killed by SIGKILL.
-const SHELL_KILLED: i32 = 137;
+const SHELL_KILLED_EXIT_CODE: i32 = 137;
 
 #[derive(Debug)]
-pub(crate) struct Process {
-    pub(crate) number: u64,
+pub(crate) struct ManagedProcess {
+    pub(crate) number: ProcessHandle,
     pub(crate) name: String,
     pub(crate) tag: Option<String>,
     pub(crate) session: Option<String>,
     command: String,
     /// The body that runs it; for a run, the body of its session's shell.
-    pub(crate) body: Option<u64>,
+    pub(crate) running: Option<RunningHandle>,
     pub(crate) pid: Option<Pid>,
     pub(crate) journal: Journal,
-    pub(crate) followers: Vec<u64>,
-    pub(crate) backpressure: Backpressure,
-    pub(crate) caller: Option<Caller>,
-    pub(crate) ended: Option<Ended>,
+    pub(crate) followers: Vec<ConnectionId>,
+    pub(crate) backpressure: BackpressureState,
+    pub(crate) caller: Option<StartCaller>,
+    pub(crate) ended: Option<ProcessEnd>,
     pub(crate) deadline: Option<Instant>,
     /// The members of its group when it was last interrupted.
-    pub(crate) interrupted: Interrupted,
+    pub(crate) interrupted: InterruptedGroup,
     deadline_passed: bool,
     started: Instant,
     started_ms: u64,
     oom_kills_before: u64,
     /// For messages about a failed start.
-    subjects: Subjects,
+    subjects: FaultSubjects,
 }
 
 /// The connection that waits for the start, and whether it follows the output then.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Caller {
-    pub(crate) connection: u64,
+pub(crate) struct StartCaller {
+    pub(crate) connection: ConnectionId,
     pub(crate) follow: bool,
 }
 
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Subjects {
+pub(crate) struct FaultSubjects {
     pub(crate) program: String,
     pub(crate) directory: String,
     pub(crate) user: String,
@@ -83,41 +101,41 @@ pub(crate) struct NewProcess {
     pub(crate) tag: Option<String>,
     pub(crate) session: Option<String>,
     pub(crate) command: String,
-    pub(crate) retention: Retention,
-    pub(crate) caller: Option<Caller>,
-    pub(crate) subjects: Subjects,
+    pub(crate) retention: OutputRetention,
+    pub(crate) caller: Option<StartCaller>,
+    pub(crate) subjects: FaultSubjects,
 }
 
-impl Subjects {
-    pub(crate) fn of(command: &Command) -> Self {
+impl FaultSubjects {
+    pub(crate) fn of_command(command: &PreparedCommand) -> Self {
         Self {
             program: command.program_name.clone(),
-            directory: command.directory.shown.clone(),
-            user: command.who.name.clone(),
+            directory: command.directory.display_path.clone(),
+            user: command.user.name.clone(),
         }
     }
 
-    pub(crate) fn of_place(around: &Surroundings) -> Self {
+    pub(crate) fn of_environment(environment: &ExecEnvironment) -> Self {
         Self {
             program: String::new(),
-            directory: around.workdir.shown.clone(),
-            user: around.who.name.clone(),
+            directory: environment.workdir.display_path.clone(),
+            user: environment.user.name.clone(),
         }
     }
 
-    pub(crate) fn fault(&self, failure: Failure) -> Fault {
+    pub(crate) fn to_fault(&self, failure: ExecFailure) -> Fault {
         let subject = match failure.step {
-            Step::Directory => &self.directory,
-            Step::Identity => &self.user,
+            ExecStep::Directory => &self.directory,
+            ExecStep::Identity => &self.user,
             _ => &self.program,
         };
         fault::from_errno(failure.errno, failure.step.name(), subject)
     }
 }
 
-impl Process {
+impl ManagedProcess {
     /// Whether it is a run of this session.
-    pub(crate) fn is_of(&self, session: &str) -> bool {
+    pub(crate) fn is_run_of(&self, session: &str) -> bool {
         self.session.as_deref() == Some(session)
     }
 
@@ -137,13 +155,13 @@ impl Process {
     }
 
     /// A run that had to wait starts now.
-    pub(crate) fn begin(&mut self) {
+    pub(crate) fn mark_started(&mut self) {
         self.started = Instant::now();
         self.started_ms = now_ms();
     }
 
-    fn ended_as(&self, exit: Exit, usage: Usage) -> Ended {
-        Ended {
+    fn ended_as(&self, exit: ExitReason, usage: ProcessUsage) -> ProcessEnd {
+        ProcessEnd {
             exit,
             written: self.journal.written(),
             ended_ms: now_ms(),
@@ -157,16 +175,20 @@ impl Process {
 
 impl Agent {
     /// Starts a command; the reply comes when it is known whether the exec succeeded.
-    pub(crate) fn start(&mut self, connection: u64, start: &Start) -> Result<(), Fault> {
+    pub(crate) fn start_process(
+        &mut self,
+        connection: ConnectionId,
+        start: &StartProcess,
+    ) -> Result<(), Fault> {
         self.check_new_name(&start.process)?;
-        if start.tag.as_ref().is_some_and(|tag| tag.len() > SHOWN_TEXT) {
-            return Err(fault::plain(FaultKind::Invalid, "start", "a tag that is too long"));
+        if start.tag.as_ref().is_some_and(|tag| tag.len() > MAX_SHOWN_TEXT) {
+            return Err(fault::from_kind(FaultKind::Invalid, "start", "a tag that is too long"));
         }
         self.refresh_limit_view();
-        let command = Command::new(&self.place.config, start)?;
+        let command = PreparedCommand::new(&self.context.config, start)?;
         let shown = match &start.command {
-            wire::process::Command::Argv(words) => words.join(" "),
-            wire::process::Command::Shell { text, .. } => text.clone(),
+            wire::process::CommandLine::Argv(words) => words.join(" "),
+            wire::process::CommandLine::Shell { text, .. } => text.clone(),
         };
         let number = self.add_process(NewProcess {
             name: start.process.clone(),
@@ -174,193 +196,198 @@ impl Agent {
             session: None,
             command: shown,
             retention: start.retention,
-            caller: Some(Caller { connection, follow: start.follow }),
-            subjects: Subjects::of(&command),
+            caller: Some(StartCaller { connection, follow: start.follow }),
+            subjects: FaultSubjects::of_command(&command),
         });
-        let wiring = Wiring { terminal: start.terminal, stdin: start.stdin };
-        let body = self.launch(Owner::Process(number), &command, wiring);
+        let wiring = StdioMode { terminal: start.terminal, stdin: start.stdin };
+        let body = self.launch_process(ProcessOwner::Process(number), &command, wiring);
         let body = body.inspect_err(|_| self.drop_process(number))?;
         let deadline = self.set_deadline(number, start.deadline_ms);
         let process = self.processes.get_mut(&number).expect("it was just added");
-        process.body = Some(body);
+        process.running = Some(body);
         process.deadline = deadline;
         Ok(())
     }
 
-    pub(crate) fn set_deadline(&mut self, number: u64, deadline_ms: Option<u64>) -> Option<Instant> {
-        self.set_alarm(Duration::from_millis(deadline_ms?), Alarm::Deadline(number))
+    pub(crate) fn set_deadline(
+        &mut self,
+        number: ProcessHandle,
+        deadline_ms: Option<u64>,
+    ) -> Option<Instant> {
+        self.alarms.set(Duration::from_millis(deadline_ms?), Alarm::Deadline(number))
     }
 
     /// Forks a command for an owner.
-    pub(crate) fn launch(&mut self, owner: Owner, command: &Command, wiring: Wiring) -> Result<u64, Fault> {
-        let spot = Spot { group: self.next_number(), share: self.quietest_share() };
+    pub(crate) fn launch_process(
+        &mut self,
+        owner: ProcessOwner,
+        command: &PreparedCommand,
+        wiring: StdioMode,
+    ) -> Result<RunningHandle, Fault> {
+        let placement = CommandPlacement { group: self.next_handle(), share: self.least_used_share() };
         let failed = |errno| fault::from_errno(errno, "start", &command.program_name);
-        let launched = exec::launch(&self.place, command, wiring, spot).map_err(failed)?;
+        let launched = exec::launch_command(&self.context, command, wiring, placement).map_err(failed)?;
         let pid = launched.pid;
-        self.embody(owner, launched, spot.share).map_err(|errno| {
+        self.track_launched(owner, launched, placement.share).map_err(|errno| {
             // The command would not be tracked; the agent is out of descriptors or memory.
             rustix::process::kill_process(pid, Signal::KILL).ok();
-            self.abandon(pid, spot);
+            self.track_for_cleanup(pid, placement);
             failed(errno)
         })
     }
 
     /// Checks that a process may be started under this name, which becomes a file name.
     pub(crate) fn check_new_name(&self, name: &str) -> Result<(), Fault> {
-        if !is_plain(name) {
-            return Err(fault::plain(FaultKind::Invalid, "start", "the name of the process"));
+        if !is_safe_name(name) {
+            return Err(fault::from_kind(FaultKind::Invalid, "start", "the name of the process"));
         }
-        if self.process_names.contains_key(name) {
-            return Err(fault::plain(FaultKind::AlreadyExists, "start", name));
+        if self.processes.find(name).is_some() {
+            return Err(fault::from_kind(FaultKind::AlreadyExists, "start", name));
         }
-        let running = self.processes.len() - self.finished.len();
-        if running >= usize::try_from(self.place.config.max_processes).unwrap_or(usize::MAX) {
-            return Err(fault::plain(FaultKind::Busy, "start", "too many processes are running"));
+        if self.processes.running_count()
+            >= usize::try_from(self.context.config.max_processes).unwrap_or(usize::MAX)
+        {
+            return Err(fault::from_kind(FaultKind::Busy, "start", "too many processes are running"));
         }
         Ok(())
     }
 
-    pub(crate) fn add_process(&mut self, new: NewProcess) -> u64 {
-        let number = self.next_number();
-        let process = Process {
+    pub(crate) fn add_process(&mut self, new: NewProcess) -> ProcessHandle {
+        let number = self.next_handle();
+        let process = ManagedProcess {
             number,
             journal: Journal::new(&new.name, new.retention),
-            name: new.name.clone(),
+            name: new.name,
             tag: new.tag,
             session: new.session,
-            command: shorten(new.command),
-            body: None,
+            command: truncate_text(new.command),
+            running: None,
             pid: None,
             followers: Vec::new(),
-            backpressure: Backpressure::default(),
+            backpressure: BackpressureState::default(),
             caller: new.caller,
             ended: None,
             deadline: None,
-            interrupted: Interrupted::default(),
+            interrupted: InterruptedGroup::default(),
             deadline_passed: false,
             started: Instant::now(),
             started_ms: now_ms(),
             oom_kills_before: self.oom_kills(),
             subjects: new.subjects,
         };
-        self.process_names.insert(new.name, number);
-        self.processes.insert(number, process);
+        self.processes.insert(process);
         number
     }
 
     /// Removes a process with all its data.
-    pub(crate) fn drop_process(&mut self, number: u64) {
-        let Some(process) = self.processes.remove(&number) else { return };
-        self.process_names.remove(&process.name);
-        self.finished.retain(|finished| *finished != number);
+    pub(crate) fn drop_process(&mut self, number: ProcessHandle) {
+        let Some(process) = self.processes.remove(number) else { return };
         for follower in &process.followers {
-            self.close(*follower);
+            self.close_connection(*follower);
         }
-        process.journal.remove(self.place.journals.as_fd());
+        process.journal.remove_file(self.context.journals.as_fd());
     }
 
     /// The exec has succeeded or failed.
-    pub(crate) fn process_started(&mut self, number: u64, outcome: Result<(), Failure>) {
+    pub(crate) fn process_started(&mut self, number: ProcessHandle, outcome: Result<(), ExecFailure>) {
         let Some(process) = self.processes.get_mut(&number) else { return };
         let caller = process.caller.take();
-        let body = process.body.and_then(|body| self.bodies.get(&body));
+        let body = process.running.and_then(|body| self.running_processes.get(&body));
         process.pid = body.and_then(|body| body.pid);
         match outcome {
-            Ok(()) => self.tell_started(number, caller),
+            Ok(()) => self.report_started(number, caller),
             Err(failure) => {
-                let fault = process.subjects.fault(failure);
+                let fault = process.subjects.to_fault(failure);
                 self.drop_process(number);
                 if let Some(caller) = caller {
-                    self.refuse(caller.connection, fault);
+                    self.refuse_request(caller.connection, fault);
                 }
             }
         }
     }
 
-    pub(crate) fn tell_started(&mut self, number: u64, caller: Option<Caller>) {
+    pub(crate) fn report_started(&mut self, number: ProcessHandle, caller: Option<StartCaller>) {
         let (Some(process), Some(caller)) = (self.processes.get(&number), caller) else { return };
-        let reply = Reply::Started { pid: process.pid.map_or(0, Pid::as_raw_pid) };
+        let reply = AgentReply::Started { pid: process.pid.map_or(0, Pid::as_raw_pid) };
         if caller.follow {
-            self.send(caller.connection, &reply);
+            self.send_reply(caller.connection, &reply);
             if let Some(process) = self.processes.get_mut(&number) {
                 process.backpressure.reader = Some(caller.connection);
             }
-            self.follow(caller.connection, number, 0);
+            self.follow_process(caller.connection, number, 0);
         } else {
-            self.answer(caller.connection, &reply);
+            self.send_final_reply(caller.connection, &reply);
         }
     }
 
-    pub(crate) fn append_output(&mut self, number: u64, stream: StreamTag, bytes: &[u8]) {
+    pub(crate) fn append_output(&mut self, number: ProcessHandle, stream: StreamTag, bytes: &[u8]) {
         let Some(process) = self.processes.get_mut(&number) else { return };
         let offset = process.journal.written();
-        process.journal.append(self.place.journals.as_fd(), stream, bytes, now_ms());
-        self.pass_on(number, stream, offset, bytes);
+        process.journal.append(self.context.journals.as_fd(), stream, bytes, now_ms());
+        self.send_new_output(number, stream, offset, bytes);
         self.pump_followers(number);
-        self.balance(number);
+        self.update_backpressure(number);
     }
 
     /// The main process has ended and its output was read.
-    pub(crate) fn process_ended(&mut self, number: u64, end: End, usage: Usage) {
+    pub(crate) fn process_ended(&mut self, number: ProcessHandle, end: ProcessExit, usage: ProcessUsage) {
         let oom_kills = self.oom_kills();
         let Some(process) = self.processes.get_mut(&number) else { return };
-        let killed = matches!(end, End::Signal(9) | End::Code(SHELL_KILLED));
+        let killed = matches!(end, ProcessExit::Signal(9) | ProcessExit::Code(SHELL_KILLED_EXIT_CODE));
         let exit = match end {
-            _ if process.deadline_passed => Exit::Deadline,
-            _ if killed && oom_kills > process.oom_kills_before => Exit::Oom,
-            End::Code(code) => Exit::Code(code),
-            End::Signal(signal) => Exit::Signal(signal),
+            _ if process.deadline_passed => ExitReason::Deadline,
+            _ if killed && oom_kills > process.oom_kills_before => ExitReason::Oom,
+            ProcessExit::Code(code) => ExitReason::Code(code),
+            ProcessExit::Signal(signal) => ExitReason::Signal(signal),
         };
         let ended = process.ended_as(exit, usage);
         process.ended = Some(ended.clone());
         let deadline = process.deadline;
-        self.stop_alarm(deadline, Alarm::Deadline(number));
+        self.alarms.stop(deadline, Alarm::Deadline(number));
         self.stop_stall_alarm(number);
-        self.finished.push_back(number);
+        self.processes.mark_finished(number);
         self.pump_followers(number);
         // The followers learn of the end before it is written to the disk.
         if let Some(process) = self.processes.get_mut(&number) {
-            process.journal.finish(self.place.journals.as_fd(), &ended);
+            process.journal.finish(self.context.journals.as_fd(), &ended);
             if process.followers.is_empty() {
-                process.journal.rest();
+                process.journal.close_if_finished();
             }
         }
-        if self.finished.len() > MOST_FINISHED {
-            let is_over =
-                |number: &&u64| !self.processes.get(*number).is_some_and(|process| self.has_left(process));
-            let oldest = self.finished.iter().find(is_over).or(self.finished.front()).copied();
+        if self.processes.finished_count() > MAX_FINISHED {
+            let oldest = self.processes.oldest_finished(|process| !self.has_leftovers(process));
             oldest.into_iter().for_each(|oldest| self.drop_process(oldest));
         }
     }
 
     /// Kills a process that has reached its deadline; its end is reported when it has ended.
-    pub(crate) fn deadline_passed(&mut self, number: u64) {
+    pub(crate) fn deadline_passed(&mut self, number: ProcessHandle) {
         let Some(process) = self.processes.get_mut(&number) else { return };
         if process.ended.is_some() {
             return;
         }
         process.deadline_passed = true;
-        if let Some(body) = process.body.and_then(|body| self.bodies.get(&body)) {
+        if let Some(body) = process.running.and_then(|body| self.running_processes.get(&body)) {
             // A tree that cannot be killed has ended already.
-            body.tree.kill(self.place.commands.as_ref(), body.pid).ok();
+            body.tree.kill(self.context.commands.as_ref(), body.pid).ok();
         }
     }
 
     /// How many processes of the sandbox have been killed for lack of memory so far.
     fn oom_kills(&self) -> u64 {
-        self.place.oom.as_ref().and_then(read_oom_kills).unwrap_or(0)
+        self.context.oom.as_ref().and_then(read_oom_kills).unwrap_or(0)
     }
 }
 
 /// Whether the name is safe as a file name.
-pub(crate) fn is_plain(name: &str) -> bool {
+pub(crate) fn is_safe_name(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
-    (1..=LONGEST_NAME).contains(&name.len()) && name.bytes().all(plain)
+    (1..=MAX_NAME_LENGTH).contains(&name.len()) && name.bytes().all(plain)
 }
 
-fn shorten(mut text: String) -> String {
-    if text.len() > SHOWN_TEXT {
-        let end = (0..=SHOWN_TEXT).rev().find(|end| text.is_char_boundary(*end));
+fn truncate_text(mut text: String) -> String {
+    if text.len() > MAX_SHOWN_TEXT {
+        let end = (0..=MAX_SHOWN_TEXT).rev().find(|end| text.is_char_boundary(*end));
         text.truncate(end.unwrap_or(0));
     }
     text

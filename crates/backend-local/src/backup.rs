@@ -9,8 +9,8 @@
 //! ```
 //!
 //! The file is a tar archive in a zstd frame, with mode 0600. Holes are not stored (GNU sparse
-//! entries) and are holes again when it is restored. [`write()`] works beside a running server: disks
-//! in use are frozen while they are copied. [`restore()`] unpacks beside the target, compares the
+//! entries) and are holes again when it is restored. [`write_backup()`] works beside a running server: disks
+//! in use are frozen while they are copied. [`restore_backup()`] unpacks beside the target, compares the
 //! checksums, and only then renames what it made into place.
 
 mod archive;
@@ -26,25 +26,25 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use domain::Bytes;
-use linux::fs::Root;
+use linux::fs::RootDirectory;
 use linux::spawn::SingleThread;
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 
-use self::archive::{ArchiveWriter, Limit};
+use self::archive::{ArchiveTooLarge, ArchiveWriter};
 use crate::images;
 
-pub use self::restore::{Restored, restore};
+pub use self::restore::{RestoredState, restore_backup};
 
 /// The directory in the state directory for the files of a backup that is being made.
-const DRAFT: &str = "backup.draft";
-const LOCK: &str = "backup.lock";
+const DRAFT_DIRECTORY: &str = "backup.draft";
+const LOCK_FILE: &str = "backup.lock";
 /// The space that must stay free on the filesystem of the state directory.
-const SPARE_SPACE: u64 = 64 << 20;
+const MIN_FREE_SPACE: u64 = 64 << 20;
 /// How long a backup waits for a pull or an import of an image.
 const IMAGES_TIMEOUT: Duration = Duration::from_secs(60);
 /// A secret is a few dozen bytes.
-const MAX_SECRET: u64 = 4 << 10;
+const MAX_SECRET_SIZE: u64 = 4 << 10;
 
 /// The contents and the target of a new backup.
 pub struct BackupRequest<'a> {
@@ -58,12 +58,12 @@ pub struct BackupRequest<'a> {
 
 /// The contents of a backup. It is the last entry of the archive.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Manifest {
+pub struct BackupManifest {
     pub version: u32,
     /// Whether it was made from a state directory of root, whose files have many owners.
     pub of_root: bool,
     pub with_secrets: bool,
-    pub parts: Vec<Part>,
+    pub parts: Vec<BackupPart>,
     /// The checksum of all parts together.
     pub checksum: String,
     /// Sandboxes whose disks are in memory and were not saved.
@@ -72,7 +72,7 @@ pub struct Manifest {
 
 /// One part of a backup.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Part {
+pub struct BackupPart {
     pub name: String,
     /// Before compression, without holes.
     pub bytes: u64,
@@ -81,10 +81,10 @@ pub struct Part {
 
 /// A backup that was written.
 #[derive(Clone, Debug, Serialize)]
-pub struct Written {
+pub struct WrittenBackup {
     pub file: PathBuf,
     pub bytes: u64,
-    pub manifest: Manifest,
+    pub manifest: BackupManifest,
 }
 
 /// An error of the server's database, which this crate does not interpret.
@@ -95,7 +95,7 @@ pub type AnyError = Box<dyn std::error::Error + Send + Sync>;
 pub type CopyDatabase<'a> = dyn FnMut(&Path) -> Result<(), AnyError> + 'a;
 
 /// Called with the number of bytes that are done.
-pub type Report<'a> = &'a mut dyn FnMut(u64);
+pub type ProgressReport<'a> = &'a mut dyn FnMut(u64);
 
 #[derive(Debug, thiserror::Error)]
 pub enum BackupError {
@@ -107,9 +107,9 @@ pub enum BackupError {
     NoState(PathBuf),
     #[error("`{0}` exists already")]
     Exists(PathBuf),
-    #[error("the backup would be larger than {}", Bytes(*.0).for_people())]
+    #[error("the backup would be larger than {}", Bytes(*.0).human_readable())]
     TooLarge(u64),
-    #[error("`{path}` has {} free, and {} are needed", Bytes(*free).for_people(), Bytes(*needed).for_people())]
+    #[error("`{path}` has {} free, and {} are needed", Bytes(*free).human_readable(), Bytes(*needed).human_readable())]
     NoSpace { path: PathBuf, free: u64, needed: u64 },
     #[error("the directory `{0}` does not exist")]
     NoDirectory(PathBuf),
@@ -125,7 +125,7 @@ pub enum BackupError {
     DatabaseTimeout(u64),
     #[error("`{0}` is not a file that the server of this state directory made")]
     ForeignDatabase(PathBuf),
-    #[error("the database `{path}` is larger than {}", Bytes(*limit).for_people())]
+    #[error("the database `{path}` is larger than {}", Bytes(*limit).human_readable())]
     LargeDatabase { path: PathBuf, limit: u64 },
     #[error("the images in `{0}` are being changed")]
     ImagesBusy(PathBuf),
@@ -170,11 +170,11 @@ impl BackupError {
 }
 
 /// Writes a backup. `copy_database` copies the server's database to a path.
-pub fn write(
+pub fn write_backup(
     request: &BackupRequest<'_>,
     copy_database: &mut CopyDatabase<'_>,
-    report: Report<'_>,
-) -> Result<Written, BackupError> {
+    report: ProgressReport<'_>,
+) -> Result<WrittenBackup, BackupError> {
     let thread = SingleThread::prove().during("count the threads of", Path::new("/proc/self"))?;
     let state = request.state_dir;
     if !state.join("identity").is_file() {
@@ -187,24 +187,24 @@ pub fn write(
     if !parent.is_dir() {
         return Err(BackupError::NoDirectory(parent.to_owned()));
     }
-    let _turn = take_turn(state)?;
+    let _turn = lock_backup(state)?;
     // If no server runs, none may start meanwhile: it would begin to write to the disks.
     let stopped = try_lock(&state.join("lock"))?;
     let is_root = rustix::process::geteuid().is_root();
-    let draft = Draft::make(state)?;
-    let held = images::hold(state, IMAGES_TIMEOUT).map_err(|error| BackupError::Io {
+    let draft = BackupDraft::make(state)?;
+    let held = images::lock_images(state, IMAGES_TIMEOUT).map_err(|error| BackupError::Io {
         action: "lock the images in",
         path: state.to_owned(),
         source: io::Error::other(error),
     })?;
     let _images = held.ok_or_else(|| BackupError::ImagesBusy(state.to_owned()))?;
-    let sources = disks::find(&state.join("disk"))?;
+    let sources = disks::find_disks(&state.join("disk"))?;
     check_space(request, &draft, &sources, is_root)?;
     let mut small = || {
-        database::copy(&thread, state, &draft.path, database::COPY_TIMEOUT, copy_database)?;
+        database::save_database(&thread, state, &draft.path, database::COPY_TIMEOUT, copy_database)?;
         draft.copy_records(state)
     };
-    let disks = disks::copy(&thread, &sources, &draft.path, stopped.is_some(), &mut small)?;
+    let disks = disks::copy_disks(&thread, &sources, &draft.path, stopped.is_some(), &mut small)?;
     let partial = partial_name(request.target);
     let file = match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&partial) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -228,23 +228,23 @@ pub fn write(
     .map_err(io::Error::from)
     .during("name", request.target)?;
     sync_parent(request.target)?;
-    Ok(Written { file: request.target.to_owned(), bytes, manifest })
+    Ok(WrittenBackup { file: request.target.to_owned(), bytes, manifest })
 }
 
 fn write_archive(
     request: &BackupRequest<'_>,
-    draft: &Draft,
-    disks: &[disks::Copied],
+    draft: &BackupDraft,
+    disks: &[disks::ReadableDisk],
     (file, partial): (File, &Path),
-    report: Report<'_>,
-) -> Result<(u64, Manifest), BackupError> {
+    report: ProgressReport<'_>,
+) -> Result<(u64, BackupManifest), BackupError> {
     let state = request.state_dir;
-    let failed = |error: io::Error| match error.downcast::<Limit>() {
-        Ok(Limit(most)) => BackupError::TooLarge(most),
+    let failed = |error: io::Error| match error.downcast::<ArchiveTooLarge>() {
+        Ok(ArchiveTooLarge(most)) => BackupError::TooLarge(most),
         Err(source) => BackupError::Io { action: "write", path: partial.to_owned(), source },
     };
     let mut archive = ArchiveWriter::new(file, request.max_size, report).map_err(failed)?;
-    archive.begin("server").map_err(failed)?;
+    archive.begin_part("server").map_err(failed)?;
     let database = draft.path.join("coracle.db");
     if database.exists() {
         let file = File::open(&database).during("open", &database)?;
@@ -256,27 +256,27 @@ fn write_archive(
     {
         archive.add_private("server/secret", secret.len() as u64, secret.as_slice()).map_err(failed)?;
     }
-    archive.begin("records").map_err(failed)?;
+    archive.begin_part("records").map_err(failed)?;
     for name in ["identity", "boxes", "snapshots"] {
-        tree::add(&mut archive, &draft.root, name).map_err(failed)?;
+        tree::add_tree(&mut archive, &draft.root, name).map_err(failed)?;
     }
-    archive.begin("disks").map_err(failed)?;
+    archive.begin_part("disks").map_err(failed)?;
     for disk in disks {
         archive.add_file(&disk.name, &disk.path).map_err(failed)?;
     }
-    archive.begin("images").map_err(failed)?;
-    let root = Root::open(state).during("open", state)?;
+    archive.begin_part("images").map_err(failed)?;
+    let root = RootDirectory::open(state).during("open", state)?;
     for name in ["images/names", "images/layers", "images/base-1"] {
-        tree::add(&mut archive, &root, name).map_err(failed)?;
+        tree::add_tree(&mut archive, &root, name).map_err(failed)?;
     }
     let is_root = rustix::process::geteuid().is_root();
-    let manifest = Manifest {
-        version: archive::VERSION,
+    let manifest = BackupManifest {
+        version: archive::ARCHIVE_VERSION,
         of_root: is_root,
         with_secrets: request.with_secrets,
         parts: Vec::new(),
         checksum: String::new(),
-        not_saved: if is_root { Vec::new() } else { draft.sandboxes()? },
+        not_saved: if is_root { Vec::new() } else { draft.recorded_sandboxes()? },
     };
     archive.finish(manifest).map_err(failed)
 }
@@ -286,20 +286,20 @@ fn write_archive(
 fn read_secret(state: &Path) -> Result<Option<Vec<u8>>, BackupError> {
     let path = state.join("server/secret");
     let open = || -> io::Result<(u32, File)> {
-        let directory = Root::open(state)?.directory(Path::new("server"))?;
+        let directory = RootDirectory::open(state)?.open_subdirectory(Path::new("server"))?;
         let owner = rustix::fs::fstat(&directory)?.st_uid;
-        Ok((owner, directory.read(Path::new("secret"))?))
+        Ok((owner, directory.open_read(Path::new("secret"))?))
     };
     let (owner, file) = match open() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         opened => opened.during("open", &path)?,
     };
     let facts = file.metadata().during("measure", &path)?;
-    if !facts.is_file() || facts.uid() != owner || facts.nlink() != 1 || facts.len() > MAX_SECRET {
+    if !facts.is_file() || facts.uid() != owner || facts.nlink() != 1 || facts.len() > MAX_SECRET_SIZE {
         return Err(BackupError::ForeignSecret(path));
     }
     let mut secret = Vec::new();
-    file.take(MAX_SECRET).read_to_end(&mut secret).during("read", &path)?;
+    file.take(MAX_SECRET_SIZE).read_to_end(&mut secret).during("read", &path)?;
     Ok(Some(secret))
 }
 
@@ -311,21 +311,21 @@ fn partial_name(target: &Path) -> PathBuf {
 }
 
 /// Files that are only needed while a backup is made.
-struct Draft {
+struct BackupDraft {
     path: PathBuf,
-    root: Root,
+    root: RootDirectory,
 }
 
-impl Draft {
+impl BackupDraft {
     /// Makes the directory anew; the remains of a killed backup are removed.
     fn make(state: &Path) -> Result<Self, BackupError> {
-        let path = state.join(DRAFT);
-        let above = Root::open(state).during("open", state)?;
-        above.remove_tree(Path::new(DRAFT)).during("clear", &path)?;
+        let path = state.join(DRAFT_DIRECTORY);
+        let above = RootDirectory::open(state).during("open", state)?;
+        above.remove_tree(Path::new(DRAFT_DIRECTORY)).during("clear", &path)?;
         // The process that copies the database passes through; the contents are closed to others.
         fs::DirBuilder::new().mode(0o700).create(&path).during("make", &path)?;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o711)).during("open to the server", &path)?;
-        let root = Root::open(&path).during("open", &path)?;
+        let root = RootDirectory::open(&path).during("open", &path)?;
         Ok(Self { path, root })
     }
 
@@ -357,7 +357,7 @@ impl Draft {
     }
 
     /// The sandboxes that there are records of.
-    fn sandboxes(&self) -> Result<Vec<String>, BackupError> {
+    fn recorded_sandboxes(&self) -> Result<Vec<String>, BackupError> {
         let entries = fs::read_dir(self.path.join("boxes")).during("list", &self.path)?;
         let names: io::Result<Vec<String>> = entries
             .map(|entry| entry.map(|entry| entry.file_name().to_string_lossy().into_owned()))
@@ -366,10 +366,10 @@ impl Draft {
     }
 }
 
-impl Drop for Draft {
+impl Drop for BackupDraft {
     fn drop(&mut self) {
-        let above = self.path.parent().map(Root::open);
-        if let Some(Err(error)) = above.map(|above| above?.remove_tree(Path::new(DRAFT))) {
+        let above = self.path.parent().map(RootDirectory::open);
+        if let Some(Err(error)) = above.map(|above| above?.remove_tree(Path::new(DRAFT_DIRECTORY))) {
             tracing::warn!(%error, "could not remove the files of a backup; the next backup does");
         }
     }
@@ -379,20 +379,20 @@ impl Drop for Draft {
 /// target.
 fn check_space(
     request: &BackupRequest<'_>,
-    draft: &Draft,
-    sources: &[disks::Source],
+    draft: &BackupDraft,
+    sources: &[disks::DiskSource],
     is_root: bool,
 ) -> Result<(), BackupError> {
     let copied: u64 = sources.iter().filter(|_| is_root).map(|source| source.bytes).sum();
-    let images = images::stored_bytes(request.state_dir).map_err(|error| BackupError::Io {
+    let images = images::stored_image_bytes(request.state_dir).map_err(|error| BackupError::Io {
         action: "measure the images in",
         path: request.state_dir.to_owned(),
         source: io::Error::other(error),
     })?;
-    let beside = if disks::can_share(&draft.path) { 0 } else { copied };
-    require_space(&draft.path, beside.saturating_add(SPARE_SPACE))?;
+    let beside = if disks::supports_reflink(&draft.path) { 0 } else { copied };
+    require_space(&draft.path, beside.saturating_add(MIN_FREE_SPACE))?;
     // Data that compresses well takes less space, but how much is only known afterwards.
-    require_space(parent_of(request.target), copied.saturating_add(images).saturating_add(SPARE_SPACE))
+    require_space(parent_of(request.target), copied.saturating_add(images).saturating_add(MIN_FREE_SPACE))
 }
 
 /// The directory that a file is in.
@@ -412,17 +412,17 @@ fn require_space(path: &Path, needed: u64) -> Result<(), BackupError> {
 /// remains of a killed backup. No other backup begins while the returned file is open.
 pub(crate) fn wait_for_backup(state: &Path) -> io::Result<File> {
     let options =
-        OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(state.join(LOCK));
+        OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(state.join(LOCK_FILE));
     let file = options?;
     rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
-    if let Err(error) = Root::open(state)?.remove_tree(Path::new(DRAFT)) {
+    if let Err(error) = RootDirectory::open(state)?.remove_tree(Path::new(DRAFT_DIRECTORY)) {
         tracing::warn!(%error, "could not remove the files of a killed backup; the next start retries");
     }
     Ok(file)
 }
 
-fn take_turn(state: &Path) -> Result<File, BackupError> {
-    try_lock(&state.join(LOCK))?.ok_or(BackupError::Busy)
+fn lock_backup(state: &Path) -> Result<File, BackupError> {
+    try_lock(&state.join(LOCK_FILE))?.ok_or(BackupError::Busy)
 }
 
 /// Locks a file, unless another process holds the lock.
@@ -443,11 +443,11 @@ fn sync_parent(path: &Path) -> Result<(), BackupError> {
 }
 
 /// Adds what was attempted on which path to an error.
-trait During<T> {
+trait BackupErrorContext<T> {
     fn during(self, action: &'static str, path: &Path) -> Result<T, BackupError>;
 }
 
-impl<T> During<T> for io::Result<T> {
+impl<T> BackupErrorContext<T> for io::Result<T> {
     fn during(self, action: &'static str, path: &Path) -> Result<T, BackupError> {
         self.map_err(|source| BackupError::Io { action, path: path.to_owned(), source })
     }

@@ -16,58 +16,58 @@
 
 mod delegation;
 mod limits;
-mod table;
+mod mount_table;
 
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use linux::mounts::{self, Depth};
+use linux::mounts::{self, MountDepth};
 
-use self::table::CgroupMount;
-use crate::jail::plan::{LimitName, Limits};
+use self::mount_table::CgroupMount;
+use crate::jail::plan::{JailLimits, LimitName};
 
-pub use self::delegation::{give_room_back, make_room};
+pub use self::delegation::{leave_leaf_group, move_to_leaf_group};
 
-const OURS: &str = "coracle";
+const ROOT_GROUP_NAME: &str = "coracle";
 const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
 
 /// The largest number of command groups in one sandbox, including those of finished commands whose
 /// children are still running.
-const MOST_GROUPS: u32 = 4096;
+const MAX_COMMAND_GROUPS: u32 = 4096;
 
 /// The number of groups over which the processor time of a v1 sandbox is divided; one of them is for
 /// file operations. A command that forks without end can use only one of them. Where v2 has the
 /// controller, each command has its own group.
-const SHARES: usize = 4;
+const CPU_SHARE_COUNT: usize = 4;
 
 /// Whether v1 hierarchies have the controllers; they cannot be delegated to an ordinary user then.
 pub fn has_legacy_controllers() -> bool {
     let legacy =
-        |mount: &CgroupMount| mount.kind == "cgroup" && CONTROLLERS.iter().any(|name| mount.has(name));
-    table::mounted().is_ok_and(|mounts| mounts.iter().any(legacy))
+        |mount: &CgroupMount| mount.kind == "cgroup" && CONTROLLERS.iter().any(|name| mount.has_option(name));
+    mount_table::read_cgroup_mounts().is_ok_and(|mounts| mounts.iter().any(legacy))
 }
 
 /// The control group hierarchies of this host, and our groups in them.
 #[derive(Clone, Debug)]
-pub struct Hierarchies {
+pub struct CgroupHierarchies {
     instance: String,
     /// The v2 group that contains our groups.
     unified: PathBuf,
     /// Groups that may still contain ours from former starts.
     former: Vec<PathBuf>,
-    extent: Extent,
+    extent: CgroupAccess,
     /// Whether the hierarchy is mounted with `nsdelegate`, as systemd does.
     delegates_by_namespace: bool,
-    memory: Controller,
-    cpu: Controller,
-    pids: Controller,
+    memory: CgroupController,
+    cpu: CgroupController,
+    pids: CgroupController,
 }
 
 /// The part of the hierarchy that we may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Extent {
+enum CgroupAccess {
     /// All of it: we are root.
     Whole,
     /// A group that was delegated to us.
@@ -81,7 +81,7 @@ enum Extent {
 
 /// The mechanism that sets one kind of limit on this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Controller {
+enum CgroupController {
     Unified,
     Legacy(PathBuf),
     Absent,
@@ -89,7 +89,7 @@ enum Controller {
 
 /// The control groups of a new sandbox: descriptors that the agent inherits.
 #[derive(Debug)]
-pub struct Groups {
+pub struct SandboxCgroups {
     /// The agent's v2 group, into which the child is cloned.
     pub agent: OwnedFd,
     /// The v2 group in which the agent makes one for each command.
@@ -103,19 +103,19 @@ pub struct Groups {
     pub shares: Vec<OwnedFd>,
     /// A file that contains `oom_kill` and a count.
     pub oom: Option<OwnedFd>,
-    pub readings: Readings,
+    pub limit_files: LimitFiles,
 }
 
 /// The files that show the limits and the usage of the commands' group, opened for reading.
 #[derive(Debug)]
-pub struct Readings {
-    pub memory: Option<MemoryReadings>,
+pub struct LimitFiles {
+    pub memory: Option<MemoryLimitFiles>,
     /// `cpu.max`, or `cpu.cfs_quota_us` of v1.
     pub cpu: Option<OwnedFd>,
 }
 
 #[derive(Debug)]
-pub struct MemoryReadings {
+pub struct MemoryLimitFiles {
     pub limit: OwnedFd,
     pub usage: OwnedFd,
     pub stat: OwnedFd,
@@ -123,66 +123,66 @@ pub struct MemoryReadings {
 
 /// The resources that a sandbox's commands have used.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct GroupUsage {
+pub struct CgroupUsage {
     pub memory: Option<u64>,
     pub cpu_micros: Option<u64>,
     pub pids: Option<u64>,
     pub oom_kills: Option<u64>,
 }
 
-impl Hierarchies {
+impl CgroupHierarchies {
     /// Finds the hierarchies in the mount table, or returns why there are none to use.
-    pub fn find(instance: &str) -> io::Result<Self> {
-        let mounts = table::mounted()?;
-        let unified = table::unified(&mounts)?;
+    pub fn find_for_root(instance: &str) -> io::Result<Self> {
+        let mounts = mount_table::read_cgroup_mounts()?;
+        let unified = mount_table::find_unified_mount(&mounts)?;
         let legacy = |name: &str| {
-            let found = mounts.iter().find(|mount| mount.kind == "cgroup" && mount.has(name));
-            found.map_or(Controller::Absent, |mount| Controller::Legacy(mount.path.clone()))
+            let found = mounts.iter().find(|mount| mount.kind == "cgroup" && mount.has_option(name));
+            found.map_or(CgroupController::Absent, |mount| CgroupController::Legacy(mount.path.clone()))
         };
-        Self::in_group(instance, unified, &unified.path, Extent::Whole, legacy)
+        Self::open_in_group(instance, unified, &unified.path, CgroupAccess::Whole, legacy)
     }
 
     /// Finds the groups that an ordinary user may use: the group we were started in, if it was
     /// delegated to us, and groups that former starts with this state directory left elsewhere.
-    pub fn delegated(instance: &str, state_dir: &Path) -> io::Result<Self> {
-        let mounts = table::mounted()?;
-        let unified = table::unified(&mounts)?;
-        let mut former = delegation::former(state_dir, instance)?;
-        let (group, extent) = match (delegation::given(unified), former.first()) {
-            (Ok(group), _) => (group, Extent::Delegated { shortfall: None }),
-            (Err(error), Some(left)) => (left.clone(), Extent::Remains { reason: error.to_string() }),
+    pub fn find_delegated(instance: &str, state_dir: &Path) -> io::Result<Self> {
+        let mounts = mount_table::read_cgroup_mounts()?;
+        let unified = mount_table::find_unified_mount(&mounts)?;
+        let mut former = delegation::read_former_groups(state_dir, instance)?;
+        let (group, extent) = match (delegation::delegated_group(unified), former.first()) {
+            (Ok(group), _) => (group, CgroupAccess::Delegated { shortfall: None }),
+            (Err(error), Some(left)) => (left.clone(), CgroupAccess::Remains { reason: error.to_string() }),
             (Err(error), None) => return Err(error),
         };
         former.retain(|left| *left != group);
-        let mut found = Self::in_group(instance, unified, &group, extent, |_| Controller::Absent)?;
+        let mut found = Self::open_in_group(instance, unified, &group, extent, |_| CgroupController::Absent)?;
         found.former = former;
         Ok(found)
     }
 
     /// Records where groups will be, so that a start from another group finds them.
-    pub fn remember(&self, state_dir: &Path) -> io::Result<()> {
-        delegation::remember(state_dir, &self.places().collect::<Vec<_>>())
+    pub fn save_group_roots(&self, state_dir: &Path) -> io::Result<()> {
+        delegation::write_group_list(state_dir, &self.group_roots().collect::<Vec<_>>())
     }
 
-    fn in_group(
+    fn open_in_group(
         instance: &str,
         mount: &CgroupMount,
         group: &Path,
-        extent: Extent,
-        otherwise: impl Fn(&str) -> Controller,
+        access: CgroupAccess,
+        otherwise: impl Fn(&str) -> CgroupController,
     ) -> io::Result<Self> {
         let offered = fs::read_to_string(group.join("cgroup.controllers"))?;
         let controller = |name: &str| {
             let here = offered.split_whitespace().any(|word| word == name);
-            if here { Controller::Unified } else { otherwise(name) }
+            if here { CgroupController::Unified } else { otherwise(name) }
         };
         let [memory, cpu, pids] = CONTROLLERS.map(controller);
         Ok(Self {
             instance: instance.to_owned(),
             unified: group.to_owned(),
             former: Vec::new(),
-            extent,
-            delegates_by_namespace: mount.has("nsdelegate"),
+            extent: access,
+            delegates_by_namespace: mount.has_option("nsdelegate"),
             memory,
             cpu,
             pids,
@@ -190,21 +190,21 @@ impl Hierarchies {
     }
 
     /// Returns all groups that may contain ours.
-    fn places(&self) -> impl Iterator<Item = &PathBuf> {
+    fn group_roots(&self) -> impl Iterator<Item = &PathBuf> {
         std::iter::once(&self.unified).chain(&self.former)
     }
 
     /// Whether groups for new sandboxes can be made.
     pub fn can_make(&self) -> bool {
-        !matches!(self.extent, Extent::Remains { .. })
+        !matches!(self.extent, CgroupAccess::Remains { .. })
     }
 
     /// Returns why not all limits are enforced, if the reason is the group that was delegated to us.
-    pub fn shortfall(&self) -> Option<&str> {
+    pub fn unenforced_reason(&self) -> Option<&str> {
         match &self.extent {
-            Extent::Whole => None,
-            Extent::Delegated { shortfall } => shortfall.as_deref(),
-            Extent::Remains { reason } => Some(reason),
+            CgroupAccess::Whole => None,
+            CgroupAccess::Delegated { shortfall } => shortfall.as_deref(),
+            CgroupAccess::Remains { reason } => Some(reason),
         }
     }
 
@@ -221,9 +221,9 @@ impl Hierarchies {
         if !self.can_make() {
             return Ok(());
         }
-        self.pass_on_controllers()?;
-        const ATTEMPTS: usize = 100;
-        for _ in 0..ATTEMPTS {
+        self.enable_controllers()?;
+        const MAX_OPEN_ATTEMPTS: usize = 100;
+        for _ in 0..MAX_OPEN_ATTEMPTS {
             match self.make_instance() {
                 // Another instance was just closed and removed the empty parent.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -236,20 +236,20 @@ impl Hierarchies {
     /// Enables controllers for the groups below ours. A group that was delegated to an ordinary user
     /// may lack some of them, or contain processes that are not ours; those limits are not enforced
     /// then.
-    fn pass_on_controllers(&mut self) -> io::Result<()> {
+    fn enable_controllers(&mut self) -> io::Result<()> {
         let control = self.unified.join("cgroup.subtree_control");
-        let Extent::Delegated { shortfall } = &mut self.extent else {
+        let CgroupAccess::Delegated { shortfall } = &mut self.extent else {
             let enable = self.unified_controllers();
             return if enable.is_empty() { Ok(()) } else { fs::write(control, enable) };
         };
         let all = [&mut self.memory, &mut self.cpu, &mut self.pids];
-        let mut passed_on = delegation::make_room();
+        let mut passed_on = delegation::move_to_leaf_group();
         for (name, controller) in CONTROLLERS.into_iter().zip(all) {
-            if *controller == Controller::Unified {
+            if *controller == CgroupController::Unified {
                 passed_on = passed_on.and_then(|()| fs::write(&control, format!("+{name}")));
             }
             if passed_on.is_err() {
-                *controller = Controller::Absent;
+                *controller = CgroupController::Absent;
             }
         }
         *shortfall = passed_on.err().map(|error| match error.kind() {
@@ -262,12 +262,12 @@ impl Hierarchies {
     /// Returns the v2 controllers in the form that enables them in `cgroup.subtree_control`.
     fn unified_controllers(&self) -> String {
         let all = CONTROLLERS.into_iter().zip([&self.memory, &self.cpu, &self.pids]);
-        let here = all.filter(|(_, controller)| **controller == Controller::Unified);
+        let here = all.filter(|(_, controller)| **controller == CgroupController::Unified);
         here.map(|(name, _)| format!("+{name} ")).collect()
     }
 
     fn make_instance(&self) -> io::Result<()> {
-        let ours = self.unified.join(OURS);
+        let ours = self.unified.join(ROOT_GROUP_NAME);
         let instance = ours.join(&self.instance);
         fs::create_dir_all(&instance)?;
         let enable = self.unified_controllers();
@@ -276,72 +276,77 @@ impl Hierarchies {
                 fs::write(group.join("cgroup.subtree_control"), &enable)?;
             }
         }
-        for controller in self.legacy() {
-            fs::create_dir_all(controller.join(OURS).join(&self.instance))?;
+        for controller in self.legacy_roots() {
+            fs::create_dir_all(controller.join(ROOT_GROUP_NAME).join(&self.instance))?;
         }
-        self.set_ceiling(&instance)
+        self.set_total_pids_limit(&instance)
     }
 
     /// Limits the processes of all sandboxes together, so that some are left for the host.
-    fn set_ceiling(&self, instance: &Path) -> io::Result<()> {
+    fn set_total_pids_limit(&self, instance: &Path) -> io::Result<()> {
         let most = fs::read_to_string("/proc/sys/kernel/pid_max")?;
         let most: u64 = most.trim().parse().map_err(io::Error::other)?;
         let ceiling = (most - most / 8).to_string();
         match &self.pids {
-            Controller::Unified => fs::write(instance.join("pids.max"), ceiling),
-            Controller::Legacy(root) => {
-                fs::write(root.join(OURS).join(&self.instance).join("pids.max"), ceiling)
+            CgroupController::Unified => fs::write(instance.join("pids.max"), ceiling),
+            CgroupController::Legacy(root) => {
+                fs::write(root.join(ROOT_GROUP_NAME).join(&self.instance).join("pids.max"), ceiling)
             }
-            Controller::Absent => Ok(()),
+            CgroupController::Absent => Ok(()),
         }
     }
 
-    fn legacy(&self) -> impl Iterator<Item = &PathBuf> {
+    fn legacy_roots(&self) -> impl Iterator<Item = &PathBuf> {
         let all = [&self.memory, &self.cpu, &self.pids];
         all.into_iter().filter_map(|controller| match controller {
-            Controller::Legacy(root) => Some(root),
-            Controller::Unified | Controller::Absent => None,
+            CgroupController::Legacy(root) => Some(root),
+            CgroupController::Unified | CgroupController::Absent => None,
         })
     }
 
     /// Whether this host enforces a limit by groups.
     pub fn enforces(&self, limit: LimitName) -> bool {
-        *self.controller(limit) != Controller::Absent
+        *self.controller_for(limit) != CgroupController::Absent
     }
 
-    fn controller(&self, limit: LimitName) -> &Controller {
+    fn controller_for(&self, limit: LimitName) -> &CgroupController {
         match limit {
             LimitName::Memory => &self.memory,
             LimitName::Cpus => &self.cpu,
             LimitName::Pids => &self.pids,
             // Disk limits are not enforced by control groups.
-            LimitName::Disk => &Controller::Absent,
+            LimitName::Disk => &CgroupController::Absent,
         }
     }
 
     /// Returns the name for reports: `cgroup v2`, or `cgroup v1` for a legacy controller.
-    pub fn version(&self, limit: LimitName) -> &'static str {
-        match self.controller(limit) {
-            Controller::Unified => "cgroup v2",
-            Controller::Legacy(_) => "cgroup v1",
-            Controller::Absent => "none",
+    pub fn version_label(&self, limit: LimitName) -> &'static str {
+        match self.controller_for(limit) {
+            CgroupController::Unified => "cgroup v2",
+            CgroupController::Legacy(_) => "cgroup v1",
+            CgroupController::Absent => "none",
         }
     }
 
-    fn home(&self, id: &str) -> PathBuf {
-        let below = |group: &PathBuf| group.join(OURS).join(&self.instance).join(id);
+    fn sandbox_group(&self, id: &str) -> PathBuf {
+        let below = |group: &PathBuf| group.join(ROOT_GROUP_NAME).join(&self.instance).join(id);
         let left = self.former.iter().map(below).find(|home| home.is_dir());
         left.unwrap_or_else(|| below(&self.unified))
     }
 
-    fn legacy_home(&self, root: &Path, id: &str, part: &str) -> PathBuf {
-        root.join(OURS).join(&self.instance).join(format!("{id}.{part}"))
+    fn legacy_group(&self, root: &Path, id: &str, part: &str) -> PathBuf {
+        root.join(ROOT_GROUP_NAME).join(&self.instance).join(format!("{id}.{part}"))
     }
 
     /// Makes a sandbox's groups, sets its limits, and makes `root_uid`, the host id of root inside,
     /// the owner of the command group.
-    pub fn make(&self, id: &str, limits: &Limits, root_uid: u32) -> io::Result<Groups> {
-        let home = self.home(id);
+    pub fn make_for_sandbox(
+        &self,
+        id: &str,
+        limits: &JailLimits,
+        root_uid: u32,
+    ) -> io::Result<SandboxCgroups> {
+        let home = self.sandbox_group(id);
         let (agent, commands) = (home.join("agent"), home.join("cmd"));
         fs::create_dir(&home)?;
         let enable = self.unified_controllers();
@@ -353,37 +358,37 @@ impl Hierarchies {
         // Only one level of groups, one for each command, so that the groups that the agent makes can
         // always be removed and do not fill the kernel's memory.
         fs::write(commands.join("cgroup.max.depth"), "1")?;
-        fs::write(commands.join("cgroup.max.descendants"), MOST_GROUPS.to_string())?;
-        if self.cpu == Controller::Unified {
+        fs::write(commands.join("cgroup.max.descendants"), MAX_COMMAND_GROUPS.to_string())?;
+        if self.cpu == CgroupController::Unified {
             // Each command gets its own cpu group; a command that forks without end would otherwise
             // starve the others.
             fs::write(commands.join("cgroup.subtree_control"), "+cpu")?;
         }
-        self.delegate(&home, &commands, root_uid)?;
+        self.delegate_command_group(&home, &commands, root_uid)?;
         let mut agent_tasks = Vec::new();
         let mut command_tasks = Vec::new();
-        for root in self.legacy() {
+        for root in self.legacy_roots() {
             for (part, tasks) in [("agent", &mut agent_tasks), ("cmd", &mut command_tasks)] {
-                let group = self.legacy_home(root, id, part);
+                let group = self.legacy_group(root, id, part);
                 fs::create_dir(&group)?;
-                if part == "cmd" && self.cpu == Controller::Legacy(root.clone()) {
+                if part == "cmd" && self.cpu == CgroupController::Legacy(root.clone()) {
                     continue;
                 }
                 tasks.push(File::options().write(true).open(group.join("tasks"))?.into());
             }
         }
         let shares = self.make_shares(id)?;
-        self.limit(id, limits)?;
+        self.set_limits(id, limits)?;
         let oom = self.oom_file(id, "cmd").map(File::open).transpose()?;
         // The agent gets a separate mount without parent directories: a subverted agent could walk up
         // from an open directory of the host's hierarchy to its root.
         let (commands, unmounted) = match self.extent {
-            Extent::Whole => (mounts::clone_tree(&commands, Depth::Single)?, None),
-            Extent::Delegated { .. } | Extent::Remains { .. } => {
+            CgroupAccess::Whole => (mounts::clone_tree(&commands, MountDepth::Single)?, None),
+            CgroupAccess::Delegated { .. } | CgroupAccess::Remains { .. } => {
                 (File::open(&commands)?.into(), Some(commands))
             }
         };
-        Ok(Groups {
+        Ok(SandboxCgroups {
             agent: File::open(agent)?.into(),
             commands,
             unmounted,
@@ -391,32 +396,36 @@ impl Hierarchies {
             command_tasks,
             shares,
             oom: oom.map(Into::into),
-            readings: self.open_readings(id)?,
+            limit_files: self.open_limit_files(id)?,
         })
     }
 
     /// Opens the files that show the limits of a sandbox's commands. The descriptor of a file gives no
     /// access to the rest of the hierarchy.
-    fn open_readings(&self, id: &str) -> io::Result<Readings> {
+    fn open_limit_files(&self, id: &str) -> io::Result<LimitFiles> {
         let open = |path: PathBuf| File::open(path).map(OwnedFd::from);
         let memory = match &self.memory {
-            Controller::Unified => Some((self.home(id).join("cmd"), ["memory.max", "memory.current"])),
-            Controller::Legacy(root) => {
-                let group = self.legacy_home(root, id, "cmd");
+            CgroupController::Unified => {
+                Some((self.sandbox_group(id).join("cmd"), ["memory.max", "memory.current"]))
+            }
+            CgroupController::Legacy(root) => {
+                let group = self.legacy_group(root, id, "cmd");
                 Some((group, ["memory.limit_in_bytes", "memory.usage_in_bytes"]))
             }
-            Controller::Absent => None,
+            CgroupController::Absent => None,
         };
         let memory = memory.map(|(group, [limit, usage])| {
             let stat = open(group.join("memory.stat"))?;
-            Ok(MemoryReadings { limit: open(group.join(limit))?, usage: open(group.join(usage))?, stat })
+            Ok(MemoryLimitFiles { limit: open(group.join(limit))?, usage: open(group.join(usage))?, stat })
         });
         let cpu = match &self.cpu {
-            Controller::Unified => Some(self.home(id).join("cmd/cpu.max")),
-            Controller::Legacy(root) => Some(self.legacy_home(root, id, "cmd").join("cpu.cfs_quota_us")),
-            Controller::Absent => None,
+            CgroupController::Unified => Some(self.sandbox_group(id).join("cmd/cpu.max")),
+            CgroupController::Legacy(root) => {
+                Some(self.legacy_group(root, id, "cmd").join("cpu.cfs_quota_us"))
+            }
+            CgroupController::Absent => None,
         };
-        Ok(Readings {
+        Ok(LimitFiles {
             memory: memory.transpose().map_err(|error: io::Error| error)?,
             cpu: cpu.map(open).transpose()?,
         })
@@ -425,19 +434,19 @@ impl Hierarchies {
     /// Makes the groups over which processor time is divided if commands have no group of their own in
     /// the cpu controller.
     fn make_shares(&self, id: &str) -> io::Result<Vec<OwnedFd>> {
-        let Controller::Legacy(root) = &self.cpu else { return Ok(Vec::new()) };
-        let commands = self.legacy_home(root, id, "cmd");
+        let CgroupController::Legacy(root) = &self.cpu else { return Ok(Vec::new()) };
+        let commands = self.legacy_group(root, id, "cmd");
         let share = |number: usize| {
             let share = commands.join(number.to_string());
             fs::create_dir(&share)?;
             Ok(File::options().write(true).open(share.join("tasks"))?.into())
         };
-        (0..SHARES).map(share).collect()
+        (0..CPU_SHARE_COUNT).map(share).collect()
     }
 
     /// Allows root inside to make groups below `cmd` and to move its children there from `agent`: the
     /// kernel requires write access to `cgroup.procs` of their common ancestor.
-    fn delegate(&self, home: &Path, commands: &Path, root_uid: u32) -> io::Result<()> {
+    fn delegate_command_group(&self, home: &Path, commands: &Path, root_uid: u32) -> io::Result<()> {
         if root_uid == rustix::process::geteuid().as_raw() {
             return Ok(());
         }
@@ -449,44 +458,47 @@ impl Hierarchies {
 
     fn oom_file(&self, id: &str, part: &str) -> Option<PathBuf> {
         match &self.memory {
-            Controller::Unified => Some(self.home(id).join(part).join("memory.events")),
-            Controller::Legacy(root) => Some(self.legacy_home(root, id, part).join("memory.oom_control")),
-            Controller::Absent => None,
+            CgroupController::Unified => Some(self.sandbox_group(id).join(part).join("memory.events")),
+            CgroupController::Legacy(root) => {
+                Some(self.legacy_group(root, id, part).join("memory.oom_control"))
+            }
+            CgroupController::Absent => None,
         }
     }
 
     /// Whether the kernel killed the agent itself for lack of memory.
     pub fn agent_was_killed_for_memory(&self, id: &str) -> bool {
         let text = self.oom_file(id, "agent").and_then(|file| fs::read_to_string(file).ok());
-        text.and_then(|text| word(&text, "oom_kill")).is_some_and(|count| count > 0)
+        text.and_then(|text| parse_counter(&text, "oom_kill")).is_some_and(|count| count > 0)
     }
 
     /// Asks the kernel to freeze or to thaw all commands.
-    pub fn freeze(&self, id: &str, frozen: bool) -> io::Result<Freezing> {
-        let group = self.home(id).join("cmd");
+    pub fn set_frozen(&self, id: &str, frozen: bool) -> io::Result<PendingFreeze> {
+        let group = self.sandbox_group(id).join("cmd");
         fs::write(group.join("cgroup.freeze"), if frozen { "1" } else { "0" })?;
-        Ok(Freezing { events: File::open(group.join("cgroup.events"))?, frozen })
+        Ok(PendingFreeze { events: File::open(group.join("cgroup.events"))?, frozen })
     }
 
     /// Whether a sandbox is frozen or about to be: if a launcher is killed after it asked the kernel
     /// to freeze a group, the group still freezes a moment later.
     pub fn is_frozen(&self, id: &str) -> bool {
-        fs::read_to_string(self.home(id).join("cmd/cgroup.freeze")).is_ok_and(|text| text.trim() == "1")
+        fs::read_to_string(self.sandbox_group(id).join("cmd/cgroup.freeze"))
+            .is_ok_and(|text| text.trim() == "1")
     }
 
     /// Returns the file in which the kernel shows whether the commands are frozen.
     pub fn events_file(&self, id: &str) -> PathBuf {
-        self.home(id).join("cmd/cgroup.events")
+        self.sandbox_group(id).join("cmd/cgroup.events")
     }
 
     /// Kills all processes that are left in a sandbox's groups.
-    pub fn kill(&self, id: &str) -> io::Result<()> {
-        write_if_present(&self.home(id).join("cgroup.kill"), "1")
+    pub fn kill_processes(&self, id: &str) -> io::Result<()> {
+        write_if_present(&self.sandbox_group(id).join("cgroup.kill"), "1")
     }
 
     /// Removes a sandbox's groups; `WouldBlock` if a process in them has not ended yet.
     pub fn remove(&self, id: &str) -> io::Result<()> {
-        let home = self.home(id);
+        let home = self.sandbox_group(id);
         for entry in fs::read_dir(home.join("cmd")).into_iter().flatten() {
             let entry = entry?;
             if entry.file_type()?.is_dir() {
@@ -496,22 +508,22 @@ impl Hierarchies {
         for group in [home.join("cmd"), home.join("agent"), home] {
             remove_group(&group)?;
         }
-        for root in self.legacy() {
-            for share in 0..SHARES {
-                remove_group(&self.legacy_home(root, id, "cmd").join(share.to_string()))?;
+        for root in self.legacy_roots() {
+            for share in 0..CPU_SHARE_COUNT {
+                remove_group(&self.legacy_group(root, id, "cmd").join(share.to_string()))?;
             }
             for part in ["cmd", "agent"] {
-                remove_group(&self.legacy_home(root, id, part))?;
+                remove_group(&self.legacy_group(root, id, part))?;
             }
         }
         Ok(())
     }
 
     /// Returns the ids of all sandboxes that have groups here.
-    pub fn list(&self) -> io::Result<Vec<String>> {
+    pub fn list_sandboxes(&self) -> io::Result<Vec<String>> {
         let mut ids = Vec::new();
-        let roots = self.places().chain(self.legacy());
-        for directory in roots.map(|root| root.join(OURS).join(&self.instance)) {
+        let roots = self.group_roots().chain(self.legacy_roots());
+        for directory in roots.map(|root| root.join(ROOT_GROUP_NAME).join(&self.instance)) {
             for entry in fs::read_dir(directory).into_iter().flatten() {
                 let entry = entry?;
                 if entry.file_type()?.is_dir() {
@@ -527,7 +539,7 @@ impl Hierarchies {
 
     /// Removes the groups of this instance if they are empty.
     pub fn close(&self) -> io::Result<()> {
-        for ours in self.places().chain(self.legacy()).map(|root| root.join(OURS)) {
+        for ours in self.group_roots().chain(self.legacy_roots()).map(|root| root.join(ROOT_GROUP_NAME)) {
             for group in [ours.join(&self.instance), ours] {
                 match remove_group(&group) {
                     // The group still contains another instance or a sandbox.
@@ -537,61 +549,61 @@ impl Hierarchies {
             }
         }
         match self.extent {
-            Extent::Delegated { .. } => delegation::give_back(&self.unified),
-            Extent::Whole | Extent::Remains { .. } => Ok(()),
+            CgroupAccess::Delegated { .. } => delegation::restore_group(&self.unified),
+            CgroupAccess::Whole | CgroupAccess::Remains { .. } => Ok(()),
         }
     }
 
-    pub fn usage(&self, id: &str) -> GroupUsage {
+    pub fn usage(&self, id: &str) -> CgroupUsage {
         let number = |path: PathBuf| fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok());
         let memory = match &self.memory {
-            Controller::Unified => number(self.home(id).join("cmd/memory.current")),
-            Controller::Legacy(root) => {
-                number(self.legacy_home(root, id, "cmd").join("memory.usage_in_bytes"))
+            CgroupController::Unified => number(self.sandbox_group(id).join("cmd/memory.current")),
+            CgroupController::Legacy(root) => {
+                number(self.legacy_group(root, id, "cmd").join("memory.usage_in_bytes"))
             }
-            Controller::Absent => None,
+            CgroupController::Absent => None,
         };
         let pids = match &self.pids {
-            Controller::Unified => number(self.home(id).join("cmd/pids.current")),
-            Controller::Legacy(root) => number(self.legacy_home(root, id, "cmd").join("pids.current")),
-            Controller::Absent => None,
+            CgroupController::Unified => number(self.sandbox_group(id).join("cmd/pids.current")),
+            CgroupController::Legacy(root) => number(self.legacy_group(root, id, "cmd").join("pids.current")),
+            CgroupController::Absent => None,
         };
         let oom = self.oom_file(id, "cmd").and_then(|file| fs::read_to_string(file).ok());
-        GroupUsage {
+        CgroupUsage {
             memory,
             pids,
             cpu_micros: self.cpu_micros(id),
-            oom_kills: oom.and_then(|text| word(&text, "oom_kill")),
+            oom_kills: oom.and_then(|text| parse_counter(&text, "oom_kill")),
         }
     }
 
     /// Returns the processor time that commands used. Every v2 group accounts it, with or without a
     /// controller.
     pub fn cpu_micros(&self, id: &str) -> Option<u64> {
-        word(&fs::read_to_string(self.home(id).join("cmd/cpu.stat")).ok()?, "usage_usec")
+        parse_counter(&fs::read_to_string(self.sandbox_group(id).join("cmd/cpu.stat")).ok()?, "usage_usec")
     }
 }
 
 /// A freeze or thaw of a group that the kernel has been asked for.
 #[derive(Debug)]
-pub struct Freezing {
+pub struct PendingFreeze {
     /// The kernel reports changes of this file with `POLLPRI`; reading the file clears that.
     pub events: File,
     frozen: bool,
 }
 
-impl Freezing {
+impl PendingFreeze {
     /// Whether the kernel has finished.
     pub fn is_done(&self) -> io::Result<bool> {
         let mut buffer = [0; 256];
         let length = rustix::io::pread(&self.events, &mut buffer, 0)?;
         let text = String::from_utf8_lossy(&buffer[..length]);
-        Ok(word(&text, "frozen") == Some(u64::from(self.frozen)))
+        Ok(parse_counter(&text, "frozen") == Some(u64::from(self.frozen)))
     }
 }
 
 /// Returns the number after `name` at the beginning of a line.
-fn word(text: &str, name: &str) -> Option<u64> {
+fn parse_counter(text: &str, name: &str) -> Option<u64> {
     let value = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok();
     text.lines().find_map(value)
 }
@@ -621,7 +633,7 @@ mod tests {
     #[test]
     fn key_matches_only_at_the_beginning_of_a_line() {
         let text = "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n";
-        assert_eq!(word(text, "oom_kill"), Some(3));
-        assert_eq!(word(text, "oom"), None);
+        assert_eq!(parse_counter(text, "oom_kill"), Some(3));
+        assert_eq!(parse_counter(text, "oom"), None);
     }
 }

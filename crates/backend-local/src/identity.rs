@@ -6,8 +6,8 @@
 //! running sandboxes. A copied directory has different ones: it gets a new identity, and records
 //! that were made under the former one no longer refer to a process, a group or a uid of this host.
 //!
-//! [`examine`] changes nothing, so that a start can fail without having changed the directory;
-//! [`Examined::settle`] writes. The identity is written last: a start that is killed half-way
+//! [`examine_identity`] changes nothing, so that a start can fail without having changed the directory;
+//! [`ExaminedIdentity::assign_identity`] writes. The identity is written last: a start that is killed half-way
 //! repeats the same steps.
 
 use std::fs::{self, File, OpenOptions};
@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::launcher::record::boot_id;
 use crate::volumes::{self, VolumeError};
 
-const FILE: &str = "identity";
+const IDENTITY_FILE: &str = "identity";
 
 /// The identity of a server on this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub struct ServerIdentity {
 
 /// How a directory without an identity is named.
 #[derive(Clone, Debug)]
-pub struct Naming {
+pub struct InstanceNaming {
     /// The name that older versions used for this directory.
     pub former: String,
     /// The prefix of a new name, if the operator chose one.
@@ -44,7 +44,7 @@ pub struct Naming {
 
 /// Where the identity of a directory comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum IdentityOrigin {
     /// The directory is new.
     New,
     /// The directory was made by a version that derived the name from the path. It keeps that name
@@ -57,8 +57,8 @@ pub enum Origin {
 
 /// The identity that a directory has or will have.
 #[derive(Debug)]
-pub struct Examined {
-    pub origin: Origin,
+pub struct ExaminedIdentity {
+    pub origin: IdentityOrigin,
     pub identity: ServerIdentity,
     state: PathBuf,
     /// The content to write; `None` if the file is already correct.
@@ -102,12 +102,12 @@ struct IdentityFile {
     #[serde(default)]
     owns_unsigned_records: bool,
     #[serde(flatten)]
-    place: Place,
+    fingerprint: DirectoryFingerprint,
 }
 
 /// The properties that distinguish a directory from its copies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Place {
+struct DirectoryFingerprint {
     inode: u64,
     /// Seconds and nanoseconds, where the filesystem records it.
     born: Option<(i64, u32)>,
@@ -115,8 +115,8 @@ struct Place {
     boot: String,
 }
 
-impl Place {
-    fn of(directory: &Path) -> io::Result<Self> {
+impl DirectoryFingerprint {
+    fn of_directory(directory: &Path) -> io::Result<Self> {
         let wanted = StatxFlags::INO | StatxFlags::BTIME;
         let found = statx(CWD, directory, AtFlags::empty(), wanted)?;
         let has_birth = StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::BTIME);
@@ -135,7 +135,7 @@ impl Place {
     /// birth times, from the original. Without birth times only the device can be compared. If a
     /// device got another number, the directory is then taken for a copy of itself, which does no
     /// harm after a reboot because no sandbox is running.
-    fn is(&self, other: &Self) -> bool {
+    fn is_same_directory(&self, other: &Self) -> bool {
         let same_birth = self.born.is_some() && self.born == other.born;
         let same_device = self.device == other.device;
         let distinct = self.born.is_some() && other.born.is_some() && !same_birth;
@@ -145,50 +145,65 @@ impl Place {
 }
 
 /// Finds out which identity the directory has or needs, and whether it can be used. Changes nothing.
-pub fn examine(state: &Path, naming: &Naming) -> Result<Examined, IdentityError> {
-    let place = Place::of(state).during("examine", state)?;
-    let (origin, fresh) = match read(state)? {
-        Some(stored) if stored.place == place => {
+pub fn examine_identity(state: &Path, naming: &InstanceNaming) -> Result<ExaminedIdentity, IdentityError> {
+    let place = DirectoryFingerprint::of_directory(state).during("examine", state)?;
+    let (origin, fresh) = match read_identity(state)? {
+        Some(stored) if stored.fingerprint == place => {
             let identity = identity_of(&stored);
-            return Ok(Examined { origin: Origin::Known, identity, state: state.to_owned(), fresh: None });
+            return Ok(ExaminedIdentity {
+                origin: IdentityOrigin::Known,
+                identity,
+                state: state.to_owned(),
+                fresh: None,
+            });
         }
-        Some(stored) if stored.place.is(&place) => (Origin::Known, IdentityFile { place, ..stored }),
+        Some(stored) if stored.fingerprint.is_same_directory(&place) => {
+            (IdentityOrigin::Known, IdentityFile { fingerprint: place, ..stored })
+        }
         Some(stored) => {
             check_copied_disks(state)?;
-            (Origin::CopyOf(stored.instance), new_identity(naming, place).during("name", state)?)
+            (IdentityOrigin::CopyOf(stored.instance), new_identity(naming, place).during("name", state)?)
         }
         None if has_sandboxes(state)? => {
             let instance = naming.former.clone();
-            (Origin::Upgraded, IdentityFile { instance, owns_unsigned_records: true, place })
+            (
+                IdentityOrigin::Upgraded,
+                IdentityFile { instance, owns_unsigned_records: true, fingerprint: place },
+            )
         }
-        None => (Origin::New, new_identity(naming, place).during("name", state)?),
+        None => (IdentityOrigin::New, new_identity(naming, place).during("name", state)?),
     };
-    Ok(Examined { origin, identity: identity_of(&fresh), state: state.to_owned(), fresh: Some(fresh) })
+    Ok(ExaminedIdentity {
+        origin,
+        identity: identity_of(&fresh),
+        state: state.to_owned(),
+        fresh: Some(fresh),
+    })
 }
 
-impl Examined {
+impl ExaminedIdentity {
     /// Gives the directory this identity. Call it with the directory locked.
-    pub fn settle(self) -> Result<ServerIdentity, IdentityError> {
-        if let Origin::CopyOf(former) = &self.origin {
+    pub fn assign_identity(self) -> Result<ServerIdentity, IdentityError> {
+        if let IdentityOrigin::CopyOf(former) = &self.origin {
             tracing::warn!(
                 former,
                 instance = self.identity.instance,
                 "state directory is a copy; it gets a new identity, and its sandboxes count as stopped"
             );
-            self.detach()?;
+            self.drop_original_claims()?;
         }
         if let Some(fresh) = &self.fresh {
-            write(&self.state, fresh)?;
+            write_identity(&self.state, fresh)?;
         }
         Ok(self.identity)
     }
 
     /// Removes the original's claims on uids and control groups of this host from the copy. The
     /// records of sandboxes need no change, because they are signed.
-    fn detach(&self) -> Result<(), IdentityError> {
-        volumes::copied::renew(&self.state.join("disk"))?;
+    fn drop_original_claims(&self) -> Result<(), IdentityError> {
+        volumes::copied_disks::renew_pool_identifier(&self.state.join("disk"))?;
         let ranges = self.state.join("ranges");
-        for entry in entries(&ranges)? {
+        for entry in list_entries(&ranges)? {
             fs::remove_file(&entry).during("remove", &entry)?;
         }
         let groups = self.state.join("groups");
@@ -202,22 +217,22 @@ impl Examined {
 /// Makes sure that a directory restored from a backup is recognised as a copy, even if the
 /// filesystem gave it the inode of the original.
 pub fn mark_as_copy(state: &Path) -> Result<(), IdentityError> {
-    let path = state.join(FILE);
-    let mut file = read(state)?.ok_or(IdentityError::Malformed(path))?;
-    file.place = Place { inode: 0, born: None, ..file.place };
-    write(state, &file)
+    let path = state.join(IDENTITY_FILE);
+    let mut file = read_identity(state)?.ok_or(IdentityError::Malformed(path))?;
+    file.fingerprint = DirectoryFingerprint { inode: 0, born: None, ..file.fingerprint };
+    write_identity(state, &file)
 }
 
 /// Returns the identity of a directory, if it has one.
-pub fn stored(state: &Path) -> Result<Option<String>, IdentityError> {
-    Ok(read(state)?.map(|stored| stored.instance))
+pub fn stored_instance(state: &Path) -> Result<Option<String>, IdentityError> {
+    Ok(read_identity(state)?.map(|stored| stored.instance))
 }
 
 fn identity_of(file: &IdentityFile) -> ServerIdentity {
     ServerIdentity { instance: file.instance.clone(), owns_unsigned_records: file.owns_unsigned_records }
 }
 
-fn new_identity(naming: &Naming, place: Place) -> io::Result<IdentityFile> {
+fn new_identity(naming: &InstanceNaming, place: DirectoryFingerprint) -> io::Result<IdentityFile> {
     let mut random = [0; 8];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
     let random = u64::from_ne_bytes(random);
@@ -225,24 +240,24 @@ fn new_identity(naming: &Naming, place: Place) -> io::Result<IdentityFile> {
         Some(prefix) => format!("{prefix}-{random:016x}"),
         None => format!("c{random:016x}"),
     };
-    Ok(IdentityFile { instance, owns_unsigned_records: false, place })
+    Ok(IdentityFile { instance, owns_unsigned_records: false, fingerprint: place })
 }
 
 /// Whether an older version left records of sandboxes here. Without any there is no reason to keep
 /// the former name.
 fn has_sandboxes(state: &Path) -> Result<bool, IdentityError> {
-    Ok(!entries(&state.join("boxes"))?.is_empty())
+    Ok(!list_entries(&state.join("boxes"))?.is_empty())
 }
 
 fn check_copied_disks(state: &Path) -> Result<(), IdentityError> {
-    match volumes::copied::disk_in_use(&state.join("disk"))? {
+    match volumes::copied_disks::disk_in_use(&state.join("disk"))? {
         Some(disk) => Err(IdentityError::SharedDisk { state: state.to_owned(), disk }),
         None => Ok(()),
     }
 }
 
-fn read(state: &Path) -> Result<Option<IdentityFile>, IdentityError> {
-    let path = state.join(FILE);
+fn read_identity(state: &Path) -> Result<Option<IdentityFile>, IdentityError> {
+    let path = state.join(IDENTITY_FILE);
     let text = match fs::read(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         text => text.during("read", &path)?,
@@ -256,8 +271,8 @@ fn read(state: &Path) -> Result<Option<IdentityFile>, IdentityError> {
 }
 
 /// Writes the file atomically and durably: a power loss cannot undo it.
-fn write(state: &Path, file: &IdentityFile) -> Result<(), IdentityError> {
-    let (path, draft) = (state.join(FILE), state.join(format!("{FILE}.new")));
+fn write_identity(state: &Path, file: &IdentityFile) -> Result<(), IdentityError> {
+    let (path, draft) = (state.join(IDENTITY_FILE), state.join(format!("{IDENTITY_FILE}.new")));
     let text = serde_json::to_vec(file).map_err(io::Error::other).during("describe", &path)?;
     let options = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft);
     options
@@ -267,7 +282,7 @@ fn write(state: &Path, file: &IdentityFile) -> Result<(), IdentityError> {
     File::open(state).and_then(|state| state.sync_all()).during("write out", state)
 }
 
-fn entries(directory: &Path) -> Result<Vec<PathBuf>, IdentityError> {
+fn list_entries(directory: &Path) -> Result<Vec<PathBuf>, IdentityError> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.during("list", directory)?,
@@ -277,11 +292,11 @@ fn entries(directory: &Path) -> Result<Vec<PathBuf>, IdentityError> {
 }
 
 /// Adds the attempted action and the path to an error.
-trait During<T> {
+trait IdentityErrorContext<T> {
     fn during(self, action: &'static str, path: &Path) -> Result<T, IdentityError>;
 }
 
-impl<T> During<T> for io::Result<T> {
+impl<T> IdentityErrorContext<T> for io::Result<T> {
     fn during(self, action: &'static str, path: &Path) -> Result<T, IdentityError> {
         self.map_err(|source| IdentityError::Io { action, path: path.to_owned(), source })
     }
@@ -294,13 +309,13 @@ mod tests {
 
     use super::*;
 
-    fn naming() -> Naming {
-        Naming { former: "cformer".to_owned(), prefix: None }
+    fn naming() -> InstanceNaming {
+        InstanceNaming { former: "cformer".to_owned(), prefix: None }
     }
 
-    fn settle(state: &Path) -> (Origin, ServerIdentity) {
-        let examined = examine(state, &naming()).unwrap();
-        (examined.origin.clone(), examined.settle().unwrap())
+    fn assign(state: &Path) -> (IdentityOrigin, ServerIdentity) {
+        let examined = examine_identity(state, &naming()).unwrap();
+        (examined.origin.clone(), examined.assign_identity().unwrap())
     }
 
     #[test]
@@ -308,10 +323,10 @@ mod tests {
         let parent = TempDir::new().unwrap();
         let (first, second) = (parent.path().join("a"), parent.path().join("b"));
         fs::create_dir(&first).unwrap();
-        let (origin, identity) = settle(&first);
-        assert_eq!(origin, Origin::New);
+        let (origin, identity) = assign(&first);
+        assert_eq!(origin, IdentityOrigin::New);
         fs::rename(&first, &second).unwrap();
-        assert_eq!(settle(&second), (Origin::Known, identity));
+        assert_eq!(assign(&second), (IdentityOrigin::Known, identity));
     }
 
     #[test]
@@ -321,16 +336,16 @@ mod tests {
         for state in [&first, &second] {
             fs::create_dir_all(state.join("ranges")).unwrap();
         }
-        let (_, original) = settle(&first);
-        fs::copy(first.join(FILE), second.join(FILE)).unwrap();
+        let (_, original) = assign(&first);
+        fs::copy(first.join(IDENTITY_FILE), second.join(IDENTITY_FILE)).unwrap();
         fs::write(second.join("ranges/7"), "x 1").unwrap();
         fs::write(second.join("groups"), "/sys/fs/cgroup/x\n").unwrap();
-        let (origin, copy) = settle(&second);
-        assert_eq!(origin, Origin::CopyOf(original.instance.clone()));
+        let (origin, copy) = assign(&second);
+        assert_eq!(origin, IdentityOrigin::CopyOf(original.instance.clone()));
         assert_ne!(copy.instance, original.instance);
         assert!(!second.join("ranges/7").exists() && !second.join("groups").exists());
-        assert_eq!(settle(&second), (Origin::Known, copy), "the copy keeps its new identity");
-        assert_eq!(settle(&first), (Origin::Known, original), "the original is untouched");
+        assert_eq!(assign(&second), (IdentityOrigin::Known, copy), "the copy keeps its new identity");
+        assert_eq!(assign(&first), (IdentityOrigin::Known, original), "the original is untouched");
     }
 
     #[test]
@@ -339,11 +354,14 @@ mod tests {
         let (first, second) = (parent.path().join("a"), parent.path().join("b"));
         fs::create_dir(&first).unwrap();
         fs::create_dir_all(second.join("ranges")).unwrap();
-        settle(&first);
-        fs::copy(first.join(FILE), second.join(FILE)).unwrap();
+        assign(&first);
+        fs::copy(first.join(IDENTITY_FILE), second.join(IDENTITY_FILE)).unwrap();
         fs::write(second.join("ranges/7"), "x 1").unwrap();
-        examine(&second, &naming()).unwrap();
-        assert_eq!(fs::read(first.join(FILE)).unwrap(), fs::read(second.join(FILE)).unwrap());
+        examine_identity(&second, &naming()).unwrap();
+        assert_eq!(
+            fs::read(first.join(IDENTITY_FILE)).unwrap(),
+            fs::read(second.join(IDENTITY_FILE)).unwrap()
+        );
         assert!(second.join("ranges/7").exists());
     }
 
@@ -351,19 +369,23 @@ mod tests {
     fn directory_of_an_older_version_keeps_its_former_name() {
         let state = TempDir::new().unwrap();
         fs::create_dir(state.path().join("boxes")).unwrap();
-        assert_eq!(examine(state.path(), &naming()).unwrap().origin, Origin::New, "nothing to keep");
+        assert_eq!(
+            examine_identity(state.path(), &naming()).unwrap().origin,
+            IdentityOrigin::New,
+            "nothing to keep"
+        );
         fs::write(state.path().join("boxes/a"), "{}").unwrap();
-        let (origin, identity) = settle(state.path());
-        assert_eq!(origin, Origin::Upgraded);
+        let (origin, identity) = assign(state.path());
+        assert_eq!(origin, IdentityOrigin::Upgraded);
         assert_eq!(identity, ServerIdentity { instance: "cformer".to_owned(), owns_unsigned_records: true });
-        assert_eq!(settle(state.path()), (Origin::Known, identity));
+        assert_eq!(assign(state.path()), (IdentityOrigin::Known, identity));
     }
 
     #[test]
     fn chosen_name_becomes_a_prefix() {
         let state = TempDir::new().unwrap();
-        let naming = Naming { prefix: Some("blue".to_owned()), ..naming() };
-        let identity = examine(state.path(), &naming).unwrap().identity;
+        let naming = InstanceNaming { prefix: Some("blue".to_owned()), ..naming() };
+        let identity = examine_identity(state.path(), &naming).unwrap().identity;
         assert!(identity.instance.starts_with("blue-"), "{identity:?}");
     }
 
@@ -371,24 +393,40 @@ mod tests {
     fn malformed_identity_is_refused() {
         let state = TempDir::new().unwrap();
         for text in ["", "{}", r#"{"instance":"../x","inode":1,"born":null,"device":[1,1],"boot":"b"}"#] {
-            fs::write(state.path().join(FILE), text).unwrap();
-            assert!(matches!(examine(state.path(), &naming()), Err(IdentityError::Malformed(_))), "{text}");
+            fs::write(state.path().join(IDENTITY_FILE), text).unwrap();
+            assert!(
+                matches!(examine_identity(state.path(), &naming()), Err(IdentityError::Malformed(_))),
+                "{text}"
+            );
         }
     }
 
     #[test]
-    fn places_differ_by_inode_birth_and_device() {
-        let place =
-            |inode, born, minor, boot: &str| Place { inode, born, device: (8, minor), boot: boot.to_owned() };
+    fn fingerprints_differ_by_inode_birth_and_device() {
+        let place = |inode, born, minor, boot: &str| DirectoryFingerprint {
+            inode,
+            born,
+            device: (8, minor),
+            boot: boot.to_owned(),
+        };
         let one = place(1, Some((5, 5)), 1, "x");
-        assert!(one.is(&one));
-        assert!(one.is(&place(1, Some((5, 5)), 2, "y")), "device numbers change with a reboot");
-        assert!(!one.is(&place(1, Some((5, 5)), 2, "x")), "a snapshot of the whole filesystem");
-        assert!(!one.is(&place(1, Some((5, 6)), 1, "x")));
-        assert!(!one.is(&place(2, Some((5, 5)), 1, "x")));
+        assert!(one.is_same_directory(&one));
+        assert!(
+            one.is_same_directory(&place(1, Some((5, 5)), 2, "y")),
+            "device numbers change with a reboot"
+        );
+        assert!(
+            !one.is_same_directory(&place(1, Some((5, 5)), 2, "x")),
+            "a snapshot of the whole filesystem"
+        );
+        assert!(!one.is_same_directory(&place(1, Some((5, 6)), 1, "x")));
+        assert!(!one.is_same_directory(&place(2, Some((5, 5)), 1, "x")));
         let without = place(1, None, 1, "x");
-        assert!(without.is(&place(1, None, 1, "y")));
-        assert!(!without.is(&place(1, None, 2, "y")));
-        assert!(without.is(&place(1, Some((5, 5)), 1, "x")), "a newer kernel shows the birth time");
+        assert!(without.is_same_directory(&place(1, None, 1, "y")));
+        assert!(!without.is_same_directory(&place(1, None, 2, "y")));
+        assert!(
+            without.is_same_directory(&place(1, Some((5, 5)), 1, "x")),
+            "a newer kernel shows the birth time"
+        );
     }
 }

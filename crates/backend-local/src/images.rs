@@ -38,38 +38,41 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub use aliases::{AliasRule, Aliases};
-pub use collect::{Collected, collect, collect_if_free, remove, room, stored_bytes};
+pub use aliases::{AliasRule, ImageAliases};
+pub use collect::{
+    CollectionResult, collect_images, collect_images_if_unlocked, remove_image, space_for_image,
+    stored_image_bytes,
+};
 pub use digest::Digest;
-pub use host::{HostImage, host_skeleton, premade_in_usr, remove_old_skeletons};
+pub use host::{HostImage, create_host_skeleton, premade_usr_directories, remove_old_skeletons};
 pub use host_programs::{HostProgram, HostPrograms, OsRelease};
-pub use import::{Below, Existing, Import, Imported, Unpacker, import};
-pub use manifest::architecture;
-pub use record::{ImageBase, ImageConfig, LayerRecord, Record};
-pub use store::{HeldImages, find, hold, layers, records, touch};
-pub use unpack::{Source, UpperTree};
+pub use import::{ExistingImagePolicy, ImageImport, ImportBase, ImportedImage, UnpackMode, import_image};
+pub use manifest::host_architecture;
+pub use record::{ImageBase, ImageConfig, ImageRecord, LayerRecord};
+pub use store::{LockedImages, find_image, list_images, list_layers, lock_images, touch_image};
+pub use unpack::{ImportSource, UpperTree};
 
 /// The image that needs no import.
-pub const HOST: &str = "host";
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+pub const HOST_IMAGE: &str = "host";
+const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// A part of the file system: its mount point and the layers below it, topmost first.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tree {
+pub struct ImageTree {
     pub mount_point: String,
     pub lowers: Vec<PathBuf>,
 }
 
 /// An existing image, found by the name a client used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Resolved {
+pub struct FoundImage {
     pub name: String,
     /// In the order in which they must be mounted.
-    pub trees: Vec<Tree>,
+    pub trees: Vec<ImageTree>,
     /// Set for every process, not inherited from the host.
     pub env: Vec<(String, String)>,
     /// Its record in the store, if it is stored there.
-    pub record: Option<Record>,
+    pub record: Option<ImageRecord>,
     /// Set when this image is not the requested one.
     pub stand_in: Option<StandIn>,
 }
@@ -92,7 +95,7 @@ impl std::fmt::Display for StandIn {
     }
 }
 
-impl Resolved {
+impl FoundImage {
     /// The layers that must not be removed while a sandbox of this image exists.
     pub fn layers(&self) -> Vec<Digest> {
         let layers = self.record.iter().flat_map(|record| &record.layers);
@@ -100,7 +103,7 @@ impl Resolved {
     }
 
     /// Whether all layers exist; the image may have been removed a moment ago.
-    pub fn is_whole(&self) -> bool {
+    pub fn has_all_layers(&self) -> bool {
         self.trees.iter().flat_map(|tree| &tree.lowers).all(|lower| lower.is_dir())
     }
 }
@@ -154,12 +157,12 @@ impl ImageError {
             Self::BadName(_) => {
                 Some("use lower-case letters, digits and `._/-`, optionally followed by `:tag`")
             }
-            Self::Unknown(_) | Self::NoStandIn { .. } => Some(backend::WAYS_TO_AN_IMAGE),
+            Self::Unknown(_) | Self::NoStandIn { .. } => Some(backend::MISSING_IMAGE_HINT),
             Self::Strict(_) => Some(
                 "`coracle image pull NAME` or `coracle image import NAME FILE` adds it; `coracle image ls` lists the available images",
             ),
             Self::Exists(_) => Some("remove the image first with `coracle image rm`"),
-            Self::TooLarge(budget::BESIDE_USED) => {
+            Self::TooLarge(budget::LIMIT_BESIDE_USED_IMAGES) => {
                 Some("end sandboxes or delete snapshots, or raise the limit on images")
             }
             Self::NotARoot => Some("give a whole system, as written by `docker export`, or an image"),
@@ -173,19 +176,19 @@ impl ImageError {
 }
 
 /// Finds the image for `name`.
-pub fn resolve(
+pub fn resolve_image(
     state: &Path,
     host: &HostImage,
     name: &str,
-    aliases: &Aliases,
-) -> Result<Resolved, ImageError> {
-    if let Some(found) = exact(state, host, name)? {
+    aliases: &ImageAliases,
+) -> Result<FoundImage, ImageError> {
+    if let Some(found) = find_exact(state, host, name)? {
         return Ok(found);
     }
     if aliases.rule == AliasRule::Refuse {
         return Err(ImageError::Strict(name.to_owned()));
     }
-    let alias = aliases.stand_in(name).map_err(|reason| match reason {
+    let alias = aliases.find_stand_in(name).map_err(|reason| match reason {
         Some(reason) => ImageError::NoStandIn { name: name.to_owned(), reason },
         None => ImageError::Unknown(name.to_owned()),
     })?;
@@ -193,47 +196,50 @@ pub fn resolve(
         let reason = format!("`images.aliases` names `{}`, which does not exist either", alias.image);
         ImageError::NoStandIn { name: name.to_owned(), reason }
     };
-    let found = exact(state, host, &alias.image)?.ok_or_else(absent)?;
+    let found = find_exact(state, host, &alias.image)?.ok_or_else(absent)?;
     let stand_in = StandIn { asked: name.to_owned(), used: found.name.clone(), has: alias.has };
-    Ok(Resolved { stand_in: Some(stand_in), ..found })
+    Ok(FoundImage { stand_in: Some(stand_in), ..found })
 }
 
-fn exact(state: &Path, host: &HostImage, name: &str) -> Result<Option<Resolved>, ImageError> {
-    if name == HOST {
-        let env = environment(&[]);
+fn find_exact(state: &Path, host: &HostImage, name: &str) -> Result<Option<FoundImage>, ImageError> {
+    if name == HOST_IMAGE {
+        let env = merge_environment(&[]);
         let (name, trees) = (name.to_owned(), host.trees.clone());
-        return Ok(Some(Resolved { name, trees, env, record: None, stand_in: None }));
+        return Ok(Some(FoundImage { name, trees, env, record: None, stand_in: None }));
     }
-    let Some(record) = store::find(state, name)? else { return Ok(None) };
+    let Some(record) = store::find_image(state, name)? else { return Ok(None) };
     let trees = trees_of(state, host, &record)?;
-    let env = environment(&record.config.env);
-    Ok(Some(Resolved { name: record.name.clone(), trees, env, record: Some(record), stand_in: None }))
+    let env = merge_environment(&record.config.env);
+    Ok(Some(FoundImage { name: record.name.clone(), trees, env, record: Some(record), stand_in: None }))
 }
 
 /// Returns the trees of a stored image, on top of the host's current trees if it is based on them.
 /// Records name layers by their digests, which stay the same when the directory is renamed or
 /// copied.
-pub fn trees_of(state: &Path, host: &HostImage, record: &Record) -> Result<Vec<Tree>, ImageError> {
+pub fn trees_of(state: &Path, host: &HostImage, record: &ImageRecord) -> Result<Vec<ImageTree>, ImageError> {
     if record.base == ImageBase::Own {
-        return Ok(vec![Tree { mount_point: "/".to_owned(), lowers: store::trees(state, record) }]);
+        return Ok(vec![ImageTree {
+            mount_point: "/".to_owned(),
+            lowers: store::layer_trees(state, record),
+        }]);
     }
     let tree_of = |layer: &LayerRecord| host.trees.iter().any(|tree| tree.mount_point == layer.mount_point);
     if let Some(layer) = record.layers.iter().find(|layer| !tree_of(layer)) {
         let (name, mount_point) = (record.name.clone(), layer.mount_point.clone());
         return Err(ImageError::HostChanged { name, mount_point });
     }
-    let over = |tree: &Tree| {
-        let mut lowers = store::layers_at(state, record, &tree.mount_point);
+    let over = |tree: &ImageTree| {
+        let mut lowers = store::trees_at_mount_point(state, record, &tree.mount_point);
         lowers.extend(tree.lowers.iter().cloned());
-        Tree { mount_point: tree.mount_point.clone(), lowers }
+        ImageTree { mount_point: tree.mount_point.clone(), lowers }
     };
     Ok(host.trees.iter().map(over).collect())
 }
 
 /// Returns the environment of every process: the image's own variables over the defaults. There is
 /// no default `HOME`, because it depends on the user.
-fn environment(own: &[(String, String)]) -> Vec<(String, String)> {
-    let usual = [("PATH", PATH), ("LANG", "C.UTF-8")];
+fn merge_environment(own: &[(String, String)]) -> Vec<(String, String)> {
+    let usual = [("PATH", DEFAULT_PATH), ("LANG", "C.UTF-8")];
     let mut env: BTreeMap<String, String> =
         usual.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
     env.extend(own.iter().cloned());
@@ -241,11 +247,11 @@ fn environment(own: &[(String, String)]) -> Vec<(String, String)> {
 }
 
 /// Adds the attempted action and the path to an error.
-trait During<T> {
+trait ImageErrorContext<T> {
     fn during(self, action: &'static str, path: &Path) -> Result<T, ImageError>;
 }
 
-impl<T> During<T> for io::Result<T> {
+impl<T> ImageErrorContext<T> for io::Result<T> {
     fn during(self, action: &'static str, path: &Path) -> Result<T, ImageError> {
         self.map_err(|source| ImageError::Io { action, path: path.to_owned(), source })
     }

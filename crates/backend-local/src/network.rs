@@ -17,12 +17,12 @@ pub mod settings;
 pub mod uplink;
 pub mod userspace;
 
-pub use address::{Prefix, Target};
-pub use settings::{NetworkSettings, Wish};
+pub use address::{AddressPrefix, NetworkTarget};
+pub use settings::{NetworkMode, NetworkSettings};
 
 /// How a new sandbox reaches other machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reach {
+pub enum UplinkKind {
     /// Not at all: the sandbox has only its own loopback.
     Nothing,
     /// Over a link to the host, which forwards packets.
@@ -33,7 +33,7 @@ pub enum Reach {
 
 /// The reason why sandboxes cannot have a network here.
 #[derive(Debug, thiserror::Error)]
-pub enum Down {
+pub enum NetworkError {
     #[error("this host does not forward packets: net.ipv4.ip_forward is 0")]
     NoForwarding,
     #[error("address range {0} is in use on this host")]
@@ -48,7 +48,7 @@ pub enum Down {
     NoProgram,
 }
 
-impl Down {
+impl NetworkError {
     /// Returns advice for the operator.
     pub fn hint(&self) -> &'static str {
         match self {

@@ -20,9 +20,9 @@ use crate::network::NetworkSettings;
 
 /// The results of all checks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Report {
-    pub checks: Vec<Check>,
-    pub enforced: Vec<Enforced>,
+pub struct ProbeReport {
+    pub checks: Vec<HostCheck>,
+    pub enforced: Vec<EnforcedLimit>,
     pub sandboxes_can_run: bool,
     /// Whether sandboxes are created by an unprivileged user.
     pub rootless: bool,
@@ -30,9 +30,9 @@ pub struct Report {
 
 /// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Check {
+pub struct HostCheck {
     pub name: String,
-    pub status: Status,
+    pub status: CheckStatus,
     /// The observed result.
     pub detail: String,
     /// The consequence for sandboxes; empty if the check passed.
@@ -43,7 +43,7 @@ pub struct Check {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Status {
+pub enum CheckStatus {
     Ok,
     /// Sandboxes run, but some limit or protection is weaker than it could be.
     Weaker,
@@ -53,7 +53,7 @@ pub enum Status {
 
 /// The mechanism that limits one resource of a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Enforced {
+pub struct EnforcedLimit {
     pub what: String,
     /// The name of the mechanism, or `None` if nothing limits it.
     pub by: Option<String>,
@@ -61,45 +61,45 @@ pub struct Enforced {
 
 /// Runs all checks for sandboxes stored below `state`, with a required amount of free space and
 /// with uid ranges starting at `uid_base`.
-pub fn probe(state: &Path, floor: Bytes, uid_base: u32, network: &NetworkSettings) -> Report {
+pub fn probe_host(state: &Path, floor: Bytes, uid_base: u32, network: &NetworkSettings) -> ProbeReport {
     let rootless = !rustix::process::geteuid().is_root();
-    let groups = groups::look(state, rootless);
-    let disk = storage::look(state, rootless);
-    let mut checks = kernel::checks();
-    checks.extend(namespaces::checks(state, uid_base, rootless));
+    let groups = groups::probe_cgroups(state, rootless);
+    let disk = storage::probe_disk(state, rootless);
+    let mut checks = kernel::run_checks();
+    checks.extend(namespaces::run_checks(state, uid_base, rootless));
     checks.extend(groups.checks);
     checks.push(disk.check);
-    checks.push(storage::free_space(state, floor));
-    checks.extend(network::checks(network, rootless));
-    checks.push(Check::ok("image host", HostPrograms::of_this_host().summary()));
+    checks.push(storage::check_free_space(state, floor));
+    checks.extend(network::run_checks(network, rootless));
+    checks.push(HostCheck::ok("image host", HostPrograms::of_this_host().summary()));
     let mut enforced = groups.enforced;
-    enforced.push(Enforced { what: "disk".to_owned(), by: disk.by });
-    let sandboxes_can_run = checks.iter().all(|check| check.status != Status::Missing);
-    Report { checks, enforced, sandboxes_can_run, rootless }
+    enforced.push(EnforcedLimit { what: "disk".to_owned(), by: disk.by });
+    let sandboxes_can_run = checks.iter().all(|check| check.status != CheckStatus::Missing);
+    ProbeReport { checks, enforced, sandboxes_can_run, rootless }
 }
 
-impl Check {
+impl HostCheck {
     fn ok(name: &str, detail: impl Into<String>) -> Self {
         let (name, detail) = (name.to_owned(), detail.into());
-        Self { name, status: Status::Ok, detail, consequence: String::new(), fix: None }
+        Self { name, status: CheckStatus::Ok, detail, consequence: String::new(), fix: None }
     }
 
     fn weaker(name: &str, detail: impl Into<String>, consequence: &str) -> Self {
         let consequence = consequence.to_owned();
-        Self { status: Status::Weaker, consequence, ..Self::ok(name, detail) }
+        Self { status: CheckStatus::Weaker, consequence, ..Self::ok(name, detail) }
     }
 
     fn missing(name: &str, detail: impl Into<String>) -> Self {
         let consequence = "no sandbox can be created".to_owned();
-        Self { status: Status::Missing, consequence, ..Self::ok(name, detail) }
+        Self { status: CheckStatus::Missing, consequence, ..Self::ok(name, detail) }
     }
 
-    fn fix(self, fix: impl Into<String>) -> Self {
+    fn with_fix(self, fix: impl Into<String>) -> Self {
         Self { fix: Some(fix.into()), ..self }
     }
 
     /// A check whose attempt must succeed.
-    fn required(name: &str, tried: Result<String, String>) -> Self {
+    fn from_attempt(name: &str, tried: Result<String, String>) -> Self {
         match tried {
             Ok(detail) => Self::ok(name, detail),
             Err(detail) => Self::missing(name, detail),
@@ -108,6 +108,6 @@ impl Check {
 }
 
 /// Returns the trimmed content of a small kernel file, if it exists.
-fn setting(path: &str) -> Option<String> {
+fn read_kernel_setting(path: &str) -> Option<String> {
     std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }

@@ -7,12 +7,12 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::identity::ServerIdentity;
-use crate::volumes::Kind;
+use crate::volumes::VolumeKind;
 
 use crate::network::NetworkSettings;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Settings {
+pub struct LauncherSettings {
     /// The directory that holds all state of this server.
     pub state_dir: PathBuf,
     /// The state directory that holds the images. One-shot sandboxes use the images of the host's server.
@@ -33,7 +33,7 @@ pub struct Settings {
     pub strict_images: bool,
     /// The kind of storage for disks; `None` selects the best kind that the kernel supports.
     #[serde(default)]
-    pub disks: Option<Kind>,
+    pub disks: Option<VolumeKind>,
     /// The largest total size of all image layers.
     #[serde(default)]
     pub image_bytes: Option<u64>,
@@ -44,12 +44,12 @@ pub struct Settings {
     /// How many net namespaces and volumes are kept ready.
     pub prepared: usize,
     pub mounts: MountRule,
-    pub lifetime: Lifetime,
-    pub maxima: Maxima,
+    pub lifetime: LifetimePolicy,
+    pub maxima: MaxLimits,
     pub network: NetworkSettings,
 }
 
-impl Settings {
+impl LauncherSettings {
     /// The identity with which records are signed.
     pub fn identity(&self) -> ServerIdentity {
         ServerIdentity { instance: self.instance.clone(), owns_unsigned_records: self.owns_unsigned_records }
@@ -58,7 +58,7 @@ impl Settings {
 
 /// The largest limits that one sandbox may have; `None` means that there is no maximum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Maxima {
+pub struct MaxLimits {
     pub memory: Option<u64>,
     /// Thousandths of a core.
     pub cpus: Option<u32>,
@@ -71,14 +71,14 @@ pub struct Maxima {
 #[serde(rename_all = "snake_case")]
 pub enum MountRule {
     /// Only directories below these; no directory at all if the list is empty.
-    Below(Vec<Allowed>),
+    Below(Vec<AllowedDirectory>),
     /// Any directory: the caller could read and write there anyway.
     Allow,
 }
 
 /// A directory of the host that may be mounted, with everything below it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Allowed {
+pub struct AllowedDirectory {
     /// The path as the operator wrote it; clients use the same spelling.
     pub written: PathBuf,
     /// The path that it resolved to at startup; it contains no symbolic links.
@@ -88,7 +88,7 @@ pub struct Allowed {
 /// How long sandboxes live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Lifetime {
+pub enum LifetimePolicy {
     /// Until they are destroyed, even if the launcher dies.
     Own,
     /// At most as long as this process.

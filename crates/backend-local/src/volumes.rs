@@ -14,12 +14,12 @@
 //! Everything is mounted in the caller's mount namespace, which must be private. This module is
 //! synchronous and belongs to the launcher.
 
-pub mod copied;
+pub mod copied_disks;
 mod ext4;
-mod keeping;
 pub mod named;
 mod pool;
 mod pool_file;
+mod snapshots;
 
 use std::fs;
 use std::io;
@@ -29,35 +29,35 @@ use std::path::{Path, PathBuf};
 use domain::Bytes;
 use serde::{Deserialize, Serialize};
 
-use ext4::Ext4;
-use pool::Pool;
+use ext4::Ext4Images;
+use pool::BtrfsPool;
 
 pub(crate) use ext4::copy_image;
-pub use keeping::Copying;
+pub use snapshots::VolumeCopy;
 
 /// The part of a volume that holds the layers.
-const DISK: &str = "disk";
+const DISK_PART: &str = "disk";
 /// The part that holds the output of commands.
-const JOURNAL: &str = "journal";
+const JOURNAL_PART: &str = "journal";
 /// The name prefix of volumes that belong to no sandbox yet; no id can begin like this.
-const PREPARED: &str = "prepared-";
+const PREPARED_PREFIX: &str = "prepared-";
 
 /// All volumes of one state directory.
 #[derive(Debug)]
-pub enum Volumes {
+pub enum VolumeStore {
     /// A subvolume with a quota for each sandbox.
-    Btrfs(Pool),
+    Btrfs(BtrfsPool),
     /// An image file of the limit's size for each sandbox.
-    Ext4(Ext4),
+    Ext4(Ext4Images),
     /// Nothing on disk: the jail mounts a sized tmpfs, charged to the sandbox's memory.
     Tmpfs,
 }
 
 /// Settings for storing volumes.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct VolumeStoreSettings {
     /// A kind that is set is never replaced by another; `None` selects the best that the kernel supports.
-    pub kind: Option<Kind>,
+    pub kind: Option<VolumeKind>,
     /// The size that the pool may grow to; by default 80 % of the free space, at most 64 GiB.
     pub pool: Option<Bytes>,
     /// New volumes are refused while the host has less free space than this.
@@ -68,7 +68,7 @@ pub struct Settings {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum VolumeKind {
     Btrfs,
     Ext4,
     Tmpfs,
@@ -76,14 +76,14 @@ pub enum Kind {
 
 /// A volume that belongs to no sandbox yet.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Prepared {
+pub struct PreparedVolume {
     name: String,
     limit: Bytes,
 }
 
 /// The volume of a sandbox, as paths in the launcher's mount namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Volume {
+pub struct SandboxVolume {
     pub disk: PathBuf,
     pub journal: PathBuf,
 }
@@ -99,7 +99,7 @@ pub struct DiskUsage {
 pub enum VolumeError {
     #[error("could not {action} `{path}`")]
     Io { action: &'static str, path: PathBuf, source: io::Error },
-    #[error("`{path}` has {} free, less than the minimum of {}", Bytes(*free).for_people(), Bytes(*floor).for_people())]
+    #[error("`{path}` has {} free, less than the minimum of {}", Bytes(*free).human_readable(), Bytes(*floor).human_readable())]
     NoRoom { path: PathBuf, free: u64, floor: u64 },
     #[error("this kernel does not support btrfs")]
     NoBtrfs,
@@ -123,10 +123,10 @@ pub enum VolumeError {
     FixedSize,
 }
 
-impl Default for Settings {
+impl Default for VolumeStoreSettings {
     fn default() -> Self {
         let trees = ["root", "usr"].map(str::to_owned).to_vec();
-        Self { kind: None, pool: None, floor: Bytes::mib(1024), trees }
+        Self { kind: None, pool: None, floor: Bytes::from_mib(1024), trees }
     }
 }
 
@@ -146,30 +146,30 @@ impl VolumeError {
     }
 }
 
-impl Volumes {
+impl VolumeStore {
     /// Opens the volumes stored in `dir` and mounts them where necessary. Volumes that a killed launcher
     /// left are adopted; those that were only prepared are removed.
-    pub fn open(dir: &Path, settings: Settings) -> Result<Self, VolumeError> {
-        if settings.kind == Some(Kind::Tmpfs) {
+    pub fn open(dir: &Path, settings: VolumeStoreSettings) -> Result<Self, VolumeError> {
+        if settings.kind == Some(VolumeKind::Tmpfs) {
             return Ok(Self::Tmpfs);
         }
         make_directory(dir, 0o700)?;
         let kind = settings.kind;
         match kind {
-            Some(Kind::Ext4) => Ext4::open(dir, settings).map(Self::Ext4),
-            Some(_) => Pool::open(dir, settings).map(Self::Btrfs),
-            None => match Pool::open(dir, settings.clone()) {
-                Err(VolumeError::NoBtrfs) => Ext4::open(dir, settings).map(Self::Ext4),
+            Some(VolumeKind::Ext4) => Ext4Images::open(dir, settings).map(Self::Ext4),
+            Some(_) => BtrfsPool::open(dir, settings).map(Self::Btrfs),
+            None => match BtrfsPool::open(dir, settings.clone()) {
+                Err(VolumeError::NoBtrfs) => Ext4Images::open(dir, settings).map(Self::Ext4),
                 pool => pool.map(Self::Btrfs),
             },
         }
     }
 
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> VolumeKind {
         match self {
-            Self::Btrfs(_) => Kind::Btrfs,
-            Self::Ext4(_) => Kind::Ext4,
-            Self::Tmpfs => Kind::Tmpfs,
+            Self::Btrfs(_) => VolumeKind::Btrfs,
+            Self::Ext4(_) => VolumeKind::Ext4,
+            Self::Tmpfs => VolumeKind::Tmpfs,
         }
     }
 
@@ -185,7 +185,7 @@ impl Volumes {
     }
 
     /// Makes a new volume with its directories, ready to be assigned.
-    pub fn prepare(&mut self, limit: Bytes) -> Result<Prepared, VolumeError> {
+    pub fn prepare(&mut self, limit: Bytes) -> Result<PreparedVolume, VolumeError> {
         match self {
             Self::Btrfs(pool) => pool.prepare(limit),
             Self::Ext4(images) => images.prepare(limit),
@@ -194,7 +194,12 @@ impl Volumes {
     }
 
     /// Assigns a prepared volume to the sandbox `id` with this limit.
-    pub fn assign(&mut self, prepared: Prepared, id: &str, limit: Bytes) -> Result<Volume, VolumeError> {
+    pub fn assign(
+        &mut self,
+        prepared: PreparedVolume,
+        id: &str,
+        limit: Bytes,
+    ) -> Result<SandboxVolume, VolumeError> {
         check_name(id)?;
         match self {
             Self::Btrfs(pool) => pool.assign(prepared, id, limit),
@@ -204,20 +209,20 @@ impl Volumes {
     }
 
     /// Returns the paths of the volume of `id`.
-    pub fn volume(&self, id: &str) -> Result<Volume, VolumeError> {
+    pub fn sandbox_volume(&self, id: &str) -> Result<SandboxVolume, VolumeError> {
         check_name(id)?;
         match self {
-            Self::Btrfs(pool) => Ok(pool.volume(id)),
-            Self::Ext4(images) => images.volume(id),
+            Self::Btrfs(pool) => Ok(pool.sandbox_volume(id)),
+            Self::Ext4(images) => images.sandbox_volume(id),
             Self::Tmpfs => Err(VolumeError::OnlyMemory),
         }
     }
 
     /// Whether `id` has a volume, even one that cannot be mounted now.
-    pub fn has(&self, id: &str) -> bool {
+    pub fn has_volume(&self, id: &str) -> bool {
         match self {
-            Self::Btrfs(pool) => check_name(id).is_ok() && pool.volume(id).disk.is_dir(),
-            Self::Ext4(images) => check_name(id).is_ok() && images.knows(id),
+            Self::Btrfs(pool) => check_name(id).is_ok() && pool.sandbox_volume(id).disk.is_dir(),
+            Self::Ext4(images) => check_name(id).is_ok() && images.has_image(id),
             Self::Tmpfs => false,
         }
     }
@@ -253,7 +258,7 @@ impl Volumes {
     }
 
     /// Removes a prepared volume that is not needed.
-    pub fn discard(&mut self, prepared: Prepared) -> Result<(), VolumeError> {
+    pub fn discard(&mut self, prepared: PreparedVolume) -> Result<(), VolumeError> {
         match self {
             Self::Btrfs(pool) => pool.remove(&prepared.name),
             Self::Ext4(images) => images.remove(&prepared.name),
@@ -262,28 +267,28 @@ impl Volumes {
     }
 
     /// Returns the ids of all sandboxes that have a volume.
-    pub fn list(&self) -> Result<Vec<String>, VolumeError> {
+    pub fn list_ids(&self) -> Result<Vec<String>, VolumeError> {
         match self {
-            Self::Btrfs(pool) => pool.list(),
-            Self::Ext4(images) => Ok(images.list()),
+            Self::Btrfs(pool) => pool.list_ids(),
+            Self::Ext4(images) => Ok(images.list_ids()),
             Self::Tmpfs => Ok(Vec::new()),
         }
     }
 }
 
-impl Volume {
-    fn at(directory: &Path) -> Self {
-        Self { disk: directory.join(DISK), journal: directory.join(JOURNAL) }
+impl SandboxVolume {
+    fn at_directory(directory: &Path) -> Self {
+        Self { disk: directory.join(DISK_PART), journal: directory.join(JOURNAL_PART) }
     }
 
     /// Returns the upper and work directory of a tree.
-    pub fn tree(&self, name: &str) -> (PathBuf, PathBuf) {
+    pub fn tree_directories(&self, name: &str) -> (PathBuf, PathBuf) {
         (self.disk.join(upper_name(name)), self.disk.join(format!("{name}.work")))
     }
 
     /// Makes the directories of a tree that the volume was not prepared for.
     pub fn add_tree(&self, name: &str) -> Result<(), VolumeError> {
-        let (upper, work) = self.tree(name);
+        let (upper, work) = self.tree_directories(name);
         make_directory(&upper, 0o755)?;
         make_directory(&work, 0o755)
     }
@@ -303,7 +308,7 @@ pub fn tree_name(mount_point: &str) -> String {
 }
 
 /// Fails if the filesystem of `path` has less than `floor` bytes free.
-fn check_room(path: &Path, floor: Bytes) -> Result<(), VolumeError> {
+fn check_free_space(path: &Path, floor: Bytes) -> Result<(), VolumeError> {
     let free = free_space(path)?;
     if free < floor.0 {
         return Err(VolumeError::NoRoom { path: path.to_owned(), free, floor: floor.0 });
@@ -322,7 +327,7 @@ fn make_directory(path: &Path, mode: u32) -> Result<(), VolumeError> {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).during("set the mode of", path)
 }
 
-fn make_trees(volume: &Volume, settings: &Settings) -> Result<(), VolumeError> {
+fn make_trees(volume: &SandboxVolume, settings: &VolumeStoreSettings) -> Result<(), VolumeError> {
     settings.trees.iter().try_for_each(|tree| volume.add_tree(tree))
 }
 
@@ -334,11 +339,11 @@ fn check_name(id: &str) -> Result<(), VolumeError> {
 }
 
 /// Adds the attempted action and the path to an error.
-trait During<T> {
+trait VolumeErrorContext<T> {
     fn during(self, action: &'static str, path: &Path) -> Result<T, VolumeError>;
 }
 
-impl<T> During<T> for io::Result<T> {
+impl<T> VolumeErrorContext<T> for io::Result<T> {
     fn during(self, action: &'static str, path: &Path) -> Result<T, VolumeError> {
         self.map_err(|source| VolumeError::Io { action, path: path.to_owned(), source })
     }

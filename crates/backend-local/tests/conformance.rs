@@ -14,101 +14,106 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
 use backend::SharedBackend;
-use backend::conformance::{Subject, check_all};
+use backend::conformance::{BackendUnderTest, check_all};
 use backend_local::identity::ServerIdentity;
-use backend_local::jail::plan::Limits;
+use backend_local::jail::plan::JailLimits;
 use backend_local::launcher::Launcher;
-use backend_local::launcher::record::Records;
-use backend_local::launcher::serve::Loop;
-use backend_local::native::{Defaults, Native};
+use backend_local::launcher::record::LauncherRecords;
+use backend_local::launcher::serve::LauncherLoop;
+use backend_local::local::{LocalBackend, SandboxDefaults};
 use backend_local::network::{NetworkSettings, userspace};
-use backend_local::range::DEFAULT_BASE;
-use backend_local::settings::{Allowed, Lifetime, Maxima, MountRule, Settings};
-use backend_local::volumes::Kind;
+use backend_local::settings::{AllowedDirectory, LauncherSettings, LifetimePolicy, MaxLimits, MountRule};
+use backend_local::uid_ranges::DEFAULT_UID_BASE;
+use backend_local::volumes::VolumeKind;
 use domain::{Bytes, SandboxId};
-use linux::namespaces::{self, Namespaces, Setgroups};
-use linux::spawn::{self, End, Forked, SingleThread};
+use linux::namespaces::{self, NamespaceSet, SetgroupsPolicy};
+use linux::spawn::{self, ForkResult, ProcessExit, SingleThread};
 use rustix::process::{DumpableBehavior, Pid, Signal, kill_process, set_dumpable_behavior};
 use tempfile::TempDir;
 
-const ORDINARY: u32 = 61_234;
+const ORDINARY_UID: u32 = 61_234;
 /// The run whose disks are image files, and the file in its state directory that marks it.
-const ON_IMAGES: &str = "as root, with image files for disks";
-const IMAGES: &str = "disks-are-images";
+const IMAGE_FILES_CASE: &str = "as root, with image files for disks";
+const IMAGE_FILES_MARKER: &str = "disks-are-images";
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [_, "__agent"] => panic!("{:?}", agent::run().unwrap_err()),
-        [_, "__launcher", state, shared, instance] => launch(state.into(), shared.into(), instance),
-        [_, userspace::WORD] => userspace::keep().unwrap(),
-        _ => hold_all(),
+        [_, "__launcher", state, shared, instance] => run_launcher(state.into(), shared.into(), instance),
+        [_, userspace::KEEPER_SUBCOMMAND] => userspace::run_keeper().unwrap(),
+        _ => run_all_cases(),
     }
 }
 
-fn hold_all() {
-    if !rustix::process::geteuid().is_root() {
-        return hold("as an ordinary user", None, None);
+fn run_all_cases() {
+    if !testkit::is_root() {
+        testkit::skip_test("the cases that need root; only this ordinary user was tested");
+        return run_case("as an ordinary user", None, None);
     }
-    hold("as root", None, None);
-    hold_with_network();
-    hold(ON_IMAGES, None, None);
-    hold("as an ordinary user", Some(ORDINARY), None);
-    let delegated = Delegated::make();
-    hold("with a delegated group", Some(ORDINARY), Some(&delegated.0));
+    run_case("as root", None, None);
+    run_with_network();
+    run_case(IMAGE_FILES_CASE, None, None);
+    run_case("as an ordinary user", Some(ORDINARY_UID), None);
+    let delegated = DelegatedGroup::make();
+    run_case("with a delegated group", Some(ORDINARY_UID), Some(&delegated.0));
 }
 
 /// Runs the checks as root on a host that forwards packets, represented by a separate net namespace.
-fn hold_with_network() {
-    match SingleThread::prove().unwrap().fork(Namespaces::NET, None).unwrap() {
-        Forked::Child => {
-            namespaces::raise_loopback().unwrap();
+fn run_with_network() {
+    match SingleThread::prove().unwrap().fork(NamespaceSet::NET, None).unwrap() {
+        ForkResult::Child => {
+            namespaces::set_loopback_up().unwrap();
             fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap();
-            hold("as root with a network", None, None);
+            run_case("as root with a network", None, None);
             spawn::exit_now(0)
         }
-        Forked::Parent { pidfd, .. } => {
-            assert_eq!(spawn::wait(pidfd.as_fd()).unwrap(), End::Code(0), "a check failed");
+        ForkResult::Parent { pidfd, .. } => {
+            assert_eq!(spawn::wait_for_child(pidfd.as_fd()).unwrap(), ProcessExit::Code(0), "a check failed");
         }
     }
 }
 
 /// Runs the checks in a child that has changed to `user` and moved into `group`.
-fn hold(case: &str, user: Option<u32>, group: Option<&Path>) {
+fn run_case(case: &str, user: Option<u32>, group: Option<&Path>) {
     let (state, shared) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     fs::write(shared.path().join("greeting"), "hello\n").unwrap();
-    if case == ON_IMAGES {
-        fs::write(state.path().join(IMAGES), "").unwrap();
+    if case == IMAGE_FILES_CASE {
+        fs::write(state.path().join(IMAGE_FILES_MARKER), "").unwrap();
     }
     if user.is_some() {
         chown(state.path(), user, user).unwrap();
         chown(shared.path(), user, user).unwrap();
     }
-    match SingleThread::prove().unwrap().fork(Namespaces::NONE, None).unwrap() {
-        Forked::Child => {
+    match SingleThread::prove().unwrap().fork(NamespaceSet::NONE, None).unwrap() {
+        ForkResult::Child => {
             if let Some(group) = group {
                 fs::write(group.join("cgroup.procs"), "0").unwrap();
             }
             if let Some(id) = user {
-                namespaces::become_ids(id, id, Setgroups::Allow).unwrap();
+                namespaces::switch_ids(id, id, SetgroupsPolicy::Allow).unwrap();
                 // After a change of ids a process cannot see its own /proc files; a program that was
                 // started as this user can.
                 set_dumpable_behavior(DumpableBehavior::Dumpable).unwrap();
             }
-            check(case, state.path(), shared.path());
+            check_backend(case, state.path(), shared.path());
             spawn::exit_now(0)
         }
-        Forked::Parent { pidfd, .. } => {
-            assert_eq!(spawn::wait(pidfd.as_fd()).unwrap(), End::Code(0), "{case}: a check failed");
+        ForkResult::Parent { pidfd, .. } => {
+            assert_eq!(
+                spawn::wait_for_child(pidfd.as_fd()).unwrap(),
+                ProcessExit::Code(0),
+                "{case}: a check failed"
+            );
         }
     }
 }
 
-fn check(case: &str, state: &Path, shared: &Path) {
+fn check_backend(case: &str, state: &Path, shared: &Path) {
     // Sandboxes whose launcher was killed become children of this process, as of the supervisor.
     namespaces::adopt_orphans().unwrap();
     let (state, shared) = (state.to_owned(), shared.to_owned());
-    let host = Host { state, shared, launcher: Mutex::new(None) };
+    let host = TestHost { state, shared, launcher: Mutex::new(None) };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let passed = runtime.block_on(check_all(&host));
     host.close();
@@ -116,14 +121,14 @@ fn check(case: &str, state: &Path, shared: &Path) {
 }
 
 /// This host with a launcher that the test starts.
-struct Host {
+struct TestHost {
     state: PathBuf,
     shared: PathBuf,
     launcher: Mutex<Option<Child>>,
 }
 
-impl Host {
-    fn start(&self) -> Child {
+impl TestHost {
+    fn start_launcher(&self) -> Child {
         let instance = instance();
         let mut child = Command::new("/proc/self/exe")
             .arg("__launcher")
@@ -148,26 +153,26 @@ impl Host {
 }
 
 #[async_trait::async_trait]
-impl Subject for Host {
+impl BackendUnderTest for TestHost {
     async fn open(&self) -> SharedBackend {
         let mut launcher = self.launcher.lock().unwrap();
         if let Some(mut former) = launcher.take() {
             former.kill().unwrap();
             former.wait().unwrap();
         }
-        *launcher = Some(self.start());
-        let limits = Limits { memory: 256 << 20, cpus: 1000, pids: 128, disk: 64 << 20 };
-        let defaults = Defaults { limits, require_limits: false, max_processes: 16 };
-        Arc::new(Native::connect(&self.state, defaults).unwrap())
+        *launcher = Some(self.start_launcher());
+        let limits = JailLimits { memory: 256 << 20, cpus: 1000, pids: 128, disk: 64 << 20 };
+        let defaults = SandboxDefaults { limits, require_limits: false, max_processes: 16 };
+        Arc::new(LocalBackend::connect(&self.state, defaults).unwrap())
     }
 
-    fn shared(&self) -> PathBuf {
+    fn shared_directory(&self) -> PathBuf {
         self.shared.clone()
     }
 
-    async fn strike(&self, id: &SandboxId) {
+    async fn kill_sandbox(&self, id: &SandboxId) {
         let identity = ServerIdentity { instance: instance(), owns_unsigned_records: false };
-        let record = Records::open(&self.state, identity).unwrap().read(id.as_str()).unwrap();
+        let record = LauncherRecords::open(&self.state, identity).unwrap().read(id.as_str()).unwrap();
         let pid = Pid::from_raw(record.process.unwrap().pid).unwrap();
         kill_process(pid, Signal::KILL).unwrap();
     }
@@ -179,41 +184,41 @@ fn instance() -> String {
 }
 
 /// Serves requests until standard input ends.
-fn launch(state_dir: PathBuf, shared: PathBuf, instance: &str) {
+fn run_launcher(state_dir: PathBuf, shared: PathBuf, instance: &str) {
     let root = rustix::process::geteuid().is_root();
     if root {
-        namespaces::unshare(Namespaces::MOUNT).unwrap();
+        namespaces::unshare_namespaces(NamespaceSet::MOUNT).unwrap();
         linux::mounts::make_private().unwrap();
     }
-    let launcher = Launcher::open(Settings {
-        disks: state_dir.join(IMAGES).exists().then_some(Kind::Ext4),
+    let launcher = Launcher::open(LauncherSettings {
+        disks: state_dir.join(IMAGE_FILES_MARKER).exists().then_some(VolumeKind::Ext4),
         image_state: state_dir.clone(),
         state_dir,
         instance: instance.to_owned(),
         owns_unsigned_records: false,
-        uid_base: DEFAULT_BASE,
+        uid_base: DEFAULT_UID_BASE,
         server_uid: None,
         aliases: Default::default(),
         image_bytes: None,
         strict_images: true,
-        pool_bytes: Some(Bytes::mib(1024).0),
+        pool_bytes: Some(Bytes::from_mib(1024).0),
         free_space_floor: 0,
         prepared: 1,
-        maxima: Maxima::default(),
-        mounts: MountRule::Below(vec![Allowed { written: shared.clone(), real: shared }]),
+        maxima: MaxLimits::default(),
+        mounts: MountRule::Below(vec![AllowedDirectory { written: shared.clone(), real: shared }]),
         network: NetworkSettings::default(),
-        lifetime: Lifetime::Own,
+        lifetime: LifetimePolicy::Own,
     });
     let stop = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
-    let mut serving = Loop::open(launcher.unwrap(), stop).unwrap();
+    let mut serving = LauncherLoop::open(launcher.unwrap(), stop).unwrap();
     rustix::io::write(rustix::stdio::stdout(), b"r").unwrap();
     serving.run().unwrap();
 }
 
 /// A v2 group that belongs to an ordinary user, as systemd delegates one.
-struct Delegated(PathBuf);
+struct DelegatedGroup(PathBuf);
 
-impl Delegated {
+impl DelegatedGroup {
     fn make() -> Self {
         let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
         let line = table.lines().find(|line| line.contains(" - cgroup2 ")).expect("there is a v2 hierarchy");
@@ -221,13 +226,13 @@ impl Delegated {
         let group = root.join(format!("coracle-conformance-{}", std::process::id()));
         fs::create_dir(&group).unwrap();
         for name in ["", "cgroup.procs", "cgroup.subtree_control", "cgroup.threads"] {
-            chown(group.join(name), Some(ORDINARY), Some(ORDINARY)).unwrap();
+            chown(group.join(name), Some(ORDINARY_UID), Some(ORDINARY_UID)).unwrap();
         }
         Self(group)
     }
 }
 
-impl Drop for Delegated {
+impl Drop for DelegatedGroup {
     fn drop(&mut self) {
         // This fails if something was left in the group.
         fs::remove_dir(&self.0).unwrap();

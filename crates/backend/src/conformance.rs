@@ -1,8 +1,8 @@
 //! Checks that every backend must pass, run against a real one.
 //!
-//! A backend's tests implement [`Subject`] and call [`check_all`]. The checks use only the trait
+//! A backend's tests implement [`BackendUnderTest`] and call [`check_all`]. The checks use only the trait
 //! and the agent behind it, so they apply to namespaces, containers and clusters alike. A feature
-//! that a backend does not list in its [`Capabilities`](crate::Capabilities) must be rejected, and
+//! that a backend does not list in its [`BackendCapabilities`](crate::Capabilities) must be rejected, and
 //! that is checked instead.
 
 mod agent;
@@ -16,34 +16,34 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::time::Duration;
 
-use domain::{SandboxId, Spec};
+use domain::{SandboxId, SandboxSpec};
 
-use crate::{Found, InForce, SharedBackend};
+use crate::{Enforced, FoundSandbox, SharedBackend};
 
 /// A backend under test. Its default limits must not be required, and it must reject unknown
 /// images.
 #[async_trait::async_trait]
-pub trait Subject: Send + Sync {
+pub trait BackendUnderTest: Send + Sync {
     /// Opens the backend like a newly started server. Everything that was open before is gone, as
     /// after a crash, but sandboxes remain.
     async fn open(&self) -> SharedBackend;
     /// A directory on the sandboxes' machine that may be mounted into them. It contains a file
     /// `greeting` with the text `hello`.
-    fn shared(&self) -> PathBuf;
+    fn shared_directory(&self) -> PathBuf;
     /// Kills a sandbox as an accident would, without the backend's involvement.
-    async fn strike(&self, id: &SandboxId);
+    async fn kill_sandbox(&self, id: &SandboxId);
 }
 
 /// The time limit for one check, on the slowest machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const CHECK_TIMEOUT: Duration = Duration::from_secs(120);
 
-type Check = for<'a> fn(&'a dyn Subject) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+type Check = for<'a> fn(&'a dyn BackendUnderTest) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
 /// Runs every check, one after the other, and returns their names. Panics at the first failure.
-pub async fn check_all(subject: &dyn Subject) -> Vec<&'static str> {
+pub async fn check_all(subject: &dyn BackendUnderTest) -> Vec<&'static str> {
     let mut passed = Vec::new();
     for (name, check) in checks::ALL {
-        let outcome = tokio::time::timeout(PATIENCE, check(subject)).await;
+        let outcome = tokio::time::timeout(CHECK_TIMEOUT, check(subject)).await;
         outcome.unwrap_or_else(|_| panic!("conformance: `{name}` timed out"));
         passed.push(*name);
     }
@@ -51,40 +51,40 @@ pub async fn check_all(subject: &dyn Subject) -> Vec<&'static str> {
 }
 
 /// A sandbox created by one check.
-struct Made {
+struct TestSandbox {
     backend: SharedBackend,
     id: SandboxId,
-    in_force: InForce,
+    in_force: Enforced,
 }
 
-impl Made {
-    async fn plain(backend: &SharedBackend) -> Self {
-        Self::of(backend, &Spec::plain()).await
+impl TestSandbox {
+    async fn create_plain(backend: &SharedBackend) -> Self {
+        Self::create_from_spec(backend, &SandboxSpec::with_defaults()).await
     }
 
-    async fn of(backend: &SharedBackend, spec: &Spec) -> Self {
+    async fn create_from_spec(backend: &SharedBackend, spec: &SandboxSpec) -> Self {
         let id = fresh_id();
         let in_force = backend.create(&id, spec).await.expect("a sandbox can be created");
         Self { backend: backend.clone(), id, in_force }
     }
 
     /// The same sandbox, accessed through another backend.
-    fn seen_by(self, backend: &SharedBackend) -> Self {
+    fn through_backend(self, backend: &SharedBackend) -> Self {
         Self { backend: backend.clone(), ..self }
     }
 
-    async fn found(&self) -> Option<Found> {
-        found(&self.backend, &self.id).await
+    async fn find_listed(&self) -> Option<FoundSandbox> {
+        find_sandbox(&self.backend, &self.id).await
     }
 
     async fn destroy(self) {
         self.backend.destroy(&self.id).await.expect("a sandbox can be destroyed");
-        assert_eq!(self.found().await, None, "a destroyed sandbox is still listed");
+        assert_eq!(self.find_listed().await, None, "a destroyed sandbox is still listed");
     }
 }
 
-async fn found(backend: &SharedBackend, id: &SandboxId) -> Option<Found> {
-    let all = backend.list().await.expect("sandboxes can be listed");
+async fn find_sandbox(backend: &SharedBackend, id: &SandboxId) -> Option<FoundSandbox> {
+    let all = backend.list_sandboxes().await.expect("sandboxes can be listed");
     all.into_iter().find(|found| found.id == *id)
 }
 

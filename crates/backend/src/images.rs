@@ -19,18 +19,18 @@ pub trait Images: Send + Sync {
     /// Returns the image that a sandbox would get for this name.
     async fn find(&self, name: &str) -> Result<Option<ImageInfo>, BackendError>;
     /// Whether an image of this name may be pulled when a sandbox needs it.
-    fn may_fetch(&self, name: &str) -> bool;
+    fn may_pull(&self, name: &str) -> bool;
     /// Pulls an image and replaces an existing one with the same name.
-    async fn pull(&self, pull: Pull<'_>) -> Result<ImageInfo, BackendError>;
+    async fn pull(&self, pull: ImagePull<'_>) -> Result<ImageInfo, BackendError>;
     /// Imports an archive: a root file system, an OCI layout or the output of `docker save`. Fails
     /// if the name already exists.
     async fn import(&self, name: &str, archive: ArchiveStream<'_>) -> Result<ImageInfo, BackendError>;
     /// Creates an image from the files of a snapshot, on top of the image that the snapshot was
     /// taken on. Fails if the name already exists.
-    async fn commit(&self, snapshot: &SnapshotId, name: &str) -> Result<ImageInfo, BackendError>;
-    async fn remove(&self, name: &str) -> Result<Freed, BackendError>;
+    async fn commit_snapshot(&self, snapshot: &SnapshotId, name: &str) -> Result<ImageInfo, BackendError>;
+    async fn remove(&self, name: &str) -> Result<FreedSpace, BackendError>;
     /// Removes unused layers, and images beyond the total size limit.
-    async fn collect(&self) -> Result<Freed, BackendError>;
+    async fn collect_unused(&self) -> Result<FreedSpace, BackendError>;
 }
 
 /// An archive that is being uploaded.
@@ -58,7 +58,7 @@ pub struct ImageInfo {
 
 /// The storage that was freed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Freed {
+pub struct FreedSpace {
     /// Images that were removed to free space.
     pub images: Vec<String>,
     pub layers: usize,
@@ -67,27 +67,27 @@ pub struct Freed {
 
 /// A request to pull an image.
 #[derive(Clone, Copy)]
-pub struct Pull<'a> {
+pub struct ImagePull<'a> {
     pub name: &'a str,
-    pub credentials: Option<&'a Credentials>,
-    pub progress: &'a (dyn Fn(Progress) + Send + Sync),
+    pub credentials: Option<&'a RegistryCredentials>,
+    pub progress: &'a (dyn Fn(PullProgress) + Send + Sync),
 }
 
 /// The progress of a pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum PullProgress {
     Fetching { bytes: u64, of: u64 },
     Unpacking,
 }
 
 /// The credentials for a registry. They are never printed.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Credentials {
+pub struct RegistryCredentials {
     pub username: String,
     pub password: String,
 }
 
-impl fmt::Debug for Credentials {
+impl fmt::Debug for RegistryCredentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("***")
     }
@@ -95,7 +95,7 @@ impl fmt::Debug for Credentials {
 
 /// The local state that a pull takes into account.
 #[derive(Clone, Debug, Default)]
-pub struct Here {
+pub struct LocalLayers {
     /// The digests of the uncompressed layers that are already stored.
     pub layers: BTreeSet<String>,
     /// The space available for the image if everything removable were removed.
@@ -104,11 +104,16 @@ pub struct Here {
 
 /// The source of pulled images. The trait is defined here so that backends need no HTTP code.
 #[async_trait::async_trait]
-pub trait Registry: Send + Sync {
+pub trait ImageRegistry: Send + Sync {
     /// Whether an image of this name may be pulled when a sandbox needs it.
-    fn allows(&self, name: &str) -> bool;
+    fn allows_pull(&self, name: &str) -> bool;
     /// Writes the image as an OCI layout into the empty directory `into`, without the layers that
     /// are already stored. Returns the digest of its manifest. An image that cannot fit is not
     /// downloaded.
-    async fn fetch(&self, pull: Pull<'_>, here: &Here, into: &Path) -> Result<String, BackendError>;
+    async fn fetch_image(
+        &self,
+        pull: ImagePull<'_>,
+        here: &LocalLayers,
+        into: &Path,
+    ) -> Result<String, BackendError>;
 }

@@ -7,7 +7,10 @@ pub mod images;
 
 use std::sync::Arc;
 
-use domain::{Bytes, Cause, Files, Mount, Network, Resources, SandboxId, SnapshotId, Spec, Volume, VolumeId};
+use domain::{
+    Bytes, EndCause, FilesState, MountSpec, NetworkAccess, ResourceLimits, SandboxId, SandboxSpec,
+    SnapshotId, Volume, VolumeId,
+};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 
@@ -18,78 +21,97 @@ use tokio::sync::mpsc;
 /// `backend::conformance` checks for each backend:
 /// - `create` leaves a reachable agent, or nothing at all;
 /// - `destroy` of a sandbox that is already gone succeeds;
-/// - `stop` and a failed `restart` keep the files, if `Capabilities::restart` is set;
+/// - `stop` and a failed `restart` keep the files, if `BackendCapabilities::restart` is set;
 /// - `list` returns everything that this backend owns, so that a restarted server can adopt it.
 #[async_trait::async_trait]
 pub trait Backend: Send + Sync {
     fn name(&self) -> &'static str;
     /// Determines the features that this host really offers. Called once at start-up.
-    async fn probe(&self) -> Result<Capabilities, BackendError>;
+    async fn probe(&self) -> Result<BackendCapabilities, BackendError>;
     /// Returns when the agent inside can be dialled.
-    async fn create(&self, id: &SandboxId, spec: &Spec) -> Result<InForce, BackendError>;
+    async fn create(&self, id: &SandboxId, spec: &SandboxSpec) -> Result<Enforced, BackendError>;
     /// Freezes every command; the agent still replies.
     async fn pause(&self, id: &SandboxId) -> Result<(), BackendError>;
     async fn resume(&self, id: &SandboxId) -> Result<(), BackendError>;
     /// Ends every process of a sandbox and releases all its resources except its disk. Returns the resources
     /// it had used, and whether its files still exist: a backend whose disks end with the processes has lost
     /// them. Stopping a stopped or removed sandbox is not an error.
-    async fn stop(&self, id: &SandboxId) -> Result<Stopped, BackendError>;
+    async fn stop(&self, id: &SandboxId) -> Result<StoppedSandbox, BackendError>;
     /// Starts a sandbox again on the disk that `stop` left, with its original image. If that fails, the disk
     /// is unchanged. Without such a disk it returns `Gone`.
-    async fn restart(&self, id: &SandboxId, spec: &Spec) -> Result<InForce, BackendError>;
+    async fn restart(&self, id: &SandboxId, spec: &SandboxSpec) -> Result<Enforced, BackendError>;
     /// Returns when the sandbox is completely removed, with the resources it had used, as far as known.
-    async fn destroy(&self, id: &SandboxId) -> Result<Usage, BackendError>;
-    async fn list(&self) -> Result<Vec<Found>, BackendError>;
-    async fn dial(&self, id: &SandboxId) -> Result<AgentStream, BackendError>;
-    async fn usage(&self, id: &SandboxId) -> Result<Usage, BackendError>;
+    async fn destroy(&self, id: &SandboxId) -> Result<SandboxUsage, BackendError>;
+    async fn list_sandboxes(&self) -> Result<Vec<FoundSandbox>, BackendError>;
+    async fn dial_agent(&self, id: &SandboxId) -> Result<AgentStream, BackendError>;
+    async fn usage(&self, id: &SandboxId) -> Result<SandboxUsage, BackendError>;
     /// Mounts into a running sandbox: all of the mounts, or none.
-    async fn attach(&self, id: &SandboxId, mounts: &[Mount]) -> Result<Measures, BackendError>;
+    async fn attach_mounts(
+        &self,
+        id: &SandboxId,
+        mounts: &[MountSpec],
+    ) -> Result<EnforcedMeasures, BackendError>;
     /// Creates a volume that outlives sandboxes. An existing volume is left unchanged.
-    async fn make_volume(&self, volume: &Volume) -> Result<(), BackendError>;
+    async fn create_volume(&self, volume: &Volume) -> Result<(), BackendError>;
     /// Removes a volume that no sandbox uses, with its content. A missing volume is not an error.
     async fn remove_volume(&self, id: &VolumeId) -> Result<(), BackendError>;
     /// Lists every complete and readable volume, so that a restarted server knows them again. The backend
     /// itself removes partly created volumes.
-    async fn volumes(&self) -> Result<Vec<FoundVolume>, BackendError>;
+    async fn list_volumes(&self) -> Result<Vec<FoundVolume>, BackendError>;
     /// Returns the current size of these volumes. A volume of unknown size is omitted.
-    async fn volumes_hold(&self, ids: &[VolumeId]) -> Result<Vec<(VolumeId, Bytes)>, BackendError>;
+    async fn volume_sizes(&self, ids: &[VolumeId]) -> Result<Vec<(VolumeId, Bytes)>, BackendError>;
     /// Changes the limits of a running sandbox and returns those now in force; unset limits return to their
     /// initial values. A limit that cannot be enforced is an error, and then the limits in force are unknown.
-    async fn resize(&self, id: &SandboxId, resources: &Resources) -> Result<Measures, BackendError>;
-    /// Returns the image that a sandbox would get for this name, as `InForce` would report it.
-    async fn resolve(&self, image: &str) -> Result<ResolvedImage, BackendError>;
+    async fn resize(
+        &self,
+        id: &SandboxId,
+        resources: &ResourceLimits,
+    ) -> Result<EnforcedMeasures, BackendError>;
+    /// Returns the image that a sandbox would get for this name, as `Enforced` would report it.
+    async fn resolve_image(&self, image: &str) -> Result<ResolvedImage, BackendError>;
     /// Connects a running sandbox that was created without a network. Repeating the call changes nothing.
-    async fn connect(&self, id: &SandboxId, network: Network) -> Result<Measures, BackendError>;
+    async fn connect_network(
+        &self,
+        id: &SandboxId,
+        network: NetworkAccess,
+    ) -> Result<EnforcedMeasures, BackendError>;
     /// Saves the files of a sandbox at one moment. The commands of a running sandbox are frozen meanwhile and
     /// always thawed afterwards, even if the snapshot fails; a stopped sandbox stays stopped. A second call
     /// for the same snapshot returns the first one.
-    async fn snapshot(&self, id: &SandboxId, snapshot: &SnapshotId) -> Result<KeptFiles, BackendError>;
+    async fn create_snapshot(
+        &self,
+        id: &SandboxId,
+        snapshot: &SnapshotId,
+    ) -> Result<SnapshotContent, BackendError>;
     /// Deletes a snapshot; sandboxes created from it keep their files. A missing snapshot is not an error.
-    async fn forget_snapshot(&self, snapshot: &SnapshotId) -> Result<(), BackendError>;
+    async fn delete_snapshot(&self, snapshot: &SnapshotId) -> Result<(), BackendError>;
     /// Lists all snapshots that this backend has or is creating.
-    async fn snapshots(&self) -> Result<Vec<FoundSnapshot>, BackendError>;
+    async fn list_snapshots(&self) -> Result<Vec<FoundSnapshot>, BackendError>;
     /// The images it stores, if any.
     fn images(&self) -> Option<&dyn Images> {
         None
     }
     /// Receives sandboxes that end without `destroy`, as they end. There is one receiver: the service.
-    fn deaths(&self) -> mpsc::UnboundedReceiver<Death>;
+    fn watch_deaths(&self) -> mpsc::UnboundedReceiver<SandboxDeath>;
 }
 
-pub use images::{ArchiveStream, Credentials, Freed, Here, ImageInfo, Images, Progress, Pull, Registry};
+pub use images::{
+    ArchiveStream, FreedSpace, ImageInfo, ImagePull, ImageRegistry, Images, LocalLayers, PullProgress,
+    RegistryCredentials,
+};
 
 pub type SharedBackend = Arc<dyn Backend>;
 
 /// A connection to an agent.
-pub type AgentStream = Box<dyn Duplex>;
+pub type AgentStream = Box<dyn ByteStream>;
 
 /// Both directions of a byte stream.
-pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
+pub trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
 
 /// The features of a backend on this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Capabilities {
+pub struct BackendCapabilities {
     pub pause: bool,
     pub attach: bool,
     /// Whether it supports volumes that outlive sandboxes.
@@ -103,7 +125,7 @@ pub struct Capabilities {
     /// The limits that are enforced, by name: `memory`, `cpus`, `pids`, `disk`.
     pub limits: Vec<String>,
     /// The limits and protections that are weaker than they should be here, each as a sentence.
-    pub weaker: Vec<String>,
+    pub degraded: Vec<String>,
     /// Names and versions of the software in the image `host`: its system, and programs that images are named
     /// after.
     pub host_versions: Vec<(String, String)>,
@@ -119,39 +141,39 @@ pub struct ResolvedImage {
 }
 
 /// A hint on how to get a missing image.
-pub const WAYS_TO_AN_IMAGE: &str = "`coracle image pull NAME` or `coracle image import NAME FILE` adds it; an entry in \
+pub const MISSING_IMAGE_HINT: &str = "`coracle image pull NAME` or `coracle image import NAME FILE` adds it; an entry in \
      `images.aliases` substitutes another image; `coracle image ls` lists the available images";
 
 /// Entries that replace those of the same name in the measures in force, or are added to them.
-pub type Measures = Vec<(String, String)>;
+pub type EnforcedMeasures = Vec<(String, String)>;
 
 /// The measures that are actually in force for one sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct InForce {
+pub struct Enforced {
     /// The image that was used, after aliases were resolved.
     pub image: String,
     /// As in [`ResolvedImage`].
     pub stand_in: Option<String>,
     /// Name and value of each measure, such as `memory` → `cgroup v1, 512Mi`.
-    pub measures: Measures,
+    pub measures: EnforcedMeasures,
     /// Default limits that could not be enforced, each as a sentence.
-    pub weaker: Vec<String>,
+    pub degraded: Vec<String>,
 }
 
 /// A sandbox that a backend finds at start.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundSandbox {
     pub id: SandboxId,
-    pub condition: Condition,
+    pub condition: FoundCondition,
     /// Whether a disk with its files exists.
-    pub files: Files,
+    pub files: FilesState,
 }
 
 /// The state of a sandbox after it was stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stopped {
-    pub usage: Usage,
-    pub files: Files,
+pub struct StoppedSandbox {
+    pub usage: SandboxUsage,
+    pub files: FilesState,
 }
 
 /// A volume that a backend finds at start.
@@ -163,7 +185,7 @@ pub struct FoundVolume {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Condition {
+pub enum FoundCondition {
     Alive,
     Frozen,
     /// Its processes are gone. It can be stopped, in order to restart it later, or destroyed.
@@ -174,7 +196,7 @@ pub enum Condition {
 
 /// The content of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KeptFiles {
+pub struct SnapshotContent {
     /// The image beneath the files, after aliases were resolved.
     pub image: String,
     /// The number of bytes above the image.
@@ -187,26 +209,26 @@ pub struct KeptFiles {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundSnapshot {
     pub id: SnapshotId,
-    pub stage: Stage,
+    pub stage: SnapshotStage,
 }
 
 /// The progress of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Stage {
-    Complete(KeptFiles),
+pub enum SnapshotStage {
+    Complete(SnapshotContent),
     /// It is being created; bytes done and bytes in total, if they are copied.
     Making(Option<(Bytes, Bytes)>),
 }
 
 /// A sandbox that ended by itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Death {
+pub struct SandboxDeath {
     pub id: SandboxId,
-    pub cause: Cause,
+    pub cause: EndCause,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct SandboxUsage {
     pub memory: Option<Bytes>,
     pub memory_limit: Option<Bytes>,
     /// Processor time used so far.
@@ -267,9 +289,9 @@ pub enum BackendError {
     Io { action: &'static str, source: std::io::Error },
 }
 
-impl InForce {
+impl Enforced {
     /// Applies changed measures.
-    pub fn replace(&mut self, changed: Measures) {
+    pub fn replace_measures(&mut self, changed: EnforcedMeasures) {
         for (name, value) in changed {
             match self.measures.iter_mut().find(|(known, _)| *known == name) {
                 Some(known) => known.1 = value,

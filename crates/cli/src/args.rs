@@ -1,13 +1,13 @@
 //! The command line: every subcommand and flag, with the text of `--help`.
 //!
-//! Values arrive here checked (see `values`); what they mean is decided by the modules that
+//! Values arrive here checked (see `values`); their meaning is decided by the modules that
 //! take these structures.
 
 mod backup;
 mod config;
-mod kept;
 mod owners;
 mod processes;
+mod resources;
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -15,43 +15,67 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use domain::{Bytes, Cpus, Identity, Mount};
+use domain::{Bytes, MilliCpus, MountSpec, UserIdentity};
 
 pub(crate) use self::backup::{BackupArgs, RestoreArgs};
 pub(crate) use self::config::{ConfigCheckArgs, ConfigCommand, ConfigShowArgs};
-pub(crate) use self::kept::{
-    ForkArgs, ImageCommand, KeyCommand, PoolCommand, PoolSize, SnapshotCommand, VolumeCommand,
-};
 pub(crate) use self::owners::OwnerArgs;
 pub(crate) use self::processes::{ExtendArgs, KillArgs, PsArgs, SandboxArgs, UrlArgs};
+pub(crate) use self::resources::{
+    ForkArgs, ImageCommand, KeyCommand, PoolCommand, PoolSizeArgs, SnapshotCommand, VolumeCommand,
+};
 use crate::client::{ProcessRef, SandboxRef, SnapshotRef};
-use crate::values::{self, Lifetime, Place};
+use crate::values::{self, CopyEndpoint, SandboxLifetime};
 
 /// Sandboxes for AI agents: one binary, milliseconds per sandbox.
 #[derive(Debug, Parser)]
 #[command(name = "coracle", version, propagate_version = true, after_help = AFTER_HELP)]
 pub(crate) struct Cli {
-    /// The server that the commands for sandboxes, keys and events talk to; operators on its own
-    /// machine may name its socket, as `unix:/var/lib/coracle/operator.sock`, and need no key there
+    #[command(flatten)]
+    pub global: GlobalArgs,
+
+    #[command(subcommand)]
+    pub command: CliCommand,
+}
+
+/// What every subcommand accepts.
+#[derive(Debug, Args)]
+pub(crate) struct GlobalArgs {
+    /// Address of the server. On the server's own host, operators can use its socket without an API key:
+    /// `unix:/var/lib/coracle/operator.sock`
     #[arg(
         long,
         global = true,
-        help_heading = GLOBAL,
+        help_heading = GLOBAL_HEADING,
         env = "CORACLE_URL",
         default_value = DEFAULT_URL,
         value_name = "URL"
     )]
     pub url: String,
 
-    /// Print JSON for programs instead of text for people
-    #[arg(long, global = true, help_heading = GLOBAL)]
+    /// Print JSON instead of text
+    #[arg(long, global = true, help_heading = GLOBAL_HEADING)]
     pub json: bool,
-
-    #[command(subcommand)]
-    pub command: Command,
 }
 
-const GLOBAL: &str = "Global options";
+/// The part of the command line that `coracle exec` needs. A short command notices the time that describing
+/// all other subcommands to clap takes.
+#[derive(Debug, Parser)]
+#[command(name = "coracle")]
+struct ExecCli {
+    #[command(flatten)]
+    global: GlobalArgs,
+
+    #[command(subcommand)]
+    command: ExecCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum ExecCommand {
+    Exec(ExecArgs),
+}
+
+const GLOBAL_HEADING: &str = "Global options";
 /// The address at which a server listens by default.
 pub(crate) const DEFAULT_URL: &str = "http://127.0.0.1:8080";
 
@@ -59,40 +83,40 @@ const AFTER_HELP: &str = "\
 The API key is read from CORACLE_API_KEY, never from a flag: flags are visible to every user of the host.";
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Command {
+pub(crate) enum CliCommand {
     /// Run the server
     Serve(ServeArgs),
-    /// Run one command in a sandbox of its own, without a server
+    /// Run one command in a new sandbox, without a server
     Run(RunArgs),
-    /// Make a sandbox on the server and print its id
+    /// Create a sandbox on the server and print its id
     Create(CreateArgs),
-    /// List the sandboxes of the server
+    /// List sandboxes
     Ls(LsArgs),
-    /// Run a command in a sandbox; its exit code becomes ours
+    /// Run a command in a sandbox and exit with its exit code
     Exec(ExecArgs),
     /// Open an interactive shell in a sandbox
     Shell(ShellArgs),
     /// Copy files into or out of a sandbox
     Cp(CpArgs),
-    /// Print what a command has printed, from any offset
+    /// Print the output of a command, from any offset
     Logs(LogsArgs),
-    /// Show what runs in a sandbox
+    /// List the processes of a sandbox
     Ps(PsArgs),
-    /// Signal commands, sessions or contexts in a sandbox
+    /// Send a signal to commands, sessions or contexts in a sandbox
     Kill(KillArgs),
-    /// Stop every process of a sandbox until it is resumed
+    /// Freeze all processes of a sandbox until it is resumed
     Pause(SandboxArgs),
-    /// Let a paused sandbox run again; one that has died is restarted
+    /// Resume a paused sandbox, or restart a dead one
     Resume(SandboxArgs),
-    /// Start a sandbox again that has died, with its files
+    /// Restart a dead sandbox with its files
     Restart(SandboxArgs),
-    /// Set when a sandbox with a timeout expires
+    /// Change when a sandbox with a timeout expires
     Extend(ExtendArgs),
-    /// Print the address at which a port of a sandbox is reached
+    /// Print the URL of a port of a sandbox
     Url(UrlArgs),
-    /// Let the sandbox of a name make room for others when they need it
+    /// Release a named sandbox: it may be removed when other sandboxes need its place
     Release(ReleaseArgs),
-    /// Show what a sandbox is made of, what holds for it and what it uses
+    /// Show the settings, enforced limits and resource usage of a sandbox
     Inspect {
         /// The sandbox: its id, its name, or the beginning of its id
         #[arg(value_name = "SANDBOX")]
@@ -102,39 +126,40 @@ pub(crate) enum Command {
     },
     /// Show live resource usage
     Top(TopArgs),
-    /// Show what was used, by the hour or sample by sample
+    /// Show past resource usage, per hour or per sample
     Usage(UsageArgs),
     /// Show lifecycle events
     Events(EventsArgs),
     /// Remove sandboxes
     Rm(RmArgs),
-    /// Sandboxes that are kept warm; needs the operator's key
+    /// Manage pools of warm sandboxes (requires the operator's API key)
     #[command(subcommand)]
     Pool(PoolCommand),
-    /// Files of a sandbox at one moment, kept to make others from
+    /// Manage snapshots: saved files of a sandbox, from which new sandboxes can be created
     #[command(subcommand)]
     Snapshot(SnapshotCommand),
-    /// Make sandboxes that begin with the files of another, and print their ids
+    /// Create sandboxes with the files of an existing one, and print their ids
     Fork(ForkArgs),
-    /// API keys of the server's owners; needs the operator's key
+    /// Manage API keys (requires the operator's API key)
     #[command(subcommand)]
     Key(KeyCommand),
-    /// Volumes: disks that outlive sandboxes
+    /// Manage volumes: disks that outlive sandboxes
     #[command(subcommand)]
     Volume(VolumeCommand),
-    /// Images of the server, or of this host's state directory with `--state-dir` or without a server
+    /// Manage images of the server, or of this host's state directory if `--state-dir` is given or no server
+    /// runs
     #[command(subcommand)]
     Image(ImageCommand),
     /// Check or show the configuration of the server
     #[command(subcommand)]
     Config(ConfigCommand),
-    /// Say what this host offers, what is enforced, and how to get what is missing
+    /// Check which features this host supports, which limits are enforced, and how to enable what is missing
     Doctor(DoctorArgs),
-    /// Save the state directory of this host to one file
+    /// Back up the state directory of this host to a file
     Backup(BackupArgs),
-    /// Make a state directory from a backup
+    /// Restore a state directory from a backup
     Restore(RestoreArgs),
-    /// Measure this host: our times beside the floor and beside other runtimes
+    /// Run benchmarks on this host: times of Coracle, of the bare kernel operations and of other runtimes
     Bench(BenchArgs),
     /// Print a completion script for a shell
     Completions {
@@ -149,10 +174,10 @@ pub(crate) enum Command {
     },
 }
 
-/// Where the state directory is; shared by all that work on this host without a server.
+/// The location of the state directory, for commands that work on this host without a server.
 #[derive(Debug, Default, Args)]
 pub(crate) struct StateArgs {
-    /// Where sandboxes, images and the database live [default: /var/lib/coracle as root, else
+    /// State directory with sandboxes, images and the database [default: /var/lib/coracle as root, else
     /// $XDG_STATE_HOME/coracle]
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
@@ -165,7 +190,7 @@ pub(crate) struct StateArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// The address to listen on; other than loopback needs an API key [default: 127.0.0.1:8080]
+    /// Address to listen on; any address other than loopback requires an API key [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Option<SocketAddr>,
 
@@ -176,20 +201,20 @@ pub(crate) struct ServeArgs {
 /// The limits of one sandbox.
 #[derive(Debug, Default, Args)]
 pub(crate) struct LimitArgs {
-    /// The most memory all its processes may use together, such as 256m
-    #[arg(long, value_name = "SIZE", value_parser = values::bytes)]
+    /// Memory limit for all processes together, such as 256m
+    #[arg(long, value_name = "SIZE", value_parser = values::parse_bytes)]
     pub memory: Option<Bytes>,
 
-    /// The most processor time, in cores, such as 0.5
-    #[arg(long, value_name = "CORES", value_parser = values::cpus)]
-    pub cpus: Option<Cpus>,
+    /// CPU limit in cores, such as 0.5
+    #[arg(long, value_name = "CORES", value_parser = values::parse_cpus)]
+    pub cpus: Option<MilliCpus>,
 
-    /// The most processes and threads
+    /// Maximum number of processes and threads
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     pub pids: Option<u32>,
 
-    /// The most it may write to its disk, such as 100m
-    #[arg(long, value_name = "SIZE", value_parser = values::bytes)]
+    /// Disk limit, such as 100m
+    #[arg(long, value_name = "SIZE", value_parser = values::parse_bytes)]
     pub disk: Option<Bytes>,
 }
 
@@ -199,19 +224,19 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub limits: LimitArgs,
 
-    /// Kill the whole tree after this long, such as 5s; the exit code is then 124
-    #[arg(long, value_name = "TIME", value_parser = values::duration)]
+    /// Kill the command and all its descendants after this time, such as 5s; the exit code is then 124
+    #[arg(long, value_name = "TIME", value_parser = values::parse_duration)]
     pub timeout: Option<Duration>,
 
-    /// Show a directory of the host inside; its owner there is the sandbox's user
-    #[arg(long = "mount", value_name = "SRC:DST[:ro]", value_parser = values::mount)]
-    pub mounts: Vec<Mount>,
+    /// Mount a host directory in the sandbox; inside, it belongs to the sandbox's user
+    #[arg(long = "mount", value_name = "SRC:DST[:ro]", value_parser = values::parse_mount)]
+    pub mounts: Vec<MountSpec>,
 
-    /// Set a variable; without a value, pass the caller's own
-    #[arg(long = "env", short = 'e', value_name = "K=V", value_parser = values::variable)]
+    /// Set an environment variable; without a value, pass on the caller's value
+    #[arg(long = "env", short = 'e', value_name = "K=V", value_parser = values::parse_variable)]
     pub env: Vec<(String, String)>,
 
-    /// Start in this directory inside
+    /// Working directory in the sandbox
     #[arg(long, short = 'w', value_name = "DIR")]
     pub workdir: Option<String>,
 
@@ -219,23 +244,23 @@ pub(crate) struct RunArgs {
     #[arg(long, default_value = "host")]
     pub image: String,
 
-    /// What the sandbox can reach
+    /// Network access of the sandbox
     #[arg(long, value_enum, default_value_t = NetworkChoice::Off)]
     pub network: NetworkChoice,
 
-    /// Run as this user inside: a name, UID or UID:GID
-    #[arg(long, short = 'u', value_name = "USER", value_parser = values::identity)]
-    pub user: Option<Identity>,
+    /// Run as this user in the sandbox: a name, UID or UID:GID
+    #[arg(long, short = 'u', value_name = "USER", value_parser = values::parse_identity)]
+    pub user: Option<UserIdentity>,
 
-    /// Leave what the command wrote behind, and say where
+    /// Keep the files that the command wrote, and print their location
     #[arg(long)]
     pub keep: bool,
 
-    /// Fail if this host cannot enforce a default limit, instead of warning that it does not hold
+    /// Fail if this host cannot enforce a default limit, instead of printing a warning
     #[arg(long)]
     pub require_limits: bool,
 
-    /// Print no warnings and remarks of our own; errors are still printed
+    /// Suppress warnings and notes; errors are still printed
     #[arg(long, short = 'q')]
     pub quiet: bool,
 
@@ -248,10 +273,9 @@ pub(crate) struct RunArgs {
 }
 
 const RUN_HELP: &str = "\
-Input, output and exit code are those of the command; 124 means the timeout, 137 that memory \
-ran out, 127 that there is no such program, 126 that it cannot be executed, 125 that the sandbox \
-itself could not be made. Flags of the command come after its name; a name that begins with a \
-hyphen needs `--` before it.";
+Input, output and exit code are those of the command. Other exit codes: 124 timeout reached, 125 the sandbox \
+could not be created, 126 the program cannot be executed, 127 the program was not found, 137 out of memory. \
+Options of the command follow its name; a command name that begins with a hyphen needs `--` before it.";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnDeathChoice {
@@ -272,15 +296,15 @@ impl From<OnDeathChoice> for domain::OnDeath {
 pub(crate) enum NetworkChoice {
     /// Loopback only
     Off,
-    /// Other machines, but not this host and its private networks
+    /// Access to other machines, but not to this host or its private networks
     On,
-    /// `on` where this host can do it, else `off`
+    /// `on` if this host supports it, else `off`
     Auto,
-    /// Not offered yet
+    /// Not supported yet
     Filtered,
 }
 
-impl From<NetworkChoice> for domain::Network {
+impl From<NetworkChoice> for domain::NetworkAccess {
     fn from(choice: NetworkChoice) -> Self {
         match choice {
             NetworkChoice::Off => Self::Off,
@@ -297,66 +321,83 @@ pub(crate) struct CreateArgs {
     #[arg(long)]
     pub image: Option<String>,
 
-    /// Take it from this pool; image and limits are then the pool's unless limits are named here
+    /// Take a warm sandbox from this pool; its image and, unless given here, its limits are those of the pool
     #[arg(long, value_name = "NAME")]
     pub pool: Option<String>,
 
-    /// Begin with the files of this snapshot instead of an image; network, limits, timeouts,
-    /// variables and labels are those of its sandbox unless they are named here
+    /// Create from this snapshot instead of an image; network, limits, timeouts, variables and labels default
+    /// to those of the snapshot's sandbox
     #[arg(long, value_name = "SNAPSHOT", conflicts_with = "image")]
     pub snapshot: Option<SnapshotRef>,
 
-    /// Find the sandbox of this name again, and make it only if there is none
+    /// Name of the sandbox: an existing sandbox with this name is returned, otherwise a new one is created
     #[arg(long, value_name = "NAME")]
     pub key: Option<String>,
 
-    /// What becomes of it when it has died and is wanted again: it restarts with its files, or is
-    /// replaced by one with an empty disk and the same volumes [default: the snapshot's, else restart]
+    /// What to do when the sandbox has died and is requested again: restart it with its files, or replace it
+    /// with one that has an empty disk and the same volumes [default: as in the snapshot, else restart]
     #[arg(long, value_enum, value_name = "CHOICE")]
     pub on_death: Option<OnDeathChoice>,
 
-    /// Remove the sandbox after this long, at least 60s [default: the snapshot's, else never]
-    #[arg(long, value_name = "TIME|never", value_parser = values::lifetime)]
-    pub timeout: Option<Lifetime>,
+    /// Remove the sandbox after this time, at least 60s [default: as in the snapshot, else never]
+    #[arg(long, value_name = "TIME|never", value_parser = values::parse_lifetime)]
+    pub timeout: Option<SandboxLifetime>,
 
-    /// Remove the sandbox when nothing has happened in it for this long [default: the snapshot's, else never]
-    #[arg(long, value_name = "TIME|never", value_parser = values::lifetime)]
-    pub idle_timeout: Option<Lifetime>,
+    /// Remove the sandbox after this time without activity [default: as in the snapshot, else never]
+    #[arg(long, value_name = "TIME|never", value_parser = values::parse_lifetime)]
+    pub idle_timeout: Option<SandboxLifetime>,
 
     #[command(flatten)]
     pub limits: LimitArgs,
 
-    /// What the sandbox can reach [default: the snapshot's, else what the server chooses]
+    /// Network access of the sandbox [default: as in the snapshot, else the server's default]
     #[arg(long, value_enum)]
     pub network: Option<NetworkChoice>,
 
-    /// Set a variable in every process
-    #[arg(long = "env", short = 'e', value_name = "K=V", value_parser = values::variable)]
+    /// Set an environment variable for all processes
+    #[arg(long = "env", short = 'e', value_name = "K=V", value_parser = values::parse_variable)]
     pub env: Vec<(String, String)>,
 
-    /// Hang a label on the sandbox
-    #[arg(long = "label", short = 'l', value_name = "K=V", value_parser = values::label)]
+    /// Add a label to the sandbox
+    #[arg(long = "label", short = 'l', value_name = "K=V", value_parser = values::parse_label)]
     pub labels: Vec<(String, String)>,
 
-    /// Show a volume, made if there is none, or a directory of the server's host that its operator allows
-    #[arg(long = "volume", short = 'v', value_name = "NAME|PATH:DST[:ro]", value_parser = values::volume)]
+    /// Mount a volume, which is created if it does not exist, or a directory of the server's host that the
+    /// operator allows
+    #[arg(long = "volume", short = 'v', value_name = "NAME|PATH:DST[:ro]", value_parser = values::parse_volume)]
     pub volumes: Vec<serde_json::Value>,
 
-    /// The main process, if there is to be one
+    /// Command of the main process (optional)
     #[arg(trailing_var_arg = true, value_name = "CMD")]
     pub entrypoint: Vec<String>,
 }
 
 impl Cli {
-    /// The server that is meant; an empty address, as `CORACLE_URL=` gives it, is none.
+    /// Parses the arguments of this process.
+    pub(crate) fn parse_arguments() -> Result<Self, clap::Error> {
+        let arguments: Vec<OsString> = std::env::args_os().collect();
+        // Help and errors come from the whole description.
+        Self::parse_exec(&arguments).map_or_else(|| Self::try_parse_from(&arguments), Ok)
+    }
+
+    /// Parses the arguments of `exec`; `None` if they are those of another subcommand, or not right.
+    fn parse_exec(arguments: &[OsString]) -> Option<Self> {
+        if !arguments.iter().any(|word| word == "exec") {
+            return None;
+        }
+        let ExecCli { global, command: ExecCommand::Exec(args) } = ExecCli::try_parse_from(arguments).ok()?;
+        Some(Self { global, command: CliCommand::Exec(args) })
+    }
+
+    /// The address of the server. An empty address, as set by `CORACLE_URL=`, counts as unset.
     pub(crate) fn server_url(&self) -> &str {
-        if self.url.is_empty() { DEFAULT_URL } else { &self.url }
+        if self.global.url.is_empty() { DEFAULT_URL } else { &self.global.url }
     }
 }
 
 impl CreateArgs {
-    /// The options that were given and that shape a new sandbox, as they are written.
-    pub(crate) fn named_settings(&self) -> Vec<&'static str> {
+    /// The given options that affect only a new sandbox, as they are spelled on the command line.
+    pub(crate) fn given_options(&self) -> Vec<&'static str> {
         let limits = &self.limits;
         let all = [
             ("--image", self.image.is_some()),
@@ -378,7 +419,7 @@ impl CreateArgs {
         all.into_iter().filter(|(_, given)| *given).map(|(name, _)| name).collect()
     }
 
-    /// The volumes that were named; directories of the host are none.
+    /// The volumes that were named, without directories of the host.
     pub(crate) fn volume_names(&self) -> Vec<String> {
         let name = |volume: &serde_json::Value| volume["pvc"]["claimName"].as_str().map(str::to_owned);
         self.volumes.iter().filter_map(name).collect()
@@ -394,45 +435,45 @@ pub(crate) struct ReleaseArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct TopArgs {
-    /// How long to wait between two looks
-    #[arg(long, value_name = "TIME", value_parser = values::duration, default_value = "2s")]
+    /// Time between two updates
+    #[arg(long, value_name = "TIME", value_parser = values::parse_duration, default_value = "2s")]
     pub every: Duration,
 
-    /// Look once, over one such time
+    /// Print one measurement, taken over one such interval, and exit
     #[arg(long)]
     pub once: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct UsageArgs {
-    /// Show the last hour of this sandbox instead of what owners used
+    /// Show the last hour of this sandbox instead of usage per owner
     #[arg(value_name = "SANDBOX")]
     pub id: Option<SandboxRef>,
 
-    /// How many hours to look back
+    /// Number of hours to show
     #[arg(long, value_name = "COUNT", default_value_t = 24, value_parser = clap::value_parser!(u64).range(1..=744), conflicts_with = "id")]
     pub hours: u64,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct EventsArgs {
-    /// Begin after the event of this number instead of with the oldest one that is remembered
+    /// Start after the event with this number [default: the oldest stored event]
     #[arg(long, value_name = "NUMBER")]
     pub after: Option<u64>,
 
-    /// Show only the last COUNT events, and with --follow those that come after them
+    /// Show only the last COUNT events; with --follow, also new ones
     #[arg(long, value_name = "COUNT", conflicts_with = "after")]
     pub tail: Option<usize>,
 
-    /// Go on with what happens from now on
+    /// Keep printing new events
     #[arg(long, short = 'f')]
     pub follow: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct LsArgs {
-    /// Only those with this label
-    #[arg(long = "label", short = 'l', value_name = "K=V", value_parser = values::label)]
+    /// Show only sandboxes with this label
+    #[arg(long = "label", short = 'l', value_name = "K=V", value_parser = values::parse_label)]
     pub labels: Vec<(String, String)>,
 
     /// Print ids only
@@ -453,40 +494,40 @@ pub(crate) struct ExecArgs {
     #[arg(value_name = "SANDBOX")]
     pub id: SandboxRef,
 
-    /// Run this text in a shell, instead of a command with arguments
+    /// Run this shell command line instead of a command with arguments
     #[arg(short = 'c', value_name = "TEXT")]
     pub text: Option<String>,
 
-    /// Print the id of the process and leave it running
+    /// Run in the background and print the process id
     #[arg(long, short = 'd', conflicts_with_all = ["interactive", "tty"])]
     pub detach: bool,
 
-    /// Pass standard input on even if it is a terminal
+    /// Forward standard input even if it is a terminal
     #[arg(long, short = 'i')]
     pub interactive: bool,
 
-    /// Give the command a terminal of the size of ours
+    /// Allocate a terminal for the command, with the size of this one
     #[arg(long, short = 't')]
     pub tty: bool,
 
-    /// How much of its output is kept for `coracle logs`, such as 64m [default: what the server says]
-    #[arg(long, value_name = "SIZE", value_parser = values::bytes)]
+    /// How much output to keep for `coracle logs`, such as 64m [default: the server's setting]
+    #[arg(long, value_name = "SIZE", value_parser = values::parse_bytes)]
     pub keep_output: Option<Bytes>,
 
-    /// Kill the whole tree after this long; the exit code is then 124
-    #[arg(long, value_name = "TIME", value_parser = values::duration)]
+    /// Kill the command and all its descendants after this time; the exit code is then 124
+    #[arg(long, value_name = "TIME", value_parser = values::parse_duration)]
     pub timeout: Option<Duration>,
 
-    /// Set a variable
-    #[arg(long = "env", short = 'e', value_name = "K=V", value_parser = values::variable)]
+    /// Set an environment variable
+    #[arg(long = "env", short = 'e', value_name = "K=V", value_parser = values::parse_variable)]
     pub env: Vec<(String, String)>,
 
-    /// Start in this directory
+    /// Working directory of the command
     #[arg(long, short = 'w', value_name = "DIR")]
     pub workdir: Option<String>,
 
     /// Run as this user: UID or UID:GID
-    #[arg(long, short = 'u', value_name = "UID[:GID]", value_parser = values::numeric_identity)]
+    #[arg(long, short = 'u', value_name = "UID[:GID]", value_parser = values::parse_numeric_identity)]
     pub user: Option<(u32, u32)>,
 
     /// The command and its arguments
@@ -495,12 +536,12 @@ pub(crate) struct ExecArgs {
 }
 
 const EXEC_HELP: &str = "\
-Output is passed on byte for byte; standard input is passed on if it is not a terminal. In a `while read` loop of \
-a shell the command therefore reads the lines of the loop, as with ssh; `</dev/null` avoids it. The exit code is that of \
-the command, 128 and the signal's number if a signal ended it, 124 at the timeout, 137 if memory ran out, 127 if \
-there is no such program, 126 if it cannot be executed, or 125 if nothing could be started, or if the command \
-succeeded but output is missing because it was not read in time. INT, TERM, HUP and QUIT are passed on to the \
-command; the third Ctrl-C leaves it running and returns.";
+Output is forwarded byte for byte. Standard input is forwarded if it is not a terminal, so in a `while read` \
+loop of a shell the command reads the lines of the loop, as with ssh; `</dev/null` avoids this. The exit \
+code is that of the command, or: 128 plus the signal number if a signal ended it, 124 timeout reached, 137 \
+out of memory, 127 program not found, 126 program cannot be executed, 125 if the command could not be \
+started, or if it succeeded but part of its output is missing because it was not read in time. INT, TERM, \
+HUP and QUIT are forwarded to the command; a third Ctrl-C leaves the command running and returns.";
 
 #[derive(Debug, Args)]
 pub(crate) struct ShellArgs {
@@ -508,24 +549,24 @@ pub(crate) struct ShellArgs {
     #[arg(value_name = "SANDBOX")]
     pub id: SandboxRef,
 
-    /// Start in this directory
+    /// Working directory of the command
     #[arg(long, short = 'w', value_name = "DIR")]
     pub workdir: Option<String>,
 
-    /// Run this text instead of a shell
+    /// Run this shell command line instead of an interactive shell
     #[arg(short = 'c', value_name = "TEXT")]
     pub text: Option<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct CpArgs {
-    /// A path here, SANDBOX:/PATH in a sandbox, or - for standard input
-    #[arg(value_name = "SRC", value_parser = values::place)]
-    pub source: Place,
+    /// A local path, SANDBOX:/PATH for a path in a sandbox, or - for standard input
+    #[arg(value_name = "SRC", value_parser = values::parse_copy_endpoint)]
+    pub source: CopyEndpoint,
 
-    /// A path here, SANDBOX:/PATH in a sandbox, or - for standard output
-    #[arg(value_name = "DST", value_parser = values::place)]
-    pub destination: Place,
+    /// A local path, SANDBOX:/PATH for a path in a sandbox, or - for standard output
+    #[arg(value_name = "DST", value_parser = values::parse_copy_endpoint)]
+    pub destination: CopyEndpoint,
 }
 
 #[derive(Debug, Args)]
@@ -535,16 +576,16 @@ pub(crate) struct LogsArgs {
     #[arg(value_name = "SANDBOX")]
     pub id: SandboxRef,
 
-    /// The process, as `exec --detach` or `ps` shows it: its id or the beginning of its id [default: the main
-    /// process, or else the newest command]
+    /// Id of the process, or the beginning of it, as printed by `exec --detach` or `ps` [default: the main
+    /// process, else the newest command]
     #[arg(value_name = "PROCESS")]
     pub process: Option<ProcessRef>,
 
-    /// Go on until the process ends
+    /// Keep printing new output until the process ends
     #[arg(long, short = 'f')]
     pub follow: bool,
 
-    /// Begin at this byte
+    /// Start at this byte offset
     #[arg(long, value_name = "OFFSET", default_value_t = 0)]
     pub from: u64,
 
@@ -553,9 +594,9 @@ pub(crate) struct LogsArgs {
 }
 
 const LOGS_HELP: &str = "\
-Output that is no longer kept is reported on standard error, the output goes on in a new line behind it, and the \
-exit code is 3. With --json each record is one line: output with its stream, offset and text (or base64 where it \
-is not UTF-8), gaps with offset and length, and the end.";
+If part of the output is no longer stored, a warning is printed on standard error, the output continues on a \
+new line, and the exit code is 3. With --json, each record is one line: output with its stream, offset and \
+text (or base64 if it is not UTF-8), gaps with offset and length, and the end.";
 
 #[derive(Debug, Args)]
 pub(crate) struct RmArgs {
@@ -563,7 +604,7 @@ pub(crate) struct RmArgs {
     #[arg(value_name = "SANDBOX", required_unless_present = "all")]
     pub ids: Vec<SandboxRef>,
 
-    /// Remove every sandbox of your own; the operator names others with --owner or --all-owners
+    /// Remove all your sandboxes; operators can select those of other owners with --owner or --all-owners
     #[arg(long, conflicts_with = "ids")]
     pub all: bool,
 
@@ -576,24 +617,24 @@ pub(crate) struct DoctorArgs {
     #[command(flatten)]
     pub state: StateArgs,
 
-    /// Say instead what this image offers: languages, Jupyter kernels, tools
+    /// Show what this image contains instead: languages, Jupyter kernels, tools
     #[arg(long, value_name = "NAME")]
     pub image: Option<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// Fewer rounds, for a first look
+    /// Run fewer rounds, for a quick result
     #[arg(long)]
     pub quick: bool,
 
-    /// Only the measurements whose name contains this word
+    /// Run only measurements whose name contains this word
     #[arg(long, value_name = "WORD")]
     pub only: Option<String>,
 
-    /// A directory with ipykernel for the sandbox's python, to be measured beside our own contexts
+    /// Directory with ipykernel for the sandbox's python, to compare with Coracle's own contexts
     ///
-    /// `pip install --target DIR ipykernel` makes one.
+    /// `pip install --target DIR ipykernel` creates one.
     #[arg(long, value_name = "DIR")]
     pub ipykernel: Option<PathBuf>,
 }
@@ -618,11 +659,11 @@ mod tests {
                      --env K=V --workdir /tmp --image host --network off --keep --require-limits --user 0 \
                      -- ls -la --memory 1";
         let cli = parse(&words.split_whitespace().collect::<Vec<_>>()).expect("it parses");
-        let Command::Run(run) = cli.command else { panic!("another command") };
-        assert_eq!(run.limits.memory, Some(Bytes::mib(256)));
-        assert_eq!(run.limits.cpus, Some(Cpus(500)));
+        let CliCommand::Run(run) = cli.command else { panic!("another command") };
+        assert_eq!(run.limits.memory, Some(Bytes::from_mib(256)));
+        assert_eq!(run.limits.cpus, Some(MilliCpus(500)));
         assert_eq!(run.limits.pids, Some(64));
-        assert_eq!(run.limits.disk, Some(Bytes::mib(100)));
+        assert_eq!(run.limits.disk, Some(Bytes::from_mib(100)));
         assert_eq!(run.timeout, Some(Duration::from_secs(5)));
         assert_eq!(run.env, [("K".to_owned(), "V".to_owned())]);
         assert_eq!(run.command, ["ls", "-la", "--memory", "1"]);
@@ -640,7 +681,7 @@ mod tests {
             ("run -- -ls -a --memory 1", ["-ls", "-a", "--memory", "1"]),
         ] {
             let cli = parse(&words.split(' ').collect::<Vec<_>>()).expect(words);
-            let Command::Run(run) = cli.command else { panic!("another command") };
+            let CliCommand::Run(run) = cli.command else { panic!("another command") };
             assert_eq!(run.command, command);
             assert_eq!(run.limits.memory, None, "{words}");
         }
@@ -656,6 +697,23 @@ mod tests {
         assert!(parse(&["exec", id, "-c", "ls", "--", "ls"]).is_err());
         assert!(parse(&["exec", "a-name", "--", "ls"]).is_ok());
         assert!(parse(&["exec", "", "--", "ls"]).is_err());
+    }
+
+    #[test]
+    fn exec_alone_parses_as_among_all_subcommands() {
+        let words = |text: &str| -> Vec<OsString> { text.split(' ').map(OsString::from).collect() };
+        for text in [
+            "coracle exec web -- ls -l",
+            "coracle --json --url http://h:1 exec web -c true",
+            "coracle exec -i web --timeout 5s -- sh --url x",
+        ] {
+            let whole = Cli::try_parse_from(words(text)).expect(text);
+            let alone = Cli::parse_exec(&words(text)).expect(text);
+            assert_eq!(format!("{alone:?}"), format!("{whole:?}"), "{text}");
+        }
+        for text in ["coracle run -- exec x", "coracle exec --help", "coracle exec", "coracle rm exec"] {
+            assert!(Cli::parse_exec(&words(text)).is_none(), "{text}");
+        }
     }
 
     #[test]

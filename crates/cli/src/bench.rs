@@ -19,7 +19,7 @@ pub(crate) mod floor;
 mod idle;
 mod lifecycle;
 mod network;
-mod peers;
+mod other_runtimes;
 mod pip;
 mod pools;
 mod report;
@@ -35,15 +35,15 @@ use std::time::Duration;
 use anyhow::Result;
 
 use crate::args::BenchArgs;
-use crate::config::Prepared;
+use crate::config::PreparedSettings;
 use crate::output::Printer;
 
-use report::Report;
-use server::Server;
+use report::BenchReport;
+use server::BenchServer;
 
 /// How often each measurement is repeated.
 #[derive(Clone, Copy, Debug)]
-struct Rounds {
+struct RoundCounts {
     /// Runs of operations that take milliseconds.
     many: usize,
     /// Runs with a pause before each.
@@ -60,7 +60,7 @@ struct Rounds {
     written: u64,
 }
 
-impl Rounds {
+impl RoundCounts {
     const FULL: Self =
         Self { many: 200, spaced: 50, long: 7, burst: 100, idle: 1000, file: 1 << 30, written: 2 << 30 };
     const QUICK: Self =
@@ -69,43 +69,43 @@ impl Rounds {
 
 /// Lets time pass between two runs or two checks.
 #[expect(clippy::disallowed_methods, reason = "the pause itself is wanted; there is no event to wait for")]
-fn pause(time: Duration) {
+fn sleep_for(time: Duration) {
     std::thread::sleep(time);
 }
 
 /// Measures, prints, and fails if a bar was missed.
-pub(crate) fn bench(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
-    let rounds = if args.quick { Rounds::QUICK } else { Rounds::FULL };
-    let server = Server::start(args.ipykernel.clone())?;
-    let mut report = Report::default();
-    let Prepared { volumes, namespaces } = Prepared::default();
-    report.note(format!("prepared ahead: {volumes} volumes and {namespaces} net namespaces, no process"));
+pub(crate) fn run_benchmarks(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
+    let rounds = if args.quick { RoundCounts::QUICK } else { RoundCounts::FULL };
+    let server = BenchServer::start(args.ipykernel.clone())?;
+    let mut report = BenchReport::default();
+    let PreparedSettings { volumes, namespaces } = PreparedSettings::default();
+    report.add_note(format!("prepared ahead: {volumes} volumes and {namespaces} net namespaces, no process"));
     let wanted = |name: &str| args.only.as_deref().is_none_or(|word| name.contains(word));
-    type Measurement = fn(&Server, Rounds, &mut Report) -> Result<()>;
+    type Measurement = fn(&BenchServer, RoundCounts, &mut BenchReport) -> Result<()>;
     let measurements: &[(&str, Measurement)] = &[
-        ("create", lifecycle::create),
-        ("exec", lifecycle::exec),
-        ("exec-cli", exec_cli::start),
-        ("exec-cli", exec_cli::lines),
-        ("exec-cli", exec_cli::bytes),
-        ("acquire", acquire::acquire),
-        ("restart", restart::restart),
-        ("contexts", contexts::first_result),
-        ("contexts", contexts::side_by_side),
-        ("burst", lifecycle::burst),
-        ("pool", pools::claim),
-        ("snapshot", snapshots::take),
-        ("restore", snapshots::restore),
-        ("peers", peers::compare),
-        ("transfer", transfer::transfer),
-        ("pip", pip::pip),
-        ("memory", idle::memory),
-        ("list", idle::list),
-        ("network", network::network),
+        ("create", lifecycle::measure_create),
+        ("exec", lifecycle::measure_exec),
+        ("exec-cli", exec_cli::measure_exec_start),
+        ("exec-cli", exec_cli::measure_exec_lines),
+        ("exec-cli", exec_cli::measure_exec_bytes),
+        ("acquire", acquire::measure_acquire),
+        ("restart", restart::measure_restart),
+        ("contexts", contexts::measure_first_result),
+        ("contexts", contexts::measure_parallel_contexts),
+        ("burst", lifecycle::measure_burst),
+        ("pool", pools::measure_claim),
+        ("snapshot", snapshots::measure_snapshot),
+        ("restore", snapshots::measure_restore),
+        ("peers", other_runtimes::measure_runtimes),
+        ("transfer", transfer::measure_transfer),
+        ("pip", pip::measure_pip),
+        ("memory", idle::measure_memory),
+        ("list", idle::measure_list),
+        ("network", network::measure_network),
     ];
     for (name, measure) in measurements {
         if wanted(name) {
-            printer.note(format!("measuring {name}"));
+            printer.note_on_terminal(format!("measuring {name}"));
             measure(&server, rounds, &mut report)?;
         }
     }

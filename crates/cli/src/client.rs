@@ -1,10 +1,11 @@
 //! A client of a Coracle server, which uses the same OpenSandbox API as every other client.
 //!
-//! [`Server`] makes, lists and removes sandboxes; [`Sandbox`] gives access to one of them, with its
-//! commands, files and terminals. Both are an [`http::Api`]: a base address and the headers that
+//! [`ServerClient`] makes, lists and removes sandboxes; [`SandboxClient`] gives access to one of them, with its
+//! commands, files and terminals. Both are an [`http::ApiClient`]: a base address and the headers that
 //! authorize access to it.
 
 mod commands;
+mod connector;
 mod exec_socket;
 mod files;
 mod http;
@@ -19,25 +20,32 @@ mod sandbox;
 mod snapshots;
 mod terminal;
 mod volumes;
-mod way;
 
-pub(crate) use commands::{LogRecord, Logs};
-pub(crate) use exec_socket::ExecSocket;
-pub(crate) use files::{FileInfo, Kind};
-pub(crate) use http::Refused;
+pub(crate) use commands::{LogRecord, LogStream};
+pub(crate) use exec_socket::{ExecSocket, StartCarrier};
+pub(crate) use files::{FileInfo, FileKind};
+pub(crate) use http::ServerResponseError;
 pub(crate) use images::{ArchiveStream, ImageProgress, ImageSource};
 pub(crate) use keys::{KeyInfo, RevokedKey};
-pub(crate) use lifecycle::{NewSandbox, SandboxInfo, Server};
-pub(crate) use operator::{EventsFrom, Hour, Report, Sample, UsedImage};
-pub(crate) use pools::{NewPool, PoolInfo};
+pub(crate) use lifecycle::{CreateSandboxRequest, SandboxInfo, ServerClient};
+pub(crate) use operator::{EventsFrom, HourlyUsage, SandboxReport, UsageSample, UsedImage};
+pub(crate) use pools::{CreatePoolRequest, PoolInfo};
 pub(crate) use processes::{ProcessInfo, ProcessRef};
-pub(crate) use resolve::{Candidate, OwnerScope, SandboxRef, SnapshotRef, VolumeKey};
-pub(crate) use sandbox::Sandbox;
+pub(crate) use resolve::{OwnerScope, ResolveCandidate, SandboxRef, SnapshotRef, VolumeKey};
+pub(crate) use sandbox::SandboxClient;
 pub(crate) use snapshots::{OwnedSnapshot, SnapshotInfo};
-pub(crate) use terminal::{FromTerminal, Terminal, ToTerminal};
+pub(crate) use terminal::{TerminalClient, TerminalEvent, TerminalMessage};
 pub(crate) use volumes::VolumeInfo;
 
+/// Whether the server refused the request before it did anything. A proxy may report another failure although
+/// its server has begun.
+pub(crate) fn is_refusal(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<ServerResponseError>().is_some_and(|refused| {
+        refused.status.is_client_error() && refused.status != ::http::StatusCode::REQUEST_TIMEOUT
+    })
+}
+
 /// Whether the server answered with this status.
-pub(crate) fn refused_with(error: &anyhow::Error, status: ::http::StatusCode) -> bool {
-    error.downcast_ref::<Refused>().is_some_and(|refused| refused.status == status)
+pub(crate) fn failed_with_status(error: &anyhow::Error, status: ::http::StatusCode) -> bool {
+    error.downcast_ref::<ServerResponseError>().is_some_and(|refused| refused.status == status)
 }

@@ -6,15 +6,15 @@ pub(crate) mod copy;
 pub(crate) mod exec;
 pub(crate) mod image;
 pub(crate) mod key;
-pub(crate) mod life;
+pub(crate) mod lifecycle;
 pub(crate) mod logs;
+pub(crate) mod monitor;
 pub(crate) mod pool;
 pub(crate) mod processes;
 pub(crate) mod sandboxes;
 pub(crate) mod shell;
 pub(crate) mod snapshot;
 pub(crate) mod volume;
-pub(crate) mod watch;
 
 use std::fmt;
 use std::process::ExitCode;
@@ -22,22 +22,22 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 
 /// The exit code when a command could not be run at all, as other runners use it.
-pub(crate) const NOT_RUN: u8 = 125;
+pub(crate) const EXIT_NOT_RUN: u8 = 125;
 
-const MISSING: u8 = 127;
+const EXIT_PROGRAM_MISSING: u8 = 127;
 
 /// The program of a command could not be started. Our exit code then says why, as with env(1) and
 /// shells.
 #[derive(Debug)]
-pub(crate) struct NotStarted {
+pub(crate) struct ProgramStartError {
     why: String,
     pub(crate) code: u8,
     hint: Option<&'static str>,
 }
 
-impl NotStarted {
+impl ProgramStartError {
     pub(crate) fn missing(why: String) -> Self {
-        Self { why, code: MISSING, hint: None }
+        Self { why, code: EXIT_PROGRAM_MISSING, hint: None }
     }
 
     pub(crate) fn not_executable(why: String) -> Self {
@@ -45,7 +45,7 @@ impl NotStarted {
     }
 }
 
-impl NotStarted {
+impl ProgramStartError {
     /// Replaces the general advice with better advice for this case.
     pub(crate) fn with_hint(self, hint: &'static str) -> Self {
         Self { hint: Some(hint), ..self }
@@ -55,7 +55,7 @@ impl NotStarted {
     pub(crate) fn hint(&self) -> &'static str {
         if let Some(hint) = self.hint {
             hint
-        } else if self.code == MISSING {
+        } else if self.code == EXIT_PROGRAM_MISSING {
             "only what is in the image is inside: `run --mount` shows a directory of this host, `cp` copies files"
         } else {
             "it must be a program, or a script that begins with `#!`, with the permission to be executed"
@@ -63,13 +63,13 @@ impl NotStarted {
     }
 }
 
-impl fmt::Display for NotStarted {
+impl fmt::Display for ProgramStartError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.why)
     }
 }
 
-impl std::error::Error for NotStarted {}
+impl std::error::Error for ProgramStartError {}
 
 /// Runs the client's part of the command line to its end.
 ///

@@ -5,8 +5,8 @@
 //! with defaults. Only `Config` is passed to other parts.
 
 mod entries;
+mod env_settings;
 mod gateway;
-mod keys;
 mod layers;
 mod log;
 mod metrics;
@@ -24,9 +24,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use backend_local::identity::Naming;
+use backend_local::identity::InstanceNaming;
 use backend_local::network::NetworkSettings;
-use domain::{Bytes, Cpus, MIN_MEMORY};
+use domain::{Bytes, MIN_MEMORY, MilliCpus};
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
@@ -34,15 +34,15 @@ use crate::args::{ServeArgs, StateArgs};
 use crate::output::WithHint;
 use crate::values;
 pub(crate) use entries::{SettingChange, SettingEntry};
-pub(crate) use gateway::Gateway;
-pub(crate) use layers::{Layers, SettingSource};
+pub(crate) use gateway::GatewaySettings;
+pub(crate) use layers::{ConfigLayers, SettingSource};
 pub(crate) use log::{LogFormat, LogSettings};
 pub(crate) use metrics::MetricsSettings;
-pub(crate) use output::Output;
-pub(crate) use pools::{PoolSettings, network as network_of};
-use raw::{Amount, RawConfig, RawImages, RawLimits, RawPrepared, RawQuota};
-pub(crate) use reload::Reload;
-pub(crate) use volumes::Volumes;
+pub(crate) use output::OutputSettings;
+pub(crate) use pools::{PoolSettings, to_domain_network as network_of};
+use raw::{RawAmount, RawConfig, RawImages, RawLimits, RawPrepared, RawQuota};
+pub(crate) use reload::ConfigReload;
+pub(crate) use volumes::VolumeSettings;
 
 /// The effective settings.
 #[derive(Clone, Debug)]
@@ -50,15 +50,15 @@ pub(crate) struct Config {
     pub listen: SocketAddr,
     /// Absolute.
     pub state_dir: PathBuf,
-    pub api_key: Option<Key>,
+    pub api_key: Option<OperatorKey>,
     /// The `host[:port]` that responses give to clients instead of the one they used.
     pub public_address: Option<String>,
     /// How the state directory is named if it has no identity yet.
-    pub naming: Naming,
-    pub lines: Lines,
+    pub naming: InstanceNaming,
+    pub lines: LineMode,
     pub on_stop: OnStop,
-    pub images: Images,
-    pub limits: Limits,
+    pub images: ImageSettings,
+    pub limits: LimitSettings,
     /// Whether a default limit that this host cannot enforce fails a create.
     pub require_limits: bool,
     /// The first host uid that sandboxes may be given.
@@ -68,35 +68,35 @@ pub(crate) struct Config {
     /// The longest expiry a client may ask for.
     pub longest_timeout: Option<Duration>,
     /// The quota of each owner, by name of the owner.
-    pub owners: BTreeMap<String, Quota>,
+    pub owners: BTreeMap<String, QuotaSettings>,
     /// How long a sandbox with a key must be unused before it may be evicted for another.
     pub park_after: Duration,
-    pub prepared: Prepared,
+    pub prepared: PreparedSettings,
     /// The pools of warm sandboxes.
     pub pools: Vec<PoolSettings>,
-    pub volumes: Volumes,
+    pub volumes: VolumeSettings,
     pub network: NetworkSettings,
-    pub gateway: Gateway,
+    pub gateway: GatewaySettings,
     /// How long a service inside a sandbox may take to begin its response.
     pub answer_timeout: Duration,
     /// Accesses within this interval renew a sandbox only once.
     pub renewal_interval: Duration,
-    pub output: Output,
+    pub output: OutputSettings,
     pub metrics: MetricsSettings,
     pub log: LogSettings,
 }
 
 /// An API key. It is never printed.
 #[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Key(String);
+pub(crate) struct OperatorKey(String);
 
-impl Key {
+impl OperatorKey {
     pub(crate) fn expose(&self) -> &str {
         &self.0
     }
 }
 
-impl fmt::Debug for Key {
+impl fmt::Debug for OperatorKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("***")
     }
@@ -112,7 +112,7 @@ pub(crate) enum OnStop {
 
 /// How output is split into events, see docs/configuration.md.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lines {
+pub(crate) enum LineMode {
     /// `P`: line ends stay in the text.
     Preserving,
     /// `S`: line ends are stripped.
@@ -120,7 +120,7 @@ pub(crate) enum Lines {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Images {
+pub(crate) struct ImageSettings {
     /// Refuse names that are only an alias.
     pub strict: bool,
     pub aliases: BTreeMap<String, String>,
@@ -134,13 +134,13 @@ pub(crate) struct Images {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Limits {
+pub(crate) struct LimitSettings {
     pub memory: Bytes,
-    pub cpus: Cpus,
+    pub cpus: MilliCpus,
     pub pids: u32,
     pub disk: Bytes,
     /// The maximum that one sandbox of a server may be given.
-    pub most: Most,
+    pub maxima: LimitMaxima,
     pub max_sandboxes: usize,
     /// From this number on, parked sandboxes are evicted for new ones.
     pub soft_sandboxes: Option<usize>,
@@ -156,16 +156,16 @@ pub(crate) struct Limits {
 
 /// Upper bounds on the requests of clients; `None` means no bound.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Most {
+pub(crate) struct LimitMaxima {
     pub memory: Option<Bytes>,
-    pub cpus: Option<Cpus>,
+    pub cpus: Option<MilliCpus>,
     pub pids: Option<u32>,
     pub disk: Option<Bytes>,
 }
 
 /// The quota of an owner; a missing value means no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Quota {
+pub(crate) struct QuotaSettings {
     pub sandboxes: Option<usize>,
     pub millicpus: Option<u32>,
     pub memory: Option<u64>,
@@ -173,16 +173,16 @@ pub(crate) struct Quota {
 }
 
 /// The name under which the quota of all other owners is written.
-pub(crate) const EVERYBODY_ELSE: &str = "*";
+pub(crate) const OTHER_OWNERS: &str = "*";
 
 /// The resources that are prepared before the first request for them.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Prepared {
+pub(crate) struct PreparedSettings {
     pub volumes: usize,
     pub namespaces: usize,
 }
 
-impl Default for Prepared {
+impl Default for PreparedSettings {
     fn default() -> Self {
         Self { volumes: 16, namespaces: 16 }
     }
@@ -191,7 +191,7 @@ impl Default for Prepared {
 /// The number of host uids that one sandbox occupies.
 const UIDS_PER_SANDBOX: u64 = 1 << 16;
 /// There are 4096 ranges of uids, and some may belong to users of the host.
-const MOST_SANDBOXES: usize = 4000;
+const MAX_SANDBOXES: usize = 4000;
 
 impl Config {
     /// The settings of `coracle serve`.
@@ -200,59 +200,63 @@ impl Config {
     }
 
     /// As [`Config::for_server`], with the source of each setting.
-    pub(crate) fn with_layers(state: &StateArgs, listen: Option<SocketAddr>) -> Result<(Self, Layers)> {
+    pub(crate) fn with_layers(state: &StateArgs, listen: Option<SocketAddr>) -> Result<(Self, ConfigLayers)> {
         let mut flags = state_flags(state)?;
         if let Some(listen) = listen {
-            keys::insert(&mut flags, "listen", Value::String(listen.to_string()));
+            env_settings::insert_setting(&mut flags, "listen", Value::String(listen.to_string()));
         }
-        let layers = Layers::read(state, flags)?;
-        let config = layers.config()?;
+        let layers = ConfigLayers::read(state, flags)?;
+        let config = layers.effective_config()?;
         config.refuse_keyless_exposure()?;
         Ok((config, layers))
     }
 
     /// The settings of everything that works on this host without a server.
     pub(crate) fn for_host(args: &StateArgs) -> Result<Self> {
-        Layers::read(args, state_flags(args)?)?.config()
+        ConfigLayers::read(args, state_flags(args)?)?.effective_config()
     }
 
     /// Turns the written settings into effective ones.
-    fn check(raw: RawConfig) -> Result<Self> {
+    fn from_raw(raw: RawConfig) -> Result<Self> {
         let state_dir = match raw.state_dir {
             Some(directory) => std::path::absolute(directory).context("could not resolve `state_dir`")?,
             None => default_state_dir()?,
         };
-        let network = network::check(raw.network)?;
+        let network = network::check_network(raw.network)?;
         let config = Self {
             listen: match raw.listen {
-                Some(text) => text.parse().map_err(|error| wrong("listen", &text, error))?,
+                Some(text) => text.parse().map_err(|error| invalid_setting("listen", &text, error))?,
                 None => SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)),
             },
             api_key: raw.api_key.map(check_key).transpose()?,
             public_address: raw.public_address.map(check_public_address).transpose()?,
-            naming: naming(raw.instance.map(check_instance).transpose()?, &state_dir),
+            naming: state_dir_naming(raw.instance.map(check_instance).transpose()?, &state_dir),
             lines: check_lines(raw.lines.as_deref())?,
             on_stop: check_on_stop(raw.on_stop.as_deref())?,
             images: check_images(raw.images)?,
             limits: check_limits(&raw.limits)?,
             require_limits: raw.require_limits.unwrap_or(true),
-            uid_base: raw.uid_base.unwrap_or(backend_local::range::DEFAULT_BASE),
-            free_space_floor: bytes("free_space_floor", raw.free_space_floor.as_ref(), Bytes::mib(512))?,
+            uid_base: raw.uid_base.unwrap_or(backend_local::uid_ranges::DEFAULT_UID_BASE),
+            free_space_floor: parse_bytes_or(
+                "free_space_floor",
+                raw.free_space_floor.as_ref(),
+                Bytes::from_mib(512),
+            )?,
             owners: check_owners(&raw.owners)?,
-            park_after: time("park_after", raw.park_after.as_ref(), 600)?,
+            park_after: parse_duration_or("park_after", raw.park_after.as_ref(), 600)?,
             longest_timeout: raw
                 .longest_timeout
-                .map(|amount| read("longest_timeout", &amount, values::duration))
+                .map(|amount| parse_amount("longest_timeout", &amount, values::parse_duration))
                 .transpose()?,
             prepared: check_prepared(&raw.prepared)?,
-            volumes: volumes::check(&raw.volumes, &state_dir)?,
-            pools: pools::check(&raw.pool, network.default)?,
-            gateway: gateway::check(raw.gateway)?,
-            answer_timeout: time("answer_timeout", raw.answer_timeout.as_ref(), 180)?,
-            renewal_interval: time("renewal_interval", raw.renewal_interval.as_ref(), 60)?,
-            output: output::check(&raw.output)?,
-            metrics: metrics::check(&raw.metrics)?,
-            log: log::check(raw.log)?,
+            volumes: volumes::check_volumes(&raw.volumes, &state_dir)?,
+            pools: pools::check_pools(&raw.pool, network.default)?,
+            gateway: gateway::check_gateway(raw.gateway)?,
+            answer_timeout: parse_duration_or("answer_timeout", raw.answer_timeout.as_ref(), 180)?,
+            renewal_interval: parse_duration_or("renewal_interval", raw.renewal_interval.as_ref(), 60)?,
+            output: output::check_output(&raw.output)?,
+            metrics: metrics::check_metrics(&raw.metrics)?,
+            log: log::check_log(raw.log)?,
             network,
             state_dir,
         };
@@ -263,14 +267,14 @@ impl Config {
     /// Every sandbox needs its own range above `uid_base`, and one more is reserved for the server
     /// itself.
     fn check_uids(&self) -> Result<()> {
-        if self.limits.max_sandboxes > MOST_SANDBOXES {
-            bail!("`limits.max_sandboxes` is {}, more than {MOST_SANDBOXES}", self.limits.max_sandboxes);
+        if self.limits.max_sandboxes > MAX_SANDBOXES {
+            bail!("`limits.max_sandboxes` is {}, more than {MAX_SANDBOXES}", self.limits.max_sandboxes);
         }
         let ranges = self.limits.max_sandboxes as u64 + 1;
         let end = u64::from(self.uid_base) + ranges * UIDS_PER_SANDBOX;
         if u64::from(self.uid_base) < UIDS_PER_SANDBOX {
             return Err(anyhow!("`uid_base` is {}, among the host's own users", self.uid_base))
-                .hint("choose a number that no entry of /etc/subuid covers");
+                .with_hint("choose a number that no entry of /etc/subuid covers");
         }
         if end > u64::from(u32::MAX) {
             bail!("`uid_base` {} leaves no room for {} sandboxes", self.uid_base, self.limits.max_sandboxes);
@@ -285,7 +289,7 @@ impl Config {
             return Ok(());
         }
         Err(anyhow!("`{}` can be reached from other hosts, and there is no API key", self.listen))
-            .hint("set CORACLE_API_KEY, or listen on 127.0.0.1")
+            .with_hint("set CORACLE_API_KEY, or listen on 127.0.0.1")
     }
 }
 
@@ -294,13 +298,13 @@ fn state_flags(args: &StateArgs) -> Result<Table> {
     let mut flags = Table::new();
     if let Some(directory) = &args.state_dir {
         let text = directory.to_str().context("the state directory's name is not UTF-8")?;
-        keys::insert(&mut flags, "state_dir", Value::String(text.to_owned()));
+        env_settings::insert_setting(&mut flags, "state_dir", Value::String(text.to_owned()));
     }
     Ok(flags)
 }
 
 /// Variables whose names or values are not UTF-8 cannot be ours.
-fn environment() -> impl Iterator<Item = (String, String)> {
+fn environment_variables() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }
@@ -322,14 +326,14 @@ fn config_file(args: &StateArgs) -> Result<Option<PathBuf>> {
 fn read_file(path: &Path) -> Result<Table> {
     let text = std::fs::read_to_string(path)
         .with_context(|| format!("could not read `{}`", path.display()))
-        .hint("name a file that can be read with --config or CORACLE_CONFIG, or none")?;
-    parse(&text)
+        .with_hint("name a file that can be read with --config or CORACLE_CONFIG, or none")?;
+    parse_config(&text)
         .with_context(|| format!("`{}` is not a configuration", path.display()))
-        .hint("docs/configuration.md says what each setting means and how it is written")
+        .with_hint("docs/configuration.md says what each setting means and how it is written")
 }
 
 /// Checks names and types while the position in the file is still known, and returns the table.
-fn parse(text: &str) -> Result<Table> {
+fn parse_config(text: &str) -> Result<Table> {
     let checked = toml::from_str::<RawConfig>(text).and_then(|_| toml::from_str(text));
     checked.map_err(|error| {
         // Not the error's own rendering: it quotes the line, which may contain the key.
@@ -356,30 +360,30 @@ fn home_directory(variable: &str, below_home: &str) -> Result<PathBuf> {
         .or_else(|| absolute("HOME").map(|home| home.join(below_home)))
         .map(|directory| directory.join("coracle"))
         .ok_or_else(|| anyhow!("neither `{variable}` nor `HOME` names a directory"))
-        .hint("name a directory with --state-dir")
+        .with_hint("name a directory with --state-dir")
 }
 
 /// The name of a state directory without an identity. Older versions used the name that the operator
 /// chose or derived one from the path.
-fn naming(chosen: Option<String>, state_dir: &Path) -> Naming {
+fn state_dir_naming(chosen: Option<String>, state_dir: &Path) -> InstanceNaming {
     let derived = || {
         let digest = blake3::hash(state_dir.as_os_str().as_encoded_bytes());
         format!("c{}", &digest.to_hex()[..8])
     };
-    Naming { former: chosen.clone().unwrap_or_else(derived), prefix: chosen }
+    InstanceNaming { former: chosen.clone().unwrap_or_else(derived), prefix: chosen }
 }
 
-fn wrong(setting: &str, text: &str, why: impl fmt::Display) -> anyhow::Error {
+fn invalid_setting(setting: &str, text: &str, why: impl fmt::Display) -> anyhow::Error {
     anyhow!("`{setting}` is `{text}`: {why}")
 }
 
-fn check_key(text: String) -> Result<Key> {
+fn check_key(text: String) -> Result<OperatorKey> {
     let printable = text.bytes().all(|byte| byte.is_ascii_graphic());
     if text.len() < 16 || !printable {
         return Err(anyhow!("`api_key` must be at least 16 printable characters without blanks"))
-            .hint("`openssl rand -hex 32` makes a good one");
+            .with_hint("`openssl rand -hex 32` makes a good one");
     }
-    Ok(Key(text))
+    Ok(OperatorKey(text))
 }
 
 fn check_public_address(text: String) -> Result<String> {
@@ -406,21 +410,22 @@ fn check_on_stop(text: Option<&str>) -> Result<OnStop> {
     }
 }
 
-fn check_lines(text: Option<&str>) -> Result<Lines> {
+fn check_lines(text: Option<&str>) -> Result<LineMode> {
     match text {
-        None | Some("P") => Ok(Lines::Preserving),
-        Some("S") => Ok(Lines::Stripping),
+        None | Some("P") => Ok(LineMode::Preserving),
+        Some("S") => Ok(LineMode::Stripping),
         Some(other) => bail!("`lines` is `{other}`, neither `P` nor `S`"),
     }
 }
 
-fn check_images(raw: RawImages) -> Result<Images> {
+fn check_images(raw: RawImages) -> Result<ImageSettings> {
     for (alias, image) in &raw.aliases {
         if alias.is_empty() || image.is_empty() {
             bail!("`images.aliases` has an empty name (`{alias}` = `{image}`)");
         }
     }
-    let most = raw.max_bytes.as_ref().map(|amount| read("images.max_bytes", amount, values::bytes));
+    let most =
+        raw.max_bytes.as_ref().map(|amount| parse_amount("images.max_bytes", amount, values::parse_bytes));
     let listed = |setting: &str, hosts: Vec<String>| {
         for host in &hosts {
             if host.is_empty() || host.contains('/') || host.contains(char::is_whitespace) {
@@ -434,12 +439,12 @@ fn check_images(raw: RawImages) -> Result<Images> {
         None | Some("never") => Vec::new(),
         Some("missing") if registries.is_empty() => {
             return Err(anyhow!("`images.pull` is `missing`, and `images.registries` is empty"))
-                .hint("list the registries that sandboxes may get images from, such as `docker.io`");
+                .with_hint("list the registries that sandboxes may get images from, such as `docker.io`");
         }
         Some("missing") => registries,
         Some(other) => bail!("`images.pull` is `{other}`, neither `never` nor `missing`"),
     };
-    Ok(Images {
+    Ok(ImageSettings {
         strict: raw.strict.unwrap_or(false),
         aliases: raw.aliases,
         max_bytes: most.transpose()?,
@@ -448,74 +453,77 @@ fn check_images(raw: RawImages) -> Result<Images> {
     })
 }
 
-fn check_limits(raw: &RawLimits) -> Result<Limits> {
+fn check_limits(raw: &RawLimits) -> Result<LimitSettings> {
     let cpus = match &raw.cpus {
-        Some(amount) => read("limits.cpus", amount, values::cpus)?,
-        None => Cpus(1000),
+        Some(amount) => parse_amount("limits.cpus", amount, values::parse_cpus)?,
+        None => MilliCpus(1000),
     };
-    let memory = bytes("limits.memory", raw.memory.as_ref(), Bytes::mib(1024))?;
+    let memory = parse_bytes_or("limits.memory", raw.memory.as_ref(), Bytes::from_mib(1024))?;
     if memory < MIN_MEMORY {
         bail!("`limits.memory` is {memory}, less than the {MIN_MEMORY} that starting a process takes");
     }
-    let pids = positive("limits.pids", raw.pids, 512)?;
-    let disk = bytes("limits.disk", raw.disk.as_ref(), Bytes::mib(1024))?;
-    let most = Most {
-        memory: most("memory", raw.max_memory.as_ref(), values::bytes, memory)?,
-        cpus: most("cpus", raw.max_cpus.as_ref(), values::cpus, cpus)?,
-        pids: raw.max_pids.map(|most| positive("limits.max_pids", Some(most), most)).transpose()?,
-        disk: most("disk", raw.max_disk.as_ref(), values::bytes, disk)?,
+    let pids = positive_or("limits.pids", raw.pids, 512)?;
+    let disk = parse_bytes_or("limits.disk", raw.disk.as_ref(), Bytes::from_mib(1024))?;
+    let most = LimitMaxima {
+        memory: parse_maximum("memory", raw.max_memory.as_ref(), values::parse_bytes, memory)?,
+        cpus: parse_maximum("cpus", raw.max_cpus.as_ref(), values::parse_cpus, cpus)?,
+        pids: raw.max_pids.map(|most| positive_or("limits.max_pids", Some(most), most)).transpose()?,
+        disk: parse_maximum("disk", raw.max_disk.as_ref(), values::parse_bytes, disk)?,
     };
     if most.pids.is_some_and(|most| pids > most) {
-        return below_default("pids");
+        return below_default_error("pids");
     }
-    Ok(Limits {
+    Ok(LimitSettings {
         memory,
         cpus,
         pids,
         disk,
-        most,
-        max_sandboxes: positive("limits.max_sandboxes", raw.max_sandboxes, 2000)?,
+        maxima: most,
+        max_sandboxes: positive_or("limits.max_sandboxes", raw.max_sandboxes, 2000)?,
         soft_sandboxes: raw
             .soft_sandboxes
-            .map(|count| positive("limits.soft_sandboxes", Some(count), 1))
+            .map(|count| positive_or("limits.soft_sandboxes", Some(count), 1))
             .transpose()?,
-        max_commands: positive("limits.max_commands", raw.max_commands, 64)?,
-        max_snapshots: positive("limits.max_snapshots", raw.max_snapshots, 100)?,
-        max_volumes: positive("limits.max_volumes", raw.max_volumes, 100)?,
-        concurrent_requests: positive("limits.concurrent_requests", raw.concurrent_requests, 1024)?,
-        json_body: bytes("limits.json_body", raw.json_body.as_ref(), Bytes::mib(1))?,
+        max_commands: positive_or("limits.max_commands", raw.max_commands, 64)?,
+        max_snapshots: positive_or("limits.max_snapshots", raw.max_snapshots, 100)?,
+        max_volumes: positive_or("limits.max_volumes", raw.max_volumes, 100)?,
+        concurrent_requests: positive_or("limits.concurrent_requests", raw.concurrent_requests, 1024)?,
+        json_body: parse_bytes_or("limits.json_body", raw.json_body.as_ref(), Bytes::from_mib(1))?,
     })
 }
 
 /// A maximum, which must be at least the default.
-fn most<T: Ord>(
+fn parse_maximum<T: Ord>(
     name: &str,
-    written: Option<&Amount>,
+    written: Option<&RawAmount>,
     parse: fn(&str) -> Result<T, String>,
     default: T,
 ) -> Result<Option<T>> {
-    match written.map(|amount| read(&format!("limits.max_{name}"), amount, parse)).transpose()? {
-        Some(most) if most < default => below_default(name),
+    match written.map(|amount| parse_amount(&format!("limits.max_{name}"), amount, parse)).transpose()? {
+        Some(most) if most < default => below_default_error(name),
         other => Ok(other),
     }
 }
 
-fn below_default<T>(name: &str) -> Result<T> {
+fn below_default_error<T>(name: &str) -> Result<T> {
     Err(anyhow!("`limits.max_{name}` is less than `limits.{name}`"))
-        .hint(format!("set `limits.{name}` too: it is what a sandbox gets that names none"))
+        .with_hint(format!("set `limits.{name}` too: it is what a sandbox gets that names none"))
 }
 
-fn check_owners(raw: &BTreeMap<String, RawQuota>) -> Result<BTreeMap<String, Quota>> {
+fn check_owners(raw: &BTreeMap<String, RawQuota>) -> Result<BTreeMap<String, QuotaSettings>> {
     let check = |(name, raw): (&String, &RawQuota)| {
-        if name != EVERYBODY_ELSE {
+        if name != OTHER_OWNERS {
             domain::Owner::parse(name).with_context(|| format!("`owners.{name}`"))?;
         }
-        let bytes = |what: &str, amount: &Option<Amount>| {
+        let bytes = |what: &str, amount: &Option<RawAmount>| {
             let setting = format!("owners.{name}.{what}");
-            amount.as_ref().map(|amount| read(&setting, amount, values::bytes)).transpose()
+            amount.as_ref().map(|amount| parse_amount(&setting, amount, values::parse_bytes)).transpose()
         };
-        let cpus = raw.cpus.as_ref().map(|amount| read(&format!("owners.{name}.cpus"), amount, values::cpus));
-        let quota = Quota {
+        let cpus = raw
+            .cpus
+            .as_ref()
+            .map(|amount| parse_amount(&format!("owners.{name}.cpus"), amount, values::parse_cpus));
+        let quota = QuotaSettings {
             sandboxes: raw.sandboxes,
             millicpus: cpus.transpose()?.map(|cpus| cpus.0),
             memory: bytes("memory", &raw.memory)?.map(|bytes| bytes.0),
@@ -527,34 +535,36 @@ fn check_owners(raw: &BTreeMap<String, RawQuota>) -> Result<BTreeMap<String, Quo
 }
 
 /// More than these would only occupy memory.
-const MOST_PREPARED: usize = 256;
+const MAX_PREPARED: usize = 256;
 
-fn check_prepared(raw: &RawPrepared) -> Result<Prepared> {
-    let usual = Prepared::default();
-    let prepared = Prepared {
+fn check_prepared(raw: &RawPrepared) -> Result<PreparedSettings> {
+    let usual = PreparedSettings::default();
+    let prepared = PreparedSettings {
         volumes: raw.volumes.unwrap_or(usual.volumes),
         namespaces: raw.namespaces.unwrap_or(usual.namespaces),
     };
-    if prepared.volumes.max(prepared.namespaces) > MOST_PREPARED {
-        bail!("`prepared` asks for more than {MOST_PREPARED}");
+    if prepared.volumes.max(prepared.namespaces) > MAX_PREPARED {
+        bail!("`prepared` asks for more than {MAX_PREPARED}");
     }
     Ok(prepared)
 }
 
-fn read<T>(setting: &str, amount: &Amount, parse: fn(&str) -> Result<T, String>) -> Result<T> {
+fn parse_amount<T>(setting: &str, amount: &RawAmount, parse: fn(&str) -> Result<T, String>) -> Result<T> {
     let text = amount.text();
     parse(&text).map_err(|why| anyhow!("`{setting}`: {why}"))
 }
 
-fn bytes(setting: &str, amount: Option<&Amount>, default: Bytes) -> Result<Bytes> {
-    amount.map_or(Ok(default), |amount| read(setting, amount, values::bytes))
+fn parse_bytes_or(setting: &str, amount: Option<&RawAmount>, default: Bytes) -> Result<Bytes> {
+    amount.map_or(Ok(default), |amount| parse_amount(setting, amount, values::parse_bytes))
 }
 
-fn time(setting: &str, amount: Option<&Amount>, seconds: u64) -> Result<Duration> {
-    amount.map_or(Ok(Duration::from_secs(seconds)), |amount| read(setting, amount, values::duration))
+fn parse_duration_or(setting: &str, amount: Option<&RawAmount>, seconds: u64) -> Result<Duration> {
+    amount.map_or(Ok(Duration::from_secs(seconds)), |amount| {
+        parse_amount(setting, amount, values::parse_duration)
+    })
 }
 
-fn positive<T: Default + PartialEq>(setting: &str, written: Option<T>, default: T) -> Result<T> {
+fn positive_or<T: Default + PartialEq>(setting: &str, written: Option<T>, default: T) -> Result<T> {
     match written {
         None => Ok(default),
         Some(number) if number == T::default() => bail!("`{setting}` is 0"),

@@ -14,8 +14,8 @@ use backend_local::launcher::LauncherError;
 use comfy_table::{ContentArrangement, Table, presets};
 use serde::Serialize;
 
-use crate::client::Refused;
-use crate::commands::NotStarted;
+use crate::client::ServerResponseError;
+use crate::commands::ProgramStartError;
 
 /// Writes results and errors.
 #[derive(Clone, Copy, Debug)]
@@ -37,81 +37,81 @@ impl Printer {
     }
 
     /// Whether results are printed for a program.
-    pub(crate) fn json(&self) -> bool {
+    pub(crate) fn is_json(&self) -> bool {
         self.json
     }
 
-    pub(crate) fn line(&self, text: impl fmt::Display) -> Result<()> {
+    pub(crate) fn print_line(&self, text: impl fmt::Display) -> Result<()> {
         let mut out = io::stdout().lock();
         writeln!(out, "{text}")?;
         Ok(out.flush()?)
     }
 
     /// Writes bytes as they came from a sandbox.
-    pub(crate) fn raw(&self, bytes: &[u8]) -> Result<()> {
+    pub(crate) fn print_bytes(&self, bytes: &[u8]) -> Result<()> {
         let mut out = io::stdout().lock();
         out.write_all(bytes)?;
         Ok(out.flush()?)
     }
 
-    /// As [`Printer::raw`], to standard error.
-    pub(crate) fn raw_error(&self, bytes: &[u8]) -> Result<()> {
+    /// As [`Printer::print_bytes`], to standard error.
+    pub(crate) fn print_error_bytes(&self, bytes: &[u8]) -> Result<()> {
         Ok(io::stderr().lock().write_all(bytes)?)
     }
 
     /// One JSON value, on several lines, so that people can read it as well.
-    pub(crate) fn value(&self, value: &(impl Serialize + ?Sized)) -> Result<()> {
-        self.line(serde_json::to_string_pretty(value)?)
+    pub(crate) fn print_json(&self, value: &(impl Serialize + ?Sized)) -> Result<()> {
+        self.print_line(serde_json::to_string_pretty(value)?)
     }
 
-    pub(crate) fn table(&self, header: &[&str], rows: Vec<Vec<String>>) -> Result<()> {
-        self.line(render_table(header, rows))
+    pub(crate) fn print_table(&self, header: &[&str], rows: Vec<Vec<String>>) -> Result<()> {
+        self.print_line(render_table(header, rows))
     }
 
     /// `value` for programs, otherwise the table for people.
-    pub(crate) fn list(
+    pub(crate) fn print_json_or_table(
         &self,
         value: &(impl Serialize + ?Sized),
         header: &[&str],
         rows: Vec<Vec<String>>,
     ) -> Result<()> {
-        if self.json { self.value(value) } else { self.table(header, rows) }
+        if self.json { self.print_json(value) } else { self.print_table(header, rows) }
     }
 
     pub(crate) fn warn(&self, text: impl fmt::Display) {
         if !self.quiet {
-            complain(&format!("warning: {text}\n"));
+            write_stderr(&format!("warning: {text}\n"));
         }
     }
 
     /// A line on standard error that belongs there for people and programs alike.
     pub(crate) fn remark(&self, text: impl fmt::Display) {
         if !self.quiet {
-            complain(&format!("{text}\n"));
+            write_stderr(&format!("{text}\n"));
         }
     }
 
     /// A remark for people who watch; programs that read standard error do not get it.
-    pub(crate) fn note(&self, text: impl fmt::Display) {
+    pub(crate) fn note_on_terminal(&self, text: impl fmt::Display) {
         if self.watched {
-            complain(&format!("{text}\n"));
+            write_stderr(&format!("{text}\n"));
         }
     }
 
     /// An error for people, or with `--json` as one line with one object.
-    pub(crate) fn error(&self, error: &anyhow::Error) {
-        let complaint = Complaint::of(error);
-        complain(&if self.json { complaint.json() } else { complaint.text() });
+    pub(crate) fn print_error(&self, error: &anyhow::Error) {
+        let complaint = ErrorReport::from_error(error);
+        write_stderr(&if self.json { complaint.to_json_line() } else { complaint.to_text() });
     }
 
     /// A progress line for work that has taken more than a second.
-    pub(crate) fn progress(&self, what: impl Into<String>) -> Progress {
-        Progress { what: what.into(), watched: self.watched, started: Instant::now(), shown: None }
+    pub(crate) fn start_progress(&self, what: impl Into<String>) -> ProgressLine {
+        ProgressLine { what: what.into(), watched: self.watched, started: Instant::now(), shown: None }
     }
 }
 
 /// Standard error may be closed; then there is no other place to report that.
-fn complain(text: &str) {
+fn write_stderr(text: &str) {
     io::stderr().lock().write_all(text.as_bytes()).ok();
 }
 
@@ -128,23 +128,23 @@ fn render_table(header: &[&str], rows: Vec<Vec<String>>) -> String {
 
 /// The outermost message, its causes, and a hint.
 #[derive(Debug, Serialize)]
-struct Complaint {
+struct ErrorReport {
     error: String,
     caused_by: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     hint: Option<String>,
 }
 
-impl Complaint {
-    fn of(error: &anyhow::Error) -> Self {
+impl ErrorReport {
+    fn from_error(error: &anyhow::Error) -> Self {
         let mut messages: Vec<String> = error.chain().map(ToString::to_string).collect();
         // Some libraries repeat the message of their source; printing it twice does not help.
         messages.dedup();
         let caused_by = messages.split_off(1);
-        Self { error: messages.remove(0), caused_by, hint: error.chain().find_map(hint_of) }
+        Self { error: messages.remove(0), caused_by, hint: error.chain().find_map(find_hint) }
     }
 
-    fn text(&self) -> String {
+    fn to_text(&self) -> String {
         let mut text = format!("error: {}\n", self.error);
         for cause in &self.caused_by {
             text.push_str(&format!("caused by: {cause}\n"));
@@ -155,20 +155,20 @@ impl Complaint {
         text
     }
 
-    fn json(&self) -> String {
+    fn to_json_line(&self) -> String {
         let object = serde_json::to_string(self).expect("texts become JSON");
         format!("{object}\n")
     }
 }
 
-pub(crate) fn hint_of(error: &(dyn std::error::Error + 'static)) -> Option<String> {
-    if let Some(hinted) = error.downcast_ref::<Hinted>() {
+pub(crate) fn find_hint(error: &(dyn std::error::Error + 'static)) -> Option<String> {
+    if let Some(hinted) = error.downcast_ref::<HintedError>() {
         return Some(hinted.hint.clone());
     }
-    if let Some(refused) = error.downcast_ref::<Refused>() {
+    if let Some(refused) = error.downcast_ref::<ServerResponseError>() {
         return refused.hint();
     }
-    if let Some(failed) = error.downcast_ref::<NotStarted>() {
+    if let Some(failed) = error.downcast_ref::<ProgramStartError>() {
         return Some(failed.hint().to_owned());
     }
     if let Some(image) = error.downcast_ref::<ImageError>() {
@@ -182,18 +182,18 @@ pub(crate) fn hint_of(error: &(dyn std::error::Error + 'static)) -> Option<Strin
 
 /// An error with advice for the reader. Its message and causes are those of the error inside.
 #[derive(Debug)]
-pub(crate) struct Hinted {
+pub(crate) struct HintedError {
     error: anyhow::Error,
     hint: String,
 }
 
-impl fmt::Display for Hinted {
+impl fmt::Display for HintedError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.error, f)
     }
 }
 
-impl std::error::Error for Hinted {
+impl std::error::Error for HintedError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.error.source()
     }
@@ -201,75 +201,75 @@ impl std::error::Error for Hinted {
 
 /// Adds advice to a failure.
 pub(crate) trait WithHint<T> {
-    fn hint(self, hint: impl Into<String>) -> Result<T>;
+    fn with_hint(self, hint: impl Into<String>) -> Result<T>;
 }
 
 impl<T, E: Into<anyhow::Error>> WithHint<T> for Result<T, E> {
-    fn hint(self, hint: impl Into<String>) -> Result<T> {
-        self.map_err(|error| anyhow::Error::new(Hinted { error: error.into(), hint: hint.into() }))
+    fn with_hint(self, hint: impl Into<String>) -> Result<T> {
+        self.map_err(|error| anyhow::Error::new(HintedError { error: error.into(), hint: hint.into() }))
     }
 }
 
 /// Work in progress. Nothing is printed during the first second.
 #[derive(Debug)]
-pub(crate) struct Progress {
+pub(crate) struct ProgressLine {
     what: String,
     watched: bool,
     started: Instant,
     shown: Option<Instant>,
 }
 
-impl Progress {
-    const SILENCE: Duration = Duration::from_secs(1);
-    const PACE: Duration = Duration::from_millis(100);
+impl ProgressLine {
+    const SHOW_DELAY: Duration = Duration::from_secs(1);
+    const UPDATE_INTERVAL: Duration = Duration::from_millis(100);
 
     /// Shows how many bytes are done, and the total if it is known.
-    pub(crate) fn bytes(&mut self, done: u64, total: Option<u64>) {
+    pub(crate) fn show_bytes(&mut self, done: u64, total: Option<u64>) {
         let amount = match total {
             Some(total) if total > 0 => {
-                format!("{} of {} ({}%)", size(done), size(total), done * 100 / total)
+                format!("{} of {} ({}%)", format_bytes(done), format_bytes(total), done * 100 / total)
             }
-            _ => size(done),
+            _ => format_bytes(done),
         };
-        self.say(&amount);
+        self.show_detail(&amount);
     }
 
-    pub(crate) fn say(&mut self, detail: &str) {
-        let quiet = self.started.elapsed() < Self::SILENCE;
-        let fresh = self.shown.is_some_and(|shown| shown.elapsed() < Self::PACE);
+    pub(crate) fn show_detail(&mut self, detail: &str) {
+        let quiet = self.started.elapsed() < Self::SHOW_DELAY;
+        let fresh = self.shown.is_some_and(|shown| shown.elapsed() < Self::UPDATE_INTERVAL);
         if self.watched && !quiet && !fresh {
-            complain(&format!("\r\x1b[K{}: {detail}", self.what));
+            write_stderr(&format!("\r\x1b[K{}: {detail}", self.what));
             self.shown = Some(Instant::now());
         }
     }
 }
 
-impl Drop for Progress {
+impl Drop for ProgressLine {
     /// Clears the line, so that whatever is printed next starts on a clean one.
     fn drop(&mut self) {
         if self.shown.is_some() {
-            complain("\r\x1b[K");
+            write_stderr("\r\x1b[K");
         }
     }
 }
 
 /// An amount of bytes for people.
-pub(crate) fn size(bytes: u64) -> String {
-    domain::Bytes(bytes).for_people()
+pub(crate) fn format_bytes(bytes: u64) -> String {
+    domain::Bytes(bytes).human_readable()
 }
 
-/// An amount in the short form of the API, such as `512Mi`, as [`size`] writes it; other texts stay as they are.
-pub(crate) fn amount(text: &str) -> String {
+/// An amount in the short form of the API, such as `512Mi`, as [`format_bytes`] writes it; other texts stay as they are.
+pub(crate) fn format_amount(text: &str) -> String {
     let units = [("Ki", 10), ("Mi", 20), ("Gi", 30), ("Ti", 40)];
     let bytes = units.iter().find_map(|(unit, shift)| {
         let number: u64 = text.strip_suffix(unit)?.parse().ok()?;
         number.checked_mul(1 << shift)
     });
-    bytes.map_or_else(|| text.to_owned(), size)
+    bytes.map_or_else(|| text.to_owned(), format_bytes)
 }
 
 /// A count with its noun: `1 sandbox`, `2 sandboxes`.
-pub(crate) fn counted(count: usize, noun: &str) -> String {
+pub(crate) fn format_count(count: usize, noun: &str) -> String {
     let ending = match count {
         1 => "",
         _ if noun.ends_with('x') || noun.ends_with('s') => "es",
@@ -279,7 +279,7 @@ pub(crate) fn counted(count: usize, noun: &str) -> String {
 }
 
 /// A span of time for people, in its largest unit.
-pub(crate) fn span(seconds: u64) -> String {
+pub(crate) fn format_duration(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds}s"),
         60..3600 => format!("{}m", seconds / 60),
@@ -289,7 +289,7 @@ pub(crate) fn span(seconds: u64) -> String {
 }
 
 /// A span of time that was configured, as the command line takes it: every unit that is not zero.
-pub(crate) fn exact_span(seconds: u64) -> String {
+pub(crate) fn format_exact_duration(seconds: u64) -> String {
     let parts =
         [(seconds / 86_400, "d"), (seconds / 3600 % 24, "h"), (seconds / 60 % 60, "m"), (seconds % 60, "s")];
     let shown: String =
@@ -307,10 +307,10 @@ mod tests {
         let error = Err::<(), _>(io::Error::from_raw_os_error(libc_enoent()))
             .context("could not read `/etc/coracle.toml`")
             .context("could not start")
-            .hint("name another file with --config")
+            .with_hint("name another file with --config")
             .expect_err("it is an error");
         assert_eq!(
-            Complaint::of(&error).text(),
+            ErrorReport::from_error(&error).to_text(),
             "error: could not start\n\
              caused by: could not read `/etc/coracle.toml`\n\
              caused by: No such file or directory (os error 2)\n\
@@ -331,7 +331,7 @@ mod tests {
         };
         let error = anyhow::Error::new(step).context("could not make the sandbox");
         assert_eq!(
-            Complaint::of(&error).text(),
+            ErrorReport::from_error(&error).to_text(),
             "error: could not make the sandbox\n\
              caused by: step `user namespace` failed: Operation not permitted\n\
              hint: sysctl kernel.unprivileged_userns_clone=1\n"
@@ -340,7 +340,10 @@ mod tests {
 
     #[test]
     fn an_error_without_advice_has_no_hint() {
-        assert_eq!(Complaint::of(&anyhow!("nothing to be done")).text(), "error: nothing to be done\n");
+        assert_eq!(
+            ErrorReport::from_error(&anyhow!("nothing to be done")).to_text(),
+            "error: nothing to be done\n"
+        );
     }
 
     #[test]
@@ -361,17 +364,20 @@ mod tests {
         for (bytes, text) in
             [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536, "1.5 KiB"), (5 << 30, "5.0 GiB")]
         {
-            assert_eq!(size(bytes), text);
+            assert_eq!(format_bytes(bytes), text);
         }
         for (short, text) in [("16Ki", "16.0 KiB"), ("1Gi", "1.0 GiB"), ("0.5", "0.5"), ("xMi", "xMi")] {
-            assert_eq!(amount(short), text);
+            assert_eq!(format_amount(short), text);
         }
-        assert_eq!((counted(1, "sandbox"), counted(2, "key")), ("1 sandbox".to_owned(), "2 keys".to_owned()));
+        assert_eq!(
+            (format_count(1, "sandbox"), format_count(2, "key")),
+            ("1 sandbox".to_owned(), "2 keys".to_owned())
+        );
         for (seconds, text) in [(0, "0s"), (90, "1m30s"), (5400, "1h30m"), (86_401, "1d1s")] {
-            assert_eq!(exact_span(seconds), text);
+            assert_eq!(format_exact_duration(seconds), text);
         }
         for (seconds, text) in [(5, "5s"), (90, "1m"), (7200, "2h"), (200_000, "2d")] {
-            assert_eq!(span(seconds), text);
+            assert_eq!(format_duration(seconds), text);
         }
     }
 }

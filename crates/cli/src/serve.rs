@@ -6,10 +6,10 @@
 //!
 //! ```text
 //! supervisor ──► launcher   privileged, single-threaded, no network
-//!            └─► server     network-facing, its own uid, confined to the state directory
+//!            └─► server     network-facing, its own uid, confined to `server/` in the state directory
 //! ```
 
-pub(crate) mod handover;
+pub(crate) mod child_settings;
 pub(crate) mod launcher;
 mod notify;
 pub(crate) mod server;
@@ -33,49 +33,49 @@ use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::ServeArgs;
-use crate::config::{Config, OnStop, Reload, SettingChange};
+use crate::config::{Config, ConfigReload, OnStop, SettingChange};
 use crate::output::WithHint;
 use backend_local::identity::ServerIdentity;
-use handover::{Announce, Handover, Pass};
+use child_settings::{ChildSettings, PassToChild, ReadyAnnouncement};
 use notify::ServiceManager;
 use state::StateDir;
-pub(crate) use state::{lock, make_state_dir, server_dir, state_dir_hint};
+pub(crate) use state::{lock_file, make_state_dir, server_dir, state_dir_hint};
 
 /// A part that ran this many times longer than the pause before its start is healthy, and its next death
 /// counts as the first. So the pauses of a part that keeps dying take a tenth of the time at most.
-const HEALTHY: u32 = 10;
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const HEALTHY_RUN_FACTOR: u32 = 10;
+const MIN_RESTART_DELAY: Duration = Duration::from_millis(50);
+const MAX_RESTART_DELAY: Duration = Duration::from_secs(5);
 /// How long the parts may take to end after they were asked to.
-const GRACE: Duration = Duration::from_secs(10);
+const STOP_GRACE: Duration = Duration::from_secs(10);
 /// As above, for a server that has to remove its sandboxes first.
-const GRACE_TO_REMOVE: Duration = Duration::from_secs(300);
+const REMOVAL_GRACE: Duration = Duration::from_secs(300);
 
-pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode> {
+pub(crate) fn run_supervisor(args: &ServeArgs) -> Result<ExitCode> {
     let config = Config::for_server(args)?;
-    crate::tracing_output::start(&config.log);
+    crate::tracing_output::start_logging(&config.log);
     let state = StateDir::examine(&config)?;
-    drop(server_lock(&config)?);
-    let listener = listen(config.listen)?;
+    drop(lock_server(&config)?);
+    let listener = bind_listener(config.listen)?;
     listener.set_nonblocking(true)?;
     // From here on, the state directory is changed.
     let (lock, identity) = state.prepare(&config)?;
-    let listeners = Listeners { network: listener, operators: operators_socket(&config)? };
-    let divided = divide_group();
+    let listeners = ServerListeners { network: listener, operators: bind_operator_socket(&config)? };
+    let divided = make_cgroup_room();
     linux::namespaces::adopt_orphans().context("could not become the parent of orphans")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let code = runtime.block_on(supervise(args, config.clone(), &identity, listeners))?;
-    if divided && let Err(error) = backend_local::cgroups::give_room_back() {
-        tracing::info!(%error, "our control group is not left as it was");
+    let code = runtime.block_on(supervise_children(args, config.clone(), &identity, listeners))?;
+    if divided && let Err(error) = backend_local::cgroups::leave_leaf_group() {
+        tracing::info!(%error, "failed to restore our control group");
     }
-    if let Err(error) = fs::remove_file(config.state_dir.join(OPERATORS)) {
-        tracing::info!(%error, "the operators' socket is left");
+    if let Err(error) = fs::remove_file(config.state_dir.join(OPERATOR_SOCKET)) {
+        tracing::info!(%error, "failed to remove the operators' socket; the next start removes it");
     }
     drop(lock);
     Ok(code)
 }
 
-fn listen(address: SocketAddr) -> Result<TcpListener> {
+fn bind_listener(address: SocketAddr) -> Result<TcpListener> {
     let bound = TcpListener::bind(address);
     let hint = match bound.as_ref().map_err(io::Error::kind) {
         Err(io::ErrorKind::AddrInUse) => {
@@ -94,22 +94,22 @@ fn listen(address: SocketAddr) -> Result<TcpListener> {
         }
         _ => return bound.with_context(|| format!("could not listen on {address}")),
     };
-    bound.with_context(|| format!("could not listen on {address}")).hint(hint)
+    bound.with_context(|| format!("could not listen on {address}")).with_hint(hint)
 }
 
 /// The sockets of the server. Both outlive it.
-struct Listeners {
+struct ServerListeners {
     network: TcpListener,
     operators: UnixListener,
 }
 
 /// The name of the operators' socket in the state directory.
-pub(crate) const OPERATORS: &str = "operator.sock";
+pub(crate) const OPERATOR_SOCKET: &str = "operator.sock";
 
 /// Listens for operators; the mode of the socket decides who may connect. A socket that a killed
 /// supervisor left is replaced: no other process can be using it, since we have the lock.
-fn operators_socket(config: &Config) -> Result<UnixListener> {
-    let path = config.state_dir.join(OPERATORS);
+fn bind_operator_socket(config: &Config) -> Result<UnixListener> {
+    let path = config.state_dir.join(OPERATOR_SOCKET);
     let failed = || format!("could not listen on `{}`", path.display());
     match fs::remove_file(&path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error).with_context(failed),
@@ -117,7 +117,7 @@ fn operators_socket(config: &Config) -> Result<UnixListener> {
     }
     // Through a descriptor: the path may be longer than the kernel accepts.
     let directory = File::open(&config.state_dir).with_context(failed)?;
-    let short = Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string()).join(OPERATORS);
+    let short = Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string()).join(OPERATOR_SOCKET);
     // The umask closes the socket to others from the moment it is created.
     let mask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
     let listener = UnixListener::bind(short);
@@ -130,11 +130,11 @@ fn operators_socket(config: &Config) -> Result<UnixListener> {
 /// The control groups of an ordinary user are inside the one we were started in. The launcher can set
 /// limits there only if it contains no processes, so we leave it before we start any. Returns whether
 /// there is such a group.
-fn divide_group() -> bool {
+fn make_cgroup_room() -> bool {
     if rustix::process::geteuid().is_root() {
         return false;
     }
-    let room = backend_local::cgroups::make_room();
+    let room = backend_local::cgroups::move_to_leaf_group();
     if let Err(error) = &room {
         tracing::info!(%error, "no control group was delegated to us");
     }
@@ -143,71 +143,71 @@ fn divide_group() -> bool {
 
 /// Takes the lock that a server holds from start to end. So this also waits for the server of a killed
 /// supervisor: it dies shortly after its supervisor, and until then it has the address.
-fn server_lock(config: &Config) -> Result<File> {
-    lock(&config.state_dir.join("server.lock"), FlockOperation::LockExclusive)
-        .context("could not lock the place of the server")
+fn lock_server(config: &Config) -> Result<File> {
+    lock_file(&config.state_dir.join("server.lock"), FlockOperation::LockExclusive)
+        .context("could not lock `server.lock`")
 }
 
 /// One of the two processes, and its state.
-struct Part {
+struct ChildProcess {
     name: &'static str,
     child: Child,
-    born: Instant,
-    pause: Duration,
+    started_at: Instant,
+    restart_delay: Duration,
     /// The part writes one byte here when it is ready, and one for each update that it applied.
     ready: Receiver,
     /// Whether it has reported that it is ready.
-    up: bool,
+    is_ready: bool,
     /// Whether its end of the pipe is closed, so that it cannot report any more.
-    silent: bool,
+    ready_closed: bool,
     /// The pipe through which it gets new settings.
     updates: Sender,
 }
 
-async fn supervise(
+async fn supervise_children(
     args: &ServeArgs,
     mut config: Config,
     identity: &ServerIdentity,
-    listeners: Listeners,
+    listeners: ServerListeners,
 ) -> Result<ExitCode> {
     let manager = ServiceManager::from_environment();
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hangup = signal(SignalKind::hangup())?;
     let mut ended = signal(SignalKind::child())?;
-    let mut launcher = start_launcher(&config, identity, FIRST_PAUSE).await?;
-    let mut announce = Announce::Yes;
-    let mut server = start_server(&config, identity, &listeners, announce, FIRST_PAUSE)?;
+    let mut launcher = start_launcher(&config, identity, MIN_RESTART_DELAY).await?;
+    let mut announce = ReadyAnnouncement::Yes;
+    let mut server = start_server(&config, identity, &listeners, announce, MIN_RESTART_DELAY)?;
     loop {
-        collect_orphans(&[launcher.child.id(), server.child.id()]);
+        reap_orphans(&[launcher.child.id(), server.child.id()]);
         tokio::select! {
             _ = launcher.child.wait() => tokio::select! {
-                started = start_launcher_again(&config, identity, &launcher) => launcher = started,
+                started = restart_launcher(&config, identity, &launcher) => launcher = started,
                 _ = terminate.recv() => break,
                 _ = interrupt.recv() => break,
             },
             status = server.child.wait() => {
-                if server.came_up() {
-                    announce = Announce::No;
+                if server.check_ready() {
+                    announce = ReadyAnnouncement::No;
                 }
                 // At first, a server that cannot start ends the supervisor; later, the start is retried.
-                let refused = status.is_ok_and(|status| status.code() == Some(server::CANNOT_START));
-                if refused && announce == Announce::Yes {
+                let refused = status.is_ok_and(|status| status.code() == Some(server::EXIT_CANNOT_START));
+                if refused && announce == ReadyAnnouncement::Yes {
                     return Ok(ExitCode::FAILURE);
                 }
-                let pause = server.next_pause().await;
+                let pause = server.wait_before_restart().await;
                 server = start_server(&config, identity, &listeners, announce, pause)?;
             }
-            _ = server.ready.readable(), if !server.up && !server.silent => {
-                if server.came_up() {
-                    announce = Announce::No;
-                    manager.ready();
+            _ = server.ready.readable(), if !server.is_ready && !server.ready_closed => {
+                if server.check_ready() {
+                    announce = ReadyAnnouncement::No;
+                    manager.notify_ready();
                 }
             }
             _ = hangup.recv() => {
-                manager.reloading();
-                reload(args, &mut config, identity, [&mut launcher, &mut server]).await;
-                manager.ready();
+                manager.notify_reloading();
+                reload_config(args, &mut config, identity, [&mut launcher, &mut server]).await;
+                manager.notify_ready();
             }
             // Ended processes are collected at the beginning of the next iteration.
             _ = ended.recv() => {}
@@ -215,16 +215,21 @@ async fn supervise(
             _ = interrupt.recv() => break,
         }
     }
-    manager.stopping();
+    manager.notify_stopping();
     // The server ends first: while it runs, it uses the launcher.
-    end(&mut server, if config.on_stop == OnStop::Remove { GRACE_TO_REMOVE } else { GRACE }).await;
-    end(&mut launcher, GRACE).await;
+    stop_child(&mut server, if config.on_stop == OnStop::Remove { REMOVAL_GRACE } else { STOP_GRACE }).await;
+    stop_child(&mut launcher, STOP_GRACE).await;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Reads the configuration again and lets the parts apply what can change now. An invalid configuration
 /// changes nothing.
-async fn reload(args: &ServeArgs, config: &mut Config, identity: &ServerIdentity, parts: [&mut Part; 2]) {
+async fn reload_config(
+    args: &ServeArgs,
+    config: &mut Config,
+    identity: &ServerIdentity,
+    parts: [&mut ChildProcess; 2],
+) {
     let reload = match Config::for_server(args).and_then(|read| config.reload(&read)) {
         Ok(reload) => reload,
         Err(error) => {
@@ -232,12 +237,12 @@ async fn reload(args: &ServeArgs, config: &mut Config, identity: &ServerIdentity
             return tracing::error!(error, "configuration not reloaded; the former settings stay in force");
         }
     };
-    let Reload { config: reloaded, applied, postponed } = reload;
+    let ConfigReload { config: reloaded, applied, postponed } = reload;
     *config = reloaded;
-    crate::tracing_output::set_level(&config.log.level);
-    let handover = Handover::of(config, identity, Announce::No);
+    crate::tracing_output::set_log_level(&config.log.level);
+    let handover = ChildSettings::from_config(config, identity, ReadyAnnouncement::No);
     for part in parts {
-        if let Err(error) = part.update(&handover).await {
+        if let Err(error) = part.send_update(&handover).await {
             let error = format!("{error:#}");
             tracing::error!(
                 part = part.name,
@@ -255,42 +260,46 @@ async fn reload(args: &ServeArgs, config: &mut Config, identity: &ServerIdentity
     tracing::info!(changed = applied.len(), need_restart = postponed.len(), "configuration reloaded");
 }
 
-impl Part {
+impl ChildProcess {
     /// Logs that the part died, waits longer each time it dies young, and returns the next pause.
-    async fn next_pause(&self) -> Duration {
-        let pause = if self.born.elapsed() > self.pause * HEALTHY { FIRST_PAUSE } else { self.pause };
-        tracing::warn!(part = self.name, "died and is started again");
+    async fn wait_before_restart(&self) -> Duration {
+        let pause = if self.started_at.elapsed() > self.restart_delay * HEALTHY_RUN_FACTOR {
+            MIN_RESTART_DELAY
+        } else {
+            self.restart_delay
+        };
+        tracing::warn!(part = self.name, "process died; starting it again");
         tokio::time::sleep(pause).await;
-        (pause * 2).min(LONGEST_PAUSE)
+        (pause * 2).min(MAX_RESTART_DELAY)
     }
 
     /// Whether the part has become ready, even if it has ended since.
-    fn came_up(&mut self) -> bool {
+    fn check_ready(&mut self) -> bool {
         match self.ready.try_read(&mut [0]) {
-            Ok(0) => self.silent = true,
-            Ok(_) => self.up = true,
+            Ok(0) => self.ready_closed = true,
+            Ok(_) => self.is_ready = true,
             // It may arrive later.
             Err(_) => {}
         }
-        self.up
+        self.is_ready
     }
 
     /// Makes the part apply new settings.
-    async fn update(&mut self, handover: &Handover) -> Result<()> {
-        let expected = if self.up { 1 } else { 2 };
-        update::send(&mut self.updates, &mut self.ready, handover, expected).await?;
-        self.up = true;
+    async fn send_update(&mut self, settings: &ChildSettings) -> Result<()> {
+        let expected = if self.is_ready { 1 } else { 2 };
+        update::send_settings(&mut self.updates, &mut self.ready, settings, expected).await?;
+        self.is_ready = true;
         Ok(())
     }
 }
 
 /// Starts the launcher and waits until it listens.
-async fn start_launcher(config: &Config, identity: &ServerIdentity, pause: Duration) -> Result<Part> {
-    let (tell, mut ready) = pipe()?;
+async fn start_launcher(config: &Config, identity: &ServerIdentity, pause: Duration) -> Result<ChildProcess> {
+    let (ready_writer, mut ready) = pipe()?;
     let (updates, updated) = pipe()?;
-    let handover = Handover::of(config, identity, Announce::No);
-    let passed = [memfd(&handover)?, tell.into_blocking_fd()?, updated.into_blocking_fd()?];
-    let child = start("__launcher", &passed)?;
+    let handover = ChildSettings::from_config(config, identity, ReadyAnnouncement::No);
+    let passed = [settings_memfd(&handover)?, ready_writer.into_blocking_fd()?, updated.into_blocking_fd()?];
+    let child = spawn_role("__launcher", &passed)?;
     // Our copy of the pipe's end must be closed: a launcher that dies before it is ready is noticed by
     // the end of file.
     drop(passed);
@@ -298,59 +307,79 @@ async fn start_launcher(config: &Config, identity: &ServerIdentity, pause: Durat
     let heard = tokio::io::AsyncReadExt::read(&mut ready, &mut byte).await?;
     if heard == 0 {
         return Err(anyhow!("the launcher could not start"))
-            .hint("its reason stands above; `coracle doctor` says what this host lacks");
+            .with_hint("its reason stands above; `coracle doctor` says what this host lacks");
     }
-    Ok(Part { name: "launcher", child, born: Instant::now(), pause, ready, up: true, silent: false, updates })
+    Ok(ChildProcess {
+        name: "launcher",
+        child,
+        started_at: Instant::now(),
+        restart_delay: pause,
+        ready,
+        is_ready: true,
+        ready_closed: false,
+        updates,
+    })
 }
 
 /// Restarts the launcher after `former` has died, as often as necessary. Meanwhile sandboxes keep
 /// running and the server waits.
-async fn start_launcher_again(config: &Config, identity: &ServerIdentity, former: &Part) -> Part {
-    let mut pause = former.next_pause().await;
+async fn restart_launcher(config: &Config, identity: &ServerIdentity, former: &ChildProcess) -> ChildProcess {
+    let mut pause = former.wait_before_restart().await;
     loop {
         match start_launcher(config, identity, pause).await {
             Ok(launcher) => return launcher,
-            Err(error) => tracing::error!(error = format!("{error:#}"), "the launcher is started again"),
+            Err(error) => {
+                tracing::error!(error = format!("{error:#}"), "the launcher could not be started; retrying")
+            }
         }
         tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        pause = (pause * 2).min(MAX_RESTART_DELAY);
     }
 }
 
 fn start_server(
     config: &Config,
     identity: &ServerIdentity,
-    listeners: &Listeners,
-    announce: Announce,
+    listeners: &ServerListeners,
+    announce: ReadyAnnouncement,
     pause: Duration,
-) -> Result<Part> {
-    let (tell, ready) = pipe()?;
+) -> Result<ChildProcess> {
+    let (ready_writer, ready) = pipe()?;
     let (updates, updated) = pipe()?;
-    let handover = Handover::of(config, identity, announce);
+    let handover = ChildSettings::from_config(config, identity, announce);
     // The lock comes before the listeners: the kernel releases them in the opposite order.
-    let lock = OwnedFd::from(server_lock(config)?);
+    let lock = OwnedFd::from(lock_server(config)?);
     let operators = listeners.operators.as_fd().try_clone_to_owned()?;
     let network = listeners.network.as_fd().try_clone_to_owned()?;
-    let (tell, updated) = (tell.into_blocking_fd()?, updated.into_blocking_fd()?);
-    let passed = [memfd(&handover)?, tell, updated, lock, operators, network];
-    let child = start("__server", &passed)?;
-    Ok(Part { name: "server", child, born: Instant::now(), pause, ready, up: false, silent: false, updates })
+    let (ready_writer, updated) = (ready_writer.into_blocking_fd()?, updated.into_blocking_fd()?);
+    let passed = [settings_memfd(&handover)?, ready_writer, updated, lock, operators, network];
+    let child = spawn_role("__server", &passed)?;
+    Ok(ChildProcess {
+        name: "server",
+        child,
+        started_at: Instant::now(),
+        restart_delay: pause,
+        ready,
+        is_ready: false,
+        ready_closed: false,
+        updates,
+    })
 }
 
 /// Starts this program in another role, with descriptors whose numbers are its arguments.
-fn start(role: &str, descriptors: &[OwnedFd]) -> Result<Child> {
+fn spawn_role(role: &str, descriptors: &[OwnedFd]) -> Result<Child> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("coracle").arg(role).arg(std::process::id().to_string());
     // Only the supervisor notifies the service manager.
-    command.env_remove(notify::VARIABLE);
+    command.env_remove(notify::NOTIFY_VARIABLE);
     for descriptor in descriptors {
-        command.arg(descriptor.pass()?);
+        command.arg(descriptor.pass_to_child()?);
     }
     command.spawn().with_context(|| format!("could not start `{role}`"))
 }
 
 /// The settings are passed in memory: arguments and variables are visible to others.
-fn memfd(handover: &Handover) -> Result<OwnedFd> {
+fn settings_memfd(handover: &ChildSettings) -> Result<OwnedFd> {
     use std::io::{Seek, Write};
     let mut file = File::from(rustix::fs::memfd_create("settings", rustix::fs::MemfdFlags::CLOEXEC)?);
     file.write_all(&serde_json::to_vec(handover)?)?;
@@ -359,7 +388,7 @@ fn memfd(handover: &Handover) -> Result<OwnedFd> {
 }
 
 /// Asks a part to end and waits; if it does not end in time, it is killed.
-async fn end(part: &mut Part, grace: Duration) {
+async fn stop_child(part: &mut ChildProcess, grace: Duration) {
     let Some(pid) = part.child.id().and_then(|id| rustix::process::Pid::from_raw(i32::try_from(id).ok()?))
     else {
         return;
@@ -368,17 +397,17 @@ async fn end(part: &mut Part, grace: Duration) {
         return;
     }
     if tokio::time::timeout(grace, part.child.wait()).await.is_err() {
-        tracing::warn!(part = part.name, "did not end and is killed");
+        tracing::warn!(part = part.name, "process did not end in time; killing it");
         if let Err(error) = part.child.kill().await {
-            tracing::warn!(part = part.name, %error, "could not be killed");
+            tracing::warn!(part = part.name, %error, "failed to kill process");
         }
     }
 }
 
 /// Collects sandboxes that became our children when their launcher died. Our own two children are left
 /// to the code that waits for them.
-fn collect_orphans(ours: &[Option<u32>]) {
-    while let Ok(Some(pid)) = linux::spawn::ended_child() {
+fn reap_orphans(ours: &[Option<u32>]) {
+    while let Ok(Some(pid)) = linux::spawn::peek_ended_child() {
         if ours.contains(&u32::try_from(pid.as_raw_pid()).ok()) {
             return;
         }

@@ -8,11 +8,11 @@ use tracing_subscriber::EnvFilter;
 use crate::config::{LogFormat, LogSettings};
 
 /// Changes the log level, once the log has started.
-static SET_LEVEL: OnceLock<Box<dyn Fn(EnvFilter) + Send + Sync>> = OnceLock::new();
+static LEVEL_SETTER: OnceLock<Box<dyn Fn(EnvFilter) + Send + Sync>> = OnceLock::new();
 
-pub(crate) fn start(settings: &LogSettings) {
+pub(crate) fn start_logging(settings: &LogSettings) {
     let logs = tracing_subscriber::fmt()
-        .with_env_filter(filter(&settings.level))
+        .with_env_filter(parse_level_filter(&settings.level))
         .with_writer(io::stderr)
         // Colour codes would end up in files and journals.
         .with_ansi(io::stderr().is_terminal());
@@ -20,32 +20,36 @@ pub(crate) fn start(settings: &LogSettings) {
         LogFormat::Text => {
             let logs = logs.with_filter_reloading();
             let handle = logs.reload_handle();
-            keep(logs.try_init().is_ok(), move |filter| handle.reload(filter).unwrap_or_default());
+            store_level_setter(logs.try_init().is_ok(), move |filter| {
+                handle.reload(filter).unwrap_or_default()
+            });
         }
         LogFormat::Json => {
             let logs = logs.json().flatten_event(true).with_filter_reloading();
             let handle = logs.reload_handle();
-            keep(logs.try_init().is_ok(), move |filter| handle.reload(filter).unwrap_or_default());
+            store_level_setter(logs.try_init().is_ok(), move |filter| {
+                handle.reload(filter).unwrap_or_default()
+            });
         }
     }
 }
 
 /// Stores the function that changes the level, unless a log was started before, which then stays as it
 /// is.
-fn keep(started: bool, set_level: impl Fn(EnvFilter) + Send + Sync + 'static) {
+fn store_level_setter(started: bool, set_level: impl Fn(EnvFilter) + Send + Sync + 'static) {
     if started {
-        SET_LEVEL.set(Box::new(set_level)).unwrap_or_default();
+        LEVEL_SETTER.set(Box::new(set_level)).unwrap_or_default();
     }
 }
 
 /// Changes the log level from now on.
-pub(crate) fn set_level(level: &str) {
-    if let Some(set) = SET_LEVEL.get() {
-        set(filter(level));
+pub(crate) fn set_log_level(level: &str) {
+    if let Some(set) = LEVEL_SETTER.get() {
+        set(parse_level_filter(level));
     }
 }
 
 /// The configuration was checked, so the text is a valid filter.
-fn filter(level: &str) -> EnvFilter {
+fn parse_level_filter(level: &str) -> EnvFilter {
     EnvFilter::try_new(level).unwrap_or_else(|_| EnvFilter::new("info"))
 }

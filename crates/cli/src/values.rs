@@ -7,13 +7,13 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use domain::{Access, Bytes, Cpus, Identity, Mount, SandboxId};
+use domain::{Bytes, MilliCpus, MountAccess, MountSpec, SandboxId, UserIdentity};
 
 use crate::client::SandboxRef;
 
 /// One end of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum CopyEndpoint {
     /// `-`: standard input or output.
     Standard,
     Local(PathBuf),
@@ -25,21 +25,23 @@ pub(crate) enum Place {
 
 /// How long a sandbox lives, or may stay unused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lifetime {
+pub(crate) enum SandboxLifetime {
     Never,
     After(Duration),
 }
 
 /// Reads `never` or a duration.
-pub(crate) fn lifetime(text: &str) -> Result<Lifetime, String> {
+pub(crate) fn parse_lifetime(text: &str) -> Result<SandboxLifetime, String> {
     match text {
-        "never" => Ok(Lifetime::Never),
-        text => duration(text).map(Lifetime::After).map_err(|error| format!("{error}, or `never`")),
+        "never" => Ok(SandboxLifetime::Never),
+        text => {
+            parse_duration(text).map(SandboxLifetime::After).map_err(|error| format!("{error}, or `never`"))
+        }
     }
 }
 
 /// Reads `90`, `5s`, `500ms`, `2m`, `1h30m`, `7d`; a bare number means seconds.
-pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let wrong = || format!("`{text}` is not a duration such as `5s`, `500ms` or `1h30m`");
     if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
         return text.parse().ok().map(Duration::from_secs).ok_or_else(wrong);
@@ -47,7 +49,7 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let mut total = Duration::ZERO;
     let mut rest = text;
     while !rest.is_empty() {
-        let (part, after) = duration_part(rest).ok_or_else(wrong)?;
+        let (part, after) = parse_duration_part(rest).ok_or_else(wrong)?;
         total = total.checked_add(part).ok_or_else(wrong)?;
         rest = after;
     }
@@ -55,7 +57,7 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
 }
 
 /// Takes one number with its unit off the front.
-fn duration_part(text: &str) -> Option<(Duration, &str)> {
+fn parse_duration_part(text: &str) -> Option<(Duration, &str)> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, rest) = text.split_at(digits);
     let letters = rest.bytes().take_while(u8::is_ascii_alphabetic).count();
@@ -73,22 +75,22 @@ fn duration_part(text: &str) -> Option<(Duration, &str)> {
 }
 
 /// Reads `256m` as 256 MiB: on a command line a bare letter means powers of 1024.
-pub(crate) fn bytes(text: &str) -> Result<Bytes, String> {
+pub(crate) fn parse_bytes(text: &str) -> Result<Bytes, String> {
     Bytes::parse_binary(text).map_err(|error| error.to_string())
 }
 
-pub(crate) fn cpus(text: &str) -> Result<Cpus, String> {
-    Cpus::parse(text).map_err(|error| error.to_string())
+pub(crate) fn parse_cpus(text: &str) -> Result<MilliCpus, String> {
+    MilliCpus::parse(text).map_err(|error| error.to_string())
 }
 
 /// Reads `SRC:DST` or `SRC:DST:ro`. Both are absolute in the result.
-pub(crate) fn mount(text: &str) -> Result<Mount, String> {
+pub(crate) fn parse_mount(text: &str) -> Result<MountSpec, String> {
     let wrong = |what: &str| format!("{what} in `{text}`; a mount is SRC:DST or SRC:DST:ro");
     let mut parts = text.split(':');
     let (source, target) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
     let access = match (parts.next(), parts.next()) {
-        (None, None) | (Some("rw"), None) => Access::ReadWrite,
-        (Some("ro"), None) => Access::ReadOnly,
+        (None, None) | (Some("rw"), None) => MountAccess::ReadWrite,
+        (Some("ro"), None) => MountAccess::ReadOnly,
         _ => return Err(wrong("there is something other than `ro` or `rw` at the end")),
     };
     if source.is_empty() || target.is_empty() {
@@ -98,11 +100,11 @@ pub(crate) fn mount(text: &str) -> Result<Mount, String> {
         return Err(wrong("the destination is not an absolute path"));
     }
     let source = std::path::absolute(source).map_err(|error| format!("`{source}`: {error}"))?;
-    Ok(Mount::host(source, target, access))
+    Ok(MountSpec::from_host(source, target, access))
 }
 
 /// Reads `NAME:DST`, `/PATH:DST`, or either with `:ro`, as an entry of the API's `volumes`.
-pub(crate) fn volume(text: &str) -> Result<serde_json::Value, String> {
+pub(crate) fn parse_volume(text: &str) -> Result<serde_json::Value, String> {
     let wrong =
         |what: &str| format!("{what} in `{text}`; a volume is NAME:DST or /PATH:DST, and `:ro` if need be");
     let parts: Vec<&str> = text.split(':').collect();
@@ -126,7 +128,7 @@ pub(crate) fn volume(text: &str) -> Result<serde_json::Value, String> {
 }
 
 /// Reads `NAME=VALUE`; a bare `NAME` takes the value from the caller's environment.
-pub(crate) fn variable(text: &str) -> Result<(String, String), String> {
+pub(crate) fn parse_variable(text: &str) -> Result<(String, String), String> {
     let (name, value) = match text.split_once('=') {
         Some((name, value)) => (name, value.to_owned()),
         None => (text, std::env::var(text).map_err(|error| format!("`{text}` has no value here: {error}"))?),
@@ -135,7 +137,7 @@ pub(crate) fn variable(text: &str) -> Result<(String, String), String> {
 }
 
 /// Reads `KEY=VALUE`; the server checks the characters.
-pub(crate) fn label(text: &str) -> Result<(String, String), String> {
+pub(crate) fn parse_label(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
         _ => Err(format!("`{text}` is not a label such as `team=search`")),
@@ -143,41 +145,41 @@ pub(crate) fn label(text: &str) -> Result<(String, String), String> {
 }
 
 /// Reads `NAME`, `UID` or `UID:GID`; a lone uid is its own group.
-pub(crate) fn identity(text: &str) -> Result<Identity, String> {
+pub(crate) fn parse_identity(text: &str) -> Result<UserIdentity, String> {
     let wrong = || format!("`{text}` is not a user; write a name, UID or UID:GID");
     let number = |part: &str| part.parse::<u32>().ok().filter(|id| *id != u32::MAX);
     if let Some((uid, gid)) = text.split_once(':') {
         return match (number(uid), number(gid)) {
-            (Some(uid), Some(gid)) => Ok(Identity::Ids { uid, gid }),
+            (Some(uid), Some(gid)) => Ok(UserIdentity::Ids { uid, gid }),
             _ => Err(wrong()),
         };
     }
     match number(text) {
-        Some(id) => Ok(Identity::Ids { uid: id, gid: id }),
+        Some(id) => Ok(UserIdentity::Ids { uid: id, gid: id }),
         None if text.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_') => {
-            Ok(Identity::User(text.to_owned()))
+            Ok(UserIdentity::User(text.to_owned()))
         }
         None => Err(wrong()),
     }
 }
 
-/// As [`identity`], without names: the servers' API knows only numbers.
-pub(crate) fn numeric_identity(text: &str) -> Result<(u32, u32), String> {
-    match identity(text)? {
-        Identity::Ids { uid, gid } => Ok((uid, gid)),
-        Identity::Default | Identity::User(_) => Err(format!("`{text}` is not UID or UID:GID")),
+/// As [`parse_identity`], without names: the servers' API knows only numbers.
+pub(crate) fn parse_numeric_identity(text: &str) -> Result<(u32, u32), String> {
+    match parse_identity(text)? {
+        UserIdentity::Ids { uid, gid } => Ok((uid, gid)),
+        UserIdentity::Default | UserIdentity::User(_) => Err(format!("`{text}` is not UID or UID:GID")),
     }
 }
 
 /// Reads one end of a copy. `SANDBOX:/PATH` is inside a sandbox, unless there is a slash before the
 /// colon. Everything else is a path on this host. A local name of that form is written with `./` before
 /// it.
-pub(crate) fn place(text: &str) -> Result<Place, String> {
+pub(crate) fn parse_copy_endpoint(text: &str) -> Result<CopyEndpoint, String> {
     if text.is_empty() {
         return Err("a path cannot be empty".to_owned());
     }
     if text == "-" {
-        return Ok(Place::Standard);
+        return Ok(CopyEndpoint::Standard);
     }
     if let Some((id, path)) = text.split_once(':')
         && SandboxId::parse(id).is_ok()
@@ -187,34 +189,34 @@ pub(crate) fn place(text: &str) -> Result<Place, String> {
     }
     match text.find(":/").map(|colon| text.split_at(colon)) {
         Some((sandbox, path)) if !sandbox.is_empty() && !sandbox.contains('/') => {
-            Ok(Place::Remote { sandbox: sandbox.parse()?, path: path[1..].to_owned() })
+            Ok(CopyEndpoint::Remote { sandbox: sandbox.parse()?, path: path[1..].to_owned() })
         }
-        _ => Ok(Place::Local(Path::new(text).to_owned())),
+        _ => Ok(CopyEndpoint::Local(Path::new(text).to_owned())),
     }
 }
 
 /// A signal that the server knows, by name or number, as it was written.
-pub(crate) fn signal(text: &str) -> Result<String, String> {
-    if domain::signal::number(text).is_some() {
+pub(crate) fn parse_signal(text: &str) -> Result<String, String> {
+    if domain::signal::parse_signal(text).is_some() {
         return Ok(text.to_owned());
     }
-    let names: Vec<&str> = domain::signal::NAMES.iter().map(|(name, _)| *name).collect();
+    let names: Vec<&str> = domain::signal::SIGNAL_NAMES.iter().map(|(name, _)| *name).collect();
     Err(format!("there is no such signal; signals are {} and the numbers 1 to 31", names.join(", ")))
 }
 
 #[cfg(test)]
 mod tests {
-    use domain::Source;
+    use domain::MountSource;
 
     use super::*;
 
     #[test]
-    fn signals_have_names_and_numbers_that_there_are() {
+    fn signals_are_known_names_and_numbers() {
         for right in ["TERM", "term", "SIGKILL", "9", "31"] {
-            assert_eq!(signal(right).as_deref(), Ok(right));
+            assert_eq!(parse_signal(right).as_deref(), Ok(right));
         }
         for wrong in ["FOO", "", "0", "32", "-1", "TERM "] {
-            let why = signal(wrong).expect_err(wrong);
+            let why = parse_signal(wrong).expect_err(wrong);
             assert!(why.contains("TERM, ") && why.contains("1 to 31"), "{why}");
         }
     }
@@ -230,89 +232,89 @@ mod tests {
             ("90", 90_000),
             ("0", 0),
         ] {
-            assert_eq!(duration(text), Ok(Duration::from_millis(milliseconds)), "{text}");
+            assert_eq!(parse_duration(text), Ok(Duration::from_millis(milliseconds)), "{text}");
         }
         for text in ["", "s", "5x", "5 s", "-1s", "1.5h", "0s", "99999999999999999999", "5s5"] {
-            assert!(duration(text).is_err(), "{text}");
+            assert!(parse_duration(text).is_err(), "{text}");
         }
     }
 
     #[test]
     fn mounts_name_source_destination_and_access() {
-        let read_only = mount("/data:/mnt/data:ro").expect("a right mount");
-        assert_eq!(read_only.source, Source::Host("/data".into()));
+        let read_only = parse_mount("/data:/mnt/data:ro").expect("a right mount");
+        assert_eq!(read_only.source, MountSource::Host("/data".into()));
         assert_eq!(read_only.target, "/mnt/data");
-        assert_eq!(read_only.access, Access::ReadOnly);
-        assert_eq!(mount("/data:/mnt").expect("a right mount").access, Access::ReadWrite);
+        assert_eq!(read_only.access, MountAccess::ReadOnly);
+        assert_eq!(parse_mount("/data:/mnt").expect("a right mount").access, MountAccess::ReadWrite);
         for text in ["", "/data", ":/mnt", "/data:", "/data:mnt", "/data:/mnt:rx", "/a:/b:ro:ro"] {
-            assert!(mount(text).is_err(), "{text}");
+            assert!(parse_mount(text).is_err(), "{text}");
         }
     }
 
     #[test]
     fn a_volume_is_a_name_or_a_path_and_where_it_goes() {
-        let named = volume("data:/data").expect("a right volume");
+        let named = parse_volume("data:/data").expect("a right volume");
         assert_eq!(named["pvc"]["claimName"], "data");
-        let host = volume("/srv:/data:ro").expect("a right volume");
+        let host = parse_volume("/srv:/data:ro").expect("a right volume");
         assert_eq!((&host["host"]["path"], &host["readOnly"]), (&"/srv".into(), &true.into()));
         for text in ["", "data", "data:rel", ":/data", "data:/data:rx", "a:/b:ro:ro"] {
-            assert!(volume(text).is_err(), "{text}");
+            assert!(parse_volume(text).is_err(), "{text}");
         }
         for text in ["./project:/w", "project/src:/w", "..:/w"] {
-            let refused = volume(text).expect_err("it is relative");
+            let refused = parse_volume(text).expect_err("it is relative");
             assert!(refused.contains("host directories are given as absolute paths"), "{refused}");
         }
     }
 
     #[test]
     fn a_relative_mount_source_becomes_absolute() {
-        let mount = mount("some/where:/mnt").expect("a right mount");
+        let mount = parse_mount("some/where:/mnt").expect("a right mount");
         let expected = std::env::current_dir().expect("a directory").join("some/where");
-        assert_eq!(mount.source, Source::Host(expected));
+        assert_eq!(mount.source, MountSource::Host(expected));
     }
 
     #[test]
     fn a_variable_keeps_everything_behind_the_first_equals_sign() {
-        assert_eq!(variable("A=b=c"), Ok(("A".to_owned(), "b=c".to_owned())));
-        assert_eq!(variable("A="), Ok(("A".to_owned(), String::new())));
-        assert!(variable("=b").is_err());
-        assert!(variable("A_VARIABLE_THAT_NOBODY_SETS").is_err());
+        assert_eq!(parse_variable("A=b=c"), Ok(("A".to_owned(), "b=c".to_owned())));
+        assert_eq!(parse_variable("A="), Ok(("A".to_owned(), String::new())));
+        assert!(parse_variable("=b").is_err());
+        assert!(parse_variable("A_VARIABLE_THAT_NOBODY_SETS").is_err());
     }
 
     #[test]
     fn sizes_are_binary_and_bounded_below() {
-        assert_eq!(bytes("256m"), Ok(Bytes::mib(256)));
-        assert!(bytes("0").is_err());
-        assert_eq!(cpus("0.5"), Ok(Cpus(500)));
+        assert_eq!(parse_bytes("256m"), Ok(Bytes::from_mib(256)));
+        assert!(parse_bytes("0").is_err());
+        assert_eq!(parse_cpus("0.5"), Ok(MilliCpus(500)));
     }
 
     #[test]
     fn users_are_names_or_numbers() {
-        assert_eq!(identity("nobody"), Ok(Identity::User("nobody".to_owned())));
-        assert_eq!(identity("1000"), Ok(Identity::Ids { uid: 1000, gid: 1000 }));
-        assert_eq!(identity("0:5"), Ok(Identity::Ids { uid: 0, gid: 5 }));
+        assert_eq!(parse_identity("nobody"), Ok(UserIdentity::User("nobody".to_owned())));
+        assert_eq!(parse_identity("1000"), Ok(UserIdentity::Ids { uid: 1000, gid: 1000 }));
+        assert_eq!(parse_identity("0:5"), Ok(UserIdentity::Ids { uid: 0, gid: 5 }));
         for text in ["", ":", "1:", "a:b", "-1", "4294967295"] {
-            assert!(identity(text).is_err(), "{text}");
+            assert!(parse_identity(text).is_err(), "{text}");
         }
-        assert!(numeric_identity("nobody").is_err());
+        assert!(parse_numeric_identity("nobody").is_err());
     }
 
     #[test]
     fn only_a_whole_id_before_the_colon_is_remote() {
         let id = "abcdefghijklmnopqrst";
         assert_eq!(
-            place(&format!("{id}:/etc/passwd")),
-            Ok(Place::Remote { sandbox: id.parse().expect("an id"), path: "/etc/passwd".to_owned() })
+            parse_copy_endpoint(&format!("{id}:/etc/passwd")),
+            Ok(CopyEndpoint::Remote { sandbox: id.parse().expect("an id"), path: "/etc/passwd".to_owned() })
         );
         assert_eq!(
-            place("user:7:/tmp"),
-            Ok(Place::Remote { sandbox: "user:7".parse().expect("a name"), path: "/tmp".to_owned() })
+            parse_copy_endpoint("user:7:/tmp"),
+            Ok(CopyEndpoint::Remote { sandbox: "user:7".parse().expect("a name"), path: "/tmp".to_owned() })
         );
         for local in ["a:b", "./a:/b", "/tmp/a:/b", "dir/a:/b", ":/x"] {
-            assert_eq!(place(local), Ok(Place::Local(local.into())), "{local}");
+            assert_eq!(parse_copy_endpoint(local), Ok(CopyEndpoint::Local(local.into())), "{local}");
         }
-        assert_eq!(place("-"), Ok(Place::Standard));
-        assert!(place(&format!("{id}:etc")).is_err());
-        assert!(place("").is_err());
+        assert_eq!(parse_copy_endpoint("-"), Ok(CopyEndpoint::Standard));
+        assert!(parse_copy_endpoint(&format!("{id}:etc")).is_err());
+        assert!(parse_copy_endpoint("").is_err());
     }
 }

@@ -19,14 +19,14 @@ fn check(words: &[&str], code: i32, stderr: &str) {
 }
 
 /// An address at which nothing listens: it was free a moment ago.
-fn nobody_there() -> String {
+fn unused_address() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     format!("http://{}", listener.local_addr().expect("an address"))
 }
 
 #[test]
 fn a_missing_server_is_an_error_with_a_hint() {
-    let url = nobody_there();
+    let url = unused_address();
     let complaint = format!(
         "error: could not talk to the server at `{url}`\n\
          caused by: client error (Connect)\n\

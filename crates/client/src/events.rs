@@ -9,7 +9,7 @@ use serde_json::Value;
 
 /// An event that this client understands.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum CommandEvent {
     /// The process was started and has this id.
     Started(String),
     Stdout(String),
@@ -20,24 +20,24 @@ pub enum Event {
         to: u64,
     },
     /// The command exited with a code other than 0, or could not be started.
-    Failed(Failure),
+    Failed(CommandFailure),
     Completed,
 }
 
 /// How a command failed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Failure {
+pub struct CommandFailure {
     /// The exit code as text, or the reason there is none.
     pub value: String,
     pub details: Vec<String>,
     /// How the command ended, if not with an exit code. Only Coracle servers report this.
-    pub ending: Option<Ending>,
+    pub ending: Option<CommandEnding>,
 }
 
 /// How a command ended without an exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(tag = "ending", rename_all = "snake_case")]
-pub enum Ending {
+pub enum CommandEnding {
     Signal {
         signal: u8,
     },
@@ -54,37 +54,37 @@ pub enum Ending {
 /// The server sent an event that exceeds the size limit.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("server event exceeds {MAX_EVENT} bytes")]
-pub struct EndlessEvent;
+pub struct OversizedEventError;
 
 /// Upper bound for one event; servers stay well below it.
 const MAX_EVENT: usize = 8 << 20;
 
 /// Splits a byte stream into events.
 #[derive(Debug, Default)]
-pub struct Decoder {
+pub struct EventDecoder {
     pending: Vec<u8>,
     /// How many bytes of `pending` have been consumed.
     read: usize,
 }
 
-impl Decoder {
+impl EventDecoder {
     /// Appends received bytes.
-    pub fn feed(&mut self, bytes: &[u8]) -> Result<(), EndlessEvent> {
+    pub fn feed(&mut self, bytes: &[u8]) -> Result<(), OversizedEventError> {
         self.pending.drain(..self.read);
         self.read = 0;
         if self.pending.len() > MAX_EVENT {
-            return Err(EndlessEvent);
+            return Err(OversizedEventError);
         }
         self.pending.extend_from_slice(bytes);
         Ok(())
     }
 
     /// Returns the next complete event.
-    pub fn next_event(&mut self) -> Option<Event> {
+    pub fn next_event(&mut self) -> Option<CommandEvent> {
         loop {
             let rest = &self.pending[self.read..];
             let end = rest.iter().position(|byte| *byte == b'\n')?;
-            let event = read_line(&rest[..end]);
+            let event = parse_event_line(&rest[..end]);
             self.read += end + 1;
             if event.is_some() {
                 return event;
@@ -93,14 +93,14 @@ impl Decoder {
     }
 
     /// Returns the last event if the stream ended without a final newline.
-    pub fn finish(&mut self) -> Option<Event> {
-        let event = read_line(&self.pending[self.read..]);
+    pub fn finish(&mut self) -> Option<CommandEvent> {
+        let event = parse_event_line(&self.pending[self.read..]);
         self.read = self.pending.len();
         event
     }
 }
 
-fn read_line(line: &[u8]) -> Option<Event> {
+fn parse_event_line(line: &[u8]) -> Option<CommandEvent> {
     let line = line.strip_prefix(b"data:").unwrap_or(line).trim_ascii();
     if !line.starts_with(b"{") {
         return None;
@@ -108,21 +108,21 @@ fn read_line(line: &[u8]) -> Option<Event> {
     let value: Value = serde_json::from_slice(line).ok()?;
     let text = || value["text"].as_str().unwrap_or_default().to_owned();
     match value["type"].as_str()? {
-        "init" => Some(Event::Started(text())),
-        "stdout" => Some(Event::Stdout(text())),
-        "stderr" => Some(gap(&value).unwrap_or_else(|| Event::Stderr(text()))),
-        "error" => Some(Event::Failed(failure(&value["error"]))),
-        "execution_complete" => Some(Event::Completed),
+        "init" => Some(CommandEvent::Started(text())),
+        "stdout" => Some(CommandEvent::Stdout(text())),
+        "stderr" => Some(parse_gap(&value).unwrap_or_else(|| CommandEvent::Stderr(text()))),
+        "error" => Some(CommandEvent::Failed(parse_failure(&value["error"]))),
+        "execution_complete" => Some(CommandEvent::Completed),
         _ => None,
     }
 }
 
-fn gap(event: &Value) -> Option<Event> {
+fn parse_gap(event: &Value) -> Option<CommandEvent> {
     let gap = event["coracle"]["gap"].as_array()?;
-    Some(Event::Gap { from: gap.first()?.as_u64()?, to: gap.get(1)?.as_u64()? })
+    Some(CommandEvent::Gap { from: gap.first()?.as_u64()?, to: gap.get(1)?.as_u64()? })
 }
 
-fn failure(error: &Value) -> Failure {
+fn parse_failure(error: &Value) -> CommandFailure {
     let text = |value: &Value| match value {
         Value::String(text) => Some(text.clone()),
         Value::Number(number) => Some(number.to_string()),
@@ -130,7 +130,7 @@ fn failure(error: &Value) -> Failure {
     };
     let value = text(&error["evalue"]).or_else(|| text(&error["ename"])).unwrap_or_default();
     let details = error["traceback"].as_array().into_iter().flatten().filter_map(text).collect();
-    Failure { value, details, ending: serde_json::from_value(error["coracle"].clone()).ok() }
+    CommandFailure { value, details, ending: serde_json::from_value(error["coracle"].clone()).ok() }
 }
 
 #[cfg(test)]
@@ -153,8 +153,8 @@ mod tests {
         "{\"type\":\"error\",\"error\":{\"evalue\":5,\"coracle\":null}}\n",
     );
 
-    fn decode(chunks: impl Iterator<Item = Vec<u8>>) -> Vec<Event> {
-        let mut decoder = Decoder::default();
+    fn decode(chunks: impl Iterator<Item = Vec<u8>>) -> Vec<CommandEvent> {
+        let mut decoder = EventDecoder::default();
         let mut events = Vec::new();
         for chunk in chunks {
             decoder.feed(&chunk).expect("the input is below the limit");
@@ -169,15 +169,15 @@ mod tests {
     fn events_do_not_depend_on_chunk_boundaries() {
         let failed = |value: &str, details: &[&str], ending| {
             let details = details.iter().map(|text| (*text).to_owned()).collect();
-            Event::Failed(Failure { value: value.to_owned(), details, ending })
+            CommandEvent::Failed(CommandFailure { value: value.to_owned(), details, ending })
         };
         let expected = [
-            Event::Started("5b7c".to_owned()),
-            Event::Stdout("a\nb".to_owned()),
-            Event::Stdout(String::new()),
-            Event::Gap { from: 3, to: 7 },
+            CommandEvent::Started("5b7c".to_owned()),
+            CommandEvent::Stdout("a\nb".to_owned()),
+            CommandEvent::Stdout(String::new()),
+            CommandEvent::Gap { from: 3, to: 7 },
             failed("3", &["exit status 3"], None),
-            failed("-1", &[], Some(Ending::Signal { signal: 9 })),
+            failed("-1", &[], Some(CommandEnding::Signal { signal: 9 })),
             failed("", &[], None),
             failed("5", &[], None),
         ];
@@ -189,24 +189,24 @@ mod tests {
 
     #[test]
     fn oversized_event_is_an_error() {
-        let mut decoder = Decoder::default();
+        let mut decoder = EventDecoder::default();
         let chunk = vec![b'x'; 1 << 20];
         assert!((0..20).any(|_| decoder.feed(&chunk).is_err()));
     }
 
     #[test]
     fn last_line_needs_no_newline() {
-        let mut decoder = Decoder::default();
+        let mut decoder = EventDecoder::default();
         decoder.feed(b"{\"type\":\"execution_complete\"}").expect("the input is below the limit");
         assert_eq!(decoder.next_event(), None);
-        assert_eq!(decoder.finish(), Some(Event::Completed));
+        assert_eq!(decoder.finish(), Some(CommandEvent::Completed));
         assert_eq!(decoder.finish(), None);
     }
 
     proptest! {
         #[test]
         fn decoding_arbitrary_bytes_does_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
-            let mut decoder = Decoder::default();
+            let mut decoder = EventDecoder::default();
             decoder.feed(&bytes).expect("the input is below the limit");
             while decoder.next_event().is_some() {}
             decoder.finish();

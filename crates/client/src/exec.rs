@@ -10,14 +10,14 @@ use std::time::Duration;
 use bytes::{Buf, Bytes};
 use serde_json::{Map, Value, json};
 
-use crate::events::Ending;
+use crate::events::CommandEnding;
 
 /// How many bytes of input may be sent before the server has confirmed delivery.
 pub const INPUT_WINDOW: usize = 1 << 20;
 
-const STDIN: u8 = 0;
-const STDOUT: u8 = 1;
-const STDERR: u8 = 2;
+const STDIN_FRAME: u8 = 0;
+const STDOUT_FRAME: u8 = 1;
+const STDERR_FRAME: u8 = 2;
 
 /// A command to run, with the fields that `POST /command` and the WebSocket share.
 #[derive(Clone, Debug, Default)]
@@ -53,12 +53,12 @@ pub enum ExecFrame {
     },
     Exited {
         code: i32,
-        ending: Option<Ending>,
+        ending: Option<CommandEnding>,
     },
     Failed {
         code: String,
         message: String,
-        ending: Option<Ending>,
+        ending: Option<CommandEnding>,
     },
 }
 
@@ -113,13 +113,13 @@ impl ExecRequest {
 /// Builds a binary frame that carries input.
 pub fn input_frame(bytes: &[u8]) -> Vec<u8> {
     let mut frame = Vec::with_capacity(bytes.len() + 1);
-    frame.push(STDIN);
+    frame.push(STDIN_FRAME);
     frame.extend_from_slice(bytes);
     frame
 }
 
 /// Builds the text frame that follows the last input.
-pub fn input_end() -> String {
+pub fn input_end_frame() -> String {
     json!({ "type": "coracle.stdin-end" }).to_string()
 }
 
@@ -138,8 +138,8 @@ impl ExecFrame {
         let kind = *frame.first()?;
         frame.advance(1);
         match kind {
-            STDOUT => Some(Self::Stdout(frame)),
-            STDERR => Some(Self::Stderr(frame)),
+            STDOUT_FRAME => Some(Self::Stdout(frame)),
+            STDERR_FRAME => Some(Self::Stderr(frame)),
             _ => None,
         }
     }
@@ -218,6 +218,6 @@ mod tests {
             assert_eq!(ExecFrame::from_text(text), None, "{text}");
         }
         let exit = ExecFrame::from_text(r#"{"type":"exit","exit_code":-1,"coracle":{"ending":"oom"}}"#);
-        assert_eq!(exit, Some(ExecFrame::Exited { code: -1, ending: Some(Ending::Oom) }));
+        assert_eq!(exit, Some(ExecFrame::Exited { code: -1, ending: Some(CommandEnding::Oom) }));
     }
 }

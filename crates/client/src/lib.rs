@@ -7,5 +7,5 @@
 pub mod events;
 pub mod exec;
 
-pub use events::{Decoder, Ending, EndlessEvent, Event, Failure};
+pub use events::{CommandEnding, CommandEvent, CommandFailure, EventDecoder, OversizedEventError};
 pub use exec::{ExecFrame, ExecRequest};

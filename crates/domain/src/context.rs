@@ -16,13 +16,13 @@ pub struct Language(String);
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "a language must be a word of at most {} letters, digits and `+#._-`, or `jupyter:` and such a word",
-    Language::LONGEST
+    Language::MAX_LENGTH
 )]
-pub struct NotALanguage;
+pub struct LanguageError;
 
 /// The program that runs the code of a language.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Worker<'a> {
+pub enum LanguageRuntime<'a> {
     /// Our own worker, which needs only the interpreter.
     Python,
     JavaScript,
@@ -35,10 +35,10 @@ pub enum Worker<'a> {
 }
 
 /// The prefix that selects a Jupyter kernel by name.
-const JUPYTER: &str = "jupyter:";
+const JUPYTER_PREFIX: &str = "jupyter:";
 
 /// Other common names of languages.
-const ALIASES: [(&str, &str); 13] = [
+const LANGUAGE_ALIASES: [(&str, &str); 13] = [
     ("py", "python"),
     ("python3", "python"),
     ("ipython", "python"),
@@ -55,19 +55,19 @@ const ALIASES: [(&str, &str); 13] = [
 ];
 
 impl Language {
-    pub const LONGEST: usize = 48;
+    pub const MAX_LENGTH: usize = 48;
 
     /// Accepts any of the names by which a language is known.
-    pub fn parse(text: &str) -> Result<Self, NotALanguage> {
-        if let Some(name) = text.strip_prefix(JUPYTER) {
-            return if is_word(name) { Ok(Self(text.to_owned())) } else { Err(NotALanguage) };
+    pub fn parse(text: &str) -> Result<Self, LanguageError> {
+        if let Some(name) = text.strip_prefix(JUPYTER_PREFIX) {
+            return if is_language_word(name) { Ok(Self(text.to_owned())) } else { Err(LanguageError) };
         }
         let name = text.to_ascii_lowercase();
-        let alias = ALIASES.into_iter().find(|(alias, _)| *alias == name);
+        let alias = LANGUAGE_ALIASES.into_iter().find(|(alias, _)| *alias == name);
         match alias {
             Some((_, name)) => Ok(Self(name.to_owned())),
-            None if is_word(&name) => Ok(Self(name)),
-            None => Err(NotALanguage),
+            None if is_language_word(&name) => Ok(Self(name)),
+            None => Err(LanguageError),
         }
     }
 
@@ -75,13 +75,13 @@ impl Language {
         &self.0
     }
 
-    pub fn worker(&self) -> Worker<'_> {
+    pub fn runtime(&self) -> LanguageRuntime<'_> {
         match self.0.as_str() {
-            "python" => Worker::Python,
-            "javascript" => Worker::JavaScript,
-            "typescript" => Worker::TypeScript,
-            "bash" => Worker::Bash,
-            other => Worker::Jupyter(other.strip_prefix(JUPYTER).unwrap_or(other)),
+            "python" => LanguageRuntime::Python,
+            "javascript" => LanguageRuntime::JavaScript,
+            "typescript" => LanguageRuntime::TypeScript,
+            "bash" => LanguageRuntime::Bash,
+            other => LanguageRuntime::Jupyter(other.strip_prefix(JUPYTER_PREFIX).unwrap_or(other)),
         }
     }
 }
@@ -92,9 +92,9 @@ impl fmt::Display for Language {
     }
 }
 
-fn is_word(name: &str) -> bool {
+fn is_language_word(name: &str) -> bool {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"+#._-".contains(&byte);
-    (1..=Language::LONGEST).contains(&name.len())
+    (1..=Language::MAX_LENGTH).contains(&name.len())
         && name.bytes().all(fits)
         && name.starts_with(|first: char| first.is_ascii_alphanumeric())
 }
@@ -103,34 +103,34 @@ fn is_word(name: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn check(text: &str, name: &str, worker: Worker<'_>) {
+    fn check(text: &str, name: &str, worker: LanguageRuntime<'_>) {
         let language = Language::parse(text).expect("a valid language");
-        assert_eq!((language.as_str(), language.worker()), (name, worker), "{text}");
+        assert_eq!((language.as_str(), language.runtime()), (name, worker), "{text}");
     }
 
     #[test]
     fn aliases_parse_to_the_canonical_name() {
-        check("Python", "python", Worker::Python);
-        check("py", "python", Worker::Python);
-        check("JS", "javascript", Worker::JavaScript);
-        check("ts", "typescript", Worker::TypeScript);
-        check("sh", "bash", Worker::Bash);
-        check("java", "java", Worker::Jupyter("java"));
-        check("C++", "cpp", Worker::Jupyter("cpp"));
-        check("jupyter:Python3", "jupyter:Python3", Worker::Jupyter("Python3"));
+        check("Python", "python", LanguageRuntime::Python);
+        check("py", "python", LanguageRuntime::Python);
+        check("JS", "javascript", LanguageRuntime::JavaScript);
+        check("ts", "typescript", LanguageRuntime::TypeScript);
+        check("sh", "bash", LanguageRuntime::Bash);
+        check("java", "java", LanguageRuntime::Jupyter("java"));
+        check("C++", "cpp", LanguageRuntime::Jupyter("cpp"));
+        check("jupyter:Python3", "jupyter:Python3", LanguageRuntime::Jupyter("Python3"));
     }
 
     #[test]
     fn ambiguous_text_is_not_a_language() {
-        let long = "x".repeat(Language::LONGEST + 1);
+        let long = "x".repeat(Language::MAX_LENGTH + 1);
         for wrong in ["", " ", "a b", "-c", "../x", "jupyter:", "jupyter:-x", "a/b", "a\n", "é", &long] {
-            assert_eq!(Language::parse(wrong), Err(NotALanguage), "{wrong:?}");
+            assert_eq!(Language::parse(wrong), Err(LanguageError), "{wrong:?}");
         }
     }
 
     #[test]
     fn alias_targets_are_canonical_names() {
-        for (alias, name) in ALIASES {
+        for (alias, name) in LANGUAGE_ALIASES {
             assert_eq!(Language::parse(name).expect("a valid name").as_str(), name, "{alias}");
         }
     }

@@ -2,9 +2,9 @@
 
 /// The users and directories of a sandbox. Each front defines its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Guest {
+pub struct GuestSettings {
     /// Accounts that must exist in addition to those of the image.
-    pub users: Vec<User>,
+    pub users: Vec<GuestUser>,
     /// The user that runs commands when the caller names no user.
     pub default_user: String,
     /// The directory where commands start when the caller names none; it must exist.
@@ -15,16 +15,16 @@ pub struct Guest {
 
 /// An account inside the sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct User {
+pub struct GuestUser {
     pub name: String,
     pub uid: u32,
     pub gid: u32,
     pub home: String,
 }
 
-impl Guest {
+impl GuestSettings {
     /// Everything as root in `/root`, as in the reference API.
-    pub fn root() -> Self {
+    pub fn root_only() -> Self {
         Self {
             users: Vec::new(),
             default_user: "root".to_owned(),

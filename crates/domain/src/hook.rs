@@ -6,123 +6,123 @@ use cronexpr::jiff::Timestamp;
 use cronexpr::{Crontab, FallbackTimezoneOption, MakeTimestamp, ParseOptions};
 
 /// The maximum number of periodic hooks of one sandbox.
-pub const MOST_PERIODIC: usize = 32;
+pub const MAX_PERIODIC_HOOKS: usize = 32;
 
-const LONGEST_NAME: usize = 128;
-const LONGEST_SCHEDULE: usize = 256;
-const LONGEST_COMMAND: usize = 64 << 10;
+const MAX_HOOK_NAME_BYTES: usize = 128;
+const MAX_SCHEDULE_BYTES: usize = 256;
+const MAX_COMMAND_BYTES: usize = 64 << 10;
 
 /// All hooks of a sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Hooks {
+pub struct SandboxHooks {
     /// Must succeed before the entrypoint starts; otherwise creating the sandbox fails.
-    pub before: Option<Hook>,
-    pub periodic: Vec<Periodic>,
+    pub before: Option<HookCommand>,
+    pub periodic: Vec<PeriodicHook>,
 }
 
 /// A command and its time limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Hook {
+pub struct HookCommand {
     pub command: Vec<String>,
     pub timeout: Duration,
 }
 
 /// A named hook that runs on a schedule, never twice at the same time.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Periodic {
+pub struct PeriodicHook {
     pub name: String,
-    pub schedule: Schedule,
-    pub hook: Hook,
+    pub schedule: HookSchedule,
+    pub hook: HookCommand,
 }
 
 /// When something is due: `*/5 * * * *` in UTC, `@hourly` and the like, or `@every 30s`.
 #[derive(Clone, Debug)]
-pub struct Schedule {
+pub struct HookSchedule {
     text: String,
-    times: Times,
+    times: ScheduleRule,
 }
 
 #[derive(Clone, Debug)]
-enum Times {
+enum ScheduleRule {
     Every(Duration),
     At(Box<Crontab>),
 }
 
 /// The reason why hooks are rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NotAHook {
-    #[error("a hook command must have a first word, no NUL byte and at most {LONGEST_COMMAND} bytes")]
+pub enum HookError {
+    #[error("a hook command must have a first word, no NUL byte and at most {MAX_COMMAND_BYTES} bytes")]
     Command,
     #[error("a hook timeout must be 1 to {0} seconds")]
     Timeout(u64),
-    #[error("a hook name must have 1 to {LONGEST_NAME} bytes and no control characters")]
+    #[error("a hook name must have 1 to {MAX_HOOK_NAME_BYTES} bytes and no control characters")]
     Name,
     #[error("hook name `{0}` is used twice")]
     NameTwice(String),
     #[error("`{0}` is not a valid schedule")]
     Schedule(String),
-    #[error("a sandbox may have at most {MOST_PERIODIC} periodic hooks")]
+    #[error("a sandbox may have at most {MAX_PERIODIC_HOOKS} periodic hooks")]
     TooMany,
 }
 
-impl Hook {
+impl HookCommand {
     /// The maximum time limit of the hook before the entrypoint.
-    pub const LONGEST_BEFORE: Duration = Duration::from_secs(10_800);
+    pub const MAX_BEFORE_TIMEOUT: Duration = Duration::from_secs(10_800);
     /// The maximum time limit of a periodic hook.
-    pub const LONGEST_PERIODIC: Duration = Duration::from_secs(300);
-    pub const USUAL: Duration = Duration::from_secs(60);
+    pub const MAX_PERIODIC_TIMEOUT: Duration = Duration::from_secs(300);
+    pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
     /// Checks a command; `timeout` is in seconds and has a default.
-    pub fn new(command: Vec<String>, timeout: Option<i64>, longest: Duration) -> Result<Self, NotAHook> {
+    pub fn new(command: Vec<String>, timeout: Option<i64>, longest: Duration) -> Result<Self, HookError> {
         let size: usize = command.iter().map(|word| word.len() + 1).sum();
         let named = command.first().is_some_and(|word| !word.trim().is_empty());
-        if !named || size > LONGEST_COMMAND || command.iter().any(|word| word.contains('\0')) {
-            return Err(NotAHook::Command);
+        if !named || size > MAX_COMMAND_BYTES || command.iter().any(|word| word.contains('\0')) {
+            return Err(HookError::Command);
         }
         let timeout = match timeout.map(u64::try_from) {
-            None => Self::USUAL,
+            None => Self::DEFAULT_TIMEOUT,
             Some(Ok(seconds)) if (1..=longest.as_secs()).contains(&seconds) => Duration::from_secs(seconds),
-            Some(_) => return Err(NotAHook::Timeout(longest.as_secs())),
+            Some(_) => return Err(HookError::Timeout(longest.as_secs())),
         };
         Ok(Self { command, timeout })
     }
 }
 
-impl Periodic {
-    pub fn new(name: &str, schedule: &str, hook: Hook) -> Result<Self, NotAHook> {
+impl PeriodicHook {
+    pub fn new(name: &str, schedule: &str, hook: HookCommand) -> Result<Self, HookError> {
         let name = name.trim();
-        if !(1..=LONGEST_NAME).contains(&name.len()) || name.contains(char::is_control) {
-            return Err(NotAHook::Name);
+        if !(1..=MAX_HOOK_NAME_BYTES).contains(&name.len()) || name.contains(char::is_control) {
+            return Err(HookError::Name);
         }
-        Ok(Self { name: name.to_owned(), schedule: Schedule::parse(schedule)?, hook })
+        Ok(Self { name: name.to_owned(), schedule: HookSchedule::parse(schedule)?, hook })
     }
 }
 
-impl Hooks {
+impl SandboxHooks {
     /// Checks the rules that concern several hooks together.
-    pub fn check(&self) -> Result<(), NotAHook> {
-        if self.periodic.len() > MOST_PERIODIC {
-            return Err(NotAHook::TooMany);
+    pub fn check(&self) -> Result<(), HookError> {
+        if self.periodic.len() > MAX_PERIODIC_HOOKS {
+            return Err(HookError::TooMany);
         }
         for (index, hook) in self.periodic.iter().enumerate() {
             if self.periodic[..index].iter().any(|other| other.name == hook.name) {
-                return Err(NotAHook::NameTwice(hook.name.clone()));
+                return Err(HookError::NameTwice(hook.name.clone()));
             }
         }
         Ok(())
     }
 }
 
-impl Schedule {
-    pub fn parse(text: &str) -> Result<Self, NotAHook> {
-        let wrong = || NotAHook::Schedule(text.chars().take(LONGEST_SCHEDULE).collect());
+impl HookSchedule {
+    pub fn parse(text: &str) -> Result<Self, HookError> {
+        let wrong = || HookError::Schedule(text.chars().take(MAX_SCHEDULE_BYTES).collect());
         let text = text.trim();
-        if text.len() > LONGEST_SCHEDULE {
+        if text.len() > MAX_SCHEDULE_BYTES {
             return Err(wrong());
         }
         let times = match text.strip_prefix("@every ") {
-            Some(span) => Times::Every(span_of(span.trim()).ok_or_else(wrong)?),
-            None => Times::At(Box::new(crontab(text).ok_or_else(wrong)?)),
+            Some(span) => ScheduleRule::Every(parse_interval(span.trim()).ok_or_else(wrong)?),
+            None => ScheduleRule::At(Box::new(parse_crontab(text).ok_or_else(wrong)?)),
         };
         Ok(Self { text: text.to_owned(), times })
     }
@@ -135,8 +135,8 @@ impl Schedule {
     /// Returns the first moment after `moment` at which it is due, if there is one.
     pub fn next_after(&self, moment: SystemTime) -> Option<SystemTime> {
         match &self.times {
-            Times::Every(span) => moment.checked_add(*span),
-            Times::At(crontab) => {
+            ScheduleRule::Every(span) => moment.checked_add(*span),
+            ScheduleRule::At(crontab) => {
                 let moment = Timestamp::try_from(moment).ok()?;
                 crontab.find_next(MakeTimestamp(moment)).ok().map(|next| next.timestamp().into())
             }
@@ -144,17 +144,17 @@ impl Schedule {
     }
 }
 
-impl PartialEq for Schedule {
+impl PartialEq for HookSchedule {
     fn eq(&self, other: &Self) -> bool {
         self.text == other.text
     }
 }
 
-impl Eq for Schedule {}
+impl Eq for HookSchedule {}
 
 /// Parses five fields, or one of the words that stand for them. The only time zone is UTC: a sixth
 /// word would name a zone that the host may not know.
-fn crontab(text: &str) -> Option<Crontab> {
+fn parse_crontab(text: &str) -> Option<Crontab> {
     let fields = match text {
         "@yearly" | "@annually" => "0 0 1 1 *",
         "@monthly" => "0 0 1 * *",
@@ -172,7 +172,7 @@ fn crontab(text: &str) -> Option<Crontab> {
 }
 
 /// Parses whole seconds, at least one: `30s`, `5m`, `1h30m`.
-fn span_of(text: &str) -> Option<Duration> {
+fn parse_interval(text: &str) -> Option<Duration> {
     let mut seconds: u64 = 0;
     let mut rest = text;
     while !rest.is_empty() {
@@ -199,7 +199,7 @@ mod tests {
 
     /// Checks the seconds from `now` until the schedule is next due.
     fn check(schedule: &str, now: u64, expected: Option<u64>) {
-        let next = Schedule::parse(schedule).ok().and_then(|schedule| {
+        let next = HookSchedule::parse(schedule).ok().and_then(|schedule| {
             let next = schedule.next_after(UNIX_EPOCH + Duration::from_secs(now))?;
             next.duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs() - now)
         });
@@ -226,20 +226,24 @@ mod tests {
     #[test]
     fn hooks_are_limited_and_have_distinct_names() {
         let words = |word: &str| vec![word.to_owned()];
-        let longest = Hook::LONGEST_PERIODIC;
-        let hook = Hook::new(words("true"), None, longest).expect("a valid hook");
+        let longest = HookCommand::MAX_PERIODIC_TIMEOUT;
+        let hook = HookCommand::new(words("true"), None, longest).expect("a valid hook");
         assert_eq!(hook.timeout, Duration::from_secs(60));
         for wrong in [0, -1, 301, i64::MAX] {
-            assert_eq!(Hook::new(words("a"), Some(wrong), longest), Err(NotAHook::Timeout(300)), "{wrong}");
+            assert_eq!(
+                HookCommand::new(words("a"), Some(wrong), longest),
+                Err(HookError::Timeout(300)),
+                "{wrong}"
+            );
         }
         for wrong in [Vec::new(), words(""), words(" "), words("a\0"), words(&"x".repeat(1 << 20))] {
-            assert_eq!(Hook::new(wrong, Some(1), longest), Err(NotAHook::Command));
+            assert_eq!(HookCommand::new(wrong, Some(1), longest), Err(HookError::Command));
         }
-        let periodic = |name: &str| Periodic::new(name, "@hourly", hook.clone());
+        let periodic = |name: &str| PeriodicHook::new(name, "@hourly", hook.clone());
         assert_eq!(periodic(" a "), periodic("a"));
-        assert_eq!(periodic("  "), Err(NotAHook::Name));
+        assert_eq!(periodic("  "), Err(HookError::Name));
         let twice = vec![periodic("a").expect("a hook"), periodic("a").expect("a hook")];
-        let hooks = Hooks { before: None, periodic: twice };
-        assert_eq!(hooks.check(), Err(NotAHook::NameTwice("a".to_owned())));
+        let hooks = SandboxHooks { before: None, periodic: twice };
+        assert_eq!(hooks.check(), Err(HookError::NameTwice("a".to_owned())));
     }
 }

@@ -11,22 +11,22 @@ use crate::Bytes;
 
 /// The source of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Stream {
+pub enum StreamKind {
     Stdout,
     Stderr,
     /// Standard output and standard error together, through a terminal.
     Terminal,
     /// The events that a kernel reports about a code run.
-    Tell,
+    KernelEvent,
 }
 
 /// An overall byte offset in a journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Position(pub u64);
+pub struct JournalOffset(pub u64);
 
 /// How much of a process's output is kept: its first bytes, its last bytes, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Retention {
+pub struct OutputRetention {
     pub first: u64,
     pub last: u64,
 }
@@ -42,15 +42,15 @@ pub enum Backpressure {
     On { stall_limit: Option<Duration> },
 }
 
-impl Default for Retention {
+impl Default for OutputRetention {
     fn default() -> Self {
         Self { first: 1 << 20, last: 15 << 20 }
     }
 }
 
-impl Retention {
+impl OutputRetention {
     /// Keeps `size` bytes in all: a sixteenth of them from the beginning, the rest from the end.
-    pub fn of_size(size: Bytes) -> Self {
+    pub fn with_total_size(size: Bytes) -> Self {
         let first = size.0 / 16;
         Self { first, last: size.0 - first }
     }

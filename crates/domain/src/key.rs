@@ -7,7 +7,7 @@ use crate::Owner;
 /// It may outlive the sandbox and then lead to a successor. Each use of keys has its own `space`,
 /// so names of different uses never collide.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Key {
+pub struct SandboxKey {
     owner: Owner,
     space: String,
     name: String,
@@ -15,16 +15,16 @@ pub struct Key {
 
 /// The error for text that is not a valid key name.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a key has 1 to {} bytes and no control characters", Key::LONGEST)]
-pub struct NotAKey;
+#[error("a key has 1 to {} bytes and no control characters", SandboxKey::MAX_NAME_BYTES)]
+pub struct SandboxKeyError;
 
-impl Key {
-    pub const LONGEST: usize = 256;
+impl SandboxKey {
+    pub const MAX_NAME_BYTES: usize = 256;
 
-    pub fn new(owner: &Owner, space: &str, name: &str) -> Result<Self, NotAKey> {
-        let fits = !name.is_empty() && name.len() <= Self::LONGEST && !name.contains(char::is_control);
+    pub fn new(owner: &Owner, space: &str, name: &str) -> Result<Self, SandboxKeyError> {
+        let fits = !name.is_empty() && name.len() <= Self::MAX_NAME_BYTES && !name.contains(char::is_control);
         let key = Self { owner: owner.clone(), space: space.to_owned(), name: name.to_owned() };
-        fits.then_some(key).ok_or(NotAKey)
+        fits.then_some(key).ok_or(SandboxKeyError)
     }
 
     pub fn owner(&self) -> &Owner {
@@ -46,17 +46,19 @@ mod tests {
 
     #[test]
     fn key_name_has_limited_length() {
-        let key = |name: &str| Key::new(&Owner::single(), "test", name);
+        let key = |name: &str| SandboxKey::new(&Owner::operator(), "test", name);
         assert_eq!(key("user:7/thread 9 ü").expect("a valid name").name(), "user:7/thread 9 ü");
-        assert!(key(&"x".repeat(Key::LONGEST)).is_ok());
-        for wrong in ["", "a\nb", "a\0", &"x".repeat(Key::LONGEST + 1)] {
-            assert_eq!(key(wrong), Err(NotAKey), "{wrong:?}");
+        assert!(key(&"x".repeat(SandboxKey::MAX_NAME_BYTES)).is_ok());
+        for wrong in ["", "a\nb", "a\0", &"x".repeat(SandboxKey::MAX_NAME_BYTES + 1)] {
+            assert_eq!(key(wrong), Err(SandboxKeyError), "{wrong:?}");
         }
     }
 
     #[test]
     fn equal_names_in_other_spaces_or_owners_are_different_keys() {
-        let key = |owner: &str, space| Key::new(&Owner::named(owner), space, "n").expect("a valid name");
+        let key = |owner: &str, space| {
+            SandboxKey::new(&Owner::from_valid_name(owner), space, "n").expect("a valid name")
+        };
         assert_ne!(key("a", "s"), key("b", "s"));
         assert_ne!(key("a", "s"), key("a", "t"));
     }

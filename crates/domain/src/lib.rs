@@ -6,10 +6,10 @@
 pub mod context;
 pub mod guest;
 pub mod hook;
+pub mod isolated_session;
 pub mod journal;
 pub mod key;
 pub mod lifecycle;
-pub mod nest;
 pub mod pool;
 pub mod process;
 pub mod quantity;
@@ -19,17 +19,20 @@ pub mod snapshot;
 pub mod spec;
 pub mod volume;
 
-pub use context::{ContextId, Language, NotALanguage, Worker};
-pub use guest::{Guest, User};
-pub use hook::{Hook, Hooks, Periodic, Schedule};
-pub use journal::{Backpressure, Position, Retention, Stream};
-pub use key::{Key, NotAKey};
-pub use lifecycle::{Cause, Files, OnDeath, Phase, Request, Verdict};
-pub use nest::{Nest, NestMount, NestStatus, Screen, Sharing, Store, View};
-pub use pool::{Capacity, Pool, Refill};
-pub use process::{Exit, Identity, ProcessId, SessionId};
-pub use quantity::{Bytes, Cpus, MAX_PIDS, MIN_DISK, MIN_MEMORY};
-pub use sandbox::{Labels, NotAnOwner, Owner, SandboxId};
-pub use snapshot::{NotASnapshotId, SandboxSettings, Snapshot, SnapshotId, SnapshotState};
-pub use spec::{Nesting, Network, Resources, Spec};
-pub use volume::{Access, Mount, Source, Volume, VolumeId, VolumeName};
+pub use context::{ContextId, Language, LanguageError, LanguageRuntime};
+pub use guest::{GuestSettings, GuestUser};
+pub use hook::{HookCommand, HookSchedule, PeriodicHook, SandboxHooks};
+pub use isolated_session::{
+    EnvFilter, IsolatedMount, IsolatedSessionSpec, IsolatedSessionStatus, MountView, OverlayStore,
+    ResourceSharing,
+};
+pub use journal::{Backpressure, JournalOffset, OutputRetention, StreamKind};
+pub use key::{SandboxKey, SandboxKeyError};
+pub use lifecycle::{EndCause, FilesState, LifecycleRequest, OnDeath, Phase, Verdict};
+pub use pool::{PoolCapacity, PoolSpec, RefillRate};
+pub use process::{ExitReason, ProcessId, SessionId, UserIdentity};
+pub use quantity::{Bytes, MAX_PIDS, MIN_DISK, MIN_MEMORY, MilliCpus};
+pub use sandbox::{Labels, Owner, OwnerError, SandboxId};
+pub use snapshot::{SandboxSettings, Snapshot, SnapshotId, SnapshotIdError, SnapshotState};
+pub use spec::{Entrypoint, IsolatedSessions, NetworkAccess, ResourceLimits, SandboxSpec};
+pub use volume::{MountAccess, MountSource, MountSpec, Volume, VolumeId, VolumeName};

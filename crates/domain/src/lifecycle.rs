@@ -12,7 +12,7 @@
 
 use std::fmt;
 
-use crate::process::Exit;
+use crate::process::ExitReason;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
@@ -22,17 +22,17 @@ pub enum Phase {
     Paused,
     Resuming,
     /// The entrypoint ended; files and logs can still be read.
-    Exited(Exit),
+    Exited(ExitReason),
     Stopping,
     /// Removed with everything it had.
     Stopped,
     /// It died by itself; its record and the cause can still be read.
-    Failed(Cause),
+    Failed(EndCause),
 }
 
 /// The reason why a sandbox ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cause {
+pub enum EndCause {
     Destroyed,
     Expired,
     Idle,
@@ -61,7 +61,7 @@ pub enum OnDeath {
 
 /// Whether the files of a sandbox that died still exist.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Files {
+pub enum FilesState {
     #[default]
     Kept,
     /// They were in memory, or the disk was removed.
@@ -70,7 +70,7 @@ pub enum Files {
 
 /// A request that a client can make of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Request {
+pub enum LifecycleRequest {
     Use,
     Pause,
     Resume,
@@ -86,7 +86,7 @@ pub enum Verdict {
     Accept,
     /// The sandbox is already in the requested state: nothing changes, and each front reports it in
     /// its own form.
-    AlreadySo,
+    Unchanged,
     /// The request is not allowed in this phase.
     Deny,
 }
@@ -94,30 +94,37 @@ pub enum Verdict {
 impl Phase {
     /// Decides about `request` in this phase. There are no wildcard arms: a new phase does not
     /// compile until every request is handled.
-    pub fn judge(self, request: Request) -> Verdict {
+    pub fn judge(self, request: LifecycleRequest) -> Verdict {
         use Phase::{Exited, Failed, Paused, Pausing, Resuming, Running, Starting, Stopped, Stopping};
         match (request, self) {
-            (Request::Use, Running | Exited(_)) => Verdict::Accept,
-            (Request::Use, Starting | Pausing | Paused | Resuming | Stopping | Stopped | Failed(_)) => {
-                Verdict::Deny
-            }
-            (Request::Pause, Running) | (Request::Resume, Paused | Failed(_)) => Verdict::Accept,
-            (Request::Pause, Pausing | Paused) | (Request::Resume, Running | Resuming) => Verdict::AlreadySo,
-            (Request::Pause, Starting | Resuming | Exited(_) | Stopping | Stopped | Failed(_)) => {
-                Verdict::Deny
-            }
-            (Request::Resume, Starting | Pausing | Exited(_) | Stopping | Stopped) => Verdict::Deny,
-            (Request::Restart, Failed(_)) => Verdict::Accept,
-            (Request::Restart, Starting | Running | Resuming) => Verdict::AlreadySo,
-            (Request::Restart, Pausing | Paused | Exited(_) | Stopping | Stopped) => Verdict::Deny,
-            (Request::Renew, Starting | Running | Pausing | Paused | Resuming | Exited(_) | Failed(_)) => {
+            (LifecycleRequest::Use, Running | Exited(_)) => Verdict::Accept,
+            (
+                LifecycleRequest::Use,
+                Starting | Pausing | Paused | Resuming | Stopping | Stopped | Failed(_),
+            ) => Verdict::Deny,
+            (LifecycleRequest::Pause, Running) | (LifecycleRequest::Resume, Paused | Failed(_)) => {
                 Verdict::Accept
             }
-            (Request::Renew, Stopping | Stopped) => Verdict::Deny,
-            (Request::Destroy, Starting | Running | Pausing | Paused | Resuming | Exited(_) | Failed(_)) => {
-                Verdict::Accept
+            (LifecycleRequest::Pause, Pausing | Paused) | (LifecycleRequest::Resume, Running | Resuming) => {
+                Verdict::Unchanged
             }
-            (Request::Destroy, Stopping | Stopped) => Verdict::AlreadySo,
+            (LifecycleRequest::Pause, Starting | Resuming | Exited(_) | Stopping | Stopped | Failed(_)) => {
+                Verdict::Deny
+            }
+            (LifecycleRequest::Resume, Starting | Pausing | Exited(_) | Stopping | Stopped) => Verdict::Deny,
+            (LifecycleRequest::Restart, Failed(_)) => Verdict::Accept,
+            (LifecycleRequest::Restart, Starting | Running | Resuming) => Verdict::Unchanged,
+            (LifecycleRequest::Restart, Pausing | Paused | Exited(_) | Stopping | Stopped) => Verdict::Deny,
+            (
+                LifecycleRequest::Renew,
+                Starting | Running | Pausing | Paused | Resuming | Exited(_) | Failed(_),
+            ) => Verdict::Accept,
+            (LifecycleRequest::Renew, Stopping | Stopped) => Verdict::Deny,
+            (
+                LifecycleRequest::Destroy,
+                Starting | Running | Pausing | Paused | Resuming | Exited(_) | Failed(_),
+            ) => Verdict::Accept,
+            (LifecycleRequest::Destroy, Stopping | Stopped) => Verdict::Unchanged,
         }
     }
 
@@ -143,7 +150,7 @@ impl fmt::Display for Phase {
     }
 }
 
-impl fmt::Display for Request {
+impl fmt::Display for LifecycleRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Use => "use",
@@ -156,7 +163,7 @@ impl fmt::Display for Request {
     }
 }
 
-impl Cause {
+impl EndCause {
     pub fn name(self) -> &'static str {
         match self {
             Self::Destroyed => "destroyed",
@@ -197,43 +204,43 @@ mod tests {
         Phase::Pausing,
         Phase::Paused,
         Phase::Resuming,
-        Phase::Exited(Exit::Code(0)),
+        Phase::Exited(ExitReason::Code(0)),
         Phase::Stopping,
         Phase::Stopped,
-        Phase::Failed(Cause::AgentDied),
+        Phase::Failed(EndCause::AgentDied),
     ];
 
     #[test]
     fn sandbox_can_be_destroyed_unless_already_ending() {
         for phase in ALL {
             let expected = match phase {
-                Phase::Stopping | Phase::Stopped => Verdict::AlreadySo,
+                Phase::Stopping | Phase::Stopped => Verdict::Unchanged,
                 _ => Verdict::Accept,
             };
-            assert_eq!(phase.judge(Request::Destroy), expected, "{phase}");
+            assert_eq!(phase.judge(LifecycleRequest::Destroy), expected, "{phase}");
         }
     }
 
     #[test]
-    fn pause_twice_is_already_so() {
-        assert_eq!(Phase::Running.judge(Request::Pause), Verdict::Accept);
-        assert_eq!(Phase::Pausing.judge(Request::Pause), Verdict::AlreadySo);
-        assert_eq!(Phase::Paused.judge(Request::Pause), Verdict::AlreadySo);
+    fn pause_twice_returns_unchanged() {
+        assert_eq!(Phase::Running.judge(LifecycleRequest::Pause), Verdict::Accept);
+        assert_eq!(Phase::Pausing.judge(LifecycleRequest::Pause), Verdict::Unchanged);
+        assert_eq!(Phase::Paused.judge(LifecycleRequest::Pause), Verdict::Unchanged);
     }
 
     #[test]
     fn only_failed_sandboxes_restart() {
         for phase in ALL {
-            let accepted = phase.judge(Request::Restart) == Verdict::Accept;
+            let accepted = phase.judge(LifecycleRequest::Restart) == Verdict::Accept;
             assert_eq!(accepted, matches!(phase, Phase::Failed(_)), "{phase}");
         }
-        assert_eq!(Phase::Running.judge(Request::Restart), Verdict::AlreadySo);
-        assert_eq!(Phase::Failed(Cause::Oom).judge(Request::Resume), Verdict::Accept);
-        assert_eq!(Phase::Failed(Cause::Oom).judge(Request::Use), Verdict::Deny);
+        assert_eq!(Phase::Running.judge(LifecycleRequest::Restart), Verdict::Unchanged);
+        assert_eq!(Phase::Failed(EndCause::Oom).judge(LifecycleRequest::Resume), Verdict::Accept);
+        assert_eq!(Phase::Failed(EndCause::Oom).judge(LifecycleRequest::Use), Verdict::Deny);
     }
 
     #[test]
     fn paused_sandbox_cannot_be_used() {
-        assert_eq!(Phase::Paused.judge(Request::Use), Verdict::Deny);
+        assert_eq!(Phase::Paused.judge(LifecycleRequest::Use), Verdict::Deny);
     }
 }

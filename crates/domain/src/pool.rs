@@ -3,22 +3,22 @@
 use std::time::Duration;
 
 use crate::quantity::MIN_MEMORY;
-use crate::spec::Spec;
+use crate::spec::SandboxSpec;
 
 /// Sandboxes of one kind that are kept warm. A request for that kind claims one of them, and
 /// everything else is bound then: owner, key, labels, variables, limits, mounts, entrypoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pool {
+pub struct PoolSpec {
     pub name: String,
     /// The spec of the warm sandboxes.
-    pub template: Spec,
-    pub capacity: Capacity,
-    pub refill: Refill,
+    pub template: SandboxSpec,
+    pub capacity: PoolCapacity,
+    pub refill: RefillRate,
 }
 
 /// The number of sandboxes in a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Capacity {
+pub struct PoolCapacity {
     /// The number of sandboxes kept warm.
     pub level: usize,
     /// The minimum number of warm sandboxes; never more than `level`.
@@ -31,7 +31,7 @@ pub struct Capacity {
 
 /// How fast a pool is filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refill {
+pub struct RefillRate {
     /// The maximum number of sandboxes started per second.
     pub per_second: u32,
     /// The maximum number of sandboxes being created at the same time.
@@ -40,7 +40,7 @@ pub struct Refill {
 
 /// The reason why a pool is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NotAPool {
+pub enum PoolError {
     #[error(
         "a pool name must be 1 to 253 lower-case letters, digits and hyphens, with no hyphen at either end"
     )]
@@ -53,44 +53,44 @@ pub enum NotAPool {
     Memory,
 }
 
-impl Default for Refill {
+impl Default for RefillRate {
     fn default() -> Self {
         Self { per_second: 20, at_once: 2 }
     }
 }
 
-impl Refill {
+impl RefillRate {
     /// The time between two starts.
-    pub fn interval(self) -> Duration {
+    pub fn start_interval(self) -> Duration {
         Duration::from_secs(1) / self.per_second.max(1)
     }
 }
 
-impl Capacity {
+impl PoolCapacity {
     /// Keeps `level` sandboxes warm, regardless of how many were claimed.
-    pub fn level(level: usize) -> Self {
+    pub fn with_level(level: usize) -> Self {
         Self { level, least_level: 0, most: usize::MAX, least: 0 }
     }
 
     /// The number of sandboxes that should be warm while `taken` claimed ones run.
-    pub fn wanted(&self, taken: usize) -> usize {
+    pub fn wanted_warm(&self, taken: usize) -> usize {
         let least = self.least.saturating_sub(taken);
         self.level.max(least).min(self.most.saturating_sub(taken))
     }
 }
 
-impl Pool {
-    pub fn check(&self) -> Result<(), NotAPool> {
-        let Capacity { level, least_level, most, least } = self.capacity;
-        let Refill { per_second, at_once } = self.refill;
-        if !is_name(&self.name) {
-            Err(NotAPool::Name)
+impl PoolSpec {
+    pub fn check(&self) -> Result<(), PoolError> {
+        let PoolCapacity { level, least_level, most, least } = self.capacity;
+        let RefillRate { per_second, at_once } = self.refill;
+        if !is_pool_name(&self.name) {
+            Err(PoolError::Name)
         } else if least_level > level || least > most || level > most {
-            Err(NotAPool::Capacity)
+            Err(PoolError::Capacity)
         } else if !(1..=1000).contains(&per_second) || !(1..=64).contains(&at_once) {
-            Err(NotAPool::Refill)
+            Err(PoolError::Refill)
         } else if self.template.resources.memory.is_some_and(|memory| memory < MIN_MEMORY) {
-            Err(NotAPool::Memory)
+            Err(PoolError::Memory)
         } else {
             Ok(())
         }
@@ -99,13 +99,13 @@ impl Pool {
     /// Whether a warm sandbox can become one with this spec, which has the same image. Its users,
     /// the files of a snapshot and support for isolated sessions cannot be changed later, so they
     /// must match.
-    pub fn fits(&self, spec: &Spec) -> bool {
-        let Spec { guest, nesting, .. } = &self.template;
-        spec.guest == *guest && spec.nesting == *nesting && spec.snapshot.is_none()
+    pub fn fits_spec(&self, spec: &SandboxSpec) -> bool {
+        let SandboxSpec { guest, isolated_sessions: nesting, .. } = &self.template;
+        spec.guest == *guest && spec.isolated_sessions == *nesting && spec.snapshot.is_none()
     }
 }
 
-fn is_name(text: &str) -> bool {
+fn is_pool_name(text: &str) -> bool {
     let plain = text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
     (1..=253).contains(&text.len()) && plain && !text.starts_with('-') && !text.ends_with('-')
 }
@@ -113,22 +113,22 @@ fn is_name(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Nesting;
+    use crate::IsolatedSessions;
 
-    fn check(capacity: Capacity, taken: usize, expected: usize) {
-        assert_eq!(capacity.wanted(taken), expected, "{capacity:?} with {taken} taken");
+    fn check(capacity: PoolCapacity, taken: usize, expected: usize) {
+        assert_eq!(capacity.wanted_warm(taken), expected, "{capacity:?} with {taken} taken");
     }
 
     #[test]
     fn warm_level_stays_within_the_maximum() {
-        let plain = Capacity::level(5);
+        let plain = PoolCapacity::with_level(5);
         check(plain, 0, 5);
         check(plain, 1000, 5);
-        let bounded = Capacity { most: 8, ..plain };
+        let bounded = PoolCapacity { most: 8, ..plain };
         check(bounded, 3, 5);
         check(bounded, 4, 4);
         check(bounded, 9, 0);
-        let filled = Capacity { least: 7, ..bounded };
+        let filled = PoolCapacity { least: 7, ..bounded };
         check(filled, 0, 7);
         check(filled, 1, 6);
         check(filled, 4, 4);
@@ -136,35 +136,37 @@ mod tests {
 
     #[test]
     fn warm_sandbox_fits_only_the_same_nesting() {
-        for (warm, wanted) in [(Nesting::Off, Nesting::On), (Nesting::On, Nesting::Off)] {
-            let spec = |nesting| Spec { nesting, ..Spec::plain() };
-            let (name, capacity) = ("a".to_owned(), Capacity::level(1));
-            let refill = Refill { per_second: 1, at_once: 1 };
-            let pool = Pool { name, template: spec(warm), capacity, refill };
-            assert!(pool.fits(&spec(warm)) && !pool.fits(&spec(wanted)), "{warm:?} for {wanted:?}");
+        for (warm, wanted) in
+            [(IsolatedSessions::Off, IsolatedSessions::On), (IsolatedSessions::On, IsolatedSessions::Off)]
+        {
+            let spec = |nesting| SandboxSpec { isolated_sessions: nesting, ..SandboxSpec::with_defaults() };
+            let (name, capacity) = ("a".to_owned(), PoolCapacity::with_level(1));
+            let refill = RefillRate { per_second: 1, at_once: 1 };
+            let pool = PoolSpec { name, template: spec(warm), capacity, refill };
+            assert!(pool.fits_spec(&spec(warm)) && !pool.fits_spec(&spec(wanted)), "{warm:?} for {wanted:?}");
         }
     }
 
     #[test]
     fn invalid_pools_are_rejected() {
-        let pool = |name: &str, capacity, per_second| Pool {
+        let pool = |name: &str, capacity, per_second| PoolSpec {
             name: name.to_owned(),
-            template: Spec::plain(),
+            template: SandboxSpec::with_defaults(),
             capacity,
-            refill: Refill { per_second, at_once: 1 },
+            refill: RefillRate { per_second, at_once: 1 },
         };
-        let five = Capacity::level(5);
+        let five = PoolCapacity::with_level(5);
         assert_eq!(pool("warm-1", five, 1).check(), Ok(()));
         for name in ["", "-a", "a-", "A", "a_b", "a/b", &"a".repeat(254)] {
-            assert_eq!(pool(name, five, 1).check(), Err(NotAPool::Name), "{name}");
+            assert_eq!(pool(name, five, 1).check(), Err(PoolError::Name), "{name}");
         }
         for capacity in [
-            Capacity { least_level: 6, ..five },
-            Capacity { most: 4, ..five },
-            Capacity { most: 6, least: 7, ..five },
+            PoolCapacity { least_level: 6, ..five },
+            PoolCapacity { most: 4, ..five },
+            PoolCapacity { most: 6, least: 7, ..five },
         ] {
-            assert_eq!(pool("a", capacity, 1).check(), Err(NotAPool::Capacity), "{capacity:?}");
+            assert_eq!(pool("a", capacity, 1).check(), Err(PoolError::Capacity), "{capacity:?}");
         }
-        assert_eq!(pool("a", five, 0).check(), Err(NotAPool::Refill));
+        assert_eq!(pool("a", five, 0).check(), Err(PoolError::Refill));
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use crate::journal::{Backpressure, Retention};
+use crate::journal::{Backpressure, OutputRetention};
 
 /// The id of a process, created by the service before it starts: 32 hexadecimal digits.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -16,28 +16,28 @@ pub type SessionId = ProcessId;
 /// The error for text that is not a process id.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a process id is 32 hexadecimal digits")]
-pub struct NotAProcessId;
+pub struct ProcessIdError;
 
 /// A description of the process to start.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Process {
-    pub command: Command,
-    pub identity: Identity,
+pub struct ProcessSpec {
+    pub command: CommandLine,
+    pub identity: UserIdentity,
     /// `None`: the guest's default directory.
-    pub directory: Option<Directory>,
+    pub directory: Option<WorkingDirectory>,
     pub env: BTreeMap<String, String>,
-    pub io: Io,
-    pub stdin: Stdin,
+    pub io: ProcessIo,
+    pub stdin: StdinMode,
     /// A tag by which a front finds its processes again.
     pub tag: Option<String>,
     /// The time after which the whole tree is killed.
     pub deadline: Option<Duration>,
-    pub retention: Retention,
+    pub retention: OutputRetention,
     pub backpressure: Backpressure,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Command {
+pub enum CommandLine {
     Argv(Vec<String>),
     /// Text for `bash -c`, or `sh -c` where there is no bash.
     Shell {
@@ -47,16 +47,16 @@ pub enum Command {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Directory {
+pub struct WorkingDirectory {
     pub path: String,
-    pub missing: Missing,
+    pub missing: MissingDirectory,
     /// Whether `$VAR` in the path is replaced from the process's environment.
     pub expand: bool,
 }
 
 /// The action to take when a working directory does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Missing {
+pub enum MissingDirectory {
     Fail,
     Create,
     Ignore,
@@ -64,7 +64,7 @@ pub enum Missing {
 
 /// The user that runs something inside.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Identity {
+pub enum UserIdentity {
     /// The guest's default user.
     Default,
     User(String),
@@ -76,19 +76,19 @@ pub enum Identity {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Io {
+pub enum ProcessIo {
     Pipes,
-    Terminal(Size),
+    Terminal(TerminalSize),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Size {
+pub struct TerminalSize {
     pub columns: u16,
     pub rows: u16,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stdin {
+pub enum StdinMode {
     /// `/dev/null`.
     Empty,
     /// Open until the caller closes it.
@@ -97,7 +97,7 @@ pub enum Stdin {
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exit {
+pub enum ExitReason {
     Code(i32),
     Signal(i32),
     /// The kernel killed a process in its tree because the memory limit was reached.
@@ -113,9 +113,13 @@ impl ProcessId {
         Self(entropy.iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
-    pub fn parse(text: &str) -> Result<Self, NotAProcessId> {
+    pub fn parse(text: &str) -> Result<Self, ProcessIdError> {
         let hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-        if text.len() == 32 && text.bytes().all(hex) { Ok(Self(text.to_owned())) } else { Err(NotAProcessId) }
+        if text.len() == 32 && text.bytes().all(hex) {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(ProcessIdError)
+        }
     }
 
     pub fn as_str(&self) -> &str {
@@ -129,24 +133,24 @@ impl fmt::Display for ProcessId {
     }
 }
 
-impl Process {
+impl ProcessSpec {
     /// A command with closed input, no deadline, as the default user in the default directory.
-    pub fn new(command: Command) -> Self {
+    pub fn new(command: CommandLine) -> Self {
         Self {
             command,
-            identity: Identity::Default,
+            identity: UserIdentity::Default,
             directory: None,
             env: BTreeMap::new(),
-            io: Io::Pipes,
-            stdin: Stdin::Empty,
+            io: ProcessIo::Pipes,
+            stdin: StdinMode::Empty,
             tag: None,
             deadline: None,
-            retention: Retention::default(),
+            retention: OutputRetention::default(),
             backpressure: Backpressure::Off,
         }
     }
 
-    pub fn shell(text: impl Into<String>) -> Self {
-        Self::new(Command::Shell { text: text.into(), login: false })
+    pub fn from_shell_text(text: impl Into<String>) -> Self {
+        Self::new(CommandLine::Shell { text: text.into(), login: false })
     }
 }

@@ -19,14 +19,14 @@ pub struct Owner(String);
 /// The error for text that is not a sandbox id.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a sandbox id is a letter and nineteen lower-case letters or digits")]
-pub struct NotAnId;
+pub struct SandboxIdError;
 
 /// The error for text that is not a valid owner name.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "an owner must be 1 to 64 lower-case letters, digits, `-`, `_` and `.`, and begin with a letter or digit"
 )]
-pub struct NotAnOwner;
+pub struct OwnerError;
 
 impl SandboxId {
     const LENGTH: usize = 20;
@@ -41,11 +41,15 @@ impl SandboxId {
         Self(text.collect())
     }
 
-    pub fn parse(text: &str) -> Result<Self, NotAnId> {
+    pub fn parse(text: &str) -> Result<Self, SandboxIdError> {
         let bytes = text.as_bytes();
         let starts = bytes.first().is_some_and(u8::is_ascii_lowercase);
         let rest = bytes.iter().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
-        if bytes.len() == Self::LENGTH && starts && rest { Ok(Self(text.to_owned())) } else { Err(NotAnId) }
+        if bytes.len() == Self::LENGTH && starts && rest {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(SandboxIdError)
+        }
     }
 
     pub fn as_str(&self) -> &str {
@@ -61,26 +65,26 @@ impl fmt::Display for SandboxId {
 
 impl Owner {
     /// The owner of everything on a server without tenants.
-    pub fn single() -> Self {
+    pub fn operator() -> Self {
         Self("default".to_owned())
     }
 
     /// The owner of pooled sandboxes until they are claimed. No valid owner name equals it.
-    pub fn nobody() -> Self {
+    pub fn unclaimed() -> Self {
         Self("-".to_owned())
     }
 
     /// Parses a chosen name: 1 to 64 lower-case letters, digits, `-`, `_` and `.`, beginning with a
     /// letter or digit.
-    pub fn parse(text: &str) -> Result<Self, NotAnOwner> {
+    pub fn parse(text: &str) -> Result<Self, OwnerError> {
         let plain = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
         let starts = text.as_bytes().first().is_some_and(plain);
         let rest = text.bytes().all(|byte| plain(&byte) || b"-_.".contains(&byte));
-        if starts && rest && text.len() <= 64 { Ok(Self(text.to_owned())) } else { Err(NotAnOwner) }
+        if starts && rest && text.len() <= 64 { Ok(Self(text.to_owned())) } else { Err(OwnerError) }
     }
 
     /// Wraps a name that is known to be valid.
-    pub fn named(name: impl Into<String>) -> Self {
+    pub fn from_valid_name(name: impl Into<String>) -> Self {
         Self(name.into())
     }
 
@@ -104,10 +108,10 @@ mod tests {
     #[test]
     fn owner_names_are_restricted() {
         for name in ["a", "team-7", "0.x_y"] {
-            assert_eq!(Owner::parse(name), Ok(Owner::named(name)));
+            assert_eq!(Owner::parse(name), Ok(Owner::from_valid_name(name)));
         }
-        for wrong in ["", Owner::nobody().as_str(), "-a", "A", "a b", "a/b", "ü", &"a".repeat(65)] {
-            assert_eq!(Owner::parse(wrong), Err(NotAnOwner), "{wrong}");
+        for wrong in ["", Owner::unclaimed().as_str(), "-a", "A", "a b", "a/b", "ü", &"a".repeat(65)] {
+            assert_eq!(Owner::parse(wrong), Err(OwnerError), "{wrong}");
         }
     }
 
@@ -122,7 +126,7 @@ mod tests {
             "Aaaaaaaaaaaaaaaaaaaa",
             "aaaaaaaaaaaaaaaaaaaa\n",
         ] {
-            assert_eq!(SandboxId::parse(text), Err(NotAnId), "{text}");
+            assert_eq!(SandboxId::parse(text), Err(SandboxIdError), "{text}");
         }
     }
 }

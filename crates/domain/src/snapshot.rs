@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
-use crate::guest::Guest;
+use crate::guest::GuestSettings;
 use crate::lifecycle::OnDeath;
 use crate::quantity::Bytes;
 use crate::sandbox::{Labels, Owner, SandboxId};
-use crate::spec::{Network, Resources};
+use crate::spec::{NetworkAccess, ResourceLimits};
 
 /// The id of a snapshot, created by us: a UUID of version 4 in lower case.
 ///
@@ -19,7 +19,7 @@ pub struct SnapshotId(String);
 /// The error for text that is not a snapshot id.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a snapshot id is a UUID in lower case")]
-pub struct NotASnapshotId;
+pub struct SnapshotIdError;
 
 /// The files of a sandbox at one moment. It outlives the sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,10 +47,10 @@ pub struct Snapshot {
 /// from the snapshot inherits each of these unless its caller specifies another value.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SandboxSettings {
-    pub network: Network,
+    pub network: NetworkAccess,
     /// The limits that were in force, the server's defaults included. The size of the disk is part
     /// of the snapshot itself.
-    pub resources: Resources,
+    pub resources: ResourceLimits,
     /// The time to live that the sandbox was created with; `None` is no expiry.
     pub timeout: Option<Duration>,
     /// `None` means never.
@@ -59,7 +59,7 @@ pub struct SandboxSettings {
     pub on_death: Option<OnDeath>,
     pub env: BTreeMap<String, String>,
     pub env_file: Option<String>,
-    pub guest: Guest,
+    pub guest: GuestSettings,
     pub labels: Labels,
     /// The front that created the sandbox.
     pub origin: String,
@@ -113,13 +113,13 @@ impl SnapshotId {
         Self(text)
     }
 
-    pub fn parse(text: &str) -> Result<Self, NotASnapshotId> {
+    pub fn parse(text: &str) -> Result<Self, SnapshotIdError> {
         let fits = |(index, byte): (usize, u8)| match Self::HYPHENS.contains(&index) {
             true => byte == b'-',
             false => byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte),
         };
         let plain = text.len() == Self::LENGTH && text.bytes().enumerate().all(fits);
-        if plain { Ok(Self(text.to_owned())) } else { Err(NotASnapshotId) }
+        if plain { Ok(Self(text.to_owned())) } else { Err(SnapshotIdError) }
     }
 
     pub fn as_str(&self) -> &str {
@@ -169,7 +169,7 @@ mod tests {
             "ffffffffffffff4fffffbffff-fffffffffff",
             "-fffffff-ffff-4fff-bfff-ffffffffffff",
         ] {
-            assert_eq!(SnapshotId::parse(text), Err(NotASnapshotId), "{text}");
+            assert_eq!(SnapshotId::parse(text), Err(SnapshotIdError), "{text}");
         }
     }
 }

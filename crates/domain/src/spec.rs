@@ -2,35 +2,34 @@
 
 use std::collections::BTreeMap;
 
-use crate::guest::Guest;
-use crate::hook::Hooks;
+use crate::guest::GuestSettings;
+use crate::hook::SandboxHooks;
 use crate::lifecycle::OnDeath;
-use crate::quantity::{Bytes, Cpus};
+use crate::quantity::{Bytes, MilliCpus};
 use crate::sandbox::SandboxId;
 use crate::snapshot::SnapshotId;
-use crate::volume::Mount;
+use crate::volume::MountSpec;
 
 /// Everything that is decided before a sandbox exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Spec {
+pub struct SandboxSpec {
     /// The image as named by the client; the backend resolves aliases.
     pub image: String,
     /// The snapshot whose files the sandbox starts with; `image` is then the image beneath them.
     pub snapshot: Option<SnapshotId>,
-    pub resources: Resources,
-    pub network: Network,
-    pub mounts: Vec<Mount>,
+    pub resources: ResourceLimits,
+    pub network: NetworkAccess,
+    pub mounts: Vec<MountSpec>,
     /// Added to the environment of every process.
     pub env: BTreeMap<String, String>,
     /// A file inside in which commands store variables for all commands that start later.
     pub env_file: Option<String>,
     /// The variable that holds the sandbox's own id.
     pub id_variable: Option<String>,
-    /// The main process. If it is empty or would only wait, no process is started.
-    pub entrypoint: Vec<String>,
-    pub hooks: Hooks,
-    pub nesting: Nesting,
-    pub guest: Guest,
+    pub entrypoint: Entrypoint,
+    pub hooks: SandboxHooks,
+    pub isolated_sessions: IsolatedSessions,
+    pub guest: GuestSettings,
     /// The action to take when the sandbox has died and is used again; `None` if the caller did not
     /// specify it.
     pub on_death: Option<OnDeath>,
@@ -39,9 +38,9 @@ pub struct Spec {
 /// Limits. `None` means that the caller named none and the server's default applies; an explicit
 /// limit that cannot be enforced makes the create fail.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Resources {
+pub struct ResourceLimits {
     pub memory: Option<Bytes>,
-    pub cpus: Option<Cpus>,
+    pub cpus: Option<MilliCpus>,
     pub pids: Option<u32>,
     pub disk: Option<Bytes>,
 }
@@ -49,7 +48,7 @@ pub struct Resources {
 /// Whether isolated sessions can be opened in a sandbox. This needs a process that keeps the
 /// required privileges, so it is decided when the sandbox is created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Nesting {
+pub enum IsolatedSessions {
     #[default]
     Off,
     On,
@@ -57,7 +56,7 @@ pub enum Nesting {
 
 /// The network that a sandbox can reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Network {
+pub enum NetworkAccess {
     /// Only its own loopback.
     Off,
     /// Other machines, but not this host and its local networks.
@@ -67,22 +66,22 @@ pub enum Network {
     Filtered,
 }
 
-impl Spec {
+impl SandboxSpec {
     /// A sandbox of the default image with default values for everything else.
-    pub fn plain() -> Self {
+    pub fn with_defaults() -> Self {
         Self {
             image: "host".to_owned(),
             snapshot: None,
-            resources: Resources::default(),
-            network: Network::Off,
+            resources: ResourceLimits::default(),
+            network: NetworkAccess::Off,
             mounts: Vec::new(),
             env: BTreeMap::new(),
             env_file: None,
             id_variable: None,
-            entrypoint: Vec::new(),
-            hooks: Hooks::default(),
-            nesting: Nesting::Off,
-            guest: Guest::root(),
+            entrypoint: Entrypoint::FromImage,
+            hooks: SandboxHooks::default(),
+            isolated_sessions: IsolatedSessions::Off,
+            guest: GuestSettings::root_only(),
             on_death: None,
         }
     }
@@ -93,18 +92,80 @@ impl Spec {
     }
 
     /// The environment of every process in the sandbox with this id.
-    pub fn environment(&self, id: &SandboxId) -> BTreeMap<String, String> {
+    pub fn process_environment(&self, id: &SandboxId) -> BTreeMap<String, String> {
         let own = self.id_variable.iter().map(|name| (name.clone(), id.as_str().to_owned()));
         self.env.clone().into_iter().chain(own).collect()
     }
+}
 
-    /// Whether the entrypoint would only wait. The sandbox then runs without it.
-    pub fn only_waits(&self) -> bool {
-        let words: Vec<&str> = self.entrypoint.iter().map(String::as_str).collect();
+/// The main process of a sandbox.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Entrypoint {
+    /// No process is started.
+    None,
+    /// The command of the image. If the image has none, no process is started.
+    FromImage,
+    /// This program with its arguments; at least one word. If it would only wait, no process is started.
+    Argv(Vec<String>),
+}
+
+impl Entrypoint {
+    /// The command that stands for [`Entrypoint::None`] where only a list of words can be stored or shown.
+    const IDLE_COMMAND: [&str; 3] = ["tail", "-f", "/dev/null"];
+
+    /// The inverse of [`Entrypoint::to_words`].
+    pub fn from_words(words: Vec<String>) -> Self {
+        match words.as_slice() {
+            [] => Self::FromImage,
+            words if words == Self::IDLE_COMMAND => Self::None,
+            _ => Self::Argv(words),
+        }
+    }
+
+    /// The words by which the entrypoint is stored and shown; no words mean the command of the image.
+    pub fn to_words(&self) -> Vec<String> {
+        match self {
+            Self::None => Self::IDLE_COMMAND.map(str::to_owned).to_vec(),
+            Self::FromImage => Vec::new(),
+            Self::Argv(words) => words.clone(),
+        }
+    }
+
+    /// Whether there is nothing to start: no entrypoint, or one that would only wait.
+    pub fn is_idle(&self) -> bool {
+        let Self::Argv(words) = self else { return true };
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
         matches!(
             words.as_slice(),
-            [] | ["tail" | "/usr/bin/tail", "-f", "/dev/null"]
+            ["tail" | "/usr/bin/tail", "-f", "/dev/null"]
                 | ["sleep" | "/bin/sleep" | "/usr/bin/sleep", "infinity" | "inf"]
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn argv(words: &[&str]) -> Vec<String> {
+        words.iter().map(|word| (*word).to_owned()).collect()
+    }
+
+    #[test]
+    fn stored_words_name_the_same_entrypoint_again() {
+        let serve = Entrypoint::Argv(argv(&["serve", "-f"]));
+        for entrypoint in [Entrypoint::None, Entrypoint::FromImage, serve] {
+            assert_eq!(Entrypoint::from_words(entrypoint.to_words()), entrypoint);
+        }
+        assert_eq!(Entrypoint::None.to_words(), argv(&["tail", "-f", "/dev/null"]));
+        assert_eq!(Entrypoint::FromImage.to_words(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn command_that_only_waits_is_idle() {
+        let sleep = Entrypoint::from_words(argv(&["sleep", "infinity"]));
+        assert!(sleep.is_idle() && sleep.to_words() == argv(&["sleep", "infinity"]));
+        assert!(Entrypoint::None.is_idle() && Entrypoint::FromImage.is_idle());
+        assert!(!Entrypoint::from_words(argv(&["sleep", "9"])).is_idle());
     }
 }

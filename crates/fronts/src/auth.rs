@@ -3,7 +3,7 @@
 //! With keys, the caller is the owner of the presented key. Without keys, every client that can
 //! connect acts as the server's single owner, so only this machine may connect, and no web page: a
 //! browser on this machine would carry requests from any site here. Hence the three rules of
-//! [`guard`], and the one of [`caller`] that excludes web pages from the API altogether, including
+//! [`guard_keyless_server`], and the one of [`authenticate_caller`] that excludes web pages from the API altogether, including
 //! pages that a sandbox itself serves on the server's address.
 
 use std::net::{IpAddr, SocketAddr};
@@ -16,17 +16,15 @@ use domain::Owner;
 use http::{HeaderMap, StatusCode, header};
 use service::Service;
 
-use crate::answer;
-use crate::hosts::{self, is_named};
-use crate::serve::Peer;
-use crate::settings::Settings;
-
-/// The headers in which a client may present an API key.
-pub(crate) const KEY_HEADERS: [&str; 2] = ["open-sandbox-api-key", "x-api-key"];
+use crate::hosts::{self, names_port};
+use crate::kit::headers::{header_text, request_host, without_port};
+use crate::registry;
+use crate::server::connection::ClientPeer;
+use crate::settings::HttpSettings;
 
 /// Why a caller was not recognised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub(crate) enum AuthError {
     NoKey,
     WrongKey,
     /// The server has no key, and the request comes from a web page that may not make it.
@@ -34,20 +32,24 @@ pub(crate) enum Refusal {
 }
 
 /// Finds the owner of a key presented in any of the headers `names`.
-pub(crate) fn caller(service: &Service, headers: &HeaderMap, names: &[&str]) -> Result<Owner, Refusal> {
-    if service.keyless() {
-        return if comes_from_a_page(headers) { Err(Refusal::Page) } else { Ok(Owner::single()) };
+pub(crate) fn authenticate_caller(
+    service: &Service,
+    headers: &HeaderMap,
+    names: &[&str],
+) -> Result<Owner, AuthError> {
+    if service.has_no_keys() {
+        return if comes_from_a_page(headers) { Err(AuthError::Page) } else { Ok(Owner::operator()) };
     }
-    let mut presented = names.iter().filter_map(|name| text(headers, name)).peekable();
+    let mut presented = names.iter().filter_map(|name| header_text(headers, name)).peekable();
     if presented.peek().is_none() {
-        return Err(Refusal::NoKey);
+        return Err(AuthError::NoKey);
     }
-    presented.find_map(|key| service.owner_by_key(key)).ok_or(Refusal::WrongKey)
+    presented.find_map(|key| service.owner_by_key(key)).ok_or(AuthError::WrongKey)
 }
 
 /// Whether a browser sent this on behalf of a page, rather than for an address the user typed.
 fn comes_from_a_page(headers: &HeaderMap) -> bool {
-    let site = text(headers, "sec-fetch-site");
+    let site = header_text(headers, "sec-fetch-site");
     headers.contains_key(header::ORIGIN) || site.is_some_and(|site| site != "none")
 }
 
@@ -55,48 +57,41 @@ fn comes_from_a_page(headers: &HeaderMap) -> bool {
 /// but not load anything from it: requests without `Origin`, as for images or scripts, have effects
 /// too.
 pub(crate) fn comes_from_another_site(headers: &HeaderMap) -> bool {
-    let foreign = matches!(text(headers, "sec-fetch-site"), Some("cross-site" | "same-site"));
-    foreign && text(headers, "sec-fetch-mode") != Some("navigate")
-}
-
-/// Returns a header's value, if present and plain text.
-pub(crate) fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
-    headers.get(name).and_then(|value| value.to_str().ok())
-}
-
-/// Returns `host[:port]` as the client wrote it.
-pub(crate) fn host(request_uri: &http::Uri, headers: &HeaderMap) -> Option<String> {
-    let authority = request_uri.authority().map(|authority| authority.as_str().to_owned());
-    authority.or_else(|| text(headers, "host").map(str::to_owned))
+    let foreign = matches!(header_text(headers, "sec-fetch-site"), Some("cross-site" | "same-site"));
+    foreign && header_text(headers, "sec-fetch-mode") != Some("navigate")
 }
 
 #[derive(Clone)]
-pub(crate) struct Guard {
+pub(crate) struct KeylessGuard {
     pub(crate) service: Service,
-    pub(crate) settings: Arc<Settings>,
+    pub(crate) settings: Arc<HttpSettings>,
 }
 
 /// Without a key, accepts requests only from this machine, only under its own names, and never
 /// across sites.
-pub(crate) async fn guard(State(guard): State<Guard>, request: Request, next: Next) -> Response {
-    let open = matches!(request.uri().path(), "/health" | "/version" | "/openapi.json" | "/docs")
-        && !is_named(&request);
-    if guard.service.keyless() && !open {
-        let peer = match request.extensions().get::<Peer>() {
-            Some(Peer::Network(peer)) => Some(*peer),
-            Some(Peer::Operator) | None => None,
+pub(crate) async fn guard_keyless_server(
+    State(guard): State<KeylessGuard>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let open = registry::is_open_path(request.uri().path()) && !names_port(&request);
+    if guard.service.has_no_keys() && !open {
+        let peer = match request.extensions().get::<ClientPeer>() {
+            Some(ClientPeer::Network(peer)) => Some(*peer),
+            Some(ClientPeer::Operator) | None => None,
         };
-        let host = host(request.uri(), request.headers());
+        let host = request_host(request.uri(), request.headers());
         let origin = request.headers().get(header::ORIGIN).map(|value| value.to_str().unwrap_or("?"));
-        if let Err(why) = judge(&guard.settings, peer, host.as_deref(), origin) {
-            return answer::error(StatusCode::FORBIDDEN, "FORBIDDEN", why);
+        if let Err(why) = check_keyless_request(&guard.settings, peer, host.as_deref(), origin) {
+            let format = registry::error_format_of(&request);
+            return format.build_error(StatusCode::FORBIDDEN, "FORBIDDEN", why);
         }
     }
     next.run(request).await
 }
 
-fn judge(
-    settings: &Settings,
+fn check_keyless_request(
+    settings: &HttpSettings,
     peer: Option<SocketAddr>,
     host: Option<&str>,
     origin: Option<&str>,
@@ -104,7 +99,7 @@ fn judge(
     if !peer.is_some_and(|peer| peer.ip().to_canonical().is_loopback()) {
         return Err("a server without an API key accepts requests only from its own machine");
     }
-    let Some(host) = host.filter(|host| is_ours(settings, host)) else {
+    let Some(host) = host.filter(|host| is_own_host(settings, host)) else {
         return Err("a server without an API key accepts only a loopback name in `Host`");
     };
     match origin {
@@ -115,8 +110,8 @@ fn judge(
     }
 }
 
-fn is_ours(settings: &Settings, host: &str) -> bool {
-    if hosts::label(settings, host).is_some() {
+fn is_own_host(settings: &HttpSettings, host: &str) -> bool {
+    if hosts::port_label_of_host(settings, host).is_some() {
         return true;
     }
     let name = without_port(host);
@@ -124,14 +119,6 @@ fn is_ours(settings: &Settings, host: &str) -> bool {
     match name.parse::<IpAddr>() {
         Ok(address) => address.is_loopback() || address == settings.listen.ip() || public == Some(host),
         Err(_) => name.eq_ignore_ascii_case("localhost") || public.is_some_and(|p| p == host || p == name),
-    }
-}
-
-/// Returns the host without its port; an IPv6 address without its brackets.
-pub(crate) fn without_port(host: &str) -> &str {
-    match host.strip_prefix('[') {
-        Some(rest) => rest.split(']').next().unwrap_or(rest),
-        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
     }
 }
 
@@ -145,9 +132,9 @@ mod tests {
     use super::*;
 
     fn check(peer: &str, host: &str, origin: Option<&str>) -> bool {
-        let mut settings = Settings::new("127.0.0.1:8080".parse().unwrap());
+        let mut settings = HttpSettings::new("127.0.0.1:8080".parse().unwrap());
         settings.public_address = Some("box.example:80".to_owned());
-        judge(&settings, Some(peer.parse().unwrap()), Some(host), origin).is_ok()
+        check_keyless_request(&settings, Some(peer.parse().unwrap()), Some(host), origin).is_ok()
     }
 
     #[test]

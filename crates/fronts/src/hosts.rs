@@ -1,12 +1,12 @@
 //! Requests that name a sandbox port by host or header. Checked before any path.
 //!
 //! ```text
-//! Host: {id}-{port}.domain            wildcard     OpenSandbox
-//! Host: {port}-{id}.domain            wildcard     left to fronts that use this form
-//! OpenSandbox-Ingress-To: {id}-{port} header       OpenSandbox
+//! Host: {label}.domain          wildcard    the front whose row claims the label
+//! {routing header}: {label}     header      the front whose row has the header
 //! ```
-//! A host is recognised by its first label; any other name below the domain is an ordinary name
-//! of this server. A recognised request is never answered by an API, regardless of its path.
+//! A label such as `{id}-{port}` has the form of one front; the rows are in `registry.rs`. A host is
+//! recognised by its first label; any other name below the domain is an ordinary name of this server.
+//! A recognised request is never answered by an API, regardless of its path.
 
 use std::sync::Arc;
 
@@ -14,83 +14,82 @@ use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
 
-use crate::auth;
-use crate::settings::{GatewayMode, Settings};
+use crate::kit::headers::{request_host, without_port};
+use crate::registry::{FRONTS, Front, PortHandler};
+use crate::settings::{GatewayMode, HttpSettings};
 
-/// The label with which a request named a port.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Named(String);
+/// The label with which a request named a port, and the front whose form it has.
+#[derive(Clone)]
+struct RequestPortLabel {
+    front: &'static Front,
+    label: String,
+}
 
 /// Records the port that a request names, for the layers below.
-pub(crate) async fn recognise(
-    State(settings): State<Arc<Settings>>,
+pub(crate) async fn record_port_label(
+    State(settings): State<Arc<HttpSettings>>,
     mut request: Request,
     next: Next,
 ) -> Response {
-    if let Some(named) = named(&settings, &request) {
+    if let Some(named) = find_port_label(&settings, &request) {
         request.extensions_mut().insert(named);
     }
     next.run(request).await
 }
 
 /// Whether a request names a port, so that its path is not one of this server's.
-pub(crate) fn is_named(request: &Request) -> bool {
-    request.extensions().get::<Named>().is_some()
+pub(crate) fn names_port(request: &Request) -> bool {
+    request.extensions().get::<RequestPortLabel>().is_some()
 }
 
+/// Returns the front in whose form a request names a port.
+pub(crate) fn front_of_named_port(request: &Request) -> Option<&'static Front> {
+    request.extensions().get::<RequestPortLabel>().map(|named| named.front)
+}
+
+/// The handlers of ports, by the name of their front.
+pub(crate) type PortHandlers = Arc<Vec<(&'static str, PortHandler)>>;
+
 /// Answers requests that name a port, and passes all others on.
-#[cfg(feature = "opensandbox")]
-pub(crate) async fn answer(
-    State(ports): State<crate::opensandbox::Ports>,
+pub(crate) async fn answer_named_port(
+    State(ports): State<PortHandlers>,
     mut request: Request,
     next: Next,
 ) -> Response {
-    match request.extensions_mut().remove::<Named>() {
-        Some(Named(label)) => ports.reach(&label, request).await,
-        None => next.run(request).await,
-    }
-}
-
-fn named(settings: &Settings, request: &Request) -> Option<Named> {
-    let host = auth::host(request.uri(), request.headers());
-    if let Some(label) = host.as_deref().and_then(|host| label(settings, host)) {
-        return Some(Named(label));
-    }
-    let by_header = || {
-        let value = routing_headers().iter().find_map(|name| request.headers().get(*name))?;
-        Some(Named(String::from_utf8_lossy(value.as_bytes()).trim().to_owned()))
+    let Some(named) = request.extensions_mut().remove::<RequestPortLabel>() else {
+        return next.run(request).await;
     };
-    if settings.gateway.mode == GatewayMode::Header { by_header() } else { None }
+    match ports.iter().find(|(name, _)| *name == named.front.name) {
+        Some((_, handler)) => handler(named.label, request).await,
+        None => named.front.error_format.path_not_found(),
+    }
 }
 
-/// Returns the first label of a host below the gateway's domain, if it names a port. The host's own
-/// port is ignored: there may be a proxy in front of this server.
-pub(crate) fn label(settings: &Settings, host: &str) -> Option<String> {
+fn find_port_label(settings: &HttpSettings, request: &Request) -> Option<RequestPortLabel> {
+    let host = request_host(request.uri(), request.headers());
+    if let Some((front, label)) = host.as_deref().and_then(|host| port_label_of_host(settings, host)) {
+        return Some(RequestPortLabel { front, label });
+    }
+    let by_header = |front: &&'static Front| {
+        let value = front.routing_headers.iter().find_map(|name| request.headers().get(*name))?;
+        let label = String::from_utf8_lossy(value.as_bytes()).trim().to_owned();
+        Some(RequestPortLabel { front, label })
+    };
+    if settings.gateway.mode == GatewayMode::Header { FRONTS.iter().find_map(by_header) } else { None }
+}
+
+/// Returns the first label of a host below the gateway's domain, if it names a port in the form of some
+/// front. The host's own port is ignored: there may be a proxy in front of this server.
+pub(crate) fn port_label_of_host(settings: &HttpSettings, host: &str) -> Option<(&'static Front, String)> {
     let GatewayMode::Wildcard { domain } = &settings.gateway.mode else { return None };
-    let host = auth::without_port(host).trim_end_matches('.').to_ascii_lowercase();
-    let above = auth::without_port(domain).to_ascii_lowercase();
+    let host = without_port(host).trim_end_matches('.').to_ascii_lowercase();
+    let above = without_port(domain).to_ascii_lowercase();
     let label = host.strip_suffix(&above)?.strip_suffix('.')?;
-    (!label.contains('.') && is_claimed(label)).then(|| label.to_owned())
-}
-
-#[cfg(feature = "opensandbox")]
-fn is_claimed(label: &str) -> bool {
-    crate::opensandbox::claims(label)
-}
-
-#[cfg(not(feature = "opensandbox"))]
-fn is_claimed(_: &str) -> bool {
-    false
-}
-
-#[cfg(feature = "opensandbox")]
-fn routing_headers() -> &'static [&'static str] {
-    &crate::opensandbox::ROUTING_HEADERS
-}
-
-#[cfg(not(feature = "opensandbox"))]
-fn routing_headers() -> &'static [&'static str] {
-    &[]
+    if label.contains('.') {
+        return None;
+    }
+    let front = FRONTS.iter().find(|front| (front.claims_label)(label))?;
+    Some((front, label.to_owned()))
 }
 
 #[cfg(all(test, feature = "opensandbox"))]
@@ -101,14 +100,18 @@ mod tests {
 
     const PORT: &str = "abcdefghij0123456789-8080";
 
-    fn settings(mode: GatewayMode) -> Settings {
-        let mut settings = Settings::new("127.0.0.1:8080".parse().unwrap());
+    fn settings(mode: GatewayMode) -> HttpSettings {
+        let mut settings = HttpSettings::new("127.0.0.1:8080".parse().unwrap());
         settings.gateway.mode = mode;
         settings
     }
 
-    fn wildcard() -> Settings {
+    fn wildcard() -> HttpSettings {
         settings(GatewayMode::Wildcard { domain: "boxes.example:8080".to_owned() })
+    }
+
+    fn label_of(settings: &HttpSettings, host: &str) -> Option<String> {
+        port_label_of_host(settings, host).map(|(_, label)| label)
     }
 
     #[test]
@@ -119,7 +122,7 @@ mod tests {
             format!("{}.boxes.example:9", PORT.to_ascii_uppercase()),
             format!("{PORT}.boxes.example."),
         ] {
-            assert_eq!(label(&wildcard(), &host).as_deref(), Some(PORT), "{host}");
+            assert_eq!(label_of(&wildcard(), &host).as_deref(), Some(PORT), "{host}");
         }
         for host in [
             "boxes.example".to_owned(),
@@ -130,21 +133,21 @@ mod tests {
             format!("{PORT}xboxes.example"),
             format!("8080-{PORT}.boxes.example"),
         ] {
-            assert_eq!(label(&wildcard(), &host), None, "{host}");
+            assert_eq!(label_of(&wildcard(), &host), None, "{host}");
         }
-        assert_eq!(label(&settings(GatewayMode::Off), &format!("{PORT}.boxes.example")), None);
+        assert_eq!(label_of(&settings(GatewayMode::Off), &format!("{PORT}.boxes.example")), None);
     }
 
-    fn by_header(settings: &Settings, name: &str) -> Option<Named> {
+    fn by_header(settings: &HttpSettings, name: &str) -> Option<String> {
         let request = Request::builder().header("host", "localhost").header(name, PORT);
-        named(settings, &request.body(Body::empty()).unwrap())
+        find_port_label(settings, &request.body(Body::empty()).unwrap()).map(|named| named.label)
     }
 
     #[test]
     fn header_names_a_port_only_in_header_mode() {
         for name in ["OpenSandbox-Ingress-To", "OPEN-SANDBOX-INGRESS"] {
             let named = by_header(&settings(GatewayMode::Header), name);
-            assert_eq!(named, Some(Named(PORT.to_owned())), "{name}");
+            assert_eq!(named, Some(PORT.to_owned()), "{name}");
             assert_eq!(by_header(&settings(GatewayMode::Off), name), None);
             assert_eq!(by_header(&wildcard(), name), None);
         }

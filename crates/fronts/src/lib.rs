@@ -1,33 +1,41 @@
 //! The HTTP surface: compatible APIs, each in its own folder, on one listener.
 //!
 //! A front translates requests into calls to `service`, and its results into the format of one API.
-//! It depends on nothing below `service`, and no front depends on another. [`router`] combines the
-//! fronts, [`serve`] speaks HTTP.
+//! It depends on nothing below `service`, and no front depends on another.
+//!
+//! ```text
+//! registry.rs   one row per front; the shared layers take everything they know about it from there
+//! server/       connections and requests before any front sees them
+//! kit/          parts that any front may use
+//! ports/        forwarding to ports inside sandboxes
+//! ```
+//! [`build_router`] combines the fronts, [`serve_network`] speaks HTTP.
 
+#![cfg_attr(
+    not(all(feature = "opensandbox", feature = "operator")),
+    allow(dead_code, reason = "a front alone does not use every shared part")
+)]
 #![cfg_attr(test, expect(clippy::unwrap_used, reason = "a test may panic"))]
 
-mod answer;
 mod auth;
-mod door;
 mod hosts;
-mod leftover;
-mod limits;
+mod kit;
 mod openapi;
-mod records;
+mod ports;
+mod registry;
 mod router;
-mod serve;
+mod server;
 mod settings;
-mod trace;
-mod unreadable;
 
 #[cfg(feature = "opensandbox")]
 mod opensandbox;
 #[cfg(feature = "operator")]
 mod operator;
 
-#[cfg(feature = "operator")]
-pub use router::operators_router;
-pub use router::router;
-pub use serve::{serve, serve_operators};
-pub use settings::{ApiPorts, Gateway, GatewayMode, Lines, NotADialect, RouteKey, Settings, Short};
-pub use trace::install_metrics;
+pub use router::{build_router, operators_router};
+pub use server::connection::{serve_network, serve_operators};
+pub use server::request_log::install_metrics;
+pub use settings::{
+    ApiPorts, GatewayMode, GatewaySettings, HttpSettings, LineDialect, LineDialectError, RouteKey,
+    ShortSignatures,
+};

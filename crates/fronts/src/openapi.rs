@@ -12,9 +12,11 @@ use axum::routing::get;
 use http::header;
 use serde_json::{Map, Value, json};
 
+use crate::registry::FRONTS;
+
 /// One method of one path, in a compact notation.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Operation {
+pub(crate) struct ApiOperation {
     /// `GET /v1/sandboxes/{id}`, below the prefix of its table.
     pub(crate) at: &'static str,
     pub(crate) summary: &'static str,
@@ -28,27 +30,27 @@ pub(crate) struct Operation {
     pub(crate) answers: &'static str,
 }
 
-/// Builds an [`Operation`]; keeps the tables short.
+/// Builds an [`ApiOperation`]; keeps the tables short.
 pub(crate) const fn operation(
     at: &'static str,
     summary: &'static str,
     query: &'static str,
     body: &'static str,
     answers: &'static str,
-) -> Operation {
-    Operation { at, summary, query, body, answers }
+) -> ApiOperation {
+    ApiOperation { at, summary, query, body, answers }
 }
 
 /// A group of operations below one path.
-pub(crate) struct Section {
+pub(crate) struct ApiSection {
     pub(crate) tag: &'static str,
     pub(crate) prefix: &'static str,
-    pub(crate) operations: &'static [Operation],
+    pub(crate) operations: &'static [ApiOperation],
     /// Whether they need no key.
     pub(crate) open: bool,
 }
 
-impl Operation {
+impl ApiOperation {
     fn method(&self) -> &'static str {
         self.at.split_once(' ').map_or("", |(method, _)| method)
     }
@@ -57,7 +59,7 @@ impl Operation {
         self.at.split_once(' ').map_or("", |(_, path)| path)
     }
 
-    fn describe(&self, section: &Section) -> Value {
+    fn describe(&self, section: &ApiSection) -> Value {
         let path = format!("{}{}", section.prefix, self.path());
         let in_path = path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
         let in_path = in_path
@@ -67,7 +69,7 @@ impl Operation {
             "summary": self.summary,
             "tags": [section.tag],
             "parameters": in_path.chain(in_query).collect::<Vec<_>>(),
-            "responses": self.responses(section),
+            "responses": self.describe_responses(section),
         });
         if section.open {
             described["security"] = json!([]);
@@ -99,12 +101,12 @@ impl Operation {
     }
 
     /// Its own statuses, and those that middleware may answer with.
-    fn responses(&self, section: &Section) -> Map<String, Value> {
+    fn describe_responses(&self, section: &ApiSection) -> Map<String, Value> {
         let of_all: &[&str] = if section.open { &["403", "429"] } else { &["401", "403", "429"] };
         let of_bodies: &[&str] = if self.body.is_empty() { &[] } else { &["400", "408", "413"] };
         let own = self.answers.split(' ').filter(|status| !status.is_empty());
         let all = own.chain(of_all.iter().copied()).chain(of_bodies.iter().copied());
-        all.map(|status| (status.to_owned(), response(status))).collect()
+        all.map(|status| (status.to_owned(), describe_response(status))).collect()
     }
 }
 
@@ -121,7 +123,7 @@ fn query_parameter(word: &str) -> Value {
     json!({"name": plain, "in": "query", "required": word.ends_with('!'), "schema": schema})
 }
 
-fn response(status: &str) -> Value {
+fn describe_response(status: &str) -> Value {
     let description = match status {
         "101" => "protocol upgraded",
         "200" | "202" | "201" | "204" | "206" => "success",
@@ -133,26 +135,32 @@ fn response(status: &str) -> Value {
     json!({ "description": description })
 }
 
-/// Returns all sections of the document.
-fn sections() -> Vec<Section> {
-    let mut sections = vec![Section { tag: "document", prefix: "", operations: OWN, open: true }];
-    #[cfg(feature = "operator")]
-    sections.extend(crate::operator::sections());
-    #[cfg(feature = "opensandbox")]
-    sections.extend(crate::opensandbox::sections());
-    sections
+/// What a front adds to the document.
+pub(crate) struct OpenApiPart {
+    pub(crate) sections: Vec<ApiSection>,
+    /// Its body schemas, as a JSON object.
+    pub(crate) schemas: &'static str,
+    /// Its ways to authenticate: a name for each, and the header. Fronts may share one.
+    pub(crate) security: &'static [(&'static str, &'static str)],
+    /// A remark about all its paths, if there is one.
+    pub(crate) remark: &'static str,
 }
 
-fn schemas() -> Map<String, Value> {
+fn all_parts() -> impl Iterator<Item = OpenApiPart> {
+    FRONTS.iter().map(|front| (front.openapi)())
+}
+
+/// Returns all sections of the document.
+fn all_sections() -> Vec<ApiSection> {
+    let own = ApiSection { tag: "document", prefix: "", operations: DOCUMENT_OPERATIONS, open: true };
+    std::iter::once(own).chain(all_parts().flat_map(|part| part.sections)).collect()
+}
+
+fn all_schemas() -> Map<String, Value> {
     let mut all = Map::new();
-    let parts: &[&str] = &[
-        #[cfg(feature = "operator")]
-        crate::operator::SCHEMAS,
-        #[cfg(feature = "opensandbox")]
-        crate::opensandbox::SCHEMAS,
-    ];
-    for part in parts {
-        all.extend(serde_json::from_str::<Map<String, Value>>(part).expect("a test parses the schemas"));
+    for part in all_parts() {
+        let schemas = serde_json::from_str::<Map<String, Value>>(part.schemas);
+        all.extend(schemas.expect("a test parses the schemas"));
     }
     all.insert(
         "Error".to_owned(),
@@ -162,54 +170,66 @@ fn schemas() -> Map<String, Value> {
     all
 }
 
-fn document() -> Value {
+fn build_document() -> Value {
     let mut paths = Map::new();
-    for section in sections() {
+    for section in all_sections() {
         for operation in section.operations {
             let path = format!("{}{}", section.prefix, operation.path());
             let methods = paths.entry(path).or_insert_with(|| json!({}));
             methods[operation.method().to_ascii_lowercase()] = operation.describe(&section);
         }
     }
-    let key = |name: &str| json!({"type": "apiKey", "in": "header", "name": name});
+    let (security, schemes) = describe_security();
+    let remarks: Vec<_> = all_parts().map(|part| part.remark).filter(|remark| !remark.is_empty()).collect();
     json!({
         "openapi": "3.1.0",
         "info": {
             "title": "Coracle",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "Every path that begins with /v1/sandboxes, /v1/snapshots, /v1/pools or \
-                            /v1/templates is also available without /v1.",
+            "description": remarks.join(" "),
         },
-        "security": [{"key": []}, {"execution": []}, {"egress": []}],
+        "security": security,
         "paths": paths,
         "components": {
-            "schemas": schemas(),
-            "securitySchemes": {
-                "key": key("OPEN-SANDBOX-API-KEY"),
-                "execution": key("X-EXECD-ACCESS-TOKEN"),
-                "egress": key("OPENSANDBOX-EGRESS-AUTH"),
-            },
+            "schemas": all_schemas(),
+            "securitySchemes": schemes,
         },
     })
 }
 
-const OWN: &[Operation] = &[
+/// Returns the alternatives by which a request may authenticate, and what each of them is.
+fn describe_security() -> (Vec<Value>, Map<String, Value>) {
+    let (mut alternatives, mut schemes) = (Vec::new(), Map::new());
+    for (name, header) in all_parts().flat_map(|part| part.security) {
+        if !schemes.contains_key(*name) {
+            alternatives.push(json!({ *name: [] }));
+            schemes.insert((*name).to_owned(), json!({"type": "apiKey", "in": "header", "name": header}));
+        }
+    }
+    (alternatives, schemes)
+}
+
+/// The paths of the document itself.
+pub(crate) const DOCUMENT_PATHS: [&str; 2] = ["/openapi.json", "/docs"];
+
+const DOCUMENT_OPERATIONS: &[ApiOperation] = &[
     operation("GET /openapi.json", "This document", "", "", "200"),
     operation("GET /docs", "This document as HTML", "", "", "200"),
 ];
 
 /// Routes that serve the document, without a key.
-pub(crate) fn router() -> Router {
-    static DOCUMENT: LazyLock<String> = LazyLock::new(|| document().to_string());
-    static PAGE: LazyLock<String> = LazyLock::new(page);
+pub(crate) fn document_router() -> Router {
+    static DOCUMENT: LazyLock<String> = LazyLock::new(|| build_document().to_string());
+    static PAGE: LazyLock<String> = LazyLock::new(render_page);
     let json = || async { ([(header::CONTENT_TYPE, "application/json")], DOCUMENT.as_str()).into_response() };
-    Router::new().route("/openapi.json", get(json)).route("/docs", get(|| async { Html(PAGE.as_str()) }))
+    let [document, page] = DOCUMENT_PATHS;
+    Router::new().route(document, get(json)).route(page, get(|| async { Html(PAGE.as_str()) }))
 }
 
 /// Renders all operations as an HTML page without scripts.
-fn page() -> String {
+fn render_page() -> String {
     let mut rows = String::new();
-    for section in sections() {
+    for section in all_sections() {
         rows.push_str(&format!("<tr><th colspan=3>{}</th></tr>\n", section.tag));
         for operation in section.operations {
             let (method, path) = (operation.method(), operation.path());
@@ -232,7 +252,7 @@ pub(crate) mod tests {
     use super::*;
 
     /// Returns the methods of a route; `None` if it accepts any.
-    pub(crate) fn methods<S>(route: &MethodRouter<S>) -> Option<BTreeSet<String>> {
+    pub(crate) fn route_methods<S>(route: &MethodRouter<S>) -> Option<BTreeSet<String>> {
         let shown = format!("{route:?}");
         let (_, allowed) = shown.split_once("allow_header: Bytes(b\"")?;
         let (allowed, _) = allowed.split_once('"')?;
@@ -240,7 +260,7 @@ pub(crate) mod tests {
         Some(allowed.split(',').filter(|method| *method != "HEAD").map(str::to_owned).collect())
     }
 
-    fn fits(pattern: &str, path: &str) -> bool {
+    fn path_matches(pattern: &str, path: &str) -> bool {
         let (mut pattern, mut path) = (pattern.split('/'), path.split('/'));
         loop {
             match (pattern.next(), path.next()) {
@@ -253,29 +273,32 @@ pub(crate) mod tests {
     }
 
     /// Asserts that the described operations match the routes.
-    pub(crate) fn check<S>(operations: &[Operation], routes: &[(String, MethodRouter<S>)]) {
+    pub(crate) fn assert_operations_match<S>(
+        operations: &[ApiOperation],
+        routes: &[(String, MethodRouter<S>)],
+    ) {
         let mut described: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
         for operation in operations {
             let methods = described.entry(operation.path()).or_default();
             assert!(methods.insert(operation.method().to_owned()), "`{}` is described twice", operation.at);
         }
         for (path, found) in &described {
-            let mut fitting = routes.iter().filter(|(pattern, _)| fits(pattern, path));
+            let mut fitting = routes.iter().filter(|(pattern, _)| path_matches(pattern, path));
             let exact = fitting.clone().find(|(pattern, _)| !pattern.contains("{*"));
             let (pattern, route) =
                 exact.or(fitting.next()).unwrap_or_else(|| panic!("no route for `{path}`"));
-            if let Some(taken) = methods(route) {
+            if let Some(taken) = route_methods(route) {
                 assert_eq!(*found, taken, "the description of `{path}` differs from `{pattern}`");
             }
         }
         for (pattern, _) in routes {
-            assert!(described.keys().any(|path| fits(pattern, path)), "`{pattern}` is not described");
+            assert!(described.keys().any(|path| path_matches(pattern, path)), "`{pattern}` is not described");
         }
     }
 
     #[test]
     fn every_referenced_schema_exists() {
-        let document = document();
+        let document = build_document();
         let text = document.to_string();
         let named = text.split("#/components/schemas/").skip(1).filter_map(|rest| rest.split('"').next());
         for name in named {
@@ -286,7 +309,7 @@ pub(crate) mod tests {
     #[test]
     fn table_notation_expands_into_the_document() {
         let compact = operation("GET /x/{id}", "", "a* b:int c! d:bool!", "Name?", "200");
-        let section = Section { tag: "t", prefix: "/p", operations: &[], open: false };
+        let section = ApiSection { tag: "t", prefix: "/p", operations: &[], open: false };
         let described = compact.describe(&section);
         let parameters = described["parameters"].as_array().unwrap();
         let shown: Vec<_> = parameters

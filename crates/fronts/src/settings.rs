@@ -4,21 +4,21 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use domain::Network;
+use domain::NetworkAccess;
 use metrics_exporter_prometheus::PrometheusHandle;
 
 /// Settings of the listener and its fronts, validated and with defaults applied.
 #[derive(Clone)]
-pub struct Settings {
+pub struct HttpSettings {
     /// The address the server listens on. Without a key, only this address and loopback names are
     /// accepted as `Host`.
     pub listen: SocketAddr,
     /// `host[:port]` under which clients reach the server, if it differs from their `Host` header.
     pub public_address: Option<String>,
     /// How output is split into events, unless a sandbox sets its own dialect.
-    pub default_lines: Lines,
+    pub default_lines: LineDialect,
     /// The network mode of sandboxes whose request does not name one.
-    pub default_network: Network,
+    pub default_network: NetworkAccess,
     /// The maximum size of a JSON body, in bytes.
     pub json_body_limit: usize,
     /// The maximum number of requests in progress, streams included; further requests get 429.
@@ -26,7 +26,7 @@ pub struct Settings {
     /// The maximum number of open connections; further ones wait until one is closed.
     pub connections: usize,
     /// How sandbox ports are addressed in addition to the paths of the API.
-    pub gateway: Gateway,
+    pub gateway: GatewaySettings,
     /// How long a service inside a sandbox may take to start its response.
     pub answer_timeout: Duration,
     /// Accesses within this interval renew a sandbox only once.
@@ -37,7 +37,7 @@ pub struct Settings {
 
 /// The two dialects for splitting output into events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Lines {
+pub enum LineDialect {
     /// `P`: each line with its terminator.
     #[default]
     Preserving,
@@ -48,18 +48,18 @@ pub enum Lines {
 /// The text does not name a dialect.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a line dialect: write `P` or `S`")]
-pub struct NotADialect(String);
+pub struct LineDialectError(String);
 
 /// How sandbox ports are addressed in addition to the paths of the API, and how addresses are signed.
 #[derive(Clone, Debug, Default)]
-pub struct Gateway {
+pub struct GatewaySettings {
     pub mode: GatewayMode,
     pub api_ports: ApiPorts,
     /// Whether ports of sandboxes without secure access are open without a token.
     pub public: bool,
     /// Keys of signed routes. The first one signs, all are accepted; without any, the server uses its own.
     pub keys: Vec<RouteKey>,
-    pub short: Short,
+    pub short: ShortSignatures,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -98,23 +98,23 @@ impl fmt::Debug for RouteKey {
 
 /// Whether 32-bit signatures are created and accepted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Short {
+pub enum ShortSignatures {
     #[default]
     Refused,
     Accepted,
 }
 
-impl Settings {
+impl HttpSettings {
     pub fn new(listen: SocketAddr) -> Self {
         Self {
             listen,
             public_address: None,
-            default_lines: Lines::default(),
-            default_network: Network::Off,
+            default_lines: LineDialect::default(),
+            default_network: NetworkAccess::Off,
             json_body_limit: 1 << 20,
             concurrent_requests: 1024,
             connections: 4096,
-            gateway: Gateway::default(),
+            gateway: GatewaySettings::default(),
             answer_timeout: Duration::from_secs(180),
             renewal_interval: Duration::from_secs(60),
             metrics: None,
@@ -122,12 +122,12 @@ impl Settings {
     }
 }
 
-impl Lines {
-    pub fn parse(text: &str) -> Result<Self, NotADialect> {
+impl LineDialect {
+    pub fn parse(text: &str) -> Result<Self, LineDialectError> {
         match text {
             "P" | "p" => Ok(Self::Preserving),
             "S" | "s" => Ok(Self::Stripping),
-            _ => Err(NotADialect(text.to_owned())),
+            _ => Err(LineDialectError(text.to_owned())),
         }
     }
 

@@ -10,11 +10,11 @@
 //! and ends with this process. It is in its own process group: this process receives the signals
 //! and passes them on in the way that the kernel specifies for interrupts.
 
+mod captured_output;
 mod channels;
 mod envelope;
+pub(crate) mod kernel_specs;
 mod message;
-pub(crate) mod specs;
-mod words;
 
 use std::io::{self, Write};
 use std::process::{ExitCode, Stdio};
@@ -26,64 +26,72 @@ use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, interval_at, timeout};
 
-use crate::incoming::Incoming;
-use crate::report::{Order, Orders, Reports, Tell};
-use crate::script::code_of;
-use channels::{Channels, Place};
-use message::{Meaning, Message, Stream};
-use specs::Spec;
-use words::Words;
+use crate::line_protocol::{KernelEvent, OrderReader, ReportWriter, RunOrder};
+use crate::order_queue::OrderQueue;
+use crate::script::exit_code_of;
+use captured_output::CapturedOutput;
+use channels::{ConnectionFile, KernelChannels};
+use kernel_specs::JupyterKernelSpec;
+use message::{JupyterMessage, MessageMeaning, StandardStream};
 
 /// How long a kernel may take to answer for the first time. Some compile first.
-const PATIENCE: Duration = Duration::from_secs(55);
+const READY_TIMEOUT: Duration = Duration::from_secs(55);
 /// The interval between requests until it does.
-const ASK_AGAIN: Duration = Duration::from_millis(300);
+const READY_PROBE_INTERVAL: Duration = Duration::from_millis(300);
 /// How long to wait for the second of reply and idle, which are sent together.
-const AFTERWARDS: Duration = Duration::from_secs(10);
+const RUN_END_TIMEOUT: Duration = Duration::from_secs(10);
 
-const HUNG_UP: &str = "the Jupyter kernel closed its connection";
+const CONNECTION_CLOSED: &str = "the Jupyter kernel closed its connection";
 
 /// Runs cells until there are no more, or the Jupyter kernel ends.
-pub(crate) fn serve(name: &str, orders: Orders, reports: &mut Reports) -> Result<ExitCode> {
-    let Some(spec) = specs::find(name) else {
-        return Ok(crate::missing(&format!("Jupyter kernel for {name}"), &known()));
+pub(crate) fn serve_jupyter_kernel(
+    name: &str,
+    orders: OrderReader,
+    reports: &mut ReportWriter,
+) -> Result<ExitCode> {
+    let Some(spec) = kernel_specs::find_spec(name) else {
+        return Ok(crate::report_missing(&format!("Jupyter kernel for {name}"), &available_kernels_hint()));
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(run(spec, orders, reports))
+    runtime.block_on(run_cells(spec, orders, reports))
 }
 
-async fn run(spec: Spec, orders: Orders, reports: &mut Reports) -> Result<ExitCode> {
+async fn run_cells(
+    spec: JupyterKernelSpec,
+    orders: OrderReader,
+    reports: &mut ReportWriter,
+) -> Result<ExitCode> {
     let mut interrupts = signal(SignalKind::interrupt())?;
     let mut ends = signal(SignalKind::terminate())?;
-    let place = Place::choose(&spec.name)?;
-    let (mut words, heard) = Words::hear()?;
-    let mut kernel = start(&spec, &place, heard)?;
-    let Some(channels) = become_ready(&spec, &place, &mut kernel, &mut words).await? else {
-        return ended(&mut kernel, words).await;
+    let place = ConnectionFile::create(&spec.name)?;
+    let (mut words, heard) = CapturedOutput::capture()?;
+    let mut kernel = start_kernel(&spec, &place, heard)?;
+    let Some(channels) = wait_until_ready(&spec, &place, &mut kernel, &mut words).await? else {
+        return exit_with_kernel(&mut kernel, words).await;
     };
-    let mut bridge = Bridge { spec, group: group_of(&kernel)?, channels, reports, run: None };
-    bridge.reports.ready()?;
-    let mut orders = Incoming::read(orders)?;
+    let mut bridge = KernelBridge { spec, group: process_group_of(&kernel)?, channels, reports, run: None };
+    bridge.reports.send_ready()?;
+    let mut orders = OrderQueue::start_reading(orders)?;
     loop {
         tokio::select! {
-            _ = kernel.wait() => return ended(&mut kernel, words).await,
-            () = words.listen() => {}
+            _ = kernel.wait() => return exit_with_kernel(&mut kernel, words).await,
+            () = words.read_once() => {}
             _ = interrupts.recv() => {
                 // The interrupt is meant for an order that was sent before it.
-                if bridge.run.is_none() && orders.has_next() && let Some(order) = orders.next().await {
-                    words.forget();
-                    bridge.begin(&order).await?;
+                if bridge.run.is_none() && orders.has_order() && let Some(order) = orders.next_order().await {
+                    words.clear();
+                    bridge.begin_run(&order).await?;
                 }
-                bridge.interrupt().await?;
+                bridge.interrupt_run().await?;
             }
             _ = ends.recv() => break,
-            message = bridge.channels.output.recv() => bridge.said(&message.context(HUNG_UP)?).await?,
-            message = bridge.channels.replies.recv() => bridge.replied(message.context(HUNG_UP)?)?,
-            () = overdue(bridge.run.as_ref().and_then(|run| run.deadline)) => bridge.finish()?,
-            order = orders.next(), if bridge.run.is_none() => match order {
+            message = bridge.channels.output.recv() => bridge.handle_output(&message.context(CONNECTION_CLOSED)?).await?,
+            message = bridge.channels.replies.recv() => bridge.handle_reply(message.context(CONNECTION_CLOSED)?)?,
+            () = wait_for_deadline(bridge.run.as_ref().and_then(|run| run.deadline)) => bridge.finish_run()?,
+            order = orders.next_order(), if bridge.run.is_none() => match order {
                 Some(order) => {
-                    words.forget();
-                    bridge.begin(&order).await?;
+                    words.clear();
+                    bridge.begin_run(&order).await?;
                 }
                 None => break,
             },
@@ -95,26 +103,30 @@ async fn run(spec: Spec, orders: Orders, reports: &mut Reports) -> Result<ExitCo
 }
 
 /// Exits as the Jupyter kernel did, and prints its last output.
-async fn ended(kernel: &mut Child, words: Words) -> Result<ExitCode> {
+async fn exit_with_kernel(kernel: &mut Child, words: CapturedOutput) -> Result<ExitCode> {
     let status = kernel.wait().await?;
-    io::stderr().write_all(&words.last())?;
-    Ok(code_of(status))
+    io::stderr().write_all(&words.into_bytes())?;
+    Ok(exit_code_of(status))
 }
 
-fn known() -> String {
-    let names: Vec<String> = specs::all().into_iter().map(|spec| spec.name).collect();
+fn available_kernels_hint() -> String {
+    let names: Vec<String> = kernel_specs::load_all().into_iter().map(|spec| spec.name).collect();
     match names.is_empty() {
         true => "install one with its kernelspec in a Jupyter data directory".to_owned(),
         false => format!("available kernels: {}", names.join(", ")),
     }
 }
 
-fn start(spec: &Spec, place: &Place, [output, errors]: [Stdio; 2]) -> Result<Child> {
-    let words = spec.command(&place.file());
+fn start_kernel(
+    spec: &JupyterKernelSpec,
+    place: &ConnectionFile,
+    [output, errors]: [Stdio; 2],
+) -> Result<Child> {
+    let words = spec.command_line(&place.path());
     let (program, arguments) = words.split_first().context("the kernelspec names no program")?;
     Command::new(program)
         .args(arguments)
-        .envs(spec.env.iter().map(|(name, value)| (name, expand(value))))
+        .envs(spec.env.iter().map(|(name, value)| (name, expand_variables(value))))
         // Some kernels watch for the end of their parent.
         .env("JPY_PARENT_PID", std::process::id().to_string())
         .stdout(output)
@@ -126,7 +138,7 @@ fn start(spec: &Spec, place: &Place, [output, errors]: [Stdio; 2]) -> Result<Chi
 }
 
 /// Replaces `${NAME}` by our environment variable, as Jupyter does.
-fn expand(value: &str) -> String {
+fn expand_variables(value: &str) -> String {
     let mut parts = value.split("${");
     let mut expanded = parts.next().unwrap_or_default().to_owned();
     for part in parts {
@@ -141,27 +153,27 @@ fn expand(value: &str) -> String {
     expanded
 }
 
-fn group_of(kernel: &Child) -> Result<Pid> {
+fn process_group_of(kernel: &Child) -> Result<Pid> {
     let number = kernel.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
     number.context("the kernel has ended")
 }
 
 /// Waits until the Jupyter kernel answers; `None` if it ends before.
-async fn become_ready(
-    spec: &Spec,
-    place: &Place,
+async fn wait_until_ready(
+    spec: &JupyterKernelSpec,
+    place: &ConnectionFile,
     kernel: &mut Child,
-    words: &mut Words,
-) -> Result<Option<Channels>> {
-    let answer = timeout(PATIENCE, meet(place));
+    words: &mut CapturedOutput,
+) -> Result<Option<KernelChannels>> {
+    let answer = timeout(READY_TIMEOUT, connect_and_probe(place));
     tokio::pin!(answer);
     loop {
         tokio::select! {
             _ = kernel.wait() => return Ok(None),
-            () = words.listen() => {}
+            () = words.read_once() => {}
             channels = &mut answer => match channels {
                 Ok(channels) => return channels.map(Some),
-                Err(_late) => bail!("the Jupyter kernel `{}` did not answer in {PATIENCE:?}", spec.name),
+                Err(_late) => bail!("the Jupyter kernel `{}` did not answer in {READY_TIMEOUT:?}", spec.name),
             },
         }
     }
@@ -169,15 +181,15 @@ async fn become_ready(
 
 /// Connects, and repeats a request until both sockets have received something: messages published
 /// before the subscription is complete are lost.
-async fn meet(place: &Place) -> Result<Channels> {
-    let mut channels = place.connect().await?;
-    let mut again = interval_at(Instant::now(), ASK_AGAIN);
+async fn connect_and_probe(place: &ConnectionFile) -> Result<KernelChannels> {
+    let mut channels = place.connect_channels().await?;
+    let mut again = interval_at(Instant::now(), READY_PROBE_INTERVAL);
     let (mut answers, mut publishes) = (false, false);
     while !(answers && publishes) {
         tokio::select! {
-            _ = again.tick() => channels.greet().await?,
+            _ = again.tick() => channels.request_kernel_info().await?,
             message = channels.replies.recv() => {
-                answers |= message.context(HUNG_UP)?.kind == "kernel_info_reply";
+                answers |= message.context(CONNECTION_CLOSED)?.kind == "kernel_info_reply";
             }
             message = channels.output.recv() => publishes |= message.is_some(),
         }
@@ -187,7 +199,7 @@ async fn meet(place: &Place) -> Result<Channels> {
 
 /// The run in progress.
 #[derive(Debug)]
-struct Run {
+struct ActiveRun {
     key: String,
     /// The id that messages about it name as their parent.
     id: String,
@@ -198,25 +210,25 @@ struct Run {
     failed: bool,
     /// A run has ended when its reply has arrived and the kernel has reported that it is idle. The
     /// two arrive on different sockets, in either order.
-    reply: Option<Message>,
+    reply: Option<JupyterMessage>,
     idle: bool,
     /// When the run counts as ended although one of the two is missing.
     deadline: Option<Instant>,
 }
 
-struct Bridge<'r> {
-    spec: Spec,
+struct KernelBridge<'r> {
+    spec: JupyterKernelSpec,
     group: Pid,
-    channels: Channels,
-    reports: &'r mut Reports,
-    run: Option<Run>,
+    channels: KernelChannels,
+    reports: &'r mut ReportWriter,
+    run: Option<ActiveRun>,
 }
 
-impl Bridge<'_> {
-    async fn begin(&mut self, order: &Order) -> Result<()> {
-        let id = self.channels.execute(&order.code).await?;
+impl KernelBridge<'_> {
+    async fn begin_run(&mut self, order: &RunOrder) -> Result<()> {
+        let id = self.channels.request_execution(&order.code).await?;
         let key = order.key.clone();
-        self.run = Some(Run {
+        self.run = Some(ActiveRun {
             key,
             id,
             counted: false,
@@ -231,94 +243,97 @@ impl Bridge<'_> {
 
     /// Handles a message that the kernel published. Output is passed on whatever request it belongs
     /// to: threads of an earlier cell may still print.
-    async fn said(&mut self, message: &Message) -> Result<()> {
+    async fn handle_output(&mut self, message: &JupyterMessage) -> Result<()> {
         let current = self.run.as_mut().filter(|run| run.id == message.parent);
         match (message.meaning(), current) {
-            (Meaning::Printed(stream, text), _) => print(stream, &text)?,
-            (Meaning::Told(tell), Some(run)) => {
-                run.tell(tell, self.reports)?;
+            (MessageMeaning::Printed(stream, text), _) => print_output(stream, &text)?,
+            (MessageMeaning::Event(tell), Some(run)) => {
+                run.report_event(tell, self.reports)?;
                 if run.counted && std::mem::take(&mut run.interrupted) {
-                    self.interrupt().await?;
+                    self.interrupt_run().await?;
                 }
             }
-            (Meaning::Idle, Some(run)) => {
+            (MessageMeaning::Idle, Some(run)) => {
                 run.idle = true;
-                self.close_in()?;
+                self.finish_or_set_deadline()?;
             }
             _ => {}
         }
         Ok(())
     }
 
-    fn replied(&mut self, message: Message) -> Result<()> {
+    fn handle_reply(&mut self, message: JupyterMessage) -> Result<()> {
         let Some(run) = self.run.as_mut().filter(|run| run.id == message.parent) else { return Ok(()) };
         if message.kind == "execute_reply" {
             run.reply = Some(message);
-            self.close_in()?;
+            self.finish_or_set_deadline()?;
         }
         Ok(())
     }
 
     /// Ends the run if nothing more will come, or sets the deadline by which it ends.
-    fn close_in(&mut self) -> Result<()> {
+    fn finish_or_set_deadline(&mut self) -> Result<()> {
         let Some(run) = &mut self.run else { return Ok(()) };
         if run.reply.is_some() && run.idle {
-            return self.finish();
+            return self.finish_run();
         }
-        run.deadline.get_or_insert(Instant::now() + AFTERWARDS);
+        run.deadline.get_or_insert(Instant::now() + RUN_END_TIMEOUT);
         Ok(())
     }
 
-    fn finish(&mut self) -> Result<()> {
+    fn finish_run(&mut self) -> Result<()> {
         let Some(mut run) = self.run.take() else { return Ok(()) };
         if let Some(reply) = run.reply.take() {
-            for tell in reply.verdict(run.failed) {
-                run.tell(tell, self.reports)?;
+            for tell in reply.reply_events(run.failed) {
+                run.report_event(tell, self.reports)?;
             }
         }
-        Ok(self.reports.done(&run.key)?)
+        Ok(self.reports.send_done(&run.key)?)
     }
 
-    async fn interrupt(&mut self) -> Result<()> {
+    async fn interrupt_run(&mut self) -> Result<()> {
         let Some(run) = &mut self.run else { return Ok(()) };
         // A kernel that has not begun ignores a signal, so it is sent later. A second interrupt
         // does not wait for that.
-        if !run.counted && !self.spec.wants_message() && !std::mem::replace(&mut run.interrupted, true) {
+        if !run.counted
+            && !self.spec.is_interrupted_by_message()
+            && !std::mem::replace(&mut run.interrupted, true)
+        {
             return Ok(());
         }
-        if self.spec.wants_message() {
-            return self.channels.interrupt().await;
+        if self.spec.is_interrupted_by_message() {
+            return self.channels.request_interrupt().await;
         }
         Ok(kill_process_group(self.group, Signal::INT)?)
     }
 }
 
-impl Run {
-    fn tell(&mut self, tell: Tell, reports: &mut Reports) -> io::Result<()> {
-        self.failed |= matches!(tell, Tell::Error(_));
-        if matches!(tell, Tell::Count(_)) && std::mem::replace(&mut self.counted, true) {
+impl ActiveRun {
+    fn report_event(&mut self, tell: KernelEvent, reports: &mut ReportWriter) -> io::Result<()> {
+        self.failed |= matches!(tell, KernelEvent::Error(_));
+        if matches!(tell, KernelEvent::Count(_)) && std::mem::replace(&mut self.counted, true) {
             return Ok(());
         }
-        reports.tell(&self.key, tell)
+        reports.send_event(&self.key, tell)
     }
 }
 
 /// Waits for the deadline of a run, if it has one.
-async fn overdue(deadline: Option<Instant>) {
+async fn wait_for_deadline(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => tokio::time::sleep_until(deadline).await,
         None => std::future::pending().await,
     }
 }
 
-fn print(stream: Stream, text: &str) -> io::Result<()> {
+fn print_output(stream: StandardStream, text: &str) -> io::Result<()> {
     match stream {
-        Stream::Stdout => write(&mut io::stdout().lock(), text),
-        Stream::Stderr => write(&mut io::stderr().lock(), text),
+        StandardStream::Stdout => write_and_flush(&mut io::stdout().lock(), text),
+        StandardStream::Stderr => write_and_flush(&mut io::stderr().lock(), text),
     }
 }
 
-fn write(out: &mut impl Write, text: &str) -> io::Result<()> {
+fn write_and_flush(out: &mut impl Write, text: &str) -> io::Result<()> {
     out.write_all(text.as_bytes())?;
     out.flush()
 }
@@ -330,8 +345,8 @@ mod tests {
     #[test]
     fn variables_in_a_kernelspec_are_filled_in() {
         let path = std::env::var("PATH").expect("PATH is set");
-        assert_eq!(expand("a:${PATH}:b"), format!("a:{path}:b"));
-        assert_eq!(expand("${NOBODY_SETS_THIS}x"), "x");
-        assert_eq!(expand("open ${ end"), "open ${ end");
+        assert_eq!(expand_variables("a:${PATH}:b"), format!("a:{path}:b"));
+        assert_eq!(expand_variables("${NOBODY_SETS_THIS}x"), "x");
+        assert_eq!(expand_variables("open ${ end"), "open ${ end");
     }
 }

@@ -12,42 +12,48 @@
 //! list serve                the same, as the result of any run
 //! ```
 
-mod group;
-mod incoming;
 mod jupyter;
+mod line_protocol;
 mod list;
-mod report;
+mod order_queue;
+mod process_group;
+mod program_search;
 mod script;
-mod search;
 mod transform;
 
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 
-use report::{Orders, Reports};
-use transform::Language;
+use line_protocol::{OrderReader, ReportWriter};
+use transform::ScriptLanguage;
 
 /// The first word of the command line that runs a kernel.
-pub const WORD: &str = "__kernel";
+pub const KERNEL_SUBCOMMAND: &str = "__kernel";
 /// The exit code of shells for a missing program.
-const NOT_FOUND: u8 = 127;
+const EXIT_NOT_FOUND: u8 = 127;
 
 /// Runs until there are no more orders.
-pub fn run(arguments: &[String]) -> Result<ExitCode> {
+pub fn run_subcommand(arguments: &[String]) -> Result<ExitCode> {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words.as_slice() {
-        ["javascript"] => serve(|orders, reports| script::serve(Language::JavaScript, orders, reports)),
-        ["typescript"] => serve(|orders, reports| script::serve(Language::TypeScript, orders, reports)),
-        ["jupyter", name] => serve(|orders, reports| jupyter::serve(name, orders, reports)),
-        ["list"] => list::print(),
-        ["list", "serve"] => serve(list::serve),
-        _ => bail!("`{WORD}` is only for the agent inside a sandbox"),
+        ["javascript"] => serve_orders(|orders, reports| {
+            script::serve_node_kernel(ScriptLanguage::JavaScript, orders, reports)
+        }),
+        ["typescript"] => serve_orders(|orders, reports| {
+            script::serve_node_kernel(ScriptLanguage::TypeScript, orders, reports)
+        }),
+        ["jupyter", name] => {
+            serve_orders(|orders, reports| jupyter::serve_jupyter_kernel(name, orders, reports))
+        }
+        ["list"] => list::print_inventory(),
+        ["list", "serve"] => serve_orders(list::serve_inventory),
+        _ => bail!("`{KERNEL_SUBCOMMAND}` is only for the agent inside a sandbox"),
     }
 }
 
-fn serve(work: impl FnOnce(Orders, &mut Reports) -> Result<ExitCode>) -> Result<ExitCode> {
-    let (orders, mut reports) = report::take()?;
+fn serve_orders(work: impl FnOnce(OrderReader, &mut ReportWriter) -> Result<ExitCode>) -> Result<ExitCode> {
+    let (orders, mut reports) = line_protocol::take_descriptors()?;
     let code = work(orders, &mut reports);
     // The reports must stay open until this process exits, because the agent kills a kernel that
     // closes them.
@@ -57,7 +63,7 @@ fn serve(work: impl FnOnce(Orders, &mut Reports) -> Result<ExitCode>) -> Result<
 
 /// Prints in one line what is missing in the image.
 #[expect(clippy::print_stderr, reason = "the agent reads the reason from there")]
-fn missing(what: &str, hint: &str) -> ExitCode {
+fn report_missing(what: &str, hint: &str) -> ExitCode {
     eprintln!("there is no `{what}` in this image; {hint}");
-    ExitCode::from(NOT_FOUND)
+    ExitCode::from(EXIT_NOT_FOUND)
 }

@@ -13,14 +13,14 @@ use std::process::ExitCode;
 use anyhow::Result;
 use serde::Serialize;
 
-use crate::jupyter::specs;
-use crate::report::{Bundle, Orders, Reports, Tell};
-use crate::search;
-use packages::Packages;
+use crate::jupyter::kernel_specs;
+use crate::line_protocol::{KernelEvent, MimeBundle, OrderReader, ReportWriter};
+use crate::program_search;
+use packages::PackageVersions;
 
 /// Languages that do not need Jupyter, the programs that run them, and the packages of those
 /// programs.
-const BUILT_IN: &[(&str, &[&str], &[&str])] = &[
+const BUILT_IN_LANGUAGES: &[(&str, &[&str], &[&str])] = &[
     ("python", &["python3"], &["python3", "python3-minimal"]),
     ("javascript", &["node", "nodejs"], &["nodejs"]),
     ("typescript", &["node", "nodejs"], &["nodejs"]),
@@ -28,20 +28,20 @@ const BUILT_IN: &[(&str, &[&str], &[&str])] = &[
 ];
 
 /// Tools that authors of coding agents often need.
-const TOOLS: &[&str] = &[
+const PROBED_TOOLS: &[&str] = &[
     "bash", "sh", "git", "curl", "wget", "tar", "unzip", "make", "gcc", "jq", "rg", "pip", "pip3", "uv",
     "npm", "pnpm", "go", "cargo", "java", "apt-get", "apk",
 ];
 
 #[derive(Debug, Serialize)]
-struct Offer {
-    languages: Vec<Interpreter>,
-    jupyter: Vec<Jupyter>,
+struct ImageInventory {
+    languages: Vec<FoundInterpreter>,
+    jupyter: Vec<FoundJupyterKernel>,
     tools: BTreeMap<&'static str, PathBuf>,
 }
 
 #[derive(Debug, Serialize)]
-struct Interpreter {
+struct FoundInterpreter {
     language: &'static str,
     interpreter: PathBuf,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -49,7 +49,7 @@ struct Interpreter {
 }
 
 #[derive(Debug, Serialize)]
-struct Jupyter {
+struct FoundJupyterKernel {
     name: String,
     language: String,
     display_name: String,
@@ -57,51 +57,51 @@ struct Jupyter {
 }
 
 /// Prints the list.
-pub(crate) fn print() -> Result<ExitCode> {
-    let mut text = serde_json::to_vec_pretty(&look())?;
+pub(crate) fn print_inventory() -> Result<ExitCode> {
+    let mut text = serde_json::to_vec_pretty(&collect_inventory())?;
     text.push(b'\n');
     io::stdout().write_all(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Serves as a kernel: the result of any run is the list.
-pub(crate) fn serve(mut orders: Orders, reports: &mut Reports) -> Result<ExitCode> {
-    reports.ready()?;
-    while let Some(line) = orders.next()? {
+pub(crate) fn serve_inventory(mut orders: OrderReader, reports: &mut ReportWriter) -> Result<ExitCode> {
+    reports.send_ready()?;
+    while let Some(line) = orders.read_next()? {
         let Some(order) = line else { continue };
-        let offer = serde_json::to_string(&look())?;
-        let bundle = Bundle::from([("application/json".to_owned(), offer)]);
-        reports.tell(&order.key, Tell::Result(bundle))?;
-        reports.done(&order.key)?;
+        let offer = serde_json::to_string(&collect_inventory())?;
+        let bundle = MimeBundle::from([("application/json".to_owned(), offer)]);
+        reports.send_event(&order.key, KernelEvent::Result(bundle))?;
+        reports.send_done(&order.key)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn look() -> Offer {
-    let packages = Packages::read();
-    let find = |name: &&str| search::program(OsStr::new(name));
-    let languages = BUILT_IN.iter().filter_map(|(language, programs, names)| {
+fn collect_inventory() -> ImageInventory {
+    let packages = PackageVersions::read();
+    let find = |name: &&str| program_search::find_program(OsStr::new(name));
+    let languages = BUILT_IN_LANGUAGES.iter().filter_map(|(language, programs, names)| {
         let interpreter = programs.iter().find_map(find)?;
-        let version = version(&interpreter).or_else(|| packages.version(&interpreter, names));
-        Some(Interpreter { language, interpreter, version })
+        let version = interpreter_version(&interpreter).or_else(|| packages.version_of(&interpreter, names));
+        Some(FoundInterpreter { language, interpreter, version })
     });
-    let jupyter = specs::all().into_iter().map(|spec| Jupyter {
+    let jupyter = kernel_specs::load_all().into_iter().map(|spec| FoundJupyterKernel {
         name: spec.name,
         language: spec.language,
         display_name: spec.display_name,
         directory: spec.directory,
     });
-    let tools = TOOLS.iter().filter_map(|name| Some((*name, find(name)?)));
-    Offer { languages: languages.collect(), jupyter: jupyter.collect(), tools: tools.collect() }
+    let tools = PROBED_TOOLS.iter().filter_map(|name| Some((*name, find(name)?)));
+    ImageInventory { languages: languages.collect(), jupyter: jupyter.collect(), tools: tools.collect() }
 }
 
 /// The version according to the files next to an interpreter: the target of its link, or node's
 /// header.
-fn version(interpreter: &Path) -> Option<String> {
+fn interpreter_version(interpreter: &Path) -> Option<String> {
     let prefix = interpreter.parent()?.parent()?;
     let header = fs::read_to_string(prefix.join("include/node/node_version.h")).ok();
     match interpreter.file_name()?.to_str()? {
-        "node" | "nodejs" => read_node_header(&header?),
+        "node" | "nodejs" => parse_node_header(&header?),
         name => {
             let target = fs::read_link(interpreter).ok()?;
             let version =
@@ -111,7 +111,7 @@ fn version(interpreter: &Path) -> Option<String> {
     }
 }
 
-fn read_node_header(header: &str) -> Option<String> {
+fn parse_node_header(header: &str) -> Option<String> {
     let number = |part: &str| {
         let line = header.lines().find(|line| line.contains(&format!("NODE_{part}_VERSION ")))?;
         line.split_whitespace().last().map(str::to_owned)
@@ -130,17 +130,17 @@ mod tests {
         fs::create_dir(&bin).expect("the name is free");
         std::os::unix::fs::symlink("python3.11", bin.join("python3")).expect("the name is free");
         std::os::unix::fs::symlink("/usr/bin/dash", bin.join("sh")).expect("the name is free");
-        assert_eq!(version(&bin.join("python3")).as_deref(), Some("3.11"));
-        assert_eq!(version(&bin.join("sh")), None);
+        assert_eq!(interpreter_version(&bin.join("python3")).as_deref(), Some("3.11"));
+        assert_eq!(interpreter_version(&bin.join("sh")), None);
         let header =
             "#define NODE_MAJOR_VERSION 20\n#define NODE_MINOR_VERSION 1\n#define NODE_PATCH_VERSION 7\n";
-        assert_eq!(read_node_header(header).as_deref(), Some("20.1.7"));
-        assert_eq!(read_node_header(""), None);
+        assert_eq!(parse_node_header(header).as_deref(), Some("20.1.7"));
+        assert_eq!(parse_node_header(""), None);
     }
 
     #[test]
     fn listed_programs_exist() {
-        let offer = look();
+        let offer = collect_inventory();
         assert!(offer.tools.contains_key("sh"), "{offer:?}");
         assert!(offer.languages.iter().all(|found| found.interpreter.exists()), "{offer:?}");
         assert!(offer.languages.iter().any(|found| found.language == "bash"), "{offer:?}");

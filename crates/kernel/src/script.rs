@@ -27,46 +27,50 @@ use serde::Serialize;
 use tokio::process::Child;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::group;
-use crate::incoming::Incoming;
-use crate::report::{Failure, Order, Orders, Reports, Tell};
-use crate::search;
-use crate::transform::{self, Language, Refused, Script};
+use crate::line_protocol::{ExecutionError, KernelEvent, OrderReader, ReportWriter, RunOrder};
+use crate::order_queue::OrderQueue;
+use crate::process_group;
+use crate::program_search;
+use crate::transform::{self, PreparedScript, ScriptLanguage, SyntaxError};
 
-const WORKER: &str = include_str!("script/worker.js");
+const WORKER_SCRIPT: &str = include_str!("script/worker.js");
 /// The parser recurses for every level of nesting. Only the used part of the stack takes memory.
-const STACK: usize = 256 << 20;
+const PARSER_STACK_BYTES: usize = 256 << 20;
 
 /// A cell as node receives it.
 #[derive(Debug, Serialize)]
-struct Cell<'a> {
+struct ScriptCell<'a> {
     key: &'a str,
     count: u64,
     source: &'a str,
     #[serde(flatten)]
-    script: Script,
+    script: PreparedScript,
 }
 
 /// Runs cells until there are no more, or node ends.
-pub(crate) fn serve(language: Language, orders: Orders, reports: &mut Reports) -> Result<ExitCode> {
+pub(crate) fn serve_node_kernel(
+    language: ScriptLanguage,
+    orders: OrderReader,
+    reports: &mut ReportWriter,
+) -> Result<ExitCode> {
     let Some(node) = find_node() else {
-        return Ok(crate::missing("node", "install Node.js 18 or later in the image"));
+        return Ok(crate::report_missing("node", "install Node.js 18 or later in the image"));
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let mut interrupts = signal(SignalKind::interrupt())?;
-        let mut node = Node::start(node, reports)?;
-        let mut desk = Desk { language, reports, count: 0 };
-        let mut orders = Incoming::read(orders)?;
+        let mut node = NodeProcess::start(node, reports)?;
+        let mut desk = CellDispatcher { language, reports, count: 0 };
+        let mut orders = OrderQueue::start_reading(orders)?;
         loop {
             let (order, interrupted) = tokio::select! {
-                ended = node.child.wait() => return Ok(code_of(ended?)),
+                ended = node.child.wait() => return Ok(exit_code_of(ended?)),
                 // The interrupt is meant for an order that was sent before it.
-                _ = interrupts.recv() => (if orders.has_next() { Some(orders.next().await) } else { None }, true),
-                order = orders.next() => (Some(order), false),
+                _ = interrupts.recv() => (if orders.has_order() { Some(orders.next_order().await) } else { None }, true),
+                order = orders.next_order() => (Some(order), false),
             };
             match order {
-                Some(Some(order)) => desk.hand_over(&order, &node)?,
+                Some(Some(order)) => desk.dispatch_cell(&order, &node)?,
                 Some(None) => {
                     node.child.kill().await?;
                     return Ok(ExitCode::SUCCESS);
@@ -74,50 +78,53 @@ pub(crate) fn serve(language: Language, orders: Orders, reports: &mut Reports) -
                 None => {}
             }
             if interrupted {
-                node.interrupt(desk.count);
+                node.interrupt_cell(desk.count);
             }
         }
     })
 }
 
 fn find_node() -> Option<PathBuf> {
-    ["node", "nodejs"].iter().find_map(|name| search::program(OsStr::new(name)))
+    ["node", "nodejs"].iter().find_map(|name| program_search::find_program(OsStr::new(name)))
 }
 
 /// Prepares cells, and reports those that cannot be run.
-struct Desk<'r> {
-    language: Language,
-    reports: &'r mut Reports,
+struct CellDispatcher<'r> {
+    language: ScriptLanguage,
+    reports: &'r mut ReportWriter,
     count: u64,
 }
 
-impl Desk<'_> {
-    fn hand_over(&mut self, order: &Order, node: &Node) -> Result<()> {
+impl CellDispatcher<'_> {
+    fn dispatch_cell(&mut self, order: &RunOrder, node: &NodeProcess) -> Result<()> {
         self.count += 1;
-        self.reports.tell(&order.key, Tell::Count(self.count))?;
-        match prepare(&order.code, self.language)? {
+        self.reports.send_event(&order.key, KernelEvent::Count(self.count))?;
+        match prepare_on_large_stack(&order.code, self.language)? {
             Ok(script) => {
-                let cell = Cell { key: &order.key, count: self.count, source: &order.code, script };
+                let cell = ScriptCell { key: &order.key, count: self.count, source: &order.code, script };
                 let mut line = serde_json::to_vec(&cell)?;
                 line.push(b'\n');
                 // If node has exited, that is reported instead.
                 node.orders.send(line).unwrap_or_default();
             }
-            Err(Refused { message, traceback }) => {
+            Err(SyntaxError { message, traceback }) => {
                 let ename = "SyntaxError".to_owned();
-                let failure = Failure { ename, evalue: message, traceback };
-                self.reports.tell(&order.key, Tell::Error(failure))?;
-                self.reports.done(&order.key)?;
+                let failure = ExecutionError { ename, evalue: message, traceback };
+                self.reports.send_event(&order.key, KernelEvent::Error(failure))?;
+                self.reports.send_done(&order.key)?;
             }
         }
         Ok(())
     }
 }
 
-fn prepare(code: &str, language: Language) -> Result<Result<Script, Refused>> {
+fn prepare_on_large_stack(
+    code: &str,
+    language: ScriptLanguage,
+) -> Result<Result<PreparedScript, SyntaxError>> {
     thread::scope(|scope| {
-        let deep = thread::Builder::new().stack_size(STACK);
-        let worker = deep.spawn_scoped(scope, || transform::prepare(code, language));
+        let deep = thread::Builder::new().stack_size(PARSER_STACK_BYTES);
+        let worker = deep.spawn_scoped(scope, || transform::prepare_script(code, language));
         worker
             .context("could not start a thread")?
             .join()
@@ -126,51 +133,51 @@ fn prepare(code: &str, language: Language) -> Result<Result<Script, Refused>> {
 }
 
 /// The node process that runs cells.
-struct Node {
+struct NodeProcess {
     child: Child,
     /// Sends lines to a thread that writes them, because node may not read for a while.
     orders: blocking::Sender<Vec<u8>>,
     interrupts: OwnedFd,
 }
 
-impl Node {
-    fn start(program: PathBuf, reports: &Reports) -> Result<Self> {
+impl NodeProcess {
+    fn start(program: PathBuf, reports: &ReportWriter) -> Result<Self> {
         let (orders, orders_in) = inherited_pipe()?;
         let (interrupts, interrupts_in) = inherited_pipe()?;
         rustix::io::ioctl_fionbio(&interrupts_in, true)?;
-        let reports = reports.for_child()?;
+        let reports = reports.clone_for_child()?;
         let numbers = [&orders, &reports, &interrupts].map(|fd| fd.as_raw_fd().to_string());
         let child = tokio::process::Command::new(&program)
             .arg("-e")
-            .arg(WORKER)
+            .arg(WORKER_SCRIPT)
             .args(numbers)
             .process_group(0)
             .kill_on_drop(true)
             .spawn()
             .with_context(|| format!("could not start `{}`", program.display()))?;
         let (sender, receiver) = blocking::channel();
-        let write = move || write_all(File::from(orders_in), &receiver);
+        let write = move || write_lines(File::from(orders_in), &receiver);
         thread::Builder::new().name("to node".to_owned()).spawn(write).context("could not start a thread")?;
         Ok(Self { child, orders: sender, interrupts: interrupts_in })
     }
 
     /// Interrupts the cell with this number, and the programs that it has started and may be
     /// waiting for.
-    fn interrupt(&self, count: u64) {
+    fn interrupt_cell(&self, count: u64) {
         let count = i32::try_from(count).unwrap_or(i32::MAX);
         // A full pipe already holds enough interrupts, and a closed one needs none.
         rustix::io::write(&self.interrupts, &count.to_le_bytes()).map(drop).unwrap_or_default();
         let Some(node) = self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw) else {
             return;
         };
-        for other in group::members(node).into_iter().filter(|member| *member != node) {
+        for other in process_group::list_members(node).into_iter().filter(|member| *member != node) {
             // The process may have just ended.
             kill_process(other, Signal::INT).unwrap_or_default();
         }
     }
 }
 
-fn write_all(mut to: File, lines: &blocking::Receiver<Vec<u8>>) {
+fn write_lines(mut to: File, lines: &blocking::Receiver<Vec<u8>>) {
     while let Ok(line) = lines.recv() {
         if to.write_all(&line).is_err() {
             return;
@@ -185,7 +192,7 @@ fn inherited_pipe() -> Result<(OwnedFd, OwnedFd)> {
 }
 
 /// The exit code of a process; a signal is encoded as shells do.
-pub(crate) fn code_of(status: ExitStatus) -> ExitCode {
+pub(crate) fn exit_code_of(status: ExitStatus) -> ExitCode {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX))
 }

@@ -12,8 +12,8 @@ use rustix::fs::FsWord;
 use rustix::io::Errno;
 use rustix::ioctl::{self, Getter, NoArg, Setter, Updater, opcode};
 
-const GROUP: u8 = 0x94;
-const MAGIC: FsWord = 0x9123_683e;
+const IOCTL_GROUP: u8 = 0x94;
+const BTRFS_MAGIC: FsWord = 0x9123_683e;
 /// The root directory of every subvolume has this inode number.
 const FIRST_OBJECT: u64 = 256;
 const ENABLE_QUOTA: u64 = 1;
@@ -22,14 +22,14 @@ const LIMIT_REFERENCED: u64 = 1;
 
 /// `struct btrfs_ioctl_vol_args`
 #[repr(C)]
-struct Argument {
+struct VolArgs {
     fd: i64,
     name: [u8; 4088],
 }
 
 /// `struct btrfs_ioctl_vol_args_v2`
 #[repr(C)]
-struct Named {
+struct VolArgsV2 {
     fd: i64,
     transid: u64,
     flags: u64,
@@ -64,7 +64,7 @@ struct GroupCreate {
 
 /// `struct btrfs_ioctl_ino_lookup_args`
 #[repr(C)]
-struct Lookup {
+struct InodeLookup {
     tree: u64,
     object: u64,
     name: [u8; 4080],
@@ -81,7 +81,7 @@ struct FsInfo {
 
 /// How a filesystem accounts the space used by subvolumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Quota {
+pub enum QuotaMode {
     /// Each extent is charged to the subvolume that created it (Linux 6.7).
     Simple,
     /// Shared extents are tracked, which costs more.
@@ -90,14 +90,14 @@ pub enum Quota {
 
 /// Whether a snapshot is writable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Writing {
+pub enum SnapshotWrites {
     Allowed,
     Forbidden,
 }
 
 /// The used bytes and the limit of a subvolume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Usage {
+pub struct SubvolumeUsage {
     pub used: u64,
     pub limit: Option<u64>,
 }
@@ -114,14 +114,14 @@ impl fmt::Display for FsId {
 
 /// Whether `file` is on a btrfs.
 pub fn is_btrfs(file: impl AsFd) -> io::Result<bool> {
-    Ok(rustix::fs::fstatfs(file)?.f_type == MAGIC)
+    Ok(rustix::fs::fstatfs(file)?.f_type == BTRFS_MAGIC)
 }
 
 /// Creates an empty subvolume `name` in `parent`.
 pub fn create_subvolume(parent: impl AsFd, name: &str) -> io::Result<()> {
-    const CREATE: u32 = opcode::write::<Named>(GROUP, 24);
-    // SAFETY: this request reads one `btrfs_ioctl_vol_args_v2`, whose layout `Named` has.
-    unsafe { ioctl::ioctl(parent, Setter::<CREATE, _>::new(named(name)?)) }.map_err(io::Error::from)
+    const CREATE: u32 = opcode::write::<VolArgsV2>(IOCTL_GROUP, 24);
+    // SAFETY: this request reads one `btrfs_ioctl_vol_args_v2`, whose layout `VolArgsV2` has.
+    unsafe { ioctl::ioctl(parent, Setter::<CREATE, _>::new(vol_args_v2(name)?)) }.map_err(io::Error::from)
 }
 
 /// Creates the subvolume `name` in `parent` as a snapshot of `source`. Pending writes to `source`
@@ -130,14 +130,14 @@ pub fn snapshot_subvolume(
     source: impl AsFd,
     parent: impl AsFd,
     name: &str,
-    writing: Writing,
+    writing: SnapshotWrites,
 ) -> io::Result<()> {
-    const SNAPSHOT: u32 = opcode::write::<Named>(GROUP, 23);
+    const SNAPSHOT: u32 = opcode::write::<VolArgsV2>(IOCTL_GROUP, 23);
     const READ_ONLY: u64 = 2;
-    let mut argument = named(name)?;
+    let mut argument = vol_args_v2(name)?;
     argument.fd = i64::from(source.as_fd().as_raw_fd());
-    argument.flags = if writing == Writing::Forbidden { READ_ONLY } else { 0 };
-    // SAFETY: this request reads one `btrfs_ioctl_vol_args_v2`, whose layout `Named` has; the
+    argument.flags = if writing == SnapshotWrites::Forbidden { READ_ONLY } else { 0 };
+    // SAFETY: this request reads one `btrfs_ioctl_vol_args_v2`, whose layout `VolArgsV2` has; the
     // descriptor in it is borrowed for the duration of the call.
     unsafe { ioctl::ioctl(parent, Setter::<SNAPSHOT, _>::new(argument)) }.map_err(io::Error::from)
 }
@@ -145,32 +145,32 @@ pub fn snapshot_subvolume(
 /// Deletes the subvolume `name` of `parent` with its content. The kernel frees the space in the
 /// background; its files are not walked by name.
 pub fn destroy_subvolume(parent: impl AsFd, name: &str) -> io::Result<()> {
-    const DESTROY: u32 = opcode::write::<Named>(GROUP, 63);
-    // SAFETY: this request reads one `btrfs_ioctl_vol_args_v2`, whose layout `Named` has.
-    unsafe { ioctl::ioctl(parent, Setter::<DESTROY, _>::new(named(name)?)) }.map_err(io::Error::from)
+    const DESTROY: u32 = opcode::write::<VolArgsV2>(IOCTL_GROUP, 63);
+    // SAFETY: this request reads one `btrfs_ioctl_vol_args_v2`, whose layout `VolArgsV2` has.
+    unsafe { ioctl::ioctl(parent, Setter::<DESTROY, _>::new(vol_args_v2(name)?)) }.map_err(io::Error::from)
 }
 
 /// Returns the id of the subvolume that `file` belongs to.
 pub fn subvolume_id(file: impl AsFd) -> io::Result<u64> {
-    const LOOKUP: u32 = opcode::read_write::<Lookup>(GROUP, 18);
-    let mut lookup = Lookup { tree: 0, object: FIRST_OBJECT, name: [0; 4080] };
+    const LOOKUP: u32 = opcode::read_write::<InodeLookup>(IOCTL_GROUP, 18);
+    let mut lookup = InodeLookup { tree: 0, object: FIRST_OBJECT, name: [0; 4080] };
     // SAFETY: this request reads and writes one `btrfs_ioctl_ino_lookup_args`, whose layout
-    // `Lookup` has, and any bytes are valid values of its fields.
+    // `InodeLookup` has, and any bytes are valid values of its fields.
     unsafe { ioctl::ioctl(file, Updater::<LOOKUP, _>::new(&mut lookup)) }?;
     Ok(lookup.tree)
 }
 
 /// Grows the filesystem to the size of its device.
 pub fn grow_to_device(root: impl AsFd) -> io::Result<()> {
-    const RESIZE: u32 = opcode::write::<Argument>(GROUP, 3);
-    let mut argument = Argument { fd: 0, name: [0; 4088] };
+    const RESIZE: u32 = opcode::write::<VolArgs>(IOCTL_GROUP, 3);
+    let mut argument = VolArgs { fd: 0, name: [0; 4088] };
     copy_name("1:max", &mut argument.name)?;
-    // SAFETY: this request reads one `btrfs_ioctl_vol_args`, whose layout `Argument` has.
+    // SAFETY: this request reads one `btrfs_ioctl_vol_args`, whose layout `VolArgs` has.
     unsafe { ioctl::ioctl(root, Setter::<RESIZE, _>::new(argument)) }.map_err(io::Error::from)
 }
 
-pub fn fsid(root: impl AsFd) -> io::Result<FsId> {
-    const FS_INFO: u32 = opcode::read::<FsInfo>(GROUP, 31);
+pub fn filesystem_id(root: impl AsFd) -> io::Result<FsId> {
+    const FS_INFO: u32 = opcode::read::<FsInfo>(IOCTL_GROUP, 31);
     // SAFETY: this request writes one `btrfs_ioctl_fs_info_args`, whose layout `FsInfo` has, and
     // any bytes are valid values of its fields.
     let info = unsafe { ioctl::ioctl(root, Getter::<FS_INFO, FsInfo>::new()) }?;
@@ -179,33 +179,33 @@ pub fn fsid(root: impl AsFd) -> io::Result<FsId> {
 }
 
 /// Returns the quota mode, if quotas are enabled.
-pub fn quota(fsid: &FsId) -> Option<Quota> {
+pub fn quota_mode(fsid: &FsId) -> Option<QuotaMode> {
     let groups = format!("/sys/fs/btrfs/{}/qgroups", fsid.0);
     fs::metadata(&groups).ok()?;
     match fs::read_to_string(format!("{groups}/mode")) {
-        Ok(mode) if mode.trim() == "squota" => Some(Quota::Simple),
+        Ok(mode) if mode.trim() == "squota" => Some(QuotaMode::Simple),
         // Kernels before 6.7 have neither this file nor simple quotas.
-        _ => Some(Quota::Full),
+        _ => Some(QuotaMode::Full),
     }
 }
 
 /// Enables the cheapest quota mode the kernel supports. Meant for an empty filesystem.
-pub fn enable_quota(root: impl AsFd) -> io::Result<Quota> {
+pub fn enable_quota(root: impl AsFd) -> io::Result<QuotaMode> {
     match control_quota(root.as_fd(), ENABLE_SIMPLE_QUOTA) {
-        Ok(()) => Ok(Quota::Simple),
+        Ok(()) => Ok(QuotaMode::Simple),
         Err(Errno::INVAL | Errno::NOTTY | Errno::OPNOTSUPP) => {
-            const WAIT_FOR_SCAN: u32 = opcode::none(GROUP, 46);
+            const WAIT_FOR_SCAN: u32 = opcode::none(IOCTL_GROUP, 46);
             control_quota(root.as_fd(), ENABLE_QUOTA)?;
             // SAFETY: this request takes no argument.
             unsafe { ioctl::ioctl(root, NoArg::<WAIT_FOR_SCAN>::new()) }?;
-            Ok(Quota::Full)
+            Ok(QuotaMode::Full)
         }
         Err(error) => Err(error.into()),
     }
 }
 
 fn control_quota(root: impl AsFd, command: u64) -> rustix::io::Result<()> {
-    const QUOTA_CONTROL: u32 = opcode::read_write::<QuotaControl>(GROUP, 40);
+    const QUOTA_CONTROL: u32 = opcode::read_write::<QuotaControl>(IOCTL_GROUP, 40);
     let mut control = QuotaControl { command, status: 0 };
     // SAFETY: this request reads and writes one `btrfs_ioctl_quota_ctl_args`, whose layout
     // `QuotaControl` has, and any bytes are valid values of its fields.
@@ -213,8 +213,8 @@ fn control_quota(root: impl AsFd, command: u64) -> rustix::io::Result<()> {
 }
 
 /// Limits the size of the subvolume, including metadata. Writes beyond it fail with EDQUOT.
-pub fn limit(root: impl AsFd, subvolume: u64, bytes: u64) -> io::Result<()> {
-    const LIMIT: u32 = opcode::read::<GroupLimit>(GROUP, 43);
+pub fn limit_subvolume(root: impl AsFd, subvolume: u64, bytes: u64) -> io::Result<()> {
+    const LIMIT: u32 = opcode::read::<GroupLimit>(IOCTL_GROUP, 43);
     let limit = GroupLimit {
         group: subvolume,
         flags: LIMIT_REFERENCED,
@@ -230,8 +230,8 @@ pub fn limit(root: impl AsFd, subvolume: u64, bytes: u64) -> io::Result<()> {
 
 /// Removes the quota group of a deleted subvolume. Kernels since 6.11 do it themselves. Returns
 /// false while the space is still being freed.
-pub fn forget_quota(root: impl AsFd, subvolume: u64) -> io::Result<bool> {
-    const GROUP_CREATE: u32 = opcode::write::<GroupCreate>(GROUP, 42);
+pub fn remove_quota_group(root: impl AsFd, subvolume: u64) -> io::Result<bool> {
+    const GROUP_CREATE: u32 = opcode::write::<GroupCreate>(IOCTL_GROUP, 42);
     let request = GroupCreate { create: 0, group: subvolume };
     // SAFETY: this request reads one `btrfs_ioctl_qgroup_create_args`, whose layout
     // `GroupCreate` has.
@@ -243,18 +243,21 @@ pub fn forget_quota(root: impl AsFd, subvolume: u64) -> io::Result<bool> {
 }
 
 /// Returns the current usage of a subvolume, as the kernel counts it in memory.
-pub fn usage(fsid: &FsId, subvolume: u64) -> io::Result<Usage> {
+pub fn subvolume_usage(fsid: &FsId, subvolume: u64) -> io::Result<SubvolumeUsage> {
     let group = format!("/sys/fs/btrfs/{}/qgroups/0_{subvolume}", fsid.0);
     let number = |name: &str| -> io::Result<u64> {
         let text = fs::read_to_string(format!("{group}/{name}"))?;
         text.trim().parse().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     };
     let limit = number("max_referenced")?;
-    Ok(Usage { used: number("referenced")?, limit: (limit > 0 && limit < u64::MAX).then_some(limit) })
+    Ok(SubvolumeUsage {
+        used: number("referenced")?,
+        limit: (limit > 0 && limit < u64::MAX).then_some(limit),
+    })
 }
 
-fn named(name: &str) -> io::Result<Named> {
-    let mut argument = Named { fd: 0, transid: 0, flags: 0, unused: [0; 4], name: [0; 4040] };
+fn vol_args_v2(name: &str) -> io::Result<VolArgsV2> {
+    let mut argument = VolArgsV2 { fd: 0, transid: 0, flags: 0, unused: [0; 4], name: [0; 4040] };
     copy_name(name, &mut argument.name)?;
     Ok(argument)
 }

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::{check, check_long};
+use crate::{check_int, check_long};
 
 /// A set of capabilities as a bit mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub const SYS_CHROOT: u32 = 18;
 pub const SYS_ADMIN: u32 = 21;
 
 /// The highest number a kernel could know; dropping an unknown one is harmless.
-const LAST: u32 = 63;
+const MAX_CAPABILITY: u32 = 63;
 
 impl CapSet {
     pub const NONE: Self = Self(0);
@@ -46,11 +46,11 @@ impl CapSet {
 }
 
 /// Reduces the bounding set to `keep`, so that no exec can restore the others.
-pub fn bound_to(keep: CapSet) -> io::Result<()> {
-    for number in (0..=LAST).filter(|number| !keep.has(*number)) {
+pub fn limit_bounding_set(keep: CapSet) -> io::Result<()> {
+    for number in (0..=MAX_CAPABILITY).filter(|number| !keep.has(*number)) {
         // SAFETY: this option takes one integer and no pointer.
         let result = unsafe { libc::prctl(libc::PR_CAPBSET_DROP, libc::c_ulong::from(number), 0, 0, 0) };
-        match check(result) {
+        match check_int(result) {
             Ok(_) => {}
             // This kernel does not know this number or any higher one.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => break,
@@ -62,29 +62,29 @@ pub fn bound_to(keep: CapSet) -> io::Result<()> {
 
 /// Makes `keep` the effective, permitted and inheritable set of this thread and clears the
 /// ambient set.
-pub fn set(keep: CapSet) -> io::Result<()> {
+pub fn set_capabilities(keep: CapSet) -> io::Result<()> {
     #[repr(C)]
-    struct Header {
+    struct CapHeader {
         version: u32,
         pid: i32,
     }
     #[repr(C)]
     #[derive(Clone, Copy)]
-    struct Data {
+    struct CapData {
         effective: u32,
         permitted: u32,
         inheritable: u32,
     }
     const VERSION_3: u32 = 0x2008_0522;
     // SAFETY: the option takes integers only.
-    check(unsafe {
+    check_int(unsafe {
         libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL as libc::c_ulong, 0, 0, 0)
     })?;
-    let header = Header { version: VERSION_3, pid: 0 };
+    let header = CapHeader { version: VERSION_3, pid: 0 };
     let half = |shift: u32| {
         #[expect(clippy::cast_possible_truncation, reason = "each half of the mask is taken in turn")]
         let bits = (keep.0 >> shift) as u32;
-        Data { effective: bits, permitted: bits, inheritable: 0 }
+        CapData { effective: bits, permitted: bits, inheritable: 0 }
     };
     let data = [half(0), half(32)];
     // SAFETY: version 3 reads one header and two data structures of exactly these layouts, and
@@ -93,7 +93,7 @@ pub fn set(keep: CapSet) -> io::Result<()> {
 }
 
 /// Returns the effective set of this thread.
-pub fn effective() -> io::Result<CapSet> {
+pub fn effective_capabilities() -> io::Result<CapSet> {
     let status = std::fs::read_to_string("/proc/thread-self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let mask = line.and_then(|text| u64::from_str_radix(text.trim(), 16).ok());

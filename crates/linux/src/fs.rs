@@ -1,6 +1,6 @@
 //! Access to files below a directory whose content is not trusted.
 //!
-//! A [`Root`] keeps the descriptor of a directory and resolves every path beneath it with
+//! A [`RootDirectory`] keeps the descriptor of a directory and resolves every path beneath it with
 //! openat2(2): no symbolic link is followed and no `..` leads out, regardless of the content of the
 //! tree and of concurrent changes. Names are never joined into host paths.
 
@@ -15,26 +15,26 @@ use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, RenameFlags, Resolve
 use rustix::io::Errno;
 
 /// How often a lookup is retried when the tree changed during it.
-const ATTEMPTS: usize = 128;
+const MAX_LOOKUP_ATTEMPTS: usize = 128;
 /// How many directories deep a removal descends before it moves deeper ones up.
-const DEPTH: usize = 64;
+const MAX_REMOVAL_DEPTH: usize = 64;
 /// How many names of a directory a removal holds in memory.
-const BATCH: usize = 1024;
+const REMOVAL_BATCH_SIZE: usize = 1024;
 
 /// A directory and everything opened beneath it.
 #[derive(Debug)]
-pub struct Root {
+pub struct RootDirectory {
     directory: OwnedFd,
 }
 
 /// One name in a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct ListingEntry {
     pub name: CString,
     pub kind: FileType,
 }
 
-impl Root {
+impl RootDirectory {
     /// Opens a host directory by its path, which must be trusted.
     pub fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -46,9 +46,9 @@ impl Root {
         Self { directory }
     }
 
-    /// Like [`Root::open`], but no part of the path may be a symlink: the path was written without
+    /// Like [`RootDirectory::open`], but no part of the path may be a symlink: the path was written without
     /// any, and one may have been placed there since. The directory need not be readable.
-    pub fn open_plain(path: &Path) -> io::Result<Self> {
+    pub fn open_without_symlinks(path: &Path) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let plain = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         Ok(Self { directory: rustix::fs::openat2(CWD, path, flags, Mode::empty(), plain)? })
@@ -59,7 +59,7 @@ impl Root {
         let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(mode);
-        for _ in 0..ATTEMPTS {
+        for _ in 0..MAX_LOOKUP_ATTEMPTS {
             match rustix::fs::openat2(&self.directory, path, flags, mode, beneath) {
                 // A rename happened during the lookup, so the kernel could not resolve `..` safely.
                 Err(Errno::AGAIN) => {}
@@ -69,24 +69,24 @@ impl Root {
         Err(Errno::AGAIN.into())
     }
 
-    pub fn read(&self, path: &Path) -> io::Result<File> {
+    pub fn open_read(&self, path: &Path) -> io::Result<File> {
         // A FIFO placed there must not make us wait.
         self.open_with(path, OFlags::RDONLY | OFlags::NONBLOCK, 0)
     }
 
     /// Opens the directory at `path` as a new root.
-    pub fn directory(&self, path: &Path) -> io::Result<Self> {
+    pub fn open_subdirectory(&self, path: &Path) -> io::Result<Self> {
         let file = self.open_with(path, OFlags::RDONLY | OFlags::DIRECTORY, 0)?;
         Ok(Self { directory: file.into() })
     }
 
     /// Creates a new file; fails if it exists.
-    pub fn create(&self, path: &Path, mode: u32) -> io::Result<File> {
+    pub fn create_file(&self, path: &Path, mode: u32) -> io::Result<File> {
         self.open_with(path, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL, mode)
     }
 
     pub fn make_directory(&self, path: &Path, mode: u32) -> io::Result<()> {
-        let (parent, name) = self.parent(path)?;
+        let (parent, name) = self.open_parent(path)?;
         Ok(rustix::fs::mkdirat(&parent, name, Mode::from_raw_mode(mode))?)
     }
 
@@ -101,31 +101,31 @@ impl Root {
             }
         }
         // An existing entry may be a link or a file; only a directory is accepted.
-        if path == Path::new("") { Ok(()) } else { self.directory(path).map(drop) }
+        if path == Path::new("") { Ok(()) } else { self.open_subdirectory(path).map(drop) }
     }
 
     /// Creates a symbolic link. Its target is only text and may be anything.
-    pub fn symlink(&self, target: &Path, path: &Path) -> io::Result<()> {
-        let (parent, name) = self.parent(path)?;
+    pub fn create_symlink(&self, target: &Path, path: &Path) -> io::Result<()> {
+        let (parent, name) = self.open_parent(path)?;
         Ok(rustix::fs::symlinkat(target, &parent, name)?)
     }
 
     /// Creates `path` as a second name of `existing`, which is not followed if it is a symlink.
-    pub fn hard_link(&self, existing: &Path, path: &Path) -> io::Result<()> {
-        let (from, old) = self.parent(existing)?;
-        let (to, new) = self.parent(path)?;
+    pub fn create_hard_link(&self, existing: &Path, path: &Path) -> io::Result<()> {
+        let (from, old) = self.open_parent(existing)?;
+        let (to, new) = self.open_parent(path)?;
         Ok(rustix::fs::linkat(&from, old, &to, new, AtFlags::empty())?)
     }
 
     pub fn make_fifo(&self, path: &Path, mode: u32) -> io::Result<()> {
-        let (parent, name) = self.parent(path)?;
+        let (parent, name) = self.open_parent(path)?;
         Ok(rustix::fs::mknodat(&parent, name, FileType::Fifo, Mode::from_raw_mode(mode), 0)?)
     }
 
     /// Creates a whiteout, which hides a name of the lower layers in an overlay. Unlike other
     /// devices, it can be created without privileges. See mknod(2).
     pub fn make_whiteout(&self, path: &Path) -> io::Result<()> {
-        let (parent, name) = self.parent(path)?;
+        let (parent, name) = self.open_parent(path)?;
         Ok(rustix::fs::mknodat(&parent, name, FileType::CharacterDevice, Mode::empty(), 0)?)
     }
 
@@ -135,30 +135,30 @@ impl Root {
     }
 
     /// Renames within this root; fails if `to` exists.
-    pub fn rename_new(&self, from: &Path, to: &Path) -> io::Result<()> {
+    pub fn rename_without_replacing(&self, from: &Path, to: &Path) -> io::Result<()> {
         self.rename_with(from, to, RenameFlags::NOREPLACE)
     }
 
     fn rename_with(&self, from: &Path, to: &Path, flags: RenameFlags) -> io::Result<()> {
-        let (from, old) = self.parent(from)?;
-        let (to, new) = self.parent(to)?;
+        let (from, old) = self.open_parent(from)?;
+        let (to, new) = self.open_parent(to)?;
         Ok(rustix::fs::renameat_with(&from, old, &to, new, flags)?)
     }
 
     /// Returns the status of `path` itself, without following a symlink.
     pub fn stat(&self, path: &Path) -> io::Result<Stat> {
-        let (parent, name) = self.parent(path)?;
+        let (parent, name) = self.open_parent(path)?;
         Ok(rustix::fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW)?)
     }
 
     pub fn read_link(&self, path: &Path) -> io::Result<CString> {
-        let (parent, name) = self.parent(path)?;
+        let (parent, name) = self.open_parent(path)?;
         Ok(rustix::fs::readlinkat(&parent, name, Vec::new())?)
     }
 
     /// Sets the owner of `path` itself, without following a symlink.
     pub fn set_owner(&self, path: &Path, uid: u32, gid: u32) -> io::Result<()> {
-        let (parent, name) = self.parent(path)?;
+        let (parent, name) = self.open_parent(path)?;
         let (uid, gid) = (rustix::fs::Uid::from_raw(uid), rustix::fs::Gid::from_raw(gid));
         Ok(rustix::fs::chownat(&parent, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?)
     }
@@ -170,12 +170,12 @@ impl Root {
     }
 
     /// Lists the names in this directory.
-    pub fn entries(&self) -> io::Result<Vec<Entry>> {
-        entries(&self.directory, usize::MAX)
+    pub fn list_entries(&self) -> io::Result<Vec<ListingEntry>> {
+        read_entries(&self.directory, usize::MAX)
     }
 
     pub fn remove_file(&self, path: &Path) -> io::Result<()> {
-        let (parent, name) = self.parent(path)?;
+        let (parent, name) = self.open_parent(path)?;
         Ok(rustix::fs::unlinkat(&parent, name, AtFlags::empty())?)
     }
 
@@ -183,7 +183,7 @@ impl Root {
     /// descriptors is limited however deep the tree is. A mount point in the tree makes the removal
     /// fail with EXDEV: nothing on a mounted filesystem is ever removed.
     pub fn remove_tree(&self, path: &Path) -> io::Result<()> {
-        let (parent, name) = match self.parent(path) {
+        let (parent, name) = match self.open_parent(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             result => result?,
         };
@@ -194,13 +194,13 @@ impl Root {
             Err(error) => return Err(error.into()),
         }
         let top = open_directory(parent.as_fd(), &name)?;
-        let mut removal = Removal { top: top.as_fd(), brought_up: 0 };
-        removal.empty(top.as_fd(), 0)?;
+        let mut removal = TreeRemoval { top: top.as_fd(), moved_count: 0 };
+        removal.empty_directory(top.as_fd(), 0)?;
         Ok(rustix::fs::unlinkat(&parent, &name, AtFlags::REMOVEDIR)?)
     }
 
     /// Opens the parent directory of `path` and returns it with the last name.
-    fn parent<'path>(&self, path: &'path Path) -> io::Result<(OwnedFd, &'path OsStr)> {
+    fn open_parent<'path>(&self, path: &'path Path) -> io::Result<(OwnedFd, &'path OsStr)> {
         let Some(Component::Normal(name)) = path.components().next_back() else {
             return Err(Errno::INVAL.into());
         };
@@ -213,64 +213,64 @@ impl Root {
     }
 }
 
-impl From<OwnedFd> for Root {
+impl From<OwnedFd> for RootDirectory {
     /// Wraps an open directory.
     fn from(directory: OwnedFd) -> Self {
         Self { directory }
     }
 }
 
-impl From<Root> for OwnedFd {
-    fn from(root: Root) -> Self {
+impl From<RootDirectory> for OwnedFd {
+    fn from(root: RootDirectory) -> Self {
         root.directory
     }
 }
 
-impl AsFd for Root {
+impl AsFd for RootDirectory {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.directory.as_fd()
     }
 }
 
 /// A removal in progress.
-struct Removal<'top> {
+struct TreeRemoval<'top> {
     top: BorrowedFd<'top>,
-    brought_up: u64,
+    moved_count: u64,
 }
 
-impl Removal<'_> {
+impl TreeRemoval<'_> {
     /// Empties `directory`. Directories moved up from below the depth limit end up in the top
     /// directory, which is emptied until nothing is left in it.
-    fn empty(&mut self, directory: BorrowedFd<'_>, depth: usize) -> io::Result<()> {
+    fn empty_directory(&mut self, directory: BorrowedFd<'_>, depth: usize) -> io::Result<()> {
         loop {
-            let batch = entries(directory, BATCH)?;
+            let batch = read_entries(directory, REMOVAL_BATCH_SIZE)?;
             if batch.is_empty() {
                 return Ok(());
             }
-            for Entry { name, .. } in batch {
-                self.remove(directory, &name, depth)?;
+            for ListingEntry { name, .. } in batch {
+                self.remove_entry(directory, &name, depth)?;
             }
         }
     }
 
-    fn remove(&mut self, directory: BorrowedFd<'_>, name: &CString, depth: usize) -> io::Result<()> {
+    fn remove_entry(&mut self, directory: BorrowedFd<'_>, name: &CString, depth: usize) -> io::Result<()> {
         match rustix::fs::unlinkat(directory, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => return Ok(()),
             Err(Errno::ISDIR | Errno::PERM) => {}
             Err(error) => return Err(error.into()),
         }
-        if depth == DEPTH {
-            return self.bring_up(directory, name);
+        if depth == MAX_REMOVAL_DEPTH {
+            return self.move_to_top(directory, name);
         }
         let below = open_directory(directory, name)?;
-        self.empty(below.as_fd(), depth + 1)?;
+        self.empty_directory(below.as_fd(), depth + 1)?;
         Ok(rustix::fs::unlinkat(directory, name, AtFlags::REMOVEDIR)?)
     }
 
-    fn bring_up(&mut self, directory: BorrowedFd<'_>, name: &CString) -> io::Result<()> {
+    fn move_to_top(&mut self, directory: BorrowedFd<'_>, name: &CString) -> io::Result<()> {
         loop {
-            self.brought_up += 1;
-            let place = format!("{}", self.brought_up);
+            self.moved_count += 1;
+            let place = format!("{}", self.moved_count);
             match rustix::fs::renameat_with(directory, name, self.top, place, RenameFlags::NOREPLACE) {
                 Err(Errno::EXIST) => {}
                 result => return Ok(result?),
@@ -280,7 +280,7 @@ impl Removal<'_> {
 }
 
 /// Returns at most `most` names of a directory.
-fn entries(directory: impl AsFd, most: usize) -> io::Result<Vec<Entry>> {
+fn read_entries(directory: impl AsFd, most: usize) -> io::Result<Vec<ListingEntry>> {
     let mut found = Vec::new();
     for entry in Dir::read_from(directory)? {
         let entry = entry?;
@@ -288,7 +288,7 @@ fn entries(directory: impl AsFd, most: usize) -> io::Result<Vec<Entry>> {
             break;
         }
         if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
-            found.push(Entry { name: entry.file_name().to_owned(), kind: entry.file_type() });
+            found.push(ListingEntry { name: entry.file_name().to_owned(), kind: entry.file_type() });
         }
     }
     Ok(found)

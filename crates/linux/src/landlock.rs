@@ -9,7 +9,7 @@ use landlock::{
 };
 
 /// The newest Landlock version that we know.
-const NEWEST: ABI = ABI::V6;
+const NEWEST_ABI: ABI = ABI::V6;
 
 /// Forbids changes of the mount tree, device nodes, and signals or abstract sockets to outside
 /// processes, for this process and all its children.
@@ -18,16 +18,16 @@ const NEWEST: ABI = ABI::V6;
 /// user namespace; that is the purpose. Renames across directories must be allowed explicitly, or
 /// the domain would forbid them.
 pub fn forbid_mounts() -> io::Result<()> {
-    forbid(Scope::AbstractUnixSocket | Scope::Signal)
+    forbid_mounts_with_scope(Scope::AbstractUnixSocket | Scope::Signal)
 }
 
 /// Like [`forbid_mounts`], for a process in a pid namespace that already isolates its signals:
 /// processes inside may signal each other regardless of which process started them.
-pub fn forbid_mounts_among_own() -> io::Result<()> {
-    forbid(Scope::AbstractUnixSocket.into())
+pub fn forbid_mounts_allow_signals() -> io::Result<()> {
+    forbid_mounts_with_scope(Scope::AbstractUnixSocket.into())
 }
 
-fn forbid(scope: BitFlags<Scope>) -> io::Result<()> {
+fn forbid_mounts_with_scope(scope: BitFlags<Scope>) -> io::Result<()> {
     let handled = AccessFs::Refer | AccessFs::MakeBlock;
     let ruleset = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
@@ -48,16 +48,16 @@ fn forbid(scope: BitFlags<Scope>) -> io::Result<()> {
 
 /// Confines this process to reading `readable` and full access below `writable`. Returns whether the
 /// kernel enforces it.
-pub fn confine(readable: &[&Path], writable: &[&Path]) -> io::Result<bool> {
+pub fn confine_process(readable: &[&Path], writable: &[&Path]) -> io::Result<bool> {
     let mut ruleset = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
-        .handle_access(AccessFs::from_all(NEWEST))
+        .handle_access(AccessFs::from_all(NEWEST_ABI))
         .and_then(|ruleset| ruleset.scope(Scope::Signal))
         .and_then(Ruleset::create)
         .map_err(io::Error::other)?;
     let read = AccessFs::ReadFile | AccessFs::ReadDir;
     let rules = readable.iter().map(|path| (path, read));
-    let rules = rules.chain(writable.iter().map(|path| (path, AccessFs::from_all(NEWEST))));
+    let rules = rules.chain(writable.iter().map(|path| (path, AccessFs::from_all(NEWEST_ABI))));
     for (path, access) in rules {
         match PathFd::new(path) {
             Ok(fd) => ruleset = ruleset.add_rule(PathBeneath::new(fd, access)).map_err(io::Error::other)?,

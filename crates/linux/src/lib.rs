@@ -22,11 +22,11 @@ pub mod spawn;
 use std::io;
 
 /// Converts the return value of a libc call into a result.
-pub(crate) fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+pub(crate) fn check_int(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Like [`check`], for `syscall(2)`.
+/// Like [`check_int`], for `syscall(2)`.
 pub(crate) fn check_long(result: libc::c_long) -> io::Result<libc::c_long> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
@@ -37,5 +37,5 @@ pub fn set_no_new_privs() -> io::Result<()> {
     const UNUSED: libc::c_ulong = 0;
     // SAFETY: this option reads its arguments as integers, each passed at the full width the kernel
     // expects; no pointer is passed.
-    check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, ON, UNUSED, UNUSED, UNUSED) }).map(drop)
+    check_int(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, ON, UNUSED, UNUSED, UNUSED) }).map(drop)
 }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::ioctl::{self, Getter, IntegerSetter, NoArg, Setter};
 
-use crate::check;
+use crate::check_int;
 
 const CLEAR_WITH_LAST_USER: u32 = 4;
 const DIRECT_IO: u32 = 16;
@@ -22,9 +22,9 @@ const CONTROL_REMOVE: u32 = 0x4C81;
 const CONTROL_GET_FREE: u32 = 0x4C82;
 
 /// The kernel creates this many devices at start; we never remove those.
-const ALWAYS_THERE: u32 = 8;
+const PRECREATED_DEVICES: u32 = 8;
 /// How often another process may take a free device before we give up.
-const ATTEMPTS: usize = 64;
+const MAX_ATTACH_ATTEMPTS: usize = 64;
 
 /// An attached device. It stays attached while this value, a mount or another user holds it.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub struct LoopDevice {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Info {
+struct LoopInfo {
     device: u64,
     inode: u64,
     rdevice: u64,
@@ -52,10 +52,10 @@ struct Info {
 }
 
 #[repr(C)]
-struct Config {
+struct LoopConfig {
     fd: u32,
     block_size: u32,
-    info: Info,
+    info: LoopInfo,
     reserved: [u64; 8],
 }
 
@@ -63,16 +63,16 @@ impl LoopDevice {
     /// Returns the device of `file`: the one it already has, or a new one. A file is never attached
     /// twice, because two devices over one file would destroy the filesystem in it.
     pub fn for_file(file: &File) -> io::Result<Self> {
-        match Self::find(file)? {
+        match Self::find_attached(file)? {
             Some(found) => Ok(found),
-            None => Self::attach(file),
+            None => Self::attach_new(file),
         }
     }
 
     /// Returns the device that `file` is already attached to.
-    pub fn find(file: &File) -> io::Result<Option<Self>> {
+    pub fn find_attached(file: &File) -> io::Result<Option<Self>> {
         let wanted = file.metadata()?;
-        for number in numbers()?.into_iter().filter(|number| is_attached(*number)) {
+        for number in device_numbers()?.into_iter().filter(|number| is_attached(*number)) {
             let Some(candidate) = Self::open(number, OpenOptions::new().read(true))? else { continue };
             // Checked after opening: an open device cannot be cleared.
             if candidate.is_backed_by(&wanted)? {
@@ -85,25 +85,25 @@ impl LoopDevice {
     fn open(number: u32, options: &OpenOptions) -> io::Result<Option<Self>> {
         match options.open(device_path(number)) {
             Ok(device) => Ok(Some(Self { device, number })),
-            Err(error) if gone(&error) => Ok(None),
+            Err(error) if is_gone(&error) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
     fn is_backed_by(&self, wanted: &fs::Metadata) -> io::Result<bool> {
-        // SAFETY: this request writes one `loop_info64`, whose layout `Info` has, and any bytes
+        // SAFETY: this request writes one `loop_info64`, whose layout `LoopInfo` has, and any bytes
         // are valid values of its integers and arrays.
-        match unsafe { ioctl::ioctl(&self.device, Getter::<GET_STATUS, Info>::new()) } {
+        match unsafe { ioctl::ioctl(&self.device, Getter::<GET_STATUS, LoopInfo>::new()) } {
             Ok(info) => Ok(info.inode == wanted.ino() && info.device == encode_device(wanted.dev())),
             Err(rustix::io::Errno::NXIO) => Ok(false),
             Err(error) => Err(error.into()),
         }
     }
 
-    fn attach(file: &File) -> io::Result<Self> {
+    fn attach_new(file: &File) -> io::Result<Self> {
         let control = OpenOptions::new().read(true).write(true).open("/dev/loop-control")?;
-        for _ in 0..ATTEMPTS {
-            let number = free_number(&control)?;
+        for _ in 0..MAX_ATTACH_ATTEMPTS {
+            let number = find_free_number(&control)?;
             let Some(free) = Self::open(number, OpenOptions::new().read(true).write(true))? else { continue };
             match free.configure(file) {
                 Ok(()) => return Ok(free),
@@ -127,7 +127,7 @@ impl LoopDevice {
     }
 
     fn configure_with(&self, file: &File, flags: u32) -> rustix::io::Result<()> {
-        let info = Info {
+        let info = LoopInfo {
             device: 0,
             inode: 0,
             rdevice: 0,
@@ -143,9 +143,9 @@ impl LoopDevice {
             init: [0; 2],
         };
         let fd = file.as_raw_fd().unsigned_abs();
-        let config = Config { fd, block_size: 4096, info, reserved: [0; 8] };
-        // SAFETY: this request reads one `loop_config`, whose layout `Config` has.
-        unsafe { ioctl::ioctl(&self.device, Setter::<CONFIGURE, Config>::new(config)) }
+        let config = LoopConfig { fd, block_size: 4096, info, reserved: [0; 8] };
+        // SAFETY: this request reads one `loop_config`, whose layout `LoopConfig` has.
+        unsafe { ioctl::ioctl(&self.device, Setter::<CONFIGURE, LoopConfig>::new(config)) }
     }
 
     /// Updates the device after its file has grown.
@@ -167,10 +167,10 @@ impl AsFd for LoopDevice {
 
 /// Removes device nodes that were created on demand and have no file any more. The kernel creates
 /// new ones when needed.
-pub fn forget_unused() -> io::Result<()> {
+pub fn remove_unused_devices() -> io::Result<()> {
     let control = OpenOptions::new().read(true).write(true).open("/dev/loop-control")?;
-    for number in numbers()? {
-        if number >= ALWAYS_THERE && !is_attached(number) {
+    for number in device_numbers()? {
+        if number >= PRECREATED_DEVICES && !is_attached(number) {
             let argument = usize::try_from(number).map_err(io::Error::other)?;
             // SAFETY: this request takes the number itself as its argument.
             match unsafe { ioctl::ioctl(&control, IntegerSetter::<CONTROL_REMOVE>::new_usize(argument)) } {
@@ -183,7 +183,7 @@ pub fn forget_unused() -> io::Result<()> {
 }
 
 /// The numbers of all devices, attached or not.
-fn numbers() -> io::Result<Vec<u32>> {
+fn device_numbers() -> io::Result<Vec<u32>> {
     let mut numbers = Vec::new();
     for entry in fs::read_dir("/sys/block")? {
         let name = entry?.file_name();
@@ -198,9 +198,9 @@ fn is_attached(number: u32) -> bool {
     Path::new(&format!("/sys/block/loop{number}/loop")).exists()
 }
 
-fn free_number(control: &File) -> io::Result<u32> {
+fn find_free_number(control: &File) -> io::Result<u32> {
     // SAFETY: this request takes no argument and returns a number.
-    let number = check(unsafe { libc::ioctl(control.as_raw_fd(), libc::Ioctl::from(CONTROL_GET_FREE)) })?;
+    let number = check_int(unsafe { libc::ioctl(control.as_raw_fd(), libc::Ioctl::from(CONTROL_GET_FREE)) })?;
     u32::try_from(number).map_err(io::Error::other)
 }
 
@@ -208,7 +208,7 @@ fn device_path(number: u32) -> PathBuf {
     PathBuf::from(format!("/dev/loop{number}"))
 }
 
-fn gone(error: &io::Error) -> bool {
+fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENXIO | libc::ENODEV))
 }
 

@@ -16,9 +16,9 @@ use crate::check_long;
 
 /// Attributes of a mount; they are only added, never removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Attributes(u64);
+pub struct MountAttrs(u64);
 
-impl Attributes {
+impl MountAttrs {
     pub const READ_ONLY: Self = Self(0x1);
     pub const NO_SUID: Self = Self(0x2);
     pub const NO_DEV: Self = Self(0x4);
@@ -32,16 +32,16 @@ impl Attributes {
 
 /// Whether submounts are included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Depth {
+pub enum MountDepth {
     /// Only the one filesystem, without anything mounted below it.
     Single,
     Recursive,
 }
 
 /// Creates a detached copy of the mount at `path`.
-pub fn clone_tree(path: &Path, depth: Depth) -> io::Result<OwnedFd> {
+pub fn clone_tree(path: &Path, depth: MountDepth) -> io::Result<OwnedFd> {
     let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    if depth == Depth::Recursive {
+    if depth == MountDepth::Recursive {
         flags |= OpenTreeFlags::AT_RECURSIVE;
     }
     rustix::mount::open_tree(CWD, path, flags).map_err(Into::into)
@@ -49,10 +49,10 @@ pub fn clone_tree(path: &Path, depth: Depth) -> io::Result<OwnedFd> {
 
 /// Creates a detached copy of the directory that `source` is open on. No path is looked up, so the
 /// copy is the directory that was checked, whatever happened to its path since.
-pub fn clone_of(source: BorrowedFd<'_>, depth: Depth) -> io::Result<OwnedFd> {
+pub fn clone_tree_of(source: BorrowedFd<'_>, depth: MountDepth) -> io::Result<OwnedFd> {
     let mut flags =
         OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
-    if depth == Depth::Recursive {
+    if depth == MountDepth::Recursive {
         flags |= OpenTreeFlags::AT_RECURSIVE;
     }
     rustix::mount::open_tree(source, "", flags).map_err(Into::into)
@@ -62,24 +62,24 @@ pub fn clone_of(source: BorrowedFd<'_>, depth: Depth) -> io::Result<OwnedFd> {
 /// namespace.
 pub fn set_attributes(
     mount: BorrowedFd<'_>,
-    attributes: Attributes,
+    attributes: MountAttrs,
     owners: Option<BorrowedFd<'_>>,
-    depth: Depth,
+    depth: MountDepth,
 ) -> io::Result<()> {
     #[repr(C)]
-    struct MountAttributes {
+    struct MountSetattrArgs {
         set: u64,
         clear: u64,
         propagation: u64,
         user_namespace: u64,
     }
-    let arguments = MountAttributes {
-        set: attributes.0 | owners.map_or(0, |_| Attributes::IDMAP.0),
+    let arguments = MountSetattrArgs {
+        set: attributes.0 | owners.map_or(0, |_| MountAttrs::IDMAP.0),
         clear: 0,
         propagation: 0,
         user_namespace: owners.map_or(0, |fd| u64::from(fd.as_raw_fd().unsigned_abs())),
     };
-    let recursive = if depth == Depth::Recursive { libc::AT_RECURSIVE } else { 0 };
+    let recursive = if depth == MountDepth::Recursive { libc::AT_RECURSIVE } else { 0 };
     // SAFETY: the kernel reads the structure of the size given and an empty C string; the
     // descriptors are borrowed for the duration of the call.
     let result = unsafe {
@@ -89,20 +89,20 @@ pub fn set_attributes(
             c"".as_ptr(),
             libc::AT_EMPTY_PATH | recursive,
             &raw const arguments,
-            size_of::<MountAttributes>(),
+            size_of::<MountSetattrArgs>(),
         )
     };
     check_long(result).map(drop)
 }
 
 /// Attaches a detached mount at a path.
-pub fn attach(mount: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+pub fn attach_mount(mount: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
     rustix::mount::move_mount(mount, "", CWD, path, flags).map_err(Into::into)
 }
 
 /// Attaches a detached mount on the directory that `target` is open on.
-pub fn attach_on(mount: BorrowedFd<'_>, target: BorrowedFd<'_>) -> io::Result<()> {
+pub fn attach_mount_on(mount: BorrowedFd<'_>, target: BorrowedFd<'_>) -> io::Result<()> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     rustix::mount::move_mount(mount, "", target, "", flags).map_err(Into::into)
 }
@@ -114,13 +114,13 @@ pub fn make_private() -> io::Result<()> {
 }
 
 /// Mounts a filesystem with the classic call, which all supported kernels have.
-pub fn mount(kind: &str, target: &Path, attributes: Attributes, options: &str) -> io::Result<()> {
+pub fn mount_filesystem(kind: &str, target: &Path, attributes: MountAttrs, options: &str) -> io::Result<()> {
     let mut flags = MountFlags::empty();
     for (attribute, flag) in [
-        (Attributes::READ_ONLY, MountFlags::RDONLY),
-        (Attributes::NO_SUID, MountFlags::NOSUID),
-        (Attributes::NO_DEV, MountFlags::NODEV),
-        (Attributes::NO_EXEC, MountFlags::NOEXEC),
+        (MountAttrs::READ_ONLY, MountFlags::RDONLY),
+        (MountAttrs::NO_SUID, MountFlags::NOSUID),
+        (MountAttrs::NO_DEV, MountFlags::NODEV),
+        (MountAttrs::NO_EXEC, MountFlags::NOEXEC),
     ] {
         if attributes.0 & attribute.0 != 0 {
             flags |= flag;
@@ -132,7 +132,7 @@ pub fn mount(kind: &str, target: &Path, attributes: Attributes, options: &str) -
 
 /// Mounts a device without attaching it: its files are reachable only through the descriptor, and
 /// it is unmounted when the last descriptor is closed. See fsmount(2).
-pub fn mount_detached(kind: &CStr, device: &Path, attributes: Attributes) -> io::Result<OwnedFd> {
+pub fn mount_detached(kind: &CStr, device: &Path, attributes: MountAttrs) -> io::Result<OwnedFd> {
     let context = rustix::mount::fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
     rustix::mount::fsconfig_set_string(context.as_fd(), "source", device)?;
     rustix::mount::fsconfig_create(context.as_fd())?;
@@ -141,7 +141,7 @@ pub fn mount_detached(kind: &CStr, device: &Path, attributes: Attributes) -> io:
 }
 
 /// Bind-mounts the file or directory `source` at `target`.
-pub fn bind(source: &Path, target: &Path) -> io::Result<()> {
+pub fn bind_mount(source: &Path, target: &Path) -> io::Result<()> {
     rustix::mount::mount_bind(source, target).map_err(Into::into)
 }
 
@@ -150,13 +150,13 @@ pub fn bind(source: &Path, target: &Path) -> io::Result<()> {
 ///
 /// The paths are our own and contain neither `:` nor `,` nor `\`. Whiteouts and opaque marks are
 /// kept in `user.` attributes, the only form that may be written in a user namespace.
-pub fn overlay(lowers: &[&str], upper: &str, work: &str, target: &Path) -> io::Result<()> {
+pub fn mount_overlay(lowers: &[&str], upper: &str, work: &str, target: &Path) -> io::Result<()> {
     let options = format!("lowerdir={},upperdir={upper},workdir={work},userxattr", lowers.join(":"));
-    mount("overlay", target, Attributes::default(), &options)
+    mount_filesystem("overlay", target, MountAttrs::default(), &options)
 }
 
 /// Makes `root` the root of this mount namespace and unmounts the old one.
-pub fn pivot(root: &Path) -> io::Result<()> {
+pub fn pivot_root(root: &Path) -> io::Result<()> {
     // If both arguments are the same directory, the old root is stacked on top of the new one, so
     // no directory for it has to exist inside. See pivot_root(2).
     rustix::process::chdir(root)?;
@@ -167,12 +167,12 @@ pub fn pivot(root: &Path) -> io::Result<()> {
 
 /// Unmounts the mount whose root `mount` is open on, without looking up a path. This process must
 /// be in a mount namespace that contains it, and its working directory changes.
-pub fn detach_of(mount: BorrowedFd<'_>) -> io::Result<()> {
+pub fn detach_mount_of(mount: BorrowedFd<'_>) -> io::Result<()> {
     rustix::process::fchdir(mount)?;
     rustix::mount::unmount(".", UnmountFlags::DETACH).map_err(Into::into)
 }
 
 /// Unmounts a mount, even if it is still in use.
-pub fn detach(path: &Path) -> io::Result<()> {
+pub fn detach_mount(path: &Path) -> io::Result<()> {
     rustix::mount::unmount(path, UnmountFlags::DETACH).map_err(Into::into)
 }

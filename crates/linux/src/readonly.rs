@@ -15,7 +15,7 @@ use rustix::fs::{AtFlags, StatxFlags};
 use rustix::mount::{MountFlags, mount_remount};
 
 /// How often writable mounts are searched for again. Their parent directories may be renamed meanwhile.
-const LOOKS: usize = 8;
+const MAX_PASSES: usize = 8;
 
 /// Makes a mount and all mounts below it read-only, except those below one of `except`. It also disables
 /// set-id bits and devices there.
@@ -24,21 +24,21 @@ const LOOKS: usize = 8;
 pub fn make_read_only(root: BorrowedFd<'_>, except: &[&Path]) -> io::Result<()> {
     let root = rustix::fs::statx(root, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?.stx_mnt_id;
     let mut failed = None;
-    for _ in 0..LOOKS {
-        let mounts = Mount::all()?;
-        let left: Vec<&Mount> = writable_below(&mounts, root, except).collect();
+    for _ in 0..MAX_PASSES {
+        let mounts = MountInfo::read_all()?;
+        let left: Vec<&MountInfo> = writable_below(&mounts, root, except).collect();
         if left.is_empty() {
             return Ok(());
         }
         for mount in left {
-            failed = restrict(&mount.point, mount.no_exec).err().or(failed);
+            failed = restrict_mount(&mount.point, mount.no_exec).err().or(failed);
         }
     }
     Err(failed.unwrap_or_else(|| io::Error::other("the mounts keep changing")))
 }
 
 /// Disables writing, set-id bits and devices on the mount at a path, and execution if requested.
-pub(crate) fn restrict(path: &Path, no_exec: bool) -> io::Result<()> {
+pub(crate) fn restrict_mount(path: &Path, no_exec: bool) -> io::Result<()> {
     let mut flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
     if no_exec {
         flags |= MountFlags::NOEXEC;
@@ -48,7 +48,7 @@ pub(crate) fn restrict(path: &Path, no_exec: bool) -> io::Result<()> {
 
 /// A line of `/proc/PID/mountinfo`. See proc_pid_mountinfo(5).
 #[derive(Debug)]
-struct Mount {
+struct MountInfo {
     id: u64,
     parent: u64,
     point: PathBuf,
@@ -56,20 +56,20 @@ struct Mount {
     no_exec: bool,
 }
 
-impl Mount {
-    fn all() -> io::Result<Vec<Self>> {
+impl MountInfo {
+    fn read_all() -> io::Result<Vec<Self>> {
         let text = fs::read("/proc/thread-self/mountinfo")?;
         let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
         let read =
-            |line| Self::read(line).ok_or_else(|| io::Error::other("a line of mountinfo is malformed"));
+            |line| Self::parse_line(line).ok_or_else(|| io::Error::other("a line of mountinfo is malformed"));
         lines.map(read).collect()
     }
 
-    fn read(line: &[u8]) -> Option<Self> {
+    fn parse_line(line: &[u8]) -> Option<Self> {
         let mut words = line.split(|byte| *byte == b' ');
         let mut number = || std::str::from_utf8(words.next()?).ok()?.parse().ok();
         let (id, parent) = (number()?, number()?);
-        let point = PathBuf::from(OsString::from_vec(unescape(words.nth(2)?)));
+        let point = PathBuf::from(OsString::from_vec(unescape_octal(words.nth(2)?)));
         let options: Vec<&[u8]> = words.next()?.split(|byte| *byte == b',').collect();
         let has = |option: &[u8]| options.contains(&option);
         Some(Self { id, parent, point, read_only: has(b"ro"), no_exec: has(b"noexec") })
@@ -77,7 +77,7 @@ impl Mount {
 }
 
 /// Decodes blanks and similar characters, which are written as a backslash and three octal digits.
-fn unescape(word: &[u8]) -> Vec<u8> {
+fn unescape_octal(word: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(word.len());
     let mut rest = word;
     while let Some((&byte, after)) = rest.split_first() {
@@ -98,30 +98,30 @@ fn unescape(word: &[u8]) -> Vec<u8> {
 
 /// Returns the mounts of a tree that are reachable and writable.
 fn writable_below<'a>(
-    mounts: &'a [Mount],
+    mounts: &'a [MountInfo],
     root: u64,
     except: &'a [&Path],
-) -> impl Iterator<Item = &'a Mount> {
-    let covered = |mount: &Mount| {
+) -> impl Iterator<Item = &'a MountInfo> {
+    let covered = |mount: &MountInfo| {
         mounts
             .iter()
             .any(|other| other.parent == mount.id && other.id != mount.id && other.point == mount.point)
     };
     let spared =
-        |mount: &Mount| except.iter().any(|path| mount.point.starts_with(path) && mount.point != **path);
-    let wanted = move |mount: &&Mount| !mount.read_only && !spared(mount) && !covered(mount);
+        |mount: &MountInfo| except.iter().any(|path| mount.point.starts_with(path) && mount.point != **path);
+    let wanted = move |mount: &&MountInfo| !mount.read_only && !spared(mount) && !covered(mount);
     mounts.iter().filter(move |mount| is_reachable(mounts, mount, root)).filter(wanted)
 }
 
 /// Whether a mount is the root or lies below it, and no later mount hides the path to it.
-fn is_reachable(mounts: &[Mount], mount: &Mount, root: u64) -> bool {
+fn is_reachable(mounts: &[MountInfo], mount: &MountInfo, root: u64) -> bool {
     let mut here = mount;
     // The root, if it is an ancestor, is reached in at most as many steps as there are mounts.
     for _ in 0..mounts.len() {
         if here.id == root {
             return true;
         }
-        let hides = |other: &Mount| {
+        let hides = |other: &MountInfo| {
             other.parent == here.parent && other.point != here.point && here.point.starts_with(&other.point)
         };
         if mounts.iter().any(hides) {
@@ -136,8 +136,8 @@ fn is_reachable(mounts: &[Mount], mount: &Mount, root: u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mounts::{self, Attributes, Depth};
-    use crate::namespaces::{self, Namespaces};
+    use crate::mounts::{self, MountAttrs, MountDepth};
+    use crate::namespaces::{self, NamespaceSet};
     use std::os::fd::AsFd;
 
     const LINES: &str = "\
@@ -152,8 +152,10 @@ mod tests {
 ";
 
     fn numbers(root: u64, except: &[&Path]) -> Vec<u64> {
-        let mounts: Vec<Mount> =
-            LINES.lines().map(|line| Mount::read(line.as_bytes()).expect("the line is valid")).collect();
+        let mounts: Vec<MountInfo> = LINES
+            .lines()
+            .map(|line| MountInfo::parse_line(line.as_bytes()).expect("the line is valid"))
+            .collect();
         assert_eq!(mounts[1].point, Path::new("/a b"));
         assert!(mounts[1].no_exec);
         writable_below(&mounts, root, except).map(|mount| mount.id).collect()
@@ -170,23 +172,23 @@ mod tests {
     #[test]
     fn malformed_lines_are_rejected() {
         for line in ["", "x", "1", "1 2 3 4 5", "a b c d e f"] {
-            assert!(Mount::read(line.as_bytes()).is_none(), "{line}");
+            assert!(MountInfo::parse_line(line.as_bytes()).is_none(), "{line}");
         }
-        assert_eq!(unescape(b"a\\134\\1"), b"a\\\\1");
+        assert_eq!(unescape_octal(b"a\\134\\1"), b"a\\\\1");
     }
 
     /// Runs a test in a thread with its own mount namespace.
     fn alone(test: impl FnOnce(&Path) + Send + 'static) {
-        if !rustix::process::geteuid().is_root() {
+        if !testkit::needs_root() {
             return;
         }
         let run = || {
             let place = tempfile::tempdir().expect("a directory");
-            namespaces::unshare(Namespaces::MOUNT).expect("root may");
+            namespaces::unshare_namespaces(NamespaceSet::MOUNT).expect("root may");
             mounts::make_private().expect("root may");
-            mounts::mount("tmpfs", place.path(), Attributes::default(), "").expect("root may");
+            mounts::mount_filesystem("tmpfs", place.path(), MountAttrs::default(), "").expect("root may");
             test(place.path());
-            mounts::detach(place.path()).expect("the directory was mounted");
+            mounts::detach_mount(place.path()).expect("the directory was mounted");
         };
         std::thread::spawn(run).join().expect("the test succeeds");
     }
@@ -196,11 +198,11 @@ mod tests {
         alone(|place| {
             let inner = place.join("in side");
             fs::create_dir(&inner).expect("the directory is new");
-            mounts::mount("tmpfs", &inner, Attributes::default(), "").expect("root may");
+            mounts::mount_filesystem("tmpfs", &inner, MountAttrs::default(), "").expect("root may");
             let shown = place.join("shown");
             fs::create_dir(&shown).expect("the directory is new");
-            let copy = mounts::clone_tree(place, Depth::Recursive).expect("root may");
-            mounts::attach(copy.as_fd(), &shown).expect("root may");
+            let copy = mounts::clone_tree(place, MountDepth::Recursive).expect("root may");
+            mounts::attach_mount(copy.as_fd(), &shown).expect("root may");
             make_read_only(copy.as_fd(), &[]).expect("the tree becomes read-only");
             for path in [&shown, &shown.join("in side")] {
                 let error = fs::write(path.join("file"), "x").expect_err("the mount is read-only");

@@ -10,9 +10,9 @@ pub mod policy;
 
 /// A compiled filter, ready to be loaded.
 #[derive(Clone, Debug)]
-pub struct Program(Vec<libc::sock_filter>);
+pub struct SeccompProgram(Vec<libc::sock_filter>);
 
-impl Program {
+impl SeccompProgram {
     pub fn new(instructions: Vec<libc::sock_filter>) -> Self {
         Self(instructions)
     }

@@ -6,23 +6,23 @@ use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::io::Errno;
 
-use crate::{check, check_long};
+use crate::{check_int, check_long};
 
-pub const CHILD: i32 = libc::SIGCHLD;
-pub const TERMINATE: i32 = libc::SIGTERM;
-pub const INTERRUPT: i32 = libc::SIGINT;
-pub const HANG_UP: i32 = libc::SIGHUP;
-pub const QUIT: i32 = libc::SIGQUIT;
-pub const WINDOW: i32 = libc::SIGWINCH;
+pub const SIGCHLD: i32 = libc::SIGCHLD;
+pub const SIGTERM: i32 = libc::SIGTERM;
+pub const SIGINT: i32 = libc::SIGINT;
+pub const SIGHUP: i32 = libc::SIGHUP;
+pub const SIGQUIT: i32 = libc::SIGQUIT;
+pub const SIGWINCH: i32 = libc::SIGWINCH;
 
 /// Blocks every signal of this thread that can be blocked.
 pub fn block_all() -> io::Result<()> {
-    set_mask(&full())
+    set_mask(&full_mask())
 }
 
 /// Unblocks every signal, as a newly started program expects.
 pub fn unblock_all() -> io::Result<()> {
-    set_mask(&empty())
+    set_mask(&empty_mask())
 }
 
 /// Resets every signal to its default action, including ignored ones. Ignored signals are inherited
@@ -30,13 +30,13 @@ pub fn unblock_all() -> io::Result<()> {
 /// signals from its own functions, hence the direct system call.
 pub fn reset_actions() -> io::Result<()> {
     #[repr(C)]
-    struct Action {
+    struct KernelSigaction {
         handler: usize,
         flags: libc::c_ulong,
         restorer: usize,
         mask: u64,
     }
-    let default = Action { handler: libc::SIG_DFL, flags: 0, restorer: 0, mask: 0 };
+    let default = KernelSigaction { handler: libc::SIG_DFL, flags: 0, restorer: 0, mask: 0 };
     for signal in (1..=64).filter(|signal| ![libc::SIGKILL, libc::SIGSTOP].contains(signal)) {
         // SAFETY: the structure has the kernel's layout and outlives the call. The default action
         // calls no code of ours, and the old one is not requested.
@@ -45,7 +45,7 @@ pub fn reset_actions() -> io::Result<()> {
                 libc::SYS_rt_sigaction,
                 libc::c_long::from(signal),
                 &raw const default,
-                std::ptr::null_mut::<Action>(),
+                std::ptr::null_mut::<KernelSigaction>(),
                 size_of::<u64>(),
             )
         };
@@ -56,28 +56,29 @@ pub fn reset_actions() -> io::Result<()> {
 
 /// A descriptor that becomes readable when one of its signals arrives.
 #[derive(Debug)]
-pub struct Signals(OwnedFd);
+pub struct SignalFd(OwnedFd);
 
-impl Signals {
+impl SignalFd {
     /// Blocks the signals and collects them instead. Programs started by this process inherit the
     /// blocked mask.
     pub fn watch(numbers: &[i32]) -> io::Result<Self> {
-        let mut mask = empty();
+        let mut mask = empty_mask();
         for number in numbers {
             // SAFETY: `mask` is an initialised set; a number that is not a signal is rejected.
-            check(unsafe { libc::sigaddset(&raw mut mask, *number) })?;
+            check_int(unsafe { libc::sigaddset(&raw mut mask, *number) })?;
         }
         // SAFETY: the set is initialised and only read; the old one is not requested.
-        check(unsafe { libc::sigprocmask(libc::SIG_BLOCK, &raw const mask, std::ptr::null_mut()) })?;
+        check_int(unsafe { libc::sigprocmask(libc::SIG_BLOCK, &raw const mask, std::ptr::null_mut()) })?;
         // SAFETY: the kernel reads the set and returns a new descriptor, or fails.
-        let fd =
-            check(unsafe { libc::signalfd(-1, &raw const mask, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) })?;
+        let fd = check_int(unsafe {
+            libc::signalfd(-1, &raw const mask, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
+        })?;
         // SAFETY: the descriptor is new and has no other owner.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
     /// Returns the next signal that arrived, if there is one.
-    pub fn next(&self) -> io::Result<Option<i32>> {
+    pub fn next_signal(&self) -> io::Result<Option<i32>> {
         let mut record = [0; size_of::<libc::signalfd_siginfo>()];
         match rustix::io::retry_on_intr(|| rustix::io::read(&self.0, &mut record)) {
             // The number is the first field of the record.
@@ -90,7 +91,7 @@ impl Signals {
     /// Discards the signals that have arrived, so that the descriptor is not readable until the
     /// next one.
     pub fn clear(&self) -> io::Result<()> {
-        while self.next()?.is_some() {}
+        while self.next_signal()?.is_some() {}
         Ok(())
     }
 
@@ -99,19 +100,19 @@ impl Signals {
     }
 }
 
-impl AsFd for Signals {
+impl AsFd for SignalFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-fn empty() -> libc::sigset_t {
+fn empty_mask() -> libc::sigset_t {
     // SAFETY: a signal set is plain bits, and all zeros is the empty one.
     unsafe { std::mem::zeroed() }
 }
 
-fn full() -> libc::sigset_t {
-    let mut mask = empty();
+fn full_mask() -> libc::sigset_t {
+    let mut mask = empty_mask();
     // SAFETY: `mask` is a set that the call may fill; it cannot fail on a valid pointer.
     unsafe { libc::sigfillset(&raw mut mask) };
     mask
@@ -119,5 +120,5 @@ fn full() -> libc::sigset_t {
 
 fn set_mask(mask: &libc::sigset_t) -> io::Result<()> {
     // SAFETY: the set is initialised and only read; the old one is not requested.
-    check(unsafe { libc::sigprocmask(libc::SIG_SETMASK, mask, std::ptr::null_mut()) }).map(drop)
+    check_int(unsafe { libc::sigprocmask(libc::SIG_SETMASK, mask, std::ptr::null_mut()) }).map(drop)
 }

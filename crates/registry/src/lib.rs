@@ -10,30 +10,30 @@
 //! much memory; that is one reason why sandboxes can only pull from registries that the operator
 //! lists.
 
-mod choose;
+mod documents;
 mod download;
 
 use std::path::Path;
 use std::time::Duration;
 
-use backend::{BackendError, Here, Pull};
+use backend::{BackendError, ImagePull, LocalLayers};
 use oci_client::client::{ClientConfig, ClientProtocol};
 use oci_client::secrets::RegistryAuth;
 use oci_client::{Client, Reference, RegistryOperation};
 
-use self::download::Download;
+use self::download::ImageDownload;
 
 /// Time limits for connecting to a registry, and between two pieces of a response.
-const CONNECT: Duration = Duration::from_secs(15);
-const SILENCE: Duration = Duration::from_secs(60);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit for a response that is read as a whole: a token or a manifest.
-const ANSWER: Duration = Duration::from_secs(60);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit for a whole pull.
-const LONGEST: Duration = Duration::from_secs(3600);
+const PULL_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// The registry settings of this server.
 #[derive(Clone, Debug, Default)]
-pub struct Registries {
+pub struct RegistrySettings {
     /// Registries from which an image may be pulled when a sandbox needs it, as `host[:port]`.
     pub allowed: Vec<String>,
     /// Registries that are contacted without TLS, in addition to those on this host.
@@ -41,9 +41,9 @@ pub struct Registries {
 }
 
 #[derive(Debug, thiserror::Error)]
-enum Failure {
+enum PullError {
     #[error("`{0}` is not a valid image name")]
-    Name(String),
+    InvalidName(String),
     #[error("could not load the certificates of this host")]
     Certificates(#[source] oci_client::errors::OciDistributionError),
     #[error("could not resolve the registry `{0}`")]
@@ -63,18 +63,18 @@ enum Failure {
     #[error("could not write the downloaded image")]
     Write(#[source] std::io::Error),
     #[error("registry took more than a minute for one response")]
-    Slow,
+    ResponseTimeout,
     #[error("pull took more than an hour")]
-    TooLong,
+    PullTimeout,
 }
 
-impl Failure {
+impl PullError {
     /// Converts a registry error into a connection error if the registry was never reached.
-    fn without_connection(self, registry: &str) -> Self {
+    fn into_connection_error(self, registry: &str) -> Self {
         use oci_client::errors::OciDistributionError as Error;
         match self {
             Self::Registry(error) => match &*error {
-                Error::RequestError(request) if request.is_connect() && is_about_names(request) => {
+                Error::RequestError(request) if request.is_connect() && is_name_resolution_error(request) => {
                     Self::UnknownHost(registry.to_owned(), error)
                 }
                 Error::RequestError(request) if request.is_connect() => {
@@ -111,40 +111,51 @@ impl Failure {
 }
 
 #[async_trait::async_trait]
-impl backend::Registry for Registries {
-    fn allows(&self, name: &str) -> bool {
-        parse(name).is_ok_and(|reference| self.allowed.iter().any(|host| host == reference.registry()))
+impl backend::ImageRegistry for RegistrySettings {
+    fn allows_pull(&self, name: &str) -> bool {
+        parse_image_name(name)
+            .is_ok_and(|reference| self.allowed.iter().any(|host| host == reference.registry()))
     }
 
-    async fn fetch(&self, pull: Pull<'_>, here: &Here, into: &Path) -> Result<String, BackendError> {
-        let fetched = tokio::time::timeout(LONGEST, self.fetch_layout(pull, here, into)).await;
-        fetched.unwrap_or(Err(Failure::TooLong)).map_err(|failure| BackendError::Pull {
+    async fn fetch_image(
+        &self,
+        pull: ImagePull<'_>,
+        here: &LocalLayers,
+        into: &Path,
+    ) -> Result<String, BackendError> {
+        let fetched = tokio::time::timeout(PULL_TIMEOUT, self.fetch_layout(pull, here, into)).await;
+        fetched.unwrap_or(Err(PullError::PullTimeout)).map_err(|failure| BackendError::Pull {
             image: pull.name.to_owned(),
-            message: chain(&failure),
+            message: format_error_chain(&failure),
             hint: failure.hint().map(str::to_owned),
         })
     }
 }
 
-impl Registries {
-    async fn fetch_layout(&self, pull: Pull<'_>, here: &Here, into: &Path) -> Result<String, Failure> {
-        let reference = parse(pull.name)?;
+impl RegistrySettings {
+    async fn fetch_layout(
+        &self,
+        pull: ImagePull<'_>,
+        here: &LocalLayers,
+        into: &Path,
+    ) -> Result<String, PullError> {
+        let reference = parse_image_name(pull.name)?;
         let auth = match pull.credentials {
             Some(given) => RegistryAuth::Basic(given.username.clone(), given.password.clone()),
             None => RegistryAuth::Anonymous,
         };
-        let client = self.client(&reference)?;
-        let download = Download { client: &client, reference: &reference, auth: &auth, into };
+        let client = self.build_client(&reference)?;
+        let download = ImageDownload { client: &client, reference: &reference, auth: &auth, into };
         // Authenticates first, because the image may be private.
-        let asked = answered(client.auth(&reference, &auth, RegistryOperation::Pull)).await;
+        let asked = with_response_timeout(client.auth(&reference, &auth, RegistryOperation::Pull)).await;
         let fetched = match asked {
-            Ok(_token) => download.image(here, pull.progress).await,
+            Ok(_token) => download.fetch_image(here, pull.progress).await,
             Err(failure) => Err(failure),
         };
-        fetched.map_err(|failure| failure.without_connection(reference.resolve_registry()))
+        fetched.map_err(|failure| failure.into_connection_error(reference.resolve_registry()))
     }
 
-    fn client(&self, reference: &Reference) -> Result<Client, Failure> {
+    fn build_client(&self, reference: &Reference) -> Result<Client, PullError> {
         // Another part of this process may have installed a provider already, which works as well.
         rustls::crypto::ring::default_provider().install_default().unwrap_or_default();
         let host = reference.resolve_registry().to_owned();
@@ -152,28 +163,28 @@ impl Registries {
         let protocol = if plain { ClientProtocol::HttpsExcept(vec![host]) } else { ClientProtocol::Https };
         let config = ClientConfig {
             protocol,
-            connect_timeout: Some(CONNECT),
-            read_timeout: Some(SILENCE),
+            connect_timeout: Some(CONNECT_TIMEOUT),
+            read_timeout: Some(READ_TIMEOUT),
             user_agent: concat!("coracle/", env!("CARGO_PKG_VERSION")),
             ..ClientConfig::default()
         };
-        Client::try_from(config).map_err(Failure::Certificates)
+        Client::try_from(config).map_err(PullError::Certificates)
     }
 }
 
 /// Waits for a response that the client reads as a whole, with a time limit.
-async fn answered<T>(
+async fn with_response_timeout<T>(
     answer: impl Future<Output = Result<T, oci_client::errors::OciDistributionError>>,
-) -> Result<T, Failure> {
-    match tokio::time::timeout(ANSWER, answer).await {
-        Ok(answer) => answer.map_err(|error| Failure::Registry(Box::new(error))),
-        Err(_elapsed) => Err(Failure::Slow),
+) -> Result<T, PullError> {
+    match tokio::time::timeout(RESPONSE_TIMEOUT, answer).await {
+        Ok(answer) => answer.map_err(|error| PullError::Registry(Box::new(error))),
+        Err(_elapsed) => Err(PullError::ResponseTimeout),
     }
 }
 
 /// Whether a connection failed because the host name did not resolve. The client has no error type
 /// for it.
-fn is_about_names(error: &dyn std::error::Error) -> bool {
+fn is_name_resolution_error(error: &dyn std::error::Error) -> bool {
     let mut cause = Some(error);
     while let Some(error) = cause {
         if error.to_string().contains("dns error") {
@@ -184,8 +195,8 @@ fn is_about_names(error: &dyn std::error::Error) -> bool {
     false
 }
 
-fn parse(name: &str) -> Result<Reference, Failure> {
-    name.parse().map_err(|_unparsed| Failure::Name(name.chars().take(200).collect()))
+fn parse_image_name(name: &str) -> Result<Reference, PullError> {
+    name.parse().map_err(|_unparsed| PullError::InvalidName(name.chars().take(200).collect()))
 }
 
 /// Whether a registry is on this host, so that its traffic cannot be intercepted.
@@ -197,7 +208,7 @@ fn is_loopback(registry: &str) -> bool {
 
 /// Formats an error and its causes in one line of limited length. Parts of the text come from the
 /// registry.
-fn chain(error: &dyn std::error::Error) -> String {
+fn format_error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -213,10 +224,15 @@ mod tests {
 
     async fn failed_pull(name: &str) -> (String, Option<String>) {
         let into = tempfile::tempdir().expect("the temporary directory can be written");
-        let progress = |_: backend::Progress| {};
-        let pull = Pull { name, credentials: None, progress: &progress };
-        let failed =
-            backend::Registry::fetch(&Registries::default(), pull, &Here::default(), into.path()).await;
+        let progress = |_: backend::PullProgress| {};
+        let pull = ImagePull { name, credentials: None, progress: &progress };
+        let failed = backend::ImageRegistry::fetch_image(
+            &RegistrySettings::default(),
+            pull,
+            &LocalLayers::default(),
+            into.path(),
+        )
+        .await;
         match failed.expect_err("there is no such registry") {
             BackendError::Pull { message, hint, .. } => (message, hint),
             other => panic!("{other}"),
@@ -255,8 +271,8 @@ mod tests {
 
     #[test]
     fn only_listed_registries_are_allowed() {
-        use backend::Registry;
-        let registries = Registries { allowed: vec!["docker.io".to_owned()], plain: Vec::new() };
+        use backend::ImageRegistry;
+        let registries = RegistrySettings { allowed: vec!["docker.io".to_owned()], plain: Vec::new() };
         for (name, allowed) in [
             ("python:3.12", true),
             ("docker.io/library/python", true),
@@ -264,7 +280,7 @@ mod tests {
             ("169.254.169.254/latest", false),
             ("not an image", false),
         ] {
-            assert_eq!(registries.allows(name), allowed, "{name}");
+            assert_eq!(registries.allows_pull(name), allowed, "{name}");
         }
     }
 }

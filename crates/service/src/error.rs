@@ -4,15 +4,16 @@ use std::time::Duration;
 
 use backend::{BackendError, MountFault};
 use domain::{
-    Language, Owner, Phase, ProcessId, Request, SandboxId, SessionId, SnapshotId, VolumeId, VolumeName,
+    Language, LifecycleRequest, Owner, Phase, ProcessId, SandboxId, SessionId, SnapshotId, VolumeId,
+    VolumeName,
 };
 
-use crate::agent_client::AgentError;
-use crate::quota::Excess;
+use crate::agent::client::AgentError;
 use crate::store::StoreError;
+use crate::tenancy::quota::{QuotaExcess, QuotaResource};
 
 /// After how long a caller that reached a limit may retry.
-const RETRY_AFTER: Duration = Duration::from_secs(1);
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 #[derive(Debug, thiserror::Error)]
 pub enum ServiceError {
@@ -23,13 +24,13 @@ pub enum ServiceError {
     #[error("there is no session `{0}`")]
     NoSession(SessionId),
     #[error("cannot {request} sandbox `{id}` while it is {phase}")]
-    Denied { id: SandboxId, request: Request, phase: Phase },
+    Denied { id: SandboxId, request: LifecycleRequest, phase: Phase },
     /// The sandbox died, and nothing is left to restart it from.
     #[error("sandbox `{id}` cannot be restarted: {reason}")]
     FilesLost { id: SandboxId, phase: Phase, reason: &'static str },
     /// It died, nothing is left of its files, and so it cannot be restarted either.
     #[error("cannot {request} sandbox `{id}`: it died, and its files are lost")]
-    DeadWithoutFiles { id: SandboxId, request: Request, phase: Phase },
+    DeadWithoutFiles { id: SandboxId, request: LifecycleRequest, phase: Phase },
     #[error("this server cannot restart sandboxes with their files: disks are in memory here")]
     NoRestarts,
     #[error("sandbox `{id}` never expires, so there is nothing to renew")]
@@ -40,9 +41,9 @@ pub enum ServiceError {
         "owner `{}` would exceed its quota of {}: {} in total, {} allowed",
         owner.as_str(), excess.what, excess.wanted, excess.most
     )]
-    OverQuota { owner: Owner, excess: Excess },
+    OverQuota { owner: Owner, excess: QuotaExcess },
     #[error("{}", describe_beyond_quota(owner, excess))]
-    BeyondQuota { owner: Owner, excess: Excess },
+    BeyondQuota { owner: Owner, excess: QuotaExcess },
     #[error("there is no pool `{0}`")]
     NoPool(String),
     #[error("pool `{0}` already exists")]
@@ -58,7 +59,7 @@ pub enum ServiceError {
     #[error("volume `{name}` is in use by {sandboxes} of the sandboxes")]
     VolumeInUse { name: VolumeName, sandboxes: usize },
     #[error("volume `{0}` is being removed")]
-    VolumeGoes(VolumeName),
+    VolumeRemoving(VolumeName),
     #[error("the server has no operator key")]
     NoOperatorKey,
     #[error("command limit of sandbox `{id}` reached ({limit})")]
@@ -68,7 +69,7 @@ pub enum ServiceError {
     #[error("`{language}` cannot be run in this sandbox: {reason}")]
     NoKernel { language: Language, reason: String },
     #[error("context `{0}` already exists")]
-    Taken(String),
+    ContextExists(String),
     #[error("limit of concurrent image pulls reached")]
     TooManyPulls,
     #[error("there is no snapshot `{0}`")]
@@ -117,9 +118,20 @@ pub enum ServiceError {
 pub struct FileError {
     pub fault: FileFault,
     pub errno: Option<i32>,
-    /// The attempted operation, as a lower-case verb.
+    /// The attempted operation, as a lower-case verb. It is only shown.
     pub operation: String,
     pub path: String,
+    /// Set if one of the last steps before the process runs has failed.
+    pub launch_step: Option<LaunchStep>,
+}
+
+/// A step between the request to start a process and its first instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LaunchStep {
+    /// Changing to the requested user, which also comes before a file operation.
+    BecomeUser,
+    /// Executing the program, the last step.
+    Exec,
 }
 
 /// Why a snapshot cannot be taken, used or deleted now.
@@ -192,7 +204,7 @@ impl ServiceError {
     }
 
     /// Whether a dead sandbox cannot be restarted because nothing is left of it.
-    pub(crate) fn lost_all(&self) -> bool {
+    pub(crate) fn is_beyond_restart(&self) -> bool {
         matches!(self, Self::FilesLost { .. } | Self::NoSandbox(_))
     }
 
@@ -200,11 +212,11 @@ impl ServiceError {
         match self {
             Self::NoSandbox(_) => ErrorKind::NotFound,
             Self::NoVolume(_) | Self::NoVolumeId(_) => ErrorKind::Mount(MountFault::NoVolume),
-            Self::VolumeExists(_) | Self::VolumeInUse { .. } | Self::VolumeGoes(_) => ErrorKind::Busy,
+            Self::VolumeExists(_) | Self::VolumeInUse { .. } | Self::VolumeRemoving(_) => ErrorKind::Busy,
             Self::NoProcess(_) => ErrorKind::NoProcess,
             Self::NoSession(_) => ErrorKind::NoSession,
             Self::NoPool(_) => ErrorKind::NoPool,
-            Self::PoolExists(_) | Self::PoolConfigured(_) | Self::Taken(_) => ErrorKind::Taken,
+            Self::PoolExists(_) | Self::PoolConfigured(_) | Self::ContextExists(_) => ErrorKind::Taken,
             Self::Denied { phase, .. }
             | Self::NeverExpires { phase, .. }
             | Self::FilesLost { phase, .. }
@@ -216,7 +228,7 @@ impl ServiceError {
             | Self::TooManySnapshots { .. }
             | Self::TooManyPulls
             | Self::TooManyVolumes { .. }
-            | Self::Overloaded(_) => exhausted(),
+            | Self::Overloaded(_) => exhausted_kind(),
             Self::NoSnapshot(_) => ErrorKind::NoSnapshot,
             Self::Snapshot { problem, .. } => ErrorKind::Snapshot(*problem),
             Self::Invalid(_) | Self::BeyondQuota { .. } | Self::NoOperatorKey | Self::NoKernel { .. } => {
@@ -227,7 +239,7 @@ impl ServiceError {
             Self::File(error) => ErrorKind::File(error.fault),
             Self::NoRestarts => ErrorKind::Unsupported,
             Self::Backend { source, .. } | Self::Image { source, .. } | Self::VolumeWork { source, .. } => {
-                kind_of_backend(source)
+                backend_error_kind(source)
             }
             Self::Agent { source, .. } => source.kind(),
             Self::Entrypoint(source) => match source.kind() {
@@ -236,17 +248,17 @@ impl ServiceError {
                 kind => kind,
             },
             Self::Hook { .. } => ErrorKind::Hook,
-            Self::Store { source, .. } if source.is_full() => exhausted(),
+            Self::Store { source, .. } if source.is_full() => exhausted_kind(),
             Self::Store { .. } | Self::Host { .. } | Self::Io { .. } | Self::Stopping => ErrorKind::Internal,
         }
     }
 
     /// The error with its causes. Causes inside the server or its host name paths of the host, which only the operator
     /// may see; other owners see only which step failed.
-    pub fn told_to(&self, owner: &Owner) -> String {
+    pub fn message_for(&self, owner: &Owner) -> String {
         let ours = matches!(self.kind(), ErrorKind::Internal | ErrorKind::Exhausted { .. });
-        if !ours || *owner == Owner::single() {
-            return chain(self);
+        if !ours || *owner == Owner::operator() {
+            return error_chain(self);
         }
         match self {
             Self::Backend { source, .. } => match &**source {
@@ -269,7 +281,7 @@ impl ServiceError {
             Self::Backend { source, .. } | Self::Image { source, .. } => Some(&**source),
             _ => None,
         };
-        if matches!(source, Some(BackendError::NoImage { .. })) && *owner != Owner::single() {
+        if matches!(source, Some(BackendError::NoImage { .. })) && *owner != Owner::operator() {
             return Some("image `host` is always there; the operator of this server can provide others");
         }
         self.hint()
@@ -287,18 +299,19 @@ impl ServiceError {
                  it and create another",
             ),
             // Without a number it is the agent of a sandbox with one user that refused.
-            Self::File(FileError { fault: FileFault::Permission, errno: None, operation, .. })
-                if operation == "become user" =>
-            {
-                Some("this sandbox has no other user than root; run the server as root to have others")
-            }
+            Self::File(FileError {
+                fault: FileFault::Permission,
+                errno: None,
+                launch_step: Some(LaunchStep::BecomeUser),
+                ..
+            }) => Some("this sandbox has no other user than root; run the server as root to have others"),
             Self::NoRestarts => Some(
                 "leave `on_death` out or name `replace`, or run the server as root, whose disks outlive sandboxes",
             ),
-            Self::Denied { request: Request::Use, phase: Phase::Failed(_), .. } => {
+            Self::Denied { request: LifecycleRequest::Use, phase: Phase::Failed(_), .. } => {
                 Some("start it again with `coracle restart`, or `resume` in the APIs")
             }
-            Self::Denied { request: Request::Use, phase: Phase::Paused, .. } => {
+            Self::Denied { request: LifecycleRequest::Use, phase: Phase::Paused, .. } => {
                 Some("continue it with `coracle resume`, or `resume` in the APIs")
             }
             Self::NoVolume(_) => Some("`coracle volume ls` lists the volumes"),
@@ -308,15 +321,19 @@ impl ServiceError {
             Self::NoPool(_) => Some("`coracle pool ls` lists the pools"),
             Self::PoolExists(_) => Some("choose another name, or remove it first"),
             Self::PoolConfigured(_) => Some("change it there and restart the server"),
-            Self::OverQuota { excess, .. } if excess.what == "disk" => {
+            Self::OverQuota { excess, .. } if excess.what == QuotaResource::Disk => {
                 Some("delete sandboxes, snapshots or volumes that are not needed")
             }
             Self::OverQuota { .. } => Some("delete sandboxes that are not needed"),
-            Self::BeyondQuota { excess, .. } if excess.what == "memory" || excess.what == "cpus" => Some(
-                "request a smaller limit (SDKs request 1 core and 2Gi unless `resource` is given), or ask the operator \
+            Self::BeyondQuota { excess, .. }
+                if excess.what == QuotaResource::Memory || excess.what == QuotaResource::Cpus =>
+            {
+                Some(
+                    "request a smaller limit (SDKs request 1 core and 2Gi unless `resource` is given), or ask the operator \
                  to raise the quota of this owner",
-            ),
-            Self::BeyondQuota { excess, .. } if excess.what == "sandboxes" => {
+                )
+            }
+            Self::BeyondQuota { excess, .. } if excess.what == QuotaResource::Sandboxes => {
                 Some("the operator can change the quota of this owner")
             }
             Self::BeyondQuota { .. } => {
@@ -334,21 +351,23 @@ impl ServiceError {
 }
 
 /// A request asks for one sandbox, so a count that it alone exceeds is zero.
-fn describe_beyond_quota(owner: &Owner, excess: &Excess) -> String {
-    let Excess { what, wanted, most } = excess;
+fn describe_beyond_quota(owner: &Owner, excess: &QuotaExcess) -> String {
+    let QuotaExcess { what, wanted, most } = excess;
     match *what {
-        "sandboxes" => format!("owner `{}` may have no sandboxes: its quota is {most}", owner.as_str()),
+        QuotaResource::Sandboxes => {
+            format!("owner `{}` may have no sandboxes: its quota is {most}", owner.as_str())
+        }
         what => {
             format!("{wanted} {what} exceeds the whole quota of owner `{}`: {most} allowed", owner.as_str())
         }
     }
 }
 
-fn exhausted() -> ErrorKind {
-    ErrorKind::Exhausted { retry_after: RETRY_AFTER }
+fn exhausted_kind() -> ErrorKind {
+    ErrorKind::Exhausted { retry_after: RETRY_DELAY }
 }
 
-fn kind_of_backend(error: &BackendError) -> ErrorKind {
+fn backend_error_kind(error: &BackendError) -> ErrorKind {
     match error {
         BackendError::Unsupported { .. } => ErrorKind::Unsupported,
         BackendError::Pull { .. } => ErrorKind::Pull,
@@ -357,7 +376,7 @@ fn kind_of_backend(error: &BackendError) -> ErrorKind {
         }
         BackendError::Mount { fault, .. } => ErrorKind::Mount(*fault),
         BackendError::Gone => ErrorKind::NotFound,
-        BackendError::Exhausted(_) => exhausted(),
+        BackendError::Exhausted(_) => exhausted_kind(),
         BackendError::Step { .. } | BackendError::Io { .. } => ErrorKind::Internal,
     }
 }
@@ -389,18 +408,21 @@ impl ErrorKind {
 }
 
 /// The most characters of the log that one error may take.
-const LOGGED: usize = 2048;
+const MAX_LOGGED_CHARS: usize = 2048;
 
 /// An error with all its causes, for the log. Parts of it may be chosen by an attacker, so the result is one line of
 /// bounded length.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {
         text = format!("{text}: {error}");
         source = error.source();
     }
-    text.chars().take(LOGGED).map(|letter| if letter.is_control() { '\u{fffd}' } else { letter }).collect()
+    text.chars()
+        .take(MAX_LOGGED_CHARS)
+        .map(|letter| if letter.is_control() { '\u{fffd}' } else { letter })
+        .collect()
 }
 
 #[cfg(test)]
@@ -410,17 +432,23 @@ mod tests {
     #[test]
     fn logged_error_is_one_line_of_bounded_length() {
         let error = ServiceError::Invalid(format!("a\nb\u{1b}[31m{}", "x".repeat(100_000)));
-        let text = chain(&error);
-        assert!(text.chars().count() <= LOGGED && !text.contains(char::is_control), "{text}");
+        let text = error_chain(&error);
+        assert!(text.chars().count() <= MAX_LOGGED_CHARS && !text.contains(char::is_control), "{text}");
     }
 
     #[test]
     fn resources_beyond_the_quota_have_a_hint_about_the_defaults_of_sdks() {
-        let beyond =
-            |what| ServiceError::BeyondQuota { owner: Owner::named("a"), excess: Excess::new(what, 2, 1) };
+        let beyond = |what| ServiceError::BeyondQuota {
+            owner: Owner::from_valid_name("a"),
+            excess: QuotaExcess::new(what, 2, 1),
+        };
         let hints_at_sdks =
             |what| beyond(what).hint().is_some_and(|hint| hint.contains("unless `resource` is given"));
-        assert!(hints_at_sdks("memory") && hints_at_sdks("cpus") && !hints_at_sdks("disk"));
+        assert!(
+            hints_at_sdks(QuotaResource::Memory)
+                && hints_at_sdks(QuotaResource::Cpus)
+                && !hints_at_sdks(QuotaResource::Disk)
+        );
     }
 
     #[test]
@@ -430,6 +458,7 @@ mod tests {
             errno: None,
             operation: "become user".to_owned(),
             path: "1000".to_owned(),
+            launch_step: Some(LaunchStep::BecomeUser),
         };
         let error = ServiceError::File(error);
         assert_eq!(error.to_string(), "could not become user `1000`");
@@ -442,11 +471,11 @@ mod tests {
         let source = Box::new(BackendError::NoImage { message: "no image `x`".to_owned(), hint });
         let id = SandboxId::from_entropy([1; 20]);
         let error = ServiceError::Backend { backend: "b", action: "create", id, source };
-        assert!(error.hint_for(&Owner::single()).is_some_and(|hint| hint.contains("image ls")));
-        let told = error.hint_for(&Owner::named("tenant")).unwrap_or_default();
-        assert!(told.contains("the operator") && !told.contains("image ls"), "{told}");
+        assert!(error.hint_for(&Owner::operator()).is_some_and(|hint| hint.contains("image ls")));
+        let hint = error.hint_for(&Owner::from_valid_name("tenant")).unwrap_or_default();
+        assert!(hint.contains("the operator") && !hint.contains("image ls"), "{hint}");
         assert_eq!(
-            ServiceError::TooManyPulls.hint_for(&Owner::named("tenant")),
+            ServiceError::TooManyPulls.hint_for(&Owner::from_valid_name("tenant")),
             ServiceError::TooManyPulls.hint()
         );
     }
@@ -460,23 +489,23 @@ mod tests {
             let id = SandboxId::from_entropy([1; 20]);
             let error =
                 ServiceError::Backend { backend: "b", action: "create", id, source: Box::new(source) };
-            assert!(error.told_to(&Owner::single()).contains("/var/lib"), "{error}");
-            let message = error.told_to(&Owner::named("tenant"));
+            assert!(error.message_for(&Owner::operator()).contains("/var/lib"), "{error}");
+            let message = error.message_for(&Owner::from_valid_name("tenant"));
             assert!(!message.contains('/') && message.contains("could not create"), "{message}");
         }
         let named = ServiceError::Invalid("`/x` is no mount".to_owned());
-        assert_eq!(named.told_to(&Owner::named("tenant")), named.to_string());
+        assert_eq!(named.message_for(&Owner::from_valid_name("tenant")), named.to_string());
     }
 
     #[test]
     fn sandbox_that_cannot_be_used_now_has_a_hint_for_its_phase() {
         let denied = |phase| ServiceError::Denied {
             id: SandboxId::from_entropy([1; 20]),
-            request: Request::Use,
+            request: LifecycleRequest::Use,
             phase,
         };
         for (phase, command) in
-            [(Phase::Paused, "`coracle resume`"), (Phase::Failed(domain::Cause::Oom), "`coracle restart`")]
+            [(Phase::Paused, "`coracle resume`"), (Phase::Failed(domain::EndCause::Oom), "`coracle restart`")]
         {
             let error = denied(phase);
             assert!(error.hint().is_some_and(|hint| hint.contains(command)), "{error}");
@@ -485,11 +514,11 @@ mod tests {
 
     #[test]
     fn quota_of_no_sandboxes_is_not_called_a_limit() {
-        let beyond = |excess| ServiceError::BeyondQuota { owner: Owner::named("a"), excess };
-        let none = beyond(Excess::new("sandboxes", 1, 0));
+        let beyond = |excess| ServiceError::BeyondQuota { owner: Owner::from_valid_name("a"), excess };
+        let none = beyond(QuotaExcess::new(QuotaResource::Sandboxes, 1, 0));
         assert_eq!(none.to_string(), "owner `a` may have no sandboxes: its quota is 0");
         assert_eq!(none.hint(), Some("the operator can change the quota of this owner"));
-        let memory = beyond(Excess::new("memory", "2Gi", "1Gi"));
+        let memory = beyond(QuotaExcess::new(QuotaResource::Memory, "2Gi", "1Gi"));
         assert_eq!(memory.to_string(), "2Gi memory exceeds the whole quota of owner `a`: 1Gi allowed");
         assert!(memory.hint().is_some_and(|hint| hint.contains("smaller limit")));
     }
@@ -497,6 +526,6 @@ mod tests {
     #[test]
     fn chain_puts_the_cause_after_the_action() {
         let source = std::io::Error::other("no luck");
-        assert_eq!(chain(&ServiceError::Io { action: "sail", source }), "could not sail: no luck");
+        assert_eq!(error_chain(&ServiceError::Io { action: "sail", source }), "could not sail: no luck");
     }
 }

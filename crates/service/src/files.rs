@@ -1,15 +1,20 @@
 //! File operations in a sandbox, each done as a given identity.
 
+mod listing;
+pub(crate) mod transfer;
+
 use std::time::SystemTime;
 
 use backend::AgentStream;
-use domain::{Identity, Owner, SandboxId, SessionId};
+use domain::{Owner, SandboxId, SessionId, UserIdentity};
+use wire::AgentRequest;
 use wire::files::{FileOperation, FileRequest};
-use wire::{Reply, Request};
 
-use crate::agent_client::{Agent, Connection, STALL, within};
-use crate::transfer::Tunnel;
-use crate::{Reading, Service, ServiceError, Watching, Writing, faults, listing, translate};
+use crate::agent::client::{AgentClient, OperationConnection, STALL_TIMEOUT, with_timeout};
+use crate::agent::reply::{ExpectedReply, ReadingSize, ReplacedCounts};
+use crate::agent::{faults, translate};
+use crate::files::transfer::TunnelStream;
+use crate::{FileReader, FileWatch, FileWriter, Service, ServiceError};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileInfo {
@@ -39,7 +44,7 @@ pub enum FileKind {
 
 /// Attributes that are `None` stay as they are or get their default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Attributes {
+pub struct FileAttributes {
     /// Permission bits, such as `0o644`.
     pub mode: Option<u32>,
     /// The permission bits of a newly created file, if `mode` is `None`.
@@ -58,7 +63,7 @@ pub enum WriteMode {
 
 /// Replaces each occurrence of `old` in the file by `new`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Edit {
+pub struct FileEdit {
     pub path: String,
     pub old: String,
     pub new: String,
@@ -67,11 +72,11 @@ pub struct Edit {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WatchEvent {
     pub path: String,
-    pub change: Change,
+    pub change: FileChange,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum FileChange {
     Created,
     Written,
     Removed,
@@ -81,77 +86,73 @@ pub enum Change {
     Overflow,
 }
 
-/// The identity of a file operation, and the session in whose nest it is done, if any.
+/// The identity of a file operation, and the session in whose namespaces it is done, if any.
 #[derive(Clone, Copy, Debug)]
-pub struct Actor<'a> {
-    pub identity: &'a Identity,
-    pub nest: Option<&'a SessionId>,
+pub struct FileCaller<'a> {
+    pub identity: &'a UserIdentity,
+    pub isolated_session: Option<&'a SessionId>,
 }
 
-impl<'a> From<&'a Identity> for Actor<'a> {
-    fn from(identity: &'a Identity) -> Self {
-        Self { identity, nest: None }
+impl<'a> From<&'a UserIdentity> for FileCaller<'a> {
+    fn from(identity: &'a UserIdentity) -> Self {
+        Self { identity, isolated_session: None }
     }
 }
 
 impl Service {
     /// Returns one entry for each path, in order; a missing path fails the whole call.
-    pub async fn stat(
+    pub async fn stat_files(
         &self,
         owner: &Owner,
         id: &SandboxId,
-        actor: impl Into<Actor<'_>> + Send,
+        actor: impl Into<FileCaller<'_>> + Send,
         paths: &[String],
     ) -> Result<Vec<FileInfo>, ServiceError> {
         let operation = FileOperation::Stat { paths: paths.to_vec() };
-        let (handle, _activity) = self.0.enter(owner, id)?;
-        match ask(&handle.agent, actor, operation).await? {
-            Reply::Info(infos) if infos.len() == paths.len() => {
-                Ok(infos.into_iter().map(translate::file_info).collect())
-            }
-            _ => Err(handle.agent.unexpected()),
+        let (handle, _activity) = self.0.begin_use(owner, id)?;
+        let infos: Vec<wire::files::FileInfo> = run_operation(&handle.agent, actor, operation).await?;
+        if infos.len() != paths.len() {
+            return Err(handle.agent.unexpected_reply());
         }
+        Ok(infos.into_iter().map(translate::file_info).collect())
     }
 
     /// Reads a file, or `length` bytes of it from `offset` on.
-    pub async fn read(
+    pub async fn read_file(
         &self,
         owner: &Owner,
         id: &SandboxId,
-        actor: impl Into<Actor<'_>> + Send,
+        actor: impl Into<FileCaller<'_>> + Send,
         path: &str,
         offset: u64,
         length: Option<u64>,
-    ) -> Result<Reading, ServiceError> {
-        let (handle, activity) = self.0.enter(owner, id)?;
+    ) -> Result<FileReader, ServiceError> {
+        let (handle, activity) = self.0.begin_use(owner, id)?;
         let operation = FileOperation::Read { path: path.to_owned(), offset, length };
         let agent = handle.agent.clone();
-        let (connection, reply) = begin(&agent, actor, operation).await?;
-        match reply {
-            Reply::Reading { size } => Ok(Reading::new(agent, connection, size, length, activity)),
-            _ => Err(agent.unexpected()),
-        }
+        let (connection, ReadingSize(size)) = begin_operation(&agent, actor, operation).await?;
+        Ok(FileReader::new(agent, connection, size, length, activity))
     }
 
     /// Begins to write a file. The reason why it cannot be written may be returned by any later step.
-    pub async fn write(
+    pub async fn write_file(
         &self,
         owner: &Owner,
         id: &SandboxId,
-        actor: impl Into<Actor<'_>> + Send,
+        actor: impl Into<FileCaller<'_>> + Send,
         path: &str,
-        attributes: Attributes,
+        attributes: FileAttributes,
         mode: WriteMode,
-    ) -> Result<Writing, ServiceError> {
-        let (handle, activity) = self.0.enter(owner, id)?;
-        let (path, attributes) = (path.to_owned(), translate::attributes(attributes));
+    ) -> Result<FileWriter, ServiceError> {
+        let (handle, activity) = self.0.begin_use(owner, id)?;
+        let (path, attributes) = (path.to_owned(), translate::wire_attributes(attributes));
         let operation = match mode {
             WriteMode::Replace => FileOperation::Write { path, attributes },
             WriteMode::Append => FileOperation::Append { path, attributes },
         };
         let agent = handle.agent.clone();
-        let connection = agent.call(request(actor, operation)).await?;
-        Ok(Writing::new(agent, connection, activity))
+        let connection = agent.open_request(file_request(actor, operation)).await?;
+        Ok(FileWriter::new(agent, connection, activity))
     }
 
     /// The entries below `path`, down to `depth`, depth first and sorted by name.
@@ -159,57 +160,57 @@ impl Service {
         &self,
         owner: &Owner,
         id: &SandboxId,
-        actor: impl Into<Actor<'_>> + Send,
+        actor: impl Into<FileCaller<'_>> + Send,
         path: &str,
         depth: u32,
     ) -> Result<Vec<FileInfo>, ServiceError> {
-        let (handle, _activity) = self.0.enter(owner, id)?;
-        listing::list(
+        let (handle, _activity) = self.0.begin_use(owner, id)?;
+        listing::list_files(
             &handle.agent,
             path,
-            request(actor, FileOperation::List { path: path.to_owned(), depth }),
+            file_request(actor, FileOperation::List { path: path.to_owned(), depth }),
         )
         .await
     }
 
     /// The files below `path` whose base name matches the glob.
-    pub async fn search(
+    pub async fn search_files(
         &self,
         owner: &Owner,
         id: &SandboxId,
-        actor: impl Into<Actor<'_>> + Send,
+        actor: impl Into<FileCaller<'_>> + Send,
         path: &str,
         pattern: &str,
     ) -> Result<Vec<FileInfo>, ServiceError> {
-        let (handle, _activity) = self.0.enter(owner, id)?;
+        let (handle, _activity) = self.0.begin_use(owner, id)?;
         let operation = FileOperation::Search { path: path.to_owned(), pattern: pattern.to_owned() };
-        listing::list(&handle.agent, path, request(actor, operation)).await
+        listing::list_files(&handle.agent, path, file_request(actor, operation)).await
     }
 
     pub async fn move_file(
         &self,
         owner: &Owner,
         id: &SandboxId,
-        actor: impl Into<Actor<'_>> + Send,
+        actor: impl Into<FileCaller<'_>> + Send,
         from: &str,
         to: &str,
         overwrite: bool,
     ) -> Result<(), ServiceError> {
         let operation = FileOperation::Move { from: from.to_owned(), to: to.to_owned(), overwrite };
-        self.change(owner, id, actor, operation).await
+        self.change_file(owner, id, actor, operation).await
     }
 
     /// Removes a file or directory; it is no error if there is none.
-    pub async fn remove(
+    pub async fn remove_file(
         &self,
         owner: &Owner,
         id: &SandboxId,
-        actor: impl Into<Actor<'_>> + Send,
+        actor: impl Into<FileCaller<'_>> + Send,
         path: &str,
         recursive: bool,
     ) -> Result<(), ServiceError> {
         let operation = FileOperation::Remove { path: path.to_owned(), recursive };
-        self.change(owner, id, actor, operation).await
+        self.change_file(owner, id, actor, operation).await
     }
 
     /// Makes a directory and its parents; attributes apply to newly made directories only.
@@ -217,13 +218,13 @@ impl Service {
         &self,
         owner: &Owner,
         id: &SandboxId,
-        actor: impl Into<Actor<'_>> + Send,
+        actor: impl Into<FileCaller<'_>> + Send,
         path: &str,
-        attributes: Attributes,
+        attributes: FileAttributes,
     ) -> Result<(), ServiceError> {
-        let attributes = translate::attributes(attributes);
+        let attributes = translate::wire_attributes(attributes);
         let operation = FileOperation::MakeDirectory { path: path.to_owned(), attributes };
-        self.change(owner, id, actor, operation).await
+        self.change_file(owner, id, actor, operation).await
     }
 
     /// Makes a symbolic link with its parents; a file or link of its name is replaced.
@@ -231,116 +232,114 @@ impl Service {
         &self,
         owner: &Owner,
         id: &SandboxId,
-        actor: impl Into<Actor<'_>> + Send,
+        actor: impl Into<FileCaller<'_>> + Send,
         path: &str,
         target: &str,
     ) -> Result<(), ServiceError> {
         let operation = FileOperation::MakeLink { path: path.to_owned(), target: target.to_owned() };
-        self.change(owner, id, actor, operation).await
+        self.change_file(owner, id, actor, operation).await
     }
 
     pub async fn set_attributes(
         &self,
         owner: &Owner,
         id: &SandboxId,
-        actor: impl Into<Actor<'_>> + Send,
+        actor: impl Into<FileCaller<'_>> + Send,
         path: &str,
-        attributes: Attributes,
+        attributes: FileAttributes,
     ) -> Result<(), ServiceError> {
-        let attributes = translate::attributes(attributes);
+        let attributes = translate::wire_attributes(attributes);
         let operation = FileOperation::SetAttributes { path: path.to_owned(), attributes };
-        self.change(owner, id, actor, operation).await
+        self.change_file(owner, id, actor, operation).await
     }
 
     /// Replaces texts, and returns how often each was found.
-    pub async fn replace(
+    pub async fn replace_text(
         &self,
         owner: &Owner,
         id: &SandboxId,
-        actor: impl Into<Actor<'_>> + Send,
-        edits: Vec<Edit>,
+        actor: impl Into<FileCaller<'_>> + Send,
+        edits: Vec<FileEdit>,
     ) -> Result<Vec<u64>, ServiceError> {
         let count = edits.len();
-        let operation = FileOperation::Replace { edits: edits.into_iter().map(translate::edit).collect() };
-        let (handle, _activity) = self.0.enter(owner, id)?;
-        match ask(&handle.agent, actor, operation).await? {
-            Reply::Replaced(counts) if counts.len() == count => Ok(counts),
-            _ => Err(handle.agent.unexpected()),
+        let operation =
+            FileOperation::Replace { edits: edits.into_iter().map(translate::wire_edit).collect() };
+        let (handle, _activity) = self.0.begin_use(owner, id)?;
+        let ReplacedCounts(counts) = run_operation(&handle.agent, actor, operation).await?;
+        if counts.len() != count {
+            return Err(handle.agent.unexpected_reply());
         }
+        Ok(counts)
     }
 
-    pub async fn watch(
+    pub async fn watch_files(
         &self,
         owner: &Owner,
         id: &SandboxId,
-        actor: impl Into<Actor<'_>> + Send,
+        actor: impl Into<FileCaller<'_>> + Send,
         path: &str,
         recursive: bool,
-    ) -> Result<Watching, ServiceError> {
-        let (handle, activity) = self.0.enter(owner, id)?;
+    ) -> Result<FileWatch, ServiceError> {
+        let (handle, activity) = self.0.begin_use(owner, id)?;
         let operation = FileOperation::Watch { path: path.to_owned(), recursive };
         let agent = handle.agent.clone();
-        match begin(&agent, actor, operation).await? {
-            (connection, Reply::Ok) => Ok(Watching::new(agent, connection, activity)),
-            _ => Err(agent.unexpected()),
-        }
+        let (connection, ()) = begin_operation(&agent, actor, operation).await?;
+        Ok(FileWatch::new(agent, connection, activity))
     }
 
     /// Opens a byte stream to `127.0.0.1:port` inside the sandbox.
-    pub async fn tunnel(
+    pub async fn open_tunnel(
         &self,
         owner: &Owner,
         id: &SandboxId,
         port: u16,
     ) -> Result<AgentStream, ServiceError> {
-        let (handle, activity) = self.0.enter(owner, id)?;
+        let (handle, activity) = self.0.begin_use(owner, id)?;
         let agent = &handle.agent;
-        let mut connection = agent.call(Request::Tunnel { port }).await?;
+        let mut connection = agent.open_request(AgentRequest::Tunnel { port }).await?;
         match agent.first_answer(&mut connection).await? {
-            Ok(Reply::Ok) => Ok(Box::new(Tunnel::new(connection, activity))),
-            Ok(_) => Err(agent.unexpected()),
-            Err(fault) => Err(faults::of_tunnel(agent, port, fault)),
+            Ok(()) => Ok(Box::new(TunnelStream::new(connection, activity))),
+            Err(fault) => Err(faults::tunnel_error(agent, port, fault)),
         }
     }
 
     /// Does an operation whose only answer is success.
-    async fn change(
+    async fn change_file(
         &self,
         owner: &Owner,
         id: &SandboxId,
-        actor: impl Into<Actor<'_>> + Send,
+        actor: impl Into<FileCaller<'_>> + Send,
         operation: FileOperation,
     ) -> Result<(), ServiceError> {
-        let (handle, _activity) = self.0.enter(owner, id)?;
-        match ask(&handle.agent, actor, operation).await? {
-            Reply::Ok => Ok(()),
-            _ => Err(handle.agent.unexpected()),
-        }
+        let (handle, _activity) = self.0.begin_use(owner, id)?;
+        run_operation(&handle.agent, actor, operation).await
     }
 }
 
-fn request<'a>(actor: impl Into<Actor<'a>>, operation: FileOperation) -> Request {
-    let Actor { identity, nest } = actor.into();
-    let nest = nest.map(|session| session.as_str().to_owned());
-    Request::File(FileRequest { identity: translate::identity(identity), nest, operation })
+fn file_request<'a>(actor: impl Into<FileCaller<'a>>, operation: FileOperation) -> AgentRequest {
+    let FileCaller { identity, isolated_session: session } = actor.into();
+    let nest = session.map(|session| session.as_str().to_owned());
+    AgentRequest::File(FileRequest { identity: translate::wire_identity(identity), nest, operation })
 }
 
-async fn ask(
-    agent: &Agent,
-    actor: impl Into<Actor<'_>> + Send,
+async fn run_operation<R: ExpectedReply>(
+    agent: &AgentClient,
+    actor: impl Into<FileCaller<'_>> + Send,
     operation: FileOperation,
-) -> Result<Reply, ServiceError> {
-    begin(agent, actor, operation).await.map(|(_connection, reply)| reply)
+) -> Result<R, ServiceError> {
+    begin_operation(agent, actor, operation).await.map(|(_connection, reply)| reply)
 }
 
-/// Sends an operation and reads the first answer. Long operations, such as a large move, may take up to [`STALL`].
-async fn begin(
-    agent: &Agent,
-    actor: impl Into<Actor<'_>> + Send,
+/// Sends an operation and reads the first answer. Long operations, such as a large move, may take up to [`STALL_TIMEOUT`].
+async fn begin_operation<R: ExpectedReply>(
+    agent: &AgentClient,
+    actor: impl Into<FileCaller<'_>> + Send,
     operation: FileOperation,
-) -> Result<(Connection, Reply), ServiceError> {
-    let mut connection = agent.call(request(actor, operation)).await?;
-    let answer = within(STALL, "receive an answer about a file", connection.answer()).await;
-    let answer = answer.map_err(|source| agent.failed("answer", source))?;
-    answer.map(|reply| (connection, reply)).map_err(|fault| faults::of_file(agent, fault))
+) -> Result<(OperationConnection, R), ServiceError> {
+    let mut connection = agent.open_request(file_request(actor, operation)).await?;
+    let answer =
+        with_timeout(STALL_TIMEOUT, "receive an answer about a file", connection.next_answer()).await;
+    let answer = answer.map_err(|source| agent.agent_error("answer", source))?;
+    let reply = agent.expect_reply(answer)?.map_err(|fault| faults::file_error(agent, fault))?;
+    Ok((connection, reply))
 }

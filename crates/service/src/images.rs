@@ -3,13 +3,14 @@
 use std::sync::{Arc, Mutex};
 
 use backend::{
-    ArchiveStream, BackendError, Credentials, Freed, ImageInfo, Images, Progress, Pull, ResolvedImage,
+    ArchiveStream, BackendError, FreedSpace, ImageInfo, ImagePull, Images, PullProgress, RegistryCredentials,
+    ResolvedImage,
 };
-use domain::{Owner, Spec};
+use domain::{Entrypoint, Owner, SandboxSpec};
 use tokio::sync::watch;
 
 use crate::core::Core;
-use crate::error::chain;
+use crate::error::error_chain;
 use crate::{Service, ServiceError};
 
 /// The progress of a pull.
@@ -23,37 +24,37 @@ pub enum PullState {
 
 /// The pulls in progress. Requests for the same image with the same credentials share one.
 #[derive(Default)]
-pub(crate) struct Pulls(Mutex<Vec<Running>>);
+pub(crate) struct ImagePulls(Mutex<Vec<RunningPull>>);
 
 /// The entrypoint of the reference's code image, which starts the kernels there. If another image stands in for that
 /// one, it does not have this program, and our kernels do not need it.
-const STARTS_KERNELS: &str = "/opt/code-interpreter/code-interpreter.sh";
+const CODE_IMAGE_ENTRYPOINT: &str = "/opt/code-interpreter/code-interpreter.sh";
 
 /// How many pulls all tenants together may have at once; the operator may have as many besides.
-const MOST_PULLS: usize = 6;
+const MAX_PULLS: usize = 6;
 /// How many pulls one tenant may have at once. A pull may take long and much of the disk.
-const MOST_OF_ONE: usize = 3;
+const MAX_PULLS_PER_TENANT: usize = 3;
 
-struct Running {
+struct RunningPull {
     owner: Owner,
     name: String,
-    credentials: Option<Credentials>,
+    credentials: Option<RegistryCredentials>,
     state: watch::Receiver<PullState>,
 }
 
 /// Programs that end at once without input: if an image's command is only one of these, it is not started.
-const INTERACTIVE: [&str; 10] =
+const INTERACTIVE_PROGRAMS: [&str; 10] =
     ["sh", "bash", "dash", "ash", "zsh", "python", "python3", "node", "irb", "jshell"];
 
 impl Service {
-    pub async fn images(&self) -> Result<Vec<ImageInfo>, ServiceError> {
-        let listed = self.0.kept_images("list images")?.list().await;
-        listed.map_err(|source| self.0.image_failed("list images", source))
+    pub async fn list_images(&self) -> Result<Vec<ImageInfo>, ServiceError> {
+        let listed = self.0.backend_images("list images")?.list().await;
+        listed.map_err(|source| self.0.image_error("list images", source))
     }
 
-    pub async fn image(&self, name: &str) -> Result<Option<ImageInfo>, ServiceError> {
-        let found = self.0.kept_images("find an image")?.find(name).await;
-        found.map_err(|source| self.0.image_failed("find an image", source))
+    pub async fn find_image(&self, name: &str) -> Result<Option<ImageInfo>, ServiceError> {
+        let found = self.0.backend_images("find an image")?.find(name).await;
+        found.map_err(|source| self.0.image_error("find an image", source))
     }
 
     /// The image that a sandbox would get under this name. An image that would be fetched first is returned under its
@@ -62,18 +63,18 @@ impl Service {
         if self.0.must_fetch(name).await? {
             return Ok(ResolvedImage { name: name.to_owned(), stand_in: None });
         }
-        let resolved = self.0.backend.resolve(name).await;
-        resolved.map_err(|source| self.0.image_failed("find an image", source))
+        let resolved = self.0.backend.resolve_image(name).await;
+        resolved.map_err(|source| self.0.image_error("find an image", source))
     }
 
     /// Begins to fetch an image for the operator, or joins a pull in progress. It continues if the client disconnects.
     pub fn pull_image(
         &self,
         name: &str,
-        credentials: Option<Credentials>,
+        credentials: Option<RegistryCredentials>,
     ) -> Result<watch::Receiver<PullState>, ServiceError> {
-        self.0.kept_images("pull an image")?;
-        self.0.pull(&Owner::single(), name, credentials)
+        self.0.backend_images("pull an image")?;
+        self.0.start_pull(&Owner::operator(), name, credentials)
     }
 
     /// Fetches the image that a sandbox needs, if it is not on this host, the operator allows it and the owner could
@@ -81,8 +82,8 @@ impl Service {
     pub async fn ensure_image(
         &self,
         owner: &Owner,
-        spec: &Spec,
-        credentials: Option<Credentials>,
+        spec: &SandboxSpec,
+        credentials: Option<RegistryCredentials>,
     ) -> Result<(), ServiceError> {
         self.0.ensure_image(owner, spec, credentials).await
     }
@@ -93,43 +94,43 @@ impl Service {
         name: &str,
         archive: ArchiveStream<'_>,
     ) -> Result<ImageInfo, ServiceError> {
-        let imported = self.0.kept_images("import an image")?.import(name, archive).await;
-        let image = imported.map_err(|source| self.0.image_failed("import an image", source))?;
+        let imported = self.0.backend_images("import an image")?.import(name, archive).await;
+        let image = imported.map_err(|source| self.0.image_error("import an image", source))?;
         tracing::info!(image = image.name, bytes = image.bytes, "image imported");
         Ok(image)
     }
 
     /// Removes an image. Sandboxes that use it keep its files.
-    pub async fn remove_image(&self, name: &str) -> Result<Freed, ServiceError> {
-        let removed = self.0.kept_images("remove an image")?.remove(name).await;
-        removed.map_err(|source| self.0.image_failed("remove an image", source))
+    pub async fn remove_image(&self, name: &str) -> Result<FreedSpace, ServiceError> {
+        let removed = self.0.backend_images("remove an image")?.remove(name).await;
+        removed.map_err(|source| self.0.image_error("remove an image", source))
     }
 
     /// Removes images and layers that are not in use.
-    pub async fn collect_images(&self) -> Result<Freed, ServiceError> {
-        let collected = self.0.kept_images("collect images")?.collect().await;
-        collected.map_err(|source| self.0.image_failed("collect images", source))
+    pub async fn collect_images(&self) -> Result<FreedSpace, ServiceError> {
+        let collected = self.0.backend_images("collect images")?.collect_unused().await;
+        collected.map_err(|source| self.0.image_error("collect images", source))
     }
 }
 
 impl Core {
-    pub(crate) fn kept_images(&self, action: &'static str) -> Result<&dyn Images, ServiceError> {
+    pub(crate) fn backend_images(&self, action: &'static str) -> Result<&dyn Images, ServiceError> {
         let none = || {
             let message = "this backend does not support images".to_owned();
-            self.image_failed(action, BackendError::Unsupported { message, hint: None })
+            self.image_error(action, BackendError::Unsupported { message, hint: None })
         };
         self.backend.images().ok_or_else(none)
     }
 
-    pub(crate) fn image_failed(&self, action: &'static str, source: BackendError) -> ServiceError {
+    pub(crate) fn image_error(&self, action: &'static str, source: BackendError) -> ServiceError {
         ServiceError::Image { action, source: Box::new(source) }
     }
 
     pub(crate) async fn ensure_image(
         self: &Arc<Self>,
         owner: &Owner,
-        spec: &Spec,
-        credentials: Option<Credentials>,
+        spec: &SandboxSpec,
+        credentials: Option<RegistryCredentials>,
     ) -> Result<(), ServiceError> {
         if !self.must_fetch(&spec.image).await? {
             return Ok(());
@@ -143,31 +144,31 @@ impl Core {
         if !self.must_fetch(name).await? {
             return Ok(());
         }
-        self.fetch_image(&Owner::nobody(), name, None).await
+        self.fetch_image(&Owner::unclaimed(), name, None).await
     }
 
     /// Whether an image is not on this host and may be fetched.
     async fn must_fetch(&self, name: &str) -> Result<bool, ServiceError> {
-        let Some(images) = self.backend.images().filter(|images| images.may_fetch(name)) else {
+        let Some(images) = self.backend.images().filter(|images| images.may_pull(name)) else {
             return Ok(false);
         };
         let found = images.find(name).await;
-        found.map(|found| found.is_none()).map_err(|source| self.image_failed("find an image", source))
+        found.map(|found| found.is_none()).map_err(|source| self.image_error("find an image", source))
     }
 
     async fn fetch_image(
         self: &Arc<Self>,
         owner: &Owner,
         name: &str,
-        credentials: Option<Credentials>,
+        credentials: Option<RegistryCredentials>,
     ) -> Result<(), ServiceError> {
-        let mut state = self.pull(owner, name, credentials)?;
+        let mut state = self.start_pull(owner, name, credentials)?;
         let over = |state: &PullState| matches!(state, PullState::Done(_) | PullState::Failed { .. });
         let end = state.wait_for(over).await.map(|state| state.clone());
         match end {
             Ok(PullState::Failed { message, hint }) => {
                 let source = BackendError::Pull { image: name.to_owned(), message, hint };
-                Err(self.image_failed("pull an image", source))
+                Err(self.image_error("pull an image", source))
             }
             Ok(_) => Ok(()),
             Err(_closed) => Err(ServiceError::Stopping),
@@ -176,9 +177,15 @@ impl Core {
 
     /// Sets the image's command as entrypoint if the caller named none. Returns whether the caller named a program that
     /// only another image would have, so that there is nothing to start.
-    pub(crate) async fn settle_entrypoint(&self, spec: &mut Spec) -> bool {
-        let named = spec.entrypoint.first().map(String::as_str);
-        if spec.image == "host" || !matches!(named, None | Some(STARTS_KERNELS)) {
+    pub(crate) async fn resolve_entrypoint(&self, spec: &mut SandboxSpec) -> bool {
+        let from_image = match &spec.entrypoint {
+            Entrypoint::FromImage => true,
+            Entrypoint::Argv(words) if words.first().is_some_and(|word| word == CODE_IMAGE_ENTRYPOINT) => {
+                false
+            }
+            Entrypoint::None | Entrypoint::Argv(_) => return false,
+        };
+        if spec.image == "host" {
             return false;
         }
         // Whether the image exists at all is checked when the sandbox is made.
@@ -186,34 +193,34 @@ impl Core {
             Some(images) => images.find(&spec.image).await.ok().flatten(),
             None => None,
         };
-        if named.is_some() {
+        if !from_image {
             return found.is_none_or(|image| image.name != spec.image);
         }
         if let Some(image) = found {
             let words: Vec<String> = image.entrypoint.into_iter().chain(image.cmd).collect();
-            if !waits_for_somebody(&words) {
-                spec.entrypoint = words;
+            if !is_interactive(&words) {
+                spec.entrypoint = Entrypoint::from_words(words);
             }
         }
         false
     }
 
-    fn pull(
+    fn start_pull(
         self: &Arc<Self>,
         owner: &Owner,
         name: &str,
-        credentials: Option<Credentials>,
+        credentials: Option<RegistryCredentials>,
     ) -> Result<watch::Receiver<PullState>, ServiceError> {
         let mut running = self.pulls.0.lock().expect("no thread panics while holding this lock");
-        let same = |pull: &&Running| pull.name == name && pull.credentials == credentials;
+        let same = |pull: &&RunningPull| pull.name == name && pull.credentials == credentials;
         if let Some(pull) = running.iter().find(same) {
             return Ok(pull.state.clone());
         }
-        if !may_begin(owner, running.iter().map(|pull| &pull.owner)) {
+        if !may_start_pull(owner, running.iter().map(|pull| &pull.owner)) {
             return Err(ServiceError::TooManyPulls);
         }
         let (progress, state) = watch::channel(PullState::Fetching { bytes: 0, of: 0 });
-        running.push(Running {
+        running.push(RunningPull {
             owner: owner.clone(),
             name: name.to_owned(),
             credentials: credentials.clone(),
@@ -224,7 +231,7 @@ impl Core {
         self.tasks.spawn(async move {
             let end = tokio::select! {
                 end = core.run_pull(&name, credentials.as_ref(), &progress) => end,
-                () = core.stop.cancelled() => stopped(),
+                () = core.stop.cancelled() => stopped_pull(),
             };
             let mut running = core.pulls.0.lock().expect("no thread panics while holding this lock");
             running.retain(|pull| !(pull.name == name && pull.credentials == credentials));
@@ -237,27 +244,27 @@ impl Core {
     async fn run_pull(
         &self,
         name: &str,
-        credentials: Option<&Credentials>,
+        credentials: Option<&RegistryCredentials>,
         state: &watch::Sender<PullState>,
     ) -> PullState {
-        let progress = |progress: Progress| {
+        let progress = |progress: PullProgress| {
             state.send_replace(match progress {
-                Progress::Fetching { bytes, of } => PullState::Fetching { bytes, of },
-                Progress::Unpacking => PullState::Unpacking,
+                PullProgress::Fetching { bytes, of } => PullState::Fetching { bytes, of },
+                PullProgress::Unpacking => PullState::Unpacking,
             });
         };
-        let Some(images) = self.backend.images() else { return stopped() };
-        match images.pull(Pull { name, credentials, progress: &progress }).await {
+        let Some(images) = self.backend.images() else { return stopped_pull() };
+        match images.pull(ImagePull { name, credentials, progress: &progress }).await {
             Ok(image) => {
                 tracing::info!(image = image.name, digest = image.digest, "image pulled");
                 PullState::Done(image)
             }
             Err(error) => {
-                tracing::warn!(image = name, error = %chain(&error), "failed to pull image");
+                tracing::warn!(image = name, error = %error_chain(&error), "failed to pull image");
                 let hint = error.hint().map(str::to_owned);
                 let message = match error {
                     BackendError::Pull { message, .. } => message,
-                    error => chain(&error),
+                    error => error_chain(&error),
                 };
                 PullState::Failed { message, hint }
             }
@@ -267,23 +274,23 @@ impl Core {
 
 /// Whether an owner may begin a pull besides those of the owners in `running`. Tenants cannot use up the operator's
 /// pulls.
-fn may_begin<'a>(owner: &Owner, running: impl Iterator<Item = &'a Owner>) -> bool {
-    let operator = Owner::single();
+fn may_start_pull<'a>(owner: &Owner, running: impl Iterator<Item = &'a Owner>) -> bool {
+    let operator = Owner::operator();
     let (own, others): (Vec<&Owner>, Vec<&Owner>) =
         running.filter(|of| (**of == operator) == (*owner == operator)).partition(|of| *of == owner);
-    let most = if *owner == operator { MOST_PULLS } else { MOST_OF_ONE };
-    own.len() < most && own.len() + others.len() < MOST_PULLS
+    let most = if *owner == operator { MAX_PULLS } else { MAX_PULLS_PER_TENANT };
+    own.len() < most && own.len() + others.len() < MAX_PULLS
 }
 
-fn stopped() -> PullState {
+fn stopped_pull() -> PullState {
     PullState::Failed { message: "the server is stopping".to_owned(), hint: None }
 }
 
 /// Whether a command is only a shell or an interpreter.
-fn waits_for_somebody(words: &[String]) -> bool {
+fn is_interactive(words: &[String]) -> bool {
     let [program] = words else { return false };
     let name = program.rsplit('/').next().unwrap_or(program);
-    INTERACTIVE.contains(&name)
+    INTERACTIVE_PROGRAMS.contains(&name)
 }
 
 #[cfg(test)]
@@ -292,26 +299,26 @@ mod tests {
 
     #[test]
     fn no_tenant_can_use_up_all_pulls() {
-        let [one, two, three] = ["one", "two", "three"].map(Owner::named);
-        let single = Owner::single();
-        let running = vec![&one; MOST_OF_ONE];
-        assert!(may_begin(&one, running.iter().copied().skip(1)));
-        assert!(!may_begin(&one, running.iter().copied()));
-        assert!(may_begin(&two, running.iter().copied()));
-        let full = [running, vec![&two; MOST_PULLS - MOST_OF_ONE]].concat();
-        assert!(!may_begin(&three, full.iter().copied()));
-        assert!(may_begin(&single, full.iter().copied()));
-        assert!(!may_begin(&single, std::iter::repeat_n(&single, MOST_PULLS)));
-        assert!(may_begin(&three, std::iter::repeat_n(&single, MOST_PULLS)));
+        let [one, two, three] = ["one", "two", "three"].map(Owner::from_valid_name);
+        let single = Owner::operator();
+        let running = vec![&one; MAX_PULLS_PER_TENANT];
+        assert!(may_start_pull(&one, running.iter().copied().skip(1)));
+        assert!(!may_start_pull(&one, running.iter().copied()));
+        assert!(may_start_pull(&two, running.iter().copied()));
+        let full = [running, vec![&two; MAX_PULLS - MAX_PULLS_PER_TENANT]].concat();
+        assert!(!may_start_pull(&three, full.iter().copied()));
+        assert!(may_start_pull(&single, full.iter().copied()));
+        assert!(!may_start_pull(&single, std::iter::repeat_n(&single, MAX_PULLS)));
+        assert!(may_start_pull(&three, std::iter::repeat_n(&single, MAX_PULLS)));
     }
 
     #[test]
     fn only_a_bare_shell_counts_as_interactive() {
         let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
-        assert!(waits_for_somebody(&words(&["bash"])));
-        assert!(waits_for_somebody(&words(&["/usr/local/bin/python3"])));
+        assert!(is_interactive(&words(&["bash"])));
+        assert!(is_interactive(&words(&["/usr/local/bin/python3"])));
         for program in [&["bash", "-c", "serve"][..], &["nginx"], &[]] {
-            assert!(!waits_for_somebody(&words(program)), "{program:?}");
+            assert!(!is_interactive(&words(program)), "{program:?}");
         }
     }
 }

@@ -4,50 +4,22 @@
 //! alone changes its phase. Commands and file operations go straight to the agent inside the sandbox, each over its own
 //! connection.
 
-mod acquire;
-mod activity;
-mod agent_client;
-mod api_keys;
+mod agent;
 mod clock;
-mod commands;
-mod contexts;
 mod core;
-mod diagnosis;
-mod driver;
-mod entrypoint;
 mod error;
-mod events;
-mod faults;
+mod exec;
 mod files;
-mod following;
-mod history;
-mod hold;
-mod hooks;
 mod images;
-mod kernels;
-mod listing;
-mod measure;
-mod names;
-mod operator;
-mod owner_metrics;
 mod pools;
-mod processes;
-mod quota;
-mod reaper;
-mod reconcile;
-mod registry;
-mod sessions;
+mod sandboxes;
 mod snapshots;
 mod store;
-mod telling;
+mod telemetry;
+mod tenancy;
 #[cfg(test)]
 mod tests;
-mod tokens;
-mod transfer;
-mod translate;
-mod trouble;
 mod volumes;
-mod waiting;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -56,60 +28,68 @@ use std::time::{Duration, Instant, SystemTime};
 
 use backend::SharedBackend;
 use domain::{
-    Bytes, Cause, Files, Key, Labels, OnDeath, Owner, Phase, Pool, Request, Resources, Retention, SandboxId,
-    SandboxSettings, Spec, Verdict,
+    Bytes, EndCause, FilesState, Labels, LifecycleRequest, OnDeath, OutputRetention, Owner, Phase, PoolSpec,
+    ResourceLimits, SandboxId, SandboxKey, SandboxSettings, SandboxSpec, Verdict,
 };
 use futures_util::StreamExt;
 
 use crate::clock::Clock;
 use crate::core::Core;
-use crate::driver::Command;
-use crate::registry::Handle;
+use crate::sandboxes::driver::DriverCommand;
+use crate::sandboxes::registry::SandboxHandle;
+use crate::sandboxes::{reaper, reconcile};
+use crate::telemetry::{events, service_metrics, usage_history};
 
-pub use agent_client::AgentError;
-pub use api_keys::ApiKey;
+pub use agent::client::AgentError;
 pub use backend::{
-    AgentStream, ArchiveStream, Capabilities, Credentials, Freed, ImageInfo, InForce, MountFault,
-    ResolvedImage, Usage,
+    AgentStream, ArchiveStream, BackendCapabilities, Enforced, FreedSpace, ImageInfo, MountFault,
+    RegistryCredentials, ResolvedImage, SandboxUsage,
 };
-pub use contexts::{Context, MOST_CONTEXTS, OpenContext, RunCode, Unread, default_context};
-pub use diagnosis::Tail;
-pub use domain::NestStatus;
-pub use error::{ErrorKind, FileError, FileFault, ServiceError, SnapshotProblem};
-pub use events::{Act, Events, LifeEvent, OperatorEvent, Told};
-pub use files::{Actor, Attributes, Change, Edit, FileInfo, FileKind, WatchEvent, WriteMode};
-pub use following::{Event, Following, Input};
-pub use history::{Hour, Sample, Used};
-pub use hooks::{HookReport, HookRun};
+pub use domain::IsolatedSessionStatus;
+pub use error::{ErrorKind, FileError, FileFault, LaunchStep, ServiceError, SnapshotProblem};
+pub use exec::code_output::{CodeError, CodeEvent, CodeExecution, MimeForms};
+pub use exec::contexts::{
+    CodeContext, DisconnectPolicy, MAX_CONTEXTS, OpenContextRequest, RunCodeRequest, default_context_id,
+};
+pub use exec::output_stream::{OutputEvent, OutputStream, ProcessInput};
+pub use exec::processes::{
+    ProcessEnd, ProcessStatus, ProcessTree, SignalTarget, TreeFilter, TreeKind, TreeUsage,
+};
+pub use exec::sessions::{BusyPolicy, OpenSessionRequest, RunShell, SessionRunRequest, SessionStatus};
+pub use exec::wait::{WaitLimits, WaitOutcome};
+pub use files::transfer::{FileReader, FileWatch, FileWriter};
+pub use files::{
+    FileAttributes, FileCaller, FileChange, FileEdit, FileInfo, FileKind, WatchEvent, WriteMode,
+};
 pub use images::PullState;
-pub use operator::{ActKind, RevokedKey, ThingKind};
-pub use owner_metrics::{OwnerLabel, OwnerMetrics};
 pub use pools::{PoolReport, PoolSource};
-pub use processes::{Ended, ProcessStatus, ProcessTree, Reach, TreeFilter, TreeKind, TreeUsage};
-pub use quota::{Excess, Quota, Quotas};
-pub use sessions::{Busy, OpenSession, Run, RunPlace, SessionStatus};
+pub use sandboxes::hooks::{HookReport, HookRun};
 pub use snapshots::{CommitSource, SnapshotFilter, SnapshotPage};
 pub use store::{StoreError, copy_database};
-pub use telling::{CodeError, CodeEvent, Forms, Running};
-pub use tokens::Secret;
-pub use transfer::{Reading, Watching, Writing};
-pub use trouble::Trouble;
+pub use telemetry::diagnostics::OutputTail;
+pub use telemetry::events::{FeedItem, FeedReader, LifecycleEvent, OperatorAction, OperatorEvent};
+pub use telemetry::owner_metrics::{OwnerLabel, OwnerMetrics};
+pub use telemetry::recent_errors::RecentError;
+pub use telemetry::usage_history::{HourlyUsage, UsageSample, UsageTotals};
+pub use tenancy::api_keys::ApiKey;
+pub use tenancy::operator::{OperatorActionKind, OperatorObjectKind, RevokedKey};
+pub use tenancy::quota::{OwnerQuota, OwnerQuotas, QuotaExcess, QuotaResource};
+pub use tenancy::tokens::Secret;
 pub use volumes::VolumeStatus;
-pub use waiting::{Patience, Waited};
 
 /// The key space of the names that people and programs give to sandboxes.
-pub const NAMES: &str = "name";
+pub const NAME_KEY_SPACE: &str = "name";
 
 /// The key space of the keys that clients send so that a retry finds the sandbox its first attempt made. Such a key
 /// never restarts a sandbox that died: it leads to a new one.
-pub const RETRIES: &str = "opensandbox idempotency";
+pub const RETRY_KEY_SPACE: &str = "opensandbox idempotency";
 
 /// The core. A clone is a handle to the same core.
 #[derive(Clone)]
 pub struct Service(Arc<Core>);
 
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct ServiceConfig {
     /// Holds the database `coracle.db` and the server's secret.
     pub state_dir: PathBuf,
     /// How many sandboxes may exist at once.
@@ -124,17 +104,17 @@ pub struct Config {
     /// How many volumes one owner may have.
     pub volumes_per_owner: usize,
     /// The quota of each owner.
-    pub quotas: Quotas,
+    pub quotas: OwnerQuotas,
     /// The limits that quotas count for a sandbox whose creator set none.
-    pub usual: Resources,
+    pub default_limits: ResourceLimits,
     /// Whether a sandbox is refused if one of its default limits cannot be enforced.
     pub require_limits: bool,
     /// Pools from the configuration, which no client can change.
-    pub pools: Vec<Pool>,
+    pub pools: Vec<PoolSpec>,
     /// The size of a volume created without a size.
     pub volume_size: Bytes,
     /// The longest time to live that a client may ask for.
-    pub longest_timeout: Option<Duration>,
+    pub max_timeout: Option<Duration>,
     pub output: OutputSettings,
     /// How many owners have their own metrics; `None` turns metrics per owner off. This is read once, at the start.
     pub metric_owners: Option<usize>,
@@ -144,7 +124,7 @@ pub struct Config {
 #[derive(Clone, Copy, Debug)]
 pub struct OutputSettings {
     /// The retention of a command whose caller does not set one.
-    pub retention: Retention,
+    pub retention: OutputRetention,
     /// The most output that a caller may ask to be kept.
     pub max_kept: Bytes,
     /// A reader that takes no byte for this long no longer holds back its command.
@@ -154,8 +134,8 @@ pub struct OutputSettings {
 impl Default for OutputSettings {
     fn default() -> Self {
         Self {
-            retention: Retention::default(),
-            max_kept: Bytes::mib(256),
+            retention: OutputRetention::default(),
+            max_kept: Bytes::from_mib(256),
             stall_limit: Duration::from_secs(10),
         }
     }
@@ -166,18 +146,18 @@ impl Default for OutputSettings {
 pub enum Outcome {
     Done,
     /// The sandbox was in the requested state already, and nothing changed.
-    AlreadySo,
+    Unchanged,
 }
 
 /// The result of a request to make a sandbox run again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Resumed {
+pub struct ResumeOutcome {
     pub outcome: Outcome,
     /// Set if the sandbox had died.
-    pub revival: Option<Revival>,
+    pub revival: Option<SandboxRevival>,
 }
 
-impl From<Outcome> for Resumed {
+impl From<Outcome> for ResumeOutcome {
     fn from(outcome: Outcome) -> Self {
         Self { outcome, revival: None }
     }
@@ -185,10 +165,10 @@ impl From<Outcome> for Resumed {
 
 /// A request to create a sandbox.
 #[derive(Clone, Debug)]
-pub struct Create {
+pub struct CreateSandboxRequest {
     /// The name of the front that sends the request.
     pub origin: &'static str,
-    pub spec: Spec,
+    pub spec: SandboxSpec,
     pub labels: Labels,
     /// Opaque bytes that the front stores with the sandbox; only the front reads them.
     pub notes: Vec<u8>,
@@ -201,7 +181,7 @@ pub struct Create {
     /// The pool to take the sandbox from. `None` takes it from any pool that fits.
     pub pool: Option<String>,
     /// The parts of the spec that hold a default of the front because the caller did not set them.
-    pub defaulted: Vec<Defaulted>,
+    pub defaulted: Vec<DefaultedPart>,
     /// Completes `notes` with those of the sandbox that this one inherits from.
     pub merge_notes: MergeNotes,
 }
@@ -213,7 +193,7 @@ pub type MergeNotes = fn(&[u8], &SandboxSettings) -> Vec<u8>;
 /// A part of a spec that the front filled in because the caller did not set it. In a sandbox that is made from a
 /// snapshot, or that replaces a dead one, the inherited value replaces it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Defaulted {
+pub enum DefaultedPart {
     /// The image. A snapshot has its own, so this matters only in the place of one that died.
     Image,
     Network,
@@ -224,24 +204,24 @@ pub enum Defaulted {
 
 /// The sandbox that a key leads to.
 #[derive(Clone, Debug)]
-pub struct Acquired {
+pub struct AcquiredSandbox {
     pub sandbox: Sandbox,
     /// Whether the sandbox was created by this call.
     pub fresh: bool,
     /// How the sandbox that had died under this key was revived.
-    pub revival: Option<Revival>,
+    pub revival: Option<SandboxRevival>,
 }
 
 /// How a sandbox that had died was made available again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Revival {
-    pub how: Revived,
+pub struct SandboxRevival {
+    pub how: RevivalKind,
     /// Why the sandbox had died.
-    pub cause: Cause,
+    pub cause: EndCause,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Revived {
+pub enum RevivalKind {
     /// The sandbox runs again with its files.
     Restarted,
     /// The sandbox, or its replacement, runs with an empty disk, as its creator requested.
@@ -250,13 +230,13 @@ pub enum Revived {
     FilesLost,
 }
 
-impl Revived {
+impl RevivalKind {
     /// The cause in the first event of a sandbox that replaces a dead one.
-    pub(crate) fn cause_of_successor(self) -> Option<Cause> {
+    pub(crate) fn cause_of_successor(self) -> Option<EndCause> {
         match self {
             Self::Restarted => None,
-            Self::Replaced => Some(Cause::Replaced),
-            Self::FilesLost => Some(Cause::FilesLost),
+            Self::Replaced => Some(EndCause::Replaced),
+            Self::FilesLost => Some(EndCause::FilesLost),
         }
     }
 
@@ -276,34 +256,34 @@ pub struct Sandbox {
     pub id: SandboxId,
     pub owner: Owner,
     pub origin: String,
-    pub spec: Spec,
+    pub spec: SandboxSpec,
     pub labels: Labels,
     pub notes: Vec<u8>,
     pub phase: Phase,
     pub phase_since: SystemTime,
     pub created: SystemTime,
     pub expires: Option<SystemTime>,
-    pub in_force: InForce,
+    pub in_force: Enforced,
     /// The time without use after which the sandbox ends.
     pub idle_timeout: Option<Duration>,
     /// The pool that the sandbox was taken from.
     pub pool: Option<String>,
-    /// The name that the owner gave the sandbox, in the key space [`NAMES`].
+    /// The name that the owner gave the sandbox, in the key space [`NAME_KEY_SPACE`].
     pub name: Option<String>,
     /// Whether the files still exist; they can be lost only when the sandbox has died.
-    pub files: Files,
+    pub files: FilesState,
 }
 
 impl Sandbox {
     /// Refuses a sandbox that accepts no requests in its phase.
     pub fn check_usable(&self) -> Result<(), ServiceError> {
-        let (id, request, phase) = (self.id.clone(), Request::Use, self.phase);
+        let (id, request, phase) = (self.id.clone(), LifecycleRequest::Use, self.phase);
         match phase.judge(request) {
-            Verdict::Accept | Verdict::AlreadySo => Ok(()),
+            Verdict::Accept | Verdict::Unchanged => Ok(()),
             // A sandbox that would be replaced does not need its files.
             Verdict::Deny
                 if matches!(phase, Phase::Failed(_))
-                    && self.files == Files::Lost
+                    && self.files == FilesState::Lost
                     && self.spec.on_death() == OnDeath::Restart =>
             {
                 Err(ServiceError::DeadWithoutFiles { id, request, phase })
@@ -314,7 +294,7 @@ impl Sandbox {
 }
 
 /// Selects the sandboxes that have all of `labels` and whose phase passes `phase`.
-pub struct Filter<'a> {
+pub struct SandboxFilter<'a> {
     pub labels: Labels,
     pub phase: &'a (dyn Fn(&Phase) -> bool + Sync),
     pub offset: usize,
@@ -323,7 +303,7 @@ pub struct Filter<'a> {
 
 /// One page of a list.
 #[derive(Clone, Debug)]
-pub struct Page {
+pub struct SandboxPage {
     pub items: Vec<Sandbox>,
     /// The number of sandboxes that pass the filter, on all pages.
     pub total: usize,
@@ -331,22 +311,26 @@ pub struct Page {
 
 impl Service {
     /// Opens the store, adopts living sandboxes, finishes interrupted work and starts the reaper.
-    pub async fn start(config: Config, backend: SharedBackend) -> Result<Self, ServiceError> {
-        Self::start_at(config, backend, Clock::host()).await
+    pub async fn start(config: ServiceConfig, backend: SharedBackend) -> Result<Self, ServiceError> {
+        Self::start_with_clock(config, backend, Clock::from_host()).await
     }
 
-    async fn start_at(config: Config, backend: SharedBackend, clock: Clock) -> Result<Self, ServiceError> {
-        measure::describe();
-        let deaths = backend.deaths();
+    async fn start_with_clock(
+        config: ServiceConfig,
+        backend: SharedBackend,
+        clock: Clock,
+    ) -> Result<Self, ServiceError> {
+        service_metrics::describe_metrics();
+        let deaths = backend.watch_deaths();
         let (core, records, kept, volumes) = Core::open(config, backend, clock).await?;
-        core.tasks.spawn(events::keep(Arc::clone(&core)));
-        volumes::settle(&core, volumes, &records).await?;
-        reconcile::reconcile(&core, records).await?;
-        snapshots::settle(&core, kept).await?;
-        core.tasks.spawn(Arc::clone(&core).hear_of_deaths(deaths));
-        core.tasks.spawn(reaper::reap(Arc::clone(&core)));
-        core.tasks.spawn(history::keep(Arc::clone(&core)));
-        core.keep_pools();
+        core.tasks.spawn(events::persist_events(Arc::clone(&core)));
+        volumes::reconcile_volumes(&core, volumes, &records).await?;
+        reconcile::reconcile_sandboxes(&core, records).await?;
+        snapshots::reconcile_snapshots(&core, kept).await?;
+        core.tasks.spawn(Arc::clone(&core).forward_deaths(deaths));
+        core.tasks.spawn(reaper::run_reaper(Arc::clone(&core)));
+        core.tasks.spawn(usage_history::record_usage(Arc::clone(&core)));
+        core.start_pool_keepers();
         Ok(Self(core))
     }
 
@@ -356,46 +340,64 @@ impl Service {
         self.0.tasks.close();
         self.0.tasks.wait().await;
         self.0.store.close().await;
-        let alive = |handle: &Arc<Handle>| !matches!(handle.phase(), Phase::Failed(_) | Phase::Stopped);
+        let alive =
+            |handle: &Arc<SandboxHandle>| !matches!(handle.phase(), Phase::Failed(_) | Phase::Stopped);
         self.0.registry.all().iter().filter(|handle| alive(handle)).count()
     }
 
     /// Removes every sandbox of all owners. A failure to remove one does not affect the others; the next start retries
     /// it. Returns how many could not be removed.
-    pub async fn remove_all(&self) -> usize {
+    pub async fn remove_all_sandboxes(&self) -> usize {
         let orders = futures_util::stream::iter(self.0.registry.all());
         let orders = orders.map(|handle| async move {
-            let outcome = self.0.order(&handle, Command::Destroy).await;
+            let outcome = self.0.send_command(&handle, DriverCommand::Destroy).await;
             match outcome {
                 Ok(_) | Err(ServiceError::NoSandbox(_)) => 0,
                 Err(error) => {
-                    tracing::error!(sandbox = %handle.id, error = %error::chain(&error), "failed to remove sandbox at shutdown; the next start retries");
+                    tracing::error!(sandbox = %handle.id, error = %error::error_chain(&error), "failed to remove sandbox at shutdown; the next start retries");
                     1
                 }
             }
         });
-        orders.buffer_unordered(history::AT_ONCE).fold(0, |left, one| async move { left + one }).await
+        orders
+            .buffer_unordered(usage_history::MAX_CONCURRENT_CALLS)
+            .fold(0, |left, one| async move { left + one })
+            .await
     }
 
     /// Returns when a command can run in the sandbox. Dropping the future undoes the creation.
-    pub async fn create(&self, owner: &Owner, request: Create) -> Result<Sandbox, ServiceError> {
+    pub async fn create_sandbox(
+        &self,
+        owner: &Owner,
+        request: CreateSandboxRequest,
+    ) -> Result<Sandbox, ServiceError> {
         let began = Instant::now();
-        let created =
-            self.0.create(owner, None, request).await.inspect_err(self.0.failed("create", owner, None))?;
-        measure::created(began.elapsed());
+        let created = self
+            .0
+            .create_sandbox(owner, None, request)
+            .await
+            .inspect_err(self.0.record_failure("create", owner, None))?;
+        service_metrics::record_create_time(began.elapsed());
         tracing::info!(sandbox = %created.id, origin = created.origin, "sandbox created");
         Ok(created)
     }
 
     /// Returns the sandbox that the key leads to, and creates it if there is none. A sandbox that died is restarted or
-    /// replaced, as its [`domain::OnDeath`] says. The sandbox is held until [`Service::release`], or until it is unused
+    /// replaced, as its [`domain::OnDeath`] says. The sandbox is held until [`Service::release_key`], or until it is unused
     /// for `park_after`.
-    pub async fn acquire(&self, key: &Key, request: Create) -> Result<Acquired, ServiceError> {
+    pub async fn acquire(
+        &self,
+        key: &SandboxKey,
+        request: CreateSandboxRequest,
+    ) -> Result<AcquiredSandbox, ServiceError> {
         let began = Instant::now();
-        let acquired =
-            self.0.acquire(key, request).await.inspect_err(self.0.failed("acquire", key.owner(), None))?;
+        let acquired = self.0.acquire_by_key(key, request).await.inspect_err(self.0.record_failure(
+            "acquire",
+            key.owner(),
+            None,
+        ))?;
         if acquired.fresh {
-            measure::created(began.elapsed());
+            service_metrics::record_create_time(began.elapsed());
             let sandbox = &acquired.sandbox;
             tracing::info!(sandbox = %sandbox.id, origin = sandbox.origin, "sandbox created for a key");
         }
@@ -403,42 +405,42 @@ impl Service {
     }
 
     /// Allows the sandbox of a key to be evicted when another sandbox needs room. Until then it stays as it is.
-    pub fn release(&self, key: &Key) -> Outcome {
-        self.0.release(key)
+    pub fn release_key(&self, key: &SandboxKey) -> Outcome {
+        self.0.release_key(key)
     }
 
     /// Returns the sandbox that the key leads to now.
-    pub fn find(&self, key: &Key) -> Option<Sandbox> {
-        self.get(key.owner(), &self.0.names.find(key)?).ok()
+    pub fn find_by_key(&self, key: &SandboxKey) -> Option<Sandbox> {
+        self.find_sandbox(key.owner(), &self.0.names.find_sandbox(key)?).ok()
     }
 
     /// The lifecycle events from now on, or after the event `after`, of one owner's sandboxes or of all.
-    pub fn events(&self, owner: Option<Owner>, after: Option<u64>) -> Events {
-        Events::new(&self.0, owner, after.unwrap_or_else(|| self.0.events.newest()))
+    pub fn follow_events(&self, owner: Option<Owner>, after: Option<u64>) -> FeedReader {
+        FeedReader::new(&self.0, owner, after.unwrap_or_else(|| self.0.events.newest_id()))
     }
 
-    /// Like [`Service::events`], beginning with the last `count` events that the owner may see.
-    pub fn last_events(&self, owner: Option<Owner>, count: usize) -> Events {
-        let after = self.0.events.before_last(owner.as_ref(), count);
-        Events::new(&self.0, owner, after)
+    /// Like [`Service::follow_events`], beginning with the last `count` events that the owner may see.
+    pub fn last_events(&self, owner: Option<Owner>, count: usize) -> FeedReader {
+        let after = self.0.events.id_before_last(owner.as_ref(), count);
+        FeedReader::new(&self.0, owner, after)
     }
 
     /// The most recent failed requests, newest first, of one owner or of all.
-    pub fn troubles(&self, owner: Option<&Owner>) -> Vec<Trouble> {
-        self.0.troubles.list(owner)
+    pub fn recent_errors(&self, owner: Option<&Owner>) -> Vec<RecentError> {
+        self.0.recent_errors.list(owner)
     }
 
-    pub fn get(&self, owner: &Owner, id: &SandboxId) -> Result<Sandbox, ServiceError> {
-        Ok(self.0.find(owner, id)?.state.borrow().clone())
+    pub fn find_sandbox(&self, owner: &Owner, id: &SandboxId) -> Result<Sandbox, ServiceError> {
+        Ok(self.0.find_sandbox(owner, id)?.state.borrow().clone())
     }
 
     /// Returns a sandbox of any owner, for rules that decide who may reach it.
-    pub fn look(&self, id: &SandboxId) -> Option<Sandbox> {
+    pub fn get_any_owner(&self, id: &SandboxId) -> Option<Sandbox> {
         self.0.registry.find(id).map(|handle| handle.state.borrow().clone())
     }
 
     /// Lists sandboxes, newest first.
-    pub fn list(&self, owner: &Owner, filter: &Filter<'_>) -> Page {
+    pub fn list_sandboxes(&self, owner: &Owner, filter: &SandboxFilter<'_>) -> SandboxPage {
         self.0.registry.list(owner, filter)
     }
 
@@ -449,143 +451,151 @@ impl Service {
         id: &SandboxId,
         patch: BTreeMap<String, Option<String>>,
     ) -> Result<Sandbox, ServiceError> {
-        let handle = self.0.find(owner, id)?;
-        self.0.order(&handle, |answer| Command::PatchLabels(patch, answer)).await
+        let handle = self.0.find_sandbox(owner, id)?;
+        self.0.send_command(&handle, |answer| DriverCommand::PatchLabels(patch, answer)).await
     }
 
     /// Moves the expiry to an earlier or later time. Renewing a sandbox that never expires is a conflict.
-    pub async fn renew(
+    pub async fn renew_expiry(
         &self,
         owner: &Owner,
         id: &SandboxId,
         expires: SystemTime,
     ) -> Result<Sandbox, ServiceError> {
-        let handle = self.0.find(owner, id)?;
-        let expires = clock::whole_micros(expires);
-        self.0.order(&handle, |answer| Command::Renew(expires, answer)).await
+        let handle = self.0.find_sandbox(owner, id)?;
+        let expires = clock::truncate_to_micros(expires);
+        self.0.send_command(&handle, |answer| DriverCommand::Renew(expires, answer)).await
     }
 
     /// Returns when the sandbox is paused.
     pub async fn pause(&self, owner: &Owner, id: &SandboxId) -> Result<Outcome, ServiceError> {
-        let handle = self.0.find(owner, id)?;
-        self.0.order(&handle, Command::Pause).await.inspect_err(self.0.failed("pause", owner, Some(id)))
+        let handle = self.0.find_sandbox(owner, id)?;
+        self.0.send_command(&handle, DriverCommand::Pause).await.inspect_err(self.0.record_failure(
+            "pause",
+            owner,
+            Some(id),
+        ))
     }
 
     /// Returns when the sandbox runs. A sandbox that has died is restarted, and the result says so.
-    pub async fn resume(&self, owner: &Owner, id: &SandboxId) -> Result<Resumed, ServiceError> {
-        let handle = self.0.find(owner, id)?;
-        let resumed = match self.0.order(&handle, Command::Resume).await {
-            Err(_) if handle.is_dead() => self.0.restart(&handle).await,
-            resumed => resumed.map(Resumed::from),
+    pub async fn resume(&self, owner: &Owner, id: &SandboxId) -> Result<ResumeOutcome, ServiceError> {
+        let handle = self.0.find_sandbox(owner, id)?;
+        let resumed = match self.0.send_command(&handle, DriverCommand::Resume).await {
+            Err(_) if handle.is_dead() => self.0.restart_sandbox(&handle).await,
+            resumed => resumed.map(ResumeOutcome::from),
         };
-        resumed.inspect_err(self.0.failed("resume", owner, Some(id)))
+        resumed.inspect_err(self.0.record_failure("resume", owner, Some(id)))
     }
 
     /// Restarts a sandbox that has died. Returns when it runs.
-    pub async fn restart(&self, owner: &Owner, id: &SandboxId) -> Result<Resumed, ServiceError> {
-        let handle = self.0.find(owner, id)?;
-        self.0.restart(&handle).await.inspect_err(self.0.failed("restart", owner, Some(id)))
+    pub async fn restart(&self, owner: &Owner, id: &SandboxId) -> Result<ResumeOutcome, ServiceError> {
+        let handle = self.0.find_sandbox(owner, id)?;
+        self.0.restart_sandbox(&handle).await.inspect_err(self.0.record_failure("restart", owner, Some(id)))
     }
 
     /// Returns when the sandbox is removed.
     pub async fn destroy(&self, owner: &Owner, id: &SandboxId) -> Result<Outcome, ServiceError> {
-        let handle = self.0.find(owner, id)?;
+        let handle = self.0.find_sandbox(owner, id)?;
         if handle.phase() == Phase::Starting {
             // Its driver may be busy with the hook before the entrypoint and not read its mailbox.
             handle.abandoned.cancel();
         }
-        match self.0.order(&handle, Command::Destroy).await {
+        match self.0.send_command(&handle, DriverCommand::Destroy).await {
             // The sandbox ended while the order was queued: another request removed it, or it expired.
-            Err(ServiceError::NoSandbox(_)) => Ok(Outcome::AlreadySo),
-            outcome => outcome.inspect_err(self.0.failed("destroy", owner, Some(id))),
+            Err(ServiceError::NoSandbox(_)) => Ok(Outcome::Unchanged),
+            outcome => outcome.inspect_err(self.0.record_failure("destroy", owner, Some(id))),
         }
     }
 
-    pub async fn usage(&self, owner: &Owner, id: &SandboxId) -> Result<Usage, ServiceError> {
-        self.0.find(owner, id)?;
+    pub async fn sandbox_usage(&self, owner: &Owner, id: &SandboxId) -> Result<SandboxUsage, ServiceError> {
+        self.0.find_sandbox(owner, id)?;
         self.0.usage_of(id).await
     }
 
     /// Every sandbox of one owner, or of all, newest first, with its current usage.
-    pub async fn survey(&self, owner: Option<&Owner>) -> Vec<(Sandbox, Option<Usage>)> {
-        let looks = futures_util::stream::iter(self.0.newest_first(owner));
-        let look = |handle: Arc<Handle>| async move {
+    pub async fn list_with_usage(&self, owner: Option<&Owner>) -> Vec<(Sandbox, Option<SandboxUsage>)> {
+        let looks = futures_util::stream::iter(self.0.list_newest_first(owner));
+        let look = |handle: Arc<SandboxHandle>| async move {
             let usage = self.0.usage_of(&handle.id).await.ok();
-            (handle.current(), usage)
+            (handle.current_state(), usage)
         };
-        looks.map(look).buffered(history::AT_ONCE).collect().await
+        looks.map(look).buffered(usage_history::MAX_CONCURRENT_CALLS).collect().await
     }
 
     /// Every sandbox of one owner, or of all, newest first, without its usage.
-    pub fn overview(&self, owner: Option<&Owner>) -> Vec<Sandbox> {
-        self.0.newest_first(owner).iter().map(|handle| handle.current()).collect()
+    pub fn list_without_usage(&self, owner: Option<&Owner>) -> Vec<Sandbox> {
+        self.0.list_newest_first(owner).iter().map(|handle| handle.current_state()).collect()
     }
 
     /// A sandbox of one owner, or of any owner, with its current usage.
-    pub async fn inspect(
+    pub async fn find_with_usage(
         &self,
         owner: Option<&Owner>,
         id: &SandboxId,
-    ) -> Result<(Sandbox, Option<Usage>), ServiceError> {
-        let handle = self.0.visible(owner, id)?;
+    ) -> Result<(Sandbox, Option<SandboxUsage>), ServiceError> {
+        let handle = self.0.lookup_sandbox(owner, id)?;
         let usage = self.0.usage_of(id).await.ok();
-        Ok((handle.current(), usage))
+        Ok((handle.current_state(), usage))
     }
 
     /// The usage of a sandbox of one owner, or of any owner, in the last hour, oldest sample first.
-    pub fn samples(&self, owner: Option<&Owner>, id: &SandboxId) -> Result<Vec<Sample>, ServiceError> {
-        self.0.visible(owner, id)?;
+    pub fn usage_samples(
+        &self,
+        owner: Option<&Owner>,
+        id: &SandboxId,
+    ) -> Result<Vec<UsageSample>, ServiceError> {
+        self.0.lookup_sandbox(owner, id)?;
         Ok(self.0.history.samples(id))
     }
 
     /// The usage of sandboxes in each of the last `count` hours, newest first.
-    pub fn hours(&self, owner: Option<&Owner>, count: u64) -> Vec<Hour> {
+    pub fn hourly_usage(&self, owner: Option<&Owner>, count: u64) -> Vec<HourlyUsage> {
         self.0.history.hours(owner, self.0.clock.now().wall, count)
     }
 
-    pub fn capabilities(&self) -> &Capabilities {
+    pub fn capabilities(&self) -> &BackendCapabilities {
         &self.0.capabilities
     }
 
-    /// Whether a sandbox may run without this limit, by its name in [`Capabilities::limits`]: the
+    /// Whether a sandbox may run without this limit, by its name in [`backend::BackendCapabilities::limits`]: the
     /// host cannot enforce it, and the operator does not require default limits.
     pub fn may_lack_limit(&self, limit: &str) -> bool {
         !self.0.config().require_limits && !self.0.capabilities.limits.iter().any(|held| held == limit)
     }
 
     /// The number of sandboxes in each phase, by the phase's name.
-    pub fn counts(&self) -> BTreeMap<&'static str, usize> {
-        self.0.registry.counts()
+    pub fn count_by_phase(&self) -> BTreeMap<&'static str, usize> {
+        self.0.registry.count_by_phase()
     }
 
     /// The token that opens one sandbox for one purpose. It is the same after a server restart.
-    pub fn token(&self, id: &SandboxId, purpose: &'static str) -> Secret {
+    pub fn sandbox_token(&self, id: &SandboxId, purpose: &'static str) -> Secret {
         let epoch = self.0.registry.find(id).map_or(0, |handle| handle.epoch);
-        self.0.mint.token(id, purpose, epoch)
+        self.0.mint.derive_token(id, purpose, epoch)
     }
 
     /// Returns the owner of the sandbox if the token is right.
     pub fn owner_by_token(&self, id: &SandboxId, purpose: &'static str, presented: &str) -> Option<Owner> {
         let handle = self.0.registry.find(id)?;
-        let right = self.0.mint.is_right(id, purpose, handle.epoch, presented);
+        let right = self.0.mint.is_valid_token(id, purpose, handle.epoch, presented);
         right.then(|| handle.owner.clone())
     }
 
-    /// Sets the single API key of the configuration; its owner is [`Owner::single`].
-    pub fn set_single_key(&self, key: Option<&str>) {
-        self.0.keys.write().expect("no thread panics while setting a key").set_single(key);
+    /// Sets the single API key of the configuration; its owner is [`Owner::operator`].
+    pub fn set_operator_key(&self, key: Option<&str>) {
+        self.0.keys.write().expect("no thread panics while setting a key").set_operator_key(key);
     }
 
     /// Replaces the settings while the server runs. New values apply from the next request on; existing sandboxes stay
     /// as they are, even where they exceed a new limit. `state_dir` and `pools` are ignored, because they need a
     /// restart.
-    pub fn set_config(&self, config: Config) {
+    pub fn set_config(&self, config: ServiceConfig) {
         self.0.set_config(config);
     }
 
     pub fn owner_by_key(&self, presented: &str) -> Option<Owner> {
         let keys = self.0.keys.read().expect("no thread panics while setting a key");
-        keys.owner(presented, self.0.clock.now().wall)
+        keys.find_owner(presented, self.0.clock.now().wall)
     }
 
     /// Issues an API key for an owner. The secret is returned this once and cannot be shown again.
@@ -598,7 +608,7 @@ impl Service {
     }
 
     /// All issued API keys, expired ones included.
-    pub fn keys(&self) -> Vec<ApiKey> {
+    pub fn list_keys(&self) -> Vec<ApiKey> {
         self.0.keys.read().expect("no thread panics while setting a key").list()
     }
 
@@ -608,7 +618,7 @@ impl Service {
     }
 
     /// Whether no key exists at all, so that requests need none.
-    pub fn keyless(&self) -> bool {
+    pub fn has_no_keys(&self) -> bool {
         self.0.keys.read().expect("no thread panics while setting a key").is_empty()
     }
 }

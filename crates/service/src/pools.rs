@@ -9,28 +9,29 @@
 //! in no list. From the moment its row names an owner it never returns to the pool: it becomes that owner's, or it is
 //! removed.
 
+mod claim;
 mod keeper;
-mod taking;
 mod warm;
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::SystemTime;
 
-use domain::{Capacity, Pool, SandboxId};
+use domain::{PoolCapacity, PoolSpec, SandboxId};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::core::Core;
-use crate::store::KeptPool;
-use crate::{InForce, Service, ServiceError, measure};
+use crate::store::StoredPool;
+use crate::telemetry::service_metrics;
+use crate::{Enforced, Service, ServiceError};
 
-pub(crate) use taking::{Claimed, Taken, WaitsForRoom};
+pub(crate) use claim::{ClaimedWarm, ReservedWarm, RoomWaiter};
 
 /// The state of a pool at one moment.
 #[derive(Clone, Debug)]
 pub struct PoolReport {
-    pub pool: Pool,
+    pub pool: PoolSpec,
     pub source: PoolSource,
     pub created: SystemTime,
     /// How many sandboxes are ready to be taken.
@@ -55,25 +56,25 @@ pub enum PoolSource {
 
 /// A sandbox that no client has used.
 #[derive(Clone, Debug)]
-pub(crate) struct Warm {
+pub(crate) struct WarmSandbox {
     pub(crate) id: SandboxId,
-    pub(crate) in_force: InForce,
+    pub(crate) in_force: Enforced,
 }
 
 /// All pools.
-pub(crate) struct Pools {
-    by_name: Mutex<BTreeMap<String, Arc<Kept>>>,
+pub(crate) struct PoolRegistry {
+    by_name: Mutex<BTreeMap<String, Arc<PoolState>>>,
     /// Notified when a sandbox that was being made is ready or was given up.
     settled: Notify,
 }
 
 /// A pool in operation.
-pub(crate) struct Kept {
+pub(crate) struct PoolState {
     /// As it was created; its capacity may have changed since.
-    pool: Pool,
+    pool: PoolSpec,
     source: PoolSource,
     created: SystemTime,
-    state: Mutex<State>,
+    state: Mutex<PoolContents>,
     /// Wakes the keeper.
     changed: Notify,
     /// Ends the keeper; no sandbox is added from then on.
@@ -82,12 +83,12 @@ pub(crate) struct Kept {
     emptied: CancellationToken,
 }
 
-struct State {
-    capacity: Capacity,
+struct PoolContents {
+    capacity: PoolCapacity,
     /// The resolved name of its image when the pool was last filled.
     image: Option<String>,
     /// Sorted by waiting time, longest first.
-    ready: VecDeque<Warm>,
+    ready: VecDeque<WarmSandbox>,
     /// A sandbox that died before it was ready is missing here.
     making: HashSet<SandboxId>,
     claims: u64,
@@ -95,15 +96,15 @@ struct State {
     trouble: Option<String>,
 }
 
-impl Pools {
+impl PoolRegistry {
     /// The pools of the configuration, and the stored pools whose names are not used in the configuration.
-    pub(crate) fn new(configured: &[Pool], kept: Vec<KeptPool>, now: SystemTime) -> Self {
+    pub(crate) fn new(configured: &[PoolSpec], kept: Vec<StoredPool>, now: SystemTime) -> Self {
         let mut by_name = BTreeMap::new();
-        for KeptPool { pool, created } in kept {
-            by_name.insert(pool.name.clone(), Kept::new(pool, PoolSource::Client, created));
+        for StoredPool { pool, created } in kept {
+            by_name.insert(pool.name.clone(), PoolState::new(pool, PoolSource::Client, created));
         }
         for pool in configured {
-            let own = Kept::new(pool.clone(), PoolSource::Configuration, now);
+            let own = PoolState::new(pool.clone(), PoolSource::Configuration, now);
             if by_name.insert(pool.name.clone(), own).is_some() {
                 tracing::warn!(
                     pool = pool.name,
@@ -114,27 +115,27 @@ impl Pools {
         Self { by_name: Mutex::new(by_name), settled: Notify::new() }
     }
 
-    pub(crate) fn find(&self, name: &str) -> Option<Arc<Kept>> {
+    pub(crate) fn find(&self, name: &str) -> Option<Arc<PoolState>> {
         self.lock().get(name).cloned()
     }
 
-    pub(crate) fn all(&self) -> Vec<Arc<Kept>> {
+    pub(crate) fn all(&self) -> Vec<Arc<PoolState>> {
         self.lock().values().cloned().collect()
     }
 
     /// Makes every keeper check whether there is room now.
-    pub(crate) fn look_again(&self) {
+    pub(crate) fn wake_keepers(&self) {
         self.lock().values().for_each(|kept| kept.changed.notify_one());
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Kept>>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<PoolState>>> {
         self.by_name.lock().expect("no thread panics while looking up a pool")
     }
 }
 
-impl Kept {
-    fn new(pool: Pool, source: PoolSource, created: SystemTime) -> Arc<Self> {
-        let state = State {
+impl PoolState {
+    fn new(pool: PoolSpec, source: PoolSource, created: SystemTime) -> Arc<Self> {
+        let state = PoolContents {
             capacity: pool.capacity,
             image: None,
             ready: VecDeque::new(),
@@ -155,13 +156,13 @@ impl Kept {
     }
 
     /// The pool with its current capacity.
-    fn current(&self) -> Pool {
-        Pool { capacity: self.lock().capacity, ..self.pool.clone() }
+    fn current_spec(&self) -> PoolSpec {
+        PoolSpec { capacity: self.lock().capacity, ..self.pool.clone() }
     }
 
     fn report(&self, core: &Core) -> PoolReport {
-        let pool = self.current();
-        let taken = core.registry.taken_from(&pool.name);
+        let pool = self.current_spec();
+        let taken = core.registry.count_taken_from(&pool.name);
         let state = self.lock();
         PoolReport {
             pool,
@@ -175,42 +176,46 @@ impl Kept {
         }
     }
 
-    fn push(&self, warm: Warm) {
+    fn push_warm(&self, warm: WarmSandbox) {
         let mut state = self.lock();
         state.ready.push_back(warm);
-        measure::warm(&self.pool.name, state.ready.len());
+        service_metrics::set_warm_count(&self.pool.name, state.ready.len());
     }
 
     /// Takes the sandbox that has waited longest.
-    fn pop(&self) -> Option<Warm> {
+    fn pop_warm(&self) -> Option<WarmSandbox> {
         let mut state = self.lock();
         let warm = state.ready.pop_front();
-        measure::warm(&self.pool.name, state.ready.len());
+        service_metrics::set_warm_count(&self.pool.name, state.ready.len());
         warm
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PoolContents> {
         self.state.lock().expect("no thread panics while counting warm sandboxes")
     }
 }
 
 impl Service {
-    pub fn pools(&self) -> Vec<PoolReport> {
+    pub fn list_pools(&self) -> Vec<PoolReport> {
         self.0.pools.all().iter().map(|kept| kept.report(&self.0)).collect()
     }
 
-    pub fn pool(&self, name: &str) -> Result<PoolReport, ServiceError> {
-        Ok(self.0.kept_pool(name)?.report(&self.0))
+    pub fn find_pool(&self, name: &str) -> Result<PoolReport, ServiceError> {
+        Ok(self.0.find_pool(name)?.report(&self.0))
     }
 
     /// Makes a pool that survives server restarts, and begins to fill it.
-    pub async fn create_pool(&self, pool: Pool) -> Result<PoolReport, ServiceError> {
+    pub async fn create_pool(&self, pool: PoolSpec) -> Result<PoolReport, ServiceError> {
         self.0.create_pool(pool).await
     }
 
     /// Changes how many sandboxes a pool has.
-    pub async fn set_pool(&self, name: &str, capacity: Capacity) -> Result<PoolReport, ServiceError> {
-        self.0.set_pool(name, capacity).await
+    pub async fn set_pool_capacity(
+        &self,
+        name: &str,
+        capacity: PoolCapacity,
+    ) -> Result<PoolReport, ServiceError> {
+        self.0.set_pool_capacity(name, capacity).await
     }
 
     /// Removes a pool with its warm sandboxes. Sandboxes that were taken from it stay.
@@ -223,33 +228,33 @@ impl Service {
         let pools = self.0.pools.all();
         pools.iter().for_each(|kept| kept.closed.cancel());
         let emptied = futures_util::future::join_all(pools.iter().map(|kept| kept.emptied.cancelled()));
-        if tokio::time::timeout(DRAIN, emptied).await.is_err() {
+        if tokio::time::timeout(DRAIN_TIMEOUT, emptied).await.is_err() {
             tracing::warn!("failed to remove all warm sandboxes in time; the next server removes them");
         }
     }
 }
 
 /// How long removing warm sandboxes may delay the end of the server.
-const DRAIN: std::time::Duration = std::time::Duration::from_secs(5);
+const DRAIN_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
 
 impl Core {
     /// Starts the keepers of all pools.
-    pub(crate) fn keep_pools(self: &Arc<Self>) {
-        self.pools.all().into_iter().for_each(|kept| self.keep_pool(kept));
+    pub(crate) fn start_pool_keepers(self: &Arc<Self>) {
+        self.pools.all().into_iter().for_each(|kept| self.start_pool_keeper(kept));
     }
 
-    fn keep_pool(self: &Arc<Self>, kept: Arc<Kept>) {
-        self.tasks.spawn(keeper::keep(Arc::clone(self), kept));
+    fn start_pool_keeper(self: &Arc<Self>, kept: Arc<PoolState>) {
+        self.tasks.spawn(keeper::run_keeper(Arc::clone(self), kept));
     }
 
-    fn kept_pool(&self, name: &str) -> Result<Arc<Kept>, ServiceError> {
+    fn find_pool(&self, name: &str) -> Result<Arc<PoolState>, ServiceError> {
         self.pools.find(name).ok_or_else(|| ServiceError::NoPool(name.to_owned()))
     }
 
-    async fn create_pool(self: &Arc<Self>, pool: Pool) -> Result<PoolReport, ServiceError> {
-        check(&pool)?;
+    async fn create_pool(self: &Arc<Self>, pool: PoolSpec) -> Result<PoolReport, ServiceError> {
+        check_pool(&pool)?;
         let (name, created) = (pool.name.clone(), self.clock.now().wall);
-        let kept = Kept::new(pool.clone(), PoolSource::Client, created);
+        let kept = PoolState::new(pool.clone(), PoolSource::Client, created);
         {
             let mut pools = self.pools.lock();
             if pools.contains_key(&name) {
@@ -257,21 +262,25 @@ impl Core {
             }
             pools.insert(name.clone(), Arc::clone(&kept));
         }
-        if let Err(source) = self.store.put_pool(&KeptPool { pool, created }).await {
+        if let Err(source) = self.store.put_pool(&StoredPool { pool, created }).await {
             self.pools.lock().remove(&name);
             return Err(ServiceError::Store { action: "store the pool", source });
         }
         let report = kept.report(self);
-        self.keep_pool(kept);
+        self.start_pool_keeper(kept);
         Ok(report)
     }
 
-    async fn set_pool(&self, name: &str, capacity: Capacity) -> Result<PoolReport, ServiceError> {
+    async fn set_pool_capacity(
+        &self,
+        name: &str,
+        capacity: PoolCapacity,
+    ) -> Result<PoolReport, ServiceError> {
         let kept = self.changeable_pool(name)?;
-        let pool = Pool { capacity, ..kept.pool.clone() };
-        check(&pool)?;
+        let pool = PoolSpec { capacity, ..kept.pool.clone() };
+        check_pool(&pool)?;
         let failed = |source| ServiceError::Store { action: "store the pool", source };
-        self.store.put_pool(&KeptPool { pool, created: kept.created }).await.map_err(failed)?;
+        self.store.put_pool(&StoredPool { pool, created: kept.created }).await.map_err(failed)?;
         kept.lock().capacity = capacity;
         kept.changed.notify_one();
         Ok(kept.report(self))
@@ -288,8 +297,8 @@ impl Core {
         Ok(())
     }
 
-    fn changeable_pool(&self, name: &str) -> Result<Arc<Kept>, ServiceError> {
-        let kept = self.kept_pool(name)?;
+    fn changeable_pool(&self, name: &str) -> Result<Arc<PoolState>, ServiceError> {
+        let kept = self.find_pool(name)?;
         match kept.source {
             PoolSource::Client => Ok(kept),
             PoolSource::Configuration => Err(ServiceError::PoolConfigured(name.to_owned())),
@@ -297,6 +306,6 @@ impl Core {
     }
 }
 
-fn check(pool: &Pool) -> Result<(), ServiceError> {
+fn check_pool(pool: &PoolSpec) -> Result<(), ServiceError> {
     pool.check().map_err(|error| ServiceError::Invalid(error.to_string()))
 }

@@ -8,29 +8,29 @@
 //! intended. A snapshot is taken in a separate task, even if its client disconnects.
 
 mod commit;
+mod index;
 mod inheritance;
 mod making;
-mod shelf;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::{Bytes, Files, Owner, Phase, SandboxId, Snapshot, SnapshotId, SnapshotState};
+use domain::{Bytes, FilesState, Owner, Phase, SandboxId, Snapshot, SnapshotId, SnapshotState};
 use tokio::sync::oneshot;
 
-use crate::core::{Core, io};
-use crate::registry::Handle;
-use crate::tokens::random;
-use crate::{Create, Outcome, Service, ServiceError, SnapshotProblem};
+use crate::core::{Core, io_error};
+use crate::sandboxes::registry::SandboxHandle;
+use crate::tenancy::tokens::random_bytes;
+use crate::{CreateSandboxRequest, Outcome, Service, ServiceError, SnapshotProblem};
 
 pub use commit::CommitSource;
-pub(crate) use making::settle;
-pub(crate) use shelf::{Shelf, Using};
+pub(crate) use index::{SnapshotGuard, SnapshotIndex};
+pub(crate) use making::reconcile_snapshots;
 
 /// How long a backend may take to drop a snapshot.
-const FORGET: Duration = Duration::from_secs(60);
+const FORGET_TIMEOUT: Duration = Duration::from_secs(60);
 /// The longest name that a client may give.
-const LONGEST_NAME: usize = 256;
+const MAX_NAME_BYTES: usize = 256;
 
 /// Selects the snapshots that match all given fields.
 pub struct SnapshotFilter<'a> {
@@ -58,22 +58,22 @@ impl Service {
         name: Option<String>,
     ) -> Result<Snapshot, ServiceError> {
         let begun = self.0.begin_snapshot(owner, id, name).await;
-        begun.inspect_err(self.0.failed("snapshot", owner, Some(id)))
+        begun.inspect_err(self.0.record_failure("snapshot", owner, Some(id)))
     }
 
-    pub fn snapshot(&self, owner: &Owner, id: &SnapshotId) -> Result<Snapshot, ServiceError> {
+    pub fn find_snapshot(&self, owner: &Owner, id: &SnapshotId) -> Result<Snapshot, ServiceError> {
         self.0.snapshots.find(owner, id).ok_or_else(|| ServiceError::NoSnapshot(id.clone()))
     }
 
     /// Lists snapshots, newest first.
-    pub fn snapshots(&self, owner: &Owner, filter: &SnapshotFilter<'_>) -> SnapshotPage {
+    pub fn list_snapshots(&self, owner: &Owner, filter: &SnapshotFilter<'_>) -> SnapshotPage {
         self.0.snapshots.list(owner, filter)
     }
 
     /// Returns when the snapshot is removed. Sandboxes that were made from it keep their files.
     pub async fn delete_snapshot(&self, owner: &Owner, id: &SnapshotId) -> Result<Outcome, ServiceError> {
         let deleted = self.0.delete_snapshot(owner, id).await;
-        deleted.inspect_err(self.0.failed("delete a snapshot", owner, None))
+        deleted.inspect_err(self.0.record_failure("delete a snapshot", owner, None))
     }
 }
 
@@ -84,9 +84,9 @@ impl Core {
         id: &SandboxId,
         name: Option<String>,
     ) -> Result<Snapshot, ServiceError> {
-        let handle = self.find(owner, id)?;
+        let handle = self.find_sandbox(owner, id)?;
         if !self.capabilities.snapshot {
-            return Err(self.cannot_keep(id));
+            return Err(self.snapshots_unsupported(id));
         }
         if !has_files(&handle) {
             let message = format!(
@@ -95,33 +95,33 @@ impl Core {
             );
             return Err(ServiceError::Snapshot { problem: SnapshotProblem::Source, message });
         }
-        if name.as_ref().is_some_and(|name| name.is_empty() || name.len() > LONGEST_NAME) {
-            let message = format!("a snapshot name must have 1 to {LONGEST_NAME} bytes");
+        if name.as_ref().is_some_and(|name| name.is_empty() || name.len() > MAX_NAME_BYTES) {
+            let message = format!("a snapshot name must have 1 to {MAX_NAME_BYTES} bytes");
             return Err(ServiceError::Invalid(message));
         }
         // The expected size is reserved until the snapshot is taken.
         let usage = self.usage_of(id).await?;
         let size = usage.disk.unwrap_or(Bytes(handle.cost.disk));
         let snapshot = Snapshot {
-            id: SnapshotId::from_entropy(random().map_err(io("draw a random id"))?),
+            id: SnapshotId::from_entropy(random_bytes().map_err(io_error("draw a random id"))?),
             owner: owner.clone(),
             sandbox: id.clone(),
             name,
             state: SnapshotState::Creating(None),
             created: self.clock.now().wall,
-            image: handle.current().in_force.image,
+            image: handle.current_state().in_force.image,
             size,
             disk: Bytes(0),
             settings: Some(inheritance::record_settings(&handle, &usage)),
         };
-        self.put_on_shelf(snapshot.clone())?;
+        self.reserve_snapshot(snapshot.clone())?;
         let (noted, wait) = oneshot::channel();
         // From here on it is taken even if the client does not wait for the answer.
-        self.tasks.spawn(making::make(Arc::clone(self), snapshot.clone(), noted));
+        self.tasks.spawn(making::make_snapshot(Arc::clone(self), snapshot.clone(), noted));
         wait.await.unwrap_or(Err(ServiceError::Stopping)).map(|()| snapshot)
     }
 
-    fn cannot_keep(&self, id: &SandboxId) -> ServiceError {
+    fn snapshots_unsupported(&self, id: &SandboxId) -> ServiceError {
         let source = backend::BackendError::Unsupported {
             message: "disks are in memory on this server and end with their sandbox".to_owned(),
             hint: Some("run the server as root".to_owned()),
@@ -135,11 +135,11 @@ impl Core {
     }
 
     /// Refuses a snapshot that would exceed the disk quota of its owner.
-    fn put_on_shelf(&self, snapshot: Snapshot) -> Result<(), ServiceError> {
+    fn reserve_snapshot(&self, snapshot: Snapshot) -> Result<(), ServiceError> {
         let owner = snapshot.owner.clone();
-        let most = self.config().quotas.of(&owner).disk;
+        let most = self.config().quotas.quota_of(&owner).disk;
         let left = || {
-            let others = self.registry.disk_of(&owner).saturating_add(self.volumes.bytes(&owner));
+            let others = self.registry.disk_of(&owner).saturating_add(self.volumes.total_bytes(&owner));
             most.map(|most| most.0.saturating_sub(others))
         };
         self.snapshots.add(snapshot, self.config().snapshots_per_owner, left)
@@ -159,12 +159,12 @@ impl Core {
 
     /// Removes the files, then the row. A failure is retried at the next delete or start.
     async fn forget_snapshot(&self, snapshot: Snapshot) -> Result<Outcome, ServiceError> {
-        let noted = self.store.keep_snapshot(&snapshot).await;
+        let noted = self.store.put_snapshot(&snapshot).await;
         noted
             .map_err(|source| ServiceError::Store { action: "record the deletion of a snapshot", source })?;
         let (id, sandbox) = (&snapshot.id, &snapshot.sandbox);
-        let forget = self.backend.forget_snapshot(id);
-        self.ask_backend("delete a snapshot of", sandbox, FORGET, forget).await?;
+        let forget = self.backend.delete_snapshot(id);
+        self.ask_backend("delete a snapshot of", sandbox, FORGET_TIMEOUT, forget).await?;
         let deleted = self.store.delete_snapshot(id).await;
         deleted.map_err(|source| ServiceError::Store { action: "delete a snapshot", source })?;
         self.snapshots.remove(id);
@@ -174,11 +174,11 @@ impl Core {
 
     /// Completes the request for a sandbox that is made from a snapshot: settings that the caller left open are
     /// inherited. The snapshot cannot be deleted until the returned value is dropped.
-    pub(crate) fn stand_on_snapshot(
+    pub(crate) fn apply_snapshot(
         self: &Arc<Self>,
         owner: &Owner,
-        request: &mut Create,
-    ) -> Result<Option<Using>, ServiceError> {
+        request: &mut CreateSandboxRequest,
+    ) -> Result<Option<SnapshotGuard>, ServiceError> {
         let Some(id) = &request.spec.snapshot else { return Ok(None) };
         let (snapshot, using) = self.snapshots.start_using(self, owner, id)?;
         let least = snapshot.size;
@@ -189,17 +189,17 @@ impl Core {
         request.spec.resources.disk.get_or_insert(snapshot.disk.max(least));
         request.spec.image = snapshot.image;
         if let Some(settings) = snapshot.settings {
-            inheritance::inherit_settings(request, settings, self.config().longest_timeout);
+            inheritance::inherit_settings(request, settings, self.config().max_timeout);
         }
         Ok(Some(using))
     }
 }
 
 /// Whether a sandbox has files that a snapshot can be taken of now.
-fn has_files(handle: &Handle) -> bool {
+fn has_files(handle: &SandboxHandle) -> bool {
     match handle.phase() {
         Phase::Running => true,
-        Phase::Failed(_) => handle.state.borrow().files == Files::Kept,
+        Phase::Failed(_) => handle.state.borrow().files == FilesState::Kept,
         Phase::Starting
         | Phase::Pausing
         | Phase::Paused

@@ -22,17 +22,17 @@ use domain::{Owner, SandboxId, Snapshot, SnapshotId};
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 use tokio::sync::{mpsc, oneshot};
 
-pub(crate) use pools::KeptPool;
-pub(crate) use rows::Record;
-use rows::Row;
-pub(crate) use volumes::{KeptVolume, VolumeChange};
+pub(crate) use pools::StoredPool;
+pub(crate) use rows::SandboxRecord;
+use rows::SandboxRow;
+pub(crate) use volumes::{StoredVolume, VolumeChange};
 
-use crate::Hour;
-use crate::api_keys::{ApiKey, KeptKey};
-use crate::events::Recorded;
+use crate::HourlyUsage;
+use crate::telemetry::events::FeedRecord;
+use crate::tenancy::api_keys::{ApiKey, StoredApiKey};
 
 /// How many writes may be queued for the thread.
-const QUEUE: usize = 256;
+const MAX_QUEUED_WRITES: usize = 256;
 
 /// How long a write waits while another program has the file locked.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -77,133 +77,133 @@ impl StoreError {
 }
 
 /// The stored state, as a start finds it.
-pub(crate) struct Kept {
-    pub(crate) records: Vec<Record>,
-    pub(crate) keys: Vec<KeptKey>,
-    pub(crate) pools: Vec<KeptPool>,
+pub(crate) struct StoredState {
+    pub(crate) records: Vec<SandboxRecord>,
+    pub(crate) keys: Vec<StoredApiKey>,
+    pub(crate) pools: Vec<StoredPool>,
     pub(crate) snapshots: Vec<Snapshot>,
     /// Sorted oldest first.
-    pub(crate) events: Vec<Recorded>,
-    pub(crate) volumes: Vec<KeptVolume>,
-    pub(crate) hours: Vec<Hour>,
+    pub(crate) events: Vec<FeedRecord>,
+    pub(crate) volumes: Vec<StoredVolume>,
+    pub(crate) hours: Vec<HourlyUsage>,
 }
 
 /// A handle to the writer thread.
 pub(crate) struct Store {
-    queue: mpsc::Sender<Write>,
+    queue: mpsc::Sender<StoreWrite>,
 }
 
-type Answer = oneshot::Sender<Result<(), StoreError>>;
+type WriteReply = oneshot::Sender<Result<(), StoreError>>;
 
-enum Write {
-    Insert(Box<Row>, Answer),
-    Update(Box<Row>, Option<Answer>),
+enum StoreWrite {
+    Insert(Box<SandboxRow>, WriteReply),
+    Update(Box<SandboxRow>, Option<WriteReply>),
     /// Gives a warm sandbox to its owner.
-    Claim(Box<Row>, Answer),
-    Delete(SandboxId, Answer),
-    InsertKey(KeptKey, Answer),
-    DeleteKey(String, Answer),
-    PutPool(Box<KeptPool>, Answer),
-    DeletePool(String, Answer),
-    Events(Vec<Recorded>),
-    Volume(VolumeChange, Answer),
-    Snapshot(Box<Snapshot>, Answer),
-    DeleteSnapshot(SnapshotId, Answer),
-    Hours(Vec<Hour>),
+    Claim(Box<SandboxRow>, WriteReply),
+    Delete(SandboxId, WriteReply),
+    InsertKey(StoredApiKey, WriteReply),
+    DeleteKey(String, WriteReply),
+    PutPool(Box<StoredPool>, WriteReply),
+    DeletePool(String, WriteReply),
+    Events(Vec<FeedRecord>),
+    Volume(VolumeChange, WriteReply),
+    Snapshot(Box<Snapshot>, WriteReply),
+    DeleteSnapshot(SnapshotId, WriteReply),
+    Hours(Vec<HourlyUsage>),
     Close(oneshot::Sender<()>),
 }
 
 impl Store {
     /// Opens or creates the database and reads its whole content.
-    pub(crate) fn open(path: &Path) -> Result<(Self, Kept), StoreError> {
-        let mut connection = connect(path)?;
-        migrate(&mut connection)?;
-        let kept = Kept {
+    pub(crate) fn open(path: &Path) -> Result<(Self, StoredState), StoreError> {
+        let mut connection = open_connection(path)?;
+        migrate_schema(&mut connection)?;
+        let kept = StoredState {
             records: read_records(&connection)?,
             keys: read_keys(&connection)?,
-            pools: pools::read(&connection)?,
-            snapshots: snapshots::read(&connection)?,
-            events: events::read(&connection)?,
-            volumes: volumes::read(&connection)?,
-            hours: hours::read(&connection)?,
+            pools: pools::read_pools(&connection)?,
+            snapshots: snapshots::read_snapshots(&connection)?,
+            events: events::read_events(&connection)?,
+            volumes: volumes::read_volumes(&connection)?,
+            hours: hours::read_hours(&connection)?,
         };
-        let (queue, writes) = mpsc::channel(QUEUE);
-        writer::spawn(connection, connect(path)?, writes)?;
+        let (queue, writes) = mpsc::channel(MAX_QUEUED_WRITES);
+        writer::spawn_writer(connection, open_connection(path)?, writes)?;
         Ok((Self { queue }, kept))
     }
 
     /// Writes a sandbox that does not exist yet.
-    pub(crate) async fn insert(&self, record: &Record) -> Result<(), StoreError> {
-        let row = Box::new(Row::of(record));
-        self.ask(|answer| Write::Insert(row, answer)).await
+    pub(crate) async fn insert_sandbox(&self, record: &SandboxRecord) -> Result<(), StoreError> {
+        let row = Box::new(SandboxRow::from_record(record));
+        self.send_write(|answer| StoreWrite::Insert(row, answer)).await
     }
 
     /// Replaces the row of a warm sandbox by that of its owner's sandbox.
-    pub(crate) async fn claim(&self, record: &Record) -> Result<(), StoreError> {
-        let row = Box::new(Row::of(record));
-        self.ask(|answer| Write::Claim(row, answer)).await
+    pub(crate) async fn claim_sandbox(&self, record: &SandboxRecord) -> Result<(), StoreError> {
+        let row = Box::new(SandboxRow::from_record(record));
+        self.send_write(|answer| StoreWrite::Claim(row, answer)).await
     }
 
     /// Writes the changed columns of a sandbox, and waits until they are durable.
-    pub(crate) async fn update(&self, record: &Record) -> Result<(), StoreError> {
-        let row = Box::new(Row::of(record));
-        self.ask(|answer| Write::Update(row, Some(answer))).await
+    pub(crate) async fn update_sandbox(&self, record: &SandboxRecord) -> Result<(), StoreError> {
+        let row = Box::new(SandboxRow::from_record(record));
+        self.send_write(|answer| StoreWrite::Update(row, Some(answer))).await
     }
 
-    /// Like [`Store::update`], but returns when the write is queued. A failure is logged.
-    pub(crate) async fn update_later(&self, record: &Record) {
-        let write = Write::Update(Box::new(Row::of(record)), None);
+    /// Like [`Store::update_sandbox`], but returns when the write is queued. A failure is logged.
+    pub(crate) async fn update_sandbox_later(&self, record: &SandboxRecord) {
+        let write = StoreWrite::Update(Box::new(SandboxRow::from_record(record)), None);
         if self.queue.send(write).await.is_err() {
             tracing::warn!(sandbox = %record.sandbox.id, "the store is closed; a change of a sandbox was not stored");
         }
     }
 
     /// Removes a row, or has it removed later if the disk is too full for the change now.
-    pub(crate) async fn delete(&self, id: &SandboxId) -> Result<(), StoreError> {
-        self.ask(|answer| Write::Delete(id.clone(), answer)).await
+    pub(crate) async fn delete_sandbox(&self, id: &SandboxId) -> Result<(), StoreError> {
+        self.send_write(|answer| StoreWrite::Delete(id.clone(), answer)).await
     }
 
-    pub(crate) async fn insert_key(&self, key: &KeptKey) -> Result<(), StoreError> {
-        self.ask(|answer| Write::InsertKey(key.clone(), answer)).await
+    pub(crate) async fn insert_key(&self, key: &StoredApiKey) -> Result<(), StoreError> {
+        self.send_write(|answer| StoreWrite::InsertKey(key.clone(), answer)).await
     }
 
     pub(crate) async fn delete_key(&self, id: &str) -> Result<(), StoreError> {
-        self.ask(|answer| Write::DeleteKey(id.to_owned(), answer)).await
+        self.send_write(|answer| StoreWrite::DeleteKey(id.to_owned(), answer)).await
     }
 
     /// Stores a pool, new or changed.
-    pub(crate) async fn put_pool(&self, pool: &KeptPool) -> Result<(), StoreError> {
-        self.ask(|answer| Write::PutPool(Box::new(pool.clone()), answer)).await
+    pub(crate) async fn put_pool(&self, pool: &StoredPool) -> Result<(), StoreError> {
+        self.send_write(|answer| StoreWrite::PutPool(Box::new(pool.clone()), answer)).await
     }
 
     pub(crate) async fn delete_pool(&self, name: &str) -> Result<(), StoreError> {
-        self.ask(|answer| Write::DeletePool(name.to_owned(), answer)).await
+        self.send_write(|answer| StoreWrite::DeletePool(name.to_owned(), answer)).await
     }
 
     /// Stores a change of a volume, and waits until it is durable.
     pub(crate) async fn change_volume(&self, change: VolumeChange) -> Result<(), StoreError> {
-        self.ask(|answer| Write::Volume(change, answer)).await
+        self.send_write(|answer| StoreWrite::Volume(change, answer)).await
     }
 
     /// Stores the current state of a snapshot, new or changed.
-    pub(crate) async fn keep_snapshot(&self, snapshot: &Snapshot) -> Result<(), StoreError> {
-        self.ask(|answer| Write::Snapshot(Box::new(snapshot.clone()), answer)).await
+    pub(crate) async fn put_snapshot(&self, snapshot: &Snapshot) -> Result<(), StoreError> {
+        self.send_write(|answer| StoreWrite::Snapshot(Box::new(snapshot.clone()), answer)).await
     }
 
     pub(crate) async fn delete_snapshot(&self, id: &SnapshotId) -> Result<(), StoreError> {
-        self.ask(|answer| Write::DeleteSnapshot(id.clone(), answer)).await
+        self.send_write(|answer| StoreWrite::DeleteSnapshot(id.clone(), answer)).await
     }
 
     /// Queues events to be stored. A failure is logged.
-    pub(crate) async fn keep_events(&self, events: Vec<Recorded>) {
-        if self.queue.send(Write::Events(events)).await.is_err() {
+    pub(crate) async fn queue_events(&self, events: Vec<FeedRecord>) {
+        if self.queue.send(StoreWrite::Events(events)).await.is_err() {
             tracing::warn!("the store is closed; some events were not stored");
         }
     }
 
-    /// Like [`Store::keep_events`], for the usage of hours.
-    pub(crate) async fn keep_hours(&self, hours: Vec<Hour>) {
-        if self.queue.send(Write::Hours(hours)).await.is_err() {
+    /// Like [`Store::queue_events`], for the usage of hours.
+    pub(crate) async fn queue_hours(&self, hours: Vec<HourlyUsage>) {
+        if self.queue.send(StoreWrite::Hours(hours)).await.is_err() {
             tracing::warn!("the store is closed; the latest usage was not stored");
         }
     }
@@ -211,13 +211,13 @@ impl Store {
     /// Returns when all earlier writes are done and the file is closed.
     pub(crate) async fn close(&self) {
         let (done, wait) = oneshot::channel();
-        if self.queue.send(Write::Close(done)).await.is_ok() {
+        if self.queue.send(StoreWrite::Close(done)).await.is_ok() {
             // An error here means that the thread has already ended.
             wait.await.ok();
         }
     }
 
-    async fn ask(&self, write: impl FnOnce(Answer) -> Write) -> Result<(), StoreError> {
+    async fn send_write(&self, write: impl FnOnce(WriteReply) -> StoreWrite) -> Result<(), StoreError> {
         let (answer, wait) = oneshot::channel();
         self.queue.send(write(answer)).await.map_err(|_closed| StoreError::Closed)?;
         wait.await.unwrap_or(Err(StoreError::Closed))
@@ -240,7 +240,7 @@ pub fn copy_database(server_dir: &Path, target: &Path) -> Result<(), StoreError>
     copy().map(drop).map_err(|source| StoreError::Sqlite { action: "copy the database", source })
 }
 
-fn connect(path: &Path) -> Result<Connection, StoreError> {
+fn open_connection(path: &Path) -> Result<Connection, StoreError> {
     let open = || {
         let connection = Connection::open(path)?;
         connection.busy_timeout(BUSY_TIMEOUT)?;
@@ -252,7 +252,7 @@ fn connect(path: &Path) -> Result<Connection, StoreError> {
     open().map_err(|source| StoreError::Sqlite { action: "open the database", source })
 }
 
-fn migrate(connection: &mut Connection) -> Result<(), StoreError> {
+fn migrate_schema(connection: &mut Connection) -> Result<(), StoreError> {
     let failed = |source| StoreError::Sqlite { action: "bring the schema up to date", source };
     let current: u32 =
         connection.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(failed)?;
@@ -268,13 +268,13 @@ fn migrate(connection: &mut Connection) -> Result<(), StoreError> {
     Ok(())
 }
 
-fn read_records(connection: &Connection) -> Result<Vec<Record>, StoreError> {
+fn read_records(connection: &Connection) -> Result<Vec<SandboxRecord>, StoreError> {
     const SQL: &str = "SELECT sandboxes.*, keys.space AS key_space, keys.name AS key_name \
          FROM sandboxes LEFT JOIN keys ON keys.sandbox = sandboxes.id";
     let failed = |source| StoreError::Sqlite { action: "read the sandboxes", source };
     let mut statement = connection.prepare(SQL).map_err(failed)?;
     let rows = statement.query_map([], |row| {
-        Ok(Row {
+        Ok(SandboxRow {
             id: row.get("id")?,
             owner: row.get("owner")?,
             origin: row.get("origin")?,
@@ -299,10 +299,10 @@ fn read_records(connection: &Connection) -> Result<Vec<Record>, StoreError> {
             },
         })
     });
-    rows.map_err(failed)?.map(|row| row.map_err(failed)?.read()).collect()
+    rows.map_err(failed)?.map(|row| row.map_err(failed)?.into_record()).collect()
 }
 
-fn read_keys(connection: &Connection) -> Result<Vec<KeptKey>, StoreError> {
+fn read_keys(connection: &Connection) -> Result<Vec<StoredApiKey>, StoreError> {
     let failed = |source| StoreError::Sqlite { action: "read the keys", source };
     let mut statement = connection
         .prepare("SELECT hash, id, owner, created, expires FROM api_keys ORDER BY created")
@@ -310,11 +310,11 @@ fn read_keys(connection: &Connection) -> Result<Vec<KeptKey>, StoreError> {
     let rows = statement.query_map([], |row| {
         let key = ApiKey {
             id: row.get(1)?,
-            owner: Owner::named(row.get::<_, String>(2)?),
+            owner: Owner::from_valid_name(row.get::<_, String>(2)?),
             created: rows::wall_time(row.get(3)?),
             expires: row.get::<_, Option<i64>>(4)?.map(rows::wall_time),
         };
-        Ok(KeptKey { hash: row.get(0)?, key })
+        Ok(StoredApiKey { hash: row.get(0)?, key })
     });
     rows.map_err(failed)?.map(|row| row.map_err(failed)).collect()
 }

@@ -7,12 +7,12 @@ mod acquire;
 mod contexts;
 mod events;
 mod expiry;
+mod fake_backend;
 mod inheritance;
-mod liar;
 mod lifecycle;
+mod malicious_agent;
 mod owners;
 mod pools;
-mod pretend;
 mod restart;
 mod revival;
 mod snapshots;
@@ -22,54 +22,54 @@ mod waiting;
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::{Labels, Owner, Phase, Resources, Spec};
+use domain::{Entrypoint, Labels, Owner, Phase, ResourceLimits, SandboxSpec};
 use tempfile::TempDir;
 
 use crate::clock::Clock;
-use crate::registry::Handle;
-use crate::{Config, Create, Filter, Page, Quotas, Sandbox, Service};
-use pretend::Pretend;
+use crate::sandboxes::registry::SandboxHandle;
+use crate::{CreateSandboxRequest, OwnerQuotas, Sandbox, SandboxFilter, SandboxPage, Service, ServiceConfig};
+use fake_backend::FakeBackend;
 
 /// A service with its own state directory and its fake backend.
-struct Bench {
+struct TestBench {
     service: Service,
-    backend: Arc<Pretend>,
+    backend: Arc<FakeBackend>,
     state: TempDir,
     owner: Owner,
 }
 
-impl Bench {
+impl TestBench {
     async fn new() -> Self {
-        Self::with(Pretend::new(), tempfile::tempdir().unwrap(), Clock::host()).await
+        Self::with(FakeBackend::new(), tempfile::tempdir().unwrap(), Clock::from_host()).await
     }
 
-    async fn with(backend: Arc<Pretend>, state: TempDir, clock: Clock) -> Self {
-        let service = Service::start_at(config(&state), backend.clone(), clock).await.unwrap();
-        Self { service, backend, state, owner: Owner::single() }
+    async fn with(backend: Arc<FakeBackend>, state: TempDir, clock: Clock) -> Self {
+        let service = Service::start_with_clock(config(&state), backend.clone(), clock).await.unwrap();
+        Self { service, backend, state, owner: Owner::operator() }
     }
 
     /// Ends the server as a crash would, as far as one process can: clients and the backend are not notified.
-    async fn crash(self) -> (Arc<Pretend>, TempDir) {
+    async fn crash(self) -> (Arc<FakeBackend>, TempDir) {
         self.service.stop().await;
         (self.backend, self.state)
     }
 
     async fn create(&self) -> Sandbox {
-        self.service.create(&self.owner, plain()).await.unwrap()
+        self.service.create_sandbox(&self.owner, plain()).await.unwrap()
     }
 
-    fn all(&self) -> Page {
+    fn all(&self) -> SandboxPage {
         let every = |_: &Phase| true;
-        let filter = Filter { labels: Labels::new(), phase: &every, offset: 0, limit: 1000 };
-        self.service.list(&self.owner, &filter)
+        let filter = SandboxFilter { labels: Labels::new(), phase: &every, offset: 0, limit: 1000 };
+        self.service.list_sandboxes(&self.owner, &filter)
     }
 
-    fn handle(&self, sandbox: &Sandbox) -> Arc<Handle> {
+    fn handle(&self, sandbox: &Sandbox) -> Arc<SandboxHandle> {
         self.service.0.registry.find(&sandbox.id).unwrap()
     }
 
     /// Waits until the sandbox is removed.
-    async fn gone(&self, sandbox: &Sandbox) {
+    async fn wait_until_gone(&self, sandbox: &Sandbox) {
         let Some(handle) = self.service.0.registry.find(&sandbox.id) else { return };
         let mut state = handle.state.clone();
         state.wait_for(|sandbox| sandbox.phase == Phase::Stopped).await.unwrap();
@@ -90,8 +90,8 @@ impl Bench {
     }
 }
 
-fn config(state: &TempDir) -> Config {
-    Config {
+fn config(state: &TempDir) -> ServiceConfig {
+    ServiceConfig {
         state_dir: state.path().to_owned(),
         sandboxes: 20,
         soft_sandboxes: None,
@@ -99,26 +99,29 @@ fn config(state: &TempDir) -> Config {
         commands_per_sandbox: 3,
         snapshots_per_owner: 3,
         volumes_per_owner: 3,
-        quotas: Quotas::default(),
-        usual: Resources::default(),
+        quotas: OwnerQuotas::default(),
+        default_limits: ResourceLimits::default(),
         require_limits: true,
         pools: Vec::new(),
-        volume_size: domain::Bytes::mib(64),
-        longest_timeout: Some(Duration::from_secs(86_400)),
+        volume_size: domain::Bytes::from_mib(64),
+        max_timeout: Some(Duration::from_secs(86_400)),
         output: Default::default(),
         metric_owners: None,
     }
 }
 
 /// A quota of the operator, who is not limited by that of the others.
-fn operators_quota(quota: crate::Quota) -> Quotas {
-    Quotas { named: std::collections::BTreeMap::from([(Owner::single(), quota)]), ..Quotas::default() }
+fn operators_quota(quota: crate::OwnerQuota) -> OwnerQuotas {
+    OwnerQuotas {
+        named: std::collections::BTreeMap::from([(Owner::operator(), quota)]),
+        ..OwnerQuotas::default()
+    }
 }
 
-fn plain() -> Create {
-    Create {
+fn plain() -> CreateSandboxRequest {
+    CreateSandboxRequest {
         origin: "test",
-        spec: Spec::plain(),
+        spec: SandboxSpec::with_defaults(),
         labels: Labels::new(),
         notes: Vec::new(),
         timeout: None,
@@ -129,7 +132,10 @@ fn plain() -> Create {
     }
 }
 
-fn with_entrypoint() -> Create {
-    let spec = Spec { entrypoint: vec!["serve".to_owned()], ..Spec::plain() };
-    Create { spec, ..plain() }
+fn with_entrypoint() -> CreateSandboxRequest {
+    let spec = SandboxSpec {
+        entrypoint: Entrypoint::Argv(vec!["serve".to_owned()]),
+        ..SandboxSpec::with_defaults()
+    };
+    CreateSandboxRequest { spec, ..plain() }
 }

@@ -7,35 +7,35 @@
 //! has ended. The store is written before the backend acts, so that after a crash either both know a volume or the
 //! incomplete one is removed.
 
-mod settle;
-mod shelf;
+mod index;
+mod reconcile;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use backend::BackendError;
-use domain::volume::{Absent, Claim, Lifetime};
-use domain::{Bytes, Mount, Owner, SandboxId, Source, Volume, VolumeId, VolumeName};
+use domain::volume::{MissingVolume, VolumeClaim, VolumeLifetime};
+use domain::{Bytes, MountSource, MountSpec, Owner, SandboxId, Volume, VolumeId, VolumeName};
 
 use crate::clock;
 use crate::core::Core;
-use crate::driver::Command;
-use crate::error::chain;
-use crate::quota::Excess;
-use crate::store::{KeptVolume, VolumeChange};
-use crate::tokens::random;
+use crate::error::error_chain;
+use crate::sandboxes::driver::DriverCommand;
+use crate::store::{StoredVolume, VolumeChange};
+use crate::tenancy::quota::{QuotaExcess, QuotaResource};
+use crate::tenancy::tokens::random_bytes;
 use crate::{Outcome, ServiceError};
 
-pub(crate) use settle::settle;
-pub(crate) use shelf::Volumes;
-use shelf::{Found, Free};
+pub(crate) use index::VolumeIndex;
+use index::{VolumeAvailability, VolumeLookup};
+pub(crate) use reconcile::reconcile_volumes;
 
 /// How long a backend may take to make or remove a volume.
-const WORK: Duration = Duration::from_secs(60);
+const VOLUME_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long a claim waits for a volume of the same name to be removed.
-const GOES: Duration = Duration::from_secs(10);
+const REMOVAL_WAIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The state of a volume at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,25 +49,25 @@ pub struct VolumeStatus {
 }
 
 /// The result of a request to make a volume.
-struct Made {
+struct MadeVolume {
     volume: Volume,
     outcome: Outcome,
     /// The use of a volume that was made for a sandbox. It is part of the answer, so that the use ends when the caller
     /// no longer waits for it.
-    uses: Option<Uses>,
+    uses: Option<VolumeUses>,
 }
 
-/// The volumes that a sandbox is about to use. Dropping this releases them, unless [`Uses::keep`] was called.
-pub(crate) struct Uses {
+/// The volumes that a sandbox is about to use. Dropping this releases them, unless [`VolumeUses::keep_until_end`] was called.
+pub(crate) struct VolumeUses {
     core: Arc<Core>,
     sandbox: SandboxId,
     /// Only volumes that the sandbox did not use before.
     volumes: Vec<VolumeId>,
 }
 
-impl Uses {
+impl VolumeUses {
     /// From here on the volumes are released when the sandbox ends.
-    pub(crate) fn keep(mut self) {
+    pub(crate) fn keep_until_end(mut self) {
         self.volumes.clear();
     }
 
@@ -77,11 +77,11 @@ impl Uses {
     }
 }
 
-impl Drop for Uses {
+impl Drop for VolumeUses {
     fn drop(&mut self) {
         if !self.volumes.is_empty() {
-            let unused = self.core.volumes.release(&self.sandbox, Some(&self.volumes));
-            self.core.remove_unused(unused);
+            let unused = self.core.volumes.end_uses(&self.sandbox, Some(&self.volumes));
+            self.core.remove_unused_volumes(unused);
         }
     }
 }
@@ -104,18 +104,19 @@ impl Core {
         self: &Arc<Self>,
         owner: &Owner,
         sandbox: &SandboxId,
-        mounts: &mut [Mount],
-    ) -> Result<Uses, ServiceError> {
-        let mut uses = Uses { core: Arc::clone(self), sandbox: sandbox.clone(), volumes: Vec::new() };
+        mounts: &mut [MountSpec],
+    ) -> Result<VolumeUses, ServiceError> {
+        let mut uses = VolumeUses { core: Arc::clone(self), sandbox: sandbox.clone(), volumes: Vec::new() };
         for mount in mounts {
             match &mount.source {
-                Source::Host(_) => {}
-                Source::Claim(claim) => {
-                    mount.source = Source::Volume(self.claim(owner, claim.clone(), &mut uses).await?);
+                MountSource::Host(_) => {}
+                MountSource::Claim(claim) => {
+                    mount.source =
+                        MountSource::Volume(self.claim_volume(owner, claim.clone(), &mut uses).await?);
                 }
                 // A volume of another sandbox whose spec was copied.
-                Source::Volume(id) => {
-                    if self.volumes.take_known(owner, id, sandbox)? {
+                MountSource::Volume(id) => {
+                    if self.volumes.use_by_id(owner, id, sandbox)? {
                         uses.volumes.push(id.clone());
                     }
                 }
@@ -124,20 +125,21 @@ impl Core {
         Ok(uses)
     }
 
-    async fn claim(
+    async fn claim_volume(
         self: &Arc<Self>,
         owner: &Owner,
-        claim: Claim,
-        uses: &mut Uses,
+        claim: VolumeClaim,
+        uses: &mut VolumeUses,
     ) -> Result<VolumeId, ServiceError> {
         loop {
-            if let Found::Used { id, new } = self.take_volume(owner, &claim.name, &uses.sandbox).await? {
+            if let VolumeLookup::Used { id, new } = self.use_volume(owner, &claim.name, &uses.sandbox).await?
+            {
                 if new {
                     uses.volumes.push(id.clone());
                 }
                 return Ok(id);
             }
-            let Absent::Make { size, lifetime } = claim.absent else {
+            let MissingVolume::Make { size, lifetime } = claim.absent else {
                 return Err(no_volume(&claim.name));
             };
             let made = self.make_volume(owner, &claim.name, size, lifetime, Some(&uses.sandbox)).await?;
@@ -151,18 +153,18 @@ impl Core {
 
     /// Makes a sandbox use the volume of this name, if there is one. If it is being removed, this waits for a limited
     /// time: then a new volume can have its name.
-    async fn take_volume(
+    async fn use_volume(
         &self,
         owner: &Owner,
         name: &VolumeName,
         sandbox: &SandboxId,
-    ) -> Result<Found, ServiceError> {
-        match self.volumes.take(owner, name, sandbox) {
-            Err(going @ ServiceError::VolumeGoes(_)) => {
+    ) -> Result<VolumeLookup, ServiceError> {
+        match self.volumes.use_by_name(owner, name, sandbox) {
+            Err(going @ ServiceError::VolumeRemoving(_)) => {
                 // The remover holds the turn. If the volume is still closed afterwards, its removal failed.
-                let turn = tokio::time::timeout(GOES, self.volumes.turn.lock()).await;
+                let turn = tokio::time::timeout(REMOVAL_WAIT_TIMEOUT, self.volumes.turn.lock()).await;
                 let _turn = turn.map_err(|_elapsed| going)?;
-                self.volumes.take(owner, name, sandbox)
+                self.volumes.use_by_name(owner, name, sandbox)
             }
             taken => taken,
         }
@@ -174,13 +176,14 @@ impl Core {
         owner: &Owner,
         name: &VolumeName,
         size: Option<Bytes>,
-        lifetime: Lifetime,
+        lifetime: VolumeLifetime,
         user: Option<&SandboxId>,
-    ) -> Result<Made, ServiceError> {
+    ) -> Result<MadeVolume, ServiceError> {
         if !self.capabilities.volumes {
-            return Err(self.without_volumes());
+            return Err(self.volumes_unsupported());
         }
-        let entropy = random().map_err(|source| ServiceError::Io { action: "draw a random id", source })?;
+        let entropy =
+            random_bytes().map_err(|source| ServiceError::Io { action: "draw a random id", source })?;
         let size = size.unwrap_or(self.config().volume_size);
         let (owner, name) = (owner.clone(), name.clone());
         let volume = Volume { id: VolumeId::from_entropy(entropy), owner, name, size, lifetime };
@@ -193,27 +196,27 @@ impl Core {
         self: Arc<Self>,
         volume: Volume,
         user: Option<SandboxId>,
-    ) -> Result<Made, ServiceError> {
+    ) -> Result<MadeVolume, ServiceError> {
         let _turn = self.volumes.turn.lock().await;
         if let Some(there) = self.volumes.find(&volume.owner, &volume.name) {
-            return Ok(Made { volume: there, outcome: Outcome::AlreadySo, uses: None });
+            return Ok(MadeVolume { volume: there, outcome: Outcome::Unchanged, uses: None });
         }
         self.check_volume_quota(&volume)?;
-        let created = clock::whole_micros(self.clock.now().wall);
-        let kept = KeptVolume { volume: volume.clone(), created, removing: false };
-        self.note_volume(VolumeChange::Insert(kept)).await?;
-        let made = self.ask_for_volume("make a volume", self.backend.make_volume(&volume)).await;
+        let created = clock::truncate_to_micros(self.clock.now().wall);
+        let kept = StoredVolume { volume: volume.clone(), created, removing: false };
+        self.record_volume(VolumeChange::Insert(kept)).await?;
+        let made = self.ask_volume_backend("make a volume", self.backend.create_volume(&volume)).await;
         if let Err(error) = made {
             self.drop_volume(&volume.id).await.inspect_err(|why| {
-                tracing::warn!(volume = %volume.id, error = %chain(why), "failed to remove an incomplete volume; the next start retries")
+                tracing::warn!(volume = %volume.id, error = %error_chain(why), "failed to remove an incomplete volume; the next start retries")
             }).ok();
             return Err(error);
         }
         tracing::info!(volume = %volume.id, name = %volume.name, size = %volume.size, "volume made");
         self.volumes.add(volume.clone(), created, user.clone());
         let volumes = vec![volume.id.clone()];
-        let uses = user.map(|sandbox| Uses { core: Arc::clone(&self), sandbox, volumes });
-        Ok(Made { volume, outcome: Outcome::Done, uses })
+        let uses = user.map(|sandbox| VolumeUses { core: Arc::clone(&self), sandbox, volumes });
+        Ok(MadeVolume { volume, outcome: Outcome::Done, uses })
     }
 
     /// Removes an unused volume, and finishes that even if the caller disconnects.
@@ -226,11 +229,11 @@ impl Core {
     async fn finish_removing(self: Arc<Self>, id: &VolumeId) -> Result<(), ServiceError> {
         let _turn = self.volumes.turn.lock().await;
         match self.volumes.close(id) {
-            Free::Gone => return Ok(()),
-            Free::Used(volume, count) => {
+            VolumeAvailability::Gone => return Ok(()),
+            VolumeAvailability::Used(volume, count) => {
                 return Err(ServiceError::VolumeInUse { name: volume.name, sandboxes: count });
             }
-            Free::Closed => {}
+            VolumeAvailability::Closed => {}
         }
         self.drop_volume(id).await?;
         self.volumes.forget(id);
@@ -240,18 +243,18 @@ impl Core {
 
     /// Removes a volume, and records that intent first.
     async fn drop_volume(&self, id: &VolumeId) -> Result<(), ServiceError> {
-        self.note_volume(VolumeChange::Remove(id.clone())).await?;
-        self.ask_for_volume("remove a volume", self.backend.remove_volume(id)).await?;
-        self.note_volume(VolumeChange::Forget(id.clone())).await
+        self.record_volume(VolumeChange::Remove(id.clone())).await?;
+        self.ask_volume_backend("remove a volume", self.backend.remove_volume(id)).await?;
+        self.record_volume(VolumeChange::Forget(id.clone())).await
     }
 
     /// Has unused volumes removed whose lifetime is that of their sandboxes.
-    pub(crate) fn remove_unused(self: &Arc<Self>, unused: Vec<VolumeId>) {
+    pub(crate) fn remove_unused_volumes(self: &Arc<Self>, unused: Vec<VolumeId>) {
         for id in unused {
             let core = Arc::clone(self);
             self.tasks.spawn(async move {
                 if let Err(error) = Arc::clone(&core).finish_removing(&id).await {
-                    tracing::warn!(volume = %id, error = %chain(&error), "failed to remove an unused volume; the next start retries");
+                    tracing::warn!(volume = %id, error = %error_chain(&error), "failed to remove an unused volume; the next start retries");
                 }
             });
         }
@@ -259,16 +262,17 @@ impl Core {
 
     /// Ends all uses of volumes by a sandbox that has ended.
     pub(crate) fn release_volumes(self: &Arc<Self>, sandbox: &SandboxId) {
-        let unused = self.volumes.release(sandbox, None);
-        self.remove_unused(unused);
+        let unused = self.volumes.end_uses(sandbox, None);
+        self.remove_unused_volumes(unused);
     }
 
     /// Keeps the volumes of a sandbox that is being replaced until the result is dropped, so that its successor finds
     /// them.
     pub(crate) fn hold_volumes(self: &Arc<Self>, sandbox: &SandboxId) -> Result<HeldVolumes, ServiceError> {
-        let entropy = random().map_err(|source| ServiceError::Io { action: "draw a random id", source })?;
+        let entropy =
+            random_bytes().map_err(|source| ServiceError::Io { action: "draw a random id", source })?;
         let holder = SandboxId::from_entropy(entropy);
-        self.volumes.share(sandbox, &holder);
+        self.volumes.share_uses(sandbox, &holder);
         Ok(HeldVolumes { core: Arc::clone(self), holder })
     }
 
@@ -277,32 +281,32 @@ impl Core {
         if self.volumes.count(&volume.owner) >= limit {
             return Err(ServiceError::TooManyVolumes { limit });
         }
-        let Some(most) = self.config().quotas.of(&volume.owner).disk else { return Ok(()) };
+        let Some(most) = self.config().quotas.quota_of(&volume.owner).disk else { return Ok(()) };
         let parts = [
-            self.registry.cost(&volume.owner).disk,
+            self.registry.owner_cost(&volume.owner).disk,
             self.snapshots.size_of(&volume.owner),
-            self.volumes.bytes(&volume.owner),
+            self.volumes.total_bytes(&volume.owner),
             volume.size.0,
         ];
         let sum = parts.into_iter().fold(0, u64::saturating_add);
         let owner = volume.owner.clone();
         if volume.size > most {
-            let excess = Excess::new("disk", volume.size, most);
+            let excess = QuotaExcess::new(QuotaResource::Disk, volume.size, most);
             return Err(ServiceError::BeyondQuota { owner, excess });
         }
         if sum > most.0 {
-            let excess = Excess::new("disk", Bytes(sum), most);
+            let excess = QuotaExcess::new(QuotaResource::Disk, Bytes(sum), most);
             return Err(ServiceError::OverQuota { owner, excess });
         }
         Ok(())
     }
 
-    async fn note_volume(&self, change: VolumeChange) -> Result<(), ServiceError> {
+    async fn record_volume(&self, change: VolumeChange) -> Result<(), ServiceError> {
         let failed = |source| ServiceError::Store { action: "record a volume", source };
         self.store.change_volume(change).await.map_err(failed)
     }
 
-    pub(crate) async fn ask_for_volume<T>(
+    pub(crate) async fn ask_volume_backend<T>(
         &self,
         action: &'static str,
         work: impl Future<Output = Result<T, BackendError>>,
@@ -311,12 +315,12 @@ impl Core {
             let source = std::io::ErrorKind::TimedOut.into();
             BackendError::Io { action: "finish in time", source }
         };
-        let done = tokio::time::timeout(WORK, work).await.unwrap_or_else(|_elapsed| Err(late()));
+        let done = tokio::time::timeout(VOLUME_TIMEOUT, work).await.unwrap_or_else(|_elapsed| Err(late()));
         let backend = self.backend.name();
         done.map_err(|source| ServiceError::VolumeWork { backend, action, source: Box::new(source) })
     }
 
-    fn without_volumes(&self) -> ServiceError {
+    fn volumes_unsupported(&self) -> ServiceError {
         let message = "this server has no volumes, because it cannot limit their size".to_owned();
         let source = BackendError::Unsupported { message, hint: Some("run the server as root".to_owned()) };
         let (backend, action) = (self.backend.name(), "make a volume");
@@ -336,27 +340,28 @@ impl crate::Service {
         name: &VolumeName,
         size: Option<Bytes>,
     ) -> Result<(VolumeStatus, Outcome), ServiceError> {
-        let made = self.0.make_volume(owner, name, size, Lifetime::Kept, None).await;
-        let Made { volume, outcome, .. } = made.inspect_err(self.0.failed("create a volume", owner, None))?;
+        let made = self.0.make_volume(owner, name, size, VolumeLifetime::Kept, None).await;
+        let MadeVolume { volume, outcome, .. } =
+            made.inspect_err(self.0.record_failure("create a volume", owner, None))?;
         if size.is_some_and(|size| size != volume.size) {
             return Err(ServiceError::VolumeExists(name.clone()));
         }
-        Ok((self.volume(owner, name).await?, outcome))
+        Ok((self.find_volume(owner, name).await?, outcome))
     }
 
-    pub async fn volume(&self, owner: &Owner, name: &VolumeName) -> Result<VolumeStatus, ServiceError> {
+    pub async fn find_volume(&self, owner: &Owner, name: &VolumeName) -> Result<VolumeStatus, ServiceError> {
         let mut statuses = self.0.volumes.list(owner);
         statuses.retain(|status| status.volume.name == *name);
-        self.measured(statuses).await?.pop().ok_or_else(|| no_volume(name))
+        self.measure_volumes(statuses).await?.pop().ok_or_else(|| no_volume(name))
     }
 
     /// All volumes of an owner, sorted by name.
-    pub async fn volumes(&self, owner: &Owner) -> Result<Vec<VolumeStatus>, ServiceError> {
-        self.measured(self.0.volumes.list(owner)).await
+    pub async fn list_volumes(&self, owner: &Owner) -> Result<Vec<VolumeStatus>, ServiceError> {
+        self.measure_volumes(self.0.volumes.list(owner)).await
     }
 
     /// Adds how many bytes the volumes hold. Only these volumes are measured: other owners may have many.
-    pub(crate) async fn measured(
+    pub(crate) async fn measure_volumes(
         &self,
         mut statuses: Vec<VolumeStatus>,
     ) -> Result<Vec<VolumeStatus>, ServiceError> {
@@ -364,7 +369,7 @@ impl crate::Service {
         if ids.is_empty() {
             return Ok(statuses);
         }
-        let held = self.0.ask_for_volume("measure volumes", self.0.backend.volumes_hold(&ids)).await?;
+        let held = self.0.ask_volume_backend("measure volumes", self.0.backend.volume_sizes(&ids)).await?;
         let held: HashMap<VolumeId, Bytes> = held.into_iter().collect();
         for status in &mut statuses {
             status.used = held.get(&status.volume.id).copied();
@@ -374,26 +379,26 @@ impl crate::Service {
 
     /// Removes a volume with its content. A volume that a sandbox uses is refused.
     pub async fn remove_volume(&self, owner: &Owner, name: &VolumeName) -> Result<(), ServiceError> {
-        let id = self.0.volumes.id(owner, name).ok_or_else(|| no_volume(name))?;
-        self.0.remove_volume(id).await.inspect_err(self.0.failed("remove a volume", owner, None))
+        let id = self.0.volumes.find_id(owner, name).ok_or_else(|| no_volume(name))?;
+        self.0.remove_volume(id).await.inspect_err(self.0.record_failure("remove a volume", owner, None))
     }
 
     /// Makes mounts visible inside a living sandbox: all of them, or none.
-    pub async fn attach(
+    pub async fn attach_mounts(
         &self,
         owner: &Owner,
         id: &SandboxId,
-        mut mounts: Vec<Mount>,
+        mut mounts: Vec<MountSpec>,
     ) -> Result<crate::Sandbox, ServiceError> {
-        let handle = self.0.find(owner, id)?;
+        let handle = self.0.find_sandbox(owner, id)?;
         let uses = self.0.claim_volumes(owner, id, &mut mounts).await?;
         let core = Arc::clone(&self.0);
         // Once ordered, the mounts are added and the volumes are in use, even if the caller disconnects.
         let work = self.0.tasks.spawn(async move {
-            let attached = core.order(&handle, |answer| Command::Attach(mounts, answer)).await;
-            attached.inspect(|_| uses.keep())
+            let attached = core.send_command(&handle, |answer| DriverCommand::Attach(mounts, answer)).await;
+            attached.inspect(|_| uses.keep_until_end())
         });
         let attached = work.await.unwrap_or(Err(ServiceError::Stopping));
-        attached.inspect_err(self.0.failed("attach", owner, Some(id)))
+        attached.inspect_err(self.0.record_failure("attach", owner, Some(id)))
     }
 }

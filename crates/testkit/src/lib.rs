@@ -14,7 +14,7 @@ pub fn is_root() -> bool {
 #[must_use]
 pub fn needs_root() -> bool {
     if !is_root() {
-        skip("it needs root");
+        skip_test("it needs root");
     }
     is_root()
 }
@@ -23,16 +23,16 @@ pub fn needs_root() -> bool {
 ///
 /// The message goes directly to standard error, because `eprintln!` output is only shown for
 /// failing tests.
-pub fn skip(why: &str) {
-    say("SKIPPED", why);
+pub fn skip_test(why: &str) {
+    print_line("SKIPPED", why);
 }
 
 /// Prints a note about a test that passed, such as the seed of its random choices.
-pub fn tell(what: &str) {
-    say("NOTE", what);
+pub fn print_note(what: &str) {
+    print_line("NOTE", what);
 }
 
-fn say(word: &str, what: &str) {
+fn print_line(word: &str, what: &str) {
     // The test harness names each test's thread after the test.
     let thread = std::thread::current();
     let name = thread.name().unwrap_or("a test");

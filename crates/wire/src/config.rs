@@ -40,7 +40,7 @@ pub struct AgentConfig {
     /// RLIMIT_NPROC of commands, if no group limits their number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process_rlimit: Option<u64>,
-    /// Whether other users than root exist (a single-uid map has none).
+    /// Whether root is the only user, as in a map of a single uid.
     pub single_user: bool,
     pub default_user: String,
     pub default_directory: String,
@@ -53,12 +53,12 @@ pub struct AgentConfig {
     /// Whether sessions can be isolated. The agent then confines itself after it has forked the one
     /// process that creates their namespaces.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub nesting: Option<Nesting>,
+    pub nesting: Option<NamespaceBrokerConfig>,
     /// How many processes may run at once.
     pub max_processes: u32,
     /// Files in the sandbox that show its limits instead of the host's values.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub limit_view: Option<LimitView>,
+    pub limit_view: Option<LimitViewConfig>,
     /// The value of `OMP_NUM_THREADS` for processes that set none. The agent derives it from the
     /// limit on processor time and keeps it current.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -68,7 +68,7 @@ pub struct AgentConfig {
 /// The files from which the agent reads the limits of its commands, and those in which it shows
 /// them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct LimitView {
+pub struct LimitViewConfig {
     /// A directory in memory whose files cover those of `/proc` and `/sys`, which are read-only.
     pub files_fd: i32,
     /// The host's own `/proc/stat` and `/proc/cpuinfo`, opened before they were covered.
@@ -92,7 +92,7 @@ pub struct MemoryFiles {
 
 /// The confinement that the agent applies to itself after it has forked the namespace broker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Nesting {
+pub struct NamespaceBrokerConfig {
     /// The seccomp filter of the agent itself and of everything that the namespace broker starts.
     pub agent_filter: Vec<u64>,
     /// The seccomp filter of the namespace broker.

@@ -4,12 +4,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::process::Identity;
+use crate::process::UserIdentity;
 
 /// A file operation and the user that it runs as.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FileRequest {
-    pub identity: Identity,
+    pub identity: UserIdentity,
     /// The isolated session whose file tree the operation sees.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nest: Option<String>,
@@ -36,12 +36,12 @@ pub enum FileOperation {
     /// writable: then the file is overwritten in place. Missing parents are created.
     Write {
         path: String,
-        attributes: Attributes,
+        attributes: FileAttributes,
     },
     /// Like `Write`, but the data is appended; concurrent appends lose nothing.
     Append {
         path: String,
-        attributes: Attributes,
+        attributes: FileAttributes,
     },
     /// Answered `Entries` …, `End`, depth first in the order of names.
     List {
@@ -66,7 +66,7 @@ pub enum FileOperation {
     /// Creates parents too; the attributes apply to the directory itself, if it is new.
     MakeDirectory {
         path: String,
-        attributes: Attributes,
+        attributes: FileAttributes,
     },
     /// Makes a symbolic link, with parents; a file or link of its name is replaced. `target` is only
     /// text, and nothing need be there.
@@ -76,11 +76,11 @@ pub enum FileOperation {
     },
     SetAttributes {
         path: String,
-        attributes: Attributes,
+        attributes: FileAttributes,
     },
     /// Replaces each occurrence in each file; answered `Replaced`.
     Replace {
-        edits: Vec<Edit>,
+        edits: Vec<FileEdit>,
     },
     /// Answered `Ok`, then `Watched` until the connection ends.
     Watch {
@@ -91,7 +91,7 @@ pub enum FileOperation {
 
 /// A field that is left out keeps its value, or its default on a new file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Attributes {
+pub struct FileAttributes {
     /// Permission bits, such as `0o644`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<u32>,
@@ -106,7 +106,7 @@ pub struct Attributes {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Edit {
+pub struct FileEdit {
     pub path: String,
     pub old: String,
     pub new: String,
@@ -146,12 +146,12 @@ pub type DirectoryEntry = FileInfo;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WatchEvent {
     pub path: String,
-    pub change: Change,
+    pub change: FileChange,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Change {
+pub enum FileChange {
     Created,
     Written,
     Removed,

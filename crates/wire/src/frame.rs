@@ -13,9 +13,9 @@ use serde::de::DeserializeOwned;
 pub const MAX_PAYLOAD: usize = 1 << 20;
 
 /// The usual payload of a frame of bulk data that is collected before it is sent.
-pub const CHUNK: usize = 128 << 10;
+pub const CHUNK_SIZE: usize = 128 << 10;
 
-const OUTPUT_HEADER: usize = 9;
+const OUTPUT_HEADER_LENGTH: usize = 9;
 
 /// One frame. Its bytes are a slice of the received buffer, not a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,14 +32,14 @@ pub enum Frame {
 
 /// The fixed part of a frame before its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
-    pub kind: Kind,
-    /// The length of the payload; [`Header::read`] accepts at most [`MAX_PAYLOAD`].
+pub struct FrameHeader {
+    pub kind: FrameKind,
+    /// The length of the payload; [`FrameHeader::parse`] accepts at most [`MAX_PAYLOAD`].
     pub length: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum FrameKind {
     Control = 0,
     Data = 1,
     End = 2,
@@ -52,7 +52,7 @@ pub enum StreamTag {
     Stderr = 2,
     Terminal = 3,
     /// Events of a kernel about a run, one JSON object per line.
-    Tell = 4,
+    KernelEvent = 4,
 }
 
 /// The peer does not follow the protocol.
@@ -76,19 +76,19 @@ impl StreamTag {
             1 => Some(Self::Stdout),
             2 => Some(Self::Stderr),
             3 => Some(Self::Terminal),
-            4 => Some(Self::Tell),
+            4 => Some(Self::KernelEvent),
             _ => None,
         }
     }
 }
 
 impl Frame {
-    pub fn message(message: &impl Serialize) -> Self {
+    pub fn from_message(message: &impl Serialize) -> Self {
         Self::Control(serde_json::to_vec(message).expect("our messages have string keys only").into())
     }
 
     /// Parses the message of a control frame; any other frame is an error.
-    pub fn read<T: DeserializeOwned>(&self) -> Result<T, FrameError> {
+    pub fn parse_message<T: DeserializeOwned>(&self) -> Result<T, FrameError> {
         match self {
             Self::Control(json) => serde_json::from_slice(json).map_err(FrameError::Message),
             Self::Data(_) | Self::End | Self::Output { .. } => Err(FrameError::Unexpected),
@@ -98,37 +98,37 @@ impl Frame {
     /// Appends the encoded frame to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         match self {
-            Self::Control(bytes) => encode_parts(out, Kind::Control, &[bytes]),
-            Self::Data(bytes) => encode_parts(out, Kind::Data, &[bytes]),
-            Self::End => encode_parts(out, Kind::End, &[]),
+            Self::Control(bytes) => encode_parts(out, FrameKind::Control, &[bytes]),
+            Self::Data(bytes) => encode_parts(out, FrameKind::Data, &[bytes]),
+            Self::End => encode_parts(out, FrameKind::End, &[]),
             Self::Output { stream, offset, bytes } => encode_output(out, *stream, *offset, bytes),
         }
     }
 }
 
-impl Header {
+impl FrameHeader {
     pub const LENGTH: usize = 5;
 
     /// Parses the header at the beginning of `bytes`; `None` until all of it has arrived.
-    pub fn read(bytes: &[u8]) -> Result<Option<Self>, FrameError> {
+    pub fn parse(bytes: &[u8]) -> Result<Option<Self>, FrameError> {
         let Some((header, _)) = bytes.split_first_chunk::<{ Self::LENGTH }>() else { return Ok(None) };
         let [a, b, c, d, kind] = *header;
         let length = u32::from_le_bytes([a, b, c, d]) as usize;
         if length > MAX_PAYLOAD {
             return Err(FrameError::TooLong(length));
         }
-        let kind = Kind::from_byte(kind).ok_or(FrameError::UnknownKind(kind))?;
+        let kind = FrameKind::from_byte(kind).ok_or(FrameError::UnknownKind(kind))?;
         Ok(Some(Self { kind, length }))
     }
 
-    pub fn encoded(self) -> [u8; Self::LENGTH] {
+    pub fn to_bytes(self) -> [u8; Self::LENGTH] {
         let length = u32::try_from(self.length).expect("a sender keeps to MAX_PAYLOAD");
         let [a, b, c, d] = length.to_le_bytes();
         [a, b, c, d, self.kind as u8]
     }
 }
 
-impl Kind {
+impl FrameKind {
     fn from_byte(byte: u8) -> Option<Self> {
         match byte {
             0 => Some(Self::Control),
@@ -142,18 +142,18 @@ impl Kind {
 
 /// Appends a data frame without taking ownership of the bytes.
 pub fn encode_data(out: &mut Vec<u8>, bytes: &[u8]) {
-    encode_parts(out, Kind::Data, &[bytes]);
+    encode_parts(out, FrameKind::Data, &[bytes]);
 }
 
 /// Appends an output frame without taking ownership of the bytes.
 pub fn encode_output(out: &mut Vec<u8>, stream: StreamTag, offset: u64, bytes: &[u8]) {
-    encode_parts(out, Kind::Output, &[&[stream as u8], &offset.to_le_bytes(), bytes]);
+    encode_parts(out, FrameKind::Output, &[&[stream as u8], &offset.to_le_bytes(), bytes]);
 }
 
-fn encode_parts(out: &mut Vec<u8>, kind: Kind, parts: &[&[u8]]) {
+fn encode_parts(out: &mut Vec<u8>, kind: FrameKind, parts: &[&[u8]]) {
     let length: usize = parts.iter().map(|part| part.len()).sum();
-    out.reserve(Header::LENGTH + length);
-    out.extend_from_slice(&Header { kind, length }.encoded());
+    out.reserve(FrameHeader::LENGTH + length);
+    out.extend_from_slice(&FrameHeader { kind, length }.to_bytes());
     for part in parts {
         out.extend_from_slice(part);
     }
@@ -161,13 +161,13 @@ fn encode_parts(out: &mut Vec<u8>, kind: Kind, parts: &[&[u8]]) {
 
 /// Splits received bytes into frames.
 #[derive(Debug, Default)]
-pub struct Decoder {
+pub struct FrameDecoder {
     buffer: BytesMut,
-    /// How many bytes are missing from a data frame that [`Decoder::next_piece`] has begun.
+    /// How many bytes are missing from a data frame that [`FrameDecoder::next_piece`] has begun.
     data_left: usize,
 }
 
-impl Decoder {
+impl FrameDecoder {
     pub fn new() -> Self {
         Self::default()
     }
@@ -179,7 +179,7 @@ impl Decoder {
 
     /// The buffer to which bytes from the connection can be appended, with space for at least
     /// `room`.
-    pub fn space(&mut self, room: usize) -> &mut BytesMut {
+    pub fn reserve_space(&mut self, room: usize) -> &mut BytesMut {
         self.buffer.reserve(room);
         &mut self.buffer
     }
@@ -187,40 +187,40 @@ impl Decoder {
     /// Returns the next complete frame, or `None` until more bytes are fed.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, FrameError> {
         if self.data_left > 0 {
-            return Ok(self.take(self.data_left).map(Frame::Data));
+            return Ok(self.take_data(self.data_left).map(Frame::Data));
         }
-        let Some(header) = Header::read(&self.buffer)? else { return Ok(None) };
-        if self.buffer.len() < Header::LENGTH + header.length {
+        let Some(header) = FrameHeader::parse(&self.buffer)? else { return Ok(None) };
+        if self.buffer.len() < FrameHeader::LENGTH + header.length {
             return Ok(None);
         }
-        self.buffer.advance(Header::LENGTH);
+        self.buffer.advance(FrameHeader::LENGTH);
         let payload = self.buffer.split_to(header.length).freeze();
         Ok(Some(match header.kind {
-            Kind::Control => Frame::Control(payload),
-            Kind::Data => Frame::Data(payload),
-            Kind::End => Frame::End,
-            Kind::Output => decode_output(payload)?,
+            FrameKind::Control => Frame::Control(payload),
+            FrameKind::Data => Frame::Data(payload),
+            FrameKind::End => Frame::End,
+            FrameKind::Output => decode_output(payload)?,
         }))
     }
 
-    /// Like [`Decoder::next_frame`], but returns raw bytes as they arrive: a reader of raw bytes
+    /// Like [`FrameDecoder::next_frame`], but returns raw bytes as they arrive: a reader of raw bytes
     /// does not need the boundaries of data frames, and waiting for a frame's end costs a copy.
     pub fn next_piece(&mut self) -> Result<Option<Frame>, FrameError> {
         if self.data_left == 0 {
-            match Header::read(&self.buffer)? {
-                Some(Header { kind: Kind::Data, length: length @ 1.. }) => {
-                    self.buffer.advance(Header::LENGTH);
+            match FrameHeader::parse(&self.buffer)? {
+                Some(FrameHeader { kind: FrameKind::Data, length: length @ 1.. }) => {
+                    self.buffer.advance(FrameHeader::LENGTH);
                     self.data_left = length;
                 }
                 _ => return self.next_frame(),
             }
         }
         let length = self.data_left.min(self.buffer.len());
-        Ok(if length == 0 { None } else { self.take(length).map(Frame::Data) })
+        Ok(if length == 0 { None } else { self.take_data(length).map(Frame::Data) })
     }
 
     /// The next bytes of a data frame that has begun.
-    fn take(&mut self, length: usize) -> Option<Bytes> {
+    fn take_data(&mut self, length: usize) -> Option<Bytes> {
         if self.buffer.len() < length {
             return None;
         }
@@ -235,7 +235,7 @@ impl Decoder {
 }
 
 fn decode_output(mut payload: Bytes) -> Result<Frame, FrameError> {
-    if payload.len() < OUTPUT_HEADER {
+    if payload.len() < OUTPUT_HEADER_LENGTH {
         return Err(FrameError::MalformedOutput);
     }
     let stream = StreamTag::from_byte(payload.get_u8()).ok_or(FrameError::MalformedOutput)?;
@@ -265,9 +265,9 @@ mod tests {
     fn decode(
         bytes: &[u8],
         cut: usize,
-        next: fn(&mut Decoder) -> Result<Option<Frame>, FrameError>,
+        next: fn(&mut FrameDecoder) -> Result<Option<Frame>, FrameError>,
     ) -> (Vec<Frame>, Bytes) {
-        let mut decoder = Decoder::new();
+        let mut decoder = FrameDecoder::new();
         let mut seen = Vec::new();
         for piece in bytes.chunks(cut) {
             decoder.feed(piece);
@@ -297,7 +297,7 @@ mod tests {
         fn frames_survive_any_chunking(frames in proptest::collection::vec(any_frame(), 0..12), cut in 1usize..40) {
             let mut bytes = Vec::new();
             frames.iter().for_each(|frame| frame.encode(&mut bytes));
-            let (seen, rest) = decode(&bytes, cut, Decoder::next_frame);
+            let (seen, rest) = decode(&bytes, cut, FrameDecoder::next_frame);
             prop_assert_eq!(seen, frames);
             prop_assert!(rest.is_empty());
         }
@@ -306,14 +306,14 @@ mod tests {
         fn pieces_add_up_to_the_frames(frames in proptest::collection::vec(any_frame(), 0..12), cut in 1usize..400) {
             let mut bytes = Vec::new();
             frames.iter().for_each(|frame| frame.encode(&mut bytes));
-            let (seen, rest) = decode(&bytes, cut, Decoder::next_piece);
+            let (seen, rest) = decode(&bytes, cut, FrameDecoder::next_piece);
             prop_assert_eq!(joined(seen), joined(frames));
             prop_assert!(rest.is_empty());
         }
 
         #[test]
         fn garbage_never_panics_and_never_grows_the_buffer(bytes in proptest::collection::vec(any::<u8>(), 0..4096)) {
-            let mut decoder = Decoder::new();
+            let mut decoder = FrameDecoder::new();
             decoder.feed(&bytes);
             while let Ok(Some(_)) = decoder.next_frame() {}
             prop_assert!(decoder.into_rest().len() <= bytes.len());
@@ -322,7 +322,7 @@ mod tests {
 
     #[test]
     fn oversized_frame_is_rejected_before_it_arrives() {
-        let mut decoder = Decoder::new();
+        let mut decoder = FrameDecoder::new();
         decoder.feed(&[0xff, 0xff, 0xff, 0x7f, 1]);
         assert!(matches!(decoder.next_frame(), Err(FrameError::TooLong(_))));
     }

@@ -15,22 +15,22 @@
 //!
 //! Control frames are JSON, so that an older agent ignores fields it does not know and an
 //! unknown request is answered with a fault instead of a broken stream. Bulk bytes travel as
-//! raw frames. After `Reply::Ok` to a `Tunnel` the connection is no longer framed: it is the
+//! raw frames. After `AgentReply::Ok` to a `Tunnel` the connection is no longer framed: it is the
 //! tunnelled byte stream itself.
 //!
 //! The agent runs next to untrusted code, so every reader of its frames bounds every length:
-//! [`frame::Decoder`] rejects a frame that claims more than [`frame::MAX_PAYLOAD`].
+//! [`frame::FrameDecoder`] rejects a frame that claims more than [`frame::MAX_PAYLOAD`].
 
 pub mod config;
 pub mod files;
 pub mod frame;
+pub mod isolated_session;
 pub mod message;
-pub mod nest;
 pub mod process;
 
 /// The version of the protocol. A server must be able to talk to every older agent.
 pub const VERSION: u32 = 1;
 
 pub use config::AgentConfig;
-pub use frame::{Decoder, Frame, FrameError, StreamTag};
-pub use message::{Call, Fault, FaultKind, Greeting, Reply, Request};
+pub use frame::{Frame, FrameDecoder, FrameError, StreamTag};
+pub use message::{AgentReply, AgentRequest, Fault, FaultKind, Greeting, VersionedRequest};

@@ -6,15 +6,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::files::{DirectoryEntry, FileInfo, FileRequest, WatchEvent};
 use crate::process::{
-    Ended, OpenKernel, OpenSession, ProcessStatus, RunInSession, SessionStatus, SignalProcess, Start,
-    TreeStatus,
+    OpenKernel, OpenSession, ProcessEnd, ProcessStatus, RunInSession, SessionStatus, SignalProcess,
+    StartProcess, TreeStatus,
 };
 
 /// The first frame of a connection, from the server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Call {
+pub struct VersionedRequest {
     pub version: u32,
-    pub request: Request,
+    pub request: AgentRequest,
 }
 
 /// The agent's first frame.
@@ -26,7 +26,7 @@ pub struct Greeting {
 /// A request from the server to an agent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Request {
+pub enum AgentRequest {
     /// Answered `Ok` by an agent whose event loop is running.
     Ping,
     /// Answered `Ok` only once, and only by an agent that has done nothing yet. From then on these
@@ -38,7 +38,7 @@ pub enum Request {
         env_file: Option<String>,
     },
     /// Answered `Started`; with `follow` the output and then `Ended` come after it.
-    Start(Start),
+    Start(StartProcess),
     /// Answered `Status`, then output from the overall offset `from`, then `Ended`.
     Follow {
         process: String,
@@ -111,7 +111,7 @@ pub enum Request {
 /// A reply from the agent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Reply {
+pub enum AgentReply {
     Ok,
     Fault(Fault),
     Started {
@@ -127,7 +127,7 @@ pub enum Reply {
         from: u64,
         to: u64,
     },
-    Ended(Ended),
+    Ended(ProcessEnd),
     Info(Vec<FileInfo>),
     /// One page of a listing; more pages follow until `End`.
     Entries(Vec<DirectoryEntry>),

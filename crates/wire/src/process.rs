@@ -4,17 +4,17 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::nest::{Nest, NestStatus};
+use crate::isolated_session::{IsolatedSessionSpec, IsolatedSessionStatus};
 
 /// Starts a process. The server chooses its name, so that it knows the name even if the reply is
 /// lost.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Start {
+pub struct StartProcess {
     pub process: String,
-    pub command: Command,
-    pub identity: Identity,
+    pub command: CommandLine,
+    pub identity: UserIdentity,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub directory: Option<Directory>,
+    pub directory: Option<WorkingDirectory>,
     /// Added to the environment of the agent's configuration.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
@@ -28,7 +28,7 @@ pub struct Start {
     pub tag: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline_ms: Option<u64>,
-    pub retention: Retention,
+    pub retention: OutputRetention,
     /// Whether output and `Ended` follow on this connection.
     #[serde(default)]
     pub follow: bool,
@@ -36,7 +36,7 @@ pub struct Start {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Command {
+pub enum CommandLine {
     Argv(Vec<String>),
     /// Run with `bash -c`, or `sh -c` if there is no bash; `login` adds `-l`. Long text is passed
     /// in a memfd.
@@ -48,16 +48,16 @@ pub enum Command {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Directory {
+pub struct WorkingDirectory {
     pub path: String,
-    pub missing: Missing,
+    pub missing: MissingDirectory,
     #[serde(default)]
     pub expand: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Missing {
+pub enum MissingDirectory {
     Fail,
     Create,
     Ignore,
@@ -67,7 +67,7 @@ pub enum Missing {
 /// sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Identity {
+pub enum UserIdentity {
     /// The default user of the agent's configuration.
     Default,
     User(String),
@@ -85,14 +85,15 @@ pub struct TerminalSize {
 
 /// How many bytes of output are kept: the first, the last, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Retention {
+pub struct OutputRetention {
     pub first: u64,
     pub last: u64,
     /// While the connection that started the process follows it, no output is dropped before it was
     /// sent there: the command blocks until that reader catches up, as with a pipe. Other followers
     /// never delay it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub hold: bool,
+    #[serde(rename = "hold")]
+    pub lossless: bool,
     /// If that reader takes no byte for this many milliseconds, the command continues without it
     /// until the reader takes a byte again; the output dropped meanwhile is a gap. `None` means
     /// that the command waits forever.
@@ -106,12 +107,12 @@ pub struct SignalProcess {
     pub signal: i32,
     /// The target: the process's group, as a terminal would signal it, or everything it ever
     /// started.
-    pub reach: Reach,
+    pub reach: SignalTarget,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Reach {
+pub enum SignalTarget {
     Group,
     Tree,
 }
@@ -134,7 +135,7 @@ pub struct ProcessStatus {
     #[serde(default = "default_first")]
     pub first: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ended: Option<Ended>,
+    pub ended: Option<ProcessEnd>,
     /// The process has ended, but something that it started still runs.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub left: bool,
@@ -163,7 +164,7 @@ pub struct TreeStatus {
     pub busy: bool,
     pub started_ms: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ended: Option<Ended>,
+    pub ended: Option<ProcessEnd>,
     /// The process has ended, but something that it started still runs.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub left: bool,
@@ -194,8 +195,8 @@ pub struct TreeUsage {
 
 /// How a process ended, and what it used.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Ended {
-    pub exit: Exit,
+pub struct ProcessEnd {
+    pub exit: ExitReason,
     /// The overall offset behind the last byte.
     pub written: u64,
     pub ended_ms: u64,
@@ -210,7 +211,7 @@ pub struct Ended {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Exit {
+pub enum ExitReason {
     Code(i32),
     Signal(i32),
     Oom,
@@ -222,16 +223,16 @@ pub enum Exit {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OpenSession {
     pub session: String,
-    pub identity: Identity,
+    pub identity: UserIdentity,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub directory: Option<Directory>,
+    pub directory: Option<WorkingDirectory>,
     #[serde(default)]
     pub env: BTreeMap<String, String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub terminal: Option<TerminalSize>,
     /// The session's own namespaces, if it is isolated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub nest: Option<Nest>,
+    pub nest: Option<IsolatedSessionSpec>,
 }
 
 /// Opens a session whose runs are given to a kernel: a program that keeps the state of one language
@@ -239,19 +240,19 @@ pub struct OpenSession {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OpenKernel {
     pub open: OpenSession,
-    pub kernel: Kernel,
+    pub kernel: KernelSpec,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Kernel {
+pub struct KernelSpec {
     /// The server's name for the language; repeated in [`SessionStatus`].
     pub language: String,
-    pub program: Program,
+    pub program: KernelProgram,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Program {
+pub enum KernelProgram {
     /// A program in the sandbox, found in the session's PATH.
     Argv(Vec<String>),
     /// The agent's own executable with these arguments, confined like any command.
@@ -268,10 +269,10 @@ pub struct RunInSession {
     pub text: String,
     /// The directory for this run only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub directory: Option<Directory>,
+    pub directory: Option<WorkingDirectory>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline_ms: Option<u64>,
-    pub retention: Retention,
+    pub retention: OutputRetention,
     #[serde(default)]
     pub follow: bool,
     /// Whether the run waits while another run is in progress; otherwise it is refused with `Busy`.
@@ -298,7 +299,7 @@ pub struct SessionStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub nest: Option<NestStatus>,
+    pub nest: Option<IsolatedSessionStatus>,
     /// Something runs next to its shell, such as a background job.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub left: bool,

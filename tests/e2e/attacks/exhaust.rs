@@ -14,7 +14,7 @@ use crate::verdict::{Attempt, Verdict, refusal};
 
 /// Forks without end. Each child forks too, so killing one has no effect.
 pub(crate) fn processes() -> Attempt {
-    const EVERY: Duration = Duration::from_secs(5);
+    const FORK_INTERVAL: Duration = Duration::from_secs(5);
     let mut made = 0_u64;
     let error = loop {
         match call(libc::SYS_fork, &[]) {
@@ -27,7 +27,7 @@ pub(crate) fn processes() -> Attempt {
     println!("stopped: {} after {made}", refusal("fork", &error));
     io::stdout().flush().map_err(|error| error.to_string())?;
     loop {
-        std::thread::sleep(EVERY);
+        std::thread::sleep(FORK_INTERVAL);
         call(libc::SYS_fork, &[]).ok();
     }
 }

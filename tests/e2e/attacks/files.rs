@@ -7,7 +7,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use crate::call::{call, constant, pointer, pointer_mut, signed, text};
-use crate::verdict::{Attempt, any, decide};
+use crate::verdict::{Attempt, decide, first_success};
 
 /// Reads the file by its path on the host.
 pub(crate) fn read(path: &str, token: &str) -> Attempt {
@@ -25,7 +25,7 @@ pub(crate) fn read_through_proc(path: &str, token: &str) -> Attempt {
             ways.push((format!("{}/{door}", process.display()), result));
         }
     }
-    any(ways)
+    first_success(ways)
 }
 
 /// Reads the file from each open directory, upwards. A leaked descriptor of the host would allow this.
@@ -39,7 +39,7 @@ pub(crate) fn read_through_descriptors(path: &str, token: &str) -> Attempt {
             ways.push((format!("descriptor {name} {up}"), holds(&way, token)));
         }
     }
-    any(ways)
+    first_success(ways)
 }
 
 pub(crate) fn read_through_dots(path: &str, token: &str) -> Attempt {

@@ -8,7 +8,6 @@
 #![expect(clippy::print_stdout, reason = "the verdict is printed")]
 #![expect(clippy::disallowed_methods, reason = "some attacks only wait")]
 
-mod apart;
 mod asm;
 mod call;
 mod devices;
@@ -16,7 +15,8 @@ mod exhaust;
 mod files;
 mod kernel;
 mod launcher;
-mod lie;
+mod malicious_agent;
+mod mount_namespace;
 mod mounts;
 mod processes;
 mod serve;
@@ -32,13 +32,13 @@ fn main() -> ExitCode {
     let mut words: Vec<String> = std::env::args().skip(1).collect();
     if words.first().is_some_and(|word| word == "--apart") {
         words.remove(0);
-        if let Err(error) = apart::enter_own_mount_namespace() {
+        if let Err(error) = mount_namespace::enter_own_mount_namespace() {
             println!("broken: own mount namespace: {error}");
             return ExitCode::from(2);
         }
     }
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    match attack(&words) {
+    match run_attack(&words) {
         Ok(Verdict::Succeeded(what)) => {
             println!("succeeded: {what}");
             ExitCode::SUCCESS
@@ -55,11 +55,11 @@ fn main() -> ExitCode {
 }
 
 /// More than any machine has, in any unit.
-const ALL: &str = "1000000000";
+const UNREACHABLE_AMOUNT: &str = "1000000000";
 
-fn attack(words: &[&str]) -> Attempt {
+fn run_attack(words: &[&str]) -> Attempt {
     match *words {
-        ["each", report, ref names @ ..] => subvert::each(report, names),
+        ["each", report, ref names @ ..] => subvert::try_each(report, names),
         ["subvert", pid, ref argv @ ..] => subvert::make_exec(pid, argv),
 
         ["read", path, token] => files::read(path, token),
@@ -97,9 +97,9 @@ fn attack(words: &[&str]) -> Attempt {
         ["socket", kind] => sockets::open(kind),
         ["connect-unix", name] => sockets::connect_unix(name),
         ["connect-any-unix"] => sockets::connect_any_unix(),
-        ["ask-launcher", socket, question] => launcher::ask(socket, question),
-        ["plug-launcher", socket] => launcher::plug(socket),
-        ["lie", kind] => lie::lie(kind),
+        ["ask-launcher", socket, question] => launcher::ask_launcher(socket, question),
+        ["plug-launcher", socket] => launcher::send_stalled_pipe(socket),
+        ["lie", kind] => malicious_agent::send_false_messages(kind),
         ["connect-tcp", port] => sockets::connect_tcp(port),
         ["serve", port] => serve::serve(port),
 
@@ -124,13 +124,13 @@ fn attack(words: &[&str]) -> Attempt {
         ["eat", "processes", enough] => exhaust::some_processes(enough),
         ["eat", "processor", processes] => exhaust::processor(processes),
         ["eat", "time"] => exhaust::time(),
-        ["eat", "memory"] => exhaust::memory(ALL),
+        ["eat", "memory"] => exhaust::memory(UNREACHABLE_AMOUNT),
         ["eat", "memory", enough] => exhaust::memory(enough),
-        ["eat", "descriptors"] => exhaust::descriptors(ALL),
+        ["eat", "descriptors"] => exhaust::descriptors(UNREACHABLE_AMOUNT),
         ["eat", "descriptors", enough] => exhaust::descriptors(enough),
-        ["eat", "inodes", directory] => exhaust::inodes(directory, ALL),
+        ["eat", "inodes", directory] => exhaust::inodes(directory, UNREACHABLE_AMOUNT),
         ["eat", "inodes", directory, enough] => exhaust::inodes(directory, enough),
-        ["eat", "disk", directory] => exhaust::disk(directory, ALL),
+        ["eat", "disk", directory] => exhaust::disk(directory, UNREACHABLE_AMOUNT),
         ["eat", "disk", directory, enough] => exhaust::disk(directory, enough),
         ["eat", "disk-through-descriptors", bytes] => exhaust::disk_through_descriptors(bytes),
         ["flood", bytes] => exhaust::flood(bytes),

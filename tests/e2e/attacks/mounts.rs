@@ -6,17 +6,17 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 
 use crate::call::{call, constant, pointer, signed, text};
-use crate::verdict::{Attempt, any, decide};
+use crate::verdict::{Attempt, decide, first_success};
 
 /// Mounts a new filesystem.
 pub(crate) fn mount_tmpfs() -> Attempt {
-    let place = place()?;
+    let place = make_mount_point()?;
     decide("mount", mount("tmpfs", &place, "tmpfs", 0, ""))
 }
 
 /// A fresh `/proc` would show what the masks hide.
 pub(crate) fn mount_proc() -> Attempt {
-    let place = place()?;
+    let place = make_mount_point()?;
     decide("mount", mount("proc", &place, "proc", 0, ""))
 }
 
@@ -25,7 +25,7 @@ pub(crate) fn mount_by_descriptor() -> Attempt {
     let kind = text("tmpfs");
     let root = text("/");
     let clone = u64::from(libc::OPEN_TREE_CLONE);
-    any([
+    first_success([
         ("fsopen".to_owned(), call(libc::SYS_fsopen, &[pointer(kind.as_c_str()), 0])),
         (
             "open_tree".to_owned(),
@@ -49,7 +49,7 @@ pub(crate) fn uncover(path: &str) -> Attempt {
 ///
 /// It only checks that the file could be written, and writes nothing.
 pub(crate) fn mount_cgroup_release_agent() -> Attempt {
-    let place = place()?;
+    let place = make_mount_point()?;
     let mounted = ["rdma", "misc", "none,name=attack", "memory"].into_iter().map(|options| {
         let result = mount("cgroup", &place, "cgroup", 0, options).and_then(|()| {
             let agent = fs::OpenOptions::new().write(true).open(PathBuf::from(&place).join("release_agent"));
@@ -59,12 +59,12 @@ pub(crate) fn mount_cgroup_release_agent() -> Attempt {
         });
         (format!("mount cgroup {options}"), result)
     });
-    any(mounted)
+    first_success(mounted)
 }
 
 /// Changes the root; an error about the arguments would still mean that the permission was granted.
 pub(crate) fn pivot_root() -> Attempt {
-    let place = place()?;
+    let place = make_mount_point()?;
     let put = format!("{place}/old");
     let prepared = mount("tmpfs", &place, "tmpfs", 0, "").and_then(|()| fs::create_dir(&put));
     let (new, old) = (text(&place), text(&put));
@@ -75,7 +75,7 @@ pub(crate) fn pivot_root() -> Attempt {
 /// Enters each namespace of another process.
 pub(crate) fn join_namespaces(pid: &str) -> Attempt {
     let kinds = ["mnt", "pid", "net", "ipc", "uts", "cgroup", "user"];
-    any(kinds.map(|kind| {
+    first_success(kinds.map(|kind| {
         let joined = File::open(format!("/proc/{pid}/ns/{kind}"))
             .and_then(|namespace| call(libc::SYS_setns, &[signed(i64::from(namespace.as_raw_fd())), 0]));
         (format!("setns {kind}"), joined)
@@ -110,7 +110,7 @@ pub(crate) fn clone_user_namespace() -> Attempt {
 
 /// A user namespace gives back every capability within it, so the next mount would succeed.
 pub(crate) fn user_namespace_then_mount() -> Attempt {
-    let place = place()?;
+    let place = make_mount_point()?;
     let chain =
         call(libc::SYS_unshare, &[constant(libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWNET)])
             .and_then(|_| mount("tmpfs", &place, "tmpfs", 0, ""));
@@ -133,7 +133,7 @@ fn mount(source: &str, target: &str, kind: &str, flags: u64, options: &str) -> i
 }
 
 /// Makes a directory to mount on.
-fn place() -> Result<String, String> {
+fn make_mount_point() -> Result<String, String> {
     let path = std::env::temp_dir().join(format!("place-{}", std::process::id()));
     fs::create_dir(&path).map_err(|error| format!("mkdir: {error}"))?;
     Ok(path.to_string_lossy().into_owned())

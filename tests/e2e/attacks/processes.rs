@@ -7,12 +7,12 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use crate::call::{call, constant, pointer, pointer_mut, text};
 use crate::files;
-use crate::verdict::{Attempt, Verdict, any, decide, refusal};
+use crate::verdict::{Attempt, Verdict, decide, first_success, refusal};
 
 /// Attaches to another process with ptrace.
 pub(crate) fn trace(pid: &str) -> Attempt {
     let pid = number(pid)?;
-    any([
+    first_success([
         ("PTRACE_SEIZE".to_owned(), call(libc::SYS_ptrace, &[constant(0x4206), pid, 0, 0])),
         ("PTRACE_ATTACH".to_owned(), call(libc::SYS_ptrace, &[constant(16), pid, 0, 0])),
     ])
@@ -26,7 +26,10 @@ pub(crate) fn read_memory(pid: &str) -> Attempt {
     let here = [pointer_mut(&mut buffer), 16];
     let there = [first_mapping(pid).unwrap_or(0x40_0000), 16];
     let read = call(libc::SYS_process_vm_readv, &[process, pointer(&here), 1, pointer(&there), 1, 0]);
-    any([("process_vm_readv".to_owned(), read.map(drop)), ("open mem".to_owned(), mapped.map(drop))])
+    first_success([
+        ("process_vm_readv".to_owned(), read.map(drop)),
+        ("open mem".to_owned(), mapped.map(drop)),
+    ])
 }
 
 /// Copies a descriptor out of another process.
@@ -40,7 +43,7 @@ pub(crate) fn steal_descriptor(pid: &str) -> Attempt {
         let listed = fs::read_link(format!("/proc/{pid}/fd/{wanted}")).map(|_| 0);
         (format!("descriptor {wanted}"), stolen.or(listed))
     });
-    any(ways)
+    first_success(ways)
 }
 
 /// Sends SIGTERM and SIGKILL, by pid and by pidfd. Outside, the caller names a victim process.
@@ -53,7 +56,7 @@ pub(crate) fn signal(pid: &str) -> Attempt {
         ("kill".to_owned(), call(libc::SYS_kill, &[process, constant(libc::SIGKILL)])),
         ("pidfd_send_signal".to_owned(), by_descriptor),
     ];
-    any(ways)
+    first_success(ways)
 }
 
 /// Looks for a process whose command line holds the text.
@@ -81,12 +84,15 @@ pub(crate) fn overwrite_binary(pid: &str) -> Attempt {
         Err(error) if error.raw_os_error() == Some(libc::ETXTBSY) => Ok(()),
         other => other.map(drop),
     };
-    any([("open exe".to_owned(), busy_counts(direct)), ("reopen exe".to_owned(), busy_counts(reopened))])
+    first_success([
+        ("open exe".to_owned(), busy_counts(direct)),
+        ("reopen exe".to_owned(), busy_counts(reopened)),
+    ])
 }
 
 /// Switches to root's ids.
 pub(crate) fn become_root() -> Attempt {
-    any([
+    first_success([
         ("setresuid".to_owned(), call(libc::SYS_setresuid, &[0, 0, 0]).map(drop)),
         ("setresgid".to_owned(), call(libc::SYS_setresgid, &[0, 0, 0]).map(drop)),
         ("setgroups".to_owned(), call(libc::SYS_setgroups, &[0, 0]).map(drop)),
@@ -97,7 +103,7 @@ pub(crate) fn become_root() -> Attempt {
 pub(crate) fn raise_priority() -> Attempt {
     const FIFO: u64 = 1;
     let priority = 1_i32;
-    any([
+    first_success([
         (
             "sched_setscheduler".to_owned(),
             call(libc::SYS_sched_setscheduler, &[0, FIFO, pointer(&priority)]).map(drop),

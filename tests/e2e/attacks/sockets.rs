@@ -9,7 +9,7 @@ use std::os::unix::net::{SocketAddr, UnixStream};
 use std::path::Path;
 
 use crate::call::{call, constant};
-use crate::verdict::{Attempt, any, decide};
+use crate::verdict::{Attempt, decide, first_success};
 
 /// Opens a socket of a kind that can see or forge other users' packets, or leave the machine.
 pub(crate) fn open(kind: &str) -> Attempt {
@@ -36,7 +36,7 @@ pub(crate) fn connect_any_unix() -> Attempt {
     let mut names: Vec<String> =
         listed.lines().skip(1).filter_map(|line| line.split_whitespace().nth(7)).map(str::to_owned).collect();
     find_sockets(Path::new("/"), 0, &mut names);
-    any(names.into_iter().map(|name| {
+    first_success(names.into_iter().map(|name| {
         let connected = connect(&name);
         (name, connected)
     }))
@@ -57,9 +57,9 @@ fn connect(name: &str) -> io::Result<UnixStream> {
 
 /// Collects socket files; a few levels are enough for the usual locations.
 fn find_sockets(directory: &Path, depth: usize, found: &mut Vec<String>) {
-    const DEEPEST: usize = 4;
+    const MAX_SEARCH_DEPTH: usize = 4;
     let skipped = ["/proc", "/sys", "/usr"].map(Path::new);
-    if depth > DEEPEST || skipped.contains(&directory) {
+    if depth > MAX_SEARCH_DEPTH || skipped.contains(&directory) {
         return;
     }
     let Ok(entries) = fs::read_dir(directory) else { return };

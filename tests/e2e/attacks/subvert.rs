@@ -16,7 +16,7 @@ use crate::verdict::{Attempt, Verdict};
 
 /// Tries each attack in its own process and writes `NAME: VERDICT` lines to a file. An attack's arguments
 /// follow its name after colons.
-pub(crate) fn each(report: &str, attacks: &[&str]) -> Attempt {
+pub(crate) fn try_each(report: &str, attacks: &[&str]) -> Attempt {
     let place = Path::new(report).parent().unwrap_or(Path::new("/")).to_owned();
     let mut report = OpenOptions::new()
         .create(true)

@@ -40,7 +40,7 @@ pub(crate) fn decide_permitted<T>(call: &str, result: io::Result<T>, permitted: 
 }
 
 /// Tries several variants; the first that works is a success.
-pub(crate) fn any<T>(ways: impl IntoIterator<Item = (String, io::Result<T>)>) -> Attempt {
+pub(crate) fn first_success<T>(ways: impl IntoIterator<Item = (String, io::Result<T>)>) -> Attempt {
     let mut refusals = Vec::new();
     for (way, result) in ways {
         match result {

@@ -9,18 +9,18 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use e2e::host;
-use e2e::run::{Run, User, users};
-use e2e::server::{Server, Start};
+use e2e::run::{RunCommand, TestUser, all_users};
+use e2e::server::{ServerBuilder, TestServer};
 use serde_json::json;
 
-use super::random::Random;
-use super::remains::Remains;
-use super::rounds::{say, seed};
+use super::leftovers::HostLeftovers;
+use super::random::RandomChoices;
+use super::rounds::{print_progress, seed};
 
 #[test]
 fn a_second_server_on_a_state_directory_is_refused() {
-    let server = Server::start();
-    let mut second = Start::new().spawn(server.directory());
+    let server = TestServer::start();
+    let mut second = ServerBuilder::new().spawn(server.directory());
     let status = second.wait().expect("it is our child");
     assert_eq!(status.code(), Some(1));
     let log = server.log();
@@ -32,30 +32,30 @@ fn a_second_server_on_a_state_directory_is_refused() {
 #[test]
 fn a_server_killed_during_its_first_start_starts_the_next_time() {
     const DIRECTORIES: usize = 8;
-    const LATEST_MICROS: u64 = 100_000;
+    const MAX_KILL_DELAY_MICROS: u64 = 100_000;
     let seed = seed();
-    say(&format!("killed first starts: CORACLE_CRASH_SEED={seed}"));
-    let mut random = Random::new(seed);
+    print_progress(&format!("killed first starts: CORACLE_CRASH_SEED={seed}"));
+    let mut random = RandomChoices::new(seed);
     for _ in 0..DIRECTORIES {
-        let home = User::Same.home();
+        let home = TestUser::Same.make_home();
         for _ in 0..2 {
-            let mut attempt = Start::new().spawn(home.path());
-            std::thread::park_timeout(Duration::from_micros(random.below(LATEST_MICROS)));
+            let mut attempt = ServerBuilder::new().spawn(home.path());
+            std::thread::park_timeout(Duration::from_micros(random.below(MAX_KILL_DELAY_MICROS)));
             attempt.kill().expect("it is our child");
             attempt.wait().expect("it is our child");
         }
-        let server = Start::new().start_in(home);
-        assert_eq!(server.create().run("true").code, Some(0));
+        let server = ServerBuilder::new().start_in(home);
+        assert_eq!(server.create_sandbox().run("true").code, Some(0));
     }
 }
 
 #[test]
 fn sandboxes_survive_a_terminated_server() {
-    let mut server = Server::start();
-    let mut sandboxes = [server.create(), server.create()];
+    let mut server = TestServer::start();
+    let mut sandboxes = [server.create_sandbox(), server.create_sandbox()];
     let marks = [600_000, 700_000].map(|base| format!("sleep {}", base + std::process::id()));
     for (sandbox, mark) in sandboxes.iter_mut().zip(&marks) {
-        sandbox.start(mark);
+        sandbox.start_background(mark);
     }
     assert!(server.terminate().success());
     let log = server.log();
@@ -63,10 +63,10 @@ fn sandboxes_survive_a_terminated_server() {
     assert_eq!(lines.len(), 1, "{log}");
     assert!(lines[0].contains("2 sandboxes stay") && lines[0].contains("coracle rm --all"), "{lines:?}");
     for mark in &marks {
-        assert_eq!(host::processes_with(mark).len(), 1, "`{mark}` has ended with the server");
+        assert_eq!(host::pids_with_command_line(mark).len(), 1, "`{mark}` has ended with the server");
     }
-    let again = Start::new().listen(server.address());
-    server.start_again(&again);
+    let again = ServerBuilder::new().listen(server.address());
+    server.restart(&again);
     for sandbox in &mut sandboxes {
         assert_eq!(sandbox.run("true").code, Some(0));
     }
@@ -75,9 +75,9 @@ fn sandboxes_survive_a_terminated_server() {
 #[test]
 fn a_create_whose_client_has_gone_is_undone() {
     const CLIENTS: usize = 20;
-    let server = Server::start();
-    let mut kept = server.create();
-    let reported = (0..CLIENTS).filter(|_| leave_during_create(&server) == Left::Told).count();
+    let server = TestServer::start();
+    let mut kept = server.create_sandbox();
+    let reported = (0..CLIENTS).filter(|_| leave_during_create(&server) == HangUpTime::Told).count();
     assert!(
         reported < CLIENTS / 2,
         "creates are too fast to interrupt: {reported} of {CLIENTS} were answered"
@@ -91,13 +91,13 @@ fn a_create_whose_client_has_gone_is_undone() {
 
 /// When a client hung up.
 #[derive(PartialEq, Eq)]
-enum Left {
+enum HangUpTime {
     Before,
     Told,
 }
 
 /// Asks for a sandbox and hangs up when the launcher has begun to make it.
-fn leave_during_create(server: &Server) -> Left {
+fn leave_during_create(server: &TestServer) -> HangUpTime {
     let request = json!({
         "image": {"uri": "host"},
         "timeout": 3600,
@@ -126,22 +126,22 @@ fn leave_during_create(server: &Server) -> Left {
     client.shutdown(Shutdown::Write).expect("it is a socket");
     let mut answer = Vec::new();
     client.read_to_end(&mut answer).ok();
-    if answer.is_empty() { Left::Before } else { Left::Told }
+    if answer.is_empty() { HangUpTime::Before } else { HangUpTime::Told }
 }
 
 #[test]
 fn runs_killed_at_any_instant_are_cleaned_up_by_the_next_run() {
     const RUNS: usize = 25;
-    const LATEST_MICROS: u64 = 60_000;
+    const MAX_KILL_DELAY_MICROS: u64 = 60_000;
     let seed = seed();
-    say(&format!("killed runs: CORACLE_CRASH_SEED={seed}"));
-    let mut random = Random::new(seed);
-    for user in users() {
-        let name = if user == User::Same { "same" } else { "ordinary" };
-        let home = user.home();
+    print_progress(&format!("killed runs: CORACLE_CRASH_SEED={seed}"));
+    let mut random = RandomChoices::new(seed);
+    for user in all_users() {
+        let name = if user == TestUser::Same { "same" } else { "ordinary" };
+        let home = user.make_home();
         let state = home.path().join("state");
         let instance = format!("crash-{name}-{}", std::process::id());
-        let run = Run::new(user).state(&state);
+        let run = RunCommand::new(user).state(&state);
         let command = |argv: &[&str]| {
             let mut command = run.command(argv);
             command.env("CORACLE_INSTANCE", &instance).stdout(Stdio::null());
@@ -149,10 +149,10 @@ fn runs_killed_at_any_instant_are_cleaned_up_by_the_next_run() {
         };
         let succeeds = || command(&["true"]).status().expect("the binary runs").success();
         assert!(succeeds(), "{user:?}");
-        let before = Remains::at_rest(&state, &instance);
+        let before = HostLeftovers::at_rest(&state, &instance);
         for _ in 0..RUNS {
             let mut child = command(&["sleep", "60"]).stderr(Stdio::null()).spawn().expect("the binary runs");
-            std::thread::park_timeout(Duration::from_micros(random.below(LATEST_MICROS)));
+            std::thread::park_timeout(Duration::from_micros(random.below(MAX_KILL_DELAY_MICROS)));
             child.kill().expect("it is our child");
             child.wait().expect("it is our child");
         }

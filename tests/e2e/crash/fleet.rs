@@ -3,18 +3,18 @@
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 
-use e2e::http::Client;
-use e2e::sandbox::Sandbox;
+use e2e::http::HttpClient;
+use e2e::sandbox::RemoteSandbox;
 use serde_json::{Value, json};
 
-use super::operations::{DIRECTORY, FILE, LINES, Told, content};
+use super::operations::{DIRECTORY, FILE, LINES, OperationResult, content};
 
 /// Prints consecutive numbers without end.
 const COUNTER: &str = "i=0; while :; do echo $i; i=$((i+1)); sleep 0.02; done";
 
 /// A sandbox in which a command keeps running.
-pub(super) struct Member {
-    pub(super) sandbox: Sandbox,
+pub(super) struct FleetMember {
+    pub(super) sandbox: RemoteSandbox,
     counter: String,
     /// How many numbers were seen so far.
     counted: usize,
@@ -23,25 +23,25 @@ pub(super) struct Member {
 }
 
 /// All sandboxes that clients know.
-pub(super) struct Fleet {
+pub(super) struct SandboxFleet {
     address: String,
-    pub(super) members: Vec<Member>,
+    pub(super) members: Vec<FleetMember>,
 }
 
-impl Fleet {
+impl SandboxFleet {
     pub(super) fn new(address: &str) -> Self {
         Self { address: address.to_owned(), members: Vec::new() }
     }
 
-    pub(super) fn client(&self) -> Client {
-        Client::new(&self.address)
+    pub(super) fn client(&self) -> HttpClient {
+        HttpClient::new(&self.address)
     }
 
     /// Adds sandboxes until there are `count`.
     pub(super) fn fill(&mut self, count: usize) {
         while self.members.len() < count {
-            let sandbox = Sandbox::create(self.client(), &json!({"resourceLimits": {}}));
-            self.members.push(Member::begin(sandbox));
+            let sandbox = RemoteSandbox::create(self.client(), &json!({"resourceLimits": {}}));
+            self.members.push(FleetMember::begin(sandbox));
         }
     }
 
@@ -53,7 +53,7 @@ impl Fleet {
     }
 
     /// Ids that the server lists and no client received.
-    pub(super) fn strangers(&self) -> BTreeSet<String> {
+    pub(super) fn unknown_sandboxes(&self) -> BTreeSet<String> {
         let known = |id: &String| self.members.iter().any(|member| member.sandbox.id == *id);
         self.listed().into_iter().filter(|id| !known(id)).collect()
     }
@@ -67,7 +67,7 @@ impl Fleet {
     }
 
     /// A sandbox whose first process was killed reports it; then it is removed.
-    pub(super) fn bury(&self, id: &str) {
+    pub(super) fn delete_dead_sandbox(&self, id: &str) {
         let mut state = String::new();
         e2e::eventually("the dead sandbox is reported dead", || {
             state = state_of(&mut self.client(), id).expect("it is still listed");
@@ -78,7 +78,7 @@ impl Fleet {
     }
 
     /// Waits until a sandbox is either gone or in a stable state.
-    pub(super) fn settled(&self, id: &str) -> Option<String> {
+    pub(super) fn wait_until_stable(&self, id: &str) -> Option<String> {
         let mut state = None;
         e2e::eventually("the sandbox is at rest", || {
             state = state_of(&mut self.client(), id);
@@ -88,20 +88,23 @@ impl Fleet {
     }
 }
 
-impl Member {
-    pub(super) fn begin(mut sandbox: Sandbox) -> Self {
+impl FleetMember {
+    pub(super) fn begin(mut sandbox: RemoteSandbox) -> Self {
         let content = content(0);
         sandbox.upload(FILE, &content);
-        let counter = sandbox.start(COUNTER);
+        let counter = sandbox.start_background(COUNTER);
         Self { sandbox, counter, counted: 0, content }
     }
 
     /// Checks the sandbox against the response to an operation, which may have been cut off.
-    pub(super) fn hold_to(&mut self, reported: &Told) {
+    pub(super) fn check_result(&mut self, reported: &OperationResult) {
         match reported {
-            Told::Ran(ran) if !ran.id.is_empty() => self.check_command(&ran.id),
-            Told::Wrote { content, done } => self.check_file(content, *done),
-            Told::Ran(_) | Told::Created(_) | Told::Paused { .. } | Told::Deleted { .. } => {}
+            OperationResult::Ran(ran) if !ran.id.is_empty() => self.check_command(&ran.id),
+            OperationResult::Wrote { content, done } => self.check_file(content, *done),
+            OperationResult::Ran(_)
+            | OperationResult::Created(_)
+            | OperationResult::Paused { .. }
+            | OperationResult::Deleted { .. } => {}
         }
     }
 
@@ -122,7 +125,7 @@ impl Member {
     /// The file has the old or the new content, and the new one if the upload was acknowledged.
     fn check_file(&mut self, new: &[u8], done: bool) {
         let path = format!("files/download?path={FILE}");
-        let found = self.sandbox.inside("GET", &path, &Value::Null);
+        let found = self.sandbox.request_inside("GET", &path, &Value::Null);
         assert_eq!(found.status, 200, "the file is gone: {}", found.text());
         let is_new = found.body == new;
         assert!(is_new || found.body == self.content, "the file is neither old nor new");
@@ -133,7 +136,7 @@ impl Member {
     /// The sandbox runs commands, keeps its files and its background command continues.
     pub(super) fn check_works(&mut self) {
         if self.sandbox.state().as_deref() == Some("Paused") {
-            assert_eq!(self.sandbox.lifecycle("resume"), 202, "a paused sandbox does not resume");
+            assert_eq!(self.sandbox.change_lifecycle("resume"), 202, "a paused sandbox does not resume");
         }
         assert_eq!(self.sandbox.state().as_deref(), Some("Running"), "{}", self.sandbox.id);
         e2e::eventually("drafts of interrupted uploads are gone", || {
@@ -147,7 +150,7 @@ impl Member {
     /// Follows the counter from its first line to one that was not there before.
     fn check_counter(&mut self) {
         let path = format!("command/{}/logs?cursor=0&follow=true", self.counter);
-        let answer = self.sandbox.inside_streaming("GET", &path, &Value::Null);
+        let answer = self.sandbox.request_streaming("GET", &path, &Value::Null);
         assert_eq!(answer.status, 200, "the counter command is gone");
         for (expected, line) in BufReader::new(answer.body).lines().enumerate() {
             let line = line.expect("the counter continues");
@@ -162,7 +165,7 @@ impl Member {
 }
 
 /// The state of a sandbox; `None` if the server does not know it.
-pub(super) fn state_of(client: &mut Client, id: &str) -> Option<String> {
+pub(super) fn state_of(client: &mut HttpClient, id: &str) -> Option<String> {
     let answer = client.get(&format!("/v1/sandboxes/{id}")).expect("the server answers");
     match answer.status {
         200 => Some(answer.json()["status"]["state"].as_str().unwrap_or_default().to_owned()),

@@ -10,12 +10,12 @@
 
 mod endings;
 mod fleet;
-mod nests;
+mod isolated_sessions;
+pub(crate) mod leftovers;
 mod operations;
 pub(crate) mod parts;
 mod pools;
 mod random;
-pub(crate) mod remains;
 mod rounds;
 mod snapshots;
 mod volumes;

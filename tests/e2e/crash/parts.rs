@@ -5,13 +5,13 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use e2e::run::User;
-use e2e::server::{Server, Start};
+use e2e::run::TestUser;
+use e2e::server::{ServerBuilder, TestServer};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 /// The process that is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Victim {
+pub(super) enum KilledProcess {
     Supervisor,
     Server,
     Launcher,
@@ -19,7 +19,7 @@ pub(super) enum Victim {
     Agent,
 }
 
-impl Victim {
+impl KilledProcess {
     pub(super) const ALL: [Self; 4] = [Self::Supervisor, Self::Server, Self::Launcher, Self::Agent];
 
     fn role(self) -> &'static str {
@@ -32,9 +32,9 @@ impl Victim {
 }
 
 /// A server whose parts can be killed one by one.
-pub(super) struct Parts {
-    pub(super) server: Server,
-    user: User,
+pub(super) struct ServerParts {
+    pub(super) server: TestServer,
+    user: TestUser,
     network: &'static str,
     instance: String,
     /// All parts and first processes of sandboxes that ever existed. Pids are reused soon, so each is
@@ -42,27 +42,27 @@ pub(super) struct Parts {
     seen: BTreeSet<(u32, u64)>,
 }
 
-impl Parts {
-    pub(super) fn start(user: User, network: &'static str, instance: &str) -> Self {
-        let server = how(user, network, instance).start();
+impl ServerParts {
+    pub(super) fn start(user: TestUser, network: &'static str, instance: &str) -> Self {
+        let server = server_builder(user, network, instance).start();
         let mut parts = Self { server, user, network, instance: instance.to_owned(), seen: BTreeSet::new() };
-        parts.remember();
+        parts.record_processes();
         parts
     }
 
-    pub(super) fn remember(&mut self) {
-        self.remember_tree(self.server.pid());
+    pub(super) fn record_processes(&mut self) {
+        self.record_tree(self.server.pid());
     }
 
-    fn remember_tree(&mut self, supervisor: u32) {
+    fn record_tree(&mut self, supervisor: u32) {
         let all = children(supervisor).into_iter().chain([supervisor]);
-        self.seen.extend(all.filter_map(|pid| Some((pid, birth(pid)?))));
+        self.seen.extend(all.filter_map(|pid| Some((pid, start_time_of(pid)?))));
         let records = fs::read_dir(self.server.state_directory().join("boxes")).into_iter().flatten();
         self.seen.extend(records.flatten().filter_map(|record| first_process(&record.path())));
     }
 
     /// The pid of a part, once it has one. The part is a child of the supervisor, which the kernel shows.
-    pub(super) fn pid(&self, part: Victim) -> u32 {
+    pub(super) fn pid(&self, part: KilledProcess) -> u32 {
         let mut found = None;
         e2e::eventually("the part runs", || {
             found = children(self.server.pid()).into_iter().find(|pid| arguments(*pid).contains(part.role()));
@@ -72,34 +72,34 @@ impl Parts {
     }
 
     pub(super) fn kill_supervisor(&mut self) {
-        self.remember();
+        self.record_processes();
         self.server.kill();
     }
 
     /// Kills the server or the launcher, and returns which process that was.
-    pub(super) fn kill_part(&mut self, part: Victim) -> u32 {
+    pub(super) fn kill_part(&mut self, part: KilledProcess) -> u32 {
         let pid = self.pid(part);
-        self.remember();
+        self.record_processes();
         kill(pid);
         pid
     }
 
     /// Starts the supervisor at its former address; with `cut`, the first attempt is killed that soon.
     pub(super) fn start_again(&mut self, cut: Option<Duration>) {
-        let start = how(self.user, self.network, &self.instance).listen(self.server.address());
+        let start = server_builder(self.user, self.network, &self.instance).listen(self.server.address());
         if let Some(moment) = cut {
             let mut attempt = start.spawn(self.server.directory());
             std::thread::park_timeout(moment);
-            self.remember_tree(attempt.id());
+            self.record_tree(attempt.id());
             attempt.kill().expect("it is our child");
             attempt.wait().expect("it is our child");
         }
-        self.server.start_again(&start);
-        self.remember();
+        self.server.restart(&start);
+        self.record_processes();
     }
 
     /// Waits until the supervisor has replaced a part; with `cut`, the first successor is killed that soon.
-    pub(super) fn wait_for_successor(&mut self, part: Victim, of: u32, cut: Option<Duration>) {
+    pub(super) fn wait_for_successor(&mut self, part: KilledProcess, of: u32, cut: Option<Duration>) {
         let mut former = of;
         if let Some(moment) = cut {
             self.wait_for_other(part, former);
@@ -107,10 +107,10 @@ impl Parts {
             former = self.kill_part(part);
         }
         self.wait_for_other(part, former);
-        self.remember();
+        self.record_processes();
     }
 
-    fn wait_for_other(&self, part: Victim, than: u32) {
+    fn wait_for_other(&self, part: KilledProcess, than: u32) {
         e2e::eventually("the part is started again", || self.pid(part) != than);
     }
 
@@ -127,22 +127,24 @@ impl Parts {
     }
 
     /// Sandboxes of this launcher, living or dead.
-    pub(super) fn born(&self) -> BTreeSet<u32> {
-        children(self.pid(Victim::Launcher))
+    pub(super) fn sandbox_pids(&self) -> BTreeSet<u32> {
+        children(self.pid(KilledProcess::Launcher))
     }
 
     /// Parts and sandboxes that still exist although their server has ended.
     pub(super) fn survivors(&self) -> Vec<String> {
-        let alive = self.seen.iter().filter(|(pid, born)| birth(*pid) == Some(*born));
+        let alive = self.seen.iter().filter(|(pid, born)| start_time_of(*pid) == Some(*born));
         alive.map(|(pid, _)| format!("{pid} {}", arguments(*pid))).collect()
     }
 }
 
 /// An ordinary user's server must be allowed to run without limits.
-fn how(user: User, network: &str, instance: &str) -> Start {
-    let start =
-        Start::new().as_user(user).env("CORACLE_INSTANCE", instance).env("CORACLE_NETWORK_DEFAULT", network);
-    if user == User::Same { start } else { start.env("CORACLE_REQUIRE_LIMITS", "false") }
+fn server_builder(user: TestUser, network: &str, instance: &str) -> ServerBuilder {
+    let start = ServerBuilder::new()
+        .as_user(user)
+        .env("CORACLE_INSTANCE", instance)
+        .env("CORACLE_NETWORK_DEFAULT", network);
+    if user == TestUser::Same { start } else { start.env("CORACLE_REQUIRE_LIMITS", "false") }
 }
 
 /// Kills a process that is not our child. A process that has already ended is not an error.
@@ -162,7 +164,7 @@ fn first_process(record: &Path) -> Option<(u32, u64)> {
 
 /// The launcher below a supervisor.
 pub(crate) fn launcher_of(supervisor: u32) -> Option<u32> {
-    children(supervisor).into_iter().find(|pid| arguments(*pid).contains(Victim::Launcher.role()))
+    children(supervisor).into_iter().find(|pid| arguments(*pid).contains(KilledProcess::Launcher.role()))
 }
 
 pub(super) fn children(pid: u32) -> BTreeSet<u32> {
@@ -172,7 +174,7 @@ pub(super) fn children(pid: u32) -> BTreeSet<u32> {
 
 /// The start time of a living process, in ticks since boot. A process that has ended and that the host's
 /// init has not reaped yet does not count as living.
-fn birth(pid: u32) -> Option<u64> {
+fn start_time_of(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name in parentheses may contain anything; the start time is the 20th word after it.
     let mut words = stat.rsplit_once(')')?.1.split_whitespace();

@@ -5,21 +5,21 @@ use std::collections::BTreeSet;
 use std::sync::Barrier;
 use std::time::Duration;
 
-use e2e::http::Client;
-use e2e::run::User;
-use e2e::sandbox::Sandbox;
+use e2e::http::HttpClient;
+use e2e::run::TestUser;
+use e2e::sandbox::RemoteSandbox;
 use serde_json::{Value, json};
 
-use super::parts::{Parts, Victim};
-use super::random::Random;
-use super::remains;
-use super::rounds::{after_peace, say, seed};
+use super::leftovers;
+use super::parts::{KilledProcess, ServerParts};
+use super::random::RandomChoices;
+use super::rounds::{after_normal_use, print_progress, seed};
 
 const ROUNDS: usize = 20;
 const CLIENTS: usize = 6;
 const LEVEL: usize = 4;
 /// The kill comes this long after the creates began, at the latest.
-const LATEST_MICROS: u64 = 25_000;
+const MAX_KILL_DELAY_MICROS: u64 = 25_000;
 
 #[test]
 fn killing_during_claims_gives_no_sandbox_to_two_clients() {
@@ -27,18 +27,23 @@ fn killing_during_claims_gives_no_sandbox_to_two_clients() {
         return;
     }
     let seed = seed();
-    say(&format!("crash-pools: {ROUNDS} rounds, CORACLE_CRASH_SEED={seed}"));
+    print_progress(&format!("crash-pools: {ROUNDS} rounds, CORACLE_CRASH_SEED={seed}"));
     let instance = format!("crash-pools-{}", std::process::id());
-    let mut parts = Parts::start(User::Same, "off", &instance);
-    let before = after_peace(&mut parts, &instance);
+    let mut parts = ServerParts::start(TestUser::Same, "off", &instance);
+    let before = after_normal_use(&mut parts, &instance);
     make_pool(&mut parts.server.client());
-    let mut random = Random::new(seed);
+    let mut random = RandomChoices::new(seed);
     let mut taken = 0;
     for round in 0..ROUNDS {
         until_count_is_exact(&parts, 0);
-        let victim = random.pick(&[Victim::Server, Victim::Server, Victim::Supervisor, Victim::Launcher]);
-        let moment = Duration::from_micros(random.below(LATEST_MICROS));
-        let answers = strike(round, &mut parts, victim, moment);
+        let victim = random.pick(&[
+            KilledProcess::Server,
+            KilledProcess::Server,
+            KilledProcess::Supervisor,
+            KilledProcess::Launcher,
+        ]);
+        let moment = Duration::from_micros(random.below(MAX_KILL_DELAY_MICROS));
+        let answers = kill_during_creates(round, &mut parts, victim, moment);
         parts.wait_until_healthy();
         taken += check(&parts, victim, &answers);
     }
@@ -46,15 +51,15 @@ fn killing_during_claims_gives_no_sandbox_to_two_clients() {
     let state = parts.server.state_directory();
     let answer = parts.server.client().delete("/v1/pools/crash").expect("the server answers");
     assert_eq!(answer.status, 204, "{}", answer.text());
-    remains::wait_for_no_volumes(parts.pid(Victim::Launcher), &state);
-    parts.remember();
+    leftovers::wait_for_no_volumes(parts.pid(KilledProcess::Launcher), &state);
+    parts.record_processes();
     assert!(parts.server.terminate().success(), "the server did not end cleanly");
     assert_eq!(parts.survivors(), Vec::<String>::new());
-    assert_eq!(remains::rows(&state), 0);
+    assert_eq!(leftovers::count_rows(&state), 0);
     before.wait_for(&state, &instance);
 }
 
-fn make_pool(client: &mut Client) {
+fn make_pool(client: &mut HttpClient) {
     let request = json!({
         "name": "crash", "template": {"spec": {"containers": [{"image": "host"}]}},
         "capacitySpec": {"bufferMax": LEVEL, "bufferMin": 0, "poolMax": 1000, "poolMin": 0},
@@ -65,10 +70,15 @@ fn make_pool(client: &mut Client) {
 }
 
 /// The client that asked, and the id of the sandbox if there was a response.
-type Answer = (String, Option<String>);
+type CreateResult = (String, Option<String>);
 
 /// Makes all clients create at once, and kills the victim meanwhile.
-fn strike(round: usize, parts: &mut Parts, victim: Victim, moment: Duration) -> Vec<Answer> {
+fn kill_during_creates(
+    round: usize,
+    parts: &mut ServerParts,
+    victim: KilledProcess,
+    moment: Duration,
+) -> Vec<CreateResult> {
     let address = parts.server.address().to_owned();
     let begin = Barrier::new(CLIENTS + 1);
     std::thread::scope(|scope| {
@@ -77,7 +87,7 @@ fn strike(round: usize, parts: &mut Parts, victim: Victim, moment: Duration) -> 
             scope.spawn(move || {
                 let who = format!("r{round}c{client}");
                 begin.wait();
-                let id = create(&mut Client::new(address), &who);
+                let id = create(&mut HttpClient::new(address), &who);
                 (who, id)
             })
         };
@@ -85,7 +95,7 @@ fn strike(round: usize, parts: &mut Parts, victim: Victim, moment: Duration) -> 
         begin.wait();
         std::thread::park_timeout(moment);
         match victim {
-            Victim::Supervisor => {
+            KilledProcess::Supervisor => {
                 parts.kill_supervisor();
                 parts.start_again(None);
             }
@@ -99,7 +109,7 @@ fn strike(round: usize, parts: &mut Parts, victim: Victim, moment: Duration) -> 
 }
 
 /// `None` if the server died before it answered.
-fn create(client: &mut Client, who: &str) -> Option<String> {
+fn create(client: &mut HttpClient, who: &str) -> Option<String> {
     let request = json!({
         "timeout": 3600, "resourceLimits": {"memory": "128Mi"}, "env": {"WHO": who},
         "metadata": {"who": who}, "extensions": {"poolRef": "crash"},
@@ -109,7 +119,7 @@ fn create(client: &mut Client, who: &str) -> Option<String> {
 }
 
 /// Checks the server against its responses, removes everything, and returns how many sandboxes had been warm.
-fn check(parts: &Parts, victim: Victim, answers: &[Answer]) -> usize {
+fn check(parts: &ServerParts, victim: KilledProcess, answers: &[CreateResult]) -> usize {
     let mut client = parts.server.client();
     let listed = listed(&mut client);
     let mut seen = BTreeSet::new();
@@ -121,7 +131,7 @@ fn check(parts: &Parts, victim: Victim, answers: &[Answer]) -> usize {
         let found = found.unwrap_or_else(|| panic!("{id} of {who} was lost after {victim:?} died"));
         assert_eq!(found["metadata"]["who"], who.as_str(), "{found}");
         warm += usize::from(found["allocation"]["poolRef"] == "crash");
-        let ran = Sandbox::known(parts.server.client(), id).run("echo $WHO; ls -A /root /tmp");
+        let ran = RemoteSandbox::existing(parts.server.client(), id).run("echo $WHO; ls -A /root /tmp");
         assert_eq!(ran.stdout, format!("{who}\n/root:\n\n/tmp:\n"), "{ran:?}");
     }
     // A create that was not answered may have completed nevertheless.
@@ -138,20 +148,20 @@ fn check(parts: &Parts, victim: Victim, answers: &[Answer]) -> usize {
     warm
 }
 
-fn listed(client: &mut Client) -> Vec<Value> {
+fn listed(client: &mut HttpClient) -> Vec<Value> {
     let page = client.get("/v1/sandboxes?pageSize=200").expect("the server answers").json();
     page["items"].as_array().cloned().unwrap_or_default()
 }
 
 /// Waits until the pool is full and there is nothing else: no row, no disk.
-fn until_count_is_exact(parts: &Parts, sandboxes: usize) {
+fn until_count_is_exact(parts: &ServerParts, sandboxes: usize) {
     let state = parts.server.state_directory();
     let mut seen = (0, 0, 0);
     let exact = e2e::happens(|| {
         let pool = parts.server.client().get("/v1/pools/crash").expect("the server answers").json();
         let warm = pool["status"]["available"].as_u64().unwrap_or_default();
-        let disks = remains::volumes(parts.pid(Victim::Launcher), &state).len();
-        seen = (warm, remains::rows(&state), disks);
+        let disks = leftovers::volumes(parts.pid(KilledProcess::Launcher), &state).len();
+        seen = (warm, leftovers::count_rows(&state), disks);
         let all = LEVEL + sandboxes;
         seen == (LEVEL as u64, i64::try_from(all).expect("few"), all)
     });

@@ -1,9 +1,9 @@
 //! Pseudo-random numbers that are reproducible by their seed.
 
 /// Steele, Lea and Flood's `SplitMix64`.
-pub(super) struct Random(u64);
+pub(super) struct RandomChoices(u64);
 
-impl Random {
+impl RandomChoices {
     pub(super) fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -21,17 +21,17 @@ impl Random {
         self.next() % end
     }
 
-    pub(super) fn place(&mut self, length: usize) -> usize {
+    pub(super) fn index_below(&mut self, length: usize) -> usize {
         usize::try_from(self.below(length as u64)).expect("it is below a usize")
     }
 
     pub(super) fn pick<T: Copy>(&mut self, among: &[T]) -> T {
-        among[self.place(among.len())]
+        among[self.index_below(among.len())]
     }
 
     pub(super) fn shuffle<T>(&mut self, list: &mut [T]) {
         for end in (1..list.len()).rev() {
-            list.swap(end, self.place(end + 1));
+            list.swap(end, self.index_below(end + 1));
         }
     }
 }

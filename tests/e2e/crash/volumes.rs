@@ -5,20 +5,20 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use e2e::http::Client;
-use e2e::run::User;
+use e2e::http::HttpClient;
+use e2e::run::TestUser;
 use serde_json::{Value, json};
 
-use super::parts::{Parts, Victim};
-use super::random::Random;
-use super::remains::Remains;
-use super::rounds::{after_peace, say, seed};
+use super::leftovers::HostLeftovers;
+use super::parts::{KilledProcess, ServerParts};
+use super::random::RandomChoices;
+use super::rounds::{after_normal_use, print_progress, seed};
 
 const ROUNDS: usize = 24;
-const LATEST_MICROS: u64 = 8_000;
+const MAX_KILL_DELAY_MICROS: u64 = 8_000;
 
 /// The volumes in the pool, in the mount namespace of the launcher.
-fn on_disk(launcher: u32, state: &Path) -> BTreeSet<String> {
+fn volumes_on_disk(launcher: u32, state: &Path) -> BTreeSet<String> {
     let below = state.strip_prefix("/").expect("a state directory is absolute");
     let root = Path::new("/proc").join(launcher.to_string()).join("root").join(below);
     let pool = root.join("disk/pool/named-volumes");
@@ -26,14 +26,14 @@ fn on_disk(launcher: u32, state: &Path) -> BTreeSet<String> {
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
-fn listed(client: &mut Client) -> Vec<Value> {
+fn listed(client: &mut HttpClient) -> Vec<Value> {
     let page = client.get("/coracle/v1/volumes").expect("the server answers").json();
     page["items"].as_array().expect("a page has items").clone()
 }
 
 /// Makes volumes and removes them in every way, until an operation fails.
-fn churn(address: &str, round: usize) {
-    let mut client = Client::new(address);
+fn churn_volumes(address: &str, round: usize) {
+    let mut client = HttpClient::new(address);
     let going = |name: &str| {
         json!({
             "image": {"uri": "host"}, "resourceLimits": {}, "entrypoint": ["tail", "-f", "/dev/null"],
@@ -57,22 +57,24 @@ fn killing_any_part_leaves_every_volume_whole_or_gone() {
         return;
     }
     let seed = seed();
-    say(&format!("crash-volumes: {ROUNDS} rounds, CORACLE_CRASH_SEED={seed}"));
-    let mut random = Random::new(seed);
+    print_progress(&format!("crash-volumes: {ROUNDS} rounds, CORACLE_CRASH_SEED={seed}"));
+    let mut random = RandomChoices::new(seed);
     let instance = format!("crash-volumes-{}", std::process::id());
-    let mut parts = Parts::start(User::Same, "off", &instance);
-    let before = after_peace(&mut parts, &instance);
+    let mut parts = ServerParts::start(TestUser::Same, "off", &instance);
+    let before = after_normal_use(&mut parts, &instance);
     let kept = json!({"name": "kept", "size": "16Mi"});
     assert_eq!(parts.server.client().post("/coracle/v1/volumes", &kept).expect("answers").status, 201);
     for round in 0..ROUNDS {
         let address = parts.server.address().to_owned();
-        let victim = random.pick(&[Victim::Supervisor, Victim::Server, Victim::Launcher]);
-        let moment = Duration::from_micros(random.below(LATEST_MICROS) * if round % 2 == 0 { 1 } else { 10 });
+        let victim =
+            random.pick(&[KilledProcess::Supervisor, KilledProcess::Server, KilledProcess::Launcher]);
+        let moment =
+            Duration::from_micros(random.below(MAX_KILL_DELAY_MICROS) * if round % 2 == 0 { 1 } else { 10 });
         std::thread::scope(|scope| {
-            scope.spawn(|| churn(&address, round));
+            scope.spawn(|| churn_volumes(&address, round));
             std::thread::park_timeout(moment);
             match victim {
-                Victim::Supervisor => {
+                KilledProcess::Supervisor => {
                     parts.kill_supervisor();
                     parts.start_again(None);
                 }
@@ -83,14 +85,14 @@ fn killing_any_part_leaves_every_volume_whole_or_gone() {
             }
         });
         parts.wait_until_healthy();
-        check(&parts, &format!("round {round}, {victim:?} after {moment:?}"));
+        check_volumes(&parts, &format!("round {round}, {victim:?} after {moment:?}"));
     }
     finish(parts, &instance, &before);
 }
 
 /// The volumes on disk are the listed ones, complete, and a volume that is removed with its sandboxes has one.
-fn check(parts: &Parts, when: &str) {
-    let (state, launcher) = (parts.server.state_directory(), parts.pid(Victim::Launcher));
+fn check_volumes(parts: &ServerParts, when: &str) {
+    let (state, launcher) = (parts.server.state_directory(), parts.pid(KilledProcess::Launcher));
     let mut reported = (Vec::new(), BTreeSet::new());
     let same = e2e::happens(|| {
         let volumes = listed(&mut parts.server.client());
@@ -99,14 +101,14 @@ fn check(parts: &Parts, when: &str) {
         let orphan =
             |volume: &Value| volume["deletedWithSandboxes"] == true && volume["sandboxes"] == json!([]);
         let settled = !volumes.iter().any(orphan);
-        reported = (volumes, on_disk(launcher, &state));
+        reported = (volumes, volumes_on_disk(launcher, &state));
         settled && known == reported.1
     });
     assert!(same, "{when}: listed {:#?}, on disk {:?}", reported.0, reported.1);
     assert!(reported.0.iter().any(|volume| volume["name"] == "kept"), "{when}: a volume was lost");
 }
 
-fn finish(mut parts: Parts, instance: &str, before: &Remains) {
+fn finish(mut parts: ServerParts, instance: &str, before: &HostLeftovers) {
     parts.server.remove_all().expect("the server removes its sandboxes");
     let mut client = parts.server.client();
     e2e::eventually("volumes go with their sandboxes", || {
@@ -117,8 +119,8 @@ fn finish(mut parts: Parts, instance: &str, before: &Remains) {
         assert_eq!(client.delete(&path).expect("the server answers").status, 204);
     }
     let state = parts.server.state_directory();
-    assert_eq!(on_disk(parts.pid(Victim::Launcher), &state), BTreeSet::new());
-    parts.remember();
+    assert_eq!(volumes_on_disk(parts.pid(KilledProcess::Launcher), &state), BTreeSet::new());
+    parts.record_processes();
     assert!(parts.server.terminate().success(), "the server did not end cleanly");
     let database = rusqlite::Connection::open(state.join("server/coracle.db")).expect("there is a database");
     let rows: i64 = database

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::Secret;
 use e2e::host;
 use e2e::run::attack_outside;
-use e2e::server::Server;
+use e2e::server::TestServer;
 
 /// Attacks that the agent itself must not be able to make. Permissions that its own duties need (files as
 /// any user inside, processes, its command groups) are not among them.
@@ -39,20 +39,20 @@ pub(super) const REFUSED: [&str; 21] = [
 ];
 
 /// Subverts the agent of a new sandbox and returns the verdict of each attack.
-fn from_the_agent(attacks: &[String]) -> BTreeMap<String, String> {
-    from_the_agent_of(&Server::start(), attacks)
+fn attack_from_new_agent(attacks: &[String]) -> BTreeMap<String, String> {
+    attack_from_agent(&TestServer::start(), attacks)
 }
 
-/// As [`from_the_agent`], with a sandbox of this server.
-pub(super) fn from_the_agent_of(server: &Server, attacks: &[String]) -> BTreeMap<String, String> {
-    let mut sandbox = server.create();
+/// As [`attack_from_new_agent`], with a sandbox of this server.
+pub(super) fn attack_from_agent(server: &TestServer, attacks: &[String]) -> BTreeMap<String, String> {
+    let mut sandbox = server.create_sandbox();
     sandbox.upload_attacks();
-    let agent = host::agent_of(&sandbox.id).expect("its agent runs");
-    from_process(agent, agent, attacks)
+    let agent = host::agent_pid(&sandbox.id).expect("its agent runs");
+    attack_from_process(agent, agent, attacks)
 }
 
 /// Subverts a process of an agent's sandbox that contains the attacks, and returns the verdict of each.
-pub(super) fn from_process(agent: u32, victim: u32, attacks: &[String]) -> BTreeMap<String, String> {
+pub(super) fn attack_from_process(agent: u32, victim: u32, attacks: &[String]) -> BTreeMap<String, String> {
     let victim = victim.to_string();
     let mut words = vec!["subvert", &victim, "/opt/attacks", "each", "/root/report"];
     words.extend(attacks.iter().map(String::as_str));
@@ -77,7 +77,7 @@ fn a_subverted_agent_gains_nothing_from_the_kernel() {
         return;
     }
     let attacks: Vec<String> = REFUSED.map(str::to_owned).into();
-    let verdicts = from_the_agent(&attacks);
+    let verdicts = attack_from_new_agent(&attacks);
     for name in REFUSED {
         let verdict = verdicts.get(name).map_or("was not tried", String::as_str);
         // The filter may also kill the process, which prints nothing.
@@ -94,7 +94,7 @@ fn a_subverted_agent_reads_no_file_of_the_host() {
     let ways =
         ["read", "read-through-proc", "read-through-descriptors", "read-through-dots", "read-by-handle"];
     let attacks: Vec<String> = ways.map(|way| format!("{way}:{}:{}", secret.path(), secret.token)).into();
-    let verdicts = from_the_agent(&attacks);
+    let verdicts = attack_from_new_agent(&attacks);
     for attack in &attacks {
         let verdict = verdicts.get(attack).map_or("was not tried", String::as_str);
         assert!(verdict.starts_with("stopped: "), "{attack} from the agent: {verdict}");
@@ -108,7 +108,7 @@ fn a_subverted_agent_cannot_fill_the_hosts_disk() {
     }
     const FOUR_GIBIBYTES: u64 = 4 << 30;
     let attack = format!("eat:disk-through-descriptors:{FOUR_GIBIBYTES}");
-    let verdicts = from_the_agent(std::slice::from_ref(&attack));
+    let verdicts = attack_from_new_agent(std::slice::from_ref(&attack));
     let verdict = verdicts.get(&attack).map_or("was not tried", String::as_str);
     assert!(verdict.starts_with("stopped: "), "its journal is not bounded by a quota: {verdict}");
 }

@@ -3,13 +3,13 @@
 use std::io::Read;
 use std::time::Duration;
 
-use e2e::run::{Run, User, attack_outside};
-use e2e::sandbox::Sandbox;
-use e2e::server::{Server, resident};
+use e2e::run::{RunCommand, TestUser, attack_outside};
+use e2e::sandbox::RemoteSandbox;
+use e2e::server::{TestServer, resident_memory};
 use serde_json::json;
 
 /// The median time of `true` in a sandbox over several runs.
-fn usual_time(sandbox: &mut Sandbox) -> Duration {
+fn median_time(sandbox: &mut RemoteSandbox) -> Duration {
     let mut times: Vec<Duration> = (0..15)
         .map(|_| {
             let ran = sandbox.run("true");
@@ -22,16 +22,16 @@ fn usual_time(sandbox: &mut Sandbox) -> Duration {
 }
 
 /// Checks that a neighbour's commands take about as long as before during `attack`.
-fn check_neighbour(attack: impl FnOnce(&mut Sandbox)) {
-    let server = Server::start();
+fn check_neighbour(attack: impl FnOnce(&mut RemoteSandbox)) {
+    let server = TestServer::start();
     // A small disk is full sooner; the outcome is the same.
-    let mut attacker = server.create_with(&json!({"extensions": {"coracle.disk": "128Mi"}}));
-    let mut neighbour = server.create();
+    let mut attacker = server.create_sandbox_with(&json!({"extensions": {"coracle.disk": "128Mi"}}));
+    let mut neighbour = server.create_sandbox();
     attacker.upload_attacks();
-    let before = usual_time(&mut neighbour);
+    let before = median_time(&mut neighbour);
     attack(&mut attacker);
-    let during = usual_time(&mut neighbour);
-    let bound = before * 5 + Duration::from_millis(250) * e2e::slowness();
+    let during = median_time(&mut neighbour);
+    let bound = before * 5 + Duration::from_millis(250) * e2e::slowness_factor();
     assert!(during <= bound, "a neighbour's `true` took {during:?} instead of {before:?}");
     assert!(neighbour.run("echo fine").stdout.contains("fine"));
 }
@@ -48,8 +48,8 @@ fn check_limit(limit: (&str, &str), eat: &[&str], enough: &str, refusals: &[&str
             eat.iter().map(|word| if *word == "/root" { &directory } else { *word }).collect();
         let ended = attack_outside(&[&["eat"], words.as_slice(), &[enough]].concat());
         assert_eq!(ended.code, Some(0), "exhausting {eat:?} does not work outside: {ended:?}");
-        let run = Run::new(User::Same).with_attacks().flag(limit.0, limit.1);
-        let ended = run.argv(&[&["/attacks/attacks", "eat"], eat, &[enough]].concat());
+        let run = RunCommand::new(TestUser::Same).with_attacks().flag(limit.0, limit.1);
+        let ended = run.run_argv(&[&["/attacks/attacks", "eat"], eat, &[enough]].concat());
         let refused = refusals.iter().any(|name| ended.stdout.contains(name) || ended.stderr.contains(name));
         assert!(ended.code != Some(0) && refused, "{limit:?} does not stop {eat:?}: {ended:?}");
     }
@@ -72,9 +72,10 @@ fn open_file_limit_stops_the_process_that_opens_files() {
     }
     let outside = attack_outside(&["eat", "descriptors", "800"]);
     assert_eq!(outside.code, Some(0), "the attack does not work outside: {outside:?}");
-    let run = Run::new(User::Same).with_attacks();
-    let ended = run
-        .shell("/attacks/attacks eat descriptors 800; ulimit -n 400; /attacks/attacks eat descriptors 800");
+    let run = RunCommand::new(TestUser::Same).with_attacks();
+    let ended = run.run_shell(
+        "/attacks/attacks eat descriptors 800; ulimit -n 400; /attacks/attacks eat descriptors 800",
+    );
     let lines: Vec<&str> = ended.stdout.lines().collect();
     assert!(
         matches!(lines[..], ["succeeded: 800 descriptors", stopped] if stopped.contains("EMFILE")),
@@ -85,7 +86,7 @@ fn open_file_limit_stops_the_process_that_opens_files() {
 #[test]
 fn a_fork_bomb_does_not_reach_a_neighbour() {
     check_neighbour(|attacker| {
-        let bomb = attacker.start("/opt/attacks eat processes");
+        let bomb = attacker.start_background("/opt/attacks eat processes");
         e2e::eventually("the bomb is at its limit", || attacker.logs(&bomb).contains("stopped: fork"));
     });
 }
@@ -139,45 +140,45 @@ fn temporary_directories_are_limited() {
 }
 
 /// The growth of the server's memory that a flood may cause: buffers, not the flood itself.
-const FLAT: u64 = 48 << 20;
+const MAX_MEMORY_GROWTH: u64 = 48 << 20;
 
 #[test]
 fn a_flood_that_is_read_leaves_the_servers_memory_flat() {
     const FLOOD: u64 = 512 << 20;
-    let server = Server::start();
-    let mut sandbox = server.create();
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox();
     sandbox.upload_attacks();
     assert_eq!(sandbox.run("true").code, Some(0));
-    let before = resident(server.pid());
+    let before = resident_memory(server.pid());
     let request = json!({"argv": ["/opt/attacks", "flood", FLOOD.to_string()]});
-    let mut stream = sandbox.inside_streaming("POST", "command", &request);
+    let mut stream = sandbox.request_streaming("POST", "command", &request);
     assert_eq!(stream.status, 200);
     let mut buffer = vec![0; 1 << 20];
     let (mut taken, mut highest) = (0, before);
     while let Ok(count @ 1..) = stream.body.read(&mut buffer) {
         taken += count as u64;
-        highest = highest.max(resident(server.pid()));
+        highest = highest.max(resident_memory(server.pid()));
     }
     assert!(taken > 0, "nothing was streamed");
-    assert!(highest < before + FLAT, "memory rose from {before} to {highest} bytes");
+    assert!(highest < before + MAX_MEMORY_GROWTH, "memory rose from {before} to {highest} bytes");
 }
 
 #[test]
 fn unread_flood_leaves_the_servers_memory_flat() {
     const FLOOD: u64 = 256 << 20;
-    let server = Server::start();
-    let mut sandbox = server.create();
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox();
     sandbox.upload_attacks();
-    let mut watcher = sandbox.another(server.client());
-    let before = resident(server.pid());
+    let mut watcher = sandbox.with_client(server.client());
+    let before = resident_memory(server.pid());
     let request = json!({"argv": ["/opt/attacks", "flood", FLOOD.to_string()]});
-    let unread = sandbox.inside_streaming("POST", "command", &request);
+    let unread = sandbox.request_streaming("POST", "command", &request);
     assert_eq!(unread.status, 200);
     // The flood ends although its output is not read: a slow reader does not stall a command.
     e2e::eventually("the flood has ended", || {
         watcher.run_argv(&["/opt/attacks", "find-process", "attacks flood"]).code == Some(1)
     });
-    let after = resident(server.pid());
-    assert!(after < before + FLAT, "memory rose from {before} to {after} bytes");
+    let after = resident_memory(server.pid());
+    assert!(after < before + MAX_MEMORY_GROWTH, "memory rose from {before} to {after} bytes");
     drop(unread);
 }

@@ -1,7 +1,7 @@
 //! Reading and writing files that belong to the host.
 
 use super::{Attack, Secret};
-use e2e::run::{Run, users};
+use e2e::run::{RunCommand, all_users};
 
 const OWN_ROOT: &str = "a root of its own, of which the host's is no part";
 const OWN_PROC: &str = "a /proc of its own pid namespace";
@@ -119,10 +119,10 @@ fn a_read_only_mount_cannot_be_written() {
         stopped_by: "the mount being read-only",
     };
     attack.check_outside(super::Outside::Bites);
-    for user in users() {
-        let run = Run::new(user).with_attacks().mount(host.directory.path(), "/shared", "ro");
+    for user in all_users() {
+        let run = RunCommand::new(user).with_attacks().mount(host.directory.path(), "/shared", "ro");
         attack.check_refused(
-            &run.argv(&["/attacks/attacks", "write-file", "/shared"]),
+            &run.run_argv(&["/attacks/attacks", "write-file", "/shared"]),
             &format!("as {user:?}"),
         );
     }
@@ -137,9 +137,9 @@ fn a_link_placed_in_a_shared_directory_is_followed_inside_only() {
     let attack =
         Attack { words: &["read", &link, &secret.token], refusals: &["ENOENT"], stopped_by: OWN_ROOT };
     attack.check_outside(super::Outside::Bites);
-    for user in users() {
-        let run = Run::new(user).with_attacks().mount(shared.directory.path(), "/shared", "ro");
-        let ended = run.argv(&["/attacks/attacks", "read", "/shared/link", &secret.token]);
+    for user in all_users() {
+        let run = RunCommand::new(user).with_attacks().mount(shared.directory.path(), "/shared", "ro");
+        let ended = run.run_argv(&["/attacks/attacks", "read", "/shared/link", &secret.token]);
         attack.check_refused(&ended, &format!("as {user:?}"));
     }
 }

@@ -3,17 +3,17 @@
 use std::process::{Child, Command};
 
 use super::{Attack, Outside};
-use e2e::binary::Programs;
-use e2e::server::Server;
+use e2e::binary::ProgramCopies;
+use e2e::server::TestServer;
 
 const UNTRACEABLE: &str =
     "an agent whose program cannot be read, which is not dumpable, and the filter for commands";
 const OWN_PIDS: &str = "a pid namespace of its own, in which the host's processes have no number";
 
 /// A host process that serves as the target of an attack.
-struct Victim(Child);
+struct VictimProcess(Child);
 
-impl Victim {
+impl VictimProcess {
     fn start() -> Self {
         Self(Command::new("sleep").arg("600").spawn().expect("there is a `sleep`"))
     }
@@ -23,7 +23,7 @@ impl Victim {
     }
 }
 
-impl Drop for Victim {
+impl Drop for VictimProcess {
     fn drop(&mut self) {
         self.0.kill().ok();
         self.0.wait().ok();
@@ -32,7 +32,7 @@ impl Drop for Victim {
 
 /// An attack on a victim outside, and on the agent inside.
 fn check_on_agent(name: &str, refusals: &[&str]) {
-    let victim = Victim::start();
+    let victim = VictimProcess::start();
     let attack = Attack { words: &[name, "1"], refusals, stopped_by: UNTRACEABLE };
     Attack { words: &[name, &victim.pid()], ..attack }.check_outside(Outside::Bites);
     attack.check_inside();
@@ -60,8 +60,8 @@ fn the_agents_program_cannot_be_overwritten() {
 
 #[test]
 fn the_agent_survives_every_signal_from_inside() {
-    let server = Server::start();
-    let mut sandbox = server.create();
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox();
     let sent = sandbox
         .run("for s in $(seq 1 64); do kill -$s 1 2>/dev/null; done; kill -9 -1 2>/dev/null; echo sent");
     assert!(sent.code != Some(0) || sent.stdout.contains("sent"), "{sent:?}");
@@ -71,7 +71,7 @@ fn the_agent_survives_every_signal_from_inside() {
 
 #[test]
 fn processes_of_the_host_cannot_be_signalled() {
-    let victim = Victim::start();
+    let victim = VictimProcess::start();
     let attack = Attack { words: &["signal", &victim.pid()], refusals: &["ESRCH"], stopped_by: OWN_PIDS };
     attack.check_inside();
     attack.check_outside(Outside::Bites);
@@ -79,12 +79,12 @@ fn processes_of_the_host_cannot_be_signalled() {
 
 #[test]
 fn processes_of_the_host_cannot_be_seen() {
-    let name = Programs::shared().attacks_directory().join("visible-only-outside");
+    let name = ProgramCopies::shared().attacks_directory().join("visible-only-outside");
     // The copy is made by another process: if this one had the file open for writing, a program that
     // another test starts might inherit it, and the copy could not be executed.
     let copied = Command::new("cp").arg("/bin/sleep").arg(&name).status();
     assert!(copied.expect("there is a `cp`").success());
-    let mut victim = Victim(Command::new(&name).arg("600").spawn().expect("a copy of `sleep` runs"));
+    let mut victim = VictimProcess(Command::new(&name).arg("600").spawn().expect("a copy of `sleep` runs"));
     Attack { words: &["find-process", "visible-only-outside"], refusals: &["ESRCH"], stopped_by: OWN_PIDS }
         .check();
     victim.0.kill().expect("it is our child");

@@ -10,24 +10,24 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Command};
 
-use e2e::binary::Programs;
-use e2e::run::{User, attack_outside};
-use e2e::server::{Server, Start};
+use e2e::binary::ProgramCopies;
+use e2e::run::{TestUser, attack_outside};
+use e2e::server::{ServerBuilder, TestServer};
 use serde_json::{Value, json};
 
 use super::Secret;
 
 /// The ids of plans that the attacker sends.
-const PLANNED: &str = "attackersplan0000000";
+const PLANNED_SANDBOX_ID: &str = "attackersplan0000000";
 
 /// Subverts the server and returns the verdict of each attack.
-fn from_the_server(server: &Server, attacks: &[String]) -> BTreeMap<String, String> {
+fn attack_from_server(server: &TestServer, attacks: &[String]) -> BTreeMap<String, String> {
     let own = server.state_directory().join("server");
     let (program, report) = (own.join("attacks"), own.join("report"));
-    fs::copy(Programs::shared().attacks(), &program).expect("root can write there");
+    fs::copy(ProgramCopies::shared().attacks_path(), &program).expect("root can write there");
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("our own copy");
     let (program, report_path) = (program.to_string_lossy(), report.to_string_lossy());
-    let subverted = server.part("__server");
+    let subverted = server.part_pid("__server");
     let pid = subverted.to_string();
     let mut words = vec!["subvert", &pid, &program, "each", &report_path];
     words.extend(attacks.iter().map(String::as_str));
@@ -37,7 +37,7 @@ fn from_the_server(server: &Server, attacks: &[String]) -> BTreeMap<String, Stri
     e2e::eventually("all attacks were tried", || read().ends_with("done\n"));
     // The attacker has ended, so the supervisor starts a new server, which must find everything intact.
     e2e::eventually("there is a server again", || {
-        server.part("__server") != subverted && server.client().get("/health").is_ok()
+        server.part_pid("__server") != subverted && server.client().get("/health").is_ok()
     });
     read()
         .lines()
@@ -47,8 +47,8 @@ fn from_the_server(server: &Server, attacks: &[String]) -> BTreeMap<String, Stri
 }
 
 /// Checks that all of `attacks` fail from the server, each with one of the expected errors.
-fn check_refused(server: &Server, attacks: &[String], refusals: &[&str]) {
-    let verdicts = from_the_server(server, attacks);
+fn check_refused(server: &TestServer, attacks: &[String], refusals: &[&str]) {
+    let verdicts = attack_from_server(server, attacks);
     for attack in attacks {
         let verdict = verdicts.get(attack).map_or("was not tried", String::as_str);
         let refused = verdict.starts_with("stopped: ") && refusals.iter().any(|name| verdict.contains(name));
@@ -70,7 +70,7 @@ fn a_subverted_server_reads_no_file_of_the_host() {
     if !testkit::needs_root() {
         return;
     }
-    let server = Server::start();
+    let server = TestServer::start();
     let secret = Secret::new();
     let ways =
         ["read", "read-through-proc", "read-through-descriptors", "read-through-dots", "read-by-handle"];
@@ -86,8 +86,8 @@ fn a_subverted_server_cannot_reach_the_launchers_state() {
     if !testkit::needs_root() {
         return;
     }
-    let server = Server::start();
-    let sandbox = server.create();
+    let server = TestServer::start();
+    let sandbox = server.create_sandbox();
     let state = server.state_directory().to_string_lossy().into_owned();
     let record = format!("{state}/boxes/{}", sandbox.id);
     let mut attacks: Vec<String> = ["", "/boxes", "/images", "/run", "/bin", "/disk", "/host", "/ranges"]
@@ -107,7 +107,7 @@ fn a_subverted_server_gains_no_rights() {
     if !testkit::needs_root() {
         return;
     }
-    let server = Server::start();
+    let server = TestServer::start();
     let attacks = [
         "become-root",
         "mount-tmpfs",
@@ -129,9 +129,9 @@ fn a_subverted_server_gains_no_rights() {
 }
 
 /// A process of root that serves as the target of an attack.
-struct Victim(Child);
+struct RootVictim(Child);
 
-impl Drop for Victim {
+impl Drop for RootVictim {
     fn drop(&mut self) {
         self.0.kill().ok();
         self.0.wait().ok();
@@ -143,11 +143,11 @@ fn a_subverted_server_cannot_touch_other_processes() {
     if !testkit::needs_root() {
         return;
     }
-    let server = Server::start();
-    let victim = Victim(Command::new("sleep").arg("600").spawn().expect("there is a `sleep`"));
+    let server = TestServer::start();
+    let victim = RootVictim(Command::new("sleep").arg("600").spawn().expect("there is a `sleep`"));
     let ways = ["trace", "read-memory", "steal-descriptor", "overwrite-binary", "signal"];
     let on = |pid: u32| ways.map(|way| format!("{way}:{pid}"));
-    let others = [victim.0.id(), server.part("__launcher"), server.pid()];
+    let others = [victim.0.id(), server.part_pid("__launcher"), server.pid()];
     let attacks: Vec<String> = others.into_iter().flat_map(on).collect();
     check_refused(&server, &attacks, &["EPERM", "EACCES"]);
     check_outside(&on(victim.0.id()));
@@ -156,7 +156,7 @@ fn a_subverted_server_cannot_touch_other_processes() {
 /// A request to the launcher for a sandbox; `fields` replace those of a plain plan.
 fn plan(fields: &Value) -> Value {
     let mut plan = json!({
-        "id": PLANNED,
+        "id": PLANNED_SANDBOX_ID,
         "image": "host",
         "limits": {"memory": 64 << 20, "cpus": 500, "pids": 32, "disk": 64 << 20},
         "named": [],
@@ -175,7 +175,7 @@ fn plan(fields: &Value) -> Value {
 }
 
 /// An attack in which the server sends this request to the launcher.
-fn asking(server: &Server, name: &str, question: &Value) -> String {
+fn launcher_request_attack(server: &TestServer, name: &str, question: &Value) -> String {
     let state = server.state_directory();
     let file = state.join("server").join(name);
     fs::write(&file, question.to_string()).expect("root can write there");
@@ -188,13 +188,13 @@ fn subverted_server_mounts_only_paths_the_operator_lists() {
     if !testkit::needs_root() {
         return;
     }
-    let place = User::Same.home();
+    let place = TestUser::Same.make_home();
     let allowed = place.path().join("allowed");
     fs::create_dir(&allowed).expect("our own directory");
     std::os::unix::fs::symlink("/etc", allowed.join("link")).expect("our own directory");
     let text = allowed.to_str().expect("a test's own path").to_owned();
-    let server = Start::new().env("CORACLE_VOLUMES_HOST_PATHS", &text).start();
-    let living = server.create();
+    let server = ServerBuilder::new().env("CORACLE_VOLUMES_HOST_PATHS", &text).start();
+    let living = server.create_sandbox();
     let host = |path: &str| json!({"source": {"host": path}, "target": "/stolen", "read_only": true});
     let sub =
         |path: &str| json!({"source": {"host": text}, "target": "/s", "read_only": true, "sub_path": path});
@@ -214,36 +214,47 @@ fn subverted_server_mounts_only_paths_the_operator_lists() {
         ("another-sandboxes-disk", volume(&living.id), "no_volume"),
         ("a-place-of-the-kernel", target, "target"),
     ];
-    let volume = json!({"id": PLANNED, "owner": "../x", "name": "a", "size": 1 << 24, "kept": true});
+    let volume =
+        json!({"id": PLANNED_SANDBOX_ID, "owner": "../x", "name": "a", "size": 1 << 24, "kept": true});
     let path = json!({"id": "../../x", "owner": "a", "name": "a", "size": 1 << 24, "kept": true});
-    let huge = json!({"id": PLANNED, "owner": "a", "name": "a", "size": u64::MAX, "kept": true});
+    let huge = json!({"id": PLANNED_SANDBOX_ID, "owner": "a", "name": "a", "size": u64::MAX, "kept": true});
     let mut attacks = vec![
-        (asking(&server, "a-label", &question("make_volume", volume)), "not a volume"),
-        (asking(&server, "a-path", &question("make_volume", path)), "hung up"),
-        (asking(&server, "all-space", &question("make_volume", huge)), "too_much"),
-        (asking(&server, "another-path", &question("remove_volume", json!({"id": "../boxes"}))), "hung up"),
+        (
+            launcher_request_attack(&server, "a-label", &launcher_request("make_volume", volume)),
+            "not a volume",
+        ),
+        (launcher_request_attack(&server, "a-path", &launcher_request("make_volume", path)), "hung up"),
+        (launcher_request_attack(&server, "all-space", &launcher_request("make_volume", huge)), "too_much"),
+        (
+            launcher_request_attack(
+                &server,
+                "another-path",
+                &launcher_request("remove_volume", json!({"id": "../boxes"})),
+            ),
+            "hung up",
+        ),
     ];
     for (name, mount, words) in mounts {
         let create = plan(&json!({"mounts": [mount]}));
-        let attach = question("attach", json!({"id": living.id, "mounts": [mount]}));
-        attacks.push((asking(&server, &format!("create-{name}"), &create), words));
-        attacks.push((asking(&server, &format!("attach-{name}"), &attach), words));
+        let attach = launcher_request("attach", json!({"id": living.id, "mounts": [mount]}));
+        attacks.push((launcher_request_attack(&server, &format!("create-{name}"), &create), words));
+        attacks.push((launcher_request_attack(&server, &format!("attach-{name}"), &attach), words));
     }
     // The attack works: a listed path is mounted.
-    let listed = asking(&server, "listed", &plan(&json!({"mounts": [host(&text)]})));
+    let listed = launcher_request_attack(&server, "listed", &plan(&json!({"mounts": [host(&text)]})));
     let all: Vec<String> = attacks.iter().map(|(attack, _)| attack.clone()).chain([listed.clone()]).collect();
-    let verdicts = from_the_server(&server, &all);
+    let verdicts = attack_from_server(&server, &all);
     for (attack, words) in &attacks {
         let verdict = &verdicts[attack];
         assert!(verdict.starts_with("stopped: ") && verdict.contains(words), "{attack}: {verdict}");
     }
     assert!(verdicts[&listed].starts_with("succeeded: "), "a listed path: {}", verdicts[&listed]);
     e2e::eventually("the attacker's sandbox is gone", || {
-        !server.state_directory().join("boxes").join(PLANNED).exists()
+        !server.state_directory().join("boxes").join(PLANNED_SANDBOX_ID).exists()
     });
 }
 
-fn question(kind: &str, content: Value) -> Value {
+fn launcher_request(kind: &str, content: Value) -> Value {
     json!({"version": 1, "number": 1, "question": {kind: content}})
 }
 
@@ -252,7 +263,7 @@ fn subverted_server_cannot_make_the_launcher_exceed_its_job() {
     if !testkit::needs_root() {
         return;
     }
-    let server = Server::start();
+    let server = TestServer::start();
     let own = server.state_directory().join("server");
     let socket = server.state_directory().join("run/launcher");
     let image = own.join("image");
@@ -260,20 +271,20 @@ fn subverted_server_cannot_make_the_launcher_exceed_its_job() {
     let mount = json!([{"source": {"host": "/etc"}, "target": "/stolen", "read_only": true}]);
     let refused = [
         ("a-mount-of-the-host", json!({"mounts": mount}), "mounts no host directories"),
-        ("files-that-stay-behind", json!({"keep": true}), "is kept"),
+        ("files-that-stay-behind", json!({"keep": true}), "cannot keep the files"),
         ("an-image-by-path", json!({"image": "../server/image"}), "no_image"),
         ("an-image-by-absolute-path", json!({"image": image}), "no_image"),
         ("an-id-that-is-a-path", json!({"id": "../../../../tmp/x"}), "hung up"),
         ("a-plan-that-is-none", json!({"limits": "none"}), "hung up"),
     ];
-    let question = |name: &str, fields: &Value| asking(&server, name, &plan(fields));
+    let question = |name: &str, fields: &Value| launcher_request_attack(&server, name, &plan(fields));
     // The attack works: a plan without any of these fields is carried out.
     let plain = question("a-plain-plan", &json!({}));
     let mut attacks = vec![plain.clone()];
     attacks.extend(refused.iter().map(|(name, fields, _)| question(name, fields)));
     let plug = format!("plug-launcher:{}", socket.display());
     attacks.push(plug.clone());
-    let verdicts = from_the_server(&server, &attacks);
+    let verdicts = attack_from_server(&server, &attacks);
     assert!(verdicts[&plain].starts_with("succeeded: "), "a plain plan: {}", verdicts[&plain]);
     for ((name, _, words), attack) in refused.iter().zip(&attacks[1..]) {
         let verdict = &verdicts[attack];
@@ -282,7 +293,7 @@ fn subverted_server_cannot_make_the_launcher_exceed_its_job() {
     assert!(verdicts[&plug].starts_with("stopped: "), "the launcher can be blocked: {}", verdicts[&plug]);
     // The attacker's sandbox has no row in the database, so the next server removed it.
     e2e::eventually("the attacker's sandbox is gone", || {
-        !server.state_directory().join("boxes").join(PLANNED).exists()
+        !server.state_directory().join("boxes").join(PLANNED_SANDBOX_ID).exists()
     });
 }
 
@@ -292,10 +303,10 @@ fn a_subverted_server_makes_no_image_of_a_file_that_is_not_a_snapshot() {
     if !testkit::needs_root() {
         return;
     }
-    let server = Server::start();
+    let server = TestServer::start();
     let own = server.state_directory().join("server");
     let made_of = json!({"image": "host", "trees": [], "env": []});
-    let record = json!({"sandbox": PLANNED, "made_of": made_of, "size": 1, "disk": 1});
+    let record = json!({"sandbox": PLANNED_SANDBOX_ID, "made_of": made_of, "size": 1, "disk": 1});
     fs::write(own.join("planted.json"), record.to_string()).expect("root may write there");
     fs::set_permissions(own.join("planted.json"), fs::Permissions::from_mode(0o644)).expect("our own file");
     std::os::unix::fs::symlink("/etc/shadow", own.join("planted.img")).expect("root may write there");
@@ -303,7 +314,7 @@ fn a_subverted_server_makes_no_image_of_a_file_that_is_not_a_snapshot() {
     let unknown = "ffffffff-ffff-4fff-bfff-ffffffffffff";
     let commit = |name: &str, snapshot: &str| {
         let content = json!({"commit": {"snapshot": snapshot, "name": "stolen"}});
-        asking(&server, name, &question("image", content))
+        launcher_request_attack(&server, name, &launcher_request("image", content))
     };
     let attacks = [
         (commit("an-absolute-path", &absolute), "hung up"),
@@ -312,7 +323,7 @@ fn a_subverted_server_makes_no_image_of_a_file_that_is_not_a_snapshot() {
         (commit("an-unknown-id", unknown), "does not exist"),
     ];
     let all: Vec<String> = attacks.iter().map(|(attack, _)| attack.clone()).collect();
-    let verdicts = from_the_server(&server, &all);
+    let verdicts = attack_from_server(&server, &all);
     for (attack, words) in &attacks {
         let verdict = &verdicts[attack];
         assert!(verdict.starts_with("stopped: ") && verdict.contains(words), "{attack}: {verdict}");
@@ -326,15 +337,15 @@ fn a_subverted_server_does_not_keep_disks_frozen_during_a_backup() {
     if !testkit::needs_root() {
         return;
     }
-    let server = Server::start();
-    let mut sandbox = server.create();
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox();
     let journal = server.state_directory().join("server/coracle.db-journal");
     let made = Command::new("mkfifo").arg(&journal).status().expect("there is mkfifo");
     assert!(made.success());
     let file = server.directory().join("all.backup");
     let backup = || {
         let mut command = Command::new("timeout");
-        command.args(["--signal", "KILL", "30"]).arg(Programs::shared().coracle()).arg("backup");
+        command.args(["--signal", "KILL", "30"]).arg(ProgramCopies::shared().coracle_path()).arg("backup");
         command
             .arg(&file)
             .arg("--state-dir")

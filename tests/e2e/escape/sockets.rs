@@ -4,7 +4,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 
 use super::{Attack, Secret};
-use e2e::server::Server;
+use e2e::server::TestServer;
 
 const FILTER: &str = "the filter for commands, which knows the families that may be used";
 const OWN_NETWORK: &str = "a network namespace of its own, with its own loopback and abstract names";
@@ -75,7 +75,7 @@ fn no_socket_of_the_agent_or_the_launcher_is_visible() {
 
 #[test]
 fn the_servers_own_port_is_out_of_reach() {
-    let server = Server::start();
+    let server = TestServer::start();
     let words = ["connect-tcp", server.port()];
     Attack { words: &words, refusals: &["ECONNREFUSED", "ENETUNREACH"], stopped_by: OWN_NETWORK }.check();
 }

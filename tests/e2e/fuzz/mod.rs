@@ -4,35 +4,35 @@
 //! number of requests. The server must answer every request as documented, and afterwards nothing may be
 //! left.
 
-mod dice;
 mod document;
-mod judge;
+mod fuzz_client;
+mod random_source;
 mod request;
+mod response_check;
 mod values;
-mod visitor;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::sync::Mutex;
 use std::time::Instant;
 
-use e2e::host::Host;
-use e2e::http::Client;
-use e2e::server::{Server, Start, resident};
+use e2e::host::HostState;
+use e2e::http::HttpClient;
+use e2e::server::{ServerBuilder, TestServer, resident_memory};
 use serde_json::{Value, json};
 
-use dice::Dice;
-use document::Operation;
-use visitor::Visitor;
+use document::DocumentedOperation;
+use fuzz_client::FuzzClient;
+use random_source::RandomSource;
 
 const KEY: &str = "key-of-the-hostile-requests";
 const WORKERS: u64 = 8;
 /// The seed is fixed, so that two runs differ only by the change under test.
 const SEED: u64 = 20_261_116;
 /// The growth in memory that is allowed after the run.
-const GROWTH: u64 = 96 << 20;
+const MAX_MEMORY_GROWTH: u64 = 96 << 20;
 /// The number of additional descriptors that is allowed after the run, for thread pools and the like.
-const DESCRIPTORS: usize = 16;
+const MAX_DESCRIPTOR_GROWTH: usize = 16;
 
 fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().and_then(|text| text.parse().ok())
@@ -45,7 +45,7 @@ fn hostile_requests_get_documented_responses_and_leave_nothing() {
     }
     let seed = number("CORACLE_TEST_FUZZ_SEED").unwrap_or(SEED);
     let count = number("CORACLE_TEST_FUZZ").unwrap_or(10_000);
-    let server = Start::new()
+    let server = ServerBuilder::new()
         .env("CORACLE_API_KEY", KEY)
         .env("CORACLE_LIMITS_MAX_SANDBOXES", "10")
         .env("CORACLE_LIMITS_MAX_SNAPSHOTS", "5")
@@ -56,24 +56,26 @@ fn hostile_requests_get_documented_responses_and_leave_nothing() {
         // Some requests use such names, which only the gateway answers.
         .env("CORACLE_GATEWAY_MODE", "header")
         .start();
-    let operations = document::read(&mut client(&server));
-    let before = Held::by(&server);
-    let look = Host::look(&server.state_directory());
+    let operations = document::read_operations(&mut client(&server));
+    let before = HeldResources::of_server(&server);
+    let look = HostState::capture(&server.state_directory());
     let began = Instant::now();
-    let (troubles, statuses) = storm(&server, &operations, seed, count);
+    let (troubles, statuses) = send_all_requests(&server, &operations, seed, count);
     let took = began.elapsed();
     let reported: Vec<String> =
         statuses.iter().map(|(status, count)| format!("{count} × {status}")).collect();
     let (seconds, reported) = (took.as_secs(), reported.join(", "));
-    testkit::tell(&format!("{count} hostile requests with the seed {seed} took {seconds} s: {reported}"));
-    clear(&server);
+    testkit::print_note(&format!(
+        "{count} hostile requests with the seed {seed} took {seconds} s: {reported}"
+    ));
+    remove_everything(&server);
     assert!(troubles.is_empty(), "seed {seed}: {} troubles\n{}", troubles.len(), troubles.join("\n"));
     check_log(&server, seed);
     before.check(&server, seed);
     let words = [server.state_directory().display().to_string()];
     let mut left = Vec::new();
     let same = e2e::happens(|| {
-        left = Host::look(&server.state_directory()).mentioning(&words).left_since(&look);
+        left = HostState::capture(&server.state_directory()).mentioning(&words).added_since(&look);
         // The image store makes its directory for drafts at first use.
         left.retain(|line| !line.ends_with("/images/draft"));
         left.is_empty()
@@ -81,7 +83,7 @@ fn hostile_requests_get_documented_responses_and_leave_nothing() {
     assert!(same, "seed {seed}: leftovers on the host: {left:#?}");
 }
 
-fn client(server: &Server) -> Client {
+fn client(server: &TestServer) -> HttpClient {
     let mut client = server.client();
     client.set_headers(&[("OPEN-SANDBOX-API-KEY".to_owned(), KEY.to_owned())]);
     client
@@ -89,9 +91,9 @@ fn client(server: &Server) -> Client {
 
 /// Sends all requests from several threads. Returns the wrong responses and the count of each status; 0
 /// counts requests without a response.
-fn storm(
-    server: &Server,
-    operations: &[Operation],
+fn send_all_requests(
+    server: &TestServer,
+    operations: &[DocumentedOperation],
     seed: u64,
     count: u64,
 ) -> (Vec<String>, BTreeMap<u16, usize>) {
@@ -100,10 +102,10 @@ fn storm(
         for worker in 0..WORKERS {
             let seen = &seen;
             scope.spawn(move || {
-                let dice = Dice::new(seed.wrapping_mul(WORKERS).wrapping_add(worker));
-                let mut visitor = Visitor::new(server, operations, dice);
+                let dice = RandomSource::new(seed.wrapping_mul(WORKERS).wrapping_add(worker));
+                let mut visitor = FuzzClient::new(server, operations, dice);
                 for _ in 0..count / WORKERS {
-                    let visited = visitor.visit();
+                    let visited = visitor.send_one();
                     let mut seen = seen.lock().expect("no thread panics while holding the lock");
                     match visited {
                         Ok(status) => *seen.1.entry(status).or_default() += 1,
@@ -118,7 +120,7 @@ fn storm(
 }
 
 /// Removes what the requests made: pools, sandboxes, snapshots, volumes.
-fn clear(server: &Server) {
+fn remove_everything(server: &TestServer) {
     let mut client = client(server);
     for (list, field, name) in [
         ("/v1/pools", "items", "name"),
@@ -141,42 +143,45 @@ fn clear(server: &Server) {
     }
 }
 
-fn check_log(server: &Server, seed: u64) {
+fn check_log(server: &TestServer, seed: u64) {
     let log = server.log();
     let worst = |line: &&str| {
         let reported = serde_json::from_str::<Value>(line).unwrap_or(json!({}));
         // An error that a client received as well is judged by its response.
         let failed = reported["level"] == "ERROR" && reported["message"] != "request failed";
-        failed || line.contains("died and is started again") || line.contains("panicked")
+        failed || line.contains("process died; starting it again") || line.contains("panicked")
     };
     let lines: Vec<&str> = log.lines().filter(worst).take(10).collect();
     assert!(lines.is_empty(), "seed {seed}: the log says\n{}", lines.join("\n"));
 }
 
 /// The resources that a server holds.
-struct Held {
+struct HeldResources {
     parts: [u32; 2],
     descriptors: [usize; 2],
     memory: u64,
 }
 
-impl Held {
-    fn by(server: &Server) -> Self {
-        let parts = [server.part("__server"), server.part("__launcher")];
-        Self { parts, descriptors: parts.map(descriptors), memory: resident(server.pid()) }
+impl HeldResources {
+    fn of_server(server: &TestServer) -> Self {
+        let parts = [server.part_pid("__server"), server.part_pid("__launcher")];
+        Self { parts, descriptors: parts.map(descriptors), memory: resident_memory(server.pid()) }
     }
 
     /// Checks that the same processes still run and hold about as much as before.
-    fn check(&self, server: &Server, seed: u64) {
-        let mut now = Self::by(server);
+    fn check(&self, server: &TestServer, seed: u64) {
+        let mut now = Self::of_server(server);
         assert_eq!(now.parts, self.parts, "seed {seed}: a part died and was started again");
         let settled = e2e::happens(|| {
-            now = Self::by(server);
-            now.descriptors.iter().zip(self.descriptors).all(|(now, before)| *now <= before + DESCRIPTORS)
+            now = Self::of_server(server);
+            now.descriptors
+                .iter()
+                .zip(self.descriptors)
+                .all(|(now, before)| *now <= before + MAX_DESCRIPTOR_GROWTH)
         });
         assert!(settled, "seed {seed}: {:?} descriptors, before {:?}", now.descriptors, self.descriptors);
         let grown = now.memory.saturating_sub(self.memory);
-        assert!(grown < GROWTH, "seed {seed}: the server holds {} MiB more", grown >> 20);
+        assert!(grown < MAX_MEMORY_GROWTH, "seed {seed}: the server holds {} MiB more", grown >> 20);
     }
 }
 

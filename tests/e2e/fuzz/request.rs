@@ -1,31 +1,31 @@
 //! Requests as bytes: well-formed ones with odd contents, and malformed ones.
 
-use super::dice::Dice;
-use super::document::Operation;
-use super::values::{anything, fitting, nasty, of_schema, rubbish};
+use super::document::DocumentedOperation;
+use super::random_source::RandomSource;
+use super::values::{any_json, malformed_body, nasty_text, plausible_value, value_of_schema};
 
-const BORDER: &str = "border";
+const BOUNDARY: &str = "border";
 
 /// One request.
-pub(super) struct Request {
+pub(super) struct FuzzRequest {
     pub(super) bytes: Vec<u8>,
     /// The name of the request in a complaint.
     pub(super) title: String,
     /// Whether HTTP allows the request, so that its response must be as documented.
-    pub(super) form: Form,
+    pub(super) form: RequestForm,
     /// Whether it is the method that the document describes.
     pub(super) described: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum RequestForm {
     Good,
     /// Every response is acceptable except a server failure.
     Broken,
 }
 
 /// The targets for the requests of one visitor.
-pub(super) struct Aim<'a> {
+pub(super) struct RequestTargets<'a> {
     pub(super) host: &'a str,
     pub(super) key: &'a str,
     /// Sandboxes that exist or existed.
@@ -34,7 +34,11 @@ pub(super) struct Aim<'a> {
     pub(super) names: &'a [String],
 }
 
-pub(super) fn make(operation: &Operation, aim: &Aim, dice: &mut Dice) -> Request {
+pub(super) fn make_request(
+    operation: &DocumentedOperation,
+    aim: &RequestTargets,
+    dice: &mut RandomSource,
+) -> FuzzRequest {
     let other = dice.chance(4);
     let method = if other {
         dice.pick(&["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "PROPFIND", "x"])
@@ -55,14 +59,17 @@ pub(super) fn make(operation: &Operation, aim: &Aim, dice: &mut Dice) -> Request
     }
     let title = format!("{method} {target}").chars().take(300).collect();
     let (bytes, form) = if dice.chance(10) {
-        (broken(&head, &body, dice), Form::Broken)
+        (broken_bytes(&head, &body, dice), RequestForm::Broken)
     } else if dice.chance(20) {
-        ([head.as_bytes(), b"Transfer-Encoding: chunked\r\n\r\n", &chunks(&body, dice)].concat(), Form::Good)
+        (
+            [head.as_bytes(), b"Transfer-Encoding: chunked\r\n\r\n", &chunks(&body, dice)].concat(),
+            RequestForm::Good,
+        )
     } else {
         let length = format!("Content-Length: {}\r\n\r\n", body.len());
-        ([head.as_bytes(), length.as_bytes(), &body].concat(), Form::Good)
+        ([head.as_bytes(), length.as_bytes(), &body].concat(), RequestForm::Good)
     };
-    Request { bytes, title, form, described: method == operation.method && astray.is_empty() }
+    FuzzRequest { bytes, title, form, described: method == operation.method && astray.is_empty() }
 }
 
 /// Encodes a text for a path or a query.
@@ -77,7 +84,7 @@ fn encoded(text: &str) -> String {
         .collect()
 }
 
-fn path(operation: &Operation, aim: &Aim, dice: &mut Dice) -> String {
+fn path(operation: &DocumentedOperation, aim: &RequestTargets, dice: &mut RandomSource) -> String {
     let mut parts: Vec<String> = Vec::new();
     for part in operation.path.split('/') {
         parts.push(match part {
@@ -98,7 +105,7 @@ fn path(operation: &Operation, aim: &Aim, dice: &mut Dice) -> String {
             }
             part if part.starts_with('{') => {
                 let name = part.trim_matches(['{', '}']);
-                let text = if dice.chance(40) { fitting(name, dice) } else { nasty(dice) };
+                let text = if dice.chance(40) { plausible_value(name, dice) } else { nasty_text(dice) };
                 encoded(&text.chars().take(2_000).collect::<String>())
             }
             part => part.to_owned(),
@@ -107,28 +114,28 @@ fn path(operation: &Operation, aim: &Aim, dice: &mut Dice) -> String {
     parts.join("/")
 }
 
-fn query(operation: &Operation, dice: &mut Dice) -> String {
+fn query(operation: &DocumentedOperation, dice: &mut RandomSource) -> String {
     let mut pairs = Vec::new();
     for parameter in &operation.query {
         let times = if parameter.kind == "array" { dice.below(3) } else { usize::from(dice.chance(60)) };
         for _ in 0..times {
             let value = match parameter.kind.as_str() {
-                _ if dice.chance(25) => nasty(dice).chars().take(3_000).collect(),
+                _ if dice.chance(25) => nasty_text(dice).chars().take(3_000).collect(),
                 "integer" => dice.pick(&["0", "1", "5", "100", "-1", "99999999999999999999"]).to_owned(),
                 "boolean" => dice.pick(&["true", "false", "1", "x"]).to_owned(),
-                _ => fitting(&parameter.name, dice),
+                _ => plausible_value(&parameter.name, dice),
             };
             pairs.push(format!("{}={}", parameter.name, encoded(&value)));
         }
     }
     if dice.chance(4) {
-        pairs.push(format!("{}={}", encoded(&nasty(dice)[..]), "%ff%00"));
+        pairs.push(format!("{}={}", encoded(&nasty_text(dice)[..]), "%ff%00"));
         pairs.retain(|pair| pair.len() < 20_000);
     }
     if pairs.is_empty() { String::new() } else { format!("?{}", pairs.join("&")) }
 }
 
-fn headers(aim: &Aim, dice: &mut Dice) -> Vec<(String, String)> {
+fn headers(aim: &RequestTargets, dice: &mut RandomSource) -> Vec<(String, String)> {
     let mut headers = Vec::new();
     match dice.below(25) {
         0 => {}
@@ -167,21 +174,21 @@ fn headers(aim: &Aim, dice: &mut Dice) -> Vec<(String, String)> {
     headers
 }
 
-fn body(operation: &Operation, dice: &mut Dice) -> (String, Vec<u8>) {
+fn body(operation: &DocumentedOperation, dice: &mut RandomSource) -> (String, Vec<u8>) {
     if operation.multipart {
-        return (format!("multipart/form-data; boundary={BORDER}"), multipart(dice));
+        return (format!("multipart/form-data; boundary={BOUNDARY}"), multipart(dice));
     }
     let kind = if dice.chance(90) { "application/json" } else { "text/plain; charset=\"" };
     let bytes = match &operation.body {
-        _ if dice.chance(6) => rubbish(dice),
+        _ if dice.chance(6) => malformed_body(dice),
         Some(_) if dice.chance(5) && operation.path != "/coracle/v1/images" => {
-            anything(dice, 4).to_string().into_bytes()
+            any_json(dice, 4).to_string().into_bytes()
         }
         Some(schema) => {
-            let mut body = of_schema("body", schema, dice);
+            let mut body = value_of_schema("body", schema, dice);
             // Images are requested only from this host itself, where no registry answers.
             if operation.path == "/coracle/v1/images" && body["name"].is_string() {
-                body["name"] = format!("127.0.0.1:1/{}", fitting("name", dice)).into();
+                body["name"] = format!("127.0.0.1:1/{}", plausible_value("name", dice)).into();
             }
             body.to_string().into_bytes()
         }
@@ -191,31 +198,31 @@ fn body(operation: &Operation, dice: &mut Dice) -> (String, Vec<u8>) {
 }
 
 /// Parts in an order that is usually right.
-fn multipart(dice: &mut Dice) -> Vec<u8> {
+fn multipart(dice: &mut RandomSource) -> Vec<u8> {
     let mut out = Vec::new();
     for _ in 0..dice.below(4) {
-        let path = if dice.chance(70) { fitting("path", dice) } else { nasty(dice) };
+        let path = if dice.chance(70) { plausible_value("path", dice) } else { nasty_text(dice) };
         let metadata = serde_json::json!({"path": path, "mode": if dice.chance(80) { 644 } else { -1 }});
-        let metadata = if dice.chance(90) { metadata } else { anything(dice, 2) };
+        let metadata = if dice.chance(90) { metadata } else { any_json(dice, 2) };
         for (name, content) in [("metadata", metadata.to_string().into_bytes()), ("file", dice.bytes(3_000))]
         {
             if dice.chance(4) {
                 continue;
             }
             let head = format!(
-                "--{BORDER}\r\nContent-Disposition: form-data; name=\"{name}\"; filename=\"x\"\r\n\r\n"
+                "--{BOUNDARY}\r\nContent-Disposition: form-data; name=\"{name}\"; filename=\"x\"\r\n\r\n"
             );
             out.extend([head.as_bytes(), &content, b"\r\n"].concat());
         }
     }
     if dice.chance(90) {
-        out.extend(format!("--{BORDER}--\r\n").as_bytes());
+        out.extend(format!("--{BOUNDARY}--\r\n").as_bytes());
     }
     out
 }
 
 /// A body as chunks of odd sizes.
-fn chunks(body: &[u8], dice: &mut Dice) -> Vec<u8> {
+fn chunks(body: &[u8], dice: &mut RandomSource) -> Vec<u8> {
     let mut out = Vec::new();
     for piece in body.chunks(1 + dice.below(1_000)) {
         out.extend([format!("{:x}\r\n", piece.len()).as_bytes(), piece, b"\r\n"].concat());
@@ -225,7 +232,7 @@ fn chunks(body: &[u8], dice: &mut Dice) -> Vec<u8> {
 }
 
 /// Bytes that no client should send.
-fn broken(head: &str, body: &[u8], dice: &mut Dice) -> Vec<u8> {
+fn broken_bytes(head: &str, body: &[u8], dice: &mut RandomSource) -> Vec<u8> {
     let plain = format!("{head}Content-Length: {}\r\n\r\n", body.len());
     let whole = [plain.as_bytes(), body].concat();
     match dice.below(12) {

@@ -2,10 +2,10 @@
 
 use serde_json::{Map, Value, json};
 
-use super::dice::Dice;
+use super::random_source::RandomSource;
 
 /// Texts that have caused bugs elsewhere.
-const NASTY: &[&str] = &[
+const NASTY_TEXTS: &[&str] = &[
     "",
     " ",
     "\0",
@@ -55,17 +55,17 @@ const NASTY: &[&str] = &[
     "-0001-01-01T00:00:00Z",
 ];
 
-pub(super) fn nasty(dice: &mut Dice) -> String {
+pub(super) fn nasty_text(dice: &mut RandomSource) -> String {
     match dice.below(20) {
         0 => "x".repeat(dice.below(70_000)),
         1 => "/a".repeat(dice.below(5_000)),
         2 => String::from_utf8_lossy(&dice.bytes(64)).into_owned(),
-        _ => dice.pick(NASTY).to_owned(),
+        _ => dice.pick(NASTY_TEXTS).to_owned(),
     }
 }
 
 /// A plausible value for a known name, so that requests get past the first check.
-pub(super) fn fitting(name: &str, dice: &mut Dice) -> String {
+pub(super) fn plausible_value(name: &str, dice: &mut RandomSource) -> String {
     let choices: &[&str] = match name {
         "path" | "cwd" | "src" | "dest" | "mountPath" => {
             &["/tmp/a", "/tmp/b", "/tmp", "/etc", "/tmp/d/e/f", "relative", "/etc/passwd", "/tmp/a/b"]
@@ -92,9 +92,9 @@ pub(super) fn fitting(name: &str, dice: &mut Dice) -> String {
 }
 
 /// A value that matches the schema, most of the time.
-pub(super) fn of_schema(name: &str, schema: &Value, dice: &mut Dice) -> Value {
+pub(super) fn value_of_schema(name: &str, schema: &Value, dice: &mut RandomSource) -> Value {
     if dice.chance(7) {
-        return anything(dice, 3);
+        return any_json(dice, 3);
     }
     let kind = match &schema["type"] {
         Value::String(kind) => kind.as_str(),
@@ -103,37 +103,37 @@ pub(super) fn of_schema(name: &str, schema: &Value, dice: &mut Dice) -> Value {
     };
     match kind {
         "object" => object(name, schema, dice),
-        "array" => (0..dice.below(4)).map(|_| of_schema(name, &schema["items"], dice)).collect(),
+        "array" => (0..dice.below(4)).map(|_| value_of_schema(name, &schema["items"], dice)).collect(),
         "integer" => number(dice),
         "boolean" => json!(dice.chance(50)),
-        _ => json!(if dice.chance(75) { fitting(name, dice) } else { nasty(dice) }),
+        _ => json!(if dice.chance(75) { plausible_value(name, dice) } else { nasty_text(dice) }),
     }
 }
 
-fn object(name: &str, schema: &Value, dice: &mut Dice) -> Value {
+fn object(name: &str, schema: &Value, dice: &mut RandomSource) -> Value {
     let required =
         |field: &str| schema["required"].as_array().is_some_and(|all| all.iter().any(|one| one == field));
     let mut fields = Map::new();
     for (field, inner) in schema["properties"].as_object().into_iter().flatten() {
         if dice.chance(if required(field) { 95 } else { 35 }) {
-            fields.insert(field.clone(), of_schema(field, inner, dice));
+            fields.insert(field.clone(), value_of_schema(field, inner, dice));
         }
     }
     if schema["additionalProperties"].is_object() {
         for _ in 0..dice.below(4) {
-            let key = if dice.chance(70) { key(name, dice) } else { nasty(dice) };
-            let value = of_schema(&key, &schema["additionalProperties"], dice);
+            let key = if dice.chance(70) { key(name, dice) } else { nasty_text(dice) };
+            let value = value_of_schema(&key, &schema["additionalProperties"], dice);
             fields.insert(key, value);
         }
     }
     if dice.chance(5) {
-        fields.insert(nasty(dice), anything(dice, 2));
+        fields.insert(nasty_text(dice), any_json(dice, 2));
     }
     Value::Object(fields)
 }
 
 /// Keys for maps whose keys have a meaning.
-fn key(name: &str, dice: &mut Dice) -> String {
+fn key(name: &str, dice: &mut RandomSource) -> String {
     let choices: &[&str] = match name {
         "resourceLimits" => &["cpu", "memory", "gpu"],
         "extensions" => &[
@@ -153,7 +153,7 @@ fn key(name: &str, dice: &mut Dice) -> String {
     dice.pick(choices).to_owned()
 }
 
-fn number(dice: &mut Dice) -> Value {
+fn number(dice: &mut RandomSource) -> Value {
     const NUMBERS: [i64; 12] = [0, 1, -1, 60, 64, 600, 755, 1_000, 65_536, 4_294_967_296, i64::MAX, i64::MIN];
     match dice.below(8) {
         0 => json!(1e308),
@@ -163,19 +163,19 @@ fn number(dice: &mut Dice) -> Value {
 }
 
 /// Any JSON at all.
-pub(super) fn anything(dice: &mut Dice, depth: usize) -> Value {
+pub(super) fn any_json(dice: &mut RandomSource, depth: usize) -> Value {
     match dice.below(if depth == 0 { 5 } else { 7 }) {
         0 => Value::Null,
         1 => json!(dice.chance(50)),
         2 => number(dice),
-        3 | 4 => json!(nasty(dice)),
-        5 => (0..dice.below(4)).map(|_| anything(dice, depth - 1)).collect(),
-        _ => (0..dice.below(4)).map(|_| (nasty(dice), anything(dice, depth - 1))).collect(),
+        3 | 4 => json!(nasty_text(dice)),
+        5 => (0..dice.below(4)).map(|_| any_json(dice, depth - 1)).collect(),
+        _ => (0..dice.below(4)).map(|_| (nasty_text(dice), any_json(dice, depth - 1))).collect(),
     }
 }
 
 /// A body that matches no schema.
-pub(super) fn rubbish(dice: &mut Dice) -> Vec<u8> {
+pub(super) fn malformed_body(dice: &mut RandomSource) -> Vec<u8> {
     match dice.below(8) {
         0 => b"[".repeat(dice.below(20_000)),
         1 => b"{\"a\":".repeat(dice.below(10_000)),

@@ -9,20 +9,20 @@ use std::sync::OnceLock;
 
 /// The programs under test, in a directory that every user can read: a build directory may lie in a private
 /// home.
-pub struct Programs {
+pub struct ProgramCopies {
     directory: PathBuf,
     /// Waits for the end of this process and removes the directory; shared values are never dropped.
     _sweeper: Child,
 }
 
-impl Programs {
+impl ProgramCopies {
     /// The copies of this test run, made at first use.
     pub fn shared() -> &'static Self {
-        static SHARED: OnceLock<Programs> = OnceLock::new();
-        SHARED.get_or_init(|| Self::copied(&coracle(), &attacks()))
+        static SHARED: OnceLock<ProgramCopies> = OnceLock::new();
+        SHARED.get_or_init(|| Self::copy_programs(&find_coracle(), &find_attacks()))
     }
 
-    fn copied(coracle: &Path, attacks: &Path) -> Self {
+    fn copy_programs(coracle: &Path, attacks: &Path) -> Self {
         let directory = tempfile::Builder::new()
             .prefix("coracle-e2e-")
             .permissions(Permissions::from_mode(0o755))
@@ -47,7 +47,7 @@ impl Programs {
         Self { directory, _sweeper: sweeper }
     }
 
-    pub fn coracle(&self) -> PathBuf {
+    pub fn coracle_path(&self) -> PathBuf {
         self.directory.join("coracle")
     }
 
@@ -59,10 +59,10 @@ impl Programs {
         let mut command = match std::env::var_os("CORACLE_TEST_DELEGATED") {
             Some(group) => {
                 let mut shell = Command::new("sh");
-                shell.args(["-c", JOIN]).arg(group).arg(self.coracle());
+                shell.args(["-c", JOIN]).arg(group).arg(self.coracle_path());
                 shell
             }
-            None => Command::new(self.coracle()),
+            None => Command::new(self.coracle_path()),
         };
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("CORACLE_") {
@@ -82,13 +82,13 @@ impl Programs {
         self.directory.join("attacks")
     }
 
-    pub fn attacks(&self) -> PathBuf {
+    pub fn attacks_path(&self) -> PathBuf {
         self.attacks_directory().join("attacks")
     }
 }
 
 /// The binary under test: `CORACLE_BIN`, or the existing build, release before debug.
-fn coracle() -> PathBuf {
+fn find_coracle() -> PathBuf {
     if let Some(named) = std::env::var_os("CORACLE_BIN") {
         return PathBuf::from(named);
     }
@@ -101,7 +101,7 @@ fn coracle() -> PathBuf {
         .expect("no binary found; run `cargo build --release` or set CORACLE_BIN")
 }
 
-fn attacks() -> PathBuf {
+fn find_attacks() -> PathBuf {
     std::env::var_os("CORACLE_TEST_ATTACKS").map_or_else(|| build_directory().join("attacks"), PathBuf::from)
 }
 

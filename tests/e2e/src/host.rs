@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 /// The state of the host at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Host {
+pub struct HostState {
     pub mounts: BTreeSet<String>,
     pub groups: BTreeSet<String>,
     pub processes: BTreeSet<String>,
@@ -23,18 +23,18 @@ pub struct Host {
     pub links: BTreeSet<String>,
 }
 
-impl Host {
+impl HostState {
     /// Collects everything that could be ours; `state` is walked one level deep below each of its directories.
-    pub fn look(state: &Path) -> Self {
+    pub fn capture(state: &Path) -> Self {
         let ours = |line: &String| line.contains("coracle");
         Self {
-            mounts: mounts().into_iter().filter(ours).collect(),
-            groups: groups().into_iter().filter(ours).collect(),
-            processes: processes(),
-            loop_devices: loop_devices(),
-            namespaces: namespaces(),
-            directories: directories(state),
-            links: crate::world::links().into_iter().collect(),
+            mounts: list_mounts().into_iter().filter(ours).collect(),
+            groups: list_groups().into_iter().filter(ours).collect(),
+            processes: list_processes(),
+            loop_devices: list_loop_devices(),
+            namespaces: list_net_namespaces(),
+            directories: list_directories(state),
+            links: crate::test_network::sandbox_links().into_iter().collect(),
         }
     }
 
@@ -62,7 +62,7 @@ impl Host {
     }
 
     /// The entries that were not there `before`, as lines; empty if nothing was left.
-    pub fn left_since(&self, before: &Self) -> Vec<String> {
+    pub fn added_since(&self, before: &Self) -> Vec<String> {
         let named = [
             ("mount", &self.mounts, &before.mounts),
             ("group", &self.groups, &before.groups),
@@ -83,8 +83,8 @@ impl Host {
 
 /// The pid of a sandbox's agent on the host: the process in its groups that is the first in its own pid
 /// namespace.
-pub fn agent_of(id: &str) -> Option<u32> {
-    numbered("/proc").find_map(|process| {
+pub fn agent_pid(id: &str) -> Option<u32> {
+    numeric_entries("/proc").find_map(|process| {
         let groups = fs::read_to_string(process.join("cgroup")).ok()?;
         let status = fs::read_to_string(process.join("status")).ok()?;
         let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
@@ -95,9 +95,9 @@ pub fn agent_of(id: &str) -> Option<u32> {
 
 /// The pid on the host of the process that makes the namespaces of isolated sessions in a sandbox: the
 /// first that its agent has forked.
-pub fn nester_of(id: &str) -> Option<u32> {
-    let agent = agent_of(id)?.to_string();
-    numbered("/proc").find_map(|process| {
+pub fn namespace_broker_pid(id: &str) -> Option<u32> {
+    let agent = agent_pid(id)?.to_string();
+    numeric_entries("/proc").find_map(|process| {
         let status = fs::read_to_string(process.join("status")).ok()?;
         let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
         let numbers: Vec<&str> = field("NSpid:")?.split_whitespace().collect();
@@ -107,10 +107,10 @@ pub fn nester_of(id: &str) -> Option<u32> {
 }
 
 /// The pid on the host of the first process in the pid namespace of a process.
-pub fn first_of_namespace(pid: u32) -> Option<u32> {
+pub fn namespace_init_pid(pid: u32) -> Option<u32> {
     let space = |process: &Path| fs::read_link(process.join("ns/pid")).ok();
     let wanted = space(&Path::new("/proc").join(pid.to_string()))?;
-    numbered("/proc").find_map(|process| {
+    numeric_entries("/proc").find_map(|process| {
         let status = fs::read_to_string(process.join("status")).ok()?;
         let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
         let first = numbers.split_whitespace().next_back() == Some("1");
@@ -119,8 +119,8 @@ pub fn first_of_namespace(pid: u32) -> Option<u32> {
 }
 
 /// The pids on the host of processes whose command line contains `text`.
-pub fn processes_with(text: &str) -> Vec<u32> {
-    numbered("/proc")
+pub fn pids_with_command_line(text: &str) -> Vec<u32> {
+    numeric_entries("/proc")
         .filter(|process| {
             fs::read_to_string(process.join("cmdline"))
                 .is_ok_and(|line| line.replace('\0', " ").contains(text))
@@ -131,12 +131,12 @@ pub fn processes_with(text: &str) -> Vec<u32> {
 
 /// Memory of the agent of a sandbox and of its forks for file work, in bytes. Commands execute another
 /// program and are not counted.
-pub fn resident_in(id: &str) -> u64 {
+pub fn agent_memory(id: &str) -> u64 {
     const PAGE: u64 = 4096;
-    let Some(agent) = agent_of(id) else { return 0 };
+    let Some(agent) = agent_pid(id) else { return 0 };
     let program = |pid: &Path| fs::read_link(pid.join("exe")).ok();
     let own = program(Path::new(&format!("/proc/{agent}")));
-    numbered("/proc")
+    numeric_entries("/proc")
         .filter(|process| fs::read_to_string(process.join("cgroup")).is_ok_and(|text| text.contains(id)))
         .filter(|process| program(process) == own)
         .filter_map(|process| fs::read_to_string(process.join("statm")).ok())
@@ -147,10 +147,10 @@ pub fn resident_in(id: &str) -> u64 {
 
 /// Mount points and their sources, of every mount namespace with a process: volumes are mounted where only
 /// the launcher sees them.
-fn mounts() -> BTreeSet<String> {
+fn list_mounts() -> BTreeSet<String> {
     let mut seen = BTreeSet::new();
     let mut all = BTreeSet::new();
-    for process in numbered("/proc") {
+    for process in numeric_entries("/proc") {
         let Ok(namespace) = fs::metadata(process.join("ns/mnt")) else { continue };
         if !seen.insert(namespace.ino()) {
             continue;
@@ -170,15 +170,15 @@ fn mount_words(line: &str) -> Option<String> {
 }
 
 /// Every group below a directory named `coracle`, in all hierarchies.
-fn groups() -> BTreeSet<String> {
+fn list_groups() -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     collect_directories(Path::new("/sys/fs/cgroup"), 12, &mut found);
     found
 }
 
 /// `PID PROGRAM COMMAND LINE GROUPS` of processes that run our binary or are in our groups.
-fn processes() -> BTreeSet<String> {
-    numbered("/proc")
+fn list_processes() -> BTreeSet<String> {
+    numeric_entries("/proc")
         .filter_map(|process| {
             let program = fs::read_link(process.join("exe")).unwrap_or_default();
             let line = fs::read_to_string(process.join("cmdline")).unwrap_or_default().replace('\0', " ");
@@ -191,7 +191,7 @@ fn processes() -> BTreeSet<String> {
 }
 
 /// Loop devices and the files behind them.
-fn loop_devices() -> BTreeSet<String> {
+fn list_loop_devices() -> BTreeSet<String> {
     let Ok(devices) = fs::read_dir("/sys/block") else { return BTreeSet::new() };
     devices
         .flatten()
@@ -202,14 +202,14 @@ fn loop_devices() -> BTreeSet<String> {
         .collect()
 }
 
-fn namespaces() -> BTreeSet<u64> {
-    numbered("/proc")
+fn list_net_namespaces() -> BTreeSet<u64> {
+    numeric_entries("/proc")
         .filter_map(|process| fs::metadata(process.join("ns/net")).ok())
         .map(|namespace| namespace.ino())
         .collect()
 }
 
-fn directories(state: &Path) -> BTreeSet<String> {
+fn list_directories(state: &Path) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     collect_directories(state, 3, &mut found);
     found
@@ -226,7 +226,7 @@ fn collect_directories(directory: &Path, depth: usize, found: &mut BTreeSet<Stri
 }
 
 /// The entries of a directory whose names are numbers.
-fn numbered(directory: &str) -> impl Iterator<Item = PathBuf> {
+fn numeric_entries(directory: &str) -> impl Iterator<Item = PathBuf> {
     fs::read_dir(directory)
         .into_iter()
         .flatten()

@@ -6,17 +6,17 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 /// How long a server may send nothing.
-const SILENCE: Duration = Duration::from_secs(150);
+const READ_TIMEOUT: Duration = Duration::from_secs(150);
 
 /// One response.
 #[derive(Debug)]
-pub struct Response {
+pub struct HttpResponse {
     pub status: u16,
     pub headers: Vec<(String, String)>,
     pub body: Vec<u8>,
 }
 
-impl Response {
+impl HttpResponse {
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers
             .iter()
@@ -36,7 +36,7 @@ impl Response {
 }
 
 /// A connection that is kept between requests and reopened if the server closed it.
-pub struct Client {
+pub struct HttpClient {
     address: String,
     /// The value of the `Host` header.
     host: String,
@@ -44,14 +44,14 @@ pub struct Client {
     connection: Option<BufReader<TcpStream>>,
 }
 
-impl Client {
+impl HttpClient {
     pub fn new(address: &str) -> Self {
         let (address, host) = (address.to_owned(), address.to_owned());
         Self { address, host, headers: Vec::new(), connection: None }
     }
 
     /// Uses another `Host` than the server's address.
-    pub fn calling_it(mut self, host: &str) -> Self {
+    pub fn with_host(mut self, host: &str) -> Self {
         self.host = host.to_owned();
         self
     }
@@ -61,21 +61,21 @@ impl Client {
         self.headers = headers.to_vec();
     }
 
-    pub fn get(&mut self, path: &str) -> io::Result<Response> {
+    pub fn get(&mut self, path: &str) -> io::Result<HttpResponse> {
         self.request("GET", path, "", &[])
     }
 
-    pub fn delete(&mut self, path: &str) -> io::Result<Response> {
+    pub fn delete(&mut self, path: &str) -> io::Result<HttpResponse> {
         self.request("DELETE", path, "", &[])
     }
 
-    pub fn post(&mut self, path: &str, body: &serde_json::Value) -> io::Result<Response> {
+    pub fn post(&mut self, path: &str, body: &serde_json::Value) -> io::Result<HttpResponse> {
         self.request("POST", path, "application/json", body.to_string().as_bytes())
     }
 
     /// Sends a request and reads the whole response.
-    pub fn request(&mut self, method: &str, path: &str, kind: &str, body: &[u8]) -> io::Result<Response> {
-        let mut response = self.start(method, path, kind, body)?;
+    pub fn request(&mut self, method: &str, path: &str, kind: &str, body: &[u8]) -> io::Result<HttpResponse> {
+        let mut response = self.start_request(method, path, kind, body)?;
         let mut bytes = Vec::new();
         response.body.read_to_end(&mut bytes)?;
         let (status, headers) = (response.status, std::mem::take(&mut response.headers));
@@ -86,36 +86,42 @@ impl Client {
         if !closing {
             self.connection = Some(connection);
         }
-        Ok(Response { status, headers, body: bytes })
+        Ok(HttpResponse { status, headers, body: bytes })
     }
 
     /// Sends a request and returns as soon as the head of the response has arrived.
-    pub fn start(&mut self, method: &str, path: &str, kind: &str, body: &[u8]) -> io::Result<Streaming> {
+    pub fn start_request(
+        &mut self,
+        method: &str,
+        path: &str,
+        kind: &str,
+        body: &[u8],
+    ) -> io::Result<StreamingResponse> {
         // A kept connection may have been closed meanwhile; a new one is tried once.
         if let Some(connection) = self.connection.take() {
             match self.exchange(connection, method, path, kind, body) {
-                Err(error) if !is_silence(&error) => {}
+                Err(error) if !is_timeout(&error) => {}
                 answered => return answered,
             }
         }
         let stream = TcpStream::connect(&self.address)?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(SILENCE))?;
+        stream.set_read_timeout(Some(READ_TIMEOUT))?;
         self.exchange(BufReader::new(stream), method, path, kind, body)
     }
 
     /// Sends a body of this length from a reader, calling back for each piece, and reads the whole response.
-    pub fn send(
+    pub fn send_streamed(
         &mut self,
         path: &str,
         kind: &str,
         length: u64,
         body: &mut impl Read,
         mut sent: impl FnMut(),
-    ) -> io::Result<Response> {
+    ) -> io::Result<HttpResponse> {
         let mut stream = TcpStream::connect(&self.address)?;
-        stream.set_read_timeout(Some(SILENCE))?;
-        stream.write_all(self.head("POST", path, kind, length).as_bytes())?;
+        stream.set_read_timeout(Some(READ_TIMEOUT))?;
+        stream.write_all(self.request_head("POST", path, kind, length).as_bytes())?;
         let mut piece = vec![0; 128 << 10];
         loop {
             match body.read(&mut piece)? {
@@ -126,13 +132,13 @@ impl Client {
         }
         let mut connection = BufReader::new(stream);
         let (status, headers) = read_head(&mut connection)?;
-        let framing = Framing::of(status, &headers);
+        let framing = BodyFraming::of_response(status, &headers);
         let mut bytes = Vec::new();
-        Body { connection, framing }.read_to_end(&mut bytes)?;
-        Ok(Response { status, headers, body: bytes })
+        ResponseBody { connection, framing }.read_to_end(&mut bytes)?;
+        Ok(HttpResponse { status, headers, body: bytes })
     }
 
-    fn head(&self, method: &str, path: &str, kind: &str, length: u64) -> String {
+    fn request_head(&self, method: &str, path: &str, kind: &str, length: u64) -> String {
         let mut head =
             format!("{method} {path} HTTP/1.1\r\nHost: {}\r\nContent-Length: {length}\r\n", self.host);
         if !kind.is_empty() {
@@ -152,31 +158,31 @@ impl Client {
         path: &str,
         kind: &str,
         body: &[u8],
-    ) -> io::Result<Streaming> {
-        let mut message = self.head(method, path, kind, body.len() as u64).into_bytes();
+    ) -> io::Result<StreamingResponse> {
+        let mut message = self.request_head(method, path, kind, body.len() as u64).into_bytes();
         message.extend_from_slice(body);
         connection.get_mut().write_all(&message)?;
         let (status, headers) = read_head(&mut connection)?;
-        let framing = Framing::of(status, &headers);
-        Ok(Streaming { status, headers, body: Body { connection, framing } })
+        let framing = BodyFraming::of_response(status, &headers);
+        Ok(StreamingResponse { status, headers, body: ResponseBody { connection, framing } })
     }
 }
 
 /// A response whose body is still arriving.
-pub struct Streaming {
+pub struct StreamingResponse {
     pub status: u16,
     pub headers: Vec<(String, String)>,
-    pub body: Body,
+    pub body: ResponseBody,
 }
 
 /// The bytes of a body, without their framing.
-pub struct Body {
+pub struct ResponseBody {
     connection: BufReader<TcpStream>,
-    framing: Framing,
+    framing: BodyFraming,
 }
 
 #[derive(Clone, Copy)]
-enum Framing {
+enum BodyFraming {
     /// This many bytes are left.
     Length(u64),
     /// This many bytes are left in this chunk; zero means that the head of a chunk comes next.
@@ -185,8 +191,8 @@ enum Framing {
     Ended,
 }
 
-impl Framing {
-    fn of(status: u16, headers: &[(String, String)]) -> Self {
+impl BodyFraming {
+    fn of_response(status: u16, headers: &[(String, String)]) -> Self {
         let value = |name: &str| {
             headers
                 .iter()
@@ -203,22 +209,22 @@ impl Framing {
     }
 }
 
-impl Read for Body {
+impl Read for ResponseBody {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             match self.framing {
-                Framing::Ended | Framing::Length(0) => return Ok(0),
-                Framing::UntilClosed => return self.connection.read(buffer),
-                Framing::Length(left) => {
+                BodyFraming::Ended | BodyFraming::Length(0) => return Ok(0),
+                BodyFraming::UntilClosed => return self.connection.read(buffer),
+                BodyFraming::Length(left) => {
                     let taken = read_at_most(&mut self.connection, buffer, left)?;
-                    self.framing = Framing::Length(left - taken as u64);
+                    self.framing = BodyFraming::Length(left - taken as u64);
                     return Ok(taken);
                 }
-                Framing::Chunk(0) => self.framing = next_chunk(&mut self.connection)?,
-                Framing::Chunk(left) => {
+                BodyFraming::Chunk(0) => self.framing = next_chunk(&mut self.connection)?,
+                BodyFraming::Chunk(left) => {
                     let taken = read_at_most(&mut self.connection, buffer, left)?;
                     let left = left - taken as u64;
-                    self.framing = Framing::Chunk(left);
+                    self.framing = BodyFraming::Chunk(left);
                     if left == 0 {
                         read_line(&mut self.connection)?;
                     }
@@ -230,15 +236,15 @@ impl Read for Body {
 }
 
 /// Reads the head of a chunk; the last one is empty and followed by an empty line.
-fn next_chunk(connection: &mut BufReader<TcpStream>) -> io::Result<Framing> {
+fn next_chunk(connection: &mut BufReader<TcpStream>) -> io::Result<BodyFraming> {
     let line = read_line(connection)?;
     let size = line.split(';').next().unwrap_or_default().trim();
     let size = u64::from_str_radix(size, 16).map_err(io::Error::other)?;
     if size > 0 {
-        return Ok(Framing::Chunk(size));
+        return Ok(BodyFraming::Chunk(size));
     }
     while !read_line(connection)?.is_empty() {}
-    Ok(Framing::Ended)
+    Ok(BodyFraming::Ended)
 }
 
 fn read_at_most(connection: &mut impl Read, buffer: &mut [u8], left: u64) -> io::Result<usize> {
@@ -249,7 +255,7 @@ fn read_at_most(connection: &mut impl Read, buffer: &mut [u8], left: u64) -> io:
     }
 }
 
-fn is_silence(error: &io::Error) -> bool {
+fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 

@@ -12,14 +12,14 @@ pub mod registry;
 pub mod run;
 pub mod sandbox;
 pub mod server;
-pub mod world;
+pub mod test_network;
 
 use std::time::{Duration, Instant};
 
 /// How much slower than a real processor this machine is, for bounds on time.
 ///
 /// Emulated machines set `CORACLE_TEST_SLOWNESS`.
-pub fn slowness() -> u32 {
+pub fn slowness_factor() -> u32 {
     std::env::var("CORACLE_TEST_SLOWNESS").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
 }
 
@@ -35,13 +35,13 @@ pub fn happens(happened: impl FnMut() -> bool) -> bool {
 
 /// As [`happens`], for events that take long even on an ordinary machine.
 pub fn happens_within(time: Duration, mut happened: impl FnMut() -> bool) -> bool {
-    const STEP: Duration = Duration::from_millis(5);
-    let end = Instant::now() + time * slowness();
+    const POLL_INTERVAL: Duration = Duration::from_millis(5);
+    let end = Instant::now() + time * slowness_factor();
     while !happened() {
         if Instant::now() >= end {
             return false;
         }
-        std::thread::park_timeout(STEP);
+        std::thread::park_timeout(POLL_INTERVAL);
     }
     true
 }

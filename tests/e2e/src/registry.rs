@@ -10,43 +10,43 @@ use std::thread::JoinHandle;
 
 use tempfile::TempDir;
 
-use crate::http::Client;
-use crate::oci::{Image, digest};
+use crate::http::HttpClient;
+use crate::oci::{TestImage, sha256_digest};
 
 /// The one user of a registry that requires credentials.
 pub const USERNAME: &str = "reader";
 pub const PASSWORD: &str = "opensesame-4711";
 /// The password as htpasswd(1) writes it.
-const HASHED: &str = "$2b$04$OqI63InVsWWrCPV3qjFCd.C/vvm8KTfAFZ/Hf8KD/EuRBuHyf4Km2";
+const PASSWORD_HASH: &str = "$2b$04$OqI63InVsWWrCPV3qjFCd.C/vvm8KTfAFZ/Hf8KD/EuRBuHyf4Km2";
 /// The user name and password as a header.
-const BASIC: &str = "Basic cmVhZGVyOm9wZW5zZXNhbWUtNDcxMQ==";
+const BASIC_AUTH_HEADER: &str = "Basic cmVhZGVyOm9wZW5zZXNhbWUtNDcxMQ==";
 
 /// The clients that may read from a registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Readers {
+pub enum RegistryReaders {
     All,
     /// [`USERNAME`] alone.
     One,
 }
 
 /// `docker-registry` as a process of the test's own.
-pub struct Registry {
+pub struct TestRegistry {
     process: Child,
     address: String,
-    readers: Readers,
+    readers: RegistryReaders,
     _directory: TempDir,
 }
 
-impl Registry {
+impl TestRegistry {
     /// Starts a registry; returns `None` and reports the skip where the program is missing.
-    pub fn start(readers: Readers) -> Option<Self> {
+    pub fn start(readers: RegistryReaders) -> Option<Self> {
         let directory = TempDir::new().expect("the temporary directory can be written");
         let path = directory.path();
         let auth = match readers {
-            Readers::All => String::new(),
-            Readers::One => {
+            RegistryReaders::All => String::new(),
+            RegistryReaders::One => {
                 let file = path.join("users");
-                fs::write(&file, format!("{USERNAME}:{HASHED}\n")).expect("our own directory");
+                fs::write(&file, format!("{USERNAME}:{PASSWORD_HASH}\n")).expect("our own directory");
                 format!("auth:\n  htpasswd:\n    realm: test\n    path: {}\n", file.display())
             }
         };
@@ -63,7 +63,7 @@ impl Registry {
             .stderr(Stdio::piped())
             .spawn();
         let Ok(mut process) = started else {
-            testkit::skip("there is no docker-registry");
+            testkit::skip_test("there is no docker-registry");
             return None;
         };
         let mut lines = BufReader::new(process.stderr.take().expect("it is a pipe")).lines();
@@ -84,15 +84,15 @@ impl Registry {
     }
 
     /// The name under which an image of this registry is pulled.
-    pub fn name(&self, path: &str) -> String {
+    pub fn image_name(&self, path: &str) -> String {
         format!("{}/{path}", self.address)
     }
 
     /// Uploads an image and returns the digest of its manifest.
-    pub fn push(&self, path: &str, tag: &str, image: &Image) -> String {
-        let mut client = Client::new(&self.address);
-        if self.readers == Readers::One {
-            client.set_headers(&[("Authorization".to_owned(), BASIC.to_owned())]);
+    pub fn push_image(&self, path: &str, tag: &str, image: &TestImage) -> String {
+        let mut client = HttpClient::new(&self.address);
+        if self.readers == RegistryReaders::One {
+            client.set_headers(&[("Authorization".to_owned(), BASIC_AUTH_HEADER.to_owned())]);
         }
         let (blobs, manifest) = image.blobs();
         for (digest, content) in blobs {
@@ -113,11 +113,11 @@ impl Registry {
         let done = client.request("PUT", &format!("/v2/{path}/manifests/{tag}"), kind, &manifest);
         let done = done.expect("the registry answers");
         assert_eq!(done.status, 201, "{}", done.text());
-        digest(&manifest)
+        sha256_digest(&manifest)
     }
 }
 
-impl Drop for Registry {
+impl Drop for TestRegistry {
     fn drop(&mut self) {
         self.process.kill().expect("it is our child");
         self.process.wait().expect("it is our child");
@@ -125,15 +125,15 @@ impl Drop for Registry {
 }
 
 /// A proxy that forwards bytes of a registry up to a limit, and then stalls.
-pub struct Stalling {
+pub struct StallingProxy {
     address: String,
     over: Arc<AtomicBool>,
     accepting: Option<JoinHandle<()>>,
 }
 
-impl Stalling {
+impl StallingProxy {
     /// A proxy for `registry`; each response stops after `bytes`.
-    pub fn before(registry: &Registry, bytes: u64) -> Self {
+    pub fn in_front_of(registry: &TestRegistry, bytes: u64) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("there are free ports");
         let address = listener.local_addr().expect("it is bound").to_string();
         let (over, behind) = (Arc::new(AtomicBool::new(false)), registry.address().to_owned());
@@ -157,12 +157,12 @@ impl Stalling {
         Self { address, over, accepting: Some(accepting) }
     }
 
-    pub fn name(&self, path: &str) -> String {
+    pub fn image_name(&self, path: &str) -> String {
         format!("{}/{path}", self.address)
     }
 }
 
-impl Drop for Stalling {
+impl Drop for StallingProxy {
     fn drop(&mut self) {
         self.over.store(true, Ordering::SeqCst);
         // Wakes the thread, so that it sees that it should end.
@@ -174,7 +174,7 @@ impl Drop for Stalling {
 }
 
 /// Answers every request with the same document, the given number of times.
-pub fn liar(document: Vec<u8>, times: usize) -> (String, JoinHandle<()>) {
+pub fn serve_same_document(document: Vec<u8>, times: usize) -> (String, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("there are free ports");
     let address = listener.local_addr().expect("it is bound").to_string();
     let answering = std::thread::spawn(move || {

@@ -8,11 +8,11 @@ use std::process::{Command, Output, Stdio};
 
 use tempfile::TempDir;
 
-use crate::binary::Programs;
+use crate::binary::ProgramCopies;
 
 /// The user that starts a program of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum User {
+pub enum TestUser {
     /// The user who runs the tests: root in CI.
     Same,
     /// A uid without any privilege or account.
@@ -20,18 +20,18 @@ pub enum User {
 }
 
 /// A uid that no distribution assigns.
-pub const ORDINARY: User = User::Ordinary(61_234);
+pub const ORDINARY_USER: TestUser = TestUser::Ordinary(61_234);
 
-impl User {
+impl TestUser {
     /// Makes the command start as this user. Supplementary groups are dropped with the uid.
-    pub fn apply(self, command: &mut Command) {
+    pub fn apply_to(self, command: &mut Command) {
         if let Self::Ordinary(uid) = self {
             command.uid(uid).gid(uid);
         }
     }
 
     /// A temporary home that this user can write.
-    pub fn home(self) -> TempDir {
+    pub fn make_home(self) -> TempDir {
         let home = tempfile::Builder::new()
             .prefix("coracle-home-")
             .permissions(Permissions::from_mode(0o755))
@@ -45,23 +45,23 @@ impl User {
 }
 
 /// The users that create sandboxes: root and an ordinary user.
-pub fn users() -> Vec<User> {
+pub fn all_users() -> Vec<TestUser> {
     if testkit::is_root() {
-        return vec![User::Same, ORDINARY];
+        return vec![TestUser::Same, ORDINARY_USER];
     }
-    testkit::skip("the part that needs root; only this ordinary user was tested");
-    vec![User::Same]
+    testkit::skip_test("the part that needs root; only this ordinary user was tested");
+    vec![TestUser::Same]
 }
 
 /// How a program ended, with its output as text.
 #[derive(Debug)]
-pub struct Ended {
+pub struct CommandOutput {
     pub code: Option<i32>,
     pub stdout: String,
     pub stderr: String,
 }
 
-impl From<Output> for Ended {
+impl From<Output> for CommandOutput {
     fn from(output: Output) -> Self {
         Self {
             code: output.status.code(),
@@ -72,21 +72,21 @@ impl From<Output> for Ended {
 }
 
 /// A `coracle run` under construction.
-pub struct Run {
-    user: User,
+pub struct RunCommand {
+    user: TestUser,
     state: PathBuf,
     flags: Vec<String>,
     home: TempDir,
 }
 
-impl Run {
+impl RunCommand {
     /// Root's runs share one state directory, as they would on a host; an ordinary user's runs use their
     /// own home.
-    pub fn new(user: User) -> Self {
-        let home = user.home();
+    pub fn new(user: TestUser) -> Self {
+        let home = user.make_home();
         let state = match user {
-            User::Same => Programs::shared().state_directory(),
-            User::Ordinary(_) => home.path().join("state"),
+            TestUser::Same => ProgramCopies::shared().state_directory(),
+            TestUser::Ordinary(_) => home.path().join("state"),
         };
         Self { user, state, flags: Vec::new(), home }
     }
@@ -117,7 +117,7 @@ impl Run {
 
     /// Mounts the attacker's program as `/attacks/attacks`.
     pub fn with_attacks(self) -> Self {
-        let directory = Programs::shared().attacks_directory();
+        let directory = ProgramCopies::shared().attacks_directory();
         self.mount(&directory, "/attacks", "ro")
     }
 
@@ -132,7 +132,7 @@ impl Run {
 
     /// The command, ready to be started.
     pub fn command(&self, argv: &[&str]) -> Command {
-        let mut command = Programs::shared().command();
+        let mut command = ProgramCopies::shared().command();
         command
             .arg("run")
             .arg("--state-dir")
@@ -146,23 +146,23 @@ impl Run {
             .env_remove("TMPDIR")
             .current_dir(self.home.path())
             .stdin(Stdio::null());
-        self.user.apply(&mut command);
+        self.user.apply_to(&mut command);
         command
     }
 
     /// Runs the command to its end.
-    pub fn argv(&self, argv: &[&str]) -> Ended {
+    pub fn run_argv(&self, argv: &[&str]) -> CommandOutput {
         self.command(argv).output().expect("the binary can be run").into()
     }
 
     /// Runs shell text to its end.
-    pub fn shell(&self, text: &str) -> Ended {
-        self.argv(&["sh", "-c", text])
+    pub fn run_shell(&self, text: &str) -> CommandOutput {
+        self.run_argv(&["sh", "-c", text])
     }
 }
 
 /// Starts the same program with limits that a shell sets: `ulimit -Sn 256`.
-pub fn within(limits: &str, command: &Command) -> Command {
+pub fn with_ulimits(limits: &str, command: &Command) -> Command {
     let mut shell = Command::new("sh");
     shell
         .arg("-c")
@@ -181,10 +181,10 @@ pub fn within(limits: &str, command: &Command) -> Command {
 
 /// Runs an attack on the host itself, as the user of the tests, in its own mount namespace and with an open
 /// descriptor of the root directory, as a careless runtime would leave it.
-pub fn attack_outside(attack: &[&str]) -> Ended {
+pub fn attack_outside(attack: &[&str]) -> CommandOutput {
     let place = tempfile::tempdir().expect("the temporary directory can be written");
     let root = fs::File::open("/").expect("the root can be read");
-    let mut command = Command::new(Programs::shared().attacks());
+    let mut command = Command::new(ProgramCopies::shared().attacks_path());
     command.arg("--apart").args(attack).env("TMPDIR", place.path()).current_dir(place.path());
     // std passes on descriptor 0 without closing it.
     command.stdin(Stdio::from(root));

@@ -5,19 +5,19 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::http::{Client, Response, Streaming};
+use crate::http::{HttpClient, HttpResponse, StreamingResponse};
 
 /// A sandbox and a kept connection to its server.
-pub struct Sandbox {
+pub struct RemoteSandbox {
     pub id: String,
-    client: Client,
+    client: HttpClient,
     /// Headers that the server requires for requests to the sandbox.
     headers: Vec<(String, String)>,
 }
 
 /// How a command ended.
 #[derive(Debug, Default)]
-pub struct Ran {
+pub struct CommandRun {
     pub id: String,
     pub stdout: String,
     pub stderr: String,
@@ -28,9 +28,9 @@ pub struct Ran {
     pub took: Duration,
 }
 
-impl Sandbox {
+impl RemoteSandbox {
     /// Creates a sandbox; `fields` replace those of a plain request.
-    pub fn create(mut client: Client, fields: &Value) -> Self {
+    pub fn create(mut client: HttpClient, fields: &Value) -> Self {
         let mut request = json!({
             "image": {"uri": "host"},
             "timeout": 3600,
@@ -43,17 +43,17 @@ impl Sandbox {
         let answer = client.post("/v1/sandboxes", &request).expect("the server answers");
         assert_eq!(answer.status, 202, "create failed: {}", answer.text());
         let id = answer.json()["id"].as_str().expect("an id is a text").to_owned();
-        Self::known(client, &id)
+        Self::existing(client, &id)
     }
 
     /// Refers to an existing sandbox.
-    pub fn known(client: Client, id: &str) -> Self {
+    pub fn existing(client: HttpClient, id: &str) -> Self {
         let mut sandbox = Self { id: id.to_owned(), client, headers: Vec::new() };
-        sandbox.find_headers();
+        sandbox.fetch_headers();
         sandbox
     }
 
-    fn find_headers(&mut self) {
+    fn fetch_headers(&mut self) {
         let path = format!("/v1/sandboxes/{}/endpoints/44772?use_server_proxy=true", self.id);
         let answer = self.client.get(&path).expect("the server answers");
         assert_eq!(answer.status, 200, "no endpoint: {}", answer.text());
@@ -63,7 +63,7 @@ impl Sandbox {
     }
 
     /// A second connection to the same sandbox, for use from another thread.
-    pub fn another(&self, client: Client) -> Self {
+    pub fn with_client(&self, client: HttpClient) -> Self {
         Self { id: self.id.clone(), client, headers: self.headers.clone() }
     }
 
@@ -73,27 +73,27 @@ impl Sandbox {
     }
 
     /// Runs shell text and waits for its end.
-    pub fn run(&mut self, command: &str) -> Ran {
+    pub fn run(&mut self, command: &str) -> CommandRun {
         self.run_with(&json!({"command": command}))
     }
 
     /// Runs a command by argument list and waits for its end.
-    pub fn run_argv(&mut self, argv: &[&str]) -> Ran {
+    pub fn run_argv(&mut self, argv: &[&str]) -> CommandRun {
         self.run_with(&json!({"argv": argv}))
     }
 
     /// Sends any request to `/command` and waits for the end of its events.
-    pub fn run_with(&mut self, request: &Value) -> Ran {
+    pub fn run_with(&mut self, request: &Value) -> CommandRun {
         let began = Instant::now();
-        let answer = self.inside("POST", "command", request);
+        let answer = self.request_inside("POST", "command", request);
         assert_eq!(answer.status, 200, "command failed: {}", answer.text());
-        let mut ran = Ran::of_events(&answer.text());
+        let mut ran = CommandRun::from_events(&answer.text());
         ran.took = began.elapsed();
         ran
     }
 
     /// Starts shell text that continues after the response, and returns its id.
-    pub fn start(&mut self, command: &str) -> String {
+    pub fn start_background(&mut self, command: &str) -> String {
         let ran = self.run_with(&json!({"command": command, "background": true}));
         assert!(ran.error.is_empty(), "the command did not start: {}", ran.error);
         ran.id
@@ -101,14 +101,14 @@ impl Sandbox {
 
     /// All output of a background command so far.
     pub fn logs(&mut self, command: &str) -> String {
-        let answer = self.inside("GET", &format!("command/{command}/logs?cursor=0"), &Value::Null);
+        let answer = self.request_inside("GET", &format!("command/{command}/logs?cursor=0"), &Value::Null);
         assert_eq!(answer.status, 200, "no logs: {}", answer.text());
         answer.text()
     }
 
     /// The status object of a command.
     pub fn status(&mut self, command: &str) -> Value {
-        let answer = self.inside("GET", &format!("command/status/{command}"), &Value::Null);
+        let answer = self.request_inside("GET", &format!("command/status/{command}"), &Value::Null);
         assert_eq!(answer.status, 200, "no status: {}", answer.text());
         answer.json()
     }
@@ -119,66 +119,79 @@ impl Sandbox {
         assert_eq!(answer.status, 200, "upload failed: {}", answer.text());
     }
 
-    /// As [`Sandbox::upload`], for a server that may die meanwhile.
-    pub fn try_upload(&mut self, path: &str, content: &[u8]) -> io::Result<Response> {
-        let (before, after) = form(path);
+    /// As [`RemoteSandbox::upload`], for a server that may die meanwhile.
+    pub fn try_upload(&mut self, path: &str, content: &[u8]) -> io::Result<HttpResponse> {
+        let (before, after) = upload_form(path);
         let body = [before.as_slice(), content, &after].concat();
-        let (client, path, _) = self.prepared("files/upload", &Value::Null);
-        client.request("POST", &path, &form_kind(), &body)
+        let (client, path, _) = self.prepare_request("files/upload", &Value::Null);
+        client.request("POST", &path, &form_content_type(), &body)
     }
 
-    /// As [`Sandbox::upload`], from a reader, calling back for each piece that was sent.
+    /// As [`RemoteSandbox::upload`], from a reader, calling back for each piece that was sent.
     pub fn upload_from(
         &mut self,
         path: &str,
         length: u64,
         content: &mut impl Read,
         sent: impl FnMut(),
-    ) -> Response {
-        let (before, after) = form(path);
+    ) -> HttpResponse {
+        let (before, after) = upload_form(path);
         let length = length + (before.len() + after.len()) as u64;
         let mut body = before.as_slice().chain(content).chain(after.as_slice());
-        let (client, path, _) = self.prepared("files/upload", &Value::Null);
-        client.send(&path, &form_kind(), length, &mut body, sent).expect("the server answers")
+        let (client, path, _) = self.prepare_request("files/upload", &Value::Null);
+        client
+            .send_streamed(&path, &form_content_type(), length, &mut body, sent)
+            .expect("the server answers")
     }
 
     /// Puts the attacker's program at `/opt/attacks`.
     pub fn upload_attacks(&mut self) {
-        let program = std::fs::read(crate::binary::Programs::shared().attacks()).expect("our own copy");
+        let program =
+            std::fs::read(crate::binary::ProgramCopies::shared().attacks_path()).expect("our own copy");
         self.upload("/opt/attacks", &program);
     }
 
     /// Sends a request to the execution API.
-    pub fn inside(&mut self, method: &str, path: &str, body: &Value) -> Response {
-        self.try_inside(method, path, body).expect("the server answers")
+    pub fn request_inside(&mut self, method: &str, path: &str, body: &Value) -> HttpResponse {
+        self.try_request_inside(method, path, body).expect("the server answers")
     }
 
-    /// As [`Sandbox::inside`], for a server that may die meanwhile.
-    pub fn try_inside(&mut self, method: &str, path: &str, body: &Value) -> io::Result<Response> {
-        let (client, path, body) = self.prepared(path, body);
+    /// As [`RemoteSandbox::request_inside`], for a server that may die meanwhile.
+    pub fn try_request_inside(&mut self, method: &str, path: &str, body: &Value) -> io::Result<HttpResponse> {
+        let (client, path, body) = self.prepare_request(path, body);
         client.request(method, &path, "application/json", &body)
     }
 
-    /// As [`Sandbox::inside`] without a body, with headers beside the usual ones.
-    pub fn inside_with(&mut self, method: &str, path: &str, headers: &[(String, String)]) -> Response {
+    /// As [`RemoteSandbox::request_inside`] without a body, with headers beside the usual ones.
+    pub fn request_inside_with_headers(
+        &mut self,
+        method: &str,
+        path: &str,
+        headers: &[(String, String)],
+    ) -> HttpResponse {
         let all = [self.headers.as_slice(), headers].concat();
-        let (client, path, _) = self.prepared(path, &Value::Null);
+        let (client, path, _) = self.prepare_request(path, &Value::Null);
         client.set_headers(&all);
         client.request(method, &path, "", &[]).expect("the server answers")
     }
 
-    /// As [`Sandbox::inside`], returning when the response begins.
-    pub fn inside_streaming(&mut self, method: &str, path: &str, body: &Value) -> Streaming {
-        self.try_streaming(method, path, body).expect("the server answers")
+    /// As [`RemoteSandbox::request_inside`], returning when the response begins.
+    pub fn request_streaming(&mut self, method: &str, path: &str, body: &Value) -> StreamingResponse {
+        self.try_request_streaming(method, path, body).expect("the server answers")
     }
 
-    /// As [`Sandbox::inside_streaming`], for a server that may die meanwhile.
-    pub fn try_streaming(&mut self, method: &str, path: &str, body: &Value) -> io::Result<Streaming> {
-        let (client, path, body) = self.prepared(path, body);
-        client.start(method, &path, "application/json", &body)
+    /// As [`RemoteSandbox::request_streaming`], for a server that may die meanwhile.
+    pub fn try_request_streaming(
+        &mut self,
+        method: &str,
+        path: &str,
+        body: &Value,
+    ) -> io::Result<StreamingResponse> {
+        let (client, path, body) = self.prepare_request(path, body);
+        client.start_request(method, &path, "application/json", &body)
     }
 
-    fn prepared(&mut self, path: &str, body: &Value) -> (&mut Client, String, Vec<u8>) {
+    fn prepare_request(&mut self, path: &str, body: &Value) -> (&mut HttpClient, String, Vec<u8>) {
         let path = format!("/v1/sandboxes/{}/proxy/44772/{path}", self.id);
         let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
         self.client.set_headers(&self.headers);
@@ -186,7 +199,7 @@ impl Sandbox {
     }
 
     /// Pauses or resumes, and returns the status code.
-    pub fn lifecycle(&mut self, action: &str) -> u16 {
+    pub fn change_lifecycle(&mut self, action: &str) -> u16 {
         let path = format!("/v1/sandboxes/{}/{action}", self.id);
         self.client.request("POST", &path, "", &[]).expect("the server answers").status
     }
@@ -204,25 +217,27 @@ impl Sandbox {
     }
 }
 
-const BORDER: &str = "border-of-the-parts";
+const FORM_BOUNDARY: &str = "border-of-the-parts";
 
-fn form_kind() -> String {
-    format!("multipart/form-data; boundary={BORDER}")
+fn form_content_type() -> String {
+    format!("multipart/form-data; boundary={FORM_BOUNDARY}")
 }
 
 /// The bytes before and after the file content in an upload form.
-fn form(path: &str) -> (Vec<u8>, Vec<u8>) {
+fn upload_form(path: &str) -> (Vec<u8>, Vec<u8>) {
     let part = |name: &str| {
-        format!("--{BORDER}\r\nContent-Disposition: form-data; name=\"{name}\"; filename=\"{name}\"\r\n\r\n")
+        format!(
+            "--{FORM_BOUNDARY}\r\nContent-Disposition: form-data; name=\"{name}\"; filename=\"{name}\"\r\n\r\n"
+        )
     };
     let metadata = json!({"path": path, "mode": 755});
     let before = format!("{}{metadata}\r\n{}", part("metadata"), part("file"));
-    (before.into_bytes(), format!("\r\n--{BORDER}--\r\n").into_bytes())
+    (before.into_bytes(), format!("\r\n--{FORM_BOUNDARY}--\r\n").into_bytes())
 }
 
-impl Ran {
+impl CommandRun {
     /// Collects the events of one command: one JSON object per line.
-    pub fn of_events(text: &str) -> Self {
+    pub fn from_events(text: &str) -> Self {
         let mut ran = Self::default();
         for line in text.lines().filter(|line| !line.is_empty()) {
             let line = line.strip_prefix("data: ").unwrap_or(line);

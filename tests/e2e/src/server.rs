@@ -11,16 +11,16 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::binary::Programs;
-use crate::http::Client;
-use crate::run::{User, within};
-use crate::sandbox::Sandbox;
+use crate::binary::ProgramCopies;
+use crate::http::HttpClient;
+use crate::run::{TestUser, with_ulimits};
+use crate::sandbox::RemoteSandbox;
 
 /// The server's ready line, up to its address.
-const READY: &str = "coracle listening on http://";
+const READY_PREFIX: &str = "coracle listening on http://";
 
 /// A running server. Dropping it removes its sandboxes, ends it and searches its log for secrets.
-pub struct Server {
+pub struct TestServer {
     process: Child,
     address: String,
     directory: TempDir,
@@ -29,8 +29,8 @@ pub struct Server {
 }
 
 /// How to start a server.
-pub struct Start {
-    user: User,
+pub struct ServerBuilder {
+    user: TestUser,
     limits: &'static str,
     listen: String,
     state: Option<PathBuf>,
@@ -39,11 +39,11 @@ pub struct Start {
     removed: Vec<&'static str>,
 }
 
-impl Default for Start {
+impl Default for ServerBuilder {
     fn default() -> Self {
-        let listen = own_address();
+        let listen = unused_address();
         Self {
-            user: User::Same,
+            user: TestUser::Same,
             limits: ":",
             listen,
             state: None,
@@ -54,18 +54,18 @@ impl Default for Start {
     }
 }
 
-impl Start {
+impl ServerBuilder {
     pub fn new() -> Self {
         Self::default()
     }
 
-    pub fn as_user(mut self, user: User) -> Self {
+    pub fn as_user(mut self, user: TestUser) -> Self {
         self.user = user;
         self
     }
 
     /// Starts it with limits that a shell sets: `ulimit -Sn 256`.
-    pub fn within(mut self, limits: &'static str) -> Self {
+    pub fn with_ulimits(mut self, limits: &'static str) -> Self {
         self.limits = limits;
         self
     }
@@ -77,7 +77,7 @@ impl Start {
     }
 
     /// Starts it in its own mount namespace, in which its state directory is mounted at `place`.
-    pub fn seen_at(mut self, place: &Path) -> Self {
+    pub fn with_state_mounted_at(mut self, place: &Path) -> Self {
         self.state = Some(place.to_owned());
         self
     }
@@ -93,31 +93,31 @@ impl Start {
     }
 
     /// Removes a variable that is otherwise set.
-    pub fn without(mut self, name: &'static str) -> Self {
+    pub fn without_env(mut self, name: &'static str) -> Self {
         self.removed.push(name);
         self
     }
 
     /// Starts it and waits for its ready line.
-    pub fn start(self) -> Server {
-        let directory = self.user.home();
+    pub fn start(self) -> TestServer {
+        let directory = self.user.make_home();
         self.start_in(directory)
     }
 
-    /// As [`Start::start`], in a directory that may contain the state of another server.
-    pub fn start_in(self, directory: TempDir) -> Server {
+    /// As [`ServerBuilder::start`], in a directory that may contain the state of another server.
+    pub fn start_in(self, directory: TempDir) -> TestServer {
         let mut process = self.spawn(directory.path());
-        let address = ready(&mut process, directory.path());
+        let address = wait_until_ready(&mut process, directory.path());
         let keys = self.environment.iter().filter(|(name, _)| name == "CORACLE_API_KEY");
         let secrets = Mutex::new(keys.map(|(_, key)| key.clone()).collect());
-        Server { process, address, directory, secrets }
+        TestServer { process, address, directory, secrets }
     }
 
     /// Starts it with its state below `directory`, and leaves its standard output to the caller.
     pub fn spawn(&self, directory: &Path) -> Child {
         let log =
             File::options().create(true).append(true).open(directory.join("log")).expect("our own directory");
-        let mut command = Programs::shared().command();
+        let mut command = ProgramCopies::shared().command();
         command
             .args(["serve", "--listen", &self.listen, "--state-dir"])
             .arg(self.state.clone().unwrap_or_else(|| directory.join("state")))
@@ -133,7 +133,7 @@ impl Start {
         for name in &self.removed {
             command.env_remove(name);
         }
-        let mut command = within(self.limits, &command);
+        let mut command = with_ulimits(self.limits, &command);
         if let Some(place) = &self.state {
             const SHOW: &str = "mount --bind \"$0\" \"$1\" && shift && exec \"$@\"";
             let own = directory.join("state");
@@ -150,14 +150,14 @@ impl Start {
             command = apart;
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
-        self.user.apply(&mut command);
+        self.user.apply_to(&mut command);
         command.process_group(0).spawn().expect("the binary can be run")
     }
 }
 
 /// An unused address. Its port is below those that the kernel assigns: while a server is down, no client of
 /// another test may get the port to which it returns.
-fn own_address() -> String {
+fn unused_address() -> String {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = u16::try_from(std::process::id() % 20_000).expect("it is below 20,000");
     loop {
@@ -170,25 +170,25 @@ fn own_address() -> String {
 }
 
 /// Reads the ready line; if the server ends before it, its log has the reason.
-fn ready(process: &mut Child, directory: &Path) -> String {
+fn wait_until_ready(process: &mut Child, directory: &Path) -> String {
     let mut lines = BufReader::new(process.stdout.take().expect("standard output is a pipe")).lines();
     let first = lines.find_map(|line| {
         line.ok().and_then(|line| {
-            line.split_once(READY).map(|(_, address)| address.trim_end_matches('/').to_owned())
+            line.split_once(READY_PREFIX).map(|(_, address)| address.trim_end_matches('/').to_owned())
         })
     });
     // No more output is expected, but a full pipe must never block the server.
     std::thread::spawn(move || lines.count());
     first.unwrap_or_else(|| {
         process.wait().expect("it is our child");
-        panic!("the server did not start:\n{}", end_of(&log_of(directory)));
+        panic!("the server did not start:\n{}", last_lines(&read_log(directory)));
     })
 }
 
-impl Server {
+impl TestServer {
     /// A server with the defaults, as the user who runs the tests.
     pub fn start() -> Self {
-        Start::new().start()
+        ServerBuilder::new().start()
     }
 
     /// `127.0.0.1:PORT`.
@@ -200,8 +200,8 @@ impl Server {
         self.address.rsplit(':').next().expect("an address has a port")
     }
 
-    pub fn client(&self) -> Client {
-        Client::new(&self.address)
+    pub fn client(&self) -> HttpClient {
+        HttpClient::new(&self.address)
     }
 
     /// The pid of the supervisor.
@@ -210,7 +210,7 @@ impl Server {
     }
 
     /// The pid of the server itself (`__server`) or of its launcher (`__launcher`), once it runs.
-    pub fn part(&self, role: &str) -> u32 {
+    pub fn part_pid(&self, role: &str) -> u32 {
         let supervisor = self.process.id();
         let mut found = None;
         crate::eventually("the part runs", || {
@@ -229,27 +229,27 @@ impl Server {
     }
 
     pub fn log(&self) -> String {
-        log_of(self.directory.path())
+        read_log(self.directory.path())
     }
 
     /// Creates a sandbox of the default image.
-    pub fn create(&self) -> Sandbox {
-        self.create_with(&serde_json::json!({}))
+    pub fn create_sandbox(&self) -> RemoteSandbox {
+        self.create_sandbox_with(&serde_json::json!({}))
     }
 
     /// Creates a sandbox; the given fields replace the usual ones.
-    pub fn create_with(&self, fields: &serde_json::Value) -> Sandbox {
-        let sandbox = Sandbox::create(self.client(), fields);
-        self.remember_secrets(&sandbox);
+    pub fn create_sandbox_with(&self, fields: &serde_json::Value) -> RemoteSandbox {
+        let sandbox = RemoteSandbox::create(self.client(), fields);
+        self.add_sandbox_secrets(&sandbox);
         sandbox
     }
 
     /// Adds a secret that must not appear in the log.
-    pub fn keep_secret(&self, secret: &str) {
+    pub fn add_secret(&self, secret: &str) {
         self.secrets.lock().expect("no thread panics while holding the lock").push(secret.to_owned());
     }
 
-    fn remember_secrets(&self, sandbox: &Sandbox) {
+    fn add_sandbox_secrets(&self, sandbox: &RemoteSandbox) {
         let mut secrets = self.secrets.lock().expect("no thread panics while holding the lock");
         secrets.extend(sandbox.secrets().map(str::to_owned));
     }
@@ -267,11 +267,11 @@ impl Server {
         self.process.wait().expect("it is our child")
     }
 
-    /// Starts a server on the same state directory, after [`Server::kill`] or
-    /// [`Server::terminate`].
-    pub fn start_again(&mut self, start: &Start) {
+    /// Starts a server on the same state directory, after [`TestServer::kill`] or
+    /// [`TestServer::terminate`].
+    pub fn restart(&mut self, start: &ServerBuilder) {
         self.process = start.spawn(self.directory.path());
-        self.address = ready(&mut self.process, self.directory.path());
+        self.address = wait_until_ready(&mut self.process, self.directory.path());
     }
 
     /// The directory that contains the log and the state.
@@ -301,7 +301,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for TestServer {
     fn drop(&mut self) {
         let ended_before = matches!(self.process.try_wait(), Ok(Some(_)));
         // A server with a key is cleaned up by the test, which has the key.
@@ -311,7 +311,7 @@ impl Drop for Server {
             self.terminate();
         }
         if std::thread::panicking() {
-            eprint_log(end_of(&self.log()));
+            eprint_log(last_lines(&self.log()));
             return;
         }
         removed.expect("the server removes its sandboxes");
@@ -327,7 +327,7 @@ fn eprint_log(log: &str) {
     eprintln!("the server's log:\n{log}");
 }
 
-fn log_of(directory: &Path) -> String {
+fn read_log(directory: &Path) -> String {
     let mut text = String::new();
     if let Ok(file) = File::open(directory.join("log")) {
         file.take(64 << 20).read_to_string(&mut text).ok();
@@ -336,13 +336,13 @@ fn log_of(directory: &Path) -> String {
 }
 
 /// The last lines of a log.
-fn end_of(log: &str) -> &str {
+fn last_lines(log: &str) -> &str {
     let lines = log.rmatch_indices('\n').nth(100);
     lines.map_or(log, |(place, _)| &log[place..])
 }
 
 /// Resident memory of a server in bytes: of its process and all its descendants outside of sandboxes.
-pub fn resident(pid: u32) -> u64 {
+pub fn resident_memory(pid: u32) -> u64 {
     const PAGE: u64 = 4096;
     let own = fs::read_to_string(format!("/proc/{pid}/statm"))
         .ok()
@@ -353,7 +353,7 @@ pub fn resident(pid: u32) -> u64 {
         .split_whitespace()
         .filter_map(|child| child.parse().ok())
         .filter(|child| pid_namespace(*child) == pid_namespace(pid))
-        .map(resident)
+        .map(resident_memory)
         .sum();
     own * PAGE + below
 }

@@ -6,10 +6,10 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use super::Findings;
-use crate::tools::{cargo, output};
+use crate::tools::{cargo_command, command_output};
 
 /// A crate, the crates it must not depend on even transitively, and why.
-const NEVER_REACH: &[(&str, &[&str], &str)] = &[
+const FORBIDDEN_DEPENDENCIES: &[(&str, &[&str], &str)] = &[
     (
         "domain",
         &["serde", "tokio", "rustix", "libc"],
@@ -42,7 +42,7 @@ const NEVER_REACH: &[(&str, &[&str], &str)] = &[
 ];
 
 /// A crate, the only workspace crates it may name, and why.
-const ONLY_OURS: &[(&str, &[&str], &str)] = &[
+const ALLOWED_WORKSPACE_DEPENDENCIES: &[(&str, &[&str], &str)] = &[
     ("fronts", &["service", "domain"], "a front calls the core and nothing below it"),
     ("service", &["backend", "domain", "wire"], "requests flow one way"),
     ("registry", &["backend"], "it only provides images"),
@@ -52,50 +52,57 @@ const ONLY_OURS: &[(&str, &[&str], &str)] = &[
 ];
 
 /// C libraries that would make the binary non-static.
-const NEVER_ANYWHERE: &[&str] = &["openssl-sys", "libseccomp-sys", "aws-lc-sys"];
+const FORBIDDEN_LIBRARIES: &[&str] = &["openssl-sys", "libseccomp-sys", "aws-lc-sys"];
 
-pub(super) fn check() -> Result<Findings> {
-    let text = output(&mut cargo(&["metadata", "--format-version", "1", "--locked"]))?;
+pub(super) fn check_dependencies() -> Result<Findings> {
+    let text = command_output(&mut cargo_command(&["metadata", "--format-version", "1", "--locked"]))?;
     let metadata: Value = serde_json::from_str(&text).context("cargo's metadata is not JSON")?;
-    let graph = Graph::read(&metadata).context("cargo's metadata has an unexpected form")?;
+    let graph = CrateGraph::from_metadata(&metadata).context("cargo's metadata has an unexpected form")?;
     Ok(graph.check())
 }
 
 /// Packages by id, their run-time dependencies, and which of them are ours.
-struct Graph {
+struct CrateGraph {
     names: BTreeMap<String, String>,
     needs: BTreeMap<String, Vec<String>>,
     ours: BTreeSet<String>,
 }
 
-impl Graph {
-    fn read(metadata: &Value) -> Option<Self> {
+impl CrateGraph {
+    fn from_metadata(metadata: &Value) -> Option<Self> {
         let text = |value: &Value| value.as_str().map(str::to_owned);
         let packages = metadata["packages"].as_array()?;
-        let names = packages.iter().map(|package| Some((text(&package["id"])?, text(&package["name"])?)));
         let ours = metadata["workspace_members"].as_array()?.iter().map(text);
+        let ours: BTreeSet<String> = ours.collect::<Option<_>>()?;
+        let names = packages.iter().map(|package| {
+            let (id, name) = (text(&package["id"])?, text(&package["name"])?);
+            // The rules above use the names of our crates without the prefix of their packages.
+            let short = name.strip_prefix("coracle-").filter(|_| ours.contains(&id)).map(str::to_owned);
+            Some((id, short.unwrap_or(name)))
+        });
         let mut needs = BTreeMap::new();
         for node in metadata["resolve"]["nodes"].as_array()? {
             let built_in = node["deps"].as_array()?.iter().filter(|dependency| is_normal(dependency));
             needs.insert(text(&node["id"])?, built_in.map(|dep| text(&dep["pkg"])).collect::<Option<_>>()?);
         }
-        Some(Self { names: names.collect::<Option<_>>()?, needs, ours: ours.collect::<Option<_>>()? })
+        Some(Self { names: names.collect::<Option<_>>()?, needs, ours })
     }
 
     fn check(&self) -> Findings {
         let mut findings = Findings::new();
-        for (krate, forbidden, why) in NEVER_REACH {
-            let reached = self.reach(krate);
+        for (krate, forbidden, why) in FORBIDDEN_DEPENDENCIES {
+            let reached = self.transitive_dependencies(krate);
             for name in forbidden.iter().filter(|name| reached.contains(**name)) {
                 findings.push(format!("{krate}: it reaches `{name}`; {why}"));
             }
         }
-        for (krate, allowed, why) in ONLY_OURS {
-            for name in self.direct(krate).filter(|name| !allowed.contains(name)) {
+        for (krate, allowed, why) in ALLOWED_WORKSPACE_DEPENDENCIES {
+            for name in self.direct_dependencies(krate).filter(|name| !allowed.contains(name)) {
                 findings.push(format!("{krate}: it names `{name}`; {why}"));
             }
         }
-        for name in NEVER_ANYWHERE.iter().filter(|name| self.names.values().any(|found| found == **name)) {
+        for name in FORBIDDEN_LIBRARIES.iter().filter(|name| self.names.values().any(|found| found == **name))
+        {
             findings.push(format!("Cargo.lock: `{name}` is a C library; the binary stays static"));
         }
         findings
@@ -106,13 +113,13 @@ impl Graph {
     }
 
     /// The workspace crates that `krate` names directly.
-    fn direct(&self, krate: &str) -> impl Iterator<Item = &str> {
+    fn direct_dependencies(&self, krate: &str) -> impl Iterator<Item = &str> {
         let needs = self.id(krate).and_then(|id| self.needs.get(id)).map(Vec::as_slice).unwrap_or_default();
         needs.iter().filter(|id| self.ours.contains(*id)).map(|id| self.names[id].as_str())
     }
 
     /// The names of all transitive dependencies of `krate`.
-    fn reach(&self, krate: &str) -> BTreeSet<&str> {
+    fn transitive_dependencies(&self, krate: &str) -> BTreeSet<&str> {
         let mut seen = BTreeSet::new();
         let mut pending: Vec<&String> = self.id(krate).into_iter().collect();
         while let Some(id) = pending.pop() {
@@ -134,7 +141,7 @@ mod tests {
     use serde_json::json;
 
     /// `domain` needs `helper` which needs `serde`; `fronts` names `backend`, and tests with it.
-    fn sample(fronts_kind: &Value) -> Graph {
+    fn sample(fronts_kind: &Value) -> CrateGraph {
         let packages =
             ["domain", "fronts", "backend", "helper", "serde"].map(|name| json!({"id": name, "name": name}));
         let node = |name: &str, needs: &[(&str, &Value)]| {
@@ -151,7 +158,7 @@ mod tests {
                 node("fronts", &[("backend", fronts_kind)]), node("backend", &[]),
             ]},
         });
-        Graph::read(&metadata).expect("it has the right form")
+        CrateGraph::from_metadata(&metadata).expect("it has the right form")
     }
 
     #[test]
@@ -172,6 +179,6 @@ mod tests {
 
     #[test]
     fn real_workspace_follows_the_rules() {
-        assert_eq!(check().expect("cargo answers"), Findings::new());
+        assert_eq!(check_dependencies().expect("cargo answers"), Findings::new());
     }
 }

@@ -7,11 +7,13 @@ pub(super) struct RustText {
     pub code: String,
     /// Only the insides of strings.
     pub strings: String,
+    /// The inside of each string or character, in order; `code` has `""` in its place.
+    pub literals: Vec<String>,
 }
 
 impl RustText {
-    pub(super) fn read(source: &str) -> Self {
-        let mut reader = Reader { rest: source, text: Self::default() };
+    pub(super) fn scan(source: &str) -> Self {
+        let mut reader = TextScanner { rest: source, text: Self::default() };
         while let Some(next) = reader.rest.chars().next() {
             reader.step(next);
         }
@@ -19,30 +21,30 @@ impl RustText {
     }
 }
 
-struct Reader<'a> {
+struct TextScanner<'a> {
     rest: &'a str,
     text: RustText,
 }
 
-impl Reader<'_> {
+impl TextScanner<'_> {
     fn step(&mut self, next: char) {
         let raw = raw_string_hashes(self.rest, self.text.code.chars().next_back());
         if self.rest.starts_with("//") {
             let end = self.rest.find('\n').unwrap_or(self.rest.len());
-            self.skip(end);
+            self.skip_comment(end);
         } else if self.rest.starts_with("/*") {
             let end = block_comment_end(self.rest);
-            self.skip(end);
+            self.skip_comment(end);
         } else if let Some((opening, hashes)) = raw {
             let close = format!("\"{}", "#".repeat(hashes));
             let end = self.rest[opening..].find(&close).map_or(self.rest.len(), |at| opening + at);
-            self.string(opening, end, close.len());
+            self.take_string(opening, end, close.len());
         } else if next == '"' {
             let end = quoted_end(self.rest, '"');
-            self.string(1, end, 1);
+            self.take_string(1, end, 1);
         } else if next == '\'' && is_character(self.rest) {
             let end = quoted_end(self.rest, '\'');
-            self.string(1, end, 1);
+            self.take_string(1, end, 1);
         } else {
             self.text.code.push(next);
             self.rest = &self.rest[next.len_utf8()..];
@@ -53,7 +55,7 @@ impl Reader<'_> {
     }
 
     /// Removes the text of a comment, but keeps its lines.
-    fn skip(&mut self, length: usize) {
+    fn skip_comment(&mut self, length: usize) {
         let lines = "\n".repeat(self.rest[..length].matches('\n').count());
         self.text.code.push_str(&lines);
         self.text.strings.push_str(&lines);
@@ -61,10 +63,11 @@ impl Reader<'_> {
     }
 
     /// Moves the contents of a string, from `opening` to `end`, into its own view.
-    fn string(&mut self, opening: usize, end: usize, closing: usize) {
+    fn take_string(&mut self, opening: usize, end: usize, closing: usize) {
         let inside = &self.rest[opening..end];
         self.text.strings.push_str(inside);
         self.text.strings.push(' ');
+        self.text.literals.push(inside.to_owned());
         self.text.code.push_str("\"\"");
         self.text.code.push_str(&"\n".repeat(inside.matches('\n').count()));
         self.rest = self.rest.get(end + closing..).unwrap_or_default();
@@ -129,7 +132,7 @@ mod tests {
     use super::*;
 
     fn check(source: &str, code: &str, strings: &str) {
-        let text = RustText::read(source);
+        let text = RustText::scan(source);
         assert_eq!(text.code, code, "{source}");
         assert_eq!(text.strings.split_whitespace().collect::<Vec<_>>().join(" "), strings, "{source}");
         assert_eq!(text.code.matches('\n').count(), source.matches('\n').count(), "{source}");
@@ -146,6 +149,7 @@ mod tests {
         check(r#"f("unsafe \" // x")"#, r#"f("")"#, r#"unsafe \" // x"#);
         check("f(r#\"a \" b\"#, br\"c\")", "f(\"\", \"\")", "a \" b c");
         check("f('\"', '\\'', 'x')", "f(\"\", \"\", \"\")", "\" \\' x");
+        assert_eq!(RustText::scan("f(\"a b\", 'c', \"\")").literals, ["a b", "c", ""]);
     }
 
     #[test]

@@ -2,79 +2,79 @@
 
 use super::Findings;
 use super::rust_text::RustText;
-use super::tree::File;
+use super::tree::TextFile;
 
 /// One Rust file of the repository.
-pub(super) struct Source {
+pub(super) struct RustSource {
     /// From the root of the repository.
-    path: String,
+    pub path: String,
     /// Code and strings before the tests, which come last in a file.
-    text: RustText,
+    pub text: RustText,
 }
 
 /// Text that is forbidden in some sources.
-struct Rule {
+struct SourceRule {
     /// The rule applies to paths with this prefix.
     within: &'static str,
     /// The rule does not apply to paths with one of these prefixes.
     except: &'static [&'static str],
-    look_in: View,
+    look_in: TextView,
     forbidden: &'static [&'static str],
     why: &'static str,
 }
 
-enum View {
+enum TextView {
     Code,
     Strings,
 }
 
-const RULES: &[Rule] = &[
-    Rule {
+const RULES: &[SourceRule] = &[
+    SourceRule {
         within: "crates/",
         except: &["crates/linux/"],
-        look_in: View::Code,
+        look_in: TextView::Code,
         forbidden: &["unsafe"],
         why: "`unsafe` is for crates/linux alone",
     },
-    Rule {
+    SourceRule {
         within: "crates/fronts/",
         except: &[],
-        look_in: View::Code,
+        look_in: TextView::Code,
         forbidden: &["backend", "backend_local", "wire", "linux", "agent", "rusqlite"],
         why: "a front calls the core and nothing below it",
     },
-    Rule {
+    SourceRule {
         within: "crates/fronts/",
         except: &[],
-        look_in: View::Code,
+        look_in: TextView::Code,
         forbidden: &["std::fs", "tokio::fs", "OpenOptions", "canonicalize"],
         why: "a front opens no file of the host",
     },
-    Rule {
+    SourceRule {
         within: "crates/fronts/",
         except: &[],
-        look_in: View::Strings,
+        look_in: TextView::Strings,
         forbidden: &["SELECT ", "INSERT INTO", "UPDATE ", "DELETE FROM", "CREATE TABLE"],
         why: "SQL is for the store of the service",
     },
-    Rule {
+    SourceRule {
         within: "crates/fronts/",
         except: &[],
-        look_in: View::Strings,
+        look_in: TextView::Strings,
         forbidden: &["/proc/", "/sys/", "/var/lib", "/run/"],
         why: "a front knows no path of the host",
     },
-    Rule {
+    SourceRule {
         within: "crates/domain/",
         except: &[],
-        look_in: View::Code,
+        look_in: TextView::Code,
         forbidden: &["serde", "Serialize", "Deserialize"],
         why: "each border has types of its own and converts",
     },
-    Rule {
+    SourceRule {
         within: "crates/agent/",
         except: &[],
-        look_in: View::Code,
+        look_in: TextView::Code,
         forbidden: &["async fn", "tokio"],
         why: "the agent is one thread around poll(2)",
     },
@@ -92,52 +92,54 @@ const MAY_START_PROGRAMS: &[&str] = &[
 ];
 
 /// Files with more lines of code than this usually have two subjects.
-const LONG: usize = 600;
+const MAX_CODE_LINES: usize = 600;
 
-pub(super) fn parse(files: &[File]) -> Vec<Source> {
+pub(super) fn parse_sources(files: &[TextFile]) -> Vec<RustSource> {
     let rust = files.iter().filter(|file| file.path.ends_with(".rs"));
-    rust.map(|file| Source::parse(&file.path, &file.text)).collect()
+    rust.map(|file| RustSource::parse(&file.path, &file.text)).collect()
 }
 
-impl Source {
-    fn is_test(&self) -> bool {
-        self.path.contains("/tests/") || self.path.ends_with("/tests.rs")
+impl RustSource {
+    pub(super) fn is_test(&self) -> bool {
+        self.path.starts_with("tests/") || self.path.contains("/tests/") || self.path.ends_with("/tests.rs")
     }
 
-    fn parse(path: &str, text: &str) -> Self {
-        Self { path: path.to_owned(), text: RustText::read(before_tests(text)) }
+    pub(super) fn parse(path: &str, text: &str) -> Self {
+        Self { path: path.to_owned(), text: RustText::scan(before_tests(text)) }
     }
 }
 
-/// Tests may do what the program may not: start programs, name paths.
+/// Tests may do what the program may not: start programs, name paths. A module of tests in a file of its
+/// own is declared in the middle of this one, so only the block of such a module ends the program.
 fn before_tests(text: &str) -> &str {
-    text.split("\n#[cfg(test)]").next().unwrap_or(text)
+    text.split("\nmod tests {").next().unwrap_or(text)
 }
 
-pub(super) fn check(sources: &[Source]) -> Findings {
+pub(super) fn check_sources(sources: &[RustSource]) -> Findings {
     let mut findings = Findings::new();
     for source in sources.iter().filter(|source| !source.is_test()) {
-        findings.extend(RULES.iter().flat_map(|rule| rule.find(source)));
+        findings.extend(RULES.iter().flat_map(|rule| rule.find_violations(source)));
         findings.extend(foreign_fronts(source));
         findings.extend(started_programs(source));
     }
     findings
 }
 
-impl Rule {
-    fn find(&self, source: &Source) -> Findings {
+impl SourceRule {
+    fn find_violations(&self, source: &RustSource) -> Findings {
         let excepted = self.except.iter().any(|path| source.path.starts_with(path));
         if excepted || !source.path.starts_with(self.within) {
             return Findings::new();
         }
         let text = match self.look_in {
-            View::Code => &source.text.code,
-            View::Strings => &source.text.strings,
+            TextView::Code => &source.text.code,
+            TextView::Strings => &source.text.strings,
         };
         let lines = text.lines().enumerate();
         lines
             .flat_map(|(number, line)| {
-                let found = self.forbidden.iter().filter(move |word| contains(line, word, &self.look_in));
+                let found =
+                    self.forbidden.iter().filter(move |word| contains_word(line, word, &self.look_in));
                 found.map(move |word| {
                     format!("{}:{}: `{}`; {}", source.path, number + 1, word.trim(), self.why)
                 })
@@ -147,11 +149,11 @@ impl Rule {
 }
 
 /// Whether a line contains the word: in code as a whole name at the start of a path, in strings anywhere.
-fn contains(line: &str, word: &str, view: &View) -> bool {
+fn contains_word(line: &str, word: &str, view: &TextView) -> bool {
     let part_of_name = |character: char| character.is_alphanumeric() || character == '_';
     line.match_indices(word).any(|(at, _)| match view {
-        View::Strings => true,
-        View::Code => {
+        TextView::Strings => true,
+        TextView::Code => {
             let before = line[..at].chars().next_back();
             let after = line[at + word.len()..].chars().next();
             let whole = !before.is_some_and(part_of_name) && !after.is_some_and(part_of_name);
@@ -172,7 +174,7 @@ fn is_path_start(line: &str, at: usize, word: &str) -> bool {
 }
 
 /// Programs that are started in a file where none should be.
-fn started_programs(source: &Source) -> Findings {
+fn started_programs(source: &RustSource) -> Findings {
     let allowed = MAY_START_PROGRAMS.iter().any(|path| source.path.starts_with(path));
     if allowed || !source.path.starts_with("crates/") {
         return Findings::new();
@@ -189,22 +191,27 @@ fn started_programs(source: &Source) -> Findings {
         .collect()
 }
 
-/// Finds a front that names another: each must be removable without changes to the others.
-fn foreign_fronts(source: &Source) -> Findings {
-    const FRONTS: &[&str] = &["opensandbox", "operator"];
-    let own = FRONTS.iter().find(|front| source.path.starts_with(&format!("crates/fronts/src/{front}")));
-    let Some(own) = own else { return Findings::new() };
-    let others = FRONTS.iter().filter(|front| front != &own);
-    others
-        .filter(|other| source.text.code.contains(&format!("crate::{other}")))
-        .map(|other| format!("{}: it names the front `{other}`; no front knows another", source.path))
+/// The folders of the fronts. `check_fronts` compares them with the features.
+pub(super) const FRONTS: &[&str] = &["opensandbox", "operator"];
+
+/// Finds a front that names another, and shared code that names any: each front must be removable
+/// without changes to the rest. Only the table of fronts names them.
+fn foreign_fronts(source: &RustSource) -> Findings {
+    const TABLE: &str = "registry.rs";
+    let Some(path) = source.path.strip_prefix("crates/fronts/src/").filter(|path| *path != TABLE) else {
+        return Findings::new();
+    };
+    let foreign = FRONTS.iter().filter(|front| !path.starts_with(&format!("{front}/")));
+    foreign
+        .filter(|front| source.text.code.contains(&format!("crate::{front}")))
+        .map(|front| format!("{}: it names the front `{front}`; only {TABLE} may", source.path))
         .collect()
 }
 
 /// Files that have grown too long, as warnings.
-pub(super) fn long_files(sources: &[Source]) -> Vec<String> {
-    let lines = |source: &Source| source.text.code.lines().filter(|line| !line.trim().is_empty()).count();
-    let long = sources.iter().filter(|source| lines(source) > LONG);
+pub(super) fn long_files(sources: &[RustSource]) -> Vec<String> {
+    let lines = |source: &RustSource| source.text.code.lines().filter(|line| !line.trim().is_empty()).count();
+    let long = sources.iter().filter(|source| lines(source) > MAX_CODE_LINES);
     long.map(|source| format!("{}: {} lines of code, usually two things", source.path, lines(source)))
         .collect()
 }
@@ -214,7 +221,7 @@ mod tests {
     use super::*;
 
     fn found(path: &str, text: &str) -> Vec<String> {
-        check(&[Source::parse(path, text)])
+        check_sources(&[RustSource::parse(path, text)])
     }
 
     #[test]
@@ -247,7 +254,11 @@ mod tests {
     #[test]
     fn fronts_do_not_know_each_other() {
         assert_eq!(found("crates/fronts/src/operator/a.rs", "use crate::opensandbox::x;").len(), 1);
-        assert_eq!(found("crates/fronts/src/router.rs", "use crate::opensandbox::x;"), Findings::new());
+        assert_eq!(found("crates/fronts/src/router.rs", "use crate::opensandbox::x;").len(), 1);
+        for path in ["registry.rs", "opensandbox/a.rs"] {
+            let path = format!("crates/fronts/src/{path}");
+            assert_eq!(found(&path, "use crate::opensandbox::x;"), Findings::new(), "{path}");
+        }
     }
 
     #[test]
@@ -265,18 +276,22 @@ mod tests {
         );
         let text = "fn a() {}\n\n#[cfg(test)]\nmod tests { use std::process::Command; }";
         assert_eq!(found("crates/service/src/a.rs", text), Findings::new());
+        let text = "#[cfg(test)]\nmod tests;\nuse std::process::Command;";
+        assert_eq!(found("crates/service/src/a.rs", text).len(), 1);
     }
 
     #[test]
     fn files_allowed_to_start_programs_exist() {
         for path in MAY_START_PROGRAMS {
-            assert!(crate::tools::workspace().join(path).exists(), "{path}");
+            assert!(crate::tools::workspace_root().join(path).exists(), "{path}");
         }
     }
 
     #[test]
     fn only_code_makes_a_file_long() {
-        let long = |line: &str| long_files(&[Source::parse("crates/a.rs", &line.repeat(LONG + 1))]).len();
+        let long = |line: &str| {
+            long_files(&[RustSource::parse("crates/a.rs", &line.repeat(MAX_CODE_LINES + 1))]).len()
+        };
         assert_eq!(long("let x = 1;\n"), 1);
         assert_eq!(long("// a comment\n"), 0);
     }

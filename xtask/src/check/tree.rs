@@ -5,10 +5,10 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use super::Findings;
-use crate::tools::workspace;
+use crate::tools::workspace_root;
 
 /// A text, and why it is forbidden.
-const FORBIDDEN: &[(&str, &str)] = &[
+const FORBIDDEN_TEXTS: &[(&str, &str)] = &[
     ("TODO", "unfinished work belongs in an issue"),
     ("FIXME", "unfinished work belongs in an issue"),
     ("<<<<<<< ", "a merge was not finished"),
@@ -18,28 +18,29 @@ const FORBIDDEN: &[(&str, &str)] = &[
 ];
 
 /// Where people keep their own files, and the names below it that are plainly made up.
-const PRIVATE: &[(&str, &[&str])] = &[("/Users/", &[]), ("/home/", &["alice", "user"]), ("/work/", &[])];
+const PRIVATE_ROOTS: &[(&str, &[&str])] =
+    &[("/Users/", &[]), ("/home/", &["alice", "user"]), ("/work/", &[])];
 
 /// Files that must name what they forbid, or are not ours.
-const EXCEPT: &[&str] = &["xtask/src/check/tree.rs", "LICENSE", "Cargo.lock"];
+const EXCLUDED_FILES: &[&str] = &["xtask/src/check/tree.rs", "LICENSE", "Cargo.lock"];
 
 /// Generated directories.
-const MADE: &[&str] = &[".git", "target", ".venv", "__pycache__", ".pytest_cache"];
+const GENERATED_DIRECTORIES: &[&str] = &[".git", "target", ".venv", "__pycache__", ".pytest_cache"];
 
 /// A text file, by its path from the root of the repository.
-pub(super) struct File {
+pub(super) struct TextFile {
     pub path: String,
     pub text: String,
 }
 
 /// Every text file of the repository.
-pub(super) fn read() -> Result<Vec<File>> {
+pub(super) fn read_text_files() -> Result<Vec<TextFile>> {
     let mut files = Vec::new();
-    collect(&workspace(), "", &mut files)?;
+    collect_text_files(&workspace_root(), "", &mut files)?;
     Ok(files)
 }
 
-fn collect(root: &Path, below: &str, files: &mut Vec<File>) -> Result<()> {
+fn collect_text_files(root: &Path, below: &str, files: &mut Vec<TextFile>) -> Result<()> {
     let directory = root.join(below);
     let about = || format!("could not read `{}`", directory.display());
     for entry in std::fs::read_dir(&directory).with_context(about)? {
@@ -47,30 +48,31 @@ fn collect(root: &Path, below: &str, files: &mut Vec<File>) -> Result<()> {
         let name = entry.file_name().to_string_lossy().into_owned();
         let path = if below.is_empty() { name.clone() } else { format!("{below}/{name}") };
         let kind = entry.file_type().with_context(about)?;
-        if MADE.contains(&name.as_str()) {
+        if GENERATED_DIRECTORIES.contains(&name.as_str()) {
             continue;
         }
         if kind.is_dir() {
-            collect(root, &path, files)?;
+            collect_text_files(root, &path, files)?;
         } else if kind.is_file() {
             // Files that are not text are ignored.
-            files.extend(std::fs::read_to_string(entry.path()).ok().map(|text| File { path, text }));
+            files.extend(std::fs::read_to_string(entry.path()).ok().map(|text| TextFile { path, text }));
         }
     }
     Ok(())
 }
 
-pub(super) fn check(files: &[File]) -> Findings {
-    let ours = files.iter().filter(|file| !EXCEPT.contains(&file.path.as_str()));
-    ours.flat_map(|file| find(&file.path, &file.text)).collect()
+pub(super) fn check_texts(files: &[TextFile]) -> Findings {
+    let ours = files.iter().filter(|file| !EXCLUDED_FILES.contains(&file.path.as_str()));
+    ours.flat_map(|file| find_forbidden(&file.path, &file.text)).collect()
 }
 
-fn find(file: &str, text: &str) -> Findings {
+fn find_forbidden(file: &str, text: &str) -> Findings {
     let lines = text.lines().enumerate();
     lines
         .flat_map(|(number, line)| {
-            let texts = FORBIDDEN.iter().filter(move |(word, _)| line.contains(word)).copied();
-            let paths = PRIVATE.iter().filter(move |(root, made_up)| names_private(line, root, made_up));
+            let texts = FORBIDDEN_TEXTS.iter().filter(move |(word, _)| line.contains(word)).copied();
+            let paths =
+                PRIVATE_ROOTS.iter().filter(move |(root, made_up)| names_private_path(line, root, made_up));
             let found = texts.chain(paths.map(|(root, _)| (*root, "a path of a private machine")));
             found.map(move |(word, why)| format!("{file}:{}: `{}`; {why}", number + 1, word.trim()))
         })
@@ -78,7 +80,7 @@ fn find(file: &str, text: &str) -> Findings {
 }
 
 /// Whether a path in `line` begins with `root` and continues with a name that is not made up.
-fn names_private(line: &str, root: &str, made_up: &[&str]) -> bool {
+fn names_private_path(line: &str, root: &str, made_up: &[&str]) -> bool {
     let is_name = |letter: char| letter.is_alphanumeric() || "_-.".contains(letter);
     line.match_indices(root).any(|(place, _)| {
         let begins = !line[..place].ends_with(|letter: char| is_name(letter) || letter == '}');
@@ -95,15 +97,15 @@ mod tests {
     #[test]
     fn open_ends_and_foreign_paths_are_found_with_their_line() {
         assert_eq!(
-            find("a.rs", "fine\n// TODO later"),
+            find_forbidden("a.rs", "fine\n// TODO later"),
             ["a.rs:2: `TODO`; unfinished work belongs in an issue"]
         );
         for line in ["see /Users/me/x", "cd /home/me", "(/work/x)", "\"/work/\""] {
-            assert_eq!(find("a.md", line).len(), 1, "{line}");
+            assert_eq!(find_forbidden("a.md", line).len(), 1, "{line}");
         }
         for line in ["/home/alice/x", "t/work/work", "{dir}/work/x", "/homes/me"] {
-            assert_eq!(find("a.md", line), Findings::new(), "{line}");
+            assert_eq!(find_forbidden("a.md", line), Findings::new(), "{line}");
         }
-        assert_eq!(find("a.md", "see ~/x"), Findings::new());
+        assert_eq!(find_forbidden("a.md", "see ~/x"), Findings::new());
     }
 }

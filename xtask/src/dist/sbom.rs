@@ -7,30 +7,30 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::digest;
-use crate::tools::workspace;
+use super::sha256_hex;
+use crate::tools::workspace_root;
 
 /// The package of the binary.
-const ROOT: &str = "cli";
+const ROOT_PACKAGE: &str = "coracle-cli";
 
-pub(super) fn cyclonedx(metadata: &Value, version: &str, time: u64) -> Result<Vec<u8>> {
+pub(super) fn build_sbom(metadata: &Value, version: &str, time: u64) -> Result<Vec<u8>> {
     let lock =
-        std::fs::read_to_string(workspace().join("Cargo.lock")).context("could not read Cargo.lock")?;
-    let checksums = checksums(&lock)?;
-    let root = package_named(metadata, ROOT).context("there is no package of the binary")?;
+        std::fs::read_to_string(workspace_root().join("Cargo.lock")).context("could not read Cargo.lock")?;
+    let checksums = lock_checksums(&lock)?;
+    let root = package_named(metadata, ROOT_PACKAGE).context("there is no package of the binary")?;
     let root = root["id"].as_str().context("a package has an id")?;
-    let edges = edges(metadata);
-    let used = reachable(root, &edges);
+    let edges = dependency_edges(metadata);
+    let used = reachable_packages(root, &edges);
     let packages = metadata["packages"].as_array().context("metadata has packages")?;
     let by_id: BTreeMap<&str, &Value> =
         packages.iter().filter_map(|package| Some((package["id"].as_str()?, package))).collect();
-    let reference = |id: &str| by_id.get(id).map(|package| purl(package)).unwrap_or_default();
+    let reference = |id: &str| by_id.get(id).map(|package| package_url(package)).unwrap_or_default();
     let mut components: Vec<Value> = Vec::new();
     let mut dependencies: Vec<Value> = Vec::new();
     for id in &used {
         let package = by_id.get(id.as_str()).context("a package that is used is described")?;
         if id != root {
-            components.push(component(package, &checksums));
+            components.push(sbom_component(package, &checksums));
         }
         let mut below: Vec<String> =
             edges.get(id.as_str()).into_iter().flatten().map(|id| reference(id)).collect();
@@ -39,7 +39,7 @@ pub(super) fn cyclonedx(metadata: &Value, version: &str, time: u64) -> Result<Ve
     }
     components.sort_by_key(|component| component["purl"].as_str().unwrap_or_default().to_owned());
     dependencies.sort_by_key(|entry| entry["ref"].as_str().unwrap_or_default().to_owned());
-    let serial = digest(serde_json::to_string(&components)?.as_bytes());
+    let serial = sha256_hex(serde_json::to_string(&components)?.as_bytes());
     let document = json!({
         "bomFormat": "CycloneDX",
         "specVersion": "1.5",
@@ -71,14 +71,14 @@ pub(super) fn package_named<'a>(metadata: &'a Value, name: &str) -> Option<&'a V
     packages.iter().find(|package| package["name"] == name && package["source"].is_null())
 }
 
-fn component(package: &Value, checksums: &BTreeMap<(String, String), String>) -> Value {
+fn sbom_component(package: &Value, checksums: &BTreeMap<(String, String), String>) -> Value {
     let text = |field: &str| package[field].as_str().unwrap_or_default().to_owned();
     let mut component = json!({
         "type": "library",
-        "bom-ref": purl(package),
+        "bom-ref": package_url(package),
         "name": text("name"),
         "version": text("version"),
-        "purl": purl(package),
+        "purl": package_url(package),
     });
     if let Some(license) = package["license"].as_str() {
         // Before SPDX expressions, a slash meant a choice.
@@ -93,13 +93,13 @@ fn component(package: &Value, checksums: &BTreeMap<(String, String), String>) ->
     component
 }
 
-fn purl(package: &Value) -> String {
+fn package_url(package: &Value) -> String {
     let text = |field: &str| package[field].as_str().unwrap_or_default();
     format!("pkg:cargo/{}@{}", text("name"), text("version").replace('+', "%2B"))
 }
 
 /// The dependencies of each package, except those of tests.
-fn edges(metadata: &Value) -> BTreeMap<&str, Vec<&str>> {
+fn dependency_edges(metadata: &Value) -> BTreeMap<&str, Vec<&str>> {
     let nodes = metadata["resolve"]["nodes"].as_array().into_iter().flatten();
     let is_built = |dependency: &&Value| {
         let kinds = dependency["dep_kinds"].as_array();
@@ -113,7 +113,7 @@ fn edges(metadata: &Value) -> BTreeMap<&str, Vec<&str>> {
         .collect()
 }
 
-fn reachable(root: &str, edges: &BTreeMap<&str, Vec<&str>>) -> BTreeSet<String> {
+fn reachable_packages(root: &str, edges: &BTreeMap<&str, Vec<&str>>) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut open = vec![root];
     while let Some(id) = open.pop() {
@@ -125,7 +125,7 @@ fn reachable(root: &str, edges: &BTreeMap<&str, Vec<&str>>) -> BTreeSet<String> 
 }
 
 /// The checksums of Cargo.lock, by name and version.
-fn checksums(lock: &str) -> Result<BTreeMap<(String, String), String>> {
+fn lock_checksums(lock: &str) -> Result<BTreeMap<(String, String), String>> {
     let lock: toml::Table = toml::from_str(lock).context("Cargo.lock is not TOML")?;
     let packages = lock.get("package").and_then(toml::Value::as_array).into_iter().flatten();
     Ok(packages
@@ -146,11 +146,11 @@ mod tests {
         let tested = |name: &str| json!({ "pkg": name, "dep_kinds": [{ "kind": "dev" }] });
         json!({
             "packages": [
-                package("cli", Value::Null), package("used", json!("registry")),
+                package("coracle-cli", Value::Null), package("used", json!("registry")),
                 package("below", json!("registry")), package("of-tests", json!("registry")),
             ],
             "resolve": { "nodes": [
-                { "id": "cli", "deps": [built("used"), tested("of-tests")] },
+                { "id": "coracle-cli", "deps": [built("used"), tested("of-tests")] },
                 { "id": "used", "deps": [built("below")] },
                 { "id": "below", "deps": [] }, { "id": "of-tests", "deps": [] },
             ]},
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn crates_of_the_binary_are_listed_and_those_of_tests_are_not() {
-        let bytes = cyclonedx(&metadata(), "1.0.0", 0).expect("it is described");
+        let bytes = build_sbom(&metadata(), "1.0.0", 0).expect("it is described");
         let document: Value = serde_json::from_slice(&bytes).expect("it is JSON");
         let names: Vec<&str> = document["components"]
             .as_array()
@@ -170,13 +170,16 @@ mod tests {
         assert_eq!(names, ["below", "used"]);
         assert_eq!(document["components"][0]["licenses"][0]["expression"], "MIT OR Apache-2.0");
         let root = &document["dependencies"][1];
-        assert_eq!(root, &json!({ "ref": "pkg:cargo/cli@1.0.0", "dependsOn": ["pkg:cargo/used@1.0.0"] }));
+        assert_eq!(
+            root,
+            &json!({ "ref": "pkg:cargo/coracle-cli@1.0.0", "dependsOn": ["pkg:cargo/used@1.0.0"] })
+        );
     }
 
     #[test]
     fn checksums_are_found_by_name_and_version() {
         let lock = "[[package]]\nname = \"a\"\nversion = \"1.0.0\"\nchecksum = \"ff\"\n[[package]]\nname = \"cli\"\nversion = \"0\"\n";
-        let found = checksums(lock).expect("it is TOML");
+        let found = lock_checksums(lock).expect("it is TOML");
         assert_eq!(found, BTreeMap::from([(("a".to_owned(), "1.0.0".to_owned()), "ff".to_owned())]));
     }
 }

@@ -9,13 +9,18 @@ use flate2::read::GzDecoder;
 use serde_json::Value;
 
 use super::COMPLETIONS;
-use crate::report::Report;
-use crate::tools::{output, run};
+use crate::report::TestReport;
+use crate::tools::{command_output, run_command};
 
 /// The program header of a binary that needs a loader.
 const PT_INTERP: u32 = 3;
 
-pub(super) fn verify(archive: &Path, name: &str, version: &str, report: &mut Report) -> Result<()> {
+pub(super) fn verify_archive(
+    archive: &Path,
+    name: &str,
+    version: &str,
+    report: &mut TestReport,
+) -> Result<()> {
     let directory = tempfile::tempdir().context("could not make a temporary directory")?;
     let beside = archive.parent().context("an archive lies in a directory")?;
     check_sums(beside)?;
@@ -27,7 +32,7 @@ pub(super) fn verify(archive: &Path, name: &str, version: &str, report: &mut Rep
     let root = directory.path().join(name);
     check_sums(&root).context("a file does not match SHA256SUMS")?;
     let binary = root.join("coracle");
-    let said = output(Command::new(&binary).arg("--version"))?;
+    let said = command_output(Command::new(&binary).arg("--version"))?;
     if said.trim() != format!("coracle {version}") {
         bail!("`coracle --version` of the archive says `{}`", said.trim());
     }
@@ -40,7 +45,7 @@ pub(super) fn verify(archive: &Path, name: &str, version: &str, report: &mut Rep
         let components = sbom["components"].as_array();
         components.is_some_and(|list| list.iter().any(|component| component["name"] == name))
     };
-    if sbom["bomFormat"] != "CycloneDX" || !listed("tokio") || !listed("service") {
+    if sbom["bomFormat"] != "CycloneDX" || !listed("tokio") || !listed("coracle-service") {
         bail!("the SBOM lists neither its format nor what the binary is built of");
     }
     for unit in ["coracle.service", "coracle-user.service"] {
@@ -52,7 +57,7 @@ pub(super) fn verify(archive: &Path, name: &str, version: &str, report: &mut Rep
 /// Compares all files with the list, as docs/install.md says.
 fn check_sums(directory: &Path) -> Result<()> {
     let mut command = Command::new("sha256sum");
-    run(command.args(["--check", "--strict", "--quiet", "SHA256SUMS"]).current_dir(directory))
+    run_command(command.args(["--check", "--strict", "--quiet", "SHA256SUMS"]).current_dir(directory))
 }
 
 /// A static binary has no loader. The fields are those of elf(5), for 64 bits.
@@ -89,8 +94,8 @@ fn check_pages(binary: &Path, root: &Path) -> Result<()> {
             bail!("{name}.1 is not a manual page");
         }
         pages += 1;
-        let help = output(Command::new(binary).args(&words).arg("--help"))?;
-        for subcommand in subcommands(&help) {
+        let help = command_output(Command::new(binary).args(&words).arg("--help"))?;
+        for subcommand in parse_subcommands(&help) {
             open.push(words.iter().cloned().chain([subcommand]).collect());
         }
     }
@@ -98,7 +103,7 @@ fn check_pages(binary: &Path, root: &Path) -> Result<()> {
 }
 
 /// The names below `Commands:` of a help text.
-fn subcommands(help: &str) -> Vec<String> {
+fn parse_subcommands(help: &str) -> Vec<String> {
     let list = help.lines().skip_while(|line| *line != "Commands:").skip(1);
     let list = list
         .take_while(|line| !line.is_empty())
@@ -108,15 +113,15 @@ fn subcommands(help: &str) -> Vec<String> {
 }
 
 /// Each script is parsed by its shell, if that is installed.
-fn check_completions(root: &Path, report: &mut Report) -> Result<()> {
+fn check_completions(root: &Path, report: &mut TestReport) -> Result<()> {
     for (shell, name) in COMPLETIONS {
         let script = root.join("completions").join(name);
         fs::metadata(&script).with_context(|| format!("there is no completion script {name}"))?;
         let is_here = Command::new(shell).arg("--version").stdout(Stdio::null()).status().is_ok();
         if is_here {
-            run(Command::new(shell).arg("-n").arg(&script))?;
+            run_command(Command::new(shell).arg("-n").arg(&script))?;
         } else {
-            report.skip("completions", format_args!("there is no {shell} to parse {name}"));
+            report.record_skip("completions", format_args!("there is no {shell} to parse {name}"));
         }
     }
     Ok(())
@@ -129,7 +134,7 @@ mod tests {
     #[test]
     fn subcommands_are_read_from_help() {
         let help = "Usage: x\n\nCommands:\n  serve  Run the server\n  run    Run\n           more of it\n  help   Print\n\nOptions:\n  -h";
-        assert_eq!(subcommands(help), ["serve", "run"]);
-        assert_eq!(subcommands("Usage: x\n\nOptions:\n"), Vec::<String>::new());
+        assert_eq!(parse_subcommands(help), ["serve", "run"]);
+        assert_eq!(parse_subcommands("Usage: x\n\nOptions:\n"), Vec::<String>::new());
     }
 }

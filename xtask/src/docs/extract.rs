@@ -18,7 +18,7 @@ use std::fmt;
 
 /// The action for a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Action {
+pub(super) enum BlockAction {
     Shell,
     ShellOnHostNetwork,
     Python,
@@ -31,10 +31,10 @@ pub(super) enum Action {
 
 /// A code block of a page.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Block {
+pub(super) struct CodeBlock {
     /// The line of its fence, counted from one. The content begins on the next line.
     pub(super) line: usize,
-    pub(super) action: Action,
+    pub(super) action: BlockAction,
     pub(super) text: String,
 }
 
@@ -52,7 +52,7 @@ impl fmt::Display for BadBlock {
 }
 
 #[derive(Clone, Copy)]
-enum Language {
+enum FenceLanguage {
     Shell,
     Console,
     Python,
@@ -61,27 +61,27 @@ enum Language {
 }
 
 /// Languages of blocks that are only shown.
-const SHOWN: &[&str] = &["text", "json", "ini", "yaml", "js", "ts", "dockerfile", "http"];
+const SHOWN_LANGUAGES: &[&str] = &["text", "json", "ini", "yaml", "js", "ts", "dockerfile", "http"];
 
 /// An open fence: its marker, and the indentation of its content.
-struct Fence<'a> {
+struct OpenFence<'a> {
     marks: &'a str,
     indent: usize,
     info: &'a str,
 }
 
 /// Finds all blocks of a page.
-pub(super) fn extract(page: &str) -> Result<Vec<Block>, BadBlock> {
+pub(super) fn extract_blocks(page: &str) -> Result<Vec<CodeBlock>, BadBlock> {
     let lines: Vec<&str> = page.lines().collect();
     let mut blocks = Vec::new();
     let mut index = 0;
     while index < lines.len() {
         let line = index + 1;
-        if let Some(fence) = opening(lines[index]) {
-            let length = lines[index + 1..].iter().position(|line| closes(line, &fence));
+        if let Some(fence) = parse_opening_fence(lines[index]) {
+            let length = lines[index + 1..].iter().position(|line| is_closing_fence(line, &fence));
             let length = length.ok_or(BadBlock { line, why: "the block has no end".to_owned() })?;
             let content = &lines[index + 1..index + 1 + length];
-            blocks.push(block(line, &fence, content)?);
+            blocks.push(parse_block(line, &fence, content)?);
             index += length + 1;
         } else if is_indented_command(&lines, index) {
             let why = "a command in an indented block is not run; use a fence".to_owned();
@@ -93,14 +93,14 @@ pub(super) fn extract(page: &str) -> Result<Vec<Block>, BadBlock> {
 }
 
 /// A fence may be indented, and may follow the mark of a list item.
-fn opening(line: &str) -> Option<Fence<'_>> {
+fn parse_opening_fence(line: &str) -> Option<OpenFence<'_>> {
     let rest = line.trim_start();
     let item = rest.find(' ').filter(|end| is_list_mark(&rest[..*end]));
     let rest = item.map_or(rest, |end| rest[end..].trim_start());
     let length = rest.bytes().take_while(|byte| *byte == b'`').count();
     let (marks, info) = rest.split_at(length);
     let is_fence = length >= 3 && !info.contains('`');
-    is_fence.then(|| Fence { marks, indent: line.len() - rest.len(), info: info.trim() })
+    is_fence.then(|| OpenFence { marks, indent: line.len() - rest.len(), info: info.trim() })
 }
 
 fn is_list_mark(word: &str) -> bool {
@@ -111,7 +111,7 @@ fn is_list_mark(word: &str) -> bool {
             && digits.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-fn closes(line: &str, fence: &Fence<'_>) -> bool {
+fn is_closing_fence(line: &str, fence: &OpenFence<'_>) -> bool {
     let line = line.trim();
     line.len() >= fence.marks.len() && line.bytes().all(|byte| byte == b'`')
 }
@@ -122,16 +122,16 @@ fn is_indented_command(lines: &[&str], index: usize) -> bool {
     after_blank && ["coracle ", "$ ", "cargo ", "curl "].iter().any(|start| code.starts_with(start))
 }
 
-fn block(line: usize, fence: &Fence<'_>, content: &[&str]) -> Result<Block, BadBlock> {
+fn parse_block(line: usize, fence: &OpenFence<'_>, content: &[&str]) -> Result<CodeBlock, BadBlock> {
     let bad = |why: String| BadBlock { line, why };
     let (name, words) = fence.info.split_once(char::is_whitespace).unwrap_or((fence.info, ""));
     let language = match name {
-        "sh" => Language::Shell,
-        "console" => Language::Console,
-        "python" => Language::Python,
-        "toml" => Language::Toml,
+        "sh" => FenceLanguage::Shell,
+        "console" => FenceLanguage::Console,
+        "python" => FenceLanguage::Python,
+        "toml" => FenceLanguage::Toml,
         "" => return Err(bad("the fence names no language; `text` is for what is only shown".to_owned())),
-        name if SHOWN.contains(&name) => Language::Shown,
+        name if SHOWN_LANGUAGES.contains(&name) => FenceLanguage::Shown,
         name => return Err(bad(format!("unknown language `{name}`; a shell block is `sh`"))),
     };
     let words = words.trim();
@@ -139,15 +139,15 @@ fn block(line: usize, fence: &Fence<'_>, content: &[&str]) -> Result<Block, BadB
         (_, Some(reason)) if reason.trim().is_empty() => {
             return Err(bad("`no-run` needs a reason after it".to_owned()));
         }
-        (_, Some(reason)) => Action::NotRun(reason.trim().to_owned()),
-        (Language::Shell, None) if words == "host-network" => Action::ShellOnHostNetwork,
+        (_, Some(reason)) => BlockAction::NotRun(reason.trim().to_owned()),
+        (FenceLanguage::Shell, None) if words == "host-network" => BlockAction::ShellOnHostNetwork,
         (_, None) if !words.is_empty() => {
             return Err(bad(format!("unknown words `{words}` after the language")));
         }
-        (Language::Shell | Language::Console, None) => Action::Shell,
-        (Language::Python, None) => Action::Python,
-        (Language::Toml, None) => Action::CheckConfig,
-        (Language::Shown, None) => Action::Show,
+        (FenceLanguage::Shell | FenceLanguage::Console, None) => BlockAction::Shell,
+        (FenceLanguage::Python, None) => BlockAction::Python,
+        (FenceLanguage::Toml, None) => BlockAction::CheckConfig,
+        (FenceLanguage::Shown, None) => BlockAction::Show,
     };
     let mut text = String::new();
     for line in content {
@@ -155,51 +155,51 @@ fn block(line: usize, fence: &Fence<'_>, content: &[&str]) -> Result<Block, BadB
         let line = &line[blank.min(fence.indent)..];
         text.push_str(match language {
             // A line of output becomes an empty one, so that line numbers are kept.
-            Language::Console => line.strip_prefix("$ ").unwrap_or_default(),
+            FenceLanguage::Console => line.strip_prefix("$ ").unwrap_or_default(),
             _ => line,
         });
         text.push('\n');
     }
-    Ok(Block { line, action, text })
+    Ok(CodeBlock { line, action, text })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn one(page: &str) -> Block {
-        let mut blocks = extract(page).expect("it is understood");
+    fn one(page: &str) -> CodeBlock {
+        let mut blocks = extract_blocks(page).expect("it is understood");
         assert_eq!(blocks.len(), 1, "{blocks:?}");
         blocks.remove(0)
     }
 
     fn refused(page: &str) -> String {
-        extract(page).expect_err("it is refused").to_string()
+        extract_blocks(page).expect_err("it is refused").to_string()
     }
 
     #[test]
     fn blocks_come_in_order_with_their_lines() {
         let page = "# A\n\n```sh\necho 1\n```\ntext\n```python\nprint(2)\n```\n```text\nshown\n```\n";
-        let found = extract(page).expect("it is understood");
+        let found = extract_blocks(page).expect("it is understood");
         let expected = [
-            (3, Action::Shell, "echo 1\n"),
-            (7, Action::Python, "print(2)\n"),
-            (10, Action::Show, "shown\n"),
+            (3, BlockAction::Shell, "echo 1\n"),
+            (7, BlockAction::Python, "print(2)\n"),
+            (10, BlockAction::Show, "shown\n"),
         ];
-        let expected = expected.map(|(line, action, text)| Block { line, action, text: text.to_owned() });
+        let expected = expected.map(|(line, action, text)| CodeBlock { line, action, text: text.to_owned() });
         assert_eq!(found, expected);
     }
 
     #[test]
     fn no_run_keeps_its_reason() {
         let block = one("```sh no-run needs a registry\ncoracle image pull x\n```\n");
-        assert_eq!(block.action, Action::NotRun("needs a registry".to_owned()));
+        assert_eq!(block.action, BlockAction::NotRun("needs a registry".to_owned()));
         assert_eq!(refused("```sh no-run\nx\n```\n"), "line 1: `no-run` needs a reason after it");
     }
 
     #[test]
     fn shell_blocks_may_ask_for_the_network_of_the_host() {
-        assert_eq!(one("```sh host-network\npip download x\n```\n").action, Action::ShellOnHostNetwork);
+        assert_eq!(one("```sh host-network\npip download x\n```\n").action, BlockAction::ShellOnHostNetwork);
         assert!(refused("```python host-network\nx\n```\n").contains("unknown words"));
     }
 
@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn fences_in_lists_lose_their_indentation() {
         let block = one("1. text\n2. ```toml\n   [gateway]\n   mode = \"off\"\n   ```\n");
-        assert_eq!((block.line, block.action), (2, Action::CheckConfig));
+        assert_eq!((block.line, block.action), (2, BlockAction::CheckConfig));
         assert_eq!(block.text, "[gateway]\nmode = \"off\"\n");
         assert_eq!(one("- ```sh\n  if x; then\n    y\n  fi\n  ```").text, "if x; then\n  y\nfi\n");
     }
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn inline_code_is_no_fence() {
-        assert_eq!(extract("```sh no-run```\n`x`\n"), Ok(Vec::new()));
+        assert_eq!(extract_blocks("```sh no-run```\n`x`\n"), Ok(Vec::new()));
     }
 
     #[test]

@@ -7,9 +7,9 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use super::extract::Block;
+use super::extract::CodeBlock;
 use super::script;
-use crate::tools::workspace;
+use crate::tools::workspace_root;
 
 /// A page is killed after this many seconds and counts as failed.
 const PAGE_TIMEOUT: &str = "300";
@@ -17,20 +17,20 @@ const PAGE_TIMEOUT: &str = "300";
 const MAX_OUTPUT_LINES: usize = 60;
 
 /// The programs that all pages use.
-pub(super) struct Tools {
+pub(super) struct PageTools {
     pub(super) binary: PathBuf,
     /// The interpreter of the environment with the SDKs.
     pub(super) python: PathBuf,
 }
 
 /// Runs the blocks of `page`; an error names the line and the command, with the block's output.
-pub(super) fn run(page: &str, blocks: &[Block], tools: &Tools) -> Result<()> {
+pub(super) fn run_page(page: &str, blocks: &[CodeBlock], tools: &PageTools) -> Result<()> {
     let directory = tempfile::tempdir().context("could not make a directory for the page")?;
     let directory = directory.path();
-    script::write(page, blocks, &tools.binary, directory)?;
+    script::write_session(page, blocks, &tools.binary, directory)?;
     let instance = instance_name(directory);
     let log = File::options().create(true).append(true).open(directory.join("log"))?;
-    let status = command(directory, tools, &instance)?
+    let status = session_command(directory, tools, &instance)?
         .stdout(log.try_clone()?)
         .stderr(log)
         .status()
@@ -39,7 +39,7 @@ pub(super) fn run(page: &str, blocks: &[Block], tools: &Tools) -> Result<()> {
     if status.success() && directory.join("completed").exists() {
         return Ok(());
     }
-    bail!("{}", explain(page, directory, status))
+    bail!("{}", describe_failure(page, directory, status))
 }
 
 /// The instance names the page's control groups. The directory's name is random already.
@@ -49,7 +49,7 @@ fn instance_name(directory: &Path) -> String {
     format!("docs-{letters}")
 }
 
-fn command(directory: &Path, tools: &Tools, instance: &str) -> Result<Command> {
+fn session_command(directory: &Path, tools: &PageTools, instance: &str) -> Result<Command> {
     let environment = tools.python.parent().context("the interpreter lies in a directory")?;
     let path = std::env::var_os("PATH").unwrap_or_default();
     let own = [directory.join("bin"), environment.to_owned()];
@@ -61,7 +61,7 @@ fn command(directory: &Path, tools: &Tools, instance: &str) -> Result<Command> {
     command.args(["-c", start, PAGE_TIMEOUT]).arg(directory.join("page.sh"));
     command.current_dir(directory.join("cwd")).stdin(Stdio::null());
     let inherited = std::env::vars_os().map(|(name, _)| name);
-    for name in inherited.filter(|name| is_of_a_client(&name.to_string_lossy())) {
+    for name in inherited.filter(|name| is_client_variable(&name.to_string_lossy())) {
         command.env_remove(name);
     }
     let home = PathBuf::from(std::env::var_os("HOME").unwrap_or_default());
@@ -86,11 +86,11 @@ fn command(directory: &Path, tools: &Tools, instance: &str) -> Result<Command> {
 }
 
 /// Whether a variable would change the behaviour of a page's clients or its server.
-fn is_of_a_client(name: &str) -> bool {
+fn is_client_variable(name: &str) -> bool {
     ["CORACLE_", "OPEN_SANDBOX_", "OPENSANDBOX_", "XDG_"].iter().any(|start| name.starts_with(start))
 }
 
-fn explain(page: &str, directory: &Path, status: std::process::ExitStatus) -> String {
+fn describe_failure(page: &str, directory: &Path, status: std::process::ExitStatus) -> String {
     let read = |name: &str| fs::read_to_string(directory.join(name)).unwrap_or_default();
     let failure = read("failure");
     let (line, command) = failure.split_once('\n').unwrap_or_default();
@@ -136,11 +136,11 @@ fn remove_group(group: &Path) {
 }
 
 /// Every page of the documentation, by its path from the root of the repository.
-pub(super) fn all() -> Result<Vec<String>> {
+pub(super) fn list_pages() -> Result<Vec<String>> {
     let mut pages = vec!["README.md".to_owned()];
     let mut directories = vec!["docs".to_owned()];
     while let Some(directory) = directories.pop() {
-        for entry in fs::read_dir(workspace().join(&directory)).context("could not list the pages")? {
+        for entry in fs::read_dir(workspace_root().join(&directory)).context("could not list the pages")? {
             let entry = entry?;
             let path = format!("{directory}/{}", entry.file_name().to_string_lossy());
             if entry.file_type()?.is_dir() {

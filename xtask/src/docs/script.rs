@@ -6,13 +6,13 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use super::extract::{Action, Block};
+use super::extract::{BlockAction, CodeBlock};
 
 const SHELL_SESSION: &str = include_str!("session.sh");
 const PYTHON_SESSION: &str = include_str!("session.py");
 
 /// Writes everything that the page needs below `directory`, the script as `page.sh`.
-pub(super) fn write(page: &str, blocks: &[Block], binary: &Path, directory: &Path) -> Result<()> {
+pub(super) fn write_session(page: &str, blocks: &[CodeBlock], binary: &Path, directory: &Path) -> Result<()> {
     let file = |name: &str, text: &str| {
         let path = directory.join(name);
         fs::write(&path, text).with_context(|| format!("could not write `{}`", path.display()))
@@ -22,12 +22,12 @@ pub(super) fn write(page: &str, blocks: &[Block], binary: &Path, directory: &Pat
     }
     file("session.sh", SHELL_SESSION)?;
     file("session.py", PYTHON_SESSION)?;
-    file("bin/coracle", &wrapper(binary))?;
+    file("bin/coracle", &coracle_wrapper(binary))?;
     fs::set_permissions(directory.join("bin/coracle"), fs::Permissions::from_mode(0o755))?;
     let mut script = ". \"$DOCS_DIR/session.sh\"\n".to_owned();
     for block in blocks {
-        let Some(call) = call(page, block) else { continue };
-        file(&format!("blocks/{}", block.line), &content(block))?;
+        let Some(call) = block_call(page, block) else { continue };
+        file(&format!("blocks/{}", block.line), &block_content(block))?;
         script.push_str(&format!("__block {}\n{call}\n", block.line));
     }
     script.push_str("touch \"$DOCS_DIR/completed\"\n");
@@ -35,22 +35,22 @@ pub(super) fn write(page: &str, blocks: &[Block], binary: &Path, directory: &Pat
 }
 
 /// The call that runs a block, or nothing for one that is not run.
-fn call(page: &str, block: &Block) -> Option<String> {
+fn block_call(page: &str, block: &CodeBlock) -> Option<String> {
     let path = format!("\"$DOCS_DIR/blocks/{}\"", block.line);
     match block.action {
-        Action::Shell => Some(format!(". {path}")),
-        Action::ShellOnHostNetwork => Some(format!("__on_host_network {path}")),
-        Action::Python => Some(format!("__python {page}:{}:{path}", block.line)),
-        Action::CheckConfig => Some(format!("coracle config check {path}")),
-        Action::NotRun(_) | Action::Show => None,
+        BlockAction::Shell => Some(format!(". {path}")),
+        BlockAction::ShellOnHostNetwork => Some(format!("__on_host_network {path}")),
+        BlockAction::Python => Some(format!("__python {page}:{}:{path}", block.line)),
+        BlockAction::CheckConfig => Some(format!("coracle config check {path}")),
+        BlockAction::NotRun(_) | BlockAction::Show => None,
     }
 }
 
 /// The text of a block. The text of a shell block has as many empty lines before it as the page has lines,
 /// so that bash reports the page's line numbers.
-fn content(block: &Block) -> String {
+fn block_content(block: &CodeBlock) -> String {
     match block.action {
-        Action::Shell | Action::ShellOnHostNetwork => {
+        BlockAction::Shell | BlockAction::ShellOnHostNetwork => {
             let lines = block.text.lines().map(wait_for_server);
             "\n".repeat(block.line) + &lines.fold(String::new(), |text, line| text + &line + "\n")
         }
@@ -71,7 +71,7 @@ fn wait_for_server(line: &str) -> String {
 }
 
 /// The `coracle` wrapper of pages: the output of a server goes to the file that the session watches.
-fn wrapper(binary: &Path) -> String {
+fn coracle_wrapper(binary: &Path) -> String {
     let binary = binary.display();
     format!(
         "#!/bin/sh\n\
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn blocks_count_lines_as_their_page_does() {
-        let block = Block { line: 3, action: Action::Shell, text: "false\n".to_owned() };
-        assert_eq!(content(&block).lines().position(|line| line == "false"), Some(3));
+        let block = CodeBlock { line: 3, action: BlockAction::Shell, text: "false\n".to_owned() };
+        assert_eq!(block_content(&block).lines().position(|line| line == "false"), Some(3));
     }
 }

@@ -12,13 +12,13 @@ use super::VmOutcome;
 
 /// Emulation is some twenty times slower than the processor, and the host may be busy: the boot
 /// takes some ten seconds, all tests some ten minutes.
-const DEADLINE: Duration = Duration::from_secs(1200);
+const MACHINE_TIMEOUT: Duration = Duration::from_secs(1200);
 
-const COMMAND_LINE: &str = "console=ttyS0 quiet loglevel=1 panic=-1 cgroup_no_v1=all mitigations=off";
+const KERNEL_COMMAND_LINE: &str = "console=ttyS0 quiet loglevel=1 panic=-1 cgroup_no_v1=all mitigations=off";
 
 /// The results that the machine reported.
 #[derive(Default)]
-pub(crate) struct Report {
+pub(crate) struct ConsoleReport {
     passed: usize,
     failures: Vec<String>,
     skipped: Vec<String>,
@@ -33,23 +33,23 @@ pub(crate) struct Report {
 
 /// Boots the machine, once more with the same disk if it asks for that, and reads its console until it
 /// switches itself off or its time is over.
-pub(crate) fn boot(
+pub(crate) fn boot_machine(
     kernel: &Path,
     initramfs: &Path,
     disk: &Path,
     only: Option<&str>,
-) -> anyhow::Result<Report> {
-    let mut report = Report::default();
-    let end = Instant::now() + DEADLINE;
-    run(start(kernel, initramfs, disk, only)?, &mut report, end)?;
+) -> anyhow::Result<ConsoleReport> {
+    let mut report = ConsoleReport::default();
+    let end = Instant::now() + MACHINE_TIMEOUT;
+    read_console(start_qemu(kernel, initramfs, disk, only)?, &mut report, end)?;
     if report.reboot && !report.late {
-        run(start(kernel, initramfs, disk, only)?, &mut report, end)?;
+        read_console(start_qemu(kernel, initramfs, disk, only)?, &mut report, end)?;
     }
     Ok(report)
 }
 
 /// Reads the console of a machine until it ends.
-fn run(mut machine: Child, report: &mut Report, end: Instant) -> anyhow::Result<()> {
+fn read_console(mut machine: Child, report: &mut ConsoleReport, end: Instant) -> anyhow::Result<()> {
     let console = machine.stdout.take().expect("the console is a pipe");
     let (sender, lines) = mpsc::channel();
     let reader = std::thread::spawn(move || {
@@ -61,7 +61,7 @@ fn run(mut machine: Child, report: &mut Report, end: Instant) -> anyhow::Result<
     });
     loop {
         match lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
-            Ok(line) => report.hear(&line)?,
+            Ok(line) => report.read_line(&line)?,
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {
                 report.late = true;
@@ -75,7 +75,7 @@ fn run(mut machine: Child, report: &mut Report, end: Instant) -> anyhow::Result<
     Ok(())
 }
 
-fn start(kernel: &Path, initramfs: &Path, disk: &Path, only: Option<&str>) -> anyhow::Result<Child> {
+fn start_qemu(kernel: &Path, initramfs: &Path, disk: &Path, only: Option<&str>) -> anyhow::Result<Child> {
     let only = only.map(|word| format!(" coracle.only={word}")).unwrap_or_default();
     Command::new("qemu-system-x86_64")
         .args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "2048"])
@@ -85,7 +85,7 @@ fn start(kernel: &Path, initramfs: &Path, disk: &Path, only: Option<&str>) -> an
         .arg("-initrd")
         .arg(initramfs)
         .arg("-append")
-        .arg(format!("{COMMAND_LINE}{only}"))
+        .arg(format!("{KERNEL_COMMAND_LINE}{only}"))
         .arg("-drive")
         .arg(format!("file={},format=raw,if=virtio,cache=unsafe", disk.display()))
         .stdin(Stdio::null())
@@ -94,9 +94,9 @@ fn start(kernel: &Path, initramfs: &Path, disk: &Path, only: Option<&str>) -> an
         .context("could not start qemu")
 }
 
-impl Report {
+impl ConsoleReport {
     /// Handles one line of the console; lines meant for people are passed on.
-    fn hear(&mut self, line: &str) -> anyhow::Result<()> {
+    fn read_line(&mut self, line: &str) -> anyhow::Result<()> {
         // The firmware's escape sequences may precede our words.
         if let Some((_, words)) = line.split_once("VM ") {
             writeln!(std::io::stderr(), "vm: {words}")?;
@@ -119,9 +119,9 @@ impl Report {
         Ok(())
     }
 
-    pub(crate) fn outcome(mut self) -> VmOutcome {
+    pub(crate) fn into_outcome(mut self) -> VmOutcome {
         if self.late && self.failures.is_empty() {
-            let reason = format!("the emulated machine did not end within {} s", DEADLINE.as_secs());
+            let reason = format!("the emulated machine did not end within {} s", MACHINE_TIMEOUT.as_secs());
             return VmOutcome::Skipped(format!("{reason}; {} checks had passed", self.passed));
         }
         if !self.complete {
@@ -141,11 +141,11 @@ mod tests {
     use super::*;
 
     fn report(lines: &[&str]) -> VmOutcome {
-        let mut report = Report::default();
+        let mut report = ConsoleReport::default();
         for line in lines {
-            report.hear(line).expect("standard error can be written");
+            report.read_line(line).expect("standard error can be written");
         }
-        report.outcome()
+        report.into_outcome()
     }
 
     #[test]

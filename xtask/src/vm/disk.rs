@@ -12,7 +12,7 @@ use std::process::Command;
 
 use anyhow::{Context, bail};
 
-use super::{Programs, find};
+use super::{TestPrograms, find_program};
 
 /// The programs that the limit tests call inside a sandbox, and those that the binary may call outside.
 const USERLAND: [&str; 41] = [
@@ -60,21 +60,21 @@ const USERLAND: [&str; 41] = [
 ];
 
 /// The size of the disk; it is sparse.
-const SIZE: &str = "4G";
+const DISK_SIZE: &str = "4G";
 
 const PASSWD: &str = "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n";
 const GROUP: &str = "root:x:0:\nnogroup:x:65534:\n";
 
 /// Builds the image and returns its path.
-pub(crate) fn build(directory: &Path, programs: &Programs) -> anyhow::Result<PathBuf> {
+pub(crate) fn build_disk(directory: &Path, programs: &TestPrograms) -> anyhow::Result<PathBuf> {
     let root = directory.join("root");
     if root.exists() {
         fs::remove_dir_all(&root)?;
     }
     make_skeleton(&root)?;
     for program in USERLAND {
-        if let Some(path) = find(program) {
-            install(&root, &path)?;
+        if let Some(path) = find_program(program) {
+            install_program(&root, &path)?;
         }
     }
     fs::copy(&programs.coracle, root.join("usr/bin/coracle"))
@@ -82,7 +82,7 @@ pub(crate) fn build(directory: &Path, programs: &Programs) -> anyhow::Result<Pat
     fs::copy(&programs.e2e, root.join("usr/bin/e2e"))?;
     fs::copy(&programs.attacks, root.join("usr/bin/attacks"))?;
     fs::write(root.join("checks.sh"), include_str!("../../vm/checks.sh"))?;
-    format(&root, &directory.join("disk.ext4"))
+    make_filesystem(&root, &directory.join("disk.ext4"))
 }
 
 /// The directories of a merged-usr system and the files programs look for.
@@ -121,9 +121,9 @@ fn make_skeleton(root: &Path) -> anyhow::Result<()> {
 }
 
 /// Copies a program and the libraries it names to the same places below `root`.
-fn install(root: &Path, program: &Path) -> anyhow::Result<()> {
-    for path in libraries(program).into_iter().chain([program.to_owned()]) {
-        let merged = merged(&path);
+fn install_program(root: &Path, program: &Path) -> anyhow::Result<()> {
+    for path in shared_libraries(program).into_iter().chain([program.to_owned()]) {
+        let merged = merged_usr_path(&path);
         let target = root.join(merged.strip_prefix("/").expect("found by absolute path"));
         let parent = target.parent().expect("a file has a parent directory");
         fs::create_dir_all(parent)?;
@@ -135,7 +135,7 @@ fn install(root: &Path, program: &Path) -> anyhow::Result<()> {
 }
 
 /// `/lib/x` and `/bin/x` are `/usr/lib/x` and `/usr/bin/x` in the machine.
-fn merged(path: &Path) -> PathBuf {
+fn merged_usr_path(path: &Path) -> PathBuf {
     if path.starts_with("/usr") {
         return path.to_owned();
     }
@@ -143,7 +143,7 @@ fn merged(path: &Path) -> PathBuf {
 }
 
 /// The libraries a program needs, as ldd finds them; a static program needs none.
-fn libraries(program: &Path) -> BTreeSet<PathBuf> {
+fn shared_libraries(program: &Path) -> BTreeSet<PathBuf> {
     let Ok(output) = Command::new("ldd").arg(program).output() else { return BTreeSet::new() };
     String::from_utf8_lossy(&output.stdout)
         .split_whitespace()
@@ -153,15 +153,15 @@ fn libraries(program: &Path) -> BTreeSet<PathBuf> {
 }
 
 /// Makes a filesystem that holds `root`, without mounting anything.
-fn format(root: &Path, image: &Path) -> anyhow::Result<PathBuf> {
+fn make_filesystem(root: &Path, image: &Path) -> anyhow::Result<PathBuf> {
     if image.exists() {
         fs::remove_file(image)?;
     }
-    let mke2fs = find("mke2fs").context("mke2fs is gone")?;
+    let mke2fs = find_program("mke2fs").context("mke2fs is gone")?;
     let output = Command::new(mke2fs)
         .args(["-q", "-t", "ext4", "-E", "root_owner=0:0", "-d"])
         .args([root, image])
-        .arg(SIZE)
+        .arg(DISK_SIZE)
         .output()
         .context("could not run mke2fs")?;
     if !output.status.success() {

@@ -8,8 +8,8 @@ use std::process::Command;
 
 use anyhow::{Context, bail};
 
-use super::cpio::Archive;
-use super::{Missing, find};
+use super::cpio::CpioArchive;
+use super::{VmUnavailable, find_program};
 use crate::packages::apt_get;
 
 /// The small kernel for virtual machines; it depends on the package of its newest version.
@@ -28,7 +28,7 @@ const MODULE_TREES: [&str; 8] = [
 ];
 
 /// An unpacked kernel.
-pub(crate) struct Kernel {
+pub(crate) struct UnpackedKernel {
     pub(crate) image: PathBuf,
     /// `lib/modules/VERSION`.
     modules: PathBuf,
@@ -36,13 +36,15 @@ pub(crate) struct Kernel {
 }
 
 /// Downloads and unpacks the kernel, unless an earlier run did.
-pub(crate) fn unpack(directory: &Path) -> anyhow::Result<Result<Kernel, Missing>> {
+pub(crate) fn fetch_kernel(directory: &Path) -> anyhow::Result<Result<UnpackedKernel, VmUnavailable>> {
     let tree = directory.join("kernel");
-    if let Some(kernel) = unpacked(&tree) {
+    if let Some(kernel) = find_unpacked(&tree) {
         return Ok(Ok(kernel));
     }
-    let Some(package) = newest().or_else(|| apt_get(&["update", "--quiet"]).then(newest).flatten()) else {
-        return Ok(Err(Missing(format!("apt knows no package `{PACKAGE}`"))));
+    let Some(package) =
+        newest_package().or_else(|| apt_get(&["update", "--quiet"]).then(newest_package).flatten())
+    else {
+        return Ok(Err(VmUnavailable(format!("apt knows no package `{PACKAGE}`"))));
     };
     let downloaded = Command::new("apt-get")
         .args(["download", "--quiet", &package])
@@ -50,14 +52,14 @@ pub(crate) fn unpack(directory: &Path) -> anyhow::Result<Result<Kernel, Missing>
         .output()
         .context("could not run apt-get")?;
     if !downloaded.status.success() {
-        return Ok(Err(Missing(format!("apt-get could not download `{package}`"))));
+        return Ok(Err(VmUnavailable(format!("apt-get could not download `{package}`"))));
     }
-    extract(directory, &package, &tree)?;
-    unpacked(&tree).map(Ok).with_context(|| format!("package `{package}` holds no kernel"))
+    extract_package(directory, &package, &tree)?;
+    find_unpacked(&tree).map(Ok).with_context(|| format!("package `{package}` holds no kernel"))
 }
 
 /// Unpacks beside the final location and renames, so that a killed run leaves no partial tree.
-fn extract(directory: &Path, package: &str, tree: &Path) -> anyhow::Result<()> {
+fn extract_package(directory: &Path, package: &str, tree: &Path) -> anyhow::Result<()> {
     let archive = fs::read_dir(directory)?
         .filter_map(|entry| entry.ok().map(|entry| entry.path()))
         .find(|path| path.to_string_lossy().contains(&format!("{package}_")))
@@ -70,15 +72,15 @@ fn extract(directory: &Path, package: &str, tree: &Path) -> anyhow::Result<()> {
     fs::rename(&partial, tree).context("could not put the kernel in place")
 }
 
-fn unpacked(tree: &Path) -> Option<Kernel> {
+fn find_unpacked(tree: &Path) -> Option<UnpackedKernel> {
     let modules = fs::read_dir(tree.join("lib/modules")).ok()?.next()?.ok()?;
     let version = modules.file_name().into_string().ok()?;
     let image = tree.join("boot").join(format!("vmlinuz-{version}"));
-    image.exists().then(|| Kernel { image, modules: modules.path(), version })
+    image.exists().then(|| UnpackedKernel { image, modules: modules.path(), version })
 }
 
 /// The package of the newest version, which the general one depends on.
-fn newest() -> Option<String> {
+fn newest_package() -> Option<String> {
     let output = Command::new("apt-cache").args(["depends", PACKAGE]).output().ok()?;
     String::from_utf8_lossy(&output.stdout).lines().find_map(|line| {
         line.trim().strip_prefix("Depends: linux-image-").map(|rest| format!("linux-image-{rest}"))
@@ -86,7 +88,7 @@ fn newest() -> Option<String> {
 }
 
 /// Packs busybox, the modules and `init.sh` into a memory disk.
-pub(crate) fn initramfs(kernel: &Kernel, directory: &Path) -> anyhow::Result<PathBuf> {
+pub(crate) fn build_initramfs(kernel: &UnpackedKernel, directory: &Path) -> anyhow::Result<PathBuf> {
     let root = directory.join("modules");
     let modules = root.join("lib/modules").join(&kernel.version);
     for tree in MODULE_TREES {
@@ -95,7 +97,7 @@ pub(crate) fn initramfs(kernel: &Kernel, directory: &Path) -> anyhow::Result<Pat
     for list in ["modules.order", "modules.builtin"] {
         fs::copy(kernel.modules.join(list), modules.join(list))?;
     }
-    let busybox = find("busybox").context("busybox is gone")?;
+    let busybox = find_program("busybox").context("busybox is gone")?;
     let indexed = Command::new(&busybox)
         .arg("depmod")
         .arg("-b")
@@ -105,13 +107,13 @@ pub(crate) fn initramfs(kernel: &Kernel, directory: &Path) -> anyhow::Result<Pat
         bail!("depmod could not index the modules");
     }
     let path = directory.join("initramfs.cpio");
-    let mut archive = Archive::new(BufWriter::new(File::create(&path)?));
+    let mut archive = CpioArchive::new(BufWriter::new(File::create(&path)?));
     for name in ["bin", "dev", "proc", "sys", "disk"] {
-        archive.directory(name)?;
+        archive.add_directory(name)?;
     }
-    archive.tree("lib", &root.join("lib"))?;
-    archive.program("bin/busybox", &fs::read(&busybox)?)?;
-    archive.program("init", include_bytes!("../../vm/init.sh"))?;
+    archive.add_tree("lib", &root.join("lib"))?;
+    archive.add_program("bin/busybox", &fs::read(&busybox)?)?;
+    archive.add_program("init", include_bytes!("../../vm/init.sh"))?;
     archive.finish()?;
     Ok(path)
 }

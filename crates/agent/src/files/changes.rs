@@ -5,18 +5,18 @@ use std::path::Path;
 
 use rustix::fs::{CWD, RenameFlags};
 use rustix::io::Errno;
-use wire::files::Attributes;
+use wire::files::FileAttributes;
 use wire::{Fault, FaultKind};
 
-use super::attributes::Wanted;
-use super::{Named, copy, make_parents, temporary_name};
+use super::attributes::ResolvedAttributes;
+use super::{ErrorContext, copy, make_parents, temporary_name};
 use crate::fault;
 
 /// Renames, or copies where a rename is impossible: to another filesystem, or a directory from a
 /// read-only layer.
 pub(super) fn move_file(from: &Path, to: &Path, overwrite: bool) -> Result<(), Fault> {
     // Without this check a missing source would leave the new parents behind.
-    from.symlink_metadata().named("move", from)?;
+    from.symlink_metadata().or_fault("move", from)?;
     make_parents(to)?;
     let flags = if overwrite { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
     match rustix::fs::renameat_with(CWD, from, CWD, to, flags) {
@@ -31,7 +31,7 @@ pub(super) fn move_file(from: &Path, to: &Path, overwrite: bool) -> Result<(), F
 }
 
 /// Removing a missing path succeeds. Links are removed, never followed.
-pub(super) fn remove(path: &Path, recursive: bool) -> Result<(), Fault> {
+pub(super) fn remove_path(path: &Path, recursive: bool) -> Result<(), Fault> {
     let directory = match path.symlink_metadata() {
         Ok(metadata) => metadata.is_dir(),
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
@@ -44,18 +44,18 @@ pub(super) fn remove(path: &Path, recursive: bool) -> Result<(), Fault> {
     };
     match removed {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        other => other.named("remove", path),
+        other => other.or_fault("remove", path),
     }
 }
 
 /// Creates a directory and its parents, which get default attributes. A directory that exists
 /// already keeps its attributes.
-pub(super) fn make_directory(path: &Path, attributes: &Attributes) -> Result<(), Fault> {
-    let wanted = Wanted::new(attributes)?;
+pub(super) fn make_directory(path: &Path, attributes: &FileAttributes) -> Result<(), Fault> {
+    let wanted = ResolvedAttributes::new(attributes)?;
     let missing: Vec<&Path> =
         path.ancestors().take_while(|above| above.symlink_metadata().is_err()).collect();
     if missing.is_empty() {
-        let there = std::fs::metadata(path).named("make directory", path)?.is_dir();
+        let there = std::fs::metadata(path).or_fault("make directory", path)?.is_dir();
         let in_the_way = || fault::from_errno(Errno::EXIST, "make directory", &path.to_string_lossy());
         return if there { Ok(()) } else { Err(in_the_way()) };
     }
@@ -65,24 +65,24 @@ pub(super) fn make_directory(path: &Path, attributes: &Attributes) -> Result<(),
             // Another process created it in the meantime, so it is not new.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => new = false,
             made => {
-                made.named("make directory", directory)?;
+                made.or_fault("make directory", directory)?;
                 new = true;
             }
         }
     }
-    if new { wanted.apply(path) } else { Ok(()) }
+    if new { wanted.apply_to_path(path) } else { Ok(()) }
 }
 
 /// Makes a symbolic link in the place of a file or link that may be there; a directory stays. It gets
 /// its name by a rename, so the old one is there until the new one is.
 pub(super) fn make_link(path: &Path, target: &str) -> Result<(), Fault> {
     if target.is_empty() || target.contains('\0') {
-        return Err(fault::plain(FaultKind::Invalid, "make link", target));
+        return Err(fault::from_kind(FaultKind::Invalid, "make link", target));
     }
     make_parents(path)?;
     let draft = temporary_name(path)?;
-    std::os::unix::fs::symlink(target, &draft).named("make link", path)?;
-    let placed = std::fs::rename(&draft, path).named("make link", path);
+    std::os::unix::fs::symlink(target, &draft).or_fault("make link", path)?;
+    let placed = std::fs::rename(&draft, path).or_fault("make link", path);
     if placed.is_err() {
         std::fs::remove_file(&draft).ok();
     }

@@ -3,36 +3,36 @@
 use std::io::Read;
 
 use memchr::memmem;
-use wire::files::{Attributes, Edit};
-use wire::{Fault, FaultKind, Reply};
+use wire::files::{FileAttributes, FileEdit};
+use wire::{AgentReply, Fault, FaultKind};
 
-use super::attributes::Wanted;
-use super::draft::Draft;
+use super::attributes::ResolvedAttributes;
+use super::draft::DraftFile;
 use super::transfer::{follow_links, open_regular};
-use super::{Named, Work};
+use super::{ErrorContext, FileWorker};
 use crate::fault;
 
 /// The largest file in which text is replaced; it is held in memory twice.
-const LARGEST: u64 = 256 << 20;
+const MAX_FILE_BYTES: u64 = 256 << 20;
 
-impl Work<'_> {
+impl FileWorker<'_> {
     /// Each file is replaced as a whole or not at all; if one fails, the files before it stay
     /// replaced.
-    pub(super) fn replace(&mut self, edits: &[Edit]) -> Result<(), Fault> {
+    pub(super) fn replace_text(&mut self, edits: &[FileEdit]) -> Result<(), Fault> {
         if edits.iter().any(|edit| edit.old.is_empty()) {
-            return Err(fault::plain(FaultKind::Invalid, "replace", "an empty text"));
+            return Err(fault::from_kind(FaultKind::Invalid, "replace", "an empty text"));
         }
-        let counts = edits.iter().map(|edit| self.replace_in(edit)).collect::<Result<_, _>>()?;
-        self.line.say_bounded(&Reply::Replaced(counts), "too many files")
+        let counts = edits.iter().map(|edit| self.replace_in_file(edit)).collect::<Result<_, _>>()?;
+        self.connection.send_bounded_reply(&AgentReply::Replaced(counts), "too many files")
     }
 
-    fn replace_in(&self, edit: &Edit) -> Result<u64, Fault> {
-        let path = follow_links(&self.resolve(&edit.path)?)?;
+    fn replace_in_file(&self, edit: &FileEdit) -> Result<u64, Fault> {
+        let path = follow_links(&self.resolve_path(&edit.path)?)?;
         let file = open_regular(&path)?;
         let mut text = Vec::new();
-        file.take(LARGEST + 1).read_to_end(&mut text).named("read", &path)?;
-        if text.len() as u64 > LARGEST {
-            return Err(fault::plain(
+        file.take(MAX_FILE_BYTES + 1).read_to_end(&mut text).or_fault("read", &path)?;
+        if text.len() as u64 > MAX_FILE_BYTES {
+            return Err(fault::from_kind(
                 FaultKind::Invalid,
                 "replace",
                 &format!("{}: too large", path.display()),
@@ -40,9 +40,9 @@ impl Work<'_> {
         }
         let (replaced, count) = replace_all(&text, edit.old.as_bytes(), edit.new.as_bytes());
         if count > 0 {
-            let mut draft = Draft::new(&path)?;
-            draft.add(&replaced)?;
-            draft.put_in_place(&Wanted::new(&Attributes::default())?)?;
+            let mut draft = DraftFile::new(&path)?;
+            draft.append_bytes(&replaced)?;
+            draft.put_in_place(&ResolvedAttributes::new(&FileAttributes::default())?)?;
         }
         Ok(count)
     }

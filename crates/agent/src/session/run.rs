@@ -1,32 +1,38 @@
 //! Runs: how a run begins, is passed to the shell, and ends.
 
-use linux::spawn::{End, Usage};
-use wire::process::{Program, RunInSession};
+use linux::spawn::{ProcessExit, ProcessUsage};
+use wire::process::{KernelProgram, RunInSession};
 use wire::{Fault, FaultKind, StreamTag};
 
-use super::{Run, Session, Shell, Tongue};
-use crate::agent::Agent;
-use crate::process::{Caller, NewProcess, Subjects};
-use crate::{fault, kernel, shell};
+use super::{Session, SessionProtocol, SessionRun, SessionShell};
+use crate::event_loop::agent::Agent;
+use crate::event_loop::handles::{ConnectionId, ProcessHandle, SessionHandle};
+use crate::fault;
+use crate::process::{FaultSubjects, NewProcess, StartCaller};
+use crate::session::{kernel, shell};
 
 /// The maximum number of runs that may wait in one session.
-const MOST_QUEUED: usize = 64;
+const MAX_QUEUED_RUNS: usize = 64;
 
 impl Agent {
     /// Runs text in a session, now or after the runs before it.
-    pub(crate) fn run_in_session(&mut self, connection: u64, run: RunInSession) -> Result<(), Fault> {
-        let number = self.session(&run.session)?;
+    pub(crate) fn run_in_session(
+        &mut self,
+        connection: ConnectionId,
+        run: RunInSession,
+    ) -> Result<(), Fault> {
+        let number = self.find_session(&run.session)?;
         self.check_new_name(&run.process)?;
         let directory = run.directory.iter().map(|directory| &directory.path);
         if directory.chain(run.env.values()).chain([&run.text]).any(|text| text.contains('\0')) {
-            return Err(fault::plain(FaultKind::Invalid, "run", "a text with a zero byte"));
+            return Err(fault::from_kind(FaultKind::Invalid, "run", "a text with a zero byte"));
         }
-        if let Some(wrong) = run.env.keys().find(|name| !shell::is_variable(name)) {
-            return Err(fault::plain(FaultKind::Invalid, "set variable", wrong));
+        if let Some(wrong) = run.env.keys().find(|name| !shell::is_variable_name(name)) {
+            return Err(fault::from_kind(FaultKind::Invalid, "set variable", wrong));
         }
         let session = self.sessions.get_mut(&number).expect("it was just found");
-        if session.nest.as_ref().is_some_and(|nest| !nest.is_alive()) {
-            return Err(fault::plain(FaultKind::Other, "run", "the session's namespaces are gone"));
+        if session.namespaces.as_ref().is_some_and(|namespaces| !namespaces.is_alive()) {
+            return Err(fault::from_kind(FaultKind::Other, "run", "the session's namespaces are gone"));
         }
         if run.beside {
             return self.run_beside(number, connection, run);
@@ -34,32 +40,37 @@ impl Agent {
         if session.current.is_none() {
             return self.begin_run(number, connection, run);
         }
-        if !run.queue || session.queue.len() >= MOST_QUEUED {
-            return Err(fault::plain(FaultKind::Busy, "run", &run.session));
+        if !run.queue || session.queue.len() >= MAX_QUEUED_RUNS {
+            return Err(fault::from_kind(FaultKind::Busy, "run", &run.session));
         }
         session.queue.push_back((connection, run));
         Ok(())
     }
 
-    fn begin_run(&mut self, number: u64, connection: u64, request: RunInSession) -> Result<(), Fault> {
+    fn begin_run(
+        &mut self,
+        number: SessionHandle,
+        connection: ConnectionId,
+        request: RunInSession,
+    ) -> Result<(), Fault> {
         let session = self.sessions.get(&number).expect("the caller has found it");
-        self.check_directory(session, request.directory.as_ref())?;
-        let key = new_key()?;
+        self.check_run_directory(session, request.directory.as_ref())?;
+        let key = new_run_key()?;
         let process = self.add_process(NewProcess {
             name: request.process.clone(),
             tag: None,
             session: Some(request.session.clone()),
             command: request.text.clone(),
             retention: request.retention,
-            caller: Some(Caller { connection, follow: request.follow }),
-            subjects: Subjects::default(),
+            caller: Some(StartCaller { connection, follow: request.follow }),
+            subjects: FaultSubjects::default(),
         });
         let session = self.sessions.get_mut(&number).expect("the session exists");
-        session.current = Some(Run { process, key, request });
-        self.use_nest(number);
+        session.current = Some(SessionRun { process, key, request });
+        self.restart_idle_timer(number);
         let session = self.sessions.get(&number).expect("the session exists");
         match &session.shell {
-            Some(shell) if shell.started => self.give_order(number),
+            Some(shell) if shell.started => self.send_current_run(number),
             Some(_) => {}
             None => {
                 let started = self.start_shell(number);
@@ -69,7 +80,7 @@ impl Agent {
         Ok(())
     }
 
-    fn abandon_run(&mut self, number: u64) {
+    fn abandon_run(&mut self, number: SessionHandle) {
         let run = self.sessions.get_mut(&number).and_then(|session| session.current.take());
         if let Some(run) = run {
             self.drop_process(run.process);
@@ -77,64 +88,66 @@ impl Agent {
     }
 
     /// Passes the current run to the shell.
-    pub(super) fn give_order(&mut self, number: u64) {
+    pub(super) fn send_current_run(&mut self, number: SessionHandle) {
         let Some(session) = self.sessions.get(&number) else { return };
         let (Some(shell), Some(run)) = (&session.shell, &session.current) else { return };
-        let order = match &shell.tongue {
-            Tongue::Shell(dialect) => dialect.order(&self.shell_text(session, shell, run), &run.key),
-            Tongue::Kernel(_) => kernel::order(&run.request.text, &run.key),
+        let order = match &shell.protocol {
+            SessionProtocol::Shell(dialect) => {
+                dialect.format_order(&self.shell_text(session, shell, run), &run.key)
+            }
+            SessionProtocol::Kernel(_) => kernel::format_run_order(&run.request.text, &run.key),
         };
         let passing: Vec<String> = run.request.env.keys().cloned().collect();
-        let (body, process, deadline) = (shell.body, run.process, run.request.deadline_ms);
+        let (body, process, deadline) = (shell.running, run.process, run.request.deadline_ms);
 
         let session = self.sessions.get_mut(&number).expect("the session exists");
         session.runs += 1;
-        let count = session.kernel.as_ref().filter(|kernel| kernel.program == Program::Shell);
+        let count = session.kernel.as_ref().filter(|kernel| kernel.program == KernelProgram::Shell);
         let count = count.map(|_| format!("{{\"count\":{}}}\n", session.runs));
         let shell = session.shell.as_mut().expect("the shell exists");
-        shell.forgetful = false;
-        session.passing = passing;
-        shell.orders.add(&order);
+        shell.is_replacement = false;
+        session.run_variables = passing;
+        shell.orders.queue_bytes(&order);
         // A shell that does not read has ended, which is reported elsewhere.
-        shell.orders.pump().ok();
-        let pid = self.bodies.get(&body).and_then(|body| body.pid);
+        shell.orders.write_queued().ok();
+        let pid = self.running_processes.get(&body).and_then(|body| body.pid);
         let deadline = self.set_deadline(process, deadline);
         let Some(begun) = self.processes.get_mut(&process) else { return };
-        begun.body = Some(body);
+        begun.running = Some(body);
         begun.pid = pid;
         begun.deadline = deadline;
-        begun.begin();
+        begun.mark_started();
         let caller = begun.caller.take();
         if let Some(count) = count {
             // A kernel counts its runs itself; for a shell it is done here.
-            self.append_output(process, StreamTag::Tell, count.as_bytes());
+            self.append_output(process, StreamTag::KernelEvent, count.as_bytes());
         }
-        self.tell_started(process, caller);
+        self.report_started(process, caller);
     }
 
     /// The text that a shell evaluates for a run.
-    fn shell_text(&self, session: &Session, shell: &Shell, run: &Run) -> String {
+    fn shell_text(&self, session: &Session, shell: &SessionShell, run: &SessionRun) -> String {
         let directory = run.request.directory.as_ref();
-        let way = directory.and_then(|directory| self.way(session, directory));
-        let exports = if shell.forgetful { session.exports.as_str() } else { "" };
-        let lent = shell::lend(&session.passing, &run.request.env);
-        lent + &shell::compose(exports, way.as_ref(), &run.request.text)
+        let way = directory.and_then(|directory| self.run_change_dir(session, directory));
+        let exports = if shell.is_replacement { session.exports.as_str() } else { "" };
+        let lent = shell::run_variables_text(&session.run_variables, &run.request.env);
+        lent + &shell::compose_run_text(exports, way.as_ref(), &run.request.text)
     }
 
-    pub(crate) fn finish_run(&mut self, number: u64, end: End, usage: Usage) {
+    pub(crate) fn finish_run(&mut self, number: SessionHandle, end: ProcessExit, usage: ProcessUsage) {
         let run = self.sessions.get_mut(&number).and_then(|session| session.current.take());
         if let Some(run) = run {
             self.process_ended(run.process, end, usage);
             // The shell continues; its later output does not belong to this run.
             if let Some(process) = self.processes.get_mut(&run.process) {
-                process.body = None;
+                process.running = None;
             }
-            self.use_nest(number);
+            self.restart_idle_timer(number);
         }
     }
 
     /// Starts the run that has waited longest.
-    pub(crate) fn begin_next(&mut self, number: u64) {
+    pub(crate) fn begin_next_run(&mut self, number: SessionHandle) {
         loop {
             let Some(session) = self.sessions.get_mut(&number) else { return };
             if session.current.is_some() {
@@ -144,18 +157,18 @@ impl Agent {
             let begun = self.check_new_name(&run.process);
             match begun.and_then(|()| self.begin_run(number, connection, run)) {
                 Ok(()) => return,
-                Err(fault) => self.refuse(connection, fault),
+                Err(fault) => self.refuse_request(connection, fault),
             }
         }
     }
 
     /// The run to which the present output of the shell belongs.
-    pub(crate) fn current_run(&self, number: u64) -> Option<u64> {
+    pub(crate) fn current_run(&self, number: SessionHandle) -> Option<ProcessHandle> {
         self.sessions.get(&number)?.current.as_ref().map(|run| run.process)
     }
 }
 
-fn new_key() -> Result<String, Fault> {
+fn new_run_key() -> Result<String, Fault> {
     let mut random = [0; 16];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
         .map_err(|errno| fault::from_errno(errno, "choose key", "a run"))?;

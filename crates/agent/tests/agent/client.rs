@@ -5,49 +5,52 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use wire::process::{Command, Ended, Exit, Identity, Reach, Retention, SignalProcess, Start};
-use wire::{Call, Decoder, Fault, Frame, Greeting, Reply, Request, StreamTag};
+use wire::process::{
+    CommandLine, ExitReason, OutputRetention, ProcessEnd, SignalProcess, SignalTarget, StartProcess,
+    UserIdentity,
+};
+use wire::{AgentReply, AgentRequest, Fault, Frame, FrameDecoder, Greeting, StreamTag, VersionedRequest};
 
 use crate::harness::TestAgent;
 
 /// No reply in these tests takes this long unless something hangs.
-const PATIENCE: Duration = Duration::from_secs(30);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// One connection.
-pub(crate) struct Talk {
+pub(crate) struct TestConnection {
     stream: UnixStream,
-    decoder: Decoder,
+    decoder: FrameDecoder,
     greeted: bool,
 }
 
 /// Everything received from a followed process.
 #[derive(Debug)]
-pub(crate) struct Output {
+pub(crate) struct ProcessOutput {
     pub(crate) pieces: Vec<(StreamTag, u64, Vec<u8>)>,
     pub(crate) gaps: Vec<(u64, u64)>,
-    pub(crate) ended: Ended,
+    pub(crate) ended: ProcessEnd,
 }
 
-pub(crate) fn shell(name: &str, text: &str) -> Start {
-    command(name, Command::Shell { text: text.to_owned(), login: false })
+pub(crate) fn shell(name: &str, text: &str) -> StartProcess {
+    command(name, CommandLine::Shell { text: text.to_owned(), login: false })
 }
 
-pub(crate) fn argv(name: &str, words: &[&str]) -> Start {
-    command(name, Command::Argv(words.iter().map(|word| (*word).to_owned()).collect()))
+pub(crate) fn argv(name: &str, words: &[&str]) -> StartProcess {
+    command(name, CommandLine::Argv(words.iter().map(|word| (*word).to_owned()).collect()))
 }
 
-fn command(name: &str, command: Command) -> Start {
-    Start {
+fn command(name: &str, command: CommandLine) -> StartProcess {
+    StartProcess {
         process: name.to_owned(),
         command,
-        identity: Identity::Default,
+        identity: UserIdentity::Default,
         directory: None,
         env: BTreeMap::new(),
         terminal: None,
         stdin: false,
         tag: None,
         deadline_ms: None,
-        retention: Retention { first: 1 << 20, last: 15 << 20, hold: false, stall_ms: None },
+        retention: OutputRetention { first: 1 << 20, last: 15 << 20, lossless: false, stall_ms: None },
         follow: true,
     }
 }
@@ -55,57 +58,58 @@ fn command(name: &str, command: Command) -> Start {
 impl TestAgent {
     pub(crate) fn connect(&self) -> UnixStream {
         let stream = UnixStream::connect(self.socket()).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(REPLY_TIMEOUT)).unwrap();
+        stream.set_write_timeout(Some(REPLY_TIMEOUT)).unwrap();
         stream
     }
 
     /// Sends a request. The greeting is read with the first reply.
-    pub(crate) fn ask(&self, request: Request) -> Talk {
-        let mut talk = Talk { stream: self.connect(), decoder: Decoder::new(), greeted: false };
-        talk.send(&Frame::message(&Call { version: wire::VERSION, request }));
+    pub(crate) fn send_request(&self, request: AgentRequest) -> TestConnection {
+        let mut talk =
+            TestConnection { stream: self.connect(), decoder: FrameDecoder::new(), greeted: false };
+        talk.send(&Frame::from_message(&VersionedRequest { version: wire::VERSION, request }));
         talk
     }
 
-    pub(crate) fn reply(&self, request: Request) -> Reply {
-        self.ask(request).reply()
+    pub(crate) fn reply(&self, request: AgentRequest) -> AgentReply {
+        self.send_request(request).reply()
     }
 
-    pub(crate) fn start(&self, start: Start) -> Talk {
-        let mut talk = self.ask(Request::Start(start));
+    pub(crate) fn start(&self, start: StartProcess) -> TestConnection {
+        let mut talk = self.send_request(AgentRequest::Start(start));
         match talk.reply() {
-            Reply::Started { pid } => assert!(pid > 0),
+            AgentReply::Started { pid } => assert!(pid > 0),
             other => panic!("expected Started, got {other:?}"),
         }
         talk
     }
 
-    pub(crate) fn run(&self, start: Start) -> Output {
+    pub(crate) fn run(&self, start: StartProcess) -> ProcessOutput {
         self.start(start).output()
     }
 
-    pub(crate) fn follow(&self, process: &str, from: u64) -> Talk {
-        let mut talk = self.ask(Request::Follow { process: process.to_owned(), from });
+    pub(crate) fn follow(&self, process: &str, from: u64) -> TestConnection {
+        let mut talk = self.send_request(AgentRequest::Follow { process: process.to_owned(), from });
         match talk.reply() {
-            Reply::Status(status) => assert_eq!(status.process, process),
+            AgentReply::Status(status) => assert_eq!(status.process, process),
             other => panic!("expected Status, got {other:?}"),
         }
         talk
     }
 
-    pub(crate) fn fault(&self, request: Request) -> Fault {
+    pub(crate) fn fault(&self, request: AgentRequest) -> Fault {
         match self.reply(request) {
-            Reply::Fault(fault) => fault,
+            AgentReply::Fault(fault) => fault,
             other => panic!("expected a fault, got {other:?}"),
         }
     }
 
-    pub(crate) fn signal(&self, process: &str, signal: i32, reach: Reach) -> Reply {
-        self.reply(Request::Signal(SignalProcess { process: process.to_owned(), signal, reach }))
+    pub(crate) fn signal(&self, process: &str, signal: i32, reach: SignalTarget) -> AgentReply {
+        self.reply(AgentRequest::Signal(SignalProcess { process: process.to_owned(), signal, reach }))
     }
 }
 
-impl Talk {
+impl TestConnection {
     pub(crate) fn send(&mut self, frame: &Frame) {
         let mut bytes = Vec::new();
         frame.encode(&mut bytes);
@@ -115,7 +119,7 @@ impl Talk {
     /// The next frame; `None` if the agent has closed the connection.
     pub(crate) fn frame(&mut self) -> Option<Frame> {
         if !self.greeted {
-            let greeting: Greeting = self.next_frame()?.read().unwrap();
+            let greeting: Greeting = self.next_frame()?.parse_message().unwrap();
             assert_eq!(greeting.version, wire::VERSION);
             self.greeted = true;
         }
@@ -135,8 +139,8 @@ impl Talk {
         }
     }
 
-    pub(crate) fn reply(&mut self) -> Reply {
-        self.frame().expect("a reply comes before the end").read().unwrap()
+    pub(crate) fn reply(&mut self) -> AgentReply {
+        self.frame().expect("a reply comes before the end").parse_message().unwrap()
     }
 
     /// Reads output until this many bytes have arrived.
@@ -152,16 +156,16 @@ impl Talk {
     }
 
     /// Reads to the end, after which nothing may follow.
-    pub(crate) fn output(mut self) -> Output {
+    pub(crate) fn output(mut self) -> ProcessOutput {
         let (mut pieces, mut gaps) = (Vec::new(), Vec::new());
         loop {
             match self.frame().expect("a process ends before its stream") {
                 Frame::Output { stream, offset, bytes } => pieces.push((stream, offset, bytes.to_vec())),
-                control => match control.read().unwrap() {
-                    Reply::Gap { from, to } => gaps.push((from, to)),
-                    Reply::Ended(ended) => {
+                control => match control.parse_message().unwrap() {
+                    AgentReply::Gap { from, to } => gaps.push((from, to)),
+                    AgentReply::Ended(ended) => {
                         assert_eq!(self.frame(), None);
-                        return Output { pieces, gaps, ended };
+                        return ProcessOutput { pieces, gaps, ended };
                     }
                     other => panic!("unexpected {other:?}"),
                 },
@@ -174,8 +178,8 @@ impl Talk {
     }
 }
 
-impl Output {
-    pub(crate) fn exit(&self) -> Exit {
+impl ProcessOutput {
+    pub(crate) fn exit(&self) -> ExitReason {
         self.ended.exit
     }
 

@@ -2,20 +2,20 @@
 
 use std::collections::BTreeMap;
 
-use wire::process::{Directory, Exit, Identity, Missing, TerminalSize};
-use wire::{FaultKind, Frame, Reply, Request, StreamTag};
+use wire::process::{ExitReason, MissingDirectory, TerminalSize, UserIdentity, WorkingDirectory};
+use wire::{AgentReply, AgentRequest, FaultKind, Frame, StreamTag};
 
 use crate::client::{argv, shell};
-use crate::harness::{TestAgent, Trees, both_ways};
+use crate::harness::{TestAgent, TreeMode, with_both_tree_modes};
 
 #[test]
 fn output_is_complete_and_in_order() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         let output =
             agent.run(shell("order", "for i in 1 2 3; do echo out $i; echo err $i >&2; done; exit 3"));
         assert_eq!(output.stdout(), "out 1\nout 2\nout 3\n");
         assert_eq!(output.of(StreamTag::Stderr), "err 1\nerr 2\nerr 3\n");
-        assert_eq!(output.exit(), Exit::Code(3));
+        assert_eq!(output.exit(), ExitReason::Code(3));
         assert_eq!(output.ended.written, 36);
         output.bytes_from(0);
     });
@@ -23,7 +23,7 @@ fn output_is_complete_and_in_order() {
 
 #[test]
 fn words_reach_the_program_without_a_shell() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         let output = agent.run(argv("words", &["printf", "%s|", "a b", "$HOME", "*", "", "ü"]));
         assert_eq!(output.stdout(), "a b|$HOME|*||ü|");
     });
@@ -31,34 +31,38 @@ fn words_reach_the_program_without_a_shell() {
 
 #[test]
 fn missing_program_is_a_fault_and_leaves_nothing() {
-    both_ways(|agent| {
-        let fault = agent.fault(Request::Start(argv("none", &["no-such-program"])));
+    with_both_tree_modes(|agent| {
+        let fault = agent.fault(AgentRequest::Start(argv("none", &["no-such-program"])));
         assert_eq!(
             (fault.kind, fault.errno, fault.operation.as_str(), fault.subject.as_str()),
             (FaultKind::NotFound, Some(2), "exec", "no-such-program")
         );
-        let denied = agent.fault(Request::Start(argv("none", &["/etc/passwd"])));
+        let denied = agent.fault(AgentRequest::Start(argv("none", &["/etc/passwd"])));
         assert_eq!((denied.kind, denied.errno), (FaultKind::Permission, Some(13)));
-        assert_eq!(agent.reply(Request::Processes), Reply::Statuses(Vec::new()));
+        assert_eq!(agent.reply(AgentRequest::Processes), AgentReply::Statuses(Vec::new()));
         assert!(!agent.journal("none").exists());
-        assert_eq!(agent.run(argv("none", &["true"])).exit(), Exit::Code(0));
+        assert_eq!(agent.run(argv("none", &["true"])).exit(), ExitReason::Code(0));
     });
 }
 
 #[test]
 fn name_is_unique_and_not_a_path() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         agent.run(shell("once", "true"));
-        assert_eq!(agent.fault(Request::Start(shell("once", "true"))).kind, FaultKind::AlreadyExists);
+        assert_eq!(agent.fault(AgentRequest::Start(shell("once", "true"))).kind, FaultKind::AlreadyExists);
         for name in ["", "..", "a/b", "a\0b", &"x".repeat(65)] {
-            assert_eq!(agent.fault(Request::Start(shell(name, "true"))).kind, FaultKind::Invalid, "{name}");
+            assert_eq!(
+                agent.fault(AgentRequest::Start(shell(name, "true"))).kind,
+                FaultKind::Invalid,
+                "{name}"
+            );
         }
     });
 }
 
 #[test]
 fn environment_of_request_overrides_sandbox_and_account() {
-    let agent = TestAgent::with_config(Trees::Runners, |config| {
+    let agent = TestAgent::with_config(TreeMode::Runners, |config| {
         config.env.insert("HOME".to_owned(), "/overridden".to_owned());
         config.env.insert("LOGNAME".to_owned(), "somebody".to_owned());
         config.env.insert("SHARED".to_owned(), "config".to_owned());
@@ -83,7 +87,7 @@ fn environment_of_request_overrides_sandbox_and_account() {
     );
     let mut wrong = argv("wrong", &["env"]);
     wrong.env = BTreeMap::from([("A=B".to_owned(), String::new())]);
-    assert_eq!(agent.fault(Request::Start(wrong)).kind, FaultKind::Invalid);
+    assert_eq!(agent.fault(AgentRequest::Start(wrong)).kind, FaultKind::Invalid);
 }
 
 #[test]
@@ -91,7 +95,7 @@ fn variables_of_the_default_user_apply_to_it_alone() {
     if !testkit::needs_root() {
         return;
     }
-    let agent = TestAgent::with_config(Trees::Runners, |config| {
+    let agent = TestAgent::with_config(TreeMode::Runners, |config| {
         for (name, value) in [("HOME", "/its"), ("USER", "it"), ("LOGNAME", "it"), ("SHELL", "/it")] {
             config.env.insert(name.to_owned(), value.to_owned());
         }
@@ -101,30 +105,31 @@ fn variables_of_the_default_user_apply_to_it_alone() {
         start.identity = identity;
         agent.run(start).stdout()
     };
-    assert_eq!(shown("usual", Identity::Default), "/its\nit\nit\n/it\n");
-    assert_eq!(shown("named", Identity::User("root".to_owned())), "/its\nit\nit\n/it\n");
-    let other = Identity::Ids { uid: 4242, gid: 4343 };
+    assert_eq!(shown("usual", UserIdentity::Default), "/its\nit\nit\n/it\n");
+    assert_eq!(shown("named", UserIdentity::User("root".to_owned())), "/its\nit\nit\n/it\n");
+    let other = UserIdentity::Ids { uid: 4242, gid: 4343 };
     assert_eq!(shown("other", other), "/\n4242\n4242\n/bin/sh\n");
 }
 
 #[test]
 fn missing_directory_fails_is_created_or_is_ignored() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         let home = agent.home().to_str().unwrap().to_owned();
         let in_directory = |name: &str, path: &str, missing, expand| {
             let mut start = argv(name, &["pwd"]);
             start.env = BTreeMap::from([("HOME".to_owned(), home.clone()), ("D".to_owned(), "d".to_owned())]);
-            start.directory = Some(Directory { path: path.to_owned(), missing, expand });
+            start.directory = Some(WorkingDirectory { path: path.to_owned(), missing, expand });
             start
         };
-        let fault = agent.fault(Request::Start(in_directory("a", "/no/such", Missing::Fail, false)));
+        let fault =
+            agent.fault(AgentRequest::Start(in_directory("a", "/no/such", MissingDirectory::Fail, false)));
         assert_eq!((fault.kind, fault.operation.as_str()), (FaultKind::NotFound, "change directory"));
         assert_eq!(fault.subject, "/no/such");
-        let made = agent.run(in_directory("b", "~/new/$D/deep", Missing::Create, true));
+        let made = agent.run(in_directory("b", "~/new/$D/deep", MissingDirectory::Create, true));
         assert_eq!(made.stdout(), format!("{home}/new/d/deep\n"));
-        let literal = agent.run(in_directory("c", "~/$D", Missing::Create, false));
+        let literal = agent.run(in_directory("c", "~/$D", MissingDirectory::Create, false));
         assert_eq!(literal.stdout(), format!("{home}/$D\n"));
-        let ignored = agent.run(in_directory("d", "/no/such", Missing::Ignore, false));
+        let ignored = agent.run(in_directory("d", "/no/such", MissingDirectory::Ignore, false));
         assert_eq!(ignored.stdout(), format!("{home}\n"));
         assert_eq!(agent.run(argv("e", &["pwd"])).stdout(), format!("{home}\n"));
     });
@@ -132,16 +137,16 @@ fn missing_directory_fails_is_created_or_is_ignored() {
 
 #[test]
 fn shell_text_longer_than_an_argument_runs() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         let text = format!("# {}\necho long; exit 4", "x".repeat(300_000));
         let output = agent.run(shell("long", &text));
-        assert_eq!((output.stdout().as_str(), output.exit()), ("long\n", Exit::Code(4)));
+        assert_eq!((output.stdout().as_str(), output.exit()), ("long\n", ExitReason::Code(4)));
     });
 }
 
 #[test]
 fn a_command_inherits_three_descriptors_and_no_blocked_signal() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         let output = agent.run(shell("fds", "ls /proc/self/fd; grep -E 'Sig(Blk|Ign)' /proc/self/status"));
         let mut lines: Vec<String> = output.stdout().lines().map(str::to_owned).collect();
         // The fourth descriptor is the directory that `ls` itself has open.
@@ -155,25 +160,25 @@ fn another_user_keeps_no_capability_and_gets_its_groups() {
     if !testkit::needs_root() {
         return;
     }
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         let mut start =
             shell("user", "id -u; id -g; grep -E 'Cap(Eff|Prm|Bnd|Amb)|NoNewPrivs' /proc/self/status");
-        start.identity = Identity::Ids { uid: 4242, gid: 4343 };
+        start.identity = UserIdentity::Ids { uid: 4242, gid: 4343 };
         let none = "0000000000000000";
         let expected = format!(
             "4242\n4343\nCapPrm:\t{none}\nCapEff:\t{none}\nCapBnd:\t{none}\nCapAmb:\t{none}\nNoNewPrivs:\t1\n"
         );
         assert_eq!(agent.run(start).stdout(), expected);
         let mut start = shell("nobody", "whoami; echo $HOME; echo to-stdout > /dev/stdout");
-        start.identity = Identity::User("nobody".to_owned());
+        start.identity = UserIdentity::User("nobody".to_owned());
         assert_eq!(agent.run(start).stdout(), "nobody\n/nonexistent\nto-stdout\n");
         let mut start = argv("stranger", &["true"]);
-        start.identity = Identity::User("no-such-user".to_owned());
-        let fault = agent.fault(Request::Start(start));
+        start.identity = UserIdentity::User("no-such-user".to_owned());
+        let fault = agent.fault(AgentRequest::Start(start));
         assert_eq!((fault.kind, fault.subject.as_str()), (FaultKind::NotFound, "no-such-user"));
         let mut start = argv("minus-one", &["true"]);
-        start.identity = Identity::Ids { uid: u32::MAX, gid: 0 };
-        assert_eq!(agent.fault(Request::Start(start)).kind, FaultKind::Invalid);
+        start.identity = UserIdentity::Ids { uid: u32::MAX, gid: 0 };
+        assert_eq!(agent.fault(AgentRequest::Start(start)).kind, FaultKind::Invalid);
     });
 }
 
@@ -182,7 +187,7 @@ fn root_keeps_only_the_configured_capabilities() {
     if !testkit::needs_root() {
         return;
     }
-    let agent = TestAgent::with_config(Trees::Runners, |config| config.command_capabilities = 0b11);
+    let agent = TestAgent::with_config(TreeMode::Runners, |config| config.command_capabilities = 0b11);
     let output = agent.run(shell("caps", "grep -E 'Cap(Eff|Prm|Bnd)' /proc/self/status"));
     let kept = "0000000000000003";
     assert_eq!(output.stdout(), format!("CapPrm:\t{kept}\nCapEff:\t{kept}\nCapBnd:\t{kept}\n"));
@@ -190,23 +195,23 @@ fn root_keeps_only_the_configured_capabilities() {
 
 #[test]
 fn a_sandbox_with_one_user_refuses_others_by_name() {
-    let agent = TestAgent::with_config(Trees::Runners, |config| config.single_user = true);
+    let agent = TestAgent::with_config(TreeMode::Runners, |config| config.single_user = true);
     let mut start = argv("other", &["true"]);
-    start.identity = Identity::User("nobody".to_owned());
-    let fault = agent.fault(Request::Start(start));
+    start.identity = UserIdentity::User("nobody".to_owned());
+    let fault = agent.fault(AgentRequest::Start(start));
     assert_eq!(fault.kind, FaultKind::Permission);
     assert!(fault.subject.contains("nobody"), "{}", fault.subject);
-    assert_eq!(agent.run(argv("root", &["true"])).exit(), Exit::Code(0));
+    assert_eq!(agent.run(argv("root", &["true"])).exit(), ExitReason::Code(0));
 }
 
 #[test]
 fn input_reaches_the_process_and_its_end_does_too() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         let mut start = shell("cat", "cat; echo done");
         start.stdin = true;
         let following = agent.start(start);
-        let mut talk = agent.ask(Request::Input { process: "cat".to_owned() });
-        assert_eq!(talk.reply(), Reply::Ok);
+        let mut talk = agent.send_request(AgentRequest::Input { process: "cat".to_owned() });
+        assert_eq!(talk.reply(), AgentReply::Ok);
         // More than a pipe holds, so the feeder has to wait for the reader.
         let line = "0123456789".repeat(10_000);
         for _ in 0..10 {
@@ -214,29 +219,29 @@ fn input_reaches_the_process_and_its_end_does_too() {
         }
         drop(talk);
         // A connection that ends without `End` leaves the input open for the next one.
-        let mut talk = agent.ask(Request::Input { process: "cat".to_owned() });
-        assert_eq!(talk.reply(), Reply::Ok);
+        let mut talk = agent.send_request(AgentRequest::Input { process: "cat".to_owned() });
+        assert_eq!(talk.reply(), AgentReply::Ok);
         talk.send(&Frame::Data(b"last\n"[..].into()));
         talk.send(&Frame::End);
         assert_eq!(talk.frame(), None);
         assert_eq!(following.output().stdout(), format!("{}last\ndone\n", line.repeat(10)));
-        let fault = agent.fault(Request::Input { process: "cat".to_owned() });
+        let fault = agent.fault(AgentRequest::Input { process: "cat".to_owned() });
         assert_eq!(fault.kind, FaultKind::Invalid);
     });
 }
 
 #[test]
-fn feeder_goes_on_however_fast_the_process_reads() {
+fn feeder_continues_however_fast_the_process_reads() {
     const TOTAL: usize = 64 << 20;
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         let piece = vec![b'x'; 48 << 10];
         for round in 0..4 {
             let name = format!("fast{round}");
             let mut start = argv(&name, &["wc", "-c"]);
             start.stdin = true;
             let following = agent.start(start);
-            let mut talk = agent.ask(Request::Input { process: name });
-            assert_eq!(talk.reply(), Reply::Ok);
+            let mut talk = agent.send_request(AgentRequest::Input { process: name });
+            assert_eq!(talk.reply(), AgentReply::Ok);
             let mut sent = 0;
             while sent < TOTAL {
                 talk.send(&Frame::Data(piece.clone().into()));
@@ -250,36 +255,36 @@ fn feeder_goes_on_however_fast_the_process_reads() {
 
 #[test]
 fn without_input_there_is_nothing_to_read() {
-    both_ways(|agent| {
-        assert_eq!(agent.run(argv("empty", &["cat"])).exit(), Exit::Code(0));
-        assert_eq!(agent.fault(Request::Input { process: "none".to_owned() }).kind, FaultKind::NotFound);
+    with_both_tree_modes(|agent| {
+        assert_eq!(agent.run(argv("empty", &["cat"])).exit(), ExitReason::Code(0));
+        assert_eq!(agent.fault(AgentRequest::Input { process: "none".to_owned() }).kind, FaultKind::NotFound);
     });
 }
 
 #[test]
-fn a_terminal_is_one_and_can_be_resized() {
-    both_ways(|agent| {
+fn terminal_is_a_tty_and_can_be_resized() {
+    with_both_tree_modes(|agent| {
         let script = "trap 'stty size; exit 5' WINCH; test -t 0 && stty size; while :; do sleep 0.01; done";
         let mut start = shell("tty", script);
         start.terminal = Some(TerminalSize { columns: 80, rows: 24 });
         let mut talk = agent.start(start);
         assert_eq!(talk.read_text(7), "24 80\r\n");
-        let resize = Request::Resize { process: "tty".to_owned(), columns: 132, rows: 43 };
-        assert_eq!(agent.reply(resize), Reply::Ok);
+        let resize = AgentRequest::Resize { process: "tty".to_owned(), columns: 132, rows: 43 };
+        assert_eq!(agent.reply(resize), AgentReply::Ok);
         let output = talk.output();
         assert_eq!(output.of(StreamTag::Terminal), "43 132\r\n");
-        assert_eq!(output.exit(), Exit::Code(5));
+        assert_eq!(output.exit(), ExitReason::Code(5));
     });
 }
 
 #[test]
 fn a_terminal_takes_input_and_the_end_of_it() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         let mut start = shell("tty", "cat; echo bye");
         start.terminal = Some(TerminalSize { columns: 80, rows: 24 });
         let following = agent.start(start);
-        let mut talk = agent.ask(Request::Input { process: "tty".to_owned() });
-        assert_eq!(talk.reply(), Reply::Ok);
+        let mut talk = agent.send_request(AgentRequest::Input { process: "tty".to_owned() });
+        assert_eq!(talk.reply(), AgentReply::Ok);
         talk.send(&Frame::Data(b"hello\n"[..].into()));
         talk.send(&Frame::End);
         assert_eq!(following.output().of(StreamTag::Terminal), "hello\r\nhello\r\nbye\r\n");
@@ -288,15 +293,15 @@ fn a_terminal_takes_input_and_the_end_of_it() {
 
 #[test]
 fn more_processes_than_allowed_are_refused() {
-    let agent = TestAgent::with_config(Trees::Runners, |config| config.max_processes = 2);
+    let agent = TestAgent::with_config(TreeMode::Runners, |config| config.max_processes = 2);
     let mut first = shell("first", "read x");
     first.stdin = true;
     let mut second = first.clone();
     second.process = "second".to_owned();
     let first = agent.start(first);
     let _second = agent.start(second);
-    assert_eq!(agent.fault(Request::Start(argv("third", &["true"]))).kind, FaultKind::Busy);
-    agent.signal("first", 9, wire::process::Reach::Tree);
+    assert_eq!(agent.fault(AgentRequest::Start(argv("third", &["true"]))).kind, FaultKind::Busy);
+    agent.signal("first", 9, wire::process::SignalTarget::Tree);
     first.output();
-    assert_eq!(agent.run(argv("third", &["true"])).exit(), Exit::Code(0));
+    assert_eq!(agent.run(argv("third", &["true"])).exit(), ExitReason::Code(0));
 }

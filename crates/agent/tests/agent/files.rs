@@ -4,42 +4,46 @@ use std::collections::BTreeSet;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
-use wire::files::{Attributes, Edit, FileInfo, FileKind, FileOperation, FileRequest};
-use wire::process::Identity;
-use wire::{Fault, FaultKind, Frame, Reply, Request};
+use wire::files::{FileAttributes, FileEdit, FileInfo, FileKind, FileOperation, FileRequest};
+use wire::process::UserIdentity;
+use wire::{AgentReply, AgentRequest, Fault, FaultKind, Frame};
 
-use crate::client::Talk;
-use crate::harness::{TestAgent, Trees, both_ways};
+use crate::client::TestConnection;
+use crate::harness::{TestAgent, TreeMode, with_both_tree_modes};
 
 /// Names that break code which treats them as text, words or options.
 const ODD_NAMES: [&str; 8] =
     ["with space", "-rf", "new\nline", "quote'\"`$x", "ünï→文", "*?[a]", ".hidden", "back\\slash"];
 
 impl TestAgent {
-    pub(crate) fn file(&self, operation: FileOperation) -> Talk {
-        self.ask(Request::File(FileRequest { identity: Identity::Default, nest: None, operation }))
+    pub(crate) fn file(&self, operation: FileOperation) -> TestConnection {
+        self.send_request(AgentRequest::File(FileRequest {
+            identity: UserIdentity::Default,
+            nest: None,
+            operation,
+        }))
     }
 
-    fn file_reply(&self, operation: FileOperation) -> Reply {
+    fn file_reply(&self, operation: FileOperation) -> AgentReply {
         self.file(operation).reply()
     }
 
     fn file_fault(&self, operation: FileOperation) -> Fault {
         match self.file_reply(operation) {
-            Reply::Fault(fault) => fault,
+            AgentReply::Fault(fault) => fault,
             other => panic!("expected a fault, got {other:?}"),
         }
     }
 
-    fn write(&self, path: &str, pieces: &[&[u8]]) -> Reply {
-        let attributes = Attributes::default();
+    fn write(&self, path: &str, pieces: &[&[u8]]) -> AgentReply {
+        let attributes = FileAttributes::default();
         self.file(FileOperation::Write { path: path.to_owned(), attributes }).upload(pieces)
     }
 
     fn read(&self, path: &str, offset: u64, length: Option<u64>) -> (u64, Vec<u8>) {
         let mut talk = self.file(FileOperation::Read { path: path.to_owned(), offset, length });
         match talk.reply() {
-            Reply::Reading { size } => (size, talk.download()),
+            AgentReply::Reading { size } => (size, talk.download()),
             other => panic!("expected Reading, got {other:?}"),
         }
     }
@@ -50,8 +54,8 @@ impl TestAgent {
         loop {
             match talk.frame().expect("a listing has an end") {
                 Frame::End => return entries,
-                page => match page.read().unwrap() {
-                    Reply::Entries(page) => entries.extend(page),
+                page => match page.parse_message().unwrap() {
+                    AgentReply::Entries(page) => entries.extend(page),
                     other => panic!("expected Entries, got {other:?}"),
                 },
             }
@@ -60,14 +64,14 @@ impl TestAgent {
 
     fn stat(&self, path: &str) -> FileInfo {
         match self.file_reply(FileOperation::Stat { paths: vec![path.to_owned()] }) {
-            Reply::Info(mut infos) => infos.remove(0),
+            AgentReply::Info(mut infos) => infos.remove(0),
             other => panic!("expected Info, got {other:?}"),
         }
     }
 }
 
-impl Talk {
-    fn upload(&mut self, pieces: &[&[u8]]) -> Reply {
+impl TestConnection {
+    fn upload(&mut self, pieces: &[&[u8]]) -> AgentReply {
         for piece in pieces {
             self.send(&Frame::Data(piece.to_vec().into()));
         }
@@ -94,25 +98,25 @@ fn names_in(directory: &Path) -> BTreeSet<String> {
 
 #[test]
 fn written_file_is_read_back_under_any_name() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         let bytes: Vec<u8> = (0..=255).cycle().take(1_000_003).collect();
         let (first, second) = bytes.split_at(123_456);
         for name in ODD_NAMES {
             let path = format!("deep/{name}/{name}");
-            assert_eq!(agent.write(&path, &[first, second]), Reply::Ok, "{name}");
+            assert_eq!(agent.write(&path, &[first, second]), AgentReply::Ok, "{name}");
             assert_eq!(agent.read(&path, 0, None), (bytes.len() as u64, bytes.clone()), "{name}");
             let on_disk = agent.home().join("deep").join(name).join(name);
             assert_eq!(std::fs::metadata(&on_disk).unwrap().mode() & 0o7777, 0o644);
         }
         assert_eq!(names_in(&agent.home().join("deep")), ODD_NAMES.map(str::to_owned).into());
-        assert_eq!(agent.write("empty", &[]), Reply::Ok);
+        assert_eq!(agent.write("empty", &[]), AgentReply::Ok);
         assert_eq!(agent.read("empty", 0, None), (0, Vec::new()));
     });
 }
 
 #[test]
 fn ranges_are_clamped() {
-    let agent = TestAgent::with_trees(Trees::Runners);
+    let agent = TestAgent::with_trees(TreeMode::Runners);
     agent.write("digits", &[b"0123456789"]);
     for (offset, length, expected) in [
         (0, Some(3), "012"),
@@ -132,9 +136,9 @@ fn ranges_are_clamped() {
 
 #[test]
 fn interrupted_write_leaves_the_old_file() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         agent.write("file", &[b"old"]);
-        let attributes = Attributes::default();
+        let attributes = FileAttributes::default();
         let mut talk = agent.file(FileOperation::Write { path: "file".to_owned(), attributes });
         talk.send(&Frame::Data(b"half"[..].into()));
         drop(talk);
@@ -148,64 +152,68 @@ fn interrupted_write_leaves_the_old_file() {
 
 #[test]
 fn attributes_are_the_requested_ones_or_those_of_the_old_file() {
-    let agent = TestAgent::with_trees(Trees::Runners);
+    let agent = TestAgent::with_trees(TreeMode::Runners);
     let path = agent.home().join("file");
-    let attributes = Attributes { mode: Some(0o4750), ..Attributes::default() };
+    let attributes = FileAttributes { mode: Some(0o4750), ..FileAttributes::default() };
     let mut talk = agent.file(FileOperation::Write { path: "file".to_owned(), attributes });
-    assert_eq!(talk.upload(&[b"x"]), Reply::Ok);
+    assert_eq!(talk.upload(&[b"x"]), AgentReply::Ok);
     assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o4750);
-    assert_eq!(agent.write("file", &[b"y"]), Reply::Ok);
+    assert_eq!(agent.write("file", &[b"y"]), AgentReply::Ok);
     assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o4750, "the old mode is kept");
-    let nothing = FileOperation::SetAttributes { path: "file".to_owned(), attributes: Attributes::default() };
-    assert_eq!(agent.file_reply(nothing), Reply::Ok);
+    let nothing =
+        FileOperation::SetAttributes { path: "file".to_owned(), attributes: FileAttributes::default() };
+    assert_eq!(agent.file_reply(nothing), AgentReply::Ok);
     assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o4750, "an empty request changes nothing");
-    let attributes = Attributes { owner: Some("no-such-user".to_owned()), ..Attributes::default() };
+    let attributes = FileAttributes { owner: Some("no-such-user".to_owned()), ..FileAttributes::default() };
     let fault = agent.file_fault(FileOperation::Write { path: "file".to_owned(), attributes });
     assert_eq!((fault.kind, fault.operation.as_str()), (FaultKind::NotFound, "find user"));
-    if rustix::process::geteuid().is_root() {
-        let attributes = Attributes {
+    if testkit::is_root() {
+        let attributes = FileAttributes {
             owner: Some("nobody".to_owned()),
             group: Some("7".to_owned()),
             mode: Some(0o600),
             new_mode: None,
         };
         let set = FileOperation::SetAttributes { path: "file".to_owned(), attributes };
-        assert_eq!(agent.file_reply(set), Reply::Ok);
+        assert_eq!(agent.file_reply(set), AgentReply::Ok);
         let info = agent.stat("file");
         assert_eq!((info.owner.as_str(), info.gid, info.mode), ("nobody", 7, 0o600));
+    } else {
+        testkit::skip_test("only root can give a file away; the rest was tested");
     }
-    let missing = FileOperation::SetAttributes { path: "none".to_owned(), attributes: Attributes::default() };
+    let missing =
+        FileOperation::SetAttributes { path: "none".to_owned(), attributes: FileAttributes::default() };
     assert_eq!(agent.file_fault(missing).kind, FaultKind::NotFound);
 }
 
 #[test]
 fn mode_for_new_files_does_not_change_old_ones() {
-    let agent = TestAgent::with_trees(Trees::Runners);
+    let agent = TestAgent::with_trees(TreeMode::Runners);
     let mode = |path: &str, mode| {
-        let attributes = Attributes { mode, new_mode: Some(0o755), ..Attributes::default() };
+        let attributes = FileAttributes { mode, new_mode: Some(0o755), ..FileAttributes::default() };
         let mut talk = agent.file(FileOperation::Write { path: path.to_owned(), attributes });
-        assert_eq!(talk.upload(&[b"x"]), Reply::Ok);
+        assert_eq!(talk.upload(&[b"x"]), AgentReply::Ok);
         agent.stat(path).mode
     };
     assert_eq!(mode("new", None), 0o755);
     assert_eq!(mode("other", Some(0o640)), 0o640);
     assert_eq!(mode("other", None), 0o640);
-    let attributes = Attributes { new_mode: Some(0o755), ..Attributes::default() };
+    let attributes = FileAttributes { new_mode: Some(0o755), ..FileAttributes::default() };
     let mut talk = agent.file(FileOperation::Append { path: "log".to_owned(), attributes });
-    assert_eq!(talk.upload(&[b"x"]), Reply::Ok);
+    assert_eq!(talk.upload(&[b"x"]), AgentReply::Ok);
     assert_eq!(agent.stat("log").mode, 0o755);
 }
 
 #[test]
 fn writing_through_a_link_keeps_the_link() {
-    let agent = TestAgent::with_trees(Trees::Runners);
+    let agent = TestAgent::with_trees(TreeMode::Runners);
     agent.write("target", &[b"old"]);
     symlink("target", agent.home().join("link")).unwrap();
-    assert_eq!(agent.write("link", &[b"new"]), Reply::Ok);
+    assert_eq!(agent.write("link", &[b"new"]), AgentReply::Ok);
     assert_eq!(agent.stat("link").kind, FileKind::Symlink);
     assert_eq!(std::fs::read(agent.home().join("target")).unwrap(), b"new");
     symlink("loop", agent.home().join("loop")).unwrap();
-    let attributes = Attributes::default();
+    let attributes = FileAttributes::default();
     assert_eq!(
         agent.file_fault(FileOperation::Write { path: "loop".to_owned(), attributes }).kind,
         FaultKind::Invalid
@@ -214,13 +222,13 @@ fn writing_through_a_link_keeps_the_link() {
 
 #[test]
 fn pipes_and_devices_are_refused_instead_of_waited_for() {
-    let agent = TestAgent::with_trees(Trees::Runners);
+    let agent = TestAgent::with_trees(TreeMode::Runners);
     rustix::fs::mkfifoat(rustix::fs::CWD, agent.home().join("pipe"), rustix::fs::Mode::RWXU).unwrap();
     for path in ["pipe", "/dev/zero", "/dev/null"] {
         let path = path.to_owned();
         let read = FileOperation::Read { path: path.clone(), offset: 0, length: None };
         assert_eq!(agent.file_fault(read).kind, FaultKind::Invalid, "{path}");
-        let write = FileOperation::Write { path: path.clone(), attributes: Attributes::default() };
+        let write = FileOperation::Write { path: path.clone(), attributes: FileAttributes::default() };
         assert_eq!(agent.file_fault(write).kind, FaultKind::Invalid, "{path}");
     }
     assert!(Path::new("/dev/null").metadata().unwrap().file_type().is_char_device());
@@ -228,15 +236,17 @@ fn pipes_and_devices_are_refused_instead_of_waited_for() {
 
 #[test]
 fn concurrent_appends_lose_nothing_and_stay_contiguous() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         let lines: Vec<String> = (0..10).map(|number| format!("{number}").repeat(50_000) + "\n").collect();
         std::thread::scope(|scope| {
             for line in &lines {
                 scope.spawn(move || {
-                    let operation =
-                        FileOperation::Append { path: "log".to_owned(), attributes: Attributes::default() };
+                    let operation = FileOperation::Append {
+                        path: "log".to_owned(),
+                        attributes: FileAttributes::default(),
+                    };
                     let (one, two) = line.as_bytes().split_at(20_000);
-                    assert_eq!(agent.file(operation).upload(&[one, two]), Reply::Ok);
+                    assert_eq!(agent.file(operation).upload(&[one, two]), AgentReply::Ok);
                 });
             }
         });
@@ -249,20 +259,20 @@ fn concurrent_appends_lose_nothing_and_stay_contiguous() {
 
 #[test]
 fn interrupted_append_removes_its_bytes() {
-    let agent = TestAgent::with_trees(Trees::Runners);
+    let agent = TestAgent::with_trees(TreeMode::Runners);
     agent.write("log", &[b"old\n"]);
-    let append = || FileOperation::Append { path: "log".to_owned(), attributes: Attributes::default() };
+    let append = || FileOperation::Append { path: "log".to_owned(), attributes: FileAttributes::default() };
     let mut talk = agent.file(append());
     talk.send(&Frame::Data(b"half"[..].into()));
     drop(talk);
     // The first append holds the lock until it is done, so the next one comes after it.
-    assert_eq!(agent.file(append()).upload(&[b"new\n"]), Reply::Ok);
+    assert_eq!(agent.file(append()).upload(&[b"new\n"]), AgentReply::Ok);
     assert_eq!(std::fs::read(agent.home().join("log")).unwrap(), b"old\nnew\n");
 }
 
 #[test]
 fn stat_returns_file_metadata() {
-    let agent = TestAgent::with_trees(Trees::Runners);
+    let agent = TestAgent::with_trees(TreeMode::Runners);
     agent.write("file", &[b"four"]);
     symlink("file", agent.home().join("link")).unwrap();
     let info = agent.stat("file");
@@ -280,19 +290,19 @@ fn stat_returns_file_metadata() {
 
 #[test]
 fn links_are_made_with_their_parents_and_replace_all_but_directories() {
-    let agent = TestAgent::with_trees(Trees::Runners);
+    let agent = TestAgent::with_trees(TreeMode::Runners);
     let link = |path: &str, target: &str| {
         agent.file_reply(FileOperation::MakeLink { path: path.to_owned(), target: target.to_owned() })
     };
     let points_to = |path: &str| agent.stat(path).link_target.unwrap_or_default();
-    assert_eq!(link("new/bin/tool", "../lib/tool.js"), Reply::Ok);
+    assert_eq!(link("new/bin/tool", "../lib/tool.js"), AgentReply::Ok);
     assert_eq!(points_to("new/bin/tool"), "../lib/tool.js");
-    assert_eq!(link("new/bin/tool", "/nowhere"), Reply::Ok);
+    assert_eq!(link("new/bin/tool", "/nowhere"), AgentReply::Ok);
     assert_eq!(points_to("new/bin/tool"), "/nowhere");
     agent.write("file", &[b"old"]);
-    assert_eq!((link("file", "new"), points_to("file").as_str()), (Reply::Ok, "new"));
+    assert_eq!((link("file", "new"), points_to("file").as_str()), (AgentReply::Ok, "new"));
     for (path, target) in [("new", "file"), ("empty", "")] {
-        assert!(matches!(link(path, target), Reply::Fault(_)), "{path}");
+        assert!(matches!(link(path, target), AgentReply::Fault(_)), "{path}");
     }
     assert_eq!(agent.stat("new").kind, FileKind::Directory);
     let left = std::fs::read_dir(agent.home()).unwrap().filter_map(Result::ok);
@@ -302,23 +312,23 @@ fn links_are_made_with_their_parents_and_replace_all_but_directories() {
 
 #[test]
 fn home_in_a_path_is_that_of_the_sandbox() {
-    let agent = TestAgent::with_config(Trees::Runners, |config| {
+    let agent = TestAgent::with_config(TreeMode::Runners, |config| {
         let home = format!("{}/its own", config.default_directory);
         config.env.insert("HOME".to_owned(), home);
     });
-    assert_eq!(agent.write("~/file", &[b"x"]), Reply::Ok);
+    assert_eq!(agent.write("~/file", &[b"x"]), AgentReply::Ok);
     assert_eq!(std::fs::read(agent.home().join("its own/file")).unwrap(), b"x");
     assert_eq!(agent.stat("~").path, agent.home().join("its own").to_str().unwrap());
-    let agent = TestAgent::with_config(Trees::Runners, |config| {
+    let agent = TestAgent::with_config(TreeMode::Runners, |config| {
         config.env.insert("HOME".to_owned(), "part".to_owned());
     });
-    assert_eq!(agent.write("~/file", &[]), Reply::Ok);
+    assert_eq!(agent.write("~/file", &[]), AgentReply::Ok);
     assert!(agent.home().join("part/file").exists());
 }
 
 #[test]
 fn listing_is_depth_first_in_the_order_of_names() {
-    let agent = TestAgent::with_trees(Trees::Runners);
+    let agent = TestAgent::with_trees(TreeMode::Runners);
     for path in ["b/2/x", "b/1", "a", "c/deep/deeper/file"] {
         agent.write(path, &[]);
     }
@@ -342,7 +352,7 @@ fn listing_is_depth_first_in_the_order_of_names() {
 
 #[test]
 fn search_finds_files_by_their_base_name() {
-    let agent = TestAgent::with_trees(Trees::Runners);
+    let agent = TestAgent::with_trees(TreeMode::Runners);
     for number in 0..250 {
         agent.write(&format!("many/{number:03}.txt"), &[]);
     }
@@ -365,28 +375,28 @@ fn search_finds_files_by_their_base_name() {
 
 #[test]
 fn moving_creates_parents_and_respects_existing_files() {
-    let agent = TestAgent::with_trees(Trees::Runners);
+    let agent = TestAgent::with_trees(TreeMode::Runners);
     let moved = |from: &str, to: &str, overwrite| {
         agent.file_reply(FileOperation::Move { from: from.to_owned(), to: to.to_owned(), overwrite })
     };
     agent.write("one", &[b"1"]);
     agent.write("two", &[b"2"]);
-    assert_eq!(moved("one", "new/place/one", false), Reply::Ok);
-    let Reply::Fault(fault) = moved("two", "new/place/one", false) else { panic!("a fault") };
+    assert_eq!(moved("one", "new/place/one", false), AgentReply::Ok);
+    let AgentReply::Fault(fault) = moved("two", "new/place/one", false) else { panic!("a fault") };
     assert_eq!(fault.kind, FaultKind::AlreadyExists);
     assert_eq!(agent.read("new/place/one", 0, None).1, b"1");
-    assert_eq!(moved("two", "new/place/one", true), Reply::Ok);
+    assert_eq!(moved("two", "new/place/one", true), AgentReply::Ok);
     assert_eq!(agent.read("new/place/one", 0, None).1, b"2");
-    let Reply::Fault(fault) = moved("none", "elsewhere/none", true) else { panic!("a fault") };
+    let AgentReply::Fault(fault) = moved("none", "elsewhere/none", true) else { panic!("a fault") };
     assert_eq!(fault.kind, FaultKind::NotFound);
     assert!(!agent.home().join("elsewhere").exists());
-    assert_eq!(moved("new", "renamed", false), Reply::Ok);
+    assert_eq!(moved("new", "renamed", false), AgentReply::Ok);
     assert_eq!(agent.read("renamed/place/one", 0, None).1, b"2");
 }
 
 #[test]
 fn moving_to_another_filesystem_copies_everything() {
-    let agent = TestAgent::with_trees(Trees::Runners);
+    let agent = TestAgent::with_trees(TreeMode::Runners);
     let other = tempfile::tempdir_in("/dev/shm").unwrap();
     assert_ne!(other.path().metadata().unwrap().dev(), agent.home().metadata().unwrap().dev());
     agent.write("tree/sub/file", &[b"bytes"]);
@@ -399,7 +409,7 @@ fn moving_to_another_filesystem_copies_everything() {
         to: to.to_str().unwrap().to_owned(),
         overwrite: false,
     };
-    assert_eq!(agent.file_reply(operation), Reply::Ok);
+    assert_eq!(agent.file_reply(operation), AgentReply::Ok);
     assert!(!agent.home().join("tree").exists());
     assert_eq!(std::fs::read(to.join("sub/link")).unwrap(), b"bytes");
     assert_eq!(std::fs::read_link(to.join("sub/link")).unwrap(), Path::new("file"));
@@ -410,56 +420,56 @@ fn moving_to_another_filesystem_copies_everything() {
 
 #[test]
 fn removing_never_follows_a_link() {
-    let agent = TestAgent::with_trees(Trees::Runners);
+    let agent = TestAgent::with_trees(TreeMode::Runners);
     agent.write("precious/file", &[b"x"]);
     agent.write("tree/sub/file", &[b"x"]);
     symlink("../precious", agent.home().join("tree/link")).unwrap();
     symlink("precious", agent.home().join("outer")).unwrap();
     let remove =
         |path: &str, recursive| agent.file_reply(FileOperation::Remove { path: path.to_owned(), recursive });
-    let Reply::Fault(fault) = remove("tree", false) else { panic!("a fault") };
+    let AgentReply::Fault(fault) = remove("tree", false) else { panic!("a fault") };
     assert_eq!(fault.kind, FaultKind::IsADirectory);
-    assert_eq!(remove("tree", true), Reply::Ok);
-    assert_eq!(remove("outer", true), Reply::Ok);
-    assert_eq!(remove("tree", true), Reply::Ok, "removing a missing path succeeds");
-    assert_eq!(remove("precious/file", false), Reply::Ok);
+    assert_eq!(remove("tree", true), AgentReply::Ok);
+    assert_eq!(remove("outer", true), AgentReply::Ok);
+    assert_eq!(remove("tree", true), AgentReply::Ok, "removing a missing path succeeds");
+    assert_eq!(remove("precious/file", false), AgentReply::Ok);
     assert_eq!(names_in(&agent.home()), BTreeSet::from(["precious".to_owned()]));
 }
 
 #[test]
 fn new_directory_has_exactly_the_requested_mode() {
-    let agent = TestAgent::with_trees(Trees::Runners);
+    let agent = TestAgent::with_trees(TreeMode::Runners);
     let make = |path: &str, mode| {
-        let attributes = Attributes { mode, ..Attributes::default() };
+        let attributes = FileAttributes { mode, ..FileAttributes::default() };
         agent.file_reply(FileOperation::MakeDirectory { path: path.to_owned(), attributes })
     };
-    assert_eq!(make("a/b", Some(0o2777)), Reply::Ok);
+    assert_eq!(make("a/b", Some(0o2777)), AgentReply::Ok);
     assert_eq!(
         (agent.stat("a").mode, agent.stat("a/b").mode),
         (0o755, 0o2777),
         "parents get the default mode"
     );
-    assert_eq!(make("a/b", Some(0o700)), Reply::Ok);
+    assert_eq!(make("a/b", Some(0o700)), AgentReply::Ok);
     assert_eq!(agent.stat("a/b").mode, 0o2777, "the existing directory is unchanged");
-    assert_eq!(make("odd/deep", Some(0o644)), Reply::Ok);
+    assert_eq!(make("odd/deep", Some(0o644)), AgentReply::Ok);
     assert_eq!((agent.stat("odd").mode, agent.stat("odd/deep").mode), (0o755, 0o644));
     agent.write("file", &[]);
-    let Reply::Fault(fault) = make("file", None) else { panic!("a fault") };
+    let AgentReply::Fault(fault) = make("file", None) else { panic!("a fault") };
     assert_eq!(fault.kind, FaultKind::AlreadyExists);
 }
 
 #[test]
 fn text_is_replaced_in_whole_files() {
-    let agent = TestAgent::with_trees(Trees::Runners);
+    let agent = TestAgent::with_trees(TreeMode::Runners);
     agent.write("one", &[b"a b a \xff a"]);
     agent.write("two", &[b"nothing"]);
-    let edit = |path: &str, old: &str, new: &str| Edit {
+    let edit = |path: &str, old: &str, new: &str| FileEdit {
         path: path.to_owned(),
         old: old.to_owned(),
         new: new.to_owned(),
     };
     let edits = vec![edit("one", "a", "xyz"), edit("two", "a", "b")];
-    assert_eq!(agent.file_reply(FileOperation::Replace { edits }), Reply::Replaced(vec![3, 0]));
+    assert_eq!(agent.file_reply(FileOperation::Replace { edits }), AgentReply::Replaced(vec![3, 0]));
     assert_eq!(agent.read("one", 0, None).1, b"xyz b xyz \xff xyz");
     let edits = vec![edit("one", "", "x")];
     assert_eq!(agent.file_fault(FileOperation::Replace { edits }).kind, FaultKind::Invalid);
@@ -472,25 +482,25 @@ fn ordinary_user_is_limited_to_its_permissions() {
     if !testkit::needs_root() {
         return;
     }
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         let as_nobody = |operation| {
-            let identity = Identity::User("nobody".to_owned());
-            agent.reply(Request::File(FileRequest { identity, nest: None, operation }))
+            let identity = UserIdentity::User("nobody".to_owned());
+            agent.reply(AgentRequest::File(FileRequest { identity, nest: None, operation }))
         };
         std::fs::set_permissions(agent.home(), PermissionsExt::from_mode(0o755)).unwrap();
         std::fs::set_permissions(agent.home().parent().unwrap(), PermissionsExt::from_mode(0o755)).unwrap();
         agent.write("secret", &[b"x"]);
         std::fs::set_permissions(agent.home().join("secret"), PermissionsExt::from_mode(0o600)).unwrap();
         let read = FileOperation::Read { path: "secret".to_owned(), offset: 0, length: None };
-        let Reply::Fault(fault) = as_nobody(read) else { panic!("a fault") };
+        let AgentReply::Fault(fault) = as_nobody(read) else { panic!("a fault") };
         assert_eq!((fault.kind, fault.errno), (FaultKind::Permission, Some(13)));
-        let write = FileOperation::Write { path: "mine".to_owned(), attributes: Attributes::default() };
-        let Reply::Fault(fault) = as_nobody(write) else { panic!("a fault") };
+        let write = FileOperation::Write { path: "mine".to_owned(), attributes: FileAttributes::default() };
+        let AgentReply::Fault(fault) = as_nobody(write) else { panic!("a fault") };
         assert_eq!(fault.kind, FaultKind::Permission);
         std::fs::set_permissions(agent.home(), PermissionsExt::from_mode(0o777)).unwrap();
         let make =
-            FileOperation::MakeDirectory { path: "mine".to_owned(), attributes: Attributes::default() };
-        assert_eq!(as_nobody(make), Reply::Ok);
+            FileOperation::MakeDirectory { path: "mine".to_owned(), attributes: FileAttributes::default() };
+        assert_eq!(as_nobody(make), AgentReply::Ok);
         assert_eq!(agent.stat("mine").owner, "nobody");
         assert_eq!(agent.read("secret", 0, None).1, b"x", "root reads everything");
     });
@@ -504,13 +514,13 @@ impl TestAgent {
         }
     }
 
-    fn file_as_nobody(&self, operation: FileOperation) -> Talk {
-        let identity = Identity::User("nobody".to_owned());
-        self.ask(Request::File(FileRequest { identity, nest: None, operation }))
+    fn file_as_nobody(&self, operation: FileOperation) -> TestConnection {
+        let identity = UserIdentity::User("nobody".to_owned());
+        self.send_request(AgentRequest::File(FileRequest { identity, nest: None, operation }))
     }
 
-    fn write_as_nobody(&self, path: &str, mode: Option<u32>, pieces: &[&[u8]]) -> Reply {
-        let attributes = Attributes { mode, ..Attributes::default() };
+    fn write_as_nobody(&self, path: &str, mode: Option<u32>, pieces: &[&[u8]]) -> AgentReply {
+        let attributes = FileAttributes { mode, ..FileAttributes::default() };
         self.file_as_nobody(FileOperation::Write { path: path.to_owned(), attributes }).upload(pieces)
     }
 }
@@ -520,20 +530,24 @@ fn file_in_an_unwritable_directory_is_written_in_place() {
     if !testkit::needs_root() {
         return;
     }
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         agent.admit_others();
         agent.write("shared", &[b"something long"]);
         let shared = agent.home().join("shared");
         std::fs::set_permissions(&shared, PermissionsExt::from_mode(0o666)).unwrap();
-        assert_eq!(agent.write_as_nobody("shared", None, &[b"one ", b"two"]), Reply::Ok);
+        assert_eq!(agent.write_as_nobody("shared", None, &[b"one ", b"two"]), AgentReply::Ok);
         assert_eq!(std::fs::read(&shared).unwrap(), b"one two");
-        let edits = vec![Edit { path: "shared".to_owned(), old: "one ".to_owned(), new: String::new() }];
+        let edits = vec![FileEdit { path: "shared".to_owned(), old: "one ".to_owned(), new: String::new() }];
         let reply = agent.file_as_nobody(FileOperation::Replace { edits }).reply();
         assert_eq!(
             (reply, std::fs::read(&shared).unwrap().as_slice()),
-            (Reply::Replaced(vec![1]), &b"two"[..])
+            (AgentReply::Replaced(vec![1]), &b"two"[..])
         );
-        assert_eq!(agent.write_as_nobody("shared", Some(0o666), &[]), Reply::Ok, "the mode does not change");
+        assert_eq!(
+            agent.write_as_nobody("shared", Some(0o666), &[]),
+            AgentReply::Ok,
+            "the mode does not change"
+        );
         let info = agent.stat("shared");
         assert_eq!((info.size, info.mode, info.owner.as_str()), (0, 0o666, "root"));
         assert_eq!(names_in(&agent.home()), BTreeSet::from(["shared".to_owned()]));
@@ -545,13 +559,13 @@ fn file_of_another_user_in_a_sticky_directory_is_written_in_place() {
     if !testkit::needs_root() {
         return;
     }
-    let agent = TestAgent::with_trees(Trees::Runners);
+    let agent = TestAgent::with_trees(TreeMode::Runners);
     agent.admit_others();
     agent.write("shared", &[b"something long"]);
     let shared = agent.home().join("shared");
     std::fs::set_permissions(&shared, PermissionsExt::from_mode(0o666)).unwrap();
     std::fs::set_permissions(agent.home(), PermissionsExt::from_mode(0o1777)).unwrap();
-    assert_eq!(agent.write_as_nobody("shared", None, &[b"short"]), Reply::Ok);
+    assert_eq!(agent.write_as_nobody("shared", None, &[b"short"]), AgentReply::Ok);
     assert_eq!(std::fs::read(&shared).unwrap(), b"short");
     assert_eq!(agent.stat("shared").owner, "root");
     assert_eq!(names_in(&agent.home()), BTreeSet::from(["shared".to_owned()]));
@@ -562,36 +576,36 @@ fn file_without_write_permission_is_unchanged() {
     if !testkit::needs_root() {
         return;
     }
-    let agent = TestAgent::with_trees(Trees::Runners);
+    let agent = TestAgent::with_trees(TreeMode::Runners);
     agent.admit_others();
     agent.write("theirs", &[b"old"]);
     let shared = agent.home().join("shared");
     std::fs::write(&shared, b"old").unwrap();
     std::fs::set_permissions(&shared, PermissionsExt::from_mode(0o666)).unwrap();
     let write = |path: &str| {
-        let (path, attributes) = (path.to_owned(), Attributes::default());
+        let (path, attributes) = (path.to_owned(), FileAttributes::default());
         agent.file_as_nobody(FileOperation::Write { path, attributes })
     };
     for path in ["theirs", "none"] {
-        let Reply::Fault(fault) = write(path).reply() else { panic!("a fault") };
+        let AgentReply::Fault(fault) = write(path).reply() else { panic!("a fault") };
         assert_eq!((fault.kind, fault.errno), (FaultKind::Permission, Some(13)), "{path}");
     }
     assert_eq!(std::fs::read(agent.home().join("theirs")).unwrap(), b"old");
     let mut talk = write("shared");
-    talk.send(&Frame::message(&Request::Ping));
-    assert!(matches!(talk.reply(), Reply::Fault(_)), "a message instead of data is refused");
+    talk.send(&Frame::from_message(&AgentRequest::Ping));
+    assert!(matches!(talk.reply(), AgentReply::Fault(_)), "a message instead of data is refused");
     assert_eq!(std::fs::read(&shared).unwrap(), b"old");
 }
 
 #[test]
 fn operations_beyond_the_worker_limit_wait_and_delay_nothing_else() {
-    both_ways(|agent| {
-        let append = || FileOperation::Write { path: "x".to_owned(), attributes: Attributes::default() };
-        let stuck: Vec<Talk> = (0..80).map(|_| agent.file(append())).collect();
-        assert_eq!(agent.reply(Request::Ping), Reply::Ok);
+    with_both_tree_modes(|agent| {
+        let append = || FileOperation::Write { path: "x".to_owned(), attributes: FileAttributes::default() };
+        let stuck: Vec<TestConnection> = (0..80).map(|_| agent.file(append())).collect();
+        assert_eq!(agent.reply(AgentRequest::Ping), AgentReply::Ok);
         let mut waiting = agent.file(FileOperation::Stat { paths: vec!["~".to_owned()] });
         drop(stuck);
-        assert!(matches!(waiting.reply(), Reply::Info(_)));
+        assert!(matches!(waiting.reply(), AgentReply::Info(_)));
         // The interrupted writes are cleaned up when their temporary files are gone.
         while !names_in(&agent.home()).is_empty() {
             std::thread::yield_now();
@@ -601,7 +615,7 @@ fn operations_beyond_the_worker_limit_wait_and_delay_nothing_else() {
 
 #[test]
 fn file_of_unknown_length_is_read_to_its_end() {
-    let agent = TestAgent::with_trees(Trees::Runners);
+    let agent = TestAgent::with_trees(TreeMode::Runners);
     let (size, bytes) = agent.read("/proc/version", 0, None);
     assert_eq!((size, bytes), (0, std::fs::read("/proc/version").unwrap()));
     assert_eq!(agent.read("/proc/version", 0, Some(5)).1, b"Linux");

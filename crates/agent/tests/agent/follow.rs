@@ -2,15 +2,15 @@
 
 use std::io::Read;
 
-use wire::process::{Exit, Retention};
-use wire::{FaultKind, Frame, Reply, Request};
+use wire::process::{ExitReason, OutputRetention};
+use wire::{AgentReply, AgentRequest, FaultKind, Frame};
 
 use crate::client::shell;
-use crate::harness::{TestAgent, Trees, both_ways};
+use crate::harness::{TestAgent, TreeMode, with_both_tree_modes};
 
 #[test]
 fn process_can_be_followed_repeatedly_from_any_offset_after_its_end() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         let whole = agent.run(shell("seq", "seq 1 50000")).bytes_from(0);
         for from in [0, 1, 7, 65_535, 65_536, 200_001, whole.len() as u64 - 1] {
             let again = agent.follow("seq", from).output();
@@ -24,14 +24,14 @@ fn process_can_be_followed_repeatedly_from_any_offset_after_its_end() {
 
 #[test]
 fn followers_that_join_while_it_runs_see_every_byte() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         let mut start = shell("slow", "echo one; read x; echo two");
         start.stdin = true;
         let mut first = agent.start(start);
         assert_eq!(first.read_text(4), "one\n");
         let second = agent.follow("slow", 0);
         let third = agent.follow("slow", 2);
-        let mut input = agent.ask(Request::Input { process: "slow".to_owned() });
+        let mut input = agent.send_request(AgentRequest::Input { process: "slow".to_owned() });
         input.send(&Frame::Data(b"\n"[..].into()));
         assert_eq!(first.output().stdout(), "two\n");
         assert_eq!(second.output().stdout(), "one\ntwo\n");
@@ -41,9 +41,9 @@ fn followers_that_join_while_it_runs_see_every_byte() {
 
 #[test]
 fn output_beyond_retention_is_an_exact_gap() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         let mut start = shell("much", "seq 1 1500000");
-        start.retention = Retention { first: 1000, last: 100_000, hold: false, stall_ms: None };
+        start.retention = OutputRetention { first: 1000, last: 100_000, lossless: false, stall_ms: None };
         let live = agent.run(start);
         let written = live.ended.written;
         live.bytes_from(0);
@@ -68,9 +68,9 @@ fn output_beyond_retention_is_an_exact_gap() {
 
 #[test]
 fn follower_that_does_not_read_delays_nothing_else() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         let mut start = shell("flood", "head -c 52428800 /dev/zero; echo end");
-        start.retention = Retention { first: 1 << 20, last: 1 << 20, hold: false, stall_ms: None };
+        start.retention = OutputRetention { first: 1 << 20, last: 1 << 20, lossless: false, stall_ms: None };
         start.follow = false;
         agent.start(start);
         let mut sleeper = agent.follow("flood", 0);
@@ -81,21 +81,21 @@ fn follower_that_does_not_read_delays_nothing_else() {
         // gap.
         let mut byte = [0];
         sleeper.stream().read_exact(&mut byte).unwrap();
-        assert_eq!(agent.reply(Request::Ping), Reply::Ok);
+        assert_eq!(agent.reply(AgentRequest::Ping), AgentReply::Ok);
     });
 }
 
 #[test]
 fn command_with_backpressure_waits_for_its_reader_and_loses_nothing() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         // Far more than is kept, so all bytes can only arrive if the command waited.
         let mut start = shell("held", "head -c 20000000 /dev/zero; echo end");
-        start.retention = Retention { first: 0, last: 1 << 20, hold: true, stall_ms: None };
+        start.retention = OutputRetention { first: 0, last: 1 << 20, lossless: true, stall_ms: None };
         let talk = agent.start(start);
         // Each reply is a turn of the event loop in which the agent could have read a whole pipe:
         // in so many turns everything would have been read, and most of it dropped.
         for _ in 0..1000 {
-            assert_eq!(agent.reply(Request::Ping), Reply::Ok);
+            assert_eq!(agent.reply(AgentRequest::Ping), AgentReply::Ok);
         }
         let output = talk.output();
         assert_eq!(output.gaps, []);
@@ -105,9 +105,9 @@ fn command_with_backpressure_waits_for_its_reader_and_loses_nothing() {
 
 #[test]
 fn stalled_reader_sees_an_exact_gap_and_the_command_continues() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         let mut start = shell("stalled", "head -c 20000000 /dev/zero; echo end");
-        start.retention = Retention { first: 0, last: 1 << 20, hold: true, stall_ms: Some(100) };
+        start.retention = OutputRetention { first: 0, last: 1 << 20, lossless: true, stall_ms: Some(100) };
         let talk = agent.start(start);
         // This follower only waits for the end: the command ends although its reader took nothing.
         let end = agent.follow("stalled", u64::MAX).output();
@@ -123,9 +123,9 @@ fn stalled_reader_sees_an_exact_gap_and_the_command_continues() {
 
 #[test]
 fn only_the_reader_that_started_a_command_blocks_it() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         let mut start = shell("two", "head -c 20000000 /dev/zero; echo end");
-        start.retention = Retention { first: 0, last: 1 << 20, hold: true, stall_ms: None };
+        start.retention = OutputRetention { first: 0, last: 1 << 20, lossless: true, stall_ms: None };
         let talk = agent.start(start);
         let sleeper = agent.follow("two", 0);
         // The first reader reads everything, although the follower beside it reads nothing.
@@ -137,9 +137,9 @@ fn only_the_reader_that_started_a_command_blocks_it() {
 
 #[test]
 fn reader_with_backpressure_loses_nothing_however_little_is_kept() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         let mut start = shell("little", "seq 1 300000; seq 1 300000 >&2");
-        start.retention = Retention { first: 0, last: 0, hold: true, stall_ms: None };
+        start.retention = OutputRetention { first: 0, last: 0, lossless: true, stall_ms: None };
         let output = agent.start(start).output();
         assert_eq!(output.gaps, []);
         let lines: String = (1..=300_000).map(|number| format!("{number}\n")).collect();
@@ -149,22 +149,22 @@ fn reader_with_backpressure_loses_nothing_however_little_is_kept() {
 
 #[test]
 fn caller_that_disconnects_kills_nothing() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         let mut start = shell("alone", "echo first; read x; echo last");
         start.stdin = true;
         let mut talk = agent.start(start);
         talk.read_text(6);
         drop(talk);
-        let mut input = agent.ask(Request::Input { process: "alone".to_owned() });
+        let mut input = agent.send_request(AgentRequest::Input { process: "alone".to_owned() });
         input.send(&Frame::Data(b"\n"[..].into()));
         let output = agent.follow("alone", 0).output();
-        assert_eq!((output.stdout().as_str(), output.exit()), ("first\nlast\n", Exit::Code(0)));
+        assert_eq!((output.stdout().as_str(), output.exit()), ("first\nlast\n", ExitReason::Code(0)));
     });
 }
 
 #[test]
 fn end_does_not_wait_for_children_that_hold_the_pipes() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         // The child would be killed by a closed pipe, or block on a full one.
         let script = "(read x < fifo; head -c 1000000 /dev/zero; echo survived > proof) & echo parent";
         let fifo = agent.home().join("fifo");
@@ -181,37 +181,43 @@ fn end_does_not_wait_for_children_that_hold_the_pipes() {
 
 #[test]
 fn finished_process_is_listed_until_it_is_forgotten() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         let mut start = shell("tagged", "echo hi");
         start.tag = Some("mine".to_owned());
         let output = agent.run(start);
-        let Reply::Statuses(list) = agent.reply(Request::Processes) else { panic!("statuses") };
+        let AgentReply::Statuses(list) = agent.reply(AgentRequest::Processes) else { panic!("statuses") };
         let [status] = &list[..] else { panic!("one process, not {list:?}") };
         assert_eq!((status.tag.as_deref(), status.command.as_str()), (Some("mine"), "echo hi"));
         assert_eq!((status.written, status.ended.as_ref()), (3, Some(&output.ended)));
         assert!(agent.journal("tagged").exists());
-        assert_eq!(agent.reply(Request::Forget { process: "tagged".to_owned() }), Reply::Ok);
+        assert_eq!(agent.reply(AgentRequest::Forget { process: "tagged".to_owned() }), AgentReply::Ok);
         assert!(!agent.journal("tagged").exists());
-        assert_eq!(agent.fault(Request::Status { process: "tagged".to_owned() }).kind, FaultKind::NotFound);
-        assert_eq!(agent.fault(Request::Forget { process: "tagged".to_owned() }).kind, FaultKind::NotFound);
+        assert_eq!(
+            agent.fault(AgentRequest::Status { process: "tagged".to_owned() }).kind,
+            FaultKind::NotFound
+        );
+        assert_eq!(
+            agent.fault(AgentRequest::Forget { process: "tagged".to_owned() }).kind,
+            FaultKind::NotFound
+        );
     });
 }
 
 #[test]
 fn a_running_process_is_not_forgotten() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         let mut start = shell("busy", "read x");
         start.stdin = true;
         let talk = agent.start(start);
-        assert_eq!(agent.fault(Request::Forget { process: "busy".to_owned() }).kind, FaultKind::Busy);
-        agent.signal("busy", 9, wire::process::Reach::Tree);
+        assert_eq!(agent.fault(AgentRequest::Forget { process: "busy".to_owned() }).kind, FaultKind::Busy);
+        agent.signal("busy", 9, wire::process::SignalTarget::Tree);
         talk.output();
     });
 }
 
 #[test]
 fn truncated_list_still_contains_running_processes() {
-    let agent = TestAgent::with_trees(Trees::Runners);
+    let agent = TestAgent::with_trees(TreeMode::Runners);
     let padding = "#".repeat(2000);
     let mut oldest = shell("oldest", &format!("read x {padding}"));
     oldest.stdin = true;
@@ -220,10 +226,10 @@ fn truncated_list_still_contains_running_processes() {
     for number in 0..ENDED {
         agent.run(shell(&format!("p{number}"), &format!(": {padding}")));
     }
-    let Reply::Statuses(list) = agent.reply(Request::Processes) else { panic!("statuses") };
+    let AgentReply::Statuses(list) = agent.reply(AgentRequest::Processes) else { panic!("statuses") };
     assert!(list.len() < ENDED, "the list was not truncated");
     assert_eq!(list[0].process, "oldest");
     assert_eq!(list[list.len() - 1].process, format!("p{}", ENDED - 1));
-    agent.signal("oldest", 9, wire::process::Reach::Tree);
+    agent.signal("oldest", 9, wire::process::SignalTarget::Tree);
     talk.output();
 }

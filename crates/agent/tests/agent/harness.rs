@@ -10,7 +10,7 @@ use wire::AgentConfig;
 
 /// How trees are killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Trees {
+pub(crate) enum TreeMode {
     Groups,
     Runners,
 }
@@ -18,17 +18,17 @@ pub(crate) enum Trees {
 pub(crate) struct TestAgent {
     process: Child,
     /// Dropped before the directory it is mounted in.
-    _mounted: Option<Mounted>,
+    _mounted: Option<MountedTmpfs>,
     directory: TempDir,
     group: Option<PathBuf>,
 }
 
 /// Runs a check against an agent with runners and, where groups can be created, one with groups.
-pub(crate) fn both_ways(check: impl Fn(&TestAgent)) {
-    check(&TestAgent::with_trees(Trees::Runners));
+pub(crate) fn with_both_tree_modes(check: impl Fn(&TestAgent)) {
+    check(&TestAgent::with_trees(TreeMode::Runners));
     match groups_root() {
-        Some(_) => check(&TestAgent::with_trees(Trees::Groups)),
-        None => testkit::skip("groups cannot be created here; only runners were tested"),
+        Some(_) => check(&TestAgent::with_trees(TreeMode::Groups)),
+        None => testkit::skip_test("groups cannot be created here; only runners were tested"),
     }
 }
 
@@ -40,22 +40,22 @@ fn groups_root() -> Option<&'static Path> {
 }
 
 impl TestAgent {
-    pub(crate) fn with_trees(trees: Trees) -> Self {
+    pub(crate) fn with_trees(trees: TreeMode) -> Self {
         Self::with_config(trees, |_| {})
     }
 
-    pub(crate) fn with_config(trees: Trees, change: impl FnOnce(&mut AgentConfig)) -> Self {
+    pub(crate) fn with_config(trees: TreeMode, change: impl FnOnce(&mut AgentConfig)) -> Self {
         Self::with_limits(trees, &[], change)
     }
 
     /// Puts the journals on a separate tmpfs with these options.
-    pub(crate) fn with_small_journals(trees: Trees, options: &str) -> Self {
+    pub(crate) fn with_small_journals(trees: TreeMode, options: &str) -> Self {
         Self::make(trees, &[], |_| {}, |journals| mount_tmpfs(journals, options))
     }
 
     /// Also passes files of groups with limits to the agent, such as `tasks=PATH`.
     pub(crate) fn with_limits(
-        trees: Trees,
+        trees: TreeMode,
         limits: &[String],
         change: impl FnOnce(&mut AgentConfig),
     ) -> Self {
@@ -63,10 +63,10 @@ impl TestAgent {
     }
 
     fn make(
-        trees: Trees,
+        trees: TreeMode,
         limits: &[String],
         change: impl FnOnce(&mut AgentConfig),
-        mount: impl FnOnce(&Path) -> Option<Mounted>,
+        mount: impl FnOnce(&Path) -> Option<MountedTmpfs>,
     ) -> Self {
         let directory = tempfile::Builder::new().prefix("agent").tempdir_in("/tmp").unwrap();
         let journals = directory.path().join("journals");
@@ -98,8 +98,8 @@ impl TestAgent {
             threads: None,
         };
         change(&mut config);
-        let group = (trees == Trees::Groups).then(|| make_group(directory.path()));
-        let mut command = starter(root);
+        let group = (trees == TreeMode::Groups).then(|| make_group(directory.path()));
+        let mut command = agent_command(root);
         command.arg(directory.path().join("socket")).arg(directory.path().join("journals"));
         command.arg(serde_json::to_string(&config).unwrap());
         command.args(group.iter().map(|group| format!("group={}", group.display())));
@@ -136,23 +136,23 @@ impl TestAgent {
 }
 
 /// A mount that is removed when the test ends.
-struct Mounted(PathBuf);
+struct MountedTmpfs(PathBuf);
 
-fn mount_tmpfs(path: &Path, options: &str) -> Option<Mounted> {
+fn mount_tmpfs(path: &Path, options: &str) -> Option<MountedTmpfs> {
     let mut mount = Command::new("mount");
     mount.args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(path);
     assert!(mount.status().unwrap().success());
-    Some(Mounted(path.to_owned()))
+    Some(MountedTmpfs(path.to_owned()))
 }
 
-impl Drop for Mounted {
+impl Drop for MountedTmpfs {
     fn drop(&mut self) {
         assert!(Command::new("umount").arg(&self.0).status().unwrap().success());
     }
 }
 
 /// For an ordinary user, the agent is root in its own user namespace, as it is in a jail.
-fn starter(root: bool) -> Command {
+fn agent_command(root: bool) -> Command {
     let agent = env!("CARGO_BIN_EXE_bare-agent");
     if root {
         return Command::new(agent);

@@ -1,11 +1,11 @@
 //! The journal file, read as `docs/journal.md` describes, using nothing but the file.
 
-use wire::process::{Ended, Exit, Retention};
+use wire::process::{ExitReason, OutputRetention, ProcessEnd};
 
 use crate::client::shell;
-use crate::harness::{TestAgent, Trees};
+use crate::harness::{TestAgent, TreeMode};
 
-struct Record {
+struct JournalRecord {
     stream: u8,
     time_ms: u64,
     offset: u64,
@@ -16,7 +16,7 @@ fn word(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(bytes[..8].try_into().unwrap())
 }
 
-fn read_journal(file: &[u8]) -> Vec<Record> {
+fn read_journal(file: &[u8]) -> Vec<JournalRecord> {
     assert_eq!(&file[..8], b"CRCLJRN2");
     let numbers: Vec<u64> = (1..5).map(|index| word(&file[8 * index..])).collect();
     let [gap_start, gap_end, ring, end] = numbers[..] else { panic!("four numbers") };
@@ -37,7 +37,7 @@ fn read_journal(file: &[u8]) -> Vec<Record> {
         }
         let header = bytes_at(position, 21);
         let length = u64::from(u32::from_le_bytes(header[17..21].try_into().unwrap()));
-        records.push(Record {
+        records.push(JournalRecord {
             stream: header[0],
             time_ms: word(&header[1..]),
             offset: word(&header[9..]),
@@ -48,15 +48,15 @@ fn read_journal(file: &[u8]) -> Vec<Record> {
     records
 }
 
-fn journal(agent: &TestAgent, process: &str) -> Vec<Record> {
+fn journal(agent: &TestAgent, process: &str) -> Vec<JournalRecord> {
     // The end is reported before it is written; the next reply comes after that.
-    assert_eq!(agent.reply(wire::Request::Ping), wire::Reply::Ok);
+    assert_eq!(agent.reply(wire::AgentRequest::Ping), wire::AgentReply::Ok);
     read_journal(&std::fs::read(agent.journal(process)).unwrap())
 }
 
 #[test]
 fn file_alone_contains_output_and_end() {
-    let agent = TestAgent::with_trees(Trees::Runners);
+    let agent = TestAgent::with_trees(TreeMode::Runners);
     let output = agent.run(shell("recorded", "echo out; exec 1>&-; echo err >&2; exit 9"));
     let records = journal(&agent, "recorded");
     let [first, second, last] = &records[..] else { panic!("three records, not {}", records.len()) };
@@ -64,8 +64,8 @@ fn file_alone_contains_output_and_end() {
     assert_eq!((second.stream, second.offset, second.bytes.as_slice()), (2, 4, b"err\n".as_slice()));
     assert!(first.time_ms <= last.time_ms);
     assert_eq!((last.stream, last.offset), (0, 8));
-    let ended: Ended = serde_json::from_slice(&last.bytes).unwrap();
-    assert_eq!((ended.exit, &ended), (Exit::Code(9), &output.ended));
+    let ended: ProcessEnd = serde_json::from_slice(&last.bytes).unwrap();
+    assert_eq!((ended.exit, &ended), (ExitReason::Code(9), &output.ended));
 }
 
 #[test]
@@ -77,9 +77,9 @@ fn file_alone_shows_dropped_output() {
 
 /// Prints the numbers up to `last`; the larger `last` wraps around the ring of the file.
 fn check_file_with_a_gap(last: u32) {
-    let agent = TestAgent::with_trees(Trees::Runners);
+    let agent = TestAgent::with_trees(TreeMode::Runners);
     let mut start = shell("much", &format!("seq 1 {last}"));
-    start.retention = Retention { first: 5000, last: 50_000, hold: false, stall_ms: None };
+    start.retention = OutputRetention { first: 5000, last: 50_000, lossless: false, stall_ms: None };
     let written = agent.run(start).ended.written;
     let expected: String = (1..=last).map(|number| format!("{number}\n")).collect();
     let records = journal(&agent, "much");
@@ -101,7 +101,7 @@ fn check_file_with_a_gap(last: u32) {
 
 #[test]
 fn single_byte_writes_do_not_fill_the_file_with_headers() {
-    let agent = TestAgent::with_trees(Trees::Runners);
+    let agent = TestAgent::with_trees(TreeMode::Runners);
     let output = agent.run(shell("drops", "for i in {1..2000}; do printf x; done"));
     assert_eq!(output.ended.written, 2000);
     let size = std::fs::metadata(agent.journal("drops")).unwrap().len();

@@ -8,20 +8,20 @@ use std::io::{Read, Write};
 use std::path::Path;
 
 use serde_json::Value;
-use wire::{Decoder, Frame};
+use wire::{Frame, FrameDecoder};
 
-use crate::harness::{TestAgent, Trees};
+use crate::harness::{TestAgent, TreeMode};
 
 /// Fields whose values differ in every run.
-const CHANGING: [&str; 7] =
+const CHANGING_FIELDS: [&str; 7] =
     ["pid", "started_ms", "ended_ms", "duration_ms", "user_ms", "system_ms", "max_rss_kib"];
 
-struct Exchange {
+struct RecordedExchange {
     sent: Vec<u8>,
     answered: Vec<u8>,
 }
 
-impl Exchange {
+impl RecordedExchange {
     fn load(path: &Path) -> Self {
         let text = std::fs::read_to_string(path).unwrap();
         let side = |mark: &str| {
@@ -41,14 +41,14 @@ fn from_hex(text: &str) -> Vec<u8> {
 
 /// The frames, with the changing numbers in control frames set to zero.
 fn comparable(bytes: &[u8]) -> Vec<Frame> {
-    let mut decoder = Decoder::new();
+    let mut decoder = FrameDecoder::new();
     decoder.feed(bytes);
     let mut frames = Vec::new();
     while let Some(frame) = decoder.next_frame().unwrap() {
         frames.push(match frame {
             Frame::Control(json) => {
                 let mut value: Value = serde_json::from_slice(&json).unwrap();
-                settle(&mut value);
+                zero_changing_fields(&mut value);
                 Frame::Control(value.to_string().into())
             }
             other => other,
@@ -58,18 +58,18 @@ fn comparable(bytes: &[u8]) -> Vec<Frame> {
     frames
 }
 
-fn settle(value: &mut Value) {
+fn zero_changing_fields(value: &mut Value) {
     match value {
         Value::Object(fields) => {
             for (name, field) in fields {
-                if CHANGING.contains(&name.as_str()) {
+                if CHANGING_FIELDS.contains(&name.as_str()) {
                     assert!(field.is_u64(), "`{name}` is a number: {field}");
                     *field = Value::from(0);
                 }
-                settle(field);
+                zero_changing_fields(field);
             }
         }
-        Value::Array(values) => values.iter_mut().for_each(settle),
+        Value::Array(values) => values.iter_mut().for_each(zero_changing_fields),
         _ => {}
     }
 }
@@ -103,14 +103,14 @@ fn remove_additions(value: &mut Value, known: &Value) {
 
 #[test]
 fn exchanges_of_version_one_are_answered_as_they_were_recorded() {
-    let agent = TestAgent::with_trees(Trees::Runners);
+    let agent = TestAgent::with_trees(TreeMode::Runners);
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recorded");
     let mut paths: Vec<_> =
         std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.sort_unstable();
     assert!(paths.len() >= 20, "the recordings exist");
     for path in paths {
-        let recorded = Exchange::load(&path);
+        let recorded = RecordedExchange::load(&path);
         let mut stream = agent.connect();
         stream.write_all(&recorded.sent).unwrap();
         let mut answer = Vec::new();

@@ -3,18 +3,19 @@
 use std::collections::BTreeMap;
 
 use wire::process::{
-    Directory, Exit, Identity, Missing, OpenSession, Retention, RunInSession, SessionStatus,
+    ExitReason, MissingDirectory, OpenSession, OutputRetention, RunInSession, SessionStatus, UserIdentity,
+    WorkingDirectory,
 };
-use wire::process::{Reach, TerminalSize};
-use wire::{FaultKind, Frame, Reply, Request, StreamTag};
+use wire::process::{SignalTarget, TerminalSize};
+use wire::{AgentReply, AgentRequest, FaultKind, Frame, StreamTag};
 
-use crate::client::{Output, Talk};
-use crate::harness::{TestAgent, both_ways};
+use crate::client::{ProcessOutput, TestConnection};
+use crate::harness::{TestAgent, with_both_tree_modes};
 
 pub(crate) fn session() -> OpenSession {
     OpenSession {
         session: "s".to_owned(),
-        identity: Identity::Default,
+        identity: UserIdentity::Default,
         directory: None,
         env: BTreeMap::new(),
         terminal: None,
@@ -29,7 +30,7 @@ pub(crate) fn run(process: &str, text: &str) -> RunInSession {
         text: text.to_owned(),
         directory: None,
         deadline_ms: None,
-        retention: Retention { first: 1 << 20, last: 1 << 20, hold: false, stall_ms: None },
+        retention: OutputRetention { first: 1 << 20, last: 1 << 20, lossless: false, stall_ms: None },
         follow: true,
         queue: false,
         env: BTreeMap::new(),
@@ -39,25 +40,25 @@ pub(crate) fn run(process: &str, text: &str) -> RunInSession {
 
 impl TestAgent {
     fn open(&self, open: OpenSession) {
-        assert_eq!(self.reply(Request::OpenSession(open)), Reply::Ok);
+        assert_eq!(self.reply(AgentRequest::OpenSession(open)), AgentReply::Ok);
     }
 
-    pub(crate) fn begin(&self, run: RunInSession) -> Talk {
-        let mut talk = self.ask(Request::Run(run));
+    pub(crate) fn begin(&self, run: RunInSession) -> TestConnection {
+        let mut talk = self.send_request(AgentRequest::Run(run));
         match talk.reply() {
-            Reply::Started { pid } => assert!(pid > 0),
+            AgentReply::Started { pid } => assert!(pid > 0),
             other => panic!("expected Started, got {other:?}"),
         }
         talk
     }
 
-    pub(crate) fn run_in(&self, run: RunInSession) -> Output {
+    pub(crate) fn run_in(&self, run: RunInSession) -> ProcessOutput {
         self.begin(run).output()
     }
 
     pub(crate) fn sessions(&self) -> Vec<SessionStatus> {
-        match self.reply(Request::Sessions) {
-            Reply::Sessions(sessions) => sessions,
+        match self.reply(AgentRequest::Sessions) {
+            AgentReply::Sessions(sessions) => sessions,
             other => panic!("expected Sessions, got {other:?}"),
         }
     }
@@ -65,14 +66,15 @@ impl TestAgent {
 
 #[test]
 fn session_keeps_its_directory_variables_and_functions() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         agent.open(session());
         let first =
             agent.run_in(run("r1", "cd /usr; export A='x  y'; B=plain; f() { echo f $1; }; echo one"));
-        assert_eq!((first.stdout().as_str(), first.exit()), ("one\n", Exit::Code(0)));
+        assert_eq!((first.stdout().as_str(), first.exit()), ("one\n", ExitReason::Code(0)));
         let second = agent.run_in(run("r2", "pwd; echo \"$A\" $B; f 1; env | grep ^A="));
         assert_eq!(second.stdout(), "/usr\nx  y plain\nf 1\nA=x  y\n");
-        let Reply::Status(status) = agent.reply(Request::Status { process: "r2".to_owned() }) else {
+        let AgentReply::Status(status) = agent.reply(AgentRequest::Status { process: "r2".to_owned() })
+        else {
             panic!("a status")
         };
         assert_eq!((status.session.as_deref(), status.pid), (Some("s"), agent.sessions()[0].pid.unwrap()));
@@ -82,7 +84,7 @@ fn session_keeps_its_directory_variables_and_functions() {
 
 #[test]
 fn exit_codes_are_exact() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         agent.open(session());
         for (number, (text, code)) in [
             ("true", 0),
@@ -100,14 +102,18 @@ fn exit_codes_are_exact() {
         .into_iter()
         .enumerate()
         {
-            assert_eq!(agent.run_in(run(&format!("r{number}"), text)).exit(), Exit::Code(code), "{text}");
+            assert_eq!(
+                agent.run_in(run(&format!("r{number}"), text)).exit(),
+                ExitReason::Code(code),
+                "{text}"
+            );
         }
     });
 }
 
 #[test]
 fn output_ends_with_the_run_and_streams_stay_separate() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         agent.open(session());
         let output = agent.run_in(run("big", "seq 1 100000; echo err >&2; sleep 1000 & true"));
         assert_eq!(output.stdout().lines().count(), 100_000);
@@ -122,81 +128,81 @@ fn output_ends_with_the_run_and_streams_stay_separate() {
 
 #[test]
 fn options_end_with_their_run() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         agent.open(session());
         let before = agent.run_in(run("r1", "echo $-; set -o | grep pipefail")).stdout();
         let set = "set -euxvfCa; set -o pipefail; f() { :; }; cd /usr";
-        assert_eq!(agent.run_in(run("r2", set)).exit(), Exit::Code(0));
+        assert_eq!(agent.run_in(run("r2", set)).exit(), ExitReason::Code(0));
         let after = agent.run_in(run("r3", "false; echo $NONE$-; set -o | grep pipefail; f; pwd"));
-        assert_eq!((after.stdout(), after.exit()), (format!("{before}/usr\n"), Exit::Code(0)));
+        assert_eq!((after.stdout(), after.exit()), (format!("{before}/usr\n"), ExitReason::Code(0)));
         assert_eq!(after.of(StreamTag::Stderr), "", "resetting the options is not traced");
     });
 }
 
 #[test]
 fn input_is_empty_and_the_private_pipes_are_not_inherited() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         agent.open(session());
         let output = agent.run_in(run("fds", "cat; read x; ls /proc/self/fd"));
         assert_eq!(output.stdout(), "0\n1\n2\n3\n");
-        let fault = agent.fault(Request::Input { process: "fds".to_owned() });
+        let fault = agent.fault(AgentRequest::Input { process: "fds".to_owned() });
         assert_eq!(fault.kind, FaultKind::Invalid);
     });
 }
 
 #[test]
 fn exited_shell_is_replaced_and_keeps_its_state() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         agent.open(session());
         let before = agent.sessions()[0].pid;
         let output = agent.run_in(run("r1", "cd /usr/lib; export KEPT=\"it's\"; echo out; exit 7"));
-        assert_eq!((output.stdout().as_str(), output.exit()), ("out\n", Exit::Code(7)));
+        assert_eq!((output.stdout().as_str(), output.exit()), ("out\n", ExitReason::Code(7)));
         let output = agent.run_in(run("r2", "pwd; echo $KEPT; (exit 3)"));
-        assert_eq!((output.stdout().as_str(), output.exit()), ("/usr/lib\nit's\n", Exit::Code(3)));
+        assert_eq!((output.stdout().as_str(), output.exit()), ("/usr/lib\nit's\n", ExitReason::Code(3)));
         assert_ne!(agent.sessions()[0].pid, before);
         let output = agent.run_in(run("r3", "set -e; false; echo not reached"));
-        assert_eq!((output.stdout().as_str(), output.exit()), ("", Exit::Code(1)));
+        assert_eq!((output.stdout().as_str(), output.exit()), ("", ExitReason::Code(1)));
         let output = agent.run_in(run("r4", "exec sh -c 'echo replaced; exit 5'"));
-        assert_eq!((output.stdout().as_str(), output.exit()), ("replaced\n", Exit::Code(5)));
+        assert_eq!((output.stdout().as_str(), output.exit()), ("replaced\n", ExitReason::Code(5)));
         assert_eq!(agent.run_in(run("r5", "pwd")).stdout(), "/usr/lib\n");
     });
 }
 
 #[test]
 fn killed_shell_is_replaced() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         agent.open(session());
         agent.run_in(run("r1", "cd /usr; export A=1"));
         let output = agent.run_in(run("r2", "cd /tmp; kill -9 $$; echo never"));
-        assert_eq!((output.stdout().as_str(), output.exit()), ("", Exit::Signal(9)));
+        assert_eq!((output.stdout().as_str(), output.exit()), ("", ExitReason::Signal(9)));
         assert_eq!(agent.run_in(run("r3", "pwd; echo $A")).stdout(), "/usr\n1\n");
         let mut talk = agent.begin(run("r4", "echo here; exec sleep 1000"));
         talk.read_text(5);
-        assert_eq!(agent.signal("r4", 9, Reach::Tree), Reply::Ok);
-        assert_eq!(talk.output().exit(), Exit::Signal(9));
+        assert_eq!(agent.signal("r4", 9, SignalTarget::Tree), AgentReply::Ok);
+        assert_eq!(talk.output().exit(), ExitReason::Signal(9));
         assert_eq!(agent.run_in(run("r5", "echo well")).stdout(), "well\n");
     });
 }
 
 #[test]
 fn deadline_ends_the_run_and_the_session_continues() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         agent.open(session());
         agent.run_in(run("r1", "cd /usr"));
         let mut late = run("r2", "echo before; sleep 1000; echo after");
         late.deadline_ms = Some(1000);
         let output = agent.run_in(late);
-        assert_eq!((output.stdout().as_str(), output.exit()), ("before\n", Exit::Deadline));
+        assert_eq!((output.stdout().as_str(), output.exit()), ("before\n", ExitReason::Deadline));
         assert_eq!(agent.run_in(run("r3", "pwd")).stdout(), "/usr\n");
     });
 }
 
 #[test]
 fn background_job_of_the_shell_is_reported() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         agent.open(session());
-        let left = || match agent.reply(wire::Request::Sessions) {
-            Reply::Sessions(sessions) => sessions[0].left,
+        let left = || match agent.reply(wire::AgentRequest::Sessions) {
+            AgentReply::Sessions(sessions) => sessions[0].left,
             other => panic!("{other:?}"),
         };
         agent.run_in(run("r1", "true"));
@@ -211,19 +217,19 @@ fn background_job_of_the_shell_is_reported() {
 
 #[test]
 fn second_run_is_refused_or_waits() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         agent.open(session());
         let fifo = agent.home().join("fifo");
         rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RWXU).unwrap();
         let first = agent.begin(run("r1", "read x < fifo; echo first"));
         assert!(agent.sessions()[0].busy);
-        assert_eq!(agent.fault(Request::Run(run("r2", "true"))).kind, FaultKind::Busy);
+        assert_eq!(agent.fault(AgentRequest::Run(run("r2", "true"))).kind, FaultKind::Busy);
         let mut queued = run("r3", "echo third");
         queued.queue = true;
-        let mut third = agent.ask(Request::Run(queued));
+        let mut third = agent.send_request(AgentRequest::Run(queued));
         std::fs::write(&fifo, "\n").unwrap();
         assert_eq!(first.output().stdout(), "first\n");
-        assert!(matches!(third.reply(), Reply::Started { .. }));
+        assert!(matches!(third.reply(), AgentReply::Started { .. }));
         assert_eq!(third.output().stdout(), "third\n");
         assert!(!agent.sessions()[0].busy);
     });
@@ -231,61 +237,73 @@ fn second_run_is_refused_or_waits() {
 
 #[test]
 fn run_may_start_in_another_directory_and_stays_there() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         agent.open(session());
         let in_directory = |name: &str, path: &str, missing| {
             let mut run = run(name, "pwd");
-            run.directory = Some(Directory { path: path.to_owned(), missing, expand: false });
+            run.directory = Some(WorkingDirectory { path: path.to_owned(), missing, expand: false });
             run
         };
-        assert_eq!(agent.run_in(in_directory("r1", "/usr", Missing::Fail)).stdout(), "/usr\n");
+        assert_eq!(agent.run_in(in_directory("r1", "/usr", MissingDirectory::Fail)).stdout(), "/usr\n");
         assert_eq!(agent.run_in(run("r2", "pwd")).stdout(), "/usr\n");
-        assert_eq!(agent.run_in(in_directory("r3", "lib", Missing::Fail)).stdout(), "/usr/lib\n");
-        let fault = agent.fault(Request::Run(in_directory("r4", "/no/such", Missing::Fail)));
+        assert_eq!(agent.run_in(in_directory("r3", "lib", MissingDirectory::Fail)).stdout(), "/usr/lib\n");
+        let fault = agent.fault(AgentRequest::Run(in_directory("r4", "/no/such", MissingDirectory::Fail)));
         assert_eq!(fault.kind, FaultKind::NotFound);
-        assert_eq!(agent.run_in(in_directory("r5", "/no/such", Missing::Ignore)).stdout(), "/usr/lib\n");
+        assert_eq!(
+            agent.run_in(in_directory("r5", "/no/such", MissingDirectory::Ignore)).stdout(),
+            "/usr/lib\n"
+        );
         let made = agent.home().join("it's new/deep");
         let made = made.to_str().unwrap();
-        assert_eq!(agent.run_in(in_directory("r6", made, Missing::Create)).stdout(), format!("{made}\n"));
+        assert_eq!(
+            agent.run_in(in_directory("r6", made, MissingDirectory::Create)).stdout(),
+            format!("{made}\n")
+        );
     });
 }
 
 #[test]
 fn session_on_a_terminal_takes_input() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         let terminal = Some(TerminalSize { columns: 80, rows: 24 });
         agent.open(OpenSession { terminal, ..session() });
         assert!(agent.sessions()[0].terminal);
         let mut talk =
             agent.begin(run("r1", "test -t 0 && test -t 1 && stty -echo && echo tty; read x; echo got $x"));
         assert_eq!(talk.read_text(5), "tty\r\n");
-        let mut input = agent.ask(Request::Input { process: "r1".to_owned() });
-        assert_eq!(input.reply(), Reply::Ok);
+        let mut input = agent.send_request(AgentRequest::Input { process: "r1".to_owned() });
+        assert_eq!(input.reply(), AgentReply::Ok);
         input.send(&Frame::Data(b"word\n"[..].into()));
         let output = talk.output();
-        assert_eq!((output.of(StreamTag::Terminal).as_str(), output.exit()), ("got word\r\n", Exit::Code(0)));
-        let resize = Request::Resize { process: "r2".to_owned(), columns: 99, rows: 11 };
+        assert_eq!(
+            (output.of(StreamTag::Terminal).as_str(), output.exit()),
+            ("got word\r\n", ExitReason::Code(0))
+        );
+        let resize = AgentRequest::Resize { process: "r2".to_owned(), columns: 99, rows: 11 };
         let mut talk = agent
             .begin(run("r2", "trap 'stty size; R=1' WINCH; echo on; until test $R; do sleep 0.01; done"));
         talk.read_text(4);
-        assert_eq!(agent.reply(resize), Reply::Ok);
+        assert_eq!(agent.reply(resize), AgentReply::Ok);
         assert_eq!(talk.output().of(StreamTag::Terminal), "11 99\r\n");
     });
 }
 
 #[test]
 fn closed_session_ends_with_everything_in_it() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         agent.open(session());
-        let again = Request::OpenSession(session());
+        let again = AgentRequest::OpenSession(session());
         assert_eq!(agent.fault(again).kind, FaultKind::AlreadyExists);
         let mut talk = agent.begin(run("r1", "echo on; sleep 1000"));
         talk.read_text(3);
-        assert_eq!(agent.reply(Request::CloseSession { session: "s".to_owned() }), Reply::Ok);
-        assert_eq!(talk.output().exit(), Exit::Signal(9));
+        assert_eq!(agent.reply(AgentRequest::CloseSession { session: "s".to_owned() }), AgentReply::Ok);
+        assert_eq!(talk.output().exit(), ExitReason::Signal(9));
         assert_eq!(agent.sessions(), []);
-        assert_eq!(agent.fault(Request::Run(run("r2", "true"))).kind, FaultKind::NotFound);
-        assert_eq!(agent.fault(Request::CloseSession { session: "s".to_owned() }).kind, FaultKind::NotFound);
+        assert_eq!(agent.fault(AgentRequest::Run(run("r2", "true"))).kind, FaultKind::NotFound);
+        assert_eq!(
+            agent.fault(AgentRequest::CloseSession { session: "s".to_owned() }).kind,
+            FaultKind::NotFound
+        );
         agent.open(session());
         assert_eq!(agent.run_in(run("r3", "echo new")).stdout(), "new\n");
     });
@@ -293,14 +311,15 @@ fn closed_session_ends_with_everything_in_it() {
 
 #[test]
 fn session_that_cannot_start_returns_the_reason() {
-    both_ways(|agent| {
-        let directory = Directory { path: "/no/such".to_owned(), missing: Missing::Fail, expand: false };
+    with_both_tree_modes(|agent| {
+        let directory =
+            WorkingDirectory { path: "/no/such".to_owned(), missing: MissingDirectory::Fail, expand: false };
         let open = OpenSession { directory: Some(directory), ..session() };
-        let fault = agent.fault(Request::OpenSession(open));
+        let fault = agent.fault(AgentRequest::OpenSession(open));
         assert_eq!((fault.kind, fault.operation.as_str()), (FaultKind::NotFound, "change directory"));
         assert_eq!(agent.sessions(), []);
         agent.open(session());
-        assert_eq!(agent.fault(Request::Run(run("bad/name", "true"))).kind, FaultKind::Invalid);
-        assert_eq!(agent.fault(Request::Run(run("zero", "a\0b"))).kind, FaultKind::Invalid);
+        assert_eq!(agent.fault(AgentRequest::Run(run("bad/name", "true"))).kind, FaultKind::Invalid);
+        assert_eq!(agent.fault(AgentRequest::Run(run("zero", "a\0b"))).kind, FaultKind::Invalid);
     });
 }

@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use wire::process::{Exit, Reach};
-use wire::{FaultKind, Reply};
+use wire::process::{ExitReason, SignalTarget};
+use wire::{AgentReply, FaultKind};
 
 use crate::client::shell;
-use crate::harness::{TestAgent, Trees, both_ways};
+use crate::harness::{TestAgent, TreeMode, with_both_tree_modes};
 
 /// Starts a child that has left its process group, its session and its parent, prints its pid, and
 /// ignores every signal that can be ignored.
@@ -30,52 +30,52 @@ fn daemon_pid(output: &str) -> i32 {
 
 #[test]
 fn code_signal_and_deadline_are_distinguished() {
-    both_ways(|agent| {
-        assert_eq!(agent.run(shell("code", "exit 143")).exit(), Exit::Code(143));
-        assert_eq!(agent.run(shell("signal", "kill -TERM $$")).exit(), Exit::Signal(15));
+    with_both_tree_modes(|agent| {
+        assert_eq!(agent.run(shell("code", "exit 143")).exit(), ExitReason::Code(143));
+        assert_eq!(agent.run(shell("signal", "kill -TERM $$")).exit(), ExitReason::Signal(15));
         let mut start = shell("deadline", "echo before; exec sleep 1000");
         start.deadline_ms = Some(1000);
         let output = agent.run(start);
-        assert_eq!((output.exit(), output.stdout().as_str()), (Exit::Deadline, "before\n"));
+        assert_eq!((output.exit(), output.stdout().as_str()), (ExitReason::Deadline, "before\n"));
         assert!((1000..20_000).contains(&output.ended.duration_ms), "{:?}", output.ended);
         let mut start = shell("early", "exit 0");
         start.deadline_ms = Some(60_000);
-        assert_eq!(agent.run(start).exit(), Exit::Code(0));
+        assert_eq!(agent.run(start).exit(), ExitReason::Code(0));
     });
 }
 
 #[test]
 fn deadline_kills_a_child_that_left_its_group_and_session() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         let mut start = shell("daemon", DAEMON);
         start.deadline_ms = Some(1000);
         let output = agent.run(start);
-        assert_eq!(output.exit(), Exit::Deadline);
+        assert_eq!(output.exit(), ExitReason::Deadline);
         wait_until_gone(daemon_pid(&output.stdout()));
     });
 }
 
 #[test]
 fn processes_left_by_a_finished_command_can_be_killed() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         let output = agent.run(shell("left", "setsid sleep 1000 & echo $!"));
         let pid = daemon_pid(&output.stdout());
         assert!(Path::new(&format!("/proc/{pid}")).exists());
-        assert_eq!(agent.signal("left", 9, Reach::Tree), Reply::Ok);
+        assert_eq!(agent.signal("left", 9, SignalTarget::Tree), AgentReply::Ok);
         wait_until_gone(pid);
     });
 }
 
 #[test]
 fn processes_left_running_are_reported() {
-    both_ways(|agent| {
-        let left = |name: &str| match agent.reply(wire::Request::Status { process: name.to_owned() }) {
-            Reply::Status(status) => status.left,
+    with_both_tree_modes(|agent| {
+        let left = |name: &str| match agent.reply(wire::AgentRequest::Status { process: name.to_owned() }) {
+            AgentReply::Status(status) => status.left,
             other => panic!("{other:?}"),
         };
         let output = agent.run(shell("left", "setsid sleep 1000 & echo $!"));
         assert!(left("left"));
-        assert_eq!(agent.signal("left", 9, Reach::Tree), Reply::Ok);
+        assert_eq!(agent.signal("left", 9, SignalTarget::Tree), AgentReply::Ok);
         wait_until_gone(daemon_pid(&output.stdout()));
         let begun = Instant::now();
         while left("left") {
@@ -89,22 +89,22 @@ fn processes_left_running_are_reported() {
 
 #[test]
 fn signal_to_the_group_spares_processes_that_left_it() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         let script = "trap 'echo caught; exit 9' INT; setsid sh -c 'echo $$; exec sleep 1000' & while :; do sleep 0.01; done";
         let mut talk = agent.start(shell("group", script));
         let pid: i32 = talk.read_text(2).trim().parse().unwrap();
-        assert_eq!(agent.signal("group", 2, Reach::Group), Reply::Ok);
+        assert_eq!(agent.signal("group", 2, SignalTarget::Group), AgentReply::Ok);
         let output = talk.output();
-        assert_eq!((output.stdout().as_str(), output.exit()), ("caught\n", Exit::Code(9)));
+        assert_eq!((output.stdout().as_str(), output.exit()), ("caught\n", ExitReason::Code(9)));
         assert!(Path::new(&format!("/proc/{pid}")).exists());
-        assert_eq!(agent.signal("group", 15, Reach::Tree), Reply::Ok);
+        assert_eq!(agent.signal("group", 15, SignalTarget::Tree), AgentReply::Ok);
         wait_until_gone(pid);
     });
 }
 
 #[test]
 fn cleanup_program_is_not_interrupted() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         // The handler takes a moment, so that the agent has recorded the members long before.
         let moment = "n=0; while [ $n -lt 500000 ]; do n=$((n+1)); done";
         let script = format!(
@@ -112,16 +112,16 @@ fn cleanup_program_is_not_interrupted() {
         );
         let mut talk = agent.start(shell("cleaning", &script));
         assert_eq!(talk.read_text(3), "on\n");
-        assert_eq!(agent.signal("cleaning", 2, Reach::Group), Reply::Ok);
+        assert_eq!(agent.signal("cleaning", 2, SignalTarget::Group), AgentReply::Ok);
         let output = talk.output();
-        assert_eq!((output.stdout().as_str(), output.exit()), ("clean\n", Exit::Code(9)));
+        assert_eq!((output.stdout().as_str(), output.exit()), ("clean\n", ExitReason::Code(9)));
     });
 }
 
 /// Many interpreters do this at their end.
 #[test]
 fn process_that_handled_an_interrupt_gets_no_second_one() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         let script = "import signal, time\n\
             try:\n    print('on', flush=True)\n    time.sleep(1000)\n\
             except KeyboardInterrupt:\n    pass\n\
@@ -130,27 +130,31 @@ fn process_that_handled_an_interrupt_gets_no_second_one() {
             print('clean')\n";
         let mut talk = agent.start(crate::client::argv("polite", &["/usr/bin/python3", "-c", script]));
         assert_eq!(talk.read_text(3), "on\n");
-        assert_eq!(agent.signal("polite", 2, Reach::Group), Reply::Ok);
+        assert_eq!(agent.signal("polite", 2, SignalTarget::Group), AgentReply::Ok);
         let output = talk.output();
-        assert_eq!((output.stdout().as_str(), output.exit()), ("clean\n", Exit::Code(0)));
+        assert_eq!((output.stdout().as_str(), output.exit()), ("clean\n", ExitReason::Code(0)));
     });
 }
 
 #[test]
 fn signal_to_a_missing_process_is_not_found() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         agent.run(shell("gone", "true"));
         // The group or the runner ends a moment after the end was reported.
         let begun = Instant::now();
         loop {
-            match agent.signal("gone", 15, Reach::Tree) {
-                Reply::Fault(fault) if fault.kind == FaultKind::NotFound => break,
+            match agent.signal("gone", 15, SignalTarget::Tree) {
+                AgentReply::Fault(fault) if fault.kind == FaultKind::NotFound => break,
                 other => assert!(begun.elapsed() < Duration::from_secs(10), "{other:?}"),
             }
         }
-        let Reply::Fault(fault) = agent.signal("unknown", 9, Reach::Tree) else { panic!("a fault") };
+        let AgentReply::Fault(fault) = agent.signal("unknown", 9, SignalTarget::Tree) else {
+            panic!("a fault")
+        };
         assert_eq!(fault.kind, FaultKind::NotFound);
-        let Reply::Fault(fault) = agent.signal("gone", 12_345, Reach::Tree) else { panic!("a fault") };
+        let AgentReply::Fault(fault) = agent.signal("gone", 12_345, SignalTarget::Tree) else {
+            panic!("a fault")
+        };
         assert_eq!(fault.kind, FaultKind::Invalid);
     });
 }
@@ -160,7 +164,7 @@ fn groups_of_finished_commands_are_removed() {
     if !testkit::needs_root() {
         return;
     }
-    let agent = TestAgent::with_trees(Trees::Groups);
+    let agent = TestAgent::with_trees(TreeMode::Groups);
     for number in 0..20 {
         agent.run(shell(&format!("n{number}"), "true"));
     }
@@ -169,7 +173,7 @@ fn groups_of_finished_commands_are_removed() {
     while agent.command_groups().len() > 1 {
         assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", agent.command_groups());
     }
-    agent.signal("left", 9, Reach::Tree);
+    agent.signal("left", 9, SignalTarget::Tree);
     wait_until_gone(daemon_pid(&left.stdout()));
     while !agent.command_groups().is_empty() {
         assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", agent.command_groups());
@@ -178,23 +182,23 @@ fn groups_of_finished_commands_are_removed() {
 
 #[test]
 fn signals_from_inside_do_not_reach_the_agent() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         let pid = agent.pid();
         for signal in ["TERM", "INT", "HUP", "USR1", "PIPE", "CHLD", "ALRM"] {
             agent.run(shell(signal, &format!("kill -{signal} {pid}")));
         }
-        assert_eq!(agent.reply(wire::Request::Ping), Reply::Ok);
+        assert_eq!(agent.reply(wire::AgentRequest::Ping), AgentReply::Ok);
     });
 }
 
 #[test]
 fn orphans_are_reaped() {
-    both_ways(|agent| {
+    with_both_tree_modes(|agent| {
         let output = agent.run(shell("orphan", "(setsid sh -c 'echo $$; exec true' &)"));
         // It has become a child of the agent or of the runner, and has ended.
         if let Ok(pid) = output.stdout().trim().parse() {
             wait_until_gone(pid);
         }
-        assert_eq!(output.exit(), Exit::Code(0));
+        assert_eq!(output.exit(), ExitReason::Code(0));
     });
 }

@@ -2,21 +2,21 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use wire::files::{Change, FileOperation};
-use wire::{FaultKind, Reply};
+use wire::files::{FileChange, FileOperation};
+use wire::{AgentReply, FaultKind};
 
-use crate::client::Talk;
-use crate::harness::{TestAgent, Trees};
+use crate::client::TestConnection;
+use crate::harness::{TestAgent, TreeMode};
 
-fn watch(agent: &TestAgent, path: &str, recursive: bool) -> Talk {
+fn watch(agent: &TestAgent, path: &str, recursive: bool) -> TestConnection {
     let mut talk = agent.file(FileOperation::Watch { path: path.to_owned(), recursive });
-    assert_eq!(talk.reply(), Reply::Ok);
+    assert_eq!(talk.reply(), AgentReply::Ok);
     talk
 }
 
-fn next(talk: &mut Talk, agent: &TestAgent) -> (String, Change) {
+fn next(talk: &mut TestConnection, agent: &TestAgent) -> (String, FileChange) {
     match talk.reply() {
-        Reply::Watched(event) => {
+        AgentReply::Watched(event) => {
             let home = agent.home().to_str().unwrap().to_owned();
             (event.path[home.len()..].to_owned(), event.change)
         }
@@ -26,7 +26,7 @@ fn next(talk: &mut Talk, agent: &TestAgent) -> (String, Change) {
 
 #[test]
 fn changes_are_reported_in_order() {
-    let agent = TestAgent::with_trees(Trees::Runners);
+    let agent = TestAgent::with_trees(TreeMode::Runners);
     let home = agent.home();
     let mut talk = watch(&agent, home.to_str().unwrap(), false);
     std::fs::write(home.join("file"), "x").unwrap();
@@ -34,12 +34,12 @@ fn changes_are_reported_in_order() {
     std::fs::rename(home.join("file"), home.join("other")).unwrap();
     std::fs::remove_file(home.join("other")).unwrap();
     for expected in [
-        ("/file", Change::Created),
-        ("/file", Change::Written),
-        ("/file", Change::Attributes),
-        ("/file", Change::Renamed),
-        ("/other", Change::Created),
-        ("/other", Change::Removed),
+        ("/file", FileChange::Created),
+        ("/file", FileChange::Written),
+        ("/file", FileChange::Attributes),
+        ("/file", FileChange::Renamed),
+        ("/other", FileChange::Created),
+        ("/other", FileChange::Removed),
     ] {
         let (path, change) = next(&mut talk, &agent);
         assert_eq!((path.as_str(), change), expected);
@@ -48,23 +48,23 @@ fn changes_are_reported_in_order() {
 
 #[test]
 fn recursive_watch_follows_new_directories() {
-    let agent = TestAgent::with_trees(Trees::Runners);
+    let agent = TestAgent::with_trees(TreeMode::Runners);
     let home = agent.home();
     std::fs::create_dir_all(home.join("old/deep")).unwrap();
     let mut talk = watch(&agent, home.to_str().unwrap(), true);
     std::fs::write(home.join("old/deep/file"), "").unwrap();
-    assert_eq!(next(&mut talk, &agent), ("/old/deep/file".to_owned(), Change::Created));
+    assert_eq!(next(&mut talk, &agent), ("/old/deep/file".to_owned(), FileChange::Created));
     std::fs::create_dir_all(home.join("new/sub")).unwrap();
-    assert_eq!(next(&mut talk, &agent), ("/new".to_owned(), Change::Created));
-    assert_eq!(next(&mut talk, &agent), ("/new/sub".to_owned(), Change::Created));
+    assert_eq!(next(&mut talk, &agent), ("/new".to_owned(), FileChange::Created));
+    assert_eq!(next(&mut talk, &agent), ("/new/sub".to_owned(), FileChange::Created));
     std::fs::write(home.join("new/sub/late"), "").unwrap();
-    assert_eq!(next(&mut talk, &agent), ("/new/sub/late".to_owned(), Change::Created));
+    assert_eq!(next(&mut talk, &agent), ("/new/sub/late".to_owned(), FileChange::Created));
 }
 
 #[test]
 fn missing_path_cannot_be_watched() {
-    let agent = TestAgent::with_trees(Trees::Runners);
+    let agent = TestAgent::with_trees(TreeMode::Runners);
     let mut talk = agent.file(FileOperation::Watch { path: "/no/such".to_owned(), recursive: true });
-    let Reply::Fault(fault) = talk.reply() else { panic!("a fault") };
+    let AgentReply::Fault(fault) = talk.reply() else { panic!("a fault") };
     assert_eq!(fault.kind, FaultKind::NotFound);
 }

@@ -12,31 +12,31 @@ use std::rc::Rc;
 
 use tar::{Builder, EntryType, Header};
 
-use super::{Manifest, Part, Report};
+use super::{BackupManifest, BackupPart, ProgressReport};
 
 /// Incremented when older versions could not read the archive. Since version 2, attributes are encoded.
-pub(super) const VERSION: u32 = 2;
-pub(super) const MARK: &str = "part:";
-pub(super) const MANIFEST: &str = "manifest.json";
-const COMPRESSION: i32 = 3;
+pub(super) const ARCHIVE_VERSION: u32 = 2;
+pub(super) const PART_PREFIX: &str = "part:";
+pub(super) const MANIFEST_NAME: &str = "manifest.json";
+const COMPRESSION_LEVEL: i32 = 3;
 
 /// The archive became larger than this.
 #[derive(Debug, thiserror::Error)]
 #[error("larger than {0} bytes")]
-pub(super) struct Limit(pub(super) u64);
+pub(super) struct ArchiveTooLarge(pub(super) u64);
 
 /// Counts and limits the written bytes.
-struct Bounded {
+struct BoundedWriter {
     file: File,
     written: u64,
     most: Option<u64>,
 }
 
-impl Write for Bounded {
+impl Write for BoundedWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let after = self.written.saturating_add(bytes.len() as u64);
         if let Some(most) = self.most.filter(|most| after > *most) {
-            return Err(io::Error::other(Limit(most)));
+            return Err(io::Error::other(ArchiveTooLarge(most)));
         }
         let written = self.file.write(bytes)?;
         self.written += written as u64;
@@ -50,15 +50,15 @@ impl Write for Bounded {
 
 /// The checksums of the bytes that pass through.
 #[derive(Default)]
-pub(super) struct Sums {
+pub(super) struct ArchiveChecksums {
     whole: blake3::Hasher,
     part: blake3::Hasher,
     bytes: u64,
     in_part: u64,
 }
 
-impl Sums {
-    fn add(&mut self, bytes: &[u8]) {
+impl ArchiveChecksums {
+    fn add_bytes(&mut self, bytes: &[u8]) {
         self.whole.update(bytes);
         self.part.update(bytes);
         self.bytes += bytes.len() as u64;
@@ -66,26 +66,26 @@ impl Sums {
     }
 
     /// Ends a part.
-    pub(super) fn end_part(&mut self, name: &str) -> Part {
+    pub(super) fn end_part(&mut self, name: &str) -> BackupPart {
         let checksum = std::mem::take(&mut self.part).finalize().to_hex().to_string();
-        Part { name: name.to_owned(), bytes: std::mem::take(&mut self.in_part), checksum }
+        BackupPart { name: name.to_owned(), bytes: std::mem::take(&mut self.in_part), checksum }
     }
 
-    pub(super) fn whole(&self) -> String {
+    pub(super) fn total_checksum(&self) -> String {
         self.whole.finalize().to_hex().to_string()
     }
 }
 
 struct SummingWriter<'a> {
-    inner: zstd::Encoder<'static, Bounded>,
-    sums: Sums,
-    report: Report<'a>,
+    inner: zstd::Encoder<'static, BoundedWriter>,
+    sums: ArchiveChecksums,
+    report: ProgressReport<'a>,
 }
 
 impl Write for SummingWriter<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.inner.write(bytes)?;
-        self.sums.add(&bytes[..written]);
+        self.sums.add_bytes(&bytes[..written]);
         (self.report)(self.sums.bytes);
         Ok(written)
     }
@@ -97,30 +97,39 @@ impl Write for SummingWriter<'_> {
 
 pub(super) struct ArchiveWriter<'a> {
     builder: Builder<SummingWriter<'a>>,
-    parts: Vec<Part>,
+    parts: Vec<BackupPart>,
     current: Option<String>,
 }
 
 impl<'a> ArchiveWriter<'a> {
-    pub(super) fn new(file: File, most: Option<u64>, report: Report<'a>) -> io::Result<Self> {
-        let mut inner = zstd::Encoder::new(Bounded { file, written: 0, most }, COMPRESSION)?;
+    pub(super) fn new(file: File, most: Option<u64>, report: ProgressReport<'a>) -> io::Result<Self> {
+        let mut inner = zstd::Encoder::new(BoundedWriter { file, written: 0, most }, COMPRESSION_LEVEL)?;
         inner.include_checksum(true)?;
-        let mut builder = Builder::new(SummingWriter { inner, sums: Sums::default(), report });
+        let mut builder = Builder::new(SummingWriter { inner, sums: ArchiveChecksums::default(), report });
         builder.follow_symlinks(false);
         builder.sparse(true);
         Ok(Self { builder, parts: Vec::new(), current: None })
     }
 
     /// Ends the current part and begins another.
-    pub(super) fn begin(&mut self, name: &str) -> io::Result<()> {
-        self.add(entry(EntryType::Regular, 0o600), Path::new(&format!("{MARK}{name}")), io::empty())?;
+    pub(super) fn begin_part(&mut self, name: &str) -> io::Result<()> {
+        self.add_entry(
+            entry_header(EntryType::Regular, 0o600),
+            Path::new(&format!("{PART_PREFIX}{name}")),
+            io::empty(),
+        )?;
         let former = self.current.replace(name.to_owned());
         let part = self.builder.get_mut().sums.end_part(former.as_deref().unwrap_or_default());
         self.parts.extend(former.map(|_| part));
         Ok(())
     }
 
-    pub(super) fn add(&mut self, mut header: Header, name: &Path, content: impl Read) -> io::Result<()> {
+    pub(super) fn add_entry(
+        &mut self,
+        mut header: Header,
+        name: &Path,
+        content: impl Read,
+    ) -> io::Result<()> {
         self.builder.append_data(&mut header, name, content)
     }
 
@@ -139,9 +148,9 @@ impl<'a> ArchiveWriter<'a> {
 
     /// Adds a file that only its owner may read, and that belongs to root until it is given to a server.
     pub(super) fn add_private(&mut self, name: &str, size: u64, content: impl Read) -> io::Result<()> {
-        let mut header = entry(EntryType::Regular, 0o600);
+        let mut header = entry_header(EntryType::Regular, 0o600);
         header.set_size(size);
-        self.add(header, Path::new(name), content)
+        self.add_entry(header, Path::new(name), content)
     }
 
     /// Adds a file of the host, without its holes.
@@ -155,14 +164,14 @@ impl<'a> ArchiveWriter<'a> {
     }
 
     /// Writes the manifest, and waits until the whole archive is durable.
-    pub(super) fn finish(mut self, mut manifest: Manifest) -> io::Result<(u64, Manifest)> {
-        self.begin("manifest")?;
+    pub(super) fn finish(mut self, mut manifest: BackupManifest) -> io::Result<(u64, BackupManifest)> {
+        self.begin_part("manifest")?;
         manifest.parts = std::mem::take(&mut self.parts);
-        manifest.checksum = self.builder.get_ref().sums.whole();
+        manifest.checksum = self.builder.get_ref().sums.total_checksum();
         let text = serde_json::to_vec_pretty(&manifest)?;
-        let mut header = entry(EntryType::Regular, 0o600);
+        let mut header = entry_header(EntryType::Regular, 0o600);
         header.set_size(text.len() as u64);
-        self.add(header, Path::new(MANIFEST), text.as_slice())?;
+        self.add_entry(header, Path::new(MANIFEST_NAME), text.as_slice())?;
         let bounded = self.builder.into_inner()?.inner.finish()?;
         bounded.file.sync_all()?;
         Ok((bounded.written, manifest))
@@ -170,7 +179,7 @@ impl<'a> ArchiveWriter<'a> {
 }
 
 /// The header of an entry of root.
-pub(super) fn entry(kind: EntryType, mode: u32) -> Header {
+pub(super) fn entry_header(kind: EntryType, mode: u32) -> Header {
     let mut header = Header::new_gnu();
     header.set_entry_type(kind);
     header.set_mode(mode);
@@ -184,13 +193,13 @@ pub(super) fn entry(kind: EntryType, mode: u32) -> Header {
 /// Reads an archive and adds up its checksums.
 pub(super) struct SummingReader<'a, R> {
     inner: R,
-    report: Report<'a>,
-    sums: Rc<RefCell<Sums>>,
+    report: ProgressReport<'a>,
+    sums: Rc<RefCell<ArchiveChecksums>>,
 }
 
 impl<'a, R: Read> SummingReader<'a, R> {
-    pub(super) fn new(inner: R, report: Report<'a>) -> (Self, Rc<RefCell<Sums>>) {
-        let sums = Rc::<RefCell<Sums>>::default();
+    pub(super) fn new(inner: R, report: ProgressReport<'a>) -> (Self, Rc<RefCell<ArchiveChecksums>>) {
+        let sums = Rc::<RefCell<ArchiveChecksums>>::default();
         (Self { inner, report, sums: Rc::clone(&sums) }, sums)
     }
 }
@@ -199,7 +208,7 @@ impl<R: Read> Read for SummingReader<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let length = self.inner.read(buffer)?;
         let mut sums = self.sums.borrow_mut();
-        sums.add(&buffer[..length]);
+        sums.add_bytes(&buffer[..length]);
         (self.report)(sums.bytes);
         Ok(length)
     }

@@ -7,31 +7,40 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 
-use linux::fs::Root;
+use linux::fs::RootDirectory;
 use rustix::fs::{AtFlags, CWD, OFlags, RenameFlags, Timespec, Timestamps, XattrFlags};
 use serde::Serialize;
 use tar::{Archive, Entry, EntryType};
 
-use super::archive::{MANIFEST, MARK, SummingReader, VERSION};
-use super::tree::{ATTRIBUTES, IN_ARCHIVE, IN_ARCHIVE_1, from_hex, within};
-use super::{BackupError, During, Manifest, Part, Report, SPARE_SPACE, require_space, sync_parent};
+use super::archive::{ARCHIVE_VERSION, MANIFEST_NAME, PART_PREFIX, SummingReader};
+use super::tree::{
+    ATTRIBUTE_KEY_PREFIX, ATTRIBUTE_KEY_PREFIX_V1, KEPT_ATTRIBUTE_PREFIX, from_hex, path_in_directory,
+};
+use super::{
+    BackupError, BackupErrorContext, BackupManifest, BackupPart, MIN_FREE_SPACE, ProgressReport,
+    require_space, sync_parent,
+};
 use crate::identity;
 
 /// The names that may be at the top of a restored state directory.
-const KNOWN: [&str; 6] = ["server", "identity", "boxes", "snapshots", "disk", "images"];
+const KNOWN_ENTRIES: [&str; 6] = ["server", "identity", "boxes", "snapshots", "disk", "images"];
 /// No manifest is longer.
-const MAX_MANIFEST: u64 = 16 << 20;
+const MAX_MANIFEST_SIZE: u64 = 16 << 20;
 
 /// A state directory that was restored.
 #[derive(Clone, Debug, Serialize)]
-pub struct Restored {
+pub struct RestoredState {
     pub state_dir: PathBuf,
-    pub manifest: Manifest,
+    pub manifest: BackupManifest,
 }
 
 /// Restores a backup as the state directory `target`, which must be empty or absent. The directory has
 /// another name until it is complete and its checksums are verified.
-pub fn restore(file: &Path, target: &Path, report: Report<'_>) -> Result<Restored, BackupError> {
+pub fn restore_backup(
+    file: &Path,
+    target: &Path,
+    report: ProgressReport<'_>,
+) -> Result<RestoredState, BackupError> {
     check_target(target)?;
     let source = File::open(file).during("open", file)?;
     let parent = target.parent().unwrap_or(Path::new("/"));
@@ -39,7 +48,7 @@ pub fn restore(file: &Path, target: &Path, report: Report<'_>) -> Result<Restore
     let name = target.file_name().unwrap_or(OsStr::new("state")).to_string_lossy().into_owned();
     let draft = parent.join(format!(".{name}.restoring-{}", std::process::id()));
     fs::DirBuilder::new().mode(0o700).create(&draft).during("make", &draft)?;
-    let outcome = unpack(&source, file, &draft, report).and_then(|manifest| {
+    let outcome = unpack_archive(&source, file, &draft, report).and_then(|manifest| {
         identity::mark_as_copy(&draft).map_err(|error| BackupError::Io {
             action: "mark as restored",
             path: draft.clone(),
@@ -53,13 +62,13 @@ pub fn restore(file: &Path, target: &Path, report: Report<'_>) -> Result<Restore
         Ok(manifest)
     });
     if outcome.is_err() {
-        let removed = Root::open(parent)
+        let removed = RootDirectory::open(parent)
             .and_then(|parent| parent.remove_tree(Path::new(draft.file_name().unwrap_or_default())));
         if let Err(error) = removed {
             tracing::warn!(%error, path = %draft.display(), "could not remove a restore that failed");
         }
     }
-    Ok(Restored { state_dir: target.to_owned(), manifest: outcome? })
+    Ok(RestoredState { state_dir: target.to_owned(), manifest: outcome? })
 }
 
 fn check_target(target: &Path) -> Result<(), BackupError> {
@@ -86,7 +95,12 @@ fn put_in_place(draft: &Path, target: &Path) -> Result<(), BackupError> {
 }
 
 /// Unpacks everything and compares the checksums.
-fn unpack(source: &File, file: &Path, draft: &Path, report: Report<'_>) -> Result<Manifest, BackupError> {
+fn unpack_archive(
+    source: &File,
+    file: &Path,
+    draft: &Path,
+    report: ProgressReport<'_>,
+) -> Result<BackupManifest, BackupError> {
     let damaged = |why: String| BackupError::Damaged { path: file.to_owned(), why };
     let decoder = zstd::Decoder::new(source).during("read", file)?;
     let (reader, sums) = SummingReader::new(decoder, report);
@@ -97,35 +111,35 @@ fn unpack(source: &File, file: &Path, draft: &Path, report: Report<'_>) -> Resul
     archive.set_mask(0);
     archive.set_unpack_xattrs(false);
     let mut restoring =
-        Restoring { root: Root::open(draft).during("open", draft)?, times: Vec::new(), is_root };
-    let mut parts: Vec<Part> = Vec::new();
-    let (mut current, mut whole, mut manifest): (Option<String>, String, Option<Manifest>) =
+        RestoreWriter { root: RootDirectory::open(draft).during("open", draft)?, times: Vec::new(), is_root };
+    let mut parts: Vec<BackupPart> = Vec::new();
+    let (mut current, mut whole, mut manifest): (Option<String>, String, Option<BackupManifest>) =
         Default::default();
     for entry in archive.entries().during("read", file)? {
         let mut entry = entry.map_err(|error| damaged(error.to_string()))?;
         let path = entry.path().map_err(|error| damaged(error.to_string()))?.into_owned();
         let name = path.to_string_lossy().into_owned();
-        if let Some(part) = name.strip_prefix(MARK) {
+        if let Some(part) = name.strip_prefix(PART_PREFIX) {
             let former = current.replace(part.to_owned());
             let ended = sums.borrow_mut().end_part(former.as_deref().unwrap_or_default());
             parts.extend(former.map(|_| ended));
-            whole = sums.borrow().whole();
-        } else if name == MANIFEST && current.as_deref() == Some("manifest") {
+            whole = sums.borrow().total_checksum();
+        } else if name == MANIFEST_NAME && current.as_deref() == Some("manifest") {
             let mut text = Vec::new();
-            let read = (&mut entry).take(MAX_MANIFEST).read_to_end(&mut text);
+            let read = (&mut entry).take(MAX_MANIFEST_SIZE).read_to_end(&mut text);
             read.map_err(|error| damaged(error.to_string()))?;
             manifest = Some(serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?);
         } else {
             let known = path.components().next().is_some_and(|first| {
-                matches!(first, Component::Normal(first) if KNOWN.iter().any(|known| first == *known))
+                matches!(first, Component::Normal(first) if KNOWN_ENTRIES.iter().any(|known| first == *known))
             });
             if !known {
                 return Err(damaged(format!("it holds `{name}`")));
             }
-            let placement = Placement::of(&path).map_err(&damaged)?;
+            let placement = EntryPlacement::of_path(&path).map_err(&damaged)?;
             let size = stored_size(&mut entry).map_err(|error| damaged(format!("`{name}`: {error}")))?;
-            require_space(draft, size.saturating_add(SPARE_SPACE))?;
-            let placed = restoring.place(&mut entry, &path, placement);
+            require_space(draft, size.saturating_add(MIN_FREE_SPACE))?;
+            let placed = restoring.write_entry(&mut entry, &path, placement);
             placed.map_err(|error| damaged(format!("`{name}`: {error}")))?;
         }
     }
@@ -133,19 +147,19 @@ fn unpack(source: &File, file: &Path, draft: &Path, report: Report<'_>) -> Resul
     // The frame's own checksum comes after the last entry.
     let mut rest = archive.into_inner();
     io::copy(&mut rest, &mut io::sink()).map_err(|error| damaged(error.to_string()))?;
-    check(&manifest, &parts, &whole, is_root, &damaged)?;
+    check_manifest(&manifest, &parts, &whole, is_root, &damaged)?;
     restoring.set_times().during("set the times in", draft)?;
     Ok(manifest)
 }
 
-fn check(
-    manifest: &Manifest,
-    parts: &[Part],
+fn check_manifest(
+    manifest: &BackupManifest,
+    parts: &[BackupPart],
     whole: &str,
     is_root: bool,
     damaged: &dyn Fn(String) -> BackupError,
 ) -> Result<(), BackupError> {
-    if manifest.version > VERSION {
+    if manifest.version > ARCHIVE_VERSION {
         return Err(damaged(format!("version {} is newer than this program", manifest.version)));
     }
     if manifest.of_root != is_root {
@@ -165,7 +179,7 @@ fn check(
 /// The kinds of entries that are allowed depend on their path: the server trusts its own directories,
 /// and opens files in them as root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Placement {
+enum EntryPlacement {
     /// Directories and files of the server, which belong to root and are closed to others.
     Private,
     /// The top directory of a layer, with the owner and mode that it has in the image.
@@ -174,8 +188,8 @@ enum Placement {
     Layer,
 }
 
-impl Placement {
-    fn of(path: &Path) -> Result<Self, String> {
+impl EntryPlacement {
+    fn of_path(path: &Path) -> Result<Self, String> {
         let parts: Option<Vec<&OsStr>> = path
             .components()
             .map(|part| if let Component::Normal(name) = part { Some(name) } else { None })
@@ -210,26 +224,26 @@ fn stored_size<R: Read>(entry: &mut Entry<'_, R>) -> io::Result<u64> {
     entry.header().entry_size()
 }
 
-struct Restoring {
-    root: Root,
+struct RestoreWriter {
+    root: RootDirectory,
     /// The times of directories, which change as they are filled.
     times: Vec<(PathBuf, i64)>,
     is_root: bool,
 }
 
-impl Restoring {
+impl RestoreWriter {
     /// Writes one entry to its path. Paths lead through no links, so nothing is written elsewhere.
-    fn place<R: Read>(
+    fn write_entry<R: Read>(
         &mut self,
         entry: &mut Entry<'_, R>,
         path: &Path,
-        placement: Placement,
+        placement: EntryPlacement,
     ) -> io::Result<()> {
         let header = entry.header();
         let (mode, uid, gid) = match placement {
-            Placement::Private => (0o700, 0, 0),
-            Placement::LayerTop | Placement::Layer => {
-                (header.mode()?, id(header.uid()?)?, id(header.gid()?)?)
+            EntryPlacement::Private => (0o700, 0, 0),
+            EntryPlacement::LayerTop | EntryPlacement::Layer => {
+                (header.mode()?, parse_id(header.uid()?)?, parse_id(header.gid()?)?)
             }
         };
         let mtime = header.mtime()?.cast_signed();
@@ -237,65 +251,65 @@ impl Restoring {
         if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             self.root.make_directories(parent, 0o700)?;
         }
-        let attributes = attributes(entry)?;
+        let attributes = read_attributes(entry)?;
         match kind {
             EntryType::Directory => {
                 match self.root.make_directory(path, 0o700) {
                     Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                     made => made?,
                 }
-                self.own(path, uid, gid)?;
+                self.set_owner(path, uid, gid)?;
                 self.root.set_mode(path, mode & 0o7777)?;
                 self.times.push((path.to_owned(), mtime));
             }
             EntryType::Regular | EntryType::GNUSparse => {
                 let (directory, name) = self.parent_of(path)?;
-                entry.unpack(within(&directory, name))?;
-                if placement != Placement::Layer {
-                    self.own(path, 0, 0)?;
+                entry.unpack(path_in_directory(&directory, name))?;
+                if placement != EntryPlacement::Layer {
+                    self.set_owner(path, 0, 0)?;
                     self.root.set_mode(path, 0o600)?;
                 }
             }
-            other if placement != Placement::Layer => {
+            other if placement != EntryPlacement::Layer => {
                 return Err(io::Error::other(format!("unexpected kind {other:?} outside of a layer")));
             }
             EntryType::Symlink => {
-                let target = entry.link_name_bytes().ok_or_else(missing)?.into_owned();
-                self.root.symlink(Path::new(OsStr::from_bytes(&target)), path)?;
-                self.own(path, uid, gid)?;
+                let target = entry.link_name_bytes().ok_or_else(missing_name)?.into_owned();
+                self.root.create_symlink(Path::new(OsStr::from_bytes(&target)), path)?;
+                self.set_owner(path, uid, gid)?;
             }
             EntryType::Link => {
-                let target = entry.link_name_bytes().ok_or_else(missing)?.into_owned();
+                let target = entry.link_name_bytes().ok_or_else(missing_name)?.into_owned();
                 let target = Path::new(OsStr::from_bytes(&target));
-                if Placement::of(target) != Ok(Placement::Layer) {
+                if EntryPlacement::of_path(target) != Ok(EntryPlacement::Layer) {
                     return Err(io::Error::other("it is another name of a file outside of a layer"));
                 }
-                self.root.hard_link(target, path)?;
+                self.root.create_hard_link(target, path)?;
             }
             EntryType::Char => {
                 self.root.make_whiteout(path)?;
-                self.own(path, uid, gid)?;
+                self.set_owner(path, uid, gid)?;
             }
             EntryType::Fifo => {
                 self.root.make_fifo(path, mode & 0o7777)?;
-                self.own(path, uid, gid)?;
+                self.set_owner(path, uid, gid)?;
             }
             other => return Err(io::Error::other(format!("unexpected kind {other:?}"))),
         }
-        if placement == Placement::Private { Ok(()) } else { self.set_attributes(path, &attributes) }
+        if placement == EntryPlacement::Private { Ok(()) } else { self.set_attributes(path, &attributes) }
     }
 
-    fn own(&self, path: &Path, uid: u32, gid: u32) -> io::Result<()> {
+    fn set_owner(&self, path: &Path, uid: u32, gid: u32) -> io::Result<()> {
         if self.is_root { self.root.set_owner(path, uid, gid) } else { Ok(()) }
     }
 
     fn parent_of<'a>(&self, path: &'a Path) -> io::Result<(File, &'a OsStr)> {
-        let name = path.file_name().ok_or_else(missing)?;
+        let name = path.file_name().ok_or_else(missing_name)?;
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         Ok((self.root.open_with(parent, OFlags::PATH | OFlags::DIRECTORY, 0)?, name))
     }
 
-    fn set_attributes(&self, path: &Path, attributes: &[Attribute]) -> io::Result<()> {
+    fn set_attributes(&self, path: &Path, attributes: &[ExtendedAttribute]) -> io::Result<()> {
         if attributes.is_empty() {
             return Ok(());
         }
@@ -318,34 +332,34 @@ impl Restoring {
 }
 
 /// The name and the value of an extended attribute.
-type Attribute = (Vec<u8>, Vec<u8>);
+type ExtendedAttribute = (Vec<u8>, Vec<u8>);
 
 /// The attributes of an entry that are kept.
-fn attributes<R: Read>(entry: &mut Entry<'_, R>) -> io::Result<Vec<Attribute>> {
+fn read_attributes<R: Read>(entry: &mut Entry<'_, R>) -> io::Result<Vec<ExtendedAttribute>> {
     let Some(extensions) = entry.pax_extensions()? else { return Ok(Vec::new()) };
     let mut found = Vec::new();
     for extension in extensions {
         let extension = extension?;
         let (key, value) = (extension.key_bytes(), extension.value_bytes());
-        let attribute = if let Some(name) = key.strip_prefix(IN_ARCHIVE.as_bytes()) {
+        let attribute = if let Some(name) = key.strip_prefix(ATTRIBUTE_KEY_PREFIX.as_bytes()) {
             from_hex(name).zip(from_hex(value)).ok_or_else(|| io::Error::other("an attribute is damaged"))?
-        } else if let Some(name) = key.strip_prefix(IN_ARCHIVE_1.as_bytes()) {
+        } else if let Some(name) = key.strip_prefix(ATTRIBUTE_KEY_PREFIX_V1.as_bytes()) {
             (name.to_vec(), value.to_vec())
         } else {
             continue;
         };
-        if attribute.0.starts_with(ATTRIBUTES.as_bytes()) {
+        if attribute.0.starts_with(KEPT_ATTRIBUTE_PREFIX.as_bytes()) {
             found.push(attribute);
         }
     }
     Ok(found)
 }
 
-fn id(number: u64) -> io::Result<u32> {
+fn parse_id(number: u64) -> io::Result<u32> {
     u32::try_from(number).map_err(io::Error::other)
 }
 
-fn missing() -> io::Error {
+fn missing_name() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "it has no name")
 }
 

@@ -17,24 +17,24 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, AtFlags, CWD};
 
-use super::OURS;
-use super::table::{self, CgroupMount};
+use super::ROOT_GROUP_NAME;
+use super::mount_table::{self, CgroupMount};
 
-const LEAF: &str = "coracle.processes";
+const LEAF_GROUP_NAME: &str = "coracle.processes";
 /// The list of groups that were used, in the state directory.
-const LIST: &str = "groups";
+const GROUP_LIST_FILE: &str = "groups";
 
 /// Moves this process from the group it was started in to a group below, if that group was delegated
 /// to us. A process must call this before it starts other processes of ours, so that none of them
 /// stays in the parent group.
-pub fn make_room() -> io::Result<()> {
-    let mounts = table::mounted()?;
-    let unified = table::unified(&mounts)?;
-    let group = given(unified)?;
-    if unified.own_group()? != group || !divides(&group)? {
+pub fn move_to_leaf_group() -> io::Result<()> {
+    let mounts = mount_table::read_cgroup_mounts()?;
+    let unified = mount_table::find_unified_mount(&mounts)?;
+    let group = delegated_group(unified)?;
+    if unified.own_group()? != group || !has_controllers(&group)? {
         return Ok(());
     }
-    let leaf = group.join(LEAF);
+    let leaf = group.join(LEAF_GROUP_NAME);
     match fs::create_dir(&leaf) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}
@@ -42,18 +42,18 @@ pub fn make_room() -> io::Result<()> {
     fs::write(leaf.join("cgroup.procs"), "0")
 }
 
-/// Undoes [`make_room`] if this is the last process of ours.
-pub fn give_room_back() -> io::Result<()> {
-    let mounts = table::mounted()?;
-    let unified = table::unified(&mounts)?;
-    let group = given(unified)?;
-    if unified.own_group()? == group { Ok(()) } else { give_back(&group) }
+/// Undoes [`move_to_leaf_group`] if this is the last process of ours.
+pub fn leave_leaf_group() -> io::Result<()> {
+    let mounts = mount_table::read_cgroup_mounts()?;
+    let unified = mount_table::find_unified_mount(&mounts)?;
+    let group = delegated_group(unified)?;
+    if unified.own_group()? == group { Ok(()) } else { restore_group(&group) }
 }
 
 /// Returns the group that was delegated to us, or why there is none.
-pub(super) fn given(unified: &CgroupMount) -> io::Result<PathBuf> {
+pub(super) fn delegated_group(unified: &CgroupMount) -> io::Result<PathBuf> {
     let own = unified.own_group()?;
-    let above = own.parent().filter(|_| own.ends_with(LEAF));
+    let above = own.parent().filter(|_| own.ends_with(LEAF_GROUP_NAME));
     let group = above.map_or(own.clone(), Path::to_owned);
     for path in [group.clone(), group.join("cgroup.procs"), group.join("cgroup.subtree_control")] {
         rustix::fs::accessat(CWD, &path, Access::WRITE_OK, AtFlags::EACCESS).map_err(|errno| {
@@ -65,34 +65,34 @@ pub(super) fn given(unified: &CgroupMount) -> io::Result<PathBuf> {
 }
 
 /// Whether the group has controllers for the groups below; only then must it be empty of processes.
-fn divides(group: &Path) -> io::Result<bool> {
+fn has_controllers(group: &Path) -> io::Result<bool> {
     let offered = fs::read_to_string(group.join("cgroup.controllers"))?;
     Ok(offered.split_whitespace().any(|word| super::CONTROLLERS.contains(&word)))
 }
 
 /// Returns the groups of former starts that still contain groups of `instance`.
-pub(super) fn former(state_dir: &Path, instance: &str) -> io::Result<Vec<PathBuf>> {
-    let text = match fs::read_to_string(state_dir.join(LIST)) {
+pub(super) fn read_former_groups(state_dir: &Path, instance: &str) -> io::Result<Vec<PathBuf>> {
+    let text = match fs::read_to_string(state_dir.join(GROUP_LIST_FILE)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
         other => other?,
     };
-    let left = |group: &PathBuf| group.join(OURS).join(instance).is_dir();
+    let left = |group: &PathBuf| group.join(ROOT_GROUP_NAME).join(instance).is_dir();
     Ok(text.lines().map(PathBuf::from).filter(left).collect())
 }
 
 /// Records which groups are used from now on, before anything is made in them.
-pub(super) fn remember(state_dir: &Path, groups: &[&PathBuf]) -> io::Result<()> {
+pub(super) fn write_group_list(state_dir: &Path, groups: &[&PathBuf]) -> io::Result<()> {
     let lines: String = groups.iter().map(|group| format!("{}\n", group.display())).collect();
-    let fresh = state_dir.join(format!("{LIST}.new"));
+    let fresh = state_dir.join(format!("{GROUP_LIST_FILE}.new"));
     fs::write(&fresh, lines)?;
-    fs::rename(fresh, state_dir.join(LIST))
+    fs::rename(fresh, state_dir.join(GROUP_LIST_FILE))
 }
 
 /// Restores a group to its original state if nothing else was made in it: controllers for the groups
 /// below are disabled, and this process moves back into it. Other processes of ours that are still
 /// below keep their group.
-pub(super) fn give_back(group: &Path) -> io::Result<()> {
-    let leaf = group.join(LEAF);
+pub(super) fn restore_group(group: &Path) -> io::Result<()> {
+    let leaf = group.join(LEAF_GROUP_NAME);
     for entry in fs::read_dir(group)? {
         let entry = entry?;
         if entry.file_type()?.is_dir() && entry.path() != leaf {

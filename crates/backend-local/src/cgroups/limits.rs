@@ -5,86 +5,89 @@ use std::io;
 
 use domain::MAX_PIDS;
 
-use super::{Controller, Extent, Hierarchies, write_if_present};
-use crate::jail::plan::Limits;
+use super::{CgroupAccess, CgroupController, CgroupHierarchies, write_if_present};
+use crate::jail::plan::JailLimits;
 
 /// The memory limit of the agent: it forks workers, and its journal uses the page cache.
-const AGENT_MEMORY: u64 = 256 << 20;
-const AGENT_PIDS: u32 = 128;
+const MAX_AGENT_MEMORY: u64 = 256 << 20;
+const MAX_AGENT_PIDS: u32 = 128;
 /// An honest agent has one thread, and its workers are charged to the commands, so one core never
 /// slows it down. A subverted agent can use at most that core.
-const AGENT_CPUS: u32 = 1000;
+const MAX_AGENT_CPUS: u32 = 1000;
 
-impl Hierarchies {
+impl CgroupHierarchies {
     /// Sets the sandbox's limits on the commands, and fixed limits on the agent.
-    pub(super) fn limit(&self, id: &str, limits: &Limits) -> io::Result<()> {
-        if self.extent != Extent::Whole {
+    pub(super) fn set_limits(&self, id: &str, limits: &JailLimits) -> io::Result<()> {
+        if self.extent != CgroupAccess::Whole {
             // Here root inside owns `cmd` with all its files, so a subverted agent could remove those
             // limits. It cannot reach the group above, so that one has limits too.
-            self.limit_memory(id, "", limits.memory.saturating_add(AGENT_MEMORY))?;
-            self.limit_pids(id, "", limits.pids.saturating_add(AGENT_PIDS))?;
+            self.limit_memory(id, "", limits.memory.saturating_add(MAX_AGENT_MEMORY))?;
+            self.limit_pids(id, "", limits.pids.saturating_add(MAX_AGENT_PIDS))?;
         }
         self.limit_memory(id, "cmd", limits.memory)?;
-        self.limit_memory(id, "agent", AGENT_MEMORY)?;
+        self.limit_memory(id, "agent", MAX_AGENT_MEMORY)?;
         self.limit_pids(id, "cmd", limits.pids)?;
-        self.limit_pids(id, "agent", AGENT_PIDS)?;
+        self.limit_pids(id, "agent", MAX_AGENT_PIDS)?;
         self.limit_cpus(id, "cmd", limits.cpus)?;
-        self.limit_cpus(id, "agent", AGENT_CPUS)
+        self.limit_cpus(id, "agent", MAX_AGENT_CPUS)
     }
 
-    /// Like [`Hierarchies::limit`], for groups that already have limits.
-    pub fn resize(&self, id: &str, limits: &Limits) -> io::Result<()> {
-        if let Controller::Legacy(root) = &self.memory {
+    /// Like `CgroupHierarchies::set_limits`, for groups that already have limits.
+    pub fn replace_limits(&self, id: &str, limits: &JailLimits) -> io::Result<()> {
+        if let CgroupController::Legacy(root) = &self.memory {
             // The limit on memory with swap must never be below the limit on memory.
-            let both = self.legacy_home(root, id, "cmd").join("memory.memsw.limit_in_bytes");
+            let both = self.legacy_group(root, id, "cmd").join("memory.memsw.limit_in_bytes");
             write_if_present(&both, "-1")?;
         }
-        self.limit(id, limits)
+        self.set_limits(id, limits)
     }
 
     /// Sets the limit on processor time; `cpus` is in thousandths of a core.
     fn limit_cpus(&self, id: &str, part: &str, cpus: u32) -> io::Result<()> {
-        const PERIOD: u64 = 100_000;
-        let quota = (u64::from(cpus) * PERIOD / 1000).max(1000);
+        const CPU_PERIOD_MICROS: u64 = 100_000;
+        let quota = (u64::from(cpus) * CPU_PERIOD_MICROS / 1000).max(1000);
         match &self.cpu {
-            Controller::Unified => {
-                fs::write(self.home(id).join(part).join("cpu.max"), format!("{quota} {PERIOD}"))
+            CgroupController::Unified => fs::write(
+                self.sandbox_group(id).join(part).join("cpu.max"),
+                format!("{quota} {CPU_PERIOD_MICROS}"),
+            ),
+            CgroupController::Legacy(root) => {
+                fs::write(self.legacy_group(root, id, part).join("cpu.cfs_quota_us"), quota.to_string())
             }
-            Controller::Legacy(root) => {
-                fs::write(self.legacy_home(root, id, part).join("cpu.cfs_quota_us"), quota.to_string())
-            }
-            Controller::Absent => Ok(()),
+            CgroupController::Absent => Ok(()),
         }
     }
 
     fn limit_memory(&self, id: &str, part: &str, bytes: u64) -> io::Result<()> {
         match &self.memory {
-            Controller::Unified => {
-                let group = self.home(id).join(part);
+            CgroupController::Unified => {
+                let group = self.sandbox_group(id).join(part);
                 fs::write(group.join("memory.max"), bytes.to_string())?;
                 // Swap would let a sandbox use more than its limit; the file is absent if the kernel
                 // has no swap accounting.
                 write_if_present(&group.join("memory.swap.max"), "0")
             }
-            Controller::Legacy(root) => {
-                let group = self.legacy_home(root, id, part);
+            CgroupController::Legacy(root) => {
+                let group = self.legacy_group(root, id, part);
                 fs::write(group.join("memory.limit_in_bytes"), bytes.to_string())?;
                 // v1 counts socket buffers separately; v2 counts them with the rest.
                 fs::write(group.join("memory.kmem.tcp.limit_in_bytes"), (bytes / 4).to_string())?;
                 write_if_present(&group.join("memory.memsw.limit_in_bytes"), &bytes.to_string())
             }
-            Controller::Absent => Ok(()),
+            CgroupController::Absent => Ok(()),
         }
     }
 
     fn limit_pids(&self, id: &str, part: &str, count: u32) -> io::Result<()> {
         let count = count.min(MAX_PIDS);
         match &self.pids {
-            Controller::Unified => fs::write(self.home(id).join(part).join("pids.max"), count.to_string()),
-            Controller::Legacy(root) => {
-                fs::write(self.legacy_home(root, id, part).join("pids.max"), count.to_string())
+            CgroupController::Unified => {
+                fs::write(self.sandbox_group(id).join(part).join("pids.max"), count.to_string())
             }
-            Controller::Absent => Ok(()),
+            CgroupController::Legacy(root) => {
+                fs::write(self.legacy_group(root, id, part).join("pids.max"), count.to_string())
+            }
+            CgroupController::Absent => Ok(()),
         }
     }
 }

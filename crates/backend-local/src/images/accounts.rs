@@ -8,17 +8,17 @@
 use std::io::{self, Read};
 use std::path::Path;
 
-use linux::fs::Root;
+use linux::fs::RootDirectory;
 use rustix::fs::OFlags;
 
-use super::Resolved;
+use super::FoundImage;
 
 /// The maximum size read from a file. Longer files are truncated.
-const LARGEST: u64 = 1 << 20;
+const MAX_FILE_SIZE: u64 = 1 << 20;
 /// Larger ids do not exist inside.
-const LARGEST_ID: u32 = 65_535;
+const MAX_ID: u32 = 65_535;
 
-impl Resolved {
+impl FoundImage {
     /// Returns uid and gid of `user`, which is `user`, `uid`, `user:group` or `uid:gid`. Returns
     /// `None` if the files of the image do not define it.
     pub fn ids_of(&self, user: &str) -> Option<(u32, u32)> {
@@ -26,21 +26,23 @@ impl Resolved {
             Some((user, group)) => (user, Some(group)),
             None => (user, None),
         };
-        let passwd = self.text(Path::new("etc/passwd"));
-        let (uid, own) = account(&passwd, user)?;
+        let passwd = self.read_file(Path::new("etc/passwd"));
+        let (uid, own) = find_account(&passwd, user)?;
         let gid = match group {
             None => own,
-            Some(group) => named(&self.text(Path::new("etc/group")), group).or_else(|| group.parse().ok())?,
+            Some(group) => {
+                find_group(&self.read_file(Path::new("etc/group")), group).or_else(|| group.parse().ok())?
+            }
         };
-        (uid <= LARGEST_ID && gid <= LARGEST_ID).then_some((uid, gid))
+        (uid <= MAX_ID && gid <= MAX_ID).then_some((uid, gid))
     }
 
     /// Returns the content of a file, or an empty string if it cannot be read without following a
     /// link.
-    fn text(&self, path: &Path) -> String {
+    fn read_file(&self, path: &Path) -> String {
         let root = self.trees.iter().find(|tree| tree.mount_point == "/");
         for lower in root.into_iter().flat_map(|tree| &tree.lowers) {
-            match read(lower, path) {
+            match read_in_layer(lower, path) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 read => return read.unwrap_or_default(),
             }
@@ -49,19 +51,19 @@ impl Resolved {
     }
 }
 
-fn read(lower: &Path, path: &Path) -> io::Result<String> {
-    let file = Root::open(lower)?.open_with(path, OFlags::RDONLY | OFlags::NONBLOCK, 0)?;
+fn read_in_layer(lower: &Path, path: &Path) -> io::Result<String> {
+    let file = RootDirectory::open(lower)?.open_with(path, OFlags::RDONLY | OFlags::NONBLOCK, 0)?;
     if !file.metadata()?.is_file() {
         return Ok(String::new());
     }
     let mut bytes = Vec::new();
-    file.take(LARGEST).read_to_end(&mut bytes)?;
+    file.take(MAX_FILE_SIZE).read_to_end(&mut bytes)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// Returns uid and gid of a user. A numeric user needs no account.
-fn account(passwd: &str, user: &str) -> Option<(u32, u32)> {
-    let accounts = || passwd.lines().filter_map(numbers);
+fn find_account(passwd: &str, user: &str) -> Option<(u32, u32)> {
+    let accounts = || passwd.lines().filter_map(parse_account);
     let by_name = accounts().find(|(name, _, _)| *name == user);
     let by_number = || {
         let uid = user.parse().ok()?;
@@ -70,14 +72,14 @@ fn account(passwd: &str, user: &str) -> Option<(u32, u32)> {
     by_name.or_else(by_number).map(|(_, uid, gid)| (uid, gid))
 }
 
-fn numbers(line: &str) -> Option<(&str, u32, u32)> {
+fn parse_account(line: &str) -> Option<(&str, u32, u32)> {
     let mut fields = line.split(':');
     let (name, uid) = (fields.next()?, fields.nth(1)?.parse().ok()?);
     Some((name, uid, fields.next()?.parse().ok()?))
 }
 
 /// Returns the id of a group.
-fn named(groups: &str, group: &str) -> Option<u32> {
+fn find_group(groups: &str, group: &str) -> Option<u32> {
     groups.lines().find_map(|line| {
         let mut fields = line.split(':');
         (fields.next()? == group).then(|| fields.nth(1)?.parse().ok()).flatten()
@@ -89,13 +91,13 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
 
-    use super::super::Tree;
+    use super::super::ImageTree;
     use super::*;
 
     const PASSWD: &str = "root:x:0:0::/root:/bin/sh\nbroken\napp:x:1234:50::/:/bin/sh\nfar:x:70000:1::/:\n";
 
     /// Creates an image whose layers, topmost first, have these files.
-    fn image(place: &Path, layers: &[&[(&str, &str)]]) -> Resolved {
+    fn image(place: &Path, layers: &[&[(&str, &str)]]) -> FoundImage {
         let mut lowers = Vec::new();
         for (number, files) in layers.iter().enumerate() {
             let lower = place.join(number.to_string());
@@ -105,8 +107,8 @@ mod tests {
             }
             lowers.push(lower);
         }
-        let trees = vec![Tree { mount_point: "/".to_owned(), lowers }];
-        Resolved { name: "test".to_owned(), trees, env: Vec::new(), record: None, stand_in: None }
+        let trees = vec![ImageTree { mount_point: "/".to_owned(), lowers }];
+        FoundImage { name: "test".to_owned(), trees, env: Vec::new(), record: None, stand_in: None }
     }
 
     #[test]

@@ -3,8 +3,8 @@
 //! The operator's own table decides first. Then fixed rules apply, by which the image `host` stands
 //! in for a name only if it has what that name promises. All other names are rejected.
 
-use super::HOST;
-use super::host_programs::{HostProgram, HostPrograms, OsRelease, leading_version, major};
+use super::HOST_IMAGE;
+use super::host_programs::{HostProgram, HostPrograms, OsRelease, leading_version, major_version};
 
 /// Which aliases are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub enum AliasRule {
 /// Patterns of the operator and the image for each; the first match wins. A `*` in a pattern
 /// matches any text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Aliases {
+pub struct ImageAliases {
     pub table: Vec<(String, String)>,
     pub rule: AliasRule,
     pub host: HostPrograms,
@@ -27,14 +27,14 @@ pub struct Aliases {
 
 /// The image that stands in for a name, and a description of its contents.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Alias {
+pub(super) struct AliasTarget {
     pub image: String,
     pub has: Option<String>,
 }
 
 /// The decision of the fixed rules about a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Verdict {
+enum AliasVerdict {
     /// The image `host` stands in for it; the text describes its contents.
     Host(String),
     /// The image `host` does not fit, for this reason.
@@ -45,7 +45,8 @@ enum Verdict {
 
 /// Repositories that the compatible APIs use by default, for which `host` always stands in: they
 /// promise an environment to run code, without a version of anything.
-const DEFAULTS: [&str; 4] = ["base", "agent-infra/sandbox", "all-in-one-sandbox", "rockchin/langbot-sandbox"];
+const DEFAULT_REPOSITORIES: [&str; 4] =
+    ["base", "agent-infra/sandbox", "all-in-one-sandbox", "rockchin/langbot-sandbox"];
 
 /// The repository of the reference's image for code; several suffixes of it are in use.
 const CODE_INTERPRETER: &str = "opensandbox/code-interpreter";
@@ -74,79 +75,83 @@ const DISTRIBUTIONS: [(&str, &str); 20] = [
     ("voidlinux/voidlinux", "void"),
 ];
 
-impl Aliases {
+impl ImageAliases {
     /// Returns the image that stands in for `name`, or the reason why there is none, if known.
-    pub(super) fn stand_in(&self, name: &str) -> Result<Alias, Option<String>> {
-        let found = self.table.iter().find(|(pattern, _)| matches(pattern, name));
+    pub(super) fn find_stand_in(&self, name: &str) -> Result<AliasTarget, Option<String>> {
+        let found = self.table.iter().find(|(pattern, _)| matches_pattern(pattern, name));
         if let Some((_, target)) = found {
-            let has = (target == HOST).then(|| self.host.summary());
-            return Ok(Alias { image: target.clone(), has });
+            let has = (target == HOST_IMAGE).then(|| self.host.summary());
+            return Ok(AliasTarget { image: target.clone(), has });
         }
         if self.rule == AliasRule::OperatorOnly {
             return Err(None);
         }
-        match judge(name, &self.host) {
-            Verdict::Host(has) => Ok(Alias { image: HOST.to_owned(), has: Some(has) }),
-            Verdict::Refused(reason) => Err(Some(reason)),
-            Verdict::Unknown => Err(None),
+        match judge_name(name, &self.host) {
+            AliasVerdict::Host(has) => Ok(AliasTarget { image: HOST_IMAGE.to_owned(), has: Some(has) }),
+            AliasVerdict::Refused(reason) => Err(Some(reason)),
+            AliasVerdict::Unknown => Err(None),
         }
     }
 }
 
 /// Decides by the fixed rules whether the image `host` may stand in for `name`.
-fn judge(name: &str, host: &HostPrograms) -> Verdict {
+fn judge_name(name: &str, host: &HostPrograms) -> AliasVerdict {
     // A digest identifies exact content, which the host never matches.
     if name.contains('@') {
-        return Verdict::Unknown;
+        return AliasVerdict::Unknown;
     }
     let (repository, tag) = super::name::split_tag(name);
-    let repository = familiar(repository);
+    let repository = short_repository(repository);
     let ends_with = |known: &str| {
         repository.strip_suffix(known).is_some_and(|before| before.is_empty() || before.ends_with('/'))
     };
     let is_code_interpreter = repository
         .find(CODE_INTERPRETER)
         .is_some_and(|start| start == 0 || repository[..start].ends_with('/'));
-    if is_code_interpreter || DEFAULTS.into_iter().any(|known| known != "base" && ends_with(known)) {
-        return Verdict::Host(host.summary());
+    if is_code_interpreter
+        || DEFAULT_REPOSITORIES.into_iter().any(|known| known != "base" && ends_with(known))
+    {
+        return AliasVerdict::Host(host.summary());
     }
     let distribution = DISTRIBUTIONS.iter().find(|(known, _)| *known == repository);
     match (repository, distribution) {
-        ("base", _) => Verdict::Host(host.summary()),
+        ("base", _) => AliasVerdict::Host(host.summary()),
         ("python", _) => judge_program("Python", tag, host.python()),
         ("node", _) => judge_program("Node", tag, host.node()),
         (_, Some((_, id))) => judge_distribution(id, tag, host.os_release()),
-        _ => Verdict::Unknown,
+        _ => AliasVerdict::Unknown,
     }
 }
 
 /// Returns the short form of a Docker Hub repository.
-fn familiar(repository: &str) -> &str {
+fn short_repository(repository: &str) -> &str {
     let hub = ["docker.io/", "index.docker.io/"];
     let path = hub.iter().find_map(|hub| repository.strip_prefix(hub)).unwrap_or(repository);
     path.strip_prefix("library/").unwrap_or(path)
 }
 
 /// A program matches a tag without a number and a tag with the same major version.
-fn judge_program(name: &str, tag: Option<&str>, found: Option<HostProgram>) -> Verdict {
+fn judge_program(name: &str, tag: Option<&str>, found: Option<HostProgram>) -> AliasVerdict {
     let Some(found) = found else {
-        return Verdict::Refused(format!("image `host` has no {name} below /usr"));
+        return AliasVerdict::Refused(format!("image `host` has no {name} below /usr"));
     };
-    let has = found.described(name);
+    let has = found.describe(name);
     match (tag.and_then(leading_version), &found.version) {
-        (None, _) => Verdict::Host(has),
-        (Some(asked), Some(version)) if major(&asked) == major(version) => Verdict::Host(has),
-        _ => Verdict::Refused(format!("image `host` has {has}")),
+        (None, _) => AliasVerdict::Host(has),
+        (Some(asked), Some(version)) if major_version(&asked) == major_version(version) => {
+            AliasVerdict::Host(has)
+        }
+        _ => AliasVerdict::Refused(format!("image `host` has {has}")),
     }
 }
 
 /// A distribution matches itself: a tag without a version, its own version or its own code name,
 /// with or without a variant (`12-slim`, `bookworm-slim`).
-fn judge_distribution(id: &str, tag: Option<&str>, release: Option<OsRelease>) -> Verdict {
+fn judge_distribution(id: &str, tag: Option<&str>, release: Option<OsRelease>) -> AliasVerdict {
     let Some(release) = release else {
-        return Verdict::Refused("this host has no os-release file".to_owned());
+        return AliasVerdict::Refused("this host has no os-release file".to_owned());
     };
-    let refused = Verdict::Refused(format!("image `host` is {release}"));
+    let refused = AliasVerdict::Refused(format!("image `host` is {release}"));
     if release.id != id {
         return refused;
     }
@@ -158,7 +163,7 @@ fn judge_distribution(id: &str, tag: Option<&str>, release: Option<OsRelease>) -
                 || release.codename.as_deref() == Some(version)
         }
     };
-    if matches { Verdict::Host(release.to_string()) } else { refused }
+    if matches { AliasVerdict::Host(release.to_string()) } else { refused }
 }
 
 /// Whether the versions are equal as far as both are given: `12.5` belongs to release `12`.
@@ -168,7 +173,7 @@ fn same_release(one: &str, other: &str) -> bool {
 
 /// Whether `text` matches `pattern`. Taking the first match for every part between two stars is
 /// sufficient, so the time is bounded.
-fn matches(pattern: &str, text: &str) -> bool {
+fn matches_pattern(pattern: &str, text: &str) -> bool {
     let Some((first, rest)) = pattern.split_once('*') else { return pattern == text };
     let Some(mut text) = text.strip_prefix(first) else { return false };
     let (middle, last) = rest.rsplit_once('*').unwrap_or(("", rest));
@@ -200,7 +205,7 @@ mod tests {
             ("*", "", true),
             ("**", "x", true),
         ] {
-            assert_eq!(matches(pattern, text), expected, "{pattern} {text}");
+            assert_eq!(matches_pattern(pattern, text), expected, "{pattern} {text}");
         }
     }
 
@@ -284,11 +289,11 @@ mod tests {
             ("Python:3", "unknown"),
             ("", "unknown"),
         ] {
-            let verdict = match judge(name, &host) {
-                Verdict::Host(has) if has == host.summary() => "all".to_owned(),
-                Verdict::Host(has) => has,
-                Verdict::Refused(_) => "refused".to_owned(),
-                Verdict::Unknown => "unknown".to_owned(),
+            let verdict = match judge_name(name, &host) {
+                AliasVerdict::Host(has) if has == host.summary() => "all".to_owned(),
+                AliasVerdict::Host(has) => has,
+                AliasVerdict::Refused(_) => "refused".to_owned(),
+                AliasVerdict::Unknown => "unknown".to_owned(),
             };
             assert_eq!(verdict, expected, "{name}");
         }
@@ -299,27 +304,28 @@ mod tests {
         let empty = tempfile::tempdir().expect("a temporary directory can be created");
         let host = HostPrograms::below(empty.path());
         for name in ["python", "node:20", "debian"] {
-            assert!(matches!(judge(name, &host), Verdict::Refused(_)), "{name}");
+            assert!(matches!(judge_name(name, &host), AliasVerdict::Refused(_)), "{name}");
         }
-        assert!(matches!(judge("base", &host), Verdict::Host(_)));
+        assert!(matches!(judge_name("base", &host), AliasVerdict::Host(_)));
         // A program of unknown version matches only requests without a version.
         let unknown = || Some(HostProgram { version: None });
-        assert!(matches!(judge_program("Node", Some("20"), unknown()), Verdict::Refused(_)));
-        assert!(matches!(judge_program("Node", Some("lts"), unknown()), Verdict::Host(_)));
+        assert!(matches!(judge_program("Node", Some("20"), unknown()), AliasVerdict::Refused(_)));
+        assert!(matches!(judge_program("Node", Some("lts"), unknown()), AliasVerdict::Host(_)));
     }
 
     #[test]
     fn operator_aliases_come_first() {
         let (_root, host) = debian();
-        let table = vec![("ubuntu*".to_owned(), "jammy".to_owned()), ("my".to_owned(), HOST.to_owned())];
-        let mut aliases = Aliases { table, rule: AliasRule::OperatorThenHost, host };
-        let alias = aliases.stand_in("ubuntu:22.04");
-        assert_eq!(alias, Ok(Alias { image: "jammy".to_owned(), has: None }));
-        assert_eq!(aliases.stand_in("my").map(|alias| alias.image).as_deref(), Ok(HOST));
-        assert!(aliases.stand_in("python:3.12").is_ok());
-        assert_eq!(aliases.stand_in("no-such"), Err(None));
+        let table =
+            vec![("ubuntu*".to_owned(), "jammy".to_owned()), ("my".to_owned(), HOST_IMAGE.to_owned())];
+        let mut aliases = ImageAliases { table, rule: AliasRule::OperatorThenHost, host };
+        let alias = aliases.find_stand_in("ubuntu:22.04");
+        assert_eq!(alias, Ok(AliasTarget { image: "jammy".to_owned(), has: None }));
+        assert_eq!(aliases.find_stand_in("my").map(|alias| alias.image).as_deref(), Ok(HOST_IMAGE));
+        assert!(aliases.find_stand_in("python:3.12").is_ok());
+        assert_eq!(aliases.find_stand_in("no-such"), Err(None));
         aliases.rule = AliasRule::OperatorOnly;
-        assert!(aliases.stand_in("ubuntu").is_ok());
-        assert_eq!(aliases.stand_in("python:3.12"), Err(None));
+        assert!(aliases.find_stand_in("ubuntu").is_ok());
+        assert_eq!(aliases.find_stand_in("python:3.12"), Err(None));
     }
 }

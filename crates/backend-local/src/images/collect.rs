@@ -11,17 +11,17 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::record::Record;
-use super::store::{self, LAYERS, NAMES, Patience, Store, layer_path};
-use super::{Digest, During, HOST, ImageError, name};
+use super::record::ImageRecord;
+use super::store::{self, ImageStore, LAYERS_DIRECTORY, LockWait, NAMES_DIRECTORY, layer_path};
+use super::{Digest, HOST_IMAGE, ImageError, ImageErrorContext, name};
 
 /// Directories below the state directory with records that may name layers, and the suffix of these
 /// records. Each record is a JSON object whose field `made_of` describes the image it is based on.
-const ROOTS: [(&str, &str); 3] = [("boxes", ""), ("oneshot/boxes", ""), ("snapshots", ".json")];
+const RECORD_DIRECTORIES: [(&str, &str); 3] = [("boxes", ""), ("oneshot/boxes", ""), ("snapshots", ".json")];
 
 /// The images and layers that a collection removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Collected {
+pub struct CollectionResult {
     /// Images that were removed to free space.
     pub images: Vec<String>,
     pub layers: usize,
@@ -30,54 +30,57 @@ pub struct Collected {
 
 /// Removes an image, even if a sandbox uses its layers: the name is removed at once, the layers
 /// when they are not needed any more.
-pub fn remove(state: &Path, image: &str) -> Result<Collected, ImageError> {
-    let place = Path::new(NAMES).join(name::file_name(image)?);
-    if image == HOST {
+pub fn remove_image(state: &Path, image: &str) -> Result<CollectionResult, ImageError> {
+    let place = Path::new(NAMES_DIRECTORY).join(name::file_name(image)?);
+    if image == HOST_IMAGE {
         return Err(ImageError::Reserved(image.to_owned()));
     }
-    let store = Store::open(state)?;
+    let store = ImageStore::open(state)?;
     store.make_draft()?;
     if store.root.stat(&place).is_err() {
         return Err(ImageError::Unknown(image.to_owned()));
     }
     store.move_away(&place)?;
-    sweep(state, &store)
+    remove_unneeded_layers(state, &store)
 }
 
 /// Removes unneeded layers and then, while the total exceeds `most` bytes, unused images, the least
 /// recently used first.
-pub fn collect(state: &Path, most: Option<u64>) -> Result<Collected, ImageError> {
-    collect_in(state, &Store::open(state)?, most, None)
+pub fn collect_images(state: &Path, most: Option<u64>) -> Result<CollectionResult, ImageError> {
+    collect_locked(state, &ImageStore::open(state)?, most, None)
 }
 
-/// Like [`collect`], but returns `None` if the images are being changed at this moment.
-pub fn collect_if_free(state: &Path, most: Option<u64>) -> Result<Option<Collected>, ImageError> {
-    let store = Store::lock(state, Patience::GiveUp)?;
-    store.map(|store| collect_in(state, &store, most, None)).transpose()
-}
-
-/// Like [`collect`], for a caller that holds the store. The image `spared` is kept: it was just
-/// pulled and is about to be used.
-pub(super) fn collect_in(
+/// Like [`collect_images`], but returns `None` if the images are being changed at this moment.
+pub fn collect_images_if_unlocked(
     state: &Path,
-    store: &Store,
+    most: Option<u64>,
+) -> Result<Option<CollectionResult>, ImageError> {
+    let store = ImageStore::lock(state, LockWait::GiveUp)?;
+    store.map(|store| collect_locked(state, &store, most, None)).transpose()
+}
+
+/// Like [`collect_images`], for a caller that holds the store. The image `spared` is kept: it was just
+/// pulled and is about to be used.
+pub(super) fn collect_locked(
+    state: &Path,
+    store: &ImageStore,
     most: Option<u64>,
     spared: Option<&str>,
-) -> Result<Collected, ImageError> {
-    let mut collected = sweep(state, store)?;
+) -> Result<CollectionResult, ImageError> {
+    let mut collected = remove_unneeded_layers(state, store)?;
     let Some(most) = most else { return Ok(collected) };
-    let mut images = store::records(state)?;
+    let mut images = store::list_images(state)?;
     images.sort_by_key(|(_, used)| *used);
     for (image, _) in images.into_iter().filter(|(image, _)| Some(image.name.as_str()) != spared) {
-        if total(store)? <= most {
+        if total_layer_bytes(store)? <= most {
             break;
         }
-        if needed_by_records(state)?.is_none_or(|needed| is_used(&image, &needed)) {
+        if layers_needed_by_records(state)?.is_none_or(|needed| uses_any_layer(&image, &needed)) {
             continue;
         }
         store.make_draft()?;
-        store.move_away(&Path::new(NAMES).join(name::file_name(&image.name)?))?;
-        let more = sweep(state, store)?;
+        store.move_away(&Path::new(NAMES_DIRECTORY).join(name::file_name(&image.name)?))?;
+        let more = remove_unneeded_layers(state, store)?;
         collected.images.push(image.name);
         collected.layers += more.layers;
         collected.bytes += more.bytes;
@@ -87,65 +90,66 @@ pub(super) fn collect_in(
 
 /// Returns the part of `most` that is left beside the layers that no collection removes: a larger
 /// image never fits. Returns `None` without a limit, or if it is unknown at the moment.
-pub fn room(state: &Path, most: Option<u64>, name: &str) -> Result<Option<u64>, ImageError> {
+pub fn space_for_image(state: &Path, most: Option<u64>, name: &str) -> Result<Option<u64>, ImageError> {
     let Some(most) = most else { return Ok(None) };
-    let staying = staying_beside(state, name, &BTreeSet::new())?;
+    let staying = unremovable_bytes(state, name, &BTreeSet::new())?;
     Ok(staying.map(|staying| most.saturating_sub(staying)))
 }
 
 /// Returns the number of bytes that no collection can remove: the layers of sandboxes and
 /// snapshots, and of images that they use. An image called `name` with the layers `own` is not
 /// counted, and neither is the one that it replaces.
-pub(super) fn staying_beside(
+pub(super) fn unremovable_bytes(
     state: &Path,
     name: &str,
     own: &BTreeSet<Digest>,
 ) -> Result<Option<u64>, ImageError> {
-    let Some(mut staying) = needed_by_records(state)? else { return Ok(None) };
-    let images = store::records(state)?.into_iter().map(|(image, _)| image);
-    let used: Vec<Record> = images.filter(|image| image.name != name && is_used(image, &staying)).collect();
+    let Some(mut staying) = layers_needed_by_records(state)? else { return Ok(None) };
+    let images = store::list_images(state)?.into_iter().map(|(image, _)| image);
+    let used: Vec<ImageRecord> =
+        images.filter(|image| image.name != name && uses_any_layer(image, &staying)).collect();
     staying.extend(used.into_iter().flat_map(|image| image.layers).map(|layer| layer.digest));
     let mut bytes = 0_u64;
     for layer in staying.difference(own) {
-        bytes = bytes.saturating_add(store::bytes_if_there(state, layer)?);
+        bytes = bytes.saturating_add(store::layer_bytes_or_zero(state, layer)?);
     }
     Ok(Some(bytes))
 }
 
 /// Returns the size of all layers together.
-fn total(store: &Store) -> Result<u64, ImageError> {
-    store.layers()?.iter().map(|layer| store.bytes_of(layer)).sum()
+fn total_layer_bytes(store: &ImageStore) -> Result<u64, ImageError> {
+    store.list_layers()?.iter().map(|layer| store.layer_bytes(layer)).sum()
 }
 
 /// Returns the size of all layers of a state directory together.
-pub fn stored_bytes(state: &Path) -> Result<u64, ImageError> {
+pub fn stored_image_bytes(state: &Path) -> Result<u64, ImageError> {
     let mut seen = BTreeSet::new();
-    let records = store::records(state)?;
+    let records = store::list_images(state)?;
     let layers = records.iter().flat_map(|(record, _)| &record.layers);
     Ok(layers.filter(|layer| seen.insert(&layer.digest)).map(|layer| layer.bytes).sum())
 }
 
-fn is_used(image: &Record, needed: &BTreeSet<Digest>) -> bool {
+fn uses_any_layer(image: &ImageRecord, needed: &BTreeSet<Digest>) -> bool {
     image.layers.iter().any(|layer| needed.contains(&layer.digest))
 }
 
 /// Removes the layers that are not needed.
-fn sweep(state: &Path, store: &Store) -> Result<Collected, ImageError> {
-    let mut collected = Collected::default();
-    let Some(mut needed) = needed_by_records(state)? else { return Ok(collected) };
-    for (image, _) in store::records(state)? {
+fn remove_unneeded_layers(state: &Path, store: &ImageStore) -> Result<CollectionResult, ImageError> {
+    let mut collected = CollectionResult::default();
+    let Some(mut needed) = layers_needed_by_records(state)? else { return Ok(collected) };
+    for (image, _) in store::list_images(state)? {
         needed.extend(image.layers.into_iter().map(|layer| layer.digest));
     }
     if store.root.stat(Path::new("draft")).is_err() {
         store.make_draft()?;
     }
-    for layer in store.layers()?.into_iter().filter(|layer| !needed.contains(layer)) {
-        let bytes = store.bytes_of(&layer)?;
+    for layer in store.list_layers()?.into_iter().filter(|layer| !needed.contains(layer)) {
+        let bytes = store.layer_bytes(&layer)?;
         let away = store.move_away(&layer_path(&layer))?;
-        if needed_by_records(state)?.is_none_or(|needed| needed.contains(&layer)) {
+        if layers_needed_by_records(state)?.is_none_or(|needed| needed.contains(&layer)) {
             // A sandbox began to use it in between.
-            let back = Path::new(LAYERS).join(layer.hex());
-            store.root.rename_new(&away, &back).during("keep", &back)?;
+            let back = Path::new(LAYERS_DIRECTORY).join(layer.hex());
+            store.root.rename_without_replacing(&away, &back).during("keep", &back)?;
             continue;
         }
         store.root.remove_tree(&away).during("remove", &away)?;
@@ -158,18 +162,18 @@ fn sweep(state: &Path, store: &Store) -> Result<Collected, ImageError> {
 
 /// Returns the layers that sandboxes need, or `None` if this is unknown now because a record is
 /// just being written.
-fn needed_by_records(state: &Path) -> Result<Option<BTreeSet<Digest>>, ImageError> {
+fn layers_needed_by_records(state: &Path) -> Result<Option<BTreeSet<Digest>>, ImageError> {
     let mut needed = BTreeSet::new();
-    for (directory, ending) in ROOTS {
-        for path in files_of(&state.join(directory), ending)? {
-            let Some(layers) = layers_of(&path)? else { return Ok(None) };
+    for (directory, ending) in RECORD_DIRECTORIES {
+        for path in record_files(&state.join(directory), ending)? {
+            let Some(layers) = read_needed_layers(&path)? else { return Ok(None) };
             needed.extend(layers);
         }
     }
     Ok(Some(needed))
 }
 
-fn files_of(directory: &Path, ending: &str) -> Result<Vec<PathBuf>, ImageError> {
+fn record_files(directory: &Path, ending: &str) -> Result<Vec<PathBuf>, ImageError> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.during("list", directory)?,
@@ -186,30 +190,30 @@ fn files_of(directory: &Path, ending: &str) -> Result<Vec<PathBuf>, ImageError> 
 
 /// The part of any record that matters here.
 #[derive(serde::Deserialize)]
-struct Rooted {
+struct LayerHolderRecord {
     #[serde(default)]
-    made_of: Option<MadeOf>,
+    made_of: Option<LayerHolderImage>,
 }
 
 #[derive(serde::Deserialize)]
-struct MadeOf {
+struct LayerHolderImage {
     #[serde(default)]
-    record: Option<Record>,
+    record: Option<ImageRecord>,
 }
 
-impl Rooted {
+impl LayerHolderRecord {
     fn layers(self) -> Vec<Digest> {
         let image = self.made_of.and_then(|made_of| made_of.record);
         image.map(|image| image.layers.into_iter().map(|layer| layer.digest).collect()).unwrap_or_default()
     }
 }
 
-fn layers_of(path: &Path) -> Result<Option<Vec<Digest>>, ImageError> {
+fn read_needed_layers(path: &Path) -> Result<Option<Vec<Digest>>, ImageError> {
     match fs::read(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Some(Vec::new())),
         text => {
             let text = text.during("read", path)?;
-            Ok(serde_json::from_slice::<Rooted>(&text).ok().map(Rooted::layers))
+            Ok(serde_json::from_slice::<LayerHolderRecord>(&text).ok().map(LayerHolderRecord::layers))
         }
     }
 }

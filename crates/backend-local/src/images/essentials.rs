@@ -9,11 +9,11 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
-use super::skeleton::{self, LARGEST_FILE, Plan};
-use super::{During, ImageError};
+use super::skeleton::{self, MAX_FILE_SIZE, SkeletonPlan};
+use super::{ImageError, ImageErrorContext};
 
 /// Files and directories of `/etc`; a trailing `*` matches the rest of a name.
-const NAMES: [&str; 48] = [
+const ETC_ENTRIES: [&str; 48] = [
     "ImageMagick-*",
     "OpenCL",
     "X11/fonts",
@@ -64,23 +64,23 @@ const NAMES: [&str; 48] = [
     "vim",
 ];
 
-const MOST_ENTRIES: usize = 20_000;
-const MOST_BYTES: u64 = 64 << 20;
-const MOST_DEPTH: usize = 16;
+const MAX_ENTRIES: usize = 20_000;
+const MAX_BYTES: u64 = 64 << 20;
+const MAX_DEPTH: usize = 16;
 
 /// Adds the essentials to the skeleton.
-pub(super) fn plan(plan: &mut Plan) -> Result<(), ImageError> {
-    let mut copy = Copy { plan, bytes: 0 };
-    for name in names()? {
+pub(super) fn plan_essentials(plan: &mut SkeletonPlan) -> Result<(), ImageError> {
+    let mut copy = EssentialsPlanner { plan, bytes: 0 };
+    for name in expand_names()? {
         let path = Path::new("/etc").join(&name);
-        copy.parents(&name);
-        copy.place(&path, &path, 0)?;
+        copy.plan_parents(&name);
+        copy.plan_entry(&path, &path, 0)?;
     }
     Ok(())
 }
 
 /// Returns the names, with stars expanded to the names that exist on this host.
-fn names() -> Result<Vec<PathBuf>, ImageError> {
+fn expand_names() -> Result<Vec<PathBuf>, ImageError> {
     let etc = Path::new("/etc");
     let mut present = Vec::new();
     for entry in fs::read_dir(etc).during("list", etc)? {
@@ -96,67 +96,73 @@ fn names() -> Result<Vec<PathBuf>, ImageError> {
             None => vec![PathBuf::from(pattern)],
         }
     };
-    Ok(NAMES.iter().flat_map(matching).collect())
+    Ok(ETC_ENTRIES.iter().flat_map(matching).collect())
 }
 
-struct Copy<'plan> {
-    plan: &'plan mut Plan,
+struct EssentialsPlanner<'plan> {
+    plan: &'plan mut SkeletonPlan,
     bytes: u64,
 }
 
-impl Copy<'_> {
-    fn parents(&mut self, name: &Path) {
+impl EssentialsPlanner<'_> {
+    fn plan_parents(&mut self, name: &Path) {
         let above = name.ancestors().skip(1).filter(|path| *path != Path::new(""));
         for path in above.filter(|path| Path::new("/etc").join(path).is_dir()) {
-            self.plan.directory(&Path::new("etc").join(path), 0o755);
+            self.plan.add_directory(&Path::new("etc").join(path), 0o755);
         }
     }
 
     /// Plans the entry at `source`. `top` is the listed entry it belongs to, within which links may
     /// stay.
-    fn place(&mut self, source: &Path, top: &Path, depth: usize) -> Result<(), ImageError> {
+    fn plan_entry(&mut self, source: &Path, top: &Path, depth: usize) -> Result<(), ImageError> {
         let Ok(found) = fs::symlink_metadata(source) else { return Ok(()) };
-        if self.plan.len() > MOST_ENTRIES || depth > MOST_DEPTH {
+        if self.plan.len() > MAX_ENTRIES || depth > MAX_DEPTH {
             return Err(ImageError::TooLarge("the limit on entries or levels of `/etc`"));
         }
         if !found.is_symlink() {
-            return self.take(source, top, &found, depth);
+            return self.plan_readable_entry(source, top, &found, depth);
         }
         let target = fs::read_link(source).during("read the link", source)?;
-        if stays(source, &target, top) {
-            self.plan.link(inside(source), &target);
+        if link_stays_valid(source, &target, top) {
+            self.plan.add_link(path_inside(source), &target);
             return Ok(());
         }
-        match reachable_by_anybody(source) {
-            Some(found) => self.take(source, top, &found, depth),
+        match publicly_reachable(source) {
+            Some(found) => self.plan_readable_entry(source, top, &found, depth),
             None => Ok(()),
         }
     }
 
     /// Adds a file or directory that everyone may read; others are skipped.
-    fn take(&mut self, source: &Path, top: &Path, found: &Metadata, depth: usize) -> Result<(), ImageError> {
+    fn plan_readable_entry(
+        &mut self,
+        source: &Path,
+        top: &Path,
+        found: &Metadata,
+        depth: usize,
+    ) -> Result<(), ImageError> {
         if found.is_dir() && found.mode() & 0o005 == 0o005 {
-            self.plan.directory(inside(source), 0o755);
+            self.plan.add_directory(path_inside(source), 0o755);
             for entry in fs::read_dir(source).during("list", source)? {
-                self.place(&entry.during("list", source)?.path(), top, depth + 1)?;
+                self.plan_entry(&entry.during("list", source)?.path(), top, depth + 1)?;
             }
-        } else if found.is_file() && found.mode() & 0o004 != 0 && found.len() <= LARGEST_FILE {
+        } else if found.is_file() && found.mode() & 0o004 != 0 && found.len() <= MAX_FILE_SIZE {
             self.bytes += found.len();
-            if self.bytes > MOST_BYTES {
+            if self.bytes > MAX_BYTES {
                 return Err(ImageError::TooLarge("64 MiB of essentials in `/etc`"));
             }
-            self.plan.copy(inside(source), source, found);
+            self.plan.add_copy(path_inside(source), source, found);
         }
         Ok(())
     }
 }
 
-fn inside(path: &Path) -> &Path {
+fn path_inside(path: &Path) -> &Path {
     path.strip_prefix("/").unwrap_or(path)
 }
 
 /// Whether a link has the same target inside, where only `/usr` and the listed entries exist.
-fn stays(source: &Path, target: &Path, top: &Path) -> bool {
+fn link_stays_valid(source: &Path, target: &Path, top: &Path) -> bool {
     let parent = source.parent().unwrap_or(Path::new("/"));
     let mut leads_to = PathBuf::from("/");
     for part in parent.join(target).components() {
@@ -176,8 +182,8 @@ fn stays(source: &Path, target: &Path, top: &Path) -> bool {
 
 /// Returns the metadata of a link's target, if every user of the host can reach it: each directory
 /// above it, after resolving all links, must be searchable by everyone.
-fn reachable_by_anybody(path: &Path) -> Option<Metadata> {
-    let file = skeleton::open(path).ok()?;
+fn publicly_reachable(path: &Path) -> Option<Metadata> {
+    let file = skeleton::open_nonblocking(path).ok()?;
     let real = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
     let passable = |above: &Path| fs::metadata(above).is_ok_and(|found| found.mode() & 0o001 != 0);
     if real.ancestors().skip(1).all(passable) { file.metadata().ok() } else { None }
@@ -190,7 +196,7 @@ mod tests {
     #[test]
     fn link_is_kept_when_its_target_is_the_same_inside() {
         let check = |source: &str, target: &str, top: &str, expected: bool| {
-            let stays = stays(Path::new(source), Path::new(target), Path::new(top));
+            let stays = link_stays_valid(Path::new(source), Path::new(target), Path::new(top));
             assert_eq!(stays, expected, "{source} -> {target}");
         };
         check("/etc/localtime", "/usr/share/zoneinfo/UTC", "/etc/localtime", true);

@@ -11,22 +11,22 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use linux::fs::Root;
+use linux::fs::RootDirectory;
 
-use super::skeleton::Plan;
-use super::{During, ImageError, Tree, essentials};
+use super::skeleton::SkeletonPlan;
+use super::{ImageError, ImageErrorContext, ImageTree, essentials};
 
 /// The host image as it is on this host now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostImage {
     /// In the order in which they must be mounted.
-    pub trees: Vec<Tree>,
+    pub trees: Vec<ImageTree>,
 }
 
 /// On most hosts these are links into `/usr`; where they are directories, each is a separate tree.
-pub(super) const MERGED: [&str; 7] = ["bin", "sbin", "lib", "lib32", "lib64", "libx32", "libo32"];
+pub(super) const MERGED_DIRECTORIES: [&str; 7] = ["bin", "sbin", "lib", "lib32", "lib64", "libx32", "libo32"];
 
-const EMPTY: [(&str, u32); 22] = [
+const EMPTY_DIRECTORIES: [(&str, u32); 22] = [
     ("dev", 0o755),
     ("etc", 0o755),
     ("home", 0o755),
@@ -51,7 +51,7 @@ const EMPTY: [(&str, u32); 22] = [
     ("var/tmp", 0o1777),
 ];
 
-const LINKS: [(&str, &str); 3] =
+const SYMLINKS: [(&str, &str); 3] =
     [("var/run", "/run"), ("var/lock", "/run/lock"), ("etc/mtab", "../proc/self/mounts")];
 
 const PASSWD: &str = "\
@@ -120,27 +120,27 @@ install the package on the host, or use an image of a distribution (see docs/pac
 
 /// Creates the skeleton of this host below `dir` unless it exists, and returns the trees of the
 /// image.
-pub fn host_skeleton(dir: &Path) -> Result<HostImage, ImageError> {
+pub fn create_host_skeleton(dir: &Path) -> Result<HostImage, ImageError> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).during("make", dir)?;
-    let (plan, split) = plan()?;
+    let (plan, split) = plan_skeleton()?;
     let version = PathBuf::from(plan.version());
-    let store = Root::open(dir).during("open", dir)?;
+    let store = RootDirectory::open(dir).during("open", dir)?;
     if store.stat(&version).is_err() {
-        write(&store, &plan, &version)?;
+        write_skeleton(&store, &plan, &version)?;
     }
-    Ok(HostImage { trees: trees(dir.join(version), &split)? })
+    Ok(HostImage { trees: host_trees(dir.join(version), &split)? })
 }
 
 /// Writes a draft and renames it when it is complete. A state directory has one launcher at a time,
 /// so a draft found here was left behind by a launcher that was killed.
-fn write(store: &Root, plan: &Plan, version: &Path) -> Result<(), ImageError> {
+fn write_skeleton(store: &RootDirectory, plan: &SkeletonPlan, version: &Path) -> Result<(), ImageError> {
     let draft = PathBuf::from(".draft");
     store.remove_tree(&draft).during("remove", &draft)?;
     store.make_directory(&draft, 0o755).during("make", &draft)?;
     store.set_mode(&draft, 0o755).during("mark", &draft)?;
-    let tree = store.directory(&draft).during("open", &draft)?;
+    let tree = store.open_subdirectory(&draft).during("open", &draft)?;
     plan.write(&tree)?;
-    store.rename_new(&draft, version).during("keep the skeleton", version)
+    store.rename_without_replacing(&draft, version).during("keep the skeleton", version)
 }
 
 /// Removes the skeletons of earlier starts, unless a sandbox could still use one; `are_used` is
@@ -150,9 +150,9 @@ pub fn remove_old_skeletons(
     current: &HostImage,
     are_used: impl FnOnce() -> io::Result<bool>,
 ) -> Result<(), ImageError> {
-    let store = Root::open(dir).during("open", dir)?;
+    let store = RootDirectory::open(dir).during("open", dir)?;
     let kept = current.trees.first().and_then(|tree| tree.lowers.first()).and_then(|path| path.file_name());
-    let entries = store.entries().during("list", dir)?;
+    let entries = store.list_entries().during("list", dir)?;
     let names = entries.iter().map(|entry| OsStr::from_bytes(entry.name.to_bytes()));
     let old: Vec<&OsStr> = names.filter(|name| Some(*name) != kept).collect();
     if old.is_empty() || are_used().during("look for users of", dir)? {
@@ -163,7 +163,7 @@ pub fn remove_old_skeletons(
 
 /// Directories of `/usr` to create in the upper layer when the host's owners cannot be mapped:
 /// without them an unprivileged user could install nothing there.
-pub fn premade_in_usr() -> Vec<PathBuf> {
+pub fn premade_usr_directories() -> Vec<PathBuf> {
     let names = [
         "bin",
         "sbin",
@@ -198,11 +198,11 @@ pub fn premade_in_usr() -> Vec<PathBuf> {
     fixed.chain(packages).filter(is_directory).collect()
 }
 
-fn trees(skeleton: PathBuf, split: &[String]) -> Result<Vec<Tree>, ImageError> {
+fn host_trees(skeleton: PathBuf, split: &[String]) -> Result<Vec<ImageTree>, ImageError> {
     let mounts = fs::read_to_string("/proc/self/mountinfo")
         .during("read the mounts of", Path::new("/proc/self/mountinfo"))?;
-    let same = |path: &str| Tree { mount_point: path.to_owned(), lowers: vec![PathBuf::from(path)] };
-    let mut trees = vec![Tree { mount_point: "/".to_owned(), lowers: vec![skeleton] }, same("/usr")];
+    let same = |path: &str| ImageTree { mount_point: path.to_owned(), lowers: vec![PathBuf::from(path)] };
+    let mut trees = vec![ImageTree { mount_point: "/".to_owned(), lowers: vec![skeleton] }, same("/usr")];
     trees.extend(split.iter().map(|name| same(&format!("/{name}"))));
     trees.extend(mounts_below_usr(&mounts).iter().map(|path| same(path)));
     Ok(trees)
@@ -214,7 +214,8 @@ fn mounts_below_usr(mountinfo: &str) -> Vec<String> {
         let kind = line.split(" - ").nth(1)?.split(' ').next()?;
         (kind != "autofs").then_some(line.split(' ').nth(4)?)
     });
-    let mut found: Vec<String> = points.filter(|point| point.starts_with("/usr/")).map(unescape).collect();
+    let mut found: Vec<String> =
+        points.filter(|point| point.starts_with("/usr/")).map(unescape_mount_path).collect();
     found.sort();
     found.dedup();
     found
@@ -222,7 +223,7 @@ fn mounts_below_usr(mountinfo: &str) -> Vec<String> {
 
 /// Decodes blanks and backslashes, which are written as three octal digits. See
 /// proc_pid_mountinfo(5).
-fn unescape(text: &str) -> String {
+fn unescape_mount_path(text: &str) -> String {
     let mut parts = text.split('\\');
     let mut plain = parts.next().unwrap_or_default().to_owned();
     for part in parts {
@@ -239,21 +240,21 @@ fn unescape(text: &str) -> String {
 }
 
 /// Plans the skeleton; also returns which of the merged names are directories on this host.
-fn plan() -> Result<(Plan, Vec<String>), ImageError> {
-    let mut plan = Plan::default();
-    for (path, mode) in EMPTY {
-        plan.directory(Path::new(path), mode);
+fn plan_skeleton() -> Result<(SkeletonPlan, Vec<String>), ImageError> {
+    let mut plan = SkeletonPlan::default();
+    for (path, mode) in EMPTY_DIRECTORIES {
+        plan.add_directory(Path::new(path), mode);
     }
-    for (path, target) in LINKS {
-        plan.link(Path::new(path), Path::new(target));
+    for (path, target) in SYMLINKS {
+        plan.add_link(Path::new(path), Path::new(target));
     }
-    essentials::plan(&mut plan)?;
-    synthetic(&mut plan);
-    let split = merged(&mut plan)?;
+    essentials::plan_essentials(&mut plan)?;
+    plan_synthetic_files(&mut plan);
+    let split = plan_merged_directories(&mut plan)?;
     Ok((plan, split))
 }
 
-fn synthetic(plan: &mut Plan) {
+fn plan_synthetic_files(plan: &mut SkeletonPlan) {
     let bash = Path::new("/bin/bash").exists();
     let passwd = if bash { PASSWD.replacen("/bin/sh", "/bin/bash", 1) } else { PASSWD.to_owned() };
     for (name, mode, text) in [
@@ -269,25 +270,25 @@ fn synthetic(plan: &mut Plan) {
         ("pip.conf", 0o644, PIP),
         ("machine-id", 0o444, ""),
     ] {
-        plan.text(&Path::new("etc").join(name), mode, text);
+        plan.add_text(&Path::new("etc").join(name), mode, text);
     }
     if Path::new("/usr/bin/apt-get").exists() {
-        plan.directory(Path::new("etc/apt"), 0o755);
+        plan.add_directory(Path::new("etc/apt"), 0o755);
         // Without this one apt warns before it says anything else.
-        plan.directory(Path::new("etc/apt/apt.conf.d"), 0o755);
-        plan.text(Path::new("etc/apt/apt.conf"), 0o644, APT);
+        plan.add_directory(Path::new("etc/apt/apt.conf.d"), 0o755);
+        plan.add_text(Path::new("etc/apt/apt.conf"), 0o644, APT);
     }
 }
 
-fn merged(plan: &mut Plan) -> Result<Vec<String>, ImageError> {
+fn plan_merged_directories(plan: &mut SkeletonPlan) -> Result<Vec<String>, ImageError> {
     let mut split = Vec::new();
-    for name in MERGED {
+    for name in MERGED_DIRECTORIES {
         let source = Path::new("/").join(name);
         let Ok(found) = fs::symlink_metadata(&source) else { continue };
         if found.is_symlink() {
-            plan.link(Path::new(name), &fs::read_link(&source).during("read the link", &source)?);
+            plan.add_link(Path::new(name), &fs::read_link(&source).during("read the link", &source)?);
         } else if found.is_dir() {
-            plan.directory(Path::new(name), 0o755);
+            plan.add_directory(Path::new(name), 0o755);
             split.push(name.to_owned());
         }
     }

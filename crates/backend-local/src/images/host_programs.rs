@@ -14,10 +14,10 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
-use super::PATH;
+use super::DEFAULT_PATH;
 
 /// The maximum size read from any file; package databases have a few megabytes.
-const MAX_READ: u64 = 64 << 20;
+const MAX_READ_SIZE: u64 = 64 << 20;
 /// The same limit as in the kernel.
 const MAX_LINKS: usize = 40;
 
@@ -27,7 +27,7 @@ const MIN_AGE: Duration = Duration::from_secs(2);
 
 /// Files and directories that the result depends on, besides the programs themselves. An upgrade of
 /// the host changes at least one of them.
-const DECIDING: [&str; 13] = [
+const STAMPED_PATHS: [&str; 13] = [
     "etc/os-release",
     "usr/lib/os-release",
     "usr/local/sbin",
@@ -85,7 +85,7 @@ struct FileStamp {
 
 impl FileStamp {
     /// Returns `None` if there is no such file. Links are followed.
-    fn of(path: &Path) -> Option<Self> {
+    fn of_file(path: &Path) -> Option<Self> {
         let metadata = fs::metadata(path).ok()?;
         Some(Self {
             device: metadata.dev(),
@@ -143,12 +143,13 @@ impl HostPrograms {
     /// Returns the contents, from the cache if nothing has changed since.
     fn contents(&self) -> HostContents {
         let mut cache = self.cache.lock().expect("looking up does not panic");
-        let unchanged =
-            |cached: &&CachedLookup| cached.stamps.iter().all(|(path, stamp)| FileStamp::of(path) == *stamp);
+        let unchanged = |cached: &&CachedLookup| {
+            cached.stamps.iter().all(|(path, stamp)| FileStamp::of_file(path) == *stamp)
+        };
         if let Some(cached) = cache.as_ref().filter(unchanged) {
             return cached.found.clone();
         }
-        let lookup = self.look_up();
+        let lookup = self.read_contents();
         let found = lookup.found.clone();
         let now = SystemTime::now();
         let is_settled = lookup
@@ -161,21 +162,21 @@ impl HostPrograms {
 
     /// Reads the contents. Each stamp is taken before the file is read: a change in between makes
     /// the next comparison fail.
-    fn look_up(&self) -> CachedLookup {
+    fn read_contents(&self) -> CachedLookup {
         let stamp = |path: PathBuf| {
-            let stamp = FileStamp::of(&path);
+            let stamp = FileStamp::of_file(&path);
             (path, stamp)
         };
-        let mut stamps: Vec<_> = DECIDING.iter().map(|path| stamp(self.root.join(path))).collect();
-        let python = ["python3", "python"].iter().find_map(|name| self.find(name));
-        let node = ["node", "nodejs"].iter().find_map(|name| self.find(name));
+        let mut stamps: Vec<_> = STAMPED_PATHS.iter().map(|path| stamp(self.root.join(path))).collect();
+        let python = ["python3", "python"].iter().find_map(|name| self.find_program(name));
+        let node = ["node", "nodejs"].iter().find_map(|name| self.find_program(name));
         for (entry, path) in python.iter().chain(&node) {
             stamps.push(stamp(self.on_host(entry)));
             stamps.push(stamp(self.on_host(path)));
         }
         let header = node.as_ref().and_then(|(_, path)| node_header_path(path));
         stamps.extend(header.map(|header| stamp(self.root.join(header))));
-        let release = ["etc/os-release", "usr/lib/os-release"].iter().find_map(|path| self.read(path));
+        let release = ["etc/os-release", "usr/lib/os-release"].iter().find_map(|path| self.read_file(path));
         let found = HostContents {
             os_release: release.and_then(|text| parse_os_release(&text)),
             python: python.map(|(_, path)| HostProgram { version: self.python_version(&path) }),
@@ -186,7 +187,7 @@ impl HostPrograms {
 
     fn node_version(&self, path: &Path) -> Option<String> {
         let version = self.node_header(path).or_else(|| version_in_path(path));
-        version.or_else(|| self.packaged("nodejs", path))
+        version.or_else(|| self.packaged_version("nodejs", path))
     }
 
     /// Returns names and versions of the detected programs.
@@ -203,7 +204,7 @@ impl HostPrograms {
     pub fn summary(&self) -> String {
         let HostContents { os_release, python, node } = self.contents();
         let system = os_release.map(|release| release.to_string());
-        let program = |name: &str, found: Option<HostProgram>| Some(found?.described(name));
+        let program = |name: &str, found: Option<HostProgram>| Some(found?.describe(name));
         let parts = [system, program("Python", python), program("Node", node)];
         let parts: Vec<String> = parts.into_iter().flatten().collect();
         if parts.is_empty() { "an unknown system".to_owned() } else { parts.join(", ") }
@@ -211,18 +212,18 @@ impl HostPrograms {
 
     /// Finds the first program of this name on the PATH of a sandbox: its entry there, and the file
     /// after all links.
-    fn find(&self, name: &str) -> Option<(PathBuf, PathBuf)> {
-        PATH.split(':').find_map(|directory| {
+    fn find_program(&self, name: &str) -> Option<(PathBuf, PathBuf)> {
+        DEFAULT_PATH.split(':').find_map(|directory| {
             let entry = Path::new(directory).join(name);
-            let path = self.follow(&entry)?;
+            let path = self.resolve_path(&entry)?;
             let found = fs::symlink_metadata(self.on_host(&path)).ok()?;
             (found.is_file() && found.permissions().mode() & 0o111 != 0).then_some((entry, path))
         })
     }
 
     /// Resolves a path inside the image; returns `None` if the target is not visible there.
-    fn follow(&self, path: &Path) -> Option<PathBuf> {
-        let mut left: Vec<PathBuf> = parts(path);
+    fn resolve_path(&self, path: &Path) -> Option<PathBuf> {
+        let mut left: Vec<PathBuf> = reversed_components(path);
         let mut reached = PathBuf::from("/");
         let mut links = 0;
         while let Some(part) = left.pop() {
@@ -236,26 +237,26 @@ impl HostPrograms {
                 continue;
             };
             links += 1;
-            if links > MAX_LINKS || !is_shown(&next) {
+            if links > MAX_LINKS || !is_visible(&next) {
                 return None;
             }
             if target.is_absolute() {
                 reached = PathBuf::from("/");
             }
-            left.extend(parts(&target));
+            left.extend(reversed_components(&target));
         }
-        is_shown(&reached).then_some(reached)
+        is_visible(&reached).then_some(reached)
     }
 
     fn on_host(&self, path: &Path) -> PathBuf {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    fn read(&self, path: &str) -> Option<String> {
+    fn read_file(&self, path: &str) -> Option<String> {
         let mut text = Vec::new();
-        let file = super::skeleton::open(&self.root.join(path)).ok()?;
+        let file = super::skeleton::open_nonblocking(&self.root.join(path)).ok()?;
         let plain = file.metadata().ok()?.is_file();
-        file.take(MAX_READ).read_to_end(&mut text).ok().filter(|_| plain)?;
+        file.take(MAX_READ_SIZE).read_to_end(&mut text).ok().filter(|_| plain)?;
         Some(String::from_utf8_lossy(&text).into_owned())
     }
 
@@ -276,7 +277,7 @@ impl HostPrograms {
         let entries = fs::read_dir(library).into_iter().flatten().flatten();
         let whole = entries.filter(|entry| entry.path().join("os.py").exists());
         let mut found: Vec<String> = whole.filter_map(|entry| named(&entry.file_name())).collect();
-        found.retain(|other| major(other) == major(&version));
+        found.retain(|other| major_version(other) == major_version(&version));
         match found.as_slice() {
             [only] => Some(only.clone()),
             _ => Some(version),
@@ -285,7 +286,7 @@ impl HostPrograms {
 
     /// Reads the version from Node's own header, in the prefix where the program is installed.
     fn node_header(&self, path: &Path) -> Option<String> {
-        let header = self.read(node_header_path(path)?.to_str()?)?;
+        let header = self.read_file(node_header_path(path)?.to_str()?)?;
         let number = |part: &str| {
             let name = format!("NODE_{part}_VERSION");
             let mut words = header.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
@@ -300,14 +301,14 @@ impl HostPrograms {
 
     /// Reads the version from Debian's or Alpine's package database, for a program that is
     /// installed where packages are.
-    fn packaged(&self, package: &str, path: &Path) -> Option<String> {
+    fn packaged_version(&self, package: &str, path: &Path) -> Option<String> {
         if path.parent() != Some(Path::new("/usr/bin")) {
             return None;
         }
         let debian = ("var/lib/dpkg/status", "Package: ", "Version: ");
         let alpine = ("lib/apk/db/installed", "P:", "V:");
         [debian, alpine].into_iter().find_map(|(file, name_field, version_field)| {
-            let text = self.read(file)?;
+            let text = self.read_file(file)?;
             let is_it = |paragraph: &&str| {
                 paragraph.lines().any(|line| line.strip_prefix(name_field) == Some(package))
             };
@@ -320,7 +321,7 @@ impl HostPrograms {
 
 impl HostProgram {
     /// The name with the version, if known.
-    pub(super) fn described(&self, name: &str) -> String {
+    pub(super) fn describe(&self, name: &str) -> String {
         match &self.version {
             Some(version) => format!("{name} {version}"),
             None => format!("{name} of an unknown version"),
@@ -342,7 +343,7 @@ fn node_header_path(path: &Path) -> Option<PathBuf> {
 }
 
 /// Returns the components of a path, the last one first.
-fn parts(path: &Path) -> Vec<PathBuf> {
+fn reversed_components(path: &Path) -> Vec<PathBuf> {
     let components = path.components().filter_map(|component| match component {
         Component::Normal(part) => Some(PathBuf::from(part)),
         Component::ParentDir => Some(PathBuf::from("..")),
@@ -354,12 +355,12 @@ fn parts(path: &Path) -> Vec<PathBuf> {
 }
 
 /// Whether a host path is visible in the image `host`.
-fn is_shown(path: &Path) -> bool {
+fn is_visible(path: &Path) -> bool {
     let mut first = path.components().skip(1).map(Component::as_os_str);
     match first.next().map(OsStr::as_bytes) {
         Some(b"usr") => true,
         Some(b"etc") => first.next() == Some(OsStr::new("alternatives")),
-        Some(name) => super::host::MERGED.iter().any(|merged| merged.as_bytes() == name),
+        Some(name) => super::host::MERGED_DIRECTORIES.iter().any(|merged| merged.as_bytes() == name),
         None => false,
     }
 }
@@ -372,7 +373,7 @@ pub(super) fn leading_version(text: &str) -> Option<String> {
 }
 
 /// Returns the first number of a version.
-pub(super) fn major(version: &str) -> &str {
+pub(super) fn major_version(version: &str) -> &str {
     version.split('.').next().unwrap_or(version)
 }
 

@@ -6,32 +6,32 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
-use super::blobs::Blobs;
+use super::blobs::ImageBlobs;
 use super::record::ImageConfig;
 use super::{Digest, ImageError};
 
 /// An overlay supports more layers, but the descriptors of many more would not fit into one
 /// message.
-const MOST_LAYERS: usize = 200;
+const MAX_LAYERS: usize = 200;
 /// An index may lead to another one; this limits the chain.
-const MOST_INDEXES: usize = 4;
+const MAX_INDEXES: usize = 4;
 
 /// The size limit for environment and command of an image together. They are part of every record
 /// of a sandbox that uses it, and the kernel accepts not much more for one program.
-const MOST_SETTINGS: usize = 128 << 10;
+const MAX_SETTINGS_SIZE: usize = 128 << 10;
 /// The size charged per word in addition to its bytes.
-const WORD: usize = 8;
+const WORD_OVERHEAD: usize = 8;
 
 /// The content of a manifest.
-pub(super) struct Manifest {
+pub(super) struct ImageManifest {
     pub(super) digest: Option<Digest>,
     pub(super) config: ImageConfig,
     /// From the bottom up.
-    pub(super) layers: Vec<Part>,
+    pub(super) layers: Vec<LayerBlob>,
 }
 
 /// One layer: its path, its expected digest and size as packed, and its digest unpacked.
-pub(super) struct Part {
+pub(super) struct LayerBlob {
     pub(super) path: PathBuf,
     pub(super) packed: Option<(Digest, u64)>,
     pub(super) digest: Digest,
@@ -39,17 +39,17 @@ pub(super) struct Part {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Descriptor {
+struct BlobDescriptor {
     #[serde(default)]
     media_type: String,
     digest: Digest,
     size: u64,
     #[serde(default)]
-    platform: Option<Platform>,
+    platform: Option<ImagePlatform>,
 }
 
 #[derive(Deserialize)]
-struct Platform {
+struct ImagePlatform {
     architecture: String,
     os: String,
 }
@@ -57,13 +57,13 @@ struct Platform {
 /// An index or a manifest, depending on which fields are present.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Document {
+struct ManifestDocument {
     #[serde(default)]
-    manifests: Option<Vec<Descriptor>>,
+    manifests: Option<Vec<BlobDescriptor>>,
     #[serde(default)]
-    config: Option<Descriptor>,
+    config: Option<BlobDescriptor>,
     #[serde(default)]
-    layers: Option<Vec<Descriptor>>,
+    layers: Option<Vec<BlobDescriptor>>,
 }
 
 #[derive(Deserialize)]
@@ -74,13 +74,13 @@ struct DockerManifest {
 }
 
 #[derive(Deserialize)]
-struct Configuration {
+struct ConfigDocument {
     #[serde(default)]
     architecture: String,
     #[serde(default)]
     os: String,
     #[serde(default)]
-    config: Option<Settings>,
+    config: Option<ConfigSettings>,
     rootfs: RootFs,
 }
 
@@ -91,7 +91,7 @@ struct RootFs {
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Settings {
+struct ConfigSettings {
     #[serde(default)]
     entrypoint: Option<Vec<String>>,
     #[serde(default)]
@@ -105,95 +105,98 @@ struct Settings {
 }
 
 /// The processor architecture of this host, as named by images.
-pub fn architecture() -> &'static str {
+pub fn host_architecture() -> &'static str {
     if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" }
 }
 
 /// Reads an OCI layout. With `wanted`, it must lead to the manifest with that digest.
-pub(super) fn of_layout(blobs: &Blobs, wanted: Option<&Digest>) -> Result<Manifest, ImageError> {
-    let mut document = blobs.document(&PathBuf::from("index.json"))?;
+pub(super) fn read_layout(blobs: &ImageBlobs, wanted: Option<&Digest>) -> Result<ImageManifest, ImageError> {
+    let mut document = blobs.read_document(&PathBuf::from("index.json"))?;
     let mut digest = None;
-    for _ in 0..MOST_INDEXES {
-        let parsed: Document = parse(&document)?;
+    for _ in 0..MAX_INDEXES {
+        let parsed: ManifestDocument = parse_json(&document)?;
         if let (Some(config), Some(layers)) = (parsed.config, parsed.layers) {
-            let digest = digest.unwrap_or_else(|| Digest::of(&document));
-            return of_manifest(blobs, digest, &config, layers);
+            let digest = digest.unwrap_or_else(|| Digest::of_content(&document));
+            return read_manifest(blobs, digest, &config, layers);
         }
         let manifests =
-            parsed.manifests.ok_or_else(|| wrong("document is neither an index nor a manifest"))?;
+            parsed.manifests.ok_or_else(|| malformed_image("document is neither an index nor a manifest"))?;
         let next = match wanted {
             Some(wanted) if manifests.iter().any(|entry| entry.digest == *wanted) => wanted.clone(),
-            _ => choose(manifests)?,
+            _ => choose_manifest(manifests)?,
         };
-        document = checked(blobs, &next, None)?;
+        document = read_verified(blobs, &next, None)?;
         digest = Some(next);
     }
-    Err(wrong("too many nested indexes"))
+    Err(malformed_image("too many nested indexes"))
 }
 
 /// Returns the manifest for this host, or the only one there is.
-fn choose(mut manifests: Vec<Descriptor>) -> Result<Digest, ImageError> {
-    let fits = |platform: &Platform| platform.os == "linux" && platform.architecture == architecture();
+fn choose_manifest(mut manifests: Vec<BlobDescriptor>) -> Result<Digest, ImageError> {
+    let fits =
+        |platform: &ImagePlatform| platform.os == "linux" && platform.architecture == host_architecture();
     if let Some(found) = manifests.iter().find(|entry| entry.platform.as_ref().is_some_and(fits)) {
         return Ok(found.digest.clone());
     }
     manifests.retain(|entry| entry.platform.is_none());
     match manifests.as_slice() {
         [only] => Ok(only.digest.clone()),
-        [] => Err(ImageError::NoPlatform(architecture())),
-        _ => Err(wrong("the layout has several images; name one by its digest, or export a single image")),
+        [] => Err(ImageError::NoPlatform(host_architecture())),
+        _ => Err(malformed_image(
+            "the layout has several images; name one by its digest, or export a single image",
+        )),
     }
 }
 
-fn of_manifest(
-    blobs: &Blobs,
+fn read_manifest(
+    blobs: &ImageBlobs,
     digest: Digest,
-    config: &Descriptor,
-    layers: Vec<Descriptor>,
-) -> Result<Manifest, ImageError> {
-    let document = checked(blobs, &config.digest, Some(config.size))?;
-    let (config, digests) = configuration(&document)?;
+    config: &BlobDescriptor,
+    layers: Vec<BlobDescriptor>,
+) -> Result<ImageManifest, ImageError> {
+    let document = read_verified(blobs, &config.digest, Some(config.size))?;
+    let (config, digests) = parse_configuration(&document)?;
     if digests.len() != layers.len() {
-        return Err(wrong("manifest and configuration have different numbers of layers"));
+        return Err(malformed_image("manifest and configuration have different numbers of layers"));
     }
-    let foreign = |layer: &Descriptor| {
+    let foreign = |layer: &BlobDescriptor| {
         layer.media_type.contains("nondistributable") || layer.media_type.contains("foreign")
     };
     if layers.iter().any(foreign) {
-        return Err(wrong("layers from external sources are not supported"));
+        return Err(malformed_image("layers from external sources are not supported"));
     }
     let parts = layers.into_iter().zip(digests);
-    let parts = parts.map(|(layer, digest)| Part {
+    let parts = parts.map(|(layer, digest)| LayerBlob {
         path: blob_path(&layer.digest),
         packed: Some((layer.digest, layer.size)),
         digest,
     });
-    Ok(Manifest { digest: Some(digest), config, layers: parts.collect() })
+    Ok(ImageManifest { digest: Some(digest), config, layers: parts.collect() })
 }
 
 /// Reads the output of `docker save`. It may contain several images; only a single one is accepted.
-pub(super) fn of_docker(blobs: &Blobs) -> Result<Manifest, ImageError> {
-    let all: Vec<DockerManifest> = parse(&blobs.document(&PathBuf::from("manifest.json"))?)?;
+pub(super) fn read_docker_save(blobs: &ImageBlobs) -> Result<ImageManifest, ImageError> {
+    let all: Vec<DockerManifest> = parse_json(&blobs.read_document(&PathBuf::from("manifest.json"))?)?;
     let [one] = all.as_slice() else {
-        return Err(wrong("the archive has several images; save a single image"));
+        return Err(malformed_image("the archive has several images; save a single image"));
     };
-    let document = blobs.document(&PathBuf::from(&one.config))?;
-    let (config, digests) = configuration(&document)?;
+    let document = blobs.read_document(&PathBuf::from(&one.config))?;
+    let (config, digests) = parse_configuration(&document)?;
     if digests.len() != one.layers.len() {
-        return Err(wrong("manifest and configuration have different numbers of layers"));
+        return Err(malformed_image("manifest and configuration have different numbers of layers"));
     }
     let parts = one.layers.iter().zip(digests);
-    let parts = parts.map(|(path, digest)| Part { path: PathBuf::from(path), packed: None, digest });
-    Ok(Manifest { digest: None, config, layers: parts.collect() })
+    let parts = parts.map(|(path, digest)| LayerBlob { path: PathBuf::from(path), packed: None, digest });
+    Ok(ImageManifest { digest: None, config, layers: parts.collect() })
 }
 
-fn configuration(document: &[u8]) -> Result<(ImageConfig, Vec<Digest>), ImageError> {
-    let parsed: Configuration = parse(document)?;
+fn parse_configuration(document: &[u8]) -> Result<(ImageConfig, Vec<Digest>), ImageError> {
+    let parsed: ConfigDocument = parse_json(document)?;
     let other = |have: &str, want: &str| !have.is_empty() && have != want;
-    if other(&parsed.os, "linux") || other(&parsed.architecture, architecture()) {
-        return Err(ImageError::NoPlatform(architecture()));
+    if other(&parsed.os, "linux") || other(&parsed.architecture, host_architecture()) {
+        return Err(ImageError::NoPlatform(host_architecture()));
     }
-    if parsed.rootfs.diff_ids.len() > MOST_LAYERS {
+    if parsed.rootfs.diff_ids.len() > MAX_LAYERS {
         return Err(ImageError::TooLarge("200 layers"));
     }
     let settings = parsed.config.unwrap_or_default();
@@ -225,20 +228,20 @@ fn check_words(config: &ImageConfig) -> Result<(), ImageError> {
     let mut length = 0;
     for word in words {
         if word.contains('\0') {
-            return Err(wrong("the configuration contains a NUL byte"));
+            return Err(malformed_image("the configuration contains a NUL byte"));
         }
-        length += word.len() + WORD;
+        length += word.len() + WORD_OVERHEAD;
     }
-    if length > MOST_SETTINGS {
+    if length > MAX_SETTINGS_SIZE {
         return Err(ImageError::TooLarge("128 KiB of environment and command"));
     }
     Ok(())
 }
 
 /// Reads a document and verifies its digest.
-fn checked(blobs: &Blobs, digest: &Digest, size: Option<u64>) -> Result<Vec<u8>, ImageError> {
-    let document = blobs.document(&blob_path(digest))?;
-    if Digest::of(&document) != *digest || size.is_some_and(|size| size != document.len() as u64) {
+fn read_verified(blobs: &ImageBlobs, digest: &Digest, size: Option<u64>) -> Result<Vec<u8>, ImageError> {
+    let document = blobs.read_document(&blob_path(digest))?;
+    if Digest::of_content(&document) != *digest || size.is_some_and(|size| size != document.len() as u64) {
         return Err(ImageError::Mismatch(digest.to_string()));
     }
     Ok(document)
@@ -248,10 +251,10 @@ pub(super) fn blob_path(digest: &Digest) -> PathBuf {
     PathBuf::from("blobs/sha256").join(digest.hex())
 }
 
-fn parse<'text, T: Deserialize<'text>>(text: &'text [u8]) -> Result<T, ImageError> {
+fn parse_json<'text, T: Deserialize<'text>>(text: &'text [u8]) -> Result<T, ImageError> {
     serde_json::from_slice(text).map_err(|error| ImageError::Malformed(error.to_string()))
 }
 
-fn wrong(why: &str) -> ImageError {
+fn malformed_image(why: &str) -> ImageError {
     ImageError::Malformed(why.to_owned())
 }

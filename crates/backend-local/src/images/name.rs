@@ -4,7 +4,7 @@
 use super::{Digest, ImageError};
 
 /// The maximum length of a file name that leaves space for a suffix.
-const LONGEST: usize = 240;
+const MAX_NAME_LENGTH: usize = 240;
 
 /// Returns the name of the file that describes an image. It is unique for each image name.
 pub(super) fn file_name(name: &str) -> Result<String, ImageError> {
@@ -16,14 +16,14 @@ pub(super) fn file_name(name: &str) -> Result<String, ImageError> {
     let (path, tag) = split_tag(rest);
     let mut parts = path.split('/').enumerate();
     let several = path.contains('/');
-    let path_fits =
-        parts.all(|(index, part)| if index == 0 && several { host_fits(part) } else { part_fits(part) });
+    let path_fits = parts
+        .all(|(index, part)| if index == 0 && several { is_valid_host(part) } else { is_valid_part(part) });
     let tag_fits = tag.is_none_or(|tag| {
         let starts = tag.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
         starts && tag.len() <= 128 && tag.bytes().all(plain)
     });
-    if !(path_fits && tag_fits && name.len() <= LONGEST) {
+    if !(path_fits && tag_fits && name.len() <= MAX_NAME_LENGTH) {
         return Err(wrong());
     }
     // None of the three replacement characters is valid in a name.
@@ -31,7 +31,7 @@ pub(super) fn file_name(name: &str) -> Result<String, ImageError> {
 }
 
 /// Adds the default tag to a name without one.
-pub(super) fn with_tag(name: &str) -> Option<String> {
+pub(super) fn with_default_tag(name: &str) -> Option<String> {
     let bare = !name.contains('@') && split_tag(name).1.is_none();
     bare.then(|| format!("{name}:latest"))
 }
@@ -44,17 +44,17 @@ pub(super) fn split_tag(name: &str) -> (&str, Option<&str>) {
     }
 }
 
-fn part_fits(part: &str) -> bool {
+fn is_valid_part(part: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"._-".contains(&byte);
     let starts = part.bytes().next().is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
     starts && part.bytes().all(plain)
 }
 
 /// The first of several parts may be a registry with a port.
-fn host_fits(part: &str) -> bool {
+fn is_valid_host(part: &str) -> bool {
     match part.split_once(':') {
-        Some((host, port)) => part_fits(host) && port.parse::<u16>().is_ok(),
-        None => part_fits(part),
+        Some((host, port)) => is_valid_part(host) && port.parse::<u16>().is_ok(),
+        None => is_valid_part(part),
     }
 }
 
@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn each_name_has_its_own_file() {
-        let digest = Digest::of(b"x");
+        let digest = Digest::of_content(b"x");
         let pinned = format!("a@{digest}");
         for (name, file) in [
             ("a/b:1.2", "a+b=1.2".to_owned()),
@@ -98,13 +98,13 @@ mod tests {
         ] {
             assert!(file_name(name).is_err(), "{name:?}");
         }
-        assert!(file_name(&"a".repeat(LONGEST + 1)).is_err());
+        assert!(file_name(&"a".repeat(MAX_NAME_LENGTH + 1)).is_err());
     }
 
     #[test]
     fn latest_is_the_default_tag() {
-        assert_eq!(with_tag("h:5000/a").as_deref(), Some("h:5000/a:latest"));
-        assert_eq!(with_tag("h:5000/a:1"), None);
-        assert_eq!(with_tag("a@sha256:0"), None);
+        assert_eq!(with_default_tag("h:5000/a").as_deref(), Some("h:5000/a:latest"));
+        assert_eq!(with_default_tag("h:5000/a:1"), None);
+        assert_eq!(with_default_tag("a@sha256:0"), None);
     }
 }

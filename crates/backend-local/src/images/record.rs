@@ -6,7 +6,7 @@ use super::Digest;
 
 /// An image in the store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
+pub struct ImageRecord {
     pub name: String,
     /// The digest of its manifest, if it came with one.
     pub manifest: Option<Digest>,
@@ -67,7 +67,7 @@ impl ImageConfig {
     }
 }
 
-impl Record {
+impl ImageRecord {
     pub fn bytes(&self) -> u64 {
         self.layers.iter().map(|layer| layer.bytes).sum()
     }

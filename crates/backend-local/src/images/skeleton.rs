@@ -10,50 +10,50 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use linux::fs::Root;
+use linux::fs::RootDirectory;
 
 use super::layer::write_text;
-use super::{During, ImageError};
+use super::{ImageError, ImageErrorContext};
 
 /// Changes when the same plan would be written differently.
-const FORMAT: u64 = 1;
+const FORMAT_VERSION: u64 = 1;
 
 /// The maximum size of a copied file in bytes.
-pub(super) const LARGEST_FILE: u64 = 16 << 20;
+pub(super) const MAX_FILE_SIZE: u64 = 16 << 20;
 
 /// The entries of a skeleton, by path without the leading `/`.
 #[derive(Debug, Default)]
-pub(super) struct Plan {
-    items: BTreeMap<PathBuf, Item>,
+pub(super) struct SkeletonPlan {
+    items: BTreeMap<PathBuf, SkeletonEntry>,
 }
 
 #[derive(Debug)]
-enum Item {
+enum SkeletonEntry {
     Directory { mode: u32 },
     Link { target: PathBuf },
     Text { mode: u32, text: String },
     Copy { source: PathBuf, mode: u32, stamp: [u64; 6] },
 }
 
-impl Plan {
-    pub(super) fn directory(&mut self, path: &Path, mode: u32) {
-        self.items.entry(path.to_owned()).or_insert(Item::Directory { mode });
+impl SkeletonPlan {
+    pub(super) fn add_directory(&mut self, path: &Path, mode: u32) {
+        self.items.entry(path.to_owned()).or_insert(SkeletonEntry::Directory { mode });
     }
 
-    pub(super) fn link(&mut self, path: &Path, target: &Path) {
-        self.items.insert(path.to_owned(), Item::Link { target: target.to_owned() });
+    pub(super) fn add_link(&mut self, path: &Path, target: &Path) {
+        self.items.insert(path.to_owned(), SkeletonEntry::Link { target: target.to_owned() });
     }
 
-    pub(super) fn text(&mut self, path: &Path, mode: u32, text: &str) {
-        self.items.insert(path.to_owned(), Item::Text { mode, text: text.to_owned() });
+    pub(super) fn add_text(&mut self, path: &Path, mode: u32, text: &str) {
+        self.items.insert(path.to_owned(), SkeletonEntry::Text { mode, text: text.to_owned() });
     }
 
     /// Plans a copy of `source`, whose metadata is `found`.
-    pub(super) fn copy(&mut self, path: &Path, source: &Path, found: &Metadata) {
+    pub(super) fn add_copy(&mut self, path: &Path, source: &Path, found: &Metadata) {
         let mode = 0o644 | (found.mode() & 0o111);
         let times = [found.mtime(), found.mtime_nsec(), found.ctime()].map(i64::cast_unsigned);
         let stamp = [found.dev(), found.ino(), found.len(), times[0], times[1], times[2]];
-        self.items.insert(path.to_owned(), Item::Copy { source: source.to_owned(), mode, stamp });
+        self.items.insert(path.to_owned(), SkeletonEntry::Copy { source: source.to_owned(), mode, stamp });
     }
 
     pub(super) fn len(&self) -> usize {
@@ -63,20 +63,20 @@ impl Plan {
     /// The name derived from the content.
     pub(super) fn version(&self) -> String {
         let mut hash = blake3::Hasher::new();
-        hash.update(&FORMAT.to_le_bytes());
+        hash.update(&FORMAT_VERSION.to_le_bytes());
         for (path, item) in &self.items {
-            note(&mut hash, path.as_os_str().as_bytes());
+            hash_part(&mut hash, path.as_os_str().as_bytes());
             match item {
-                Item::Directory { mode } => note(&mut hash, &mode.to_le_bytes()),
-                Item::Link { target } => note(&mut hash, target.as_os_str().as_bytes()),
-                Item::Text { mode, text } => {
-                    note(&mut hash, &mode.to_le_bytes());
-                    note(&mut hash, text.as_bytes());
+                SkeletonEntry::Directory { mode } => hash_part(&mut hash, &mode.to_le_bytes()),
+                SkeletonEntry::Link { target } => hash_part(&mut hash, target.as_os_str().as_bytes()),
+                SkeletonEntry::Text { mode, text } => {
+                    hash_part(&mut hash, &mode.to_le_bytes());
+                    hash_part(&mut hash, text.as_bytes());
                 }
-                Item::Copy { source, mode, stamp } => {
-                    note(&mut hash, source.as_os_str().as_bytes());
-                    note(&mut hash, &mode.to_le_bytes());
-                    stamp.iter().for_each(|number| note(&mut hash, &number.to_le_bytes()));
+                SkeletonEntry::Copy { source, mode, stamp } => {
+                    hash_part(&mut hash, source.as_os_str().as_bytes());
+                    hash_part(&mut hash, &mode.to_le_bytes());
+                    stamp.iter().for_each(|number| hash_part(&mut hash, &number.to_le_bytes()));
                 }
             }
         }
@@ -84,19 +84,19 @@ impl Plan {
     }
 
     /// Writes all entries below `tree`, which is empty. A directory sorts before its entries.
-    pub(super) fn write(&self, tree: &Root) -> Result<(), ImageError> {
+    pub(super) fn write(&self, tree: &RootDirectory) -> Result<(), ImageError> {
         for (path, item) in &self.items {
             match item {
-                Item::Directory { mode } => {
+                SkeletonEntry::Directory { mode } => {
                     let made = tree.make_directory(path, *mode);
                     made.and_then(|()| tree.set_mode(path, *mode)).during("make", path)?;
                 }
-                Item::Link { target } => tree.symlink(target, path).during("make", path)?,
-                Item::Text { mode, text } => {
+                SkeletonEntry::Link { target } => tree.create_symlink(target, path).during("make", path)?,
+                SkeletonEntry::Text { mode, text } => {
                     write_text(tree, path, *mode, text.as_bytes()).during("write", path)?;
                 }
-                Item::Copy { source, mode, .. } => {
-                    let text = read_as_anybody(source).during("copy", source)?;
+                SkeletonEntry::Copy { source, mode, .. } => {
+                    let text = read_public_file(source).during("copy", source)?;
                     write_text(tree, path, *mode, &text).during("write", path)?;
                 }
             }
@@ -106,25 +106,25 @@ impl Plan {
 }
 
 /// Hashes the length as well, so that the parts stay unambiguous.
-fn note(hash: &mut blake3::Hasher, part: &[u8]) {
+fn hash_part(hash: &mut blake3::Hasher, part: &[u8]) {
     hash.update(&part.len().to_le_bytes());
     hash.update(part);
 }
 
 /// Opens a host file without waiting if it is a pipe.
-pub(super) fn open(path: &Path) -> io::Result<File> {
+pub(super) fn open_nonblocking(path: &Path) -> io::Result<File> {
     let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
     OpenOptions::new().read(true).custom_flags(flags).open(path)
 }
 
 /// Reads a file that everyone may read; it may have changed since it was planned.
-fn read_as_anybody(path: &Path) -> io::Result<Vec<u8>> {
-    let file = open(path)?;
+fn read_public_file(path: &Path) -> io::Result<Vec<u8>> {
+    let file = open_nonblocking(path)?;
     let found = file.metadata()?;
     if !found.is_file() || found.mode() & 0o004 == 0 {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     let mut text = Vec::new();
-    file.take(LARGEST_FILE).read_to_end(&mut text)?;
+    file.take(MAX_FILE_SIZE).read_to_end(&mut text)?;
     Ok(text)
 }

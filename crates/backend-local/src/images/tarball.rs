@@ -7,24 +7,24 @@ use std::rc::Rc;
 
 use tar::{Archive, EntryType};
 
-use super::layer::{Layer, Marks, hostile};
-use super::{During, ImageError};
+use super::layer::{EntryMetadata, LayerWriter, hostile_entry};
+use super::{ImageError, ImageErrorContext};
 
 /// The maximum size read between two entries: headers, long names, attributes. The parser keeps these
 /// in memory.
-pub(super) const MOST_HEADERS: u64 = 1 << 20;
+pub(super) const MAX_HEADER_SIZE: u64 = 1 << 20;
 
 /// The maximum size of the attributes of one entry.
-pub(super) const MOST_ATTRIBUTES: usize = 64 << 10;
+pub(super) const MAX_ATTRIBUTES_SIZE: usize = 64 << 10;
 
 /// Unpacks the archive `content` into `layer`.
-pub(super) fn unpack(content: &mut dyn Read, layer: &mut Layer<'_>) -> Result<(), ImageError> {
+pub(super) fn unpack_tar(content: &mut dyn Read, layer: &mut LayerWriter<'_>) -> Result<(), ImageError> {
     let source = Path::new("the archive");
-    let (content, ration) = Rationed::new(content);
+    let (content, ration) = RationedReader::new(content);
     let mut archive = Archive::new(content);
     let mut entries = archive.entries().during("read", source)?;
     loop {
-        ration.set(MOST_HEADERS);
+        ration.set(MAX_HEADER_SIZE);
         let Some(entry) = entries.next() else { return Ok(()) };
         let mut entry = entry.during("read", source)?;
         // The content of an entry is limited by the layer, its size in the archive by its header.
@@ -32,35 +32,38 @@ pub(super) fn unpack(content: &mut dyn Read, layer: &mut Layer<'_>) -> Result<()
         if !entry.header().entry_type().is_pax_global_extensions() {
             ration.set(u64::MAX);
         }
-        place(&mut entry, layer)?;
+        unpack_entry(&mut entry, layer)?;
         io::copy(&mut entry, &mut io::sink()).during("read", source)?;
     }
 }
 
-fn place<R: Read>(entry: &mut tar::Entry<'_, R>, layer: &mut Layer<'_>) -> Result<(), ImageError> {
+fn unpack_entry<R: Read>(
+    entry: &mut tar::Entry<'_, R>,
+    layer: &mut LayerWriter<'_>,
+) -> Result<(), ImageError> {
     let path = entry.path().during("read the name of", Path::new("an entry"))?.into_owned();
     let link = entry.link_name().during("read the target of", &path)?.map(|link| link.into_owned());
-    let marks = marks(entry, &path)?;
+    let marks = read_metadata(entry, &path)?;
     match (entry.header().entry_type(), link) {
-        (EntryType::Directory, _) => layer.directory(&path, marks),
-        (EntryType::Regular | EntryType::Continuous, _) => layer.file(&path, &marks, entry),
-        (EntryType::Symlink, Some(target)) => layer.symlink(&path, &target, &marks),
-        (EntryType::Link, Some(existing)) => layer.hard_link(&path, &existing),
-        (EntryType::Fifo, _) => layer.special(&path, "it is a pipe"),
-        (EntryType::Char | EntryType::Block, _) => layer.special(&path, "it is a device"),
+        (EntryType::Directory, _) => layer.add_directory(&path, marks),
+        (EntryType::Regular | EntryType::Continuous, _) => layer.add_file(&path, &marks, entry),
+        (EntryType::Symlink, Some(target)) => layer.add_symlink(&path, &target, &marks),
+        (EntryType::Link, Some(existing)) => layer.add_hard_link(&path, &existing),
+        (EntryType::Fifo, _) => layer.reject_special(&path, "it is a pipe"),
+        (EntryType::Char | EntryType::Block, _) => layer.reject_special(&path, "it is a device"),
         // A few bytes of it can represent any amount of zeros.
-        (EntryType::GNUSparse, _) => Err(hostile(&path, "it is a sparse file")),
+        (EntryType::GNUSparse, _) => Err(hostile_entry(&path, "it is a sparse file")),
         // Attributes for all entries of the archive; the parser does not use them.
         (EntryType::XGlobalHeader, _) => Ok(()),
-        _ => Err(hostile(&path, "its type is unknown")),
+        _ => Err(hostile_entry(&path, "its type is unknown")),
     }
 }
 
-fn marks<R: Read>(entry: &mut tar::Entry<'_, R>, path: &Path) -> Result<Marks, ImageError> {
-    let attributes = attributes(entry, path)?;
+fn read_metadata<R: Read>(entry: &mut tar::Entry<'_, R>, path: &Path) -> Result<EntryMetadata, ImageError> {
+    let attributes = read_attributes(entry, path)?;
     let narrow = |id: u64| u32::try_from(id).unwrap_or(u32::MAX);
     let read = |header: &tar::Header| {
-        Ok(Marks {
+        Ok(EntryMetadata {
             mode: header.mode()?,
             uid: narrow(header.uid()?),
             gid: narrow(header.gid()?),
@@ -74,7 +77,7 @@ fn marks<R: Read>(entry: &mut tar::Entry<'_, R>, path: &Path) -> Result<Marks, I
 /// Returns the attributes that any user may set. File capabilities, access lists and labels of the
 /// host's security modules are omitted: nothing inside could use them, because no command gains
 /// privileges by an exec.
-fn attributes<R: Read>(
+fn read_attributes<R: Read>(
     entry: &mut tar::Entry<'_, R>,
     path: &Path,
 ) -> Result<Vec<(String, Vec<u8>)>, ImageError> {
@@ -84,51 +87,51 @@ fn attributes<R: Read>(
         let extension = extension.during("read the attributes of", path)?;
         // The other way to write a sparse file: a plain file that begins with the list of its holes.
         if extension.key_bytes().starts_with(b"GNU.sparse.") {
-            return Err(hostile(path, "it is a sparse file"));
+            return Err(hostile_entry(path, "it is a sparse file"));
         }
         let Some(name) = extension.key().ok().and_then(|key| key.strip_prefix("SCHILY.xattr.")) else {
             continue;
         };
-        if is_kept(name, path)? {
+        if is_kept_attribute(name, path)? {
             found.push((name.to_owned(), extension.value_bytes().to_vec()));
         }
     }
-    check_length(&found, path)?;
+    check_attributes_size(&found, path)?;
     Ok(found)
 }
 
 /// Whether an attribute is one that any user may set. Attributes that control an overlay are rejected.
-pub(super) fn is_kept(name: &str, path: &Path) -> Result<bool, ImageError> {
+pub(super) fn is_kept_attribute(name: &str, path: &Path) -> Result<bool, ImageError> {
     if name.starts_with("user.overlay.") || name.starts_with("trusted.overlay.") {
-        return Err(hostile(path, "it has an attribute that steers an overlay"));
+        return Err(hostile_entry(path, "it has an attribute that steers an overlay"));
     }
     Ok(name.starts_with("user."))
 }
 
 /// Rejects an entry with too many attributes.
-pub(super) fn check_length(found: &[(String, Vec<u8>)], path: &Path) -> Result<(), ImageError> {
+pub(super) fn check_attributes_size(found: &[(String, Vec<u8>)], path: &Path) -> Result<(), ImageError> {
     let length = |(name, value): &(String, Vec<u8>)| name.len() + value.len();
-    if found.iter().map(length).sum::<usize>() > MOST_ATTRIBUTES {
-        return Err(hostile(path, "its attributes are too large"));
+    if found.iter().map(length).sum::<usize>() > MAX_ATTRIBUTES_SIZE {
+        return Err(hostile_entry(path, "its attributes are too large"));
     }
     Ok(())
 }
 
 /// A reader that fails when its ration is used up, so that a long header cannot fill the memory.
-pub(super) struct Rationed<R> {
+pub(super) struct RationedReader<R> {
     content: R,
     ration: Rc<Cell<u64>>,
 }
 
-impl<R> Rationed<R> {
-    /// Returns the reader and its ration, which is set to [`MOST_HEADERS`] before each header.
+impl<R> RationedReader<R> {
+    /// Returns the reader and its ration, which is set to [`MAX_HEADER_SIZE`] before each header.
     pub(super) fn new(content: R) -> (Self, Rc<Cell<u64>>) {
-        let ration = Rc::new(Cell::new(MOST_HEADERS));
+        let ration = Rc::new(Cell::new(MAX_HEADER_SIZE));
         (Self { content, ration: Rc::clone(&ration) }, ration)
     }
 }
 
-impl<R: Read> Read for Rationed<R> {
+impl<R: Read> Read for RationedReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let length = self.content.read(buffer)?;
         let left = self.ration.get().checked_sub(length as u64);
@@ -138,7 +141,7 @@ impl<R: Read> Read for Rationed<R> {
     }
 }
 
-impl<R: Seek> Seek for Rationed<R> {
+impl<R: Seek> Seek for RationedReader<R> {
     fn seek(&mut self, position: SeekFrom) -> io::Result<u64> {
         self.content.seek(position)
     }

@@ -8,22 +8,22 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use linux::fs::Root;
+use linux::fs::RootDirectory;
 use serde::{Deserialize, Serialize};
 
-use super::blobs::Blobs;
-use super::budget::Budget;
-use super::digest::Hashing;
-use super::directory::Contents;
-use super::layer::{Form, Layer};
-use super::manifest::{self, Manifest, Part};
+use super::blobs::ImageBlobs;
+use super::budget::ImageBudget;
+use super::digest::HashingReader;
+use super::directory::DirectoryContents;
+use super::layer::{LayerForm, LayerWriter};
+use super::manifest::{self, ImageManifest, LayerBlob};
 use super::record::{ImageConfig, root_tree};
-use super::stream::Inflated;
-use super::{Digest, During, ImageError, directory, tarball};
+use super::stream::InflatedReader;
+use super::{Digest, ImageError, ImageErrorContext, directory, tarball};
 
 /// The source of an image.
 #[derive(Debug)]
-pub enum Source {
+pub enum ImportSource {
     /// An archive: of a root file system, of an OCI layout, or of `docker save`.
     Archive(File),
     /// The files of an OCI layout.
@@ -43,7 +43,7 @@ pub struct UpperTree {
 }
 
 /// The parameters for unpacking a source.
-pub(super) struct Task {
+pub(super) struct UnpackTask {
     /// The expected digest of the manifest.
     pub(super) wanted: Option<Digest>,
     /// Layers that need not be unpacked again.
@@ -56,7 +56,7 @@ pub(super) struct Task {
 
 /// The result of unpacking a source.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Unpacked {
+pub(super) struct UnpackedImage {
     pub(super) manifest: Option<Digest>,
     pub(super) config: ImageConfig,
     /// From the bottom up.
@@ -74,53 +74,55 @@ pub(super) struct UnpackedLayer {
 }
 
 /// Unpacks the layers of `source` into numbered directories of `draft`.
-pub(super) fn unpack(
-    source: Source,
-    draft: &Root,
-    task: &Task,
+pub(super) fn unpack_source(
+    source: ImportSource,
+    draft: &RootDirectory,
+    task: &UnpackTask,
     progress: &mut dyn FnMut(&str),
-) -> Result<Unpacked, ImageError> {
+) -> Result<UnpackedImage, ImageError> {
     let blobs = match source {
-        Source::Tree(path) => {
-            let root = Root::open(&path).during("open", &path)?;
-            return whole(draft, task, progress, |layer| directory::copy(&root, layer, Contents::Tree));
+        ImportSource::Tree(path) => {
+            let root = RootDirectory::open(&path).during("open", &path)?;
+            return unpack_root(draft, task, progress, |layer| {
+                directory::copy_directory(&root, layer, DirectoryContents::Tree)
+            });
         }
-        Source::Uppers { disk, trees } => return uppers(&disk, &trees, draft, task, progress),
-        Source::Layout(files) => Blobs::Files(files),
-        Source::Archive(file) => Blobs::of_tar(file, draft)?,
+        ImportSource::Uppers { disk, trees } => return copy_uppers(&disk, &trees, draft, task, progress),
+        ImportSource::Layout(files) => ImageBlobs::Files(files),
+        ImportSource::Archive(file) => ImageBlobs::from_tar(file, draft)?,
     };
     // Newer archives of `docker save` have both formats; the layout has digests of everything.
-    if blobs.has("index.json") && blobs.has("oci-layout") || matches!(blobs, Blobs::Files(_)) {
-        let manifest = manifest::of_layout(&blobs, task.wanted.as_ref())?;
-        return layers(&blobs, manifest, draft, task, progress);
+    if blobs.contains("index.json") && blobs.contains("oci-layout") || matches!(blobs, ImageBlobs::Files(_)) {
+        let manifest = manifest::read_layout(&blobs, task.wanted.as_ref())?;
+        return unpack_layers(&blobs, manifest, draft, task, progress);
     }
-    if blobs.has("manifest.json") && !has_system(&blobs) {
-        let manifest = manifest::of_docker(&blobs)?;
-        return layers(&blobs, manifest, draft, task, progress);
+    if blobs.contains("manifest.json") && !has_root_system(&blobs) {
+        let manifest = manifest::read_docker_save(&blobs)?;
+        return unpack_layers(&blobs, manifest, draft, task, progress);
     }
     let archive = blobs.into_archive().expect("layouts were handled above");
-    whole(draft, task, progress, |layer| {
-        let mut content = Hashing::new(archive);
-        tarball::unpack(&mut content, layer)?;
+    unpack_root(draft, task, progress, |layer| {
+        let mut content = HashingReader::new(archive);
+        tarball::unpack_tar(&mut content, layer)?;
         content.finish().during("read", Path::new("the archive")).map(|(digest, _)| digest)
     })
 }
 
 /// Whether an archive with a file `manifest.json` is nevertheless a root file system.
-fn has_system(blobs: &Blobs) -> bool {
-    ["etc/passwd", "bin/sh", "usr/bin/env"].iter().any(|path| blobs.has(path))
+fn has_root_system(blobs: &ImageBlobs) -> bool {
+    ["etc/passwd", "bin/sh", "usr/bin/env"].iter().any(|path| blobs.contains(path))
 }
 
 /// Unpacks a root file system as the only layer of an image without a configuration.
-fn whole(
-    draft: &Root,
-    task: &Task,
+fn unpack_root(
+    draft: &RootDirectory,
+    task: &UnpackTask,
     progress: &mut dyn FnMut(&str),
-    fill: impl FnOnce(&mut Layer<'_>) -> Result<Digest, ImageError>,
-) -> Result<Unpacked, ImageError> {
-    let root = make_place(draft, 0)?;
-    let mut budget = Budget::new(task.most);
-    let mut layer = Layer::new(root, Form::Whole, task.may_give_away, &mut budget, progress);
+    fill: impl FnOnce(&mut LayerWriter<'_>) -> Result<Digest, ImageError>,
+) -> Result<UnpackedImage, ImageError> {
+    let root = make_layer_directory(draft, 0)?;
+    let mut budget = ImageBudget::new(task.most);
+    let mut layer = LayerWriter::new(root, LayerForm::Whole, task.may_give_away, &mut budget, progress);
     let digest = fill(&mut layer)?;
     let tree = layer.root();
     if tree.stat(Path::new("bin")).is_err() && tree.stat(Path::new("usr")).is_err() {
@@ -128,46 +130,46 @@ fn whole(
     }
     let bytes = Some(layer.finish()?);
     let layers = vec![UnpackedLayer { digest, bytes, place: 0, mount_point: root_tree() }];
-    Ok(Unpacked { manifest: None, config: ImageConfig::default(), layers })
+    Ok(UnpackedImage { manifest: None, config: ImageConfig::default(), layers })
 }
 
 /// Copies the changes of a sandbox, one layer for each of its trees. A tree without changes has no
 /// layer.
-fn uppers(
+fn copy_uppers(
     disk: &Path,
     trees: &[UpperTree],
-    draft: &Root,
-    task: &Task,
+    draft: &RootDirectory,
+    task: &UnpackTask,
     progress: &mut dyn FnMut(&str),
-) -> Result<Unpacked, ImageError> {
-    let disk = Root::open(disk).during("open", disk)?;
-    let mut budget = Budget::new(task.most);
+) -> Result<UnpackedImage, ImageError> {
+    let disk = RootDirectory::open(disk).during("open", disk)?;
+    let mut budget = ImageBudget::new(task.most);
     let mut layers = Vec::new();
     for (index, tree) in trees.iter().enumerate() {
         let path = Path::new(&tree.directory);
-        let upper = match disk.directory(path) {
+        let upper = match disk.open_subdirectory(path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
             upper => upper.during("open", path)?,
         };
-        let root = make_place(draft, index)?;
-        let mut layer = Layer::new(root, Form::Whole, task.may_give_away, &mut budget, progress);
-        let digest = directory::copy(&upper, &mut layer, Contents::Upper)?;
+        let root = make_layer_directory(draft, index)?;
+        let mut layer = LayerWriter::new(root, LayerForm::Whole, task.may_give_away, &mut budget, progress);
+        let digest = directory::copy_directory(&upper, &mut layer, DirectoryContents::Upper)?;
         let bytes = layer.finish()?;
         if bytes > 0 {
             let mount_point = tree.mount_point.clone();
             layers.push(UnpackedLayer { digest, bytes: Some(bytes), place: index, mount_point });
         }
     }
-    Ok(Unpacked { manifest: None, config: ImageConfig::default(), layers })
+    Ok(UnpackedImage { manifest: None, config: ImageConfig::default(), layers })
 }
 
-fn layers(
-    blobs: &Blobs,
-    manifest: Manifest,
-    draft: &Root,
-    task: &Task,
+fn unpack_layers(
+    blobs: &ImageBlobs,
+    manifest: ImageManifest,
+    draft: &RootDirectory,
+    task: &UnpackTask,
     progress: &mut dyn FnMut(&str),
-) -> Result<Unpacked, ImageError> {
+) -> Result<UnpackedImage, ImageError> {
     if let Some(wanted) = &task.wanted
         && manifest.digest.as_ref() != Some(wanted)
     {
@@ -175,34 +177,35 @@ fn layers(
     }
     let mut have = task.have.clone();
     let mut unpacked = Vec::new();
-    let mut budget = Budget::new(task.most);
+    let mut budget = ImageBudget::new(task.most);
     let count = manifest.layers.len();
     for (place, part) in manifest.layers.iter().enumerate() {
         let new = have.insert(part.digest.clone());
         let mut report = |detail: &str| progress(&format!("layer {} of {count}: {detail}", place + 1));
         let bytes = if new {
-            let root = make_place(draft, place)?;
-            let tree = Layer::new(root, Form::Difference, task.may_give_away, &mut budget, &mut report);
-            Some(layer(blobs, part, tree)?)
+            let root = make_layer_directory(draft, place)?;
+            let tree =
+                LayerWriter::new(root, LayerForm::Difference, task.may_give_away, &mut budget, &mut report);
+            Some(unpack_layer(blobs, part, tree)?)
         } else {
             None
         };
         let (digest, mount_point) = (part.digest.clone(), root_tree());
         unpacked.push(UnpackedLayer { digest, bytes, place, mount_point });
     }
-    Ok(Unpacked { manifest: manifest.digest, config: manifest.config, layers: unpacked })
+    Ok(UnpackedImage { manifest: manifest.digest, config: manifest.config, layers: unpacked })
 }
 
 /// Unpacks one layer and verifies both of its digests.
-fn layer(blobs: &Blobs, part: &Part, mut layer: Layer<'_>) -> Result<u64, ImageError> {
-    let mut content = Hashing::new(Inflated::open(blobs.open(&part.path)?, &part.path)?);
-    tarball::unpack(&mut content, &mut layer)?;
+fn unpack_layer(blobs: &ImageBlobs, part: &LayerBlob, mut layer: LayerWriter<'_>) -> Result<u64, ImageError> {
+    let mut content = HashingReader::new(InflatedReader::open(blobs.open(&part.path)?, &part.path)?);
+    tarball::unpack_tar(&mut content, &mut layer)?;
     let bytes = layer.finish()?;
     let mismatch = |digest: &Digest| Err(ImageError::Mismatch(digest.to_string()));
     // Data behind the end of an archive is included as well, up to the size of a header.
-    let mut rest = (&mut content).take(tarball::MOST_HEADERS);
+    let mut rest = (&mut content).take(tarball::MAX_HEADER_SIZE);
     std::io::copy(&mut rest, &mut std::io::sink()).during("read", &part.path)?;
-    let (digest, inflated) = content.split();
+    let (digest, inflated) = content.into_parts();
     if digest != part.digest {
         return mismatch(&part.digest);
     }
@@ -215,10 +218,10 @@ fn layer(blobs: &Blobs, part: &Part, mut layer: Layer<'_>) -> Result<u64, ImageE
     Ok(bytes)
 }
 
-fn make_place(draft: &Root, place: usize) -> Result<Root, ImageError> {
+fn make_layer_directory(draft: &RootDirectory, place: usize) -> Result<RootDirectory, ImageError> {
     let path = PathBuf::from(place.to_string());
     draft.make_directory(&path, 0o755).during("make", &path)?;
-    let root = draft.directory(&path).during("open", &path)?;
+    let root = draft.open_subdirectory(&path).during("open", &path)?;
     // Set through the descriptor, independent of the umask: the worker has no `/proc` to do it by path.
     rustix::fs::fchmod(&root, rustix::fs::Mode::from_raw_mode(0o755))
         .map_err(std::io::Error::from)

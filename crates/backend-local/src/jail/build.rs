@@ -17,34 +17,34 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
-use linux::mounts::{self, Attributes, Depth};
-use linux::namespaces::{self, Extent, Namespaces, Setgroups};
-use linux::spawn::{self, Forked, SingleThread};
+use linux::mounts::{self, MountAttrs, MountDepth};
+use linux::namespaces::{self, IdMapExtent, NamespaceSet, SetgroupsPolicy};
+use linux::spawn::{self, ForkResult, SingleThread};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
 use rustix::process::Pid;
 
-use super::enter::{self, Entry, Handover};
-use super::owners;
-use super::sources::{self, Opened, Viewer};
-use super::step::{At, Failure, JailError, Step};
+use super::enter::{self, HandoverMounts, JailEntry};
+use super::id_maps;
+use super::sources::{self, MappingTarget, OpenedSource};
+use super::step::{FailureReport, JailError, JailStep, StepContext};
 
 /// Everything about a sandbox that is decided before its first process exists.
-pub struct Parts {
-    pub entry: Entry,
+pub struct JailParts {
+    pub entry: JailEntry,
     /// The agent's v2 group.
     pub group: Option<OwnedFd>,
-    pub network: NetworkPart,
+    pub network: JailNetwork,
     /// Whether the sandbox has a cgroup namespace of its own.
     pub cgroup_namespace: bool,
-    pub ownership: Ownership,
+    pub id_mapping: IdMapping,
     /// The pipe to which the child writes a failure and the agent its report; the agent inherits a copy.
     pub report: OwnedFd,
 }
 
-pub enum NetworkPart {
+pub enum JailNetwork {
     /// A namespace that was made in advance, and the launcher's own, to return to.
     Prepared { namespace: OwnedFd, home: OwnedFd },
     /// Made together with the other namespaces; the child brings its loopback up.
@@ -52,75 +52,81 @@ pub enum NetworkPart {
 }
 
 /// The host ids of the sandbox.
-pub enum Ownership {
+pub enum IdMapping {
     /// A range of host ids that begins at `base`; all mounts are mapped to it.
-    Range { base: u32, user: (u32, u32), volume: PathBuf, journal: PathBuf, mounts: Vec<Opened> },
+    Range { base: u32, user: (u32, u32), volume: PathBuf, journal: PathBuf, mounts: Vec<OpenedSource> },
     /// The caller's own id as root, and no other users.
     Single { uid: u32, gid: u32 },
 }
 
 /// The first process of a sandbox that is being built.
 #[derive(Debug)]
-pub struct Begun {
+pub struct FirstProcess {
     pub pid: Pid,
     pub pidfd: OwnedFd,
 }
 
 /// Clones the child and sends it everything it needs. If this fails, the child is gone.
-pub fn begin(
+pub fn start_jail(
     thread: &SingleThread,
-    parts: Parts,
+    parts: JailParts,
     record: impl FnOnce(Pid) -> io::Result<()>,
-) -> Result<Begun, JailError> {
-    let Parts { entry, group, network, cgroup_namespace, ownership, report } = parts;
+) -> Result<FirstProcess, JailError> {
+    let JailParts { entry, group, network, cgroup_namespace, id_mapping: ownership, report } = parts;
     let (ours, theirs) =
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-            .at(Step::Handover)?;
-    match fork(thread, group.as_ref().map(AsFd::as_fd), &network, cgroup_namespace, &ownership)? {
-        Forked::Child => {
+            .at_step(JailStep::Handover)?;
+    match fork_child(thread, group.as_ref().map(AsFd::as_fd), &network, cgroup_namespace, &ownership)? {
+        ForkResult::Child => {
             drop(ours);
-            let raise = matches!(network, NetworkPart::New);
+            let raise = matches!(network, JailNetwork::New);
             run_child(entry, theirs, raise, report)
         }
-        Forked::Parent { pid, pidfd } => {
+        ForkResult::Parent { pid, pidfd } => {
             drop(theirs);
             let supplied = record(pid)
-                .at(Step::Record)
-                .and_then(|()| yield_memory(pid).at(Step::ResourceLimits))
-                .and_then(|()| supply(thread, pid, &entry, &ownership))
-                .and_then(|descriptors| send(ours.as_fd(), &descriptors).at(Step::Handover));
+                .at_step(JailStep::Record)
+                .and_then(|()| raise_oom_score(pid).at_step(JailStep::ResourceLimits))
+                .and_then(|()| prepare_handover(thread, pid, &entry, &ownership))
+                .and_then(|descriptors| {
+                    send_descriptors(ours.as_fd(), &descriptors).at_step(JailStep::Handover)
+                });
             if let Err(error) = supplied {
                 // The child waits for a message; closing the socket ends it.
                 drop(ours);
-                spawn::wait(pidfd.as_fd()).at(Step::Clone)?;
+                spawn::wait_for_child(pidfd.as_fd()).at_step(JailStep::Clone)?;
                 return Err(error);
             }
-            Ok(Begun { pid, pidfd })
+            Ok(FirstProcess { pid, pidfd })
         }
     }
 }
 
-fn fork(
+fn fork_child(
     thread: &SingleThread,
     group: Option<BorrowedFd<'_>>,
-    network: &NetworkPart,
+    network: &JailNetwork,
     cgroup_namespace: bool,
-    ownership: &Ownership,
-) -> Result<Forked, JailError> {
-    let groups = if cgroup_namespace { Namespaces::CGROUP } else { Namespaces::NONE };
-    let all = Namespaces::USER
-        .and(Namespaces::MOUNT)
-        .and(Namespaces::PID)
-        .and(Namespaces::IPC)
-        .and(Namespaces::UTS)
+    id_mapping: &IdMapping,
+) -> Result<ForkResult, JailError> {
+    let groups = if cgroup_namespace { NamespaceSet::CGROUP } else { NamespaceSet::NONE };
+    let all = NamespaceSet::USER
+        .and(NamespaceSet::MOUNT)
+        .and(NamespaceSet::PID)
+        .and(NamespaceSet::IPC)
+        .and(NamespaceSet::UTS)
         .and(groups);
     match network {
-        NetworkPart::New => fork_as(thread, ownership, all.and(Namespaces::NET), group).at(Step::Clone),
-        NetworkPart::Prepared { namespace, home } => {
-            namespaces::enter(namespace.as_fd(), Namespaces::NET).at(Step::NetNamespace)?;
-            let fork = fork_as(thread, ownership, all, group).at(Step::Clone);
-            if !matches!(fork, Ok(Forked::Child)) {
-                namespaces::enter(home.as_fd(), Namespaces::NET).at(Step::NetNamespace)?;
+        JailNetwork::New => {
+            fork_as_owner(thread, id_mapping, all.and(NamespaceSet::NET), group).at_step(JailStep::Clone)
+        }
+        JailNetwork::Prepared { namespace, home } => {
+            namespaces::enter_namespace(namespace.as_fd(), NamespaceSet::NET)
+                .at_step(JailStep::NetNamespace)?;
+            let fork = fork_as_owner(thread, id_mapping, all, group).at_step(JailStep::Clone);
+            if !matches!(fork, Ok(ForkResult::Child)) {
+                namespaces::enter_namespace(home.as_fd(), NamespaceSet::NET)
+                    .at_step(JailStep::NetNamespace)?;
             }
             fork
         }
@@ -130,82 +136,85 @@ fn fork(
 /// Forks so that the sandbox's root owns its user namespace. The kernel also charges resources that
 /// are used in a namespace (watches, timers, queues, locked memory) to its owner, and they must not
 /// be charged to the host's root.
-fn fork_as(
+fn fork_as_owner(
     thread: &SingleThread,
-    ownership: &Ownership,
-    all: Namespaces,
+    id_mapping: &IdMapping,
+    all: NamespaceSet,
     group: Option<BorrowedFd<'_>>,
-) -> io::Result<Forked> {
-    match ownership {
-        Ownership::Range { base, .. } => namespaces::fork_as(thread, *base, all, group),
-        Ownership::Single { .. } => thread.fork(all, group),
+) -> io::Result<ForkResult> {
+    match id_mapping {
+        IdMapping::Range { base, .. } => namespaces::fork_as(thread, *base, all, group),
+        IdMapping::Single { .. } => thread.fork(all, group),
     }
 }
 
 /// Makes the kernel prefer sandboxes over other processes when the host runs out of memory.
-fn yield_memory(pid: Pid) -> io::Result<()> {
+fn raise_oom_score(pid: Pid) -> io::Result<()> {
     std::fs::write(format!("/proc/{}/oom_score_adj", pid.as_raw_pid()), "500")
 }
 
-fn run_child(entry: Entry, socket: OwnedFd, raise: bool, report: OwnedFd) -> ! {
+fn run_child(entry: JailEntry, socket: OwnedFd, raise: bool, report: OwnedFd) -> ! {
     let Ok(copy) = report.try_clone() else { spawn::exit_now(2) };
     let wait = || {
-        let handover = receive(socket.as_fd())?;
+        let handover = receive_descriptors(socket.as_fd())?;
         if raise {
-            namespaces::raise_loopback()?;
+            namespaces::set_loopback_up()?;
         }
         Ok(handover)
     };
-    let Err(error) = enter::enter(entry, wait, copy);
-    let reported = std::fs::File::from(report).write_all(&Failure::from(error).told()).is_ok();
+    let Err(error) = enter::enter_jail(entry, wait, copy);
+    let reported = std::fs::File::from(report).write_all(&FailureReport::from(error).to_json()).is_ok();
     spawn::exit_now(if reported { 1 } else { 2 })
 }
 
 /// Writes the child's id maps and makes the mounts that only the launcher can make.
-fn supply(
+fn prepare_handover(
     thread: &SingleThread,
     pid: Pid,
-    entry: &Entry,
-    ownership: &Ownership,
+    entry: &JailEntry,
+    id_mapping: &IdMapping,
 ) -> Result<Vec<OwnedFd>, JailError> {
-    match ownership {
-        Ownership::Single { uid, gid } => {
-            let map = |id: u32| [Extent { inside: 0, outside: id, count: 1 }];
-            namespaces::write_maps(pid, &map(*uid), &map(*gid), Setgroups::Deny).at(Step::IdMaps)?;
+    match id_mapping {
+        IdMapping::Single { uid, gid } => {
+            let map = |id: u32| [IdMapExtent { inside: 0, outside: id, count: 1 }];
+            namespaces::write_id_maps(pid, &map(*uid), &map(*gid), SetgroupsPolicy::Deny)
+                .at_step(JailStep::IdMaps)?;
             Ok(Vec::new())
         }
-        Ownership::Range { base, user, volume, journal, mounts } => {
-            let map = owners::sandbox_map(*base);
-            namespaces::write_maps(pid, &map, &map, Setgroups::Allow).at(Step::IdMaps)?;
-            let range =
-                std::fs::File::open(format!("/proc/{}/ns/user", pid.as_raw_pid())).at(Step::IdMaps)?;
+        IdMapping::Range { base, user, volume, journal, mounts } => {
+            let map = id_maps::sandbox_map(*base);
+            namespaces::write_id_maps(pid, &map, &map, SetgroupsPolicy::Allow).at_step(JailStep::IdMaps)?;
+            let range = std::fs::File::open(format!("/proc/{}/ns/user", pid.as_raw_pid()))
+                .at_step(JailStep::IdMaps)?;
             let mut all = Vec::new();
-            let layer = Attributes::READ_ONLY.and(Attributes::NO_DEV);
+            let layer = MountAttrs::READ_ONLY.and(MountAttrs::NO_DEV);
             for lower in entry.trees.iter().flat_map(|tree| &tree.lowers) {
-                let clone = mounts::clone_tree(lower, Depth::Single).at_path(Step::CloneLowers, lower)?;
-                mounts::set_attributes(clone.as_fd(), layer, Some(range.as_fd()), Depth::Single)
-                    .at_path(Step::CloneLowers, lower)?;
+                let clone =
+                    mounts::clone_tree(lower, MountDepth::Single).at_path(JailStep::CloneLowers, lower)?;
+                mounts::set_attributes(clone.as_fd(), layer, Some(range.as_fd()), MountDepth::Single)
+                    .at_path(JailStep::CloneLowers, lower)?;
                 all.push(clone);
             }
-            let own = Attributes::NO_SUID.and(Attributes::NO_DEV);
+            let own = MountAttrs::NO_SUID.and(MountAttrs::NO_DEV);
             for part in [volume, journal] {
-                let clone = mounts::clone_tree(part, Depth::Single).at_path(Step::CloneVolume, part)?;
-                mounts::set_attributes(clone.as_fd(), own, Some(range.as_fd()), Depth::Single)
-                    .at_path(Step::CloneVolume, part)?;
+                let clone =
+                    mounts::clone_tree(part, MountDepth::Single).at_path(JailStep::CloneVolume, part)?;
+                mounts::set_attributes(clone.as_fd(), own, Some(range.as_fd()), MountDepth::Single)
+                    .at_path(JailStep::CloneVolume, part)?;
                 all.push(clone);
             }
-            let viewer = Viewer { namespace: range.as_fd(), base: *base, user: *user };
+            let viewer = MappingTarget { namespace: range.as_fd(), base: *base, user: *user };
             for (mount, opened) in entry.mounts.iter().zip(mounts) {
-                let shown = sources::show(thread, opened, viewer, mount.read_only);
-                all.push(shown.at_path(Step::CloneMounts, &mount.target)?);
+                let shown = sources::clone_mapped_source(thread, opened, viewer, mount.read_only);
+                all.push(shown.at_path(JailStep::CloneMounts, &mount.target)?);
             }
             Ok(all)
         }
     }
 }
 
-/// Sends descriptors to the process that calls [`receive`] at the other end.
-pub fn send(socket: BorrowedFd<'_>, descriptors: &[OwnedFd]) -> io::Result<()> {
+/// Sends descriptors to the process that calls [`receive_descriptors`] at the other end.
+pub fn send_descriptors(socket: BorrowedFd<'_>, descriptors: &[OwnedFd]) -> io::Result<()> {
     let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
     let mut space = vec![MaybeUninit::uninit(); 32 + 4 * borrowed.len().next_multiple_of(2)];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -216,7 +225,7 @@ pub fn send(socket: BorrowedFd<'_>, descriptors: &[OwnedFd]) -> io::Result<()> {
     Ok(())
 }
 
-pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Handover> {
+pub fn receive_descriptors(socket: BorrowedFd<'_>) -> io::Result<HandoverMounts> {
     // Enough for the largest number of descriptors that the kernel allows in one message.
     let mut space = vec![MaybeUninit::uninit(); 32 + 4 * 254];
     let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -13,13 +13,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use linux::mounts::{self, Attributes, Depth};
+use linux::mounts::{self, MountAttrs, MountDepth};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 
-use super::enter::make_target;
+use super::enter::make_mount_target;
 
 /// `/proc/cpuinfo` of a large host is the largest file, at about 1.5 KiB for each processor.
-const OPTIONS: &str = "mode=0755,size=2m,nr_inodes=1k";
+const TMPFS_OPTIONS: &str = "mode=0755,size=2m,nr_inodes=1k";
 
 /// The directory in which glibc and others find the number of processors.
 const CPU_DIRECTORY: &str = "sys/devices/system/cpu";
@@ -27,10 +27,10 @@ const CPU_LISTS: [&str; 3] = ["online", "possible", "present"];
 
 /// The limits that are shown, and the indexes of the agent's descriptors.
 #[derive(Clone, Copy, Debug)]
-pub struct EntryView {
+pub struct EntryLimitView {
     /// The indexes, among the inherited descriptors, of the directory, the host's `stat` and its
     /// `cpuinfo`.
-    pub places: [usize; 3],
+    pub descriptor_indexes: [usize; 3],
     /// Whether a control group limits memory.
     pub memory: bool,
     /// Whether a control group limits processor time.
@@ -39,20 +39,24 @@ pub struct EntryView {
 
 /// Makes the files and mounts them over those of the new root. Returns the descriptors for the agent in
 /// the order of the indexes.
-pub(super) fn cover(view: &EntryView, scratch: &Path, root: &Path) -> io::Result<[OwnedFd; 3]> {
+pub(super) fn mount_limit_view(
+    view: &EntryLimitView,
+    scratch: &Path,
+    root: &Path,
+) -> io::Result<[OwnedFd; 3]> {
     let mount_point = scratch.join("view");
     fs::create_dir(&mount_point)?;
-    let quiet = Attributes::NO_SUID.and(Attributes::NO_DEV).and(Attributes::NO_EXEC);
-    mounts::mount("tmpfs", &mount_point, quiet, OPTIONS)?;
+    let quiet = MountAttrs::NO_SUID.and(MountAttrs::NO_DEV).and(MountAttrs::NO_EXEC);
+    mounts::mount_filesystem("tmpfs", &mount_point, quiet, TMPFS_OPTIONS)?;
     let proc = root.join("proc");
     let open = |name: &str| fs::File::open(proc.join(name)).map(OwnedFd::from);
     let host = [open("stat")?, open("cpuinfo")?];
     let root = rustix::fs::open(root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let show = |name: &str, target: &str| {
-        let tree = mounts::clone_tree(&mount_point.join(name), Depth::Single)?;
-        mounts::set_attributes(tree.as_fd(), quiet.and(Attributes::READ_ONLY), None, Depth::Single)?;
-        let target = make_target(root.as_fd(), target, tree.as_fd(), ResolveFlags::IN_ROOT)?;
-        mounts::attach_on(tree.as_fd(), target.as_fd())
+        let tree = mounts::clone_tree(&mount_point.join(name), MountDepth::Single)?;
+        mounts::set_attributes(tree.as_fd(), quiet.and(MountAttrs::READ_ONLY), None, MountDepth::Single)?;
+        let target = make_mount_target(root.as_fd(), target, tree.as_fd(), ResolveFlags::IN_ROOT)?;
+        mounts::attach_mount_on(tree.as_fd(), target.as_fd())
     };
     if view.memory {
         make_file(&mount_point.join("meminfo"))?;
@@ -68,7 +72,7 @@ pub(super) fn cover(view: &EntryView, scratch: &Path, root: &Path) -> io::Result
         }
         show("sys", "/sys")?;
     }
-    let files = mounts::clone_tree(&mount_point, Depth::Single)?;
+    let files = mounts::clone_tree(&mount_point, MountDepth::Single)?;
     let [stat, cpuinfo] = host;
     Ok([files, stat, cpuinfo])
 }

@@ -3,8 +3,8 @@
 pub mod build;
 pub mod enter;
 pub mod filters;
+pub mod id_maps;
 pub mod limit_view;
-pub mod owners;
 pub mod plan;
 pub mod sources;
 pub mod step;

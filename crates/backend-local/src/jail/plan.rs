@@ -7,10 +7,10 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use domain::{Bytes, Cpus};
+use domain::{Bytes, MilliCpus};
 use serde::{Deserialize, Serialize};
 
-use crate::network::Wish;
+use crate::network::NetworkMode;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JailPlan {
@@ -19,12 +19,12 @@ pub struct JailPlan {
     /// The snapshot whose files the sandbox starts with; `image` is then the image below them.
     #[serde(default)]
     pub snapshot: Option<String>,
-    pub limits: Limits,
+    pub limits: JailLimits,
     /// Limits that the caller specified. If one of them cannot be enforced, the create fails.
     pub named: Vec<LimitName>,
     /// Whether the create also fails if a default limit cannot be enforced.
     pub require_limits: bool,
-    pub network: Wish,
+    pub network: NetworkMode,
     pub mounts: Vec<MountPlan>,
     pub env: BTreeMap<String, String>,
     #[serde(default)]
@@ -59,7 +59,7 @@ pub enum DiskPlan {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Limits {
+pub struct JailLimits {
     pub memory: u64,
     /// Thousandths of a core.
     pub cpus: u32,
@@ -78,7 +78,7 @@ pub enum LimitName {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountPlan {
-    pub source: SourcePlan,
+    pub source: MountSourcePlan,
     pub target: String,
     pub read_only: bool,
     /// A directory below the source that is mounted instead of the source.
@@ -88,7 +88,7 @@ pub struct MountPlan {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum SourcePlan {
+pub enum MountSourcePlan {
     Host(PathBuf),
     /// A volume, by its id.
     Volume(String),
@@ -114,12 +114,12 @@ pub struct UserPlan {
     pub home: String,
 }
 
-impl Limits {
+impl JailLimits {
     /// Returns the amount of one limit as a number and as text.
-    pub fn amount(&self, limit: LimitName) -> (u64, String) {
+    pub fn amount_of(&self, limit: LimitName) -> (u64, String) {
         match limit {
             LimitName::Memory => (self.memory, Bytes(self.memory).to_string()),
-            LimitName::Cpus => (self.cpus.into(), Cpus(self.cpus).to_string()),
+            LimitName::Cpus => (self.cpus.into(), MilliCpus(self.cpus).to_string()),
             LimitName::Pids => (self.pids.into(), self.pids.to_string()),
             LimitName::Disk => (self.disk, Bytes(self.disk).to_string()),
         }
@@ -130,14 +130,16 @@ impl LimitName {
     pub const ALL: [Self; 4] = [Self::Memory, Self::Cpus, Self::Pids, Self::Disk];
 
     /// Describes the situation if no control group enforces the limit.
-    pub fn without_groups(self) -> String {
+    pub fn describe_unenforced(self) -> String {
         match self {
             Self::Pids => "processes are limited only by RLIMIT_NPROC".to_owned(),
-            Self::Memory | Self::Cpus | Self::Disk => format!("no limit on {} is enforced here", self.word()),
+            Self::Memory | Self::Cpus | Self::Disk => {
+                format!("no limit on {} is enforced here", self.as_str())
+            }
         }
     }
 
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Memory => "memory",
             Self::Cpus => "cpus",

@@ -13,23 +13,23 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use linux::fs::Root;
-use linux::mounts::{self, Attributes, Depth};
-use linux::namespaces::{self, Namespaces, Setgroups};
-use linux::spawn::{self, End, Forked, SingleThread};
+use linux::fs::RootDirectory;
+use linux::mounts::{self, MountAttrs, MountDepth};
+use linux::namespaces::{self, NamespaceSet, SetgroupsPolicy};
+use linux::spawn::{self, ForkResult, ProcessExit, SingleThread};
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 
-use super::owners;
+use super::id_maps;
 
 /// The location of a mount's source.
 #[derive(Clone, Debug)]
-pub struct Site {
-    pub place: Place,
+pub struct SourceLocation {
+    pub origin: MountOrigin,
     pub sub_path: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug)]
-pub enum Place {
+pub enum MountOrigin {
     /// A path from a caller who could read and write there anyway, so links in it are followed.
     Named(PathBuf),
     /// A path below a directory that the operator allows. Missing directories there are made.
@@ -40,14 +40,14 @@ pub enum Place {
 
 /// The source of a mount, open.
 #[derive(Debug)]
-pub struct Opened {
+pub struct OpenedSource {
     pub source: OwnedFd,
-    pub ids: Ids,
+    pub ids: SourceIds,
 }
 
 /// The kind of ids that the files of a source have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ids {
+pub enum SourceIds {
     /// Ids of the host's users; these are the owner and group of the source itself.
     Host { uid: u32, gid: u32 },
     /// Ids that are the same in every sandbox.
@@ -56,7 +56,7 @@ pub enum Ids {
 
 /// The reason why a source could not be opened.
 #[derive(Debug, thiserror::Error)]
-pub enum SourceError {
+pub enum MountSourceError {
     #[error("`{0}` does not exist or is not a directory")]
     Missing(PathBuf, #[source] io::Error),
     #[error("could not make directory `{0}`")]
@@ -67,108 +67,118 @@ pub enum SourceError {
     Io(PathBuf, #[source] io::Error),
 }
 
-impl Site {
+impl SourceLocation {
     /// Opens the source and makes missing directories where that is allowed.
-    pub fn open(&self, thread: &SingleThread) -> Result<Opened, SourceError> {
-        self.open_with(Missing::Make(thread))
+    pub fn open(&self, thread: &SingleThread) -> Result<OpenedSource, MountSourceError> {
+        self.open_with(MissingDirectories::Make(thread))
     }
 
     /// Opens a source that exists.
-    pub fn open_existing(&self) -> Result<Opened, SourceError> {
-        self.open_with(Missing::Fail)
+    pub fn open_existing(&self) -> Result<OpenedSource, MountSourceError> {
+        self.open_with(MissingDirectories::Fail)
     }
 
-    fn open_with(&self, missing: Missing<'_>) -> Result<Opened, SourceError> {
-        let (whole, named) = match &self.place {
-            Place::Named(path) => {
+    fn open_with(&self, missing: MissingDirectories<'_>) -> Result<OpenedSource, MountSourceError> {
+        let (whole, named) = match &self.origin {
+            MountOrigin::Named(path) => {
                 let flags = OFlags::PATH | OFlags::CLOEXEC;
                 let opened = rustix::fs::openat(CWD, path, flags, Mode::empty());
-                (opened.map_err(|error| SourceError::Io(path.clone(), error.into()))?, path)
+                (opened.map_err(|error| MountSourceError::Io(path.clone(), error.into()))?, path)
             }
-            Place::Volume(path) => {
-                let root = Root::open(path).map_err(|error| SourceError::Io(path.clone(), error))?;
+            MountOrigin::Volume(path) => {
+                let root =
+                    RootDirectory::open(path).map_err(|error| MountSourceError::Io(path.clone(), error))?;
                 (root.into(), path)
             }
-            Place::Beneath { prefix, path } => (open_beneath(prefix, path, missing)?, prefix),
+            MountOrigin::Beneath { prefix, path } => (open_beneath(prefix, path, missing)?, prefix),
         };
         let source = match &self.sub_path {
             None => whole,
-            Some(sub_path) => descend(&Root::from(whole), sub_path, missing)
-                .map_err(|error| SourceError::SubPath(sub_path.clone(), error.into()))?,
+            Some(sub_path) => open_directory_beneath(&RootDirectory::from(whole), sub_path, missing)
+                .map_err(|error| MountSourceError::SubPath(sub_path.clone(), error.into()))?,
         };
-        let ids = match &self.place {
-            Place::Volume(_) => Ids::Canonical,
-            Place::Named(_) | Place::Beneath { .. } => {
-                host_ids(source.as_fd()).map_err(|error| SourceError::Io(named.clone(), error))?
+        let ids = match &self.origin {
+            MountOrigin::Volume(_) => SourceIds::Canonical,
+            MountOrigin::Named(_) | MountOrigin::Beneath { .. } => {
+                read_host_ids(source.as_fd()).map_err(|error| MountSourceError::Io(named.clone(), error))?
             }
         };
-        Ok(Opened { source, ids })
+        Ok(OpenedSource { source, ids })
     }
 }
 
 /// The action for missing directories.
 #[derive(Clone, Copy)]
-enum Missing<'thread> {
+enum MissingDirectories<'thread> {
     Fail,
     Make(&'thread SingleThread),
 }
 
-fn open_beneath(prefix: &Path, path: &Path, missing: Missing<'_>) -> Result<OwnedFd, SourceError> {
-    let root = Root::open_plain(prefix).map_err(|error| SourceError::Missing(prefix.to_owned(), error))?;
+fn open_beneath(
+    prefix: &Path,
+    path: &Path,
+    missing: MissingDirectories<'_>,
+) -> Result<OwnedFd, MountSourceError> {
+    let root = RootDirectory::open_without_symlinks(prefix)
+        .map_err(|error| MountSourceError::Missing(prefix.to_owned(), error))?;
     if path == Path::new("") {
         return Ok(root.into());
     }
     let whole = || prefix.join(path);
-    let opened = match descend(&root, path, missing) {
-        Err(Descent::Open(error)) if error.kind() == io::ErrorKind::NotADirectory => {
-            open_file(&root, path).map_err(Descent::Open)
+    let opened = match open_directory_beneath(&root, path, missing) {
+        Err(DescendError::Open(error)) if error.kind() == io::ErrorKind::NotADirectory => {
+            open_file(&root, path).map_err(DescendError::Open)
         }
         opened => opened,
     };
     opened.map_err(|failure| match failure {
-        Descent::Open(error) => SourceError::Missing(whole(), error),
-        Descent::Make(error) => SourceError::NotMade(whole(), error),
+        DescendError::Open(error) => MountSourceError::Missing(whole(), error),
+        DescendError::Make(error) => MountSourceError::NotMade(whole(), error),
     })
 }
 
 /// Opens a source that is a regular file. Links and devices cannot be mounted.
-fn open_file(root: &Root, path: &Path) -> io::Result<OwnedFd> {
+fn open_file(root: &RootDirectory, path: &Path) -> io::Result<OwnedFd> {
     let file = root.open_with(path, OFlags::PATH, 0)?;
     let is_file = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode).is_file();
     if is_file { Ok(file.into()) } else { Err(io::ErrorKind::NotADirectory.into()) }
 }
 
-enum Descent {
+enum DescendError {
     Open(io::Error),
     Make(io::Error),
 }
 
-impl From<Descent> for io::Error {
-    fn from(descent: Descent) -> Self {
+impl From<DescendError> for io::Error {
+    fn from(descent: DescendError) -> Self {
         match descent {
-            Descent::Open(error) | Descent::Make(error) => error,
+            DescendError::Open(error) | DescendError::Make(error) => error,
         }
     }
 }
 
 /// Opens the directory `path` below `root`.
-fn descend(root: &Root, path: &Path, missing: Missing<'_>) -> Result<OwnedFd, Descent> {
+fn open_directory_beneath(
+    root: &RootDirectory,
+    path: &Path,
+    missing: MissingDirectories<'_>,
+) -> Result<OwnedFd, DescendError> {
     let directory = OFlags::PATH | OFlags::DIRECTORY;
     match (root.open_with(path, directory, 0), missing) {
-        (Err(error), Missing::Make(thread)) if error.kind() == io::ErrorKind::NotFound => {
-            make_missing(thread, root, path).map_err(Descent::Make)?;
-            root.open_with(path, directory, 0).map(Into::into).map_err(Descent::Open)
+        (Err(error), MissingDirectories::Make(thread)) if error.kind() == io::ErrorKind::NotFound => {
+            make_missing_directories(thread, root, path).map_err(DescendError::Make)?;
+            root.open_with(path, directory, 0).map(Into::into).map_err(DescendError::Open)
         }
-        (opened, _) => opened.map(Into::into).map_err(Descent::Open),
+        (opened, _) => opened.map(Into::into).map_err(DescendError::Open),
     }
 }
 
 /// Makes the missing directories of `path`, each as the owner of its parent directory.
-fn make_missing(thread: &SingleThread, root: &Root, path: &Path) -> io::Result<()> {
+fn make_missing_directories(thread: &SingleThread, root: &RootDirectory, path: &Path) -> io::Result<()> {
     let mut above = PathBuf::from(".");
     for part in path.components() {
         let parent = root.open_with(&above, OFlags::PATH | OFlags::DIRECTORY, 0)?;
-        make_as_owner(thread, parent.as_fd(), part.as_ref())?;
+        make_directory_as_owner(thread, parent.as_fd(), part.as_ref())?;
         above.push(part);
     }
     Ok(())
@@ -177,7 +187,7 @@ fn make_missing(thread: &SingleThread, root: &Root, path: &Path) -> io::Result<(
 /// Makes a directory with the rights of its parent's owner, so that it belongs to that owner from the
 /// beginning. Changing the owner afterwards would need a second lookup, and the directory could have
 /// been replaced in the meantime.
-fn make_as_owner(thread: &SingleThread, parent: BorrowedFd<'_>, name: &Path) -> io::Result<()> {
+fn make_directory_as_owner(thread: &SingleThread, parent: BorrowedFd<'_>, name: &Path) -> io::Result<()> {
     match rustix::fs::statat(parent, name, rustix::fs::AtFlags::SYMLINK_NOFOLLOW) {
         Ok(_) => return Ok(()),
         Err(rustix::io::Errno::NOENT) => {}
@@ -185,10 +195,10 @@ fn make_as_owner(thread: &SingleThread, parent: BorrowedFd<'_>, name: &Path) -> 
     }
     let facts = rustix::fs::fstat(parent)?;
     let own = rustix::process::geteuid().is_root();
-    match thread.fork(Namespaces::NONE, None)? {
-        Forked::Child => {
+    match thread.fork(NamespaceSet::NONE, None)? {
+        ForkResult::Child => {
             let ready = if own {
-                namespaces::become_ids(facts.st_uid, facts.st_gid, Setgroups::Allow)
+                namespaces::switch_ids(facts.st_uid, facts.st_gid, SetgroupsPolicy::Allow)
             } else {
                 Ok(())
             };
@@ -199,37 +209,37 @@ fn make_as_owner(thread: &SingleThread, parent: BorrowedFd<'_>, name: &Path) -> 
             let errno = made.err().map_or(0, |error| error.raw_os_error().unwrap_or(1));
             spawn::exit_now(errno)
         }
-        Forked::Parent { pidfd, .. } => match spawn::wait(pidfd.as_fd())? {
-            End::Code(0) => Ok(()),
-            End::Code(errno) => match io::Error::from_raw_os_error(errno) {
+        ForkResult::Parent { pidfd, .. } => match spawn::wait_for_child(pidfd.as_fd())? {
+            ProcessExit::Code(0) => Ok(()),
+            ProcessExit::Code(errno) => match io::Error::from_raw_os_error(errno) {
                 error if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
                 error => Err(error),
             },
-            End::Signal(_) => Err(io::Error::other("the process that makes the directory died")),
+            ProcessExit::Signal(_) => Err(io::Error::other("the process that makes the directory died")),
         },
     }
 }
 
 /// Returns the owner of a source. Files and directories can be mounted; devices, pipes and sockets
 /// cannot.
-fn host_ids(source: BorrowedFd<'_>) -> io::Result<Ids> {
+fn read_host_ids(source: BorrowedFd<'_>) -> io::Result<SourceIds> {
     let facts = rustix::fs::fstat(source)?;
     match FileType::from_raw_mode(facts.st_mode) {
         FileType::Directory | FileType::RegularFile => {}
         _ => return Err(io::Error::other("the source is neither a file nor a directory")),
     }
-    Ok(Ids::Host { uid: facts.st_uid, gid: facts.st_gid })
+    Ok(SourceIds::Host { uid: facts.st_uid, gid: facts.st_gid })
 }
 
 /// Returns the attributes of a mount: set-id bits and devices on it have no effect.
-pub fn attributes(read_only: bool) -> Attributes {
-    let always = Attributes::NO_SUID.and(Attributes::NO_DEV);
-    if read_only { always.and(Attributes::READ_ONLY) } else { always }
+pub fn mount_attributes(read_only: bool) -> MountAttrs {
+    let always = MountAttrs::NO_SUID.and(MountAttrs::NO_DEV);
+    if read_only { always.and(MountAttrs::READ_ONLY) } else { always }
 }
 
 /// The sandbox for which sources are mapped.
 #[derive(Clone, Copy, Debug)]
-pub struct Viewer<'fd> {
+pub struct MappingTarget<'fd> {
     /// The sandbox's user namespace.
     pub namespace: BorrowedFd<'fd>,
     /// The first id of its range.
@@ -240,21 +250,21 @@ pub struct Viewer<'fd> {
 
 /// Makes a detached copy of a source, mapped for a sandbox with a range of ids. Submounts of the host
 /// are left out: each would need its own map and check.
-pub fn show(
+pub fn clone_mapped_source(
     thread: &SingleThread,
-    opened: &Opened,
-    viewer: Viewer<'_>,
+    opened: &OpenedSource,
+    viewer: MappingTarget<'_>,
     read_only: bool,
 ) -> io::Result<OwnedFd> {
-    let copy = mounts::clone_of(opened.source.as_fd(), Depth::Single)?;
-    let flags = attributes(read_only);
+    let copy = mounts::clone_tree_of(opened.source.as_fd(), MountDepth::Single)?;
+    let flags = mount_attributes(read_only);
     match opened.ids {
-        Ids::Canonical => {
-            mounts::set_attributes(copy.as_fd(), flags, Some(viewer.namespace), Depth::Single)?;
+        SourceIds::Canonical => {
+            mounts::set_attributes(copy.as_fd(), flags, Some(viewer.namespace), MountDepth::Single)?;
         }
-        Ids::Host { uid, gid } => {
-            let map = host_map(thread, viewer, uid, gid)?;
-            mounts::set_attributes(copy.as_fd(), flags, Some(map.as_fd()), Depth::Single)?;
+        SourceIds::Host { uid, gid } => {
+            let map = make_host_id_map(thread, viewer, uid, gid)?;
+            mounts::set_attributes(copy.as_fd(), flags, Some(map.as_fd()), MountDepth::Single)?;
         }
     }
     Ok(copy)
@@ -263,16 +273,21 @@ pub fn show(
 /// Makes the id map for a directory of the host. The directory belongs inside to the user that
 /// commands start as. A directory of root stays root's; otherwise any user inside could act as root
 /// there.
-fn host_map(thread: &SingleThread, viewer: Viewer<'_>, uid: u32, gid: u32) -> io::Result<OwnedFd> {
+fn make_host_id_map(
+    thread: &SingleThread,
+    viewer: MappingTarget<'_>,
+    uid: u32,
+    gid: u32,
+) -> io::Result<OwnedFd> {
     // An owner in the id range of sandboxes would collide with the map of every other id.
-    if uid >= owners::IDS || gid >= owners::IDS {
+    if uid >= id_maps::IDS_PER_SANDBOX || gid >= id_maps::IDS_PER_SANDBOX {
         return Err(io::Error::other(
             "the directory does not belong to root or an ordinary user of this host",
         ));
     }
     let user = if uid == 0 { 0 } else { viewer.user.0 };
     let group = if gid == 0 { 0 } else { viewer.user.1 };
-    let users = owners::mount_map(viewer.base, uid, user)?;
-    let groups = owners::mount_map(viewer.base, gid, group)?;
-    namespaces::empty_user_namespace(thread, &users, &groups)
+    let users = id_maps::mount_map(viewer.base, uid, user)?;
+    let groups = id_maps::mount_map(viewer.base, gid, group)?;
+    namespaces::create_user_namespace(thread, &users, &groups)
 }

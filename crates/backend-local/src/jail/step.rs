@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, thiserror::Error)]
 #[error("step `{step}` failed")]
 pub struct JailError {
-    pub step: Step,
+    pub step: JailStep,
     /// The path that the step worked on, if it worked on one of several.
     pub path: Option<PathBuf>,
     #[source]
@@ -19,8 +19,8 @@ pub struct JailError {
 
 /// A failed step in the form in which the child reports it.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Failure {
-    step: Step,
+pub struct FailureReport {
+    step: JailStep,
     path: Option<PathBuf>,
     errno: Option<i32>,
     message: String,
@@ -28,7 +28,7 @@ pub struct Failure {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Step {
+pub enum JailStep {
     Record,
     UidRange,
     Groups,
@@ -68,19 +68,19 @@ pub enum Step {
 }
 
 /// Adds the failed step to an error.
-pub trait At<T> {
-    fn at(self, step: Step) -> Result<T, JailError>;
+pub trait StepContext<T> {
+    fn at_step(self, step: JailStep) -> Result<T, JailError>;
 
-    /// Like [`At::at`], and also adds the path.
-    fn at_path(self, step: Step, path: impl AsRef<Path>) -> Result<T, JailError>;
+    /// Like [`StepContext::at_step`], and also adds the path.
+    fn at_path(self, step: JailStep, path: impl AsRef<Path>) -> Result<T, JailError>;
 }
 
-impl<T, E: Into<io::Error>> At<T> for Result<T, E> {
-    fn at(self, step: Step) -> Result<T, JailError> {
+impl<T, E: Into<io::Error>> StepContext<T> for Result<T, E> {
+    fn at_step(self, step: JailStep) -> Result<T, JailError> {
         self.map_err(|error| JailError::new(step, error.into()))
     }
 
-    fn at_path(self, step: Step, path: impl AsRef<Path>) -> Result<T, JailError> {
+    fn at_path(self, step: JailStep, path: impl AsRef<Path>) -> Result<T, JailError> {
         self.map_err(|error| JailError {
             path: Some(path.as_ref().to_owned()),
             ..JailError::new(step, error.into())
@@ -89,7 +89,7 @@ impl<T, E: Into<io::Error>> At<T> for Result<T, E> {
 }
 
 impl JailError {
-    pub fn new(step: Step, source: io::Error) -> Self {
+    pub fn new(step: JailStep, source: io::Error) -> Self {
         Self { step, path: None, source }
     }
 
@@ -99,29 +99,29 @@ impl JailError {
     }
 }
 
-impl Failure {
+impl FailureReport {
     /// Returns the message for the report pipe.
-    pub fn told(&self) -> Vec<u8> {
+    pub fn to_json(&self) -> Vec<u8> {
         serde_json::to_vec(self).unwrap_or_default()
     }
 }
 
-impl From<JailError> for Failure {
+impl From<JailError> for FailureReport {
     fn from(error: JailError) -> Self {
         let errno = error.source.raw_os_error();
         Self { step: error.step, path: error.path, errno, message: error.source.to_string() }
     }
 }
 
-impl From<Failure> for JailError {
-    fn from(failure: Failure) -> Self {
+impl From<FailureReport> for JailError {
+    fn from(failure: FailureReport) -> Self {
         let source =
             failure.errno.map_or_else(|| io::Error::other(failure.message), io::Error::from_raw_os_error);
         Self { step: failure.step, path: failure.path, source }
     }
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for JailStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The serialised form is also the display form.
         let json = serde_json::to_string(self).unwrap_or_default();
@@ -129,7 +129,7 @@ impl fmt::Display for Step {
     }
 }
 
-impl Step {
+impl JailStep {
     fn hint(self, error: &io::Error) -> Option<&'static str> {
         let denied = error.kind() == io::ErrorKind::PermissionDenied;
         let read_only = error.kind() == io::ErrorKind::ReadOnlyFilesystem;
@@ -175,18 +175,18 @@ mod tests {
     #[test]
     fn failure_keeps_its_step_its_path_and_its_reason() {
         let missing: io::Result<()> = Err(io::Error::from_raw_os_error(2));
-        let error = missing.at_path(Step::CloneMounts, "/none").expect_err("an error");
-        let message = Failure::from(error).told();
-        let failure: Failure = serde_json::from_slice(&message).expect("a failure");
+        let error = missing.at_path(JailStep::CloneMounts, "/none").expect_err("an error");
+        let message = FailureReport::from(error).to_json();
+        let failure: FailureReport = serde_json::from_slice(&message).expect("a failure");
         let error = JailError::from(failure);
-        assert_eq!((error.step, error.path.as_deref()), (Step::CloneMounts, Some(Path::new("/none"))));
+        assert_eq!((error.step, error.path.as_deref()), (JailStep::CloneMounts, Some(Path::new("/none"))));
         assert_eq!(error.hint(), Some("the source of a mount must exist on this host"));
     }
 
     #[test]
     fn missing_control_groups_are_no_hint_for_a_refused_value() {
         const EINVAL: i32 = 22;
-        let hint = |errno: i32| JailError::new(Step::Groups, io::Error::from_raw_os_error(errno)).hint();
+        let hint = |errno: i32| JailError::new(JailStep::Groups, io::Error::from_raw_os_error(errno)).hint();
         for errno in [1, 2, 13, 30] {
             assert!(hint(errno).is_some_and(|hint| hint.contains("control groups")), "{errno}");
         }

@@ -16,30 +16,30 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 
 use linux::mounts;
-use linux::namespaces::{self, Namespaces, Setgroups};
-use linux::spawn::{self, End, Forked, SingleThread};
+use linux::namespaces::{self, NamespaceSet, SetgroupsPolicy};
+use linux::spawn::{self, ForkResult, ProcessExit, SingleThread};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::pipe::PipeFlags;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 
-use super::mounts::{Gathered, writes_outside};
-use super::protocol::{MountFault, Refusal};
-use super::record::{Record, ended};
-use super::{Launcher, Rights, Root};
+use super::mounts::{OpenedMounts, writes_to_host};
+use super::protocol::{MountFault, OpError};
+use super::record::{LauncherRecord, has_ended};
+use super::{Launcher, LauncherRights, RootState};
 use crate::jail::build;
-use crate::jail::enter::{EntryMount, clone_site, make_target};
+use crate::jail::enter::{EntryMount, clone_mount_source, make_mount_target};
 use crate::jail::plan::MountPlan;
-use crate::jail::sources::{self, Viewer};
-use crate::jail::step::{At, Failure, JailError, Step};
+use crate::jail::sources::{self, MappingTarget};
+use crate::jail::step::{FailureReport, JailError, JailStep, StepContext};
 
 /// How long the child may take, in seconds.
-const PATIENCE: u32 = 10;
+const ATTACH_TIMEOUT_SECONDS: u32 = 10;
 
 /// Mounts that are being added to a sandbox. When `status` is readable,
 /// [`Launcher::conclude_attach`] returns the outcome.
 #[derive(Debug)]
-pub struct Attaching {
+pub struct PendingAttach {
     pub status: OwnedFd,
     child: OwnedFd,
     measures: Vec<(String, String)>,
@@ -47,119 +47,120 @@ pub struct Attaching {
 
 impl Launcher {
     /// Begins to add mounts to a running sandbox: all of them, or none.
-    pub fn begin_attach(&mut self, id: &str, plans: &[MountPlan]) -> Result<Attaching, Refusal> {
-        let record = self.records.read(id).ok_or_else(Refusal::gone)?;
-        let pidfd = record.pidfd().ok_or_else(Refusal::gone)?;
-        if !record.without_set_id && plans.iter().any(writes_outside) {
+    pub fn begin_attach(&mut self, id: &str, plans: &[MountPlan]) -> Result<PendingAttach, OpError> {
+        let record = self.records.read(id).ok_or_else(OpError::gone)?;
+        let pidfd = record.pidfd().ok_or_else(OpError::gone)?;
+        if !record.without_set_id && plans.iter().any(writes_to_host) {
             let message = "sandbox was made when this server did not mount host directories";
             let hint = "mount it read-only, or make a new sandbox";
-            return Err(Refusal::mount(MountFault::NotAllowed, message, Some(hint)));
+            return Err(OpError::mount(MountFault::NotAllowed, message, Some(hint)));
         }
-        let gathered = self.gather_mounts(plans)?;
+        let gathered = self.open_mounts(plans)?;
         let (copies, setgroups) = match &self.rights {
-            Rights::Root(root) => {
-                (Some(self.copies(root, id, &record, &pidfd, &gathered)?), Setgroups::Allow)
-            }
-            Rights::User { .. } => (None, Setgroups::Deny),
+            LauncherRights::Root(root) => (
+                Some(self.clone_mapped_sources(root, id, &record, &pidfd, &gathered)?),
+                SetgroupsPolicy::Allow,
+            ),
+            LauncherRights::User { .. } => (None, SetgroupsPolicy::Deny),
         };
-        let attachment = Attachment { sandbox: pidfd, setgroups, entries: gathered.entries, copies };
-        let (status, report) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).at(Step::AttachMounts)?;
-        match self.thread.fork(Namespaces::NONE, None).at(Step::AttachMounts)? {
-            Forked::Child => {
+        let attachment = AttachTask { sandbox: pidfd, setgroups, entries: gathered.entries, copies };
+        let (status, report) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).at_step(JailStep::AttachMounts)?;
+        match self.thread.fork(NamespaceSet::NONE, None).at_step(JailStep::AttachMounts)? {
+            ForkResult::Child => {
                 drop(status);
                 attachment.run(&self.thread, report)
             }
-            Forked::Parent { pidfd: child, .. } => {
-                Ok(Attaching { status, child, measures: gathered.measures })
+            ForkResult::Parent { pidfd: child, .. } => {
+                Ok(PendingAttach { status, child, measures: gathered.measures })
             }
         }
     }
 
     /// Returns the outcome for mounts whose status is readable.
-    pub fn conclude_attach(&mut self, attaching: Attaching) -> Result<Vec<(String, String)>, Refusal> {
+    pub fn conclude_attach(&mut self, attaching: PendingAttach) -> Result<Vec<(String, String)>, OpError> {
         // One read is enough: a report is short enough that a pipe takes it whole.
         let mut report = [0; 4096];
-        let read = rustix::io::read(&attaching.status, &mut report).at(Step::AttachMounts)?;
+        let read = rustix::io::read(&attaching.status, &mut report).at_step(JailStep::AttachMounts)?;
         // The child has written its report, or it died and its end of the pipe was closed.
-        spawn::wait(attaching.child.as_fd()).at(Step::AttachMounts)?;
+        spawn::wait_for_child(attaching.child.as_fd()).at_step(JailStep::AttachMounts)?;
         match &report[..read] {
-            [] => Err(JailError::new(Step::AttachMounts, io::ErrorKind::TimedOut.into()).into()),
-            [b'{', ..] => match serde_json::from_slice::<Failure>(&report[..read]) {
+            [] => Err(JailError::new(JailStep::AttachMounts, io::ErrorKind::TimedOut.into()).into()),
+            [b'{', ..] => match serde_json::from_slice::<FailureReport>(&report[..read]) {
                 Ok(failure) => Err(JailError::from(failure).into()),
-                Err(error) => Err(JailError::new(Step::AttachMounts, io::Error::other(error)).into()),
+                Err(error) => Err(JailError::new(JailStep::AttachMounts, io::Error::other(error)).into()),
             },
             _ => Ok(attaching.measures),
         }
     }
 
-    fn copies(
+    fn clone_mapped_sources(
         &self,
-        root: &Root,
+        root: &RootState,
         id: &str,
-        record: &Record,
+        record: &LauncherRecord,
         pidfd: &OwnedFd,
-        gathered: &Gathered,
-    ) -> Result<Vec<OwnedFd>, Refusal> {
-        let range = root.ranges.of(id).ok_or_else(Refusal::gone)?;
-        let pid = record.process.as_ref().ok_or_else(Refusal::gone)?.pid;
-        let namespace = std::fs::File::open(format!("/proc/{pid}/ns/user")).at(Step::IdMaps)?;
-        if ended(pidfd) {
+        gathered: &OpenedMounts,
+    ) -> Result<Vec<OwnedFd>, OpError> {
+        let range = root.ranges.range_of(id).ok_or_else(OpError::gone)?;
+        let pid = record.process.as_ref().ok_or_else(OpError::gone)?.pid;
+        let namespace = std::fs::File::open(format!("/proc/{pid}/ns/user")).at_step(JailStep::IdMaps)?;
+        if has_ended(pidfd) {
             // The pid may belong to another process now.
-            return Err(Refusal::gone());
+            return Err(OpError::gone());
         }
-        let viewer = Viewer { namespace: namespace.as_fd(), base: range.first, user: record.user };
+        let viewer = MappingTarget { namespace: namespace.as_fd(), base: range.first, user: record.user };
         let pairs = gathered.opened.iter().zip(&gathered.entries);
         let shown = pairs.map(|(opened, entry)| {
-            sources::show(&self.thread, opened, viewer, entry.read_only)
-                .at_path(Step::CloneMounts, &entry.target)
-                .map_err(Refusal::from)
+            sources::clone_mapped_source(&self.thread, opened, viewer, entry.read_only)
+                .at_path(JailStep::CloneMounts, &entry.target)
+                .map_err(OpError::from)
         });
         shown.collect()
     }
 }
 
 /// The work of the child.
-struct Attachment {
+struct AttachTask {
     sandbox: OwnedFd,
-    setgroups: Setgroups,
+    setgroups: SetgroupsPolicy,
     entries: Vec<EntryMount>,
     /// The copies, if root has already made them.
     copies: Option<Vec<OwnedFd>>,
 }
 
-impl Attachment {
+impl AttachTask {
     fn run(mut self, thread: &SingleThread, report: OwnedFd) -> ! {
-        spawn::end_after(PATIENCE);
+        spawn::set_exit_alarm(ATTACH_TIMEOUT_SECONDS);
         let copies = match self.copies.take() {
             Some(copies) => Ok(copies),
-            None => copy_apart(thread, &self.entries).at(Step::CloneMounts),
+            None => copy_in_own_namespaces(thread, &self.entries).at_step(JailStep::CloneMounts),
         };
-        let message = match copies.and_then(|copies| self.attach(&copies)) {
+        let message = match copies.and_then(|copies| self.attach_copies(&copies)) {
             Ok(()) => b"1".to_vec(),
-            Err(error) => Failure::from(error).told(),
+            Err(error) => FailureReport::from(error).to_json(),
         };
         let reported = std::fs::File::from(report).write_all(&message).is_ok();
         spawn::exit_now(i32::from(!reported))
     }
 
-    fn attach(&self, copies: &[OwnedFd]) -> Result<(), JailError> {
+    fn attach_copies(&self, copies: &[OwnedFd]) -> Result<(), JailError> {
         // The pidfd refers to exactly this sandbox, even if its pid was reused.
-        namespaces::enter(self.sandbox.as_fd(), Namespaces::USER.and(Namespaces::MOUNT))
-            .at(Step::AttachMounts)?;
-        namespaces::become_ids(0, 0, self.setgroups).at(Step::BecomeRoot)?;
-        set_dumpable_behavior(DumpableBehavior::NotDumpable).at(Step::BecomeRoot)?;
+        namespaces::enter_namespace(self.sandbox.as_fd(), NamespaceSet::USER.and(NamespaceSet::MOUNT))
+            .at_step(JailStep::AttachMounts)?;
+        namespaces::switch_ids(0, 0, self.setgroups).at_step(JailStep::BecomeRoot)?;
+        set_dumpable_behavior(DumpableBehavior::NotDumpable).at_step(JailStep::BecomeRoot)?;
         rustix::process::umask(Mode::from_raw_mode(0o022));
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = rustix::fs::open("/", flags, Mode::empty()).at(Step::AttachMounts)?;
+        let root = rustix::fs::open("/", flags, Mode::empty()).at_step(JailStep::AttachMounts)?;
         for (index, (mount, entry)) in copies.iter().zip(&self.entries).enumerate() {
             // Code inside may have made links; they are not followed, so that a mount is always attached
             // at its target.
             let plain = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-            let attached = make_target(root.as_fd(), &entry.target, mount.as_fd(), plain)
-                .and_then(|target| mounts::attach_on(mount.as_fd(), target.as_fd()));
+            let attached = make_mount_target(root.as_fd(), &entry.target, mount.as_fd(), plain)
+                .and_then(|target| mounts::attach_mount_on(mount.as_fd(), target.as_fd()));
             if let Err(error) = attached {
-                undo(&copies[..index])?;
-                return Err(error).at_path(Step::AttachMounts, &entry.target);
+                detach_mounts(&copies[..index])?;
+                return Err(error).at_path(JailStep::AttachMounts, &entry.target);
             }
         }
         Ok(())
@@ -167,28 +168,31 @@ impl Attachment {
 }
 
 /// Detaches mounts again.
-fn undo(mounts: &[OwnedFd]) -> Result<(), JailError> {
-    mounts.iter().rev().try_for_each(|mount| mounts::detach_of(mount.as_fd()).at(Step::AttachMounts))
+fn detach_mounts(mounts: &[OwnedFd]) -> Result<(), JailError> {
+    mounts
+        .iter()
+        .rev()
+        .try_for_each(|mount| mounts::detach_mount_of(mount.as_fd()).at_step(JailStep::AttachMounts))
 }
 
 /// Copies the sources in a child with its own namespaces, where an ordinary user may do so.
-fn copy_apart(thread: &SingleThread, entries: &[EntryMount]) -> io::Result<Vec<OwnedFd>> {
+fn copy_in_own_namespaces(thread: &SingleThread, entries: &[EntryMount]) -> io::Result<Vec<OwnedFd>> {
     let (ours, theirs) =
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-    match thread.fork(Namespaces::USER.and(Namespaces::MOUNT), None)? {
-        Forked::Child => {
-            spawn::end_after(PATIENCE);
+    match thread.fork(NamespaceSet::USER.and(NamespaceSet::MOUNT), None)? {
+        ForkResult::Child => {
+            spawn::set_exit_alarm(ATTACH_TIMEOUT_SECONDS);
             let copies: io::Result<Vec<OwnedFd>> =
-                entries.iter().map(|entry| clone_site(&entry.site, entry.read_only)).collect();
-            let sent = copies.and_then(|copies| build::send(theirs.as_fd(), &copies));
+                entries.iter().map(|entry| clone_mount_source(&entry.location, entry.read_only)).collect();
+            let sent = copies.and_then(|copies| build::send_descriptors(theirs.as_fd(), &copies));
             spawn::exit_now(sent.err().map_or(0, |error| error.raw_os_error().unwrap_or(1)))
         }
-        Forked::Parent { pidfd, .. } => {
+        ForkResult::Parent { pidfd, .. } => {
             drop(theirs);
-            let received = build::receive(ours.as_fd());
-            match spawn::wait(pidfd.as_fd())? {
-                End::Code(errno) if errno != 0 => Err(io::Error::from_raw_os_error(errno)),
-                End::Code(_) | End::Signal(_) => received,
+            let received = build::receive_descriptors(ours.as_fd());
+            match spawn::wait_for_child(pidfd.as_fd())? {
+                ProcessExit::Code(errno) if errno != 0 => Err(io::Error::from_raw_os_error(errno)),
+                ProcessExit::Code(_) | ProcessExit::Signal(_) => received,
             }
         }
     }

@@ -5,52 +5,52 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use linux::namespaces::{self, Namespaces, Setgroups};
-use linux::spawn::{self, End, Forked};
+use linux::namespaces::{self, NamespaceSet, SetgroupsPolicy};
+use linux::spawn::{self, ForkResult, ProcessExit};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, pidfd_send_signal};
 
-use super::protocol::{Measures, Refusal};
-use super::record::{Process, Record};
-use super::{Launcher, Rights};
-use crate::jail::step::{At, JailError, Step};
-use crate::network::userspace::Program;
-use crate::network::{Down, Reach, Wish, resolver};
+use super::protocol::{EnforcedMeasures, OpError};
+use super::record::{LauncherRecord, ProcessIdentity};
+use super::{Launcher, LauncherRights};
+use crate::jail::step::{JailError, JailStep, StepContext};
+use crate::network::userspace::PacketForwarder;
+use crate::network::{NetworkError, NetworkMode, UplinkKind, resolver};
 
 /// The name of the measure that describes a sandbox's network.
-const MEASURE: &str = "network";
+const NETWORK_MEASURE: &str = "network";
 
 /// How long a child process may work inside a sandbox.
-const PATIENCE: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
+const CHILD_TIMEOUT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
 impl Launcher {
     /// Decides how a sandbox will reach other machines, and describes that for the measures.
-    pub(super) fn reach(&mut self, mode: Wish) -> Result<(Reach, String), Refusal> {
-        if mode == Wish::Off {
-            return Ok((Reach::Nothing, "off".to_owned()));
+    pub(super) fn choose_network(&mut self, mode: NetworkMode) -> Result<(UplinkKind, String), OpError> {
+        if mode == NetworkMode::Off {
+            return Ok((UplinkKind::Nothing, "off".to_owned()));
         }
-        match (self.way_out(), mode) {
+        match (self.available_network(), mode) {
             (Ok(found), _) => Ok(found),
-            (Err(down), Wish::On) => {
-                let message = format!("network `on` is not possible here: {}", chain(&down));
-                Err(Refusal::unsupported(message, Some(down.hint())))
+            (Err(down), NetworkMode::On) => {
+                let message = format!("network `on` is not possible here: {}", format_error_chain(&down));
+                Err(OpError::unsupported(message, Some(down.hint())))
             }
-            (Err(down), Wish::Auto | Wish::Off) => {
-                Ok((Reach::Nothing, format!("off, since {}", chain(&down))))
+            (Err(down), NetworkMode::Auto | NetworkMode::Off) => {
+                Ok((UplinkKind::Nothing, format!("off, since {}", format_error_chain(&down))))
             }
         }
     }
 
     /// Returns how sandboxes can reach other machines now, or why they cannot.
-    fn way_out(&mut self) -> Result<(Reach, String), Down> {
+    fn available_network(&mut self) -> Result<(UplinkKind, String), NetworkError> {
         match &mut self.rights {
-            Rights::Root(root) => {
-                root.nets.uplink.ready()?;
-                Ok((Reach::Link, root.nets.uplink.describe()))
+            LauncherRights::Root(root) => {
+                root.netns_pool.uplink.ensure_ready()?;
+                Ok((UplinkKind::Link, root.netns_pool.uplink.describe()))
             }
-            Rights::User { .. } => {
-                let program = Program::find()?;
-                Ok((Reach::Userspace, program.describe()))
+            LauncherRights::User { .. } => {
+                let program = PacketForwarder::find()?;
+                Ok((UplinkKind::Userspace, program.describe()))
             }
         }
     }
@@ -58,42 +58,43 @@ impl Launcher {
     /// Whether a sandbox that asks for a network would get one. This changes nothing on the host.
     pub fn has_network(&self) -> bool {
         match &self.rights {
-            Rights::Root(root) => root.nets.uplink.look().is_ok(),
-            Rights::User { .. } => Program::find().is_ok(),
+            LauncherRights::Root(root) => root.netns_pool.uplink.check_ready().is_ok(),
+            LauncherRights::User { .. } => PacketForwarder::find().is_ok(),
         }
     }
 
     /// Takes over the packet filter of an earlier launcher, and logs once if sandboxes with network
     /// `auto` get no network. Without a network the running sandboxes can still be used.
     pub(super) fn open_network(&mut self) -> io::Result<()> {
-        let lives = self.some_live()?;
-        if let Rights::Root(root) = &mut self.rights
-            && let Err(down) = root.nets.uplink.take_over(lives)
+        let lives = self.any_sandbox_runs()?;
+        if let LauncherRights::Root(root) = &mut self.rights
+            && let Err(down) = root.netns_pool.uplink.take_over_table(lives)
         {
-            let (reason, hint) = (chain(&down), down.hint());
+            let (reason, hint) = (format_error_chain(&down), down.hint());
             tracing::error!(
                 reason,
                 hint,
                 "failed to take over the network of running sandboxes; it may not work"
             );
         }
-        self.outdated = self.records.list()?.into_iter().collect();
-        if self.settings.network.default != Wish::Off
-            && let Err(down) = self.way_out()
+        self.outdated_guards = self.records.list()?.into_iter().collect();
+        if self.settings.network.default != NetworkMode::Off
+            && let Err(down) = self.available_network()
         {
-            let (reason, hint) = (chain(&down), down.hint());
+            let (reason, hint) = (format_error_chain(&down), down.hint());
             tracing::warn!(reason, hint, "network is not available; sandboxes with network `auto` get none");
         }
         Ok(())
     }
 
     /// Installs the guard with the current settings inside a running sandbox.
-    pub(super) fn guard_again(&self, id: &str) {
-        let Rights::Root(root) = &self.rights else { return };
+    pub(super) fn reinstall_guard(&self, id: &str) {
+        let LauncherRights::Root(root) = &self.rights else { return };
         let Some(record) = self.records.read(id).filter(|record| record.connected) else { return };
         let (Some(pidfd), Some(process)) = (record.pidfd(), record.process) else { return };
-        let namespace = net_namespace(process.pid, &pidfd);
-        if let Err(error) = namespace.and_then(|namespace| root.nets.guard_again(namespace.as_fd())) {
+        let namespace = open_net_namespace(process.pid, &pidfd);
+        if let Err(error) = namespace.and_then(|namespace| root.netns_pool.reinstall_guard(namespace.as_fd()))
+        {
             tracing::warn!(id, %error, "failed to update the guard inside a sandbox; it keeps its former settings");
         }
     }
@@ -101,15 +102,15 @@ impl Launcher {
     /// Returns descriptors that become readable when the network of the host changes.
     pub(super) fn watched_network(&self) -> Vec<BorrowedFd<'_>> {
         match &self.rights {
-            Rights::Root(root) => root.nets.uplink.watched(),
-            Rights::User { .. } => Vec::new(),
+            LauncherRights::Root(root) => root.netns_pool.uplink.watched_descriptors(),
+            LauncherRights::User { .. } => Vec::new(),
         }
     }
 
     /// Handles changes of the host's network; `true` if idle work has to be done.
-    pub(super) fn hear_network(&mut self) -> bool {
-        let Rights::Root(root) = &mut self.rights else { return false };
-        root.nets.uplink.hear().unwrap_or_else(|error| {
+    pub(super) fn handle_network_change(&mut self) -> bool {
+        let LauncherRights::Root(root) = &mut self.rights else { return false };
+        root.netns_pool.uplink.handle_host_changes().unwrap_or_else(|error| {
             tracing::error!(%error, "failed to handle a network change; sandboxes may be without the guard on the host");
             false
         })
@@ -117,109 +118,120 @@ impl Launcher {
 
     /// Removes the packet filter, unless a running sandbox needs it.
     pub(super) fn close_network(&mut self) -> io::Result<()> {
-        let lives = self.some_live()?;
+        let lives = self.any_sandbox_runs()?;
         match &mut self.rights {
-            Rights::Root(root) if !lives => root.nets.uplink.remove().map_err(io::Error::other),
-            Rights::Root(_) | Rights::User { .. } => Ok(()),
+            LauncherRights::Root(root) if !lives => {
+                root.netns_pool.uplink.remove_table().map_err(io::Error::other)
+            }
+            LauncherRights::Root(_) | LauncherRights::User { .. } => Ok(()),
         }
     }
 
     /// Whether any sandbox is running. Dead sandboxes need no network.
-    fn some_live(&self) -> io::Result<bool> {
+    fn any_sandbox_runs(&self) -> io::Result<bool> {
         Ok(self.records.list()?.iter().any(|id| self.pidfd(id).is_some()))
     }
 
     /// Returns the resolv.conf for a new sandbox, if it needs one.
-    pub(super) fn resolv_conf(&self, reach: Reach) -> Option<String> {
+    pub(super) fn resolv_conf(&self, reach: UplinkKind) -> Option<String> {
         match (&self.rights, reach) {
-            (_, Reach::Nothing)
-            | (Rights::User { .. }, Reach::Link)
-            | (Rights::Root(_), Reach::Userspace) => None,
-            (Rights::Root(root), Reach::Link) => Some(root.nets.uplink.resolv_conf()),
-            (Rights::User { .. }, Reach::Userspace) => {
-                Program::find().ok().map(|program| program.resolv_conf())
+            (_, UplinkKind::Nothing)
+            | (LauncherRights::User { .. }, UplinkKind::Link)
+            | (LauncherRights::Root(_), UplinkKind::Userspace) => None,
+            (LauncherRights::Root(root), UplinkKind::Link) => Some(root.netns_pool.uplink.resolv_conf()),
+            (LauncherRights::User { .. }, UplinkKind::Userspace) => {
+                PacketForwarder::find().ok().map(|program| program.resolv_conf())
             }
         }
     }
 
     /// Gives a running sandbox a network. A sandbox that has one keeps it.
-    pub fn connect(&mut self, id: &str, mode: Wish) -> Result<Measures, Refusal> {
-        let record = self.records.read(id).ok_or_else(Refusal::gone)?;
+    pub fn connect_network(&mut self, id: &str, mode: NetworkMode) -> Result<EnforcedMeasures, OpError> {
+        let record = self.records.read(id).ok_or_else(OpError::gone)?;
         let (Some(pidfd), Some(process)) = (record.pidfd(), record.process.as_ref()) else {
-            return Err(Refusal::gone());
+            return Err(OpError::gone());
         };
-        let (reach, words) = self.reach(mode)?;
+        let (reach, words) = self.choose_network(mode)?;
         match (record.connected, reach) {
-            (true, Reach::Nothing) => {
-                return Err(Refusal::unsupported("the network of a sandbox cannot be removed", None));
+            (true, UplinkKind::Nothing) => {
+                return Err(OpError::unsupported("the network of a sandbox cannot be removed", None));
             }
-            (true, Reach::Link | Reach::Userspace) | (false, Reach::Nothing) => {}
-            (false, Reach::Link | Reach::Userspace) => {
+            (true, UplinkKind::Link | UplinkKind::Userspace) | (false, UplinkKind::Nothing) => {}
+            (false, UplinkKind::Link | UplinkKind::Userspace) => {
                 match reach {
-                    Reach::Link => self.link(process.pid, &pidfd)?,
-                    Reach::Userspace | Reach::Nothing => self.carry(process)?,
+                    UplinkKind::Link => self.add_link(process.pid, &pidfd)?,
+                    UplinkKind::Userspace | UplinkKind::Nothing => self.start_userspace_network(process)?,
                 }
                 let text = self.resolv_conf(reach).unwrap_or_default();
-                self.write_inside(&pidfd, &text).at(Step::Guest)?;
-                self.records.replace(id, &Record { connected: true, ..record }).at(Step::Record)?;
+                self.write_resolv_conf_inside(&pidfd, &text).at_step(JailStep::Guest)?;
+                self.records
+                    .replace(id, &LauncherRecord { connected: true, ..record })
+                    .at_step(JailStep::Record)?;
             }
         }
-        Ok(vec![(MEASURE.to_owned(), words)])
+        Ok(vec![(NETWORK_MEASURE.to_owned(), words)])
     }
 
     /// Starts the program that forwards the packets of an ordinary user's sandbox.
-    pub(super) fn carry(&self, sandbox: &Process) -> Result<(), JailError> {
-        let program = Program::find().map_err(io::Error::other).at(Step::NetNamespace)?;
-        program.start(sandbox, &self.settings.network).at(Step::NetNamespace)
+    pub(super) fn start_userspace_network(&self, sandbox: &ProcessIdentity) -> Result<(), JailError> {
+        let program = PacketForwarder::find().map_err(io::Error::other).at_step(JailStep::NetNamespace)?;
+        program.start_keeper(sandbox, &self.settings.network).at_step(JailStep::NetNamespace)
     }
 
-    fn link(&mut self, pid: i32, pidfd: &OwnedFd) -> Result<(), JailError> {
-        let namespace = net_namespace(pid, pidfd).at(Step::NetNamespace)?;
-        let Rights::Root(root) = &mut self.rights else { return Ok(()) };
-        root.nets.connect(namespace.as_fd()).at(Step::NetNamespace)
+    fn add_link(&mut self, pid: i32, pidfd: &OwnedFd) -> Result<(), JailError> {
+        let namespace = open_net_namespace(pid, pidfd).at_step(JailStep::NetNamespace)?;
+        let LauncherRights::Root(root) = &mut self.rights else { return Ok(()) };
+        root.netns_pool.add_link(namespace.as_fd()).at_step(JailStep::NetNamespace)
     }
 
     /// Writes the resolv.conf of a running sandbox in a child that has entered it, so that names and
     /// links are resolved inside the sandbox.
-    fn write_inside(&self, pidfd: &OwnedFd, text: &str) -> io::Result<()> {
+    fn write_resolv_conf_inside(&self, pidfd: &OwnedFd, text: &str) -> io::Result<()> {
         let setgroups = match self.rights {
-            Rights::Root(_) => Setgroups::Allow,
-            Rights::User { .. } => Setgroups::Deny,
+            LauncherRights::Root(_) => SetgroupsPolicy::Allow,
+            LauncherRights::User { .. } => SetgroupsPolicy::Deny,
         };
-        match self.thread.fork(Namespaces::NONE, None)? {
-            Forked::Child => {
-                let written = namespaces::enter(pidfd.as_fd(), Namespaces::USER.and(Namespaces::MOUNT))
-                    .and_then(|()| namespaces::become_ids(0, 0, setgroups))
-                    .and_then(|()| resolver::write(text));
+        match self.thread.fork(NamespaceSet::NONE, None)? {
+            ForkResult::Child => {
+                let written =
+                    namespaces::enter_namespace(pidfd.as_fd(), NamespaceSet::USER.and(NamespaceSet::MOUNT))
+                        .and_then(|()| namespaces::switch_ids(0, 0, setgroups))
+                        .and_then(|()| resolver::write_resolv_conf(text));
                 spawn::exit_now(i32::from(written.is_err()))
             }
-            Forked::Parent { pidfd: child, .. } => wait_briefly(&child),
+            ForkResult::Parent { pidfd: child, .. } => wait_for_child(&child),
         }
     }
 }
 
 /// Opens the net namespace of a running process.
-fn net_namespace(pid: i32, pidfd: &OwnedFd) -> io::Result<File> {
+fn open_net_namespace(pid: i32, pidfd: &OwnedFd) -> io::Result<File> {
     let namespace = File::open(format!("/proc/{pid}/ns/net"))?;
     // If the process is still running, the pid referred to it during the open.
-    if super::record::ended(pidfd) { Err(io::Error::other("the sandbox has ended")) } else { Ok(namespace) }
+    if super::record::has_ended(pidfd) {
+        Err(io::Error::other("the sandbox has ended"))
+    } else {
+        Ok(namespace)
+    }
 }
 
 /// Waits for a child, and kills it if it takes too long.
-fn wait_briefly(child: &OwnedFd) -> io::Result<()> {
+fn wait_for_child(child: &OwnedFd) -> io::Result<()> {
     let mut watched = [PollFd::new(child, PollFlags::IN)];
-    let ready = rustix::io::retry_on_intr(|| poll(&mut watched, Some(&PATIENCE)))?;
+    let ready = rustix::io::retry_on_intr(|| poll(&mut watched, Some(&CHILD_TIMEOUT)))?;
     if ready == 0 {
         pidfd_send_signal(child, Signal::KILL)?;
     }
-    match spawn::wait(child.as_fd())? {
-        End::Code(0) => Ok(()),
-        End::Code(_) | End::Signal(_) => Err(io::Error::other("the child process inside the sandbox failed")),
+    match spawn::wait_for_child(child.as_fd())? {
+        ProcessExit::Code(0) => Ok(()),
+        ProcessExit::Code(_) | ProcessExit::Signal(_) => {
+            Err(io::Error::other("the child process inside the sandbox failed"))
+        }
     }
 }
 
 /// Formats an error and its causes on one line.
-fn chain(error: &dyn std::error::Error) -> String {
+fn format_error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(source) = cause {

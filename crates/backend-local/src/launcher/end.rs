@@ -11,12 +11,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::AtFlags;
 use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 
-use super::{Launcher, Rights};
-use crate::cgroups::Hierarchies;
+use super::{Launcher, LauncherRights};
+use crate::cgroups::CgroupHierarchies;
 
 /// The parts of a sandbox that are kept after its processes have ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keep {
+pub enum KeptParts {
     Nothing,
     /// Its disk, if that can outlive the processes, and its record.
     Disk,
@@ -24,43 +24,48 @@ pub enum Keep {
 
 /// The progress of ending a sandbox.
 #[derive(Debug)]
-pub enum Ending {
+pub enum KillOutcome {
     Done,
-    /// Call [`Launcher::clear`] when the descriptor is readable.
+    /// Call [`Launcher::remove_dead_sandbox`] when the descriptor is readable.
     Dying(OwnedFd),
 }
 
 impl Launcher {
     /// Kills a sandbox. It is not an error if it does not exist.
-    pub fn kill(&mut self, id: &str) -> io::Result<Ending> {
+    pub fn kill_sandbox(&mut self, id: &str) -> io::Result<KillOutcome> {
         if let Some(pidfd) = self.pidfd(id) {
             match pidfd_send_signal(&pidfd, Signal::KILL) {
                 Ok(()) | Err(rustix::io::Errno::SRCH) => {}
                 Err(error) => return Err(error.into()),
             }
-            return Ok(Ending::Dying(pidfd));
+            return Ok(KillOutcome::Dying(pidfd));
         }
         // A process that died by itself stays a child of ours until it is reaped.
-        if let Some(remains) = self.records.read(id).and_then(|record| record.remains()) {
-            collect(&remains)?;
+        if let Some(remains) = self.records.read(id).and_then(|record| record.unreaped_pidfd()) {
+            reap_process(&remains)?;
         }
         if let Some(groups) = self.groups() {
-            groups.kill(id)?;
+            groups.kill_processes(id)?;
         }
-        Ok(Ending::Done)
+        Ok(KillOutcome::Done)
     }
 
     /// Removes the parts of a dead sandbox that are not kept. `WouldBlock` means that the kernel has not
     /// released something yet; the caller must try again.
-    pub fn clear(&mut self, id: &str, pidfd: Option<&OwnedFd>, keep: Keep) -> io::Result<()> {
+    pub fn remove_dead_sandbox(
+        &mut self,
+        id: &str,
+        pidfd: Option<&OwnedFd>,
+        keep: KeptParts,
+    ) -> io::Result<()> {
         if let Some(pidfd) = pidfd {
-            collect(pidfd)?;
+            reap_process(pidfd)?;
         }
         if let Some(groups) = self.groups() {
             groups.remove(id)?;
         }
-        let kept = keep == Keep::Disk && self.has_disk(id);
-        if let Rights::Root(root) = &mut self.rights
+        let kept = keep == KeptParts::Disk && self.has_disk(id);
+        if let LauncherRights::Root(root) = &mut self.rights
             && !kept
         {
             root.volumes.remove(id).map_err(io::Error::other)?;
@@ -69,33 +74,33 @@ impl Launcher {
             Ok(()) | Err(rustix::io::Errno::NOENT) => {}
             Err(error) => return Err(error.into()),
         }
-        if let Rights::Root(root) = &mut self.rights {
+        if let LauncherRights::Root(root) = &mut self.rights {
             root.ranges.release(id).map_err(io::Error::other)?;
         }
-        if kept { self.records.note_stopped(id) } else { self.records.remove(id) }
+        if kept { self.records.mark_stopped(id) } else { self.records.remove(id) }
     }
 
     /// Whether this sandbox has a disk that outlives its processes.
     pub fn has_disk(&self, id: &str) -> bool {
         match &self.rights {
-            Rights::Root(root) => root.volumes.has(id),
-            Rights::User { .. } => false,
+            LauncherRights::Root(root) => root.volumes.has_volume(id),
+            LauncherRights::User { .. } => false,
         }
     }
 
     /// Ends a sandbox and waits until it is removed completely.
     pub fn destroy_and_wait(&mut self, id: &str) -> io::Result<()> {
-        let pidfd = match self.kill(id)? {
-            Ending::Done => None,
-            Ending::Dying(pidfd) => Some(pidfd),
+        let pidfd = match self.kill_sandbox(id)? {
+            KillOutcome::Done => None,
+            KillOutcome::Dying(pidfd) => Some(pidfd),
         };
         if let Some(pidfd) = &pidfd {
             wait_readable(pidfd)?;
         }
-        const TRIES: u32 = 2000;
-        for _ in 0..TRIES {
-            match self.clear(id, pidfd.as_ref(), Keep::Nothing) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => pause_briefly()?,
+        const MAX_REMOVE_ATTEMPTS: u32 = 2000;
+        for _ in 0..MAX_REMOVE_ATTEMPTS {
+            match self.remove_dead_sandbox(id, pidfd.as_ref(), KeptParts::Nothing) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => sleep_one_millisecond()?,
                 other => return other,
             }
         }
@@ -105,18 +110,18 @@ impl Launcher {
     /// Removes prepared disks, and the packet filter and control groups of this instance if no sandbox
     /// uses them.
     pub fn close(&mut self) -> io::Result<()> {
-        if let Rights::Root(root) = &mut self.rights {
-            for disk in std::mem::take(&mut root.disks) {
+        if let LauncherRights::Root(root) = &mut self.rights {
+            for disk in std::mem::take(&mut root.prepared_disks) {
                 root.volumes.discard(disk).map_err(io::Error::other)?;
             }
         }
         self.close_network()?;
-        self.groups().map_or(Ok(()), Hierarchies::close)
+        self.groups().map_or(Ok(()), CgroupHierarchies::close)
     }
 }
 
 /// Reaps the process if it is a child of ours; an adopted sandbox is the child of another process.
-fn collect(pidfd: &OwnedFd) -> io::Result<()> {
+fn reap_process(pidfd: &OwnedFd) -> io::Result<()> {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
     match waitid(WaitId::PidFd(pidfd.as_fd()), options) {
         Ok(_) | Err(rustix::io::Errno::CHILD) => Ok(()),
@@ -132,7 +137,7 @@ fn wait_readable(pidfd: &OwnedFd) -> io::Result<()> {
 
 /// Waits for a millisecond. The kernel removes the last tasks from a group shortly after their end, and
 /// there is no notification for a v1 group.
-fn pause_briefly() -> io::Result<()> {
+fn sleep_one_millisecond() -> io::Result<()> {
     let moment = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
     poll(&mut [], Some(&moment))?;
     Ok(())

@@ -5,23 +5,24 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use linux::namespaces::{self, Namespaces};
-use linux::spawn::{self, Forked};
+use linux::namespaces::{self, NamespaceSet};
+use linux::spawn::{self, ForkResult};
 use rustix::fs::MemfdFlags;
 use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
 use super::Launcher;
-use super::create::refuse_image;
-use super::protocol::{Answer, Refusal, RefusalKind};
+use super::create::image_op_error;
+use super::protocol::{OpError, OpErrorKind, OpResult};
 use crate::images::{
-    self, AliasRule, Below, Collected, Digest, Existing, HOST, ImageError, Import, Record, Source, Unpacker,
+    self, AliasRule, CollectionResult, Digest, ExistingImagePolicy, HOST_IMAGE, ImageError, ImageImport,
+    ImageRecord, ImportBase, ImportSource, UnpackMode,
 };
 
 /// A request about images.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum ImageQuestion {
+pub enum ImageOp {
     List,
     /// Asks for the image that a name refers to, without the stand-ins for well-known names.
     Find {
@@ -53,96 +54,96 @@ pub enum ImageQuestion {
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum ImageAnswer {
+pub enum ImageOpResult {
     /// Each image with the time of its last use, in seconds.
-    Images(Vec<(Record, u64)>),
-    Found(Option<Record>),
+    Images(Vec<(ImageRecord, u64)>),
+    Found(Option<ImageRecord>),
     Layers {
         layers: Vec<Digest>,
         room: Option<u64>,
     },
-    Taken(Record),
-    Freed(Collected),
+    Taken(ImageRecord),
+    Freed(CollectionResult),
 }
 
-/// A change that is being made. When `pidfd` is readable, [`Change::conclude`] returns the outcome.
+/// A change that is being made. When `pidfd` is readable, [`PendingImageChange::conclude`] returns the outcome.
 #[derive(Debug)]
-pub struct Change {
+pub struct PendingImageChange {
     pub pidfd: OwnedFd,
     result: OwnedFd,
 }
 
 /// The largest number of concurrent changes; they wait for each other.
-pub const MOST_CHANGES: usize = 16;
+pub const MAX_IMAGE_CHANGES: usize = 16;
 /// The largest result; a record has a few kilobytes.
-const LONGEST_RESULT: u64 = 16 << 20;
+const MAX_RESULT_BYTES: u64 = 16 << 20;
 
 impl Launcher {
     /// Answers a request that only reads; `None` for a change.
-    pub fn look_at_images(&self, question: &ImageQuestion) -> Option<Result<Answer, Refusal>> {
+    pub fn answer_image_query(&self, op: &ImageOp) -> Option<Result<OpResult, OpError>> {
         let state = &self.settings.image_state;
-        let answer = match question {
-            ImageQuestion::List => images::records(state).map(|found| {
+        let answer = match op {
+            ImageOp::List => images::list_images(state).map(|found| {
                 let seconds = |time: SystemTime| {
                     time.duration_since(UNIX_EPOCH).map_or(0, |since: Duration| since.as_secs())
                 };
                 let images = found.into_iter().map(|(record, used)| (record, seconds(used)));
-                ImageAnswer::Images(images.collect())
+                ImageOpResult::Images(images.collect())
             }),
-            ImageQuestion::Find { name } => self.find_image(name).map(ImageAnswer::Found),
-            ImageQuestion::Layers { name } => self.layers_and_room(name),
-            ImageQuestion::Import { .. }
-            | ImageQuestion::ImportArchive { .. }
-            | ImageQuestion::Commit { .. }
-            | ImageQuestion::Remove { .. }
-            | ImageQuestion::Collect => {
+            ImageOp::Find { name } => self.find_image(name).map(ImageOpResult::Found),
+            ImageOp::Layers { name } => self.layers_and_room(name),
+            ImageOp::Import { .. }
+            | ImageOp::ImportArchive { .. }
+            | ImageOp::Commit { .. }
+            | ImageOp::Remove { .. }
+            | ImageOp::Collect => {
                 return None;
             }
         };
-        Some(answer.map(Answer::Image).map_err(refuse))
+        Some(answer.map(OpResult::Image).map_err(image_change_error))
     }
 
-    fn find_image(&self, name: &str) -> Result<Option<Record>, ImageError> {
+    fn find_image(&self, name: &str) -> Result<Option<ImageRecord>, ImageError> {
         // An image that `host` may replace is fetched first, if that is allowed.
         let rule = if self.settings.strict_images { AliasRule::Refuse } else { AliasRule::OperatorOnly };
-        let own = super::aliases(&self.settings, rule);
-        let nothing = || Record {
-            name: HOST.to_owned(),
+        let own = super::build_aliases(&self.settings, rule);
+        let nothing = || ImageRecord {
+            name: HOST_IMAGE.to_owned(),
             manifest: None,
             config: images::ImageConfig::default(),
             layers: Vec::new(),
             base: images::ImageBase::Host,
         };
-        match images::resolve(&self.settings.image_state, &self.host, name, &own) {
+        match images::resolve_image(&self.settings.image_state, &self.host, name, &own) {
             Ok(found) => Ok(Some(found.record.unwrap_or_else(nothing))),
             Err(ImageError::Unknown(_) | ImageError::NoStandIn { .. } | ImageError::Strict(_)) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    fn layers_and_room(&self, name: &str) -> Result<ImageAnswer, ImageError> {
+    fn layers_and_room(&self, name: &str) -> Result<ImageOpResult, ImageError> {
         let state = &self.settings.image_state;
-        let room = images::room(state, self.settings.image_bytes, name)?;
-        Ok(ImageAnswer::Layers { layers: images::layers(state)?, room })
+        let room = images::space_for_image(state, self.settings.image_bytes, name)?;
+        Ok(ImageOpResult::Layers { layers: images::list_layers(state)?, room })
     }
 
     /// Begins a change. The process that makes it ends with this process.
-    pub fn change_images(&self, question: ImageQuestion, layout: Option<OwnedFd>) -> io::Result<Change> {
+    pub fn begin_image_change(&self, op: ImageOp, layout: Option<OwnedFd>) -> io::Result<PendingImageChange> {
         let result = rustix::fs::memfd_create("result", MemfdFlags::CLOEXEC)?;
         let parent = rustix::process::getpid();
-        match self.thread.fork(Namespaces::NONE, None)? {
-            Forked::Parent { pidfd, .. } => Ok(Change { pidfd, result }),
-            Forked::Child => {
-                let made = self.make_change(parent, question, layout, result).is_ok();
+        match self.thread.fork(NamespaceSet::NONE, None)? {
+            ForkResult::Parent { pidfd, .. } => Ok(PendingImageChange { pidfd, result }),
+            ForkResult::Child => {
+                let made = self.run_image_change(parent, op, layout, result).is_ok();
                 spawn::exit_now(i32::from(!made))
             }
         }
     }
 
-    fn make_change(
+    fn run_image_change(
         &self,
         parent: Pid,
-        question: ImageQuestion,
+        op: ImageOp,
         layout: Option<OwnedFd>,
         result: OwnedFd,
     ) -> io::Result<()> {
@@ -153,37 +154,43 @@ impl Launcher {
         // Clients wait for the end of connections that the launcher closes, and this process has copies
         // of their descriptors.
         let kept = layout.iter().map(AsFd::as_fd).chain([result.as_fd()]);
-        linux::descriptors::keep_only_these(kept)?;
-        let outcome = self.change(question, layout).map_err(refuse);
+        linux::descriptors::close_all_except_these(kept)?;
+        let outcome = self.apply_image_change(op, layout).map_err(image_change_error);
         let text = serde_json::to_vec(&outcome)?;
         std::fs::File::from(result).write_all(&text)
     }
 
-    fn change(&self, question: ImageQuestion, layout: Option<OwnedFd>) -> Result<ImageAnswer, ImageError> {
+    fn apply_image_change(&self, op: ImageOp, layout: Option<OwnedFd>) -> Result<ImageOpResult, ImageError> {
         let state = &self.settings.image_state;
-        match question {
-            ImageQuestion::Import { name, wanted } => {
+        match op {
+            ImageOp::Import { name, wanted } => {
                 let none = || ImageError::Malformed("the request has no directory".to_owned());
-                let root = linux::fs::Root::from_descriptor(layout.ok_or_else(none)?);
+                let root = linux::fs::RootDirectory::from_descriptor(layout.ok_or_else(none)?);
                 // A compromised server must not be able to read files through the launcher.
-                let source = Source::layout(&root, self.settings.server_uid)?;
-                self.take_in(&name, source, Some(wanted), Existing::Replace, Below::Nothing)
+                let source = ImportSource::from_layout(&root, self.settings.server_uid)?;
+                self.import_image(
+                    &name,
+                    source,
+                    Some(wanted),
+                    ExistingImagePolicy::Replace,
+                    ImportBase::Nothing,
+                )
             }
-            ImageQuestion::ImportArchive { name } => {
+            ImageOp::ImportArchive { name } => {
                 let none = || ImageError::Malformed("the request has no file".to_owned());
                 let archive = std::fs::File::from(layout.ok_or_else(none)?);
-                let source = Source::archive(archive, self.settings.server_uid)?;
-                self.take_in(&name, source, None, Existing::Refuse, Below::Nothing)
+                let source = ImportSource::from_archive(archive, self.settings.server_uid)?;
+                self.import_image(&name, source, None, ExistingImagePolicy::Refuse, ImportBase::Nothing)
             }
-            ImageQuestion::Commit { snapshot, name } => {
-                let (source, below) = self.source_of_commit(&snapshot)?;
-                self.take_in(&name, source, None, Existing::Refuse, below)
+            ImageOp::Commit { snapshot, name } => {
+                let (source, below) = self.commit_source(&snapshot)?;
+                self.import_image(&name, source, None, ExistingImagePolicy::Refuse, below)
             }
-            ImageQuestion::Remove { name } => images::remove(state, &name).map(ImageAnswer::Freed),
-            ImageQuestion::Collect => {
-                images::collect(state, self.settings.image_bytes).map(ImageAnswer::Freed)
+            ImageOp::Remove { name } => images::remove_image(state, &name).map(ImageOpResult::Freed),
+            ImageOp::Collect => {
+                images::collect_images(state, self.settings.image_bytes).map(ImageOpResult::Freed)
             }
-            ImageQuestion::List | ImageQuestion::Find { .. } | ImageQuestion::Layers { .. } => {
+            ImageOp::List | ImageOp::Find { .. } | ImageOp::Layers { .. } => {
                 Err(ImageError::Malformed("the request is not a change".to_owned()))
             }
         }
@@ -191,39 +198,39 @@ impl Launcher {
 }
 
 impl Launcher {
-    fn take_in(
+    fn import_image(
         &self,
         name: &str,
-        source: Source,
+        source: ImportSource,
         wanted: Option<Digest>,
-        existing: Existing,
-        below: Below,
-    ) -> Result<ImageAnswer, ImageError> {
-        let import = Import { name, source, wanted, existing, most: self.settings.image_bytes, below };
-        let unpacker = Unpacker::Worker(&self.thread);
-        let made = images::import(&self.settings.image_state, import, unpacker, &mut |_| {})?;
-        Ok(ImageAnswer::Taken(made.record))
+        existing: ExistingImagePolicy,
+        below: ImportBase,
+    ) -> Result<ImageOpResult, ImageError> {
+        let import = ImageImport { name, source, wanted, existing, most: self.settings.image_bytes, below };
+        let unpacker = UnpackMode::Worker(&self.thread);
+        let made = images::import_image(&self.settings.image_state, import, unpacker, &mut |_| {})?;
+        Ok(ImageOpResult::Taken(made.record))
     }
 }
 
-impl Change {
+impl PendingImageChange {
     /// Returns the outcome. The process has ended, so this does not wait.
-    pub fn conclude(self) -> Result<Answer, Refusal> {
-        let died = |error: io::Error| refuse(ImageError::WorkerDied(error.to_string()));
-        spawn::wait(self.pidfd.as_fd()).map_err(died)?;
+    pub fn conclude(self) -> Result<OpResult, OpError> {
+        let died = |error: io::Error| image_change_error(ImageError::WorkerDied(error.to_string()));
+        spawn::wait_for_child(self.pidfd.as_fd()).map_err(died)?;
         let mut result = std::fs::File::from(self.result);
         let mut text = Vec::new();
         result.seek(SeekFrom::Start(0)).map_err(died)?;
-        result.take(LONGEST_RESULT).read_to_end(&mut text).map_err(died)?;
-        let outcome: Result<ImageAnswer, Refusal> =
+        result.take(MAX_RESULT_BYTES).read_to_end(&mut text).map_err(died)?;
+        let outcome: Result<ImageOpResult, OpError> =
             serde_json::from_slice(&text).map_err(|error| died(error.into()))?;
-        outcome.map(Answer::Image)
+        outcome.map(OpResult::Image)
     }
 }
 
-fn refuse(error: ImageError) -> Refusal {
+fn image_change_error(error: ImageError) -> OpError {
     match error {
-        ImageError::Unknown(_) | ImageError::BadName(_) | ImageError::Reserved(_) => refuse_image(error),
+        ImageError::Unknown(_) | ImageError::BadName(_) | ImageError::Reserved(_) => image_op_error(error),
         error => {
             let hint = error.hint().map(str::to_owned);
             let mut message = error.to_string();
@@ -232,7 +239,7 @@ fn refuse(error: ImageError) -> Refusal {
                 message = format!("{message}: {error}");
                 cause = error.source();
             }
-            Refusal { kind: RefusalKind::Image, message, hint }
+            OpError { kind: OpErrorKind::Image, message, hint }
         }
     }
 }

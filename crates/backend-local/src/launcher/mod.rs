@@ -4,24 +4,24 @@
 //! operations and is also used by `coracle run` in its own process; `serve` is its request loop behind a
 //! socket.
 
+mod agent_descriptors;
 pub mod attach;
 mod connect;
 pub mod create;
+pub mod disk_task;
+mod disk_task_queue;
 pub mod end;
-pub mod errand;
 pub mod images;
-mod inherited;
-mod jobs;
-pub mod kept;
 mod mounts;
-mod named;
+mod named_volumes;
+pub mod netns_pool;
 pub mod packet;
 pub mod protocol;
 pub mod record;
 pub mod resize;
 pub mod serve;
 pub mod snapshot;
-pub mod stock;
+pub mod snapshot_record;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -38,59 +38,59 @@ use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use rustix::process::Rlimit;
 
-use self::protocol::{BoxCondition, FoundBox, Refusal, Used};
-use self::record::Records;
-use self::snapshot::Snapshots;
-use self::stock::NetStock;
-use crate::cgroups::{Freezing, Hierarchies};
-use crate::images::{AliasRule, Aliases, HostImage, HostPrograms, ImageError};
-use crate::jail::filters::Filters;
+use self::netns_pool::NetnsPool;
+use self::protocol::{FoundSandbox, OpError, SandboxCondition, SandboxUsage};
+use self::record::LauncherRecords;
+use self::snapshot::SnapshotStore;
+use crate::cgroups::{CgroupHierarchies, PendingFreeze};
+use crate::images::{AliasRule, HostImage, HostPrograms, ImageAliases, ImageError};
+use crate::jail::filters::SeccompFilters;
 use crate::jail::plan::LimitName;
 use crate::network::uplink::Uplink;
-use crate::range::{RangeError, Ranges};
-use crate::settings::{Lifetime, Settings};
-use crate::volumes::{self, Prepared, VolumeError, Volumes};
+use crate::settings::{LauncherSettings, LifetimePolicy};
+use crate::uid_ranges::{UidRangeError, UidRanges};
+use crate::volumes::{self, PreparedVolume, VolumeError, VolumeStore};
 
 /// Makes and removes sandboxes on this host.
 pub struct Launcher {
     thread: SingleThread,
     /// The original limit on open files, for programs inside; the launcher raises its own.
     open_files: Rlimit,
-    settings: Settings,
-    rights: Rights,
-    records: Records,
-    filters: Filters,
+    settings: LauncherSettings,
+    rights: LauncherRights,
+    records: LauncherRecords,
+    filters: SeccompFilters,
     host: HostImage,
-    aliases: Aliases,
+    aliases: ImageAliases,
     /// Image names that were replaced by an alias, so that each is logged once.
-    stood_in: BTreeSet<String>,
+    logged_stand_ins: BTreeSet<String>,
     /// This program, to be executed as the agent. As root it is a copy that other users cannot read.
     agent: OwnedFd,
     /// The directory with the agents' sockets.
-    run: OwnedFd,
+    run_dir: OwnedFd,
     /// Sandboxes of an earlier launcher, whose inner guards may have other settings. Replacing a guard
     /// takes the kernel a long time, so that is done when the launcher is idle.
-    outdated: Vec<String>,
+    outdated_guards: Vec<String>,
 }
 
 /// The privileges of this process on the host.
-enum Rights {
-    Root(Box<Root>),
+enum LauncherRights {
+    Root(Box<RootState>),
     /// An ordinary user: one id, disks in memory, and control groups only if some were delegated.
     User {
         uid: u32,
         gid: u32,
-        groups: Result<Box<Hierarchies>, String>,
+        groups: Result<Box<CgroupHierarchies>, String>,
     },
 }
 
-struct Root {
-    groups: Hierarchies,
-    volumes: Volumes,
-    ranges: Ranges,
-    nets: NetStock,
-    disks: Vec<Prepared>,
-    snapshots: Snapshots,
+struct RootState {
+    groups: CgroupHierarchies,
+    volumes: VolumeStore,
+    ranges: UidRanges,
+    netns_pool: NetnsPool,
+    prepared_disks: Vec<PreparedVolume>,
+    snapshots: SnapshotStore,
 }
 
 /// The reason why the launcher could not start.
@@ -102,7 +102,7 @@ pub enum LauncherError {
     Threads(#[source] io::Error),
     #[error("could not raise the limit on open files")]
     OpenFiles(#[source] io::Error),
-    #[error("this process may open {0} files, but making sandboxes needs {FEWEST_FILES}")]
+    #[error("this process may open {0} files, but making sandboxes needs {MIN_OPEN_FILES}")]
     FewFiles(u64),
     #[error("could not set up net namespaces")]
     Net(#[source] io::Error),
@@ -111,7 +111,7 @@ pub enum LauncherError {
     #[error("could not open the disks of sandboxes")]
     Volumes(#[from] VolumeError),
     #[error("could not open the uid ranges")]
-    Ranges(#[from] RangeError),
+    Ranges(#[from] UidRangeError),
     #[error("could not make the image `host`")]
     Images(#[from] ImageError),
     #[error("could not compile a system call filter")]
@@ -120,7 +120,7 @@ pub enum LauncherError {
 
 /// The smallest limit on open files. Below it a sandbox could fail half-way for lack of a descriptor,
 /// without an explanation.
-const FEWEST_FILES: u64 = 128;
+const MIN_OPEN_FILES: u64 = 128;
 
 impl LauncherError {
     /// Returns advice for the operator.
@@ -141,15 +141,15 @@ impl LauncherError {
 }
 
 /// The limit of prepared volumes; assigning one sets the real limit.
-const PREPARED_DISK: Bytes = Bytes::mib(1024);
+const PREPARED_DISK_SIZE: Bytes = Bytes::from_mib(1024);
 
 impl Launcher {
     /// Opens the state directory and mounts the disks in this process's own mount namespace, which the
     /// caller has made private.
-    pub fn open(settings: Settings) -> Result<Self, LauncherError> {
+    pub fn open(settings: LauncherSettings) -> Result<Self, LauncherError> {
         let thread = SingleThread::prove().map_err(LauncherError::Threads)?;
-        let open_files = descriptors::raise_limit().map_err(LauncherError::OpenFiles)?;
-        if let Some(most) = open_files.maximum.filter(|most| *most < FEWEST_FILES) {
+        let open_files = descriptors::raise_open_file_limit().map_err(LauncherError::OpenFiles)?;
+        if let Some(most) = open_files.maximum.filter(|most| *most < MIN_OPEN_FILES) {
             return Err(LauncherError::FewFiles(most));
         }
         let state = settings.state_dir.clone();
@@ -161,19 +161,19 @@ impl Launcher {
             let path = state.join(name);
             make_directory(&path, mode).map_err(failed("make", &path))?;
         }
-        let records = Records::open(&state, settings.identity()).map_err(failed("open", &state))?;
+        let records = LauncherRecords::open(&state, settings.identity()).map_err(failed("open", &state))?;
         let bin = state.join("bin");
-        let agent = agent_program(&bin).map_err(failed("copy ourselves to", &bin))?;
+        let agent = open_agent_program(&bin).map_err(failed("copy ourselves to", &bin))?;
         let run = open_directory(&state.join("run")).map_err(failed("open", &state.join("run")))?;
-        let host = crate::images::host_skeleton(&state.join("host"))?;
-        let aliases = aliases(&settings, alias_rule(&settings));
+        let host = crate::images::create_host_skeleton(&state.join("host"))?;
+        let aliases = build_aliases(&settings, alias_rule(&settings));
         let rights = if rustix::process::geteuid().is_root() {
-            Rights::Root(Box::new(Root::open(&settings)?))
+            LauncherRights::Root(Box::new(RootState::open(&settings)?))
         } else {
             let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-            Rights::User { uid, gid, groups: delegated_groups(&settings) }
+            LauncherRights::User { uid, gid, groups: open_delegated_groups(&settings) }
         };
-        let filters = Filters::compile()?;
+        let filters = SeccompFilters::compile()?;
         let stood_in = BTreeSet::new();
         let mut launcher = Self {
             thread,
@@ -184,17 +184,17 @@ impl Launcher {
             filters,
             host,
             aliases,
-            stood_in,
+            logged_stand_ins: stood_in,
             agent,
-            run,
-            outdated: Vec::new(),
+            run_dir: run,
+            outdated_guards: Vec::new(),
         };
-        let lives = |found: &FoundBox| found.condition != BoxCondition::Dead;
-        let in_use = || launcher.found().map(|found| found.iter().any(lives));
+        let lives = |found: &FoundSandbox| found.condition != SandboxCondition::Dead;
+        let in_use = || launcher.list_sandboxes().map(|found| found.iter().any(lives));
         crate::images::remove_old_skeletons(&state.join("host"), &launcher.host, in_use)?;
-        if launcher.settings.lifetime == Lifetime::Own {
+        if launcher.settings.lifetime == LifetimePolicy::Own {
             // A process that was killed while it changed images may have left files.
-            crate::images::collect_if_free(&launcher.settings.image_state, None)?;
+            crate::images::collect_images_if_unlocked(&launcher.settings.image_state, None)?;
         }
         launcher.open_network().map_err(LauncherError::Net)?;
         Ok(launcher)
@@ -202,62 +202,68 @@ impl Launcher {
 
     /// Applies those settings that can change while sandboxes run: image aliases, the size of the image
     /// store, and the maximum limits of one sandbox. All others need a restart.
-    pub fn reload(&mut self, settings: Settings) {
-        let Settings { aliases: table, strict_images, image_bytes, maxima, .. } = settings;
+    pub fn reload_settings(&mut self, settings: LauncherSettings) {
+        let LauncherSettings { aliases: table, strict_images, image_bytes, maxima, .. } = settings;
         self.settings.aliases = table;
         self.settings.strict_images = strict_images;
         self.settings.image_bytes = image_bytes;
         self.settings.maxima = maxima;
-        self.aliases = aliases(&self.settings, alias_rule(&self.settings));
+        self.aliases = build_aliases(&self.settings, alias_rule(&self.settings));
     }
 
     /// Prepares one more net namespace or volume if there are too few; `true` if more are missing.
     /// Called when there is nothing else to do.
-    pub fn restock(&mut self) -> io::Result<bool> {
-        if let Some(id) = self.outdated.pop() {
-            self.guard_again(&id);
+    pub fn refill_prepared(&mut self) -> io::Result<bool> {
+        if let Some(id) = self.outdated_guards.pop() {
+            self.reinstall_guard(&id);
             return Ok(true);
         }
         match &mut self.rights {
-            Rights::Root(root) => root.restock(self.settings.prepared),
-            Rights::User { .. } => Ok(false),
+            LauncherRights::Root(root) => root.refill_prepared(self.settings.prepared),
+            LauncherRights::User { .. } => Ok(false),
         }
     }
 
     /// Whether fewer than half of the net namespaces or volumes that should be prepared are available.
-    pub fn stock_is_low(&self) -> bool {
+    pub fn prepared_are_low(&self) -> bool {
         match &self.rights {
-            Rights::Root(root) => root.nets.count().min(root.disks.len()) < self.settings.prepared / 2,
-            Rights::User { .. } => false,
+            LauncherRights::Root(root) => {
+                root.netns_pool.ready_count().min(root.prepared_disks.len()) < self.settings.prepared / 2
+            }
+            LauncherRights::User { .. } => false,
         }
     }
 
     /// Returns all sandboxes that have a record or a disk in the state directory. Control groups are not
     /// searched: a record is written before a group is made and removed after it, and a group
     /// without a record may belong to another server.
-    pub fn found(&self) -> io::Result<Vec<FoundBox>> {
+    pub fn list_sandboxes(&self) -> io::Result<Vec<FoundSandbox>> {
         let mut ids = self.records.list()?;
-        if let Rights::Root(root) = &self.rights {
-            ids.extend(root.volumes.list().map_err(io::Error::other)?);
+        if let LauncherRights::Root(root) = &self.rights {
+            ids.extend(root.volumes.list_ids().map_err(io::Error::other)?);
         }
         ids.sort_unstable();
         ids.dedup();
-        let found = |id: String| FoundBox { condition: self.condition(&id), files: self.has_disk(&id), id };
+        let found = |id: String| FoundSandbox {
+            condition: self.sandbox_condition(&id),
+            files: self.has_disk(&id),
+            id,
+        };
         Ok(ids.into_iter().map(found).collect())
     }
 
-    fn condition(&self, id: &str) -> BoxCondition {
+    fn sandbox_condition(&self, id: &str) -> SandboxCondition {
         let record = match self.records.read(id) {
-            Some(record) if record.stopped => return BoxCondition::Dead,
+            Some(record) if record.stopped => return SandboxCondition::Dead,
             Some(record) if record.process.is_some() => record,
-            Some(_) | None => return BoxCondition::Half,
+            Some(_) | None => return SandboxCondition::Half,
         };
         match (record.pidfd(), self.groups()) {
-            (None, _) => BoxCondition::Dead,
-            (Some(_), Some(groups)) if groups.is_frozen(id) && self.is_paused(id) => BoxCondition::Frozen,
-            (Some(_), _) if self.listens(id) => BoxCondition::Alive,
+            (None, _) => SandboxCondition::Dead,
+            (Some(_), Some(groups)) if groups.is_frozen(id) && self.is_paused(id) => SandboxCondition::Frozen,
+            (Some(_), _) if self.agent_listens(id) => SandboxCondition::Alive,
             // The process was cloned, but it is unknown whether it became an agent.
-            (Some(_), _) => BoxCondition::Half,
+            (Some(_), _) => SandboxCondition::Half,
         }
     }
 
@@ -265,17 +271,17 @@ impl Launcher {
     /// automatically.
     fn is_paused(&self, id: &str) -> bool {
         match &self.rights {
-            Rights::Root(root) => root.snapshots.paused_before(id).unwrap_or(true),
-            Rights::User { .. } => true,
+            LauncherRights::Root(root) => root.snapshots.paused_before(id).unwrap_or(true),
+            LauncherRights::User { .. } => true,
         }
     }
 
     /// Whether the agent of `id` listens. Only a connect shows that: the launcher binds the socket long
     /// before the agent listens on it. An agent that does not accept must not block the launcher, so this
     /// does not wait for space in its queue: a full queue also means that it listens.
-    fn listens(&self, id: &str) -> bool {
+    fn agent_listens(&self, id: &str) -> bool {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let path = format!("/proc/self/fd/{}/{id}", self.run.as_raw_fd());
+        let path = format!("/proc/self/fd/{}/{id}", self.run_dir.as_raw_fd());
         let connected = SocketAddrUnix::new(path).and_then(|address| {
             let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
             rustix::net::connect(&socket, &address)
@@ -289,12 +295,12 @@ impl Launcher {
     }
 
     /// Begins to freeze or thaw all commands of a sandbox.
-    pub fn freeze(&self, id: &str, frozen: bool) -> Result<Freezing, Refusal> {
-        let groups = self.groups().ok_or_else(|| self.cannot_pause())?;
-        groups.freeze(id, frozen).map_err(|error| match error.kind() {
+    pub fn set_frozen(&self, id: &str, frozen: bool) -> Result<PendingFreeze, OpError> {
+        let groups = self.groups().ok_or_else(|| self.pause_unsupported_error())?;
+        groups.set_frozen(id, frozen).map_err(|error| match error.kind() {
             // Groups of an earlier start are still searched, but new sandboxes have none.
-            io::ErrorKind::NotFound if !self.can_freeze() => self.cannot_pause(),
-            _ => serve::failed("freeze", &error),
+            io::ErrorKind::NotFound if !self.can_freeze() => self.pause_unsupported_error(),
+            _ => serve::step_error("freeze", &error),
         })
     }
 
@@ -302,14 +308,14 @@ impl Launcher {
         self.groups().is_some_and(|groups| groups.agent_was_killed_for_memory(id))
     }
 
-    pub fn usage(&self, id: &str) -> Option<Used> {
+    pub fn usage(&self, id: &str) -> Option<SandboxUsage> {
         let limits = self.records.read(id)?.limits;
         let used = self.groups().map(|groups| groups.usage(id)).unwrap_or_default();
         let disk = match &self.rights {
-            Rights::Root(root) => root.volumes.usage(id).ok(),
-            Rights::User { .. } => None,
+            LauncherRights::Root(root) => root.volumes.usage(id).ok(),
+            LauncherRights::User { .. } => None,
         };
-        Some(Used {
+        Some(SandboxUsage {
             memory: used.memory,
             memory_limit: self.enforces(LimitName::Memory).then_some(limits.memory),
             cpu_micros: used.cpu_micros,
@@ -338,7 +344,7 @@ impl Launcher {
     /// user namespace. An ordinary user's sandbox has one uid and its own namespace, so the count is that
     /// of the sandbox; root's sandboxes have many uids.
     pub(super) fn bounds_processes_by_rlimit(&self) -> bool {
-        matches!(self.rights, Rights::User { .. })
+        matches!(self.rights, LauncherRights::User { .. })
             && !self.groups_for_new().is_some_and(|groups| groups.enforces(LimitName::Pids))
     }
 
@@ -348,91 +354,93 @@ impl Launcher {
     }
 
     /// Returns the control groups that may contain sandboxes.
-    fn groups(&self) -> Option<&Hierarchies> {
+    fn groups(&self) -> Option<&CgroupHierarchies> {
         match &self.rights {
-            Rights::Root(root) => Some(&root.groups),
-            Rights::User { groups, .. } => groups.as_deref().ok(),
+            LauncherRights::Root(root) => Some(&root.groups),
+            LauncherRights::User { groups, .. } => groups.as_deref().ok(),
         }
     }
 
     /// Returns the control groups in which a new sandbox can get its own.
-    fn groups_for_new(&self) -> Option<&Hierarchies> {
+    fn groups_for_new(&self) -> Option<&CgroupHierarchies> {
         self.groups().filter(|groups| groups.can_make())
     }
 
     /// Returns why an ordinary user's control groups do not enforce all limits.
-    pub fn shortfall(&self) -> Option<&str> {
+    pub fn unenforced_reason(&self) -> Option<&str> {
         match &self.rights {
-            Rights::Root(_) => None,
-            Rights::User { groups: Ok(groups), .. } => groups.shortfall(),
-            Rights::User { groups: Err(reason), .. } => Some(reason),
+            LauncherRights::Root(_) => None,
+            LauncherRights::User { groups: Ok(groups), .. } => groups.unenforced_reason(),
+            LauncherRights::User { groups: Err(reason), .. } => Some(reason),
         }
     }
 
     /// Returns the path of the socket of the agent of `id`, for a caller in this process.
-    pub fn socket(&self, id: &str) -> PathBuf {
+    pub fn agent_socket_path(&self, id: &str) -> PathBuf {
         self.settings.state_dir.join("run").join(id)
     }
 
-    pub fn settings(&self) -> &Settings {
+    pub fn settings(&self) -> &LauncherSettings {
         &self.settings
     }
 }
 
-impl Root {
-    fn open(settings: &Settings) -> Result<Self, LauncherError> {
-        let mut groups = Hierarchies::find(&settings.instance).map_err(LauncherError::Groups)?;
-        let kept = volumes::Settings {
+impl RootState {
+    fn open(settings: &LauncherSettings) -> Result<Self, LauncherError> {
+        let mut groups =
+            CgroupHierarchies::find_for_root(&settings.instance).map_err(LauncherError::Groups)?;
+        let kept = volumes::VolumeStoreSettings {
             kind: settings.disks,
             pool: settings.pool_bytes.map(Bytes),
             floor: Bytes(settings.free_space_floor),
-            ..volumes::Settings::default()
+            ..volumes::VolumeStoreSettings::default()
         };
         let turn = crate::backup::wait_for_backup(&settings.state_dir).map_err(|source| {
             LauncherError::Io { action: "lock", path: settings.state_dir.clone(), source }
         })?;
-        let mut volumes = Volumes::open(&settings.state_dir.join("disk"), kept)?;
+        let mut volumes = VolumeStore::open(&settings.state_dir.join("disk"), kept)?;
         drop(turn);
-        let snapshots = Snapshots::open(settings, &groups, &mut volumes)?;
-        let ranges = Ranges::open(&settings.state_dir.join("ranges"), &settings.instance, settings.uid_base)?;
+        let snapshots = SnapshotStore::open(settings, &groups, &mut volumes)?;
+        let ranges =
+            UidRanges::open(&settings.state_dir.join("ranges"), &settings.instance, settings.uid_base)?;
         let uplink = Uplink::new(settings.network.clone(), &settings.instance);
-        let nets = NetStock::open(settings.prepared, uplink).map_err(LauncherError::Net)?;
+        let nets = NetnsPool::open(settings.prepared, uplink).map_err(LauncherError::Net)?;
         // Last, because the groups would not be removed if something else failed.
         groups.open().map_err(LauncherError::Groups)?;
-        Ok(Self { groups, volumes, ranges, nets, disks: Vec::new(), snapshots })
+        Ok(Self { groups, volumes, ranges, netns_pool: nets, prepared_disks: Vec::new(), snapshots })
     }
 
-    fn restock(&mut self, wanted: usize) -> io::Result<bool> {
-        if self.nets.uplink.forget_some()? || self.nets.refill()? {
+    fn refill_prepared(&mut self, wanted: usize) -> io::Result<bool> {
+        if self.netns_pool.uplink.drop_stale_connections()? || self.netns_pool.refill()? {
             return Ok(true);
         }
-        if self.disks.len() < wanted {
-            let disk = self.volumes.prepare(PREPARED_DISK).map_err(io::Error::other)?;
-            self.disks.push(disk);
+        if self.prepared_disks.len() < wanted {
+            let disk = self.volumes.prepare(PREPARED_DISK_SIZE).map_err(io::Error::other)?;
+            self.prepared_disks.push(disk);
         }
-        Ok(self.disks.len() < wanted)
+        Ok(self.prepared_disks.len() < wanted)
     }
 }
 
 /// Opens the control groups that were delegated to an ordinary user, or returns why there are none.
-fn delegated_groups(settings: &Settings) -> Result<Box<Hierarchies>, String> {
+fn open_delegated_groups(settings: &LauncherSettings) -> Result<Box<CgroupHierarchies>, String> {
     let open = || {
-        let mut groups = Hierarchies::delegated(&settings.instance, &settings.state_dir)?;
-        groups.remember(&settings.state_dir)?;
+        let mut groups = CgroupHierarchies::find_delegated(&settings.instance, &settings.state_dir)?;
+        groups.save_group_roots(&settings.state_dir)?;
         groups.open()?;
         Ok(Box::new(groups))
     };
     open().map_err(|error: io::Error| error.to_string())
 }
 
-fn alias_rule(settings: &Settings) -> AliasRule {
+fn alias_rule(settings: &LauncherSettings) -> AliasRule {
     if settings.strict_images { AliasRule::Refuse } else { AliasRule::OperatorThenHost }
 }
 
 /// Returns the operator's aliases and the rule for other names.
-fn aliases(settings: &Settings, rule: AliasRule) -> Aliases {
+fn build_aliases(settings: &LauncherSettings, rule: AliasRule) -> ImageAliases {
     let table = settings.aliases.iter().map(|(name, target)| (name.clone(), target.clone()));
-    Aliases { table: table.collect(), rule, host: HostPrograms::of_this_host() }
+    ImageAliases { table: table.collect(), rule, host: HostPrograms::of_this_host() }
 }
 
 fn make_directory(path: &Path, mode: u32) -> io::Result<()> {
@@ -450,7 +458,7 @@ fn open_directory(path: &Path) -> io::Result<OwnedFd> {
 /// As root it is a copy that belongs to root and has mode 0111. Processes inside cannot read it, and
 /// the kernel makes a process untraceable if it executes a program that it cannot read. An ordinary
 /// user's sandboxes execute the program itself.
-fn agent_program(bin: &Path) -> io::Result<OwnedFd> {
+fn open_agent_program(bin: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let own = Path::new("/proc/self/exe");
     if !rustix::process::geteuid().is_root() {
@@ -475,6 +483,6 @@ fn agent_program(bin: &Path) -> io::Result<OwnedFd> {
 impl Launcher {
     /// Borrows the descriptor of the agents' socket directory.
     pub(crate) fn run_directory(&self) -> std::os::fd::BorrowedFd<'_> {
-        self.run.as_fd()
+        self.run_dir.as_fd()
     }
 }

@@ -5,103 +5,105 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use domain::volume::{is_beneath, is_target};
+use domain::volume::{is_mount_target, is_path_beneath};
 
-use super::protocol::{MountFault, Refusal};
-use super::{Launcher, Rights};
+use super::protocol::{MountFault, OpError};
+use super::{Launcher, LauncherRights};
 use crate::jail::enter::EntryMount;
-use crate::jail::owners;
-use crate::jail::plan::{JailPlan, MountPlan, SourcePlan};
-use crate::jail::sources::{Ids, Opened, Place, Site, SourceError};
-use crate::settings::{Allowed, MountRule};
+use crate::jail::id_maps;
+use crate::jail::plan::{JailPlan, MountPlan, MountSourcePlan};
+use crate::jail::sources::{MountOrigin, MountSourceError, OpenedSource, SourceIds, SourceLocation};
+use crate::settings::{AllowedDirectory, MountRule};
 
 /// The largest number of mounts: more than any sandbox needs, and few enough that their descriptors fit
 /// into one message.
-const MOST: usize = 64;
+const MAX_MOUNTS: usize = 64;
 
 /// The mounts of one plan, opened.
-pub(super) struct Gathered {
+pub(super) struct OpenedMounts {
     pub entries: Vec<EntryMount>,
-    pub opened: Vec<Opened>,
+    pub opened: Vec<OpenedSource>,
     /// A description of each mount for users.
     pub measures: Vec<(String, String)>,
 }
 
 impl Launcher {
     /// Checks and opens the sources. Targets that may contain other targets come first.
-    pub(super) fn gather_mounts(&self, plans: &[MountPlan]) -> Result<Gathered, Refusal> {
-        if plans.len() > MOST {
-            let message = format!("{} mounts are more than one sandbox may have ({MOST})", plans.len());
-            return Err(Refusal::amount(message, "leave some of them out".to_owned()));
+    pub(super) fn open_mounts(&self, plans: &[MountPlan]) -> Result<OpenedMounts, OpError> {
+        if plans.len() > MAX_MOUNTS {
+            let message = format!("{} mounts are more than one sandbox may have ({MAX_MOUNTS})", plans.len());
+            return Err(OpError::amount(message, "leave some of them out".to_owned()));
         }
         let mut plans: Vec<&MountPlan> = plans.iter().collect();
         plans.sort_by_key(|plan| plan.target.split('/').filter(|word| !word.is_empty()).count());
-        let mut gathered = Gathered { entries: Vec::new(), opened: Vec::new(), measures: Vec::new() };
+        let mut gathered = OpenedMounts { entries: Vec::new(), opened: Vec::new(), measures: Vec::new() };
         for plan in plans {
-            let site = self.site(plan)?;
-            let opened = site.open(&self.thread).map_err(|error| refuse_source(&error))?;
-            self.check_owner(&opened)?;
+            let site = self.resolve_source_location(plan)?;
+            let opened = site.open(&self.thread).map_err(|error| mount_op_error(&error))?;
+            self.check_source_owner(&opened)?;
             gathered.opened.push(opened);
-            gathered.measures.push((format!("mount {}", plan.target), describe(plan)));
+            gathered.measures.push((format!("mount {}", plan.target), describe_mount(plan)));
             let (target, read_only) = (plan.target.clone(), plan.read_only);
-            gathered.entries.push(EntryMount { site, target, read_only });
+            gathered.entries.push(EntryMount { location: site, target, read_only });
         }
         Ok(gathered)
     }
 
-    fn site(&self, plan: &MountPlan) -> Result<Site, Refusal> {
+    fn resolve_source_location(&self, plan: &MountPlan) -> Result<SourceLocation, OpError> {
         let trusted = self.settings.mounts == MountRule::Allow;
-        if !trusted && !is_target(&plan.target) {
+        if !trusted && !is_mount_target(&plan.target) {
             let message = format!("mount target `{}` is not allowed", plan.target);
-            return Err(Refusal::mount(
+            return Err(OpError::mount(
                 MountFault::Target,
                 message,
                 Some("name an absolute path without `..`"),
             ));
         }
-        if let Some(sub_path) = plan.sub_path.as_ref().filter(|sub_path| !is_beneath(sub_path)) {
+        if let Some(sub_path) = plan.sub_path.as_ref().filter(|sub_path| !is_path_beneath(sub_path)) {
             let message = format!("sub path `{sub_path}` is not a plain relative path");
-            return Err(Refusal::mount(MountFault::SubPath, message, None));
+            return Err(OpError::mount(MountFault::SubPath, message, None));
         }
         let place = match &plan.source {
-            SourcePlan::Host(path) => self.host_place(path)?,
-            SourcePlan::Volume(id) => self.volume_place(id)?,
+            MountSourcePlan::Host(path) => self.host_mount_origin(path)?,
+            MountSourcePlan::Volume(id) => self.volume_mount_origin(id)?,
         };
-        Ok(Site { place, sub_path: plan.sub_path.as_ref().map(PathBuf::from) })
+        Ok(SourceLocation { origin: place, sub_path: plan.sub_path.as_ref().map(PathBuf::from) })
     }
 
     /// Returns the location of a host path, if it may be mounted.
-    fn host_place(&self, path: &Path) -> Result<Place, Refusal> {
+    fn host_mount_origin(&self, path: &Path) -> Result<MountOrigin, OpError> {
         let MountRule::Below(prefixes) = &self.settings.mounts else {
-            return Ok(Place::Named(path.to_owned()));
+            return Ok(MountOrigin::Named(path.to_owned()));
         };
-        beneath(prefixes, path).ok_or_else(|| {
+        find_allowed_origin(prefixes, path).ok_or_else(|| {
             let message = if prefixes.is_empty() {
                 "this server mounts no host directories".to_owned()
             } else {
                 format!("`{}` is not below a directory that this server may mount", path.display())
             };
             let hint = "the operator lists them as `host_paths` under `[volumes]`";
-            Refusal::mount(MountFault::NotAllowed, message, Some(hint))
+            OpError::mount(MountFault::NotAllowed, message, Some(hint))
         })
     }
 
-    fn volume_place(&self, id: &str) -> Result<Place, Refusal> {
+    fn volume_mount_origin(&self, id: &str) -> Result<MountOrigin, OpError> {
         let data = match &self.rights {
-            Rights::Root(root) => root.volumes.named_data(id),
-            Rights::User { .. } => None,
+            LauncherRights::Root(root) => root.volumes.named_data(id),
+            LauncherRights::User { .. } => None,
         };
-        let missing = || Refusal::mount(MountFault::NoVolume, format!("volume `{id}` does not exist"), None);
-        data.map(Place::Volume).ok_or_else(missing)
+        let missing = || OpError::mount(MountFault::NoVolume, format!("volume `{id}` does not exist"), None);
+        data.map(MountOrigin::Volume).ok_or_else(missing)
     }
 
     /// Refuses a directory that belongs to an id of a sandbox: it cannot be mapped into another sandbox.
-    fn check_owner(&self, opened: &Opened) -> Result<(), Refusal> {
+    fn check_source_owner(&self, opened: &OpenedSource) -> Result<(), OpError> {
         match (&self.rights, opened.ids) {
-            (Rights::Root(_), Ids::Host { uid, gid }) if uid >= owners::IDS || gid >= owners::IDS => {
+            (LauncherRights::Root(_), SourceIds::Host { uid, gid })
+                if uid >= id_maps::IDS_PER_SANDBOX || gid >= id_maps::IDS_PER_SANDBOX =>
+            {
                 let message = "the directory does not belong to root or an ordinary user of this host";
                 let hint = "mount a directory that belongs to root or an ordinary user";
-                Err(Refusal::mount(MountFault::NotAllowed, message, Some(hint)))
+                Err(OpError::mount(MountFault::NotAllowed, message, Some(hint)))
             }
             _ => Ok(()),
         }
@@ -111,13 +113,13 @@ impl Launcher {
     /// be attached later, that is true for every sandbox.
     pub(super) fn refuses_set_id(&self, plan: &JailPlan) -> bool {
         let later = matches!(&self.settings.mounts, MountRule::Below(prefixes) if !prefixes.is_empty());
-        plan.keep || later || plan.mounts.iter().any(writes_outside)
+        plan.keep || later || plan.mounts.iter().any(writes_to_host)
     }
 }
 
 /// Returns the location of `path` below the innermost allowed directory that contains it, in either
 /// spelling. This follows no links: the operator's own links were resolved at startup.
-fn beneath(allowed: &[Allowed], path: &Path) -> Option<Place> {
+fn find_allowed_origin(allowed: &[AllowedDirectory], path: &Path) -> Option<MountOrigin> {
     let plain = |part: Component<'_>| matches!(part, Component::RootDir | Component::Normal(_));
     if !path.components().all(plain) {
         return None;
@@ -125,44 +127,44 @@ fn beneath(allowed: &[Allowed], path: &Path) -> Option<Place> {
     let spellings = allowed.iter().flat_map(|one| [(&one.written, &one.real), (&one.real, &one.real)]);
     let found = spellings.filter_map(|(named, real)| Some((named, real, path.strip_prefix(named).ok()?)));
     let (_, real, rest) = found.max_by_key(|(named, _, _)| named.components().count())?;
-    Some(Place::Beneath { prefix: real.clone(), path: rest.to_owned() })
+    Some(MountOrigin::Beneath { prefix: real.clone(), path: rest.to_owned() })
 }
 
 /// Whether a mount lets a sandbox write to a directory of the host.
-pub(super) fn writes_outside(plan: &MountPlan) -> bool {
-    !plan.read_only && matches!(plan.source, SourcePlan::Host(_))
+pub(super) fn writes_to_host(plan: &MountPlan) -> bool {
+    !plan.read_only && matches!(plan.source, MountSourcePlan::Host(_))
 }
 
 /// Describes a mount, without its path on the host, which clients and code inside must not learn.
-fn describe(plan: &MountPlan) -> String {
+fn describe_mount(plan: &MountPlan) -> String {
     let kind = match plan.source {
-        SourcePlan::Host(_) => "directory of the host",
-        SourcePlan::Volume(_) => "volume",
+        MountSourcePlan::Host(_) => "directory of the host",
+        MountSourcePlan::Volume(_) => "volume",
     };
     let access = if plan.read_only { "read-only" } else { "read-write" };
     format!("{kind}, {access}, nosuid, nodev")
 }
 
-fn refuse_source(error: &SourceError) -> Refusal {
+fn mount_op_error(error: &MountSourceError) -> OpError {
     let cause = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
     let fault = match error {
-        SourceError::Missing(..) => MountFault::NotFound,
-        SourceError::NotMade(..) => MountFault::NotMade,
-        SourceError::SubPath(..) => MountFault::SubPath,
-        SourceError::Io(..) => MountFault::Failed,
+        MountSourceError::Missing(..) => MountFault::NotFound,
+        MountSourceError::NotMade(..) => MountFault::NotMade,
+        MountSourceError::SubPath(..) => MountFault::SubPath,
+        MountSourceError::Io(..) => MountFault::Failed,
     };
     let hint = match error {
-        SourceError::Missing(..) | SourceError::Io(..) => {
+        MountSourceError::Missing(..) | MountSourceError::Io(..) => {
             "the source must be a directory, and its path must not contain links"
         }
-        SourceError::NotMade(..) => {
+        MountSourceError::NotMade(..) => {
             "the directory is made as the owner of its parent directory, who needs write access there"
         }
-        SourceError::SubPath(..) => {
+        MountSourceError::SubPath(..) => {
             "the sub path must be a directory below its source, and must not contain links"
         }
     };
-    Refusal::mount(fault, format!("{error}{cause}"), Some(hint))
+    OpError::mount(fault, format!("{error}{cause}"), Some(hint))
 }
 
 #[cfg(test)]
@@ -170,10 +172,11 @@ mod tests {
     use super::*;
 
     fn check(path: &str, expected: Option<(&str, &str)>) {
-        let pair = |written: &str, real: &str| Allowed { written: written.into(), real: real.into() };
+        let pair =
+            |written: &str, real: &str| AllowedDirectory { written: written.into(), real: real.into() };
         let allowed = [pair("/srv", "/srv"), pair("/srv/link", "/disk/models"), pair("/data/", "/disk")];
-        let found = beneath(&allowed, Path::new(path)).map(|place| match place {
-            Place::Beneath { prefix, path } => (prefix, path),
+        let found = find_allowed_origin(&allowed, Path::new(path)).map(|place| match place {
+            MountOrigin::Beneath { prefix, path } => (prefix, path),
             other => panic!("{other:?} is not beneath anything"),
         });
         assert_eq!(found, expected.map(|(prefix, path)| (prefix.into(), path.into())), "{path}");

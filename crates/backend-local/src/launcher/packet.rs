@@ -13,22 +13,22 @@ use rustix::net::{
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::protocol::LARGEST_PACKET;
+use super::protocol::MAX_PACKET_BYTES;
 
 /// The content of a packet whose message is in the attached memfd.
-const IN_MEMFD: &[u8] = b"@";
+const MEMFD_MARKER: &[u8] = b"@";
 /// The largest message, in a packet or in a memfd.
-const LARGEST_MESSAGE: u64 = 16 << 20;
+const MAX_MESSAGE_BYTES: u64 = 16 << 20;
 
 /// Sends a message and at most one descriptor, without waiting.
-pub fn send(
+pub fn send_message(
     socket: BorrowedFd<'_>,
     message: &impl Serialize,
     descriptor: Option<BorrowedFd<'_>>,
 ) -> io::Result<()> {
     let json = serde_json::to_vec(message)?;
     let mut carried = Vec::new();
-    let memfd = if json.len() > LARGEST_PACKET { Some(put_aside(&json)?) } else { None };
+    let memfd = if json.len() > MAX_PACKET_BYTES { Some(write_to_memfd(&json)?) } else { None };
     if let Some(memfd) = &memfd {
         carried.push(memfd.as_fd());
     }
@@ -38,15 +38,17 @@ pub fn send(
     if !carried.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&carried)) {
         return Err(io::Error::other("two descriptors did not fit"));
     }
-    let bytes = if memfd.is_some() { IN_MEMFD } else { &json };
+    let bytes = if memfd.is_some() { MEMFD_MARKER } else { &json };
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)?;
     Ok(())
 }
 
 /// Receives a message and its descriptor, if there is one; `None` when the connection is closed.
-pub fn receive<T: DeserializeOwned>(socket: BorrowedFd<'_>) -> io::Result<Option<(T, Option<OwnedFd>)>> {
-    let mut buffer = vec![0; LARGEST_PACKET + 1];
+pub fn receive_message<T: DeserializeOwned>(
+    socket: BorrowedFd<'_>,
+) -> io::Result<Option<(T, Option<OwnedFd>)>> {
+    let mut buffer = vec![0; MAX_PACKET_BYTES + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
@@ -65,27 +67,27 @@ pub fn receive<T: DeserializeOwned>(socket: BorrowedFd<'_>) -> io::Result<Option
     }
     let mut descriptors = descriptors.into_iter();
     let json = match &buffer[..received.bytes] {
-        IN_MEMFD => take_aside(descriptors.next())?,
+        MEMFD_MARKER => read_from_memfd(descriptors.next())?,
         bytes => bytes.to_vec(),
     };
     Ok(Some((serde_json::from_slice(&json)?, descriptors.next())))
 }
 
-fn put_aside(json: &[u8]) -> io::Result<OwnedFd> {
+fn write_to_memfd(json: &[u8]) -> io::Result<OwnedFd> {
     let mut file = File::from(rustix::fs::memfd_create("message", MemfdFlags::CLOEXEC)?);
     file.write_all(json)?;
     rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0))?;
     Ok(file.into())
 }
 
-fn take_aside(memfd: Option<OwnedFd>) -> io::Result<Vec<u8>> {
+fn read_from_memfd(memfd: Option<OwnedFd>) -> io::Result<Vec<u8>> {
     let memfd = memfd.ok_or_else(|| io::Error::other("a large message came without its memfd"))?;
     // Only a file in memory can be read without waiting; a pipe could block the launcher.
     if rustix::fs::fcntl_get_seals(&memfd).is_err() {
         return Err(io::Error::other("a large message came in a descriptor that is not a memfd"));
     }
     let mut json = Vec::new();
-    File::from(memfd).take(LARGEST_MESSAGE).read_to_end(&mut json)?;
+    File::from(memfd).take(MAX_MESSAGE_BYTES).read_to_end(&mut json)?;
     Ok(json)
 }
 
@@ -99,15 +101,16 @@ mod tests {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .expect("a pair");
-        for size in [0, 10, LARGEST_PACKET + 100, 3 << 20] {
+        for size in [0, 10, MAX_PACKET_BYTES + 100, 3 << 20] {
             let text = "x".repeat(size);
-            send(ours.as_fd(), &text, Some(ours.as_fd())).expect("sent");
-            let (back, descriptor) = receive::<String>(theirs.as_fd()).expect("received").expect("a message");
+            send_message(ours.as_fd(), &text, Some(ours.as_fd())).expect("sent");
+            let (back, descriptor) =
+                receive_message::<String>(theirs.as_fd()).expect("received").expect("a message");
             assert_eq!(back, text);
             assert!(descriptor.is_some());
         }
         drop(ours);
-        assert!(receive::<String>(theirs.as_fd()).expect("an end").is_none());
+        assert!(receive_message::<String>(theirs.as_fd()).expect("an end").is_none());
     }
 
     #[test]
@@ -120,9 +123,9 @@ mod tests {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         assert!(control.push(SendAncillaryMessage::ScmRights(&carried)));
-        rustix::net::sendmsg(&ours, &[IoSlice::new(IN_MEMFD)], &mut control, SendFlags::empty())
+        rustix::net::sendmsg(&ours, &[IoSlice::new(MEMFD_MARKER)], &mut control, SendFlags::empty())
             .expect("sent");
-        let error = receive::<String>(theirs.as_fd()).expect_err("a pipe could block for ever");
+        let error = receive_message::<String>(theirs.as_fd()).expect_err("a pipe could block for ever");
         assert!(error.to_string().contains("memfd"), "{error}");
     }
 }

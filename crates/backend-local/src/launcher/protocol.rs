@@ -1,35 +1,36 @@
 //! The protocol between the server and the launcher: one JSON message for each packet, with optional
 //! descriptors. A message that is too large for a packet is sent in a memfd.
 
-use backend::{BackendError, Condition};
+use backend::{BackendError, FoundCondition};
 use serde::{Deserialize, Serialize};
 
-use super::images::{ImageAnswer, ImageQuestion};
-use crate::jail::plan::{JailPlan, LimitName, Limits, MountPlan};
+use super::images::{ImageOp, ImageOpResult};
+use crate::jail::plan::{JailLimits, JailPlan, LimitName, MountPlan};
 use crate::jail::step::JailError;
-use crate::network::Wish;
-use crate::range::RangeError;
+use crate::network::NetworkMode;
+use crate::uid_ranges::UidRangeError;
 use crate::volumes::VolumeError;
 
 /// The protocol version, which must be equal on both sides; the same supervisor starts both.
-pub const VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 1;
 
 /// The largest message that is sent in a packet; a larger one is sent in a memfd.
-pub const LARGEST_PACKET: usize = 64 << 10;
+pub const MAX_PACKET_BYTES: usize = 64 << 10;
 
 /// The name of the launcher's socket in the run directory.
-pub const SOCKET: &str = "launcher";
+pub const SOCKET_NAME: &str = "launcher";
 
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Ask {
+pub struct LauncherRequest {
     pub version: u32,
     pub number: u64,
-    pub question: Question,
+    #[serde(rename = "question")]
+    pub op: LauncherOp,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Question {
+pub enum LauncherOp {
     Create(Box<JailPlan>),
     Destroy {
         id: String,
@@ -61,7 +62,7 @@ pub enum Question {
         id: String,
     },
     /// The answer is `Changed`.
-    Resize(Resize),
+    Resize(ResizeRequest),
     /// Asks for the image that a name refers to. The answer is `Resolved`.
     Resolve {
         image: String,
@@ -86,24 +87,22 @@ pub enum Question {
     /// Gives a running sandbox its network.
     Connect {
         id: String,
-        network: Wish,
+        network: NetworkMode,
     },
     /// Asks which limits and features this host supports.
     Report,
-    Image(ImageQuestion),
+    Image(ImageOp),
 }
 
-impl Question {
+impl LauncherOp {
     /// Whether the request may be sent again if the outcome of the first one is unknown.
     pub fn may_be_repeated(&self) -> bool {
         match self {
             Self::Create(_)
             | Self::Attach { .. }
-            | Self::Image(
-                ImageQuestion::Remove { .. }
-                | ImageQuestion::ImportArchive { .. }
-                | ImageQuestion::Commit { .. },
-            ) => false,
+            | Self::Image(ImageOp::Remove { .. } | ImageOp::ImportArchive { .. } | ImageOp::Commit { .. }) => {
+                false
+            }
             Self::Destroy { .. }
             | Self::Stop { .. }
             | Self::Freeze { .. }
@@ -129,30 +128,31 @@ impl Question {
 
 /// New limits for a running sandbox; all of them are given.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Resize {
+pub struct ResizeRequest {
     pub id: String,
-    pub limits: Limits,
+    pub limits: JailLimits,
     /// As in a plan.
     pub named: Vec<LimitName>,
     pub require_limits: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Tell {
+pub struct LauncherResponse {
     pub number: u64,
-    pub answer: Result<Answer, Refusal>,
+    #[serde(rename = "answer")]
+    pub result: Result<OpResult, OpError>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Answer {
+pub enum OpResult {
     Done,
     /// Sent with the sandbox's pidfd.
-    Created(Holds),
+    Created(EnforcedPlan),
     /// The measures that were added or changed.
-    Changed(Measures),
-    Found(Vec<FoundBox>),
-    Used(Used),
+    Changed(EnforcedMeasures),
+    Found(Vec<FoundSandbox>),
+    Used(SandboxUsage),
     /// Each volume with its usage in bytes.
     Volumes(Vec<(VolumePlan, u64)>),
     VolumesHold(Vec<(String, u64)>),
@@ -170,12 +170,13 @@ pub enum Answer {
         files: bool,
     },
     Yes(bool),
-    Kept(KeptBox),
-    Snapshots(Vec<FoundKept>),
-    Image(ImageAnswer),
+    Kept(StoredSnapshot),
+    Snapshots(Vec<SnapshotListing>),
+    Image(ImageOpResult),
     Report {
         limits: Vec<String>,
-        weaker: Vec<String>,
+        #[serde(rename = "weaker")]
+        degraded: Vec<String>,
         pause: bool,
         snapshot: bool,
         #[serde(default)]
@@ -191,7 +192,7 @@ pub enum Answer {
 }
 
 /// The name and value of each measure that is in force for a sandbox.
-pub type Measures = Vec<(String, String)>;
+pub type EnforcedMeasures = Vec<(String, String)>;
 
 /// A volume, as plain data.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -205,18 +206,19 @@ pub struct VolumePlan {
 
 /// The image and the measures that are in force for a sandbox.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Holds {
+pub struct EnforcedPlan {
     pub image: String,
     /// The message for the client, if this image replaces the requested one.
     #[serde(default)]
     pub stand_in: Option<String>,
     pub measures: Vec<(String, String)>,
-    pub weaker: Vec<String>,
+    #[serde(rename = "weaker")]
+    pub degraded: Vec<String>,
 }
 
 /// The content of a complete snapshot.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct KeptBox {
+pub struct StoredSnapshot {
     pub image: String,
     pub size: u64,
     pub disk: u64,
@@ -224,16 +226,16 @@ pub struct KeptBox {
 
 /// A snapshot: its content if it is complete, otherwise the number of copied bytes and the total.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct FoundKept {
+pub struct SnapshotListing {
     pub id: String,
-    pub kept: Option<KeptBox>,
+    pub kept: Option<StoredSnapshot>,
     pub copied: Option<(u64, u64)>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub struct FoundBox {
+pub struct FoundSandbox {
     pub id: String,
-    pub condition: BoxCondition,
+    pub condition: SandboxCondition,
     /// Whether it has a disk.
     #[serde(default)]
     pub files: bool,
@@ -241,7 +243,7 @@ pub struct FoundBox {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum BoxCondition {
+pub enum SandboxCondition {
     Alive,
     Frozen,
     Dead,
@@ -249,7 +251,7 @@ pub enum BoxCondition {
 }
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub struct Used {
+pub struct SandboxUsage {
     pub memory: Option<u64>,
     pub memory_limit: Option<u64>,
     pub cpu_micros: Option<u64>,
@@ -263,15 +265,15 @@ pub struct Used {
 
 /// The reason why the launcher refused a request or failed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Refusal {
-    pub kind: RefusalKind,
+pub struct OpError {
+    pub kind: OpErrorKind,
     pub message: String,
     pub hint: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum RefusalKind {
+pub enum OpErrorKind {
     Step(String),
     Unsupported,
     /// The request is above or below the limits for one sandbox.
@@ -297,34 +299,34 @@ pub enum MountFault {
     Failed,
 }
 
-impl Refusal {
+impl OpError {
     pub fn mount(fault: MountFault, message: impl Into<String>, hint: Option<&str>) -> Self {
-        let kind = RefusalKind::Mount(fault);
+        let kind = OpErrorKind::Mount(fault);
         Self { kind, message: message.into(), hint: hint.map(str::to_owned) }
     }
 
     pub fn unsupported(message: impl Into<String>, hint: Option<&str>) -> Self {
-        Self { kind: RefusalKind::Unsupported, message: message.into(), hint: hint.map(str::to_owned) }
+        Self { kind: OpErrorKind::Unsupported, message: message.into(), hint: hint.map(str::to_owned) }
     }
 
     /// Refuses an amount that is outside its bounds; the hint names the bound.
     pub fn amount(message: String, hint: String) -> Self {
-        Self { kind: RefusalKind::TooMuch, message, hint: Some(hint) }
+        Self { kind: OpErrorKind::TooMuch, message, hint: Some(hint) }
     }
 
     pub fn gone() -> Self {
-        Self { kind: RefusalKind::Gone, message: "sandbox does not exist".to_owned(), hint: None }
+        Self { kind: OpErrorKind::Gone, message: "sandbox does not exist".to_owned(), hint: None }
     }
 }
 
-impl From<JailError> for Refusal {
+impl From<JailError> for OpError {
     fn from(error: JailError) -> Self {
         let inner = error.source.get_ref();
         let volume = inner.and_then(|inner| inner.downcast_ref::<VolumeError>());
-        let range = inner.and_then(|inner| inner.downcast_ref::<RangeError>());
-        let own = volume.and_then(VolumeError::hint).or(range.and_then(RangeError::hint));
+        let range = inner.and_then(|inner| inner.downcast_ref::<UidRangeError>());
+        let own = volume.and_then(VolumeError::hint).or(range.and_then(UidRangeError::hint));
         let full = matches!(volume, Some(VolumeError::NoRoom { .. }))
-            || matches!(range, Some(RangeError::Exhausted));
+            || matches!(range, Some(UidRangeError::Exhausted));
         let mut message = error.source.to_string();
         if let Some(path) = &error.path {
             message = format!("`{}`: {message}", path.display());
@@ -336,26 +338,26 @@ impl From<JailError> for Refusal {
         }
         let hint = own.or_else(|| error.hint()).map(str::to_owned);
         let kind = match volume {
-            _ if full => RefusalKind::Exhausted,
-            Some(VolumeError::OtherSize { .. }) => RefusalKind::TooMuch,
-            _ => RefusalKind::Step(error.step.to_string()),
+            _ if full => OpErrorKind::Exhausted,
+            Some(VolumeError::OtherSize { .. }) => OpErrorKind::TooMuch,
+            _ => OpErrorKind::Step(error.step.to_string()),
         };
         Self { kind, message, hint }
     }
 }
 
-impl From<Refusal> for BackendError {
-    fn from(refusal: Refusal) -> Self {
-        let Refusal { kind, message, hint } = refusal;
+impl From<OpError> for BackendError {
+    fn from(refusal: OpError) -> Self {
+        let OpError { kind, message, hint } = refusal;
         match kind {
-            RefusalKind::Step(step) => Self::Step { step, message, hint },
-            RefusalKind::Unsupported => Self::Unsupported { message, hint },
-            RefusalKind::TooMuch => Self::TooMuch { message, hint },
-            RefusalKind::Mount(fault) => Self::Mount { fault: fault.into(), message, hint },
-            RefusalKind::NoImage => Self::NoImage { message, hint },
-            RefusalKind::Image => Self::Pull { image: String::new(), message, hint },
-            RefusalKind::Exhausted => Self::Exhausted(message),
-            RefusalKind::Gone => Self::Gone,
+            OpErrorKind::Step(step) => Self::Step { step, message, hint },
+            OpErrorKind::Unsupported => Self::Unsupported { message, hint },
+            OpErrorKind::TooMuch => Self::TooMuch { message, hint },
+            OpErrorKind::Mount(fault) => Self::Mount { fault: fault.into(), message, hint },
+            OpErrorKind::NoImage => Self::NoImage { message, hint },
+            OpErrorKind::Image => Self::Pull { image: String::new(), message, hint },
+            OpErrorKind::Exhausted => Self::Exhausted(message),
+            OpErrorKind::Gone => Self::Gone,
         }
     }
 }
@@ -374,13 +376,13 @@ impl From<MountFault> for backend::MountFault {
     }
 }
 
-impl From<BoxCondition> for Condition {
-    fn from(condition: BoxCondition) -> Self {
+impl From<SandboxCondition> for FoundCondition {
+    fn from(condition: SandboxCondition) -> Self {
         match condition {
-            BoxCondition::Alive => Self::Alive,
-            BoxCondition::Frozen => Self::Frozen,
-            BoxCondition::Dead => Self::Dead,
-            BoxCondition::Half => Self::Half,
+            SandboxCondition::Alive => Self::Alive,
+            SandboxCondition::Frozen => Self::Frozen,
+            SandboxCondition::Dead => Self::Dead,
+            SandboxCondition::Half => Self::Half,
         }
     }
 }

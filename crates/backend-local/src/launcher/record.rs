@@ -11,16 +11,16 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
 use crate::identity::ServerIdentity;
-use crate::images::{self, Resolved, Tree};
-use crate::jail::plan::Limits;
+use crate::images::{self, FoundImage, ImageTree};
+use crate::jail::plan::JailLimits;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Record {
+pub struct LauncherRecord {
     pub boot: String,
-    pub limits: Limits,
+    pub limits: JailLimits,
     /// Absent in records of older servers.
     #[serde(default)]
-    pub made_of: Option<MadeOf>,
+    pub made_of: Option<SandboxOrigin>,
     /// The uid and gid that its commands start with.
     #[serde(default)]
     pub user: (u32, u32),
@@ -28,7 +28,7 @@ pub struct Record {
     #[serde(default)]
     pub without_set_id: bool,
     /// Absent until the first process exists.
-    pub process: Option<Process>,
+    pub process: Option<ProcessIdentity>,
     /// Whether it has a network, from the beginning or added later.
     #[serde(default)]
     pub connected: bool,
@@ -47,14 +47,14 @@ pub struct Record {
 
 /// The image and snapshot that a sandbox was made of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MadeOf {
+pub struct SandboxOrigin {
     /// The image after aliases.
     pub image: String,
     pub trees: Vec<TreeRecord>,
     pub env: Vec<(String, String)>,
     /// The image's record in the image store. Its layers must not be removed while this exists.
     #[serde(default)]
-    pub record: Option<images::Record>,
+    pub record: Option<images::ImageRecord>,
     /// The number of bytes that came from a snapshot.
     #[serde(default)]
     pub restored: u64,
@@ -69,7 +69,7 @@ pub struct TreeRecord {
 /// Identifies the first process. A pid alone can be reused; together with the start time and the pid
 /// namespace it is unique.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Process {
+pub struct ProcessIdentity {
     pub pid: i32,
     pub started: u64,
     pub namespace: u64,
@@ -77,12 +77,12 @@ pub struct Process {
 
 /// The records of one state directory.
 #[derive(Clone, Debug)]
-pub struct Records {
+pub struct LauncherRecords {
     directory: PathBuf,
     identity: ServerIdentity,
 }
 
-impl Records {
+impl LauncherRecords {
     /// Opens the records of a state directory, which signs them with its identity.
     pub fn open(state_dir: &Path, identity: ServerIdentity) -> io::Result<Self> {
         let directory = state_dir.join("boxes");
@@ -91,8 +91,13 @@ impl Records {
     }
 
     /// Records the intention to make a sandbox; fails if the id already has a record.
-    pub fn begin(&self, id: &str, limits: Limits, made_of: MadeOf) -> io::Result<Record> {
-        let record = Record {
+    pub fn begin_create(
+        &self,
+        id: &str,
+        limits: JailLimits,
+        made_of: SandboxOrigin,
+    ) -> io::Result<LauncherRecord> {
+        let record = LauncherRecord {
             boot: boot_id()?,
             limits,
             made_of: Some(made_of),
@@ -111,12 +116,17 @@ impl Records {
 
     /// Records that a sandbox is restarted on its disk. A sandbox without a readable record gets a new
     /// one.
-    pub fn begin_again(&self, id: &str, limits: Limits, made_of: MadeOf) -> io::Result<Record> {
+    pub fn begin_restart(
+        &self,
+        id: &str,
+        limits: JailLimits,
+        made_of: SandboxOrigin,
+    ) -> io::Result<LauncherRecord> {
         let Some(former) = self.read(id) else {
             self.remove(id)?;
-            return self.begin(id, limits, made_of);
+            return self.begin_create(id, limits, made_of);
         };
-        let record = Record {
+        let record = LauncherRecord {
             boot: boot_id()?,
             limits,
             made_of: Some(made_of),
@@ -132,11 +142,11 @@ impl Records {
     }
 
     /// Records that only the disk of a sandbox is left.
-    pub fn note_stopped(&self, id: &str) -> io::Result<()> {
+    pub fn mark_stopped(&self, id: &str) -> io::Result<()> {
         match self.read(id) {
             Some(record) if record.stopped => Ok(()),
             Some(record) => {
-                let record = Record { process: None, connected: false, stopped: true, ..record };
+                let record = LauncherRecord { process: None, connected: false, stopped: true, ..record };
                 self.replace(id, &record)
             }
             // The record was torn by a power loss or never written: the disk alone shows that the
@@ -147,8 +157,8 @@ impl Records {
 
     /// Adds the first process to a record. A reader that finds a torn record treats the sandbox as
     /// incomplete, which it is at that moment.
-    pub fn add_process(&self, id: &str, record: &mut Record, pid: Pid) -> io::Result<()> {
-        record.process = Some(Process::of(pid)?);
+    pub fn add_process(&self, id: &str, record: &mut LauncherRecord, pid: Pid) -> io::Result<()> {
+        record.process = Some(ProcessIdentity::of(pid)?);
         record.instance = Some(self.identity.instance.clone());
         record.foreign = false;
         // The intention is overwritten, which is shorter unless it is that of a restart: truncating it
@@ -158,7 +168,7 @@ impl Records {
 
     /// Overwrites an existing record in one write: a process that is killed has written all of it or
     /// nothing. Blanks overwrite the rest of a longer record.
-    pub fn replace(&self, id: &str, record: &Record) -> io::Result<()> {
+    pub fn replace(&self, id: &str, record: &LauncherRecord) -> io::Result<()> {
         let path = self.path(id);
         let former = usize::try_from(fs::metadata(&path)?.len()).unwrap_or(0);
         let mut json = serde_json::to_vec(record)?;
@@ -167,15 +177,15 @@ impl Records {
     }
 
     /// Returns the record of `id`, if it has a complete one.
-    pub fn read(&self, id: &str) -> Option<Record> {
-        let mut record: Record = serde_json::from_slice(&fs::read(self.path(id)).ok()?).ok()?;
-        record.foreign = !self.signed(&record);
+    pub fn read(&self, id: &str) -> Option<LauncherRecord> {
+        let mut record: LauncherRecord = serde_json::from_slice(&fs::read(self.path(id)).ok()?).ok()?;
+        record.foreign = !self.is_own_record(&record);
         Some(record)
     }
 
     /// Whether the process in a record was started by a server of this state directory, and not of the
     /// one that it was copied from.
-    fn signed(&self, record: &Record) -> bool {
+    fn is_own_record(&self, record: &LauncherRecord) -> bool {
         match &record.instance {
             Some(instance) => *instance == self.identity.instance,
             None => self.identity.owns_unsigned_records,
@@ -199,65 +209,67 @@ impl Records {
     }
 }
 
-impl Record {
+impl LauncherRecord {
     /// Returns a descriptor of the first process, if exactly that process is still running.
     pub fn pidfd(&self) -> Option<OwnedFd> {
         let process = self.process.as_ref().filter(|_| !self.foreign)?;
         if self.boot != boot_id().ok()? {
             return None;
         }
-        process.open()
+        process.open_pidfd()
     }
 }
 
-impl Record {
+impl LauncherRecord {
     /// Returns a descriptor of the first process if it has ended and was not reaped yet.
-    pub fn remains(&self) -> Option<OwnedFd> {
+    pub fn unreaped_pidfd(&self) -> Option<OwnedFd> {
         let here = !self.foreign && boot_id().is_ok_and(|boot| boot == self.boot);
         let process = self.process.as_ref().filter(|_| here)?;
         let pid = Pid::from_raw(process.pid)?;
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
         // The namespaces of an ended process are gone, but its start time is still known.
-        (started(process.pid).ok()? == process.started && ended(&pidfd)).then_some(pidfd)
+        (read_start_time(process.pid).ok()? == process.started && has_ended(&pidfd)).then_some(pidfd)
     }
 }
 
-impl MadeOf {
-    pub fn of(image: &Resolved, restored: u64) -> Self {
-        let tree =
-            |tree: &Tree| TreeRecord { mount_point: tree.mount_point.clone(), lowers: tree.lowers.clone() };
+impl SandboxOrigin {
+    pub fn of_image(image: &FoundImage, restored: u64) -> Self {
+        let tree = |tree: &ImageTree| TreeRecord {
+            mount_point: tree.mount_point.clone(),
+            lowers: tree.lowers.clone(),
+        };
         let trees = image.trees.iter().map(tree).collect();
         let (name, env, record) = (image.name.clone(), image.env.clone(), image.record.clone());
         Self { image: name, trees, env, record, restored }
     }
 }
 
-impl From<TreeRecord> for Tree {
+impl From<TreeRecord> for ImageTree {
     fn from(record: TreeRecord) -> Self {
         Self { mount_point: record.mount_point, lowers: record.lowers }
     }
 }
 
-impl Process {
+impl ProcessIdentity {
     /// Returns a descriptor of this process, if it is still running in this boot.
-    pub fn open(&self) -> Option<OwnedFd> {
+    pub fn open_pidfd(&self) -> Option<OwnedFd> {
         // The pidfd is opened before the comparison: while it is open, the pid refers to this process.
         let pid = Pid::from_raw(self.pid)?;
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
-        (Self::of(pid).ok()? == *self && !ended(&pidfd)).then_some(pidfd)
+        (Self::of(pid).ok()? == *self && !has_ended(&pidfd)).then_some(pidfd)
     }
 
     fn of(pid: Pid) -> io::Result<Self> {
         use std::os::unix::fs::MetadataExt;
         let pid = pid.as_raw_pid();
-        let started = started(pid)?;
+        let started = read_start_time(pid)?;
         let namespace = fs::metadata(format!("/proc/{pid}/ns/pid")).map_or(0, |metadata| metadata.ino());
         Ok(Self { pid, started, namespace })
     }
 }
 
 /// Returns when a process was started, in ticks since the boot of the host.
-fn started(pid: i32) -> io::Result<u64> {
+fn read_start_time(pid: i32) -> io::Result<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     // The name in parentheses may contain anything; the start time is the 20th word after it.
     let behind = stat.rsplit_once(')').map(|(_, behind)| behind).unwrap_or_default();
@@ -266,7 +278,7 @@ fn started(pid: i32) -> io::Result<u64> {
 }
 
 /// Whether the process behind a pidfd has ended.
-pub fn ended(pidfd: &OwnedFd) -> bool {
+pub fn has_ended(pidfd: &OwnedFd) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let mut watched = [PollFd::new(pidfd, PollFlags::IN)];
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -284,14 +296,14 @@ mod tests {
     #[test]
     fn record_finds_its_own_process_and_no_other() {
         let own = rustix::process::getpid();
-        let limits = Limits { memory: 1, cpus: 1, pids: 1, disk: 1 };
-        let mut record = Record {
+        let limits = JailLimits { memory: 1, cpus: 1, pids: 1, disk: 1 };
+        let mut record = LauncherRecord {
             boot: boot_id().expect("linux"),
             limits,
             made_of: None,
             user: (0, 0),
             without_set_id: false,
-            process: Process::of(own).ok(),
+            process: ProcessIdentity::of(own).ok(),
             connected: false,
             stopped: false,
             instance: None,
@@ -301,22 +313,22 @@ mod tests {
         let process = record.process.as_mut().expect("the record has a process");
         process.started += 1;
         assert!(record.pidfd().is_none(), "another process with this pid");
-        process_boot(&mut record);
+        set_another_boot(&mut record);
         assert!(record.pidfd().is_none(), "another boot");
     }
 
     #[test]
     fn record_in_a_copied_directory_refers_to_no_process() {
         let state = tempfile::tempdir().expect("a directory");
-        let limits = Limits { memory: 1, cpus: 1, pids: 1, disk: 1 };
+        let limits = JailLimits { memory: 1, cpus: 1, pids: 1, disk: 1 };
         let open = |instance: &str, owns_unsigned_records| {
             let identity = ServerIdentity { instance: instance.to_owned(), owns_unsigned_records };
-            Records::open(state.path(), identity).expect("the directory is writable")
+            LauncherRecords::open(state.path(), identity).expect("the directory is writable")
         };
         let original = open("one", false);
-        let mut record = original.begin("a", limits, made_of()).expect("there is no record yet");
+        let mut record = original.begin_create("a", limits, made_of()).expect("there is no record yet");
         original.add_process("a", &mut record, rustix::process::getpid()).expect("the process is running");
-        let pidfd = |records: &Records| records.read("a").expect("the record is complete").pidfd();
+        let pidfd = |records: &LauncherRecords| records.read("a").expect("the record is complete").pidfd();
         assert!(pidfd(&original).is_some());
         assert!(pidfd(&open("two", false)).is_none(), "the copy has another identity");
         assert!(pidfd(&open("two", true)).is_none(), "a signed record is not taken for an older one");
@@ -330,10 +342,10 @@ mod tests {
     fn shorter_record_replaces_a_longer_one() {
         let state = tempfile::tempdir().expect("a directory");
         let identity = ServerIdentity { instance: "i".to_owned(), owns_unsigned_records: false };
-        let records = Records::open(state.path(), identity).expect("the directory is writable");
-        let long = Limits { memory: u64::MAX, cpus: 1000, pids: 1000, disk: u64::MAX };
-        let mut record = records.begin("a", long, made_of()).expect("there is no record yet");
-        record.limits = Limits { memory: 1, cpus: 2, pids: 3, disk: 4 };
+        let records = LauncherRecords::open(state.path(), identity).expect("the directory is writable");
+        let long = JailLimits { memory: u64::MAX, cpus: 1000, pids: 1000, disk: u64::MAX };
+        let mut record = records.begin_create("a", long, made_of()).expect("there is no record yet");
+        record.limits = JailLimits { memory: 1, cpus: 2, pids: 3, disk: 4 };
         records.replace("a", &record).expect("the record exists");
         assert_eq!(records.read("a").expect("the record is complete").limits, record.limits);
         assert!(records.replace("b", &record).is_err(), "there is none to replace");
@@ -343,28 +355,34 @@ mod tests {
     fn stopped_sandbox_keeps_its_record_and_can_be_restarted() {
         let state = tempfile::tempdir().expect("a directory");
         let identity = ServerIdentity { instance: "i".to_owned(), owns_unsigned_records: false };
-        let records = Records::open(state.path(), identity).expect("the directory is writable");
-        let limits = Limits { memory: 1, cpus: 2, pids: 3, disk: 4 };
-        let mut record = records.begin("a", limits, made_of()).expect("there is no record yet");
+        let records = LauncherRecords::open(state.path(), identity).expect("the directory is writable");
+        let limits = JailLimits { memory: 1, cpus: 2, pids: 3, disk: 4 };
+        let mut record = records.begin_create("a", limits, made_of()).expect("there is no record yet");
         records.add_process("a", &mut record, rustix::process::getpid()).expect("the process is running");
-        records.note_stopped("a").expect("the record can be written");
+        records.mark_stopped("a").expect("the record can be written");
         let stopped = records.read("a").expect("the record is complete");
         assert!(stopped.stopped && stopped.pidfd().is_none());
-        let again = records.begin_again("a", limits, made_of()).expect("the record can be written");
+        let again = records.begin_restart("a", limits, made_of()).expect("the record can be written");
         assert!(!again.stopped && again.process.is_none());
         // An unreadable record does not prevent a restart.
         fs::write(state.path().join("boxes/b"), "{").expect("the directory is writable");
-        records.note_stopped("b").expect("the record can be removed");
+        records.mark_stopped("b").expect("the record can be removed");
         assert_eq!(records.list().expect("the records can be listed"), ["a"]);
-        records.begin_again("b", limits, made_of()).expect("there is no record yet");
+        records.begin_restart("b", limits, made_of()).expect("there is no record yet");
     }
 
-    fn made_of() -> MadeOf {
-        MadeOf { image: "host".to_owned(), trees: Vec::new(), env: Vec::new(), record: None, restored: 0 }
+    fn made_of() -> SandboxOrigin {
+        SandboxOrigin {
+            image: "host".to_owned(),
+            trees: Vec::new(),
+            env: Vec::new(),
+            record: None,
+            restored: 0,
+        }
     }
 
-    fn process_boot(record: &mut Record) {
-        record.process = Process::of(rustix::process::getpid()).ok();
+    fn set_another_boot(record: &mut LauncherRecord) {
+        record.process = ProcessIdentity::of(rustix::process::getpid()).ok();
         record.boot = "another".to_owned();
     }
 }

@@ -2,24 +2,24 @@
 
 use domain::Bytes;
 
-use super::protocol::{Refusal, Resize};
-use super::{Launcher, Rights};
-use crate::jail::plan::{LimitName, Limits};
-use crate::jail::step::{At, Step};
+use super::protocol::{OpError, ResizeRequest};
+use super::{Launcher, LauncherRights};
+use crate::jail::plan::{JailLimits, LimitName};
+use crate::jail::step::{JailStep, StepContext};
 use crate::volumes::VolumeError;
 
 impl Launcher {
     /// Sets the limits of a running sandbox and returns the measures. The record is written last, so a
     /// repeated request after a crash does everything again.
-    pub fn resize(&mut self, request: &Resize) -> Result<Vec<(String, String)>, Refusal> {
+    pub fn resize_sandbox(&mut self, request: &ResizeRequest) -> Result<Vec<(String, String)>, OpError> {
         let id = &request.id;
         let mut record = self.records.read(id).filter(|record| record.pidfd().is_some());
-        let record = record.as_mut().ok_or_else(Refusal::gone)?;
-        self.check_amounts(&request.limits, &request.named)?;
+        let record = record.as_mut().ok_or_else(OpError::gone)?;
+        self.check_limit_amounts(&request.limits, &request.named)?;
         for limit in LimitName::ALL {
             let must_hold = request.named.contains(&limit) || request.require_limits;
             if must_hold && !self.enforces(limit) {
-                return Err(self.cannot_hold(limit, &request.named));
+                return Err(self.unenforceable_limit_error(limit, &request.named));
             }
         }
         let mut limits = request.limits;
@@ -27,7 +27,7 @@ impl Launcher {
             // The agent sets this limit on commands, and gets it only at its start.
             if request.named.contains(&LimitName::Pids) {
                 let message = "the limit on processes of a running sandbox cannot be changed on this host";
-                return Err(Refusal::unsupported(message, None));
+                return Err(OpError::unsupported(message, None));
             }
             limits.pids = record.limits.pids;
         }
@@ -35,29 +35,29 @@ impl Launcher {
             self.resize_disk(id, Bytes(limits.disk))?;
         }
         if let Some(groups) = self.groups() {
-            groups.resize(id, &limits).at(Step::Groups)?;
+            groups.replace_limits(id, &limits).at_step(JailStep::Groups)?;
         }
         record.limits = limits;
-        self.records.replace(id, record).at(Step::Record)?;
-        Ok(self.held(&limits))
+        self.records.replace(id, record).at_step(JailStep::Record)?;
+        Ok(self.describe_enforced_limits(&limits))
     }
 
     /// Changes the limit of a disk. A disk that is a file or in memory cannot be resized.
-    fn resize_disk(&mut self, id: &str, limit: Bytes) -> Result<(), Refusal> {
+    fn resize_disk(&mut self, id: &str, limit: Bytes) -> Result<(), OpError> {
         let kept =
-            || Refusal::unsupported("the disk of a running sandbox cannot be resized on this host", None);
+            || OpError::unsupported("the disk of a running sandbox cannot be resized on this host", None);
         match &mut self.rights {
-            Rights::Root(root) => match root.volumes.resize(id, limit) {
+            LauncherRights::Root(root) => match root.volumes.resize(id, limit) {
                 Err(VolumeError::FixedSize | VolumeError::OnlyMemory) => Err(kept()),
-                resized => Ok(resized.map_err(std::io::Error::other).at(Step::Volume)?),
+                resized => Ok(resized.map_err(std::io::Error::other).at_step(JailStep::Volume)?),
             },
-            Rights::User { .. } => Err(kept()),
+            LauncherRights::User { .. } => Err(kept()),
         }
     }
 
     /// Returns the measures for the limits that this host enforces.
-    fn held(&self, limits: &Limits) -> Vec<(String, String)> {
+    fn describe_enforced_limits(&self, limits: &JailLimits) -> Vec<(String, String)> {
         let held = LimitName::ALL.into_iter().filter(|limit| self.enforces(*limit));
-        held.map(|limit| (limit.word().to_owned(), self.describe(limit, limits))).collect()
+        held.map(|limit| (limit.as_str().to_owned(), self.describe_limit(limit, limits))).collect()
     }
 }

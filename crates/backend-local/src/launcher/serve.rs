@@ -12,77 +12,80 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, Mode, Uid};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, socket_with};
 
-use super::attach::Attaching;
-use super::create::{NotBegun, Pending};
-use super::end::{Ending, Keep};
-use super::images::{Change, ImageQuestion, MOST_CHANGES};
-use super::jobs::Job;
-use super::protocol::{Answer, Ask, Question, Refusal, RefusalKind, SOCKET, Tell, VERSION};
+use super::attach::PendingAttach;
+use super::create::{BeginCreateError, PendingCreate};
+use super::disk_task_queue::DiskTaskInProgress;
+use super::end::{KeptParts, KillOutcome};
+use super::images::{ImageOp, MAX_IMAGE_CHANGES, PendingImageChange};
+use super::protocol::{
+    LauncherOp, LauncherRequest, LauncherResponse, OpError, OpErrorKind, OpResult, PROTOCOL_VERSION,
+    SOCKET_NAME,
+};
 use super::{Launcher, packet};
-use crate::cgroups::Freezing;
+use crate::cgroups::PendingFreeze;
 use crate::jail::plan::{DiskPlan, JailPlan, LimitName};
-use crate::settings::Settings;
+use crate::settings::LauncherSettings;
 
 /// A connection; responses may still be due to it after it was replaced.
-pub(super) type Client = Rc<OwnedFd>;
+pub(super) type ClientSocket = Rc<OwnedFd>;
 
-struct Creating {
-    client: Client,
+struct CreateInProgress {
+    client: ClientSocket,
     number: u64,
-    pending: Pending,
+    pending: PendingCreate,
 }
 
 /// Mounts that are being added to a running sandbox.
-struct Mounting {
-    client: Client,
+struct AttachInProgress {
+    client: ClientSocket,
     number: u64,
-    attaching: Attaching,
+    attaching: PendingAttach,
 }
 
 /// A sandbox that is being ended, because a client asked for it or because it failed to start.
-struct Dying {
-    client: Client,
+struct RemovalInProgress {
+    client: ClientSocket,
     number: u64,
     id: String,
     /// The parts that are kept.
-    keep: Keep,
+    keep: KeptParts,
     /// The response that is sent when everything else is removed.
-    answer: Result<Answer, Refusal>,
+    answer: Result<OpResult, OpError>,
     pidfd: Option<OwnedFd>,
-    state: Waiting,
+    state: RemovalStage,
 }
 
 /// A pause or resume that the kernel has not finished. A process that is reading from a slow disk
 /// cannot be frozen before the read returns.
-struct Changing {
-    client: Client,
+struct FreezeInProgress {
+    client: ClientSocket,
     number: u64,
-    freezing: Freezing,
+    freezing: PendingFreeze,
 }
 
 /// A change of the images that a separate process makes.
-struct ChangingImages {
-    client: Client,
+struct ImageChangeInProgress {
+    client: ClientSocket,
     number: u64,
-    change: Change,
+    change: PendingImageChange,
 }
 
 /// The event that the end of a sandbox waits for.
-enum Waiting {
+enum RemovalStage {
     Death,
     /// The kernel has not released its control groups.
     Groups,
 }
 
 /// The interval for checking groups that the kernel has not released, in nanoseconds.
-const RETRY: i64 = 1_000_000;
+const GROUP_RETRY_INTERVAL_NANOS: i64 = 1_000_000;
 /// How long the loop must be idle before resources are prepared in advance, in nanoseconds.
-const QUIET: i64 = 5_000_000;
+const REFILL_IDLE_DELAY_NANOS: i64 = 5_000_000;
 
-type ReadSettings = Box<dyn FnMut(&OwnedFd) -> Option<Settings>>;
+type ReadSettings = Box<dyn FnMut(&OwnedFd) -> Option<LauncherSettings>>;
 
 /// The source of new settings.
-struct Updates {
+struct SettingsUpdates {
     /// Readable when new settings are available.
     descriptor: OwnedFd,
     /// Reads the settings; `None` if there will be no more.
@@ -92,52 +95,52 @@ struct Updates {
 }
 
 /// The state of the loop.
-pub struct Loop {
+pub struct LauncherLoop {
     pub(super) launcher: Launcher,
     listener: OwnedFd,
     /// Readable or closed when the loop must end.
     stop: OwnedFd,
-    updates: Option<Updates>,
-    clients: Vec<Client>,
-    creating: Vec<Creating>,
-    changing: Vec<Changing>,
-    images: Vec<ChangingImages>,
-    mounting: Vec<Mounting>,
-    dying: Vec<Dying>,
-    pub(super) jobs: Vec<Job>,
-    stocked: bool,
+    updates: Option<SettingsUpdates>,
+    clients: Vec<ClientSocket>,
+    creating: Vec<CreateInProgress>,
+    freezes: Vec<FreezeInProgress>,
+    image_changes: Vec<ImageChangeInProgress>,
+    attaches: Vec<AttachInProgress>,
+    dying: Vec<RemovalInProgress>,
+    pub(super) disk_tasks: Vec<DiskTaskInProgress>,
+    fully_prepared: bool,
 }
 
 /// The event that became ready.
-enum Ready {
+enum LoopEvent {
     Stop,
     Listener,
     Client(usize),
     Created(usize),
-    Changed(usize),
+    FreezeChanged(usize),
     ImagesChanged(usize),
     Mounted(usize),
     Died(usize),
-    Over(usize),
+    DiskTaskFinished(usize),
     NetworkChanged,
     Update,
     Nothing,
 }
 
-impl Loop {
+impl LauncherLoop {
     /// Listens in the run directory. The socket of a killed launcher is replaced.
     pub fn open(launcher: Launcher, stop: OwnedFd) -> io::Result<Self> {
         let run = launcher.run_directory();
-        match rustix::fs::unlinkat(run, SOCKET, AtFlags::empty()) {
+        match rustix::fs::unlinkat(run, SOCKET_NAME, AtFlags::empty()) {
             Ok(()) | Err(rustix::io::Errno::NOENT) => {}
             Err(error) => return Err(error.into()),
         }
         let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        let path = format!("/proc/self/fd/{}/{SOCKET}", std::os::fd::AsRawFd::as_raw_fd(&run));
+        let path = format!("/proc/self/fd/{}/{SOCKET_NAME}", std::os::fd::AsRawFd::as_raw_fd(&run));
         rustix::net::bind(&listener, &SocketAddrUnix::new(path)?)?;
-        rustix::fs::chmodat(run, SOCKET, Mode::from_raw_mode(0o600), AtFlags::empty())?;
+        rustix::fs::chmodat(run, SOCKET_NAME, Mode::from_raw_mode(0o600), AtFlags::empty())?;
         let server = launcher.settings().server_uid.map(Uid::from_raw);
-        rustix::fs::chownat(run, SOCKET, server, None, AtFlags::SYMLINK_NOFOLLOW)?;
+        rustix::fs::chownat(run, SOCKET_NAME, server, None, AtFlags::SYMLINK_NOFOLLOW)?;
         rustix::net::listen(&listener, 16)?;
         Ok(Self {
             launcher,
@@ -146,31 +149,31 @@ impl Loop {
             updates: None,
             clients: Vec::new(),
             creating: Vec::new(),
-            changing: Vec::new(),
-            images: Vec::new(),
-            mounting: Vec::new(),
+            freezes: Vec::new(),
+            image_changes: Vec::new(),
+            attaches: Vec::new(),
             dying: Vec::new(),
-            jobs: Vec::new(),
-            stocked: false,
+            disk_tasks: Vec::new(),
+            fully_prepared: false,
         })
     }
 
     /// Makes the loop take new settings from `descriptor`: `read` is called when it is readable, and
     /// `applied` after the returned settings were applied.
-    pub fn with_updates(
+    pub fn with_settings_updates(
         self,
         descriptor: OwnedFd,
-        read: impl FnMut(&OwnedFd) -> Option<Settings> + 'static,
+        read: impl FnMut(&OwnedFd) -> Option<LauncherSettings> + 'static,
         applied: impl FnMut() + 'static,
     ) -> Self {
-        let updates = Updates { descriptor, read: Box::new(read), applied: Box::new(applied) };
+        let updates = SettingsUpdates { descriptor, read: Box::new(read), applied: Box::new(applied) };
         Self { updates: Some(updates), ..self }
     }
 
-    fn take_update(&mut self) {
+    fn apply_settings_update(&mut self) {
         let Some(mut updates) = self.updates.take() else { return };
         if let Some(settings) = (updates.read)(&updates.descriptor) {
-            self.launcher.reload(settings);
+            self.launcher.reload_settings(settings);
             (updates.applied)();
             self.updates = Some(updates);
         }
@@ -179,35 +182,36 @@ impl Loop {
     /// Serves requests until the stop descriptor is readable.
     pub fn run(&mut self) -> io::Result<()> {
         loop {
-            match self.wait()? {
-                Ready::Stop => {
-                    self.abandon_jobs();
+            match self.wait_for_event()? {
+                LoopEvent::Stop => {
+                    self.cancel_disk_tasks();
                     return self.launcher.close();
                 }
-                Ready::Listener => {
+                LoopEvent::Listener => {
                     let client = accept_with(&self.listener, SocketFlags::CLOEXEC);
-                    self.welcome(client.map_err(Into::into));
+                    self.add_client(client.map_err(Into::into));
                 }
-                Ready::Client(index) => self.hear(index),
-                Ready::Created(index) => self.conclude(index),
-                Ready::Changed(index) => self.look_at_change(index),
-                Ready::ImagesChanged(index) => {
-                    let ChangingImages { client, number, change } = self.images.swap_remove(index);
-                    tell(&client, number, change.conclude(), None);
+                LoopEvent::Client(index) => self.receive_request(index),
+                LoopEvent::Created(index) => self.finish_create(index),
+                LoopEvent::FreezeChanged(index) => self.check_freeze(index),
+                LoopEvent::ImagesChanged(index) => {
+                    let ImageChangeInProgress { client, number, change } =
+                        self.image_changes.swap_remove(index);
+                    send_response(&client, number, change.conclude(), None);
                 }
-                Ready::Mounted(index) => self.conclude_mounting(index),
-                Ready::Died(index) => self.dying[index].state = Waiting::Groups,
-                Ready::Over(index) => self.finish(index),
-                Ready::NetworkChanged => self.stocked &= !self.launcher.hear_network(),
-                Ready::Update => self.take_update(),
-                Ready::Nothing => {}
+                LoopEvent::Mounted(index) => self.finish_attach(index),
+                LoopEvent::Died(index) => self.dying[index].state = RemovalStage::Groups,
+                LoopEvent::DiskTaskFinished(index) => self.finish_disk_task(index),
+                LoopEvent::NetworkChanged => self.fully_prepared &= !self.launcher.handle_network_change(),
+                LoopEvent::Update => self.apply_settings_update(),
+                LoopEvent::Nothing => {}
             }
-            self.clear_dying();
+            self.remove_dead_sandboxes();
         }
     }
 
     /// Waits for the next event, and prepares resources when the loop is idle.
-    fn wait(&mut self) -> io::Result<Ready> {
+    fn wait_for_event(&mut self) -> io::Result<LoopEvent> {
         let mut watched =
             vec![PollFd::new(&self.stop, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
         watched.extend(self.clients.iter().map(|client| PollFd::new(&**client, PollFlags::IN)));
@@ -215,19 +219,20 @@ impl Loop {
             self.creating.iter().map(|creating| PollFd::new(&creating.pending.status, PollFlags::IN)),
         );
         watched.extend(
-            self.changing.iter().map(|changing| PollFd::new(&changing.freezing.events, PollFlags::PRI)),
+            self.freezes.iter().map(|changing| PollFd::new(&changing.freezing.events, PollFlags::PRI)),
         );
-        watched.extend(self.images.iter().map(|image| PollFd::new(&image.change.pidfd, PollFlags::IN)));
+        watched
+            .extend(self.image_changes.iter().map(|image| PollFd::new(&image.change.pidfd, PollFlags::IN)));
         watched.extend(
-            self.mounting.iter().map(|mounting| PollFd::new(&mounting.attaching.status, PollFlags::IN)),
+            self.attaches.iter().map(|mounting| PollFd::new(&mounting.attaching.status, PollFlags::IN)),
         );
-        watched.extend(self.jobs.iter().map(|job| PollFd::new(job.report(), PollFlags::IN)));
+        watched.extend(self.disk_tasks.iter().map(|job| PollFd::new(job.report_pipe(), PollFlags::IN)));
         let network = self.launcher.watched_network();
         watched.extend(network.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
         let updates = self.updates.as_ref().map(|updates| PollFd::new(&updates.descriptor, PollFlags::IN));
         let updating = usize::from(updates.is_some());
         watched.extend(updates);
-        let deaths = |dying: &Dying| matches!(dying.state, Waiting::Death);
+        let deaths = |dying: &RemovalInProgress| matches!(dying.state, RemovalStage::Death);
         let waiting: Vec<usize> = (0..self.dying.len()).filter(|index| deaths(&self.dying[*index])).collect();
         for index in &waiting {
             if let Some(pidfd) = &self.dying[*index].pidfd {
@@ -235,268 +240,298 @@ impl Loop {
             }
         }
         let retrying = self.dying.iter().any(|dying| !deaths(dying));
-        let nanoseconds = if retrying { Some(RETRY) } else { self.quiet_before_restocking() };
+        let nanoseconds =
+            if retrying { Some(GROUP_RETRY_INTERVAL_NANOS) } else { self.idle_delay_before_refill() };
         let timeout = nanoseconds.map(|tv_nsec| Timespec { tv_sec: 0, tv_nsec });
         let ready = rustix::io::retry_on_intr(|| poll(&mut watched, timeout.as_ref()))?;
         if ready == 0 {
             drop(watched);
-            self.restock();
-            return Ok(Ready::Nothing);
+            self.refill_when_idle();
+            return Ok(LoopEvent::Nothing);
         }
         let index = watched.iter().position(|fd| !fd.revents().is_empty()).unwrap_or(0);
         let mut index = index;
         for (kind, count) in [
-            ((|_| Ready::Stop) as fn(usize) -> Ready, 1),
-            (|_| Ready::Listener, 1),
-            (Ready::Client, self.clients.len()),
-            (Ready::Created, self.creating.len()),
-            (Ready::Changed, self.changing.len()),
-            (Ready::ImagesChanged, self.images.len()),
-            (Ready::Mounted, self.mounting.len()),
-            (Ready::Over, self.jobs.len()),
-            (|_| Ready::NetworkChanged, network.len()),
-            (|_| Ready::Update, updating),
+            ((|_| LoopEvent::Stop) as fn(usize) -> LoopEvent, 1),
+            (|_| LoopEvent::Listener, 1),
+            (LoopEvent::Client, self.clients.len()),
+            (LoopEvent::Created, self.creating.len()),
+            (LoopEvent::FreezeChanged, self.freezes.len()),
+            (LoopEvent::ImagesChanged, self.image_changes.len()),
+            (LoopEvent::Mounted, self.attaches.len()),
+            (LoopEvent::DiskTaskFinished, self.disk_tasks.len()),
+            (|_| LoopEvent::NetworkChanged, network.len()),
+            (|_| LoopEvent::Update, updating),
         ] {
             if index < count {
                 return Ok(kind(index));
             }
             index -= count;
         }
-        Ok(Ready::Died(waiting[index]))
+        Ok(LoopEvent::Died(waiting[index]))
     }
 
     /// Returns how many nanoseconds the loop must be idle before resources are prepared; `None` if none
     /// should be prepared now. A new sandbox and its first command should not share the processor and
     /// the kernel's locks with work that can wait, unless few prepared resources are left.
-    fn quiet_before_restocking(&self) -> Option<i64> {
-        match (self.stocked, self.creating.is_empty()) {
+    fn idle_delay_before_refill(&self) -> Option<i64> {
+        match (self.fully_prepared, self.creating.is_empty()) {
             (true, _) | (false, false) => None,
-            (false, true) => Some(if self.launcher.stock_is_low() { 0 } else { QUIET }),
+            (false, true) => Some(if self.launcher.prepared_are_low() { 0 } else { REFILL_IDLE_DELAY_NANOS }),
         }
     }
 
     /// Adds a connection. The oldest one is closed if there are too many: a server needs only one.
-    fn welcome(&mut self, client: io::Result<OwnedFd>) {
-        const MOST_CLIENTS: usize = 8;
+    fn add_client(&mut self, client: io::Result<OwnedFd>) {
+        const MAX_CLIENTS: usize = 8;
         match client {
             Ok(client) => self.clients.push(Rc::new(client)),
             Err(error) => {
                 tracing::warn!(%error, "failed to accept a connection; the server must connect again")
             }
         }
-        if self.clients.len() > MOST_CLIENTS {
+        if self.clients.len() > MAX_CLIENTS {
             drop(self.clients.remove(0));
         }
     }
 
-    fn restock(&mut self) {
-        if self.stocked || !self.creating.is_empty() {
+    fn refill_when_idle(&mut self) {
+        if self.fully_prepared || !self.creating.is_empty() {
             return;
         }
-        match self.launcher.restock() {
-            Ok(more) => self.stocked = !more,
+        match self.launcher.refill_prepared() {
+            Ok(more) => self.fully_prepared = !more,
             Err(error) => {
                 // The next create tries again and reports the error.
                 tracing::warn!(%error, "failed to prepare net namespaces or disks in advance; the next create retries");
-                self.stocked = true;
+                self.fully_prepared = true;
             }
         }
     }
 
-    fn hear(&mut self, index: usize) {
+    fn receive_request(&mut self, index: usize) {
         let client = Rc::clone(&self.clients[index]);
-        match packet::receive::<Ask>(client.as_fd()) {
-            Ok(Some((ask, carried))) if ask.version == VERSION && names_a_sandbox(&ask.question) => {
-                self.answer(client, ask, carried)
+        match packet::receive_message::<LauncherRequest>(client.as_fd()) {
+            Ok(Some((ask, carried))) if ask.version == PROTOCOL_VERSION && has_valid_ids(&ask.op) => {
+                self.handle_request(client, ask, carried)
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Ok(Some(_) | None) | Err(_) => drop(self.clients.remove(index)),
         }
     }
 
-    pub(super) fn answer(&mut self, client: Client, ask: Ask, carried: Option<OwnedFd>) {
-        let Some((client, ask)) = self.put_off(client, ask) else { return };
+    pub(super) fn handle_request(
+        &mut self,
+        client: ClientSocket,
+        request: LauncherRequest,
+        carried: Option<OwnedFd>,
+    ) {
+        let Some((client, ask)) = self.queue_if_conflicting(client, request) else { return };
         let number = ask.number;
-        let answer = match ask.question {
-            Question::Create(plan) if plan.snapshot.is_some() && plan.disk == DiskPlan::New => {
-                return self.restore(client, number, plan);
+        let answer = match ask.op {
+            LauncherOp::Create(plan) if plan.snapshot.is_some() && plan.disk == DiskPlan::New => {
+                return self.start_restore(client, number, plan);
             }
-            Question::Snapshot { id, snapshot } => return self.snapshot(client, number, &id, &snapshot),
-            Question::ForgetSnapshot { snapshot } => self.forget(&snapshot),
-            Question::Create(plan) => return self.create(client, number, *plan),
-            Question::Destroy { id } => {
+            LauncherOp::Snapshot { id, snapshot } => {
+                return self.start_snapshot(client, number, &id, &snapshot);
+            }
+            LauncherOp::ForgetSnapshot { snapshot } => self.forget_snapshot(&snapshot),
+            LauncherOp::Create(plan) => return self.start_create(client, number, *plan),
+            LauncherOp::Destroy { id } => {
                 let cpu_micros = self.launcher.cpu_micros(&id);
-                return self.end(client, number, id, Keep::Nothing, Ok(Answer::Ended { cpu_micros }));
+                return self.start_removal(
+                    client,
+                    number,
+                    id,
+                    KeptParts::Nothing,
+                    Ok(OpResult::Ended { cpu_micros }),
+                );
             }
-            Question::Stop { id } => {
+            LauncherOp::Stop { id } => {
                 let (cpu_micros, files) = (self.launcher.cpu_micros(&id), self.launcher.has_disk(&id));
-                return self.end(client, number, id, Keep::Disk, Ok(Answer::Stopped { cpu_micros, files }));
+                return self.start_removal(
+                    client,
+                    number,
+                    id,
+                    KeptParts::Disk,
+                    Ok(OpResult::Stopped { cpu_micros, files }),
+                );
             }
-            Question::Freeze { id, frozen } => match self.launcher.freeze(&id, frozen) {
+            LauncherOp::Freeze { id, frozen } => match self.launcher.set_frozen(&id, frozen) {
                 Ok(freezing) => {
-                    self.changing.push(Changing { client, number, freezing });
-                    return self.look_at_change(self.changing.len() - 1);
+                    self.freezes.push(FreezeInProgress { client, number, freezing });
+                    return self.check_freeze(self.freezes.len() - 1);
                 }
                 Err(refusal) => Err(refusal),
             },
-            Question::Attach { id, mounts } => match self.launcher.begin_attach(&id, &mounts) {
-                Ok(attaching) => return self.mounting.push(Mounting { client, number, attaching }),
+            LauncherOp::Attach { id, mounts } => match self.launcher.begin_attach(&id, &mounts) {
+                Ok(attaching) => return self.attaches.push(AttachInProgress { client, number, attaching }),
                 Err(refusal) => Err(refusal),
             },
-            Question::MakeVolume(plan) => self.launcher.make_volume(&plan).map(|()| Answer::Done),
-            Question::RemoveVolume { id } => self.launcher.remove_volume(&id).map(|()| Answer::Done),
-            Question::Resize(resize) => self.launcher.resize(&resize).map(Answer::Changed),
-            Question::Watch { id } => {
+            LauncherOp::MakeVolume(plan) => self.launcher.make_volume(&plan).map(|()| OpResult::Done),
+            LauncherOp::RemoveVolume { id } => self.launcher.remove_volume(&id).map(|()| OpResult::Done),
+            LauncherOp::Resize(resize) => self.launcher.resize_sandbox(&resize).map(OpResult::Changed),
+            LauncherOp::Watch { id } => {
                 let pidfd = self.launcher.pidfd(&id);
-                let answer = if pidfd.is_some() { Ok(Answer::Done) } else { Err(Refusal::gone()) };
-                return tell(&client, number, answer, pidfd.as_ref());
+                let answer = if pidfd.is_some() { Ok(OpResult::Done) } else { Err(OpError::gone()) };
+                return send_response(&client, number, answer, pidfd.as_ref());
             }
-            Question::Image(question) => match self.launcher.look_at_images(&question) {
+            LauncherOp::Image(question) => match self.launcher.answer_image_query(&question) {
                 Some(answer) => answer,
-                None => return self.change_images(client, number, question, carried),
+                None => return self.start_image_change(client, number, question, carried),
             },
-            Question::Connect { id, network } => self.launcher.connect(&id, network).map(Answer::Changed),
-            question => self.look(question),
+            LauncherOp::Connect { id, network } => {
+                self.launcher.connect_network(&id, network).map(OpResult::Changed)
+            }
+            question => self.handle_query(question),
         };
-        tell(&client, number, answer, None);
+        send_response(&client, number, answer, None);
     }
 
     /// Starts to make a sandbox.
-    pub(super) fn create(&mut self, client: Client, number: u64, plan: JailPlan) {
-        self.stocked = false;
-        match self.launcher.begin(&plan) {
-            Ok(pending) => self.creating.push(Creating { client, number, pending }),
-            Err(NotBegun::Refused(refusal)) => tell(&client, number, Err(refusal), None),
-            Err(NotBegun::Failed(refusal, keep)) => self.end(client, number, plan.id, keep, Err(refusal)),
+    pub(super) fn start_create(&mut self, client: ClientSocket, number: u64, plan: JailPlan) {
+        self.fully_prepared = false;
+        match self.launcher.begin_create(&plan) {
+            Ok(pending) => self.creating.push(CreateInProgress { client, number, pending }),
+            Err(BeginCreateError::Refused(refusal)) => send_response(&client, number, Err(refusal), None),
+            Err(BeginCreateError::Failed(refusal, keep)) => {
+                self.start_removal(client, number, plan.id, keep, Err(refusal))
+            }
         }
     }
 
-    fn change_images(
+    fn start_image_change(
         &mut self,
-        client: Client,
+        client: ClientSocket,
         number: u64,
-        question: ImageQuestion,
+        op: ImageOp,
         carried: Option<OwnedFd>,
     ) {
-        if self.images.len() >= MOST_CHANGES {
-            let message = format!("limit of concurrent image changes reached ({MOST_CHANGES})");
-            let refusal = Refusal { kind: RefusalKind::Exhausted, message, hint: None };
-            return tell(&client, number, Err(refusal), None);
+        if self.image_changes.len() >= MAX_IMAGE_CHANGES {
+            let message = format!("limit of concurrent image changes reached ({MAX_IMAGE_CHANGES})");
+            let refusal = OpError { kind: OpErrorKind::Exhausted, message, hint: None };
+            return send_response(&client, number, Err(refusal), None);
         }
-        match self.launcher.change_images(question, carried) {
-            Ok(change) => self.images.push(ChangingImages { client, number, change }),
-            Err(error) => tell(&client, number, Err(failed("change the images", &error)), None),
+        match self.launcher.begin_image_change(op, carried) {
+            Ok(change) => self.image_changes.push(ImageChangeInProgress { client, number, change }),
+            Err(error) => send_response(&client, number, Err(step_error("change the images", &error)), None),
         }
     }
 
     /// Answers requests that need no waiting.
-    fn look(&self, question: Question) -> Result<Answer, Refusal> {
-        match question {
-            Question::List => {
-                self.launcher.found().map(Answer::Found).map_err(|error| failed("list", &error))
+    fn handle_query(&self, op: LauncherOp) -> Result<OpResult, OpError> {
+        match op {
+            LauncherOp::List => self
+                .launcher
+                .list_sandboxes()
+                .map(OpResult::Found)
+                .map_err(|error| step_error("list", &error)),
+            LauncherOp::Usage { id } => {
+                self.launcher.usage(&id).map(OpResult::Used).ok_or_else(OpError::gone)
             }
-            Question::Usage { id } => self.launcher.usage(&id).map(Answer::Used).ok_or_else(Refusal::gone),
-            Question::Volumes => self.launcher.volumes().map(Answer::Volumes),
-            Question::VolumesHold { ids } => Ok(Answer::VolumesHold(self.launcher.volumes_hold(ids))),
-            Question::WasOutOfMemory { id } => Ok(Answer::Yes(self.launcher.was_out_of_memory(&id))),
-            Question::Report => Ok(self.report()),
-            Question::Resolve { image } => self.launcher.resolve_name(&image),
-            Question::Snapshots => self.found_snapshots(),
-            Question::Create(_)
-            | Question::Snapshot { .. }
-            | Question::ForgetSnapshot { .. }
-            | Question::Resize(_)
-            | Question::Destroy { .. }
-            | Question::Stop { .. }
-            | Question::Freeze { .. }
-            | Question::Attach { .. }
-            | Question::MakeVolume(_)
-            | Question::RemoveVolume { .. }
-            | Question::Connect { .. }
-            | Question::Watch { .. }
-            | Question::Image(_) => Err(Refusal::unsupported("this request is not answered here", None)),
+            LauncherOp::Volumes => self.launcher.list_volumes().map(OpResult::Volumes),
+            LauncherOp::VolumesHold { ids } => Ok(OpResult::VolumesHold(self.launcher.volume_usage(ids))),
+            LauncherOp::WasOutOfMemory { id } => Ok(OpResult::Yes(self.launcher.was_out_of_memory(&id))),
+            LauncherOp::Report => Ok(self.report_capabilities()),
+            LauncherOp::Resolve { image } => self.launcher.resolve_image_name(&image),
+            LauncherOp::Snapshots => self.list_snapshots(),
+            LauncherOp::Create(_)
+            | LauncherOp::Snapshot { .. }
+            | LauncherOp::ForgetSnapshot { .. }
+            | LauncherOp::Resize(_)
+            | LauncherOp::Destroy { .. }
+            | LauncherOp::Stop { .. }
+            | LauncherOp::Freeze { .. }
+            | LauncherOp::Attach { .. }
+            | LauncherOp::MakeVolume(_)
+            | LauncherOp::RemoveVolume { .. }
+            | LauncherOp::Connect { .. }
+            | LauncherOp::Watch { .. }
+            | LauncherOp::Image(_) => Err(OpError::unsupported("this request is not answered here", None)),
         }
     }
 
-    fn report(&self) -> Answer {
+    fn report_capabilities(&self) -> OpResult {
         let (held, missing): (Vec<_>, Vec<_>) =
             LimitName::ALL.into_iter().partition(|limit| self.launcher.enforces(*limit));
-        Answer::Report {
-            limits: held.iter().map(|limit| limit.word().to_owned()).collect(),
-            weaker: missing.iter().map(|limit| limit.without_groups()).collect(),
+        OpResult::Report {
+            limits: held.iter().map(|limit| limit.as_str().to_owned()).collect(),
+            degraded: missing.iter().map(|limit| limit.describe_unenforced()).collect(),
             pause: self.launcher.can_freeze(),
-            snapshot: self.launcher.can_keep(),
+            snapshot: self.launcher.can_take_snapshots(),
             attach: true,
-            volumes: self.launcher.keeps_volumes(),
-            restart: self.launcher.can_keep(),
+            volumes: self.launcher.supports_named_volumes(),
+            restart: self.launcher.can_take_snapshots(),
             network: self.launcher.has_network(),
             host_versions: crate::images::HostPrograms::of_this_host().versions(),
         }
     }
 
-    fn conclude(&mut self, index: usize) {
-        let Creating { client, number, pending } = self.creating.swap_remove(index);
+    fn finish_create(&mut self, index: usize) {
+        let CreateInProgress { client, number, pending } = self.creating.swap_remove(index);
         let (id, keep) = (pending.id.clone(), pending.keep);
-        match self.launcher.conclude(pending) {
+        match self.launcher.conclude_create(pending) {
             Ok(created) => {
-                let answer = Ok(Answer::Created(created.holds));
-                tell(&client, number, answer, Some(&created.pidfd));
+                let answer = Ok(OpResult::Created(created.enforced));
+                send_response(&client, number, answer, Some(&created.pidfd));
             }
-            Err(refusal) => self.end(client, number, id, keep, Err(refusal)),
+            Err(refusal) => self.start_removal(client, number, id, keep, Err(refusal)),
         }
     }
 
-    fn conclude_mounting(&mut self, index: usize) {
-        let Mounting { client, number, attaching } = self.mounting.swap_remove(index);
-        let answer = self.launcher.conclude_attach(attaching).map(Answer::Changed);
-        tell(&client, number, answer, None);
+    fn finish_attach(&mut self, index: usize) {
+        let AttachInProgress { client, number, attaching } = self.attaches.swap_remove(index);
+        let answer = self.launcher.conclude_attach(attaching).map(OpResult::Changed);
+        send_response(&client, number, answer, None);
     }
 
     /// Begins to end a sandbox; the response is sent when everything except the kept parts is removed.
-    pub(super) fn end(
+    pub(super) fn start_removal(
         &mut self,
-        client: Client,
+        client: ClientSocket,
         number: u64,
         id: String,
-        keep: Keep,
-        answer: Result<Answer, Refusal>,
+        keep: KeptParts,
+        answer: Result<OpResult, OpError>,
     ) {
-        let (pidfd, state) = match self.launcher.kill(&id) {
-            Ok(Ending::Dying(pidfd)) => (Some(pidfd), Waiting::Death),
-            Ok(Ending::Done) => (None, Waiting::Groups),
+        let (pidfd, state) = match self.launcher.kill_sandbox(&id) {
+            Ok(KillOutcome::Dying(pidfd)) => (Some(pidfd), RemovalStage::Death),
+            Ok(KillOutcome::Done) => (None, RemovalStage::Groups),
             Err(error) => {
                 tracing::warn!(id, %error, "failed to kill sandbox; the client gets an error");
-                return tell(&client, number, answer.and(Err(failed("kill", &error))), None);
+                return send_response(&client, number, answer.and(Err(step_error("kill", &error))), None);
             }
         };
-        self.dying.push(Dying { client, number, id, keep, answer, pidfd, state });
+        self.dying.push(RemovalInProgress { client, number, id, keep, answer, pidfd, state });
     }
 
     /// Answers a pause or resume if the kernel has finished it.
-    fn look_at_change(&mut self, index: usize) {
-        let answer = match self.changing[index].freezing.is_done() {
-            Ok(true) => Ok(Answer::Done),
+    fn check_freeze(&mut self, index: usize) {
+        let answer = match self.freezes[index].freezing.is_done() {
+            Ok(true) => Ok(OpResult::Done),
             Ok(false) => return,
-            Err(error) => Err(failed("freeze", &error)),
+            Err(error) => Err(step_error("freeze", &error)),
         };
-        let Changing { client, number, .. } = self.changing.swap_remove(index);
-        tell(&client, number, answer, None);
+        let FreezeInProgress { client, number, .. } = self.freezes.swap_remove(index);
+        send_response(&client, number, answer, None);
     }
 
     /// Removes sandboxes whose processes have ended, and retries later if the kernel still holds a group.
-    fn clear_dying(&mut self) {
+    fn remove_dead_sandboxes(&mut self) {
         for mut dying in std::mem::take(&mut self.dying) {
-            if matches!(dying.state, Waiting::Groups) {
-                match self.launcher.clear(&dying.id, dying.pidfd.as_ref(), dying.keep) {
+            if matches!(dying.state, RemovalStage::Groups) {
+                match self.launcher.remove_dead_sandbox(&dying.id, dying.pidfd.as_ref(), dying.keep) {
                     Ok(()) => {
-                        tell(&dying.client, dying.number, dying.answer, None);
+                        send_response(&dying.client, dying.number, dying.answer, None);
                         continue;
                     }
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => dying.state = Waiting::Groups,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        dying.state = RemovalStage::Groups
+                    }
                     Err(error) => {
                         tracing::warn!(id = dying.id, %error, "failed to remove sandbox; the client gets an error");
-                        let answer = dying.answer.and(Err(failed("clear", &error)));
-                        tell(&dying.client, dying.number, answer, None);
+                        let answer = dying.answer.and(Err(step_error("clear", &error)));
+                        send_response(&dying.client, dying.number, answer, None);
                         continue;
                     }
                 }
@@ -508,70 +543,70 @@ impl Loop {
 
 /// Whether the ids in a request are valid. Ids become parts of paths here, and the server, which faces
 /// the network, is not trusted.
-fn names_a_sandbox(question: &Question) -> bool {
-    let id = match question {
-        Question::Create(plan) => {
+fn has_valid_ids(op: &LauncherOp) -> bool {
+    let id = match op {
+        LauncherOp::Create(plan) => {
             let snapshot = plan.snapshot.as_deref();
             if snapshot.is_some_and(|snapshot| SnapshotId::parse(snapshot).is_err()) {
                 return false;
             }
             &plan.id
         }
-        Question::Resize(resize) => &resize.id,
-        Question::Destroy { id }
-        | Question::Stop { id }
-        | Question::Freeze { id, .. }
-        | Question::Attach { id, .. }
-        | Question::Usage { id }
-        | Question::Watch { id }
-        | Question::Connect { id, .. }
-        | Question::WasOutOfMemory { id } => id,
+        LauncherOp::Resize(resize) => &resize.id,
+        LauncherOp::Destroy { id }
+        | LauncherOp::Stop { id }
+        | LauncherOp::Freeze { id, .. }
+        | LauncherOp::Attach { id, .. }
+        | LauncherOp::Usage { id }
+        | LauncherOp::Watch { id }
+        | LauncherOp::Connect { id, .. }
+        | LauncherOp::WasOutOfMemory { id } => id,
         // A volume's id has the same form as a sandbox's.
-        Question::MakeVolume(plan) => &plan.id,
-        Question::RemoveVolume { id } => id,
-        Question::Snapshot { id, snapshot } => {
+        LauncherOp::MakeVolume(plan) => &plan.id,
+        LauncherOp::RemoveVolume { id } => id,
+        LauncherOp::Snapshot { id, snapshot } => {
             return SandboxId::parse(id).is_ok() && SnapshotId::parse(snapshot).is_ok();
         }
-        Question::ForgetSnapshot { snapshot } => return SnapshotId::parse(snapshot).is_ok(),
-        Question::VolumesHold { ids } => return ids.iter().all(|id| SandboxId::parse(id).is_ok()),
-        Question::List
-        | Question::Snapshots
-        | Question::Volumes
-        | Question::Resolve { .. }
-        | Question::Report => return true,
-        Question::Image(question) => return names_a_snapshot(question),
+        LauncherOp::ForgetSnapshot { snapshot } => return SnapshotId::parse(snapshot).is_ok(),
+        LauncherOp::VolumesHold { ids } => return ids.iter().all(|id| SandboxId::parse(id).is_ok()),
+        LauncherOp::List
+        | LauncherOp::Snapshots
+        | LauncherOp::Volumes
+        | LauncherOp::Resolve { .. }
+        | LauncherOp::Report => return true,
+        LauncherOp::Image(question) => return has_valid_snapshot_id(question),
     };
     SandboxId::parse(id).is_ok()
 }
 
-/// Whether the id of a snapshot in a question about images is one. Names of images are checked where
-/// they become the names of files.
-fn names_a_snapshot(question: &ImageQuestion) -> bool {
-    match question {
-        ImageQuestion::Commit { snapshot, .. } => SnapshotId::parse(snapshot).is_ok(),
-        ImageQuestion::List
-        | ImageQuestion::Find { .. }
-        | ImageQuestion::Layers { .. }
-        | ImageQuestion::Import { .. }
-        | ImageQuestion::ImportArchive { .. }
-        | ImageQuestion::Remove { .. }
-        | ImageQuestion::Collect => true,
+/// Whether the snapshot id in an image operation is valid. Names of images are checked where they
+/// become the names of files.
+fn has_valid_snapshot_id(op: &ImageOp) -> bool {
+    match op {
+        ImageOp::Commit { snapshot, .. } => SnapshotId::parse(snapshot).is_ok(),
+        ImageOp::List
+        | ImageOp::Find { .. }
+        | ImageOp::Layers { .. }
+        | ImageOp::Import { .. }
+        | ImageOp::ImportArchive { .. }
+        | ImageOp::Remove { .. }
+        | ImageOp::Collect => true,
     }
 }
 
-pub(super) fn failed(step: &str, error: &io::Error) -> Refusal {
-    Refusal { kind: RefusalKind::Step(step.to_owned()), message: error.to_string(), hint: None }
+pub(super) fn step_error(step: &str, error: &io::Error) -> OpError {
+    OpError { kind: OpErrorKind::Step(step.to_owned()), message: error.to_string(), hint: None }
 }
 
 /// Sends a response. If the server is gone, the response is lost; the next server lists the sandboxes.
-pub(super) fn tell(
-    client: &Client,
+pub(super) fn send_response(
+    client: &ClientSocket,
     number: u64,
-    answer: Result<Answer, Refusal>,
+    answer: Result<OpResult, OpError>,
     descriptor: Option<&OwnedFd>,
 ) {
-    let message = Tell { number, answer };
-    if let Err(error) = packet::send(client.as_fd(), &message, descriptor.map(AsFd::as_fd)) {
+    let message = LauncherResponse { number, result: answer };
+    if let Err(error) = packet::send_message(client.as_fd(), &message, descriptor.map(AsFd::as_fd)) {
         tracing::warn!(%error, "could not send response: server disconnected");
     }
 }

@@ -8,20 +8,20 @@ use serde::{Deserialize, Serialize};
 
 /// All addresses with the same leading bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Prefix {
+pub struct AddressPrefix {
     pub address: IpAddr,
     pub bits: u8,
 }
 
 /// A prefix with one port or all ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Target {
-    pub prefix: Prefix,
+pub struct NetworkTarget {
+    pub prefix: AddressPrefix,
     pub port: Option<u16>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NotAnAddress {
+pub enum AddressError {
     #[error("`{0}` is neither an address nor a range such as `10.0.0.0/8` or `fd00::/8`")]
     Prefix(String),
     #[error(
@@ -32,10 +32,10 @@ pub enum NotAnAddress {
     Loose(String),
 }
 
-impl Prefix {
+impl AddressPrefix {
     pub fn contains(&self, address: IpAddr) -> bool {
         self.address.is_ipv4() == address.is_ipv4()
-            && Self { address, bits: self.bits }.first() == self.first()
+            && Self { address, bits: self.bits }.first_address() == self.first_address()
     }
 
     /// Whether any address is in both.
@@ -45,11 +45,11 @@ impl Prefix {
     }
 
     /// Returns the IPv6 addresses by which a translator (NAT64) reaches these IPv4 addresses.
-    pub fn translated(&self) -> Option<Self> {
-        const TRANSLATOR: u128 = 0x0064_ff9b << 96;
+    pub fn nat64_prefix(&self) -> Option<Self> {
+        const NAT64_PREFIX: u128 = 0x0064_ff9b << 96;
         match self.address {
             IpAddr::V4(v4) => {
-                let address = Ipv6Addr::from(TRANSLATOR | u128::from(u32::from(v4))).into();
+                let address = Ipv6Addr::from(NAT64_PREFIX | u128::from(u32::from(v4))).into();
                 Some(Self { address, bits: 96 + self.bits })
             }
             IpAddr::V6(_) => None,
@@ -57,7 +57,7 @@ impl Prefix {
     }
 
     /// Returns the first address as a number.
-    fn first(&self) -> u128 {
+    fn first_address(&self) -> u128 {
         let kept = |number: u128, length: u32| {
             let loose = length - u32::from(self.bits).min(length);
             number.checked_shr(loose).map_or(0, |number| number.checked_shl(loose).unwrap_or(0))
@@ -69,39 +69,39 @@ impl Prefix {
     }
 }
 
-impl From<IpAddr> for Prefix {
+impl From<IpAddr> for AddressPrefix {
     fn from(address: IpAddr) -> Self {
         Self { address, bits: if address.is_ipv4() { 32 } else { 128 } }
     }
 }
 
-impl FromStr for Prefix {
-    type Err = NotAnAddress;
+impl FromStr for AddressPrefix {
+    type Err = AddressError;
 
-    fn from_str(text: &str) -> Result<Self, NotAnAddress> {
-        let wrong = |_| NotAnAddress::Prefix(text.to_owned());
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        let wrong = |_| AddressError::Prefix(text.to_owned());
         let Some((address, bits)) = text.split_once('/') else {
             return text.parse::<IpAddr>().map(Self::from).map_err(wrong);
         };
         let address: IpAddr = address.parse().map_err(wrong)?;
         let most = Self::from(address).bits;
         let bits = bits.parse().ok().filter(|bits| *bits <= most);
-        let prefix = Self { address, bits: bits.ok_or_else(|| NotAnAddress::Prefix(text.to_owned()))? };
+        let prefix = Self { address, bits: bits.ok_or_else(|| AddressError::Prefix(text.to_owned()))? };
         let whole = Self::from(address);
-        if prefix.first() != whole.first() {
-            return Err(NotAnAddress::Loose(text.to_owned()));
+        if prefix.first_address() != whole.first_address() {
+            return Err(AddressError::Loose(text.to_owned()));
         }
         Ok(prefix)
     }
 }
 
-impl fmt::Display for Prefix {
+impl fmt::Display for AddressPrefix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.address, self.bits)
     }
 }
 
-impl fmt::Display for Target {
+impl fmt::Display for NetworkTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.port {
             None => write!(f, "{}", self.prefix),
@@ -111,17 +111,17 @@ impl fmt::Display for Target {
     }
 }
 
-impl FromStr for Target {
-    type Err = NotAnAddress;
+impl FromStr for NetworkTarget {
+    type Err = AddressError;
 
-    fn from_str(text: &str) -> Result<Self, NotAnAddress> {
+    fn from_str(text: &str) -> Result<Self, AddressError> {
         if let Ok(prefix) = text.parse() {
             return Ok(Self { prefix, port: None });
         }
-        let wrong = || NotAnAddress::Target(text.to_owned());
+        let wrong = || AddressError::Target(text.to_owned());
         let (prefix, port) = text.rsplit_once(':').ok_or_else(wrong)?;
         let inner = prefix.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
-        let prefix: Prefix = match inner {
+        let prefix: AddressPrefix = match inner {
             Some(inner) => inner.parse()?,
             // Without brackets the colon is part of an IPv6 address.
             None if prefix.contains(':') => return Err(wrong()),
@@ -139,38 +139,38 @@ impl FromStr for Target {
 /// …16 and up   the sandboxes
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Range {
-    pub v4: Prefix,
-    pub v6: Prefix,
+pub struct AddressRange {
+    pub v4: AddressPrefix,
+    pub v6: AddressPrefix,
 }
 
 /// The number of the first sandbox address in a range.
-const FIRST: u32 = 16;
+const FIRST_SANDBOX_NUMBER: u32 = 16;
 /// The largest number of addresses: the index is part of a link's name, with four hexadecimal digits.
-const MOST: u32 = 0xffff;
+const MAX_SANDBOX_ADDRESSES: u32 = 0xffff;
 
-impl Range {
+impl AddressRange {
     /// Returns the number of sandbox addresses.
-    pub fn places(&self) -> u32 {
+    pub fn sandbox_count(&self) -> u32 {
         let all = 1u32.checked_shl(32 - u32::from(self.v4.bits)).unwrap_or(u32::MAX);
         // Some systems use the last address of a range for broadcasts.
-        all.saturating_sub(FIRST + 1).min(MOST)
+        all.saturating_sub(FIRST_SANDBOX_NUMBER + 1).min(MAX_SANDBOX_ADDRESSES)
     }
 
-    pub fn gateway(&self, v6: bool) -> IpAddr {
-        self.resolver(v6, 0)
+    pub fn gateway_address(&self, v6: bool) -> IpAddr {
+        self.resolver_address(v6, 0)
     }
 
     /// Returns the address at which a sandbox reaches a name server.
-    pub fn resolver(&self, v6: bool, number: u32) -> IpAddr {
-        self.nth(v6, number + 1)
+    pub fn resolver_address(&self, v6: bool, number: u32) -> IpAddr {
+        self.nth_address(v6, number + 1)
     }
 
-    pub fn sandbox(&self, v6: bool, index: u32) -> IpAddr {
-        self.nth(v6, FIRST + index)
+    pub fn sandbox_address(&self, v6: bool, index: u32) -> IpAddr {
+        self.nth_address(v6, FIRST_SANDBOX_NUMBER + index)
     }
 
-    fn nth(&self, v6: bool, number: u32) -> IpAddr {
+    fn nth_address(&self, v6: bool, number: u32) -> IpAddr {
         match if v6 { self.v6.address } else { self.v4.address } {
             IpAddr::V4(first) => Ipv4Addr::from(u32::from(first).wrapping_add(number)).into(),
             IpAddr::V6(first) => Ipv6Addr::from(u128::from(first).wrapping_add(number.into())).into(),
@@ -182,7 +182,7 @@ impl Range {
 mod tests {
     use super::*;
 
-    fn prefix(text: &str) -> Prefix {
+    fn prefix(text: &str) -> AddressPrefix {
         text.parse().unwrap_or_else(|error| panic!("{error}"))
     }
 
@@ -197,10 +197,10 @@ mod tests {
             ("[fd00::1]:443", "fd00::1/128", Some(443)),
             ("[fd00::/8]:443", "fd00::/8", Some(443)),
         ] {
-            assert_eq!(text.parse(), Ok(Target { prefix: prefix(inner), port }), "{text}");
+            assert_eq!(text.parse(), Ok(NetworkTarget { prefix: prefix(inner), port }), "{text}");
         }
         for wrong in ["", "host:80", "10.1.2.3:0", "10.1.2.3:x", "10.1.2.3/33", "10.1.2.3/8", "fd00::1/129"] {
-            assert!(wrong.parse::<Target>().is_err(), "{wrong}");
+            assert!(wrong.parse::<NetworkTarget>().is_err(), "{wrong}");
         }
     }
 
@@ -215,19 +215,19 @@ mod tests {
 
     #[test]
     fn only_ipv4_prefixes_are_translated() {
-        assert_eq!(prefix("10.0.0.0/8").translated(), Some(prefix("64:ff9b::a00:0/104")));
-        assert_eq!(prefix("169.254.169.254").translated(), Some(prefix("64:ff9b::a9fe:a9fe/128")));
-        assert_eq!(prefix("fc00::/7").translated(), None);
+        assert_eq!(prefix("10.0.0.0/8").nat64_prefix(), Some(prefix("64:ff9b::a00:0/104")));
+        assert_eq!(prefix("169.254.169.254").nat64_prefix(), Some(prefix("64:ff9b::a9fe:a9fe/128")));
+        assert_eq!(prefix("fc00::/7").nat64_prefix(), None);
     }
 
     #[test]
     fn sandbox_addresses_skip_gateway_resolvers_and_broadcast() {
-        let range = Range { v4: prefix("198.19.0.0/16"), v6: prefix("fd00::/64") };
-        assert_eq!(range.gateway(false).to_string(), "198.19.0.1");
-        assert_eq!(range.resolver(true, 2).to_string(), "fd00::3");
-        assert_eq!(range.sandbox(false, 0).to_string(), "198.19.0.16");
-        assert_eq!(range.sandbox(false, range.places() - 1).to_string(), "198.19.255.254");
-        let small = Range { v4: prefix("10.9.0.0/24"), ..range };
-        assert_eq!(small.sandbox(false, small.places() - 1).to_string(), "10.9.0.254");
+        let range = AddressRange { v4: prefix("198.19.0.0/16"), v6: prefix("fd00::/64") };
+        assert_eq!(range.gateway_address(false).to_string(), "198.19.0.1");
+        assert_eq!(range.resolver_address(true, 2).to_string(), "fd00::3");
+        assert_eq!(range.sandbox_address(false, 0).to_string(), "198.19.0.16");
+        assert_eq!(range.sandbox_address(false, range.sandbox_count() - 1).to_string(), "198.19.255.254");
+        let small = AddressRange { v4: prefix("10.9.0.0/24"), ..range };
+        assert_eq!(small.sandbox_address(false, small.sandbox_count() - 1).to_string(), "10.9.0.254");
     }
 }

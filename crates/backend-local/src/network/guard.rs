@@ -15,85 +15,99 @@
 use std::fs;
 use std::net::IpAddr;
 
-use linux::netlink::filter::{Bound, Hook, Rule, State, Table};
+use linux::netlink::nftables::{ChainHook, ConntrackState, FilterRule, FilterTable, SourceLimit};
 
-use super::address::{Prefix, Range, Target};
-use super::settings::{NEVER, NetworkSettings, parsed};
+use super::address::{AddressPrefix, AddressRange, NetworkTarget};
+use super::settings::{ALWAYS_DENIED, NetworkSettings, parse_prefix};
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
-const ICMP: [u8; 2] = [1, 58];
-const DNS: u16 = 53;
+const ICMP_PROTOCOLS: [u8; 2] = [1, 58];
+const DNS_PORT: u16 = 53;
 
 /// The largest number of concurrent connections of one sandbox.
-const CONNECTIONS: u32 = 4096;
+const MAX_CONNECTIONS: u32 = 4096;
 /// The number of shares into which all sandboxes are divided; a power of two.
-const SHARES: u8 = 8;
-const NEW_CONNECTIONS: Bound = Bound::NewEachSecond { rate: 500, burst: 4000 };
+const SHARE_COUNT: u8 = 8;
+const NEW_CONNECTION_LIMIT: SourceLimit = SourceLimit::NewEachSecond { rate: 500, burst: 4000 };
 
 /// The prefix of the names of all links of all servers.
-pub const ANY_LINK: &str = "cora";
+pub const LINK_PREFIX: &str = "cora";
 
 /// Builds the table of one server on the host, for links whose names begin with `links`.
-pub fn for_host(
+pub fn build_host_table(
     name: &str,
     links: &str,
     settings: &NetworkSettings,
-    range: &Range,
+    range: &AddressRange,
     upstreams: &[IpAddr],
-) -> Table {
-    let mut table = Table::new(name);
-    let ours = || Rule::new().from_link(links);
-    table.chain("guard");
-    table.base_chain("arrival", Hook::Arrival);
-    table.rule("arrival", &ours().go_to("guard"));
-    table.rule("guard", &Rule::new().has_foreign_source().drop());
-    table.rule("guard", &Rule::new().state(State::Known).accept());
-    table.rule("guard", &Rule::new().state(State::Invalid).drop());
-    bound_sources(&mut table);
+) -> FilterTable {
+    let mut table = FilterTable::new(name);
+    let ours = || FilterRule::new().from_link(links);
+    table.add_chain("guard");
+    table.add_base_chain("arrival", ChainHook::Arrival);
+    table.add_rule("arrival", &ours().go_to("guard"));
+    table.add_rule("guard", &FilterRule::new().has_foreign_source().drop());
+    table.add_rule("guard", &FilterRule::new().connection_state(ConntrackState::Known).accept());
+    table.add_rule("guard", &FilterRule::new().connection_state(ConntrackState::Invalid).drop());
+    add_connection_limits(&mut table);
     for (number, upstream) in (0..).zip(upstreams) {
-        let resolver = range.resolver(upstream.is_ipv6(), number);
-        for rule in to(&Target { prefix: resolver.into(), port: Some(DNS) }, &Rule::new()) {
-            table.rule("guard", &rule.accept());
+        let resolver = range.resolver_address(upstream.is_ipv6(), number);
+        for rule in rules_for_target(
+            &NetworkTarget { prefix: resolver.into(), port: Some(DNS_PORT) },
+            &FilterRule::new(),
+        ) {
+            table.add_rule("guard", &rule.accept());
         }
     }
     let own = [range.v4, range.v6];
-    forbid(&mut table, "guard", settings, &own);
+    add_destination_rules(&mut table, "guard", settings, &own);
 
-    table.base_chain("resolver", Hook::ChangeDestination);
-    table.base_chain("input", Hook::Input);
-    table.rule("input", &ours().state(State::Known).accept());
+    table.add_base_chain("resolver", ChainHook::ChangeDestination);
+    table.add_base_chain("input", ChainHook::Input);
+    table.add_rule("input", &ours().connection_state(ConntrackState::Known).accept());
     for (number, upstream) in (0..).zip(upstreams) {
-        let resolver = range.resolver(upstream.is_ipv6(), number);
-        for rule in to(&Target { prefix: resolver.into(), port: Some(DNS) }, &ours()) {
-            table.rule("resolver", &rule.redirect(*upstream));
+        let resolver = range.resolver_address(upstream.is_ipv6(), number);
+        for rule in
+            rules_for_target(&NetworkTarget { prefix: resolver.into(), port: Some(DNS_PORT) }, &ours())
+        {
+            table.add_rule("resolver", &rule.redirect(*upstream));
         }
         // The host may be its own name server, at an address that is not reserved for that.
-        for rule in to(&Target { prefix: (*upstream).into(), port: Some(DNS) }, &ours().was_redirected()) {
-            table.rule("input", &rule.accept());
+        for rule in rules_for_target(
+            &NetworkTarget { prefix: (*upstream).into(), port: Some(DNS_PORT) },
+            &ours().was_redirected(),
+        ) {
+            table.add_rule("input", &rule.accept());
         }
     }
-    for rule in settings.allow.iter().flat_map(|target| to(target, &ours())) {
-        table.rule("input", &rule.accept());
+    for rule in settings.allow.iter().flat_map(|target| rules_for_target(target, &ours())) {
+        table.add_rule("input", &rule.accept());
     }
-    table.rule("input", &ours().drop());
+    table.add_rule("input", &ours().drop());
 
-    table.base_chain("forward", Hook::Forward);
-    table.rule("forward", &ours().to_link(ANY_LINK).drop());
-    table.rule("forward", &Rule::new().to_link(links).state(State::Known).accept());
-    table.rule("forward", &Rule::new().to_link(links).drop());
+    table.add_base_chain("forward", ChainHook::Forward);
+    table.add_rule("forward", &ours().to_link(LINK_PREFIX).drop());
+    table.add_rule(
+        "forward",
+        &FilterRule::new().to_link(links).connection_state(ConntrackState::Known).accept(),
+    );
+    table.add_rule("forward", &FilterRule::new().to_link(links).drop());
 
     // The host sends only replies and errors to a sandbox: the server talks to the agent over its
     // socket.
-    table.base_chain("output", Hook::Output);
-    table.rule("output", &Rule::new().to_link(links).state(State::Known).accept());
-    for protocol in ICMP {
-        table.rule("output", &Rule::new().to_link(links).protocol(protocol).accept());
+    table.add_base_chain("output", ChainHook::Output);
+    table.add_rule(
+        "output",
+        &FilterRule::new().to_link(links).connection_state(ConntrackState::Known).accept(),
+    );
+    for protocol in ICMP_PROTOCOLS {
+        table.add_rule("output", &FilterRule::new().to_link(links).protocol(protocol).accept());
     }
-    table.rule("output", &Rule::new().to_link(links).drop());
+    table.add_rule("output", &FilterRule::new().to_link(links).drop());
 
-    table.base_chain("source", Hook::ChangeSource);
-    table.rule("source", &ours().masquerade());
+    table.add_base_chain("source", ChainHook::ChangeSource);
+    table.add_rule("source", &ours().masquerade());
     table
 }
 
@@ -104,28 +118,28 @@ pub fn for_host(
 /// The kernel counts by walking a list. One list for the whole quarter would take too long, so
 /// sandboxes are divided into shares by the last bits of their addresses, and each share is counted
 /// separately.
-fn bound_sources(table: &mut Table) {
-    let bounds = [("open", Bound::Connections(CONNECTIONS)), ("new", NEW_CONNECTIONS)];
+fn add_connection_limits(table: &mut FilterTable) {
+    let bounds = [("open", SourceLimit::Connections(MAX_CONNECTIONS)), ("new", NEW_CONNECTION_LIMIT)];
     for (word, bound) in bounds {
         for (family, v6) in [("4", false), ("6", true)] {
             let set = format!("{word}{family}");
-            table.sources(&set, v6);
-            table.rule("guard", &Rule::new().source_exceeds(&set, v6, bound).drop());
+            table.add_source_set(&set, v6);
+            table.add_rule("guard", &FilterRule::new().source_exceeds(&set, v6, bound).drop());
         }
     }
-    table.shares("share");
-    let bound = Bound::Connections(most_tracked() / 4 / u32::from(SHARES));
+    table.add_share_set("share");
+    let bound = SourceLimit::Connections(max_tracked_connections() / 4 / u32::from(SHARE_COUNT));
     for v6 in [false, true] {
-        table.rule("guard", &Rule::new().share_exceeds("share", v6, SHARES - 1, bound).drop());
+        table.add_rule("guard", &FilterRule::new().share_exceeds("share", v6, SHARE_COUNT - 1, bound).drop());
     }
 }
 
 /// Returns the largest number of connections that this host tracks.
-fn most_tracked() -> u32 {
+fn max_tracked_connections() -> u32 {
     /// The kernel's default on small machines.
-    const FEW: u32 = 65_536;
+    const DEFAULT_MAX_TRACKED: u32 = 65_536;
     let text = fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_max");
-    text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(FEW)
+    text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(DEFAULT_MAX_TRACKED)
 }
 
 /// Builds the table inside a sandbox's own namespace. It is the only one if the host cannot filter,
@@ -136,42 +150,56 @@ fn most_tracked() -> u32 {
 /// and the kernel keeps no state for traffic on the sandbox's loopback. For TCP only the first packet
 /// of a connection is checked. Code inside cannot skip that packet, and without it the peer does not
 /// reply to the rest. So bulk data does not pass the whole list packet by packet.
-pub fn for_sandbox(settings: &NetworkSettings, own: &[Prefix], resolvers: &[IpAddr]) -> Table {
-    let mut table = Table::new("coracle");
-    table.base_chain("output", Hook::Output);
-    table.rule("output", &Rule::new().to_link("lo\0").accept());
-    table.rule("output", &Rule::new().goes_on().accept());
+pub fn build_sandbox_table(
+    settings: &NetworkSettings,
+    own: &[AddressPrefix],
+    resolvers: &[IpAddr],
+) -> FilterTable {
+    let mut table = FilterTable::new("coracle");
+    table.add_base_chain("output", ChainHook::Output);
+    table.add_rule("output", &FilterRule::new().to_link("lo\0").accept());
+    table.add_rule("output", &FilterRule::new().belongs_to_tcp_connection().accept());
     for resolver in resolvers {
-        for rule in to(&Target { prefix: (*resolver).into(), port: Some(DNS) }, &Rule::new()) {
-            table.rule("output", &rule.accept());
+        for rule in rules_for_target(
+            &NetworkTarget { prefix: (*resolver).into(), port: Some(DNS_PORT) },
+            &FilterRule::new(),
+        ) {
+            table.add_rule("output", &rule.accept());
         }
     }
-    forbid(&mut table, "output", settings, own);
+    add_destination_rules(&mut table, "output", settings, own);
     table
 }
 
 /// Accepts the targets that the operator allows, and rejects those that are never reachable, denied,
 /// or in `own`.
-fn forbid(table: &mut Table, chain: &str, settings: &NetworkSettings, own: &[Prefix]) {
-    for rule in settings.allow.iter().flat_map(|target| to(target, &Rule::new())) {
-        table.rule(chain, &rule.accept());
+fn add_destination_rules(
+    table: &mut FilterTable,
+    chain: &str,
+    settings: &NetworkSettings,
+    own: &[AddressPrefix],
+) {
+    for rule in settings.allow.iter().flat_map(|target| rules_for_target(target, &FilterRule::new())) {
+        table.add_rule(chain, &rule.accept());
     }
-    let never = NEVER.into_iter().map(parsed);
+    let never = ALWAYS_DENIED.into_iter().map(parse_prefix);
     // Multicast and broadcast packets get no reply, as usual; packets that match the lists do.
     let forbidden = never.chain(own.iter().copied()).chain(settings.deny.iter().copied());
     // If the network translates addresses, each IPv4 address also has an IPv6 form.
-    for prefix in forbidden.flat_map(|prefix| [Some(prefix), prefix.translated()]).flatten() {
-        table.rule(chain, &Rule::new().destination(prefix.address, prefix.bits).reject());
+    for prefix in forbidden.flat_map(|prefix| [Some(prefix), prefix.nat64_prefix()]).flatten() {
+        table.add_rule(chain, &FilterRule::new().destination_in(prefix.address, prefix.bits).reject());
     }
-    table.rule(chain, &Rule::new().destination_is_not_elsewhere().reject());
+    table.add_rule(chain, &FilterRule::new().destination_is_not_elsewhere().reject());
 }
 
 /// Returns the rules that match packets to a target: one, or one for each protocol that has ports.
-fn to(target: &Target, base: &Rule) -> Vec<Rule> {
-    let Target { prefix, port } = *target;
-    let rule = base.clone().destination(prefix.address, prefix.bits);
+fn rules_for_target(target: &NetworkTarget, base: &FilterRule) -> Vec<FilterRule> {
+    let NetworkTarget { prefix, port } = *target;
+    let rule = base.clone().destination_in(prefix.address, prefix.bits);
     match port {
         None => vec![rule],
-        Some(port) => [TCP, UDP].map(|protocol| rule.clone().protocol(protocol).port(port)).into(),
+        Some(port) => {
+            [TCP, UDP].map(|protocol| rule.clone().protocol(protocol).destination_port(port)).into()
+        }
     }
 }

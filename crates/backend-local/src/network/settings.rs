@@ -4,27 +4,27 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::address::{Prefix, Target};
+use super::address::{AddressPrefix, NetworkTarget};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkSettings {
     /// The network of a sandbox whose caller did not specify one, so that it can be prepared in advance.
-    pub default: Wish,
+    pub default: NetworkMode,
     /// The range of sandbox addresses; `None` selects one that is free.
-    pub range: Option<Prefix>,
-    pub range6: Prefix,
+    pub range: Option<AddressPrefix>,
+    pub range6: AddressPrefix,
     /// Name servers that sandboxes use instead of the host's.
     pub resolvers: Vec<IpAddr>,
     /// Reachable, even if a rule below forbids it.
-    pub allow: Vec<Target>,
+    pub allow: Vec<NetworkTarget>,
     /// Not reachable, in addition to the addresses that are never reachable.
-    pub deny: Vec<Prefix>,
+    pub deny: Vec<AddressPrefix>,
 }
 
 /// The network that a caller asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Wish {
+pub enum NetworkMode {
     Off,
     On,
     /// On if that is possible, otherwise off.
@@ -34,32 +34,33 @@ pub enum Wish {
 impl Default for NetworkSettings {
     fn default() -> Self {
         Self {
-            default: Wish::Off,
+            default: NetworkMode::Off,
             range: None,
-            range6: parsed(RANGE6),
+            range6: parse_prefix(DEFAULT_RANGE6),
             resolvers: Vec::new(),
             allow: Vec::new(),
-            deny: PRIVATE.into_iter().map(parsed).collect(),
+            deny: PRIVATE_NETWORKS.into_iter().map(parse_prefix).collect(),
         }
     }
 }
 
 /// The private IPv6 addresses of sandboxes: a prefix that is unlikely to be used elsewhere.
-const RANGE6: &str = "fd63:6f72:6163:6c65::/64";
+const DEFAULT_RANGE6: &str = "fd63:6f72:6163:6c65::/64";
 
 /// Ranges for IPv4 in the order in which they are tried. The first is reserved for benchmarking
 /// devices, so home, company and cloud networks do not use it.
-pub(super) const RANGES: [&str; 4] = ["198.19.0.0/16", "10.214.0.0/16", "172.29.0.0/16", "10.87.0.0/16"];
+pub(super) const CANDIDATE_RANGES: [&str; 4] =
+    ["198.19.0.0/16", "10.214.0.0/16", "172.29.0.0/16", "10.87.0.0/16"];
 
 /// Private networks, which contain the machines near this host. Sandboxes cannot reach them unless the
 /// operator allows it.
-pub const PRIVATE: [&str; 6] =
+pub const PRIVATE_NETWORKS: [&str; 6] =
     ["10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16", "198.18.0.0/15", "fc00::/7"];
 
 /// Never reachable, whatever the settings deny: this host's loopback, link-local and multicast
 /// addresses, and the metadata services of clouds, which hold secrets. IPv6 addresses that tunnel IPv4
 /// are included; the guard adds the translated forms of these and of denied addresses.
-pub(super) const NEVER: [&str; 19] = [
+pub(super) const ALWAYS_DENIED: [&str; 19] = [
     "0.0.0.0/8",
     "127.0.0.0/8",
     "169.254.0.0/16",
@@ -81,7 +82,7 @@ pub(super) const NEVER: [&str; 19] = [
     "ff00::/8",
 ];
 
-pub(super) fn parsed(text: &str) -> Prefix {
+pub(super) fn parse_prefix(text: &str) -> AddressPrefix {
     text.parse().expect("a test parses all constants")
 }
 
@@ -91,8 +92,10 @@ mod tests {
 
     #[test]
     fn all_constant_ranges_can_be_parsed() {
-        for text in RANGES.iter().chain(&PRIVATE).chain(&NEVER).chain([&RANGE6]) {
-            assert_eq!(parsed(text).to_string().parse(), text.parse::<Prefix>(), "{text}");
+        for text in
+            CANDIDATE_RANGES.iter().chain(&PRIVATE_NETWORKS).chain(&ALWAYS_DENIED).chain([&DEFAULT_RANGE6])
+        {
+            assert_eq!(parse_prefix(text).to_string().parse(), text.parse::<AddressPrefix>(), "{text}");
         }
     }
 }

@@ -11,32 +11,32 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use linux::netlink::route::{End, Mac, Routing};
+use linux::netlink::route::{MacAddress, RoutingSocket, VethEnd};
 use linux::netlink::watch::{FilterWatch, LinkWatch};
-use linux::netlink::{filter, tracking};
+use linux::netlink::{conntrack, nftables};
 
-use super::address::{Prefix, Range};
-use super::settings::{NetworkSettings, RANGES, parsed};
-use super::{Down, guard, resolver};
+use super::address::{AddressPrefix, AddressRange};
+use super::settings::{CANDIDATE_RANGES, NetworkSettings, parse_prefix};
+use super::{NetworkError, guard, resolver};
 
 /// The name of the link inside a sandbox.
-pub const INSIDE: &str = "eth0";
+pub const SANDBOX_LINK_NAME: &str = "eth0";
 /// The MAC addresses of both ends. Links are not connected to each other, so all may have the same
 /// ones. Because they are set explicitly, programs that replace random MAC addresses do not change them.
-const HOST_MAC: Mac = [0x02, 0xc0, 0x7a, 0xc1, 0xe0, 0x01];
-const SANDBOX_MAC: Mac = [0x02, 0xc0, 0x7a, 0xc1, 0xe0, 0x02];
+const HOST_MAC: MacAddress = [0x02, 0xc0, 0x7a, 0xc1, 0xe0, 0x01];
+const SANDBOX_MAC: MacAddress = [0x02, 0xc0, 0x7a, 0xc1, 0xe0, 0x02];
 
 /// How many addresses are tried if some are taken, for instance by another server.
-const TRIES: u32 = 64;
+const MAX_ADDRESS_ATTEMPTS: u32 = 64;
 /// The number of removed sandboxes whose connections are dropped at once.
-const FORGOTTEN_AT_ONCE: usize = 64;
+const MAX_DROPPED_AT_ONCE: usize = 64;
 
 pub struct Uplink {
     settings: NetworkSettings,
     /// The prefix of the names of our links.
     links: String,
     table: String,
-    up: Option<Up>,
+    up: Option<ActiveUplink>,
     /// The address index that is tried next.
     next: u32,
     /// Address indexes whose links were removed and whose connections the kernel still tracks.
@@ -44,9 +44,9 @@ pub struct Uplink {
 }
 
 /// The state of an uplink whose table is installed.
-struct Up {
-    routing: Routing,
-    range: Range,
+struct ActiveUplink {
+    routing: RoutingSocket,
+    range: AddressRange,
     upstreams: Vec<IpAddr>,
     stamp: Vec<(u64, i64, i64)>,
     links: LinkWatch,
@@ -62,7 +62,7 @@ impl Uplink {
         rustix::rand::getrandom(&mut start, rustix::rand::GetRandomFlags::empty()).unwrap_or_default();
         Self {
             settings,
-            links: format!("{}{}-", guard::ANY_LINK, &digest[..6]),
+            links: format!("{}{}-", guard::LINK_PREFIX, &digest[..6]),
             table: format!("coracle-{instance}"),
             up: None,
             next: u32::from_ne_bytes(start),
@@ -76,40 +76,44 @@ impl Uplink {
 
     /// Checks that sandboxes can get a link now. This installs the table if necessary: the first time,
     /// after another program emptied the host's filters, or when the host's name servers changed.
-    pub fn ready(&mut self) -> Result<(), Down> {
-        if !forwards("ipv4/ip_forward") {
-            return Err(Down::NoForwarding);
+    pub fn ensure_ready(&mut self) -> Result<(), NetworkError> {
+        if !is_forwarding("ipv4/ip_forward") {
+            return Err(NetworkError::NoForwarding);
         }
         let stands = match &mut self.up {
             Some(up) => {
-                let same = !up.renew(&self.settings.resolvers);
-                same && filter::table_exists(&self.table).map_err(Down::Filter)?
+                let same = !up.refresh_name_servers(&self.settings.resolvers);
+                same && nftables::table_exists(&self.table).map_err(NetworkError::Filter)?
             }
             None => {
-                let mut routing = Routing::open().map_err(Down::Links)?;
+                let mut routing = RoutingSocket::open().map_err(NetworkError::Links)?;
                 let range = self.choose_range(&mut routing)?;
-                self.up = Some(Up::new(routing, range, &self.settings.resolvers).map_err(Down::Links)?);
+                self.up = Some(
+                    ActiveUplink::new(routing, range, &self.settings.resolvers)
+                        .map_err(NetworkError::Links)?,
+                );
                 false
             }
         };
-        if stands { Ok(()) } else { self.install() }
+        if stands { Ok(()) } else { self.install_table() }
     }
 
-    /// Like [`Uplink::ready`], without changing the host.
-    pub fn look(&self) -> Result<(), Down> {
-        if !forwards("ipv4/ip_forward") {
-            return Err(Down::NoForwarding);
+    /// Like [`Uplink::ensure_ready`], without changing the host.
+    pub fn check_ready(&self) -> Result<(), NetworkError> {
+        if !is_forwarding("ipv4/ip_forward") {
+            return Err(NetworkError::NoForwarding);
         }
-        filter::table_exists(&self.table).map_err(Down::Filter)?;
-        let mut routing = Routing::open().map_err(Down::Links)?;
+        nftables::table_exists(&self.table).map_err(NetworkError::Filter)?;
+        let mut routing = RoutingSocket::open().map_err(NetworkError::Links)?;
         self.choose_range(&mut routing).map(drop)
     }
 
     /// Installs the table. If that fails, the uplink counts as not active.
-    fn install(&mut self) -> Result<(), Down> {
+    fn install_table(&mut self) -> Result<(), NetworkError> {
         let Some(up) = &self.up else { return Ok(()) };
-        let table = guard::for_host(&self.table, &self.links, &self.settings, &up.range, &up.upstreams);
-        let installed = table.install().map_err(Down::Filter);
+        let table =
+            guard::build_host_table(&self.table, &self.links, &self.settings, &up.range, &up.upstreams);
+        let installed = table.install().map_err(NetworkError::Filter);
         if installed.is_err() {
             self.up = None;
         }
@@ -117,51 +121,55 @@ impl Uplink {
     }
 
     /// Returns the configured range, or the first of the default ranges that this host does not use.
-    fn choose_range(&self, routing: &mut Routing) -> Result<Range, Down> {
-        let links = routing.links().map_err(Down::Links)?;
+    fn choose_range(&self, routing: &mut RoutingSocket) -> Result<AddressRange, NetworkError> {
+        let links = routing.list_links().map_err(NetworkError::Links)?;
         let ours: Vec<u32> = links
             .iter()
-            .filter(|(_, name)| name.starts_with(guard::ANY_LINK))
+            .filter(|(_, name)| name.starts_with(guard::LINK_PREFIX))
             .map(|(index, _)| *index)
             .collect();
-        let routes = routing.routes().map_err(Down::Links)?;
-        let theirs: Vec<Prefix> = routes
+        let routes = routing.list_routes().map_err(NetworkError::Links)?;
+        let theirs: Vec<AddressPrefix> = routes
             .into_iter()
             .filter(|route| route.prefix > 0 && !route.link.is_some_and(|link| ours.contains(&link)))
-            .map(|route| Prefix { address: route.target, bits: route.prefix })
+            .map(|route| AddressPrefix { address: route.target, bits: route.prefix })
             .collect();
-        let free = |range: &Prefix| !theirs.iter().any(|other| other.overlaps(range));
+        let free = |range: &AddressPrefix| !theirs.iter().any(|other| other.overlaps(range));
         let v6 = self.settings.range6;
         if !free(&v6) {
-            return Err(Down::RangeTaken(v6.to_string()));
+            return Err(NetworkError::RangeTaken(v6.to_string()));
         }
-        let choices = self.choices();
+        let choices = self.candidate_ranges();
         match choices.iter().find(|range| free(range)) {
-            Some(v4) => Ok(Range { v4: *v4, v6 }),
-            None => {
-                Err(Down::RangeTaken(choices.iter().map(Prefix::to_string).collect::<Vec<_>>().join(", ")))
-            }
+            Some(v4) => Ok(AddressRange { v4: *v4, v6 }),
+            None => Err(NetworkError::RangeTaken(
+                choices.iter().map(AddressPrefix::to_string).collect::<Vec<_>>().join(", "),
+            )),
         }
     }
 
     /// Returns the IPv4 ranges that may be used, in order of preference.
-    fn choices(&self) -> Vec<Prefix> {
+    fn candidate_ranges(&self) -> Vec<AddressPrefix> {
         match self.settings.range {
             Some(range) => vec![range],
-            None => RANGES.into_iter().map(parsed).collect(),
+            None => CANDIDATE_RANGES.into_iter().map(parse_prefix).collect(),
         }
     }
 
     /// Connects a net namespace that has none of our links; `inside` is its routing. Call
-    /// [`Uplink::ready`] first.
-    pub fn connect(&mut self, namespace: BorrowedFd<'_>, inside: &mut Routing) -> io::Result<()> {
+    /// [`Uplink::ensure_ready`] first.
+    pub fn connect_namespace(
+        &mut self,
+        namespace: BorrowedFd<'_>,
+        inside: &mut RoutingSocket,
+    ) -> io::Result<()> {
         let up = self.up.as_mut().ok_or_else(|| io::Error::other("the network is not ready"))?;
-        let v6 = has_v6();
-        for _ in 0..TRIES {
-            let index = self.next % up.range.places();
+        let v6 = forwards_ipv6();
+        for _ in 0..MAX_ADDRESS_ATTEMPTS {
+            let index = self.next % up.range.sandbox_count();
             self.next = index + 1;
             let name = link_name(&self.links, index);
-            match up.connect(&name, index, v6, namespace, inside) {
+            match up.create_link(&name, index, v6, namespace, inside) {
                 // Another link has the name, or another server uses the address.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 done => return done,
@@ -171,60 +179,60 @@ impl Uplink {
     }
 
     /// Returns descriptors that become readable when links or filters of the host change; see
-    /// [`Uplink::hear`].
-    pub fn watched(&self) -> Vec<BorrowedFd<'_>> {
+    /// [`Uplink::handle_host_changes`].
+    pub fn watched_descriptors(&self) -> Vec<BorrowedFd<'_>> {
         self.up.iter().flat_map(|up| [up.links.as_fd(), up.filters.as_fd()]).collect()
     }
 
     /// Handles changes on this host: reinstalls the table if another program removed it. `true` if
-    /// links were removed and [`Uplink::forget_some`] has work to do.
-    pub fn hear(&mut self) -> io::Result<bool> {
+    /// links were removed and [`Uplink::drop_stale_connections`] has work to do.
+    pub fn handle_host_changes(&mut self) -> io::Result<bool> {
         let Some(up) = &mut self.up else { return Ok(false) };
-        let removed = up.links.removed()?;
+        let removed = up.links.removed_links()?;
         let indexes = removed.iter().filter_map(|name| name.strip_prefix(&self.links));
         self.left.extend(indexes.filter_map(|index| u32::from_str_radix(index, 16).ok()));
-        if up.filters.changed()? && !filter::table_exists(&self.table)? {
+        if up.filters.has_changed()? && !nftables::table_exists(&self.table)? {
             tracing::warn!(
                 table = self.table,
                 "packet filter was removed by another program; installing it again"
             );
-            self.install().map_err(io::Error::other)?;
+            self.install_table().map_err(io::Error::other)?;
         }
         Ok(!self.left.is_empty())
     }
 
     /// Drops the tracked connections of some removed sandboxes; `true` if there are more. The kernel
     /// walks all connections of the host for this, so it should run when the launcher is idle.
-    pub fn forget_some(&mut self) -> io::Result<bool> {
+    pub fn drop_stale_connections(&mut self) -> io::Result<bool> {
         let Some(up) = &mut self.up else { return Ok(false) };
-        let rest = self.left.split_off(self.left.len().min(FORGOTTEN_AT_ONCE));
+        let rest = self.left.split_off(self.left.len().min(MAX_DROPPED_AT_ONCE));
         let mut indexes = std::mem::replace(&mut self.left, rest);
         // A new sandbox that uses the same address now keeps its connections.
         let mut taken = Vec::new();
         for index in &indexes {
-            taken.push(up.routing.find(&link_name(&self.links, *index))?.is_some());
+            taken.push(up.routing.find_link(&link_name(&self.links, *index))?.is_some());
         }
         let mut taken = taken.into_iter();
         indexes.retain(|_| taken.next() == Some(false));
         if !indexes.is_empty() {
-            up.forget(&indexes, if has_v6() { &[false, true] } else { &[false] });
+            up.drop_connections(&indexes, if forwards_ipv6() { &[false, true] } else { &[false] });
         }
         Ok(!self.left.is_empty())
     }
 
     /// Returns the second guard, for the namespace of a sandbox. It contains no address of this host,
     /// because those change, but programs that empty the host's filters do not touch it.
-    pub fn inner_guard(&self) -> Option<filter::Table> {
+    pub fn inner_guard(&self) -> Option<nftables::FilterTable> {
         let up = self.up.as_ref()?;
-        let resolvers: Vec<IpAddr> = (0..resolver::MOST)
-            .flat_map(|number| [false, true].map(|v6| up.range.resolver(v6, number)))
+        let resolvers: Vec<IpAddr> = (0..resolver::MAX_NAME_SERVERS)
+            .flat_map(|number| [false, true].map(|v6| up.range.resolver_address(v6, number)))
             .collect();
-        Some(guard::for_sandbox(&self.settings, &[up.range.v4, up.range.v6], &resolvers))
+        Some(guard::build_sandbox_table(&self.settings, &[up.range.v4, up.range.v6], &resolvers))
     }
 
     /// Returns the resolv.conf of a sandbox.
     pub fn resolv_conf(&self) -> String {
-        let file = |up: &Up| resolver::file_for(&up.range, &up.upstreams, has_v6());
+        let file = |up: &ActiveUplink| resolver::build_resolv_conf(&up.range, &up.upstreams, forwards_ipv6());
         self.up.as_ref().map(file).unwrap_or_default()
     }
 
@@ -232,17 +240,17 @@ impl Uplink {
     pub fn describe(&self) -> String {
         let resolved = self.up.as_ref().is_some_and(|up| !up.upstreams.is_empty());
         let resolver = if resolved { "" } else { ", without a resolver: set `network.resolvers`" };
-        format!("on, by NAT of {}{resolver}", families())
+        format!("on, by NAT of {}{resolver}", describe_families())
     }
 
     /// Takes over the table that an earlier launcher left. If running sandboxes have links, the table
     /// is installed again with the current settings; if no sandbox is running, it is removed.
-    pub fn take_over(&mut self, sandboxes_live: bool) -> Result<(), Down> {
+    pub fn take_over_table(&mut self, sandboxes_live: bool) -> Result<(), NetworkError> {
         if !sandboxes_live {
-            return self.remove();
+            return self.remove_table();
         }
-        let mut routing = Routing::open().map_err(Down::Links)?;
-        let links = routing.links().map_err(Down::Links)?;
+        let mut routing = RoutingSocket::open().map_err(NetworkError::Links)?;
+        let links = routing.list_links().map_err(NetworkError::Links)?;
         if !links.iter().any(|(_, name)| name.starts_with(&self.links)) {
             return Ok(());
         }
@@ -250,85 +258,100 @@ impl Uplink {
         // that have a link still reach this host, so the guard is installed first.
         let (range, taken) = match self.choose_range(&mut routing) {
             Ok(range) => (range, None),
-            Err(down) => (Range { v4: self.choices()[0], v6: self.settings.range6 }, Some(down)),
+            Err(down) => {
+                (AddressRange { v4: self.candidate_ranges()[0], v6: self.settings.range6 }, Some(down))
+            }
         };
-        self.up = Some(Up::new(routing, range, &self.settings.resolvers).map_err(Down::Links)?);
-        self.install()?;
+        self.up =
+            Some(ActiveUplink::new(routing, range, &self.settings.resolvers).map_err(NetworkError::Links)?);
+        self.install_table()?;
         let Some(down) = taken else { return Ok(()) };
         self.up = None;
         Err(down)
     }
 
     /// Removes the table. Call this only if no sandbox is running.
-    pub fn remove(&mut self) -> Result<(), Down> {
+    pub fn remove_table(&mut self) -> Result<(), NetworkError> {
         self.up = None;
-        match filter::table_exists(&self.table) {
-            Ok(true) => filter::remove_table(&self.table).map_err(Down::Filter),
+        match nftables::table_exists(&self.table) {
+            Ok(true) => nftables::remove_table(&self.table).map_err(NetworkError::Filter),
             Ok(false) | Err(_) => Ok(()),
         }
     }
 }
 
-impl Up {
-    fn new(routing: Routing, range: Range, resolvers: &[IpAddr]) -> io::Result<Self> {
+impl ActiveUplink {
+    fn new(routing: RoutingSocket, range: AddressRange, resolvers: &[IpAddr]) -> io::Result<Self> {
         let (links, filters) = (LinkWatch::open()?, FilterWatch::open()?);
-        let stamp = resolver::stamp();
-        Ok(Self { routing, range, upstreams: resolver::upstreams(resolvers), stamp, links, filters })
+        let stamp = resolver::resolv_conf_stamps();
+        Ok(Self {
+            routing,
+            range,
+            upstreams: resolver::usable_name_servers(resolvers),
+            stamp,
+            links,
+            filters,
+        })
     }
 
     /// Makes the kernel drop the connections of the sandboxes that had these addresses. A failure is
     /// only logged: a link with stale connections is better than none on a kernel without this
     /// interface.
-    fn forget(&self, indexes: &[u32], families: &[bool]) {
+    fn drop_connections(&self, indexes: &[u32], families: &[bool]) {
         let addresses: Vec<IpAddr> = indexes
             .iter()
-            .flat_map(|index| families.iter().map(|v6| self.range.sandbox(*v6, *index)))
+            .flat_map(|index| families.iter().map(|v6| self.range.sandbox_address(*v6, *index)))
             .collect();
-        if let Err(error) = tracking::forget(&addresses) {
+        if let Err(error) = conntrack::remove_connections(&addresses) {
             tracing::warn!(%error, "failed to drop connections of removed sandboxes; they stay until they time out");
         }
     }
 
     /// Reads the host's name servers again if their files changed; `true` if they differ.
-    fn renew(&mut self, resolvers: &[IpAddr]) -> bool {
-        let stamp = resolver::stamp();
+    fn refresh_name_servers(&mut self, resolvers: &[IpAddr]) -> bool {
+        let stamp = resolver::resolv_conf_stamps();
         if stamp == self.stamp {
             return false;
         }
         self.stamp = stamp;
-        let former = std::mem::replace(&mut self.upstreams, resolver::upstreams(resolvers));
+        let former = std::mem::replace(&mut self.upstreams, resolver::usable_name_servers(resolvers));
         former != self.upstreams
     }
 
     /// Makes the link and sets both ends up. A half-made link stays in the namespace, and the next
     /// attempt removes it.
-    fn connect(
+    fn create_link(
         &mut self,
         name: &str,
         index: u32,
         v6: bool,
         namespace: BorrowedFd<'_>,
-        inside: &mut Routing,
+        inside: &mut RoutingSocket,
     ) -> io::Result<()> {
-        if let Some(half) = inside.find(INSIDE)? {
-            inside.remove(half.index)?;
+        if let Some(half) = inside.find_link(SANDBOX_LINK_NAME)? {
+            inside.remove_link(half.index)?;
         }
-        let own = End { name, mac: HOST_MAC };
-        self.routing.make_pair(own, End { name: INSIDE, mac: SANDBOX_MAC }, namespace.as_fd())?;
+        let own = VethEnd { name, mac: HOST_MAC };
+        self.routing.create_veth_pair(
+            own,
+            VethEnd { name: SANDBOX_LINK_NAME, mac: SANDBOX_MAC },
+            namespace.as_fd(),
+        )?;
         let missing = || io::Error::other("the new link was not found");
-        let outer = self.routing.find(name)?.ok_or_else(missing)?.index;
-        let inner = inside.find(INSIDE)?.ok_or_else(missing)?.index;
-        if knows_v6() {
-            self.routing.forbid_own_addresses(outer)?;
+        let outer = self.routing.find_link(name)?.ok_or_else(missing)?.index;
+        let inner = inside.find_link(SANDBOX_LINK_NAME)?.ok_or_else(missing)?.index;
+        if kernel_has_ipv6() {
+            self.routing.disable_automatic_addresses(outer)?;
         }
         // An earlier sandbox may have left connections that were not dropped, for instance because
         // no launcher was running. Searching for IPv6 connections takes too long here.
-        self.forget(&[index], &[false]);
-        self.routing.set_up(outer)?;
-        inside.set_up(inner)?;
+        self.drop_connections(&[index], &[false]);
+        self.routing.set_link_up(outer)?;
+        inside.set_link_up(inner)?;
         let families = if v6 { &[false, true][..] } else { &[false] };
         for v6 in families {
-            let (address, gateway) = (self.range.sandbox(*v6, index), self.range.gateway(*v6));
+            let (address, gateway) =
+                (self.range.sandbox_address(*v6, index), self.range.gateway_address(*v6));
             self.routing.add_route(outer, address)?;
             self.routing.add_neighbour(outer, address, SANDBOX_MAC)?;
             inside.add_address(inner, address)?;
@@ -346,21 +369,21 @@ fn link_name(links: &str, index: u32) -> String {
 }
 
 /// Describes the address families that sandboxes get.
-pub fn families() -> &'static str {
-    if has_v6() { "IPv4 and IPv6" } else { "IPv4" }
+pub fn describe_families() -> &'static str {
+    if forwards_ipv6() { "IPv4 and IPv6" } else { "IPv4" }
 }
 
 /// Whether sandboxes get IPv6 addresses: only if the host forwards IPv6.
-fn has_v6() -> bool {
-    forwards("ipv6/conf/all/forwarding")
+fn forwards_ipv6() -> bool {
+    is_forwarding("ipv6/conf/all/forwarding")
 }
 
 /// Whether the kernel has IPv6 at all.
-fn knows_v6() -> bool {
+fn kernel_has_ipv6() -> bool {
     fs::exists("/proc/sys/net/ipv6").unwrap_or(false)
 }
 
 /// Reads a setting of the net namespace that this process is in.
-fn forwards(setting: &str) -> bool {
+fn is_forwarding(setting: &str) -> bool {
     fs::read_to_string(format!("/proc/sys/net/{setting}")).is_ok_and(|text| text.trim() != "0")
 }

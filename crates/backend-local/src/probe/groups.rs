@@ -3,25 +3,25 @@
 
 use std::path::Path;
 
-use super::attempt::During;
-use super::{Check, Enforced};
-use crate::cgroups::{self, Hierarchies};
-use crate::jail::plan::{LimitName, Limits};
+use super::attempt::ProbeErrorContext;
+use super::{EnforcedLimit, HostCheck};
+use crate::cgroups::{self, CgroupHierarchies};
+use crate::jail::plan::{JailLimits, LimitName};
 
 /// The support for control groups on this host.
-pub(super) struct Groups {
-    pub(super) checks: Vec<Check>,
-    pub(super) enforced: Vec<Enforced>,
+pub(super) struct CgroupSupport {
+    pub(super) checks: Vec<HostCheck>,
+    pub(super) enforced: Vec<EnforcedLimit>,
 }
 
-const LIMITS: [(&str, LimitName); 3] =
+const CONTROLLER_LIMITS: [(&str, LimitName); 3] =
     [("memory", LimitName::Memory), ("cpu", LimitName::Cpus), ("pids", LimitName::Pids)];
 
-const MOUNT: &str = "mount the v2 hierarchy: `mount -t cgroup2 none /sys/fs/cgroup/unified` beside v1, or boot \
+const MOUNT_FIX: &str = "mount the v2 hierarchy: `mount -t cgroup2 none /sys/fs/cgroup/unified` beside v1, or boot \
     with `systemd.unified_cgroup_hierarchy=1`; in a container, make /sys/fs/cgroup writable";
 
 /// How an unprivileged user gets a group, and how root delegates all controllers to all users.
-const DELEGATE: &str = "start coracle in a control group of its own:\n\
+const DELEGATE_FIX: &str = "start coracle in a control group of its own:\n\
     systemd-run --user --scope -p Delegate=yes coracle serve\n\
     or in a user unit with `Delegate=yes`. For all controllers root writes this to \
     /etc/systemd/system/user@.service.d/delegate.conf and runs `systemctl daemon-reload`:\n\
@@ -29,52 +29,62 @@ const DELEGATE: &str = "start coracle in a control group of its own:\n\
     Delegate=cpu memory pids";
 
 /// On a host where cgroup v1 holds the controllers, none of them can be delegated.
-const UNIFY: &str = "boot with `systemd.unified_cgroup_hierarchy=1 cgroup_no_v1=all` on the kernel's command line: \
+const UNIFY_FIX: &str = "boot with `systemd.unified_cgroup_hierarchy=1 cgroup_no_v1=all` on the kernel's command line: \
     controllers of cgroup v1 cannot be delegated; then start coracle with \
     `systemd-run --user --scope -p Delegate=yes coracle serve`";
 
 fn delegation_fix() -> &'static str {
-    if cgroups::has_legacy_controllers() { UNIFY } else { DELEGATE }
+    if cgroups::has_legacy_controllers() { UNIFY_FIX } else { DELEGATE_FIX }
 }
 
-pub(super) fn look(state: &Path, rootless: bool) -> Groups {
+pub(super) fn probe_cgroups(state: &Path, rootless: bool) -> CgroupSupport {
     let instance = format!("doctor{}", rustix::process::getpid().as_raw_nonzero());
-    let found =
-        if rootless { Hierarchies::delegated(&instance, state) } else { Hierarchies::find(&instance) };
+    let found = if rootless {
+        CgroupHierarchies::find_delegated(&instance, state)
+    } else {
+        CgroupHierarchies::find_for_root(&instance)
+    };
     let mut found = match found.during("find them") {
         Ok(found) if found.can_make() => found,
-        Ok(found) => return without(found.shortfall().unwrap_or("no control group was delegated to us")),
-        Err(error) if rootless => return without(&error),
+        Ok(found) => {
+            return without_cgroups(
+                found.unenforced_reason().unwrap_or("no control group was delegated to us"),
+            );
+        }
+        Err(error) if rootless => return without_cgroups(&error),
         Err(error) => {
-            let checks = vec![Check::missing("control groups", error).fix(MOUNT)];
-            return Groups { checks, enforced: Vec::new() };
+            let checks = vec![HostCheck::missing("control groups", error).with_fix(MOUNT_FIX)];
+            return CgroupSupport { checks, enforced: Vec::new() };
         }
     };
-    let tried = exercise(&mut found);
+    let tried = try_groups(&mut found);
     if let (true, Err(error)) = (rootless, &tried) {
-        return without(error);
+        return without_cgroups(error);
     }
-    let mut checks = vec![Check::required("control groups", tried).fix_if_missing(MOUNT)];
-    checks.extend(LIMITS.iter().map(|(name, limit)| controller(&found, name, *limit, rootless)));
-    let mut enforced: Vec<Enforced> =
-        LIMITS.iter().map(|(name, limit)| bound(Some(&found), name, *limit)).collect();
-    enforced.push(by("kill", Some("cgroup.kill")));
-    enforced.push(by("pause", Some("cgroup.freeze")));
-    Groups { checks, enforced }
+    let mut checks = vec![HostCheck::from_attempt("control groups", tried).fix_if_missing(MOUNT_FIX)];
+    checks.extend(
+        CONTROLLER_LIMITS.iter().map(|(name, limit)| check_controller(&found, name, *limit, rootless)),
+    );
+    let mut enforced: Vec<EnforcedLimit> =
+        CONTROLLER_LIMITS.iter().map(|(name, limit)| limit_enforcement(Some(&found), name, *limit)).collect();
+    enforced.push(enforced_by("kill", Some("cgroup.kill")));
+    enforced.push(enforced_by("pause", Some("cgroup.freeze")));
+    CgroupSupport { checks, enforced }
 }
 
 /// Creates groups as for a sandbox, freezes them, kills them, and removes everything again.
-fn exercise(found: &mut Hierarchies) -> Result<String, String> {
+fn try_groups(found: &mut CgroupHierarchies) -> Result<String, String> {
     const ID: &str = "doctor";
-    let limits = Limits { memory: 64 << 20, cpus: 500, pids: 64, disk: 0 };
+    let limits = JailLimits { memory: 64 << 20, cpus: 500, pids: 64, disk: 0 };
     let tried = found.open().during("make our own group").and_then(|()| {
         let owner = rustix::process::geteuid().as_raw();
-        let made = found.make(ID, &limits, owner).during("make a sandbox's groups").and_then(|groups| {
-            drop(groups);
-            found.freeze(ID, true).during("freeze")?;
-            found.freeze(ID, false).during("thaw")?;
-            found.kill(ID).during("kill")
-        });
+        let made =
+            found.make_for_sandbox(ID, &limits, owner).during("make a sandbox's groups").and_then(|groups| {
+                drop(groups);
+                found.set_frozen(ID, true).during("freeze")?;
+                found.set_frozen(ID, false).during("thaw")?;
+                found.kill_processes(ID).during("kill")
+            });
         // Groups that were only partly created must be removed as well.
         found.remove(ID).during("remove a sandbox's groups").and(made)
     });
@@ -82,10 +92,10 @@ fn exercise(found: &mut Hierarchies) -> Result<String, String> {
     Ok("groups can be made, frozen and killed".to_owned())
 }
 
-fn controller(found: &Hierarchies, name: &str, limit: LimitName, rootless: bool) -> Check {
+fn check_controller(found: &CgroupHierarchies, name: &str, limit: LimitName, rootless: bool) -> HostCheck {
     let title = format!("{name} controller");
     if found.enforces(limit) {
-        return Check::ok(&title, found.version(limit));
+        return HostCheck::ok(&title, found.version_label(limit));
     }
     let consequence = match limit {
         LimitName::Pids if rootless => "RLIMIT_NPROC limits processes instead".to_owned(),
@@ -95,31 +105,32 @@ fn controller(found: &Hierarchies, name: &str, limit: LimitName, rootless: bool)
         _ => format!("limits on {name} are not enforced; creating a sandbox with one fails"),
     };
     if rootless {
-        let detail = found.shortfall().unwrap_or("not delegated to our control group");
-        return Check::weaker(&title, detail, &consequence).fix(delegation_fix());
+        let detail = found.unenforced_reason().unwrap_or("not delegated to our control group");
+        return HostCheck::weaker(&title, detail, &consequence).with_fix(delegation_fix());
     }
-    Check::weaker(&title, "in neither hierarchy", &consequence)
-        .fix(format!("remove `cgroup_disable={name}` from the kernel's command line and boot again"))
+    HostCheck::weaker(&title, "in neither hierarchy", &consequence)
+        .with_fix(format!("remove `cgroup_disable={name}` from the kernel's command line and boot again"))
 }
 
-fn bound(found: Option<&Hierarchies>, name: &str, limit: LimitName) -> Enforced {
-    let by_group = found.filter(|found| found.enforces(limit)).map(|found| found.version(limit));
+fn limit_enforcement(found: Option<&CgroupHierarchies>, name: &str, limit: LimitName) -> EnforcedLimit {
+    let by_group = found.filter(|found| found.enforces(limit)).map(|found| found.version_label(limit));
     let by_rlimit = (limit == LimitName::Pids).then_some("RLIMIT_NPROC");
-    by(name, by_group.or(by_rlimit))
+    enforced_by(name, by_group.or(by_rlimit))
 }
 
 /// The result for an unprivileged user without a delegated group; cgroup v1 cannot be delegated at
 /// all.
-fn without(reason: &str) -> Groups {
+fn without_cgroups(reason: &str) -> CgroupSupport {
     let consequence = "memory and cpu limits are not enforced and creating a sandbox with one fails, RLIMIT_NPROC \
         limits processes, commands cannot be paused, and killing one may miss processes that keep forking";
-    let check = Check::weaker("control groups", reason, consequence).fix(delegation_fix());
-    let mut enforced: Vec<Enforced> = LIMITS.iter().map(|(name, limit)| bound(None, name, *limit)).collect();
-    enforced.push(by("kill", Some("a subreaping runner")));
-    enforced.push(by("pause", None));
-    Groups { checks: vec![check], enforced }
+    let check = HostCheck::weaker("control groups", reason, consequence).with_fix(delegation_fix());
+    let mut enforced: Vec<EnforcedLimit> =
+        CONTROLLER_LIMITS.iter().map(|(name, limit)| limit_enforcement(None, name, *limit)).collect();
+    enforced.push(enforced_by("kill", Some("a subreaping runner")));
+    enforced.push(enforced_by("pause", None));
+    CgroupSupport { checks: vec![check], enforced }
 }
 
-fn by(what: &str, means: Option<&str>) -> Enforced {
-    Enforced { what: what.to_owned(), by: means.map(str::to_owned) }
+fn enforced_by(what: &str, means: Option<&str>) -> EnforcedLimit {
+    EnforcedLimit { what: what.to_owned(), by: means.map(str::to_owned) }
 }

@@ -2,28 +2,28 @@
 
 use std::path::Path;
 
-use linux::namespaces::Namespaces;
-use linux::seccomp::Program;
+use linux::namespaces::NamespaceSet;
+use linux::seccomp::SeccompProgram;
 use rustix::process::Resource;
 
-use super::Check;
-use super::attempt::{During, become_root_of, in_child};
+use super::HostCheck;
+use super::attempt::{ProbeErrorContext, become_root_of, run_in_child};
 
 /// The first version that supports overlays on idmapped layers.
-const OLDEST: (u32, u32) = (5, 19);
+const MIN_KERNEL_VERSION: (u32, u32) = (5, 19);
 /// Each sandbox uses a few file descriptors of the server.
-const ENOUGH_FILES: u64 = 4096;
+const MIN_OPEN_FILES: u64 = 4096;
 
-pub(super) fn checks() -> Vec<Check> {
-    vec![version(), seccomp(), landlock(), pidfd(), open_files()]
+pub(super) fn run_checks() -> Vec<HostCheck> {
+    vec![check_version(), check_seccomp(), check_landlock(), check_pidfd(), check_open_files()]
 }
 
-fn version() -> Check {
+fn check_version() -> HostCheck {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     match parse_version(&release) {
-        Some(version) if version >= OLDEST => Check::ok("kernel", release),
-        _ => Check::missing("kernel", format!("{release} is older than 5.19"))
-            .fix("install a kernel of version 5.19 or later"),
+        Some(version) if version >= MIN_KERNEL_VERSION => HostCheck::ok("kernel", release),
+        _ => HostCheck::missing("kernel", format!("{release} is older than 5.19"))
+            .with_fix("install a kernel of version 5.19 or later"),
     }
 }
 
@@ -32,54 +32,54 @@ fn parse_version(release: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-fn seccomp() -> Check {
+fn check_seccomp() -> HostCheck {
     /// One instruction: return `SECCOMP_RET_ALLOW`.
     const ALLOW: u64 = 0x06 | 0x7fff_0000 << 32;
-    let tried = in_child(|| {
+    let tried = run_in_child(|| {
         linux::set_no_new_privs().during("set no_new_privs")?;
-        Program::from_words(&[ALLOW]).install().during("load a filter")?;
+        SeccompProgram::from_words(&[ALLOW]).install().during("load a filter")?;
         Ok("system call filters can be loaded".to_owned())
     });
-    Check::required("seccomp", tried).fix_if_missing("use a kernel built with CONFIG_SECCOMP_FILTER")
+    HostCheck::from_attempt("seccomp", tried).fix_if_missing("use a kernel built with CONFIG_SECCOMP_FILTER")
 }
 
 /// Checks that a Landlock domain really forbids mounts; otherwise it is of no use.
-fn landlock() -> Check {
-    let tried = in_child(|| {
-        become_root_of(Namespaces::MOUNT)?;
+fn check_landlock() -> HostCheck {
+    let tried = run_in_child(|| {
+        become_root_of(NamespaceSet::MOUNT)?;
         linux::landlock::forbid_mounts().during("restrict ourselves")?;
-        match linux::mounts::mount("tmpfs", Path::new("/"), Default::default(), "") {
+        match linux::mounts::mount_filesystem("tmpfs", Path::new("/"), Default::default(), "") {
             Ok(()) => Err("a mount succeeded in spite of the Landlock domain".to_owned()),
             Err(_) => Ok("changes of the mount tree can be forbidden".to_owned()),
         }
     });
-    Check::required("landlock", tried).fix_if_missing(
+    HostCheck::from_attempt("landlock", tried).fix_if_missing(
         "boot with `lsm=landlock,...` on the kernel's command line (see /sys/kernel/security/lsm)",
     )
 }
 
-fn pidfd() -> Check {
+fn check_pidfd() -> HostCheck {
     let own = rustix::process::getpid();
     let opened = rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty());
-    Check::required(
+    HostCheck::from_attempt(
         "pidfd",
         opened.map(|_| "processes can be opened by descriptor".to_owned()).during("open one"),
     )
 }
 
-fn open_files() -> Check {
+fn check_open_files() -> HostCheck {
     let hard = rustix::process::getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
-    if hard >= ENOUGH_FILES {
-        return Check::ok("open files", format!("up to {hard} in one process"));
+    if hard >= MIN_OPEN_FILES {
+        return HostCheck::ok("open files", format!("up to {hard} in one process"));
     }
     let consequence = "only a few hundred sandboxes can be alive at once";
-    Check::weaker("open files", format!("at most {hard} in one process"), consequence)
-        .fix("raise it: `ulimit -Hn 65536`, or LimitNOFILE=65536 in the unit")
+    HostCheck::weaker("open files", format!("at most {hard} in one process"), consequence)
+        .with_fix("raise it: `ulimit -Hn 65536`, or LimitNOFILE=65536 in the unit")
 }
 
-impl Check {
+impl HostCheck {
     pub(super) fn fix_if_missing(self, fix: &str) -> Self {
-        if self.status == super::Status::Missing { self.fix(fix) } else { self }
+        if self.status == super::CheckStatus::Missing { self.with_fix(fix) } else { self }
     }
 }
 
@@ -97,6 +97,9 @@ mod tests {
         ] {
             assert_eq!(parse_version(release), expected, "{release}");
         }
-        assert!(parse_version("5.4.0") < Some(OLDEST) && parse_version("5.19.1") >= Some(OLDEST));
+        assert!(
+            parse_version("5.4.0") < Some(MIN_KERNEL_VERSION)
+                && parse_version("5.19.1") >= Some(MIN_KERNEL_VERSION)
+        );
     }
 }

@@ -20,35 +20,35 @@ use std::process::{Child, Command, Stdio};
 use domain::Bytes;
 use linux::freeze;
 use linux::loopdev::{self, LoopDevice};
-use linux::namespaces::{self, Namespaces};
+use linux::namespaces::{self, NamespaceSet};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, SeekFrom};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::keeping::Copying;
+use super::snapshots::VolumeCopy;
 use super::{
-    DISK, DiskUsage, During, JOURNAL, PREPARED, Prepared, Settings, Volume, VolumeError, check_name,
-    check_room, make_directory, make_trees,
+    DISK_PART, DiskUsage, JOURNAL_PART, PREPARED_PREFIX, PreparedVolume, SandboxVolume, VolumeError,
+    VolumeErrorContext, VolumeStoreSettings, check_free_space, check_name, make_directory, make_trees,
 };
 
 /// The smallest limit: below it a filesystem has no space for its own tables.
-const LEAST: u64 = domain::MIN_DISK.0;
+const MIN_LIMIT: u64 = domain::MIN_DISK.0;
 /// How many seconds `mkfs.ext4` may take; the launcher does nothing else meanwhile. It writes only a
 /// few blocks.
-const FORMATTING: i64 = 10;
+const FORMAT_TIMEOUT_SECONDS: i64 = 10;
 /// The directory with copies of images.
-const SNAPSHOTS: &str = "snapshots";
+const SNAPSHOT_DIRECTORY: &str = "snapshots";
 /// One inode for this many bytes: the limit on files follows from the limit on bytes.
 const BYTES_PER_INODE: u64 = 8 << 10;
 /// A placeholder limit for an image that was copied from a snapshot: its size is the limit.
-const RESTORED: Bytes = Bytes(0);
+const RESTORED_LIMIT: Bytes = Bytes(0);
 
 /// The image files of one state directory.
 #[derive(Debug)]
-pub struct Ext4 {
+pub struct Ext4Images {
     directory: PathBuf,
-    settings: Settings,
+    settings: VolumeStoreSettings,
     /// The mount point of each image.
     mounted: BTreeMap<String, PathBuf>,
     /// Images that could not be mounted at the start. They stay until they are removed explicitly.
@@ -56,30 +56,30 @@ pub struct Ext4 {
     numbered: u64,
 }
 
-impl Ext4 {
+impl Ext4Images {
     /// Returns the directory of the image files.
     pub(super) fn directory(&self) -> &Path {
         &self.directory
     }
 
-    pub(super) fn open(directory: &Path, settings: Settings) -> Result<Self, VolumeError> {
+    pub(super) fn open(directory: &Path, settings: VolumeStoreSettings) -> Result<Self, VolumeError> {
         let directory = directory.join("ext4");
-        for part in ["", "templates", "mounts", SNAPSHOTS] {
+        for part in ["", "templates", "mounts", SNAPSHOT_DIRECTORY] {
             make_directory(&directory.join(part), 0o700)?;
         }
-        formatter()?;
+        find_formatter()?;
         // Unused device nodes are removed here and not with each volume, because that would take longer
         // than the rest of the removal.
-        loopdev::forget_unused().during("forget devices of", &directory)?;
+        loopdev::remove_unused_devices().during("forget devices of", &directory)?;
         let (mounted, broken) = (BTreeMap::new(), BTreeSet::new());
         let mut images = Self { directory, settings, mounted, broken, numbered: 0 };
-        images.adopt()?;
+        images.adopt_images()?;
         Ok(images)
     }
 
     /// Mounts the images of all sandboxes again. An image that is still attached to a device is found
     /// by its inode and not attached twice.
-    fn adopt(&mut self) -> Result<(), VolumeError> {
+    fn adopt_images(&mut self) -> Result<(), VolumeError> {
         for entry in fs::read_dir(&self.directory).during("list", &self.directory)? {
             let path = entry.during("list", &self.directory)?.path();
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -88,9 +88,9 @@ impl Ext4 {
                 fs::remove_file(&path).during("remove", &path)?;
             }
             let Some(name) = name.strip_suffix(".img").map(str::to_owned) else { continue };
-            if name.starts_with(PREPARED) {
+            if name.starts_with(PREPARED_PREFIX) {
                 fs::remove_file(&path).during("remove", &path)?;
-            } else if let Err(error) = self.mount(&name) {
+            } else if let Err(error) = self.mount_image(&name) {
                 tracing::error!(image = name, ?error, "failed to mount disk image; it is left unchanged");
                 self.broken.insert(name);
             }
@@ -98,15 +98,15 @@ impl Ext4 {
         Ok(())
     }
 
-    pub(super) fn prepare(&mut self, limit: Bytes) -> Result<Prepared, VolumeError> {
-        if limit.0 < LEAST {
-            return Err(VolumeError::TooSmall { limit: limit.0, least: LEAST });
+    pub(super) fn prepare(&mut self, limit: Bytes) -> Result<PreparedVolume, VolumeError> {
+        if limit.0 < MIN_LIMIT {
+            return Err(VolumeError::TooSmall { limit: limit.0, least: MIN_LIMIT });
         }
-        check_room(&self.directory, self.settings.floor)?;
-        let template = self.template(limit)?;
-        let name = format!("{PREPARED}{}", self.numbered);
-        match self.make(&template, &name) {
-            Ok(()) => Ok(Prepared { name, limit }),
+        check_free_space(&self.directory, self.settings.floor)?;
+        let template = self.ensure_template(limit)?;
+        let name = format!("{PREPARED_PREFIX}{}", self.numbered);
+        match self.make_image(&template, &name) {
+            Ok(()) => Ok(PreparedVolume { name, limit }),
             Err(error) => {
                 self.remove(&name)?;
                 Err(error)
@@ -114,26 +114,27 @@ impl Ext4 {
         }
     }
 
-    fn make(&mut self, template: &Path, name: &str) -> Result<(), VolumeError> {
-        let image = self.image(name);
+    fn make_image(&mut self, template: &Path, name: &str) -> Result<(), VolumeError> {
+        let image = self.image_path(name);
         copy_sparse(template, &image).during("copy the template to", &image)?;
-        let target = self.mount(name)?;
+        let target = self.mount_image(name)?;
         make_directory(&target, 0o700)?;
-        let volume = Volume::at(&target);
-        make_directory(&target.join(DISK), 0o755)?;
-        make_directory(&target.join(JOURNAL), 0o755)?;
+        let volume = SandboxVolume::at_directory(&target);
+        make_directory(&target.join(DISK_PART), 0o755)?;
+        make_directory(&target.join(JOURNAL_PART), 0o755)?;
         make_trees(&volume, &self.settings)
     }
 
     pub(super) fn assign(
         &mut self,
-        mut prepared: Prepared,
+        mut prepared: PreparedVolume,
         id: &str,
         limit: Bytes,
-    ) -> Result<Volume, VolumeError> {
-        if prepared.limit == RESTORED {
+    ) -> Result<SandboxVolume, VolumeError> {
+        if prepared.limit == RESTORED_LIMIT {
             // The files cannot move to another image, and an image cannot be resized.
-            let image = fs::metadata(self.image(&prepared.name)).during("measure", &self.directory)?.len();
+            let image =
+                fs::metadata(self.image_path(&prepared.name)).during("measure", &self.directory)?.len();
             if image != limit.0 {
                 self.remove(&prepared.name)?;
                 return Err(VolumeError::OtherSize { limit: limit.0, image });
@@ -146,18 +147,18 @@ impl Ext4 {
             self.remove(&prepared.name)?;
             prepared = other;
         }
-        let (from, to) = (self.image(&prepared.name), self.image(id));
+        let (from, to) = (self.image_path(&prepared.name), self.image_path(id));
         // The device is attached to the file and not to its name, so the rename does not affect it.
         fs::rename(&from, &to).during("assign the volume", &to)?;
         let target = self.mounted.remove(&prepared.name).expect("a prepared volume is mounted");
-        let volume = Volume::at(&target);
+        let volume = SandboxVolume::at_directory(&target);
         self.mounted.insert(id.to_owned(), target);
         Ok(volume)
     }
 
-    pub(super) fn volume(&self, id: &str) -> Result<Volume, VolumeError> {
+    pub(super) fn sandbox_volume(&self, id: &str) -> Result<SandboxVolume, VolumeError> {
         let target = self.mounted.get(id).ok_or_else(|| VolumeError::Unknown(id.to_owned()))?;
-        Ok(Volume::at(target))
+        Ok(SandboxVolume::at_directory(target))
     }
 
     pub(super) fn usage(&self, id: &str) -> Result<DiskUsage, VolumeError> {
@@ -165,7 +166,7 @@ impl Ext4 {
         let status =
             rustix::fs::statvfs(target).map_err(io::Error::from).during("measure the space of", target)?;
         let blocks = status.f_blocks.saturating_sub(status.f_bfree);
-        let limit = fs::metadata(self.image(id)).during("measure", &self.image(id))?.len();
+        let limit = fs::metadata(self.image_path(id)).during("measure", &self.image_path(id))?.len();
         Ok(DiskUsage { used: Bytes(blocks.saturating_mul(status.f_frsize)), limit: Bytes(limit) })
     }
 
@@ -176,39 +177,45 @@ impl Ext4 {
                 .during("unmount", &target)?;
             fs::remove_dir(&target).during("remove", &target)?;
         }
-        remove_image(&self.image(name))?;
+        remove_image(&self.image_path(name))?;
         self.broken.remove(name);
         Ok(())
     }
 
-    pub(super) fn knows(&self, id: &str) -> bool {
+    pub(super) fn has_image(&self, id: &str) -> bool {
         self.mounted.contains_key(id) || self.broken.contains(id)
     }
 
-    pub(super) fn list(&self) -> Vec<String> {
+    pub(super) fn list_ids(&self) -> Vec<String> {
         let all = self.mounted.keys().chain(&self.broken);
         all.filter(|name| check_name(name).is_ok()).cloned().collect()
     }
 
-    pub(super) fn keep(&self, id: &str, snapshot: &str) -> Result<Copying, VolumeError> {
-        check_room(&self.directory, self.settings.floor)?;
+    pub(super) fn plan_snapshot(&self, id: &str, snapshot: &str) -> Result<VolumeCopy, VolumeError> {
+        check_free_space(&self.directory, self.settings.floor)?;
         let mounted = self.mounted.get(id).ok_or_else(|| VolumeError::Unknown(id.to_owned()))?;
-        let (source, target) = (self.image(id), self.snapshot(snapshot));
-        Ok(Copying::Image { source, target, mounted: Some(mounted.clone()) })
+        let (source, target) = (self.image_path(id), self.snapshot_path(snapshot));
+        Ok(VolumeCopy::Image { source, target, mounted: Some(mounted.clone()) })
     }
 
-    pub(super) fn restore(&mut self, snapshot: &str) -> Result<(Prepared, Copying), VolumeError> {
-        check_room(&self.directory, self.settings.floor)?;
-        let name = format!("{PREPARED}{}", self.numbered);
+    pub(super) fn plan_restore(
+        &mut self,
+        snapshot: &str,
+    ) -> Result<(PreparedVolume, VolumeCopy), VolumeError> {
+        check_free_space(&self.directory, self.settings.floor)?;
+        let name = format!("{PREPARED_PREFIX}{}", self.numbered);
         self.numbered += 1;
-        let (source, target) = (self.snapshot(snapshot), self.image(&name));
-        Ok((Prepared { name, limit: RESTORED }, Copying::Image { source, target, mounted: None }))
+        let (source, target) = (self.snapshot_path(snapshot), self.image_path(&name));
+        Ok((
+            PreparedVolume { name, limit: RESTORED_LIMIT },
+            VolumeCopy::Image { source, target, mounted: None },
+        ))
     }
 
     /// Mounts a copy and empties its journal: the output of the original sandbox is not part of the copy.
-    pub(super) fn restored(&mut self, prepared: &Prepared) -> Result<(), VolumeError> {
-        let volume = Volume::at(&self.mount(&prepared.name)?);
-        let journal = linux::fs::Root::open(&volume.journal).during("open", &volume.journal)?;
+    pub(super) fn finish_restore(&mut self, prepared: &PreparedVolume) -> Result<(), VolumeError> {
+        let volume = SandboxVolume::at_directory(&self.mount_image(&prepared.name)?);
+        let journal = linux::fs::RootDirectory::open(&volume.journal).during("open", &volume.journal)?;
         for entry in fs::read_dir(&volume.journal).during("list", &volume.journal)? {
             let name = entry.during("list", &volume.journal)?.file_name();
             journal.remove_tree(Path::new(&name)).during("empty", &volume.journal)?;
@@ -216,12 +223,12 @@ impl Ext4 {
         Ok(())
     }
 
-    pub(super) fn drop_snapshot(&mut self, snapshot: &str) -> Result<(), VolumeError> {
-        remove_image(&self.snapshot(snapshot))
+    pub(super) fn remove_snapshot(&mut self, snapshot: &str) -> Result<(), VolumeError> {
+        remove_image(&self.snapshot_path(snapshot))
     }
 
-    pub(super) fn snapshots(&self) -> Result<Vec<String>, VolumeError> {
-        let directory = self.directory.join(SNAPSHOTS);
+    pub(super) fn list_snapshots(&self) -> Result<Vec<String>, VolumeError> {
+        let directory = self.directory.join(SNAPSHOT_DIRECTORY);
         let mut found = Vec::new();
         for entry in fs::read_dir(&directory).during("list", &directory)? {
             let path = entry.during("list", &directory)?.path();
@@ -233,9 +240,9 @@ impl Ext4 {
     /// Mounts a snapshot in a new mount namespace of this process. The device is released with the
     /// namespace.
     pub(super) fn open_snapshot(&self, snapshot: &str) -> Result<PathBuf, VolumeError> {
-        let image = self.snapshot(snapshot);
+        let image = self.snapshot_path(snapshot);
         let file = open_image(&image)?;
-        namespaces::unshare(Namespaces::MOUNT).during("make a mount namespace for", &image)?;
+        namespaces::unshare_namespaces(NamespaceSet::MOUNT).during("make a mount namespace for", &image)?;
         linux::mounts::make_private().during("make a mount namespace for", &image)?;
         let device = LoopDevice::for_file(&file).during("attach", &image)?;
         let target = self.directory.join("mounts");
@@ -243,19 +250,19 @@ impl Ext4 {
         rustix::mount::mount(device.path(), &target, c"ext4", flags, None)
             .map_err(io::Error::from)
             .during("mount", &image)?;
-        Ok(Volume::at(&target).disk)
+        Ok(SandboxVolume::at_directory(&target).disk)
     }
 
-    fn snapshot(&self, id: &str) -> PathBuf {
-        self.directory.join(SNAPSHOTS).join(format!("{id}.img"))
+    fn snapshot_path(&self, id: &str) -> PathBuf {
+        self.directory.join(SNAPSHOT_DIRECTORY).join(format!("{id}.img"))
     }
 
-    fn image(&self, name: &str) -> PathBuf {
+    fn image_path(&self, name: &str) -> PathBuf {
         self.directory.join(format!("{name}.img"))
     }
 
-    fn mount(&mut self, name: &str) -> Result<PathBuf, VolumeError> {
-        let image = self.image(name);
+    fn mount_image(&mut self, name: &str) -> Result<PathBuf, VolumeError> {
+        let image = self.image_path(name);
         let file = open_image(&image)?;
         let device = LoopDevice::for_file(&file).during("attach", &image)?;
         let target = self.directory.join("mounts").join(self.numbered.to_string());
@@ -266,17 +273,17 @@ impl Ext4 {
             .map_err(io::Error::from)
             .during("mount", &image)?;
         // A backup that was killed may have left the filesystem frozen.
-        File::open(&target).and_then(freeze::thaw).during("thaw", &target)?;
+        File::open(&target).and_then(freeze::thaw_filesystem).during("thaw", &target)?;
         self.mounted.insert(name.to_owned(), target.clone());
         Ok(target)
     }
 
     /// Returns the formatted image of this size, making it when it is first needed.
-    fn template(&self, limit: Bytes) -> Result<PathBuf, VolumeError> {
+    fn ensure_template(&self, limit: Bytes) -> Result<PathBuf, VolumeError> {
         let path = self.directory.join("templates").join(limit.0.to_string());
         if !path.exists() {
             let draft = path.with_extension("new");
-            format(&draft, limit, "^has_journal")?;
+            format_image(&draft, limit, "^has_journal")?;
             fs::rename(&draft, &path).during("keep the template", &path)?;
         }
         Ok(path)
@@ -285,11 +292,11 @@ impl Ext4 {
 
 /// Formats a file of this size. The filesystem of a sandbox has no journal, because no sandbox survives
 /// a power loss.
-fn format(path: &Path, limit: Bytes, features: &str) -> Result<(), VolumeError> {
+fn format_image(path: &Path, limit: Bytes, features: &str) -> Result<(), VolumeError> {
     let mut options = OpenOptions::new();
     let file = options.write(true).create(true).truncate(true).mode(0o600).open(path);
     file.and_then(|file| file.set_len(limit.0)).during("make the template", path)?;
-    let mut formatting = Command::new(formatter()?)
+    let mut formatting = Command::new(find_formatter()?)
         .args(["-q", "-F", "-b", "4096", "-m", "0", "-O", features])
         .args(["-E", "lazy_itable_init=1,nodiscard,root_owner=0:0", "-i", &BYTES_PER_INODE.to_string()])
         .arg(path)
@@ -299,10 +306,10 @@ fn format(path: &Path, limit: Bytes, features: &str) -> Result<(), VolumeError> 
         .stderr(Stdio::piped())
         .spawn()
         .during("run mkfs.ext4 on", path)?;
-    if !ends_in_time(&formatting).during("wait for mkfs.ext4 on", path)? {
+    if !exits_in_time(&formatting).during("wait for mkfs.ext4 on", path)? {
         formatting.kill().during("end mkfs.ext4 on", path)?;
         formatting.wait().during("end mkfs.ext4 on", path)?;
-        return Err(VolumeError::Format(format!("timeout after {FORMATTING} s")));
+        return Err(VolumeError::Format(format!("timeout after {FORMAT_TIMEOUT_SECONDS} s")));
     }
     let output = formatting.wait_with_output().during("wait for mkfs.ext4 on", path)?;
     if output.status.success() {
@@ -312,14 +319,14 @@ fn format(path: &Path, limit: Bytes, features: &str) -> Result<(), VolumeError> 
     Err(VolumeError::Format(message.trim().to_owned()))
 }
 
-fn ends_in_time(child: &Child) -> io::Result<bool> {
+fn exits_in_time(child: &Child) -> io::Result<bool> {
     let pidfd = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
-    let timeout = Timespec { tv_sec: FORMATTING, tv_nsec: 0 };
+    let timeout = Timespec { tv_sec: FORMAT_TIMEOUT_SECONDS, tv_nsec: 0 };
     let mut watched = [PollFd::new(&pidfd, PollFlags::IN)];
     Ok(rustix::io::retry_on_intr(|| poll(&mut watched, Some(&timeout)))? > 0)
 }
 
-fn formatter() -> Result<PathBuf, VolumeError> {
+fn find_formatter() -> Result<PathBuf, VolumeError> {
     let directories = ["/usr/sbin", "/sbin", "/usr/bin", "/usr/local/sbin"];
     let paths = directories.iter().map(|directory| Path::new(directory).join("mkfs.ext4"));
     paths.into_iter().find(|path| path.exists()).ok_or(VolumeError::NoFormatter)
@@ -364,8 +371,8 @@ fn copy_sparse(from: &Path, to: &Path) -> io::Result<()> {
     let mut copy = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(to)?;
     copy.set_len(source.metadata()?.len())?;
     let mut position = 0;
-    while let Some(data) = seek(&source, SeekFrom::Data(position))? {
-        let hole = seek(&source, SeekFrom::Hole(data))?.unwrap_or(data);
+    while let Some(data) = seek_extent(&source, SeekFrom::Data(position))? {
+        let hole = seek_extent(&source, SeekFrom::Hole(data))?.unwrap_or(data);
         source.seek(io::SeekFrom::Start(data))?;
         copy.seek(io::SeekFrom::Start(data))?;
         io::copy(&mut (&mut source).take(hole - data), &mut copy)?;
@@ -375,7 +382,7 @@ fn copy_sparse(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 /// Returns the position of the next data or hole, or `None` after the last one.
-fn seek(file: &File, to: SeekFrom) -> io::Result<Option<u64>> {
+fn seek_extent(file: &File, to: SeekFrom) -> io::Result<Option<u64>> {
     match rustix::fs::seek(file, to) {
         Ok(position) => Ok(Some(position)),
         Err(rustix::io::Errno::NXIO) => Ok(None),

@@ -15,28 +15,28 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use backend::FoundVolume;
-use domain::volume::Lifetime;
+use domain::volume::VolumeLifetime;
 use domain::{Bytes, Owner, Volume, VolumeId, VolumeName};
 use serde::{Deserialize, Serialize};
 
-use super::{DiskUsage, During, VolumeError, Volumes, check_name};
+use super::{DiskUsage, VolumeError, VolumeErrorContext, VolumeStore, check_name};
 
 /// The directory that sandboxes see.
-pub(super) const DATA: &str = "data";
-const LABEL: &str = "label";
+pub(super) const DATA_DIRECTORY: &str = "data";
+const LABEL_FILE: &str = "label";
 /// The largest size of a label.
-const LONGEST_LABEL: u64 = 4096;
+const MAX_LABEL_SIZE: u64 = 4096;
 
 /// The content of a volume's label file.
 #[derive(Serialize, Deserialize)]
-struct Label {
+struct VolumeLabel {
     owner: String,
     name: String,
     size: u64,
     kept: bool,
 }
 
-impl Volumes {
+impl VolumeStore {
     /// Makes a volume. An existing volume is not changed.
     pub fn make_named(&mut self, volume: &Volume) -> Result<(), VolumeError> {
         check_name(volume.id.as_str())?;
@@ -58,10 +58,10 @@ impl Volumes {
     }
 
     /// Returns all complete volumes.
-    pub fn named(&self) -> Result<Vec<FoundVolume>, VolumeError> {
+    pub fn list_named(&self) -> Result<Vec<FoundVolume>, VolumeError> {
         match self {
-            Self::Btrfs(pool) => pool.named(),
-            Self::Ext4(images) => images.named(),
+            Self::Btrfs(pool) => pool.list_named(),
+            Self::Ext4(images) => images.list_named(),
             Self::Tmpfs => Ok(Vec::new()),
         }
     }
@@ -70,8 +70,8 @@ impl Volumes {
     pub fn named_usage(&self, id: &str) -> Option<DiskUsage> {
         check_name(id).ok()?;
         let usage = match self {
-            Self::Btrfs(pool) => pool.usage_of_named(id),
-            Self::Ext4(images) => images.usage_of_named(id),
+            Self::Btrfs(pool) => pool.named_usage(id),
+            Self::Ext4(images) => images.named_usage(id),
             Self::Tmpfs => return None,
         };
         usage.ok()
@@ -85,51 +85,51 @@ impl Volumes {
             Self::Ext4(images) => images.named_directory(id)?,
             Self::Tmpfs => return None,
         };
-        Some(directory.join(DATA)).filter(|data| data.is_dir())
+        Some(directory.join(DATA_DIRECTORY)).filter(|data| data.is_dir())
     }
 }
 
 /// Writes the label of the volume in `directory` and waits until it is durable.
 pub(super) fn write_label(directory: &Path, volume: &Volume) -> Result<(), VolumeError> {
-    let label = Label {
+    let label = VolumeLabel {
         owner: volume.owner.as_str().to_owned(),
         name: volume.name.as_str().to_owned(),
         size: volume.size.0,
-        kept: volume.lifetime == Lifetime::Kept,
+        kept: volume.lifetime == VolumeLifetime::Kept,
     };
-    let path = directory.join(LABEL);
+    let path = directory.join(LABEL_FILE);
     let text = serde_json::to_vec(&label).expect("a label can always be serialised");
     let mut file = fs::File::create(&path).during("make", &path)?;
     file.write_all(&text).and_then(|()| file.sync_all()).during("write", &path)?;
-    sync(directory)
+    sync_directory(directory)
 }
 
 /// Waits until the names in a directory are durable.
-pub(super) fn sync(directory: &Path) -> Result<(), VolumeError> {
+pub(super) fn sync_directory(directory: &Path) -> Result<(), VolumeError> {
     fs::File::open(directory).and_then(|directory| directory.sync_all()).during("flush", directory)
 }
 
 /// Logs and skips a volume that cannot be read, so that the others stay usable.
-pub(super) fn readable<T>(id: &str, read: Result<T, VolumeError>) -> Option<T> {
+pub(super) fn skip_unreadable<T>(id: &str, read: Result<T, VolumeError>) -> Option<T> {
     let log =
         |error: &VolumeError| tracing::error!(volume = id, ?error, "failed to read volume; it is skipped");
     read.inspect_err(log).ok()
 }
 
 /// Reads the label of the volume in `directory`.
-pub(super) fn read(directory: &Path, id: &str, usage: DiskUsage) -> Result<FoundVolume, VolumeError> {
-    let path = directory.join(LABEL);
+pub(super) fn read_label(directory: &Path, id: &str, usage: DiskUsage) -> Result<FoundVolume, VolumeError> {
+    let path = directory.join(LABEL_FILE);
     let mut text = Vec::new();
     let file = fs::File::open(&path).during("open", &path)?;
-    file.take(LONGEST_LABEL).read_to_end(&mut text).during("read", &path)?;
+    file.take(MAX_LABEL_SIZE).read_to_end(&mut text).during("read", &path)?;
     let unreadable = || VolumeError::Unknown(id.to_owned());
-    let label: Label = serde_json::from_slice(&text).map_err(|_malformed| unreadable())?;
+    let label: VolumeLabel = serde_json::from_slice(&text).map_err(|_malformed| unreadable())?;
     let volume = Volume {
         id: VolumeId::parse(id).map_err(|_not_one| unreadable())?,
         owner: Owner::parse(&label.owner).map_err(|_not_one| unreadable())?,
         name: VolumeName::parse(&label.name).map_err(|_not_one| unreadable())?,
         size: Bytes(label.size),
-        lifetime: if label.kept { Lifetime::Kept } else { Lifetime::WithSandboxes },
+        lifetime: if label.kept { VolumeLifetime::Kept } else { VolumeLifetime::WithSandboxes },
     };
     Ok(FoundVolume { volume, used: usage.used })
 }

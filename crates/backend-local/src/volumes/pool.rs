@@ -9,29 +9,30 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use domain::Bytes;
-use linux::btrfs::{self, FsId, Quota};
+use linux::btrfs::{self, FsId, QuotaMode};
 use rustix::mount::MountFlags;
 
 use super::{
-    DISK, DiskUsage, During, JOURNAL, PREPARED, Prepared, Settings, Volume, VolumeError, check_name,
-    check_room, free_space, make_directory, make_trees, pool_file,
+    DISK_PART, DiskUsage, JOURNAL_PART, PREPARED_PREFIX, PreparedVolume, SandboxVolume, VolumeError,
+    VolumeErrorContext, VolumeStoreSettings, check_free_space, check_name, free_space, make_directory,
+    make_trees, pool_file,
 };
 
 /// The largest size of a sandbox's journal.
-const JOURNAL_LIMIT: u64 = 512 << 20;
+const MAX_JOURNAL_SIZE: u64 = 512 << 20;
 /// The smallest limit: below it the kernel's own reservations leave no space to write.
-const LEAST: u64 = domain::MIN_DISK.0;
+const MIN_LIMIT: u64 = domain::MIN_DISK.0;
 /// The largest number of quota groups of removed volumes that wait for removal.
-const MOST_DEAD: usize = 100_000;
+const MAX_DEAD_QUOTAS: usize = 100_000;
 
 /// A mounted btrfs that holds the volumes of one state directory.
 #[derive(Debug)]
-pub struct Pool {
+pub struct BtrfsPool {
     directory: PathBuf,
     root: PathBuf,
     handle: File,
     fsid: FsId,
-    settings: Settings,
+    settings: VolumeStoreSettings,
     /// The space that must stay free inside the pool.
     pool_floor: Bytes,
     prepared: u64,
@@ -39,18 +40,18 @@ pub struct Pool {
     dead: VecDeque<u64>,
 }
 
-impl Pool {
-    pub(super) fn open(directory: &Path, settings: Settings) -> Result<Self, VolumeError> {
+impl BtrfsPool {
+    pub(super) fn open(directory: &Path, settings: VolumeStoreSettings) -> Result<Self, VolumeError> {
         let root = directory.join("pool");
         make_directory(&root, 0o700)?;
-        if hosts_quota(directory)? {
+        if host_has_quota(directory)? {
             mount_in_place(&root)?;
         } else {
-            pool_file::mount(&directory.join("pool.btrfs"), &root, settings.pool)?;
+            pool_file::mount_pool(&directory.join("pool.btrfs"), &root, settings.pool)?;
         }
         let handle = File::open(&root).during("open", &root)?;
-        let fsid = btrfs::fsid(&handle).during("identify", &root)?;
-        if btrfs::quota(&fsid).is_none() {
+        let fsid = btrfs::filesystem_id(&handle).during("identify", &root)?;
+        if btrfs::quota_mode(&fsid).is_none() {
             btrfs::enable_quota(&handle).during("turn on the quota of", &root)?;
         }
         let pool_floor = Bytes(settings.floor.0.min(free_space(&root)? / 16));
@@ -66,12 +67,12 @@ impl Pool {
         &self.root
     }
 
-    pub(super) fn prepare(&mut self, limit: Bytes) -> Result<Prepared, VolumeError> {
+    pub(super) fn prepare(&mut self, limit: Bytes) -> Result<PreparedVolume, VolumeError> {
         check_limit(limit)?;
-        self.check_room()?;
+        self.check_free_space()?;
         let name = self.next_name();
-        match self.fill(&name, limit) {
-            Ok(()) => Ok(Prepared { name, limit }),
+        match self.fill_volume(&name, limit) {
+            Ok(()) => Ok(PreparedVolume { name, limit }),
             Err(error) => {
                 self.remove(&name)?;
                 Err(error)
@@ -81,16 +82,16 @@ impl Pool {
 
     /// Makes a volume without a disk, and returns the directory in which the disk has to be made. The
     /// limit is set when the volume is assigned.
-    pub(super) fn prepare_without_disk(&mut self) -> Result<(Prepared, PathBuf), VolumeError> {
-        self.check_room()?;
+    pub(super) fn prepare_without_disk(&mut self) -> Result<(PreparedVolume, PathBuf), VolumeError> {
+        self.check_free_space()?;
         let name = self.next_name();
         let directory = self.root.join(&name);
         let made = make_directory(&directory, 0o700).and_then(|()| {
             let parent = File::open(&directory).during("open", &directory)?;
-            self.add_part(&parent, &directory, JOURNAL, JOURNAL_LIMIT)
+            self.add_part(&parent, &directory, JOURNAL_PART, MAX_JOURNAL_SIZE)
         });
         match made {
-            Ok(()) => Ok((Prepared { name, limit: Bytes(0) }, directory)),
+            Ok(()) => Ok((PreparedVolume { name, limit: Bytes(0) }, directory)),
             Err(error) => {
                 self.remove(&name)?;
                 Err(error)
@@ -100,13 +101,13 @@ impl Pool {
 
     fn next_name(&mut self) -> String {
         self.prepared += 1;
-        format!("{PREPARED}{}", self.prepared)
+        format!("{PREPARED_PREFIX}{}", self.prepared)
     }
 
     /// Fails if the host or the pool has too little free space.
-    pub(super) fn check_room(&self) -> Result<(), VolumeError> {
-        check_room(&self.directory, self.settings.floor)?;
-        check_room(&self.root, self.pool_floor)
+    pub(super) fn check_free_space(&self) -> Result<(), VolumeError> {
+        check_free_space(&self.directory, self.settings.floor)?;
+        check_free_space(&self.root, self.pool_floor)
     }
 
     fn add_part(&self, parent: &File, directory: &Path, part: &str, bytes: u64) -> Result<(), VolumeError> {
@@ -115,27 +116,27 @@ impl Pool {
         self.set_limit(&path, bytes)
     }
 
-    fn fill(&self, name: &str, limit: Bytes) -> Result<(), VolumeError> {
+    fn fill_volume(&self, name: &str, limit: Bytes) -> Result<(), VolumeError> {
         let directory = self.root.join(name);
         make_directory(&directory, 0o700)?;
         let parent = File::open(&directory).during("open", &directory)?;
-        for (part, bytes) in [(DISK, limit.0), (JOURNAL, JOURNAL_LIMIT)] {
+        for (part, bytes) in [(DISK_PART, limit.0), (JOURNAL_PART, MAX_JOURNAL_SIZE)] {
             self.add_part(&parent, &directory, part, bytes)?;
         }
-        make_trees(&Volume::at(&directory), &self.settings)
+        make_trees(&SandboxVolume::at_directory(&directory), &self.settings)
     }
 
     pub(super) fn assign(
         &mut self,
-        prepared: Prepared,
+        prepared: PreparedVolume,
         id: &str,
         limit: Bytes,
-    ) -> Result<Volume, VolumeError> {
+    ) -> Result<SandboxVolume, VolumeError> {
         check_limit(limit)?;
-        check_room(&self.directory, self.settings.floor)?;
+        check_free_space(&self.directory, self.settings.floor)?;
         let from = self.root.join(&prepared.name);
         if limit != prepared.limit {
-            self.set_limit(&from.join(DISK), limit.0)?;
+            self.set_limit(&from.join(DISK_PART), limit.0)?;
         }
         let to = self.root.join(id);
         // Renaming the directory assigns disk and journal in one step.
@@ -148,25 +149,25 @@ impl Pool {
         )
         .map_err(io::Error::from)
         .during("assign the volume", &to)?;
-        Ok(Volume::at(&to))
+        Ok(SandboxVolume::at_directory(&to))
     }
 
-    pub(super) fn volume(&self, id: &str) -> Volume {
-        Volume::at(&self.root.join(id))
+    pub(super) fn sandbox_volume(&self, id: &str) -> SandboxVolume {
+        SandboxVolume::at_directory(&self.root.join(id))
     }
 
     pub(super) fn resize(&self, id: &str, limit: Bytes) -> Result<(), VolumeError> {
         check_limit(limit)?;
-        self.set_limit(&self.root.join(id).join(DISK), limit.0)
+        self.set_limit(&self.root.join(id).join(DISK_PART), limit.0)
     }
 
     pub(super) fn usage(&self, id: &str) -> Result<DiskUsage, VolumeError> {
-        let path = self.root.join(id).join(DISK);
+        let path = self.root.join(id).join(DISK_PART);
         let subvolume = match subvolume_at(&path)? {
             Some(subvolume) => subvolume,
             None => return Err(VolumeError::Unknown(id.to_owned())),
         };
-        let usage = btrfs::usage(&self.fsid, subvolume).during("read the quota of", &path)?;
+        let usage = btrfs::subvolume_usage(&self.fsid, subvolume).during("read the quota of", &path)?;
         Ok(DiskUsage { used: Bytes(usage.used), limit: Bytes(usage.limit.unwrap_or(u64::MAX)) })
     }
 
@@ -176,47 +177,48 @@ impl Pool {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             result => result.during("open", &directory)?,
         };
-        for part in [DISK, JOURNAL] {
+        for part in [DISK_PART, JOURNAL_PART] {
             let path = directory.join(part);
             let Some(subvolume) = subvolume_at(&path)? else { continue };
             btrfs::destroy_subvolume(&parent, part).during("drop the subvolume", &path)?;
             self.dead.push_back(subvolume);
         }
-        self.forget_dead()?;
+        self.remove_dead_quotas()?;
         fs::remove_dir(&directory).during("remove", &directory)
     }
 
-    pub(super) fn drop_snapshot(&mut self, name: &str) -> Result<(), VolumeError> {
+    pub(super) fn remove_snapshot(&mut self, name: &str) -> Result<(), VolumeError> {
         let path = self.root.join(name);
         let Some(subvolume) = subvolume_at(&path)? else { return Ok(()) };
         btrfs::destroy_subvolume(&self.handle, name).during("drop the subvolume", &path)?;
         self.dead.push_back(subvolume);
-        self.forget_dead()
+        self.remove_dead_quotas()
     }
 
     /// Whether shared extents count in every subvolume that uses them.
     pub(super) fn counts_shared(&self) -> bool {
-        btrfs::quota(&self.fsid) == Some(Quota::Full)
+        btrfs::quota_mode(&self.fsid) == Some(QuotaMode::Full)
     }
 
     /// Tries to remove the two oldest quota groups. Every removal of a volume does this, so their number
     /// stays bounded on kernels that do not remove them automatically.
-    fn forget_dead(&mut self) -> Result<(), VolumeError> {
+    fn remove_dead_quotas(&mut self) -> Result<(), VolumeError> {
         for _ in 0..2 {
             let Some(oldest) = self.dead.pop_front() else { break };
-            let gone = btrfs::forget_quota(&self.handle, oldest).during("forget a quota of", &self.root)?;
-            if !gone && self.dead.len() < MOST_DEAD {
+            let gone =
+                btrfs::remove_quota_group(&self.handle, oldest).during("forget a quota of", &self.root)?;
+            if !gone && self.dead.len() < MAX_DEAD_QUOTAS {
                 self.dead.push_back(oldest);
             }
         }
         Ok(())
     }
 
-    pub(super) fn list(&self) -> Result<Vec<String>, VolumeError> {
-        Ok(self.names()?.into_iter().filter(|name| check_name(name).is_ok()).collect())
+    pub(super) fn list_ids(&self) -> Result<Vec<String>, VolumeError> {
+        Ok(self.list_names()?.into_iter().filter(|name| check_name(name).is_ok()).collect())
     }
 
-    pub(super) fn names(&self) -> Result<Vec<String>, VolumeError> {
+    pub(super) fn list_names(&self) -> Result<Vec<String>, VolumeError> {
         let entries = fs::read_dir(&self.root).during("list", &self.root)?;
         let name = |entry: io::Result<fs::DirEntry>| Ok(entry?.file_name().into_string().ok());
         let names: io::Result<Vec<Option<String>>> = entries.map(name).collect();
@@ -225,7 +227,7 @@ impl Pool {
 
     /// Removes volumes that were only prepared: they may be incomplete and are no longer needed.
     fn remove_leftovers(&mut self) -> Result<(), VolumeError> {
-        for name in self.names()?.iter().filter(|name| name.starts_with(PREPARED)) {
+        for name in self.list_names()?.iter().filter(|name| name.starts_with(PREPARED_PREFIX)) {
             self.remove(name)?;
         }
         self.remove_named_leftovers()
@@ -234,12 +236,12 @@ impl Pool {
     fn set_limit(&self, path: &Path, bytes: u64) -> Result<(), VolumeError> {
         let subvolume =
             subvolume_at(path)?.ok_or_else(|| VolumeError::Unknown(path.display().to_string()))?;
-        btrfs::limit(&self.handle, subvolume, bytes).during("set the limit of", path)
+        btrfs::limit_subvolume(&self.handle, subvolume, bytes).during("set the limit of", path)
     }
 }
 
 fn check_limit(limit: Bytes) -> Result<(), VolumeError> {
-    if limit.0 < LEAST { Err(VolumeError::TooSmall { limit: limit.0, least: LEAST }) } else { Ok(()) }
+    if limit.0 < MIN_LIMIT { Err(VolumeError::TooSmall { limit: limit.0, least: MIN_LIMIT }) } else { Ok(()) }
 }
 
 /// Returns the number of the subvolume at `path`, or `None` if the path does not exist.
@@ -254,13 +256,13 @@ fn subvolume_at(path: &Path) -> Result<Option<u64>, VolumeError> {
 /// Whether the state directory is on a btrfs on which the operator has enabled quotas. Enabling them
 /// here would change the host's filesystem permanently, so without quotas a pool file is used there
 /// too.
-fn hosts_quota(directory: &Path) -> Result<bool, VolumeError> {
+fn host_has_quota(directory: &Path) -> Result<bool, VolumeError> {
     let handle = File::open(directory).during("open", directory)?;
     if !btrfs::is_btrfs(&handle).during("look at the filesystem of", directory)? {
         return Ok(false);
     }
-    let fsid = btrfs::fsid(&handle).during("identify", directory)?;
-    Ok(btrfs::quota(&fsid).is_some())
+    let fsid = btrfs::filesystem_id(&handle).during("identify", directory)?;
+    Ok(btrfs::quota_mode(&fsid).is_some())
 }
 
 /// Mounts the host's directory onto itself, to get the mount flags that a pool file has.

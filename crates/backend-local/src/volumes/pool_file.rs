@@ -17,20 +17,20 @@ use rustix::mount::MountFlags;
 
 use domain::Bytes;
 
-use super::{During, VolumeError, free_space};
+use super::{VolumeError, VolumeErrorContext, free_space};
 
 const TEMPLATE: &[u8] = include_bytes!("template/pool.btrfs.zst");
-const BLOCK: usize = 4096;
-const LARGEST_BY_DEFAULT: u64 = 64 << 30;
+const BLOCK_SIZE: usize = 4096;
+const DEFAULT_MAX_SIZE: u64 = 64 << 30;
 
 /// Mounts the pool in `file` at `target`, making or growing it first. A pool that is still attached to
 /// a device, because sandboxes of a killed launcher use it, is mounted from that device.
-pub(super) fn mount(file: &Path, target: &Path, size: Option<Bytes>) -> Result<(), VolumeError> {
+pub(super) fn mount_pool(file: &Path, target: &Path, size: Option<Bytes>) -> Result<(), VolumeError> {
     if !file.exists() {
-        make(file).during("make the pool", file)?;
+        make_pool(file).during("make the pool", file)?;
     }
     let pool = OpenOptions::new().read(true).write(true).open(file).during("open the pool", file)?;
-    grow(&pool, file, size)?;
+    grow_pool(&pool, file, size)?;
     let device = LoopDevice::for_file(&pool).during("attach", file)?;
     device.refresh_size().during("grow the device of", file)?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOATIME;
@@ -43,23 +43,23 @@ pub(super) fn mount(file: &Path, target: &Path, size: Option<Bytes>) -> Result<(
     }
     let root = File::open(target).during("open", target)?;
     // A backup that was killed may have left the filesystem frozen.
-    freeze::thaw(&root).during("thaw", target)?;
+    freeze::thaw_filesystem(&root).during("thaw", target)?;
     btrfs::grow_to_device(&root).during("grow the filesystem at", target)
 }
 
 /// Grows the file. It is sparse, so a large size costs nothing until it is used. It never shrinks.
-fn grow(pool: &File, path: &Path, size: Option<Bytes>) -> Result<(), VolumeError> {
+fn grow_pool(pool: &File, path: &Path, size: Option<Bytes>) -> Result<(), VolumeError> {
     let present = pool.metadata().during("measure", path)?.len();
     let wanted = match size {
         Some(size) => size.0,
-        None => (free_space(path)? / 10 * 8).min(LARGEST_BY_DEFAULT),
+        None => (free_space(path)? / 10 * 8).min(DEFAULT_MAX_SIZE),
     };
     let whole = wanted / (1 << 20) * (1 << 20);
     if whole > present { pool.set_len(whole).during("grow", path) } else { Ok(()) }
 }
 
 /// Writes the template to a temporary file and renames it to `path` when it is complete.
-fn make(path: &Path) -> io::Result<()> {
+fn make_pool(path: &Path) -> io::Result<()> {
     let draft = path.with_extension("new");
     match fs::remove_file(&draft) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -70,34 +70,34 @@ fn make(path: &Path) -> io::Result<()> {
         // Copy-on-write at both levels would fragment the file without benefit.
         rustix::fs::ioctl_setflags(&file, IFlags::NOCOW)?;
     }
-    unpack(&file)?;
-    rename(&file)?;
+    write_template(&file)?;
+    set_random_identifier(&file)?;
     fs::rename(&draft, path)
 }
 
 /// Gives the filesystem in `file` a random identifier. It must not be mounted.
-pub(super) fn rename(file: &File) -> io::Result<()> {
+pub(super) fn set_random_identifier(file: &File) -> io::Result<()> {
     let mut identifier = [0; 16];
     rustix::rand::getrandom(&mut identifier, rustix::rand::GetRandomFlags::empty())?;
-    superblock::rename(file, identifier)?;
+    superblock::set_identifier(file, identifier)?;
     file.sync_all()
 }
 
 /// Writes the blocks of the template that are not empty.
-fn unpack(file: &File) -> io::Result<()> {
+fn write_template(file: &File) -> io::Result<()> {
     let mut template = zstd::Decoder::with_buffer(TEMPLATE)?;
-    let mut block = [0; BLOCK];
+    let mut block = [0; BLOCK_SIZE];
     let mut length = 0;
-    while fill(&mut template, &mut block)? {
+    while read_block(&mut template, &mut block)? {
         if block.iter().any(|byte| *byte != 0) {
             file.write_all_at(&block, length)?;
         }
-        length += BLOCK as u64;
+        length += BLOCK_SIZE as u64;
     }
     file.set_len(length)
 }
 
-fn fill(source: &mut impl Read, block: &mut [u8]) -> io::Result<bool> {
+fn read_block(source: &mut impl Read, block: &mut [u8]) -> io::Result<bool> {
     match source.read_exact(block) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
@@ -113,19 +113,19 @@ fn fill(source: &mut impl Read, block: &mut [u8]) -> io::Result<bool> {
 mod superblock {
     use super::*;
 
-    const PLACE: u64 = 64 << 10;
-    const CHECKSUM: usize = 32;
+    const SUPERBLOCK_OFFSET: u64 = 64 << 10;
+    const CHECKSUM_SIZE: usize = 32;
     const IDENTIFIER: std::ops::Range<usize> = 32..48;
     const MAGIC: std::ops::Range<usize> = 64..72;
     const CHECKSUM_KIND: std::ops::Range<usize> = 196..198;
     const CRC32C: [u8; 2] = [0, 0];
     const INCOMPATIBLE: std::ops::Range<usize> = 188..196;
-    const IDENTIFIER_OF_BLOCKS: std::ops::Range<usize> = 571..587;
-    const HAS_IDENTIFIER_OF_BLOCKS: u64 = 1 << 10;
+    const METADATA_UUID: std::ops::Range<usize> = 571..587;
+    const HAS_METADATA_UUID: u64 = 1 << 10;
 
-    pub(super) fn rename(file: &File, identifier: [u8; 16]) -> io::Result<()> {
-        let mut block = [0; BLOCK];
-        file.read_exact_at(&mut block, PLACE)?;
+    pub(super) fn set_identifier(file: &File, identifier: [u8; 16]) -> io::Result<()> {
+        let mut block = [0; BLOCK_SIZE];
+        file.read_exact_at(&mut block, SUPERBLOCK_OFFSET)?;
         if block[MAGIC] != *b"_BHRfS_M" || block[CHECKSUM_KIND] != CRC32C {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
@@ -138,13 +138,13 @@ mod superblock {
         let flags = u64::from_le_bytes(flags);
         block[IDENTIFIER].copy_from_slice(&identifier);
         // If the identifier was changed before, the blocks still have the first one.
-        if flags & HAS_IDENTIFIER_OF_BLOCKS == 0 {
-            block[IDENTIFIER_OF_BLOCKS].copy_from_slice(&old);
-            block[INCOMPATIBLE].copy_from_slice(&(flags | HAS_IDENTIFIER_OF_BLOCKS).to_le_bytes());
+        if flags & HAS_METADATA_UUID == 0 {
+            block[METADATA_UUID].copy_from_slice(&old);
+            block[INCOMPATIBLE].copy_from_slice(&(flags | HAS_METADATA_UUID).to_le_bytes());
         }
-        let checksum = crc32c(&block[CHECKSUM..]);
+        let checksum = crc32c(&block[CHECKSUM_SIZE..]);
         block[..4].copy_from_slice(&checksum.to_le_bytes());
-        file.write_all_at(&block, PLACE)
+        file.write_all_at(&block, SUPERBLOCK_OFFSET)
     }
 
     /// Computes the Castagnoli checksum bit by bit: speed does not matter, because it is needed once for

@@ -1,8 +1,8 @@
 //! Volumes on the real kernel: they need root, loop devices and a mount namespace per test.
 #![expect(clippy::unwrap_used, clippy::print_stderr, reason = "a test stops at the first surprise")]
 
-mod keeping;
 mod named;
+mod snapshots;
 
 use std::fs::File;
 use std::io::Write;
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-const LIMIT: Bytes = Bytes::mib(32);
+const TEST_LIMIT: Bytes = Bytes::from_mib(32);
 
 /// Runs `test` in a thread with a private mount namespace, as in the launcher.
 fn in_launcher<T: Send>(test: impl FnOnce() -> T + Send) -> Option<T> {
@@ -33,16 +33,21 @@ fn in_launcher<T: Send>(test: impl FnOnce() -> T + Send) -> Option<T> {
     })
 }
 
-fn settings(kind: Kind) -> Settings {
-    let floor = Bytes::mib(1);
-    Settings { kind: Some(kind), pool: Some(Bytes::mib(1024)), floor, ..Settings::default() }
+fn settings(kind: VolumeKind) -> VolumeStoreSettings {
+    let floor = Bytes::from_mib(1);
+    VolumeStoreSettings {
+        kind: Some(kind),
+        pool: Some(Bytes::from_mib(1024)),
+        floor,
+        ..VolumeStoreSettings::default()
+    }
 }
 
-fn for_both(test: impl Fn(&Path, &mut Volumes) + Sync) {
-    for kind in [Kind::Btrfs, Kind::Ext4] {
+fn for_both(test: impl Fn(&Path, &mut VolumeStore) + Sync) {
+    for kind in [VolumeKind::Btrfs, VolumeKind::Ext4] {
         let dir = TempDir::new().unwrap();
         in_launcher(|| {
-            let mut volumes = Volumes::open(dir.path(), settings(kind)).unwrap();
+            let mut volumes = VolumeStore::open(dir.path(), settings(kind)).unwrap();
             test(dir.path(), &mut volumes);
             close(dir.path(), volumes);
         });
@@ -50,7 +55,7 @@ fn for_both(test: impl Fn(&Path, &mut Volumes) + Sync) {
 }
 
 /// Unmounts everything, so that the temporary directory can be removed.
-fn close(dir: &Path, volumes: Volumes) {
+fn close(dir: &Path, volumes: VolumeStore) {
     drop(volumes);
     let mounts = std::fs::read_to_string("/proc/thread-self/mounts").unwrap();
     let ours = mounts.lines().rev().filter_map(|line| line.split(' ').nth(1));
@@ -59,9 +64,9 @@ fn close(dir: &Path, volumes: Volumes) {
     }
 }
 
-fn assigned(volumes: &mut Volumes, id: &str) -> Volume {
-    let prepared = volumes.prepare(LIMIT).unwrap();
-    volumes.assign(prepared, id, LIMIT).unwrap()
+fn assigned(volumes: &mut VolumeStore, id: &str) -> SandboxVolume {
+    let prepared = volumes.prepare(TEST_LIMIT).unwrap();
+    volumes.assign(prepared, id, TEST_LIMIT).unwrap()
 }
 
 /// Writes until the disk is full and returns the number of bytes written.
@@ -77,7 +82,7 @@ fn fill(path: &Path) -> u64 {
                 return written;
             }
         }
-        assert!(written <= LIMIT.0, "the limit is not enforced");
+        assert!(written <= TEST_LIMIT.0, "the limit is not enforced");
     }
 }
 
@@ -90,9 +95,9 @@ fn assert_full(error: &io::Error) {
 fn volume_has_its_directories_and_belongs_to_root() {
     for_both(|_, volumes| {
         let volume = assigned(volumes, "a");
-        assert_eq!(volume, volumes.volume("a").unwrap());
+        assert_eq!(volume, volumes.sandbox_volume("a").unwrap());
         for tree in ["root", "usr"] {
-            let (upper, work) = volume.tree(tree);
+            let (upper, work) = volume.tree_directories(tree);
             for directory in [upper, work] {
                 let status = rustix::fs::stat(&directory).unwrap();
                 assert_eq!((status.st_uid, status.st_mode & 0o7777), (0, 0o755), "{directory:?}");
@@ -107,12 +112,12 @@ fn volumes_are_listed_until_they_are_removed() {
     for_both(|_, volumes| {
         assigned(volumes, "a");
         assigned(volumes, "b");
-        drop(volumes.prepare(LIMIT).unwrap());
-        let mut found = volumes.list().unwrap();
+        drop(volumes.prepare(TEST_LIMIT).unwrap());
+        let mut found = volumes.list_ids().unwrap();
         found.sort();
         assert_eq!(found, ["a", "b"]);
         volumes.remove("a").unwrap();
-        assert_eq!(volumes.list().unwrap(), ["b"]);
+        assert_eq!(volumes.list_ids().unwrap(), ["b"]);
         volumes.remove("a").unwrap();
     });
 }
@@ -121,20 +126,20 @@ fn volumes_are_listed_until_they_are_removed() {
 fn full_volume_does_not_affect_other_volumes() {
     for_both(|_, volumes| {
         let (full, other) = (assigned(volumes, "full"), assigned(volumes, "other"));
-        let file = full.tree("root").0.join("big");
-        assert!(fill(&file) > LIMIT.0 / 2);
-        std::fs::write(other.tree("root").0.join("f"), vec![1; 1 << 20]).unwrap();
+        let file = full.tree_directories("root").0.join("big");
+        assert!(fill(&file) > TEST_LIMIT.0 / 2);
+        std::fs::write(other.tree_directories("root").0.join("f"), vec![1; 1 << 20]).unwrap();
         std::fs::remove_file(&file).unwrap();
-        assert!(fill(&file) > LIMIT.0 / 2, "removing a file gives its space back");
+        assert!(fill(&file) > TEST_LIMIT.0 / 2, "removing a file gives its space back");
     });
 }
 
 #[test]
 fn number_of_empty_files_is_limited() {
     for_both(|_, volumes| {
-        let small = Bytes::mib(8);
+        let small = Bytes::from_mib(8);
         let prepared = volumes.prepare(small).unwrap();
-        let directory = volumes.assign(prepared, "a", small).unwrap().tree("root").0;
+        let directory = volumes.assign(prepared, "a", small).unwrap().tree_directories("root").0;
         let most = 1_000_000;
         let stopped = (0..most).find_map(|n| File::create(directory.join(n.to_string())).err());
         assert_full(&stopped.expect("the files are bounded"));
@@ -147,7 +152,7 @@ fn number_of_empty_files_is_limited() {
 fn full_disk_leaves_the_journal_writable() {
     let dir = TempDir::new().unwrap();
     in_launcher(|| {
-        let mut volumes = Volumes::open(dir.path(), settings(Kind::Btrfs)).unwrap();
+        let mut volumes = VolumeStore::open(dir.path(), settings(VolumeKind::Btrfs)).unwrap();
         let volume = assigned(&mut volumes, "a");
         fill(&volume.disk.join("big"));
         let mut journal = File::create(volume.journal.join("1")).unwrap();
@@ -162,7 +167,7 @@ fn usage_is_counted_against_the_limit() {
     for_both(|_, volumes| {
         let volume = assigned(volumes, "a");
         let before = volumes.usage("a").unwrap();
-        assert_eq!(before.limit, LIMIT);
+        assert_eq!(before.limit, TEST_LIMIT);
         let file = File::create(volume.disk.join("f")).unwrap();
         (&file).write_all(&vec![1; 4 << 20]).unwrap();
         rustix::fs::syncfs(&file).unwrap();
@@ -175,32 +180,32 @@ fn usage_is_counted_against_the_limit() {
 #[test]
 fn assigned_limit_may_differ_from_the_prepared_one() {
     for_both(|_, volumes| {
-        let prepared = volumes.prepare(LIMIT).unwrap();
-        volumes.assign(prepared, "a", Bytes::mib(64)).unwrap();
-        assert_eq!(volumes.usage("a").unwrap().limit, Bytes::mib(64));
+        let prepared = volumes.prepare(TEST_LIMIT).unwrap();
+        volumes.assign(prepared, "a", Bytes::from_mib(64)).unwrap();
+        assert_eq!(volumes.usage("a").unwrap().limit, Bytes::from_mib(64));
     });
 }
 
 #[test]
 fn volumes_of_a_killed_launcher_are_adopted_and_attached_once() {
-    for kind in [Kind::Btrfs, Kind::Ext4] {
+    for kind in [VolumeKind::Btrfs, VolumeKind::Ext4] {
         let dir = TempDir::new().unwrap();
         // The open file represents a sandbox that outlives the launcher and its namespace.
         let Some(mut held) = in_launcher(|| {
-            let mut volumes = Volumes::open(dir.path(), settings(kind)).unwrap();
+            let mut volumes = VolumeStore::open(dir.path(), settings(kind)).unwrap();
             let volume = assigned(&mut volumes, "a");
-            drop(volumes.prepare(LIMIT).unwrap());
+            drop(volumes.prepare(TEST_LIMIT).unwrap());
             File::create(volume.disk.join("f")).unwrap()
         }) else {
             return;
         };
         in_launcher(|| {
-            let volumes = Volumes::open(dir.path(), settings(kind)).unwrap();
-            assert_eq!(volumes.list().unwrap(), ["a"]);
+            let volumes = VolumeStore::open(dir.path(), settings(kind)).unwrap();
+            assert_eq!(volumes.list_ids().unwrap(), ["a"]);
             held.write_all(b"still here").unwrap();
-            let seen = std::fs::read(volumes.volume("a").unwrap().disk.join("f")).unwrap();
+            let seen = std::fs::read(volumes.sandbox_volume("a").unwrap().disk.join("f")).unwrap();
             assert_eq!(seen, b"still here");
-            let file = if kind == Kind::Btrfs { "pool.btrfs" } else { "ext4/a.img" };
+            let file = if kind == VolumeKind::Btrfs { "pool.btrfs" } else { "ext4/a.img" };
             assert_eq!(devices_of(&dir.path().join(file)), 1, "{kind:?}");
             drop(held);
             close(dir.path(), volumes);
@@ -218,10 +223,10 @@ fn devices_of(path: &Path) -> usize {
 
 #[test]
 fn removing_all_volumes_leaves_no_device() {
-    for kind in [Kind::Btrfs, Kind::Ext4] {
+    for kind in [VolumeKind::Btrfs, VolumeKind::Ext4] {
         let dir = TempDir::new().unwrap();
         in_launcher(|| {
-            let mut volumes = Volumes::open(dir.path(), settings(kind)).unwrap();
+            let mut volumes = VolumeStore::open(dir.path(), settings(kind)).unwrap();
             assigned(&mut volumes, "a");
             volumes.remove("a").unwrap();
             close(dir.path(), volumes);
@@ -232,12 +237,13 @@ fn removing_all_volumes_leaves_no_device() {
 
 #[test]
 fn too_little_free_space_refuses_volumes() {
-    for kind in [Kind::Btrfs, Kind::Ext4] {
+    for kind in [VolumeKind::Btrfs, VolumeKind::Ext4] {
         let dir = TempDir::new().unwrap();
         in_launcher(|| {
             let floor = Bytes(u64::MAX);
-            let mut volumes = Volumes::open(dir.path(), Settings { floor, ..settings(kind) }).unwrap();
-            assert!(matches!(volumes.prepare(LIMIT), Err(VolumeError::NoRoom { .. })));
+            let mut volumes =
+                VolumeStore::open(dir.path(), VolumeStoreSettings { floor, ..settings(kind) }).unwrap();
+            assert!(matches!(volumes.prepare(TEST_LIMIT), Err(VolumeError::NoRoom { .. })));
             close(dir.path(), volumes);
         });
     }
@@ -256,11 +262,11 @@ fn id_that_could_be_a_path_is_refused() {
 fn assigning_a_taken_id_fails_and_keeps_its_volume() {
     let dir = TempDir::new().unwrap();
     in_launcher(|| {
-        let mut volumes = Volumes::open(dir.path(), settings(Kind::Btrfs)).unwrap();
+        let mut volumes = VolumeStore::open(dir.path(), settings(VolumeKind::Btrfs)).unwrap();
         let volume = assigned(&mut volumes, "a");
         std::fs::write(volume.disk.join("f"), b"mine").unwrap();
-        let prepared = volumes.prepare(LIMIT).unwrap();
-        assert!(volumes.assign(prepared, "a", LIMIT).is_err());
+        let prepared = volumes.prepare(TEST_LIMIT).unwrap();
+        assert!(volumes.assign(prepared, "a", TEST_LIMIT).is_err());
         assert_eq!(std::fs::read(volume.disk.join("f")).unwrap(), b"mine");
         close(dir.path(), volumes);
     });
@@ -271,13 +277,13 @@ fn pool_grows_while_it_is_in_use() {
     let dir = TempDir::new().unwrap();
     let size = || rustix::fs::statvfs(dir.path().join("pool")).unwrap().f_blocks;
     let before = in_launcher(|| {
-        let mut volumes = Volumes::open(dir.path(), settings(Kind::Btrfs)).unwrap();
+        let mut volumes = VolumeStore::open(dir.path(), settings(VolumeKind::Btrfs)).unwrap();
         let volume = assigned(&mut volumes, "a");
         (size(), File::create(volume.disk.join("f")).unwrap())
     });
     in_launcher(|| {
-        let larger = Settings { pool: Some(Bytes::mib(2048)), ..settings(Kind::Btrfs) };
-        let volumes = Volumes::open(dir.path(), larger).unwrap();
+        let larger = VolumeStoreSettings { pool: Some(Bytes::from_mib(2048)), ..settings(VolumeKind::Btrfs) };
+        let volumes = VolumeStore::open(dir.path(), larger).unwrap();
         let (blocks, held) = before.unwrap();
         assert_eq!(size(), blocks * 2);
         drop(held);
@@ -291,16 +297,16 @@ fn host_btrfs_is_used_directly_only_if_quotas_are_enabled() {
     in_launcher(|| {
         let host = dir.path().join("host");
         make_directory(&host, 0o700).unwrap();
-        pool_file::mount(&dir.path().join("file"), &host, Some(Bytes::mib(2048))).unwrap();
+        pool_file::mount_pool(&dir.path().join("file"), &host, Some(Bytes::from_mib(2048))).unwrap();
 
         let state = host.join("state");
-        let volumes = Volumes::open(&state, settings(Kind::Btrfs)).unwrap();
+        let volumes = VolumeStore::open(&state, settings(VolumeKind::Btrfs)).unwrap();
         assert!(state.join("pool.btrfs").exists(), "without quotas there is a pool file");
         close(&state, volumes);
 
         linux::btrfs::enable_quota(File::open(&host).unwrap()).unwrap();
         let state = host.join("other");
-        let mut volumes = Volumes::open(&state, settings(Kind::Btrfs)).unwrap();
+        let mut volumes = VolumeStore::open(&state, settings(VolumeKind::Btrfs)).unwrap();
         assert!(!state.join("pool.btrfs").exists(), "with quotas there is none");
         fill(&assigned(&mut volumes, "a").disk.join("big"));
         volumes.remove("a").unwrap();
@@ -313,10 +319,10 @@ fn error_names_a_pool_file_without_a_filesystem() {
     let dir = TempDir::new().unwrap();
     in_launcher(|| {
         std::fs::write(dir.path().join("pool.btrfs"), vec![0; 1 << 20]).unwrap();
-        let error = Volumes::open(dir.path(), settings(Kind::Btrfs)).unwrap_err();
+        let error = VolumeStore::open(dir.path(), settings(VolumeKind::Btrfs)).unwrap_err();
         assert!(matches!(error, VolumeError::BadPool { .. }), "{error:?}");
         let pool = File::open(dir.path().join("pool.btrfs")).unwrap();
-        assert!(LoopDevice::find(&pool).unwrap().is_none());
+        assert!(LoopDevice::find_attached(&pool).unwrap().is_none());
     });
 }
 
@@ -330,19 +336,20 @@ fn trees_are_named_after_their_mount_points() {
 #[test]
 #[ignore = "a soak of a minute or more"]
 fn soak() {
-    for (kind, rounds, alive) in [(Kind::Ext4, 300, 100), (Kind::Btrfs, 2000, 200)] {
+    for (kind, rounds, alive) in [(VolumeKind::Ext4, 300, 100), (VolumeKind::Btrfs, 2000, 200)] {
         let dir = TempDir::new().unwrap();
         in_launcher(|| {
-            let pool = Some(Bytes::mib(20 << 10));
-            let mut volumes = Volumes::open(dir.path(), Settings { pool, ..settings(kind) }).unwrap();
+            let pool = Some(Bytes::from_mib(20 << 10));
+            let mut volumes =
+                VolumeStore::open(dir.path(), VolumeStoreSettings { pool, ..settings(kind) }).unwrap();
             turn_over(&mut volumes, rounds, alive);
-            if kind == Kind::Btrfs {
+            if kind == VolumeKind::Btrfs {
                 report(dir.path(), "200 alive, 1800 removed");
             }
-            for id in volumes.list().unwrap() {
+            for id in volumes.list_ids().unwrap() {
                 volumes.remove(&id).unwrap();
             }
-            if kind == Kind::Btrfs {
+            if kind == VolumeKind::Btrfs {
                 wait_until_freed(dir.path());
             }
             close(dir.path(), volumes);
@@ -351,14 +358,14 @@ fn soak() {
 }
 
 /// Makes, fills and removes volumes, of which `alive` exist at once, and prints the times.
-fn turn_over(volumes: &mut Volumes, rounds: usize, alive: usize) {
+fn turn_over(volumes: &mut VolumeStore, rounds: usize, alive: usize) {
     let mut times = Times::new();
     for round in 0..rounds {
-        let prepared = timed(&mut times, "prepare", || volumes.prepare(LIMIT).unwrap());
+        let prepared = timed(&mut times, "prepare", || volumes.prepare(TEST_LIMIT).unwrap());
         let id = format!("s{round}");
-        let volume = timed(&mut times, "assign", || volumes.assign(prepared, &id, LIMIT).unwrap());
+        let volume = timed(&mut times, "assign", || volumes.assign(prepared, &id, TEST_LIMIT).unwrap());
         let size = (round * 7919) % (4 << 20);
-        std::fs::write(volume.tree("root").0.join("data"), vec![3; size]).unwrap();
+        std::fs::write(volume.tree_directories("root").0.join("data"), vec![3; size]).unwrap();
         timed(&mut times, "usage", || volumes.usage(&id).unwrap());
         if round >= alive {
             let old = format!("s{}", round - alive);
@@ -402,7 +409,7 @@ fn report(dir: &Path, when: &str) {
 }
 
 fn quota_groups(root: &File) -> usize {
-    let fsid = linux::btrfs::fsid(root).unwrap();
+    let fsid = linux::btrfs::filesystem_id(root).unwrap();
     let groups = std::fs::read_dir(format!("/sys/fs/btrfs/{fsid}/qgroups")).unwrap();
     groups.filter(|group| group.as_ref().unwrap().file_name().to_string_lossy().starts_with("0_")).count()
 }

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use domain::volume::Lifetime;
+use domain::volume::VolumeLifetime;
 use domain::{
-    Access, Bytes, Cause, Cpus, Mount, Network, Owner, Resources, Spec, Volume, VolumeId, VolumeName,
+    Bytes, EndCause, MilliCpus, MountAccess, MountSpec, NetworkAccess, Owner, ResourceLimits, SandboxSpec,
+    Volume, VolumeId, VolumeName,
 };
-use wire::process::Exit;
+use wire::process::ExitReason;
 
 use super::restarts::{
     failed_restart_keeps_the_files, sandbox_without_files_is_not_restarted,
@@ -16,17 +17,17 @@ use super::snapshots::{
     failed_snapshot_or_restore_leaves_nothing_behind, snapshot_and_sandbox_outlive_each_other,
     snapshot_saves_files_and_commands_continue,
 };
-use super::{Check, Made, Subject, found, fresh_id};
-use crate::{BackendError, Condition, MountFault};
+use super::{BackendUnderTest, Check, TestSandbox, find_sandbox, fresh_id};
+use crate::{BackendError, FoundCondition, MountFault};
 
-/// Every name in `Capabilities::limits`.
-const LIMITS: [&str; 4] = ["memory", "cpus", "pids", "disk"];
+/// Every name in `BackendCapabilities::limits`.
+const LIMIT_NAMES: [&str; 4] = ["memory", "cpus", "pids", "disk"];
 
 /// A process that runs until its sandbox ends.
-const LASTING: &str = "decade00decade00decade00decade00";
+const LASTING_PROCESS: &str = "decade00decade00decade00decade00";
 
 /// How long a paused sandbox is observed for output.
-const STILL: Duration = Duration::from_millis(300);
+const PAUSE_OBSERVATION_TIME: Duration = Duration::from_millis(300);
 
 macro_rules! checks {
     ($($name:ident),* $(,)?) => {
@@ -64,159 +65,164 @@ checks![
     sandbox_without_files_is_not_restarted,
 ];
 
-async fn probe_lists_only_known_limits(subject: &dyn Subject) {
+async fn probe_lists_only_known_limits(subject: &dyn BackendUnderTest) {
     let offered = subject.open().await.probe().await.expect("the host can be probed");
     for limit in &offered.limits {
-        assert!(LIMITS.contains(&limit.as_str()), "`{limit}` is not a known limit");
+        assert!(LIMIT_NAMES.contains(&limit.as_str()), "`{limit}` is not a known limit");
     }
-    let missing = LIMITS.len() - offered.limits.len();
+    let missing = LIMIT_NAMES.len() - offered.limits.len();
     assert!(
-        offered.weaker.len() >= missing,
+        offered.degraded.len() >= missing,
         "{missing} limits are not enforced and not reported: {offered:?}"
     );
 }
 
-async fn created_sandbox_runs_commands(subject: &dyn Subject) {
+async fn created_sandbox_runs_commands(subject: &dyn BackendUnderTest) {
     let backend = subject.open().await;
-    let mut spec = Spec::plain();
+    let mut spec = SandboxSpec::with_defaults();
     spec.env.insert("GIVEN".to_owned(), "yes".to_owned());
-    let made = Made::of(&backend, &spec).await;
+    let made = TestSandbox::create_from_spec(&backend, &spec).await;
     made.ping().await;
-    let ran = made.run("echo given: $GIVEN; echo more >&2; exit 7").await;
-    assert_eq!(ran.exit, Exit::Code(7), "{ran:?}");
+    let ran = made.run_script("echo given: $GIVEN; echo more >&2; exit 7").await;
+    assert_eq!(ran.exit, ExitReason::Code(7), "{ran:?}");
     assert!(ran.output.contains("given: yes") && ran.output.contains("more"), "{ran:?}");
-    assert_eq!(made.found().await.map(|found| found.condition), Some(Condition::Alive));
+    assert_eq!(made.find_listed().await.map(|found| found.condition), Some(FoundCondition::Alive));
     made.destroy().await;
 }
 
-async fn limits_in_force_are_reported(subject: &dyn Subject) {
+async fn limits_in_force_are_reported(subject: &dyn BackendUnderTest) {
     let backend = subject.open().await;
     let offered = backend.probe().await.expect("the host can be probed");
-    let made = Made::plain(&backend).await;
+    let made = TestSandbox::create_plain(&backend).await;
     assert_eq!(made.in_force.image, "host");
-    for limit in LIMITS {
+    for limit in LIMIT_NAMES {
         let held = offered.limits.iter().any(|name| name == limit);
         let reported = made.in_force.measures.iter().any(|(name, _)| name == limit);
         assert_eq!(reported, held, "`{limit}`: {:?} of {offered:?}", made.in_force);
     }
-    let missing = LIMITS.len() - offered.limits.len();
-    assert!(made.in_force.weaker.len() >= missing, "{:?}", made.in_force);
+    let missing = LIMIT_NAMES.len() - offered.limits.len();
+    assert!(made.in_force.degraded.len() >= missing, "{:?}", made.in_force);
     made.destroy().await;
 }
 
-fn with(limit: &str) -> Spec {
-    let mut resources = Resources::default();
+fn spec_with_limit(limit: &str) -> SandboxSpec {
+    let mut resources = ResourceLimits::default();
     match limit {
-        "memory" => resources.memory = Some(Bytes::mib(64)),
-        "cpus" => resources.cpus = Some(Cpus(500)),
+        "memory" => resources.memory = Some(Bytes::from_mib(64)),
+        "cpus" => resources.cpus = Some(MilliCpus(500)),
         "pids" => resources.pids = Some(32),
-        _ => resources.disk = Some(Bytes::mib(32)),
+        _ => resources.disk = Some(Bytes::from_mib(32)),
     }
-    Spec { resources, ..Spec::plain() }
+    SandboxSpec { resources, ..SandboxSpec::with_defaults() }
 }
 
-async fn explicit_limit_is_enforced_or_rejected(subject: &dyn Subject) {
+async fn explicit_limit_is_enforced_or_rejected(subject: &dyn BackendUnderTest) {
     let backend = subject.open().await;
     let offered = backend.probe().await.expect("the host can be probed");
-    for limit in LIMITS {
+    for limit in LIMIT_NAMES {
         if offered.limits.iter().any(|name| name == limit) {
-            let made = Made::of(&backend, &with(limit)).await;
+            let made = TestSandbox::create_from_spec(&backend, &spec_with_limit(limit)).await;
             made.ping().await;
             made.destroy().await;
             continue;
         }
         let id = fresh_id();
-        let refused = backend.create(&id, &with(limit)).await;
+        let refused = backend.create(&id, &spec_with_limit(limit)).await;
         let Err(BackendError::Unsupported { hint: Some(_), .. }) = &refused else {
             panic!("a limit on {limit} that cannot be enforced: {refused:?}")
         };
-        assert_eq!(found(&backend, &id).await, None, "a failed create left something behind");
+        assert_eq!(find_sandbox(&backend, &id).await, None, "a failed create left something behind");
     }
 }
 
-async fn exceeding_the_memory_limit_is_an_oom(subject: &dyn Subject) {
+async fn exceeding_the_memory_limit_is_an_oom(subject: &dyn BackendUnderTest) {
     let backend = subject.open().await;
     let offered = backend.probe().await.expect("the host can be probed");
     if !offered.limits.iter().any(|name| name == "memory") {
         return;
     }
-    let made = Made::of(&backend, &with("memory")).await;
+    let made = TestSandbox::create_from_spec(&backend, &spec_with_limit("memory")).await;
     // `tail` buffers a last line that never ends.
-    let ran = made.run("exec tail -n 1 /dev/zero").await;
-    assert_eq!(ran.exit, Exit::Oom, "{ran:?}");
+    let ran = made.run_script("exec tail -n 1 /dev/zero").await;
+    assert_eq!(ran.exit, ExitReason::Oom, "{ran:?}");
     let usage = backend.usage(&made.id).await.expect("the sandbox still exists");
-    assert_eq!(usage.memory_limit, Some(Bytes::mib(64)));
+    assert_eq!(usage.memory_limit, Some(Bytes::from_mib(64)));
     assert!(usage.oom_kills.is_some_and(|count| count > 0), "{usage:?}");
     made.ping().await;
     made.destroy().await;
 }
 
-async fn failed_create_leaves_nothing_behind(subject: &dyn Subject) {
+async fn failed_create_leaves_nothing_behind(subject: &dyn BackendUnderTest) {
     let backend = subject.open().await;
     let id = fresh_id();
-    let spec = Spec { image: "conformance/no-such-image".to_owned(), ..Spec::plain() };
+    let spec = SandboxSpec { image: "conformance/no-such-image".to_owned(), ..SandboxSpec::with_defaults() };
     let refused = backend.create(&id, &spec).await;
     assert!(matches!(refused, Err(BackendError::NoImage { .. })), "a missing image: {refused:?}");
-    assert_eq!(found(&backend, &id).await, None, "a failed create left something behind");
-    for network in [Network::On, Network::Filtered] {
-        match backend.create(&id, &Spec { network, ..Spec::plain() }).await {
+    assert_eq!(find_sandbox(&backend, &id).await, None, "a failed create left something behind");
+    for network in [NetworkAccess::On, NetworkAccess::Filtered] {
+        match backend.create(&id, &SandboxSpec { network, ..SandboxSpec::with_defaults() }).await {
             Ok(_) => drop(backend.destroy(&id).await.expect("a sandbox can be destroyed")),
             Err(BackendError::Unsupported { .. }) => {}
             Err(error) => panic!("network {network:?}: {error:?}"),
         }
-        assert_eq!(found(&backend, &id).await, None, "network {network:?} left something behind");
+        assert_eq!(find_sandbox(&backend, &id).await, None, "network {network:?} left something behind");
     }
 }
 
-async fn duplicate_id_is_rejected_and_the_sandbox_survives(subject: &dyn Subject) {
+async fn duplicate_id_is_rejected_and_the_sandbox_survives(subject: &dyn BackendUnderTest) {
     let backend = subject.open().await;
-    let made = Made::plain(&backend).await;
-    let again = backend.create(&made.id, &Spec::plain()).await;
+    let made = TestSandbox::create_plain(&backend).await;
+    let again = backend.create(&made.id, &SandboxSpec::with_defaults()).await;
     assert!(again.is_err(), "two sandboxes have one id");
     made.ping().await;
     made.destroy().await;
 }
 
-async fn paused_sandbox_runs_nothing_and_its_agent_replies(subject: &dyn Subject) {
+async fn paused_sandbox_runs_nothing_and_its_agent_replies(subject: &dyn BackendUnderTest) {
     let backend = subject.open().await;
     let offered = backend.probe().await.expect("the host can be probed");
-    let made = Made::plain(&backend).await;
-    let mut lasting = made.start(LASTING, "while :; do echo on; sleep 0.01; done").await;
-    lasting.output().await;
+    let made = TestSandbox::create_plain(&backend).await;
+    let mut lasting = made.start_script(LASTING_PROCESS, "while :; do echo on; sleep 0.01; done").await;
+    lasting.next_output().await;
     let paused = backend.pause(&made.id).await;
     assert_eq!(paused.is_ok(), offered.pause, "{paused:?}");
     if offered.pause {
-        assert_eq!(made.found().await.map(|found| found.condition), Some(Condition::Frozen));
-        let before = made.written(LASTING).await;
-        tokio::time::sleep(STILL).await;
-        assert_eq!(made.written(LASTING).await, before, "the command runs while the sandbox is paused");
+        assert_eq!(made.find_listed().await.map(|found| found.condition), Some(FoundCondition::Frozen));
+        let before = made.output_length(LASTING_PROCESS).await;
+        tokio::time::sleep(PAUSE_OBSERVATION_TIME).await;
+        assert_eq!(
+            made.output_length(LASTING_PROCESS).await,
+            before,
+            "the command runs while the sandbox is paused"
+        );
         backend.resume(&made.id).await.expect("a paused sandbox can be resumed");
-        assert_eq!(made.found().await.map(|found| found.condition), Some(Condition::Alive));
-        made.follow(LASTING, before).await.output().await;
+        assert_eq!(made.find_listed().await.map(|found| found.condition), Some(FoundCondition::Alive));
+        made.follow_process(LASTING_PROCESS, before).await.next_output().await;
     }
     // A paused sandbox can be destroyed as well.
     backend.pause(&made.id).await.err();
     made.destroy().await;
 }
 
-async fn running_commands_see_attached_mounts(subject: &dyn Subject) {
+async fn running_commands_see_attached_mounts(subject: &dyn BackendUnderTest) {
     let backend = subject.open().await;
     let offered = backend.probe().await.expect("the host can be probed");
-    let made = Made::plain(&backend).await;
+    let made = TestSandbox::create_plain(&backend).await;
     let waits = "echo waiting; until cat /given/here/greeting 2>/dev/null; do sleep 0.01; done";
-    let mut lasting = made.start(LASTING, waits).await;
-    lasting.output().await;
+    let mut lasting = made.start_script(LASTING_PROCESS, waits).await;
+    lasting.next_output().await;
     let mounts = [
-        Mount::host(subject.shared(), "/given/here", Access::ReadOnly),
-        Mount::host(subject.shared(), "/given/there", Access::ReadWrite),
+        MountSpec::from_host(subject.shared_directory(), "/given/here", MountAccess::ReadOnly),
+        MountSpec::from_host(subject.shared_directory(), "/given/there", MountAccess::ReadWrite),
     ];
-    match backend.attach(&made.id, &mounts).await {
+    match backend.attach_mounts(&made.id, &mounts).await {
         Ok(measures) => {
             assert!(offered.attach, "attach works but is not listed as a capability");
             assert!(measures.iter().any(|(name, _)| name == "mount /given/here"), "{measures:?}");
-            assert_eq!(lasting.output().await, b"hello\n", "a running command does not see the mount");
-            let ran =
-                made.run("echo no > /given/here/new; echo yes > /given/there/new; cat /given/here/new").await;
+            assert_eq!(lasting.next_output().await, b"hello\n", "a running command does not see the mount");
+            let ran = made
+                .run_script("echo no > /given/here/new; echo yes > /given/there/new; cat /given/here/new")
+                .await;
             assert!(ran.output.contains("yes") && !ran.output.contains("no\n"), "{ran:?}");
         }
         Err(BackendError::Unsupported { hint: Some(_), .. }) => {
@@ -225,74 +231,74 @@ async fn running_commands_see_attached_mounts(subject: &dyn Subject) {
         Err(error) => panic!("an allowed mount: {error:?}"),
     }
     made.destroy().await;
-    let gone = backend.attach(&fresh_id(), &mounts).await;
+    let gone = backend.attach_mounts(&fresh_id(), &mounts).await;
     assert!(matches!(gone, Err(BackendError::Gone)), "{gone:?}");
 }
 
-async fn failed_attach_leaves_no_mount(subject: &dyn Subject) {
+async fn failed_attach_leaves_no_mount(subject: &dyn BackendUnderTest) {
     let backend = subject.open().await;
     if !backend.probe().await.expect("the host can be probed").attach {
         return;
     }
     for wrong in ["/link/there/deep", "/file/there/deep", "/proc/there/deep"] {
-        let made = Made::plain(&backend).await;
+        let made = TestSandbox::create_plain(&backend).await;
         let prepare = "mkdir /real && ln -s /real /link && touch /file && echo ready";
-        made.start(LASTING, prepare).await.output().await;
-        let good = Mount::host(subject.shared(), "/given", Access::ReadOnly);
-        let mounts = [good, Mount::host(subject.shared(), wrong, Access::ReadOnly)];
-        let refused = backend.attach(&made.id, &mounts).await;
+        made.start_script(LASTING_PROCESS, prepare).await.next_output().await;
+        let good = MountSpec::from_host(subject.shared_directory(), "/given", MountAccess::ReadOnly);
+        let mounts = [good, MountSpec::from_host(subject.shared_directory(), wrong, MountAccess::ReadOnly)];
+        let refused = backend.attach_mounts(&made.id, &mounts).await;
         assert!(refused.is_err(), "`{wrong}` is not a valid target: {refused:?}");
-        let ran = made.run("ls /real /given; grep -c given /proc/self/mounts").await;
+        let ran = made.run_script("ls /real /given; grep -c given /proc/self/mounts").await;
         assert!(ran.output.trim_end().ends_with('0') && !ran.output.contains("greeting"), "{wrong}: {ran:?}");
         made.destroy().await;
     }
 }
 
-async fn volume_outlives_its_sandboxes_or_is_rejected(subject: &dyn Subject) {
+async fn volume_outlives_its_sandboxes_or_is_rejected(subject: &dyn BackendUnderTest) {
     let backend = subject.open().await;
     let offered = backend.probe().await.expect("the host can be probed").volumes;
     let volume = Volume {
         id: VolumeId::parse(fresh_id().as_str()).expect("a sandbox id is a valid volume id"),
-        owner: Owner::named("conformance"),
+        owner: Owner::from_valid_name("conformance"),
         name: VolumeName::parse("data").expect("a valid volume name"),
-        size: Bytes::mib(16),
-        lifetime: Lifetime::Kept,
+        size: Bytes::from_mib(16),
+        lifetime: VolumeLifetime::Kept,
     };
-    let made = backend.make_volume(&volume).await;
+    let made = backend.create_volume(&volume).await;
     if !offered {
         assert!(matches!(made, Err(BackendError::Unsupported { hint: Some(_), .. })), "{made:?}");
-        assert_eq!(backend.volumes().await.expect("volumes can be listed"), Vec::new());
+        assert_eq!(backend.list_volumes().await.expect("volumes can be listed"), Vec::new());
         return;
     }
     made.expect("a volume can be created");
-    backend.make_volume(&volume).await.expect("an existing volume is left unchanged");
-    let mounts = vec![Mount::volume(volume.id.clone(), "/data", Access::ReadWrite)];
-    let spec = Spec { mounts, ..Spec::plain() };
-    let first = Made::of(&backend, &spec).await;
-    assert_eq!(first.run("echo kept > /data/file").await.exit, Exit::Code(0));
+    backend.create_volume(&volume).await.expect("an existing volume is left unchanged");
+    let mounts = vec![MountSpec::from_volume(volume.id.clone(), "/data", MountAccess::ReadWrite)];
+    let spec = SandboxSpec { mounts, ..SandboxSpec::with_defaults() };
+    let first = TestSandbox::create_from_spec(&backend, &spec).await;
+    assert_eq!(first.run_script("echo kept > /data/file").await.exit, ExitReason::Code(0));
     first.destroy().await;
     let backend = subject.open().await;
-    let found = backend.volumes().await.expect("volumes can be listed");
+    let found = backend.list_volumes().await.expect("volumes can be listed");
     assert_eq!(found.iter().map(|found| &found.volume).collect::<Vec<_>>(), [&volume]);
     let unknown = VolumeId::parse(fresh_id().as_str()).expect("a sandbox id is a valid volume id");
-    let held = backend.volumes_hold(&[unknown, volume.id.clone()]).await.expect("volumes can be measured");
+    let held = backend.volume_sizes(&[unknown, volume.id.clone()]).await.expect("volumes can be measured");
     assert_eq!(held.iter().map(|(id, _)| id).collect::<Vec<_>>(), [&volume.id]);
-    let second = Made::of(&backend, &spec).await;
-    assert_eq!(second.run("cat /data/file").await.output.trim(), "kept");
+    let second = TestSandbox::create_from_spec(&backend, &spec).await;
+    assert_eq!(second.run_script("cat /data/file").await.output.trim(), "kept");
     second.destroy().await;
     backend.remove_volume(&volume.id).await.expect("a volume can be removed");
     backend.remove_volume(&volume.id).await.expect("a missing volume can be removed");
-    assert_eq!(backend.volumes().await.expect("volumes can be listed"), Vec::new());
+    assert_eq!(backend.list_volumes().await.expect("volumes can be listed"), Vec::new());
     let missing = backend.create(&fresh_id(), &spec).await;
     assert!(matches!(missing, Err(BackendError::Mount { fault: MountFault::NoVolume, .. })), "{missing:?}");
 }
 
-async fn usage_is_reported_for_existing_sandboxes(subject: &dyn Subject) {
+async fn usage_is_reported_for_existing_sandboxes(subject: &dyn BackendUnderTest) {
     let backend = subject.open().await;
     let offered = backend.probe().await.expect("the host can be probed");
     let held = |name: &str| offered.limits.iter().any(|limit| limit == name);
-    let made = Made::plain(&backend).await;
-    made.run("true").await;
+    let made = TestSandbox::create_plain(&backend).await;
+    made.run_script("true").await;
     let usage = backend.usage(&made.id).await.expect("the sandbox exists");
     assert_eq!(usage.memory_limit.is_some(), held("memory"), "{usage:?}");
     assert_eq!(usage.cpu_limit.is_some(), held("cpus"), "{usage:?}");
@@ -303,42 +309,47 @@ async fn usage_is_reported_for_existing_sandboxes(subject: &dyn Subject) {
     assert!(matches!(gone, Err(BackendError::Gone)), "{gone:?}");
 }
 
-async fn limits_of_a_running_sandbox_can_change(subject: &dyn Subject) {
+async fn limits_of_a_running_sandbox_can_change(subject: &dyn BackendUnderTest) {
     let backend = subject.open().await;
     let offered = backend.probe().await.expect("the host can be probed");
     let held = |name: &str| offered.limits.iter().any(|limit| limit == name);
     if !held("memory") || !held("pids") {
         return;
     }
-    let made = Made::plain(&backend).await;
-    let less = Resources { memory: Some(Bytes::mib(64)), pids: Some(40), ..Resources::default() };
-    let more = Resources { memory: Some(Bytes::mib(128)), cpus: Some(Cpus(1500)), ..Resources::default() };
+    let made = TestSandbox::create_plain(&backend).await;
+    let less =
+        ResourceLimits { memory: Some(Bytes::from_mib(64)), pids: Some(40), ..ResourceLimits::default() };
+    let more = ResourceLimits {
+        memory: Some(Bytes::from_mib(128)),
+        cpus: Some(MilliCpus(1500)),
+        ..ResourceLimits::default()
+    };
     let mut in_force = made.in_force.clone();
     // Up, down, and the same limit again: a former limit must not get in the way.
     for resources in [&more, &less, &less] {
         let measures = backend.resize(&made.id, resources).await.expect("limits can be changed");
-        in_force.replace(measures);
+        in_force.replace_measures(measures);
     }
     let reported = in_force.measures.iter().filter(|(name, _)| name == "memory").collect::<Vec<_>>();
     assert!(matches!(&reported[..], [(_, value)] if value.contains("64Mi")), "{reported:?}");
     let usage = backend.usage(&made.id).await.expect("the sandbox exists");
-    assert_eq!(usage.memory_limit, Some(Bytes::mib(64)));
-    let ran = made.run("exec tail -n 1 /dev/zero").await;
-    assert_eq!(ran.exit, Exit::Oom, "{ran:?}");
+    assert_eq!(usage.memory_limit, Some(Bytes::from_mib(64)));
+    let ran = made.run_script("exec tail -n 1 /dev/zero").await;
+    assert_eq!(ran.exit, ExitReason::Oom, "{ran:?}");
     // A reopened backend knows the new limit too.
     let backend = subject.open().await;
-    let made = made.seen_by(&backend);
+    let made = made.through_backend(&backend);
     let usage = backend.usage(&made.id).await.expect("the sandbox exists");
-    assert_eq!(usage.memory_limit, Some(Bytes::mib(64)));
+    assert_eq!(usage.memory_limit, Some(Bytes::from_mib(64)));
     made.destroy().await;
 }
 
-async fn unsupported_limit_changes_are_rejected(subject: &dyn Subject) {
+async fn unsupported_limit_changes_are_rejected(subject: &dyn BackendUnderTest) {
     let backend = subject.open().await;
     let offered = backend.probe().await.expect("the host can be probed");
-    let made = Made::plain(&backend).await;
-    for limit in LIMITS {
-        let resized = backend.resize(&made.id, &with(limit).resources).await;
+    let made = TestSandbox::create_plain(&backend).await;
+    for limit in LIMIT_NAMES {
+        let resized = backend.resize(&made.id, &spec_with_limit(limit).resources).await;
         match resized {
             Ok(measures) => {
                 assert!(offered.limits.iter().any(|name| name == limit), "{limit} is not enforced");
@@ -350,105 +361,119 @@ async fn unsupported_limit_changes_are_rejected(subject: &dyn Subject) {
     }
     let id = made.id.clone();
     made.destroy().await;
-    let gone = backend.resize(&id, &Resources::default()).await;
+    let gone = backend.resize(&id, &ResourceLimits::default()).await;
     assert!(matches!(gone, Err(BackendError::Gone)), "{gone:?}");
 }
 
-async fn image_name_resolves_as_in_create(subject: &dyn Subject) {
+async fn image_name_resolves_as_in_create(subject: &dyn BackendUnderTest) {
     let backend = subject.open().await;
-    let made = Made::plain(&backend).await;
-    let resolved = backend.resolve(&Spec::plain().image).await.expect("the image was just used");
+    let made = TestSandbox::create_plain(&backend).await;
+    let resolved =
+        backend.resolve_image(&SandboxSpec::with_defaults().image).await.expect("the image was just used");
     assert_eq!(resolved.name, made.in_force.image);
     made.destroy().await;
-    let missing = backend.resolve("conformance/no-such-image").await;
+    let missing = backend.resolve_image("conformance/no-such-image").await;
     assert!(matches!(missing, Err(BackendError::NoImage { .. })), "{missing:?}");
 }
 
 /// Succeeds if the sandbox has a default route.
-const WAY_OUT: &str = "awk '$2 == \"00000000\" { found = 1 } END { exit !found }' /proc/net/route";
+const HAS_DEFAULT_ROUTE: &str = "awk '$2 == \"00000000\" { found = 1 } END { exit !found }' /proc/net/route";
 
-async fn network_is_connected_later_or_rejected(subject: &dyn Subject) {
+async fn network_is_connected_later_or_rejected(subject: &dyn BackendUnderTest) {
     let backend = subject.open().await;
     let offered = backend.probe().await.expect("the host can be probed");
-    let made = Made::plain(&backend).await;
-    let asked = backend.connect(&made.id, Network::On).await;
+    let made = TestSandbox::create_plain(&backend).await;
+    let asked = backend.connect_network(&made.id, NetworkAccess::On).await;
     let network_of =
-        |measures: &crate::Measures| measures.iter().find(|(name, _)| name == "network").cloned();
+        |measures: &crate::EnforcedMeasures| measures.iter().find(|(name, _)| name == "network").cloned();
     if offered.network {
         let (_, value) = asked.ok().as_ref().and_then(network_of).expect("the network in force is returned");
         assert!(value.starts_with("on"), "{value}");
-        assert!(backend.connect(&made.id, Network::Auto).await.is_ok(), "connecting again changes nothing");
-        assert_eq!(made.run(WAY_OUT).await.exit, Exit::Code(0), "network `on` has no default route");
+        assert!(
+            backend.connect_network(&made.id, NetworkAccess::Auto).await.is_ok(),
+            "connecting again changes nothing"
+        );
+        assert_eq!(
+            made.run_script(HAS_DEFAULT_ROUTE).await.exit,
+            ExitReason::Code(0),
+            "network `on` has no default route"
+        );
     } else {
         let Err(BackendError::Unsupported { hint: Some(_), .. }) = &asked else {
             panic!("a network that is not supported: {asked:?}")
         };
-        let open = backend.connect(&made.id, Network::Auto).await.ok().as_ref().and_then(network_of);
+        let open =
+            backend.connect_network(&made.id, NetworkAccess::Auto).await.ok().as_ref().and_then(network_of);
         assert!(open.is_some_and(|(_, value)| value.starts_with("off")), "`auto` is not an error");
-        assert_eq!(made.run(WAY_OUT).await.exit, Exit::Code(1), "network `off` has a default route");
+        assert_eq!(
+            made.run_script(HAS_DEFAULT_ROUTE).await.exit,
+            ExitReason::Code(1),
+            "network `off` has a default route"
+        );
     }
     let id = made.id.clone();
     made.destroy().await;
-    let gone = backend.connect(&id, Network::On).await;
+    let gone = backend.connect_network(&id, NetworkAccess::On).await;
     assert!(matches!(gone, Err(BackendError::Gone)), "{gone:?}");
 }
 
-async fn destroy_twice_succeeds(subject: &dyn Subject) {
+async fn destroy_twice_succeeds(subject: &dyn BackendUnderTest) {
     let backend = subject.open().await;
-    let made = Made::plain(&backend).await;
+    let made = TestSandbox::create_plain(&backend).await;
     let id = made.id.clone();
-    made.start(LASTING, "sleep 1000 & setsid sleep 1000 & wait").await;
+    made.start_script(LASTING_PROCESS, "sleep 1000 & setsid sleep 1000 & wait").await;
     made.destroy().await;
     backend.destroy(&id).await.expect("a missing sandbox can be destroyed");
     backend.destroy(&fresh_id()).await.expect("an unknown sandbox can be destroyed");
-    let dialled = backend.dial(&id).await.err();
+    let dialled = backend.dial_agent(&id).await.err();
     assert!(matches!(dialled, Some(BackendError::Gone)), "{dialled:?}");
 }
 
-async fn reopened_backend_adopts_its_sandboxes(subject: &dyn Subject) {
+async fn reopened_backend_adopts_its_sandboxes(subject: &dyn BackendUnderTest) {
     let before = subject.open().await;
-    let made = Made::plain(&before).await;
-    let mut lasting = made.start(LASTING, "echo first; while :; do sleep 0.1; echo on; done").await;
-    lasting.output().await;
+    let made = TestSandbox::create_plain(&before).await;
+    let mut lasting =
+        made.start_script(LASTING_PROCESS, "echo first; while :; do sleep 0.1; echo on; done").await;
+    lasting.next_output().await;
     drop((lasting, before));
     let backend = subject.open().await;
-    let made = made.seen_by(&backend);
-    assert_eq!(made.found().await.map(|found| found.condition), Some(Condition::Alive));
-    let printed = made.follow(LASTING, 0).await.output().await;
+    let made = made.through_backend(&backend);
+    assert_eq!(made.find_listed().await.map(|found| found.condition), Some(FoundCondition::Alive));
+    let printed = made.follow_process(LASTING_PROCESS, 0).await.next_output().await;
     assert!(printed.starts_with(b"first"), "{:?}", String::from_utf8_lossy(&printed));
     backend.usage(&made.id).await.expect("the sandbox exists");
     made.destroy().await;
 }
 
-async fn death_of_an_adopted_sandbox_is_reported(subject: &dyn Subject) {
+async fn death_of_an_adopted_sandbox_is_reported(subject: &dyn BackendUnderTest) {
     let mut backend = subject.open().await;
     for adopted in [false, true] {
-        let made = Made::plain(&backend).await;
+        let made = TestSandbox::create_plain(&backend).await;
         if adopted {
             backend = subject.open().await;
         }
-        let made = made.seen_by(&backend);
-        let mut deaths = backend.deaths();
-        assert!(made.found().await.is_some());
-        subject.strike(&made.id).await;
+        let made = made.through_backend(&backend);
+        let mut deaths = backend.watch_deaths();
+        assert!(made.find_listed().await.is_some());
+        subject.kill_sandbox(&made.id).await;
         let death = deaths.recv().await.expect("the backend runs");
-        assert_eq!((&death.id, death.cause), (&made.id, Cause::AgentDied), "adopted: {adopted}");
-        let condition = made.found().await.map(|found| found.condition);
-        assert_eq!(condition, Some(Condition::Dead), "adopted: {adopted}");
+        assert_eq!((&death.id, death.cause), (&made.id, EndCause::AgentDied), "adopted: {adopted}");
+        let condition = made.find_listed().await.map(|found| found.condition);
+        assert_eq!(condition, Some(FoundCondition::Dead), "adopted: {adopted}");
         made.destroy().await;
         backend = subject.open().await;
     }
 }
 
-async fn missing_images_are_not_found_or_removed(subject: &dyn Subject) {
+async fn missing_images_are_not_found_or_removed(subject: &dyn BackendUnderTest) {
     let backend = subject.open().await;
     let Some(images) = backend.images() else { return };
     let name = "nobody/has:this";
     assert_eq!(images.find(name).await.expect("images can be searched"), None);
     assert!(images.list().await.expect("images can be listed").iter().all(|image| image.name != name));
     assert!(matches!(images.remove(name).await, Err(BackendError::NoImage { .. })));
-    assert_eq!(images.collect().await.expect("there is nothing to collect").layers, 0);
-    assert!(!images.may_fetch(name), "the registry is not allowed");
-    let pulled = images.pull(crate::Pull { name, credentials: None, progress: &|_| {} }).await;
+    assert_eq!(images.collect_unused().await.expect("there is nothing to collect").layers, 0);
+    assert!(!images.may_pull(name), "the registry is not allowed");
+    let pulled = images.pull(crate::ImagePull { name, credentials: None, progress: &|_| {} }).await;
     assert!(matches!(pulled, Err(BackendError::Pull { .. })), "{pulled:?}");
 }

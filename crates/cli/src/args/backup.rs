@@ -11,19 +11,19 @@ use crate::values;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The server may run meanwhile. Writes to disks of sandboxes wait while the disks are copied. Disks in memory, as an \
-ordinary user's sandboxes have them, are not saved; they are named.")]
+The server can keep running during the backup. Writes to sandbox disks block while the disks are copied. \
+In-memory disks, which sandboxes of an ordinary user have, are not saved; the command lists them.")]
 pub(crate) struct BackupArgs {
-    /// The file to write, which must not exist
-    #[arg(value_name = "FILE", value_parser = PathBufValueParser::new().try_map(backup_file))]
+    /// File to write; it must not exist
+    #[arg(value_name = "FILE", value_parser = PathBufValueParser::new().try_map(check_backup_path))]
     pub file: PathBuf,
 
-    /// Give up when the backup becomes larger than this, such as 10g
-    #[arg(long, value_name = "SIZE", value_parser = values::bytes)]
+    /// Abort if the backup becomes larger than this, such as 10g
+    #[arg(long, value_name = "SIZE", value_parser = values::parse_bytes)]
     pub max_size: Option<Bytes>,
 
-    /// Save the secret from which the tokens of sandboxes are derived, too; otherwise a restored
-    /// server makes a new one
+    /// Include the secret from which sandbox tokens are derived; without it, a restored server creates a new
+    /// one
     #[arg(long)]
     pub with_secrets: bool,
 
@@ -33,9 +33,10 @@ pub(crate) struct BackupArgs {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The state directory must be empty or absent, and gets an identity of its own. Its sandboxes have stopped.")]
+The state directory must be empty or absent; it gets a new identity. Its sandboxes are stopped after the \
+restore.")]
 pub(crate) struct RestoreArgs {
-    /// A file that `coracle backup` wrote
+    /// Backup file written by `coracle backup`
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
 
@@ -44,7 +45,7 @@ pub(crate) struct RestoreArgs {
 }
 
 /// A path, but not the one that means standard output elsewhere.
-fn backup_file(path: PathBuf) -> Result<PathBuf, &'static str> {
+fn check_backup_path(path: PathBuf) -> Result<PathBuf, &'static str> {
     if path.as_os_str() == "-" {
         return Err("a backup is not written to standard output; name a file");
     }
@@ -57,8 +58,8 @@ mod tests {
 
     #[test]
     fn backup_is_not_written_to_standard_output() {
-        let why = backup_file(PathBuf::from("-")).expect_err("it is no file");
+        let why = check_backup_path(PathBuf::from("-")).expect_err("it is no file");
         assert!(why.contains("standard output"), "{why}");
-        assert_eq!(backup_file(PathBuf::from("./-")), Ok(PathBuf::from("./-")));
+        assert_eq!(check_backup_path(PathBuf::from("./-")), Ok(PathBuf::from("./-")));
     }
 }

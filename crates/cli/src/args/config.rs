@@ -8,15 +8,15 @@ use super::StateArgs;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigCommand {
-    /// Check a configuration file as `serve` would read it; nothing is started
+    /// Check a configuration file as `serve` would read it, without starting anything
     Check(ConfigCheckArgs),
-    /// Show every setting in force, and whether it comes from a default, the file, a variable or a flag
+    /// Show all effective settings and their source: default, file, environment variable or flag
     Show(ConfigShowArgs),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ConfigCheckArgs {
-    /// The file to check [default: the one that `serve` would read]
+    /// File to check [default: the file that `serve` would read]
     #[arg(value_name = "FILE")]
     pub file: Option<PathBuf>,
 }

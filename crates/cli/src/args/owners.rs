@@ -1,4 +1,4 @@
-//! Whose things a command is about: the flags that the operator of a server has.
+//! The flags with which an operator selects the owner whose objects a command acts on.
 
 use clap::Args;
 
@@ -6,11 +6,11 @@ use crate::client::OwnerScope;
 
 #[derive(Debug, Default, Args)]
 pub(crate) struct OwnerArgs {
-    /// Act on the things of this owner; needs the operator's key
+    /// Act on the objects of this owner; requires the operator's API key
     #[arg(long, value_name = "NAME", help_heading = "For operators")]
     pub owner: Option<String>,
 
-    /// Act on the things of every owner; needs the operator's key
+    /// Act on the objects of all owners; requires the operator's API key
     #[arg(long, conflicts_with = "owner", help_heading = "For operators")]
     pub all_owners: bool,
 }

@@ -1,4 +1,4 @@
-//! The flags of commands about what runs in a sandbox, and about how long it lives.
+//! The flags of the commands about the processes, the ports and the lifetime of a sandbox.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub(crate) struct PsArgs {
     #[arg(value_name = "SANDBOX")]
     pub id: SandboxRef,
 
-    /// Also show commands that have ended and are remembered
+    /// Also show ended commands that the server still remembers
     #[arg(long, short = 'a')]
     pub all: bool,
 
@@ -24,9 +24,10 @@ pub(crate) struct PsArgs {
 }
 
 const PS_HELP: &str = "\
-A line is a command, a session (a shell that is kept open), a context (an interpreter that is kept open) or a run (code given \
-to one of those). CPU and MEMORY are those of everything it has started; memory is resident memory, in which shared pages count \
-for each process. `coracle kill` and `coracle logs` take the ids; the logs of a session or context are those of its newest run.";
+Each line is a command, a session (a shell that stays open), a context (an interpreter that stays open) or a \
+run (code executed in a session or context). CPU and MEMORY include all descendants; memory is resident \
+memory, with shared pages counted once per process. `coracle kill` and `coracle logs` accept these ids; for \
+a session or context, `logs` shows its newest run.";
 
 #[derive(Debug, Args)]
 #[command(after_help = KILL_HELP)]
@@ -35,18 +36,18 @@ pub(crate) struct KillArgs {
     #[arg(value_name = "SANDBOX")]
     pub id: SandboxRef,
 
-    /// The commands, sessions or contexts, as `coracle ps` shows them: ids or beginnings of ids
+    /// Ids of commands, sessions or contexts, or beginnings of ids, as shown by `coracle ps`
     #[arg(value_name = "PROCESS", required = true)]
     pub processes: Vec<ProcessRef>,
 
     /// The signal: a name such as TERM, KILL or INT, or a number
-    #[arg(long, short = 's', value_name = "SIGNAL", default_value = "TERM", value_parser = values::signal)]
+    #[arg(long, short = 's', value_name = "SIGNAL", default_value = "TERM", value_parser = values::parse_signal)]
     pub signal: String,
 }
 
 const KILL_HELP: &str = "\
-The signal goes to everything that the command, session or context has started. A session or context whose shell or interpreter \
-ends by it starts a new one with its next run.";
+The signal is sent to all processes that the command, session or context has started. If it ends the shell \
+or interpreter of a session or context, the next run starts a new one.";
 
 /// One sandbox and nothing else.
 #[derive(Debug, Args)]
@@ -62,8 +63,9 @@ pub(crate) struct ExtendArgs {
     #[arg(value_name = "SANDBOX")]
     pub id: SandboxRef,
 
-    /// How long from now it is to live, such as 1h; this may also be less than what is left
-    #[arg(value_name = "TIME", value_parser = values::duration)]
+    /// New time until the sandbox expires, counted from now, such as 1h; it can be shorter than the remaining
+    /// time
+    #[arg(value_name = "TIME", value_parser = values::parse_duration)]
     pub time: Duration,
 }
 
@@ -77,8 +79,8 @@ pub(crate) struct UrlArgs {
     #[arg(value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub port: u16,
 
-    /// Print an address that opens the port by itself for this long, such as 1h, for browsers and
-    /// for others; without it requests need the API key
-    #[arg(long, value_name = "TIME", value_parser = values::duration)]
+    /// Print a signed URL that gives access without an API key for this time, such as 1h; without this
+    /// option, requests need the API key
+    #[arg(long, value_name = "TIME", value_parser = values::parse_duration)]
     pub signed: Option<Duration>,
 }

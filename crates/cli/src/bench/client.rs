@@ -8,9 +8,9 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
 /// How long a server may stay silent.
-const SILENCE: Duration = Duration::from_secs(120);
+const READ_TIMEOUT: Duration = Duration::from_secs(120);
 
-pub(crate) struct Client {
+pub(crate) struct BenchClient {
     address: SocketAddr,
     connection: BufReader<TcpStream>,
     /// The body of the last response; the buffer is reused, so that no run pays for its memory.
@@ -19,52 +19,57 @@ pub(crate) struct Client {
 
 /// A sandbox and the header lines that its server asks for.
 #[derive(Clone, Debug)]
-pub(crate) struct Sandbox {
+pub(crate) struct BenchSandbox {
     pub(crate) id: String,
     headers: String,
 }
 
-impl Client {
+impl BenchClient {
     pub(crate) fn connect(address: SocketAddr) -> Result<Self> {
         let stream = TcpStream::connect(address).context("could not connect to the server")?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(SILENCE))?;
+        stream.set_read_timeout(Some(READ_TIMEOUT))?;
         Ok(Self { address, connection: BufReader::with_capacity(1 << 16, stream), body: Vec::new() })
     }
 
     /// Creates a sandbox; `extensions` are Coracle's own keys, such as its disk.
-    pub(crate) fn create(&mut self, extensions: &Value) -> Result<Sandbox> {
-        self.create_with("512Mi", extensions)
+    pub(crate) fn create_sandbox(&mut self, extensions: &Value) -> Result<BenchSandbox> {
+        self.create_with_memory("512Mi", extensions)
     }
 
-    /// As [`Client::create`], with this much memory.
-    pub(crate) fn create_with(&mut self, memory: &str, extensions: &Value) -> Result<Sandbox> {
-        self.create_sized("1", memory, extensions)
+    /// As [`BenchClient::create_sandbox`], with this much memory.
+    pub(crate) fn create_with_memory(&mut self, memory: &str, extensions: &Value) -> Result<BenchSandbox> {
+        self.create_with_size("1", memory, extensions)
     }
 
-    /// As [`Client::create_with`], with this many cores.
-    pub(crate) fn create_sized(&mut self, cpu: &str, memory: &str, extensions: &Value) -> Result<Sandbox> {
-        self.create_wish(json!({
+    /// As [`BenchClient::create_with_memory`], with this many cores.
+    pub(crate) fn create_with_size(
+        &mut self,
+        cpu: &str,
+        memory: &str,
+        extensions: &Value,
+    ) -> Result<BenchSandbox> {
+        self.create_from_request(json!({
             "resourceLimits": {"cpu": cpu, "memory": memory},
             "extensions": extensions,
         }))
     }
 
-    /// As [`Client::create`], with these additional fields.
-    pub(crate) fn create_wish(&mut self, mut wish: Value) -> Result<Sandbox> {
-        wish["image"] = json!({"uri": "host"});
-        wish["timeout"] = json!(3600);
-        wish["entrypoint"] = json!(["tail", "-f", "/dev/null"]);
-        let status = self.send("POST", "/v1/sandboxes", "", wish.to_string().as_bytes())?;
-        let answer = self.json(status, 202)?;
+    /// As [`BenchClient::create_sandbox`], with these additional fields.
+    pub(crate) fn create_from_request(&mut self, mut request: Value) -> Result<BenchSandbox> {
+        request["image"] = json!({"uri": "host"});
+        request["timeout"] = json!(3600);
+        request["entrypoint"] = json!(["tail", "-f", "/dev/null"]);
+        let status = self.send("POST", "/v1/sandboxes", "", request.to_string().as_bytes())?;
+        let answer = self.parse_body(status, 202)?;
         let id = answer["id"].as_str().context("the server names no id")?.to_owned();
-        Ok(Sandbox { id, headers: String::new() })
+        Ok(BenchSandbox { id, headers: String::new() })
     }
 
     /// Asks how the sandbox is reached. The answer never changes, so one request is enough.
-    pub(crate) fn resolve(&mut self, sandbox: &mut Sandbox) -> Result<()> {
+    pub(crate) fn resolve_endpoint(&mut self, sandbox: &mut BenchSandbox) -> Result<()> {
         let status = self.send("GET", &format!("/v1/sandboxes/{}/endpoints/44772", sandbox.id), "", b"")?;
-        let answer = self.json(status, 200)?;
+        let answer = self.parse_body(status, 200)?;
         sandbox.headers.clear();
         for (name, value) in answer["headers"].as_object().into_iter().flatten() {
             sandbox.headers.push_str(&format!("{name}: {}\r\n", value.as_str().unwrap_or_default()));
@@ -73,13 +78,13 @@ impl Client {
     }
 
     /// Runs `true` inside and waits for the end of its events.
-    pub(crate) fn run_true(&mut self, sandbox: &Sandbox) -> Result<()> {
-        self.run(sandbox, &["true"])
+    pub(crate) fn run_true(&mut self, sandbox: &BenchSandbox) -> Result<()> {
+        self.run_command(sandbox, &["true"])
     }
 
     /// Runs a command inside, which must succeed, and waits for the end of its events.
-    pub(crate) fn run(&mut self, sandbox: &Sandbox, words: &[impl AsRef<str>]) -> Result<()> {
-        let path = sandbox.inside("command");
+    pub(crate) fn run_command(&mut self, sandbox: &BenchSandbox, words: &[impl AsRef<str>]) -> Result<()> {
+        let path = sandbox.proxy_path("command");
         let words: Vec<&str> = words.iter().map(AsRef::as_ref).collect();
         let body = json!({"argv": words}).to_string();
         let status = self.send("POST", &path, &sandbox.headers, body.as_bytes())?;
@@ -91,27 +96,27 @@ impl Client {
     }
 
     /// Sends one request to the execution API; returns the status and the body of the response.
-    pub(crate) fn inside(
+    pub(crate) fn send_inside(
         &mut self,
-        sandbox: &Sandbox,
+        sandbox: &BenchSandbox,
         method: &str,
         path: &str,
         body: &Value,
     ) -> Result<(u16, &[u8])> {
         let body = if body.is_null() { String::new() } else { body.to_string() };
-        let status = self.send(method, &sandbox.inside(path), &sandbox.headers, body.as_bytes())?;
+        let status = self.send(method, &sandbox.proxy_path(path), &sandbox.headers, body.as_bytes())?;
         Ok((status, &self.body))
     }
 
     /// Takes a snapshot and waits until it is ready.
-    pub(crate) fn snapshot(&mut self, sandbox: &Sandbox) -> Result<String> {
+    pub(crate) fn take_snapshot(&mut self, sandbox: &BenchSandbox) -> Result<String> {
         let path = format!("/v1/sandboxes/{}/snapshots", sandbox.id);
         let status = self.send("POST", &path, "", b"{}")?;
-        let mut answer = self.json(status, 202)?;
+        let mut answer = self.parse_body(status, 202)?;
         let id = answer["id"].as_str().context("the server names no id")?.to_owned();
         while answer["status"]["state"] == "Creating" {
             let status = self.send("GET", &format!("/v1/snapshots/{id}"), "", b"")?;
-            answer = self.json(status, 200)?;
+            answer = self.parse_body(status, 200)?;
         }
         if answer["status"]["state"] != "Ready" {
             bail!("a snapshot failed: {answer}");
@@ -120,24 +125,24 @@ impl Client {
     }
 
     /// Deletes a snapshot.
-    pub(crate) fn forget(&mut self, snapshot: &str) -> Result<()> {
-        self.remove_at(&format!("/v1/snapshots/{snapshot}"), "")
+    pub(crate) fn delete_snapshot(&mut self, snapshot: &str) -> Result<()> {
+        self.delete_path(&format!("/v1/snapshots/{snapshot}"), "")
     }
 
     /// Creates a sandbox with the files of a snapshot.
-    pub(crate) fn restore(&mut self, snapshot: &str) -> Result<Sandbox> {
-        let wish = json!({
+    pub(crate) fn restore_snapshot(&mut self, snapshot: &str) -> Result<BenchSandbox> {
+        let request = json!({
             "snapshotId": snapshot,
             "timeout": 3600,
             "resourceLimits": {"cpu": "1", "memory": "512Mi"},
         });
-        let status = self.send("POST", "/v1/sandboxes", "", wish.to_string().as_bytes())?;
-        let answer = self.json(status, 202)?;
+        let status = self.send("POST", "/v1/sandboxes", "", request.to_string().as_bytes())?;
+        let answer = self.parse_body(status, 202)?;
         let id = answer["id"].as_str().context("the server names no id")?.to_owned();
-        Ok(Sandbox { id, headers: String::new() })
+        Ok(BenchSandbox { id, headers: String::new() })
     }
 
-    pub(crate) fn delete(&mut self, sandbox: &Sandbox) -> Result<()> {
+    pub(crate) fn delete_sandbox(&mut self, sandbox: &BenchSandbox) -> Result<()> {
         let status = self.send("DELETE", &format!("/v1/sandboxes/{}", sandbox.id), "", b"")?;
         if status != 204 {
             bail!("delete failed with status {status}: {}", String::from_utf8_lossy(&self.body));
@@ -146,14 +151,14 @@ impl Client {
     }
 
     /// The first page of the list, as ids.
-    pub(crate) fn list(&mut self) -> Result<Vec<String>> {
+    pub(crate) fn list_first_page(&mut self) -> Result<Vec<String>> {
         self.list_page(1, 10)
     }
 
     /// One page of the list, as ids.
     pub(crate) fn list_page(&mut self, page: usize, size: usize) -> Result<Vec<String>> {
         let status = self.send("GET", &format!("/v1/sandboxes?page={page}&pageSize={size}"), "", b"")?;
-        let page = self.json(status, 200)?;
+        let page = self.parse_body(status, 200)?;
         let items = page["items"].as_array().context("the list has no items")?;
         Ok(items.iter().filter_map(|item| item["id"].as_str()).map(str::to_owned).collect())
     }
@@ -161,39 +166,39 @@ impl Client {
     /// Makes a pool of the default image.
     pub(crate) fn create_pool(&mut self, name: &str, level: usize) -> Result<()> {
         let container = json!({"image": "host", "resources": {"limits": {"cpu": "1", "memory": "512Mi"}}});
-        let wish = json!({
+        let request = json!({
             "name": name,
             "template": {"spec": {"containers": [container]}},
             "capacitySpec": {"bufferMax": level, "bufferMin": 0, "poolMax": 1000, "poolMin": 0},
         });
-        let status = self.send("POST", "/v1/pools", "", wish.to_string().as_bytes())?;
-        self.json(status, 201).map(drop)
+        let status = self.send("POST", "/v1/pools", "", request.to_string().as_bytes())?;
+        self.parse_body(status, 201).map(drop)
     }
 
     /// How many sandboxes of a pool are warm.
-    pub(crate) fn warm(&mut self, pool: &str) -> Result<u64> {
+    pub(crate) fn count_warm(&mut self, pool: &str) -> Result<u64> {
         let status = self.send("GET", &format!("/v1/pools/{pool}"), "", b"")?;
-        self.json(status, 200)?["status"]["available"].as_u64().context("the pool has no status")
+        self.parse_body(status, 200)?["status"]["available"].as_u64().context("the pool has no status")
     }
 
     pub(crate) fn delete_all(&mut self) -> Result<()> {
         loop {
-            let ids = self.list()?;
+            let ids = self.list_first_page()?;
             if ids.is_empty() {
                 return Ok(());
             }
             for id in ids {
-                self.delete(&Sandbox { id, headers: String::new() })?;
+                self.delete_sandbox(&BenchSandbox { id, headers: String::new() })?;
             }
         }
     }
 
     /// Writes a file of `size` bytes inside, without holding all of it in memory.
-    pub(crate) fn upload(&mut self, sandbox: &Sandbox, path: &str, size: u64) -> Result<()> {
-        let (head, tail) = multipart(path);
-        let kind = format!("Content-Type: multipart/form-data; boundary={BORDER}\r\n");
+    pub(crate) fn upload(&mut self, sandbox: &BenchSandbox, path: &str, size: u64) -> Result<()> {
+        let (head, tail) = multipart_envelope(path);
+        let kind = format!("Content-Type: multipart/form-data; boundary={BOUNDARY}\r\n");
         let headers = format!("{}{kind}", sandbox.headers);
-        self.send_large("POST", &sandbox.inside("files/upload"), &headers, [&head, &tail], size)
+        self.send_large("POST", &sandbox.proxy_path("files/upload"), &headers, [&head, &tail], size)
     }
 
     /// Writes a file of `size` bytes as a bare body.
@@ -225,7 +230,7 @@ impl Client {
             left -= now;
         }
         stream.write_all(tail.as_bytes())?;
-        let status = self.receive(&mut io::sink())?.0;
+        let status = self.read_response(&mut io::sink())?.0;
         if !(200..300).contains(&status) {
             bail!("{method} {path} failed with status {status}");
         }
@@ -233,12 +238,12 @@ impl Client {
     }
 
     /// Removes a file inside.
-    pub(crate) fn remove(&mut self, sandbox: &Sandbox, path: &str) -> Result<()> {
-        self.remove_at(&sandbox.inside(&format!("files?path={path}")), &sandbox.headers)
+    pub(crate) fn remove_file(&mut self, sandbox: &BenchSandbox, path: &str) -> Result<()> {
+        self.delete_path(&sandbox.proxy_path(&format!("files?path={path}")), &sandbox.headers)
     }
 
     /// Removes whatever is at `path`.
-    pub(crate) fn remove_at(&mut self, path: &str, headers: &str) -> Result<()> {
+    pub(crate) fn delete_path(&mut self, path: &str, headers: &str) -> Result<()> {
         let status = self.send("DELETE", path, headers, b"")?;
         if !(200..300).contains(&status) {
             bail!("DELETE {path} failed with status {status}");
@@ -247,16 +252,16 @@ impl Client {
     }
 
     /// Reads a file from inside and returns how many bytes it had.
-    pub(crate) fn download(&mut self, sandbox: &Sandbox, path: &str) -> Result<u64> {
-        let path = sandbox.inside(&format!("files/download?path={path}"));
-        self.fetch(&path, &sandbox.headers)
+    pub(crate) fn download(&mut self, sandbox: &BenchSandbox, path: &str) -> Result<u64> {
+        let path = sandbox.proxy_path(&format!("files/download?path={path}"));
+        self.fetch_and_discard(&path, &sandbox.headers)
     }
 
     /// Reads whatever is at `path`, throws it away and returns how many bytes it had.
-    pub(crate) fn fetch(&mut self, path: &str, headers: &str) -> Result<u64> {
+    pub(crate) fn fetch_and_discard(&mut self, path: &str, headers: &str) -> Result<u64> {
         let request = format!("GET {path} HTTP/1.1\r\nHost: {}\r\n{headers}\r\n", self.address);
         self.connection.get_mut().write_all(request.as_bytes())?;
-        let (status, size) = self.receive(&mut io::sink())?;
+        let (status, size) = self.read_response(&mut io::sink())?;
         if status != 200 {
             bail!("GET {path} failed with status {status}");
         }
@@ -276,12 +281,12 @@ impl Client {
         self.connection.get_mut().write_all(&message).context("could not send a request")?;
         let mut answer = std::mem::take(&mut self.body);
         answer.clear();
-        let received = self.receive(&mut answer);
+        let received = self.read_response(&mut answer);
         self.body = answer;
         Ok(received.context("could not read an answer")?.0)
     }
 
-    fn json(&self, status: u16, expected: u16) -> Result<Value> {
+    fn parse_body(&self, status: u16, expected: u16) -> Result<Value> {
         if status != expected {
             bail!("status {status} instead of {expected}: {}", String::from_utf8_lossy(&self.body));
         }
@@ -289,7 +294,7 @@ impl Client {
     }
 
     /// Reads one response into `to`; returns its status and size.
-    fn receive(&mut self, to: &mut impl Write) -> Result<(u16, u64)> {
+    fn read_response(&mut self, to: &mut impl Write) -> Result<(u16, u64)> {
         let line = read_line(&mut self.connection)?;
         let status: u16 = line.split(' ').nth(1).context("no status line")?.parse()?;
         let (mut length, mut chunked) = (0, false);
@@ -305,27 +310,29 @@ impl Client {
         let size = if chunked {
             copy_chunks(&mut self.connection, to)?
         } else {
-            copy(&mut self.connection, length, to)?
+            copy_exact(&mut self.connection, length, to)?
         };
         Ok((status, size))
     }
 }
 
-impl Sandbox {
-    fn inside(&self, path: &str) -> String {
+impl BenchSandbox {
+    fn proxy_path(&self, path: &str) -> String {
         format!("/v1/sandboxes/{}/proxy/44772/{path}", self.id)
     }
 }
 
-const BORDER: &str = "border-of-the-parts";
+const BOUNDARY: &str = "border-of-the-parts";
 
 /// The parts of a multipart body before and after the bytes of an uploaded file.
-fn multipart(path: &str) -> (String, String) {
+fn multipart_envelope(path: &str) -> (String, String) {
     let metadata = json!({"path": path, "mode": 644});
     let part = |name: &str| {
-        format!("--{BORDER}\r\nContent-Disposition: form-data; name=\"{name}\"; filename=\"{name}\"\r\n\r\n")
+        format!(
+            "--{BOUNDARY}\r\nContent-Disposition: form-data; name=\"{name}\"; filename=\"{name}\"\r\n\r\n"
+        )
     };
-    (format!("{}{metadata}\r\n{}", part("metadata"), part("file")), format!("\r\n--{BORDER}--\r\n"))
+    (format!("{}{metadata}\r\n{}", part("metadata"), part("file")), format!("\r\n--{BOUNDARY}--\r\n"))
 }
 
 fn copy_chunks(from: &mut BufReader<TcpStream>, to: &mut impl Write) -> Result<u64> {
@@ -336,12 +343,12 @@ fn copy_chunks(from: &mut BufReader<TcpStream>, to: &mut impl Write) -> Result<u
             while !read_line(from)?.is_empty() {}
             return Ok(total);
         }
-        total += copy(from, size, to)?;
+        total += copy_exact(from, size, to)?;
         read_line(from)?;
     }
 }
 
-fn copy(from: &mut BufReader<TcpStream>, size: u64, to: &mut impl Write) -> Result<u64> {
+fn copy_exact(from: &mut BufReader<TcpStream>, size: u64, to: &mut impl Write) -> Result<u64> {
     let copied = io::copy(&mut from.take(size), to)?;
     if copied < size {
         bail!("the answer ended after {copied} of {size} bytes");

@@ -15,22 +15,22 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use linux::mounts;
-use linux::namespaces::{self, Extent, Namespaces, Setgroups};
-use linux::spawn::{self, End, Forked, SingleThread};
+use linux::namespaces::{self, IdMapExtent, NamespaceSet, SetgroupsPolicy};
+use linux::spawn::{self, ForkResult, ProcessExit, SingleThread};
 
 /// The argument that makes this binary a floor process; not for people.
-pub(crate) const WORD: &str = "__floor";
+pub(crate) const FLOOR_ROLE: &str = "__floor";
 
 /// The tasks of a floor process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Task {
+pub(crate) enum FloorTask {
     /// Clone with the namespaces of a sandbox, mount an overlay, pivot, exec `true`.
     Sandbox,
     /// Spawn `true`.
     Spawn,
 }
 
-impl Task {
+impl FloorTask {
     fn word(self) -> &'static str {
         match self {
             Self::Sandbox => "sandbox",
@@ -40,17 +40,17 @@ impl Task {
 }
 
 /// A running floor process.
-pub(crate) struct Floor {
+pub(crate) struct FloorProcess {
     process: Child,
     tasks: Option<ChildStdin>,
     times: BufReader<ChildStdout>,
 }
 
-impl Floor {
+impl FloorProcess {
     /// Starts one that works below `directory`.
     pub(crate) fn start(directory: &Path) -> Result<Self> {
         let mut process = Command::new(std::env::current_exe()?)
-            .arg(WORD)
+            .arg(FLOOR_ROLE)
             .arg(directory)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -62,13 +62,13 @@ impl Floor {
     }
 
     /// Does one run and returns its time.
-    pub(crate) fn run(&mut self, task: Task) -> Result<Duration> {
+    pub(crate) fn run(&mut self, task: FloorTask) -> Result<Duration> {
         self.begin(task)?;
         self.end()
     }
 
     /// Begins a run without waiting for its end.
-    pub(crate) fn begin(&mut self, task: Task) -> Result<()> {
+    pub(crate) fn begin(&mut self, task: FloorTask) -> Result<()> {
         let tasks = self.tasks.as_mut().context("the floor process was told to end")?;
         writeln!(tasks, "{}", task.word()).context("the floor process has gone")
     }
@@ -83,7 +83,7 @@ impl Floor {
     }
 }
 
-impl Drop for Floor {
+impl Drop for FloorProcess {
     fn drop(&mut self) {
         // The process ends when its input ends.
         self.tasks = None;
@@ -92,14 +92,14 @@ impl Drop for Floor {
 }
 
 /// The floor process: answers each word with nanoseconds, or with the error.
-pub(crate) fn serve(arguments: &[String]) -> Result<ExitCode> {
+pub(crate) fn run_floor(arguments: &[String]) -> Result<ExitCode> {
     let directory = Path::new(arguments.first().context("the floor process needs a directory")?);
     let words = io::stdin().lock();
     for (number, word) in words.lines().enumerate() {
         let place = directory.join(format!("floor-{}-{number}", std::process::id()));
         let time = match word?.as_str() {
-            "sandbox" => sandbox(&place),
-            _ => spawn(),
+            "sandbox" => time_bare_sandbox(&place),
+            _ => time_spawn(),
         };
         let answer = time.map_or_else(|error| format!("{error:#}"), |time| time.as_nanos().to_string());
         writeln!(io::stdout(), "{answer}")?;
@@ -107,7 +107,7 @@ pub(crate) fn serve(arguments: &[String]) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn spawn() -> Result<Duration> {
+fn time_spawn() -> Result<Duration> {
     let began = Instant::now();
     let status = Command::new("true").status()?;
     let time = began.elapsed();
@@ -116,49 +116,49 @@ fn spawn() -> Result<Duration> {
 
 /// One run. Its directories are made within the measured time, as any runtime would have to, and removed
 /// afterwards.
-fn sandbox(place: &Path) -> Result<Duration> {
+fn time_bare_sandbox(place: &Path) -> Result<Duration> {
     let began = Instant::now();
-    let layers = Layers::make(place)?;
-    let (tell, told) = UnixStream::pair()?;
+    let layers = OverlayDirs::create(place)?;
+    let (start_signal, start_wait) = UnixStream::pair()?;
     let every = [
-        Namespaces::MOUNT,
-        Namespaces::PID,
-        Namespaces::IPC,
-        Namespaces::UTS,
-        Namespaces::CGROUP,
-        Namespaces::NET,
+        NamespaceSet::MOUNT,
+        NamespaceSet::PID,
+        NamespaceSet::IPC,
+        NamespaceSet::UTS,
+        NamespaceSet::CGROUP,
+        NamespaceSet::NET,
     ]
     .into_iter()
-    .fold(Namespaces::USER, Namespaces::and);
+    .fold(NamespaceSet::USER, NamespaceSet::and);
     let ended = match SingleThread::prove()?.fork(every, None)? {
-        Forked::Child => {
-            drop(tell);
-            let error = enter(told, &layers);
+        ForkResult::Child => {
+            drop(start_signal);
+            let error = exec_in_overlay(start_wait, &layers);
             writeln!(io::stderr(), "floor: {error:#}").ok();
             spawn::exit_now(1)
         }
-        Forked::Parent { pid, pidfd } => {
-            drop(told);
+        ForkResult::Parent { pid, pidfd } => {
+            drop(start_wait);
             let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-            let own = |outside| [Extent { inside: 0, outside, count: 1 }];
-            namespaces::write_maps(pid, &own(uid), &own(gid), Setgroups::Deny)?;
-            drop(tell);
-            spawn::wait(pidfd.as_fd())?
+            let own = |outside| [IdMapExtent { inside: 0, outside, count: 1 }];
+            namespaces::write_id_maps(pid, &own(uid), &own(gid), SetgroupsPolicy::Deny)?;
+            drop(start_signal);
+            spawn::wait_for_child(pidfd.as_fd())?
         }
     };
     let time = began.elapsed();
     layers.remove()?;
-    if ended == End::Code(0) { Ok(time) } else { bail!("the bare clone failed") }
+    if ended == ProcessExit::Code(0) { Ok(time) } else { bail!("the bare clone failed") }
 }
 
-struct Layers {
+struct OverlayDirs {
     upper: PathBuf,
     work: PathBuf,
     root: PathBuf,
 }
 
-impl Layers {
-    fn make(place: &Path) -> Result<Self> {
+impl OverlayDirs {
+    fn create(place: &Path) -> Result<Self> {
         let layers = Self { upper: place.join("upper"), work: place.join("work"), root: place.join("root") };
         fs::create_dir(place)?;
         for directory in [&layers.upper, &layers.work, &layers.root] {
@@ -179,19 +179,19 @@ impl Layers {
 }
 
 /// The part of the child. Returns only on failure.
-fn enter(told: UnixStream, layers: &Layers) -> anyhow::Error {
-    match change_root(told, layers) {
+fn exec_in_overlay(start_wait: UnixStream, layers: &OverlayDirs) -> anyhow::Error {
+    match change_root(start_wait, layers) {
         Ok(()) => Command::new("/bin/true").exec().into(),
         Err(error) => error,
     }
 }
 
 /// Makes an overlay over `/usr` the root; it has its own `bin`, `lib` and `lib64`.
-fn change_root(mut told: UnixStream, layers: &Layers) -> Result<()> {
+fn change_root(mut start_wait: UnixStream, layers: &OverlayDirs) -> Result<()> {
     // The stream ends when the maps are written.
-    told.read_to_end(&mut Vec::new())?;
+    start_wait.read_to_end(&mut Vec::new())?;
     mounts::make_private().context("could not make mounts private")?;
     let (upper, work) = (layers.upper.to_string_lossy(), layers.work.to_string_lossy());
-    mounts::overlay(&["/usr"], &upper, &work, &layers.root).context("could not mount an overlay")?;
-    mounts::pivot(&layers.root).context("could not change the root")
+    mounts::mount_overlay(&["/usr"], &upper, &work, &layers.root).context("could not mount an overlay")?;
+    mounts::pivot_root(&layers.root).context("could not change the root")
 }

@@ -6,47 +6,51 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use serde_json::json;
 
-use super::client::Client;
-use super::floor::{Floor, Task};
-use super::report::Report;
-use super::server::Server;
-use super::statistics::Samples;
-use super::{Rounds, pause};
+use super::client::BenchClient;
+use super::floor::{FloorProcess, FloorTask};
+use super::report::BenchReport;
+use super::server::BenchServer;
+use super::statistics::TimeSamples;
+use super::{RoundCounts, sleep_for};
 
 /// Real traffic has pauses in which the kernel's grace periods show; a tight loop hides them.
-const PAUSE: Duration = Duration::from_millis(100);
+const RUN_INTERVAL: Duration = Duration::from_millis(100);
 
 /// From the request for a sandbox to the result of its first command, on a kept connection.
-pub(crate) fn create(server: &Server, rounds: Rounds, report: &mut Report) -> Result<()> {
-    let tight = pairs(server, rounds.many, Duration::ZERO)?;
-    report.time("floor: clone, overlay, pivot, exec", tight.floor.summary());
-    report.time("create and first result", tight.ours.summary());
+pub(crate) fn measure_create(
+    server: &BenchServer,
+    rounds: RoundCounts,
+    report: &mut BenchReport,
+) -> Result<()> {
+    let tight = measure_pairs(server, rounds.many, Duration::ZERO)?;
+    report.add_time("floor: clone, overlay, pivot, exec", tight.floor.summary());
+    report.add_time("create and first result", tight.ours.summary());
     let ratio = tight.ours.summary().p50 / tight.floor.summary().p50;
-    report.at_most("create and first result", ratio, 3.0, "times the floor");
+    report.require_at_most("create and first result", ratio, 3.0, "times the floor");
 
-    let spaced = pairs(server, rounds.spaced, PAUSE)?;
-    report.time("floor, 100 ms apart", spaced.floor.summary());
-    report.time("create and first result, 100 ms apart", spaced.ours.summary());
+    let spaced = measure_pairs(server, rounds.spaced, RUN_INTERVAL)?;
+    report.add_time("floor, 100 ms apart", spaced.floor.summary());
+    report.add_time("create and first result, 100 ms apart", spaced.ours.summary());
     let ratio = spaced.ours.summary().p50 / spaced.floor.summary().p50;
-    report.at_most("the same, 100 ms apart", ratio, 3.0, "times the floor");
+    report.require_at_most("the same, 100 ms apart", ratio, 3.0, "times the floor");
     Ok(())
 }
 
-struct Pairs {
-    floor: Samples,
-    ours: Samples,
+struct SamplePairs {
+    floor: TimeSamples,
+    ours: TimeSamples,
 }
 
 /// Runs the floor and our server in turn, so that both see the same machine.
-fn pairs(server: &Server, runs: usize, apart: Duration) -> Result<Pairs> {
-    let mut floor = Floor::start(server.directory())?;
+fn measure_pairs(server: &BenchServer, runs: usize, apart: Duration) -> Result<SamplePairs> {
+    let mut floor = FloorProcess::start(server.directory())?;
     let mut client = server.client()?;
-    let mut pairs = Pairs { floor: Samples::default(), ours: Samples::default() };
+    let mut pairs = SamplePairs { floor: TimeSamples::default(), ours: TimeSamples::default() };
     // The first of each fills caches and is not counted.
     for run in 0..=runs {
-        pause(apart);
-        let bare = floor.run(Task::Sandbox)?;
-        pause(apart);
+        sleep_for(apart);
+        let bare = floor.run(FloorTask::Sandbox)?;
+        sleep_for(apart);
         let ours = create_once(&mut client)?;
         if run > 0 {
             pairs.floor.push(bare);
@@ -57,25 +61,29 @@ fn pairs(server: &Server, runs: usize, apart: Duration) -> Result<Pairs> {
 }
 
 /// One sandbox from nothing to the result of `true`; its removal is not counted.
-fn create_once(client: &mut Client) -> Result<Duration> {
+fn create_once(client: &mut BenchClient) -> Result<Duration> {
     let began = Instant::now();
-    let mut sandbox = client.create(&json!({}))?;
-    client.resolve(&mut sandbox)?;
+    let mut sandbox = client.create_sandbox(&json!({}))?;
+    client.resolve_endpoint(&mut sandbox)?;
     client.run_true(&sandbox)?;
     let time = began.elapsed();
-    client.delete(&sandbox)?;
+    client.delete_sandbox(&sandbox)?;
     Ok(time)
 }
 
 /// `true` in a running sandbox, beside a bare spawn.
-pub(crate) fn exec(server: &Server, rounds: Rounds, report: &mut Report) -> Result<()> {
-    let mut floor = Floor::start(server.directory())?;
+pub(crate) fn measure_exec(
+    server: &BenchServer,
+    rounds: RoundCounts,
+    report: &mut BenchReport,
+) -> Result<()> {
+    let mut floor = FloorProcess::start(server.directory())?;
     let mut client = server.client()?;
-    let mut sandbox = client.create(&json!({}))?;
-    client.resolve(&mut sandbox)?;
-    let (mut bare, mut ours) = (Samples::default(), Samples::default());
+    let mut sandbox = client.create_sandbox(&json!({}))?;
+    client.resolve_endpoint(&mut sandbox)?;
+    let (mut bare, mut ours) = (TimeSamples::default(), TimeSamples::default());
     for run in 0..=rounds.many {
-        let spawned = floor.run(Task::Spawn)?;
+        let spawned = floor.run(FloorTask::Spawn)?;
         let began = Instant::now();
         client.run_true(&sandbox)?;
         let ran = began.elapsed();
@@ -84,10 +92,10 @@ pub(crate) fn exec(server: &Server, rounds: Rounds, report: &mut Report) -> Resu
             ours.push(ran);
         }
     }
-    client.delete(&sandbox)?;
-    report.time("bare spawn of `true`", bare.summary());
-    report.time("`true` in a living sandbox", ours.summary());
-    report.at_most(
+    client.delete_sandbox(&sandbox)?;
+    report.add_time("bare spawn of `true`", bare.summary());
+    report.add_time("`true` in a living sandbox", ours.summary());
+    report.require_at_most(
         "`true` in a living sandbox",
         ours.summary().p50 / bare.summary().p50,
         4.0,
@@ -97,18 +105,22 @@ pub(crate) fn exec(server: &Server, rounds: Rounds, report: &mut Report) -> Resu
 }
 
 /// All at once: as many connections as sandboxes, as many floor processes as clones.
-pub(crate) fn burst(server: &Server, rounds: Rounds, report: &mut Report) -> Result<()> {
+pub(crate) fn measure_burst(
+    server: &BenchServer,
+    rounds: RoundCounts,
+    report: &mut BenchReport,
+) -> Result<()> {
     const REPEATS: usize = 5;
     let mut floors =
-        (0..rounds.burst).map(|_| Floor::start(server.directory())).collect::<Result<Vec<_>>>()?;
-    let (mut bare, mut ours) = (Samples::default(), Samples::default());
+        (0..rounds.burst).map(|_| FloorProcess::start(server.directory())).collect::<Result<Vec<_>>>()?;
+    let (mut bare, mut ours) = (TimeSamples::default(), TimeSamples::default());
     for _ in 0..REPEATS {
         bare.push(floor_burst(&mut floors)?);
         ours.push(create_burst(server, rounds.burst)?);
     }
-    report.time(format!("floor, {} at once (wall)", rounds.burst), bare.summary());
-    report.time(format!("create, {} at once (wall)", rounds.burst), ours.summary());
-    report.at_most(
+    report.add_time(format!("floor, {} at once (wall)", rounds.burst), bare.summary());
+    report.add_time(format!("create, {} at once (wall)", rounds.burst), ours.summary());
+    report.require_at_most(
         "creates at once, all made",
         ours.summary().p50 / bare.summary().p50,
         3.0,
@@ -117,10 +129,10 @@ pub(crate) fn burst(server: &Server, rounds: Rounds, report: &mut Report) -> Res
     Ok(())
 }
 
-fn floor_burst(floors: &mut [Floor]) -> Result<Duration> {
+fn floor_burst(floors: &mut [FloorProcess]) -> Result<Duration> {
     let began = Instant::now();
     for floor in floors.iter_mut() {
-        floor.begin(Task::Sandbox)?;
+        floor.begin(FloorTask::Sandbox)?;
     }
     for floor in floors.iter_mut() {
         floor.end()?;
@@ -129,7 +141,7 @@ fn floor_burst(floors: &mut [Floor]) -> Result<Duration> {
 }
 
 /// The time until the last of `count` simultaneous creates is answered. Each must succeed.
-fn create_burst(server: &Server, count: usize) -> Result<Duration> {
+fn create_burst(server: &BenchServer, count: usize) -> Result<Duration> {
     let mut clients = (0..count).map(|_| server.client()).collect::<Result<Vec<_>>>()?;
     let start = Barrier::new(count + 1);
     std::thread::scope(|scope| {
@@ -139,7 +151,7 @@ fn create_burst(server: &Server, count: usize) -> Result<Duration> {
                 let start = &start;
                 scope.spawn(move || {
                     start.wait();
-                    let sandbox = client.create(&json!({}))?;
+                    let sandbox = client.create_sandbox(&json!({}))?;
                     Ok((sandbox, Instant::now()))
                 })
             })
@@ -155,7 +167,7 @@ fn create_burst(server: &Server, count: usize) -> Result<Duration> {
             made.push(sandbox);
         }
         let mut client = server.client()?;
-        made.iter().try_for_each(|sandbox| client.delete(sandbox))?;
+        made.iter().try_for_each(|sandbox| client.delete_sandbox(sandbox))?;
         Ok(last.duration_since(began))
     })
 }

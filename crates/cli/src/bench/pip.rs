@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
-use super::Rounds;
-use super::report::Report;
-use super::server::Server;
-use super::statistics::Samples;
+use super::RoundCounts;
+use super::report::BenchReport;
+use super::server::BenchServer;
+use super::statistics::TimeSamples;
 
 /// The host's own Python, which is also the one of the sandbox.
 const PYTHON: &str = "/usr/bin/python3";
 
 /// Makes twelve wheels of forty modules each in the directory that is its argument.
-const WHEELS: &str = r#"
+const MAKE_WHEELS_SCRIPT: &str = r#"
 import os, sys, zipfile
 os.makedirs(sys.argv[1], exist_ok=True)
 for n in range(12):
@@ -34,53 +34,54 @@ for n in range(12):
         whl.writestr(f"{info}/RECORD", "")
 "#;
 
-pub(crate) fn pip(server: &Server, rounds: Rounds, report: &mut Report) -> Result<()> {
-    if !runs(Command::new(PYTHON).args(["-m", "pip", "--version"])) {
-        report.absent(format!("pip inside a sandbox: `{PYTHON} -m pip` is not there"));
+pub(crate) fn measure_pip(server: &BenchServer, rounds: RoundCounts, report: &mut BenchReport) -> Result<()> {
+    if !succeeds(Command::new(PYTHON).args(["-m", "pip", "--version"])) {
+        report.add_unmeasured(format!("pip inside a sandbox: `{PYTHON} -m pip` is not there"));
         return Ok(());
     }
-    let bare = Bare { directory: server.directory() };
+    let bare = BareHost { directory: server.directory() };
     bare.make_wheels()?;
     let mut client = server.client()?;
-    let mut sandbox = client.create_sized("8", "4Gi", &json!({}))?;
-    client.resolve(&mut sandbox)?;
-    client.run(&sandbox, &[PYTHON, "-c", WHEELS, "/root/wheels"])?;
-    let (mut outside, mut inside) = (Samples::default(), Samples::default());
+    let mut sandbox = client.create_with_size("8", "4Gi", &json!({}))?;
+    client.resolve_endpoint(&mut sandbox)?;
+    client.run_command(&sandbox, &[PYTHON, "-c", MAKE_WHEELS_SCRIPT, "/root/wheels"])?;
+    let (mut outside, mut inside) = (TimeSamples::default(), TimeSamples::default());
     for run in 0..=rounds.long {
-        let host = bare.install()?;
-        let argv = arguments("/root/wheels", &format!("/root/installed{run}"));
+        let host = bare.time_install()?;
+        let argv = pip_install_arguments("/root/wheels", &format!("/root/installed{run}"));
         let began = Instant::now();
-        client.run(&sandbox, &argv)?;
+        client.run_command(&sandbox, &argv)?;
         if run > 0 {
             outside.push(host);
             inside.push(began.elapsed());
         }
     }
-    client.delete(&sandbox)?;
-    report.time("pip install of 12 wheels on the bare host", outside.summary());
-    report.time("pip install of 12 wheels inside", inside.summary());
+    client.delete_sandbox(&sandbox)?;
+    report.add_time("pip install of 12 wheels on the bare host", outside.summary());
+    report.add_time("pip install of 12 wheels inside", inside.summary());
     let ratio = outside.summary().p50 / inside.summary().p50;
-    report.at_least("pip install of wheels inside", ratio, 0.95, "of the speed on the bare host");
+    report.require_at_least("pip install of wheels inside", ratio, 0.95, "of the speed on the bare host");
     Ok(())
 }
 
-struct Bare<'a> {
+struct BareHost<'a> {
     directory: &'a Path,
 }
 
-impl Bare<'_> {
+impl BareHost<'_> {
     fn make_wheels(&self) -> Result<()> {
-        let made = Command::new(PYTHON).args(["-c", WHEELS]).arg(self.directory.join("wheels")).status();
+        let made =
+            Command::new(PYTHON).args(["-c", MAKE_WHEELS_SCRIPT]).arg(self.directory.join("wheels")).status();
         ensure!(made.context("could not start python")?.success(), "the wheels could not be made");
         Ok(())
     }
 
-    fn install(&self) -> Result<Duration> {
+    fn time_install(&self) -> Result<Duration> {
         let target = self.directory.join("installed");
         let (wheels, into) = (self.directory.join("wheels"), target.display().to_string());
-        let argv = arguments(&wheels.display().to_string(), &into);
+        let argv = pip_install_arguments(&wheels.display().to_string(), &into);
         let began = Instant::now();
-        let installed = runs(Command::new(&argv[0]).args(&argv[1..]).env("HOME", self.directory));
+        let installed = succeeds(Command::new(&argv[0]).args(&argv[1..]).env("HOME", self.directory));
         let time = began.elapsed();
         ensure!(installed, "pip failed on the bare host");
         std::fs::remove_dir_all(&target).context("could not remove what pip installed")?;
@@ -88,7 +89,7 @@ impl Bare<'_> {
     }
 }
 
-fn arguments(wheels: &str, target: &str) -> Vec<String> {
+fn pip_install_arguments(wheels: &str, target: &str) -> Vec<String> {
     let names = (0..12).map(|number| format!("wheel{number}"));
     let options = [
         PYTHON,
@@ -108,7 +109,7 @@ fn arguments(wheels: &str, target: &str) -> Vec<String> {
     options.into_iter().map(str::to_owned).chain(names).collect()
 }
 
-fn runs(command: &mut Command) -> bool {
+fn succeeds(command: &mut Command) -> bool {
     let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     quiet.status().is_ok_and(|status| status.success())
 }

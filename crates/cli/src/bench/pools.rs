@@ -5,34 +5,39 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::client::Client;
-use super::report::Report;
-use super::server::Server;
-use super::statistics::Samples;
-use super::{Rounds, pause};
+use super::client::BenchClient;
+use super::report::BenchReport;
+use super::server::BenchServer;
+use super::statistics::TimeSamples;
+use super::{RoundCounts, sleep_for};
 
-const POOL: &str = "bench";
-const LEVEL: u64 = 2;
+const POOL_NAME: &str = "bench";
+const POOL_LEVEL: u64 = 2;
 
 /// The time from the request to the result of the first command: for a sandbox that is created, and for
 /// one that is taken from a pool and gets a volume attached. The pools belong to another server, so that
 /// the creates of this one are not served from a pool.
-pub(crate) fn claim(server: &Server, rounds: Rounds, report: &mut Report) -> Result<()> {
-    let pooled = Server::start_as("pool", "off")?;
+pub(crate) fn measure_claim(
+    server: &BenchServer,
+    rounds: RoundCounts,
+    report: &mut BenchReport,
+) -> Result<()> {
+    let pooled = BenchServer::start_as("pool", "off")?;
     let (mut cold_client, mut warm_client) = (server.client()?, pooled.client()?);
-    warm_client.create_pool(POOL, usize::try_from(LEVEL)?)?;
+    warm_client.create_pool(POOL_NAME, usize::try_from(POOL_LEVEL)?)?;
     let limits = json!({"cpu": "1", "memory": "512Mi"});
     let volume = json!({"name": "data", "mountPath": "/data", "pvc": {"claimName": "bench"}});
     let plain = json!({"resourceLimits": limits});
     let mounted = json!({"resourceLimits": limits, "volumes": [volume]});
-    let (mut cold, mut warm, mut bare) = (Samples::default(), Samples::default(), Samples::default());
+    let (mut cold, mut warm, mut bare) =
+        (TimeSamples::default(), TimeSamples::default(), TimeSamples::default());
     // The first of each fills caches and is not counted.
     for run in 0..=rounds.spaced {
-        let made = create_once(&mut cold_client, &plain)?;
+        let made = time_create(&mut cold_client, &plain)?;
         wait_until_warm(&mut warm_client)?;
-        let taken = create_once(&mut warm_client, &mounted)?;
+        let taken = time_create(&mut warm_client, &mounted)?;
         wait_until_warm(&mut warm_client)?;
-        let without = create_once(&mut warm_client, &plain)?;
+        let without = time_create(&mut warm_client, &plain)?;
         if run > 0 {
             cold.push(made);
             warm.push(taken);
@@ -40,31 +45,31 @@ pub(crate) fn claim(server: &Server, rounds: Rounds, report: &mut Report) -> Res
         }
     }
     pooled.stop()?;
-    report.time("create and first result, made", cold.summary());
-    report.time("the same from a pool", bare.summary());
-    report.time("the same from a pool, a volume attached", warm.summary());
+    report.add_time("create and first result, made", cold.summary());
+    report.add_time("the same from a pool", bare.summary());
+    report.add_time("the same from a pool, a volume attached", warm.summary());
     let ratio = warm.summary().p50 / cold.summary().p50;
-    report.at_most("from a pool, a volume attached", ratio, 0.5, "times one that is made");
+    report.require_at_most("from a pool, a volume attached", ratio, 0.5, "times one that is made");
     Ok(())
 }
 
 /// One sandbox until the result of `true`; its removal is not counted.
-fn create_once(client: &mut Client, wish: &Value) -> Result<Duration> {
+fn time_create(client: &mut BenchClient, request: &Value) -> Result<Duration> {
     let began = Instant::now();
-    let mut sandbox = client.create_wish(wish.clone())?;
-    client.resolve(&mut sandbox)?;
+    let mut sandbox = client.create_from_request(request.clone())?;
+    client.resolve_endpoint(&mut sandbox)?;
     client.run_true(&sandbox)?;
     let time = began.elapsed();
-    client.delete(&sandbox)?;
+    client.delete_sandbox(&sandbox)?;
     Ok(time)
 }
 
 /// Waits until the pool is full, and then for a pause such as real traffic has.
-fn wait_until_warm(client: &mut Client) -> Result<()> {
-    const STEP: Duration = Duration::from_millis(20);
-    while client.warm(POOL)? < LEVEL {
-        pause(STEP);
+fn wait_until_warm(client: &mut BenchClient) -> Result<()> {
+    const POLL_INTERVAL: Duration = Duration::from_millis(20);
+    while client.count_warm(POOL_NAME)? < POOL_LEVEL {
+        sleep_for(POLL_INTERVAL);
     }
-    pause(STEP);
+    sleep_for(POLL_INTERVAL);
     Ok(())
 }

@@ -3,14 +3,14 @@
 use anyhow::Result;
 use serde::Serialize;
 
-use super::statistics::Summary;
+use super::statistics::TimeSummary;
 use crate::output::Printer;
 
 /// Every measurement of one run.
 #[derive(Debug, Default, Serialize)]
-pub(crate) struct Report {
-    times: Vec<Time>,
-    bars: Vec<Bar>,
+pub(crate) struct BenchReport {
+    times: Vec<TimeRow>,
+    bars: Vec<BarResult>,
     /// The measurements that this host does not allow, with the reason.
     absent: Vec<String>,
     /// Notes needed to read the numbers: the preparations, and the other side of each comparison.
@@ -18,15 +18,15 @@ pub(crate) struct Report {
 }
 
 #[derive(Debug, Serialize)]
-struct Time {
+struct TimeRow {
     name: String,
     #[serde(flatten)]
-    summary: Summary,
+    summary: TimeSummary,
 }
 
 /// One promise: a value, its bound, and whether the bound was kept.
 #[derive(Debug, Serialize)]
-struct Bar {
+struct BarResult {
     name: &'static str,
     value: f64,
     bound: f64,
@@ -35,26 +35,32 @@ struct Bar {
     kept: bool,
 }
 
-impl Report {
-    pub(crate) fn time(&mut self, name: impl Into<String>, summary: Summary) {
-        self.times.push(Time { name: name.into(), summary });
+impl BenchReport {
+    pub(crate) fn add_time(&mut self, name: impl Into<String>, summary: TimeSummary) {
+        self.times.push(TimeRow { name: name.into(), summary });
     }
 
     /// Compares a value with a bound that it must not exceed.
-    pub(crate) fn at_most(&mut self, name: &'static str, value: f64, bound: f64, unit: &'static str) {
-        self.bars.push(Bar { name, value, bound, unit, kept: value <= bound });
+    pub(crate) fn require_at_most(&mut self, name: &'static str, value: f64, bound: f64, unit: &'static str) {
+        self.bars.push(BarResult { name, value, bound, unit, kept: value <= bound });
     }
 
     /// Compares a value with a bound that it must reach.
-    pub(crate) fn at_least(&mut self, name: &'static str, value: f64, bound: f64, unit: &'static str) {
-        self.bars.push(Bar { name, value, bound, unit, kept: value >= bound });
+    pub(crate) fn require_at_least(
+        &mut self,
+        name: &'static str,
+        value: f64,
+        bound: f64,
+        unit: &'static str,
+    ) {
+        self.bars.push(BarResult { name, value, bound, unit, kept: value >= bound });
     }
 
-    pub(crate) fn absent(&mut self, why: impl Into<String>) {
+    pub(crate) fn add_unmeasured(&mut self, why: impl Into<String>) {
         self.absent.push(why.into());
     }
 
-    pub(crate) fn note(&mut self, text: impl Into<String>) {
+    pub(crate) fn add_note(&mut self, text: impl Into<String>) {
         self.notes.push(text.into());
     }
 
@@ -63,17 +69,17 @@ impl Report {
     }
 
     pub(crate) fn print(&self, printer: &Printer) -> Result<()> {
-        if printer.json() {
-            return printer.value(self);
+        if printer.is_json() {
+            return printer.print_json(self);
         }
-        printer.table(&["milliseconds", "runs", "p50", "p90", "p99"], self.time_rows())?;
-        printer.line("")?;
-        printer.table(&["bar", "value", "bound", "", "verdict"], self.bar_rows())?;
+        printer.print_table(&["milliseconds", "runs", "p50", "p90", "p99"], self.time_rows())?;
+        printer.print_line("")?;
+        printer.print_table(&["bar", "value", "bound", "", "verdict"], self.bar_rows())?;
         for why in &self.absent {
-            printer.line(format!("not measured: {why}"))?;
+            printer.print_line(format!("not measured: {why}"))?;
         }
         for note in &self.notes {
-            printer.line(format!("note: {note}"))?;
+            printer.print_line(format!("note: {note}"))?;
         }
         Ok(())
     }
@@ -82,8 +88,8 @@ impl Report {
         let number = |value: f64| format!("{value:.2}");
         self.times
             .iter()
-            .map(|Time { name, summary }| {
-                let Summary { runs, p50, p90, p99 } = *summary;
+            .map(|TimeRow { name, summary }| {
+                let TimeSummary { runs, p50, p90, p99 } = *summary;
                 vec![name.clone(), runs.to_string(), number(p50), number(p90), number(p99)]
             })
             .collect()
@@ -111,12 +117,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_missed_bar_fails_the_whole() {
-        let mut report = Report::default();
-        report.at_most("create", 2.9, 3.0, "times the floor");
-        report.at_least("download", 0.5, 0.5, "of nginx");
+    fn one_missed_bar_fails_the_report() {
+        let mut report = BenchReport::default();
+        report.require_at_most("create", 2.9, 3.0, "times the floor");
+        report.require_at_least("download", 0.5, 0.5, "of nginx");
         assert!(report.all_passed());
-        report.at_most("exec", 4.1, 4.0, "times a spawn");
+        report.require_at_most("exec", 4.1, 4.0, "times a spawn");
         assert!(!report.all_passed());
         assert_eq!(report.bar_rows()[2][4], "FAIL");
     }

@@ -7,27 +7,31 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use super::Rounds;
+use super::RoundCounts;
 use super::acquire::create_and_remove;
-use super::report::Report;
-use super::server::Server;
-use super::statistics::Samples;
+use super::report::BenchReport;
+use super::server::BenchServer;
+use super::statistics::TimeSamples;
 
-pub(crate) fn restart(server: &Server, rounds: Rounds, report: &mut Report) -> Result<()> {
+pub(crate) fn measure_restart(
+    server: &BenchServer,
+    rounds: RoundCounts,
+    report: &mut BenchReport,
+) -> Result<()> {
     if !rustix::process::geteuid().is_root() {
-        report.note("restart: left out, disks of an ordinary user are memory".to_owned());
+        report.add_note("restart: left out, disks of an ordinary user are memory".to_owned());
         return Ok(());
     }
     let mut client = server.client()?;
     let named = json!({"coracle.key": "bench-restart"});
-    let sandbox = client.create(&named)?;
+    let sandbox = client.create_sandbox(&named)?;
     let record = server.directory().join("state/boxes").join(&sandbox.id);
-    let (mut cold, mut again) = (Samples::default(), Samples::default());
+    let (mut cold, mut again) = (TimeSamples::default(), TimeSamples::default());
     for run in 0..=rounds.many {
         let made = create_and_remove(&mut client)?;
         kill_agent(&record)?;
         let began = Instant::now();
-        let restarted = client.create(&named)?;
+        let restarted = client.create_sandbox(&named)?;
         let time = began.elapsed();
         ensure!(restarted.id == sandbox.id, "another sandbox has the name");
         if run > 0 {
@@ -35,11 +39,11 @@ pub(crate) fn restart(server: &Server, rounds: Rounds, report: &mut Report) -> R
             again.push(time);
         }
     }
-    client.delete(&sandbox)?;
-    report.time("create", cold.summary());
-    report.time("restart in place", again.summary());
+    client.delete_sandbox(&sandbox)?;
+    report.add_time("create", cold.summary());
+    report.add_time("restart in place", again.summary());
     let ratio = again.summary().p50 / cold.summary().p50;
-    report.at_most("restart in place", ratio, 1.2, "times a create");
+    report.require_at_most("restart in place", ratio, 1.2, "times a create");
     Ok(())
 }
 

@@ -8,12 +8,12 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result};
 
-use super::client::Client;
+use super::client::BenchClient;
 
 /// The text that the server prints before its address when it is ready.
-const READY: &str = "coracle listening on http://";
+const READY_TEXT: &str = "coracle listening on http://";
 
-pub(crate) struct Server {
+pub(crate) struct BenchServer {
     process: Child,
     pub(crate) address: SocketAddr,
     directory: PathBuf,
@@ -21,7 +21,7 @@ pub(crate) struct Server {
     pub(crate) packages: Option<PathBuf>,
 }
 
-impl Server {
+impl BenchServer {
     /// Starts a server that leaves the links and packet filters of this host as they are.
     pub(crate) fn start(packages: Option<PathBuf>) -> Result<Self> {
         Self::start_with("main", "off", packages)
@@ -48,16 +48,16 @@ impl Server {
             .context("could not start the server")?;
         let mut lines = BufReader::new(process.stdout.take().context("no standard output")?).lines();
         let address = lines
-            .find_map(|line| line.ok()?.split_once(READY).map(|(_, address)| address.to_owned()))
-            .with_context(|| format!("the server did not start: {}", last_words(&directory)))?;
+            .find_map(|line| line.ok()?.split_once(READY_TEXT).map(|(_, address)| address.to_owned()))
+            .with_context(|| format!("the server did not start: {}", last_log_line(&directory)))?;
         // Otherwise a full pipe could block the server.
         std::thread::spawn(move || lines.count());
         let address = address.trim_end_matches('/').parse().context("the server names no address")?;
         Ok(Self { process, address, directory, packages })
     }
 
-    pub(crate) fn client(&self) -> Result<Client> {
-        Client::connect(self.address)
+    pub(crate) fn client(&self) -> Result<BenchClient> {
+        BenchClient::connect(self.address)
     }
 
     /// The address at which the server listens.
@@ -71,16 +71,16 @@ impl Server {
     }
 
     /// Resident memory of the server and of every process it started except sandboxes, in bytes.
-    pub(crate) fn resident(&self) -> u64 {
-        family(self.process.id()).into_iter().filter_map(resident).sum()
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        process_tree(self.process.id()).into_iter().filter_map(process_resident_bytes).sum()
     }
 
     /// Removes the remaining sandboxes, ends the server and removes its directory.
     pub(crate) fn stop(mut self) -> Result<()> {
-        self.end()
+        self.stop_and_clean_up()
     }
 
-    fn end(&mut self) -> Result<()> {
+    fn stop_and_clean_up(&mut self) -> Result<()> {
         self.client()?.delete_all()?;
         let pid = rustix::process::Pid::from_child(&self.process);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
@@ -89,24 +89,24 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for BenchServer {
     /// Nothing may be left behind after an error either. Failures here are ignored, since the first
     /// error is the one to report.
     fn drop(&mut self) {
         if self.directory.exists() {
-            self.end().ok();
+            self.stop_and_clean_up().ok();
         }
     }
 }
 
 /// The last line of the server's log.
-fn last_words(directory: &Path) -> String {
+fn last_log_line(directory: &Path) -> String {
     let log = fs::read_to_string(directory.join("log")).unwrap_or_default();
     log.lines().last().unwrap_or("it said nothing").to_owned()
 }
 
 /// A process and its descendants in the same pid namespace, which excludes sandboxes.
-fn family(pid: u32) -> Vec<u32> {
+fn process_tree(pid: u32) -> Vec<u32> {
     let namespace = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
     let own = namespace(std::process::id());
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
@@ -114,17 +114,17 @@ fn family(pid: u32) -> Vec<u32> {
         .split_whitespace()
         .filter_map(|child| child.parse().ok())
         .filter(|child| namespace(*child) == own)
-        .flat_map(family);
+        .flat_map(process_tree);
     std::iter::once(pid).chain(below).collect()
 }
 
-fn resident(pid: u32) -> Option<u64> {
+fn process_resident_bytes(pid: u32) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    kibibytes(&status, "VmRSS:")
+    parse_kibibytes(&status, "VmRSS:")
 }
 
 /// The value of a line such as `VmRSS:  1234 kB`, in bytes.
-pub(crate) fn kibibytes(text: &str, name: &str) -> Option<u64> {
+pub(crate) fn parse_kibibytes(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().trim_end_matches("kB").trim().parse::<u64>().ok().map(|number| number * 1024)
 }
@@ -136,7 +136,7 @@ mod tests {
     #[test]
     fn memory_is_read_in_bytes() {
         let text = "Name:\tcoracle\nVmRSS:\t    2048 kB\n";
-        assert_eq!(kibibytes(text, "VmRSS:"), Some(2048 * 1024));
-        assert_eq!(kibibytes(text, "Pss:"), None);
+        assert_eq!(parse_kibibytes(text, "VmRSS:"), Some(2048 * 1024));
+        assert_eq!(parse_kibibytes(text, "Pss:"), None);
     }
 }

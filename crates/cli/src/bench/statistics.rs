@@ -6,31 +6,31 @@ use serde::Serialize;
 
 /// Times in the order they were taken.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Samples(Vec<Duration>);
+pub(crate) struct TimeSamples(Vec<Duration>);
 
 /// The summary of the samples, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(crate) struct Summary {
+pub(crate) struct TimeSummary {
     pub(crate) runs: usize,
     pub(crate) p50: f64,
     pub(crate) p90: f64,
     pub(crate) p99: f64,
 }
 
-impl Samples {
+impl TimeSamples {
     pub(crate) fn push(&mut self, time: Duration) {
         self.0.push(time);
     }
 
-    pub(crate) fn summary(&self) -> Summary {
+    pub(crate) fn summary(&self) -> TimeSummary {
         let mut sorted = self.0.clone();
         sorted.sort();
         let at = |percent| percentile(&sorted, percent).as_secs_f64() * 1000.0;
-        Summary { runs: sorted.len(), p50: at(50), p90: at(90), p99: at(99) }
+        TimeSummary { runs: sorted.len(), p50: at(50), p90: at(90), p99: at(99) }
     }
 }
 
-impl FromIterator<Duration> for Samples {
+impl FromIterator<Duration> for TimeSamples {
     fn from_iter<I: IntoIterator<Item = Duration>>(times: I) -> Self {
         Self(times.into_iter().collect())
     }
@@ -65,7 +65,7 @@ mod tests {
     #[test]
     fn a_summary_does_not_depend_on_the_order() {
         let times = [3, 1, 2].map(Duration::from_millis);
-        let summary = times.into_iter().collect::<Samples>().summary();
-        assert_eq!(summary, Summary { runs: 3, p50: 2.0, p90: 3.0, p99: 3.0 });
+        let summary = times.into_iter().collect::<TimeSamples>().summary();
+        assert_eq!(summary, TimeSummary { runs: 3, p50: 2.0, p90: 3.0, p99: 3.0 });
     }
 }

@@ -16,94 +16,98 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde_json::json;
 
-use super::client::Client;
-use super::peers::find;
-use super::report::Report;
-use super::server::Server;
-use super::statistics::Samples;
-use super::{Rounds, pause};
+use super::client::BenchClient;
+use super::other_runtimes::find_program;
+use super::report::BenchReport;
+use super::server::BenchServer;
+use super::statistics::TimeSamples;
+use super::{RoundCounts, sleep_for};
 
 /// The growth of the server's memory that a transfer may cause, in MiB: buffers, not the file.
-const FLAT: f64 = 32.0;
+const MAX_GROWTH_MIB: f64 = 32.0;
 
-const FILE: &str = "/root/large";
+const FILE_PATH: &str = "/root/large";
 
 /// The times of the rounds.
 #[derive(Default)]
-struct Times {
-    up: Samples,
-    down: Samples,
-    taken: Samples,
-    served: Samples,
+struct TransferTimes {
+    up: TimeSamples,
+    down: TimeSamples,
+    taken: TimeSamples,
+    served: TimeSamples,
 }
 
-pub(crate) fn transfer(server: &Server, rounds: Rounds, report: &mut Report) -> Result<()> {
+pub(crate) fn measure_transfer(
+    server: &BenchServer,
+    rounds: RoundCounts,
+    report: &mut BenchReport,
+) -> Result<()> {
     const REPEATS: usize = 5;
     let mut client = server.client()?;
-    let mut sandbox = client.create_with("4Gi", &json!({"coracle.disk": "4Gi"}))?;
-    client.resolve(&mut sandbox)?;
+    let mut sandbox = client.create_with_memory("4Gi", &json!({"coracle.disk": "4Gi"}))?;
+    client.resolve_endpoint(&mut sandbox)?;
     let nginx = Nginx::start(server.directory(), rounds.file)?;
-    let mut times = Times::default();
+    let mut times = TransferTimes::default();
     let growth = growth_during(server, || {
         for _ in 0..REPEATS {
-            times.up.push(timed(|| client.upload(&sandbox, FILE, rounds.file))?);
-            times.down.push(timed(|| whole(client.download(&sandbox, FILE)?, rounds.file))?);
-            client.remove(&sandbox, FILE)?;
+            times.up.push(time_work(|| client.upload(&sandbox, FILE_PATH, rounds.file))?);
+            times.down.push(time_work(|| check_size(client.download(&sandbox, FILE_PATH)?, rounds.file))?);
+            client.remove_file(&sandbox, FILE_PATH)?;
             if let Some(nginx) = &nginx {
-                times.taken.push(timed(|| nginx.put(rounds.file))?);
+                times.taken.push(time_work(|| nginx.put(rounds.file))?);
                 nginx.remove()?;
-                times.served.push(timed(|| whole(nginx.fetch()?, rounds.file))?);
+                times.served.push(time_work(|| check_size(nginx.fetch()?, rounds.file))?);
             }
         }
         Ok(())
     })?;
-    client.delete(&sandbox)?;
-    report.at_most("growth of the server while it transfers", growth, FLAT, "MiB");
-    tell(&times, rounds.file >> 20, nginx.is_some(), report);
+    client.delete_sandbox(&sandbox)?;
+    report.require_at_most("growth of the server while it transfers", growth, MAX_GROWTH_MIB, "MiB");
+    report_times(&times, rounds.file >> 20, nginx.is_some(), report);
     Ok(())
 }
 
-fn tell(times: &Times, mebibytes: u64, beside_nginx: bool, report: &mut Report) {
+fn report_times(times: &TransferTimes, mebibytes: u64, beside_nginx: bool, report: &mut BenchReport) {
     let (up, down) = (times.up.summary(), times.down.summary());
-    report.time(format!("upload of {mebibytes} MiB"), up);
-    report.time(format!("download of {mebibytes} MiB"), down);
+    report.add_time(format!("upload of {mebibytes} MiB"), up);
+    report.add_time(format!("download of {mebibytes} MiB"), down);
     if !beside_nginx {
-        report.absent("transfers beside nginx, which is not installed");
+        report.add_unmeasured("transfers beside nginx, which is not installed");
         return;
     }
     let (taken, served) = (times.taken.summary(), times.served.summary());
-    report.time(format!("nginx takes {mebibytes} MiB"), taken);
-    report.time(format!("nginx serves {mebibytes} MiB"), served);
-    report.at_least("upload", taken.p50 / up.p50, 0.5, "of the rate nginx takes a file");
-    report.at_least("download", served.p50 / down.p50, 0.5, "of the rate nginx serves one");
-    report.note(format!(
+    report.add_time(format!("nginx takes {mebibytes} MiB"), taken);
+    report.add_time(format!("nginx serves {mebibytes} MiB"), served);
+    report.require_at_least("upload", taken.p50 / up.p50, 0.5, "of the rate nginx takes a file");
+    report.require_at_least("download", served.p50 / down.p50, 0.5, "of the rate nginx serves one");
+    report.add_note(format!(
         "nginx takes uploads by PUT into a file beside the state directory; against the rate at which it \
          serves, the upload is {:.2}",
         served.p50 / up.p50
     ));
 }
 
-fn timed(work: impl FnOnce() -> Result<()>) -> Result<Duration> {
+fn time_work(work: impl FnOnce() -> Result<()>) -> Result<Duration> {
     let began = Instant::now();
     work()?;
     Ok(began.elapsed())
 }
 
-fn whole(size: u64, expected: u64) -> Result<()> {
+fn check_size(size: u64, expected: u64) -> Result<()> {
     if size == expected { Ok(()) } else { bail!("{size} bytes came instead of {expected}") }
 }
 
 /// The largest growth of the server's memory while `work` was done, in MiB.
-fn growth_during(server: &Server, work: impl FnOnce() -> Result<()>) -> Result<f64> {
-    const STEP: Duration = Duration::from_millis(20);
-    let before = server.resident();
+fn growth_during(server: &BenchServer, work: impl FnOnce() -> Result<()>) -> Result<f64> {
+    const SAMPLE_INTERVAL: Duration = Duration::from_millis(20);
+    let before = server.resident_bytes();
     let ended = AtomicBool::new(false);
     let highest = std::thread::scope(|scope| {
         let watcher = scope.spawn(|| {
             let mut highest = before;
             while !ended.load(Ordering::Relaxed) {
-                highest = highest.max(server.resident());
-                pause(STEP);
+                highest = highest.max(server.resident_bytes());
+                sleep_for(SAMPLE_INTERVAL);
             }
             highest
         });
@@ -125,10 +129,10 @@ struct Nginx {
 impl Nginx {
     /// Returns `None` if nginx is not installed.
     fn start(directory: &Path, size: u64) -> Result<Option<Self>> {
-        let Some(program) = find("nginx") else { return Ok(None) };
+        let Some(program) = find_program("nginx") else { return Ok(None) };
         let root = directory.join("nginx");
         fs::create_dir(&root)?;
-        fill(&root.join("large"), size)?;
+        write_large_file(&root.join("large"), size)?;
         // The port is free now; nginx cannot choose one by itself.
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let process = Command::new(program)
@@ -137,38 +141,38 @@ impl Nginx {
             .arg("-e")
             .arg(root.join("error.log"))
             .arg("-c")
-            .arg(configuration(&root, address)?)
+            .arg(write_configuration(&root, address)?)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
             .context("could not start nginx")?;
         let nginx = Self { process, address };
-        nginx.wait()?;
+        nginx.wait_until_listening()?;
         Ok(Some(nginx))
     }
 
-    fn wait(&self) -> Result<()> {
-        const STEP: Duration = Duration::from_millis(20);
+    fn wait_until_listening(&self) -> Result<()> {
+        const POLL_INTERVAL: Duration = Duration::from_millis(20);
         for _ in 0..250 {
             if TcpStream::connect(self.address).is_ok() {
                 return Ok(());
             }
-            pause(STEP);
+            sleep_for(POLL_INTERVAL);
         }
         bail!("nginx does not answer")
     }
 
     fn fetch(&self) -> Result<u64> {
-        Client::connect(self.address)?.fetch("/large", "")
+        BenchClient::connect(self.address)?.fetch_and_discard("/large", "")
     }
 
     fn put(&self, size: u64) -> Result<()> {
-        Client::connect(self.address)?.put("/taken", size)
+        BenchClient::connect(self.address)?.put("/taken", size)
     }
 
     fn remove(&self) -> Result<()> {
-        Client::connect(self.address)?.remove_at("/taken", "")
+        BenchClient::connect(self.address)?.delete_path("/taken", "")
     }
 }
 
@@ -180,7 +184,7 @@ impl Drop for Nginx {
     }
 }
 
-fn configuration(root: &Path, address: SocketAddr) -> Result<PathBuf> {
+fn write_configuration(root: &Path, address: SocketAddr) -> Result<PathBuf> {
     let path = root.join("nginx.conf");
     let place = root.display();
     let user = if rustix::process::geteuid().is_root() { "user root;" } else { "" };
@@ -194,7 +198,7 @@ fn configuration(root: &Path, address: SocketAddr) -> Result<PathBuf> {
     Ok(path)
 }
 
-fn fill(path: &Path, size: u64) -> Result<()> {
+fn write_large_file(path: &Path, size: u64) -> Result<()> {
     let block = vec![0x5a_u8; 1 << 20];
     let mut file = File::create(path)?;
     for _ in 0..size >> 20 {

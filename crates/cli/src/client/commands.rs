@@ -4,7 +4,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use coracle_client::events::{Decoder, Event};
+use coracle_client::events::{CommandEvent, EventDecoder};
 use coracle_client::exec::ExecRequest;
 use domain::{ProcessId, SandboxId};
 use http::Response;
@@ -14,26 +14,26 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::http as web;
-use super::lifecycle::Server;
-use super::sandbox::Sandbox;
+use super::lifecycle::ServerClient;
+use super::sandbox::SandboxClient;
 
 /// A command whose events are being received.
 #[derive(Debug)]
-pub(crate) struct Execution {
+pub(crate) struct CommandExecution {
     body: Incoming,
-    decoder: Decoder,
+    decoder: EventDecoder,
 }
 
 /// The output of a command, from an offset on.
 #[derive(Debug)]
-pub(crate) struct Logs {
+pub(crate) struct LogStream {
     body: Incoming,
-    form: Form,
+    encoding: LogEncoding,
 }
 
 /// The format in which the server sends it.
 #[derive(Debug)]
-enum Form {
+enum LogEncoding {
     /// One JSON object per line.
     Records { pending: Vec<u8>, read: usize },
     /// The bytes alone, as other implementations of the API send them; the offset of the next byte, and
@@ -77,76 +77,82 @@ pub(crate) enum LogRecord {
 }
 
 const CURSOR_HEADER: &str = "execd-commands-tail-cursor";
-const RECORDS: &str = "application/x-ndjson";
+const RECORDS_CONTENT_TYPE: &str = "application/x-ndjson";
 /// More than a server ever puts into one record.
-const MAX_RECORD: usize = 8 << 20;
+const MAX_RECORD_BYTES: usize = 8 << 20;
 
-impl Sandbox {
-    pub(crate) async fn run(&self, request: &ExecRequest) -> Result<Execution> {
-        Ok(Execution::new(self.api.post_for_events("/command", &request.body()).await?))
+impl SandboxClient {
+    pub(crate) async fn run_command(&self, request: &ExecRequest) -> Result<CommandExecution> {
+        Ok(CommandExecution::new(self.api.post_for_events("/command", &request.body()).await?))
     }
 
     /// Starts a command in the background and returns its id.
-    pub(crate) async fn detach(&self, request: &ExecRequest) -> Result<String> {
+    pub(crate) async fn start_detached(&self, request: &ExecRequest) -> Result<String> {
         let mut body = request.body();
         body["background"] = json!(true);
-        let mut execution = Execution::new(self.api.post_for_events("/command", &body).await?);
-        while let Some(event) = execution.next().await? {
+        let mut execution = CommandExecution::new(self.api.post_for_events("/command", &body).await?);
+        while let Some(event) = execution.next_event().await? {
             match event {
-                Event::Started(id) => return Ok(id),
-                Event::Failed(failure) => {
+                CommandEvent::Started(id) => return Ok(id),
+                CommandEvent::Failed(failure) => {
                     bail!("the command could not be started: {}", failure.value)
                 }
-                Event::Stdout(_) | Event::Stderr(_) | Event::Gap { .. } | Event::Completed => {}
+                CommandEvent::Stdout(_)
+                | CommandEvent::Stderr(_)
+                | CommandEvent::Gap { .. }
+                | CommandEvent::Completed => {}
             }
         }
         bail!("the server did not name the process")
     }
 
     /// Asks the command's whole group to end.
-    pub(crate) async fn interrupt(&self, process: &str) -> Result<()> {
-        self.api.delete(&format!("/command{}", web::query(&[("id", process)]))).await
+    pub(crate) async fn interrupt_process(&self, process: &str) -> Result<()> {
+        self.api.delete(&format!("/command{}", web::encode_query(&[("id", process)]))).await
     }
 
-    pub(crate) async fn logs(&self, process: &ProcessId, from: u64, follow: bool) -> Result<Logs> {
+    pub(crate) async fn open_logs(&self, process: &ProcessId, from: u64, follow: bool) -> Result<LogStream> {
         let cursor = from.to_string();
         let mut pairs = vec![("cursor", cursor.as_str()), ("coracle.records", "true")];
         if follow {
             pairs.push(("follow", "true"));
         }
-        let answer = self.api.get(&format!("/command/{process}/logs{}", web::query(&pairs))).await?;
+        let answer = self.api.get(&format!("/command/{process}/logs{}", web::encode_query(&pairs))).await?;
         let header = |name: &str| answer.headers().get(name).and_then(|value| value.to_str().ok());
-        let form = if header("content-type").is_some_and(|kind| kind.starts_with(RECORDS)) {
-            Form::Records { pending: Vec::new(), read: 0 }
+        let form = if header("content-type").is_some_and(|kind| kind.starts_with(RECORDS_CONTENT_TYPE)) {
+            LogEncoding::Records { pending: Vec::new(), read: 0 }
         } else {
-            Form::Plain { next: from, end: header(CURSOR_HEADER).and_then(|value| value.parse().ok()) }
+            LogEncoding::Plain { next: from, end: header(CURSOR_HEADER).and_then(|value| value.parse().ok()) }
         };
-        Ok(Logs { form, body: answer.into_body() })
+        Ok(LogStream { encoding: form, body: answer.into_body() })
     }
 }
 
-impl Server {
+impl ServerClient {
     /// The output of a process in the sandbox of any owner, as the operator reads it.
-    pub(crate) async fn logs_as_operator(
+    pub(crate) async fn open_logs_as_operator(
         &self,
         id: &SandboxId,
         process: &ProcessId,
         from: u64,
         follow: bool,
-    ) -> Result<Logs> {
+    ) -> Result<LogStream> {
         let path = format!("/sandboxes/{id}/processes/{process}/logs?cursor={from}&follow={follow}");
-        let answer = self.operator().get(&path).await?;
-        Ok(Logs { form: Form::Records { pending: Vec::new(), read: 0 }, body: answer.into_body() })
+        let answer = self.operator_api().get(&path).await?;
+        Ok(LogStream {
+            encoding: LogEncoding::Records { pending: Vec::new(), read: 0 },
+            body: answer.into_body(),
+        })
     }
 }
 
-impl Execution {
+impl CommandExecution {
     fn new(answer: Response<Incoming>) -> Self {
-        Self { body: answer.into_body(), decoder: Decoder::default() }
+        Self { body: answer.into_body(), decoder: EventDecoder::default() }
     }
 
     /// The next event; `None` when the stream has ended. Dropping the future loses nothing.
-    pub(crate) async fn next(&mut self) -> Result<Option<Event>> {
+    pub(crate) async fn next_event(&mut self) -> Result<Option<CommandEvent>> {
         loop {
             if let Some(event) = self.decoder.next_event() {
                 return Ok(Some(event));
@@ -159,27 +165,27 @@ impl Execution {
     }
 }
 
-impl Logs {
+impl LogStream {
     /// The next record; `None` after the last one.
-    pub(crate) async fn next(&mut self) -> Result<Option<LogRecord>> {
-        let Self { body, form } = self;
+    pub(crate) async fn next_record(&mut self) -> Result<Option<LogRecord>> {
+        let Self { body, encoding: form } = self;
         match form {
-            Form::Records { pending, read } => loop {
+            LogEncoding::Records { pending, read } => loop {
                 if let Some(end) = pending[*read..].iter().position(|byte| *byte == b'\n') {
                     let record = serde_json::from_slice(&pending[*read..*read + end]);
                     *read += end + 1;
                     return record.map(Some).context("the server sent a record that is not understood");
                 }
                 pending.drain(..std::mem::take(read));
-                if pending.len() > MAX_RECORD {
-                    bail!("the server sent a record of more than {MAX_RECORD} bytes");
+                if pending.len() > MAX_RECORD_BYTES {
+                    bail!("the server sent a record of more than {MAX_RECORD_BYTES} bytes");
                 }
                 match next_chunk(body).await? {
                     Some(chunk) => pending.extend_from_slice(&chunk),
                     None => return Ok(None),
                 }
             },
-            Form::Plain { next, end } => {
+            LogEncoding::Plain { next, end } => {
                 let Some(chunk) = next_chunk(body).await? else {
                     return Ok(end.take().map(|offset| LogRecord::End {
                         offset,
@@ -189,14 +195,14 @@ impl Logs {
                 };
                 let (offset, length) = (*next, chunk.len() as u64);
                 *next += length;
-                Ok(Some(LogRecord::of_bytes(offset, length, &chunk)))
+                Ok(Some(LogRecord::from_bytes(offset, length, &chunk)))
             }
         }
     }
 }
 
 impl LogRecord {
-    fn of_bytes(offset: u64, length: u64, bytes: &[u8]) -> Self {
+    fn from_bytes(offset: u64, length: u64, bytes: &[u8]) -> Self {
         let text = std::str::from_utf8(bytes).ok().map(str::to_owned);
         let base64 = text.is_none().then(|| STANDARD.encode(bytes));
         Self::Output { stream: String::new(), offset, length, text, base64 }

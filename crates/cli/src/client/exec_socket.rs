@@ -4,52 +4,87 @@ use anyhow::{Context, Result, anyhow};
 use coracle_client::exec::{self, ExecFrame, ExecRequest};
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, StreamExt};
-use http::StatusCode;
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::protocol::Role;
 
-use super::refused_with;
-use super::sandbox::Sandbox;
+use super::failed_with_status;
+use super::sandbox::SandboxClient;
 
-type Socket = WebSocketStream<TokioIo<Upgraded>>;
+type ClientWebSocket = WebSocketStream<TokioIo<Upgraded>>;
 
 /// A command that was requested. Dropping this leaves it running.
 pub(crate) struct ExecSocket {
-    sink: SplitSink<Socket, Message>,
-    stream: SplitStream<Socket>,
+    sink: SplitSink<ClientWebSocket, Message>,
+    stream: SplitStream<ClientWebSocket>,
 }
 
 /// The statuses with which a server without this socket answers.
-const ABSENT: [StatusCode; 4] = [
+const UNSUPPORTED_STATUSES: [StatusCode; 4] = [
     StatusCode::NOT_FOUND,
     StatusCode::METHOD_NOT_ALLOWED,
     StatusCode::UPGRADE_REQUIRED,
     StatusCode::NOT_IMPLEMENTED,
 ];
 
-impl Sandbox {
+/// The header that may carry the first frame, and in which the server accepts it.
+const START_HEADER: HeaderName = HeaderName::from_static("coracle-exec-start");
+/// Servers accept only small heads of requests. A longer start is sent as a frame.
+const MAX_START_HEADER_BYTES: usize = 4 << 10;
+
+/// How the first frame reaches the server.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StartCarrier {
+    /// With the upgrade, if it fits: this saves a round trip with a server that knows it.
+    Header,
+    Frame,
+}
+
+impl SandboxClient {
     /// Requests a command; `None` if the server has no such socket. With a size, the command gets a
     /// terminal.
-    pub(crate) async fn exec(
+    pub(crate) async fn open_exec_socket(
         &self,
         request: &ExecRequest,
         stdin: bool,
         size: Option<(u16, u16)>,
+        carrier: StartCarrier,
     ) -> Result<Option<ExecSocket>> {
         let path = format!("/pty/coracle.exec/ws?pty={}", u8::from(size.is_some()));
-        let upgraded = match self.api.upgrade(&path).await {
-            Err(error) if ABSENT.iter().any(|status| refused_with(&error, *status)) => return Ok(None),
+        let start = request.start_frame(stdin, size);
+        let extra = if carrier == StartCarrier::Header { start_header(&start) } else { HeaderMap::new() };
+        let (upgraded, headers) = match self.api.open_websocket(&path, extra).await {
+            Err(error) if UNSUPPORTED_STATUSES.iter().any(|status| failed_with_status(&error, *status)) => {
+                return Ok(None);
+            }
             upgraded => upgraded?,
         };
-        let socket = Socket::from_raw_socket(TokioIo::new(upgraded), Role::Client, None).await;
+        let socket = ClientWebSocket::from_raw_socket(TokioIo::new(upgraded), Role::Client, None).await;
         let (sink, stream) = socket.split();
         let mut socket = ExecSocket { sink, stream };
-        socket.send(Message::text(request.start_frame(stdin, size))).await?;
+        if !headers.contains_key(START_HEADER) {
+            socket.send(Message::text(start)).await?;
+        }
         Ok(Some(socket))
     }
+}
+
+/// The first frame as a header. Proxies may recode bytes that are not ASCII, so such a command is sent as a
+/// frame.
+fn start_header(start: &str) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    if start.is_ascii()
+        && start.len() <= MAX_START_HEADER_BYTES
+        && let Ok(mut value) = HeaderValue::from_str(start)
+    {
+        // It may have secrets in the variables of the command.
+        value.set_sensitive(true);
+        headers.insert(START_HEADER, value);
+    }
+    headers
 }
 
 impl ExecSocket {
@@ -58,7 +93,7 @@ impl ExecSocket {
     }
 
     pub(crate) async fn end_input(&mut self) -> Result<()> {
-        self.send(Message::text(exec::input_end())).await
+        self.send(Message::text(exec::input_end_frame())).await
     }
 
     pub(crate) async fn signal(&mut self, name: &str) -> Result<()> {
@@ -74,13 +109,13 @@ impl ExecSocket {
     }
 
     /// The next frame from the server. Dropping the future loses nothing.
-    pub(crate) async fn next(&mut self) -> Result<ExecFrame> {
+    pub(crate) async fn next_frame(&mut self) -> Result<ExecFrame> {
         loop {
-            let message = self.stream.next().await.ok_or_else(closed)?;
+            let message = self.stream.next().await.ok_or_else(closed_error)?;
             let frame = match message.context("the connection to the command broke")? {
                 Message::Binary(frame) => ExecFrame::from_binary(frame),
                 Message::Text(text) => ExecFrame::from_text(&text),
-                Message::Close(_) => return Err(closed()),
+                Message::Close(_) => return Err(closed_error()),
                 Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => None,
             };
             if let Some(frame) = frame {
@@ -90,6 +125,6 @@ impl ExecSocket {
     }
 }
 
-fn closed() -> anyhow::Error {
+fn closed_error() -> anyhow::Error {
     anyhow!("the server closed the connection before the command ended")
 }

@@ -17,17 +17,17 @@ use tokio_util::io::ReaderStream;
 
 use super::commands::next_chunk;
 use super::http as web;
-use super::sandbox::Sandbox;
+use super::sandbox::SandboxClient;
 
-const CHUNK: usize = 256 << 10;
+const CHUNK_BYTES: usize = 256 << 10;
 /// Deeper trees than this are not copied.
-const DEEPEST: &str = "64";
+const MAX_DEPTH: &str = "64";
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct FileInfo {
     pub path: String,
     #[serde(rename = "type")]
-    pub kind: Kind,
+    pub kind: FileKind,
     /// Permission bits, their octal digits written as a decimal number.
     #[serde(default)]
     pub mode: u32,
@@ -38,7 +38,7 @@ pub(crate) struct FileInfo {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Kind {
+pub(crate) enum FileKind {
     File,
     Directory,
     Symlink,
@@ -54,45 +54,45 @@ impl FileInfo {
 }
 
 /// Permission bits as the API writes them: 0o644 is 644.
-fn written_mode(permissions: u32) -> u32 {
+fn encode_mode(permissions: u32) -> u32 {
     format!("{:o}", permissions & 0o777).parse().expect("octal digits are decimal digits")
 }
 
 /// A file that is being read from a sandbox.
 #[derive(Debug)]
-pub(crate) struct Download {
+pub(crate) struct FileDownload {
     body: Incoming,
     pub size: Option<u64>,
 }
 
-impl Download {
-    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>> {
+impl FileDownload {
+    pub(crate) async fn next_bytes(&mut self) -> Result<Option<Bytes>> {
         next_chunk(&mut self.body).await
     }
 }
 
-impl Sandbox {
+impl SandboxClient {
     /// Returns the attributes of `path`, or `None` if it does not exist.
     pub(crate) async fn stat(&self, path: &str) -> Result<Option<FileInfo>> {
-        let answer = self.api.get(&format!("/files/info{}", web::query(&[("path", path)]))).await;
+        let answer = self.api.get(&format!("/files/info{}", web::encode_query(&[("path", path)]))).await;
         let answer = match answer {
-            Err(error) if super::refused_with(&error, StatusCode::NOT_FOUND) => return Ok(None),
+            Err(error) if super::failed_with_status(&error, StatusCode::NOT_FOUND) => return Ok(None),
             answer => answer?,
         };
-        let mut found: BTreeMap<String, FileInfo> = web::json(answer).await?;
+        let mut found: BTreeMap<String, FileInfo> = web::read_json(answer).await?;
         Ok(found.remove(path))
     }
 
     /// Everything below `path`, parents before their children.
-    pub(crate) async fn walk(&self, path: &str) -> Result<Vec<FileInfo>> {
-        let query = web::query(&[("path", path), ("depth", DEEPEST)]);
+    pub(crate) async fn list_tree(&self, path: &str) -> Result<Vec<FileInfo>> {
+        let query = web::encode_query(&[("path", path), ("depth", MAX_DEPTH)]);
         let answer = self.api.get(&format!("/directories/list{query}")).await?;
-        web::json(answer).await
+        web::read_json(answer).await
     }
 
     /// Makes a directory and its parents; an existing one stays as it is.
     pub(crate) async fn make_directory(&self, path: &str, permissions: u32) -> Result<()> {
-        let body = json!({ path: { "mode": written_mode(permissions) } });
+        let body = json!({ path: { "mode": encode_mode(permissions) } });
         self.api.post_json("/directories", &body).await.map(drop)
     }
 
@@ -102,11 +102,12 @@ impl Sandbox {
         self.api.post_json("/files/links", &body).await.map(drop)
     }
 
-    pub(crate) async fn download(&self, path: &str) -> Result<Download> {
-        let answer = self.api.get(&format!("/files/download{}", web::query(&[("path", path)]))).await?;
+    pub(crate) async fn download(&self, path: &str) -> Result<FileDownload> {
+        let answer =
+            self.api.get(&format!("/files/download{}", web::encode_query(&[("path", path)]))).await?;
         let length = answer.headers().get(header::CONTENT_LENGTH);
         let size = length.and_then(|value| value.to_str().ok()?.parse().ok());
-        Ok(Download { body: answer.into_body(), size })
+        Ok(FileDownload { body: answer.into_body(), size })
     }
 
     /// Writes a file inside from `source`; the server puts it in place only when it is complete. `sent`
@@ -119,8 +120,8 @@ impl Sandbox {
         sent: Arc<AtomicU64>,
     ) -> Result<()> {
         let boundary = random_boundary()?;
-        let (head, tail) = envelope(&boundary, path, permissions);
-        let content = ReaderStream::with_capacity(source, CHUNK).inspect(move |chunk| {
+        let (head, tail) = multipart_envelope(&boundary, path, permissions);
+        let content = ReaderStream::with_capacity(source, CHUNK_BYTES).inspect(move |chunk| {
             let length = chunk.as_ref().map_or(0, Bytes::len);
             sent.fetch_add(length as u64, Ordering::Relaxed);
         });
@@ -141,10 +142,10 @@ fn random_boundary() -> Result<String> {
 }
 
 /// The parts of the body before and after the bytes of the file.
-fn envelope(boundary: &str, path: &str, permissions: Option<u32>) -> (Bytes, Bytes) {
+fn multipart_envelope(boundary: &str, path: &str, permissions: Option<u32>) -> (Bytes, Bytes) {
     let mut metadata = json!({ "path": path });
     if let Some(permissions) = permissions {
-        metadata["mode"] = json!(written_mode(permissions));
+        metadata["mode"] = json!(encode_mode(permissions));
     }
     let head = format!(
         "--{boundary}\r\n\
@@ -164,21 +165,21 @@ mod tests {
 
     #[test]
     fn modes_are_octal_digits_in_decimal() {
-        assert_eq!(written_mode(0o100_644), 644);
-        assert_eq!(written_mode(0o755), 755);
-        let info = FileInfo { path: String::new(), kind: Kind::File, mode: 4755, link_target: None };
+        assert_eq!(encode_mode(0o100_644), 644);
+        assert_eq!(encode_mode(0o755), 755);
+        let info = FileInfo { path: String::new(), kind: FileKind::File, mode: 4755, link_target: None };
         assert_eq!(info.permissions(), 0o755);
     }
 
     #[test]
     fn a_kind_of_file_that_we_do_not_know_is_other() {
         let info: FileInfo = serde_json::from_str(r#"{"path":"/x","type":"socket"}"#).expect("it reads");
-        assert_eq!(info.kind, Kind::Other);
+        assert_eq!(info.kind, FileKind::Other);
     }
 
     #[test]
     fn the_envelope_is_two_parts_and_an_end() {
-        let (head, tail) = envelope("B", "/a\"b", Some(0o600));
+        let (head, tail) = multipart_envelope("B", "/a\"b", Some(0o600));
         let text = String::from_utf8(head.to_vec()).expect("text");
         assert!(text.starts_with("--B\r\nContent-Disposition: form-data; name=\"metadata\""), "{text}");
         assert!(text.contains(r#"{"mode":600,"path":"/a\"b"}"#), "{text}");

@@ -12,8 +12,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::http as web;
-use super::lifecycle::Server;
-use super::operator::Feed;
+use super::lifecycle::ServerClient;
+use super::operator::EventFeed;
 use crate::output::WithHint;
 
 /// An archive that is sent as it is read; an error ends the request.
@@ -49,26 +49,26 @@ struct ImagePage {
     items: Vec<Value>,
 }
 
-impl Server {
+impl ServerClient {
     /// Whether a server answers at all. Only a failed connection counts as no server.
-    pub(crate) async fn is_there(&self) -> Result<bool> {
-        match self.operator().get("/capabilities").await {
+    pub(crate) async fn is_reachable(&self) -> Result<bool> {
+        match self.operator_api().get("/capabilities").await {
             Err(error) if web::is_unreachable(&error) => Ok(false),
             // A refused caller is refused again by the next request, which reports the error better.
             _ => Ok(true),
         }
     }
 
-    pub(crate) async fn images(&self) -> Result<Vec<Value>> {
-        let page: ImagePage = web::json(self.operator().get("/images").await?).await?;
+    pub(crate) async fn list_images(&self) -> Result<Vec<Value>> {
+        let page: ImagePage = web::read_json(self.operator_api().get("/images").await?).await?;
         Ok(page.items)
     }
 
     /// `None` if there is no such image.
-    pub(crate) async fn image(&self, name: &str) -> Result<Option<Value>> {
-        match self.operator().get(&format!("/images{}", web::query(&[("name", name)]))).await {
-            Ok(answer) => web::json(answer).await.map(Some),
-            Err(error) if super::refused_with(&error, StatusCode::NOT_FOUND) => Ok(None),
+    pub(crate) async fn find_image(&self, name: &str) -> Result<Option<Value>> {
+        match self.operator_api().get(&format!("/images{}", web::encode_query(&[("name", name)]))).await {
+            Ok(answer) => web::read_json(answer).await.map(Some),
+            Err(error) if super::failed_with_status(&error, StatusCode::NOT_FOUND) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -84,7 +84,11 @@ impl Server {
             body["username"] = json!(username);
             body["password"] = json!(password);
         }
-        follow(Feed::of(self.operator().post_json("/images", &body).await?), progress).await
+        follow_image_events(
+            EventFeed::from_response(self.operator_api().post_json("/images", &body).await?),
+            progress,
+        )
+        .await
     }
 
     pub(crate) async fn commit_image(
@@ -97,34 +101,42 @@ impl Server {
             ImageSource::Sandbox(id) => json!({ "name": name, "sandbox": id.as_str() }),
             ImageSource::Snapshot(id) => json!({ "name": name, "snapshot": id.as_str() }),
         };
-        follow(Feed::of(self.operator().post_json("/images/commit", &body).await?), progress).await
+        follow_image_events(
+            EventFeed::from_response(self.operator_api().post_json("/images/commit", &body).await?),
+            progress,
+        )
+        .await
     }
 
     /// Sends an archive as it is read.
     pub(crate) async fn import_image(&self, name: &str, archive: ArchiveStream) -> Result<Value> {
         let body = StreamBody::new(archive.map(|part| part.map(Frame::data))).boxed_unsync();
-        let path = format!("/images/import{}", web::query(&[("name", name)]));
-        let sent = self.operator().send(Method::POST, &path, Some("application/octet-stream"), body).await;
-        web::json(sent?).await
+        let path = format!("/images/import{}", web::encode_query(&[("name", name)]));
+        let sent =
+            self.operator_api().send(Method::POST, &path, Some("application/octet-stream"), body).await;
+        web::read_json(sent?).await
     }
 
     /// Returns whether the image existed.
     pub(crate) async fn remove_image(&self, name: &str) -> Result<bool> {
-        match self.operator().delete(&format!("/images{}", web::query(&[("name", name)]))).await {
+        match self.operator_api().delete(&format!("/images{}", web::encode_query(&[("name", name)]))).await {
             Ok(()) => Ok(true),
-            Err(error) if super::refused_with(&error, StatusCode::NOT_FOUND) => Ok(false),
+            Err(error) if super::failed_with_status(&error, StatusCode::NOT_FOUND) => Ok(false),
             Err(error) => Err(error),
         }
     }
 
     pub(crate) async fn collect_images(&self) -> Result<FreedImages> {
-        web::json(self.operator().post_json("/images/gc", &json!({})).await?).await
+        web::read_json(self.operator_api().post_json("/images/gc", &json!({})).await?).await
     }
 }
 
 /// Reads events until the image is there or has failed.
-async fn follow(mut events: Feed, mut progress: impl FnMut(ImageProgress)) -> Result<Value> {
-    while let Some(event) = events.next().await? {
+async fn follow_image_events(
+    mut events: EventFeed,
+    mut progress: impl FnMut(ImageProgress),
+) -> Result<Value> {
+    while let Some(event) = events.next_event().await? {
         let data: Value = serde_json::from_str(&event.data).context("the server sent an odd event")?;
         match event.kind.as_str() {
             "progress" if data["step"] == "fetch" => {
@@ -138,7 +150,7 @@ async fn follow(mut events: Feed, mut progress: impl FnMut(ImageProgress)) -> Re
                 let failed =
                     anyhow!(text("message").unwrap_or_else(|| "the server said no reason".to_owned()));
                 return match text("hint") {
-                    Some(hint) => Err(failed).hint(hint),
+                    Some(hint) => Err(failed).with_hint(hint),
                     None => Err(failed),
                 };
             }

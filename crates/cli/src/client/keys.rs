@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::http as web;
-use super::lifecycle::Server;
+use super::lifecycle::ServerClient;
 
 /// A key as the server describes it; the key itself is included only when it was just made.
 #[derive(Serialize, Deserialize)]
@@ -24,7 +24,7 @@ pub(crate) struct KeyInfo {
 }
 
 #[derive(Deserialize)]
-struct Page {
+struct KeyPage {
     items: Vec<KeyInfo>,
 }
 
@@ -39,37 +39,37 @@ pub(crate) struct RevokedKey {
     pub removed_sandboxes: Vec<String>,
 }
 
-impl Server {
+impl ServerClient {
     pub(crate) async fn issue_key(&self, owner: &str, expires: Option<Duration>) -> Result<KeyInfo> {
-        let mut wish = json!({ "owner": owner });
+        let mut request = json!({ "owner": owner });
         if let Some(expires) = expires {
-            wish["expiresInSeconds"] = json!(web::whole_seconds(expires));
+            request["expiresInSeconds"] = json!(web::whole_seconds(expires));
         }
-        web::json(self.operator().post_json("/keys", &wish).await?).await
+        web::read_json(self.operator_api().post_json("/keys", &request).await?).await
     }
 
-    pub(crate) async fn keys(&self) -> Result<Vec<KeyInfo>> {
-        let page: Page = web::json(self.operator().get("/keys").await?).await?;
+    pub(crate) async fn list_keys(&self) -> Result<Vec<KeyInfo>> {
+        let page: KeyPage = web::read_json(self.operator_api().get("/keys").await?).await?;
         Ok(page.items)
     }
 
     /// Returns whether the key existed.
     pub(crate) async fn revoke_key(&self, id: &str) -> Result<bool> {
         let id = percent_encoding::utf8_percent_encode(id, percent_encoding::NON_ALPHANUMERIC);
-        match self.operator().delete(&format!("/keys/{id}")).await {
+        match self.operator_api().delete(&format!("/keys/{id}")).await {
             Ok(()) => Ok(true),
-            Err(error) if super::refused_with(&error, StatusCode::NOT_FOUND) => Ok(false),
+            Err(error) if super::failed_with_status(&error, StatusCode::NOT_FOUND) => Ok(false),
             Err(error) => Err(error),
         }
     }
 
-    /// As [`Server::revoke_key`], and removes the owner's sandboxes with the owner's last valid key.
+    /// As [`ServerClient::revoke_key`], and removes the owner's sandboxes with the owner's last valid key.
     /// `None` if the key does not exist.
     pub(crate) async fn revoke_key_and_sandboxes(&self, id: &str) -> Result<Option<RevokedKey>> {
         let id = percent_encoding::utf8_percent_encode(id, percent_encoding::NON_ALPHANUMERIC);
-        match self.operator().delete_for(&format!("/keys/{id}?sandboxes=true")).await {
-            Ok(answer) => web::json(answer).await.map(Some),
-            Err(error) if super::refused_with(&error, StatusCode::NOT_FOUND) => Ok(None),
+        match self.operator_api().delete_for_response(&format!("/keys/{id}?sandboxes=true")).await {
+            Ok(answer) => web::read_json(answer).await.map(Some),
+            Err(error) if super::failed_with_status(&error, StatusCode::NOT_FOUND) => Ok(None),
             Err(error) => Err(error),
         }
     }

@@ -3,40 +3,40 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
-use domain::{Bytes, Cpus, Network, OnDeath, SandboxId};
+use domain::{Bytes, MilliCpus, NetworkAccess, OnDeath, SandboxId};
 use http::{HeaderMap, HeaderName, StatusCode};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::http::{self as web, Api};
-use super::sandbox::Sandbox;
-use crate::values::Lifetime;
+use super::http::{self as web, ApiClient};
+use super::sandbox::SandboxClient;
+use crate::values::SandboxLifetime;
 
 const KEY_HEADER: HeaderName = HeaderName::from_static("open-sandbox-api-key");
 /// The port under which the API addresses the commands and files of a sandbox.
 const EXECD_PORT: u16 = 44772;
 /// The largest page that the API returns.
-const PAGE: &str = "200";
+const MAX_PAGE_SIZE: &str = "200";
 
 /// A server, with the access that its API key gives.
 #[derive(Clone, Debug)]
-pub(crate) struct Server(pub(super) Api);
+pub(crate) struct ServerClient(pub(super) ApiClient);
 
 /// The settings of a new sandbox.
 #[derive(Debug, Default)]
-pub(crate) struct NewSandbox {
+pub(crate) struct CreateSandboxRequest {
     pub image: String,
     /// The sandbox begins with the files of this snapshot instead of the image.
     pub snapshot: Option<String>,
-    pub timeout: Option<Lifetime>,
-    pub idle_timeout: Option<Lifetime>,
+    pub timeout: Option<SandboxLifetime>,
+    pub idle_timeout: Option<SandboxLifetime>,
     pub key: Option<String>,
     pub pool: Option<String>,
     pub memory: Option<Bytes>,
-    pub cpus: Option<Cpus>,
+    pub cpus: Option<MilliCpus>,
     pub pids: Option<u32>,
     pub disk: Option<Bytes>,
-    pub network: Option<Network>,
+    pub network: Option<NetworkAccess>,
     pub env: BTreeMap<String, String>,
     pub labels: BTreeMap<String, String>,
     /// As the API writes them; each gets its own name.
@@ -50,9 +50,9 @@ pub(crate) struct NewSandbox {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct SandboxInfo {
     pub id: String,
-    pub status: Status,
+    pub status: StatusInfo,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub image: Option<Image>,
+    pub image: Option<ImageUri>,
     /// As the API writes times: RFC 3339.
     pub created_at: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -74,79 +74,79 @@ pub(crate) struct SandboxInfo {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Status {
+pub(crate) struct StatusInfo {
     pub state: String,
     #[serde(flatten)]
     pub rest: BTreeMap<String, serde_json::Value>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Image {
+pub(crate) struct ImageUri {
     pub uri: String,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Page {
+struct SandboxPage {
     items: Vec<SandboxInfo>,
-    pagination: Pagination,
+    pagination: PageInfo,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Pagination {
+pub(super) struct PageInfo {
     pub(super) has_next_page: bool,
 }
 
 #[derive(Deserialize)]
-struct Released {
+struct ReleaseResponse {
     released: bool,
 }
 
 /// The address of a port, and the headers that authorize access to it.
 #[derive(Deserialize)]
-pub(crate) struct Endpoint {
+pub(crate) struct PortEndpoint {
     /// `host[:port]/path`, without a scheme.
     pub endpoint: String,
     #[serde(default)]
     pub headers: BTreeMap<String, String>,
 }
 
-impl Server {
+impl ServerClient {
     pub(crate) fn new(url: &str, key: Option<&str>) -> Result<Self> {
         let mut headers = HeaderMap::new();
         if let Some(key) = key {
-            web::secret_header(&mut headers, KEY_HEADER, key)?;
+            web::insert_secret_header(&mut headers, KEY_HEADER, key)?;
         }
-        let api = Api::new(url, headers.clone())?;
-        Ok(Self(api.at(format!("{}/v1", api.base()), headers)))
+        let api = ApiClient::new(url, headers.clone())?;
+        Ok(Self(api.with_base(format!("{}/v1", api.base()), headers)))
     }
 
-    pub(crate) async fn create(&self, wish: &NewSandbox) -> Result<SandboxInfo> {
-        let answer = self.0.post_json("/sandboxes", &wish.body()).await?;
-        let (stand_in, revival) = (web::stand_in(&answer), web::revival(&answer));
+    pub(crate) async fn create_sandbox(&self, request: &CreateSandboxRequest) -> Result<SandboxInfo> {
+        let answer = self.0.post_json("/sandboxes", &request.to_json()).await?;
+        let (stand_in, revival) = (web::stand_in_message(&answer), web::revival_message(&answer));
         let existing = answer.headers().contains_key("coracle-existing");
         let lacks_network = answer.headers().contains_key("coracle-network");
-        Ok(SandboxInfo { stand_in, revival, existing, lacks_network, ..web::json(answer).await? })
+        Ok(SandboxInfo { stand_in, revival, existing, lacks_network, ..web::read_json(answer).await? })
     }
 
     /// Returns the server's description of a sandbox.
-    pub(crate) async fn get(&self, id: &SandboxId) -> Result<SandboxInfo> {
-        web::json(self.0.get(&format!("/sandboxes/{id}")).await?).await
+    pub(crate) async fn sandbox_info(&self, id: &SandboxId) -> Result<SandboxInfo> {
+        web::read_json(self.0.get(&format!("/sandboxes/{id}")).await?).await
     }
 
     /// All sandboxes that have these labels, newest first.
-    pub(crate) async fn list(&self, labels: &[(String, String)]) -> Result<Vec<SandboxInfo>> {
+    pub(crate) async fn list_sandboxes(&self, labels: &[(String, String)]) -> Result<Vec<SandboxInfo>> {
         let filter = form_urlencoded::Serializer::new(String::new()).extend_pairs(labels).finish();
         let mut found = Vec::new();
         for page in 1u32.. {
             let number = page.to_string();
-            let mut pairs = vec![("page", number.as_str()), ("pageSize", PAGE)];
+            let mut pairs = vec![("page", number.as_str()), ("pageSize", MAX_PAGE_SIZE)];
             if !filter.is_empty() {
                 pairs.push(("metadata", &filter));
             }
-            let answer = self.0.get(&format!("/sandboxes{}", web::query(&pairs))).await?;
-            let page: Page = web::json(answer).await?;
+            let answer = self.0.get(&format!("/sandboxes{}", web::encode_query(&pairs))).await?;
+            let page: SandboxPage = web::read_json(answer).await?;
             // An empty page ends the loop whatever the server claims, so it always ends.
             let last = !page.pagination.has_next_page || page.items.is_empty();
             found.extend(page.items);
@@ -158,10 +158,10 @@ impl Server {
     }
 
     /// Removes a sandbox; returns whether it existed.
-    pub(crate) async fn remove(&self, id: &str) -> Result<bool> {
+    pub(crate) async fn remove_sandbox(&self, id: &str) -> Result<bool> {
         match self.0.delete(&format!("/sandboxes/{id}")).await {
             Ok(()) => Ok(true),
-            Err(error) if super::refused_with(&error, StatusCode::NOT_FOUND) => Ok(false),
+            Err(error) if super::failed_with_status(&error, StatusCode::NOT_FOUND) => Ok(false),
             Err(error) => Err(error),
         }
     }
@@ -171,7 +171,7 @@ impl Server {
         self.0.headers().contains_key(KEY_HEADER)
     }
 
-    pub(super) fn api(&self) -> &Api {
+    pub(super) fn api(&self) -> &ApiClient {
         &self.0
     }
 
@@ -181,33 +181,40 @@ impl Server {
     }
 
     /// The operator API of the same server.
-    pub(super) fn operator(&self) -> Api {
+    pub(super) fn operator_api(&self) -> ApiClient {
         let server = self.0.base().trim_end_matches("/v1");
-        self.0.at(format!("{server}/coracle/v1"), self.0.headers().clone())
+        self.0.with_base(format!("{server}/coracle/v1"), self.0.headers().clone())
     }
 
     /// Allows the named sandbox to be evicted for others. `None` if no sandbox has the name, otherwise
     /// whether it was held before.
-    pub(crate) async fn release(&self, name: &str) -> Result<Option<bool>> {
-        let api = self.operator();
+    pub(crate) async fn release_sandbox(&self, name: &str) -> Result<Option<bool>> {
+        let api = self.operator_api();
         let name = percent_encoding::utf8_percent_encode(name, percent_encoding::NON_ALPHANUMERIC);
         match api.post_json(&format!("/names/{name}/release"), &json!({})).await {
-            Ok(answer) => web::json::<Released>(answer).await.map(|answer| Some(answer.released)),
-            Err(error) if super::refused_with(&error, StatusCode::NOT_FOUND) => Ok(None),
+            Ok(answer) => web::read_json::<ReleaseResponse>(answer).await.map(|answer| Some(answer.released)),
+            Err(error) if super::failed_with_status(&error, StatusCode::NOT_FOUND) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
+    /// The commands and files of a sandbox below its path on this server, opened by the API key. No request
+    /// is needed first, but the server may refuse it: then [`Self::open_sandbox`] gets the right address.
+    pub(crate) fn sandbox_by_path(&self, id: &SandboxId) -> SandboxClient {
+        let base = format!("{}/sandboxes/{id}/proxy/{EXECD_PORT}", self.0.base());
+        SandboxClient::new(self.0.with_base(base, self.0.headers().clone()))
+    }
+
     /// Asks for the address and the token of the commands and files of a sandbox.
-    pub(crate) async fn open(&self, id: &SandboxId) -> Result<Sandbox> {
+    pub(crate) async fn open_sandbox(&self, id: &SandboxId) -> Result<SandboxClient> {
         let path = format!("/sandboxes/{id}/endpoints/{EXECD_PORT}?use_server_proxy=true");
-        let endpoint: Endpoint = web::json(self.0.get(&path).await?).await?;
+        let endpoint: PortEndpoint = web::read_json(self.0.get(&path).await?).await?;
         let mut headers = HeaderMap::new();
         for (name, value) in &endpoint.headers {
             let name = HeaderName::try_from(name).context("the server named an odd header")?;
-            web::secret_header(&mut headers, name, value)?;
+            web::insert_secret_header(&mut headers, name, value)?;
         }
-        Ok(Sandbox::new(self.0.at(format!("http://{}", endpoint.endpoint), headers)))
+        Ok(SandboxClient::new(self.0.with_base(format!("http://{}", endpoint.endpoint), headers)))
     }
 }
 
@@ -224,8 +231,8 @@ impl SandboxInfo {
     }
 }
 
-impl NewSandbox {
-    fn body(&self) -> serde_json::Value {
+impl CreateSandboxRequest {
+    fn to_json(&self) -> serde_json::Value {
         let mut limits = BTreeMap::new();
         limits.extend(self.cpus.map(|cpus| ("cpu", cpus.to_string())));
         limits.extend(self.memory.map(|memory| ("memory", memory.to_string())));
@@ -242,7 +249,7 @@ impl NewSandbox {
             Some(snapshot) => body["snapshotId"] = json!(snapshot),
             None => body["image"] = json!({ "uri": self.image }),
         }
-        if let Some(Lifetime::After(timeout)) = self.timeout {
+        if let Some(SandboxLifetime::After(timeout)) = self.timeout {
             body["timeout"] = json!(web::whole_seconds(timeout));
         }
         let named = |(place, volume): (usize, &serde_json::Value)| {
@@ -269,22 +276,22 @@ impl NewSandbox {
         }
         extensions.extend(self.pids.map(|pids| ("coracle.pids", pids.to_string())));
         extensions.extend(self.disk.map(|disk| ("coracle.disk", disk.to_string())));
-        if self.timeout == Some(Lifetime::Never) {
+        if self.timeout == Some(SandboxLifetime::Never) {
             extensions.insert("coracle.timeout", "never".to_owned());
         }
         extensions.extend(self.idle_timeout.map(|limit| {
             let text = match limit {
-                Lifetime::Never => "never".to_owned(),
-                Lifetime::After(time) => web::whole_seconds(time).to_string(),
+                SandboxLifetime::Never => "never".to_owned(),
+                SandboxLifetime::After(time) => web::whole_seconds(time).to_string(),
             };
             ("coracle.idle-timeout", text)
         }));
         extensions.extend(self.network.map(|network| {
             let name = match network {
-                Network::Off => "off",
-                Network::On => "on",
-                Network::Auto => "auto",
-                Network::Filtered => "filtered",
+                NetworkAccess::Off => "off",
+                NetworkAccess::On => "on",
+                NetworkAccess::Auto => "auto",
+                NetworkAccess::Filtered => "filtered",
             };
             ("coracle.network", name.to_owned())
         }));
@@ -300,7 +307,8 @@ mod tests {
 
     #[test]
     fn minimal_request_has_only_the_fields_that_the_api_requires() {
-        let body = NewSandbox { image: "host".to_owned(), ..NewSandbox::default() }.body();
+        let body =
+            CreateSandboxRequest { image: "host".to_owned(), ..CreateSandboxRequest::default() }.to_json();
         assert_eq!(
             body,
             json!({
@@ -312,23 +320,24 @@ mod tests {
 
     #[test]
     fn snapshot_is_sent_instead_of_the_image() {
-        let wish = NewSandbox { snapshot: Some("s".to_owned()), ..NewSandbox::default() };
-        assert_eq!((&wish.body()["snapshotId"], wish.body().get("image")), (&json!("s"), None));
+        let request =
+            CreateSandboxRequest { snapshot: Some("s".to_owned()), ..CreateSandboxRequest::default() };
+        assert_eq!((&request.to_json()["snapshotId"], request.to_json().get("image")), (&json!("s"), None));
     }
 
     #[test]
     fn limits_are_written_in_the_grammar_of_the_api() {
-        let wish = NewSandbox {
-            memory: Some(Bytes::mib(256)),
-            cpus: Some(Cpus(500)),
+        let request = CreateSandboxRequest {
+            memory: Some(Bytes::from_mib(256)),
+            cpus: Some(MilliCpus(500)),
             pids: Some(64),
-            disk: Some(Bytes::mib(100)),
-            network: Some(Network::Off),
-            timeout: Some(Lifetime::After(Duration::from_millis(60_001))),
+            disk: Some(Bytes::from_mib(100)),
+            network: Some(NetworkAccess::Off),
+            timeout: Some(SandboxLifetime::After(Duration::from_millis(60_001))),
             image: "host".to_owned(),
-            ..NewSandbox::default()
+            ..CreateSandboxRequest::default()
         };
-        let body = wish.body();
+        let body = request.to_json();
         assert_eq!(body["resourceLimits"], json!({"cpu": "0.5", "memory": "256Mi"}));
         assert_eq!(
             body["extensions"],
@@ -337,8 +346,10 @@ mod tests {
             })
         );
         assert_eq!(body["timeout"], 61);
-        let never = Some(Lifetime::Never);
-        let body = NewSandbox { timeout: never, idle_timeout: never, ..NewSandbox::default() }.body();
+        let never = Some(SandboxLifetime::Never);
+        let body =
+            CreateSandboxRequest { timeout: never, idle_timeout: never, ..CreateSandboxRequest::default() }
+                .to_json();
         assert_eq!(body.get("timeout"), None);
         assert_eq!(body["extensions"]["coracle.timeout"], "never");
         assert_eq!(body["extensions"]["coracle.idle-timeout"], "never");

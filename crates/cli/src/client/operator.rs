@@ -10,13 +10,13 @@ use serde::{Deserialize, Serialize};
 
 use super::commands::next_chunk;
 use super::http as web;
-use super::lifecycle::Server;
+use super::lifecycle::ServerClient;
 use super::resolve::OwnerScope;
 
 /// The settings and the usage of a sandbox. Unknown fields are kept for `--json`.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Report {
+pub(crate) struct SandboxReport {
     pub id: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
@@ -48,8 +48,8 @@ pub(crate) struct UsedImage {
 }
 
 #[derive(Deserialize)]
-pub(crate) struct Reports {
-    pub sandboxes: Vec<Report>,
+pub(crate) struct ReportPage {
+    pub sandboxes: Vec<SandboxReport>,
     /// Whether the caller is the operator of a server that can have other owners.
     #[serde(default)]
     pub operator: bool,
@@ -58,7 +58,7 @@ pub(crate) struct Reports {
 /// The usage of an owner's sandboxes in one hour.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Hour {
+pub(crate) struct HourlyUsage {
     pub start: String,
     pub owner: String,
     pub created: u64,
@@ -68,24 +68,24 @@ pub(crate) struct Hour {
 }
 
 #[derive(Deserialize)]
-struct Hours {
-    hours: Vec<Hour>,
+struct HourlyUsagePage {
+    hours: Vec<HourlyUsage>,
 }
 
 /// The usage of a sandbox at one moment.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Sample {
+pub(crate) struct UsageSample {
     pub time: String,
     pub usage: BTreeMap<String, u64>,
 }
 
 #[derive(Deserialize)]
-struct Samples {
-    samples: Vec<Sample>,
+struct UsageSamplePage {
+    samples: Vec<UsageSample>,
 }
 
 /// A stream of server-sent events.
-pub(crate) struct Feed {
+pub(crate) struct EventFeed {
     body: Incoming,
     pending: Vec<u8>,
 }
@@ -107,79 +107,80 @@ pub(crate) struct FeedEvent {
 }
 
 /// More than the server ever puts into one event.
-const LONGEST: usize = 1 << 20;
+const MAX_EVENT_BYTES: usize = 1 << 20;
 
-impl Server {
+impl ServerClient {
     /// `None` if there is no such sandbox.
-    pub(crate) async fn report(&self, id: &SandboxId) -> Result<Option<Report>> {
-        match self.operator().get(&format!("/sandboxes/{id}")).await {
-            Ok(answer) => web::json(answer).await.map(Some),
-            Err(error) if super::refused_with(&error, StatusCode::NOT_FOUND) => Ok(None),
+    pub(crate) async fn sandbox_report(&self, id: &SandboxId) -> Result<Option<SandboxReport>> {
+        match self.operator_api().get(&format!("/sandboxes/{id}")).await {
+            Ok(answer) => web::read_json(answer).await.map(Some),
+            Err(error) if super::failed_with_status(&error, StatusCode::NOT_FOUND) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
     /// Every sandbox that the API key can see: the operator's key sees all.
-    pub(crate) async fn reports(&self) -> Result<Vec<Report>> {
-        let found: Reports = web::json(self.operator().get("/sandboxes").await?).await?;
+    pub(crate) async fn list_reports(&self) -> Result<Vec<SandboxReport>> {
+        let found: ReportPage = web::read_json(self.operator_api().get("/sandboxes").await?).await?;
         Ok(found.sandboxes)
     }
 
     /// The sandboxes of one owner, or of all, without their usage.
-    pub(crate) async fn overview(&self, scope: &OwnerScope) -> Result<Reports> {
+    pub(crate) async fn list_reports_without_usage(&self, scope: &OwnerScope) -> Result<ReportPage> {
         let mut parameters = vec![("usage", "false")];
-        parameters.extend(scope.parameters());
-        let answer = self.operator().get(&format!("/sandboxes{}", web::query(&parameters))).await?;
-        web::json(answer).await
+        parameters.extend(scope.query_parameters());
+        let answer =
+            self.operator_api().get(&format!("/sandboxes{}", web::encode_query(&parameters))).await?;
+        web::read_json(answer).await
     }
 
     /// Removes a sandbox of any owner, as the operator; returns whether it existed.
     pub(crate) async fn remove_as_operator(&self, id: &str) -> Result<bool> {
-        match self.operator().delete(&format!("/sandboxes/{id}")).await {
+        match self.operator_api().delete(&format!("/sandboxes/{id}")).await {
             Ok(()) => Ok(true),
-            Err(error) if super::refused_with(&error, StatusCode::NOT_FOUND) => Ok(false),
+            Err(error) if super::failed_with_status(&error, StatusCode::NOT_FOUND) => Ok(false),
             Err(error) => Err(error),
         }
     }
 
     /// The usage in each of the last hours, as the server reports it.
-    pub(crate) async fn hours(&self, count: u64) -> Result<Vec<Hour>> {
-        let answer = self.operator().get(&format!("/usage?hours={count}")).await?;
-        web::json::<Hours>(answer).await.map(|found| found.hours)
+    pub(crate) async fn hourly_usage(&self, count: u64) -> Result<Vec<HourlyUsage>> {
+        let answer = self.operator_api().get(&format!("/usage?hours={count}")).await?;
+        web::read_json::<HourlyUsagePage>(answer).await.map(|found| found.hours)
     }
 
     /// The samples of one sandbox; `None` if there is no such sandbox.
-    pub(crate) async fn samples(&self, id: &SandboxId) -> Result<Option<Vec<Sample>>> {
-        match self.operator().get(&format!("/sandboxes/{id}/usage")).await {
-            Ok(answer) => web::json::<Samples>(answer).await.map(|found| Some(found.samples)),
-            Err(error) if super::refused_with(&error, StatusCode::NOT_FOUND) => Ok(None),
+    pub(crate) async fn usage_samples(&self, id: &SandboxId) -> Result<Option<Vec<UsageSample>>> {
+        match self.operator_api().get(&format!("/sandboxes/{id}/usage")).await {
+            Ok(answer) => web::read_json::<UsageSamplePage>(answer).await.map(|found| Some(found.samples)),
+            Err(error) if super::failed_with_status(&error, StatusCode::NOT_FOUND) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
     /// Events after the one with a number, or the last ones.
-    pub(crate) async fn events(&self, from: EventsFrom, follow: bool) -> Result<Feed> {
+    pub(crate) async fn open_event_feed(&self, from: EventsFrom, follow: bool) -> Result<EventFeed> {
         let path = match from {
             EventsFrom::After(after) => format!("/events?after={after}&follow={follow}"),
             EventsFrom::Last(count) => format!("/events?tail={count}&follow={follow}"),
         };
-        let answer = self.operator().get(&path).await?;
-        Ok(Feed { body: answer.into_body(), pending: Vec::new() })
+        let answer = self.operator_api().get(&path).await?;
+        Ok(EventFeed { body: answer.into_body(), pending: Vec::new() })
     }
 }
 
-impl Feed {
-    pub(super) fn of(answer: http::Response<Incoming>) -> Self {
+impl EventFeed {
+    pub(super) fn from_response(answer: http::Response<Incoming>) -> Self {
         Self { body: answer.into_body(), pending: Vec::new() }
     }
 
-    pub(crate) async fn next(&mut self) -> Result<Option<FeedEvent>> {
+    pub(crate) async fn next_event(&mut self) -> Result<Option<FeedEvent>> {
         loop {
             if let Some(event) = take_event(&mut self.pending) {
                 return Ok(Some(event));
             }
             match next_chunk(&mut self.body).await? {
-                Some(chunk) if self.pending.len() + chunk.len() > LONGEST => {
+                Some(chunk) if self.pending.len() + chunk.len() > MAX_EVENT_BYTES => {
                     bail!("the server sent an endless event")
                 }
                 Some(chunk) => self.pending.extend_from_slice(&chunk),
@@ -207,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_come_out_whole_however_they_were_cut() {
+    fn events_do_not_depend_on_chunk_boundaries() {
         let text = b": still there\n\nid: 7\nevent: phase\ndata: {\"id\":7}\n\nevent: missed\ndata: {}\n\n";
         let mut pending = Vec::new();
         let mut found = Vec::new();

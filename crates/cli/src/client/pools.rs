@@ -3,22 +3,22 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use domain::{Bytes, Cpus};
+use domain::{Bytes, MilliCpus};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::http as web;
-use super::lifecycle::{Image, Server};
-use crate::args::PoolSize;
+use super::lifecycle::{ImageUri, ServerClient};
+use crate::args::PoolSizeArgs;
 
 /// The settings of a new pool; the server chooses what is not given.
-pub(crate) struct NewPool {
+pub(crate) struct CreatePoolRequest {
     pub name: String,
     pub image: String,
-    pub size: PoolSize,
+    pub size: PoolSizeArgs,
     pub memory: Option<Bytes>,
-    pub cpus: Option<Cpus>,
+    pub cpus: Option<MilliCpus>,
     pub disk: Option<Bytes>,
     pub refill: Option<(u32, u32)>,
 }
@@ -28,7 +28,7 @@ pub(crate) struct NewPool {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct PoolInfo {
     pub name: String,
-    pub image: Image,
+    pub image: ImageUri,
     pub capacity_spec: CapacityInfo,
     pub status: PoolStatus,
     pub managed_by: String,
@@ -61,43 +61,43 @@ pub(crate) struct PoolStatus {
 }
 
 #[derive(Deserialize)]
-struct Page {
+struct PoolPage {
     items: Vec<PoolInfo>,
 }
 
-impl Server {
-    pub(crate) async fn pools(&self) -> Result<Vec<PoolInfo>> {
-        let page: Page = web::json(self.0.get("/pools").await?).await?;
+impl ServerClient {
+    pub(crate) async fn list_pools(&self) -> Result<Vec<PoolInfo>> {
+        let page: PoolPage = web::read_json(self.0.get("/pools").await?).await?;
         Ok(page.items)
     }
 
-    pub(crate) async fn pool(&self, name: &str) -> Result<PoolInfo> {
-        web::json(self.0.get(&path(name)).await?).await
+    pub(crate) async fn pool_info(&self, name: &str) -> Result<PoolInfo> {
+        web::read_json(self.0.get(&pool_path(name)).await?).await
     }
 
-    pub(crate) async fn create_pool(&self, pool: &NewPool) -> Result<PoolInfo> {
-        let answer = self.0.post_json("/pools", &pool.body()).await?;
-        let stand_in = web::stand_in(&answer);
-        Ok(PoolInfo { stand_in, ..web::json(answer).await? })
+    pub(crate) async fn create_pool(&self, pool: &CreatePoolRequest) -> Result<PoolInfo> {
+        let answer = self.0.post_json("/pools", &pool.to_json()).await?;
+        let stand_in = web::stand_in_message(&answer);
+        Ok(PoolInfo { stand_in, ..web::read_json(answer).await? })
     }
 
-    pub(crate) async fn set_pool(&self, name: &str, size: PoolSize) -> Result<PoolInfo> {
-        let body = json!({ "capacitySpec": capacity(size) });
-        web::json(self.0.put_json(&path(name), &body).await?).await
+    pub(crate) async fn set_pool(&self, name: &str, size: PoolSizeArgs) -> Result<PoolInfo> {
+        let body = json!({ "capacitySpec": capacity_json(size) });
+        web::read_json(self.0.put_json(&pool_path(name), &body).await?).await
     }
 
     /// Returns whether the pool existed.
     pub(crate) async fn remove_pool(&self, name: &str) -> Result<bool> {
-        match self.0.delete(&path(name)).await {
+        match self.0.delete(&pool_path(name)).await {
             Ok(()) => Ok(true),
-            Err(error) if super::refused_with(&error, StatusCode::NOT_FOUND) => Ok(false),
+            Err(error) if super::failed_with_status(&error, StatusCode::NOT_FOUND) => Ok(false),
             Err(error) => Err(error),
         }
     }
 }
 
-impl NewPool {
-    fn body(&self) -> Value {
+impl CreatePoolRequest {
+    fn to_json(&self) -> Value {
         let mut limits = BTreeMap::new();
         limits.extend(self.memory.map(|memory| ("memory", memory.to_string())));
         limits.extend(self.cpus.map(|cpus| ("cpu", cpus.to_string())));
@@ -106,7 +106,7 @@ impl NewPool {
         let mut body = json!({
             "name": self.name,
             "template": { "spec": { "containers": [container] } },
-            "capacitySpec": capacity(self.size),
+            "capacitySpec": capacity_json(self.size),
         });
         if let Some((per_second, at_once)) = self.refill {
             body["refill"] = json!({ "perSecond": per_second, "atOnce": at_once });
@@ -115,11 +115,11 @@ impl NewPool {
     }
 }
 
-fn capacity(size: PoolSize) -> Value {
+fn capacity_json(size: PoolSizeArgs) -> Value {
     let most = size.max.unwrap_or(u32::MAX);
     json!({ "bufferMax": size.level, "bufferMin": 0, "poolMax": most, "poolMin": 0 })
 }
 
-fn path(name: &str) -> String {
+fn pool_path(name: &str) -> String {
     format!("/pools/{}", percent_encoding::utf8_percent_encode(name, percent_encoding::NON_ALPHANUMERIC))
 }

@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::http::{self as web};
-use super::lifecycle::{Endpoint, Server};
-use super::resolve::{Candidate, PROCESSES, pick};
+use super::lifecycle::{PortEndpoint, ServerClient};
+use super::resolve::{PROCESS_KIND, ResolveCandidate, pick_candidate};
 use crate::output::WithHint;
 
 /// A process as it is written on the command line: an id or the beginning of one.
@@ -47,13 +47,13 @@ pub(crate) struct ProcessInfo {
 }
 
 #[derive(Deserialize)]
-struct Processes {
+struct ProcessPage {
     processes: Vec<ProcessInfo>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Renewed {
+struct RenewResponse {
     expires_at: String,
 }
 
@@ -75,7 +75,7 @@ impl fmt::Display for ProcessRef {
 
 /// The result of restarting a sandbox.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Restarted {
+pub(crate) struct RestartResponse {
     pub id: String,
     /// `restart` or `replace`; absent if it had not died.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -84,17 +84,17 @@ pub(crate) struct Restarted {
     pub cause: Option<String>,
 }
 
-impl Restarted {
-    pub(crate) fn revival(&self) -> Option<String> {
+impl RestartResponse {
+    pub(crate) fn revival_message(&self) -> Option<String> {
         self.restarted.as_deref().map(|how| web::revival_text(how, self.cause.as_deref()))
     }
 }
 
-impl Server {
+impl ServerClient {
     /// The processes of a sandbox; with `ended`, also commands that have ended.
-    pub(crate) async fn processes(&self, id: &SandboxId, ended: bool) -> Result<Vec<ProcessInfo>> {
-        let answer = self.operator().get(&format!("/sandboxes/{id}/processes?ended={ended}")).await?;
-        Ok(web::json::<Processes>(answer).await?.processes)
+    pub(crate) async fn list_processes(&self, id: &SandboxId, ended: bool) -> Result<Vec<ProcessInfo>> {
+        let answer = self.operator_api().get(&format!("/sandboxes/{id}/processes?ended={ended}")).await?;
+        Ok(web::read_json::<ProcessPage>(answer).await?.processes)
     }
 
     /// The ids of processes in a sandbox. Requests the list at most once.
@@ -106,68 +106,76 @@ impl Server {
         let exact = |reference: &ProcessRef| ProcessId::parse(&reference.0).ok();
         let mut candidates = Vec::new();
         if references.iter().any(|reference| exact(reference).is_none()) {
-            let candidate = |info: ProcessInfo| Candidate { id: info.id, name: Some(info.text), owner: None };
-            candidates.extend(self.processes(id, true).await?.into_iter().map(candidate));
+            let candidate =
+                |info: ProcessInfo| ResolveCandidate { id: info.id, name: Some(info.text), owner: None };
+            candidates.extend(self.list_processes(id, true).await?.into_iter().map(candidate));
         }
         let mut found = Vec::new();
         for reference in references {
             let process = match exact(reference) {
                 Some(process) => Some(process),
-                None => pick(&reference.0, &candidates, &PROCESSES)?,
+                None => pick_candidate(&reference.0, &candidates, &PROCESS_KIND)?,
             };
             let missing = || anyhow!("no process in sandbox `{id}` has an id that begins with `{reference}`");
             found.push(
-                process.ok_or_else(missing).hint(format!("`coracle ps --all {id}` lists the processes"))?,
+                process
+                    .ok_or_else(missing)
+                    .with_hint(format!("`coracle ps --all {id}` lists the processes"))?,
             );
         }
         Ok(found)
     }
 
     /// Signals everything that a command, session or context has started.
-    pub(crate) async fn signal(&self, id: &SandboxId, process: &ProcessId, signal: &str) -> Result<()> {
+    pub(crate) async fn signal_process(
+        &self,
+        id: &SandboxId,
+        process: &ProcessId,
+        signal: &str,
+    ) -> Result<()> {
         let path = format!("/sandboxes/{id}/processes/{process}/signal");
-        match self.operator().post_json(&path, &json!({ "signal": signal })).await {
-            Err(error) if super::refused_with(&error, StatusCode::NOT_FOUND) => {
-                Err(error).hint(format!("`coracle ps {id}` shows what runs"))
+        match self.operator_api().post_json(&path, &json!({ "signal": signal })).await {
+            Err(error) if super::failed_with_status(&error, StatusCode::NOT_FOUND) => {
+                Err(error).with_hint(format!("`coracle ps {id}` shows what runs"))
             }
             sent => sent.map(drop),
         }
     }
 
-    pub(crate) async fn pause(&self, id: &SandboxId) -> Result<()> {
+    pub(crate) async fn pause_sandbox(&self, id: &SandboxId) -> Result<()> {
         self.api().post_json(&format!("/sandboxes/{id}/pause"), &json!({})).await.map(drop)
     }
 
     /// Resumes a paused sandbox. If it had died, it is restarted, and a message about that is returned.
-    pub(crate) async fn resume(&self, id: &SandboxId) -> Result<Option<String>> {
+    pub(crate) async fn resume_sandbox(&self, id: &SandboxId) -> Result<Option<String>> {
         let answer = self.api().post_json(&format!("/sandboxes/{id}/resume"), &json!({})).await?;
-        Ok(web::revival(&answer))
+        Ok(web::revival_message(&answer))
     }
 
     /// Restarts a dead sandbox.
-    pub(crate) async fn restart(&self, id: &SandboxId) -> Result<Restarted> {
-        let answer = self.operator().post_json(&format!("/sandboxes/{id}/restart"), &json!({})).await?;
-        web::json(answer).await
+    pub(crate) async fn restart_sandbox(&self, id: &SandboxId) -> Result<RestartResponse> {
+        let answer = self.operator_api().post_json(&format!("/sandboxes/{id}/restart"), &json!({})).await?;
+        web::read_json(answer).await
     }
 
     /// Moves the expiry to this long from now; returns the new time.
-    pub(crate) async fn extend(&self, id: &SandboxId, time: Duration) -> Result<String> {
+    pub(crate) async fn extend_timeout(&self, id: &SandboxId, time: Duration) -> Result<String> {
         let expires = Timestamp::now().checked_add(time).context("that is too far in the future")?;
-        let wish = json!({ "expiresAt": expires.to_string() });
-        let answer = self.api().post_json(&format!("/sandboxes/{id}/renew-expiration"), &wish).await?;
-        Ok(web::json::<Renewed>(answer).await?.expires_at)
+        let request = json!({ "expiresAt": expires.to_string() });
+        let answer = self.api().post_json(&format!("/sandboxes/{id}/renew-expiration"), &request).await?;
+        Ok(web::read_json::<RenewResponse>(answer).await?.expires_at)
     }
 
     /// The address of a port of a sandbox; with `signed`, the address alone gives access for this long.
-    pub(crate) async fn endpoint(
+    pub(crate) async fn port_endpoint(
         &self,
         id: &SandboxId,
         port: u16,
         signed: Option<Duration>,
-    ) -> Result<Endpoint> {
+    ) -> Result<PortEndpoint> {
         let expires = signed.map(|time| Timestamp::now().checked_add(time)).transpose();
         let expires = expires.context("that is too far in the future")?;
         let query = expires.map(|at| format!("?expires={}", at.as_second())).unwrap_or_default();
-        web::json(self.api().get(&format!("/sandboxes/{id}/endpoints/{port}{query}")).await?).await
+        web::read_json(self.api().get(&format!("/sandboxes/{id}/endpoints/{port}{query}")).await?).await
     }
 }

@@ -15,11 +15,11 @@ use http::StatusCode;
 use serde::Deserialize;
 
 use super::http::{self as web};
-use super::lifecycle::Server;
+use super::lifecycle::ServerClient;
 use crate::output::WithHint;
 
 /// How many candidates an error lists.
-const MAX_LISTED: usize = 10;
+const MAX_LISTED_CANDIDATES: usize = 10;
 
 /// A sandbox as it is written on the command line: an id, a name or the beginning of an id.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub(crate) struct VolumeKey {
 
 /// Something that a text may refer to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Candidate {
+pub(crate) struct ResolveCandidate {
     pub id: String,
     pub name: Option<String>,
     pub owner: Option<String>,
@@ -58,10 +58,10 @@ pub(crate) struct Candidate {
 
 /// How a text matches the candidates.
 #[derive(Debug, PartialEq, Eq)]
-enum Match<'a> {
-    One(&'a Candidate),
+enum CandidateMatch<'a> {
+    One(&'a ResolveCandidate),
     Nothing,
-    Several(Vec<&'a Candidate>),
+    Several(Vec<&'a ResolveCandidate>),
 }
 
 impl FromStr for SandboxRef {
@@ -102,20 +102,20 @@ impl fmt::Display for SnapshotRef {
 
 impl SandboxRef {
     /// The id, if the text is a whole one.
-    pub(crate) fn exact(&self) -> Option<SandboxId> {
+    pub(crate) fn exact_id(&self) -> Option<SandboxId> {
         SandboxId::parse(&self.0).ok()
     }
 }
 
 impl SnapshotRef {
-    fn exact(&self) -> Option<SnapshotId> {
+    fn exact_id(&self) -> Option<SnapshotId> {
         SnapshotId::parse(&self.0).ok()
     }
 }
 
 impl OwnerScope {
     /// As query parameters of Coracle's own API.
-    pub(super) fn parameters(&self) -> Vec<(&str, &str)> {
+    pub(super) fn query_parameters(&self) -> Vec<(&str, &str)> {
         match self {
             Self::Own => vec![("mine", "true")],
             Self::Owner(name) => vec![("owner", name)],
@@ -125,49 +125,53 @@ impl OwnerScope {
 }
 
 #[derive(Deserialize)]
-struct Overview {
-    sandboxes: Vec<OverviewItem>,
+struct CandidatePage {
+    sandboxes: Vec<CandidateItem>,
 }
 
 #[derive(Deserialize)]
-struct OverviewItem {
+struct CandidateItem {
     id: String,
     owner: String,
     #[serde(default)]
     name: Option<String>,
 }
 
-impl Server {
+impl ServerClient {
     /// The id of one of the caller's own sandboxes.
-    pub(crate) async fn resolve(&self, reference: &SandboxRef) -> Result<SandboxId> {
-        self.resolve_in(reference, &OwnerScope::Own).await
+    pub(crate) async fn resolve_sandbox(&self, reference: &SandboxRef) -> Result<SandboxId> {
+        self.resolve_sandbox_in(reference, &OwnerScope::Own).await
     }
 
     /// The id of a sandbox among those of `scope`.
-    pub(crate) async fn resolve_in(&self, reference: &SandboxRef, scope: &OwnerScope) -> Result<SandboxId> {
-        if let Some(id) = reference.exact() {
+    pub(crate) async fn resolve_sandbox_in(
+        &self,
+        reference: &SandboxRef,
+        scope: &OwnerScope,
+    ) -> Result<SandboxId> {
+        if let Some(id) = reference.exact_id() {
             return Ok(id);
         }
-        let found = pick(&reference.0, &self.candidates(scope).await?, &SANDBOXES)?;
+        let found = pick_candidate(&reference.0, &self.sandbox_candidates(scope).await?, &SANDBOX_KIND)?;
         found
             .ok_or_else(|| anyhow!("no sandbox has the id or name `{reference}`"))
-            .hint(self.sandboxes_hint(scope))
+            .with_hint(self.sandboxes_hint(scope))
     }
 
     /// The ids of several sandboxes, and the references that were not found. Requests the list at most
     /// once. An ambiguous reference is an error.
-    pub(crate) async fn resolve_all(
+    pub(crate) async fn resolve_sandboxes(
         &self,
         references: &[SandboxRef],
         scope: &OwnerScope,
     ) -> Result<(Vec<SandboxId>, Vec<String>)> {
-        let inexact = references.iter().any(|reference| reference.exact().is_none());
-        let candidates = if inexact { self.candidates(scope).await? } else { Vec::new() };
+        let inexact = references.iter().any(|reference| reference.exact_id().is_none());
+        let candidates = if inexact { self.sandbox_candidates(scope).await? } else { Vec::new() };
         let (mut found, mut missing) = (Vec::new(), Vec::new());
         for reference in references {
-            let id = match reference.exact() {
+            let id = match reference.exact_id() {
                 Some(id) => Some(id),
-                None => pick(&reference.0, &candidates, &SANDBOXES)?,
+                None => pick_candidate(&reference.0, &candidates, &SANDBOX_KIND)?,
             };
             match id {
                 Some(id) if found.contains(&id) => {}
@@ -188,26 +192,28 @@ impl Server {
         reference: &SnapshotRef,
         scope: &OwnerScope,
     ) -> Result<SnapshotId> {
-        if let Some(id) = reference.exact() {
+        if let Some(id) = reference.exact_id() {
             return Ok(id);
         }
         let found = self.resolve_snapshots(std::slice::from_ref(reference), scope).await?.0.pop();
-        found.ok_or_else(|| anyhow!("no snapshot has the id or name `{reference}`")).hint(SNAPSHOTS.hint)
+        found
+            .ok_or_else(|| anyhow!("no snapshot has the id or name `{reference}`"))
+            .with_hint(SNAPSHOT_KIND.hint)
     }
 
-    /// As [`Server::resolve_all`], for snapshots.
+    /// As [`ServerClient::resolve_sandboxes`], for snapshots.
     pub(crate) async fn resolve_snapshots(
         &self,
         references: &[SnapshotRef],
         scope: &OwnerScope,
     ) -> Result<(Vec<SnapshotId>, Vec<String>)> {
-        let inexact = references.iter().any(|reference| reference.exact().is_none());
+        let inexact = references.iter().any(|reference| reference.exact_id().is_none());
         let candidates = if inexact { self.snapshot_candidates(scope).await? } else { Vec::new() };
         let (mut found, mut missing) = (Vec::new(), Vec::new());
         for reference in references {
-            let id = match reference.exact() {
+            let id = match reference.exact_id() {
                 Some(id) => Some(id),
-                None => pick(&reference.0, &candidates, &SNAPSHOTS)?,
+                None => pick_candidate(&reference.0, &candidates, &SNAPSHOT_KIND)?,
             };
             match id {
                 Some(id) if found.contains(&id) => {}
@@ -220,11 +226,12 @@ impl Server {
 
     /// The ids of keys, and the texts that match none. An ambiguous text is an error.
     pub(crate) async fn resolve_keys(&self, texts: &[String]) -> Result<(Vec<String>, Vec<String>)> {
-        let candidate = |key: super::KeyInfo| Candidate { id: key.id, name: None, owner: Some(key.owner) };
-        let candidates: Vec<Candidate> = self.keys().await?.into_iter().map(candidate).collect();
+        let candidate =
+            |key: super::KeyInfo| ResolveCandidate { id: key.id, name: None, owner: Some(key.owner) };
+        let candidates: Vec<ResolveCandidate> = self.list_keys().await?.into_iter().map(candidate).collect();
         let (mut found, mut missing) = (Vec::new(), Vec::new());
         for text in texts {
-            match pick::<String>(text, &candidates, &KEYS)? {
+            match pick_candidate::<String>(text, &candidates, &KEY_KIND)? {
                 Some(id) if found.contains(&id) => {}
                 Some(id) => found.push(id),
                 None => missing.push(text.clone()),
@@ -233,38 +240,38 @@ impl Server {
         Ok((found, missing))
     }
 
-    async fn snapshot_candidates(&self, scope: &OwnerScope) -> Result<Vec<Candidate>> {
+    async fn snapshot_candidates(&self, scope: &OwnerScope) -> Result<Vec<ResolveCandidate>> {
         if *scope == OwnerScope::Own {
             let candidate =
-                |found: super::SnapshotInfo| Candidate { id: found.id, name: found.name, owner: None };
-            return Ok(self.snapshots(None).await?.into_iter().map(candidate).collect());
+                |found: super::SnapshotInfo| ResolveCandidate { id: found.id, name: found.name, owner: None };
+            return Ok(self.list_snapshots(None).await?.into_iter().map(candidate).collect());
         }
-        let candidate = |found: super::OwnedSnapshot| Candidate {
+        let candidate = |found: super::OwnedSnapshot| ResolveCandidate {
             id: found.id,
             name: found.name,
             owner: Some(found.owner),
         };
-        Ok(self.owned_snapshots(scope).await?.into_iter().map(candidate).collect())
+        Ok(self.list_owned_snapshots(scope).await?.into_iter().map(candidate).collect())
     }
 
     /// The volume whose name or id is the text, or whose id begins with it.
     pub(crate) async fn resolve_volume(&self, text: &str, scope: &OwnerScope) -> Result<Option<VolumeKey>> {
-        let volumes = self.volumes(scope).await?;
-        let candidate = |volume: &super::VolumeInfo| Candidate {
+        let volumes = self.list_volumes(scope).await?;
+        let candidate = |volume: &super::VolumeInfo| ResolveCandidate {
             id: volume.id.clone(),
             name: Some(volume.name.clone()),
             owner: Some(volume.owner.clone()),
         };
-        let candidates: Vec<Candidate> = volumes.iter().map(candidate).collect();
-        let id = pick::<String>(text, &candidates, &VOLUMES)?;
+        let candidates: Vec<ResolveCandidate> = volumes.iter().map(candidate).collect();
+        let id = pick_candidate::<String>(text, &candidates, &VOLUME_KIND)?;
         let found = id.and_then(|id| volumes.into_iter().find(|volume| volume.id == id));
         Ok(found.map(|volume| VolumeKey { name: volume.name, owner: Some(volume.owner) }))
     }
 
     /// Finds one of the caller's own sandboxes, also by its whole id.
-    pub(crate) async fn find_sandbox(&self, text: &str) -> Result<Option<Candidate>> {
-        let candidates = self.candidates(&OwnerScope::Own).await?;
-        let id = pick::<String>(text, &candidates, &SANDBOXES)?;
+    pub(crate) async fn find_sandbox(&self, text: &str) -> Result<Option<ResolveCandidate>> {
+        let candidates = self.sandbox_candidates(&OwnerScope::Own).await?;
+        let id = pick_candidate::<String>(text, &candidates, &SANDBOX_KIND)?;
         Ok(candidates.into_iter().find(|candidate| Some(&candidate.id) == id.as_ref()))
     }
 
@@ -274,30 +281,33 @@ impl Server {
             OwnerScope::Own if self.is_operator_socket() => {
                 "the operators' socket needs --all-owners or --owner NAME; `coracle ls --all-owners` lists the sandboxes"
             }
-            OwnerScope::Own => SANDBOXES.hint,
+            OwnerScope::Own => SANDBOX_KIND.hint,
             OwnerScope::Owner(_) | OwnerScope::All => "`coracle ls --all-owners` lists the sandboxes",
         }
     }
 
     /// Every sandbox that a text may refer to. A server that is not Coracle has no operator list, so the
     /// list of the OpenSandbox API is used.
-    async fn candidates(&self, scope: &OwnerScope) -> Result<Vec<Candidate>> {
+    async fn sandbox_candidates(&self, scope: &OwnerScope) -> Result<Vec<ResolveCandidate>> {
         let mut parameters = vec![("usage", "false")];
-        parameters.extend(scope.parameters());
-        match self.operator().get(&format!("/sandboxes{}", web::query(&parameters))).await {
+        parameters.extend(scope.query_parameters());
+        match self.operator_api().get(&format!("/sandboxes{}", web::encode_query(&parameters))).await {
             Ok(answer) => {
-                let found: Overview = web::json(answer).await?;
-                let candidate =
-                    |item: OverviewItem| Candidate { id: item.id, name: item.name, owner: Some(item.owner) };
+                let found: CandidatePage = web::read_json(answer).await?;
+                let candidate = |item: CandidateItem| ResolveCandidate {
+                    id: item.id,
+                    name: item.name,
+                    owner: Some(item.owner),
+                };
                 Ok(found.sandboxes.into_iter().map(candidate).collect())
             }
-            Err(error) if super::refused_with(&error, StatusCode::NOT_FOUND) => {
-                let candidate = |info: super::SandboxInfo| Candidate {
+            Err(error) if super::failed_with_status(&error, StatusCode::NOT_FOUND) => {
+                let candidate = |info: super::SandboxInfo| ResolveCandidate {
                     name: info.name().map(str::to_owned),
                     id: info.id,
                     owner: None,
                 };
-                Ok(self.list(&[]).await?.into_iter().map(candidate).collect())
+                Ok(self.list_sandboxes(&[]).await?.into_iter().map(candidate).collect())
             }
             Err(error) => Err(error),
         }
@@ -305,7 +315,7 @@ impl Server {
 }
 
 /// The kind of object that is looked for, as messages name it.
-pub(super) struct Kind {
+pub(super) struct ObjectKind {
     singular: &'static str,
     plural: &'static str,
     hint: &'static str,
@@ -313,27 +323,27 @@ pub(super) struct Kind {
     by_name: bool,
 }
 
-pub(super) const PROCESSES: Kind = Kind {
+pub(super) const PROCESS_KIND: ObjectKind = ObjectKind {
     singular: "process",
     plural: "processes",
     hint: "`coracle ps --all SANDBOX` lists the processes",
     by_name: false,
 };
-const KEYS: Kind =
-    Kind { singular: "key", plural: "keys", hint: "`coracle key ls` lists the keys", by_name: false };
-const SANDBOXES: Kind = Kind {
+const KEY_KIND: ObjectKind =
+    ObjectKind { singular: "key", plural: "keys", hint: "`coracle key ls` lists the keys", by_name: false };
+const SANDBOX_KIND: ObjectKind = ObjectKind {
     singular: "sandbox",
     plural: "sandboxes",
     hint: "`coracle ls` lists the sandboxes",
     by_name: true,
 };
-const SNAPSHOTS: Kind = Kind {
+const SNAPSHOT_KIND: ObjectKind = ObjectKind {
     singular: "snapshot",
     plural: "snapshots",
     hint: "`coracle snapshot ls` lists the snapshots",
     by_name: true,
 };
-const VOLUMES: Kind = Kind {
+const VOLUME_KIND: ObjectKind = ObjectKind {
     singular: "volume",
     plural: "volumes",
     hint: "`coracle volume ls` lists the volumes",
@@ -369,30 +379,41 @@ impl ParseId for String {
     }
 }
 
-pub(super) fn pick<Id: ParseId>(text: &str, candidates: &[Candidate], kind: &Kind) -> Result<Option<Id>> {
-    match find(text, candidates, kind) {
-        Match::One(candidate) => Id::parse_id(&candidate.id).map(Some),
-        Match::Nothing => Ok(None),
-        Match::Several(meant) => {
-            let listed: Vec<String> = meant.iter().take(MAX_LISTED).map(|one| one.describe()).collect();
-            let more = meant.len().saturating_sub(MAX_LISTED);
+pub(super) fn pick_candidate<Id: ParseId>(
+    text: &str,
+    candidates: &[ResolveCandidate],
+    kind: &ObjectKind,
+) -> Result<Option<Id>> {
+    match match_candidates(text, candidates, kind) {
+        CandidateMatch::One(candidate) => Id::parse_id(&candidate.id).map(Some),
+        CandidateMatch::Nothing => Ok(None),
+        CandidateMatch::Several(meant) => {
+            let listed: Vec<String> =
+                meant.iter().take(MAX_LISTED_CANDIDATES).map(|one| one.describe()).collect();
+            let more = meant.len().saturating_sub(MAX_LISTED_CANDIDATES);
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
             let (count, plural) = (meant.len(), kind.plural);
-            Err(anyhow!("`{text}` could mean {count} {plural}: {}{more}", listed.join(", "))).hint(format!(
-                "write more of the id{} of the {} that is meant",
-                if kind.by_name { ", or the whole name," } else { "" },
-                kind.singular
-            ))
+            Err(anyhow!("`{text}` could mean {count} {plural}: {}{more}", listed.join(", "))).with_hint(
+                format!(
+                    "write more of the id{} of the {} that is meant",
+                    if kind.by_name { ", or the whole name," } else { "" },
+                    kind.singular
+                ),
+            )
         }
     }
 }
 
-fn find<'a>(text: &str, candidates: &'a [Candidate], kind: &Kind) -> Match<'a> {
+fn match_candidates<'a>(
+    text: &str,
+    candidates: &'a [ResolveCandidate],
+    kind: &ObjectKind,
+) -> CandidateMatch<'a> {
     if text.is_empty() {
-        return Match::Nothing;
+        return CandidateMatch::Nothing;
     }
-    let name = |one: &'a Candidate| one.name.as_deref().filter(|_| kind.by_name);
-    let named: Vec<&Candidate> = candidates.iter().filter(|one| name(one) == Some(text)).collect();
+    let name = |one: &'a ResolveCandidate| one.name.as_deref().filter(|_| kind.by_name);
+    let named: Vec<&ResolveCandidate> = candidates.iter().filter(|one| name(one) == Some(text)).collect();
     let whole = candidates.iter().find(|one| one.id == text);
     let meant = match whole {
         _ if !named.is_empty() => named,
@@ -400,13 +421,13 @@ fn find<'a>(text: &str, candidates: &'a [Candidate], kind: &Kind) -> Match<'a> {
         None => candidates.iter().filter(|one| one.id.starts_with(text)).collect(),
     };
     match meant[..] {
-        [] => Match::Nothing,
-        [one] => Match::One(one),
-        _ => Match::Several(meant),
+        [] => CandidateMatch::Nothing,
+        [one] => CandidateMatch::One(one),
+        _ => CandidateMatch::Several(meant),
     }
 }
 
-impl Candidate {
+impl ResolveCandidate {
     fn describe(&self) -> String {
         let remarks: Vec<&str> = self.name.as_deref().into_iter().chain(self.owner.as_deref()).collect();
         if remarks.is_empty() { self.id.clone() } else { format!("{} ({})", self.id, remarks.join(", ")) }
@@ -417,8 +438,8 @@ impl Candidate {
 mod tests {
     use super::*;
 
-    fn candidate(id: &str, name: Option<&str>) -> Candidate {
-        Candidate { id: id.to_owned(), name: name.map(str::to_owned), owner: None }
+    fn candidate(id: &str, name: Option<&str>) -> ResolveCandidate {
+        ResolveCandidate { id: id.to_owned(), name: name.map(str::to_owned), owner: None }
     }
 
     #[test]
@@ -428,12 +449,12 @@ mod tests {
             candidate("abxdefghijklmnopqrst", None),
             candidate("webdefghijklmnopqrst", Some("abc")),
         ];
-        let found = |text| find(text, &all, &SANDBOXES);
-        assert_eq!(found("web"), Match::One(&all[0]));
-        assert_eq!(found("webd"), Match::One(&all[2]));
-        assert_eq!(found("abx"), Match::One(&all[1]));
-        assert_eq!((found("zzz"), found("")), (Match::Nothing, Match::Nothing));
-        let error = pick::<SandboxId>("ab", &all, &SANDBOXES).expect_err("two begin so");
+        let found = |text| match_candidates(text, &all, &SANDBOX_KIND);
+        assert_eq!(found("web"), CandidateMatch::One(&all[0]));
+        assert_eq!(found("webd"), CandidateMatch::One(&all[2]));
+        assert_eq!(found("abx"), CandidateMatch::One(&all[1]));
+        assert_eq!((found("zzz"), found("")), (CandidateMatch::Nothing, CandidateMatch::Nothing));
+        let error = pick_candidate::<SandboxId>("ab", &all, &SANDBOX_KIND).expect_err("two begin so");
         assert_eq!(
             error.to_string(),
             "`ab` could mean 2 sandboxes: abcdefghijklmnopqrst (web), abxdefghijklmnopqrst"
@@ -441,25 +462,27 @@ mod tests {
     }
 
     #[test]
-    fn beginning_of_a_name_is_not_a_name() {
+    fn name_prefix_does_not_match() {
         let all = [candidate("k1", Some("build-linux"))];
-        assert_eq!(find("build", &all, &SANDBOXES), Match::Nothing);
-        assert_eq!(find("build-linux", &all, &SANDBOXES), Match::One(&all[0]));
-        assert_eq!(find("build-linux", &all, &PROCESSES), Match::Nothing);
+        assert_eq!(match_candidates("build", &all, &SANDBOX_KIND), CandidateMatch::Nothing);
+        assert_eq!(match_candidates("build-linux", &all, &SANDBOX_KIND), CandidateMatch::One(&all[0]));
+        assert_eq!(match_candidates("build-linux", &all, &PROCESS_KIND), CandidateMatch::Nothing);
         let all = [candidate("k1", Some("web")), candidate("m2", Some("web2")), candidate("webx", None)];
-        assert_eq!(find("web", &all, &VOLUMES), Match::One(&all[0]));
-        assert_eq!(find("webx", &all, &VOLUMES), Match::One(&all[2]));
+        assert_eq!(match_candidates("web", &all, &VOLUME_KIND), CandidateMatch::One(&all[0]));
+        assert_eq!(match_candidates("webx", &all, &VOLUME_KIND), CandidateMatch::One(&all[2]));
     }
 
     #[test]
     fn equal_names_are_ambiguous() {
         let all = [candidate("a1", Some("daily")), candidate("b2", Some("daily"))];
-        assert!(matches!(find("daily", &all, &SNAPSHOTS), Match::Several(meant) if meant.len() == 2));
+        assert!(
+            matches!(match_candidates("daily", &all, &SNAPSHOT_KIND), CandidateMatch::Several(meant) if meant.len() == 2)
+        );
     }
 
     #[test]
     fn whole_id_is_exact() {
-        let exact = |text: &str| text.parse::<SandboxRef>().expect("it is not empty").exact().is_some();
+        let exact = |text: &str| text.parse::<SandboxRef>().expect("it is not empty").exact_id().is_some();
         assert!(exact("abcdefghijklmnopqrst"));
         assert!(!exact("abcdefghijklmnopqrs") && !exact("web"));
         assert!("".parse::<SandboxRef>().is_err());

@@ -1,15 +1,15 @@
 //! One sandbox, seen through the address and token that its server gave out.
 
-use super::http::Api;
+use super::http::ApiClient;
 
 /// Access to the commands, files and terminals of one sandbox.
 #[derive(Clone, Debug)]
-pub(crate) struct Sandbox {
-    pub(super) api: Api,
+pub(crate) struct SandboxClient {
+    pub(super) api: ApiClient,
 }
 
-impl Sandbox {
-    pub(super) fn new(api: Api) -> Self {
+impl SandboxClient {
+    pub(super) fn new(api: ApiClient) -> Self {
         Self { api }
     }
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::http as web;
-use super::lifecycle::Server;
+use super::lifecycle::ServerClient;
 use super::resolve::{OwnerScope, VolumeKey};
 
 /// A volume as the server describes it.
@@ -25,44 +25,44 @@ pub(crate) struct VolumeInfo {
 }
 
 #[derive(Deserialize)]
-struct Page {
+struct VolumePage {
     items: Vec<VolumeInfo>,
 }
 
-impl Server {
-    pub(crate) async fn make_volume(&self, name: &str, size: Option<domain::Bytes>) -> Result<VolumeInfo> {
-        let mut wish = json!({ "name": name });
+impl ServerClient {
+    pub(crate) async fn create_volume(&self, name: &str, size: Option<domain::Bytes>) -> Result<VolumeInfo> {
+        let mut request = json!({ "name": name });
         if let Some(size) = size {
-            wish["size"] = json!(size.0.to_string());
+            request["size"] = json!(size.0.to_string());
         }
-        web::json(self.operator().post_json("/volumes", &wish).await?).await
+        web::read_json(self.operator_api().post_json("/volumes", &request).await?).await
     }
 
-    pub(crate) async fn volumes(&self, scope: &OwnerScope) -> Result<Vec<VolumeInfo>> {
-        let path = format!("/volumes{}", web::query(&scope.parameters()));
-        let page: Page = web::json(self.operator().get(&path).await?).await?;
+    pub(crate) async fn list_volumes(&self, scope: &OwnerScope) -> Result<Vec<VolumeInfo>> {
+        let path = format!("/volumes{}", web::encode_query(&scope.query_parameters()));
+        let page: VolumePage = web::read_json(self.operator_api().get(&path).await?).await?;
         Ok(page.items)
     }
 
-    pub(crate) async fn volume(&self, volume: &VolumeKey) -> Result<VolumeInfo> {
-        web::json(self.operator().get(&path_of(volume)).await?).await
+    pub(crate) async fn volume_info(&self, volume: &VolumeKey) -> Result<VolumeInfo> {
+        web::read_json(self.operator_api().get(&volume_path(volume)).await?).await
     }
 
     /// Returns whether the volume existed.
     pub(crate) async fn remove_volume(&self, volume: &VolumeKey) -> Result<bool> {
-        match self.operator().delete(&path_of(volume)).await {
+        match self.operator_api().delete(&volume_path(volume)).await {
             Ok(()) => Ok(true),
-            Err(error) if super::refused_with(&error, StatusCode::NOT_FOUND) => Ok(false),
+            Err(error) if super::failed_with_status(&error, StatusCode::NOT_FOUND) => Ok(false),
             Err(error) => Err(error),
         }
     }
 }
 
-fn path_of(volume: &VolumeKey) -> String {
-    let owner = volume.owner.as_ref().map(|owner| web::query(&[("owner", owner)])).unwrap_or_default();
-    format!("/volumes/{}{owner}", encoded(&volume.name))
+fn volume_path(volume: &VolumeKey) -> String {
+    let owner = volume.owner.as_ref().map(|owner| web::encode_query(&[("owner", owner)])).unwrap_or_default();
+    format!("/volumes/{}{owner}", percent_encode(&volume.name))
 }
 
-fn encoded(name: &str) -> impl std::fmt::Display + '_ {
+fn percent_encode(name: &str) -> impl std::fmt::Display + '_ {
     percent_encoding::utf8_percent_encode(name, percent_encoding::NON_ALPHANUMERIC)
 }

@@ -11,15 +11,15 @@ use crate::args::{ConfigCheckArgs, ConfigCommand, ConfigShowArgs, StateArgs};
 use crate::config::{Config, SettingSource};
 use crate::output::Printer;
 
-pub(crate) fn config(command: &ConfigCommand, printer: &Printer) -> Result<ExitCode> {
+pub(crate) fn run_config_command(command: &ConfigCommand, printer: &Printer) -> Result<ExitCode> {
     match command {
-        ConfigCommand::Check(args) => check(args, printer)?,
-        ConfigCommand::Show(args) => show(args, printer)?,
+        ConfigCommand::Check(args) => check_config(args, printer)?,
+        ConfigCommand::Show(args) => show_config(args, printer)?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn check(args: &ConfigCheckArgs, printer: &Printer) -> Result<()> {
+fn check_config(args: &ConfigCheckArgs, printer: &Printer) -> Result<()> {
     let state = StateArgs { config: args.file.clone(), ..StateArgs::default() };
     let (config, layers) = Config::with_layers(&state, None)?;
     if let Some(file) = &layers.file {
@@ -33,12 +33,14 @@ fn check(args: &ConfigCheckArgs, printer: &Printer) -> Result<()> {
             ));
         }
     }
-    if printer.json() {
-        return printer.value(&json!({ "file": layers.file, "valid": true }));
+    if printer.is_json() {
+        return printer.print_json(&json!({ "file": layers.file, "valid": true }));
     }
     match &layers.file {
-        Some(file) => printer.line(format_args!("`{}` is valid", file.display())),
-        None => printer.line("there is no configuration file; the defaults and the environment are valid"),
+        Some(file) => printer.print_line(format_args!("`{}` is valid", file.display())),
+        None => {
+            printer.print_line("there is no configuration file; the defaults and the environment are valid")
+        }
     }
 }
 
@@ -47,7 +49,7 @@ fn is_readable_by_others(file: &Path) -> bool {
     std::fs::metadata(file).is_ok_and(|facts| facts.permissions().mode() & 0o044 != 0)
 }
 
-fn show(args: &ConfigShowArgs, printer: &Printer) -> Result<()> {
+fn show_config(args: &ConfigShowArgs, printer: &Printer) -> Result<()> {
     let (config, layers) = Config::with_layers(&args.state, None)?;
     let entries = config.entries().into_iter().map(|entry| {
         let source = layers.source(&entry.path);
@@ -57,14 +59,15 @@ fn show(args: &ConfigShowArgs, printer: &Printer) -> Result<()> {
         entries.filter(|(_, source)| !args.changed || *source != SettingSource::Default).collect();
     let settings: Vec<_> = entries
         .iter()
-        .map(|(entry, source)| json!({ "name": entry.name(), "value": entry.shown(), "source": source }))
+        .map(|(entry, source)| json!({ "name": entry.name(), "value": entry.visible_value(), "source": source }))
         .collect();
-    let rows = entries.iter().map(|(entry, source)| vec![entry.name(), entry.text(), source.to_string()]);
-    if !printer.json()
+    let rows =
+        entries.iter().map(|(entry, source)| vec![entry.name(), entry.visible_text(), source.to_string()]);
+    if !printer.is_json()
         && let Some(file) = &layers.file
     {
-        printer.note(format_args!("file: {}", file.display()));
+        printer.note_on_terminal(format_args!("file: {}", file.display()));
     }
     let value = json!({ "file": layers.file, "settings": settings });
-    printer.list(&value, &["setting", "value", "source"], rows.collect())
+    printer.print_json_or_table(&value, &["setting", "value", "source"], rows.collect())
 }

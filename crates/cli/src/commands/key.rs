@@ -6,39 +6,49 @@ use anyhow::{Result, anyhow};
 use jiff::Timestamp;
 use serde_json::json;
 
-use super::sandboxes::{age, expiry};
+use super::sandboxes::{format_age, format_expiry};
 use crate::args::KeyCommand;
-use crate::client::{KeyInfo, RevokedKey, Server};
-use crate::output::{Printer, WithHint, counted};
+use crate::client::{KeyInfo, RevokedKey, ServerClient};
+use crate::output::{Printer, WithHint, format_count};
 
-pub(crate) async fn key(server: &Server, command: KeyCommand, printer: &Printer) -> Result<ExitCode> {
+pub(crate) async fn run_key_command(
+    server: &ServerClient,
+    command: KeyCommand,
+    printer: &Printer,
+) -> Result<ExitCode> {
     match command {
         KeyCommand::Create { owner, expires } => {
             let made = server.issue_key(&owner, expires).await?;
-            if printer.json() {
-                printer.value(&made)?;
+            if printer.is_json() {
+                printer.print_json(&made)?;
             } else {
-                printer.line(made.key.as_deref().unwrap_or_default())?;
+                printer.print_line(made.key.as_deref().unwrap_or_default())?;
                 printer.remark(format!("key {} of `{owner}`; it is not shown again", made.id));
             }
         }
         KeyCommand::Ls => {
-            let keys = server.keys().await?;
+            let keys = server.list_keys().await?;
             let now = Timestamp::now();
             let row = |key: &KeyInfo| {
-                let (age, expires) = (age(&key.created_at, now), expiry(key.expires_at.as_deref(), now));
+                let (age, expires) =
+                    (format_age(&key.created_at, now), format_expiry(key.expires_at.as_deref(), now));
                 vec![key.id.clone(), key.owner.clone(), age, expires]
             };
             let rows = keys.iter().map(row).collect();
-            printer.list(&keys, &["id", "owner", "age", "expires"], rows)?;
+            printer.print_json_or_table(&keys, &["id", "owner", "age", "expires"], rows)?;
         }
-        KeyCommand::Rm { ids, and_sandboxes } => remove(server, &ids, and_sandboxes, printer).await?,
+        KeyCommand::Rm { ids, and_sandboxes } => remove_keys(server, &ids, and_sandboxes, printer).await?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Removes all keys that exist; a missing one is reported as an error at the end.
-async fn remove(server: &Server, texts: &[String], and_sandboxes: bool, printer: &Printer) -> Result<()> {
+async fn remove_keys(
+    server: &ServerClient,
+    texts: &[String],
+    and_sandboxes: bool,
+    printer: &Printer,
+) -> Result<()> {
     let (ids, mut missing) = server.resolve_keys(texts).await?;
     let (mut removed, mut revoked) = (Vec::new(), Vec::new());
     for id in ids {
@@ -51,26 +61,27 @@ async fn remove(server: &Server, texts: &[String], and_sandboxes: bool, printer:
         let list = if gone { &mut removed } else { &mut missing };
         list.push(id);
     }
-    if printer.json() {
+    if printer.is_json() {
         let mut value = json!({ "removed": removed, "missing": missing });
         if and_sandboxes {
             let sandboxes = revoked.iter().flat_map(|key| &key.removed_sandboxes);
             value["removedSandboxes"] = sandboxes.cloned().collect();
         }
-        printer.value(&value)?;
+        printer.print_json(&value)?;
     } else {
-        removed.iter().try_for_each(|id| printer.line(id))?;
-        about_sandboxes(&revoked).iter().for_each(|text| printer.remark(text));
+        removed.iter().try_for_each(|id| printer.print_line(id))?;
+        describe_revocations(&revoked).iter().for_each(|text| printer.remark(text));
     }
     if missing.is_empty() {
         return Ok(());
     }
-    Err(anyhow!("there is no such key as `{}`", missing.join("`, `"))).hint("`coracle key ls` lists the keys")
+    Err(anyhow!("there is no such key as `{}`", missing.join("`, `")))
+        .with_hint("`coracle key ls` lists the keys")
 }
 
 /// Returns a message for each owner whose keys were revoked about its sandboxes. If several keys of one
 /// owner were revoked, only the last revocation counts: until then there was another key.
-fn about_sandboxes(revoked: &[RevokedKey]) -> Vec<String> {
+fn describe_revocations(revoked: &[RevokedKey]) -> Vec<String> {
     let newest = |(index, key): &(usize, &RevokedKey)| {
         revoked[index + 1..].iter().all(|later| later.owner != key.owner)
     };
@@ -79,9 +90,12 @@ fn about_sandboxes(revoked: &[RevokedKey]) -> Vec<String> {
         if key.operator {
             format!("owner `{owner}` is the operator of the server: its sandboxes stay")
         } else if others > 0 {
-            format!("owner `{owner}` still has {}: its sandboxes stay", counted(others, "other valid key"))
+            format!(
+                "owner `{owner}` still has {}: its sandboxes stay",
+                format_count(others, "other valid key")
+            )
         } else {
-            let count = counted(key.removed_sandboxes.len(), "sandbox");
+            let count = format_count(key.removed_sandboxes.len(), "sandbox");
             format!("owner `{owner}` has no valid key left: {count} removed")
         }
     };
@@ -111,7 +125,7 @@ mod tests {
             revoked("c", 0, &["y", "z"]),
         ];
         assert_eq!(
-            about_sandboxes(&all),
+            describe_revocations(&all),
             [
                 "owner `b` still has 2 other valid keys: its sandboxes stay",
                 "owner `default` is the operator of the server: its sandboxes stay",
@@ -119,6 +133,6 @@ mod tests {
                 "owner `c` has no valid key left: 2 sandboxes removed",
             ]
         );
-        assert!(about_sandboxes(&[]).is_empty());
+        assert!(describe_revocations(&[]).is_empty());
     }
 }

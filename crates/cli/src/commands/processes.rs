@@ -6,67 +6,80 @@ use anyhow::Result;
 use jiff::Timestamp;
 use serde_json::json;
 
-use super::sandboxes::age;
+use super::sandboxes::format_age;
 use crate::args::{KillArgs, PsArgs};
-use crate::client::{ProcessInfo, Server};
-use crate::output::{Printer, size};
+use crate::client::{ProcessInfo, ServerClient};
+use crate::output::{Printer, format_bytes};
 
 /// How many characters of a command a line shows.
-const MAX_SHOWN: usize = 60;
+const MAX_COMMAND_CHARS: usize = 60;
 
-pub(crate) async fn list(server: &Server, args: &PsArgs, printer: &Printer) -> Result<ExitCode> {
-    let id = server.resolve_in(&args.id, &args.owners.scope()).await?;
-    let found = server.processes(&id, args.all).await?;
+pub(crate) async fn list_processes(
+    server: &ServerClient,
+    args: &PsArgs,
+    printer: &Printer,
+) -> Result<ExitCode> {
+    let id = server.resolve_sandbox_in(&args.id, &args.owners.scope()).await?;
+    let found = server.list_processes(&id, args.all).await?;
     let now = Timestamp::now();
-    let rows = found.iter().map(|process| row(process, now)).collect();
-    printer.list(&found, &["process", "kind", "state", "started", "cpu", "memory", "command"], rows)?;
+    let rows = found.iter().map(|process| process_row(process, now)).collect();
+    printer.print_json_or_table(
+        &found,
+        &["process", "kind", "state", "started", "cpu", "memory", "command"],
+        rows,
+    )?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn row(process: &ProcessInfo, now: Timestamp) -> Vec<String> {
+fn process_row(process: &ProcessInfo, now: Timestamp) -> Vec<String> {
     let state = match process.exit_code {
         Some(code) if process.state == "ended" => format!("ended ({code})"),
         _ => process.state.clone(),
     };
-    let ago = |at: &String| format!("{} ago", age(at, now));
+    let ago = |at: &String| format!("{} ago", format_age(at, now));
     vec![
         process.id.clone(),
         process.kind.clone(),
         state,
         process.started_at.as_ref().map_or_else(|| "?".to_owned(), ago),
-        process.cpu_millis.map_or_else(String::new, seconds),
-        process.memory_bytes.map_or_else(String::new, size),
+        process.cpu_millis.map_or_else(String::new, format_cpu_time),
+        process.memory_bytes.map_or_else(String::new, format_bytes),
         one_line(&process.text),
     ]
 }
 
 /// Processor time for people.
-fn seconds(millis: u64) -> String {
+fn format_cpu_time(millis: u64) -> String {
     format!("{}.{:02} s", millis / 1000, millis % 1000 / 10)
 }
 
 /// The first line of a text from inside a sandbox, without characters that could move the cursor.
 fn one_line(text: &str) -> String {
     let line = text.lines().next().unwrap_or_default();
-    let mut shown: String = line.chars().filter(|letter| !letter.is_control()).take(MAX_SHOWN).collect();
+    let mut shown: String =
+        line.chars().filter(|letter| !letter.is_control()).take(MAX_COMMAND_CHARS).collect();
     if shown.len() < text.trim_end().len() {
         shown.push('…');
     }
     shown
 }
 
-pub(crate) async fn kill(server: &Server, args: &KillArgs, printer: &Printer) -> Result<ExitCode> {
-    let id = server.resolve(&args.id).await?;
+pub(crate) async fn kill_processes(
+    server: &ServerClient,
+    args: &KillArgs,
+    printer: &Printer,
+) -> Result<ExitCode> {
+    let id = server.resolve_sandbox(&args.id).await?;
     let processes = server.resolve_processes(&id, &args.processes).await?;
     for process in &processes {
-        server.signal(&id, process, &args.signal).await?;
-        if !printer.json() {
-            printer.line(process)?;
+        server.signal_process(&id, process, &args.signal).await?;
+        if !printer.is_json() {
+            printer.print_line(process)?;
         }
     }
-    if printer.json() {
+    if printer.is_json() {
         let ids: Vec<&str> = processes.iter().map(|process| process.as_str()).collect();
-        printer.value(&json!({ "sandbox": id.as_str(), "signalled": ids, "signal": args.signal }))?;
+        printer.print_json(&json!({ "sandbox": id.as_str(), "signalled": ids, "signal": args.signal }))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -85,7 +98,7 @@ mod tests {
         .expect("it reads");
         let now = "2026-11-15T10:02:00Z".parse().expect("a time");
         assert_eq!(
-            row(&process, now)[1..],
+            process_row(&process, now)[1..],
             ["command", "running", "2m ago", "1.23 s", "5.0 MiB", "make all…"]
         );
         assert_eq!(one_line("a\u{1b}[2Jb"), "a[2Jb…");

@@ -10,19 +10,24 @@ use serde_json::json;
 
 use crate::args::{CreateArgs, LsArgs, ReleaseArgs, RmArgs};
 use crate::client::{
-    Candidate, NewSandbox, OwnerScope, Report, SandboxInfo, SandboxRef, Server, refused_with,
+    CreateSandboxRequest, OwnerScope, ResolveCandidate, SandboxInfo, SandboxRef, SandboxReport, ServerClient,
+    failed_with_status,
 };
-use crate::output::{Printer, WithHint, size, span};
+use crate::output::{Printer, WithHint, format_bytes, format_duration};
 
-pub(crate) async fn create(server: &Server, args: CreateArgs, printer: &Printer) -> Result<ExitCode> {
+pub(crate) async fn create_sandbox(
+    server: &ServerClient,
+    args: CreateArgs,
+    printer: &Printer,
+) -> Result<ExitCode> {
     let snapshot = match &args.snapshot {
         Some(snapshot) => Some(server.resolve_snapshot(snapshot).await?.to_string()),
         None => None,
     };
-    let settings = args.named_settings();
-    let missing = missing_volumes(server, args.volume_names()).await;
+    let settings = args.given_options();
+    let missing = find_missing_volumes(server, args.volume_names()).await;
     let network_is_default = args.network.is_none();
-    let wish = NewSandbox {
+    let request = CreateSandboxRequest {
         key: args.key,
         pool: args.pool,
         image: args.image.unwrap_or_else(|| "host".to_owned()),
@@ -40,10 +45,10 @@ pub(crate) async fn create(server: &Server, args: CreateArgs, printer: &Printer)
         entrypoint: args.entrypoint,
         on_death: args.on_death.map(Into::into),
     };
-    let made = server.create(&wish).await.context("could not create the sandbox")?;
+    let made = server.create_sandbox(&request).await.context("could not create the sandbox")?;
     made.stand_in.iter().for_each(|stand_in| printer.warn(stand_in));
     made.revival.iter().for_each(|revival| printer.warn(revival));
-    if let (true, Some(key), false) = (made.existing, &wish.key, settings.is_empty()) {
+    if let (true, Some(key), false) = (made.existing, &request.key, settings.is_empty()) {
         let have = if settings.len() == 1 { "has" } else { "have" };
         printer.warn(format!(
             "the sandbox of key `{key}` exists; {} {have} no effect on it",
@@ -54,46 +59,54 @@ pub(crate) async fn create(server: &Server, args: CreateArgs, printer: &Printer)
     if made.lacks_network && network_is_default {
         printer.remark("this sandbox has no network: this host offers none; `coracle doctor` says why");
     }
-    if printer.json() {
-        printer.value(&made)?
+    if printer.is_json() {
+        printer.print_json(&made)?
     } else {
-        printer.line(&made.id)?
+        printer.print_line(&made.id)?
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Those of the named volumes that do not exist. If the server cannot say, the result is empty.
-async fn missing_volumes(server: &Server, mut names: Vec<String>) -> Vec<String> {
+async fn find_missing_volumes(server: &ServerClient, mut names: Vec<String>) -> Vec<String> {
     if !names.is_empty() {
-        let volumes = server.volumes(&OwnerScope::Own).await;
+        let volumes = server.list_volumes(&OwnerScope::Own).await;
         names.retain(|name| volumes.as_ref().is_ok_and(|all| all.iter().all(|one| one.name != *name)));
     }
     names
 }
 
 /// Prints which volumes a create has made, since a mistyped name makes a new one.
-async fn report_new_volumes(server: &Server, missing: &[String], printer: &Printer) {
+async fn report_new_volumes(server: &ServerClient, missing: &[String], printer: &Printer) {
     if missing.is_empty() {
         return;
     }
-    for volume in server.volumes(&OwnerScope::Own).await.unwrap_or_default() {
+    for volume in server.list_volumes(&OwnerScope::Own).await.unwrap_or_default() {
         if missing.contains(&volume.name) {
-            printer.remark(format!("volume `{}` ({}) was created", volume.name, size(volume.size_bytes)));
+            printer.remark(format!(
+                "volume `{}` ({}) was created",
+                volume.name,
+                format_bytes(volume.size_bytes)
+            ));
         }
     }
 }
 
 /// Releases a named sandbox: it stays until another needs its place, and `create --key` takes it again.
-pub(crate) async fn release(server: &Server, args: &ReleaseArgs, printer: &Printer) -> Result<ExitCode> {
+pub(crate) async fn release_sandbox(
+    server: &ServerClient,
+    args: &ReleaseArgs,
+    printer: &Printer,
+) -> Result<ExitCode> {
     let mut name = args.key.to_string();
-    let mut released = server.release(&name).await?;
+    let mut released = server.release_sandbox(&name).await?;
     if released.is_none() {
-        name = name_of(server, &args.key).await?;
-        released = server.release(&name).await?;
+        name = resolve_name(server, &args.key).await?;
+        released = server.release_sandbox(&name).await?;
     }
     let Some(released) = released else { return no_such_name(&name) };
-    if printer.json() {
-        printer.value(&json!({ "name": name, "released": released }))?;
+    if printer.is_json() {
+        printer.print_json(&json!({ "name": name, "released": released }))?;
     } else if !released {
         printer.remark(format!("`{name}` was released already"));
     }
@@ -101,81 +114,89 @@ pub(crate) async fn release(server: &Server, args: &ReleaseArgs, printer: &Print
 }
 
 /// The name of a sandbox that was given as an id, or as the beginning of an id or name.
-async fn name_of(server: &Server, reference: &SandboxRef) -> Result<String> {
+async fn resolve_name(server: &ServerClient, reference: &SandboxRef) -> Result<String> {
     match server.find_sandbox(&reference.to_string()).await? {
-        Some(Candidate { name: Some(name), .. }) => Ok(name),
-        Some(Candidate { id, .. }) => Err(anyhow!("sandbox `{id}` has no name that could be released"))
-            .hint("it stays until it expires or `coracle rm` removes it; `coracle create --key NAME` makes one with a name"),
+        Some(ResolveCandidate { name: Some(name), .. }) => Ok(name),
+        Some(ResolveCandidate { id, .. }) => Err(anyhow!("sandbox `{id}` has no name that could be released"))
+            .with_hint("it stays until it expires or `coracle rm` removes it; `coracle create --key NAME` makes one with a name"),
         None => no_such_name(&reference.to_string()),
     }
 }
 
 fn no_such_name<T>(text: &str) -> Result<T> {
     Err(anyhow!("no sandbox has the id or name `{text}`"))
-        .hint("`coracle ls` lists the sandboxes with their names")
+        .with_hint("`coracle ls` lists the sandboxes with their names")
 }
 
-pub(crate) async fn list(server: &Server, args: LsArgs, printer: &Printer) -> Result<ExitCode> {
+pub(crate) async fn list_sandboxes(
+    server: &ServerClient,
+    args: LsArgs,
+    printer: &Printer,
+) -> Result<ExitCode> {
     let scope = args.owners.scope();
-    let for_programs = printer.json() || args.quiet;
+    let for_programs = printer.is_json() || args.quiet;
     if scope == OwnerScope::Own && (for_programs || server.is_operator_socket()) {
-        return list_of_open_sandbox(server, &args, printer).await;
+        return list_through_opensandbox_api(server, &args, printer).await;
     }
-    let mut found = match server.overview(&scope).await {
+    let mut found = match server.list_reports_without_usage(&scope).await {
         // A server that is not Coracle has only the list of the OpenSandbox API.
-        Err(error) if scope == OwnerScope::Own && refused_with(&error, StatusCode::NOT_FOUND) => {
-            return list_of_open_sandbox(server, &args, printer).await;
+        Err(error) if scope == OwnerScope::Own && failed_with_status(&error, StatusCode::NOT_FOUND) => {
+            return list_through_opensandbox_api(server, &args, printer).await;
         }
         found => found?,
     };
     let has_labels =
-        |report: &Report| args.labels.iter().all(|(key, value)| report.labels.get(key) == Some(value));
+        |report: &SandboxReport| args.labels.iter().all(|(key, value)| report.labels.get(key) == Some(value));
     found.sandboxes.retain(has_labels);
-    if args.quiet && !printer.json() {
-        found.sandboxes.iter().try_for_each(|report| printer.line(&report.id))?;
+    if args.quiet && !printer.is_json() {
+        found.sandboxes.iter().try_for_each(|report| printer.print_line(&report.id))?;
         return Ok(ExitCode::SUCCESS);
     }
     let with_owner = found.operator || scope != OwnerScope::Own;
     let now = Timestamp::now();
     let rows = found.sandboxes.iter().map(|report| report_row(report, with_owner, now)).collect();
-    printer.list(&found.sandboxes, &columns(with_owner), rows)?;
+    printer.print_json_or_table(&found.sandboxes, &list_columns(with_owner), rows)?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// The columns of `ls`. Owners are shown to the operator, who can see more than one.
-fn columns(with_owner: bool) -> Vec<&'static str> {
+fn list_columns(with_owner: bool) -> Vec<&'static str> {
     let all = ["id", "name", "owner", "image", "phase", "age", "expires", "labels"];
     all.into_iter().filter(|name| with_owner || *name != "owner").collect()
 }
 
 /// The caller's own sandboxes in the format of the OpenSandbox API, for programs.
-async fn list_of_open_sandbox(server: &Server, args: &LsArgs, printer: &Printer) -> Result<ExitCode> {
-    let found = server.list(&args.labels).await?;
-    if args.quiet && !printer.json() {
-        found.iter().try_for_each(|sandbox| printer.line(&sandbox.id))?;
+async fn list_through_opensandbox_api(
+    server: &ServerClient,
+    args: &LsArgs,
+    printer: &Printer,
+) -> Result<ExitCode> {
+    let found = server.list_sandboxes(&args.labels).await?;
+    if args.quiet && !printer.is_json() {
+        found.iter().try_for_each(|sandbox| printer.print_line(&sandbox.id))?;
         return Ok(ExitCode::SUCCESS);
     }
     let now = Timestamp::now();
-    let rows = found.iter().map(|sandbox| row(sandbox, now)).collect();
-    printer.list(&found, &columns(false), rows)?;
+    let rows = found.iter().map(|sandbox| sandbox_row(sandbox, now)).collect();
+    printer.print_json_or_table(&found, &list_columns(false), rows)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn report_row(report: &Report, with_owner: bool, now: Timestamp) -> Vec<String> {
+fn report_row(report: &SandboxReport, with_owner: bool, now: Timestamp) -> Vec<String> {
     let owner = with_owner.then(|| report.owner.clone());
     let head = [report.id.clone(), report.name.clone().unwrap_or_default()];
     let rest = [
-        report_image(report),
+        report_image_text(report),
         report.phase.clone(),
-        age(&report.created_at, now),
-        expiry(report.expires_at.as_deref(), now),
-        labels_text(&report.labels),
+        format_age(&report.created_at, now),
+        format_expiry(report.expires_at.as_deref(), now),
+        format_labels(&report.labels),
     ];
     head.into_iter().chain(owner).chain(rest).collect()
 }
 
-/// As [`image`], or the snapshot whose files the sandbox began with.
-fn report_image(report: &Report) -> String {
+/// As [`sandbox_image_text`], or the snapshot whose files the sandbox began with.
+fn report_image_text(report: &SandboxReport) -> String {
     let image = &report.image;
     match (report.rest.get("snapshot").and_then(|snapshot| snapshot.as_str()), &image.stand_in) {
         (Some(snapshot), _) => format!("snapshot {snapshot}"),
@@ -185,69 +206,79 @@ fn report_image(report: &Report) -> String {
 }
 
 /// How long ago a time was. A time that cannot be parsed is shown as received.
-pub(crate) fn age(at: &str, now: Timestamp) -> String {
-    at.parse().map_or_else(|_error| at.to_owned(), |at| span(seconds(at, now)))
+pub(crate) fn format_age(at: &str, now: Timestamp) -> String {
+    at.parse().map_or_else(|_error| at.to_owned(), |at| format_duration(seconds_between(at, now)))
 }
 
 /// A time and how long ago it was.
-pub(crate) fn moment(at: &str, now: Timestamp) -> String {
-    format!("{at} ({} ago)", age(at, now))
+pub(crate) fn format_time_with_age(at: &str, now: Timestamp) -> String {
+    format!("{at} ({} ago)", format_age(at, now))
 }
 
-pub(crate) fn expiry(at: Option<&str>, now: Timestamp) -> String {
-    let left = |at: &str| at.parse().map(|at| format!("in {}", span(seconds(now, at))));
+pub(crate) fn format_expiry(at: Option<&str>, now: Timestamp) -> String {
+    let left = |at: &str| at.parse().map(|at| format!("in {}", format_duration(seconds_between(now, at))));
     at.map_or_else(|| "never".to_owned(), |at| left(at).unwrap_or_else(|_error| at.to_owned()))
 }
 
-fn row(sandbox: &SandboxInfo, now: Timestamp) -> Vec<String> {
+fn sandbox_row(sandbox: &SandboxInfo, now: Timestamp) -> Vec<String> {
     let snapshot = || Some(format!("snapshot {}", sandbox.rest.get("snapshotId")?.as_str()?));
     vec![
         sandbox.id.clone(),
         sandbox.name().unwrap_or_default().to_owned(),
-        image(sandbox).or_else(snapshot).unwrap_or_default(),
+        sandbox_image_text(sandbox).or_else(snapshot).unwrap_or_default(),
         sandbox.status.state.to_lowercase(),
-        age(&sandbox.created_at, now),
-        expiry(sandbox.expires_at.as_deref(), now),
-        labels_text(&sandbox.labels()),
+        format_age(&sandbox.created_at, now),
+        format_expiry(sandbox.expires_at.as_deref(), now),
+        format_labels(&sandbox.labels()),
     ]
 }
 
 /// Labels as they are written with `--label`.
-pub(crate) fn labels_text(labels: &BTreeMap<String, String>) -> String {
+pub(crate) fn format_labels(labels: &BTreeMap<String, String>) -> String {
     labels.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",")
 }
 
 /// The requested image of a sandbox, after the one that stands in for it, if there is one.
-fn image(sandbox: &SandboxInfo) -> Option<String> {
+fn sandbox_image_text(sandbox: &SandboxInfo) -> Option<String> {
     let asked = &sandbox.image.as_ref()?.uri;
     let used = sandbox.rest.get("extensions").and_then(|extensions| extensions["coracle.image"].as_str());
     Some(used.map_or_else(|| asked.clone(), |used| format!("{used} (for {asked})")))
 }
 
 /// The seconds from one time to a later one; 0 if it is not later.
-fn seconds(from: Timestamp, to: Timestamp) -> u64 {
+fn seconds_between(from: Timestamp, to: Timestamp) -> u64 {
     u64::try_from(to.as_second() - from.as_second()).unwrap_or(0)
 }
 
 /// Removes the named sandboxes. A missing one does not keep the others from being removed, but is
 /// reported as an error at the end.
-pub(crate) async fn remove(server: &Server, args: RmArgs, printer: &Printer) -> Result<ExitCode> {
+pub(crate) async fn remove_sandboxes(
+    server: &ServerClient,
+    args: RmArgs,
+    printer: &Printer,
+) -> Result<ExitCode> {
     let scope = args.owners.scope();
     let (ids, mut missing): (Vec<String>, Vec<String>) = if args.all && scope == OwnerScope::Own {
-        let own = server.list(&[]).await?.into_iter().map(|sandbox| sandbox.id).collect();
+        let own = server.list_sandboxes(&[]).await?.into_iter().map(|sandbox| sandbox.id).collect();
         (own, Vec::new())
     } else if args.all {
-        let all = server.overview(&scope).await?.sandboxes.into_iter().map(|report| report.id).collect();
+        let all = server
+            .list_reports_without_usage(&scope)
+            .await?
+            .sandboxes
+            .into_iter()
+            .map(|report| report.id)
+            .collect();
         (all, Vec::new())
     } else {
-        let (found, missing) = server.resolve_all(&args.ids, &scope).await?;
+        let (found, missing) = server.resolve_sandboxes(&args.ids, &scope).await?;
         (found.iter().map(ToString::to_string).collect(), missing)
     };
-    let mut progress = printer.progress("removing");
+    let mut progress = printer.start_progress("removing");
     let mut removed = Vec::new();
     for id in &ids {
         let gone = match scope {
-            OwnerScope::Own => server.remove(id).await?,
+            OwnerScope::Own => server.remove_sandbox(id).await?,
             OwnerScope::Owner(_) | OwnerScope::All => server.remove_as_operator(id).await?,
         };
         if gone {
@@ -255,13 +286,13 @@ pub(crate) async fn remove(server: &Server, args: RmArgs, printer: &Printer) -> 
         } else {
             missing.push(id.clone())
         }
-        progress.say(&format!("{} of {}", removed.len(), ids.len()));
+        progress.show_detail(&format!("{} of {}", removed.len(), ids.len()));
     }
     drop(progress);
-    if printer.json() {
-        printer.value(&json!({ "removed": removed, "missing": missing }))?;
+    if printer.is_json() {
+        printer.print_json(&json!({ "removed": removed, "missing": missing }))?;
     } else {
-        removed.iter().try_for_each(|id| printer.line(id))?;
+        removed.iter().try_for_each(|id| printer.print_line(id))?;
     }
     if args.all && scope == OwnerScope::Own {
         let count = removed.len();
@@ -276,7 +307,8 @@ pub(crate) async fn remove(server: &Server, args: RmArgs, printer: &Printer) -> 
     if missing.is_empty() || args.all {
         return Ok(ExitCode::SUCCESS);
     }
-    Err(anyhow!("there is no such sandbox as `{}`", missing.join("`, `"))).hint(server.sandboxes_hint(&scope))
+    Err(anyhow!("there is no such sandbox as `{}`", missing.join("`, `")))
+        .with_hint(server.sandboxes_hint(&scope))
 }
 
 #[cfg(test)]
@@ -293,7 +325,7 @@ mod tests {
         .expect("it reads");
         let now = "2026-11-15T10:01:30Z".parse().expect("a time");
         assert_eq!(
-            row(&info, now),
+            sandbox_row(&info, now),
             ["abcdefghijklmnopqrst", "web", "host", "running", "1m", "in 8m", "env=test,team=search"]
         );
     }
@@ -305,7 +337,7 @@ mod tests {
             "image": {"uri": "python:3.12"}, "extensions": {"coracle.image": "host"},
         }))
         .expect("it reads");
-        assert_eq!(image(&info).as_deref(), Some("host (for python:3.12)"));
+        assert_eq!(sandbox_image_text(&info).as_deref(), Some("host (for python:3.12)"));
     }
 
     #[test]
@@ -315,6 +347,6 @@ mod tests {
         }))
         .expect("it reads");
         let now = "2026-11-15T10:00:05Z".parse().expect("a time");
-        assert_eq!(row(&info, now), ["a", "", "", "paused", "5s", "never", ""]);
+        assert_eq!(sandbox_row(&info, now), ["a", "", "", "paused", "5s", "never", ""]);
     }
 }

@@ -4,25 +4,29 @@ use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow};
-use domain::process::Size;
+use domain::process::TerminalSize;
 use rustix::termios::{self, OptionalActions, Termios};
 use std::sync::Mutex;
 use tokio::io::AsyncReadExt;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::args::ShellArgs;
-use crate::client::{FromTerminal, Server, Terminal, ToTerminal};
+use crate::client::{ServerClient, TerminalClient, TerminalEvent, TerminalMessage};
 use crate::output::{Printer, WithHint};
 
-pub(crate) async fn shell(server: &Server, args: ShellArgs, _printer: &Printer) -> Result<ExitCode> {
+pub(crate) async fn open_shell(
+    server: &ServerClient,
+    args: ShellArgs,
+    _printer: &Printer,
+) -> Result<ExitCode> {
     if !io::stdin().is_terminal() || !io::stdout().is_terminal() {
         return Err(anyhow!("`coracle shell` needs a terminal for input and output"))
-            .hint("use `coracle exec` in scripts");
+            .with_hint("use `coracle exec` in scripts");
     }
-    let sandbox = server.open(&server.resolve(&args.id).await?).await?;
+    let sandbox = server.open_sandbox(&server.resolve_sandbox(&args.id).await?).await?;
     let mut terminal = sandbox.open_terminal(args.workdir.as_deref(), args.text.as_deref()).await?;
     let raw = RawMode::enter()?;
-    let outcome = converse(&mut terminal).await;
+    let outcome = relay_terminal(&mut terminal).await;
     drop(raw);
     terminal.close().await;
     let code = outcome?;
@@ -30,30 +34,30 @@ pub(crate) async fn shell(server: &Server, args: ShellArgs, _printer: &Printer) 
 }
 
 /// Passes keys in and output out until the shell ends or a signal asks us to end.
-async fn converse(terminal: &mut Terminal) -> Result<i32> {
+async fn relay_terminal(terminal: &mut TerminalClient) -> Result<i32> {
     let mut resized = signal(SignalKind::window_change())?;
     let mut leave = [signal(SignalKind::terminate())?, signal(SignalKind::hangup())?];
     let mut keys = tokio::io::stdin();
     let mut buffer = [0; 4096];
-    terminal.send(ToTerminal::Resize(window_size()?)).await?;
+    terminal.send(TerminalMessage::Resize(window_size()?)).await?;
     loop {
         // Every branch is cancel-safe: data that was not delivered stays where it is.
         tokio::select! {
-            told = terminal.next() => match told? {
-                FromTerminal::Output(bytes) => show(&bytes)?,
-                FromTerminal::Exited(code) => return Ok(code),
+            event = terminal.next_event() => match event? {
+                TerminalEvent::Output(bytes) => write_output(&bytes)?,
+                TerminalEvent::Exited(code) => return Ok(code),
             },
             count = keys.read(&mut buffer) => match count? {
                 0 => return Ok(0),
-                count => terminal.send(ToTerminal::Input(buffer[..count].to_vec())).await?,
+                count => terminal.send(TerminalMessage::Input(buffer[..count].to_vec())).await?,
             },
-            _ = resized.recv() => terminal.send(ToTerminal::Resize(window_size()?)).await?,
-            () = any(&mut leave) => return Err(anyhow!("told to end")),
+            _ = resized.recv() => terminal.send(TerminalMessage::Resize(window_size()?)).await?,
+            () = wait_for_any(&mut leave) => return Err(anyhow!("told to end")),
         }
     }
 }
 
-async fn any(signals: &mut [Signal; 2]) {
+async fn wait_for_any(signals: &mut [Signal; 2]) {
     let [first, second] = signals;
     tokio::select! {
         _ = first.recv() => {}
@@ -61,21 +65,21 @@ async fn any(signals: &mut [Signal; 2]) {
     }
 }
 
-fn show(bytes: &[u8]) -> io::Result<()> {
+fn write_output(bytes: &[u8]) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(bytes)?;
     out.flush()
 }
 
-pub(super) fn window_size() -> Result<Size> {
+pub(super) fn window_size() -> Result<TerminalSize> {
     let size = termios::tcgetwinsize(io::stdout()).context("could not ask for the size of the terminal")?;
     // A terminal that does not know its size says 0, as over a serial line.
     let or = |count, usual| if count == 0 { usual } else { count };
-    Ok(Size { columns: or(size.ws_col, 80), rows: or(size.ws_row, 24) })
+    Ok(TerminalSize { columns: or(size.ws_col, 80), rows: or(size.ws_row, 24) })
 }
 
 /// The settings of the terminal before raw mode, for the code that restores them.
-static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
+static SAVED_TERMIOS: Mutex<Option<Termios>> = Mutex::new(None);
 
 /// Raw mode: the local terminal passes every key on, until this is dropped.
 ///
@@ -88,12 +92,12 @@ impl RawMode {
         let before = termios::tcgetattr(io::stdin()).context("could not read the terminal's settings")?;
         let mut raw = before.clone();
         raw.make_raw();
-        if let Ok(mut saved) = BEFORE.lock() {
+        if let Ok(mut saved) = SAVED_TERMIOS.lock() {
             *saved = Some(before);
         }
         let usual = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
-            restore();
+            restore_terminal();
             usual(panic);
         }));
         termios::tcsetattr(io::stdin(), OptionalActions::Now, &raw)
@@ -104,13 +108,13 @@ impl RawMode {
 
 impl Drop for RawMode {
     fn drop(&mut self) {
-        restore();
+        restore_terminal();
     }
 }
 
 /// Restores the terminal. A failure is ignored: then the terminal is gone.
-fn restore() {
-    let before = BEFORE.lock().ok().and_then(|mut saved| saved.take());
+fn restore_terminal() {
+    let before = SAVED_TERMIOS.lock().ok().and_then(|mut saved| saved.take());
     if let Some(before) = before {
         termios::tcsetattr(io::stdin(), OptionalActions::Now, &before).ok();
     }

@@ -9,112 +9,114 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::sandboxes::{age, moment};
+use super::sandboxes::{format_age, format_time_with_age};
 use crate::args::{ForkArgs, SnapshotCommand};
-use crate::client::{NewSandbox, OwnedSnapshot, OwnerScope, Server, SnapshotInfo};
-use crate::output::{Printer, WithHint, amount, exact_span, size};
+use crate::client::{CreateSandboxRequest, OwnedSnapshot, OwnerScope, ServerClient, SnapshotInfo};
+use crate::output::{Printer, WithHint, format_amount, format_bytes, format_exact_duration};
 
 /// How often the server is asked whether a snapshot is ready: its API sends no notification.
-const LOOK: Duration = Duration::from_millis(20);
+const READY_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The columns of the operator's list of snapshots.
 const OWNED_COLUMNS: [&str; 7] = ["id", "name", "owner", "sandbox", "state", "size", "age"];
 
 /// The exit code of a program that was interrupted, as shells use it.
-const INTERRUPTED: u8 = 130;
+const EXIT_INTERRUPTED: u8 = 130;
 
-pub(crate) async fn snapshot(
-    server: &Server,
+pub(crate) async fn run_snapshot_command(
+    server: &ServerClient,
     command: SnapshotCommand,
     printer: &Printer,
 ) -> Result<ExitCode> {
     match command {
         SnapshotCommand::Create { id, name } => {
-            let id = server.resolve(&id).await?;
-            let ready = take(server, id.as_str(), name.as_deref(), printer).await?;
-            if printer.json() { printer.value(&ready)? } else { printer.line(&ready.id)? }
+            let id = server.resolve_sandbox(&id).await?;
+            let ready = take_snapshot(server, id.as_str(), name.as_deref(), printer).await?;
+            if printer.is_json() { printer.print_json(&ready)? } else { printer.print_line(&ready.id)? }
         }
         SnapshotCommand::Ls { sandbox, owners } if owners.scope() != OwnerScope::Own => {
             let scope = owners.scope();
-            let mut found = server.owned_snapshots(&scope).await?;
+            let mut found = server.list_owned_snapshots(&scope).await?;
             if let Some(sandbox) = &sandbox {
-                let id = server.resolve_in(sandbox, &scope).await?;
+                let id = server.resolve_sandbox_in(sandbox, &scope).await?;
                 found.retain(|snapshot| snapshot.sandbox_id == id.as_str());
             }
             let now = Timestamp::now();
-            let rows = found.iter().map(|snapshot| owned_row(snapshot, now)).collect();
-            printer.list(&found, &OWNED_COLUMNS, rows)?;
+            let rows = found.iter().map(|snapshot| owned_snapshot_row(snapshot, now)).collect();
+            printer.print_json_or_table(&found, &OWNED_COLUMNS, rows)?;
         }
         SnapshotCommand::Ls { sandbox, .. } => {
             let sandbox = match &sandbox {
-                Some(sandbox) => Some(server.resolve(sandbox).await?),
+                Some(sandbox) => Some(server.resolve_sandbox(sandbox).await?),
                 None => None,
             };
-            let found = server.snapshots(sandbox.as_ref().map(|id| id.as_str())).await?;
+            let found = server.list_snapshots(sandbox.as_ref().map(|id| id.as_str())).await?;
             let now = Timestamp::now();
-            let rows = found.iter().map(|snapshot| row(snapshot, now)).collect();
-            printer.list(&found, &["id", "name", "sandbox", "state", "age"], rows)?;
+            let rows = found.iter().map(|snapshot| snapshot_row(snapshot, now)).collect();
+            printer.print_json_or_table(&found, &["id", "name", "sandbox", "state", "age"], rows)?;
         }
         SnapshotCommand::Inspect { id, owners } if owners.scope() != OwnerScope::Own => {
             let id = server.resolve_snapshot_in(&id, &owners.scope()).await?;
-            let found = server.owned_snapshot(&id).await?;
-            if printer.json() {
-                printer.value(&found)?
+            let found = server.owned_snapshot_info(&id).await?;
+            if printer.is_json() {
+                printer.print_json(&found)?
             } else {
-                printer.table(&OWNED_COLUMNS, vec![owned_row(&found, Timestamp::now())])?
+                printer.print_table(&OWNED_COLUMNS, vec![owned_snapshot_row(&found, Timestamp::now())])?
             }
         }
         SnapshotCommand::Inspect { id, .. } => {
             let id = server.resolve_snapshot(&id).await?;
-            inspect(server, id.as_str(), printer).await?;
+            inspect_snapshot(server, id.as_str(), printer).await?;
         }
         SnapshotCommand::Rm { ids, owners } => {
             let scope = owners.scope();
             let (found, missing) = server.resolve_snapshots(&ids, &scope).await?;
-            remove(server, &found, missing, &scope, printer).await?;
+            remove_snapshots(server, &found, missing, &scope, printer).await?;
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn row(snapshot: &SnapshotInfo, now: Timestamp) -> Vec<String> {
+fn snapshot_row(snapshot: &SnapshotInfo, now: Timestamp) -> Vec<String> {
     vec![
         snapshot.id.clone(),
         snapshot.name.clone().unwrap_or_default(),
         snapshot.sandbox_id.clone(),
         snapshot.status.state.to_lowercase(),
-        age(&snapshot.created_at, now),
+        format_age(&snapshot.created_at, now),
     ]
 }
 
-fn owned_row(snapshot: &OwnedSnapshot, now: Timestamp) -> Vec<String> {
+fn owned_snapshot_row(snapshot: &OwnedSnapshot, now: Timestamp) -> Vec<String> {
     vec![
         snapshot.id.clone(),
         snapshot.name.clone().unwrap_or_default(),
         snapshot.owner.clone(),
         snapshot.sandbox_id.clone(),
         snapshot.state.to_lowercase(),
-        size(snapshot.size_bytes),
-        age(&snapshot.created_at, now),
+        format_bytes(snapshot.size_bytes),
+        format_age(&snapshot.created_at, now),
     ]
 }
 
-async fn inspect(server: &Server, id: &str, printer: &Printer) -> Result<()> {
-    let found = server.snapshot(id).await?;
-    if printer.json() {
-        return printer.value(&found);
+async fn inspect_snapshot(server: &ServerClient, id: &str, printer: &Printer) -> Result<()> {
+    let found = server.snapshot_info(id).await?;
+    if printer.is_json() {
+        return printer.print_json(&found);
     }
-    printer.line(format!("{} of sandbox {}", found.id, found.sandbox_id))?;
+    printer.print_line(format!("{} of sandbox {}", found.id, found.sandbox_id))?;
     if let Some(name) = &found.name {
-        printer.line(format!("name     {name}"))?;
+        printer.print_line(format!("name     {name}"))?;
     }
-    printer.line(format!("created  {}", moment(&found.created_at, Timestamp::now())))?;
-    printer.line(format!("state    {}  {}", found.status.state, found.message()).trim_end())?;
-    inherited(&found).iter().try_for_each(|(name, value)| printer.line(format!("  {name:<14}{value}")))
+    printer.print_line(format!("created  {}", format_time_with_age(&found.created_at, Timestamp::now())))?;
+    printer.print_line(format!("state    {}  {}", found.status.state, found.message()).trim_end())?;
+    inherited_settings(&found)
+        .iter()
+        .try_for_each(|(name, value)| printer.print_line(format!("  {name:<14}{value}")))
 }
 
 /// The settings that sandboxes made from a snapshot inherit, as lines for people.
-fn inherited(snapshot: &SnapshotInfo) -> Vec<(String, String)> {
+fn inherited_settings(snapshot: &SnapshotInfo) -> Vec<(String, String)> {
     let Some(Value::Object(settings)) = snapshot.rest.get("settings") else { return Vec::new() };
     let shown = |value: &Value| match value {
         Value::String(text) => text.clone(),
@@ -125,18 +127,18 @@ fn inherited(snapshot: &SnapshotInfo) -> Vec<(String, String)> {
     for (name, value) in settings {
         match (name.as_str(), value) {
             ("resourceLimits", Value::Object(limits)) => {
-                lines.extend(limits.iter().map(|(name, limit)| (name.clone(), amount(&shown(limit)))))
+                lines.extend(limits.iter().map(|(name, limit)| (name.clone(), format_amount(&shown(limit)))))
             }
             ("metadata", Value::Object(labels)) => lines.extend(
                 labels.iter().map(|(name, value)| ("label".to_owned(), format!("{name}={}", shown(value)))),
             ),
             ("timeout" | "idleTimeout", Value::Number(seconds)) => {
                 let name = if name == "timeout" { "timeout" } else { "idle timeout" };
-                lines.push((name.to_owned(), exact_span(seconds.as_u64().unwrap_or(0))));
+                lines.push((name.to_owned(), format_exact_duration(seconds.as_u64().unwrap_or(0))));
             }
             ("secureAccess", Value::Bool(true)) => lines.push(("secure access".to_owned(), "yes".to_owned())),
             ("secureAccess", _) => {}
-            (name, value) => lines.push((name.to_owned(), amount(&shown(value)))),
+            (name, value) => lines.push((name.to_owned(), format_amount(&shown(value)))),
         }
     }
     lines.retain(|(_, value)| !value.is_empty());
@@ -147,18 +149,18 @@ fn inherited(snapshot: &SnapshotInfo) -> Vec<(String, String)> {
 }
 
 /// Takes a snapshot and waits until it is ready.
-pub(super) async fn take(
-    server: &Server,
+pub(super) async fn take_snapshot(
+    server: &ServerClient,
     sandbox: &str,
     name: Option<&str>,
     printer: &Printer,
 ) -> Result<SnapshotInfo> {
     let mut snapshot = server.take_snapshot(sandbox, name).await?;
-    let mut progress = printer.progress("taking a snapshot");
+    let mut progress = printer.start_progress("taking a snapshot");
     while snapshot.status.state == "Creating" {
-        progress.say(snapshot.message());
-        tokio::time::sleep(LOOK).await;
-        snapshot = server.snapshot(&snapshot.id).await?;
+        progress.show_detail(snapshot.message());
+        tokio::time::sleep(READY_POLL_INTERVAL).await;
+        snapshot = server.snapshot_info(&snapshot.id).await?;
     }
     drop(progress);
     if snapshot.status.state != "Ready" {
@@ -168,8 +170,8 @@ pub(super) async fn take(
 }
 
 /// Removes all snapshots that exist; a missing one is reported as an error at the end.
-async fn remove(
-    server: &Server,
+async fn remove_snapshots(
+    server: &ServerClient,
     ids: &[SnapshotId],
     mut missing: Vec<String>,
     scope: &OwnerScope,
@@ -184,26 +186,30 @@ async fn remove(
         let list = if gone { &mut removed } else { &mut missing };
         list.push(id.to_string());
     }
-    if printer.json() {
-        printer.value(&json!({ "removed": removed, "missing": missing }))?;
+    if printer.is_json() {
+        printer.print_json(&json!({ "removed": removed, "missing": missing }))?;
     } else {
-        removed.iter().try_for_each(|id| printer.line(id))?;
+        removed.iter().try_for_each(|id| printer.print_line(id))?;
     }
     if missing.is_empty() {
         return Ok(());
     }
     Err(anyhow!("there is no such snapshot as `{}`", missing.join("`, `")))
-        .hint("`coracle snapshot ls` lists the snapshots")
+        .with_hint("`coracle snapshot ls` lists the snapshots")
 }
 
 /// Makes sandboxes with the files of another. The snapshot in between is removed in any case. An
 /// interrupt takes effect between two sandboxes, since one that is being made still uses the snapshot.
-pub(crate) async fn fork(server: &Server, args: ForkArgs, printer: &Printer) -> Result<ExitCode> {
-    let id = server.resolve(&args.id).await?;
-    let mut interrupt = Interrupt::watch()?;
-    let snapshot = take(server, id.as_str(), None, printer).await?;
+pub(crate) async fn fork_sandbox(
+    server: &ServerClient,
+    args: ForkArgs,
+    printer: &Printer,
+) -> Result<ExitCode> {
+    let id = server.resolve_sandbox(&args.id).await?;
+    let mut interrupt = InterruptSignals::watch()?;
+    let snapshot = take_snapshot(server, id.as_str(), None, printer).await?;
     // The server takes everything that is not set here from the snapshot.
-    let wish = NewSandbox {
+    let request = CreateSandboxRequest {
         snapshot: Some(snapshot.id.clone()),
         key: args.key,
         timeout: args.timeout,
@@ -218,27 +224,27 @@ pub(crate) async fn fork(server: &Server, args: ForkArgs, printer: &Printer) -> 
         labels: args.labels.into_iter().collect(),
         volumes: args.volumes,
         entrypoint: args.entrypoint,
-        ..NewSandbox::default()
+        ..CreateSandboxRequest::default()
     };
-    let forked = make(server, &wish, args.count, &mut interrupt, printer).await;
+    let forked = create_forks(server, &request, args.count, &mut interrupt, printer).await;
     let dropped = server.delete_snapshot(&snapshot.id).await;
     let all = forked?;
     dropped?;
-    Ok(if all { ExitCode::SUCCESS } else { ExitCode::from(INTERRUPTED) })
+    Ok(if all { ExitCode::SUCCESS } else { ExitCode::from(EXIT_INTERRUPTED) })
 }
 
 /// Whether this program received a signal to end.
-struct Interrupt {
+struct InterruptSignals {
     interrupt: Signal,
     terminate: Signal,
 }
 
-impl Interrupt {
+impl InterruptSignals {
     fn watch() -> Result<Self> {
         Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
     }
 
-    async fn came(&mut self) -> bool {
+    async fn was_received(&mut self) -> bool {
         let either = async {
             tokio::select! {
                 _ = self.interrupt.recv() => {}
@@ -250,30 +256,30 @@ impl Interrupt {
 }
 
 /// Makes `count` sandboxes and prints each as soon as it exists; returns `false` if it was interrupted.
-async fn make(
-    server: &Server,
-    wish: &NewSandbox,
+async fn create_forks(
+    server: &ServerClient,
+    request: &CreateSandboxRequest,
     count: u32,
-    interrupt: &mut Interrupt,
+    interrupt: &mut InterruptSignals,
     printer: &Printer,
 ) -> Result<bool> {
-    let mut progress = printer.progress("forking");
+    let mut progress = printer.start_progress("forking");
     let mut made = Vec::new();
     for number in 1..=count {
-        if interrupt.came().await {
+        if interrupt.was_received().await {
             break;
         }
-        let sandbox = server.create(wish).await?;
+        let sandbox = server.create_sandbox(request).await?;
         sandbox.revival.iter().for_each(|revival| printer.warn(revival));
-        if !printer.json() {
-            printer.line(&sandbox.id)?;
+        if !printer.is_json() {
+            printer.print_line(&sandbox.id)?;
         }
         made.push(sandbox);
-        progress.say(&format!("{number} of {count}"));
+        progress.show_detail(&format!("{number} of {count}"));
     }
     drop(progress);
-    if printer.json() {
-        printer.value(&made)?;
+    if printer.is_json() {
+        printer.print_json(&made)?;
     }
     Ok(made.len() == count as usize)
 }
@@ -291,8 +297,8 @@ mod tests {
         .expect("it reads");
         let line = |name: &str, value: &str| (name.to_owned(), value.to_owned());
         let expected = [line("cpu", "0.5"), line("memory", "64.0 MiB"), line("timeout", "1h30m")];
-        assert_eq!(inherited(&snapshot), expected);
+        assert_eq!(inherited_settings(&snapshot), expected);
         let now = "2026-11-15T10:05:00Z".parse().expect("a time");
-        assert_eq!(row(&snapshot, now), ["a", "", "b", "ready", "5m"]);
+        assert_eq!(snapshot_row(&snapshot, now), ["a", "", "b", "ready", "5m"]);
     }
 }

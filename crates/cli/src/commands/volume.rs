@@ -6,49 +6,59 @@ use anyhow::{Result, anyhow};
 use jiff::Timestamp;
 use serde_json::json;
 
-use super::sandboxes::{age, moment};
+use super::sandboxes::{format_age, format_time_with_age};
 use crate::args::VolumeCommand;
-use crate::client::{OwnerScope, Server, VolumeInfo, VolumeKey, refused_with};
-use crate::output::{Printer, WithHint, size};
+use crate::client::{OwnerScope, ServerClient, VolumeInfo, VolumeKey, failed_with_status};
+use crate::output::{Printer, WithHint, format_bytes};
 
-pub(crate) async fn volume(server: &Server, command: VolumeCommand, printer: &Printer) -> Result<ExitCode> {
+pub(crate) async fn run_volume_command(
+    server: &ServerClient,
+    command: VolumeCommand,
+    printer: &Printer,
+) -> Result<ExitCode> {
     match command {
         VolumeCommand::Ls { owners } => {
-            let volumes = server.volumes(&owners.scope()).await?;
+            let volumes = server.list_volumes(&owners.scope()).await?;
             let now = Timestamp::now();
             let columns = ["name", "id", "owner", "used", "size", "sandboxes", "age"];
-            printer.list(&volumes, &columns, volumes.iter().map(|volume| row(volume, now)).collect())?;
+            printer.print_json_or_table(
+                &volumes,
+                &columns,
+                volumes.iter().map(|volume| volume_row(volume, now)).collect(),
+            )?;
         }
         VolumeCommand::Create { name, size } => {
-            let made = server.make_volume(&name, size).await?;
-            if printer.json() { printer.value(&made)? } else { printer.line(&made.name)? }
+            let made = server.create_volume(&name, size).await?;
+            if printer.is_json() { printer.print_json(&made)? } else { printer.print_line(&made.name)? }
         }
-        VolumeCommand::Inspect { name, owners } => match find(server, &name, &owners.scope()).await? {
-            Some(volume) => inspect(&volume, printer)?,
-            None => missing(&[&name])?,
+        VolumeCommand::Inspect { name, owners } => match find_volume(server, &name, &owners.scope()).await? {
+            Some(volume) => inspect_volume(&volume, printer)?,
+            None => missing_volumes_error(&[&name])?,
         },
-        VolumeCommand::Rm { names, owners } => remove(server, &names, &owners.scope(), printer).await?,
+        VolumeCommand::Rm { names, owners } => {
+            remove_volumes(server, &names, &owners.scope(), printer).await?
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Finds a volume by its name or, if no volume has that name, by its id or the beginning of its id.
-async fn find(server: &Server, text: &str, scope: &OwnerScope) -> Result<Option<VolumeInfo>> {
-    if let Some(exact) = exact(text, scope) {
-        match server.volume(&exact).await {
-            Err(error) if refused_with(&error, http::StatusCode::NOT_FOUND) => {}
+async fn find_volume(server: &ServerClient, text: &str, scope: &OwnerScope) -> Result<Option<VolumeInfo>> {
+    if let Some(exact) = exact_key(text, scope) {
+        match server.volume_info(&exact).await {
+            Err(error) if failed_with_status(&error, http::StatusCode::NOT_FOUND) => {}
             found => return found.map(Some),
         }
     }
     match server.resolve_volume(text, scope).await? {
-        Some(volume) => server.volume(&volume).await.map(Some),
+        Some(volume) => server.volume_info(&volume).await.map(Some),
         None => Ok(None),
     }
 }
 
-/// Removes a volume that is named as for [`find`]; returns its name if it existed.
-async fn remove_one(server: &Server, text: &str, scope: &OwnerScope) -> Result<Option<String>> {
-    if let Some(exact) = exact(text, scope)
+/// Removes a volume that is named as for [`find_volume`]; returns its name if it existed.
+async fn remove_volume(server: &ServerClient, text: &str, scope: &OwnerScope) -> Result<Option<String>> {
+    if let Some(exact) = exact_key(text, scope)
         && server.remove_volume(&exact).await?
     {
         return Ok(Some(exact.name));
@@ -60,7 +70,7 @@ async fn remove_one(server: &Server, text: &str, scope: &OwnerScope) -> Result<O
 }
 
 /// The volume whose name is the text, if its owner is known.
-fn exact(text: &str, scope: &OwnerScope) -> Option<VolumeKey> {
+fn exact_key(text: &str, scope: &OwnerScope) -> Option<VolumeKey> {
     let name = text.to_owned();
     match scope {
         OwnerScope::Own => Some(VolumeKey { name, owner: None }),
@@ -69,59 +79,64 @@ fn exact(text: &str, scope: &OwnerScope) -> Option<VolumeKey> {
     }
 }
 
-fn row(volume: &VolumeInfo, now: Timestamp) -> Vec<String> {
+fn volume_row(volume: &VolumeInfo, now: Timestamp) -> Vec<String> {
     vec![
         volume.name.clone(),
         volume.id.clone(),
         volume.owner.clone(),
-        volume.used_bytes.map_or_else(|| "?".to_owned(), size),
-        size(volume.size_bytes),
+        volume.used_bytes.map_or_else(|| "?".to_owned(), format_bytes),
+        format_bytes(volume.size_bytes),
         volume.sandboxes.len().to_string(),
-        age(&volume.created_at, now),
+        format_age(&volume.created_at, now),
     ]
 }
 
-fn inspect(volume: &VolumeInfo, printer: &Printer) -> Result<()> {
-    if printer.json() {
-        return printer.value(volume);
+fn inspect_volume(volume: &VolumeInfo, printer: &Printer) -> Result<()> {
+    if printer.is_json() {
+        return printer.print_json(volume);
     }
-    let used = volume.used_bytes.map_or_else(|| "?".to_owned(), size);
+    let used = volume.used_bytes.map_or_else(|| "?".to_owned(), format_bytes);
     let lasts = if volume.deleted_with_sandboxes { "as long as its sandboxes" } else { "until removed" };
     for (name, value) in [
         ("name", volume.name.clone()),
         ("id", volume.id.clone()),
         ("owner", volume.owner.clone()),
-        ("size", size(volume.size_bytes)),
+        ("size", format_bytes(volume.size_bytes)),
         ("used", used),
         ("lasts", lasts.to_owned()),
-        ("created", moment(&volume.created_at, Timestamp::now())),
+        ("created", format_time_with_age(&volume.created_at, Timestamp::now())),
         ("sandboxes", volume.sandboxes.join(" ")),
     ] {
-        printer.line(format!("{name:<10} {value}"))?;
+        printer.print_line(format!("{name:<10} {value}"))?;
     }
     Ok(())
 }
 
 /// Removes all volumes that exist; a missing one is reported as an error at the end.
-async fn remove(server: &Server, names: &[String], scope: &OwnerScope, printer: &Printer) -> Result<()> {
+async fn remove_volumes(
+    server: &ServerClient,
+    names: &[String],
+    scope: &OwnerScope,
+    printer: &Printer,
+) -> Result<()> {
     let (mut removed, mut absent) = (Vec::new(), Vec::new());
     for name in names {
-        match remove_one(server, name, scope).await? {
+        match remove_volume(server, name, scope).await? {
             Some(name) => removed.push(name),
             None => absent.push(name.as_str()),
         }
     }
-    if printer.json() {
-        printer.value(&json!({ "removed": removed, "missing": absent }))?;
+    if printer.is_json() {
+        printer.print_json(&json!({ "removed": removed, "missing": absent }))?;
     } else {
-        removed.iter().try_for_each(|name| printer.line(name))?;
+        removed.iter().try_for_each(|name| printer.print_line(name))?;
     }
-    if absent.is_empty() { Ok(()) } else { missing(&absent) }
+    if absent.is_empty() { Ok(()) } else { missing_volumes_error(&absent) }
 }
 
-fn missing(names: &[&str]) -> Result<()> {
+fn missing_volumes_error(names: &[&str]) -> Result<()> {
     Err(anyhow!("there is no such volume as `{}`", names.join("`, `")))
-        .hint("`coracle volume ls` lists the volumes")
+        .with_hint("`coracle volume ls` lists the volumes")
 }
 
 #[cfg(test)]
@@ -136,6 +151,9 @@ mod tests {
         }))
         .expect("it reads");
         let now = "2026-11-15T10:05:00Z".parse().expect("a time");
-        assert_eq!(row(&volume, now), ["data", "abcdefgh", "default", "16.0 KiB", "10.0 MiB", "1", "5m"]);
+        assert_eq!(
+            volume_row(&volume, now),
+            ["data", "abcdefgh", "default", "16.0 KiB", "10.0 MiB", "1", "5m"]
+        );
     }
 }

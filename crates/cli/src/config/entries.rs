@@ -6,23 +6,23 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::gateway::Mode;
+use super::gateway::GatewayMode;
 use super::log::LogFormat;
-use super::{Config, Lines, OnStop};
+use super::{Config, LineMode, OnStop};
 
 /// Shown in place of a secret.
-const HIDDEN: &str = "***";
+const HIDDEN_VALUE: &str = "***";
 
-/// One setting and its value. The value may be a secret: print [`SettingEntry::shown`].
+/// One setting and its value. The value may be a secret: print [`SettingEntry::visible_value`].
 pub(crate) struct SettingEntry {
     /// The name in segments, as tables of the file nest.
     pub path: Vec<String>,
     value: Value,
-    visibility: Visibility,
+    visibility: SettingVisibility,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Visibility {
+enum SettingVisibility {
     Plain,
     Secret,
 }
@@ -41,22 +41,24 @@ impl SettingEntry {
     }
 
     pub(crate) fn is_secret(&self) -> bool {
-        self.visibility == Visibility::Secret && !self.value.is_null() && self.value != json!([])
+        self.visibility == SettingVisibility::Secret && !self.value.is_null() && self.value != json!([])
     }
 
     /// The value without secrets; `null` if it is not set.
-    pub(crate) fn shown(&self) -> Value {
+    pub(crate) fn visible_value(&self) -> Value {
         match (self.visibility, &self.value) {
-            (Visibility::Plain, value) => value.clone(),
-            (Visibility::Secret, Value::Null) => Value::Null,
-            (Visibility::Secret, Value::Array(list)) => list.iter().map(|_| json!(HIDDEN)).collect(),
-            (Visibility::Secret, _) => json!(HIDDEN),
+            (SettingVisibility::Plain, value) => value.clone(),
+            (SettingVisibility::Secret, Value::Null) => Value::Null,
+            (SettingVisibility::Secret, Value::Array(list)) => {
+                list.iter().map(|_| json!(HIDDEN_VALUE)).collect()
+            }
+            (SettingVisibility::Secret, _) => json!(HIDDEN_VALUE),
         }
     }
 
-    /// As [`SettingEntry::shown`], in one line for people.
-    pub(crate) fn text(&self) -> String {
-        match self.shown() {
+    /// As [`SettingEntry::visible_value`], in one line for people.
+    pub(crate) fn visible_text(&self) -> String {
+        match self.visible_value() {
             Value::Null => "-".to_owned(),
             Value::String(text) => text,
             other => other.to_string(),
@@ -73,46 +75,51 @@ pub(crate) struct SettingChange {
 
 /// The differences between two configurations. A setting that exists in only one of them has the value
 /// `-` in the other.
-pub(crate) fn changes(before: &Config, after: &Config) -> Vec<SettingChange> {
+pub(crate) fn diff_configs(before: &Config, after: &Config) -> Vec<SettingChange> {
     let (before, after) = (before.entries(), after.entries());
     let mut found = Vec::new();
-    let text = |entry: Option<&SettingEntry>| entry.map_or_else(|| "-".to_owned(), SettingEntry::text);
+    let text =
+        |entry: Option<&SettingEntry>| entry.map_or_else(|| "-".to_owned(), SettingEntry::visible_text);
     for old in &before {
         let new = after.iter().find(|entry| entry.path == old.path);
         if new.is_none_or(|new| new.value != old.value) {
-            found.push(SettingChange { name: old.name(), from: old.text(), to: text(new) });
+            found.push(SettingChange { name: old.name(), from: old.visible_text(), to: text(new) });
         }
     }
     let added = after.iter().filter(|new| before.iter().all(|old| old.path != new.path));
-    found.extend(added.map(|new| SettingChange { name: new.name(), from: text(None), to: new.text() }));
+    found.extend(added.map(|new| SettingChange {
+        name: new.name(),
+        from: text(None),
+        to: new.visible_text(),
+    }));
     found
 }
 
 /// Collects entries; their names are written with dots.
 #[derive(Default)]
-struct Entries(Vec<SettingEntry>);
+struct SettingList(Vec<SettingEntry>);
 
-impl Entries {
+impl SettingList {
     fn add(&mut self, name: &str, value: impl Serialize) {
-        self.add_path(name.split('.').map(str::to_owned).collect(), value, Visibility::Plain);
+        self.add_path(name.split('.').map(str::to_owned).collect(), value, SettingVisibility::Plain);
     }
 
     fn add_secret(&mut self, name: &str, value: impl Serialize) {
-        self.add_path(name.split('.').map(str::to_owned).collect(), value, Visibility::Secret);
+        self.add_path(name.split('.').map(str::to_owned).collect(), value, SettingVisibility::Secret);
     }
 
-    fn add_path(&mut self, path: Vec<String>, value: impl Serialize, visibility: Visibility) {
+    fn add_path(&mut self, path: Vec<String>, value: impl Serialize, visibility: SettingVisibility) {
         let value = serde_json::to_value(value).expect("settings are plain data");
         self.0.push(SettingEntry { path, value, visibility });
     }
 }
 
 /// A duration as it can be written in the file.
-fn seconds(time: Duration) -> String {
+fn format_seconds(time: Duration) -> String {
     format!("{}s", time.as_secs())
 }
 
-fn texts<T: ToString>(list: &[T]) -> Vec<String> {
+fn to_strings<T: ToString>(list: &[T]) -> Vec<String> {
     list.iter().map(ToString::to_string).collect()
 }
 
@@ -147,23 +154,23 @@ impl Config {
             metrics,
             log,
         } = self;
-        let mut entries = Entries::default();
+        let mut entries = SettingList::default();
         entries.add("listen", listen.to_string());
         entries.add("state_dir", state_dir);
-        entries.add_secret("api_key", api_key.as_ref().map(super::Key::expose));
+        entries.add_secret("api_key", api_key.as_ref().map(super::OperatorKey::expose));
         entries.add("public_address", public_address);
         entries.add("instance", &naming.prefix);
-        entries.add("lines", if *lines == Lines::Preserving { "P" } else { "S" });
+        entries.add("lines", if *lines == LineMode::Preserving { "P" } else { "S" });
         entries.add("on_stop", if *on_stop == OnStop::Keep { "keep" } else { "remove" });
-        entries.add("park_after", seconds(*park_after));
-        entries.add("answer_timeout", seconds(*answer_timeout));
-        entries.add("renewal_interval", seconds(*renewal_interval));
-        entries.add("longest_timeout", longest_timeout.map(seconds));
+        entries.add("park_after", format_seconds(*park_after));
+        entries.add("answer_timeout", format_seconds(*answer_timeout));
+        entries.add("renewal_interval", format_seconds(*renewal_interval));
+        entries.add("longest_timeout", longest_timeout.map(format_seconds));
         entries.add("log.level", &log.level);
         entries.add("log.format", if log.format == LogFormat::Text { "text" } else { "json" });
         entries.add("output.kept", domain::Bytes(output.kept).to_string());
         entries.add("output.max_kept", domain::Bytes(output.max_kept).to_string());
-        entries.add("output.stall_timeout", seconds(output.stall_timeout));
+        entries.add("output.stall_timeout", format_seconds(output.stall_timeout));
         entries.add("metrics.per_owner", metrics.per_owner);
         entries.add("metrics.max_owners", metrics.max_owners);
         self.add_limits(&mut entries);
@@ -180,18 +187,18 @@ impl Config {
         entries.add("prepared.volumes", prepared.volumes);
         entries.add("prepared.namespaces", prepared.namespaces);
         for pool in pools {
-            entries.add_path(vec!["pool".to_owned(), pool.name().to_owned()], pool, Visibility::Plain);
+            entries.add_path(vec!["pool".to_owned(), pool.name().to_owned()], pool, SettingVisibility::Plain);
         }
         entries.0
     }
 
-    fn add_limits(&self, entries: &mut Entries) {
-        let super::Limits {
+    fn add_limits(&self, entries: &mut SettingList) {
+        let super::LimitSettings {
             memory,
             cpus,
             pids,
             disk,
-            most,
+            maxima: most,
             max_sandboxes,
             soft_sandboxes,
             max_commands,
@@ -218,26 +225,26 @@ impl Config {
     }
 
     /// Only the limits that an owner's quota names: all others are unlimited.
-    fn add_owners(&self, entries: &mut Entries) {
-        for (owner, super::Quota { sandboxes, millicpus, memory, disk }) in &self.owners {
+    fn add_owners(&self, entries: &mut SettingList) {
+        for (owner, super::QuotaSettings { sandboxes, millicpus, memory, disk }) in &self.owners {
             let bytes = |bytes: &Option<u64>| bytes.map(|bytes| json!(domain::Bytes(bytes).to_string()));
             let quotas = [
                 ("sandboxes", sandboxes.map(|count| json!(count))),
-                ("cpus", millicpus.map(|cpus| json!(domain::Cpus(cpus).to_string()))),
+                ("cpus", millicpus.map(|cpus| json!(domain::MilliCpus(cpus).to_string()))),
                 ("memory", bytes(memory)),
                 ("disk", bytes(disk)),
             ];
             for (name, value) in quotas {
                 if let Some(value) = value {
                     let path = ["owners", owner, name].map(str::to_owned).to_vec();
-                    entries.add_path(path, value, Visibility::Plain);
+                    entries.add_path(path, value, SettingVisibility::Plain);
                 }
             }
         }
     }
 
-    fn add_images(&self, entries: &mut Entries) {
-        let super::Images { strict, aliases, max_bytes, allowed, plain } = &self.images;
+    fn add_images(&self, entries: &mut SettingList) {
+        let super::ImageSettings { strict, aliases, max_bytes, allowed, plain } = &self.images;
         entries.add("images.strict", strict);
         entries.add("images.max_bytes", max_bytes.map(|most| most.to_string()));
         entries.add("images.pull", if allowed.is_empty() { "never" } else { "missing" });
@@ -245,27 +252,27 @@ impl Config {
         entries.add("images.plain_http", plain);
         for (alias, image) in aliases {
             let path = ["images", "aliases", alias].map(str::to_owned).to_vec();
-            entries.add_path(path, image, Visibility::Plain);
+            entries.add_path(path, image, SettingVisibility::Plain);
         }
     }
 
-    fn add_network(&self, entries: &mut Entries) {
+    fn add_network(&self, entries: &mut SettingList) {
         let backend_local::network::NetworkSettings { default, range, range6, resolvers, allow, deny } =
             &self.network;
         entries.add("network.default", default);
         entries.add("network.range", range.as_ref().map(ToString::to_string));
         entries.add("network.range6", range6.to_string());
-        entries.add("network.resolvers", texts(resolvers));
-        entries.add("network.allow", texts(allow));
-        entries.add("network.deny", texts(deny));
+        entries.add("network.resolvers", to_strings(resolvers));
+        entries.add("network.allow", to_strings(allow));
+        entries.add("network.deny", to_strings(deny));
     }
 
-    fn add_gateway(&self, entries: &mut Entries) {
-        let super::Gateway { mode, public, keys, short_signatures } = &self.gateway;
+    fn add_gateway(&self, entries: &mut SettingList) {
+        let super::GatewaySettings { mode, public, keys, short_signatures } = &self.gateway;
         let (mode, domain) = match mode {
-            Mode::Off => ("off", None),
-            Mode::Wildcard(domain) => ("wildcard", Some(domain)),
-            Mode::Header => ("header", None),
+            GatewayMode::Off => ("off", None),
+            GatewayMode::Wildcard(domain) => ("wildcard", Some(domain)),
+            GatewayMode::Header => ("header", None),
         };
         entries.add("gateway.mode", mode);
         entries.add("gateway.domain", domain);

@@ -12,12 +12,12 @@ use super::raw::RawGateway;
 use crate::output::WithHint;
 
 /// Shorter secrets could be guessed by anyone who has seen a signature.
-const SHORTEST_SECRET: usize = 16;
+const MIN_SECRET_BYTES: usize = 16;
 
 /// The effective settings. They are passed to the server as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Gateway {
-    pub mode: Mode,
+pub(crate) struct GatewaySettings {
+    pub mode: GatewayMode,
     /// Whether services of sandboxes need no token there.
     pub public: bool,
     /// The first one signs.
@@ -26,7 +26,7 @@ pub(crate) struct Gateway {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Mode {
+pub(crate) enum GatewayMode {
     #[default]
     Off,
     Wildcard(String),
@@ -47,31 +47,31 @@ impl fmt::Debug for RouteKey {
 }
 
 /// Turns the written settings into effective ones.
-pub(super) fn check(raw: RawGateway) -> Result<Gateway> {
+pub(super) fn check_gateway(raw: RawGateway) -> Result<GatewaySettings> {
     let mode = match (raw.mode.as_deref(), raw.domain) {
-        (None | Some("off"), None) => Mode::Off,
-        (Some("header"), None) => Mode::Header,
-        (Some("wildcard"), Some(domain)) => Mode::Wildcard(check_domain(domain)?),
+        (None | Some("off"), None) => GatewayMode::Off,
+        (Some("header"), None) => GatewayMode::Header,
+        (Some("wildcard"), Some(domain)) => GatewayMode::Wildcard(check_domain(domain)?),
         (Some("wildcard"), None) => {
             return Err(anyhow!("`gateway.mode` is `wildcard`, and there is no `gateway.domain`"))
-                .hint("name the domain whose subdomains all lead here, such as `boxes.example.org`");
+                .with_hint("name the domain whose subdomains all lead here, such as `boxes.example.org`");
         }
         (Some("uri"), _) => {
             return Err(anyhow!(
                 "`gateway.mode` is `uri`, which would take the place of the API's own paths"
             ))
-            .hint(
+            .with_hint(
                 "choose `wildcard` or `header`; paths below /v1/sandboxes/ID/proxy work without a gateway",
             );
         }
         (None | Some("off" | "header"), Some(_)) => {
             return Err(anyhow!("`gateway.domain` means nothing unless `gateway.mode` is `wildcard`"))
-                .hint("set both, or neither");
+                .with_hint("set both, or neither");
         }
         (Some(other), _) => bail!("`gateway.mode` is `{other}`, none of `off`, `wildcard` and `header`"),
     };
     let written = raw.keys.unwrap_or_default();
-    let keys: Vec<RouteKey> = written.iter().map(|text| check_key(text)).collect::<Result<_>>()?;
+    let keys: Vec<RouteKey> = written.iter().map(|text| parse_route_key(text)).collect::<Result<_>>()?;
     for (place, key) in keys.iter().enumerate() {
         if keys[..place].iter().any(|other| other.name == key.name) {
             bail!("`gateway.keys` has two keys called `{}`", key.name);
@@ -80,9 +80,9 @@ pub(super) fn check(raw: RawGateway) -> Result<Gateway> {
     let short_signatures = raw.short_signatures.unwrap_or(false);
     if short_signatures && keys.is_empty() {
         return Err(anyhow!("`gateway.short_signatures` needs `gateway.keys`"))
-            .hint("name the keys that whoever else checks these signatures has too");
+            .with_hint("name the keys that whoever else checks these signatures has too");
     }
-    Ok(Gateway { mode, public: raw.public.unwrap_or(false), keys, short_signatures })
+    Ok(GatewaySettings { mode, public: raw.public.unwrap_or(false), keys, short_signatures })
 }
 
 fn check_domain(text: String) -> Result<String> {
@@ -92,52 +92,56 @@ fn check_domain(text: String) -> Result<String> {
     let is_port = port.parse::<u16>().is_ok_and(|port| port > 0);
     if !labels || !name.bytes().all(plain) || !is_port {
         return Err(anyhow!("`gateway.domain` is `{text}`, not `domain[:port]` in lower case"))
-            .hint("write it without scheme and `*.`, and with a port if clients need one");
+            .with_hint("write it without scheme and `*.`, and with a port if clients need one");
     }
     Ok(text)
 }
 
 /// Reads `NAME=SECRET`. Errors do not contain the secret.
-fn check_key(text: &str) -> Result<RouteKey> {
+fn parse_route_key(text: &str) -> Result<RouteKey> {
     let (name, secret) = text.split_once('=').unwrap_or((text, ""));
     let name = match name.trim().chars().collect::<Vec<_>>()[..] {
         [name] if name.is_ascii_lowercase() || name.is_ascii_digit() => name,
         _ => {
             return Err(anyhow!("a key of `gateway.keys` has no name of one digit or lower-case letter"))
-                .hint("write `a=SECRET`, the secret in base64");
+                .with_hint("write `a=SECRET`, the secret in base64");
         }
     };
-    let secret = STANDARD.decode(secret.trim()).ok().filter(|secret| secret.len() >= SHORTEST_SECRET);
+    let secret = STANDARD.decode(secret.trim()).ok().filter(|secret| secret.len() >= MIN_SECRET_BYTES);
     let secret = secret
         .ok_or_else(|| {
-            anyhow!("the secret of the key `{name}` is not {SHORTEST_SECRET} bytes or more in base64")
+            anyhow!("the secret of the key `{name}` is not {MIN_SECRET_BYTES} bytes or more in base64")
         })
-        .hint("`openssl rand -base64 32` makes a good one")?;
+        .with_hint("`openssl rand -base64 32` makes a good one")?;
     Ok(RouteKey { name, secret })
 }
 
-impl Gateway {
+impl GatewaySettings {
     /// Whether the gateway's domain is `localhost` or below it. Browsers resolve such names to
     /// loopback by themselves; most other programs ask the host's resolver, which may not.
     pub(crate) fn is_below_localhost(&self) -> bool {
-        let Mode::Wildcard(domain) = &self.mode else { return false };
+        let GatewayMode::Wildcard(domain) = &self.mode else { return false };
         let name = domain.split(':').next().unwrap_or_default();
         name == "localhost" || name.ends_with(".localhost")
     }
 
     /// The settings as the HTTP fronts need them.
-    pub(crate) fn settings(&self, api_ports: fronts::ApiPorts) -> fronts::Gateway {
+    pub(crate) fn to_front_settings(&self, api_ports: fronts::ApiPorts) -> fronts::GatewaySettings {
         let key = |key: &RouteKey| fronts::RouteKey { name: key.name, secret: key.secret.clone() };
-        fronts::Gateway {
+        fronts::GatewaySettings {
             mode: match &self.mode {
-                Mode::Off => fronts::GatewayMode::Off,
-                Mode::Wildcard(domain) => fronts::GatewayMode::Wildcard { domain: domain.clone() },
-                Mode::Header => fronts::GatewayMode::Header,
+                GatewayMode::Off => fronts::GatewayMode::Off,
+                GatewayMode::Wildcard(domain) => fronts::GatewayMode::Wildcard { domain: domain.clone() },
+                GatewayMode::Header => fronts::GatewayMode::Header,
             },
             api_ports,
             public: self.public,
             keys: self.keys.iter().map(key).collect(),
-            short: if self.short_signatures { fronts::Short::Accepted } else { fronts::Short::Refused },
+            short: if self.short_signatures {
+                fronts::ShortSignatures::Accepted
+            } else {
+                fronts::ShortSignatures::Refused
+            },
         }
     }
 }
@@ -146,13 +150,13 @@ impl Gateway {
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> Result<Gateway> {
-        check(toml::from_str(text).expect("the types are right"))
+    fn read(text: &str) -> Result<GatewaySettings> {
+        check_gateway(toml::from_str(text).expect("the types are right"))
     }
 
     #[test]
-    fn nothing_written_is_no_gateway() {
-        assert_eq!(read("").expect("it is right"), Gateway::default());
+    fn empty_section_means_no_gateway() {
+        assert_eq!(read("").expect("it is right"), GatewaySettings::default());
     }
 
     #[test]
@@ -162,7 +166,7 @@ mod tests {
              keys = [\"b=MDEyMzQ1Njc4OWFiY2RlZg==\", \"a=QUJDREVGR0hJSktMTU5PUA==\"]",
         );
         let gateway = gateway.expect("it is right");
-        assert_eq!(gateway.mode, Mode::Wildcard("boxes.example:8080".to_owned()));
+        assert_eq!(gateway.mode, GatewayMode::Wildcard("boxes.example:8080".to_owned()));
         assert_eq!(
             (gateway.keys[0].name, gateway.keys[0].secret.as_slice()),
             ('b', &b"0123456789abcdef"[..])
@@ -178,10 +182,13 @@ mod tests {
             ("notlocalhost:80", false),
             ("a.org", false),
         ] {
-            let gateway = Gateway { mode: Mode::Wildcard(domain.to_owned()), ..Gateway::default() };
+            let gateway = GatewaySettings {
+                mode: GatewayMode::Wildcard(domain.to_owned()),
+                ..GatewaySettings::default()
+            };
             assert_eq!(gateway.is_below_localhost(), expected, "{domain}");
         }
-        assert!(!Gateway::default().is_below_localhost());
+        assert!(!GatewaySettings::default().is_below_localhost());
     }
 
     #[test]

@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use super::raw::RawConfig;
-use super::{Config, config_file, environment, keys, read_file};
+use super::{Config, config_file, env_settings, environment_variables, read_file};
 use crate::args::StateArgs;
 
 /// The written settings, still separated by their source.
-pub(crate) struct Layers {
+pub(crate) struct ConfigLayers {
     /// The file that was read, if there is one.
     pub file: Option<PathBuf>,
     in_file: Table,
@@ -41,20 +41,25 @@ impl fmt::Display for SettingSource {
     }
 }
 
-impl Layers {
+impl ConfigLayers {
     /// Reads the file and the environment; `flags` are those of the command line.
     pub(super) fn read(args: &StateArgs, flags: Table) -> Result<Self> {
         let file = config_file(args)?;
         let in_file = file.as_deref().map(read_file).transpose()?.unwrap_or_default();
-        Ok(Self { file, in_file, in_environment: keys::table(environment())?, in_flags: flags })
+        Ok(Self {
+            file,
+            in_file,
+            in_environment: env_settings::table_from_variables(environment_variables())?,
+            in_flags: flags,
+        })
     }
 
     /// The effective settings, checked.
-    pub(super) fn config(&self) -> Result<Config> {
+    pub(super) fn effective_config(&self) -> Result<Config> {
         let mut table = self.in_file.clone();
-        keys::lay(&mut table, self.in_environment.clone());
-        keys::lay(&mut table, self.in_flags.clone());
-        Config::check(RawConfig::deserialize(Value::Table(table))?)
+        env_settings::merge_tables(&mut table, self.in_environment.clone());
+        env_settings::merge_tables(&mut table, self.in_flags.clone());
+        Config::from_raw(RawConfig::deserialize(Value::Table(table))?)
     }
 
     /// The source of a setting's value; `path` is its name in segments.
@@ -64,17 +69,17 @@ impl Layers {
             (&self.in_environment, SettingSource::Env),
             (&self.in_file, SettingSource::File),
         ];
-        let found = layers.into_iter().find(|(table, _)| contains(table, path));
+        let found = layers.into_iter().find(|(table, _)| contains_setting(table, path));
         found.map_or(SettingSource::Default, |(_, source)| source)
     }
 }
 
-fn contains(table: &Table, path: &[String]) -> bool {
+fn contains_setting(table: &Table, path: &[String]) -> bool {
     match path {
         [] => false,
         [key] => table.contains_key(key),
         [key, rest @ ..] => match table.get(key) {
-            Some(Value::Table(below)) => contains(below, rest),
+            Some(Value::Table(below)) => contains_setting(below, rest),
             // Pools are a list of tables; the whole list comes from one source.
             Some(_) => true,
             None => false,

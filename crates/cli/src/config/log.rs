@@ -26,11 +26,11 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-pub(super) fn check(raw: RawLog) -> Result<LogSettings> {
+pub(super) fn check_log(raw: RawLog) -> Result<LogSettings> {
     let level = raw.level.unwrap_or_else(|| DEFAULT_LEVEL.to_owned());
     if let Err(error) = EnvFilter::try_new(&level) {
         return Err(anyhow!("`log.level` is `{level}`: {error}"))
-            .hint("write error, warn, info, debug or trace, or a filter such as `service=debug,info`");
+            .with_hint("write error, warn, info, debug or trace, or a filter such as `service=debug,info`");
     }
     let format = match raw.format.as_deref() {
         None | Some("text") => LogFormat::Text,
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<LogSettings> {
-        check(toml::from_str(text).expect("the types are right"))
+        check_log(toml::from_str(text).expect("the types are right"))
     }
 
     #[test]

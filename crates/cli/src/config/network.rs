@@ -4,31 +4,31 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use anyhow::{Result, anyhow, bail};
-use backend_local::network::{NetworkSettings, Prefix, Wish};
+use backend_local::network::{AddressPrefix, NetworkMode, NetworkSettings};
 
+use super::invalid_setting;
 use super::raw::RawNetwork;
-use super::wrong;
 use crate::output::WithHint;
 
 /// Smaller ranges hold too few addresses to be useful; ranges of more than a million addresses are most
 /// likely a mistake.
-const SIZES: std::ops::RangeInclusive<u8> = 12..=26;
+const ALLOWED_RANGE_BITS: std::ops::RangeInclusive<u8> = 12..=26;
 
 /// Turns the written settings into effective ones.
-pub(super) fn check(raw: RawNetwork) -> Result<NetworkSettings> {
+pub(super) fn check_network(raw: RawNetwork) -> Result<NetworkSettings> {
     let usual = NetworkSettings::default();
     let settings = NetworkSettings {
         default: match raw.default.as_deref() {
-            None | Some("auto") => Wish::Auto,
-            Some("on") => Wish::On,
-            Some("off") => Wish::Off,
+            None | Some("auto") => NetworkMode::Auto,
+            Some("on") => NetworkMode::On,
+            Some("off") => NetworkMode::Off,
             Some(other) => bail!("`network.default` is `{other}`, none of `auto`, `on` and `off`"),
         },
-        range: raw.range.map(|text| one("range", &text)).transpose()?,
-        range6: raw.range6.map_or(Ok(usual.range6), |text| one("range6", &text))?,
-        resolvers: list("resolvers", raw.resolvers)?.unwrap_or_default(),
-        allow: list("allow", raw.allow)?.unwrap_or_default(),
-        deny: list("deny", raw.deny)?.unwrap_or(usual.deny),
+        range: raw.range.map(|text| parse_setting("range", &text)).transpose()?,
+        range6: raw.range6.map_or(Ok(usual.range6), |text| parse_setting("range6", &text))?,
+        resolvers: parse_list("resolvers", raw.resolvers)?.unwrap_or_default(),
+        allow: parse_list("allow", raw.allow)?.unwrap_or_default(),
+        deny: parse_list("deny", raw.deny)?.unwrap_or(usual.deny),
     };
     check_ranges(&settings)?;
     check_loopback(&settings)?;
@@ -37,15 +37,15 @@ pub(super) fn check(raw: RawNetwork) -> Result<NetworkSettings> {
 
 fn check_ranges(settings: &NetworkSettings) -> Result<()> {
     if let Some(range) = settings.range
-        && !(range.address.is_ipv4() && SIZES.contains(&range.bits))
+        && !(range.address.is_ipv4() && ALLOWED_RANGE_BITS.contains(&range.bits))
     {
         return Err(anyhow!("`network.range` is `{range}`, not a range of IPv4 from /12 to /26"))
-            .hint("a private one, such as `10.214.0.0/16`");
+            .with_hint("a private one, such as `10.214.0.0/16`");
     }
-    let range6: Prefix = settings.range6;
+    let range6: AddressPrefix = settings.range6;
     if !range6.address.is_ipv6() || range6.bits > 96 {
         return Err(anyhow!("`network.range6` is `{range6}`, not a range of IPv6 of /96 or wider"))
-            .hint("a private one that begins with `fd`, and /64");
+            .with_hint("a private one that begins with `fd`, and /64");
     }
     Ok(())
 }
@@ -58,34 +58,34 @@ fn check_loopback(settings: &NetworkSettings) -> Result<()> {
     named.retain(|(_, address)| address.is_loopback());
     let Some((setting, address)) = named.first() else { return Ok(()) };
     Err(anyhow!("`network.{setting}` names `{address}`, and no sandbox can reach a loopback"))
-        .hint("let the service listen on another address of this host too, and name that one")
+        .with_hint("let the service listen on another address of this host too, and name that one")
 }
 
-fn one<T: FromStr<Err: std::fmt::Display>>(setting: &str, text: &str) -> Result<T> {
-    text.parse().map_err(|error| wrong(&format!("network.{setting}"), text, error))
+fn parse_setting<T: FromStr<Err: std::fmt::Display>>(setting: &str, text: &str) -> Result<T> {
+    text.parse().map_err(|error| invalid_setting(&format!("network.{setting}"), text, error))
 }
 
-fn list<T: FromStr<Err: std::fmt::Display>>(
+fn parse_list<T: FromStr<Err: std::fmt::Display>>(
     setting: &str,
     texts: Option<Vec<String>>,
 ) -> Result<Option<Vec<T>>> {
-    texts.map(|texts| texts.iter().map(|text| one(setting, text)).collect()).transpose()
+    texts.map(|texts| texts.iter().map(|text| parse_setting(setting, text)).collect()).transpose()
 }
 
 #[cfg(test)]
 mod tests {
-    use backend_local::network::Target;
+    use backend_local::network::NetworkTarget;
 
     use super::*;
 
     fn read(text: &str) -> Result<NetworkSettings> {
-        check(toml::from_str(text).expect("the types are right"))
+        check_network(toml::from_str(text).expect("the types are right"))
     }
 
     #[test]
-    fn nothing_written_is_auto_without_the_private_networks() {
+    fn empty_section_means_auto_without_private_networks() {
         let settings = read("").expect("it is right");
-        assert_eq!(settings.default, Wish::Auto);
+        assert_eq!(settings.default, NetworkMode::Auto);
         assert!(settings.deny.contains(&"10.0.0.0/8".parse().expect("a range")));
         assert_eq!((settings.allow.len(), settings.range), (0, None));
     }
@@ -96,8 +96,8 @@ mod tests {
             "default = \"off\"\nrange = \"10.9.0.0/16\"\nallow = [\"10.1.2.3:5432\"]\nresolvers = [\"9.9.9.9\"]\ndeny = []",
         );
         let settings = settings.expect("it is right");
-        assert_eq!((settings.default, settings.deny.len()), (Wish::Off, 0));
-        assert_eq!(settings.allow, ["10.1.2.3:5432".parse::<Target>().expect("a target")]);
+        assert_eq!((settings.default, settings.deny.len()), (NetworkMode::Off, 0));
+        assert_eq!(settings.allow, ["10.1.2.3:5432".parse::<NetworkTarget>().expect("a target")]);
     }
 
     #[test]

@@ -1,12 +1,15 @@
 //! `[[pool]]`: sandboxes of the operator that are kept warm.
 
 use anyhow::{Context, Result, bail};
-use backend_local::network::Wish;
-use domain::{Bytes, Capacity, Cpus, Guest, Network, Pool, Refill, Resources, Spec};
+use backend_local::network::NetworkMode;
+use domain::{
+    Bytes, GuestSettings, MilliCpus, NetworkAccess, PoolCapacity, PoolSpec, RefillRate, ResourceLimits,
+    SandboxSpec,
+};
 use serde::{Deserialize, Serialize};
 
-use super::raw::Amount;
-use super::read;
+use super::parse_amount;
+use super::raw::RawAmount;
 use crate::values;
 
 /// A pool as it was written.
@@ -20,10 +23,10 @@ pub(super) struct RawPool {
     max: Option<usize>,
     refill_per_second: Option<u32>,
     refill_at_once: Option<u32>,
-    memory: Option<Amount>,
-    cpus: Option<Amount>,
+    memory: Option<RawAmount>,
+    cpus: Option<RawAmount>,
     pids: Option<u32>,
-    disk: Option<Amount>,
+    disk: Option<RawAmount>,
     network: Option<String>,
 }
 
@@ -40,15 +43,15 @@ pub(crate) struct PoolSettings {
     millicpus: Option<u32>,
     pids: Option<u32>,
     disk: Option<u64>,
-    network: Wish,
+    network: NetworkMode,
 }
 
 /// Checks all pools; `default` is the network of a pool that names none.
-pub(super) fn check(raw: &[RawPool], default: Wish) -> Result<Vec<PoolSettings>> {
+pub(super) fn check_pools(raw: &[RawPool], default: NetworkMode) -> Result<Vec<PoolSettings>> {
     let mut pools: Vec<PoolSettings> = Vec::new();
     for raw in raw {
         let pool = raw.check(default)?;
-        pool.pool().check().with_context(|| format!("the pool `{}`", pool.name))?;
+        pool.to_pool().check().with_context(|| format!("the pool `{}`", pool.name))?;
         if pools.iter().any(|other| other.name == pool.name) {
             bail!("there are two pools `{}`", pool.name);
         }
@@ -64,26 +67,30 @@ impl PoolSettings {
 }
 
 impl RawPool {
-    fn check(&self, default: Wish) -> Result<PoolSettings> {
+    fn check(&self, default: NetworkMode) -> Result<PoolSettings> {
         let setting = |what: &str| format!("pool.{what}` of pool `{}", self.name);
-        let bytes = |what: &str, amount: &Option<Amount>| {
-            amount.as_ref().map(|amount| read(&setting(what), amount, values::bytes)).transpose()
+        let bytes = |what: &str, amount: &Option<RawAmount>| {
+            amount
+                .as_ref()
+                .map(|amount| parse_amount(&setting(what), amount, values::parse_bytes))
+                .transpose()
         };
         if let Some(guest) = self.guest.as_deref().filter(|guest| *guest != "opensandbox") {
             bail!("`{}` is `{guest}`, and `opensandbox` is the only one", setting("guest"));
         }
         let network = match self.network.as_deref() {
             None => default,
-            Some("auto") => Wish::Auto,
-            Some("on") => Wish::On,
-            Some("off") => Wish::Off,
+            Some("auto") => NetworkMode::Auto,
+            Some("on") => NetworkMode::On,
+            Some("off") => NetworkMode::Off,
             Some(other) => bail!("`{}` is `{other}`, none of `auto`, `on` and `off`", setting("network")),
         };
-        let cpus = self.cpus.as_ref().map(|amount| read(&setting("cpus"), amount, values::cpus));
-        let usual = Refill::default();
+        let cpus =
+            self.cpus.as_ref().map(|amount| parse_amount(&setting("cpus"), amount, values::parse_cpus));
+        let usual = RefillRate::default();
         Ok(PoolSettings {
             name: self.name.clone(),
-            image: self.image.clone().unwrap_or_else(|| Spec::plain().image),
+            image: self.image.clone().unwrap_or_else(|| SandboxSpec::with_defaults().image),
             level: self.level,
             max: self.max,
             per_second: self.refill_per_second.unwrap_or(usual.per_second),
@@ -98,33 +105,36 @@ impl RawPool {
 }
 
 impl PoolSettings {
-    pub(crate) fn pool(&self) -> Pool {
-        let resources = Resources {
+    pub(crate) fn to_pool(&self) -> PoolSpec {
+        let resources = ResourceLimits {
             memory: self.memory.map(Bytes),
-            cpus: self.millicpus.map(Cpus),
+            cpus: self.millicpus.map(MilliCpus),
             pids: self.pids,
             disk: self.disk.map(Bytes),
         };
-        Pool {
+        PoolSpec {
             name: self.name.clone(),
-            template: Spec {
+            template: SandboxSpec {
                 image: self.image.clone(),
                 resources,
-                network: network(self.network),
-                guest: Guest::root(),
-                ..Spec::plain()
+                network: to_domain_network(self.network),
+                guest: GuestSettings::root_only(),
+                ..SandboxSpec::with_defaults()
             },
-            capacity: Capacity { most: self.max.unwrap_or(usize::MAX), ..Capacity::level(self.level) },
-            refill: Refill { per_second: self.per_second, at_once: self.at_once },
+            capacity: PoolCapacity {
+                most: self.max.unwrap_or(usize::MAX),
+                ..PoolCapacity::with_level(self.level)
+            },
+            refill: RefillRate { per_second: self.per_second, at_once: self.at_once },
         }
     }
 }
 
 /// The same network mode as a type of the core.
-pub(crate) fn network(wish: Wish) -> Network {
-    match wish {
-        Wish::Off => Network::Off,
-        Wish::On => Network::On,
-        Wish::Auto => Network::Auto,
+pub(crate) fn to_domain_network(mode: NetworkMode) -> NetworkAccess {
+    match mode {
+        NetworkMode::Off => NetworkAccess::Off,
+        NetworkMode::On => NetworkAccess::On,
+        NetworkMode::Auto => NetworkAccess::Auto,
     }
 }

@@ -19,11 +19,11 @@ pub(super) struct RawConfig {
     pub on_stop: Option<String>,
     pub require_limits: Option<bool>,
     pub uid_base: Option<u32>,
-    pub free_space_floor: Option<Amount>,
-    pub longest_timeout: Option<Amount>,
-    pub park_after: Option<Amount>,
-    pub renewal_interval: Option<Amount>,
-    pub answer_timeout: Option<Amount>,
+    pub free_space_floor: Option<RawAmount>,
+    pub longest_timeout: Option<RawAmount>,
+    pub park_after: Option<RawAmount>,
+    pub renewal_interval: Option<RawAmount>,
+    pub answer_timeout: Option<RawAmount>,
     #[serde(default)]
     pub log: RawLog,
     #[serde(default)]
@@ -58,9 +58,9 @@ pub(super) struct RawMetrics {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RawOutput {
-    pub kept: Option<Amount>,
-    pub max_kept: Option<Amount>,
-    pub stall_timeout: Option<Amount>,
+    pub kept: Option<RawAmount>,
+    pub max_kept: Option<RawAmount>,
+    pub stall_timeout: Option<RawAmount>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -74,7 +74,7 @@ pub(super) struct RawLog {
 #[serde(deny_unknown_fields)]
 pub(super) struct RawImages {
     pub strict: Option<bool>,
-    pub max_bytes: Option<Amount>,
+    pub max_bytes: Option<RawAmount>,
     pub pull: Option<String>,
     #[serde(default)]
     pub registries: Vec<String>,
@@ -87,21 +87,21 @@ pub(super) struct RawImages {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RawLimits {
-    pub memory: Option<Amount>,
-    pub cpus: Option<Amount>,
+    pub memory: Option<RawAmount>,
+    pub cpus: Option<RawAmount>,
     pub pids: Option<u32>,
-    pub disk: Option<Amount>,
-    pub max_memory: Option<Amount>,
-    pub max_cpus: Option<Amount>,
+    pub disk: Option<RawAmount>,
+    pub max_memory: Option<RawAmount>,
+    pub max_cpus: Option<RawAmount>,
     pub max_pids: Option<u32>,
-    pub max_disk: Option<Amount>,
+    pub max_disk: Option<RawAmount>,
     pub max_sandboxes: Option<usize>,
     pub soft_sandboxes: Option<usize>,
     pub max_commands: Option<u32>,
     pub max_snapshots: Option<usize>,
     pub max_volumes: Option<usize>,
     pub concurrent_requests: Option<usize>,
-    pub json_body: Option<Amount>,
+    pub json_body: Option<RawAmount>,
 }
 
 /// The quota of one owner.
@@ -109,9 +109,9 @@ pub(super) struct RawLimits {
 #[serde(deny_unknown_fields)]
 pub(super) struct RawQuota {
     pub sandboxes: Option<usize>,
-    pub cpus: Option<Amount>,
-    pub memory: Option<Amount>,
-    pub disk: Option<Amount>,
+    pub cpus: Option<RawAmount>,
+    pub memory: Option<RawAmount>,
+    pub disk: Option<RawAmount>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -124,14 +124,14 @@ pub(super) struct RawPrepared {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RawVolumes {
-    pub host_paths: Option<Paths>,
-    pub default_size: Option<Amount>,
+    pub host_paths: Option<RawPaths>,
+    pub default_size: Option<RawAmount>,
 }
 
 /// Paths: a list, or, in a variable, separated by `:`.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
-pub(super) enum Paths {
+pub(super) enum RawPaths {
     List(Vec<PathBuf>),
     Text(String),
 }
@@ -167,13 +167,13 @@ impl std::fmt::Debug for RawGateway {
 /// A quantity: text with a unit, or a bare TOML number.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
-pub(super) enum Amount {
+pub(super) enum RawAmount {
     Text(String),
     Whole(u64),
     Decimal(f64),
 }
 
-impl Amount {
+impl RawAmount {
     pub(super) fn text(&self) -> String {
         match self {
             Self::Text(text) => text.clone(),

@@ -3,12 +3,12 @@
 //! A reload reads the whole configuration again and applies the settings that a running server can
 //! change. The rest keep their old values until a restart, which does not affect sandboxes.
 
-use super::entries::{SettingChange, changes};
+use super::entries::{SettingChange, diff_configs};
 use super::log::LogSettings;
-use super::{Config, Limits, Volumes};
+use super::{Config, LimitSettings, VolumeSettings};
 
 /// The result of reading the configuration again.
-pub(crate) struct Reload {
+pub(crate) struct ConfigReload {
     /// The settings that are effective from now on.
     pub config: Config,
     pub applied: Vec<SettingChange>,
@@ -19,12 +19,12 @@ pub(crate) struct Reload {
 impl Config {
     /// Takes from `read` the settings that can change now. The result is checked as a whole: a new value
     /// may be invalid together with an old one that stays.
-    pub(crate) fn reload(&self, read: &Self) -> anyhow::Result<Reload> {
+    pub(crate) fn reload(&self, read: &Self) -> anyhow::Result<ConfigReload> {
         let config = self.with_reloadable(read);
         config.check_uids()?;
         config.refuse_keyless_exposure()?;
-        let (applied, postponed) = (changes(self, &config), changes(&config, read));
-        Ok(Reload { config, applied, postponed })
+        let (applied, postponed) = (diff_configs(self, &config), diff_configs(&config, read));
+        Ok(ConfigReload { config, applied, postponed })
     }
 
     /// Every field is named, so that each new setting needs a decision.
@@ -35,7 +35,7 @@ impl Config {
             // The callers that are accepted, and their quotas.
             api_key: new.api_key,
             owners: new.owners,
-            limits: Limits {
+            limits: LimitSettings {
                 concurrent_requests: old.limits.concurrent_requests,
                 json_body: old.limits.json_body,
                 ..new.limits
@@ -43,7 +43,10 @@ impl Config {
             require_limits: new.require_limits,
             longest_timeout: new.longest_timeout,
             park_after: new.park_after,
-            volumes: Volumes { host_paths: old.volumes.host_paths, default_size: new.volumes.default_size },
+            volumes: VolumeSettings {
+                host_paths: old.volumes.host_paths,
+                default_size: new.volumes.default_size,
+            },
             images: new.images,
             output: new.output,
             on_stop: new.on_stop,

@@ -2,27 +2,27 @@
 
 use super::*;
 
-pub(super) fn written(text: &str) -> Result<Config> {
-    Config::check(RawConfig::deserialize(Value::Table(parse(text)?))?)
+pub(super) fn parse_settings(text: &str) -> Result<Config> {
+    Config::from_raw(RawConfig::deserialize(Value::Table(parse_config(text)?))?)
 }
 
-fn complaint(text: &str) -> String {
-    format!("{:#}", written(text).expect_err("it must be refused"))
+fn refusal_message(text: &str) -> String {
+    format!("{:#}", parse_settings(text).expect_err("it must be refused"))
 }
 
 #[test]
 fn an_empty_file_gives_the_defaults() {
-    let config = written("").expect("defaults hold");
+    let config = parse_settings("").expect("defaults hold");
     assert_eq!(config.listen.to_string(), "127.0.0.1:8080");
-    assert_eq!(config.limits.memory, Bytes::mib(1024));
+    assert_eq!(config.limits.memory, Bytes::from_mib(1024));
     assert_eq!(config.uid_base, 1_879_048_192);
-    assert_eq!(config.lines, Lines::Preserving);
+    assert_eq!(config.lines, LineMode::Preserving);
     assert!(config.require_limits && !config.images.strict && config.api_key.is_none());
 }
 
 #[test]
 fn every_setting_can_be_written() {
-    let config = written(
+    let config = parse_settings(
         r#"
         listen = "0.0.0.0:80"
         state_dir = "/srv/coracle"
@@ -56,26 +56,26 @@ fn every_setting_can_be_written() {
     .expect("all is right");
     assert_eq!(config.state_dir, Path::new("/srv/coracle"));
     assert_eq!(config.api_key.expect("a key").expose(), "0123456789abcdef0123");
-    assert_eq!(config.lines, Lines::Stripping);
-    assert_eq!(config.limits.cpus, Cpus(500));
-    assert_eq!(config.limits.disk, Bytes::mib(100));
-    assert_eq!(config.limits.most.memory, Some(Bytes::mib(1024)));
-    assert_eq!((config.limits.most.cpus, config.limits.most.pids), (Some(Cpus(2000)), Some(64)));
+    assert_eq!(config.lines, LineMode::Stripping);
+    assert_eq!(config.limits.cpus, MilliCpus(500));
+    assert_eq!(config.limits.disk, Bytes::from_mib(100));
+    assert_eq!(config.limits.maxima.memory, Some(Bytes::from_mib(1024)));
+    assert_eq!((config.limits.maxima.cpus, config.limits.maxima.pids), (Some(MilliCpus(2000)), Some(64)));
     assert_eq!(config.longest_timeout, Some(Duration::from_secs(86_400)));
     assert_eq!(config.images.aliases["python:3.12"], "debian");
     assert_eq!((config.prepared.volumes, config.prepared.namespaces), (0, 3));
-    let pool = config.pools[0].pool();
+    let pool = config.pools[0].to_pool();
     assert_eq!((pool.name.as_str(), pool.template.image.as_str()), ("warm", "debian"));
     assert_eq!((pool.capacity.level, pool.capacity.most, pool.refill.per_second), (5, 50, 10));
-    assert_eq!(pool.template.resources.memory, Some(Bytes::mib(64)));
+    assert_eq!(pool.template.resources.memory, Some(Bytes::from_mib(64)));
 }
 
 #[test]
 fn an_unknown_key_is_named_beside_the_known_ones() {
-    let text = complaint("listn = \"127.0.0.1:1\"");
+    let text = refusal_message("listn = \"127.0.0.1:1\"");
     assert!(text.contains("unknown field `listn`"), "{text}");
     assert!(text.contains("`listen`") && text.contains("`state_dir`"), "{text}");
-    let text = complaint("[limits]\nmemry = \"1g\"");
+    let text = refusal_message("[limits]\nmemry = \"1g\"");
     assert!(text.contains("unknown field `memry`") && text.contains("`memory`"), "{text}");
     assert!(text.contains("line 2"), "{text}");
 }
@@ -107,36 +107,36 @@ fn wrong_values_are_named_with_their_setting() {
         ("[[pool]]\nname = \"a\"\nlevel = 1\nmemory = \"lots\"", "`pool.memory` of pool `a`"),
         ("[[pool]]\nname = \"a\"\nlevel = 1\n[[pool]]\nname = \"a\"\nlevel = 1", "two pools `a`"),
     ] {
-        let found = complaint(text);
+        let found = refusal_message(text);
         assert!(found.contains(expected), "{text}: {found}");
     }
 }
 
 #[test]
 fn a_key_is_never_printed() {
-    let config = written("api_key = \"0123456789abcdef0123\"").expect("all is right");
+    let config = parse_settings("api_key = \"0123456789abcdef0123\"").expect("all is right");
     assert!(!format!("{config:?}").contains("0123456789abcdef"), "{config:?}");
-    let complaint = complaint("api_key = \"sh\u{7}ort-secret-of-mine\"");
+    let complaint = refusal_message("api_key = \"sh\u{7}ort-secret-of-mine\"");
     assert!(!complaint.contains("secret"), "{complaint}");
 }
 
 #[test]
 fn without_a_key_only_loopback_is_served() {
-    let open = written("listen = \"0.0.0.0:80\"").expect("it parses");
+    let open = parse_settings("listen = \"0.0.0.0:80\"").expect("it parses");
     assert!(open.refuse_keyless_exposure().is_err());
-    let keyed = written("listen = \"0.0.0.0:80\"\napi_key = \"0123456789abcdef\"").expect("it parses");
+    let keyed = parse_settings("listen = \"0.0.0.0:80\"\napi_key = \"0123456789abcdef\"").expect("it parses");
     assert!(keyed.refuse_keyless_exposure().is_ok());
-    let local = written("listen = \"[::1]:80\"").expect("it parses");
+    let local = parse_settings("listen = \"[::1]:80\"").expect("it parses");
     assert!(local.refuse_keyless_exposure().is_ok());
 }
 
 #[test]
 fn former_name_of_a_state_directory_is_chosen_or_derived_from_its_path() {
-    let former = |path: &str| naming(None, Path::new(path)).former;
+    let former = |path: &str| state_dir_naming(None, Path::new(path)).former;
     assert_eq!(former("/a"), former("/a"));
     assert_ne!(former("/a"), former("/b"));
     assert!(check_instance(former("/a")).is_ok());
-    assert_eq!(naming(Some("blue".to_owned()), Path::new("/a")).former, "blue");
+    assert_eq!(state_dir_naming(Some("blue".to_owned()), Path::new("/a")).former, "blue");
 }
 
 fn names(changes: &[SettingChange]) -> Vec<&str> {
@@ -145,8 +145,8 @@ fn names(changes: &[SettingChange]) -> Vec<&str> {
 
 #[test]
 fn reload_applies_changeable_settings_and_postpones_the_rest() {
-    let old = written("listen = \"127.0.0.1:1\"\nlimits.pids = 64").expect("it parses");
-    let read = written(
+    let old = parse_settings("listen = \"127.0.0.1:1\"\nlimits.pids = 64").expect("it parses");
+    let read = parse_settings(
         "listen = \"127.0.0.1:2\"\nlimits = { pids = 65, json_body = \"2m\" }\nowners.a.sandboxes = 3\n\
          images.aliases = { \"x:1\" = \"host\" }\nlog = { level = \"debug\", format = \"json\" }",
     );
@@ -160,8 +160,8 @@ fn reload_applies_changeable_settings_and_postpones_the_rest() {
 
 #[test]
 fn a_reload_shows_no_key() {
-    let old = written("api_key = \"0123456789abcdef\"").expect("it parses");
-    let new = written("api_key = \"fedcba9876543210\"").expect("it parses");
+    let old = parse_settings("api_key = \"0123456789abcdef\"").expect("it parses");
+    let new = parse_settings("api_key = \"fedcba9876543210\"").expect("it parses");
     let reload = old.reload(&new).expect("it is right");
     let [change] = &reload.applied[..] else { panic!("one setting changed") };
     assert_eq!((change.name.as_str(), &*change.from, &*change.to), ("api_key", "***", "***"));
@@ -169,8 +169,8 @@ fn a_reload_shows_no_key() {
 
 #[test]
 fn a_reload_that_would_open_the_server_is_refused() {
-    let old = written("listen = \"0.0.0.0:80\"\napi_key = \"0123456789abcdef\"").expect("it parses");
-    let new = written("listen = \"127.0.0.1:80\"").expect("it parses");
+    let old = parse_settings("listen = \"0.0.0.0:80\"\napi_key = \"0123456789abcdef\"").expect("it parses");
+    let new = parse_settings("listen = \"127.0.0.1:80\"").expect("it parses");
     let Err(error) = old.reload(&new) else { panic!("the address stays open to others") };
     assert!(error.to_string().contains("no API key"), "{error}");
 }

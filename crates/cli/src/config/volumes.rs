@@ -3,60 +3,66 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
-use backend_local::settings::Allowed;
+use backend_local::settings::AllowedDirectory;
 use domain::Bytes;
 
-use super::raw::{Paths, RawVolumes};
+use super::raw::{RawPaths, RawVolumes};
 use crate::output::WithHint;
 
 #[derive(Clone, Debug)]
-pub(crate) struct Volumes {
+pub(crate) struct VolumeSettings {
     /// Directories of the host that may be mounted.
-    pub host_paths: Vec<Allowed>,
+    pub host_paths: Vec<AllowedDirectory>,
     /// The size of a volume whose claim names none.
     pub default_size: Bytes,
 }
 
-pub(super) fn check(raw: &RawVolumes, state_dir: &Path) -> Result<Volumes> {
+pub(super) fn check_volumes(raw: &RawVolumes, state_dir: &Path) -> Result<VolumeSettings> {
     let written = match &raw.host_paths {
         None => Vec::new(),
-        Some(Paths::List(paths)) => paths.clone(),
-        Some(Paths::Text(text)) => std::env::split_paths(text).collect(),
+        Some(RawPaths::List(paths)) => paths.clone(),
+        Some(RawPaths::Text(text)) => std::env::split_paths(text).collect(),
     };
     let checked = written.iter().map(|path| check_host_path(path, state_dir));
-    Ok(Volumes {
+    Ok(VolumeSettings {
         host_paths: checked.collect::<Result<_>>()?,
-        default_size: super::bytes("volumes.default_size", raw.default_size.as_ref(), Bytes::mib(1024))?,
+        default_size: super::parse_bytes_or(
+            "volumes.default_size",
+            raw.default_size.as_ref(),
+            Bytes::from_mib(1024),
+        )?,
     })
 }
 
 /// The directory behind the path. Links in the path are resolved now and never again.
-fn check_host_path(path: &Path, state_dir: &Path) -> Result<Allowed> {
+fn check_host_path(path: &Path, state_dir: &Path) -> Result<AllowedDirectory> {
     let setting = || format!("`volumes.host_paths` has `{}`", path.display());
     if !path.is_absolute() {
-        return Err(anyhow!("{}, which is not absolute", setting())).hint("write it from `/` on");
+        return Err(anyhow!("{}, which is not absolute", setting())).with_hint("write it from `/` on");
     }
-    let real = without_links(path)
+    let real = resolve_links(path)
         .with_context(|| format!("{}, which cannot be found", setting()))
-        .hint("make the directory first; only what lies below it is made when it is missing")?;
+        .with_hint("make the directory first; only what lies below it is made when it is missing")?;
     if !real.is_dir() {
-        return Err(anyhow!("{}, which is no directory", setting())).hint("name the directory around it");
+        return Err(anyhow!("{}, which is no directory", setting()))
+            .with_hint("name the directory around it");
     }
     // The state directory may not exist yet, but then its own name is not a link.
-    let state = without_links(state_dir).unwrap_or_else(|_missing| state_dir.to_owned());
+    let state = resolve_links(state_dir).unwrap_or_else(|_missing| state_dir.to_owned());
     let kernel = ["/proc", "/sys", "/dev"].iter().any(|own| real.starts_with(own));
     if real == Path::new("/") || kernel || state.starts_with(&real) || real.starts_with(&state) {
-        return Err(anyhow!("{}, which would open the host or the server's own state", setting()))
-            .hint("name a directory that holds nothing but what sandboxes may have, such as /srv/sandboxes");
+        return Err(anyhow!("{}, which would open the host or the server's own state", setting())).with_hint(
+            "name a directory that holds nothing but what sandboxes may have, such as /srv/sandboxes",
+        );
     }
-    Ok(Allowed { written: path.to_owned(), real })
+    Ok(AllowedDirectory { written: path.to_owned(), real })
 }
 
 #[expect(
     clippy::disallowed_methods,
     reason = "the operator's own paths, before anything runs; what is opened later is opened without links"
 )]
-fn without_links(path: &Path) -> std::io::Result<PathBuf> {
+fn resolve_links(path: &Path) -> std::io::Result<PathBuf> {
     path.canonicalize()
 }
 
@@ -64,16 +70,16 @@ fn without_links(path: &Path) -> std::io::Result<PathBuf> {
 mod tests {
     use super::*;
 
-    fn written(paths: &[&str], state: &Path) -> Result<Vec<Allowed>> {
-        let host_paths = Some(Paths::List(paths.iter().map(PathBuf::from).collect()));
-        check(&RawVolumes { host_paths, default_size: None }, state).map(|volumes| volumes.host_paths)
+    fn written(paths: &[&str], state: &Path) -> Result<Vec<AllowedDirectory>> {
+        let host_paths = Some(RawPaths::List(paths.iter().map(PathBuf::from).collect()));
+        check_volumes(&RawVolumes { host_paths, default_size: None }, state).map(|volumes| volumes.host_paths)
     }
 
     #[test]
     fn nothing_may_be_mounted_unless_it_is_listed() {
-        let volumes = check(&RawVolumes::default(), Path::new("/var/lib/coracle")).expect("defaults");
+        let volumes = check_volumes(&RawVolumes::default(), Path::new("/var/lib/coracle")).expect("defaults");
         assert!(volumes.host_paths.is_empty());
-        assert_eq!(volumes.default_size, Bytes::mib(1024));
+        assert_eq!(volumes.default_size, Bytes::from_mib(1024));
     }
 
     #[test]
@@ -95,11 +101,11 @@ mod tests {
     #[test]
     fn links_in_a_listed_path_are_resolved() {
         let place = tempfile::tempdir().expect("a directory");
-        let real = without_links(place.path()).expect("it exists").join("real");
+        let real = resolve_links(place.path()).expect("it exists").join("real");
         std::fs::create_dir(&real).expect("our own directory");
         let link = place.path().join("link");
         std::os::unix::fs::symlink(&real, &link).expect("our own directory");
         let found = written(&[link.to_str().expect("plain")], Path::new("/var/lib/coracle"));
-        assert_eq!(found.expect("it may be listed"), [Allowed { written: link, real }]);
+        assert_eq!(found.expect("it may be listed"), [AllowedDirectory { written: link, real }]);
     }
 }

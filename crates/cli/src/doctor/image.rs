@@ -11,9 +11,9 @@ use crate::output::Printer;
 use crate::run;
 
 /// The maximum length of a text from an image in a table.
-const LONGEST: usize = 120;
+const MAX_TEXT_CHARS: usize = 120;
 
-pub(super) fn describe(image: &str, state: &StateArgs, printer: &Printer) -> Result<ExitCode> {
+pub(super) fn describe_image(image: &str, state: &StateArgs, printer: &Printer) -> Result<ExitCode> {
     let args = RunArgs {
         limits: LimitArgs::default(),
         timeout: None,
@@ -29,42 +29,45 @@ pub(super) fn describe(image: &str, state: &StateArgs, printer: &Printer) -> Res
         state: StateArgs { state_dir: state.state_dir.clone(), config: state.config.clone() },
         command: Vec::<OsString>::new(),
     };
-    let offer = run::offer(&args, printer)?;
-    if printer.json() {
-        printer.value(&offer)?;
+    let offer = run::query_image_offer(&args, printer)?;
+    if printer.is_json() {
+        printer.print_json(&offer)?;
     } else {
-        tell(&offer, printer)?;
+        print_offer(&offer, printer)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn tell(offer: &Value, printer: &Printer) -> Result<()> {
+fn print_offer(offer: &Value, printer: &Printer) -> Result<()> {
     let rows = |list: &str, fields: &[&str]| -> Vec<Vec<String>> {
         let entries = offer[list].as_array().into_iter().flatten();
-        entries.map(|entry| fields.iter().map(|field| shown(&entry[*field])).collect()).collect()
+        entries.map(|entry| fields.iter().map(|field| clean_value(&entry[*field])).collect()).collect()
     };
-    printer.table(
+    printer.print_table(
         &["language", "interpreter", "version"],
         rows("languages", &["language", "interpreter", "version"]),
     )?;
     let kernels = rows("jupyter", &["name", "language", "display_name", "directory"]);
     if !kernels.is_empty() {
-        printer.line("")?;
-        printer.table(&["Jupyter kernel", "language", "title", "directory"], kernels)?;
+        printer.print_line("")?;
+        printer.print_table(&["Jupyter kernel", "language", "title", "directory"], kernels)?;
     }
     let tools = offer["tools"].as_object().into_iter().flatten();
-    printer.line("")?;
-    printer.table(&["tool", "path"], tools.map(|(name, path)| vec![clean(name), shown(path)]).collect())
+    printer.print_line("")?;
+    printer.print_table(
+        &["tool", "path"],
+        tools.map(|(name, path)| vec![clean_text(name), clean_value(path)]).collect(),
+    )
 }
 
-fn shown(value: &Value) -> String {
-    value.as_str().map(clean).unwrap_or_default()
+fn clean_value(value: &Value) -> String {
+    value.as_str().map(clean_text).unwrap_or_default()
 }
 
 /// Cleans a text from inside: removes control characters that a terminal would obey, and cuts it to a
 /// line.
-fn clean(text: &str) -> String {
-    text.chars().filter(|character| !character.is_control()).take(LONGEST).collect()
+fn clean_text(text: &str) -> String {
+    text.chars().filter(|character| !character.is_control()).take(MAX_TEXT_CHARS).collect()
 }
 
 #[cfg(test)]
@@ -73,9 +76,9 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn an_image_cannot_command_the_terminal() {
-        assert_eq!(shown(&json!("a\u{1b}[2Jb\n")), "a[2Jb");
-        assert_eq!(shown(&json!("x".repeat(1000))).len(), LONGEST);
-        assert_eq!(shown(&json!({"not": "a text"})), "");
+    fn control_characters_from_an_image_are_removed() {
+        assert_eq!(clean_value(&json!("a\u{1b}[2Jb\n")), "a[2Jb");
+        assert_eq!(clean_value(&json!("x".repeat(1000))).len(), MAX_TEXT_CHARS);
+        assert_eq!(clean_value(&json!({"not": "a text"})), "");
     }
 }

@@ -9,13 +9,13 @@ use anyhow::Result;
 use rustix::event::{PollFd, PollFlags};
 use wire::Frame;
 
-use super::link::Link;
+use super::agent_connection::AgentConnection;
 
 /// How much is read at a time. More is read only when all of it has been sent.
 const CHUNK_SIZE: usize = 32 << 10;
 
 pub(super) struct InputForwarder {
-    link: Link,
+    link: AgentConnection,
     /// An encoded frame, of which the first `sent` bytes are sent.
     pending: Vec<u8>,
     sent: usize,
@@ -24,9 +24,9 @@ pub(super) struct InputForwarder {
 
 impl InputForwarder {
     /// The link must be one on which the agent expects input.
-    pub(super) fn new(link: Link) -> Result<Self> {
-        link.set_nonblocking()?;
-        Ok(Self { link, pending: Vec::new(), sent: 0, has_ended: false })
+    pub(super) fn new(connection: AgentConnection) -> Result<Self> {
+        connection.set_nonblocking()?;
+        Ok(Self { link: connection, pending: Vec::new(), sent: 0, has_ended: false })
     }
 
     /// The descriptor to wait for before the next [`InputForwarder::forward`]: our standard input, or

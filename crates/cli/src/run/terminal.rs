@@ -4,15 +4,15 @@ use anyhow::Result;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 
 /// Columns and rows.
-pub(super) fn size() -> Result<(u16, u16)> {
+pub(super) fn terminal_size() -> Result<(u16, u16)> {
     let size = tcgetwinsize(std::io::stdin())?;
     Ok((size.ws_col.max(1), size.ws_row.max(1)))
 }
 
 /// Raw mode until it is dropped.
-pub(super) struct Raw(Termios);
+pub(super) struct RawTerminal(Termios);
 
-impl Raw {
+impl RawTerminal {
     pub(super) fn enter() -> Result<Self> {
         let before = tcgetattr(std::io::stdin())?;
         let mut raw = before.clone();
@@ -22,7 +22,7 @@ impl Raw {
     }
 }
 
-impl Drop for Raw {
+impl Drop for RawTerminal {
     fn drop(&mut self) {
         // The terminal may be gone; then there is nothing to restore.
         tcsetattr(std::io::stdin(), OptionalActions::Now, &self.0).unwrap_or_default();

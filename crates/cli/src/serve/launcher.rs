@@ -6,40 +6,41 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use backend_local::launcher::Launcher;
-use backend_local::launcher::serve::Loop;
-use linux::namespaces::{self, Namespaces};
-use linux::signals::{self, Signals};
+use backend_local::launcher::serve::LauncherLoop;
+use linux::namespaces::{self, NamespaceSet};
+use linux::signals::{self, SignalFd};
 use rustix::fs::FlockOperation;
 
-use super::handover::{self, Received};
+use super::child_settings::{self, ReceivedStartup};
 use super::update;
 
-pub(crate) fn launcher(arguments: &[String]) -> Result<ExitCode> {
-    let Received { handover, ready, updates, .. } = handover::receive(arguments)?;
-    crate::tracing_output::start(&handover.log);
+pub(crate) fn run_launcher(arguments: &[String]) -> Result<ExitCode> {
+    let ReceivedStartup { handover, ready, updates, .. } = child_settings::receive_startup(arguments)?;
+    crate::tracing_output::start_logging(&handover.log);
     // A killed predecessor may still be ending; everything it held must be released first.
-    let lock = super::lock(&handover.state_dir.join("launcher.lock"), FlockOperation::LockExclusive)?;
+    let lock = super::lock_file(&handover.state_dir.join("launcher.lock"), FlockOperation::LockExclusive)?;
     if rustix::process::geteuid().is_root() {
         // Disks of sandboxes are mounted only in this mount namespace.
-        namespaces::unshare(Namespaces::MOUNT).context("could not make a mount namespace")?;
+        namespaces::unshare_namespaces(NamespaceSet::MOUNT).context("could not make a mount namespace")?;
         linux::mounts::make_private().context("could not make mounts private")?;
     }
     let stop =
-        Signals::watch(&[signals::TERMINATE, signals::INTERRUPT]).context("could not watch for signals")?;
-    let launcher = Launcher::open(handover.settings())?;
-    if let Some(reason) = launcher.shortfall() {
+        SignalFd::watch(&[signals::SIGTERM, signals::SIGINT]).context("could not watch for signals")?;
+    let launcher = Launcher::open(handover.launcher_settings())?;
+    if let Some(reason) = launcher.unenforced_reason() {
         warn_of_missing_limits(reason, handover.require_limits);
     }
-    let serving = Loop::open(launcher, stop.into_descriptor()).context("could not listen")?;
+    let serving = LauncherLoop::open(launcher, stop.into_descriptor()).context("could not listen")?;
     let mut ready = std::fs::File::from(ready);
     ready.write_all(b"r").context("the supervisor is gone")?;
     let read = |pipe: &OwnedFd| {
-        let handover = update::read_blocking(pipe)?;
-        crate::tracing_output::set_level(&handover.log.level);
-        Some(handover.settings())
+        let handover = update::read_settings_blocking(pipe)?;
+        crate::tracing_output::set_log_level(&handover.log.level);
+        Some(handover.launcher_settings())
     };
     // If the supervisor is gone, this process is about to end too.
-    let mut serving = serving.with_updates(updates, read, move || ready.write_all(b"u").unwrap_or_default());
+    let mut serving =
+        serving.with_settings_updates(updates, read, move || ready.write_all(b"u").unwrap_or_default());
     serving.run().context("the launcher's loop broke")?;
     drop(lock);
     Ok(ExitCode::SUCCESS)

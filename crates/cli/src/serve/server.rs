@@ -12,53 +12,57 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use backend_local::native::{Defaults, Fetching, Native};
+use backend_local::local::{ImageFetcher, LocalBackend, SandboxDefaults};
 use futures_util::FutureExt;
-use linux::namespaces::{self, Setgroups};
+use linux::namespaces::{self, SetgroupsPolicy};
 use rustix::process::Resource;
-use service::{Quotas, Service};
+use service::{OwnerQuotas, Service};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::handover::{self, Announce, Handover, Received};
+use super::child_settings::{self, ChildSettings, ReadyAnnouncement, ReceivedStartup};
 use super::update;
-use crate::config::{EVERYBODY_ELSE, LogFormat, OnStop, PoolSettings, Quota, network_of};
+use crate::config::{LogFormat, OTHER_OWNERS, OnStop, PoolSettings, QuotaSettings, network_of};
 use crate::output::{Printer, WithHint};
 
 /// The exit code with which the server asks the supervisor not to retry.
-pub(crate) const CANNOT_START: i32 = 78;
+pub(crate) const EXIT_CANNOT_START: i32 = 78;
 
 /// A name that resolves to loopback if all names below `localhost` do.
 const LOCALHOST_PROBE: &str = "coracle-probe.localhost";
 /// A resolver that takes longer counts as one that does not resolve the name.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
 
-pub(crate) fn server(arguments: &[String], printer: &Printer) -> Result<ExitCode> {
+pub(crate) fn run_server(arguments: &[String], printer: &Printer) -> Result<ExitCode> {
     let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
-    let Received { handover, ready, updates, others } = handover::receive(arguments)?;
+    let ReceivedStartup { handover, ready, updates, others } = child_settings::receive_startup(arguments)?;
     let Ok([lock, operators, listener]) = <[OwnedFd; 3]>::try_from(others) else {
         bail!("the listening sockets were not passed");
     };
-    linux::descriptors::raise_limit().context("could not raise the limit on open files")?;
+    linux::descriptors::raise_open_file_limit().context("could not raise the limit on open files")?;
     drop_privileges(&handover)?;
     // The kernel clears the parent death signal when ids change.
-    handover::end_with(parent.context("the supervisor is gone")?)?;
-    crate::tracing_output::start(&handover.log);
+    child_settings::end_with_supervisor(parent.context("the supervisor is gone")?)?;
+    crate::tracing_output::start_logging(&handover.log);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let outcome =
-        runtime.block_on(run(handover, [operators, listener], Supervisor { ready, updates }, printer));
+    let outcome = runtime.block_on(serve_requests(
+        handover,
+        [operators, listener],
+        SupervisorPipes { ready, updates },
+        printer,
+    ));
     drop(lock);
     match outcome {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(error) => {
-            printer.error(&error);
-            Ok(ExitCode::from(u8::try_from(CANNOT_START).expect("it is below 256")))
+            printer.print_error(&error);
+            Ok(ExitCode::from(u8::try_from(EXIT_CANNOT_START).expect("it is below 256")))
         }
     }
 }
 
 /// The files needed to fetch an image: for resolving host names, and the trusted certificates. All users
 /// may read these.
-const OF_REGISTRIES: &[&str] = &[
+const REGISTRY_CLIENT_FILES: &[&str] = &[
     "/etc/hosts",
     "/etc/resolv.conf",
     "/run/systemd/resolve",
@@ -74,33 +78,38 @@ const OF_REGISTRIES: &[&str] = &[
 ];
 
 /// Switches to the server's own uid and restricts itself to its own directory.
-fn drop_privileges(handover: &Handover) -> Result<()> {
-    if let Some(uid) = handover.server_uid {
-        namespaces::become_ids(uid, uid, Setgroups::Allow).context("could not take on the server's uid")?;
+fn drop_privileges(settings: &ChildSettings) -> Result<()> {
+    if let Some(uid) = settings.server_uid {
+        namespaces::switch_ids(uid, uid, SetgroupsPolicy::Allow)
+            .context("could not take on the server's uid")?;
     }
     linux::set_no_new_privs()?;
-    let readable: Vec<&Path> =
-        ["/proc", "/sys/fs/cgroup"].iter().chain(OF_REGISTRIES).map(|path| Path::new(*path)).collect();
-    let own = super::server_dir(&handover.state_dir);
-    let enforced = linux::landlock::confine(&readable, &[&own]).context("could not confine the server")?;
+    let readable: Vec<&Path> = ["/proc", "/sys/fs/cgroup"]
+        .iter()
+        .chain(REGISTRY_CLIENT_FILES)
+        .map(|path| Path::new(*path))
+        .collect();
+    let own = super::server_dir(&settings.state_dir);
+    let enforced =
+        linux::landlock::confine_process(&readable, &[&own]).context("could not confine the server")?;
     if !enforced {
         return Err(anyhow::anyhow!("this kernel has no Landlock, so nothing would confine the server"))
-            .hint("add `landlock` to the kernel's `lsm=` list");
+            .with_hint("add `landlock` to the kernel's `lsm=` list");
     }
     Ok(())
 }
 
 /// The pipes to and from the supervisor.
-struct Supervisor {
+struct SupervisorPipes {
     /// Takes a byte when we are ready, and one for each update that was applied.
     ready: OwnedFd,
     updates: OwnedFd,
 }
 
-async fn run(
-    mut handover: Handover,
+async fn serve_requests(
+    mut handover: ChildSettings,
     [operators, listener]: [OwnedFd; 2],
-    supervisor: Supervisor,
+    supervisor: SupervisorPipes,
     printer: &Printer,
 ) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
@@ -110,28 +119,28 @@ async fn run(
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let metrics = fronts::install_metrics().context("could not start collecting metrics")?;
     let (service, backend) = start_service(&handover).await?;
-    let settings = fronts::Settings {
+    let settings = fronts::HttpSettings {
         public_address: handover.public_address.clone(),
         default_lines: if handover.strip_line_ends {
-            fronts::Lines::Stripping
+            fronts::LineDialect::Stripping
         } else {
-            fronts::Lines::Preserving
+            fronts::LineDialect::Preserving
         },
         default_network: network_of(handover.network.default),
         json_body_limit: handover.json_body,
         concurrent_requests: handover.concurrent_requests,
-        gateway: handover.gateway.settings(api_ports(&handover).await),
+        gateway: handover.gateway.to_front_settings(choose_api_ports(&handover).await),
         answer_timeout: handover.answer_timeout,
         renewal_interval: handover.renewal_interval,
         metrics: Some(metrics),
-        ..fronts::Settings::new(address)
+        ..fronts::HttpSettings::new(address)
     };
-    let connections = settings.connections.min(connections());
+    let connections = settings.connections.min(max_connections());
     let operators = tokio::net::UnixListener::from_std(operators.into())?;
     let operators_router = fronts::operators_router(service.clone(), settings.clone());
-    let router = fronts::router(service.clone(), settings);
-    if handover.announce == Announce::Yes {
-        printer.line(format!("coracle listening on http://{address}"))?;
+    let router = fronts::build_router(service.clone(), settings);
+    if handover.announce == ReadyAnnouncement::Yes {
+        printer.print_line(format!("coracle listening on http://{address}"))?;
     }
     let mut ready = File::from(supervisor.ready);
     ready.write_all(b"r").context("the supervisor is gone")?;
@@ -145,7 +154,7 @@ async fn run(
     let stop = stop.shared();
     let serving = async {
         tokio::join!(
-            fronts::serve(listener, connections, router, stop.clone()),
+            fronts::serve_network(listener, connections, router, stop.clone()),
             fronts::serve_operators(operators, operators_router, stop),
         )
     };
@@ -154,7 +163,7 @@ async fn run(
         tokio::select! {
             _ = &mut serving => break,
             // Without a supervisor there are no more updates, and the server is about to end.
-            Ok(update) = update::read(&mut updates) => {
+            Ok(update) = update::read_settings(&mut updates) => {
                 apply_update(&update, &service, &backend);
                 handover = update;
                 ready.write_all(b"u").context("the supervisor is gone")?;
@@ -162,7 +171,7 @@ async fn run(
         }
     }
     if handover.on_stop == OnStop::Remove {
-        service.remove_all().await;
+        service.remove_all_sandboxes().await;
     }
     service.drain_pools().await;
     let staying = service.stop().await;
@@ -180,8 +189,8 @@ async fn run(
 
 /// Decides once, at the start, which addresses SDKs get for the APIs of sandboxes. They connect to the
 /// address in the response, so names below `localhost` are given only if this host resolves them.
-async fn api_ports(handover: &Handover) -> fronts::ApiPorts {
-    if !handover.gateway.is_below_localhost() {
+async fn choose_api_ports(settings: &ChildSettings) -> fronts::ApiPorts {
+    if !settings.gateway.is_below_localhost() {
         return fronts::ApiPorts::ByMode;
     }
     let lookup = tokio::net::lookup_host((LOCALHOST_PROBE, 80));
@@ -198,82 +207,82 @@ async fn api_ports(handover: &Handover) -> fronts::ApiPorts {
 }
 
 /// Half of the files that this process may open; the other half is for its sandboxes.
-fn connections() -> usize {
+fn max_connections() -> usize {
     let files = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     usize::try_from(files / 2).unwrap_or(usize::MAX)
 }
 
 /// Applies new settings, as far as they can change while the server runs.
-fn apply_update(handover: &Handover, service: &Service, backend: &Native) {
-    crate::tracing_output::set_level(&handover.log.level);
-    backend.set_defaults(defaults(handover));
-    backend.set_registry(Arc::new(registries(handover)));
-    service.set_config(service_config(handover));
-    service.set_single_key(handover.api_key.as_deref());
+fn apply_update(settings: &ChildSettings, service: &Service, backend: &LocalBackend) {
+    crate::tracing_output::set_log_level(&settings.log.level);
+    backend.set_defaults(backend_defaults(settings));
+    backend.set_registry(Arc::new(build_registries(settings)));
+    service.set_config(service_config(settings));
+    service.set_operator_key(settings.api_key.as_deref());
 }
 
-fn defaults(handover: &Handover) -> Defaults {
-    Defaults {
-        limits: handover.limits,
-        require_limits: handover.require_limits,
-        max_processes: handover.max_commands,
+fn backend_defaults(settings: &ChildSettings) -> SandboxDefaults {
+    SandboxDefaults {
+        limits: settings.limits,
+        require_limits: settings.require_limits,
+        max_processes: settings.max_commands,
     }
 }
 
-fn registries(handover: &Handover) -> registry::Registries {
-    registry::Registries {
-        allowed: handover.allowed_registries.clone(),
-        plain: handover.plain_registries.clone(),
+fn build_registries(settings: &ChildSettings) -> registry::RegistrySettings {
+    registry::RegistrySettings {
+        allowed: settings.allowed_registries.clone(),
+        plain: settings.plain_registries.clone(),
     }
 }
 
-async fn start_service(handover: &Handover) -> Result<(Service, Arc<Native>)> {
-    let backend =
-        Native::connect(&handover.state_dir, defaults(handover)).context("could not reach the launcher")?;
-    let downloads = super::server_dir(&handover.state_dir).join("downloads");
-    let fetching =
-        Fetching::open(Arc::new(registries(handover)), downloads).context("could not clear downloads")?;
-    let backend = Arc::new(backend.fetching(fetching));
-    let service = Service::start(service_config(handover), Arc::clone(&backend) as _).await?;
-    service.set_single_key(handover.api_key.as_deref());
+async fn start_service(settings: &ChildSettings) -> Result<(Service, Arc<LocalBackend>)> {
+    let backend = LocalBackend::connect(&settings.state_dir, backend_defaults(settings))
+        .context("could not reach the launcher")?;
+    let downloads = super::server_dir(&settings.state_dir).join("downloads");
+    let fetching = ImageFetcher::open(Arc::new(build_registries(settings)), downloads)
+        .context("could not clear downloads")?;
+    let backend = Arc::new(backend.with_fetcher(fetching));
+    let service = Service::start(service_config(settings), Arc::clone(&backend) as _).await?;
+    service.set_operator_key(settings.api_key.as_deref());
     Ok((service, backend))
 }
 
-fn service_config(handover: &Handover) -> service::Config {
-    service::Config {
-        state_dir: super::server_dir(&handover.state_dir),
-        sandboxes: handover.max_sandboxes,
-        soft_sandboxes: handover.soft_sandboxes,
-        park_after: handover.park_after,
-        commands_per_sandbox: handover.max_commands,
-        snapshots_per_owner: handover.max_snapshots,
-        volumes_per_owner: handover.max_volumes,
-        quotas: quotas(&handover.owners),
-        usual: domain::Resources {
-            memory: Some(domain::Bytes(handover.limits.memory)),
-            cpus: Some(domain::Cpus(handover.limits.cpus)),
-            pids: Some(handover.limits.pids),
-            disk: Some(domain::Bytes(handover.limits.disk)),
+fn service_config(settings: &ChildSettings) -> service::ServiceConfig {
+    service::ServiceConfig {
+        state_dir: super::server_dir(&settings.state_dir),
+        sandboxes: settings.max_sandboxes,
+        soft_sandboxes: settings.soft_sandboxes,
+        park_after: settings.park_after,
+        commands_per_sandbox: settings.max_commands,
+        snapshots_per_owner: settings.max_snapshots,
+        volumes_per_owner: settings.max_volumes,
+        quotas: build_quotas(&settings.owners),
+        default_limits: domain::ResourceLimits {
+            memory: Some(domain::Bytes(settings.limits.memory)),
+            cpus: Some(domain::MilliCpus(settings.limits.cpus)),
+            pids: Some(settings.limits.pids),
+            disk: Some(domain::Bytes(settings.limits.disk)),
         },
-        require_limits: handover.require_limits,
-        pools: handover.pools.iter().map(PoolSettings::pool).collect(),
-        volume_size: domain::Bytes(handover.volume_size),
-        longest_timeout: handover.longest_timeout,
-        output: handover.output.settings(),
-        metric_owners: handover.metric_owners,
+        require_limits: settings.require_limits,
+        pools: settings.pools.iter().map(PoolSettings::to_pool).collect(),
+        volume_size: domain::Bytes(settings.volume_size),
+        max_timeout: settings.longest_timeout,
+        output: settings.output.to_service_settings(),
+        metric_owners: settings.metric_owners,
     }
 }
 
-fn quotas(owners: &BTreeMap<String, Quota>) -> Quotas {
-    let quota = |quota: &Quota| service::Quota {
+fn build_quotas(owners: &BTreeMap<String, QuotaSettings>) -> OwnerQuotas {
+    let quota = |quota: &QuotaSettings| service::OwnerQuota {
         sandboxes: quota.sandboxes,
-        cpus: quota.millicpus.map(domain::Cpus),
+        cpus: quota.millicpus.map(domain::MilliCpus),
         memory: quota.memory.map(domain::Bytes),
         disk: quota.disk.map(domain::Bytes),
     };
-    let named = owners.iter().filter(|(name, _)| *name != EVERYBODY_ELSE);
-    Quotas {
-        named: named.map(|(name, own)| (domain::Owner::named(name.as_str()), quota(own))).collect(),
-        others: owners.get(EVERYBODY_ELSE).map(quota).unwrap_or_default(),
+    let named = owners.iter().filter(|(name, _)| *name != OTHER_OWNERS);
+    OwnerQuotas {
+        named: named.map(|(name, own)| (domain::Owner::from_valid_name(name.as_str()), quota(own))).collect(),
+        others: owners.get(OTHER_OWNERS).map(quota).unwrap_or_default(),
     }
 }

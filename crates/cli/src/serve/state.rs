@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
-use backend_local::identity::{self, Examined, IdentityError, ServerIdentity};
-use linux::fs::Root;
+use backend_local::identity::{self, ExaminedIdentity, IdentityError, ServerIdentity};
+use linux::fs::RootDirectory;
 use rustix::fs::{FileType, FlockOperation, Gid, Uid};
 
 use crate::config::Config;
@@ -31,7 +31,7 @@ const RECORD_DIRECTORIES: [&str; 3] = ["boxes", "ranges", "snapshots"];
 /// A state directory that is locked and was found usable.
 pub(crate) struct StateDir {
     lock: File,
-    examined: Examined,
+    examined: ExaminedIdentity,
 }
 
 impl StateDir {
@@ -42,24 +42,24 @@ impl StateDir {
         let action = || format!("could not prepare the state directory `{}`", directory.display());
         let unusable = |error: io::Error| {
             let hint = state_dir_hint(&error);
-            Err(error).with_context(action).hint(hint)
+            Err(error).with_context(action).with_hint(hint)
         };
         if let Err(error) = make_state_dir(directory) {
             return unusable(error);
         }
         check_owners(directory)?;
-        let lock = match lock_alone(&directory.join("lock")) {
+        let lock = match lock_with_timeout(&directory.join("lock")) {
             Ok(lock) => lock,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 return Err(anyhow!("another server uses the state directory `{}`", directory.display()))
-                    .hint("stop it, or choose another directory with --state-dir");
+                    .with_hint("stop it, or choose another directory with --state-dir");
             }
             Err(error) => return unusable(error),
         };
         if rustix::process::geteuid().is_root() {
             check_reachable(directory)?;
         }
-        let examined = identity::examine(directory, &config.naming).map_err(with_hint)?;
+        let examined = identity::examine_identity(directory, &config.naming).map_err(with_identity_hint)?;
         Ok(Self { lock, examined })
     }
 
@@ -72,19 +72,20 @@ impl StateDir {
         fs::set_permissions(directory, fs::Permissions::from_mode(0o711)).with_context(action)?;
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&own).with_context(action)?;
         if let Some(uid) = server_uid(config, &self.examined.identity) {
-            give(&own, uid).with_context(|| format!("could not give `{}` to uid {uid}", own.display()))?;
+            chown_server_dir(&own, uid)
+                .with_context(|| format!("could not give `{}` to uid {uid}", own.display()))?;
         }
-        let identity = self.examined.settle().map_err(with_hint)?;
+        let identity = self.examined.assign_identity().map_err(with_identity_hint)?;
         Ok((self.lock, identity))
     }
 }
 
 /// An error of the state directory's identity, with its hint.
-pub(crate) fn with_hint(error: IdentityError) -> anyhow::Error {
+pub(crate) fn with_identity_hint(error: IdentityError) -> anyhow::Error {
     let hint = error.hint();
     let error = anyhow::Error::from(error);
     match hint {
-        Some(hint) => Err::<(), _>(error).hint(hint).expect_err("it is an error"),
+        Some(hint) => Err::<(), _>(error).with_hint(hint).expect_err("it is an error"),
         None => error,
     }
 }
@@ -151,9 +152,9 @@ fn list_directory(directory: &Path) -> Result<Vec<PathBuf>> {
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
             return Ok(Vec::new());
         }
-        listed => {
-            listed.with_context(action).hint("choose a directory that you may write to with --state-dir")?
-        }
+        listed => listed
+            .with_context(action)
+            .with_hint("choose a directory that you may write to with --state-dir")?,
     };
     let mut paths = listed
         .map(|entry| entry.map(|entry| entry.path()))
@@ -187,7 +188,7 @@ fn refuse_owners(directory: &Path, foreign: &[(PathBuf, u32)], own: u32) -> anyh
         let server = shell_word(&server_dir(directory));
         format!("find {} -maxdepth 1 ! -path {server} -exec chown -h {own} {{}} +", roots.join(" "))
     };
-    let error = Err::<(), _>(anyhow!(message)).hint(format!("make all of it yours first: `{command}`"));
+    let error = Err::<(), _>(anyhow!(message)).with_hint(format!("make all of it yours first: `{command}`"));
     error.expect_err("it is an error")
 }
 
@@ -205,7 +206,7 @@ fn check_reachable(directory: &Path) -> Result<()> {
             fs::metadata(above).with_context(|| format!("could not look at `{}`", above.display()))?;
         if facts.permissions().mode() & 0o001 == 0 {
             return Err(anyhow!("the server's own user cannot pass through `{}`", above.display()))
-                .hint("choose another directory with --state-dir, or let others pass with `chmod o+x`");
+                .with_hint("choose another directory with --state-dir, or let others pass with `chmod o+x`");
         }
     }
     Ok(())
@@ -222,21 +223,21 @@ pub(crate) fn server_dir(state_dir: &Path) -> PathBuf {
 ///
 /// A compromised server may have put something there. Links are not followed, and a file that has
 /// another owner than the directory, or a second name somewhere else, is left alone.
-fn give(directory: &Path, uid: u32) -> std::io::Result<()> {
+fn chown_server_dir(directory: &Path, uid: u32) -> std::io::Result<()> {
     // The directory above belongs to root; this one may be a link that another user made.
-    let above = Root::open(directory.parent().unwrap_or(Path::new("/")))?;
-    let directory = above.directory(Path::new(directory.file_name().unwrap_or_default()))?;
+    let above = RootDirectory::open(directory.parent().unwrap_or(Path::new("/")))?;
+    let directory = above.open_subdirectory(Path::new(directory.file_name().unwrap_or_default()))?;
     let former = rustix::fs::fstat(&directory)?.st_uid;
     if former != uid {
-        give_below(&directory, former, uid, MAX_SERVER_DEPTH)?;
+        chown_tree(&directory, former, uid, MAX_SERVER_DEPTH)?;
         // Last: an interrupted repair is repeated.
         rustix::fs::fchown(&directory, Some(Uid::from_raw(uid)), Some(Gid::from_raw(uid)))?;
     }
     Ok(())
 }
 
-fn give_below(directory: &Root, former: u32, uid: u32, depth: usize) -> std::io::Result<()> {
-    for entry in directory.entries()? {
+fn chown_tree(directory: &RootDirectory, former: u32, uid: u32, depth: usize) -> std::io::Result<()> {
+    for entry in directory.list_entries()? {
         let name = Path::new(std::ffi::OsStr::from_bytes(entry.name.as_bytes()));
         let facts = directory.stat(name)?;
         let alone = entry.kind == FileType::RegularFile && facts.st_nlink == 1;
@@ -244,7 +245,7 @@ fn give_below(directory: &Root, former: u32, uid: u32, depth: usize) -> std::io:
             continue;
         }
         if entry.kind == FileType::Directory && depth > 0 {
-            give_below(&directory.directory(name)?, former, uid, depth - 1)?;
+            chown_tree(&directory.open_subdirectory(name)?, former, uid, depth - 1)?;
         }
         directory.set_owner(name, uid, uid)?;
     }
@@ -253,13 +254,13 @@ fn give_below(directory: &Root, former: u32, uid: u32, depth: usize) -> std::io:
 
 /// Locks a file that another process may hold permanently, or only for a moment: the child of a
 /// supervisor that was killed while starting it holds the lock until it executes its program.
-fn lock_alone(path: &Path) -> io::Result<File> {
-    const STEP: Duration = Duration::from_millis(10);
+fn lock_with_timeout(path: &Path) -> io::Result<File> {
+    const RETRY_INTERVAL: Duration = Duration::from_millis(10);
     let end = Instant::now() + LOCK_TIMEOUT;
     loop {
-        match lock(path, FlockOperation::NonBlockingLockExclusive) {
+        match lock_file(path, FlockOperation::NonBlockingLockExclusive) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < end => {
-                std::thread::park_timeout(STEP);
+                std::thread::park_timeout(RETRY_INTERVAL);
             }
             locked => return locked,
         }
@@ -267,7 +268,7 @@ fn lock_alone(path: &Path) -> io::Result<File> {
 }
 
 /// Opens a file and locks it. The kernel releases the lock when its holder dies.
-pub(crate) fn lock(path: &Path, operation: FlockOperation) -> io::Result<File> {
+pub(crate) fn lock_file(path: &Path, operation: FlockOperation) -> io::Result<File> {
     let file = fs::OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)?;
     rustix::fs::flock(&file, operation)?;
     Ok(file)
@@ -282,7 +283,7 @@ mod tests {
 
     #[test]
     fn directory_of_another_user_is_refused_with_the_fix() {
-        if !rustix::process::geteuid().is_root() {
+        if !testkit::needs_root() {
             return;
         }
         let state = TempDir::new().unwrap();
@@ -316,7 +317,7 @@ mod tests {
             let message = error.to_string();
             assert!(message.contains("boxes/0.json` belongs to uid 4711"), "{message}");
             assert!(message.len() < 4096 && message.contains("this server runs as uid 0"), "{message}");
-            let hint = error.chain().find_map(crate::output::hint_of).expect("there is a fix");
+            let hint = error.chain().find_map(crate::output::find_hint).expect("there is a fix");
             let command = hint.split('`').nth(1).expect("a command").to_owned();
             let ran = std::process::Command::new("sh").args(["-c", &command]).status().unwrap();
             assert!(ran.success(), "{command}");
@@ -327,7 +328,7 @@ mod tests {
 
     #[test]
     fn server_directory_is_given_to_a_new_uid_without_its_links() {
-        if !rustix::process::geteuid().is_root() {
+        if !testkit::needs_root() {
             return;
         }
         let state = TempDir::new().unwrap();
@@ -338,7 +339,7 @@ mod tests {
         }
         fs::hard_link(&outside, own.join("hard")).unwrap();
         std::os::unix::fs::symlink(&outside, own.join("soft")).unwrap();
-        give(&own, 4711).unwrap();
+        chown_server_dir(&own, 4711).unwrap();
         let owner = |path: &Path| fs::metadata(path).unwrap().uid();
         for ours in [own.clone(), own.join("secret"), own.join("downloads"), own.join("downloads/a")] {
             assert_eq!(owner(&ours), 4711, "{}", ours.display());
@@ -348,7 +349,7 @@ mod tests {
 
     #[test]
     fn server_directory_that_is_a_link_is_refused() {
-        if !rustix::process::geteuid().is_root() {
+        if !testkit::needs_root() {
             return;
         }
         let state = TempDir::new().unwrap();
@@ -356,7 +357,7 @@ mod tests {
         fs::create_dir(&outside).unwrap();
         fs::write(outside.join("file"), "x").unwrap();
         std::os::unix::fs::symlink(&outside, &own).unwrap();
-        assert!(give(&own, 4711).is_err());
+        assert!(chown_server_dir(&own, 4711).is_err());
         for path in [outside.join("file"), outside] {
             assert_eq!(fs::metadata(path).unwrap().uid(), 0);
         }

@@ -1,4 +1,4 @@
-//! New settings for running parts: each part gets them through a pipe, as a length and a [`Handover`],
+//! New settings for running parts: each part gets them through a pipe, as a length and a [`ChildSettings`],
 //! applies what it can and confirms with one byte.
 
 use std::fs::File;
@@ -10,23 +10,23 @@ use anyhow::{Context, Result, bail};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe::{Receiver, Sender};
 
-use super::handover::Handover;
+use super::child_settings::ChildSettings;
 
 /// How long a part may take to confirm. The launcher may be in the middle of an operation on a sandbox.
 const CONFIRM_TIMEOUT: Duration = Duration::from_secs(30);
 /// More than any configuration that people write.
-const MAX_LENGTH: u32 = 16 << 20;
+const MAX_SETTINGS_BYTES: u32 = 16 << 20;
 
 /// Sends settings to a part and waits until they are applied there. `expected` is how many bytes the
 /// part writes until then: one more than usual if it has not reported yet that it is ready.
-pub(super) async fn send(
+pub(super) async fn send_settings(
     settings: &mut Sender,
     confirmations: &mut Receiver,
-    handover: &Handover,
+    handover: &ChildSettings,
     expected: usize,
 ) -> Result<()> {
     let bytes = serde_json::to_vec(handover)?;
-    let length = u32::try_from(bytes.len()).ok().filter(|length| *length <= MAX_LENGTH);
+    let length = u32::try_from(bytes.len()).ok().filter(|length| *length <= MAX_SETTINGS_BYTES);
     let length = length.context("the configuration is too large")?;
     let exchange = async {
         settings.write_all(&length.to_le_bytes()).await?;
@@ -41,27 +41,27 @@ pub(super) async fn send(
 
 /// Reads settings in the launcher, which has one thread and no runtime. `None` when the supervisor is
 /// gone.
-pub(super) fn read_blocking(pipe: &OwnedFd) -> Option<Handover> {
+pub(super) fn read_settings_blocking(pipe: &OwnedFd) -> Option<ChildSettings> {
     let mut pipe = File::from(pipe.try_clone().ok()?);
     let mut length = [0; 4];
     pipe.read_exact(&mut length).ok()?;
-    let mut bytes = vec![0; checked(length).ok()?];
+    let mut bytes = vec![0; parse_length(length).ok()?];
     pipe.read_exact(&mut bytes).ok()?;
     serde_json::from_slice(&bytes).ok()
 }
 
 /// Reads settings in the server. Fails when the supervisor is gone.
-pub(super) async fn read(pipe: &mut Receiver) -> Result<Handover> {
+pub(super) async fn read_settings(pipe: &mut Receiver) -> Result<ChildSettings> {
     let mut length = [0; 4];
     pipe.read_exact(&mut length).await?;
-    let mut bytes = vec![0; checked(length)?];
+    let mut bytes = vec![0; parse_length(length)?];
     pipe.read_exact(&mut bytes).await?;
     Ok(serde_json::from_slice(&bytes)?)
 }
 
-fn checked(length: [u8; 4]) -> io::Result<usize> {
+fn parse_length(length: [u8; 4]) -> io::Result<usize> {
     let length = u32::from_le_bytes(length);
-    if length > MAX_LENGTH {
+    if length > MAX_SETTINGS_BYTES {
         return Err(io::ErrorKind::InvalidData.into());
     }
     usize::try_from(length).map_err(io::Error::other)

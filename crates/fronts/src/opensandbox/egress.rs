@@ -4,7 +4,7 @@
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
-use domain::Network;
+use domain::NetworkAccess;
 use http::{Method, StatusCode};
 use serde::Serialize;
 use service::Sandbox;
@@ -14,12 +14,12 @@ use service::Sandbox;
 pub(super) struct PolicyBody {
     status: &'static str,
     mode: &'static str,
-    policy: Policy,
+    policy: EgressRules,
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Policy {
+struct EgressRules {
     default_action: &'static str,
     egress: Vec<serde_json::Value>,
 }
@@ -27,36 +27,36 @@ struct Policy {
 /// Returns the network policy in effect for a sandbox.
 pub(super) fn policy_of(sandbox: &Sandbox) -> PolicyBody {
     let (mode, default_action) =
-        if reaches_out(sandbox) { ("allow_all", "allow") } else { ("deny_all", "deny") };
-    PolicyBody { status: "ok", mode, policy: Policy { default_action, egress: Vec::new() } }
+        if can_reach_network(sandbox) { ("allow_all", "allow") } else { ("deny_all", "deny") };
+    PolicyBody { status: "ok", mode, policy: EgressRules { default_action, egress: Vec::new() } }
 }
 
 /// Whether a sandbox can really reach other machines. The spec alone does not say: it may leave the
 /// network open, or the network may have been added later.
-fn reaches_out(sandbox: &Sandbox) -> bool {
+fn can_reach_network(sandbox: &Sandbox) -> bool {
     let network = sandbox.in_force.measures.iter().find(|(name, _)| name == "network");
     match (network, sandbox.spec.network) {
         (Some((_, value)), _) => value.starts_with("on"),
-        (None, wanted) => wanted == Network::On,
+        (None, wanted) => wanted == NetworkAccess::On,
     }
 }
 
 /// Answers a request for the egress port.
-pub(super) fn answer(sandbox: &Sandbox, method: &Method, path: &str) -> Response {
+pub(super) fn answer_egress(sandbox: &Sandbox, method: &Method, path: &str) -> Response {
     match (method, path) {
         (&Method::GET | &Method::HEAD, "/policy") => Json(policy_of(sandbox)).into_response(),
-        (_, "/policy") => plain(
+        (_, "/policy") => text_response(
             StatusCode::NOT_IMPLEMENTED,
             "changing the policy requires the egress filter, which is not available yet",
         ),
-        (&Method::GET | &Method::HEAD, "/healthz") => plain(StatusCode::OK, "ok"),
+        (&Method::GET | &Method::HEAD, "/healthz") => text_response(StatusCode::OK, "ok"),
         (_, path) if path == "/credential-vault" || path.starts_with("/credential-vault/") => {
-            plain(StatusCode::NOT_IMPLEMENTED, "the credential vault is not supported yet")
+            text_response(StatusCode::NOT_IMPLEMENTED, "the credential vault is not supported yet")
         }
-        _ => plain(StatusCode::NOT_FOUND, "path not found"),
+        _ => text_response(StatusCode::NOT_FOUND, "path not found"),
     }
 }
 
-pub(super) fn plain(status: StatusCode, message: &'static str) -> Response {
+pub(super) fn text_response(status: StatusCode, message: &'static str) -> Response {
     (status, message).into_response()
 }

@@ -6,12 +6,12 @@ use http::StatusCode;
 
 use super::problem::Problem;
 
-const LONGEST_PREFIX: usize = 253;
-const LONGEST_WORD: usize = 63;
+const MAX_PREFIX_LENGTH: usize = 253;
+const MAX_WORD_LENGTH: usize = 63;
 /// Keys with this prefix are reserved for the server.
-const RESERVED: &str = "opensandbox.io/";
+const RESERVED_PREFIX: &str = "opensandbox.io/";
 
-pub(super) fn check(labels: &BTreeMap<String, String>) -> Result<(), Problem> {
+pub(super) fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), Problem> {
     labels.iter().try_for_each(|(key, value)| {
         check_key(key)?;
         check_value(key, value)
@@ -19,8 +19,8 @@ pub(super) fn check(labels: &BTreeMap<String, String>) -> Result<(), Problem> {
 }
 
 pub(super) fn check_key(key: &str) -> Result<(), Problem> {
-    if key.starts_with(RESERVED) {
-        return Err(wrong(format!("the metadata key `{key}` is reserved")));
+    if key.starts_with(RESERVED_PREFIX) {
+        return Err(invalid_label(format!("the metadata key `{key}` is reserved")));
     }
     let (prefix, name) = match key.split_once('/') {
         Some((prefix, name)) => (Some(prefix), name),
@@ -29,7 +29,7 @@ pub(super) fn check_key(key: &str) -> Result<(), Problem> {
     if prefix.is_none_or(is_subdomain) && is_word(name) {
         Ok(())
     } else {
-        Err(wrong(format!("invalid metadata key `{}`", key.escape_debug())))
+        Err(invalid_label(format!("invalid metadata key `{}`", key.escape_debug())))
     }
 }
 
@@ -37,13 +37,13 @@ pub(super) fn check_value(key: &str, value: &str) -> Result<(), Problem> {
     if value.is_empty() || is_word(value) {
         Ok(())
     } else {
-        Err(wrong(format!(
-            "the metadata value of `{key}` exceeds {LONGEST_WORD} characters or contains invalid ones"
+        Err(invalid_label(format!(
+            "the metadata value of `{key}` exceeds {MAX_WORD_LENGTH} characters or contains invalid ones"
         )))
     }
 }
 
-fn wrong(message: String) -> Problem {
+fn invalid_label(message: String) -> Problem {
     Problem::new(StatusCode::BAD_REQUEST, "SANDBOX::INVALID_METADATA_LABEL", message)
 }
 
@@ -51,7 +51,7 @@ fn is_word(text: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     let bytes = text.as_bytes();
     let ends = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
-    bytes.len() <= LONGEST_WORD
+    bytes.len() <= MAX_WORD_LENGTH
         && ends(bytes.first())
         && ends(bytes.last())
         && bytes.iter().all(|b| inner(*b))
@@ -62,7 +62,7 @@ fn is_subdomain(text: &str) -> bool {
     let label = |part: &str| {
         !part.is_empty() && !part.starts_with('-') && !part.ends_with('-') && part.bytes().all(inner)
     };
-    text.len() <= LONGEST_PREFIX && text.split('.').all(label)
+    text.len() <= MAX_PREFIX_LENGTH && text.split('.').all(label)
 }
 
 #[cfg(test)]

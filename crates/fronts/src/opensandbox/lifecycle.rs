@@ -5,88 +5,99 @@ use std::time::SystemTime;
 
 use axum::Json;
 use axum::extract::State;
-use domain::{Files, Key, Network, OnDeath, Owner, Phase};
+use domain::{FilesState, NetworkAccess, OnDeath, Owner, Phase, SandboxKey};
 use http::{HeaderMap, HeaderValue, StatusCode, Uri};
-use service::{Acquired, ErrorKind, Filter, NAMES, Outcome, RETRIES, Revival, ServiceError};
+use service::{
+    AcquiredSandbox, ErrorKind, NAME_KEY_SPACE, Outcome, RETRY_KEY_SPACE, SandboxFilter, SandboxRevival,
+    ServiceError,
+};
 
-use super::access::{Addressed, Caller, JsonBody};
+use super::access::{ApiKeyOwner, JsonBody, OwnedSandbox};
+use super::create_request::CreateRequest;
 use super::problem::{self, Problem};
-use super::query::{Listing, Query};
+use super::query::ListQuery;
 use super::types::{
-    CreateBody, ImageShown, ListBody, Pagination, RenewBody, Renewed, SandboxBody, parse_time, rfc3339,
+    CreateSandboxBody, ImageShown, Pagination, RenewBody, RenewedBody, SandboxBody, SandboxListBody,
 };
 use super::volumes;
-use super::wish::Wish;
-use super::{Front, labels, wish};
-use crate::{answer, auth};
+use super::{OpenSandboxState, create_request, labels};
+use crate::kit::error_format;
+use crate::kit::headers::header_text;
+use crate::kit::query::QueryParams;
+use crate::kit::time::{format_rfc3339, parse_time};
 
 /// Response header: the sandbox had died, and this was done: `restart`, `replace` or `files-lost`.
-const RESTARTED: &str = "coracle-restarted";
+const RESTARTED_HEADER: &str = "coracle-restarted";
 /// Response header: why the sandbox had died.
-const RESTART_CAUSE: &str = "coracle-restart-cause";
+const RESTART_CAUSE_HEADER: &str = "coracle-restart-cause";
 /// Says in the answer to a create that the name led to a sandbox that exists, so that nothing else
 /// in the request had an effect.
-const EXISTING: &str = "coracle-existing";
+const EXISTING_HEADER: &str = "coracle-existing";
 /// Says in the answer to a create that network `auto` became `off`.
-const NETWORK: &str = "coracle-network";
+const NETWORK_HEADER: &str = "coracle-network";
 
 /// `POST /sandboxes`: responds once a command can run. If the client disconnects before, the sandbox
 /// is removed. With `Idempotency-Key` or the extension `coracle.key`, a sandbox that was created under
 /// the same key is returned instead.
-pub(super) async fn create(
-    State(front): State<Front>,
-    Caller(owner): Caller,
+pub(super) async fn create_sandbox(
+    State(state): State<OpenSandboxState>,
+    ApiKeyOwner(owner): ApiKeyOwner,
     headers: HeaderMap,
-    JsonBody(body): JsonBody<CreateBody>,
+    JsonBody(body): JsonBody<CreateSandboxBody>,
 ) -> Result<(StatusCode, HeaderMap, Json<SandboxBody>), Problem> {
-    let Wish { mut create, name, credentials } = wish::parse(body, front.settings.default_network)?;
-    wish::drop_sdk_limits(&mut create.spec.resources, |limit| front.service.may_lack_limit(limit));
+    let CreateRequest { mut create, name, credentials } =
+        create_request::parse_create_body(body, state.settings.default_network)?;
+    create_request::drop_sdk_limits(&mut create.spec.resources, |limit| state.service.may_lack_limit(limit));
     let restored = create.spec.snapshot.is_some();
-    let key = key(&owner, &headers, name.as_deref())?;
+    let key = requested_key(&owner, &headers, name.as_deref())?;
     // A request that finds an existing sandbox needs no image.
-    let found = key.as_ref().and_then(|key| front.service.find(key));
+    let found = key.as_ref().and_then(|key| state.service.find_by_key(key));
     let stays = found.is_some_and(|sandbox| match sandbox.phase {
-        Phase::Failed(_) => sandbox.files == Files::Kept && sandbox.spec.on_death() == OnDeath::Restart,
+        Phase::Failed(_) => sandbox.files == FilesState::Kept && sandbox.spec.on_death() == OnDeath::Restart,
         Phase::Stopping | Phase::Stopped => false,
         _ => true,
     });
     if !restored && create.pool.is_none() && !stays {
-        let ensured = front.service.ensure_image(&owner, &create.spec, credentials).await;
-        ensured.map_err(|error| not_pulled(error, &owner))?;
+        let ensured = state.service.ensure_image(&owner, &create.spec, credentials).await;
+        ensured.map_err(|error| pull_problem(error, &owner))?;
     }
     let made = match key {
-        Some(key) => front.service.acquire(&key, create).await,
+        Some(key) => state.service.acquire(&key, create).await,
         None => {
-            let created = front.service.create(&owner, create).await;
-            created.map(|sandbox| Acquired { sandbox, fresh: true, revival: None })
+            let created = state.service.create_sandbox(&owner, create).await;
+            created.map(|sandbox| AcquiredSandbox { sandbox, fresh: true, revival: None })
         }
     };
-    let Acquired { sandbox, fresh, revival } = made.map_err(|error| {
+    let AcquiredSandbox { sandbox, fresh, revival } = made.map_err(|error| {
         let backend = matches!(error, ServiceError::Backend { .. });
-        let problem = not_created(error, &owner);
-        if restored && backend { not_restored(problem) } else { problem }
+        let problem = create_problem(error, &owner);
+        if restored && backend { restore_problem(problem) } else { problem }
     })?;
-    let mut headers = told_of(revival);
-    headers.extend(answer::stand_in(sandbox.in_force.stand_in.as_deref()));
+    let mut headers = restart_headers(revival);
+    headers.extend(error_format::stand_in_headers(sandbox.in_force.stand_in.as_deref()));
     if !fresh {
-        headers.insert(EXISTING, HeaderValue::from_static("true"));
-    } else if sandbox.spec.network == Network::Auto && !front.service.capabilities().network {
-        headers.insert(NETWORK, HeaderValue::from_static("off"));
+        headers.insert(EXISTING_HEADER, HeaderValue::from_static("true"));
+    } else if sandbox.spec.network == NetworkAccess::Auto && !state.service.capabilities().network {
+        headers.insert(NETWORK_HEADER, HeaderValue::from_static("off"));
     }
-    Ok((StatusCode::ACCEPTED, headers, Json(SandboxBody::of(&sandbox, ImageShown::No))))
+    Ok((StatusCode::ACCEPTED, headers, Json(SandboxBody::from_sandbox(&sandbox, ImageShown::No))))
 }
 
 /// Returns the headers that report the restart of a dead sandbox.
-fn told_of(revival: Option<Revival>) -> HeaderMap {
+fn restart_headers(revival: Option<SandboxRevival>) -> HeaderMap {
     let mut headers = HeaderMap::new();
     if let Some(revival) = revival {
-        headers.insert(RESTARTED, HeaderValue::from_static(revival.how.name()));
-        headers.insert(RESTART_CAUSE, HeaderValue::from_static(revival.cause.name()));
+        headers.insert(RESTARTED_HEADER, HeaderValue::from_static(revival.how.name()));
+        headers.insert(RESTART_CAUSE_HEADER, HeaderValue::from_static(revival.cause.name()));
     }
     headers
 }
 
-fn key(owner: &Owner, headers: &HeaderMap, name: Option<&str>) -> Result<Option<Key>, Problem> {
+fn requested_key(
+    owner: &Owner,
+    headers: &HeaderMap,
+    name: Option<&str>,
+) -> Result<Option<SandboxKey>, Problem> {
     const HEADER: &str = "idempotency-key";
     let (what, space, name) = match (headers.get(HEADER), name) {
         (None, None) => return Ok(None),
@@ -94,38 +105,40 @@ fn key(owner: &Owner, headers: &HeaderMap, name: Option<&str>) -> Result<Option<
             let message = "`Idempotency-Key` and the extension `coracle.key` cannot be used together";
             return Err(Problem::invalid(message));
         }
-        (None, Some(name)) => ("extension `coracle.key`", NAMES, name),
-        (Some(_), None) => ("`Idempotency-Key`", RETRIES, auth::text(headers, HEADER).unwrap_or_default()),
+        (None, Some(name)) => ("extension `coracle.key`", NAME_KEY_SPACE, name),
+        (Some(_), None) => {
+            ("`Idempotency-Key`", RETRY_KEY_SPACE, header_text(headers, HEADER).unwrap_or_default())
+        }
     };
-    let key = Key::new(owner, space, name);
+    let key = SandboxKey::new(owner, space, name);
     key.map(Some).map_err(|error| Problem::invalid(format!("{what}: {error}")))
 }
 
 /// Converts the error of a create. Its causes are included, since they name the step and the remedy.
-fn not_created(error: ServiceError, owner: &Owner) -> Problem {
+fn create_problem(error: ServiceError, owner: &Owner) -> Problem {
     use ErrorKind::{Internal, Invalid, Mount, Unsupported};
     let with_causes = matches!(error.kind(), Internal | Invalid | Unsupported | Mount(_));
-    let has_code = volumes::status_of(&error).is_some();
+    let has_code = volumes::volume_error_status(&error).is_some();
     let code = match &error {
         ServiceError::Entrypoint(_) => Some("DOCKER::SANDBOX_START_FAILED"),
         error if error.lacks_image() => Some("DOCKER::SANDBOX_IMAGE_PULL_FAILED"),
         _ => None,
     };
-    let message = if with_causes { error.told_to(owner) } else { error.to_string() };
-    let problem = problem::told_to(owner, error, message);
+    let message = if with_causes { error.message_for(owner) } else { error.to_string() };
+    let problem = problem::problem_for_owner(owner, error, message);
     if has_code {
         return problem;
     }
     let problem = match code {
         // The client named something that does not exist: its error, with the reference's code.
-        Some(code) => problem.coded(StatusCode::BAD_REQUEST, code),
+        Some(code) => problem.with_code_for(StatusCode::BAD_REQUEST, code),
         None => problem,
     };
-    problem.coded(StatusCode::INTERNAL_SERVER_ERROR, "DOCKER::SANDBOX_START_FAILED")
+    problem.with_code_for(StatusCode::INTERNAL_SERVER_ERROR, "DOCKER::SANDBOX_START_FAILED")
 }
 
 /// Replaces the code of a backend error with the one for snapshots.
-fn not_restored(problem: Problem) -> Problem {
+fn restore_problem(problem: Problem) -> Problem {
     match problem.status {
         StatusCode::BAD_REQUEST => {
             let code = "SNAPSHOT::INVALID_RESTORE_CONFIG";
@@ -136,114 +149,127 @@ fn not_restored(problem: Problem) -> Problem {
 }
 
 /// Converts the error of a pull, including what the registry said.
-fn not_pulled(error: ServiceError, owner: &Owner) -> Problem {
-    let message = error.told_to(owner);
-    problem::told_to(owner, error, message)
+fn pull_problem(error: ServiceError, owner: &Owner) -> Problem {
+    let message = error.message_for(owner);
+    problem::problem_for_owner(owner, error, message)
 }
 
 /// `GET /sandboxes`
-pub(super) async fn list(
-    State(front): State<Front>,
-    Caller(owner): Caller,
+pub(super) async fn list_sandboxes(
+    State(state): State<OpenSandboxState>,
+    ApiKeyOwner(owner): ApiKeyOwner,
     uri: Uri,
-) -> Result<Json<ListBody>, Problem> {
-    let listing = Listing::parse(&Query::of(&uri))?;
-    let page = front.service.list(
+) -> Result<Json<SandboxListBody>, Problem> {
+    let listing = ListQuery::parse(&QueryParams::from_uri(&uri))?;
+    let page = state.service.list_sandboxes(
         &owner,
-        &Filter {
+        &SandboxFilter {
             labels: listing.metadata.clone(),
-            phase: &|phase| listing.shows(*phase),
+            phase: &|phase| listing.includes_phase(*phase),
             offset: listing.offset(),
             limit: listing.page_size,
         },
     );
-    let items = page.items.iter().map(|sandbox| SandboxBody::of(sandbox, ImageShown::Yes)).collect();
-    Ok(Json(ListBody { items, pagination: Pagination::of(listing.page, listing.page_size, page.total) }))
+    let items =
+        page.items.iter().map(|sandbox| SandboxBody::from_sandbox(sandbox, ImageShown::Yes)).collect();
+    Ok(Json(SandboxListBody {
+        items,
+        pagination: Pagination::of(listing.page, listing.page_size, page.total),
+    }))
 }
 
 /// `GET /sandboxes/{id}`
-pub(super) async fn get(State(front): State<Front>, at: Addressed) -> Result<Json<SandboxBody>, Problem> {
-    let sandbox = front.service.get(&at.owner, &at.id)?;
-    Ok(Json(SandboxBody::of(&sandbox, ImageShown::Yes)))
+pub(super) async fn get_sandbox(
+    State(state): State<OpenSandboxState>,
+    at: OwnedSandbox,
+) -> Result<Json<SandboxBody>, Problem> {
+    let sandbox = state.service.find_sandbox(&at.owner, &at.id)?;
+    Ok(Json(SandboxBody::from_sandbox(&sandbox, ImageShown::Yes)))
 }
 
 /// `PATCH /sandboxes/{id}/metadata`: a string sets, `null` deletes, absent keys stay.
 pub(super) async fn patch_metadata(
-    State(front): State<Front>,
-    at: Addressed,
+    State(state): State<OpenSandboxState>,
+    at: OwnedSandbox,
     JsonBody(patch): JsonBody<BTreeMap<String, Option<String>>>,
 ) -> Result<Json<SandboxBody>, Problem> {
     for (key, value) in &patch {
         labels::check_key(key)?;
         value.as_deref().map_or(Ok(()), |value| labels::check_value(key, value))?;
     }
-    let sandbox = front.service.patch_labels(&at.owner, &at.id, patch).await?;
-    Ok(Json(SandboxBody::of(&sandbox, ImageShown::Yes)))
+    let sandbox = state.service.patch_labels(&at.owner, &at.id, patch).await?;
+    Ok(Json(SandboxBody::from_sandbox(&sandbox, ImageShown::Yes)))
 }
 
 /// `POST /sandboxes/{id}/renew-expiration`
-pub(super) async fn renew(
-    State(front): State<Front>,
-    at: Addressed,
+pub(super) async fn renew_expiration(
+    State(state): State<OpenSandboxState>,
+    at: OwnedSandbox,
     JsonBody(body): JsonBody<RenewBody>,
-) -> Result<Json<Renewed>, Problem> {
+) -> Result<Json<RenewedBody>, Problem> {
     let wrong = |message| Problem::new(StatusCode::BAD_REQUEST, "DOCKER::INVALID_EXPIRATION", message);
     let expires = parse_time(&body.expires_at).ok_or_else(|| wrong("`expiresAt` is not a time"))?;
     if expires <= SystemTime::now() {
         return Err(wrong("`expiresAt` is not in the future"));
     }
-    let renewed = front.service.renew(&at.owner, &at.id, expires).await;
+    let renewed = state.service.renew_expiry(&at.owner, &at.id, expires).await;
     let sandbox = renewed.map_err(|error| match error.kind() {
         ErrorKind::Invalid => wrong("`expiresAt` is too far in the future"),
-        _ => Problem::from(error).coded(StatusCode::CONFLICT, "DOCKER::INVALID_EXPIRATION"),
+        _ => Problem::from(error).with_code_for(StatusCode::CONFLICT, "DOCKER::INVALID_EXPIRATION"),
     })?;
-    Ok(Json(Renewed { expires_at: rfc3339(sandbox.expires.unwrap_or(expires)) }))
+    Ok(Json(RenewedBody { expires_at: format_rfc3339(sandbox.expires.unwrap_or(expires)) }))
 }
 
 /// A failed pause or resume says why. What the host cannot do at all is no fault of the request,
 /// so it is 501.
-fn not_frozen(error: ServiceError, owner: &Owner) -> Problem {
+fn pause_problem(error: ServiceError, owner: &Owner) -> Problem {
     let unsupported = error.kind() == ErrorKind::Unsupported;
-    let message = problem::with_hint(&error, error.told_to(owner));
+    let message = problem::with_hint(&error, error.message_for(owner));
     let problem = Problem { message, ..Problem::from(error) };
     if unsupported { Problem { status: StatusCode::NOT_IMPLEMENTED, ..problem } } else { problem }
 }
 
 /// `POST /sandboxes/{id}/pause`
-pub(super) async fn pause(State(front): State<Front>, at: Addressed) -> Result<StatusCode, Problem> {
-    let paused = front.service.pause(&at.owner, &at.id).await;
-    match paused.map_err(|error| not_frozen(error, &at.owner))? {
+pub(super) async fn pause_sandbox(
+    State(state): State<OpenSandboxState>,
+    at: OwnedSandbox,
+) -> Result<StatusCode, Problem> {
+    let paused = state.service.pause(&at.owner, &at.id).await;
+    match paused.map_err(|error| pause_problem(error, &at.owner))? {
         Outcome::Done => Ok(StatusCode::ACCEPTED),
-        Outcome::AlreadySo => {
+        Outcome::Unchanged => {
             Err(Problem::conflict("DOCKER::SANDBOX_NOT_RUNNING", "the sandbox is already paused"))
         }
     }
 }
 
 /// `POST /sandboxes/{id}/resume`: continues a paused sandbox, and restarts one that has died.
-pub(super) async fn resume(
-    State(front): State<Front>,
-    at: Addressed,
+pub(super) async fn resume_sandbox(
+    State(state): State<OpenSandboxState>,
+    at: OwnedSandbox,
 ) -> Result<(StatusCode, HeaderMap), Problem> {
     const NOT_PAUSED: &str = "DOCKER::SANDBOX_NOT_PAUSED";
-    let resumed = front.service.resume(&at.owner, &at.id).await;
-    let resumed =
-        resumed.map_err(|error| not_frozen(error, &at.owner).coded(StatusCode::CONFLICT, NOT_PAUSED))?;
+    let resumed = state.service.resume(&at.owner, &at.id).await;
+    let resumed = resumed
+        .map_err(|error| pause_problem(error, &at.owner).with_code_for(StatusCode::CONFLICT, NOT_PAUSED))?;
     match resumed.outcome {
-        Outcome::Done => Ok((StatusCode::ACCEPTED, told_of(resumed.revival))),
-        Outcome::AlreadySo => Err(Problem::conflict(NOT_PAUSED, "the sandbox is not paused")),
+        Outcome::Done => Ok((StatusCode::ACCEPTED, restart_headers(resumed.revival))),
+        Outcome::Unchanged => Err(Problem::conflict(NOT_PAUSED, "the sandbox is not paused")),
     }
 }
 
 /// `DELETE /sandboxes/{id}`: responds once the sandbox is gone. A retry during the first attempt gets
 /// the same response.
-pub(super) async fn delete(State(front): State<Front>, at: Addressed) -> Result<StatusCode, Problem> {
-    match front.service.destroy(&at.owner, &at.id).await? {
-        Outcome::Done | Outcome::AlreadySo => Ok(StatusCode::NO_CONTENT),
+pub(super) async fn delete_sandbox(
+    State(state): State<OpenSandboxState>,
+    sandbox: OwnedSandbox,
+) -> Result<StatusCode, Problem> {
+    match state.service.destroy(&sandbox.owner, &sandbox.id).await? {
+        Outcome::Done | Outcome::Unchanged => Ok(StatusCode::NO_CONTENT),
     }
 }
 
 /// `POST /v1/metrics/events`: clients report how long they waited; the report is discarded.
-pub(super) async fn take_measurement(Caller(_): Caller) -> StatusCode {
+pub(super) async fn discard_measurement(ApiKeyOwner(_): ApiKeyOwner) -> StatusCode {
     StatusCode::NO_CONTENT
 }

@@ -2,18 +2,17 @@
 //! sandbox its execution API (port 44772), its egress API (port 18080) and its own ports.
 //!
 //! ```text
-//! /v1/sandboxes…                     lifecycle.rs   endpoints.rs   absent.rs
+//! /v1/sandboxes…                     lifecycle.rs   endpoints.rs   unsupported.rs
 //! /v1/pools…                         pools.rs
 //! /v1/snapshots…                     snapshots.rs
 //! /v1/sandboxes/{id}/proxy/44772/…   proxy.rs ─► execd/
 //! /v1/sandboxes/{id}/proxy/18080/…   proxy.rs ─► egress.rs
-//! /v1/sandboxes/{id}/proxy/{port}/…  proxy.rs ─► forward.rs ─► the port, through the agent
-//! {id}-{port} as a host or a header  address.rs ─► proxy.rs, handled like a path
+//! /v1/sandboxes/{id}/proxy/{port}/…  proxy.rs ─► forward.rs ─► ports/, through the agent
+//! {id}-{port} as a host or a header  port_label.rs ─► proxy.rs, handled like a path
 //! ```
 
-mod absent;
 mod access;
-mod address;
+mod create_request;
 mod diagnostics;
 mod egress;
 mod endpoints;
@@ -21,64 +20,112 @@ mod execd;
 mod forward;
 mod labels;
 mod lifecycle;
-mod lines;
 mod operations;
 mod pools;
+mod port_label;
 mod problem;
 mod proxy;
 mod query;
 mod routes;
-mod signed;
+mod signed_routes;
 mod snapshots;
 mod sse;
 mod types;
+mod unsupported;
 mod volumes;
-mod wish;
 
 use std::sync::Arc;
 
 use axum::Router;
 use service::Service;
 
-use crate::settings::Settings;
+use crate::kit::error_format::CODE_AND_MESSAGE;
+use crate::registry::{Front, FrontRoutes, PortHandler};
+use crate::settings::HttpSettings;
 
-pub(crate) use access::ROUTING_HEADERS;
-pub(crate) use address::claims;
-pub(crate) use operations::{SCHEMAS, sections};
-pub(crate) use proxy::Ports;
-use routes::table;
+use access::{EGRESS_TOKEN, EXECD_TOKEN, KEY_HEADERS, PORT_TOKEN, ROUTING_HEADERS, SECURE_ACCESS};
+use proxy::{PortProxy, RENEWAL_HEADER};
+use routes::lifecycle_routes;
 
 /// The port of the execution API, as clients address it. Nothing listens on it inside the sandbox.
 const EXECD_PORT: u16 = 44772;
 /// The port of the egress API, as clients address it.
 const EGRESS_PORT: u16 = 18080;
 
+/// This front's row in the registry.
+pub(crate) static FRONT: Front = Front {
+    name: "opensandbox",
+    router: |service, settings| {
+        let (router, proxy) = build_router(service, settings);
+        let ports: PortHandler = Arc::new(move |label, request| {
+            let proxy = proxy.clone();
+            Box::pin(async move { proxy.proxy_by_label(&label, request).await })
+        });
+        FrontRoutes { router, ports: Some(ports) }
+    },
+    on_operators_socket: false,
+    path_prefixes: &[
+        "/v1/sandboxes",
+        "/sandboxes",
+        "/v1/snapshots",
+        "/snapshots",
+        "/v1/pools",
+        "/pools",
+        "/v1/templates",
+        "/templates",
+        "/v1/metrics/events",
+        "/status.ok",
+    ],
+    claims_label: port_label::claims_label,
+    routing_headers: &ROUTING_HEADERS,
+    key_headers: &KEY_HEADERS,
+    open_paths: &[],
+    unlimited_paths: &[],
+    stripped_headers: &[
+        KEY_HEADERS[0],
+        SECURE_ACCESS,
+        RENEWAL_HEADER,
+        EXECD_TOKEN,
+        EGRESS_TOKEN,
+        PORT_TOKEN,
+        ROUTING_HEADERS[0],
+        ROUTING_HEADERS[1],
+        execd::START_HEADER,
+    ],
+    error_format: &CODE_AND_MESSAGE,
+    openapi: operations::openapi_part,
+    #[cfg(test)]
+    paths: all_paths,
+};
+
 /// The state shared by all handlers of this front.
 #[derive(Clone)]
-pub(crate) struct Front {
+pub(crate) struct OpenSandboxState {
     service: Service,
-    settings: Arc<Settings>,
-    terminals: Arc<execd::Terminals>,
-    samples: Arc<execd::Samples>,
-    routes: Arc<signed::Routes>,
+    settings: Arc<HttpSettings>,
+    terminals: Arc<execd::TerminalRegistry>,
+    samples: Arc<execd::CpuSamples>,
+    routes: Arc<signed_routes::RouteSigner>,
 }
 
 /// Builds the routes of this front, and the handler for ports named by host or header.
-pub(crate) fn router(service: Service, settings: Arc<Settings>) -> (Router, Ports) {
-    let routes = signed::Routes::new(settings.gateway.keys.clone(), settings.gateway.short);
+fn build_router(service: Service, settings: Arc<HttpSettings>) -> (Router, PortProxy) {
+    let routes = signed_routes::RouteSigner::new(settings.gateway.keys.clone(), settings.gateway.short);
     let (terminals, samples, routes) = (Arc::default(), Arc::default(), Arc::new(routes));
-    let front = Front { service, settings, terminals, samples, routes };
-    let ports = Ports { front: front.clone(), execd: execd::router(front.clone()) };
-    let proxied =
-        proxy::table().into_iter().fold(Router::new(), |router, (path, method)| router.route(&path, method));
-    let routes =
-        table().into_iter().fold(Router::new(), |router, (path, method)| router.route(&path, method));
+    let front = OpenSandboxState { service, settings, terminals, samples, routes };
+    let ports = PortProxy { front: front.clone(), execd: execd::build_router(front.clone()) };
+    let proxied = proxy::proxy_routes()
+        .into_iter()
+        .fold(Router::new(), |router, (path, method)| router.route(&path, method));
+    let routes = lifecycle_routes()
+        .into_iter()
+        .fold(Router::new(), |router, (path, method)| router.route(&path, method));
     (routes.with_state(front).merge(proxied.with_state(ports.clone())), ports)
 }
 
 /// Every path of this front.
 #[cfg(test)]
-pub(crate) fn paths() -> Vec<String> {
-    let own = table().into_iter().map(|(path, _)| path);
-    own.chain(proxy::table().into_iter().map(|(path, _)| path)).collect()
+fn all_paths() -> Vec<String> {
+    let own = lifecycle_routes().into_iter().map(|(path, _)| path);
+    own.chain(proxy::proxy_routes().into_iter().map(|(path, _)| path)).collect()
 }

@@ -1,30 +1,42 @@
 //! Every operation of this front, for the server's OpenAPI document. A test checks that the table
 //! matches the routes.
 
-use crate::openapi::{Operation, Section, operation};
+use crate::openapi::{ApiOperation, ApiSection, OpenApiPart, operation};
 
-/// Schemas of the request bodies named here.
-pub(crate) const SCHEMAS: &str = include_str!("openapi.json");
+/// Returns this front's part of the document.
+pub(super) fn openapi_part() -> OpenApiPart {
+    OpenApiPart {
+        sections: openapi_sections(),
+        schemas: include_str!("openapi.json"),
+        security: &[
+            ("key", "OPEN-SANDBOX-API-KEY"),
+            ("execution", "X-EXECD-ACCESS-TOKEN"),
+            ("egress", "OPENSANDBOX-EGRESS-AUTH"),
+        ],
+        remark: "Every path that begins with /v1/sandboxes, /v1/snapshots, /v1/pools or /v1/templates is \
+                 also available without /v1.",
+    }
+}
 
-pub(crate) fn sections() -> Vec<Section> {
-    let section = |tag, prefix, operations| Section { tag, prefix, operations, open: false };
+fn openapi_sections() -> Vec<ApiSection> {
+    let section = |tag, prefix, operations| ApiSection { tag, prefix, operations, open: false };
     vec![
         section("lifecycle", "/v1", LIFECYCLE),
-        Section { tag: "gateway", prefix: "", operations: GATEWAY, open: true },
+        ApiSection { tag: "gateway", prefix: "", operations: GATEWAY, open: true },
         section("ports", "/v1", PORTS),
         section("execution", "/v1/sandboxes/{id}/proxy/44772", EXECUTION),
         section("files", "/v1/sandboxes/{id}/proxy/44772", FILES),
         section("files as a given user", "/v1/sandboxes/{id}/proxy/44772/v1/filesystem/{uid}/{gid}", FILES),
-        section("files in isolated sessions", IN_ISOLATION, FILES),
+        section("files in isolated sessions", ISOLATED_FILES_PREFIX, FILES),
         section("egress", "/v1/sandboxes/{id}/proxy/18080", EGRESS),
     ]
 }
 
-const IN_ISOLATION: &str = "/v1/sandboxes/{id}/proxy/44772/v1/isolated/session/{name}";
+const ISOLATED_FILES_PREFIX: &str = "/v1/sandboxes/{id}/proxy/44772/v1/isolated/session/{name}";
 
-const GATEWAY: &[Operation] = &[operation("GET /status.ok", "Check the gateway's health", "", "", "200")];
+const GATEWAY: &[ApiOperation] = &[operation("GET /status.ok", "Check the gateway's health", "", "", "200")];
 
-const LIFECYCLE: &[Operation] = &[
+const LIFECYCLE: &[ApiOperation] = &[
     operation("GET /sandboxes", "List sandboxes", "state* metadata page:int pageSize:int", "", "200 400"),
     operation("POST /sandboxes", "Create a sandbox", "", "CreateSandbox", "202 404 409 500"),
     operation("GET /sandboxes/{id}", "Get a sandbox", "", "", "200 404"),
@@ -86,7 +98,7 @@ const LIFECYCLE: &[Operation] = &[
 ];
 
 /// The service inside decides how it responds.
-const PORTS: &[Operation] = &[
+const PORTS: &[ApiOperation] = &[
     operation(
         "GET /sandboxes/{id}/proxy/{port}",
         "Forward any method, or a WebSocket, to the root of a port",
@@ -110,14 +122,14 @@ const PORTS: &[Operation] = &[
     ),
 ];
 
-const EXECUTION: &[Operation] = &[
+const EXECUTION: &[ApiOperation] = &[
     operation("GET /ping", "Check that commands can run", "", "", "200 404 409"),
     operation(
         "POST /command",
         "Run a command; the response is a stream of events",
         "",
         "RunCommand",
-        ON_RUNS,
+        RUN_STATUSES,
     ),
     operation("DELETE /command", "Terminate a command", "id!", "", "200 400 404 409"),
     operation("GET /command/status/{name}", "Get the status of a command", "", "", "200 404 409"),
@@ -130,7 +142,7 @@ const EXECUTION: &[Operation] = &[
     ),
     operation("POST /session", "Open a shell", "", "OpenSession?", "200 404 409"),
     operation("DELETE /session/{name}", "Close a shell", "", "", "200 404 409"),
-    operation("POST /session/{name}/run", "Run a command in a shell", "", "RunInSession", ON_RUNS),
+    operation("POST /session/{name}/run", "Run a command in a shell", "", "RunInSession", RUN_STATUSES),
     operation("POST /pty", "Create a terminal", "", "CreateTerminal?", "201 404 409"),
     operation("GET /pty/{name}", "Get a terminal", "", "", "200 404 409"),
     operation("DELETE /pty/{name}", "Delete a terminal", "", "", "200 404 409"),
@@ -214,17 +226,17 @@ const EXECUTION: &[Operation] = &[
     ),
 ];
 
-const ON_RUNS: &str = "200 400 404 409";
+const RUN_STATUSES: &str = "200 400 404 409";
 
 /// Kernel errors without an equivalent in this API are 500, as in the reference.
-const FILES: &[Operation] = &[
-    operation("DELETE /files", "Remove files", "path*", "", ON_FILES),
-    operation("GET /files/info", "Get the attributes of files", "path*", "", ON_FILES),
-    operation("GET /files/search", "Search files by name", "path! pattern", "", ON_FILES),
-    operation("POST /files/mv", "Move files", "", "MoveFiles", ON_FILES),
-    operation("POST /files/permissions", "Change mode and owner of files", "", "Permissions", ON_FILES),
-    operation("POST /files/replace", "Replace text in files", "verbose:bool", "Replace", ON_FILES),
-    operation("POST /files/upload", "Write files", "", "multipart", ON_FILES),
+const FILES: &[ApiOperation] = &[
+    operation("DELETE /files", "Remove files", "path*", "", FILE_STATUSES),
+    operation("GET /files/info", "Get the attributes of files", "path*", "", FILE_STATUSES),
+    operation("GET /files/search", "Search files by name", "path! pattern", "", FILE_STATUSES),
+    operation("POST /files/mv", "Move files", "", "MoveFiles", FILE_STATUSES),
+    operation("POST /files/permissions", "Change mode and owner of files", "", "Permissions", FILE_STATUSES),
+    operation("POST /files/replace", "Replace text in files", "verbose:bool", "Replace", FILE_STATUSES),
+    operation("POST /files/upload", "Write files", "", "multipart", FILE_STATUSES),
     operation(
         "GET /files/download",
         "Read a file, or lines of it",
@@ -232,15 +244,15 @@ const FILES: &[Operation] = &[
         "",
         "200 206 400 404 409 416 500 503",
     ),
-    operation("POST /files/links", "Create symbolic links", "", "Links", ON_FILES),
-    operation("POST /directories", "Create directories", "", "Permissions", ON_FILES),
-    operation("DELETE /directories", "Remove directories", "path*", "", ON_FILES),
-    operation("GET /directories/list", "List a directory", "path! depth:int", "", ON_FILES),
+    operation("POST /files/links", "Create symbolic links", "", "Links", FILE_STATUSES),
+    operation("POST /directories", "Create directories", "", "Permissions", FILE_STATUSES),
+    operation("DELETE /directories", "Remove directories", "path*", "", FILE_STATUSES),
+    operation("GET /directories/list", "List a directory", "path! depth:int", "", FILE_STATUSES),
 ];
 
-const ON_FILES: &str = "200 400 404 409 500 503";
+const FILE_STATUSES: &str = "200 400 404 409 500 503";
 
-const EGRESS: &[Operation] = &[
+const EGRESS: &[ApiOperation] = &[
     operation("GET /policy", "Get the network policy", "", "", "200 404"),
     operation("PUT /policy", "Replace the policy", "", "", "404 501"),
     operation("POST /policy", "Replace the policy", "", "", "404 501"),
@@ -259,7 +271,7 @@ const EGRESS: &[Operation] = &[
 mod tests {
     use super::super::{execd, proxy, routes};
     use super::*;
-    use crate::openapi::tests::check;
+    use crate::openapi::tests::assert_operations_match;
 
     /// Returns the routes under `/v1`, which is where they are described.
     fn versioned<S: Clone>(
@@ -273,16 +285,16 @@ mod tests {
 
     #[test]
     fn described_operations_match_the_routes() {
-        check(LIFECYCLE, &versioned(routes::table()));
-        check(PORTS, &versioned(proxy::table()));
-        check(EXECUTION, &execd::plain_table());
-        check(FILES, &execd::file_table());
+        assert_operations_match(LIFECYCLE, &versioned(routes::lifecycle_routes()));
+        assert_operations_match(PORTS, &versioned(proxy::proxy_routes()));
+        assert_operations_match(EXECUTION, &execd::plain_table());
+        assert_operations_match(FILES, &execd::file_table());
     }
 
     #[test]
     fn unversioned_routes_exist_under_v1_too() {
-        let all = routes::table();
-        let versioned = versioned(routes::table());
+        let all = routes::lifecycle_routes();
+        let versioned = versioned(routes::lifecycle_routes());
         let alone = all.iter().filter(|(path, _)| !path.starts_with("/v1"));
         let alone: Vec<_> = alone
             .filter(|(path, _)| !versioned.iter().any(|(twin, _)| twin == path))

@@ -2,48 +2,52 @@
 
 use axum::Json;
 use axum::extract::{FromRequestParts, State};
-use domain::{Bytes, Capacity, Cpus, Guest, Network, Owner, Pool, Refill, Resources, Spec};
+use domain::{
+    Bytes, GuestSettings, MilliCpus, NetworkAccess, Owner, PoolCapacity, PoolSpec, RefillRate,
+    ResourceLimits, SandboxSpec,
+};
 use http::request::Parts;
 use http::{HeaderMap, StatusCode};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use service::{PoolReport, PoolSource};
 
-use super::Front;
-use super::access::{Caller, JsonBody, param};
+use super::OpenSandboxState;
+use super::access::{ApiKeyOwner, JsonBody};
 use super::problem::Problem;
-use super::types::rfc3339;
-use crate::answer;
+use crate::kit::error_format;
+use crate::kit::query::path_param;
+use crate::kit::time::format_rfc3339;
 
 /// Proof that the caller is the operator, who holds the configured key.
-pub(super) struct Operator;
+pub(super) struct PoolOperator;
 
-impl FromRequestParts<Front> for Operator {
+impl FromRequestParts<OpenSandboxState> for PoolOperator {
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, front: &Front) -> Result<Self, Problem> {
-        let Caller(owner) = Caller::from_request_parts(parts, front).await?;
+    async fn from_request_parts(parts: &mut Parts, state: &OpenSandboxState) -> Result<Self, Problem> {
+        let ApiKeyOwner(owner) = ApiKeyOwner::from_request_parts(parts, state).await?;
         let message = "only the operator may manage pools";
         let foreign = || Problem::new(StatusCode::FORBIDDEN, "FORBIDDEN", message);
-        (owner == Owner::single()).then_some(Self).ok_or_else(foreign)
+        (owner == Owner::operator()).then_some(Self).ok_or_else(foreign)
     }
 }
 
 /// The pool named in the path.
-pub(super) struct Named(String);
+pub(super) struct PathPoolName(String);
 
-impl FromRequestParts<Front> for Named {
+impl FromRequestParts<OpenSandboxState> for PathPoolName {
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, front: &Front) -> Result<Self, Problem> {
-        Operator::from_request_parts(parts, front).await?;
-        Ok(Self(param(parts, "name").await))
+    async fn from_request_parts(parts: &mut Parts, state: &OpenSandboxState) -> Result<Self, Problem> {
+        PoolOperator::from_request_parts(parts, state).await?;
+        Ok(Self(path_param(parts, "name").await))
     }
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct CreateBody {
+pub(super) struct CreatePoolBody {
     name: String,
     /// A pod template; only its first container is used.
     template: Value,
@@ -53,7 +57,7 @@ pub(super) struct CreateBody {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct SetBody {
+pub(super) struct SetPoolBody {
     capacity_spec: CapacityBody,
 }
 
@@ -79,7 +83,7 @@ struct RefillBody {
 pub(super) struct PoolBody {
     name: String,
     capacity_spec: CapacityBody,
-    status: Status,
+    status: PoolStatusBody,
     created_at: String,
     image: Value,
     resource_limits: Value,
@@ -89,7 +93,7 @@ pub(super) struct PoolBody {
 }
 
 #[derive(Serialize)]
-struct Status {
+struct PoolStatusBody {
     total: usize,
     allocated: usize,
     available: usize,
@@ -102,61 +106,67 @@ struct Status {
 }
 
 /// `POST /pools`
-pub(super) async fn create(
-    State(front): State<Front>,
-    _: Operator,
-    JsonBody(body): JsonBody<CreateBody>,
+pub(super) async fn create_pool(
+    State(state): State<OpenSandboxState>,
+    _: PoolOperator,
+    JsonBody(body): JsonBody<CreatePoolBody>,
 ) -> Result<(StatusCode, HeaderMap, Json<PoolBody>), Problem> {
-    let refill = body.refill.map_or_else(Refill::default, |refill| Refill {
+    let refill = body.refill.map_or_else(RefillRate::default, |refill| RefillRate {
         per_second: refill.per_second,
         at_once: refill.at_once,
     });
-    let template = template(&body.template, front.settings.default_network)?;
+    let template = parse_pod_template(&body.template, state.settings.default_network)?;
     let capacity = body.capacity_spec.into_domain();
-    let pool = Pool { name: body.name, template, capacity, refill };
-    let made = front.service.create_pool(pool).await?;
+    let pool = PoolSpec { name: body.name, template, capacity, refill };
+    let made = state.service.create_pool(pool).await?;
     // A missing image is the pool's problem, which its responses show.
-    let image = front.service.resolve_image(&made.pool.template.image).await;
-    let stand_in = answer::stand_in(image.ok().and_then(|image| image.stand_in).as_deref());
-    Ok((StatusCode::CREATED, stand_in, Json(PoolBody::of(&made))))
+    let image = state.service.resolve_image(&made.pool.template.image).await;
+    let stand_in = error_format::stand_in_headers(image.ok().and_then(|image| image.stand_in).as_deref());
+    Ok((StatusCode::CREATED, stand_in, Json(PoolBody::from_report(&made))))
 }
 
 /// `GET /pools`
-pub(super) async fn list(State(front): State<Front>, _: Operator) -> Json<Value> {
-    let items: Vec<PoolBody> = front.service.pools().iter().map(PoolBody::of).collect();
+pub(super) async fn list_pools(State(state): State<OpenSandboxState>, _: PoolOperator) -> Json<Value> {
+    let items: Vec<PoolBody> = state.service.list_pools().iter().map(PoolBody::from_report).collect();
     Json(json!({ "items": items }))
 }
 
 /// `GET /pools/{name}`
-pub(super) async fn get(State(front): State<Front>, Named(name): Named) -> Result<Json<PoolBody>, Problem> {
-    Ok(Json(PoolBody::of(&front.service.pool(&name)?)))
+pub(super) async fn get_pool(
+    State(state): State<OpenSandboxState>,
+    PathPoolName(name): PathPoolName,
+) -> Result<Json<PoolBody>, Problem> {
+    Ok(Json(PoolBody::from_report(&state.service.find_pool(&name)?)))
 }
 
 /// `PUT /pools/{name}`: only the capacity can be changed.
-pub(super) async fn set(
-    State(front): State<Front>,
-    Named(name): Named,
-    JsonBody(body): JsonBody<SetBody>,
+pub(super) async fn set_pool_capacity(
+    State(state): State<OpenSandboxState>,
+    PathPoolName(name): PathPoolName,
+    JsonBody(body): JsonBody<SetPoolBody>,
 ) -> Result<Json<PoolBody>, Problem> {
-    let set = front.service.set_pool(&name, body.capacity_spec.into_domain()).await;
-    Ok(Json(PoolBody::of(&set.map_err(fixed)?)))
+    let set = state.service.set_pool_capacity(&name, body.capacity_spec.into_domain()).await;
+    Ok(Json(PoolBody::from_report(&set.map_err(fixed_pool_problem)?)))
 }
 
 /// `DELETE /pools/{name}`: responds once its warm sandboxes are gone.
-pub(super) async fn delete(State(front): State<Front>, Named(name): Named) -> Result<StatusCode, Problem> {
-    front.service.remove_pool(&name).await.map_err(fixed)?;
+pub(super) async fn delete_pool(
+    State(state): State<OpenSandboxState>,
+    PathPoolName(name): PathPoolName,
+) -> Result<StatusCode, Problem> {
+    state.service.remove_pool(&name).await.map_err(fixed_pool_problem)?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 /// Gives a conflict with a fixed pool a code other than "already exists".
-fn fixed(error: service::ServiceError) -> Problem {
-    Problem::from(error).coded(StatusCode::CONFLICT, "KUBERNETES::POOL_API_ERROR")
+fn fixed_pool_problem(error: service::ServiceError) -> Problem {
+    Problem::from(error).with_code_for(StatusCode::CONFLICT, "KUBERNETES::POOL_API_ERROR")
 }
 
 impl CapacityBody {
-    fn into_domain(self) -> Capacity {
+    fn into_domain(self) -> PoolCapacity {
         let count = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
-        Capacity {
+        PoolCapacity {
             level: count(self.buffer_max),
             least_level: count(self.buffer_min),
             most: if self.pool_max == u32::MAX { usize::MAX } else { count(self.pool_max) },
@@ -164,7 +174,7 @@ impl CapacityBody {
         }
     }
 
-    fn of(capacity: Capacity) -> Self {
+    fn from_domain(capacity: PoolCapacity) -> Self {
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
         Self {
             buffer_max: count(capacity.level),
@@ -176,8 +186,8 @@ impl CapacityBody {
 }
 
 impl PoolBody {
-    fn of(report: &PoolReport) -> Self {
-        let Pool { name, template, capacity, refill } = &report.pool;
+    fn from_report(report: &PoolReport) -> Self {
+        let PoolSpec { name, template, capacity, refill } = &report.pool;
         let limits = &template.resources;
         let mut shown = json!({});
         for (name, amount) in [
@@ -191,9 +201,9 @@ impl PoolBody {
         }
         Self {
             name: name.clone(),
-            capacity_spec: CapacityBody::of(*capacity),
-            status: Status::of(report),
-            created_at: rfc3339(report.created),
+            capacity_spec: CapacityBody::from_domain(*capacity),
+            status: PoolStatusBody::from_report(report),
+            created_at: format_rfc3339(report.created),
             image: json!({ "uri": template.image }),
             resource_limits: shown,
             refill: RefillBody { per_second: refill.per_second, at_once: refill.at_once },
@@ -205,13 +215,13 @@ impl PoolBody {
     }
 }
 
-impl Status {
-    fn of(report: &PoolReport) -> Self {
+impl PoolStatusBody {
+    fn from_report(report: &PoolReport) -> Self {
         Self {
             total: report.warm + report.taken,
             allocated: report.taken,
             available: report.warm,
-            revision: revision(&report.pool.template),
+            revision: template_revision(&report.pool.template),
             claimed: report.claims,
             cold: report.cold,
             trouble: report.trouble.clone(),
@@ -220,7 +230,7 @@ impl Status {
 }
 
 /// Returns a text that changes with the template.
-fn revision(template: &Spec) -> String {
+fn template_revision(template: &SandboxSpec) -> String {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let mut hasher = DefaultHasher::new();
     format!("{template:?}").hash(&mut hasher);
@@ -229,7 +239,7 @@ fn revision(template: &Spec) -> String {
 
 /// Parses a pod template: image and limits of its first container. The request that takes a sandbox
 /// decides what starts in it, so commands are ignored and variables are refused.
-fn template(pod: &Value, network: Network) -> Result<Spec, Problem> {
+fn parse_pod_template(pod: &Value, network: NetworkAccess) -> Result<SandboxSpec, Problem> {
     let containers = pod["spec"]["containers"].as_array().or_else(|| pod["containers"].as_array());
     let container = containers.and_then(|containers| containers.first());
     let container = container.ok_or_else(|| Problem::invalid("`template.spec.containers` is missing"))?;
@@ -242,15 +252,21 @@ fn template(pod: &Value, network: Network) -> Result<Spec, Problem> {
     let limits = &container["resources"]["limits"];
     let limit = |name: &str| limits[name].as_str();
     let wrong = |name: &'static str| {
-        move |error: domain::quantity::NotAQuantity| Problem::invalid(format!("limit `{name}`: {error}"))
+        move |error: domain::quantity::QuantityError| Problem::invalid(format!("limit `{name}`: {error}"))
     };
-    let resources = Resources {
+    let resources = ResourceLimits {
         memory: limit("memory").map(Bytes::parse).transpose().map_err(wrong("memory"))?,
-        cpus: limit("cpu").map(Cpus::parse).transpose().map_err(wrong("cpu"))?,
+        cpus: limit("cpu").map(MilliCpus::parse).transpose().map_err(wrong("cpu"))?,
         disk: limit("ephemeral-storage").map(Bytes::parse).transpose().map_err(wrong("ephemeral-storage"))?,
         pids: None,
     };
-    Ok(Spec { image: image.to_owned(), resources, network, guest: Guest::root(), ..Spec::plain() })
+    Ok(SandboxSpec {
+        image: image.to_owned(),
+        resources,
+        network,
+        guest: GuestSettings::root_only(),
+        ..SandboxSpec::with_defaults()
+    })
 }
 
 #[cfg(test)]
@@ -263,12 +279,12 @@ mod tests {
             "name": "main", "image": "python:3.12", "command": ["tail", "-f", "/dev/null"],
             "resources": {"limits": {"memory": "64Mi", "cpu": "500m", "ephemeral-storage": "1Gi"}},
         }]}});
-        let spec = template(&pod, Network::Off).unwrap();
+        let spec = parse_pod_template(&pod, NetworkAccess::Off).unwrap();
         assert_eq!(spec.image, "python:3.12");
-        let expected = Resources {
-            memory: Some(Bytes::mib(64)),
-            cpus: Some(Cpus(500)),
-            disk: Some(Bytes::mib(1024)),
+        let expected = ResourceLimits {
+            memory: Some(Bytes::from_mib(64)),
+            cpus: Some(MilliCpus(500)),
+            disk: Some(Bytes::from_mib(1024)),
             pids: None,
         };
         assert_eq!(spec.resources, expected);
@@ -280,7 +296,7 @@ mod tests {
             json!({"spec": {"containers": [{"image": "a", "env": [{"name": "A", "value": "b"}]}]}}),
         ] {
             assert_eq!(
-                template(&wrong, Network::Off).unwrap_err().status,
+                parse_pod_template(&wrong, NetworkAccess::Off).unwrap_err().status,
                 StatusCode::BAD_REQUEST,
                 "{wrong}"
             );
@@ -291,7 +307,7 @@ mod tests {
     fn capacity_is_returned_as_sent() {
         for most in [7, u32::MAX] {
             let body = CapacityBody { buffer_max: 5, buffer_min: 1, pool_max: most, pool_min: 2 };
-            let returned = serde_json::to_value(CapacityBody::of(body.into_domain())).unwrap();
+            let returned = serde_json::to_value(CapacityBody::from_domain(body.into_domain())).unwrap();
             assert_eq!(returned, serde_json::to_value(body).unwrap());
         }
     }

@@ -8,8 +8,8 @@ use http::StatusCode;
 use service::{ErrorKind, ServiceError, SnapshotProblem};
 
 use super::volumes;
-use crate::answer;
-use crate::auth::Refusal;
+use crate::auth::AuthError;
+use crate::kit::error_format::{self, CODE_AND_MESSAGE};
 
 /// An error response: `{code, message}` and a status.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ impl Problem {
     }
 
     /// Replaces the code, if the status is `status`.
-    pub(super) fn coded(self, status: StatusCode, code: &'static str) -> Self {
+    pub(super) fn with_code_for(self, status: StatusCode, code: &'static str) -> Self {
         if self.status == status { Self { code, ..self } } else { self }
     }
 }
@@ -62,23 +62,25 @@ impl Problem {
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let mut response = match self.retry_after {
-            Some(seconds) => answer::try_later(self.status, self.code, &self.message, seconds),
-            None => answer::error(self.status, self.code, &self.message),
+            Some(seconds) => {
+                CODE_AND_MESSAGE.build_retry_error(self.status, self.code, &self.message, seconds)
+            }
+            None => error_format::build_error(self.status, self.code, &self.message),
         };
-        answer::add_hint(&mut response, self.hint.as_deref());
+        error_format::add_hint(&mut response, self.hint.as_deref());
         response
     }
 }
 
-impl From<Refusal> for Problem {
-    fn from(refusal: Refusal) -> Self {
+impl From<AuthError> for Problem {
+    fn from(refusal: AuthError) -> Self {
         match refusal {
-            Refusal::NoKey => {
+            AuthError::NoKey => {
                 let message = "the header OPEN-SANDBOX-API-KEY is missing";
                 Self::new(StatusCode::UNAUTHORIZED, "MISSING_API_KEY", message)
             }
-            Refusal::WrongKey => Self::new(StatusCode::UNAUTHORIZED, "INVALID_API_KEY", "unknown API key"),
-            Refusal::Page => {
+            AuthError::WrongKey => Self::new(StatusCode::UNAUTHORIZED, "INVALID_API_KEY", "unknown API key"),
+            AuthError::Page => {
                 let message = "a server without an API key refuses requests from web pages";
                 Self::new(StatusCode::FORBIDDEN, "FORBIDDEN", message)
             }
@@ -112,8 +114,8 @@ impl From<ServiceError> for Problem {
                 (StatusCode::INTERNAL_SERVER_ERROR, "SANDBOX::INTERNAL_ERROR")
             }
         };
-        let (status, code) = volumes::status_of(&error).unwrap_or((status, code));
-        report(&error);
+        let (status, code) = volumes::volume_error_status(&error).unwrap_or((status, code));
+        log_internal_error(&error);
         let problem = Self::new(status, code, with_hint(&error, error.to_string()));
         let hint = error.hint().map(str::to_owned);
         Self { hint, retry_after: retry_after(&error), ..problem }
@@ -132,14 +134,14 @@ fn snapshot_code(problem: SnapshotProblem) -> &'static str {
 }
 
 /// Logs internal errors in full; the client gets only the message.
-pub(super) fn report(error: &ServiceError) {
+pub(super) fn log_internal_error(error: &ServiceError) {
     if error.kind() == ErrorKind::Internal {
-        tracing::error!(error = %chain(error), "request failed");
+        tracing::error!(error = %error_chain(error), "request failed");
     }
 }
 
 /// The problem for one owner, with this message and the hint that applies to that owner.
-pub(super) fn told_to(owner: &Owner, error: ServiceError, message: String) -> Problem {
+pub(super) fn problem_for_owner(owner: &Owner, error: ServiceError, message: String) -> Problem {
     let hint = error.hint_for(owner).map(str::to_owned);
     let message = add_hint(message, hint.as_deref());
     Problem { message, hint, ..Problem::from(error) }
@@ -165,7 +167,7 @@ pub(super) fn retry_after(error: &ServiceError) -> Option<u64> {
 }
 
 /// Formats the error and all its causes in one line.
-fn chain(error: &ServiceError) -> String {
+fn error_chain(error: &ServiceError) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

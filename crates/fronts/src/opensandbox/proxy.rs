@@ -8,63 +8,49 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, any};
 use domain::{Owner, SandboxId};
 use http::request::Parts;
-use http::{HeaderValue, StatusCode, Uri, header, uri::PathAndQuery};
-use hyper::upgrade::OnUpgrade;
+use http::{HeaderValue, StatusCode, header};
 use service::Sandbox;
-use tower::ServiceExt;
 
-use super::access::admit;
-use super::address::{Place, port_and_signature};
-use super::execd::Scope;
+use super::access::authorize_port;
+use super::execd::ExecTarget;
+use super::port_label::{PortAddress, parse_port_and_signature};
 use super::problem::Problem;
-use super::signed::Signed;
-use super::types::Notes;
-use super::{EGRESS_PORT, EXECD_PORT, Front, egress, execd, forward};
-use crate::auth;
-use crate::serve::Peer;
-use crate::trace::Route;
+use super::signed_routes::RouteSignature;
+use super::types::SandboxNotes;
+use super::{EGRESS_PORT, EXECD_PORT, OpenSandboxState, egress, execd, forward};
+use crate::kit::headers::header_text;
+use crate::kit::nested::{self, InvalidPath};
+use crate::ports::target::{AddressForm, PortTarget};
+use crate::server::request_log::RouteLabel;
 
-const RENEWAL_HEADER: &str = "OpenSandbox-Access-Renew";
+pub(super) const RENEWAL_HEADER: &str = "OpenSandbox-Access-Renew";
 
 /// Serves the ports of sandboxes.
 #[derive(Clone)]
-pub(crate) struct Ports {
-    pub(super) front: Front,
+pub(super) struct PortProxy {
+    pub(super) front: OpenSandboxState,
     /// The execution API, with the sandbox in the request's extensions.
     pub(super) execd: Router,
 }
 
-pub(super) fn table() -> Vec<(String, MethodRouter<Ports>)> {
+pub(super) fn proxy_routes() -> Vec<(String, MethodRouter<PortProxy>)> {
     let forms = ["/sandboxes/{id}/proxy/{port}", "/sandboxes/{id}/proxy/{port}/{*path}"];
     // A wildcard does not match the bare slash.
     let forms = forms.into_iter().chain(["/sandboxes/{id}/proxy/{port}/"]);
-    forms.flat_map(|path| [format!("/v1{path}"), path.to_owned()]).map(|path| (path, any(proxy))).collect()
+    forms
+        .flat_map(|path| [format!("/v1{path}"), path.to_owned()])
+        .map(|path| (path, any(proxy_by_path)))
+        .collect()
 }
 
-/// How a client addressed a port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
-    /// By a path on the server's own address, which all sandboxes share.
-    Path,
-    /// By a host or a header; the whole path belongs to the service.
-    Gateway,
-}
-
-/// A port of a sandbox and the requested path.
+/// A port with the signature in its address, if any.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Target {
-    pub(super) id: SandboxId,
-    pub(super) port: u16,
-    /// The part of the path that names the port; redirects must stay below it.
-    pub(super) mount: String,
-    /// The rest, as the client wrote it.
-    pub(super) path: String,
-    pub(super) form: Form,
-    /// The signature in the address, if any.
-    pub(super) signed: Option<Signed>,
+pub(super) struct SignedTarget {
+    pub(super) target: PortTarget,
+    pub(super) signature: Option<RouteSignature>,
 }
 
-impl Target {
+impl SignedTarget {
     fn parse(path: &str) -> Result<Self, Problem> {
         let below = path.strip_prefix("/v1").unwrap_or(path);
         let parts: Vec<&str> = below.splitn(6, '/').collect();
@@ -72,30 +58,34 @@ impl Target {
             return Err(Problem::no_sandbox(""));
         };
         let parsed = SandboxId::parse(id).ok().ok_or_else(|| Problem::no_sandbox(id))?;
-        let (number, signed) = port_and_signature(port)?;
+        let (port, signature) = parse_port_and_signature(port)?;
         let rest = rest.first().map(|rest| format!("/{rest}")).unwrap_or_default();
         let mount = path[..path.len() - rest.len()].to_owned();
-        Ok(Self { id: parsed, port: number, mount, path: rest, form: Form::Path, signed })
+        let (form, opens_itself) = (AddressForm::Path, signature.is_some());
+        let target = PortTarget { id: parsed, port, mount, path: rest, form, opens_itself };
+        Ok(Self { target, signature })
     }
 
-    fn named(address: Place, path: &str) -> Self {
-        let Place { id, port, signed } = address;
-        Self { id, port, mount: String::new(), path: path.to_owned(), form: Form::Gateway, signed }
+    fn from_address(address: PortAddress, path: &str) -> Self {
+        let PortAddress { id, port, signed } = address;
+        let (mount, path, form) = (String::new(), path.to_owned(), AddressForm::Gateway);
+        let target = PortTarget { id, port, mount, path, form, opens_itself: signed.is_some() };
+        Self { target, signature: signed }
     }
 }
 
 /// How the execution API was addressed, for requests that it forwards itself.
 #[derive(Clone)]
-pub(super) struct Reached {
+pub(super) struct ReachedVia {
     pub(super) mount: String,
-    pub(super) form: Form,
-    pub(super) signed: Option<Signed>,
+    pub(super) form: AddressForm,
+    pub(super) opens_itself: bool,
 }
 
-impl FromRequestParts<Front> for Reached {
+impl FromRequestParts<OpenSandboxState> for ReachedVia {
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, _: &Front) -> Result<Self, Problem> {
+    async fn from_request_parts(parts: &mut Parts, _: &OpenSandboxState) -> Result<Self, Problem> {
         parts.extensions.get::<Self>().cloned().ok_or_else(|| Problem::no_sandbox(""))
     }
 }
@@ -107,69 +97,74 @@ fn port_in(path: &str) -> u16 {
     number.parse().unwrap_or_default()
 }
 
-async fn proxy(State(ports): State<Ports>, request: Request) -> Response {
+async fn proxy_by_path(State(ports): State<PortProxy>, request: Request) -> Response {
     let path = request.uri().path();
-    match Target::parse(path) {
-        Ok(target) => ports.answer(target, request).await,
-        Err(problem) => refuse(problem, port_in(path)),
+    match SignedTarget::parse(path) {
+        Ok(target) => ports.answer_request(target, request).await,
+        Err(problem) => refusal_response(problem, port_in(path)),
     }
 }
 
-impl Ports {
-    /// Answers a request that named a port by host or header, in the format of [`Place`].
-    pub(crate) async fn reach(self, label: &str, request: Request) -> Response {
-        let mut response = match Place::parse(label) {
+impl PortProxy {
+    /// Answers a request that named a port by host or header, in the format of [`PortAddress`].
+    pub(super) async fn proxy_by_label(self, label: &str, request: Request) -> Response {
+        let mut response = match PortAddress::parse(label) {
             Ok(address) => {
-                let target = Target::named(address, request.uri().path());
-                self.answer(target, request).await
+                let target = SignedTarget::from_address(address, request.uri().path());
+                self.answer_request(target, request).await
             }
             Err(problem) => problem.into_response(),
         };
-        if response.extensions().get::<Route>().is_none() {
-            response.extensions_mut().insert(Route("gateway".to_owned()));
+        if response.extensions().get::<RouteLabel>().is_none() {
+            response.extensions_mut().insert(RouteLabel("gateway".to_owned()));
         }
         response
     }
 
-    async fn answer(self, target: Target, request: Request) -> Response {
-        let front = &self.front;
-        let found = front.service.look(&target.id);
-        if found.is_none() && target.form == Form::Gateway {
-            return refuse(Problem::no_sandbox(target.id.as_str()), target.port);
+    async fn answer_request(self, addressed: SignedTarget, request: Request) -> Response {
+        let (front, target) = (&self.front, &addressed.target);
+        let found = front.service.get_any_owner(&target.id);
+        if found.is_none() && target.form == AddressForm::Gateway {
+            return refusal_response(Problem::no_sandbox(target.id.as_str()), target.port);
         }
-        let owner = match admit(front, request.headers(), &target, found.as_ref()) {
+        let owner = match authorize_port(front, request.headers(), &addressed, found.as_ref()) {
             Ok(owner) => owner,
-            Err(problem) => return refuse(problem, target.port),
+            Err(problem) => return refusal_response(problem, target.port),
         };
-        let sandbox = match front.service.get(&owner, &target.id) {
+        let sandbox = match front.service.find_sandbox(&owner, &target.id) {
             Ok(sandbox) => sandbox,
-            Err(error) => return refuse(Problem::from(error), target.port),
+            Err(error) => return refusal_response(Problem::from(error), target.port),
         };
-        let notes = Notes::of(&sandbox);
-        if auth::text(request.headers(), RENEWAL_HEADER).is_none_or(|value| value.trim() != "skip") {
+        let notes = SandboxNotes::from_sandbox(&sandbox);
+        if header_text(request.headers(), RENEWAL_HEADER).is_none_or(|value| value.trim() != "skip") {
             renew_on_access(front, &owner, &sandbox, &notes).await;
         }
         match target.port {
             EXECD_PORT => {
-                let lines = notes.lines(front.settings.default_lines);
-                let Target { id, mount, path, form, signed, .. } = target;
-                let scope = Scope { owner: owner.clone(), id: id.clone(), lines };
-                let reached = Reached { mount, form, signed };
-                let response = execute(self.execd.clone(), scope, reached, &path, request).await;
+                let lines = notes.line_dialect(front.settings.default_lines);
+                let PortTarget { id, mount, path, form, opens_itself, .. } = addressed.target;
+                let scope = ExecTarget { owner: owner.clone(), id: id.clone(), lines };
+                let reached = ReachedVia { mount, form, opens_itself };
+                let called = nested::call_router(self.execd.clone(), &path, request, |extensions| {
+                    extensions.insert(scope);
+                    extensions.insert(reached);
+                });
+                let invalid = |_: InvalidPath| Problem::invalid("invalid path").into_response();
+                let response = called.await.unwrap_or_else(invalid);
                 if response.status() == StatusCode::INTERNAL_SERVER_ERROR {
-                    return execd::gone(front, &owner, &id).unwrap_or(response);
+                    return execd::gone_response(front, &owner, &id).unwrap_or(response);
                 }
                 response
             }
-            EGRESS_PORT => egress::answer(&sandbox, request.method(), &target.path),
-            _ => forward::forward(front, &owner, &target, request).await,
+            EGRESS_PORT => egress::answer_egress(&sandbox, request.method(), &target.path),
+            _ => forward::forward_request(front, &owner, target, request).await,
         }
     }
 }
 
 /// Formats a refusal for the API on `port`: the execution API uses `error` for a missing or invalid
 /// token, the egress API uses plain text.
-fn refuse(problem: Problem, port: u16) -> Response {
+fn refusal_response(problem: Problem, port: u16) -> Response {
     let (kind, body) = match port {
         EXECD_PORT if matches!(problem.code, "MISSING_API_KEY" | "INVALID_API_KEY") => {
             ("application/json", serde_json::json!({ "error": problem.message }).to_string())
@@ -182,47 +177,13 @@ fn refuse(problem: Problem, port: u16) -> Response {
     Response::from_parts(parts, body.into())
 }
 
-/// Passes a request to the execution API, under the path it has there.
-async fn execute(
-    execd: Router,
-    scope: Scope,
-    reached: Reached,
-    path: &str,
-    mut request: Request,
-) -> Response {
-    let path = if path.is_empty() { "/" } else { path };
-    let inner = match request.uri().query() {
-        Some(query) => format!("{path}?{query}"),
-        None => path.to_owned(),
-    };
-    let mut parts = request.uri().clone().into_parts();
-    parts.path_and_query = PathAndQuery::try_from(inner).ok();
-    let Ok(uri) = Uri::from_parts(parts) else {
-        return Problem::invalid("invalid path").into_response();
-    };
-    *request.uri_mut() = uri;
-    // The outer router has stored the parameters of its own path here.
-    let extensions = request.extensions_mut();
-    let (upgrade, peer) = (extensions.remove::<OnUpgrade>(), extensions.remove::<Peer>());
-    extensions.clear();
-    if let Some(upgrade) = upgrade {
-        extensions.insert(upgrade);
-    }
-    if let Some(peer) = peer {
-        extensions.insert(peer);
-    }
-    extensions.insert(scope);
-    extensions.insert(reached);
-    execd.oneshot(request).await.into_response()
-}
-
 /// Extends the expiry if the sandbox was created with access renewal, unless it was extended a moment
 /// ago. A failure must not fail the proxied request.
-async fn renew_on_access(front: &Front, owner: &Owner, sandbox: &Sandbox, notes: &Notes) {
+async fn renew_on_access(state: &OpenSandboxState, owner: &Owner, sandbox: &Sandbox, notes: &SandboxNotes) {
     let (Some(seconds), Some(expires)) = (notes.renew_on_access, sandbox.expires) else { return };
     let wanted = SystemTime::now() + Duration::from_secs(seconds);
-    if expires + front.settings.renewal_interval < wanted
-        && let Err(error) = front.service.renew(owner, &sandbox.id, wanted).await
+    if expires + state.settings.renewal_interval < wanted
+        && let Err(error) = state.service.renew_expiry(owner, &sandbox.id, wanted).await
     {
         tracing::warn!(%error, "failed to renew sandbox on access; the next access retries");
     }
@@ -247,7 +208,7 @@ mod tests {
             (format!("/sandboxes/{ID}/proxy/8080"), format!("/sandboxes/{ID}/proxy/8080"), ""),
             (format!("/sandboxes/{ID}/proxy/8080/"), format!("/sandboxes/{ID}/proxy/8080"), "/"),
         ] {
-            let target = Target::parse(&path).unwrap();
+            let target = SignedTarget::parse(&path).unwrap().target;
             assert_eq!((target.mount, target.path.as_str(), target.port), (mount, rest, 8080), "{path}");
         }
     }
@@ -255,10 +216,10 @@ mod tests {
     #[test]
     fn signature_is_part_of_the_mount() {
         let path = format!("/v1/sandboxes/{ID}/proxy/8080-t2k-abc/x");
-        let target = Target::parse(&path).unwrap();
+        let SignedTarget { target, signature } = SignedTarget::parse(&path).unwrap();
         assert_eq!((target.port, target.path.as_str()), (8080, "/x"));
-        assert!(target.mount.ends_with("/8080-t2k-abc"));
-        assert_eq!(target.signed.unwrap().expires, "t2k");
+        assert!(target.mount.ends_with("/8080-t2k-abc") && target.opens_itself);
+        assert_eq!(signature.unwrap().expires, "t2k");
     }
 
     /// Paths that are almost valid, and some that are not.
@@ -275,7 +236,7 @@ mod tests {
     proptest! {
         #[test]
         fn target_reproduces_the_path(path in any_path()) {
-            if let Ok(target) = Target::parse(&path) {
+            if let Ok(SignedTarget { target, .. }) = SignedTarget::parse(&path) {
                 prop_assert!(target.port > 0);
                 prop_assert_eq!(format!("{}{}", target.mount, target.path), path.as_str());
                 prop_assert!(target.path.is_empty() || target.path.starts_with('/'));
@@ -289,14 +250,14 @@ mod tests {
 
     #[test]
     fn malformed_ports_and_ids_are_refused() {
-        let status = |path: String| Target::parse(&path).unwrap_err().status;
+        let status = |path: String| SignedTarget::parse(&path).unwrap_err().status;
         assert_eq!(status(format!("/sandboxes/{ID}/proxy/0/x")), StatusCode::BAD_REQUEST);
         assert_eq!(status(format!("/sandboxes/{ID}/proxy/65536/x")), StatusCode::BAD_REQUEST);
         assert_eq!(status("/sandboxes/..%2f/proxy/80/x".to_owned()), StatusCode::NOT_FOUND);
     }
 
     async fn refused(problem: Problem, port: u16) -> (http::HeaderMap, String) {
-        let (parts, body) = refuse(problem, port).into_parts();
+        let (parts, body) = refusal_response(problem, port).into_parts();
         let body = axum::body::to_bytes(body, 1000).await.unwrap();
         (parts.headers, String::from_utf8(body.to_vec()).unwrap())
     }

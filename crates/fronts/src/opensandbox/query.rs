@@ -1,4 +1,4 @@
-//! Query strings: form decoding, repeated names, and the filter of lists.
+//! The filter and the page of a list request.
 
 use std::collections::BTreeMap;
 
@@ -6,55 +6,23 @@ use domain::Phase;
 use http::StatusCode;
 
 use super::problem::Problem;
-use super::types::state;
+use super::types::state_name;
+use crate::kit::query::QueryParams;
 
-const LARGEST_PAGE: usize = 200;
-
-/// The decoded pairs of a query, in order. A `+` is a space.
-pub(super) struct Query(Vec<(String, String)>);
-
-impl Query {
-    pub(super) fn of(uri: &http::Uri) -> Self {
-        Self(form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()).into_owned().collect())
-    }
-
-    /// Returns the first value of a name.
-    pub(super) fn first(&self, name: &str) -> Option<&str> {
-        self.0.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
-    }
-
-    pub(super) fn all(&self, name: &str) -> Vec<String> {
-        self.0.iter().filter(|(key, _)| key == name).map(|(_, value)| value.clone()).collect()
-    }
-
-    /// Whether a value is true; absent, empty and unknown values are false.
-    pub(super) fn is_on(&self, name: &str) -> bool {
-        self.first(name).is_some_and(|value| matches!(value, "true" | "True" | "TRUE" | "1"))
-    }
-
-    /// Parses a number; `None` if absent or empty.
-    pub(super) fn number<T: std::str::FromStr>(&self, name: &str) -> Result<Option<T>, String> {
-        match self.first(name).filter(|text| !text.is_empty()) {
-            None => Ok(None),
-            Some(text) => {
-                text.parse().map(Some).or(Err(format!("`{name}` is not a number or is out of range")))
-            }
-        }
-    }
-}
+const MAX_PAGE_SIZE: usize = 200;
 
 /// The filter and page of a list request.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Listing {
+pub(super) struct ListQuery {
     states: Vec<String>,
     pub(super) metadata: BTreeMap<String, String>,
     pub(super) page: usize,
     pub(super) page_size: usize,
 }
 
-impl Listing {
-    pub(super) fn parse(query: &Query) -> Result<Self, Problem> {
-        let (page, page_size) = page(query)?;
+impl ListQuery {
+    pub(super) fn parse(query: &QueryParams) -> Result<Self, Problem> {
+        let (page, page_size) = parse_page(query)?;
         let metadata = query.first("metadata").map(parse_metadata).transpose()?.unwrap_or_default();
         Ok(Self { states: query.all("state"), metadata, page, page_size })
     }
@@ -63,17 +31,18 @@ impl Listing {
         (self.page - 1).saturating_mul(self.page_size)
     }
 
-    pub(super) fn shows(&self, phase: Phase) -> bool {
-        self.states.is_empty() || self.states.iter().any(|wanted| wanted.eq_ignore_ascii_case(state(phase)))
+    pub(super) fn includes_phase(&self, phase: Phase) -> bool {
+        self.states.is_empty()
+            || self.states.iter().any(|wanted| wanted.eq_ignore_ascii_case(state_name(phase)))
     }
 }
 
 /// Parses the page number and page size.
-pub(super) fn page(query: &Query) -> Result<(usize, usize), Problem> {
-    let page = query.number("page").map_err(Problem::invalid)?.unwrap_or(1);
-    let page_size = query.number("pageSize").map_err(Problem::invalid)?.unwrap_or(20);
-    if page < 1 || !(1..=LARGEST_PAGE).contains(&page_size) {
-        let message = format!("`page` must be at least 1 and `pageSize` from 1 to {LARGEST_PAGE}");
+pub(super) fn parse_page(query: &QueryParams) -> Result<(usize, usize), Problem> {
+    let page = query.parse_number("page").map_err(Problem::invalid)?.unwrap_or(1);
+    let page_size = query.parse_number("pageSize").map_err(Problem::invalid)?.unwrap_or(20);
+    if page < 1 || !(1..=MAX_PAGE_SIZE).contains(&page_size) {
+        let message = format!("`page` must be at least 1 and `pageSize` from 1 to {MAX_PAGE_SIZE}");
         return Err(Problem::invalid(message));
     }
     Ok((page, page_size))
@@ -99,8 +68,8 @@ mod tests {
 
     use super::*;
 
-    fn listing(query: &str) -> Result<Listing, Problem> {
-        Listing::parse(&Query::of(&format!("/sandboxes?{query}").parse().unwrap()))
+    fn listing(query: &str) -> Result<ListQuery, Problem> {
+        ListQuery::parse(&QueryParams::from_uri(&format!("/sandboxes?{query}").parse().unwrap()))
     }
 
     fn metadata(query: &str) -> Vec<(String, String)> {
@@ -135,8 +104,8 @@ mod tests {
     #[test]
     fn states_are_alternatives_and_case_insensitive() {
         let listing = listing("state=running&state=PAUSED").unwrap();
-        assert!(listing.shows(Phase::Running) && listing.shows(Phase::Paused));
-        assert!(!listing.shows(Phase::Starting));
+        assert!(listing.includes_phase(Phase::Running) && listing.includes_phase(Phase::Paused));
+        assert!(!listing.includes_phase(Phase::Starting));
     }
 
     proptest! {

@@ -2,45 +2,49 @@
 
 use axum::routing::{MethodRouter, any, get, patch, post};
 
-use super::{Front, absent, diagnostics, endpoints, lifecycle, pools, snapshots};
+use super::{OpenSandboxState, diagnostics, endpoints, lifecycle, pools, snapshots, unsupported};
 
-pub(super) fn table() -> Vec<(String, MethodRouter<Front>)> {
-    let twice = |(path, method): (&str, MethodRouter<Front>)| {
+pub(super) fn lifecycle_routes() -> Vec<(String, MethodRouter<OpenSandboxState>)> {
+    let twice = |(path, method): (&str, MethodRouter<OpenSandboxState>)| {
         [(format!("/v1{path}"), method.clone()), (path.to_owned(), method)]
     };
-    let mut table: Vec<_> = offered().into_iter().chain(not_offered()).flat_map(twice).collect();
-    table.push(("/v1/metrics/events".to_owned(), post(lifecycle::take_measurement)));
+    let mut table: Vec<_> =
+        supported_routes().into_iter().chain(unsupported_routes()).flat_map(twice).collect();
+    table.push(("/v1/metrics/events".to_owned(), post(lifecycle::discard_measurement)));
     table.push(("/status.ok".to_owned(), get(async || "OK")));
     table
 }
 
-fn offered() -> Vec<(&'static str, MethodRouter<Front>)> {
+fn supported_routes() -> Vec<(&'static str, MethodRouter<OpenSandboxState>)> {
     vec![
-        ("/sandboxes", get(lifecycle::list).post(lifecycle::create)),
-        ("/sandboxes/{id}", get(lifecycle::get).delete(lifecycle::delete)),
+        ("/sandboxes", get(lifecycle::list_sandboxes).post(lifecycle::create_sandbox)),
+        ("/sandboxes/{id}", get(lifecycle::get_sandbox).delete(lifecycle::delete_sandbox)),
         ("/sandboxes/{id}/metadata", patch(lifecycle::patch_metadata)),
-        ("/sandboxes/{id}/renew-expiration", post(lifecycle::renew)),
-        ("/sandboxes/{id}/pause", post(lifecycle::pause)),
-        ("/sandboxes/{id}/resume", post(lifecycle::resume)),
-        ("/sandboxes/{id}/snapshots", post(snapshots::create)),
-        ("/snapshots", get(snapshots::list)),
-        ("/snapshots/{id}", get(snapshots::get).delete(snapshots::delete)),
-        ("/sandboxes/{id}/endpoints/{port}", get(endpoints::resolve)),
-        ("/pools", get(pools::list).post(pools::create)),
-        ("/pools/{name}", get(pools::get).put(pools::set).delete(pools::delete)),
-        ("/sandboxes/{id}/diagnostics/{kind}", get(diagnostics::show)),
-        ("/sandboxes/{id}/networkpolicy", changeable(get(absent::policy))),
+        ("/sandboxes/{id}/renew-expiration", post(lifecycle::renew_expiration)),
+        ("/sandboxes/{id}/pause", post(lifecycle::pause_sandbox)),
+        ("/sandboxes/{id}/resume", post(lifecycle::resume_sandbox)),
+        ("/sandboxes/{id}/snapshots", post(snapshots::create_snapshot)),
+        ("/snapshots", get(snapshots::list_snapshots)),
+        ("/snapshots/{id}", get(snapshots::get_snapshot).delete(snapshots::delete_snapshot)),
+        ("/sandboxes/{id}/endpoints/{port}", get(endpoints::resolve_endpoint)),
+        ("/pools", get(pools::list_pools).post(pools::create_pool)),
+        ("/pools/{name}", get(pools::get_pool).put(pools::set_pool_capacity).delete(pools::delete_pool)),
+        ("/sandboxes/{id}/diagnostics/{kind}", get(diagnostics::get_diagnostics)),
+        ("/sandboxes/{id}/networkpolicy", refuse_changes(get(unsupported::get_network_policy))),
     ]
 }
 
 /// Adds handlers that refuse changes to a readable resource.
-fn changeable(read: MethodRouter<Front>) -> MethodRouter<Front> {
-    let change = absent::change_policy;
+fn refuse_changes(read: MethodRouter<OpenSandboxState>) -> MethodRouter<OpenSandboxState> {
+    let change = unsupported::refuse_policy_change;
     read.put(change).patch(change).delete(change)
 }
 
-fn not_offered() -> Vec<(&'static str, MethodRouter<Front>)> {
-    vec![("/templates", any(absent::templates)), ("/templates/{id}", any(absent::templates))]
+fn unsupported_routes() -> Vec<(&'static str, MethodRouter<OpenSandboxState>)> {
+    vec![
+        ("/templates", any(unsupported::refuse_templates)),
+        ("/templates/{id}", any(unsupported::refuse_templates)),
+    ]
 }
 
 #[cfg(test)]
@@ -52,8 +56,9 @@ mod tests {
     #[test]
     fn no_path_is_defined_twice() {
         // Axum panics on a path that is already taken.
-        let router: Router<Front> =
-            table().into_iter().fold(Router::new(), |router, (path, method)| router.route(&path, method));
+        let router: Router<OpenSandboxState> = lifecycle_routes()
+            .into_iter()
+            .fold(Router::new(), |router, (path, method)| router.route(&path, method));
         assert!(router.has_routes());
     }
 }

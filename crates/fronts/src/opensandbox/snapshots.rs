@@ -5,37 +5,40 @@ use std::collections::BTreeMap;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{FromRequestParts, State};
-use domain::{Network, OnDeath, Owner, SandboxSettings, Snapshot, SnapshotId, SnapshotState};
+use domain::{NetworkAccess, OnDeath, Owner, SandboxSettings, Snapshot, SnapshotId, SnapshotState};
 use http::request::Parts;
 use http::{StatusCode, Uri, header};
 use serde::{Deserialize, Serialize};
 use service::{Outcome, SnapshotFilter};
 
-use super::Front;
-use super::access::{Addressed, Caller, param, parse_json, read_body};
+use super::OpenSandboxState;
+use super::access::{ApiKeyOwner, OwnedSandbox, parse_json, read_body};
 use super::problem::{self, Problem};
-use super::query::{self, Query};
-use super::types::{Notes, Pagination, rfc3339};
+use super::query::{self};
+use super::types::{Pagination, SandboxNotes};
+use crate::kit::query::QueryParams;
+use crate::kit::query::path_param;
+use crate::kit::time::format_rfc3339;
 
 /// The caller and the snapshot named in the path.
-pub(super) struct Named {
+pub(super) struct SnapshotTarget {
     owner: Owner,
     id: SnapshotId,
 }
 
-impl FromRequestParts<Front> for Named {
+impl FromRequestParts<OpenSandboxState> for SnapshotTarget {
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, front: &Front) -> Result<Self, Problem> {
-        let Caller(owner) = Caller::from_request_parts(parts, front).await?;
-        let id = param(parts, "id").await;
+    async fn from_request_parts(parts: &mut Parts, state: &OpenSandboxState) -> Result<Self, Problem> {
+        let ApiKeyOwner(owner) = ApiKeyOwner::from_request_parts(parts, state).await?;
+        let id = path_param(parts, "id").await;
         let id = SnapshotId::parse(&id).ok().ok_or_else(|| Problem::no_snapshot(&id))?;
         Ok(Self { owner, id })
     }
 }
 
 #[derive(Default, Deserialize)]
-struct CreateSnapshot {
+struct CreateSnapshotBody {
     name: Option<String>,
 }
 
@@ -46,7 +49,7 @@ pub(super) struct SnapshotBody {
     sandbox_id: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<String>,
-    status: Status,
+    status: SnapshotStatusBody,
     created_at: String,
     /// The settings that sandboxes restored from it inherit; an addition to the reference.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -73,7 +76,7 @@ struct SettingsBody {
 }
 
 impl SettingsBody {
-    fn of(snapshot: &Snapshot, settings: &SandboxSettings) -> Self {
+    fn from_settings(snapshot: &Snapshot, settings: &SandboxSettings) -> Self {
         let limits = &settings.resources;
         let disk = Some(snapshot.disk).filter(|disk| disk.0 > 0);
         let limits = [
@@ -91,22 +94,22 @@ impl SettingsBody {
             env: settings.env.keys().cloned().collect(),
             user: settings.guest.default_user.clone(),
             metadata: settings.labels.clone(),
-            secure_access: Notes::recorded(settings).secure_access,
+            secure_access: SandboxNotes::from_settings(settings).secure_access,
         }
     }
 }
 
-fn network_name(network: Network) -> &'static str {
+fn network_name(network: NetworkAccess) -> &'static str {
     match network {
-        Network::Off => "off",
-        Network::On => "on",
-        Network::Auto => "auto",
-        Network::Filtered => "filtered",
+        NetworkAccess::Off => "off",
+        NetworkAccess::On => "on",
+        NetworkAccess::Auto => "auto",
+        NetworkAccess::Filtered => "filtered",
     }
 }
 
 #[derive(Serialize)]
-struct Status {
+struct SnapshotStatusBody {
     state: &'static str,
     reason: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -120,7 +123,7 @@ pub(super) struct SnapshotList {
 }
 
 impl SnapshotBody {
-    fn of(snapshot: &Snapshot) -> Self {
+    fn from_snapshot(snapshot: &Snapshot) -> Self {
         let (reason, message) = match &snapshot.state {
             SnapshotState::Creating(progress) => ("snapshot_accepted", progress.clone()),
             SnapshotState::Ready => {
@@ -133,15 +136,18 @@ impl SnapshotBody {
             id: snapshot.id.to_string(),
             sandbox_id: snapshot.sandbox.to_string(),
             name: snapshot.name.clone(),
-            status: Status { state: state(&snapshot.state), reason, message },
-            created_at: rfc3339(snapshot.created),
-            settings: snapshot.settings.as_ref().map(|settings| SettingsBody::of(snapshot, settings)),
+            status: SnapshotStatusBody { state: state_name(&snapshot.state), reason, message },
+            created_at: format_rfc3339(snapshot.created),
+            settings: snapshot
+                .settings
+                .as_ref()
+                .map(|settings| SettingsBody::from_settings(snapshot, settings)),
         }
     }
 }
 
 /// Returns the state's name in this API.
-fn state(state: &SnapshotState) -> &'static str {
+fn state_name(state: &SnapshotState) -> &'static str {
     match state {
         SnapshotState::Creating(_) => "Creating",
         SnapshotState::Ready => "Ready",
@@ -151,17 +157,17 @@ fn state(state: &SnapshotState) -> &'static str {
 }
 
 /// `POST /sandboxes/{id}/snapshots`: the snapshot is accepted now and becomes ready later.
-pub(super) async fn create(
-    State(front): State<Front>,
-    at: Addressed,
+pub(super) async fn create_snapshot(
+    State(state): State<OpenSandboxState>,
+    sandbox: OwnedSandbox,
     body: Body,
 ) -> Result<(StatusCode, [(header::HeaderName, String); 1], Json<SnapshotBody>), Problem> {
-    let bytes = read_body(body, front.settings.json_body_limit).await?;
-    let request = if bytes.is_empty() { CreateSnapshot::default() } else { parse_json(&bytes)? };
-    let taken = front.service.take_snapshot(&at.owner, &at.id, request.name).await;
+    let bytes = read_body(body, state.settings.json_body_limit).await?;
+    let request = if bytes.is_empty() { CreateSnapshotBody::default() } else { parse_json(&bytes)? };
+    let taken = state.service.take_snapshot(&sandbox.owner, &sandbox.id, request.name).await;
     let snapshot = taken.map_err(|error| {
-        let message = error.told_to(&at.owner);
-        let problem = problem::told_to(&at.owner, error, message);
+        let message = error.message_for(&sandbox.owner);
+        let problem = problem::problem_for_owner(&sandbox.owner, error, message);
         // The reference has one code for everything the runtime cannot do.
         match problem.code {
             "SANDBOX::API_NOT_SUPPORTED" => {
@@ -171,23 +177,23 @@ pub(super) async fn create(
         }
     })?;
     let location = format!("/v1/snapshots/{}", snapshot.id);
-    Ok((StatusCode::ACCEPTED, [(header::LOCATION, location)], Json(SnapshotBody::of(&snapshot))))
+    Ok((StatusCode::ACCEPTED, [(header::LOCATION, location)], Json(SnapshotBody::from_snapshot(&snapshot))))
 }
 
 /// `GET /snapshots`
-pub(super) async fn list(
-    State(front): State<Front>,
-    Caller(owner): Caller,
+pub(super) async fn list_snapshots(
+    State(front): State<OpenSandboxState>,
+    ApiKeyOwner(owner): ApiKeyOwner,
     uri: Uri,
 ) -> Result<Json<SnapshotList>, Problem> {
-    let query = Query::of(&uri);
-    let (page, page_size) = query::page(&query)?;
+    let query = QueryParams::from_uri(&uri);
+    let (page, page_size) = query::parse_page(&query)?;
     let given = |name: &str| query.first(name).filter(|text| !text.is_empty());
     let states = query.all("state");
     let shows = |one: &SnapshotState| {
-        states.is_empty() || states.iter().any(|wanted| wanted.eq_ignore_ascii_case(state(one)))
+        states.is_empty() || states.iter().any(|wanted| wanted.eq_ignore_ascii_case(state_name(one)))
     };
-    let found = front.service.snapshots(
+    let found = front.service.list_snapshots(
         &owner,
         &SnapshotFilter {
             sandbox: given("sandboxId"),
@@ -197,19 +203,25 @@ pub(super) async fn list(
             limit: page_size,
         },
     );
-    let items = found.items.iter().map(SnapshotBody::of).collect();
+    let items = found.items.iter().map(SnapshotBody::from_snapshot).collect();
     Ok(Json(SnapshotList { items, pagination: Pagination::of(page, page_size, found.total) }))
 }
 
 /// `GET /snapshots/{id}`
-pub(super) async fn get(State(front): State<Front>, at: Named) -> Result<Json<SnapshotBody>, Problem> {
-    let snapshot = front.service.snapshot(&at.owner, &at.id)?;
-    Ok(Json(SnapshotBody::of(&snapshot)))
+pub(super) async fn get_snapshot(
+    State(state): State<OpenSandboxState>,
+    at: SnapshotTarget,
+) -> Result<Json<SnapshotBody>, Problem> {
+    let snapshot = state.service.find_snapshot(&at.owner, &at.id)?;
+    Ok(Json(SnapshotBody::from_snapshot(&snapshot)))
 }
 
 /// `DELETE /snapshots/{id}`: responds once the snapshot is gone.
-pub(super) async fn delete(State(front): State<Front>, at: Named) -> Result<StatusCode, Problem> {
-    match front.service.delete_snapshot(&at.owner, &at.id).await? {
-        Outcome::Done | Outcome::AlreadySo => Ok(StatusCode::NO_CONTENT),
+pub(super) async fn delete_snapshot(
+    State(state): State<OpenSandboxState>,
+    at: SnapshotTarget,
+) -> Result<StatusCode, Problem> {
+    match state.service.delete_snapshot(&at.owner, &at.id).await? {
+        Outcome::Done | Outcome::Unchanged => Ok(StatusCode::NO_CONTENT),
     }
 }

@@ -1,22 +1,16 @@
 //! Encodes the events of a running command: each is one bare JSON object and a blank line, without
 //! the `data:` of the standard. All clients of this API were written for that form.
 
+use crate::kit::time::now_ms;
 use std::collections::BTreeMap;
 
-use axum::body::Body;
-use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
-use domain::Exit;
-use futures_util::Stream;
-use http::header;
+use domain::ExitReason;
 use serde::Serialize;
-
-use super::types::now_ms;
 
 /// One event. Clients drop events without a timestamp, so it is added when the event is written.
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub(super) enum Event<'a> {
+pub(super) enum SseEvent<'a> {
     /// The first event; carries the id of the command.
     Init {
         text: &'a str,
@@ -35,7 +29,7 @@ pub(super) enum Event<'a> {
     #[serde(rename = "stderr")]
     Gap {
         text: &'a str,
-        coracle: Missing,
+        coracle: GapRange,
     },
     /// The number of a code run in its context.
     ExecutionCount {
@@ -47,7 +41,7 @@ pub(super) enum Event<'a> {
     },
     /// The last event of a run that failed.
     Error {
-        error: Failure<'a>,
+        error: FailureBody<'a>,
     },
     /// The last event of a run that succeeded; in milliseconds.
     ExecutionComplete {
@@ -57,7 +51,7 @@ pub(super) enum Event<'a> {
 
 /// The bytes of the combined output from the first offset up to, not including, the second.
 #[derive(Clone, Copy, Serialize)]
-pub(super) struct Missing {
+pub(super) struct GapRange {
     pub(super) gap: (u64, u64),
 }
 
@@ -65,20 +59,20 @@ pub(super) struct Missing {
 pub(super) const COMMAND_FAILED: &str = "CommandExecError";
 
 #[derive(Serialize)]
-pub(super) struct Failure<'a> {
+pub(super) struct FailureBody<'a> {
     ename: &'a str,
     /// The exit code as text, or the error message.
     evalue: &'a str,
     traceback: Vec<&'a str>,
     /// How the command ended, if not with an exit code; a Coracle addition for clients that use it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    coracle: Option<Ending>,
+    coracle: Option<CommandEnding>,
 }
 
 /// How a command ended without an exit code.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(tag = "ending", rename_all = "snake_case")]
-pub(super) enum Ending {
+pub(super) enum CommandEnding {
     Signal {
         signal: i32,
     },
@@ -92,36 +86,36 @@ pub(super) enum Ending {
     NotExecutable,
 }
 
-impl<'a> Failure<'a> {
+impl<'a> FailureBody<'a> {
     pub(super) fn new(ename: &'a str, evalue: &'a str, traceback: Vec<&'a str>) -> Self {
         Self { ename, evalue, traceback, coracle: None }
     }
 
-    pub(super) fn by(self, ending: Option<Ending>) -> Self {
+    pub(super) fn with_ending(self, ending: Option<CommandEnding>) -> Self {
         Self { coracle: ending, ..self }
     }
 }
 
-impl Ending {
-    pub(super) fn of(exit: Exit) -> Option<Self> {
+impl CommandEnding {
+    pub(super) fn from_exit(exit: ExitReason) -> Option<Self> {
         match exit {
-            Exit::Code(_) => None,
-            Exit::Signal(signal) => Some(Self::Signal { signal }),
-            Exit::Oom => Some(Self::Oom),
-            Exit::Deadline => Some(Self::Deadline),
-            Exit::Lost => Some(Self::Lost),
+            ExitReason::Code(_) => None,
+            ExitReason::Signal(signal) => Some(Self::Signal { signal }),
+            ExitReason::Oom => Some(Self::Oom),
+            ExitReason::Deadline => Some(Self::Deadline),
+            ExitReason::Lost => Some(Self::Lost),
         }
     }
 }
 
 #[derive(Serialize)]
-struct Stamped<'a> {
+struct TimestampedEvent<'a> {
     #[serde(flatten)]
-    event: Event<'a>,
+    event: SseEvent<'a>,
     timestamp: i64,
 }
 
-impl<'a> Event<'a> {
+impl<'a> SseEvent<'a> {
     pub(super) fn ping() -> Self {
         Self::Ping { text: "pong" }
     }
@@ -130,41 +124,27 @@ impl<'a> Event<'a> {
         Self::failure_by(None, evalue, detail)
     }
 
-    pub(super) fn failure_by(ending: Option<Ending>, evalue: &'a str, detail: &'a str) -> Self {
-        Self::Error { error: Failure::new(COMMAND_FAILED, evalue, vec![detail]).by(ending) }
+    pub(super) fn failure_by(ending: Option<CommandEnding>, evalue: &'a str, detail: &'a str) -> Self {
+        Self::Error { error: FailureBody::new(COMMAND_FAILED, evalue, vec![detail]).with_ending(ending) }
     }
 
     /// Replaces the `ename` of a failure.
-    pub(super) fn called(self, ename: &'static str) -> Self {
+    pub(super) fn with_ename(self, ename: &'static str) -> Self {
         match self {
-            Self::Error { error } => Self::Error { error: Failure { ename, ..error } },
+            Self::Error { error } => Self::Error { error: FailureBody { ename, ..error } },
             other => other,
         }
     }
 
     pub(super) fn write_to(self, buffer: &mut Vec<u8>) {
-        write(buffer, &Stamped { event: self, timestamp: now_ms() });
+        write_event(buffer, &TimestampedEvent { event: self, timestamp: now_ms() });
     }
 }
 
 /// Writes one object, followed by a blank line.
-pub(super) fn write(buffer: &mut Vec<u8>, object: &impl Serialize) {
+pub(super) fn write_event(buffer: &mut Vec<u8>, object: &impl Serialize) {
     serde_json::to_writer(&mut *buffer, object).expect("events contain only strings and numbers");
     buffer.extend_from_slice(b"\n\n");
-}
-
-/// Builds a response that streams `frames`.
-pub(super) fn response<S>(frames: S) -> Response
-where
-    S: Stream<Item = Result<Bytes, std::convert::Infallible>> + Send + 'static,
-{
-    let headers = [
-        (header::CONTENT_TYPE, "text/event-stream"),
-        (header::CACHE_CONTROL, "no-cache"),
-        (header::CONNECTION, "keep-alive"),
-        (header::HeaderName::from_static("x-accel-buffering"), "no"),
-    ];
-    (headers, Body::from_stream(frames)).into_response()
 }
 
 #[cfg(test)]
@@ -174,7 +154,7 @@ mod tests {
 
     use super::*;
 
-    fn written(event: Event<'_>) -> String {
+    fn written(event: SseEvent<'_>) -> String {
         let mut buffer = Vec::new();
         event.write_to(&mut buffer);
         String::from_utf8(buffer).unwrap()
@@ -183,19 +163,19 @@ mod tests {
     #[test]
     fn events_have_the_format_of_the_reference() {
         for (event, expected) in [
-            (Event::Init { text: "ab" }, r#"{"type":"init","text":"ab","timestamp":"#),
-            (Event::ping(), r#"{"type":"ping","text":"pong","timestamp":"#),
-            (Event::Stdout { text: "a\n" }, r#"{"type":"stdout","text":"a\n","timestamp":"#),
+            (SseEvent::Init { text: "ab" }, r#"{"type":"init","text":"ab","timestamp":"#),
+            (SseEvent::ping(), r#"{"type":"ping","text":"pong","timestamp":"#),
+            (SseEvent::Stdout { text: "a\n" }, r#"{"type":"stdout","text":"a\n","timestamp":"#),
             (
-                Event::failure("3", "exit status 3"),
+                SseEvent::failure("3", "exit status 3"),
                 r#"{"type":"error","error":{"ename":"CommandExecError","evalue":"3","traceback":["exit status 3"]},"timestamp":"#,
             ),
             (
-                Event::failure_by(Ending::of(Exit::Signal(9)), "-1", "killed"),
+                SseEvent::failure_by(CommandEnding::from_exit(ExitReason::Signal(9)), "-1", "killed"),
                 r#"{"type":"error","error":{"ename":"CommandExecError","evalue":"-1","traceback":["killed"],"coracle":{"ending":"signal","signal":9}},"timestamp":"#,
             ),
             (
-                Event::ExecutionComplete { execution_time: 12 },
+                SseEvent::ExecutionComplete { execution_time: 12 },
                 r#"{"type":"execution_complete","execution_time":12,"timestamp":"#,
             ),
         ] {
@@ -208,7 +188,7 @@ mod tests {
     proptest! {
         #[test]
         fn every_event_is_one_line(text in any::<String>()) {
-            let frame = written(Event::Stdout { text: &text });
+            let frame = written(SseEvent::Stdout { text: &text });
             prop_assert_eq!(frame.find('\n'), Some(frame.len() - 2));
             let event: Value = serde_json::from_str(frame.trim_end()).unwrap();
             prop_assert_eq!(&event["text"], &Value::String(text));

@@ -1,31 +1,30 @@
 //! Types of the lifecycle API. Absent fields are omitted: clients fail on `null`.
 
 use std::collections::BTreeMap;
-use std::time::SystemTime;
 
-use domain::{Cause, Exit, Files, OnDeath, Phase, SandboxSettings};
-use jiff::Timestamp;
+use domain::{EndCause, ExitReason, FilesState, OnDeath, Phase, SandboxSettings};
 use serde::{Deserialize, Serialize};
 use service::Sandbox;
 
-use crate::settings::Lines;
+use crate::kit::time::format_rfc3339;
+use crate::settings::LineDialect;
 
 /// `POST /sandboxes`. Every optional field may also be `null`.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct CreateBody {
+pub(super) struct CreateSandboxBody {
     pub(super) image: Option<ImageBody>,
     pub(super) snapshot_id: Option<String>,
     pub(super) template_id: Option<String>,
-    pub(super) platform: Option<Platform>,
+    pub(super) platform: Option<PlatformBody>,
     pub(super) timeout: Option<i64>,
     pub(super) resource_limits: Option<BTreeMap<String, Option<String>>>,
     pub(super) env: Option<BTreeMap<String, Option<String>>>,
     pub(super) metadata: Option<BTreeMap<String, String>>,
     pub(super) entrypoint: Option<Vec<String>>,
     pub(super) lifecycle: Option<LifecycleBody>,
-    pub(super) network_policy: Option<Policy>,
-    pub(super) credential_proxy: Option<Switch>,
+    pub(super) network_policy: Option<NetworkPolicyBody>,
+    pub(super) credential_proxy: Option<FeatureSwitch>,
     pub(super) secure_access: Option<bool>,
     pub(super) volumes: Option<Vec<serde_json::Value>>,
     pub(super) extensions: Option<BTreeMap<String, Option<String>>>,
@@ -76,20 +75,20 @@ impl std::fmt::Debug for ImageAuth {
 }
 
 #[derive(Deserialize)]
-pub(super) struct Switch {
+pub(super) struct FeatureSwitch {
     pub(super) enabled: Option<bool>,
 }
 
 /// A network policy; its rules are only counted, since nothing can enforce them.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Policy {
+pub(super) struct NetworkPolicyBody {
     pub(super) default_action: Option<String>,
     pub(super) egress: Option<Vec<serde_json::Value>>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Platform {
+pub(super) struct PlatformBody {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) os: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -98,12 +97,12 @@ pub(super) struct Platform {
 
 /// Data that this front stores with a sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Notes {
+pub(super) struct SandboxNotes {
     /// Extensions that are echoed in responses.
     #[serde(default)]
     pub(super) extensions: BTreeMap<String, String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) platform: Option<Platform>,
+    pub(super) platform: Option<PlatformBody>,
     /// `P` or `S`; the server's default if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) lines: Option<String>,
@@ -115,22 +114,22 @@ pub(super) struct Notes {
     pub(super) secure_access: bool,
 }
 
-impl Notes {
+impl SandboxNotes {
     /// Parses the notes of a sandbox; those of another front, or none, give the default.
-    pub(super) fn of(sandbox: &Sandbox) -> Self {
+    pub(super) fn from_sandbox(sandbox: &Sandbox) -> Self {
         serde_json::from_slice(&sandbox.notes).unwrap_or_default()
     }
 
-    /// Like [`Notes::of`], for the settings recorded in a snapshot. Notes of another front are ignored.
-    pub(super) fn recorded(settings: &SandboxSettings) -> Self {
-        match settings.origin == super::wish::ORIGIN {
+    /// Like [`SandboxNotes::from_sandbox`], for the settings recorded in a snapshot. Notes of another front are ignored.
+    pub(super) fn from_settings(settings: &SandboxSettings) -> Self {
+        match settings.origin == super::create_request::ORIGIN {
             true => serde_json::from_slice(&settings.notes).unwrap_or_default(),
             false => Self::default(),
         }
     }
 
-    pub(super) fn lines(&self, default: Lines) -> Lines {
-        self.lines.as_deref().and_then(|letter| Lines::parse(letter).ok()).unwrap_or(default)
+    pub(super) fn line_dialect(&self, default: LineDialect) -> LineDialect {
+        self.lines.as_deref().and_then(|letter| LineDialect::parse(letter).ok()).unwrap_or(default)
     }
 }
 
@@ -138,7 +137,7 @@ impl Notes {
 #[serde(rename_all = "camelCase")]
 pub(super) struct SandboxBody {
     id: String,
-    status: Status,
+    status: SandboxStatusBody,
     #[serde(skip_serializing_if = "Option::is_none")]
     image: Option<ImageName>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -148,19 +147,19 @@ pub(super) struct SandboxBody {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     extensions: BTreeMap<String, String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    platform: Option<Platform>,
+    platform: Option<PlatformBody>,
     created_at: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     expires_at: Option<String>,
     entrypoint: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    allocation: Option<Allocation>,
+    allocation: Option<PoolAllocation>,
 }
 
 /// The pool that a sandbox was taken from.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Allocation {
+struct PoolAllocation {
     mode: &'static str,
     pool_ref: String,
     state: &'static str,
@@ -173,7 +172,7 @@ struct ImageName {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Status {
+struct SandboxStatusBody {
     state: &'static str,
     reason: &'static str,
     message: String,
@@ -188,8 +187,8 @@ pub(super) enum ImageShown {
 }
 
 impl SandboxBody {
-    pub(super) fn of(sandbox: &Sandbox, image: ImageShown) -> Self {
-        let notes = Notes::of(sandbox);
+    pub(super) fn from_sandbox(sandbox: &Sandbox, image: ImageShown) -> Self {
+        let notes = SandboxNotes::from_sandbox(sandbox);
         let mut extensions = notes.extensions;
         // A client that named an image out of habit learns which one was really used.
         if !sandbox.in_force.image.is_empty() && sandbox.in_force.image != sandbox.spec.image {
@@ -199,16 +198,16 @@ impl SandboxBody {
         let (shown, snapshot) = (image == ImageShown::Yes, sandbox.spec.snapshot.as_ref());
         Self {
             id: sandbox.id.to_string(),
-            status: Status::of(sandbox),
+            status: SandboxStatusBody::from_sandbox(sandbox),
             image: (shown && snapshot.is_none()).then(|| ImageName { uri: sandbox.spec.image.clone() }),
             snapshot_id: snapshot.filter(|_| shown).map(ToString::to_string),
             metadata: sandbox.labels.clone(),
             extensions,
             platform: notes.platform,
-            created_at: rfc3339(sandbox.created),
-            expires_at: sandbox.expires.map(rfc3339),
-            entrypoint: sandbox.spec.entrypoint.clone(),
-            allocation: sandbox.pool.clone().map(|pool_ref| Allocation {
+            created_at: format_rfc3339(sandbox.created),
+            expires_at: sandbox.expires.map(format_rfc3339),
+            entrypoint: sandbox.spec.entrypoint.to_words(),
+            allocation: sandbox.pool.clone().map(|pool_ref| PoolAllocation {
                 mode: "pool",
                 pool_ref,
                 state: "allocated",
@@ -217,46 +216,50 @@ impl SandboxBody {
     }
 }
 
-impl Status {
-    fn of(sandbox: &Sandbox) -> Self {
-        let (reason, message) = explain(sandbox);
+impl SandboxStatusBody {
+    fn from_sandbox(sandbox: &Sandbox) -> Self {
+        let (reason, message) = status_reason(sandbox);
         Self {
-            state: state(sandbox.phase),
+            state: state_name(sandbox.phase),
             reason,
             message,
-            last_transition_at: rfc3339(sandbox.phase_since),
+            last_transition_at: format_rfc3339(sandbox.phase_since),
         }
     }
 }
 
 /// Returns the state's name in this API.
-pub(super) fn state(phase: Phase) -> &'static str {
+pub(super) fn state_name(phase: Phase) -> &'static str {
     match phase {
         Phase::Starting => "Pending",
         Phase::Running => "Running",
         Phase::Pausing => "Pausing",
         Phase::Paused => "Paused",
         Phase::Resuming => "Resuming",
-        Phase::Exited(Exit::Code(0)) | Phase::Stopped => "Terminated",
+        Phase::Exited(ExitReason::Code(0)) | Phase::Stopped => "Terminated",
         Phase::Exited(_) | Phase::Failed(_) => "Failed",
         Phase::Stopping => "Stopping",
     }
 }
 
-fn explain(sandbox: &Sandbox) -> (&'static str, String) {
+fn status_reason(sandbox: &Sandbox) -> (&'static str, String) {
     let (reason, message) = match sandbox.phase {
         Phase::Starting => ("CONTAINER_STARTING", "the sandbox is starting"),
         Phase::Running => ("CONTAINER_RUNNING", "the sandbox is running"),
         Phase::Pausing => ("CONTAINER_RUNNING", "the sandbox is being paused"),
         Phase::Paused => ("CONTAINER_PAUSED", "the sandbox is paused"),
         Phase::Resuming => ("CONTAINER_PAUSED", "the sandbox is being resumed"),
-        Phase::Exited(Exit::Code(0)) => ("CONTAINER_EXITED", "the entrypoint has exited"),
-        Phase::Exited(exit) => return ("CONTAINER_EXITED_ERROR", format!("the entrypoint {}", ended(exit))),
+        Phase::Exited(ExitReason::Code(0)) => ("CONTAINER_EXITED", "the entrypoint has exited"),
+        Phase::Exited(exit) => {
+            return ("CONTAINER_EXITED_ERROR", format!("the entrypoint {}", describe_exit(exit)));
+        }
         Phase::Stopping | Phase::Stopped => ("CONTAINER_EXITED", "the sandbox is being removed"),
         Phase::Failed(cause) => {
             let next = match (sandbox.spec.on_death(), sandbox.files) {
-                (OnDeath::Restart, Files::Kept) => "its files are kept, and a resume restarts it with them",
-                (OnDeath::Restart, Files::Lost) => "its files are lost",
+                (OnDeath::Restart, FilesState::Kept) => {
+                    "its files are kept, and a resume restarts it with them"
+                }
+                (OnDeath::Restart, FilesState::Lost) => "its files are lost",
                 (OnDeath::Replace, _) => "a resume restarts it with an empty disk",
             };
             return ("CONTAINER_EXITED_ERROR", format!("the sandbox died: {}; {next}", cause_text(cause)));
@@ -265,26 +268,26 @@ fn explain(sandbox: &Sandbox) -> (&'static str, String) {
     (reason, message.to_owned())
 }
 
-fn cause_text(cause: Cause) -> &'static str {
+fn cause_text(cause: EndCause) -> &'static str {
     match cause {
-        Cause::Oom => "out of memory",
+        EndCause::Oom => "out of memory",
         other => other.name(),
     }
 }
 
 /// Describes how a process ended, to follow its subject in a sentence.
-pub(super) fn ended(exit: Exit) -> String {
+pub(super) fn describe_exit(exit: ExitReason) -> String {
     match exit {
-        Exit::Code(code) => format!("exited with code {code}"),
-        Exit::Signal(signal) => format!("was killed by signal {signal}"),
-        Exit::Oom => "was killed because the memory limit was reached".to_owned(),
-        Exit::Deadline => "was killed at its timeout".to_owned(),
-        Exit::Lost => "ended with an unknown status".to_owned(),
+        ExitReason::Code(code) => format!("exited with code {code}"),
+        ExitReason::Signal(signal) => format!("was killed by signal {signal}"),
+        ExitReason::Oom => "was killed because the memory limit was reached".to_owned(),
+        ExitReason::Deadline => "was killed at its timeout".to_owned(),
+        ExitReason::Lost => "ended with an unknown status".to_owned(),
     }
 }
 
 #[derive(Serialize)]
-pub(super) struct ListBody {
+pub(super) struct SandboxListBody {
     pub(super) items: Vec<SandboxBody>,
     pub(super) pagination: Pagination,
 }
@@ -315,43 +318,13 @@ pub(super) struct RenewBody {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Renewed {
+pub(super) struct RenewedBody {
     pub(super) expires_at: String,
-}
-
-pub(super) fn rfc3339(time: SystemTime) -> String {
-    Timestamp::try_from(time).unwrap_or(Timestamp::UNIX_EPOCH).to_string()
-}
-
-/// Parses a time; without a zone it is taken as UTC.
-pub(super) fn parse_time(text: &str) -> Option<SystemTime> {
-    let zoned = text.parse::<Timestamp>().ok();
-    let naive = || text.parse::<jiff::civil::DateTime>().ok()?.to_zoned(jiff::tz::TimeZone::UTC).ok();
-    zoned.or_else(|| naive().map(|zoned| zoned.timestamp())).map(SystemTime::from)
-}
-
-/// Milliseconds since the epoch, the unit of event timestamps.
-pub(super) fn now_ms() -> i64 {
-    Timestamp::now().as_millisecond()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn times_with_and_without_a_zone_are_parsed() {
-        let at = |text: &str| parse_time(text).map(rfc3339);
-        for text in [
-            "2026-11-15T10:30:00Z",
-            "2026-11-15T11:30:00.000+01:00",
-            "2026-11-15T10:30:00",
-            "2026-11-15 10:30:00",
-        ] {
-            assert_eq!(at(text).as_deref(), Some("2026-11-15T10:30:00Z"), "{text}");
-        }
-        assert_eq!(at("tomorrow"), None);
-    }
 
     #[test]
     fn an_empty_list_has_no_pages() {

@@ -6,8 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use domain::volume::{Absent, Claim, Lifetime, is_target};
-use domain::{Access, Bytes, Mount, Source, VolumeName};
+use domain::volume::{MissingVolume, VolumeClaim, VolumeLifetime, is_mount_target};
+use domain::{Bytes, MountAccess, MountSource, MountSpec, VolumeName};
 use http::StatusCode;
 use serde::Deserialize;
 use serde_json::Value;
@@ -16,13 +16,13 @@ use service::{ErrorKind, MountFault, ServiceError};
 use super::problem::Problem;
 
 /// Far more than one sandbox needs.
-const MOST: usize = 64;
+const MAX_VOLUMES: usize = 64;
 
 /// As in the reference, fields may also be written in snake case; in particular, `read_only` must not
 /// be ignored, since that would give write access.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Entry {
+struct VolumeBody {
     name: Option<String>,
     #[serde(alias = "mount_path")]
     mount_path: Option<String>,
@@ -30,25 +30,25 @@ struct Entry {
     read_only: Option<bool>,
     #[serde(alias = "sub_path")]
     sub_path: Option<String>,
-    host: Option<Host>,
-    pvc: Option<Pvc>,
+    host: Option<HostVolume>,
+    pvc: Option<PvcVolume>,
     /// Its fields contain secrets and are not parsed.
     ossfs: Option<Value>,
     #[serde(flatten)]
-    rest: Rest,
+    rest: UnknownFields,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Host {
+struct HostVolume {
     path: Option<String>,
     #[serde(flatten)]
-    rest: Rest,
+    rest: UnknownFields,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Pvc {
+struct PvcVolume {
     #[serde(alias = "claim_name")]
     claim_name: Option<String>,
     #[serde(alias = "create_if_not_exists")]
@@ -59,14 +59,14 @@ struct Pvc {
     #[serde(alias = "access_modes")]
     access_modes: Option<Vec<String>>,
     #[serde(flatten)]
-    rest: Rest,
+    rest: UnknownFields,
 }
 
 /// Unknown fields. They are ignored with one exception: a request for a read-only volume, in whatever
 /// spelling and position, must not result in a writable one.
-type Rest = BTreeMap<String, Value>;
+type UnknownFields = BTreeMap<String, Value>;
 
-fn check_rest(name: &str, rests: &[&Rest]) -> Result<(), Problem> {
+fn check_unknown_fields(name: &str, rests: &[&UnknownFields]) -> Result<(), Problem> {
     let plain = |field: &str| field.to_lowercase().replace(['_', '-'], "");
     match rests.iter().flat_map(|rest| rest.keys()).find(|field| plain(field) == "readonly") {
         Some(field) => Err(Problem::invalid(format!(
@@ -77,148 +77,154 @@ fn check_rest(name: &str, rests: &[&Rest]) -> Result<(), Problem> {
 }
 
 /// Parses all entries, or returns the first error.
-pub(super) fn parse(entries: Vec<Value>) -> Result<Vec<Mount>, Problem> {
-    if entries.len() > MOST {
-        return Err(Problem::invalid(format!("`volumes` has more than {MOST} entries")));
+pub(super) fn parse_volumes(entries: Vec<Value>) -> Result<Vec<MountSpec>, Problem> {
+    if entries.len() > MAX_VOLUMES {
+        return Err(Problem::invalid(format!("`volumes` has more than {MAX_VOLUMES} entries")));
     }
     let (mut names, mut targets) = (BTreeSet::new(), BTreeSet::new());
     let mut mounts = Vec::new();
     for (index, entry) in entries.into_iter().enumerate() {
         // The error text names the field and its type, but not its value.
-        let entry: Entry = serde_json::from_value(entry)
+        let entry: VolumeBody = serde_json::from_value(entry)
             .map_err(|error| Problem::invalid(format!("`volumes[{index}]`: {error}")))?;
-        let name = name(entry.name.as_deref())?;
+        let name = parse_volume_name(entry.name.as_deref())?;
         if !names.insert(name.clone()) {
-            return Err(wrong(
+            return Err(invalid_volume(
                 "VOLUME::DUPLICATE_NAME",
                 &name,
                 "another volume in this request has the same name",
             ));
         }
-        let mount = mount(&name, entry)?;
+        let mount = parse_mount(&name, entry)?;
         if !targets.insert(mount.target.clone()) {
             let why = format!("another volume is already mounted at `{}`", mount.target);
-            return Err(wrong("VOLUME::INVALID_MOUNT_PATH", &name, why));
+            return Err(invalid_volume("VOLUME::INVALID_MOUNT_PATH", &name, why));
         }
         mounts.push(mount);
     }
     Ok(mounts)
 }
 
-fn wrong(code: &'static str, name: &str, why: impl std::fmt::Display) -> Problem {
+fn invalid_volume(code: &'static str, name: &str, why: impl std::fmt::Display) -> Problem {
     Problem::new(StatusCode::BAD_REQUEST, code, format!("volume `{name}`: {why}"))
 }
 
 /// Parses a volume name, which must be a DNS label.
-fn name(text: Option<&str>) -> Result<String, Problem> {
+fn parse_volume_name(text: Option<&str>) -> Result<String, Problem> {
     let text = text.unwrap_or_default();
     match VolumeName::parse(text) {
         Ok(name) if text.len() <= 63 => Ok(name.to_string()),
         _ => {
             let shown: String = text.chars().take(64).collect();
             let why = "a name has 1 to 63 lower-case letters, digits and `-`, and no `-` first or last";
-            Err(wrong("VOLUME::INVALID_NAME", &shown, why))
+            Err(invalid_volume("VOLUME::INVALID_NAME", &shown, why))
         }
     }
 }
 
-fn mount(name: &str, entry: Entry) -> Result<Mount, Problem> {
+fn parse_mount(name: &str, entry: VolumeBody) -> Result<MountSpec, Problem> {
     let (host, pvc) = (entry.host.as_ref().map(|host| &host.rest), entry.pvc.as_ref().map(|pvc| &pvc.rest));
-    check_rest(name, &[Some(&entry.rest), host, pvc].into_iter().flatten().collect::<Vec<_>>())?;
-    let target = target(name, entry.mount_path.as_deref().unwrap_or_default())?;
-    let sub_path = sub_path(name, entry.sub_path.as_deref().unwrap_or_default())?;
+    check_unknown_fields(name, &[Some(&entry.rest), host, pvc].into_iter().flatten().collect::<Vec<_>>())?;
+    let target = parse_mount_path(name, entry.mount_path.as_deref().unwrap_or_default())?;
+    let sub_path = parse_sub_path(name, entry.sub_path.as_deref().unwrap_or_default())?;
     let source = match (entry.host, entry.pvc, entry.ossfs) {
         (Some(host), None, None) => host_source(name, host)?,
-        (None, Some(pvc), None) => Source::Claim(claim(name, pvc)?),
+        (None, Some(pvc), None) => MountSource::Claim(parse_claim(name, pvc)?),
         (None, None, Some(_)) => {
-            return Err(wrong(
+            return Err(invalid_volume(
                 "VOLUME::UNSUPPORTED_BACKEND",
                 name,
                 "object storage (`ossfs`) is not supported",
             ));
         }
         (None, None, None) => {
-            return Err(wrong(
+            return Err(invalid_volume(
                 "VOLUME::INVALID_BACKEND",
                 name,
                 "one of `host`, `pvc` and `ossfs` is required",
             ));
         }
         _ => {
-            return Err(wrong(
+            return Err(invalid_volume(
                 "VOLUME::INVALID_BACKEND",
                 name,
                 "only one of `host`, `pvc` and `ossfs` is allowed",
             ));
         }
     };
-    let access = if entry.read_only == Some(true) { Access::ReadOnly } else { Access::ReadWrite };
-    Ok(Mount { source, target, access, sub_path })
+    let access = if entry.read_only == Some(true) { MountAccess::ReadOnly } else { MountAccess::ReadWrite };
+    Ok(MountSpec { source, target, access, sub_path })
 }
 
 /// Normalises the mount path inside the sandbox.
-fn target(name: &str, path: &str) -> Result<String, Problem> {
-    let target = format!("/{}", plain(path));
-    if !path.starts_with('/') || !is_target(&target) {
+fn parse_mount_path(name: &str, path: &str) -> Result<String, Problem> {
+    let target = format!("/{}", normalize_path(path));
+    if !path.starts_with('/') || !is_mount_target(&target) {
         let why = "`mountPath` must be absolute, without `..`, and neither `/` nor in /proc, /sys or /dev";
-        return Err(wrong("VOLUME::INVALID_MOUNT_PATH", name, why));
+        return Err(invalid_volume("VOLUME::INVALID_MOUNT_PATH", name, why));
     }
     Ok(target)
 }
 
-fn sub_path(name: &str, path: &str) -> Result<Option<String>, Problem> {
-    let relative = plain(path);
+fn parse_sub_path(name: &str, path: &str) -> Result<Option<String>, Problem> {
+    let relative = normalize_path(path);
     if path.starts_with('/') || relative.split('/').any(|part| part == "..") || relative.contains('\0') {
-        return Err(wrong("VOLUME::INVALID_SUB_PATH", name, "`subPath` must be relative and without `..`"));
+        return Err(invalid_volume(
+            "VOLUME::INVALID_SUB_PATH",
+            name,
+            "`subPath` must be relative and without `..`",
+        ));
     }
     Ok(Some(relative).filter(|path| !path.is_empty()))
 }
 
 /// Removes empty parts and `.` from a path, and makes it relative.
-fn plain(path: &str) -> String {
+fn normalize_path(path: &str) -> String {
     let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
     parts.join("/")
 }
 
-fn host_source(name: &str, host: Host) -> Result<Source, Problem> {
+fn host_source(name: &str, host: HostVolume) -> Result<MountSource, Problem> {
     let path = host.path.unwrap_or_default();
     let climbs = path.split('/').any(|part| part == "..");
     if !Path::new(&path).is_absolute() || climbs || path.contains('\0') || path.len() >= 4096 {
-        return Err(wrong(
+        return Err(invalid_volume(
             "VOLUME::INVALID_HOST_PATH",
             name,
             "`host.path` must be absolute and without `..`",
         ));
     }
-    Ok(Source::Host(format!("/{}", plain(&path)).into()))
+    Ok(MountSource::Host(format!("/{}", normalize_path(&path)).into()))
 }
 
-fn claim(name: &str, pvc: Pvc) -> Result<Claim, Problem> {
+fn parse_claim(name: &str, pvc: PvcVolume) -> Result<VolumeClaim, Problem> {
     const MODES: [&str; 4] = ["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"];
-    let claimed = VolumeName::parse(pvc.claim_name.as_deref().unwrap_or_default())
-        .map_err(|error| wrong("VOLUME::INVALID_PVC_NAME", name, format!("`pvc.claimName`: {error}")))?;
+    let claimed = VolumeName::parse(pvc.claim_name.as_deref().unwrap_or_default()).map_err(|error| {
+        invalid_volume("VOLUME::INVALID_PVC_NAME", name, format!("`pvc.claimName`: {error}"))
+    })?;
     if let Some(mode) = pvc.access_modes.iter().flatten().find(|mode| !MODES.contains(&mode.as_str())) {
         let shown: String = mode.chars().take(64).collect();
-        return Err(wrong(
+        return Err(invalid_volume(
             "VOLUME::INVALID_BACKEND",
             name,
             format!("`pvc.accessModes`: unknown access mode `{shown}`"),
         ));
     }
     let size = pvc.storage.as_deref().map(Bytes::parse).transpose();
-    let size =
-        size.map_err(|error| wrong("VOLUME::INVALID_BACKEND", name, format!("`pvc.storage`: {error}")))?;
+    let size = size.map_err(|error| {
+        invalid_volume("VOLUME::INVALID_BACKEND", name, format!("`pvc.storage`: {error}"))
+    })?;
     let goes = pvc.delete_on_sandbox_termination == Some(true);
-    let lifetime = if goes { Lifetime::WithSandboxes } else { Lifetime::Kept };
+    let lifetime = if goes { VolumeLifetime::WithSandboxes } else { VolumeLifetime::Kept };
     let absent = match pvc.create_if_not_exists {
-        Some(false) => Absent::Refuse,
-        Some(true) | None => Absent::Make { size, lifetime },
+        Some(false) => MissingVolume::Refuse,
+        Some(true) | None => MissingVolume::Make { size, lifetime },
     };
-    Ok(Claim { name: claimed, absent })
+    Ok(VolumeClaim { name: claimed, absent })
 }
 
 /// Returns the reference's status and code for a volume error.
-pub(super) fn status_of(error: &ServiceError) -> Option<(StatusCode, &'static str)> {
+pub(super) fn volume_error_status(error: &ServiceError) -> Option<(StatusCode, &'static str)> {
     const WRONG: StatusCode = StatusCode::BAD_REQUEST;
     const FAILED: StatusCode = StatusCode::INTERNAL_SERVER_ERROR;
     Some(match (error, error.kind()) {
@@ -231,7 +237,7 @@ pub(super) fn status_of(error: &ServiceError) -> Option<(StatusCode, &'static st
             MountFault::NoVolume => (WRONG, "VOLUME::PVC_NOT_FOUND"),
             MountFault::Failed => (WRONG, "VOLUME::INVALID_HOST_PATH"),
         },
-        (ServiceError::VolumeGoes(_), _) => (StatusCode::CONFLICT, "VOLUME::PVC_INSPECT_FAILED"),
+        (ServiceError::VolumeRemoving(_), _) => (StatusCode::CONFLICT, "VOLUME::PVC_INSPECT_FAILED"),
         (ServiceError::VolumeWork { .. }, ErrorKind::Unsupported) => (WRONG, "VOLUME::UNSUPPORTED_BACKEND"),
         (ServiceError::VolumeWork { .. }, ErrorKind::Invalid) => (WRONG, "VOLUME::INVALID_BACKEND"),
         (ServiceError::VolumeWork { .. }, ErrorKind::Internal) => (FAILED, "VOLUME::PVC_INSPECT_FAILED"),
@@ -245,29 +251,29 @@ mod tests {
 
     use super::*;
 
-    fn one(change: Value) -> Result<Mount, Problem> {
+    fn one(change: Value) -> Result<MountSpec, Problem> {
         let mut entry = json!({"name": "data", "mountPath": "/data", "host": {"path": "/srv/data"}});
         for (name, value) in change.as_object().unwrap() {
             entry[name] = value.clone();
         }
-        parse(vec![entry]).map(|mut mounts| mounts.remove(0))
+        parse_volumes(vec![entry]).map(|mut mounts| mounts.remove(0))
     }
 
     #[test]
     fn host_directories_and_claims_are_parsed_with_defaults() {
         let host = one(json!({"subPath": "./a//b", "readOnly": true, "pvc": null})).unwrap();
-        let expected = Mount::host("/srv/data", "/data", Access::ReadOnly);
-        assert_eq!(host, Mount { sub_path: Some("a/b".to_owned()), ..expected });
+        let expected = MountSpec::from_host("/srv/data", "/data", MountAccess::ReadOnly);
+        assert_eq!(host, MountSpec { sub_path: Some("a/b".to_owned()), ..expected });
         let claimed = one(json!({"host": null, "mountPath": "/x/", "pvc": {"claimName": "v"}})).unwrap();
-        let absent = Absent::Make { size: None, lifetime: Lifetime::Kept };
+        let absent = MissingVolume::Make { size: None, lifetime: VolumeLifetime::Kept };
         let name = VolumeName::parse("v").unwrap();
-        assert_eq!(claimed.source, Source::Claim(Claim { name, absent }));
-        assert_eq!((claimed.target.as_str(), claimed.access), ("/x", Access::ReadWrite));
+        assert_eq!(claimed.source, MountSource::Claim(VolumeClaim { name, absent }));
+        assert_eq!((claimed.target.as_str(), claimed.access), ("/x", MountAccess::ReadWrite));
         let asked = one(json!({"host": null, "pvc": {"claimName": "v", "storage": "1Gi",
             "deleteOnSandboxTermination": true, "storageClass": null, "accessModes": ["ReadWriteMany"]}}));
-        let Source::Claim(claim) = asked.unwrap().source else { panic!("the source is not a claim") };
-        let (size, lifetime) = (Some(Bytes(1 << 30)), Lifetime::WithSandboxes);
-        assert_eq!(claim.absent, Absent::Make { size, lifetime });
+        let MountSource::Claim(claim) = asked.unwrap().source else { panic!("the source is not a claim") };
+        let (size, lifetime) = (Some(Bytes(1 << 30)), VolumeLifetime::WithSandboxes);
+        assert_eq!(claim.absent, MissingVolume::Make { size, lifetime });
     }
 
     #[test]
@@ -319,9 +325,9 @@ mod tests {
     #[test]
     fn names_and_mount_paths_must_be_unique() {
         let entry = |name: &str, path: &str| json!({"name": name, "mountPath": path, "host": {"path": "/s"}});
-        let both = |one: Value, other: Value| parse(vec![one, other]).unwrap_err().code;
+        let both = |one: Value, other: Value| parse_volumes(vec![one, other]).unwrap_err().code;
         assert_eq!(both(entry("a", "/a"), entry("a", "/b")), "VOLUME::DUPLICATE_NAME");
         assert_eq!(both(entry("a", "/a"), entry("b", "/a/")), "VOLUME::INVALID_MOUNT_PATH");
-        assert_eq!(parse(vec![entry("a", "/a"), entry("b", "/a/b")]).unwrap().len(), 2);
+        assert_eq!(parse_volumes(vec![entry("a", "/a"), entry("b", "/a/b")]).unwrap().len(), 2);
     }
 }

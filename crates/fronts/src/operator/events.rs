@@ -14,17 +14,20 @@ use bytes::Bytes;
 use domain::Owner;
 use serde::Serialize;
 use serde_json::{Value, json};
-use service::{Events, LifeEvent, OperatorEvent, Told, Trouble};
+use service::{FeedItem, FeedReader, LifecycleEvent, OperatorEvent, RecentError};
 
-use super::access::{Caller, Scope};
-use super::{Front, time};
-use crate::{answer, auth};
+use super::OperatorState;
+use super::access::{RequestOwner, VisibleOwners};
+use crate::kit::error_format;
+use crate::kit::headers::header_text;
+use crate::kit::sse::format_event;
+use crate::kit::time::format_rfc3339;
 
 /// Interval of comments that keep otherwise silent connections alive.
-const HEARTBEAT: Duration = Duration::from_secs(15);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(15);
 
 #[derive(Serialize)]
-struct Shown<'a> {
+struct PhaseEventBody<'a> {
     id: u64,
     time: String,
     owner: &'a str,
@@ -38,7 +41,7 @@ struct Shown<'a> {
 }
 
 /// The parsed query of an events request.
-struct Wish {
+struct EventsQuery {
     after: Option<u64>,
     /// Start this many events before the end, regardless of `after`.
     tail: Option<usize>,
@@ -49,19 +52,23 @@ struct Wish {
 /// `Last-Event-ID`, or from the last `?tail=` events on. With `follow=false` the stream ends after
 /// the existing events. The operator sees the events of all sandboxes, other callers those of their
 /// own.
-pub(super) async fn events(State(front): State<Front>, Scope(whose): Scope, request: Parts) -> Response {
-    let query = match Wish::parse(request.uri.query().unwrap_or_default(), &request.headers) {
+pub(super) async fn stream_events(
+    State(state): State<OperatorState>,
+    VisibleOwners(whose): VisibleOwners,
+    request: Parts,
+) -> Response {
+    let query = match EventsQuery::parse(request.uri.query().unwrap_or_default(), &request.headers) {
         Ok(query) => query,
-        Err(why) => return answer::error(StatusCode::BAD_REQUEST, "INVALID_CURSOR", why),
+        Err(why) => return error_format::build_error(StatusCode::BAD_REQUEST, "INVALID_CURSOR", why),
     };
     let after = if query.follow { query.after } else { query.after.or(Some(0)) };
     let events = match query.tail {
-        Some(count) => front.service.last_events(whose.clone(), count),
-        None => front.service.events(whose.clone(), after),
+        Some(count) => state.service.last_events(whose.clone(), count),
+        None => state.service.follow_events(whose.clone(), after),
     };
-    let reader = Reader { front, request, whose, events, follow: query.follow };
+    let reader = EventFeedResponse { front: state, request, whose, events, follow: query.follow };
     let frames = futures_util::stream::unfold(reader, |mut reader| async move {
-        let frame = reader.next().await?;
+        let frame = reader.next_frame().await?;
         Some((Ok::<_, Infallible>(frame), reader))
     });
     let kind = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
@@ -69,66 +76,68 @@ pub(super) async fn events(State(front): State<Front>, Scope(whose): Scope, requ
 }
 
 /// An open event stream.
-struct Reader {
-    front: Front,
+struct EventFeedResponse {
+    front: OperatorState,
     /// The request that opened the stream, with its key.
     request: Parts,
     whose: Option<Owner>,
-    events: Events,
+    events: FeedReader,
     follow: bool,
 }
 
-impl Reader {
+impl EventFeedResponse {
     /// Returns the next frame, as long as the caller may see it: a stream ends once the key that opened
     /// it is revoked or has expired.
-    async fn next(&mut self) -> Option<Bytes> {
-        let frame = if self.follow { following(&mut self.events).await? } else { ready(&mut self.events)? };
-        (self.front.scope(&self.request) == Ok(self.whose.clone())).then_some(frame)
+    async fn next_frame(&mut self) -> Option<Bytes> {
+        let frame = if self.follow {
+            frame_or_heartbeat(&mut self.events).await?
+        } else {
+            ready_frame(&mut self.events)?
+        };
+        (self.front.visible_owner(&self.request) == Ok(self.whose.clone())).then_some(frame)
     }
 }
 
-async fn following(events: &mut Events) -> Option<Bytes> {
-    match tokio::time::timeout(HEARTBEAT, events.next()).await {
-        Ok(items) => items.map(|items| frame(&items)),
+async fn frame_or_heartbeat(events: &mut FeedReader) -> Option<Bytes> {
+    match tokio::time::timeout(HEARTBEAT_INTERVAL, events.next_batch()).await {
+        Ok(items) => items.map(|items| encode_frame(&items)),
         Err(_elapsed) => Some(Bytes::from_static(b": keep-alive\n\n")),
     }
 }
 
-fn ready(events: &mut Events) -> Option<Bytes> {
-    let items = events.ready();
-    (!items.is_empty()).then(|| frame(&items))
+fn ready_frame(events: &mut FeedReader) -> Option<Bytes> {
+    let items = events.take_ready();
+    (!items.is_empty()).then(|| encode_frame(&items))
 }
 
-fn frame(items: &[Told]) -> Bytes {
+fn encode_frame(items: &[FeedItem]) -> Bytes {
     let text = items.iter().map(|item| match item {
-        Told::Event(event) => format!("id: {}\nevent: phase\ndata: {}\n\n", event.id, json!(shown(event))),
-        Told::Operator(event) => {
-            format!("id: {}\nevent: operator\ndata: {}\n\n", event.id, shown_act(event))
-        }
-        Told::Missed { after, through } => {
-            format!("event: missed\ndata: {}\n\n", json!({"after": after, "through": through}))
+        FeedItem::Event(event) => format_event(Some(event.id), "phase", json!(phase_event_body(event))),
+        FeedItem::Operator(event) => format_event(Some(event.id), "operator", operator_event_body(event)),
+        FeedItem::Missed { after, through } => {
+            format_event(None, "missed", json!({"after": after, "through": through}))
         }
     });
     text.collect::<String>().into()
 }
 
-fn shown(event: &LifeEvent) -> Shown<'_> {
-    Shown {
+fn phase_event_body(event: &LifecycleEvent) -> PhaseEventBody<'_> {
+    PhaseEventBody {
         id: event.id,
-        time: time(event.time),
+        time: format_rfc3339(event.time),
         owner: event.owner.as_str(),
         sandbox: event.sandbox.as_str(),
         phase: event.phase.name(),
-        cause: event.cause.map(domain::Cause::name),
-        restart: event.restart().map(service::Revived::name),
+        cause: event.cause.map(domain::EndCause::name),
+        restart: event.revival_kind().map(service::RevivalKind::name),
     }
 }
 
 /// Describes an action of the operator on something that belongs to this owner.
-fn shown_act(event: &OperatorEvent) -> Value {
+fn operator_event_body(event: &OperatorEvent) -> Value {
     json!({
         "id": event.id,
-        "time": time(event.time),
+        "time": format_rfc3339(event.time),
         "owner": event.owner.as_str(),
         "operator": event.act.kind.name(),
         "kind": event.act.thing.name(),
@@ -136,10 +145,10 @@ fn shown_act(event: &OperatorEvent) -> Value {
     })
 }
 
-impl Wish {
+impl EventsQuery {
     fn parse(query: &str, headers: &HeaderMap) -> Result<Self, &'static str> {
         let mut parsed = Self { after: None, tail: None, follow: true };
-        if let Some(id) = auth::text(headers, "last-event-id") {
+        if let Some(id) = header_text(headers, "last-event-id") {
             parsed.after = Some(id.parse().map_err(|_error| "`Last-Event-ID` must be a number")?);
         }
         for (name, value) in form_urlencoded::parse(query.as_bytes()) {
@@ -157,24 +166,27 @@ impl Wish {
 }
 
 /// `GET /coracle/v1/errors`: recent failed requests, newest first.
-pub(super) async fn errors(State(front): State<Front>, Scope(whose): Scope) -> Response {
-    let item = |trouble: Trouble| {
+pub(super) async fn list_errors(
+    State(state): State<OperatorState>,
+    VisibleOwners(whose): VisibleOwners,
+) -> Response {
+    let item = |error: RecentError| {
         json!({
-            "time": time(trouble.time),
-            "owner": trouble.owner.as_str(),
-            "sandbox": trouble.sandbox.as_ref().map(|id| id.as_str()),
-            "operation": trouble.operation,
-            "kind": trouble.kind,
-            "message": trouble.message,
+            "time": format_rfc3339(error.time),
+            "owner": error.owner.as_str(),
+            "sandbox": error.sandbox.as_ref().map(|id| id.as_str()),
+            "operation": error.operation,
+            "kind": error.kind,
+            "message": error.message,
         })
     };
-    let items: Vec<_> = front.service.troubles(whose.as_ref()).into_iter().map(item).collect();
+    let items: Vec<_> = state.service.recent_errors(whose.as_ref()).into_iter().map(item).collect();
     Json(json!({ "items": items })).into_response()
 }
 
 /// `GET /coracle/v1/capabilities`: the features that this host supports.
-pub(super) async fn capabilities(State(front): State<Front>, _: Caller) -> Response {
-    let offered = front.service.capabilities();
+pub(super) async fn get_capabilities(State(state): State<OperatorState>, _: RequestOwner) -> Response {
+    let offered = state.service.capabilities();
     let versions: BTreeMap<&String, &String> =
         offered.host_versions.iter().map(|(name, version)| (name, version)).collect();
     Json(json!({
@@ -183,7 +195,7 @@ pub(super) async fn capabilities(State(front): State<Front>, _: Caller) -> Respo
         "snapshot": offered.snapshot,
         "network": offered.network,
         "limits": offered.limits,
-        "weaker": offered.weaker,
+        "weaker": offered.degraded,
         "hostVersions": versions,
     }))
     .into_response()
@@ -197,7 +209,7 @@ mod tests {
     fn query_overrides_the_last_event_id_header() {
         let mut headers = HeaderMap::new();
         let parse = |query: &str, headers: &HeaderMap| {
-            Wish::parse(query, headers).map(|parsed| (parsed.after, parsed.follow))
+            EventsQuery::parse(query, headers).map(|parsed| (parsed.after, parsed.follow))
         };
         assert_eq!(parse("", &headers), Ok((None, true)));
         headers.insert("last-event-id", "7".parse().unwrap());

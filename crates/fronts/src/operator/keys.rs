@@ -14,13 +14,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use service::{ApiKey, ErrorKind, ServiceError};
 
-use super::Front;
-use super::access::Operator;
-use crate::answer;
+use super::OperatorState;
+use super::access::OperatorOnly;
+use crate::kit::error_format;
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Wish {
+struct IssueKeyRequest {
     owner: String,
     /// If absent, the key never expires.
     #[serde(default)]
@@ -30,7 +30,7 @@ struct Wish {
 /// A key as returned to the operator; `key` is present only when it was just issued.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Shown {
+struct ApiKeyBody {
     id: String,
     owner: String,
     created_at: String,
@@ -41,37 +41,41 @@ struct Shown {
 }
 
 /// `GET /coracle/v1/keys`
-pub(super) async fn list(State(front): State<Front>, _: Operator) -> Response {
-    let keys: Vec<Shown> = front.service.keys().into_iter().map(|key| shown(key, None)).collect();
+pub(super) async fn list_keys(State(state): State<OperatorState>, _: OperatorOnly) -> Response {
+    let keys: Vec<ApiKeyBody> =
+        state.service.list_keys().into_iter().map(|key| api_key_body(key, None)).collect();
     Json(json!({ "items": keys })).into_response()
 }
 
 /// `POST /coracle/v1/keys`: issues a key for an owner. Only this response contains it.
-pub(super) async fn issue(
-    State(front): State<Front>,
-    _: Operator,
+pub(super) async fn issue_key(
+    State(state): State<OperatorState>,
+    _: OperatorOnly,
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
-    let (owner, expires) =
-        match body.ok().as_deref().map_or_else(|| Err("request body missing".to_owned()), parse) {
-            Ok(parsed) => parsed,
-            Err(why) => return answer::error(StatusCode::BAD_REQUEST, "INVALID_KEY_REQUEST", &why),
-        };
-    match front.service.issue_key(owner, expires).await {
+    let (owner, expires) = match body
+        .ok()
+        .as_deref()
+        .map_or_else(|| Err("request body missing".to_owned()), parse_issue_request)
+    {
+        Ok(parsed) => parsed,
+        Err(why) => return error_format::build_error(StatusCode::BAD_REQUEST, "INVALID_KEY_REQUEST", &why),
+    };
+    match state.service.issue_key(owner, expires).await {
         Ok((key, secret)) => {
-            let shown = shown(key, Some(secret.expose().to_owned()));
+            let shown = api_key_body(key, Some(secret.expose().to_owned()));
             (StatusCode::CREATED, Json(shown)).into_response()
         }
-        Err(error) => failed(&error),
+        Err(error) => key_error_response(&error),
     }
 }
 
 /// `DELETE /coracle/v1/keys/{id}`: revokes the key. With `sandboxes=true` the owner's sandboxes are removed too if the
 /// owner has no other valid key and is not the operator. The response lists them, and says how many other keys the
 /// owner has.
-pub(super) async fn revoke(
-    State(front): State<Front>,
-    _: Operator,
+pub(super) async fn revoke_key(
+    State(state): State<OperatorState>,
+    _: OperatorOnly,
     id: Result<Path<String>, PathRejection>,
     uri: Uri,
 ) -> Response {
@@ -79,30 +83,30 @@ pub(super) async fn revoke(
     let query = uri.query().unwrap_or_default();
     let wanted = |(name, value): (_, _)| name == "sandboxes" && value == "true";
     if form_urlencoded::parse(query.as_bytes()).any(wanted) {
-        return match front.service.revoke_key_and_sandboxes(&id).await {
+        return match state.service.revoke_key_and_sandboxes(&id).await {
             Ok(Some(revoked)) => {
                 let removed: Vec<&str> = revoked.removed_sandboxes.iter().map(|id| id.as_str()).collect();
                 Json(json!({
                     "owner": revoked.owner.as_str(),
-                    "operator": revoked.owner == Owner::single(),
+                    "operator": revoked.owner == Owner::operator(),
                     "otherValidKeys": revoked.other_valid_keys,
                     "removedSandboxes": removed,
                 }))
                 .into_response()
             }
-            Ok(None) => answer::error(StatusCode::NOT_FOUND, "KEY_NOT_FOUND", "key not found"),
-            Err(error) => failed(&error),
+            Ok(None) => error_format::build_error(StatusCode::NOT_FOUND, "KEY_NOT_FOUND", "key not found"),
+            Err(error) => key_error_response(&error),
         };
     }
-    match front.service.revoke_key(&id).await {
+    match state.service.revoke_key(&id).await {
         Ok(true) => StatusCode::NO_CONTENT.into_response(),
-        Ok(false) => answer::error(StatusCode::NOT_FOUND, "KEY_NOT_FOUND", "key not found"),
-        Err(error) => failed(&error),
+        Ok(false) => error_format::build_error(StatusCode::NOT_FOUND, "KEY_NOT_FOUND", "key not found"),
+        Err(error) => key_error_response(&error),
     }
 }
 
-fn parse(body: &[u8]) -> Result<(Owner, Option<SystemTime>), String> {
-    let request: Wish = serde_json::from_slice(body).map_err(|error| error.to_string())?;
+fn parse_issue_request(body: &[u8]) -> Result<(Owner, Option<SystemTime>), String> {
+    let request: IssueKeyRequest = serde_json::from_slice(body).map_err(|error| error.to_string())?;
     let owner = Owner::parse(&request.owner).map_err(|error| format!("`owner`: {error}"))?;
     let expires = request.expires_in_seconds.map(|seconds| {
         let end = SystemTime::now().checked_add(Duration::from_secs(seconds));
@@ -111,9 +115,9 @@ fn parse(body: &[u8]) -> Result<(Owner, Option<SystemTime>), String> {
     Ok((owner, expires.transpose()?))
 }
 
-fn shown(key: ApiKey, secret: Option<String>) -> Shown {
+fn api_key_body(key: ApiKey, secret: Option<String>) -> ApiKeyBody {
     let time = |time: SystemTime| Timestamp::try_from(time).unwrap_or(Timestamp::MAX).to_string();
-    Shown {
+    ApiKeyBody {
         id: key.id,
         owner: key.owner.as_str().to_owned(),
         created_at: time(key.created),
@@ -122,14 +126,14 @@ fn shown(key: ApiKey, secret: Option<String>) -> Shown {
     }
 }
 
-fn failed(error: &ServiceError) -> Response {
+fn key_error_response(error: &ServiceError) -> Response {
     let hint = error.hint().map(|hint| format!("; hint: {hint}")).unwrap_or_default();
     let (status, code) = match error.kind() {
         ErrorKind::Invalid => (StatusCode::CONFLICT, "NO_OPERATOR_KEY"),
         _ => (StatusCode::INTERNAL_SERVER_ERROR, "INTERNAL"),
     };
-    let mut response = answer::error(status, code, &format!("{error}{hint}"));
-    answer::add_hint(&mut response, error.hint());
+    let mut response = error_format::build_error(status, code, &format!("{error}{hint}"));
+    error_format::add_hint(&mut response, error.hint());
     response
 }
 
@@ -139,9 +143,9 @@ mod tests {
 
     #[test]
     fn key_needs_an_owner_and_may_expire() {
-        let (owner, expires) = parse(br#"{"owner": "team-a"}"#).unwrap();
+        let (owner, expires) = parse_issue_request(br#"{"owner": "team-a"}"#).unwrap();
         assert_eq!((owner.as_str(), expires), ("team-a", None));
-        let (_, expires) = parse(br#"{"owner": "a", "expiresInSeconds": 60}"#).unwrap();
+        let (_, expires) = parse_issue_request(br#"{"owner": "a", "expiresInSeconds": 60}"#).unwrap();
         assert!(expires.unwrap() > SystemTime::now());
         for wrong in [
             "",
@@ -151,7 +155,7 @@ mod tests {
             r#"{"owner": "a", "expiresInSeconds": 18446744073709551615}"#,
             r#"{"owner": "a", "expires": 1}"#,
         ] {
-            assert!(parse(wrong.as_bytes()).is_err(), "{wrong}");
+            assert!(parse_issue_request(wrong.as_bytes()).is_err(), "{wrong}");
         }
     }
 }

@@ -1,24 +1,27 @@
 //! Every operation of this front, for the server's OpenAPI document. A test checks that the table
 //! matches the routes.
 
-use crate::openapi::{Operation, Section, operation};
+use crate::openapi::{ApiOperation, ApiSection, OpenApiPart, operation};
 
-/// Schemas of the request bodies named here.
-pub(crate) const SCHEMAS: &str = include_str!("openapi.json");
-
-pub(crate) fn sections() -> Vec<Section> {
-    vec![
-        Section { tag: "health", prefix: "", operations: OPEN, open: true },
-        Section { tag: "operators", prefix: "", operations: OPERATORS, open: false },
-    ]
+/// Returns this front's part of the document.
+pub(super) fn openapi_part() -> OpenApiPart {
+    OpenApiPart {
+        sections: vec![
+            ApiSection { tag: "health", prefix: "", operations: OPEN_OPERATIONS, open: true },
+            ApiSection { tag: "operators", prefix: "", operations: OPERATOR_OPERATIONS, open: false },
+        ],
+        schemas: include_str!("openapi.json"),
+        security: &[("key", "OPEN-SANDBOX-API-KEY")],
+        remark: "",
+    }
 }
 
-const OPEN: &[Operation] = &[
+const OPEN_OPERATIONS: &[ApiOperation] = &[
     operation("GET /health", "Check the server's health", "", "", "200"),
     operation("GET /version", "Get the server's version", "", "", "200"),
 ];
 
-const OPERATORS: &[Operation] = &[
+const OPERATOR_OPERATIONS: &[ApiOperation] = &[
     operation("GET /metrics", "Get metrics as Prometheus text", "", "", "200 501"),
     operation(
         "GET /coracle/v1/sandboxes",
@@ -115,12 +118,13 @@ const OPERATORS: &[Operation] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::openapi::tests::check;
+    use crate::openapi::tests::assert_operations_match;
 
     #[test]
     fn described_operations_match_the_routes() {
-        let all = [OPEN, OPERATORS].concat();
-        let routes = super::super::table().into_iter().map(|(path, route)| (path.to_owned(), route));
-        check(&all, &routes.collect::<Vec<_>>());
+        let all = [OPEN_OPERATIONS, OPERATOR_OPERATIONS].concat();
+        let routes =
+            super::super::operator_routes().into_iter().map(|(path, route)| (path.to_owned(), route));
+        assert_operations_match(&all, &routes.collect::<Vec<_>>());
     }
 }

@@ -6,12 +6,12 @@ use std::fmt::Write;
 
 use service::{OwnerLabel, OwnerMetrics};
 
-type Rows = BTreeMap<OwnerLabel, OwnerMetrics>;
+type OwnerRows = BTreeMap<OwnerLabel, OwnerMetrics>;
 
 /// One metric: its name without the prefix, its type, its help text, and its value in a row.
-type Metric = (&'static str, &'static str, &'static str, fn(&OwnerMetrics) -> String);
+type OwnerMetric = (&'static str, &'static str, &'static str, fn(&OwnerMetrics) -> String);
 
-const METRICS: [Metric; 4] = [
+const METRICS: [OwnerMetric; 4] = [
     ("creates_total", "counter", "Sandboxes created, by owner", |row| row.created.to_string()),
     ("cpu_seconds_total", "counter", "Processor time used by sandboxes, by owner", |row| {
         format!("{}.{:06}", row.cpu_micros / 1_000_000, row.cpu_micros % 1_000_000)
@@ -21,7 +21,7 @@ const METRICS: [Metric; 4] = [
 ];
 
 /// Owners' names need no escaping: they have letters, digits, `-`, `_` and `.` only.
-pub(super) fn render(rows: &Rows) -> String {
+pub(super) fn render_owner_metrics(rows: &OwnerRows) -> String {
     let mut text = String::new();
     let phases = rows.iter().flat_map(|(label, row)| {
         let series = |(phase, count)| {
@@ -29,17 +29,17 @@ pub(super) fn render(rows: &Rows) -> String {
         };
         row.phases.iter().map(series)
     });
-    add(&mut text, "sandboxes", "gauge", "Sandboxes by owner and phase", phases);
+    add_metric(&mut text, "sandboxes", "gauge", "Sandboxes by owner and phase", phases);
     for (name, kind, help, value) in METRICS {
         let series = rows.iter().map(|(label, row)| {
             format!("coracle_owner_{name}{{owner=\"{}\"}} {}", label.as_str(), value(row))
         });
-        add(&mut text, name, kind, help, series);
+        add_metric(&mut text, name, kind, help, series);
     }
     text
 }
 
-fn add(text: &mut String, name: &str, kind: &str, help: &str, series: impl Iterator<Item = String>) {
+fn add_metric(text: &mut String, name: &str, kind: &str, help: &str, series: impl Iterator<Item = String>) {
     // Writing to a `String` cannot fail.
     writeln!(text, "# HELP coracle_owner_{name} {help}\n# TYPE coracle_owner_{name} {kind}").ok();
     for line in series {
@@ -64,8 +64,10 @@ mod tests {
             disk: 512,
         };
         let rest = OwnerMetrics::default();
-        let text =
-            render(&Rows::from([(OwnerLabel::Named(Owner::named("one")), row), (OwnerLabel::Other, rest)]));
+        let text = render_owner_metrics(&OwnerRows::from([
+            (OwnerLabel::Named(Owner::from_valid_name("one")), row),
+            (OwnerLabel::Other, rest),
+        ]));
         for line in [
             "# TYPE coracle_owner_sandboxes gauge",
             "coracle_owner_sandboxes{owner=\"one\",phase=\"running\"} 2",

@@ -8,21 +8,23 @@ use axum::extract::rejection::{BytesRejection, PathRejection};
 use axum::extract::{Path, State};
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
-use domain::{Exit, Owner, Position, ProcessId, SandboxId, signal};
+use domain::{ExitReason, JournalOffset, Owner, ProcessId, SandboxId, signal};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use service::{
-    ActKind, ErrorKind, ProcessTree, Reach, ServiceError, ThingKind, TreeFilter, TreeKind, TreeUsage,
+    ErrorKind, OperatorActionKind, OperatorObjectKind, ProcessTree, ServiceError, SignalTarget, TreeFilter,
+    TreeKind, TreeUsage,
 };
 
-use super::access::{Caller, Scope};
-use super::sandboxes::{id_of, not_found};
-use super::{Front, time};
-use crate::{answer, records};
+use super::OperatorState;
+use super::access::{RequestOwner, VisibleOwners};
+use super::sandboxes::{parse_sandbox_id, sandbox_not_found};
+use crate::kit::time::format_rfc3339;
+use crate::kit::{error_format, output_records};
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Shown {
+struct ProcessTreeBody {
     id: String,
     kind: &'static str,
     state: &'static str,
@@ -55,61 +57,61 @@ struct SignalBody {
 
 /// `GET /coracle/v1/sandboxes/{id}/processes`: running processes, oldest first; with `ended=true` also
 /// commands that have ended and are still remembered.
-pub(super) async fn list(
-    State(front): State<Front>,
-    Scope(whose): Scope,
+pub(super) async fn list_processes(
+    State(state): State<OperatorState>,
+    VisibleOwners(whose): VisibleOwners,
     id: Result<Path<String>, PathRejection>,
     uri: Uri,
 ) -> Response {
-    let Some(id) = id_of(id) else { return not_found() };
+    let Some(id) = parse_sandbox_id(id) else { return sandbox_not_found() };
     let query = uri.query().unwrap_or_default();
     let all =
         form_urlencoded::parse(query.as_bytes()).any(|(name, value)| name == "ended" && value == "true");
     let filter = if all { TreeFilter::All } else { TreeFilter::Living };
-    match front.service.process_trees(whose.as_ref(), &id, filter).await {
+    match state.service.process_trees(whose.as_ref(), &id, filter).await {
         Ok(trees) => {
-            record(&front, whose.as_ref(), &id, ActKind::Inspected);
-            let shown: Vec<Shown> = trees.into_iter().map(Shown::of).collect();
+            record_access(&state, whose.as_ref(), &id, OperatorActionKind::Inspected);
+            let shown: Vec<ProcessTreeBody> = trees.into_iter().map(ProcessTreeBody::from_tree).collect();
             Json(json!({ "processes": shown })).into_response()
         }
-        Err(error) => refuse(&error),
+        Err(error) => process_error_response(&error),
     }
 }
 
 /// `GET /coracle/v1/sandboxes/{id}/processes/{process}/logs`: the output of a command from the byte
 /// `cursor` on, as records with offsets; with `follow=true` until it ends.
-pub(super) async fn logs(
-    State(front): State<Front>,
-    Scope(whose): Scope,
+pub(super) async fn get_process_logs(
+    State(state): State<OperatorState>,
+    VisibleOwners(whose): VisibleOwners,
     at: Result<Path<(String, String)>, PathRejection>,
     uri: Uri,
 ) -> Response {
-    let Some((id, process)) = process_of(at) else { return not_found() };
-    let Some((cursor, follow)) = parse_place(uri.query().unwrap_or_default()) else {
+    let Some((id, process)) = parse_process_path(at) else { return sandbox_not_found() };
+    let Some((cursor, follow)) = parse_cursor(uri.query().unwrap_or_default()) else {
         let message = "`cursor` must be a number and `follow` true or false";
-        return answer::error(StatusCode::BAD_REQUEST, "INVALID_CURSOR", message);
+        return error_format::build_error(StatusCode::BAD_REQUEST, "INVALID_CURSOR", message);
     };
-    let owner = match front.service.inspect(whose.as_ref(), &id).await {
+    let owner = match state.service.find_with_usage(whose.as_ref(), &id).await {
         Ok((sandbox, _)) => sandbox.owner,
-        Err(error) => return refuse(&error),
+        Err(error) => return process_error_response(&error),
     };
-    let status = match front.service.status(&owner, &id, &process).await {
+    let status = match state.service.process_status(&owner, &id, &process).await {
         Ok(status) => status,
-        Err(error) => return refuse(&error),
+        Err(error) => return process_error_response(&error),
     };
-    record(&front, whose.as_ref(), &id, ActKind::ReadLogs);
+    record_access(&state, whose.as_ref(), &id, OperatorActionKind::ReadLogs);
     let from = cursor.min(status.written);
-    match front.service.follow(&owner, &id, &process, Position(from)).await {
+    match state.service.follow_output(&owner, &id, &process, JournalOffset(from)).await {
         Ok(following) => {
             let to = (!follow).then_some(status.written);
-            records::response(following, from, to, status.ended.map(|end| end.exit))
+            output_records::records_response(following, from, to, status.ended.map(|end| end.exit))
         }
-        Err(error) => refuse(&error),
+        Err(error) => process_error_response(&error),
     }
 }
 
 /// Parses the start offset, and whether to follow the output.
-fn parse_place(query: &str) -> Option<(u64, bool)> {
+fn parse_cursor(query: &str) -> Option<(u64, bool)> {
     let (mut cursor, mut follow) = (0, false);
     for (name, value) in form_urlencoded::parse(query.as_bytes()) {
         match &*name {
@@ -122,68 +124,68 @@ fn parse_place(query: &str) -> Option<(u64, bool)> {
 }
 
 /// Records that the operator, whose scope is every owner, looked at this sandbox.
-fn record(front: &Front, whose: Option<&Owner>, id: &SandboxId, kind: ActKind) {
-    if let (None, Some(sandbox)) = (whose, front.service.look(id)) {
-        front.service.record_look(&sandbox.owner, kind, ThingKind::Sandbox, id.as_str());
+fn record_access(state: &OperatorState, whose: Option<&Owner>, id: &SandboxId, kind: OperatorActionKind) {
+    if let (None, Some(sandbox)) = (whose, state.service.get_any_owner(id)) {
+        state.service.record_view(&sandbox.owner, kind, OperatorObjectKind::Sandbox, id.as_str());
     }
 }
 
 /// `POST /coracle/v1/sandboxes/{id}/processes/{process}/signal`: signals everything that a command,
 /// session or context has started; SIGTERM if the body names no signal.
-pub(super) async fn signal(
-    State(front): State<Front>,
-    Caller(owner): Caller,
+pub(super) async fn signal_process(
+    State(state): State<OperatorState>,
+    RequestOwner(owner): RequestOwner,
     at: Result<Path<(String, String)>, PathRejection>,
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
-    let Some((id, process)) = process_of(at) else { return not_found() };
-    let Some(signal) = body.ok().as_deref().and_then(parse_body) else {
-        let names: Vec<&str> = signal::NAMES.iter().map(|(name, _)| *name).collect();
+    let Some((id, process)) = parse_process_path(at) else { return sandbox_not_found() };
+    let Some(signal) = body.ok().as_deref().and_then(parse_signal) else {
+        let names: Vec<&str> = signal::SIGNAL_NAMES.iter().map(|(name, _)| *name).collect();
         let names = names.join(", ");
         let message = format!(
             "the body must be `{{\"signal\": \"TERM\"}}` with a number from 1 to 31 or one of {names}"
         );
-        return answer::error(StatusCode::BAD_REQUEST, "INVALID_SIGNAL", &message);
+        return error_format::build_error(StatusCode::BAD_REQUEST, "INVALID_SIGNAL", &message);
     };
-    match front.service.signal(&owner, &id, &process, signal, Reach::Tree).await {
+    match state.service.signal_process(&owner, &id, &process, signal, SignalTarget::Tree).await {
         Ok(()) => StatusCode::NO_CONTENT.into_response(),
-        Err(error) => refuse(&error),
+        Err(error) => process_error_response(&error),
     }
 }
 
 /// Parses the sandbox and process ids in a path; `None` if either is malformed.
-pub(super) fn process_of(
+pub(super) fn parse_process_path(
     at: Result<Path<(String, String)>, PathRejection>,
 ) -> Option<(SandboxId, ProcessId)> {
     let Path((id, process)) = at.ok()?;
     Some((SandboxId::parse(&id).ok()?, ProcessId::parse(&process).ok()?))
 }
 
-pub(super) fn refuse(error: &ServiceError) -> Response {
+pub(super) fn process_error_response(error: &ServiceError) -> Response {
     let (status, code) = match error.kind() {
-        ErrorKind::NotFound => return not_found(),
+        ErrorKind::NotFound => return sandbox_not_found(),
         ErrorKind::NoProcess | ErrorKind::NoSession => (StatusCode::NOT_FOUND, "PROCESS_NOT_FOUND"),
         ErrorKind::Invalid => (StatusCode::BAD_REQUEST, "INVALID_SIGNAL"),
         ErrorKind::Conflict { .. } => (StatusCode::CONFLICT, "SANDBOX_NOT_RUNNING"),
         ErrorKind::Busy => (StatusCode::CONFLICT, "PROCESS_BUSY"),
         _ => (StatusCode::INTERNAL_SERVER_ERROR, "INTERNAL"),
     };
-    let mut response = answer::error(status, code, &error.to_string());
-    answer::add_hint(&mut response, error.hint());
+    let mut response = error_format::build_error(status, code, &error.to_string());
+    error_format::add_hint(&mut response, error.hint());
     response
 }
 
 /// Parses the signal number; `None` if the body names an unknown signal.
-fn parse_body(body: &[u8]) -> Option<i32> {
+fn parse_signal(body: &[u8]) -> Option<i32> {
     if body.is_empty() {
-        return Some(signal::TERM);
+        return Some(signal::SIGTERM);
     }
     let body: SignalBody = serde_json::from_slice(body).ok()?;
-    body.signal.as_deref().map_or(Some(signal::TERM), signal::number)
+    body.signal.as_deref().map_or(Some(signal::SIGTERM), signal::parse_signal)
 }
 
-impl Shown {
-    fn of(tree: ProcessTree) -> Self {
+impl ProcessTreeBody {
+    fn from_tree(tree: ProcessTree) -> Self {
         let ended = tree.ended;
         let millis = |time: std::time::Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let used = ended.map(|ended| (millis(ended.user + ended.system), ended.max_rss.0));
@@ -206,11 +208,11 @@ impl Shown {
             session: tree.session.map(|session| session.to_string()),
             tag: tree.tag,
             text: tree.text,
-            started_at: tree.started.map(time),
-            ended_at: ended.map(|ended| time(ended.ended)),
+            started_at: tree.started.map(format_rfc3339),
+            ended_at: ended.map(|ended| format_rfc3339(ended.ended)),
             exit_code: ended.and_then(|ended| match ended.exit {
-                Exit::Code(code) => Some(code),
-                Exit::Signal(_) | Exit::Oom | Exit::Deadline | Exit::Lost => None,
+                ExitReason::Code(code) => Some(code),
+                ExitReason::Signal(_) | ExitReason::Oom | ExitReason::Deadline | ExitReason::Lost => None,
             }),
             cpu_millis: living.or(used).map(|(cpu, _)| cpu),
             memory_bytes: living.or(used).map(|(_, memory)| memory),
@@ -226,14 +228,14 @@ mod tests {
     #[test]
     fn signals_are_parsed_by_name_or_number() {
         for (text, number) in [("TERM", 15), ("term", 15), ("SIGKILL", 9), ("9", 9), ("usr1", 10)] {
-            assert_eq!(signal::number(text), Some(number), "{text}");
+            assert_eq!(signal::parse_signal(text), Some(number), "{text}");
         }
         for wrong in ["", "0", "32", "-9", "TERMINATE", "SIG"] {
-            assert_eq!(signal::number(wrong), None, "{wrong}");
+            assert_eq!(signal::parse_signal(wrong), None, "{wrong}");
         }
-        assert_eq!(parse_body(b""), Some(signal::TERM));
-        assert_eq!(parse_body(b"{}"), Some(signal::TERM));
-        assert_eq!(parse_body(br#"{"signal":"INT"}"#), Some(2));
-        assert_eq!(parse_body(br#"{"sig":"INT"}"#), None);
+        assert_eq!(parse_signal(b""), Some(signal::SIGTERM));
+        assert_eq!(parse_signal(b"{}"), Some(signal::SIGTERM));
+        assert_eq!(parse_signal(br#"{"signal":"INT"}"#), Some(2));
+        assert_eq!(parse_signal(br#"{"sig":"INT"}"#), None);
     }
 }

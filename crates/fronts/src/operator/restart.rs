@@ -9,20 +9,20 @@ use domain::Owner;
 use serde_json::json;
 use service::{ErrorKind, ServiceError};
 
-use super::Front;
-use super::access::Caller;
-use super::sandboxes::{id_of, not_found};
-use crate::answer;
+use super::OperatorState;
+use super::access::RequestOwner;
+use super::sandboxes::{parse_sandbox_id, sandbox_not_found};
+use crate::kit::error_format;
 
 /// `POST /coracle/v1/sandboxes/{id}/restart`: responds once the sandbox runs. A running sandbox is
 /// left alone, and the response then has no `restarted`.
-pub(super) async fn restart(
-    State(front): State<Front>,
-    Caller(owner): Caller,
+pub(super) async fn restart_sandbox(
+    State(state): State<OperatorState>,
+    RequestOwner(owner): RequestOwner,
     id: Result<Path<String>, PathRejection>,
 ) -> Response {
-    let Some(id) = id_of(id) else { return not_found() };
-    match front.service.restart(&owner, &id).await {
+    let Some(id) = parse_sandbox_id(id) else { return sandbox_not_found() };
+    match state.service.restart(&owner, &id).await {
         Ok(resumed) => {
             let mut body = json!({ "id": id.as_str() });
             if let Some(revival) = resumed.revival {
@@ -31,13 +31,13 @@ pub(super) async fn restart(
             }
             Json(body).into_response()
         }
-        Err(error) => refuse(&error, &owner),
+        Err(error) => restart_error_response(&error, &owner),
     }
 }
 
-fn refuse(error: &ServiceError, owner: &Owner) -> Response {
+fn restart_error_response(error: &ServiceError, owner: &Owner) -> Response {
     let (status, code) = match error.kind() {
-        ErrorKind::NotFound => return not_found(),
+        ErrorKind::NotFound => return sandbox_not_found(),
         ErrorKind::Conflict { .. } | ErrorKind::Busy => (StatusCode::CONFLICT, "NOT_RESTARTABLE"),
         ErrorKind::Exhausted { .. } => (StatusCode::TOO_MANY_REQUESTS, "EXHAUSTED"),
         ErrorKind::Unsupported | ErrorKind::Invalid | ErrorKind::Mount(_) | ErrorKind::Hook => {
@@ -45,7 +45,7 @@ fn refuse(error: &ServiceError, owner: &Owner) -> Response {
         }
         _ => (StatusCode::INTERNAL_SERVER_ERROR, "INTERNAL"),
     };
-    let mut response = answer::error(status, code, &error.told_to(owner));
-    answer::add_hint(&mut response, error.hint());
+    let mut response = error_format::build_error(status, code, &error.message_for(owner));
+    error_format::add_hint(&mut response, error.hint());
     response
 }

@@ -7,30 +7,37 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
-use domain::{Exit, Phase, SandboxId};
+use domain::{ExitReason, Phase, SandboxId};
 use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::json;
-use service::{ActKind, ErrorKind, HookReport, Sandbox, ServiceError, ThingKind, Usage};
+use service::{
+    ErrorKind, HookReport, OperatorActionKind, OperatorObjectKind, Sandbox, SandboxUsage, ServiceError,
+};
 
-use super::access::{Scope, Selected};
-use super::{Front, time};
-use crate::answer;
+use super::OperatorState;
+use super::access::{SelectedOwners, VisibleOwners};
+use crate::kit::error_format;
+use crate::kit::time::format_rfc3339;
 
 /// `GET /coracle/v1/sandboxes`: every sandbox that the caller may see, newest first, with its current usage unless
 /// `usage=false`. `operator` says whether the caller is the operator of a server with keys.
-pub(super) async fn list(State(front): State<Front>, selected: Selected, uri: Uri) -> Response {
-    selected.record_list(&front.service, ThingKind::Sandbox);
+pub(super) async fn list_sandboxes(
+    State(state): State<OperatorState>,
+    selected: SelectedOwners,
+    uri: Uri,
+) -> Response {
+    selected.record_list(&state.service, OperatorObjectKind::Sandbox);
     let whose = selected.owner();
-    let reports: Vec<Report> = if wants_usage(&uri) {
-        let found = front.service.survey(whose).await;
-        found.iter().map(|(sandbox, usage)| Report::of(sandbox, *usage)).collect()
+    let reports: Vec<SandboxReport> = if wants_usage(&uri) {
+        let found = state.service.list_with_usage(whose).await;
+        found.iter().map(|(sandbox, usage)| SandboxReport::from_sandbox(sandbox, *usage)).collect()
     } else {
-        let found = front.service.overview(whose);
-        found.iter().map(|sandbox| Report::of(sandbox, None)).collect()
+        let found = state.service.list_without_usage(whose);
+        found.iter().map(|sandbox| SandboxReport::from_sandbox(sandbox, None)).collect()
     };
-    // Without keys there is one owner, so nothing is to be told apart.
-    let operator = selected.is_operator() && !front.service.keyless();
+    // Without keys there is only one owner, so the list need not show owners.
+    let operator = selected.is_operator() && !state.service.has_no_keys();
     Json(json!({ "sandboxes": reports, "operator": operator })).into_response()
 }
 
@@ -40,64 +47,64 @@ fn wants_usage(uri: &Uri) -> bool {
 }
 
 /// `GET /coracle/v1/sandboxes/{id}`
-pub(super) async fn inspect(
-    State(front): State<Front>,
-    Scope(whose): Scope,
+pub(super) async fn inspect_sandbox(
+    State(state): State<OperatorState>,
+    VisibleOwners(whose): VisibleOwners,
     id: Result<Path<String>, PathRejection>,
 ) -> Response {
-    let Some(id) = id_of(id) else { return not_found() };
-    match front.service.inspect(whose.as_ref(), &id).await {
+    let Some(id) = parse_sandbox_id(id) else { return sandbox_not_found() };
+    match state.service.find_with_usage(whose.as_ref(), &id).await {
         Ok((sandbox, usage)) => {
             if whose.is_none() {
-                let (kind, thing) = (ActKind::Inspected, ThingKind::Sandbox);
-                front.service.record_look(&sandbox.owner, kind, thing, id.as_str());
+                let (kind, thing) = (OperatorActionKind::Inspected, OperatorObjectKind::Sandbox);
+                state.service.record_view(&sandbox.owner, kind, thing, id.as_str());
             }
             // The report is still useful without hooks if the agent does not respond.
-            let hooks = front.service.hooks(whose.as_ref(), &id).await.unwrap_or_default();
-            let hooks = hooks.iter().map(Hook::of).collect();
-            Json(Report { hooks, ..Report::of(&sandbox, usage) }).into_response()
+            let hooks = state.service.list_hooks(whose.as_ref(), &id).await.unwrap_or_default();
+            let hooks = hooks.iter().map(HookDetails::from_report).collect();
+            Json(SandboxReport { hooks, ..SandboxReport::from_sandbox(&sandbox, usage) }).into_response()
         }
-        Err(error) => refuse(&error),
+        Err(error) => sandbox_error_response(&error),
     }
 }
 
 /// `DELETE /coracle/v1/sandboxes/{id}`: responds once the sandbox is gone. The operator may remove any
 /// sandbox, which is recorded; other callers only their own.
-pub(super) async fn remove(
-    State(front): State<Front>,
-    Scope(whose): Scope,
+pub(super) async fn remove_sandbox(
+    State(state): State<OperatorState>,
+    VisibleOwners(whose): VisibleOwners,
     id: Result<Path<String>, PathRejection>,
 ) -> Response {
-    let Some(id) = id_of(id) else { return not_found() };
+    let Some(id) = parse_sandbox_id(id) else { return sandbox_not_found() };
     let removed = match &whose {
-        Some(owner) => front.service.destroy(owner, &id).await,
-        None => front.service.remove_any_sandbox(&id).await,
+        Some(owner) => state.service.destroy(owner, &id).await,
+        None => state.service.remove_any_sandbox(&id).await,
     };
     match removed {
         Ok(_) => StatusCode::NO_CONTENT.into_response(),
-        Err(error) => refuse(&error),
+        Err(error) => sandbox_error_response(&error),
     }
 }
 
 /// Parses the sandbox id in a path; `None` if it is malformed.
-pub(super) fn id_of(id: Result<Path<String>, PathRejection>) -> Option<SandboxId> {
+pub(super) fn parse_sandbox_id(id: Result<Path<String>, PathRejection>) -> Option<SandboxId> {
     SandboxId::parse(&id.ok()?.0).ok()
 }
 
-pub(super) fn not_found() -> Response {
-    answer::error(StatusCode::NOT_FOUND, "SANDBOX_NOT_FOUND", "sandbox not found")
+pub(super) fn sandbox_not_found() -> Response {
+    error_format::build_error(StatusCode::NOT_FOUND, "SANDBOX_NOT_FOUND", "sandbox not found")
 }
 
-pub(super) fn refuse(error: &ServiceError) -> Response {
+pub(super) fn sandbox_error_response(error: &ServiceError) -> Response {
     match error.kind() {
-        ErrorKind::NotFound => not_found(),
-        _ => answer::error(StatusCode::INTERNAL_SERVER_ERROR, "INTERNAL", &error.to_string()),
+        ErrorKind::NotFound => sandbox_not_found(),
+        _ => error_format::build_error(StatusCode::INTERNAL_SERVER_ERROR, "INTERNAL", &error.to_string()),
     }
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Report {
+struct SandboxReport {
     id: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<String>,
@@ -111,7 +118,7 @@ struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     exit: Option<String>,
     phase_since: String,
-    image: Image,
+    image: ReportedImage,
     #[serde(skip_serializing_if = "Option::is_none")]
     snapshot: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -128,20 +135,20 @@ struct Report {
     weaker: Vec<String>,
     usage: BTreeMap<&'static str, u64>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    hooks: Vec<Hook>,
+    hooks: Vec<HookDetails>,
 }
 
 /// A periodic hook and its last run.
 #[derive(Serialize)]
-struct Hook {
+struct HookDetails {
     name: String,
     schedule: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    last: Option<HookRun>,
+    last: Option<HookRunDetails>,
 }
 
 #[derive(Serialize)]
-struct HookRun {
+struct HookRunDetails {
     began: String,
     /// How the run ended; absent while it runs.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -150,10 +157,10 @@ struct HookRun {
     tail: String,
 }
 
-impl Hook {
-    fn of(report: &HookReport) -> Self {
+impl HookDetails {
+    fn from_report(report: &HookReport) -> Self {
         let began = |time| Timestamp::try_from(time).unwrap_or(Timestamp::UNIX_EPOCH).to_string();
-        let last = report.last.as_ref().map(|run| HookRun {
+        let last = report.last.as_ref().map(|run| HookRunDetails {
             began: began(run.began),
             exit: run.exit.map(exit_text),
             tail: run.tail.clone(),
@@ -162,18 +169,18 @@ impl Hook {
     }
 }
 
-fn exit_text(exit: Exit) -> String {
+fn exit_text(exit: ExitReason) -> String {
     match exit {
-        Exit::Code(code) => format!("code {code}"),
-        Exit::Signal(signal) => format!("signal {signal}"),
-        Exit::Oom => "out of memory".to_owned(),
-        Exit::Deadline => "timeout".to_owned(),
-        Exit::Lost => "unseen".to_owned(),
+        ExitReason::Code(code) => format!("code {code}"),
+        ExitReason::Signal(signal) => format!("signal {signal}"),
+        ExitReason::Oom => "out of memory".to_owned(),
+        ExitReason::Deadline => "timeout".to_owned(),
+        ExitReason::Lost => "unseen".to_owned(),
     }
 }
 
 #[derive(Serialize)]
-struct Image {
+struct ReportedImage {
     requested: String,
     used: String,
     /// Explains the difference, if there is one.
@@ -181,8 +188,8 @@ struct Image {
     stand_in: Option<String>,
 }
 
-impl Report {
-    fn of(sandbox: &Sandbox, usage: Option<Usage>) -> Self {
+impl SandboxReport {
+    fn from_sandbox(sandbox: &Sandbox, usage: Option<SandboxUsage>) -> Self {
         Self {
             id: sandbox.id.to_string(),
             name: sandbox.name.clone(),
@@ -197,29 +204,29 @@ impl Report {
                 Phase::Exited(exit) => Some(exit_text(exit)),
                 _ => None,
             },
-            phase_since: time(sandbox.phase_since),
+            phase_since: format_rfc3339(sandbox.phase_since),
             snapshot: sandbox.spec.snapshot.as_ref().map(ToString::to_string),
             pool: sandbox.pool.clone(),
             labels: sandbox.labels.clone(),
-            created_at: time(sandbox.created),
-            expires_at: sandbox.expires.map(time),
+            created_at: format_rfc3339(sandbox.created),
+            expires_at: sandbox.expires.map(format_rfc3339),
             idle_timeout_seconds: sandbox.idle_timeout.map(|timeout| timeout.as_secs()),
             on_death: sandbox.spec.on_death().name(),
-            image: Image {
+            image: ReportedImage {
                 requested: sandbox.spec.image.clone(),
                 used: sandbox.in_force.image.clone(),
                 stand_in: sandbox.in_force.stand_in.clone(),
             },
             in_force: sandbox.in_force.measures.iter().cloned().collect(),
-            weaker: sandbox.in_force.weaker.clone(),
-            usage: usage.map(amounts).unwrap_or_default(),
+            weaker: sandbox.in_force.degraded.clone(),
+            usage: usage.map(usage_amounts).unwrap_or_default(),
             hooks: Vec::new(),
         }
     }
 }
 
 /// Returns the measured amounts by name; unmeasured ones are left out.
-pub(super) fn amounts(usage: Usage) -> BTreeMap<&'static str, u64> {
+pub(super) fn usage_amounts(usage: SandboxUsage) -> BTreeMap<&'static str, u64> {
     let all = [
         ("memoryBytes", usage.memory.map(|bytes| bytes.0)),
         ("memoryLimitBytes", usage.memory_limit.map(|bytes| bytes.0)),

@@ -6,55 +6,60 @@ use axum::extract::{Path, State};
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
-use service::{Hour, Sample};
+use service::{HourlyUsage, UsageSample};
 
-use super::access::Scope;
-use super::sandboxes::{amounts, id_of, not_found, refuse};
-use super::{Front, time};
-use crate::answer;
+use super::OperatorState;
+use super::access::VisibleOwners;
+use super::sandboxes::{parse_sandbox_id, sandbox_error_response, sandbox_not_found, usage_amounts};
+use crate::kit::error_format;
+use crate::kit::time::format_rfc3339;
 
 /// How many hours are returned if the query does not say.
-const USUAL_HOURS: u64 = 24;
+const DEFAULT_HOURS: u64 = 24;
 
 /// `GET /coracle/v1/sandboxes/{id}/usage`: the samples of the last hour, oldest first.
-pub(super) async fn samples(
-    State(front): State<Front>,
-    Scope(whose): Scope,
+pub(super) async fn list_samples(
+    State(state): State<OperatorState>,
+    VisibleOwners(whose): VisibleOwners,
     id: Result<Path<String>, PathRejection>,
 ) -> Response {
-    let Some(id) = id_of(id) else { return not_found() };
-    let shown = |sample: &Sample| json!({ "time": time(sample.time), "usage": amounts(sample.usage) });
-    match front.service.samples(whose.as_ref(), &id) {
+    let Some(id) = parse_sandbox_id(id) else { return sandbox_not_found() };
+    let shown = |sample: &UsageSample| json!({ "time": format_rfc3339(sample.time), "usage": usage_amounts(sample.usage) });
+    match state.service.usage_samples(whose.as_ref(), &id) {
         Ok(samples) => {
             let samples: Vec<Value> = samples.iter().map(shown).collect();
             Json(json!({ "samples": samples })).into_response()
         }
-        Err(error) => refuse(&error),
+        Err(error) => sandbox_error_response(&error),
     }
 }
 
 /// `GET /coracle/v1/usage`: the last `?hours=`, newest first. The operator sees all owners, other
 /// callers only themselves.
-pub(super) async fn hours(State(front): State<Front>, Scope(whose): Scope, uri: Uri) -> Response {
-    let Some(count) = hours_of(uri.query().unwrap_or_default()) else {
+pub(super) async fn list_hours(
+    State(state): State<OperatorState>,
+    VisibleOwners(whose): VisibleOwners,
+    uri: Uri,
+) -> Response {
+    let Some(count) = parse_hours(uri.query().unwrap_or_default()) else {
         let message = "`hours` must be a number of at least 1";
-        return answer::error(StatusCode::BAD_REQUEST, "INVALID_HOURS", message);
+        return error_format::build_error(StatusCode::BAD_REQUEST, "INVALID_HOURS", message);
     };
-    let hours: Vec<Value> = front.service.hours(whose.as_ref(), count).iter().map(shown).collect();
+    let hours: Vec<Value> = state.service.hourly_usage(whose.as_ref(), count).iter().map(hour_body).collect();
     Json(json!({ "hours": hours })).into_response()
 }
 
-fn hours_of(query: &str) -> Option<u64> {
+fn parse_hours(query: &str) -> Option<u64> {
     let mut pairs = form_urlencoded::parse(query.as_bytes());
     match pairs.find(|(name, _)| name == "hours") {
         Some((_, value)) => value.parse().ok().filter(|count| *count > 0),
-        None => Some(USUAL_HOURS),
+        None => Some(DEFAULT_HOURS),
     }
 }
 
-fn shown(hour: &Hour) -> Value {
+fn hour_body(hour: &HourlyUsage) -> Value {
     json!({
-        "start": time(hour.start()),
+        "start": format_rfc3339(hour.start()),
         "owner": hour.owner.as_str(),
         "created": hour.used.created,
         "aliveMillis": hour.used.alive_millis,

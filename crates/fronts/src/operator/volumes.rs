@@ -8,20 +8,22 @@ use axum::extract::rejection::{BytesRejection, PathRejection};
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use domain::volume::Lifetime;
+use domain::volume::VolumeLifetime;
 use domain::{Bytes, VolumeName};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use service::{ActKind, ErrorKind, MountFault, Outcome, ServiceError, ThingKind, VolumeStatus};
+use service::{
+    ErrorKind, MountFault, OperatorActionKind, OperatorObjectKind, Outcome, ServiceError, VolumeStatus,
+};
 
-use super::Front;
-use super::access::{Caller, Selected};
-use crate::answer;
+use super::OperatorState;
+use super::access::{RequestOwner, SelectedOwners};
+use crate::kit::error_format;
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Wish {
+struct CreateVolumeRequest {
     name: String,
     /// For example `1Gi`; the server's default size if absent.
     #[serde(default)]
@@ -30,7 +32,7 @@ struct Wish {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Shown {
+struct VolumeDetails {
     name: String,
     id: String,
     owner: String,
@@ -44,110 +46,122 @@ struct Shown {
 }
 
 /// `GET /coracle/v1/volumes`
-pub(super) async fn list(State(front): State<Front>, selected: Selected) -> Response {
-    selected.record_list(&front.service, ThingKind::Volume);
+pub(super) async fn list_volumes(State(state): State<OperatorState>, selected: SelectedOwners) -> Response {
+    selected.record_list(&state.service, OperatorObjectKind::Volume);
     let found = match selected.owner_or_own() {
-        Some(owner) => front.service.volumes(owner).await,
-        None => front.service.all_volumes().await,
+        Some(owner) => state.service.list_volumes(owner).await,
+        None => state.service.list_all_volumes().await,
     };
     match found {
         Ok(volumes) => {
-            let items: Vec<Shown> = volumes.into_iter().map(shown).collect();
+            let items: Vec<VolumeDetails> = volumes.into_iter().map(volume_details).collect();
             Json(json!({ "items": items })).into_response()
         }
-        Err(error) => failed(&error),
+        Err(error) => volume_error_response(&error),
     }
 }
 
 /// `POST /coracle/v1/volumes`: 201, or 200 if a volume with that name and size already exists.
-pub(super) async fn create(
-    State(front): State<Front>,
-    Caller(owner): Caller,
+pub(super) async fn create_volume(
+    State(state): State<OperatorState>,
+    RequestOwner(owner): RequestOwner,
     body: Result<Body, BytesRejection>,
 ) -> Response {
-    let (name, size) =
-        match body.ok().as_deref().map_or_else(|| Err("request body missing".to_owned()), parse) {
-            Ok(parsed) => parsed,
-            Err(why) => return answer::error(StatusCode::BAD_REQUEST, "INVALID_VOLUME", &why),
-        };
-    match front.service.create_volume(&owner, &name, size).await {
+    let (name, size) = match body
+        .ok()
+        .as_deref()
+        .map_or_else(|| Err("request body missing".to_owned()), parse_create_request)
+    {
+        Ok(parsed) => parsed,
+        Err(why) => return error_format::build_error(StatusCode::BAD_REQUEST, "INVALID_VOLUME", &why),
+    };
+    match state.service.create_volume(&owner, &name, size).await {
         Ok((volume, outcome)) => {
             let status = if outcome == Outcome::Done { StatusCode::CREATED } else { StatusCode::OK };
-            (status, Json(shown(volume))).into_response()
+            (status, Json(volume_details(volume))).into_response()
         }
-        Err(error) => failed(&error),
+        Err(error) => volume_error_response(&error),
     }
 }
 
 /// `GET /coracle/v1/volumes/{name}`
-pub(super) async fn inspect(
-    State(front): State<Front>,
-    selected: Selected,
+pub(super) async fn inspect_volume(
+    State(state): State<OperatorState>,
+    selected: SelectedOwners,
     name: Result<Path<String>, PathRejection>,
 ) -> Response {
-    let (Some(name), Some(owner)) = (named(name), selected.owner_or_own()) else { return not_found() };
-    match front.service.volume(owner, &name).await {
+    let (Some(name), Some(owner)) = (parse_volume_name(name), selected.owner_or_own()) else {
+        return volume_not_found();
+    };
+    match state.service.find_volume(owner, &name).await {
         Ok(volume) => {
             if selected.is_operator() {
-                front.service.record_look(owner, ActKind::Inspected, ThingKind::Volume, name.as_str());
+                state.service.record_view(
+                    owner,
+                    OperatorActionKind::Inspected,
+                    OperatorObjectKind::Volume,
+                    name.as_str(),
+                );
             }
-            Json(shown(volume)).into_response()
+            Json(volume_details(volume)).into_response()
         }
-        Err(error) => failed(&error),
+        Err(error) => volume_error_response(&error),
     }
 }
 
 /// `DELETE /coracle/v1/volumes/{name}`: removes it with its content. 409 while a sandbox uses it.
-pub(super) async fn remove(
-    State(front): State<Front>,
-    selected: Selected,
+pub(super) async fn remove_volume(
+    State(state): State<OperatorState>,
+    selected: SelectedOwners,
     name: Result<Path<String>, PathRejection>,
 ) -> Response {
-    let (Some(name), Some(owner)) = (named(name), selected.owner_or_own()) else { return not_found() };
+    let (Some(name), Some(owner)) = (parse_volume_name(name), selected.owner_or_own()) else {
+        return volume_not_found();
+    };
     let removed = if selected.is_operator() {
-        front.service.remove_volume_as_operator(owner, &name).await
+        state.service.remove_volume_as_operator(owner, &name).await
     } else {
-        front.service.remove_volume(owner, &name).await
+        state.service.remove_volume(owner, &name).await
     };
     match removed {
         Ok(()) => StatusCode::NO_CONTENT.into_response(),
-        Err(error) => failed(&error),
+        Err(error) => volume_error_response(&error),
     }
 }
 
-fn named(name: Result<Path<String>, PathRejection>) -> Option<VolumeName> {
+fn parse_volume_name(name: Result<Path<String>, PathRejection>) -> Option<VolumeName> {
     VolumeName::parse(&name.ok()?.0).ok()
 }
 
-fn parse(body: &[u8]) -> Result<(VolumeName, Option<Bytes>), String> {
-    let request: Wish = serde_json::from_slice(body).map_err(|error| error.to_string())?;
+fn parse_create_request(body: &[u8]) -> Result<(VolumeName, Option<Bytes>), String> {
+    let request: CreateVolumeRequest = serde_json::from_slice(body).map_err(|error| error.to_string())?;
     let name = VolumeName::parse(&request.name).map_err(|error| format!("`name`: {error}"))?;
     let size = request.size.as_deref().map(Bytes::parse).transpose();
     Ok((name, size.map_err(|error| format!("`size`: {error}"))?))
 }
 
-fn shown(status: VolumeStatus) -> Shown {
+fn volume_details(status: VolumeStatus) -> VolumeDetails {
     let time = |time: SystemTime| Timestamp::try_from(time).unwrap_or(Timestamp::MAX).to_string();
     let volume = status.volume;
-    Shown {
+    VolumeDetails {
         name: volume.name.to_string(),
         id: volume.id.to_string(),
         owner: volume.owner.as_str().to_owned(),
         size_bytes: volume.size.0,
         used_bytes: status.used.map(|used| used.0),
-        deleted_with_sandboxes: volume.lifetime == Lifetime::WithSandboxes,
+        deleted_with_sandboxes: volume.lifetime == VolumeLifetime::WithSandboxes,
         sandboxes: status.sandboxes.iter().map(ToString::to_string).collect(),
         created_at: time(status.created),
     }
 }
 
-fn not_found() -> Response {
-    answer::error(StatusCode::NOT_FOUND, "VOLUME_NOT_FOUND", "volume not found")
+fn volume_not_found() -> Response {
+    error_format::build_error(StatusCode::NOT_FOUND, "VOLUME_NOT_FOUND", "volume not found")
 }
 
-fn failed(error: &ServiceError) -> Response {
+fn volume_error_response(error: &ServiceError) -> Response {
     let (status, code) = match error.kind() {
-        ErrorKind::Mount(MountFault::NoVolume) => return not_found(),
+        ErrorKind::Mount(MountFault::NoVolume) => return volume_not_found(),
         ErrorKind::Busy => (StatusCode::CONFLICT, "VOLUME_IN_USE"),
         ErrorKind::Invalid => (StatusCode::BAD_REQUEST, "INVALID_VOLUME"),
         ErrorKind::Unsupported => (StatusCode::BAD_REQUEST, "VOLUMES_UNSUPPORTED"),
@@ -161,8 +175,8 @@ fn failed(error: &ServiceError) -> Response {
         _ => String::new(),
     };
     let hint = error.hint().map(|hint| format!("; hint: {hint}")).unwrap_or_default();
-    let mut response = answer::error(status, code, &format!("{error}{cause}{hint}"));
-    answer::add_hint(&mut response, error.hint());
+    let mut response = error_format::build_error(status, code, &format!("{error}{cause}{hint}"));
+    error_format::add_hint(&mut response, error.hint());
     response
 }
 
@@ -172,13 +186,13 @@ mod tests {
 
     #[test]
     fn volume_needs_a_name_and_may_have_a_size() {
-        let (name, size) = parse(br#"{"name": "data", "size": "1Gi"}"#).unwrap();
+        let (name, size) = parse_create_request(br#"{"name": "data", "size": "1Gi"}"#).unwrap();
         assert_eq!((name.as_str(), size), ("data", Some(Bytes(1 << 30))));
-        assert_eq!(parse(br#"{"name": "data"}"#).unwrap().1, None);
+        assert_eq!(parse_create_request(br#"{"name": "data"}"#).unwrap().1, None);
         for wrong in
             ["", "{}", r#"{"name": "a/b"}"#, r#"{"name": "a", "size": "0"}"#, r#"{"name": "a", "x": 1}"#]
         {
-            assert!(parse(wrong.as_bytes()).is_err(), "{wrong}");
+            assert!(parse_create_request(wrong.as_bytes()).is_err(), "{wrong}");
         }
     }
 }

@@ -5,11 +5,11 @@
 
 use serde_json::Value;
 
-use crate::report::{Bundle, Failure, Tell};
+use crate::line_protocol::{ExecutionError, KernelEvent, MimeBundle};
 
 /// A message from a kernel.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Message {
+pub(super) struct JupyterMessage {
     pub kind: String,
     /// The id of the request it is about.
     pub parent: String,
@@ -18,64 +18,69 @@ pub(super) struct Message {
 
 /// The meaning of a message for a run.
 #[derive(Debug)]
-pub(super) enum Meaning {
-    Printed(Stream, String),
-    Told(Tell),
+pub(super) enum MessageMeaning {
+    Printed(StandardStream, String),
+    Event(KernelEvent),
     /// The kernel has finished a request.
     Idle,
     Nothing,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stream {
+pub(super) enum StandardStream {
     Stdout,
     Stderr,
 }
 
-impl Message {
+impl JupyterMessage {
     /// Parses header, parent header and content.
-    pub(super) fn read(header: &[u8], parent: &[u8], content: &[u8]) -> Option<Self> {
+    pub(super) fn parse(header: &[u8], parent: &[u8], content: &[u8]) -> Option<Self> {
         let header: Value = serde_json::from_slice(header).ok()?;
         let parent: Value = serde_json::from_slice(parent).ok()?;
         Some(Self {
-            kind: text(&header["msg_type"]),
-            parent: text(&parent["msg_id"]),
+            kind: value_text(&header["msg_type"]),
+            parent: value_text(&parent["msg_id"]),
             content: serde_json::from_slice(content).ok()?,
         })
     }
 
-    pub(super) fn meaning(&self) -> Meaning {
+    pub(super) fn meaning(&self) -> MessageMeaning {
         let content = &self.content;
         match self.kind.as_str() {
             "stream" => {
-                let stream = if content["name"] == "stderr" { Stream::Stderr } else { Stream::Stdout };
-                Meaning::Printed(stream, text(&content["text"]))
+                let stream =
+                    if content["name"] == "stderr" { StandardStream::Stderr } else { StandardStream::Stdout };
+                MessageMeaning::Printed(stream, value_text(&content["text"]))
             }
-            "display_data" | "update_display_data" => Meaning::Told(Tell::Display(bundle(&content["data"]))),
-            "execute_result" => Meaning::Told(Tell::Result(bundle(&content["data"]))),
+            "display_data" | "update_display_data" => {
+                MessageMeaning::Event(KernelEvent::Display(parse_mime_bundle(&content["data"])))
+            }
+            "execute_result" => {
+                MessageMeaning::Event(KernelEvent::Result(parse_mime_bundle(&content["data"])))
+            }
             "execute_input" => match content["execution_count"].as_u64() {
-                Some(count) => Meaning::Told(Tell::Count(count)),
-                None => Meaning::Nothing,
+                Some(count) => MessageMeaning::Event(KernelEvent::Count(count)),
+                None => MessageMeaning::Nothing,
             },
-            "error" => Meaning::Told(Tell::Error(failure(content))),
-            "status" if content["execution_state"] == "idle" => Meaning::Idle,
-            _ => Meaning::Nothing,
+            "error" => MessageMeaning::Event(KernelEvent::Error(parse_error(content))),
+            "status" if content["execution_state"] == "idle" => MessageMeaning::Idle,
+            _ => MessageMeaning::Nothing,
         }
     }
 
     /// The reports that only a reply contains: its error, if none was reported before, and the text
     /// that a pager would show.
-    pub(super) fn verdict(&self, failed: bool) -> Vec<Tell> {
+    pub(super) fn reply_events(&self, failed: bool) -> Vec<KernelEvent> {
         let content = &self.content;
         let mut tells = Vec::new();
         for payload in content["payload"].as_array().into_iter().flatten() {
             if payload["source"] == "page" && payload["data"].is_object() {
-                tells.push(Tell::Display(bundle(&payload["data"])));
+                tells.push(KernelEvent::Display(parse_mime_bundle(&payload["data"])));
             }
         }
         match content["status"].as_str() {
-            Some("error") if !failed => tells.push(Tell::Error(failure(content))),
-            Some("aborted" | "abort") if !failed => tells.push(Tell::Error(Failure {
+            Some("error") if !failed => tells.push(KernelEvent::Error(parse_error(content))),
+            Some("aborted" | "abort") if !failed => tells.push(KernelEvent::Error(ExecutionError {
                 ename: "Aborted".to_owned(),
                 evalue: "the kernel aborted the execution".to_owned(),
                 traceback: Vec::new(),
@@ -86,25 +91,25 @@ impl Message {
     }
 }
 
-fn failure(content: &Value) -> Failure {
-    Failure {
-        ename: text(&content["ename"]),
-        evalue: text(&content["evalue"]),
-        traceback: content["traceback"].as_array().into_iter().flatten().map(text).collect(),
+fn parse_error(content: &Value) -> ExecutionError {
+    ExecutionError {
+        ename: value_text(&content["ename"]),
+        evalue: value_text(&content["evalue"]),
+        traceback: content["traceback"].as_array().into_iter().flatten().map(value_text).collect(),
     }
 }
 
-fn bundle(data: &Value) -> Bundle {
+fn parse_mime_bundle(data: &Value) -> MimeBundle {
     let entries = data.as_object().into_iter().flatten();
-    entries.map(|(mime, value)| (mime.clone(), text(value))).collect()
+    entries.map(|(mime, value)| (mime.clone(), value_text(value))).collect()
 }
 
 /// A string as it is, a list of strings joined, anything else as JSON.
-fn text(value: &Value) -> String {
+fn value_text(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
         Value::String(text) => text.clone(),
-        Value::Array(lines) if lines.iter().all(Value::is_string) => lines.iter().map(text).collect(),
+        Value::Array(lines) if lines.iter().all(Value::is_string) => lines.iter().map(value_text).collect(),
         other => other.to_string(),
     }
 }
@@ -115,12 +120,12 @@ mod tests {
     use serde_json::json;
 
     fn meaning(kind: &str, content: Value) -> String {
-        let message = Message { kind: kind.to_owned(), parent: String::new(), content };
+        let message = JupyterMessage { kind: kind.to_owned(), parent: String::new(), content };
         match message.meaning() {
-            Meaning::Printed(stream, text) => format!("{stream:?} {text}"),
-            Meaning::Told(tell) => serde_json::to_string(&tell).expect("it is JSON"),
-            Meaning::Idle => "idle".to_owned(),
-            Meaning::Nothing => "nothing".to_owned(),
+            MessageMeaning::Printed(stream, text) => format!("{stream:?} {text}"),
+            MessageMeaning::Event(tell) => serde_json::to_string(&tell).expect("it is JSON"),
+            MessageMeaning::Idle => "idle".to_owned(),
+            MessageMeaning::Nothing => "nothing".to_owned(),
         }
     }
 
@@ -155,13 +160,14 @@ mod tests {
 
     #[test]
     fn error_only_in_the_reply_is_reported_once() {
-        let reply = |content| Message { kind: "execute_reply".to_owned(), parent: String::new(), content };
+        let reply =
+            |content| JupyterMessage { kind: "execute_reply".to_owned(), parent: String::new(), content };
         let failed = reply(json!({"status": "error", "ename": "E", "evalue": "v", "traceback": []}));
-        assert_eq!(failed.verdict(false).len(), 1);
-        assert_eq!(failed.verdict(true).len(), 0);
-        assert_eq!(reply(json!({"status": "aborted"})).verdict(false).len(), 1);
-        assert_eq!(reply(json!({"status": "ok"})).verdict(false).len(), 0);
+        assert_eq!(failed.reply_events(false).len(), 1);
+        assert_eq!(failed.reply_events(true).len(), 0);
+        assert_eq!(reply(json!({"status": "aborted"})).reply_events(false).len(), 1);
+        assert_eq!(reply(json!({"status": "ok"})).reply_events(false).len(), 0);
         let paged = json!({"status": "ok", "payload": [{"source": "page", "data": {"text/plain": "help"}}]});
-        assert_eq!(reply(paged).verdict(false).len(), 1);
+        assert_eq!(reply(paged).reply_events(false).len(), 1);
     }
 }

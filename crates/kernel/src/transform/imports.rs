@@ -4,7 +4,7 @@ use oxc_ast::ast::{ImportAttributeKey, ImportDeclaration, ImportDeclarationSpeci
 use serde_json::{Map, Value, json};
 
 /// The statement that replaces an import, and the names that it assigns.
-pub(super) fn spell_out(import: &ImportDeclaration<'_>) -> (String, Vec<String>) {
+pub(super) fn rewrite_import(import: &ImportDeclaration<'_>) -> (String, Vec<String>) {
     let mut names = Vec::new();
     let mut taken = Vec::new();
     let mut targets = Vec::new();
@@ -27,7 +27,7 @@ pub(super) fn spell_out(import: &ImportDeclaration<'_>) -> (String, Vec<String>)
         "await __coracle.module({}, {}, {})",
         json!(import.source.value.as_str()),
         json!(taken),
-        attributes(import)
+        import_attributes(import)
     );
     let load = whole.map_or(load.clone(), |whole| format!("({whole} = {load})"));
     let text = if targets.is_empty() {
@@ -38,7 +38,7 @@ pub(super) fn spell_out(import: &ImportDeclaration<'_>) -> (String, Vec<String>)
     (text, names)
 }
 
-fn attributes(import: &ImportDeclaration<'_>) -> Value {
+fn import_attributes(import: &ImportDeclaration<'_>) -> Value {
     let entries = import.with_clause.iter().flat_map(|clause| clause.with_entries.iter());
     let entries = entries.map(|entry| {
         let key = match &entry.key {

@@ -6,40 +6,40 @@ use oxc_parser::Parser;
 use oxc_semantic::{Scoping, SemanticBuilder};
 use oxc_span::SourceType;
 
-use super::refused::Refused;
+use super::syntax_error::SyntaxError;
 
 /// The maximum nesting of brackets. The parser recurses for each level, and so does V8, whose limit
 /// is lower.
-const DEEPEST: usize = 1000;
+const MAX_BRACKET_DEPTH: usize = 1000;
 
-pub(super) struct Parsed<'a> {
+pub(super) struct ParsedCell<'a> {
     pub program: Program<'a>,
     pub scoping: Scoping,
 }
 
-pub(super) fn parse<'a>(
+pub(super) fn parse_cell<'a>(
     allocator: &'a Allocator,
     source: &'a str,
     kind: SourceType,
-) -> Result<Parsed<'a>, Refused> {
-    if depth(source) > DEEPEST {
-        return Err(Refused::plain("the code is nested too deeply"));
+) -> Result<ParsedCell<'a>, SyntaxError> {
+    if bracket_depth(source) > MAX_BRACKET_DEPTH {
+        return Err(SyntaxError::from_message("the code is nested too deeply"));
     }
     let parsed = Parser::new(allocator, source, kind).parse();
     if parsed.panicked || !parsed.errors.is_empty() {
-        return Err(Refused::new(source, &parsed.errors));
+        return Err(SyntaxError::new(source, &parsed.errors));
     }
     let analysed = SemanticBuilder::new().with_check_syntax_error(true).build(&parsed.program);
     if !analysed.errors.is_empty() {
-        return Err(Refused::new(source, &analysed.errors));
+        return Err(SyntaxError::new(source, &analysed.errors));
     }
     let scoping = analysed.semantic.into_scoping();
-    Ok(Parsed { program: parsed.program, scoping })
+    Ok(ParsedCell { program: parsed.program, scoping })
 }
 
 /// The maximum nesting of brackets. Those in strings count too: that is on the safe side and needs
 /// no parsing.
-fn depth(source: &str) -> usize {
+fn bracket_depth(source: &str) -> usize {
     let mut depth = 0_usize;
     let mut deepest = 0;
     for byte in source.bytes() {

@@ -5,11 +5,15 @@ use proptest::prelude::*;
 use super::*;
 
 fn javascript(code: &str) -> String {
-    prepare(code, Language::JavaScript).unwrap_or_else(|refused| panic!("{code}: {refused:?}")).code
+    prepare_script(code, ScriptLanguage::JavaScript)
+        .unwrap_or_else(|refused| panic!("{code}: {refused:?}"))
+        .code
 }
 
 fn typescript(code: &str) -> String {
-    prepare(code, Language::TypeScript).unwrap_or_else(|refused| panic!("{code}: {refused:?}")).code
+    prepare_script(code, ScriptLanguage::TypeScript)
+        .unwrap_or_else(|refused| panic!("{code}: {refused:?}"))
+        .code
 }
 
 #[test]
@@ -140,17 +144,17 @@ fn syntax_errors_are_reported_with_their_position() {
         ("function f() { await 1 }", "cell:1:"),
         ("'unclosed", "cell:1:1"),
     ] {
-        for language in [Language::JavaScript, Language::TypeScript] {
-            let refused = prepare(code, language).expect_err(code);
+        for language in [ScriptLanguage::JavaScript, ScriptLanguage::TypeScript] {
+            let refused = prepare_script(code, language).expect_err(code);
             assert!(refused.traceback[0].starts_with(place), "{code}: {refused:?}");
         }
     }
     let deep = "[".repeat(5000);
-    assert!(prepare(&deep, Language::JavaScript).is_err());
+    assert!(prepare_script(&deep, ScriptLanguage::JavaScript).is_err());
 }
 
 /// Fragments that combine in unexpected ways.
-const PIECES: &[&str] = &[
+const CELL_PIECES: &[&str] = &[
     "let a = 1",
     "const {b, c = 2} = x",
     "var d",
@@ -216,8 +220,8 @@ const PIECES: &[&str] = &[
     "try {} catch {}",
 ];
 
-fn mixture() -> impl Strategy<Value = String> {
-    prop::collection::vec(prop::sample::select(PIECES), 0..12).prop_flat_map(|pieces| {
+fn any_cell() -> impl Strategy<Value = String> {
+    prop::collection::vec(prop::sample::select(CELL_PIECES), 0..12).prop_flat_map(|pieces| {
         // With one per line, more combinations are valid.
         prop::sample::select(&[" ", "\n", ";\n"][..]).prop_map(move |between| pieces.join(between))
     })
@@ -226,11 +230,11 @@ fn mixture() -> impl Strategy<Value = String> {
 proptest! {
     /// Every accepted cell becomes a valid script.
     #[test]
-    fn accepted_cells_become_valid_scripts(code in mixture()) {
-        for language in [Language::JavaScript, Language::TypeScript] {
-            if let Ok(script) = prepare(&code, language) {
+    fn accepted_cells_become_valid_scripts(code in any_cell()) {
+        for language in [ScriptLanguage::JavaScript, ScriptLanguage::TypeScript] {
+            if let Ok(script) = prepare_script(&code, language) {
                 let allocator = Allocator::default();
-                let again = parse::parse(&allocator, &script.code, SourceType::cjs());
+                let again = parse::parse_cell(&allocator, &script.code, SourceType::cjs());
                 prop_assert!(again.is_ok(), "{code:?} became {:?}: {:?}", script.code, again.err());
             }
         }
@@ -238,8 +242,8 @@ proptest! {
 
     #[test]
     fn no_text_causes_a_panic(code in "\\PC{0,80}") {
-        for language in [Language::JavaScript, Language::TypeScript] {
-            drop(prepare(&code, language));
+        for language in [ScriptLanguage::JavaScript, ScriptLanguage::TypeScript] {
+            drop(prepare_script(&code, language));
         }
     }
 }

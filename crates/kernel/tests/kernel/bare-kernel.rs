@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    kernel::run(&arguments).unwrap_or_else(|error| {
+    kernel::run_subcommand(&arguments).unwrap_or_else(|error| {
         eprintln!("{error:#}");
         ExitCode::FAILURE
     })

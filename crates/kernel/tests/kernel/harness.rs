@@ -11,19 +11,19 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::{Value, json};
 
 /// Longer than any step takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Whether a program is installed; if not, the test is reported as skipped.
-pub(crate) fn has(program: &str) -> bool {
+pub(crate) fn has_program(program: &str) -> bool {
     let found = Command::new("sh").args(["-c", "command -v \"$0\"", program]).stdout(Stdio::null()).status();
     let found = found.is_ok_and(|status| status.success());
     if !found {
-        testkit::skip(&format!("`{program}` is not installed"));
+        testkit::skip_test(&format!("`{program}` is not installed"));
     }
     found
 }
 
-pub(crate) struct Kernel {
+pub(crate) struct KernelProcess {
     process: Child,
     orders: Option<ChildStdin>,
     reports: Receiver<String>,
@@ -34,14 +34,14 @@ pub(crate) struct Kernel {
 
 /// All reports about one run.
 #[derive(Debug, Default)]
-pub(crate) struct Told {
+pub(crate) struct RunReports {
     pub count: Option<u64>,
     pub results: Vec<Value>,
     pub displays: Vec<Value>,
     pub errors: Vec<Value>,
 }
 
-impl Told {
+impl RunReports {
     /// The plain text of the only result.
     pub(crate) fn text(&self) -> &str {
         assert!(self.errors.is_empty(), "{self:?}");
@@ -60,7 +60,7 @@ impl Told {
     }
 }
 
-impl Kernel {
+impl KernelProcess {
     /// Starts a kernel without waiting for it.
     pub(crate) fn start(words: &[&str], environment: &[(&str, &str)]) -> Self {
         let script = r#"exec "$0" "$@" 3<&0 4>&1 0</dev/null 1>&2"#;
@@ -87,34 +87,35 @@ impl Kernel {
     }
 
     /// Starts a kernel and waits until it can take orders.
-    pub(crate) fn ready(words: &[&str], environment: &[(&str, &str)]) -> Self {
+    pub(crate) fn start_ready(words: &[&str], environment: &[(&str, &str)]) -> Self {
         let kernel = Self::start(words, environment);
-        assert_eq!(kernel.report().as_deref(), Some("ready"));
+        assert_eq!(kernel.next_report().as_deref(), Some("ready"));
         kernel
     }
 
-    pub(crate) fn report(&self) -> Option<String> {
-        self.reports.recv_timeout(PATIENCE).ok()
+    pub(crate) fn next_report(&self) -> Option<String> {
+        self.reports.recv_timeout(STEP_TIMEOUT).ok()
     }
 
-    pub(crate) fn order(&mut self, line: &str) {
+    pub(crate) fn send_order(&mut self, line: &str) {
         let orders = self.orders.as_mut().unwrap();
         orders.write_all(line.as_bytes()).unwrap();
     }
 
     /// Begins a run and returns its key.
-    pub(crate) fn begin(&mut self, code: &str) -> String {
+    pub(crate) fn begin_run(&mut self, code: &str) -> String {
         self.runs += 1;
         let key = format!("k{}", self.runs);
-        self.order(&format!("run {key} {}\n", json!({ "code": code })));
+        self.send_order(&format!("run {key} {}\n", json!({ "code": code })));
         key
     }
 
     /// Waits for the end of a run and returns its reports.
-    pub(crate) fn finish(&mut self, key: &str) -> Told {
-        let mut received = Told::default();
+    pub(crate) fn finish_run(&mut self, key: &str) -> RunReports {
+        let mut received = RunReports::default();
         loop {
-            let line = self.report().unwrap_or_else(|| panic!("no end of {key}: {}", self.all_printed()));
+            let line =
+                self.next_report().unwrap_or_else(|| panic!("no end of {key}: {}", self.printed_text()));
             if line == format!("done {key}") {
                 return received;
             }
@@ -131,19 +132,19 @@ impl Kernel {
         }
     }
 
-    pub(crate) fn run(&mut self, code: &str) -> Told {
-        let key = self.begin(code);
-        self.finish(&key)
+    pub(crate) fn run(&mut self, code: &str) -> RunReports {
+        let key = self.begin_run(code);
+        self.finish_run(&key)
     }
 
     /// Waits until this text has been printed.
     pub(crate) fn wait_for(&mut self, text: &str) {
-        while !self.all_printed().contains(text) {
-            let piece = self.output.recv_timeout(PATIENCE);
+        while !self.printed_text().contains(text) {
+            let piece = self.output.recv_timeout(STEP_TIMEOUT);
             let piece = piece.unwrap_or_else(|_| {
                 panic!(
                     "no {text:?} in {:?}, {:?}",
-                    self.all_printed(),
+                    self.printed_text(),
                     self.reports.try_iter().collect::<Vec<_>>()
                 )
             });
@@ -151,32 +152,32 @@ impl Kernel {
         }
     }
 
-    pub(crate) fn all_printed(&mut self) -> String {
+    pub(crate) fn printed_text(&mut self) -> String {
         self.printed.extend(self.output.try_iter().flatten());
         String::from_utf8_lossy(&self.printed).into_owned()
     }
 
     /// Discards the output so far, so that [`Self::wait_for`] waits for new output.
-    pub(crate) fn forget_output(&mut self) {
-        self.all_printed();
+    pub(crate) fn discard_output(&mut self) {
+        self.printed_text();
         self.printed.clear();
     }
 
     pub(crate) fn interrupt(&self) {
-        kill_process_group(self.group(), Signal::INT).unwrap();
+        kill_process_group(self.process_group(), Signal::INT).unwrap();
     }
 
-    fn group(&self) -> Pid {
+    fn process_group(&self) -> Pid {
         Pid::from_child(&self.process)
     }
 
     /// Closes the pipe for orders.
-    pub(crate) fn close(&mut self) {
+    pub(crate) fn close_orders(&mut self) {
         self.orders = None;
     }
 
     /// Waits for the end of the process.
-    pub(crate) fn ended(&mut self) -> ExitStatus {
+    pub(crate) fn wait_for_exit(&mut self) -> ExitStatus {
         // Its pipes close when the process and all its children have ended.
         let rest: VecDeque<String> = self.reports.iter().collect();
         assert!(rest.iter().all(|line| line != "ready"), "{rest:?}");
@@ -184,10 +185,10 @@ impl Kernel {
     }
 }
 
-impl Drop for Kernel {
+impl Drop for KernelProcess {
     fn drop(&mut self) {
         // Most kernels have ended already; the others are killed with their group.
-        kill_process_group(self.group(), Signal::KILL).unwrap_or_default();
+        kill_process_group(self.process_group(), Signal::KILL).unwrap_or_default();
         self.process.wait().map(drop).unwrap_or_default();
     }
 }

@@ -1,18 +1,18 @@
 //! JavaScript and TypeScript, run by node.
 
-use crate::harness::{Kernel, has};
+use crate::harness::{KernelProcess, has_program};
 
-fn javascript() -> Kernel {
-    Kernel::ready(&["javascript"], &[])
+fn javascript() -> KernelProcess {
+    KernelProcess::start_ready(&["javascript"], &[])
 }
 
-fn typescript() -> Kernel {
-    Kernel::ready(&["typescript"], &[])
+fn typescript() -> KernelProcess {
+    KernelProcess::start_ready(&["typescript"], &[])
 }
 
 #[test]
 fn results_are_last_expressions() {
-    if !has("node") {
+    if !has_program("node") {
         return;
     }
     let mut kernel = javascript();
@@ -50,7 +50,7 @@ fn results_are_last_expressions() {
 
 #[test]
 fn cells_are_counted_and_see_each_other() {
-    if !has("node") {
+    if !has_program("node") {
         return;
     }
     let mut kernel = javascript();
@@ -74,7 +74,7 @@ fn cells_are_counted_and_see_each_other() {
 /// Read-only globals of node can be declared too.
 #[test]
 fn globals_of_node_can_be_declared() {
-    if !has("node") {
+    if !has_program("node") {
         return;
     }
     let mut kernel = javascript();
@@ -86,7 +86,7 @@ fn globals_of_node_can_be_declared() {
 
 #[test]
 fn modules_are_found_by_every_form_of_import() {
-    if !has("node") {
+    if !has_program("node") {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
@@ -117,7 +117,7 @@ fn modules_are_found_by_every_form_of_import() {
 
 #[test]
 fn types_are_removed() {
-    if !has("node") {
+    if !has_program("node") {
         return;
     }
     let mut kernel = typescript();
@@ -160,7 +160,7 @@ fn types_are_removed() {
 
 #[test]
 fn errors_name_the_lines_of_their_cells() {
-    if !has("node") {
+    if !has_program("node") {
         return;
     }
     let mut kernel = javascript();
@@ -196,7 +196,7 @@ fn errors_name_the_lines_of_their_cells() {
 
 #[test]
 fn values_choose_their_representations() {
-    if !has("node") {
+    if !has_program("node") {
         return;
     }
     let mut kernel = javascript();
@@ -219,21 +219,21 @@ fn values_choose_their_representations() {
 
 #[test]
 fn output_arrives_while_the_cell_runs() {
-    if !has("node") {
+    if !has_program("node") {
         return;
     }
     let mut kernel = javascript();
-    let key =
-        kernel.begin("console.log('begun'); process.stderr.write('and so\\n'); await new Promise(() => {})");
+    let key = kernel
+        .begin_run("console.log('begun'); process.stderr.write('and so\\n'); await new Promise(() => {})");
     kernel.wait_for("begun\nand so\n");
     kernel.interrupt();
-    assert_eq!(kernel.finish(&key).error().0, "KeyboardInterrupt");
+    assert_eq!(kernel.finish_run(&key).error().0, "KeyboardInterrupt");
     assert_eq!(kernel.run("1").text(), "1");
 }
 
 #[test]
 fn loops_are_interrupted_everywhere() {
-    if !has("node") {
+    if !has_program("node") {
         return;
     }
     let mut kernel = javascript();
@@ -249,34 +249,35 @@ fn loops_are_interrupted_everywhere() {
         "console.log('in a loop'); JSON.stringify({ toJSON() { for (;;) ; } })",
         "console.log('in a loop'); [1].map(() => { try { for (;;) ; } catch { } }); for (;;) ;",
     ] {
-        let key = kernel.begin(code);
+        let key = kernel.begin_run(code);
         kernel.wait_for("in a loop");
         kernel.interrupt();
-        assert_eq!(kernel.finish(&key).error().0, "KeyboardInterrupt", "{code}");
+        assert_eq!(kernel.finish_run(&key).error().0, "KeyboardInterrupt", "{code}");
         assert_eq!(kernel.run("kept").text(), "'kept'", "{code}");
-        kernel.forget_output();
+        kernel.discard_output();
     }
 }
 
 /// A cell that waits for a program ends when the program does.
 #[test]
 fn programs_of_a_cell_are_interrupted_too() {
-    if !has("node") {
+    if !has_program("node") {
         return;
     }
     let mut kernel = javascript();
-    let key = kernel
-        .begin("require('child_process').execSync('echo asleep >&2; exec sleep 1000', { stdio: 'inherit' })");
+    let key = kernel.begin_run(
+        "require('child_process').execSync('echo asleep >&2; exec sleep 1000', { stdio: 'inherit' })",
+    );
     kernel.wait_for("asleep");
     kernel.interrupt();
-    let received = kernel.finish(&key);
+    let received = kernel.finish_run(&key);
     assert_eq!(received.errors.len(), 1, "{received:?}");
     assert_eq!(kernel.run("1").text(), "1");
 }
 
 #[test]
 fn interrupt_at_any_moment_ends_one_run() {
-    if !has("node") {
+    if !has_program("node") {
         return;
     }
     let mut kernel = javascript();
@@ -286,12 +287,12 @@ fn interrupt_at_any_moment_ends_one_run() {
             "await null; for (let i = 0; i < 20000; i++) ;",
             "await new Promise((go) => setTimeout(go, 1))",
         ];
-        let key = kernel.begin(code[round % code.len()]);
+        let key = kernel.begin_run(code[round % code.len()]);
         if round % 7 > 3 {
-            assert!(kernel.report().unwrap().contains("count"));
+            assert!(kernel.next_report().unwrap().contains("count"));
         }
         kernel.interrupt();
-        let received = kernel.finish(&key);
+        let received = kernel.finish_run(&key);
         assert!(received.errors.iter().all(|error| error["ename"] == "KeyboardInterrupt"), "{received:?}");
     }
     // The last interrupt may still be pending.
@@ -301,14 +302,14 @@ fn interrupt_at_any_moment_ends_one_run() {
 
 #[test]
 fn interrupt_before_the_cell_begins_ends_it() {
-    if !has("node") {
+    if !has_program("node") {
         return;
     }
     let mut kernel = javascript();
     for code in ["for (;;) ;", "await null; for (;;) ;", "await new Promise(() => {})"].repeat(20) {
-        let key = kernel.begin(code);
+        let key = kernel.begin_run(code);
         kernel.interrupt();
-        assert_eq!(kernel.finish(&key).error().0, "KeyboardInterrupt", "{code}");
+        assert_eq!(kernel.finish_run(&key).error().0, "KeyboardInterrupt", "{code}");
     }
     // An interrupt without a running cell affects at most the next one.
     kernel.interrupt();
@@ -319,7 +320,7 @@ fn interrupt_before_the_cell_begins_ends_it() {
 /// No caller waits for it, so it can only be printed; the kernel keeps running.
 #[test]
 fn later_failures_are_printed() {
-    if !has("node") {
+    if !has_program("node") {
         return;
     }
     let mut kernel = javascript();
@@ -333,7 +334,7 @@ fn later_failures_are_printed() {
 
 #[test]
 fn reading_input_fails_with_an_error() {
-    if !has("node") {
+    if !has_program("node") {
         return;
     }
     let mut kernel = javascript();
@@ -351,32 +352,32 @@ fn reading_input_fails_with_an_error() {
 
 #[test]
 fn kernel_ends_with_node() {
-    if !has("node") {
+    if !has_program("node") {
         return;
     }
     let mut kernel = javascript();
-    kernel.begin("process.exit(7)");
-    assert_eq!(kernel.ended().code(), Some(7));
+    kernel.begin_run("process.exit(7)");
+    assert_eq!(kernel.wait_for_exit().code(), Some(7));
     let mut kernel = javascript();
-    kernel.begin("process.kill(process.pid, 'SIGKILL')");
-    assert_eq!(kernel.ended().code(), Some(137));
+    kernel.begin_run("process.kill(process.pid, 'SIGKILL')");
+    assert_eq!(kernel.wait_for_exit().code(), Some(137));
 }
 
 #[test]
 fn end_of_orders_ends_node_even_when_busy() {
-    if !has("node") {
+    if !has_program("node") {
         return;
     }
     let mut kernel = javascript();
-    kernel.begin("console.log('busy'); while (true) {}");
+    kernel.begin_run("console.log('busy'); while (true) {}");
     kernel.wait_for("busy");
-    kernel.close();
-    assert!(kernel.ended().success());
+    kernel.close_orders();
+    assert!(kernel.wait_for_exit().success());
 }
 
 #[test]
 fn children_inherit_no_private_descriptor() {
-    if !has("node") {
+    if !has_program("node") {
         return;
     }
     let mut kernel = javascript();
@@ -387,18 +388,18 @@ fn children_inherit_no_private_descriptor() {
 
 #[test]
 fn missing_node_is_reported_in_one_line() {
-    let mut kernel = Kernel::start(&["javascript"], &[("PATH", "/nowhere")]);
-    assert_eq!(kernel.ended().code(), Some(127));
+    let mut kernel = KernelProcess::start(&["javascript"], &[("PATH", "/nowhere")]);
+    assert_eq!(kernel.wait_for_exit().code(), Some(127));
     kernel.wait_for("there is no `node` in this image");
 }
 
 #[test]
 fn invalid_orders_are_skipped() {
-    if !has("node") {
+    if !has_program("node") {
         return;
     }
     let mut kernel = javascript();
-    kernel.order("\nrun\nrun BAD {\"code\":\"1\"}\nrun k {\"code\":1}\nnonsense\n");
+    kernel.send_order("\nrun\nrun BAD {\"code\":\"1\"}\nrun k {\"code\":1}\nnonsense\n");
     assert_eq!(kernel.run("3").text(), "3");
     let deep = format!("{}1{}", "(".repeat(100_000), ")".repeat(100_000));
     assert_eq!(kernel.run(&deep).error().0, "SyntaxError");

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use super::*;
 
 /// A root with a secret beside it and symlinks that point there.
-fn hostile() -> (TempDir, Root) {
+fn hostile_tree() -> (TempDir, RootDirectory) {
     let place = TempDir::new().unwrap();
     fs::create_dir(place.path().join("root")).unwrap();
     fs::create_dir(place.path().join("outside")).unwrap();
@@ -20,11 +20,11 @@ fn hostile() -> (TempDir, Root) {
     symlink(place.path().join("outside"), place.path().join("root/absolute")).unwrap();
     symlink("../outside/secret", place.path().join("root/file")).unwrap();
     symlink("/proc/self/root", place.path().join("root/magic")).unwrap();
-    let root = Root::open(&place.path().join("root")).unwrap();
+    let root = RootDirectory::open(&place.path().join("root")).unwrap();
     (place, root)
 }
 
-const WAYS_OUT: [&str; 9] = [
+const ESCAPING_PATHS: [&str; 9] = [
     "relative/secret",
     "absolute/secret",
     "../outside/secret",
@@ -38,25 +38,25 @@ const WAYS_OUT: [&str; 9] = [
 
 #[test]
 fn paths_outside_are_not_opened() {
-    let (_place, root) = hostile();
-    for path in WAYS_OUT {
-        assert!(root.read(Path::new(path)).is_err(), "{path}");
-        assert!(root.directory(Path::new(path)).is_err(), "{path}");
-        assert!(root.create(Path::new(path), 0o600).is_err(), "{path}");
+    let (_place, root) = hostile_tree();
+    for path in ESCAPING_PATHS {
+        assert!(root.open_read(Path::new(path)).is_err(), "{path}");
+        assert!(root.open_subdirectory(Path::new(path)).is_err(), "{path}");
+        assert!(root.create_file(Path::new(path), 0o600).is_err(), "{path}");
     }
     assert!(root.set_mode(Path::new("relative/secret"), 0o777).is_err());
 }
 
 #[test]
 fn paths_outside_are_not_created_moved_or_removed() {
-    let (place, root) = hostile();
+    let (place, root) = hostile_tree();
     for parent in ["relative", "absolute", "../outside", "relative/../relative"] {
         let new = Path::new(parent).join("new");
         let secret = Path::new(parent).join("secret");
         assert!(root.make_directory(&new, 0o755).is_err(), "{parent}");
         assert!(root.make_directories(&new.join("x"), 0o755).is_err(), "{parent}");
-        assert!(root.symlink(Path::new("/"), &new).is_err(), "{parent}");
-        assert!(root.hard_link(&secret, Path::new("stolen")).is_err(), "{parent}");
+        assert!(root.create_symlink(Path::new("/"), &new).is_err(), "{parent}");
+        assert!(root.create_hard_link(&secret, Path::new("stolen")).is_err(), "{parent}");
         assert!(root.rename(&secret, Path::new("stolen")).is_err(), "{parent}");
         assert!(root.rename(Path::new("file"), &new).is_err(), "{parent}");
         assert!(root.remove_file(&secret).is_err(), "{parent}");
@@ -69,22 +69,27 @@ fn paths_outside_are_not_created_moved_or_removed() {
 
 #[test]
 fn files_and_directories_beneath_are_created_and_read() {
-    let (_place, root) = hostile();
+    let (_place, root) = hostile_tree();
     root.make_directories(Path::new("a/b/c"), 0o750).unwrap();
-    root.create(Path::new("a/b/c/f"), 0o640).unwrap().write_all(b"text").unwrap();
-    root.rename_new(Path::new("a/b/c/f"), Path::new("a/g")).unwrap();
-    root.hard_link(Path::new("a/g"), Path::new("h")).unwrap();
-    assert!(root.rename_new(Path::new("h"), Path::new("a/g")).is_err(), "the target exists");
+    root.create_file(Path::new("a/b/c/f"), 0o640).unwrap().write_all(b"text").unwrap();
+    root.rename_without_replacing(Path::new("a/b/c/f"), Path::new("a/g")).unwrap();
+    root.create_hard_link(Path::new("a/g"), Path::new("h")).unwrap();
+    assert!(root.rename_without_replacing(Path::new("h"), Path::new("a/g")).is_err(), "the target exists");
     let mut text = String::new();
-    root.directory(Path::new("a")).unwrap().read(Path::new("g")).unwrap().read_to_string(&mut text).unwrap();
+    root.open_subdirectory(Path::new("a"))
+        .unwrap()
+        .open_read(Path::new("g"))
+        .unwrap()
+        .read_to_string(&mut text)
+        .unwrap();
     assert_eq!(text, "text");
 }
 
 #[test]
 fn removing_a_tree_removes_links_but_not_their_targets() {
-    let (place, root) = hostile();
+    let (place, root) = hostile_tree();
     root.make_directories(Path::new("t/deep"), 0o755).unwrap();
-    root.symlink(Path::new("../../outside"), Path::new("t/deep/link")).unwrap();
+    root.create_symlink(Path::new("../../outside"), Path::new("t/deep/link")).unwrap();
     root.make_fifo(Path::new("t/pipe"), 0o600).unwrap();
     root.remove_tree(Path::new("t")).unwrap();
     root.remove_tree(Path::new("t")).unwrap();
@@ -96,19 +101,19 @@ fn removing_a_tree_removes_links_but_not_their_targets() {
 /// The mounts are created in a separate mount namespace of one thread, invisible to other tests.
 #[test]
 fn removal_stops_at_a_mount() {
-    if !rustix::process::geteuid().is_root() {
+    if !testkit::needs_root() {
         return;
     }
-    let (place, root) = hostile();
+    let (place, root) = hostile_tree();
     root.make_directories(Path::new("t/deep/mounted"), 0o755).unwrap();
     let inside = std::thread::spawn(move || {
-        crate::namespaces::unshare(crate::namespaces::Namespaces::MOUNT).unwrap();
+        crate::namespaces::unshare_namespaces(crate::namespaces::NamespaceSet::MOUNT).unwrap();
         crate::mounts::make_private().unwrap();
-        let root = Root::open(&place.path().join("root")).unwrap();
+        let root = RootDirectory::open(&place.path().join("root")).unwrap();
         let outside = place.path().join("outside");
         for target in ["t/deep/mounted", "t"] {
             // It is the same filesystem: only the mount differs.
-            crate::mounts::bind(&outside, &place.path().join("root").join(target)).unwrap();
+            crate::mounts::bind_mount(&outside, &place.path().join("root").join(target)).unwrap();
             let error = root.remove_tree(Path::new("t")).unwrap_err();
             assert_eq!(error.raw_os_error(), Some(Errno::XDEV.raw_os_error()), "{target}: {error}");
             assert!(outside.join("secret").exists(), "{target}");
@@ -123,17 +128,17 @@ fn removal_stops_at_a_mount() {
 
 #[test]
 fn tree_deeper_than_any_path_is_removed() {
-    let (_place, root) = hostile();
+    let (_place, root) = hostile_tree();
     root.make_directory(Path::new("t"), 0o755).unwrap();
-    let mut below = root.directory(Path::new("t")).unwrap();
+    let mut below = root.open_subdirectory(Path::new("t")).unwrap();
     let name = "d".repeat(200);
     for file in 0..3000 {
-        below.create(Path::new(&file.to_string()), 0o600).unwrap();
+        below.create_file(Path::new(&file.to_string()), 0o600).unwrap();
     }
     for _ in 0..500 {
         below.make_directory(Path::new(&name), 0o755).unwrap();
-        below.create(Path::new("f"), 0o600).unwrap();
-        below = below.directory(Path::new(&name)).unwrap();
+        below.create_file(Path::new("f"), 0o600).unwrap();
+        below = below.open_subdirectory(Path::new(&name)).unwrap();
     }
     root.remove_tree(Path::new("t")).unwrap();
     assert!(root.stat(Path::new("t")).is_err());
@@ -141,7 +146,7 @@ fn tree_deeper_than_any_path_is_removed() {
 
 #[test]
 fn directory_without_permissions_is_removed() {
-    let (place, root) = hostile();
+    let (place, root) = hostile_tree();
     root.make_directories(Path::new("t/work/work"), 0o755).unwrap();
     let closed = place.path().join("root/t/work");
     fs::set_permissions(closed, fs::Permissions::from_mode(0o000)).unwrap();
@@ -150,9 +155,9 @@ fn directory_without_permissions_is_removed() {
 
 #[test]
 fn opening_a_fifo_does_not_block() {
-    let (_place, root) = hostile();
+    let (_place, root) = hostile_tree();
     root.make_fifo(Path::new("pipe"), 0o600).unwrap();
-    root.read(Path::new("pipe")).unwrap();
+    root.open_read(Path::new("pipe")).unwrap();
 }
 
 /// Names in random trees and paths; few, so that paths often match something.
@@ -160,7 +165,7 @@ const NAMES: [&str; 4] = ["a", "b", "c", "secret"];
 
 /// An entry at a random path.
 #[derive(Clone, Debug)]
-enum Thing {
+enum TreeEntry {
     Directory,
     File,
     Link(String),
@@ -182,17 +187,17 @@ fn any_path() -> impl Strategy<Value = String> {
     ]
 }
 
-fn any_tree() -> impl Strategy<Value = Vec<(Vec<&'static str>, Thing)>> {
+fn any_tree() -> impl Strategy<Value = Vec<(Vec<&'static str>, TreeEntry)>> {
     let thing = prop_oneof![
-        3 => Just(Thing::Directory),
-        2 => Just(Thing::File),
-        3 => any_path().prop_map(Thing::Link),
+        3 => Just(TreeEntry::Directory),
+        2 => Just(TreeEntry::File),
+        3 => any_path().prop_map(TreeEntry::Link),
     ];
     prop::collection::vec((prop::collection::vec(prop::sample::select(&NAMES[..]), 1..4), thing), 0..14)
 }
 
 /// Builds as much of a tree as possible, in `root`, with the same names outside of it.
-fn build(place: &Path, tree: &[(Vec<&'static str>, Thing)]) {
+fn build_tree(place: &Path, tree: &[(Vec<&'static str>, TreeEntry)]) {
     for top in ["root", "a", "b", "c"] {
         fs::create_dir_all(place.join(top)).unwrap();
     }
@@ -205,22 +210,22 @@ fn build(place: &Path, tree: &[(Vec<&'static str>, Thing)]) {
             continue;
         }
         match thing {
-            Thing::Directory => fs::create_dir_all(&path).unwrap_or_default(),
-            Thing::File => fs::write(&path, "inside").unwrap_or_default(),
-            Thing::Link(target) => symlink(target, &path).unwrap_or_default(),
+            TreeEntry::Directory => fs::create_dir_all(&path).unwrap_or_default(),
+            TreeEntry::File => fs::write(&path, "inside").unwrap_or_default(),
+            TreeEntry::Link(target) => symlink(target, &path).unwrap_or_default(),
         }
     }
 }
 
 /// Returns device and inode number of everything at or below a directory, without following
 /// symlinks.
-fn inodes(directory: &Path) -> std::collections::BTreeSet<(u64, u64)> {
+fn inodes_below(directory: &Path) -> std::collections::BTreeSet<(u64, u64)> {
     use std::os::unix::fs::MetadataExt;
     let facts = fs::symlink_metadata(directory).unwrap();
     let mut found = std::collections::BTreeSet::from([(facts.dev(), facts.ino())]);
     if facts.is_dir() {
         for entry in fs::read_dir(directory).unwrap() {
-            found.extend(inodes(&entry.unwrap().path()));
+            found.extend(inodes_below(&entry.unwrap().path()));
         }
     }
     found
@@ -228,7 +233,7 @@ fn inodes(directory: &Path) -> std::collections::BTreeSet<(u64, u64)> {
 
 /// Resolves the path as a model: by names alone, where any symlink and any step above the root is
 /// an error.
-fn model(root: &Path, path: &str) -> Option<std::path::PathBuf> {
+fn model_lookup(root: &Path, path: &str) -> Option<std::path::PathBuf> {
     let mut here = Vec::new();
     for part in Path::new(path).components() {
         // Nothing can follow a file, not even a dot.
@@ -256,9 +261,9 @@ proptest! {
     fn no_path_escapes_the_root(tree in any_tree(), paths in prop::collection::vec(any_path(), 1..12)) {
         use std::os::unix::fs::MetadataExt;
         let place = TempDir::new().unwrap();
-        build(place.path(), &tree);
+        build_tree(place.path(), &tree);
         let top = place.path().join("root");
-        let (root, inside) = (Root::open(&top).unwrap(), inodes(&top));
+        let (root, inside) = (RootDirectory::open(&top).unwrap(), inodes_below(&top));
         for path in &paths {
             let opened = root.open_with(Path::new(path), OFlags::PATH, 0);
             if let Ok(file) = &opened {
@@ -271,7 +276,7 @@ proptest! {
                 }
             }
             // The kernel rejects more than the model (a file with something behind it), never less.
-            match (&opened, model(&top, path)) {
+            match (&opened, model_lookup(&top, path)) {
                 (Ok(_), None) => prop_assert!(false, "`{path}` follows a link or leads out"),
                 (Err(error), Some(place)) if place.is_dir() && !path.is_empty() => {
                     prop_assert!(false, "`{path}` is a directory inside and was rejected: {error}");
@@ -287,16 +292,16 @@ proptest! {
         paths in prop::collection::vec((any_path(), any_path()), 1..8),
     ) {
         let place = TempDir::new().unwrap();
-        build(place.path(), &tree);
-        let root = Root::open(&place.path().join("root")).unwrap();
+        build_tree(place.path(), &tree);
+        let root = RootDirectory::open(&place.path().join("root")).unwrap();
         for (one, other) in &paths {
             let (one, other) = (Path::new(one), Path::new(other));
             // Whether each call succeeds does not matter here, only whether it changed something
             // outside.
-            drop(root.create(&one.join("new"), 0o600));
+            drop(root.create_file(&one.join("new"), 0o600));
             drop(root.make_directories(&other.join("deep/er"), 0o755));
-            drop(root.symlink(Path::new("/"), &one.join("link")));
-            drop(root.hard_link(one, &other.join("second")));
+            drop(root.create_symlink(Path::new("/"), &one.join("link")));
+            drop(root.create_hard_link(one, &other.join("second")));
             drop(root.rename(one, &other.join("moved")));
             drop(root.set_mode(one, 0o700));
             drop(root.remove_tree(other));

@@ -7,31 +7,31 @@ use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{RecvFlags, bind, recv};
 
-use super::message::messages;
-use super::{Family, Socket, route};
+use super::message::parse_messages;
+use super::{NetlinkFamily, NetlinkSocket, route};
 
 /// The number of packets read at once. The rest is read when the descriptor is polled again.
-const MOST: usize = 256;
+const MAX_PACKETS_PER_READ: usize = 256;
 
 /// Watches links; its descriptor is readable when there are notifications.
 #[derive(Debug)]
-pub struct LinkWatch(Socket);
+pub struct LinkWatch(NetlinkSocket);
 
 /// Watches packet filters; its descriptor is readable when there are notifications.
 #[derive(Debug)]
-pub struct FilterWatch(Socket);
+pub struct FilterWatch(NetlinkSocket);
 
 impl LinkWatch {
     pub fn open() -> io::Result<Self> {
         const LINKS: u32 = 1;
-        listen(Family::Route, LINKS).map(Self)
+        open_subscribed(NetlinkFamily::Route, LINKS).map(Self)
     }
 
     /// Returns the names of removed links. Some are missing if too many were removed at once.
-    pub fn removed(&mut self) -> io::Result<Vec<String>> {
+    pub fn removed_links(&mut self) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
-        hear(&mut self.0, |packet| {
-            let removed = messages(packet).filter(|part| part.kind == route::DELETE_LINK);
+        read_packets(&mut self.0, |packet| {
+            let removed = parse_messages(packet).filter(|part| part.kind == route::DELETE_LINK);
             names.extend(removed.filter_map(|part| route::link_name(part.body)));
         })?;
         Ok(names)
@@ -41,13 +41,13 @@ impl LinkWatch {
 impl FilterWatch {
     pub fn open() -> io::Result<Self> {
         const TABLES: u32 = 1 << 6;
-        listen(Family::Netfilter, TABLES).map(Self)
+        open_subscribed(NetlinkFamily::Netfilter, TABLES).map(Self)
     }
 
     /// Whether something may have changed; the caller then has to check what.
-    pub fn changed(&mut self) -> io::Result<bool> {
+    pub fn has_changed(&mut self) -> io::Result<bool> {
         let mut changed = false;
-        let lost = hear(&mut self.0, |_| changed = true)?;
+        let lost = read_packets(&mut self.0, |_| changed = true)?;
         Ok(changed || lost)
     }
 }
@@ -64,16 +64,16 @@ impl AsFd for FilterWatch {
     }
 }
 
-fn listen(family: Family, groups: u32) -> io::Result<Socket> {
-    let socket = Socket::open(family)?;
+fn open_subscribed(family: NetlinkFamily, groups: u32) -> io::Result<NetlinkSocket> {
+    let socket = NetlinkSocket::open(family)?;
     bind(&socket.fd, &SocketAddrNetlink::new(0, groups))?;
     Ok(socket)
 }
 
 /// Calls `show` with each received packet; returns `true` if packets were lost.
-fn hear(socket: &mut Socket, mut show: impl FnMut(&[u8])) -> io::Result<bool> {
+fn read_packets(socket: &mut NetlinkSocket, mut show: impl FnMut(&[u8])) -> io::Result<bool> {
     let mut lost = false;
-    for _ in 0..MOST {
+    for _ in 0..MAX_PACKETS_PER_READ {
         match recv(&socket.fd, &mut socket.buffer[..], RecvFlags::DONTWAIT) {
             Ok((length, _)) => show(&socket.buffer[..length]),
             Err(Errno::AGAIN) => break,

@@ -9,28 +9,28 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::Program;
+use super::SeccompProgram;
 
 /// A filter as data.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Policy {
+pub struct SeccompPolicy {
     /// The purpose of the filter.
     pub about: String,
     /// The errno of calls that are not listed. Numbers beyond all known ones get ENOSYS, so that
     /// newer libraries fall back.
     pub otherwise: i32,
-    pub groups: Vec<Group>,
+    pub groups: Vec<CallGroup>,
     #[serde(default)]
-    pub conditions: Vec<Condition>,
+    pub conditions: Vec<CallCondition>,
     /// Calls that fail with a specific errno.
     #[serde(default)]
-    pub refused: Vec<Refused>,
+    pub refused: Vec<RefusedCalls>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Group {
+pub struct CallGroup {
     pub name: String,
     pub why: String,
     pub calls: Vec<String>,
@@ -38,7 +38,7 @@ pub struct Group {
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Refused {
+pub struct RefusedCalls {
     pub calls: Vec<String>,
     pub why: String,
     pub errno: i32,
@@ -47,7 +47,7 @@ pub struct Refused {
 /// A call that is allowed only if an argument matches one of the rules.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Condition {
+pub struct CallCondition {
     pub call: String,
     pub why: String,
     /// The index of the argument, from 0; its low 32 bits are examined.
@@ -56,7 +56,7 @@ pub struct Condition {
     #[serde(default = "all_bits")]
     pub mask: u32,
     #[serde(flatten)]
-    pub rule: Rule,
+    pub rule: ArgumentRule,
     /// Apply the rule only if another argument has one of these values.
     #[serde(default)]
     pub only_when: Option<OnlyWhen>,
@@ -73,7 +73,7 @@ pub struct OnlyWhen {
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Rule {
+pub enum ArgumentRule {
     /// The masked argument equals one of these.
     OneOf(Vec<u32>),
     /// It equals none of these.
@@ -95,35 +95,35 @@ fn all_bits() -> u32 {
     u32::MAX
 }
 
-const LOAD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
-const AND: u16 = 0x54; // BPF_ALU | BPF_AND | BPF_K
-const JUMP: u16 = 0x05; // BPF_JMP | BPF_JA
-const JUMP_EQUAL: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
-const JUMP_AT_LEAST: u16 = 0x35; // BPF_JMP | BPF_JGE | BPF_K
-const RETURN: u16 = 0x06; // BPF_RET | BPF_K
+const BPF_LOAD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
+const BPF_AND: u16 = 0x54; // BPF_ALU | BPF_AND | BPF_K
+const BPF_JUMP: u16 = 0x05; // BPF_JMP | BPF_JA
+const BPF_JUMP_EQUAL: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
+const BPF_JUMP_AT_LEAST: u16 = 0x35; // BPF_JMP | BPF_JGE | BPF_K
+const BPF_RETURN: u16 = 0x06; // BPF_RET | BPF_K
 
-const NUMBER: u32 = 0;
-const ARCHITECTURE: u32 = 4;
-const ARGUMENTS: u32 = 16;
+const NUMBER_OFFSET: u32 = 0;
+const ARCHITECTURE_OFFSET: u32 = 4;
+const ARGUMENTS_OFFSET: u32 = 16;
 
 #[cfg(target_arch = "x86_64")]
-const OURS: u32 = 0xc000_003e; // AUDIT_ARCH_X86_64
+const NATIVE_ARCHITECTURE: u32 = 0xc000_003e; // AUDIT_ARCH_X86_64
 #[cfg(target_arch = "aarch64")]
-const OURS: u32 = 0xc000_00b7; // AUDIT_ARCH_AARCH64
+const NATIVE_ARCHITECTURE: u32 = 0xc000_00b7; // AUDIT_ARCH_AARCH64
 
 /// The verdict for a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Answer {
+enum CallVerdict {
     Allow,
     Errno(u32),
     /// Index into the conditions of this call.
-    Ask(Vec<usize>),
+    Check(Vec<usize>),
 }
 
-impl Policy {
+impl SeccompPolicy {
     /// This policy plus everything that `other` allows.
     #[must_use]
-    pub fn beside(mut self, other: &Self) -> Self {
+    pub fn merged_with(mut self, other: &Self) -> Self {
         self.groups.extend(other.groups.iter().cloned());
         self.conditions.extend(other.conditions.iter().cloned());
         self.refused.extend(other.refused.iter().cloned());
@@ -151,18 +151,18 @@ impl Policy {
         for group in &mut self.groups {
             group.calls.retain(|call| *call != hidden && modes.iter().all(|(name, _)| call != name));
         }
-        self.conditions.extend(modes.map(|(call, argument)| Condition {
+        self.conditions.extend(modes.map(|(call, argument)| CallCondition {
             call: call.to_owned(),
             why: WHY.to_owned(),
             argument,
             mask: SET_ID,
-            rule: Rule::OneOf(vec![0]),
+            rule: ArgumentRule::OneOf(vec![0]),
             only_when: None,
             errno: libc::EPERM,
         }));
         // Its mode is passed in memory, where a filter cannot inspect it; libraries fall back to
         // openat.
-        self.refused.push(Refused { calls: vec![hidden], why: WHY.to_owned(), errno: libc::ENOSYS });
+        self.refused.push(RefusedCalls { calls: vec![hidden], why: WHY.to_owned(), errno: libc::ENOSYS });
         self
     }
 
@@ -172,41 +172,41 @@ impl Policy {
 
     /// Call names that this architecture does not have are ignored: a policy lists the calls of all
     /// architectures.
-    pub fn compile(&self) -> Result<Program, PolicyError> {
-        let answers = self.answers()?;
-        let otherwise = Answer::Errno(self.otherwise.unsigned_abs());
-        let mut ranges: Vec<(u32, Answer)> = vec![(0, otherwise.clone())];
+    pub fn compile(&self) -> Result<SeccompProgram, PolicyError> {
+        let answers = self.call_verdicts()?;
+        let otherwise = CallVerdict::Errno(self.otherwise.unsigned_abs());
+        let mut ranges: Vec<(u32, CallVerdict)> = vec![(0, otherwise.clone())];
         for (number, answer) in &answers {
             push_range(&mut ranges, *number, answer.clone());
             push_range(&mut ranges, *number + 1, otherwise.clone());
         }
-        let highest = number_of(syscalls::Sysno::last());
-        push_range(&mut ranges, highest + 1, Answer::Errno(libc::ENOSYS.unsigned_abs()));
+        let highest = call_number(syscalls::Sysno::last());
+        push_range(&mut ranges, highest + 1, CallVerdict::Errno(libc::ENOSYS.unsigned_abs()));
 
         let mut code = vec![
-            statement(LOAD, ARCHITECTURE),
-            jump(JUMP_EQUAL, OURS, 1, 0),
-            statement(RETURN, libc::SECCOMP_RET_KILL_PROCESS),
-            statement(LOAD, NUMBER),
+            bpf_statement(BPF_LOAD, ARCHITECTURE_OFFSET),
+            bpf_jump(BPF_JUMP_EQUAL, NATIVE_ARCHITECTURE, 1, 0),
+            bpf_statement(BPF_RETURN, libc::SECCOMP_RET_KILL_PROCESS),
+            bpf_statement(BPF_LOAD, NUMBER_OFFSET),
         ];
-        self.tree(&ranges, &mut code);
-        if code.len() > 4096 { Err(PolicyError::TooLong(code.len())) } else { Ok(Program::new(code)) }
+        self.emit_tree(&ranges, &mut code);
+        if code.len() > 4096 { Err(PolicyError::TooLong(code.len())) } else { Ok(SeccompProgram::new(code)) }
     }
 
-    fn answers(&self) -> Result<BTreeMap<u32, Answer>, PolicyError> {
+    fn call_verdicts(&self) -> Result<BTreeMap<u32, CallVerdict>, PolicyError> {
         let mut answers = BTreeMap::new();
-        let mut add = |name: &str, answer: Answer| match name.parse::<syscalls::Sysno>() {
-            Ok(call) if answers.insert(number_of(call), answer).is_some() => {
+        let mut add = |name: &str, answer: CallVerdict| match name.parse::<syscalls::Sysno>() {
+            Ok(call) if answers.insert(call_number(call), answer).is_some() => {
                 Err(PolicyError::Twice(name.to_owned()))
             }
             Ok(_) | Err(_) => Ok(()),
         };
         for name in self.groups.iter().flat_map(|group| &group.calls) {
-            add(name, Answer::Allow)?;
+            add(name, CallVerdict::Allow)?;
         }
         for refused in &self.refused {
             for name in &refused.calls {
-                add(name, Answer::Errno(refused.errno.unsigned_abs()))?;
+                add(name, CallVerdict::Errno(refused.errno.unsigned_abs()))?;
             }
         }
         let mut asked: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
@@ -214,81 +214,81 @@ impl Policy {
             asked.entry(&condition.call).or_default().push(index);
         }
         for (name, indices) in asked {
-            add(name, Answer::Ask(indices))?;
+            add(name, CallVerdict::Check(indices))?;
         }
         Ok(answers)
     }
 
-    fn tree(&self, ranges: &[(u32, Answer)], code: &mut Vec<libc::sock_filter>) {
+    fn emit_tree(&self, ranges: &[(u32, CallVerdict)], code: &mut Vec<libc::sock_filter>) {
         if let [(_, answer)] = ranges {
-            self.leaf(answer, code);
+            self.emit_leaf(answer, code);
             return;
         }
         let (low, high) = ranges.split_at(ranges.len() / 2);
         let branch = code.len();
         // A conditional jump reaches 255 instructions, a plain one any distance: for a number in
         // the upper half, take the plain jump over the lower half.
-        code.push(jump(JUMP_AT_LEAST, high[0].0, 0, 1));
-        code.push(statement(JUMP, 0));
-        self.tree(low, code);
+        code.push(bpf_jump(BPF_JUMP_AT_LEAST, high[0].0, 0, 1));
+        code.push(bpf_statement(BPF_JUMP, 0));
+        self.emit_tree(low, code);
         let skipped = code.len() - branch - 2;
         code[branch + 1].k = u32::try_from(skipped).unwrap_or(u32::MAX);
-        self.tree(high, code);
+        self.emit_tree(high, code);
     }
 
-    fn leaf(&self, answer: &Answer, code: &mut Vec<libc::sock_filter>) {
+    fn emit_leaf(&self, answer: &CallVerdict, code: &mut Vec<libc::sock_filter>) {
         match answer {
-            Answer::Allow => code.push(statement(RETURN, libc::SECCOMP_RET_ALLOW)),
-            Answer::Errno(errno) => code.push(refuse(*errno)),
-            Answer::Ask(indices) => {
+            CallVerdict::Allow => code.push(bpf_statement(BPF_RETURN, libc::SECCOMP_RET_ALLOW)),
+            CallVerdict::Errno(errno) => code.push(return_errno(*errno)),
+            CallVerdict::Check(indices) => {
                 for index in indices {
-                    condition(&self.conditions[*index], code);
+                    emit_condition(&self.conditions[*index], code);
                 }
-                code.push(statement(RETURN, libc::SECCOMP_RET_ALLOW));
+                code.push(bpf_statement(BPF_RETURN, libc::SECCOMP_RET_ALLOW));
             }
         }
     }
 }
 
 /// Falls through if the rule matches or does not apply, otherwise returns the condition's errno.
-fn condition(condition: &Condition, code: &mut Vec<libc::sock_filter>) {
+fn emit_condition(condition: &CallCondition, code: &mut Vec<libc::sock_filter>) {
     let mut check = Vec::new();
-    check_argument(condition, &mut check);
+    emit_argument_check(condition, &mut check);
     if let Some(when) = &condition.only_when {
         let count = u8::try_from(when.one_of.len()).expect("a rule lists fewer than 200 values");
-        code.push(statement(LOAD, ARGUMENTS + 8 * u32::from(when.argument)));
+        code.push(bpf_statement(BPF_LOAD, ARGUMENTS_OFFSET + 8 * u32::from(when.argument)));
         for (place, value) in (0u8..).zip(&when.one_of) {
             // A match jumps over the remaining comparisons and the jump behind them.
-            code.push(jump(JUMP_EQUAL, *value, count - place, 0));
+            code.push(bpf_jump(BPF_JUMP_EQUAL, *value, count - place, 0));
         }
-        code.push(statement(JUMP, u32::try_from(check.len()).unwrap_or(u32::MAX)));
+        code.push(bpf_statement(BPF_JUMP, u32::try_from(check.len()).unwrap_or(u32::MAX)));
     }
     code.append(&mut check);
 }
 
-fn check_argument(condition: &Condition, code: &mut Vec<libc::sock_filter>) {
+fn emit_argument_check(condition: &CallCondition, code: &mut Vec<libc::sock_filter>) {
     let errno = condition.errno.unsigned_abs();
-    code.push(statement(LOAD, ARGUMENTS + 8 * u32::from(condition.argument)));
-    code.push(statement(AND, condition.mask));
+    code.push(bpf_statement(BPF_LOAD, ARGUMENTS_OFFSET + 8 * u32::from(condition.argument)));
+    code.push(bpf_statement(BPF_AND, condition.mask));
     let (values, holds_on_match) = match &condition.rule {
-        Rule::OneOf(values) => (values, true),
-        Rule::NoneOf(values) => (values, false),
+        ArgumentRule::OneOf(values) => (values, true),
+        ArgumentRule::NoneOf(values) => (values, false),
     };
     let count = u8::try_from(values.len()).expect("a rule lists fewer than 200 values");
     for (place, value) in (0u8..).zip(values) {
         // Each comparison jumps over the remaining ones, to the refusal or past it.
         let left = count - place - 1;
-        code.push(jump(JUMP_EQUAL, *value, left + 1, 0));
+        code.push(bpf_jump(BPF_JUMP_EQUAL, *value, left + 1, 0));
     }
     if holds_on_match {
-        code.push(refuse(errno));
+        code.push(return_errno(errno));
     } else {
-        code.push(statement(JUMP, 1));
-        code.push(refuse(errno));
+        code.push(bpf_statement(BPF_JUMP, 1));
+        code.push(return_errno(errno));
     }
 }
 
-fn push_range(ranges: &mut Vec<(u32, Answer)>, from: u32, answer: Answer) {
+fn push_range(ranges: &mut Vec<(u32, CallVerdict)>, from: u32, answer: CallVerdict) {
     match ranges.last_mut() {
         Some(last) if last.0 == from => last.1 = answer,
         Some(last) if last.1 == answer => {}
@@ -302,19 +302,19 @@ fn push_range(ranges: &mut Vec<(u32, Answer)>, from: u32, answer: Answer) {
     }
 }
 
-fn number_of(call: syscalls::Sysno) -> u32 {
+fn call_number(call: syscalls::Sysno) -> u32 {
     u32::try_from(call.id()).unwrap_or(u32::MAX)
 }
 
-fn refuse(errno: u32) -> libc::sock_filter {
-    statement(RETURN, libc::SECCOMP_RET_ERRNO | errno)
+fn return_errno(errno: u32) -> libc::sock_filter {
+    bpf_statement(BPF_RETURN, libc::SECCOMP_RET_ERRNO | errno)
 }
 
-fn statement(code: u16, k: u32) -> libc::sock_filter {
+fn bpf_statement(code: u16, k: u32) -> libc::sock_filter {
     libc::sock_filter { code, jt: 0, jf: 0, k }
 }
 
-fn jump(code: u16, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
+fn bpf_jump(code: u16, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
     libc::sock_filter { code, jt, jf, k }
 }
 
@@ -323,32 +323,32 @@ mod tests {
     use super::*;
 
     /// Interprets a program like the kernel, for the few instructions that it uses.
-    fn run(program: &Program, number: u32, arguments: [u32; 6]) -> u32 {
+    fn run(program: &SeccompProgram, number: u32, arguments: [u32; 6]) -> u32 {
         let mut accumulator = 0;
         let mut at = 0;
         loop {
             let i = program.0[at];
             at += 1;
             match i.code {
-                LOAD => {
+                BPF_LOAD => {
                     accumulator = match i.k {
-                        NUMBER => number,
-                        ARCHITECTURE => OURS,
-                        offset => arguments[((offset - ARGUMENTS) / 8) as usize],
+                        NUMBER_OFFSET => number,
+                        ARCHITECTURE_OFFSET => NATIVE_ARCHITECTURE,
+                        offset => arguments[((offset - ARGUMENTS_OFFSET) / 8) as usize],
                     }
                 }
-                AND => accumulator &= i.k,
-                JUMP => at += i.k as usize,
-                JUMP_EQUAL => at += usize::from(if accumulator == i.k { i.jt } else { i.jf }),
-                JUMP_AT_LEAST => at += usize::from(if accumulator >= i.k { i.jt } else { i.jf }),
-                RETURN => return i.k,
+                BPF_AND => accumulator &= i.k,
+                BPF_JUMP => at += i.k as usize,
+                BPF_JUMP_EQUAL => at += usize::from(if accumulator == i.k { i.jt } else { i.jf }),
+                BPF_JUMP_AT_LEAST => at += usize::from(if accumulator >= i.k { i.jt } else { i.jf }),
+                BPF_RETURN => return i.k,
                 other => panic!("instruction {other:#x}"),
             }
         }
     }
 
-    fn policy() -> Policy {
-        Policy::parse(
+    fn policy() -> SeccompPolicy {
+        SeccompPolicy::parse(
             "test",
             r#"{ "about": "a test", "otherwise": 1,
                  "groups": [{ "name": "basics", "why": "to run", "calls": ["read", "write", "exit", "no_such_call"] }],
@@ -388,7 +388,7 @@ mod tests {
     #[test]
     fn conditions_check_their_argument() {
         let program = policy().compile().expect("the policy compiles");
-        let number = |name: &str| number_of(name.parse().expect("a call"));
+        let number = |name: &str| call_number(name.parse().expect("a call"));
         let allowed =
             |name: &str, arguments| run(&program, number(name), arguments) == libc::SECCOMP_RET_ALLOW;
         for family in 0..50 {
@@ -404,14 +404,14 @@ mod tests {
 
     #[test]
     fn set_id_bits_can_be_forbidden() {
-        let policy = Policy::parse(
+        let policy = SeccompPolicy::parse(
             "test",
             r#"{ "about": "a test", "otherwise": 1,
                  "groups": [{ "name": "files", "why": "to run", "calls": ["fchmod", "openat", "openat2"] }] }"#,
         );
         let program =
             policy.expect("the policy is valid").without_set_id().compile().expect("the policy compiles");
-        let number = |name: &str| number_of(name.parse().expect("a call"));
+        let number = |name: &str| call_number(name.parse().expect("a call"));
         let answer = |name: &str, mode| run(&program, number(name), [0, mode, mode, mode, 0, 0]);
         for mode in [0, 0o644, 0o755, 0o1777] {
             assert_eq!(answer("fchmod", mode), libc::SECCOMP_RET_ALLOW, "{mode:o}");
@@ -427,6 +427,6 @@ mod tests {
     #[test]
     fn program_survives_conversion_to_words() {
         let program = policy().compile().expect("the policy compiles");
-        assert_eq!(Program::from_words(&program.to_words()).to_words(), program.to_words());
+        assert_eq!(SeccompProgram::from_words(&program.to_words()).to_words(), program.to_words());
     }
 }

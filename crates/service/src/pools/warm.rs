@@ -3,49 +3,53 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use backend::{Condition, Death};
+use backend::{FoundCondition, SandboxDeath};
 use domain::{Owner, Phase, SandboxId};
 use futures_util::StreamExt;
 
-use super::{Kept, Warm};
-use crate::agent_client::Agent;
+use super::{PoolState, WarmSandbox};
+use crate::agent::client::AgentClient;
 use crate::core::Core;
-use crate::driver::CREATE;
-use crate::error::chain;
-use crate::store::Record;
-use crate::{Create, ServiceError};
+use crate::error::error_chain;
+use crate::sandboxes::driver::CREATE_TIMEOUT;
+use crate::store::SandboxRecord;
+use crate::{CreateSandboxRequest, ServiceError};
 
 /// The shortest and the longest time before a failed removal is tried again.
-const FIRST_RETRY: Duration = Duration::from_secs(1);
-const LAST_RETRY: Duration = Duration::from_secs(60);
+const MIN_RETRY_DELAY: Duration = Duration::from_secs(1);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
 
 /// How many sandboxes are removed at the same time.
-const AT_ONCE: usize = 8;
+const MAX_CONCURRENT_REMOVALS: usize = 8;
 
 impl Core {
     /// Reserves room for another warm sandbox; `None` if there is none.
-    pub(super) fn begin_warm(&self, kept: &Kept) -> Result<Option<Record>, ServiceError> {
-        let record = self.warm_record(kept)?;
+    pub(super) fn begin_warm(&self, pool_state: &PoolState) -> Result<Option<SandboxRecord>, ServiceError> {
+        let record = self.warm_record(pool_state)?;
         // The id is added before room is reserved: a caller that finds no room must see what takes it up.
-        kept.lock().making.insert(record.sandbox.id.clone());
+        pool_state.lock().making.insert(record.sandbox.id.clone());
         if self.registry.add_warm(self.config().sandboxes) {
             return Ok(Some(record));
         }
-        kept.lock().making.remove(&record.sandbox.id);
+        pool_state.lock().making.remove(&record.sandbox.id);
         Ok(None)
     }
 
     /// Makes a warm sandbox in its reserved room. If that fails, nothing is left of it.
-    pub(super) async fn make_warm(self: &Arc<Self>, kept: &Kept, record: Record) -> Result<(), ServiceError> {
-        let made = self.warm_up(kept, record).await;
+    pub(super) async fn make_warm(
+        self: &Arc<Self>,
+        pool_state: &PoolState,
+        record: SandboxRecord,
+    ) -> Result<(), ServiceError> {
+        let made = self.warm_up(pool_state, record).await;
         self.pools.settled.notify_waiters();
         made
     }
 
-    fn warm_record(&self, kept: &Kept) -> Result<Record, ServiceError> {
-        let request = Create {
+    fn warm_record(&self, pool_state: &PoolState) -> Result<SandboxRecord, ServiceError> {
+        let request = CreateSandboxRequest {
             origin: "pool",
-            spec: kept.pool.template.clone(),
+            spec: pool_state.pool.template.clone(),
             labels: Default::default(),
             notes: Vec::new(),
             timeout: None,
@@ -54,44 +58,52 @@ impl Core {
             defaulted: Vec::new(),
             merge_notes: |own, _| own.to_vec(),
         };
-        let mut record = self.record(&Owner::nobody(), None, request)?;
-        record.sandbox.pool = Some(kept.pool.name.clone());
+        let mut record = self.new_record(&Owner::unclaimed(), None, request)?;
+        record.sandbox.pool = Some(pool_state.pool.name.clone());
         Ok(record)
     }
 
-    async fn warm_up(self: &Arc<Self>, kept: &Kept, mut record: Record) -> Result<(), ServiceError> {
+    async fn warm_up(
+        self: &Arc<Self>,
+        pool_state: &PoolState,
+        mut record: SandboxRecord,
+    ) -> Result<(), ServiceError> {
         let id = record.sandbox.id.clone();
-        let made = self.bring_up_warm(&mut record).await;
-        let warm = Warm { id: id.clone(), in_force: record.sandbox.in_force };
-        if kept.settle(warm, made.is_ok()) {
+        let made = self.create_warm_in_backend(&mut record).await;
+        let warm = WarmSandbox { id: id.clone(), in_force: record.sandbox.in_force };
+        if pool_state.finish_making(warm, made.is_ok()) {
             return Ok(());
         }
         self.remove_warm(&id).await;
         made
     }
 
-    async fn bring_up_warm(&self, record: &mut Record) -> Result<(), ServiceError> {
+    async fn create_warm_in_backend(&self, record: &mut SandboxRecord) -> Result<(), ServiceError> {
         let note = |action| move |source| ServiceError::Store { action, source };
-        self.store.insert(record).await.map_err(note("record the warm sandbox"))?;
+        self.store.insert_sandbox(record).await.map_err(note("record the warm sandbox"))?;
         let id = record.sandbox.id.clone();
         let made = self.backend.create(&id, &record.sandbox.spec);
-        record.sandbox.in_force = self.ask_backend("create", &id, CREATE, made).await?;
-        Agent::new(Arc::clone(&self.backend), id).ping().await?;
+        record.sandbox.in_force = self.ask_backend("create", &id, CREATE_TIMEOUT, made).await?;
+        AgentClient::new(Arc::clone(&self.backend), id).ping().await?;
         record.sandbox.phase = Phase::Running;
-        self.store.update(record).await.map_err(note("record that the sandbox is warm"))
+        self.store.update_sandbox(record).await.map_err(note("record that the sandbox is warm"))
     }
 
     /// Returns a sandbox that a former server made to its pool, if a new one would be made the same way now, and
     /// removes it otherwise. `condition` is `None` if it was not found or is of another boot.
-    pub(crate) async fn adopt_warm(self: &Arc<Self>, record: Record, condition: Option<Condition>) {
+    pub(crate) async fn adopt_warm(
+        self: &Arc<Self>,
+        record: SandboxRecord,
+        condition: Option<FoundCondition>,
+    ) {
         let sandbox = record.sandbox;
-        let whole = sandbox.phase == Phase::Running && condition == Some(Condition::Alive);
+        let whole = sandbox.phase == Phase::Running && condition == Some(FoundCondition::Alive);
         let kept = sandbox.pool.as_deref().and_then(|pool| self.pools.find(pool));
         let kept = kept.filter(|kept| whole && sandbox.spec == kept.pool.template);
         self.registry.add_warm(usize::MAX);
         let same_image = match &kept {
             Some(kept) => {
-                let resolved = self.backend.resolve(&kept.pool.template.image).await;
+                let resolved = self.backend.resolve_image(&kept.pool.template.image).await;
                 resolved.is_ok_and(|resolved| resolved.name == sandbox.in_force.image)
             }
             None => false,
@@ -99,7 +111,7 @@ impl Core {
         match kept.filter(|_| same_image) {
             Some(kept) => {
                 tracing::info!(sandbox = %sandbox.id, pool = kept.pool.name, "adopted a warm sandbox");
-                kept.push(Warm { id: sandbox.id, in_force: sandbox.in_force });
+                kept.push_warm(WarmSandbox { id: sandbox.id, in_force: sandbox.in_force });
             }
             None => {
                 tracing::info!(sandbox = %sandbox.id, ?condition, "removing a warm sandbox that no longer fits its pool");
@@ -109,9 +121,9 @@ impl Core {
     }
 
     /// Handles the death of a warm sandbox.
-    pub(crate) fn lose_warm(self: &Arc<Self>, death: &Death) {
+    pub(crate) fn handle_warm_death(self: &Arc<Self>, death: &SandboxDeath) {
         for kept in self.pools.all() {
-            if !kept.lose(&death.id) {
+            if !kept.remove_dead(&death.id) {
                 continue;
             }
             tracing::warn!(sandbox = %death.id, cause = death.cause.name(), "warm sandbox died; removing it");
@@ -121,16 +133,16 @@ impl Core {
     }
 
     /// Removes all sandboxes that are ready.
-    pub(super) async fn empty_pool(self: &Arc<Self>, kept: &Kept) {
-        let ready: Vec<Warm> = std::iter::from_fn(|| kept.pop()).collect();
-        let removed = |warm: Warm| async move { self.remove_warm(&warm.id).await };
-        futures_util::stream::iter(ready).for_each_concurrent(AT_ONCE, removed).await;
+    pub(super) async fn empty_pool(self: &Arc<Self>, pool_state: &PoolState) {
+        let ready: Vec<WarmSandbox> = std::iter::from_fn(|| pool_state.pop_warm()).collect();
+        let removed = |warm: WarmSandbox| async move { self.remove_warm(&warm.id).await };
+        futures_util::stream::iter(ready).for_each_concurrent(MAX_CONCURRENT_REMOVALS, removed).await;
     }
 
     /// Removes a warm sandbox and frees its room; a failed removal is retried.
     pub(super) async fn remove_warm(self: &Arc<Self>, id: &SandboxId) {
-        if let Err(error) = self.destroy(id).await {
-            tracing::error!(sandbox = %id, error = %chain(&error), "failed to remove a warm sandbox; retrying later");
+        if let Err(error) = self.destroy_in_backend(id).await {
+            tracing::error!(sandbox = %id, error = %error_chain(&error), "failed to remove a warm sandbox; retrying later");
             self.tasks.spawn(Arc::clone(self).remove_warm_later(id.clone()));
             return;
         }
@@ -138,49 +150,49 @@ impl Core {
     }
 
     async fn remove_warm_later(self: Arc<Self>, id: SandboxId) {
-        let mut pause = FIRST_RETRY;
+        let mut pause = MIN_RETRY_DELAY;
         loop {
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 () = self.stop.cancelled() => return,
             }
-            if self.destroy(&id).await.is_ok() {
+            if self.destroy_in_backend(&id).await.is_ok() {
                 return self.forget_warm(&id).await;
             }
-            pause = (pause * 2).min(LAST_RETRY);
+            pause = (pause * 2).min(MAX_RETRY_DELAY);
         }
     }
 
     async fn forget_warm(&self, id: &SandboxId) {
-        if let Err(error) = self.store.delete(id).await {
-            tracing::warn!(sandbox = %id, error = %chain(&error), "failed to delete the row of a removed warm sandbox; the next start removes it");
+        if let Err(error) = self.store.delete_sandbox(id).await {
+            tracing::warn!(sandbox = %id, error = %error_chain(&error), "failed to delete the row of a removed warm sandbox; the next start removes it");
         }
         self.registry.remove_warm();
-        self.pools.look_again();
+        self.pools.wake_keepers();
     }
 }
 
-impl Kept {
+impl PoolState {
     /// Ends the making of a sandbox: it becomes ready if it was made, still lives and is still needed.
-    fn settle(&self, warm: Warm, made: bool) -> bool {
+    fn finish_making(&self, warm: WarmSandbox, made: bool) -> bool {
         let mut state = self.lock();
         let lives = state.making.remove(&warm.id);
         let ready = made && lives && !self.closed.is_cancelled();
         if ready {
             state.ready.push_back(warm);
-            crate::measure::warm(&self.pool.name, state.ready.len());
+            crate::telemetry::service_metrics::set_warm_count(&self.pool.name, state.ready.len());
         }
         ready
     }
 
     /// Removes a sandbox that died from the pool; `true` if the caller must destroy it.
-    fn lose(&self, id: &SandboxId) -> bool {
+    fn remove_dead(&self, id: &SandboxId) -> bool {
         let mut state = self.lock();
         // The task that makes the sandbox finds it missing, and removes it.
         state.making.remove(id);
         let before = state.ready.len();
         state.ready.retain(|warm| warm.id != *id);
-        crate::measure::warm(&self.pool.name, state.ready.len());
+        crate::telemetry::service_metrics::set_warm_count(&self.pool.name, state.ready.len());
         state.ready.len() < before
     }
 }

@@ -10,12 +10,12 @@ use backend::{BackendError, ImageInfo};
 use domain::{Bytes, Owner, SandboxId, Snapshot, SnapshotId, SnapshotState};
 use tokio::sync::watch;
 
-use super::making::forget;
-use super::{Using, has_files};
-use crate::core::{Core, io};
-use crate::error::chain;
+use super::making::forget_files;
+use super::{SnapshotGuard, has_files};
+use crate::core::{Core, io_error};
+use crate::error::error_chain;
 use crate::images::PullState;
-use crate::tokens::random;
+use crate::tenancy::tokens::random_bytes;
 use crate::{Service, ServiceError, SnapshotProblem};
 
 /// How long the snapshot may take where bytes have to be copied, and the image after it.
@@ -29,10 +29,10 @@ pub enum CommitSource {
 }
 
 /// Protects the source of an image while the image is made.
-enum Held {
+enum CommitGuard {
     /// A snapshot taken for this image; it is in the index so that no other is taken at the same time.
     Taking(Box<Snapshot>),
-    Kept(Using),
+    Kept(SnapshotGuard),
 }
 
 impl Service {
@@ -45,7 +45,7 @@ impl Service {
         name: &str,
     ) -> Result<watch::Receiver<PullState>, ServiceError> {
         let begun = self.0.begin_commit(owner, source, name).await;
-        begun.inspect_err(self.0.failed("commit", owner, None))
+        begun.inspect_err(self.0.record_failure("commit", owner, None))
     }
 }
 
@@ -59,11 +59,11 @@ impl Core {
         let (snapshot, held) = match source {
             CommitSource::Sandbox(id) => {
                 let snapshot = self.reserve_commit(owner, &id).await?;
-                (snapshot.id.clone(), Held::Taking(Box::new(snapshot)))
+                (snapshot.id.clone(), CommitGuard::Taking(Box::new(snapshot)))
             }
             CommitSource::Snapshot(id) => {
                 let (_, using) = self.snapshots.start_using(self, owner, &id)?;
-                (id, Held::Kept(using))
+                (id, CommitGuard::Kept(using))
             }
         };
         let (progress, state) = watch::channel(PullState::Unpacking);
@@ -74,16 +74,16 @@ impl Core {
                 () = core.stop.cancelled() => Err(ServiceError::Stopping),
             };
             core.release_commit(held).await;
-            progress.send_replace(outcome(made, &name));
+            progress.send_replace(commit_state(made, &name));
         });
         Ok(state)
     }
 
     /// Reserves the entry of the snapshot that is taken of a sandbox to make an image from.
     async fn reserve_commit(&self, owner: &Owner, id: &SandboxId) -> Result<Snapshot, ServiceError> {
-        let handle = self.find(owner, id)?;
+        let handle = self.find_sandbox(owner, id)?;
         if !self.capabilities.snapshot {
-            return Err(self.cannot_keep(id));
+            return Err(self.snapshots_unsupported(id));
         }
         if !has_files(&handle) {
             let message = format!(
@@ -93,51 +93,51 @@ impl Core {
             return Err(ServiceError::Snapshot { problem: SnapshotProblem::Source, message });
         }
         let snapshot = Snapshot {
-            id: SnapshotId::from_entropy(random().map_err(io("draw a random id"))?),
+            id: SnapshotId::from_entropy(random_bytes().map_err(io_error("draw a random id"))?),
             owner: owner.clone(),
             sandbox: id.clone(),
             name: None,
             state: SnapshotState::Creating(None),
             created: self.clock.now().wall,
-            image: handle.current().in_force.image,
+            image: handle.current_state().in_force.image,
             size: self.usage_of(id).await?.disk.unwrap_or(Bytes(handle.cost.disk)),
             disk: Bytes(0),
             settings: None,
         };
-        self.put_on_shelf(snapshot.clone())?;
+        self.reserve_snapshot(snapshot.clone())?;
         Ok(snapshot)
     }
 
     async fn run_commit(
         &self,
         snapshot: &SnapshotId,
-        held: &Held,
+        held: &CommitGuard,
         name: &str,
     ) -> Result<ImageInfo, ServiceError> {
-        if let Held::Taking(own) = held {
-            let taking = self.backend.snapshot(&own.sandbox, snapshot);
+        if let CommitGuard::Taking(own) = held {
+            let taking = self.backend.create_snapshot(&own.sandbox, snapshot);
             self.ask_backend("take a snapshot of", &own.sandbox, COMMIT_TIMEOUT, taking).await?;
         }
-        let committing = self.kept_images("make an image")?.commit(snapshot, name);
+        let committing = self.backend_images("make an image")?.commit_snapshot(snapshot, name);
         let made = tokio::time::timeout(COMMIT_TIMEOUT, committing).await.unwrap_or_else(|_elapsed| {
             let message = "the backend took too long".to_owned();
             Err(BackendError::Unsupported { message, hint: None })
         });
-        made.map_err(|source| self.image_failed("make an image", source))
+        made.map_err(|source| self.image_error("make an image", source))
     }
 
-    async fn release_commit(&self, held: Held) {
+    async fn release_commit(&self, held: CommitGuard) {
         match held {
-            Held::Kept(using) => drop(using),
-            Held::Taking(own) => {
-                forget(self, &own.id).await;
+            CommitGuard::Kept(using) => drop(using),
+            CommitGuard::Taking(own) => {
+                forget_files(self, &own.id).await;
                 self.snapshots.remove(&own.id);
             }
         }
     }
 }
 
-fn outcome(made: Result<ImageInfo, ServiceError>, name: &str) -> PullState {
+fn commit_state(made: Result<ImageInfo, ServiceError>, name: &str) -> PullState {
     match made {
         Ok(image) => {
             tracing::info!(
@@ -147,9 +147,9 @@ fn outcome(made: Result<ImageInfo, ServiceError>, name: &str) -> PullState {
             PullState::Done(image)
         }
         Err(error) => {
-            tracing::warn!(image = name, error = %chain(&error), "failed to make an image from a sandbox or snapshot");
+            tracing::warn!(image = name, error = %error_chain(&error), "failed to make an image from a sandbox or snapshot");
             let hint = error.hint().map(str::to_owned);
-            PullState::Failed { message: chain(&error), hint }
+            PullState::Failed { message: error_chain(&error), hint }
         }
     }
 }

@@ -7,22 +7,24 @@
 
 use std::time::Duration;
 
-use domain::{Cpus, Hooks, Nesting, Resources, SandboxSettings, SnapshotId, SnapshotState};
+use domain::{
+    IsolatedSessions, MilliCpus, ResourceLimits, SandboxHooks, SandboxSettings, SnapshotId, SnapshotState,
+};
 
 use crate::core::Core;
-use crate::registry::Handle;
-use crate::{Create, Defaulted, Usage};
+use crate::sandboxes::registry::SandboxHandle;
+use crate::{CreateSandboxRequest, DefaultedPart, SandboxUsage};
 
 /// The settings of a running sandbox. A limit that was not set but applies as the server's default is recorded as well:
 /// the default may have changed before the next fork.
-pub(super) fn record_settings(handle: &Handle, in_force: &Usage) -> SandboxSettings {
-    let sandbox = handle.current();
+pub(super) fn record_settings(handle: &SandboxHandle, in_force: &SandboxUsage) -> SandboxSettings {
+    let sandbox = handle.current_state();
     let named = &sandbox.spec.resources;
     SandboxSettings {
         network: sandbox.spec.network,
-        resources: Resources {
+        resources: ResourceLimits {
             memory: named.memory.or(in_force.memory_limit),
-            cpus: named.cpus.or(in_force.cpu_limit.map(Cpus)),
+            cpus: named.cpus.or(in_force.cpu_limit.map(MilliCpus)),
             pids: named.pids.or(in_force.pids_limit),
             disk: None,
         },
@@ -41,7 +43,7 @@ pub(super) fn record_settings(handle: &Handle, in_force: &Usage) -> SandboxSetti
 /// Fills in the settings that the caller left open. A recorded time to live that is longer than the server allows now
 /// is shortened to the longest allowed.
 pub(super) fn inherit_settings(
-    create: &mut Create,
+    create: &mut CreateSandboxRequest,
     settings: SandboxSettings,
     longest_timeout: Option<Duration>,
 ) {
@@ -49,10 +51,10 @@ pub(super) fn inherit_settings(
     let spec = &mut create.spec;
     for part in &create.defaulted {
         match part {
-            Defaulted::Image => {}
-            Defaulted::Network => spec.network = settings.network,
-            Defaulted::Guest => spec.guest = settings.guest.clone(),
-            Defaulted::EnvironmentFile(variable) => {
+            DefaultedPart::Image => {}
+            DefaultedPart::Network => spec.network = settings.network,
+            DefaultedPart::Guest => spec.guest = settings.guest.clone(),
+            DefaultedPart::EnvironmentFile(variable) => {
                 spec.env.remove(*variable);
                 spec.env_file = settings.env_file.clone();
             }
@@ -77,24 +79,24 @@ pub(super) fn inherit_settings(
 impl Core {
     /// Fills in what the caller left open from the dead sandbox whose place the new one takes. Its
     /// disk is empty, but it has the same volumes and is confined in the same way.
-    pub(crate) fn inherit_from_former(&self, former: &Handle, create: &mut Create) {
+    pub(crate) fn inherit_from_former(&self, former: &SandboxHandle, create: &mut CreateSandboxRequest) {
         // A limit that was not named is the server's default, now as then.
-        let settings = record_settings(former, &Usage::default());
-        inherit_settings(create, settings, self.config().longest_timeout);
-        let old = former.current().spec;
+        let settings = record_settings(former, &SandboxUsage::default());
+        inherit_settings(create, settings, self.config().max_timeout);
+        let old = former.current_state().spec;
         let spec = &mut create.spec;
         spec.resources.disk = spec.resources.disk.or(old.resources.disk);
         let named = std::mem::take(&mut spec.mounts);
         let is_named = |target: &str| named.iter().any(|mount| mount.target == target);
         spec.mounts = old.mounts.into_iter().filter(|mount| !is_named(&mount.target)).collect();
         spec.mounts.extend(named);
-        if spec.hooks == Hooks::default() {
+        if spec.hooks == SandboxHooks::default() {
             spec.hooks = old.hooks;
         }
-        if spec.nesting == Nesting::Off {
-            spec.nesting = old.nesting;
+        if spec.isolated_sessions == IsolatedSessions::Off {
+            spec.isolated_sessions = old.isolated_sessions;
         }
-        if create.defaulted.contains(&Defaulted::Image) && create.pool.is_none() {
+        if create.defaulted.contains(&DefaultedPart::Image) && create.pool.is_none() {
             spec.image = old.image.clone();
             // It begins as its predecessor did, unless the snapshot was deleted meanwhile.
             let is_ready = |id: &SnapshotId| {
@@ -107,7 +109,7 @@ impl Core {
         // replace them with its own.
         create.defaulted.clear();
         // The entrypoint of another image need not exist in this one.
-        if spec.only_waits() && spec.image == old.image {
+        if spec.entrypoint.is_idle() && spec.image == old.image {
             spec.entrypoint = old.entrypoint;
         }
     }

@@ -4,10 +4,11 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use backend::InForce;
+use backend::Enforced;
 use domain::{
-    Access, Bytes, Cause, Cpus, Exit, Guest, Mount, Nesting, Network, OnDeath, Phase, Resources, SnapshotId,
-    Source, Spec, User, VolumeId,
+    Bytes, EndCause, Entrypoint, ExitReason, GuestSettings, GuestUser, IsolatedSessions, MilliCpus,
+    MountAccess, MountSource, MountSpec, NetworkAccess, OnDeath, Phase, ResourceLimits, SandboxSpec,
+    SnapshotId, VolumeId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -128,7 +129,7 @@ pub(super) enum CauseJson {
 }
 
 #[derive(Serialize, Deserialize)]
-pub(super) struct InForceJson {
+pub(super) struct EnforcedJson {
     #[serde(default)]
     image: String,
     #[serde(default)]
@@ -140,26 +141,26 @@ pub(super) struct InForceJson {
 }
 
 impl SpecJson {
-    pub(super) fn of(spec: &Spec) -> Self {
+    pub(super) fn from_domain(spec: &SandboxSpec) -> Self {
         Self {
             image: spec.image.clone(),
             snapshot: spec.snapshot.as_ref().map(|id| id.as_str().to_owned()),
-            resources: ResourcesJson::of(&spec.resources),
-            network: NetworkJson::of(spec.network),
-            mounts: spec.mounts.iter().map(MountJson::of).collect(),
+            resources: ResourcesJson::from_domain(&spec.resources),
+            network: NetworkJson::from_domain(spec.network),
+            mounts: spec.mounts.iter().map(MountJson::from_domain).collect(),
             env: spec.env.clone(),
             env_file: spec.env_file.clone(),
             id_variable: spec.id_variable.clone(),
-            entrypoint: spec.entrypoint.clone(),
-            hooks: HooksJson::of(&spec.hooks),
-            nesting: spec.nesting == Nesting::On,
-            guest: GuestJson::of(&spec.guest),
+            entrypoint: spec.entrypoint.to_words(),
+            hooks: HooksJson::from_domain(&spec.hooks),
+            nesting: spec.isolated_sessions == IsolatedSessions::On,
+            guest: GuestJson::from_domain(&spec.guest),
             on_death: spec.on_death.map(|choice| choice.name().to_owned()),
         }
     }
 
-    pub(super) fn into_domain(self) -> Spec {
-        Spec {
+    pub(super) fn into_domain(self) -> SandboxSpec {
+        SandboxSpec {
             image: self.image,
             snapshot: self.snapshot.and_then(|id| SnapshotId::parse(&id).ok()),
             resources: self.resources.into_domain(),
@@ -168,9 +169,9 @@ impl SpecJson {
             env: self.env,
             env_file: self.env_file,
             id_variable: self.id_variable,
-            entrypoint: self.entrypoint,
+            entrypoint: Entrypoint::from_words(self.entrypoint),
             hooks: self.hooks.into_domain(),
-            nesting: if self.nesting { Nesting::On } else { Nesting::Off },
+            isolated_sessions: if self.nesting { IsolatedSessions::On } else { IsolatedSessions::Off },
             guest: self.guest.into_domain(),
             on_death: self.on_death.as_deref().and_then(OnDeath::parse),
         }
@@ -178,7 +179,7 @@ impl SpecJson {
 }
 
 impl ResourcesJson {
-    pub(super) fn of(resources: &Resources) -> Self {
+    pub(super) fn from_domain(resources: &ResourceLimits) -> Self {
         Self {
             memory: resources.memory.map(|bytes| bytes.0),
             cpus: resources.cpus.map(|cpus| cpus.0),
@@ -187,10 +188,10 @@ impl ResourcesJson {
         }
     }
 
-    pub(super) fn into_domain(self) -> Resources {
-        Resources {
+    pub(super) fn into_domain(self) -> ResourceLimits {
+        ResourceLimits {
             memory: self.memory.map(Bytes),
-            cpus: self.cpus.map(Cpus),
+            cpus: self.cpus.map(MilliCpus),
             pids: self.pids,
             disk: self.disk.map(Bytes),
         }
@@ -198,51 +199,51 @@ impl ResourcesJson {
 }
 
 impl NetworkJson {
-    pub(super) fn of(network: Network) -> Self {
+    pub(super) fn from_domain(network: NetworkAccess) -> Self {
         match network {
-            Network::Off => Self::Off,
-            Network::On => Self::On,
-            Network::Auto => Self::Auto,
-            Network::Filtered => Self::Filtered,
+            NetworkAccess::Off => Self::Off,
+            NetworkAccess::On => Self::On,
+            NetworkAccess::Auto => Self::Auto,
+            NetworkAccess::Filtered => Self::Filtered,
         }
     }
 
-    pub(super) fn into_domain(self) -> Network {
+    pub(super) fn into_domain(self) -> NetworkAccess {
         match self {
-            Self::Off => Network::Off,
-            Self::On => Network::On,
-            Self::Auto => Network::Auto,
-            Self::Filtered => Network::Filtered,
+            Self::Off => NetworkAccess::Off,
+            Self::On => NetworkAccess::On,
+            Self::Auto => NetworkAccess::Auto,
+            Self::Filtered => NetworkAccess::Filtered,
         }
     }
 }
 
 impl MountJson {
-    fn of(mount: &Mount) -> Self {
+    fn from_domain(mount: &MountSpec) -> Self {
         let (source, volume) = match &mount.source {
-            Source::Host(path) => (path.clone(), None),
-            Source::Volume(id) => (PathBuf::new(), Some(id.to_string())),
+            MountSource::Host(path) => (path.clone(), None),
+            MountSource::Volume(id) => (PathBuf::new(), Some(id.to_string())),
             // Claims are resolved to volumes before a row is written.
-            Source::Claim(_) => (PathBuf::new(), None),
+            MountSource::Claim(_) => (PathBuf::new(), None),
         };
-        let writable = mount.access == Access::ReadWrite;
+        let writable = mount.access == MountAccess::ReadWrite;
         Self { source, volume, target: mount.target.clone(), writable, sub_path: mount.sub_path.clone() }
     }
 
-    fn into_domain(self) -> Mount {
+    fn into_domain(self) -> MountSpec {
         let volume = self.volume.and_then(|id| VolumeId::parse(&id).ok());
-        Mount {
-            source: volume.map_or(Source::Host(self.source), Source::Volume),
+        MountSpec {
+            source: volume.map_or(MountSource::Host(self.source), MountSource::Volume),
             target: self.target,
-            access: if self.writable { Access::ReadWrite } else { Access::ReadOnly },
+            access: if self.writable { MountAccess::ReadWrite } else { MountAccess::ReadOnly },
             sub_path: self.sub_path,
         }
     }
 }
 
 impl GuestJson {
-    pub(super) fn of(guest: &Guest) -> Self {
-        let user = |user: &User| UserJson {
+    pub(super) fn from_domain(guest: &GuestSettings) -> Self {
+        let user = |user: &GuestUser| UserJson {
             name: user.name.clone(),
             uid: user.uid,
             gid: user.gid,
@@ -256,9 +257,10 @@ impl GuestJson {
         }
     }
 
-    pub(super) fn into_domain(self) -> Guest {
-        let user = |user: UserJson| User { name: user.name, uid: user.uid, gid: user.gid, home: user.home };
-        Guest {
+    pub(super) fn into_domain(self) -> GuestSettings {
+        let user =
+            |user: UserJson| GuestUser { name: user.name, uid: user.uid, gid: user.gid, home: user.home };
+        GuestSettings {
             users: self.users.into_iter().map(user).collect(),
             default_user: self.default_user,
             default_directory: self.default_directory,
@@ -268,17 +270,17 @@ impl GuestJson {
 }
 
 impl PhaseJson {
-    pub(super) fn of(phase: Phase) -> Self {
+    pub(super) fn from_domain(phase: Phase) -> Self {
         match phase {
             Phase::Starting => Self::Starting,
             Phase::Running => Self::Running,
             Phase::Pausing => Self::Pausing,
             Phase::Paused => Self::Paused,
             Phase::Resuming => Self::Resuming,
-            Phase::Exited(exit) => Self::Exited(ExitJson::of(exit)),
+            Phase::Exited(exit) => Self::Exited(ExitJson::from_domain(exit)),
             Phase::Stopping => Self::Stopping,
             Phase::Stopped => Self::Stopped,
-            Phase::Failed(cause) => Self::Failed(CauseJson::of(cause)),
+            Phase::Failed(cause) => Self::Failed(CauseJson::from_domain(cause)),
         }
     }
 
@@ -298,70 +300,75 @@ impl PhaseJson {
 }
 
 impl ExitJson {
-    fn of(exit: Exit) -> Self {
+    fn from_domain(exit: ExitReason) -> Self {
         match exit {
-            Exit::Code(code) => Self::Code(code),
-            Exit::Signal(signal) => Self::Signal(signal),
-            Exit::Oom => Self::Oom,
-            Exit::Deadline => Self::Deadline,
-            Exit::Lost => Self::Lost,
+            ExitReason::Code(code) => Self::Code(code),
+            ExitReason::Signal(signal) => Self::Signal(signal),
+            ExitReason::Oom => Self::Oom,
+            ExitReason::Deadline => Self::Deadline,
+            ExitReason::Lost => Self::Lost,
         }
     }
 
-    fn into_domain(self) -> Exit {
+    fn into_domain(self) -> ExitReason {
         match self {
-            Self::Code(code) => Exit::Code(code),
-            Self::Signal(signal) => Exit::Signal(signal),
-            Self::Oom => Exit::Oom,
-            Self::Deadline => Exit::Deadline,
-            Self::Lost => Exit::Lost,
+            Self::Code(code) => ExitReason::Code(code),
+            Self::Signal(signal) => ExitReason::Signal(signal),
+            Self::Oom => ExitReason::Oom,
+            Self::Deadline => ExitReason::Deadline,
+            Self::Lost => ExitReason::Lost,
         }
     }
 }
 
 impl CauseJson {
-    pub(super) fn of(cause: Cause) -> Self {
+    pub(super) fn from_domain(cause: EndCause) -> Self {
         match cause {
-            Cause::Destroyed => Self::Destroyed,
-            Cause::Expired => Self::Expired,
-            Cause::Idle => Self::Idle,
-            Cause::Oom => Self::Oom,
-            Cause::AgentDied => Self::AgentDied,
-            Cause::HostRebooted => Self::HostRebooted,
-            Cause::NotCreated => Self::NotCreated,
-            Cause::Evicted => Self::Evicted,
-            Cause::Replaced => Self::Replaced,
-            Cause::FilesLost => Self::FilesLost,
+            EndCause::Destroyed => Self::Destroyed,
+            EndCause::Expired => Self::Expired,
+            EndCause::Idle => Self::Idle,
+            EndCause::Oom => Self::Oom,
+            EndCause::AgentDied => Self::AgentDied,
+            EndCause::HostRebooted => Self::HostRebooted,
+            EndCause::NotCreated => Self::NotCreated,
+            EndCause::Evicted => Self::Evicted,
+            EndCause::Replaced => Self::Replaced,
+            EndCause::FilesLost => Self::FilesLost,
         }
     }
 
-    pub(super) fn into_domain(self) -> Cause {
+    pub(super) fn into_domain(self) -> EndCause {
         match self {
-            Self::Destroyed => Cause::Destroyed,
-            Self::Expired => Cause::Expired,
-            Self::Idle => Cause::Idle,
-            Self::Oom => Cause::Oom,
-            Self::AgentDied => Cause::AgentDied,
-            Self::HostRebooted => Cause::HostRebooted,
-            Self::NotCreated => Cause::NotCreated,
-            Self::Evicted => Cause::Evicted,
-            Self::Replaced => Cause::Replaced,
-            Self::FilesLost => Cause::FilesLost,
+            Self::Destroyed => EndCause::Destroyed,
+            Self::Expired => EndCause::Expired,
+            Self::Idle => EndCause::Idle,
+            Self::Oom => EndCause::Oom,
+            Self::AgentDied => EndCause::AgentDied,
+            Self::HostRebooted => EndCause::HostRebooted,
+            Self::NotCreated => EndCause::NotCreated,
+            Self::Evicted => EndCause::Evicted,
+            Self::Replaced => EndCause::Replaced,
+            Self::FilesLost => EndCause::FilesLost,
         }
     }
 }
 
-impl InForceJson {
-    pub(super) fn of(in_force: &InForce) -> Self {
+impl EnforcedJson {
+    pub(super) fn from_backend(in_force: &Enforced) -> Self {
         Self {
             image: in_force.image.clone(),
             stand_in: in_force.stand_in.clone(),
             measures: in_force.measures.clone(),
-            weaker: in_force.weaker.clone(),
+            weaker: in_force.degraded.clone(),
         }
     }
 
-    pub(super) fn into_backend(self) -> InForce {
-        InForce { image: self.image, stand_in: self.stand_in, measures: self.measures, weaker: self.weaker }
+    pub(super) fn into_backend(self) -> Enforced {
+        Enforced {
+            image: self.image,
+            stand_in: self.stand_in,
+            measures: self.measures,
+            degraded: self.weaker,
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use domain::{Hook, Hooks, Periodic, Schedule};
+use domain::{HookCommand, HookSchedule, PeriodicHook, SandboxHooks};
 use serde::{Deserialize, Serialize};
 
 #[derive(Default, Serialize, Deserialize)]
@@ -32,34 +32,34 @@ impl HooksJson {
         self.before.is_none() && self.periodic.is_empty()
     }
 
-    pub(super) fn of(hooks: &Hooks) -> Self {
-        let periodic = |periodic: &Periodic| PeriodicJson {
+    pub(super) fn from_domain(hooks: &SandboxHooks) -> Self {
+        let periodic = |periodic: &PeriodicHook| PeriodicJson {
             name: periodic.name.clone(),
             schedule: periodic.schedule.as_str().to_owned(),
-            hook: HookJson::of(&periodic.hook),
+            hook: HookJson::from_domain(&periodic.hook),
         };
         Self {
-            before: hooks.before.as_ref().map(HookJson::of),
+            before: hooks.before.as_ref().map(HookJson::from_domain),
             periodic: hooks.periodic.iter().map(periodic).collect(),
         }
     }
 
     /// A hook whose schedule can no longer be parsed is dropped: it can never be due.
-    pub(super) fn into_domain(self) -> Hooks {
+    pub(super) fn into_domain(self) -> SandboxHooks {
         let periodic = self.periodic.into_iter().filter_map(|periodic| {
-            let schedule = Schedule::parse(&periodic.schedule).ok()?;
-            Some(Periodic { name: periodic.name, schedule, hook: periodic.hook.into_domain() })
+            let schedule = HookSchedule::parse(&periodic.schedule).ok()?;
+            Some(PeriodicHook { name: periodic.name, schedule, hook: periodic.hook.into_domain() })
         });
-        Hooks { before: self.before.map(HookJson::into_domain), periodic: periodic.collect() }
+        SandboxHooks { before: self.before.map(HookJson::into_domain), periodic: periodic.collect() }
     }
 }
 
 impl HookJson {
-    fn of(hook: &Hook) -> Self {
+    fn from_domain(hook: &HookCommand) -> Self {
         Self { command: hook.command.clone(), timeout: hook.timeout.as_secs() }
     }
 
-    fn into_domain(self) -> Hook {
-        Hook { command: self.command, timeout: Duration::from_secs(self.timeout) }
+    fn into_domain(self) -> HookCommand {
+        HookCommand { command: self.command, timeout: Duration::from_secs(self.timeout) }
     }
 }

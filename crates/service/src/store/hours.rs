@@ -4,10 +4,10 @@ use domain::Owner;
 use rusqlite::{Connection, params};
 
 use super::StoreError;
-use crate::history::{HOURS, Hour, Used};
+use crate::telemetry::usage_history::{HourlyUsage, MAX_HOURS, UsageTotals};
 
 /// Writes or replaces hours and deletes the oldest, all or nothing.
-pub(super) fn write(connection: &mut Connection, hours: &[Hour]) -> rusqlite::Result<()> {
+pub(super) fn write_hours(connection: &mut Connection, hours: &[HourlyUsage]) -> rusqlite::Result<()> {
     const WRITE: &str = "INSERT OR REPLACE INTO hours \
          (number, owner, created, alive_millis, cpu_micros, memory_byte_seconds) VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
     const FORGET: &str = "DELETE FROM hours WHERE number < (SELECT max(number) FROM hours) - ?1";
@@ -25,20 +25,20 @@ pub(super) fn write(connection: &mut Connection, hours: &[Hour]) -> rusqlite::Re
         ];
         change.prepare_cached(WRITE)?.execute(values)?;
     }
-    change.prepare_cached(FORGET)?.execute([signed(HOURS)])?;
+    change.prepare_cached(FORGET)?.execute([signed(MAX_HOURS)])?;
     change.commit()
 }
 
-pub(super) fn read(connection: &Connection) -> Result<Vec<Hour>, StoreError> {
+pub(super) fn read_hours(connection: &Connection) -> Result<Vec<HourlyUsage>, StoreError> {
     let failed = |source| StoreError::Sqlite { action: "read the usage", source };
     let sql = "SELECT number, owner, created, alive_millis, cpu_micros, memory_byte_seconds FROM hours";
     let mut statement = connection.prepare(sql).map_err(failed)?;
     let rows = statement.query_map([], |row| {
         let amount = |column| Ok::<_, rusqlite::Error>(row.get::<_, i64>(column)?.cast_unsigned());
-        Ok(Hour {
+        Ok(HourlyUsage {
             number: amount(0)?,
-            owner: Owner::named(row.get::<_, String>(1)?),
-            used: Used {
+            owner: Owner::from_valid_name(row.get::<_, String>(1)?),
+            used: UsageTotals {
                 created: amount(2)?,
                 alive_millis: amount(3)?,
                 cpu_micros: amount(4)?,

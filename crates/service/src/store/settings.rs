@@ -7,7 +7,7 @@ use domain::{OnDeath, SandboxSettings};
 use serde::{Deserialize, Serialize};
 
 use super::columns::{GuestJson, NetworkJson, ResourcesJson};
-use super::rows::{micros, span};
+use super::rows::{duration_from_micros, duration_to_micros};
 
 #[derive(Serialize, Deserialize)]
 pub(super) struct SettingsJson {
@@ -35,16 +35,16 @@ pub(super) struct SettingsJson {
 }
 
 impl SettingsJson {
-    pub(super) fn of(settings: &SandboxSettings) -> Self {
+    pub(super) fn from_domain(settings: &SandboxSettings) -> Self {
         Self {
-            network: NetworkJson::of(settings.network),
-            resources: ResourcesJson::of(&settings.resources),
-            timeout: settings.timeout.map(micros),
-            idle_timeout: settings.idle_timeout.map(micros),
+            network: NetworkJson::from_domain(settings.network),
+            resources: ResourcesJson::from_domain(&settings.resources),
+            timeout: settings.timeout.map(duration_to_micros),
+            idle_timeout: settings.idle_timeout.map(duration_to_micros),
             on_death: settings.on_death.map(|choice| choice.name().to_owned()),
             env: settings.env.clone(),
             env_file: settings.env_file.clone(),
-            guest: GuestJson::of(&settings.guest),
+            guest: GuestJson::from_domain(&settings.guest),
             labels: settings.labels.clone(),
             origin: settings.origin.clone(),
             notes: settings.notes.clone(),
@@ -55,8 +55,8 @@ impl SettingsJson {
         SandboxSettings {
             network: self.network.into_domain(),
             resources: self.resources.into_domain(),
-            timeout: self.timeout.map(span),
-            idle_timeout: self.idle_timeout.map(span),
+            timeout: self.timeout.map(duration_from_micros),
+            idle_timeout: self.idle_timeout.map(duration_from_micros),
             on_death: self.on_death.as_deref().and_then(OnDeath::parse),
             env: self.env,
             env_file: self.env_file,

@@ -6,23 +6,26 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::{Duration, UNIX_EPOCH};
 
-use domain::{Access, Bytes, Cause, Cpus, Exit, Mount, Network, Owner, Phase, ProcessId, Spec, User};
+use domain::{
+    Bytes, EndCause, Entrypoint, ExitReason, GuestUser, MilliCpus, MountAccess, MountSpec, NetworkAccess,
+    Owner, Phase, ProcessId, SandboxSpec,
+};
 
 use super::*;
-use crate::{InForce, Sandbox};
+use crate::{Enforced, Sandbox};
 
 /// Set for the process that writes until it is killed.
 const CHILD: &str = "CORACLE_TEST_STORE";
 
-fn record(number: u64) -> Record {
+fn record(number: u64) -> SandboxRecord {
     let letters = (0..8).map(|digit| u8::try_from(number / 26_u64.pow(digit) % 26).unwrap());
     let mut entropy = [0; 20];
     entropy.iter_mut().zip(letters).for_each(|(byte, letter)| *byte = letter);
-    let mut spec = Spec::plain();
+    let mut spec = SandboxSpec::with_defaults();
     spec.env.insert("NAME".to_owned(), "value \u{1f6a2} \"quoted\"".to_owned());
     let sandbox = Sandbox {
         id: SandboxId::from_entropy(entropy),
-        owner: Owner::single(),
+        owner: Owner::operator(),
         origin: "test".to_owned(),
         spec,
         labels: [("a".to_owned(), String::new())].into(),
@@ -31,13 +34,13 @@ fn record(number: u64) -> Record {
         phase_since: UNIX_EPOCH + Duration::from_micros(number),
         created: UNIX_EPOCH + Duration::from_micros(number),
         expires: None,
-        in_force: InForce::default(),
+        in_force: Enforced::default(),
         idle_timeout: None,
         pool: None,
         name: None,
-        files: domain::Files::Kept,
+        files: domain::FilesState::Kept,
     };
-    Record {
+    SandboxRecord {
         key: None,
         sandbox,
         timeout: None,
@@ -49,43 +52,46 @@ fn record(number: u64) -> Record {
     }
 }
 
-fn hooks() -> domain::Hooks {
+fn hooks() -> domain::SandboxHooks {
     let command = vec!["make".to_owned(), "ready".to_owned()];
-    let hook = domain::Hook { command, timeout: Duration::from_secs(9) };
-    let periodic = domain::Periodic::new("tidy", "*/5 * * * *", hook.clone()).unwrap();
-    domain::Hooks { before: Some(hook), periodic: vec![periodic] }
+    let hook = domain::HookCommand { command, timeout: Duration::from_secs(9) };
+    let periodic = domain::PeriodicHook::new("tidy", "*/5 * * * *", hook.clone()).unwrap();
+    domain::SandboxHooks { before: Some(hook), periodic: vec![periodic] }
 }
 
-fn full_record() -> Record {
+fn full_record() -> SandboxRecord {
     let mut record = record(1);
-    record.sandbox.spec = Spec {
+    record.sandbox.spec = SandboxSpec {
         image: "python:3.12".to_owned(),
-        resources: domain::Resources {
-            memory: Some(Bytes::mib(64)),
-            cpus: Some(Cpus(500)),
+        resources: domain::ResourceLimits {
+            memory: Some(Bytes::from_mib(64)),
+            cpus: Some(MilliCpus(500)),
             pids: Some(10),
             disk: Some(Bytes(u64::MAX >> 1)),
         },
-        network: Network::Filtered,
+        network: NetworkAccess::Filtered,
         mounts: vec![
-            Mount { sub_path: Some("a/b".to_owned()), ..Mount::host("/srv/data", "/data", Access::ReadOnly) },
-            Mount::volume(domain::VolumeId::from_entropy([3; 20]), "/kept", Access::ReadWrite),
+            MountSpec {
+                sub_path: Some("a/b".to_owned()),
+                ..MountSpec::from_host("/srv/data", "/data", MountAccess::ReadOnly)
+            },
+            MountSpec::from_volume(domain::VolumeId::from_entropy([3; 20]), "/kept", MountAccess::ReadWrite),
         ],
-        entrypoint: vec!["sh".to_owned(), "-c".to_owned()],
+        entrypoint: Entrypoint::Argv(vec!["sh".to_owned(), "-c".to_owned()]),
         env_file: Some("/opt/variables".to_owned()),
         id_variable: Some("ID".to_owned()),
         hooks: hooks(),
-        nesting: domain::Nesting::On,
+        isolated_sessions: domain::IsolatedSessions::On,
         on_death: Some(domain::OnDeath::Replace),
         ..record.sandbox.spec
     };
     record.sandbox.spec.guest.users =
-        vec![User { name: "user".to_owned(), uid: 1000, gid: 1000, home: "/home/user".to_owned() }];
-    record.sandbox.in_force = InForce {
+        vec![GuestUser { name: "user".to_owned(), uid: 1000, gid: 1000, home: "/home/user".to_owned() }];
+    record.sandbox.in_force = Enforced {
         image: "x".to_owned(),
         stand_in: Some("s".to_owned()),
         measures: vec![("a".to_owned(), "b".to_owned())],
-        weaker: vec!["w".to_owned()],
+        degraded: vec!["w".to_owned()],
     };
     record.sandbox.expires = Some(UNIX_EPOCH + Duration::from_micros(7));
     record.expires_boot = Some(Duration::from_micros(8));
@@ -97,7 +103,7 @@ fn full_record() -> Record {
     record
 }
 
-fn read_back(path: &Path) -> Vec<Record> {
+fn read_back(path: &Path) -> Vec<SandboxRecord> {
     Store::open(path).unwrap().1.records
 }
 
@@ -108,24 +114,24 @@ async fn records_read_back_unchanged() {
     let (store, kept) = Store::open(&path).unwrap();
     assert!(kept.records.is_empty() && kept.keys.is_empty());
     let mut record = full_record();
-    store.insert(&record).await.unwrap();
+    store.insert_sandbox(&record).await.unwrap();
     for phase in [
         Phase::Running,
         Phase::Pausing,
         Phase::Paused,
         Phase::Resuming,
-        Phase::Exited(Exit::Code(-1)),
-        Phase::Exited(Exit::Signal(9)),
-        Phase::Exited(Exit::Lost),
+        Phase::Exited(ExitReason::Code(-1)),
+        Phase::Exited(ExitReason::Signal(9)),
+        Phase::Exited(ExitReason::Lost),
         Phase::Stopping,
-        Phase::Failed(Cause::Oom),
-        Phase::Failed(Cause::HostRebooted),
+        Phase::Failed(EndCause::Oom),
+        Phase::Failed(EndCause::HostRebooted),
     ] {
         record.sandbox.phase = phase;
-        store.update(&record).await.unwrap();
+        store.update_sandbox(&record).await.unwrap();
         assert_eq!(format!("{:?}", read_back(&path)), format!("{:?}", [&record]));
     }
-    store.delete(&record.sandbox.id).await.unwrap();
+    store.delete_sandbox(&record.sandbox.id).await.unwrap();
     assert!(read_back(&path).is_empty());
 }
 
@@ -134,9 +140,12 @@ async fn row_of_another_version_can_be_read() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("db");
     let (store, _) = Store::open(&path).unwrap();
-    store.insert(&record(1)).await.unwrap();
+    store.insert_sandbox(&record(1)).await.unwrap();
     let spec = r#"{"image":"host","network":"off","guest":{"default_user":"root","default_directory":"/","shell":"zsh"},"unheard":[1]}"#;
-    connect(&path).unwrap().execute("UPDATE sandboxes SET spec = ?1, in_force = '{}'", [spec]).unwrap();
+    open_connection(&path)
+        .unwrap()
+        .execute("UPDATE sandboxes SET spec = ?1, in_force = '{}'", [spec])
+        .unwrap();
     assert_eq!(read_back(&path)[0].sandbox.spec.image, "host");
 }
 
@@ -145,7 +154,7 @@ fn newer_database_is_refused_and_not_changed() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("db");
     drop(Store::open(&path).unwrap());
-    connect(&path).unwrap().pragma_update(None, "user_version", 999).unwrap();
+    open_connection(&path).unwrap().pragma_update(None, "user_version", 999).unwrap();
     assert!(matches!(Store::open(&path), Err(StoreError::Newer(999))));
 }
 
@@ -153,16 +162,16 @@ fn newer_database_is_refused_and_not_changed() {
 async fn full_disk_fails_only_new_rows() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("db");
-    let (queue, writes) = mpsc::channel(QUEUE);
-    let mut connection = connect(&path).unwrap();
-    migrate(&mut connection).unwrap();
+    let (queue, writes) = mpsc::channel(MAX_QUEUED_WRITES);
+    let mut connection = open_connection(&path).unwrap();
+    migrate_schema(&mut connection).unwrap();
     // SQLite then returns the same error as when the disk is full.
     connection.pragma_update(None, "max_page_count", 12).unwrap();
-    writer::spawn(connection, connect(&path).unwrap(), writes).unwrap();
+    writer::spawn_writer(connection, open_connection(&path).unwrap(), writes).unwrap();
     let store = Store { queue };
     let mut count = 0;
     let error = loop {
-        match store.insert(&record(count)).await {
+        match store.insert_sandbox(&record(count)).await {
             Ok(()) => count += 1,
             Err(error) => break error,
         }
@@ -170,11 +179,11 @@ async fn full_disk_fails_only_new_rows() {
     assert!(error.is_full() && count > 0, "{error} after {count}");
     let mut first = record(0);
     first.sandbox.phase = Phase::Running;
-    store.update(&first).await.unwrap();
+    store.update_sandbox(&first).await.unwrap();
     for number in 0..count {
-        store.delete(&record(number).sandbox.id).await.unwrap();
+        store.delete_sandbox(&record(number).sandbox.id).await.unwrap();
     }
-    store.insert(&record(count)).await.unwrap();
+    store.insert_sandbox(&record(count)).await.unwrap();
 }
 
 #[tokio::test]
@@ -205,7 +214,7 @@ async fn writes_until_it_is_killed() {
     let (store, _) = Store::open(Path::new(&path)).unwrap();
     for number in 0.. {
         let record = record(number);
-        store.insert(&record).await.unwrap();
+        store.insert_sandbox(&record).await.unwrap();
         writeln!(std::io::stdout(), "kept {}", record.sandbox.id).unwrap();
     }
 }

@@ -10,28 +10,28 @@ use domain::{Phase, SandboxId};
 use rusqlite::{Connection, params};
 use tokio::sync::mpsc;
 
-use super::rows::{Row, wall_micros};
-use super::{Answer, StoreError, Write};
-use crate::api_keys::KeptKey;
-use crate::error::chain;
+use super::rows::{SandboxRow, wall_micros};
+use super::{StoreError, StoreWrite, WriteReply};
+use crate::error::error_chain;
+use crate::tenancy::api_keys::StoredApiKey;
 
 /// The number of writes after which the log is folded into the database.
 const WRITES_PER_CHECKPOINT: u32 = 256;
 
 /// Starts both threads. They end when the queue is closed.
-pub(super) fn spawn(
+pub(super) fn spawn_writer(
     connection: Connection,
     folding: Connection,
-    writes: mpsc::Receiver<Write>,
+    writes: mpsc::Receiver<StoreWrite>,
 ) -> Result<(), StoreError> {
     let (checkpoints, requests) = sync_channel(1);
-    let folding = spawn_thread("store-fold", move || fold(&folding, requests))?;
-    let writer = Writer { connection, checkpoints, folding, writes: 0, overdue: Vec::new() };
+    let folding = spawn_thread("store-fold", move || run_checkpoints(&folding, requests))?;
+    let writer = StoreWriter { connection, checkpoints, folding, writes: 0, overdue: Vec::new() };
     spawn_thread("store", move || writer.run(writes)).map(drop)
 }
 
 /// The thread that owns the connection.
-struct Writer {
+struct StoreWriter {
     connection: Connection,
     checkpoints: SyncSender<()>,
     folding: JoinHandle<()>,
@@ -40,48 +40,50 @@ struct Writer {
     overdue: Vec<SandboxId>,
 }
 
-impl Writer {
-    fn run(mut self, mut writes: mpsc::Receiver<Write>) {
+impl StoreWriter {
+    fn run(mut self, mut writes: mpsc::Receiver<StoreWrite>) {
         while let Some(write) = writes.blocking_recv() {
             match write {
-                Write::Insert(row, answer) => reply(answer, self.insert(&row)),
-                Write::Claim(row, answer) => reply(answer, self.claim(&row)),
-                Write::Update(row, Some(answer)) => reply(answer, self.update(&row)),
-                Write::Update(row, None) => {
-                    if let Err(error) = self.update(&row) {
-                        tracing::warn!(sandbox = row.id, error = %chain(&error), "failed to store a change of a sandbox");
+                StoreWrite::Insert(row, answer) => send_reply(answer, self.insert_sandbox(&row)),
+                StoreWrite::Claim(row, answer) => send_reply(answer, self.claim_sandbox(&row)),
+                StoreWrite::Update(row, Some(answer)) => send_reply(answer, self.update_sandbox(&row)),
+                StoreWrite::Update(row, None) => {
+                    if let Err(error) = self.update_sandbox(&row) {
+                        tracing::warn!(sandbox = row.id, error = %error_chain(&error), "failed to store a change of a sandbox");
                     }
                 }
-                Write::Delete(id, answer) => {
-                    self.delete(id);
-                    reply(answer, Ok(()));
+                StoreWrite::Delete(id, answer) => {
+                    self.delete_or_defer(id);
+                    send_reply(answer, Ok(()));
                 }
-                Write::InsertKey(key, answer) => reply(answer, self.insert_key(&key)),
-                Write::DeleteKey(id, answer) => reply(answer, self.delete_key(&id)),
-                Write::PutPool(pool, answer) => reply(answer, super::pools::put(&self.connection, &pool)),
-                Write::DeletePool(name, answer) => {
-                    reply(answer, super::pools::delete(&self.connection, &name))
+                StoreWrite::InsertKey(key, answer) => send_reply(answer, self.insert_key(&key)),
+                StoreWrite::DeleteKey(id, answer) => send_reply(answer, self.delete_key(&id)),
+                StoreWrite::PutPool(pool, answer) => {
+                    send_reply(answer, super::pools::put_pool(&self.connection, &pool))
                 }
-                Write::Volume(change, answer) => {
-                    reply(answer, super::volumes::write(&self.connection, &change));
+                StoreWrite::DeletePool(name, answer) => {
+                    send_reply(answer, super::pools::delete_pool(&self.connection, &name))
                 }
-                Write::Events(events) => {
-                    if let Err(error) = super::events::write(&mut self.connection, &events) {
+                StoreWrite::Volume(change, answer) => {
+                    send_reply(answer, super::volumes::write_change(&self.connection, &change));
+                }
+                StoreWrite::Events(events) => {
+                    if let Err(error) = super::events::write_events(&mut self.connection, &events) {
                         tracing::warn!(%error, "failed to store events");
                     }
                 }
-                Write::Snapshot(snapshot, answer) => {
-                    reply(answer, super::snapshots::write(&self.connection, &snapshot));
+                StoreWrite::Snapshot(snapshot, answer) => {
+                    send_reply(answer, super::snapshots::write_snapshot(&self.connection, &snapshot));
                 }
-                Write::DeleteSnapshot(id, answer) => {
-                    reply(answer, super::snapshots::delete(&self.connection, &id));
+                StoreWrite::DeleteSnapshot(id, answer) => {
+                    send_reply(answer, super::snapshots::delete_snapshot(&self.connection, &id));
                 }
-                Write::Hours(hours) => {
-                    if let Err(error) = super::hours::write(&mut self.connection, &hours) {
+                StoreWrite::Hours(hours) => {
+                    if let Err(error) = super::hours::write_hours(&mut self.connection, &hours) {
                         tracing::warn!(%error, "failed to store the latest usage");
                     }
                 }
-                Write::Close(done) => {
+                StoreWrite::Close(done) => {
                     self.close();
                     // The caller may no longer wait.
                     done.send(()).ok();
@@ -102,15 +104,15 @@ impl Writer {
     }
 
     /// Writes the row and points its key to it, both or neither.
-    fn insert(&mut self, row: &Row) -> Result<(), StoreError> {
+    fn insert_sandbox(&mut self, row: &SandboxRow) -> Result<(), StoreError> {
         let failed = |source| StoreError::Sqlite { action: "write a new row", source };
         let change = self.connection.transaction().map_err(failed)?;
         insert_row(&change, row).and_then(|()| point_key(&change, row)).map_err(failed)?;
         change.commit().map_err(failed)
     }
 
-    /// Like [`Writer::insert`], for an existing row: nothing of the warm sandbox's row remains.
-    fn claim(&mut self, row: &Row) -> Result<(), StoreError> {
+    /// Like [`StoreWriter::insert_sandbox`], for an existing row: nothing of the warm sandbox's row remains.
+    fn claim_sandbox(&mut self, row: &SandboxRow) -> Result<(), StoreError> {
         let failed = |source| StoreError::Sqlite { action: "write the owner of a row", source };
         let change = self.connection.transaction().map_err(failed)?;
         let former = change.prepare_cached("DELETE FROM sandboxes WHERE id = ?1");
@@ -119,7 +121,7 @@ impl Writer {
         change.commit().map_err(failed)
     }
 
-    fn update(&self, row: &Row) -> Result<(), StoreError> {
+    fn update_sandbox(&self, row: &SandboxRow) -> Result<(), StoreError> {
         const SQL: &str = "UPDATE sandboxes SET labels = ?2, phase = ?3, phase_since = ?4, expires = ?5, \
              expires_boot = ?6, in_force = ?7, spec = ?8, boot_id = ?9 WHERE id = ?1";
         let written = self.connection.prepare_cached(SQL).and_then(|mut statement| {
@@ -138,9 +140,9 @@ impl Writer {
         written.map(drop).map_err(|source| StoreError::Sqlite { action: "change a row", source })
     }
 
-    fn delete(&mut self, id: SandboxId) {
+    fn delete_or_defer(&mut self, id: SandboxId) {
         if let Err(error) = self.delete_row(&id) {
-            tracing::warn!(sandbox = %id, error = %chain(&error), "failed to delete the row of a sandbox; retrying after later writes");
+            tracing::warn!(sandbox = %id, error = %error_chain(&error), "failed to delete the row of a sandbox; retrying after later writes");
             self.overdue.push(id);
         }
     }
@@ -156,7 +158,7 @@ impl Writer {
         change.commit().map_err(failed)
     }
 
-    fn insert_key(&self, kept: &KeptKey) -> Result<(), StoreError> {
+    fn insert_key(&self, kept: &StoredApiKey) -> Result<(), StoreError> {
         const SQL: &str =
             "INSERT INTO api_keys (id, hash, owner, created, expires) VALUES (?1, ?2, ?3, ?4, ?5)";
         let key = &kept.key;
@@ -187,7 +189,7 @@ impl Writer {
     }
 }
 
-fn insert_row(connection: &Connection, row: &Row) -> rusqlite::Result<()> {
+fn insert_row(connection: &Connection, row: &SandboxRow) -> rusqlite::Result<()> {
     const SQL: &str = "INSERT INTO sandboxes (id, owner, origin, spec, labels, notes, phase, phase_since, \
          created, expires, expires_boot, idle_timeout, in_force, entrypoint, epoch, boot_id, pool, timeout) \
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)";
@@ -216,18 +218,18 @@ fn insert_row(connection: &Connection, row: &Row) -> rusqlite::Result<()> {
 
 /// Points the key of a new row to it. The sandbox that the key led to before has a successor, so no client can ask for
 /// it any more: if we die now, the next start removes it.
-fn point_key(connection: &Connection, row: &Row) -> rusqlite::Result<()> {
+fn point_key(connection: &Connection, row: &SandboxRow) -> rusqlite::Result<()> {
     const RETIRE: &str = "UPDATE sandboxes SET phase = ?4 WHERE id = \
          (SELECT sandbox FROM keys WHERE owner = ?1 AND space = ?2 AND name = ?3)";
     const POINT: &str = "INSERT INTO keys (owner, space, name, sandbox) VALUES (?1, ?2, ?3, ?4) \
          ON CONFLICT DO UPDATE SET sandbox = excluded.sandbox";
     let Some((space, name)) = &row.key else { return Ok(()) };
-    let stopping = super::rows::phase(Phase::Stopping);
+    let stopping = super::rows::phase_json(Phase::Stopping);
     connection.prepare_cached(RETIRE)?.execute(params![row.owner, space, name, stopping])?;
     connection.prepare_cached(POINT)?.execute(params![row.owner, space, name, row.id]).map(drop)
 }
 
-fn reply(answer: Answer, outcome: Result<(), StoreError>) {
+fn send_reply(answer: WriteReply, outcome: Result<(), StoreError>) {
     // The caller may be gone; the write stands either way.
     answer.send(outcome).ok();
 }
@@ -237,7 +239,7 @@ fn spawn_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<Join
 }
 
 /// Folds the log into the database at each request, until the sender is dropped.
-fn fold(connection: &Connection, requests: Receiver<()>) {
+fn run_checkpoints(connection: &Connection, requests: Receiver<()>) {
     for () in requests {
         let folded = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_row| Ok(()));
         if let Err(error) = folded {

@@ -6,21 +6,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use domain::{Cause, Phase, SandboxId};
+use domain::{EndCause, Phase, SandboxId};
 use futures_util::future::join_all;
 
-use super::pretend::Pretend;
+use super::fake_backend::FakeBackend;
 use super::restart::snapshot_of;
-use super::{Bench, config, plain};
+use super::{TestBench, config, plain};
 use crate::clock::Clock;
-use crate::{Config, Create, ErrorKind, Outcome, Service, ServiceError};
+use crate::{CreateSandboxRequest, ErrorKind, Outcome, Service, ServiceConfig, ServiceError};
 
 /// Blocks creates until permits are added.
-fn shut(backend: &Pretend) {
+fn shut(backend: &FakeBackend) {
     backend.gate.forget_permits(usize::MAX >> 3);
 }
 
-async fn asked(backend: &Pretend, call: &str, times: usize) {
+async fn asked(backend: &FakeBackend, call: &str, times: usize) {
     while backend.times_asked_to(call) < times {
         tokio::task::yield_now().await;
     }
@@ -28,38 +28,38 @@ async fn asked(backend: &Pretend, call: &str, times: usize) {
 
 #[tokio::test]
 async fn n47_shutdown_removes_everything_once_and_continues_after_an_error() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     for name in ["a", "b", "c"] {
         bench.acquire(name).await;
     }
     bench.create().await;
     bench.backend.fail("destroy", 1);
-    assert_eq!(bench.service.remove_all().await, 1);
+    assert_eq!(bench.service.remove_all_sandboxes().await, 1);
     assert_eq!((bench.backend.times_asked_to("destroy"), bench.backend.count()), (4, 1));
-    assert_eq!(bench.service.remove_all().await, 0);
+    assert_eq!(bench.service.remove_all_sandboxes().await, 0);
     assert_eq!((bench.backend.count(), bench.all().total, bench.service.0.names.count()), (0, 0, 0));
 }
 
 #[tokio::test]
 async fn n48_release_succeeds_even_if_the_sandbox_is_gone() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let made = bench.acquire("a").await.sandbox;
-    bench.backend.take_away(&made.id);
+    bench.backend.remove_sandbox(&made.id);
     assert_eq!(bench.release("a"), Outcome::Done);
 }
 
 #[tokio::test]
 async fn n49_destroy_needs_no_answer_from_the_agent() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let made = bench.create().await;
-    bench.backend.answers(|_| Some(Vec::new()));
+    bench.backend.set_script(|_| Some(Vec::new()));
     bench.service.destroy(&bench.owner, &made.id).await.unwrap();
     assert_eq!(bench.backend.count(), 0);
 }
 
 #[tokio::test]
 async fn n52_acquire_asks_a_living_agent_once() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let made = bench.acquire("a").await.sandbox;
     let asked = bench.backend.times_asked_to("dial");
     assert_eq!(bench.acquire("a").await.sandbox.id, made.id);
@@ -68,53 +68,57 @@ async fn n52_acquire_asks_a_living_agent_once() {
 
 #[tokio::test]
 async fn n53_get_shows_dead_sandboxes_and_changes_nothing() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let made = bench.acquire("a").await.sandbox;
-    bench.backend.kill(&made.id, Cause::AgentDied);
+    bench.backend.kill(&made.id, EndCause::AgentDied);
     bench.until(&made, |phase| matches!(phase, Phase::Failed(_))).await;
     let asked = bench.backend.times_asked_to("dial");
     for _ in 0..2 {
-        let shown = bench.service.get(&bench.owner, &made.id).unwrap();
-        assert_eq!(shown.phase, Phase::Failed(Cause::AgentDied));
-        assert_eq!(bench.service.find(&bench.key("a")).unwrap().id, made.id, "its key still leads to it");
+        let shown = bench.service.find_sandbox(&bench.owner, &made.id).unwrap();
+        assert_eq!(shown.phase, Phase::Failed(EndCause::AgentDied));
+        assert_eq!(
+            bench.service.find_by_key(&bench.key("a")).unwrap().id,
+            made.id,
+            "its key still leads to it"
+        );
     }
     assert_eq!(bench.backend.times_asked_to("dial"), asked);
 }
 
 #[tokio::test]
 async fn n56_n57_get_asks_neither_backend_nor_agent() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let made = bench.create().await;
-    bench.backend.take_away(&made.id);
+    bench.backend.remove_sandbox(&made.id);
     let asked = bench.backend.times_asked_to("dial");
-    assert_eq!(bench.service.get(&bench.owner, &made.id).unwrap().phase, Phase::Running);
+    assert_eq!(bench.service.find_sandbox(&bench.owner, &made.id).unwrap().phase, Phase::Running);
     let unknown = SandboxId::from_entropy([9; 20]);
-    let error = bench.service.get(&bench.owner, &unknown).unwrap_err();
+    let error = bench.service.find_sandbox(&bench.owner, &unknown).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);
     assert_eq!(bench.backend.times_asked_to("dial"), asked);
 }
 
 #[tokio::test]
 async fn n55_nothing_leads_to_a_dead_sandbox_any_more() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let dead = bench.acquire("a").await.sandbox;
-    bench.backend.take_away(&dead.id);
+    bench.backend.remove_sandbox(&dead.id);
     let new = bench.acquire("a").await.sandbox;
-    bench.gone(&dead).await;
-    assert_eq!(bench.service.find(&bench.key("a")).unwrap().id, new.id);
+    bench.wait_until_gone(&dead).await;
+    assert_eq!(bench.service.find_by_key(&bench.key("a")).unwrap().id, new.id);
     assert_eq!((bench.service.0.names.count(), bench.all().total), (1, 1));
-    assert!(bench.service.get(&bench.owner, &dead.id).is_err());
+    assert!(bench.service.find_sandbox(&bench.owner, &dead.id).is_err());
 }
 
 #[tokio::test]
 async fn n58_probing_one_agent_delays_no_other_request() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let slow = bench.acquire("slow").await.sandbox;
     let pings = Arc::new(AtomicUsize::new(0));
     let seen = Arc::clone(&pings);
     // The first request waits; all others are answered.
-    bench.backend.answers(move |request| {
-        let first = matches!(request, wire::Request::Ping) && seen.fetch_add(1, Ordering::SeqCst) == 0;
+    bench.backend.set_script(move |request| {
+        let first = matches!(request, wire::AgentRequest::Ping) && seen.fetch_add(1, Ordering::SeqCst) == 0;
         first.then(Vec::new)
     });
     let (service, key) = (bench.service.clone(), bench.key("slow"));
@@ -124,39 +128,39 @@ async fn n58_probing_one_agent_delays_no_other_request() {
     }
     assert!(bench.acquire("other").await.fresh);
     assert_eq!(bench.acquire("slow").await.sandbox.id, slow.id, "not even for the same key");
-    assert!(bench.service.get(&bench.owner, &slow.id).is_ok() && bench.all().total == 2);
+    assert!(bench.service.find_sandbox(&bench.owner, &slow.id).is_ok() && bench.all().total == 2);
     assert!(!waiting.is_finished());
     assert_eq!(waiting.await.unwrap().unwrap().sandbox.id, slow.id);
 }
 
 #[tokio::test]
 async fn n63_late_death_notice_does_not_affect_the_successor() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let dead = bench.acquire("a").await.sandbox;
-    bench.backend.take_away(&dead.id);
+    bench.backend.remove_sandbox(&dead.id);
     let new = bench.acquire("a").await.sandbox;
-    bench.gone(&dead).await;
-    bench.backend.deaths.0.send(backend::Death { id: dead.id, cause: Cause::AgentDied }).unwrap();
+    bench.wait_until_gone(&dead).await;
+    bench.backend.deaths.0.send(backend::SandboxDeath { id: dead.id, cause: EndCause::AgentDied }).unwrap();
     let other = bench.create().await;
-    bench.backend.kill(&other.id, Cause::AgentDied);
+    bench.backend.kill(&other.id, EndCause::AgentDied);
     bench.until(&other, |phase| matches!(phase, Phase::Failed(_))).await;
-    assert_eq!(bench.service.get(&bench.owner, &new.id).unwrap().phase, Phase::Running);
+    assert_eq!(bench.service.find_sandbox(&bench.owner, &new.id).unwrap().phase, Phase::Running);
     assert_eq!(bench.acquire("a").await.sandbox.id, new.id);
 }
 
 #[tokio::test]
 async fn n64_a_parked_sandbox_that_died_is_not_handed_out() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let dead = bench.acquire("a").await.sandbox;
     bench.release("a");
-    bench.backend.take_away(&dead.id);
+    bench.backend.remove_sandbox(&dead.id);
     let new = bench.acquire("a").await;
     assert!(new.fresh && new.sandbox.id != dead.id);
 }
 
 #[tokio::test]
 async fn n65_keys_are_compared_whole() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let names: Vec<String> = (0..10).map(|n| format!("{}{n}", "x".repeat(100))).collect();
     let mut ids: Vec<SandboxId> = join_all(names.iter().map(|name| bench.acquire(name)))
         .await
@@ -170,36 +174,36 @@ async fn n65_keys_are_compared_whole() {
 
 #[tokio::test]
 async fn n82_failed_listing_is_retried_and_an_empty_one_changes_nothing() {
-    let bench = Bench::new().await.restarted().await;
+    let bench = TestBench::new().await.restarted().await;
     assert_eq!((bench.all().total, bench.backend.was_asked_to("destroy")), (0, false));
     let made = bench.acquire("a").await.sandbox;
     let (backend, state) = bench.crash().await;
     backend.fail("list", 1);
-    let bench = Bench::with(backend, state, Clock::host()).await;
+    let bench = TestBench::with(backend, state, Clock::from_host()).await;
     assert_eq!(bench.acquire("a").await.sandbox.id, made.id);
     assert_eq!(bench.backend.count(), 1);
 }
 
 #[tokio::test]
 async fn server_that_cannot_list_sandboxes_does_not_start_and_loses_nothing() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let made = bench.acquire("a").await.sandbox;
     let (backend, state) = bench.crash().await;
     backend.fail("list", 1000);
-    assert!(Service::start_at(config(&state), backend.clone(), Clock::host()).await.is_err());
+    assert!(Service::start_with_clock(config(&state), backend.clone(), Clock::from_host()).await.is_err());
     backend.fail("list", 0);
-    let bench = Bench::with(backend, state, Clock::host()).await;
+    let bench = TestBench::with(backend, state, Clock::from_host()).await;
     assert_eq!(bench.acquire("a").await.sandbox.id, made.id);
     assert_eq!(bench.backend.count(), 1);
 }
 
 #[tokio::test]
 async fn n83_n84_every_living_sandbox_is_adopted_once_whatever_its_timeouts() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let mut ids = Vec::new();
     for idle_timeout in [None, Some(Duration::from_secs(3600))] {
-        let request = Create { idle_timeout, ..plain() };
-        ids.push(bench.service.create(&bench.owner, request).await.unwrap().id);
+        let request = CreateSandboxRequest { idle_timeout, ..plain() };
+        ids.push(bench.service.create_sandbox(&bench.owner, request).await.unwrap().id);
     }
     ids.push(bench.acquire("a").await.sandbox.id);
     let bench = bench.restarted().await.restarted().await;
@@ -211,11 +215,11 @@ async fn n83_n84_every_living_sandbox_is_adopted_once_whatever_its_timeouts() {
 
 #[tokio::test]
 async fn n95_key_is_free_after_its_sandbox_was_evicted() {
-    let bench = Bench::limited(1, 10).await;
+    let bench = TestBench::limited(1, 10).await;
     let old = bench.acquire("a").await.sandbox;
     bench.release("a");
     assert!(bench.service.0.evict_parked(None).await);
-    assert!(bench.service.get(&bench.owner, &old.id).is_err());
+    assert!(bench.service.find_sandbox(&bench.owner, &old.id).is_err());
     assert_eq!((bench.service.0.names.count(), bench.backend.count()), (0, 0));
     let new = bench.acquire("a").await;
     assert!(new.fresh && new.sandbox.phase == Phase::Running);
@@ -223,20 +227,20 @@ async fn n95_key_is_free_after_its_sandbox_was_evicted() {
 
 #[tokio::test]
 async fn n98_acquired_again_sandbox_is_no_longer_parked() {
-    let bench = Bench::limited(1, 10).await;
+    let bench = TestBench::limited(1, 10).await;
     let made = bench.acquire("a").await.sandbox;
     bench.release("a");
     assert_eq!(bench.acquire("a").await.sandbox.id, made.id);
     assert!(!bench.service.0.evict_parked(None).await);
-    assert_eq!(bench.service.get(&bench.owner, &made.id).unwrap().phase, Phase::Running);
+    assert_eq!(bench.service.find_sandbox(&bench.owner, &made.id).unwrap().phase, Phase::Running);
 }
 
 #[tokio::test]
 async fn n100_unresponsive_sandbox_is_removed_before_its_key_is_given_out() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let pings = AtomicUsize::new(0);
-    bench.backend.answers(move |request| {
-        let first = matches!(request, wire::Request::Ping) && pings.fetch_add(1, Ordering::SeqCst) == 0;
+    bench.backend.set_script(move |request| {
+        let first = matches!(request, wire::AgentRequest::Ping) && pings.fetch_add(1, Ordering::SeqCst) == 0;
         first.then(Vec::new)
     });
     let acquire = || {
@@ -246,7 +250,10 @@ async fn n100_unresponsive_sandbox_is_removed_before_its_key_is_given_out() {
     let asking = acquire();
     asked(&bench.backend, "dial", 1).await;
     let unready = bench.all().items.remove(0);
-    assert!(bench.service.find(&bench.key("a")).is_none(), "it was handed out before its agent answered");
+    assert!(
+        bench.service.find_by_key(&bench.key("a")).is_none(),
+        "it was handed out before its agent answered"
+    );
     let next = acquire();
     // Only the agent is waited for now, so the clock may be paused.
     tokio::time::pause();
@@ -267,8 +274,8 @@ async fn n100_unresponsive_sandbox_is_removed_before_its_key_is_given_out() {
 
 #[tokio::test]
 async fn n100_next_server_does_not_adopt_a_sandbox_being_removed() {
-    let bench = Bench::new().await;
-    bench.backend.answers(|request| matches!(request, wire::Request::Ping).then(Vec::new));
+    let bench = TestBench::new().await;
+    bench.backend.set_script(|request| matches!(request, wire::AgentRequest::Ping).then(Vec::new));
     bench.backend.fail("destroy", 1000);
     let (service, key) = (bench.service.clone(), bench.key("a"));
     let asking = tokio::spawn(async move { service.acquire(&key, plain()).await });
@@ -276,18 +283,18 @@ async fn n100_next_server_does_not_adopt_a_sandbox_being_removed() {
     tokio::time::pause();
     asking.await.unwrap().unwrap_err();
     tokio::time::resume();
-    bench.backend.answers(|_| None);
+    bench.backend.set_script(|_| None);
     let (backend, state) = bench.crash().await;
     assert_eq!(backend.count(), 1, "it could not be removed");
     backend.fail("destroy", 0);
-    let bench = Bench::with(backend, state, Clock::host()).await;
+    let bench = TestBench::with(backend, state, Clock::from_host()).await;
     assert_eq!((bench.all().total, bench.backend.count()), (0, 0));
-    assert!(bench.service.find(&bench.key("a")).is_none());
+    assert!(bench.service.find_by_key(&bench.key("a")).is_none());
 }
 
 #[tokio::test]
 async fn n100_sandbox_that_is_not_being_removed_is_adopted() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     shut(&bench.backend);
     let (service, key) = (bench.service.clone(), bench.key("a"));
     let asking = tokio::spawn(async move { service.acquire(&key, plain()).await });
@@ -297,14 +304,14 @@ async fn n100_sandbox_that_is_not_being_removed_is_adopted() {
     bench.backend.gate.add_permits(100);
     let made = asking.await.unwrap().unwrap().sandbox;
     let (backend, _state) = bench.crash().await;
-    let bench = Bench::with(backend, copy, Clock::host()).await;
+    let bench = TestBench::with(backend, copy, Clock::from_host()).await;
     let found = bench.acquire("a").await;
     assert_eq!((found.sandbox.id, found.fresh), (made.id, false));
 }
 
 #[tokio::test]
 async fn box_starts_of_different_keys_run_at_once() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     shut(&bench.backend);
     let acquire = |name: &str| {
         let (service, key) = (bench.service.clone(), bench.key(name));
@@ -320,7 +327,7 @@ async fn box_starts_of_different_keys_run_at_once() {
 
 #[tokio::test]
 async fn box_delete_waits_for_a_start_in_progress() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     shut(&bench.backend);
     let (service, key) = (bench.service.clone(), bench.key("a"));
     let starting = tokio::spawn(async move { service.acquire(&key, plain()).await });
@@ -332,13 +339,13 @@ async fn box_delete_waits_for_a_start_in_progress() {
     deleting.await.unwrap().unwrap();
     starting.await.unwrap().unwrap();
     assert_eq!((bench.backend.count(), bench.all().total), (0, 0));
-    assert!(bench.service.find(&bench.key("a")).is_none());
+    assert!(bench.service.find_by_key(&bench.key("a")).is_none());
 }
 
 #[tokio::test]
 async fn box_starting_and_stopping_sandboxes_count() {
-    let (backend, state) = (Pretend::new(), tempfile::tempdir().unwrap());
-    let bench = Bench::configured(Config { sandboxes: 2, ..config(&state) }, backend, state).await;
+    let (backend, state) = (FakeBackend::new(), tempfile::tempdir().unwrap());
+    let bench = TestBench::configured(ServiceConfig { sandboxes: 2, ..config(&state) }, backend, state).await;
     let closing = bench.create().await;
     bench.backend.fail("destroy", 1);
     bench.service.destroy(&bench.owner, &closing.id).await.unwrap_err();
@@ -354,10 +361,10 @@ async fn box_starting_and_stopping_sandboxes_count() {
 
 #[tokio::test]
 async fn box_acquire_returns_the_original_request_of_the_sandbox() {
-    let bench = Bench::new().await;
-    let request = Create { notes: b"as it was made".to_vec(), ..plain() };
+    let bench = TestBench::new().await;
+    let request = CreateSandboxRequest { notes: b"as it was made".to_vec(), ..plain() };
     bench.service.acquire(&bench.key("a"), request.clone()).await.unwrap();
-    let mut other = Create { notes: b"as it is wanted now".to_vec(), ..request.clone() };
+    let mut other = CreateSandboxRequest { notes: b"as it is wanted now".to_vec(), ..request.clone() };
     other.spec.image = "another".to_owned();
     let found = bench.service.acquire(&bench.key("a"), other).await.unwrap();
     assert_eq!((found.fresh, found.sandbox.notes, found.sandbox.spec), (false, request.notes, request.spec));
@@ -365,10 +372,10 @@ async fn box_acquire_returns_the_original_request_of_the_sandbox() {
 
 #[tokio::test]
 async fn box_sandbox_that_died_meanwhile_is_removed_and_made_again() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let first = bench.service.acquire(&bench.key("a"), super::revival::replacing()).await.unwrap().sandbox;
-    bench.backend.kill(&first.id, Cause::Oom);
-    bench.until(&first, |phase| phase == Phase::Failed(Cause::Oom)).await;
+    bench.backend.kill(&first.id, EndCause::Oom);
+    bench.until(&first, |phase| phase == Phase::Failed(EndCause::Oom)).await;
     let next = bench.acquire("a").await;
     assert!(next.fresh && next.sandbox.id != first.id);
 }

@@ -4,25 +4,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use domain::process::Process;
-use domain::{Cause, Phase, Position, ProcessId};
+use domain::process::ProcessSpec;
+use domain::{EndCause, JournalOffset, Phase, ProcessId};
 use tokio::time::Instant;
 
-use super::pretend::{Pretend, running};
-use super::{Bench, plain};
-use crate::clock::{Clock, Moment};
-use crate::{Create, ErrorKind, Sandbox};
+use super::fake_backend::{FakeBackend, running};
+use super::{TestBench, plain};
+use crate::clock::{Clock, ClockReading};
+use crate::{CreateSandboxRequest, ErrorKind, Sandbox};
 
 /// A clock that follows tokio's, so that pausing one pauses the other, and whose wall time can be set.
 #[derive(Clone)]
-struct Hands {
+struct ManualClock {
     start: Instant,
     set_by: Arc<AtomicI64>,
 }
 
 const BOOT: Duration = Duration::from_secs(5000);
 
-impl Hands {
+impl ManualClock {
     fn new() -> Self {
         Self { start: Instant::now(), set_by: Arc::default() }
     }
@@ -32,11 +32,11 @@ impl Hands {
         Clock::new(move || hands.now())
     }
 
-    fn now(&self) -> Moment {
+    fn now(&self) -> ClockReading {
         let boot = BOOT + self.start.elapsed();
         let noon = 1_800_000_000 + self.set_by.load(Ordering::Relaxed);
         let noon = Duration::from_secs(noon.unsigned_abs());
-        Moment { wall: UNIX_EPOCH + noon + self.start.elapsed(), boot }
+        ClockReading { wall: UNIX_EPOCH + noon + self.start.elapsed(), boot }
     }
 
     fn since(&self, time: SystemTime) -> Duration {
@@ -45,18 +45,19 @@ impl Hands {
     }
 }
 
-async fn bench(hands: &Hands) -> Bench {
-    Bench::with(Pretend::new(), tempfile::tempdir().unwrap(), hands.clock()).await
+async fn bench(hands: &ManualClock) -> TestBench {
+    TestBench::with(FakeBackend::new(), tempfile::tempdir().unwrap(), hands.clock()).await
 }
 
-async fn create(bench: &Bench, timeout: Option<u64>, idle_timeout: Option<u64>) -> Sandbox {
+async fn create(bench: &TestBench, timeout: Option<u64>, idle_timeout: Option<u64>) -> Sandbox {
     let seconds = |count: Option<u64>| count.map(Duration::from_secs);
-    let request = Create { timeout: seconds(timeout), idle_timeout: seconds(idle_timeout), ..plain() };
-    bench.service.create(&bench.owner, request).await.unwrap()
+    let request =
+        CreateSandboxRequest { timeout: seconds(timeout), idle_timeout: seconds(idle_timeout), ..plain() };
+    bench.service.create_sandbox(&bench.owner, request).await.unwrap()
 }
 
 /// When the sandbox began to end, in seconds since the test began. Tokio's clock is paused meanwhile.
-async fn ending(bench: &Bench, hands: &Hands, sandbox: &Sandbox) -> u64 {
+async fn ending(bench: &TestBench, hands: &ManualClock, sandbox: &Sandbox) -> u64 {
     tokio::time::pause();
     let ending = bench.until(sandbox, |phase| matches!(phase, Phase::Stopping | Phase::Stopped)).await;
     tokio::time::resume();
@@ -70,7 +71,7 @@ fn check_due(ended: u64, due: u64) {
 
 #[tokio::test]
 async fn sandbox_ends_when_its_timeout_is_over() {
-    let hands = Hands::new();
+    let hands = ManualClock::new();
     let bench = bench(&hands).await;
     let longer = create(&bench, Some(900), None).await;
     let made = create(&bench, Some(600), None).await;
@@ -80,13 +81,13 @@ async fn sandbox_ends_when_its_timeout_is_over() {
 
 #[tokio::test]
 async fn renew_moves_the_expiry_later_or_sooner() {
-    let hands = Hands::new();
+    let hands = ManualClock::new();
     let bench = bench(&hands).await;
     for (timeout, after) in [(600, 70), (60, 90)] {
         let made = create(&bench, Some(timeout), None).await;
         let expires = hands.now().wall + Duration::from_secs(after);
-        let renewed = bench.service.renew(&bench.owner, &made.id, expires).await.unwrap();
-        assert_eq!(renewed.expires, Some(crate::clock::whole_micros(expires)));
+        let renewed = bench.service.renew_expiry(&bench.owner, &made.id, expires).await.unwrap();
+        assert_eq!(renewed.expires, Some(crate::clock::truncate_to_micros(expires)));
         let ended = ending(&bench, &hands, &made).await;
         let due = hands.since(expires).as_secs();
         check_due(ended, due);
@@ -95,20 +96,20 @@ async fn renew_moves_the_expiry_later_or_sooner() {
 
 #[tokio::test]
 async fn renew_needs_a_future_time_and_an_expiring_sandbox() {
-    let hands = Hands::new();
+    let hands = ManualClock::new();
     let bench = bench(&hands).await;
     let (expiring, never) = (create(&bench, Some(600), None).await, create(&bench, None, None).await);
     let now = hands.now().wall;
-    let error = bench.service.renew(&bench.owner, &expiring.id, now).await.unwrap_err();
+    let error = bench.service.renew_expiry(&bench.owner, &expiring.id, now).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
     let later = now + Duration::from_secs(60);
-    let error = bench.service.renew(&bench.owner, &never.id, later).await.unwrap_err();
+    let error = bench.service.renew_expiry(&bench.owner, &never.id, later).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Conflict { phase: Phase::Running });
 }
 
 #[tokio::test]
 async fn setting_the_wall_clock_moves_the_shown_expiry_but_not_the_end() {
-    let hands = Hands::new();
+    let hands = ManualClock::new();
     let bench = bench(&hands).await;
     let made = create(&bench, Some(600), None).await;
     hands.set_by.store(86_400, Ordering::Relaxed);
@@ -124,15 +125,16 @@ async fn setting_the_wall_clock_moves_the_shown_expiry_but_not_the_end() {
 
 #[tokio::test]
 async fn n68_idle_sandbox_ends_and_one_in_use_does_not() {
-    let hands = Hands::new();
+    let hands = ManualClock::new();
     let bench = bench(&hands).await;
     let (idle, used) = (create(&bench, None, Some(120)).await, create(&bench, None, Some(120)).await);
     let process = ProcessId::from_entropy([1; 16]);
-    let following = bench.service.follow(&bench.owner, &used.id, &process, Position(0)).await.unwrap();
+    let following =
+        bench.service.follow_output(&bench.owner, &used.id, &process, JournalOffset(0)).await.unwrap();
     check_due(ending(&bench, &hands, &idle).await, 120);
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(1000)).await;
-    assert_eq!(bench.service.get(&bench.owner, &used.id).unwrap().phase, Phase::Running);
+    assert_eq!(bench.service.find_sandbox(&bench.owner, &used.id).unwrap().phase, Phase::Running);
     let closed = hands.since(hands.now().wall).as_secs();
     drop(following);
     tokio::time::resume();
@@ -142,36 +144,40 @@ async fn n68_idle_sandbox_ends_and_one_in_use_does_not() {
 
 #[tokio::test]
 async fn n68_released_sandbox_ends_too_and_a_zero_timeout_means_never() {
-    let hands = Hands::new();
+    let hands = ManualClock::new();
     let bench = bench(&hands).await;
     let never = [create(&bench, None, None).await, create(&bench, None, Some(0)).await];
-    let request = Create { idle_timeout: Some(Duration::from_secs(120)), ..plain() };
+    let request = CreateSandboxRequest { idle_timeout: Some(Duration::from_secs(120)), ..plain() };
     let released = bench.service.acquire(&bench.key("a"), request).await.unwrap().sandbox;
     bench.release("a");
     check_due(ending(&bench, &hands, &released).await, 120);
     let last = create(&bench, None, Some(1800)).await;
     ending(&bench, &hands, &last).await;
     for sandbox in never {
-        assert_eq!(bench.service.get(&bench.owner, &sandbox.id).unwrap().phase, Phase::Running);
+        assert_eq!(bench.service.find_sandbox(&bench.owner, &sandbox.id).unwrap().phase, Phase::Running);
     }
 }
 
 #[tokio::test]
 async fn state_query_is_not_a_use_and_a_background_process_is() {
-    let hands = Hands::new();
+    let hands = ManualClock::new();
     let bench = bench(&hands).await;
     let made = create(&bench, None, Some(100)).await;
-    let launched = bench.service.launch(&bench.owner, &made.id, Process::shell("sleep")).await.unwrap();
-    bench.backend.knows(vec![running(launched.process.as_str())]);
+    let launched = bench
+        .service
+        .launch_process(&bench.owner, &made.id, ProcessSpec::from_shell_text("sleep"))
+        .await
+        .unwrap();
+    bench.backend.set_processes(vec![running(launched.process.as_str())]);
     drop(launched);
     tokio::time::pause();
     for _ in 0..20 {
         tokio::time::advance(Duration::from_secs(50)).await;
-        bench.service.processes(&bench.owner, &made.id).await.unwrap();
+        bench.service.list_processes(&bench.owner, &made.id).await.unwrap();
     }
-    assert_eq!(bench.service.get(&bench.owner, &made.id).unwrap().phase, Phase::Running);
+    assert_eq!(bench.service.find_sandbox(&bench.owner, &made.id).unwrap().phase, Phase::Running);
     tokio::time::resume();
-    bench.backend.knows(Vec::new());
+    bench.backend.set_processes(Vec::new());
     let last = hands.since(hands.now().wall).as_secs();
     let ended = ending(&bench, &hands, &made).await;
     assert!(ended < last + 110, "{ended} is later than {last} and 110 more");
@@ -179,7 +185,7 @@ async fn state_query_is_not_a_use_and_a_background_process_is() {
 
 #[tokio::test]
 async fn a_paused_sandbox_is_not_ended_for_idleness_but_still_expires() {
-    let hands = Hands::new();
+    let hands = ManualClock::new();
     let bench = bench(&hands).await;
     let made = create(&bench, Some(1000), Some(100)).await;
     bench.service.pause(&bench.owner, &made.id).await.unwrap();
@@ -188,24 +194,24 @@ async fn a_paused_sandbox_is_not_ended_for_idleness_but_still_expires() {
 
 #[tokio::test]
 async fn a_dead_sandbox_is_ended_for_idleness_too() {
-    let hands = Hands::new();
+    let hands = ManualClock::new();
     let bench = bench(&hands).await;
     let made = create(&bench, None, Some(120)).await;
-    bench.backend.kill(&made.id, Cause::AgentDied);
+    bench.backend.kill(&made.id, EndCause::AgentDied);
     bench.until(&made, |phase| matches!(phase, Phase::Failed(_))).await;
     check_due(ending(&bench, &hands, &made).await, 120);
 }
 
 #[tokio::test]
 async fn n96_idle_sandbox_acquired_during_its_check_is_kept() {
-    let hands = Hands::new();
+    let hands = ManualClock::new();
     let bench = bench(&hands).await;
     let made = create(&bench, None, Some(120)).await;
     let (handle, looks) = (bench.handle(&made), Arc::new(AtomicI64::new(0)));
     let seen = looks.clone();
-    bench.backend.answers(move |request| {
-        if matches!(request, wire::Request::Processes) && seen.fetch_add(1, Ordering::Relaxed) == 0 {
-            assert!(handle.hold.take(&handle.activity));
+    bench.backend.set_script(move |request| {
+        if matches!(request, wire::AgentRequest::Processes) && seen.fetch_add(1, Ordering::Relaxed) == 0 {
+            assert!(handle.lease.take(&handle.activity));
         }
         None
     });

@@ -3,39 +3,43 @@
 use std::time::Duration;
 
 use domain::{
-    Bytes, Cpus, Guest, Key, Network, OnDeath, Resources, Snapshot, SnapshotId, SnapshotState, Spec, User,
+    Bytes, GuestSettings, GuestUser, MilliCpus, NetworkAccess, OnDeath, ResourceLimits, SandboxKey,
+    SandboxSpec, Snapshot, SnapshotId, SnapshotState,
 };
 
-use super::{Bench, config, operators_quota, plain};
+use super::{TestBench, config, operators_quota, plain};
 use crate::clock::Clock;
-use crate::{Create, Defaulted, NAMES, Quota, Sandbox, Service, ServiceError, Usage};
+use crate::{
+    CreateSandboxRequest, DefaultedPart, NAME_KEY_SPACE, OwnerQuota, Sandbox, SandboxUsage, Service,
+    ServiceError,
+};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-fn guest() -> Guest {
-    let user = User { name: "agent".to_owned(), uid: 1000, gid: 1000, home: "/srv/agent".to_owned() };
-    Guest { users: vec![user], default_user: "agent".to_owned(), ..Guest::root() }
+fn guest() -> GuestSettings {
+    let user = GuestUser { name: "agent".to_owned(), uid: 1000, gid: 1000, home: "/srv/agent".to_owned() };
+    GuestSettings { users: vec![user], default_user: "agent".to_owned(), ..GuestSettings::root_only() }
 }
 
 /// A request in which the caller set everything.
-fn confined() -> Create {
-    let resources = Resources {
-        memory: Some(Bytes::mib(300)),
-        cpus: Some(Cpus(250)),
+fn confined() -> CreateSandboxRequest {
+    let resources = ResourceLimits {
+        memory: Some(Bytes::from_mib(300)),
+        cpus: Some(MilliCpus(250)),
         pids: Some(50),
-        disk: Some(Bytes::mib(64)),
+        disk: Some(Bytes::from_mib(64)),
     };
     let env = [("TOKEN", "secret value"), ("FILE", "/its/own")];
-    let spec = Spec {
+    let spec = SandboxSpec {
         resources,
-        network: Network::Off,
+        network: NetworkAccess::Off,
         env: env.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
         env_file: Some("/its/own".to_owned()),
         guest: guest(),
         on_death: Some(OnDeath::Replace),
-        ..Spec::plain()
+        ..SandboxSpec::with_defaults()
     };
-    Create {
+    CreateSandboxRequest {
         spec,
         labels: [("team".to_owned(), "blue".to_owned())].into(),
         notes: vec![7],
@@ -46,22 +50,23 @@ fn confined() -> Create {
 }
 
 /// A request that names only the snapshot; the front filled in weaker defaults.
-fn unnamed(snapshot: &SnapshotId) -> Create {
-    let spec = Spec {
+fn unnamed(snapshot: &SnapshotId) -> CreateSandboxRequest {
+    let spec = SandboxSpec {
         snapshot: Some(snapshot.clone()),
-        network: Network::On,
+        network: NetworkAccess::On,
         env: [("FILE".to_owned(), "/usual".to_owned())].into(),
         env_file: Some("/usual".to_owned()),
-        ..Spec::plain()
+        ..SandboxSpec::with_defaults()
     };
-    let defaulted = vec![Defaulted::Network, Defaulted::Guest, Defaulted::EnvironmentFile("FILE")];
-    Create { spec, defaulted, ..plain() }
+    let defaulted =
+        vec![DefaultedPart::Network, DefaultedPart::Guest, DefaultedPart::EnvironmentFile("FILE")];
+    CreateSandboxRequest { spec, defaulted, ..plain() }
 }
 
-async fn snapshot_of(bench: &Bench, sandbox: &Sandbox) -> Snapshot {
+async fn snapshot_of(bench: &TestBench, sandbox: &Sandbox) -> Snapshot {
     let begun = bench.service.take_snapshot(&bench.owner, &sandbox.id, None).await.unwrap();
     loop {
-        let snapshot = bench.service.snapshot(&bench.owner, &begun.id).unwrap();
+        let snapshot = bench.service.find_snapshot(&bench.owner, &begun.id).unwrap();
         if snapshot.state == SnapshotState::Ready {
             return snapshot;
         }
@@ -69,11 +74,11 @@ async fn snapshot_of(bench: &Bench, sandbox: &Sandbox) -> Snapshot {
     }
 }
 
-fn check_inherited(bench: &Bench, made: &Sandbox) {
+fn check_inherited(bench: &TestBench, made: &Sandbox) {
     let parent = confined();
-    assert_eq!(made.spec.network, Network::Off);
-    let disk = Some(Bytes::mib(100));
-    assert_eq!(made.spec.resources, Resources { disk, ..parent.spec.resources }, "the snapshot's disk");
+    assert_eq!(made.spec.network, NetworkAccess::Off);
+    let disk = Some(Bytes::from_mib(100));
+    assert_eq!(made.spec.resources, ResourceLimits { disk, ..parent.spec.resources }, "the snapshot's disk");
     assert_eq!((&made.spec.env, &made.spec.env_file), (&parent.spec.env, &parent.spec.env_file));
     assert_eq!((&made.spec.guest, &made.labels), (&guest(), &parent.labels));
     assert_eq!(made.spec.on_death, Some(OnDeath::Replace));
@@ -83,43 +88,46 @@ fn check_inherited(bench: &Bench, made: &Sandbox) {
 
 #[tokio::test]
 async fn settings_the_caller_leaves_open_are_inherited() {
-    let bench = Bench::new().await;
-    let source = bench.service.create(&bench.owner, confined()).await.unwrap();
+    let bench = TestBench::new().await;
+    let source = bench.service.create_sandbox(&bench.owner, confined()).await.unwrap();
     // A later expiry is not the time to live that the sandbox was created with.
     let later = source.created + 2 * HOUR;
-    bench.service.renew(&bench.owner, &source.id, later).await.unwrap();
+    bench.service.renew_expiry(&bench.owner, &source.id, later).await.unwrap();
     let snapshot = snapshot_of(&bench, &source).await;
-    let made = bench.service.create(&bench.owner, unnamed(&snapshot.id)).await.unwrap();
+    let made = bench.service.create_sandbox(&bench.owner, unnamed(&snapshot.id)).await.unwrap();
     check_inherited(&bench, &made);
-    let key = Key::new(&bench.owner, NAMES, "fork").unwrap();
+    let key = SandboxKey::new(&bench.owner, NAME_KEY_SPACE, "fork").unwrap();
     let acquired = bench.service.acquire(&key, unnamed(&snapshot.id)).await.unwrap();
     check_inherited(&bench, &acquired.sandbox);
     // A fork of a fork inherits the same, also after a restart.
     let again = snapshot_of(&bench, &made).await;
     let (backend, state) = bench.crash().await;
-    let bench = Bench::with(backend, state, Clock::host()).await;
-    let second = bench.service.create(&bench.owner, unnamed(&again.id)).await.unwrap();
+    let bench = TestBench::with(backend, state, Clock::from_host()).await;
+    let second = bench.service.create_sandbox(&bench.owner, unnamed(&again.id)).await.unwrap();
     check_inherited(&bench, &second);
-    assert_eq!(bench.service.snapshot(&bench.owner, &again.id).unwrap(), again);
+    assert_eq!(bench.service.find_snapshot(&bench.owner, &again.id).unwrap(), again);
 }
 
 #[tokio::test]
 async fn settings_the_caller_gives_win() {
-    let bench = Bench::new().await;
-    let source = bench.service.create(&bench.owner, confined()).await.unwrap();
+    let bench = TestBench::new().await;
+    let source = bench.service.create_sandbox(&bench.owner, confined()).await.unwrap();
     let snapshot = snapshot_of(&bench, &source).await;
     let mut request = unnamed(&snapshot.id);
     request.defaulted.clear();
-    request.spec.resources = Resources { memory: Some(Bytes::mib(1)), ..Resources::default() };
+    request.spec.resources = ResourceLimits { memory: Some(Bytes::from_mib(1)), ..ResourceLimits::default() };
     request.labels = [("team", "red"), ("more", "x")].map(|(k, v)| (k.to_owned(), v.to_owned())).into();
     request.timeout = Some(Duration::ZERO);
     request.idle_timeout = Some(Duration::ZERO);
     request.spec.on_death = Some(OnDeath::Restart);
-    let made = bench.service.create(&bench.owner, request.clone()).await.unwrap();
-    assert_eq!((made.spec.network, made.expires), (Network::On, None));
+    let made = bench.service.create_sandbox(&bench.owner, request.clone()).await.unwrap();
+    assert_eq!((made.spec.network, made.expires), (NetworkAccess::On, None));
     let limits = &made.spec.resources;
-    assert_eq!((limits.memory, limits.pids), (Some(Bytes::mib(1)), Some(50)));
-    assert_eq!((made.spec.env_file.as_deref(), &made.spec.guest), (Some("/usual"), &Guest::root()));
+    assert_eq!((limits.memory, limits.pids), (Some(Bytes::from_mib(1)), Some(50)));
+    assert_eq!(
+        (made.spec.env_file.as_deref(), &made.spec.guest),
+        (Some("/usual"), &GuestSettings::root_only())
+    );
     assert_eq!((made.spec.env["FILE"].as_str(), made.spec.env["TOKEN"].as_str()), ("/usual", "secret value"));
     assert_eq!(made.labels, request.labels);
     assert_eq!(made.spec.on_death, Some(OnDeath::Restart));
@@ -128,81 +136,92 @@ async fn settings_the_caller_gives_win() {
 
 #[tokio::test]
 async fn replacement_keeps_the_network_that_was_named_over_that_of_its_snapshot() {
-    let bench = Bench::new().await;
-    let open = Create { spec: Spec { network: Network::On, ..Spec::plain() }, ..plain() };
-    let parent = bench.service.create(&bench.owner, open).await.unwrap();
-    let snapshot = snapshot_of(&bench, &parent).await;
-    let key = Key::new(&bench.owner, NAMES, "k").unwrap();
-    let spec = Spec {
-        snapshot: Some(snapshot.id.clone()),
-        network: Network::Off,
-        on_death: Some(OnDeath::Replace),
-        ..Spec::plain()
+    let bench = TestBench::new().await;
+    let open = CreateSandboxRequest {
+        spec: SandboxSpec { network: NetworkAccess::On, ..SandboxSpec::with_defaults() },
+        ..plain()
     };
-    let made = bench.service.acquire(&key, Create { spec, ..plain() }).await.unwrap().sandbox;
-    assert_eq!(made.spec.network, Network::Off);
+    let parent = bench.service.create_sandbox(&bench.owner, open).await.unwrap();
+    let snapshot = snapshot_of(&bench, &parent).await;
+    let key = SandboxKey::new(&bench.owner, NAME_KEY_SPACE, "k").unwrap();
+    let spec = SandboxSpec {
+        snapshot: Some(snapshot.id.clone()),
+        network: NetworkAccess::Off,
+        on_death: Some(OnDeath::Replace),
+        ..SandboxSpec::with_defaults()
+    };
+    let made = bench.service.acquire(&key, CreateSandboxRequest { spec, ..plain() }).await.unwrap().sandbox;
+    assert_eq!(made.spec.network, NetworkAccess::Off);
     bench.died(&made).await;
-    let spec = Spec { network: Network::On, ..Spec::plain() };
-    let by_name = Create { spec, defaulted: vec![Defaulted::Network, Defaulted::Image], ..plain() };
+    let spec = SandboxSpec { network: NetworkAccess::On, ..SandboxSpec::with_defaults() };
+    let by_name = CreateSandboxRequest {
+        spec,
+        defaulted: vec![DefaultedPart::Network, DefaultedPart::Image],
+        ..plain()
+    };
     let again = bench.service.acquire(&key, by_name).await.unwrap().sandbox;
     assert_eq!(again.spec.snapshot, Some(snapshot.id));
-    assert_eq!(again.spec.network, Network::Off);
+    assert_eq!(again.spec.network, NetworkAccess::Off);
 }
 
 #[tokio::test]
 async fn default_limits_in_force_are_recorded() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let source = bench.create().await;
-    bench.backend.set_usage(Usage {
-        memory_limit: Some(Bytes::mib(512)),
+    bench.backend.set_usage(SandboxUsage {
+        memory_limit: Some(Bytes::from_mib(512)),
         cpu_limit: Some(1500),
         pids_limit: Some(99),
-        ..Usage::default()
+        ..SandboxUsage::default()
     });
     let snapshot = snapshot_of(&bench, &source).await;
-    let made = bench.service.create(&bench.owner, unnamed(&snapshot.id)).await.unwrap();
+    let made = bench.service.create_sandbox(&bench.owner, unnamed(&snapshot.id)).await.unwrap();
     let limits = &made.spec.resources;
     let found = (limits.memory, limits.cpus, limits.pids);
-    assert_eq!(found, (Some(Bytes::mib(512)), Some(Cpus(1500)), Some(99)));
+    assert_eq!(found, (Some(Bytes::from_mib(512)), Some(MilliCpus(1500)), Some(99)));
     assert_eq!((made.expires, bench.handle(&made).idle_timeout), (None, None));
 }
 
 #[tokio::test]
 async fn pool_does_not_loosen_the_recorded_settings() {
     let state = tempfile::tempdir().unwrap();
-    let backend = super::pretend::Pretend::new();
-    let limits = Resources { memory: Some(Bytes::mib(900)), pids: Some(900), ..Resources::default() };
-    let pool = domain::Pool {
+    let backend = super::fake_backend::FakeBackend::new();
+    let limits =
+        ResourceLimits { memory: Some(Bytes::from_mib(900)), pids: Some(900), ..ResourceLimits::default() };
+    let pool = domain::PoolSpec {
         name: "warm".to_owned(),
-        template: Spec { resources: limits, ..Spec::plain() },
-        capacity: domain::Capacity::level(0),
-        refill: domain::Refill::default(),
+        template: SandboxSpec { resources: limits, ..SandboxSpec::with_defaults() },
+        capacity: domain::PoolCapacity::with_level(0),
+        refill: domain::RefillRate::default(),
     };
-    let config = crate::Config { pools: vec![pool], ..config(&state) };
+    let config = crate::ServiceConfig { pools: vec![pool], ..config(&state) };
     let service = Service::start(config, backend.clone() as _).await.unwrap();
-    let bench = Bench { service, backend, state, owner: domain::Owner::single() };
-    let source = bench.service.create(&bench.owner, confined()).await.unwrap();
+    let bench = TestBench { service, backend, state, owner: domain::Owner::operator() };
+    let source = bench.service.create_sandbox(&bench.owner, confined()).await.unwrap();
     let snapshot = snapshot_of(&bench, &source).await;
-    let request = Create { pool: Some("warm".to_owned()), ..unnamed(&snapshot.id) };
-    let made = bench.service.create(&bench.owner, request).await.unwrap();
+    let request = CreateSandboxRequest { pool: Some("warm".to_owned()), ..unnamed(&snapshot.id) };
+    let made = bench.service.create_sandbox(&bench.owner, request).await.unwrap();
     check_inherited(&bench, &made);
 }
 
 #[tokio::test]
 async fn inherited_limits_count_in_the_quota() {
     let state = tempfile::tempdir().unwrap();
-    let quota = Quota { memory: Some(Bytes::mib(500)), ..Quota::default() };
-    let config = crate::Config { quotas: operators_quota(quota), ..config(&state) };
-    let backend = super::pretend::Pretend::new();
+    let quota = OwnerQuota { memory: Some(Bytes::from_mib(500)), ..OwnerQuota::default() };
+    let config = crate::ServiceConfig { quotas: operators_quota(quota), ..config(&state) };
+    let backend = super::fake_backend::FakeBackend::new();
     let service = Service::start(config, backend.clone() as _).await.unwrap();
-    let bench = Bench { service, backend, state, owner: domain::Owner::single() };
-    let source = bench.service.create(&bench.owner, confined()).await.unwrap();
+    let bench = TestBench { service, backend, state, owner: domain::Owner::operator() };
+    let source = bench.service.create_sandbox(&bench.owner, confined()).await.unwrap();
     let snapshot = snapshot_of(&bench, &source).await;
-    let refused = bench.service.create(&bench.owner, unnamed(&snapshot.id)).await.unwrap_err();
+    let refused = bench.service.create_sandbox(&bench.owner, unnamed(&snapshot.id)).await.unwrap_err();
     assert!(
         matches!(
             refused,
-            ServiceError::OverQuota { excess: crate::quota::Excess { what: "memory", .. }, .. }
+            ServiceError::OverQuota {
+                excess: crate::tenancy::quota::QuotaExcess { what: crate::QuotaResource::Memory, .. },
+                ..
+            }
         ),
         "{refused}"
     );
@@ -210,31 +229,31 @@ async fn inherited_limits_count_in_the_quota() {
 
 #[tokio::test]
 async fn inherited_timeout_is_cut_to_the_present_maximum() {
-    let bench = Bench::new().await;
-    let source = bench.service.create(&bench.owner, confined()).await.unwrap();
+    let bench = TestBench::new().await;
+    let source = bench.service.create_sandbox(&bench.owner, confined()).await.unwrap();
     let snapshot = snapshot_of(&bench, &source).await;
     let (backend, state) = bench.crash().await;
-    let config = crate::Config { longest_timeout: Some(HOUR / 2), ..config(&state) };
+    let config = crate::ServiceConfig { max_timeout: Some(HOUR / 2), ..config(&state) };
     let service = Service::start(config, backend.clone() as _).await.unwrap();
-    let bench = Bench { service, backend, state, owner: domain::Owner::single() };
-    let made = bench.service.create(&bench.owner, unnamed(&snapshot.id)).await.unwrap();
+    let bench = TestBench { service, backend, state, owner: domain::Owner::operator() };
+    let made = bench.service.create_sandbox(&bench.owner, unnamed(&snapshot.id)).await.unwrap();
     assert_eq!(made.expires, Some(made.created + HOUR / 2));
 }
 
 #[tokio::test]
 async fn snapshot_of_an_earlier_version_inherits_nothing() {
-    let bench = Bench::new().await;
-    let source = bench.service.create(&bench.owner, confined()).await.unwrap();
+    let bench = TestBench::new().await;
+    let source = bench.service.create_sandbox(&bench.owner, confined()).await.unwrap();
     let snapshot = snapshot_of(&bench, &source).await;
     let (backend, state) = bench.crash().await;
     let database = rusqlite::Connection::open(state.path().join("coracle.db")).unwrap();
     database.execute("UPDATE snapshots SET settings = NULL", []).unwrap();
     database.execute("UPDATE sandboxes SET timeout = NULL", []).unwrap();
     drop(database);
-    let bench = Bench::with(backend, state, Clock::host()).await;
+    let bench = TestBench::with(backend, state, Clock::from_host()).await;
     let request = unnamed(&snapshot.id);
-    let made = bench.service.create(&bench.owner, request.clone()).await.unwrap();
-    assert_eq!((made.spec.network, made.expires, made.labels.len()), (Network::On, None, 0));
+    let made = bench.service.create_sandbox(&bench.owner, request.clone()).await.unwrap();
+    assert_eq!((made.spec.network, made.expires, made.labels.len()), (NetworkAccess::On, None, 0));
     assert_eq!((made.spec.resources.memory, &made.spec.env), (None, &request.spec.env));
     // For a sandbox of an earlier version, the time to live is derived from its expiry.
     let again = snapshot_of(&bench, &source).await;
@@ -243,8 +262,8 @@ async fn snapshot_of_an_earlier_version_inherits_nothing() {
 
 #[tokio::test]
 async fn values_of_variables_are_not_printed_with_a_snapshot() {
-    let bench = Bench::new().await;
-    let source = bench.service.create(&bench.owner, confined()).await.unwrap();
+    let bench = TestBench::new().await;
+    let source = bench.service.create_sandbox(&bench.owner, confined()).await.unwrap();
     let printed = format!("{:?}", snapshot_of(&bench, &source).await);
     assert!(printed.contains("TOKEN") && !printed.contains("secret value"), "{printed}");
 }

@@ -2,84 +2,89 @@
 
 use std::collections::BTreeMap;
 
-use backend::Condition;
-use domain::process::Process;
-use domain::{Cause, Exit, Labels, Owner, Phase};
-use wire::Request;
+use backend::FoundCondition;
+use domain::process::ProcessSpec;
+use domain::{EndCause, ExitReason, Labels, Owner, Phase};
+use wire::AgentRequest;
 
-use super::pretend::{Pretend, encoded, fault, running};
-use super::{Bench, plain, with_entrypoint};
+use super::fake_backend::{FakeBackend, encoded, fault, running};
+use super::{TestBench, plain, with_entrypoint};
 use crate::clock::Clock;
-use crate::{Create, ErrorKind, Filter, Outcome, ServiceError};
+use crate::{CreateSandboxRequest, ErrorKind, Outcome, SandboxFilter, ServiceError};
 
 #[tokio::test]
 async fn created_sandbox_runs_and_reports_its_image() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let made = bench.create().await;
     assert_eq!(made.phase, Phase::Running);
     assert_eq!(made.in_force.image, "real host");
-    assert_eq!(bench.service.get(&bench.owner, &made.id).unwrap().phase, Phase::Running);
-    assert_eq!(bench.service.counts(), BTreeMap::from([("running", 1)]));
+    assert_eq!(bench.service.find_sandbox(&bench.owner, &made.id).unwrap().phase, Phase::Running);
+    assert_eq!(bench.service.count_by_phase(), BTreeMap::from([("running", 1)]));
 }
 
 #[tokio::test]
 async fn sandbox_of_another_owner_is_not_found() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let made = bench.create().await;
-    let stranger = Owner::named("stranger");
+    let stranger = Owner::from_valid_name("stranger");
     for error in [
-        bench.service.get(&stranger, &made.id).unwrap_err(),
+        bench.service.find_sandbox(&stranger, &made.id).unwrap_err(),
         bench.service.pause(&stranger, &made.id).await.unwrap_err(),
         bench.service.destroy(&stranger, &made.id).await.unwrap_err(),
-        bench.service.launch(&stranger, &made.id, Process::shell("true")).await.err().unwrap(),
+        bench
+            .service
+            .launch_process(&stranger, &made.id, ProcessSpec::from_shell_text("true"))
+            .await
+            .err()
+            .unwrap(),
     ] {
         assert_eq!(error.kind(), ErrorKind::NotFound);
     }
-    assert_eq!(bench.backend.condition(&made.id), Some(Condition::Alive));
+    assert_eq!(bench.backend.condition(&made.id), Some(FoundCondition::Alive));
 }
 
 #[tokio::test]
 async fn a_create_that_fails_leaves_nothing() {
     for step in ["create", "dial"] {
-        let bench = Bench::new().await;
+        let bench = TestBench::new().await;
         bench.backend.fail(step, 1);
-        bench.service.create(&bench.owner, plain()).await.unwrap_err();
+        bench.service.create_sandbox(&bench.owner, plain()).await.unwrap_err();
         assert_eq!(bench.backend.count(), 0, "{step}");
         assert_eq!(bench.all().total, 0, "{step}");
         let (backend, state) = bench.crash().await;
-        assert_eq!(Bench::with(backend, state, Clock::host()).await.all().total, 0, "{step}");
+        assert_eq!(TestBench::with(backend, state, Clock::from_host()).await.all().total, 0, "{step}");
     }
 }
 
 /// Makes the store refuse an operation, as another program that has the file open could.
-fn store_refuses(bench: &Bench, what: &str) {
+fn store_refuses(bench: &TestBench, what: &str) {
     let store = rusqlite::Connection::open(bench.state.path().join("coracle.db")).unwrap();
     let trigger =
         format!("CREATE TRIGGER no_{what} BEFORE {what} ON sandboxes BEGIN SELECT RAISE(ABORT, 'no'); END");
     store.execute_batch(&trigger).unwrap();
 }
 
-fn store_accepts(bench: &Bench, what: &str) {
+fn store_accepts(bench: &TestBench, what: &str) {
     let store = rusqlite::Connection::open(bench.state.path().join("coracle.db")).unwrap();
     store.execute_batch(&format!("DROP TRIGGER no_{what}")).unwrap();
 }
 
 #[tokio::test]
 async fn failed_store_write_prevents_a_create_but_not_a_launch() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     store_refuses(&bench, "insert");
-    bench.service.create(&bench.owner, plain()).await.unwrap_err();
+    bench.service.create_sandbox(&bench.owner, plain()).await.unwrap_err();
     assert!(!bench.backend.was_asked_to("create asked"));
     assert_eq!(bench.all().total, 0);
     store_accepts(&bench, "insert");
     let made = bench.create().await;
     store_refuses(&bench, "insert");
-    bench.service.launch(&bench.owner, &made.id, Process::shell("true")).await.unwrap();
+    bench.service.launch_process(&bench.owner, &made.id, ProcessSpec::from_shell_text("true")).await.unwrap();
 }
 
 #[tokio::test]
 async fn failing_store_does_not_keep_a_sandbox_alive() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let made = bench.create().await;
     store_refuses(&bench, "update");
     store_refuses(&bench, "delete");
@@ -88,37 +93,37 @@ async fn failing_store_does_not_keep_a_sandbox_alive() {
     store_accepts(&bench, "delete");
     bench
         .service
-        .create(&bench.owner, plain())
+        .create_sandbox(&bench.owner, plain())
         .await
         .expect_err("a sandbox that cannot be recorded must not be created");
     assert_eq!((bench.backend.count(), bench.all().total), (0, 0));
     store_accepts(&bench, "update");
     let other = bench.create().await;
     let (backend, state) = bench.crash().await;
-    let found = Bench::with(backend, state, Clock::host()).await.all();
+    let found = TestBench::with(backend, state, Clock::from_host()).await.all();
     assert_eq!(found.items.len(), 1, "the row of the first was deleted with the next write");
     assert_eq!(found.items[0].id, other.id);
 }
 
 #[tokio::test]
 async fn missing_entrypoint_is_an_invalid_request() {
-    let bench = Bench::new().await;
-    bench.backend.answers(|request| {
-        let missing = wire::Frame::message(&wire::Reply::Fault(fault(wire::FaultKind::NotFound)));
-        matches!(request, Request::Start(_)).then(|| encoded(&[missing]))
+    let bench = TestBench::new().await;
+    bench.backend.set_script(|request| {
+        let missing = wire::Frame::from_message(&wire::AgentReply::Fault(fault(wire::FaultKind::NotFound)));
+        matches!(request, AgentRequest::Start(_)).then(|| encoded(&[missing]))
     });
-    let error = bench.service.create(&bench.owner, with_entrypoint()).await.unwrap_err();
+    let error = bench.service.create_sandbox(&bench.owner, with_entrypoint()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
     assert_eq!(bench.backend.count(), 0);
 }
 
 #[tokio::test]
 async fn create_of_a_disconnected_client_is_undone() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     bench.backend.gate.forget_permits(usize::MAX >> 3);
     let service = bench.service.clone();
     let owner = bench.owner.clone();
-    let asking = tokio::spawn(async move { service.create(&owner, plain()).await });
+    let asking = tokio::spawn(async move { service.create_sandbox(&owner, plain()).await });
     let sandbox = loop {
         if let Some(sandbox) = bench.all().items.pop() {
             break sandbox;
@@ -136,12 +141,12 @@ async fn create_of_a_disconnected_client_is_undone() {
 
 #[tokio::test]
 async fn create_past_the_limit_is_refused_until_there_is_room() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let mut made = Vec::new();
     for _ in 0..20 {
         made.push(bench.create().await);
     }
-    let error = bench.service.create(&bench.owner, plain()).await.unwrap_err();
+    let error = bench.service.create_sandbox(&bench.owner, plain()).await.unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Exhausted { .. }), "{error}");
     bench.service.destroy(&bench.owner, &made[0].id).await.unwrap();
     bench.create().await;
@@ -149,63 +154,63 @@ async fn create_past_the_limit_is_refused_until_there_is_room() {
 
 #[tokio::test]
 async fn pause_and_resume_twice_return_unchanged() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let (service, owner, id) = (&bench.service, &bench.owner, &bench.create().await.id);
-    assert_eq!(service.resume(owner, id).await.unwrap(), Outcome::AlreadySo.into());
+    assert_eq!(service.resume(owner, id).await.unwrap(), Outcome::Unchanged.into());
     assert_eq!(service.pause(owner, id).await.unwrap(), Outcome::Done);
-    assert_eq!(service.pause(owner, id).await.unwrap(), Outcome::AlreadySo);
-    assert_eq!(bench.backend.condition(id), Some(Condition::Frozen));
-    let error = service.launch(owner, id, Process::shell("true")).await.err().unwrap();
+    assert_eq!(service.pause(owner, id).await.unwrap(), Outcome::Unchanged);
+    assert_eq!(bench.backend.condition(id), Some(FoundCondition::Frozen));
+    let error = service.launch_process(owner, id, ProcessSpec::from_shell_text("true")).await.err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Conflict { phase: Phase::Paused });
     assert_eq!(service.resume(owner, id).await.unwrap(), Outcome::Done.into());
-    service.launch(owner, id, Process::shell("true")).await.unwrap();
+    service.launch_process(owner, id, ProcessSpec::from_shell_text("true")).await.unwrap();
 }
 
 #[tokio::test]
 async fn failed_pause_leaves_the_sandbox_running() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let made = bench.create().await;
     bench.backend.fail("pause", 1);
     bench.service.pause(&bench.owner, &made.id).await.unwrap_err();
-    assert_eq!(bench.service.get(&bench.owner, &made.id).unwrap().phase, Phase::Running);
+    assert_eq!(bench.service.find_sandbox(&bench.owner, &made.id).unwrap().phase, Phase::Running);
 }
 
 #[tokio::test]
 async fn unsupported_pause_leaves_the_sandbox_running() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let made = bench.create().await;
     bench.backend.refuse_to_pause();
     let error = bench.service.pause(&bench.owner, &made.id).await.unwrap_err();
     assert_eq!((error.kind(), error.hint()), (ErrorKind::Unsupported, Some("use another host")));
-    assert_eq!(bench.service.get(&bench.owner, &made.id).unwrap().phase, Phase::Running);
+    assert_eq!(bench.service.find_sandbox(&bench.owner, &made.id).unwrap().phase, Phase::Running);
 }
 
 #[tokio::test]
 async fn failed_pause_that_cannot_be_undone_leaves_a_sandbox_that_can_be_resumed() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let made = bench.create().await;
     bench.backend.fail("pause", 1);
     bench.backend.fail("resume", 1);
     bench.service.pause(&bench.owner, &made.id).await.unwrap_err();
-    assert_eq!(bench.service.get(&bench.owner, &made.id).unwrap().phase, Phase::Paused);
+    assert_eq!(bench.service.find_sandbox(&bench.owner, &made.id).unwrap().phase, Phase::Paused);
     bench.service.resume(&bench.owner, &made.id).await.unwrap();
-    assert_eq!(bench.service.get(&bench.owner, &made.id).unwrap().phase, Phase::Running);
+    assert_eq!(bench.service.find_sandbox(&bench.owner, &made.id).unwrap().phase, Phase::Running);
 }
 
 #[tokio::test]
 async fn destroyed_sandbox_is_not_found() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let made = bench.create().await;
     assert_eq!(bench.service.destroy(&bench.owner, &made.id).await.unwrap(), Outcome::Done);
     assert_eq!(bench.backend.count(), 0);
     let error = bench.service.destroy(&bench.owner, &made.id).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);
-    assert_eq!(bench.service.counts(), BTreeMap::new());
+    assert_eq!(bench.service.count_by_phase(), BTreeMap::new());
 }
 
 #[tokio::test]
 async fn concurrent_destroys_all_succeed() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let made = bench.create().await;
     let destroying = (0..8).map(|_| bench.service.destroy(&bench.owner, &made.id));
     let outcomes = futures_util::future::join_all(destroying).await;
@@ -216,7 +221,7 @@ async fn concurrent_destroys_all_succeed() {
 
 #[tokio::test(start_paused = true)]
 async fn failed_destroy_is_retried_until_it_succeeds() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let made = bench.create().await;
     bench.backend.fail("destroy", 3);
     let handle = bench.handle(&made);
@@ -227,12 +232,17 @@ async fn failed_destroy_is_retried_until_it_succeeds() {
 
 #[tokio::test]
 async fn dead_sandbox_shows_its_cause_and_keeps_only_its_files() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let made = bench.create().await;
-    bench.backend.kill(&made.id, Cause::Oom);
-    bench.until(&made, |phase| phase == Phase::Failed(Cause::Oom)).await;
-    let error = bench.service.launch(&bench.owner, &made.id, Process::shell("true")).await.err().unwrap();
-    assert_eq!(error.kind(), ErrorKind::Conflict { phase: Phase::Failed(Cause::Oom) });
+    bench.backend.kill(&made.id, EndCause::Oom);
+    bench.until(&made, |phase| phase == Phase::Failed(EndCause::Oom)).await;
+    let error = bench
+        .service
+        .launch_process(&bench.owner, &made.id, ProcessSpec::from_shell_text("true"))
+        .await
+        .err()
+        .unwrap();
+    assert_eq!(error.kind(), ErrorKind::Conflict { phase: Phase::Failed(EndCause::Oom) });
     // An order is carried out after the death has been handled.
     bench.service.patch_labels(&bench.owner, &made.id, Default::default()).await.unwrap();
     assert_eq!((bench.backend.times_asked_to("stop"), bench.backend.count()), (1, 1));
@@ -242,43 +252,56 @@ async fn dead_sandbox_shows_its_cause_and_keeps_only_its_files() {
 
 #[tokio::test]
 async fn sandbox_with_an_ended_entrypoint_can_still_be_used() {
-    let bench = Bench::new().await;
-    let made = bench.service.create(&bench.owner, with_entrypoint()).await.unwrap();
+    let bench = TestBench::new().await;
+    let made = bench.service.create_sandbox(&bench.owner, with_entrypoint()).await.unwrap();
     assert_eq!(made.phase, Phase::Running);
-    bench.backend.entrypoint_end.send_replace(Some(wire::process::Exit::Code(3)));
-    bench.until(&made, |phase| phase == Phase::Exited(Exit::Code(3))).await;
-    bench.service.processes(&bench.owner, &made.id).await.unwrap();
+    bench.backend.entrypoint_end.send_replace(Some(wire::process::ExitReason::Code(3)));
+    bench.until(&made, |phase| phase == Phase::Exited(ExitReason::Code(3))).await;
+    bench.service.list_processes(&bench.owner, &made.id).await.unwrap();
     let error = bench.service.pause(&bench.owner, &made.id).await.unwrap_err();
     assert!(matches!(error, ServiceError::Denied { .. }));
 }
 
 #[tokio::test]
 async fn commands_past_the_limit_are_refused_until_one_has_ended() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let made = bench.create().await;
     let mut launched = Vec::new();
     for _ in 0..3 {
-        launched.push(bench.service.launch(&bench.owner, &made.id, Process::shell("true")).await.unwrap());
+        launched.push(
+            bench
+                .service
+                .launch_process(&bench.owner, &made.id, ProcessSpec::from_shell_text("true"))
+                .await
+                .unwrap(),
+        );
     }
-    bench.backend.knows(launched.iter().map(|following| running(following.process.as_str())).collect());
-    let error = bench.service.launch(&bench.owner, &made.id, Process::shell("true")).await.err().unwrap();
+    bench
+        .backend
+        .set_processes(launched.iter().map(|following| running(following.process.as_str())).collect());
+    let error = bench
+        .service
+        .launch_process(&bench.owner, &made.id, ProcessSpec::from_shell_text("true"))
+        .await
+        .err()
+        .unwrap();
     assert!(matches!(error.kind(), ErrorKind::Exhausted { .. }), "{error}");
-    bench.backend.knows(Vec::new());
-    bench.service.launch(&bench.owner, &made.id, Process::shell("true")).await.unwrap();
+    bench.backend.set_processes(Vec::new());
+    bench.service.launch_process(&bench.owner, &made.id, ProcessSpec::from_shell_text("true")).await.unwrap();
 }
 
 #[tokio::test]
 async fn labels_are_set_and_removed_and_filter_a_page() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let labels = Labels::from([("team".to_owned(), "search".to_owned())]);
-    let request = Create { labels: labels.clone(), ..plain() };
-    let first = bench.service.create(&bench.owner, request.clone()).await.unwrap();
-    let second = bench.service.create(&bench.owner, request).await.unwrap();
+    let request = CreateSandboxRequest { labels: labels.clone(), ..plain() };
+    let first = bench.service.create_sandbox(&bench.owner, request.clone()).await.unwrap();
+    let second = bench.service.create_sandbox(&bench.owner, request).await.unwrap();
     bench.create().await;
     let every = |_: &Phase| true;
     let page = |offset, limit| {
-        let filter = Filter { labels: labels.clone(), phase: &every, offset, limit };
-        bench.service.list(&bench.owner, &filter)
+        let filter = SandboxFilter { labels: labels.clone(), phase: &every, offset, limit };
+        bench.service.list_sandboxes(&bench.owner, &filter)
     };
     assert_eq!(page(0, 1).items[0].id, second.id, "the newest comes first");
     assert_eq!((page(1, 5).items[0].id.clone(), page(1, 5).total), (first.id.clone(), 2));
@@ -291,11 +314,11 @@ async fn labels_are_set_and_removed_and_filter_a_page() {
 
 #[tokio::test]
 async fn only_the_right_token_opens_a_sandbox() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let made = bench.create().await;
-    let token = bench.service.token(&made.id, "exec");
+    let token = bench.service.sandbox_token(&made.id, "exec");
     let owner_by = |purpose, text: &str| bench.service.owner_by_token(&made.id, purpose, text);
-    assert_eq!(owner_by("exec", token.expose()), Some(Owner::single()));
+    assert_eq!(owner_by("exec", token.expose()), Some(Owner::operator()));
     assert_eq!(owner_by("egress", token.expose()), None);
     assert_eq!(owner_by("exec", "x"), None);
     bench.service.destroy(&bench.owner, &made.id).await.unwrap();
@@ -304,25 +327,25 @@ async fn only_the_right_token_opens_a_sandbox() {
 
 #[tokio::test]
 async fn stopped_service_reports_stopping_and_leaves_sandboxes_alone() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let made = bench.create().await;
     assert_eq!(bench.service.stop().await, 1);
     let error = bench.service.destroy(&bench.owner, &made.id).await.unwrap_err();
     assert!(matches!(error, ServiceError::Stopping), "{error}");
-    assert_eq!(bench.backend.condition(&made.id), Some(Condition::Alive));
+    assert_eq!(bench.backend.condition(&made.id), Some(FoundCondition::Alive));
 }
 
 #[tokio::test]
 async fn timeout_longer_than_the_maximum_is_refused() {
-    let bench = Bench::with(Pretend::new(), tempfile::tempdir().unwrap(), Clock::host()).await;
-    let request = Create { timeout: Some(std::time::Duration::from_secs(86_401)), ..plain() };
-    let error = bench.service.create(&bench.owner, request).await.unwrap_err();
+    let bench = TestBench::with(FakeBackend::new(), tempfile::tempdir().unwrap(), Clock::from_host()).await;
+    let request = CreateSandboxRequest { timeout: Some(std::time::Duration::from_secs(86_401)), ..plain() };
+    let error = bench.service.create_sandbox(&bench.owner, request).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
 }
 
 #[tokio::test]
 async fn size_of_labels_is_limited() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let made = bench.create().await;
     let patch = |part: usize| {
         (0..1000).map(|n| (format!("{part}-{n}"), Some("v".repeat(60)))).collect::<BTreeMap<_, _>>()
@@ -337,7 +360,7 @@ async fn size_of_labels_is_limited() {
     }
     assert_eq!(refused.expect("the size of labels is limited").kind(), ErrorKind::Invalid);
     assert_eq!(
-        bench.service.get(&bench.owner, &made.id).unwrap().labels,
+        bench.service.find_sandbox(&bench.owner, &made.id).unwrap().labels,
         kept,
         "a refused patch changes nothing"
     );

@@ -2,64 +2,65 @@
 
 use std::time::Duration;
 
-use backend::Condition;
-use domain::{Cause, Exit, Phase, SandboxId};
+use backend::FoundCondition;
+use domain::{EndCause, ExitReason, Phase, SandboxId};
 
-use super::pretend::{encoded, fault};
-use super::{Bench, plain, with_entrypoint};
-use crate::clock::{Clock, Moment};
-use crate::{Create, ServiceError};
+use super::fake_backend::{encoded, fault};
+use super::{TestBench, plain, with_entrypoint};
+use crate::clock::{Clock, ClockReading};
+use crate::{CreateSandboxRequest, ServiceError};
 
-async fn restarted(bench: Bench) -> Bench {
+async fn restarted(bench: TestBench) -> TestBench {
     let (backend, state) = bench.crash().await;
-    Bench::with(backend, state, Clock::host()).await
+    TestBench::with(backend, state, Clock::from_host()).await
 }
 
 #[tokio::test]
 async fn living_sandbox_is_adopted_unchanged() {
-    let bench = Bench::new().await;
-    let request = Create { notes: vec![1, 0, 255], timeout: Some(Duration::from_secs(600)), ..plain() };
-    let before = bench.service.create(&bench.owner, request).await.unwrap();
-    let token = bench.service.token(&before.id, "exec");
+    let bench = TestBench::new().await;
+    let request =
+        CreateSandboxRequest { notes: vec![1, 0, 255], timeout: Some(Duration::from_secs(600)), ..plain() };
+    let before = bench.service.create_sandbox(&bench.owner, request).await.unwrap();
+    let token = bench.service.sandbox_token(&before.id, "exec");
     let bench = restarted(bench).await;
-    let after = bench.service.get(&bench.owner, &before.id).unwrap();
+    let after = bench.service.find_sandbox(&bench.owner, &before.id).unwrap();
     assert_eq!(format!("{after:?}"), format!("{before:?}"));
-    assert_eq!(bench.service.token(&before.id, "exec").expose(), token.expose());
+    assert_eq!(bench.service.sandbox_token(&before.id, "exec").expose(), token.expose());
     bench.service.destroy(&bench.owner, &before.id).await.unwrap();
     assert_eq!(restarted(bench).await.all().total, 0);
 }
 
 #[tokio::test]
 async fn frozen_sandbox_is_adopted_as_paused_and_can_be_resumed() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let made = bench.create().await;
     bench.service.pause(&bench.owner, &made.id).await.unwrap();
     let bench = restarted(bench).await;
-    assert_eq!(bench.service.get(&bench.owner, &made.id).unwrap().phase, Phase::Paused);
+    assert_eq!(bench.service.find_sandbox(&bench.owner, &made.id).unwrap().phase, Phase::Paused);
     bench.service.resume(&bench.owner, &made.id).await.unwrap();
-    assert_eq!(bench.backend.condition(&made.id), Some(Condition::Alive));
+    assert_eq!(bench.backend.condition(&made.id), Some(FoundCondition::Alive));
 }
 
 #[tokio::test]
 async fn vanished_sandbox_is_reported_as_failed_and_stays_so() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let made = bench.create().await;
-    bench.backend.take_away(&made.id);
+    bench.backend.remove_sandbox(&made.id);
     let bench = restarted(bench).await;
-    let found = bench.service.get(&bench.owner, &made.id).unwrap();
-    assert_eq!(found.phase, Phase::Failed(Cause::AgentDied));
+    let found = bench.service.find_sandbox(&bench.owner, &made.id).unwrap();
+    assert_eq!(found.phase, Phase::Failed(EndCause::AgentDied));
     let bench = restarted(bench).await;
-    let again = bench.service.get(&bench.owner, &made.id).unwrap();
+    let again = bench.service.find_sandbox(&bench.owner, &made.id).unwrap();
     assert_eq!((again.phase, again.phase_since), (found.phase, found.phase_since));
 }
 
 #[tokio::test]
 async fn sandbox_that_died_meanwhile_is_stopped_and_keeps_its_files() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let made = bench.create().await;
-    bench.backend.put(&made.id, Condition::Dead);
+    bench.backend.put_sandbox(&made.id, FoundCondition::Dead);
     let bench = restarted(bench).await;
-    bench.until(&made, |phase| phase == Phase::Failed(Cause::AgentDied)).await;
+    bench.until(&made, |phase| phase == Phase::Failed(EndCause::AgentDied)).await;
     bench.service.patch_labels(&bench.owner, &made.id, Default::default()).await.unwrap();
     while !bench.backend.was_asked_to("stop") {
         tokio::task::yield_now().await;
@@ -69,21 +70,21 @@ async fn sandbox_that_died_meanwhile_is_stopped_and_keeps_its_files() {
 
 #[tokio::test]
 async fn unknown_sandbox_is_destroyed_and_a_known_one_keeps_its_files() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let half = bench.create().await;
-    bench.backend.put(&half.id, Condition::Half);
+    bench.backend.put_sandbox(&half.id, FoundCondition::Half);
     let stranger = SandboxId::from_entropy([9; 20]);
-    bench.backend.put(&stranger, Condition::Alive);
+    bench.backend.put_sandbox(&stranger, FoundCondition::Alive);
     let bench = restarted(bench).await;
     assert_eq!(bench.backend.ids(), std::slice::from_ref(&half.id));
-    let found = bench.service.get(&bench.owner, &half.id).unwrap();
-    assert_eq!((found.phase, found.files), (Phase::Failed(Cause::AgentDied), domain::Files::Kept));
+    let found = bench.service.find_sandbox(&bench.owner, &half.id).unwrap();
+    assert_eq!((found.phase, found.files), (Phase::Failed(EndCause::AgentDied), domain::FilesState::Kept));
 }
 
 #[tokio::test]
 async fn unknown_sandbox_that_cannot_be_destroyed_does_not_prevent_the_start() {
-    let bench = Bench::new().await;
-    bench.backend.put(&SandboxId::from_entropy([9; 20]), Condition::Alive);
+    let bench = TestBench::new().await;
+    bench.backend.put_sandbox(&SandboxId::from_entropy([9; 20]), FoundCondition::Alive);
     bench.backend.fail("destroy", 1);
     let bench = restarted(bench).await;
     bench.create().await;
@@ -91,7 +92,7 @@ async fn unknown_sandbox_that_cannot_be_destroyed_does_not_prevent_the_start() {
 
 #[tokio::test(start_paused = true)]
 async fn removal_that_was_begun_is_finished() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let made = bench.create().await;
     bench.backend.fail("destroy", 3);
     bench.service.destroy(&bench.owner, &made.id).await.unwrap_err();
@@ -101,48 +102,48 @@ async fn removal_that_was_begun_is_finished() {
 
 #[tokio::test]
 async fn sandbox_that_expired_while_the_server_was_down_is_destroyed() {
-    let bench = Bench::new().await;
-    let request = Create { timeout: Some(Duration::from_secs(600)), ..plain() };
-    bench.service.create(&bench.owner, request).await.unwrap();
+    let bench = TestBench::new().await;
+    let request = CreateSandboxRequest { timeout: Some(Duration::from_secs(600)), ..plain() };
+    bench.service.create_sandbox(&bench.owner, request).await.unwrap();
     let (backend, state) = bench.crash().await;
-    let host = Clock::host();
+    let host = Clock::from_host();
     let later = Clock::new(move || host.now().after(Duration::from_secs(601)).unwrap());
-    let bench = Bench::with(backend, state, later).await;
+    let bench = TestBench::with(backend, state, later).await;
     assert_eq!((bench.all().total, bench.backend.count()), (0, 0));
 }
 
 #[tokio::test]
 async fn wall_clock_set_while_the_server_was_down_ends_nothing() {
-    let bench = Bench::new().await;
-    let request = Create { timeout: Some(Duration::from_secs(600)), ..plain() };
-    let made = bench.service.create(&bench.owner, request).await.unwrap();
+    let bench = TestBench::new().await;
+    let request = CreateSandboxRequest { timeout: Some(Duration::from_secs(600)), ..plain() };
+    let made = bench.service.create_sandbox(&bench.owner, request).await.unwrap();
     let (backend, state) = bench.crash().await;
-    let host = Clock::host();
+    let host = Clock::from_host();
     let set = Clock::new(move || {
         let now = host.now();
-        Moment { wall: now.wall + Duration::from_secs(86_400), boot: now.boot }
+        ClockReading { wall: now.wall + Duration::from_secs(86_400), boot: now.boot }
     });
-    let bench = Bench::with(backend, state, set).await;
-    assert_eq!(bench.service.get(&bench.owner, &made.id).unwrap().phase, Phase::Running);
+    let bench = TestBench::with(backend, state, set).await;
+    assert_eq!(bench.service.find_sandbox(&bench.owner, &made.id).unwrap().phase, Phase::Running);
 }
 
 #[tokio::test]
 async fn entrypoint_that_ended_meanwhile_is_noticed() {
-    let bench = Bench::new().await;
-    let made = bench.service.create(&bench.owner, with_entrypoint()).await.unwrap();
+    let bench = TestBench::new().await;
+    let made = bench.service.create_sandbox(&bench.owner, with_entrypoint()).await.unwrap();
     let (backend, state) = bench.crash().await;
-    backend.entrypoint_end.send_replace(Some(wire::process::Exit::Code(0)));
-    let bench = Bench::with(backend, state, Clock::host()).await;
-    bench.until(&made, |phase| phase == Phase::Exited(Exit::Code(0))).await;
+    backend.entrypoint_end.send_replace(Some(wire::process::ExitReason::Code(0)));
+    let bench = TestBench::with(backend, state, Clock::from_host()).await;
+    bench.until(&made, |phase| phase == Phase::Exited(ExitReason::Code(0))).await;
 }
 
 #[tokio::test]
 async fn start_cut_off_before_its_entrypoint_is_undone() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     bench.backend.gate.forget_permits(usize::MAX >> 3);
     let service = bench.service.clone();
     let owner = bench.owner.clone();
-    let asking = tokio::spawn(async move { service.create(&owner, with_entrypoint()).await });
+    let asking = tokio::spawn(async move { service.create_sandbox(&owner, with_entrypoint()).await });
     let started = loop {
         if let Some(sandbox) = bench.all().items.pop() {
             break sandbox;
@@ -154,32 +155,32 @@ async fn start_cut_off_before_its_entrypoint_is_undone() {
     bench.backend.gate.add_permits(1);
     asking.await.unwrap().unwrap();
     let (backend, _state) = bench.crash().await;
-    backend.answers(|request| {
-        let unknown = wire::Frame::message(&wire::Reply::Fault(fault(wire::FaultKind::NotFound)));
-        matches!(request, wire::Request::Status { .. }).then(|| encoded(&[unknown]))
+    backend.set_script(|request| {
+        let unknown = wire::Frame::from_message(&wire::AgentReply::Fault(fault(wire::FaultKind::NotFound)));
+        matches!(request, wire::AgentRequest::Status { .. }).then(|| encoded(&[unknown]))
     });
-    let bench = Bench::with(backend, copy, Clock::host()).await;
-    let error = bench.service.get(&bench.owner, &started.id).unwrap_err();
+    let bench = TestBench::with(backend, copy, Clock::from_host()).await;
+    let error = bench.service.find_sandbox(&bench.owner, &started.id).unwrap_err();
     assert!(matches!(error, ServiceError::NoSandbox(_)));
     assert_eq!(bench.backend.count(), 0);
 }
 
 #[tokio::test]
 async fn sandbox_that_was_handed_over_is_never_forgotten() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     for _ in 0..20 {
         let made = bench.create().await;
         // Server and agent die at the moment in which the client gets its answer.
         let copy = snapshot_of(&bench);
-        let backend = super::pretend::Pretend::new();
-        let later = Bench::with(backend, copy, Clock::host()).await;
-        let found = later.service.get(&later.owner, &made.id).unwrap();
-        assert_eq!(found.phase, Phase::Failed(Cause::AgentDied));
+        let backend = super::fake_backend::FakeBackend::new();
+        let later = TestBench::with(backend, copy, Clock::from_host()).await;
+        let found = later.service.find_sandbox(&later.owner, &made.id).unwrap();
+        assert_eq!(found.phase, Phase::Failed(EndCause::AgentDied));
     }
 }
 
 /// The state directory as a crash at this moment would leave it.
-pub(super) fn snapshot_of(bench: &Bench) -> tempfile::TempDir {
+pub(super) fn snapshot_of(bench: &TestBench) -> tempfile::TempDir {
     let copy = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(bench.state.path()).unwrap() {
         let entry = entry.unwrap();

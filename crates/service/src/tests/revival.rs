@@ -3,29 +3,38 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use backend::Condition;
-use domain::volume::{Absent, Access, Claim, Lifetime, Mount, Source, VolumeName};
-use domain::{Bytes, Cause, Cpus, Files, Key, Network, OnDeath, Owner, Phase, Resources, Spec};
+use backend::FoundCondition;
+use domain::volume::{
+    MissingVolume, MountAccess, MountSource, MountSpec, VolumeClaim, VolumeLifetime, VolumeName,
+};
+use domain::{
+    Bytes, EndCause, Entrypoint, FilesState, MilliCpus, NetworkAccess, OnDeath, Owner, Phase, ResourceLimits,
+    SandboxKey, SandboxSpec,
+};
 use futures_util::future::join_all;
 
-use super::pretend::Pretend;
-use super::{Bench, config, operators_quota, plain, with_entrypoint};
+use super::fake_backend::FakeBackend;
+use super::{TestBench, config, operators_quota, plain, with_entrypoint};
 use crate::clock::Clock;
-use crate::driver::Command;
+use crate::sandboxes::driver::DriverCommand;
 use crate::{
-    Config, Create, Defaulted, ErrorKind, Outcome, Quota, RETRIES, Resumed, Revival, Revived, Sandbox,
-    ServiceError,
+    CreateSandboxRequest, DefaultedPart, ErrorKind, Outcome, OwnerQuota, RETRY_KEY_SPACE, ResumeOutcome,
+    RevivalKind, Sandbox, SandboxRevival, ServiceConfig, ServiceError,
 };
 
-const RESTARTED: Option<Revival> = Some(Revival { how: Revived::Restarted, cause: Cause::AgentDied });
+const RESTARTED: Option<SandboxRevival> =
+    Some(SandboxRevival { how: RevivalKind::Restarted, cause: EndCause::AgentDied });
 
-pub(super) fn replacing() -> Create {
-    Create { spec: Spec { on_death: Some(OnDeath::Replace), ..Spec::plain() }, ..plain() }
+pub(super) fn replacing() -> CreateSandboxRequest {
+    CreateSandboxRequest {
+        spec: SandboxSpec { on_death: Some(OnDeath::Replace), ..SandboxSpec::with_defaults() },
+        ..plain()
+    }
 }
 
-impl Bench {
+impl TestBench {
     pub(super) async fn died(&self, sandbox: &Sandbox) {
-        self.backend.kill(&sandbox.id, Cause::AgentDied);
+        self.backend.kill(&sandbox.id, EndCause::AgentDied);
         self.until(sandbox, |phase| matches!(phase, Phase::Failed(_))).await;
         // It is stopped in the same step; another order waits for that.
         self.service.patch_labels(&self.owner, &sandbox.id, Default::default()).await.unwrap();
@@ -40,9 +49,9 @@ impl Bench {
 
 #[tokio::test]
 async fn dead_sandbox_keeps_its_files_and_restarts_under_its_name() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let made = bench.made_and_died("a").await;
-    assert_eq!(bench.backend.condition(&made.id), Some(Condition::Dead));
+    assert_eq!(bench.backend.condition(&made.id), Some(FoundCondition::Dead));
     assert!(!bench.backend.was_asked_to("destroy"));
     let again = bench.acquire("a").await;
     assert_eq!((&again.sandbox.id, again.fresh, again.revival), (&made.id, false, RESTARTED));
@@ -54,24 +63,24 @@ async fn dead_sandbox_keeps_its_files_and_restarts_under_its_name() {
 
 #[tokio::test]
 async fn restart_runs_the_entrypoint_again_and_publishes_events() {
-    let bench = Bench::new().await;
-    let made = bench.service.create(&bench.owner, with_entrypoint()).await.unwrap();
+    let bench = TestBench::new().await;
+    let made = bench.service.create_sandbox(&bench.owner, with_entrypoint()).await.unwrap();
     bench.died(&made).await;
     let resumed = bench.service.restart(&bench.owner, &made.id).await.unwrap();
-    assert_eq!(resumed, Resumed { outcome: Outcome::Done, revival: RESTARTED });
-    let events = bench.service.events_of(&bench.owner, &made.id, 10).unwrap();
+    assert_eq!(resumed, ResumeOutcome { outcome: Outcome::Done, revival: RESTARTED });
+    let events = bench.service.sandbox_events(&bench.owner, &made.id, 10).unwrap();
     let seen: Vec<_> = events.iter().map(|event| (event.phase.name(), event.cause)).collect();
-    let died = Some(Cause::AgentDied);
+    let died = Some(EndCause::AgentDied);
     let expected =
         [("starting", None), ("running", None), ("failed", died), ("starting", died), ("running", None)];
     assert_eq!(seen, expected);
-    bench.backend.entrypoint_end.send_replace(Some(wire::process::Exit::Code(0)));
+    bench.backend.entrypoint_end.send_replace(Some(wire::process::ExitReason::Code(0)));
     bench.until(&made, |phase| matches!(phase, Phase::Exited(_))).await;
 }
 
 #[tokio::test]
 async fn concurrent_acquires_restart_a_dead_sandbox_once() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let made = bench.made_and_died("a").await;
     let all = join_all((0..30).map(|_| bench.acquire("a"))).await;
     assert!(all.iter().all(|acquired| acquired.sandbox.id == made.id && !acquired.fresh));
@@ -81,49 +90,49 @@ async fn concurrent_acquires_restart_a_dead_sandbox_once() {
 
 #[tokio::test]
 async fn unreported_death_is_noticed_by_the_next_acquire() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let made = bench.acquire("a").await.sandbox;
-    bench.backend.put(&made.id, Condition::Dead);
+    bench.backend.put_sandbox(&made.id, FoundCondition::Dead);
     let again = bench.acquire("a").await;
     assert_eq!((again.sandbox.id, again.revival), (made.id.clone(), RESTARTED));
     // The death notice arrives late and belongs to its former life.
-    bench.backend.deaths.0.send(backend::Death { id: made.id.clone(), cause: Cause::Oom }).unwrap();
+    bench.backend.deaths.0.send(backend::SandboxDeath { id: made.id.clone(), cause: EndCause::Oom }).unwrap();
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
-    assert_eq!(bench.service.get(&bench.owner, &made.id).unwrap().phase, Phase::Running);
+    assert_eq!(bench.service.find_sandbox(&bench.owner, &made.id).unwrap().phase, Phase::Running);
 }
 
 #[tokio::test]
 async fn resume_restarts_a_dead_sandbox_and_other_requests_do_not() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let made = bench.create().await;
     bench.died(&made).await;
-    let denied = bench.service.processes(&bench.owner, &made.id).await.unwrap_err();
+    let denied = bench.service.list_processes(&bench.owner, &made.id).await.unwrap_err();
     assert!(matches!(denied.kind(), ErrorKind::Conflict { .. }), "{denied:?}");
     assert!(denied.hint().is_some_and(|hint| hint.contains("restart")), "{denied:?}");
     assert!(!bench.backend.was_asked_to("restart asked"));
     let resumed = bench.service.resume(&bench.owner, &made.id).await.unwrap();
     assert_eq!(resumed.revival, RESTARTED);
-    assert_eq!(bench.service.restart(&bench.owner, &made.id).await.unwrap(), Outcome::AlreadySo.into());
-    bench.service.processes(&bench.owner, &made.id).await.unwrap();
+    assert_eq!(bench.service.restart(&bench.owner, &made.id).await.unwrap(), Outcome::Unchanged.into());
+    bench.service.list_processes(&bench.owner, &made.id).await.unwrap();
 }
 
 #[tokio::test]
 async fn resume_order_alone_does_not_restart_a_dead_sandbox() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let made = bench.create().await;
     bench.died(&made).await;
     let handle = bench.handle(&made);
-    let denied = bench.service.0.order(&handle, Command::Resume).await.unwrap_err();
+    let denied = bench.service.0.send_command(&handle, DriverCommand::Resume).await.unwrap_err();
     assert!(matches!(denied.kind(), ErrorKind::Conflict { .. }), "{denied:?}");
     assert!(!bench.backend.was_asked_to("restart asked"));
 }
 
 #[tokio::test]
 async fn retry_key_never_restarts_a_sandbox() {
-    let bench = Bench::new().await;
-    let key = Key::new(&bench.owner, RETRIES, "r").unwrap();
+    let bench = TestBench::new().await;
+    let key = SandboxKey::new(&bench.owner, RETRY_KEY_SPACE, "r").unwrap();
     let made = bench.service.acquire(&key, plain()).await.unwrap().sandbox;
     bench.died(&made).await;
     let again = bench.service.acquire(&key, plain()).await.unwrap();
@@ -133,51 +142,51 @@ async fn retry_key_never_restarts_a_sandbox() {
 
 #[tokio::test]
 async fn replace_gives_a_successor_by_name_and_an_empty_disk_by_id() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let key = bench.key("a");
     let made = bench.service.acquire(&key, replacing()).await.unwrap().sandbox;
     bench.died(&made).await;
     let again = bench.service.acquire(&key, replacing()).await.unwrap();
     assert!(again.fresh && again.sandbox.id != made.id);
-    let replaced = Some(Revival { how: Revived::Replaced, cause: Cause::AgentDied });
+    let replaced = Some(SandboxRevival { how: RevivalKind::Replaced, cause: EndCause::AgentDied });
     assert_eq!(again.revival, replaced);
-    bench.gone(&made).await;
+    bench.wait_until_gone(&made).await;
     bench.died(&again.sandbox).await;
     let resumed = bench.service.resume(&bench.owner, &again.sandbox.id).await.unwrap();
     assert_eq!(resumed.revival, replaced);
     assert!(!bench.backend.was_asked_to("restart asked"));
-    assert_eq!(bench.service.find(&key).unwrap().id, again.sandbox.id);
+    assert_eq!(bench.service.find_by_key(&key).unwrap().id, again.sandbox.id);
 }
 
 /// A sandbox for which the caller named everything.
-fn confined(on_death: Option<OnDeath>) -> Create {
-    let claim = Claim {
+fn confined(on_death: Option<OnDeath>) -> CreateSandboxRequest {
+    let claim = VolumeClaim {
         name: VolumeName::parse("data").unwrap(),
-        absent: Absent::Make { size: None, lifetime: Lifetime::WithSandboxes },
+        absent: MissingVolume::Make { size: None, lifetime: VolumeLifetime::WithSandboxes },
     };
-    let mount = Mount {
-        source: Source::Claim(claim),
+    let mount = MountSpec {
+        source: MountSource::Claim(claim),
         target: "/data".to_owned(),
-        access: Access::ReadWrite,
+        access: MountAccess::ReadWrite,
         sub_path: None,
     };
-    let resources = Resources {
-        memory: Some(Bytes::mib(300)),
-        cpus: Some(Cpus(250)),
+    let resources = ResourceLimits {
+        memory: Some(Bytes::from_mib(300)),
+        cpus: Some(MilliCpus(250)),
         pids: Some(50),
-        disk: Some(Bytes::mib(64)),
+        disk: Some(Bytes::from_mib(64)),
     };
-    let spec = Spec {
+    let spec = SandboxSpec {
         image: "tools".to_owned(),
         resources,
-        network: Network::Off,
+        network: NetworkAccess::Off,
         mounts: vec![mount],
         env: [("TOKEN".to_owned(), "secret value".to_owned())].into(),
-        entrypoint: vec!["serve".to_owned()],
+        entrypoint: Entrypoint::Argv(vec!["serve".to_owned()]),
         on_death,
-        ..Spec::plain()
+        ..SandboxSpec::with_defaults()
     };
-    Create {
+    CreateSandboxRequest {
         spec,
         labels: [("team".to_owned(), "blue".to_owned())].into(),
         notes: vec![7],
@@ -188,13 +197,13 @@ fn confined(on_death: Option<OnDeath>) -> Create {
 }
 
 /// A request by name alone: what the front filled in is weaker.
-fn by_name_alone() -> Create {
-    let spec = Spec { network: Network::On, ..Spec::plain() };
-    let defaulted = vec![Defaulted::Image, Defaulted::Network, Defaulted::Guest];
-    Create { spec, defaulted, merge_notes: |_, former| former.notes.clone(), ..plain() }
+fn by_name_alone() -> CreateSandboxRequest {
+    let spec = SandboxSpec { network: NetworkAccess::On, ..SandboxSpec::with_defaults() };
+    let defaulted = vec![DefaultedPart::Image, DefaultedPart::Network, DefaultedPart::Guest];
+    CreateSandboxRequest { spec, defaulted, merge_notes: |_, former| former.notes.clone(), ..plain() }
 }
 
-fn successor_is_as_confined(bench: &Bench, former: &Sandbox, successor: &Sandbox) {
+fn successor_is_as_confined(bench: &TestBench, former: &Sandbox, successor: &Sandbox) {
     assert_ne!(successor.id, former.id);
     assert_eq!(successor.spec, former.spec, "limits, network, volumes, variables, entrypoint, image");
     assert_eq!((&successor.labels, &successor.notes), (&former.labels, &former.notes));
@@ -202,35 +211,35 @@ fn successor_is_as_confined(bench: &Bench, former: &Sandbox, successor: &Sandbox
     assert_eq!(bench.handle(successor).idle_timeout, Some(Duration::from_secs(90)));
 }
 
-fn first_event(bench: &Bench, sandbox: &Sandbox) -> (&'static str, Option<&'static str>) {
-    let events = bench.service.events_of(&bench.owner, &sandbox.id, 10).unwrap();
-    (events[0].phase.name(), events[0].restart().map(Revived::name))
+fn first_event(bench: &TestBench, sandbox: &Sandbox) -> (&'static str, Option<&'static str>) {
+    let events = bench.service.sandbox_events(&bench.owner, &sandbox.id, 10).unwrap();
+    (events[0].phase.name(), events[0].revival_kind().map(RevivalKind::name))
 }
 
 #[tokio::test]
 async fn a_replacement_by_name_is_confined_as_its_predecessor() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let key = bench.key("a");
-    let wish = confined(Some(OnDeath::Replace));
-    let made = bench.service.acquire(&key, wish).await.unwrap().sandbox;
+    let request = confined(Some(OnDeath::Replace));
+    let made = bench.service.acquire(&key, request).await.unwrap().sandbox;
     assert_eq!(first_event(&bench, &made), ("starting", None));
     bench.died(&made).await;
     let again = bench.service.acquire(&key, by_name_alone()).await.unwrap();
-    assert_eq!(again.revival.map(|revival| revival.how), Some(Revived::Replaced));
+    assert_eq!(again.revival.map(|revival| revival.how), Some(RevivalKind::Replaced));
     successor_is_as_confined(&bench, &made, &again.sandbox);
     assert_eq!(first_event(&bench, &again.sandbox), ("starting", Some("replace")));
 }
 
 #[tokio::test]
 async fn a_successor_of_lost_files_is_confined_as_its_predecessor() {
-    let backend = Pretend::new();
+    let backend = FakeBackend::new();
     backend.restarts.store(false, Ordering::Relaxed);
-    let bench = Bench::with(backend, tempfile::tempdir().unwrap(), Clock::host()).await;
+    let bench = TestBench::with(backend, tempfile::tempdir().unwrap(), Clock::from_host()).await;
     let key = bench.key("a");
     let made = bench.service.acquire(&key, confined(None)).await.unwrap().sandbox;
     bench.died(&made).await;
     let again = bench.service.acquire(&key, by_name_alone()).await.unwrap();
-    assert_eq!(again.revival.map(|revival| revival.how), Some(Revived::FilesLost));
+    assert_eq!(again.revival.map(|revival| revival.how), Some(RevivalKind::FilesLost));
     successor_is_as_confined(&bench, &made, &again.sandbox);
     assert_eq!(first_event(&bench, &again.sandbox), ("starting", Some("files-lost")));
     let bench = bench.restarted().await;
@@ -239,9 +248,9 @@ async fn a_successor_of_lost_files_is_confined_as_its_predecessor() {
 
 #[tokio::test]
 async fn refused_replacement_leaves_the_settings_to_the_next_one() {
-    let backend = Pretend::new();
+    let backend = FakeBackend::new();
     backend.restarts.store(false, Ordering::Relaxed);
-    let bench = Bench::with(backend, tempfile::tempdir().unwrap(), Clock::host()).await;
+    let bench = TestBench::with(backend, tempfile::tempdir().unwrap(), Clock::from_host()).await;
     let key = bench.key("a");
     let made = bench.service.acquire(&key, confined(Some(OnDeath::Replace))).await.unwrap().sandbox;
     bench.died(&made).await;
@@ -250,69 +259,73 @@ async fn refused_replacement_leaves_the_settings_to_the_next_one() {
     let refused = bench.service.acquire(&key, impossible).await;
     assert!(matches!(refused, Err(ServiceError::NoRestarts)), "{refused:?}");
     let again = bench.service.acquire(&key, by_name_alone()).await.unwrap();
-    assert_eq!(again.revival.map(|revival| revival.how), Some(Revived::Replaced));
+    assert_eq!(again.revival.map(|revival| revival.how), Some(RevivalKind::Replaced));
     successor_is_as_confined(&bench, &made, &again.sandbox);
 }
 
 #[tokio::test]
 async fn settings_given_by_the_caller_of_a_replacement_win() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let key = bench.key("a");
-    let wish = confined(Some(OnDeath::Replace));
-    let made = bench.service.acquire(&key, wish).await.unwrap().sandbox;
+    let request = confined(Some(OnDeath::Replace));
+    let made = bench.service.acquire(&key, request).await.unwrap().sandbox;
     bench.died(&made).await;
-    let mut wish = confined(Some(OnDeath::Restart));
-    wish.spec.mounts[0].access = Access::ReadOnly;
-    wish.spec.resources = Resources { memory: Some(Bytes::mib(100)), ..Resources::default() };
-    wish.spec.image = "other".to_owned();
-    wish.spec.entrypoint = Vec::new();
-    wish.timeout = Some(Duration::ZERO);
-    let again = bench.service.acquire(&key, wish).await.unwrap().sandbox;
+    let mut request = confined(Some(OnDeath::Restart));
+    request.spec.mounts[0].access = MountAccess::ReadOnly;
+    request.spec.resources =
+        ResourceLimits { memory: Some(Bytes::from_mib(100)), ..ResourceLimits::default() };
+    request.spec.image = "other".to_owned();
+    request.spec.entrypoint = Entrypoint::FromImage;
+    request.timeout = Some(Duration::ZERO);
+    let again = bench.service.acquire(&key, request).await.unwrap().sandbox;
     let limits = &again.spec.resources;
-    assert_eq!((limits.memory, limits.pids), (Some(Bytes::mib(100)), Some(50)));
-    assert_eq!((again.spec.image.as_str(), again.spec.entrypoint.len()), ("other", 0));
-    assert_eq!((again.spec.mounts.len(), again.spec.mounts[0].access), (1, Access::ReadOnly));
+    assert_eq!((limits.memory, limits.pids), (Some(Bytes::from_mib(100)), Some(50)));
+    assert_eq!((again.spec.image.as_str(), again.spec.entrypoint), ("other", Entrypoint::FromImage));
+    assert_eq!((again.spec.mounts.len(), again.spec.mounts[0].access), (1, MountAccess::ReadOnly));
     assert_eq!((again.spec.on_death, again.expires), (Some(OnDeath::Restart), None));
 }
 
 #[tokio::test]
 async fn lost_in_memory_files_are_reported() {
-    let backend = Pretend::new();
+    let backend = FakeBackend::new();
     backend.restarts.store(false, Ordering::Relaxed);
-    let bench = Bench::with(backend, tempfile::tempdir().unwrap(), Clock::host()).await;
-    let named = Create { spec: Spec { on_death: Some(OnDeath::Restart), ..Spec::plain() }, ..plain() };
-    let refused = bench.service.create(&bench.owner, named).await.unwrap_err();
+    let bench = TestBench::with(backend, tempfile::tempdir().unwrap(), Clock::from_host()).await;
+    let named = CreateSandboxRequest {
+        spec: SandboxSpec { on_death: Some(OnDeath::Restart), ..SandboxSpec::with_defaults() },
+        ..plain()
+    };
+    let refused = bench.service.create_sandbox(&bench.owner, named).await.unwrap_err();
     assert!(matches!(refused, ServiceError::NoRestarts), "{refused:?}");
     let made = bench.made_and_died("a").await;
-    assert_eq!(bench.service.get(&bench.owner, &made.id).unwrap().files, Files::Lost);
+    assert_eq!(bench.service.find_sandbox(&bench.owner, &made.id).unwrap().files, FilesState::Lost);
     let refused = bench.service.restart(&bench.owner, &made.id).await.unwrap_err();
     assert!(matches!(refused, ServiceError::FilesLost { .. }), "{refused:?}");
     assert!(refused.hint().is_some_and(|hint| hint.contains("create --key")), "{refused:?}");
-    let denied = bench.service.processes(&bench.owner, &made.id).await.unwrap_err();
+    let denied = bench.service.list_processes(&bench.owner, &made.id).await.unwrap_err();
     assert!(matches!(denied.kind(), ErrorKind::Conflict { .. }), "{denied:?}");
     assert!(denied.to_string().contains("its files are lost"), "{denied}");
     assert_eq!(denied.hint(), refused.hint(), "a restart would be refused");
     let again = bench.acquire("a").await;
-    let lost = Some(Revival { how: Revived::FilesLost, cause: Cause::AgentDied });
+    let lost = Some(SandboxRevival { how: RevivalKind::FilesLost, cause: EndCause::AgentDied });
     assert_eq!((again.fresh, again.revival), (true, lost));
     assert_eq!(bench.backend.count(), 1);
 }
 
 #[tokio::test]
 async fn failed_restart_leaves_a_dead_sandbox_with_its_files() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let made = bench.made_and_died("a").await;
     bench.backend.fail("restart", 1);
     let error = bench.service.acquire(&bench.key("a"), plain()).await.unwrap_err();
     assert!(matches!(error, ServiceError::Backend { action: "restart", .. }), "{error:?}");
-    let dead = bench.service.get(&bench.owner, &made.id).unwrap();
-    assert_eq!((dead.phase, dead.files), (Phase::Failed(Cause::AgentDied), Files::Kept));
+    let dead = bench.service.find_sandbox(&bench.owner, &made.id).unwrap();
+    assert_eq!((dead.phase, dead.files), (Phase::Failed(EndCause::AgentDied), FilesState::Kept));
     assert_eq!(bench.acquire("a").await.sandbox.id, made.id);
 }
 
 #[tokio::test]
 async fn server_crash_during_a_restart_leaves_the_sandbox_restartable() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let made = bench.made_and_died("a").await;
     bench.backend.gate.forget_permits(usize::MAX >> 3);
     let (service, key) = (bench.service.clone(), bench.key("a"));
@@ -324,7 +337,7 @@ async fn server_crash_during_a_restart_leaves_the_sandbox_restartable() {
     asking.await.unwrap().unwrap();
     let (backend, _state) = bench.crash().await;
     backend.gate.add_permits(100);
-    let bench = Bench::with(backend, copy, Clock::host()).await;
+    let bench = TestBench::with(backend, copy, Clock::from_host()).await;
     bench.service.patch_labels(&bench.owner, &made.id, Default::default()).await.unwrap();
     let again = bench.acquire("a").await;
     assert_eq!((again.sandbox.id, again.revival), (made.id, RESTARTED));
@@ -333,33 +346,33 @@ async fn server_crash_during_a_restart_leaves_the_sandbox_restartable() {
 
 #[tokio::test]
 async fn dead_sandbox_survives_a_server_restart_with_name_and_files() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let made = bench.made_and_died("a").await;
     let bench = bench.restarted().await;
-    let found = bench.service.get(&bench.owner, &made.id).unwrap();
-    assert_eq!((found.phase, found.files), (Phase::Failed(Cause::AgentDied), Files::Kept));
+    let found = bench.service.find_sandbox(&bench.owner, &made.id).unwrap();
+    assert_eq!((found.phase, found.files), (Phase::Failed(EndCause::AgentDied), FilesState::Kept));
     assert_eq!(bench.acquire("a").await.revival, RESTARTED);
     let bench = bench.restarted().await;
-    let found = bench.service.get(&bench.owner, &made.id).unwrap();
+    let found = bench.service.find_sandbox(&bench.owner, &made.id).unwrap();
     assert_eq!(found.phase, Phase::Running);
 }
 
 #[tokio::test]
 async fn expired_or_destroyed_dead_sandbox_leaves_no_files() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let made = bench.made_and_died("a").await;
     bench.service.destroy(&bench.owner, &made.id).await.unwrap();
     assert_eq!(bench.backend.count(), 0);
-    let request = Create { timeout: Some(Duration::from_millis(50)), ..plain() };
-    let made = bench.service.create(&bench.owner, request).await.unwrap();
+    let request = CreateSandboxRequest { timeout: Some(Duration::from_millis(50)), ..plain() };
+    let made = bench.service.create_sandbox(&bench.owner, request).await.unwrap();
     bench.died(&made).await;
-    bench.gone(&made).await;
+    bench.wait_until_gone(&made).await;
     assert_eq!(bench.backend.count(), 0);
 }
 
 #[tokio::test]
 async fn a_dead_sandbox_can_be_snapshotted() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let made = bench.create().await;
     bench.died(&made).await;
     bench.service.take_snapshot(&bench.owner, &made.id, None).await.unwrap();
@@ -367,7 +380,7 @@ async fn a_dead_sandbox_can_be_snapshotted() {
 
 #[tokio::test]
 async fn dead_sandbox_with_a_name_is_evicted_last() {
-    let bench = Bench::limited(3, 3).await;
+    let bench = TestBench::limited(3, 3).await;
     let named = bench.made_and_died("named").await;
     bench.acquire("parked").await;
     bench.release("parked");
@@ -376,7 +389,10 @@ async fn dead_sandbox_with_a_name_is_evicted_last() {
     bench.acquire("b").await;
     assert!(!bench.has(&unnamed), "the dead sandbox without a name is evicted first");
     bench.acquire("c").await;
-    assert!(bench.service.find(&bench.key("parked")).is_none(), "the parked sandbox is evicted second");
+    assert!(
+        bench.service.find_by_key(&bench.key("parked")).is_none(),
+        "the parked sandbox is evicted second"
+    );
     assert!(bench.has(&named));
     bench.acquire("d").await;
     assert!(!bench.has(&named), "the dead sandbox with a name is evicted last");
@@ -385,13 +401,13 @@ async fn dead_sandbox_with_a_name_is_evicted_last() {
 #[tokio::test]
 async fn dead_sandboxes_of_another_owner_keep_their_files_at_the_limits() {
     for (soft, hard) in [(1, 20), (20, 2)] {
-        let bench = Bench::limited(soft, hard).await;
+        let bench = TestBench::limited(soft, hard).await;
         let named = bench.made_and_died("work").await;
         let unnamed = bench.create().await;
         bench.died(&unnamed).await;
-        let bob = Owner::named("bob");
-        let checked = bench.service.0.check_room_for(&bob, &Resources::default());
-        let created = bench.service.create(&bob, plain()).await;
+        let bob = Owner::from_valid_name("bob");
+        let checked = bench.service.0.check_room_for(&bob, &ResourceLimits::default());
+        let created = bench.service.create_sandbox(&bob, plain()).await;
         if hard == 2 {
             assert!(matches!(checked, Err(ServiceError::TooManySandboxes { limit: 2 })), "{checked:?}");
             let error = created.unwrap_err();
@@ -406,26 +422,30 @@ async fn dead_sandboxes_of_another_owner_keep_their_files_at_the_limits() {
 
 #[tokio::test]
 async fn dead_sandbox_of_another_owner_is_evicted_if_its_files_are_lost() {
-    let bench = Bench::limited(20, 1).await;
+    let bench = TestBench::limited(20, 1).await;
     bench.backend.restarts.store(false, Ordering::Relaxed);
     let dead = bench.made_and_died("work").await;
-    bench.service.create(&Owner::named("bob"), plain()).await.unwrap();
+    bench.service.create_sandbox(&Owner::from_valid_name("bob"), plain()).await.unwrap();
     assert!(!bench.has(&dead));
 }
 
 #[tokio::test]
 async fn dead_sandbox_costs_a_slot_and_disk_but_no_memory_or_cpu() {
-    let (backend, state) = (Pretend::new(), tempfile::tempdir().unwrap());
-    let quota = Quota {
+    let (backend, state) = (FakeBackend::new(), tempfile::tempdir().unwrap());
+    let quota = OwnerQuota {
         sandboxes: Some(3),
-        memory: Some(Bytes::mib(100)),
-        cpus: Some(Cpus(2000)),
-        ..Quota::default()
+        memory: Some(Bytes::from_mib(100)),
+        cpus: Some(MilliCpus(2000)),
+        ..OwnerQuota::default()
     };
-    let usual = Resources { memory: Some(Bytes::mib(60)), cpus: Some(Cpus(500)), ..Resources::default() };
+    let usual = ResourceLimits {
+        memory: Some(Bytes::from_mib(60)),
+        cpus: Some(MilliCpus(500)),
+        ..ResourceLimits::default()
+    };
     let quotas = operators_quota(quota);
-    let config = Config { quotas, usual, ..config(&state) };
-    let bench = Bench::configured(config, backend, state).await;
+    let config = ServiceConfig { quotas, default_limits: usual, ..config(&state) };
+    let bench = TestBench::configured(config, backend, state).await;
     let made = bench.made_and_died("a").await;
     // Its memory is free for another sandbox, which then prevents its restart until it is removed.
     let other = bench.create().await;
@@ -433,7 +453,10 @@ async fn dead_sandbox_costs_a_slot_and_disk_but_no_memory_or_cpu() {
     assert!(
         matches!(
             refused,
-            ServiceError::OverQuota { excess: crate::quota::Excess { what: "memory", .. }, .. }
+            ServiceError::OverQuota {
+                excess: crate::tenancy::quota::QuotaExcess { what: crate::QuotaResource::Memory, .. },
+                ..
+            }
         ),
         "{refused:?}"
     );

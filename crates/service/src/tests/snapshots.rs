@@ -3,16 +3,17 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use domain::{Bytes, Owner, Resources, SandboxId, Snapshot, SnapshotId, SnapshotState, Spec};
+use domain::{Bytes, Owner, ResourceLimits, SandboxId, SandboxSpec, Snapshot, SnapshotId, SnapshotState};
 
-use super::pretend::Pretend;
-use super::{Bench, config, operators_quota, plain};
+use super::fake_backend::FakeBackend;
+use super::{TestBench, config, operators_quota, plain};
 use crate::clock::Clock;
 use crate::{
-    Create, ErrorKind, Quota, Sandbox, Service, ServiceError, SnapshotFilter, SnapshotPage, SnapshotProblem,
+    CreateSandboxRequest, ErrorKind, OwnerQuota, Sandbox, Service, ServiceError, SnapshotFilter,
+    SnapshotPage, SnapshotProblem,
 };
 
-impl Bench {
+impl TestBench {
     async fn take(&self, id: &SandboxId) -> Result<Snapshot, ServiceError> {
         self.service.take_snapshot(&self.owner, id, Some("n".to_owned())).await
     }
@@ -25,7 +26,7 @@ impl Bench {
     /// Waits until the snapshot is no longer being taken.
     async fn settled(&self, id: &SnapshotId) -> Snapshot {
         loop {
-            let snapshot = self.service.snapshot(&self.owner, id).unwrap();
+            let snapshot = self.service.find_snapshot(&self.owner, id).unwrap();
             if !matches!(snapshot.state, SnapshotState::Creating(_)) {
                 return snapshot;
             }
@@ -33,20 +34,20 @@ impl Bench {
         }
     }
 
-    async fn restore(&self, id: &SnapshotId, resources: Resources) -> Result<Sandbox, ServiceError> {
-        let spec = Spec { snapshot: Some(id.clone()), resources, ..Spec::plain() };
-        self.service.create(&self.owner, Create { spec, ..plain() }).await
+    async fn restore(&self, id: &SnapshotId, resources: ResourceLimits) -> Result<Sandbox, ServiceError> {
+        let spec = SandboxSpec { snapshot: Some(id.clone()), resources, ..SandboxSpec::with_defaults() };
+        self.service.create_sandbox(&self.owner, CreateSandboxRequest { spec, ..plain() }).await
     }
 
     fn kept(&self, filter: impl Fn(&SnapshotState) -> bool + Sync, offset: usize) -> SnapshotPage {
         let filter = SnapshotFilter { sandbox: None, name: None, state: &filter, offset, limit: 2 };
-        self.service.snapshots(&self.owner, &filter)
+        self.service.list_snapshots(&self.owner, &filter)
     }
 }
 
-async fn restarted(bench: Bench) -> Bench {
+async fn restarted(bench: TestBench) -> TestBench {
     let (backend, state) = bench.crash().await;
-    Bench::with(backend, state, Clock::host()).await
+    TestBench::with(backend, state, Clock::from_host()).await
 }
 
 fn problem<T>(outcome: Result<T, ServiceError>) -> Option<SnapshotProblem> {
@@ -58,23 +59,27 @@ fn problem<T>(outcome: Result<T, ServiceError>) -> Option<SnapshotProblem> {
 
 #[tokio::test]
 async fn snapshot_becomes_ready_and_outlives_its_sandbox() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let source = bench.create().await;
     let begun = bench.take(&source.id).await.unwrap();
     assert_eq!((begun.state, begun.name.as_deref()), (SnapshotState::Creating(None), Some("n")));
     let ready = bench.settled(&begun.id).await;
-    assert_eq!((&ready.state, ready.size), (&SnapshotState::Ready, Bytes::mib(10)));
+    assert_eq!((&ready.state, ready.size), (&SnapshotState::Ready, Bytes::from_mib(10)));
     bench.service.destroy(&bench.owner, &source.id).await.unwrap();
     let bench = restarted(bench).await;
-    assert_eq!(bench.service.snapshot(&bench.owner, &ready.id).unwrap(), ready);
-    let made = bench.restore(&ready.id, Resources::default()).await.unwrap();
-    assert_eq!(made.spec.resources.disk, Some(Bytes::mib(100)), "the disk is as large as that of the source");
+    assert_eq!(bench.service.find_snapshot(&bench.owner, &ready.id).unwrap(), ready);
+    let made = bench.restore(&ready.id, ResourceLimits::default()).await.unwrap();
+    assert_eq!(
+        made.spec.resources.disk,
+        Some(Bytes::from_mib(100)),
+        "the disk is as large as that of the source"
+    );
     assert_eq!((made.spec.image.as_str(), made.spec.snapshot), ("real host", Some(ready.id)));
 }
 
 #[tokio::test]
 async fn snapshot_needs_a_running_sandbox_and_is_taken_one_at_a_time() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let source = bench.create().await;
     bench.service.pause(&bench.owner, &source.id).await.unwrap();
     assert_eq!(problem(bench.take(&source.id).await), Some(SnapshotProblem::Source));
@@ -83,7 +88,7 @@ async fn snapshot_needs_a_running_sandbox_and_is_taken_one_at_a_time() {
     let first = bench.take(&source.id).await.unwrap();
     assert_eq!(problem(bench.take(&source.id).await), Some(SnapshotProblem::Taking));
     assert_eq!(
-        problem(bench.restore(&first.id, Resources::default()).await),
+        problem(bench.restore(&first.id, ResourceLimits::default()).await),
         Some(SnapshotProblem::NotReady)
     );
     let deleted = bench.service.delete_snapshot(&bench.owner, &first.id).await;
@@ -95,7 +100,7 @@ async fn snapshot_needs_a_running_sandbox_and_is_taken_one_at_a_time() {
 
 #[tokio::test]
 async fn failed_snapshot_reports_the_cause_and_leaves_nothing() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let source = bench.create().await;
     bench.backend.fail("snapshot", 1);
     let begun = bench.take(&source.id).await.unwrap();
@@ -103,23 +108,23 @@ async fn failed_snapshot_reports_the_cause_and_leaves_nothing() {
     let SnapshotState::Failed(why) = &failed.state else { panic!("{failed:?}") };
     assert!(why.contains("the test requested this failure"), "{why}");
     assert!(bench.backend.was_asked_to("forget"));
-    assert_eq!(bench.service.troubles(None).first().map(|trouble| trouble.operation), Some("snapshot"));
+    assert_eq!(bench.service.recent_errors(None).first().map(|trouble| trouble.operation), Some("snapshot"));
     let bench = restarted(bench).await;
-    assert_eq!(bench.service.snapshot(&bench.owner, &failed.id).unwrap(), failed);
+    assert_eq!(bench.service.find_snapshot(&bench.owner, &failed.id).unwrap(), failed);
     bench.service.delete_snapshot(&bench.owner, &failed.id).await.unwrap();
     assert_eq!(restarted(bench).await.kept(|_| true, 0).total, 0);
 }
 
 #[tokio::test]
 async fn snapshot_of_another_owner_is_not_found_by_any_call() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let source = bench.create().await;
     let ready = bench.ready(&source.id).await;
-    let other = Bench { owner: Owner::named("other"), ..bench };
+    let other = TestBench { owner: Owner::from_valid_name("other"), ..bench };
     let kinds = [
-        other.service.snapshot(&other.owner, &ready.id).unwrap_err().kind(),
+        other.service.find_snapshot(&other.owner, &ready.id).unwrap_err().kind(),
         other.service.delete_snapshot(&other.owner, &ready.id).await.unwrap_err().kind(),
-        other.restore(&ready.id, Resources::default()).await.unwrap_err().kind(),
+        other.restore(&ready.id, ResourceLimits::default()).await.unwrap_err().kind(),
     ];
     assert_eq!(kinds, [ErrorKind::NoSnapshot; 3]);
     assert_eq!(other.take(&source.id).await.unwrap_err().kind(), ErrorKind::NotFound);
@@ -128,7 +133,7 @@ async fn snapshot_of_another_owner_is_not_found_by_any_call() {
 
 #[tokio::test]
 async fn lists_are_filtered_and_paged_newest_first() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let (one, two) = (bench.create().await, bench.create().await);
     let oldest = bench.ready(&one.id).await;
     bench.ready(&two.id).await;
@@ -140,14 +145,14 @@ async fn lists_are_filtered_and_paged_newest_first() {
     let all = |_: &SnapshotState| true;
     let mut filter =
         SnapshotFilter { sandbox: Some(one.id.as_str()), name: None, state: &all, offset: 0, limit: 9 };
-    assert_eq!(bench.service.snapshots(&bench.owner, &filter).total, 2);
+    assert_eq!(bench.service.list_snapshots(&bench.owner, &filter).total, 2);
     filter.name = Some("another");
-    assert_eq!(bench.service.snapshots(&bench.owner, &filter).total, 0);
+    assert_eq!(bench.service.list_snapshots(&bench.owner, &filter).total, 0);
 }
 
 #[tokio::test]
 async fn snapshots_per_owner_are_limited() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let source = bench.create().await;
     for _ in 0..3 {
         bench.ready(&source.id).await;
@@ -159,47 +164,53 @@ async fn snapshots_per_owner_are_limited() {
 
 #[tokio::test]
 async fn snapshot_sizes_count_in_the_disk_quota() {
-    let quota = Quota { disk: Some(Bytes::mib(25)), ..Quota::default() };
+    let quota = OwnerQuota { disk: Some(Bytes::from_mib(25)), ..OwnerQuota::default() };
     let state = tempfile::tempdir().unwrap();
     let quotas = operators_quota(quota);
-    let config = crate::Config { quotas, ..config(&state) };
-    let backend = Pretend::new();
+    let config = crate::ServiceConfig { quotas, ..config(&state) };
+    let backend = FakeBackend::new();
     let service = Service::start(config, Arc::clone(&backend) as _).await.unwrap();
-    let bench = Bench { service, backend, state, owner: Owner::single() };
+    let bench = TestBench { service, backend, state, owner: Owner::operator() };
     let sized = |mib| {
-        let resources = Resources { disk: Some(Bytes::mib(mib)), ..Resources::default() };
-        Create { spec: Spec { resources, ..Spec::plain() }, ..plain() }
+        let resources = ResourceLimits { disk: Some(Bytes::from_mib(mib)), ..ResourceLimits::default() };
+        CreateSandboxRequest { spec: SandboxSpec { resources, ..SandboxSpec::with_defaults() }, ..plain() }
     };
-    let source = bench.service.create(&bench.owner, sized(10)).await.unwrap();
+    let source = bench.service.create_sandbox(&bench.owner, sized(10)).await.unwrap();
     bench.ready(&source.id).await;
-    let refused = bench.service.create(&bench.owner, sized(6)).await.unwrap_err();
+    let refused = bench.service.create_sandbox(&bench.owner, sized(6)).await.unwrap_err();
     assert!(
-        matches!(refused, ServiceError::OverQuota { excess: crate::quota::Excess { what: "disk", .. }, .. }),
+        matches!(
+            refused,
+            ServiceError::OverQuota {
+                excess: crate::tenancy::quota::QuotaExcess { what: crate::QuotaResource::Disk, .. },
+                ..
+            }
+        ),
         "{refused}"
     );
-    bench.service.create(&bench.owner, sized(5)).await.unwrap();
+    bench.service.create_sandbox(&bench.owner, sized(5)).await.unwrap();
 }
 
 #[tokio::test]
 async fn disk_too_small_for_the_snapshot_is_refused() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let source = bench.create().await;
     let ready = bench.ready(&source.id).await;
-    let disk = |mib| Resources { disk: Some(Bytes::mib(mib)), ..Resources::default() };
+    let disk = |mib| ResourceLimits { disk: Some(Bytes::from_mib(mib)), ..ResourceLimits::default() };
     assert_eq!(problem(bench.restore(&ready.id, disk(9)).await), Some(SnapshotProblem::Restore));
     let made = bench.restore(&ready.id, disk(10)).await.unwrap();
-    assert_eq!(made.spec.resources.disk, Some(Bytes::mib(10)));
+    assert_eq!(made.spec.resources.disk, Some(Bytes::from_mib(10)));
 }
 
 #[tokio::test]
 async fn snapshot_in_use_by_a_create_cannot_be_deleted() {
-    let bench = Arc::new(Bench::new().await);
+    let bench = Arc::new(TestBench::new().await);
     let source = bench.create().await;
     let ready = bench.ready(&source.id).await;
     let permits = bench.backend.gate.forget_permits(usize::MAX);
     let making = tokio::spawn({
         let (bench, id) = (Arc::clone(&bench), ready.id.clone());
-        async move { bench.restore(&id, Resources::default()).await.map(drop) }
+        async move { bench.restore(&id, ResourceLimits::default()).await.map(drop) }
     });
     bench.until_count(2).await;
     let deleted = bench.service.delete_snapshot(&bench.owner, &ready.id).await;
@@ -207,17 +218,17 @@ async fn snapshot_in_use_by_a_create_cannot_be_deleted() {
     bench.backend.gate.add_permits(permits);
     making.await.unwrap().unwrap();
     bench.service.delete_snapshot(&bench.owner, &ready.id).await.unwrap();
-    assert_eq!(bench.backend.kept(), BTreeSet::new());
+    assert_eq!(bench.backend.snapshot_ids(), BTreeSet::new());
 }
 
 #[tokio::test]
 async fn snapshot_that_was_begun_is_finished_after_a_restart() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let source = bench.create().await;
     let permits = bench.backend.snapshot_gate.forget_permits(usize::MAX);
     let begun = bench.take(&source.id).await.unwrap();
     let bench = restarted(bench).await;
-    let seen = bench.service.snapshot(&bench.owner, &begun.id).unwrap();
+    let seen = bench.service.find_snapshot(&bench.owner, &begun.id).unwrap();
     assert_eq!(seen.state, SnapshotState::Creating(None), "the snapshot does not become failed");
     bench.backend.snapshot_gate.add_permits(permits);
     assert_eq!(bench.settled(&begun.id).await.state, SnapshotState::Ready);
@@ -225,67 +236,76 @@ async fn snapshot_that_was_begun_is_finished_after_a_restart() {
 
 #[tokio::test]
 async fn snapshot_that_was_taken_but_not_recorded_is_ready_after_a_restart() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let source = bench.create().await;
     bench.backend.snapshot_gate.forget_permits(usize::MAX);
     let begun = bench.take(&source.id).await.unwrap();
-    bench.backend.keep(&begun.id);
-    bench.backend.take_away(&source.id);
+    bench.backend.put_snapshot(&begun.id);
+    bench.backend.remove_sandbox(&source.id);
     let bench = restarted(bench).await;
-    assert_eq!(bench.service.snapshot(&bench.owner, &begun.id).unwrap().state, SnapshotState::Ready);
+    assert_eq!(bench.service.find_snapshot(&bench.owner, &begun.id).unwrap().state, SnapshotState::Ready);
 }
 
 #[tokio::test]
 async fn snapshot_whose_sandbox_ended_before_it_was_taken_fails() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let source = bench.create().await;
     bench.backend.snapshot_gate.forget_permits(usize::MAX);
     let begun = bench.take(&source.id).await.unwrap();
-    bench.backend.take_away(&source.id);
+    bench.backend.remove_sandbox(&source.id);
     let bench = restarted(bench).await;
-    let state = bench.service.snapshot(&bench.owner, &begun.id).unwrap().state;
+    let state = bench.service.find_snapshot(&bench.owner, &begun.id).unwrap().state;
     assert!(matches!(state, SnapshotState::Failed(_)), "{state:?}");
 }
 
 #[tokio::test]
 async fn restart_removes_unknown_snapshots_and_finishes_deletions() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let source = bench.create().await;
     let (doomed, lost) = (bench.ready(&source.id).await, bench.ready(&source.id).await);
     bench.backend.fail("forget", 1);
     bench.service.delete_snapshot(&bench.owner, &doomed.id).await.unwrap_err();
-    let state = bench.service.snapshot(&bench.owner, &doomed.id).unwrap().state;
+    let state = bench.service.find_snapshot(&bench.owner, &doomed.id).unwrap().state;
     assert_eq!(state, SnapshotState::Deleting);
-    bench.backend.keep(&SnapshotId::from_entropy([7; 16]));
-    backend::Backend::forget_snapshot(&*bench.backend, &lost.id).await.unwrap();
+    bench.backend.put_snapshot(&SnapshotId::from_entropy([7; 16]));
+    backend::Backend::delete_snapshot(&*bench.backend, &lost.id).await.unwrap();
     let bench = restarted(bench).await;
-    assert_eq!(bench.backend.kept(), BTreeSet::new());
-    assert_eq!(bench.service.snapshot(&bench.owner, &doomed.id).unwrap_err().kind(), ErrorKind::NoSnapshot);
-    let state = bench.service.snapshot(&bench.owner, &lost.id).unwrap().state;
+    assert_eq!(bench.backend.snapshot_ids(), BTreeSet::new());
+    assert_eq!(
+        bench.service.find_snapshot(&bench.owner, &doomed.id).unwrap_err().kind(),
+        ErrorKind::NoSnapshot
+    );
+    let state = bench.service.find_snapshot(&bench.owner, &lost.id).unwrap().state;
     assert!(matches!(state, SnapshotState::Failed(_)), "the files of the snapshot are gone: {state:?}");
 }
 
-fn on_quota(mib: u64, state: &tempfile::TempDir) -> crate::Config {
-    let quota = Quota { disk: Some(Bytes::mib(mib)), ..Quota::default() };
-    crate::Config { quotas: operators_quota(quota), ..config(state) }
+fn on_quota(mib: u64, state: &tempfile::TempDir) -> crate::ServiceConfig {
+    let quota = OwnerQuota { disk: Some(Bytes::from_mib(mib)), ..OwnerQuota::default() };
+    crate::ServiceConfig { quotas: operators_quota(quota), ..config(state) }
 }
 
-fn of_ten() -> Create {
-    let resources = Resources { disk: Some(Bytes::mib(10)), ..Resources::default() };
-    Create { spec: Spec { resources, ..Spec::plain() }, ..plain() }
+fn of_ten() -> CreateSandboxRequest {
+    let resources = ResourceLimits { disk: Some(Bytes::from_mib(10)), ..ResourceLimits::default() };
+    CreateSandboxRequest { spec: SandboxSpec { resources, ..SandboxSpec::with_defaults() }, ..plain() }
 }
 
 #[tokio::test]
 async fn snapshot_being_taken_counts_and_a_failed_one_frees_its_quota() {
     let state = tempfile::tempdir().unwrap();
-    let bench = Bench::configured(on_quota(35, &state), Pretend::new(), state).await;
-    let one = bench.service.create(&bench.owner, of_ten()).await.unwrap();
-    let two = bench.service.create(&bench.owner, of_ten()).await.unwrap();
+    let bench = TestBench::configured(on_quota(35, &state), FakeBackend::new(), state).await;
+    let one = bench.service.create_sandbox(&bench.owner, of_ten()).await.unwrap();
+    let two = bench.service.create_sandbox(&bench.owner, of_ten()).await.unwrap();
     let permits = bench.backend.snapshot_gate.forget_permits(usize::MAX);
     let begun = bench.take(&one.id).await.unwrap();
     let refused = bench.take(&two.id).await.unwrap_err();
     assert!(
-        matches!(refused, ServiceError::OverQuota { excess: crate::quota::Excess { what: "disk", .. }, .. }),
+        matches!(
+            refused,
+            ServiceError::OverQuota {
+                excess: crate::tenancy::quota::QuotaExcess { what: crate::QuotaResource::Disk, .. },
+                ..
+            }
+        ),
         "{refused}"
     );
     bench.backend.fail("snapshot", 1);
@@ -297,13 +317,19 @@ async fn snapshot_being_taken_counts_and_a_failed_one_frees_its_quota() {
 #[tokio::test]
 async fn volumes_reduce_the_quota_left_for_snapshots() {
     let state = tempfile::tempdir().unwrap();
-    let bench = Bench::configured(on_quota(30, &state), Pretend::new(), state).await;
-    let source = bench.service.create(&bench.owner, of_ten()).await.unwrap();
+    let bench = TestBench::configured(on_quota(30, &state), FakeBackend::new(), state).await;
+    let source = bench.service.create_sandbox(&bench.owner, of_ten()).await.unwrap();
     let name = domain::VolumeName::parse("data").unwrap();
-    bench.service.create_volume(&bench.owner, &name, Some(Bytes::mib(11))).await.unwrap();
+    bench.service.create_volume(&bench.owner, &name, Some(Bytes::from_mib(11))).await.unwrap();
     let refused = bench.take(&source.id).await.unwrap_err();
     assert!(
-        matches!(refused, ServiceError::OverQuota { excess: crate::quota::Excess { what: "disk", .. }, .. }),
+        matches!(
+            refused,
+            ServiceError::OverQuota {
+                excess: crate::tenancy::quota::QuotaExcess { what: crate::QuotaResource::Disk, .. },
+                ..
+            }
+        ),
         "{refused}"
     );
     bench.service.remove_volume(&bench.owner, &name).await.unwrap();

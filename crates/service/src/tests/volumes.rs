@@ -1,41 +1,41 @@
 //! Volumes that outlive sandboxes.
 
-use domain::volume::{Absent, Claim, Lifetime};
-use domain::{Access, Bytes, Mount, Owner, Source, VolumeName};
+use domain::volume::{MissingVolume, VolumeClaim, VolumeLifetime};
+use domain::{Bytes, MountAccess, MountSource, MountSpec, Owner, VolumeName};
 
-use super::pretend::Pretend;
-use super::{Bench, config, operators_quota, plain};
+use super::fake_backend::FakeBackend;
+use super::{TestBench, config, operators_quota, plain};
 use crate::clock::Clock;
-use crate::{Config, Create, ErrorKind, MountFault, Outcome, Quota, ServiceError};
+use crate::{CreateSandboxRequest, ErrorKind, MountFault, Outcome, OwnerQuota, ServiceConfig, ServiceError};
 
 fn name(text: &str) -> VolumeName {
     VolumeName::parse(text).unwrap()
 }
 
-fn claiming(text: &str, absent: Absent) -> Create {
-    let source = Source::Claim(Claim { name: name(text), absent });
+fn claiming(text: &str, absent: MissingVolume) -> CreateSandboxRequest {
+    let source = MountSource::Claim(VolumeClaim { name: name(text), absent });
     let mut request = plain();
     request.spec.mounts =
-        vec![Mount { source, target: "/data".into(), access: Access::ReadWrite, sub_path: None }];
+        vec![MountSpec { source, target: "/data".into(), access: MountAccess::ReadWrite, sub_path: None }];
     request
 }
 
-fn make(lifetime: Lifetime) -> Absent {
-    Absent::Make { size: Some(Bytes::mib(8)), lifetime }
+fn make(lifetime: VolumeLifetime) -> MissingVolume {
+    MissingVolume::Make { size: Some(Bytes::from_mib(8)), lifetime }
 }
 
-async fn names(bench: &Bench) -> Vec<String> {
-    let volumes = bench.service.volumes(&bench.owner).await.unwrap();
+async fn names(bench: &TestBench) -> Vec<String> {
+    let volumes = bench.service.list_volumes(&bench.owner).await.unwrap();
     volumes.into_iter().map(|status| status.volume.name.to_string()).collect()
 }
 
-async fn until_names(bench: &Bench, expected: &[&str]) {
+async fn until_names(bench: &TestBench, expected: &[&str]) {
     while names(bench).await != expected {
         tokio::task::yield_now().await;
     }
 }
 
-async fn asked(backend: &Pretend, call: &str) {
+async fn asked(backend: &FakeBackend, call: &str) {
     while !backend.was_asked_to(call) {
         tokio::task::yield_now().await;
     }
@@ -43,11 +43,16 @@ async fn asked(backend: &Pretend, call: &str) {
 
 #[tokio::test]
 async fn claim_becomes_a_volume_that_outlives_its_sandbox() {
-    let bench = Bench::new().await;
-    let one = bench.service.create(&bench.owner, claiming("data", make(Lifetime::Kept))).await.unwrap();
-    let other = bench.service.create(&bench.owner, claiming("data", Absent::Refuse)).await.unwrap();
+    let bench = TestBench::new().await;
+    let one = bench
+        .service
+        .create_sandbox(&bench.owner, claiming("data", make(VolumeLifetime::Kept)))
+        .await
+        .unwrap();
+    let other =
+        bench.service.create_sandbox(&bench.owner, claiming("data", MissingVolume::Refuse)).await.unwrap();
     assert_eq!(one.spec.mounts[0].source, other.spec.mounts[0].source, "both have the same volume");
-    assert!(matches!(one.spec.mounts[0].source, Source::Volume(_)));
+    assert!(matches!(one.spec.mounts[0].source, MountSource::Volume(_)));
     let in_use = bench.service.remove_volume(&bench.owner, &name("data")).await.unwrap_err();
     assert!(matches!(in_use, ServiceError::VolumeInUse { sandboxes: 2, .. }), "{in_use}");
     for sandbox in [one, other] {
@@ -57,17 +62,22 @@ async fn claim_becomes_a_volume_that_outlives_its_sandbox() {
     bench.service.remove_volume(&bench.owner, &name("data")).await.unwrap();
     let gone = bench.service.remove_volume(&bench.owner, &name("data")).await.unwrap_err();
     assert_eq!(gone.kind(), ErrorKind::Mount(MountFault::NoVolume));
-    let missing = bench.service.create(&bench.owner, claiming("data", Absent::Refuse)).await.unwrap_err();
+    let missing = bench
+        .service
+        .create_sandbox(&bench.owner, claiming("data", MissingVolume::Refuse))
+        .await
+        .unwrap_err();
     assert_eq!(missing.kind(), ErrorKind::Mount(MountFault::NoVolume));
     assert_eq!(bench.all().total, 0);
 }
 
 #[tokio::test]
 async fn many_claims_of_one_name_make_one_volume() {
-    let bench = Bench::new().await;
-    let create = || bench.service.create(&bench.owner, claiming("data", make(Lifetime::WithSandboxes)));
+    let bench = TestBench::new().await;
+    let create =
+        || bench.service.create_sandbox(&bench.owner, claiming("data", make(VolumeLifetime::WithSandboxes)));
     let made = futures_util::future::join_all((0..8).map(|_| create())).await;
-    let sources: Vec<Source> =
+    let sources: Vec<MountSource> =
         made.iter().map(|made| made.as_ref().unwrap().spec.mounts[0].source.clone()).collect();
     assert!(sources.iter().all(|source| *source == sources[0]), "{sources:?}");
     for sandbox in made {
@@ -79,34 +89,45 @@ async fn many_claims_of_one_name_make_one_volume() {
 
 #[tokio::test]
 async fn failed_create_leaves_no_volume() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     bench.backend.fail("create", 1);
-    bench.service.create(&bench.owner, claiming("brief", make(Lifetime::WithSandboxes))).await.unwrap_err();
+    bench
+        .service
+        .create_sandbox(&bench.owner, claiming("brief", make(VolumeLifetime::WithSandboxes)))
+        .await
+        .unwrap_err();
     until_names(&bench, &[]).await;
     bench.backend.fail("make volume", 1);
-    bench.service.create(&bench.owner, claiming("never", make(Lifetime::Kept))).await.unwrap_err();
+    bench
+        .service
+        .create_sandbox(&bench.owner, claiming("never", make(VolumeLifetime::Kept)))
+        .await
+        .unwrap_err();
     assert_eq!((names(&bench).await.len(), bench.all().total), (0, 0));
 }
 
 #[tokio::test]
 async fn restart_restores_volumes_and_their_uses() {
-    let bench = Bench::new().await;
-    let used =
-        bench.service.create(&bench.owner, claiming("brief", make(Lifetime::WithSandboxes))).await.unwrap();
+    let bench = TestBench::new().await;
+    let used = bench
+        .service
+        .create_sandbox(&bench.owner, claiming("brief", make(VolumeLifetime::WithSandboxes)))
+        .await
+        .unwrap();
     bench.service.create_volume(&bench.owner, &name("kept"), None).await.unwrap();
     bench.service.create_volume(&bench.owner, &name("lost"), None).await.unwrap();
-    let lost = bench.service.volume(&bench.owner, &name("lost")).await.unwrap().volume;
+    let lost = bench.service.find_volume(&bench.owner, &name("lost")).await.unwrap().volume;
     let (backend, state) = bench.crash().await;
     // One volume is missing in the backend, and one is only in the backend, as after a power loss.
     backend.forget_volume(&lost.id);
     let stranger = domain::Volume {
         id: domain::VolumeId::from_entropy([9; 20]),
-        owner: Owner::single(),
+        owner: Owner::operator(),
         name: name("stranger"),
         ..lost
     };
     backend.put_volume(stranger);
-    let bench = Bench::with(backend, state, Clock::host()).await;
+    let bench = TestBench::with(backend, state, Clock::from_host()).await;
     assert_eq!(names(&bench).await, ["brief", "kept", "stranger"]);
     assert!(
         !bench.backend.was_asked_to("remove volume"),
@@ -120,58 +141,69 @@ async fn restart_restores_volumes_and_their_uses() {
 
 #[tokio::test]
 async fn failed_removal_is_finished_after_a_restart() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     bench.service.create_volume(&bench.owner, &name("data"), None).await.unwrap();
     bench.backend.fail("remove volume", 1);
     bench.service.remove_volume(&bench.owner, &name("data")).await.unwrap_err();
-    let claimed = bench.service.create(&bench.owner, claiming("data", Absent::Refuse)).await.unwrap_err();
-    assert!(matches!(claimed, ServiceError::VolumeGoes(_)), "{claimed}");
+    let claimed = bench
+        .service
+        .create_sandbox(&bench.owner, claiming("data", MissingVolume::Refuse))
+        .await
+        .unwrap_err();
+    assert!(matches!(claimed, ServiceError::VolumeRemoving(_)), "{claimed}");
     let (backend, state) = bench.crash().await;
-    let bench = Bench::with(backend, state, Clock::host()).await;
+    let bench = TestBench::with(backend, state, Clock::from_host()).await;
     assert!(names(&bench).await.is_empty());
 }
 
 #[tokio::test]
 async fn volumes_count_in_the_disk_quota_and_have_one_size() {
     let state = tempfile::tempdir().unwrap();
-    let quota = Quota { disk: Some(Bytes::mib(100)), ..Quota::default() };
-    let config = Config { quotas: operators_quota(quota), ..config(&state) };
-    let bench = Bench::configured(config, Pretend::new(), state).await;
-    let create = |size: u64| bench.service.create_volume(&bench.owner, &VOLUME, Some(Bytes::mib(size)));
+    let quota = OwnerQuota { disk: Some(Bytes::from_mib(100)), ..OwnerQuota::default() };
+    let config = ServiceConfig { quotas: operators_quota(quota), ..config(&state) };
+    let bench = TestBench::configured(config, FakeBackend::new(), state).await;
+    let create = |size: u64| bench.service.create_volume(&bench.owner, &VOLUME, Some(Bytes::from_mib(size)));
     static VOLUME: std::sync::LazyLock<VolumeName> = std::sync::LazyLock::new(|| name("data"));
     assert!(matches!(create(101).await, Err(ServiceError::BeyondQuota { .. })));
     assert_eq!(create(60).await.unwrap().1, Outcome::Done);
-    assert_eq!(create(60).await.unwrap().1, Outcome::AlreadySo);
+    assert_eq!(create(60).await.unwrap().1, Outcome::Unchanged);
     assert!(matches!(create(50).await, Err(ServiceError::VolumeExists(_))));
     let mut request = plain();
-    request.spec.resources.disk = Some(Bytes::mib(41));
-    let over = bench.service.create(&bench.owner, request.clone()).await.unwrap_err();
+    request.spec.resources.disk = Some(Bytes::from_mib(41));
+    let over = bench.service.create_sandbox(&bench.owner, request.clone()).await.unwrap_err();
     assert!(
-        matches!(over, ServiceError::OverQuota { excess: crate::quota::Excess { what: "disk", .. }, .. }),
+        matches!(
+            over,
+            ServiceError::OverQuota {
+                excess: crate::tenancy::quota::QuotaExcess { what: crate::QuotaResource::Disk, .. },
+                ..
+            }
+        ),
         "{over}"
     );
-    request.spec.resources.disk = Some(Bytes::mib(40));
-    bench.service.create(&bench.owner, request).await.unwrap();
+    request.spec.resources.disk = Some(Bytes::from_mib(40));
+    bench.service.create_sandbox(&bench.owner, request).await.unwrap();
 }
 
 #[tokio::test]
 async fn attached_volume_is_in_use_and_stored() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let sandbox = bench.create().await;
-    let mounts = claiming("data", make(Lifetime::WithSandboxes)).spec.mounts;
-    let attached = bench.service.attach(&bench.owner, &sandbox.id, mounts.clone()).await.unwrap();
+    let mounts = claiming("data", make(VolumeLifetime::WithSandboxes)).spec.mounts;
+    let attached = bench.service.attach_mounts(&bench.owner, &sandbox.id, mounts.clone()).await.unwrap();
     assert_eq!(attached.spec.mounts.len(), 1);
-    let foreign = bench.service.attach(&Owner::named("other"), &sandbox.id, mounts).await.unwrap_err();
+    let foreign =
+        bench.service.attach_mounts(&Owner::from_valid_name("other"), &sandbox.id, mounts).await.unwrap_err();
     assert_eq!(foreign.kind(), ErrorKind::NotFound);
     let (backend, state) = bench.crash().await;
-    let bench = Bench::with(backend, state, Clock::host()).await;
+    let bench = TestBench::with(backend, state, Clock::from_host()).await;
     assert_eq!(
-        bench.service.volumes(&bench.owner).await.unwrap()[0].sandboxes,
+        bench.service.list_volumes(&bench.owner).await.unwrap()[0].sandboxes,
         std::slice::from_ref(&sandbox.id)
     );
     bench.backend.fail("attach", 1);
-    let more = claiming("more", make(Lifetime::WithSandboxes)).spec.mounts;
-    bench.service.attach(&bench.owner, &sandbox.id, more).await.unwrap_err();
+    let more = claiming("more", make(VolumeLifetime::WithSandboxes)).spec.mounts;
+    bench.service.attach_mounts(&bench.owner, &sandbox.id, more).await.unwrap_err();
     until_names(&bench, &["data"]).await;
     bench.service.destroy(&bench.owner, &sandbox.id).await.unwrap();
     until_names(&bench, &[]).await;
@@ -179,7 +211,7 @@ async fn attached_volume_is_in_use_and_stored() {
 
 #[tokio::test]
 async fn volumes_per_owner_are_limited() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     for number in 0..3 {
         bench.service.create_volume(&bench.owner, &name(&format!("v{number}")), None).await.unwrap();
     }
@@ -187,19 +219,22 @@ async fn volumes_per_owner_are_limited() {
     assert!(matches!(refused, ServiceError::TooManyVolumes { limit: 3 }), "{refused}");
     assert!(matches!(refused.kind(), ErrorKind::Exhausted { .. }) && refused.hint().is_some());
     bench.service.create_volume(&bench.owner, &name("v0"), None).await.unwrap();
-    bench.service.create_volume(&Owner::named("other"), &name("v0"), None).await.unwrap();
-    let listed = bench.service.volumes(&bench.owner).await.unwrap();
-    assert_eq!(listed.iter().map(|status| status.used).collect::<Vec<_>>(), [Some(Bytes::mib(1)); 3]);
+    bench.service.create_volume(&Owner::from_valid_name("other"), &name("v0"), None).await.unwrap();
+    let listed = bench.service.list_volumes(&bench.owner).await.unwrap();
+    assert_eq!(listed.iter().map(|status| status.used).collect::<Vec<_>>(), [Some(Bytes::from_mib(1)); 3]);
 }
 
 #[tokio::test]
 async fn cancelled_create_does_not_use_the_volume_it_made() {
-    for (lifetime, left) in [(Lifetime::WithSandboxes, &[][..]), (Lifetime::Kept, &["data"][..])] {
-        let bench = Bench::new().await;
+    for (lifetime, left) in [(VolumeLifetime::WithSandboxes, &[][..]), (VolumeLifetime::Kept, &["data"][..])]
+    {
+        let bench = TestBench::new().await;
         bench.backend.volume_gate.forget_permits(usize::MAX >> 3);
         let (service, owner) = (bench.service.clone(), bench.owner.clone());
         let asking =
-            tokio::spawn(async move { service.create(&owner, claiming("data", make(lifetime))).await });
+            tokio::spawn(
+                async move { service.create_sandbox(&owner, claiming("data", make(lifetime))).await },
+            );
         asked(&bench.backend, "make volume asked").await;
         asking.abort();
         asking.await.unwrap_err();
@@ -208,7 +243,14 @@ async fn cancelled_create_does_not_use_the_volume_it_made() {
         // The maker holds the turn until the volume exists.
         drop(bench.service.0.volumes.turn.lock().await);
         until_names(&bench, left).await;
-        while bench.service.volumes(&bench.owner).await.unwrap().iter().any(|it| !it.sandboxes.is_empty()) {
+        while bench
+            .service
+            .list_volumes(&bench.owner)
+            .await
+            .unwrap()
+            .iter()
+            .any(|it| !it.sandboxes.is_empty())
+        {
             tokio::task::yield_now().await;
         }
     }
@@ -216,13 +258,13 @@ async fn cancelled_create_does_not_use_the_volume_it_made() {
 
 #[tokio::test]
 async fn cancelled_attach_leaves_the_volume_in_use() {
-    let bench = Bench::new().await;
+    let bench = TestBench::new().await;
     let sandbox = bench.create().await;
     bench.service.create_volume(&bench.owner, &name("data"), None).await.unwrap();
     bench.backend.volume_gate.forget_permits(usize::MAX >> 3);
     let (service, owner, id) = (bench.service.clone(), bench.owner.clone(), sandbox.id.clone());
-    let mounts = claiming("data", Absent::Refuse).spec.mounts;
-    let asking = tokio::spawn(async move { service.attach(&owner, &id, mounts).await });
+    let mounts = claiming("data", MissingVolume::Refuse).spec.mounts;
+    let asking = tokio::spawn(async move { service.attach_mounts(&owner, &id, mounts).await });
     asked(&bench.backend, "attach").await;
     asking.abort();
     asking.await.unwrap_err();
@@ -235,9 +277,9 @@ async fn cancelled_attach_leaves_the_volume_in_use() {
 
 #[tokio::test]
 async fn claim_waits_for_the_removal_of_a_volume_of_its_name() {
-    let bench = Bench::new().await;
-    let request = claiming("data", make(Lifetime::WithSandboxes));
-    let first = bench.service.create(&bench.owner, request.clone()).await.unwrap();
+    let bench = TestBench::new().await;
+    let request = claiming("data", make(VolumeLifetime::WithSandboxes));
+    let first = bench.service.create_sandbox(&bench.owner, request.clone()).await.unwrap();
     bench.backend.volume_gate.forget_permits(usize::MAX >> 3);
     bench.service.destroy(&bench.owner, &first.id).await.unwrap();
     asked(&bench.backend, "remove volume asked").await;
@@ -248,7 +290,7 @@ async fn claim_waits_for_the_removal_of_a_volume_of_its_name() {
     bench.backend.volume_gate.add_permits(100);
     let uses = claiming.await.unwrap();
     assert_ne!(mounts[0].source, first.spec.mounts[0].source);
-    assert_eq!(bench.service.volumes(&bench.owner).await.unwrap()[0].sandboxes, [sandbox]);
+    assert_eq!(bench.service.list_volumes(&bench.owner).await.unwrap()[0].sandboxes, [sandbox]);
     drop(uses);
     until_names(&bench, &[]).await;
 }

@@ -5,28 +5,32 @@ use std::time::Duration;
 
 use domain::{ProcessId, SandboxId};
 use tokio::io::{AsyncWriteExt, DuplexStream};
-use wire::process::Exit;
-use wire::{Frame, Greeting, Reply, StreamTag};
+use wire::process::ExitReason;
+use wire::{AgentReply, Frame, Greeting, StreamTag};
 
-use super::pretend::Pretend;
-use crate::activity::Activity;
-use crate::agent_client::{Agent, Connection};
+use super::fake_backend::FakeBackend;
+use crate::agent::client::{AgentClient, OperationConnection};
 use crate::clock::Clock;
-use crate::commands::Commands;
-use crate::following::{Following, Place};
-use crate::{Patience, Waited};
+use crate::exec::command_slots::CommandSlots;
+use crate::exec::output_stream::{OutputStream, ReadPosition};
+use crate::sandboxes::activity::SandboxActivity;
+use crate::{WaitLimits, WaitOutcome};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-async fn followed() -> (Following, DuplexStream) {
+async fn followed() -> (OutputStream, DuplexStream) {
     let (ours, mut theirs) = tokio::io::duplex(1 << 20);
-    send(&mut theirs, Frame::message(&Greeting { version: wire::VERSION })).await;
-    let agent = Agent::new(Pretend::new(), SandboxId::from_entropy([1; 20]));
-    let activity = Activity::new(Clock::host());
+    send(&mut theirs, Frame::from_message(&Greeting { version: wire::VERSION })).await;
+    let agent = AgentClient::new(FakeBackend::new(), SandboxId::from_entropy([1; 20]));
+    let activity = SandboxActivity::new(Clock::from_host());
     let process = ProcessId::from_entropy([1; 16]);
-    let connection = Connection::of(Box::new(ours), Arc::new(tokio::sync::Semaphore::new(1)));
-    let position = Place::starting(0, 0);
-    (Following::new(process, agent, connection, position, Commands::new(1), activity.begin()), theirs)
+    let connection =
+        OperationConnection::from_stream(Box::new(ours), Arc::new(tokio::sync::Semaphore::new(1)));
+    let position = ReadPosition::starting_at(0, 0);
+    (
+        OutputStream::new(process, agent, connection, position, CommandSlots::new(1), activity.start_use()),
+        theirs,
+    )
 }
 
 async fn send(agent: &mut DuplexStream, frame: Frame) {
@@ -49,14 +53,14 @@ async fn silent_process_keeps_running_when_the_quiet_limit_is_reached() {
         }
         agent
     };
-    let limits = Patience { soft: None, quiet: Some(2 * SECOND) };
+    let limits = WaitLimits { soft: None, quiet: Some(2 * SECOND) };
     let mut seen = 0;
     let (waited, mut agent) = tokio::join!(following.wait(limits, |_| seen += 1), printing);
-    assert_eq!(waited.unwrap(), Waited::TooQuiet);
+    assert_eq!(waited.unwrap(), WaitOutcome::TooQuiet);
     assert_eq!(seen, 5, "each output restarts the quiet limit");
     // The process still runs, and the same reader sees its end.
-    let ended = wire::process::Ended {
-        exit: Exit::Code(3),
+    let ended = wire::process::ProcessEnd {
+        exit: ExitReason::Code(3),
         written: 5,
         ended_ms: 0,
         duration_ms: 0,
@@ -64,9 +68,9 @@ async fn silent_process_keeps_running_when_the_quiet_limit_is_reached() {
         system_ms: 0,
         max_rss_kib: 0,
     };
-    send(&mut agent, Frame::message(&Reply::Ended(ended))).await;
+    send(&mut agent, Frame::from_message(&AgentReply::Ended(ended))).await;
     let waited = following.wait(limits, |_| {}).await.unwrap();
-    assert!(matches!(waited, Waited::Ended(ended) if ended.exit == domain::Exit::Code(3)));
+    assert!(matches!(waited, WaitOutcome::Ended(ended) if ended.exit == domain::ExitReason::Code(3)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -78,12 +82,12 @@ async fn busy_process_keeps_running_when_the_soft_limit_is_reached() {
             send(&mut agent, output(offset)).await;
         }
     };
-    let limits = Patience { soft: Some(SECOND * 7 / 2), quiet: Some(2 * SECOND) };
+    let limits = WaitLimits { soft: Some(SECOND * 7 / 2), quiet: Some(2 * SECOND) };
     let mut seen = 0;
     let waiting = following.wait(limits, |_| seen += 1);
     let waited = tokio::select! {
         waited = waiting => waited.unwrap(),
         () = printing => panic!("the wait went past its limit"),
     };
-    assert_eq!((waited, seen), (Waited::TooLong, 3));
+    assert_eq!((waited, seen), (WaitOutcome::TooLong, 3));
 }

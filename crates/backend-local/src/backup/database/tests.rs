@@ -9,8 +9,8 @@ use tempfile::TempDir;
 
 use super::*;
 
-fn us() -> Owner {
-    Owner { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() }
+fn current_owner() -> DirectoryOwner {
+    DirectoryOwner { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() }
 }
 
 #[test]
@@ -20,8 +20,8 @@ fn only_plain_files_of_the_owner_are_a_database() {
     fs::write(elsewhere.path().join("file"), "x").unwrap();
     fs::write(server.path().join("coracle.db"), "x").unwrap();
     fs::write(server.path().join("coracle.db-wal"), "x").unwrap();
-    check_files(server.path(), us()).unwrap();
-    let other = Owner { uid: us().uid + 1, ..us() };
+    check_files(server.path(), current_owner()).unwrap();
+    let other = DirectoryOwner { uid: current_owner().uid + 1, ..current_owner() };
     assert!(matches!(check_files(server.path(), other), Err(BackupError::ForeignDatabase(_))));
     for ending in ["", "-wal", "-shm", "-journal"] {
         let path = server.path().join(format!("coracle.db{ending}"));
@@ -35,7 +35,7 @@ fn only_plain_files_of_the_owner_are_a_database() {
         for (what, put) in ways {
             fs::remove_file(&path).ok();
             put();
-            let refused = check_files(server.path(), us());
+            let refused = check_files(server.path(), current_owner());
             assert!(matches!(refused, Err(BackupError::ForeignDatabase(_))), "{what} as coracle.db{ending}");
             fs::remove_file(&path).or_else(|_| fs::remove_dir(&path)).unwrap();
         }
@@ -43,7 +43,7 @@ fn only_plain_files_of_the_owner_are_a_database() {
             fs::write(&path, "x").unwrap();
         }
     }
-    check_files(server.path(), us()).unwrap();
+    check_files(server.path(), current_owner()).unwrap();
 }
 
 #[test]
@@ -51,10 +51,10 @@ fn only_plain_files_of_the_owner_are_a_database() {
 fn a_copy_that_takes_too_long_is_killed() {
     let sleeping = Command::new("sleep").arg("600").spawn().unwrap();
     let pidfd = pidfd_open(Pid::from_child(&sleeping), PidfdFlags::empty()).unwrap();
-    assert_eq!(wait(&pidfd, Duration::from_millis(50)).unwrap(), None);
+    assert_eq!(wait_or_kill(&pidfd, Duration::from_millis(50)).unwrap(), None);
     let ending = Command::new("true").spawn().unwrap();
     let pidfd = pidfd_open(Pid::from_child(&ending), PidfdFlags::empty()).unwrap();
-    assert_eq!(wait(&pidfd, Duration::from_secs(60)).unwrap(), Some(End::Code(0)));
+    assert_eq!(wait_or_kill(&pidfd, Duration::from_secs(60)).unwrap(), Some(ProcessExit::Code(0)));
 }
 
 #[test]
@@ -63,16 +63,16 @@ fn copy_that_is_not_a_plain_file_is_refused() {
     let (copied, target) = (place.path().join("copied"), place.path().join("target"));
     fs::write(place.path().join("other"), "x").unwrap();
     std::os::unix::fs::symlink(place.path().join("other"), &copied).unwrap();
-    assert!(take(&copied, &target, us()).is_err() && !target.exists());
+    assert!(take_copy(&copied, &target, current_owner()).is_err() && !target.exists());
     fs::remove_file(&copied).unwrap();
     mknodat(CWD, &copied, FileType::Fifo, 0o600.into(), 0).unwrap();
-    assert!(take(&copied, &target, us()).is_err() && !target.exists());
+    assert!(take_copy(&copied, &target, current_owner()).is_err() && !target.exists());
     fs::remove_file(&copied).unwrap();
-    take(&copied, &target, us()).unwrap();
+    take_copy(&copied, &target, current_owner()).unwrap();
     fs::File::create(&copied).unwrap().set_len(MAX_DATABASE_SIZE + 1).unwrap();
-    let refused = take(&copied, &target, us());
+    let refused = take_copy(&copied, &target, current_owner());
     assert!(matches!(refused, Err(BackupError::LargeDatabase { .. })) && !target.exists(), "{refused:?}");
     fs::write(&copied, "rows").unwrap();
-    take(&copied, &target, us()).unwrap();
+    take_copy(&copied, &target, current_owner()).unwrap();
     assert_eq!(fs::read(&target).unwrap(), b"rows");
 }

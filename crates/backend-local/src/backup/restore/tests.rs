@@ -15,9 +15,9 @@ type MadeEntry<'a> = (&'a str, EntryType, &'a str);
 fn write_archive(file: &Path, entries: &[MadeEntry<'_>]) {
     let mut report = |_: u64| {};
     let mut writer = ArchiveWriter::new(File::create(file).unwrap(), None, &mut report).unwrap();
-    writer.begin("records").unwrap();
+    writer.begin_part("records").unwrap();
     for (path, kind, content) in entries {
-        let mut header: Header = archive::entry(*kind, 0o4777);
+        let mut header: Header = archive::entry_header(*kind, 0o4777);
         header.set_uid(if rustix::process::geteuid().is_root() { 4711 } else { 0 });
         match kind {
             EntryType::Symlink | EntryType::Link => {
@@ -25,16 +25,16 @@ fn write_archive(file: &Path, entries: &[MadeEntry<'_>]) {
             }
             _ => {
                 header.set_size(content.len() as u64);
-                writer.add(header, Path::new(path), content.as_bytes()).unwrap();
+                writer.add_entry(header, Path::new(path), content.as_bytes()).unwrap();
             }
         }
     }
     writer.finish(manifest()).unwrap();
 }
 
-fn manifest() -> Manifest {
-    Manifest {
-        version: VERSION,
+fn manifest() -> BackupManifest {
+    BackupManifest {
+        version: ARCHIVE_VERSION,
         of_root: rustix::process::geteuid().is_root(),
         with_secrets: false,
         parts: Vec::new(),
@@ -44,11 +44,11 @@ fn manifest() -> Manifest {
 }
 
 /// Unpacks a made-up archive to `draft` below a directory.
-fn unpack_made(place: &TempDir, entries: &[MadeEntry<'_>]) -> Result<Manifest, BackupError> {
+fn unpack_made(place: &TempDir, entries: &[MadeEntry<'_>]) -> Result<BackupManifest, BackupError> {
     let (file, draft) = (place.path().join("made"), place.path().join("draft"));
     write_archive(&file, entries);
     fs::create_dir(&draft).unwrap();
-    unpack(&File::open(&file).unwrap(), &file, &draft, &mut |_| {})
+    unpack_archive(&File::open(&file).unwrap(), &file, &draft, &mut |_| {})
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn links_and_devices_outside_of_layers_are_refused() {
 #[test]
 fn paths_with_dots_are_refused() {
     for path in ["images/layers/0/tree/../../../../server", "/images/base-1/x", "../images/base-1/x"] {
-        assert!(Placement::of(Path::new(path)).is_err(), "{path}");
+        assert!(EntryPlacement::of_path(Path::new(path)).is_err(), "{path}");
     }
 }
 
@@ -121,11 +121,11 @@ fn round_trip(from: &Path, place: &TempDir) -> PathBuf {
     let (file, draft) = (place.path().join("made"), place.path().join("draft"));
     let mut report = |_: u64| {};
     let mut writer = ArchiveWriter::new(File::create(&file).unwrap(), None, &mut report).unwrap();
-    writer.begin("images").unwrap();
-    super::super::tree::add(&mut writer, &Root::open(from).unwrap(), "images/layers").unwrap();
+    writer.begin_part("images").unwrap();
+    super::super::tree::add_tree(&mut writer, &RootDirectory::open(from).unwrap(), "images/layers").unwrap();
     writer.finish(manifest()).unwrap();
     fs::create_dir(&draft).unwrap();
-    unpack(&File::open(&file).unwrap(), &file, &draft, &mut |_| {}).unwrap();
+    unpack_archive(&File::open(&file).unwrap(), &file, &draft, &mut |_| {}).unwrap();
     draft.join("images/layers/0/tree")
 }
 
@@ -170,14 +170,14 @@ fn attributes_of_version_1_are_read() {
     let (file, draft) = (place.path().join("made"), place.path().join("draft"));
     let mut report = |_: u64| {};
     let mut writer = ArchiveWriter::new(File::create(&file).unwrap(), None, &mut report).unwrap();
-    writer.begin("images").unwrap();
-    let attribute = (format!("{IN_ARCHIVE_1}user.overlay.opaque"), b"y".to_vec());
+    writer.begin_part("images").unwrap();
+    let attribute = (format!("{ATTRIBUTE_KEY_PREFIX_V1}user.overlay.opaque"), b"y".to_vec());
     writer.add_attributes(&[attribute]).unwrap();
     let path = Path::new("images/layers/0/tree/directory");
-    writer.add(archive::entry(EntryType::Directory, 0o755), path, io::empty()).unwrap();
-    writer.finish(Manifest { version: 1, ..manifest() }).unwrap();
+    writer.add_entry(archive::entry_header(EntryType::Directory, 0o755), path, io::empty()).unwrap();
+    writer.finish(BackupManifest { version: 1, ..manifest() }).unwrap();
     fs::create_dir(&draft).unwrap();
-    unpack(&File::open(&file).unwrap(), &file, &draft, &mut |_| {}).unwrap();
+    unpack_archive(&File::open(&file).unwrap(), &file, &draft, &mut |_| {}).unwrap();
     let directory = File::open(draft.join(path)).unwrap();
     let mut found = [0; 8];
     let length = rustix::fs::fgetxattr(&directory, "user.overlay.opaque", found.as_mut_slice()).unwrap();

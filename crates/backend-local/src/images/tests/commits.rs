@@ -3,15 +3,16 @@
 use super::*;
 
 /// Imports the upper directories of a disk onto a base.
-fn commit(state: &Path, name: &str, disk: &Path, below: Below) -> Result<Record, ImageError> {
+fn commit(state: &Path, name: &str, disk: &Path, below: ImportBase) -> Result<ImageRecord, ImageError> {
     let tree = |mount_point: &str, directory: &str| UpperTree {
         mount_point: mount_point.to_owned(),
         directory: directory.to_owned(),
     };
     let trees = vec![tree("/", "root.upper"), tree("/usr", "usr.upper"), tree("/usr/x", "usr-x.upper")];
-    let source = Source::Uppers { disk: disk.to_owned(), trees };
-    let import_of = Import { name, source, wanted: None, existing: Existing::Refuse, most: None, below };
-    import(state, import_of, Unpacker::InProcess, &mut |_| {}).map(|made| made.record)
+    let source = ImportSource::Uppers { disk: disk.to_owned(), trees };
+    let import_of =
+        ImageImport { name, source, wanted: None, existing: ExistingImagePolicy::Refuse, most: None, below };
+    import_image(state, import_of, UnpackMode::InProcess, &mut |_| {}).map(|made| made.record)
 }
 
 /// Creates a disk on which `/etc` was replaced, `/gone` removed and a program added.
@@ -21,7 +22,7 @@ fn disk() -> TempDir {
         fs::create_dir_all(disk.path().join(directory)).unwrap();
     }
     fs::write(disk.path().join("usr.upper/bin/tool"), "x").unwrap();
-    let upper = linux::fs::Root::open(&disk.path().join("root.upper")).unwrap();
+    let upper = linux::fs::RootDirectory::open(&disk.path().join("root.upper")).unwrap();
     upper.make_whiteout(Path::new("gone")).unwrap();
     let etc = fs::File::open(disk.path().join("root.upper/etc")).unwrap();
     for (name, value) in [("user.overlay.opaque", b"y"), ("user.overlay.impure", b"y"), ("user.mine", b"1")] {
@@ -40,7 +41,7 @@ fn has_attribute(path: &Path, name: &str) -> bool {
 #[test]
 fn committed_uppers_keep_whiteouts() {
     let (state, disk) = (TempDir::new().unwrap(), disk());
-    let record = commit(state.path(), "made", disk.path(), Below::Host).unwrap();
+    let record = commit(state.path(), "made", disk.path(), ImportBase::Host).unwrap();
     assert_eq!(record.base, ImageBase::Host);
     let points: Vec<&str> = record.layers.iter().map(|layer| layer.mount_point.as_str()).collect();
     assert_eq!(points, ["/", "/usr"], "a tree without changes has no layer");
@@ -58,19 +59,20 @@ fn committed_uppers_keep_whiteouts() {
 #[test]
 fn committed_image_is_based_on_the_current_host() {
     let (state, disk) = (TempDir::new().unwrap(), disk());
-    commit(state.path(), "made", disk.path(), Below::Host).unwrap();
-    let aliases = Aliases { table: Vec::new(), rule: AliasRule::Refuse, host: HostPrograms::of_this_host() };
-    let tree = |mount_point: &str, lower: &str| Tree {
+    commit(state.path(), "made", disk.path(), ImportBase::Host).unwrap();
+    let aliases =
+        ImageAliases { table: Vec::new(), rule: AliasRule::Refuse, host: HostPrograms::of_this_host() };
+    let tree = |mount_point: &str, lower: &str| ImageTree {
         mount_point: mount_point.to_owned(),
         lowers: vec![PathBuf::from(lower)],
     };
     let host = HostImage { trees: vec![tree("/", "/skeleton"), tree("/usr", "/usr")] };
-    let found = resolve(state.path(), &host, "made", &aliases).unwrap();
+    let found = resolve_image(state.path(), &host, "made", &aliases).unwrap();
     let lowers: Vec<usize> = found.trees.iter().map(|tree| tree.lowers.len()).collect();
     assert_eq!(lowers, [2, 2]);
     assert_eq!(found.trees[1].lowers[1], Path::new("/usr"));
     let split = HostImage { trees: vec![tree("/", "/skeleton")] };
-    let changed = resolve(state.path(), &split, "made", &aliases);
+    let changed = resolve_image(state.path(), &split, "made", &aliases);
     assert!(matches!(changed, Err(ImageError::HostChanged { .. })), "{changed:?}");
 }
 
@@ -79,12 +81,15 @@ fn commit_onto_an_image_keeps_its_layers_and_its_configuration() {
     let (state, result) = import_bytes(&archive(GOOD));
     let mut base = result.unwrap();
     base.config.workdir = Some("/srv".to_owned());
-    let record = commit(state.path(), "made", disk().path(), Below::Image(base.clone())).unwrap();
+    let record = commit(state.path(), "made", disk().path(), ImportBase::Image(base.clone())).unwrap();
     assert_eq!((record.base, record.config.workdir.as_deref()), (ImageBase::Own, Some("/srv")));
     assert_eq!(record.layers[0], base.layers[0]);
-    assert!(matches!(commit(state.path(), "made", disk().path(), Below::Host), Err(ImageError::Exists(_))));
+    assert!(matches!(
+        commit(state.path(), "made", disk().path(), ImportBase::Host),
+        Err(ImageError::Exists(_))
+    ));
     // The layers of the base stay as long as another image is based on them.
-    remove(state.path(), "test").unwrap();
+    remove_image(state.path(), "test").unwrap();
     assert!(tree(state.path(), &record, 0).is_dir());
 }
 
@@ -93,7 +98,7 @@ fn upper_that_refers_to_another_file_is_rejected() {
     let (state, disk) = (TempDir::new().unwrap(), disk());
     let etc = fs::File::open(disk.path().join("root.upper/etc")).unwrap();
     rustix::fs::fsetxattr(&etc, "user.overlay.redirect", b"/x", rustix::fs::XattrFlags::empty()).unwrap();
-    let refused = commit(state.path(), "made", disk.path(), Below::Host);
+    let refused = commit(state.path(), "made", disk.path(), ImportBase::Host);
     assert!(matches!(refused, Err(ImageError::Hostile { .. })), "{refused:?}");
 }
 
@@ -101,7 +106,7 @@ fn upper_that_refers_to_another_file_is_rejected() {
 fn records_of_older_servers_are_read() {
     let text = r#"{"name": "a", "manifest": null, "config": {"entrypoint": [], "cmd": [], "env": [], "user": null,
         "workdir": null}, "layers": [{"digest": "DIGEST", "bytes": 1}]}"#;
-    let text = text.replace("DIGEST", &Digest::of(b"x").to_string());
-    let record: Record = serde_json::from_str(&text).unwrap();
+    let text = text.replace("DIGEST", &Digest::of_content(b"x").to_string());
+    let record: ImageRecord = serde_json::from_str(&text).unwrap();
     assert_eq!((record.base, record.layers[0].mount_point.as_str()), (ImageBase::Own, "/"));
 }

@@ -6,7 +6,7 @@ use super::layouts::{as_directory, config, layout};
 use super::*;
 
 /// Imports an image whose second layer has these entries.
-fn import_layer(layer: Vec<u8>) -> (TempDir, Result<Record, ImageError>) {
+fn import_layer(layer: Vec<u8>) -> (TempDir, Result<ImageRecord, ImageError>) {
     let bottom = archive(&[
         (EntryType::Symlink, "link", "/etc", b""),
         (EntryType::Regular, "usr/bin/tool", "", b"tool"),
@@ -14,7 +14,7 @@ fn import_layer(layer: Vec<u8>) -> (TempDir, Result<Record, ImageError>) {
     let layers = vec![bottom, layer];
     let (files, _) = layout(&layers, &config(&layers));
     let state = TempDir::new().unwrap();
-    let result = take_in(state.path(), "test", as_directory(&files).path());
+    let result = import_path(state.path(), "test", as_directory(&files).path());
     (state, result)
 }
 
@@ -175,7 +175,7 @@ fn image_with_too_many_layers_is_rejected() {
         (0..201).map(|place| archive(&[(FILE, &format!("file-{place}"), "", b"x")])).collect();
     let (files, _) = layout(&layers, &config(&layers));
     let state = TempDir::new().unwrap();
-    let result = take_in(state.path(), "test", as_directory(&files).path());
+    let result = import_path(state.path(), "test", as_directory(&files).path());
     assert!(matches!(result, Err(ImageError::TooLarge("200 layers"))), "{result:?}");
 }
 
@@ -200,33 +200,36 @@ fn recreated_entry_hides_the_one_below() {
 }
 
 /// Imports an image of `layers` layers of ten empty files each, with a limit of `most` bytes.
-fn import_empty(state: &Path, layers: u32, most: u64) -> Result<Record, ImageError> {
+fn import_empty(state: &Path, layers: u32, most: u64) -> Result<ImageRecord, ImageError> {
     let layer = |number: u32| {
         let names: Vec<String> = (0..10).map(|file| format!("{number}-{file}")).collect();
         archive(&names.iter().map(|name| (FILE, name.as_str(), "", &b""[..])).collect::<Vec<_>>())
     };
     let layers: Vec<_> = (0..layers).map(layer).collect();
     let (files, _) = layout(&layers, &config(&layers));
-    let source = Source::open(as_directory(&files).path())?;
-    let wish = Import {
+    let source = ImportSource::open(as_directory(&files).path())?;
+    let import = ImageImport {
         name: "test",
         source,
         wanted: None,
-        existing: Existing::Replace,
+        existing: ExistingImagePolicy::Replace,
         most: Some(most),
-        below: Below::Nothing,
+        below: ImportBase::Nothing,
     };
-    import(state, wish, Unpacker::InProcess, &mut |_| {}).map(|made| made.record)
+    import_image(state, import, UnpackMode::InProcess, &mut |_| {}).map(|made| made.record)
 }
 
 #[test]
 fn image_larger_than_the_limit_of_all_is_rejected() {
     let state = TempDir::new().unwrap();
-    let result = import_empty(state.path(), 3, 29 * budget::ENTRY);
+    let result = import_empty(state.path(), 3, 29 * budget::ENTRY_SIZE);
     assert!(matches!(result, Err(ImageError::TooLarge(_))), "{result:?}");
     assert!(is_empty(state.path()));
-    assert_eq!(import_empty(state.path(), 2, 29 * budget::ENTRY).unwrap().bytes(), 20 * budget::ENTRY);
-    let result = import_empty(state.path(), 3, 29 * budget::ENTRY);
+    assert_eq!(
+        import_empty(state.path(), 2, 29 * budget::ENTRY_SIZE).unwrap().bytes(),
+        20 * budget::ENTRY_SIZE
+    );
+    let result = import_empty(state.path(), 3, 29 * budget::ENTRY_SIZE);
     assert!(matches!(result, Err(ImageError::TooLarge(_))), "stored layers count: {result:?}");
 }
 
@@ -234,7 +237,7 @@ fn image_larger_than_the_limit_of_all_is_rejected() {
 fn implicit_parents_are_counted() {
     let deep = ["d/"; 40].concat() + "f";
     let (_state, result) = import_bytes(&archive(&[(FILE, "usr/f", "", b""), (FILE, &deep, "", b"")]));
-    assert_eq!(result.unwrap().bytes(), 43 * budget::ENTRY);
+    assert_eq!(result.unwrap().bytes(), 43 * budget::ENTRY_SIZE);
 }
 
 #[test]
@@ -249,14 +252,14 @@ fn huge_configuration_is_rejected() {
         long["config"][field] = value;
         let (files, _) = layout(&layers, &long);
         let state = TempDir::new().unwrap();
-        let result = take_in(state.path(), "test", as_directory(&files).path());
+        let result = import_path(state.path(), "test", as_directory(&files).path());
         assert!(matches!(result, Err(ImageError::TooLarge(_))), "{field} {result:?}");
     }
 }
 
 #[test]
 fn layout_with_a_foreign_part_is_rejected() {
-    if !rustix::process::geteuid().is_root() {
+    if !testkit::needs_root() {
         return;
     }
     let layers = vec![archive(&[(FILE, "usr/f", "", b"")])];
@@ -267,34 +270,34 @@ fn layout_with_a_foreign_part_is_rejected() {
         let directory = as_directory(&files);
         let names = ["", "blobs", "blobs/sha256"].into_iter().chain(files.keys().map(String::as_str));
         names.filter(|name| *name != foreign).for_each(|name| own(&directory.path().join(name)));
-        let root = linux::fs::Root::open(directory.path()).unwrap();
-        let opened = Source::layout(&root, Some(4711));
+        let root = linux::fs::RootDirectory::open(directory.path()).unwrap();
+        let opened = ImportSource::from_layout(&root, Some(4711));
         assert_eq!(opened.is_ok(), foreign == "nothing", "{foreign}: {opened:?}");
     }
 }
 
 #[test]
-fn an_archive_that_is_handed_over_is_a_plain_file_of_who_hands_it_over() {
+fn archive_descriptor_must_be_a_plain_file_of_the_sender() {
     let place = TempDir::new().unwrap();
     let path = place.path().join("archive");
     std::fs::write(&path, "x").unwrap();
     let open = || std::fs::File::open(&path).unwrap();
     let own = rustix::process::geteuid().as_raw();
-    assert!(Source::archive(open(), Some(own)).is_ok());
-    assert!(Source::archive(open(), None).is_ok());
-    assert!(Source::archive(open(), Some(own + 1)).is_err(), "it belongs to another user");
+    assert!(ImportSource::from_archive(open(), Some(own)).is_ok());
+    assert!(ImportSource::from_archive(open(), None).is_ok());
+    assert!(ImportSource::from_archive(open(), Some(own + 1)).is_err(), "it belongs to another user");
     let (reader, _writer) = rustix::pipe::pipe().unwrap();
-    assert!(Source::archive(reader.into(), Some(own)).is_err(), "a pipe has no end");
+    assert!(ImportSource::from_archive(reader.into(), Some(own)).is_err(), "a pipe has no end");
     let device = std::fs::File::open("/dev/zero").unwrap();
-    assert!(Source::archive(device, Some(0)).is_err(), "a device has no end");
+    assert!(ImportSource::from_archive(device, Some(0)).is_err(), "a device has no end");
 }
 
 #[test]
-fn images_that_somebody_changes_are_waited_for_within_a_limit() {
+fn locking_images_waits_within_a_limit() {
     let state = TempDir::new().unwrap();
-    let held = hold(state.path(), Duration::ZERO).unwrap();
+    let held = lock_images(state.path(), Duration::ZERO).unwrap();
     assert!(held.is_some());
-    assert!(hold(state.path(), Duration::from_millis(10)).unwrap().is_none());
+    assert!(lock_images(state.path(), Duration::from_millis(10)).unwrap().is_none());
     drop(held);
-    assert!(hold(state.path(), Duration::ZERO).unwrap().is_some());
+    assert!(lock_images(state.path(), Duration::ZERO).unwrap().is_some());
 }

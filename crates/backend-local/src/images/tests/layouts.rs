@@ -10,9 +10,9 @@ use super::*;
 pub(super) type Files = BTreeMap<String, Vec<u8>>;
 
 pub(super) fn config(layers: &[Vec<u8>]) -> Value {
-    let digests: Vec<String> = layers.iter().map(|layer| Digest::of(layer).to_string()).collect();
+    let digests: Vec<String> = layers.iter().map(|layer| Digest::of_content(layer).to_string()).collect();
     json!({
-        "architecture": architecture(), "os": "linux",
+        "architecture": host_architecture(), "os": "linux",
         "config": {
             "Entrypoint": ["/usr/bin/tool"], "Cmd": ["serve"], "Env": ["PATH=/own/bin", "A=b=c", "odd"],
             "User": "app:staff", "WorkingDir": "/srv/app",
@@ -23,7 +23,7 @@ pub(super) fn config(layers: &[Vec<u8>]) -> Value {
 
 /// Adds `content` to the blobs and returns its descriptor.
 fn blob(files: &mut Files, kind: &str, content: Vec<u8>) -> Value {
-    let digest = Digest::of(&content);
+    let digest = Digest::of_content(&content);
     let descriptor = json!({
         "mediaType": format!("application/vnd.oci.image.{kind}"),
         "digest": digest.to_string(), "size": content.len(),
@@ -42,11 +42,11 @@ pub(super) fn layout(layers: &[Vec<u8>], config: &Value) -> (Files, Digest) {
         .map(|layer| blob(&mut files, "layer.v1.tar+zstd", zstd::encode_all(layer.as_slice(), 1).unwrap()))
         .collect();
     let manifest = json!({"schemaVersion": 2, "config": config, "layers": layers}).to_string();
-    let digest = Digest::of(manifest.as_bytes());
+    let digest = Digest::of_content(manifest.as_bytes());
     let mut ours = blob(&mut files, "manifest.v1+json", manifest.into_bytes());
-    ours["platform"] = json!({"os": "linux", "architecture": architecture()});
+    ours["platform"] = json!({"os": "linux", "architecture": host_architecture()});
     let mut other = ours.clone();
-    other["digest"] = json!(Digest::of(b"other").to_string());
+    other["digest"] = json!(Digest::of_content(b"other").to_string());
     other["platform"]["architecture"] = json!("s390x");
     let index = json!({"schemaVersion": 2, "manifests": [other, ours]});
     files.insert("index.json".to_owned(), index.to_string().into_bytes());
@@ -107,7 +107,7 @@ fn opaque(path: &Path) -> bool {
     rustix::fs::getxattr(path, "user.overlay.opaque", &mut value).is_ok_and(|length| &value[..length] == b"y")
 }
 
-fn check(state: &Path, record: &Record) {
+fn check(state: &Path, record: &ImageRecord) {
     assert_eq!(record.config.command(), ["/usr/bin/tool", "serve"]);
     assert_eq!(record.config.user.as_deref(), Some("app:staff"));
     assert_eq!(record.config.workdir.as_deref(), Some("/srv/app"));
@@ -127,7 +127,7 @@ fn layout_is_imported_as_a_directory_and_as_a_tar() {
     let layers = two_layers();
     let (files, digest) = layout(&layers, &config(&layers));
     let (state, directory) = (TempDir::new().unwrap(), as_directory(&files));
-    let record = take_in(state.path(), "a/b:1", directory.path()).unwrap();
+    let record = import_path(state.path(), "a/b:1", directory.path()).unwrap();
     assert_eq!(record.manifest, Some(digest));
     check(state.path(), &record);
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
@@ -175,13 +175,13 @@ fn layer_of_two_images_is_stored_once() {
     let state = TempDir::new().unwrap();
     for (name, layers) in [("one", &layers[..]), ("two", &layers[..1])] {
         let (files, _) = layout(layers, &config(layers));
-        take_in(state.path(), name, as_directory(&files).path()).unwrap();
+        import_path(state.path(), name, as_directory(&files).path()).unwrap();
     }
     assert_eq!(fs::read_dir(state.path().join("images/layers")).unwrap().count(), 2);
     let (content, entries) = (4 + 4 + 3 + 3 + 4, 10);
     let parents = 7;
-    assert_eq!(stored_bytes(state.path()).unwrap(), content + (entries + parents) * budget::ENTRY);
-    remove(state.path(), "one").unwrap();
+    assert_eq!(stored_image_bytes(state.path()).unwrap(), content + (entries + parents) * budget::ENTRY_SIZE);
+    remove_image(state.path(), "one").unwrap();
     assert_eq!(fs::read_dir(state.path().join("images/layers")).unwrap().count(), 1);
 }
 
@@ -196,26 +196,26 @@ fn content_that_does_not_match_its_digest_is_rejected() {
         content.push(b' ');
         changed.insert(name.clone(), content);
         let state = TempDir::new().unwrap();
-        let result = take_in(state.path(), "a", as_directory(&changed).path());
+        let result = import_path(state.path(), "a", as_directory(&changed).path());
         assert!(matches!(result, Err(ImageError::Mismatch(_) | ImageError::Io { .. })), "{name} {result:?}");
         assert!(is_empty(state.path()));
     }
     let wrong = config(&[layers[1].clone(), layers[0].clone()]);
     let (swapped, _) = layout(&layers, &wrong);
     let state = TempDir::new().unwrap();
-    let result = take_in(state.path(), "a", as_directory(&swapped).path());
+    let result = import_path(state.path(), "a", as_directory(&swapped).path());
     assert!(matches!(result, Err(ImageError::Mismatch(_))), "{result:?}");
-    for (wanted, fits) in [(digest, true), (Digest::of(b"another"), false)] {
-        let source = Source::open(as_directory(&files).path()).unwrap();
-        let wish = Import {
+    for (wanted, fits) in [(digest, true), (Digest::of_content(b"another"), false)] {
+        let source = ImportSource::open(as_directory(&files).path()).unwrap();
+        let import = ImageImport {
             name: "a",
             source,
             wanted: Some(wanted),
-            existing: Existing::Replace,
+            existing: ExistingImagePolicy::Replace,
             most: None,
-            below: Below::Nothing,
+            below: ImportBase::Nothing,
         };
-        let result = import(state.path(), wish, Unpacker::InProcess, &mut |_| {});
+        let result = import_image(state.path(), import, UnpackMode::InProcess, &mut |_| {});
         assert_eq!(result.is_ok(), fits, "{result:?}");
     }
 }
@@ -227,7 +227,7 @@ fn image_for_another_processor_is_rejected() {
     foreign["architecture"] = json!("s390x");
     let (files, _) = layout(&layers, &foreign);
     let state = TempDir::new().unwrap();
-    let result = take_in(state.path(), "a", as_directory(&files).path());
+    let result = import_path(state.path(), "a", as_directory(&files).path());
     assert!(matches!(result, Err(ImageError::NoPlatform(_))), "{result:?}");
 }
 
@@ -237,9 +237,9 @@ fn repeated_layers_are_mounted_once() {
     let twice = [layers[0].clone(), layers[1].clone(), layers[0].clone()];
     let (files, _) = layout(&twice, &config(&twice));
     let state = TempDir::new().unwrap();
-    let record = take_in(state.path(), "a", as_directory(&files).path()).unwrap();
+    let record = import_path(state.path(), "a", as_directory(&files).path()).unwrap();
     assert_eq!(record.layers.len(), 3);
-    let found = exact(state.path(), &HostImage { trees: Vec::new() }, "a").unwrap().unwrap();
+    let found = find_exact(state.path(), &HostImage { trees: Vec::new() }, "a").unwrap().unwrap();
     assert_eq!(found.trees[0].lowers.len(), 3, "two layers and the base");
     assert_eq!(found.trees[0].lowers[0], tree(state.path(), &record, 0));
 }

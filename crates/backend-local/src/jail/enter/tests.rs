@@ -47,7 +47,7 @@ proptest! {
         }
         let source = place.path().join("source");
         if file { fs::write(&source, "").unwrap() } else { fs::create_dir(&source).unwrap() }
-        let made = make_target(open_path(&root).as_fd(), &target, open_path(&source).as_fd(), ResolveFlags::IN_ROOT);
+        let made = make_mount_target(open_path(&root).as_fd(), &target, open_path(&source).as_fd(), ResolveFlags::IN_ROOT);
         if let Ok(made) = made {
             let name = |fd: &OwnedFd| fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap();
             let (shown, real) = (name(&made), name(&open_path(&root)));

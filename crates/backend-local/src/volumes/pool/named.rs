@@ -9,18 +9,20 @@ use backend::FoundVolume;
 use domain::{Bytes, Volume};
 use linux::btrfs;
 
-use super::super::named::{DATA, read, readable, sync, write_label};
-use super::super::{DiskUsage, During, VolumeError, check_name, check_room, make_directory};
-use super::{Pool, check_limit, subvolume_at};
+use super::super::named::{DATA_DIRECTORY, read_label, skip_unreadable, sync_directory, write_label};
+use super::super::{
+    DiskUsage, VolumeError, VolumeErrorContext, check_free_space, check_name, make_directory,
+};
+use super::{BtrfsPool, check_limit, subvolume_at};
 
 /// The directory of the pool that holds named volumes; no sandbox's id looks like this.
-const NAMED: &str = "named-volumes";
+const NAMED_DIRECTORY: &str = "named-volumes";
 /// The name prefix of incomplete volumes, which are being made or removed.
-const PARTIAL: &str = "partial-";
+const PARTIAL_PREFIX: &str = "partial-";
 
-impl Pool {
+impl BtrfsPool {
     pub(in super::super) fn named_directory(&self, id: &str) -> PathBuf {
-        self.root.join(NAMED).join(id)
+        self.root.join(NAMED_DIRECTORY).join(id)
     }
 
     pub(in super::super) fn make_named(&mut self, volume: &Volume) -> Result<(), VolumeError> {
@@ -29,17 +31,17 @@ impl Pool {
         if whole.exists() {
             return Ok(());
         }
-        check_room(&self.directory, self.settings.floor)?;
-        check_room(&self.root, self.pool_floor)?;
-        make_directory(&self.root.join(NAMED), 0o700)?;
-        let partial = self.named_directory(&format!("{PARTIAL}{}", volume.id));
-        self.drop_named(&partial)?;
+        check_free_space(&self.directory, self.settings.floor)?;
+        check_free_space(&self.root, self.pool_floor)?;
+        make_directory(&self.root.join(NAMED_DIRECTORY), 0o700)?;
+        let partial = self.named_directory(&format!("{PARTIAL_PREFIX}{}", volume.id));
+        self.remove_named_directory(&partial)?;
         if let Err(error) = self.fill_named(&partial, volume) {
-            self.drop_named(&partial)?;
+            self.remove_named_directory(&partial)?;
             return Err(error);
         }
         fs::rename(&partial, &whole).during("finish the volume", &whole)?;
-        sync(&self.root.join(NAMED))
+        sync_directory(&self.root.join(NAMED_DIRECTORY))
     }
 
     /// Fills the directory of a new volume. The label is written last: flushing a directory with a new
@@ -47,8 +49,8 @@ impl Pool {
     fn fill_named(&self, partial: &Path, volume: &Volume) -> Result<(), VolumeError> {
         make_directory(partial, 0o700)?;
         let parent = File::open(partial).during("open", partial)?;
-        let data = partial.join(DATA);
-        btrfs::create_subvolume(&parent, DATA).during("make the subvolume", &data)?;
+        let data = partial.join(DATA_DIRECTORY);
+        btrfs::create_subvolume(&parent, DATA_DIRECTORY).during("make the subvolume", &data)?;
         self.set_limit(&data, volume.size.0)?;
         fs::set_permissions(&data, fs::Permissions::from_mode(0o755)).during("set the mode of", &data)?;
         write_label(partial, volume)
@@ -56,42 +58,42 @@ impl Pool {
 
     pub(in super::super) fn remove_named(&mut self, id: &str) -> Result<(), VolumeError> {
         let whole = self.named_directory(id);
-        let partial = self.named_directory(&format!("{PARTIAL}{id}"));
+        let partial = self.named_directory(&format!("{PARTIAL_PREFIX}{id}"));
         match fs::rename(&whole, &partial) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             renamed => renamed.during("rename the volume", &whole)?,
         }
-        self.drop_named(&partial)
+        self.remove_named_directory(&partial)
     }
 
-    pub(in super::super) fn named(&self) -> Result<Vec<FoundVolume>, VolumeError> {
-        let names = self.names_of_named()?;
+    pub(in super::super) fn list_named(&self) -> Result<Vec<FoundVolume>, VolumeError> {
+        let names = self.list_named_entries()?;
         let whole = names.iter().filter(|name| check_name(name).is_ok());
-        Ok(whole.filter_map(|id| readable(id, self.read_named(id))).collect())
+        Ok(whole.filter_map(|id| skip_unreadable(id, self.read_named(id))).collect())
     }
 
     fn read_named(&self, id: &str) -> Result<FoundVolume, VolumeError> {
-        read(&self.named_directory(id), id, self.usage_of_named(id)?)
+        read_label(&self.named_directory(id), id, self.named_usage(id)?)
     }
 
-    pub(in super::super) fn usage_of_named(&self, id: &str) -> Result<DiskUsage, VolumeError> {
-        let path = self.named_directory(id).join(DATA);
+    pub(in super::super) fn named_usage(&self, id: &str) -> Result<DiskUsage, VolumeError> {
+        let path = self.named_directory(id).join(DATA_DIRECTORY);
         let subvolume = subvolume_at(&path)?.ok_or_else(|| VolumeError::Unknown(id.to_owned()))?;
-        let usage = btrfs::usage(&self.fsid, subvolume).during("read the quota of", &path)?;
+        let usage = btrfs::subvolume_usage(&self.fsid, subvolume).during("read the quota of", &path)?;
         Ok(DiskUsage { used: Bytes(usage.used), limit: Bytes(usage.limit.unwrap_or(u64::MAX)) })
     }
 
     pub(super) fn remove_named_leftovers(&mut self) -> Result<(), VolumeError> {
-        for name in self.names_of_named()?.iter().filter(|name| name.starts_with(PARTIAL)) {
-            if let Err(error) = self.drop_named(&self.named_directory(name)) {
+        for name in self.list_named_entries()?.iter().filter(|name| name.starts_with(PARTIAL_PREFIX)) {
+            if let Err(error) = self.remove_named_directory(&self.named_directory(name)) {
                 tracing::error!(volume = name, %error, "failed to remove incomplete volume; the next start retries");
             }
         }
         Ok(())
     }
 
-    fn names_of_named(&self) -> Result<Vec<String>, VolumeError> {
-        let directory = self.root.join(NAMED);
+    fn list_named_entries(&self) -> Result<Vec<String>, VolumeError> {
+        let directory = self.root.join(NAMED_DIRECTORY);
         let entries = match fs::read_dir(&directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries.during("list", &directory)?,
@@ -102,17 +104,17 @@ impl Pool {
     }
 
     /// Removes the directory of an incomplete volume. It is not an error if it does not exist.
-    fn drop_named(&mut self, directory: &Path) -> Result<(), VolumeError> {
+    fn remove_named_directory(&mut self, directory: &Path) -> Result<(), VolumeError> {
         let parent = match File::open(directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             result => result.during("open", directory)?,
         };
-        let data = directory.join(DATA);
+        let data = directory.join(DATA_DIRECTORY);
         if let Some(subvolume) = subvolume_at(&data)? {
-            btrfs::destroy_subvolume(&parent, DATA).during("drop the subvolume", &data)?;
+            btrfs::destroy_subvolume(&parent, DATA_DIRECTORY).during("drop the subvolume", &data)?;
             self.dead.push_back(subvolume);
         }
-        self.forget_dead()?;
+        self.remove_dead_quotas()?;
         fs::remove_dir_all(directory).during("remove", directory)
     }
 }

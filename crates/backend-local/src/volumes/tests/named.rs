@@ -1,6 +1,6 @@
 //! Named volumes, on both kinds of storage.
 
-use domain::volume::Lifetime;
+use domain::volume::VolumeLifetime;
 use domain::{Owner, VolumeId, VolumeName};
 
 use super::*;
@@ -8,15 +8,15 @@ use super::*;
 fn volume(letter: u8) -> domain::Volume {
     domain::Volume {
         id: VolumeId::from_entropy([letter; 20]),
-        owner: Owner::named("tenant"),
+        owner: Owner::from_valid_name("tenant"),
         name: VolumeName::parse("data").unwrap(),
-        size: LIMIT,
-        lifetime: Lifetime::WithSandboxes,
+        size: TEST_LIMIT,
+        lifetime: VolumeLifetime::WithSandboxes,
     }
 }
 
-fn found(volumes: &Volumes) -> Vec<domain::Volume> {
-    volumes.named().unwrap().into_iter().map(|found| found.volume).collect()
+fn found(volumes: &VolumeStore) -> Vec<domain::Volume> {
+    volumes.list_named().unwrap().into_iter().map(|found| found.volume).collect()
 }
 
 #[test]
@@ -27,13 +27,13 @@ fn named_volume_is_listed_with_its_owner_and_separately_from_sandbox_disks() {
         volumes.make_named(&made).unwrap();
         assigned(volumes, "a");
         assert_eq!(found(volumes), std::slice::from_ref(&made));
-        assert_eq!(volumes.list().unwrap(), ["a"]);
+        assert_eq!(volumes.list_ids().unwrap(), ["a"]);
         let data = volumes.named_data(made.id.as_str()).unwrap();
         assert_eq!(rustix::fs::stat(&data).unwrap().st_mode & 0o7777, 0o755);
         volumes.remove_named(made.id.as_str()).unwrap();
         volumes.remove_named(made.id.as_str()).unwrap();
         assert_eq!((found(volumes), volumes.named_data(made.id.as_str())), (Vec::new(), None));
-        assert_eq!(volumes.list().unwrap(), ["a"], "the disk of the sandbox is kept");
+        assert_eq!(volumes.list_ids().unwrap(), ["a"], "the disk of the sandbox is kept");
     });
 }
 
@@ -43,9 +43,9 @@ fn size_of_a_named_volume_is_a_hard_limit() {
         let made = volume(4);
         volumes.make_named(&made).unwrap();
         let data = volumes.named_data(made.id.as_str()).unwrap();
-        assert!(fill(&data.join("file")) <= LIMIT.0);
-        let used = volumes.named().unwrap()[0].used;
-        assert!(used.0 > LIMIT.0 / 2 && used.0 <= LIMIT.0 * 2, "{used}");
+        assert!(fill(&data.join("file")) <= TEST_LIMIT.0);
+        let used = volumes.list_named().unwrap()[0].used;
+        assert!(used.0 > TEST_LIMIT.0 / 2 && used.0 <= TEST_LIMIT.0 * 2, "{used}");
         let small = domain::Volume { id: VolumeId::from_entropy([5; 20]), size: Bytes(1), ..made };
         assert!(matches!(volumes.make_named(&small), Err(VolumeError::TooSmall { .. })));
     });
@@ -53,17 +53,17 @@ fn size_of_a_named_volume_is_a_hard_limit() {
 
 #[test]
 fn complete_volumes_survive_a_killed_launcher_and_incomplete_ones_are_removed() {
-    for kind in [Kind::Btrfs, Kind::Ext4] {
+    for kind in [VolumeKind::Btrfs, VolumeKind::Ext4] {
         let dir = TempDir::new().unwrap();
         in_launcher(|| {
-            let mut volumes = Volumes::open(dir.path(), settings(kind)).unwrap();
+            let mut volumes = VolumeStore::open(dir.path(), settings(kind)).unwrap();
             let (whole, half) = (volume(6), volume(7));
             volumes.make_named(&whole).unwrap();
             let data = volumes.named_data(whole.id.as_str()).unwrap();
             std::fs::write(data.join("kept"), "kept").unwrap();
             volumes.make_named(&half).unwrap();
             match kind {
-                Kind::Ext4 => {
+                VolumeKind::Ext4 => {
                     let image = |name: String| dir.path().join("ext4").join(format!("{name}.img"));
                     let (from, to) = (format!("volume-{}", half.id), format!("prepared-volume-{}", half.id));
                     std::fs::rename(image(from), image(to)).unwrap();
@@ -75,7 +75,7 @@ fn complete_volumes_survive_a_killed_launcher_and_incomplete_ones_are_removed() 
                 }
             }
             close(dir.path(), volumes);
-            let volumes = Volumes::open(dir.path(), settings(kind)).unwrap();
+            let volumes = VolumeStore::open(dir.path(), settings(kind)).unwrap();
             assert_eq!(found(&volumes), std::slice::from_ref(&whole), "{kind:?}");
             let data = volumes.named_data(whole.id.as_str()).unwrap();
             assert_eq!(std::fs::read_to_string(data.join("kept")).unwrap(), "kept", "{kind:?}");
@@ -102,7 +102,7 @@ fn unreadable_volume_is_kept_and_does_not_hide_others() {
 fn unmountable_image_is_kept_and_does_not_prevent_a_start() {
     let dir = TempDir::new().unwrap();
     in_launcher(|| {
-        let mut volumes = Volumes::open(dir.path(), settings(Kind::Ext4)).unwrap();
+        let mut volumes = VolumeStore::open(dir.path(), settings(VolumeKind::Ext4)).unwrap();
         let (good, bad) = (volume(8), volume(9));
         volumes.make_named(&good).unwrap();
         close(dir.path(), volumes);
@@ -111,16 +111,16 @@ fn unmountable_image_is_kept_and_does_not_prevent_a_start() {
         for path in [&broken, &images.join("a.img")] {
             std::fs::write(path, vec![0; 1 << 20]).unwrap();
         }
-        let mut volumes = Volumes::open(dir.path(), settings(Kind::Ext4)).unwrap();
+        let mut volumes = VolumeStore::open(dir.path(), settings(VolumeKind::Ext4)).unwrap();
         assert_eq!(found(&volumes), std::slice::from_ref(&good));
         assert!(broken.exists());
         assert_eq!(
-            volumes.list().unwrap(),
+            volumes.list_ids().unwrap(),
             ["a"],
             "the disk of the sandbox must be listed, so that it can be removed"
         );
         volumes.remove("a").unwrap();
-        assert!(volumes.list().unwrap().is_empty() && !images.join("a.img").exists());
+        assert!(volumes.list_ids().unwrap().is_empty() && !images.join("a.img").exists());
         close(dir.path(), volumes);
     });
 }

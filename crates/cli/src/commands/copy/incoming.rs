@@ -9,26 +9,26 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
-use linux::fs::Root;
+use linux::fs::RootDirectory;
 use rustix::io::Errno;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 
 use super::base_name;
-use crate::client::{FileInfo, Kind, Sandbox};
+use crate::client::{FileInfo, FileKind, SandboxClient};
 use crate::output::{Printer, WithHint};
 
-pub(super) async fn to_standard_output(sandbox: &Sandbox, path: &str, printer: &Printer) -> Result<()> {
-    let found = existing(sandbox, path).await?;
-    receive(sandbox, &found.path, &mut tokio::io::stdout(), printer).await
+pub(super) async fn copy_to_stdout(sandbox: &SandboxClient, path: &str, printer: &Printer) -> Result<()> {
+    let found = stat_existing(sandbox, path).await?;
+    download_to(sandbox, &found.path, &mut tokio::io::stdout(), printer).await
 }
 
-pub(super) async fn to_local(
-    sandbox: &Sandbox,
+pub(super) async fn copy_to_local(
+    sandbox: &SandboxClient,
     path: &str,
     destination: &Path,
     printer: &Printer,
 ) -> Result<()> {
-    let found = existing(sandbox, path).await?;
+    let found = stat_existing(sandbox, path).await?;
     let into = destination.is_dir() || destination.as_os_str().as_encoded_bytes().ends_with(b"/");
     let target = match (into, base_name(Path::new(path))) {
         (true, Some(name)) => destination.join(name),
@@ -40,40 +40,40 @@ pub(super) async fn to_local(
     match found.kind {
         // A link at the destination itself would lead the next copy, or a reader, to a place that the
         // sandbox chose.
-        Kind::Symlink => Err(anyhow!("`{path}` is a symbolic link"))
-            .hint("name the file or directory that it leads to, or the directory that holds it"),
-        Kind::Directory => {
+        FileKind::Symlink => Err(anyhow!("`{path}` is a symbolic link"))
+            .with_hint("name the file or directory that it leads to, or the directory that holds it"),
+        FileKind::Directory => {
             let about = || format!("could not make `{}`", above.display());
             tokio::fs::create_dir_all(above).await.with_context(about)?;
-            directory(sandbox, path, &Destination::open(above)?, Path::new(name), printer).await
+            receive_directory(sandbox, path, &CopyDestination::open(above)?, Path::new(name), printer).await
         }
-        Kind::File | Kind::Other => {
-            Destination::open(above)?.receive_entry(sandbox, &found, Path::new(name), printer).await
+        FileKind::File | FileKind::Other => {
+            CopyDestination::open(above)?.receive_entry(sandbox, &found, Path::new(name), printer).await
         }
     }
 }
 
-async fn existing(sandbox: &Sandbox, path: &str) -> Result<FileInfo> {
+async fn stat_existing(sandbox: &SandboxClient, path: &str) -> Result<FileInfo> {
     sandbox
         .stat(path)
         .await?
         .ok_or_else(|| anyhow!("there is no `{path}` in the sandbox"))
-        .hint("`coracle exec ID -- ls DIRECTORY` lists what is there")
+        .with_hint("`coracle exec ID -- ls DIRECTORY` lists what is there")
 }
 
 /// Copies a directory to `name` beneath the destination. An earlier copy may have left a link there,
 /// so `name` is not followed either.
-async fn directory(
-    sandbox: &Sandbox,
+async fn receive_directory(
+    sandbox: &SandboxClient,
     source: &str,
-    destination: &Destination,
+    destination: &CopyDestination,
     name: &Path,
     printer: &Printer,
 ) -> Result<()> {
-    destination.explain(name, destination.root.make_directories(name, 0o777))?;
-    for entry in sandbox.walk(source).await? {
-        let local = name.join(relative(source, &entry.path)?);
-        if entry.kind == Kind::Other {
+    destination.explain_write_error(name, destination.root.make_directories(name, 0o777))?;
+    for entry in sandbox.list_tree(source).await? {
+        let local = name.join(relative_below(source, &entry.path)?);
+        if entry.kind == FileKind::Other {
             printer.warn(format_args!("`{}` is not a file, directory or link, left out", entry.path));
         } else {
             destination.receive_entry(sandbox, &entry, &local, printer).await?;
@@ -84,7 +84,7 @@ async fn directory(
 
 /// The part of `path` below `source`. Programs in the sandbox chose the names, so anything but plain
 /// ones is refused.
-fn relative(source: &str, path: &str) -> Result<PathBuf> {
+fn relative_below(source: &str, path: &str) -> Result<PathBuf> {
     let below = Path::new(path).strip_prefix(source);
     let below = below.with_context(|| format!("the sandbox listed `{path}`, which is not in `{source}`"))?;
     let plain = below.components().all(|part| matches!(part, Component::Normal(_)));
@@ -95,77 +95,82 @@ fn relative(source: &str, path: &str) -> Result<PathBuf> {
 }
 
 /// A directory of this host beneath which a copy is made.
-struct Destination {
-    root: Root,
+struct CopyDestination {
+    root: RootDirectory,
     path: PathBuf,
 }
 
-impl Destination {
+impl CopyDestination {
     /// The user named this directory, so links in its own path are followed.
     fn open(path: &Path) -> Result<Self> {
-        let root = Root::open(path).with_context(|| format!("could not open `{}`", path.display()))?;
+        let root =
+            RootDirectory::open(path).with_context(|| format!("could not open `{}`", path.display()))?;
         Ok(Self { root, path: path.to_owned() })
     }
 
     /// Copies one entry of the sandbox to `local`.
     async fn receive_entry(
         &self,
-        sandbox: &Sandbox,
+        sandbox: &SandboxClient,
         entry: &FileInfo,
         local: &Path,
         printer: &Printer,
     ) -> Result<()> {
         match (entry.kind, &entry.link_target) {
-            (Kind::Directory, _) => self.explain(local, self.root.make_directories(local, 0o777)),
-            (Kind::File, _) => self.receive_file(sandbox, entry, local, printer).await,
-            (Kind::Symlink, Some(target)) => self.make_link(local, Path::new(target)),
-            (Kind::Symlink, None) => bail!("the server does not say where the link `{}` leads", entry.path),
-            (Kind::Other, _) => bail!("`{}` is not a file, directory or link", entry.path),
+            (FileKind::Directory, _) => {
+                self.explain_write_error(local, self.root.make_directories(local, 0o777))
+            }
+            (FileKind::File, _) => self.receive_file(sandbox, entry, local, printer).await,
+            (FileKind::Symlink, Some(target)) => self.make_link(local, Path::new(target)),
+            (FileKind::Symlink, None) => {
+                bail!("the server does not say where the link `{}` leads", entry.path)
+            }
+            (FileKind::Other, _) => bail!("`{}` is not a file, directory or link", entry.path),
         }
     }
 
     /// Fetches one file under a temporary name, so that an incomplete copy never looks complete.
     async fn receive_file(
         &self,
-        sandbox: &Sandbox,
+        sandbox: &SandboxClient,
         source: &FileInfo,
         local: &Path,
         printer: &Printer,
     ) -> Result<()> {
         let partial = partial_name(local);
-        let created = self.root.create(&partial, 0o600);
-        let mut out = tokio::fs::File::from_std(self.explain(local, created)?);
+        let created = self.root.create_file(&partial, 0o600);
+        let mut out = tokio::fs::File::from_std(self.explain_write_error(local, created)?);
         let received = async {
-            receive(sandbox, &source.path, &mut out, printer).await?;
+            download_to(sandbox, &source.path, &mut out, printer).await?;
             let permissions = std::fs::Permissions::from_mode(source.permissions());
-            self.explain(local, out.set_permissions(permissions).await)?;
-            self.explain(local, self.root.rename(&partial, local))
+            self.explain_write_error(local, out.set_permissions(permissions).await)?;
+            self.explain_write_error(local, self.root.rename(&partial, local))
         };
-        self.or_remove(&partial, received.await)
+        self.remove_on_error(&partial, received.await)
     }
 
     /// Makes a link with the same target, which replaces an existing file or link.
     fn make_link(&self, local: &Path, target: &Path) -> Result<()> {
         let partial = partial_name(local);
-        self.explain(local, self.root.symlink(target, &partial))?;
-        let placed = self.explain(local, self.root.rename(&partial, local));
-        self.or_remove(&partial, placed)
+        self.explain_write_error(local, self.root.create_symlink(target, &partial))?;
+        let placed = self.explain_write_error(local, self.root.rename(&partial, local));
+        self.remove_on_error(&partial, placed)
     }
 
-    fn or_remove(&self, partial: &Path, outcome: Result<()>) -> Result<()> {
+    fn remove_on_error(&self, partial: &Path, outcome: Result<()>) -> Result<()> {
         if outcome.is_err() {
             self.root.remove_file(partial).ok();
         }
         outcome
     }
 
-    fn explain<T>(&self, local: &Path, outcome: io::Result<T>) -> Result<T> {
+    fn explain_write_error<T>(&self, local: &Path, outcome: io::Result<T>) -> Result<T> {
         let is_link = outcome.as_ref().is_err_and(|error| Errno::from_io_error(error) == Some(Errno::LOOP));
         let outcome =
             outcome.with_context(|| format!("could not write `{}`", self.path.join(local).display()));
         match outcome {
             Err(error) if is_link => {
-                Err(error).hint("a symbolic link is in the way, and links are not followed")
+                Err(error).with_hint("a symbolic link is in the way, and links are not followed")
             }
             outcome => outcome,
         }
@@ -180,19 +185,19 @@ fn partial_name(path: &Path) -> PathBuf {
     path.with_file_name(hidden)
 }
 
-async fn receive(
-    sandbox: &Sandbox,
+async fn download_to(
+    sandbox: &SandboxClient,
     path: &str,
     out: &mut (impl AsyncWrite + Unpin),
     printer: &Printer,
 ) -> Result<()> {
     let mut download = sandbox.download(path).await.with_context(|| format!("could not read `{path}`"))?;
-    let mut progress = printer.progress(format!("copying {path}"));
+    let mut progress = printer.start_progress(format!("copying {path}"));
     let mut received = 0;
-    while let Some(chunk) = download.next().await? {
+    while let Some(chunk) = download.next_bytes().await? {
         out.write_all(&chunk).await.context("could not write what was received")?;
         received += chunk.len() as u64;
-        progress.bytes(received, download.size);
+        progress.show_bytes(received, download.size);
     }
     out.flush().await.context("could not write what was received")?;
     match download.size {
@@ -209,10 +214,10 @@ mod tests {
     use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
-    use crate::client::Server;
+    use crate::client::ServerClient;
 
     /// Responds as a server would whose sandbox lists `entries` below `/d`; each file holds `stolen`.
-    async fn hostile_sandbox(entries: serde_json::Value) -> Sandbox {
+    async fn hostile_sandbox(entries: serde_json::Value) -> SandboxClient {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
         let address = listener.local_addr().expect("it is bound").to_string();
         let endpoint = json!({ "endpoint": address, "headers": {} }).to_string();
@@ -221,9 +226,9 @@ mod tests {
                 answer(stream, &endpoint, &entries).await;
             }
         });
-        let server = Server::new(&format!("http://{address}"), None).expect("an address");
+        let server = ServerClient::new(&format!("http://{address}"), None).expect("an address");
         let id = SandboxId::parse("abcdefghijklmnopqrst").expect("an id");
-        server.open(&id).await.expect("it answers")
+        server.open_sandbox(&id).await.expect("it answers")
     }
 
     async fn answer(mut stream: TcpStream, endpoint: &str, entries: &serde_json::Value) {
@@ -254,7 +259,7 @@ mod tests {
 
     async fn copied(entries: serde_json::Value, destination: &Path) -> Result<()> {
         let sandbox = hostile_sandbox(entries).await;
-        to_local(&sandbox, "/d", destination, &Printer::new(false).quiet()).await
+        copy_to_local(&sandbox, "/d", destination, &Printer::new(false).quiet()).await
     }
 
     #[tokio::test]
@@ -322,8 +327,8 @@ mod tests {
 
     #[test]
     fn names_below_the_source_keep_their_path() {
-        assert_eq!(relative("/data", "/data/a/b c").expect("it is plain"), Path::new("a/b c"));
-        assert_eq!(relative("/data/", "/data/a").expect("it is plain"), Path::new("a"));
+        assert_eq!(relative_below("/data", "/data/a/b c").expect("it is plain"), Path::new("a/b c"));
+        assert_eq!(relative_below("/data/", "/data/a").expect("it is plain"), Path::new("a"));
     }
 
     #[test]
@@ -331,7 +336,7 @@ mod tests {
         for path in
             ["/etc/passwd", "/data/../etc", "/data/a/../../b", "/data", "/database/a", "a", "/data/a\0b"]
         {
-            assert!(relative("/data", path).is_err(), "{path}");
+            assert!(relative_below("/data", path).is_err(), "{path}");
         }
     }
 }

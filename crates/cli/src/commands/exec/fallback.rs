@@ -4,74 +4,86 @@
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use coracle_client::events::{Ending, Event, Failure};
+use coracle_client::events::{CommandEnding, CommandEvent, CommandFailure};
 use coracle_client::exec::ExecRequest;
-use tokio::signal::unix::{SignalKind, signal};
 
-use super::{End, INTERRUPTED, Outcome, finish, warn_of_gap};
-use crate::client::Sandbox;
+use super::{ExecEnd, ExecOutcome, ExecSignals, Opened, ended_by, exec_exit_code, next_signal, warn_of_gap};
+use crate::client::SandboxClient;
 use crate::output::Printer;
 
 /// Copies output to ours until the command has ended.
-pub(super) async fn run(sandbox: &Sandbox, request: &ExecRequest, printer: &Printer) -> Result<ExitCode> {
-    let mut execution = sandbox.run(request).await?;
+pub(super) async fn run_over_http(
+    sandbox: &SandboxClient,
+    request: &ExecRequest,
+    mut signals: ExecSignals,
+    printer: &Printer,
+) -> Result<ExitCode> {
+    let mut execution = match signals.wait_for(sandbox.run_command(request)).await {
+        Opened::Done(execution) => execution?,
+        Opened::GivenUp(signal) => return Ok(ended_by(signal)),
+    };
+    if let Some(signal) = signals.early {
+        return Ok(ended_by(signal));
+    }
     let mut process: Option<String> = None;
-    let mut pressed = signal(SignalKind::interrupt())?;
     let (mut interrupts, mut missing) = (0, 0);
     loop {
         // Both branches are cancel-safe.
         let event = tokio::select! {
-            event = execution.next() => event?.context("the server did not say how the command ended")?,
-            _ = pressed.recv() => {
+            event = execution.next_event() => event?.context("the server did not say how the command ended")?,
+            name = next_signal(&mut signals.receivers) => {
                 interrupts += 1;
-                match (&process, interrupts) {
-                    (Some(process), 1) => interrupt(sandbox, process, printer).await,
-                    _ => return Ok(ExitCode::from(INTERRUPTED)),
+                match (&process, name, interrupts) {
+                    (Some(process), "SIGINT", 1) => interrupt_command(sandbox, process, printer).await,
+                    // This server takes no other signals for commands: the command runs on.
+                    _ => return Ok(ended_by(name)),
                 }
                 continue;
             }
         };
         let end = match event {
-            Event::Started(id) => {
+            CommandEvent::Started(id) => {
                 process = Some(id);
                 continue;
             }
-            Event::Stdout(text) => {
-                printer.raw(text.as_bytes())?;
+            CommandEvent::Stdout(text) => {
+                printer.print_bytes(text.as_bytes())?;
                 continue;
             }
-            Event::Stderr(text) => {
-                printer.raw_error(text.as_bytes())?;
+            CommandEvent::Stderr(text) => {
+                printer.print_error_bytes(text.as_bytes())?;
                 continue;
             }
-            Event::Gap { from, to } => {
+            CommandEvent::Gap { from, to } => {
                 missing += to.saturating_sub(from);
                 warn_of_gap(from, to, printer);
                 continue;
             }
-            Event::Completed => End::Exited { code: 0, ending: None },
-            Event::Failed(failure) => end_of(failure),
+            CommandEvent::Completed => ExecEnd::Exited { code: 0, ending: None },
+            CommandEvent::Failed(failure) => end_from_failure(failure),
         };
-        return finish(Outcome { end, missing }, request, printer);
+        return exec_exit_code(ExecOutcome { end, missing }, request, printer);
     }
 }
 
-async fn interrupt(sandbox: &Sandbox, process: &str, printer: &Printer) {
-    printer.note("asking the command to end; Ctrl-C again leaves it running");
-    if let Err(error) = sandbox.interrupt(process).await {
-        printer.error(&error);
+async fn interrupt_command(sandbox: &SandboxClient, process: &str, printer: &Printer) {
+    printer.note_on_terminal("asking the command to end; Ctrl-C again leaves it running");
+    if let Err(error) = sandbox.interrupt_process(process).await {
+        printer.print_error(&error);
     }
 }
 
 /// An exit code is sent as text; other endings are reported only by our own servers.
-fn end_of(failure: Failure) -> End {
-    let Failure { value, details, ending } = failure;
+fn end_from_failure(failure: CommandFailure) -> ExecEnd {
+    let CommandFailure { value, details, ending } = failure;
     if let Some(code) = value.parse::<u8>().ok().filter(|code| *code != 0) {
-        return End::Exited { code: i32::from(code), ending: None };
+        return ExecEnd::Exited { code: i32::from(code), ending: None };
     }
     match ending {
-        Some(Ending::Signal { .. } | Ending::Oom | Ending::Deadline) => End::Exited { code: -1, ending },
-        ending => End::Failed { message: details.into_iter().next().unwrap_or(value), ending },
+        Some(CommandEnding::Signal { .. } | CommandEnding::Oom | CommandEnding::Deadline) => {
+            ExecEnd::Exited { code: -1, ending }
+        }
+        ending => ExecEnd::Failed { message: details.into_iter().next().unwrap_or(value), ending },
     }
 }
 
@@ -81,12 +93,13 @@ mod tests {
 
     #[test]
     fn failures_are_exit_codes_or_reasons() {
-        let failure = |value: &str, ending| Failure { value: value.to_owned(), details: Vec::new(), ending };
-        assert!(matches!(end_of(failure("3", None)), End::Exited { code: 3, ending: None }));
-        let killed = end_of(failure("-1", Some(Ending::Signal { signal: 9 })));
-        assert!(matches!(killed, End::Exited { ending: Some(Ending::Signal { signal: 9 }), .. }));
-        let missing = end_of(failure("could not exec", Some(Ending::Missing)));
-        assert!(matches!(missing, End::Failed { ending: Some(Ending::Missing), .. }));
-        assert!(matches!(end_of(failure("-1", None)), End::Failed { ending: None, .. }));
+        let failure =
+            |value: &str, ending| CommandFailure { value: value.to_owned(), details: Vec::new(), ending };
+        assert!(matches!(end_from_failure(failure("3", None)), ExecEnd::Exited { code: 3, ending: None }));
+        let killed = end_from_failure(failure("-1", Some(CommandEnding::Signal { signal: 9 })));
+        assert!(matches!(killed, ExecEnd::Exited { ending: Some(CommandEnding::Signal { signal: 9 }), .. }));
+        let missing = end_from_failure(failure("could not exec", Some(CommandEnding::Missing)));
+        assert!(matches!(missing, ExecEnd::Failed { ending: Some(CommandEnding::Missing), .. }));
+        assert!(matches!(end_from_failure(failure("-1", None)), ExecEnd::Failed { ending: None, .. }));
     }
 }

@@ -14,9 +14,9 @@ use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
 /// The maximum that is read from input at once.
-pub(super) const INPUT_PIECE: usize = 64 << 10;
+pub(super) const MAX_INPUT_PIECE: usize = 64 << 10;
 /// The number of pieces of input or output that may wait between a thread and the conversation.
-const AHEAD: usize = 4;
+const MAX_QUEUED_PIECES: usize = 4;
 
 /// A piece of a command's output.
 #[derive(Debug, PartialEq, Eq)]
@@ -39,9 +39,9 @@ pub(super) fn is_redirected() -> bool {
 
 /// Reads our input piece by piece; the channel is closed at its end.
 pub(super) fn read_input() -> mpsc::Receiver<Vec<u8>> {
-    let (pieces, receiver) = mpsc::channel(AHEAD);
+    let (pieces, receiver) = mpsc::channel(MAX_QUEUED_PIECES);
     std::thread::spawn(move || {
-        let mut buffer = vec![0; INPUT_PIECE];
+        let mut buffer = vec![0; MAX_INPUT_PIECE];
         loop {
             match rustix::io::read(io::stdin(), &mut buffer) {
                 Ok(0) => return,
@@ -51,7 +51,7 @@ pub(super) fn read_input() -> mpsc::Receiver<Vec<u8>> {
                     }
                 }
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) if wait(&io::stdin(), PollFlags::IN) => {}
+                Err(Errno::AGAIN) if wait_for_fd(&io::stdin(), PollFlags::IN) => {}
                 // After a failed read there is no more input; the command reads end of file.
                 Err(_) => return,
             }
@@ -60,7 +60,7 @@ pub(super) fn read_input() -> mpsc::Receiver<Vec<u8>> {
     receiver
 }
 
-fn wait(fd: &impl AsFd, flags: PollFlags) -> bool {
+fn wait_for_fd(fd: &impl AsFd, flags: PollFlags) -> bool {
     rustix::io::retry_on_intr(|| poll(&mut [PollFd::new(fd, flags)], None)).is_ok()
 }
 
@@ -72,7 +72,7 @@ pub(super) struct OutputWriter {
 
 impl OutputWriter {
     pub(super) fn start() -> Self {
-        let (pieces, mut receiver) = mpsc::channel(AHEAD);
+        let (pieces, mut receiver) = mpsc::channel(MAX_QUEUED_PIECES);
         let thread = std::thread::spawn(move || {
             let (mut stdout, mut stderr) = (OpenLine::default(), OpenLine::default());
             while let Some(piece) = receiver.blocking_recv() {
@@ -80,8 +80,8 @@ impl OutputWriter {
                     OutputPiece::Stdout(bytes) => stdout.write(&io::stdout(), &bytes)?,
                     OutputPiece::Stderr(bytes) => stderr.write(&io::stderr(), &bytes)?,
                     OutputPiece::Gap => {
-                        stdout.finish(&io::stdout())?;
-                        stderr.finish(&io::stderr())?;
+                        stdout.end_line(&io::stdout())?;
+                        stderr.end_line(&io::stderr())?;
                     }
                 }
             }
@@ -91,7 +91,7 @@ impl OutputWriter {
     }
 
     /// Gives the output back if there is no room for it now.
-    pub(super) fn offer(&self, piece: OutputPiece) -> Option<OutputPiece> {
+    pub(super) fn try_write(&self, piece: OutputPiece) -> Option<OutputPiece> {
         match self.pieces.try_send(piece) {
             Ok(()) => None,
             Err(TrySendError::Full(piece) | TrySendError::Closed(piece)) => Some(piece),
@@ -99,7 +99,7 @@ impl OutputWriter {
     }
 
     /// Waits for room; returns `false` if nothing will be written any more.
-    pub(super) async fn ready(writer: Option<&Self>) -> bool {
+    pub(super) async fn wait_for_room(writer: Option<&Self>) -> bool {
         match writer {
             Some(writer) => writer.pieces.reserve().await.is_ok(),
             None => false,
@@ -125,7 +125,7 @@ impl OpenLine {
         write_all(fd, bytes)
     }
 
-    fn finish(&mut self, fd: &impl AsFd) -> io::Result<()> {
+    fn end_line(&mut self, fd: &impl AsFd) -> io::Result<()> {
         if std::mem::take(&mut self.0) { write_all(fd, b"\n") } else { Ok(()) }
     }
 }
@@ -135,7 +135,7 @@ fn write_all(fd: &impl AsFd, mut bytes: &[u8]) -> io::Result<()> {
         match rustix::io::write(fd, bytes) {
             Ok(count) => bytes = &bytes[count..],
             Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) if wait(fd, PollFlags::OUT) => {}
+            Err(Errno::AGAIN) if wait_for_fd(fd, PollFlags::OUT) => {}
             Err(errno) => return Err(errno.into()),
         }
     }

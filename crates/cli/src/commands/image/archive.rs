@@ -12,28 +12,28 @@ use std::path::{Path, PathBuf};
 use tar::{Builder, EntryType, Header};
 
 /// Attributes that any user may set; a server keeps no others.
-const USER: &str = "user.";
+const USER_ATTRIBUTE_PREFIX: &str = "user.";
 /// The prefix of an extended attribute in a tar archive.
-const PAX_ATTRIBUTE: &str = "SCHILY.xattr.";
-const MAX_ATTRIBUTES: usize = 64 << 10;
+const PAX_ATTRIBUTE_PREFIX: &str = "SCHILY.xattr.";
+const MAX_ATTRIBUTE_BYTES: usize = 64 << 10;
 
 /// Writes everything below `source` as an archive.
-pub(super) fn write(source: &Path, into: impl Write) -> io::Result<()> {
+pub(super) fn write_archive(source: &Path, into: impl Write) -> io::Result<()> {
     let device = fs::metadata(source)?.dev();
-    let mut writer = Archive { builder: Builder::new(into), device, linked: HashMap::new() };
-    writer.fill(source, Path::new(""))?;
+    let mut writer = TarWriter { builder: Builder::new(into), device, linked: HashMap::new() };
+    writer.add_directory(source, Path::new(""))?;
     writer.builder.into_inner()?.flush()
 }
 
-struct Archive<W: Write> {
+struct TarWriter<W: Write> {
     builder: Builder<W>,
     device: u64,
     /// The first name of each file that has several.
     linked: HashMap<u64, PathBuf>,
 }
 
-impl<W: Write> Archive<W> {
-    fn fill(&mut self, directory: &Path, below: &Path) -> io::Result<()> {
+impl<W: Write> TarWriter<W> {
+    fn add_directory(&mut self, directory: &Path, below: &Path) -> io::Result<()> {
         let mut names = fs::read_dir(directory)?
             .map(|entry| entry.map(|entry| entry.file_name()))
             .collect::<io::Result<Vec<_>>>()?;
@@ -41,17 +41,17 @@ impl<W: Write> Archive<W> {
         for name in names {
             let (path, inside) = (directory.join(&name), below.join(&name));
             let found = fs::symlink_metadata(&path)?;
-            self.add(&path, &inside, &found).map_err(|error| {
+            self.add_entry(&path, &inside, &found).map_err(|error| {
                 io::Error::new(error.kind(), format!("`{}` could not be read: {error}", path.display()))
             })?;
             if found.is_dir() && found.dev() == self.device {
-                self.fill(&path, &inside)?;
+                self.add_directory(&path, &inside)?;
             }
         }
         Ok(())
     }
 
-    fn add(&mut self, path: &Path, inside: &Path, found: &Metadata) -> io::Result<()> {
+    fn add_entry(&mut self, path: &Path, inside: &Path, found: &Metadata) -> io::Result<()> {
         let kind = found.file_type();
         // A socket means nothing without the process that listened on it.
         if kind.is_socket() {
@@ -72,14 +72,14 @@ impl<W: Write> Archive<W> {
             return self.builder.append_link(&mut header, inside, fs::read_link(path)?);
         }
         if kind.is_file() || kind.is_dir() {
-            let attributes = attributes(path)?;
+            let attributes = read_attributes(path)?;
             let named = attributes.iter().map(|(name, value)| (name.as_str(), value.as_slice()));
             self.builder.append_pax_extensions(named)?;
         }
         if kind.is_file() {
             // A file that shrinks meanwhile would shift everything after it.
             header.set_size(found.len());
-            let content = Exact { file: File::open(path)?, left: found.len() };
+            let content = ExactSizeFile { file: File::open(path)?, left: found.len() };
             return self.builder.append_data(&mut header, inside, content);
         }
         self.builder.append_data(&mut header, inside, io::empty())
@@ -87,12 +87,12 @@ impl<W: Write> Archive<W> {
 }
 
 /// A file that must still have as many bytes as when its size was read.
-struct Exact {
+struct ExactSizeFile {
     file: File,
     left: u64,
 }
 
-impl io::Read for Exact {
+impl io::Read for ExactSizeFile {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let most = usize::try_from(self.left).unwrap_or(usize::MAX).min(buffer.len());
         if most == 0 {
@@ -108,19 +108,20 @@ impl io::Read for Exact {
 }
 
 /// The attributes of a file that a server keeps.
-fn attributes(path: &Path) -> io::Result<Vec<(String, Vec<u8>)>> {
-    let mut buffer = vec![0; MAX_ATTRIBUTES];
+fn read_attributes(path: &Path) -> io::Result<Vec<(String, Vec<u8>)>> {
+    let mut buffer = vec![0; MAX_ATTRIBUTE_BYTES];
     let length = match rustix::fs::llistxattr(path, &mut buffer[..]) {
         // A file system without support for attributes has none.
         Err(rustix::io::Errno::OPNOTSUPP) => 0,
         length => length?,
     };
     let names = buffer[..length].split(|byte| *byte == 0).filter_map(|name| std::str::from_utf8(name).ok());
-    let names: Vec<String> = names.filter(|name| name.starts_with(USER)).map(str::to_owned).collect();
+    let names: Vec<String> =
+        names.filter(|name| name.starts_with(USER_ATTRIBUTE_PREFIX)).map(str::to_owned).collect();
     let mut found = Vec::new();
     for name in names {
         let length = rustix::fs::lgetxattr(path, &name, &mut buffer[..])?;
-        found.push((format!("{PAX_ATTRIBUTE}{name}"), buffer[..length].to_vec()));
+        found.push((format!("{PAX_ATTRIBUTE_PREFIX}{name}"), buffer[..length].to_vec()));
     }
     Ok(found)
 }
@@ -142,7 +143,7 @@ mod tests {
         rustix::fs::setxattr(at("usr/file"), "user.mine", b"1", rustix::fs::XattrFlags::empty())
             .expect("our own file");
         let mut bytes = Vec::new();
-        write(source.path(), &mut bytes).expect("it can be read");
+        write_archive(source.path(), &mut bytes).expect("it can be read");
         let mut archive = tar::Archive::new(bytes.as_slice());
         let mut found = Vec::new();
         for entry in archive.entries().expect("an archive") {

@@ -6,92 +6,103 @@ use std::path::Path;
 use std::sync::Mutex;
 
 use anyhow::{Context, Result, bail};
-use backend::{Credentials, Here, Progress, Pull, Registry};
-use backend_local::images::{self, Below, Digest, Existing, Import, Source};
-use linux::fs::Root;
-use registry::Registries;
+use backend::{ImagePull, ImageRegistry, LocalLayers, PullProgress, RegistryCredentials};
+use backend_local::images::{self, Digest, ExistingImagePolicy, ImageImport, ImportBase, ImportSource};
+use linux::fs::RootDirectory;
+use registry::RegistrySettings;
 
 use crate::config::Config;
 use crate::output::{Printer, WithHint};
 
 /// The longest password that is read.
-const LONGEST: u64 = 64 << 10;
+const MAX_PASSWORD_BYTES: u64 = 64 << 10;
 
-pub(super) fn pull(config: &Config, name: &str, username: Option<&str>, printer: &Printer) -> Result<()> {
-    let credentials = username.map(credentials).transpose()?;
+pub(super) fn pull_image(
+    config: &Config,
+    name: &str,
+    username: Option<&str>,
+    printer: &Printer,
+) -> Result<()> {
+    let credentials = username.map(read_credentials).transpose()?;
     crate::serve::make_state_dir(&config.state_dir)
         .with_context(|| format!("could not make `{}`", config.state_dir.display()))?;
-    let downloads = Downloads::make(&config.state_dir)?;
+    let downloads = DownloadDir::create(&config.state_dir)?;
     let most = config.images.max_bytes.map(|most| most.0);
-    let here = Here {
-        layers: images::layers(&config.state_dir)?.iter().map(ToString::to_string).collect(),
-        room: images::room(&config.state_dir, most, name)?,
+    let here = LocalLayers {
+        layers: images::list_layers(&config.state_dir)?.iter().map(ToString::to_string).collect(),
+        room: images::space_for_image(&config.state_dir, most, name)?,
     };
-    let digest = fetch(config, name, credentials.as_ref(), &here, downloads.path(), printer)?;
-    if !printer.json() {
+    let digest = fetch_image(config, name, credentials.as_ref(), &here, downloads.path(), printer)?;
+    if !printer.is_json() {
         printer.remark(format_args!("fetched {name}, {digest}"));
     }
-    let root = Root::open(downloads.path()).context("could not open what was fetched")?;
-    let wish = Import {
+    let root = RootDirectory::open(downloads.path()).context("could not open what was fetched")?;
+    let import = ImageImport {
         name,
-        source: Source::layout(&root, None)?,
+        source: ImportSource::from_layout(&root, None)?,
         wanted: Some(Digest::parse(&digest)?),
-        existing: Existing::Replace,
+        existing: ExistingImagePolicy::Replace,
         most,
-        below: Below::Nothing,
+        below: ImportBase::Nothing,
     };
-    super::take_in(config, wish, printer).with_context(|| format!("`{name}` is not kept"))
+    super::store_image(config, import, printer).with_context(|| format!("`{name}` is not kept"))
 }
 
 /// Threads exist only while this runs; unpacking afterwards has none.
-fn fetch(
+fn fetch_image(
     config: &Config,
     name: &str,
-    credentials: Option<&Credentials>,
-    here: &Here,
+    credentials: Option<&RegistryCredentials>,
+    here: &LocalLayers,
     into: &Path,
     printer: &Printer,
 ) -> Result<String> {
     let registries =
-        Registries { allowed: config.images.allowed.clone(), plain: config.images.plain.clone() };
-    let shown = Mutex::new(printer.progress(format!("fetching {name}")));
-    let progress = |progress: Progress| {
-        if let (Progress::Fetching { bytes, of }, Ok(mut shown)) = (progress, shown.lock()) {
-            shown.bytes(bytes, Some(of));
+        RegistrySettings { allowed: config.images.allowed.clone(), plain: config.images.plain.clone() };
+    let shown = Mutex::new(printer.start_progress(format!("fetching {name}")));
+    let progress = |progress: PullProgress| {
+        if let (PullProgress::Fetching { bytes, of }, Ok(mut shown)) = (progress, shown.lock()) {
+            shown.show_bytes(bytes, Some(of));
         }
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .context("could not start the event loop")?;
-    let fetched =
-        runtime.block_on(registries.fetch(Pull { name, credentials, progress: &progress }, here, into));
+    let fetched = runtime.block_on(registries.fetch_image(
+        ImagePull { name, credentials, progress: &progress },
+        here,
+        into,
+    ));
     drop(runtime);
     Ok(fetched?)
 }
 
-pub(super) fn credentials(username: &str) -> Result<Credentials> {
+pub(super) fn read_credentials(username: &str) -> Result<RegistryCredentials> {
     let mut password = String::new();
-    std::io::stdin().take(LONGEST).read_to_string(&mut password).context("could not read the password")?;
+    std::io::stdin()
+        .take(MAX_PASSWORD_BYTES)
+        .read_to_string(&mut password)
+        .context("could not read the password")?;
     let password = password.trim_end_matches(['\r', '\n']).to_owned();
     if password.is_empty() {
         bail!("there is no password on standard input");
     }
-    Ok(Credentials { username: username.to_owned(), password })
+    Ok(RegistryCredentials { username: username.to_owned(), password })
 }
 
 /// A directory for downloads, removed when this value is dropped. Only one pull at a time uses it, and
 /// leftovers of a killed one are removed.
-struct Downloads {
+struct DownloadDir {
     path: std::path::PathBuf,
     _lock: std::fs::File,
 }
 
-impl Downloads {
-    fn make(state_dir: &Path) -> Result<Self> {
+impl DownloadDir {
+    fn create(state_dir: &Path) -> Result<Self> {
         let lock = state_dir.join("pull.lock");
-        let locked = crate::serve::lock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive);
-        let lock = locked.context("another `image pull` is on its way").hint("wait until it is done")?;
+        let locked = crate::serve::lock_file(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive);
+        let lock = locked.context("another `image pull` is on its way").with_hint("wait until it is done")?;
         let downloads = Self { path: state_dir.join("downloads"), _lock: lock };
         downloads.clear().context("could not clear what another pull left")?;
         let made = std::fs::DirBuilder::new().mode(0o700).create(&downloads.path);
@@ -105,11 +116,11 @@ impl Downloads {
 
     fn clear(&self) -> std::io::Result<()> {
         let parent = self.path.parent().unwrap_or(Path::new("/"));
-        Root::open(parent)?.remove_tree(Path::new(self.path.file_name().unwrap_or_default()))
+        RootDirectory::open(parent)?.remove_tree(Path::new(self.path.file_name().unwrap_or_default()))
     }
 }
 
-impl Drop for Downloads {
+impl Drop for DownloadDir {
     fn drop(&mut self) {
         // The next pull removes what cannot be removed now.
         self.clear().unwrap_or_default();

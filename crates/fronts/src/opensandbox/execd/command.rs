@@ -6,21 +6,22 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
-use domain::process::{Command, Directory, Missing, Process};
-use domain::{Backpressure, Bytes, Exit, Identity, Retention};
+use domain::process::{CommandLine, MissingDirectory, ProcessSpec, WorkingDirectory};
+use domain::{Backpressure, Bytes, ExitReason, OutputRetention, UserIdentity};
 use serde::{Deserialize, Serialize};
-use service::{FileFault, OutputSettings, ProcessStatus, ServiceError};
+use service::{FileFault, LaunchStep, OutputSettings, ProcessStatus, ServiceError};
 
-use super::fault::{Fault, Wish, process_id};
-use super::{Name, Scope, code, run as stream};
-use crate::opensandbox::Front;
-use crate::opensandbox::sse::Ending;
-use crate::opensandbox::types::{ended, rfc3339};
-use crate::opensandbox::wish::check_environment;
-use crate::trace::unique_hex;
+use super::problem::{ExecdProblem, JsonOrEmpty, parse_process_id};
+use super::{ExecTarget, PathName, code, command_stream as stream};
+use crate::kit::time::format_rfc3339;
+use crate::opensandbox::OpenSandboxState;
+use crate::opensandbox::create_request::check_environment;
+use crate::opensandbox::sse::CommandEnding;
+use crate::opensandbox::types::describe_exit;
+use crate::server::request_log::unique_hex;
 
 #[derive(Deserialize)]
-pub(super) struct RunBody {
+pub(super) struct RunCommandBody {
     command: Option<String>,
     argv: Option<Vec<String>>,
     cwd: Option<String>,
@@ -36,109 +37,116 @@ pub(super) struct RunBody {
 }
 
 /// `POST /command`
-pub(super) async fn run(
-    State(front): State<Front>,
-    scope: Scope,
-    Wish(body): Wish<RunBody>,
-) -> Result<Response, Fault> {
+pub(super) async fn run_command(
+    State(state): State<OpenSandboxState>,
+    target: ExecTarget,
+    JsonOrEmpty(body): JsonOrEmpty<RunCommandBody>,
+) -> Result<Response, ExecdProblem> {
     let background = body.background == Some(true);
-    let output = front.service.output_settings();
-    let mut process = if background { parse(body, output)? } else { foreground(body, output)? };
-    code::prepare_for_probe(&front, &scope, &mut process).await;
-    match front.service.launch(&scope.owner, &scope.id, process).await {
-        Ok(following) if background => Ok(stream::background(following.process.as_str())),
+    let output = state.service.output_settings();
+    let mut process =
+        if background { parse_command(body, output)? } else { parse_foreground_command(body, output)? };
+    code::prepare_for_probe(&state, &target, &mut process).await;
+    match state.service.launch_process(&target.owner, &target.id, process).await {
+        Ok(following) if background => Ok(stream::background_response(following.process.as_str())),
         Ok(following) => {
             let name = following.process.to_string();
-            Ok(stream::foreground(following, &name, scope.lines))
+            Ok(stream::stream_command(following, &name, target.lines))
         }
-        Err(error) => refuse(error, &unique_hex()),
+        Err(error) => convert_launch_error(error, &unique_hex()),
     }
 }
 
 /// Converts a launch error. A program that cannot be started is reported as the end of the command; a
 /// missing directory or user is an error of the request.
-pub(super) fn refuse(error: ServiceError, name: &str) -> Result<Response, Fault> {
+pub(super) fn convert_launch_error(error: ServiceError, name: &str) -> Result<Response, ExecdProblem> {
     match &error {
-        ServiceError::File(file) if file.operation == "exec" => {
+        ServiceError::File(file) if file.launch_step == Some(LaunchStep::Exec) => {
             let missing = file.fault == FileFault::NotFound;
-            let ending = if missing { Ending::Missing } else { Ending::NotExecutable };
-            Ok(stream::not_started(name, ending, &Fault::from(error).0.message))
+            let ending = if missing { CommandEnding::Missing } else { CommandEnding::NotExecutable };
+            Ok(stream::not_started_response(name, ending, &ExecdProblem::from(error).0.message))
         }
-        ServiceError::File(_) => Err(Fault::invalid(Fault::from(error).0.message)),
+        ServiceError::File(_) => Err(ExecdProblem::invalid(ExecdProblem::from(error).0.message)),
         _ => Err(error.into()),
     }
 }
 
 /// Parses a command that is slowed down if its client does not read.
-pub(super) fn foreground(body: RunBody, output: OutputSettings) -> Result<Process, Fault> {
+pub(super) fn parse_foreground_command(
+    body: RunCommandBody,
+    output: OutputSettings,
+) -> Result<ProcessSpec, ExecdProblem> {
     let backpressure = Backpressure::On { stall_limit: Some(output.stall_limit) };
-    Ok(Process { backpressure, ..parse(body, output)? })
+    Ok(ProcessSpec { backpressure, ..parse_command(body, output)? })
 }
 
-fn parse(body: RunBody, output: OutputSettings) -> Result<Process, Fault> {
+fn parse_command(body: RunCommandBody, output: OutputSettings) -> Result<ProcessSpec, ExecdProblem> {
     let command = match (body.command, body.argv) {
-        (Some(text), None) if !text.trim().is_empty() => Command::Shell { text, login: false },
-        (None, Some(words)) if words.first().is_some_and(|word| !word.is_empty()) => Command::Argv(words),
-        (Some(_), Some(_)) => return Err(Fault::invalid("give `command` or `argv`, not both")),
-        _ => return Err(Fault::invalid("`command` is empty")),
+        (Some(text), None) if !text.trim().is_empty() => CommandLine::Shell { text, login: false },
+        (None, Some(words)) if words.first().is_some_and(|word| !word.is_empty()) => CommandLine::Argv(words),
+        (Some(_), Some(_)) => return Err(ExecdProblem::invalid("give `command` or `argv`, not both")),
+        _ => return Err(ExecdProblem::invalid("`command` is empty")),
     };
     let nul = match &command {
-        Command::Shell { text, .. } => text.contains('\0'),
-        Command::Argv(words) => words.iter().any(|word| word.contains('\0')),
+        CommandLine::Shell { text, .. } => text.contains('\0'),
+        CommandLine::Argv(words) => words.iter().any(|word| word.contains('\0')),
     };
     if nul {
-        return Err(Fault::invalid("the command contains a NUL byte"));
+        return Err(ExecdProblem::invalid("the command contains a NUL byte"));
     }
-    Ok(Process {
-        identity: identity(body.uid, body.gid)?,
-        directory: body.cwd.filter(|path| !path.is_empty()).map(|path| directory(path, Missing::Fail)),
-        env: environment(body.envs)?,
-        deadline: timeout(body.timeout, 1)?,
-        retention: retention(body.output_kept, output)?,
-        ..Process::new(command)
+    Ok(ProcessSpec {
+        identity: parse_identity(body.uid, body.gid)?,
+        directory: body
+            .cwd
+            .filter(|path| !path.is_empty())
+            .map(|path| expanded_directory(path, MissingDirectory::Fail)),
+        env: parse_environment(body.envs)?,
+        deadline: parse_timeout(body.timeout, 1)?,
+        retention: parse_retention(body.output_kept, output)?,
+        ..ProcessSpec::new(command)
     })
 }
 
-fn retention(kept: Option<u64>, output: OutputSettings) -> Result<Retention, Fault> {
+fn parse_retention(kept: Option<u64>, output: OutputSettings) -> Result<OutputRetention, ExecdProblem> {
     match kept.map(Bytes) {
         None => Ok(output.retention),
-        Some(kept) if kept <= output.max_kept => Ok(Retention::of_size(kept)),
-        Some(kept) => Err(Fault::invalid(format!(
+        Some(kept) if kept <= output.max_kept => Ok(OutputRetention::with_total_size(kept)),
+        Some(kept) => Err(ExecdProblem::invalid(format!(
             "`coracle.output-kept` is {kept}, more than this server allows ({})",
             output.max_kept
         ))),
     }
 }
 
-fn identity(uid: Option<u32>, gid: Option<u32>) -> Result<Identity, Fault> {
+fn parse_identity(uid: Option<u32>, gid: Option<u32>) -> Result<UserIdentity, ExecdProblem> {
     match (uid, gid) {
-        (None, None) => Ok(Identity::Default),
-        (Some(uid), Some(gid)) => Ok(Identity::Ids { uid, gid }),
+        (None, None) => Ok(UserIdentity::Default),
+        (Some(uid), Some(gid)) => Ok(UserIdentity::Ids { uid, gid }),
         // The group is that of the account with this uid.
-        (Some(uid), None) => Ok(Identity::User(uid.to_string())),
-        (None, Some(_)) => Err(Fault::invalid("`gid` requires `uid`")),
+        (Some(uid), None) => Ok(UserIdentity::User(uid.to_string())),
+        (None, Some(_)) => Err(ExecdProblem::invalid("`gid` requires `uid`")),
     }
 }
 
 /// Builds a directory in which `~` and `$VAR` are expanded as in the command.
-pub(super) fn directory(path: String, missing: Missing) -> Directory {
-    Directory { path, missing, expand: true }
+pub(super) fn expanded_directory(path: String, missing: MissingDirectory) -> WorkingDirectory {
+    WorkingDirectory { path, missing, expand: true }
 }
 
-pub(super) fn environment(
+pub(super) fn parse_environment(
     given: Option<BTreeMap<String, Option<String>>>,
-) -> Result<BTreeMap<String, String>, Fault> {
+) -> Result<BTreeMap<String, String>, ExecdProblem> {
     let given = given.unwrap_or_default().into_iter();
     let env = given.filter_map(|(name, value)| Some((name, value?))).collect();
-    check_environment(&env).map_err(Fault::invalid)?;
+    check_environment(&env).map_err(ExecdProblem::invalid)?;
     Ok(env)
 }
 
 /// Parses a time of at least `least` milliseconds; absent and zero mean no limit.
-pub(super) fn timeout(millis: Option<i64>, least: i64) -> Result<Option<Duration>, Fault> {
+pub(super) fn parse_timeout(millis: Option<i64>, least: i64) -> Result<Option<Duration>, ExecdProblem> {
     match millis {
         Some(millis) if millis < least => {
-            Err(Fault::invalid("`timeout` must be a positive number of milliseconds"))
+            Err(ExecdProblem::invalid("`timeout` must be a positive number of milliseconds"))
         }
         Some(millis) if millis > 0 => Ok(Some(Duration::from_millis(millis.unsigned_abs()))),
         _ => Ok(None),
@@ -146,7 +154,7 @@ pub(super) fn timeout(millis: Option<i64>, least: i64) -> Result<Option<Duration
 }
 
 #[derive(Serialize)]
-pub(super) struct StatusBody {
+pub(super) struct CommandStatusBody {
     id: String,
     content: String,
     running: bool,
@@ -159,18 +167,18 @@ pub(super) struct StatusBody {
 }
 
 /// `GET /command/status/{id}`
-pub(super) async fn status(
-    State(front): State<Front>,
-    scope: Scope,
-    Name(process): Name,
-) -> Result<Json<StatusBody>, Fault> {
-    let process = process_id(&process)?;
-    let status = front.service.status(&scope.owner, &scope.id, &process).await?;
-    Ok(Json(StatusBody::of(status)))
+pub(super) async fn get_command_status(
+    State(state): State<OpenSandboxState>,
+    target: ExecTarget,
+    PathName(process): PathName,
+) -> Result<Json<CommandStatusBody>, ExecdProblem> {
+    let process = parse_process_id(&process)?;
+    let status = state.service.process_status(&target.owner, &target.id, &process).await?;
+    Ok(Json(CommandStatusBody::from_status(status)))
 }
 
-impl StatusBody {
-    fn of(status: ProcessStatus) -> Self {
+impl CommandStatusBody {
+    fn from_status(status: ProcessStatus) -> Self {
         let exit = status.ended.map(|end| end.exit);
         Self {
             id: status.process.to_string(),
@@ -178,20 +186,20 @@ impl StatusBody {
             running: exit.is_none(),
             exit_code: exit.map(exit_code),
             error: match exit {
-                None | Some(Exit::Code(0)) => String::new(),
-                Some(exit) => format!("the command {}", ended(exit)),
+                None | Some(ExitReason::Code(0)) => String::new(),
+                Some(exit) => format!("the command {}", describe_exit(exit)),
             },
-            started_at: rfc3339(status.started),
-            finished_at: status.ended.map(|end| rfc3339(end.ended)),
+            started_at: format_rfc3339(status.started),
+            finished_at: status.ended.map(|end| format_rfc3339(end.ended)),
         }
     }
 }
 
 /// Returns the exit code, or -1 for any other end.
-pub(super) fn exit_code(exit: Exit) -> i32 {
+pub(super) fn exit_code(exit: ExitReason) -> i32 {
     match exit {
-        Exit::Code(code) => code,
-        Exit::Signal(_) | Exit::Oom | Exit::Deadline | Exit::Lost => -1,
+        ExitReason::Code(code) => code,
+        ExitReason::Signal(_) | ExitReason::Oom | ExitReason::Deadline | ExitReason::Lost => -1,
     }
 }
 
@@ -201,8 +209,8 @@ mod tests {
 
     use super::*;
 
-    fn check(body: Value) -> Result<Process, Fault> {
-        parse(serde_json::from_value(body).unwrap(), OutputSettings::default())
+    fn check(body: Value) -> Result<ProcessSpec, ExecdProblem> {
+        parse_command(serde_json::from_value(body).unwrap(), OutputSettings::default())
     }
 
     #[test]
@@ -231,9 +239,9 @@ mod tests {
         }));
         let process = process.unwrap();
         assert_eq!(process.deadline, Some(Duration::from_millis(1500)));
-        assert_eq!(process.identity, Identity::User("7".to_owned()));
+        assert_eq!(process.identity, UserIdentity::User("7".to_owned()));
         assert_eq!(process.env["A"], "b");
         assert_eq!(process.directory, None);
-        assert_eq!(process.retention, Retention { first: 64 << 10, last: 960 << 10 });
+        assert_eq!(process.retention, OutputRetention { first: 64 << 10, last: 960 << 10 });
     }
 }

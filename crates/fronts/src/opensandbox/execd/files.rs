@@ -8,34 +8,34 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use http::{StatusCode, Uri};
 use serde::{Deserialize, Serialize};
-use service::{Attributes, Edit, FileFault, FileInfo, FileKind, ServiceError};
+use service::{FileAttributes, FileEdit, FileFault, FileInfo, FileKind, ServiceError};
 
-use super::fault::{Fault, Wish, named};
-use super::mode::{Permissions, to_decimal};
-use super::{Actor, download, upload};
-use crate::opensandbox::Front;
-use crate::opensandbox::query::Query;
-use crate::opensandbox::types::rfc3339;
+use super::file_mode::{FilePermissions, to_decimal};
+use super::problem::{ExecdProblem, JsonOrEmpty, required_parameter};
+use super::{FileActor, download, upload};
+use crate::kit::query::QueryParams;
+use crate::kit::time::format_rfc3339;
+use crate::opensandbox::OpenSandboxState;
 
 /// Every file route; they exist as they are, and below prefixes that name a user or a session.
-pub(super) fn table() -> Vec<(&'static str, MethodRouter<Front>)> {
+pub(super) fn file_routes() -> Vec<(&'static str, MethodRouter<OpenSandboxState>)> {
     vec![
         ("/files", axum::routing::delete(delete_files)),
-        ("/files/info", get(info)),
-        ("/files/search", get(search)),
-        ("/files/mv", post(rename)),
+        ("/files/info", get(get_file_info)),
+        ("/files/search", get(search_files)),
+        ("/files/mv", post(move_files)),
         ("/files/links", post(make_links)),
         ("/files/permissions", post(set_permissions)),
-        ("/files/replace", post(replace)),
-        ("/files/upload", post(upload::upload)),
-        ("/files/download", get(download::download)),
+        ("/files/replace", post(replace_in_files)),
+        ("/files/upload", post(upload::upload_files)),
+        ("/files/download", get(download::download_file)),
         ("/directories", post(make_directories).delete(delete_directories)),
-        ("/directories/list", get(list)),
+        ("/directories/list", get(list_directory)),
     ]
 }
 
 #[derive(Serialize)]
-struct InfoBody {
+struct FileInfoBody {
     path: String,
     #[serde(rename = "type")]
     kind: &'static str,
@@ -50,8 +50,8 @@ struct InfoBody {
     link_target: Option<String>,
 }
 
-impl InfoBody {
-    fn of(info: FileInfo) -> Self {
+impl FileInfoBody {
+    fn from_info(info: FileInfo) -> Self {
         Self {
             path: info.path,
             kind: match info.kind {
@@ -61,8 +61,8 @@ impl InfoBody {
                 FileKind::Other => "other",
             },
             size: info.size,
-            modified_at: rfc3339(info.modified),
-            created_at: rfc3339(info.created),
+            modified_at: format_rfc3339(info.modified),
+            created_at: format_rfc3339(info.created),
             owner: info.owner,
             group: info.group,
             mode: to_decimal(info.mode),
@@ -72,77 +72,107 @@ impl InfoBody {
 }
 
 /// Returns the one path in a query.
-pub(super) fn path_of(query: &Query) -> Result<&str, Fault> {
-    named(query, "path")
+pub(super) fn path_of(query: &QueryParams) -> Result<&str, ExecdProblem> {
+    required_parameter(query, "path")
 }
 
 /// Returns all paths in a query, possibly none.
-fn paths_of(uri: &Uri) -> Result<Vec<String>, Fault> {
-    let paths = Query::of(uri).all("path");
+fn paths_of(uri: &Uri) -> Result<Vec<String>, ExecdProblem> {
+    let paths = QueryParams::from_uri(uri).all("path");
     if paths.iter().any(String::is_empty) {
-        return Err(Fault::missing_query("path"));
+        return Err(ExecdProblem::missing_query("path"));
     }
     Ok(paths)
 }
 
 /// `GET /files/info?path=…&path=…`: keyed by the paths as written in the query.
-async fn info(State(front): State<Front>, actor: Actor, uri: Uri) -> Result<Response, Fault> {
+async fn get_file_info(
+    State(state): State<OpenSandboxState>,
+    actor: FileActor,
+    uri: Uri,
+) -> Result<Response, ExecdProblem> {
     let paths = paths_of(&uri)?;
     let infos = match paths.is_empty() {
         true => Vec::new(),
-        false => front.service.stat(&actor.owner, &actor.id, actor.by(), &paths).await?,
+        false => state.service.stat_files(&actor.owner, &actor.id, actor.as_service_actor(), &paths).await?,
     };
-    let body: BTreeMap<String, InfoBody> =
-        paths.into_iter().zip(infos.into_iter().map(InfoBody::of)).collect();
+    let body: BTreeMap<String, FileInfoBody> =
+        paths.into_iter().zip(infos.into_iter().map(FileInfoBody::from_info)).collect();
     Ok(Json(body).into_response())
 }
 
 /// `GET /files/search?path=…&pattern=…`
-async fn search(State(front): State<Front>, actor: Actor, uri: Uri) -> Result<Response, Fault> {
-    let query = Query::of(&uri);
+async fn search_files(
+    State(state): State<OpenSandboxState>,
+    actor: FileActor,
+    uri: Uri,
+) -> Result<Response, ExecdProblem> {
+    let query = QueryParams::from_uri(&uri);
     let pattern = query.first("pattern").filter(|pattern| !pattern.is_empty()).unwrap_or("**");
     let path = path_of(&query)?;
-    let found = front.service.search(&actor.owner, &actor.id, actor.by(), path, pattern).await?;
-    Ok(Json(found.into_iter().map(InfoBody::of).collect::<Vec<_>>()).into_response())
+    let found =
+        state.service.search_files(&actor.owner, &actor.id, actor.as_service_actor(), path, pattern).await?;
+    Ok(Json(found.into_iter().map(FileInfoBody::from_info).collect::<Vec<_>>()).into_response())
 }
 
 /// `GET /directories/list?path=…&depth=…`
-async fn list(State(front): State<Front>, actor: Actor, uri: Uri) -> Result<Response, Fault> {
-    let query = Query::of(&uri);
-    let depth = query.number("depth").map_err(Fault::invalid)?.unwrap_or(1);
+async fn list_directory(
+    State(state): State<OpenSandboxState>,
+    actor: FileActor,
+    uri: Uri,
+) -> Result<Response, ExecdProblem> {
+    let query = QueryParams::from_uri(&uri);
+    let depth = query.parse_number("depth").map_err(ExecdProblem::invalid)?.unwrap_or(1);
     let path = path_of(&query)?;
-    must_be_directory(&front, &actor, path).await?;
+    must_be_directory(&state, &actor, path).await?;
     let entries = match depth {
         0 => Vec::new(),
-        _ => front.service.list_directory(&actor.owner, &actor.id, actor.by(), path, depth).await?,
+        _ => {
+            state
+                .service
+                .list_directory(&actor.owner, &actor.id, actor.as_service_actor(), path, depth)
+                .await?
+        }
     };
-    Ok(Json(entries.into_iter().map(InfoBody::of).collect::<Vec<_>>()).into_response())
+    Ok(Json(entries.into_iter().map(FileInfoBody::from_info).collect::<Vec<_>>()).into_response())
 }
 
 /// Refuses paths that are not directories. Links are not followed, even with a trailing slash, so that
 /// the listed directory is the one that was named.
-async fn must_be_directory(front: &Front, actor: &Actor, path: &str) -> Result<(), Fault> {
+async fn must_be_directory(
+    state: &OpenSandboxState,
+    actor: &FileActor,
+    path: &str,
+) -> Result<(), ExecdProblem> {
     let bare = match path.trim_end_matches('/') {
         "" => "/",
         bare => bare,
     };
-    let infos = front.service.stat(&actor.owner, &actor.id, actor.by(), &[bare.to_owned()]).await?;
+    let infos = state
+        .service
+        .stat_files(&actor.owner, &actor.id, actor.as_service_actor(), &[bare.to_owned()])
+        .await?;
     let what = match infos.first().map(|info| info.kind) {
         Some(FileKind::Directory) => return Ok(()),
         Some(FileKind::Symlink) => "a link, which is not followed",
         Some(FileKind::File | FileKind::Other) | None => "not a directory",
     };
-    Err(Fault::invalid(format!("`{path}` is {what}")))
+    Err(ExecdProblem::invalid(format!("`{path}` is {what}")))
 }
 
 /// `DELETE /files?path=…`: missing files are not an error, directories are.
-async fn delete_files(State(front): State<Front>, actor: Actor, uri: Uri) -> Result<StatusCode, Fault> {
+async fn delete_files(
+    State(state): State<OpenSandboxState>,
+    actor: FileActor,
+    uri: Uri,
+) -> Result<StatusCode, ExecdProblem> {
     for path in paths_of(&uri)? {
-        let removed = front.service.remove(&actor.owner, &actor.id, actor.by(), &path, false).await;
+        let removed =
+            state.service.remove_file(&actor.owner, &actor.id, actor.as_service_actor(), &path, false).await;
         removed.or_else(|error| match &error {
             ServiceError::File(file) if file.fault == FileFault::NotFound => Ok(()),
             ServiceError::File(file) if file.fault == FileFault::IsADirectory => {
-                Err(Fault::runtime(format!("`{path}` is a directory")))
+                Err(ExecdProblem::runtime_error(format!("`{path}` is a directory")))
             }
             _ => Err(error.into()),
         })?;
@@ -151,45 +181,55 @@ async fn delete_files(State(front): State<Front>, actor: Actor, uri: Uri) -> Res
 }
 
 /// `DELETE /directories?path=…`: removes them recursively.
-async fn delete_directories(State(front): State<Front>, actor: Actor, uri: Uri) -> Result<StatusCode, Fault> {
+async fn delete_directories(
+    State(state): State<OpenSandboxState>,
+    actor: FileActor,
+    uri: Uri,
+) -> Result<StatusCode, ExecdProblem> {
     for path in paths_of(&uri)? {
-        front.service.remove(&actor.owner, &actor.id, actor.by(), &path, true).await?;
+        state.service.remove_file(&actor.owner, &actor.id, actor.as_service_actor(), &path, true).await?;
     }
     Ok(StatusCode::OK)
 }
 
-type ByPath<T> = BTreeMap<String, Option<T>>;
+type EntriesByPath<T> = BTreeMap<String, Option<T>>;
 
-fn attributes(permissions: Option<Permissions>) -> Result<Attributes, Fault> {
-    permissions.unwrap_or_default().attributes().map_err(Fault::invalid)
+fn parse_attributes(permissions: Option<FilePermissions>) -> Result<FileAttributes, ExecdProblem> {
+    permissions.unwrap_or_default().into_attributes().map_err(ExecdProblem::invalid)
 }
 
 /// `POST /directories`: creates parents too; mode and owner apply only to new directories.
 async fn make_directories(
-    State(front): State<Front>,
-    actor: Actor,
-    Wish(entries): Wish<ByPath<Permissions>>,
-) -> Result<StatusCode, Fault> {
+    State(state): State<OpenSandboxState>,
+    actor: FileActor,
+    JsonOrEmpty(entries): JsonOrEmpty<EntriesByPath<FilePermissions>>,
+) -> Result<StatusCode, ExecdProblem> {
     for (path, permissions) in entries {
-        let attributes = attributes(permissions)?;
-        front.service.make_directory(&actor.owner, &actor.id, actor.by(), &path, attributes).await?;
+        let attributes = parse_attributes(permissions)?;
+        state
+            .service
+            .make_directory(&actor.owner, &actor.id, actor.as_service_actor(), &path, attributes)
+            .await?;
     }
     Ok(StatusCode::OK)
 }
 
 /// `POST /files/permissions`
 async fn set_permissions(
-    State(front): State<Front>,
-    actor: Actor,
-    Wish(entries): Wish<ByPath<Permissions>>,
-) -> Result<StatusCode, Fault> {
+    State(state): State<OpenSandboxState>,
+    actor: FileActor,
+    JsonOrEmpty(entries): JsonOrEmpty<EntriesByPath<FilePermissions>>,
+) -> Result<StatusCode, ExecdProblem> {
     for (path, permissions) in entries {
-        let attributes = attributes(permissions)?;
+        let attributes = parse_attributes(permissions)?;
         // If there is nothing to change, only check that the file exists.
-        if attributes == Attributes::default() {
-            front.service.stat(&actor.owner, &actor.id, actor.by(), &[path]).await?;
+        if attributes == FileAttributes::default() {
+            state.service.stat_files(&actor.owner, &actor.id, actor.as_service_actor(), &[path]).await?;
         } else {
-            front.service.set_attributes(&actor.owner, &actor.id, actor.by(), &path, attributes).await?;
+            state
+                .service
+                .set_attributes(&actor.owner, &actor.id, actor.as_service_actor(), &path, attributes)
+                .await?;
         }
     }
     Ok(StatusCode::OK)
@@ -202,13 +242,16 @@ struct MoveBody {
 }
 
 /// `POST /files/mv`: never replaces an existing file.
-async fn rename(
-    State(front): State<Front>,
-    actor: Actor,
-    Wish(moves): Wish<Vec<MoveBody>>,
-) -> Result<StatusCode, Fault> {
+async fn move_files(
+    State(state): State<OpenSandboxState>,
+    actor: FileActor,
+    JsonOrEmpty(moves): JsonOrEmpty<Vec<MoveBody>>,
+) -> Result<StatusCode, ExecdProblem> {
     for MoveBody { src, dest } in moves {
-        front.service.move_file(&actor.owner, &actor.id, actor.by(), &src, &dest, false).await?;
+        state
+            .service
+            .move_file(&actor.owner, &actor.id, actor.as_service_actor(), &src, &dest, false)
+            .await?;
     }
     Ok(StatusCode::OK)
 }
@@ -220,12 +263,12 @@ struct LinkBody {
 
 /// `POST /files/links`: symbolic links; a route that only this server has, for `coracle cp`.
 async fn make_links(
-    State(front): State<Front>,
-    actor: Actor,
-    Wish(links): Wish<BTreeMap<String, LinkBody>>,
-) -> Result<StatusCode, Fault> {
+    State(state): State<OpenSandboxState>,
+    actor: FileActor,
+    JsonOrEmpty(links): JsonOrEmpty<BTreeMap<String, LinkBody>>,
+) -> Result<StatusCode, ExecdProblem> {
     for (path, LinkBody { target }) in links {
-        front.service.make_link(&actor.owner, &actor.id, actor.by(), &path, &target).await?;
+        state.service.make_link(&actor.owner, &actor.id, actor.as_service_actor(), &path, &target).await?;
     }
     Ok(StatusCode::OK)
 }
@@ -239,33 +282,33 @@ struct ReplaceBody {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Replaced {
+struct ReplaceCountBody {
     replaced_count: u64,
 }
 
 /// `POST /files/replace[?verbose=true]`
-async fn replace(
-    State(front): State<Front>,
-    actor: Actor,
+async fn replace_in_files(
+    State(state): State<OpenSandboxState>,
+    actor: FileActor,
     uri: Uri,
-    Wish(entries): Wish<BTreeMap<String, ReplaceBody>>,
-) -> Result<Response, Fault> {
+    JsonOrEmpty(entries): JsonOrEmpty<BTreeMap<String, ReplaceBody>>,
+) -> Result<Response, ExecdProblem> {
     if entries.values().any(|entry| entry.old.is_empty()) {
-        return Err(Fault::invalid("`old` is empty"));
+        return Err(ExecdProblem::invalid("`old` is empty"));
     }
     let paths: Vec<String> = entries.keys().cloned().collect();
-    let edit = |(path, entry): (String, ReplaceBody)| Edit {
+    let edit = |(path, entry): (String, ReplaceBody)| FileEdit {
         path,
         old: entry.old,
         new: entry.new.unwrap_or_default(),
     };
     let edits = entries.into_iter().map(edit).collect();
-    let counts = front.service.replace(&actor.owner, &actor.id, actor.by(), edits).await?;
-    if !Query::of(&uri).is_on("verbose") {
+    let counts = state.service.replace_text(&actor.owner, &actor.id, actor.as_service_actor(), edits).await?;
+    if !QueryParams::from_uri(&uri).is_on("verbose") {
         return Ok(StatusCode::OK.into_response());
     }
     let counted = paths.into_iter().zip(counts);
     let body: BTreeMap<_, _> =
-        counted.map(|(path, replaced_count)| (path, Replaced { replaced_count })).collect();
+        counted.map(|(path, replaced_count)| (path, ReplaceCountBody { replaced_count })).collect();
     Ok(Json(body).into_response())
 }

@@ -3,46 +3,51 @@
 use std::time::Duration;
 
 use axum::extract::State;
-use domain::{Position, ProcessId};
+use domain::{JournalOffset, ProcessId};
 use http::{StatusCode, Uri};
-use service::{ErrorKind, Event, Reach, ServiceError};
+use service::{ErrorKind, OutputEvent, ServiceError, SignalTarget};
 
-use super::Scope;
-use super::fault::{Fault, named, process_id};
-use crate::opensandbox::Front;
-use crate::opensandbox::query::Query;
+use super::ExecTarget;
+use super::problem::{ExecdProblem, parse_process_id, required_parameter};
+use crate::kit::query::QueryParams;
+use crate::opensandbox::OpenSandboxState;
 
 /// How long a command may take to end after a signal.
-const GRACE: Duration = Duration::from_secs(3);
+const TERMINATION_GRACE: Duration = Duration::from_secs(3);
 const SIGTERM: i32 = 15;
 const SIGKILL: i32 = 9;
 
 /// `DELETE /command?id=…`: responds once the command has ended.
-pub(super) async fn interrupt(
-    State(front): State<Front>,
-    scope: Scope,
+pub(super) async fn interrupt_command(
+    State(state): State<OpenSandboxState>,
+    target: ExecTarget,
     uri: Uri,
-) -> Result<StatusCode, Fault> {
-    let id = process_id(named(&Query::of(&uri), "id")?)?;
-    let process = running(&front, &scope, id).await?;
+) -> Result<StatusCode, ExecdProblem> {
+    let id = parse_process_id(required_parameter(&QueryParams::from_uri(&uri), "id")?)?;
+    let process = find_running_command(&state, &target, id).await?;
     // SIGKILL must follow even if this client does not wait for it.
-    let ending = tokio::spawn(async move { end(&front, &scope, &process).await });
+    let ending = tokio::spawn(async move { terminate_process(&state, &target, &process).await });
     match ending.await {
-        Ok(ended) => ended.map(|()| StatusCode::OK).map_err(Fault::from),
-        Err(error) => Err(Fault::runtime(error.to_string())),
+        Ok(ended) => ended.map(|()| StatusCode::OK).map_err(ExecdProblem::from),
+        Err(error) => Err(ExecdProblem::runtime_error(error.to_string())),
     }
 }
 
 /// Finds the running command with this id. The id of a session stands for the command that runs in it,
 /// since that is the id in the first event of its streams.
-async fn running(front: &Front, scope: &Scope, id: ProcessId) -> Result<ProcessId, Fault> {
-    let not_running =
-        || Fault::new(StatusCode::NOT_FOUND, "RUNTIME_ERROR", format!("command `{id}` is not running"));
-    match front.service.status(&scope.owner, &scope.id, &id).await {
+async fn find_running_command(
+    state: &OpenSandboxState,
+    target: &ExecTarget,
+    id: ProcessId,
+) -> Result<ProcessId, ExecdProblem> {
+    let not_running = || {
+        ExecdProblem::new(StatusCode::NOT_FOUND, "RUNTIME_ERROR", format!("command `{id}` is not running"))
+    };
+    match state.service.process_status(&target.owner, &target.id, &id).await {
         Ok(status) if status.ended.is_none() => Ok(id),
         Ok(_) => Err(not_running()),
         Err(error) if error.kind() == ErrorKind::NoProcess => {
-            let all = front.service.processes(&scope.owner, &scope.id).await?;
+            let all = state.service.list_processes(&target.owner, &target.id).await?;
             let run = all.into_iter().find(|run| run.session.as_ref() == Some(&id) && run.ended.is_none());
             run.map(|run| run.process).ok_or_else(not_running)
         }
@@ -50,38 +55,48 @@ async fn running(front: &Front, scope: &Scope, id: ProcessId) -> Result<ProcessI
     }
 }
 
-async fn end(front: &Front, scope: &Scope, process: &ProcessId) -> Result<(), ServiceError> {
-    let ended = wait(front, scope, process).await?;
-    front.service.signal(&scope.owner, &scope.id, process, SIGTERM, Reach::Group).await?;
-    match tokio::time::timeout(GRACE, ended).await {
+async fn terminate_process(
+    state: &OpenSandboxState,
+    target: &ExecTarget,
+    process: &ProcessId,
+) -> Result<(), ServiceError> {
+    let ended = watch_process_end(state, target, process).await?;
+    state.service.signal_process(&target.owner, &target.id, process, SIGTERM, SignalTarget::Group).await?;
+    match tokio::time::timeout(TERMINATION_GRACE, ended).await {
         Ok(()) => Ok(()),
-        Err(_elapsed) => kill(front, scope, process).await,
+        Err(_elapsed) => kill_process(state, target, process).await,
     }
 }
 
 /// Kills everything that a process has started and waits for its end, for a limited time.
-pub(super) async fn kill(front: &Front, scope: &Scope, process: &ProcessId) -> Result<(), ServiceError> {
-    let ended = wait(front, scope, process).await?;
-    let killed = front.service.signal(&scope.owner, &scope.id, process, SIGKILL, Reach::Tree).await;
+pub(super) async fn kill_process(
+    state: &OpenSandboxState,
+    target: &ExecTarget,
+    process: &ProcessId,
+) -> Result<(), ServiceError> {
+    let ended = watch_process_end(state, target, process).await?;
+    let killed =
+        state.service.signal_process(&target.owner, &target.id, process, SIGKILL, SignalTarget::Tree).await;
     // A process that ended meanwhile can no longer be signalled.
     let gone =
         matches!(&killed, Err(error) if matches!(error.kind(), ErrorKind::NoProcess | ErrorKind::Invalid));
     if !gone {
         killed?;
     }
-    if tokio::time::timeout(GRACE, ended).await.is_err() {
+    if tokio::time::timeout(TERMINATION_GRACE, ended).await.is_err() {
         tracing::warn!(%process, "killed process has not ended yet; no longer waiting for it");
     }
     Ok(())
 }
 
 /// Returns a future that resolves when a process has ended.
-async fn wait(
-    front: &Front,
-    scope: &Scope,
+async fn watch_process_end(
+    state: &OpenSandboxState,
+    target: &ExecTarget,
     process: &ProcessId,
 ) -> Result<impl Future<Output = ()> + use<>, ServiceError> {
-    let written = front.service.status(&scope.owner, &scope.id, process).await?.written;
-    let mut following = front.service.follow(&scope.owner, &scope.id, process, Position(written)).await?;
-    Ok(async move { while !matches!(following.next().await, Ok(Event::Ended(_)) | Err(_)) {} })
+    let written = state.service.process_status(&target.owner, &target.id, process).await?.written;
+    let mut following =
+        state.service.follow_output(&target.owner, &target.id, process, JournalOffset(written)).await?;
+    Ok(async move { while !matches!(following.next().await, Ok(OutputEvent::Ended(_)) | Err(_)) {} })
 }

@@ -3,7 +3,7 @@
 //! The parameters of a session are stored with it in the sandbox, so that any later server process can
 //! return them. They come back from inside, so only known fields are returned.
 
-mod wish;
+mod create_body;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,33 +12,37 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, any, get, post};
-use domain::{Backpressure, Exit, Nesting, ProcessId, SessionId};
+use domain::{Backpressure, ExitReason, IsolatedSessions, ProcessId, SessionId};
 use http::request::Parts;
 use http::{HeaderName, StatusCode, Uri};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use service::{Busy, ErrorKind, NestStatus, OutputSettings, Run, RunPlace, ServiceError, SessionStatus};
+use service::{
+    BusyPolicy, ErrorKind, IsolatedSessionStatus, OutputSettings, RunShell, ServiceError, SessionRunRequest,
+    SessionStatus,
+};
 
-use self::wish::{CreateBody, ECHOED};
-use super::command::environment;
-use super::fault::{Fault, Wish};
-use super::{Scope, logs, run as stream};
-use crate::opensandbox::Front;
-use crate::opensandbox::access::param;
-use crate::opensandbox::types::{ended, rfc3339};
+use self::create_body::{CreateIsolatedBody, ECHOED_FIELDS};
+use super::command::parse_environment;
+use super::problem::{ExecdProblem, JsonOrEmpty};
+use super::{ExecTarget, command_stream as stream, logs};
+use crate::kit::query::path_param;
+use crate::kit::time::format_rfc3339;
+use crate::opensandbox::OpenSandboxState;
+use crate::opensandbox::types::describe_exit;
 
-const CURSOR: HeaderName = HeaderName::from_static("execd-isolated-tail-cursor");
+const CURSOR_HEADER: HeaderName = HeaderName::from_static("execd-isolated-tail-cursor");
 
 /// The maximum timeout of a run, in seconds.
-const LONGEST_RUN: i64 = 365 * 24 * 3600;
+const MAX_RUN_SECONDS: i64 = 365 * 24 * 3600;
 
-pub(super) fn table() -> Vec<(&'static str, MethodRouter<Front>)> {
+pub(super) fn isolated_routes() -> Vec<(&'static str, MethodRouter<OpenSandboxState>)> {
     vec![
-        ("/v1/isolated/capabilities", get(capabilities)),
-        ("/v1/isolated/session", post(create)),
-        ("/v1/isolated/sessions", get(list)),
-        ("/v1/isolated/session/{session}", get(look).delete(delete)),
-        ("/v1/isolated/session/{session}/run", post(run)),
+        ("/v1/isolated/capabilities", get(get_isolation_capabilities)),
+        ("/v1/isolated/session", post(create_isolated_session)),
+        ("/v1/isolated/sessions", get(list_isolated_sessions)),
+        ("/v1/isolated/session/{session}", get(get_isolated_session).delete(delete_isolated_session)),
+        ("/v1/isolated/session/{session}/run", post(run_in_isolated_session)),
         ("/v1/isolated/session/{session}/runs/{name}", get(run_status)),
         ("/v1/isolated/session/{session}/runs/{name}/logs", get(run_logs)),
         ("/v1/isolated/session/{session}/diff", any(not_supported)),
@@ -47,84 +51,94 @@ pub(super) fn table() -> Vec<(&'static str, MethodRouter<Front>)> {
 }
 
 /// An existing isolated session, named in the path.
-pub(super) struct Isolated {
-    scope: Scope,
+pub(super) struct IsolatedTarget {
+    scope: ExecTarget,
     id: SessionId,
-    nest: NestStatus,
+    status: IsolatedSessionStatus,
 }
 
-impl axum::extract::FromRequestParts<Front> for Isolated {
-    type Rejection = Fault;
+impl axum::extract::FromRequestParts<OpenSandboxState> for IsolatedTarget {
+    type Rejection = ExecdProblem;
 
-    async fn from_request_parts(parts: &mut Parts, front: &Front) -> Result<Self, Fault> {
-        let scope = Scope::from_request_parts(parts, front).await?;
-        offered(front, &scope)?;
-        let name = param(parts, "session").await;
-        let id = session_id(&name)?;
-        let sessions = front.service.sessions(&scope.owner, &scope.id).await.map_err(told)?;
+    async fn from_request_parts(parts: &mut Parts, state: &OpenSandboxState) -> Result<Self, ExecdProblem> {
+        let scope = ExecTarget::from_request_parts(parts, state).await?;
+        require_isolation(state, &scope)?;
+        let name = path_param(parts, "session").await;
+        let id = parse_session_id(&name)?;
+        let sessions = state.service.list_sessions(&scope.owner, &scope.id).await.map_err(session_problem)?;
         let found = sessions.into_iter().find(|session| session.session == id);
-        let nest = found.and_then(|session| session.nest).ok_or_else(|| no_session(&name))?;
-        Ok(Self { scope, id, nest })
+        let status = found.and_then(|session| session.isolation).ok_or_else(|| session_not_found(&name))?;
+        Ok(Self { scope, id, status })
     }
 }
 
 /// Returns the session in a path, if any; used by the file routes.
-pub(super) async fn session_of(parts: &mut Parts, front: &Front) -> Result<Option<SessionId>, Fault> {
+pub(super) async fn session_in_path(
+    parts: &mut Parts,
+    state: &OpenSandboxState,
+) -> Result<Option<SessionId>, ExecdProblem> {
     use axum::extract::FromRequestParts;
-    match param(parts, "session").await.as_str() {
+    match path_param(parts, "session").await.as_str() {
         "" => Ok(None),
-        _ => Isolated::from_request_parts(parts, front).await.map(|isolated| Some(isolated.id)),
+        _ => IsolatedTarget::from_request_parts(parts, state).await.map(|isolated| Some(isolated.id)),
     }
 }
 
 /// Parses a session id, which clients write as a UUID.
-fn session_id(text: &str) -> Result<SessionId, Fault> {
+fn parse_session_id(text: &str) -> Result<SessionId, ExecdProblem> {
     let plain: String = text.chars().filter(|letter| *letter != '-').collect();
-    SessionId::parse(&plain.to_ascii_lowercase()).ok().ok_or_else(|| no_session(text))
+    SessionId::parse(&plain.to_ascii_lowercase()).ok().ok_or_else(|| session_not_found(text))
 }
 
 /// Formats an id as a UUID, as clients expect.
-fn uuid(id: &ProcessId) -> String {
+fn format_uuid(id: &ProcessId) -> String {
     let text = id.as_str();
     format!("{}-{}-{}-{}-{}", &text[..8], &text[8..12], &text[12..16], &text[16..20], &text[20..])
 }
 
-fn no_session(name: &str) -> Fault {
+fn session_not_found(name: &str) -> ExecdProblem {
     let name: String = name.chars().take(64).collect();
-    Fault::new(StatusCode::NOT_FOUND, "SESSION_NOT_FOUND", format!("isolated session `{name}` not found"))
+    ExecdProblem::new(
+        StatusCode::NOT_FOUND,
+        "SESSION_NOT_FOUND",
+        format!("isolated session `{name}` not found"),
+    )
 }
 
-fn unavailable(why: &str) -> Fault {
-    Fault::new(StatusCode::SERVICE_UNAVAILABLE, "SERVICE_UNAVAILABLE", why)
+fn isolation_unavailable(why: &str) -> ExecdProblem {
+    ExecdProblem::new(StatusCode::SERVICE_UNAVAILABLE, "SERVICE_UNAVAILABLE", why)
 }
 
 /// Converts errors to the codes of this part of the API.
-fn told(error: ServiceError) -> Fault {
+fn session_problem(error: ServiceError) -> ExecdProblem {
     match error.kind() {
         ErrorKind::NoSession => {
-            Fault::new(StatusCode::NOT_FOUND, "SESSION_NOT_FOUND", Fault::from(error).0.message)
+            ExecdProblem::new(StatusCode::NOT_FOUND, "SESSION_NOT_FOUND", ExecdProblem::from(error).0.message)
         }
-        ErrorKind::Unsupported => unavailable(&Fault::from(error).0.message),
-        ErrorKind::File(_) => Fault::invalid(Fault::from(error).0.message),
+        ErrorKind::Unsupported => isolation_unavailable(&ExecdProblem::from(error).0.message),
+        ErrorKind::File(_) => ExecdProblem::invalid(ExecdProblem::from(error).0.message),
         _ => error.into(),
     }
 }
 
-const NOT_ASKED: &str = "isolated sessions are not enabled for this sandbox; create it with the extension `bootstrap.execd.isolation` = `enable`";
+const NOT_ENABLED_MESSAGE: &str = "isolated sessions are not enabled for this sandbox; create it with the extension `bootstrap.execd.isolation` = `enable`";
 
 /// Fails if the sandbox was created without isolated sessions.
-fn offered(front: &Front, scope: &Scope) -> Result<(), Fault> {
-    match front.service.get(&scope.owner, &scope.id)?.spec.nesting {
-        Nesting::On => Ok(()),
-        Nesting::Off => Err(unavailable(NOT_ASKED)),
+fn require_isolation(state: &OpenSandboxState, target: &ExecTarget) -> Result<(), ExecdProblem> {
+    match state.service.find_sandbox(&target.owner, &target.id)?.spec.isolated_sessions {
+        IsolatedSessions::On => Ok(()),
+        IsolatedSessions::Off => Err(isolation_unavailable(NOT_ENABLED_MESSAGE)),
     }
 }
 
 /// `GET /v1/isolated/capabilities`
-async fn capabilities(State(front): State<Front>, scope: Scope) -> Result<Json<Value>, Fault> {
-    let available = match front.service.get(&scope.owner, &scope.id)?.spec.nesting {
-        Nesting::Off => Err(NOT_ASKED.to_owned()),
-        Nesting::On => front.service.nesting(&scope.owner, &scope.id).await?,
+async fn get_isolation_capabilities(
+    State(front): State<OpenSandboxState>,
+    target: ExecTarget,
+) -> Result<Json<Value>, ExecdProblem> {
+    let available = match front.service.find_sandbox(&target.owner, &target.id)?.spec.isolated_sessions {
+        IsolatedSessions::Off => Err(NOT_ENABLED_MESSAGE.to_owned()),
+        IsolatedSessions::On => front.service.check_isolation_support(&target.owner, &target.id).await?,
     };
     let Err(message) = available else {
         let active = json!({"state": "active"});
@@ -146,65 +160,75 @@ async fn capabilities(State(front): State<Front>, scope: Scope) -> Result<Json<V
 }
 
 /// `POST /v1/isolated/session`
-async fn create(
-    State(front): State<Front>,
-    scope: Scope,
-    Wish(body): Wish<CreateBody>,
-) -> Result<Response, Fault> {
-    offered(&front, &scope)?;
-    let (open, echo) = wish::parse(body)?;
-    let opened = front.service.open_session(&scope.owner, &scope.id, open).await;
-    let session = opened.map_err(told)?;
+async fn create_isolated_session(
+    State(state): State<OpenSandboxState>,
+    target: ExecTarget,
+    JsonOrEmpty(body): JsonOrEmpty<CreateIsolatedBody>,
+) -> Result<Response, ExecdProblem> {
+    require_isolation(&state, &target)?;
+    let (open, echo) = create_body::parse_create_body(body)?;
+    let opened = state.service.open_session(&target.owner, &target.id, open).await;
+    let session = opened.map_err(session_problem)?;
     let mut answer = echo;
-    answer.insert("session_id".to_owned(), uuid(&session).into());
-    answer.insert("created_at".to_owned(), rfc3339(std::time::SystemTime::now()).into());
+    answer.insert("session_id".to_owned(), format_uuid(&session).into());
+    answer.insert("created_at".to_owned(), format_rfc3339(std::time::SystemTime::now()).into());
     Ok((StatusCode::CREATED, Json(Value::Object(answer))).into_response())
 }
 
 /// `GET /v1/isolated/sessions`
-async fn list(State(front): State<Front>, scope: Scope) -> Result<Json<Value>, Fault> {
-    offered(&front, &scope)?;
-    let sessions = front.service.sessions(&scope.owner, &scope.id).await.map_err(told)?;
+async fn list_isolated_sessions(
+    State(state): State<OpenSandboxState>,
+    target: ExecTarget,
+) -> Result<Json<Value>, ExecdProblem> {
+    require_isolation(&state, &target)?;
+    let sessions = state.service.list_sessions(&target.owner, &target.id).await.map_err(session_problem)?;
     let shown = |session: &SessionStatus| {
-        let mut shown = state(session.nest.as_ref()?);
-        shown.insert("session_id".to_owned(), uuid(&session.session).into());
+        let mut shown = session_state(session.isolation.as_ref()?);
+        shown.insert("session_id".to_owned(), format_uuid(&session.session).into());
         Some(Value::Object(shown))
     };
     Ok(Json(json!({ "sessions": sessions.iter().filter_map(shown).collect::<Vec<_>>() })))
 }
 
-fn state(nest: &NestStatus) -> Map<String, Value> {
+fn session_state(status: &IsolatedSessionStatus) -> Map<String, Value> {
     let mut state = Map::new();
-    state.insert("status".to_owned(), if nest.alive { "active" } else { "dead" }.into());
-    state.insert("created_at".to_owned(), rfc3339(nest.created).into());
-    state.insert("last_run_at".to_owned(), rfc3339(nest.used).into());
-    if let Some(left) = nest.idle_left {
+    state.insert("status".to_owned(), if status.alive { "active" } else { "dead" }.into());
+    state.insert("created_at".to_owned(), format_rfc3339(status.created).into());
+    state.insert("last_run_at".to_owned(), format_rfc3339(status.used).into());
+    if let Some(left) = status.idle_left {
         state.insert("idle_remaining_seconds".to_owned(), left.as_secs().into());
     }
     state
 }
 
 /// `GET /v1/isolated/session/{id}`
-async fn look(State(front): State<Front>, isolated: Isolated) -> Result<Json<Value>, Fault> {
-    let Isolated { scope, id, nest } = isolated;
-    let note = front.service.nest_note(&scope.owner, &scope.id, &id).await.map_err(told)?;
+async fn get_isolated_session(
+    State(state): State<OpenSandboxState>,
+    isolated: IsolatedTarget,
+) -> Result<Json<Value>, ExecdProblem> {
+    let IsolatedTarget { scope, id, status } = isolated;
+    let note =
+        state.service.isolated_session_note(&scope.owner, &scope.id, &id).await.map_err(session_problem)?;
     let echo: Map<String, Value> = serde_json::from_str(&note).unwrap_or_default();
     let mut answer: Map<String, Value> =
-        echo.into_iter().filter(|(name, _)| ECHOED.contains(&name.as_str())).collect();
-    answer.extend(state(&nest));
-    answer.insert("session_id".to_owned(), uuid(&id).into());
+        echo.into_iter().filter(|(name, _)| ECHOED_FIELDS.contains(&name.as_str())).collect();
+    answer.extend(session_state(&status));
+    answer.insert("session_id".to_owned(), format_uuid(&id).into());
     Ok(Json(Value::Object(answer)))
 }
 
 /// `DELETE /v1/isolated/session/{id}`: removes it with everything in it.
-async fn delete(State(front): State<Front>, isolated: Isolated) -> Result<StatusCode, Fault> {
-    let Isolated { scope, id, .. } = isolated;
-    front.service.close_session(&scope.owner, &scope.id, &id).await.map_err(told)?;
+async fn delete_isolated_session(
+    State(state): State<OpenSandboxState>,
+    isolated: IsolatedTarget,
+) -> Result<StatusCode, ExecdProblem> {
+    let IsolatedTarget { scope, id, .. } = isolated;
+    state.service.close_session(&scope.owner, &scope.id, &id).await.map_err(session_problem)?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 #[derive(Deserialize)]
-struct RunBody {
+struct RunIsolatedBody {
     code: Option<String>,
     envs: Option<BTreeMap<String, Option<String>>>,
     /// Seconds.
@@ -212,17 +236,19 @@ struct RunBody {
     background: Option<bool>,
 }
 
-impl RunBody {
-    fn run(self, output: OutputSettings) -> Result<Run, Fault> {
+impl RunIsolatedBody {
+    fn into_run(self, output: OutputSettings) -> Result<SessionRunRequest, ExecdProblem> {
         let text = self.code.filter(|text| !text.trim().is_empty() && !text.contains('\0'));
         let deadline = match self.timeout_seconds {
             None | Some(0) => None,
-            Some(seconds @ 1..=LONGEST_RUN) => Some(Duration::from_secs(seconds.unsigned_abs())),
-            Some(_) => return Err(Fault::invalid("`timeout_seconds` must be a positive number of seconds")),
+            Some(seconds @ 1..=MAX_RUN_SECONDS) => Some(Duration::from_secs(seconds.unsigned_abs())),
+            Some(_) => {
+                return Err(ExecdProblem::invalid("`timeout_seconds` must be a positive number of seconds"));
+            }
         };
         let background = self.background == Some(true);
-        Ok(Run {
-            text: text.ok_or_else(|| Fault::invalid("`code` is empty or contains a NUL byte"))?,
+        Ok(SessionRunRequest {
+            text: text.ok_or_else(|| ExecdProblem::invalid("`code` is empty or contains a NUL byte"))?,
             directory: None,
             deadline: deadline.filter(|_| !background),
             retention: output.retention,
@@ -231,35 +257,36 @@ impl RunBody {
             } else {
                 Backpressure::On { stall_limit: Some(output.stall_limit) }
             },
-            busy: Busy::Queue,
-            env: environment(self.envs)?,
-            place: if background { RunPlace::Beside } else { RunPlace::Shell },
+            busy: BusyPolicy::Queue,
+            env: parse_environment(self.envs)?,
+            shell: if background { RunShell::Separate } else { RunShell::Shell },
         })
     }
 }
 
 /// `POST /v1/isolated/session/{id}/run`: runs in the session's shell, one after the other, or in the
 /// background.
-async fn run(
-    State(front): State<Front>,
-    isolated: Isolated,
-    Wish(body): Wish<RunBody>,
-) -> Result<Response, Fault> {
-    let Isolated { scope, id, nest } = isolated;
-    let run = body.run(front.service.output_settings())?;
-    if !nest.alive {
-        return Err(Fault::new(StatusCode::CONFLICT, "RUNTIME_ERROR", "the session is dead"));
+async fn run_in_isolated_session(
+    State(state): State<OpenSandboxState>,
+    isolated: IsolatedTarget,
+    JsonOrEmpty(body): JsonOrEmpty<RunIsolatedBody>,
+) -> Result<Response, ExecdProblem> {
+    let IsolatedTarget { scope, id, status } = isolated;
+    let run = body.into_run(state.service.output_settings())?;
+    if !status.alive {
+        return Err(ExecdProblem::new(StatusCode::CONFLICT, "RUNTIME_ERROR", "the session is dead"));
     }
-    let background = run.place == RunPlace::Beside;
-    let following = front.service.run(&scope.owner, &scope.id, &id, run).await.map_err(told)?;
+    let background = run.shell == RunShell::Separate;
+    let following =
+        state.service.run_in_session(&scope.owner, &scope.id, &id, run).await.map_err(session_problem)?;
     if !background {
         let name = following.process.to_string();
-        return Ok(stream::isolated(following, &name, scope.lines));
+        return Ok(stream::stream_isolated_run(following, &name, scope.lines));
     }
     let answer = json!({
-        "session_id": uuid(&id),
+        "session_id": format_uuid(&id),
         "run_id": following.process.as_str(),
-        "started_at": rfc3339(std::time::SystemTime::now()),
+        "started_at": format_rfc3339(std::time::SystemTime::now()),
     });
     Ok((StatusCode::ACCEPTED, Json(answer)).into_response())
 }
@@ -267,11 +294,11 @@ async fn run(
 /// The name of a run in the path.
 struct RunName(String);
 
-impl axum::extract::FromRequestParts<Front> for RunName {
+impl axum::extract::FromRequestParts<OpenSandboxState> for RunName {
     type Rejection = std::convert::Infallible;
 
-    async fn from_request_parts(parts: &mut Parts, _: &Front) -> Result<Self, Self::Rejection> {
-        Ok(Self(param(parts, "name").await))
+    async fn from_request_parts(parts: &mut Parts, _: &OpenSandboxState) -> Result<Self, Self::Rejection> {
+        Ok(Self(path_param(parts, "name").await))
     }
 }
 
@@ -290,48 +317,55 @@ struct RunStatus {
 }
 
 /// Finds a run of this session.
-async fn find_run(front: &Front, isolated: &Isolated, name: &str) -> Result<service::ProcessStatus, Fault> {
-    let absent = || Fault::no_process(name);
+async fn find_run(
+    state: &OpenSandboxState,
+    isolated: &IsolatedTarget,
+    name: &str,
+) -> Result<service::ProcessStatus, ExecdProblem> {
+    let absent = || ExecdProblem::no_process(name);
     let process = ProcessId::parse(name).ok().ok_or_else(absent)?;
-    let status = front.service.status(&isolated.scope.owner, &isolated.scope.id, &process).await?;
+    let status = state.service.process_status(&isolated.scope.owner, &isolated.scope.id, &process).await?;
     if status.session.as_ref() == Some(&isolated.id) { Ok(status) } else { Err(absent()) }
 }
 
 /// `GET /v1/isolated/session/{id}/runs/{run}`
 async fn run_status(
-    State(front): State<Front>,
-    isolated: Isolated,
+    State(state): State<OpenSandboxState>,
+    isolated: IsolatedTarget,
     RunName(name): RunName,
-) -> Result<Json<RunStatus>, Fault> {
-    let status = find_run(&front, &isolated, &name).await?;
+) -> Result<Json<RunStatus>, ExecdProblem> {
+    let status = find_run(&state, &isolated, &name).await?;
     let exit = status.ended.map(|end| end.exit);
     Ok(Json(RunStatus {
-        session_id: uuid(&isolated.id),
+        session_id: format_uuid(&isolated.id),
         run_id: name,
         running: exit.is_none(),
         exit_code: exit.map(super::command::exit_code),
         error: exit
-            .filter(|exit| !matches!(exit, Exit::Code(_)))
-            .map(|exit| format!("the run {}", ended(exit))),
-        started_at: rfc3339(status.started),
-        finished_at: status.ended.map(|end| rfc3339(end.ended)),
+            .filter(|exit| !matches!(exit, ExitReason::Code(_)))
+            .map(|exit| format!("the run {}", describe_exit(exit))),
+        started_at: format_rfc3339(status.started),
+        finished_at: status.ended.map(|end| format_rfc3339(end.ended)),
     }))
 }
 
 /// `GET /v1/isolated/session/{id}/runs/{run}/logs?cursor=…`
 async fn run_logs(
-    State(front): State<Front>,
-    isolated: Isolated,
+    State(state): State<OpenSandboxState>,
+    isolated: IsolatedTarget,
     RunName(name): RunName,
     uri: Uri,
-) -> Result<Response, Fault> {
-    let status = find_run(&front, &isolated, &name).await?;
-    logs::tail(&front, &isolated.scope, &status.process, &uri, CURSOR).await
+) -> Result<Response, ExecdProblem> {
+    let status = find_run(&state, &isolated, &name).await?;
+    logs::logs_response(&state, &isolated.scope, &status.process, &uri, CURSOR_HEADER).await
 }
 
 /// Refuses diff and commit.
-async fn not_supported(State(front): State<Front>, isolated: Isolated) -> Result<Response, Fault> {
-    offered(&front, &isolated.scope)?;
+async fn not_supported(
+    State(state): State<OpenSandboxState>,
+    isolated: IsolatedTarget,
+) -> Result<Response, ExecdProblem> {
+    require_isolation(&state, &isolated.scope)?;
     let message = "this server does not support diff and commit of isolated sessions";
-    Err(Fault::new(StatusCode::SERVICE_UNAVAILABLE, "NOT_SUPPORTED", message))
+    Err(ExecdProblem::new(StatusCode::SERVICE_UNAVAILABLE, "NOT_SUPPORTED", message))
 }

@@ -3,118 +3,120 @@
 //! It is served by this process, not inside the sandbox; the core passes its operations to the agent.
 
 mod code;
-mod code_run;
+mod code_stream;
 mod command;
+mod command_stream;
 mod download;
+mod event_buffer;
 mod exec_socket;
-mod fault;
+mod file_mode;
 mod files;
 mod interrupt;
 mod isolated;
 mod logs;
-mod measure;
-mod mode;
-mod multipart;
-mod port;
+mod port_proxy;
+mod problem;
 mod pty;
 mod replay;
-mod run;
+mod resource_usage;
 mod session;
-mod socket;
-mod transcript;
+mod terminal_socket;
 mod upload;
 
 use std::convert::Infallible;
 
 use axum::Router;
-use axum::extract::{FromRequestParts, MatchedPath, Request};
-use axum::middleware::{Next, from_fn};
+use axum::extract::FromRequestParts;
+use axum::middleware::from_fn;
 use axum::response::Response;
 use axum::routing::{MethodRouter, any, get, post};
-use domain::{Identity, Owner, SandboxId, SessionId};
+use domain::{Owner, SandboxId, SessionId, UserIdentity};
 use http::StatusCode;
 use http::request::Parts;
 
-use self::fault::Fault;
-use super::Front;
-use super::access::param;
-use crate::answer;
-use crate::settings::Lines;
-use crate::trace::Route;
+use self::problem::ExecdProblem;
+use super::OpenSandboxState;
+use crate::kit::error_format::CODE_AND_MESSAGE;
+use crate::kit::nested;
+use crate::kit::query::path_param;
+use crate::settings::LineDialect;
 
-pub(in crate::opensandbox) use self::measure::Samples;
-pub(in crate::opensandbox) use self::pty::Terminals;
+pub(in crate::opensandbox) use self::exec_socket::START_HEADER;
+pub(in crate::opensandbox) use self::pty::TerminalRegistry;
+pub(in crate::opensandbox) use self::resource_usage::CpuSamples;
 
 /// The sandbox a request is for. The proxy has authorised it and put this into the extensions.
 #[derive(Clone)]
-pub(in crate::opensandbox) struct Scope {
+pub(in crate::opensandbox) struct ExecTarget {
     pub(in crate::opensandbox) owner: Owner,
     pub(in crate::opensandbox) id: SandboxId,
-    pub(in crate::opensandbox) lines: Lines,
+    pub(in crate::opensandbox) lines: LineDialect,
 }
 
-impl FromRequestParts<Front> for Scope {
-    type Rejection = Fault;
+impl FromRequestParts<OpenSandboxState> for ExecTarget {
+    type Rejection = ExecdProblem;
 
-    async fn from_request_parts(parts: &mut Parts, _: &Front) -> Result<Self, Fault> {
+    async fn from_request_parts(parts: &mut Parts, _: &OpenSandboxState) -> Result<Self, ExecdProblem> {
         let scope = parts.extensions.get::<Self>().cloned();
-        scope.ok_or_else(|| Fault::runtime("the request names no sandbox"))
+        scope.ok_or_else(|| ExecdProblem::runtime_error("the request names no sandbox"))
     }
 }
 
 /// A sandbox, and the user who accesses files in it: the default user, or the one in the path; within
 /// a session if the path names one.
-pub(super) struct Actor {
+pub(super) struct FileActor {
     pub(super) owner: Owner,
     pub(super) id: SandboxId,
-    pub(super) identity: Identity,
+    pub(super) identity: UserIdentity,
     /// The isolated session within which files are accessed.
-    pub(super) nest: Option<SessionId>,
+    pub(super) isolated_session: Option<SessionId>,
 }
 
-impl Actor {
-    pub(super) fn by(&self) -> service::Actor<'_> {
-        service::Actor { identity: &self.identity, nest: self.nest.as_ref() }
+impl FileActor {
+    pub(super) fn as_service_actor(&self) -> service::FileCaller<'_> {
+        service::FileCaller { identity: &self.identity, isolated_session: self.isolated_session.as_ref() }
     }
 }
 
-impl FromRequestParts<Front> for Actor {
-    type Rejection = Fault;
+impl FromRequestParts<OpenSandboxState> for FileActor {
+    type Rejection = ExecdProblem;
 
-    async fn from_request_parts(parts: &mut Parts, front: &Front) -> Result<Self, Fault> {
-        let Scope { owner, id, .. } = Scope::from_request_parts(parts, front).await?;
-        let number = async |parts: &mut Parts, name: &str| match param(parts, name).await.as_str() {
+    async fn from_request_parts(parts: &mut Parts, state: &OpenSandboxState) -> Result<Self, ExecdProblem> {
+        let ExecTarget { owner, id, .. } = ExecTarget::from_request_parts(parts, state).await?;
+        let number = async |parts: &mut Parts, name: &str| match path_param(parts, name).await.as_str() {
             "" => Ok(None),
-            text => text.parse::<u32>().map(Some).or(Err(Fault::invalid("uid and gid must be numbers"))),
+            text => {
+                text.parse::<u32>().map(Some).or(Err(ExecdProblem::invalid("uid and gid must be numbers")))
+            }
         };
         let identity = match (number(parts, "uid").await?, number(parts, "gid").await?) {
-            (Some(uid), Some(gid)) => Identity::Ids { uid, gid },
-            (None, None) => Identity::Default,
+            (Some(uid), Some(gid)) => UserIdentity::Ids { uid, gid },
+            (None, None) => UserIdentity::Default,
             // An incomplete identity must not fall back to the default user.
-            _ => return Err(Fault::invalid("uid and gid must be given together")),
+            _ => return Err(ExecdProblem::invalid("uid and gid must be given together")),
         };
-        let nest = isolated::session_of(parts, front).await?;
-        Ok(Self { owner, id, identity, nest })
+        let isolated_session = isolated::session_in_path(parts, state).await?;
+        Ok(Self { owner, id, identity, isolated_session })
     }
 }
 
 /// The name in the path: of a command, a session or a terminal.
-pub(super) struct Name(pub(super) String);
+pub(super) struct PathName(pub(super) String);
 
-impl FromRequestParts<Front> for Name {
+impl FromRequestParts<OpenSandboxState> for PathName {
     type Rejection = Infallible;
 
-    async fn from_request_parts(parts: &mut Parts, _: &Front) -> Result<Self, Infallible> {
-        Ok(Self(param(parts, "name").await))
+    async fn from_request_parts(parts: &mut Parts, _: &OpenSandboxState) -> Result<Self, Infallible> {
+        Ok(Self(path_param(parts, "name").await))
     }
 }
 
-pub(super) fn router(front: Front) -> Router {
-    let plain = table().into_iter().chain(files::table()).chain(isolated::table());
-    let in_sessions = files::table()
+pub(super) fn build_router(state: OpenSandboxState) -> Router {
+    let plain = execd_routes().into_iter().chain(files::file_routes()).chain(isolated::isolated_routes());
+    let in_sessions = files::file_routes()
         .into_iter()
         .map(|(path, method)| (format!("/v1/isolated/session/{{session}}{path}"), method));
-    let as_user = files::table()
+    let as_user = files::file_routes()
         .into_iter()
         .map(|(path, method)| (format!("/v1/filesystem/{{uid}}/{{gid}}{path}"), method));
     let plain = plain.map(|(path, method)| (path.to_owned(), method));
@@ -123,75 +125,66 @@ pub(super) fn router(front: Front) -> Router {
         .chain(in_sessions)
         .fold(Router::new(), |router, (path, method)| router.route(&path, method));
     routes
-        .fallback(answer::not_found)
-        .method_not_allowed_fallback(answer::wrong_method)
-        .layer(from_fn(name_route))
-        .with_state(front)
+        .fallback(async || CODE_AND_MESSAGE.path_not_found())
+        .method_not_allowed_fallback(async || CODE_AND_MESSAGE.method_not_allowed())
+        .layer(from_fn(|request, next| nested::label_route("execd", request, next)))
+        .with_state(state)
 }
 
-fn table() -> Vec<(&'static str, MethodRouter<Front>)> {
+fn execd_routes() -> Vec<(&'static str, MethodRouter<OpenSandboxState>)> {
     vec![
         ("/ping", get(ping)),
-        ("/command", post(command::run).delete(interrupt::interrupt)),
-        ("/command/status/{name}", get(command::status)),
-        ("/command/{name}/logs", get(logs::read)),
-        ("/session", post(session::open)),
-        ("/session/{name}", axum::routing::delete(session::close)),
-        ("/session/{name}/run", post(session::run)),
-        ("/pty", post(pty::create)),
-        ("/pty/{name}", get(pty::look).delete(pty::delete)),
-        ("/pty/{name}/ws", get(pty::attach)),
-        ("/proxy/{name}", any(port::forward)),
-        ("/proxy/{name}/", any(port::forward)),
-        ("/proxy/{name}/{*path}", any(port::forward)),
-        ("/metrics", get(measure::once)),
-        ("/metrics/watch", get(measure::watch)),
-        ("/code", post(code::run).delete(code::interrupt)),
-        ("/code/context", post(code::open)),
-        ("/code/contexts", get(code::list).delete(code::close_all)),
-        ("/code/contexts/{name}", get(code::look).delete(code::close)),
-        ("/code/contexts/{name}/restart", post(code::restart)),
+        ("/command", post(command::run_command).delete(interrupt::interrupt_command)),
+        ("/command/status/{name}", get(command::get_command_status)),
+        ("/command/{name}/logs", get(logs::get_command_logs)),
+        ("/session", post(session::open_session)),
+        ("/session/{name}", axum::routing::delete(session::close_session)),
+        ("/session/{name}/run", post(session::run_in_session)),
+        ("/pty", post(pty::create_terminal)),
+        ("/pty/{name}", get(pty::get_terminal).delete(pty::delete_terminal)),
+        ("/pty/{name}/ws", get(pty::attach_terminal)),
+        ("/proxy/{name}", any(port_proxy::forward_to_port)),
+        ("/proxy/{name}/", any(port_proxy::forward_to_port)),
+        ("/proxy/{name}/{*path}", any(port_proxy::forward_to_port)),
+        ("/metrics", get(resource_usage::get_metrics)),
+        ("/metrics/watch", get(resource_usage::watch_metrics)),
+        ("/code", post(code::run_code).delete(code::interrupt_code)),
+        ("/code/context", post(code::create_context)),
+        ("/code/contexts", get(code::list_contexts).delete(code::delete_contexts)),
+        ("/code/contexts/{name}", get(code::get_context).delete(code::delete_context)),
+        ("/code/contexts/{name}/restart", post(code::restart_context)),
     ]
 }
 
 /// Routes that the operations table must describe.
 #[cfg(test)]
-pub(super) fn plain_table() -> Vec<(String, MethodRouter<Front>)> {
-    let all = table().into_iter().chain(isolated::table());
+pub(super) fn plain_table() -> Vec<(String, MethodRouter<OpenSandboxState>)> {
+    let all = execd_routes().into_iter().chain(isolated::isolated_routes());
     all.map(|(path, route)| (path.to_owned(), route)).collect()
 }
 
 #[cfg(test)]
-pub(super) fn file_table() -> Vec<(String, MethodRouter<Front>)> {
-    files::table().into_iter().map(|(path, route)| (path.to_owned(), route)).collect()
-}
-
-/// Records the matched route for the access log.
-async fn name_route(request: Request, next: Next) -> Response {
-    let route = request.extensions().get::<MatchedPath>().map_or("unmatched", |path| path.as_str());
-    let route = Route(format!("execd {route}"));
-    let mut response = next.run(request).await;
-    response.extensions_mut().insert(route);
-    response
+pub(super) fn file_table() -> Vec<(String, MethodRouter<OpenSandboxState>)> {
+    files::file_routes().into_iter().map(|(path, route)| (path.to_owned(), route)).collect()
 }
 
 /// `GET /ping`: a sandbox exists only once its agent can be reached, so its phase decides whether
 /// commands can run.
 async fn ping(
-    axum::extract::State(front): axum::extract::State<Front>,
-    scope: Scope,
-) -> Result<StatusCode, Fault> {
-    usable(&front, &scope.owner, &scope.id).map(|()| StatusCode::OK)
+    axum::extract::State(front): axum::extract::State<OpenSandboxState>,
+    target: ExecTarget,
+) -> Result<StatusCode, ExecdProblem> {
+    check_usable(&front, &target.owner, &target.id).map(|()| StatusCode::OK)
 }
 
-fn usable(front: &Front, owner: &Owner, id: &SandboxId) -> Result<(), Fault> {
-    Ok(front.service.get(owner, id)?.check_usable()?)
+fn check_usable(state: &OpenSandboxState, owner: &Owner, id: &SandboxId) -> Result<(), ExecdProblem> {
+    Ok(state.service.find_sandbox(owner, id)?.check_usable()?)
 }
 
 /// Returns the response for a request that failed because the sandbox was removed, paused or died
 /// meanwhile; `None` if it is still usable.
-pub(super) fn gone(front: &Front, owner: &Owner, id: &SandboxId) -> Option<Response> {
-    usable(front, owner, id).err().map(axum::response::IntoResponse::into_response)
+pub(super) fn gone_response(state: &OpenSandboxState, owner: &Owner, id: &SandboxId) -> Option<Response> {
+    check_usable(state, owner, id).err().map(axum::response::IntoResponse::into_response)
 }
 
 #[cfg(test)]
@@ -201,8 +194,8 @@ mod tests {
     #[test]
     fn no_path_is_defined_twice() {
         // Axum panics on a path that is already taken.
-        let all = table().into_iter().chain(files::table()).chain(isolated::table());
-        let router: Router<Front> =
+        let all = execd_routes().into_iter().chain(files::file_routes()).chain(isolated::isolated_routes());
+        let router: Router<OpenSandboxState> =
             all.fold(Router::new(), |router, (path, method)| router.route(path, method));
         assert!(router.has_routes());
     }

@@ -3,47 +3,47 @@
 use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
-use domain::process::Missing;
-use domain::{Backpressure, Identity, SessionId};
+use domain::process::MissingDirectory;
+use domain::{Backpressure, SessionId, UserIdentity};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
-use service::{Busy, OpenSession, Run, RunPlace};
+use service::{BusyPolicy, OpenSessionRequest, RunShell, SessionRunRequest};
 
-use super::command::{directory, refuse, timeout};
-use super::fault::{Fault, Wish};
-use super::{Name, Scope, run as stream};
-use crate::opensandbox::Front;
+use super::command::{convert_launch_error, expanded_directory, parse_timeout};
+use super::problem::{ExecdProblem, JsonOrEmpty};
+use super::{ExecTarget, PathName, command_stream as stream};
+use crate::opensandbox::OpenSandboxState;
 
 #[derive(Deserialize)]
-pub(super) struct OpenBody {
+pub(super) struct OpenSessionBody {
     cwd: Option<String>,
 }
 
 #[derive(Serialize)]
-pub(super) struct Opened {
+pub(super) struct OpenedSessionBody {
     session_id: String,
 }
 
 /// `POST /session`: creates the given directory if it is missing.
-pub(super) async fn open(
-    State(front): State<Front>,
-    scope: Scope,
-    Wish(body): Wish<OpenBody>,
-) -> Result<Json<Opened>, Fault> {
+pub(super) async fn open_session(
+    State(state): State<OpenSandboxState>,
+    target: ExecTarget,
+    JsonOrEmpty(body): JsonOrEmpty<OpenSessionBody>,
+) -> Result<Json<OpenedSessionBody>, ExecdProblem> {
     let cwd = body.cwd.filter(|path| !path.is_empty());
-    let request = OpenSession {
-        identity: Identity::Default,
-        directory: cwd.map(|path| directory(path, Missing::Create)),
+    let request = OpenSessionRequest {
+        identity: UserIdentity::Default,
+        directory: cwd.map(|path| expanded_directory(path, MissingDirectory::Create)),
         env: Default::default(),
         terminal: None,
-        nest: None,
+        isolation: None,
     };
-    let session = front.service.open_session(&scope.owner, &scope.id, request).await?;
-    Ok(Json(Opened { session_id: session.to_string() }))
+    let session = state.service.open_session(&target.owner, &target.id, request).await?;
+    Ok(Json(OpenedSessionBody { session_id: session.to_string() }))
 }
 
 #[derive(Deserialize)]
-pub(super) struct RunBody {
+pub(super) struct RunInSessionBody {
     command: Option<String>,
     cwd: Option<String>,
     /// Milliseconds.
@@ -51,41 +51,44 @@ pub(super) struct RunBody {
 }
 
 /// `POST /session/{id}/run`: one run at a time.
-pub(super) async fn run(
-    State(front): State<Front>,
-    scope: Scope,
-    Name(session): Name,
-    Wish(body): Wish<RunBody>,
-) -> Result<Response, Fault> {
-    let session = session_id(&session)?;
+pub(super) async fn run_in_session(
+    State(state): State<OpenSandboxState>,
+    target: ExecTarget,
+    PathName(session): PathName,
+    JsonOrEmpty(body): JsonOrEmpty<RunInSessionBody>,
+) -> Result<Response, ExecdProblem> {
+    let session = parse_session_id(&session)?;
     let text = body.command.filter(|text| !text.trim().is_empty() && !text.contains('\0'));
-    let output = front.service.output_settings();
-    let run = Run {
-        text: text.ok_or_else(|| Fault::invalid("`command` is empty or contains a NUL byte"))?,
-        directory: body.cwd.filter(|path| !path.is_empty()).map(|path| directory(path, Missing::Fail)),
-        deadline: timeout(body.timeout, 0)?,
+    let output = state.service.output_settings();
+    let run = SessionRunRequest {
+        text: text.ok_or_else(|| ExecdProblem::invalid("`command` is empty or contains a NUL byte"))?,
+        directory: body
+            .cwd
+            .filter(|path| !path.is_empty())
+            .map(|path| expanded_directory(path, MissingDirectory::Fail)),
+        deadline: parse_timeout(body.timeout, 0)?,
         retention: output.retention,
         backpressure: Backpressure::On { stall_limit: Some(output.stall_limit) },
-        busy: Busy::Refuse,
+        busy: BusyPolicy::Refuse,
         env: Default::default(),
-        place: RunPlace::Shell,
+        shell: RunShell::Shell,
     };
-    match front.service.run(&scope.owner, &scope.id, &session, run).await {
-        Ok(following) => Ok(stream::foreground(following, session.as_str(), scope.lines)),
-        Err(error) => refuse(error, session.as_str()),
+    match state.service.run_in_session(&target.owner, &target.id, &session, run).await {
+        Ok(following) => Ok(stream::stream_command(following, session.as_str(), target.lines)),
+        Err(error) => convert_launch_error(error, session.as_str()),
     }
 }
 
 /// `DELETE /session/{id}`
-pub(super) async fn close(
-    State(front): State<Front>,
-    scope: Scope,
-    Name(session): Name,
-) -> Result<StatusCode, Fault> {
-    front.service.close_session(&scope.owner, &scope.id, &session_id(&session)?).await?;
+pub(super) async fn close_session(
+    State(state): State<OpenSandboxState>,
+    target: ExecTarget,
+    PathName(session): PathName,
+) -> Result<StatusCode, ExecdProblem> {
+    state.service.close_session(&target.owner, &target.id, &parse_session_id(&session)?).await?;
     Ok(StatusCode::OK)
 }
 
-fn session_id(text: &str) -> Result<SessionId, Fault> {
-    SessionId::parse(text).ok().ok_or_else(|| Fault::no_session(text))
+fn parse_session_id(text: &str) -> Result<SessionId, ExecdProblem> {
+    SessionId::parse(text).ok().ok_or_else(|| ExecdProblem::no_session(text))
 }

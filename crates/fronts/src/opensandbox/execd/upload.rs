@@ -9,122 +9,130 @@ use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
 use http::{StatusCode, header};
 use serde::Deserialize;
-use service::{Attributes, WriteMode};
+use service::{FileAttributes, WriteMode};
 
-use super::Actor;
-use super::fault::Fault;
-use super::mode::Permissions;
-use super::multipart::{Multipart, NotMultipart};
-use crate::auth;
-use crate::opensandbox::Front;
+use super::FileActor;
+use super::file_mode::FilePermissions;
+use super::problem::ExecdProblem;
+use crate::kit::headers::header_text;
+use crate::kit::multipart::{MultipartError, MultipartReader};
+use crate::opensandbox::OpenSandboxState;
 
-const LARGEST_METADATA: usize = 64 << 10;
+const MAX_METADATA_BYTES: usize = 64 << 10;
 /// How many `metadata` parts may precede their files.
-const MOST_AHEAD: usize = 1024;
+const MAX_PENDING_METADATA: usize = 1024;
 /// The mode of a new file without a given one, as in the reference.
-const NEW_FILE: u32 = 0o755;
+const DEFAULT_FILE_MODE: u32 = 0o755;
 /// How long the rest of a refused body is read. A client that is still sending would otherwise see a
 /// broken connection instead of the reason.
-const DRAIN_TIME: Duration = Duration::from_secs(10);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Deserialize)]
-struct Metadata {
+struct UploadMetadata {
     path: String,
     #[serde(flatten)]
-    permissions: Permissions,
+    permissions: FilePermissions,
 }
 
 /// `POST /files/upload`
-pub(super) async fn upload(
-    State(front): State<Front>,
-    actor: Actor,
+pub(super) async fn upload_files(
+    State(state): State<OpenSandboxState>,
+    actor: FileActor,
     request: Request,
-) -> Result<StatusCode, Fault> {
-    let kind = auth::text(request.headers(), header::CONTENT_TYPE.as_str()).unwrap_or_default().to_owned();
-    let mut multipart = Multipart::new(&kind, request.into_body().into_data_stream())?;
-    let taken = take_all(&front, &actor, &mut multipart).await;
+) -> Result<StatusCode, ExecdProblem> {
+    let kind = header_text(request.headers(), header::CONTENT_TYPE.as_str()).unwrap_or_default().to_owned();
+    let mut multipart = MultipartReader::new(&kind, request.into_body().into_data_stream())?;
+    let taken = store_all_files(&state, &actor, &mut multipart).await;
     if taken.is_err() {
         let rest = multipart.into_body().for_each(|_| async {});
-        if tokio::time::timeout(DRAIN_TIME, rest).await.is_err() {
+        if tokio::time::timeout(DRAIN_TIMEOUT, rest).await.is_err() {
             tracing::debug!("stopped draining a refused upload: it took too long");
         }
     }
     taken.map(|()| StatusCode::OK)
 }
 
-async fn take_all<S, E>(front: &Front, actor: &Actor, parts: &mut Multipart<S>) -> Result<(), Fault>
+async fn store_all_files<S, E>(
+    state: &OpenSandboxState,
+    actor: &FileActor,
+    parts: &mut MultipartReader<S>,
+) -> Result<(), ExecdProblem>
 where
     S: Stream<Item = Result<Bytes, E>> + Unpin,
 {
     let (mut ahead, mut files) = (VecDeque::new(), 0_usize);
-    while let Some(name) = parts.part().await? {
+    while let Some(name) = parts.next_part().await? {
         match name.as_str() {
-            "metadata" if ahead.len() < MOST_AHEAD => ahead.push_back(metadata(parts).await?),
-            "metadata" => return Err(file("INVALID_FILE", "more `metadata` parts than `file` parts")),
+            "metadata" if ahead.len() < MAX_PENDING_METADATA => ahead.push_back(read_metadata(parts).await?),
+            "metadata" => {
+                return Err(upload_problem("INVALID_FILE", "more `metadata` parts than `file` parts"));
+            }
             "file" => {
                 let (path, attributes) = ahead.pop_front().ok_or_else(|| {
-                    file("INVALID_FILE_METADATA", "a part `file` must follow its part `metadata`")
+                    upload_problem("INVALID_FILE_METADATA", "a part `file` must follow its part `metadata`")
                 })?;
-                store(front, actor, parts, &path, attributes).await?;
+                store_file(state, actor, parts, &path, attributes).await?;
                 files += 1;
             }
             _ => {}
         }
     }
     match (ahead.is_empty(), files) {
-        (true, 0) => Err(file("INVALID_FILE_METADATA", "part `metadata` missing")),
-        (false, 0) => Err(file("INVALID_FILE_CONTENT", "part `file` missing")),
-        (false, _) => Err(file("INVALID_FILE", "more `metadata` parts than `file` parts")),
+        (true, 0) => Err(upload_problem("INVALID_FILE_METADATA", "part `metadata` missing")),
+        (false, 0) => Err(upload_problem("INVALID_FILE_CONTENT", "part `file` missing")),
+        (false, _) => Err(upload_problem("INVALID_FILE", "more `metadata` parts than `file` parts")),
         (true, _) => Ok(()),
     }
 }
 
-async fn metadata<S, E>(parts: &mut Multipart<S>) -> Result<(String, Attributes), Fault>
+async fn read_metadata<S, E>(parts: &mut MultipartReader<S>) -> Result<(String, FileAttributes), ExecdProblem>
 where
     S: Stream<Item = Result<Bytes, E>> + Unpin,
 {
     let mut text = Vec::new();
-    while let Some(piece) = parts.piece().await? {
+    while let Some(piece) = parts.next_chunk().await? {
         text.extend_from_slice(&piece);
-        if text.len() > LARGEST_METADATA {
-            return Err(file("INVALID_FILE_METADATA", "part `metadata` is too long"));
+        if text.len() > MAX_METADATA_BYTES {
+            return Err(upload_problem("INVALID_FILE_METADATA", "part `metadata` is too long"));
         }
     }
-    let wrong = |why: String| file("INVALID_FILE_METADATA", why);
-    let metadata: Metadata = serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
+    let wrong = |why: String| upload_problem("INVALID_FILE_METADATA", why);
+    let metadata: UploadMetadata = serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
     if metadata.path.is_empty() {
         return Err(wrong("`path` is empty".to_owned()));
     }
-    let attributes = metadata.permissions.attributes().map_err(wrong)?;
-    Ok((metadata.path, Attributes { new_mode: Some(NEW_FILE), ..attributes }))
+    let attributes = metadata.permissions.into_attributes().map_err(wrong)?;
+    Ok((metadata.path, FileAttributes { new_mode: Some(DEFAULT_FILE_MODE), ..attributes }))
 }
 
 /// Writes one file. An error drops the writer half-way, which leaves the old file in place.
-async fn store<S, E>(
-    front: &Front,
-    actor: &Actor,
-    parts: &mut Multipart<S>,
+async fn store_file<S, E>(
+    state: &OpenSandboxState,
+    actor: &FileActor,
+    parts: &mut MultipartReader<S>,
     path: &str,
-    attributes: Attributes,
-) -> Result<(), Fault>
+    attributes: FileAttributes,
+) -> Result<(), ExecdProblem>
 where
     S: Stream<Item = Result<Bytes, E>> + Unpin,
 {
     let mode = WriteMode::Replace;
-    let mut writing =
-        front.service.write(&actor.owner, &actor.id, actor.by(), path, attributes, mode).await?;
-    while let Some(piece) = parts.piece().await? {
-        writing.send(piece).await?;
+    let mut writing = state
+        .service
+        .write_file(&actor.owner, &actor.id, actor.as_service_actor(), path, attributes, mode)
+        .await?;
+    while let Some(piece) = parts.next_chunk().await? {
+        writing.send_bytes(piece).await?;
     }
     Ok(writing.finish().await?)
 }
 
-fn file(code: &'static str, why: impl Into<String>) -> Fault {
-    Fault::new(StatusCode::BAD_REQUEST, code, why)
+fn upload_problem(code: &'static str, why: impl Into<String>) -> ExecdProblem {
+    ExecdProblem::new(StatusCode::BAD_REQUEST, code, why)
 }
 
-impl From<NotMultipart> for Fault {
-    fn from(error: NotMultipart) -> Self {
-        file("INVALID_FILE", error.to_string())
+impl From<MultipartError> for ExecdProblem {
+    fn from(error: MultipartError) -> Self {
+        upload_problem("INVALID_FILE", error.to_string())
     }
 }

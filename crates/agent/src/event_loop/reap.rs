@@ -1,0 +1,35 @@
+//! Reaps children: commands, workers, and every orphan in the sandbox.
+
+use linux::spawn::{self, ReapedChild};
+
+use crate::event_loop::agent::{Agent, ChildRole};
+use crate::event_loop::handles::RunningHandle;
+
+impl Agent {
+    /// Reaps all children that have ended.
+    pub(crate) fn reap_children(&mut self) {
+        // The signal is cleared before the children are reaped: a child that ends in between
+        // signals again.
+        self.child_signals.clear().expect("our own descriptor can be read");
+        while let Ok(Some(reaped)) = spawn::reap_child() {
+            self.on_child_end(reaped);
+        }
+    }
+
+    fn on_child_end(&mut self, reaped: ReapedChild) {
+        match self.children.remove(&reaped.pid) {
+            Some(ChildRole::Leader(body)) => self.leader_ended(body, reaped.end, reaped.usage),
+            Some(ChildRole::Runner(body)) => self.runner_ended(body),
+            Some(kind @ (ChildRole::Worker | ChildRole::Watcher)) => self.worker_ended(kind),
+            Some(ChildRole::NamespaceBroker) => self.broker_ended(),
+            None => {}
+        }
+    }
+
+    /// A runner ends after its last child, or was killed. In the latter case its children now
+    /// belong to the agent, and the kernel reports the command's end directly.
+    fn runner_ended(&mut self, body: RunningHandle) {
+        self.on_runner_readable(body);
+        self.on_exec_report(body);
+    }
+}

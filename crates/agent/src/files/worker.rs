@@ -1,0 +1,252 @@
+//! Workers: each file operation runs in a forked process that owns the connection.
+//!
+//! A slow disk, a large file or a server that does not read therefore delays nothing else, and the
+//! operation runs with the requested identity, which the kernel checks.
+//!
+//! A worker belongs to the groups of the commands, not to the agent's: data that it writes to a
+//! tmpfs or leaves in the page cache is charged to the sandbox, and the agent's small limits remain
+//! for the agent alone. If the number of processes is exhausted, the worker is forked outside the
+//! group and moved into it, which the kernel never refuses, so that files can be read during a fork
+//! bomb.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use linux::caps::{self, CapSet};
+use linux::namespaces::NamespaceSet;
+use linux::spawn::{self, ForkResult};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::process::Signal;
+use wire::files::{FileOperation, FileRequest};
+use wire::process::UserIdentity;
+use wire::{AgentConfig, AgentReply, Fault, FaultKind, FrameDecoder};
+
+use crate::context::AgentContext;
+use crate::event_loop::agent::{Agent, ChildRole};
+use crate::event_loop::connection::IncomingConnection;
+use crate::event_loop::handles::ConnectionId;
+use crate::event_loop::poll::RegisteredFd;
+use crate::fault;
+use crate::files::FileWorker;
+use crate::files::worker_connection::WorkerConnection;
+use crate::identity::ResolvedUser;
+use crate::isolation::namespace_broker::BrokerRequest;
+use crate::process::{child, tree};
+
+/// The maximum number of operations at once; further ones wait.
+const MAX_WORKERS: usize = 64;
+
+/// The maximum number of operations that wait.
+const MAX_QUEUED_JOBS: usize = 1024;
+
+/// Watches last long, so they have their own limit and do not wait.
+const MAX_WATCHERS: usize = 64;
+
+/// How long a worker waits for a server that neither sends nor reads.
+const SERVER_IDLE_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// The group of the workers below the commands' group.
+const WORKER_GROUP: &str = "files";
+
+/// The capabilities of a worker that runs as root, so that root may access any file. Other workers
+/// have none.
+const ROOT_CAPABILITIES: CapSet = CapSet::of(&[caps::CHOWN, caps::DAC_OVERRIDE, caps::FOWNER, caps::FSETID]);
+
+/// An operation and the connection for its reply.
+#[derive(Debug)]
+pub(crate) struct FileJob {
+    connection: RegisteredFd,
+    decoder: FrameDecoder,
+    request: FileRequest,
+}
+
+impl Agent {
+    /// Passes the connection to a worker, now or when one is free.
+    pub(crate) fn queue_file_job(
+        &mut self,
+        connection: ConnectionId,
+        mut request: FileRequest,
+    ) -> Result<(), Fault> {
+        if let Some(session) = &request.nest {
+            let identity = self.isolated_session_user(session)?;
+            // The default user for files of an isolated session is the user of the session.
+            if request.identity == UserIdentity::Default {
+                request.identity = identity;
+            }
+        }
+        let watch = matches!(request.operation, FileOperation::Watch { .. });
+        if watch && self.watchers >= MAX_WATCHERS {
+            return Err(fault::from_kind(FaultKind::Busy, "watch", "too many watches"));
+        }
+        if !watch && self.jobs.len() >= MAX_QUEUED_JOBS {
+            return Err(fault::from_kind(FaultKind::Busy, "start", "too many file operations"));
+        }
+        let Some(asking) = self.connections.remove(&connection) else { return Ok(()) };
+        let (mut connection, decoder) = asking.into_parts();
+        connection.deregister();
+        let job = FileJob { connection, decoder, request };
+        if watch {
+            self.start_worker(job, ChildRole::Watcher);
+        } else {
+            self.jobs.push_back(job);
+            self.start_queued_jobs();
+        }
+        Ok(())
+    }
+
+    /// Starts waiting operations until the maximum number of workers is reached.
+    fn start_queued_jobs(&mut self) {
+        while self.workers < MAX_WORKERS
+            && let Some(job) = self.jobs.pop_front()
+        {
+            self.start_worker(job, ChildRole::Worker);
+        }
+    }
+
+    fn start_worker(&mut self, job: FileJob, kind: ChildRole) {
+        if let Some(session) = job.request.nest.clone() {
+            return self.start_isolated_worker(job, kind, &session);
+        }
+        match fork_worker(&self.context) {
+            Ok((ForkResult::Child, join)) => {
+                let FileJob { connection, decoder, request } = job;
+                let Ok(connection) = rustix::io::fcntl_dupfd_cloexec(&connection, 3) else {
+                    spawn::exit_now(1)
+                };
+                worker_main(&self.context, &self.context.config, connection, decoder, &request, join, None)
+            }
+            Ok((ForkResult::Parent { pid, .. }, _)) => {
+                self.children.insert(pid, kind);
+                match kind {
+                    ChildRole::Watcher => self.watchers += 1,
+                    _ => self.workers += 1,
+                }
+            }
+            Err(errno) => refuse_job(job.connection, fault::from_errno(errno, "fork", "a worker")),
+        }
+    }
+
+    /// Like [`Agent::start_worker`], in a process that the namespace broker clones.
+    fn start_isolated_worker(&mut self, job: FileJob, kind: ChildRole, session: &str) {
+        let FileJob { connection, decoder, request } = job;
+        let order = BrokerRequest::Work {
+            session: session.to_owned(),
+            request,
+            rest: Vec::from(decoder.into_rest()),
+            config: self.config_update(),
+        };
+        match self.send_broker_request(&order, &[connection.as_fd()]) {
+            Ok(Some(pid)) => {
+                self.children.insert(pid, kind);
+                match kind {
+                    ChildRole::Watcher => self.watchers += 1,
+                    _ => self.workers += 1,
+                }
+            }
+            Ok(None) => {}
+            Err(fault) => refuse_job(connection, fault),
+        }
+    }
+
+    pub(crate) fn worker_ended(&mut self, kind: ChildRole) {
+        match kind {
+            ChildRole::Watcher => self.watchers -= 1,
+            _ => self.workers -= 1,
+        }
+        self.start_queued_jobs();
+    }
+}
+
+fn refuse_job(connection: RegisteredFd, fault: Fault) {
+    let mut connection = IncomingConnection::new(connection);
+    connection.queue_message(&AgentReply::Fault(fault));
+    connection.flush().ok();
+}
+
+/// Forks into the workers' group. A child that could not be forked there gets the descriptor by
+/// which it moves.
+fn fork_worker(context: &AgentContext) -> rustix::io::Result<(ForkResult, Option<OwnedFd>)> {
+    let raw = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+    let Some(commands) = &context.commands else {
+        return Ok((context.thread.fork(NamespaceSet::NONE, None).map_err(raw)?, None));
+    };
+    let group = open_worker_group(commands)?;
+    match context.thread.fork(NamespaceSet::NONE, Some(group.as_fd())).map_err(raw) {
+        Err(Errno::AGAIN) => {
+            let join = tree::open_members(&group)?;
+            Ok((context.thread.fork(NamespaceSet::NONE, None).map_err(raw)?, Some(join)))
+        }
+        forked => Ok((forked?, None)),
+    }
+}
+
+pub(crate) fn open_worker_group(commands: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    match rustix::fs::openat(commands, WORKER_GROUP, flags, Mode::empty()) {
+        Err(Errno::NOENT) => {
+            rustix::fs::mkdirat(commands, WORKER_GROUP, Mode::from_raw_mode(0o755))?;
+            rustix::fs::openat(commands, WORKER_GROUP, flags, Mode::empty())
+        }
+        other => other,
+    }
+}
+
+/// The main function of a worker. It never returns, because it closes its copies of the agent's
+/// descriptors while the objects that own them still exist.
+///
+/// `enter` enters the namespace of the files, if that is another one; the privileges for it are
+/// given up afterwards.
+pub(crate) fn worker_main(
+    context: &AgentContext,
+    config: &AgentConfig,
+    connection: OwnedFd,
+    decoder: FrameDecoder,
+    request: &FileRequest,
+    join: Option<OwnedFd>,
+    enter: Option<&dyn Fn() -> io::Result<()>>,
+) -> ! {
+    let mut groups = join.iter().chain(&context.tasks).chain(context.worker_share());
+    let joined = groups.try_for_each(|group| rustix::io::write(group, b"0").map(drop));
+    let entered = enter.map_or(Ok(()), |enter| enter());
+    let Ok(connection) = child::close_all_except(&connection) else { spawn::exit_now(1) };
+    let prepared = rustix::io::ioctl_fionbio(&connection, false)
+        .and_then(|()| set_socket_timeout(&connection, Timeout::Recv, Some(SERVER_IDLE_TIMEOUT)))
+        .and_then(|()| set_socket_timeout(&connection, Timeout::Send, Some(SERVER_IDLE_TIMEOUT)));
+    if prepared.is_err() {
+        spawn::exit_now(1);
+    }
+    let mut line = WorkerConnection::new(connection, decoder);
+    // Nothing is done outside the sandbox's limits.
+    let joined = joined.map_err(|errno| fault::from_errno(errno, "join the group", WORKER_GROUP));
+    let entered = entered.map_err(|error| fault::from_io(&error, "enter", "the session"));
+    let done = joined.and(entered).and_then(|()| become_user(context, config, request)).and_then(|who| {
+        FileWorker { connection: &mut line, config, user: &who }.perform_operation(&request.operation)
+    });
+    if let Err(fault) = done {
+        line.send_fault(fault);
+    }
+    spawn::exit_now(0)
+}
+
+fn become_user(
+    context: &AgentContext,
+    config: &AgentConfig,
+    request: &FileRequest,
+) -> Result<ResolvedUser, Fault> {
+    let who = ResolvedUser::find(config, &request.identity)?;
+    let named = |errno| fault::from_errno(errno, "become user", &who.name);
+    let dropping = |error: io::Error| fault::from_io(&error, "drop capabilities", &who.name);
+    who.assume_identity(config).map_err(named)?;
+    let keep =
+        if who.is_root() { CapSet(ROOT_CAPABILITIES.0 & context.own_capabilities.0) } else { CapSet::NONE };
+    caps::set_capabilities(keep).map_err(dropping)?;
+    context.drop_broker_privileges().map_err(dropping)?;
+    rustix::process::umask(Mode::WGRP | Mode::WOTH);
+    // A change of identity resets this setting, so it comes last. If the agent is pid 1, its end
+    // kills all processes anyway; otherwise this worker must not outlive it.
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).map_err(named)?;
+    Ok(who)
+}

@@ -1,0 +1,396 @@
+//! The namespace broker: the one process in a sandbox that may create namespaces.
+//!
+//! ```text
+//! agent ── order ──► broker ── clone ──► namespace init ──┐
+//!   ◄── pid ────────┘   └───── clone ──► shell, command, worker in the namespaces
+//!   all are children of the agent ◄──────────────────────┘
+//! ```
+//! It is forked before the agent has received a single byte, keeps the privileges that the agent
+//! then gives up, and does five things: create the namespaces of a session, start a program in
+//! them, perform a file operation in them, signal a program in them, and discard the changes made
+//! in them. Every process it clones gives up those privileges before it handles any input, and
+//! becomes the agent's child, so that the agent tracks it like any other child. The broker takes
+//! orders from the agent alone and answers each at once; the work is done by the processes it
+//! clones.
+
+mod namespace_init;
+mod protocol;
+mod remove;
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use linux::mounts::{self, MountDepth};
+use linux::namespaces::{self, NamespaceSet};
+use linux::seccomp::SeccompProgram as Filter;
+use linux::spawn::{self, ForkResult};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
+use rustix::process::{Pid, Signal};
+use wire::FrameDecoder;
+use wire::files::FileRequest;
+use wire::isolated_session::IsolatedSessionSpec;
+use wire::process::UserIdentity;
+
+use self::namespace_init::NamespaceInitTask;
+pub(crate) use self::protocol::{
+    BrokerReply, BrokerRequest, ConfigUpdate, SessionProgram, StartProgramRequest, send_request,
+};
+use crate::context::{AgentContext, MIN_PRIVATE_FD};
+use crate::files::worker;
+use crate::identity::ResolvedUser;
+use crate::process::child::{self, ChildStdio};
+use crate::process::command::{self, ExecEnvironment, PreparedCommand};
+use crate::process::tree;
+use crate::session::shell::ShellDialect;
+
+/// Where the disk for changes is mounted, in a mount namespace that contains no process.
+const DISK_MOUNT_POINT: &str = "/dev/shm";
+
+/// Forks the broker. Returns the channel on which it takes orders, and its pid.
+pub(crate) fn start_broker(
+    context: &AgentContext,
+    disk: Option<OwnedFd>,
+    filter: &Filter,
+) -> io::Result<(OwnedFd, Pid)> {
+    let (ours, theirs) = protocol::create_channel()?;
+    match context.thread.fork(NamespaceSet::NONE, None)? {
+        ForkResult::Parent { pid, .. } => Ok((ours, pid)),
+        ForkResult::Child => {
+            drop(ours);
+            let begun = NamespaceBroker::new(context, theirs, disk, filter);
+            // The agent learns from the closed channel that no session can be isolated.
+            let Ok(broker) = begun else { spawn::exit_now(1) };
+            broker.run()
+        }
+    }
+}
+
+struct NamespaceBroker<'a> {
+    context: &'a AgentContext,
+    channel: OwnedFd,
+    /// The pid namespace of the sandbox, to return to.
+    sandbox_pid_namespace: OwnedFd,
+    stores: ChangeStorage,
+    sessions: HashMap<String, IsolatedSession>,
+    /// How many sessions were isolated so far; numbers their directories on the disk.
+    sessions_created: u64,
+}
+
+/// An isolated session that was created.
+struct IsolatedSession {
+    /// The channel on which its namespace init sends the namespaces before it reports that it is
+    /// ready.
+    channel: OwnedFd,
+    namespaces: Option<NamespaceFds>,
+    share_network: bool,
+    /// The number of its directory on the disk.
+    store: u64,
+}
+
+/// The namespaces of a session.
+struct NamespaceFds {
+    pid: OwnedFd,
+    mount: OwnedFd,
+    ipc: OwnedFd,
+    net: OwnedFd,
+}
+
+impl IsolatedSession {
+    fn receive_namespaces(&mut self) -> io::Result<&NamespaceFds> {
+        if self.namespaces.is_none() {
+            let given = protocol::receive_descriptors(&self.channel, RecvFlags::DONTWAIT)?;
+            let [pid, mount, ipc, net] = expect_descriptors(given.unwrap_or_default())?;
+            self.namespaces = Some(NamespaceFds { pid, mount, ipc, net });
+        }
+        self.namespaces.as_ref().ok_or_else(|| Errno::SRCH.into())
+    }
+}
+
+impl NamespaceFds {
+    /// Enters all but the pid namespace.
+    fn enter_except_pid(&self, share_network: bool) -> io::Result<()> {
+        namespaces::enter_namespace(self.ipc.as_fd(), NamespaceSet::IPC)?;
+        if !share_network {
+            namespaces::enter_namespace(self.net.as_fd(), NamespaceSet::NET)?;
+        }
+        namespaces::enter_namespace(self.mount.as_fd(), NamespaceSet::MOUNT)
+    }
+}
+
+/// The storage for changes that are not kept in memory: a directory on the sandbox's disk, mounted
+/// in a separate namespace, so that no command ever sees it.
+struct ChangeStorage {
+    disk_namespace: Option<OwnedFd>,
+}
+
+impl ChangeStorage {
+    fn new(disk: Option<OwnedFd>) -> io::Result<Self> {
+        let Some(disk) = disk else { return Ok(Self { disk_namespace: None }) };
+        let home = open_namespace("mnt")?;
+        namespaces::unshare_namespaces(NamespaceSet::MOUNT)?;
+        mounts::attach_mount(disk.as_fd(), Path::new(DISK_MOUNT_POINT))?;
+        let aside = open_namespace("mnt")?;
+        namespaces::enter_namespace(home.as_fd(), NamespaceSet::MOUNT)?;
+        Ok(Self { disk_namespace: Some(aside) })
+    }
+
+    fn has_disk(&self) -> bool {
+        self.disk_namespace.is_some()
+    }
+
+    /// Mounts the disk directory of one session in the current mount namespace.
+    fn mount_disk(&self, place: &Path, store: u64) -> io::Result<()> {
+        let Some(aside) = &self.disk_namespace else { return Ok(()) };
+        let here = open_namespace("mnt")?;
+        namespaces::enter_namespace(aside.as_fd(), NamespaceSet::MOUNT)?;
+        let own = Path::new(DISK_MOUNT_POINT).join(store.to_string());
+        std::fs::create_dir(&own)?;
+        let tree = mounts::clone_tree(&own, MountDepth::Single)?;
+        namespaces::enter_namespace(here.as_fd(), NamespaceSet::MOUNT)?;
+        std::fs::create_dir(place)?;
+        mounts::attach_mount(tree.as_fd(), place)
+    }
+
+    /// Removes the stored changes of a session that is gone. Files that cannot be removed stay on
+    /// the disk of the sandbox and count against its limit, but conflict with nothing: the number
+    /// of a store is never used again.
+    fn remove_changes(&self, store: u64) -> io::Result<()> {
+        let Some(aside) = &self.disk_namespace else { return Ok(()) };
+        namespaces::enter_namespace(aside.as_fd(), NamespaceSet::MOUNT)?;
+        remove::remove_tree(Path::new(DISK_MOUNT_POINT), &store.to_string())
+    }
+}
+
+fn open_namespace(kind: &str) -> io::Result<OwnedFd> {
+    let path = format!("/proc/self/ns/{kind}");
+    Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+impl<'a> NamespaceBroker<'a> {
+    fn new(
+        place: &'a AgentContext,
+        channel: OwnedFd,
+        disk: Option<OwnedFd>,
+        filter: &Filter,
+    ) -> io::Result<Self> {
+        let stores = ChangeStorage::new(disk)?;
+        let home = open_namespace("pid")?;
+        // No descriptor through which the agent's data could be read or its connections answered
+        // stays open here.
+        let kept = place.commands.iter().chain(&place.tasks).chain(place.all_shares());
+        let own = [&channel, &home, &place.null].into_iter().chain(stores.disk_namespace.as_ref());
+        linux::descriptors::close_all_except_these(kept.chain(own).map(AsFd::as_fd))?;
+        filter.install()?;
+        Ok(Self {
+            context: place,
+            channel,
+            sandbox_pid_namespace: home,
+            stores,
+            sessions: HashMap::new(),
+            sessions_created: 0,
+        })
+    }
+
+    fn run(mut self) -> ! {
+        while let Ok(Some(heard)) = protocol::receive_request(&self.channel) {
+            let done =
+                protocol::parse_request(heard).and_then(|(order, with)| self.handle_request(order, with));
+            let answer = BrokerReply(done.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO)));
+            if protocol::send_reply(&self.channel, answer).is_err() {
+                break;
+            }
+        }
+        spawn::exit_now(0)
+    }
+
+    fn handle_request(&mut self, order: BrokerRequest, with: Vec<OwnedFd>) -> io::Result<Option<Pid>> {
+        match order {
+            BrokerRequest::Make { session, spec, identity, share } => {
+                self.create_session(session, &spec, &identity, share, expect_descriptors(with)?).map(Some)
+            }
+            BrokerRequest::Start(begin) => self.start_program(*begin, with).map(Some),
+            BrokerRequest::Work { session, request, rest, config } => {
+                let [connection] = expect_descriptors(with)?;
+                self.start_file_worker(&session, request, rest, config, connection).map(Some)
+            }
+            BrokerRequest::Signal { group, signal } => {
+                let group =
+                    Some(group).filter(|group| *group > 1).and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
+                let signal = Signal::from_named_raw(signal).ok_or(Errno::INVAL)?;
+                rustix::process::kill_process_group(group, signal)?;
+                Ok(None)
+            }
+            BrokerRequest::Forget { session } => self.forget_session(&session),
+        }
+    }
+
+    fn create_session(
+        &mut self,
+        session: String,
+        spec: &IsolatedSessionSpec,
+        identity: &UserIdentity,
+        share: usize,
+        [report, group]: [OwnedFd; 2],
+    ) -> io::Result<Pid> {
+        let who = fault_to_io_error(ResolvedUser::find(&self.context.config, identity))?;
+        let own = NamespaceSet::MOUNT.and(NamespaceSet::PID).and(NamespaceSet::IPC);
+        let own = if spec.share_network { own } else { own.and(NamespaceSet::NET) };
+        let (way, theirs) = protocol::create_channel()?;
+        self.sessions_created += 1;
+        let store = self.sessions_created;
+        let (forked, join) = self.clone_into_group(own, &group)?;
+        match forked {
+            ForkResult::Child => {
+                let task =
+                    NamespaceInitTask { store, spec, user: &who, stores: &self.stores, channel: &theirs };
+                let join = [join.as_ref(), self.context.command_share(share)];
+                namespace_init::init_main(self.context, &task, join, report)
+            }
+            ForkResult::Parent { pid, .. } => {
+                let kept = IsolatedSession {
+                    channel: way,
+                    namespaces: None,
+                    share_network: spec.share_network,
+                    store,
+                };
+                self.sessions.insert(session, kept);
+                Ok(pid)
+            }
+        }
+    }
+
+    fn start_program(&mut self, begin: StartProgramRequest, with: Vec<OwnedFd>) -> io::Result<Pid> {
+        let session = self.sessions.get_mut(&begin.session).ok_or(Errno::SRCH)?;
+        let share_network = session.share_network;
+        session.receive_namespaces()?;
+        let spaces = self
+            .sessions
+            .get(&begin.session)
+            .and_then(|session| session.namespaces.as_ref())
+            .ok_or(Errno::SRCH)?;
+        let mut with = with.into_iter();
+        let mut next = || with.next().ok_or(Errno::INVAL);
+        let stdio = ChildStdio { stdin: next()?, stdout: next()?, stderr: next()?, terminal: begin.terminal };
+        let (report, group) = (next()?, next()?);
+        let private = with.map(|fd| rustix::io::fcntl_dupfd_cloexec(fd, MIN_PRIVATE_FD));
+        let command =
+            fault_to_io_error(prepare_command(self.context, &begin, private.collect::<Result<_, _>>()?))?;
+        namespaces::enter_namespace(spaces.pid.as_fd(), NamespaceSet::PID)?;
+        let cloned = self.clone_into_group(NamespaceSet::NONE, &group);
+        match cloned {
+            Ok((ForkResult::Child, join)) => {
+                let entered = spaces.enter_except_pid(share_network);
+                let join = [join.as_ref(), self.context.command_share(begin.share)];
+                match entered {
+                    Ok(()) => child::exec_or_report(self.context, &command, &stdio, join, report.as_fd()),
+                    Err(error) => child::report_and_exit(&error, report.as_fd()),
+                }
+            }
+            cloned => {
+                // If this process could not return, it would start everything in that namespace
+                // from now on.
+                if namespaces::enter_namespace(self.sandbox_pid_namespace.as_fd(), NamespaceSet::PID).is_err()
+                {
+                    spawn::exit_now(1);
+                }
+                match cloned?.0 {
+                    ForkResult::Parent { pid, .. } => Ok(pid),
+                    ForkResult::Child => spawn::exit_now(1),
+                }
+            }
+        }
+    }
+
+    fn start_file_worker(
+        &mut self,
+        session: &str,
+        request: FileRequest,
+        rest: Vec<u8>,
+        given: ConfigUpdate,
+        connection: OwnedFd,
+    ) -> io::Result<Pid> {
+        self.sessions.get_mut(session).ok_or(Errno::SRCH)?.receive_namespaces()?;
+        let spaces =
+            self.sessions.get(session).and_then(|session| session.namespaces.as_ref()).ok_or(Errno::SRCH)?;
+        let commands = self.context.commands.as_ref().ok_or(Errno::NOTSUP)?;
+        let group = worker::open_worker_group(commands)?;
+        let (forked, join) = self.clone_into_group(NamespaceSet::NONE, &group)?;
+        match forked {
+            ForkResult::Parent { pid, .. } => Ok(pid),
+            ForkResult::Child => {
+                let mut decoder = FrameDecoder::new();
+                decoder.feed(&rest);
+                let config = with_config_update(self.context, given);
+                let enter = || namespaces::enter_namespace(spaces.mount.as_fd(), NamespaceSet::MOUNT);
+                worker::worker_main(self.context, &config, connection, decoder, &request, join, Some(&enter))
+            }
+        }
+    }
+
+    /// The stored changes are removed by a separate process, which may take as long as it needs.
+    fn forget_session(&mut self, session: &str) -> io::Result<Option<Pid>> {
+        let Some(kept) = self.sessions.remove(session).filter(|_| self.stores.has_disk()) else {
+            return Ok(None);
+        };
+        let commands = self.context.commands.as_ref().ok_or(Errno::NOTSUP)?;
+        let group = worker::open_worker_group(commands)?;
+        match self.clone_into_group(NamespaceSet::NONE, &group)?.0 {
+            ForkResult::Parent { .. } => Ok(None),
+            ForkResult::Child => spawn::exit_now(i32::from(self.stores.remove_changes(kept.store).is_err())),
+        }
+    }
+
+    /// Clones a child for the agent into a group. As in the agent, a full group is no obstacle: the
+    /// child gets the descriptor by which it moves there.
+    fn clone_into_group(
+        &self,
+        own: NamespaceSet,
+        group: &OwnedFd,
+    ) -> io::Result<(ForkResult, Option<OwnedFd>)> {
+        match self.context.thread.fork_sibling(own, Some(group.as_fd())) {
+            Err(error) if error.raw_os_error() == Some(Errno::AGAIN.raw_os_error()) => {
+                let join = tree::open_members(group)?;
+                Ok((self.context.thread.fork_sibling(own, None)?, Some(join)))
+            }
+            forked => Ok((forked?, None)),
+        }
+    }
+}
+
+fn expect_descriptors<const COUNT: usize>(with: Vec<OwnedFd>) -> io::Result<[OwnedFd; COUNT]> {
+    with.try_into().map_err(|_wrong_number: Vec<OwnedFd>| Errno::INVAL.into())
+}
+
+/// A missing account is reported as an error number; an answer has no space for more.
+fn fault_to_io_error<T>(result: Result<T, wire::Fault>) -> io::Result<T> {
+    result.map_err(|fault| fault.errno.map_or(Errno::INVAL.into(), io::Error::from_raw_os_error))
+}
+
+fn with_config_update(context: &AgentContext, given: ConfigUpdate) -> wire::AgentConfig {
+    let ConfigUpdate { env, env_file } = given;
+    wire::AgentConfig { env, env_file, ..context.config.clone() }
+}
+
+fn prepare_command(
+    context: &AgentContext,
+    begin: &StartProgramRequest,
+    private: Vec<OwnedFd>,
+) -> Result<PreparedCommand, wire::Fault> {
+    let config = with_config_update(context, begin.config.clone());
+    let mut around = ExecEnvironment::new(&config, &begin.identity, &begin.env, begin.directory.as_ref())?;
+    around.filter_variables(&begin.screen)?;
+    match &begin.program {
+        SessionProgram::Text(text) => PreparedCommand::from_shell(around, text, false),
+        SessionProgram::Shell => {
+            use std::os::fd::AsRawFd;
+            let path = command::shell_path();
+            let number = |index: usize| private.get(index).map_or(-1, AsRawFd::as_raw_fd);
+            let words = ShellDialect::from_path(path).start_arguments(path, number(0), number(1));
+            PreparedCommand::from_words(around, &words, private)
+        }
+    }
+}

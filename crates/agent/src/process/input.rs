@@ -1,0 +1,199 @@
+//! The input of a process: bytes that were sent and not yet written.
+
+use std::os::fd::AsFd;
+
+use rustix::event::epoll::EventFlags;
+use rustix::io::Errno;
+use wire::{AgentReply, Frame};
+
+use crate::event_loop::agent::Agent;
+use crate::event_loop::connection::{ConnectionStage, IncomingConnection};
+use crate::event_loop::handles::{ConnectionId, RunningHandle};
+use crate::event_loop::poll::RegisteredFd;
+use crate::fault;
+
+/// How much is buffered for a process that does not read. Beyond that, its feeders wait too.
+const MAX_BUFFERED_BYTES: usize = 256 << 10;
+
+/// The character that a terminal takes for the end of input.
+const END_OF_TRANSMISSION: u8 = 4;
+
+/// The writing end of a process's input.
+#[derive(Debug)]
+pub(crate) struct InputWriter {
+    source: RegisteredFd,
+    waiting: Vec<u8>,
+    close_when_empty: bool,
+    terminal: bool,
+}
+
+impl InputWriter {
+    pub(crate) fn for_pipe(source: RegisteredFd) -> Self {
+        Self { source, waiting: Vec::new(), close_when_empty: false, terminal: false }
+    }
+
+    pub(crate) fn for_terminal(source: RegisteredFd) -> Self {
+        Self { source, waiting: Vec::new(), close_when_empty: false, terminal: true }
+    }
+
+    pub(crate) fn queue_bytes(&mut self, bytes: &[u8]) {
+        self.waiting.extend_from_slice(bytes);
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    fn is_full(&self) -> bool {
+        self.waiting.len() >= MAX_BUFFERED_BYTES
+    }
+
+    fn end(&mut self) {
+        if self.terminal {
+            self.waiting.push(END_OF_TRANSMISSION);
+        } else {
+            self.close_when_empty = true;
+        }
+    }
+
+    /// Writes as much as the process takes now. Returns true while more is waiting.
+    pub(crate) fn write_queued(&mut self) -> rustix::io::Result<bool> {
+        while !self.waiting.is_empty() {
+            match rustix::io::write(self.source.as_fd(), &self.waiting) {
+                Ok(count) => drop(self.waiting.drain(..count)),
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        let more = !self.waiting.is_empty();
+        self.source.set_interest(if more { EventFlags::OUT } else { EventFlags::empty() });
+        Ok(more)
+    }
+}
+
+/// The state of a feeder after its frames were handled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FeederState {
+    /// The process has to read something first.
+    Stuck,
+    /// Everything that arrived was accepted.
+    Waiting,
+    /// The connection no longer feeds input.
+    Over,
+}
+
+impl Agent {
+    /// Replies `Ok` and handles the input that follows the request.
+    pub(crate) fn begin_feeding(&mut self, connection: ConnectionId, body: RunningHandle) {
+        self.send_reply(connection, &AgentReply::Ok);
+        if let Some(asking) = self.connections.get_mut(&connection) {
+            asking.stage = ConnectionStage::Feeding(body);
+        }
+        self.feed_input(body);
+    }
+
+    /// Accepts input from the feeders of a body in the order of their connections, so that the rest
+    /// of one feeder's input precedes the input of the next.
+    pub(crate) fn feed_input(&mut self, body: RunningHandle) {
+        loop {
+            let is_stuck = self
+                .feeders_of(body)
+                .into_iter()
+                .any(|feeder| self.feed_from(feeder, body) == FeederState::Stuck);
+            self.write_input(body);
+            // A feeder waits only while the process has input to take, because only then an event
+            // follows. The process may have taken all of it, or closed it, since the feeder stopped.
+            if !is_stuck || self.has_waiting_input(body) {
+                return;
+            }
+        }
+    }
+
+    fn has_waiting_input(&self, body: RunningHandle) -> bool {
+        let input = self.running_processes.get(&body).and_then(|body| body.input.as_ref());
+        input.is_some_and(|input| !input.is_empty())
+    }
+
+    fn feeders_of(&self, body: RunningHandle) -> Vec<ConnectionId> {
+        let feeding = |connection: &IncomingConnection| matches!(connection.stage, ConnectionStage::Feeding(fed) if fed == body);
+        let mut feeders: Vec<ConnectionId> =
+            self.connections.iter().filter(|(_, c)| feeding(c)).map(|(number, _)| *number).collect();
+        feeders.sort_unstable();
+        feeders
+    }
+
+    fn feed_from(&mut self, connection: ConnectionId, body: RunningHandle) -> FeederState {
+        loop {
+            let Some(asking) = self.connections.get_mut(&connection) else { return FeederState::Over };
+            let Some(input) = self.running_processes.get_mut(&body).and_then(|body| body.input.as_mut())
+            else {
+                self.refuse_request(
+                    connection,
+                    fault::from_errno(Errno::PIPE, "write", "the input of the process"),
+                );
+                return FeederState::Over;
+            };
+            if input.is_full() {
+                asking.pause_reading();
+                return FeederState::Stuck;
+            }
+            match asking.decoder.next_frame() {
+                Ok(Some(Frame::Data(bytes))) => {
+                    input.queue_bytes(&bytes);
+                    self.write_input(body);
+                }
+                Ok(Some(Frame::End)) => {
+                    input.end();
+                    asking.stage = ConnectionStage::Fed(body);
+                    return FeederState::Over;
+                }
+                Ok(None) if asking.finished_sending() => {
+                    self.close_connection(connection);
+                    return FeederState::Over;
+                }
+                Ok(None) if asking.receive_more(&mut self.scratch) => {}
+                Ok(None) => {
+                    asking.resume_reading();
+                    return FeederState::Waiting;
+                }
+                Ok(Some(Frame::Control(_) | Frame::Output { .. })) | Err(_) => {
+                    self.refuse_request(connection, crate::event_loop::requests::malformed_fault());
+                    return FeederState::Over;
+                }
+            }
+        }
+    }
+
+    /// Writes more input. When all of it is written, the connections that have sent `End` are
+    /// closed: to the server that is the reply.
+    fn write_input(&mut self, number: RunningHandle) {
+        let Some(body) = self.running_processes.get_mut(&number) else { return };
+        let Some(input) = &mut body.input else { return };
+        let emptied = match input.write_queued() {
+            Ok(more) => !more,
+            Err(_) => {
+                body.input = None;
+                true
+            }
+        };
+        if !emptied {
+            return;
+        }
+        if body.input.as_ref().is_some_and(|input| input.close_when_empty) {
+            body.input = None;
+        }
+        let done = |connection: &IncomingConnection| matches!(connection.stage, ConnectionStage::Fed(fed) if fed == number);
+        let done: Vec<ConnectionId> =
+            self.connections.iter().filter(|(_, c)| done(c)).map(|(connection, _)| *connection).collect();
+        for connection in done {
+            self.close_connection(connection);
+        }
+    }
+
+    /// The process has read some input.
+    pub(crate) fn on_input_writable(&mut self, body: RunningHandle) {
+        self.write_input(body);
+        self.feed_input(body);
+    }
+}

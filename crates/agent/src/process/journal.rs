@@ -1,0 +1,656 @@
+//! The output of a process, stored in a file; `docs/journal.md` describes the format.
+//!
+//! ```text
+//! | header | record | record | …first bytes… | dropped | record | …last bytes… | end record |
+//!                                            ▲         ▲                       ▲
+//!                                           head      tail                    end
+//! ```
+//! Positions only grow. After the first bytes they wrap around a ring of fixed size in the file, so
+//! new output overwrites the output that retention drops. Punching holes instead would make the
+//! filesystem write the dropped data to the disk first. Bytes that could not be written have no
+//! record: a reader sees from the offsets that they are missing, in the same way as for dropped
+//! bytes. The file is created with the first record.
+
+use std::io::IoSlice;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::io::Errno;
+use wire::StreamTag;
+use wire::process::{OutputRetention, ProcessEnd};
+
+/// The maximum number of bytes in one record and in one read from a pipe.
+pub(crate) const MAX_RECORD_BYTES: usize = 64 << 10;
+
+const MAGIC: &[u8; 8] = b"CRCLJRN2";
+const HEADER_LENGTH: usize = 40;
+const RECORD_HEADER_LENGTH: usize = 21;
+/// The position of the first record.
+const FIRST_RECORD_POSITION: u64 = HEADER_LENGTH as u64;
+/// The stream of the record that contains the end of the process.
+const END_STREAM: u8 = 0;
+
+/// The distance between the marks from which a reader can start.
+const MARK_INTERVAL: u64 = 64 << 10;
+
+/// For this many milliseconds a record may be extended, so that a program which prints single bytes
+/// does not fill the file with headers.
+const MAX_EXTEND_MS: u64 = 1000;
+
+/// How much more than the retention is kept, so that output is dropped in few large steps.
+const TRIM_SLACK_BYTES: u64 = 128 << 10;
+
+/// Space in the ring for output that arrives before anything is dropped: what the pipes of a
+/// command still hold when it ends or is paused, with the headers.
+const RING_MARGIN: u64 = 3 << 20;
+
+/// Removes the journals of an earlier start of this sandbox, whose processes are gone. Other files
+/// stay: they only use space of this sandbox.
+pub(crate) fn remove_old_journals(directory: BorrowedFd<'_>) -> rustix::io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let listed = rustix::fs::openat(directory, c".", flags, Mode::empty())?;
+    for entry in rustix::fs::Dir::new(listed)? {
+        let entry = entry?;
+        if entry.file_type() == rustix::fs::FileType::RegularFile {
+            rustix::fs::unlinkat(directory, entry.file_name(), AtFlags::empty())?;
+        }
+    }
+    Ok(())
+}
+
+#[derive(Debug)]
+pub(crate) struct Journal {
+    name: String,
+    retention: OutputRetention,
+    file: Option<OwnedFd>,
+    /// The overall offset behind the last byte.
+    written: u64,
+    /// The file position behind the last record.
+    end: u64,
+    marks: Vec<JournalMark>,
+    /// The end of the first bytes, once there are that many.
+    head: Option<JournalMark>,
+    /// The start of the last bytes, once something was dropped.
+    tail: Option<JournalMark>,
+    last: Option<JournalRecord>,
+    finished: bool,
+    /// Bytes from this offset on are kept regardless of retention.
+    pinned: Option<u64>,
+}
+
+/// The start of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct JournalMark {
+    offset: u64,
+    position: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct JournalRecord {
+    position: u64,
+    stream: u8,
+    time_ms: u64,
+    offset: u64,
+    length: u32,
+}
+
+/// The position of a reader.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct JournalCursor {
+    pub(crate) offset: u64,
+    /// The record to continue with, if it is known.
+    record: Option<u64>,
+}
+
+/// The next item for a reader.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum JournalPiece {
+    /// `length` bytes are in the buffer.
+    Output {
+        stream: StreamTag,
+        offset: u64,
+        length: usize,
+    },
+    Gap {
+        from: u64,
+        to: u64,
+    },
+    /// There is nothing to read until more is printed.
+    Nothing,
+}
+
+impl JournalCursor {
+    pub(crate) fn at(offset: u64) -> Self {
+        Self { offset, record: None }
+    }
+}
+
+impl JournalRecord {
+    fn encode_header(&self) -> [u8; RECORD_HEADER_LENGTH] {
+        let mut bytes = [0; RECORD_HEADER_LENGTH];
+        bytes[0] = self.stream;
+        bytes[1..9].copy_from_slice(&self.time_ms.to_le_bytes());
+        bytes[9..17].copy_from_slice(&self.offset.to_le_bytes());
+        bytes[17..21].copy_from_slice(&self.length.to_le_bytes());
+        bytes
+    }
+
+    fn from_header(position: u64, bytes: &[u8; RECORD_HEADER_LENGTH]) -> Self {
+        let word = |from: usize| bytes[from..from + 8].try_into().map_or(0, u64::from_le_bytes);
+        let length = bytes[17..21].try_into().map_or(0, u32::from_le_bytes);
+        Self { position, stream: bytes[0], time_ms: word(1), offset: word(9), length }
+    }
+
+    fn end_position(&self) -> u64 {
+        self.position + RECORD_HEADER_LENGTH as u64 + u64::from(self.length)
+    }
+}
+
+impl Journal {
+    pub(crate) fn new(name: &str, retention: OutputRetention) -> Self {
+        Self {
+            name: name.to_owned(),
+            retention,
+            file: None,
+            written: 0,
+            end: FIRST_RECORD_POSITION,
+            marks: Vec::new(),
+            head: None,
+            tail: None,
+            last: None,
+            finished: false,
+            pinned: None,
+        }
+    }
+
+    /// Keeps everything from this offset on, for a reader that the process waits for.
+    pub(crate) fn pin(&mut self, offset: Option<u64>) {
+        self.pinned = offset;
+        self.trim();
+    }
+
+    /// How much of the file a reader has not read yet.
+    pub(crate) fn backlog(&self, cursor: &JournalCursor) -> u64 {
+        if cursor.offset >= self.written { 0 } else { self.end.saturating_sub(self.start_position(cursor)) }
+    }
+
+    /// The maximum size of the last bytes in the ring, with headers.
+    pub(crate) fn max_tail_bytes(&self) -> u64 {
+        self.retention.last.saturating_add(self.retention.last / 2).saturating_add(1 << 20)
+    }
+
+    /// The size of the ring after the first bytes.
+    fn ring_size(&self) -> u64 {
+        self.max_tail_bytes().saturating_add(TRIM_SLACK_BYTES).saturating_add(RING_MARGIN)
+    }
+
+    /// The file offset of a position, and the number of bytes from there to the end of the ring.
+    fn file_offset(&self, position: u64) -> (u64, u64) {
+        match self.head {
+            Some(head) if position >= head.position => {
+                let into = (position - head.position) % self.ring_size();
+                (head.position + into, self.ring_size() - into)
+            }
+            _ => (position, u64::MAX),
+        }
+    }
+
+    /// Whether the ring has wrapped, so that positions differ from file offsets.
+    fn has_wrapped(&self, end: u64) -> bool {
+        self.head.is_some_and(|head| end - head.position > self.ring_size())
+    }
+
+    pub(crate) fn retention(&self) -> OutputRetention {
+        self.retention
+    }
+
+    /// The overall offset behind the last byte.
+    pub(crate) fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// Stores output. Even if it cannot be written, the bytes are counted: a reader sees a gap
+    /// instead of them.
+    pub(crate) fn append(&mut self, directory: BorrowedFd<'_>, stream: StreamTag, bytes: &[u8], now_ms: u64) {
+        let room = self.retention.first.saturating_sub(self.written);
+        let first = usize::try_from(room).unwrap_or(usize::MAX).min(bytes.len());
+        let (head, rest) = bytes.split_at(first);
+        self.append_records(directory, stream, head, now_ms);
+        if self.head.is_none() && self.written >= self.retention.first {
+            self.head = Some(JournalMark { offset: self.written, position: self.end });
+            self.last = None;
+        }
+        self.append_records(directory, stream, rest, now_ms);
+        self.trim();
+    }
+
+    fn append_records(&mut self, directory: BorrowedFd<'_>, stream: StreamTag, bytes: &[u8], now_ms: u64) {
+        for piece in bytes.chunks(MAX_RECORD_BYTES) {
+            let kept = self.open(directory).and_then(|()| self.append_piece(stream, piece, now_ms));
+            if kept.is_err() {
+                self.last = None;
+            }
+            self.written += piece.len() as u64;
+        }
+    }
+
+    fn append_piece(&mut self, stream: StreamTag, bytes: &[u8], now_ms: u64) -> rustix::io::Result<()> {
+        let length = u32::try_from(bytes.len()).expect("a piece is no longer than a record");
+        if let Some(record) = self.extensible_record(stream, bytes.len(), now_ms) {
+            let longer = JournalRecord { length: record.length + length, ..record };
+            self.check_ring_space(longer.end_position())?;
+            self.write_at(bytes, self.end)?;
+            // The length is written last: until then the record is the shorter one.
+            self.write_at(&longer.encode_header(), record.position)?;
+            self.last = Some(longer);
+            return self.advance_end(longer.end_position());
+        }
+        let record = JournalRecord {
+            position: self.end,
+            stream: stream as u8,
+            time_ms: now_ms,
+            offset: self.written,
+            length,
+        };
+        self.write_record(&record, bytes)?;
+        let far = self.marks.last().is_none_or(|mark| record.position - mark.position >= MARK_INTERVAL);
+        if far || self.head.is_some_and(|head| head.position == record.position) {
+            self.marks.push(JournalMark { offset: record.offset, position: record.position });
+        }
+        self.last = Some(record);
+        self.advance_end(record.end_position())
+    }
+
+    /// Moves the end of the records. Someone who reads only the file needs it in the header once
+    /// the ring has wrapped; until then the records end with the file.
+    fn advance_end(&mut self, end: u64) -> rustix::io::Result<()> {
+        self.end = end;
+        if self.has_wrapped(end) { self.write_header() } else { Ok(()) }
+    }
+
+    fn extensible_record(&self, stream: StreamTag, length: usize, now_ms: u64) -> Option<JournalRecord> {
+        self.last.filter(|record| {
+            record.stream == stream as u8
+                && record.length as usize + length <= MAX_RECORD_BYTES
+                && now_ms.saturating_sub(record.time_ms) < MAX_EXTEND_MS
+                && record.offset + u64::from(record.length) == self.written
+        })
+    }
+
+    /// Appends the last record, so that the end is known from the file alone.
+    pub(crate) fn finish(&mut self, directory: BorrowedFd<'_>, ended: &ProcessEnd) {
+        let json = serde_json::to_vec(ended).expect("numbers and words always become JSON");
+        let length = u32::try_from(json.len()).expect("an end is a short text");
+        let record = JournalRecord {
+            position: self.end,
+            stream: END_STREAM,
+            time_ms: ended.ended_ms,
+            offset: self.written,
+            length,
+        };
+        // If the disk is full, the end is known only while the agent runs.
+        self.open(directory)
+            .and_then(|()| self.write_record(&record, &json))
+            .and_then(|()| {
+                if self.has_wrapped(record.end_position()) {
+                    self.write_header_until(record.end_position())
+                } else {
+                    Ok(())
+                }
+            })
+            .ok();
+        self.last = None;
+        self.finished = true;
+    }
+
+    /// Closes the file until the next read, unless more output may come.
+    pub(crate) fn close_if_finished(&mut self) {
+        if self.finished {
+            self.file = None;
+        }
+    }
+
+    pub(crate) fn remove_file(self, directory: BorrowedFd<'_>) {
+        // The file may never have been created.
+        rustix::fs::unlinkat(directory, self.name, AtFlags::empty()).ok();
+    }
+
+    /// Reads the next piece at the cursor, as much as fits in the buffer, and advances the cursor.
+    pub(crate) fn read(
+        &mut self,
+        directory: BorrowedFd<'_>,
+        cursor: &mut JournalCursor,
+        buffer: &mut [u8],
+    ) -> JournalPiece {
+        let piece = self.find_piece(directory, cursor, buffer).unwrap_or(JournalPiece::Gap {
+            // Bytes that cannot be read back become a gap for this reader, which then continues.
+            from: cursor.offset,
+            to: self.written,
+        });
+        match piece {
+            JournalPiece::Output { offset, length, .. } => cursor.offset = offset + length as u64,
+            JournalPiece::Gap { to, .. } => cursor.offset = to,
+            JournalPiece::Nothing => {}
+        }
+        piece
+    }
+
+    fn find_piece(
+        &mut self,
+        directory: BorrowedFd<'_>,
+        cursor: &mut JournalCursor,
+        buffer: &mut [u8],
+    ) -> rustix::io::Result<JournalPiece> {
+        if cursor.offset >= self.written {
+            return Ok(JournalPiece::Nothing);
+        }
+        self.open(directory)?;
+        let mut position = self.start_position(cursor);
+        while position < self.end {
+            let record = self.read_record_header(position)?;
+            cursor.record = Some(position);
+            if record.offset > cursor.offset {
+                return Ok(JournalPiece::Gap { from: cursor.offset, to: record.offset });
+            }
+            let skip = cursor.offset - record.offset;
+            if skip < u64::from(record.length) {
+                return self.read_output(&record, skip, buffer);
+            }
+            position = self.skip_gap(record.end_position());
+        }
+        Ok(JournalPiece::Gap { from: cursor.offset, to: self.written })
+    }
+
+    /// The position of a record at or before the cursor.
+    fn start_position(&self, cursor: &JournalCursor) -> u64 {
+        if let Some(position) = cursor.record.filter(|position| !self.is_dropped(*position)) {
+            return position;
+        }
+        let after = self.marks.partition_point(|mark| mark.offset <= cursor.offset);
+        let start = after.checked_sub(1).map_or(FIRST_RECORD_POSITION, |index| self.marks[index].position);
+        self.skip_gap(start)
+    }
+
+    fn is_dropped(&self, position: u64) -> bool {
+        self.dropped_range().is_some_and(|(from, to)| (from..to).contains(&position))
+    }
+
+    fn skip_gap(&self, position: u64) -> u64 {
+        self.dropped_range().filter(|_| self.is_dropped(position)).map_or(position, |(_, to)| to)
+    }
+
+    fn dropped_range(&self) -> Option<(u64, u64)> {
+        Some((self.head?.position, self.tail?.position))
+    }
+
+    /// Drops the bytes between the first and the last ones.
+    fn trim(&mut self) {
+        let Some(head) = self.head else { return };
+        let start = self.tail.unwrap_or(head);
+        // Headers count only if they have become most of the file.
+        let largest = self.max_tail_bytes();
+        let mark = if self.written - start.offset > self.retention.last.saturating_add(TRIM_SLACK_BYTES) {
+            let keep = self.written - self.retention.last;
+            let keep = self.pinned.map_or(keep, |pinned| keep.min(pinned));
+            self.marks.iter().rev().find(|mark| mark.offset <= keep)
+        } else if self.end - start.position > largest.saturating_add(TRIM_SLACK_BYTES) {
+            let keep = self.end - largest;
+            let unread = |mark: &JournalMark| self.pinned.is_some_and(|pinned| mark.offset > pinned);
+            self.marks.iter().find(|mark| mark.position >= keep).filter(|mark| !unread(mark))
+        } else {
+            None
+        };
+        if let Some(mark) = mark.copied().filter(|mark| mark.position > start.position) {
+            self.drop_until(head, mark);
+        }
+    }
+
+    fn drop_until(&mut self, head: JournalMark, mark: JournalMark) {
+        self.tail = Some(mark);
+        self.marks.retain(|other| other.position < head.position || other.position >= mark.position);
+        // The header is written before anything is overwritten, so that someone who reads only the
+        // file never steps into dropped records. If the disk is full, both writes fail.
+        self.write_header().ok();
+    }
+
+    fn open(&mut self, directory: BorrowedFd<'_>) -> rustix::io::Result<()> {
+        if self.file.is_some() {
+            return Ok(());
+        }
+        let fresh = self.end == FIRST_RECORD_POSITION;
+        let create = if fresh { OFlags::CREATE | OFlags::EXCL } else { OFlags::empty() };
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | create;
+        let name = self.name.as_str();
+        let file = rustix::fs::openat(directory, name, flags, Mode::from_raw_mode(0o600))?;
+        self.file = Some(file);
+        if fresh && let Err(errno) = self.write_header() {
+            self.file = None;
+            rustix::fs::unlinkat(directory, name, AtFlags::empty())?;
+            return Err(errno);
+        }
+        Ok(())
+    }
+
+    /// Fails if the write would overwrite records that are still kept.
+    fn check_ring_space(&self, end: u64) -> rustix::io::Result<()> {
+        let tail = self.tail.or(self.head);
+        if tail.is_some_and(|tail| end - tail.position > self.ring_size()) {
+            Err(Errno::NOSPC)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn write_record(&self, record: &JournalRecord, bytes: &[u8]) -> rustix::io::Result<()> {
+        self.check_ring_space(record.end_position())?;
+        let header = record.encode_header();
+        let (offset, room) = self.file_offset(record.position);
+        if room < (header.len() + bytes.len()) as u64 {
+            self.write_at(&header, record.position)?;
+            return self.write_at(bytes, record.position + header.len() as u64);
+        }
+        // Nearly all records need only one call.
+        let file = self.file.as_ref().ok_or(Errno::BADF)?;
+        let written = rustix::io::pwritev(file, &[IoSlice::new(&header), IoSlice::new(bytes)], offset)?;
+        self.check_written(written, header.len() + bytes.len())
+    }
+
+    /// Writes bytes at a position, wrapping at the end of the ring.
+    fn write_at(&self, bytes: &[u8], position: u64) -> rustix::io::Result<()> {
+        let file = self.file.as_ref().ok_or(Errno::BADF)?;
+        let (offset, room) = self.file_offset(position);
+        let (first, rest) = bytes.split_at(usize::try_from(room).unwrap_or(usize::MAX).min(bytes.len()));
+        self.check_written(rustix::io::pwrite(file, first, offset)?, first.len())?;
+        if rest.is_empty() { Ok(()) } else { self.write_at(rest, position + room) }
+    }
+
+    fn check_written(&self, written: usize, length: usize) -> rustix::io::Result<()> {
+        if written == length {
+            return Ok(());
+        }
+        // The disk is full. A partial record must not be taken for a whole one: the file is
+        // truncated before it, or in the ring the header marks the end.
+        if let Some(file) = self.file.as_ref().filter(|_| !self.has_wrapped(self.end)) {
+            rustix::fs::ftruncate(file, self.end)?;
+        }
+        Err(Errno::NOSPC)
+    }
+
+    fn read_record_header(&self, position: u64) -> rustix::io::Result<JournalRecord> {
+        let mut bytes = [0; RECORD_HEADER_LENGTH];
+        self.read_at(&mut bytes, position)?;
+        Ok(JournalRecord::from_header(position, &bytes))
+    }
+
+    fn read_output(
+        &self,
+        record: &JournalRecord,
+        skip: u64,
+        buffer: &mut [u8],
+    ) -> rustix::io::Result<JournalPiece> {
+        let stream = StreamTag::from_byte(record.stream).ok_or(Errno::IO)?;
+        let left = usize::try_from(u64::from(record.length) - skip).unwrap_or(usize::MAX);
+        let length = left.min(buffer.len());
+        self.read_at(&mut buffer[..length], record.position + RECORD_HEADER_LENGTH as u64 + skip)?;
+        Ok(JournalPiece::Output { stream, offset: record.offset + skip, length })
+    }
+
+    /// Reads bytes at a position, wrapping at the end of the ring.
+    fn read_at(&self, buffer: &mut [u8], position: u64) -> rustix::io::Result<()> {
+        let file = self.file.as_ref().ok_or(Errno::BADF)?.as_fd();
+        let (offset, room) = self.file_offset(position);
+        let middle = usize::try_from(room).unwrap_or(usize::MAX).min(buffer.len());
+        let (first, rest) = buffer.split_at_mut(middle);
+        read_exactly(file, first, offset)?;
+        if rest.is_empty() { Ok(()) } else { self.read_at(rest, position + room) }
+    }
+
+    fn write_header(&self) -> rustix::io::Result<()> {
+        self.write_header_until(self.end)
+    }
+
+    /// Writes the header of a file whose records end at this position.
+    fn write_header_until(&self, end: u64) -> rustix::io::Result<()> {
+        let file = self.file.as_ref().ok_or(Errno::BADF)?;
+        let (gap_start, gap_end) = self.dropped_range().unwrap_or((0, 0));
+        let (ring, end) = if self.has_wrapped(end) { (self.ring_size(), end) } else { (0, 0) };
+        let mut bytes = [0; HEADER_LENGTH];
+        bytes[..8].copy_from_slice(MAGIC);
+        for (index, number) in [gap_start, gap_end, ring, end].into_iter().enumerate() {
+            bytes[8 + 8 * index..16 + 8 * index].copy_from_slice(&number.to_le_bytes());
+        }
+        match rustix::io::pwrite(file, &bytes, 0)? {
+            count if count == bytes.len() => Ok(()),
+            _ => Err(Errno::NOSPC),
+        }
+    }
+}
+
+fn read_exactly(file: BorrowedFd<'_>, buffer: &mut [u8], position: u64) -> rustix::io::Result<()> {
+    match rustix::io::pread(file, &mut *buffer, position)? {
+        count if count == buffer.len() => Ok(()),
+        _ => Err(Errno::IO),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Reads to the end and checks that output and gaps cover everything from `from` on exactly
+    /// once.
+    fn read_all(journal: &mut Journal, directory: BorrowedFd<'_>, from: u64, written: &[u8]) -> u64 {
+        let mut cursor = JournalCursor::at(from);
+        let mut buffer = [0; 1000];
+        let (mut next, mut missing) = (from, 0);
+        loop {
+            match journal.read(directory, &mut cursor, &mut buffer) {
+                JournalPiece::Output { offset, length, .. } => {
+                    assert_eq!(offset, next);
+                    let start = usize::try_from(offset).expect("the journal is small");
+                    assert_eq!(&buffer[..length], &written[start..start + length]);
+                    next += length as u64;
+                }
+                JournalPiece::Gap { from, to } => {
+                    assert_eq!(from, next);
+                    assert!(to > from);
+                    missing += to - from;
+                    next = to;
+                }
+                JournalPiece::Nothing => return missing,
+            }
+            assert_eq!(cursor.offset, next);
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn nothing_is_lost_duplicated_or_invented(
+            first in 0u64..200_000,
+            last in 0u64..200_000,
+            pieces in proptest::collection::vec((1u8..=3, 1usize..70_000, 0u64..2000), 1..40),
+            part in 0.0f64..1.2,
+        ) {
+            let temporary = tempfile::tempdir().expect("a temporary directory");
+            let directory = std::fs::File::open(temporary.path()).expect("it was just made");
+            let mut journal = Journal::new("test", OutputRetention { first, last, lossless: false, stall_ms: None });
+            let (mut written, mut now, mut live) = (Vec::new(), 0, JournalCursor::at(0));
+            for (number, (stream, length, later)) in pieces.iter().enumerate() {
+                let stream = StreamTag::from_byte(*stream).expect("the range is the three tags");
+                now += later;
+                let bytes: Vec<u8> = (0..*length).map(|index| (index ^ number).to_le_bytes()[0]).collect();
+                written.extend_from_slice(&bytes);
+                journal.append(directory.as_fd(), stream, &bytes, now);
+                // A follower that keeps up misses nothing, whatever is dropped after it was read.
+                let mut buffer = vec![0; MAX_RECORD_BYTES];
+                loop {
+                    match journal.read(directory.as_fd(), &mut live, &mut buffer) {
+                        JournalPiece::Nothing => break,
+                        JournalPiece::Output { .. } => {}
+                        gap @ JournalPiece::Gap { .. } => prop_assert!(*length as u64 > last, "{gap:?}"),
+                    }
+                }
+            }
+            let total = written.len() as u64;
+            prop_assert_eq!(journal.written(), total);
+            let missing = read_all(&mut journal, directory.as_fd(), 0, &written);
+            prop_assert!(missing <= total.saturating_sub(first + last), "{} bytes are missing", missing);
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "any offset will do")]
+            let from = (total as f64 * part) as u64;
+            read_all(&mut journal, directory.as_fd(), from, &written);
+        }
+    }
+
+    #[test]
+    fn long_output_wraps_in_a_file_of_bounded_size() {
+        use std::os::unix::fs::MetadataExt;
+        let temporary = tempfile::tempdir().expect("a temporary directory");
+        let directory = std::fs::File::open(temporary.path()).expect("it was just made");
+        let (first, last) = (100_000, 300_000);
+        let mut journal =
+            Journal::new("test", OutputRetention { first, last, lossless: false, stall_ms: None });
+        let mut written = Vec::new();
+        for number in 0..400_usize {
+            let bytes: Vec<u8> = (0..50_001).map(|index| (index ^ number).to_le_bytes()[0]).collect();
+            journal.append(directory.as_fd(), StreamTag::Stdout, &bytes, 0);
+            written.extend_from_slice(&bytes);
+        }
+        let total = written.len() as u64;
+        assert!(total > 3 * journal.ring_size(), "the ring wrapped more than once");
+        let missing = read_all(&mut journal, directory.as_fd(), 0, &written);
+        assert!(missing > 0 && missing <= total - first - last, "{missing}");
+        assert_eq!(read_all(&mut journal, directory.as_fd(), total - last, &written), 0);
+        let size = std::fs::metadata(temporary.path().join("test")).expect("the journal exists").size();
+        assert!(
+            size <= FIRST_RECORD_POSITION + first + MAX_RECORD_BYTES as u64 + journal.ring_size(),
+            "{size}"
+        );
+    }
+
+    #[test]
+    fn pinned_output_is_never_overwritten() {
+        let temporary = tempfile::tempdir().expect("a temporary directory");
+        let directory = std::fs::File::open(temporary.path()).expect("it was just made");
+        let mut journal =
+            Journal::new("test", OutputRetention { first: 0, last: 100_000, lossless: true, stall_ms: None });
+        journal.pin(Some(0));
+        let bytes = vec![7; MAX_RECORD_BYTES];
+        let pieces = 2 * journal.ring_size() / MAX_RECORD_BYTES as u64;
+        for _ in 0..pieces {
+            journal.append(directory.as_fd(), StreamTag::Stdout, &bytes, 0);
+        }
+        let written = vec![7; usize::try_from(pieces).expect("few") * MAX_RECORD_BYTES];
+        let (mut cursor, mut buffer) = (JournalCursor::at(0), vec![0; MAX_RECORD_BYTES]);
+        let first = journal.read(directory.as_fd(), &mut cursor, &mut buffer);
+        assert_eq!(
+            first,
+            JournalPiece::Output { stream: StreamTag::Stdout, offset: 0, length: MAX_RECORD_BYTES }
+        );
+        // Output for which there is no space is an exact gap, as on a full disk.
+        assert!(read_all(&mut journal, directory.as_fd(), 0, &written) > 0);
+        journal.pin(None);
+        assert_eq!(journal.written(), written.len() as u64);
+    }
+}

@@ -1,0 +1,226 @@
+//! Starts a session's shell or kernel and handles its end.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use linux::spawn::{ProcessExit, ProcessUsage};
+use rustix::event::epoll::EventFlags;
+use rustix::pipe::{PipeFlags, pipe_with};
+use wire::process::{KernelProgram, MissingDirectory, WorkingDirectory};
+use wire::{AgentReply, Fault, FaultKind};
+
+use super::{SessionProtocol, SessionShell};
+use crate::context::MIN_PRIVATE_FD;
+use crate::event_loop::agent::Agent;
+use crate::event_loop::handles::SessionHandle;
+use crate::event_loop::poll::EventToken;
+use crate::fault;
+use crate::isolation::isolated_session::IsolatedLaunch;
+use crate::isolation::namespace_broker;
+use crate::process::FaultSubjects;
+use crate::process::child::ExecFailure;
+use crate::process::command::{self, ExecEnvironment, PreparedCommand};
+use crate::process::exec::StdioMode;
+use crate::process::input::InputWriter;
+use crate::process::running_process::ProcessOwner;
+use crate::session::kernel::KernelReportParser;
+use crate::session::shell::ShellDialect;
+
+impl Agent {
+    pub(crate) fn start_shell(&mut self, number: SessionHandle) -> Result<(), Fault> {
+        self.refresh_limit_view();
+        let session = self.sessions.get(&number).expect("the caller has found the session");
+        let forgetful = session.directory.is_some() || !session.exports.is_empty();
+        // A shell that replaces another one starts in the directory of its predecessor.
+        let last = session.directory.clone().map(|path| WorkingDirectory {
+            path,
+            missing: MissingDirectory::Ignore,
+            expand: false,
+        });
+        let directory = last.as_ref().or(session.open.directory.as_ref());
+        let open = &session.open;
+        let around = ExecEnvironment::new(&self.context.config, &open.identity, &open.env, directory)?;
+        let wiring = StdioMode { terminal: open.terminal, stdin: false };
+        let failed = |errno| fault::from_errno(errno, "open session", &open.session);
+        let (their_orders, orders) = create_private_pipe(&around).map_err(failed)?;
+        let (verdicts, their_verdicts) = create_private_pipe(&around).map_err(failed)?;
+        for ours in [&orders, &verdicts] {
+            rustix::io::ioctl_fionbio(ours, true).map_err(failed)?;
+        }
+        let theirs = [their_orders, their_verdicts];
+        let started = match (&open.nest, session.kernel.as_ref().map(|kernel| &kernel.program)) {
+            (Some(spec), None) => {
+                let path = command::shell_path();
+                let (name, open, spec) = (session.name.clone(), open.clone(), spec.clone());
+                let directory = directory.cloned();
+                let inside = IsolatedLaunch {
+                    identity: &open.identity,
+                    directory: directory.as_ref(),
+                    env: &open.env,
+                    spec: &spec,
+                    program: namespace_broker::SessionProgram::Shell,
+                    private: &[theirs[0].as_fd(), theirs[1].as_fd()],
+                };
+                let subjects =
+                    FaultSubjects { program: path.to_owned(), ..FaultSubjects::of_environment(&around) };
+                let body = self.launch_isolated(ProcessOwner::Session(number), &name, inside, wiring)?;
+                (body, subjects, SessionProtocol::Shell(ShellDialect::from_path(path)))
+            }
+            (Some(_), Some(_)) => {
+                return Err(fault::from_kind(
+                    FaultKind::Invalid,
+                    "open session",
+                    "a kernel in an isolated session",
+                ));
+            }
+            (None, program) => {
+                let (command, tongue) = match program {
+                    None | Some(KernelProgram::Shell) => shell_command(around, theirs)?,
+                    Some(program) => (
+                        PreparedCommand::from_kernel(around, program, theirs)?,
+                        SessionProtocol::Kernel(KernelReportParser::default()),
+                    ),
+                };
+                let body = self.launch_process(ProcessOwner::Session(number), &command, wiring)?;
+                (body, FaultSubjects::of_command(&command), tongue)
+            }
+        };
+        let (body, subjects, tongue) = started;
+        let watch = |fd, token, interest| {
+            let watched = self.poll.register_fd(fd, token, interest);
+            watched.map_err(|error| fault::from_io(&error, "open session", &subjects.program))
+        };
+        let shell = SessionShell {
+            running: body,
+            protocol: tongue,
+            orders: InputWriter::for_pipe(watch(orders, EventToken::Orders(number), EventFlags::empty())?),
+            verdicts: watch(verdicts, EventToken::Verdict(number), EventFlags::IN)?,
+            received: Vec::new(),
+            started: false,
+            is_replacement: forgetful,
+            subjects,
+        };
+        self.sessions.get_mut(&number).expect("the session exists").shell = Some(shell);
+        Ok(())
+    }
+
+    /// The shell has started, or the reason why not is known.
+    pub(crate) fn shell_started(&mut self, number: SessionHandle, outcome: Result<(), ExecFailure>) {
+        let Some(session) = self.sessions.get_mut(&number) else { return };
+        let Some(shell) = &mut session.shell else { return };
+        match outcome {
+            Ok(()) => {
+                shell.started = true;
+                let opened = session.opens_with_its_shell();
+                if let Some(opener) = session.opener.take_if(|_| opened) {
+                    self.send_final_reply(opener, &AgentReply::Ok);
+                }
+                self.restart_idle_timer(number);
+                self.send_current_run(number);
+            }
+            Err(failure) => {
+                let fault = shell.subjects.to_fault(failure);
+                session.shell = None;
+                self.shell_failed(number, &fault);
+            }
+        }
+    }
+
+    fn shell_failed(&mut self, number: SessionHandle, fault: &Fault) {
+        let Some(session) = self.sessions.get_mut(&number) else { return };
+        if session.opener.is_some() && session.namespaces.is_some() {
+            self.isolation_failed(number, fault);
+            return;
+        }
+        if let Some(opener) = session.opener.take() {
+            self.sessions.remove(number);
+            self.refuse_request(opener, fault.clone());
+            return;
+        }
+        if let Some(run) = session.current.take() {
+            let caller = self.processes.get_mut(&run.process).and_then(|process| process.caller.take());
+            self.drop_process(run.process);
+            if let Some(caller) = caller {
+                self.refuse_request(caller.connection, fault.clone());
+            }
+        }
+        self.begin_next_run(number);
+    }
+
+    pub(crate) fn kill_shell(&self, number: SessionHandle) {
+        let shell = self.sessions.get(&number).and_then(|session| session.shell.as_ref());
+        if let Some(body) = shell.and_then(|shell| self.running_processes.get(&shell.running)) {
+            // A tree that cannot be killed has ended already.
+            body.tree.kill(self.context.commands.as_ref(), body.pid).ok();
+        }
+    }
+
+    /// The shell has ended. Its run ends with it, and the session waits for the next run.
+    pub(crate) fn shell_ended(&mut self, number: SessionHandle, end: ProcessExit, usage: ProcessUsage) {
+        self.on_shell_report(number);
+        let Some(session) = self.sessions.get_mut(&number) else { return };
+        let shell = session.shell.take();
+        session.run_variables.clear();
+        let opener = session.opener.take();
+        let restarters = std::mem::take(&mut session.restarters);
+        if !restarters.is_empty() {
+            // The last report of the old shell must not affect its successor.
+            session.directory = None;
+            session.exports = String::new();
+        }
+        let kernel = matches!(&shell, Some(SessionShell { protocol: SessionProtocol::Kernel(_), .. }));
+        // A kernel that ends during a run has failed it, even with exit code 0.
+        let end = if kernel && end == ProcessExit::Code(0) { ProcessExit::Code(1) } else { end };
+        self.finish_run(number, end, usage);
+        for connection in restarters {
+            self.send_final_reply(connection, &AgentReply::Ok);
+        }
+        if let (
+            Some(SessionShell { protocol: SessionProtocol::Kernel(hearing), subjects, .. }),
+            Some(opener),
+        ) = (shell, opener)
+        {
+            self.refuse_request(opener, hearing.startup_fault(&subjects.program, end));
+            self.drop_failed_session(number);
+            return;
+        }
+        self.begin_next_run(number);
+        self.drop_if_closed(number);
+    }
+
+    /// Removes a session that could not be opened, and refuses the runs that already wait for it.
+    fn drop_failed_session(&mut self, number: SessionHandle) {
+        let Some(session) = self.sessions.get_mut(&number) else { return };
+        let (name, queue) = (session.name.clone(), std::mem::take(&mut session.queue));
+        self.sessions.remove(number);
+        for (connection, _) in queue {
+            self.refuse_request(connection, fault::from_kind(FaultKind::NotFound, "find session", &name));
+        }
+    }
+}
+
+/// The command for the preferred shell, with the script that makes it obey orders.
+fn shell_command(
+    environment: ExecEnvironment,
+    [orders, verdicts]: [OwnedFd; 2],
+) -> Result<(PreparedCommand, SessionProtocol), Fault> {
+    let path = command::shell_path();
+    let dialect = ShellDialect::from_path(path);
+    let words = dialect.start_arguments(path, orders.as_raw_fd(), verdicts.as_raw_fd());
+    Ok((
+        PreparedCommand::from_words(environment, &words, vec![orders, verdicts])?,
+        SessionProtocol::Shell(dialect),
+    ))
+}
+
+/// A pipe between the agent and a shell. The ends have high numbers, since the shell keeps one of
+/// them open under its present number. It belongs to the user, so that the shell may open it by
+/// name.
+fn create_private_pipe(environment: &ExecEnvironment) -> rustix::io::Result<(OwnedFd, OwnedFd)> {
+    let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
+    let read = rustix::io::fcntl_dupfd_cloexec(&read, MIN_PRIVATE_FD)?;
+    let write = rustix::io::fcntl_dupfd_cloexec(&write, MIN_PRIVATE_FD)?;
+    if !environment.user.is_root() {
+        rustix::fs::fchown(&read, Some(environment.user.uid), Some(environment.user.gid))?;
+    }
+    Ok((read, write))
+}

@@ -1,0 +1,85 @@
+//! Named volumes in the launcher: they outlive sandboxes.
+
+use std::io;
+
+use domain::volume::VolumeLifetime;
+use domain::{Bytes, Owner, Volume, VolumeId, VolumeName};
+
+use super::protocol::{OpError, VolumePlan};
+use super::{Launcher, LauncherRights, RootState};
+use crate::jail::step::{JailError, JailStep};
+use crate::volumes::VolumeError;
+
+impl Launcher {
+    /// Whether named volumes with a hard limit are supported here.
+    pub fn supports_named_volumes(&self) -> bool {
+        matches!(self.rights, LauncherRights::Root(_))
+    }
+
+    pub fn make_volume(&mut self, plan: &VolumePlan) -> Result<(), OpError> {
+        let volume = parse_volume_plan(plan)?;
+        let most = self.settings.maxima.disk.map(Bytes);
+        let root = self.require_root()?;
+        if let Some(most) = most.or(root.volumes.capacity()).filter(|most| volume.size > *most) {
+            let message = format!("a volume of {} is more than the {most} allowed here", volume.size);
+            return Err(OpError::amount(message, format!("name at most {most}")));
+        }
+        root.volumes.make_named(&volume).map_err(volume_op_error)
+    }
+
+    pub fn remove_volume(&mut self, id: &str) -> Result<(), OpError> {
+        self.require_root()?.volumes.remove_named(id).map_err(volume_op_error)
+    }
+
+    pub fn list_volumes(&self) -> Result<Vec<(VolumePlan, u64)>, OpError> {
+        let LauncherRights::Root(root) = &self.rights else { return Ok(Vec::new()) };
+        let found = root.volumes.list_named().map_err(volume_op_error)?;
+        let plan = |volume: Volume| VolumePlan {
+            id: volume.id.to_string(),
+            owner: volume.owner.as_str().to_owned(),
+            name: volume.name.to_string(),
+            size: volume.size.0,
+            kept: volume.lifetime == VolumeLifetime::Kept,
+        };
+        Ok(found.into_iter().map(|found| (plan(found.volume), found.used.0)).collect())
+    }
+
+    /// Returns the usage of these volumes; those that cannot be read are left out.
+    pub fn volume_usage(&self, ids: Vec<String>) -> Vec<(String, u64)> {
+        let LauncherRights::Root(root) = &self.rights else { return Vec::new() };
+        let held = |id: String| root.volumes.named_usage(&id).map(|usage| (id, usage.used.0));
+        ids.into_iter().filter_map(held).collect()
+    }
+
+    fn require_root(&mut self) -> Result<&mut RootState, OpError> {
+        match &mut self.rights {
+            LauncherRights::Root(root) => Ok(root),
+            LauncherRights::User { .. } => {
+                let message = "an ordinary user's server keeps no volumes: nothing would bound their size";
+                Err(OpError::unsupported(message, Some("run the server as root")))
+            }
+        }
+    }
+}
+
+/// Checks the plan of a volume. The server is not trusted: the values become names on disk, and other
+/// code reads them.
+fn parse_volume_plan(plan: &VolumePlan) -> Result<Volume, OpError> {
+    let wrong = |_error| OpError::unsupported("this is not a volume", None);
+    Ok(Volume {
+        id: VolumeId::parse(&plan.id).map_err(|error| wrong(error.to_string()))?,
+        owner: Owner::parse(&plan.owner).map_err(|error| wrong(error.to_string()))?,
+        name: VolumeName::parse(&plan.name).map_err(|error| wrong(error.to_string()))?,
+        size: Bytes(plan.size),
+        lifetime: if plan.kept { VolumeLifetime::Kept } else { VolumeLifetime::WithSandboxes },
+    })
+}
+
+fn volume_op_error(error: VolumeError) -> OpError {
+    match &error {
+        VolumeError::TooSmall { least, .. } => {
+            OpError::amount(error.to_string(), format!("name at least {}", Bytes(*least)))
+        }
+        _ => JailError::new(JailStep::Volume, io::Error::other(error)).into(),
+    }
+}

@@ -1,0 +1,259 @@
+//! Net namespaces that are made in advance, with and without a link to the host. No process uses them
+//! yet.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use linux::namespaces::{self, NamespaceSet};
+use linux::netlink::nftables::FilterTable;
+use linux::netlink::route::RoutingSocket;
+
+use crate::network::uplink::Uplink;
+use crate::network::{NetworkError, NetworkMode, UplinkKind};
+
+/// Prepared net namespaces, and the launcher's own, to return to.
+pub struct NetnsPool {
+    home: OwnedFd,
+    /// Namespaces without a link.
+    unlinked: VecDeque<OwnedFd>,
+    linked: VecDeque<OwnedFd>,
+    wanted: usize,
+    pub uplink: Uplink,
+    /// Whether a sandbox has asked for a link, so that more are made in advance.
+    links_wanted: bool,
+}
+
+impl NetnsPool {
+    pub fn open(wanted: usize, uplink: Uplink) -> io::Result<Self> {
+        let links_wanted = uplink.settings().default != NetworkMode::Off;
+        let (apart, linked) = Default::default();
+        Ok(Self { home: current_namespace()?, unlinked: apart, linked, wanted, uplink, links_wanted })
+    }
+
+    pub fn home_namespace(&self) -> io::Result<OwnedFd> {
+        self.home.try_clone()
+    }
+
+    /// Returns the number of namespaces of the kind that is requested most.
+    pub fn ready_count(&self) -> usize {
+        if self.links_wanted && !self.linked.is_empty() { self.linked.len() } else { self.unlinked.len() }
+    }
+
+    /// Takes a prepared namespace, or makes one.
+    pub fn take(&mut self, reach: UplinkKind) -> io::Result<OwnedFd> {
+        match reach {
+            UplinkKind::Link => {
+                self.links_wanted = true;
+                self.linked.pop_front().map_or_else(|| self.make_linked(), Ok)
+            }
+            UplinkKind::Nothing | UplinkKind::Userspace => self
+                .unlinked
+                .pop_front()
+                .map_or_else(|| self.make_namespace().map(|(namespace, _)| namespace), Ok),
+        }
+    }
+
+    /// Adds one if there are too few; `true` if more are missing.
+    pub fn refill(&mut self) -> io::Result<bool> {
+        if self.links_wanted && self.linked.len() < self.wanted && self.can_link()? {
+            let namespace = self.make_linked()?;
+            self.linked.push_back(namespace);
+            return Ok(true);
+        }
+        if self.unlinked.len() < self.wanted {
+            let (namespace, _) = self.make_namespace()?;
+            self.unlinked.push_back(namespace);
+        }
+        Ok(self.unlinked.len() < self.wanted)
+    }
+
+    /// Whether links can be made in advance: not while the host does not forward. Other problems are
+    /// errors.
+    fn can_link(&mut self) -> io::Result<bool> {
+        match self.uplink.ensure_ready() {
+            Ok(()) => Ok(true),
+            Err(NetworkError::NoForwarding) => Ok(false),
+            Err(error) => {
+                // The next create reports the reason; there is no point in trying again before.
+                self.links_wanted = false;
+                Err(io::Error::other(error))
+            }
+        }
+    }
+
+    fn make_linked(&mut self) -> io::Result<OwnedFd> {
+        let (namespace, mut inside) = self.make_namespace()?;
+        self.install_guard(namespace.as_fd(), FilterTable::add_if_missing)?;
+        self.uplink.connect_namespace(namespace.as_fd(), &mut inside)?;
+        Ok(namespace)
+    }
+
+    /// Adds a link to a namespace in use that has none.
+    pub fn add_link(&mut self, namespace: BorrowedFd<'_>) -> io::Result<()> {
+        let mut inside = self.run_inside(namespace, RoutingSocket::open)?;
+        self.install_guard(namespace, FilterTable::add_if_missing)?;
+        self.uplink.connect_namespace(namespace, &mut inside)
+    }
+
+    /// Installs the guard with the current settings in a namespace in use.
+    pub fn reinstall_guard(&self, namespace: BorrowedFd<'_>) -> io::Result<()> {
+        self.install_guard(namespace, FilterTable::install)
+    }
+
+    fn install_guard(
+        &self,
+        namespace: BorrowedFd<'_>,
+        put: fn(FilterTable) -> io::Result<()>,
+    ) -> io::Result<()> {
+        self.run_inside(namespace, || self.uplink.inner_guard().map_or(Ok(()), put))
+    }
+
+    /// Makes a namespace with its loopback up. The launcher's user namespace owns it, so root inside the
+    /// sandbox has no privileges over it. So what services inside need is allowed here: low ports and
+    /// ping for all users.
+    fn make_namespace(&self) -> io::Result<(OwnedFd, RoutingSocket)> {
+        namespaces::unshare_namespaces(NamespaceSet::NET)?;
+        let made = configure_namespace();
+        // This process must leave the namespace even after an error.
+        namespaces::enter_namespace(self.home.as_fd(), NamespaceSet::NET)?;
+        made
+    }
+
+    /// Runs `work` in another namespace and returns to the launcher's own.
+    fn run_inside<T>(
+        &self,
+        namespace: BorrowedFd<'_>,
+        work: impl FnOnce() -> io::Result<T>,
+    ) -> io::Result<T> {
+        namespaces::enter_namespace(namespace, NamespaceSet::NET)?;
+        let done = work();
+        namespaces::enter_namespace(self.home.as_fd(), NamespaceSet::NET)?;
+        done
+    }
+}
+
+fn configure_namespace() -> io::Result<(OwnedFd, RoutingSocket)> {
+    namespaces::set_loopback_up()?;
+    fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0")?;
+    fs::write("/proc/sys/net/ipv4/ping_group_range", "0 2147483647")?;
+    // Links that are added later must have only the addresses that the launcher sets.
+    for (setting, value) in
+        [("addr_gen_mode", "1"), ("accept_ra", "0"), ("autoconf", "0"), ("accept_redirects", "0")]
+    {
+        match fs::write(format!("/proc/sys/net/ipv6/conf/default/{setting}"), value) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            // A kernel without IPv6 does not have these settings.
+            _ => {}
+        }
+    }
+    Ok((current_namespace()?, RoutingSocket::open()?))
+}
+
+fn current_namespace() -> io::Result<OwnedFd> {
+    fs::File::open("/proc/thread-self/ns/net").map(Into::into)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+    use std::time::Duration;
+
+    use linux::netlink::nftables;
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    use super::*;
+    use crate::network::{NetworkSettings, NetworkTarget};
+
+    /// Runs a test in a net namespace that represents a separate host; only root can make one.
+    fn on_another_host(test: fn() -> io::Result<()>) {
+        if !testkit::needs_root() {
+            return;
+        }
+        let host = std::thread::spawn(move || {
+            namespaces::unshare_namespaces(NamespaceSet::NET)?;
+            namespaces::set_loopback_up()?;
+            fs::write("/proc/sys/net/ipv4/ip_forward", "1")?;
+            test()
+        });
+        host.join().expect("the test does not panic").expect("the test succeeds");
+    }
+
+    fn send(to: Ipv4Addr) -> io::Result<usize> {
+        UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?.send_to(b"?", (to, 9))
+    }
+
+    #[test]
+    fn sandbox_is_guarded_after_the_host_lost_its_filters() {
+        on_another_host(|| {
+            let mut nets = NetnsPool::open(0, Uplink::new(NetworkSettings::default(), "test"))?;
+            nets.uplink.ensure_ready().map_err(io::Error::other)?;
+            let namespace = nets.take(UplinkKind::Link)?;
+            nftables::remove_table("coracle-test")?;
+            nets.run_inside(namespace.as_fd(), || {
+                for refused in [[10, 0, 0, 1], [169, 254, 169, 254], [198, 19, 0, 1], [198, 19, 0, 200]] {
+                    assert!(send(refused.into()).is_err(), "{refused:?}");
+                }
+                send([203, 0, 113, 1].into()).map(drop)
+            })?;
+            nets.uplink.ensure_ready().map_err(io::Error::other)?;
+            assert!(nftables::table_exists("coracle-test")?);
+            Ok(())
+        });
+    }
+
+    /// Waits until the uplink has an event.
+    fn wait_for_uplink_event(uplink: &Uplink) -> io::Result<()> {
+        let watched = uplink.watched_descriptors();
+        let mut watched: Vec<_> = watched.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+        let timeout = Timespec { tv_sec: 20, tv_nsec: 0 };
+        let ready = rustix::io::retry_on_intr(|| poll(&mut watched, Some(&timeout)))?;
+        if ready == 0 { Err(io::ErrorKind::TimedOut.into()) } else { Ok(()) }
+    }
+
+    #[test]
+    fn removed_filter_is_installed_again() {
+        on_another_host(|| {
+            let mut nets = NetnsPool::open(0, Uplink::new(NetworkSettings::default(), "test"))?;
+            nets.uplink.ensure_ready().map_err(io::Error::other)?;
+            nets.uplink.handle_host_changes()?;
+            nftables::remove_table("coracle-test")?;
+            wait_for_uplink_event(&nets.uplink)?;
+            nets.uplink.handle_host_changes()?;
+            assert!(nftables::table_exists("coracle-test")?);
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn connections_are_dropped_with_their_sandbox() {
+        on_another_host(|| {
+            let here = IpAddr::from([203, 0, 113, 7]);
+            let mut routing = RoutingSocket::open()?;
+            let loopback = routing.find_link("lo")?.ok_or(io::ErrorKind::NotFound)?.index;
+            routing.add_address(loopback, here)?;
+            let allow = vec![NetworkTarget { prefix: here.into(), port: None }];
+            let settings = NetworkSettings { allow, ..NetworkSettings::default() };
+            let mut nets = NetnsPool::open(0, Uplink::new(settings, "test"))?;
+            nets.uplink.ensure_ready().map_err(io::Error::other)?;
+            let namespace = nets.take(UplinkKind::Link)?;
+            let listener = UdpSocket::bind((here, 9))?;
+            listener.set_read_timeout(Some(Duration::from_secs(20)))?;
+            nets.run_inside(namespace.as_fd(), || send([203, 0, 113, 7].into()))?;
+            let (_, sandbox) = listener.recv_from(&mut [0; 8])?;
+            let known = || {
+                let all = fs::read_to_string("/proc/thread-self/net/nf_conntrack")?;
+                io::Result::Ok(all.contains(&format!("src={} ", sandbox.ip())))
+            };
+            assert!(known()?);
+            drop(namespace);
+            while !nets.uplink.handle_host_changes()? {
+                wait_for_uplink_event(&nets.uplink)?;
+            }
+            assert!(!nets.uplink.drop_stale_connections()?);
+            assert!(!known()?);
+            Ok(())
+        });
+    }
+}

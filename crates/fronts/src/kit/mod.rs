@@ -1,0 +1,14 @@
+//! Parts that any front may use. Nothing here knows a front: what differs between APIs is a
+//! parameter.
+
+pub(crate) mod body;
+pub(crate) mod download;
+pub(crate) mod error_format;
+pub(crate) mod headers;
+pub(crate) mod lines;
+pub(crate) mod multipart;
+pub(crate) mod nested;
+pub(crate) mod output_records;
+pub(crate) mod query;
+pub(crate) mod sse;
+pub(crate) mod time;

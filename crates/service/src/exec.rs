@@ -1,0 +1,10 @@
+//! What runs in a sandbox: commands, shells, contexts, and their output.
+
+pub(crate) mod code_output;
+pub(crate) mod command_slots;
+pub(crate) mod contexts;
+pub(crate) mod kernels;
+pub(crate) mod output_stream;
+pub(crate) mod processes;
+pub(crate) mod sessions;
+pub(crate) mod wait;

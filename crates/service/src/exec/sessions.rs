@@ -1,0 +1,180 @@
+//! Shells that are kept open between commands.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use domain::process::{TerminalSize, WorkingDirectory};
+use domain::{
+    Backpressure, IsolatedSessionSpec, IsolatedSessionStatus, OutputRetention, Owner, SandboxId, SessionId,
+    UserIdentity,
+};
+use wire::AgentRequest;
+
+use crate::agent::reply::{ProcessStarted, SessionNote, SessionOpened};
+use crate::agent::{faults, translate};
+use crate::core::new_process_id;
+use crate::exec::output_stream::ReadPosition;
+use crate::{OutputStream, Service, ServiceError};
+
+/// A request to open a shell that is kept open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenSessionRequest {
+    pub identity: UserIdentity,
+    pub directory: Option<WorkingDirectory>,
+    pub env: BTreeMap<String, String>,
+    /// Use a terminal of this size instead of pipes.
+    pub terminal: Option<TerminalSize>,
+    /// Run in separate namespaces.
+    pub isolation: Option<IsolatedSessionSpec>,
+}
+
+/// A text to run in an open shell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionRunRequest {
+    pub text: String,
+    /// The working directory of this run only.
+    pub directory: Option<WorkingDirectory>,
+    pub deadline: Option<Duration>,
+    pub retention: OutputRetention,
+    pub backpressure: Backpressure,
+    pub busy: BusyPolicy,
+    /// Variables of this run only.
+    pub env: BTreeMap<String, String>,
+    pub shell: RunShell,
+}
+
+/// Which shell executes a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunShell {
+    /// The session's own shell, whose state the run may change.
+    Shell,
+    /// A separate shell in the same namespaces.
+    Separate,
+}
+
+/// The treatment of a run while another run of the session is active.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BusyPolicy {
+    Refuse,
+    Queue,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionStatus {
+    pub session: SessionId,
+    pub busy: bool,
+    pub terminal: bool,
+    pub isolation: Option<IsolatedSessionStatus>,
+}
+
+impl Service {
+    pub async fn open_session(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+        request: OpenSessionRequest,
+    ) -> Result<SessionId, ServiceError> {
+        let (handle, _activity) = self.0.begin_use(owner, id)?;
+        let session = new_process_id()?;
+        let request = AgentRequest::OpenSession(translate::wire_open_session(&session, request));
+        match handle.agent.request::<SessionOpened>(request).await? {
+            Ok(SessionOpened) => Ok(session),
+            Err(fault) => Err(faults::launch_error(&handle.agent, handle.commands.limit(), fault)),
+        }
+    }
+
+    /// Runs text in an open shell; the run is a process with its own id.
+    pub async fn run_in_session(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+        session: &SessionId,
+        run: SessionRunRequest,
+    ) -> Result<OutputStream, ServiceError> {
+        self.start_run(owner, id, session, run).await.inspect_err(self.0.record_failure(
+            "run",
+            owner,
+            Some(id),
+        ))
+    }
+
+    async fn start_run(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+        session: &SessionId,
+        run: SessionRunRequest,
+    ) -> Result<OutputStream, ServiceError> {
+        let (handle, activity) = self.0.begin_use(owner, id)?;
+        let name = new_process_id()?;
+        let slot = self.take_command_slot(&handle, &name).await?;
+        let agent = handle.agent.clone();
+        let queued = run.busy == BusyPolicy::Queue;
+        let mut connection =
+            agent.open_request(AgentRequest::Run(translate::wire_run(session, &name, run))).await?;
+        let answer = if queued {
+            // Other runs come first, however long they take.
+            agent.late_answer(&mut connection).await?
+        } else {
+            agent.first_answer(&mut connection).await?
+        };
+        match answer {
+            Ok(ProcessStarted) => slot.mark_started(),
+            Err(fault) => return Err(faults::session_error(&agent, session, fault)),
+        }
+        let commands = Arc::clone(&handle.commands);
+        Ok(OutputStream::new(name, agent, connection, ReadPosition::At(0), commands, activity))
+    }
+
+    pub async fn list_sessions(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+    ) -> Result<Vec<SessionStatus>, ServiceError> {
+        let handle = self.0.usable_sandbox(owner, id)?;
+        let agent = &handle.agent;
+        let sessions = agent.request::<Vec<wire::process::SessionStatus>>(AgentRequest::Sessions).await?;
+        let sessions = sessions.map_err(|fault| agent.fault_error(fault))?;
+        let sessions = sessions.iter().map(translate::session_status).collect::<Result<_, _>>();
+        sessions.map_err(|source| agent.agent_error("answer", source))
+    }
+
+    /// Whether sessions of a sandbox can be isolated; if not, the reason.
+    pub async fn check_isolation_support(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+    ) -> Result<Result<(), String>, ServiceError> {
+        let handle = self.0.usable_sandbox(owner, id)?;
+        let answer = handle.agent.request::<()>(AgentRequest::Nesting).await?;
+        Ok(answer.map_err(|fault| fault.subject))
+    }
+
+    /// The text that was stored with an isolated session. It comes from inside the sandbox, so no part of it can be
+    /// trusted.
+    pub async fn isolated_session_note(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+        session: &SessionId,
+    ) -> Result<String, ServiceError> {
+        let handle = self.0.usable_sandbox(owner, id)?;
+        match handle.agent.request(AgentRequest::Note { session: session.as_str().to_owned() }).await? {
+            Ok(SessionNote(note)) => Ok(note),
+            Err(fault) => Err(faults::session_error(&handle.agent, session, fault)),
+        }
+    }
+
+    pub async fn close_session(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+        session: &SessionId,
+    ) -> Result<(), ServiceError> {
+        let (handle, _activity) = self.0.begin_use(owner, id)?;
+        let request = AgentRequest::CloseSession { session: session.as_str().to_owned() };
+        let closed = handle.agent.request::<()>(request).await?;
+        closed.map_err(|fault| faults::session_error(&handle.agent, session, fault))
+    }
+}

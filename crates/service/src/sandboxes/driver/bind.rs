@@ -1,0 +1,64 @@
+//! Giving a warm sandbox to an owner.
+
+use std::time::Duration;
+
+use backend::EnforcedMeasures;
+
+use super::Driver;
+use crate::ServiceError;
+use crate::pools::ClaimedWarm;
+
+/// How long a backend may take to bind one resource.
+const BIND_TIMEOUT: Duration = Duration::from_secs(30);
+
+impl Driver {
+    /// Records the owner, and then gives the sandbox everything that the owner asked for. The sandbox either has all of
+    /// that in the end, or is removed: nothing of one owner ever reaches another.
+    pub(super) async fn bind_warm(&mut self, warm: ClaimedWarm) -> Result<(), ServiceError> {
+        let bound = self.bind_resources(&warm).await;
+        if bound.is_err() {
+            warm.count_failure();
+        }
+        bound
+    }
+
+    async fn bind_resources(&mut self, warm: &ClaimedWarm) -> Result<(), ServiceError> {
+        let noted = self.core.store.claim_sandbox(&self.record).await;
+        noted.map_err(|source| ServiceError::Store { action: "record the owner of the sandbox", source })?;
+        self.start_metering(true);
+        // The steps are independent of each other, so they run concurrently.
+        let hello = self.handle.agent.set_environment(&self.record.sandbox.spec);
+        let (limits, mounts, network, ()) =
+            tokio::try_join!(self.bind_limits(warm), self.bind_mounts(), self.bind_network(warm), hello)?;
+        let pool = vec![("pool".to_owned(), warm.pool().to_owned())];
+        for measures in [limits, mounts, network, pool] {
+            self.record.sandbox.in_force.replace_measures(measures);
+        }
+        self.start_entrypoint().await
+    }
+
+    async fn bind_network(&self, warm: &ClaimedWarm) -> Result<EnforcedMeasures, ServiceError> {
+        let (core, id, network) = (&self.core, &self.handle.id, self.record.sandbox.spec.network);
+        if network == warm.template().network {
+            return Ok(EnforcedMeasures::new());
+        }
+        core.ask_backend("connect", id, BIND_TIMEOUT, core.backend.connect_network(id, network)).await
+    }
+
+    async fn bind_mounts(&self) -> Result<EnforcedMeasures, ServiceError> {
+        let (core, id, mounts) = (&self.core, &self.handle.id, &self.record.sandbox.spec.mounts);
+        if mounts.is_empty() {
+            return Ok(EnforcedMeasures::new());
+        }
+        core.ask_backend("attach", id, BIND_TIMEOUT, core.backend.attach_mounts(id, mounts)).await
+    }
+
+    async fn bind_limits(&self, warm: &ClaimedWarm) -> Result<EnforcedMeasures, ServiceError> {
+        let resources = &self.record.sandbox.spec.resources;
+        if *resources == warm.template().resources {
+            return Ok(EnforcedMeasures::new());
+        }
+        let (core, id) = (&self.core, &self.handle.id);
+        core.ask_backend("resize", id, BIND_TIMEOUT, core.backend.resize(id, resources)).await
+    }
+}

@@ -1,0 +1,530 @@
+//! Messages as older servers and agents write them. Agents outlive the server that created them, so
+//! today's types must read and write the same bytes under the same names.
+//!
+//! `recorded/*.jsonl` was written before the types got their present names, one message per line. A
+//! new message or field gets a new line; lines that exist do not change.
+#![expect(clippy::unwrap_used, reason = "a panic shows which step of a test failed")]
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::path::Path;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use wire::config::{LimitViewConfig, MemoryFiles, NamespaceBrokerConfig};
+use wire::files::{
+    FileAttributes, FileChange, FileEdit, FileInfo, FileKind, FileOperation, FileRequest, WatchEvent,
+};
+use wire::isolated_session::{
+    EnvFilter, IsolatedMount, IsolatedSessionSpec, IsolatedSessionStatus, MountView,
+};
+use wire::process::{
+    CommandLine, ExitReason, KernelProgram, KernelSpec, MissingDirectory, OpenKernel, OpenSession,
+    OutputRetention, ProcessEnd, ProcessStatus, RunInSession, SessionStatus, SignalProcess, SignalTarget,
+    StartProcess, TerminalSize, TreeKind, TreeStatus, TreeUsage, UserIdentity, WorkingDirectory,
+};
+use wire::{
+    AgentConfig, AgentReply, AgentRequest, Fault, FaultKind, Frame, FrameDecoder, Greeting, VersionedRequest,
+};
+
+fn text(text: &str) -> String {
+    text.to_owned()
+}
+
+fn variables() -> BTreeMap<String, String> {
+    BTreeMap::from([(text("A"), text("b"))])
+}
+
+fn lossless() -> OutputRetention {
+    OutputRetention { first: 1024, last: 4096, lossless: true, stall_ms: Some(5000) }
+}
+
+fn lossy() -> OutputRetention {
+    OutputRetention { first: 0, last: 1, lossless: false, stall_ms: None }
+}
+
+fn directory(missing: MissingDirectory) -> WorkingDirectory {
+    WorkingDirectory { path: text("/srv"), missing, expand: true }
+}
+
+fn start() -> StartProcess {
+    StartProcess {
+        process: text("p1"),
+        command: CommandLine::Argv(vec![text("ls"), text("-l")]),
+        identity: UserIdentity::Default,
+        directory: None,
+        env: BTreeMap::new(),
+        terminal: None,
+        stdin: false,
+        tag: None,
+        deadline_ms: None,
+        retention: lossy(),
+        follow: false,
+    }
+}
+
+fn full_start() -> StartProcess {
+    StartProcess {
+        command: CommandLine::Shell { text: text("exit 3"), login: true },
+        identity: UserIdentity::Ids { uid: 1000, gid: 100 },
+        directory: Some(directory(MissingDirectory::Create)),
+        env: variables(),
+        terminal: Some(TerminalSize { columns: 80, rows: 24 }),
+        stdin: true,
+        tag: Some(text("t")),
+        deadline_ms: Some(60_000),
+        retention: lossless(),
+        follow: true,
+        ..start()
+    }
+}
+
+fn session() -> OpenSession {
+    OpenSession {
+        session: text("s1"),
+        identity: UserIdentity::User(text("alice")),
+        directory: None,
+        env: BTreeMap::new(),
+        terminal: None,
+        nest: None,
+    }
+}
+
+fn mount(view: MountView) -> IsolatedMount {
+    IsolatedMount { source: text("/data"), target: text("/mnt"), view, without_links: true }
+}
+
+fn isolated_session() -> OpenSession {
+    OpenSession {
+        directory: Some(directory(MissingDirectory::Fail)),
+        env: variables(),
+        terminal: Some(TerminalSize { columns: 120, rows: 40 }),
+        nest: Some(IsolatedSessionSpec {
+            mounts: vec![
+                mount(MountView::ReadWrite),
+                mount(MountView::ReadOnly),
+                mount(MountView::Overlay { kept: true }),
+            ],
+            share_temporary: true,
+            share_network: true,
+            screen: EnvFilter { only: Some(vec![text("LANG*")]), without: vec![text("*_KEY")] },
+            idle_ms: Some(9000),
+            note: text("a note"),
+        }),
+        ..session()
+    }
+}
+
+fn run() -> RunInSession {
+    RunInSession {
+        session: text("s1"),
+        process: text("p2"),
+        text: text("cd /"),
+        directory: None,
+        deadline_ms: None,
+        retention: lossy(),
+        follow: false,
+        queue: false,
+        env: BTreeMap::new(),
+        beside: false,
+    }
+}
+
+fn full_run() -> RunInSession {
+    RunInSession {
+        directory: Some(directory(MissingDirectory::Ignore)),
+        deadline_ms: Some(1),
+        retention: lossless(),
+        follow: true,
+        queue: true,
+        env: variables(),
+        beside: true,
+        ..run()
+    }
+}
+
+fn kernel(program: KernelProgram) -> AgentRequest {
+    AgentRequest::OpenKernel(OpenKernel {
+        open: session(),
+        kernel: KernelSpec { language: text("python"), program },
+    })
+}
+
+fn attributes() -> FileAttributes {
+    FileAttributes {
+        mode: Some(0o644),
+        new_mode: Some(0o600),
+        owner: Some(text("alice")),
+        group: Some(text("100")),
+    }
+}
+
+fn file(operation: FileOperation) -> AgentRequest {
+    AgentRequest::File(FileRequest { identity: UserIdentity::Default, nest: None, operation })
+}
+
+fn process_requests() -> Vec<AgentRequest> {
+    let process = || text("p1");
+    vec![
+        AgentRequest::Ping,
+        AgentRequest::Adopt { env: variables(), env_file: None },
+        AgentRequest::Adopt { env: BTreeMap::new(), env_file: Some(text("/etc/env")) },
+        AgentRequest::Start(start()),
+        AgentRequest::Start(full_start()),
+        AgentRequest::Follow { process: process(), from: 7 },
+        AgentRequest::Status { process: process() },
+        AgentRequest::Processes,
+        AgentRequest::Trees { ended: true },
+        AgentRequest::Signal(SignalProcess { process: process(), signal: 2, reach: SignalTarget::Group }),
+        AgentRequest::Signal(SignalProcess { process: process(), signal: 9, reach: SignalTarget::Tree }),
+        AgentRequest::Input { process: process() },
+        AgentRequest::Resize { process: process(), columns: 80, rows: 24 },
+        AgentRequest::Forget { process: process() },
+        AgentRequest::Tunnel { port: 8080 },
+        AgentRequest::Occupy { port: 44772 },
+    ]
+}
+
+fn session_requests() -> Vec<AgentRequest> {
+    vec![
+        AgentRequest::OpenSession(session()),
+        AgentRequest::OpenSession(isolated_session()),
+        kernel(KernelProgram::Argv(vec![text("python3")])),
+        kernel(KernelProgram::Own(vec![text("__kernel")])),
+        kernel(KernelProgram::Shell),
+        AgentRequest::Run(run()),
+        AgentRequest::Run(full_run()),
+        AgentRequest::Sessions,
+        AgentRequest::CloseSession { session: text("s1") },
+        AgentRequest::RestartSession { session: text("s1") },
+        AgentRequest::Nesting,
+        AgentRequest::Note { session: text("s1") },
+    ]
+}
+
+fn file_requests() -> Vec<AgentRequest> {
+    let path = || text("/a");
+    vec![
+        file(FileOperation::Stat { paths: vec![path()] }),
+        file(FileOperation::Read { path: path(), offset: 0, length: None }),
+        file(FileOperation::Read { path: path(), offset: 2, length: Some(3) }),
+        file(FileOperation::Write { path: path(), attributes: attributes() }),
+        file(FileOperation::Append { path: path(), attributes: FileAttributes::default() }),
+        file(FileOperation::List { path: path(), depth: 2 }),
+        file(FileOperation::Search { path: path(), pattern: text("*.rs") }),
+        file(FileOperation::Move { from: path(), to: text("/b"), overwrite: true }),
+        file(FileOperation::Remove { path: path(), recursive: true }),
+        file(FileOperation::MakeDirectory { path: path(), attributes: attributes() }),
+        file(FileOperation::MakeLink { path: path(), target: text("b") }),
+        file(FileOperation::SetAttributes { path: path(), attributes: attributes() }),
+        file(FileOperation::Replace {
+            edits: vec![FileEdit { path: path(), old: text("x"), new: text("y") }],
+        }),
+        file(FileOperation::Watch { path: path(), recursive: true }),
+        AgentRequest::File(FileRequest {
+            identity: UserIdentity::User(text("alice")),
+            nest: Some(text("s1")),
+            operation: FileOperation::List { path: path(), depth: 1 },
+        }),
+    ]
+}
+
+fn calls() -> Vec<VersionedRequest> {
+    let requests = [process_requests(), session_requests(), file_requests()].into_iter().flatten();
+    requests.map(|request| VersionedRequest { version: 1, request }).collect()
+}
+
+fn ended(exit: ExitReason) -> ProcessEnd {
+    ProcessEnd {
+        exit,
+        written: 12,
+        ended_ms: 2000,
+        duration_ms: 1000,
+        user_ms: 3,
+        system_ms: 4,
+        max_rss_kib: 2744,
+    }
+}
+
+fn status() -> ProcessStatus {
+    ProcessStatus {
+        process: text("p1"),
+        pid: 42,
+        tag: None,
+        session: None,
+        command: text("ls -l"),
+        started_ms: 1000,
+        written: 12,
+        first: 1024,
+        ended: None,
+        left: false,
+    }
+}
+
+fn full_status() -> ProcessStatus {
+    ProcessStatus {
+        tag: Some(text("t")),
+        session: Some(text("s1")),
+        ended: Some(ended(ExitReason::Code(3))),
+        left: true,
+        ..status()
+    }
+}
+
+fn session_status() -> SessionStatus {
+    SessionStatus {
+        session: text("s1"),
+        busy: false,
+        terminal: false,
+        pid: None,
+        kernel: None,
+        nest: None,
+        left: false,
+    }
+}
+
+fn full_session_status() -> SessionStatus {
+    SessionStatus {
+        busy: true,
+        terminal: true,
+        pid: Some(43),
+        kernel: Some(text("python")),
+        nest: Some(IsolatedSessionStatus { created_ms: 1, used_ms: 2, idle_left_ms: Some(3), alive: true }),
+        left: true,
+        ..session_status()
+    }
+}
+
+fn tree(kind: TreeKind) -> TreeStatus {
+    TreeStatus {
+        id: text("p1"),
+        kind,
+        session: None,
+        tag: None,
+        text: text("ls -l"),
+        pid: None,
+        busy: true,
+        started_ms: 1000,
+        ended: None,
+        left: false,
+        usage: None,
+    }
+}
+
+fn full_tree() -> TreeStatus {
+    TreeStatus {
+        session: Some(text("s1")),
+        tag: Some(text("t")),
+        pid: Some(42),
+        ended: Some(ended(ExitReason::Signal(9))),
+        left: true,
+        usage: Some(TreeUsage { cpu_ms: 5, memory_bytes: 4096, processes: 2 }),
+        ..tree(TreeKind::Run)
+    }
+}
+
+fn info(kind: FileKind, link_target: Option<String>) -> FileInfo {
+    FileInfo {
+        path: text("/a"),
+        kind,
+        size: 5,
+        mode: 0o4755,
+        uid: 1000,
+        gid: 100,
+        owner: text("alice"),
+        group: text("100"),
+        modified_ms: -1,
+        created_ms: 1000,
+        link_target,
+    }
+}
+
+fn faults() -> Vec<AgentReply> {
+    let kinds = [
+        FaultKind::NotFound,
+        FaultKind::AlreadyExists,
+        FaultKind::NotADirectory,
+        FaultKind::IsADirectory,
+        FaultKind::Permission,
+        FaultKind::NoSpace,
+        FaultKind::Invalid,
+        FaultKind::Busy,
+        FaultKind::Refused,
+        FaultKind::Unsupported,
+        FaultKind::Other,
+    ];
+    let fault = |(errno, kind): (i32, FaultKind)| {
+        let errno = Some(errno).filter(|errno| *errno > 0);
+        AgentReply::Fault(Fault { kind, errno, operation: text("open"), subject: text("/a") })
+    };
+    (0..).zip(kinds).map(fault).collect()
+}
+
+fn ends() -> Vec<AgentReply> {
+    let exits = [
+        ExitReason::Code(0),
+        ExitReason::Signal(15),
+        ExitReason::Oom,
+        ExitReason::Deadline,
+        ExitReason::Lost,
+    ];
+    exits.into_iter().map(|exit| AgentReply::Ended(ended(exit))).collect()
+}
+
+fn watched() -> Vec<AgentReply> {
+    let changes = [
+        FileChange::Created,
+        FileChange::Written,
+        FileChange::Removed,
+        FileChange::Renamed,
+        FileChange::Attributes,
+        FileChange::Overflow,
+    ];
+    changes.into_iter().map(|change| AgentReply::Watched(WatchEvent { path: text("/a"), change })).collect()
+}
+
+fn single_replies() -> Vec<AgentReply> {
+    vec![
+        AgentReply::Ok,
+        AgentReply::Started { pid: 42 },
+        AgentReply::Status(status()),
+        AgentReply::Statuses(vec![status(), full_status()]),
+        AgentReply::Sessions(vec![session_status(), full_session_status()]),
+        AgentReply::Trees(vec![
+            tree(TreeKind::Command),
+            tree(TreeKind::Session),
+            tree(TreeKind::Context),
+            full_tree(),
+        ]),
+        AgentReply::Note(text("a note")),
+        AgentReply::Gap { from: 1024, to: 4096 },
+        AgentReply::Info(vec![info(FileKind::File, None)]),
+        AgentReply::Entries(vec![
+            info(FileKind::Directory, None),
+            info(FileKind::Symlink, Some(text("b"))),
+            info(FileKind::Other, None),
+        ]),
+        AgentReply::Reading { size: 5 },
+        AgentReply::Replaced(vec![0, 2]),
+    ]
+}
+
+fn replies() -> Vec<AgentReply> {
+    [single_replies(), faults(), ends(), watched()].into_iter().flatten().collect()
+}
+
+fn config() -> AgentConfig {
+    AgentConfig {
+        version: 1,
+        listen_fd: 4,
+        ready_fd: 5,
+        journal_fd: 6,
+        commands_fd: None,
+        tasks_fds: Vec::new(),
+        shares_fds: Vec::new(),
+        oom_fd: None,
+        command_filter: vec![1, 2],
+        command_capabilities: 3,
+        process_rlimit: None,
+        single_user: false,
+        default_user: text("root"),
+        default_directory: text("/"),
+        env: variables(),
+        env_file: None,
+        nesting: None,
+        max_processes: 8,
+        limit_view: None,
+        threads: None,
+    }
+}
+
+fn full_config() -> AgentConfig {
+    AgentConfig {
+        commands_fd: Some(7),
+        tasks_fds: vec![8],
+        shares_fds: vec![9],
+        oom_fd: Some(10),
+        process_rlimit: Some(64),
+        single_user: true,
+        env_file: Some(text("/etc/env")),
+        nesting: Some(NamespaceBrokerConfig {
+            agent_filter: vec![1],
+            nester_filter: vec![2],
+            agent_capabilities: 3,
+            disk_fd: Some(11),
+        }),
+        limit_view: Some(LimitViewConfig {
+            files_fd: 12,
+            stat_fd: 13,
+            cpuinfo_fd: 14,
+            memory: Some(MemoryFiles { limit_fd: 15, usage_fd: 16, stat_fd: 17 }),
+            cpu_fd: Some(18),
+        }),
+        threads: Some(2),
+        ..config()
+    }
+}
+
+/// Checks that each recorded line means the value at its place, and that the value is still written
+/// as that line.
+fn check_recorded<T: Serialize + DeserializeOwned + PartialEq + Debug>(recorded: &str, values: &[T]) {
+    let lines: Vec<&str> = recorded.lines().collect();
+    assert_eq!(lines.len(), values.len(), "each value has a recorded line");
+    for (line, value) in lines.into_iter().zip(values) {
+        assert_eq!(serde_json::from_str::<T>(line).expect("it can be read"), *value, "{line}");
+        assert_eq!(serde_json::to_string(value).expect("it can be written"), line);
+    }
+}
+
+#[test]
+fn replies_of_an_older_agent_have_kept_their_meaning() {
+    check_recorded(include_str!("recorded/replies.jsonl"), &replies());
+    check_recorded(include_str!("recorded/greetings.jsonl"), &[Greeting { version: 1 }]);
+}
+
+#[test]
+fn requests_are_written_as_older_agents_read_them() {
+    check_recorded(include_str!("recorded/requests.jsonl"), &calls());
+}
+
+#[test]
+fn agent_configurations_are_written_as_before() {
+    check_recorded(include_str!("recorded/configurations.jsonl"), &[config(), full_config()]);
+}
+
+/// Fields that the first agents did not send have the values that these agents meant.
+#[test]
+fn replies_without_later_fields_get_their_defaults() {
+    let line = r#"{"status":{"process":"p1","pid":42,"command":"ls -l","started_ms":1000,"written":12}}"#;
+    let expected = AgentReply::Status(ProcessStatus { first: 1 << 20, ..status() });
+    assert_eq!(serde_json::from_str::<AgentReply>(line).unwrap(), expected);
+}
+
+/// The exchanges that `agent` plays to itself, as the server sees them.
+#[test]
+fn recorded_exchanges_are_read_by_the_server() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent/tests/recorded");
+    let mut replies = 0;
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let mut decoder = FrameDecoder::new();
+        let hex: String = text.lines().filter_map(|line| line.strip_prefix("< ")).collect();
+        decoder.feed(&from_hex(&hex));
+        let greeting = decoder.next_frame().unwrap().unwrap();
+        assert_eq!(greeting.parse_message::<Greeting>().unwrap(), Greeting { version: 1 });
+        while let Some(frame) = decoder.next_frame().unwrap() {
+            if matches!(frame, Frame::Control(_)) {
+                let reply = frame.parse_message::<AgentReply>();
+                assert!(reply.is_ok(), "{}: {reply:?}", path.display());
+                replies += 1;
+            }
+        }
+    }
+    assert!(replies >= 30, "the recordings contain replies");
+}
+
+fn from_hex(text: &str) -> Vec<u8> {
+    let digits = text.as_bytes().chunks(2).map(|pair| std::str::from_utf8(pair).expect("digits are ASCII"));
+    digits.map(|pair| u8::from_str_radix(pair, 16).expect("two digits are a byte")).collect()
+}
