@@ -26,21 +26,63 @@ const DISPLAY = Symbol.for('Jupyter.display');
 const { parse, stringify } = JSON;
 const { from: bufferFrom, byteLength } = Buffer;
 const writeSync = fs.writeSync;
-const write = process.stderr.write.bind(process.stderr);
+const nothing = new Int32Array(new SharedArrayBuffer(4));
+const { nextTick } = process;
 
-// ---- reports
+// ---- writing
 
-function report(line) {
-  const bytes = bufferFrom(line + '\n');
+function writeAll(fd, bytes) {
   let written = 0;
   while (written < bytes.length) {
     try {
-      written += writeSync(reports, bytes, written);
+      written += writeSync(fd, bytes, written);
     } catch (error) {
-      if (error.code !== 'EAGAIN') process.exit(1);
-      // The reader is slow. There is nothing else to do meanwhile, since the pipe is shared.
-      Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1);
+      if (error.code !== 'EAGAIN') throw error;
+      // The reader is slow. There is nothing else to do meanwhile: output stays in order, and an
+      // interrupt ends this wait.
+      Atomics.wait(nothing, 0, 0, 1);
     }
+  }
+}
+
+// An interrupt stops a cell between any two instructions, also inside the code of node's streams.
+// Their state would then say for ever that a write is in progress, and all later output would wait
+// for its end. So output is written without any state.
+function makeStateless(stream, fd) {
+  const checked = stream.write;
+  const write = (chunk, encoding) => writeAll(fd, typeof chunk === 'string' ? bufferFrom(chunk, encoding) : chunk);
+  stream.write = function (chunk, encoding, callback) {
+    if (typeof encoding === 'function') [encoding, callback] = [undefined, encoding];
+    if (typeof chunk !== 'string' && !(chunk instanceof Uint8Array)) return checked.call(this, chunk, encoding, callback);
+    let failed = null;
+    try {
+      write(chunk, encoding);
+    } catch (error) {
+      failed = error;
+    }
+    if (typeof callback === 'function') nextTick(callback, failed);
+    return true;
+  };
+  stream._write = (chunk, encoding, done) => {
+    try {
+      write(chunk, encoding);
+      done();
+    } catch (error) {
+      done(error);
+    }
+  };
+  stream._writev = null;
+  return stream.write.bind(stream);
+}
+
+makeStateless(process.stdout, 1);
+const write = makeStateless(process.stderr, 2);
+
+function report(line) {
+  try {
+    writeAll(reports, bufferFrom(line + '\n'));
+  } catch {
+    process.exit(1);
   }
 }
 
@@ -210,7 +252,6 @@ INTERRUPTED.name = 'KeyboardInterrupt';
 const [MEANT, ACTIVE, PHASE] = [0, 1, 2];
 const [ELSEWHERE, AT_FIRST, SIGNALLED] = [0, 1, 2];
 const state = new Int32Array(new SharedArrayBuffer(12));
-const nothing = new Int32Array(new SharedArrayBuffer(4));
 
 function listen() {
   const code = `

@@ -258,6 +258,25 @@ fn loops_are_interrupted_everywhere() {
     }
 }
 
+/// V8 stops a cell between any two instructions, also inside node's own stream code.
+#[test]
+fn output_continues_after_an_interrupt_during_a_write() {
+    if !has_program("node") {
+        return;
+    }
+    let mut kernel = javascript();
+    for round in 0..30 {
+        let stream = ["stdout", "stderr"][round % 2];
+        let key = kernel.begin_run(&format!("for (;;) process.{stream}.write('again and again\\n')"));
+        kernel.wait_for("again and again");
+        kernel.interrupt();
+        assert_eq!(kernel.finish_run(&key).error().0, "KeyboardInterrupt");
+        kernel.run(&format!("process.{stream}.write('end of round {round}')"));
+        kernel.wait_for(&format!("end of round {round}"));
+        kernel.discard_output();
+    }
+}
+
 /// A cell that waits for a program ends when the program does.
 #[test]
 fn programs_of_a_cell_are_interrupted_too() {
