@@ -1,21 +1,14 @@
-//! Terminates a command: SIGTERM first, then SIGKILL.
-
-use std::time::Duration;
+//! `DELETE /command`: finds the command that a client names and terminates it.
 
 use axum::extract::State;
-use domain::{JournalOffset, ProcessId};
+use domain::ProcessId;
 use http::{StatusCode, Uri};
-use service::{ErrorKind, OutputEvent, ServiceError, SignalTarget};
+use service::ErrorKind;
 
 use super::ExecTarget;
 use super::problem::{ExecdProblem, parse_process_id, required_parameter};
 use crate::kit::query::QueryParams;
 use crate::opensandbox::OpenSandboxState;
-
-/// How long a command may take to end after a signal.
-const TERMINATION_GRACE: Duration = Duration::from_secs(3);
-const SIGTERM: i32 = 15;
-const SIGKILL: i32 = 9;
 
 /// `DELETE /command?id=…`: responds once the command has ended.
 pub(super) async fn interrupt_command(
@@ -26,7 +19,10 @@ pub(super) async fn interrupt_command(
     let id = parse_process_id(required_parameter(&QueryParams::from_uri(&uri), "id")?)?;
     let process = find_running_command(&state, &target, id).await?;
     // SIGKILL must follow even if this client does not wait for it.
-    let ending = tokio::spawn(async move { terminate_process(&state, &target, &process).await });
+    let ending =
+        tokio::spawn(
+            async move { state.service.terminate_process(&target.owner, &target.id, &process).await },
+        );
     match ending.await {
         Ok(ended) => ended.map(|()| StatusCode::OK).map_err(ExecdProblem::from),
         Err(error) => Err(ExecdProblem::runtime_error(error.to_string())),
@@ -53,50 +49,4 @@ async fn find_running_command(
         }
         Err(error) => Err(error.into()),
     }
-}
-
-async fn terminate_process(
-    state: &OpenSandboxState,
-    target: &ExecTarget,
-    process: &ProcessId,
-) -> Result<(), ServiceError> {
-    let ended = watch_process_end(state, target, process).await?;
-    state.service.signal_process(&target.owner, &target.id, process, SIGTERM, SignalTarget::Group).await?;
-    match tokio::time::timeout(TERMINATION_GRACE, ended).await {
-        Ok(()) => Ok(()),
-        Err(_elapsed) => kill_process(state, target, process).await,
-    }
-}
-
-/// Kills everything that a process has started and waits for its end, for a limited time.
-pub(super) async fn kill_process(
-    state: &OpenSandboxState,
-    target: &ExecTarget,
-    process: &ProcessId,
-) -> Result<(), ServiceError> {
-    let ended = watch_process_end(state, target, process).await?;
-    let killed =
-        state.service.signal_process(&target.owner, &target.id, process, SIGKILL, SignalTarget::Tree).await;
-    // A process that ended meanwhile can no longer be signalled.
-    let gone =
-        matches!(&killed, Err(error) if matches!(error.kind(), ErrorKind::NoProcess | ErrorKind::Invalid));
-    if !gone {
-        killed?;
-    }
-    if tokio::time::timeout(TERMINATION_GRACE, ended).await.is_err() {
-        tracing::warn!(%process, "killed process has not ended yet; no longer waiting for it");
-    }
-    Ok(())
-}
-
-/// Returns a future that resolves when a process has ended.
-async fn watch_process_end(
-    state: &OpenSandboxState,
-    target: &ExecTarget,
-    process: &ProcessId,
-) -> Result<impl Future<Output = ()> + use<>, ServiceError> {
-    let written = state.service.process_status(&target.owner, &target.id, process).await?.written;
-    let mut following =
-        state.service.follow_output(&target.owner, &target.id, process, JournalOffset(written)).await?;
-    Ok(async move { while !matches!(following.next().await, Ok(OutputEvent::Ended(_)) | Err(_)) {} })
 }

@@ -19,7 +19,6 @@ use serde::{Deserialize, Serialize};
 use service::{ProcessStatus, ServiceError};
 use tokio::sync::watch;
 
-use super::interrupt::kill_process;
 use super::problem::{ExecdProblem, JsonOrEmpty};
 use super::{ExecTarget, PathName, exec_socket, terminal_socket};
 use crate::kit::query::QueryParams;
@@ -283,7 +282,7 @@ async fn kill_and_forget(
     target: &ExecTarget,
     process: &ProcessId,
 ) -> Result<(), ServiceError> {
-    kill_process(state, target, process).await?;
+    state.service.kill_process(&target.owner, &target.id, process).await?;
     state.service.forget_process(&target.owner, &target.id, process).await
 }
 
