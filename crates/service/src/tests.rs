@@ -7,7 +7,6 @@ mod acquire;
 mod contexts;
 mod events;
 mod expiry;
-mod fake_backend;
 mod inheritance;
 mod lifecycle;
 mod malicious_agent;
@@ -28,7 +27,7 @@ use tempfile::TempDir;
 use crate::clock::Clock;
 use crate::sandboxes::registry::SandboxHandle;
 use crate::{CreateSandboxRequest, OwnerQuotas, Sandbox, SandboxFilter, SandboxPage, Service, ServiceConfig};
-use fake_backend::FakeBackend;
+use testkit::fake_backend::FakeBackend;
 
 /// A service with its own state directory and its fake backend.
 struct TestBench {

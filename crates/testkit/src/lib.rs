@@ -1,7 +1,13 @@
-//! Helpers shared by the tests of all crates for reporting skipped tests.
+//! Helpers shared by the tests of all crates: how a test reports that it was skipped, and a backend
+//! without sandboxes.
 //!
 //! A test that returns early looks like one that passed. So it prints `SKIPPED NAME: WHY` on a
 //! separate line, and `cargo xtask test` repeats these lines at its end.
+
+#![cfg_attr(feature = "backend", expect(clippy::unwrap_used, reason = "a failed unwrap fails the test"))]
+
+#[cfg(feature = "backend")]
+pub mod fake_backend;
 
 use std::io::Write;
 

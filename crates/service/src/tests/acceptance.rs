@@ -9,11 +9,11 @@ use std::time::Duration;
 use domain::{EndCause, Phase, SandboxId};
 use futures_util::future::join_all;
 
-use super::fake_backend::FakeBackend;
 use super::restart::snapshot_of;
 use super::{TestBench, config, plain};
 use crate::clock::Clock;
 use crate::{CreateSandboxRequest, ErrorKind, Outcome, Service, ServiceConfig, ServiceError};
+use testkit::fake_backend::FakeBackend;
 
 /// Blocks creates until permits are added.
 fn shut(backend: &FakeBackend) {

@@ -10,11 +10,11 @@ use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use wire::process::{ExitReason, ProcessStatus};
 
-use super::fake_backend::{FakeBackend, ended, running};
 use super::revival::replacing;
 use super::{TestBench, config, operators_quota, plain};
 use crate::clock::Clock;
 use crate::{AcquiredSandbox, ErrorKind, Outcome, Service, ServiceConfig, ServiceError};
+use testkit::fake_backend::{FakeBackend, ended, running};
 
 impl TestBench {
     /// A service with these limits; released sandboxes are parked, others after an hour.

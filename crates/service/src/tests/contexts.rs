@@ -6,12 +6,12 @@ use wire::process::{ExitReason, KernelProgram, OpenKernel, SessionStatus};
 use wire::{AgentReply, AgentRequest, Fault, FaultKind, Frame, StreamTag};
 
 use super::TestBench;
-use super::fake_backend::{encoded, ended, fault, running};
 use crate::exec::contexts::MAX_CONTEXTS;
 use crate::{
     CodeEvent, DisconnectPolicy, ErrorKind, OpenContextRequest, RunCodeRequest, ServiceError,
     default_context_id,
 };
+use testkit::fake_backend::{encoded, ended, fault, running};
 
 fn python() -> Language {
     Language::parse("python").unwrap()

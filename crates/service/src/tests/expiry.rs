@@ -8,10 +8,10 @@ use domain::process::ProcessSpec;
 use domain::{EndCause, JournalOffset, Phase, ProcessId};
 use tokio::time::Instant;
 
-use super::fake_backend::{FakeBackend, running};
 use super::{TestBench, plain};
 use crate::clock::{Clock, ClockReading};
 use crate::{CreateSandboxRequest, ErrorKind, Sandbox};
+use testkit::fake_backend::{FakeBackend, running};
 
 /// A clock that follows tokio's, so that pausing one pauses the other, and whose wall time can be set.
 #[derive(Clone)]

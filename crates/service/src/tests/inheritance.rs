@@ -185,7 +185,7 @@ async fn default_limits_in_force_are_recorded() {
 #[tokio::test]
 async fn pool_does_not_loosen_the_recorded_settings() {
     let state = tempfile::tempdir().unwrap();
-    let backend = super::fake_backend::FakeBackend::new();
+    let backend = testkit::fake_backend::FakeBackend::new();
     let limits =
         ResourceLimits { memory: Some(Bytes::from_mib(900)), pids: Some(900), ..ResourceLimits::default() };
     let pool = domain::PoolSpec {
@@ -209,7 +209,7 @@ async fn inherited_limits_count_in_the_quota() {
     let state = tempfile::tempdir().unwrap();
     let quota = OwnerQuota { memory: Some(Bytes::from_mib(500)), ..OwnerQuota::default() };
     let config = crate::ServiceConfig { quotas: operators_quota(quota), ..config(&state) };
-    let backend = super::fake_backend::FakeBackend::new();
+    let backend = testkit::fake_backend::FakeBackend::new();
     let service = Service::start(config, backend.clone() as _).await.unwrap();
     let bench = TestBench { service, backend, state, owner: domain::Owner::operator() };
     let source = bench.service.create_sandbox(&bench.owner, confined()).await.unwrap();

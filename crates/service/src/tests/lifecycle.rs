@@ -7,10 +7,10 @@ use domain::process::ProcessSpec;
 use domain::{EndCause, ExitReason, Labels, Owner, Phase};
 use wire::AgentRequest;
 
-use super::fake_backend::{FakeBackend, encoded, fault, running};
 use super::{TestBench, plain, with_entrypoint};
 use crate::clock::Clock;
 use crate::{CreateSandboxRequest, ErrorKind, Outcome, SandboxFilter, ServiceError};
+use testkit::fake_backend::{FakeBackend, encoded, fault, running};
 
 #[tokio::test]
 async fn created_sandbox_runs_and_reports_its_image() {

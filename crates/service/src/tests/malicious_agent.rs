@@ -17,7 +17,6 @@ use wire::process::{ExitReason, ProcessEnd};
 use wire::{AgentReply, AgentRequest, Frame, Greeting, StreamTag};
 
 use super::TestBench;
-use super::fake_backend::{FakeBackend, encoded, ended};
 use crate::agent::client::{AgentClient, OperationConnection};
 use crate::clock::Clock;
 use crate::exec::command_slots::CommandSlots;
@@ -26,6 +25,7 @@ use crate::files::transfer::FileReader;
 use crate::sandboxes::activity::SandboxActivity;
 use crate::sandboxes::hooks;
 use crate::{ErrorKind, FileFault, OutputEvent, ServiceError};
+use testkit::fake_backend::{FakeBackend, encoded, ended};
 
 fn output(offset: u64, bytes: &[u8]) -> Frame {
     Frame::Output { stream: StreamTag::Stdout, offset, bytes: bytes.to_vec().into() }
@@ -276,7 +276,7 @@ async fn cause_of_a_failed_write_is_reported_even_if_the_agent_hangs_up() {
     let bench = TestBench::new().await;
     let made = bench.create().await;
     bench.backend.set_script(|request| {
-        let mut full = super::fake_backend::fault(wire::FaultKind::NoSpace);
+        let mut full = testkit::fake_backend::fault(wire::FaultKind::NoSpace);
         full.errno = Some(28);
         let full = encoded(&[Frame::from_message(&AgentReply::Fault(full))]);
         matches!(request, AgentRequest::File(_)).then(|| full)
@@ -304,7 +304,7 @@ async fn text_of_a_fault_is_bounded() {
     let bench = TestBench::new().await;
     let made = bench.create().await;
     bench.backend.set_script(|request| {
-        let mut fault = super::fake_backend::fault(wire::FaultKind::Other);
+        let mut fault = testkit::fake_backend::fault(wire::FaultKind::Other);
         fault.subject = "ü".repeat(100_000);
         matches!(request, AgentRequest::File(_))
             .then(|| encoded(&[Frame::from_message(&AgentReply::Fault(fault))]))
@@ -350,7 +350,7 @@ fn any_frame() -> impl Strategy<Value = Frame> {
         number().prop_map(|written| AgentReply::Ended(ProcessEnd { written, ..ended(ExitReason::Lost) })),
         number().prop_map(|size| AgentReply::Reading { size }),
         Just(AgentReply::Ok),
-        Just(AgentReply::Statuses(vec![super::fake_backend::running("../etc")])),
+        Just(AgentReply::Statuses(vec![testkit::fake_backend::running("../etc")])),
     ];
     prop_oneof![
         message.prop_map(|reply| Frame::from_message(&reply)),

@@ -5,10 +5,10 @@ use std::time::{Duration, SystemTime};
 
 use domain::{Bytes, Owner, ResourceLimits, SandboxKey};
 
-use super::fake_backend::FakeBackend;
 use super::{TestBench, config, plain};
 use crate::clock::Clock;
 use crate::{CreateSandboxRequest, ErrorKind, OwnerQuota, OwnerQuotas, ServiceConfig, ServiceError};
+use testkit::fake_backend::FakeBackend;
 
 async fn with_quota(quota: OwnerQuota) -> TestBench {
     let state = tempfile::tempdir().unwrap();

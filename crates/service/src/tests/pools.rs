@@ -13,11 +13,11 @@ use futures_util::future::join_all;
 use tempfile::TempDir;
 use wire::AgentRequest;
 
-use super::fake_backend::{ABSENT_IMAGE, FakeBackend};
 use super::restart::snapshot_of;
 use super::{TestBench, config, operators_quota, plain, with_entrypoint};
 use crate::clock::Clock;
 use crate::{CreateSandboxRequest, ErrorKind, OwnerQuota, PoolSource, Sandbox, ServiceConfig, ServiceError};
+use testkit::fake_backend::{ABSENT_IMAGE, FakeBackend};
 
 fn pool(name: &str, level: usize) -> PoolSpec {
     PoolSpec {
@@ -324,8 +324,8 @@ async fn sandbox_that_cannot_be_bound_is_removed_and_another_is_made() {
 async fn warm_sandbox_with_a_used_agent_is_not_given_out() {
     let bench = TestBench::pooled(vec![pool("p", 1)], 20).await;
     bench.backend.set_script(|request| {
-        let busy = wire::AgentReply::Fault(super::fake_backend::fault(wire::FaultKind::Busy));
-        let busy = super::fake_backend::encoded(&[wire::Frame::from_message(&busy)]);
+        let busy = wire::AgentReply::Fault(testkit::fake_backend::fault(wire::FaultKind::Busy));
+        let busy = testkit::fake_backend::encoded(&[wire::Frame::from_message(&busy)]);
         matches!(request, AgentRequest::Adopt { .. }).then_some(busy)
     });
     assert_eq!(bench.create().await.pool, None);

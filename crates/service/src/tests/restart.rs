@@ -5,10 +5,10 @@ use std::time::Duration;
 use backend::FoundCondition;
 use domain::{EndCause, ExitReason, Phase, SandboxId};
 
-use super::fake_backend::{encoded, fault};
 use super::{TestBench, plain, with_entrypoint};
 use crate::clock::{Clock, ClockReading};
 use crate::{CreateSandboxRequest, ServiceError};
+use testkit::fake_backend::{encoded, fault};
 
 async fn restarted(bench: TestBench) -> TestBench {
     let (backend, state) = bench.crash().await;
@@ -172,7 +172,7 @@ async fn sandbox_that_was_handed_over_is_never_forgotten() {
         let made = bench.create().await;
         // Server and agent die at the moment in which the client gets its answer.
         let copy = snapshot_of(&bench);
-        let backend = super::fake_backend::FakeBackend::new();
+        let backend = testkit::fake_backend::FakeBackend::new();
         let later = TestBench::with(backend, copy, Clock::from_host()).await;
         let found = later.service.find_sandbox(&later.owner, &made.id).unwrap();
         assert_eq!(found.phase, Phase::Failed(EndCause::AgentDied));

@@ -13,7 +13,6 @@ use domain::{
 };
 use futures_util::future::join_all;
 
-use super::fake_backend::FakeBackend;
 use super::{TestBench, config, operators_quota, plain, with_entrypoint};
 use crate::clock::Clock;
 use crate::sandboxes::driver::DriverCommand;
@@ -21,6 +20,7 @@ use crate::{
     CreateSandboxRequest, DefaultedPart, ErrorKind, Outcome, OwnerQuota, RETRY_KEY_SPACE, ResumeOutcome,
     RevivalKind, Sandbox, SandboxRevival, ServiceConfig, ServiceError,
 };
+use testkit::fake_backend::FakeBackend;
 
 const RESTARTED: Option<SandboxRevival> =
     Some(SandboxRevival { how: RevivalKind::Restarted, cause: EndCause::AgentDied });

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use domain::{Bytes, Owner, ResourceLimits, SandboxId, SandboxSpec, Snapshot, SnapshotId, SnapshotState};
 
-use super::fake_backend::FakeBackend;
 use super::{TestBench, config, operators_quota, plain};
 use crate::clock::Clock;
 use crate::{
     CreateSandboxRequest, ErrorKind, OwnerQuota, Sandbox, Service, ServiceError, SnapshotFilter,
     SnapshotPage, SnapshotProblem,
 };
+use testkit::fake_backend::FakeBackend;
 
 impl TestBench {
     async fn take(&self, id: &SandboxId) -> Result<Snapshot, ServiceError> {

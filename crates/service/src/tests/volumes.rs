@@ -3,10 +3,10 @@
 use domain::volume::{MissingVolume, VolumeClaim, VolumeLifetime};
 use domain::{Bytes, MountAccess, MountSource, MountSpec, Owner, VolumeName};
 
-use super::fake_backend::FakeBackend;
 use super::{TestBench, config, operators_quota, plain};
 use crate::clock::Clock;
 use crate::{CreateSandboxRequest, ErrorKind, MountFault, Outcome, OwnerQuota, ServiceConfig, ServiceError};
+use testkit::fake_backend::FakeBackend;
 
 fn name(text: &str) -> VolumeName {
     VolumeName::parse(text).unwrap()

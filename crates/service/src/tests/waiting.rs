@@ -8,13 +8,13 @@ use tokio::io::{AsyncWriteExt, DuplexStream};
 use wire::process::ExitReason;
 use wire::{AgentReply, Frame, Greeting, StreamTag};
 
-use super::fake_backend::FakeBackend;
 use crate::agent::client::{AgentClient, OperationConnection};
 use crate::clock::Clock;
 use crate::exec::command_slots::CommandSlots;
 use crate::exec::output_stream::{OutputStream, ReadPosition};
 use crate::sandboxes::activity::SandboxActivity;
 use crate::{WaitLimits, WaitOutcome};
+use testkit::fake_backend::FakeBackend;
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -20,28 +20,27 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use wire::process::{ExitReason, ProcessEnd, ProcessStatus};
 use wire::{AgentReply, AgentRequest, Fault, FaultKind, Frame, FrameDecoder, Greeting, VersionedRequest};
 
-pub(super) struct FakeBackend {
+pub struct FakeBackend {
     world: Mutex<FakeState>,
     /// The number of sandboxes.
     population: watch::Sender<usize>,
-    pub(super) deaths:
-        (mpsc::UnboundedSender<SandboxDeath>, Mutex<Option<mpsc::UnboundedReceiver<SandboxDeath>>>),
+    pub deaths: (mpsc::UnboundedSender<SandboxDeath>, Mutex<Option<mpsc::UnboundedReceiver<SandboxDeath>>>),
     /// Creates wait for a permit.
-    pub(super) gate: Semaphore,
+    pub gate: Semaphore,
     /// Changes of limits wait for a permit.
-    pub(super) resizes: Semaphore,
+    pub resizes: Semaphore,
     /// Snapshots wait for a permit.
-    pub(super) snapshot_gate: Semaphore,
+    pub snapshot_gate: Semaphore,
     /// Making, removing and attaching a volume waits for a permit.
-    pub(super) volume_gate: Semaphore,
+    pub volume_gate: Semaphore,
     /// Whether files outlive processes.
-    pub(super) restarts: AtomicBool,
+    pub restarts: AtomicBool,
     /// Whether sandboxes can have a network.
-    pub(super) network: AtomicBool,
+    pub network: AtomicBool,
     /// Whether sandboxes can be paused and resumed.
     freezer: AtomicBool,
     /// How the main processes ended; `None` while they run.
-    pub(super) entrypoint_end: watch::Sender<Option<ExitReason>>,
+    pub entrypoint_end: watch::Sender<Option<ExitReason>>,
 }
 
 #[derive(Default)]
@@ -61,14 +60,14 @@ struct FakeState {
 }
 
 /// The image that does not exist.
-pub(super) const ABSENT_IMAGE: &str = "absent";
+pub const ABSENT_IMAGE: &str = "absent";
 
 /// The bytes that the agent sends after its greeting, if the script answers this request; no bytes mean that the agent
 /// stays silent.
-pub(super) type Script = Arc<dyn Fn(&AgentRequest) -> Option<Vec<u8>> + Send + Sync>;
+pub type Script = Arc<dyn Fn(&AgentRequest) -> Option<Vec<u8>> + Send + Sync>;
 
 impl FakeBackend {
-    pub(super) fn new() -> Arc<Self> {
+    pub fn new() -> Arc<Self> {
         let (sender, receiver) = mpsc::unbounded_channel();
         Arc::new(Self {
             world: Mutex::default(),
@@ -85,57 +84,57 @@ impl FakeBackend {
         })
     }
 
-    pub(super) fn put_sandbox(&self, id: &SandboxId, condition: FoundCondition) {
+    pub fn put_sandbox(&self, id: &SandboxId, condition: FoundCondition) {
         let mut world = self.world.lock().unwrap();
         world.sandboxes.insert(id.clone(), condition);
         self.population.send_replace(world.sandboxes.len());
     }
 
-    pub(super) fn remove_sandbox(&self, id: &SandboxId) {
+    pub fn remove_sandbox(&self, id: &SandboxId) {
         let mut world = self.world.lock().unwrap();
         world.sandboxes.remove(id);
         self.population.send_replace(world.sandboxes.len());
     }
 
-    pub(super) fn condition(&self, id: &SandboxId) -> Option<FoundCondition> {
+    pub fn condition(&self, id: &SandboxId) -> Option<FoundCondition> {
         self.world.lock().unwrap().sandboxes.get(id).copied()
     }
 
-    pub(super) fn put_snapshot(&self, snapshot: &SnapshotId) {
+    pub fn put_snapshot(&self, snapshot: &SnapshotId) {
         self.world.lock().unwrap().snapshots.insert(snapshot.clone());
     }
 
     /// The existing snapshots.
-    pub(super) fn snapshot_ids(&self) -> BTreeSet<SnapshotId> {
+    pub fn snapshot_ids(&self) -> BTreeSet<SnapshotId> {
         self.world.lock().unwrap().snapshots.clone()
     }
 
-    pub(super) fn count(&self) -> usize {
+    pub fn count(&self) -> usize {
         *self.population.borrow()
     }
 
-    pub(super) async fn until_empty(&self) {
+    pub async fn until_empty(&self) {
         self.population.subscribe().wait_for(|count| *count == 0).await.unwrap();
     }
 
-    pub(super) fn set_usage(&self, usage: SandboxUsage) {
+    pub fn set_usage(&self, usage: SandboxUsage) {
         self.world.lock().unwrap().usage = usage;
     }
 
-    pub(super) fn put_volume(&self, volume: Volume) {
+    pub fn put_volume(&self, volume: Volume) {
         self.world.lock().unwrap().volumes.insert(volume.id.clone(), volume);
     }
 
-    pub(super) fn forget_volume(&self, id: &VolumeId) {
+    pub fn forget_volume(&self, id: &VolumeId) {
         self.world.lock().unwrap().volumes.remove(id);
     }
 
-    pub(super) fn fail(&self, call: &'static str, times: usize) {
+    pub fn fail(&self, call: &'static str, times: usize) {
         self.world.lock().unwrap().failing.insert(call, times);
     }
 
     /// Behaves as a host without control groups from now on.
-    pub(super) fn refuse_to_pause(&self) {
+    pub fn refuse_to_pause(&self) {
         self.freezer.store(false, Ordering::Relaxed);
     }
 
@@ -147,36 +146,33 @@ impl FakeBackend {
         Err(BackendError::Unsupported { message: message.to_owned(), hint: Some(hint.to_owned()) })
     }
 
-    pub(super) fn ids(&self) -> Vec<SandboxId> {
+    pub fn ids(&self) -> Vec<SandboxId> {
         self.world.lock().unwrap().sandboxes.keys().cloned().collect()
     }
 
-    pub(super) fn was_asked_to(&self, call: &str) -> bool {
+    pub fn was_asked_to(&self, call: &str) -> bool {
         self.times_asked_to(call) > 0
     }
 
-    pub(super) fn times_asked_to(&self, call: &str) -> usize {
+    pub fn times_asked_to(&self, call: &str) -> usize {
         self.world.lock().unwrap().calls.iter().filter(|made| **made == call).count()
     }
 
     /// Every call so far, in order.
-    pub(super) fn calls(&self) -> Vec<&'static str> {
+    pub fn calls(&self) -> Vec<&'static str> {
         self.world.lock().unwrap().calls.clone()
     }
 
-    pub(super) fn kill(&self, id: &SandboxId, cause: EndCause) {
+    pub fn kill(&self, id: &SandboxId, cause: EndCause) {
         self.put_sandbox(id, FoundCondition::Dead);
         self.deaths.0.send(SandboxDeath { id: id.clone(), cause }).unwrap();
     }
 
-    pub(super) fn set_processes(&self, processes: Vec<ProcessStatus>) {
+    pub fn set_processes(&self, processes: Vec<ProcessStatus>) {
         self.world.lock().unwrap().processes = processes;
     }
 
-    pub(super) fn set_script(
-        &self,
-        script: impl Fn(&AgentRequest) -> Option<Vec<u8>> + Send + Sync + 'static,
-    ) {
+    pub fn set_script(&self, script: impl Fn(&AgentRequest) -> Option<Vec<u8>> + Send + Sync + 'static) {
         self.world.lock().unwrap().script = Some(Arc::new(script));
     }
 
@@ -516,17 +512,17 @@ impl FakeAgent {
     }
 }
 
-pub(super) fn encoded(frames: &[Frame]) -> Vec<u8> {
+pub fn encoded(frames: &[Frame]) -> Vec<u8> {
     let mut bytes = Vec::new();
     frames.iter().for_each(|frame| frame.encode(&mut bytes));
     bytes
 }
 
-pub(super) fn fault(kind: FaultKind) -> Fault {
+pub fn fault(kind: FaultKind) -> Fault {
     Fault { kind, errno: None, operation: "test".to_owned(), subject: "subject".to_owned() }
 }
 
-pub(super) fn running(process: &str) -> ProcessStatus {
+pub fn running(process: &str) -> ProcessStatus {
     ProcessStatus {
         process: process.to_owned(),
         pid: 7,
@@ -541,6 +537,6 @@ pub(super) fn running(process: &str) -> ProcessStatus {
     }
 }
 
-pub(super) fn ended(exit: ExitReason) -> ProcessEnd {
+pub fn ended(exit: ExitReason) -> ProcessEnd {
     ProcessEnd { exit, written: 0, ended_ms: 2, duration_ms: 1, user_ms: 0, system_ms: 0, max_rss_kib: 0 }
 }
