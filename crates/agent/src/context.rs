@@ -11,6 +11,7 @@ use linux::spawn::SingleThread;
 use rustix::fs::{Mode, OFlags};
 use rustix::net::SocketFlags;
 use rustix::process::{DumpableBehavior, Pid, Rlimit};
+use serde::{Deserialize, Serialize};
 use wire::AgentConfig;
 use wire::config::CONFIG_FD;
 
@@ -27,6 +28,11 @@ pub(crate) const MIN_PRIVATE_FD: RawFd = 200;
 
 /// How many connections may wait to be accepted.
 const LISTEN_BACKLOG: i32 = 128;
+
+/// One of the groups that divide the processor time of commands, where these are separate from the
+/// commands' own groups.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct CpuShare(usize);
 
 /// All state that does not change while the agent runs, except for the environment that an owner
 /// adds.
@@ -94,8 +100,8 @@ impl AgentContext {
         ours: CapSet,
         mut take: impl FnMut(i32) -> Result<OwnedFd, AgentFatalError>,
     ) -> Result<Self, AgentFatalError> {
-        let disk = config.nesting.as_ref().and_then(|nesting| nesting.disk_fd).map(&mut take).transpose()?;
-        let mut place = Self {
+        let disk = config.nesting.as_ref().and_then(|broker| broker.disk_fd).map(&mut take).transpose()?;
+        let mut context = Self {
             thread,
             listener: take(config.listen_fd)?,
             journals: take(config.journal_fd)?,
@@ -117,24 +123,25 @@ impl AgentContext {
             late_filter: config
                 .nesting
                 .as_ref()
-                .map(|nesting| SeccompProgram::from_words(&nesting.agent_filter)),
+                .map(|broker| SeccompProgram::from_words(&broker.agent_filter)),
             broker: None,
             config,
         };
-        crate::process::journal::remove_old_journals(place.journals.as_fd()).during("empty the journals")?;
-        place.fork_broker(disk)?;
-        place.start_listening().during("listen")?;
-        Ok(place)
+        crate::process::journal::remove_old_journals(context.journals.as_fd())
+            .during("empty the journals")?;
+        context.fork_broker(disk)?;
+        context.start_listening().during("listen")?;
+        Ok(context)
     }
 
     /// If sessions can be isolated, forks the namespace broker and gives up the privileges that
     /// only the broker needs. No request has been read so far, so no one could have abused them.
     fn fork_broker(&mut self, disk: Option<OwnedFd>) -> Result<(), AgentFatalError> {
-        let Some(nesting) = self.config.nesting.take() else { return Ok(()) };
-        let filter = SeccompProgram::from_words(&nesting.nester_filter);
+        let Some(broker_config) = self.config.nesting.take() else { return Ok(()) };
+        let filter = SeccompProgram::from_words(&broker_config.nester_filter);
         self.broker =
             Some(namespace_broker::start_broker(self, disk, &filter).during("fork the namespace broker")?);
-        let keep = CapSet(nesting.agent_capabilities & self.own_capabilities.0);
+        let keep = CapSet(broker_config.agent_capabilities & self.own_capabilities.0);
         caps::limit_bounding_set(keep).during("reduce its bounding set")?;
         caps::set_capabilities(keep).during("drop capabilities")?;
         self.own_capabilities = keep;
@@ -159,14 +166,14 @@ impl AgentContext {
         Ok(rustix::net::listen(&self.listener, LISTEN_BACKLOG)?)
     }
 
-    /// The number of processor shares that commands can be spread over.
-    pub(crate) fn command_shares(&self) -> usize {
-        self.shares.len().saturating_sub(1)
+    /// The processor shares that commands can be spread over.
+    pub(crate) fn command_shares(&self) -> impl Iterator<Item = CpuShare> {
+        (0..self.shares.len().saturating_sub(1)).map(CpuShare)
     }
 
     /// The group of one of these shares; `None` if commands have groups of their own.
-    pub(crate) fn command_share(&self, share: usize) -> Option<&OwnedFd> {
-        self.shares.get(share)
+    pub(crate) fn command_share(&self, share: CpuShare) -> Option<&OwnedFd> {
+        self.shares.get(share.0)
     }
 
     pub(crate) fn all_shares(&self) -> &[OwnedFd] {

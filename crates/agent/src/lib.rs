@@ -10,7 +10,7 @@
 //!   follow.rs ─────┘ output                        ▼                             ▼
 //!        ▲                       exec.rs ── fork ──► child.rs          worker.rs ── fork ──► files.rs
 //!   journal.rs ◄── process.rs ◄── running_process.rs (pipes, end) ◄── reap.rs
-//!      isolated_session.rs ── order ──► namespace_broker.rs ── clone ──► namespace_init.rs, child.rs, files.rs
+//!      isolated_session.rs ── request ──► namespace_broker.rs ── clone ──► namespace_init.rs, child.rs, files.rs
 //! ```
 //! | folder | subject |
 //! |---|---|
@@ -59,7 +59,7 @@ impl AgentFatalError {
 /// Runs the agent with the configuration on descriptor [`wire::config::CONFIG_FD`]. The process
 /// must have been started for this alone: the function returns only if the agent cannot continue.
 pub fn run() -> Result<Infallible, AgentFatalError> {
-    let place = context::AgentContext::initialize()?;
+    let context = context::AgentContext::initialize()?;
     let broken = |source| AgentFatalError { step: "wait for events", source };
-    event_loop::agent::Agent::new(place).map_err(broken)?.run().map_err(broken)
+    event_loop::agent::Agent::new(context).map_err(broken)?.run().map_err(broken)
 }

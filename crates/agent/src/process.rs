@@ -61,7 +61,7 @@ pub(crate) struct ManagedProcess {
     pub(crate) tag: Option<String>,
     pub(crate) session: Option<String>,
     command: String,
-    /// The body that runs it; for a run, the body of its session's shell.
+    /// The command that runs it; for a run, the shell of its session.
     pub(crate) running: Option<RunningHandle>,
     pub(crate) pid: Option<Pid>,
     pub(crate) journal: Journal,
@@ -200,11 +200,11 @@ impl Agent {
             subjects: FaultSubjects::of_command(&command),
         });
         let wiring = StdioMode { terminal: start.terminal, stdin: start.stdin };
-        let body = self.launch_process(ProcessOwner::Process(number), &command, wiring);
-        let body = body.inspect_err(|_| self.drop_process(number))?;
+        let running = self.launch_process(ProcessOwner::Process(number), &command, wiring);
+        let running = running.inspect_err(|_| self.drop_process(number))?;
         let deadline = self.set_deadline(number, start.deadline_ms);
         let process = self.processes.get_mut(&number).expect("it was just added");
-        process.running = Some(body);
+        process.running = Some(running);
         process.deadline = deadline;
         Ok(())
     }
@@ -292,8 +292,8 @@ impl Agent {
     pub(crate) fn process_started(&mut self, number: ProcessHandle, outcome: Result<(), ExecFailure>) {
         let Some(process) = self.processes.get_mut(&number) else { return };
         let caller = process.caller.take();
-        let body = process.running.and_then(|body| self.running_processes.get(&body));
-        process.pid = body.and_then(|body| body.pid);
+        let running = process.running.and_then(|running| self.running_processes.get(&running));
+        process.pid = running.and_then(|running| running.pid);
         match outcome {
             Ok(()) => self.report_started(number, caller),
             Err(failure) => {
@@ -367,9 +367,9 @@ impl Agent {
             return;
         }
         process.deadline_passed = true;
-        if let Some(body) = process.running.and_then(|body| self.running_processes.get(&body)) {
+        if let Some(running) = process.running.and_then(|running| self.running_processes.get(&running)) {
             // A tree that cannot be killed has ended already.
-            body.tree.kill(self.context.commands.as_ref(), body.pid).ok();
+            running.tree.kill(self.context.commands.as_ref(), running.pid).ok();
         }
     }
 

@@ -6,8 +6,8 @@
 //!           ▼        ▼
 //!          without a shell ── next run ─► a new shell with the last known directory and exports
 //! ```
-//! A run is a process with its own journal. Its body is the shell's, so that signals and deadlines
-//! reach everything the session has started. A session may have a kernel instead of a shell;
+//! A run is a process with its own journal. It shares the running process of the shell, so that
+//! signals and deadlines reach everything the session has started. A session may have a kernel instead of a shell;
 //! `kernel.rs` has its protocol.
 
 mod change_dir;
@@ -72,7 +72,7 @@ pub(crate) struct Session {
 struct SessionShell {
     running: RunningHandle,
     protocol: SessionProtocol,
-    orders: InputWriter,
+    commands: InputWriter,
     verdicts: RegisteredFd,
     received: Vec<u8>,
     started: bool,
@@ -97,17 +97,17 @@ pub(crate) struct SessionRun {
 }
 
 impl Session {
-    /// The body of its kernel, and the state of its reports.
+    /// Its kernel, and the state of its reports.
     pub(crate) fn report_parser(&mut self) -> Option<(RunningHandle, &mut KernelReportParser)> {
         match self.shell.as_mut()? {
-            SessionShell { running: body, protocol: SessionProtocol::Kernel(hearing), .. } => {
-                Some((*body, hearing))
+            SessionShell { running, protocol: SessionProtocol::Kernel(parser), .. } => {
+                Some((*running, parser))
             }
             SessionShell { protocol: SessionProtocol::Shell(_), .. } => None,
         }
     }
 
-    /// The body of its shell or kernel, while there is one.
+    /// Its shell or kernel, while there is one.
     pub(crate) fn running_process(&self) -> Option<RunningHandle> {
         self.shell.as_ref().map(|shell| shell.running)
     }
@@ -174,17 +174,18 @@ impl Agent {
 
     pub(crate) fn session_statuses(&self) -> Vec<SessionStatus> {
         let status = |session: &Session| {
-            let body = session.shell.as_ref().and_then(|shell| self.running_processes.get(&shell.running));
-            let has_company =
-                |body: &RunningProcess| body.tree.has_other_members(self.context.commands.as_ref(), body.pid);
+            let running = session.shell.as_ref().and_then(|shell| self.running_processes.get(&shell.running));
+            let has_company = |running: &RunningProcess| {
+                running.tree.has_other_members(self.context.commands.as_ref(), running.pid)
+            };
             SessionStatus {
                 session: session.name.clone(),
                 busy: session.current.is_some(),
                 terminal: session.open.terminal.is_some(),
-                pid: body.and_then(|body| body.pid).map(rustix::process::Pid::as_raw_pid),
+                pid: running.and_then(|running| running.pid).map(rustix::process::Pid::as_raw_pid),
                 kernel: session.kernel.as_ref().map(|kernel| kernel.language.clone()),
                 nest: session.namespaces.as_ref().map(SessionNamespaces::status),
-                left: session.opens_with_its_shell() && body.is_some_and(has_company),
+                left: session.opens_with_its_shell() && running.is_some_and(has_company),
             }
         };
         let mut statuses: Vec<_> = self.sessions.values().filter(|s| !s.closing).map(status).collect();
@@ -236,11 +237,11 @@ impl Agent {
         }
     }
 
-    pub(crate) fn on_orders_writable(&mut self, number: SessionHandle) {
+    pub(crate) fn on_commands_writable(&mut self, number: SessionHandle) {
         let shell = self.sessions.get_mut(&number).and_then(|session| session.shell.as_mut());
         if let Some(shell) = shell {
             // A shell that does not read has ended, which is reported elsewhere.
-            shell.orders.write_queued().ok();
+            shell.commands.write_queued().ok();
         }
     }
 
@@ -292,10 +293,10 @@ impl Agent {
     /// Sends a line to a kernel. A kernel that does not read its lines gets no more of them.
     pub(crate) fn send_to_kernel(&mut self, number: SessionHandle, line: &[u8]) {
         let shell = self.sessions.get_mut(&number).and_then(|session| session.shell.as_mut());
-        if let Some(shell) = shell.filter(|shell| shell.orders.is_empty()) {
-            shell.orders.queue_bytes(line);
+        if let Some(shell) = shell.filter(|shell| shell.commands.is_empty()) {
+            shell.commands.queue_bytes(line);
             // A kernel that does not read has ended, which is reported elsewhere.
-            shell.orders.write_queued().ok();
+            shell.commands.write_queued().ok();
         }
     }
 
@@ -312,8 +313,8 @@ impl Agent {
             session.directory = Some(verdict.directory);
             session.exports = verdict.exports;
             if let VerdictKind::Done(status) = verdict.kind {
-                let body = shell.running;
-                self.drain_outputs(body);
+                let running = shell.running;
+                self.drain_outputs(running);
                 self.finish_run(number, ProcessExit::Code(status), ProcessUsage::default());
                 self.begin_next_run(number);
             }
@@ -323,9 +324,9 @@ impl Agent {
     /// Output that was printed while no run was in progress. Before a kernel is ready it may
     /// contain the reason why it never is.
     pub(crate) fn on_idle_output(&mut self, number: SessionHandle, stream: StreamTag, bytes: &[u8]) {
-        let hearing = self.sessions.get_mut(&number).and_then(Session::report_parser);
-        if let Some((_, hearing)) = hearing.filter(|_| stream == StreamTag::Stderr) {
-            hearing.keep_startup_output(bytes);
+        let parser = self.sessions.get_mut(&number).and_then(Session::report_parser);
+        if let Some((_, parser)) = parser.filter(|_| stream == StreamTag::Stderr) {
+            parser.keep_startup_output(bytes);
         }
     }
 

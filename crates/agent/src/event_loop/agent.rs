@@ -34,7 +34,7 @@ pub(crate) struct Agent {
     pub(crate) running_processes: HashMap<RunningHandle, RunningProcess>,
     pub(crate) processes: ProcessTable,
     pub(crate) children: HashMap<Pid, ChildRole>,
-    /// Bodies that have ended and whose groups may still be in use.
+    /// Running processes whose main process has ended and whose groups may still be in use.
     pub(crate) lingering: BTreeSet<RunningHandle>,
     pub(crate) sessions: SessionTable,
     /// File operations that wait for a worker.
@@ -61,9 +61,9 @@ pub(crate) struct Agent {
 /// The role of a child process. A child that is not in the table is an orphan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChildRole {
-    /// The main process of a body.
+    /// The main process of a command or shell.
     Leader(RunningHandle),
-    /// The runner of a body.
+    /// The runner of a command or shell.
     Runner(RunningHandle),
     /// Does a file operation.
     Worker,
@@ -74,15 +74,15 @@ pub(crate) enum ChildRole {
 }
 
 impl Agent {
-    pub(crate) fn new(place: AgentContext) -> io::Result<Self> {
+    pub(crate) fn new(context: AgentContext) -> io::Result<Self> {
         let poll = Epoll::new()?;
         let child_signals = SignalFd::watch(&[signals::SIGCHLD])?;
         poll.register_borrowed(child_signals.as_fd(), EventToken::Children)?;
-        poll.register_borrowed(place.listener.as_fd(), EventToken::Listener)?;
-        let broker = place.broker.as_ref().map(|(_, pid)| (*pid, ChildRole::NamespaceBroker));
-        let reserve = Some(rustix::io::fcntl_dupfd_cloexec(&place.null, 3)?);
+        poll.register_borrowed(context.listener.as_fd(), EventToken::Listener)?;
+        let broker = context.broker.as_ref().map(|(_, pid)| (*pid, ChildRole::NamespaceBroker));
+        let reserve = Some(rustix::io::fcntl_dupfd_cloexec(&context.null, 3)?);
         Ok(Self {
-            context: place,
+            context,
             poll,
             child_signals,
             connections: HashMap::new(),
@@ -125,13 +125,13 @@ impl Agent {
             EventToken::Connection(number) => self.on_connection(number, flags),
             EventToken::Near(tunnel) => self.on_near(tunnel, flags),
             EventToken::Far(tunnel) => self.on_far(tunnel, flags),
-            EventToken::Stdout(body) => self.on_output(body, StreamTag::Stdout),
-            EventToken::Stderr(body) => self.on_output(body, StreamTag::Stderr),
-            EventToken::Terminal(body) => self.on_output(body, StreamTag::Terminal),
-            EventToken::Input(body) => self.on_input_writable(body),
-            EventToken::Report(body) => self.on_exec_report(body),
-            EventToken::Runner(body) => self.on_runner_readable(body),
-            EventToken::Orders(session) => self.on_orders_writable(session),
+            EventToken::Stdout(running) => self.on_output(running, StreamTag::Stdout),
+            EventToken::Stderr(running) => self.on_output(running, StreamTag::Stderr),
+            EventToken::Terminal(running) => self.on_output(running, StreamTag::Terminal),
+            EventToken::Input(running) => self.on_input_writable(running),
+            EventToken::Report(running) => self.on_exec_report(running),
+            EventToken::Runner(running) => self.on_runner_readable(running),
+            EventToken::Commands(session) => self.on_commands_writable(session),
             EventToken::Verdict(session) => self.on_shell_report(session),
             EventToken::ReservedPort(port) => self.reserved_ports.close_waiting(port),
             EventToken::NamespaceInit(session) => self.on_init_report(session),

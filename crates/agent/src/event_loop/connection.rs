@@ -48,9 +48,9 @@ pub(crate) enum ConnectionStage {
         process: ProcessHandle,
         cursor: JournalCursor,
     },
-    /// Input for a body.
+    /// Input for a running process.
     Feeding(RunningHandle),
-    /// All input has arrived, but the body has not taken it yet.
+    /// All input has arrived, but the process has not taken it yet.
     Fed(RunningHandle),
     /// The last reply is queued; the connection closes when it has been sent.
     Leaving,
@@ -227,7 +227,7 @@ impl Agent {
                 Ok(None) => {}
                 Err(_) => self.refuse_request(number, requests::malformed_fault()),
             },
-            ConnectionStage::Feeding(body) => self.feed_input(body),
+            ConnectionStage::Feeding(running) => self.feed_input(running),
             ConnectionStage::Waiting
             | ConnectionStage::Following { .. }
             | ConnectionStage::Fed(_)

@@ -54,3 +54,14 @@ handle! {
     /// A port that the agent reserves.
     ReservedPortId
 }
+
+handle! {
+    /// The control group of one command, whose name is this number.
+    GroupId
+}
+
+impl std::fmt::Display for GroupId {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(formatter)
+    }
+}

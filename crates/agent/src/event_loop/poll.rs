@@ -37,7 +37,7 @@ pub(crate) enum EventToken {
     Runner(RunningHandle),
     /// The pipe on which a session's shell reads what to run, and the one on which it reports how
     /// that ended.
-    Orders(SessionHandle),
+    Commands(SessionHandle),
     Verdict(SessionHandle),
     /// A reserved port.
     ReservedPort(ReservedPortId),
@@ -79,7 +79,7 @@ impl EventToken {
             Self::Report(handle) => (8, handle.into()),
             Self::Runner(handle) => (9, handle.into()),
             Self::Far(handle) => (10, handle.into()),
-            Self::Orders(handle) => (11, handle.into()),
+            Self::Commands(handle) => (11, handle.into()),
             Self::Verdict(handle) => (12, handle.into()),
             Self::ReservedPort(handle) => (13, handle.into()),
             Self::NamespaceInit(handle) => (14, handle.into()),
@@ -102,7 +102,7 @@ impl EventToken {
             8 => Self::Report(number.into()),
             9 => Self::Runner(number.into()),
             10 => Self::Far(number.into()),
-            11 => Self::Orders(number.into()),
+            11 => Self::Commands(number.into()),
             12 => Self::Verdict(number.into()),
             13 => Self::ReservedPort(number.into()),
             14 => Self::NamespaceInit(number.into()),
@@ -212,7 +212,7 @@ mod tests {
             EventToken::Runner(8.into()),
             EventToken::Near(9.into()),
             EventToken::Far(10.into()),
-            EventToken::Orders(11.into()),
+            EventToken::Commands(11.into()),
             EventToken::ReservedPort(12.into()),
             EventToken::LimitView,
             EventToken::Verdict(((1 << NUMBER_BITS) - 1).into()),

@@ -18,8 +18,8 @@ impl Agent {
 
     fn on_child_end(&mut self, reaped: ReapedChild) {
         match self.children.remove(&reaped.pid) {
-            Some(ChildRole::Leader(body)) => self.leader_ended(body, reaped.end, reaped.usage),
-            Some(ChildRole::Runner(body)) => self.runner_ended(body),
+            Some(ChildRole::Leader(running)) => self.leader_ended(running, reaped.end, reaped.usage),
+            Some(ChildRole::Runner(running)) => self.runner_ended(running),
             Some(kind @ (ChildRole::Worker | ChildRole::Watcher)) => self.worker_ended(kind),
             Some(ChildRole::NamespaceBroker) => self.broker_ended(),
             None => {}
@@ -28,8 +28,8 @@ impl Agent {
 
     /// A runner ends after its last child, or was killed. In the latter case its children now
     /// belong to the agent, and the kernel reports the command's end directly.
-    fn runner_ended(&mut self, body: RunningHandle) {
-        self.on_runner_readable(body);
-        self.on_exec_report(body);
+    fn runner_ended(&mut self, running: RunningHandle) {
+        self.on_runner_readable(running);
+        self.on_exec_report(running);
     }
 }

@@ -62,13 +62,13 @@ impl Agent {
                 let trees = self.tree_statuses(ended);
                 self.send_final_reply(connection, &AgentReply::Trees(trees));
             }
-            AgentRequest::Signal(order) => {
-                self.signal_process(&order)?;
+            AgentRequest::Signal(request) => {
+                self.signal_process(&request)?;
                 self.send_final_reply(connection, &AgentReply::Ok);
             }
             AgentRequest::Input { process } => {
-                let body = self.find_open_input(&process)?;
-                self.begin_feeding(connection, body);
+                let running = self.find_open_input(&process)?;
+                self.begin_feeding(connection, running);
             }
             AgentRequest::Resize { process, columns, rows } => {
                 self.resize_terminal(&process, columns, rows)?;
@@ -131,8 +131,8 @@ impl Agent {
 
     /// Whether something that a process has started still runs.
     pub(crate) fn has_leftovers(&self, process: &ManagedProcess) -> bool {
-        let body = process.running.and_then(|body| self.running_processes.get(&body));
-        body.is_some_and(|body| !matches!(body.tree, CommandTree::Gone))
+        let running = process.running.and_then(|running| self.running_processes.get(&running));
+        running.is_some_and(|running| !matches!(running.tree, CommandTree::Gone))
     }
 
     /// The statuses of as many processes as fit in one message, in the order of their start. If not
@@ -158,49 +158,51 @@ impl Agent {
     }
 
     /// Signals a process or, if the name is a session's, what runs in that session or context.
-    fn signal_process(&mut self, order: &SignalProcess) -> Result<(), Fault> {
-        let (number, body) = match self.find_process(&order.process) {
+    fn signal_process(&mut self, request: &SignalProcess) -> Result<(), Fault> {
+        let (number, running) = match self.find_process(&request.process) {
             Ok(process) => (Some(process.number), process.running),
             Err(fault) => {
                 let session =
-                    self.sessions.find(&order.process).and_then(|number| self.sessions.get(&number));
+                    self.sessions.find(&request.process).and_then(|number| self.sessions.get(&number));
                 (None, session.ok_or(fault)?.running_process())
             }
         };
-        let Some(signal) = Signal::from_named_raw(order.signal) else {
-            return Err(fault::from_kind(FaultKind::Invalid, "signal", &order.signal.to_string()));
+        let Some(signal) = Signal::from_named_raw(request.signal) else {
+            return Err(fault::from_kind(FaultKind::Invalid, "signal", &request.signal.to_string()));
         };
-        let gone = || fault::from_errno(rustix::io::Errno::SRCH, "signal", &order.process);
-        let body = body.and_then(|body| self.running_processes.get(&body)).ok_or_else(gone)?;
+        let gone = || fault::from_errno(rustix::io::Errno::SRCH, "signal", &request.process);
+        let running = running.and_then(|running| self.running_processes.get(&running)).ok_or_else(gone)?;
         let commands = self.context.commands.as_ref();
-        let before = body.pid.filter(|_| signal == Signal::INT).map(InterruptedGroup::capture_members);
-        let sent = match (order.reach, body.pid) {
+        let before = running.pid.filter(|_| signal == Signal::INT).map(InterruptedGroup::capture_members);
+        let sent = match (request.reach, running.pid) {
             (SignalTarget::Group, Some(leader)) => rustix::process::kill_process_group(leader, signal),
             (SignalTarget::Tree | SignalTarget::Group, leader) if signal == Signal::KILL => {
-                body.tree.kill(commands, leader)
+                running.tree.kill(commands, leader)
             }
             // The leader has ended; the processes it left behind can only be reached through the
             // tree.
-            (SignalTarget::Tree | SignalTarget::Group, leader) => body.tree.signal(commands, leader, signal),
+            (SignalTarget::Tree | SignalTarget::Group, leader) => {
+                running.tree.signal(commands, leader, signal)
+            }
         };
-        let sent_to = body.pid;
+        let sent_to = running.pid;
         if let (Ok(()), Some(before), Some(number)) = (&sent, before, number) {
             self.schedule_interrupt_resend(number, before);
         }
         match (sent, sent_to) {
             // Processes of an isolated session are in another Landlock domain than the agent.
             (Err(Errno::PERM), Some(leader)) if self.context.broker.is_some() => {
-                let order = BrokerRequest::Signal { group: leader.as_raw_pid(), signal: order.signal };
-                self.send_broker_request(&order, &[]).map(drop)
+                let request = BrokerRequest::Signal { group: leader.as_raw_pid(), signal: request.signal };
+                self.send_broker_request(&request, &[]).map(drop)
             }
-            (sent, _) => sent.map_err(|errno| fault::from_errno(errno, "signal", &order.process)),
+            (sent, _) => sent.map_err(|errno| fault::from_errno(errno, "signal", &request.process)),
         }
     }
 
     fn find_open_input(&self, name: &str) -> Result<RunningHandle, Fault> {
         let process = self.find_process(name)?;
         let open = |number: &RunningHandle| {
-            self.running_processes.get(number).is_some_and(|body| body.input.is_some())
+            self.running_processes.get(number).is_some_and(|running| running.input.is_some())
         };
         let closed =
             || fault::from_kind(FaultKind::Invalid, "write", &format!("{name}: its input is not open"));
@@ -209,9 +211,11 @@ impl Agent {
 
     fn resize_terminal(&self, name: &str, columns: u16, rows: u16) -> Result<(), Fault> {
         let process = self.find_process(name)?;
-        let body =
-            process.running.and_then(|body| self.running_processes.get(&body)).filter(|body| body.terminal);
-        let Some((_, master)) = body.and_then(|body| body.outputs.first()) else {
+        let running = process
+            .running
+            .and_then(|running| self.running_processes.get(&running))
+            .filter(|running| running.terminal);
+        let Some((_, master)) = running.and_then(|running| running.outputs.first()) else {
             return Err(fault::from_kind(
                 FaultKind::Invalid,
                 "resize",

@@ -132,13 +132,13 @@ impl Agent {
     /// Like [`Agent::start_worker`], in a process that the namespace broker clones.
     fn start_isolated_worker(&mut self, job: FileJob, kind: ChildRole, session: &str) {
         let FileJob { connection, decoder, request } = job;
-        let order = BrokerRequest::Work {
+        let broker_request = BrokerRequest::Work {
             session: session.to_owned(),
             request,
             rest: Vec::from(decoder.into_rest()),
             config: self.config_update(),
         };
-        match self.send_broker_request(&order, &[connection.as_fd()]) {
+        match self.send_broker_request(&broker_request, &[connection.as_fd()]) {
             Ok(Some(pid)) => {
                 self.children.insert(pid, kind);
                 match kind {

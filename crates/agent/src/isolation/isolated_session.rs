@@ -6,8 +6,8 @@
 //!            ▼                                                 ▼
 //!          dead: runs are refused                           the init is killed, with everything inside
 //! ```
-//! The namespace init is a body of its own, so its group and its end are tracked like those of
-//! commands. When it is killed, the kernel kills every process in its pid namespace.
+//! The namespace init is a running process of its own, so its group and its end are tracked like
+//! those of commands. When it is killed, the kernel kills every process in its pid namespace.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ use wire::{AgentReply, Fault, FaultKind};
 
 use crate::event_loop::agent::{Agent, now_ms};
 use crate::event_loop::alarms::Alarm;
-use crate::event_loop::handles::{ConnectionId, RunningHandle, SessionHandle};
+use crate::event_loop::handles::{ConnectionId, GroupId, RunningHandle, SessionHandle};
 use crate::event_loop::poll::{EventToken, RegisteredFd};
 use crate::fault;
 use crate::isolation::limit_view::THREADS_VARIABLE;
@@ -51,7 +51,7 @@ const MAX_INIT_REPORT_BYTES: usize = 16 << 10;
 /// The namespaces of a session.
 #[derive(Debug)]
 pub(crate) struct SessionNamespaces {
-    /// The body of its namespace init, until that has ended.
+    /// Its namespace init, until that has ended.
     init: Option<RunningHandle>,
     /// The pipe on which the namespace init reports that it is ready, or why not.
     report: Option<RegisteredFd>,
@@ -106,7 +106,7 @@ impl Agent {
         }
     }
 
-    /// The parts of the configuration that an order needs.
+    /// The parts of the configuration that a request needs.
     pub(crate) fn config_update(&self) -> ConfigUpdate {
         let config = &self.context.config;
         let mut env = config.env.clone();
@@ -116,15 +116,15 @@ impl Agent {
         ConfigUpdate { env, env_file: config.env_file.clone() }
     }
 
-    /// Sends an order to the namespace broker. A broker that fails to answer is not used again.
+    /// Sends a request to the namespace broker. A broker that fails to answer is not used again.
     pub(crate) fn send_broker_request(
         &mut self,
-        order: &BrokerRequest,
+        request: &BrokerRequest,
         with: &[BorrowedFd<'_>],
     ) -> Result<Option<Pid>, Fault> {
         self.check_isolation_supported()?;
         let (channel, _) = self.context.broker.as_ref().expect("the check above has found it");
-        match namespace_broker::send_request(channel, order, with) {
+        match namespace_broker::send_request(channel, request, with) {
             Ok(answer) => answer.0.map_err(|errno| fault::from_errno(errno, "start", "in the session")),
             Err(error) => {
                 self.broker_ended();
@@ -158,14 +158,14 @@ impl Agent {
         let group = tree::make_group(commands, placement.group).map_err(failed)?;
         let watched = self.poll.register_fd(report, EventToken::NamespaceInit(number), EventFlags::IN);
         let watched = watched.map_err(|error| fault::from_io(&error, "open session", &name))?;
-        let order = BrokerRequest::Make { session: name.clone(), spec, identity, share: placement.share };
-        let pid = self.send_broker_request(&order, &[theirs.as_fd(), group.as_fd()]);
+        let request = BrokerRequest::Make { session: name.clone(), spec, identity, share: placement.share };
+        let pid = self.send_broker_request(&request, &[theirs.as_fd(), group.as_fd()]);
         let Some(pid) = pid.inspect_err(|_| self.remove_unused_group(placement.group))? else {
             return Err(failed(Errno::IO));
         };
         let init = self.track_namespace_init(number, pid, placement);
         let now = now_ms();
-        let kept = SessionNamespaces {
+        let namespaces = SessionNamespaces {
             init: Some(init),
             report: Some(watched),
             received: Vec::new(),
@@ -173,11 +173,11 @@ impl Agent {
             used_ms: now,
             idle: None,
         };
-        self.sessions.get_mut(&number).expect("it is still there").namespaces = Some(kept);
+        self.sessions.get_mut(&number).expect("it is still there").namespaces = Some(namespaces);
         Ok(())
     }
 
-    fn remove_unused_group(&self, group: u64) {
+    fn remove_unused_group(&self, group: GroupId) {
         if let Some(commands) = &self.context.commands {
             tree::remove_group(commands, group);
         }
@@ -185,21 +185,21 @@ impl Agent {
 
     /// The namespace init has written to its report pipe or closed it.
     pub(crate) fn on_init_report(&mut self, number: SessionHandle) {
-        let Some(kept) = self.sessions.get_mut(&number).and_then(|session| session.namespaces.as_mut())
+        let Some(namespaces) = self.sessions.get_mut(&number).and_then(|session| session.namespaces.as_mut())
         else {
             return;
         };
-        let Some(report) = &kept.report else { return };
+        let Some(report) = &namespaces.report else { return };
         let mut bytes = [0; 1024];
         match rustix::io::read(report.as_fd(), &mut bytes) {
             Err(Errno::AGAIN | Errno::INTR) => return,
-            Ok(count @ 1..) if kept.received.len() < MAX_INIT_REPORT_BYTES => {
-                kept.received.extend_from_slice(&bytes[..count]);
+            Ok(count @ 1..) if namespaces.received.len() < MAX_INIT_REPORT_BYTES => {
+                namespaces.received.extend_from_slice(&bytes[..count]);
                 return;
             }
-            Ok(_) | Err(_) => kept.report = None,
+            Ok(_) | Err(_) => namespaces.report = None,
         }
-        let heard = std::mem::take(&mut kept.received);
+        let heard = std::mem::take(&mut namespaces.received);
         if heard.is_empty() {
             let started = self.start_shell(number);
             if let Err(fault) = started {
@@ -237,9 +237,9 @@ impl Agent {
         self.on_init_report(number);
         let Some(session) = self.sessions.get_mut(&number) else { return };
         let name = session.name.clone();
-        if let Some(kept) = &mut session.namespaces {
-            kept.init = None;
-            kept.report = None;
+        if let Some(namespaces) = &mut session.namespaces {
+            namespaces.init = None;
+            namespaces.report = None;
         }
         // If the broker is gone there is nothing to forget, and its stored changes end with the
         // sandbox.
@@ -260,16 +260,16 @@ impl Agent {
 
     /// Kills the namespace init and thereby everything in its namespaces.
     pub(crate) fn kill_namespace_init(&mut self, number: SessionHandle) {
-        let Some(kept) = self.sessions.get_mut(&number).and_then(|session| session.namespaces.as_mut())
+        let Some(namespaces) = self.sessions.get_mut(&number).and_then(|session| session.namespaces.as_mut())
         else {
             return;
         };
-        let idle = kept.idle.take();
-        let init = kept.init;
+        let idle = namespaces.idle.take();
+        let init = namespaces.init;
         self.alarms.stop(idle, Alarm::Idle(number));
-        if let Some(body) = init.and_then(|init| self.running_processes.get(&init)) {
+        if let Some(running) = init.and_then(|init| self.running_processes.get(&init)) {
             // A group that cannot be killed has ended already.
-            body.tree.kill(self.context.commands.as_ref(), body.pid).ok();
+            running.tree.kill(self.context.commands.as_ref(), running.pid).ok();
         }
     }
 
@@ -283,10 +283,10 @@ impl Agent {
     ) -> Result<RunningHandle, Fault> {
         let failed = |errno| fault::from_errno(errno, "start", session);
         self.refresh_limit_view();
-        let around =
+        let environment =
             ExecEnvironment::new(&self.context.config, inside.identity, inside.env, inside.directory)?;
         let placement = CommandPlacement { group: self.next_handle(), share: self.least_used_share() };
-        let (ours, theirs) = exec::open_stdio(&self.context, wiring, &around.user).map_err(failed)?;
+        let (ours, theirs) = exec::open_stdio(&self.context, wiring, &environment.user).map_err(failed)?;
         let (report, their_report) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
         rustix::io::ioctl_fionbio(&report, true).map_err(failed)?;
         let commands = self.context.commands.as_ref().ok_or(Errno::NOTSUP).map_err(failed)?;
@@ -360,11 +360,11 @@ impl Agent {
         };
         let wiring = StdioMode { terminal: None, stdin: false };
         let launched = self.launch_isolated(ProcessOwner::Process(process), &run.session, inside, wiring);
-        let body = launched.inspect_err(|_| self.drop_process(process))?;
-        let pid = self.running_processes.get(&body).and_then(|body| body.pid);
+        let running = launched.inspect_err(|_| self.drop_process(process))?;
+        let pid = self.running_processes.get(&running).and_then(|running| running.pid);
         let deadline = self.set_deadline(process, run.deadline_ms);
         if let Some(begun) = self.processes.get_mut(&process) {
-            begun.running = Some(body);
+            begun.running = Some(running);
             begun.pid = pid;
             begun.deadline = deadline;
         }
@@ -376,14 +376,16 @@ impl Agent {
     pub(crate) fn restart_idle_timer(&mut self, number: SessionHandle) {
         let Some(session) = self.sessions.get_mut(&number) else { return };
         let busy = session.current.is_some() || session.closing;
-        let Some(kept) = &mut session.namespaces else { return };
-        kept.used_ms = now_ms();
+        let Some(namespaces) = &mut session.namespaces else { return };
+        namespaces.used_ms = now_ms();
         let limit = session.open.nest.as_ref().and_then(|spec| spec.idle_ms).filter(|_| !busy);
-        let former = kept.idle.take();
+        let former = namespaces.idle.take();
         self.alarms.stop(former, Alarm::Idle(number));
         let next = limit.and_then(|limit| self.alarms.set(Duration::from_millis(limit), Alarm::Idle(number)));
-        if let Some(kept) = self.sessions.get_mut(&number).and_then(|session| session.namespaces.as_mut()) {
-            kept.idle = next;
+        if let Some(namespaces) =
+            self.sessions.get_mut(&number).and_then(|session| session.namespaces.as_mut())
+        {
+            namespaces.idle = next;
         }
     }
 

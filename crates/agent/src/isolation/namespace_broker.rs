@@ -1,7 +1,7 @@
 //! The namespace broker: the one process in a sandbox that may create namespaces.
 //!
 //! ```text
-//! agent ── order ──► broker ── clone ──► namespace init ──┐
+//! agent ── request ─► broker ── clone ──► namespace init ──┐
 //!   ◄── pid ────────┘   └───── clone ──► shell, command, worker in the namespaces
 //!   all are children of the agent ◄──────────────────────┘
 //! ```
@@ -10,7 +10,7 @@
 //! them, perform a file operation in them, signal a program in them, and discard the changes made
 //! in them. Every process it clones gives up those privileges before it handles any input, and
 //! becomes the agent's child, so that the agent tracks it like any other child. The broker takes
-//! orders from the agent alone and answers each at once; the work is done by the processes it
+//! requests from the agent alone and answers each at once; the work is done by the processes it
 //! clones.
 
 mod namespace_init;
@@ -39,7 +39,7 @@ use self::namespace_init::NamespaceInitTask;
 pub(crate) use self::protocol::{
     BrokerReply, BrokerRequest, ConfigUpdate, SessionProgram, StartProgramRequest, send_request,
 };
-use crate::context::{AgentContext, MIN_PRIVATE_FD};
+use crate::context::{AgentContext, CpuShare, MIN_PRIVATE_FD};
 use crate::files::worker;
 use crate::identity::ResolvedUser;
 use crate::process::child::{self, ChildStdio};
@@ -50,7 +50,7 @@ use crate::session::shell::ShellDialect;
 /// Where the disk for changes is mounted, in a mount namespace that contains no process.
 const DISK_MOUNT_POINT: &str = "/dev/shm";
 
-/// Forks the broker. Returns the channel on which it takes orders, and its pid.
+/// Forks the broker. Returns the channel on which it takes requests, and its pid.
 pub(crate) fn start_broker(
     context: &AgentContext,
     disk: Option<OwnedFd>,
@@ -76,8 +76,8 @@ struct NamespaceBroker<'a> {
     sandbox_pid_namespace: OwnedFd,
     stores: ChangeStorage,
     sessions: HashMap<String, IsolatedSession>,
-    /// How many sessions were isolated so far; numbers their directories on the disk.
-    sessions_created: u64,
+    /// The store of the session that was isolated last.
+    last_store: ChangeStoreId,
 }
 
 /// An isolated session that was created.
@@ -87,8 +87,8 @@ struct IsolatedSession {
     channel: OwnedFd,
     namespaces: Option<NamespaceFds>,
     share_network: bool,
-    /// The number of its directory on the disk.
-    store: u64,
+    /// Its directory on the disk.
+    store: ChangeStoreId,
 }
 
 /// The namespaces of a session.
@@ -127,6 +127,20 @@ struct ChangeStorage {
     disk_namespace: Option<OwnedFd>,
 }
 
+/// The directory with the changes of one session. Its number is never used again.
+#[derive(Clone, Copy, Debug)]
+struct ChangeStoreId(u64);
+
+impl ChangeStoreId {
+    fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+
+    fn directory_name(self) -> String {
+        self.0.to_string()
+    }
+}
+
 impl ChangeStorage {
     fn new(disk: Option<OwnedFd>) -> io::Result<Self> {
         let Some(disk) = disk else { return Ok(Self { disk_namespace: None }) };
@@ -143,25 +157,24 @@ impl ChangeStorage {
     }
 
     /// Mounts the disk directory of one session in the current mount namespace.
-    fn mount_disk(&self, place: &Path, store: u64) -> io::Result<()> {
+    fn mount_disk(&self, target: &Path, store: ChangeStoreId) -> io::Result<()> {
         let Some(aside) = &self.disk_namespace else { return Ok(()) };
         let here = open_namespace("mnt")?;
         namespaces::enter_namespace(aside.as_fd(), NamespaceSet::MOUNT)?;
-        let own = Path::new(DISK_MOUNT_POINT).join(store.to_string());
+        let own = Path::new(DISK_MOUNT_POINT).join(store.directory_name());
         std::fs::create_dir(&own)?;
         let tree = mounts::clone_tree(&own, MountDepth::Single)?;
         namespaces::enter_namespace(here.as_fd(), NamespaceSet::MOUNT)?;
-        std::fs::create_dir(place)?;
-        mounts::attach_mount(tree.as_fd(), place)
+        std::fs::create_dir(target)?;
+        mounts::attach_mount(tree.as_fd(), target)
     }
 
     /// Removes the stored changes of a session that is gone. Files that cannot be removed stay on
-    /// the disk of the sandbox and count against its limit, but conflict with nothing: the number
-    /// of a store is never used again.
-    fn remove_changes(&self, store: u64) -> io::Result<()> {
+    /// the disk of the sandbox and count against its limit, but conflict with nothing.
+    fn remove_changes(&self, store: ChangeStoreId) -> io::Result<()> {
         let Some(aside) = &self.disk_namespace else { return Ok(()) };
         namespaces::enter_namespace(aside.as_fd(), NamespaceSet::MOUNT)?;
-        remove::remove_tree(Path::new(DISK_MOUNT_POINT), &store.to_string())
+        remove::remove_tree(Path::new(DISK_MOUNT_POINT), &store.directory_name())
     }
 }
 
@@ -172,7 +185,7 @@ fn open_namespace(kind: &str) -> io::Result<OwnedFd> {
 
 impl<'a> NamespaceBroker<'a> {
     fn new(
-        place: &'a AgentContext,
+        context: &'a AgentContext,
         channel: OwnedFd,
         disk: Option<OwnedFd>,
         filter: &Filter,
@@ -181,24 +194,24 @@ impl<'a> NamespaceBroker<'a> {
         let home = open_namespace("pid")?;
         // No descriptor through which the agent's data could be read or its connections answered
         // stays open here.
-        let kept = place.commands.iter().chain(&place.tasks).chain(place.all_shares());
-        let own = [&channel, &home, &place.null].into_iter().chain(stores.disk_namespace.as_ref());
+        let kept = context.commands.iter().chain(&context.tasks).chain(context.all_shares());
+        let own = [&channel, &home, &context.null].into_iter().chain(stores.disk_namespace.as_ref());
         linux::descriptors::close_all_except_these(kept.chain(own).map(AsFd::as_fd))?;
         filter.install()?;
         Ok(Self {
-            context: place,
+            context,
             channel,
             sandbox_pid_namespace: home,
             stores,
             sessions: HashMap::new(),
-            sessions_created: 0,
+            last_store: ChangeStoreId(0),
         })
     }
 
     fn run(mut self) -> ! {
         while let Ok(Some(heard)) = protocol::receive_request(&self.channel) {
             let done =
-                protocol::parse_request(heard).and_then(|(order, with)| self.handle_request(order, with));
+                protocol::parse_request(heard).and_then(|(request, with)| self.handle_request(request, with));
             let answer = BrokerReply(done.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO)));
             if protocol::send_reply(&self.channel, answer).is_err() {
                 break;
@@ -207,8 +220,8 @@ impl<'a> NamespaceBroker<'a> {
         spawn::exit_now(0)
     }
 
-    fn handle_request(&mut self, order: BrokerRequest, with: Vec<OwnedFd>) -> io::Result<Option<Pid>> {
-        match order {
+    fn handle_request(&mut self, request: BrokerRequest, with: Vec<OwnedFd>) -> io::Result<Option<Pid>> {
+        match request {
             BrokerRequest::Make { session, spec, identity, share } => {
                 self.create_session(session, &spec, &identity, share, expect_descriptors(with)?).map(Some)
             }
@@ -233,15 +246,15 @@ impl<'a> NamespaceBroker<'a> {
         session: String,
         spec: &IsolatedSessionSpec,
         identity: &UserIdentity,
-        share: usize,
+        share: CpuShare,
         [report, group]: [OwnedFd; 2],
     ) -> io::Result<Pid> {
         let who = fault_to_io_error(ResolvedUser::find(&self.context.config, identity))?;
         let own = NamespaceSet::MOUNT.and(NamespaceSet::PID).and(NamespaceSet::IPC);
         let own = if spec.share_network { own } else { own.and(NamespaceSet::NET) };
-        let (way, theirs) = protocol::create_channel()?;
-        self.sessions_created += 1;
-        let store = self.sessions_created;
+        let (channel, theirs) = protocol::create_channel()?;
+        self.last_store = self.last_store.next();
+        let store = self.last_store;
         let (forked, join) = self.clone_into_group(own, &group)?;
         match forked {
             ForkResult::Child => {
@@ -251,13 +264,9 @@ impl<'a> NamespaceBroker<'a> {
                 namespace_init::init_main(self.context, &task, join, report)
             }
             ForkResult::Parent { pid, .. } => {
-                let kept = IsolatedSession {
-                    channel: way,
-                    namespaces: None,
-                    share_network: spec.share_network,
-                    store,
-                };
-                self.sessions.insert(session, kept);
+                let isolated =
+                    IsolatedSession { channel, namespaces: None, share_network: spec.share_network, store };
+                self.sessions.insert(session, isolated);
                 Ok(pid)
             }
         }
@@ -333,14 +342,16 @@ impl<'a> NamespaceBroker<'a> {
 
     /// The stored changes are removed by a separate process, which may take as long as it needs.
     fn forget_session(&mut self, session: &str) -> io::Result<Option<Pid>> {
-        let Some(kept) = self.sessions.remove(session).filter(|_| self.stores.has_disk()) else {
+        let Some(isolated) = self.sessions.remove(session).filter(|_| self.stores.has_disk()) else {
             return Ok(None);
         };
         let commands = self.context.commands.as_ref().ok_or(Errno::NOTSUP)?;
         let group = worker::open_worker_group(commands)?;
         match self.clone_into_group(NamespaceSet::NONE, &group)?.0 {
             ForkResult::Parent { .. } => Ok(None),
-            ForkResult::Child => spawn::exit_now(i32::from(self.stores.remove_changes(kept.store).is_err())),
+            ForkResult::Child => {
+                spawn::exit_now(i32::from(self.stores.remove_changes(isolated.store).is_err()))
+            }
         }
     }
 
@@ -381,16 +392,17 @@ fn prepare_command(
     private: Vec<OwnedFd>,
 ) -> Result<PreparedCommand, wire::Fault> {
     let config = with_config_update(context, begin.config.clone());
-    let mut around = ExecEnvironment::new(&config, &begin.identity, &begin.env, begin.directory.as_ref())?;
-    around.filter_variables(&begin.screen)?;
+    let mut environment =
+        ExecEnvironment::new(&config, &begin.identity, &begin.env, begin.directory.as_ref())?;
+    environment.filter_variables(&begin.screen)?;
     match &begin.program {
-        SessionProgram::Text(text) => PreparedCommand::from_shell(around, text, false),
+        SessionProgram::Text(text) => PreparedCommand::from_shell(environment, text, false),
         SessionProgram::Shell => {
             use std::os::fd::AsRawFd;
             let path = command::shell_path();
             let number = |index: usize| private.get(index).map_or(-1, AsRawFd::as_raw_fd);
             let words = ShellDialect::from_path(path).start_arguments(path, number(0), number(1));
-            PreparedCommand::from_words(around, &words, private)
+            PreparedCommand::from_words(environment, &words, private)
         }
     }
 }

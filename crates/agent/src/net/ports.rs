@@ -98,10 +98,8 @@ impl Agent {
         // events.
         let far = self.poll.register_fd(far, EventToken::Far(number), EventFlags::OUT);
         let far = far.map_err(|error| fault::from_io(&error, "connect", &subject))?;
-        let patience = self.alarms.set(DIAL_TIMEOUT, Alarm::Dial(number));
-        self.tunnels
-            .dials
-            .insert(number, PendingDial { connection, port, family, far, times_out_at: patience });
+        let times_out_at = self.alarms.set(DIAL_TIMEOUT, Alarm::Dial(number));
+        self.tunnels.dials.insert(number, PendingDial { connection, port, family, far, times_out_at });
         Ok(())
     }
 

@@ -36,73 +36,73 @@ pub(crate) struct BackpressureState {
 
 impl Agent {
     /// Pauses or resumes reading from a process's pipes, depending on its reader.
-    pub(crate) fn update_backpressure(&mut self, process: ProcessHandle) {
-        let Some(running) = self.processes.get_mut(&process) else { return };
-        let retention = running.journal.retention();
-        if !retention.lossless || running.ended.is_some() {
+    pub(crate) fn update_backpressure(&mut self, number: ProcessHandle) {
+        let Some(process) = self.processes.get_mut(&number) else { return };
+        let retention = process.journal.retention();
+        if !retention.lossless || process.ended.is_some() {
             return;
         }
-        let reader = running.backpressure.reader.and_then(|reader| self.connections.get(&reader));
+        let reader = process.backpressure.reader.and_then(|reader| self.connections.get(&reader));
         let position = reader.and_then(|reader| match reader.stage {
             ConnectionStage::Following { cursor, .. } => Some(cursor),
             _ => None,
         });
-        let released = running.backpressure.released;
-        running.journal.pin(position.map(|cursor| cursor.offset).filter(|_| !released));
+        let released = process.backpressure.released;
+        process.journal.pin(position.map(|cursor| cursor.offset).filter(|_| !released));
         // Half of the retained size; the other half is for what the pipes still hold.
         let most = (retention.last / 2).max(MIN_LAG);
         let lags = position.is_some_and(|cursor| {
-            let behind = running.journal.written().saturating_sub(cursor.offset);
-            behind > most || running.journal.backlog(&cursor) > running.journal.max_tail_bytes() / 2
+            let behind = process.journal.written().saturating_sub(cursor.offset);
+            behind > most || process.journal.backlog(&cursor) > process.journal.max_tail_bytes() / 2
         });
         let held = lags && !released;
-        let stalled_at = running.backpressure.stalled_at;
+        let stalled_at = process.backpressure.stalled_at;
         let interest = if held { EventFlags::empty() } else { EventFlags::IN };
-        if let Some(body) = running.running.and_then(|body| self.running_processes.get_mut(&body)) {
-            for (_, source) in &mut body.outputs {
+        if let Some(running) = process.running.and_then(|running| self.running_processes.get_mut(&running)) {
+            for (_, source) in &mut running.outputs {
                 source.set_interest(interest);
             }
         }
-        if let Some(session) = running.session.clone() {
+        if let Some(session) = process.session.clone() {
             self.set_report_interest(&session, interest);
         }
         match (held, stalled_at, retention.stall_ms) {
             (true, None, Some(limit)) => {
-                let stalled_at = self.alarms.set(Duration::from_millis(limit), Alarm::Stall(process));
-                self.set_stalled_at(process, stalled_at);
+                let stalled_at = self.alarms.set(Duration::from_millis(limit), Alarm::Stall(number));
+                self.set_stalled_at(number, stalled_at);
             }
-            (false, Some(_), _) => self.stop_stall_alarm(process),
+            (false, Some(_), _) => self.stop_stall_alarm(number),
             _ => {}
         }
     }
 
     /// The reader took bytes: it is not stalled, and its lag blocks the command again.
-    pub(crate) fn reader_advanced(&mut self, process: ProcessHandle, connection: ConnectionId) {
-        let Some(running) = self.processes.get_mut(&process) else { return };
-        if running.backpressure.reader == Some(connection) {
-            running.backpressure.released = false;
-            self.stop_stall_alarm(process);
+    pub(crate) fn reader_advanced(&mut self, number: ProcessHandle, connection: ConnectionId) {
+        let Some(process) = self.processes.get_mut(&number) else { return };
+        if process.backpressure.reader == Some(connection) {
+            process.backpressure.released = false;
+            self.stop_stall_alarm(number);
         }
     }
 
     /// The reader took no byte for the whole stall limit.
-    pub(crate) fn reader_stalled(&mut self, process: ProcessHandle) {
-        if let Some(running) = self.processes.get_mut(&process) {
-            running.backpressure.stalled_at = None;
-            running.backpressure.released = true;
+    pub(crate) fn reader_stalled(&mut self, number: ProcessHandle) {
+        if let Some(process) = self.processes.get_mut(&number) {
+            process.backpressure.stalled_at = None;
+            process.backpressure.released = true;
         }
-        self.update_backpressure(process);
+        self.update_backpressure(number);
     }
 
-    fn set_stalled_at(&mut self, process: ProcessHandle, stalled_at: Option<Instant>) {
-        if let Some(running) = self.processes.get_mut(&process) {
-            running.backpressure.stalled_at = stalled_at;
+    fn set_stalled_at(&mut self, number: ProcessHandle, stalled_at: Option<Instant>) {
+        if let Some(process) = self.processes.get_mut(&number) {
+            process.backpressure.stalled_at = stalled_at;
         }
     }
 
-    pub(crate) fn stop_stall_alarm(&mut self, process: ProcessHandle) {
-        let Some(running) = self.processes.get_mut(&process) else { return };
-        let stalled_at = running.backpressure.stalled_at.take();
-        self.alarms.stop(stalled_at, Alarm::Stall(process));
+    pub(crate) fn stop_stall_alarm(&mut self, number: ProcessHandle) {
+        let Some(process) = self.processes.get_mut(&number) else { return };
+        let stalled_at = process.backpressure.stalled_at.take();
+        self.alarms.stop(stalled_at, Alarm::Stall(number));
     }
 }

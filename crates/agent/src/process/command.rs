@@ -155,25 +155,26 @@ impl ExecEnvironment {
 
 impl PreparedCommand {
     pub(crate) fn new(config: &AgentConfig, start: &process::StartProcess) -> Result<Self, Fault> {
-        let mut around = ExecEnvironment::new(config, &start.identity, &start.env, start.directory.as_ref())?;
+        let mut environment =
+            ExecEnvironment::new(config, &start.identity, &start.env, start.directory.as_ref())?;
         if start.terminal.is_some() {
-            around.set_default_variable("TERM", "xterm-256color");
+            environment.set_default_variable("TERM", "xterm-256color");
         }
         match &start.command {
-            process::CommandLine::Argv(words) => Self::from_words(around, words, Vec::new()),
-            process::CommandLine::Shell { text, login } => Self::from_shell(around, text, *login),
+            process::CommandLine::Argv(words) => Self::from_words(environment, words, Vec::new()),
+            process::CommandLine::Shell { text, login } => Self::from_shell(environment, text, *login),
         }
     }
 
     pub(crate) fn from_words(
-        around: ExecEnvironment,
+        environment: ExecEnvironment,
         words: &[String],
         kept: Vec<OwnedFd>,
     ) -> Result<Self, Fault> {
         let Some(name) = words.first().filter(|name| !name.is_empty()) else {
             return Err(fault::from_kind(FaultKind::Invalid, "start", "an empty command"));
         };
-        let ExecEnvironment { user: who, env, workdir, env_file_inputs: late, .. } = around;
+        let ExecEnvironment { user: who, env, workdir, env_file_inputs: late, .. } = environment;
         let ResolvedProgram { programs, environment, .. } = ResolvedProgram::new(name, &env)?;
         Ok(Self {
             user: who,

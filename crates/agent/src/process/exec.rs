@@ -11,7 +11,8 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Pid;
 use wire::process::TerminalSize;
 
-use crate::context::{AgentContext, MIN_PRIVATE_FD};
+use crate::context::{AgentContext, CpuShare, MIN_PRIVATE_FD};
+use crate::event_loop::handles::GroupId;
 use crate::identity::ResolvedUser;
 use crate::process::child::{self, ChildStdio};
 use crate::process::command::PreparedCommand;
@@ -27,10 +28,10 @@ pub(crate) struct StdioMode {
 /// The cgroup and processor share that a command is forked into.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CommandPlacement {
-    /// The number of its own group.
-    pub(crate) group: u64,
+    /// Its own group.
+    pub(crate) group: GroupId,
     /// Its share of the processor, where shares are separate from groups.
-    pub(crate) share: usize,
+    pub(crate) share: CpuShare,
 }
 
 /// A forked child that is about to become a command, and our ends of its pipes or terminal.
@@ -47,7 +48,7 @@ pub(crate) struct LaunchedCommand {
 /// The means to signal and kill the whole tree.
 #[derive(Debug)]
 pub(crate) enum TreeControl {
-    Group(u64),
+    Group(GroupId),
     Runner(OwnedFd),
 }
 
@@ -72,14 +73,14 @@ pub(crate) fn launch_command(
         their_report = rustix::io::fcntl_dupfd_cloexec(&their_report, MIN_PRIVATE_FD)?;
     }
     rustix::io::ioctl_fionbio(&report, true)?;
-    let (pid, keeper) = match &context.commands {
+    let (pid, control) = match &context.commands {
         Some(commands) => {
             let pid = fork_into_group(context, command, &theirs, commands, placement, &their_report)?;
             (pid, TreeControl::Group(placement.group))
         }
         None => fork_runner(context, command, &theirs, &their_report)?,
     };
-    Ok(LaunchedCommand { pid, control: keeper, report, parent_ends: ours })
+    Ok(LaunchedCommand { pid, control, report, parent_ends: ours })
 }
 
 fn fork_into_group(

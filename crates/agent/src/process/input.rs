@@ -85,48 +85,49 @@ enum FeederState {
 
 impl Agent {
     /// Replies `Ok` and handles the input that follows the request.
-    pub(crate) fn begin_feeding(&mut self, connection: ConnectionId, body: RunningHandle) {
+    pub(crate) fn begin_feeding(&mut self, connection: ConnectionId, running: RunningHandle) {
         self.send_reply(connection, &AgentReply::Ok);
         if let Some(asking) = self.connections.get_mut(&connection) {
-            asking.stage = ConnectionStage::Feeding(body);
+            asking.stage = ConnectionStage::Feeding(running);
         }
-        self.feed_input(body);
+        self.feed_input(running);
     }
 
-    /// Accepts input from the feeders of a body in the order of their connections, so that the rest
-    /// of one feeder's input precedes the input of the next.
-    pub(crate) fn feed_input(&mut self, body: RunningHandle) {
+    /// Accepts input from the feeders of a process in the order of their connections, so that the
+    /// rest of one feeder's input precedes the input of the next.
+    pub(crate) fn feed_input(&mut self, running: RunningHandle) {
         loop {
             let is_stuck = self
-                .feeders_of(body)
+                .feeders_of(running)
                 .into_iter()
-                .any(|feeder| self.feed_from(feeder, body) == FeederState::Stuck);
-            self.write_input(body);
+                .any(|feeder| self.feed_from(feeder, running) == FeederState::Stuck);
+            self.write_input(running);
             // A feeder waits only while the process has input to take, because only then an event
             // follows. The process may have taken all of it, or closed it, since the feeder stopped.
-            if !is_stuck || self.has_waiting_input(body) {
+            if !is_stuck || self.has_waiting_input(running) {
                 return;
             }
         }
     }
 
-    fn has_waiting_input(&self, body: RunningHandle) -> bool {
-        let input = self.running_processes.get(&body).and_then(|body| body.input.as_ref());
+    fn has_waiting_input(&self, running: RunningHandle) -> bool {
+        let input = self.running_processes.get(&running).and_then(|running| running.input.as_ref());
         input.is_some_and(|input| !input.is_empty())
     }
 
-    fn feeders_of(&self, body: RunningHandle) -> Vec<ConnectionId> {
-        let feeding = |connection: &IncomingConnection| matches!(connection.stage, ConnectionStage::Feeding(fed) if fed == body);
+    fn feeders_of(&self, running: RunningHandle) -> Vec<ConnectionId> {
+        let feeding = |connection: &IncomingConnection| matches!(connection.stage, ConnectionStage::Feeding(fed) if fed == running);
         let mut feeders: Vec<ConnectionId> =
             self.connections.iter().filter(|(_, c)| feeding(c)).map(|(number, _)| *number).collect();
         feeders.sort_unstable();
         feeders
     }
 
-    fn feed_from(&mut self, connection: ConnectionId, body: RunningHandle) -> FeederState {
+    fn feed_from(&mut self, connection: ConnectionId, running: RunningHandle) -> FeederState {
         loop {
             let Some(asking) = self.connections.get_mut(&connection) else { return FeederState::Over };
-            let Some(input) = self.running_processes.get_mut(&body).and_then(|body| body.input.as_mut())
+            let Some(input) =
+                self.running_processes.get_mut(&running).and_then(|running| running.input.as_mut())
             else {
                 self.refuse_request(
                     connection,
@@ -141,11 +142,11 @@ impl Agent {
             match asking.decoder.next_frame() {
                 Ok(Some(Frame::Data(bytes))) => {
                     input.queue_bytes(&bytes);
-                    self.write_input(body);
+                    self.write_input(running);
                 }
                 Ok(Some(Frame::End)) => {
                     input.end();
-                    asking.stage = ConnectionStage::Fed(body);
+                    asking.stage = ConnectionStage::Fed(running);
                     return FeederState::Over;
                 }
                 Ok(None) if asking.finished_sending() => {
@@ -168,20 +169,20 @@ impl Agent {
     /// Writes more input. When all of it is written, the connections that have sent `End` are
     /// closed: to the server that is the reply.
     fn write_input(&mut self, number: RunningHandle) {
-        let Some(body) = self.running_processes.get_mut(&number) else { return };
-        let Some(input) = &mut body.input else { return };
+        let Some(running) = self.running_processes.get_mut(&number) else { return };
+        let Some(input) = &mut running.input else { return };
         let emptied = match input.write_queued() {
             Ok(more) => !more,
             Err(_) => {
-                body.input = None;
+                running.input = None;
                 true
             }
         };
         if !emptied {
             return;
         }
-        if body.input.as_ref().is_some_and(|input| input.close_when_empty) {
-            body.input = None;
+        if running.input.as_ref().is_some_and(|input| input.close_when_empty) {
+            running.input = None;
         }
         let done = |connection: &IncomingConnection| matches!(connection.stage, ConnectionStage::Fed(fed) if fed == number);
         let done: Vec<ConnectionId> =
@@ -192,8 +193,8 @@ impl Agent {
     }
 
     /// The process has read some input.
-    pub(crate) fn on_input_writable(&mut self, body: RunningHandle) {
-        self.write_input(body);
-        self.feed_input(body);
+    pub(crate) fn on_input_writable(&mut self, running: RunningHandle) {
+        self.write_input(running);
+        self.feed_input(running);
     }
 }

@@ -42,33 +42,33 @@ impl Agent {
     /// alone.
     pub(crate) fn schedule_interrupt_resend(&mut self, number: ProcessHandle, before: InterruptedGroup) {
         let Some(process) = self.processes.get_mut(&number) else { return };
-        let looking = std::mem::replace(&mut process.interrupted, before).checking;
+        let was_checking = std::mem::replace(&mut process.interrupted, before).checking;
         let interrupted = &mut process.interrupted;
         interrupted.checking = true;
         if let Some(leader) = interrupted.leader {
             interrupted.record_descendants(vec![leader], None);
         }
-        if !looking {
+        if !was_checking {
             self.schedule_interrupt_check(number, 0);
         }
     }
 
-    fn schedule_interrupt_check(&mut self, process: ProcessHandle, look: u8) {
-        self.alarms.set(Duration::from_millis(1 << look), Alarm::ResendInterrupt(process));
+    fn schedule_interrupt_check(&mut self, process: ProcessHandle, check: u8) {
+        self.alarms.set(Duration::from_millis(1 << check), Alarm::ResendInterrupt(process));
     }
 
     pub(crate) fn resend_interrupt(&mut self, number: ProcessHandle) {
         let process = self.processes.get_mut(&number).filter(|process| process.ended.is_none());
-        let Some(InterruptedGroup { checks: looks, checking: looking, .. }) = process.map(|process| {
+        let Some(InterruptedGroup { checks, checking, .. }) = process.map(|process| {
             process.interrupted.resend_to_members();
             &mut process.interrupted
         }) else {
             return;
         };
-        *looks += 1;
-        *looking = *looks < MAX_CHECKS;
-        if let (look, true) = (*looks, *looking) {
-            self.schedule_interrupt_check(number, look);
+        *checks += 1;
+        *checking = *checks < MAX_CHECKS;
+        if let (check, true) = (*checks, *checking) {
+            self.schedule_interrupt_check(number, check);
         }
     }
 }

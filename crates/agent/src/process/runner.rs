@@ -93,12 +93,12 @@ fn supervise_command(leader: Pid, channel: &OwnedFd) -> ! {
     loop {
         let mut fds = [PollFd::new(&channel, PollFlags::IN), PollFd::new(&children, PollFlags::IN)];
         rustix::event::poll(&mut fds, None).ok();
-        let (orders, ended) = (fds[0].revents(), fds[1].revents());
+        let (signalled, ended) = (fds[0].revents(), fds[1].revents());
         if !ended.is_empty() {
             children.clear().ok();
             reap_descendants(leader, &channel);
         }
-        if !orders.is_empty() {
+        if !signalled.is_empty() {
             forward_signal(leader, &channel, &children);
         }
     }
@@ -120,9 +120,9 @@ fn reap_descendants(leader: Pid, channel: &OwnedFd) {
 }
 
 fn forward_signal(leader: Pid, channel: &OwnedFd, children: &SignalFd) {
-    let mut order = [0];
-    let signal = match rustix::io::read(channel, &mut order) {
-        Ok(1) => Signal::from_named_raw(i32::from(order[0])),
+    let mut number = [0];
+    let signal = match rustix::io::read(channel, &mut number) {
+        Ok(1) => Signal::from_named_raw(i32::from(number[0])),
         // The agent is gone, so the command is no longer needed.
         Ok(_) => Some(Signal::KILL),
         Err(_) => None,

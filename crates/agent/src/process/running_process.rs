@@ -1,6 +1,6 @@
 //! A running command as the kernel sees it: its pid, its tree, its pipes.
 //!
-//! A body belongs to a process or to a session's shell, and may outlive its owner's interest in it:
+//! It belongs to a process or to a session's shell, and may outlive its owner's interest in it:
 //! processes that a finished command left running continue, and their output is read and discarded,
 //! so that they neither block on a full pipe nor die of a closed one.
 
@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 use wire::StreamTag;
 
+use crate::context::CpuShare;
 use crate::event_loop::agent::{Agent, ChildRole};
 use crate::event_loop::handles::{ProcessHandle, RunningHandle, SessionHandle};
 use crate::event_loop::poll::{EventToken, RegisteredFd};
@@ -39,7 +40,7 @@ pub(crate) struct RunningProcess {
     /// The command's own pid; with a runner it becomes known a little later.
     pub(crate) pid: Option<Pid>,
     pub(crate) tree: CommandTree,
-    share: usize,
+    share: CpuShare,
     pub(crate) report: Option<RegisteredFd>,
     pub(crate) outputs: Vec<(StreamTag, RegisteredFd)>,
     pub(crate) input: Option<InputWriter>,
@@ -49,7 +50,7 @@ pub(crate) struct RunningProcess {
     pub(crate) ended: bool,
 }
 
-/// The owner of a body.
+/// The owner of a running process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProcessOwner {
     Process(ProcessHandle),
@@ -76,7 +77,7 @@ impl Agent {
         &mut self,
         owner: ProcessOwner,
         launched: LaunchedCommand,
-        share: usize,
+        share: CpuShare,
     ) -> rustix::io::Result<RunningHandle> {
         let number = self.next_handle();
         let readable = EventFlags::IN;
@@ -91,7 +92,7 @@ impl Agent {
                 (CommandTree::Runner(watch(channel, EventToken::Runner(number), readable)?), None)
             }
         };
-        let mut body = RunningProcess {
+        let mut running = RunningProcess {
             owner,
             pid,
             tree,
@@ -107,34 +108,39 @@ impl Agent {
             ParentEnds::Pipes { stdin, stdout, stderr } => {
                 let silent = EventFlags::empty();
                 let stdin = stdin.map(|fd| watch(fd, EventToken::Input(number), silent)).transpose()?;
-                body.input = stdin.map(InputWriter::for_pipe);
-                body.outputs.push((StreamTag::Stdout, watch(stdout, EventToken::Stdout(number), readable)?));
-                body.outputs.push((StreamTag::Stderr, watch(stderr, EventToken::Stderr(number), readable)?));
+                running.input = stdin.map(InputWriter::for_pipe);
+                running
+                    .outputs
+                    .push((StreamTag::Stdout, watch(stdout, EventToken::Stdout(number), readable)?));
+                running
+                    .outputs
+                    .push((StreamTag::Stderr, watch(stderr, EventToken::Stderr(number), readable)?));
             }
             ParentEnds::Terminal(master) => {
                 let copy = rustix::io::fcntl_dupfd_cloexec(&master, 3)?;
                 let input = watch(copy, EventToken::Input(number), EventFlags::empty())?;
-                body.input = Some(InputWriter::for_terminal(input));
-                body.outputs
+                running.input = Some(InputWriter::for_terminal(input));
+                running
+                    .outputs
                     .push((StreamTag::Terminal, watch(master, EventToken::Terminal(number), readable)?));
-                body.terminal = true;
+                running.terminal = true;
             }
         }
-        let child = if body.pid.is_some() { ChildRole::Leader(number) } else { ChildRole::Runner(number) };
+        let child = if running.pid.is_some() { ChildRole::Leader(number) } else { ChildRole::Runner(number) };
         self.children.insert(launched.pid, child);
-        self.running_processes.insert(number, body);
+        self.running_processes.insert(number, running);
         Ok(number)
     }
 
     /// The processor share with the fewest trees. If all commands had one share, a fork bomb would
     /// leave a new command a hundredth of the processor.
-    pub(crate) fn least_used_share(&self) -> usize {
-        let busy = |share: &usize| {
+    pub(crate) fn least_used_share(&self) -> CpuShare {
+        let busy = |share: &CpuShare| {
             let living =
-                self.running_processes.values().filter(|body| !matches!(body.tree, CommandTree::Gone));
-            living.filter(|body| body.share == *share).count()
+                self.running_processes.values().filter(|running| !matches!(running.tree, CommandTree::Gone));
+            living.filter(|running| running.share == *share).count()
         };
-        (0..self.context.command_shares()).min_by_key(busy).unwrap_or(0)
+        self.context.command_shares().min_by_key(busy).unwrap_or_default()
     }
 
     /// Keeps only what is needed to reap the child and to remove its group, if it has one.
@@ -152,7 +158,7 @@ impl Agent {
         self.track_without_pipes(ProcessOwner::NamespaceInit(session), pid, placement)
     }
 
-    /// Registers a body without pipes.
+    /// Registers a running process without pipes.
     fn track_without_pipes(
         &mut self,
         owner: ProcessOwner,
@@ -160,7 +166,7 @@ impl Agent {
         placement: CommandPlacement,
     ) -> RunningHandle {
         let number = self.next_handle();
-        let body = RunningProcess {
+        let running = RunningProcess {
             owner,
             pid: Some(pid),
             tree: if self.context.commands.is_some() {
@@ -176,24 +182,24 @@ impl Agent {
             widened: false,
             ended: false,
         };
-        self.running_processes.insert(number, body);
+        self.running_processes.insert(number, running);
         self.children.insert(pid, ChildRole::Leader(number));
         number
     }
 
     /// The child has executed the command, or reports why it could not.
     pub(crate) fn on_exec_report(&mut self, number: RunningHandle) {
-        let Some(body) = self.running_processes.get_mut(&number) else { return };
-        let Some(report) = &body.report else { return };
+        let Some(running) = self.running_processes.get_mut(&number) else { return };
+        let Some(report) = &running.report else { return };
         let mut bytes = [0; ExecFailure::LENGTH];
         let outcome = match rustix::io::read(report.as_fd(), &mut bytes) {
             Err(Errno::AGAIN | Errno::INTR) => return,
             Ok(ExecFailure::LENGTH) => Err(ExecFailure::from_bytes(bytes)),
             Ok(_) | Err(_) => Ok(()),
         };
-        body.report = None;
-        let owner = body.owner;
-        if self.running_processes.get(&number).is_some_and(|body| body.pid.is_none()) {
+        running.report = None;
+        let owner = running.owner;
+        if self.running_processes.get(&number).is_some_and(|running| running.pid.is_none()) {
             // The runner sends the pid first, so it is readable before the report pipe closes.
             self.read_runner_message(number);
         }
@@ -207,7 +213,7 @@ impl Agent {
         }
     }
 
-    /// Reads from one of a body's outputs, but not so much that others have to wait.
+    /// Reads from one of a process's outputs, but not so much that others have to wait.
     pub(crate) fn on_output(&mut self, number: RunningHandle, stream: StreamTag) {
         self.read_output(number, stream, MAX_READ_PER_TURN);
     }
@@ -217,22 +223,22 @@ impl Agent {
         let mut buffer = std::mem::take(&mut self.scratch);
         let mut total = 0;
         while total < most {
-            let Some(body) = self.running_processes.get_mut(&number) else { break };
-            let Some(index) = body.outputs.iter().position(|(tag, _)| *tag == stream) else { break };
-            match rustix::io::read(body.outputs[index].1.as_fd(), &mut buffer) {
+            let Some(running) = self.running_processes.get_mut(&number) else { break };
+            let Some(index) = running.outputs.iter().position(|(tag, _)| *tag == stream) else { break };
+            match rustix::io::read(running.outputs[index].1.as_fd(), &mut buffer) {
                 Err(Errno::AGAIN | Errno::INTR) => break,
                 // A terminal returns EIO when its last user is gone.
                 Ok(0) | Err(_) => {
-                    body.outputs.remove(index);
+                    running.outputs.remove(index);
                     self.remove_if_done(number);
                     break;
                 }
                 Ok(count) => {
                     total += count;
                     if count == buffer.len() {
-                        body.widen_pipes();
+                        running.widen_pipes();
                     }
-                    let owner = body.owner;
+                    let owner = running.owner;
                     self.dispatch_output(owner, stream, &buffer[..count]);
                 }
             }
@@ -256,7 +262,7 @@ impl Agent {
     /// Reads everything that is in the pipes now.
     pub(crate) fn drain_outputs(&mut self, number: RunningHandle) {
         let streams: Vec<StreamTag> = match self.running_processes.get(&number) {
-            Some(body) => body.outputs.iter().map(|(stream, _)| *stream).collect(),
+            Some(running) => running.outputs.iter().map(|(stream, _)| *stream).collect(),
             None => return,
         };
         for stream in streams {
@@ -271,8 +277,8 @@ impl Agent {
 
     /// Reads one message. Returns false if there was none.
     fn read_runner_message(&mut self, number: RunningHandle) -> bool {
-        let Some(body) = self.running_processes.get_mut(&number) else { return false };
-        let CommandTree::Runner(channel) = &body.tree else { return false };
+        let Some(running) = self.running_processes.get_mut(&number) else { return false };
+        let CommandTree::Runner(channel) = &running.tree else { return false };
         let mut bytes = [0; RunnerMessage::LENGTH];
         match rustix::io::read(channel.as_fd(), &mut bytes) {
             Ok(RunnerMessage::LENGTH) => {
@@ -282,11 +288,11 @@ impl Agent {
                 true
             }
             Err(Errno::AGAIN | Errno::INTR) => false,
-            // The runner ended without having read an order. The kernel reports this once, and
+            // The runner ended without having read a signal. The kernel reports this once, and
             // before the runner's own messages, which can still be read.
             Err(Errno::CONNRESET) => true,
             Ok(_) | Err(_) => {
-                body.tree = CommandTree::Gone;
+                running.tree = CommandTree::Gone;
                 self.remove_if_done(number);
                 false
             }
@@ -294,14 +300,14 @@ impl Agent {
     }
 
     fn handle_runner_message(&mut self, number: RunningHandle, message: RunnerMessage) {
-        let Some(body) = self.running_processes.get_mut(&number) else { return };
+        let Some(running) = self.running_processes.get_mut(&number) else { return };
         match message {
             RunnerMessage::Started(pid) => {
-                body.pid = Some(pid);
+                running.pid = Some(pid);
                 self.children.insert(pid, ChildRole::Leader(number));
             }
             RunnerMessage::Ended(end, usage) => {
-                if let Some(pid) = body.pid {
+                if let Some(pid) = running.pid {
                     self.children.remove(&pid);
                 }
                 self.leader_ended(number, end, usage);
@@ -313,11 +319,11 @@ impl Agent {
     pub(crate) fn leader_ended(&mut self, number: RunningHandle, end: ProcessExit, usage: ProcessUsage) {
         self.on_exec_report(number);
         self.drain_outputs(number);
-        let Some(body) = self.running_processes.get_mut(&number) else { return };
-        body.ended = true;
-        body.input = None;
-        body.pid = None;
-        let owner = body.owner;
+        let Some(running) = self.running_processes.get_mut(&number) else { return };
+        running.ended = true;
+        running.input = None;
+        running.pid = None;
+        let owner = running.owner;
         self.detach_owner(number);
         match owner {
             ProcessOwner::Process(process) => self.process_ended(process, end, usage),
@@ -329,22 +335,22 @@ impl Agent {
     }
 
     fn detach_owner(&mut self, number: RunningHandle) {
-        if let Some(body) = self.running_processes.get_mut(&number) {
-            body.owner = ProcessOwner::Detached;
+        if let Some(running) = self.running_processes.get_mut(&number) {
+            running.owner = ProcessOwner::Detached;
         }
     }
 
-    /// Removes a body of which nothing is left. Its group is removed at the end of the turn.
+    /// Removes a running process of which nothing is left. Its group is removed at the end of the turn.
     fn remove_if_done(&mut self, number: RunningHandle) {
-        let Some(body) = self.running_processes.get(&number) else { return };
-        if !body.ended {
+        let Some(running) = self.running_processes.get(&number) else { return };
+        if !running.ended {
             return;
         }
-        match body.tree {
+        match running.tree {
             CommandTree::Group(_) => {
                 self.lingering.insert(number);
             }
-            CommandTree::Gone if body.outputs.is_empty() => {
+            CommandTree::Gone if running.outputs.is_empty() => {
                 self.running_processes.remove(&number);
             }
             CommandTree::Gone | CommandTree::Runner(_) => {}
@@ -355,17 +361,17 @@ impl Agent {
     /// for it.
     pub(crate) fn remove_empty_groups(&mut self) {
         let Some(commands) = &self.context.commands else { return };
-        let bodies = &mut self.running_processes;
+        let running_processes = &mut self.running_processes;
         self.lingering.retain(|number| {
-            let Some(body) = bodies.get_mut(number) else { return false };
-            if let CommandTree::Group(group) = body.tree {
+            let Some(running) = running_processes.get_mut(number) else { return false };
+            if let CommandTree::Group(group) = running.tree {
                 if !tree::remove_group(commands, group) {
                     return true;
                 }
-                body.tree = CommandTree::Gone;
+                running.tree = CommandTree::Gone;
             }
-            if body.outputs.is_empty() {
-                bodies.remove(number);
+            if running.outputs.is_empty() {
+                running_processes.remove(number);
             }
             false
         });

@@ -10,6 +10,7 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 
+use crate::event_loop::handles::GroupId;
 use crate::event_loop::poll::RegisteredFd;
 use crate::process::proc;
 
@@ -20,8 +21,8 @@ const MAX_MEMBERS: usize = 1 << 16;
 #[derive(Debug)]
 pub(crate) enum CommandTree {
     /// The v2 group of this number below the commands' group.
-    Group(u64),
-    /// A runner that executes orders sent through this channel.
+    Group(GroupId),
+    /// A runner that forwards the signals sent through this channel.
     Runner(RegisteredFd),
     /// Only the process group is left.
     Gone,
@@ -31,7 +32,7 @@ pub(crate) enum CommandTree {
 ///
 /// Each command gets a new group. A group that was killed once cannot be used again: the kernel
 /// treats a process cloned into it as one that was forked during the kill.
-pub(crate) fn make_group(commands: &OwnedFd, number: u64) -> rustix::io::Result<OwnedFd> {
+pub(crate) fn make_group(commands: &OwnedFd, number: GroupId) -> rustix::io::Result<OwnedFd> {
     let name = number.to_string();
     rustix::fs::mkdirat(commands, name.as_str(), Mode::from_raw_mode(0o755))?;
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -44,7 +45,7 @@ pub(crate) fn open_members(group: &OwnedFd) -> rustix::io::Result<OwnedFd> {
 }
 
 /// Removes the group if it is empty.
-pub(crate) fn remove_group(commands: &OwnedFd, number: u64) -> bool {
+pub(crate) fn remove_group(commands: &OwnedFd, number: GroupId) -> bool {
     let removed = rustix::fs::unlinkat(commands, number.to_string(), AtFlags::REMOVEDIR);
     matches!(removed, Ok(()) | Err(Errno::NOENT))
 }
@@ -123,7 +124,7 @@ impl CommandTree {
     }
 }
 
-fn signal_members(commands: &OwnedFd, number: u64, signal: Signal) -> rustix::io::Result<()> {
+fn signal_members(commands: &OwnedFd, number: GroupId, signal: Signal) -> rustix::io::Result<()> {
     let members = read_members(&open_member_list(commands, number)?)?;
     if members.is_empty() {
         return Err(Errno::SRCH);
@@ -138,7 +139,7 @@ fn signal_members(commands: &OwnedFd, number: u64, signal: Signal) -> rustix::io
     Ok(())
 }
 
-fn open_member_list(commands: &OwnedFd, number: u64) -> rustix::io::Result<OwnedFd> {
+fn open_member_list(commands: &OwnedFd, number: GroupId) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     rustix::fs::openat(commands, format!("{number}/cgroup.procs"), flags, Mode::empty())
 }

@@ -12,6 +12,7 @@ use rustix::process::Pid;
 use wire::process::{TreeKind, TreeStatus, TreeUsage};
 
 use crate::event_loop::agent::Agent;
+use crate::event_loop::handles::GroupId;
 use crate::process::ManagedProcess;
 use crate::process::running_process::RunningProcess;
 use crate::process::tree::CommandTree;
@@ -55,7 +56,8 @@ impl Agent {
         let left = process.ended.is_some() && self.has_leftovers(process);
         // A run shares the processes of its session, which are counted there.
         let own = process.session.is_none() && (process.ended.is_none() || left);
-        let body = process.running.filter(|_| own).and_then(|body| self.running_processes.get(&body));
+        let running =
+            process.running.filter(|_| own).and_then(|running| self.running_processes.get(&running));
         TreeStatus {
             id: status.process,
             kind: if status.session.is_some() { TreeKind::Run } else { TreeKind::Command },
@@ -67,12 +69,12 @@ impl Agent {
             started_ms: status.started_ms,
             ended: status.ended,
             left,
-            usage: body.map(|body| self.measure_usage(body, budget)),
+            usage: running.map(|running| self.measure_usage(running, budget)),
         }
     }
 
     fn session_tree(&self, session: &Session, budget: &mut usize) -> TreeStatus {
-        let body = session.running_process().and_then(|body| self.running_processes.get(&body));
+        let running = session.running_process().and_then(|running| self.running_processes.get(&running));
         let (kind, text) = match session.language() {
             Some(language) => (TreeKind::Context, language.to_owned()),
             None if session.open.terminal.is_some() => (TreeKind::Session, "terminal".to_owned()),
@@ -84,18 +86,18 @@ impl Agent {
             session: None,
             tag: None,
             text: truncate_text(text),
-            pid: body.and_then(|body| body.pid).map(Pid::as_raw_pid),
+            pid: running.and_then(|running| running.pid).map(Pid::as_raw_pid),
             busy: session.current.is_some(),
             started_ms: session.opened_ms,
             ended: None,
             left: false,
-            usage: body.map(|body| self.measure_usage(body, budget)),
+            usage: running.map(|running| self.measure_usage(running, budget)),
         }
     }
 
-    fn measure_usage(&self, body: &RunningProcess, budget: &mut usize) -> TreeUsage {
+    fn measure_usage(&self, running: &RunningProcess, budget: &mut usize) -> TreeUsage {
         let commands = self.context.commands.as_ref();
-        let mut members = body.tree.members(commands, body.pid, *budget);
+        let mut members = running.tree.members(commands, running.pid, *budget);
         members.truncate(*budget);
         *budget -= members.len();
         let mut usage = TreeUsage { cpu_ms: 0, memory_bytes: 0, processes: 0 };
@@ -106,7 +108,7 @@ impl Agent {
             usage.processes += 1;
         }
         // The group also includes the processor time of members that have ended.
-        if let (CommandTree::Group(number), Some(commands)) = (&body.tree, commands)
+        if let (CommandTree::Group(number), Some(commands)) = (&running.tree, commands)
             && let Some(cpu_ms) = group_cpu_ms(commands, *number)
         {
             usage.cpu_ms = cpu_ms;
@@ -136,7 +138,7 @@ fn process_usage(pid: i32) -> Option<(u64, u64)> {
     Some((ticks.saturating_mul(1000) / rate, number(21)?.saturating_mul(page)))
 }
 
-fn group_cpu_ms(commands: &OwnedFd, number: u64) -> Option<u64> {
+fn group_cpu_ms(commands: &OwnedFd, number: GroupId) -> Option<u64> {
     let text = read_beginning(commands.as_fd(), &format!("{number}/cpu.stat"))?;
     let micros: u64 = text.lines().find_map(|line| line.strip_prefix("usage_usec "))?.trim().parse().ok()?;
     Some(micros / 1000)

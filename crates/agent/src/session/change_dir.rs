@@ -82,10 +82,10 @@ impl Agent {
     }
 
     fn run_directory(&self, session: &Session, directory: &WorkingDirectory) -> Result<String, Fault> {
-        let around =
+        let environment =
             ExecEnvironment::new(&self.context.config, &session.open.identity, &session.open.env, None)?;
         let base = session.directory.as_deref().unwrap_or(&self.context.config.default_directory);
-        Ok(path::expand_path(base, &around.env, directory))
+        Ok(path::expand_path(base, &environment.env, directory))
     }
 
     pub(crate) fn run_change_dir(

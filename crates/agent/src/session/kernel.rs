@@ -1,11 +1,11 @@
 //! Kernels: programs that keep the state of one language between runs.
 //!
 //! ```text
-//! agent ── fd 3, orders ──►  run KEY {"code": "…"}\n          one at a time
-//! agent ◄─ fd 4, reports ──  ready\n                          once, when it can take orders
+//! agent ── fd 3, commands ►  run KEY {"code": "…"}\n          one at a time
+//! agent ◄─ fd 4, reports ──  ready\n                          once, when it can take commands
 //!                            tell KEY {…}\n                   any number of times
 //!                            show KEY {…}\n                   the same, acknowledged in order:
-//!                 orders ──►  heard KEY\n
+//!              commands ──►  heard KEY\n
 //!                            done KEY\n                       the run is over
 //! ```
 //! Output of a kernel and its children goes through their standard output and error, as with any
@@ -179,8 +179,8 @@ impl KernelReportParser {
     }
 }
 
-/// Formats the order for one run.
-pub(crate) fn format_run_order(text: &str, key: &str) -> Vec<u8> {
+/// Formats the command for one run.
+pub(crate) fn format_run_command(text: &str, key: &str) -> Vec<u8> {
     format!("run {key} {}\n", json!({ "code": text })).into_bytes()
 }
 
@@ -214,8 +214,8 @@ impl Agent {
     /// A kernel has not become ready in time.
     pub(crate) fn kernel_ready_timed_out(&mut self, number: SessionHandle) {
         let session = self.sessions.get_mut(&number).filter(|session| session.opener.is_some());
-        if let Some((_, hearing)) = session.and_then(Session::report_parser) {
-            hearing.keep_startup_output(b"\nthe kernel was not ready in time");
+        if let Some((_, parser)) = session.and_then(Session::report_parser) {
+            parser.keep_startup_output(b"\nthe kernel was not ready in time");
             self.kill_shell(number);
         }
     }
@@ -231,13 +231,13 @@ impl Agent {
         loop {
             let Some(session) = self.sessions.get_mut(&number) else { return };
             let run = session.current.as_ref().map(|run| (run.process, run.key.clone()));
-            let Some((body, hearing)) = session.report_parser() else { return };
-            let heard = hearing.next_report(&mut bytes, run.as_ref().map(|(_, key)| key.as_str()));
+            let Some((running, parser)) = session.report_parser() else { return };
+            let heard = parser.next_report(&mut bytes, run.as_ref().map(|(_, key)| key.as_str()));
             match (heard, run) {
                 (None, _) => return,
                 (Some(KernelReport::Ready), _) => {
-                    hearing.ready = true;
-                    hearing.startup_output = Vec::new();
+                    parser.ready = true;
+                    parser.startup_output = Vec::new();
                     if let Some(opener) = session.opener.take() {
                         self.send_final_reply(opener, &AgentReply::Ok);
                     }
@@ -247,10 +247,10 @@ impl Agent {
                 (Some(KernelReport::Begin), _) if *drains >= MAX_DRAINS_PER_TURN => {}
                 (Some(KernelReport::Begin), _) => {
                     *drains += 1;
-                    self.drain_outputs(body);
+                    self.drain_outputs(running);
                 }
                 (Some(KernelReport::Content(piece)), Some((process, key))) => {
-                    let shown = piece.ends_with(b"\n") && std::mem::take(&mut hearing.needs_ack);
+                    let shown = piece.ends_with(b"\n") && std::mem::take(&mut parser.needs_ack);
                     self.append_output(process, StreamTag::KernelEvent, piece);
                     if shown {
                         self.send_to_kernel(number, format!("heard {key}\n").as_bytes());
@@ -259,7 +259,7 @@ impl Agent {
                 // All output of a run precedes its end.
                 (Some(KernelReport::Done), Some(_)) => {
                     *drains += 1;
-                    self.drain_outputs(body);
+                    self.drain_outputs(running);
                     self.finish_run(number, ProcessExit::Code(0), ProcessUsage::default());
                     self.begin_next_run(number);
                 }
@@ -275,9 +275,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn parse_all(hearing: &mut KernelReportParser, mut bytes: &[u8], key: &str) -> Vec<String> {
+    fn parse_all(parser: &mut KernelReportParser, mut bytes: &[u8], key: &str) -> Vec<String> {
         let mut heard = Vec::new();
-        while let Some(next) = hearing.next_report(&mut bytes, Some(key)) {
+        while let Some(next) = parser.next_report(&mut bytes, Some(key)) {
             match next {
                 KernelReport::Ready => heard.push("ready".to_owned()),
                 KernelReport::Begin => heard.push(String::new()),
@@ -308,13 +308,13 @@ mod tests {
 
     #[test]
     fn overlong_report_is_truncated() {
-        let mut hearing = KernelReportParser::default();
+        let mut parser = KernelReportParser::default();
         let long = "y".repeat(MAX_REPORT_BYTES + 5);
-        let heard = parse_all(&mut hearing, format!("tell k {long}\ndone k\n").as_bytes(), "k");
+        let heard = parse_all(&mut parser, format!("tell k {long}\ndone k\n").as_bytes(), "k");
         assert_eq!(heard, ["\n", "done"]);
-        let mut hearing = KernelReportParser::default();
+        let mut parser = KernelReportParser::default();
         let just = "y".repeat(MAX_REPORT_BYTES - 1);
-        let heard = parse_all(&mut hearing, format!("tell k {just}\n").as_bytes(), "k");
+        let heard = parse_all(&mut parser, format!("tell k {just}\n").as_bytes(), "k");
         assert_eq!(heard[0].len(), MAX_REPORT_BYTES);
     }
 
@@ -330,11 +330,11 @@ mod tests {
             let text = words.concat();
             let whole = parse_all(&mut KernelReportParser::default(), text.as_bytes(), "k1").concat();
             let cut = cut.min(text.len());
-            let mut hearing = KernelReportParser::default();
+            let mut parser = KernelReportParser::default();
             let mut pieces = String::new();
             for part in [&text[..cut], &text[cut..]] {
                 let mut bytes = part.as_bytes();
-                while let Some(next) = hearing.next_report(&mut bytes, Some("k1")) {
+                while let Some(next) = parser.next_report(&mut bytes, Some("k1")) {
                     match next {
                         KernelReport::Ready => pieces.push_str("ready"),
                         KernelReport::Begin => {}

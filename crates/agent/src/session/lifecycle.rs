@@ -38,15 +38,15 @@ impl Agent {
         });
         let directory = last.as_ref().or(session.open.directory.as_ref());
         let open = &session.open;
-        let around = ExecEnvironment::new(&self.context.config, &open.identity, &open.env, directory)?;
+        let environment = ExecEnvironment::new(&self.context.config, &open.identity, &open.env, directory)?;
         let wiring = StdioMode { terminal: open.terminal, stdin: false };
         let failed = |errno| fault::from_errno(errno, "open session", &open.session);
-        let (their_orders, orders) = create_private_pipe(&around).map_err(failed)?;
-        let (verdicts, their_verdicts) = create_private_pipe(&around).map_err(failed)?;
-        for ours in [&orders, &verdicts] {
+        let (their_commands, commands) = create_private_pipe(&environment).map_err(failed)?;
+        let (verdicts, their_verdicts) = create_private_pipe(&environment).map_err(failed)?;
+        for ours in [&commands, &verdicts] {
             rustix::io::ioctl_fionbio(ours, true).map_err(failed)?;
         }
-        let theirs = [their_orders, their_verdicts];
+        let theirs = [their_commands, their_verdicts];
         let started = match (&open.nest, session.kernel.as_ref().map(|kernel| &kernel.program)) {
             (Some(spec), None) => {
                 let path = command::shell_path();
@@ -61,9 +61,9 @@ impl Agent {
                     private: &[theirs[0].as_fd(), theirs[1].as_fd()],
                 };
                 let subjects =
-                    FaultSubjects { program: path.to_owned(), ..FaultSubjects::of_environment(&around) };
-                let body = self.launch_isolated(ProcessOwner::Session(number), &name, inside, wiring)?;
-                (body, subjects, SessionProtocol::Shell(ShellDialect::from_path(path)))
+                    FaultSubjects { program: path.to_owned(), ..FaultSubjects::of_environment(&environment) };
+                let running = self.launch_isolated(ProcessOwner::Session(number), &name, inside, wiring)?;
+                (running, subjects, SessionProtocol::Shell(ShellDialect::from_path(path)))
             }
             (Some(_), Some(_)) => {
                 return Err(fault::from_kind(
@@ -73,26 +73,30 @@ impl Agent {
                 ));
             }
             (None, program) => {
-                let (command, tongue) = match program {
-                    None | Some(KernelProgram::Shell) => shell_command(around, theirs)?,
+                let (command, protocol) = match program {
+                    None | Some(KernelProgram::Shell) => shell_command(environment, theirs)?,
                     Some(program) => (
-                        PreparedCommand::from_kernel(around, program, theirs)?,
+                        PreparedCommand::from_kernel(environment, program, theirs)?,
                         SessionProtocol::Kernel(KernelReportParser::default()),
                     ),
                 };
-                let body = self.launch_process(ProcessOwner::Session(number), &command, wiring)?;
-                (body, FaultSubjects::of_command(&command), tongue)
+                let running = self.launch_process(ProcessOwner::Session(number), &command, wiring)?;
+                (running, FaultSubjects::of_command(&command), protocol)
             }
         };
-        let (body, subjects, tongue) = started;
+        let (running, subjects, protocol) = started;
         let watch = |fd, token, interest| {
             let watched = self.poll.register_fd(fd, token, interest);
             watched.map_err(|error| fault::from_io(&error, "open session", &subjects.program))
         };
         let shell = SessionShell {
-            running: body,
-            protocol: tongue,
-            orders: InputWriter::for_pipe(watch(orders, EventToken::Orders(number), EventFlags::empty())?),
+            running,
+            protocol,
+            commands: InputWriter::for_pipe(watch(
+                commands,
+                EventToken::Commands(number),
+                EventFlags::empty(),
+            )?),
             verdicts: watch(verdicts, EventToken::Verdict(number), EventFlags::IN)?,
             received: Vec::new(),
             started: false,
@@ -148,9 +152,9 @@ impl Agent {
 
     pub(crate) fn kill_shell(&self, number: SessionHandle) {
         let shell = self.sessions.get(&number).and_then(|session| session.shell.as_ref());
-        if let Some(body) = shell.and_then(|shell| self.running_processes.get(&shell.running)) {
+        if let Some(running) = shell.and_then(|shell| self.running_processes.get(&shell.running)) {
             // A tree that cannot be killed has ended already.
-            body.tree.kill(self.context.commands.as_ref(), body.pid).ok();
+            running.tree.kill(self.context.commands.as_ref(), running.pid).ok();
         }
     }
 
@@ -175,11 +179,11 @@ impl Agent {
             self.send_final_reply(connection, &AgentReply::Ok);
         }
         if let (
-            Some(SessionShell { protocol: SessionProtocol::Kernel(hearing), subjects, .. }),
+            Some(SessionShell { protocol: SessionProtocol::Kernel(parser), subjects, .. }),
             Some(opener),
         ) = (shell, opener)
         {
-            self.refuse_request(opener, hearing.startup_fault(&subjects.program, end));
+            self.refuse_request(opener, parser.startup_fault(&subjects.program, end));
             self.drop_failed_session(number);
             return;
         }
@@ -198,16 +202,16 @@ impl Agent {
     }
 }
 
-/// The command for the preferred shell, with the script that makes it obey orders.
+/// The command for the preferred shell, with the script that makes it run what it reads from a pipe.
 fn shell_command(
     environment: ExecEnvironment,
-    [orders, verdicts]: [OwnedFd; 2],
+    [commands, verdicts]: [OwnedFd; 2],
 ) -> Result<(PreparedCommand, SessionProtocol), Fault> {
     let path = command::shell_path();
     let dialect = ShellDialect::from_path(path);
-    let words = dialect.start_arguments(path, orders.as_raw_fd(), verdicts.as_raw_fd());
+    let words = dialect.start_arguments(path, commands.as_raw_fd(), verdicts.as_raw_fd());
     Ok((
-        PreparedCommand::from_words(environment, &words, vec![orders, verdicts])?,
+        PreparedCommand::from_words(environment, &words, vec![commands, verdicts])?,
         SessionProtocol::Shell(dialect),
     ))
 }

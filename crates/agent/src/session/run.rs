@@ -91,14 +91,14 @@ impl Agent {
     pub(super) fn send_current_run(&mut self, number: SessionHandle) {
         let Some(session) = self.sessions.get(&number) else { return };
         let (Some(shell), Some(run)) = (&session.shell, &session.current) else { return };
-        let order = match &shell.protocol {
+        let command = match &shell.protocol {
             SessionProtocol::Shell(dialect) => {
-                dialect.format_order(&self.shell_text(session, shell, run), &run.key)
+                dialect.format_command(&self.shell_text(session, shell, run), &run.key)
             }
-            SessionProtocol::Kernel(_) => kernel::format_run_order(&run.request.text, &run.key),
+            SessionProtocol::Kernel(_) => kernel::format_run_command(&run.request.text, &run.key),
         };
         let passing: Vec<String> = run.request.env.keys().cloned().collect();
-        let (body, process, deadline) = (shell.running, run.process, run.request.deadline_ms);
+        let (running, process, deadline) = (shell.running, run.process, run.request.deadline_ms);
 
         let session = self.sessions.get_mut(&number).expect("the session exists");
         session.runs += 1;
@@ -107,13 +107,13 @@ impl Agent {
         let shell = session.shell.as_mut().expect("the shell exists");
         shell.is_replacement = false;
         session.run_variables = passing;
-        shell.orders.queue_bytes(&order);
+        shell.commands.queue_bytes(&command);
         // A shell that does not read has ended, which is reported elsewhere.
-        shell.orders.write_queued().ok();
-        let pid = self.running_processes.get(&body).and_then(|body| body.pid);
+        shell.commands.write_queued().ok();
+        let pid = self.running_processes.get(&running).and_then(|running| running.pid);
         let deadline = self.set_deadline(process, deadline);
         let Some(begun) = self.processes.get_mut(&process) else { return };
-        begun.running = Some(body);
+        begun.running = Some(running);
         begun.pid = pid;
         begun.deadline = deadline;
         begun.mark_started();

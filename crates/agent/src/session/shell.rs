@@ -1,7 +1,7 @@
 //! The protocol between the agent and a session's shell.
 //!
 //! ```text
-//! agent ── orders ──►  length\n text key\n          shell reads text, runs it, reads key
+//! agent ── commands ►  length\n text key\n          shell reads text, runs it, reads key
 //! agent ◄─ verdicts ─  key kind status\0 directory\0 exports\0
 //! ```
 //! The shell evaluates the text itself, so variables, functions and the directory persist. Options
@@ -53,22 +53,22 @@ impl ShellDialect {
         if shell.ends_with("bash") { Self::Bash } else { Self::Sh }
     }
 
-    /// The arguments that start a shell which obeys orders.
-    pub(crate) fn start_arguments(self, shell: &str, orders: RawFd, verdicts: RawFd) -> Vec<String> {
+    /// The arguments that start a shell which reads what to run from a pipe.
+    pub(crate) fn start_arguments(self, shell: &str, commands: RawFd, verdicts: RawFd) -> Vec<String> {
         let words: &[&str] = match self {
             Self::Bash => &["--noprofile", "--norc", "-c"],
             Self::Sh => &["-c"],
         };
         let script = match self {
-            Self::Bash => bash_script(orders, verdicts),
-            Self::Sh => sh_script(orders, verdicts),
+            Self::Bash => bash_script(commands, verdicts),
+            Self::Sh => sh_script(commands, verdicts),
         };
         let words = std::iter::once(&shell).chain(words).map(|word| (*word).to_owned());
         words.chain([script, shell.to_owned()]).collect()
     }
 
-    /// Formats the order for one run.
-    pub(crate) fn format_order(self, text: &str, key: &str) -> Vec<u8> {
+    /// Formats the command for one run.
+    pub(crate) fn format_command(self, text: &str, key: &str) -> Vec<u8> {
         match self {
             Self::Bash => format!("{}\n{text}{key}\n", text.len()).into_bytes(),
             Self::Sh => format!("{}\n{key}\n", escape_line(text)).into_bytes(),
@@ -77,20 +77,20 @@ impl ShellDialect {
 }
 
 /// Everything around the text is silent even if the user has enabled tracing.
-fn bash_script(orders: RawFd, verdicts: RawFd) -> String {
+fn bash_script(commands: RawFd, verdicts: RawFd) -> String {
     format!(
         r#"trap '{{ __coracle_status=$?; }} 2>/dev/null
-{{ builtin read -r -u {orders} __coracle_key
+{{ builtin read -r -u {commands} __coracle_key
 builtin printf "%s leaving 0\0%s\0" "$__coracle_key" "$PWD"
 builtin export -p
 builtin printf "\0"; }} 2>/dev/null >&{verdicts}
 {{ builtin exit "$__coracle_status"; }} 2>/dev/null' EXIT
-while {{ IFS= builtin read -r -u {orders} __coracle_length &&
-LC_ALL=C IFS= builtin read -r -N "$__coracle_length" -u {orders} __coracle_text; }} 2>/dev/null; do
+while {{ IFS= builtin read -r -u {commands} __coracle_length &&
+LC_ALL=C IFS= builtin read -r -N "$__coracle_length" -u {commands} __coracle_text; }} 2>/dev/null; do
 {{ builtin set +aefkmuvxCET +o pipefail; }} 2>/dev/null
-eval "$__coracle_text" {orders}<&- {verdicts}>&-
+eval "$__coracle_text" {commands}<&- {verdicts}>&-
 {{ __coracle_status=$?
-builtin read -r -u {orders} __coracle_key
+builtin read -r -u {commands} __coracle_key
 builtin printf "%s done %s\0%s\0" "$__coracle_key" "$__coracle_status" "$PWD"
 builtin export -p
 builtin printf "\0"; }} >&{verdicts} 2>/dev/null
@@ -99,22 +99,22 @@ done"#
 }
 
 /// Not every shell knows `pipefail`, and a shell that does not would exit on it.
-fn sh_script(orders: RawFd, verdicts: RawFd) -> String {
-    let (orders, verdicts) = (format!("/proc/self/fd/{orders}"), format!("/proc/self/fd/{verdicts}"));
+fn sh_script(commands: RawFd, verdicts: RawFd) -> String {
+    let (commands, verdicts) = (format!("/proc/self/fd/{commands}"), format!("/proc/self/fd/{verdicts}"));
     format!(
         r#"__coracle_plain='set +aefuvxC'
 if (set +o pipefail) 2>/dev/null; then __coracle_plain="$__coracle_plain +o pipefail"; fi
 trap '{{ __coracle_status=$?; }} 2>/dev/null
-{{ read -r __coracle_key < {orders}
+{{ read -r __coracle_key < {commands}
 printf "%s leaving 0\0%s\0" "$__coracle_key" "$PWD"
 export -p
 printf "\0"; }} 2>/dev/null > {verdicts}
 {{ exit "$__coracle_status"; }} 2>/dev/null' EXIT
-while IFS= read -r __coracle_text < {orders}; do
+while IFS= read -r __coracle_text < {commands}; do
 {{ eval "$__coracle_plain"; }} 2>/dev/null
 eval "$(printf %b "$__coracle_text")"
 {{ __coracle_status=$?
-read -r __coracle_key < {orders}
+read -r __coracle_key < {commands}
 printf "%s done %s\0%s\0" "$__coracle_key" "$__coracle_status" "$PWD"
 export -p
 printf "\0"; }} > {verdicts} 2>/dev/null
@@ -125,19 +125,19 @@ done"#
 /// The text that is evaluated for one run: the exports of a shell that died, the directory, the
 /// text.
 pub(crate) fn compose_run_text(exports: &str, way: Option<&ChangeDir>, text: &str) -> String {
-    let mut order = String::new();
+    let mut script = String::new();
     let restored = if exports.is_empty() {
         String::new()
     } else {
         format!("eval {} 2>/dev/null\n", quote_word(exports))
     };
-    order.push_str(&restored);
+    script.push_str(&restored);
     match way {
-        None => order.push_str(text),
-        Some(way) => order.push_str(&format!("{} && eval {}", way.to_shell_text(), quote_word(text))),
+        None => script.push_str(text),
+        Some(way) => script.push_str(&format!("{} && eval {}", way.to_shell_text(), quote_word(text))),
     }
-    order.push('\n');
-    order
+    script.push('\n');
+    script
 }
 
 /// Shell text that sets variables for one run only: it first restores those of the last run, then
@@ -243,21 +243,21 @@ mod tests {
 
     /// Drives a plain shell with its standard input and output as the private pipes.
     #[test]
-    fn plain_sh_obeys_orders() {
+    fn plain_sh_runs_commands_of_the_pipe() {
         use std::io::{Read, Write};
         use std::process::{Command, Stdio};
         let words = ShellDialect::Sh.start_arguments("/bin/sh", 0, 1);
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut shell = command.spawn().expect("every host has a shell");
-        let mut orders = shell.stdin.take().expect("it was piped");
+        let mut commands = shell.stdin.take().expect("it was piped");
         let texts = [
             ("cd /usr; A='x y'\nexport A; false", "k1"),
             ("set -eufC", "k2"),
             ("false; echo /us[r] $NONE \"$A\" >&2; exit 4", "k3"),
         ];
         for (text, key) in texts {
-            orders.write_all(&ShellDialect::Sh.format_order(text, key)).expect("the shell reads");
+            commands.write_all(&ShellDialect::Sh.format_command(text, key)).expect("the shell reads");
         }
         let (mut verdicts, mut printed) = (Vec::new(), String::new());
         shell.stdout.take().expect("it was piped").read_to_end(&mut verdicts).expect("the shell ends");

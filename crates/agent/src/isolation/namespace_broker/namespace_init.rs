@@ -29,7 +29,7 @@ use rustix::io::Errno;
 use wire::isolated_session::{IsolatedMount, IsolatedSessionSpec, MountView};
 use wire::{Fault, FaultKind};
 
-use super::{ChangeStorage, open_namespace, protocol};
+use super::{ChangeStorage, ChangeStoreId, open_namespace, protocol};
 use crate::context::AgentContext;
 use crate::fault;
 use crate::identity::ResolvedUser;
@@ -55,7 +55,7 @@ const RESERVED_PATHS: [&str; 3] = ["/proc", "/dev", "/sys"];
 /// The input of a namespace init.
 pub(super) struct NamespaceInitTask<'a> {
     /// The number of its directory on the disk.
-    pub(super) store: u64,
+    pub(super) store: ChangeStoreId,
     pub(super) spec: &'a IsolatedSessionSpec,
     pub(super) user: &'a ResolvedUser,
     pub(super) stores: &'a ChangeStorage,
@@ -88,12 +88,12 @@ pub(super) fn init_main(
 
 /// Sends our namespaces to the broker. They cannot be opened by our pid, because the kernel forbids
 /// access to a process whose executable cannot be read.
-fn send_namespaces(way: &OwnedFd) -> Result<(), Fault> {
+fn send_namespaces(channel: &OwnedFd) -> Result<(), Fault> {
     let opened = ["pid", "mnt", "ipc", "net"].map(open_namespace);
     let opened = opened.into_iter().collect::<io::Result<Vec<_>>>();
     let sent = opened.and_then(|spaces| {
         let spaces: Vec<BorrowedFd<'_>> = spaces.iter().map(AsFd::as_fd).collect();
-        protocol::send_descriptors(way, &spaces)
+        protocol::send_descriptors(channel, &spaces)
     });
     sent.or_fault("hand over", "its namespaces")
 }
@@ -358,7 +358,7 @@ mod tests {
             mounts::bind_mount(Path::new("/dev/null"), Path::new("/dev/null"))
                 .expect("the test runs as root");
             let spec = IsolatedSessionSpec { mounts, share_network: true, ..IsolatedSessionSpec::default() };
-            let (_, way) = protocol::create_channel().expect("a pair");
+            let (_, channel) = protocol::create_channel().expect("a pair");
             let who = ResolvedUser {
                 uid: rustix::fs::Uid::ROOT,
                 gid: rustix::fs::Gid::ROOT,
@@ -369,11 +369,11 @@ mod tests {
                 is_default: true,
             };
             let task = NamespaceInitTask {
-                store: 1,
+                store: ChangeStoreId(1),
                 spec: &spec,
                 user: &who,
                 stores: &ChangeStorage { disk_namespace: None },
-                channel: &way,
+                channel: &channel,
             };
             look(build_file_tree(&task));
         };

@@ -1,7 +1,7 @@
 //! The protocol between the agent and its namespace broker.
 //!
-//! One packet in each direction. The text of an order is in a memfd sent with the packet, whatever
-//! its length, followed by the descriptors that the order refers to.
+//! One packet in each direction. The text of a request is in a memfd sent with the packet, whatever
+//! its length, followed by the descriptors that the request refers to.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -22,10 +22,12 @@ use wire::files::FileRequest;
 use wire::isolated_session::{EnvFilter, IsolatedSessionSpec};
 use wire::process::{UserIdentity, WorkingDirectory};
 
-/// The maximum number of descriptors of one order, including the memfd.
+use crate::context::CpuShare;
+
+/// The maximum number of descriptors of one request, including the memfd.
 const MAX_DESCRIPTORS: usize = 10;
 
-/// The longest order.
+/// The longest request.
 const MAX_REQUEST_BYTES: usize = 16 << 20;
 
 /// How often, and at most how long each time, the agent waits for an answer. A sandbox that is
@@ -36,7 +38,7 @@ const REPLY_WAIT_TIMEOUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 }
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum BrokerRequest {
     /// Creates the namespaces of a session. Sent with the report pipe and the group.
-    Make { session: String, spec: IsolatedSessionSpec, identity: UserIdentity, share: usize },
+    Make { session: String, spec: IsolatedSessionSpec, identity: UserIdentity, share: CpuShare },
     /// Starts a program in them. Sent with standard input, output and error, the report pipe, the
     /// group, and the private pipes of a shell.
     Start(Box<StartProgramRequest>),
@@ -57,14 +59,14 @@ pub(crate) struct StartProgramRequest {
     pub(crate) env: BTreeMap<String, String>,
     pub(crate) screen: EnvFilter,
     pub(crate) program: SessionProgram,
-    pub(crate) share: usize,
+    pub(crate) share: CpuShare,
     pub(crate) terminal: bool,
     pub(crate) config: ConfigUpdate,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum SessionProgram {
-    /// A shell that obeys orders.
+    /// A shell that reads what to run from a pipe.
     Shell,
     Text(String),
 }
@@ -76,7 +78,7 @@ pub(crate) struct ConfigUpdate {
     pub(crate) env_file: Option<String>,
 }
 
-/// The result of an order: the pid of a process that it started, or an error number.
+/// The result of a request: the pid of a process that it started, or an error number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BrokerReply(pub(crate) Result<Option<Pid>, Errno>);
 
@@ -109,19 +111,19 @@ pub(crate) fn create_channel() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
     rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
 }
 
-/// Sends an order and waits a short time for its answer. A broker that does not answer is not used
-/// any more, because the event loop must not be blocked for long. An order that is too long is not
+/// Sends a request and waits a short time for its answer. A broker that does not answer is not used
+/// any more, because the event loop must not be blocked for long. A request that is too long is not
 /// sent, and fails as it would in the broker.
 pub(crate) fn send_request(
     channel: &OwnedFd,
-    order: &BrokerRequest,
+    request: &BrokerRequest,
     with: &[BorrowedFd<'_>],
 ) -> io::Result<BrokerReply> {
-    let text = serde_json::to_vec(order)?;
+    let text = serde_json::to_vec(request)?;
     if text.len() > MAX_REQUEST_BYTES {
         return Ok(BrokerReply(Err(Errno::MSGSIZE)));
     }
-    let mut file = File::from(rustix::fs::memfd_create("order", MemfdFlags::CLOEXEC)?);
+    let mut file = File::from(rustix::fs::memfd_create("request", MemfdFlags::CLOEXEC)?);
     file.write_all(&text)?;
     let all: Vec<BorrowedFd<'_>> = std::iter::once(file.as_fd()).chain(with.iter().copied()).collect();
     send_descriptors(channel, &all)?;
@@ -141,15 +143,15 @@ pub(crate) fn send_request(
     Err(io::Error::other("the namespace broker did not answer in time"))
 }
 
-/// Waits for the descriptors of the next order; `None` when the agent is gone.
+/// Waits for the descriptors of the next request; `None` when the agent is gone.
 pub(crate) fn receive_request(channel: &OwnedFd) -> io::Result<Option<Vec<OwnedFd>>> {
     receive_descriptors(channel, RecvFlags::empty())
 }
 
-/// Parses an order. If it is invalid, only that order fails.
+/// Parses a request. If it is invalid, only that request fails.
 pub(crate) fn parse_request(mut descriptors: Vec<OwnedFd>) -> io::Result<(BrokerRequest, Vec<OwnedFd>)> {
     if descriptors.is_empty() {
-        return Err(io::Error::other("an order has no text descriptor"));
+        return Err(io::Error::other("a request has no text descriptor"));
     }
     let mut file = File::from(descriptors.remove(0));
     // Only a file in memory can be read without blocking.
@@ -200,21 +202,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn orders_carry_descriptors_and_get_answers() {
+    fn requests_carry_descriptors_and_get_answers() {
         let (ours, theirs) = create_channel().expect("a pair");
-        let order = BrokerRequest::Forget { session: "s".repeat(3 << 20) };
+        let request = BrokerRequest::Forget { session: "s".repeat(3 << 20) };
         for expected in
             [BrokerReply(Ok(None)), BrokerReply(Ok(Pid::from_raw(7))), BrokerReply(Err(Errno::PERM))]
         {
             let ours = rustix::io::fcntl_dupfd_cloexec(&ours, 3).expect("a copy");
             let with = rustix::io::fcntl_dupfd_cloexec(&theirs, 3).expect("a copy");
-            let order = serde_json::to_string(&order).expect("it is JSON");
+            let request = serde_json::to_string(&request).expect("it is JSON");
             let asking = std::thread::spawn(move || {
-                let order: BrokerRequest = serde_json::from_str(&order).expect("it is an order");
-                send_request(&ours, &order, &[with.as_fd(), with.as_fd()])
+                let request: BrokerRequest = serde_json::from_str(&request).expect("it is a request");
+                send_request(&ours, &request, &[with.as_fd(), with.as_fd()])
             });
-            let heard = receive_request(&theirs).expect("an order").expect("the channel is open");
-            let (heard, descriptors) = parse_request(heard).expect("the order is valid");
+            let heard = receive_request(&theirs).expect("a request").expect("the channel is open");
+            let (heard, descriptors) = parse_request(heard).expect("the request is valid");
             assert!(matches!(heard, BrokerRequest::Forget { session } if session.len() == 3 << 20));
             assert_eq!(descriptors.len(), 2);
             send_reply(&theirs, expected).expect("the channel is open");
@@ -230,10 +232,10 @@ mod tests {
         // Each of these characters takes six bytes of JSON.
         let long = BrokerRequest::Forget { session: "\u{1}".repeat(3 << 20) };
         assert_eq!(send_request(&ours, &long, &[]).expect("an answer"), BrokerReply(Err(Errno::MSGSIZE)));
-        let rubbish = rustix::fs::memfd_create("order", MemfdFlags::CLOEXEC).expect("a file");
+        let rubbish = rustix::fs::memfd_create("request", MemfdFlags::CLOEXEC).expect("a file");
         rustix::io::write(&rubbish, b"{\"Forget\":").expect("it has room");
         send_descriptors(&ours, &[rubbish.as_fd()]).expect("the channel is open");
-        let heard = receive_request(&theirs).expect("an order").expect("the channel is open");
+        let heard = receive_request(&theirs).expect("a request").expect("the channel is open");
         parse_request(heard).expect_err("the JSON is incomplete");
         drop(ours);
         assert!(receive_request(&theirs).expect("the long one was not sent").is_none());
