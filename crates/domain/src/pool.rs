@@ -100,8 +100,8 @@ impl PoolSpec {
     /// the files of a snapshot and support for isolated sessions cannot be changed later, so they
     /// must match.
     pub fn fits_spec(&self, spec: &SandboxSpec) -> bool {
-        let SandboxSpec { guest, isolated_sessions: nesting, .. } = &self.template;
-        spec.guest == *guest && spec.isolated_sessions == *nesting && spec.snapshot.is_none()
+        let SandboxSpec { guest, isolated_sessions, .. } = &self.template;
+        spec.guest == *guest && spec.isolated_sessions == *isolated_sessions && spec.snapshot.is_none()
     }
 }
 
@@ -135,11 +135,11 @@ mod tests {
     }
 
     #[test]
-    fn warm_sandbox_fits_only_the_same_nesting() {
+    fn warm_sandbox_fits_only_equal_isolation_of_sessions() {
         for (warm, wanted) in
             [(IsolatedSessions::Off, IsolatedSessions::On), (IsolatedSessions::On, IsolatedSessions::Off)]
         {
-            let spec = |nesting| SandboxSpec { isolated_sessions: nesting, ..SandboxSpec::with_defaults() };
+            let spec = |isolated_sessions| SandboxSpec { isolated_sessions, ..SandboxSpec::with_defaults() };
             let (name, capacity) = ("a".to_owned(), PoolCapacity::with_level(1));
             let refill = RefillRate { per_second: 1, at_once: 1 };
             let pool = PoolSpec { name, template: spec(warm), capacity, refill };

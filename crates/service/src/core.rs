@@ -444,18 +444,18 @@ impl Core {
         Ok((self.usable_sandbox(owner, id)?, activity))
     }
 
-    /// Sends an order to a driver and waits until it is carried out.
+    /// Sends a command to a driver and waits until it is carried out.
     pub(crate) async fn send_command<T>(
         &self,
         handle: &SandboxHandle,
-        order: impl FnOnce(CommandReply<T>) -> DriverCommand,
+        command: impl FnOnce(CommandReply<T>) -> DriverCommand,
     ) -> Result<T, ServiceError> {
         let (answer, wait) = oneshot::channel();
         let gone = || match self.stop.is_cancelled() {
             true => ServiceError::Stopping,
             false => ServiceError::NoSandbox(handle.id.clone()),
         };
-        handle.mailbox.send(order(answer)).await.map_err(|_unsent| gone())?;
+        handle.mailbox.send(command(answer)).await.map_err(|_unsent| gone())?;
         wait.await.unwrap_or_else(|_dropped| Err(gone()))
     }
 

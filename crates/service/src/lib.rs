@@ -348,8 +348,8 @@ impl Service {
     /// Removes every sandbox of all owners. A failure to remove one does not affect the others; the next start retries
     /// it. Returns how many could not be removed.
     pub async fn remove_all_sandboxes(&self) -> usize {
-        let orders = futures_util::stream::iter(self.0.registry.all());
-        let orders = orders.map(|handle| async move {
+        let handles = futures_util::stream::iter(self.0.registry.all());
+        let removals = handles.map(|handle| async move {
             let outcome = self.0.send_command(&handle, DriverCommand::Destroy).await;
             match outcome {
                 Ok(_) | Err(ServiceError::NoSandbox(_)) => 0,
@@ -359,7 +359,7 @@ impl Service {
                 }
             }
         });
-        orders
+        removals
             .buffer_unordered(usage_history::MAX_CONCURRENT_CALLS)
             .fold(0, |left, one| async move { left + one })
             .await
@@ -501,7 +501,7 @@ impl Service {
             handle.abandoned.cancel();
         }
         match self.0.send_command(&handle, DriverCommand::Destroy).await {
-            // The sandbox ended while the order was queued: another request removed it, or it expired.
+            // The sandbox ended while the command was queued: another request removed it, or it expired.
             Err(ServiceError::NoSandbox(_)) => Ok(Outcome::Unchanged),
             outcome => outcome.inspect_err(self.0.record_failure("destroy", owner, Some(id))),
         }

@@ -107,7 +107,7 @@ pub(super) fn parse_create_body(
         env,
         env_file: Some(env_file).filter(|path| !path.is_empty()),
         id_variable: Some(ID_VARIABLE.to_owned()),
-        isolated_sessions: extensions.nesting,
+        isolated_sessions: extensions.isolated_sessions,
         hooks: parse_hooks(body.lifecycle)
             .map_err(|error| Problem::invalid(format!("`lifecycle`: {error}")))?,
         guest: GuestSettings::root_only(),
@@ -361,7 +361,7 @@ struct CreateExtensions {
     pool: Option<String>,
     network: Option<NetworkAccess>,
     entrypoint: EntrypointSource,
-    nesting: IsolatedSessions,
+    isolated_sessions: IsolatedSessions,
     on_death: Option<OnDeath>,
 }
 
@@ -423,7 +423,7 @@ impl CreateExtensions {
             "coracle.network" => self.network = Some(parse_network(value)?),
             "access.renew.extend.seconds" => self.renew_on_access = Some(parse_number(value, 300..=86_400)?),
             "poolRef" => self.pool = Some(value.trim().to_owned()).filter(|name| !name.is_empty()),
-            "bootstrap.execd.isolation" if value == "enable" => self.nesting = IsolatedSessions::On,
+            "bootstrap.execd.isolation" if value == "enable" => self.isolated_sessions = IsolatedSessions::On,
             _ => {}
         }
         Ok(())

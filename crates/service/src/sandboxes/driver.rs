@@ -37,7 +37,7 @@ use crate::telemetry::service_metrics;
 use crate::tenancy::quota::ResourceCost;
 use crate::{Outcome, ResumeOutcome, Sandbox, ServiceError};
 
-/// How many orders may wait in one driver's mailbox.
+/// How many commands may wait in one driver's mailbox.
 const MAX_QUEUED_COMMANDS: usize = 16;
 
 /// How long a backend may take to make a sandbox.
@@ -49,7 +49,7 @@ const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
 
 pub(crate) type CommandReply<T> = oneshot::Sender<Result<T, ServiceError>>;
 
-/// An order to a driver.
+/// A command to a driver.
 pub(crate) enum DriverCommand {
     Pause(CommandReply<Outcome>),
     Resume(CommandReply<Outcome>),
@@ -124,7 +124,7 @@ enum DriverEvent {
 
 impl Driver {
     pub(crate) fn new(core: &Arc<Core>, record: SandboxRecord) -> (Arc<SandboxHandle>, Self) {
-        let (orders, mailbox) = mpsc::channel(MAX_QUEUED_COMMANDS);
+        let (commands, mailbox) = mpsc::channel(MAX_QUEUED_COMMANDS);
         let (state, published) = watch::channel(record.sandbox.clone());
         let (dying, death) = watch::channel(None);
         let handle = Arc::new(SandboxHandle {
@@ -142,7 +142,7 @@ impl Driver {
             agent: AgentClient::new(Arc::clone(&core.backend), record.sandbox.id.clone()),
             activity: SandboxActivity::new(core.clock.clone()),
             commands: CommandSlots::new(core.config().commands_per_sandbox),
-            mailbox: orders,
+            mailbox: commands,
             state: published,
             abandoned: CancellationToken::new(),
             death: dying,
@@ -505,7 +505,7 @@ impl Driver {
     }
 }
 
-/// The caller may have disconnected; the order stays carried out.
+/// The caller may have disconnected; the command stays carried out.
 fn send_reply<T>(answer: CommandReply<T>, outcome: Result<T, ServiceError>) {
     answer.send(outcome).ok();
 }

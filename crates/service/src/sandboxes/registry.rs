@@ -36,7 +36,7 @@ pub(crate) struct SandboxHandle {
     pub(crate) agent: AgentClient,
     pub(crate) activity: Arc<SandboxActivity>,
     pub(crate) commands: Arc<CommandSlots>,
-    /// Sends orders to the driver.
+    /// Sends commands to the driver.
     pub(crate) mailbox: mpsc::Sender<DriverCommand>,
     /// The state that the driver last published.
     pub(crate) state: watch::Receiver<Sandbox>,

@@ -2,8 +2,8 @@
 //! and what a sandbox inherits from the dead one that it replaces.
 //!
 //! The rule: a value that the caller sets wins; for a value that it leaves open, the value of the snapshot's or the
-//! dead sandbox is used, never a default that might be weaker. From a snapshot, mounts, the entrypoint, hooks, nesting
-//! and the name are not inherited; from a dead sandbox they are.
+//! dead sandbox is used, never a default that might be weaker. From a snapshot, mounts, the entrypoint, hooks,
+//! isolated sessions and the name are not inherited; from a dead sandbox they are.
 
 use std::time::Duration;
 

@@ -34,8 +34,8 @@ pub(super) struct SpecJson {
     entrypoint: Vec<String>,
     #[serde(default, skip_serializing_if = "HooksJson::is_empty")]
     hooks: HooksJson,
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    nesting: bool,
+    #[serde(rename = "nesting", default, skip_serializing_if = "std::ops::Not::not")]
+    isolated_sessions: bool,
     guest: GuestJson,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     on_death: Option<String>,
@@ -153,7 +153,7 @@ impl SpecJson {
             id_variable: spec.id_variable.clone(),
             entrypoint: spec.entrypoint.to_words(),
             hooks: HooksJson::from_domain(&spec.hooks),
-            nesting: spec.isolated_sessions == IsolatedSessions::On,
+            isolated_sessions: spec.isolated_sessions == IsolatedSessions::On,
             guest: GuestJson::from_domain(&spec.guest),
             on_death: spec.on_death.map(|choice| choice.name().to_owned()),
         }
@@ -171,7 +171,11 @@ impl SpecJson {
             id_variable: self.id_variable,
             entrypoint: Entrypoint::from_words(self.entrypoint),
             hooks: self.hooks.into_domain(),
-            isolated_sessions: if self.nesting { IsolatedSessions::On } else { IsolatedSessions::Off },
+            isolated_sessions: if self.isolated_sessions {
+                IsolatedSessions::On
+            } else {
+                IsolatedSessions::Off
+            },
             guest: self.guest.into_domain(),
             on_death: self.on_death.as_deref().and_then(OnDeath::parse),
         }

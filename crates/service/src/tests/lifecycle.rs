@@ -243,7 +243,7 @@ async fn dead_sandbox_shows_its_cause_and_keeps_only_its_files() {
         .err()
         .unwrap();
     assert_eq!(error.kind(), ErrorKind::Conflict { phase: Phase::Failed(EndCause::Oom) });
-    // An order is carried out after the death has been handled.
+    // A command is carried out after the death has been handled.
     bench.service.patch_labels(&bench.owner, &made.id, Default::default()).await.unwrap();
     assert_eq!((bench.backend.times_asked_to("stop"), bench.backend.count()), (1, 1));
     assert_eq!(bench.service.destroy(&bench.owner, &made.id).await.unwrap(), Outcome::Done);

@@ -259,9 +259,9 @@ async fn named_pool_that_does_not_fit_makes_a_new_sandbox() {
     let bench = TestBench::pooled(vec![small], 20).await;
     let mut guest = of("small");
     guest.spec.guest.default_directory = "/home".to_owned();
-    let mut nesting = of("small");
-    nesting.spec.isolated_sessions = domain::IsolatedSessions::On;
-    for request in [guest, nesting] {
+    let mut isolating = of("small");
+    isolating.spec.isolated_sessions = domain::IsolatedSessions::On;
+    for request in [guest, isolating] {
         let made = bench.make(request.clone()).await;
         assert_eq!((made.pool, made.spec.image.as_str()), (None, "other"));
         assert_eq!(made.spec.resources.memory, Some(Bytes::from_mib(64)), "the limits are the pool's");

@@ -36,7 +36,7 @@ impl TestBench {
     pub(super) async fn died(&self, sandbox: &Sandbox) {
         self.backend.kill(&sandbox.id, EndCause::AgentDied);
         self.until(sandbox, |phase| matches!(phase, Phase::Failed(_))).await;
-        // It is stopped in the same step; another order waits for that.
+        // It is stopped in the same step; another command waits for that.
         self.service.patch_labels(&self.owner, &sandbox.id, Default::default()).await.unwrap();
     }
 

@@ -1,4 +1,4 @@
-//! How a driver carries out its orders.
+//! How a driver carries out its commands.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -48,7 +48,7 @@ impl Driver {
             return Ok(Outcome::Unchanged);
         }
         if matches!(self.phase(), Phase::Failed(_)) {
-            // The sandbox died while the order was queued. This function does not decide whether it restarts.
+            // The sandbox died while the command was queued. This function does not decide whether it restarts.
             let (id, phase) = (self.handle.id.clone(), self.phase());
             return Err(ServiceError::Denied { id, request: LifecycleRequest::Resume, phase });
         }
