@@ -1,6 +1,9 @@
 //! The backend that the service uses: a client of the launcher that also connects to agents.
 
 mod images;
+mod reconfigure;
+mod snapshots;
+mod volumes;
 
 use std::collections::HashMap;
 use std::io;
@@ -9,13 +12,12 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
 use backend::{
-    AgentStream, Backend, BackendCapabilities, BackendError, Enforced, EnforcedMeasures, FoundSandbox,
-    FoundSnapshot, FoundVolume, ResolvedImage, SandboxDeath, SandboxUsage, SnapshotContent, StoppedSandbox,
+    AgentStream, Backend, BackendCapabilities, BackendError, Enforced, FoundSandbox, Images, Reconfigure,
+    SandboxDeath, SandboxUsage, Snapshots, StoppedSandbox, Volumes,
 };
-use domain::volume::VolumeLifetime;
 use domain::{
-    Bytes, EndCause, FilesState, IsolatedSessions, MountAccess, MountSource, MountSpec, NetworkAccess, Owner,
-    ResourceLimits, SandboxId, SandboxSpec, SnapshotId, Volume, VolumeId, VolumeName,
+    Bytes, EndCause, FilesState, IsolatedSessions, MountAccess, MountSource, MountSpec, NetworkAccess,
+    ResourceLimits, SandboxId, SandboxSpec,
 };
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -30,7 +32,7 @@ use crate::jail::plan::{
 use crate::launcher::packet;
 use crate::launcher::protocol::{
     EnforcedPlan, LauncherOp, LauncherRequest, LauncherResponse, OpError, OpResult, PROTOCOL_VERSION,
-    ResizeRequest, SOCKET_NAME, SnapshotListing, StoredSnapshot, VolumePlan,
+    SOCKET_NAME,
 };
 use crate::network::NetworkMode;
 
@@ -300,115 +302,19 @@ impl Backend for LocalBackend {
         }
     }
 
-    async fn attach_mounts(
-        &self,
-        id: &SandboxId,
-        mounts: &[MountSpec],
-    ) -> Result<EnforcedMeasures, BackendError> {
-        let mounts = mount_plans(mounts)?;
-        match self.request_result(LauncherOp::Attach { id: id.as_str().to_owned(), mounts }).await? {
-            OpResult::Changed(measures) => Ok(measures),
-            _ => Err(unexpected_response()),
-        }
+    fn images(&self) -> Option<&dyn Images> {
+        Some(self)
     }
 
-    async fn create_volume(&self, volume: &Volume) -> Result<(), BackendError> {
-        let plan = VolumePlan {
-            id: volume.id.to_string(),
-            owner: volume.owner.as_str().to_owned(),
-            name: volume.name.to_string(),
-            size: volume.size.0,
-            kept: volume.lifetime == VolumeLifetime::Kept,
-        };
-        self.request_result(LauncherOp::MakeVolume(plan)).await.map(drop)
+    fn volumes(&self) -> Option<&dyn Volumes> {
+        Some(self)
     }
 
-    async fn remove_volume(&self, id: &VolumeId) -> Result<(), BackendError> {
-        self.request_result(LauncherOp::RemoveVolume { id: id.to_string() }).await.map(drop)
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
+        Some(self)
     }
 
-    async fn list_volumes(&self) -> Result<Vec<FoundVolume>, BackendError> {
-        match self.request_result(LauncherOp::Volumes).await? {
-            OpResult::Volumes(found) => {
-                Ok(found.into_iter().filter_map(|(plan, used)| found_volume(plan, used)).collect())
-            }
-            _ => Err(unexpected_response()),
-        }
-    }
-
-    async fn volume_sizes(&self, ids: &[VolumeId]) -> Result<Vec<(VolumeId, Bytes)>, BackendError> {
-        let ids = ids.iter().map(VolumeId::to_string).collect();
-        match self.request_result(LauncherOp::VolumesHold { ids }).await? {
-            OpResult::VolumesHold(held) => {
-                let held = held.into_iter();
-                Ok(held.filter_map(|(id, used)| Some((VolumeId::parse(&id).ok()?, Bytes(used)))).collect())
-            }
-            _ => Err(unexpected_response()),
-        }
-    }
-
-    async fn resize(
-        &self,
-        id: &SandboxId,
-        resources: &ResourceLimits,
-    ) -> Result<EnforcedMeasures, BackendError> {
-        let resize = ResizeRequest {
-            id: id.as_str().to_owned(),
-            limits: self.effective_limits(resources),
-            named: explicit_limits(resources),
-            require_limits: self.defaults().require_limits,
-        };
-        match self.request_result(LauncherOp::Resize(resize)).await? {
-            OpResult::Changed(measures) => Ok(measures),
-            _ => Err(unexpected_response()),
-        }
-    }
-
-    async fn resolve_image(&self, image: &str) -> Result<ResolvedImage, BackendError> {
-        match self.request_result(LauncherOp::Resolve { image: image.to_owned() }).await? {
-            OpResult::Resolved { image, stand_in } => Ok(ResolvedImage { name: image, stand_in }),
-            _ => Err(unexpected_response()),
-        }
-    }
-
-    async fn connect_network(
-        &self,
-        id: &SandboxId,
-        network: NetworkAccess,
-    ) -> Result<EnforcedMeasures, BackendError> {
-        let question = LauncherOp::Connect { id: id.as_str().to_owned(), network: network_mode(network)? };
-        match self.request_result(question).await? {
-            OpResult::Changed(measures) => Ok(measures),
-            _ => Err(unexpected_response()),
-        }
-    }
-
-    async fn create_snapshot(
-        &self,
-        id: &SandboxId,
-        snapshot: &SnapshotId,
-    ) -> Result<SnapshotContent, BackendError> {
-        let (id, snapshot) = (id.as_str().to_owned(), snapshot.as_str().to_owned());
-        match self.request_result(LauncherOp::Snapshot { id, snapshot }).await? {
-            OpResult::Kept(kept) => Ok(kept.into()),
-            _ => Err(unexpected_response()),
-        }
-    }
-
-    async fn delete_snapshot(&self, snapshot: &SnapshotId) -> Result<(), BackendError> {
-        self.request_result(LauncherOp::ForgetSnapshot { snapshot: snapshot.as_str().to_owned() })
-            .await
-            .map(drop)
-    }
-
-    async fn list_snapshots(&self) -> Result<Vec<FoundSnapshot>, BackendError> {
-        let OpResult::Snapshots(all) = self.request_result(LauncherOp::Snapshots).await? else {
-            return Err(unexpected_response());
-        };
-        Ok(all.into_iter().filter_map(found_snapshot).collect())
-    }
-
-    fn images(&self) -> Option<&dyn backend::Images> {
+    fn reconfigure(&self) -> Option<&dyn Reconfigure> {
         Some(self)
     }
 
@@ -548,17 +454,6 @@ fn unexpected_response() -> BackendError {
     BackendError::Io { action: "understand the launcher", source: io::ErrorKind::InvalidData.into() }
 }
 
-fn found_volume(plan: VolumePlan, used: u64) -> Option<FoundVolume> {
-    let volume = Volume {
-        id: VolumeId::parse(&plan.id).ok()?,
-        owner: Owner::parse(&plan.owner).ok()?,
-        name: VolumeName::parse(&plan.name).ok()?,
-        size: Bytes(plan.size),
-        lifetime: if plan.kept { VolumeLifetime::Kept } else { VolumeLifetime::WithSandboxes },
-    };
-    Some(FoundVolume { volume, used: Bytes(used) })
-}
-
 /// Converts mounts to plain data.
 pub fn mount_plans(mounts: &[MountSpec]) -> Result<Vec<MountPlan>, BackendError> {
     mounts.iter().map(mount_plan).collect()
@@ -576,20 +471,6 @@ fn mount_plan(mount: &MountSpec) -> Result<MountPlan, BackendError> {
     let read_only = mount.access == MountAccess::ReadOnly;
     let (target, sub_path) = (mount.target.clone(), mount.sub_path.clone());
     Ok(MountPlan { source, target, read_only, sub_path })
-}
-
-fn found_snapshot(found: SnapshotListing) -> Option<FoundSnapshot> {
-    let stage = match found.kept {
-        Some(kept) => backend::SnapshotStage::Complete(kept.into()),
-        None => backend::SnapshotStage::Making(found.copied.map(|(done, total)| (Bytes(done), Bytes(total)))),
-    };
-    Some(FoundSnapshot { id: SnapshotId::parse(&found.id).ok()?, stage })
-}
-
-impl From<StoredSnapshot> for SnapshotContent {
-    fn from(kept: StoredSnapshot) -> Self {
-        Self { image: kept.image, size: Bytes(kept.size), disk: Bytes(kept.disk) }
-    }
 }
 
 /// Returns the limits that the caller specified.

@@ -2,8 +2,8 @@
 //!
 //! A backend's tests implement [`BackendUnderTest`] and call [`check_all`]. The checks use only the trait
 //! and the agent behind it, so they apply to namespaces, containers and clusters alike. A feature
-//! that a backend does not list in its [`BackendCapabilities`](crate::Capabilities) must be rejected, and
-//! that is checked instead.
+//! that a backend does not list in its [`BackendCapabilities`](crate::BackendCapabilities) must be rejected,
+//! and that is checked instead. Checks of a trait that a backend does not offer are skipped and reported.
 
 mod agent;
 mod checks;
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use domain::{SandboxId, SandboxSpec};
 
-use crate::{Enforced, FoundSandbox, SharedBackend};
+use crate::{Enforced, FoundSandbox, Images, Reconfigure, SharedBackend, Snapshots, Volumes};
 
 /// A backend under test. Its default limits must not be required, and it must reject unknown
 /// images.
@@ -37,17 +37,75 @@ pub trait BackendUnderTest: Send + Sync {
 /// The time limit for one check, on the slowest machine.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(120);
 
-type Check = for<'a> fn(&'a dyn BackendUnderTest) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+type RunCheck = for<'a> fn(&'a dyn BackendUnderTest) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
-/// Runs every check, one after the other, and returns their names. Panics at the first failure.
-pub async fn check_all(subject: &dyn BackendUnderTest) -> Vec<&'static str> {
-    let mut passed = Vec::new();
-    for (name, check) in checks::ALL {
-        let outcome = tokio::time::timeout(CHECK_TIMEOUT, check(subject)).await;
+/// One check, and the trait that a backend must offer for it.
+struct Check {
+    name: &'static str,
+    feature: Feature,
+    run: RunCheck,
+}
+
+/// The traits of a backend. Every backend has sandboxes; the others are optional.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Feature {
+    Sandboxes,
+    Images,
+    Volumes,
+    Snapshots,
+    Reconfigure,
+}
+
+/// The names of the checks that passed, and of those that were skipped because the backend does not offer
+/// the trait that they are about.
+#[derive(Debug, Default)]
+pub struct ConformanceReport {
+    pub passed: Vec<&'static str>,
+    pub skipped: Vec<&'static str>,
+}
+
+/// Runs every check, one after the other. Panics at the first failure.
+pub async fn check_all(subject: &dyn BackendUnderTest) -> ConformanceReport {
+    let mut report = ConformanceReport::default();
+    let backend = subject.open().await;
+    for Check { name, feature, run } in checks::ALL {
+        if !feature.is_offered(&backend) {
+            report.skipped.push(*name);
+            continue;
+        }
+        let outcome = tokio::time::timeout(CHECK_TIMEOUT, run(subject)).await;
         outcome.unwrap_or_else(|_| panic!("conformance: `{name}` timed out"));
-        passed.push(*name);
+        report.passed.push(*name);
     }
-    passed
+    report
+}
+
+impl Feature {
+    fn is_offered(self, backend: &SharedBackend) -> bool {
+        match self {
+            Self::Sandboxes => true,
+            Self::Images => backend.images().is_some(),
+            Self::Volumes => backend.volumes().is_some(),
+            Self::Snapshots => backend.snapshots().is_some(),
+            Self::Reconfigure => backend.reconfigure().is_some(),
+        }
+    }
+}
+
+fn images(backend: &SharedBackend) -> &dyn Images {
+    backend.images().expect("checks of images run only on backends with images")
+}
+
+fn volumes(backend: &SharedBackend) -> &dyn Volumes {
+    backend.volumes().expect("checks of volumes run only on backends with volumes")
+}
+
+fn snapshots(backend: &SharedBackend) -> &dyn Snapshots {
+    backend.snapshots().expect("checks of snapshots run only on backends with snapshots")
+}
+
+fn reconfigure(backend: &SharedBackend) -> &dyn Reconfigure {
+    backend.reconfigure().expect("checks of changes run only on backends that make them")
 }
 
 /// A sandbox created by one check.

@@ -18,6 +18,9 @@ pub trait Images: Send + Sync {
     async fn list(&self) -> Result<Vec<ImageInfo>, BackendError>;
     /// Returns the image that a sandbox would get for this name.
     async fn find(&self, name: &str) -> Result<Option<ImageInfo>, BackendError>;
+    /// Returns the image that a sandbox would get for this name, as `Enforced` would report it. Unlike `find`,
+    /// it also resolves names of images that are made from the host itself.
+    async fn resolve_image(&self, name: &str) -> Result<ResolvedImage, BackendError>;
     /// Whether an image of this name may be pulled when a sandbox needs it.
     fn may_pull(&self, name: &str) -> bool;
     /// Pulls an image and replaces an existing one with the same name.
@@ -31,6 +34,15 @@ pub trait Images: Send + Sync {
     async fn remove(&self, name: &str) -> Result<FreedSpace, BackendError>;
     /// Removes unused layers, and images beyond the total size limit.
     async fn collect_unused(&self) -> Result<FreedSpace, BackendError>;
+}
+
+/// The image that a name resolves to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ResolvedImage {
+    pub name: String,
+    /// Set if the requested image is missing and another one is used: a sentence that names both and
+    /// describes the one used.
+    pub stand_in: Option<String>,
 }
 
 /// An archive that is being uploaded.

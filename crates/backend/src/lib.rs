@@ -4,13 +4,13 @@
 #[cfg(feature = "conformance")]
 pub mod conformance;
 pub mod images;
+pub mod reconfigure;
+pub mod snapshots;
+pub mod volumes;
 
 use std::sync::Arc;
 
-use domain::{
-    Bytes, EndCause, FilesState, MountSpec, NetworkAccess, ResourceLimits, SandboxId, SandboxSpec,
-    SnapshotId, Volume, VolumeId,
-};
+use domain::{Bytes, EndCause, FilesState, SandboxId, SandboxSpec};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 
@@ -23,6 +23,9 @@ use tokio::sync::mpsc;
 /// - `destroy` of a sandbox that is already gone succeeds;
 /// - `stop` and a failed `restart` keep the files, if `BackendCapabilities::restart` is set;
 /// - `list` returns everything that this backend owns, so that a restarted server can adopt it.
+///
+/// What only some backends can do is in traits of its own, which a backend may offer: [`Images`],
+/// [`Volumes`], [`Snapshots`] and [`Reconfigure`].
 #[async_trait::async_trait]
 pub trait Backend: Send + Sync {
     fn name(&self) -> &'static str;
@@ -45,62 +48,57 @@ pub trait Backend: Send + Sync {
     async fn list_sandboxes(&self) -> Result<Vec<FoundSandbox>, BackendError>;
     async fn dial_agent(&self, id: &SandboxId) -> Result<AgentStream, BackendError>;
     async fn usage(&self, id: &SandboxId) -> Result<SandboxUsage, BackendError>;
-    /// Mounts into a running sandbox: all of the mounts, or none.
-    async fn attach_mounts(
-        &self,
-        id: &SandboxId,
-        mounts: &[MountSpec],
-    ) -> Result<EnforcedMeasures, BackendError>;
-    /// Creates a volume that outlives sandboxes. An existing volume is left unchanged.
-    async fn create_volume(&self, volume: &Volume) -> Result<(), BackendError>;
-    /// Removes a volume that no sandbox uses, with its content. A missing volume is not an error.
-    async fn remove_volume(&self, id: &VolumeId) -> Result<(), BackendError>;
-    /// Lists every complete and readable volume, so that a restarted server knows them again. The backend
-    /// itself removes partly created volumes.
-    async fn list_volumes(&self) -> Result<Vec<FoundVolume>, BackendError>;
-    /// Returns the current size of these volumes. A volume of unknown size is omitted.
-    async fn volume_sizes(&self, ids: &[VolumeId]) -> Result<Vec<(VolumeId, Bytes)>, BackendError>;
-    /// Changes the limits of a running sandbox and returns those now in force; unset limits return to their
-    /// initial values. A limit that cannot be enforced is an error, and then the limits in force are unknown.
-    async fn resize(
-        &self,
-        id: &SandboxId,
-        resources: &ResourceLimits,
-    ) -> Result<EnforcedMeasures, BackendError>;
-    /// Returns the image that a sandbox would get for this name, as `Enforced` would report it.
-    async fn resolve_image(&self, image: &str) -> Result<ResolvedImage, BackendError>;
-    /// Connects a running sandbox that was created without a network. Repeating the call changes nothing.
-    async fn connect_network(
-        &self,
-        id: &SandboxId,
-        network: NetworkAccess,
-    ) -> Result<EnforcedMeasures, BackendError>;
-    /// Saves the files of a sandbox at one moment. The commands of a running sandbox are frozen meanwhile and
-    /// always thawed afterwards, even if the snapshot fails; a stopped sandbox stays stopped. A second call
-    /// for the same snapshot returns the first one.
-    async fn create_snapshot(
-        &self,
-        id: &SandboxId,
-        snapshot: &SnapshotId,
-    ) -> Result<SnapshotContent, BackendError>;
-    /// Deletes a snapshot; sandboxes created from it keep their files. A missing snapshot is not an error.
-    async fn delete_snapshot(&self, snapshot: &SnapshotId) -> Result<(), BackendError>;
-    /// Lists all snapshots that this backend has or is creating.
-    async fn list_snapshots(&self) -> Result<Vec<FoundSnapshot>, BackendError>;
-    /// The images it stores, if any.
+    /// Receives sandboxes that end without `destroy`, as they end. There is one receiver: the service.
+    fn watch_deaths(&self) -> mpsc::UnboundedReceiver<SandboxDeath>;
+    /// The images that it stores, if any.
     fn images(&self) -> Option<&dyn Images> {
         None
     }
-    /// Receives sandboxes that end without `destroy`, as they end. There is one receiver: the service.
-    fn watch_deaths(&self) -> mpsc::UnboundedReceiver<SandboxDeath>;
+    /// Its volumes that outlive sandboxes, if it has any.
+    fn volumes(&self) -> Option<&dyn Volumes> {
+        None
+    }
+    /// Its snapshots, if it can take any.
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
+        None
+    }
+    /// Changes to running sandboxes, if it can make any.
+    fn reconfigure(&self) -> Option<&dyn Reconfigure> {
+        None
+    }
 }
 
 pub use images::{
     ArchiveStream, FreedSpace, ImageInfo, ImagePull, ImageRegistry, Images, LocalLayers, PullProgress,
-    RegistryCredentials,
+    RegistryCredentials, ResolvedImage,
 };
+pub use reconfigure::Reconfigure;
+pub use snapshots::{FoundSnapshot, SnapshotContent, SnapshotStage, Snapshots};
+pub use volumes::{FoundVolume, Volumes};
 
 pub type SharedBackend = Arc<dyn Backend>;
+
+impl dyn Backend {
+    /// The images, or the error for a backend without any.
+    pub fn required_images(&self) -> Result<&dyn Images, BackendError> {
+        self.images().ok_or_else(|| BackendError::not_offered("images"))
+    }
+
+    /// The volumes, or the error for a backend without any.
+    pub fn required_volumes(&self) -> Result<&dyn Volumes, BackendError> {
+        self.volumes().ok_or_else(|| BackendError::not_offered("volumes"))
+    }
+
+    /// The snapshots, or the error for a backend without any.
+    pub fn required_snapshots(&self) -> Result<&dyn Snapshots, BackendError> {
+        self.snapshots().ok_or_else(|| BackendError::not_offered("snapshots"))
+    }
+
+    /// The changes to running sandboxes, or the error for a backend that cannot make any.
+    pub fn required_reconfigure(&self) -> Result<&dyn Reconfigure, BackendError> {
+        self.reconfigure().ok_or_else(|| BackendError::not_offered("changes to running sandboxes"))
+    }
+}
 
 /// A connection to an agent.
 pub type AgentStream = Box<dyn ByteStream>;
@@ -129,15 +127,6 @@ pub struct BackendCapabilities {
     /// Names and versions of the software in the image `host`: its system, and programs that images are named
     /// after.
     pub host_versions: Vec<(String, String)>,
-}
-
-/// The image that a name resolves to.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ResolvedImage {
-    pub name: String,
-    /// Set if the requested image is missing and another one is used: a sentence that names both and
-    /// describes the one used.
-    pub stand_in: Option<String>,
 }
 
 /// A hint on how to get a missing image.
@@ -176,14 +165,6 @@ pub struct StoppedSandbox {
     pub files: FilesState,
 }
 
-/// A volume that a backend finds at start.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FoundVolume {
-    pub volume: Volume,
-    /// Its current size.
-    pub used: Bytes,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FoundCondition {
     Alive,
@@ -192,32 +173,6 @@ pub enum FoundCondition {
     Dead,
     /// Only partly created or removed.
     Half,
-}
-
-/// The content of a snapshot.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SnapshotContent {
-    /// The image beneath the files, after aliases were resolved.
-    pub image: String,
-    /// The number of bytes above the image.
-    pub size: Bytes,
-    /// The disk limit of the sandbox.
-    pub disk: Bytes,
-}
-
-/// A snapshot that a backend finds at start.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FoundSnapshot {
-    pub id: SnapshotId,
-    pub stage: SnapshotStage,
-}
-
-/// The progress of a snapshot.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SnapshotStage {
-    Complete(SnapshotContent),
-    /// It is being created; bytes done and bytes in total, if they are copied.
-    Making(Option<(Bytes, Bytes)>),
 }
 
 /// A sandbox that ended by itself.
@@ -289,6 +244,18 @@ pub enum BackendError {
     Io { action: &'static str, source: std::io::Error },
 }
 
+impl BackendCapabilities {
+    /// Withdraws the features that depend on a trait which `backend` does not offer.
+    pub fn limited_to(self, backend: &dyn Backend) -> Self {
+        Self {
+            attach: self.attach && backend.reconfigure().is_some(),
+            volumes: self.volumes && backend.volumes().is_some(),
+            snapshot: self.snapshot && backend.snapshots().is_some(),
+            ..self
+        }
+    }
+}
+
 impl Enforced {
     /// Applies changed measures.
     pub fn replace_measures(&mut self, changed: EnforcedMeasures) {
@@ -302,6 +269,10 @@ impl Enforced {
 }
 
 impl BackendError {
+    fn not_offered(feature: &str) -> Self {
+        Self::Unsupported { message: format!("this backend does not support {feature}"), hint: None }
+    }
+
     /// A hint on how to fix the problem.
     pub fn hint(&self) -> Option<&str> {
         match self {

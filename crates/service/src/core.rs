@@ -92,6 +92,7 @@ impl Core {
             action: "probe this host",
             source: Box::new(source),
         })?;
+        let capabilities = capabilities.limited_to(&*backend);
         let versions: Vec<String> =
             capabilities.host_versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
         tracing::info!(versions = versions.join(", "), "probed the language versions of image `host`");

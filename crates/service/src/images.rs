@@ -63,7 +63,7 @@ impl Service {
         if self.0.must_fetch(name).await? {
             return Ok(ResolvedImage { name: name.to_owned(), stand_in: None });
         }
-        let resolved = self.0.backend.resolve_image(name).await;
+        let resolved = self.0.resolve_image(name).await;
         resolved.map_err(|source| self.0.image_error("find an image", source))
     }
 
@@ -115,11 +115,15 @@ impl Service {
 
 impl Core {
     pub(crate) fn backend_images(&self, action: &'static str) -> Result<&dyn Images, ServiceError> {
-        let none = || {
-            let message = "this backend does not support images".to_owned();
-            self.image_error(action, BackendError::Unsupported { message, hint: None })
-        };
-        self.backend.images().ok_or_else(none)
+        self.backend.required_images().map_err(|source| self.image_error(action, source))
+    }
+
+    /// The image that a sandbox would get under this name. A backend without images knows no other name for it.
+    pub(crate) async fn resolve_image(&self, name: &str) -> Result<ResolvedImage, BackendError> {
+        match self.backend.images() {
+            Some(images) => images.resolve_image(name).await,
+            None => Ok(ResolvedImage { name: name.to_owned(), stand_in: None }),
+        }
     }
 
     pub(crate) fn image_error(&self, action: &'static str, source: BackendError) -> ServiceError {

@@ -163,7 +163,7 @@ impl Core {
         noted
             .map_err(|source| ServiceError::Store { action: "record the deletion of a snapshot", source })?;
         let (id, sandbox) = (&snapshot.id, &snapshot.sandbox);
-        let forget = self.backend.delete_snapshot(id);
+        let forget = async { self.backend.required_snapshots()?.delete_snapshot(id).await };
         self.ask_backend("delete a snapshot of", sandbox, FORGET_TIMEOUT, forget).await?;
         let deleted = self.store.delete_snapshot(id).await;
         deleted.map_err(|source| ServiceError::Store { action: "delete a snapshot", source })?;

@@ -205,7 +205,8 @@ impl Core {
         let created = clock::truncate_to_micros(self.clock.now().wall);
         let kept = StoredVolume { volume: volume.clone(), created, removing: false };
         self.record_volume(VolumeChange::Insert(kept)).await?;
-        let made = self.ask_volume_backend("make a volume", self.backend.create_volume(&volume)).await;
+        let make = async { self.backend.required_volumes()?.create_volume(&volume).await };
+        let made = self.ask_volume_backend("make a volume", make).await;
         if let Err(error) = made {
             self.drop_volume(&volume.id).await.inspect_err(|why| {
                 tracing::warn!(volume = %volume.id, error = %error_chain(why), "failed to remove an incomplete volume; the next start retries")
@@ -244,7 +245,8 @@ impl Core {
     /// Removes a volume, and records that intent first.
     async fn drop_volume(&self, id: &VolumeId) -> Result<(), ServiceError> {
         self.record_volume(VolumeChange::Remove(id.clone())).await?;
-        self.ask_volume_backend("remove a volume", self.backend.remove_volume(id)).await?;
+        let remove = async { self.backend.required_volumes()?.remove_volume(id).await };
+        self.ask_volume_backend("remove a volume", remove).await?;
         self.record_volume(VolumeChange::Forget(id.clone())).await
     }
 
@@ -320,6 +322,14 @@ impl Core {
         done.map_err(|source| ServiceError::VolumeWork { backend, action, source: Box::new(source) })
     }
 
+    /// The refusal to attach, before a volume is made for it.
+    fn attach_unsupported(&self, id: &SandboxId) -> ServiceError {
+        let message = "this server cannot mount into a running sandbox".to_owned();
+        let hint = Some("name the mounts when the sandbox is created".to_owned());
+        let source = Box::new(BackendError::Unsupported { message, hint });
+        ServiceError::Backend { backend: self.backend.name(), action: "attach to", id: id.clone(), source }
+    }
+
     fn volumes_unsupported(&self) -> ServiceError {
         let message = "this server has no volumes, because it cannot limit their size".to_owned();
         let source = BackendError::Unsupported { message, hint: Some("run the server as root".to_owned()) };
@@ -369,7 +379,8 @@ impl crate::Service {
         if ids.is_empty() {
             return Ok(statuses);
         }
-        let held = self.0.ask_volume_backend("measure volumes", self.0.backend.volume_sizes(&ids)).await?;
+        let measure = async { self.0.backend.required_volumes()?.volume_sizes(&ids).await };
+        let held = self.0.ask_volume_backend("measure volumes", measure).await?;
         let held: HashMap<VolumeId, Bytes> = held.into_iter().collect();
         for status in &mut statuses {
             status.used = held.get(&status.volume.id).copied();
@@ -391,6 +402,9 @@ impl crate::Service {
         mut mounts: Vec<MountSpec>,
     ) -> Result<crate::Sandbox, ServiceError> {
         let handle = self.0.find_sandbox(owner, id)?;
+        if !self.0.capabilities.attach {
+            return Err(self.0.attach_unsupported(id));
+        }
         let uses = self.0.claim_volumes(owner, id, &mut mounts).await?;
         let core = Arc::clone(&self.0);
         // Once ordered, the mounts are added and the volumes are in use, even if the caller disconnects.

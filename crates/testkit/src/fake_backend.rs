@@ -4,6 +4,7 @@
 
 mod agent;
 mod calls;
+mod features;
 mod images;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -37,6 +38,8 @@ pub struct FakeBackend {
     pub network: AtomicBool,
     /// Whether sandboxes can be paused and resumed.
     freezer: AtomicBool,
+    /// Whether it offers the optional traits of a backend.
+    pub optional_traits: AtomicBool,
     /// How the main processes ended; `None` while they run.
     pub entrypoint_end: watch::Sender<Option<ExitReason>>,
 }
@@ -78,6 +81,7 @@ impl FakeBackend {
             restarts: AtomicBool::new(true),
             network: AtomicBool::new(true),
             freezer: AtomicBool::new(true),
+            optional_traits: AtomicBool::new(true),
             entrypoint_end: watch::Sender::new(None),
         })
     }

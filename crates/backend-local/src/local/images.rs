@@ -14,7 +14,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use backend::{
     ArchiveStream, BackendError, FreedSpace, ImageInfo, ImagePull, ImageRegistry, Images, LocalLayers,
-    PullProgress,
+    PullProgress, ResolvedImage,
 };
 
 use domain::SnapshotId;
@@ -146,6 +146,13 @@ impl Images for LocalBackend {
     async fn find(&self, name: &str) -> Result<Option<ImageInfo>, BackendError> {
         match self.request_images(ImageOp::Find { name: name.to_owned() }, None).await? {
             ImageOpResult::Found(found) => Ok(found.map(image_info)),
+            _ => Err(unexpected_response()),
+        }
+    }
+
+    async fn resolve_image(&self, image: &str) -> Result<ResolvedImage, BackendError> {
+        match self.request_result(LauncherOp::Resolve { image: image.to_owned() }).await? {
+            OpResult::Resolved { image, stand_in } => Ok(ResolvedImage { name: image, stand_in }),
             _ => Err(unexpected_response()),
         }
     }

@@ -17,7 +17,9 @@ use super::snapshots::{
     failed_snapshot_or_restore_leaves_nothing_behind, snapshot_and_sandbox_outlive_each_other,
     snapshot_saves_files_and_commands_continue,
 };
-use super::{BackendUnderTest, Check, TestSandbox, find_sandbox, fresh_id};
+use super::{
+    BackendUnderTest, Check, Feature, TestSandbox, find_sandbox, fresh_id, images, reconfigure, volumes,
+};
 use crate::{BackendError, FoundCondition, MountFault};
 
 /// Every name in `BackendCapabilities::limits`.
@@ -30,39 +32,48 @@ const LASTING_PROCESS: &str = "decade00decade00decade00decade00";
 const PAUSE_OBSERVATION_TIME: Duration = Duration::from_millis(300);
 
 macro_rules! checks {
-    ($($name:ident),* $(,)?) => {
-        pub(super) const ALL: &[(&str, Check)] = &[$((stringify!($name), |subject| Box::pin($name(subject)))),*];
+    ($($feature:ident: $($name:ident),* $(,)?;)*) => {
+        pub(super) const ALL: &[Check] = &[$($(Check {
+            name: stringify!($name),
+            feature: Feature::$feature,
+            run: |subject| Box::pin($name(subject)),
+        }),*),*];
     };
 }
 
 checks![
-    probe_lists_only_known_limits,
-    created_sandbox_runs_commands,
-    limits_in_force_are_reported,
-    explicit_limit_is_enforced_or_rejected,
-    exceeding_the_memory_limit_is_an_oom,
-    failed_create_leaves_nothing_behind,
-    duplicate_id_is_rejected_and_the_sandbox_survives,
-    paused_sandbox_runs_nothing_and_its_agent_replies,
-    running_commands_see_attached_mounts,
-    failed_attach_leaves_no_mount,
-    volume_outlives_its_sandboxes_or_is_rejected,
-    usage_is_reported_for_existing_sandboxes,
-    limits_of_a_running_sandbox_can_change,
-    unsupported_limit_changes_are_rejected,
-    image_name_resolves_as_in_create,
-    network_is_connected_later_or_rejected,
-    missing_images_are_not_found_or_removed,
-    destroy_twice_succeeds,
-    reopened_backend_adopts_its_sandboxes,
-    death_of_an_adopted_sandbox_is_reported,
-    snapshot_saves_files_and_commands_continue,
-    snapshot_and_sandbox_outlive_each_other,
-    failed_snapshot_or_restore_leaves_nothing_behind,
-    stopped_sandbox_restarts_with_its_files,
-    failed_restart_keeps_the_files,
-    stopped_sandbox_can_be_destroyed_and_snapshotted,
-    sandbox_without_files_is_not_restarted,
+    Sandboxes:
+        probe_lists_only_known_limits,
+        created_sandbox_runs_commands,
+        limits_in_force_are_reported,
+        explicit_limit_is_enforced_or_rejected,
+        exceeding_the_memory_limit_is_an_oom,
+        failed_create_leaves_nothing_behind,
+        duplicate_id_is_rejected_and_the_sandbox_survives,
+        paused_sandbox_runs_nothing_and_its_agent_replies,
+        usage_is_reported_for_existing_sandboxes,
+        destroy_twice_succeeds,
+        reopened_backend_adopts_its_sandboxes,
+        death_of_an_adopted_sandbox_is_reported,
+        stopped_sandbox_restarts_with_its_files,
+        failed_restart_keeps_the_files,
+        sandbox_without_files_is_not_restarted;
+    Images:
+        image_name_resolves_as_in_create,
+        missing_images_are_not_found_or_removed;
+    Volumes:
+        volume_outlives_its_sandboxes_or_is_rejected;
+    Snapshots:
+        snapshot_saves_files_and_commands_continue,
+        snapshot_and_sandbox_outlive_each_other,
+        failed_snapshot_or_restore_leaves_nothing_behind,
+        stopped_sandbox_can_be_destroyed_and_snapshotted;
+    Reconfigure:
+        running_commands_see_attached_mounts,
+        failed_attach_leaves_no_mount,
+        limits_of_a_running_sandbox_can_change,
+        unsupported_limit_changes_are_rejected,
+        network_is_connected_later_or_rejected;
 ];
 
 async fn probe_lists_only_known_limits(subject: &dyn BackendUnderTest) {
@@ -215,7 +226,7 @@ async fn running_commands_see_attached_mounts(subject: &dyn BackendUnderTest) {
         MountSpec::from_host(subject.shared_directory(), "/given/here", MountAccess::ReadOnly),
         MountSpec::from_host(subject.shared_directory(), "/given/there", MountAccess::ReadWrite),
     ];
-    match backend.attach_mounts(&made.id, &mounts).await {
+    match reconfigure(&backend).attach_mounts(&made.id, &mounts).await {
         Ok(measures) => {
             assert!(offered.attach, "attach works but is not listed as a capability");
             assert!(measures.iter().any(|(name, _)| name == "mount /given/here"), "{measures:?}");
@@ -231,7 +242,7 @@ async fn running_commands_see_attached_mounts(subject: &dyn BackendUnderTest) {
         Err(error) => panic!("an allowed mount: {error:?}"),
     }
     made.destroy().await;
-    let gone = backend.attach_mounts(&fresh_id(), &mounts).await;
+    let gone = reconfigure(&backend).attach_mounts(&fresh_id(), &mounts).await;
     assert!(matches!(gone, Err(BackendError::Gone)), "{gone:?}");
 }
 
@@ -246,7 +257,7 @@ async fn failed_attach_leaves_no_mount(subject: &dyn BackendUnderTest) {
         made.start_script(LASTING_PROCESS, prepare).await.next_output().await;
         let good = MountSpec::from_host(subject.shared_directory(), "/given", MountAccess::ReadOnly);
         let mounts = [good, MountSpec::from_host(subject.shared_directory(), wrong, MountAccess::ReadOnly)];
-        let refused = backend.attach_mounts(&made.id, &mounts).await;
+        let refused = reconfigure(&backend).attach_mounts(&made.id, &mounts).await;
         assert!(refused.is_err(), "`{wrong}` is not a valid target: {refused:?}");
         let ran = made.run_script("ls /real /given; grep -c given /proc/self/mounts").await;
         assert!(ran.output.trim_end().ends_with('0') && !ran.output.contains("greeting"), "{wrong}: {ran:?}");
@@ -264,31 +275,32 @@ async fn volume_outlives_its_sandboxes_or_is_rejected(subject: &dyn BackendUnder
         size: Bytes::from_mib(16),
         lifetime: VolumeLifetime::Kept,
     };
-    let made = backend.create_volume(&volume).await;
+    let made = volumes(&backend).create_volume(&volume).await;
     if !offered {
         assert!(matches!(made, Err(BackendError::Unsupported { hint: Some(_), .. })), "{made:?}");
-        assert_eq!(backend.list_volumes().await.expect("volumes can be listed"), Vec::new());
+        assert_eq!(volumes(&backend).list_volumes().await.expect("volumes can be listed"), Vec::new());
         return;
     }
     made.expect("a volume can be created");
-    backend.create_volume(&volume).await.expect("an existing volume is left unchanged");
+    volumes(&backend).create_volume(&volume).await.expect("an existing volume is left unchanged");
     let mounts = vec![MountSpec::from_volume(volume.id.clone(), "/data", MountAccess::ReadWrite)];
     let spec = SandboxSpec { mounts, ..SandboxSpec::with_defaults() };
     let first = TestSandbox::create_from_spec(&backend, &spec).await;
     assert_eq!(first.run_script("echo kept > /data/file").await.exit, ExitReason::Code(0));
     first.destroy().await;
     let backend = subject.open().await;
-    let found = backend.list_volumes().await.expect("volumes can be listed");
+    let found = volumes(&backend).list_volumes().await.expect("volumes can be listed");
     assert_eq!(found.iter().map(|found| &found.volume).collect::<Vec<_>>(), [&volume]);
     let unknown = VolumeId::parse(fresh_id().as_str()).expect("a sandbox id is a valid volume id");
-    let held = backend.volume_sizes(&[unknown, volume.id.clone()]).await.expect("volumes can be measured");
+    let held =
+        volumes(&backend).volume_sizes(&[unknown, volume.id.clone()]).await.expect("volumes can be measured");
     assert_eq!(held.iter().map(|(id, _)| id).collect::<Vec<_>>(), [&volume.id]);
     let second = TestSandbox::create_from_spec(&backend, &spec).await;
     assert_eq!(second.run_script("cat /data/file").await.output.trim(), "kept");
     second.destroy().await;
-    backend.remove_volume(&volume.id).await.expect("a volume can be removed");
-    backend.remove_volume(&volume.id).await.expect("a missing volume can be removed");
-    assert_eq!(backend.list_volumes().await.expect("volumes can be listed"), Vec::new());
+    volumes(&backend).remove_volume(&volume.id).await.expect("a volume can be removed");
+    volumes(&backend).remove_volume(&volume.id).await.expect("a missing volume can be removed");
+    assert_eq!(volumes(&backend).list_volumes().await.expect("volumes can be listed"), Vec::new());
     let missing = backend.create(&fresh_id(), &spec).await;
     assert!(matches!(missing, Err(BackendError::Mount { fault: MountFault::NoVolume, .. })), "{missing:?}");
 }
@@ -327,7 +339,8 @@ async fn limits_of_a_running_sandbox_can_change(subject: &dyn BackendUnderTest) 
     let mut in_force = made.in_force.clone();
     // Up, down, and the same limit again: a former limit must not get in the way.
     for resources in [&more, &less, &less] {
-        let measures = backend.resize(&made.id, resources).await.expect("limits can be changed");
+        let measures =
+            reconfigure(&backend).resize(&made.id, resources).await.expect("limits can be changed");
         in_force.replace_measures(measures);
     }
     let reported = in_force.measures.iter().filter(|(name, _)| name == "memory").collect::<Vec<_>>();
@@ -349,7 +362,7 @@ async fn unsupported_limit_changes_are_rejected(subject: &dyn BackendUnderTest) 
     let offered = backend.probe().await.expect("the host can be probed");
     let made = TestSandbox::create_plain(&backend).await;
     for limit in LIMIT_NAMES {
-        let resized = backend.resize(&made.id, &spec_with_limit(limit).resources).await;
+        let resized = reconfigure(&backend).resize(&made.id, &spec_with_limit(limit).resources).await;
         match resized {
             Ok(measures) => {
                 assert!(offered.limits.iter().any(|name| name == limit), "{limit} is not enforced");
@@ -361,18 +374,20 @@ async fn unsupported_limit_changes_are_rejected(subject: &dyn BackendUnderTest) 
     }
     let id = made.id.clone();
     made.destroy().await;
-    let gone = backend.resize(&id, &ResourceLimits::default()).await;
+    let gone = reconfigure(&backend).resize(&id, &ResourceLimits::default()).await;
     assert!(matches!(gone, Err(BackendError::Gone)), "{gone:?}");
 }
 
 async fn image_name_resolves_as_in_create(subject: &dyn BackendUnderTest) {
     let backend = subject.open().await;
     let made = TestSandbox::create_plain(&backend).await;
-    let resolved =
-        backend.resolve_image(&SandboxSpec::with_defaults().image).await.expect("the image was just used");
+    let resolved = images(&backend)
+        .resolve_image(&SandboxSpec::with_defaults().image)
+        .await
+        .expect("the image was just used");
     assert_eq!(resolved.name, made.in_force.image);
     made.destroy().await;
-    let missing = backend.resolve_image("conformance/no-such-image").await;
+    let missing = images(&backend).resolve_image("conformance/no-such-image").await;
     assert!(matches!(missing, Err(BackendError::NoImage { .. })), "{missing:?}");
 }
 
@@ -383,14 +398,14 @@ async fn network_is_connected_later_or_rejected(subject: &dyn BackendUnderTest) 
     let backend = subject.open().await;
     let offered = backend.probe().await.expect("the host can be probed");
     let made = TestSandbox::create_plain(&backend).await;
-    let asked = backend.connect_network(&made.id, NetworkAccess::On).await;
+    let asked = reconfigure(&backend).connect_network(&made.id, NetworkAccess::On).await;
     let network_of =
         |measures: &crate::EnforcedMeasures| measures.iter().find(|(name, _)| name == "network").cloned();
     if offered.network {
         let (_, value) = asked.ok().as_ref().and_then(network_of).expect("the network in force is returned");
         assert!(value.starts_with("on"), "{value}");
         assert!(
-            backend.connect_network(&made.id, NetworkAccess::Auto).await.is_ok(),
+            reconfigure(&backend).connect_network(&made.id, NetworkAccess::Auto).await.is_ok(),
             "connecting again changes nothing"
         );
         assert_eq!(
@@ -402,8 +417,12 @@ async fn network_is_connected_later_or_rejected(subject: &dyn BackendUnderTest) 
         let Err(BackendError::Unsupported { hint: Some(_), .. }) = &asked else {
             panic!("a network that is not supported: {asked:?}")
         };
-        let open =
-            backend.connect_network(&made.id, NetworkAccess::Auto).await.ok().as_ref().and_then(network_of);
+        let open = reconfigure(&backend)
+            .connect_network(&made.id, NetworkAccess::Auto)
+            .await
+            .ok()
+            .as_ref()
+            .and_then(network_of);
         assert!(open.is_some_and(|(_, value)| value.starts_with("off")), "`auto` is not an error");
         assert_eq!(
             made.run_script(HAS_DEFAULT_ROUTE).await.exit,
@@ -413,7 +432,7 @@ async fn network_is_connected_later_or_rejected(subject: &dyn BackendUnderTest) 
     }
     let id = made.id.clone();
     made.destroy().await;
-    let gone = backend.connect_network(&id, NetworkAccess::On).await;
+    let gone = reconfigure(&backend).connect_network(&id, NetworkAccess::On).await;
     assert!(matches!(gone, Err(BackendError::Gone)), "{gone:?}");
 }
 
@@ -467,7 +486,7 @@ async fn death_of_an_adopted_sandbox_is_reported(subject: &dyn BackendUnderTest)
 
 async fn missing_images_are_not_found_or_removed(subject: &dyn BackendUnderTest) {
     let backend = subject.open().await;
-    let Some(images) = backend.images() else { return };
+    let images = images(&backend);
     let name = "nobody/has:this";
     assert_eq!(images.find(name).await.expect("images can be searched"), None);
     assert!(images.list().await.expect("images can be listed").iter().all(|image| image.name != name));

@@ -3,7 +3,7 @@
 use domain::{EndCause, FilesState, SandboxSpec};
 
 use super::snapshots::{create_from_snapshot, fresh_snapshot_id};
-use super::{BackendUnderTest, TestSandbox, find_sandbox, fresh_id};
+use super::{BackendUnderTest, TestSandbox, find_sandbox, fresh_id, snapshots};
 use crate::{BackendError, FoundCondition, SharedBackend};
 
 /// A process that runs until its sandbox ends.
@@ -91,12 +91,15 @@ pub(super) async fn stopped_sandbox_can_be_destroyed_and_snapshotted(subject: &d
     let usage = backend.usage(&made.id).await.expect("its disk exists");
     assert!(usage.disk.is_some(), "{usage:?}");
     let snapshot = fresh_snapshot_id();
-    backend.create_snapshot(&made.id, &snapshot).await.expect("a stopped sandbox can be snapshotted");
+    snapshots(&backend)
+        .create_snapshot(&made.id, &snapshot)
+        .await
+        .expect("a stopped sandbox can be snapshotted");
     assert_eq!(made.find_listed().await.map(|found| found.condition), Some(FoundCondition::Dead));
     let copy = create_from_snapshot(&backend, &snapshot).await;
     assert_eq!(copy.run_script("cat /root/file").await.output, "kept\n");
     copy.destroy().await;
-    backend.delete_snapshot(&snapshot).await.expect("a snapshot can be deleted");
+    snapshots(&backend).delete_snapshot(&snapshot).await.expect("a snapshot can be deleted");
     let id = made.id.clone();
     made.destroy().await;
     let gone = backend.restart(&id, &SandboxSpec::with_defaults()).await;

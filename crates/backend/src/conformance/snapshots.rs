@@ -2,7 +2,7 @@
 
 use domain::{SandboxId, SandboxSpec, SnapshotId};
 
-use super::{BackendUnderTest, TestSandbox, fresh_id};
+use super::{BackendUnderTest, TestSandbox, fresh_id, snapshots};
 use crate::{BackendError, FoundSnapshot, SharedBackend, SnapshotStage};
 
 /// A process that runs until its sandbox ends.
@@ -13,9 +13,9 @@ async fn supports_snapshots(backend: &SharedBackend) -> bool {
     let offered = backend.probe().await.expect("the host can be probed").snapshot;
     if !offered {
         let made = TestSandbox::create_plain(backend).await;
-        let refused = backend.create_snapshot(&made.id, &fresh_snapshot_id()).await;
+        let refused = snapshots(backend).create_snapshot(&made.id, &fresh_snapshot_id()).await;
         assert!(matches!(refused, Err(BackendError::Unsupported { .. })), "{refused:?}");
-        assert_eq!(backend.list_snapshots().await.expect("snapshots can be listed"), []);
+        assert_eq!(snapshots(backend).list_snapshots().await.expect("snapshots can be listed"), []);
         made.destroy().await;
     }
     offered
@@ -33,7 +33,7 @@ pub(super) async fn create_from_snapshot(backend: &SharedBackend, snapshot: &Sna
 }
 
 async fn find_snapshot(backend: &SharedBackend, snapshot: &SnapshotId) -> Option<FoundSnapshot> {
-    let all = backend.list_snapshots().await.expect("snapshots can be listed");
+    let all = snapshots(backend).list_snapshots().await.expect("snapshots can be listed");
     all.into_iter().find(|found| found.id == *snapshot)
 }
 
@@ -47,10 +47,13 @@ pub(super) async fn snapshot_saves_files_and_commands_continue(subject: &dyn Bac
     lasting.next_output().await;
     made.run_script("echo then > /root/file").await;
     let snapshot = fresh_snapshot_id();
-    let kept = backend.create_snapshot(&made.id, &snapshot).await.expect("a snapshot can be taken");
+    let kept =
+        snapshots(&backend).create_snapshot(&made.id, &snapshot).await.expect("a snapshot can be taken");
     assert_eq!(kept.image, "host");
-    let again =
-        backend.create_snapshot(&made.id, &snapshot).await.expect("an existing snapshot can be taken again");
+    let again = snapshots(&backend)
+        .create_snapshot(&made.id, &snapshot)
+        .await
+        .expect("an existing snapshot can be taken again");
     assert_eq!(again, kept, "taking a snapshot twice returns the first");
     assert_eq!(
         find_snapshot(&backend, &snapshot).await.map(|found| found.stage),
@@ -64,7 +67,7 @@ pub(super) async fn snapshot_saves_files_and_commands_continue(subject: &dyn Bac
     assert_eq!(made.run_script("cat /root/file").await.output, "later\n");
     copy.destroy().await;
     made.destroy().await;
-    backend.delete_snapshot(&snapshot).await.expect("a snapshot can be deleted");
+    snapshots(&backend).delete_snapshot(&snapshot).await.expect("a snapshot can be deleted");
 }
 
 pub(super) async fn snapshot_and_sandbox_outlive_each_other(subject: &dyn BackendUnderTest) {
@@ -75,14 +78,14 @@ pub(super) async fn snapshot_and_sandbox_outlive_each_other(subject: &dyn Backen
     let made = TestSandbox::create_plain(&backend).await;
     made.run_script("echo kept > /root/file").await;
     let snapshot = fresh_snapshot_id();
-    backend.create_snapshot(&made.id, &snapshot).await.expect("a snapshot can be taken");
+    snapshots(&backend).create_snapshot(&made.id, &snapshot).await.expect("a snapshot can be taken");
     made.destroy().await;
     drop(backend);
     let backend = subject.open().await;
     assert!(find_snapshot(&backend, &snapshot).await.is_some(), "a reopened backend has lost the snapshot");
     let copy = create_from_snapshot(&backend, &snapshot).await;
     for _ in 0..2 {
-        backend.delete_snapshot(&snapshot).await.expect("a missing snapshot can be deleted");
+        snapshots(&backend).delete_snapshot(&snapshot).await.expect("a missing snapshot can be deleted");
     }
     assert_eq!(find_snapshot(&backend, &snapshot).await, None);
     assert_eq!(copy.run_script("cat /root/file").await.output, "kept\n");
@@ -95,7 +98,7 @@ pub(super) async fn failed_snapshot_or_restore_leaves_nothing_behind(subject: &d
         return;
     }
     let (id, snapshot): (SandboxId, _) = (fresh_id(), fresh_snapshot_id());
-    let refused = backend.create_snapshot(&id, &snapshot).await;
+    let refused = snapshots(&backend).create_snapshot(&id, &snapshot).await;
     assert!(matches!(refused, Err(BackendError::Gone)), "a snapshot of a missing sandbox: {refused:?}");
     assert_eq!(find_snapshot(&backend, &snapshot).await, None);
     let spec = SandboxSpec { snapshot: Some(snapshot), ..SandboxSpec::with_defaults() };

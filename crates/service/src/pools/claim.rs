@@ -156,7 +156,7 @@ impl Core {
         if pools.iter().any(|kept| kept.pool.template.image == *image) {
             pools.retain(|kept| kept.pool.template.image == *image);
         } else {
-            let resolved = self.backend.resolve_image(image).await.ok()?;
+            let resolved = self.resolve_image(image).await.ok()?;
             pools.retain(|kept| kept.warm_image().is_some_and(|image| image == resolved.name));
             named = Some(resolved);
         }
@@ -166,14 +166,17 @@ impl Core {
 
     /// Whether the backend can add the resources that a warm sandbox lacks.
     fn can_be_bound(&self, pool_state: &PoolState, request: &CreateSandboxRequest) -> bool {
+        let template = &pool_state.pool.template;
         let mounts = request.spec.mounts.is_empty() || self.capabilities.attach;
-        mounts && self.can_connect(pool_state.pool.template.network, request.spec.network)
+        let limits = request.spec.resources == template.resources || self.backend.reconfigure().is_some();
+        mounts && limits && self.can_connect(template.network, request.spec.network)
     }
 
     /// Whether a sandbox that was made with one network mode can get another. A network can be added later, but not
     /// removed.
     fn can_connect(&self, present: NetworkAccess, wanted: NetworkAccess) -> bool {
         match (present, wanted) {
+            (present, wanted) if self.backend.reconfigure().is_none() => present == wanted,
             (NetworkAccess::Off | NetworkAccess::Auto, NetworkAccess::On) => self.capabilities.network,
             // The sandbox gets a network if possible, and stays without one otherwise.
             (NetworkAccess::Off | NetworkAccess::On, NetworkAccess::Auto) => true,

@@ -107,7 +107,7 @@ impl PoolKeeper {
             let image = &kept.pool.template.image;
             core.ensure_warm_image(image).await?;
             // Requests for the image under another name are counted even while no sandbox is ready.
-            let resolved = core.backend.resolve_image(image).await.ok().map(|resolved| resolved.name);
+            let resolved = core.resolve_image(image).await.ok().map(|resolved| resolved.name);
             let mut state = kept.lock();
             state.image = resolved.or_else(|| state.image.take());
             Ok(())

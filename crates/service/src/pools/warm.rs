@@ -103,7 +103,7 @@ impl Core {
         self.registry.add_warm(usize::MAX);
         let same_image = match &kept {
             Some(kept) => {
-                let resolved = self.backend.resolve_image(&kept.pool.template.image).await;
+                let resolved = self.resolve_image(&kept.pool.template.image).await;
                 resolved.is_ok_and(|resolved| resolved.name == sandbox.in_force.image)
             }
             None => false,

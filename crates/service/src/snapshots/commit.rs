@@ -115,7 +115,8 @@ impl Core {
         name: &str,
     ) -> Result<ImageInfo, ServiceError> {
         if let CommitGuard::Taking(own) = held {
-            let taking = self.backend.create_snapshot(&own.sandbox, snapshot);
+            let taking =
+                async { self.backend.required_snapshots()?.create_snapshot(&own.sandbox, snapshot).await };
             self.ask_backend("take a snapshot of", &own.sandbox, COMMIT_TIMEOUT, taking).await?;
         }
         let committing = self.backend_images("make an image")?.commit_snapshot(snapshot, name);

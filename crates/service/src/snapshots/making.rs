@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use backend::{SnapshotContent, SnapshotStage};
+use backend::{BackendError, FoundSnapshot, SnapshotContent, SnapshotStage};
 use domain::{Bytes, Snapshot, SnapshotId, SnapshotState};
 use tokio::sync::oneshot;
 
@@ -57,7 +57,8 @@ async fn finish_snapshot(core: Arc<Core>, mut snapshot: Snapshot) {
 
 /// Waits until the snapshot is taken, and publishes its progress meanwhile.
 async fn take_with_progress(core: &Core, snapshot: &Snapshot) -> Result<SnapshotContent, ServiceError> {
-    let taking = core.backend.create_snapshot(&snapshot.sandbox, &snapshot.id);
+    let snapshots = core.backend.required_snapshots();
+    let taking = async { snapshots?.create_snapshot(&snapshot.sandbox, &snapshot.id).await };
     let mut taking =
         std::pin::pin!(core.ask_backend("take a snapshot of", &snapshot.sandbox, SNAPSHOT_TIMEOUT, taking));
     loop {
@@ -65,7 +66,7 @@ async fn take_with_progress(core: &Core, snapshot: &Snapshot) -> Result<Snapshot
             taken = &mut taking => return taken,
             () = tokio::time::sleep(PROGRESS_INTERVAL) => {}
         }
-        let Ok(all) = core.backend.list_snapshots().await else { continue };
+        let Ok(all) = list_snapshots(core).await else { continue };
         let found = all.into_iter().find(|found| found.id == snapshot.id);
         if let Some(SnapshotStage::Making(Some((done, total)))) = found.map(|found| found.stage) {
             let progress = Some(format!("{done} of {total} copied"));
@@ -93,7 +94,8 @@ async fn store_final_state(core: &Core, snapshot: Snapshot) {
 
 /// Removes the files that the backend has of a snapshot; if that fails, the next start finds them.
 pub(super) async fn forget_files(core: &Core, id: &SnapshotId) {
-    let forgotten = tokio::time::timeout(FORGET_TIMEOUT, core.backend.delete_snapshot(id)).await;
+    let forget = async { core.backend.required_snapshots()?.delete_snapshot(id).await };
+    let forgotten = tokio::time::timeout(FORGET_TIMEOUT, forget).await;
     match forgotten {
         Ok(Ok(())) => {}
         Ok(Err(error)) => {
@@ -105,12 +107,20 @@ pub(super) async fn forget_files(core: &Core, id: &SnapshotId) {
     }
 }
 
+/// Lists the snapshots of the backend; one that does not support them has none.
+async fn list_snapshots(core: &Core) -> Result<Vec<FoundSnapshot>, BackendError> {
+    match core.backend.snapshots() {
+        Some(snapshots) => snapshots.list_snapshots().await,
+        None => Ok(Vec::new()),
+    }
+}
+
 /// Compares the snapshots in the store with those that the backend has.
 pub(crate) async fn reconcile_snapshots(
     core: &Arc<Core>,
     remembered: Vec<Snapshot>,
 ) -> Result<(), ServiceError> {
-    let found = core.backend.list_snapshots().await.map_err(|source| ServiceError::Host {
+    let found = list_snapshots(core).await.map_err(|source| ServiceError::Host {
         backend: core.backend.name(),
         action: "list its snapshots",
         source: Box::new(source),

@@ -379,3 +379,23 @@ async fn box_sandbox_that_died_meanwhile_is_removed_and_made_again() {
     let next = bench.acquire("a").await;
     assert!(next.fresh && next.sandbox.id != first.id);
 }
+
+#[tokio::test]
+async fn backend_without_optional_traits_refuses_their_requests_at_once() {
+    let backend = FakeBackend::new();
+    backend.optional_traits.store(false, Ordering::Relaxed);
+    let bench = TestBench::with(backend, tempfile::tempdir().unwrap(), Clock::from_host()).await;
+    let made = bench.create().await;
+    let name = domain::VolumeName::parse("data").unwrap();
+    let volume = bench.service.create_volume(&bench.owner, &name, None).await.map(drop);
+    let snapshot = bench.service.take_snapshot(&bench.owner, &made.id, None).await.map(drop);
+    let mount = domain::MountSpec::from_host("/srv", "/srv", domain::MountAccess::ReadOnly);
+    let attached = bench.service.attach_mounts(&bench.owner, &made.id, vec![mount]).await.map(drop);
+    let images = bench.service.list_images().await.map(drop);
+    for refused in [volume, snapshot, attached, images] {
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::Unsupported);
+    }
+    assert_eq!(bench.service.resolve_image("host").await.unwrap().name, "host");
+    let optional = ["make volume asked", "snapshot asked", "attach", "resolve"];
+    assert!(!optional.iter().any(|call| bench.backend.was_asked_to(call)), "{:?}", bench.backend.calls());
+}

@@ -268,7 +268,7 @@ async fn restart_removes_unknown_snapshots_and_finishes_deletions() {
     let state = bench.service.find_snapshot(&bench.owner, &doomed.id).unwrap().state;
     assert_eq!(state, SnapshotState::Deleting);
     bench.backend.put_snapshot(&SnapshotId::from_entropy([7; 16]));
-    backend::Backend::delete_snapshot(&*bench.backend, &lost.id).await.unwrap();
+    backend::Snapshots::delete_snapshot(&*bench.backend, &lost.id).await.unwrap();
     let bench = restarted(bench).await;
     assert_eq!(bench.backend.snapshot_ids(), BTreeSet::new());
     assert_eq!(

@@ -17,7 +17,10 @@ pub(crate) async fn reconcile_volumes(
     kept: Vec<StoredVolume>,
     records: &[SandboxRecord],
 ) -> Result<(), ServiceError> {
-    let found = core.ask_volume_backend("list the volumes", core.backend.list_volumes()).await?;
+    let found = match core.backend.volumes() {
+        Some(volumes) => core.ask_volume_backend("list the volumes", volumes.list_volumes()).await?,
+        None => Vec::new(),
+    };
     let mut found: HashMap<VolumeId, FoundVolume> =
         found.into_iter().map(|found| (found.volume.id.clone(), found)).collect();
     for kept in kept {

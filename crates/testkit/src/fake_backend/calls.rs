@@ -3,14 +3,10 @@
 use std::sync::atomic::Ordering;
 
 use backend::{
-    AgentStream, Backend, BackendCapabilities, BackendError, Enforced, EnforcedMeasures, FoundCondition,
-    FoundSandbox, FoundSnapshot, FoundVolume, Images, ResolvedImage, SandboxDeath, SandboxUsage,
-    SnapshotContent, SnapshotStage, StoppedSandbox,
+    AgentStream, Backend, BackendCapabilities, BackendError, Enforced, FoundCondition, FoundSandbox, Images,
+    Reconfigure, SandboxDeath, SandboxUsage, Snapshots, StoppedSandbox, Volumes,
 };
-use domain::{
-    Bytes, FilesState, MountSpec, NetworkAccess, ResourceLimits, SandboxId, SandboxSpec, SnapshotId, Volume,
-    VolumeId,
-};
+use domain::{FilesState, SandboxId, SandboxSpec};
 use tokio::sync::mpsc;
 
 use super::FakeBackend;
@@ -120,94 +116,20 @@ impl Backend for FakeBackend {
         Ok(self.world.lock().unwrap().usage)
     }
 
-    async fn attach_mounts(
-        &self,
-        _id: &SandboxId,
-        mounts: &[MountSpec],
-    ) -> Result<EnforcedMeasures, BackendError> {
-        self.record_call("attach")?;
-        self.volume_gate.acquire().await.unwrap().forget();
-        Ok(mounts.iter().map(|mount| (format!("mount {}", mount.target), "yes".to_owned())).collect())
-    }
-
-    async fn create_volume(&self, volume: &Volume) -> Result<(), BackendError> {
-        self.record_call("make volume asked")?;
-        self.volume_gate.acquire().await.unwrap().forget();
-        self.record_call("make volume")?;
-        self.world.lock().unwrap().volumes.insert(volume.id.clone(), volume.clone());
-        Ok(())
-    }
-
-    async fn remove_volume(&self, id: &VolumeId) -> Result<(), BackendError> {
-        self.record_call("remove volume asked")?;
-        self.volume_gate.acquire().await.unwrap().forget();
-        self.record_call("remove volume")?;
-        self.world.lock().unwrap().volumes.remove(id);
-        Ok(())
-    }
-
-    async fn list_volumes(&self) -> Result<Vec<FoundVolume>, BackendError> {
-        let world = self.world.lock().unwrap();
-        let found = |volume: &Volume| FoundVolume { volume: volume.clone(), used: domain::Bytes(0) };
-        Ok(world.volumes.values().map(found).collect())
-    }
-
-    async fn volume_sizes(&self, ids: &[VolumeId]) -> Result<Vec<(VolumeId, Bytes)>, BackendError> {
-        let world = self.world.lock().unwrap();
-        let known = ids.iter().filter(|id| world.volumes.contains_key(*id));
-        Ok(known.map(|id| (id.clone(), Bytes::from_mib(1))).collect())
-    }
-
-    async fn resize(
-        &self,
-        _id: &SandboxId,
-        resources: &ResourceLimits,
-    ) -> Result<EnforcedMeasures, BackendError> {
-        self.record_call("resize")?;
-        self.resizes.acquire().await.unwrap().forget();
-        Ok(vec![("memory".to_owned(), format!("{:?}", resources.memory))])
-    }
-
-    async fn resolve_image(&self, image: &str) -> Result<ResolvedImage, BackendError> {
-        self.record_call("resolve")?;
-        Ok(ResolvedImage { name: real(image), stand_in: stand_in(image) })
-    }
-
-    async fn connect_network(
-        &self,
-        _id: &SandboxId,
-        network: NetworkAccess,
-    ) -> Result<EnforcedMeasures, BackendError> {
-        self.record_call("connect")?;
-        Ok(vec![("network".to_owned(), format!("{network:?}"))])
-    }
-
-    async fn create_snapshot(
-        &self,
-        id: &SandboxId,
-        snapshot: &SnapshotId,
-    ) -> Result<SnapshotContent, BackendError> {
-        self.record_call("snapshot asked")?;
-        self.snapshot_gate.acquire().await.unwrap().forget();
-        self.record_call("snapshot")?;
-        self.condition(id).ok_or(BackendError::Gone)?;
-        self.put_snapshot(snapshot);
-        Ok(kept_files())
-    }
-
-    async fn delete_snapshot(&self, snapshot: &SnapshotId) -> Result<(), BackendError> {
-        self.record_call("forget")?;
-        self.world.lock().unwrap().snapshots.remove(snapshot);
-        Ok(())
-    }
-
-    async fn list_snapshots(&self) -> Result<Vec<FoundSnapshot>, BackendError> {
-        let complete = |id: SnapshotId| FoundSnapshot { id, stage: SnapshotStage::Complete(kept_files()) };
-        Ok(self.snapshot_ids().into_iter().map(complete).collect())
-    }
-
     fn images(&self) -> Option<&dyn Images> {
-        Some(self)
+        self.optional_traits.load(Ordering::Relaxed).then_some(self as _)
+    }
+
+    fn volumes(&self) -> Option<&dyn Volumes> {
+        self.optional_traits.load(Ordering::Relaxed).then_some(self as _)
+    }
+
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
+        self.optional_traits.load(Ordering::Relaxed).then_some(self as _)
+    }
+
+    fn reconfigure(&self) -> Option<&dyn Reconfigure> {
+        self.optional_traits.load(Ordering::Relaxed).then_some(self as _)
     }
 
     fn watch_deaths(&self) -> mpsc::UnboundedReceiver<SandboxDeath> {
@@ -217,16 +139,12 @@ impl Backend for FakeBackend {
     }
 }
 
-fn kept_files() -> SnapshotContent {
-    SnapshotContent { image: "real host".to_owned(), size: Bytes::from_mib(10), disk: Bytes::from_mib(100) }
-}
-
 /// The image that a name resolves to: `alias of host` is another name of `host`.
-fn real(image: &str) -> String {
+pub(super) fn real(image: &str) -> String {
     format!("real {}", image.trim_start_matches("alias of "))
 }
 
 /// The stand-in notice for a name that is an alias.
-fn stand_in(image: &str) -> Option<String> {
+pub(super) fn stand_in(image: &str) -> Option<String> {
     image.starts_with("alias of ").then(|| format!("it stands in for {image}"))
 }

@@ -1,9 +1,10 @@
 //! The images of the fake backend.
 
-use backend::{ArchiveStream, BackendError, FreedSpace, ImageInfo, ImagePull, Images};
+use backend::{ArchiveStream, BackendError, FreedSpace, ImageInfo, ImagePull, Images, ResolvedImage};
 use domain::SnapshotId;
 use tokio::io::AsyncReadExt;
 
+use super::calls::{real, stand_in};
 use super::{ABSENT_IMAGE, FakeBackend};
 
 /// Every image exists except one, whose pull never ends.
@@ -15,6 +16,11 @@ impl Images for FakeBackend {
 
     async fn find(&self, name: &str) -> Result<Option<ImageInfo>, BackendError> {
         Ok((name != ABSENT_IMAGE).then(ImageInfo::default))
+    }
+
+    async fn resolve_image(&self, image: &str) -> Result<ResolvedImage, BackendError> {
+        self.record_call("resolve")?;
+        Ok(ResolvedImage { name: real(image), stand_in: stand_in(image) })
     }
 
     fn may_pull(&self, _name: &str) -> bool {

@@ -42,7 +42,8 @@ impl Driver {
         if network == warm.template().network {
             return Ok(EnforcedMeasures::new());
         }
-        core.ask_backend("connect", id, BIND_TIMEOUT, core.backend.connect_network(id, network)).await
+        let connect = async { core.backend.required_reconfigure()?.connect_network(id, network).await };
+        core.ask_backend("connect", id, BIND_TIMEOUT, connect).await
     }
 
     async fn bind_mounts(&self) -> Result<EnforcedMeasures, ServiceError> {
@@ -50,7 +51,8 @@ impl Driver {
         if mounts.is_empty() {
             return Ok(EnforcedMeasures::new());
         }
-        core.ask_backend("attach", id, BIND_TIMEOUT, core.backend.attach_mounts(id, mounts)).await
+        let attach = async { core.backend.required_reconfigure()?.attach_mounts(id, mounts).await };
+        core.ask_backend("attach", id, BIND_TIMEOUT, attach).await
     }
 
     async fn bind_limits(&self, warm: &ClaimedWarm) -> Result<EnforcedMeasures, ServiceError> {
@@ -59,6 +61,7 @@ impl Driver {
             return Ok(EnforcedMeasures::new());
         }
         let (core, id) = (&self.core, &self.handle.id);
-        core.ask_backend("resize", id, BIND_TIMEOUT, core.backend.resize(id, resources)).await
+        let resize = async { core.backend.required_reconfigure()?.resize(id, resources).await };
+        core.ask_backend("resize", id, BIND_TIMEOUT, resize).await
     }
 }

@@ -68,9 +68,8 @@ impl Driver {
     pub(super) async fn attach_mounts(&mut self, mounts: Vec<MountSpec>) -> Result<Sandbox, ServiceError> {
         self.check_request(LifecycleRequest::Use)?;
         let (core, id) = (&self.core, &self.handle.id);
-        let measures = core
-            .ask_backend("attach to", id, ATTACH_TIMEOUT, core.backend.attach_mounts(id, &mounts))
-            .await?;
+        let attach = async { core.backend.required_reconfigure()?.attach_mounts(id, &mounts).await };
+        let measures = core.ask_backend("attach to", id, ATTACH_TIMEOUT, attach).await?;
         self.record.sandbox.in_force.replace_measures(measures);
         self.record.sandbox.spec.mounts.extend(mounts);
         self.core.store.update_sandbox_later(&self.record).await;

@@ -1,0 +1,51 @@
+//! Changes to running sandboxes, which the launcher makes.
+
+use backend::{BackendError, EnforcedMeasures, Reconfigure};
+use domain::{MountSpec, NetworkAccess, ResourceLimits, SandboxId};
+
+use super::{LocalBackend, explicit_limits, mount_plans, network_mode, unexpected_response};
+use crate::launcher::protocol::{LauncherOp, OpResult, ResizeRequest};
+
+#[async_trait::async_trait]
+impl Reconfigure for LocalBackend {
+    async fn attach_mounts(
+        &self,
+        id: &SandboxId,
+        mounts: &[MountSpec],
+    ) -> Result<EnforcedMeasures, BackendError> {
+        let mounts = mount_plans(mounts)?;
+        match self.request_result(LauncherOp::Attach { id: id.as_str().to_owned(), mounts }).await? {
+            OpResult::Changed(measures) => Ok(measures),
+            _ => Err(unexpected_response()),
+        }
+    }
+
+    async fn resize(
+        &self,
+        id: &SandboxId,
+        resources: &ResourceLimits,
+    ) -> Result<EnforcedMeasures, BackendError> {
+        let resize = ResizeRequest {
+            id: id.as_str().to_owned(),
+            limits: self.effective_limits(resources),
+            named: explicit_limits(resources),
+            require_limits: self.defaults().require_limits,
+        };
+        match self.request_result(LauncherOp::Resize(resize)).await? {
+            OpResult::Changed(measures) => Ok(measures),
+            _ => Err(unexpected_response()),
+        }
+    }
+
+    async fn connect_network(
+        &self,
+        id: &SandboxId,
+        network: NetworkAccess,
+    ) -> Result<EnforcedMeasures, BackendError> {
+        let question = LauncherOp::Connect { id: id.as_str().to_owned(), network: network_mode(network)? };
+        match self.request_result(question).await? {
+            OpResult::Changed(measures) => Ok(measures),
+            _ => Err(unexpected_response()),
+        }
+    }
+}
