@@ -10,14 +10,17 @@ use linux::signals;
 use linux::spawn::SingleThread;
 use rustix::fs::{Mode, OFlags};
 use rustix::net::SocketFlags;
-use rustix::process::{DumpableBehavior, Pid, Rlimit};
+use rustix::process::{DumpableBehavior, Rlimit};
 use serde::{Deserialize, Serialize};
 use wire::AgentConfig;
 use wire::config::CONFIG_FD;
 
 use crate::AgentFatalError;
+use crate::event_loop::handles::GroupId;
+use crate::isolation::broker_client::BrokerClient;
 use crate::isolation::limit_view::LimitView;
 use crate::isolation::namespace_broker;
+use crate::process::tree;
 
 /// The largest configuration; most of it is the filter.
 const MAX_CONFIG_BYTES: usize = 4 << 20;
@@ -60,8 +63,8 @@ pub(crate) struct AgentContext {
     pub(crate) own_executable: OwnedFd,
     /// The agent's own filter, in processes that do not inherit it because the broker started them.
     late_filter: Option<SeccompProgram>,
-    /// The channel and pid of the namespace broker, if this sandbox supports isolated sessions.
-    pub(crate) broker: Option<(OwnedFd, Pid)>,
+    /// The namespace broker, if this sandbox supports isolated sessions.
+    pub(crate) broker: BrokerClient,
 }
 
 /// Adds the failed step of starting to an error.
@@ -124,7 +127,7 @@ impl AgentContext {
                 .nesting
                 .as_ref()
                 .map(|broker| SeccompProgram::from_words(&broker.agent_filter)),
-            broker: None,
+            broker: BrokerClient::default(),
             config,
         };
         crate::process::journal::remove_old_journals(context.journals.as_fd())
@@ -140,7 +143,7 @@ impl AgentContext {
         let Some(broker_config) = self.config.nesting.take() else { return Ok(()) };
         let filter = SeccompProgram::from_words(&broker_config.nester_filter);
         self.broker =
-            Some(namespace_broker::start_broker(self, disk, &filter).during("fork the namespace broker")?);
+            namespace_broker::start_broker(self, disk, &filter).during("fork the namespace broker")?;
         let keep = CapSet(broker_config.agent_capabilities & self.own_capabilities.0);
         caps::limit_bounding_set(keep).during("reduce its bounding set")?;
         caps::set_capabilities(keep).during("drop capabilities")?;
@@ -183,6 +186,18 @@ impl AgentContext {
     /// The group of the share that is reserved for workers.
     pub(crate) fn worker_share(&self) -> Option<&OwnedFd> {
         self.shares.last()
+    }
+
+    /// Removes the group of a command that could not be started.
+    pub(crate) fn remove_unused_group(&self, group: GroupId) {
+        if let Some(commands) = &self.commands {
+            tree::remove_group(commands, group);
+        }
+    }
+
+    /// How many processes of the sandbox have been killed for lack of memory so far.
+    pub(crate) fn oom_kills(&self) -> u64 {
+        self.oom.as_ref().and_then(read_oom_kills).unwrap_or(0)
     }
 
     pub(crate) fn accept_connection(&self) -> rustix::io::Result<OwnedFd> {
@@ -229,4 +244,11 @@ fn open_own_executable() -> rustix::io::Result<OwnedFd> {
 
 fn open_null() -> rustix::io::Result<OwnedFd> {
     rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+}
+
+fn read_oom_kills(file: &OwnedFd) -> Option<u64> {
+    let mut buffer = [0; 1024];
+    let count = rustix::io::pread(file, &mut buffer, 0).ok()?;
+    let text = std::str::from_utf8(&buffer[..count]).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("oom_kill "))?.trim().parse().ok()
 }

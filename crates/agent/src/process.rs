@@ -7,6 +7,7 @@
 
 pub(crate) mod backpressure;
 pub(crate) mod child;
+pub(crate) mod child_table;
 pub(crate) mod command;
 pub(crate) mod envfile;
 pub(crate) mod exec;
@@ -21,7 +22,7 @@ pub(crate) mod table;
 pub(crate) mod tree;
 pub(crate) mod tree_status;
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use linux::spawn::{ProcessExit, ProcessUsage};
@@ -36,7 +37,7 @@ use crate::fault;
 use crate::process::backpressure::BackpressureState;
 use crate::process::child::{ExecFailure, ExecStep};
 use crate::process::command::{ExecEnvironment, PreparedCommand};
-use crate::process::exec::{CommandPlacement, StdioMode};
+use crate::process::exec::StdioMode;
 use crate::process::interrupt::InterruptedGroup;
 use crate::process::journal::Journal;
 use crate::process::running_process::ProcessOwner;
@@ -180,11 +181,11 @@ impl Agent {
         connection: ConnectionId,
         start: &StartProcess,
     ) -> Result<(), Fault> {
-        self.check_new_name(&start.process)?;
+        self.processes.check_new_name(&start.process, &self.context.config)?;
         if start.tag.as_ref().is_some_and(|tag| tag.len() > MAX_SHOWN_TEXT) {
             return Err(fault::from_kind(FaultKind::Invalid, "start", "a tag that is too long"));
         }
-        self.refresh_limit_view();
+        self.context.refresh_limit_view(&self.events);
         let command = PreparedCommand::new(&self.context.config, start)?;
         let shown = match &start.command {
             wire::process::CommandLine::Argv(words) => words.join(" "),
@@ -203,7 +204,7 @@ impl Agent {
         let running = self.launch_process(ProcessOwner::Process(number), &command, wiring);
         let running = running.inspect_err(|_| self.drop_process(number))?;
         let deadline = self.set_deadline(number, start.deadline_ms);
-        let process = self.processes.get_mut(&number).expect("it was just added");
+        let process = self.processes.get_mut(number).expect("it was just added");
         process.running = Some(running);
         process.deadline = deadline;
         Ok(())
@@ -214,7 +215,7 @@ impl Agent {
         number: ProcessHandle,
         deadline_ms: Option<u64>,
     ) -> Option<Instant> {
-        self.alarms.set(Duration::from_millis(deadline_ms?), Alarm::Deadline(number))
+        self.events.alarms.set(Duration::from_millis(deadline_ms?), Alarm::Deadline(number))
     }
 
     /// Forks a command for an owner.
@@ -224,36 +225,20 @@ impl Agent {
         command: &PreparedCommand,
         wiring: StdioMode,
     ) -> Result<RunningHandle, Fault> {
-        let placement = CommandPlacement { group: self.next_handle(), share: self.least_used_share() };
+        let placement = self.children.next_placement(&self.context, &mut self.events);
         let failed = |errno| fault::from_errno(errno, "start", &command.program_name);
         let launched = exec::launch_command(&self.context, command, wiring, placement).map_err(failed)?;
         let pid = launched.pid;
-        self.track_launched(owner, launched, placement.share).map_err(|errno| {
+        self.children.track_launched(owner, launched, placement.share, &mut self.events).map_err(|errno| {
             // The command would not be tracked; the agent is out of descriptors or memory.
             rustix::process::kill_process(pid, Signal::KILL).ok();
-            self.track_for_cleanup(pid, placement);
+            self.children.track_for_cleanup(pid, placement, &self.context, &mut self.events);
             failed(errno)
         })
     }
 
-    /// Checks that a process may be started under this name, which becomes a file name.
-    pub(crate) fn check_new_name(&self, name: &str) -> Result<(), Fault> {
-        if !is_safe_name(name) {
-            return Err(fault::from_kind(FaultKind::Invalid, "start", "the name of the process"));
-        }
-        if self.processes.find(name).is_some() {
-            return Err(fault::from_kind(FaultKind::AlreadyExists, "start", name));
-        }
-        if self.processes.running_count()
-            >= usize::try_from(self.context.config.max_processes).unwrap_or(usize::MAX)
-        {
-            return Err(fault::from_kind(FaultKind::Busy, "start", "too many processes are running"));
-        }
-        Ok(())
-    }
-
     pub(crate) fn add_process(&mut self, new: NewProcess) -> ProcessHandle {
-        let number = self.next_handle();
+        let number = self.events.next_handle();
         let process = ManagedProcess {
             number,
             journal: Journal::new(&new.name, new.retention),
@@ -272,7 +257,7 @@ impl Agent {
             deadline_passed: false,
             started: Instant::now(),
             started_ms: now_ms(),
-            oom_kills_before: self.oom_kills(),
+            oom_kills_before: self.context.oom_kills(),
             subjects: new.subjects,
         };
         self.processes.insert(process);
@@ -290,49 +275,48 @@ impl Agent {
 
     /// The exec has succeeded or failed.
     pub(crate) fn process_started(&mut self, number: ProcessHandle, outcome: Result<(), ExecFailure>) {
-        let Some(process) = self.processes.get_mut(&number) else { return };
+        let Some(process) = self.processes.get_mut(number) else { return };
         let caller = process.caller.take();
-        let running = process.running.and_then(|running| self.running_processes.get(&running));
-        process.pid = running.and_then(|running| running.pid);
+        process.pid = process.running.and_then(|running| self.children.pid_of(running));
         match outcome {
             Ok(()) => self.report_started(number, caller),
             Err(failure) => {
                 let fault = process.subjects.to_fault(failure);
                 self.drop_process(number);
                 if let Some(caller) = caller {
-                    self.refuse_request(caller.connection, fault);
+                    self.connections.refuse_request(caller.connection, fault);
                 }
             }
         }
     }
 
     pub(crate) fn report_started(&mut self, number: ProcessHandle, caller: Option<StartCaller>) {
-        let (Some(process), Some(caller)) = (self.processes.get(&number), caller) else { return };
+        let (Some(process), Some(caller)) = (self.processes.get(number), caller) else { return };
         let reply = AgentReply::Started { pid: process.pid.map_or(0, Pid::as_raw_pid) };
         if caller.follow {
-            self.send_reply(caller.connection, &reply);
-            if let Some(process) = self.processes.get_mut(&number) {
+            self.connections.send_reply(caller.connection, &reply);
+            if let Some(process) = self.processes.get_mut(number) {
                 process.backpressure.reader = Some(caller.connection);
             }
             self.follow_process(caller.connection, number, 0);
         } else {
-            self.send_final_reply(caller.connection, &reply);
+            self.connections.send_final_reply(caller.connection, &reply);
         }
     }
 
     pub(crate) fn append_output(&mut self, number: ProcessHandle, stream: StreamTag, bytes: &[u8]) {
-        let Some(process) = self.processes.get_mut(&number) else { return };
+        let Some(process) = self.processes.get_mut(number) else { return };
         let offset = process.journal.written();
         process.journal.append(self.context.journals.as_fd(), stream, bytes, now_ms());
-        self.send_new_output(number, stream, offset, bytes);
+        self.processes.send_new_output(number, stream, offset, bytes, &mut self.connections);
         self.pump_followers(number);
         self.update_backpressure(number);
     }
 
     /// The main process has ended and its output was read.
     pub(crate) fn process_ended(&mut self, number: ProcessHandle, end: ProcessExit, usage: ProcessUsage) {
-        let oom_kills = self.oom_kills();
-        let Some(process) = self.processes.get_mut(&number) else { return };
+        let oom_kills = self.context.oom_kills();
+        let Some(process) = self.processes.get_mut(number) else { return };
         let killed = matches!(end, ProcessExit::Signal(9) | ProcessExit::Code(SHELL_KILLED_EXIT_CODE));
         let exit = match end {
             _ if process.deadline_passed => ExitReason::Deadline,
@@ -343,39 +327,33 @@ impl Agent {
         let ended = process.ended_as(exit, usage);
         process.ended = Some(ended.clone());
         let deadline = process.deadline;
-        self.alarms.stop(deadline, Alarm::Deadline(number));
-        self.stop_stall_alarm(number);
+        self.events.alarms.stop(deadline, Alarm::Deadline(number));
+        self.processes.stop_stall_alarm(number, &mut self.events.alarms);
         self.processes.mark_finished(number);
         self.pump_followers(number);
         // The followers learn of the end before it is written to the disk.
-        if let Some(process) = self.processes.get_mut(&number) {
+        if let Some(process) = self.processes.get_mut(number) {
             process.journal.finish(self.context.journals.as_fd(), &ended);
             if process.followers.is_empty() {
                 process.journal.close_if_finished();
             }
         }
         if self.processes.finished_count() > MAX_FINISHED {
-            let oldest = self.processes.oldest_finished(|process| !self.has_leftovers(process));
+            let oldest = self.processes.oldest_finished(|process| !self.children.has_leftovers(process));
             oldest.into_iter().for_each(|oldest| self.drop_process(oldest));
         }
     }
 
     /// Kills a process that has reached its deadline; its end is reported when it has ended.
     pub(crate) fn deadline_passed(&mut self, number: ProcessHandle) {
-        let Some(process) = self.processes.get_mut(&number) else { return };
+        let Some(process) = self.processes.get_mut(number) else { return };
         if process.ended.is_some() {
             return;
         }
         process.deadline_passed = true;
-        if let Some(running) = process.running.and_then(|running| self.running_processes.get(&running)) {
-            // A tree that cannot be killed has ended already.
-            running.tree.kill(self.context.commands.as_ref(), running.pid).ok();
+        if let Some(running) = process.running {
+            self.children.kill_tree(running, &self.context);
         }
-    }
-
-    /// How many processes of the sandbox have been killed for lack of memory so far.
-    fn oom_kills(&self) -> u64 {
-        self.context.oom.as_ref().and_then(read_oom_kills).unwrap_or(0)
     }
 }
 
@@ -391,11 +369,4 @@ fn truncate_text(mut text: String) -> String {
         text.truncate(end.unwrap_or(0));
     }
     text
-}
-
-fn read_oom_kills(file: &OwnedFd) -> Option<u64> {
-    let mut buffer = [0; 1024];
-    let count = rustix::io::pread(file, &mut buffer, 0).ok()?;
-    let text = std::str::from_utf8(&buffer[..count]).ok()?;
-    text.lines().find_map(|line| line.strip_prefix("oom_kill "))?.trim().parse().ok()
 }

@@ -26,16 +26,19 @@ use rustix::io::Errno;
 use wire::process::{KernelProgram, KernelSpec, OpenSession, RunInSession, SessionStatus};
 use wire::{AgentReply, Fault, FaultKind, StreamTag};
 
+use crate::context::AgentContext;
 use crate::event_loop::agent::{Agent, now_ms};
 use crate::event_loop::handles::{ConnectionId, ProcessHandle, RunningHandle, SessionHandle};
 use crate::event_loop::poll::RegisteredFd;
 use crate::fault;
 use crate::isolation::isolated_session::SessionNamespaces;
+use crate::process::child_table::ChildTable;
 use crate::process::input::InputWriter;
 use crate::process::running_process::RunningProcess;
 use crate::process::{FaultSubjects, is_safe_name};
 use crate::session::kernel::KernelReportParser;
 use crate::session::shell::{ShellDialect, VerdictKind};
+use crate::session::table::SessionTable;
 
 /// How much is read at once from the reports of a shell or kernel. One that never stops must not
 /// starve everything else.
@@ -138,7 +141,7 @@ impl Agent {
         if !is_safe_name(&open.session) {
             return Err(fault::from_kind(FaultKind::Invalid, "open session", "the name of the session"));
         }
-        if self.sessions.find(&open.session).is_some() {
+        if self.sessions.find(&open.session).is_ok() {
             return Err(fault::from_kind(FaultKind::AlreadyExists, "open session", &open.session));
         }
         // A closed session does not count, provided that it ends soon.
@@ -147,7 +150,7 @@ impl Agent {
         if open_ones >= most || self.sessions.len() >= most.saturating_mul(2) {
             return Err(fault::from_kind(FaultKind::Busy, "open session", "too many sessions"));
         }
-        let number = self.next_handle();
+        let number = self.events.next_handle();
         let session = Session {
             name: open.session.clone(),
             open,
@@ -172,88 +175,48 @@ impl Agent {
         Ok(number)
     }
 
-    pub(crate) fn session_statuses(&self) -> Vec<SessionStatus> {
-        let status = |session: &Session| {
-            let running = session.shell.as_ref().and_then(|shell| self.running_processes.get(&shell.running));
-            let has_company = |running: &RunningProcess| {
-                running.tree.has_other_members(self.context.commands.as_ref(), running.pid)
-            };
-            SessionStatus {
-                session: session.name.clone(),
-                busy: session.current.is_some(),
-                terminal: session.open.terminal.is_some(),
-                pid: running.and_then(|running| running.pid).map(rustix::process::Pid::as_raw_pid),
-                kernel: session.kernel.as_ref().map(|kernel| kernel.language.clone()),
-                nest: session.namespaces.as_ref().map(SessionNamespaces::status),
-                left: session.opens_with_its_shell() && running.is_some_and(has_company),
-            }
-        };
-        let mut statuses: Vec<_> = self.sessions.values().filter(|s| !s.closing).map(status).collect();
-        statuses.sort_unstable_by(|a, b| a.session.cmp(&b.session));
-        statuses
-    }
-
     /// Closes a session and kills everything in it.
     pub(crate) fn close_session(&mut self, name: &str) -> Result<(), Fault> {
-        let number = self.find_session(name)?;
+        let number = self.sessions.find(name)?;
         self.sessions.free_name(name);
-        let session = self.sessions.get_mut(&number).expect("it was just found");
+        let session = self.sessions.get_mut(number).expect("it was just found");
         session.closing = true;
         for (connection, _) in std::mem::take(&mut session.queue) {
-            self.refuse_request(connection, fault::from_kind(FaultKind::NotFound, "find session", name));
+            self.connections
+                .refuse_request(connection, fault::from_kind(FaultKind::NotFound, "find session", name));
         }
-        self.kill_shell(number);
-        self.kill_namespace_init(number);
-        self.drop_if_closed(number);
+        self.sessions.kill_shell(number, &self.children, &self.context);
+        let alarms = &mut self.events.alarms;
+        self.sessions.kill_namespace_init(number, &self.children, &self.context, alarms);
+        self.sessions.drop_if_closed(number);
         Ok(())
     }
 
     /// Kills a session's shell with everything in it; the reply comes when it has ended. The next
     /// run starts a new one.
     pub(crate) fn restart_session(&mut self, connection: ConnectionId, name: &str) -> Result<(), Fault> {
-        let number = self.find_session(name)?;
-        let session = self.sessions.get_mut(&number).expect("it was just found");
+        let number = self.sessions.find(name)?;
+        let session = self.sessions.get_mut(number).expect("it was just found");
         session.directory = None;
         session.exports = String::new();
         if session.shell.is_none() {
-            self.send_final_reply(connection, &AgentReply::Ok);
+            self.connections.send_final_reply(connection, &AgentReply::Ok);
             return Ok(());
         }
         session.restarters.push(connection);
-        self.kill_shell(number);
+        self.sessions.kill_shell(number, &self.children, &self.context);
         Ok(())
-    }
-
-    pub(crate) fn find_session(&self, name: &str) -> Result<SessionHandle, Fault> {
-        let number = self.sessions.find(name);
-        number.ok_or_else(|| fault::from_kind(FaultKind::NotFound, "find session", name))
-    }
-
-    pub(crate) fn drop_if_closed(&mut self, number: SessionHandle) {
-        let held = |session: &Session| session.namespaces.as_ref().is_some_and(SessionNamespaces::has_init);
-        let over = |session: &Session| session.closing && session.shell.is_none() && !held(session);
-        if self.sessions.get(&number).is_some_and(over) {
-            self.sessions.remove(number);
-        }
-    }
-
-    pub(crate) fn on_commands_writable(&mut self, number: SessionHandle) {
-        let shell = self.sessions.get_mut(&number).and_then(|session| session.shell.as_mut());
-        if let Some(shell) = shell {
-            // A shell that does not read has ended, which is reported elsewhere.
-            shell.commands.write_queued().ok();
-        }
     }
 
     /// The shell or kernel has sent a report.
     pub(crate) fn on_shell_report(&mut self, number: SessionHandle) {
-        let mut buffer = std::mem::take(&mut self.reports);
+        let mut buffer = std::mem::take(&mut self.buffers.reports);
         let (mut taken, mut drains) = (0, 0);
         while taken < MAX_REPORT_BYTES_PER_TURN && drains < kernel::MAX_DRAINS_PER_TURN {
             let Some(count) = self.read_shell_report(number, &mut buffer, &mut drains) else { break };
             taken += count;
         }
-        self.reports = buffer;
+        self.buffers.reports = buffer;
     }
 
     /// Reads and handles one piece of a report. Returns `None` if there was none.
@@ -263,7 +226,7 @@ impl Agent {
         buffer: &mut [u8],
         drains: &mut u32,
     ) -> Option<usize> {
-        let shell = self.sessions.get_mut(&number)?.shell.as_mut()?;
+        let shell = self.sessions.get_mut(number)?.shell.as_mut()?;
         let count = match rustix::io::read(shell.verdicts.as_fd(), &mut *buffer) {
             Ok(count @ 1..) => count,
             Err(Errno::INTR) => return Some(0),
@@ -271,7 +234,7 @@ impl Agent {
             Ok(_) | Err(_) => {
                 shell.verdicts.deregister();
                 if matches!(shell.protocol, SessionProtocol::Kernel(_)) {
-                    self.kill_shell(number);
+                    self.sessions.kill_shell(number, &self.children, &self.context);
                 }
                 return None;
             }
@@ -283,27 +246,17 @@ impl Agent {
         shell.received.extend_from_slice(&buffer[..count]);
         if shell.received.len() > shell::MAX_VERDICT_BYTES {
             shell.received.clear();
-            self.kill_shell(number);
+            self.sessions.kill_shell(number, &self.children, &self.context);
             return None;
         }
         self.handle_verdicts(number);
         Some(count)
     }
 
-    /// Sends a line to a kernel. A kernel that does not read its lines gets no more of them.
-    pub(crate) fn send_to_kernel(&mut self, number: SessionHandle, line: &[u8]) {
-        let shell = self.sessions.get_mut(&number).and_then(|session| session.shell.as_mut());
-        if let Some(shell) = shell.filter(|shell| shell.commands.is_empty()) {
-            shell.commands.queue_bytes(line);
-            // A kernel that does not read has ended, which is reported elsewhere.
-            shell.commands.write_queued().ok();
-        }
-    }
-
     /// Handles the complete verdicts. Those without the right key do not come from the shell.
     fn handle_verdicts(&mut self, number: SessionHandle) {
         loop {
-            let Some(session) = self.sessions.get_mut(&number) else { return };
+            let Some(session) = self.sessions.get_mut(number) else { return };
             let Some(shell) = &mut session.shell else { return };
             let Some(verdict) = shell::take_verdict(&mut shell.received) else { return };
             let Some(verdict) = verdict else { continue };
@@ -320,11 +273,53 @@ impl Agent {
             }
         }
     }
+}
+
+impl SessionTable {
+    pub(crate) fn statuses(&self, children: &ChildTable, context: &AgentContext) -> Vec<SessionStatus> {
+        let status = |session: &Session| {
+            let running = session.running_process().and_then(|running| children.get(running));
+            let has_company = |running: &RunningProcess| {
+                running.tree.has_other_members(context.commands.as_ref(), running.pid)
+            };
+            SessionStatus {
+                session: session.name.clone(),
+                busy: session.current.is_some(),
+                terminal: session.open.terminal.is_some(),
+                pid: running.and_then(|running| running.pid).map(rustix::process::Pid::as_raw_pid),
+                kernel: session.kernel.as_ref().map(|kernel| kernel.language.clone()),
+                nest: session.namespaces.as_ref().map(SessionNamespaces::status),
+                left: session.opens_with_its_shell() && running.is_some_and(has_company),
+            }
+        };
+        let mut statuses: Vec<_> = self.values().filter(|s| !s.closing).map(status).collect();
+        statuses.sort_unstable_by(|a, b| a.session.cmp(&b.session));
+        statuses
+    }
+
+    /// A shell or kernel may have room for what it was sent.
+    pub(crate) fn write_commands(&mut self, number: SessionHandle) {
+        let shell = self.get_mut(number).and_then(|session| session.shell.as_mut());
+        if let Some(shell) = shell {
+            // A shell that does not read has ended, which is reported elsewhere.
+            shell.commands.write_queued().ok();
+        }
+    }
+
+    /// Sends a line to a kernel. A kernel that does not read its lines gets no more of them.
+    pub(crate) fn send_to_kernel(&mut self, number: SessionHandle, line: &[u8]) {
+        let shell = self.get_mut(number).and_then(|session| session.shell.as_mut());
+        if let Some(shell) = shell.filter(|shell| shell.commands.is_empty()) {
+            shell.commands.queue_bytes(line);
+            // A kernel that does not read has ended, which is reported elsewhere.
+            shell.commands.write_queued().ok();
+        }
+    }
 
     /// Output that was printed while no run was in progress. Before a kernel is ready it may
     /// contain the reason why it never is.
-    pub(crate) fn on_idle_output(&mut self, number: SessionHandle, stream: StreamTag, bytes: &[u8]) {
-        let parser = self.sessions.get_mut(&number).and_then(Session::report_parser);
+    pub(crate) fn keep_startup_output(&mut self, number: SessionHandle, stream: StreamTag, bytes: &[u8]) {
+        let parser = self.get_mut(number).and_then(Session::report_parser);
         if let Some((_, parser)) = parser.filter(|_| stream == StreamTag::Stderr) {
             parser.keep_startup_output(bytes);
         }
@@ -332,8 +327,7 @@ impl Agent {
 
     /// Pauses or resumes reading the reports of a shell or kernel, depending on its readers.
     pub(crate) fn set_report_interest(&mut self, name: &str, interest: EventFlags) {
-        let number = self.sessions.find(name);
-        let session = number.and_then(|number| self.sessions.get_mut(&number));
+        let session = self.find(name).ok().and_then(|number| self.get_mut(number));
         if let Some(shell) = session.and_then(|session| session.shell.as_mut()) {
             shell.verdicts.set_interest(interest);
         }

@@ -1,120 +1,91 @@
 //! The agent's state and its event loop.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::convert::Infallible;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use linux::signals::{self, SignalFd};
 use rustix::event::epoll::EventFlags;
-use rustix::process::Pid;
 use wire::StreamTag;
 
 use crate::context::AgentContext;
-use crate::event_loop::alarms::{Alarm, AlarmQueue};
-use crate::event_loop::connection::IncomingConnection;
-use crate::event_loop::handles::{ConnectionId, RunningHandle};
-use crate::event_loop::poll::{Epoll, EventToken};
-use crate::files::worker::FileJob;
+use crate::event_loop::alarms::Alarm;
+use crate::event_loop::connection_table::ConnectionTable;
+use crate::event_loop::event_sources::EventSources;
+use crate::event_loop::poll::EventToken;
+use crate::files::worker::WorkerPool;
 use crate::net::ports::TunnelTable;
 use crate::net::reserve_port::ReservedPorts;
+use crate::process::child_table::{ChildRole, ChildTable};
 use crate::process::journal::MAX_RECORD_BYTES;
-use crate::process::running_process::RunningProcess;
 use crate::process::table::ProcessTable;
 use crate::session::table::SessionTable;
 
-/// All state of the agent. Its behaviour is split over the files of this crate, each with an `impl
-/// Agent`.
+/// The parts of the agent. Each owns its data and works on it alone; the methods of `Agent` are the
+/// places where an event or a request concerns several of them.
 pub(crate) struct Agent {
     pub(crate) context: AgentContext,
-    pub(crate) poll: Epoll,
+    pub(crate) events: EventSources,
     pub(crate) child_signals: SignalFd,
-    pub(crate) connections: HashMap<ConnectionId, IncomingConnection>,
-    pub(crate) running_processes: HashMap<RunningHandle, RunningProcess>,
+    pub(crate) connections: ConnectionTable,
+    /// Processes with a name and a journal, whether they run or have ended.
     pub(crate) processes: ProcessTable,
-    pub(crate) children: HashMap<Pid, ChildRole>,
-    /// Running processes whose main process has ended and whose groups may still be in use.
-    pub(crate) lingering: BTreeSet<RunningHandle>,
+    /// The children of the agent, and what they run.
+    pub(crate) children: ChildTable,
     pub(crate) sessions: SessionTable,
-    /// File operations that wait for a worker.
-    pub(crate) jobs: VecDeque<FileJob>,
-    pub(crate) workers: usize,
-    pub(crate) watchers: usize,
+    pub(crate) file_workers: WorkerPool,
     pub(crate) tunnels: TunnelTable,
     pub(crate) reserved_ports: ReservedPorts,
-    pub(crate) alarms: AlarmQueue,
-    /// Buffer for bytes that are read; `page` is the buffer for bytes that are sent.
-    pub(crate) scratch: Vec<u8>,
-    pub(crate) page: Vec<u8>,
-    /// Buffer for reports of shells and kernels; handling one uses the two buffers above.
-    pub(crate) reports: Vec<u8>,
-    /// A spare descriptor, released for a moment when no other is left.
-    pub(crate) spare_fd: Option<OwnedFd>,
-    last_number: u64,
+    pub(crate) buffers: LoopBuffers,
     /// Whether any request has been handled that leaves traces.
     pub(crate) used: bool,
-    /// Whether the namespace broker has failed to answer.
-    pub(crate) broker_failed: bool,
 }
 
-/// The role of a child process. A child that is not in the table is an orphan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ChildRole {
-    /// The main process of a command or shell.
-    Leader(RunningHandle),
-    /// The runner of a command or shell.
-    Runner(RunningHandle),
-    /// Does a file operation.
-    Worker,
-    /// Watches files.
-    Watcher,
-    /// Creates the namespaces of isolated sessions.
-    NamespaceBroker,
+/// Buffers that are allocated once, because the event loop needs them in every turn.
+pub(crate) struct LoopBuffers {
+    /// For bytes that are read; `page` is for bytes that are sent.
+    pub(crate) scratch: Vec<u8>,
+    pub(crate) page: Vec<u8>,
+    /// For reports of shells and kernels; handling one uses the two buffers above.
+    pub(crate) reports: Vec<u8>,
 }
 
 impl Agent {
     pub(crate) fn new(context: AgentContext) -> io::Result<Self> {
-        let poll = Epoll::new()?;
+        let events = EventSources::new()?;
         let child_signals = SignalFd::watch(&[signals::SIGCHLD])?;
-        poll.register_borrowed(child_signals.as_fd(), EventToken::Children)?;
-        poll.register_borrowed(context.listener.as_fd(), EventToken::Listener)?;
-        let broker = context.broker.as_ref().map(|(_, pid)| (*pid, ChildRole::NamespaceBroker));
-        let reserve = Some(rustix::io::fcntl_dupfd_cloexec(&context.null, 3)?);
+        events.poll.register_borrowed(child_signals.as_fd(), EventToken::Children)?;
+        events.poll.register_borrowed(context.listener.as_fd(), EventToken::Listener)?;
+        let mut children = ChildTable::default();
+        if let Some(broker) = context.broker.pid() {
+            children.insert_role(broker, ChildRole::NamespaceBroker);
+        }
+        let buffer = || vec![0; MAX_RECORD_BYTES];
         Ok(Self {
+            connections: ConnectionTable::new(&context.null)?,
             context,
-            poll,
+            events,
             child_signals,
-            connections: HashMap::new(),
-            running_processes: HashMap::new(),
             processes: ProcessTable::default(),
-            children: broker.into_iter().collect(),
-            lingering: BTreeSet::new(),
+            children,
             sessions: SessionTable::default(),
-            jobs: VecDeque::new(),
-            workers: 0,
-            watchers: 0,
+            file_workers: WorkerPool::default(),
             tunnels: TunnelTable::default(),
             reserved_ports: ReservedPorts::default(),
-            alarms: AlarmQueue::default(),
-            scratch: vec![0; MAX_RECORD_BYTES],
-            page: vec![0; MAX_RECORD_BYTES],
-            reports: vec![0; MAX_RECORD_BYTES],
-            spare_fd: reserve,
-            last_number: 0,
+            buffers: LoopBuffers { scratch: buffer(), page: buffer(), reports: buffer() },
             used: false,
-            broker_failed: false,
         })
     }
 
     /// Runs the event loop forever.
     pub(crate) fn run(mut self) -> io::Result<Infallible> {
         loop {
-            for (token, flags) in self.poll.wait(self.alarms.until_next())? {
+            for (token, flags) in self.events.poll.wait(self.events.alarms.until_next())? {
                 self.on_event(token, flags);
             }
             self.fire_due_alarms();
-            self.remove_empty_groups();
+            self.children.remove_empty_groups(&self.context);
         }
     }
 
@@ -123,39 +94,38 @@ impl Agent {
             EventToken::Listener => self.accept_connections(),
             EventToken::Children => self.reap_children(),
             EventToken::Connection(number) => self.on_connection(number, flags),
-            EventToken::Near(tunnel) => self.on_near(tunnel, flags),
-            EventToken::Far(tunnel) => self.on_far(tunnel, flags),
+            EventToken::Near(tunnel) => self.tunnels.on_near(tunnel, flags, &mut self.buffers.scratch),
+            EventToken::Far(tunnel) => {
+                let scratch = &mut self.buffers.scratch;
+                self.tunnels.on_far(tunnel, flags, &mut self.connections, &mut self.events, scratch);
+            }
             EventToken::Stdout(running) => self.on_output(running, StreamTag::Stdout),
             EventToken::Stderr(running) => self.on_output(running, StreamTag::Stderr),
             EventToken::Terminal(running) => self.on_output(running, StreamTag::Terminal),
-            EventToken::Input(running) => self.on_input_writable(running),
+            EventToken::Input(running) => self.feed_input(running),
             EventToken::Report(running) => self.on_exec_report(running),
             EventToken::Runner(running) => self.on_runner_readable(running),
-            EventToken::Commands(session) => self.on_commands_writable(session),
+            EventToken::Commands(session) => self.sessions.write_commands(session),
             EventToken::Verdict(session) => self.on_shell_report(session),
             EventToken::ReservedPort(port) => self.reserved_ports.close_waiting(port),
             EventToken::NamespaceInit(session) => self.on_init_report(session),
-            EventToken::LimitView => self.on_limit_view_read(),
+            EventToken::LimitView => self.context.on_limit_view_read(&mut self.events),
         }
-    }
-
-    /// Returns a handle whose number no other object has or will have.
-    pub(crate) fn next_handle<H: From<u64>>(&mut self) -> H {
-        self.last_number += 1;
-        self.last_number.into()
     }
 
     fn fire_due_alarms(&mut self) {
         let now = Instant::now();
-        while let Some(alarm) = self.alarms.pop_due(now) {
+        while let Some(alarm) = self.events.alarms.pop_due(now) {
             match alarm {
                 Alarm::Deadline(process) => self.deadline_passed(process),
-                Alarm::Dial(dial) => self.dial_timed_out(dial),
+                Alarm::Dial(dial) => self.tunnels.dial_timed_out(dial, &mut self.connections),
                 Alarm::Ready(session) => self.kernel_ready_timed_out(session),
                 Alarm::Idle(session) => self.close_if_idle(session),
-                Alarm::ResendInterrupt(process) => self.resend_interrupt(process),
+                Alarm::ResendInterrupt(process) => {
+                    self.processes.resend_interrupt(process, &mut self.events.alarms);
+                }
                 Alarm::Stall(process) => self.reader_stalled(process),
-                Alarm::LimitView => self.watch_limit_view_again(),
+                Alarm::LimitView => self.context.watch_limit_view_again(&mut self.events),
             }
         }
     }

@@ -6,20 +6,15 @@ use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use serde::Serialize;
-use wire::{AgentReply, Fault, FaultKind, Frame, FrameDecoder, Greeting};
+use wire::{FaultKind, Frame, FrameDecoder, Greeting};
 
 use crate::event_loop::agent::Agent;
+use crate::event_loop::connection_table::AcceptOutcome;
 use crate::event_loop::handles::{ConnectionId, ProcessHandle, RunningHandle};
-use crate::event_loop::poll::{EventToken, RegisteredFd};
+use crate::event_loop::poll::RegisteredFd;
 use crate::event_loop::requests;
 use crate::fault;
 use crate::process::journal::JournalCursor;
-
-/// The maximum number of connections open at once.
-const MAX_CONNECTIONS: usize = 512;
-
-/// How many more connections are accepted only to answer that there are too many.
-const MAX_REFUSED_CONNECTIONS: usize = 64;
 
 /// The maximum number of connections accepted in one turn of the event loop.
 const MAX_ACCEPTS_PER_TURN: usize = 32;
@@ -163,30 +158,13 @@ impl IncomingConnection {
 impl Agent {
     pub(crate) fn accept_connections(&mut self) {
         for _ in 0..MAX_ACCEPTS_PER_TURN {
-            let fd = match self.context.accept_connection() {
-                Ok(fd) => fd,
-                Err(Errno::MFILE | Errno::NFILE) => return self.accept_with_spare_fd(),
-                Err(_) => return,
-            };
-            let number = self.next_handle();
-            let Ok(source) = self.poll.register_fd(fd, EventToken::Connection(number), EventFlags::IN) else {
-                return;
-            };
-            if self.connections.len() >= MAX_CONNECTIONS + MAX_REFUSED_CONNECTIONS {
-                continue;
+            match self.connections.accept_next(&self.context, &mut self.events) {
+                // The request usually came along with the connection.
+                AcceptOutcome::Accepted(number) => self.on_readable(number),
+                AcceptOutcome::Dropped => {}
+                AcceptOutcome::NoneWaiting => return,
             }
-            self.connections.insert(number, IncomingConnection::new(source));
-            // The request usually came along with the connection.
-            self.on_readable(number);
         }
-    }
-
-    /// Handles running out of descriptors. The poll reports the connection again and again until it
-    /// is accepted, so the spare descriptor is used to accept and close it.
-    fn accept_with_spare_fd(&mut self) {
-        self.spare_fd = None;
-        drop(self.context.accept_connection());
-        self.spare_fd = rustix::io::fcntl_dupfd_cloexec(&self.context.null, 3).ok();
     }
 
     pub(crate) fn on_connection(&mut self, number: ConnectionId, flags: EventFlags) {
@@ -202,8 +180,8 @@ impl Agent {
     }
 
     fn on_readable(&mut self, number: ConnectionId) {
-        let Some(connection) = self.connections.get_mut(&number) else { return };
-        match connection.receive(&mut self.scratch) {
+        let Some(connection) = self.connections.get_mut(number) else { return };
+        match connection.receive(&mut self.buffers.scratch) {
             Ok(_) => self.handle_received(number),
             Err(Errno::AGAIN | Errno::INTR) => {}
             Err(_) => self.close_connection(number),
@@ -212,12 +190,12 @@ impl Agent {
 
     /// Handles the bytes that have arrived.
     fn handle_received(&mut self, number: ConnectionId) {
-        let crowded = self.connections.len() > MAX_CONNECTIONS;
-        let Some(connection) = self.connections.get_mut(&number) else { return };
+        let crowded = self.connections.is_crowded();
+        let Some(connection) = self.connections.get_mut(number) else { return };
         match connection.stage {
             ConnectionStage::Asking => match connection.decoder.next_frame() {
                 Ok(Some(_)) if crowded => {
-                    self.refuse_request(
+                    self.connections.refuse_request(
                         number,
                         fault::from_kind(FaultKind::Busy, "connect", "too many connections"),
                     );
@@ -225,7 +203,7 @@ impl Agent {
                 Ok(Some(frame)) => self.on_request(number, &frame),
                 Ok(None) if connection.finished_sending => self.close_connection(number),
                 Ok(None) => {}
-                Err(_) => self.refuse_request(number, requests::malformed_fault()),
+                Err(_) => self.connections.refuse_request(number, requests::malformed_fault()),
             },
             ConnectionStage::Feeding(running) => self.feed_input(running),
             ConnectionStage::Waiting
@@ -236,63 +214,30 @@ impl Agent {
     }
 
     fn on_writable(&mut self, number: ConnectionId) {
-        let Some(connection) = self.connections.get_mut(&number) else { return };
+        let Some(connection) = self.connections.get_mut(number) else { return };
         match connection.stage {
             ConnectionStage::Following { .. } => self.pump_follower(number),
-            _ => self.flush_connection(number),
+            _ => self.connections.flush(number),
         }
     }
 
     /// The server has closed the connection. Data it sent before is still handled, and operations
     /// it requested continue.
     fn on_hang_up(&mut self, number: ConnectionId) {
-        let Some(connection) = self.connections.get_mut(&number) else { return };
+        let Some(connection) = self.connections.get_mut(number) else { return };
         if !matches!(connection.stage, ConnectionStage::Asking | ConnectionStage::Feeding(_)) {
             self.close_connection(number);
             return;
         }
-        while matches!(connection.receive(&mut self.scratch), Ok(1..)) {}
+        while matches!(connection.receive(&mut self.buffers.scratch), Ok(1..)) {}
         connection.finished_sending = true;
         // The poll would report the hang-up again and again while we wait for a process to read.
         connection.source.deregister();
         self.handle_received(number);
     }
 
-    /// Sends a message.
-    pub(crate) fn send_reply(&mut self, number: ConnectionId, reply: &AgentReply) {
-        if let Some(connection) = self.connections.get_mut(&number) {
-            connection.queue_message(reply);
-            self.flush_connection(number);
-        }
-    }
-
-    /// Sends the last message and closes the connection once it has been sent.
-    pub(crate) fn send_final_reply(&mut self, number: ConnectionId, reply: &AgentReply) {
-        if let Some(connection) = self.connections.get_mut(&number) {
-            connection.queue_message(reply);
-            connection.stage = ConnectionStage::Leaving;
-            self.flush_connection(number);
-        }
-    }
-
-    pub(crate) fn refuse_request(&mut self, number: ConnectionId, fault: Fault) {
-        self.send_final_reply(number, &AgentReply::Fault(fault));
-    }
-
-    /// Sends as much as the socket takes, and closes a connection that has nothing more to send.
-    pub(crate) fn flush_connection(&mut self, number: ConnectionId) {
-        let Some(connection) = self.connections.get_mut(&number) else { return };
-        let gone = connection.flush().is_err();
-        let done = connection.unsent_bytes() == 0 && matches!(connection.stage, ConnectionStage::Leaving);
-        if gone || done {
-            self.close_connection(number);
-        } else {
-            connection.set_interest(false);
-        }
-    }
-
     pub(crate) fn close_connection(&mut self, number: ConnectionId) {
-        let Some(connection) = self.connections.remove(&number) else { return };
+        let Some(connection) = self.connections.remove(number) else { return };
         if let ConnectionStage::Following { process, .. } = connection.stage {
             self.stop_following(process, number);
         }

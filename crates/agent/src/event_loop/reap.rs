@@ -2,8 +2,9 @@
 
 use linux::spawn::{self, ReapedChild};
 
-use crate::event_loop::agent::{Agent, ChildRole};
+use crate::event_loop::agent::Agent;
 use crate::event_loop::handles::RunningHandle;
+use crate::process::child_table::ChildRole;
 
 impl Agent {
     /// Reaps all children that have ended.
@@ -17,11 +18,13 @@ impl Agent {
     }
 
     fn on_child_end(&mut self, reaped: ReapedChild) {
-        match self.children.remove(&reaped.pid) {
+        match self.children.take_role(reaped.pid) {
             Some(ChildRole::Leader(running)) => self.leader_ended(running, reaped.end, reaped.usage),
             Some(ChildRole::Runner(running)) => self.runner_ended(running),
-            Some(kind @ (ChildRole::Worker | ChildRole::Watcher)) => self.worker_ended(kind),
-            Some(ChildRole::NamespaceBroker) => self.broker_ended(),
+            Some(kind @ (ChildRole::Worker | ChildRole::Watcher)) => {
+                self.file_workers.worker_ended(kind, &mut self.context, &mut self.children);
+            }
+            Some(ChildRole::NamespaceBroker) => self.context.broker.mark_failed(),
             None => {}
         }
     }

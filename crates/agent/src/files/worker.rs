@@ -9,6 +9,7 @@
 //! group and moved into it, which the kernel never refuses, so that files can be read during a fork
 //! bomb.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -19,13 +20,13 @@ use linux::spawn::{self, ForkResult};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 use wire::files::{FileOperation, FileRequest};
 use wire::process::UserIdentity;
 use wire::{AgentConfig, AgentReply, Fault, FaultKind, FrameDecoder};
 
 use crate::context::AgentContext;
-use crate::event_loop::agent::{Agent, ChildRole};
+use crate::event_loop::agent::Agent;
 use crate::event_loop::connection::IncomingConnection;
 use crate::event_loop::handles::ConnectionId;
 use crate::event_loop::poll::RegisteredFd;
@@ -34,6 +35,7 @@ use crate::files::FileWorker;
 use crate::files::worker_connection::WorkerConnection;
 use crate::identity::ResolvedUser;
 use crate::isolation::namespace_broker::BrokerRequest;
+use crate::process::child_table::{ChildRole, ChildTable};
 use crate::process::{child, tree};
 
 /// The maximum number of operations at once; further ones wait.
@@ -63,6 +65,14 @@ pub(crate) struct FileJob {
     request: FileRequest,
 }
 
+/// The file operations that wait for a worker, and how many run.
+#[derive(Debug, Default)]
+pub(crate) struct WorkerPool {
+    jobs: VecDeque<FileJob>,
+    workers: usize,
+    watchers: usize,
+}
+
 impl Agent {
     /// Passes the connection to a worker, now or when one is free.
     pub(crate) fn queue_file_job(
@@ -71,92 +81,118 @@ impl Agent {
         mut request: FileRequest,
     ) -> Result<(), Fault> {
         if let Some(session) = &request.nest {
-            let identity = self.isolated_session_user(session)?;
+            let identity = self.sessions.isolated_session_user(session)?;
             // The default user for files of an isolated session is the user of the session.
             if request.identity == UserIdentity::Default {
                 request.identity = identity;
             }
         }
-        let watch = matches!(request.operation, FileOperation::Watch { .. });
+        self.file_workers.check_room(&request.operation)?;
+        let Some(asking) = self.connections.remove(connection) else { return Ok(()) };
+        let (mut connection, decoder) = asking.into_parts();
+        connection.deregister();
+        let job = FileJob { connection, decoder, request };
+        self.file_workers.queue(job, &mut self.context, &mut self.children);
+        Ok(())
+    }
+}
+
+impl WorkerPool {
+    fn check_room(&self, operation: &FileOperation) -> Result<(), Fault> {
+        let watch = matches!(operation, FileOperation::Watch { .. });
         if watch && self.watchers >= MAX_WATCHERS {
             return Err(fault::from_kind(FaultKind::Busy, "watch", "too many watches"));
         }
         if !watch && self.jobs.len() >= MAX_QUEUED_JOBS {
             return Err(fault::from_kind(FaultKind::Busy, "start", "too many file operations"));
         }
-        let Some(asking) = self.connections.remove(&connection) else { return Ok(()) };
-        let (mut connection, decoder) = asking.into_parts();
-        connection.deregister();
-        let job = FileJob { connection, decoder, request };
-        if watch {
-            self.start_worker(job, ChildRole::Watcher);
-        } else {
-            self.jobs.push_back(job);
-            self.start_queued_jobs();
-        }
         Ok(())
     }
 
+    fn queue(&mut self, job: FileJob, context: &mut AgentContext, children: &mut ChildTable) {
+        if matches!(job.request.operation, FileOperation::Watch { .. }) {
+            self.start_worker(job, ChildRole::Watcher, context, children);
+        } else {
+            self.jobs.push_back(job);
+            self.start_queued_jobs(context, children);
+        }
+    }
+
     /// Starts waiting operations until the maximum number of workers is reached.
-    fn start_queued_jobs(&mut self) {
+    fn start_queued_jobs(&mut self, context: &mut AgentContext, children: &mut ChildTable) {
         while self.workers < MAX_WORKERS
             && let Some(job) = self.jobs.pop_front()
         {
-            self.start_worker(job, ChildRole::Worker);
+            self.start_worker(job, ChildRole::Worker, context, children);
         }
     }
 
-    fn start_worker(&mut self, job: FileJob, kind: ChildRole) {
-        if let Some(session) = job.request.nest.clone() {
-            return self.start_isolated_worker(job, kind, &session);
-        }
-        match fork_worker(&self.context) {
-            Ok((ForkResult::Child, join)) => {
-                let FileJob { connection, decoder, request } = job;
-                let Ok(connection) = rustix::io::fcntl_dupfd_cloexec(&connection, 3) else {
-                    spawn::exit_now(1)
-                };
-                worker_main(&self.context, &self.context.config, connection, decoder, &request, join, None)
-            }
-            Ok((ForkResult::Parent { pid, .. }, _)) => {
-                self.children.insert(pid, kind);
-                match kind {
-                    ChildRole::Watcher => self.watchers += 1,
-                    _ => self.workers += 1,
-                }
-            }
-            Err(errno) => refuse_job(job.connection, fault::from_errno(errno, "fork", "a worker")),
-        }
-    }
-
-    /// Like [`Agent::start_worker`], in a process that the namespace broker clones.
-    fn start_isolated_worker(&mut self, job: FileJob, kind: ChildRole, session: &str) {
-        let FileJob { connection, decoder, request } = job;
-        let broker_request = BrokerRequest::Work {
-            session: session.to_owned(),
-            request,
-            rest: Vec::from(decoder.into_rest()),
-            config: self.config_update(),
+    fn start_worker(
+        &mut self,
+        job: FileJob,
+        kind: ChildRole,
+        context: &mut AgentContext,
+        children: &mut ChildTable,
+    ) {
+        let started = match job.request.nest.clone() {
+            Some(session) => start_isolated_worker(job, &session, context),
+            None => start_plain_worker(job, context),
         };
-        match self.send_broker_request(&broker_request, &[connection.as_fd()]) {
-            Ok(Some(pid)) => {
-                self.children.insert(pid, kind);
-                match kind {
-                    ChildRole::Watcher => self.watchers += 1,
-                    _ => self.workers += 1,
-                }
-            }
-            Ok(None) => {}
-            Err(fault) => refuse_job(connection, fault),
+        if let Some(pid) = started {
+            children.insert_role(pid, kind);
+            *self.count_of(kind) += 1;
         }
     }
 
-    pub(crate) fn worker_ended(&mut self, kind: ChildRole) {
+    pub(crate) fn worker_ended(
+        &mut self,
+        kind: ChildRole,
+        context: &mut AgentContext,
+        children: &mut ChildTable,
+    ) {
+        *self.count_of(kind) -= 1;
+        self.start_queued_jobs(context, children);
+    }
+
+    fn count_of(&mut self, kind: ChildRole) -> &mut usize {
         match kind {
-            ChildRole::Watcher => self.watchers -= 1,
-            _ => self.workers -= 1,
+            ChildRole::Watcher => &mut self.watchers,
+            _ => &mut self.workers,
         }
-        self.start_queued_jobs();
+    }
+}
+
+/// Forks a worker. If that fails, the connection is told why.
+fn start_plain_worker(job: FileJob, context: &AgentContext) -> Option<Pid> {
+    match fork_worker(context) {
+        Ok((ForkResult::Child, join)) => {
+            let FileJob { connection, decoder, request } = job;
+            let Ok(connection) = rustix::io::fcntl_dupfd_cloexec(&connection, 3) else { spawn::exit_now(1) };
+            worker_main(context, &context.config, connection, decoder, &request, join, None)
+        }
+        Ok((ForkResult::Parent { pid, .. }, _)) => Some(pid),
+        Err(errno) => {
+            refuse_job(job.connection, fault::from_errno(errno, "fork", "a worker"));
+            None
+        }
+    }
+}
+
+/// Like [`start_plain_worker`], in a process that the namespace broker clones.
+fn start_isolated_worker(job: FileJob, session: &str, context: &mut AgentContext) -> Option<Pid> {
+    let FileJob { connection, decoder, request } = job;
+    let broker_request = BrokerRequest::Work {
+        session: session.to_owned(),
+        request,
+        rest: Vec::from(decoder.into_rest()),
+        config: context.config_update(),
+    };
+    match context.send_broker_request(&broker_request, &[connection.as_fd()]) {
+        Ok(started) => started,
+        Err(fault) => {
+            refuse_job(connection, fault);
+            None
+        }
     }
 }
 

@@ -15,26 +15,25 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::Pid;
 use wire::isolated_session::{IsolatedSessionSpec, IsolatedSessionStatus};
 use wire::process::{MissingDirectory, RunInSession, UserIdentity, WorkingDirectory};
 use wire::{AgentReply, Fault, FaultKind};
 
+use crate::context::AgentContext;
 use crate::event_loop::agent::{Agent, now_ms};
-use crate::event_loop::alarms::Alarm;
-use crate::event_loop::handles::{ConnectionId, GroupId, RunningHandle, SessionHandle};
+use crate::event_loop::alarms::{Alarm, AlarmQueue};
+use crate::event_loop::handles::{ConnectionId, RunningHandle, SessionHandle};
 use crate::event_loop::poll::{EventToken, RegisteredFd};
 use crate::fault;
-use crate::isolation::limit_view::THREADS_VARIABLE;
-use crate::isolation::namespace_broker::{
-    self, BrokerRequest, ConfigUpdate, SessionProgram, StartProgramRequest,
-};
+use crate::isolation::namespace_broker::{BrokerRequest, SessionProgram, StartProgramRequest};
+use crate::process::child_table::ChildTable;
 use crate::process::command::ExecEnvironment;
-use crate::process::exec::{self, CommandPlacement, LaunchedCommand, StdioMode, TreeControl};
+use crate::process::exec::{self, LaunchedCommand, StdioMode, TreeControl};
 use crate::process::running_process::ProcessOwner;
 use crate::process::tree;
 use crate::process::{FaultSubjects, NewProcess, StartCaller};
 use crate::session::shell;
+use crate::session::table::SessionTable;
 
 /// The maximum number of isolated sessions at once.
 const MAX_ISOLATED_SESSIONS: usize = 64;
@@ -93,55 +92,10 @@ impl SessionNamespaces {
 }
 
 impl Agent {
-    /// Whether this sandbox supports isolated sessions.
-    pub(crate) fn check_isolation_supported(&self) -> Result<(), Fault> {
-        let without = |why: &str| Err(fault::from_kind(FaultKind::Unsupported, "isolate session", why));
-        match (&self.context.broker, &self.context.commands) {
-            (Some(_), Some(_)) => Ok(()),
-            (_, None) => {
-                without("this host gives sandboxes no control groups, which are needed to end a session")
-            }
-            (None, _) if self.broker_failed => without("the process that creates the namespaces has ended"),
-            (None, _) => without("the sandbox was created without isolated sessions"),
-        }
-    }
-
-    /// The parts of the configuration that a request needs.
-    pub(crate) fn config_update(&self) -> ConfigUpdate {
-        let config = &self.context.config;
-        let mut env = config.env.clone();
-        if let Some(threads) = config.threads {
-            env.entry(THREADS_VARIABLE.to_owned()).or_insert_with(|| threads.to_string());
-        }
-        ConfigUpdate { env, env_file: config.env_file.clone() }
-    }
-
-    /// Sends a request to the namespace broker. A broker that fails to answer is not used again.
-    pub(crate) fn send_broker_request(
-        &mut self,
-        request: &BrokerRequest,
-        with: &[BorrowedFd<'_>],
-    ) -> Result<Option<Pid>, Fault> {
-        self.check_isolation_supported()?;
-        let (channel, _) = self.context.broker.as_ref().expect("the check above has found it");
-        match namespace_broker::send_request(channel, request, with) {
-            Ok(answer) => answer.0.map_err(|errno| fault::from_errno(errno, "start", "in the session")),
-            Err(error) => {
-                self.broker_ended();
-                Err(fault::from_io(&error, "isolate session", "the process that creates the namespaces"))
-            }
-        }
-    }
-
-    /// The namespace broker is gone, so no more sessions can be isolated.
-    pub(crate) fn broker_ended(&mut self) {
-        self.broker_failed |= self.context.broker.take().is_some();
-    }
-
     /// Starts to create a session's namespaces; its shell is started when they are ready.
     pub(crate) fn create_namespaces(&mut self, number: SessionHandle) -> Result<(), Fault> {
-        self.check_isolation_supported()?;
-        let session = self.sessions.get(&number).expect("the caller has added it");
+        self.context.check_isolation_supported()?;
+        let session = self.sessions.get(number).expect("the caller has added it");
         let spec = session.open.nest.clone().expect("the session is isolated");
         check_session_spec(&spec)?;
         if self.sessions.values().filter(|session| session.namespaces.is_some()).count()
@@ -153,17 +107,18 @@ impl Agent {
         let failed = |errno| fault::from_errno(errno, "open session", &name);
         let (report, theirs) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
         rustix::io::ioctl_fionbio(&report, true).map_err(failed)?;
-        let placement = CommandPlacement { group: self.next_handle(), share: self.least_used_share() };
+        let placement = self.children.next_placement(&self.context, &mut self.events);
         let commands = self.context.commands.as_ref().expect("the check above has found the groups");
         let group = tree::make_group(commands, placement.group).map_err(failed)?;
-        let watched = self.poll.register_fd(report, EventToken::NamespaceInit(number), EventFlags::IN);
+        let watched = self.events.poll.register_fd(report, EventToken::NamespaceInit(number), EventFlags::IN);
         let watched = watched.map_err(|error| fault::from_io(&error, "open session", &name))?;
         let request = BrokerRequest::Make { session: name.clone(), spec, identity, share: placement.share };
-        let pid = self.send_broker_request(&request, &[theirs.as_fd(), group.as_fd()]);
-        let Some(pid) = pid.inspect_err(|_| self.remove_unused_group(placement.group))? else {
+        let pid = self.context.send_broker_request(&request, &[theirs.as_fd(), group.as_fd()]);
+        let Some(pid) = pid.inspect_err(|_| self.context.remove_unused_group(placement.group))? else {
             return Err(failed(Errno::IO));
         };
-        let init = self.track_namespace_init(number, pid, placement);
+        let init =
+            self.children.track_namespace_init(number, pid, placement, &self.context, &mut self.events);
         let now = now_ms();
         let namespaces = SessionNamespaces {
             init: Some(init),
@@ -173,19 +128,13 @@ impl Agent {
             used_ms: now,
             idle: None,
         };
-        self.sessions.get_mut(&number).expect("it is still there").namespaces = Some(namespaces);
+        self.sessions.get_mut(number).expect("it is still there").namespaces = Some(namespaces);
         Ok(())
-    }
-
-    fn remove_unused_group(&self, group: GroupId) {
-        if let Some(commands) = &self.context.commands {
-            tree::remove_group(commands, group);
-        }
     }
 
     /// The namespace init has written to its report pipe or closed it.
     pub(crate) fn on_init_report(&mut self, number: SessionHandle) {
-        let Some(namespaces) = self.sessions.get_mut(&number).and_then(|session| session.namespaces.as_mut())
+        let Some(namespaces) = self.sessions.get_mut(number).and_then(|session| session.namespaces.as_mut())
         else {
             return;
         };
@@ -221,11 +170,11 @@ impl Agent {
     /// The namespaces cannot be used: reports this to the opener of the session and closes the
     /// session.
     pub(crate) fn isolation_failed(&mut self, number: SessionHandle, fault: &Fault) {
-        let opener = self.sessions.get_mut(&number).and_then(|session| session.opener.take());
+        let opener = self.sessions.get_mut(number).and_then(|session| session.opener.take());
         if let Some(opener) = opener {
-            self.refuse_request(opener, fault.clone());
+            self.connections.refuse_request(opener, fault.clone());
         }
-        let name = self.sessions.get(&number).map(|session| session.name.clone());
+        let name = self.sessions.get(number).map(|session| session.name.clone());
         if let Some(name) = name {
             // A closing session stays in the table until its namespace init has ended.
             self.close_session(&name).ok();
@@ -235,7 +184,7 @@ impl Agent {
     /// The namespace init has ended, and everything in its namespaces with it.
     pub(crate) fn namespace_init_ended(&mut self, number: SessionHandle) {
         self.on_init_report(number);
-        let Some(session) = self.sessions.get_mut(&number) else { return };
+        let Some(session) = self.sessions.get_mut(number) else { return };
         let name = session.name.clone();
         if let Some(namespaces) = &mut session.namespaces {
             namespaces.init = None;
@@ -243,9 +192,9 @@ impl Agent {
         }
         // If the broker is gone there is nothing to forget, and its stored changes end with the
         // sandbox.
-        self.send_broker_request(&BrokerRequest::Forget { session: name.clone() }, &[]).ok();
-        if let Some(opener) = self.sessions.get_mut(&number).and_then(|session| session.opener.take()) {
-            self.refuse_request(
+        self.context.send_broker_request(&BrokerRequest::Forget { session: name.clone() }, &[]).ok();
+        if let Some(opener) = self.sessions.get_mut(number).and_then(|session| session.opener.take()) {
+            self.connections.refuse_request(
                 opener,
                 fault::from_kind(
                     FaultKind::Other,
@@ -255,22 +204,7 @@ impl Agent {
             );
             self.close_session(&name).ok();
         }
-        self.drop_if_closed(number);
-    }
-
-    /// Kills the namespace init and thereby everything in its namespaces.
-    pub(crate) fn kill_namespace_init(&mut self, number: SessionHandle) {
-        let Some(namespaces) = self.sessions.get_mut(&number).and_then(|session| session.namespaces.as_mut())
-        else {
-            return;
-        };
-        let idle = namespaces.idle.take();
-        let init = namespaces.init;
-        self.alarms.stop(idle, Alarm::Idle(number));
-        if let Some(running) = init.and_then(|init| self.running_processes.get(&init)) {
-            // A group that cannot be killed has ended already.
-            running.tree.kill(self.context.commands.as_ref(), running.pid).ok();
-        }
+        self.sessions.drop_if_closed(number);
     }
 
     /// Starts a program in an isolated session.
@@ -282,10 +216,10 @@ impl Agent {
         wiring: StdioMode,
     ) -> Result<RunningHandle, Fault> {
         let failed = |errno| fault::from_errno(errno, "start", session);
-        self.refresh_limit_view();
+        self.context.refresh_limit_view(&self.events);
         let environment =
             ExecEnvironment::new(&self.context.config, inside.identity, inside.env, inside.directory)?;
-        let placement = CommandPlacement { group: self.next_handle(), share: self.least_used_share() };
+        let placement = self.children.next_placement(&self.context, &mut self.events);
         let (ours, theirs) = exec::open_stdio(&self.context, wiring, &environment.user).map_err(failed)?;
         let (report, their_report) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
         rustix::io::ioctl_fionbio(&report, true).map_err(failed)?;
@@ -300,19 +234,19 @@ impl Agent {
             program: inside.program,
             share: placement.share,
             terminal: theirs.terminal,
-            config: self.config_update(),
+            config: self.context.config_update(),
         };
         let standard = [&theirs.stdin, &theirs.stdout, &theirs.stderr, &their_report, &group];
         let with: Vec<BorrowedFd<'_>> =
             standard.into_iter().map(AsFd::as_fd).chain(inside.private.iter().copied()).collect();
-        let started = self.send_broker_request(&BrokerRequest::Start(Box::new(begin)), &with);
-        let Some(pid) = started.inspect_err(|_| self.remove_unused_group(placement.group))? else {
+        let started = self.context.send_broker_request(&BrokerRequest::Start(Box::new(begin)), &with);
+        let Some(pid) = started.inspect_err(|_| self.context.remove_unused_group(placement.group))? else {
             return Err(failed(Errno::IO));
         };
         let launched =
             LaunchedCommand { pid, control: TreeControl::Group(placement.group), report, parent_ends: ours };
-        self.track_launched(owner, launched, placement.share).map_err(|errno| {
-            self.track_for_cleanup(pid, placement);
+        self.children.track_launched(owner, launched, placement.share, &mut self.events).map_err(|errno| {
+            self.children.track_for_cleanup(pid, placement, &self.context, &mut self.events);
             failed(errno)
         })
     }
@@ -325,7 +259,7 @@ impl Agent {
         connection: ConnectionId,
         run: RunInSession,
     ) -> Result<(), Fault> {
-        let session = self.sessions.get(&number).expect("the caller has found it");
+        let session = self.sessions.get(number).expect("the caller has found it");
         let Some(spec) = session.open.nest.clone() else {
             return Err(fault::from_kind(
                 FaultKind::Invalid,
@@ -361,59 +295,79 @@ impl Agent {
         let wiring = StdioMode { terminal: None, stdin: false };
         let launched = self.launch_isolated(ProcessOwner::Process(process), &run.session, inside, wiring);
         let running = launched.inspect_err(|_| self.drop_process(process))?;
-        let pid = self.running_processes.get(&running).and_then(|running| running.pid);
+        let pid = self.children.pid_of(running);
         let deadline = self.set_deadline(process, run.deadline_ms);
-        if let Some(begun) = self.processes.get_mut(&process) {
+        if let Some(begun) = self.processes.get_mut(process) {
             begun.running = Some(running);
             begun.pid = pid;
             begun.deadline = deadline;
         }
-        self.restart_idle_timer(number);
+        self.sessions.restart_idle_timer(number, &mut self.events.alarms);
         Ok(())
-    }
-
-    /// Restarts the idle time of an isolated session.
-    pub(crate) fn restart_idle_timer(&mut self, number: SessionHandle) {
-        let Some(session) = self.sessions.get_mut(&number) else { return };
-        let busy = session.current.is_some() || session.closing;
-        let Some(namespaces) = &mut session.namespaces else { return };
-        namespaces.used_ms = now_ms();
-        let limit = session.open.nest.as_ref().and_then(|spec| spec.idle_ms).filter(|_| !busy);
-        let former = namespaces.idle.take();
-        self.alarms.stop(former, Alarm::Idle(number));
-        let next = limit.and_then(|limit| self.alarms.set(Duration::from_millis(limit), Alarm::Idle(number)));
-        if let Some(namespaces) =
-            self.sessions.get_mut(&number).and_then(|session| session.namespaces.as_mut())
-        {
-            namespaces.idle = next;
-        }
     }
 
     /// The idle time has passed. Closes the session unless something still runs next to its shell.
     pub(crate) fn close_if_idle(&mut self, number: SessionHandle) {
-        let Some(session) = self.sessions.get(&number) else { return };
+        let Some(session) = self.sessions.get(number) else { return };
         let name = session.name.clone();
         let runs = self.processes.values().any(|process| process.is_run_of(&name) && process.ended.is_none());
         if runs {
-            self.restart_idle_timer(number);
+            self.sessions.restart_idle_timer(number, &mut self.events.alarms);
         } else {
             // If it is closing already its name is no longer known.
             self.close_session(&name).ok();
         }
     }
+}
+
+impl SessionTable {
+    /// Kills the namespace init and thereby everything in its namespaces.
+    pub(crate) fn kill_namespace_init(
+        &mut self,
+        number: SessionHandle,
+        children: &ChildTable,
+        context: &AgentContext,
+        alarms: &mut AlarmQueue,
+    ) {
+        let Some(namespaces) = self.get_mut(number).and_then(|session| session.namespaces.as_mut()) else {
+            return;
+        };
+        let idle = namespaces.idle.take();
+        let init = namespaces.init;
+        alarms.stop(idle, Alarm::Idle(number));
+        if let Some(init) = init {
+            children.kill_tree(init, context);
+        }
+    }
+
+    /// Restarts the idle time of an isolated session.
+    pub(crate) fn restart_idle_timer(&mut self, number: SessionHandle, alarms: &mut AlarmQueue) {
+        let Some(session) = self.get_mut(number) else { return };
+        let busy = session.current.is_some() || session.closing;
+        let Some(namespaces) = &mut session.namespaces else { return };
+        namespaces.used_ms = now_ms();
+        let limit = session.open.nest.as_ref().and_then(|spec| spec.idle_ms).filter(|_| !busy);
+        let former = namespaces.idle.take();
+        alarms.stop(former, Alarm::Idle(number));
+        let next = limit.and_then(|limit| alarms.set(Duration::from_millis(limit), Alarm::Idle(number)));
+        if let Some(namespaces) = self.get_mut(number).and_then(|session| session.namespaces.as_mut()) {
+            namespaces.idle = next;
+        }
+    }
 
     /// The user of an isolated session.
     pub(crate) fn isolated_session_user(&self, name: &str) -> Result<UserIdentity, Fault> {
-        let session = self.sessions.get(&self.find_session(name)?);
+        let session = self.get(self.find(name)?);
         let alive =
             session.filter(|session| session.namespaces.as_ref().is_some_and(SessionNamespaces::is_alive));
         let alive = alive.ok_or_else(|| fault::from_kind(FaultKind::NotFound, "find session", name))?;
         Ok(alive.open.identity.clone())
     }
 
-    pub(crate) fn session_note(&self, name: &str) -> Result<AgentReply, Fault> {
-        let number = self.find_session(name)?;
-        let spec = self.sessions.get(&number).and_then(|session| session.open.nest.as_ref());
+    /// The note that was given when an isolated session was opened.
+    pub(crate) fn note(&self, name: &str) -> Result<AgentReply, Fault> {
+        let number = self.find(name)?;
+        let spec = self.get(number).and_then(|session| session.open.nest.as_ref());
         let spec =
             spec.ok_or_else(|| fault::from_kind(FaultKind::NotFound, "find isolated session", name))?;
         Ok(AgentReply::Note(spec.note.clone()))

@@ -21,8 +21,9 @@ use rustix::fs::inotify::{self, CreateFlags, Reader, WatchFlags};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use wire::config;
 
-use crate::event_loop::agent::Agent;
+use crate::context::AgentContext;
 use crate::event_loop::alarms::Alarm;
+use crate::event_loop::event_sources::EventSources;
 use crate::event_loop::poll::{EventToken, RegisteredFd};
 
 /// The shortest time between two refreshes.
@@ -192,19 +193,19 @@ impl LimitView {
     }
 }
 
-impl Agent {
+impl AgentContext {
     /// Called before anything starts that may read its limits.
-    pub(crate) fn refresh_limit_view(&mut self) {
-        let Some(view) = &mut self.context.limit_view else { return };
-        self.context.config.threads = view.refresh_for_command(Instant::now());
+    pub(crate) fn refresh_limit_view(&mut self, events: &EventSources) {
+        let Some(view) = &mut self.limit_view else { return };
+        self.config.threads = view.refresh_for_command(Instant::now());
         if view.reads.is_none() {
-            view.reads = watch_reads(&self.poll).ok();
+            view.reads = watch_reads(&events.poll).ok();
         }
     }
 
     /// A file was read: refreshes the values, and then ignores reads for a while.
-    pub(crate) fn on_limit_view_read(&mut self) {
-        let Some(view) = &mut self.context.limit_view else { return };
+    pub(crate) fn on_limit_view_read(&mut self, events: &mut EventSources) {
+        let Some(view) = &mut self.limit_view else { return };
         view.drain_reads();
         view.refresh_memory();
         view.refresh_stat();
@@ -212,14 +213,14 @@ impl Agent {
         if let Some(reads) = &mut view.reads {
             reads.set_interest(EventFlags::empty());
         }
-        self.alarms.set(MIN_REFRESH_INTERVAL, Alarm::LimitView);
+        events.alarms.set(MIN_REFRESH_INTERVAL, Alarm::LimitView);
     }
 
     /// The pause after a refresh is over.
-    pub(crate) fn watch_limit_view_again(&mut self) {
-        let Some(view) = &mut self.context.limit_view else { return };
+    pub(crate) fn watch_limit_view_again(&mut self, events: &mut EventSources) {
+        let Some(view) = &mut self.limit_view else { return };
         if view.drain_reads() {
-            return self.on_limit_view_read();
+            return self.on_limit_view_read(events);
         }
         if let Some(reads) = &mut view.reads {
             reads.set_interest(EventFlags::IN);

@@ -42,6 +42,7 @@ pub(crate) use self::protocol::{
 use crate::context::{AgentContext, CpuShare, MIN_PRIVATE_FD};
 use crate::files::worker;
 use crate::identity::ResolvedUser;
+use crate::isolation::broker_client::BrokerClient;
 use crate::process::child::{self, ChildStdio};
 use crate::process::command::{self, ExecEnvironment, PreparedCommand};
 use crate::process::tree;
@@ -50,15 +51,15 @@ use crate::session::shell::ShellDialect;
 /// Where the disk for changes is mounted, in a mount namespace that contains no process.
 const DISK_MOUNT_POINT: &str = "/dev/shm";
 
-/// Forks the broker. Returns the channel on which it takes requests, and its pid.
+/// Forks the broker.
 pub(crate) fn start_broker(
     context: &AgentContext,
     disk: Option<OwnedFd>,
     filter: &Filter,
-) -> io::Result<(OwnedFd, Pid)> {
+) -> io::Result<BrokerClient> {
     let (ours, theirs) = protocol::create_channel()?;
     match context.thread.fork(NamespaceSet::NONE, None)? {
-        ForkResult::Parent { pid, .. } => Ok((ours, pid)),
+        ForkResult::Parent { pid, .. } => Ok(BrokerClient::new(ours, pid)),
         ForkResult::Child => {
             drop(ours);
             let begun = NamespaceBroker::new(context, theirs, disk, filter);

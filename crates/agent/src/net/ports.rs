@@ -17,8 +17,9 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType};
 use wire::{AgentReply, Fault, FaultKind};
 
-use crate::event_loop::agent::Agent;
 use crate::event_loop::alarms::Alarm;
+use crate::event_loop::connection_table::ConnectionTable;
+use crate::event_loop::event_sources::EventSources;
 use crate::event_loop::handles::{ConnectionId, TunnelId};
 use crate::event_loop::poll::{EventToken, RegisteredFd};
 use crate::fault;
@@ -76,84 +77,119 @@ struct TunnelFlow {
     refused: bool,
 }
 
-impl Agent {
+impl TunnelTable {
     /// Connects to a port on the sandbox's loopback.
-    pub(crate) fn dial_port(&mut self, connection: ConnectionId, port: u16) -> Result<(), Fault> {
-        if self.tunnels.is_full() {
+    pub(crate) fn dial_port(
+        &mut self,
+        connection: ConnectionId,
+        port: u16,
+        events: &mut EventSources,
+    ) -> Result<(), Fault> {
+        if self.is_full() {
             return Err(fault::from_kind(FaultKind::Busy, "connect", "too many tunnels"));
         }
-        self.dial_family(connection, port, IpFamily::V4)
+        self.dial_family(connection, port, IpFamily::V4, events)
     }
 
-    fn dial_family(&mut self, connection: ConnectionId, port: u16, family: IpFamily) -> Result<(), Fault> {
-        let number = self.next_handle();
+    fn dial_family(
+        &mut self,
+        connection: ConnectionId,
+        port: u16,
+        family: IpFamily,
+        events: &mut EventSources,
+    ) -> Result<(), Fault> {
+        let number = events.next_handle();
         let subject = port.to_string();
         let failed = |errno| fault::from_errno(errno, "connect", &subject);
         let far = match connect_loopback(port, family) {
             Ok(far) => far,
-            Err(_) if family == IpFamily::V4 => return self.dial_family(connection, port, IpFamily::V6),
+            Err(_) if family == IpFamily::V4 => {
+                return self.dial_family(connection, port, IpFamily::V6, events);
+            }
             Err(errno) => return Err(failed(errno)),
         };
         // A connection on the loopback is completed at once or refused; both are reported as
         // events.
-        let far = self.poll.register_fd(far, EventToken::Far(number), EventFlags::OUT);
+        let far = events.poll.register_fd(far, EventToken::Far(number), EventFlags::OUT);
         let far = far.map_err(|error| fault::from_io(&error, "connect", &subject))?;
-        let times_out_at = self.alarms.set(DIAL_TIMEOUT, Alarm::Dial(number));
-        self.tunnels.dials.insert(number, PendingDial { connection, port, family, far, times_out_at });
+        let times_out_at = events.alarms.set(DIAL_TIMEOUT, Alarm::Dial(number));
+        self.dials.insert(number, PendingDial { connection, port, family, far, times_out_at });
         Ok(())
     }
 
     /// Handles an event on the far side of a dial or a tunnel.
-    pub(crate) fn on_far(&mut self, number: TunnelId, flags: EventFlags) {
-        match self.tunnels.dials.remove(&number) {
+    pub(crate) fn on_far(
+        &mut self,
+        number: TunnelId,
+        flags: EventFlags,
+        connections: &mut ConnectionTable,
+        events: &mut EventSources,
+        scratch: &mut [u8],
+    ) {
+        match self.dials.remove(&number) {
             Some(dial) => {
-                self.alarms.stop(dial.times_out_at, Alarm::Dial(number));
-                self.on_dialled(number, dial);
+                events.alarms.stop(dial.times_out_at, Alarm::Dial(number));
+                self.on_dialled(number, dial, connections, events, scratch);
             }
-            None => self.tunnels.pump(number, flags, TunnelSide::Far, &mut self.scratch),
+            None => self.pump(number, flags, TunnelSide::Far, scratch),
         }
     }
 
-    pub(crate) fn on_near(&mut self, number: TunnelId, flags: EventFlags) {
-        self.tunnels.pump(number, flags, TunnelSide::Near, &mut self.scratch);
+    pub(crate) fn on_near(&mut self, number: TunnelId, flags: EventFlags, scratch: &mut [u8]) {
+        self.pump(number, flags, TunnelSide::Near, scratch);
     }
 
-    fn on_dialled(&mut self, number: TunnelId, dial: PendingDial) {
+    fn on_dialled(
+        &mut self,
+        number: TunnelId,
+        dial: PendingDial,
+        connections: &mut ConnectionTable,
+        events: &mut EventSources,
+        scratch: &mut [u8],
+    ) {
         let error = match rustix::net::sockopt::socket_error(dial.far.as_fd()) {
-            Ok(Ok(())) => return self.open_tunnel(number, dial),
+            Ok(Ok(())) => {
+                self.open_tunnel(number, dial, connections, events);
+                return self.pump(number, EventFlags::empty(), TunnelSide::Near, scratch);
+            }
             Ok(Err(errno)) | Err(errno) => errno,
         };
         let again = match dial.family {
-            IpFamily::V4 => self.dial_family(dial.connection, dial.port, IpFamily::V6),
+            IpFamily::V4 => self.dial_family(dial.connection, dial.port, IpFamily::V6, events),
             IpFamily::V6 => Err(fault::from_errno(error, "connect", &dial.port.to_string())),
         };
         if let Err(fault) = again {
-            self.refuse_request(dial.connection, fault);
+            connections.refuse_request(dial.connection, fault);
         }
     }
 
-    pub(crate) fn dial_timed_out(&mut self, number: TunnelId) {
-        if let Some(dial) = self.tunnels.dials.remove(&number) {
+    pub(crate) fn dial_timed_out(&mut self, number: TunnelId, connections: &mut ConnectionTable) {
+        if let Some(dial) = self.dials.remove(&number) {
             let fault = fault::from_errno(Errno::TIMEDOUT, "connect", &dial.port.to_string());
-            self.refuse_request(dial.connection, fault);
+            connections.refuse_request(dial.connection, fault);
         }
     }
 
     /// Replies `Ok`; from then on the connection carries no frames.
-    fn open_tunnel(&mut self, number: TunnelId, dial: PendingDial) {
-        let Some(mut asking) = self.connections.remove(&dial.connection) else { return };
+    fn open_tunnel(
+        &mut self,
+        number: TunnelId,
+        dial: PendingDial,
+        connections: &mut ConnectionTable,
+        events: &EventSources,
+    ) {
+        let Some(mut asking) = connections.remove(dial.connection) else { return };
         asking.queue_message(&AgentReply::Ok);
         let outward = TunnelFlow { waiting: asking.take_unsent(), ..TunnelFlow::default() };
         let (near, decoder) = asking.into_parts();
         let inward = TunnelFlow { waiting: decoder.into_rest().into(), ..TunnelFlow::default() };
         let Ok(near) = near.into_fd() else { return };
-        let Ok(near) = self.poll.register_fd(near, EventToken::Near(number), EventFlags::IN) else { return };
-        self.tunnels.tunnels.insert(number, LoopbackTunnel { near, far: dial.far, inward, outward });
-        self.tunnels.pump(number, EventFlags::empty(), TunnelSide::Near, &mut self.scratch);
+        let Ok(near) = events.poll.register_fd(near, EventToken::Near(number), EventFlags::IN) else {
+            return;
+        };
+        self.tunnels.insert(number, LoopbackTunnel { near, far: dial.far, inward, outward });
     }
-}
 
-impl TunnelTable {
     fn is_full(&self) -> bool {
         self.tunnels.len() + self.dials.len() >= MAX_TUNNELS
     }

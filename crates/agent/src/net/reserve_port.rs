@@ -12,8 +12,9 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use wire::{Fault, FaultKind};
 
+use crate::event_loop::event_sources::EventSources;
 use crate::event_loop::handles::ReservedPortId;
-use crate::event_loop::poll::{Epoll, EventToken, RegisteredFd};
+use crate::event_loop::poll::{EventToken, RegisteredFd};
 use crate::fault;
 
 /// The maximum number of reserved ports.
@@ -31,7 +32,7 @@ pub(crate) struct ReservedPorts {
 
 impl ReservedPorts {
     /// Listens on a port of the sandbox's loopback, unless the port is in use already.
-    pub(crate) fn reserve(&mut self, number: ReservedPortId, port: u16, poll: &Epoll) -> Result<(), Fault> {
+    pub(crate) fn reserve(&mut self, port: u16, events: &mut EventSources) -> Result<(), Fault> {
         if self.listeners.len() >= MAX_RESERVED_PORTS {
             return Err(fault::from_kind(FaultKind::Busy, "listen", "too many ports"));
         }
@@ -41,7 +42,8 @@ impl ReservedPorts {
             Err(Errno::ADDRINUSE) => return Ok(()),
             Err(errno) => return Err(fault::from_errno(errno, "listen", &subject)),
         };
-        let source = poll.register_fd(listener, EventToken::ReservedPort(number), EventFlags::IN);
+        let number = events.next_handle();
+        let source = events.poll.register_fd(listener, EventToken::ReservedPort(number), EventFlags::IN);
         let source = source.map_err(|error| fault::from_io(&error, "listen", &subject))?;
         self.listeners.insert(number, source);
         Ok(())

@@ -9,8 +9,10 @@ use wire::{AgentReply, StreamTag, frame};
 
 use crate::event_loop::agent::Agent;
 use crate::event_loop::connection::ConnectionStage;
+use crate::event_loop::connection_table::ConnectionTable;
 use crate::event_loop::handles::{ConnectionId, ProcessHandle};
 use crate::process::journal::{JournalCursor, JournalPiece, MAX_RECORD_BYTES};
+use crate::process::table::ProcessTable;
 
 /// How much is encoded in advance for one follower.
 const MAX_UNSENT_BYTES: usize = 256 << 10;
@@ -18,16 +20,16 @@ const MAX_UNSENT_BYTES: usize = 256 << 10;
 impl Agent {
     /// Sends the process's output, and then its end, to the connection from now on.
     pub(crate) fn follow_process(&mut self, connection: ConnectionId, process: ProcessHandle, from: u64) {
-        let Some(following) = self.connections.get_mut(&connection) else { return };
+        let Some(following) = self.connections.get_mut(connection) else { return };
         following.stage = ConnectionStage::Following { process, cursor: JournalCursor::at(from) };
-        if let Some(process) = self.processes.get_mut(&process) {
+        if let Some(process) = self.processes.get_mut(process) {
             process.followers.push(connection);
         }
         self.pump_follower(connection);
     }
 
     pub(crate) fn stop_following(&mut self, process: ProcessHandle, connection: ConnectionId) {
-        let Some(process) = self.processes.get_mut(&process) else { return };
+        let Some(process) = self.processes.get_mut(process) else { return };
         process.followers.retain(|follower| *follower != connection);
         if process.backpressure.reader == Some(connection) {
             process.backpressure.reader = None;
@@ -42,18 +44,19 @@ impl Agent {
 
     /// Sends as much to a follower as its socket takes.
     pub(crate) fn pump_follower(&mut self, connection: ConnectionId) {
-        let Some(following) = self.connections.get_mut(&connection) else { return };
+        let Some(following) = self.connections.get_mut(connection) else { return };
         let ConnectionStage::Following { process, cursor } = &mut following.stage else { return };
-        let Some(process) = self.processes.get_mut(process) else {
+        let Some(process) = self.processes.get_mut(*process) else {
             self.close_connection(connection);
             return;
         };
         let mut cursor_now = *cursor;
         let mut more = true;
         while following.unsent_bytes() < MAX_UNSENT_BYTES {
-            match process.journal.read(self.context.journals.as_fd(), &mut cursor_now, &mut self.page) {
+            match process.journal.read(self.context.journals.as_fd(), &mut cursor_now, &mut self.buffers.page)
+            {
                 JournalPiece::Output { stream, offset, length } => {
-                    frame::encode_output(&mut following.out, stream, offset, &self.page[..length]);
+                    frame::encode_output(&mut following.out, stream, offset, &self.buffers.page[..length]);
                 }
                 JournalPiece::Gap { from, to } => following.queue_message(&AgentReply::Gap { from, to }),
                 JournalPiece::Nothing => {
@@ -68,7 +71,7 @@ impl Agent {
             let number = process.number;
             following.stage = ConnectionStage::Leaving;
             self.stop_following(number, connection);
-            self.flush_connection(connection);
+            self.connections.flush(connection);
             return;
         }
         let number = process.number;
@@ -76,7 +79,7 @@ impl Agent {
             Ok(sent) => {
                 following.set_interest(more);
                 if sent > 0 {
-                    self.reader_advanced(number, connection);
+                    self.processes.reader_advanced(number, connection, &mut self.events.alarms);
                 }
             }
             Err(_) => return self.close_connection(connection),
@@ -84,18 +87,36 @@ impl Agent {
         self.update_backpressure(number);
     }
 
+    /// Continues sending to the followers, because there is more.
+    pub(crate) fn pump_followers(&mut self, process: ProcessHandle) {
+        let Some(process) = self.processes.get(process) else { return };
+        for follower in process.followers.clone() {
+            // A follower that is behind continues when its socket takes more.
+            if self
+                .connections
+                .get(follower)
+                .is_some_and(|following| following.unsent_bytes() < MAX_UNSENT_BYTES)
+            {
+                self.pump_follower(follower);
+            }
+        }
+    }
+}
+
+impl ProcessTable {
     /// Sends new output directly to the followers that have everything before it, so that it need
     /// not be read back from the journal.
     pub(crate) fn send_new_output(
-        &mut self,
+        &self,
         process: ProcessHandle,
         stream: StreamTag,
         offset: u64,
         bytes: &[u8],
+        connections: &mut ConnectionTable,
     ) {
-        let Some(process) = self.processes.get(&process) else { return };
+        let Some(process) = self.get(process) else { return };
         for follower in &process.followers {
-            let Some(following) = self.connections.get_mut(follower) else { continue };
+            let Some(following) = connections.get_mut(*follower) else { continue };
             let ConnectionStage::Following { cursor, .. } = following.stage else { continue };
             if cursor.offset != offset || following.unsent_bytes() >= MAX_UNSENT_BYTES {
                 continue;
@@ -107,21 +128,6 @@ impl Agent {
             }
             following.stage =
                 ConnectionStage::Following { process: process.number, cursor: JournalCursor::at(at) };
-        }
-    }
-
-    /// Continues sending to the followers, because there is more.
-    pub(crate) fn pump_followers(&mut self, process: ProcessHandle) {
-        let Some(process) = self.processes.get(&process) else { return };
-        for follower in process.followers.clone() {
-            // A follower that is behind continues when its socket takes more.
-            if self
-                .connections
-                .get(&follower)
-                .is_some_and(|following| following.unsent_bytes() < MAX_UNSENT_BYTES)
-            {
-                self.pump_follower(follower);
-            }
         }
     }
 }

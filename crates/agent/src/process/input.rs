@@ -7,10 +7,13 @@ use rustix::io::Errno;
 use wire::{AgentReply, Frame};
 
 use crate::event_loop::agent::Agent;
-use crate::event_loop::connection::{ConnectionStage, IncomingConnection};
+use crate::event_loop::connection::ConnectionStage;
+use crate::event_loop::connection_table::ConnectionTable;
 use crate::event_loop::handles::{ConnectionId, RunningHandle};
 use crate::event_loop::poll::RegisteredFd;
+use crate::event_loop::requests;
 use crate::fault;
+use crate::process::child_table::ChildTable;
 
 /// How much is buffered for a process that does not read. Beyond that, its feeders wait too.
 const MAX_BUFFERED_BYTES: usize = 256 << 10;
@@ -86,22 +89,30 @@ enum FeederState {
 impl Agent {
     /// Replies `Ok` and handles the input that follows the request.
     pub(crate) fn begin_feeding(&mut self, connection: ConnectionId, running: RunningHandle) {
-        self.send_reply(connection, &AgentReply::Ok);
-        if let Some(asking) = self.connections.get_mut(&connection) {
+        self.connections.send_reply(connection, &AgentReply::Ok);
+        if let Some(asking) = self.connections.get_mut(connection) {
             asking.stage = ConnectionStage::Feeding(running);
         }
         self.feed_input(running);
     }
 
+    /// Input has arrived, or the process has read some.
+    pub(crate) fn feed_input(&mut self, running: RunningHandle) {
+        self.children.feed_input(running, &mut self.connections, &mut self.buffers.scratch);
+    }
+}
+
+impl ChildTable {
     /// Accepts input from the feeders of a process in the order of their connections, so that the
     /// rest of one feeder's input precedes the input of the next.
-    pub(crate) fn feed_input(&mut self, running: RunningHandle) {
+    fn feed_input(&mut self, running: RunningHandle, connections: &mut ConnectionTable, scratch: &mut [u8]) {
+        self.write_input(running, connections);
         loop {
-            let is_stuck = self
+            let is_stuck = connections
                 .feeders_of(running)
                 .into_iter()
-                .any(|feeder| self.feed_from(feeder, running) == FeederState::Stuck);
-            self.write_input(running);
+                .any(|feeder| self.feed_from(feeder, running, connections, scratch) == FeederState::Stuck);
+            self.write_input(running, connections);
             // A feeder waits only while the process has input to take, because only then an event
             // follows. The process may have taken all of it, or closed it, since the feeder stopped.
             if !is_stuck || self.has_waiting_input(running) {
@@ -111,28 +122,22 @@ impl Agent {
     }
 
     fn has_waiting_input(&self, running: RunningHandle) -> bool {
-        let input = self.running_processes.get(&running).and_then(|running| running.input.as_ref());
+        let input = self.get(running).and_then(|running| running.input.as_ref());
         input.is_some_and(|input| !input.is_empty())
     }
 
-    fn feeders_of(&self, running: RunningHandle) -> Vec<ConnectionId> {
-        let feeding = |connection: &IncomingConnection| matches!(connection.stage, ConnectionStage::Feeding(fed) if fed == running);
-        let mut feeders: Vec<ConnectionId> =
-            self.connections.iter().filter(|(_, c)| feeding(c)).map(|(number, _)| *number).collect();
-        feeders.sort_unstable();
-        feeders
-    }
-
-    fn feed_from(&mut self, connection: ConnectionId, running: RunningHandle) -> FeederState {
+    fn feed_from(
+        &mut self,
+        connection: ConnectionId,
+        running: RunningHandle,
+        connections: &mut ConnectionTable,
+        scratch: &mut [u8],
+    ) -> FeederState {
         loop {
-            let Some(asking) = self.connections.get_mut(&connection) else { return FeederState::Over };
-            let Some(input) =
-                self.running_processes.get_mut(&running).and_then(|running| running.input.as_mut())
-            else {
-                self.refuse_request(
-                    connection,
-                    fault::from_errno(Errno::PIPE, "write", "the input of the process"),
-                );
+            let Some(asking) = connections.get_mut(connection) else { return FeederState::Over };
+            let Some(input) = self.get_mut(running).and_then(|running| running.input.as_mut()) else {
+                let fault = fault::from_errno(Errno::PIPE, "write", "the input of the process");
+                connections.refuse_request(connection, fault);
                 return FeederState::Over;
             };
             if input.is_full() {
@@ -142,7 +147,7 @@ impl Agent {
             match asking.decoder.next_frame() {
                 Ok(Some(Frame::Data(bytes))) => {
                     input.queue_bytes(&bytes);
-                    self.write_input(running);
+                    self.write_input(running, connections);
                 }
                 Ok(Some(Frame::End)) => {
                     input.end();
@@ -150,16 +155,16 @@ impl Agent {
                     return FeederState::Over;
                 }
                 Ok(None) if asking.finished_sending() => {
-                    self.close_connection(connection);
+                    connections.remove(connection);
                     return FeederState::Over;
                 }
-                Ok(None) if asking.receive_more(&mut self.scratch) => {}
+                Ok(None) if asking.receive_more(scratch) => {}
                 Ok(None) => {
                     asking.resume_reading();
                     return FeederState::Waiting;
                 }
                 Ok(Some(Frame::Control(_) | Frame::Output { .. })) | Err(_) => {
-                    self.refuse_request(connection, crate::event_loop::requests::malformed_fault());
+                    connections.refuse_request(connection, requests::malformed_fault());
                     return FeederState::Over;
                 }
             }
@@ -167,9 +172,9 @@ impl Agent {
     }
 
     /// Writes more input. When all of it is written, the connections that have sent `End` are
-    /// closed: to the server that is the reply.
-    fn write_input(&mut self, number: RunningHandle) {
-        let Some(running) = self.running_processes.get_mut(&number) else { return };
+    /// closed.
+    fn write_input(&mut self, number: RunningHandle, connections: &mut ConnectionTable) {
+        let Some(running) = self.get_mut(number) else { return };
         let Some(input) = &mut running.input else { return };
         let emptied = match input.write_queued() {
             Ok(more) => !more,
@@ -184,17 +189,6 @@ impl Agent {
         if running.input.as_ref().is_some_and(|input| input.close_when_empty) {
             running.input = None;
         }
-        let done = |connection: &IncomingConnection| matches!(connection.stage, ConnectionStage::Fed(fed) if fed == number);
-        let done: Vec<ConnectionId> =
-            self.connections.iter().filter(|(_, c)| done(c)).map(|(connection, _)| *connection).collect();
-        for connection in done {
-            self.close_connection(connection);
-        }
-    }
-
-    /// The process has read some input.
-    pub(crate) fn on_input_writable(&mut self, running: RunningHandle) {
-        self.write_input(running);
-        self.feed_input(running);
+        connections.close_fed(number);
     }
 }

@@ -12,10 +12,10 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
 
-use crate::event_loop::agent::Agent;
-use crate::event_loop::alarms::Alarm;
+use crate::event_loop::alarms::{Alarm, AlarmQueue};
 use crate::event_loop::handles::ProcessHandle;
 use crate::process::proc;
+use crate::process::table::ProcessTable;
 
 /// The first check is after one millisecond, each further one after twice the time, this many in
 /// all. The short intervals reach a program before it installs its own handler.
@@ -36,12 +36,17 @@ pub(crate) struct InterruptedGroup {
     checking: bool,
 }
 
-impl Agent {
+impl ProcessTable {
     /// Ensures that every process in the group receives the SIGINT that was just sent; `before` is
     /// the state before the signal. Processes started later, for example to clean up, are left
     /// alone.
-    pub(crate) fn schedule_interrupt_resend(&mut self, number: ProcessHandle, before: InterruptedGroup) {
-        let Some(process) = self.processes.get_mut(&number) else { return };
+    pub(crate) fn schedule_interrupt_resend(
+        &mut self,
+        number: ProcessHandle,
+        before: InterruptedGroup,
+        alarms: &mut AlarmQueue,
+    ) {
+        let Some(process) = self.get_mut(number) else { return };
         let was_checking = std::mem::replace(&mut process.interrupted, before).checking;
         let interrupted = &mut process.interrupted;
         interrupted.checking = true;
@@ -49,16 +54,12 @@ impl Agent {
             interrupted.record_descendants(vec![leader], None);
         }
         if !was_checking {
-            self.schedule_interrupt_check(number, 0);
+            schedule_check(number, 0, alarms);
         }
     }
 
-    fn schedule_interrupt_check(&mut self, process: ProcessHandle, check: u8) {
-        self.alarms.set(Duration::from_millis(1 << check), Alarm::ResendInterrupt(process));
-    }
-
-    pub(crate) fn resend_interrupt(&mut self, number: ProcessHandle) {
-        let process = self.processes.get_mut(&number).filter(|process| process.ended.is_none());
+    pub(crate) fn resend_interrupt(&mut self, number: ProcessHandle, alarms: &mut AlarmQueue) {
+        let process = self.get_mut(number).filter(|process| process.ended.is_none());
         let Some(InterruptedGroup { checks, checking, .. }) = process.map(|process| {
             process.interrupted.resend_to_members();
             &mut process.interrupted
@@ -68,9 +69,13 @@ impl Agent {
         *checks += 1;
         *checking = *checks < MAX_CHECKS;
         if let (check, true) = (*checks, *checking) {
-            self.schedule_interrupt_check(number, check);
+            schedule_check(number, check, alarms);
         }
     }
+}
+
+fn schedule_check(process: ProcessHandle, check: u8, alarms: &mut AlarmQueue) {
+    alarms.set(Duration::from_millis(1 << check), Alarm::ResendInterrupt(process));
 }
 
 impl InterruptedGroup {

@@ -11,9 +11,11 @@ use rustix::fs::{Mode, OFlags};
 use rustix::process::Pid;
 use wire::process::{TreeKind, TreeStatus, TreeUsage};
 
+use crate::context::AgentContext;
 use crate::event_loop::agent::Agent;
 use crate::event_loop::handles::GroupId;
 use crate::process::ManagedProcess;
+use crate::process::child_table::ChildTable;
 use crate::process::running_process::RunningProcess;
 use crate::process::tree::CommandTree;
 use crate::session::Session;
@@ -34,30 +36,39 @@ impl Agent {
     /// Everything that runs, the oldest first; with `ended` also the commands that have ended and are
     /// remembered.
     pub(crate) fn tree_statuses(&self, ended: bool) -> Vec<TreeStatus> {
-        let mut budget = MAX_MEASURED;
-        let shown =
-            |process: &&ManagedProcess| ended || process.ended.is_none() || self.has_leftovers(process);
+        let mut meter = TreeMeter { children: &self.children, context: &self.context, budget: MAX_MEASURED };
+        let shown = |process: &&ManagedProcess| {
+            ended || process.ended.is_none() || self.children.has_leftovers(process)
+        };
         let mut processes: Vec<&ManagedProcess> = self.processes.values().filter(shown).collect();
         // If there are too many, running processes take precedence, then the newest.
         processes
             .sort_unstable_by_key(|process| (process.ended.is_some(), std::cmp::Reverse(process.number)));
         let sessions = self.sessions.values().filter(|session| !session.closing);
         let mut trees: Vec<TreeStatus> =
-            sessions.take(MAX_LINES / 2).map(|session| self.session_tree(session, &mut budget)).collect();
+            sessions.take(MAX_LINES / 2).map(|session| meter.session_tree(session)).collect();
         let room = MAX_LINES - trees.len();
         let commands = processes.into_iter().take(room);
-        trees.extend(commands.map(|process| self.process_tree(process, &mut budget)));
+        trees.extend(commands.map(|process| meter.process_tree(process)));
         trees.sort_by(|one, other| one.started_ms.cmp(&other.started_ms).then(one.id.cmp(&other.id)));
         trees
     }
+}
 
-    fn process_tree(&self, process: &ManagedProcess, budget: &mut usize) -> TreeStatus {
+/// Measures trees until the number of processes that one reply may cost is reached.
+struct TreeMeter<'a> {
+    children: &'a ChildTable,
+    context: &'a AgentContext,
+    budget: usize,
+}
+
+impl TreeMeter<'_> {
+    fn process_tree(&mut self, process: &ManagedProcess) -> TreeStatus {
         let status = process.status();
-        let left = process.ended.is_some() && self.has_leftovers(process);
+        let left = process.ended.is_some() && self.children.has_leftovers(process);
         // A run shares the processes of its session, which are counted there.
         let own = process.session.is_none() && (process.ended.is_none() || left);
-        let running =
-            process.running.filter(|_| own).and_then(|running| self.running_processes.get(&running));
+        let running = process.running.filter(|_| own).and_then(|running| self.children.get(running));
         TreeStatus {
             id: status.process,
             kind: if status.session.is_some() { TreeKind::Run } else { TreeKind::Command },
@@ -69,12 +80,12 @@ impl Agent {
             started_ms: status.started_ms,
             ended: status.ended,
             left,
-            usage: running.map(|running| self.measure_usage(running, budget)),
+            usage: running.map(|running| self.measure_usage(running)),
         }
     }
 
-    fn session_tree(&self, session: &Session, budget: &mut usize) -> TreeStatus {
-        let running = session.running_process().and_then(|running| self.running_processes.get(&running));
+    fn session_tree(&mut self, session: &Session) -> TreeStatus {
+        let running = session.running_process().and_then(|running| self.children.get(running));
         let (kind, text) = match session.language() {
             Some(language) => (TreeKind::Context, language.to_owned()),
             None if session.open.terminal.is_some() => (TreeKind::Session, "terminal".to_owned()),
@@ -91,15 +102,15 @@ impl Agent {
             started_ms: session.opened_ms,
             ended: None,
             left: false,
-            usage: running.map(|running| self.measure_usage(running, budget)),
+            usage: running.map(|running| self.measure_usage(running)),
         }
     }
 
-    fn measure_usage(&self, running: &RunningProcess, budget: &mut usize) -> TreeUsage {
+    fn measure_usage(&mut self, running: &RunningProcess) -> TreeUsage {
         let commands = self.context.commands.as_ref();
-        let mut members = running.tree.members(commands, running.pid, *budget);
-        members.truncate(*budget);
-        *budget -= members.len();
+        let mut members = running.tree.members(commands, running.pid, self.budget);
+        members.truncate(self.budget);
+        self.budget -= members.len();
         let mut usage = TreeUsage { cpu_ms: 0, memory_bytes: 0, processes: 0 };
         for member in &members {
             let Some((cpu_ms, memory_bytes)) = process_usage(member.as_raw_pid()) else { continue };

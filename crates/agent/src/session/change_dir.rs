@@ -7,9 +7,8 @@ use std::collections::BTreeMap;
 
 use rustix::io::Errno;
 use wire::process::{MissingDirectory, WorkingDirectory};
-use wire::{Fault, FaultKind};
+use wire::{AgentConfig, Fault, FaultKind};
 
-use crate::event_loop::agent::Agent;
 use crate::process::command::ExecEnvironment;
 use crate::session::Session;
 use crate::session::shell;
@@ -50,24 +49,24 @@ impl ChangeDir {
     }
 }
 
-impl Agent {
+impl Session {
     /// Checks that the directory of a run exists before the run starts.
     pub(crate) fn check_run_directory(
         &self,
-        session: &Session,
+        config: &AgentConfig,
         directory: Option<&WorkingDirectory>,
     ) -> Result<(), Fault> {
-        if directory.is_some() && !session.opens_with_its_shell() {
+        if directory.is_some() && !self.opens_with_its_shell() {
             return Err(fault::from_kind(FaultKind::Invalid, "run", "a directory for a kernel"));
         }
         let Some(directory) = directory.filter(|directory| directory.missing == MissingDirectory::Fail)
         else {
             return Ok(());
         };
-        if self.shell_decides(directory) {
+        if shell_decides(config, directory) {
             return Ok(());
         }
-        let path = self.run_directory(session, directory)?;
+        let path = self.run_directory(config, directory)?;
         match rustix::fs::stat(path.as_str()) {
             Err(errno @ (Errno::NOENT | Errno::NOTDIR)) => {
                 Err(fault::from_errno(errno, "change directory", &path))
@@ -76,41 +75,43 @@ impl Agent {
         }
     }
 
-    /// Whether only the shell knows the path: it has read the env file, the agent has not.
-    fn shell_decides(&self, directory: &WorkingDirectory) -> bool {
-        self.context.config.env_file.is_some() && path::has_variables(directory)
-    }
-
-    fn run_directory(&self, session: &Session, directory: &WorkingDirectory) -> Result<String, Fault> {
-        let environment =
-            ExecEnvironment::new(&self.context.config, &session.open.identity, &session.open.env, None)?;
-        let base = session.directory.as_deref().unwrap_or(&self.context.config.default_directory);
+    fn run_directory(&self, config: &AgentConfig, directory: &WorkingDirectory) -> Result<String, Fault> {
+        let environment = ExecEnvironment::new(config, &self.open.identity, &self.open.env, None)?;
+        let base = self.directory.as_deref().unwrap_or(&config.default_directory);
         Ok(path::expand_path(base, &environment.env, directory))
     }
 
     pub(crate) fn run_change_dir(
         &self,
-        session: &Session,
+        config: &AgentConfig,
         directory: &WorkingDirectory,
     ) -> Option<ChangeDir> {
-        if self.shell_decides(directory) {
-            return Some(ChangeDir::with_shell_variables(&session.open.env, directory));
+        if shell_decides(config, directory) {
+            return Some(ChangeDir::with_shell_variables(&self.open.env, directory));
         }
         // The directory was resolved when the run was accepted, so this succeeds.
-        let path = self.run_directory(session, directory).ok()?;
+        let path = self.run_directory(config, directory).ok()?;
         Some(ChangeDir::to_path(&path, directory.missing))
     }
+}
+
+/// Whether only the shell knows the path: it has read the env file, the agent has not.
+fn shell_decides(config: &AgentConfig, directory: &WorkingDirectory) -> bool {
+    config.env_file.is_some() && path::has_variables(directory)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn check_way(path: &str, missing: MissingDirectory, expected: &str) {
+    fn check_directory(path: &str, missing: MissingDirectory, expected: &str) {
         let directory = WorkingDirectory { path: path.to_owned(), missing, expand: true };
-        let way = ChangeDir::with_shell_variables(&BTreeMap::new(), &directory);
+        let change_dir = ChangeDir::with_shell_variables(&BTreeMap::new(), &directory);
         let mut command = std::process::Command::new("/bin/sh");
-        command.args(["-c", &shell::compose_run_text("", Some(&way), "pwd")]).current_dir("/usr").env_clear();
+        command
+            .args(["-c", &shell::compose_run_text("", Some(&change_dir), "pwd")])
+            .current_dir("/usr")
+            .env_clear();
         command.envs([
             ("WHOLE", "/usr/bin"),
             ("PART", "bin"),
@@ -125,13 +126,13 @@ mod tests {
 
     #[test]
     fn shell_changes_to_the_directory_of_its_variables() {
-        check_way("$WHOLE", MissingDirectory::Fail, "/usr/bin");
-        check_way("${WHOLE}/../lib", MissingDirectory::Create, "/usr/lib");
-        check_way("$PART", MissingDirectory::Fail, "/usr/bin");
-        check_way("$NONE", MissingDirectory::Fail, "/usr");
-        check_way("$DASH", MissingDirectory::Fail, "");
-        check_way("$WHOLE/none", MissingDirectory::Fail, "");
-        check_way("$WHOLE/none", MissingDirectory::Ignore, "/usr");
-        check_way("$WHOLE", MissingDirectory::Ignore, "/usr/bin");
+        check_directory("$WHOLE", MissingDirectory::Fail, "/usr/bin");
+        check_directory("${WHOLE}/../lib", MissingDirectory::Create, "/usr/lib");
+        check_directory("$PART", MissingDirectory::Fail, "/usr/bin");
+        check_directory("$NONE", MissingDirectory::Fail, "/usr");
+        check_directory("$DASH", MissingDirectory::Fail, "");
+        check_directory("$WHOLE/none", MissingDirectory::Fail, "");
+        check_directory("$WHOLE/none", MissingDirectory::Ignore, "/usr");
+        check_directory("$WHOLE", MissingDirectory::Ignore, "/usr/bin");
     }
 }

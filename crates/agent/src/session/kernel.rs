@@ -207,16 +207,16 @@ impl Agent {
             return Err(fault::from_kind(FaultKind::Invalid, "open kernel", "a terminal"));
         }
         let number = self.add_session(connection, open, Some(kernel))?;
-        self.alarms.set(READY_TIMEOUT, Alarm::Ready(number));
+        self.events.alarms.set(READY_TIMEOUT, Alarm::Ready(number));
         Ok(())
     }
 
     /// A kernel has not become ready in time.
     pub(crate) fn kernel_ready_timed_out(&mut self, number: SessionHandle) {
-        let session = self.sessions.get_mut(&number).filter(|session| session.opener.is_some());
+        let session = self.sessions.get_mut(number).filter(|session| session.opener.is_some());
         if let Some((_, parser)) = session.and_then(Session::report_parser) {
             parser.keep_startup_output(b"\nthe kernel was not ready in time");
-            self.kill_shell(number);
+            self.sessions.kill_shell(number, &self.children, &self.context);
         }
     }
 
@@ -229,7 +229,7 @@ impl Agent {
         drains: &mut u32,
     ) {
         loop {
-            let Some(session) = self.sessions.get_mut(&number) else { return };
+            let Some(session) = self.sessions.get_mut(number) else { return };
             let run = session.current.as_ref().map(|run| (run.process, run.key.clone()));
             let Some((running, parser)) = session.report_parser() else { return };
             let heard = parser.next_report(&mut bytes, run.as_ref().map(|(_, key)| key.as_str()));
@@ -239,7 +239,7 @@ impl Agent {
                     parser.ready = true;
                     parser.startup_output = Vec::new();
                     if let Some(opener) = session.opener.take() {
-                        self.send_final_reply(opener, &AgentReply::Ok);
+                        self.connections.send_final_reply(opener, &AgentReply::Ok);
                     }
                 }
                 // Output printed before a report precedes it, unless there are so many reports that
@@ -253,7 +253,7 @@ impl Agent {
                     let shown = piece.ends_with(b"\n") && std::mem::take(&mut parser.needs_ack);
                     self.append_output(process, StreamTag::KernelEvent, piece);
                     if shown {
-                        self.send_to_kernel(number, format!("heard {key}\n").as_bytes());
+                        self.sessions.send_to_kernel(number, format!("heard {key}\n").as_bytes());
                     }
                 }
                 // All output of a run precedes its end.

@@ -27,8 +27,8 @@ use crate::session::shell::ShellDialect;
 
 impl Agent {
     pub(crate) fn start_shell(&mut self, number: SessionHandle) -> Result<(), Fault> {
-        self.refresh_limit_view();
-        let session = self.sessions.get(&number).expect("the caller has found the session");
+        self.context.refresh_limit_view(&self.events);
+        let session = self.sessions.get(number).expect("the caller has found the session");
         let forgetful = session.directory.is_some() || !session.exports.is_empty();
         // A shell that replaces another one starts in the directory of its predecessor.
         let last = session.directory.clone().map(|path| WorkingDirectory {
@@ -86,7 +86,7 @@ impl Agent {
         };
         let (running, subjects, protocol) = started;
         let watch = |fd, token, interest| {
-            let watched = self.poll.register_fd(fd, token, interest);
+            let watched = self.events.poll.register_fd(fd, token, interest);
             watched.map_err(|error| fault::from_io(&error, "open session", &subjects.program))
         };
         let shell = SessionShell {
@@ -103,22 +103,22 @@ impl Agent {
             is_replacement: forgetful,
             subjects,
         };
-        self.sessions.get_mut(&number).expect("the session exists").shell = Some(shell);
+        self.sessions.get_mut(number).expect("the session exists").shell = Some(shell);
         Ok(())
     }
 
     /// The shell has started, or the reason why not is known.
     pub(crate) fn shell_started(&mut self, number: SessionHandle, outcome: Result<(), ExecFailure>) {
-        let Some(session) = self.sessions.get_mut(&number) else { return };
+        let Some(session) = self.sessions.get_mut(number) else { return };
         let Some(shell) = &mut session.shell else { return };
         match outcome {
             Ok(()) => {
                 shell.started = true;
                 let opened = session.opens_with_its_shell();
                 if let Some(opener) = session.opener.take_if(|_| opened) {
-                    self.send_final_reply(opener, &AgentReply::Ok);
+                    self.connections.send_final_reply(opener, &AgentReply::Ok);
                 }
-                self.restart_idle_timer(number);
+                self.sessions.restart_idle_timer(number, &mut self.events.alarms);
                 self.send_current_run(number);
             }
             Err(failure) => {
@@ -130,38 +130,30 @@ impl Agent {
     }
 
     fn shell_failed(&mut self, number: SessionHandle, fault: &Fault) {
-        let Some(session) = self.sessions.get_mut(&number) else { return };
+        let Some(session) = self.sessions.get_mut(number) else { return };
         if session.opener.is_some() && session.namespaces.is_some() {
             self.isolation_failed(number, fault);
             return;
         }
         if let Some(opener) = session.opener.take() {
             self.sessions.remove(number);
-            self.refuse_request(opener, fault.clone());
+            self.connections.refuse_request(opener, fault.clone());
             return;
         }
         if let Some(run) = session.current.take() {
-            let caller = self.processes.get_mut(&run.process).and_then(|process| process.caller.take());
+            let caller = self.processes.get_mut(run.process).and_then(|process| process.caller.take());
             self.drop_process(run.process);
             if let Some(caller) = caller {
-                self.refuse_request(caller.connection, fault.clone());
+                self.connections.refuse_request(caller.connection, fault.clone());
             }
         }
         self.begin_next_run(number);
     }
 
-    pub(crate) fn kill_shell(&self, number: SessionHandle) {
-        let shell = self.sessions.get(&number).and_then(|session| session.shell.as_ref());
-        if let Some(running) = shell.and_then(|shell| self.running_processes.get(&shell.running)) {
-            // A tree that cannot be killed has ended already.
-            running.tree.kill(self.context.commands.as_ref(), running.pid).ok();
-        }
-    }
-
     /// The shell has ended. Its run ends with it, and the session waits for the next run.
     pub(crate) fn shell_ended(&mut self, number: SessionHandle, end: ProcessExit, usage: ProcessUsage) {
         self.on_shell_report(number);
-        let Some(session) = self.sessions.get_mut(&number) else { return };
+        let Some(session) = self.sessions.get_mut(number) else { return };
         let shell = session.shell.take();
         session.run_variables.clear();
         let opener = session.opener.take();
@@ -176,28 +168,29 @@ impl Agent {
         let end = if kernel && end == ProcessExit::Code(0) { ProcessExit::Code(1) } else { end };
         self.finish_run(number, end, usage);
         for connection in restarters {
-            self.send_final_reply(connection, &AgentReply::Ok);
+            self.connections.send_final_reply(connection, &AgentReply::Ok);
         }
         if let (
             Some(SessionShell { protocol: SessionProtocol::Kernel(parser), subjects, .. }),
             Some(opener),
         ) = (shell, opener)
         {
-            self.refuse_request(opener, parser.startup_fault(&subjects.program, end));
+            self.connections.refuse_request(opener, parser.startup_fault(&subjects.program, end));
             self.drop_failed_session(number);
             return;
         }
         self.begin_next_run(number);
-        self.drop_if_closed(number);
+        self.sessions.drop_if_closed(number);
     }
 
     /// Removes a session that could not be opened, and refuses the runs that already wait for it.
     fn drop_failed_session(&mut self, number: SessionHandle) {
-        let Some(session) = self.sessions.get_mut(&number) else { return };
+        let Some(session) = self.sessions.get_mut(number) else { return };
         let (name, queue) = (session.name.clone(), std::mem::take(&mut session.queue));
         self.sessions.remove(number);
         for (connection, _) in queue {
-            self.refuse_request(connection, fault::from_kind(FaultKind::NotFound, "find session", &name));
+            self.connections
+                .refuse_request(connection, fault::from_kind(FaultKind::NotFound, "find session", &name));
         }
     }
 }

@@ -2,11 +2,11 @@
 
 use linux::spawn::{ProcessExit, ProcessUsage};
 use wire::process::{KernelProgram, RunInSession};
-use wire::{Fault, FaultKind, StreamTag};
+use wire::{AgentConfig, Fault, FaultKind, StreamTag};
 
 use super::{Session, SessionProtocol, SessionRun, SessionShell};
 use crate::event_loop::agent::Agent;
-use crate::event_loop::handles::{ConnectionId, ProcessHandle, SessionHandle};
+use crate::event_loop::handles::{ConnectionId, SessionHandle};
 use crate::fault;
 use crate::process::{FaultSubjects, NewProcess, StartCaller};
 use crate::session::{kernel, shell};
@@ -21,8 +21,8 @@ impl Agent {
         connection: ConnectionId,
         run: RunInSession,
     ) -> Result<(), Fault> {
-        let number = self.find_session(&run.session)?;
-        self.check_new_name(&run.process)?;
+        let number = self.sessions.find(&run.session)?;
+        self.processes.check_new_name(&run.process, &self.context.config)?;
         let directory = run.directory.iter().map(|directory| &directory.path);
         if directory.chain(run.env.values()).chain([&run.text]).any(|text| text.contains('\0')) {
             return Err(fault::from_kind(FaultKind::Invalid, "run", "a text with a zero byte"));
@@ -30,7 +30,7 @@ impl Agent {
         if let Some(wrong) = run.env.keys().find(|name| !shell::is_variable_name(name)) {
             return Err(fault::from_kind(FaultKind::Invalid, "set variable", wrong));
         }
-        let session = self.sessions.get_mut(&number).expect("it was just found");
+        let session = self.sessions.get_mut(number).expect("it was just found");
         if session.namespaces.as_ref().is_some_and(|namespaces| !namespaces.is_alive()) {
             return Err(fault::from_kind(FaultKind::Other, "run", "the session's namespaces are gone"));
         }
@@ -53,8 +53,8 @@ impl Agent {
         connection: ConnectionId,
         request: RunInSession,
     ) -> Result<(), Fault> {
-        let session = self.sessions.get(&number).expect("the caller has found it");
-        self.check_run_directory(session, request.directory.as_ref())?;
+        let session = self.sessions.get(number).expect("the caller has found it");
+        session.check_run_directory(&self.context.config, request.directory.as_ref())?;
         let key = new_run_key()?;
         let process = self.add_process(NewProcess {
             name: request.process.clone(),
@@ -65,10 +65,10 @@ impl Agent {
             caller: Some(StartCaller { connection, follow: request.follow }),
             subjects: FaultSubjects::default(),
         });
-        let session = self.sessions.get_mut(&number).expect("the session exists");
+        let session = self.sessions.get_mut(number).expect("the session exists");
         session.current = Some(SessionRun { process, key, request });
-        self.restart_idle_timer(number);
-        let session = self.sessions.get(&number).expect("the session exists");
+        self.sessions.restart_idle_timer(number, &mut self.events.alarms);
+        let session = self.sessions.get(number).expect("the session exists");
         match &session.shell {
             Some(shell) if shell.started => self.send_current_run(number),
             Some(_) => {}
@@ -81,7 +81,7 @@ impl Agent {
     }
 
     fn abandon_run(&mut self, number: SessionHandle) {
-        let run = self.sessions.get_mut(&number).and_then(|session| session.current.take());
+        let run = self.sessions.get_mut(number).and_then(|session| session.current.take());
         if let Some(run) = run {
             self.drop_process(run.process);
         }
@@ -89,18 +89,18 @@ impl Agent {
 
     /// Passes the current run to the shell.
     pub(super) fn send_current_run(&mut self, number: SessionHandle) {
-        let Some(session) = self.sessions.get(&number) else { return };
+        let Some(session) = self.sessions.get(number) else { return };
         let (Some(shell), Some(run)) = (&session.shell, &session.current) else { return };
         let command = match &shell.protocol {
             SessionProtocol::Shell(dialect) => {
-                dialect.format_command(&self.shell_text(session, shell, run), &run.key)
+                dialect.format_command(&session.shell_text(&self.context.config, shell, run), &run.key)
             }
             SessionProtocol::Kernel(_) => kernel::format_run_command(&run.request.text, &run.key),
         };
         let passing: Vec<String> = run.request.env.keys().cloned().collect();
         let (running, process, deadline) = (shell.running, run.process, run.request.deadline_ms);
 
-        let session = self.sessions.get_mut(&number).expect("the session exists");
+        let session = self.sessions.get_mut(number).expect("the session exists");
         session.runs += 1;
         let count = session.kernel.as_ref().filter(|kernel| kernel.program == KernelProgram::Shell);
         let count = count.map(|_| format!("{{\"count\":{}}}\n", session.runs));
@@ -110,9 +110,9 @@ impl Agent {
         shell.commands.queue_bytes(&command);
         // A shell that does not read has ended, which is reported elsewhere.
         shell.commands.write_queued().ok();
-        let pid = self.running_processes.get(&running).and_then(|running| running.pid);
+        let pid = self.children.pid_of(running);
         let deadline = self.set_deadline(process, deadline);
-        let Some(begun) = self.processes.get_mut(&process) else { return };
+        let Some(begun) = self.processes.get_mut(process) else { return };
         begun.running = Some(running);
         begun.pid = pid;
         begun.deadline = deadline;
@@ -125,46 +125,43 @@ impl Agent {
         self.report_started(process, caller);
     }
 
-    /// The text that a shell evaluates for a run.
-    fn shell_text(&self, session: &Session, shell: &SessionShell, run: &SessionRun) -> String {
-        let directory = run.request.directory.as_ref();
-        let way = directory.and_then(|directory| self.run_change_dir(session, directory));
-        let exports = if shell.is_replacement { session.exports.as_str() } else { "" };
-        let lent = shell::run_variables_text(&session.run_variables, &run.request.env);
-        lent + &shell::compose_run_text(exports, way.as_ref(), &run.request.text)
-    }
-
     pub(crate) fn finish_run(&mut self, number: SessionHandle, end: ProcessExit, usage: ProcessUsage) {
-        let run = self.sessions.get_mut(&number).and_then(|session| session.current.take());
+        let run = self.sessions.get_mut(number).and_then(|session| session.current.take());
         if let Some(run) = run {
             self.process_ended(run.process, end, usage);
             // The shell continues; its later output does not belong to this run.
-            if let Some(process) = self.processes.get_mut(&run.process) {
+            if let Some(process) = self.processes.get_mut(run.process) {
                 process.running = None;
             }
-            self.restart_idle_timer(number);
+            self.sessions.restart_idle_timer(number, &mut self.events.alarms);
         }
     }
 
     /// Starts the run that has waited longest.
     pub(crate) fn begin_next_run(&mut self, number: SessionHandle) {
         loop {
-            let Some(session) = self.sessions.get_mut(&number) else { return };
+            let Some(session) = self.sessions.get_mut(number) else { return };
             if session.current.is_some() {
                 return;
             }
             let Some((connection, run)) = session.queue.pop_front() else { return };
-            let begun = self.check_new_name(&run.process);
+            let begun = self.processes.check_new_name(&run.process, &self.context.config);
             match begun.and_then(|()| self.begin_run(number, connection, run)) {
                 Ok(()) => return,
-                Err(fault) => self.refuse_request(connection, fault),
+                Err(fault) => self.connections.refuse_request(connection, fault),
             }
         }
     }
+}
 
-    /// The run to which the present output of the shell belongs.
-    pub(crate) fn current_run(&self, number: SessionHandle) -> Option<ProcessHandle> {
-        self.sessions.get(&number)?.current.as_ref().map(|run| run.process)
+impl Session {
+    /// The text that a shell evaluates for a run.
+    fn shell_text(&self, config: &AgentConfig, shell: &SessionShell, run: &SessionRun) -> String {
+        let directory = run.request.directory.as_ref();
+        let change_dir = directory.and_then(|directory| self.run_change_dir(config, directory));
+        let exports = if shell.is_replacement { self.exports.as_str() } else { "" };
+        let variables = shell::run_variables_text(&self.run_variables, &run.request.env);
+        variables + &shell::compose_run_text(exports, change_dir.as_ref(), &run.request.text)
     }
 }
 

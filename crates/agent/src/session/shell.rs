@@ -124,7 +124,7 @@ done"#
 
 /// The text that is evaluated for one run: the exports of a shell that died, the directory, the
 /// text.
-pub(crate) fn compose_run_text(exports: &str, way: Option<&ChangeDir>, text: &str) -> String {
+pub(crate) fn compose_run_text(exports: &str, change_dir: Option<&ChangeDir>, text: &str) -> String {
     let mut script = String::new();
     let restored = if exports.is_empty() {
         String::new()
@@ -132,9 +132,11 @@ pub(crate) fn compose_run_text(exports: &str, way: Option<&ChangeDir>, text: &st
         format!("eval {} 2>/dev/null\n", quote_word(exports))
     };
     script.push_str(&restored);
-    match way {
+    match change_dir {
         None => script.push_str(text),
-        Some(way) => script.push_str(&format!("{} && eval {}", way.to_shell_text(), quote_word(text))),
+        Some(change_dir) => {
+            script.push_str(&format!("{} && eval {}", change_dir.to_shell_text(), quote_word(text)))
+        }
     }
     script.push('\n');
     script

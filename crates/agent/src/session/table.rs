@@ -2,7 +2,13 @@
 
 use std::collections::HashMap;
 
-use crate::event_loop::handles::SessionHandle;
+use wire::{Fault, FaultKind};
+
+use crate::context::AgentContext;
+use crate::event_loop::handles::{ProcessHandle, SessionHandle};
+use crate::fault;
+use crate::isolation::isolated_session::SessionNamespaces;
+use crate::process::child_table::ChildTable;
 use crate::session::Session;
 
 #[derive(Debug, Default)]
@@ -21,7 +27,7 @@ impl SessionTable {
     /// been opened under the name of one that is closing.
     pub(crate) fn remove(&mut self, number: SessionHandle) {
         if let Some(session) = self.sessions.remove(&number)
-            && self.find(&session.name) == Some(number)
+            && self.names.get(&session.name) == Some(&number)
         {
             self.names.remove(&session.name);
         }
@@ -32,16 +38,17 @@ impl SessionTable {
         self.names.remove(name);
     }
 
-    pub(crate) fn find(&self, name: &str) -> Option<SessionHandle> {
-        self.names.get(name).copied()
+    pub(crate) fn find(&self, name: &str) -> Result<SessionHandle, Fault> {
+        let number = self.names.get(name).copied();
+        number.ok_or_else(|| fault::from_kind(FaultKind::NotFound, "find session", name))
     }
 
-    pub(crate) fn get(&self, number: &SessionHandle) -> Option<&Session> {
-        self.sessions.get(number)
+    pub(crate) fn get(&self, number: SessionHandle) -> Option<&Session> {
+        self.sessions.get(&number)
     }
 
-    pub(crate) fn get_mut(&mut self, number: &SessionHandle) -> Option<&mut Session> {
-        self.sessions.get_mut(number)
+    pub(crate) fn get_mut(&mut self, number: SessionHandle) -> Option<&mut Session> {
+        self.sessions.get_mut(&number)
     }
 
     pub(crate) fn values(&self) -> impl Iterator<Item = &Session> {
@@ -50,5 +57,25 @@ impl SessionTable {
 
     pub(crate) fn len(&self) -> usize {
         self.sessions.len()
+    }
+
+    /// The run to which the present output of the shell belongs.
+    pub(crate) fn current_run(&self, number: SessionHandle) -> Option<ProcessHandle> {
+        self.get(number)?.current.as_ref().map(|run| run.process)
+    }
+
+    /// Kills a session's shell or kernel with everything in it.
+    pub(crate) fn kill_shell(&self, number: SessionHandle, children: &ChildTable, context: &AgentContext) {
+        if let Some(running) = self.get(number).and_then(Session::running_process) {
+            children.kill_tree(running, context);
+        }
+    }
+
+    pub(crate) fn drop_if_closed(&mut self, number: SessionHandle) {
+        let held = |session: &Session| session.namespaces.as_ref().is_some_and(SessionNamespaces::has_init);
+        let over = |session: &Session| session.closing && session.shell.is_none() && !held(session);
+        if self.get(number).is_some_and(over) {
+            self.remove(number);
+        }
     }
 }
