@@ -2,6 +2,7 @@
 //! parameter.
 
 pub(crate) mod body;
+pub(crate) mod command_ending;
 pub(crate) mod download;
 pub(crate) mod error_format;
 pub(crate) mod headers;

@@ -18,6 +18,8 @@ use http::header;
 use serde::Serialize;
 use service::{OutputEvent, OutputStream, ServiceError};
 
+use super::command_ending::exit_code;
+
 pub(crate) const RECORDS_CONTENT_TYPE: &str = "application/x-ndjson";
 
 /// How many bytes are batched into one write when output arrives faster than the client reads.
@@ -149,13 +151,5 @@ impl RecordStream {
     fn write_record(&mut self, record: &OutputRecord<'_>) {
         serde_json::to_writer(&mut self.lines, record).expect("records contain only strings and numbers");
         self.lines.push(b'\n');
-    }
-}
-
-/// The exit code as written in records: -1 if there was none.
-fn exit_code(exit: ExitReason) -> i32 {
-    match exit {
-        ExitReason::Code(code) => code,
-        ExitReason::Signal(_) | ExitReason::Oom | ExitReason::Deadline | ExitReason::Lost => -1,
     }
 }

@@ -1,11 +1,12 @@
 //! Encodes the events of a running command: each is one bare JSON object and a blank line, without
 //! the `data:` of the standard. All clients of this API were written for that form.
 
-use crate::kit::time::now_ms;
 use std::collections::BTreeMap;
 
-use domain::ExitReason;
 use serde::Serialize;
+
+use crate::kit::command_ending::CommandEnding;
+use crate::kit::time::now_ms;
 
 /// One event. Clients drop events without a timestamp, so it is added when the event is written.
 #[derive(Serialize)]
@@ -69,23 +70,6 @@ pub(super) struct FailureBody<'a> {
     coracle: Option<CommandEnding>,
 }
 
-/// How a command ended without an exit code.
-#[derive(Clone, Copy, Debug, Serialize)]
-#[serde(tag = "ending", rename_all = "snake_case")]
-pub(super) enum CommandEnding {
-    Signal {
-        signal: i32,
-    },
-    Oom,
-    Deadline,
-    /// The end was not observed.
-    Lost,
-    /// The program does not exist.
-    Missing,
-    /// The program exists but cannot be executed.
-    NotExecutable,
-}
-
 impl<'a> FailureBody<'a> {
     pub(super) fn new(ename: &'a str, evalue: &'a str, traceback: Vec<&'a str>) -> Self {
         Self { ename, evalue, traceback, coracle: None }
@@ -93,18 +77,6 @@ impl<'a> FailureBody<'a> {
 
     pub(super) fn with_ending(self, ending: Option<CommandEnding>) -> Self {
         Self { coracle: ending, ..self }
-    }
-}
-
-impl CommandEnding {
-    pub(super) fn from_exit(exit: ExitReason) -> Option<Self> {
-        match exit {
-            ExitReason::Code(_) => None,
-            ExitReason::Signal(signal) => Some(Self::Signal { signal }),
-            ExitReason::Oom => Some(Self::Oom),
-            ExitReason::Deadline => Some(Self::Deadline),
-            ExitReason::Lost => Some(Self::Lost),
-        }
     }
 }
 
@@ -149,6 +121,7 @@ pub(super) fn write_event(buffer: &mut Vec<u8>, object: &impl Serialize) {
 
 #[cfg(test)]
 mod tests {
+    use domain::ExitReason;
     use proptest::prelude::*;
     use serde_json::Value;
 

@@ -9,14 +9,14 @@ use axum::response::Response;
 use domain::process::{CommandLine, MissingDirectory, ProcessSpec, WorkingDirectory};
 use domain::{Backpressure, Bytes, ExitReason, OutputRetention, UserIdentity};
 use serde::{Deserialize, Serialize};
-use service::{FileFault, LaunchStep, OutputSettings, ProcessStatus, ServiceError};
+use service::{OutputSettings, ProcessStatus, ServiceError};
 
 use super::problem::{ExecdProblem, JsonOrEmpty, parse_process_id};
 use super::{ExecTarget, PathName, code, command_stream as stream};
+use crate::kit::command_ending::{CommandEnding, exit_code};
 use crate::kit::time::format_rfc3339;
 use crate::opensandbox::OpenSandboxState;
 use crate::opensandbox::create_request::check_environment;
-use crate::opensandbox::sse::CommandEnding;
 use crate::opensandbox::types::describe_exit;
 use crate::server::request_log::unique_hex;
 
@@ -60,12 +60,10 @@ pub(super) async fn run_command(
 /// Converts a launch error. A program that cannot be started is reported as the end of the command; a
 /// missing directory or user is an error of the request.
 pub(super) fn convert_launch_error(error: ServiceError, name: &str) -> Result<Response, ExecdProblem> {
+    if let Some(ending) = CommandEnding::from_launch_error(&error) {
+        return Ok(stream::not_started_response(name, ending, &ExecdProblem::from(error).0.message));
+    }
     match &error {
-        ServiceError::File(file) if file.launch_step == Some(LaunchStep::Exec) => {
-            let missing = file.fault == FileFault::NotFound;
-            let ending = if missing { CommandEnding::Missing } else { CommandEnding::NotExecutable };
-            Ok(stream::not_started_response(name, ending, &ExecdProblem::from(error).0.message))
-        }
         ServiceError::File(_) => Err(ExecdProblem::invalid(ExecdProblem::from(error).0.message)),
         _ => Err(error.into()),
     }
@@ -192,14 +190,6 @@ impl CommandStatusBody {
             started_at: format_rfc3339(status.started),
             finished_at: status.ended.map(|end| format_rfc3339(end.ended)),
         }
-    }
-}
-
-/// Returns the exit code, or -1 for any other end.
-pub(super) fn exit_code(exit: ExitReason) -> i32 {
-    match exit {
-        ExitReason::Code(code) => code,
-        ExitReason::Signal(_) | ExitReason::Oom | ExitReason::Deadline | ExitReason::Lost => -1,
     }
 }
 

@@ -8,8 +8,9 @@ use futures_util::{FutureExt, stream};
 use service::{OutputEvent as ServiceEvent, OutputStream, ProcessEnd, ServiceError};
 
 use super::event_buffer::{EventBuffer, opening_events};
+use crate::kit::command_ending::CommandEnding;
 use crate::kit::sse::event_stream_response;
-use crate::opensandbox::sse::{self, CommandEnding, SseEvent};
+use crate::opensandbox::sse::{self, SseEvent};
 use crate::opensandbox::types::describe_exit;
 use crate::settings::LineDialect;
 

@@ -30,17 +30,17 @@ use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{FutureExt, SinkExt, StreamExt};
 use http::HeaderValue;
 use serde::{Deserialize, Serialize};
-use service::{FileFault, LaunchStep, OutputEvent, OutputStream, ProcessInput, ServiceError, SignalTarget};
+use service::{OutputEvent, OutputStream, ProcessInput, ServiceError, SignalTarget};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, interval_at, timeout};
 
 use super::ExecTarget;
-use super::command::{RunCommandBody, exit_code, parse_foreground_command};
+use super::command::{RunCommandBody, parse_foreground_command};
 use super::problem::ExecdProblem;
 use super::pty::PtyMode;
 use super::terminal_socket::{DEFAULT_TERMINAL_SIZE, signal_number};
+use crate::kit::command_ending::{CommandEnding, exit_code};
 use crate::opensandbox::OpenSandboxState;
-use crate::opensandbox::sse::CommandEnding;
 
 /// The name used in place of a terminal's name.
 pub(super) const EXEC_TERMINAL_NAME: &str = "coracle.exec";
@@ -220,13 +220,7 @@ fn parse_start_frame(text: &[u8], mode: PtyMode, state: &OpenSandboxState) -> Re
 }
 
 fn start_error_frame(error: ServiceError) -> ServerFrame {
-    let coracle = match &error {
-        ServiceError::File(file) if file.launch_step == Some(LaunchStep::Exec) => match file.fault {
-            FileFault::NotFound => Some(CommandEnding::Missing),
-            _ => Some(CommandEnding::NotExecutable),
-        },
-        _ => None,
-    };
+    let coracle = CommandEnding::from_launch_error(&error);
     ServerFrame::Error { code: "START_FAILED", error: ExecdProblem::from(error).0.message, coracle }
 }
 

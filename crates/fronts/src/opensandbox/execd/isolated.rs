@@ -26,6 +26,7 @@ use self::create_body::{CreateIsolatedBody, ECHOED_FIELDS};
 use super::command::parse_environment;
 use super::problem::{ExecdProblem, JsonOrEmpty};
 use super::{ExecTarget, command_stream as stream, logs};
+use crate::kit::command_ending::exit_code;
 use crate::kit::query::path_param;
 use crate::kit::time::format_rfc3339;
 use crate::opensandbox::OpenSandboxState;
@@ -340,7 +341,7 @@ async fn run_status(
         session_id: format_uuid(&isolated.id),
         run_id: name,
         running: exit.is_none(),
-        exit_code: exit.map(super::command::exit_code),
+        exit_code: exit.map(exit_code),
         error: exit
             .filter(|exit| !matches!(exit, ExitReason::Code(_)))
             .map(|exit| format!("the run {}", describe_exit(exit))),

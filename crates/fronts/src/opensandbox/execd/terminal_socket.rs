@@ -18,10 +18,11 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, interval, sleep_until, timeout};
 
-use super::command::{exit_code, expanded_directory};
+use super::command::expanded_directory;
 use super::pty::{ClientAttachment, PtyMode, ShellProcess, TerminalSession, TerminalShell, shell_tag};
 use super::replay::{MissedOutput, REPLAY_RETENTION};
 use super::{ExecTarget, replay};
+use crate::kit::command_ending::exit_code;
 use crate::opensandbox::OpenSandboxState;
 
 const STDIN: u8 = 0;
