@@ -19,6 +19,7 @@ use crate::agent::client::AgentClient;
 use crate::agent::translate;
 use crate::clock::{self, Clock};
 use crate::error::error_chain;
+use crate::exec::terminals::TerminalRegistry;
 use crate::images::ImagePulls;
 use crate::pools::{PoolRegistry, ReservedWarm, RoomWaiter};
 use crate::sandboxes::activity::ActivityGuard;
@@ -65,6 +66,7 @@ pub(crate) struct Core {
     pub(crate) acts: RecentActions,
     pub(crate) recent_errors: RecentErrors,
     pub(crate) snapshots: SnapshotIndex,
+    pub(crate) terminals: TerminalRegistry,
     pub(crate) pulls: ImagePulls,
     pub(crate) history: UsageHistory,
     pub(crate) schedule: ExpirySchedule,
@@ -113,6 +115,7 @@ impl Core {
             acts: RecentActions::default(),
             recent_errors: RecentErrors::default(),
             snapshots: SnapshotIndex::default(),
+            terminals: TerminalRegistry::default(),
             pulls: ImagePulls::default(),
             history: UsageHistory::new(kept.hours, metric_owners),
             schedule: ExpirySchedule::default(),

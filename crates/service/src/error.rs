@@ -23,6 +23,8 @@ pub enum ServiceError {
     NoProcess(ProcessId),
     #[error("there is no session `{0}`")]
     NoSession(SessionId),
+    #[error("there is no terminal `{0}`")]
+    NoTerminal(String),
     #[error("cannot {request} sandbox `{id}` while it is {phase}")]
     Denied { id: SandboxId, request: LifecycleRequest, phase: Phase },
     /// The sandbox died, and nothing is left to restart it from.
@@ -66,6 +68,8 @@ pub enum ServiceError {
     TooManyCommands { id: SandboxId, limit: u32 },
     #[error("context limit of sandbox `{id}` reached ({limit})")]
     TooManyContexts { id: SandboxId, limit: usize },
+    #[error("terminal limit of sandbox `{id}` reached ({limit})")]
+    TooManyTerminals { id: SandboxId, limit: usize },
     #[error("`{language}` cannot be run in this sandbox: {reason}")]
     NoKernel { language: Language, reason: String },
     #[error("context `{0}` already exists")]
@@ -214,7 +218,7 @@ impl ServiceError {
             Self::NoVolume(_) | Self::NoVolumeId(_) => ErrorKind::Mount(MountFault::NoVolume),
             Self::VolumeExists(_) | Self::VolumeInUse { .. } | Self::VolumeRemoving(_) => ErrorKind::Busy,
             Self::NoProcess(_) => ErrorKind::NoProcess,
-            Self::NoSession(_) => ErrorKind::NoSession,
+            Self::NoSession(_) | Self::NoTerminal(_) => ErrorKind::NoSession,
             Self::NoPool(_) => ErrorKind::NoPool,
             Self::PoolExists(_) | Self::PoolConfigured(_) | Self::ContextExists(_) => ErrorKind::Taken,
             Self::Denied { phase, .. }
@@ -225,6 +229,7 @@ impl ServiceError {
             | Self::OverQuota { .. }
             | Self::TooManyCommands { .. }
             | Self::TooManyContexts { .. }
+            | Self::TooManyTerminals { .. }
             | Self::TooManySnapshots { .. }
             | Self::TooManyPulls
             | Self::TooManyVolumes { .. }

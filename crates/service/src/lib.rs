@@ -56,6 +56,10 @@ pub use exec::processes::{
     ProcessEnd, ProcessStatus, ProcessTree, SignalTarget, TreeFilter, TreeKind, TreeUsage,
 };
 pub use exec::sessions::{BusyPolicy, OpenSessionRequest, RunShell, SessionRunRequest, SessionStatus};
+pub use exec::terminals::{
+    CreateTerminalRequest, DEFAULT_TERMINAL_SIZE, MissedOutput, OpenTerminal, TERMINAL_TYPE,
+    TerminalAttachment, TerminalMode, TerminalSession, TerminalStatus,
+};
 pub use exec::wait::{WaitLimits, WaitOutcome};
 pub use files::transfer::{FileReader, FileWatch, FileWriter};
 pub use files::{

@@ -15,6 +15,7 @@ mod pools;
 mod restart;
 mod revival;
 mod snapshots;
+mod terminals;
 mod volumes;
 mod waiting;
 

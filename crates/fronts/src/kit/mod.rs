@@ -1,6 +1,7 @@
 //! Parts that any front may use. Nothing here knows a front: what differs between APIs is a
 //! parameter.
 
+pub(crate) mod axum_socket;
 pub(crate) mod body;
 pub(crate) mod command_ending;
 pub(crate) mod download;
@@ -11,5 +12,7 @@ pub(crate) mod multipart;
 pub(crate) mod nested;
 pub(crate) mod output_records;
 pub(crate) mod query;
+pub(crate) mod socket;
 pub(crate) mod sse;
+pub(crate) mod terminal_socket;
 pub(crate) mod time;

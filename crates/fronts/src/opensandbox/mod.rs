@@ -103,7 +103,6 @@ pub(crate) static FRONT: Front = Front {
 pub(crate) struct OpenSandboxState {
     service: Service,
     settings: Arc<HttpSettings>,
-    terminals: Arc<execd::TerminalRegistry>,
     samples: Arc<execd::CpuSamples>,
     routes: Arc<signed_routes::RouteSigner>,
 }
@@ -111,8 +110,8 @@ pub(crate) struct OpenSandboxState {
 /// Builds the routes of this front, and the handler for ports named by host or header.
 fn build_router(service: Service, settings: Arc<HttpSettings>) -> (Router, PortProxy) {
     let routes = signed_routes::RouteSigner::new(settings.gateway.keys.clone(), settings.gateway.short);
-    let (terminals, samples, routes) = (Arc::default(), Arc::default(), Arc::new(routes));
-    let front = OpenSandboxState { service, settings, terminals, samples, routes };
+    let (samples, routes) = (Arc::default(), Arc::new(routes));
+    let front = OpenSandboxState { service, settings, samples, routes };
     let ports = PortProxy { front: front.clone(), execd: execd::build_router(front.clone()) };
     let proxied = proxy::proxy_routes()
         .into_iter()

@@ -16,7 +16,7 @@
 //! ```
 //! The command is blocked while this client does not read, up to the server's stall limit. Input
 //! never blocks signals: a client sends no more than [`INPUT_WINDOW`] bytes that were not credited. Terminals
-//! of the reference protocol are in `terminal_socket.rs`.
+//! of the reference protocol are in `terminal_frames.rs`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,16 +30,18 @@ use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{FutureExt, SinkExt, StreamExt};
 use http::HeaderValue;
 use serde::{Deserialize, Serialize};
-use service::{OutputEvent, OutputStream, ProcessInput, ServiceError, SignalTarget};
+use service::{
+    DEFAULT_TERMINAL_SIZE, OutputEvent, OutputStream, ProcessInput, ServiceError, SignalTarget,
+    TERMINAL_TYPE, TerminalMode,
+};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, interval_at, timeout};
 
 use super::ExecTarget;
 use super::command::{RunCommandBody, parse_foreground_command};
 use super::problem::ExecdProblem;
-use super::pty::PtyMode;
-use super::terminal_socket::{DEFAULT_TERMINAL_SIZE, signal_number};
 use crate::kit::command_ending::{CommandEnding, exit_code};
+use crate::kit::terminal_socket::signal_number;
 use crate::opensandbox::OpenSandboxState;
 
 /// The name used in place of a terminal's name.
@@ -157,7 +159,7 @@ pub(super) async fn serve_exec_socket(
     socket: WebSocket,
     state: OpenSandboxState,
     target: ExecTarget,
-    mode: PtyMode,
+    mode: TerminalMode,
     start: Option<HeaderValue>,
 ) {
     let (mut sink, mut stream) = socket.split();
@@ -183,7 +185,7 @@ async fn start_command(
     start: Option<HeaderValue>,
     state: &OpenSandboxState,
     target: &ExecTarget,
-    mode: PtyMode,
+    mode: TerminalMode,
 ) -> Result<OutputStream, ServerFrame> {
     let invalid = |error: String| ServerFrame::Error { code: "INVALID_FRAME", error, coracle: None };
     let process = match start {
@@ -199,7 +201,11 @@ async fn start_command(
     state.service.launch_process(&target.owner, &target.id, process).await.map_err(start_error_frame)
 }
 
-fn parse_start_frame(text: &[u8], mode: PtyMode, state: &OpenSandboxState) -> Result<ProcessSpec, String> {
+fn parse_start_frame(
+    text: &[u8],
+    mode: TerminalMode,
+    state: &OpenSandboxState,
+) -> Result<ProcessSpec, String> {
     let start: StartFrame = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     if start.kind != "coracle.start" {
         return Err(format!("the first frame is `{}`, not `coracle.start`", start.kind));
@@ -207,14 +213,14 @@ fn parse_start_frame(text: &[u8], mode: PtyMode, state: &OpenSandboxState) -> Re
     let process = parse_foreground_command(start.run, state.service.output_settings());
     let mut process = process.map_err(|fault| fault.0.message)?;
     process.stdin = if start.stdin == Some(true) { StdinMode::Piped } else { StdinMode::Empty };
-    if mode == PtyMode::Terminal {
+    if mode == TerminalMode::Terminal {
         let given = |count: Option<u16>, default| count.filter(|count| *count > 0).unwrap_or(default);
         let columns = given(start.cols, DEFAULT_TERMINAL_SIZE.columns);
         process.io = ProcessIo::Terminal(TerminalSize {
             columns,
             rows: given(start.rows, DEFAULT_TERMINAL_SIZE.rows),
         });
-        process.env.entry("TERM".to_owned()).or_insert_with(|| "xterm-256color".to_owned());
+        process.env.entry("TERM".to_owned()).or_insert_with(|| TERMINAL_TYPE.to_owned());
     }
     Ok(process)
 }
@@ -231,7 +237,7 @@ async fn relay_command(
     following: OutputStream,
     state: &OpenSandboxState,
     target: &ExecTarget,
-    mode: PtyMode,
+    mode: TerminalMode,
 ) -> Result<(), ClientGone> {
     let session_id = following.process.to_string();
     send_frame(sink, &ServerFrame::Connected { session_id, mode: mode.name() }).await?;
@@ -360,7 +366,7 @@ struct ClientFrameHandler<'a> {
     front: &'a OpenSandboxState,
     scope: &'a ExecTarget,
     process: ProcessId,
-    mode: PtyMode,
+    mode: TerminalMode,
     replies: mpsc::Sender<ServerFrame>,
     /// Created with the first input.
     input: Option<InputQueue>,
@@ -411,7 +417,9 @@ impl ClientFrameHandler<'_> {
                 }
                 None => return self.reply_error("INVALID_FRAME", format!("unknown signal `{signal}`")).await,
             },
-            ClientFrame::Resize { cols, rows } if self.mode == PtyMode::Terminal && cols > 0 && rows > 0 => {
+            ClientFrame::Resize { cols, rows }
+                if self.mode == TerminalMode::Terminal && cols > 0 && rows > 0 =>
+            {
                 service.resize_terminal(owner, id, &self.process, TerminalSize { columns: cols, rows }).await
             }
             ClientFrame::Ping => return self.send_reply(ServerFrame::Pong).await,
@@ -462,7 +470,7 @@ impl ClientFrameHandler<'_> {
     /// Sends SIGHUP if the user of a terminal disconnected, as a modem line would.
     async fn hang_up(&mut self) {
         self.input = None;
-        if self.mode == PtyMode::Terminal {
+        if self.mode == TerminalMode::Terminal {
             let ExecTarget { owner, id, .. } = self.scope;
             let hung = self
                 .front

@@ -17,10 +17,9 @@ mod logs;
 mod port_proxy;
 mod problem;
 mod pty;
-mod replay;
 mod resource_usage;
 mod session;
-mod terminal_socket;
+mod terminal_frames;
 mod upload;
 
 use std::convert::Infallible;
@@ -42,7 +41,6 @@ use crate::kit::query::path_param;
 use crate::settings::LineDialect;
 
 pub(in crate::opensandbox) use self::exec_socket::START_HEADER;
-pub(in crate::opensandbox) use self::pty::TerminalRegistry;
 pub(in crate::opensandbox) use self::resource_usage::CpuSamples;
 
 /// The sandbox a request is for. The proxy has authorised it and put this into the extensions.

@@ -33,11 +33,6 @@ impl ExecdProblem {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "RUNTIME_ERROR", message)
     }
 
-    pub(super) fn too_many(message: &str) -> Self {
-        let problem = Problem::new(StatusCode::TOO_MANY_REQUESTS, "SERVICE_UNAVAILABLE", message);
-        Self(Problem { retry_after: Some(1), ..problem })
-    }
-
     pub(super) fn no_process(id: &str) -> Self {
         let id: String = id.chars().take(64).collect();
         Self::new(StatusCode::NOT_FOUND, "INVALID_REQUEST_BODY", format!("command `{id}` not found"))

@@ -5,13 +5,11 @@
 
 use std::time::Duration;
 
-use domain::{JournalOffset, OutputRetention};
-use service::{OutputEvent, OutputStream, ServiceError};
+use domain::{JournalOffset, OutputRetention, Owner, SandboxId};
 use tokio::time::{Instant, timeout_at};
 
-use super::ExecTarget;
-use super::pty::{ShellProcess, TerminalShell};
-use crate::opensandbox::OpenSandboxState;
+use super::session::{ShellProcess, TerminalShell};
+use crate::{OutputEvent, OutputStream, Service, ServiceError};
 
 /// How much output is retained for clients that reconnect.
 pub(super) const REPLAY_RETENTION: OutputRetention = OutputRetention { first: 0, last: 1 << 20 };
@@ -22,14 +20,15 @@ const MAX_REPLAY_BYTES: u64 = REPLAY_RETENTION.last + REPLAY_RETENTION.last / 4;
 const REPLAY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Output that a client has missed, as far as it was collected.
-pub(super) struct MissedOutput {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MissedOutput {
     /// The offset of the first byte.
-    pub(super) start: u64,
-    pub(super) bytes: Vec<u8>,
+    pub start: u64,
+    pub bytes: Vec<u8>,
 }
 
 impl MissedOutput {
-    pub(super) fn empty_at(start: u64) -> Self {
+    fn empty_at(start: u64) -> Self {
         Self { start, bytes: Vec::new() }
     }
 
@@ -72,69 +71,75 @@ impl MissedOutput {
     }
 }
 
-/// Follows the shell of a terminal from the first byte the client has not seen, and returns what the
-/// client has missed of this shell and the previous one.
-pub(super) async fn missed_since(
-    state: &OpenSandboxState,
-    target: &ExecTarget,
-    running: &TerminalShell,
-    since: u64,
-) -> Result<(OutputStream, MissedOutput), ServiceError> {
-    let shell = &running.shell;
-    let written = state.service.process_status(&target.owner, &target.id, &shell.process).await?.written;
-    let from = since.saturating_sub(shell.base).min(written);
-    let (following, missed) = collect_output(state, target, shell, from, written).await?;
-    Ok((following, missed_of_previous_shell(state, target, running, since).await.append_or_replace(missed)))
-}
+impl Service {
+    /// Follows the shell of a terminal from the first byte the client has not seen, and returns what the client has
+    /// missed of this shell and the previous one.
+    pub(super) async fn missed_since(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+        running: &TerminalShell,
+        since: u64,
+    ) -> Result<(OutputStream, MissedOutput), ServiceError> {
+        let shell = &running.shell;
+        let written = self.process_status(owner, id, &shell.process).await?.written;
+        let from = since.saturating_sub(shell.base).min(written);
+        let (following, missed) = self.collect_output(owner, id, shell, from, written).await?;
+        let earlier = self.missed_of_previous_shell(owner, id, running, since).await;
+        Ok((following, earlier.append_or_replace(missed)))
+    }
 
-/// Returns what a client has missed of the previous shell, if that is still available.
-pub(super) async fn missed_of_previous_shell(
-    state: &OpenSandboxState,
-    target: &ExecTarget,
-    running: &TerminalShell,
-    since: u64,
-) -> MissedOutput {
-    let end = running.shell.base;
-    let Some(shell) = running.before.as_ref().filter(|_| since < end) else {
-        return MissedOutput::empty_at(end);
-    };
-    let from = since.saturating_sub(shell.base);
-    match collect_output(state, target, shell, from, end.saturating_sub(shell.base)).await {
-        Ok((_, missed)) if missed.end_offset() == end => missed,
-        Ok(_) => MissedOutput::empty_at(end),
-        Err(error) => {
-            tracing::debug!(%error, "output of a terminal's previous shell is no longer available");
-            MissedOutput::empty_at(end)
+    /// Returns what a client has missed of the previous shell, if that is still available.
+    pub(super) async fn missed_of_previous_shell(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+        running: &TerminalShell,
+        since: u64,
+    ) -> MissedOutput {
+        let end = running.shell.base;
+        let Some(shell) = running.before.as_ref().filter(|_| since < end) else {
+            return MissedOutput::empty_at(end);
+        };
+        let from = since.saturating_sub(shell.base);
+        match self.collect_output(owner, id, shell, from, end.saturating_sub(shell.base)).await {
+            Ok((_, missed)) if missed.end_offset() == end => missed,
+            Ok(_) => MissedOutput::empty_at(end),
+            Err(error) => {
+                tracing::debug!(%error, "output of a terminal's previous shell is no longer available");
+                MissedOutput::empty_at(end)
+            }
         }
     }
-}
 
-/// Collects the output between two offsets, as far as it is retained. Both offsets come from inside
-/// the sandbox, so neither the size nor the duration may depend on them. A chunk may extend past the
-/// end; the client gets all of it as replay.
-async fn collect_output(
-    state: &OpenSandboxState,
-    target: &ExecTarget,
-    shell: &ShellProcess,
-    from: u64,
-    to: u64,
-) -> Result<(OutputStream, MissedOutput), ServiceError> {
-    let mut following =
-        state.service.follow_output(&target.owner, &target.id, &shell.process, JournalOffset(from)).await?;
-    let mut missed = MissedOutput::empty_at(shell.base.saturating_add(from));
-    let deadline = Instant::now() + REPLAY_TIMEOUT;
-    while missed.wants_more(shell.base.saturating_add(to)) {
-        let Ok(event) = timeout_at(deadline, following.next()).await else { break };
-        let event = event?;
-        missed.add_event(&event, shell.base);
-        if matches!(event, OutputEvent::Ended(_)) {
-            break;
+    /// Collects the output between two offsets, as far as it is retained. Both offsets come from inside the sandbox, so
+    /// neither the size nor the duration may depend on them. A chunk may extend past the end; the client gets all of it
+    /// as replay.
+    async fn collect_output(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+        shell: &ShellProcess,
+        from: u64,
+        to: u64,
+    ) -> Result<(OutputStream, MissedOutput), ServiceError> {
+        let mut following = self.follow_output(owner, id, &shell.process, JournalOffset(from)).await?;
+        let mut missed = MissedOutput::empty_at(shell.base.saturating_add(from));
+        let deadline = Instant::now() + REPLAY_TIMEOUT;
+        while missed.wants_more(shell.base.saturating_add(to)) {
+            let Ok(event) = timeout_at(deadline, following.next()).await else { break };
+            let event = event?;
+            missed.add_event(&event, shell.base);
+            if matches!(event, OutputEvent::Ended(_)) {
+                break;
+            }
         }
+        Ok((following, missed))
     }
-    Ok((following, missed))
 }
 
 #[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 mod tests {
     use domain::StreamKind;
 

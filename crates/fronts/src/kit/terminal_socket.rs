@@ -1,0 +1,330 @@
+//! One client attached to a terminal, over any connection that carries messages.
+//!
+//! ```text
+//! to the client:    [replay]  connected  output…  exit  close
+//! from the client:  input · signal · resize · ping
+//! ```
+//! How these are written is a parameter, the [`TerminalCodec`] of a front. The terminal itself outlives
+//! this connection; the service keeps it.
+
+use std::time::Duration;
+
+use domain::process::TerminalSize;
+use domain::{ExitReason, Owner, ProcessId, SandboxId, StreamKind};
+use futures_util::{SinkExt, StreamExt};
+use service::{
+    MissedOutput, OpenTerminal, OutputEvent, OutputStream, ProcessInput, Service, ServiceError, SignalTarget,
+    TerminalAttachment, TerminalMode,
+};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, interval, sleep_until, timeout};
+
+use super::socket::{CloseReason, MessageSink, MessageStream, SocketMessage, close_socket};
+
+const PING_INTERVAL: Duration = Duration::from_secs(30);
+/// A client that sends nothing for this long is considered gone.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(60);
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
+/// How many pieces of input may wait for a process that does not read.
+const MAX_QUEUED_INPUT: usize = 64;
+
+/// How one API writes the messages of a terminal.
+pub(crate) struct TerminalCodec {
+    /// Reads a text or binary message; the error says what is wrong with it.
+    pub(crate) decode: fn(&SocketMessage) -> Result<TerminalAction, String>,
+    pub(crate) encode: fn(&TerminalEvent<'_>) -> SocketMessage,
+    pub(crate) close: fn(TerminalEnding) -> CloseReason,
+}
+
+/// What a client asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum TerminalAction {
+    Input(Vec<u8>),
+    Signal(i32),
+    Resize { columns: u16, rows: u16 },
+    Ping,
+}
+
+/// What a client learns.
+#[derive(Debug)]
+pub(crate) enum TerminalEvent<'a> {
+    /// Output that was printed while the client was away.
+    Replay(&'a MissedOutput),
+    Connected {
+        name: &'a str,
+        mode: TerminalMode,
+    },
+    Output {
+        stream: StreamKind,
+        bytes: &'a [u8],
+    },
+    Exited(ExitReason),
+    Fault {
+        kind: TerminalFault,
+        message: &'a str,
+    },
+    Pong,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TerminalFault {
+    StartFailed,
+    InvalidMessage,
+    InputFailed,
+    /// A signal could not be sent.
+    RequestFailed,
+    TerminalGone,
+    TakenOver,
+}
+
+/// Why a connection to a terminal ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TerminalEnding {
+    ClientGone,
+    Exited,
+    StartFailed,
+    TerminalGone,
+    TakenOver,
+}
+
+/// The sandbox of a terminal, and what a client wants from the terminal.
+pub(crate) struct TerminalClient {
+    pub(crate) service: Service,
+    pub(crate) owner: Owner,
+    pub(crate) id: SandboxId,
+    /// How a shell is connected that this client starts.
+    pub(crate) mode: TerminalMode,
+    /// The offset of the first byte that the client has not seen.
+    pub(crate) since: u64,
+}
+
+/// Serves one client until it disconnects or the process ends.
+pub(crate) async fn serve_terminal(
+    (mut sink, mut stream): (impl MessageSink, impl MessageStream),
+    codec: &TerminalCodec,
+    client: TerminalClient,
+    mut attachment: TerminalAttachment,
+) {
+    let mut outbox = Outbox { sink: &mut sink, codec };
+    let ending = match open_terminal(&mut outbox, &client, &attachment).await {
+        Ok((shell, output)) => {
+            let mut attached = AttachedClient { outbox, client: &client, shell, input: None };
+            attached.serve(&mut stream, output, &mut attachment).await
+        }
+        Err(ending) => ending,
+    };
+    close_socket(&mut sink, &mut stream, (codec.close)(ending), SEND_TIMEOUT).await;
+}
+
+/// The shell that a client is attached to.
+struct AttachedShell {
+    process: ProcessId,
+    mode: TerminalMode,
+}
+
+/// Starts or finds the shell, and sends the output that the client has missed.
+async fn open_terminal<K: MessageSink>(
+    outbox: &mut Outbox<'_, K>,
+    client: &TerminalClient,
+    attachment: &TerminalAttachment,
+) -> Result<(AttachedShell, OutputStream), TerminalEnding> {
+    let TerminalClient { service, owner, id, mode, since } = client;
+    let terminal = attachment.terminal();
+    let OpenTerminal { process, mode, missed, output } =
+        match service.open_terminal(owner, id, terminal, *mode, *since).await {
+            Ok(opened) => opened,
+            Err(error) => {
+                outbox.send_fault(TerminalFault::StartFailed, &error.to_string()).await?;
+                return Err(TerminalEnding::StartFailed);
+            }
+        };
+    if !missed.bytes.is_empty() {
+        outbox.send_event(&TerminalEvent::Replay(&missed)).await?;
+    }
+    outbox.send_event(&TerminalEvent::Connected { name: &terminal.name, mode }).await?;
+    Ok((AttachedShell { process, mode }, output))
+}
+
+/// The direction to the client.
+struct Outbox<'a, K> {
+    sink: &'a mut K,
+    codec: &'a TerminalCodec,
+}
+
+impl<K: MessageSink> Outbox<'_, K> {
+    async fn send_event(&mut self, event: &TerminalEvent<'_>) -> Result<(), TerminalEnding> {
+        self.send_message((self.codec.encode)(event)).await
+    }
+
+    async fn send_fault(&mut self, kind: TerminalFault, message: &str) -> Result<(), TerminalEnding> {
+        self.send_event(&TerminalEvent::Fault { kind, message }).await
+    }
+
+    /// Sends a message; fails if the client does not accept it in time.
+    async fn send_message(&mut self, message: SocketMessage) -> Result<(), TerminalEnding> {
+        match timeout(SEND_TIMEOUT, self.sink.send(message)).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) | Err(_) => Err(TerminalEnding::ClientGone),
+        }
+    }
+}
+
+struct AttachedClient<'a, K> {
+    outbox: Outbox<'a, K>,
+    client: &'a TerminalClient,
+    shell: AttachedShell,
+    /// Feeds the process; created with the first input.
+    input: Option<(mpsc::Sender<Vec<u8>>, JoinSet<()>)>,
+}
+
+impl<K: MessageSink> AttachedClient<'_, K> {
+    async fn serve(
+        &mut self,
+        stream: &mut impl MessageStream,
+        mut output: OutputStream,
+        attachment: &mut TerminalAttachment,
+    ) -> TerminalEnding {
+        let mut ping = interval(PING_INTERVAL);
+        let mut gone_at = Instant::now() + SILENCE_TIMEOUT;
+        loop {
+            // Each branch is cancel-safe.
+            let step = tokio::select! {
+                event = output.next() => self.forward_event(event).await,
+                message = stream.next() => {
+                    gone_at = Instant::now() + SILENCE_TIMEOUT;
+                    match message {
+                        Some(Ok(message)) => self.handle_message(message).await,
+                        Some(Err(_)) | None => Err(TerminalEnding::ClientGone),
+                    }
+                }
+                () = attachment.wait_until_displaced() => {
+                    let message = "another client has taken this terminal over";
+                    let sent = self.outbox.send_fault(TerminalFault::TakenOver, message).await;
+                    sent.and(Err(TerminalEnding::TakenOver))
+                }
+                _ = ping.tick() => self.outbox.send_message(SocketMessage::Ping).await,
+                () = sleep_until(gone_at) => Err(TerminalEnding::ClientGone),
+            };
+            if let Err(ending) = step {
+                return ending;
+            }
+        }
+    }
+
+    /// Forwards an event of the process to the client.
+    async fn forward_event(
+        &mut self,
+        event: Result<OutputEvent, ServiceError>,
+    ) -> Result<(), TerminalEnding> {
+        match event {
+            Ok(OutputEvent::Output { stream, bytes, .. }) => {
+                self.outbox.send_event(&TerminalEvent::Output { stream, bytes: &bytes }).await
+            }
+            Ok(OutputEvent::Gap { .. }) => Ok(()),
+            Ok(OutputEvent::Ended(end)) => {
+                self.outbox.send_event(&TerminalEvent::Exited(end.exit)).await?;
+                Err(TerminalEnding::Exited)
+            }
+            Err(error) => {
+                self.outbox.send_fault(TerminalFault::TerminalGone, &error.to_string()).await?;
+                Err(TerminalEnding::TerminalGone)
+            }
+        }
+    }
+
+    /// Handles a message from the client. Only a broken connection ends the session.
+    async fn handle_message(&mut self, message: SocketMessage) -> Result<(), TerminalEnding> {
+        match message {
+            SocketMessage::Text(_) | SocketMessage::Binary(_) => match (self.outbox.codec.decode)(&message) {
+                Ok(action) => self.handle_action(action).await,
+                Err(why) => self.outbox.send_fault(TerminalFault::InvalidMessage, &why).await,
+            },
+            SocketMessage::Ping | SocketMessage::Pong => Ok(()),
+            SocketMessage::Close(_) => Err(TerminalEnding::ClientGone),
+        }
+    }
+
+    async fn handle_action(&mut self, action: TerminalAction) -> Result<(), TerminalEnding> {
+        match action {
+            TerminalAction::Input(bytes) => self.feed_input(bytes).await,
+            TerminalAction::Ping => self.outbox.send_event(&TerminalEvent::Pong).await,
+            TerminalAction::Signal(number) => self.send_signal(number).await,
+            TerminalAction::Resize { columns, rows } => {
+                self.resize_terminal(TerminalSize { columns, rows }).await;
+                Ok(())
+            }
+        }
+    }
+
+    async fn send_signal(&mut self, number: i32) -> Result<(), TerminalEnding> {
+        let TerminalClient { service, owner, id, .. } = self.client;
+        let process = &self.shell.process;
+        match service.signal_process(owner, id, process, number, SignalTarget::Group).await {
+            Ok(()) => Ok(()),
+            Err(error) => self.outbox.send_fault(TerminalFault::RequestFailed, &error.to_string()).await,
+        }
+    }
+
+    /// Clients send their size without checking whether there is a terminal, and before they know it.
+    async fn resize_terminal(&self, size: TerminalSize) {
+        if self.shell.mode == TerminalMode::Pipes || size.columns == 0 || size.rows == 0 {
+            return;
+        }
+        let TerminalClient { service, owner, id, .. } = self.client;
+        if let Err(error) = service.resize_terminal(owner, id, &self.shell.process, size).await {
+            // A program that has just ended has no terminal; its exit event follows.
+            tracing::debug!(%error, "failed to resize terminal");
+        }
+    }
+
+    /// Passes input to a separate task: a process that does not read must not block its output, or a
+    /// signal that would end it.
+    async fn feed_input(&mut self, bytes: Vec<u8>) -> Result<(), TerminalEnding> {
+        if self.input.as_ref().is_none_or(|(sender, _)| sender.is_closed()) {
+            let TerminalClient { service, owner, id, .. } = self.client;
+            match service.open_input(owner, id, &self.shell.process).await {
+                Ok(input) => self.input = Some(spawn_input_task(input)),
+                Err(error) => {
+                    return self.outbox.send_fault(TerminalFault::InputFailed, &error.to_string()).await;
+                }
+            }
+        }
+        let sent = self.input.as_ref().map(|(sender, _)| sender.try_send(bytes));
+        match sent {
+            Some(Err(_)) => {
+                let message = "the process does not read its input";
+                self.outbox.send_fault(TerminalFault::InputFailed, message).await
+            }
+            Some(Ok(())) | None => Ok(()),
+        }
+    }
+}
+
+/// Starts a task that delivers input in order, until it fails or the set is dropped.
+fn spawn_input_task(mut input: ProcessInput) -> (mpsc::Sender<Vec<u8>>, JoinSet<()>) {
+    let (sender, mut pieces) = mpsc::channel::<Vec<u8>>(MAX_QUEUED_INPUT);
+    let mut task = JoinSet::new();
+    task.spawn(async move {
+        while let Some(piece) = pieces.recv().await {
+            if let Err(error) = input.send_bytes(&piece).await {
+                tracing::debug!(%error, "failed to deliver terminal input");
+                return;
+            }
+        }
+    });
+    (sender, task)
+}
+
+/// Returns the number of a signal that clients of terminals and commands may send.
+pub(crate) fn signal_number(name: &str) -> Option<i32> {
+    match name {
+        "SIGHUP" => Some(1),
+        "SIGINT" => Some(2),
+        "SIGQUIT" => Some(3),
+        "SIGKILL" => Some(9),
+        "SIGPIPE" => Some(13),
+        "SIGTERM" => Some(15),
+        _ => None,
+    }
+}
