@@ -4,6 +4,7 @@
 pub(crate) mod axum_socket;
 pub(crate) mod body;
 pub(crate) mod command_ending;
+pub(crate) mod command_socket;
 pub(crate) mod download;
 pub(crate) mod error_format;
 pub(crate) mod headers;

@@ -127,7 +127,7 @@ fn run_over_socket(
     let accepted =
         start.as_ref().map(|_| [(exec_socket::START_HEADER, HeaderValue::from_static("accepted"))]);
     let serve = async move |socket| {
-        exec_socket::serve_exec_socket(socket, state, target, mode, start).await;
+        exec_socket::serve_exec_socket(split_socket(socket), state, target, mode, start).await;
     };
     (accepted, upgrade.on_upgrade(serve)).into_response()
 }
