@@ -28,6 +28,38 @@ pub(crate) enum MultipartError {
     BadHead,
 }
 
+/// The headers of a part, as far as fronts use them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PartHead {
+    pub(crate) name: String,
+    /// The file name as it was sent; it may contain a path.
+    file_name: Option<String>,
+}
+
+/// How much of a part's file name a front takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(test), expect(dead_code, reason = "no front that takes file names is compiled in"))]
+pub(crate) enum FileNameForm {
+    /// Only what follows the last slash, since clients may send paths of their own machine.
+    LastSegment,
+    /// The whole name: `dir/sub/a.txt` keeps its directories. It is not checked; `..` and a leading
+    /// slash are left to the sandbox, which resolves paths within itself.
+    FullPath,
+}
+
+impl PartHead {
+    /// The name of the part's file; `None` if the part is not a file.
+    #[cfg_attr(not(test), expect(dead_code, reason = "no front that takes file names is compiled in"))]
+    pub(crate) fn file_name(&self, form: FileNameForm) -> Option<&str> {
+        let whole = self.file_name.as_deref()?;
+        let name = match form {
+            FileNameForm::LastSegment => whole.rsplit('/').next().unwrap_or(whole),
+            FileNameForm::FullPath => whole,
+        };
+        Some(name).filter(|name| !name.is_empty())
+    }
+}
+
 /// A streaming multipart parser.
 pub(crate) struct MultipartReader<S> {
     body: S,
@@ -50,9 +82,9 @@ where
         Ok(Self { body, buffer, delimiter, inside: true })
     }
 
-    /// Advances to the next part, skipping the rest of the current one, and returns its name. `None` after
-    /// the last.
-    pub(crate) async fn next_part(&mut self) -> Result<Option<String>, MultipartError> {
+    /// Advances to the next part, skipping the rest of the current one, and returns its headers. `None`
+    /// after the last.
+    pub(crate) async fn next_part(&mut self) -> Result<Option<PartHead>, MultipartError> {
         while self.inside {
             self.next_chunk().await?;
         }
@@ -74,7 +106,7 @@ where
         let head = self.buffer.split_to(end + 4);
         self.inside = true;
         let head = std::str::from_utf8(&head).ok().ok_or(MultipartError::BadHead)?;
-        parse_part_name(head).map(Some).ok_or(MultipartError::BadHead)
+        parse_part_head(head).map(Some).ok_or(MultipartError::BadHead)
     }
 
     /// Returns the next chunk of the current part's content; `None` at its end.
@@ -132,12 +164,13 @@ fn parse_boundary(content_type: &str) -> Option<String> {
     (1..=MAX_BOUNDARY_LENGTH).contains(&boundary.len()).then_some(boundary)
 }
 
-/// Returns the `name` in a part's `Content-Disposition`.
-fn parse_part_name(head: &str) -> Option<String> {
+/// Reads a part's `Content-Disposition`, which must have a `name`.
+fn parse_part_head(head: &str) -> Option<PartHead> {
     let mut lines = head.split("\r\n").filter_map(|line| line.split_once(':'));
     let (_, value) = lines.find(|(key, _)| key.trim().eq_ignore_ascii_case("content-disposition"))?;
     let (_, parameters) = value.split_once(';')?;
-    find_parameter(parameters, "name")
+    let file_name = find_parameter(parameters, "filename");
+    Some(PartHead { name: find_parameter(parameters, "name")?, file_name })
 }
 
 /// Finds the parameter `wanted` in text such as `a=b; c="d;\"e"`.
@@ -201,7 +234,7 @@ mod tests {
         let mut multipart = MultipartReader::new("multipart/form-data; boundary=B", stream::iter(pieces))?;
         let all = async {
             let mut parts = Parts::new();
-            while let Some(name) = multipart.next_part().await? {
+            while let Some(PartHead { name, .. }) = multipart.next_part().await? {
                 let mut content = Vec::new();
                 while let Some(piece) = multipart.next_chunk().await? {
                     content.extend_from_slice(&piece);
@@ -224,11 +257,26 @@ mod tests {
         ] {
             assert_eq!(find_parameter(text, "boundary").as_deref(), expected, "{text}");
         }
-        assert_eq!(
-            parse_part_name("\r\nContent-Disposition: form-data; filename=\"a\"; name=\"b\"\r\n\r\n")
-                .as_deref(),
-            Some("b")
-        );
+        let head = parse_part_head("\r\nContent-Disposition: form-data; filename=\"a\"; name=\"b\"\r\n\r\n");
+        assert_eq!(head.unwrap().name, "b");
+    }
+
+    #[test]
+    fn file_names_keep_their_path_if_asked() {
+        for (parameter, last, full) in [
+            ("; filename=\"dir/sub/a.txt\"", Some("a.txt"), Some("dir/sub/a.txt")),
+            ("; filename=\"/abs/../a b;c\\\"d.txt\"", Some("a b;c\"d.txt"), Some("/abs/../a b;c\"d.txt")),
+            ("; filename=a.txt", Some("a.txt"), Some("a.txt")),
+            ("; filename=\"dir/\"", None, Some("dir/")),
+            ("; filename=\"\"", None, None),
+            ("", None, None),
+        ] {
+            let text = format!("\r\ncontent-disposition: form-data; name=\"file\"{parameter}\r\n\r\n");
+            let head = parse_part_head(&text).unwrap();
+            assert_eq!(head.name, "file");
+            assert_eq!(head.file_name(FileNameForm::LastSegment), last, "{parameter}");
+            assert_eq!(head.file_name(FileNameForm::FullPath), full, "{parameter}");
+        }
     }
 
     #[test]
@@ -238,8 +286,9 @@ mod tests {
         let mut multipart = MultipartReader::new("multipart/form-data; boundary=B", pieces).unwrap();
         let names =
             async { (multipart.next_part().await, multipart.next_part().await, multipart.next_part().await) };
-        let names = names.now_or_never().unwrap();
-        assert_eq!(names, (Ok(Some("a".to_owned())), Ok(Some("b".to_owned())), Ok(None)));
+        let (first, second, third) = names.now_or_never().unwrap();
+        let name = |head: Result<Option<PartHead>, MultipartError>| head.unwrap().unwrap().name;
+        assert_eq!((name(first).as_str(), name(second).as_str(), third), ("a", "b", Ok(None)));
     }
 
     #[test]

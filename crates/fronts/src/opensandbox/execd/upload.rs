@@ -61,8 +61,8 @@ where
     S: Stream<Item = Result<Bytes, E>> + Unpin,
 {
     let (mut ahead, mut files) = (VecDeque::new(), 0_usize);
-    while let Some(name) = parts.next_part().await? {
-        match name.as_str() {
+    while let Some(part) = parts.next_part().await? {
+        match part.name.as_str() {
             "metadata" if ahead.len() < MAX_PENDING_METADATA => ahead.push_back(read_metadata(parts).await?),
             "metadata" => {
                 return Err(upload_problem("INVALID_FILE", "more `metadata` parts than `file` parts"));
