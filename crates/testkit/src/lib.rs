@@ -1,13 +1,15 @@
-//! Helpers shared by the tests of all crates: how a test reports that it was skipped, and a backend
-//! without sandboxes.
+//! Helpers shared by the tests of all crates: how a test reports that it was skipped, the
+//! agent without a jail, and a backend without sandboxes.
 //!
 //! A test that returns early looks like one that passed. So it prints `SKIPPED NAME: WHY` on a
 //! separate line, and `cargo xtask test` repeats these lines at its end.
 
-#![cfg_attr(feature = "backend", expect(clippy::unwrap_used, reason = "a failed unwrap fails the test"))]
+#![cfg_attr(feature = "agent", expect(clippy::unwrap_used, reason = "a failed unwrap fails the test"))]
 
 #[cfg(feature = "backend")]
 pub mod fake_backend;
+#[cfg(feature = "agent")]
+pub mod unjailed_agent;
 
 use std::io::Write;
 

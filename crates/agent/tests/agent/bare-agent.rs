@@ -1,5 +1,5 @@
-//! The agent without a jail, for the tests of this crate: it takes paths where the real one takes
-//! descriptors.
+//! The agent without a jail, for tests: it takes paths where the real one takes descriptors, and ends
+//! with the thread that started it.
 //!
 //! `bare-agent SOCKET JOURNALS CONFIG [group=DIR] [tasks=FILE] [oom=FILE]`; the byte that reports
 //! "ready" goes to its standard output. `bare-agent __echo` is the kernel that runs when a request
@@ -12,12 +12,15 @@ use std::os::fd::{IntoRawFd, OwnedFd};
 
 use rustix::fs::{MemfdFlags, Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
+use rustix::process::Signal;
 use wire::config::CONFIG_FD;
 
 fn main() -> Result<(), Box<dyn Error>> {
     if std::env::args().nth(1).as_deref() == Some("__echo") {
         return echo();
     }
+    // Without a jail, nothing else would end it if its test is interrupted.
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     // The first descriptor that is opened gets the number where the agent expects its
     // configuration.
     let config_file = rustix::fs::memfd_create("config", MemfdFlags::empty())?.into_raw_fd();

@@ -1,11 +1,10 @@
 //! Starts an agent for a test, and removes everything of it afterwards.
 
-use std::collections::BTreeMap;
-use std::io::Read;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
-use tempfile::TempDir;
+use testkit::unjailed_agent::{AgentSetup, UnjailedAgent};
 use wire::AgentConfig;
 
 /// How trees are killed.
@@ -16,10 +15,9 @@ pub(crate) enum TreeMode {
 }
 
 pub(crate) struct TestAgent {
-    process: Child,
     /// Dropped before the directory it is mounted in.
     _mounted: Option<MountedTmpfs>,
-    directory: TempDir,
+    agent: UnjailedAgent,
     group: Option<PathBuf>,
 }
 
@@ -68,63 +66,14 @@ impl TestAgent {
         change: impl FnOnce(&mut AgentConfig),
         mount: impl FnOnce(&Path) -> Option<MountedTmpfs>,
     ) -> Self {
-        let directory = tempfile::Builder::new().prefix("agent").tempdir_in("/tmp").unwrap();
-        let journals = directory.path().join("journals");
-        std::fs::create_dir(&journals).unwrap();
-        let mounted = mount(&journals);
-        let home = directory.path().join("home");
-        std::fs::create_dir(&home).unwrap();
-        let root = rustix::process::geteuid().is_root();
-        let mut config = AgentConfig {
-            version: wire::VERSION,
-            listen_fd: -1,
-            ready_fd: -1,
-            journal_fd: -1,
-            commands_fd: None,
-            tasks_fds: Vec::new(),
-            shares_fds: Vec::new(),
-            oom_fd: None,
-            command_filter: Vec::new(),
-            command_capabilities: u64::MAX,
-            process_rlimit: None,
-            single_user: !root,
-            default_user: "root".to_owned(),
-            default_directory: home.to_str().unwrap().to_owned(),
-            env: BTreeMap::from([("PATH".to_owned(), "/usr/local/bin:/usr/bin:/bin".to_owned())]),
-            env_file: None,
-            nesting: None,
-            max_processes: 100,
-            limit_view: None,
-            threads: None,
-        };
-        change(&mut config);
-        let group = (trees == TreeMode::Groups).then(|| make_group(directory.path()));
-        let mut command = agent_command(root);
-        command.arg(directory.path().join("socket")).arg(directory.path().join("journals"));
-        command.arg(serde_json::to_string(&config).unwrap());
-        command.args(group.iter().map(|group| format!("group={}", group.display())));
-        command.args(limits);
-        let mut process = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
-        let mut ready = [0];
-        process.stdout.take().unwrap().read_exact(&mut ready).unwrap();
-        Self { process, _mounted: mounted, directory, group }
-    }
-
-    pub(crate) fn socket(&self) -> PathBuf {
-        self.directory.path().join("socket")
-    }
-
-    pub(crate) fn home(&self) -> PathBuf {
-        self.directory.path().join("home")
-    }
-
-    pub(crate) fn journal(&self, process: &str) -> PathBuf {
-        self.directory.path().join("journals").join(process)
-    }
-
-    /// The agent's own process.
-    pub(crate) fn pid(&self) -> u32 {
-        self.process.id()
+        let mut setup = AgentSetup::new();
+        let mounted = mount(&setup.journals());
+        change(&mut setup.config);
+        let group = (trees == TreeMode::Groups).then(|| make_group(setup.directory()));
+        setup.words.extend(group.iter().map(|group| format!("group={}", group.display())));
+        setup.words.extend_from_slice(limits);
+        let agent = setup.start(Path::new(env!("CARGO_BIN_EXE_bare-agent")));
+        Self { _mounted: mounted, agent, group }
     }
 
     /// The groups of commands that still exist.
@@ -132,6 +81,14 @@ impl TestAgent {
         let group = self.group.as_ref().unwrap();
         let entries = std::fs::read_dir(group).unwrap().map(|entry| entry.unwrap().path());
         entries.filter(|path| path.is_dir()).collect()
+    }
+}
+
+impl Deref for TestAgent {
+    type Target = UnjailedAgent;
+
+    fn deref(&self) -> &UnjailedAgent {
+        &self.agent
     }
 }
 
@@ -151,17 +108,6 @@ impl Drop for MountedTmpfs {
     }
 }
 
-/// For an ordinary user, the agent is root in its own user namespace, as it is in a jail.
-fn agent_command(root: bool) -> Command {
-    let agent = env!("CARGO_BIN_EXE_bare-agent");
-    if root {
-        return Command::new(agent);
-    }
-    let mut command = Command::new("unshare");
-    command.args(["--map-root-user", agent]);
-    command
-}
-
 fn make_group(directory: &Path) -> PathBuf {
     let name = directory.file_name().unwrap();
     let group = groups_root().unwrap().join(format!("coracle-test-{}", name.to_str().unwrap()));
@@ -174,8 +120,7 @@ impl Drop for TestAgent {
         if let Some(group) = &self.group {
             std::fs::write(group.join("cgroup.kill"), "1").unwrap();
         }
-        self.process.kill().unwrap();
-        self.process.wait().unwrap();
+        self.agent.kill();
         if let Some(group) = &self.group {
             remove_group(group);
         }

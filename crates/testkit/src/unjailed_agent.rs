@@ -1,0 +1,143 @@
+//! The real agent without a jail: its commands and files are those of this host.
+//!
+//! The program is `crates/agent/tests/agent/bare-agent.rs`, which each package builds for its own tests.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use tempfile::TempDir;
+use wire::AgentConfig;
+
+/// An agent that is about to be started.
+pub struct AgentSetup {
+    directory: TempDir,
+    pub config: AgentConfig,
+    /// Further arguments of the program, such as `group=DIR`.
+    pub words: Vec<String>,
+}
+
+/// A running agent. It is killed when this is dropped, and its commands with it unless they have a
+/// control group.
+pub struct UnjailedAgent {
+    process: Child,
+    directory: TempDir,
+}
+
+impl AgentSetup {
+    pub fn new() -> Self {
+        let directory = tempfile::Builder::new().prefix("agent").tempdir_in("/tmp").unwrap();
+        let home = directory.path().join("home");
+        fs::create_dir(&home).unwrap();
+        fs::create_dir(directory.path().join("journals")).unwrap();
+        let config = plain_config(home.to_str().unwrap());
+        Self { directory, config, words: Vec::new() }
+    }
+
+    /// The directory of this agent alone; its name is unique.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    pub fn journals(&self) -> PathBuf {
+        self.directory.path().join("journals")
+    }
+
+    /// Starts the program and waits until it listens.
+    pub fn start(self, program: &Path) -> UnjailedAgent {
+        let mut command = agent_command(program);
+        command.arg(self.directory.path().join("socket")).arg(self.journals());
+        command.arg(serde_json::to_string(&self.config).unwrap()).args(&self.words);
+        let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+        let mut process =
+            started.unwrap_or_else(|error| panic!("could not start {}: {error}", program.display()));
+        let mut ready = [0];
+        process.stdout.take().unwrap().read_exact(&mut ready).unwrap();
+        UnjailedAgent { process, directory: self.directory }
+    }
+}
+
+impl Default for AgentSetup {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl UnjailedAgent {
+    pub fn socket(&self) -> PathBuf {
+        self.directory.path().join("socket")
+    }
+
+    /// The directory in which commands start.
+    pub fn home(&self) -> PathBuf {
+        self.directory.path().join("home")
+    }
+
+    pub fn journal(&self, process: &str) -> PathBuf {
+        self.directory.path().join("journals").join(process)
+    }
+
+    /// The agent's own process.
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Kills it and waits for its end, if it has not ended yet.
+    pub fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
+
+impl Drop for UnjailedAgent {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// The program that cargo built as an example of the package whose tests are running.
+pub fn example_program(name: &str) -> PathBuf {
+    let tests = std::env::current_exe().unwrap();
+    let profile = tests.parent().and_then(Path::parent).expect("tests are built in `PROFILE/deps`");
+    let program = profile.join("examples").join(name);
+    assert!(program.exists(), "{} is missing: `cargo test` without `--test` builds it", program.display());
+    program
+}
+
+/// For an ordinary user, the agent is root in its own user namespace, as it is in a jail.
+fn agent_command(program: &Path) -> Command {
+    if crate::is_root() {
+        return Command::new(program);
+    }
+    let mut command = Command::new("unshare");
+    command.arg("--map-root-user").arg(program);
+    command
+}
+
+/// No limits, no filter, and commands that are killed through their runners.
+fn plain_config(home: &str) -> AgentConfig {
+    AgentConfig {
+        version: wire::VERSION,
+        listen_fd: -1,
+        ready_fd: -1,
+        journal_fd: -1,
+        commands_fd: None,
+        tasks_fds: Vec::new(),
+        shares_fds: Vec::new(),
+        oom_fd: None,
+        command_filter: Vec::new(),
+        command_capabilities: u64::MAX,
+        process_rlimit: None,
+        single_user: !crate::is_root(),
+        default_user: "root".to_owned(),
+        default_directory: home.to_owned(),
+        env: BTreeMap::from([("PATH".to_owned(), "/usr/local/bin:/usr/bin:/bin".to_owned())]),
+        env_file: None,
+        nesting: None,
+        max_processes: 100,
+        limit_view: None,
+        threads: None,
+    }
+}
