@@ -1,6 +1,6 @@
 //! A backend without sandboxes. It records its calls and produces, on demand, situations that a real backend rarely
-//! does: half-made sandboxes, unknown sandboxes, deaths, failures, a malicious agent. It proves nothing about isolation
-//! or about the real agent; other tests do that.
+//! does: half-made sandboxes, unknown sandboxes, deaths, failures, a malicious agent. It proves nothing about isolation;
+//! other tests do that. Its agents are fake too, unless [`FakeBackend::with_agents`] names the program of a real one.
 
 mod agent;
 mod calls;
@@ -8,6 +8,7 @@ mod features;
 mod images;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -17,10 +18,14 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use wire::AgentRequest;
 use wire::process::{ExitReason, ProcessStatus};
 
+use crate::unjailed_agent::{AgentSetup, UnjailedAgent};
+
 pub use agent::{encoded, ended, fault, running};
 
 pub struct FakeBackend {
     world: Mutex<FakeState>,
+    /// The program of the real agent, without a jail, that each sandbox gets instead of a fake one.
+    agent_program: Option<PathBuf>,
     /// The number of sandboxes.
     population: watch::Sender<usize>,
     pub deaths: (mpsc::UnboundedSender<SandboxDeath>, Mutex<Option<mpsc::UnboundedReceiver<SandboxDeath>>>),
@@ -47,6 +52,8 @@ pub struct FakeBackend {
 #[derive(Default)]
 struct FakeState {
     sandboxes: HashMap<SandboxId, FoundCondition>,
+    /// The real agents of living sandboxes. Their files end with them.
+    agents: HashMap<SandboxId, UnjailedAgent>,
     snapshots: BTreeSet<SnapshotId>,
     /// The names of all calls, in order.
     calls: Vec<&'static str>,
@@ -69,9 +76,19 @@ pub type Script = Arc<dyn Fn(&AgentRequest) -> Option<Vec<u8>> + Send + Sync>;
 
 impl FakeBackend {
     pub fn new() -> Arc<Self> {
+        Arc::new(Self::make(None))
+    }
+
+    /// Each sandbox has a real agent, so that commands run and files exist, though on this host.
+    pub fn with_agents(program: PathBuf) -> Arc<Self> {
+        Arc::new(Self::make(Some(program)))
+    }
+
+    fn make(agent_program: Option<PathBuf>) -> Self {
         let (sender, receiver) = mpsc::unbounded_channel();
-        Arc::new(Self {
+        Self {
             world: Mutex::default(),
+            agent_program,
             population: watch::Sender::new(0),
             deaths: (sender, Mutex::new(Some(receiver))),
             gate: Semaphore::new(Semaphore::MAX_PERMITS),
@@ -83,19 +100,46 @@ impl FakeBackend {
             freezer: AtomicBool::new(true),
             optional_traits: AtomicBool::new(true),
             entrypoint_end: watch::Sender::new(None),
-        })
+        }
     }
 
     pub fn put_sandbox(&self, id: &SandboxId, condition: FoundCondition) {
         let mut world = self.world.lock().unwrap();
+        if condition == FoundCondition::Dead {
+            world.agents.remove(id);
+        }
         world.sandboxes.insert(id.clone(), condition);
         self.population.send_replace(world.sandboxes.len());
     }
 
     pub fn remove_sandbox(&self, id: &SandboxId) {
         let mut world = self.world.lock().unwrap();
+        world.agents.remove(id);
         world.sandboxes.remove(id);
         self.population.send_replace(world.sandboxes.len());
+    }
+
+    /// Puts a living sandbox, with its agent if agents are real.
+    fn start_sandbox(&self, id: &SandboxId) {
+        if let Some(program) = &self.agent_program {
+            let agent = AgentSetup::new().start(program);
+            self.world.lock().unwrap().agents.insert(id.clone(), agent);
+        }
+        self.put_sandbox(id, FoundCondition::Alive);
+    }
+
+    fn agent_socket(&self, id: &SandboxId) -> Option<PathBuf> {
+        self.world.lock().unwrap().agents.get(id).map(UnjailedAgent::socket)
+    }
+
+    /// Ends the real agents, though their sandboxes seem to live. Nothing else ends them before the test does.
+    pub fn kill_agents(&self) {
+        self.world.lock().unwrap().agents.clear();
+    }
+
+    /// The directory in which the commands of a sandbox with a real agent start.
+    pub fn home(&self, id: &SandboxId) -> PathBuf {
+        self.world.lock().unwrap().agents.get(id).expect("it has a real agent").home()
     }
 
     pub fn condition(&self, id: &SandboxId) -> Option<FoundCondition> {

@@ -7,6 +7,7 @@ use backend::{
     Reconfigure, SandboxDeath, SandboxUsage, Snapshots, StoppedSandbox, Volumes,
 };
 use domain::{FilesState, SandboxId, SandboxSpec};
+use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 
 use super::FakeBackend;
@@ -38,7 +39,7 @@ impl Backend for FakeBackend {
         self.record_call("create asked")?;
         self.gate.acquire().await.unwrap().forget();
         self.record_call("create")?;
-        self.put_sandbox(id, FoundCondition::Alive);
+        self.start_sandbox(id);
         Ok(Enforced { image: real(&spec.image), stand_in: stand_in(&spec.image), ..Enforced::default() })
     }
 
@@ -57,7 +58,7 @@ impl Backend for FakeBackend {
         self.gate.acquire().await.unwrap().forget();
         self.record_call("restart")?;
         match self.condition(id) {
-            Some(FoundCondition::Dead) => self.put_sandbox(id, FoundCondition::Alive),
+            Some(FoundCondition::Dead) => self.start_sandbox(id),
             _ => return Err(BackendError::Gone),
         }
         Ok(Enforced { image: real(&spec.image), ..Enforced::default() })
@@ -99,6 +100,12 @@ impl Backend for FakeBackend {
         self.record_call("dial")?;
         if self.condition(id).is_none_or(|condition| condition == FoundCondition::Dead) {
             return Err(BackendError::Gone);
+        }
+        if let Some(socket) = self.agent_socket(id) {
+            let stream = UnixStream::connect(socket).await;
+            return Ok(Box::new(
+                stream.map_err(|source| BackendError::Io { action: "dial an agent", source })?,
+            ));
         }
         let (ours, theirs) = tokio::io::duplex(64 << 10);
         let world = self.world.lock().unwrap();
