@@ -20,6 +20,7 @@ use crate::event_loop::handles::GroupId;
 use crate::isolation::broker_client::BrokerClient;
 use crate::isolation::limit_view::LimitView;
 use crate::isolation::namespace_broker;
+use crate::process::ring_memory::RingMemoryBudget;
 use crate::process::tree;
 
 /// The largest configuration; most of it is the filter.
@@ -45,6 +46,8 @@ pub(crate) struct AgentContext {
     pub(crate) config: AgentConfig,
     pub(crate) listener: OwnedFd,
     pub(crate) journals: OwnedFd,
+    /// Memory for journals of processes that print much.
+    pub(crate) ring_memory: RingMemoryBudget,
     pub(crate) commands: Option<OwnedFd>,
     pub(crate) tasks: Vec<OwnedFd>,
     shares: Vec<OwnedFd>,
@@ -108,6 +111,7 @@ impl AgentContext {
             thread,
             listener: take(config.listen_fd)?,
             journals: take(config.journal_fd)?,
+            ring_memory: RingMemoryBudget::default(),
             commands: config.commands_fd.map(&mut take).transpose()?,
             tasks: config.tasks_fds.iter().map(|number| take(*number)).collect::<Result<_, _>>()?,
             shares: config.shares_fds.iter().map(|number| take(*number)).collect::<Result<_, _>>()?,

@@ -16,6 +16,7 @@ pub(crate) mod input;
 pub(crate) mod interrupt;
 pub(crate) mod journal;
 pub(crate) mod proc;
+pub(crate) mod ring_memory;
 pub(crate) mod runner;
 pub(crate) mod running_process;
 pub(crate) mod table;
@@ -241,7 +242,7 @@ impl Agent {
         let number = self.events.next_handle();
         let process = ManagedProcess {
             number,
-            journal: Journal::new(&new.name, new.retention),
+            journal: Journal::new(&new.name, new.retention, self.context.ring_memory.clone()),
             name: new.name,
             tag: new.tag,
             session: new.session,

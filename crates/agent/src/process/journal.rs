@@ -10,6 +10,9 @@
 //! filesystem write the dropped data to the disk first. Bytes that could not be written have no
 //! record: a reader sees from the offsets that they are missing, in the same way as for dropped
 //! bytes. The file is created with the first record.
+//!
+//! Once the ring has been filled, it continues in memory if there is some, at the same offsets, and is
+//! copied to the file at the end of the process; see [`super::ring_memory`].
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,6 +21,8 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use wire::StreamTag;
 use wire::process::{OutputRetention, ProcessEnd};
+
+use super::ring_memory::{RingMemory, RingMemoryBudget};
 
 /// The maximum number of bytes in one record and in one read from a pipe.
 pub(crate) const MAX_RECORD_BYTES: usize = 64 << 10;
@@ -76,6 +81,16 @@ pub(crate) struct Journal {
     finished: bool,
     /// Bytes from this offset on are kept regardless of retention.
     pinned: Option<u64>,
+    memory_budget: RingMemoryBudget,
+    memory: Option<MemoryRing>,
+}
+
+/// The part of the ring that is in memory.
+#[derive(Debug)]
+struct MemoryRing {
+    memory: RingMemory,
+    /// Records from this position on are in memory, those before it in the file.
+    from: u64,
 }
 
 /// The start of a record.
@@ -147,7 +162,7 @@ impl JournalRecord {
 }
 
 impl Journal {
-    pub(crate) fn new(name: &str, retention: OutputRetention) -> Self {
+    pub(crate) fn new(name: &str, retention: OutputRetention, memory_budget: RingMemoryBudget) -> Self {
         Self {
             name: name.to_owned(),
             retention,
@@ -160,6 +175,8 @@ impl Journal {
             last: None,
             finished: false,
             pinned: None,
+            memory_budget,
+            memory: None,
         }
     }
 
@@ -222,6 +239,44 @@ impl Journal {
         }
         self.append_records(directory, stream, rest, now_ms);
         self.trim();
+        if self.memory.is_none() && self.has_wrapped(self.end) {
+            self.continue_in_memory();
+        }
+    }
+
+    /// Keeps later records in memory, if there is some. A process that has printed more than is kept usually prints
+    /// much more.
+    fn continue_in_memory(&mut self) {
+        if let Some(memory) = self.memory_budget.take(self.ring_size()) {
+            self.memory = Some(MemoryRing { memory, from: self.end });
+            self.last = None;
+        }
+    }
+
+    /// Copies the records that are in memory to the file. If the disk is full, all of the ring is dropped.
+    fn leave_memory(&mut self) {
+        let Some(ring) = self.memory.take() else { return };
+        let Some(head) = self.head else { return };
+        let from = self.tail.map_or(ring.from, |tail| tail.position.max(ring.from));
+        if self.copy_to_file(&ring, from).and_then(|()| self.write_header()).is_err() {
+            self.drop_until(head, JournalMark { offset: self.written, position: self.end });
+        }
+    }
+
+    fn copy_to_file(&self, ring: &MemoryRing, mut from: u64) -> rustix::io::Result<()> {
+        let file = self.file.as_ref().ok_or(Errno::BADF)?;
+        let mut buffer = vec![0; MAX_RECORD_BYTES];
+        while from < self.end {
+            let (offset, room) = self.file_offset(from);
+            let length = room.min(self.end - from).min(buffer.len() as u64);
+            let piece = &mut buffer[..usize::try_from(length).unwrap_or(usize::MAX)];
+            read_exactly(ring.memory.as_fd(), piece, offset)?;
+            if rustix::io::pwrite(file, piece, offset)? != piece.len() {
+                return Err(Errno::NOSPC);
+            }
+            from += length;
+        }
+        Ok(())
     }
 
     fn append_records(&mut self, directory: BorrowedFd<'_>, stream: StreamTag, bytes: &[u8], now_ms: u64) {
@@ -265,7 +320,7 @@ impl Journal {
     /// the ring has wrapped; until then the records end with the file.
     fn advance_end(&mut self, end: u64) -> rustix::io::Result<()> {
         self.end = end;
-        if self.has_wrapped(end) { self.write_header() } else { Ok(()) }
+        if self.has_wrapped(end) && self.memory.is_none() { self.write_header() } else { Ok(()) }
     }
 
     fn extensible_record(&self, stream: StreamTag, length: usize, now_ms: u64) -> Option<JournalRecord> {
@@ -279,6 +334,7 @@ impl Journal {
 
     /// Appends the last record, so that the end is known from the file alone.
     pub(crate) fn finish(&mut self, directory: BorrowedFd<'_>, ended: &ProcessEnd) {
+        self.leave_memory();
         let json = serde_json::to_vec(ended).expect("numbers and words always become JSON");
         let length = u32::try_from(json.len()).expect("an end is a short text");
         let record = JournalRecord {
@@ -409,8 +465,11 @@ impl Journal {
         self.tail = Some(mark);
         self.marks.retain(|other| other.position < head.position || other.position >= mark.position);
         // The header is written before anything is overwritten, so that someone who reads only the
-        // file never steps into dropped records. If the disk is full, both writes fail.
-        self.write_header().ok();
+        // file never steps into dropped records. If the disk is full, both writes fail. While the ring
+        // is in memory, nothing in the file is overwritten.
+        if self.memory.is_none() {
+            self.write_header().ok();
+        }
     }
 
     fn open(&mut self, directory: BorrowedFd<'_>) -> rustix::io::Result<()> {
@@ -450,14 +509,22 @@ impl Journal {
             return self.write_at(bytes, record.position + header.len() as u64);
         }
         // Nearly all records need only one call.
-        let file = self.file.as_ref().ok_or(Errno::BADF)?;
+        let file = self.storage_at(record.position)?;
         let written = rustix::io::pwritev(file, &[IoSlice::new(&header), IoSlice::new(bytes)], offset)?;
         self.check_written(written, header.len() + bytes.len())
     }
 
+    /// The file or the memory that holds the record of a position.
+    fn storage_at(&self, position: u64) -> rustix::io::Result<BorrowedFd<'_>> {
+        match &self.memory {
+            Some(ring) if position >= ring.from => Ok(ring.memory.as_fd()),
+            _ => self.file.as_ref().map(AsFd::as_fd).ok_or(Errno::BADF),
+        }
+    }
+
     /// Writes bytes at a position, wrapping at the end of the ring.
     fn write_at(&self, bytes: &[u8], position: u64) -> rustix::io::Result<()> {
-        let file = self.file.as_ref().ok_or(Errno::BADF)?;
+        let file = self.storage_at(position)?;
         let (offset, room) = self.file_offset(position);
         let (first, rest) = bytes.split_at(usize::try_from(room).unwrap_or(usize::MAX).min(bytes.len()));
         self.check_written(rustix::io::pwrite(file, first, offset)?, first.len())?;
@@ -497,7 +564,7 @@ impl Journal {
 
     /// Reads bytes at a position, wrapping at the end of the ring.
     fn read_at(&self, buffer: &mut [u8], position: u64) -> rustix::io::Result<()> {
-        let file = self.file.as_ref().ok_or(Errno::BADF)?.as_fd();
+        let file = self.storage_at(position)?;
         let (offset, room) = self.file_offset(position);
         let middle = usize::try_from(room).unwrap_or(usize::MAX).min(buffer.len());
         let (first, rest) = buffer.split_at_mut(middle);
@@ -575,7 +642,7 @@ mod tests {
         ) {
             let temporary = tempfile::tempdir().expect("a temporary directory");
             let directory = std::fs::File::open(temporary.path()).expect("it was just made");
-            let mut journal = Journal::new("test", OutputRetention { first, last, lossless: false, stall_ms: None });
+            let mut journal = Journal::new("test", OutputRetention { first, last, lossless: false, stall_ms: None }, RingMemoryBudget::default());
             let (mut written, mut now, mut live) = (Vec::new(), 0, JournalCursor::at(0));
             for (number, (stream, length, later)) in pieces.iter().enumerate() {
                 let stream = StreamTag::from_byte(*stream).expect("the range is the three tags");
@@ -603,14 +670,32 @@ mod tests {
         }
     }
 
-    #[test]
-    fn long_output_wraps_in_a_file_of_bounded_size() {
+    /// A budget from which nothing can be taken.
+    fn no_memory() -> (RingMemoryBudget, RingMemory) {
+        let budget = RingMemoryBudget::default();
+        let taken = budget.take(32 << 20).expect("nothing is in use");
+        (budget, taken)
+    }
+
+    fn ended() -> ProcessEnd {
+        ProcessEnd {
+            exit: wire::process::ExitReason::Code(0),
+            written: 0,
+            ended_ms: 0,
+            duration_ms: 0,
+            user_ms: 0,
+            system_ms: 0,
+            max_rss_kib: 0,
+        }
+    }
+
+    fn check_long_output(budget: RingMemoryBudget, in_memory: bool) {
         use std::os::unix::fs::MetadataExt;
         let temporary = tempfile::tempdir().expect("a temporary directory");
         let directory = std::fs::File::open(temporary.path()).expect("it was just made");
         let (first, last) = (100_000, 300_000);
-        let mut journal =
-            Journal::new("test", OutputRetention { first, last, lossless: false, stall_ms: None });
+        let retention = OutputRetention { first, last, lossless: false, stall_ms: None };
+        let mut journal = Journal::new("test", retention, budget);
         let mut written = Vec::new();
         for number in 0..400_usize {
             let bytes: Vec<u8> = (0..50_001).map(|index| (index ^ number).to_le_bytes()[0]).collect();
@@ -619,9 +704,14 @@ mod tests {
         }
         let total = written.len() as u64;
         assert!(total > 3 * journal.ring_size(), "the ring wrapped more than once");
+        assert_eq!(journal.memory.is_some(), in_memory);
         let missing = read_all(&mut journal, directory.as_fd(), 0, &written);
         assert!(missing > 0 && missing <= total - first - last, "{missing}");
         assert_eq!(read_all(&mut journal, directory.as_fd(), total - last, &written), 0);
+        journal.finish(directory.as_fd(), &ended());
+        journal.close_if_finished();
+        assert!(journal.memory.is_none());
+        assert_eq!(read_all(&mut journal, directory.as_fd(), 0, &written), missing, "the file has the same");
         let size = std::fs::metadata(temporary.path().join("test")).expect("the journal exists").size();
         assert!(
             size <= FIRST_RECORD_POSITION + first + MAX_RECORD_BYTES as u64 + journal.ring_size(),
@@ -630,11 +720,48 @@ mod tests {
     }
 
     #[test]
+    fn long_output_wraps_in_a_file_of_bounded_size() {
+        let (budget, _taken) = no_memory();
+        check_long_output(budget, false);
+    }
+
+    #[test]
+    fn long_output_continues_in_memory_and_ends_in_the_file() {
+        let budget = RingMemoryBudget::default();
+        check_long_output(budget.clone(), true);
+        assert!(budget.take(32 << 20).is_some(), "the memory was returned");
+    }
+
+    #[test]
+    fn output_in_memory_is_a_gap_if_it_cannot_be_written() {
+        let temporary = tempfile::tempdir().expect("a temporary directory");
+        let directory = std::fs::File::open(temporary.path()).expect("it was just made");
+        let retention = OutputRetention { first: 1000, last: 100_000, lossless: false, stall_ms: None };
+        let mut journal = Journal::new("test", retention, RingMemoryBudget::default());
+        let bytes = vec![7; MAX_RECORD_BYTES];
+        let mut written = Vec::new();
+        while journal.memory.is_none() {
+            journal.append(directory.as_fd(), StreamTag::Stdout, &bytes, 0);
+            written.extend_from_slice(&bytes);
+        }
+        journal.append(directory.as_fd(), StreamTag::Stdout, &bytes, 0);
+        written.extend_from_slice(&bytes);
+        // A descriptor that cannot be written to stands for a full disk.
+        journal.file = Some(std::fs::File::open(temporary.path().join("test")).expect("it exists").into());
+        journal.finish(directory.as_fd(), &ended());
+        let missing = read_all(&mut journal, directory.as_fd(), 0, &written);
+        assert_eq!(missing, written.len() as u64 - 1000);
+    }
+
+    #[test]
     fn pinned_output_is_never_overwritten() {
         let temporary = tempfile::tempdir().expect("a temporary directory");
         let directory = std::fs::File::open(temporary.path()).expect("it was just made");
-        let mut journal =
-            Journal::new("test", OutputRetention { first: 0, last: 100_000, lossless: true, stall_ms: None });
+        let mut journal = Journal::new(
+            "test",
+            OutputRetention { first: 0, last: 100_000, lossless: true, stall_ms: None },
+            RingMemoryBudget::default(),
+        );
         journal.pin(Some(0));
         let bytes = vec![7; MAX_RECORD_BYTES];
         let pieces = 2 * journal.ring_size() / MAX_RECORD_BYTES as u64;
