@@ -24,7 +24,7 @@ use crate::volumes::{self, VolumeError};
 const IDENTITY_FILE: &str = "identity";
 
 /// The identity of a server on this host.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerIdentity {
     /// Part of the names of control groups, packet filters and links.
     pub instance: String,
@@ -34,7 +34,7 @@ pub struct ServerIdentity {
 }
 
 /// How a directory without an identity is named.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InstanceNaming {
     /// The name that older versions used for this directory.
     pub former: String,

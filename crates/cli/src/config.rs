@@ -13,6 +13,7 @@ mod metrics;
 mod network;
 mod output;
 mod pools;
+mod quantity;
 mod raw;
 mod reload;
 mod volumes;
@@ -44,8 +45,9 @@ use raw::{RawAmount, RawConfig, RawImages, RawLimits, RawPrepared, RawQuota};
 pub(crate) use reload::ConfigReload;
 pub(crate) use volumes::VolumeSettings;
 
-/// The effective settings.
-#[derive(Clone, Debug)]
+/// The effective settings. The supervisor passes them to the other parts as they are, in memory only:
+/// their serialised form contains the secrets.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Config {
     pub listen: SocketAddr,
     /// Absolute.
@@ -64,6 +66,7 @@ pub(crate) struct Config {
     /// The first host uid that sandboxes may be given.
     pub uid_base: u32,
     /// Creates are refused while the disk of the state directory has less free space than this.
+    #[serde(with = "quantity")]
     pub free_space_floor: Bytes,
     /// The longest expiry a client may ask for.
     pub longest_timeout: Option<Duration>,
@@ -87,7 +90,7 @@ pub(crate) struct Config {
 }
 
 /// An API key. It is never printed.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct OperatorKey(String);
 
 impl OperatorKey {
@@ -111,7 +114,7 @@ pub(crate) enum OnStop {
 }
 
 /// How output is split into events, see docs/configuration.md.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum LineMode {
     /// `P`: line ends stay in the text.
     Preserving,
@@ -119,12 +122,13 @@ pub(crate) enum LineMode {
     Stripping,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ImageSettings {
     /// Refuse names that are only an alias.
     pub strict: bool,
     pub aliases: BTreeMap<String, String>,
     /// The maximum size of all layers together; beyond it, unused images are removed.
+    #[serde(with = "quantity")]
     pub max_bytes: Option<Bytes>,
     /// Registries from which an image is fetched when a sandbox needs it; nothing is fetched if this is
     /// empty.
@@ -133,11 +137,14 @@ pub(crate) struct ImageSettings {
     pub plain: Vec<String>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct LimitSettings {
+    #[serde(with = "quantity")]
     pub memory: Bytes,
+    #[serde(with = "quantity")]
     pub cpus: MilliCpus,
     pub pids: u32,
+    #[serde(with = "quantity")]
     pub disk: Bytes,
     /// The maximum that one sandbox of a server may be given.
     pub maxima: LimitMaxima,
@@ -151,15 +158,19 @@ pub(crate) struct LimitSettings {
     /// Per owner.
     pub max_volumes: usize,
     pub concurrent_requests: usize,
+    #[serde(with = "quantity")]
     pub json_body: Bytes,
 }
 
 /// Upper bounds on the requests of clients; `None` means no bound.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct LimitMaxima {
+    #[serde(with = "quantity")]
     pub memory: Option<Bytes>,
+    #[serde(with = "quantity")]
     pub cpus: Option<MilliCpus>,
     pub pids: Option<u32>,
+    #[serde(with = "quantity")]
     pub disk: Option<Bytes>,
 }
 
@@ -176,7 +187,7 @@ pub(crate) struct QuotaSettings {
 pub(crate) const OTHER_OWNERS: &str = "*";
 
 /// The resources that are prepared before the first request for them.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct PreparedSettings {
     pub volumes: usize,
     pub namespaces: usize,

@@ -240,9 +240,9 @@ async fn reload_config(
     let ConfigReload { config: reloaded, applied, postponed } = reload;
     *config = reloaded;
     crate::tracing_output::set_log_level(&config.log.level);
-    let handover = ChildSettings::from_config(config, identity, ReadyAnnouncement::No);
+    let settings = ChildSettings::new(config, identity, ReadyAnnouncement::No);
     for part in parts {
-        if let Err(error) = part.send_update(&handover).await {
+        if let Err(error) = part.send_update(&settings).await {
             let error = format!("{error:#}");
             tracing::error!(
                 part = part.name,
@@ -297,8 +297,8 @@ impl ChildProcess {
 async fn start_launcher(config: &Config, identity: &ServerIdentity, pause: Duration) -> Result<ChildProcess> {
     let (ready_writer, mut ready) = pipe()?;
     let (updates, updated) = pipe()?;
-    let handover = ChildSettings::from_config(config, identity, ReadyAnnouncement::No);
-    let passed = [settings_memfd(&handover)?, ready_writer.into_blocking_fd()?, updated.into_blocking_fd()?];
+    let settings = ChildSettings::new(config, identity, ReadyAnnouncement::No);
+    let passed = [settings_memfd(&settings)?, ready_writer.into_blocking_fd()?, updated.into_blocking_fd()?];
     let child = spawn_role("__launcher", &passed)?;
     // Our copy of the pipe's end must be closed: a launcher that dies before it is ready is noticed by
     // the end of file.
@@ -346,13 +346,13 @@ fn start_server(
 ) -> Result<ChildProcess> {
     let (ready_writer, ready) = pipe()?;
     let (updates, updated) = pipe()?;
-    let handover = ChildSettings::from_config(config, identity, announce);
+    let settings = ChildSettings::new(config, identity, announce);
     // The lock comes before the listeners: the kernel releases them in the opposite order.
     let lock = OwnedFd::from(lock_server(config)?);
     let operators = listeners.operators.as_fd().try_clone_to_owned()?;
     let network = listeners.network.as_fd().try_clone_to_owned()?;
     let (ready_writer, updated) = (ready_writer.into_blocking_fd()?, updated.into_blocking_fd()?);
-    let passed = [settings_memfd(&handover)?, ready_writer, updated, lock, operators, network];
+    let passed = [settings_memfd(&settings)?, ready_writer, updated, lock, operators, network];
     let child = spawn_role("__server", &passed)?;
     Ok(ChildProcess {
         name: "server",
@@ -379,10 +379,10 @@ fn spawn_role(role: &str, descriptors: &[OwnedFd]) -> Result<Child> {
 }
 
 /// The settings are passed in memory: arguments and variables are visible to others.
-fn settings_memfd(handover: &ChildSettings) -> Result<OwnedFd> {
+fn settings_memfd(settings: &ChildSettings) -> Result<OwnedFd> {
     use std::io::{Seek, Write};
     let mut file = File::from(rustix::fs::memfd_create("settings", rustix::fs::MemfdFlags::CLOEXEC)?);
-    file.write_all(&serde_json::to_vec(handover)?)?;
+    file.write_all(&serde_json::to_vec(settings)?)?;
     file.rewind()?;
     Ok(file.into())
 }

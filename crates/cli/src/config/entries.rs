@@ -168,8 +168,8 @@ impl Config {
         entries.add("longest_timeout", longest_timeout.map(format_seconds));
         entries.add("log.level", &log.level);
         entries.add("log.format", if log.format == LogFormat::Text { "text" } else { "json" });
-        entries.add("output.kept", domain::Bytes(output.kept).to_string());
-        entries.add("output.max_kept", domain::Bytes(output.max_kept).to_string());
+        entries.add("output.kept", output.kept.to_string());
+        entries.add("output.max_kept", output.max_kept.to_string());
         entries.add("output.stall_timeout", format_seconds(output.stall_timeout));
         entries.add("metrics.per_owner", metrics.per_owner);
         entries.add("metrics.max_owners", metrics.max_owners);

@@ -1,12 +1,13 @@
 //! `[metrics]`: whether `/metrics` has numbers per owner, and for how many.
 
 use anyhow::Result;
+use serde::{Deserialize, Serialize};
 
 use super::raw::RawMetrics;
 
 const DEFAULT_MAX_OWNERS: usize = 100;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MetricsSettings {
     pub per_owner: bool,
     /// How many owners have their own series.

@@ -6,14 +6,17 @@ use anyhow::{Result, bail};
 use domain::{Bytes, OutputRetention};
 use serde::{Deserialize, Serialize};
 
+use super::quantity;
 use super::raw::RawOutput;
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct OutputSettings {
     /// How many bytes are kept of a command whose caller does not say.
-    pub kept: u64,
+    #[serde(with = "quantity")]
+    pub kept: Bytes,
     /// The maximum that a caller may ask to be kept.
-    pub max_kept: u64,
+    #[serde(with = "quantity")]
+    pub max_kept: Bytes,
     /// A reader that takes no byte for this long no longer holds its command back.
     pub stall_timeout: Duration,
 }
@@ -21,8 +24,8 @@ pub(crate) struct OutputSettings {
 impl OutputSettings {
     pub(crate) fn to_service_settings(self) -> service::OutputSettings {
         service::OutputSettings {
-            retention: OutputRetention::with_total_size(Bytes(self.kept)),
-            max_kept: Bytes(self.max_kept),
+            retention: OutputRetention::with_total_size(self.kept),
+            max_kept: self.max_kept,
             stall_limit: self.stall_timeout,
         }
     }
@@ -36,7 +39,7 @@ pub(super) fn check_output(raw: &RawOutput) -> Result<OutputSettings> {
         bail!("`output.kept` ({kept}) is more than `output.max_kept` ({max_kept})");
     }
     let stall_timeout = super::parse_duration_or("output.stall_timeout", raw.stall_timeout.as_ref(), 10)?;
-    Ok(OutputSettings { kept: kept.0, max_kept: max_kept.0, stall_timeout })
+    Ok(OutputSettings { kept, max_kept, stall_timeout })
 }
 
 #[cfg(test)]
@@ -55,6 +58,6 @@ mod tests {
         let raw: RawOutput = toml::from_str("kept = \"2m\"\nmax_kept = \"1m\"").expect("it is TOML");
         assert!(check_output(&raw).is_err());
         let raw: RawOutput = toml::from_str("kept = \"1g\"").expect("it is TOML");
-        assert_eq!(check_output(&raw).expect("it is right").max_kept, 1 << 30);
+        assert_eq!(check_output(&raw).expect("it is right").max_kept, Bytes(1 << 30));
     }
 }

@@ -174,3 +174,33 @@ fn a_reload_that_would_open_the_server_is_refused() {
     let Err(error) = old.reload(&new) else { panic!("the address stays open to others") };
     assert!(error.to_string().contains("no API key"), "{error}");
 }
+
+#[test]
+fn settings_survive_the_way_to_another_process() {
+    let written = r#"
+        api_key = "0123456789abcdef0123"
+        instance = "blue"
+        lines = "S"
+        on_stop = "remove"
+        free_space_floor = "2g"
+        longest_timeout = "1d"
+        images = { strict = true, max_bytes = "1g", aliases = { "python:3.12" = "debian" } }
+        limits = { memory = "256m", cpus = 0.5, pids = 64, max_memory = "1g", max_cpus = 2, max_disk = "10g", soft_sandboxes = 5 }
+        gateway = { mode = "wildcard", domain = "boxes.example", keys = ["a=MDEyMzQ1Njc4OWFiY2RlZg=="] }
+        output = { kept = "2m" }
+        metrics = { per_owner = true }
+        log = { level = "debug", format = "json" }
+        network = { default = "off", allow = ["10.1.2.3:5432"] }
+        owners = { ann = { memory = "1g", cpus = 2 } }
+        pool = [{ name = "p", level = 2, memory = "64m" }]
+    "#;
+    for text in ["", written] {
+        let config = parse_settings(text).expect("it is right");
+        let bytes = serde_json::to_vec(&config).expect("settings are plain data");
+        let passed: Config = serde_json::from_slice(&bytes).expect("it is what was written");
+        let changes = entries::diff_configs(&config, &passed);
+        assert!(changes.is_empty(), "{:?}", changes.first().map(|change| &change.name));
+        assert_eq!((passed.naming, passed.api_key), (config.naming, config.api_key));
+        assert_eq!(passed.volumes.host_paths, config.volumes.host_paths);
+    }
+}

@@ -5,15 +5,18 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow};
 use backend_local::settings::AllowedDirectory;
 use domain::Bytes;
+use serde::{Deserialize, Serialize};
 
+use super::quantity;
 use super::raw::{RawPaths, RawVolumes};
 use crate::output::WithHint;
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct VolumeSettings {
     /// Directories of the host that may be mounted.
     pub host_paths: Vec<AllowedDirectory>,
     /// The size of a volume whose claim names none.
+    #[serde(with = "quantity")]
     pub default_size: Bytes,
 }
 

@@ -15,10 +15,11 @@ use super::child_settings::{self, ReceivedStartup};
 use super::update;
 
 pub(crate) fn run_launcher(arguments: &[String]) -> Result<ExitCode> {
-    let ReceivedStartup { handover, ready, updates, .. } = child_settings::receive_startup(arguments)?;
-    crate::tracing_output::start_logging(&handover.log);
+    let ReceivedStartup { settings, ready, updates, .. } = child_settings::receive_startup(arguments)?;
+    crate::tracing_output::start_logging(&settings.config.log);
     // A killed predecessor may still be ending; everything it held must be released first.
-    let lock = super::lock_file(&handover.state_dir.join("launcher.lock"), FlockOperation::LockExclusive)?;
+    let lock =
+        super::lock_file(&settings.config.state_dir.join("launcher.lock"), FlockOperation::LockExclusive)?;
     if rustix::process::geteuid().is_root() {
         // Disks of sandboxes are mounted only in this mount namespace.
         namespaces::unshare_namespaces(NamespaceSet::MOUNT).context("could not make a mount namespace")?;
@@ -26,17 +27,17 @@ pub(crate) fn run_launcher(arguments: &[String]) -> Result<ExitCode> {
     }
     let stop =
         SignalFd::watch(&[signals::SIGTERM, signals::SIGINT]).context("could not watch for signals")?;
-    let launcher = Launcher::open(handover.launcher_settings())?;
+    let launcher = Launcher::open(settings.launcher_settings())?;
     if let Some(reason) = launcher.unenforced_reason() {
-        warn_of_missing_limits(reason, handover.require_limits);
+        warn_of_missing_limits(reason, settings.config.require_limits);
     }
     let serving = LauncherLoop::open(launcher, stop.into_descriptor()).context("could not listen")?;
     let mut ready = std::fs::File::from(ready);
     ready.write_all(b"r").context("the supervisor is gone")?;
     let read = |pipe: &OwnedFd| {
-        let handover = update::read_settings_blocking(pipe)?;
-        crate::tracing_output::set_log_level(&handover.log.level);
-        Some(handover.launcher_settings())
+        let settings = update::read_settings_blocking(pipe)?;
+        crate::tracing_output::set_log_level(&settings.config.log.level);
+        Some(settings.launcher_settings())
     };
     // If the supervisor is gone, this process is about to end too.
     let mut serving =

@@ -21,7 +21,9 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::child_settings::{self, ChildSettings, ReadyAnnouncement, ReceivedStartup};
 use super::update;
-use crate::config::{LogFormat, OTHER_OWNERS, OnStop, PoolSettings, QuotaSettings, network_of};
+use crate::config::{
+    Config, LineMode, LogFormat, OTHER_OWNERS, OnStop, OperatorKey, PoolSettings, QuotaSettings, network_of,
+};
 use crate::output::{Printer, WithHint};
 
 /// The exit code with which the server asks the supervisor not to retry.
@@ -34,18 +36,18 @@ const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(crate) fn run_server(arguments: &[String], printer: &Printer) -> Result<ExitCode> {
     let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
-    let ReceivedStartup { handover, ready, updates, others } = child_settings::receive_startup(arguments)?;
+    let ReceivedStartup { settings, ready, updates, others } = child_settings::receive_startup(arguments)?;
     let Ok([lock, operators, listener]) = <[OwnedFd; 3]>::try_from(others) else {
         bail!("the listening sockets were not passed");
     };
     linux::descriptors::raise_open_file_limit().context("could not raise the limit on open files")?;
-    drop_privileges(&handover)?;
+    drop_privileges(&settings)?;
     // The kernel clears the parent death signal when ids change.
     child_settings::end_with_supervisor(parent.context("the supervisor is gone")?)?;
-    crate::tracing_output::start_logging(&handover.log);
+    crate::tracing_output::start_logging(&settings.config.log);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let outcome = runtime.block_on(serve_requests(
-        handover,
+        settings,
         [operators, listener],
         SupervisorPipes { ready, updates },
         printer,
@@ -89,7 +91,7 @@ fn drop_privileges(settings: &ChildSettings) -> Result<()> {
         .chain(REGISTRY_CLIENT_FILES)
         .map(|path| Path::new(*path))
         .collect();
-    let own = super::server_dir(&settings.state_dir);
+    let own = super::server_dir(&settings.config.state_dir);
     let enforced =
         linux::landlock::confine_process(&readable, &[&own]).context("could not confine the server")?;
     if !enforced {
@@ -107,7 +109,7 @@ struct SupervisorPipes {
 }
 
 async fn serve_requests(
-    mut handover: ChildSettings,
+    ChildSettings { mut config, announce, .. }: ChildSettings,
     [operators, listener]: [OwnedFd; 2],
     supervisor: SupervisorPipes,
     printer: &Printer,
@@ -118,20 +120,19 @@ async fn serve_requests(
     let address = listener.local_addr()?;
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let metrics = fronts::install_metrics().context("could not start collecting metrics")?;
-    let (service, backend) = start_service(&handover).await?;
+    let (service, backend) = start_service(&config).await?;
     let settings = fronts::HttpSettings {
-        public_address: handover.public_address.clone(),
-        default_lines: if handover.strip_line_ends {
-            fronts::LineDialect::Stripping
-        } else {
-            fronts::LineDialect::Preserving
+        public_address: config.public_address.clone(),
+        default_lines: match config.lines {
+            LineMode::Stripping => fronts::LineDialect::Stripping,
+            LineMode::Preserving => fronts::LineDialect::Preserving,
         },
-        default_network: network_of(handover.network.default),
-        json_body_limit: handover.json_body,
-        concurrent_requests: handover.concurrent_requests,
-        gateway: handover.gateway.to_front_settings(choose_api_ports(&handover).await),
-        answer_timeout: handover.answer_timeout,
-        renewal_interval: handover.renewal_interval,
+        default_network: network_of(config.network.default),
+        json_body_limit: usize::try_from(config.limits.json_body.0).unwrap_or(usize::MAX),
+        concurrent_requests: config.limits.concurrent_requests,
+        gateway: config.gateway.to_front_settings(choose_api_ports(&config).await),
+        answer_timeout: config.answer_timeout,
+        renewal_interval: config.renewal_interval,
         metrics: Some(metrics),
         ..fronts::HttpSettings::new(address)
     };
@@ -139,7 +140,7 @@ async fn serve_requests(
     let operators = tokio::net::UnixListener::from_std(operators.into())?;
     let operators_router = fronts::operators_router(service.clone(), settings.clone());
     let router = fronts::build_router(service.clone(), settings);
-    if handover.announce == ReadyAnnouncement::Yes {
+    if announce == ReadyAnnouncement::Yes {
         printer.print_line(format!("coracle listening on http://{address}"))?;
     }
     let mut ready = File::from(supervisor.ready);
@@ -164,13 +165,13 @@ async fn serve_requests(
             _ = &mut serving => break,
             // Without a supervisor there are no more updates, and the server is about to end.
             Ok(update) = update::read_settings(&mut updates) => {
-                apply_update(&update, &service, &backend);
-                handover = update;
+                config = update.config;
+                apply_update(&config, &service, &backend);
                 ready.write_all(b"u").context("the supervisor is gone")?;
             }
         }
     }
-    if handover.on_stop == OnStop::Remove {
+    if config.on_stop == OnStop::Remove {
         service.remove_all_sandboxes().await;
     }
     service.drain_pools().await;
@@ -179,7 +180,7 @@ async fn serve_requests(
         let some =
             if staying == 1 { "1 sandbox stays".to_owned() } else { format!("{staying} sandboxes stay") };
         let text = format!("{some}; start the server again and `coracle rm --all` removes them");
-        match handover.log.format {
+        match config.log.format {
             LogFormat::Text => printer.remark(text),
             LogFormat::Json => tracing::info!(sandboxes = staying, "{text}"),
         }
@@ -189,8 +190,8 @@ async fn serve_requests(
 
 /// Decides once, at the start, which addresses SDKs get for the APIs of sandboxes. They connect to the
 /// address in the response, so names below `localhost` are given only if this host resolves them.
-async fn choose_api_ports(settings: &ChildSettings) -> fronts::ApiPorts {
-    if !settings.gateway.is_below_localhost() {
+async fn choose_api_ports(config: &Config) -> fronts::ApiPorts {
+    if !config.gateway.is_below_localhost() {
         return fronts::ApiPorts::ByMode;
     }
     let lookup = tokio::net::lookup_host((LOCALHOST_PROBE, 80));
@@ -213,63 +214,60 @@ fn max_connections() -> usize {
 }
 
 /// Applies new settings, as far as they can change while the server runs.
-fn apply_update(settings: &ChildSettings, service: &Service, backend: &LocalBackend) {
-    crate::tracing_output::set_log_level(&settings.log.level);
-    backend.set_defaults(backend_defaults(settings));
-    backend.set_registry(Arc::new(build_registries(settings)));
-    service.set_config(service_config(settings));
-    service.set_operator_key(settings.api_key.as_deref());
+fn apply_update(config: &Config, service: &Service, backend: &LocalBackend) {
+    crate::tracing_output::set_log_level(&config.log.level);
+    backend.set_defaults(backend_defaults(config));
+    backend.set_registry(Arc::new(build_registries(config)));
+    service.set_config(service_config(config));
+    service.set_operator_key(config.api_key.as_ref().map(OperatorKey::expose));
 }
 
-fn backend_defaults(settings: &ChildSettings) -> SandboxDefaults {
+fn backend_defaults(config: &Config) -> SandboxDefaults {
     SandboxDefaults {
-        limits: settings.limits,
-        require_limits: settings.require_limits,
-        max_processes: settings.max_commands,
+        limits: child_settings::default_limits(config),
+        require_limits: config.require_limits,
+        max_processes: config.limits.max_commands,
     }
 }
 
-fn build_registries(settings: &ChildSettings) -> registry::RegistrySettings {
-    registry::RegistrySettings {
-        allowed: settings.allowed_registries.clone(),
-        plain: settings.plain_registries.clone(),
-    }
+fn build_registries(config: &Config) -> registry::RegistrySettings {
+    registry::RegistrySettings { allowed: config.images.allowed.clone(), plain: config.images.plain.clone() }
 }
 
-async fn start_service(settings: &ChildSettings) -> Result<(Service, Arc<LocalBackend>)> {
-    let backend = LocalBackend::connect(&settings.state_dir, backend_defaults(settings))
+async fn start_service(config: &Config) -> Result<(Service, Arc<LocalBackend>)> {
+    let backend = LocalBackend::connect(&config.state_dir, backend_defaults(config))
         .context("could not reach the launcher")?;
-    let downloads = super::server_dir(&settings.state_dir).join("downloads");
-    let fetching = ImageFetcher::open(Arc::new(build_registries(settings)), downloads)
+    let downloads = super::server_dir(&config.state_dir).join("downloads");
+    let fetching = ImageFetcher::open(Arc::new(build_registries(config)), downloads)
         .context("could not clear downloads")?;
     let backend = Arc::new(backend.with_fetcher(fetching));
-    let service = Service::start(service_config(settings), Arc::clone(&backend) as _).await?;
-    service.set_operator_key(settings.api_key.as_deref());
+    let service = Service::start(service_config(config), Arc::clone(&backend) as _).await?;
+    service.set_operator_key(config.api_key.as_ref().map(OperatorKey::expose));
     Ok((service, backend))
 }
 
-fn service_config(settings: &ChildSettings) -> service::ServiceConfig {
+fn service_config(config: &Config) -> service::ServiceConfig {
     service::ServiceConfig {
-        state_dir: super::server_dir(&settings.state_dir),
-        sandboxes: settings.max_sandboxes,
-        soft_sandboxes: settings.soft_sandboxes,
-        park_after: settings.park_after,
-        commands_per_sandbox: settings.max_commands,
-        snapshots_per_owner: settings.max_snapshots,
-        volumes_per_owner: settings.max_volumes,
-        quotas: build_quotas(&settings.owners),
+        state_dir: super::server_dir(&config.state_dir),
+        sandboxes: config.limits.max_sandboxes,
+        soft_sandboxes: config.limits.soft_sandboxes,
+        park_after: config.park_after,
+        commands_per_sandbox: config.limits.max_commands,
+        snapshots_per_owner: config.limits.max_snapshots,
+        volumes_per_owner: config.limits.max_volumes,
+        quotas: build_quotas(&config.owners),
         default_limits: domain::ResourceLimits {
-            memory: Some(domain::Bytes(settings.limits.memory)),
-            cpus: Some(domain::MilliCpus(settings.limits.cpus)),
-            pids: Some(settings.limits.pids),
-            disk: Some(domain::Bytes(settings.limits.disk)),
+            memory: Some(config.limits.memory),
+            cpus: Some(config.limits.cpus),
+            pids: Some(config.limits.pids),
+            disk: Some(config.limits.disk),
         },
-        require_limits: settings.require_limits,
-        pools: settings.pools.iter().map(PoolSettings::to_pool).collect(),
-        volume_size: domain::Bytes(settings.volume_size),
-        max_timeout: settings.longest_timeout,
-        output: settings.output.to_service_settings(),
-        metric_owners: settings.metric_owners,
+        require_limits: config.require_limits,
+        pools: config.pools.iter().map(PoolSettings::to_pool).collect(),
+        volume_size: config.volumes.default_size,
+        max_timeout: config.longest_timeout,
+        output: config.output.to_service_settings(),
+        metric_owners: config.metrics.max_owner_series(),
     }
 }
 

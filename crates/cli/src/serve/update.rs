@@ -22,10 +22,10 @@ const MAX_SETTINGS_BYTES: u32 = 16 << 20;
 pub(super) async fn send_settings(
     settings: &mut Sender,
     confirmations: &mut Receiver,
-    handover: &ChildSettings,
+    contents: &ChildSettings,
     expected: usize,
 ) -> Result<()> {
-    let bytes = serde_json::to_vec(handover)?;
+    let bytes = serde_json::to_vec(contents)?;
     let length = u32::try_from(bytes.len()).ok().filter(|length| *length <= MAX_SETTINGS_BYTES);
     let length = length.context("the configuration is too large")?;
     let exchange = async {
