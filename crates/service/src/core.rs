@@ -22,7 +22,6 @@ use crate::error::error_chain;
 use crate::exec::terminals::TerminalRegistry;
 use crate::images::ImagePulls;
 use crate::pools::{PoolRegistry, ReservedWarm, RoomWaiter};
-use crate::sandboxes::activity::ActivityGuard;
 use crate::sandboxes::driver::{CommandReply, Driver, DriverCommand};
 use crate::sandboxes::hooks;
 use crate::sandboxes::reaper::ExpirySchedule;
@@ -423,29 +422,6 @@ impl Core {
             Some(owner) => self.find_sandbox(owner, id),
             None => self.registry.find(id).ok_or_else(|| ServiceError::NoSandbox(id.clone())),
         }
-    }
-
-    /// Returns the sandbox if its phase allows it to be used now. This call does not count as a use.
-    pub(crate) fn usable_sandbox(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
-    ) -> Result<Arc<SandboxHandle>, ServiceError> {
-        let handle = self.find_sandbox(owner, id)?;
-        handle.state.borrow().check_usable()?;
-        Ok(handle)
-    }
-
-    /// Like [`Core::usable_sandbox`], and the sandbox counts as in use until the returned [`ActivityGuard`] is dropped.
-    pub(crate) fn begin_use(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
-    ) -> Result<(Arc<SandboxHandle>, ActivityGuard), ServiceError> {
-        // The use begins before the phase is read, so a sandbox about to be ended for idleness either sees this use, or
-        // is seen here in the phase "stopping".
-        let activity = self.find_sandbox(owner, id)?.activity.start_use();
-        Ok((self.usable_sandbox(owner, id)?, activity))
     }
 
     /// Sends a command to a driver and waits until it is carried out.

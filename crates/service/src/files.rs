@@ -5,16 +5,14 @@ pub(crate) mod transfer;
 
 use std::time::SystemTime;
 
-use backend::AgentStream;
-use domain::{Owner, SandboxId, SessionId, UserIdentity};
+use domain::{SessionId, UserIdentity};
 use wire::AgentRequest;
 use wire::files::{FileOperation, FileRequest};
 
 use crate::agent::client::{AgentClient, OperationConnection, STALL_TIMEOUT, with_timeout};
 use crate::agent::reply::{ExpectedReply, ReadingSize, ReplacedCounts};
 use crate::agent::{faults, translate};
-use crate::files::transfer::TunnelStream;
-use crate::{FileReader, FileWatch, FileWriter, Service, ServiceError};
+use crate::{FileReader, FileWatch, FileWriter, SandboxRef, ServiceError};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileInfo {
@@ -99,17 +97,19 @@ impl<'a> From<&'a UserIdentity> for FileCaller<'a> {
     }
 }
 
-impl Service {
+/// The files of one sandbox.
+#[derive(Clone, Copy)]
+pub struct SandboxFiles<'a>(pub(crate) &'a SandboxRef);
+
+impl SandboxFiles<'_> {
     /// Returns one entry for each path, in order; a missing path fails the whole call.
     pub async fn stat_files(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
+        self,
         actor: impl Into<FileCaller<'_>> + Send,
         paths: &[String],
     ) -> Result<Vec<FileInfo>, ServiceError> {
         let operation = FileOperation::Stat { paths: paths.to_vec() };
-        let (handle, _activity) = self.0.begin_use(owner, id)?;
+        let (handle, _activity) = self.0.begin_use()?;
         let infos: Vec<wire::files::FileInfo> = run_operation(&handle.agent, actor, operation).await?;
         if infos.len() != paths.len() {
             return Err(handle.agent.unexpected_reply());
@@ -119,15 +119,13 @@ impl Service {
 
     /// Reads a file, or `length` bytes of it from `offset` on.
     pub async fn read_file(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
+        self,
         actor: impl Into<FileCaller<'_>> + Send,
         path: &str,
         offset: u64,
         length: Option<u64>,
     ) -> Result<FileReader, ServiceError> {
-        let (handle, activity) = self.0.begin_use(owner, id)?;
+        let (handle, activity) = self.0.begin_use()?;
         let operation = FileOperation::Read { path: path.to_owned(), offset, length };
         let agent = handle.agent.clone();
         let (connection, ReadingSize(size)) = begin_operation(&agent, actor, operation).await?;
@@ -136,15 +134,13 @@ impl Service {
 
     /// Begins to write a file. The reason why it cannot be written may be returned by any later step.
     pub async fn write_file(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
+        self,
         actor: impl Into<FileCaller<'_>> + Send,
         path: &str,
         attributes: FileAttributes,
         mode: WriteMode,
     ) -> Result<FileWriter, ServiceError> {
-        let (handle, activity) = self.0.begin_use(owner, id)?;
+        let (handle, activity) = self.0.begin_use()?;
         let (path, attributes) = (path.to_owned(), translate::wire_attributes(attributes));
         let operation = match mode {
             WriteMode::Replace => FileOperation::Write { path, attributes },
@@ -157,14 +153,12 @@ impl Service {
 
     /// The entries below `path`, down to `depth`, depth first and sorted by name.
     pub async fn list_directory(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
+        self,
         actor: impl Into<FileCaller<'_>> + Send,
         path: &str,
         depth: u32,
     ) -> Result<Vec<FileInfo>, ServiceError> {
-        let (handle, _activity) = self.0.begin_use(owner, id)?;
+        let (handle, _activity) = self.0.begin_use()?;
         listing::list_files(
             &handle.agent,
             path,
@@ -175,96 +169,82 @@ impl Service {
 
     /// The files below `path` whose base name matches the glob.
     pub async fn search_files(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
+        self,
         actor: impl Into<FileCaller<'_>> + Send,
         path: &str,
         pattern: &str,
     ) -> Result<Vec<FileInfo>, ServiceError> {
-        let (handle, _activity) = self.0.begin_use(owner, id)?;
+        let (handle, _activity) = self.0.begin_use()?;
         let operation = FileOperation::Search { path: path.to_owned(), pattern: pattern.to_owned() };
         listing::list_files(&handle.agent, path, file_request(actor, operation)).await
     }
 
     pub async fn move_file(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
+        self,
         actor: impl Into<FileCaller<'_>> + Send,
         from: &str,
         to: &str,
         overwrite: bool,
     ) -> Result<(), ServiceError> {
         let operation = FileOperation::Move { from: from.to_owned(), to: to.to_owned(), overwrite };
-        self.change_file(owner, id, actor, operation).await
+        self.change_file(actor, operation).await
     }
 
     /// Removes a file or directory; it is no error if there is none.
     pub async fn remove_file(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
+        self,
         actor: impl Into<FileCaller<'_>> + Send,
         path: &str,
         recursive: bool,
     ) -> Result<(), ServiceError> {
         let operation = FileOperation::Remove { path: path.to_owned(), recursive };
-        self.change_file(owner, id, actor, operation).await
+        self.change_file(actor, operation).await
     }
 
     /// Makes a directory and its parents; attributes apply to newly made directories only.
     pub async fn make_directory(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
+        self,
         actor: impl Into<FileCaller<'_>> + Send,
         path: &str,
         attributes: FileAttributes,
     ) -> Result<(), ServiceError> {
         let attributes = translate::wire_attributes(attributes);
         let operation = FileOperation::MakeDirectory { path: path.to_owned(), attributes };
-        self.change_file(owner, id, actor, operation).await
+        self.change_file(actor, operation).await
     }
 
     /// Makes a symbolic link with its parents; a file or link of its name is replaced.
     pub async fn make_link(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
+        self,
         actor: impl Into<FileCaller<'_>> + Send,
         path: &str,
         target: &str,
     ) -> Result<(), ServiceError> {
         let operation = FileOperation::MakeLink { path: path.to_owned(), target: target.to_owned() };
-        self.change_file(owner, id, actor, operation).await
+        self.change_file(actor, operation).await
     }
 
     pub async fn set_attributes(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
+        self,
         actor: impl Into<FileCaller<'_>> + Send,
         path: &str,
         attributes: FileAttributes,
     ) -> Result<(), ServiceError> {
         let attributes = translate::wire_attributes(attributes);
         let operation = FileOperation::SetAttributes { path: path.to_owned(), attributes };
-        self.change_file(owner, id, actor, operation).await
+        self.change_file(actor, operation).await
     }
 
     /// Replaces texts, and returns how often each was found.
     pub async fn replace_text(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
+        self,
         actor: impl Into<FileCaller<'_>> + Send,
         edits: Vec<FileEdit>,
     ) -> Result<Vec<u64>, ServiceError> {
         let count = edits.len();
         let operation =
             FileOperation::Replace { edits: edits.into_iter().map(translate::wire_edit).collect() };
-        let (handle, _activity) = self.0.begin_use(owner, id)?;
+        let (handle, _activity) = self.0.begin_use()?;
         let ReplacedCounts(counts) = run_operation(&handle.agent, actor, operation).await?;
         if counts.len() != count {
             return Err(handle.agent.unexpected_reply());
@@ -273,45 +253,25 @@ impl Service {
     }
 
     pub async fn watch_files(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
+        self,
         actor: impl Into<FileCaller<'_>> + Send,
         path: &str,
         recursive: bool,
     ) -> Result<FileWatch, ServiceError> {
-        let (handle, activity) = self.0.begin_use(owner, id)?;
+        let (handle, activity) = self.0.begin_use()?;
         let operation = FileOperation::Watch { path: path.to_owned(), recursive };
         let agent = handle.agent.clone();
         let (connection, ()) = begin_operation(&agent, actor, operation).await?;
         Ok(FileWatch::new(agent, connection, activity))
     }
 
-    /// Opens a byte stream to `127.0.0.1:port` inside the sandbox.
-    pub async fn open_tunnel(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
-        port: u16,
-    ) -> Result<AgentStream, ServiceError> {
-        let (handle, activity) = self.0.begin_use(owner, id)?;
-        let agent = &handle.agent;
-        let mut connection = agent.open_request(AgentRequest::Tunnel { port }).await?;
-        match agent.first_answer(&mut connection).await? {
-            Ok(()) => Ok(Box::new(TunnelStream::new(connection, activity))),
-            Err(fault) => Err(faults::tunnel_error(agent, port, fault)),
-        }
-    }
-
     /// Does an operation whose only answer is success.
     async fn change_file(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
+        self,
         actor: impl Into<FileCaller<'_>> + Send,
         operation: FileOperation,
     ) -> Result<(), ServiceError> {
-        let (handle, _activity) = self.0.begin_use(owner, id)?;
+        let (handle, _activity) = self.0.begin_use()?;
         run_operation(&handle.agent, actor, operation).await
     }
 }

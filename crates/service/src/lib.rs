@@ -12,6 +12,7 @@ mod exec;
 mod files;
 mod images;
 mod pools;
+mod ports;
 mod sandboxes;
 mod snapshots;
 mod store;
@@ -49,26 +50,31 @@ pub use domain::IsolatedSessionStatus;
 pub use error::{ErrorKind, FileError, FileFault, LaunchStep, ServiceError, SnapshotProblem};
 pub use exec::code_output::{CodeError, CodeEvent, CodeExecution, MimeForms};
 pub use exec::contexts::{
-    CodeContext, DisconnectPolicy, MAX_CONTEXTS, OpenContextRequest, RunCodeRequest, default_context_id,
+    CodeContext, DisconnectPolicy, MAX_CONTEXTS, OpenContextRequest, RunCodeRequest, SandboxContexts,
+    default_context_id,
 };
 pub use exec::output_stream::{OutputEvent, OutputStream, ProcessInput};
 pub use exec::processes::{
-    ProcessEnd, ProcessStatus, ProcessTree, SignalTarget, TreeFilter, TreeKind, TreeUsage,
+    ProcessEnd, ProcessStatus, ProcessTree, SandboxProcesses, SignalTarget, TreeFilter, TreeKind, TreeUsage,
 };
-pub use exec::sessions::{BusyPolicy, OpenSessionRequest, RunShell, SessionRunRequest, SessionStatus};
+pub use exec::sessions::{
+    BusyPolicy, OpenSessionRequest, RunShell, SandboxSessions, SessionRunRequest, SessionStatus,
+};
 pub use exec::terminals::{
-    CreateTerminalRequest, DEFAULT_TERMINAL_SIZE, MissedOutput, OpenTerminal, TERMINAL_TYPE,
-    TerminalAttachment, TerminalMode, TerminalSession, TerminalStatus,
+    CreateTerminalRequest, DEFAULT_TERMINAL_SIZE, MissedOutput, OpenTerminal, SandboxTerminals,
+    TERMINAL_TYPE, TerminalAttachment, TerminalMode, TerminalSession, TerminalStatus,
 };
 pub use exec::wait::{WaitLimits, WaitOutcome};
 pub use files::transfer::{FileReader, FileWatch, FileWriter};
 pub use files::{
-    FileAttributes, FileCaller, FileChange, FileEdit, FileInfo, FileKind, WatchEvent, WriteMode,
+    FileAttributes, FileCaller, FileChange, FileEdit, FileInfo, FileKind, SandboxFiles, WatchEvent, WriteMode,
 };
 pub use images::PullState;
 pub use pools::{PoolReport, PoolSource};
+pub use ports::SandboxPorts;
 pub use sandboxes::hooks::{HookReport, HookRun};
-pub use snapshots::{CommitSource, SnapshotFilter, SnapshotPage};
+pub use sandboxes::sandbox_ref::SandboxRef;
+pub use snapshots::{CommitSource, SandboxSnapshots, SnapshotFilter, SnapshotPage};
 pub use store::{StoreError, copy_database};
 pub use telemetry::diagnostics::OutputTail;
 pub use telemetry::events::{FeedItem, FeedReader, LifecycleEvent, OperatorAction, OperatorEvent};
@@ -280,7 +286,7 @@ pub struct Sandbox {
 
 impl Sandbox {
     /// Refuses a sandbox that accepts no requests in its phase.
-    pub fn check_usable(&self) -> Result<(), ServiceError> {
+    pub(crate) fn check_usable(&self) -> Result<(), ServiceError> {
         let (id, request, phase) = (self.id.clone(), LifecycleRequest::Use, self.phase);
         match phase.judge(request) {
             Verdict::Accept | Verdict::Unchanged => Ok(()),
@@ -415,7 +421,7 @@ impl Service {
 
     /// Returns the sandbox that the key leads to now.
     pub fn find_by_key(&self, key: &SandboxKey) -> Option<Sandbox> {
-        self.find_sandbox(key.owner(), &self.0.names.find_sandbox(key)?).ok()
+        Some(self.0.find_sandbox(key.owner(), &self.0.names.find_sandbox(key)?).ok()?.current_state())
     }
 
     /// The lifecycle events from now on, or after the event `after`, of one owner's sandboxes or of all.
@@ -434,86 +440,9 @@ impl Service {
         self.0.recent_errors.list(owner)
     }
 
-    pub fn find_sandbox(&self, owner: &Owner, id: &SandboxId) -> Result<Sandbox, ServiceError> {
-        Ok(self.0.find_sandbox(owner, id)?.state.borrow().clone())
-    }
-
-    /// Returns a sandbox of any owner, for rules that decide who may reach it.
-    pub fn get_any_owner(&self, id: &SandboxId) -> Option<Sandbox> {
-        self.0.registry.find(id).map(|handle| handle.state.borrow().clone())
-    }
-
     /// Lists sandboxes, newest first.
     pub fn list_sandboxes(&self, owner: &Owner, filter: &SandboxFilter<'_>) -> SandboxPage {
         self.0.registry.list(owner, filter)
-    }
-
-    /// Sets the labels that have a value and removes those that have none.
-    pub async fn patch_labels(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
-        patch: BTreeMap<String, Option<String>>,
-    ) -> Result<Sandbox, ServiceError> {
-        let handle = self.0.find_sandbox(owner, id)?;
-        self.0.send_command(&handle, |answer| DriverCommand::PatchLabels(patch, answer)).await
-    }
-
-    /// Moves the expiry to an earlier or later time. Renewing a sandbox that never expires is a conflict.
-    pub async fn renew_expiry(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
-        expires: SystemTime,
-    ) -> Result<Sandbox, ServiceError> {
-        let handle = self.0.find_sandbox(owner, id)?;
-        let expires = clock::truncate_to_micros(expires);
-        self.0.send_command(&handle, |answer| DriverCommand::Renew(expires, answer)).await
-    }
-
-    /// Returns when the sandbox is paused.
-    pub async fn pause(&self, owner: &Owner, id: &SandboxId) -> Result<Outcome, ServiceError> {
-        let handle = self.0.find_sandbox(owner, id)?;
-        self.0.send_command(&handle, DriverCommand::Pause).await.inspect_err(self.0.record_failure(
-            "pause",
-            owner,
-            Some(id),
-        ))
-    }
-
-    /// Returns when the sandbox runs. A sandbox that has died is restarted, and the result says so.
-    pub async fn resume(&self, owner: &Owner, id: &SandboxId) -> Result<ResumeOutcome, ServiceError> {
-        let handle = self.0.find_sandbox(owner, id)?;
-        let resumed = match self.0.send_command(&handle, DriverCommand::Resume).await {
-            Err(_) if handle.is_dead() => self.0.restart_sandbox(&handle).await,
-            resumed => resumed.map(ResumeOutcome::from),
-        };
-        resumed.inspect_err(self.0.record_failure("resume", owner, Some(id)))
-    }
-
-    /// Restarts a sandbox that has died. Returns when it runs.
-    pub async fn restart(&self, owner: &Owner, id: &SandboxId) -> Result<ResumeOutcome, ServiceError> {
-        let handle = self.0.find_sandbox(owner, id)?;
-        self.0.restart_sandbox(&handle).await.inspect_err(self.0.record_failure("restart", owner, Some(id)))
-    }
-
-    /// Returns when the sandbox is removed.
-    pub async fn destroy(&self, owner: &Owner, id: &SandboxId) -> Result<Outcome, ServiceError> {
-        let handle = self.0.find_sandbox(owner, id)?;
-        if handle.phase() == Phase::Starting {
-            // Its driver may be busy with the hook before the entrypoint and not read its mailbox.
-            handle.abandoned.cancel();
-        }
-        match self.0.send_command(&handle, DriverCommand::Destroy).await {
-            // The sandbox ended while the command was queued: another request removed it, or it expired.
-            Err(ServiceError::NoSandbox(_)) => Ok(Outcome::Unchanged),
-            outcome => outcome.inspect_err(self.0.record_failure("destroy", owner, Some(id))),
-        }
-    }
-
-    pub async fn sandbox_usage(&self, owner: &Owner, id: &SandboxId) -> Result<SandboxUsage, ServiceError> {
-        self.0.find_sandbox(owner, id)?;
-        self.0.usage_of(id).await
     }
 
     /// Every sandbox of one owner, or of all, newest first, with its current usage.
@@ -529,27 +458,6 @@ impl Service {
     /// Every sandbox of one owner, or of all, newest first, without its usage.
     pub fn list_without_usage(&self, owner: Option<&Owner>) -> Vec<Sandbox> {
         self.0.list_newest_first(owner).iter().map(|handle| handle.current_state()).collect()
-    }
-
-    /// A sandbox of one owner, or of any owner, with its current usage.
-    pub async fn find_with_usage(
-        &self,
-        owner: Option<&Owner>,
-        id: &SandboxId,
-    ) -> Result<(Sandbox, Option<SandboxUsage>), ServiceError> {
-        let handle = self.0.lookup_sandbox(owner, id)?;
-        let usage = self.0.usage_of(id).await.ok();
-        Ok((handle.current_state(), usage))
-    }
-
-    /// The usage of a sandbox of one owner, or of any owner, in the last hour, oldest sample first.
-    pub fn usage_samples(
-        &self,
-        owner: Option<&Owner>,
-        id: &SandboxId,
-    ) -> Result<Vec<UsageSample>, ServiceError> {
-        self.0.lookup_sandbox(owner, id)?;
-        Ok(self.0.history.samples(id))
     }
 
     /// The usage of sandboxes in each of the last `count` hours, newest first.
@@ -570,19 +478,6 @@ impl Service {
     /// The number of sandboxes in each phase, by the phase's name.
     pub fn count_by_phase(&self) -> BTreeMap<&'static str, usize> {
         self.0.registry.count_by_phase()
-    }
-
-    /// The token that opens one sandbox for one purpose. It is the same after a server restart.
-    pub fn sandbox_token(&self, id: &SandboxId, purpose: &'static str) -> Secret {
-        let epoch = self.0.registry.find(id).map_or(0, |handle| handle.epoch);
-        self.0.mint.derive_token(id, purpose, epoch)
-    }
-
-    /// Returns the owner of the sandbox if the token is right.
-    pub fn owner_by_token(&self, id: &SandboxId, purpose: &'static str, presented: &str) -> Option<Owner> {
-        let handle = self.0.registry.find(id)?;
-        let right = self.0.mint.is_valid_token(id, purpose, handle.epoch, presented);
-        right.then(|| handle.owner.clone())
     }
 
     /// Sets the single API key of the configuration; its owner is [`Owner::operator`].

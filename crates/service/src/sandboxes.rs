@@ -11,3 +11,4 @@ pub(crate) mod reaper;
 pub(crate) mod reconcile;
 pub(crate) mod registry;
 pub(crate) mod sandbox_keys;
+pub(crate) mod sandbox_ref;

@@ -21,7 +21,7 @@ use tokio::sync::oneshot;
 use crate::core::{Core, io_error};
 use crate::sandboxes::registry::SandboxHandle;
 use crate::tenancy::tokens::random_bytes;
-use crate::{CreateSandboxRequest, Outcome, Service, ServiceError, SnapshotProblem};
+use crate::{CreateSandboxRequest, Outcome, SandboxRef, Service, ServiceError, SnapshotProblem};
 
 pub use commit::CommitSource;
 pub(crate) use index::{SnapshotGuard, SnapshotIndex};
@@ -49,18 +49,19 @@ pub struct SnapshotPage {
     pub total: usize,
 }
 
-impl Service {
-    /// Begins to take a snapshot of a sandbox that runs or has died. It becomes ready, or fails, a moment later.
-    pub async fn take_snapshot(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
-        name: Option<String>,
-    ) -> Result<Snapshot, ServiceError> {
-        let begun = self.0.begin_snapshot(owner, id, name).await;
-        begun.inspect_err(self.0.record_failure("snapshot", owner, Some(id)))
-    }
+/// Takes snapshots of one sandbox.
+#[derive(Clone, Copy)]
+pub struct SandboxSnapshots<'a>(pub(crate) &'a SandboxRef);
 
+impl SandboxSnapshots<'_> {
+    /// Begins to take a snapshot of a sandbox that runs or has died. It becomes ready, or fails, a moment later.
+    pub async fn take_snapshot(self, name: Option<String>) -> Result<Snapshot, ServiceError> {
+        let begun = self.0.core.begin_snapshot(&self.0.handle, name).await;
+        begun.inspect_err(self.0.record_failure("snapshot"))
+    }
+}
+
+impl Service {
     pub fn find_snapshot(&self, owner: &Owner, id: &SnapshotId) -> Result<Snapshot, ServiceError> {
         self.0.snapshots.find(owner, id).ok_or_else(|| ServiceError::NoSnapshot(id.clone()))
     }
@@ -80,15 +81,14 @@ impl Service {
 impl Core {
     async fn begin_snapshot(
         self: &Arc<Self>,
-        owner: &Owner,
-        id: &SandboxId,
+        handle: &SandboxHandle,
         name: Option<String>,
     ) -> Result<Snapshot, ServiceError> {
-        let handle = self.find_sandbox(owner, id)?;
+        let (owner, id) = (&handle.owner, &handle.id);
         if !self.capabilities.snapshot {
             return Err(self.snapshots_unsupported(id));
         }
-        if !has_files(&handle) {
+        if !has_files(handle) {
             let message = format!(
                 "sandbox `{id}` is {}; a snapshot needs a sandbox that runs, or that died and kept its files",
                 handle.phase()
@@ -112,7 +112,7 @@ impl Core {
             image: handle.current_state().in_force.image,
             size,
             disk: Bytes(0),
-            settings: Some(inheritance::record_settings(&handle, &usage)),
+            settings: Some(inheritance::record_settings(handle, &usage)),
         };
         self.reserve_snapshot(snapshot.clone())?;
         let (noted, wait) = oneshot::channel();

@@ -22,12 +22,15 @@ mod waiting;
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::{Entrypoint, Labels, Owner, Phase, ResourceLimits, SandboxSpec};
+use domain::{Entrypoint, Labels, Owner, Phase, ResourceLimits, SandboxId, SandboxSpec};
 use tempfile::TempDir;
 
 use crate::clock::Clock;
 use crate::sandboxes::registry::SandboxHandle;
-use crate::{CreateSandboxRequest, OwnerQuotas, Sandbox, SandboxFilter, SandboxPage, Service, ServiceConfig};
+use crate::{
+    CreateSandboxRequest, OwnerQuotas, Sandbox, SandboxFilter, SandboxPage, SandboxRef, Service,
+    ServiceConfig,
+};
 use testkit::fake_backend::FakeBackend;
 
 /// A service with its own state directory and its fake backend.
@@ -56,6 +59,10 @@ impl TestBench {
 
     async fn create(&self) -> Sandbox {
         self.service.create_sandbox(&self.owner, plain()).await.unwrap()
+    }
+
+    fn sandbox(&self, id: &SandboxId) -> SandboxRef {
+        self.service.sandbox(&self.owner, id).unwrap()
     }
 
     fn all(&self) -> SandboxPage {

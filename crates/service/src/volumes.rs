@@ -393,26 +393,22 @@ impl crate::Service {
         let id = self.0.volumes.find_id(owner, name).ok_or_else(|| no_volume(name))?;
         self.0.remove_volume(id).await.inspect_err(self.0.record_failure("remove a volume", owner, None))
     }
+}
 
+impl crate::SandboxRef {
     /// Makes mounts visible inside a living sandbox: all of them, or none.
-    pub async fn attach_mounts(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
-        mut mounts: Vec<MountSpec>,
-    ) -> Result<crate::Sandbox, ServiceError> {
-        let handle = self.0.find_sandbox(owner, id)?;
-        if !self.0.capabilities.attach {
-            return Err(self.0.attach_unsupported(id));
+    pub async fn attach_mounts(&self, mut mounts: Vec<MountSpec>) -> Result<crate::Sandbox, ServiceError> {
+        if !self.core.capabilities.attach {
+            return Err(self.core.attach_unsupported(self.id()));
         }
-        let uses = self.0.claim_volumes(owner, id, &mut mounts).await?;
-        let core = Arc::clone(&self.0);
+        let uses = self.core.claim_volumes(self.owner(), self.id(), &mut mounts).await?;
+        let (core, handle) = (Arc::clone(&self.core), Arc::clone(&self.handle));
         // Once ordered, the mounts are added and the volumes are in use, even if the caller disconnects.
-        let work = self.0.tasks.spawn(async move {
+        let work = self.core.tasks.spawn(async move {
             let attached = core.send_command(&handle, |answer| DriverCommand::Attach(mounts, answer)).await;
             attached.inspect(|_| uses.keep_until_end())
         });
         let attached = work.await.unwrap_or(Err(ServiceError::Stopping));
-        attached.inspect_err(self.0.record_failure("attach", owner, Some(id)))
+        attached.inspect_err(self.record_failure("attach"))
     }
 }

@@ -20,9 +20,8 @@ mod frames;
 use std::time::Duration;
 
 use domain::process::ProcessSpec;
-use domain::{Owner, SandboxId};
 use futures_util::{FutureExt, SinkExt, StreamExt};
-use service::{OutputEvent, OutputStream, Service, ServiceError, TerminalMode};
+use service::{OutputEvent, OutputStream, SandboxRef, ServiceError, TerminalMode};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, interval_at, timeout};
 
@@ -46,9 +45,7 @@ const UNREAD_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 /// The sandbox of a command, and how the command is connected.
 #[derive(Clone)]
 pub(crate) struct CommandClient {
-    pub(crate) service: Service,
-    pub(crate) owner: Owner,
-    pub(crate) id: SandboxId,
+    pub(crate) sandbox: SandboxRef,
     pub(crate) mode: TerminalMode,
 }
 
@@ -108,7 +105,7 @@ where
         },
     };
     let process = (start.parse)(&frame).map_err(invalid)?;
-    let launched = client.service.launch_process(&client.owner, &client.id, process).await;
+    let launched = client.sandbox.processes().launch_process(process).await;
     launched.map_err(|error| {
         let coracle = CommandEnding::from_launch_error(&error);
         ServerFrame::Error { code: "START_FAILED", error: (start.describe_error)(error), coracle }
@@ -126,7 +123,7 @@ async fn relay_command(
     send_frame(sink, &ServerFrame::Connected { session_id, mode: client.mode.name() }).await?;
     let (replies, waiting) = mpsc::channel(16);
     let mut listener = ClientFrameHandler::new(client, following.process.clone(), replies);
-    let limit = client.service.output_settings().stall_limit.saturating_add(UNREAD_TIMEOUT);
+    let limit = client.sandbox.processes().output_settings().stall_limit.saturating_add(UNREAD_TIMEOUT);
     // A client that does not read output must still be able to send signals.
     let ended = {
         let mut listening = std::pin::pin!(listener.handle_frames(stream));

@@ -10,11 +10,11 @@
 use std::time::Duration;
 
 use domain::process::TerminalSize;
-use domain::{ExitReason, Owner, ProcessId, SandboxId, StreamKind};
+use domain::{ExitReason, ProcessId, StreamKind};
 use futures_util::{SinkExt, StreamExt};
 use service::{
-    MissedOutput, OpenTerminal, OutputEvent, OutputStream, ProcessInput, Service, ServiceError, SignalTarget,
-    TerminalAttachment, TerminalMode,
+    MissedOutput, OpenTerminal, OutputEvent, OutputStream, ProcessInput, SandboxProcesses, SandboxRef,
+    ServiceError, SignalTarget, TerminalAttachment, TerminalMode,
 };
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -90,9 +90,7 @@ pub(crate) enum TerminalEnding {
 
 /// The sandbox of a terminal, and what a client wants from the terminal.
 pub(crate) struct TerminalClient {
-    pub(crate) service: Service,
-    pub(crate) owner: Owner,
-    pub(crate) id: SandboxId,
+    pub(crate) sandbox: SandboxRef,
     /// How a shell is connected that this client starts.
     pub(crate) mode: TerminalMode,
     /// The offset of the first byte that the client has not seen.
@@ -129,10 +127,10 @@ async fn open_terminal<K: MessageSink>(
     client: &TerminalClient,
     attachment: &TerminalAttachment,
 ) -> Result<(AttachedShell, OutputStream), TerminalEnding> {
-    let TerminalClient { service, owner, id, mode, since } = client;
+    let TerminalClient { sandbox, mode, since } = client;
     let terminal = attachment.terminal();
     let OpenTerminal { process, mode, missed, output } =
-        match service.open_terminal(owner, id, terminal, *mode, *since).await {
+        match sandbox.terminals().open_terminal(terminal, *mode, *since).await {
             Ok(opened) => opened,
             Err(error) => {
                 outbox.send_fault(TerminalFault::StartFailed, &error.to_string()).await?;
@@ -257,10 +255,13 @@ impl<K: MessageSink> AttachedClient<'_, K> {
         }
     }
 
+    fn processes(&self) -> SandboxProcesses<'_> {
+        self.client.sandbox.processes()
+    }
+
     async fn send_signal(&mut self, number: i32) -> Result<(), TerminalEnding> {
-        let TerminalClient { service, owner, id, .. } = self.client;
         let process = &self.shell.process;
-        match service.signal_process(owner, id, process, number, SignalTarget::Group).await {
+        match self.processes().signal_process(process, number, SignalTarget::Group).await {
             Ok(()) => Ok(()),
             Err(error) => self.outbox.send_fault(TerminalFault::RequestFailed, &error.to_string()).await,
         }
@@ -271,8 +272,7 @@ impl<K: MessageSink> AttachedClient<'_, K> {
         if self.shell.mode == TerminalMode::Pipes || size.columns == 0 || size.rows == 0 {
             return;
         }
-        let TerminalClient { service, owner, id, .. } = self.client;
-        if let Err(error) = service.resize_terminal(owner, id, &self.shell.process, size).await {
+        if let Err(error) = self.processes().resize_terminal(&self.shell.process, size).await {
             // A program that has just ended has no terminal; its exit event follows.
             tracing::debug!(%error, "failed to resize terminal");
         }
@@ -282,8 +282,7 @@ impl<K: MessageSink> AttachedClient<'_, K> {
     /// signal that would end it.
     async fn feed_input(&mut self, bytes: Vec<u8>) -> Result<(), TerminalEnding> {
         if self.input.as_ref().is_none_or(|(sender, _)| sender.is_closed()) {
-            let TerminalClient { service, owner, id, .. } = self.client;
-            match service.open_input(owner, id, &self.shell.process).await {
+            match self.processes().open_input(&self.shell.process).await {
                 Ok(input) => self.input = Some(spawn_input_task(input)),
                 Err(error) => {
                     return self.outbox.send_fault(TerminalFault::InputFailed, &error.to_string()).await;

@@ -8,7 +8,7 @@ use domain::{Owner, SandboxId};
 use http::request::Parts;
 use http::{HeaderMap, StatusCode};
 use serde::de::DeserializeOwned;
-use service::Sandbox;
+use service::{SandboxRef, ServiceError};
 
 use super::problem::Problem;
 use super::proxy::SignedTarget;
@@ -56,6 +56,14 @@ impl FromRequestParts<OpenSandboxState> for OwnedSandbox {
         let id = path_param(parts, "id").await;
         let id = SandboxId::parse(&id).ok().ok_or_else(|| Problem::no_sandbox(&id))?;
         Ok(Self { owner, id })
+    }
+}
+
+impl OwnedSandbox {
+    /// Finds the sandbox. A handler does this after it has checked the rest of the request, so that a malformed
+    /// request is refused as such even if there is no such sandbox.
+    pub(super) fn find(&self, state: &OpenSandboxState) -> Result<SandboxRef, ServiceError> {
+        state.service.sandbox(&self.owner, &self.id)
     }
 }
 
@@ -136,24 +144,25 @@ pub(super) fn authorize_port(
     state: &OpenSandboxState,
     headers: &HeaderMap,
     addressed: &SignedTarget,
-    found: Option<&Sandbox>,
+    found: Option<&SandboxRef>,
 ) -> Result<Owner, Problem> {
     let SignedTarget { target, signature } = addressed;
     let signed = match (signature, found) {
         (Some(_), None) => return Err(Problem::no_sandbox(target.id.as_str())),
         (Some(signed), Some(sandbox)) => {
-            state.routes.verify(&state.service, target, signed)?;
-            Some(sandbox.owner.clone())
+            state.routes.verify(sandbox, target.port, signed)?;
+            Some(sandbox.owner().clone())
         }
         (None, _) => None,
     };
-    if let Some(sandbox) = found.filter(|sandbox| SandboxNotes::from_sandbox(sandbox).secure_access) {
+    if let Some(sandbox) = found.filter(|sandbox| SandboxNotes::of_sandbox(sandbox).secure_access) {
         let token = header_text(headers, SECURE_ACCESS).unwrap_or_default();
-        let by_token = || state.service.owner_by_token(&sandbox.id, SECURE_PURPOSE, token.trim());
+        let opens = || sandbox.ports().accepts_token(SECURE_PURPOSE, token.trim());
+        let by_token = || opens().then(|| sandbox.owner().clone());
         // For the holder of another owner's key, the sandbox must look like one that does not exist.
         let foreign = || {
             let caller = auth::authenticate_caller(&state.service, headers, &KEY_OR_TOKEN_HEADERS);
-            !state.service.has_no_keys() && caller.is_ok_and(|caller| caller != sandbox.owner)
+            !state.service.has_no_keys() && caller.is_ok_and(|caller| caller != *sandbox.owner())
         };
         return signed.or_else(by_token).ok_or_else(|| match foreign() {
             true => Problem::no_sandbox(target.id.as_str()),
@@ -171,9 +180,11 @@ pub(super) fn authorize_port(
         return if foreign { Err(AuthError::Page.into()) } else { Ok(Owner::operator()) };
     }
     let public = target.form == AddressForm::Gateway && state.settings.gateway.public && own_service;
-    let public = found.filter(|_| public).map(|sandbox| sandbox.owner.clone());
-    let token = || header_text(headers, header);
-    let by_token = || token().and_then(|token| state.service.owner_by_token(&target.id, purpose, token));
+    let public = found.filter(|_| public).map(|sandbox| sandbox.owner().clone());
+    let by_token = || {
+        let (sandbox, token) = (found?, header_text(headers, header)?);
+        sandbox.ports().accepts_token(purpose, token).then(|| sandbox.owner().clone())
+    };
     if let Some(owner) = signed.or(public).or_else(by_token) {
         return Ok(owner);
     }

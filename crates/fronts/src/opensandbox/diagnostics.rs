@@ -11,7 +11,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderName, StatusCode, Uri, header};
 use serde::Serialize;
-use service::{LifecycleEvent, OutputTail, RecentError, Sandbox};
+use service::{LifecycleEvent, OutputTail, RecentError, Sandbox, SandboxRef};
 
 use super::OpenSandboxState;
 use super::access::{KindText, OwnedSandbox};
@@ -58,18 +58,16 @@ pub(super) async fn get_diagnostics(
     uri: Uri,
 ) -> Result<Response, Problem> {
     let query = QueryParams::from_uri(&uri);
-    let sandbox = state.service.find_sandbox(&at.owner, &at.id)?;
+    let found = at.find(&state)?;
+    let sandbox = found.current_state();
     match (kind.as_str(), query.first("scope").filter(|scope| !scope.is_empty())) {
         ("logs", Some(scope @ ("container" | "all"))) => {
-            let content = read_logs(&state, &sandbox, DEFAULT_LINES, None).await;
+            let content = read_logs(&found, DEFAULT_LINES, None).await;
             Ok(json_response("logs", scope, &sandbox, content))
         }
-        ("events", Some(scope @ ("runtime" | "lifecycle" | "all"))) => Ok(json_response(
-            "events",
-            scope,
-            &sandbox,
-            list_events(&state, &sandbox, scope, DEFAULT_EVENTS)?,
-        )),
+        ("events", Some(scope @ ("runtime" | "lifecycle" | "all"))) => {
+            Ok(json_response("events", scope, &sandbox, list_events(&state, &found, scope, DEFAULT_EVENTS)))
+        }
         ("logs" | "events", Some(_)) => {
             let message = "the scopes of logs are `container` and `all`, those of events `runtime`, \
                            `lifecycle` and `all`";
@@ -78,22 +76,20 @@ pub(super) async fn get_diagnostics(
         ("logs", None) => {
             let tail = parse_bounded(&query, "tail", DEFAULT_LINES, MAX_LINES)?;
             let since = query.first("since").map(parse_ago).transpose()?;
-            Ok(deprecated_response(
-                read_logs(&state, &sandbox, tail, since).await.into_plain_text("(no logs)"),
-            ))
+            Ok(deprecated_response(read_logs(&found, tail, since).await.into_plain_text("(no logs)")))
         }
         ("events", None) => {
             let limit = parse_bounded(&query, "limit", DEFAULT_EVENTS, MAX_EVENTS)?;
             Ok(deprecated_response(
-                list_events(&state, &sandbox, "all", limit)?.into_plain_text("(no notable events)"),
+                list_events(&state, &found, "all", limit).into_plain_text("(no notable events)"),
             ))
         }
         ("inspect", _) => Ok(text_response(describe_sandbox(&sandbox))),
         ("summary", _) => {
             let tail = parse_bounded(&query, "tail", 50, MAX_LINES)?;
             let limit = parse_bounded(&query, "event_limit", 20, MAX_EVENTS)?;
-            let events = list_events(&state, &sandbox, "all", limit)?.into_plain_text("(no notable events)");
-            let logs = read_logs(&state, &sandbox, tail, None).await.into_plain_text("(no logs)");
+            let events = list_events(&state, &found, "all", limit).into_plain_text("(no notable events)");
+            let logs = read_logs(&found, tail, None).await.into_plain_text("(no logs)");
             Ok(text_response(format_summary(&sandbox, &events, &logs, tail)))
         }
         _ => Err(Problem::new(StatusCode::NOT_FOUND, "NOT_FOUND", "unknown kind of diagnostics")),
@@ -110,13 +106,8 @@ impl DiagnosticsText {
 
 /// Returns the last lines that the main process printed. A sandbox that cannot be reached is not an
 /// error here: diagnostics are used just when something is wrong.
-async fn read_logs(
-    state: &OpenSandboxState,
-    sandbox: &Sandbox,
-    lines: usize,
-    since: Option<SystemTime>,
-) -> DiagnosticsText {
-    match state.service.entrypoint_tail(&sandbox.owner, &sandbox.id, MAX_OUTPUT_BYTES).await {
+async fn read_logs(sandbox: &SandboxRef, lines: usize, since: Option<SystemTime>) -> DiagnosticsText {
+    match sandbox.entrypoint_tail(MAX_OUTPUT_BYTES).await {
         Ok(Some(tail)) if since.is_some_and(|since| tail.ended.is_some_and(|end| end < since)) => {
             DiagnosticsText::default()
         }
@@ -139,24 +130,19 @@ fn last_lines(tail: &OutputTail, most: usize) -> DiagnosticsText {
 }
 
 /// Returns the phase changes of the sandbox (`lifecycle`) and its failures (`runtime`).
-fn list_events(
-    state: &OpenSandboxState,
-    sandbox: &Sandbox,
-    scope: &str,
-    most: usize,
-) -> Result<DiagnosticsText, Problem> {
-    let own = state.service.sandbox_events(&sandbox.owner, &sandbox.id, most + 1)?;
+fn list_events(state: &OpenSandboxState, sandbox: &SandboxRef, scope: &str, most: usize) -> DiagnosticsText {
+    let own = sandbox.lifecycle_events(most + 1);
     let shown = own.iter().filter(|event| scope != "runtime" || is_failure_event(event));
     let mut lines: Vec<(SystemTime, String)> = shown.map(|event| (event.time, phase_line(event))).collect();
     if scope != "lifecycle" {
-        let troubles = state.service.recent_errors(Some(&sandbox.owner));
-        let own = troubles.iter().filter(|trouble| trouble.sandbox.as_ref() == Some(&sandbox.id));
+        let troubles = state.service.recent_errors(Some(sandbox.owner()));
+        let own = troubles.iter().filter(|trouble| trouble.sandbox.as_ref() == Some(sandbox.id()));
         lines.extend(own.map(|trouble| (trouble.time, error_line(trouble))));
     }
     lines.sort();
     let skipped = lines.len().saturating_sub(most);
     let text: String = lines[skipped..].iter().map(|(_, line)| format!("{line}\n")).collect();
-    Ok(DiagnosticsText { text, truncated: skipped > 0, warnings: Vec::new() })
+    DiagnosticsText { text, truncated: skipped > 0, warnings: Vec::new() }
 }
 
 fn is_failure_event(event: &LifecycleEvent) -> bool {

@@ -9,6 +9,7 @@ use axum::extract::State;
 use domain::SandboxId;
 use http::{HeaderMap, Uri};
 use serde::Serialize;
+use service::SandboxRef;
 
 use super::access::{OwnedSandbox, PortText, ROUTING_HEADERS, SECURE_ACCESS, SECURE_PURPOSE, token_of};
 use super::port_label;
@@ -44,17 +45,17 @@ pub(super) async fn resolve_endpoint(
         return Err(Problem::invalid("`expires` cannot be combined with `use_server_proxy`"));
     }
     let port = port_label::parse_port(&port)?;
-    let sandbox = state.service.find_sandbox(&at.owner, &at.id)?;
+    let sandbox = at.find(&state)?;
     // The host that the client used is the one name known to work for it.
     let host = state.settings.public_address.clone().or_else(|| request_host(&uri, &headers));
     let host = host.ok_or_else(|| Problem::invalid("the header `Host` is missing"))?;
     let (suffix, tokens) = match expires {
         // A signed address needs no tokens, so that it can be shared.
         Some(expires) => {
-            let signed = state.routes.sign(&state.service, &at.id, port, expires)?;
+            let signed = state.routes.sign(&sandbox, port, expires)?;
             (format!("-{}-{}", signed.expires, signed.signature), BTreeMap::new())
         }
-        None => (String::new(), token_headers(&state, &at.id, port, &SandboxNotes::from_sandbox(&sandbox))),
+        None => (String::new(), token_headers(&sandbox, port)),
     };
     let mode = if by_path { &GatewayMode::Off } else { mode_of_port(&state.settings.gateway, port) };
     Ok(Json(build_endpoint(mode, host, &at.id, &format!("{port}{suffix}"), tokens)))
@@ -67,16 +68,11 @@ fn mode_of_port(gateway: &GatewaySettings, port: u16) -> &GatewayMode {
 }
 
 /// Returns the token headers that open a port.
-fn token_headers(
-    state: &OpenSandboxState,
-    id: &SandboxId,
-    port: u16,
-    notes: &SandboxNotes,
-) -> BTreeMap<&'static str, String> {
+fn token_headers(sandbox: &SandboxRef, port: u16) -> BTreeMap<&'static str, String> {
     let (header, purpose) = token_of(port);
-    let secure = notes.secure_access.then_some((SECURE_ACCESS, SECURE_PURPOSE));
+    let secure = SandboxNotes::of_sandbox(sandbox).secure_access.then_some((SECURE_ACCESS, SECURE_PURPOSE));
     let both = [Some((header, purpose)), secure].into_iter().flatten();
-    both.map(|(header, purpose)| (header, state.service.sandbox_token(id, purpose).expose().to_owned()))
+    both.map(|(header, purpose)| (header, sandbox.ports().access_token(purpose).expose().to_owned()))
         .collect()
 }
 

@@ -2,8 +2,8 @@
 
 use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
-use domain::Owner;
 use http::StatusCode;
+use service::SandboxRef;
 
 use super::OpenSandboxState;
 use super::problem::Problem;
@@ -12,12 +12,12 @@ use crate::ports::target::{AddressForm, PortTarget};
 
 pub(super) async fn forward_request(
     state: &OpenSandboxState,
-    owner: &Owner,
+    sandbox: &SandboxRef,
     target: &PortTarget,
     request: Request,
 ) -> Response {
     let timeout = state.settings.answer_timeout;
-    let answer = forward::forward_request(&state.service, timeout, owner, target, request).await;
+    let answer = forward::forward_request(&state.service, timeout, sandbox, target, request).await;
     answer.unwrap_or_else(|error| forward_problem(error, target.form).into_response())
 }
 

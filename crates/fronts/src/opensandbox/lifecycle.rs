@@ -183,7 +183,7 @@ pub(super) async fn get_sandbox(
     State(state): State<OpenSandboxState>,
     at: OwnedSandbox,
 ) -> Result<Json<SandboxBody>, Problem> {
-    let sandbox = state.service.find_sandbox(&at.owner, &at.id)?;
+    let sandbox = at.find(&state)?.current_state();
     Ok(Json(SandboxBody::from_sandbox(&sandbox, ImageShown::Yes)))
 }
 
@@ -197,7 +197,7 @@ pub(super) async fn patch_metadata(
         labels::check_key(key)?;
         value.as_deref().map_or(Ok(()), |value| labels::check_value(key, value))?;
     }
-    let sandbox = state.service.patch_labels(&at.owner, &at.id, patch).await?;
+    let sandbox = at.find(&state)?.patch_labels(patch).await?;
     Ok(Json(SandboxBody::from_sandbox(&sandbox, ImageShown::Yes)))
 }
 
@@ -212,7 +212,7 @@ pub(super) async fn renew_expiration(
     if expires <= SystemTime::now() {
         return Err(wrong("`expiresAt` is not in the future"));
     }
-    let renewed = state.service.renew_expiry(&at.owner, &at.id, expires).await;
+    let renewed = at.find(&state)?.renew_expiry(expires).await;
     let sandbox = renewed.map_err(|error| match error.kind() {
         ErrorKind::Invalid => wrong("`expiresAt` is too far in the future"),
         _ => Problem::from(error).with_code_for(StatusCode::CONFLICT, "DOCKER::INVALID_EXPIRATION"),
@@ -234,7 +234,7 @@ pub(super) async fn pause_sandbox(
     State(state): State<OpenSandboxState>,
     at: OwnedSandbox,
 ) -> Result<StatusCode, Problem> {
-    let paused = state.service.pause(&at.owner, &at.id).await;
+    let paused = at.find(&state)?.pause().await;
     match paused.map_err(|error| pause_problem(error, &at.owner))? {
         Outcome::Done => Ok(StatusCode::ACCEPTED),
         Outcome::Unchanged => {
@@ -249,7 +249,7 @@ pub(super) async fn resume_sandbox(
     at: OwnedSandbox,
 ) -> Result<(StatusCode, HeaderMap), Problem> {
     const NOT_PAUSED: &str = "DOCKER::SANDBOX_NOT_PAUSED";
-    let resumed = state.service.resume(&at.owner, &at.id).await;
+    let resumed = at.find(&state)?.resume().await;
     let resumed = resumed
         .map_err(|error| pause_problem(error, &at.owner).with_code_for(StatusCode::CONFLICT, NOT_PAUSED))?;
     match resumed.outcome {
@@ -264,7 +264,7 @@ pub(super) async fn delete_sandbox(
     State(state): State<OpenSandboxState>,
     sandbox: OwnedSandbox,
 ) -> Result<StatusCode, Problem> {
-    match state.service.destroy(&sandbox.owner, &sandbox.id).await? {
+    match sandbox.find(&state)?.destroy().await? {
         Outcome::Done | Outcome::Unchanged => Ok(StatusCode::NO_CONTENT),
     }
 }

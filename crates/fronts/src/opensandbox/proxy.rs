@@ -1,15 +1,15 @@
 //! The ports of a sandbox, however they are addressed: by path, by host name or by header.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{FromRequestParts, Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, any};
-use domain::{Owner, SandboxId};
+use domain::SandboxId;
 use http::request::Parts;
 use http::{HeaderValue, StatusCode, header};
-use service::Sandbox;
+use service::ServiceError;
 
 use super::access::authorize_port;
 use super::execd::ExecTarget;
@@ -123,7 +123,7 @@ impl PortProxy {
 
     async fn answer_request(self, addressed: SignedTarget, request: Request) -> Response {
         let (front, target) = (&self.front, &addressed.target);
-        let found = front.service.get_any_owner(&target.id);
+        let found = front.service.sandbox_of(None, &target.id).ok();
         if found.is_none() && target.form == AddressForm::Gateway {
             return refusal_response(Problem::no_sandbox(target.id.as_str()), target.port);
         }
@@ -131,19 +131,22 @@ impl PortProxy {
             Ok(owner) => owner,
             Err(problem) => return refusal_response(problem, target.port),
         };
-        let sandbox = match front.service.find_sandbox(&owner, &target.id) {
-            Ok(sandbox) => sandbox,
-            Err(error) => return refusal_response(Problem::from(error), target.port),
+        let Some(sandbox) = found.filter(|sandbox| *sandbox.owner() == owner) else {
+            let problem = Problem::from(ServiceError::NoSandbox(target.id.clone()));
+            return refusal_response(problem, target.port);
         };
-        let notes = SandboxNotes::from_sandbox(&sandbox);
-        if header_text(request.headers(), RENEWAL_HEADER).is_none_or(|value| value.trim() != "skip") {
-            renew_on_access(front, &owner, &sandbox, &notes).await;
+        let notes = SandboxNotes::of_sandbox(&sandbox);
+        let skips =
+            header_text(request.headers(), RENEWAL_HEADER).is_some_and(|value| value.trim() == "skip");
+        if let Some(seconds) = notes.renew_on_access.filter(|_| !skips) {
+            let interval = front.settings.renewal_interval;
+            sandbox.renew_on_access(Duration::from_secs(seconds), interval).await;
         }
         match target.port {
             EXECD_PORT => {
                 let lines = notes.line_dialect(front.settings.default_lines);
-                let PortTarget { id, mount, path, form, opens_itself, .. } = addressed.target;
-                let scope = ExecTarget { owner: owner.clone(), id: id.clone(), lines };
+                let PortTarget { mount, path, form, opens_itself, .. } = addressed.target;
+                let scope = ExecTarget { sandbox: sandbox.clone(), lines };
                 let reached = ReachedVia { mount, form, opens_itself };
                 let called = nested::call_router(self.execd.clone(), &path, request, |extensions| {
                     extensions.insert(scope);
@@ -152,12 +155,14 @@ impl PortProxy {
                 let invalid = |_: InvalidPath| Problem::invalid("invalid path").into_response();
                 let response = called.await.unwrap_or_else(invalid);
                 if response.status() == StatusCode::INTERNAL_SERVER_ERROR {
-                    return execd::gone_response(front, &owner, &id).unwrap_or(response);
+                    return execd::gone_response(&sandbox).unwrap_or(response);
                 }
                 response
             }
-            EGRESS_PORT => egress::answer_egress(&sandbox, request.method(), &target.path),
-            _ => forward::forward_request(front, &owner, target, request).await,
+            EGRESS_PORT => {
+                sandbox.read_state(|state| egress::answer_egress(state, request.method(), &target.path))
+            }
+            _ => forward::forward_request(front, &sandbox, target, request).await,
         }
     }
 }
@@ -175,18 +180,6 @@ fn refusal_response(problem: Problem, port: u16) -> Response {
     let (mut parts, _) = problem.into_response().into_parts();
     parts.headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
     Response::from_parts(parts, body.into())
-}
-
-/// Extends the expiry if the sandbox was created with access renewal, unless it was extended a moment
-/// ago. A failure must not fail the proxied request.
-async fn renew_on_access(state: &OpenSandboxState, owner: &Owner, sandbox: &Sandbox, notes: &SandboxNotes) {
-    let (Some(seconds), Some(expires)) = (notes.renew_on_access, sandbox.expires) else { return };
-    let wanted = SystemTime::now() + Duration::from_secs(seconds);
-    if expires + state.settings.renewal_interval < wanted
-        && let Err(error) = state.service.renew_expiry(owner, &sandbox.id, wanted).await
-    {
-        tracing::warn!(%error, "failed to renew sandbox on access; the next access retries");
-    }
 }
 
 #[cfg(test)]

@@ -15,12 +15,11 @@ use std::time::{Duration, Instant, SystemTime};
 
 use domain::SandboxId;
 use http::StatusCode;
-use service::Service;
+use service::SandboxRef;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use super::problem::Problem;
-use crate::ports::target::PortTarget;
 use crate::settings::{RouteKey, ShortSignatures};
 
 /// The signature part of an address.
@@ -56,12 +55,11 @@ impl RouteSigner {
     /// Signs an address that opens a port until `expires`.
     pub(super) fn sign(
         &self,
-        service: &Service,
-        id: &SandboxId,
+        sandbox: &SandboxRef,
         port: u16,
         expires: u64,
     ) -> Result<RouteSignature, Problem> {
-        let expires = to_base36(expires);
+        let (id, expires) = (sandbox.id(), to_base36(expires));
         if expires.len() > MAX_EXPIRES_DIGITS {
             return Err(Problem::invalid("`expires` is too far in the future"));
         }
@@ -72,7 +70,7 @@ impl RouteSigner {
             (Some(key), ShortSignatures::Refused) => {
                 format!("{}{}", full_signature(&key.secret, id, port, &expires), key.name)
             }
-            (None, _) => full_signature(server_route_key(service, id).as_bytes(), id, port, &expires),
+            (None, _) => full_signature(server_route_key(sandbox).as_bytes(), id, port, &expires),
         };
         Ok(RouteSignature { expires, signature })
     }
@@ -80,13 +78,12 @@ impl RouteSigner {
     /// Refuses forged and expired signatures.
     pub(super) fn verify(
         &self,
-        service: &Service,
-        target: &PortTarget,
+        sandbox: &SandboxRef,
+        port: u16,
         signed: &RouteSignature,
     ) -> Result<(), Problem> {
         let RouteSignature { expires, signature } = signed;
-        let (id, port) = (&target.id, target.port);
-        if self.is_valid_signature(service, id, port, expires, signature)?
+        if self.is_valid_signature(sandbox, port, expires, signature)?
             && !is_expired(expires, SystemTime::now())
         {
             return Ok(());
@@ -97,12 +94,12 @@ impl RouteSigner {
 
     fn is_valid_signature(
         &self,
-        service: &Service,
-        id: &SandboxId,
+        sandbox: &SandboxRef,
         port: u16,
         expires: &str,
         signature: &str,
     ) -> Result<bool, Problem> {
+        let id = sandbox.id();
         // Non-ASCII text could not be split at byte positions below.
         if !signature.is_ascii() || !expires.is_ascii() {
             return Ok(false);
@@ -110,7 +107,7 @@ impl RouteSigner {
         let same = |right: &str, given: &str| bool::from(right.as_bytes().ct_eq(given.as_bytes()));
         if signature.len() == FULL_SIGNATURE_DIGITS {
             return Ok(same(
-                &full_signature(server_route_key(service, id).as_bytes(), id, port, expires),
+                &full_signature(server_route_key(sandbox).as_bytes(), id, port, expires),
                 signature,
             ));
         }
@@ -159,8 +156,8 @@ impl RouteSigner {
 }
 
 /// Returns the server's own key for the routes of one sandbox.
-fn server_route_key(service: &Service, id: &SandboxId) -> String {
-    service.sandbox_token(id, "routes").expose().to_owned()
+fn server_route_key(sandbox: &SandboxRef) -> String {
+    sandbox.ports().access_token("routes").expose().to_owned()
 }
 
 fn is_expired(expires: &str, now: SystemTime) -> bool {

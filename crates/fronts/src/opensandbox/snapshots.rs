@@ -164,7 +164,7 @@ pub(super) async fn create_snapshot(
 ) -> Result<(StatusCode, [(header::HeaderName, String); 1], Json<SnapshotBody>), Problem> {
     let bytes = read_body(body, state.settings.json_body_limit).await?;
     let request = if bytes.is_empty() { CreateSnapshotBody::default() } else { parse_json(&bytes)? };
-    let taken = state.service.take_snapshot(&sandbox.owner, &sandbox.id, request.name).await;
+    let taken = sandbox.find(&state)?.snapshots().take_snapshot(request.name).await;
     let snapshot = taken.map_err(|error| {
         let message = error.message_for(&sandbox.owner);
         let problem = problem::problem_for_owner(&sandbox.owner, error, message);

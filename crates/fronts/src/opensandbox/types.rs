@@ -1,10 +1,11 @@
 //! Types of the lifecycle API. Absent fields are omitted: clients fail on `null`.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use domain::{EndCause, ExitReason, FilesState, OnDeath, Phase, SandboxSettings};
 use serde::{Deserialize, Serialize};
-use service::Sandbox;
+use service::{Sandbox, SandboxRef};
 
 use crate::kit::time::format_rfc3339;
 use crate::settings::LineDialect;
@@ -115,6 +116,11 @@ pub(super) struct SandboxNotes {
 }
 
 impl SandboxNotes {
+    /// The notes of a sandbox, which are parsed only once.
+    pub(super) fn of_sandbox(sandbox: &SandboxRef) -> Arc<Self> {
+        sandbox.parsed_notes(|notes| serde_json::from_slice(notes).unwrap_or_default())
+    }
+
     /// Parses the notes of a sandbox; those of another front, or none, give the default.
     pub(super) fn from_sandbox(sandbox: &Sandbox) -> Self {
         serde_json::from_slice(&sandbox.notes).unwrap_or_default()

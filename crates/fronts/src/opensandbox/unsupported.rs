@@ -20,8 +20,7 @@ pub(super) async fn get_network_policy(
     State(state): State<OpenSandboxState>,
     at: OwnedSandbox,
 ) -> Result<Json<PolicyBody>, Problem> {
-    let sandbox = state.service.find_sandbox(&at.owner, &at.id)?;
-    Ok(Json(egress::policy_of(&sandbox)))
+    Ok(Json(at.find(&state)?.read_state(egress::policy_of)))
 }
 
 /// `PUT|PATCH|DELETE /sandboxes/{id}/networkpolicy`
@@ -37,7 +36,7 @@ pub(super) async fn refuse_policy_change(
 }
 
 fn not_supported_yet(state: &OpenSandboxState, sandbox: &OwnedSandbox, message: &str) -> Problem {
-    match state.service.find_sandbox(&sandbox.owner, &sandbox.id) {
+    match sandbox.find(state) {
         Ok(_) => Problem::new(StatusCode::NOT_IMPLEMENTED, "SANDBOX::API_NOT_SUPPORTED", message),
         Err(error) => error.into(),
     }

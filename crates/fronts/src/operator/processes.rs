@@ -12,8 +12,8 @@ use domain::{ExitReason, JournalOffset, Owner, ProcessId, SandboxId, signal};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use service::{
-    ErrorKind, OperatorActionKind, OperatorObjectKind, ProcessTree, ServiceError, SignalTarget, TreeFilter,
-    TreeKind, TreeUsage,
+    ErrorKind, OperatorActionKind, OperatorObjectKind, ProcessTree, SandboxRef, ServiceError, SignalTarget,
+    TreeFilter, TreeKind, TreeUsage,
 };
 
 use super::OperatorState;
@@ -68,9 +68,13 @@ pub(super) async fn list_processes(
     let all =
         form_urlencoded::parse(query.as_bytes()).any(|(name, value)| name == "ended" && value == "true");
     let filter = if all { TreeFilter::All } else { TreeFilter::Living };
-    match state.service.process_trees(whose.as_ref(), &id, filter).await {
+    let sandbox = match state.service.sandbox_of(whose.as_ref(), &id) {
+        Ok(sandbox) => sandbox,
+        Err(error) => return process_error_response(&error),
+    };
+    match sandbox.processes().process_trees(filter).await {
         Ok(trees) => {
-            record_access(&state, whose.as_ref(), &id, OperatorActionKind::Inspected);
+            record_access(&state, whose.as_ref(), &sandbox, OperatorActionKind::Inspected);
             let shown: Vec<ProcessTreeBody> = trees.into_iter().map(ProcessTreeBody::from_tree).collect();
             Json(json!({ "processes": shown })).into_response()
         }
@@ -91,17 +95,17 @@ pub(super) async fn get_process_logs(
         let message = "`cursor` must be a number and `follow` true or false";
         return error_format::build_error(StatusCode::BAD_REQUEST, "INVALID_CURSOR", message);
     };
-    let owner = match state.service.find_with_usage(whose.as_ref(), &id).await {
-        Ok((sandbox, _)) => sandbox.owner,
+    let sandbox = match state.service.sandbox_of(whose.as_ref(), &id) {
+        Ok(sandbox) => sandbox,
         Err(error) => return process_error_response(&error),
     };
-    let status = match state.service.process_status(&owner, &id, &process).await {
+    let status = match sandbox.processes().process_status(&process).await {
         Ok(status) => status,
         Err(error) => return process_error_response(&error),
     };
-    record_access(&state, whose.as_ref(), &id, OperatorActionKind::ReadLogs);
+    record_access(&state, whose.as_ref(), &sandbox, OperatorActionKind::ReadLogs);
     let from = cursor.min(status.written);
-    match state.service.follow_output(&owner, &id, &process, JournalOffset(from)).await {
+    match sandbox.processes().follow_output(&process, JournalOffset(from)).await {
         Ok(following) => {
             let to = (!follow).then_some(status.written);
             output_records::records_response(following, from, to, status.ended.map(|end| end.exit))
@@ -124,9 +128,15 @@ fn parse_cursor(query: &str) -> Option<(u64, bool)> {
 }
 
 /// Records that the operator, whose scope is every owner, looked at this sandbox.
-fn record_access(state: &OperatorState, whose: Option<&Owner>, id: &SandboxId, kind: OperatorActionKind) {
-    if let (None, Some(sandbox)) = (whose, state.service.get_any_owner(id)) {
-        state.service.record_view(&sandbox.owner, kind, OperatorObjectKind::Sandbox, id.as_str());
+fn record_access(
+    state: &OperatorState,
+    whose: Option<&Owner>,
+    sandbox: &SandboxRef,
+    kind: OperatorActionKind,
+) {
+    if whose.is_none() {
+        let (owner, id) = (sandbox.owner(), sandbox.id().as_str());
+        state.service.record_view(owner, kind, OperatorObjectKind::Sandbox, id);
     }
 }
 
@@ -147,7 +157,11 @@ pub(super) async fn signal_process(
         );
         return error_format::build_error(StatusCode::BAD_REQUEST, "INVALID_SIGNAL", &message);
     };
-    match state.service.signal_process(&owner, &id, &process, signal, SignalTarget::Tree).await {
+    let signalled = match state.service.sandbox(&owner, &id) {
+        Ok(sandbox) => sandbox.processes().signal_process(&process, signal, SignalTarget::Tree).await,
+        Err(error) => Err(error),
+    };
+    match signalled {
         Ok(()) => StatusCode::NO_CONTENT.into_response(),
         Err(error) => process_error_response(&error),
     }

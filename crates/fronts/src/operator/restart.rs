@@ -22,7 +22,11 @@ pub(super) async fn restart_sandbox(
     id: Result<Path<String>, PathRejection>,
 ) -> Response {
     let Some(id) = parse_sandbox_id(id) else { return sandbox_not_found() };
-    match state.service.restart(&owner, &id).await {
+    let restarted = match state.service.sandbox(&owner, &id) {
+        Ok(sandbox) => sandbox.restart().await,
+        Err(error) => Err(error),
+    };
+    match restarted {
         Ok(resumed) => {
             let mut body = json!({ "id": id.as_str() });
             if let Some(revival) = resumed.revival {

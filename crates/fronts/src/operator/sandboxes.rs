@@ -53,19 +53,20 @@ pub(super) async fn inspect_sandbox(
     id: Result<Path<String>, PathRejection>,
 ) -> Response {
     let Some(id) = parse_sandbox_id(id) else { return sandbox_not_found() };
-    match state.service.find_with_usage(whose.as_ref(), &id).await {
-        Ok((sandbox, usage)) => {
-            if whose.is_none() {
-                let (kind, thing) = (OperatorActionKind::Inspected, OperatorObjectKind::Sandbox);
-                state.service.record_view(&sandbox.owner, kind, thing, id.as_str());
-            }
-            // The report is still useful without hooks if the agent does not respond.
-            let hooks = state.service.list_hooks(whose.as_ref(), &id).await.unwrap_or_default();
-            let hooks = hooks.iter().map(HookDetails::from_report).collect();
-            Json(SandboxReport { hooks, ..SandboxReport::from_sandbox(&sandbox, usage) }).into_response()
-        }
-        Err(error) => sandbox_error_response(&error),
+    let sandbox = match state.service.sandbox_of(whose.as_ref(), &id) {
+        Ok(sandbox) => sandbox,
+        Err(error) => return sandbox_error_response(&error),
+    };
+    let usage = sandbox.current_usage().await.ok();
+    if whose.is_none() {
+        let (kind, thing) = (OperatorActionKind::Inspected, OperatorObjectKind::Sandbox);
+        state.service.record_view(sandbox.owner(), kind, thing, id.as_str());
     }
+    // The report is still useful without hooks if the agent does not respond.
+    let hooks = sandbox.list_hooks().await.unwrap_or_default();
+    let hooks = hooks.iter().map(HookDetails::from_report).collect();
+    let report = SandboxReport::from_sandbox(&sandbox.current_state(), usage);
+    Json(SandboxReport { hooks, ..report }).into_response()
 }
 
 /// `DELETE /coracle/v1/sandboxes/{id}`: responds once the sandbox is gone. The operator may remove any
@@ -77,7 +78,10 @@ pub(super) async fn remove_sandbox(
 ) -> Response {
     let Some(id) = parse_sandbox_id(id) else { return sandbox_not_found() };
     let removed = match &whose {
-        Some(owner) => state.service.destroy(owner, &id).await,
+        Some(owner) => match state.service.sandbox(owner, &id) {
+            Ok(sandbox) => sandbox.destroy().await,
+            Err(error) => Err(error),
+        },
         None => state.service.remove_any_sandbox(&id).await,
     };
     match removed {

@@ -25,9 +25,9 @@ pub(super) async fn list_samples(
 ) -> Response {
     let Some(id) = parse_sandbox_id(id) else { return sandbox_not_found() };
     let shown = |sample: &UsageSample| json!({ "time": format_rfc3339(sample.time), "usage": usage_amounts(sample.usage) });
-    match state.service.usage_samples(whose.as_ref(), &id) {
-        Ok(samples) => {
-            let samples: Vec<Value> = samples.iter().map(shown).collect();
+    match state.service.sandbox_of(whose.as_ref(), &id) {
+        Ok(sandbox) => {
+            let samples: Vec<Value> = sandbox.usage_samples().iter().map(shown).collect();
             Json(json!({ "samples": samples })).into_response()
         }
         Err(error) => sandbox_error_response(&error),

@@ -16,11 +16,10 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::response::Response;
-use domain::Owner;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version, header, uri::PathAndQuery};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use service::{Service, ServiceError};
+use service::{SandboxRef, Service, ServiceError};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::body::{ContinueGate, ProgressBody, SendProgress};
@@ -49,7 +48,7 @@ pub(crate) enum ForwardError {
 pub(crate) async fn forward_request(
     service: &Service,
     answer_timeout: Duration,
-    owner: &Owner,
+    sandbox: &SandboxRef,
     target: &PortTarget,
     mut request: Request,
 ) -> Result<Response, ForwardError> {
@@ -60,7 +59,7 @@ pub(crate) async fn forward_request(
     let waiting = upgrade.is_some().then(|| hyper::upgrade::on(&mut request));
     let own_host = request_host(request.uri(), request.headers());
     let request = prepare_request(service, target, request, own_host.clone(), upgrade.as_ref())?;
-    let stream = service.open_tunnel(owner, &target.id, target.port).await?;
+    let stream = sandbox.ports().open_tunnel(target.port).await?;
     let mut response = send_request(stream, answer_timeout, target.port, request).await?;
     // The HTTP version used inside does not apply to the outer connection.
     *response.version_mut() = Version::HTTP_11;

@@ -6,11 +6,11 @@
 mod kernel_event;
 
 use bytes::Bytes;
-use domain::{JournalOffset, Owner, SandboxId, StreamKind};
+use domain::{JournalOffset, StreamKind};
 
 use crate::exec::contexts::SIGINT;
 use crate::exec::output_stream::OutputEvent;
-use crate::{OutputStream, ProcessEnd, Service, ServiceError, SignalTarget};
+use crate::{OutputStream, ProcessEnd, SandboxRef, ServiceError, SignalTarget};
 
 pub use kernel_event::{CodeError, MimeForms};
 
@@ -21,8 +21,8 @@ const MAX_LINE_BYTES: usize = (8 << 20) + 1;
 pub struct CodeExecution {
     following: OutputStream,
     lines: LineAssembler,
-    /// Interrupts the code when this is dropped before its end.
-    interrupter: Option<CodeInterrupter>,
+    /// The sandbox in which to interrupt the code if this is dropped before its end.
+    interrupt_in: Option<SandboxRef>,
 }
 
 /// An event of running code.
@@ -50,12 +50,6 @@ pub enum CodeEvent {
     Ended(ProcessEnd),
 }
 
-pub(crate) struct CodeInterrupter {
-    pub(crate) service: Service,
-    pub(crate) owner: Owner,
-    pub(crate) id: SandboxId,
-}
-
 /// Reassembles lines that arrive in pieces.
 #[derive(Default)]
 struct LineAssembler {
@@ -67,8 +61,8 @@ struct LineAssembler {
 }
 
 impl CodeExecution {
-    pub(crate) fn new(following: OutputStream, interrupter: Option<CodeInterrupter>) -> Self {
-        Self { following, lines: LineAssembler::default(), interrupter }
+    pub(crate) fn new(following: OutputStream, interrupt_in: Option<SandboxRef>) -> Self {
+        Self { following, lines: LineAssembler::default(), interrupt_in }
     }
 
     /// Waits for the next event. The future may be dropped and called again without losing an event.
@@ -85,7 +79,7 @@ impl CodeExecution {
                     return Ok(CodeEvent::Gap { from, to });
                 }
                 OutputEvent::Ended(ended) => {
-                    self.interrupter = None;
+                    self.interrupt_in = None;
                     return Ok(CodeEvent::Ended(ended));
                 }
             }
@@ -95,11 +89,12 @@ impl CodeExecution {
 
 impl Drop for CodeExecution {
     fn drop(&mut self) {
-        let Some(CodeInterrupter { service, owner, id }) = self.interrupter.take() else { return };
+        let Some(sandbox) = self.interrupt_in.take() else { return };
         // The signal goes to the run and not to the context, which may run other code by now.
         let run = self.following.process.clone();
         tokio::spawn(async move {
-            if let Err(error) = service.signal_process(&owner, &id, &run, SIGINT, SignalTarget::Group).await {
+            let interrupted = sandbox.processes().signal_process(&run, SIGINT, SignalTarget::Group).await;
+            if let Err(error) = interrupted {
                 tracing::debug!(%error, "failed to interrupt code whose reader disconnected");
             }
         });

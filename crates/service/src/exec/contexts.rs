@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use domain::process::WorkingDirectory;
-use domain::{Backpressure, ContextId, Language, Owner, SandboxId, SessionId, UserIdentity};
+use domain::{Backpressure, ContextId, Language, SessionId, UserIdentity};
 use wire::process::{OpenKernel, SessionStatus};
 use wire::{AgentRequest, FaultKind};
 
@@ -16,12 +16,11 @@ use crate::agent::client::with_timeout;
 use crate::agent::reply::ProcessStarted;
 use crate::agent::{faults, translate};
 use crate::core::new_process_id;
-use crate::exec::code_output::CodeInterrupter;
 use crate::exec::kernels;
 use crate::exec::output_stream::ReadPosition;
 use crate::sandboxes::registry::SandboxHandle;
 use crate::{
-    BusyPolicy, CodeExecution, OpenSessionRequest, OutputStream, RunShell, Service, ServiceError,
+    BusyPolicy, CodeExecution, OpenSessionRequest, OutputStream, RunShell, SandboxRef, ServiceError,
     SessionRunRequest, SignalTarget,
 };
 
@@ -86,29 +85,26 @@ pub fn default_context_id(language: &Language) -> ContextId {
     ContextId::from_entropy(entropy)
 }
 
-impl Service {
+/// The contexts of one sandbox.
+#[derive(Clone, Copy)]
+pub struct SandboxContexts<'a>(pub(crate) &'a SandboxRef);
+
+impl SandboxContexts<'_> {
     /// Opens a context; it is ready when this returns.
-    pub async fn open_context(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
-        request: OpenContextRequest,
-    ) -> Result<CodeContext, ServiceError> {
+    pub async fn open_context(self, request: OpenContextRequest) -> Result<CodeContext, ServiceError> {
         let context = new_process_id()?;
-        self.open_context_as(owner, id, &context, request).await
+        self.open_context_as(&context, request).await
     }
 
-    /// Like [`Service::open_context`], with a given id.
+    /// Like [`SandboxContexts::open_context`], with a given id.
     async fn open_context_as(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
+        self,
         context: &ContextId,
         request: OpenContextRequest,
     ) -> Result<CodeContext, ServiceError> {
-        let (handle, _activity) = self.0.begin_use(owner, id)?;
-        if read_contexts(&handle).await?.len() >= MAX_CONTEXTS {
-            return Err(ServiceError::TooManyContexts { id: id.clone(), limit: MAX_CONTEXTS });
+        let (handle, _activity) = self.0.begin_use()?;
+        if read_contexts(handle).await?.len() >= MAX_CONTEXTS {
+            return Err(ServiceError::TooManyContexts { id: handle.id.clone(), limit: MAX_CONTEXTS });
         }
         let OpenContextRequest { language, identity, directory, env } = request;
         let kernel = kernels::kernel_for(&language);
@@ -126,60 +122,36 @@ impl Service {
     }
 
     /// All contexts of a sandbox, sorted by id.
-    pub async fn list_contexts(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
-    ) -> Result<Vec<CodeContext>, ServiceError> {
-        read_contexts(&*self.0.usable_sandbox(owner, id)?).await
+    pub async fn list_contexts(self) -> Result<Vec<CodeContext>, ServiceError> {
+        read_contexts(self.0.usable_now()?).await
     }
 
-    pub async fn find_context(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
-        context: &ContextId,
-    ) -> Result<CodeContext, ServiceError> {
-        let found = self.list_contexts(owner, id).await?.into_iter().find(|found| found.id == *context);
+    pub async fn find_context(self, context: &ContextId) -> Result<CodeContext, ServiceError> {
+        let found = self.list_contexts().await?.into_iter().find(|found| found.id == *context);
         found.ok_or_else(|| ServiceError::NoSession(context.clone()))
     }
 
     /// Ends a context with everything that runs in it.
-    pub async fn close_context(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
-        context: &ContextId,
-    ) -> Result<(), ServiceError> {
-        self.find_context(owner, id, context).await?;
-        self.close_session(owner, id, context).await
+    pub async fn close_context(self, context: &ContextId) -> Result<(), ServiceError> {
+        self.find_context(context).await?;
+        self.0.sessions().close_session(context).await
     }
 
     /// Restarts a context: its state is lost, and everything that runs in it ends.
-    pub async fn restart_context(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
-        context: &ContextId,
-    ) -> Result<(), ServiceError> {
-        self.find_context(owner, id, context).await?;
-        let (handle, _activity) = self.0.begin_use(owner, id)?;
+    pub async fn restart_context(self, context: &ContextId) -> Result<(), ServiceError> {
+        self.find_context(context).await?;
+        let (handle, _activity) = self.0.begin_use()?;
         let request = AgentRequest::RestartSession { session: context.as_str().to_owned() };
         let restarted = handle.agent.request::<()>(request).await?;
         restarted.map_err(|fault| faults::session_error(&handle.agent, context, fault))
     }
 
     /// Ends all contexts of a language, and returns how many there were.
-    pub async fn close_contexts(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
-        language: &Language,
-    ) -> Result<usize, ServiceError> {
-        let contexts = self.list_contexts(owner, id).await?;
+    pub async fn close_contexts(self, language: &Language) -> Result<usize, ServiceError> {
+        let contexts = self.list_contexts().await?;
         let mut closed = 0;
         for context in contexts.iter().filter(|context| context.language == *language) {
-            match self.close_session(owner, id, &context.id).await {
+            match self.0.sessions().close_session(&context.id).await {
                 Ok(()) => closed += 1,
                 // Another request has closed it meanwhile.
                 Err(ServiceError::NoSession(_)) => {}
@@ -191,55 +163,46 @@ impl Service {
 
     /// Runs code in a context.
     pub async fn run_code(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
+        self,
         context: &ContextId,
         run: RunCodeRequest,
     ) -> Result<CodeExecution, ServiceError> {
-        let running = self.start_code(owner, id, context, run).await;
-        running.inspect_err(self.0.record_failure("run code", owner, Some(id)))
+        let running = self.start_code(context, run).await;
+        running.inspect_err(self.0.record_failure("run code"))
     }
 
     /// Runs code in the default context of a language, which is opened if it does not exist.
     pub async fn run_in_default_context(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
+        self,
         language: &Language,
         run: RunCodeRequest,
     ) -> Result<CodeExecution, ServiceError> {
         let context = default_context_id(language);
-        let running = match self.start_code(owner, id, &context, run.clone()).await {
+        let running = match self.start_code(&context, run.clone()).await {
             Err(ServiceError::NoSession(_)) => {
-                let opened =
-                    self.open_context_as(owner, id, &context, OpenContextRequest::new(language.clone()));
+                let opened = self.open_context_as(&context, OpenContextRequest::new(language.clone()));
                 match opened.await {
                     // Another request opened it first, and this run can use it.
-                    Ok(_) | Err(ServiceError::ContextExists(_)) => {
-                        self.start_code(owner, id, &context, run).await
-                    }
+                    Ok(_) | Err(ServiceError::ContextExists(_)) => self.start_code(&context, run).await,
                     Err(error) => Err(error),
                 }
             }
             begun => begun,
         };
-        running.inspect_err(self.0.record_failure("run code", owner, Some(id)))
+        running.inspect_err(self.0.record_failure("run code"))
     }
 
     async fn start_code(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
+        self,
         context: &ContextId,
         run: RunCodeRequest,
     ) -> Result<CodeExecution, ServiceError> {
-        let (handle, activity) = self.0.begin_use(owner, id)?;
+        let (handle, activity) = self.0.begin_use()?;
         let name = new_process_id()?;
-        let slot = self.take_command_slot(&handle, &name).await?;
+        let slot = self.0.processes().take_command_slot(&name).await?;
         let agent = handle.agent.clone();
         let RunCodeRequest { code, deadline, busy, unread } = run;
-        let retention = self.0.config().output.retention;
+        let retention = self.0.core.config().output.retention;
         // No output is dropped while a client reads: a missing result could not be reconstructed.
         let backpressure = Backpressure::On { stall_limit: None };
         let (env, place) = (BTreeMap::new(), RunShell::Shell);
@@ -265,36 +228,19 @@ impl Service {
         }
         let commands = Arc::clone(&handle.commands);
         let following = OutputStream::new(name, agent, connection, ReadPosition::At(0), commands, activity);
-        let interrupter = (unread == DisconnectPolicy::Interrupt).then(|| CodeInterrupter {
-            service: self.clone(),
-            owner: owner.clone(),
-            id: id.clone(),
-        });
-        Ok(CodeExecution::new(following, interrupter))
-    }
-
-    /// Makes the agent listen on a port of the sandbox's loopback, for clients that probe this port before they use
-    /// contexts.
-    pub async fn reserve_port(&self, owner: &Owner, id: &SandboxId, port: u16) -> Result<(), ServiceError> {
-        let (handle, _activity) = self.0.begin_use(owner, id)?;
-        let reserved = handle.agent.request::<()>(AgentRequest::Occupy { port }).await?;
-        reserved.map_err(|fault| handle.agent.fault_error(fault))
+        let sandbox = (unread == DisconnectPolicy::Interrupt).then(|| self.0.clone());
+        Ok(CodeExecution::new(following, sandbox))
     }
 
     /// Interrupts the code that runs in a context. It succeeds if nothing runs.
-    pub async fn interrupt_context(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
-        context: &ContextId,
-    ) -> Result<(), ServiceError> {
-        self.find_context(owner, id, context).await?;
-        let all = self.list_processes(owner, id).await?;
+    pub async fn interrupt_context(self, context: &ContextId) -> Result<(), ServiceError> {
+        self.find_context(context).await?;
+        let all = self.0.processes().list_processes().await?;
         let Some(run) = all.iter().find(|run| run.ended.is_none() && run.session.as_ref() == Some(context))
         else {
             return Ok(());
         };
-        match self.signal_process(owner, id, &run.process, SIGINT, SignalTarget::Group).await {
+        match self.0.processes().signal_process(&run.process, SIGINT, SignalTarget::Group).await {
             // The run has ended meanwhile.
             Err(ServiceError::NoProcess(_)) => Ok(()),
             interrupted => interrupted,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use domain::process::{ProcessSpec, TerminalSize};
-use domain::{ExitReason, JournalOffset, Owner, ProcessId, SandboxId, SessionId};
+use domain::{ExitReason, JournalOffset, ProcessId, SessionId};
 use wire::process::{SessionStatus, SignalProcess, TreeStatus};
 use wire::{AgentRequest, FaultKind};
 
@@ -16,7 +16,7 @@ use crate::exec::command_slots::CommandSlot;
 use crate::exec::output_stream::ReadPosition;
 use crate::sandboxes::registry::SandboxHandle;
 use crate::telemetry::service_metrics;
-use crate::{OutputSettings, OutputStream, ProcessInput, Service, ServiceError};
+use crate::{OutputSettings, OutputStream, ProcessInput, SandboxRef, ServiceError};
 
 /// How a process ended, and the resources it used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,38 +103,28 @@ pub enum SignalTarget {
     Tree,
 }
 
-impl Service {
+/// The commands of one sandbox.
+#[derive(Clone, Copy)]
+pub struct SandboxProcesses<'a>(pub(crate) &'a SandboxRef);
+
+impl SandboxProcesses<'_> {
     /// How much output of commands is kept unless the caller says otherwise.
-    pub fn output_settings(&self) -> OutputSettings {
-        self.0.config().output
+    pub fn output_settings(self) -> OutputSettings {
+        self.0.core.config().output
     }
 
     /// Starts a process; its output can be read from the first byte.
-    pub async fn launch_process(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
-        process: ProcessSpec,
-    ) -> Result<OutputStream, ServiceError> {
+    pub async fn launch_process(self, process: ProcessSpec) -> Result<OutputStream, ServiceError> {
         let began = Instant::now();
-        let launched = self.start_process(owner, id, process).await.inspect_err(self.0.record_failure(
-            "launch",
-            owner,
-            Some(id),
-        ))?;
+        let launched = self.start_process(process).await.inspect_err(self.0.record_failure("launch"))?;
         service_metrics::record_launch_time(began.elapsed());
         Ok(launched)
     }
 
-    async fn start_process(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
-        process: ProcessSpec,
-    ) -> Result<OutputStream, ServiceError> {
-        let (handle, activity) = self.0.begin_use(owner, id)?;
+    async fn start_process(self, process: ProcessSpec) -> Result<OutputStream, ServiceError> {
+        let (handle, activity) = self.0.begin_use()?;
         let name = new_process_id()?;
-        let slot = self.take_command_slot(&handle, &name).await?;
+        let slot = self.take_command_slot(&name).await?;
         let agent = handle.agent.clone();
         let mut connection =
             agent.open_request(AgentRequest::Start(translate::wire_start(&name, process))).await?;
@@ -147,15 +137,12 @@ impl Service {
     }
 
     /// Takes a command slot; the agent is asked only if our count says that none is free.
-    pub(crate) async fn take_command_slot(
-        &self,
-        handle: &SandboxHandle,
-        process: &ProcessId,
-    ) -> Result<CommandSlot, ServiceError> {
+    pub(crate) async fn take_command_slot(self, process: &ProcessId) -> Result<CommandSlot, ServiceError> {
+        let handle = &*self.0.handle;
         if let Some(slot) = handle.commands.take(process) {
             return Ok(slot);
         }
-        handle.commands.correct_count(&self.0.read_processes(&handle.agent).await?);
+        handle.commands.correct_count(&self.0.core.read_processes(&handle.agent).await?);
         let (id, limit) = (handle.id.clone(), handle.commands.limit());
         handle.commands.take(process).ok_or(ServiceError::TooManyCommands { id, limit })
     }
@@ -163,13 +150,11 @@ impl Service {
     /// Reads the output of a process from an overall offset. If those bytes are gone, a gap is reported and reading
     /// continues after it.
     pub async fn follow_output(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
+        self,
         process: &ProcessId,
         from: JournalOffset,
     ) -> Result<OutputStream, ServiceError> {
-        let (handle, activity) = self.0.begin_use(owner, id)?;
+        let (handle, activity) = self.0.begin_use()?;
         let agent = handle.agent.clone();
         let request = AgentRequest::Follow { process: process.as_str().to_owned(), from: from.0 };
         let mut connection = agent.open_request(request).await?;
@@ -180,13 +165,8 @@ impl Service {
         Ok(OutputStream::new(process.clone(), agent, connection, place, commands, activity))
     }
 
-    pub async fn process_status(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
-        process: &ProcessId,
-    ) -> Result<ProcessStatus, ServiceError> {
-        let handle = self.0.usable_sandbox(owner, id)?;
+    pub async fn process_status(self, process: &ProcessId) -> Result<ProcessStatus, ServiceError> {
+        let handle = self.0.usable_now()?;
         let request = AgentRequest::Status { process: process.as_str().to_owned() };
         let agent = &handle.agent;
         let status = agent.request::<wire::process::ProcessStatus>(request).await?;
@@ -194,24 +174,14 @@ impl Service {
         translate::process_status(status).map_err(|source| agent.agent_error("answer", source))
     }
 
-    pub async fn list_processes(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
-    ) -> Result<Vec<ProcessStatus>, ServiceError> {
-        let handle = self.0.usable_sandbox(owner, id)?;
-        self.0.read_processes(&handle.agent).await
+    pub async fn list_processes(self) -> Result<Vec<ProcessStatus>, ServiceError> {
+        let handle = self.0.usable_now()?;
+        self.0.core.read_processes(&handle.agent).await
     }
 
-    /// The processes of a sandbox of one owner, or of any owner. This call does not count as a use.
-    pub async fn process_trees(
-        &self,
-        owner: Option<&Owner>,
-        id: &SandboxId,
-        filter: TreeFilter,
-    ) -> Result<Vec<ProcessTree>, ServiceError> {
-        let owner = self.0.lookup_sandbox(owner, id)?.owner.clone();
-        let handle = self.0.usable_sandbox(&owner, id)?;
+    /// Every command, session and context with what it has started. This call does not count as a use.
+    pub async fn process_trees(self, filter: TreeFilter) -> Result<Vec<ProcessTree>, ServiceError> {
+        let handle = self.0.usable_now()?;
         let agent = &handle.agent;
         let request = AgentRequest::Trees { ended: filter == TreeFilter::All };
         match agent.request::<Vec<TreeStatus>>(request).await? {
@@ -221,7 +191,7 @@ impl Service {
             }
             // An agent that was started by an older server cannot measure usage, but knows what runs.
             Err(fault) if fault.kind == FaultKind::Unsupported => {
-                self.0.unmeasured_trees(agent, filter).await
+                self.0.core.unmeasured_trees(agent, filter).await
             }
             Err(fault) => Err(agent.fault_error(fault)),
         }
@@ -229,29 +199,22 @@ impl Service {
 
     /// Signals everything that a command, session or context has started.
     pub async fn signal_process(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
+        self,
         process: &ProcessId,
         signal: i32,
         reach: SignalTarget,
     ) -> Result<(), ServiceError> {
-        let (handle, _activity) = self.0.begin_use(owner, id)?;
+        let (handle, _activity) = self.0.begin_use()?;
         let signal = SignalProcess {
             process: process.as_str().to_owned(),
             signal,
             reach: translate::wire_signal_target(reach),
         };
-        request_for_process(&handle, process, AgentRequest::Signal(signal)).await
+        request_for_process(handle, process, AgentRequest::Signal(signal)).await
     }
 
-    pub async fn open_input(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
-        process: &ProcessId,
-    ) -> Result<ProcessInput, ServiceError> {
-        let (handle, activity) = self.0.begin_use(owner, id)?;
+    pub async fn open_input(self, process: &ProcessId) -> Result<ProcessInput, ServiceError> {
+        let (handle, activity) = self.0.begin_use()?;
         let agent = handle.agent.clone();
         let mut connection =
             agent.open_request(AgentRequest::Input { process: process.as_str().to_owned() }).await?;
@@ -261,28 +224,17 @@ impl Service {
         }
     }
 
-    pub async fn resize_terminal(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
-        process: &ProcessId,
-        size: TerminalSize,
-    ) -> Result<(), ServiceError> {
-        let (handle, _activity) = self.0.begin_use(owner, id)?;
+    pub async fn resize_terminal(self, process: &ProcessId, size: TerminalSize) -> Result<(), ServiceError> {
+        let (handle, _activity) = self.0.begin_use()?;
         let TerminalSize { columns, rows } = size;
         let request = AgentRequest::Resize { process: process.as_str().to_owned(), columns, rows };
-        request_for_process(&handle, process, request).await
+        request_for_process(handle, process, request).await
     }
 
     /// Drops a finished process and its output.
-    pub async fn forget_process(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
-        process: &ProcessId,
-    ) -> Result<(), ServiceError> {
-        let handle = self.0.usable_sandbox(owner, id)?;
-        request_for_process(&handle, process, AgentRequest::Forget { process: process.as_str().to_owned() })
+    pub async fn forget_process(self, process: &ProcessId) -> Result<(), ServiceError> {
+        let handle = self.0.usable_now()?;
+        request_for_process(handle, process, AgentRequest::Forget { process: process.as_str().to_owned() })
             .await
     }
 }

@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use domain::process::{TerminalSize, WorkingDirectory};
 use domain::{
-    Backpressure, IsolatedSessionSpec, IsolatedSessionStatus, OutputRetention, Owner, SandboxId, SessionId,
-    UserIdentity,
+    Backpressure, IsolatedSessionSpec, IsolatedSessionStatus, OutputRetention, SessionId, UserIdentity,
 };
 use wire::AgentRequest;
 
@@ -15,7 +14,7 @@ use crate::agent::reply::{ProcessStarted, SessionNote, SessionOpened};
 use crate::agent::{faults, translate};
 use crate::core::new_process_id;
 use crate::exec::output_stream::ReadPosition;
-use crate::{OutputStream, Service, ServiceError};
+use crate::{OutputStream, SandboxRef, ServiceError};
 
 /// A request to open a shell that is kept open.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,14 +67,13 @@ pub struct SessionStatus {
     pub isolation: Option<IsolatedSessionStatus>,
 }
 
-impl Service {
-    pub async fn open_session(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
-        request: OpenSessionRequest,
-    ) -> Result<SessionId, ServiceError> {
-        let (handle, _activity) = self.0.begin_use(owner, id)?;
+/// The shells of one sandbox that are kept open.
+#[derive(Clone, Copy)]
+pub struct SandboxSessions<'a>(pub(crate) &'a SandboxRef);
+
+impl SandboxSessions<'_> {
+    pub async fn open_session(self, request: OpenSessionRequest) -> Result<SessionId, ServiceError> {
+        let (handle, _activity) = self.0.begin_use()?;
         let session = new_process_id()?;
         let request = AgentRequest::OpenSession(translate::wire_open_session(&session, request));
         match handle.agent.request::<SessionOpened>(request).await? {
@@ -86,29 +84,21 @@ impl Service {
 
     /// Runs text in an open shell; the run is a process with its own id.
     pub async fn run_in_session(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
+        self,
         session: &SessionId,
         run: SessionRunRequest,
     ) -> Result<OutputStream, ServiceError> {
-        self.start_run(owner, id, session, run).await.inspect_err(self.0.record_failure(
-            "run",
-            owner,
-            Some(id),
-        ))
+        self.start_run(session, run).await.inspect_err(self.0.record_failure("run"))
     }
 
     async fn start_run(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
+        self,
         session: &SessionId,
         run: SessionRunRequest,
     ) -> Result<OutputStream, ServiceError> {
-        let (handle, activity) = self.0.begin_use(owner, id)?;
+        let (handle, activity) = self.0.begin_use()?;
         let name = new_process_id()?;
-        let slot = self.take_command_slot(&handle, &name).await?;
+        let slot = self.0.processes().take_command_slot(&name).await?;
         let agent = handle.agent.clone();
         let queued = run.busy == BusyPolicy::Queue;
         let mut connection =
@@ -127,12 +117,8 @@ impl Service {
         Ok(OutputStream::new(name, agent, connection, ReadPosition::At(0), commands, activity))
     }
 
-    pub async fn list_sessions(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
-    ) -> Result<Vec<SessionStatus>, ServiceError> {
-        let handle = self.0.usable_sandbox(owner, id)?;
+    pub async fn list_sessions(self) -> Result<Vec<SessionStatus>, ServiceError> {
+        let handle = self.0.usable_now()?;
         let agent = &handle.agent;
         let sessions = agent.request::<Vec<wire::process::SessionStatus>>(AgentRequest::Sessions).await?;
         let sessions = sessions.map_err(|fault| agent.fault_error(fault))?;
@@ -141,38 +127,24 @@ impl Service {
     }
 
     /// Whether sessions of a sandbox can be isolated; if not, the reason.
-    pub async fn check_isolation_support(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
-    ) -> Result<Result<(), String>, ServiceError> {
-        let handle = self.0.usable_sandbox(owner, id)?;
+    pub async fn check_isolation_support(self) -> Result<Result<(), String>, ServiceError> {
+        let handle = self.0.usable_now()?;
         let answer = handle.agent.request::<()>(AgentRequest::Nesting).await?;
         Ok(answer.map_err(|fault| fault.subject))
     }
 
     /// The text that was stored with an isolated session. It comes from inside the sandbox, so no part of it can be
     /// trusted.
-    pub async fn isolated_session_note(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
-        session: &SessionId,
-    ) -> Result<String, ServiceError> {
-        let handle = self.0.usable_sandbox(owner, id)?;
+    pub async fn isolated_session_note(self, session: &SessionId) -> Result<String, ServiceError> {
+        let handle = self.0.usable_now()?;
         match handle.agent.request(AgentRequest::Note { session: session.as_str().to_owned() }).await? {
             Ok(SessionNote(note)) => Ok(note),
             Err(fault) => Err(faults::session_error(&handle.agent, session, fault)),
         }
     }
 
-    pub async fn close_session(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
-        session: &SessionId,
-    ) -> Result<(), ServiceError> {
-        let (handle, _activity) = self.0.begin_use(owner, id)?;
+    pub async fn close_session(self, session: &SessionId) -> Result<(), ServiceError> {
+        let (handle, _activity) = self.0.begin_use()?;
         let request = AgentRequest::CloseSession { session: session.as_str().to_owned() };
         let closed = handle.agent.request::<()>(request).await?;
         closed.map_err(|fault| faults::session_error(&handle.agent, session, fault))

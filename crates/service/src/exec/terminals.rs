@@ -12,12 +12,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use domain::process::{CommandLine, ProcessIo, ProcessSpec, StdinMode, TerminalSize, WorkingDirectory};
-use domain::{Backpressure, Owner, ProcessId, SandboxId};
+use domain::{Backpressure, ProcessId};
 
 use self::replay::REPLAY_RETENTION;
 use self::session::{ShellProcess, ShellState, TerminalShell, parse_shell_tag, shell_tag};
 use crate::core::new_process_id;
-use crate::{OutputStream, ProcessStatus, Service, ServiceError};
+use crate::{OutputStream, ProcessStatus, SandboxRef, ServiceError};
 
 pub use self::replay::MissedOutput;
 pub(crate) use self::session::TerminalRegistry;
@@ -62,18 +62,20 @@ pub struct OpenTerminal {
     pub output: OutputStream,
 }
 
-impl Service {
+/// The terminals of one sandbox.
+#[derive(Clone, Copy)]
+pub struct SandboxTerminals<'a>(pub(crate) &'a SandboxRef);
+
+impl SandboxTerminals<'_> {
     /// Creates a terminal; its shell starts when it is opened.
     pub async fn create_terminal(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
+        self,
         request: CreateTerminalRequest,
     ) -> Result<Arc<TerminalSession>, ServiceError> {
-        let terminals = &self.0.terminals;
-        terminals.remove_orphans(|owner, id| self.find_sandbox(owner, id).is_ok());
+        let (terminals, id) = (&self.0.core.terminals, self.0.id());
+        terminals.remove_orphans(|owner, id| self.0.core.find_sandbox(owner, id).is_ok());
         if terminals.count(id) >= MAX_TERMINALS {
-            let all = self.list_processes(owner, id).await?;
+            let all = self.0.processes().list_processes().await?;
             let running = all.into_iter().filter(|status| status.ended.is_none());
             terminals.drop_ended(id, &running.map(|status| status.process).collect());
         }
@@ -81,40 +83,32 @@ impl Service {
             return Err(ServiceError::TooManyTerminals { id: id.clone(), limit: MAX_TERMINALS });
         }
         let name = new_process_id()?.to_string();
-        let terminal = TerminalSession::new(owner.clone(), name, Some(request), ShellState::NotStarted);
+        let terminal =
+            TerminalSession::new(self.0.owner().clone(), name, Some(request), ShellState::NotStarted);
         Ok(terminals.register(id, terminal))
     }
 
     /// Finds a terminal that this server knows, or one whose process still carries its name.
-    pub async fn find_terminal(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
-        name: &str,
-    ) -> Result<Arc<TerminalSession>, ServiceError> {
-        if let Some(terminal) = self.0.terminals.find(id, name) {
+    pub async fn find_terminal(self, name: &str) -> Result<Arc<TerminalSession>, ServiceError> {
+        if let Some(terminal) = self.0.core.terminals.find(self.0.id(), name) {
             return Ok(terminal);
         }
-        let all = self.list_processes(owner, id).await?;
+        let all = self.0.processes().list_processes().await?;
         let last = last_shell(name, all).ok_or_else(|| no_terminal(name))?;
-        let terminal = TerminalSession::new(owner.clone(), name.to_owned(), None, ShellState::Started(last));
-        Ok(self.0.terminals.register(id, terminal))
+        let terminal =
+            TerminalSession::new(self.0.owner().clone(), name.to_owned(), None, ShellState::Started(last));
+        Ok(self.0.core.terminals.register(self.0.id(), terminal))
     }
 
-    pub async fn terminal_status(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
-        name: &str,
-    ) -> Result<TerminalStatus, ServiceError> {
-        let terminal = self.find_terminal(owner, id, name).await?;
+    pub async fn terminal_status(self, name: &str) -> Result<TerminalStatus, ServiceError> {
+        let terminal = self.find_terminal(name).await?;
         let state = terminal.shell.lock().await.clone();
         let ShellProcess { process, base } = match state {
             ShellState::NotStarted => return Ok(TerminalStatus { running: false, output_offset: 0 }),
             ShellState::Started(last) => last.shell,
             ShellState::Deleted => return Err(no_terminal(name)),
         };
-        match self.process_status(owner, id, &process).await {
+        match self.0.processes().process_status(&process).await {
             Ok(status) => Ok(TerminalStatus {
                 running: status.ended.is_none(),
                 output_offset: base.saturating_add(status.written),
@@ -129,34 +123,24 @@ impl Service {
     ///
     /// The terminal stays locked and registered until its shells are gone. A client that found it before cannot start
     /// another shell, and a request that comes meanwhile does not find the terminal again by the tag of its shells.
-    pub async fn delete_terminal(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
-        name: &str,
-    ) -> Result<(), ServiceError> {
-        let terminal = self.find_terminal(owner, id, name).await?;
+    pub async fn delete_terminal(self, name: &str) -> Result<(), ServiceError> {
+        let terminal = self.find_terminal(name).await?;
         let mut state = terminal.shell.lock().await;
         if let ShellState::Started(last) = &*state {
             for shell in last.before.iter().chain([&last.shell]) {
-                self.kill_and_forget(owner, id, &shell.process).await?;
+                self.kill_and_forget(&shell.process).await?;
             }
         }
         *state = ShellState::Deleted;
-        self.0.terminals.remove(id, &terminal);
+        self.0.core.terminals.remove(self.0.id(), &terminal);
         Ok(())
     }
 
     /// Kills and forgets a process, so that it cannot be found again by its tag.
-    async fn kill_and_forget(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
-        process: &ProcessId,
-    ) -> Result<(), ServiceError> {
+    async fn kill_and_forget(self, process: &ProcessId) -> Result<(), ServiceError> {
         let ended = async {
-            self.kill_process(owner, id, process).await?;
-            self.forget_process(owner, id, process).await
+            self.0.processes().kill_process(process).await?;
+            self.0.processes().forget_process(process).await
         };
         match ended.await {
             Ok(()) | Err(ServiceError::NoProcess(_)) => Ok(()),
@@ -166,9 +150,7 @@ impl Service {
 
     /// Follows the shell of a terminal, starting it if none runs, and collects the output since the offset `since`.
     pub async fn open_terminal(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
+        self,
         terminal: &TerminalSession,
         mode: TerminalMode,
         since: u64,
@@ -177,39 +159,34 @@ impl Service {
         let (base, before) = match &*state {
             ShellState::Deleted => return Err(no_terminal(&terminal.name)),
             ShellState::NotStarted => (0, None),
-            ShellState::Started(last) => match self.shell_end_offset(owner, id, &last.shell).await? {
+            ShellState::Started(last) => match self.shell_end_offset(&last.shell).await? {
                 Some(end) if terminal.parameters.is_some() => (end, Some(last.clone())),
                 _ => {
                     let last = last.clone();
                     drop(state);
-                    let (output, missed) = self.missed_since(owner, id, &last, since).await?;
+                    let (output, missed) = self.missed_since(&last, since).await?;
                     return Ok(OpenTerminal { process: last.shell.process, mode: last.mode, missed, output });
                 }
             },
         };
-        let output = self.launch_process(owner, id, self.shell_spec(terminal, mode, base)).await?;
+        let output = self.0.processes().launch_process(self.shell_spec(terminal, mode, base)).await?;
         let shell = ShellProcess { process: output.process.clone(), base };
         let oldest = before.as_ref().and_then(|last| last.before.clone());
         let last = TerminalShell { shell, mode, before: before.map(|last| last.shell) };
         *state = ShellState::Started(last.clone());
         drop(state);
         if let Some(ShellProcess { process, .. }) = oldest
-            && let Err(error) = self.forget_process(owner, id, &process).await
+            && let Err(error) = self.0.processes().forget_process(&process).await
         {
             tracing::debug!(%error, "old shell of a terminal was already forgotten");
         }
-        let missed = self.missed_of_previous_shell(owner, id, &last, since).await;
+        let missed = self.missed_of_previous_shell(&last, since).await;
         Ok(OpenTerminal { process: last.shell.process, mode, missed, output })
     }
 
     /// Returns the offset at which a shell has ended; `None` while it runs.
-    async fn shell_end_offset(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
-        shell: &ShellProcess,
-    ) -> Result<Option<u64>, ServiceError> {
-        match self.process_status(owner, id, &shell.process).await {
+    async fn shell_end_offset(self, shell: &ShellProcess) -> Result<Option<u64>, ServiceError> {
+        match self.0.processes().process_status(&shell.process).await {
             Ok(status) => Ok(status.ended.map(|_| shell.base.saturating_add(status.written))),
             // It ended so long ago that its status was forgotten.
             Err(ServiceError::NoProcess(_)) => Ok(Some(shell.base)),
@@ -217,7 +194,7 @@ impl Service {
         }
     }
 
-    fn shell_spec(&self, terminal: &TerminalSession, mode: TerminalMode, base: u64) -> ProcessSpec {
+    fn shell_spec(self, terminal: &TerminalSession, mode: TerminalMode, base: u64) -> ProcessSpec {
         let request = terminal.parameters.clone().unwrap_or_default();
         let text = request.command.unwrap_or_else(|| DEFAULT_SHELL_COMMAND.to_owned());
         let (io, env) = match mode {
@@ -234,7 +211,9 @@ impl Service {
             stdin: StdinMode::Piped,
             tag: Some(shell_tag(mode, &terminal.name, base)),
             retention: REPLAY_RETENTION,
-            backpressure: Backpressure::On { stall_limit: Some(self.output_settings().stall_limit) },
+            backpressure: Backpressure::On {
+                stall_limit: Some(self.0.processes().output_settings().stall_limit),
+            },
             ..ProcessSpec::new(CommandLine::Shell { text, login: false })
         }
     }

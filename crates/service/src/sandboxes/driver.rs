@@ -13,7 +13,7 @@ mod commands;
 mod restart;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use domain::{EndCause, ExitReason, LifecycleRequest, MountSpec, Phase, Verdict};
@@ -143,6 +143,7 @@ impl Driver {
             activity: SandboxActivity::new(core.clock.clone()),
             commands: CommandSlots::new(core.config().commands_per_sandbox),
             mailbox: commands,
+            parsed_notes: OnceLock::new(),
             state: published,
             abandoned: CancellationToken::new(),
             death: dying,

@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime};
 
 use domain::hook::{HookCommand, PeriodicHook};
 use domain::process::{CommandLine, ProcessSpec};
-use domain::{ExitReason, OutputRetention, Owner, Phase, ProcessId, SandboxId};
+use domain::{ExitReason, OutputRetention, Phase, ProcessId};
 use wire::{AgentReply, AgentRequest, Frame};
 
 use crate::agent::client::{AgentClient, AgentError, parse_answer};
@@ -20,7 +20,7 @@ use crate::agent::reply::ProcessStarted;
 use crate::agent::{faults, translate};
 use crate::core::{Core, new_process_id};
 use crate::sandboxes::registry::SandboxHandle;
-use crate::{ProcessStatus, Service, ServiceError};
+use crate::{ProcessStatus, SandboxRef, ServiceError};
 
 /// The prefix of the tags of hook runs, which distinguishes them from other processes.
 const HOOK_TAG_PREFIX: &str = "hook:";
@@ -230,20 +230,16 @@ async fn forget_run(agent: &AgentClient, id: &ProcessId) {
     }
 }
 
-impl Service {
-    /// The periodic hooks of a sandbox of one owner, or of any owner. Their last runs are included if the sandbox runs.
-    pub async fn list_hooks(
-        &self,
-        owner: Option<&Owner>,
-        id: &SandboxId,
-    ) -> Result<Vec<HookReport>, ServiceError> {
-        let handle = self.0.lookup_sandbox(owner, id)?;
+impl SandboxRef {
+    /// The periodic hooks. Their last runs are included if the sandbox runs.
+    pub async fn list_hooks(&self) -> Result<Vec<HookReport>, ServiceError> {
+        let handle = &self.handle;
         let sandbox = handle.current_state();
         let periodic = &sandbox.spec.hooks.periodic;
         if periodic.is_empty() || sandbox.phase != Phase::Running {
             return Ok(periodic.iter().map(|hook| hook_report(hook, None)).collect());
         }
-        let processes = self.0.read_processes(&handle.agent).await?;
+        let processes = self.core.read_processes(&handle.agent).await?;
         let mut reports = Vec::new();
         for hook in periodic {
             let tag = format!("{HOOK_TAG_PREFIX}{}", hook.name);

@@ -1,7 +1,8 @@
 //! Every existing sandbox, in memory: by id, and by owner sorted by age.
 
+use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, SystemTime};
 
 use domain::{EndCause, FilesState, Labels, OnDeath, Owner, Phase, ProcessId, SandboxId, SandboxKey};
@@ -38,6 +39,8 @@ pub(crate) struct SandboxHandle {
     pub(crate) commands: Arc<CommandSlots>,
     /// Sends commands to the driver.
     pub(crate) mailbox: mpsc::Sender<DriverCommand>,
+    /// The notes of the state, in the form that the front parsed them into.
+    pub(crate) parsed_notes: OnceLock<Arc<dyn Any + Send + Sync>>,
     /// The state that the driver last published.
     pub(crate) state: watch::Receiver<Sandbox>,
     /// Cancelled to notify the driver that the client disconnected before the sandbox was handed over.

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, SystemTime};
 
-use domain::{Owner, ProcessId, SandboxId};
+use domain::ProcessId;
 use wire::{AgentReply, AgentRequest, Frame};
 
 use crate::agent::client::{AgentClient, AgentError, parse_answer};
 use crate::agent::faults;
 use crate::sandboxes::entrypoint;
-use crate::{LifecycleEvent, ProcessStatus, Service, ServiceError};
+use crate::{LifecycleEvent, ProcessStatus, SandboxRef, ServiceError};
 
 /// How long reading may take in total. The output exists already, so only a malicious agent needs longer.
 const TAIL_READ_TIMEOUT: Duration = Duration::from_secs(10);
@@ -23,17 +23,12 @@ pub struct OutputTail {
     pub ended: Option<SystemTime>,
 }
 
-impl Service {
+impl SandboxRef {
     /// The last bytes, at most `most`, that the main process of a sandbox printed; `None` if it has no main process.
-    pub async fn entrypoint_tail(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
-        most: u64,
-    ) -> Result<Option<OutputTail>, ServiceError> {
-        let handle = self.0.usable_sandbox(owner, id)?;
+    pub async fn entrypoint_tail(&self, most: u64) -> Result<Option<OutputTail>, ServiceError> {
+        let handle = self.usable_now()?;
         let agent = &handle.agent;
-        let processes = self.0.read_processes(agent).await?;
+        let processes = self.core.read_processes(agent).await?;
         let main =
             processes.into_iter().find(|status| status.tag.as_deref() == Some(entrypoint::ENTRYPOINT_TAG));
         let Some(main) = main else { return Ok(None) };
@@ -43,14 +38,8 @@ impl Service {
     }
 
     /// The last events of a sandbox, at most `most`, oldest first.
-    pub fn sandbox_events(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
-        most: usize,
-    ) -> Result<Vec<LifecycleEvent>, ServiceError> {
-        self.0.find_sandbox(owner, id)?;
-        Ok(self.0.events.sandbox_events(owner, id, most))
+    pub fn lifecycle_events(&self, most: usize) -> Vec<LifecycleEvent> {
+        self.core.events.sandbox_events(self.owner(), self.id(), most)
     }
 }
 

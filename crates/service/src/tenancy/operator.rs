@@ -125,9 +125,9 @@ impl Service {
 
     /// Removes a sandbox of any owner, for the operator. Returns when it is removed.
     pub async fn remove_any_sandbox(&self, id: &SandboxId) -> Result<Outcome, ServiceError> {
-        let owner = self.0.lookup_sandbox(None, id)?.owner.clone();
-        self.record_removal(&owner, OperatorObjectKind::Sandbox, id.as_str());
-        self.destroy(&owner, id).await
+        let sandbox = self.sandbox_of(None, id)?;
+        self.record_removal(sandbox.owner(), OperatorObjectKind::Sandbox, id.as_str());
+        sandbox.destroy().await
     }
 
     /// Removes every sandbox of an owner, for the operator; returns the removed ones.

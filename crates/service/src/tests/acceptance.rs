@@ -53,7 +53,7 @@ async fn n49_destroy_needs_no_answer_from_the_agent() {
     let bench = TestBench::new().await;
     let made = bench.create().await;
     bench.backend.set_script(|_| Some(Vec::new()));
-    bench.service.destroy(&bench.owner, &made.id).await.unwrap();
+    bench.sandbox(&made.id).destroy().await.unwrap();
     assert_eq!(bench.backend.count(), 0);
 }
 
@@ -74,7 +74,7 @@ async fn n53_get_shows_dead_sandboxes_and_changes_nothing() {
     bench.until(&made, |phase| matches!(phase, Phase::Failed(_))).await;
     let asked = bench.backend.times_asked_to("dial");
     for _ in 0..2 {
-        let shown = bench.service.find_sandbox(&bench.owner, &made.id).unwrap();
+        let shown = bench.sandbox(&made.id).current_state();
         assert_eq!(shown.phase, Phase::Failed(EndCause::AgentDied));
         assert_eq!(
             bench.service.find_by_key(&bench.key("a")).unwrap().id,
@@ -91,9 +91,9 @@ async fn n56_n57_get_asks_neither_backend_nor_agent() {
     let made = bench.create().await;
     bench.backend.remove_sandbox(&made.id);
     let asked = bench.backend.times_asked_to("dial");
-    assert_eq!(bench.service.find_sandbox(&bench.owner, &made.id).unwrap().phase, Phase::Running);
+    assert_eq!(bench.sandbox(&made.id).current_state().phase, Phase::Running);
     let unknown = SandboxId::from_entropy([9; 20]);
-    let error = bench.service.find_sandbox(&bench.owner, &unknown).unwrap_err();
+    let error = bench.service.sandbox(&bench.owner, &unknown).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);
     assert_eq!(bench.backend.times_asked_to("dial"), asked);
 }
@@ -107,7 +107,7 @@ async fn n55_nothing_leads_to_a_dead_sandbox_any_more() {
     bench.wait_until_gone(&dead).await;
     assert_eq!(bench.service.find_by_key(&bench.key("a")).unwrap().id, new.id);
     assert_eq!((bench.service.0.names.count(), bench.all().total), (1, 1));
-    assert!(bench.service.find_sandbox(&bench.owner, &dead.id).is_err());
+    assert!(bench.service.sandbox(&bench.owner, &dead.id).is_err());
 }
 
 #[tokio::test]
@@ -128,7 +128,7 @@ async fn n58_probing_one_agent_delays_no_other_request() {
     }
     assert!(bench.acquire("other").await.fresh);
     assert_eq!(bench.acquire("slow").await.sandbox.id, slow.id, "not even for the same key");
-    assert!(bench.service.find_sandbox(&bench.owner, &slow.id).is_ok() && bench.all().total == 2);
+    assert!(bench.service.sandbox(&bench.owner, &slow.id).is_ok() && bench.all().total == 2);
     assert!(!waiting.is_finished());
     assert_eq!(waiting.await.unwrap().unwrap().sandbox.id, slow.id);
 }
@@ -144,7 +144,7 @@ async fn n63_late_death_notice_does_not_affect_the_successor() {
     let other = bench.create().await;
     bench.backend.kill(&other.id, EndCause::AgentDied);
     bench.until(&other, |phase| matches!(phase, Phase::Failed(_))).await;
-    assert_eq!(bench.service.find_sandbox(&bench.owner, &new.id).unwrap().phase, Phase::Running);
+    assert_eq!(bench.sandbox(&new.id).current_state().phase, Phase::Running);
     assert_eq!(bench.acquire("a").await.sandbox.id, new.id);
 }
 
@@ -219,7 +219,7 @@ async fn n95_key_is_free_after_its_sandbox_was_evicted() {
     let old = bench.acquire("a").await.sandbox;
     bench.release("a");
     assert!(bench.service.0.evict_parked(None).await);
-    assert!(bench.service.find_sandbox(&bench.owner, &old.id).is_err());
+    assert!(bench.service.sandbox(&bench.owner, &old.id).is_err());
     assert_eq!((bench.service.0.names.count(), bench.backend.count()), (0, 0));
     let new = bench.acquire("a").await;
     assert!(new.fresh && new.sandbox.phase == Phase::Running);
@@ -232,7 +232,7 @@ async fn n98_acquired_again_sandbox_is_no_longer_parked() {
     bench.release("a");
     assert_eq!(bench.acquire("a").await.sandbox.id, made.id);
     assert!(!bench.service.0.evict_parked(None).await);
-    assert_eq!(bench.service.find_sandbox(&bench.owner, &made.id).unwrap().phase, Phase::Running);
+    assert_eq!(bench.sandbox(&made.id).current_state().phase, Phase::Running);
 }
 
 #[tokio::test]
@@ -334,7 +334,7 @@ async fn box_delete_waits_for_a_start_in_progress() {
     asked(&bench.backend, "create asked", 1).await;
     let id = bench.all().items[0].id.clone();
     let (service, owner) = (bench.service.clone(), bench.owner.clone());
-    let deleting = tokio::spawn(async move { service.destroy(&owner, &id).await });
+    let deleting = tokio::spawn(async move { service.sandbox(&owner, &id).unwrap().destroy().await });
     bench.backend.gate.add_permits(1);
     deleting.await.unwrap().unwrap();
     starting.await.unwrap().unwrap();
@@ -348,7 +348,7 @@ async fn box_starting_and_stopping_sandboxes_count() {
     let bench = TestBench::configured(ServiceConfig { sandboxes: 2, ..config(&state) }, backend, state).await;
     let closing = bench.create().await;
     bench.backend.fail("destroy", 1);
-    bench.service.destroy(&bench.owner, &closing.id).await.unwrap_err();
+    bench.sandbox(&closing.id).destroy().await.unwrap_err();
     shut(&bench.backend);
     let (service, key) = (bench.service.clone(), bench.key("a"));
     let starting = tokio::spawn(async move { service.acquire(&key, plain()).await });
@@ -388,9 +388,9 @@ async fn backend_without_optional_traits_refuses_their_requests_at_once() {
     let made = bench.create().await;
     let name = domain::VolumeName::parse("data").unwrap();
     let volume = bench.service.create_volume(&bench.owner, &name, None).await.map(drop);
-    let snapshot = bench.service.take_snapshot(&bench.owner, &made.id, None).await.map(drop);
+    let snapshot = bench.sandbox(&made.id).snapshots().take_snapshot(None).await.map(drop);
     let mount = domain::MountSpec::from_host("/srv", "/srv", domain::MountAccess::ReadOnly);
-    let attached = bench.service.attach_mounts(&bench.owner, &made.id, vec![mount]).await.map(drop);
+    let attached = bench.sandbox(&made.id).attach_mounts(vec![mount]).await.map(drop);
     let images = bench.service.list_images().await.map(drop);
     for refused in [volume, snapshot, attached, images] {
         assert_eq!(refused.unwrap_err().kind(), ErrorKind::Unsupported);

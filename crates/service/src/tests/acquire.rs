@@ -162,7 +162,7 @@ async fn n62_an_agent_that_cannot_be_asked_is_kept() {
 async fn n46_a_destroyed_sandbox_leaves_its_key_free() {
     let bench = TestBench::new().await;
     let first = bench.acquire("a").await.sandbox;
-    bench.service.destroy(&bench.owner, &first.id).await.unwrap();
+    bench.sandbox(&first.id).destroy().await.unwrap();
     assert!(bench.service.find_by_key(&bench.key("a")).is_none());
     assert_eq!(bench.service.0.names.count(), 0);
     assert!(bench.acquire("a").await.fresh);
@@ -172,7 +172,7 @@ async fn n46_a_destroyed_sandbox_leaves_its_key_free() {
 async fn acquire_resumes_a_paused_sandbox() {
     let bench = TestBench::new().await;
     let made = bench.acquire("a").await.sandbox;
-    bench.service.pause(&bench.owner, &made.id).await.unwrap();
+    bench.sandbox(&made.id).pause().await.unwrap();
     let again = bench.acquire("a").await;
     assert_eq!((again.sandbox.id, again.sandbox.phase), (made.id.clone(), Phase::Running));
     assert_eq!(bench.backend.condition(&made.id), Some(FoundCondition::Alive));
@@ -182,7 +182,7 @@ async fn acquire_resumes_a_paused_sandbox() {
 async fn paused_sandbox_that_fails_to_resume_is_kept() {
     let bench = TestBench::new().await;
     let made = bench.acquire("a").await.sandbox;
-    bench.service.pause(&bench.owner, &made.id).await.unwrap();
+    bench.sandbox(&made.id).pause().await.unwrap();
     bench.backend.fail("resume", 1);
     let error = bench.service.acquire(&bench.key("a"), plain()).await.unwrap_err();
     assert!(matches!(error, ServiceError::Backend { action: "resume", .. }), "{error:?}");
@@ -195,7 +195,7 @@ async fn paused_sandbox_that_is_gone_is_replaced_whatever_resume_returns() {
     for failures in [0, 1] {
         let bench = TestBench::new().await;
         let made = bench.acquire("a").await.sandbox;
-        bench.service.pause(&bench.owner, &made.id).await.unwrap();
+        bench.sandbox(&made.id).pause().await.unwrap();
         bench.backend.remove_sandbox(&made.id);
         bench.backend.fail("resume", failures);
         let again = bench.acquire("a").await;
@@ -272,7 +272,7 @@ async fn n67_only_the_longest_parked_sandbox_is_evicted() {
     bench.release("old");
     bench.handle(&young).activity.touch();
     bench.acquire("new").await;
-    let left = |sandbox: &crate::Sandbox| bench.service.find_sandbox(&bench.owner, &sandbox.id).is_ok();
+    let left = |sandbox: &crate::Sandbox| bench.service.sandbox(&bench.owner, &sandbox.id).is_ok();
     assert!(left(&held) && !left(&old) && left(&young));
     // A plain sandbox evicts the other parked one; then none is parked, and the soft limit is exceeded.
     bench.create().await;
@@ -290,14 +290,14 @@ async fn sandbox_that_runs_something_is_never_evicted() {
     let over = ProcessStatus { ended: Some(ended(ExitReason::Code(0))), ..command.clone() };
     bench.backend.set_processes(vec![command]);
     bench.acquire("new").await;
-    assert!(bench.service.find_sandbox(&bench.owner, &busy.id).is_ok());
+    assert!(bench.service.sandbox(&bench.owner, &busy.id).is_ok());
     // A process that a command left running counts as well.
     bench.backend.set_processes(vec![ProcessStatus { left: true, ..over.clone() }]);
     bench.acquire("newer").await;
-    assert!(bench.service.find_sandbox(&bench.owner, &busy.id).is_ok());
+    assert!(bench.service.sandbox(&bench.owner, &busy.id).is_ok());
     bench.backend.set_processes(vec![over]);
     bench.acquire("another").await;
-    assert!(bench.service.find_sandbox(&bench.owner, &busy.id).is_err());
+    assert!(bench.service.sandbox(&bench.owner, &busy.id).is_err());
 }
 
 #[tokio::test]
@@ -308,10 +308,7 @@ async fn silent_agent_delays_no_create_and_is_not_asked_again_at_once() {
     bench.backend.set_script(|request| matches!(request, wire::AgentRequest::Processes).then(Vec::new));
     let made = tokio::time::timeout(Duration::from_secs(20), bench.create()).await;
     assert!(made.is_ok(), "the create waited for the silent agent");
-    assert!(
-        bench.service.find_sandbox(&bench.owner, &silent.id).is_ok(),
-        "the silent sandbox is treated as busy"
-    );
+    assert!(bench.service.sandbox(&bench.owner, &silent.id).is_ok(), "the silent sandbox is treated as busy");
     assert_eq!(bench.release("silent"), Outcome::Done, "it counts as held again");
 }
 
@@ -365,7 +362,7 @@ impl TestBench {
     }
 
     pub(super) fn has(&self, sandbox: &crate::Sandbox) -> bool {
-        self.service.find_sandbox(&self.owner, &sandbox.id).is_ok()
+        self.service.sandbox(&self.owner, &sandbox.id).is_ok()
     }
 }
 
@@ -437,7 +434,7 @@ async fn dead_sandboxes_of_an_owner_free_its_quota() {
         "{error:?}"
     );
     assert!(
-        bench.service.find_sandbox(&Owner::from_valid_name("stranger"), &stranger.id).is_ok(),
+        bench.service.sandbox(&Owner::from_valid_name("stranger"), &stranger.id).is_ok(),
         "the sandbox of another owner stays"
     );
 }

@@ -72,7 +72,7 @@ async fn kernel_events_are_parsed_and_none_are_dropped() {
         bench_with("{\"count\":1}\n{\"result\":{\"text/plain\":\"4\"}}\nx\n").await;
     let made = bench.create().await;
     let run = RunCodeRequest::new("2 + 2");
-    let mut running = bench.service.run_code(&bench.owner, &made.id, &context, run).await.unwrap();
+    let mut running = bench.sandbox(&made.id).contexts().run_code(&context, run).await.unwrap();
     assert_eq!(running.next().await.unwrap(), CodeEvent::Count(1));
     assert!(matches!(running.next().await.unwrap(), CodeEvent::Result(forms) if forms["text/plain"] == "4"));
     assert_eq!(running.next().await.unwrap(), CodeEvent::Garbled);
@@ -93,7 +93,7 @@ async fn unread_code_is_interrupted_if_requested() {
         let (bench, context, mut requests) = bench_with("").await;
         let made = bench.create().await;
         let run = RunCodeRequest { unread, ..RunCodeRequest::new("") };
-        drop(bench.service.run_code(&bench.owner, &made.id, &context, run).await.unwrap());
+        drop(bench.sandbox(&made.id).contexts().run_code(&context, run).await.unwrap());
         if unread == DisconnectPolicy::Interrupt {
             let mut run = None;
             let signal = loop {
@@ -107,7 +107,7 @@ async fn unread_code_is_interrupted_if_requested() {
             assert_eq!(Some(signal.process), run, "the context may run other code by now");
         }
         // The agent receives this request after everything that the drop has sent.
-        bench.service.list_contexts(&bench.owner, &made.id).await.unwrap();
+        bench.sandbox(&made.id).contexts().list_contexts().await.unwrap();
         while let Ok(request) = requests.try_recv() {
             assert!(!matches!(request, AgentRequest::Signal(_)), "{unread:?}: {request:?}");
         }
@@ -128,10 +128,10 @@ async fn sessions_without_kernels_are_not_listed_as_contexts() {
     bench.backend.set_script(move |request| {
         matches!(request, AgentRequest::Sessions).then(|| reply(&AgentReply::Sessions(sessions.clone())))
     });
-    let listed = bench.service.list_contexts(&bench.owner, &made.id).await.unwrap();
+    let listed = bench.sandbox(&made.id).contexts().list_contexts().await.unwrap();
     assert_eq!(listed.iter().map(|context| &context.id).collect::<Vec<_>>(), [&ours]);
     let other = ContextId::from_entropy([2; 16]);
-    let refused = bench.service.close_context(&bench.owner, &made.id, &other).await.unwrap_err();
+    let refused = bench.sandbox(&made.id).contexts().close_context(&other).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::NoSession, "a shell is not closed as a context");
 }
 
@@ -139,7 +139,8 @@ async fn sessions_without_kernels_are_not_listed_as_contexts() {
 async fn contexts_are_limited_and_a_failure_names_the_cause() {
     let bench = TestBench::new().await;
     let made = bench.create().await;
-    let open = || bench.service.open_context(&bench.owner, &made.id, OpenContextRequest::new(python()));
+    let sandbox = bench.sandbox(&made.id);
+    let open = || sandbox.contexts().open_context(OpenContextRequest::new(python()));
     let fault = |kind, operation: &str, subject: &str| Fault {
         operation: operation.to_owned(),
         subject: subject.to_owned(),
@@ -188,10 +189,8 @@ async fn agent_without_kernel_support_is_reported_as_unsupported() {
         }
         _ => None,
     });
-    let run = bench
-        .service
-        .run_in_default_context(&bench.owner, &made.id, &python(), RunCodeRequest::new("1"))
-        .await;
+    let run =
+        bench.sandbox(&made.id).contexts().run_in_default_context(&python(), RunCodeRequest::new("1")).await;
     assert_eq!(run.err().unwrap().kind(), ErrorKind::Unsupported);
 }
 
@@ -218,10 +217,8 @@ async fn default_context_opened_by_another_request_is_used() {
         }
         _ => None,
     });
-    let run = bench
-        .service
-        .run_in_default_context(&bench.owner, &made.id, &python(), RunCodeRequest::new("1"))
-        .await;
+    let run =
+        bench.sandbox(&made.id).contexts().run_in_default_context(&python(), RunCodeRequest::new("1")).await;
     let event = run.unwrap().next().await.unwrap();
     assert_eq!(event, CodeEvent::Output { stream: StreamKind::Stdout, bytes: b"hi".to_vec().into() });
 }

@@ -27,11 +27,11 @@ async fn every_phase_change_has_an_event_with_its_cause() {
     let bench = TestBench::new().await;
     let mut events = bench.service.follow_events(None, None);
     let made = bench.create().await;
-    bench.service.pause(&bench.owner, &made.id).await.unwrap();
-    bench.service.resume(&bench.owner, &made.id).await.unwrap();
+    bench.sandbox(&made.id).pause().await.unwrap();
+    bench.sandbox(&made.id).resume().await.unwrap();
     bench.backend.kill(&made.id, EndCause::Oom);
     bench.until(&made, |phase| matches!(phase, Phase::Failed(_))).await;
-    bench.service.destroy(&bench.owner, &made.id).await.unwrap();
+    bench.sandbox(&made.id).destroy().await.unwrap();
     let items = next(&mut events, 9).await;
     let phases: Vec<_> = items.iter().map(|event| (event.phase, event.cause)).collect();
     assert_eq!(
@@ -84,7 +84,7 @@ async fn server_restart_publishes_only_changed_phases() {
     bench.backend.remove_sandbox(&dies.id);
     let bench = bench.restarted().await.restarted().await;
     for sandbox in [&lives, &dies] {
-        bench.service.destroy(&bench.owner, &sandbox.id).await.unwrap();
+        bench.sandbox(&sandbox.id).destroy().await.unwrap();
     }
     let items = bench.service.follow_events(None, Some(0)).take_ready();
     let phases = |sandbox: &crate::Sandbox| -> Vec<Phase> {

@@ -86,7 +86,7 @@ async fn renew_moves_the_expiry_later_or_sooner() {
     for (timeout, after) in [(600, 70), (60, 90)] {
         let made = create(&bench, Some(timeout), None).await;
         let expires = hands.now().wall + Duration::from_secs(after);
-        let renewed = bench.service.renew_expiry(&bench.owner, &made.id, expires).await.unwrap();
+        let renewed = bench.sandbox(&made.id).renew_expiry(expires).await.unwrap();
         assert_eq!(renewed.expires, Some(crate::clock::truncate_to_micros(expires)));
         let ended = ending(&bench, &hands, &made).await;
         let due = hands.since(expires).as_secs();
@@ -100,10 +100,10 @@ async fn renew_needs_a_future_time_and_an_expiring_sandbox() {
     let bench = bench(&hands).await;
     let (expiring, never) = (create(&bench, Some(600), None).await, create(&bench, None, None).await);
     let now = hands.now().wall;
-    let error = bench.service.renew_expiry(&bench.owner, &expiring.id, now).await.unwrap_err();
+    let error = bench.sandbox(&expiring.id).renew_expiry(now).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
     let later = now + Duration::from_secs(60);
-    let error = bench.service.renew_expiry(&bench.owner, &never.id, later).await.unwrap_err();
+    let error = bench.sandbox(&never.id).renew_expiry(later).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Conflict { phase: Phase::Running });
 }
 
@@ -130,11 +130,11 @@ async fn n68_idle_sandbox_ends_and_one_in_use_does_not() {
     let (idle, used) = (create(&bench, None, Some(120)).await, create(&bench, None, Some(120)).await);
     let process = ProcessId::from_entropy([1; 16]);
     let following =
-        bench.service.follow_output(&bench.owner, &used.id, &process, JournalOffset(0)).await.unwrap();
+        bench.sandbox(&used.id).processes().follow_output(&process, JournalOffset(0)).await.unwrap();
     check_due(ending(&bench, &hands, &idle).await, 120);
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(1000)).await;
-    assert_eq!(bench.service.find_sandbox(&bench.owner, &used.id).unwrap().phase, Phase::Running);
+    assert_eq!(bench.sandbox(&used.id).current_state().phase, Phase::Running);
     let closed = hands.since(hands.now().wall).as_secs();
     drop(following);
     tokio::time::resume();
@@ -154,7 +154,7 @@ async fn n68_released_sandbox_ends_too_and_a_zero_timeout_means_never() {
     let last = create(&bench, None, Some(1800)).await;
     ending(&bench, &hands, &last).await;
     for sandbox in never {
-        assert_eq!(bench.service.find_sandbox(&bench.owner, &sandbox.id).unwrap().phase, Phase::Running);
+        assert_eq!(bench.sandbox(&sandbox.id).current_state().phase, Phase::Running);
     }
 }
 
@@ -164,8 +164,9 @@ async fn state_query_is_not_a_use_and_a_background_process_is() {
     let bench = bench(&hands).await;
     let made = create(&bench, None, Some(100)).await;
     let launched = bench
-        .service
-        .launch_process(&bench.owner, &made.id, ProcessSpec::from_shell_text("sleep"))
+        .sandbox(&made.id)
+        .processes()
+        .launch_process(ProcessSpec::from_shell_text("sleep"))
         .await
         .unwrap();
     bench.backend.set_processes(vec![running(launched.process.as_str())]);
@@ -173,9 +174,9 @@ async fn state_query_is_not_a_use_and_a_background_process_is() {
     tokio::time::pause();
     for _ in 0..20 {
         tokio::time::advance(Duration::from_secs(50)).await;
-        bench.service.list_processes(&bench.owner, &made.id).await.unwrap();
+        bench.sandbox(&made.id).processes().list_processes().await.unwrap();
     }
-    assert_eq!(bench.service.find_sandbox(&bench.owner, &made.id).unwrap().phase, Phase::Running);
+    assert_eq!(bench.sandbox(&made.id).current_state().phase, Phase::Running);
     tokio::time::resume();
     bench.backend.set_processes(Vec::new());
     let last = hands.since(hands.now().wall).as_secs();
@@ -188,7 +189,7 @@ async fn a_paused_sandbox_is_not_ended_for_idleness_but_still_expires() {
     let hands = ManualClock::new();
     let bench = bench(&hands).await;
     let made = create(&bench, Some(1000), Some(100)).await;
-    bench.service.pause(&bench.owner, &made.id).await.unwrap();
+    bench.sandbox(&made.id).pause().await.unwrap();
     check_due(ending(&bench, &hands, &made).await, 1000);
 }
 

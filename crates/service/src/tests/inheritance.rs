@@ -64,7 +64,7 @@ fn unnamed(snapshot: &SnapshotId) -> CreateSandboxRequest {
 }
 
 async fn snapshot_of(bench: &TestBench, sandbox: &Sandbox) -> Snapshot {
-    let begun = bench.service.take_snapshot(&bench.owner, &sandbox.id, None).await.unwrap();
+    let begun = bench.sandbox(&sandbox.id).snapshots().take_snapshot(None).await.unwrap();
     loop {
         let snapshot = bench.service.find_snapshot(&bench.owner, &begun.id).unwrap();
         if snapshot.state == SnapshotState::Ready {
@@ -92,7 +92,7 @@ async fn settings_the_caller_leaves_open_are_inherited() {
     let source = bench.service.create_sandbox(&bench.owner, confined()).await.unwrap();
     // A later expiry is not the time to live that the sandbox was created with.
     let later = source.created + 2 * HOUR;
-    bench.service.renew_expiry(&bench.owner, &source.id, later).await.unwrap();
+    bench.sandbox(&source.id).renew_expiry(later).await.unwrap();
     let snapshot = snapshot_of(&bench, &source).await;
     let made = bench.service.create_sandbox(&bench.owner, unnamed(&snapshot.id)).await.unwrap();
     check_inherited(&bench, &made);

@@ -1,6 +1,7 @@
 //! Create, pause, resume, label, destroy; limits; deaths.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use backend::FoundCondition;
 use domain::process::ProcessSpec;
@@ -18,7 +19,7 @@ async fn created_sandbox_runs_and_reports_its_image() {
     let made = bench.create().await;
     assert_eq!(made.phase, Phase::Running);
     assert_eq!(made.in_force.image, "real host");
-    assert_eq!(bench.service.find_sandbox(&bench.owner, &made.id).unwrap().phase, Phase::Running);
+    assert_eq!(bench.sandbox(&made.id).current_state().phase, Phase::Running);
     assert_eq!(bench.service.count_by_phase(), BTreeMap::from([("running", 1)]));
 }
 
@@ -28,19 +29,12 @@ async fn sandbox_of_another_owner_is_not_found() {
     let made = bench.create().await;
     let stranger = Owner::from_valid_name("stranger");
     for error in [
-        bench.service.find_sandbox(&stranger, &made.id).unwrap_err(),
-        bench.service.pause(&stranger, &made.id).await.unwrap_err(),
-        bench.service.destroy(&stranger, &made.id).await.unwrap_err(),
-        bench
-            .service
-            .launch_process(&stranger, &made.id, ProcessSpec::from_shell_text("true"))
-            .await
-            .err()
-            .unwrap(),
+        bench.service.sandbox(&stranger, &made.id).unwrap_err(),
+        bench.service.sandbox_of(Some(&stranger), &made.id).unwrap_err(),
     ] {
-        assert_eq!(error.kind(), ErrorKind::NotFound);
+        assert!(matches!(error, ServiceError::NoSandbox(_)), "{error}");
     }
-    assert_eq!(bench.backend.condition(&made.id), Some(FoundCondition::Alive));
+    assert_eq!(bench.service.sandbox_of(None, &made.id).unwrap().owner(), &bench.owner);
 }
 
 #[tokio::test]
@@ -79,7 +73,7 @@ async fn failed_store_write_prevents_a_create_but_not_a_launch() {
     store_accepts(&bench, "insert");
     let made = bench.create().await;
     store_refuses(&bench, "insert");
-    bench.service.launch_process(&bench.owner, &made.id, ProcessSpec::from_shell_text("true")).await.unwrap();
+    bench.sandbox(&made.id).processes().launch_process(ProcessSpec::from_shell_text("true")).await.unwrap();
 }
 
 #[tokio::test]
@@ -88,7 +82,7 @@ async fn failing_store_does_not_keep_a_sandbox_alive() {
     let made = bench.create().await;
     store_refuses(&bench, "update");
     store_refuses(&bench, "delete");
-    assert_eq!(bench.service.destroy(&bench.owner, &made.id).await.unwrap(), Outcome::Done);
+    assert_eq!(bench.sandbox(&made.id).destroy().await.unwrap(), Outcome::Done);
     assert_eq!((bench.backend.count(), bench.all().total), (0, 0));
     store_accepts(&bench, "delete");
     bench
@@ -148,7 +142,7 @@ async fn create_past_the_limit_is_refused_until_there_is_room() {
     }
     let error = bench.service.create_sandbox(&bench.owner, plain()).await.unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Exhausted { .. }), "{error}");
-    bench.service.destroy(&bench.owner, &made[0].id).await.unwrap();
+    bench.sandbox(&made[0].id).destroy().await.unwrap();
     bench.create().await;
 }
 
@@ -156,14 +150,27 @@ async fn create_past_the_limit_is_refused_until_there_is_room() {
 async fn pause_and_resume_twice_return_unchanged() {
     let bench = TestBench::new().await;
     let (service, owner, id) = (&bench.service, &bench.owner, &bench.create().await.id);
-    assert_eq!(service.resume(owner, id).await.unwrap(), Outcome::Unchanged.into());
-    assert_eq!(service.pause(owner, id).await.unwrap(), Outcome::Done);
-    assert_eq!(service.pause(owner, id).await.unwrap(), Outcome::Unchanged);
+    assert_eq!(service.sandbox(owner, id).unwrap().resume().await.unwrap(), Outcome::Unchanged.into());
+    assert_eq!(service.sandbox(owner, id).unwrap().pause().await.unwrap(), Outcome::Done);
+    assert_eq!(service.sandbox(owner, id).unwrap().pause().await.unwrap(), Outcome::Unchanged);
     assert_eq!(bench.backend.condition(id), Some(FoundCondition::Frozen));
-    let error = service.launch_process(owner, id, ProcessSpec::from_shell_text("true")).await.err().unwrap();
+    let error = service
+        .sandbox(owner, id)
+        .unwrap()
+        .processes()
+        .launch_process(ProcessSpec::from_shell_text("true"))
+        .await
+        .err()
+        .unwrap();
     assert_eq!(error.kind(), ErrorKind::Conflict { phase: Phase::Paused });
-    assert_eq!(service.resume(owner, id).await.unwrap(), Outcome::Done.into());
-    service.launch_process(owner, id, ProcessSpec::from_shell_text("true")).await.unwrap();
+    assert_eq!(service.sandbox(owner, id).unwrap().resume().await.unwrap(), Outcome::Done.into());
+    service
+        .sandbox(owner, id)
+        .unwrap()
+        .processes()
+        .launch_process(ProcessSpec::from_shell_text("true"))
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
@@ -171,8 +178,8 @@ async fn failed_pause_leaves_the_sandbox_running() {
     let bench = TestBench::new().await;
     let made = bench.create().await;
     bench.backend.fail("pause", 1);
-    bench.service.pause(&bench.owner, &made.id).await.unwrap_err();
-    assert_eq!(bench.service.find_sandbox(&bench.owner, &made.id).unwrap().phase, Phase::Running);
+    bench.sandbox(&made.id).pause().await.unwrap_err();
+    assert_eq!(bench.sandbox(&made.id).current_state().phase, Phase::Running);
 }
 
 #[tokio::test]
@@ -180,9 +187,9 @@ async fn unsupported_pause_leaves_the_sandbox_running() {
     let bench = TestBench::new().await;
     let made = bench.create().await;
     bench.backend.refuse_to_pause();
-    let error = bench.service.pause(&bench.owner, &made.id).await.unwrap_err();
+    let error = bench.sandbox(&made.id).pause().await.unwrap_err();
     assert_eq!((error.kind(), error.hint()), (ErrorKind::Unsupported, Some("use another host")));
-    assert_eq!(bench.service.find_sandbox(&bench.owner, &made.id).unwrap().phase, Phase::Running);
+    assert_eq!(bench.sandbox(&made.id).current_state().phase, Phase::Running);
 }
 
 #[tokio::test]
@@ -191,19 +198,19 @@ async fn failed_pause_that_cannot_be_undone_leaves_a_sandbox_that_can_be_resumed
     let made = bench.create().await;
     bench.backend.fail("pause", 1);
     bench.backend.fail("resume", 1);
-    bench.service.pause(&bench.owner, &made.id).await.unwrap_err();
-    assert_eq!(bench.service.find_sandbox(&bench.owner, &made.id).unwrap().phase, Phase::Paused);
-    bench.service.resume(&bench.owner, &made.id).await.unwrap();
-    assert_eq!(bench.service.find_sandbox(&bench.owner, &made.id).unwrap().phase, Phase::Running);
+    bench.sandbox(&made.id).pause().await.unwrap_err();
+    assert_eq!(bench.sandbox(&made.id).current_state().phase, Phase::Paused);
+    bench.sandbox(&made.id).resume().await.unwrap();
+    assert_eq!(bench.sandbox(&made.id).current_state().phase, Phase::Running);
 }
 
 #[tokio::test]
 async fn destroyed_sandbox_is_not_found() {
     let bench = TestBench::new().await;
     let made = bench.create().await;
-    assert_eq!(bench.service.destroy(&bench.owner, &made.id).await.unwrap(), Outcome::Done);
+    assert_eq!(bench.sandbox(&made.id).destroy().await.unwrap(), Outcome::Done);
     assert_eq!(bench.backend.count(), 0);
-    let error = bench.service.destroy(&bench.owner, &made.id).await.unwrap_err();
+    let error = bench.service.sandbox(&bench.owner, &made.id).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);
     assert_eq!(bench.service.count_by_phase(), BTreeMap::new());
 }
@@ -212,7 +219,8 @@ async fn destroyed_sandbox_is_not_found() {
 async fn concurrent_destroys_all_succeed() {
     let bench = TestBench::new().await;
     let made = bench.create().await;
-    let destroying = (0..8).map(|_| bench.service.destroy(&bench.owner, &made.id));
+    let sandbox = bench.sandbox(&made.id);
+    let destroying = (0..8).map(|_| sandbox.destroy());
     let outcomes = futures_util::future::join_all(destroying).await;
     let done = outcomes.iter().filter(|outcome| matches!(outcome, Ok(Outcome::Done))).count();
     assert_eq!(done, 1);
@@ -225,7 +233,7 @@ async fn failed_destroy_is_retried_until_it_succeeds() {
     let made = bench.create().await;
     bench.backend.fail("destroy", 3);
     let handle = bench.handle(&made);
-    bench.service.destroy(&bench.owner, &made.id).await.unwrap_err();
+    bench.sandbox(&made.id).destroy().await.unwrap_err();
     handle.state.clone().wait_for(|sandbox| sandbox.phase == Phase::Stopped).await.unwrap();
     assert_eq!(bench.backend.count(), 0);
 }
@@ -237,16 +245,17 @@ async fn dead_sandbox_shows_its_cause_and_keeps_only_its_files() {
     bench.backend.kill(&made.id, EndCause::Oom);
     bench.until(&made, |phase| phase == Phase::Failed(EndCause::Oom)).await;
     let error = bench
-        .service
-        .launch_process(&bench.owner, &made.id, ProcessSpec::from_shell_text("true"))
+        .sandbox(&made.id)
+        .processes()
+        .launch_process(ProcessSpec::from_shell_text("true"))
         .await
         .err()
         .unwrap();
     assert_eq!(error.kind(), ErrorKind::Conflict { phase: Phase::Failed(EndCause::Oom) });
     // A command is carried out after the death has been handled.
-    bench.service.patch_labels(&bench.owner, &made.id, Default::default()).await.unwrap();
+    bench.sandbox(&made.id).patch_labels(Default::default()).await.unwrap();
     assert_eq!((bench.backend.times_asked_to("stop"), bench.backend.count()), (1, 1));
-    assert_eq!(bench.service.destroy(&bench.owner, &made.id).await.unwrap(), Outcome::Done);
+    assert_eq!(bench.sandbox(&made.id).destroy().await.unwrap(), Outcome::Done);
     assert_eq!(bench.backend.count(), 0);
 }
 
@@ -257,8 +266,8 @@ async fn sandbox_with_an_ended_entrypoint_can_still_be_used() {
     assert_eq!(made.phase, Phase::Running);
     bench.backend.entrypoint_end.send_replace(Some(wire::process::ExitReason::Code(3)));
     bench.until(&made, |phase| phase == Phase::Exited(ExitReason::Code(3))).await;
-    bench.service.list_processes(&bench.owner, &made.id).await.unwrap();
-    let error = bench.service.pause(&bench.owner, &made.id).await.unwrap_err();
+    bench.sandbox(&made.id).processes().list_processes().await.unwrap();
+    let error = bench.sandbox(&made.id).pause().await.unwrap_err();
     assert!(matches!(error, ServiceError::Denied { .. }));
 }
 
@@ -270,8 +279,9 @@ async fn commands_past_the_limit_are_refused_until_one_has_ended() {
     for _ in 0..3 {
         launched.push(
             bench
-                .service
-                .launch_process(&bench.owner, &made.id, ProcessSpec::from_shell_text("true"))
+                .sandbox(&made.id)
+                .processes()
+                .launch_process(ProcessSpec::from_shell_text("true"))
                 .await
                 .unwrap(),
         );
@@ -280,14 +290,15 @@ async fn commands_past_the_limit_are_refused_until_one_has_ended() {
         .backend
         .set_processes(launched.iter().map(|following| running(following.process.as_str())).collect());
     let error = bench
-        .service
-        .launch_process(&bench.owner, &made.id, ProcessSpec::from_shell_text("true"))
+        .sandbox(&made.id)
+        .processes()
+        .launch_process(ProcessSpec::from_shell_text("true"))
         .await
         .err()
         .unwrap();
     assert!(matches!(error.kind(), ErrorKind::Exhausted { .. }), "{error}");
     bench.backend.set_processes(Vec::new());
-    bench.service.launch_process(&bench.owner, &made.id, ProcessSpec::from_shell_text("true")).await.unwrap();
+    bench.sandbox(&made.id).processes().launch_process(ProcessSpec::from_shell_text("true")).await.unwrap();
 }
 
 #[tokio::test]
@@ -307,7 +318,7 @@ async fn labels_are_set_and_removed_and_filter_a_page() {
     assert_eq!((page(1, 5).items[0].id.clone(), page(1, 5).total), (first.id.clone(), 2));
     assert!(page(2, 5).items.is_empty());
     let patch = BTreeMap::from([("team".to_owned(), None), ("tier".to_owned(), Some("one".to_owned()))]);
-    let patched = bench.service.patch_labels(&bench.owner, &first.id, patch).await.unwrap();
+    let patched = bench.sandbox(&first.id).patch_labels(patch).await.unwrap();
     assert_eq!(patched.labels, Labels::from([("tier".to_owned(), "one".to_owned())]));
     assert_eq!(page(0, 5).total, 1);
 }
@@ -316,13 +327,43 @@ async fn labels_are_set_and_removed_and_filter_a_page() {
 async fn only_the_right_token_opens_a_sandbox() {
     let bench = TestBench::new().await;
     let made = bench.create().await;
-    let token = bench.service.sandbox_token(&made.id, "exec");
-    let owner_by = |purpose, text: &str| bench.service.owner_by_token(&made.id, purpose, text);
-    assert_eq!(owner_by("exec", token.expose()), Some(Owner::operator()));
-    assert_eq!(owner_by("egress", token.expose()), None);
-    assert_eq!(owner_by("exec", "x"), None);
-    bench.service.destroy(&bench.owner, &made.id).await.unwrap();
-    assert_eq!(bench.service.owner_by_token(&made.id, "exec", token.expose()), None);
+    let (sandbox, other) = (bench.sandbox(&made.id), bench.create().await);
+    let token = sandbox.ports().access_token("exec");
+    assert!(sandbox.ports().accepts_token("exec", token.expose()));
+    assert!(!sandbox.ports().accepts_token("egress", token.expose()));
+    assert!(!sandbox.ports().accepts_token("exec", "x"));
+    assert!(!bench.sandbox(&other.id).ports().accepts_token("exec", token.expose()));
+}
+
+#[tokio::test]
+async fn handle_of_a_removed_sandbox_finds_nothing() {
+    let bench = TestBench::new().await;
+    let made = bench.create().await;
+    let sandbox = bench.sandbox(&made.id);
+    assert!(sandbox.check_usable().is_ok());
+    sandbox.destroy().await.unwrap();
+    let refused = [
+        sandbox.check_usable().unwrap_err(),
+        sandbox.processes().list_processes().await.unwrap_err(),
+        sandbox.ports().reserve_port(80).await.unwrap_err(),
+        sandbox.current_usage().await.unwrap_err(),
+        sandbox.pause().await.unwrap_err(),
+    ];
+    for error in refused {
+        assert!(matches!(error, ServiceError::NoSandbox(_)), "{error:?}");
+    }
+    assert_eq!(sandbox.destroy().await.unwrap(), Outcome::Unchanged);
+}
+
+#[tokio::test]
+async fn notes_are_parsed_once_for_each_form() {
+    let bench = TestBench::new().await;
+    let request = CreateSandboxRequest { notes: vec![1, 2], ..plain() };
+    let made = bench.service.create_sandbox(&bench.owner, request).await.unwrap();
+    let length = bench.sandbox(&made.id).parsed_notes(|notes| notes.len());
+    assert_eq!(*length, 2);
+    assert!(Arc::ptr_eq(&length, &bench.sandbox(&made.id).parsed_notes(|_| 7_usize)));
+    assert_eq!(*bench.sandbox(&made.id).parsed_notes(<[u8]>::to_vec), [1, 2]);
 }
 
 #[tokio::test]
@@ -330,7 +371,7 @@ async fn stopped_service_reports_stopping_and_leaves_sandboxes_alone() {
     let bench = TestBench::new().await;
     let made = bench.create().await;
     assert_eq!(bench.service.stop().await, 1);
-    let error = bench.service.destroy(&bench.owner, &made.id).await.unwrap_err();
+    let error = bench.sandbox(&made.id).destroy().await.unwrap_err();
     assert!(matches!(error, ServiceError::Stopping), "{error}");
     assert_eq!(bench.backend.condition(&made.id), Some(FoundCondition::Alive));
 }
@@ -353,19 +394,15 @@ async fn size_of_labels_is_limited() {
     let mut kept = Labels::new();
     let mut refused = None;
     for part in 0..20 {
-        match bench.service.patch_labels(&bench.owner, &made.id, patch(part)).await {
+        match bench.sandbox(&made.id).patch_labels(patch(part)).await {
             Ok(sandbox) => kept = sandbox.labels,
             Err(error) => refused = Some(error),
         }
     }
     assert_eq!(refused.expect("the size of labels is limited").kind(), ErrorKind::Invalid);
-    assert_eq!(
-        bench.service.find_sandbox(&bench.owner, &made.id).unwrap().labels,
-        kept,
-        "a refused patch changes nothing"
-    );
+    assert_eq!(bench.sandbox(&made.id).current_state().labels, kept, "a refused patch changes nothing");
     // Removing labels is always possible.
     let fewer = kept.keys().take(10).map(|name| (name.clone(), None)).collect();
-    let patched = bench.service.patch_labels(&bench.owner, &made.id, fewer).await.unwrap();
+    let patched = bench.sandbox(&made.id).patch_labels(fewer).await.unwrap();
     assert_eq!(patched.labels.len(), kept.len() - 10);
 }

@@ -45,7 +45,7 @@ async fn launched(bytes: Vec<u8>) -> Result<Vec<OutputEvent>, ServiceError> {
     let made = bench.create().await;
     bench.backend.set_script(move |request| matches!(request, AgentRequest::Start(_)).then(|| bytes.clone()));
     let mut following =
-        bench.service.launch_process(&bench.owner, &made.id, ProcessSpec::from_shell_text("true")).await?;
+        bench.sandbox(&made.id).processes().launch_process(ProcessSpec::from_shell_text("true")).await?;
     let mut events = Vec::new();
     loop {
         events.push(following.next().await?);
@@ -225,8 +225,7 @@ async fn too_large_listing_is_refused() {
         bench
             .backend
             .set_script(move |request| matches!(request, AgentRequest::File(_)).then(|| pages.clone()));
-        let listed =
-            bench.service.list_directory(&bench.owner, &made.id, &UserIdentity::Default, "/", 9).await;
+        let listed = bench.sandbox(&made.id).files().list_directory(&UserIdentity::Default, "/", 9).await;
         assert_eq!(listed.unwrap_err().kind(), ErrorKind::File(FileFault::TooLarge));
     }
 }
@@ -240,7 +239,7 @@ async fn paged_listing_has_times_within_the_calendar() {
     let pages = encoded(&[page.clone(), page, Frame::End]);
     bench.backend.set_script(move |request| matches!(request, AgentRequest::File(_)).then(|| pages.clone()));
     let identity = UserIdentity::User("root".to_owned());
-    let listed = bench.service.search_files(&bench.owner, &made.id, &identity, "/", "*").await.unwrap();
+    let listed = bench.sandbox(&made.id).files().search_files(&identity, "/", "*").await.unwrap();
     assert_eq!(listed.len(), 4);
     assert!(listed[0].created < listed[0].modified);
 }
@@ -260,8 +259,8 @@ async fn more_file_bytes_than_requested_are_refused() {
         }
         _ => None,
     });
-    let read =
-        |length| bench.service.read_file(&bench.owner, &made.id, &UserIdentity::Default, "/a", 0, length);
+    let sandbox = bench.sandbox(&made.id);
+    let read = |length| sandbox.files().read_file(&UserIdentity::Default, "/a", 0, length);
     let mut reading = read(Some(10)).await.unwrap();
     assert_eq!(reading.size, 100);
     assert_eq!(reading.next().await.unwrap().unwrap().len(), 6);
@@ -282,14 +281,8 @@ async fn cause_of_a_failed_write_is_reported_even_if_the_agent_hangs_up() {
         matches!(request, AgentRequest::File(_)).then(|| full)
     });
     let (identity, attributes) = (UserIdentity::Default, crate::FileAttributes::default());
-    let write = bench.service.write_file(
-        &bench.owner,
-        &made.id,
-        &identity,
-        "/a",
-        attributes,
-        crate::WriteMode::Append,
-    );
+    let sandbox = bench.sandbox(&made.id);
+    let write = sandbox.files().write_file(&identity, "/a", attributes, crate::WriteMode::Append);
     let mut writing = write.await.unwrap();
     let error = loop {
         if let Err(error) = writing.send_bytes(bytes::Bytes::from(vec![0; 1 << 20])).await {
@@ -310,8 +303,9 @@ async fn text_of_a_fault_is_bounded() {
             .then(|| encoded(&[Frame::from_message(&AgentReply::Fault(fault))]))
     });
     let error = bench
-        .service
-        .stat_files(&bench.owner, &made.id, &UserIdentity::Default, &["/".to_owned()])
+        .sandbox(&made.id)
+        .files()
+        .stat_files(&UserIdentity::Default, &["/".to_owned()])
         .await
         .unwrap_err();
     assert!(error.to_string().len() < 5000);
@@ -322,7 +316,7 @@ async fn a_request_too_long_for_a_frame_is_refused_before_it_is_sent() {
     let bench = TestBench::new().await;
     let made = bench.create().await;
     let long = ProcessSpec::from_shell_text("x".repeat(MAX_PAYLOAD));
-    let error = bench.service.launch_process(&bench.owner, &made.id, long).await.err().unwrap();
+    let error = bench.sandbox(&made.id).processes().launch_process(long).await.err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Invalid);
 }
 
@@ -336,7 +330,7 @@ async fn tunnel_returns_bytes_received_with_the_answer_first() {
         bytes.extend(b"hello from inside");
         matches!(request, AgentRequest::Tunnel { .. }).then_some(bytes)
     });
-    let mut tunnel = bench.service.open_tunnel(&bench.owner, &made.id, 80).await.unwrap();
+    let mut tunnel = bench.sandbox(&made.id).ports().open_tunnel(80).await.unwrap();
     let mut text = String::new();
     tunnel.read_to_string(&mut text).await.unwrap();
     assert_eq!(text, "hello from inside");

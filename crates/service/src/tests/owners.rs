@@ -46,7 +46,7 @@ async fn only_the_owner_over_its_quota_is_refused() {
     );
     assert!(matches!(error.kind(), ErrorKind::Exhausted { .. }));
     bench.create().await;
-    bench.service.destroy(&small, &first.id).await.unwrap();
+    bench.service.sandbox(&small, &first.id).unwrap().destroy().await.unwrap();
     bench.service.create_sandbox(&small, memory(1)).await.unwrap();
 }
 
@@ -74,8 +74,8 @@ async fn parked_sandboxes_of_an_owner_make_room_in_its_quota() {
     bench.service.release_key(&parked);
     check().unwrap();
     bench.service.create_sandbox(&small, plain()).await.unwrap();
-    assert!(bench.service.find_sandbox(&small, &first.id).is_err());
-    assert!(bench.service.find_sandbox(&bench.owner, &kept.id).is_ok(), "the sandbox of another owner stays");
+    assert!(bench.service.sandbox(&small, &first.id).is_err());
+    assert!(bench.service.sandbox(&bench.owner, &kept.id).is_ok(), "the sandbox of another owner stays");
 }
 
 #[tokio::test]

@@ -81,7 +81,7 @@ async fn pool_is_filled_hidden_and_refilled() {
     assert_eq!((warm.len(), bench.all().total, bench.service.count_by_phase().len()), (3, 0, 0));
     for id in &warm {
         for owner in [bench.owner.clone(), Owner::unclaimed()] {
-            assert!(matches!(bench.service.find_sandbox(&owner, id), Err(ServiceError::NoSandbox(_))));
+            assert!(matches!(bench.service.sandbox(&owner, id), Err(ServiceError::NoSandbox(_))));
         }
     }
     let made = bench.create().await;
@@ -340,7 +340,7 @@ async fn warm_sandboxes_make_room_for_others_and_are_refilled() {
     assert_eq!((bench.warm("p"), bench.backend.count()), (0, 4));
     let error = bench.service.create_sandbox(&bench.owner, other).await.unwrap_err();
     assert!(matches!(error, ServiceError::TooManySandboxes { .. }), "{error:?}");
-    bench.service.destroy(&bench.owner, &made[0].id).await.unwrap();
+    bench.sandbox(&made[0].id).destroy().await.unwrap();
     bench.until_warm("p", 1).await;
     bench.until_population(4).await;
 }
@@ -351,7 +351,8 @@ async fn burst_up_to_the_hard_limit_is_never_refused_because_of_warm_sandboxes()
     for _ in 0..5 {
         let made = join_all((0..12).map(|_| bench.create())).await;
         assert_eq!(bench.backend.count(), 12);
-        join_all(made.iter().map(|sandbox| bench.service.destroy(&bench.owner, &sandbox.id))).await;
+        let destroy = async |sandbox: &Sandbox| bench.sandbox(&sandbox.id).destroy().await.unwrap();
+        join_all(made.iter().map(destroy)).await;
     }
     bench.until_warm("p", 10).await;
     bench.until_population(10).await;
@@ -399,7 +400,7 @@ async fn warm_sandboxes_are_adopted_after_a_crash() {
     let bench = TestBench::over(vec![pool("p", 3)], 20, backend, state).await;
     assert_eq!((bench.warm("p"), bench.backend.times_asked_to("create")), (3, made));
     assert_eq!(bench.service.find_pool("p").unwrap().taken, 1);
-    assert_eq!(bench.service.find_sandbox(&bench.owner, &taken.id).unwrap().pool.as_deref(), Some("p"));
+    assert_eq!(bench.sandbox(&taken.id).current_state().pool.as_deref(), Some("p"));
     let after: BTreeSet<_> = bench.backend.ids().into_iter().collect();
     assert_eq!(after, before);
     bench.create().await;
@@ -544,11 +545,11 @@ async fn pool_maximum_counts_taken_sandboxes() {
     let made = join_all((0..2).map(|_| bench.create())).await;
     bench.until_warm("p", 1).await;
     let cold = bench.create().await;
-    bench.service.destroy(&bench.owner, &made[0].id).await.unwrap();
-    bench.service.destroy(&bench.owner, &cold.id).await.unwrap();
+    bench.sandbox(&made[0].id).destroy().await.unwrap();
+    bench.sandbox(&cold.id).destroy().await.unwrap();
     let report = bench.service.find_pool("p").unwrap();
     assert!(report.warm + report.taken <= 3, "{report:?}");
-    bench.service.destroy(&bench.owner, &made[1].id).await.unwrap();
+    bench.sandbox(&made[1].id).destroy().await.unwrap();
     bench.until_warm("p", 2).await;
     bench.until_population(2).await;
 }
@@ -596,6 +597,6 @@ async fn dead_sandbox_is_evicted_before_a_warm_one() {
     bench.backend.kill(&dead.id, EndCause::AgentDied);
     bench.until(&dead, |phase| matches!(phase, Phase::Failed(_))).await;
     bench.make(request).await;
-    assert!(bench.service.find_sandbox(&bench.owner, &dead.id).is_err());
+    assert!(bench.service.sandbox(&bench.owner, &dead.id).is_err());
     assert_eq!(bench.warm("p"), 1);
 }

@@ -21,12 +21,12 @@ async fn living_sandbox_is_adopted_unchanged() {
     let request =
         CreateSandboxRequest { notes: vec![1, 0, 255], timeout: Some(Duration::from_secs(600)), ..plain() };
     let before = bench.service.create_sandbox(&bench.owner, request).await.unwrap();
-    let token = bench.service.sandbox_token(&before.id, "exec");
+    let token = bench.sandbox(&before.id).ports().access_token("exec");
     let bench = restarted(bench).await;
-    let after = bench.service.find_sandbox(&bench.owner, &before.id).unwrap();
+    let after = bench.sandbox(&before.id).current_state();
     assert_eq!(format!("{after:?}"), format!("{before:?}"));
-    assert_eq!(bench.service.sandbox_token(&before.id, "exec").expose(), token.expose());
-    bench.service.destroy(&bench.owner, &before.id).await.unwrap();
+    assert_eq!(bench.sandbox(&before.id).ports().access_token("exec").expose(), token.expose());
+    bench.sandbox(&before.id).destroy().await.unwrap();
     assert_eq!(restarted(bench).await.all().total, 0);
 }
 
@@ -34,10 +34,10 @@ async fn living_sandbox_is_adopted_unchanged() {
 async fn frozen_sandbox_is_adopted_as_paused_and_can_be_resumed() {
     let bench = TestBench::new().await;
     let made = bench.create().await;
-    bench.service.pause(&bench.owner, &made.id).await.unwrap();
+    bench.sandbox(&made.id).pause().await.unwrap();
     let bench = restarted(bench).await;
-    assert_eq!(bench.service.find_sandbox(&bench.owner, &made.id).unwrap().phase, Phase::Paused);
-    bench.service.resume(&bench.owner, &made.id).await.unwrap();
+    assert_eq!(bench.sandbox(&made.id).current_state().phase, Phase::Paused);
+    bench.sandbox(&made.id).resume().await.unwrap();
     assert_eq!(bench.backend.condition(&made.id), Some(FoundCondition::Alive));
 }
 
@@ -47,10 +47,10 @@ async fn vanished_sandbox_is_reported_as_failed_and_stays_so() {
     let made = bench.create().await;
     bench.backend.remove_sandbox(&made.id);
     let bench = restarted(bench).await;
-    let found = bench.service.find_sandbox(&bench.owner, &made.id).unwrap();
+    let found = bench.sandbox(&made.id).current_state();
     assert_eq!(found.phase, Phase::Failed(EndCause::AgentDied));
     let bench = restarted(bench).await;
-    let again = bench.service.find_sandbox(&bench.owner, &made.id).unwrap();
+    let again = bench.sandbox(&made.id).current_state();
     assert_eq!((again.phase, again.phase_since), (found.phase, found.phase_since));
 }
 
@@ -61,7 +61,7 @@ async fn sandbox_that_died_meanwhile_is_stopped_and_keeps_its_files() {
     bench.backend.put_sandbox(&made.id, FoundCondition::Dead);
     let bench = restarted(bench).await;
     bench.until(&made, |phase| phase == Phase::Failed(EndCause::AgentDied)).await;
-    bench.service.patch_labels(&bench.owner, &made.id, Default::default()).await.unwrap();
+    bench.sandbox(&made.id).patch_labels(Default::default()).await.unwrap();
     while !bench.backend.was_asked_to("stop") {
         tokio::task::yield_now().await;
     }
@@ -77,7 +77,7 @@ async fn unknown_sandbox_is_destroyed_and_a_known_one_keeps_its_files() {
     bench.backend.put_sandbox(&stranger, FoundCondition::Alive);
     let bench = restarted(bench).await;
     assert_eq!(bench.backend.ids(), std::slice::from_ref(&half.id));
-    let found = bench.service.find_sandbox(&bench.owner, &half.id).unwrap();
+    let found = bench.sandbox(&half.id).current_state();
     assert_eq!((found.phase, found.files), (Phase::Failed(EndCause::AgentDied), domain::FilesState::Kept));
 }
 
@@ -95,7 +95,7 @@ async fn removal_that_was_begun_is_finished() {
     let bench = TestBench::new().await;
     let made = bench.create().await;
     bench.backend.fail("destroy", 3);
-    bench.service.destroy(&bench.owner, &made.id).await.unwrap_err();
+    bench.sandbox(&made.id).destroy().await.unwrap_err();
     let bench = restarted(bench).await;
     bench.backend.until_empty().await;
 }
@@ -124,7 +124,7 @@ async fn wall_clock_set_while_the_server_was_down_ends_nothing() {
         ClockReading { wall: now.wall + Duration::from_secs(86_400), boot: now.boot }
     });
     let bench = TestBench::with(backend, state, set).await;
-    assert_eq!(bench.service.find_sandbox(&bench.owner, &made.id).unwrap().phase, Phase::Running);
+    assert_eq!(bench.sandbox(&made.id).current_state().phase, Phase::Running);
 }
 
 #[tokio::test]
@@ -160,7 +160,7 @@ async fn start_cut_off_before_its_entrypoint_is_undone() {
         matches!(request, wire::AgentRequest::Status { .. }).then(|| encoded(&[unknown]))
     });
     let bench = TestBench::with(backend, copy, Clock::from_host()).await;
-    let error = bench.service.find_sandbox(&bench.owner, &started.id).unwrap_err();
+    let error = bench.service.sandbox(&bench.owner, &started.id).unwrap_err();
     assert!(matches!(error, ServiceError::NoSandbox(_)));
     assert_eq!(bench.backend.count(), 0);
 }
@@ -174,7 +174,7 @@ async fn sandbox_that_was_handed_over_is_never_forgotten() {
         let copy = snapshot_of(&bench);
         let backend = testkit::fake_backend::FakeBackend::new();
         let later = TestBench::with(backend, copy, Clock::from_host()).await;
-        let found = later.service.find_sandbox(&later.owner, &made.id).unwrap();
+        let found = later.sandbox(&made.id).current_state();
         assert_eq!(found.phase, Phase::Failed(EndCause::AgentDied));
     }
 }

@@ -37,7 +37,7 @@ impl TestBench {
         self.backend.kill(&sandbox.id, EndCause::AgentDied);
         self.until(sandbox, |phase| matches!(phase, Phase::Failed(_))).await;
         // It is stopped in the same step; another command waits for that.
-        self.service.patch_labels(&self.owner, &sandbox.id, Default::default()).await.unwrap();
+        self.sandbox(&sandbox.id).patch_labels(Default::default()).await.unwrap();
     }
 
     async fn made_and_died(&self, name: &str) -> Sandbox {
@@ -66,9 +66,9 @@ async fn restart_runs_the_entrypoint_again_and_publishes_events() {
     let bench = TestBench::new().await;
     let made = bench.service.create_sandbox(&bench.owner, with_entrypoint()).await.unwrap();
     bench.died(&made).await;
-    let resumed = bench.service.restart(&bench.owner, &made.id).await.unwrap();
+    let resumed = bench.sandbox(&made.id).restart().await.unwrap();
     assert_eq!(resumed, ResumeOutcome { outcome: Outcome::Done, revival: RESTARTED });
-    let events = bench.service.sandbox_events(&bench.owner, &made.id, 10).unwrap();
+    let events = bench.sandbox(&made.id).lifecycle_events(10);
     let seen: Vec<_> = events.iter().map(|event| (event.phase.name(), event.cause)).collect();
     let died = Some(EndCause::AgentDied);
     let expected =
@@ -100,7 +100,7 @@ async fn unreported_death_is_noticed_by_the_next_acquire() {
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
-    assert_eq!(bench.service.find_sandbox(&bench.owner, &made.id).unwrap().phase, Phase::Running);
+    assert_eq!(bench.sandbox(&made.id).current_state().phase, Phase::Running);
 }
 
 #[tokio::test]
@@ -108,14 +108,14 @@ async fn resume_restarts_a_dead_sandbox_and_other_requests_do_not() {
     let bench = TestBench::new().await;
     let made = bench.create().await;
     bench.died(&made).await;
-    let denied = bench.service.list_processes(&bench.owner, &made.id).await.unwrap_err();
+    let denied = bench.sandbox(&made.id).processes().list_processes().await.unwrap_err();
     assert!(matches!(denied.kind(), ErrorKind::Conflict { .. }), "{denied:?}");
     assert!(denied.hint().is_some_and(|hint| hint.contains("restart")), "{denied:?}");
     assert!(!bench.backend.was_asked_to("restart asked"));
-    let resumed = bench.service.resume(&bench.owner, &made.id).await.unwrap();
+    let resumed = bench.sandbox(&made.id).resume().await.unwrap();
     assert_eq!(resumed.revival, RESTARTED);
-    assert_eq!(bench.service.restart(&bench.owner, &made.id).await.unwrap(), Outcome::Unchanged.into());
-    bench.service.list_processes(&bench.owner, &made.id).await.unwrap();
+    assert_eq!(bench.sandbox(&made.id).restart().await.unwrap(), Outcome::Unchanged.into());
+    bench.sandbox(&made.id).processes().list_processes().await.unwrap();
 }
 
 #[tokio::test]
@@ -152,7 +152,7 @@ async fn replace_gives_a_successor_by_name_and_an_empty_disk_by_id() {
     assert_eq!(again.revival, replaced);
     bench.wait_until_gone(&made).await;
     bench.died(&again.sandbox).await;
-    let resumed = bench.service.resume(&bench.owner, &again.sandbox.id).await.unwrap();
+    let resumed = bench.sandbox(&again.sandbox.id).resume().await.unwrap();
     assert_eq!(resumed.revival, replaced);
     assert!(!bench.backend.was_asked_to("restart asked"));
     assert_eq!(bench.service.find_by_key(&key).unwrap().id, again.sandbox.id);
@@ -212,7 +212,7 @@ fn successor_is_as_confined(bench: &TestBench, former: &Sandbox, successor: &San
 }
 
 fn first_event(bench: &TestBench, sandbox: &Sandbox) -> (&'static str, Option<&'static str>) {
-    let events = bench.service.sandbox_events(&bench.owner, &sandbox.id, 10).unwrap();
+    let events = bench.sandbox(&sandbox.id).lifecycle_events(10);
     (events[0].phase.name(), events[0].revival_kind().map(RevivalKind::name))
 }
 
@@ -297,11 +297,11 @@ async fn lost_in_memory_files_are_reported() {
     let refused = bench.service.create_sandbox(&bench.owner, named).await.unwrap_err();
     assert!(matches!(refused, ServiceError::NoRestarts), "{refused:?}");
     let made = bench.made_and_died("a").await;
-    assert_eq!(bench.service.find_sandbox(&bench.owner, &made.id).unwrap().files, FilesState::Lost);
-    let refused = bench.service.restart(&bench.owner, &made.id).await.unwrap_err();
+    assert_eq!(bench.sandbox(&made.id).current_state().files, FilesState::Lost);
+    let refused = bench.sandbox(&made.id).restart().await.unwrap_err();
     assert!(matches!(refused, ServiceError::FilesLost { .. }), "{refused:?}");
     assert!(refused.hint().is_some_and(|hint| hint.contains("create --key")), "{refused:?}");
-    let denied = bench.service.list_processes(&bench.owner, &made.id).await.unwrap_err();
+    let denied = bench.sandbox(&made.id).processes().list_processes().await.unwrap_err();
     assert!(matches!(denied.kind(), ErrorKind::Conflict { .. }), "{denied:?}");
     assert!(denied.to_string().contains("its files are lost"), "{denied}");
     assert_eq!(denied.hint(), refused.hint(), "a restart would be refused");
@@ -318,7 +318,7 @@ async fn failed_restart_leaves_a_dead_sandbox_with_its_files() {
     bench.backend.fail("restart", 1);
     let error = bench.service.acquire(&bench.key("a"), plain()).await.unwrap_err();
     assert!(matches!(error, ServiceError::Backend { action: "restart", .. }), "{error:?}");
-    let dead = bench.service.find_sandbox(&bench.owner, &made.id).unwrap();
+    let dead = bench.sandbox(&made.id).current_state();
     assert_eq!((dead.phase, dead.files), (Phase::Failed(EndCause::AgentDied), FilesState::Kept));
     assert_eq!(bench.acquire("a").await.sandbox.id, made.id);
 }
@@ -338,7 +338,7 @@ async fn server_crash_during_a_restart_leaves_the_sandbox_restartable() {
     let (backend, _state) = bench.crash().await;
     backend.gate.add_permits(100);
     let bench = TestBench::with(backend, copy, Clock::from_host()).await;
-    bench.service.patch_labels(&bench.owner, &made.id, Default::default()).await.unwrap();
+    bench.sandbox(&made.id).patch_labels(Default::default()).await.unwrap();
     let again = bench.acquire("a").await;
     assert_eq!((again.sandbox.id, again.revival), (made.id, RESTARTED));
     assert_eq!(bench.backend.count(), 1);
@@ -349,11 +349,11 @@ async fn dead_sandbox_survives_a_server_restart_with_name_and_files() {
     let bench = TestBench::new().await;
     let made = bench.made_and_died("a").await;
     let bench = bench.restarted().await;
-    let found = bench.service.find_sandbox(&bench.owner, &made.id).unwrap();
+    let found = bench.sandbox(&made.id).current_state();
     assert_eq!((found.phase, found.files), (Phase::Failed(EndCause::AgentDied), FilesState::Kept));
     assert_eq!(bench.acquire("a").await.revival, RESTARTED);
     let bench = bench.restarted().await;
-    let found = bench.service.find_sandbox(&bench.owner, &made.id).unwrap();
+    let found = bench.sandbox(&made.id).current_state();
     assert_eq!(found.phase, Phase::Running);
 }
 
@@ -361,7 +361,7 @@ async fn dead_sandbox_survives_a_server_restart_with_name_and_files() {
 async fn expired_or_destroyed_dead_sandbox_leaves_no_files() {
     let bench = TestBench::new().await;
     let made = bench.made_and_died("a").await;
-    bench.service.destroy(&bench.owner, &made.id).await.unwrap();
+    bench.sandbox(&made.id).destroy().await.unwrap();
     assert_eq!(bench.backend.count(), 0);
     let request = CreateSandboxRequest { timeout: Some(Duration::from_millis(50)), ..plain() };
     let made = bench.service.create_sandbox(&bench.owner, request).await.unwrap();
@@ -375,7 +375,7 @@ async fn a_dead_sandbox_can_be_snapshotted() {
     let bench = TestBench::new().await;
     let made = bench.create().await;
     bench.died(&made).await;
-    bench.service.take_snapshot(&bench.owner, &made.id, None).await.unwrap();
+    bench.sandbox(&made.id).snapshots().take_snapshot(None).await.unwrap();
 }
 
 #[tokio::test]
@@ -449,7 +449,7 @@ async fn dead_sandbox_costs_a_slot_and_disk_but_no_memory_or_cpu() {
     let made = bench.made_and_died("a").await;
     // Its memory is free for another sandbox, which then prevents its restart until it is removed.
     let other = bench.create().await;
-    let refused = bench.service.restart(&bench.owner, &made.id).await.unwrap_err();
+    let refused = bench.sandbox(&made.id).restart().await.unwrap_err();
     assert!(
         matches!(
             refused,
@@ -461,8 +461,8 @@ async fn dead_sandbox_costs_a_slot_and_disk_but_no_memory_or_cpu() {
         "{refused:?}"
     );
     assert!(bench.has(&made), "it is not evicted to make room for itself");
-    bench.service.destroy(&bench.owner, &other.id).await.unwrap();
-    bench.service.restart(&bench.owner, &made.id).await.unwrap();
+    bench.sandbox(&other.id).destroy().await.unwrap();
+    bench.sandbox(&made.id).restart().await.unwrap();
     bench.died(&made).await;
     let second = bench.made_and_died("b").await;
     let third = bench.made_and_died("c").await;

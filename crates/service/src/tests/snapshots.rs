@@ -15,7 +15,7 @@ use testkit::fake_backend::FakeBackend;
 
 impl TestBench {
     async fn take(&self, id: &SandboxId) -> Result<Snapshot, ServiceError> {
-        self.service.take_snapshot(&self.owner, id, Some("n".to_owned())).await
+        self.service.sandbox(&self.owner, id).unwrap().snapshots().take_snapshot(Some("n".to_owned())).await
     }
 
     async fn ready(&self, id: &SandboxId) -> Snapshot {
@@ -65,7 +65,7 @@ async fn snapshot_becomes_ready_and_outlives_its_sandbox() {
     assert_eq!((begun.state, begun.name.as_deref()), (SnapshotState::Creating(None), Some("n")));
     let ready = bench.settled(&begun.id).await;
     assert_eq!((&ready.state, ready.size), (&SnapshotState::Ready, Bytes::from_mib(10)));
-    bench.service.destroy(&bench.owner, &source.id).await.unwrap();
+    bench.sandbox(&source.id).destroy().await.unwrap();
     let bench = restarted(bench).await;
     assert_eq!(bench.service.find_snapshot(&bench.owner, &ready.id).unwrap(), ready);
     let made = bench.restore(&ready.id, ResourceLimits::default()).await.unwrap();
@@ -81,9 +81,9 @@ async fn snapshot_becomes_ready_and_outlives_its_sandbox() {
 async fn snapshot_needs_a_running_sandbox_and_is_taken_one_at_a_time() {
     let bench = TestBench::new().await;
     let source = bench.create().await;
-    bench.service.pause(&bench.owner, &source.id).await.unwrap();
+    bench.sandbox(&source.id).pause().await.unwrap();
     assert_eq!(problem(bench.take(&source.id).await), Some(SnapshotProblem::Source));
-    bench.service.resume(&bench.owner, &source.id).await.unwrap();
+    bench.sandbox(&source.id).resume().await.unwrap();
     let permits = bench.backend.snapshot_gate.forget_permits(usize::MAX);
     let first = bench.take(&source.id).await.unwrap();
     assert_eq!(problem(bench.take(&source.id).await), Some(SnapshotProblem::Taking));
@@ -127,7 +127,7 @@ async fn snapshot_of_another_owner_is_not_found_by_any_call() {
         other.restore(&ready.id, ResourceLimits::default()).await.unwrap_err().kind(),
     ];
     assert_eq!(kinds, [ErrorKind::NoSnapshot; 3]);
-    assert_eq!(other.take(&source.id).await.unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(other.service.sandbox(&other.owner, &source.id).unwrap_err().kind(), ErrorKind::NotFound);
     assert_eq!(other.kept(|_| true, 0).total, 0);
 }
 

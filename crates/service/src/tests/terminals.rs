@@ -39,12 +39,12 @@ async fn bench_with_shells() -> (TestBench, Sandbox, Arc<AtomicUsize>) {
 
 async fn new_terminal(bench: &TestBench, sandbox: &Sandbox) -> Arc<TerminalSession> {
     let request = CreateTerminalRequest::default();
-    bench.service.create_terminal(&bench.owner, &sandbox.id, request).await.unwrap()
+    bench.sandbox(&sandbox.id).terminals().create_terminal(request).await.unwrap()
 }
 
 async fn open(bench: &TestBench, sandbox: &Sandbox, terminal: &TerminalSession) -> Result<(), ServiceError> {
     let opened =
-        bench.service.open_terminal(&bench.owner, &sandbox.id, terminal, TerminalMode::Terminal, 0).await;
+        bench.sandbox(&sandbox.id).terminals().open_terminal(terminal, TerminalMode::Terminal, 0).await;
     opened.map(drop)
 }
 
@@ -60,11 +60,11 @@ async fn client_that_found_a_terminal_before_its_delete_starts_no_shell() {
         }
         let attachment = terminal.attach_client(false).unwrap();
         let count = started.load(Ordering::Relaxed);
-        bench.service.delete_terminal(&bench.owner, &sandbox.id, &terminal.name).await.unwrap();
+        bench.sandbox(&sandbox.id).terminals().delete_terminal(&terminal.name).await.unwrap();
         let error = open(&bench, &sandbox, attachment.terminal()).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NoSession, "{error}");
         assert_eq!(started.load(Ordering::Relaxed), count);
-        let again = bench.service.terminal_status(&bench.owner, &sandbox.id, &terminal.name).await;
+        let again = bench.sandbox(&sandbox.id).terminals().terminal_status(&terminal.name).await;
         assert!(matches!(again, Err(ServiceError::NoTerminal(_))), "{again:?}");
     }
 }
@@ -74,13 +74,12 @@ async fn terminal_whose_shell_cannot_be_killed_is_kept() {
     let (bench, sandbox, _) = bench_with_shells().await;
     let terminal = new_terminal(&bench, &sandbox).await;
     open(&bench, &sandbox, &terminal).await.unwrap();
-    let (service, owner) = (&bench.service, &bench.owner);
     bench.backend.set_script(|request| match request {
         AgentRequest::Status { .. } => Some(reply(&AgentReply::Fault(fault(FaultKind::Other)))),
         _ => None,
     });
-    service.delete_terminal(owner, &sandbox.id, &terminal.name).await.unwrap_err();
-    let found = service.find_terminal(owner, &sandbox.id, &terminal.name).await.unwrap();
+    bench.sandbox(&sandbox.id).terminals().delete_terminal(&terminal.name).await.unwrap_err();
+    let found = bench.sandbox(&sandbox.id).terminals().find_terminal(&terminal.name).await.unwrap();
     assert!(Arc::ptr_eq(&found, &terminal));
 }
 
@@ -89,8 +88,7 @@ async fn number_of_terminals_is_limited() {
     let (bench, sandbox, _) = bench_with_shells().await;
     let mut limit = 0;
     let error = loop {
-        match bench.service.create_terminal(&bench.owner, &sandbox.id, CreateTerminalRequest::default()).await
-        {
+        match bench.sandbox(&sandbox.id).terminals().create_terminal(CreateTerminalRequest::default()).await {
             Ok(_) => limit += 1,
             Err(error) => break error,
         }

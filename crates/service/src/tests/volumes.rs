@@ -56,7 +56,7 @@ async fn claim_becomes_a_volume_that_outlives_its_sandbox() {
     let in_use = bench.service.remove_volume(&bench.owner, &name("data")).await.unwrap_err();
     assert!(matches!(in_use, ServiceError::VolumeInUse { sandboxes: 2, .. }), "{in_use}");
     for sandbox in [one, other] {
-        bench.service.destroy(&bench.owner, &sandbox.id).await.unwrap();
+        bench.sandbox(&sandbox.id).destroy().await.unwrap();
     }
     assert_eq!(names(&bench).await, ["data"]);
     bench.service.remove_volume(&bench.owner, &name("data")).await.unwrap();
@@ -82,7 +82,7 @@ async fn many_claims_of_one_name_make_one_volume() {
     assert!(sources.iter().all(|source| *source == sources[0]), "{sources:?}");
     for sandbox in made {
         assert_eq!(names(&bench).await, ["data"], "the volume was removed before the last of its sandboxes");
-        bench.service.destroy(&bench.owner, &sandbox.unwrap().id).await.unwrap();
+        bench.sandbox(&sandbox.unwrap().id).destroy().await.unwrap();
     }
     until_names(&bench, &[]).await;
 }
@@ -135,7 +135,7 @@ async fn restart_restores_volumes_and_their_uses() {
     );
     let in_use = bench.service.remove_volume(&bench.owner, &name("brief")).await.unwrap_err();
     assert!(matches!(in_use, ServiceError::VolumeInUse { .. }), "{in_use}");
-    bench.service.destroy(&bench.owner, &used.id).await.unwrap();
+    bench.sandbox(&used.id).destroy().await.unwrap();
     until_names(&bench, &["kept", "stranger"]).await;
 }
 
@@ -190,10 +190,9 @@ async fn attached_volume_is_in_use_and_stored() {
     let bench = TestBench::new().await;
     let sandbox = bench.create().await;
     let mounts = claiming("data", make(VolumeLifetime::WithSandboxes)).spec.mounts;
-    let attached = bench.service.attach_mounts(&bench.owner, &sandbox.id, mounts.clone()).await.unwrap();
+    let attached = bench.sandbox(&sandbox.id).attach_mounts(mounts.clone()).await.unwrap();
     assert_eq!(attached.spec.mounts.len(), 1);
-    let foreign =
-        bench.service.attach_mounts(&Owner::from_valid_name("other"), &sandbox.id, mounts).await.unwrap_err();
+    let foreign = bench.service.sandbox(&Owner::from_valid_name("other"), &sandbox.id).unwrap_err();
     assert_eq!(foreign.kind(), ErrorKind::NotFound);
     let (backend, state) = bench.crash().await;
     let bench = TestBench::with(backend, state, Clock::from_host()).await;
@@ -203,9 +202,9 @@ async fn attached_volume_is_in_use_and_stored() {
     );
     bench.backend.fail("attach", 1);
     let more = claiming("more", make(VolumeLifetime::WithSandboxes)).spec.mounts;
-    bench.service.attach_mounts(&bench.owner, &sandbox.id, more).await.unwrap_err();
+    bench.sandbox(&sandbox.id).attach_mounts(more).await.unwrap_err();
     until_names(&bench, &["data"]).await;
-    bench.service.destroy(&bench.owner, &sandbox.id).await.unwrap();
+    bench.sandbox(&sandbox.id).destroy().await.unwrap();
     until_names(&bench, &[]).await;
 }
 
@@ -264,7 +263,8 @@ async fn cancelled_attach_leaves_the_volume_in_use() {
     bench.backend.volume_gate.forget_permits(usize::MAX >> 3);
     let (service, owner, id) = (bench.service.clone(), bench.owner.clone(), sandbox.id.clone());
     let mounts = claiming("data", MissingVolume::Refuse).spec.mounts;
-    let asking = tokio::spawn(async move { service.attach_mounts(&owner, &id, mounts).await });
+    let asking =
+        tokio::spawn(async move { service.sandbox(&owner, &id).unwrap().attach_mounts(mounts).await });
     asked(&bench.backend, "attach").await;
     asking.abort();
     asking.await.unwrap_err();
@@ -281,7 +281,7 @@ async fn claim_waits_for_the_removal_of_a_volume_of_its_name() {
     let request = claiming("data", make(VolumeLifetime::WithSandboxes));
     let first = bench.service.create_sandbox(&bench.owner, request.clone()).await.unwrap();
     bench.backend.volume_gate.forget_permits(usize::MAX >> 3);
-    bench.service.destroy(&bench.owner, &first.id).await.unwrap();
+    bench.sandbox(&first.id).destroy().await.unwrap();
     asked(&bench.backend, "remove volume asked").await;
     let (sandbox, mut mounts) = (domain::SandboxId::from_entropy([1; 20]), request.spec.mounts);
     let core = &bench.service.0;

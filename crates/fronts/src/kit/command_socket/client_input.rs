@@ -83,16 +83,15 @@ impl<'a> ClientFrameHandler<'a> {
     }
 
     async fn handle_frame(&self, frame: ClientFrame) {
-        let CommandClient { service, owner, id, mode } = self.client;
+        let CommandClient { sandbox, mode } = self.client;
+        let processes = sandbox.processes();
         let done = match frame {
             ClientFrame::Signal { signal } => match signal_number(&signal) {
-                Some(number) => {
-                    service.signal_process(owner, id, &self.process, number, SignalTarget::Group).await
-                }
+                Some(number) => processes.signal_process(&self.process, number, SignalTarget::Group).await,
                 None => return self.reply_error("INVALID_FRAME", format!("unknown signal `{signal}`")).await,
             },
             ClientFrame::Resize { cols, rows } if *mode == TerminalMode::Terminal && cols > 0 && rows > 0 => {
-                service.resize_terminal(owner, id, &self.process, TerminalSize { columns: cols, rows }).await
+                processes.resize_terminal(&self.process, TerminalSize { columns: cols, rows }).await
             }
             ClientFrame::Ping => return self.send_reply(ServerFrame::Pong).await,
             ClientFrame::Resize { .. } | ClientFrame::StdinEnd | ClientFrame::Start => Ok(()),
@@ -140,9 +139,9 @@ impl<'a> ClientFrameHandler<'a> {
     /// Sends SIGHUP if the user of a terminal disconnected, as a modem line would.
     pub(super) async fn hang_up(&mut self) {
         self.input = None;
-        let CommandClient { service, owner, id, mode } = self.client;
+        let CommandClient { sandbox, mode } = self.client;
         if *mode == TerminalMode::Terminal {
-            let hung = service.signal_process(owner, id, &self.process, SIGHUP, SignalTarget::Group).await;
+            let hung = sandbox.processes().signal_process(&self.process, SIGHUP, SignalTarget::Group).await;
             if let Err(error) = hung {
                 tracing::debug!(%error, "failed to send SIGHUP: command already ended");
             }
@@ -168,7 +167,7 @@ async fn deliver_input(
     replies: mpsc::Sender<ServerFrame>,
 ) {
     let delivered = async {
-        let mut input: ProcessInput = client.service.open_input(&client.owner, &client.id, &process).await?;
+        let mut input: ProcessInput = client.sandbox.processes().open_input(&process).await?;
         let mut credit = 0;
         while let Some(piece) = queue.recv().await {
             tokio::select! {

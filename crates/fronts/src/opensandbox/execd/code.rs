@@ -1,7 +1,6 @@
 //! Code contexts, which keep the state of a language between runs.
 
 use axum::Json;
-use axum::extract::State;
 use axum::response::Response;
 use domain::process::{CommandLine, MissingDirectory, ProcessSpec};
 use domain::{ContextId, Language};
@@ -13,7 +12,6 @@ use super::command::{convert_launch_error, expanded_directory};
 use super::problem::{ExecdProblem, JsonOrEmpty, required_parameter};
 use super::{ExecTarget, PathName, code_stream};
 use crate::kit::query::QueryParams;
-use crate::opensandbox::OpenSandboxState;
 
 /// The language if none is named; clients use the same default.
 const DEFAULT_LANGUAGE: &str = "python";
@@ -43,7 +41,6 @@ impl From<CodeContext> for ContextBody {
 /// `POST /code/context`: responds once the context can run code. A given directory is created if it is
 /// missing.
 pub(super) async fn create_context(
-    State(state): State<OpenSandboxState>,
     target: ExecTarget,
     JsonOrEmpty(body): JsonOrEmpty<CreateContextBody>,
 ) -> Result<Json<ContextBody>, ExecdProblem> {
@@ -55,65 +52,57 @@ pub(super) async fn create_context(
         directory: cwd.map(|path| expanded_directory(path, MissingDirectory::Create)),
         ..OpenContextRequest::new(parse_language(body.language.as_deref())?)
     };
-    let opened = state.service.open_context(&target.owner, &target.id, request).await;
+    let opened = target.sandbox.contexts().open_context(request).await;
     Ok(Json(opened.map_err(context_problem)?.into()))
 }
 
 /// `GET /code/contexts?language=…`: all languages if none is named.
 pub(super) async fn list_contexts(
-    State(state): State<OpenSandboxState>,
     target: ExecTarget,
     uri: Uri,
 ) -> Result<Json<Vec<ContextBody>>, ExecdProblem> {
     let query = QueryParams::from_uri(&uri);
     let wanted = query.first("language").filter(|name| !name.is_empty());
     let wanted = wanted.map(|name| parse_language(Some(name))).transpose()?;
-    let contexts = state.service.list_contexts(&target.owner, &target.id).await?;
+    let contexts = target.sandbox.contexts().list_contexts().await?;
     let fits = |context: &CodeContext| wanted.as_ref().is_none_or(|wanted| context.language == *wanted);
     Ok(Json(contexts.into_iter().filter(fits).map(ContextBody::from).collect()))
 }
 
 /// `GET /code/contexts/{id}`
 pub(super) async fn get_context(
-    State(state): State<OpenSandboxState>,
     target: ExecTarget,
     PathName(name): PathName,
 ) -> Result<Json<ContextBody>, ExecdProblem> {
     let id = parse_context_id(&name)?;
-    let context = state.service.find_context(&target.owner, &target.id, &id).await;
+    let context = target.sandbox.contexts().find_context(&id).await;
     Ok(Json(context.map_err(context_problem)?.into()))
 }
 
 /// `DELETE /code/contexts/{id}`
 pub(super) async fn delete_context(
-    State(state): State<OpenSandboxState>,
     target: ExecTarget,
     PathName(name): PathName,
 ) -> Result<StatusCode, ExecdProblem> {
     let id = parse_context_id(&name)?;
-    state.service.close_context(&target.owner, &target.id, &id).await.map_err(context_problem)?;
+    target.sandbox.contexts().close_context(&id).await.map_err(context_problem)?;
     Ok(StatusCode::OK)
 }
 
 /// `POST /code/contexts/{id}/restart`, a Coracle addition: the reference can only create another.
 pub(super) async fn restart_context(
-    State(state): State<OpenSandboxState>,
     target: ExecTarget,
     PathName(name): PathName,
 ) -> Result<StatusCode, ExecdProblem> {
     let id = parse_context_id(&name)?;
-    state.service.restart_context(&target.owner, &target.id, &id).await.map_err(context_problem)?;
+    target.sandbox.contexts().restart_context(&id).await.map_err(context_problem)?;
     Ok(StatusCode::OK)
 }
 
 /// `DELETE /code/contexts?language=…`
-pub(super) async fn delete_contexts(
-    State(state): State<OpenSandboxState>,
-    target: ExecTarget,
-    uri: Uri,
-) -> Result<StatusCode, ExecdProblem> {
+pub(super) async fn delete_contexts(target: ExecTarget, uri: Uri) -> Result<StatusCode, ExecdProblem> {
     let language = parse_language(Some(required_parameter(&QueryParams::from_uri(&uri), "language")?))?;
-    state.service.close_contexts(&target.owner, &target.id, &language).await?;
+    target.sandbox.contexts().close_contexts(&language).await?;
     Ok(StatusCode::OK)
 }
 
@@ -132,7 +121,6 @@ struct RunContextBody {
 
 /// `POST /code`: runs in the given context, or in the default one of the language.
 pub(super) async fn run_code(
-    State(state): State<OpenSandboxState>,
     target: ExecTarget,
     JsonOrEmpty(body): JsonOrEmpty<RunCodeBody>,
 ) -> Result<Response, ExecdProblem> {
@@ -142,20 +130,16 @@ pub(super) async fn run_code(
     );
     let wanted = body.context.unwrap_or_default();
     let named = wanted.language.as_deref().filter(|name| !name.is_empty());
-    let (owner, sandbox) = (&target.owner, &target.id);
+    let contexts = target.sandbox.contexts();
     let (running, context, language) = match wanted.id.filter(|id| !id.is_empty()) {
         Some(id) => {
-            let found = state
-                .service
-                .find_context(owner, sandbox, &parse_context_id(&id)?)
-                .await
-                .map_err(context_problem)?;
+            let found = contexts.find_context(&parse_context_id(&id)?).await.map_err(context_problem)?;
             check_language(&found, named)?;
-            (state.service.run_code(owner, sandbox, &found.id, run).await, found.id, found.language)
+            (contexts.run_code(&found.id, run).await, found.id, found.language)
         }
         None => {
             let language = parse_language(named)?;
-            let running = state.service.run_in_default_context(owner, sandbox, &language, run).await;
+            let running = contexts.run_in_default_context(&language, run).await;
             (running, default_context_id(&language), language)
         }
     };
@@ -168,24 +152,16 @@ pub(super) async fn run_code(
 }
 
 /// `DELETE /code?id=…`: the id is the one in the first event of a run.
-pub(super) async fn interrupt_code(
-    State(state): State<OpenSandboxState>,
-    target: ExecTarget,
-    uri: Uri,
-) -> Result<StatusCode, ExecdProblem> {
+pub(super) async fn interrupt_code(target: ExecTarget, uri: Uri) -> Result<StatusCode, ExecdProblem> {
     let id = parse_context_id(required_parameter(&QueryParams::from_uri(&uri), "id")?)?;
-    state.service.interrupt_context(&target.owner, &target.id, &id).await.map_err(context_problem)?;
+    target.sandbox.contexts().interrupt_context(&id).await.map_err(context_problem)?;
     Ok(StatusCode::OK)
 }
 
 /// Prepares for a client's probe. Clients of contexts first run a command that checks whether the
 /// reference's kernels listen on their port. Coracle's kernels do not, so something else must listen
 /// there, but only for clients that probe: for all others the port stays free.
-pub(super) async fn prepare_for_probe(
-    state: &OpenSandboxState,
-    target: &ExecTarget,
-    process: &mut ProcessSpec,
-) {
+pub(super) async fn prepare_for_probe(target: &ExecTarget, process: &mut ProcessSpec) {
     let words = match &process.command {
         CommandLine::Shell { text, .. } => std::slice::from_ref(text),
         CommandLine::Argv(words) => words.as_slice(),
@@ -195,7 +171,7 @@ pub(super) async fn prepare_for_probe(
     }
     // This overrides the port that the image or the client names.
     process.env.insert("JUPYTER_PORT".to_owned(), KERNEL_PROBE_PORT.to_string());
-    if let Err(error) = state.service.reserve_port(&target.owner, &target.id, KERNEL_PROBE_PORT).await {
+    if let Err(error) = target.sandbox.ports().reserve_port(KERNEL_PROBE_PORT).await {
         tracing::debug!(%error, "failed to listen on the kernel port; the client's probe will fail");
     }
 }

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::State;
 use axum::response::Response;
 use domain::process::{CommandLine, MissingDirectory, ProcessSpec, WorkingDirectory};
 use domain::{Backpressure, Bytes, ExitReason, OutputRetention, UserIdentity};
@@ -15,7 +14,6 @@ use super::problem::{ExecdProblem, JsonOrEmpty, parse_process_id};
 use super::{ExecTarget, PathName, code, command_stream as stream};
 use crate::kit::command_ending::{CommandEnding, exit_code};
 use crate::kit::time::format_rfc3339;
-use crate::opensandbox::OpenSandboxState;
 use crate::opensandbox::create_request::check_environment;
 use crate::opensandbox::types::describe_exit;
 use crate::server::request_log::unique_hex;
@@ -38,16 +36,15 @@ pub(super) struct RunCommandBody {
 
 /// `POST /command`
 pub(super) async fn run_command(
-    State(state): State<OpenSandboxState>,
     target: ExecTarget,
     JsonOrEmpty(body): JsonOrEmpty<RunCommandBody>,
 ) -> Result<Response, ExecdProblem> {
     let background = body.background == Some(true);
-    let output = state.service.output_settings();
+    let output = target.sandbox.processes().output_settings();
     let mut process =
         if background { parse_command(body, output)? } else { parse_foreground_command(body, output)? };
-    code::prepare_for_probe(&state, &target, &mut process).await;
-    match state.service.launch_process(&target.owner, &target.id, process).await {
+    code::prepare_for_probe(&target, &mut process).await;
+    match target.sandbox.processes().launch_process(process).await {
         Ok(following) if background => Ok(stream::background_response(following.process.as_str())),
         Ok(following) => {
             let name = following.process.to_string();
@@ -166,12 +163,11 @@ pub(super) struct CommandStatusBody {
 
 /// `GET /command/status/{id}`
 pub(super) async fn get_command_status(
-    State(state): State<OpenSandboxState>,
     target: ExecTarget,
     PathName(process): PathName,
 ) -> Result<Json<CommandStatusBody>, ExecdProblem> {
     let process = parse_process_id(&process)?;
-    let status = state.service.process_status(&target.owner, &target.id, &process).await?;
+    let status = target.sandbox.processes().process_status(&process).await?;
     Ok(Json(CommandStatusBody::from_status(status)))
 }
 

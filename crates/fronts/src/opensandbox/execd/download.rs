@@ -1,7 +1,6 @@
 //! Downloads of files: all content, a range of bytes, or a range of lines.
 
 use axum::body::Body;
-use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, StatusCode, Uri, header};
 use service::FileReader;
@@ -12,11 +11,9 @@ use super::problem::ExecdProblem;
 use crate::kit::download::{LineRange, file_response, parse_range, stream_lines};
 use crate::kit::headers::header_text;
 use crate::kit::query::QueryParams;
-use crate::opensandbox::OpenSandboxState;
 
 /// `GET /files/download?path=…[&offset=…&limit=…]`
 pub(super) async fn download_file(
-    State(state): State<OpenSandboxState>,
     actor: FileActor,
     uri: Uri,
     headers: HeaderMap,
@@ -28,33 +25,29 @@ pub(super) async fn download_file(
         if range.is_some() {
             return Err(ExecdProblem::invalid("`offset` and `limit` cannot be combined with `Range`"));
         }
-        let reading = read_file(&state, &actor, path, 0, None).await?;
+        let reading = read_file(&actor, path, 0, None).await?;
         let kind = [(header::CONTENT_TYPE, "text/plain; charset=utf-8")];
         return Ok((kind, Body::from_stream(stream_lines(reading, window))).into_response());
     }
     let Some(range) = range else {
-        let reading = read_file(&state, &actor, path, 0, None).await?;
+        let reading = read_file(&actor, path, 0, None).await?;
         let size = reading.size;
         return Ok(file_response(StatusCode::OK, path, size, None, reading));
     };
-    let size = read_file(&state, &actor, path, 0, Some(0)).await?.size;
+    let size = read_file(&actor, path, 0, Some(0)).await?.size;
     let Some((start, length)) = parse_range(range, size) else { return Ok(range_not_satisfiable(size)) };
-    let reading = read_file(&state, &actor, path, start, Some(length)).await?;
+    let reading = read_file(&actor, path, start, Some(length)).await?;
     let content_range = format!("bytes {start}-{}/{size}", start + length - 1);
     Ok(file_response(StatusCode::PARTIAL_CONTENT, path, length, Some(content_range), reading))
 }
 
 async fn read_file(
-    state: &OpenSandboxState,
     actor: &FileActor,
     path: &str,
     offset: u64,
     length: Option<u64>,
 ) -> Result<FileReader, ExecdProblem> {
-    Ok(state
-        .service
-        .read_file(&actor.owner, &actor.id, actor.as_service_actor(), path, offset, length)
-        .await?)
+    Ok(actor.sandbox.files().read_file(actor.as_service_actor(), path, offset, length).await?)
 }
 
 fn range_not_satisfiable(size: u64) -> Response {

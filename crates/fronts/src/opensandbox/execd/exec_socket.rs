@@ -14,7 +14,6 @@ use super::command::{RunCommandBody, parse_foreground_command};
 use super::problem::ExecdProblem;
 use crate::kit::command_socket::{CommandClient, CommandStart, serve_command};
 use crate::kit::socket::{MessageSink, MessageStream};
-use crate::opensandbox::OpenSandboxState;
 
 /// The name used in place of a terminal's name.
 pub(super) const EXEC_TERMINAL_NAME: &str = "coracle.exec";
@@ -39,18 +38,17 @@ struct StartFrame {
 /// Serves one client until it disconnects or its command ends.
 pub(super) async fn serve_exec_socket(
     socket: (impl MessageSink, impl MessageStream),
-    state: OpenSandboxState,
     target: ExecTarget,
     mode: TerminalMode,
     start: Option<HeaderValue>,
 ) {
-    let output = state.service.output_settings();
+    let output = target.sandbox.processes().output_settings();
     let start = CommandStart {
         frame: start.map(|header| header.as_bytes().to_owned()),
         parse: |frame: &[u8]| parse_start_frame(frame, mode, output),
         describe_error: |error| ExecdProblem::from(error).0.message,
     };
-    let client = CommandClient { service: state.service, owner: target.owner, id: target.id, mode };
+    let client = CommandClient { sandbox: target.sandbox, mode };
     serve_command(socket, client, start).await;
 }
 

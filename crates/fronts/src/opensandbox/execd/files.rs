@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use axum::Json;
-use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use http::{StatusCode, Uri};
@@ -86,15 +85,11 @@ fn paths_of(uri: &Uri) -> Result<Vec<String>, ExecdProblem> {
 }
 
 /// `GET /files/info?path=…&path=…`: keyed by the paths as written in the query.
-async fn get_file_info(
-    State(state): State<OpenSandboxState>,
-    actor: FileActor,
-    uri: Uri,
-) -> Result<Response, ExecdProblem> {
+async fn get_file_info(actor: FileActor, uri: Uri) -> Result<Response, ExecdProblem> {
     let paths = paths_of(&uri)?;
     let infos = match paths.is_empty() {
         true => Vec::new(),
-        false => state.service.stat_files(&actor.owner, &actor.id, actor.as_service_actor(), &paths).await?,
+        false => actor.sandbox.files().stat_files(actor.as_service_actor(), &paths).await?,
     };
     let body: BTreeMap<String, FileInfoBody> =
         paths.into_iter().zip(infos.into_iter().map(FileInfoBody::from_info)).collect();
@@ -102,56 +97,35 @@ async fn get_file_info(
 }
 
 /// `GET /files/search?path=…&pattern=…`
-async fn search_files(
-    State(state): State<OpenSandboxState>,
-    actor: FileActor,
-    uri: Uri,
-) -> Result<Response, ExecdProblem> {
+async fn search_files(actor: FileActor, uri: Uri) -> Result<Response, ExecdProblem> {
     let query = QueryParams::from_uri(&uri);
     let pattern = query.first("pattern").filter(|pattern| !pattern.is_empty()).unwrap_or("**");
     let path = path_of(&query)?;
-    let found =
-        state.service.search_files(&actor.owner, &actor.id, actor.as_service_actor(), path, pattern).await?;
+    let found = actor.sandbox.files().search_files(actor.as_service_actor(), path, pattern).await?;
     Ok(Json(found.into_iter().map(FileInfoBody::from_info).collect::<Vec<_>>()).into_response())
 }
 
 /// `GET /directories/list?path=…&depth=…`
-async fn list_directory(
-    State(state): State<OpenSandboxState>,
-    actor: FileActor,
-    uri: Uri,
-) -> Result<Response, ExecdProblem> {
+async fn list_directory(actor: FileActor, uri: Uri) -> Result<Response, ExecdProblem> {
     let query = QueryParams::from_uri(&uri);
     let depth = query.parse_number("depth").map_err(ExecdProblem::invalid)?.unwrap_or(1);
     let path = path_of(&query)?;
-    must_be_directory(&state, &actor, path).await?;
+    must_be_directory(&actor, path).await?;
     let entries = match depth {
         0 => Vec::new(),
-        _ => {
-            state
-                .service
-                .list_directory(&actor.owner, &actor.id, actor.as_service_actor(), path, depth)
-                .await?
-        }
+        _ => actor.sandbox.files().list_directory(actor.as_service_actor(), path, depth).await?,
     };
     Ok(Json(entries.into_iter().map(FileInfoBody::from_info).collect::<Vec<_>>()).into_response())
 }
 
 /// Refuses paths that are not directories. Links are not followed, even with a trailing slash, so that
 /// the listed directory is the one that was named.
-async fn must_be_directory(
-    state: &OpenSandboxState,
-    actor: &FileActor,
-    path: &str,
-) -> Result<(), ExecdProblem> {
+async fn must_be_directory(actor: &FileActor, path: &str) -> Result<(), ExecdProblem> {
     let bare = match path.trim_end_matches('/') {
         "" => "/",
         bare => bare,
     };
-    let infos = state
-        .service
-        .stat_files(&actor.owner, &actor.id, actor.as_service_actor(), &[bare.to_owned()])
-        .await?;
+    let infos = actor.sandbox.files().stat_files(actor.as_service_actor(), &[bare.to_owned()]).await?;
     let what = match infos.first().map(|info| info.kind) {
         Some(FileKind::Directory) => return Ok(()),
         Some(FileKind::Symlink) => "a link, which is not followed",
@@ -161,14 +135,9 @@ async fn must_be_directory(
 }
 
 /// `DELETE /files?path=…`: missing files are not an error, directories are.
-async fn delete_files(
-    State(state): State<OpenSandboxState>,
-    actor: FileActor,
-    uri: Uri,
-) -> Result<StatusCode, ExecdProblem> {
+async fn delete_files(actor: FileActor, uri: Uri) -> Result<StatusCode, ExecdProblem> {
     for path in paths_of(&uri)? {
-        let removed =
-            state.service.remove_file(&actor.owner, &actor.id, actor.as_service_actor(), &path, false).await;
+        let removed = actor.sandbox.files().remove_file(actor.as_service_actor(), &path, false).await;
         removed.or_else(|error| match &error {
             ServiceError::File(file) if file.fault == FileFault::NotFound => Ok(()),
             ServiceError::File(file) if file.fault == FileFault::IsADirectory => {
@@ -181,13 +150,9 @@ async fn delete_files(
 }
 
 /// `DELETE /directories?path=…`: removes them recursively.
-async fn delete_directories(
-    State(state): State<OpenSandboxState>,
-    actor: FileActor,
-    uri: Uri,
-) -> Result<StatusCode, ExecdProblem> {
+async fn delete_directories(actor: FileActor, uri: Uri) -> Result<StatusCode, ExecdProblem> {
     for path in paths_of(&uri)? {
-        state.service.remove_file(&actor.owner, &actor.id, actor.as_service_actor(), &path, true).await?;
+        actor.sandbox.files().remove_file(actor.as_service_actor(), &path, true).await?;
     }
     Ok(StatusCode::OK)
 }
@@ -200,23 +165,18 @@ fn parse_attributes(permissions: Option<FilePermissions>) -> Result<FileAttribut
 
 /// `POST /directories`: creates parents too; mode and owner apply only to new directories.
 async fn make_directories(
-    State(state): State<OpenSandboxState>,
     actor: FileActor,
     JsonOrEmpty(entries): JsonOrEmpty<EntriesByPath<FilePermissions>>,
 ) -> Result<StatusCode, ExecdProblem> {
     for (path, permissions) in entries {
         let attributes = parse_attributes(permissions)?;
-        state
-            .service
-            .make_directory(&actor.owner, &actor.id, actor.as_service_actor(), &path, attributes)
-            .await?;
+        actor.sandbox.files().make_directory(actor.as_service_actor(), &path, attributes).await?;
     }
     Ok(StatusCode::OK)
 }
 
 /// `POST /files/permissions`
 async fn set_permissions(
-    State(state): State<OpenSandboxState>,
     actor: FileActor,
     JsonOrEmpty(entries): JsonOrEmpty<EntriesByPath<FilePermissions>>,
 ) -> Result<StatusCode, ExecdProblem> {
@@ -224,12 +184,9 @@ async fn set_permissions(
         let attributes = parse_attributes(permissions)?;
         // If there is nothing to change, only check that the file exists.
         if attributes == FileAttributes::default() {
-            state.service.stat_files(&actor.owner, &actor.id, actor.as_service_actor(), &[path]).await?;
+            actor.sandbox.files().stat_files(actor.as_service_actor(), &[path]).await?;
         } else {
-            state
-                .service
-                .set_attributes(&actor.owner, &actor.id, actor.as_service_actor(), &path, attributes)
-                .await?;
+            actor.sandbox.files().set_attributes(actor.as_service_actor(), &path, attributes).await?;
         }
     }
     Ok(StatusCode::OK)
@@ -243,15 +200,11 @@ struct MoveBody {
 
 /// `POST /files/mv`: never replaces an existing file.
 async fn move_files(
-    State(state): State<OpenSandboxState>,
     actor: FileActor,
     JsonOrEmpty(moves): JsonOrEmpty<Vec<MoveBody>>,
 ) -> Result<StatusCode, ExecdProblem> {
     for MoveBody { src, dest } in moves {
-        state
-            .service
-            .move_file(&actor.owner, &actor.id, actor.as_service_actor(), &src, &dest, false)
-            .await?;
+        actor.sandbox.files().move_file(actor.as_service_actor(), &src, &dest, false).await?;
     }
     Ok(StatusCode::OK)
 }
@@ -263,12 +216,11 @@ struct LinkBody {
 
 /// `POST /files/links`: symbolic links; a route that only this server has, for `coracle cp`.
 async fn make_links(
-    State(state): State<OpenSandboxState>,
     actor: FileActor,
     JsonOrEmpty(links): JsonOrEmpty<BTreeMap<String, LinkBody>>,
 ) -> Result<StatusCode, ExecdProblem> {
     for (path, LinkBody { target }) in links {
-        state.service.make_link(&actor.owner, &actor.id, actor.as_service_actor(), &path, &target).await?;
+        actor.sandbox.files().make_link(actor.as_service_actor(), &path, &target).await?;
     }
     Ok(StatusCode::OK)
 }
@@ -288,7 +240,6 @@ struct ReplaceCountBody {
 
 /// `POST /files/replace[?verbose=true]`
 async fn replace_in_files(
-    State(state): State<OpenSandboxState>,
     actor: FileActor,
     uri: Uri,
     JsonOrEmpty(entries): JsonOrEmpty<BTreeMap<String, ReplaceBody>>,
@@ -303,7 +254,7 @@ async fn replace_in_files(
         new: entry.new.unwrap_or_default(),
     };
     let edits = entries.into_iter().map(edit).collect();
-    let counts = state.service.replace_text(&actor.owner, &actor.id, actor.as_service_actor(), edits).await?;
+    let counts = actor.sandbox.files().replace_text(actor.as_service_actor(), edits).await?;
     if !QueryParams::from_uri(&uri).is_on("verbose") {
         return Ok(StatusCode::OK.into_response());
     }

@@ -9,7 +9,6 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, any, get, post};
 use domain::{Backpressure, ExitReason, IsolatedSessions, ProcessId, SessionId};
@@ -63,10 +62,10 @@ impl axum::extract::FromRequestParts<OpenSandboxState> for IsolatedTarget {
 
     async fn from_request_parts(parts: &mut Parts, state: &OpenSandboxState) -> Result<Self, ExecdProblem> {
         let scope = ExecTarget::from_request_parts(parts, state).await?;
-        require_isolation(state, &scope)?;
+        require_isolation(&scope)?;
         let name = path_param(parts, "session").await;
         let id = parse_session_id(&name)?;
-        let sessions = state.service.list_sessions(&scope.owner, &scope.id).await.map_err(session_problem)?;
+        let sessions = scope.sandbox.sessions().list_sessions().await.map_err(session_problem)?;
         let found = sessions.into_iter().find(|session| session.session == id);
         let status = found.and_then(|session| session.isolation).ok_or_else(|| session_not_found(&name))?;
         Ok(Self { scope, id, status })
@@ -125,21 +124,18 @@ fn session_problem(error: ServiceError) -> ExecdProblem {
 const NOT_ENABLED_MESSAGE: &str = "isolated sessions are not enabled for this sandbox; create it with the extension `bootstrap.execd.isolation` = `enable`";
 
 /// Fails if the sandbox was created without isolated sessions.
-fn require_isolation(state: &OpenSandboxState, target: &ExecTarget) -> Result<(), ExecdProblem> {
-    match state.service.find_sandbox(&target.owner, &target.id)?.spec.isolated_sessions {
+fn require_isolation(target: &ExecTarget) -> Result<(), ExecdProblem> {
+    match target.sandbox.read_state(|sandbox| sandbox.spec.isolated_sessions) {
         IsolatedSessions::On => Ok(()),
         IsolatedSessions::Off => Err(isolation_unavailable(NOT_ENABLED_MESSAGE)),
     }
 }
 
 /// `GET /v1/isolated/capabilities`
-async fn get_isolation_capabilities(
-    State(front): State<OpenSandboxState>,
-    target: ExecTarget,
-) -> Result<Json<Value>, ExecdProblem> {
-    let available = match front.service.find_sandbox(&target.owner, &target.id)?.spec.isolated_sessions {
+async fn get_isolation_capabilities(target: ExecTarget) -> Result<Json<Value>, ExecdProblem> {
+    let available = match target.sandbox.read_state(|sandbox| sandbox.spec.isolated_sessions) {
         IsolatedSessions::Off => Err(NOT_ENABLED_MESSAGE.to_owned()),
-        IsolatedSessions::On => front.service.check_isolation_support(&target.owner, &target.id).await?,
+        IsolatedSessions::On => target.sandbox.sessions().check_isolation_support().await?,
     };
     let Err(message) = available else {
         let active = json!({"state": "active"});
@@ -162,13 +158,12 @@ async fn get_isolation_capabilities(
 
 /// `POST /v1/isolated/session`
 async fn create_isolated_session(
-    State(state): State<OpenSandboxState>,
     target: ExecTarget,
     JsonOrEmpty(body): JsonOrEmpty<CreateIsolatedBody>,
 ) -> Result<Response, ExecdProblem> {
-    require_isolation(&state, &target)?;
+    require_isolation(&target)?;
     let (open, echo) = create_body::parse_create_body(body)?;
-    let opened = state.service.open_session(&target.owner, &target.id, open).await;
+    let opened = target.sandbox.sessions().open_session(open).await;
     let session = opened.map_err(session_problem)?;
     let mut answer = echo;
     answer.insert("session_id".to_owned(), format_uuid(&session).into());
@@ -177,12 +172,9 @@ async fn create_isolated_session(
 }
 
 /// `GET /v1/isolated/sessions`
-async fn list_isolated_sessions(
-    State(state): State<OpenSandboxState>,
-    target: ExecTarget,
-) -> Result<Json<Value>, ExecdProblem> {
-    require_isolation(&state, &target)?;
-    let sessions = state.service.list_sessions(&target.owner, &target.id).await.map_err(session_problem)?;
+async fn list_isolated_sessions(target: ExecTarget) -> Result<Json<Value>, ExecdProblem> {
+    require_isolation(&target)?;
+    let sessions = target.sandbox.sessions().list_sessions().await.map_err(session_problem)?;
     let shown = |session: &SessionStatus| {
         let mut shown = session_state(session.isolation.as_ref()?);
         shown.insert("session_id".to_owned(), format_uuid(&session.session).into());
@@ -203,13 +195,9 @@ fn session_state(status: &IsolatedSessionStatus) -> Map<String, Value> {
 }
 
 /// `GET /v1/isolated/session/{id}`
-async fn get_isolated_session(
-    State(state): State<OpenSandboxState>,
-    isolated: IsolatedTarget,
-) -> Result<Json<Value>, ExecdProblem> {
+async fn get_isolated_session(isolated: IsolatedTarget) -> Result<Json<Value>, ExecdProblem> {
     let IsolatedTarget { scope, id, status } = isolated;
-    let note =
-        state.service.isolated_session_note(&scope.owner, &scope.id, &id).await.map_err(session_problem)?;
+    let note = scope.sandbox.sessions().isolated_session_note(&id).await.map_err(session_problem)?;
     let echo: Map<String, Value> = serde_json::from_str(&note).unwrap_or_default();
     let mut answer: Map<String, Value> =
         echo.into_iter().filter(|(name, _)| ECHOED_FIELDS.contains(&name.as_str())).collect();
@@ -219,12 +207,9 @@ async fn get_isolated_session(
 }
 
 /// `DELETE /v1/isolated/session/{id}`: removes it with everything in it.
-async fn delete_isolated_session(
-    State(state): State<OpenSandboxState>,
-    isolated: IsolatedTarget,
-) -> Result<StatusCode, ExecdProblem> {
+async fn delete_isolated_session(isolated: IsolatedTarget) -> Result<StatusCode, ExecdProblem> {
     let IsolatedTarget { scope, id, .. } = isolated;
-    state.service.close_session(&scope.owner, &scope.id, &id).await.map_err(session_problem)?;
+    scope.sandbox.sessions().close_session(&id).await.map_err(session_problem)?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -268,18 +253,16 @@ impl RunIsolatedBody {
 /// `POST /v1/isolated/session/{id}/run`: runs in the session's shell, one after the other, or in the
 /// background.
 async fn run_in_isolated_session(
-    State(state): State<OpenSandboxState>,
     isolated: IsolatedTarget,
     JsonOrEmpty(body): JsonOrEmpty<RunIsolatedBody>,
 ) -> Result<Response, ExecdProblem> {
     let IsolatedTarget { scope, id, status } = isolated;
-    let run = body.into_run(state.service.output_settings())?;
+    let run = body.into_run(scope.sandbox.processes().output_settings())?;
     if !status.alive {
         return Err(ExecdProblem::new(StatusCode::CONFLICT, "RUNTIME_ERROR", "the session is dead"));
     }
     let background = run.shell == RunShell::Separate;
-    let following =
-        state.service.run_in_session(&scope.owner, &scope.id, &id, run).await.map_err(session_problem)?;
+    let following = scope.sandbox.sessions().run_in_session(&id, run).await.map_err(session_problem)?;
     if !background {
         let name = following.process.to_string();
         return Ok(stream::stream_isolated_run(following, &name, scope.lines));
@@ -318,24 +301,19 @@ struct RunStatus {
 }
 
 /// Finds a run of this session.
-async fn find_run(
-    state: &OpenSandboxState,
-    isolated: &IsolatedTarget,
-    name: &str,
-) -> Result<service::ProcessStatus, ExecdProblem> {
+async fn find_run(isolated: &IsolatedTarget, name: &str) -> Result<service::ProcessStatus, ExecdProblem> {
     let absent = || ExecdProblem::no_process(name);
     let process = ProcessId::parse(name).ok().ok_or_else(absent)?;
-    let status = state.service.process_status(&isolated.scope.owner, &isolated.scope.id, &process).await?;
+    let status = isolated.scope.sandbox.processes().process_status(&process).await?;
     if status.session.as_ref() == Some(&isolated.id) { Ok(status) } else { Err(absent()) }
 }
 
 /// `GET /v1/isolated/session/{id}/runs/{run}`
 async fn run_status(
-    State(state): State<OpenSandboxState>,
     isolated: IsolatedTarget,
     RunName(name): RunName,
 ) -> Result<Json<RunStatus>, ExecdProblem> {
-    let status = find_run(&state, &isolated, &name).await?;
+    let status = find_run(&isolated, &name).await?;
     let exit = status.ended.map(|end| end.exit);
     Ok(Json(RunStatus {
         session_id: format_uuid(&isolated.id),
@@ -352,21 +330,17 @@ async fn run_status(
 
 /// `GET /v1/isolated/session/{id}/runs/{run}/logs?cursor=…`
 async fn run_logs(
-    State(state): State<OpenSandboxState>,
     isolated: IsolatedTarget,
     RunName(name): RunName,
     uri: Uri,
 ) -> Result<Response, ExecdProblem> {
-    let status = find_run(&state, &isolated, &name).await?;
-    logs::logs_response(&state, &isolated.scope, &status.process, &uri, CURSOR_HEADER).await
+    let status = find_run(&isolated, &name).await?;
+    logs::logs_response(&isolated.scope, &status.process, &uri, CURSOR_HEADER).await
 }
 
 /// Refuses diff and commit.
-async fn not_supported(
-    State(state): State<OpenSandboxState>,
-    isolated: IsolatedTarget,
-) -> Result<Response, ExecdProblem> {
-    require_isolation(&state, &isolated.scope)?;
+async fn not_supported(isolated: IsolatedTarget) -> Result<Response, ExecdProblem> {
+    require_isolation(&isolated.scope)?;
     let message = "this server does not support diff and commit of isolated sessions";
     Err(ExecdProblem::new(StatusCode::SERVICE_UNAVAILABLE, "NOT_SUPPORTED", message))
 }

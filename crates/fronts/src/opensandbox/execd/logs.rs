@@ -5,7 +5,6 @@
 
 use axum::BoxError;
 use axum::body::Body;
-use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use domain::{JournalOffset, ProcessId};
@@ -18,7 +17,6 @@ use super::{ExecTarget, PathName};
 use crate::kit::lines::incomplete_suffix;
 use crate::kit::output_records;
 use crate::kit::query::QueryParams;
-use crate::opensandbox::OpenSandboxState;
 
 const CURSOR_HEADER: HeaderName = HeaderName::from_static("execd-commands-tail-cursor");
 /// The bytes of the combined output that are missing in the body.
@@ -54,17 +52,15 @@ enum LogStep {
 
 /// `GET /command/{id}/logs?cursor=…[&follow=true]`
 pub(super) async fn get_command_logs(
-    State(state): State<OpenSandboxState>,
     target: ExecTarget,
     PathName(process): PathName,
     uri: Uri,
 ) -> Result<Response, ExecdProblem> {
-    logs_response(&state, &target, &parse_process_id(&process)?, &uri, CURSOR_HEADER).await
+    logs_response(&target, &parse_process_id(&process)?, &uri, CURSOR_HEADER).await
 }
 
 /// Responds with the output of one process; the header `cursor_header` carries the end offset.
 pub(super) async fn logs_response(
-    state: &OpenSandboxState,
     target: &ExecTarget,
     process: &ProcessId,
     uri: &Uri,
@@ -72,24 +68,23 @@ pub(super) async fn logs_response(
 ) -> Result<Response, ExecdProblem> {
     let query = QueryParams::from_uri(uri);
     let cursor: u64 = query.parse_number("cursor").map_err(ExecdProblem::invalid)?.unwrap_or(0);
-    let status = state.service.process_status(&target.owner, &target.id, process).await?;
+    let status = target.sandbox.processes().process_status(process).await?;
     let from = cursor.min(status.written);
     if query.is_on("coracle.records") {
-        let following =
-            state.service.follow_output(&target.owner, &target.id, process, JournalOffset(from)).await?;
+        let following = target.sandbox.processes().follow_output(process, JournalOffset(from)).await?;
         let to = if query.is_on("follow") { None } else { Some(status.written) };
         return Ok(output_records::records_response(following, from, to, status.ended.map(|end| end.exit)));
     }
     if query.is_on("follow") {
-        let output = open_log(state, target, process, from, &status).await?;
+        let output = open_log(target, process, from, &status).await?;
         return Ok(text_response(output, u64::MAX));
     }
     let mut to = match status.ended {
         Some(end) => end.written.max(status.written),
-        None => whole_characters(state, target, process, from, status.written).await?,
+        None => whole_characters(target, process, from, status.written).await?,
     };
     let mut response = if from < to {
-        let output = open_log(state, target, process, from, &status).await?;
+        let output = open_log(target, process, from, &status).await?;
         // A gap grows while a command prints, so the response ends before it; the next one starts there.
         if let (None, Some(gap)) = (status.ended, output.gap.filter(|gap| gap.from > from)) {
             to = to.min(gap.from);
@@ -105,14 +100,13 @@ pub(super) async fn logs_response(
 /// Starts reading at `from`. A gap shows at once or, since the beginning of the output is retained
 /// separately from its end, where that beginning ends.
 async fn open_log(
-    state: &OpenSandboxState,
     target: &ExecTarget,
     process: &ProcessId,
     from: u64,
     status: &ProcessStatus,
 ) -> Result<LogReader, ExecdProblem> {
     let (written, beginning) = (status.written, status.first);
-    let follow = |from| state.service.follow_output(&target.owner, &target.id, process, JournalOffset(from));
+    let follow = |from| target.sandbox.processes().follow_output(process, JournalOffset(from));
     let mut output = LogReader { following: follow(from).await?, ahead: None, gap: None };
     if from < written {
         let event = output.following.next().await?;
@@ -192,7 +186,6 @@ fn next_step(event: OutputEvent, to: u64, announced: Option<LogGap>) -> LogStep 
 /// Returns the offset up to which the output has no incomplete character; the rest comes with the next
 /// call.
 async fn whole_characters(
-    state: &OpenSandboxState,
     target: &ExecTarget,
     process: &ProcessId,
     from: u64,
@@ -202,8 +195,7 @@ async fn whole_characters(
     if near == written {
         return Ok(written);
     }
-    let mut following =
-        state.service.follow_output(&target.owner, &target.id, process, JournalOffset(near)).await?;
+    let mut following = target.sandbox.processes().follow_output(process, JournalOffset(near)).await?;
     let mut tail = Vec::new();
     while (tail.len() as u64) < written - near {
         match following.next().await? {

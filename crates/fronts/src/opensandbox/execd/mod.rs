@@ -27,11 +27,12 @@ use std::convert::Infallible;
 use axum::Router;
 use axum::extract::FromRequestParts;
 use axum::middleware::from_fn;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, any, get, post};
-use domain::{Owner, SandboxId, SessionId, UserIdentity};
+use domain::{SessionId, UserIdentity};
 use http::StatusCode;
 use http::request::Parts;
+use service::SandboxRef;
 
 use self::problem::ExecdProblem;
 use super::OpenSandboxState;
@@ -43,11 +44,10 @@ use crate::settings::LineDialect;
 pub(in crate::opensandbox) use self::exec_socket::START_HEADER;
 pub(in crate::opensandbox) use self::resource_usage::CpuSamples;
 
-/// The sandbox a request is for. The proxy has authorised it and put this into the extensions.
+/// The sandbox a request is for. The proxy has found and authorised it, and put this into the extensions.
 #[derive(Clone)]
 pub(in crate::opensandbox) struct ExecTarget {
-    pub(in crate::opensandbox) owner: Owner,
-    pub(in crate::opensandbox) id: SandboxId,
+    pub(in crate::opensandbox) sandbox: SandboxRef,
     pub(in crate::opensandbox) lines: LineDialect,
 }
 
@@ -63,8 +63,7 @@ impl FromRequestParts<OpenSandboxState> for ExecTarget {
 /// A sandbox, and the user who accesses files in it: the default user, or the one in the path; within
 /// a session if the path names one.
 pub(super) struct FileActor {
-    pub(super) owner: Owner,
-    pub(super) id: SandboxId,
+    pub(super) sandbox: SandboxRef,
     pub(super) identity: UserIdentity,
     /// The isolated session within which files are accessed.
     pub(super) isolated_session: Option<SessionId>,
@@ -80,7 +79,7 @@ impl FromRequestParts<OpenSandboxState> for FileActor {
     type Rejection = ExecdProblem;
 
     async fn from_request_parts(parts: &mut Parts, state: &OpenSandboxState) -> Result<Self, ExecdProblem> {
-        let ExecTarget { owner, id, .. } = ExecTarget::from_request_parts(parts, state).await?;
+        let ExecTarget { sandbox, .. } = ExecTarget::from_request_parts(parts, state).await?;
         let number = async |parts: &mut Parts, name: &str| match path_param(parts, name).await.as_str() {
             "" => Ok(None),
             text => {
@@ -94,7 +93,7 @@ impl FromRequestParts<OpenSandboxState> for FileActor {
             _ => return Err(ExecdProblem::invalid("uid and gid must be given together")),
         };
         let isolated_session = isolated::session_in_path(parts, state).await?;
-        Ok(Self { owner, id, identity, isolated_session })
+        Ok(Self { sandbox, identity, isolated_session })
     }
 }
 
@@ -168,21 +167,15 @@ pub(super) fn file_table() -> Vec<(String, MethodRouter<OpenSandboxState>)> {
 
 /// `GET /ping`: a sandbox exists only once its agent can be reached, so its phase decides whether
 /// commands can run.
-async fn ping(
-    axum::extract::State(front): axum::extract::State<OpenSandboxState>,
-    target: ExecTarget,
-) -> Result<StatusCode, ExecdProblem> {
-    check_usable(&front, &target.owner, &target.id).map(|()| StatusCode::OK)
-}
-
-fn check_usable(state: &OpenSandboxState, owner: &Owner, id: &SandboxId) -> Result<(), ExecdProblem> {
-    Ok(state.service.find_sandbox(owner, id)?.check_usable()?)
+async fn ping(target: ExecTarget) -> Result<StatusCode, ExecdProblem> {
+    target.sandbox.check_usable()?;
+    Ok(StatusCode::OK)
 }
 
 /// Returns the response for a request that failed because the sandbox was removed, paused or died
 /// meanwhile; `None` if it is still usable.
-pub(super) fn gone_response(state: &OpenSandboxState, owner: &Owner, id: &SandboxId) -> Option<Response> {
-    check_usable(state, owner, id).err().map(axum::response::IntoResponse::into_response)
+pub(super) fn gone_response(sandbox: &SandboxRef) -> Option<Response> {
+    sandbox.check_usable().err().map(|error| ExecdProblem::from(error).into_response())
 }
 
 #[cfg(test)]

@@ -24,12 +24,12 @@ pub(super) async fn forward_to_port(
         Err(problem) => return problem.into_response(),
     };
     let target = PortTarget {
-        id: scope.id,
+        id: scope.sandbox.id().clone(),
         port: number,
         mount: format!("{}/proxy/{port}", reached.mount),
         path: path.to_owned(),
         form: reached.form,
         opens_itself: reached.opens_itself,
     };
-    forward::forward_request(&state, &scope.owner, &target, request).await
+    forward::forward_request(&state, &scope.sandbox, &target, request).await
 }

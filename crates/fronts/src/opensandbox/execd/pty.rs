@@ -2,7 +2,6 @@
 //! the frames.
 
 use axum::Json;
-use axum::extract::State;
 use axum::extract::ws::WebSocketUpgrade;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::response::{IntoResponse, Response};
@@ -18,7 +17,6 @@ use super::{ExecTarget, PathName, exec_socket};
 use crate::kit::axum_socket::split_socket;
 use crate::kit::query::QueryParams;
 use crate::kit::terminal_socket::{TerminalClient, serve_terminal};
-use crate::opensandbox::OpenSandboxState;
 
 /// The maximum size of a client message.
 const MAX_MESSAGE_BYTES: usize = 1 << 20;
@@ -36,7 +34,6 @@ pub(super) struct CreatedTerminalBody {
 
 /// `POST /pty`
 pub(super) async fn create_terminal(
-    State(state): State<OpenSandboxState>,
     target: ExecTarget,
     JsonOrEmpty(body): JsonOrEmpty<CreateTerminalBody>,
 ) -> Result<(StatusCode, Json<CreatedTerminalBody>), ExecdProblem> {
@@ -45,7 +42,7 @@ pub(super) async fn create_terminal(
         command: given(body.command),
         directory: given(body.cwd).map(|path| expanded_directory(path, MissingDirectory::Fail)),
     };
-    let terminal = state.service.create_terminal(&target.owner, &target.id, request).await?;
+    let terminal = target.sandbox.terminals().create_terminal(request).await?;
     Ok((StatusCode::CREATED, Json(CreatedTerminalBody { session_id: terminal.name.clone() })))
 }
 
@@ -58,28 +55,25 @@ pub(super) struct TerminalStatusBody {
 
 /// `GET /pty/{id}`
 pub(super) async fn get_terminal(
-    State(state): State<OpenSandboxState>,
     target: ExecTarget,
     PathName(name): PathName,
 ) -> Result<Json<TerminalStatusBody>, ExecdProblem> {
-    let status = state.service.terminal_status(&target.owner, &target.id, &name).await?;
+    let status = target.sandbox.terminals().terminal_status(&name).await?;
     let (running, output_offset) = (status.running, status.output_offset);
     Ok(Json(TerminalStatusBody { session_id: name, running, output_offset }))
 }
 
 /// `DELETE /pty/{id}`: kills its shells.
 pub(super) async fn delete_terminal(
-    State(state): State<OpenSandboxState>,
     target: ExecTarget,
     PathName(name): PathName,
 ) -> Result<StatusCode, ExecdProblem> {
-    state.service.delete_terminal(&target.owner, &target.id, &name).await?;
+    target.sandbox.terminals().delete_terminal(&name).await?;
     Ok(StatusCode::OK)
 }
 
 /// `GET /pty/{id}/ws?pty=0|1&since=…&takeover=1`
 pub(super) async fn attach_terminal(
-    State(state): State<OpenSandboxState>,
     target: ExecTarget,
     PathName(name): PathName,
     uri: Uri,
@@ -95,11 +89,11 @@ pub(super) async fn attach_terminal(
     };
     if name == exec_socket::EXEC_TERMINAL_NAME {
         let upgrade = upgrade()?;
-        super::check_usable(&state, &target.owner, &target.id)?;
-        return Ok(run_over_socket(upgrade, state, target, mode, &headers));
+        target.sandbox.check_usable()?;
+        return Ok(run_over_socket(upgrade, target, mode, &headers));
     }
-    let ExecTarget { owner, id, .. } = target;
-    let terminal = state.service.find_terminal(&owner, &id, &name).await?;
+    let sandbox = target.sandbox;
+    let terminal = sandbox.terminals().find_terminal(&name).await?;
     let upgrade = upgrade()?;
     let attachment = terminal.attach_client(query.is_on("takeover")).ok_or_else(|| {
         ExecdProblem::new(
@@ -108,7 +102,7 @@ pub(super) async fn attach_terminal(
             "another client is attached; `takeover=1` displaces it",
         )
     })?;
-    let client = TerminalClient { service: state.service, owner, id, mode, since };
+    let client = TerminalClient { sandbox, mode, since };
     let serve = async move |socket| {
         serve_terminal(split_socket(socket), &TERMINAL_CODEC, client, attachment).await;
     };
@@ -118,7 +112,6 @@ pub(super) async fn attach_terminal(
 /// Serves one command over the WebSocket, starting it from a header if the client sent one.
 fn run_over_socket(
     upgrade: WebSocketUpgrade,
-    state: OpenSandboxState,
     target: ExecTarget,
     mode: TerminalMode,
     headers: &HeaderMap,
@@ -127,7 +120,7 @@ fn run_over_socket(
     let accepted =
         start.as_ref().map(|_| [(exec_socket::START_HEADER, HeaderValue::from_static("accepted"))]);
     let serve = async move |socket| {
-        exec_socket::serve_exec_socket(split_socket(socket), state, target, mode, start).await;
+        exec_socket::serve_exec_socket(split_socket(socket), target, mode, start).await;
     };
     (accepted, upgrade.on_upgrade(serve)).into_response()
 }

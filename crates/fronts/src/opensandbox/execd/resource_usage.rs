@@ -71,15 +71,14 @@ pub(super) async fn watch_metrics(State(front): State<OpenSandboxState>, target:
 }
 
 async fn measure_usage(state: &OpenSandboxState, target: &ExecTarget) -> Result<MetricsBody, ExecdProblem> {
-    let sandbox = state.service.find_sandbox(&target.owner, &target.id)?;
-    let usage = state.service.sandbox_usage(&target.owner, &target.id).await?;
+    let usage = target.sandbox.current_usage().await?;
     let (Some(used), Some(total)) = (usage.memory, usage.memory_limit) else {
         let message = "this host does not measure the resource usage of sandboxes";
         return Err(ExecdProblem::new(StatusCode::NOT_IMPLEMENTED, "NOT_SUPPORTED", message));
     };
     let cores = usable_cores(&usage);
-    let age = SystemTime::now().duration_since(sandbox.created).unwrap_or_default();
-    let busy = state.samples.busy_cores(&target.id, usage.cpu_micros.unwrap_or_default(), age);
+    let age = SystemTime::now().duration_since(target.sandbox.created()).unwrap_or_default();
+    let busy = state.samples.busy_cores(target.sandbox.id(), usage.cpu_micros.unwrap_or_default(), age);
     Ok(MetricsBody {
         cpu_count: cores,
         cpu_used_pct: (100.0 * busy / cores).clamp(0.0, 100.0),

@@ -1,7 +1,6 @@
 //! Shell sessions that stay open between runs.
 
 use axum::Json;
-use axum::extract::State;
 use axum::response::Response;
 use domain::process::MissingDirectory;
 use domain::{Backpressure, SessionId, UserIdentity};
@@ -12,7 +11,6 @@ use service::{BusyPolicy, OpenSessionRequest, RunShell, SessionRunRequest};
 use super::command::{convert_launch_error, expanded_directory, parse_timeout};
 use super::problem::{ExecdProblem, JsonOrEmpty};
 use super::{ExecTarget, PathName, command_stream as stream};
-use crate::opensandbox::OpenSandboxState;
 
 #[derive(Deserialize)]
 pub(super) struct OpenSessionBody {
@@ -26,7 +24,6 @@ pub(super) struct OpenedSessionBody {
 
 /// `POST /session`: creates the given directory if it is missing.
 pub(super) async fn open_session(
-    State(state): State<OpenSandboxState>,
     target: ExecTarget,
     JsonOrEmpty(body): JsonOrEmpty<OpenSessionBody>,
 ) -> Result<Json<OpenedSessionBody>, ExecdProblem> {
@@ -38,7 +35,7 @@ pub(super) async fn open_session(
         terminal: None,
         isolation: None,
     };
-    let session = state.service.open_session(&target.owner, &target.id, request).await?;
+    let session = target.sandbox.sessions().open_session(request).await?;
     Ok(Json(OpenedSessionBody { session_id: session.to_string() }))
 }
 
@@ -52,14 +49,13 @@ pub(super) struct RunInSessionBody {
 
 /// `POST /session/{id}/run`: one run at a time.
 pub(super) async fn run_in_session(
-    State(state): State<OpenSandboxState>,
     target: ExecTarget,
     PathName(session): PathName,
     JsonOrEmpty(body): JsonOrEmpty<RunInSessionBody>,
 ) -> Result<Response, ExecdProblem> {
     let session = parse_session_id(&session)?;
     let text = body.command.filter(|text| !text.trim().is_empty() && !text.contains('\0'));
-    let output = state.service.output_settings();
+    let output = target.sandbox.processes().output_settings();
     let run = SessionRunRequest {
         text: text.ok_or_else(|| ExecdProblem::invalid("`command` is empty or contains a NUL byte"))?,
         directory: body
@@ -73,7 +69,7 @@ pub(super) async fn run_in_session(
         env: Default::default(),
         shell: RunShell::Shell,
     };
-    match state.service.run_in_session(&target.owner, &target.id, &session, run).await {
+    match target.sandbox.sessions().run_in_session(&session, run).await {
         Ok(following) => Ok(stream::stream_command(following, session.as_str(), target.lines)),
         Err(error) => convert_launch_error(error, session.as_str()),
     }
@@ -81,11 +77,10 @@ pub(super) async fn run_in_session(
 
 /// `DELETE /session/{id}`
 pub(super) async fn close_session(
-    State(state): State<OpenSandboxState>,
     target: ExecTarget,
     PathName(session): PathName,
 ) -> Result<StatusCode, ExecdProblem> {
-    state.service.close_session(&target.owner, &target.id, &parse_session_id(&session)?).await?;
+    target.sandbox.sessions().close_session(&parse_session_id(&session)?).await?;
     Ok(StatusCode::OK)
 }
 

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
 use http::{StatusCode, header};
@@ -16,7 +16,6 @@ use super::file_mode::FilePermissions;
 use super::problem::ExecdProblem;
 use crate::kit::headers::header_text;
 use crate::kit::multipart::{MultipartError, MultipartReader};
-use crate::opensandbox::OpenSandboxState;
 
 const MAX_METADATA_BYTES: usize = 64 << 10;
 /// How many `metadata` parts may precede their files.
@@ -35,14 +34,10 @@ struct UploadMetadata {
 }
 
 /// `POST /files/upload`
-pub(super) async fn upload_files(
-    State(state): State<OpenSandboxState>,
-    actor: FileActor,
-    request: Request,
-) -> Result<StatusCode, ExecdProblem> {
+pub(super) async fn upload_files(actor: FileActor, request: Request) -> Result<StatusCode, ExecdProblem> {
     let kind = header_text(request.headers(), header::CONTENT_TYPE.as_str()).unwrap_or_default().to_owned();
     let mut multipart = MultipartReader::new(&kind, request.into_body().into_data_stream())?;
-    let taken = store_all_files(&state, &actor, &mut multipart).await;
+    let taken = store_all_files(&actor, &mut multipart).await;
     if taken.is_err() {
         let rest = multipart.into_body().for_each(|_| async {});
         if tokio::time::timeout(DRAIN_TIMEOUT, rest).await.is_err() {
@@ -52,11 +47,7 @@ pub(super) async fn upload_files(
     taken.map(|()| StatusCode::OK)
 }
 
-async fn store_all_files<S, E>(
-    state: &OpenSandboxState,
-    actor: &FileActor,
-    parts: &mut MultipartReader<S>,
-) -> Result<(), ExecdProblem>
+async fn store_all_files<S, E>(actor: &FileActor, parts: &mut MultipartReader<S>) -> Result<(), ExecdProblem>
 where
     S: Stream<Item = Result<Bytes, E>> + Unpin,
 {
@@ -71,7 +62,7 @@ where
                 let (path, attributes) = ahead.pop_front().ok_or_else(|| {
                     upload_problem("INVALID_FILE_METADATA", "a part `file` must follow its part `metadata`")
                 })?;
-                store_file(state, actor, parts, &path, attributes).await?;
+                store_file(actor, parts, &path, attributes).await?;
                 files += 1;
             }
             _ => {}
@@ -107,7 +98,6 @@ where
 
 /// Writes one file. An error drops the writer half-way, which leaves the old file in place.
 async fn store_file<S, E>(
-    state: &OpenSandboxState,
     actor: &FileActor,
     parts: &mut MultipartReader<S>,
     path: &str,
@@ -117,10 +107,8 @@ where
     S: Stream<Item = Result<Bytes, E>> + Unpin,
 {
     let mode = WriteMode::Replace;
-    let mut writing = state
-        .service
-        .write_file(&actor.owner, &actor.id, actor.as_service_actor(), path, attributes, mode)
-        .await?;
+    let mut writing =
+        actor.sandbox.files().write_file(actor.as_service_actor(), path, attributes, mode).await?;
     while let Some(piece) = parts.next_chunk().await? {
         writing.send_bytes(piece).await?;
     }

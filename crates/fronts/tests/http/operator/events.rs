@@ -32,7 +32,7 @@ async fn shows(stream: &mut Incoming, phase: &str) -> bool {
 async fn events_are_read_from_a_cursor_on() {
     let server = start().await;
     let sandbox = create_without_front(&server, &Owner::operator()).await;
-    server.service.destroy(&sandbox.owner, &sandbox.id).await.unwrap();
+    server.service.sandbox(&sandbox.owner, &sandbox.id).unwrap().destroy().await.unwrap();
     let read = async |query: &str| server.get(&format!("/coracle/v1/events?follow=false{query}")).await;
     let all = read("").await;
     assert_eq!(all.header("content-type"), Some("text/event-stream"));
@@ -55,13 +55,13 @@ async fn stream_ends_when_its_key_is_revoked_and_shows_only_the_owners_sandboxes
     issue_key(&server, "one").await;
     let (mut own, mut all) = (follow(&server, &key).await, follow(&server, OPERATOR_KEY).await);
     let foreign = create_without_front(&server, &Owner::parse("other").unwrap()).await;
-    server.service.destroy(&foreign.owner, &foreign.id).await.unwrap();
+    server.service.sandbox(&foreign.owner, &foreign.id).unwrap().destroy().await.unwrap();
     assert!(shows(&mut all, "stopped").await);
     let sandbox = create_without_front(&server, &Owner::parse("one").unwrap()).await;
     // The first event that the owner sees is of the own sandbox, which still runs.
     assert!(shows(&mut own, "running").await);
     assert!(server.service.revoke_key(&id).await.unwrap());
-    server.service.destroy(&sandbox.owner, &sandbox.id).await.unwrap();
+    server.service.sandbox(&sandbox.owner, &sandbox.id).unwrap().destroy().await.unwrap();
     assert!(!shows(&mut own, "stopped").await, "a revoked key still receives events");
     assert!(shows(&mut all, "stopped").await);
 }

@@ -5,11 +5,11 @@
 
 use std::time::Duration;
 
-use domain::{JournalOffset, OutputRetention, Owner, SandboxId};
+use domain::{JournalOffset, OutputRetention};
 use tokio::time::{Instant, timeout_at};
 
 use super::session::{ShellProcess, TerminalShell};
-use crate::{OutputEvent, OutputStream, Service, ServiceError};
+use crate::{OutputEvent, OutputStream, SandboxTerminals, ServiceError};
 
 /// How much output is retained for clients that reconnect.
 pub(super) const REPLAY_RETENTION: OutputRetention = OutputRetention { first: 0, last: 1 << 20 };
@@ -71,38 +71,30 @@ impl MissedOutput {
     }
 }
 
-impl Service {
+impl SandboxTerminals<'_> {
     /// Follows the shell of a terminal from the first byte the client has not seen, and returns what the client has
     /// missed of this shell and the previous one.
     pub(super) async fn missed_since(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
+        self,
         running: &TerminalShell,
         since: u64,
     ) -> Result<(OutputStream, MissedOutput), ServiceError> {
         let shell = &running.shell;
-        let written = self.process_status(owner, id, &shell.process).await?.written;
+        let written = self.0.processes().process_status(&shell.process).await?.written;
         let from = since.saturating_sub(shell.base).min(written);
-        let (following, missed) = self.collect_output(owner, id, shell, from, written).await?;
-        let earlier = self.missed_of_previous_shell(owner, id, running, since).await;
+        let (following, missed) = self.collect_output(shell, from, written).await?;
+        let earlier = self.missed_of_previous_shell(running, since).await;
         Ok((following, earlier.append_or_replace(missed)))
     }
 
     /// Returns what a client has missed of the previous shell, if that is still available.
-    pub(super) async fn missed_of_previous_shell(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
-        running: &TerminalShell,
-        since: u64,
-    ) -> MissedOutput {
+    pub(super) async fn missed_of_previous_shell(self, running: &TerminalShell, since: u64) -> MissedOutput {
         let end = running.shell.base;
         let Some(shell) = running.before.as_ref().filter(|_| since < end) else {
             return MissedOutput::empty_at(end);
         };
         let from = since.saturating_sub(shell.base);
-        match self.collect_output(owner, id, shell, from, end.saturating_sub(shell.base)).await {
+        match self.collect_output(shell, from, end.saturating_sub(shell.base)).await {
             Ok((_, missed)) if missed.end_offset() == end => missed,
             Ok(_) => MissedOutput::empty_at(end),
             Err(error) => {
@@ -116,14 +108,12 @@ impl Service {
     /// neither the size nor the duration may depend on them. A chunk may extend past the end; the client gets all of it
     /// as replay.
     async fn collect_output(
-        &self,
-        owner: &Owner,
-        id: &SandboxId,
+        self,
         shell: &ShellProcess,
         from: u64,
         to: u64,
     ) -> Result<(OutputStream, MissedOutput), ServiceError> {
-        let mut following = self.follow_output(owner, id, &shell.process, JournalOffset(from)).await?;
+        let mut following = self.0.processes().follow_output(&shell.process, JournalOffset(from)).await?;
         let mut missed = MissedOutput::empty_at(shell.base.saturating_add(from));
         let deadline = Instant::now() + REPLAY_TIMEOUT;
         while missed.wants_more(shell.base.saturating_add(to)) {
