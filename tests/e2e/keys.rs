@@ -1,6 +1,6 @@
 //! Sandboxes by name: one for each key, with concurrent clients and crashes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, RwLock};
@@ -38,25 +38,6 @@ fn kill(pid: u32) {
     let pid = Pid::from_raw(i32::try_from(pid).expect("a pid")).expect("not zero");
     // The process may have ended by itself meanwhile.
     kill_process(pid, Signal::KILL).ok();
-}
-
-#[test]
-fn a_storm_of_retries_makes_one_sandbox() {
-    let server = TestServer::start();
-    let ids: BTreeSet<String> = std::thread::scope(|scope| {
-        let retry = || {
-            let mut client = server.client();
-            client.set_headers(&[("Idempotency-Key".to_owned(), "order 66".to_owned())]);
-            let request =
-                json!({"image": {"uri": "host"}, "resourceLimits": {}, "entrypoint": ["sleep", "inf"]});
-            let answer = client.post("/v1/sandboxes", &request).expect("the server answers");
-            assert_eq!(answer.status, 202, "{}", answer.text());
-            answer.json()["id"].as_str().expect("it has an id").to_owned()
-        };
-        let storm: Vec<_> = (0..30).map(|_| scope.spawn(retry)).collect();
-        storm.into_iter().map(|retry| retry.join().expect("it ends well")).collect()
-    });
-    assert_eq!(ids.len(), 1, "{ids:?}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! A server as its clients see it: images, limits on concurrency, other users.
+//! A server as its clients see it: images, its log, other users.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -6,7 +6,6 @@ use std::path::Path;
 use std::process::Command;
 
 use e2e::binary::ProgramCopies;
-use e2e::http::HttpResponse;
 use e2e::run::{CommandOutput, ORDINARY_USER, TestUser};
 use e2e::server::{ServerBuilder, TestServer};
 use serde_json::{Value, json};
@@ -50,60 +49,6 @@ fn an_imported_image_makes_sandboxes_with_its_programs() {
     }
     // No other image has the program.
     assert_ne!(server.create_sandbox().run_argv(&["/bin/only-here", "flood", "4"]).code, Some(0));
-}
-
-/// Asks for a sandbox of an image.
-fn create(server: &TestServer, image: &str) -> HttpResponse {
-    let request = json!({
-        "image": {"uri": image},
-        "timeout": 600,
-        "resourceLimits": {},
-        "entrypoint": ["tail", "-f", "/dev/null"],
-    });
-    server.client().post("/v1/sandboxes", &request).expect("the server answers")
-}
-
-/// Checks for the status 429 and a time to retry after.
-fn check_too_many(answer: &HttpResponse) {
-    assert_eq!(answer.status, 429, "{}", answer.text());
-    let seconds = answer.header("retry-after").and_then(|text| text.parse::<u64>().ok());
-    assert!(seconds.is_some_and(|seconds| (1..=3600).contains(&seconds)), "{:?}", answer.headers);
-    assert!(answer.json()["message"].as_str().is_some_and(|words| !words.is_empty()), "{}", answer.text());
-}
-
-#[test]
-fn too_many_sandboxes_are_a_429_until_one_is_deleted() {
-    let server = server_builder(TestUser::Same).env("CORACLE_LIMITS_MAX_SANDBOXES", "2").start();
-    let first = create(&server, "host").json()["id"].as_str().expect("an id").to_owned();
-    assert_eq!(create(&server, "host").status, 202);
-    check_too_many(&create(&server, "host"));
-    let deleted = server.client().delete(&format!("/v1/sandboxes/{first}")).expect("the server answers");
-    assert_eq!(deleted.status, 204);
-    e2e::eventually("there is room again", || create(&server, "host").status == 202);
-}
-
-#[test]
-fn too_many_commands_are_a_429_until_one_has_ended() {
-    let server = server_builder(TestUser::Same).env("CORACLE_LIMITS_MAX_COMMANDS", "3").start();
-    let mut sandbox = server.create_sandbox_with(&json!({"resourceLimits": {}}));
-    // The entrypoint counts as a command too.
-    let mut running = Vec::new();
-    let refused = loop {
-        let body = json!({"command": "exec sleep 600", "background": true});
-        let answer = sandbox.request_inside("POST", "command", &body);
-        if answer.status != 200 {
-            break answer;
-        }
-        running.push(e2e::sandbox::CommandRun::from_events(&answer.text()).id);
-        assert!(running.len() <= 3, "there is no limit");
-    };
-    assert!(running.len() >= 2, "only {} commands ran", running.len());
-    check_too_many(&refused);
-    let ended = sandbox.request_inside("DELETE", &format!("command?id={}", running[0]), &Value::Null);
-    assert_eq!(ended.status, 200, "{}", ended.text());
-    e2e::eventually("there is room again", || {
-        sandbox.request_inside("POST", "command", &json!({"command": "true"})).status == 200
-    });
 }
 
 /// The log has its most verbose level, and requests of every kind are sent, valid and invalid.
