@@ -1,7 +1,7 @@
-//! Builds each front by itself, and the others without it.
+//! Tests each front by itself, in a copy from which all others are removed.
 //!
-//! A front that compiles only together with another depends on it. A front that cannot be removed by
-//! deleting its folder, its row in the registry and its `mod` line is known elsewhere.
+//! A front that works only together with another depends on it. A front that cannot be removed by
+//! deleting its folders, its row in the registry and its `mod` lines is known elsewhere.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,62 +24,66 @@ pub(super) fn check_fronts() -> Result<Findings> {
     }
     for front in &names {
         let others: Vec<&str> = names.iter().filter(|name| *name != front).map(String::as_str).collect();
-        if let Err(error) = build_without_front(front, &others.join(",")) {
-            findings.push(format!("fronts: `{front}` cannot be removed by its folder and row ({error:#})"));
-        }
-    }
-    for feature in names {
-        let words = [
-            "check",
-            "--quiet",
-            "--locked",
-            "--package",
-            "coracle-fronts",
-            "--no-default-features",
-            "--features",
-        ];
-        let mut alone = cargo_command(&words);
-        alone.arg(&feature);
-        if let Err(error) = command_output(&mut alone) {
-            findings.push(format!(
-                "fronts: `{feature}` does not build alone; no front knows another ({error:#})"
-            ));
+        if let Err(error) = test_alone(front, &others) {
+            let others = others.join("`, `");
+            findings.push(format!("fronts: `{front}` fails once `{others}` is removed ({error:#})"));
         }
     }
     Ok(findings)
 }
 
-/// Removes a front from a copy of the crate and checks what is left, with its tests. The other crates
-/// are used in place, so that only the copy is compiled.
-fn build_without_front(front: &str, others: &str) -> Result<()> {
+/// Removes all other fronts from a copy of the crate and runs the tests that are left. The other crates
+/// are used in place, so that only the copy is compiled for each front.
+fn test_alone(front: &str, others: &[&str]) -> Result<()> {
     let root = workspace_root();
-    let copy = root.join("target/check/without-front").join(front);
+    let copy = root.join("target/check/front-alone").join(front);
     if copy.exists() {
         fs::remove_dir_all(&copy)?;
     }
-    let crate_dir = copy.join("crates/fronts");
+    // The same path below another root would give the artifacts of the copy the names of the real ones.
+    let crate_dir = copy.join(front);
     copy_tree(&root.join("crates/fronts"), &crate_dir)?;
     fs::copy(root.join("Cargo.lock"), copy.join("Cargo.lock"))?;
-    let manifest = fs::read_to_string(root.join("Cargo.toml"))?;
-    fs::write(copy.join("Cargo.toml"), workspace_of_copy(&manifest, &root))?;
-    fs::remove_dir_all(crate_dir.join("src").join(front))?;
-    remove_lines(&crate_dir.join("src/registry.rs"), &format!("&crate::{front}::FRONT,"))?;
-    remove_lines(&crate_dir.join("src/lib.rs"), &format!("mod {front};"))?;
+    for (from, to, member) in [
+        (root.join("Cargo.toml"), copy.join("Cargo.toml"), Some(front)),
+        (root.join("crates/fronts/Cargo.toml"), crate_dir.join("Cargo.toml"), None),
+    ] {
+        fs::write(to, manifest_of_copy(&fs::read_to_string(from)?, &root, member))?;
+    }
+    for other in others {
+        remove_front(&crate_dir, other)?;
+    }
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    let mut check = cargo_command(&["check", "--quiet", "--tests", "--package", "coracle-fronts"]);
-    check.args(["--no-default-features", "--features", others]).arg("--manifest-path");
-    check.arg(copy.join("Cargo.toml")).arg("--target-dir").arg(target);
-    command_output(&mut check).map(drop)
+    let mut test = cargo_command(&["test", "--quiet", "--package", "coracle-fronts"]);
+    test.args(["--no-default-features", "--features", front]).arg("--manifest-path");
+    test.arg(copy.join("Cargo.toml")).arg("--target-dir").arg(target);
+    command_output(&mut test).map(drop)
 }
 
-/// Converts the workspace's manifest to one with `fronts` alone, which uses the other crates in place.
-fn workspace_of_copy(manifest: &str, root: &Path) -> String {
-    let in_place = format!("path = \"{}/crates/", root.display());
+/// Deletes a front as ARCHITECTURE.md says, and its tests in the same way.
+fn remove_front(crate_dir: &Path, front: &str) -> Result<()> {
+    for folder in ["src", "tests/http"] {
+        fs::remove_dir_all(crate_dir.join(folder).join(front))?;
+    }
+    remove_lines(&crate_dir.join("src/registry.rs"), &format!("&crate::{front}::FRONT,"))?;
+    for file in ["src/lib.rs", "tests/http/main.rs"] {
+        remove_lines(&crate_dir.join(file), &format!("mod {front};"))?;
+    }
+    Ok(())
+}
+
+/// Converts a manifest to that of the copy: its one member is in the folder `member`, and all other crates
+/// are used in place.
+fn manifest_of_copy(manifest: &str, root: &Path, member: Option<&str>) -> String {
+    let crates = format!("{}/crates/", root.display());
+    let member = member.unwrap_or_default();
     let lines = manifest.lines().filter(|line| !line.starts_with("default-members"));
     let lines = lines.map(|line| match line {
-        _ if line.starts_with("members") => "members = [\"crates/fronts\"]".to_owned(),
-        _ if line.starts_with("fronts ") => line.to_owned(),
-        _ => line.replace("path = \"crates/", &in_place),
+        _ if line.starts_with("members") => format!("members = [\"{member}\"]"),
+        _ if line.starts_with("fronts ") => line.replace("\"crates/fronts\"", &format!("\"{member}\"")),
+        _ => line
+            .replace("path = \"crates/", &format!("path = \"{crates}"))
+            .replace("path = \"../", &format!("path = \"{crates}")),
     });
     lines.map(|line| line + "\n").collect()
 }
@@ -127,12 +131,14 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn copied_workspace_has_one_member() {
-        let manifest = "members = [\"crates/*\"]\ndefault-members = [\"x\"]\n\
-                        fronts = { path = \"crates/fronts\" }\nwire = { path = \"crates/wire\" }\n";
-        let expected = "members = [\"crates/fronts\"]\nfronts = { path = \"crates/fronts\" }\n\
+    fn copied_manifests_use_all_other_crates_in_place() {
+        let workspace = "members = [\"crates/*\"]\ndefault-members = [\"x\"]\n\
+                         fronts = { path = \"crates/fronts\" }\nwire = { path = \"crates/wire\" }\n";
+        let expected = "members = [\"one\"]\nfronts = { path = \"one\" }\n\
                         wire = { path = \"/r/crates/wire\" }\n";
-        assert_eq!(workspace_of_copy(manifest, Path::new("/r")), expected);
+        assert_eq!(manifest_of_copy(workspace, Path::new("/r"), Some("one")), expected);
+        let (member, expected) = ("path = \"../agent/x.rs\"\n", "path = \"/r/crates/agent/x.rs\"\n");
+        assert_eq!(manifest_of_copy(member, Path::new("/r"), None), expected);
     }
 
     #[test]

@@ -17,9 +17,12 @@ async fn path_of_no_front_is_not_found() {
 async fn document_needs_no_key_and_describes_every_front() {
     let server = start_with_keys(|_| {}).await;
     let document = server.get("/openapi.json").await.expect(200);
-    let paths = document["paths"].as_object().unwrap();
-    assert_eq!(paths.contains_key("/v1/sandboxes"), cfg!(feature = "opensandbox"));
-    assert_eq!(paths.contains_key("/coracle/v1/sandboxes"), cfg!(feature = "operator"));
+    for (path, described) in [
+        ("/v1/sandboxes", cfg!(feature = "opensandbox")),
+        ("/coracle/v1/sandboxes", cfg!(feature = "operator")),
+    ] {
+        assert_eq!(document["paths"].get(path).is_some(), described, "{path}");
+    }
 }
 
 #[tokio::test]
