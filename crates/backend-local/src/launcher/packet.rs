@@ -19,6 +19,11 @@ use super::protocol::MAX_PACKET_BYTES;
 const MEMFD_MARKER: &[u8] = b"@";
 /// The largest message, in a packet or in a memfd.
 const MAX_MESSAGE_BYTES: u64 = 16 << 20;
+/// The space for the descriptors of a packet and the memfd of its message.
+const CONTROL_SPACE: usize = rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS + 1));
+
+/// The largest number of descriptors in one packet. The kernel allows 253, but all of them are open at once.
+pub const MAX_DESCRIPTORS: usize = 64;
 
 /// Sends a message and at most one descriptor, without waiting.
 pub fn send_message(
@@ -26,17 +31,26 @@ pub fn send_message(
     message: &impl Serialize,
     descriptor: Option<BorrowedFd<'_>>,
 ) -> io::Result<()> {
+    send_with_descriptors(socket, message, descriptor.as_slice())
+}
+
+/// Sends a message and some descriptors, without waiting.
+pub fn send_with_descriptors(
+    socket: BorrowedFd<'_>,
+    message: &impl Serialize,
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<()> {
     let json = serde_json::to_vec(message)?;
     let mut carried = Vec::new();
     let memfd = if json.len() > MAX_PACKET_BYTES { Some(write_to_memfd(&json)?) } else { None };
     if let Some(memfd) = &memfd {
         carried.push(memfd.as_fd());
     }
-    carried.extend(descriptor);
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    carried.extend(descriptors);
+    let mut space = [MaybeUninit::uninit(); CONTROL_SPACE];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !carried.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&carried)) {
-        return Err(io::Error::other("two descriptors did not fit"));
+        return Err(io::Error::other("too many descriptors for one packet"));
     }
     let bytes = if memfd.is_some() { MEMFD_MARKER } else { &json };
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
@@ -48,8 +62,16 @@ pub fn send_message(
 pub fn receive_message<T: DeserializeOwned>(
     socket: BorrowedFd<'_>,
 ) -> io::Result<Option<(T, Option<OwnedFd>)>> {
+    let received = receive_with_descriptors(socket)?;
+    Ok(received.map(|(message, descriptors)| (message, descriptors.into_iter().next())))
+}
+
+/// Receives a message and its descriptors; `None` when the connection is closed.
+pub fn receive_with_descriptors<T: DeserializeOwned>(
+    socket: BorrowedFd<'_>,
+) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
     let mut buffer = vec![0; MAX_PACKET_BYTES + 1];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut space = [MaybeUninit::uninit(); CONTROL_SPACE];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
     let received = {
@@ -70,7 +92,7 @@ pub fn receive_message<T: DeserializeOwned>(
         MEMFD_MARKER => read_from_memfd(descriptors.next())?,
         bytes => bytes.to_vec(),
     };
-    Ok(Some((serde_json::from_slice(&json)?, descriptors.next())))
+    Ok(Some((serde_json::from_slice(&json)?, descriptors.collect())))
 }
 
 fn write_to_memfd(json: &[u8]) -> io::Result<OwnedFd> {
@@ -111,6 +133,26 @@ mod tests {
         }
         drop(ours);
         assert!(receive_message::<String>(theirs.as_fd()).expect("an end").is_none());
+    }
+
+    #[test]
+    fn many_descriptors_arrive_after_their_sender_is_gone() {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .expect("a pair");
+        let carried = vec![theirs.as_fd(); MAX_DESCRIPTORS];
+        for part in 0..20 {
+            send_with_descriptors(ours.as_fd(), &part, &carried).expect("sent");
+        }
+        let more = [carried.as_slice(), &carried].concat();
+        assert!(send_with_descriptors(ours.as_fd(), &0, &more).is_err(), "more than a packet takes");
+        drop(ours);
+        for part in 0..20 {
+            let (back, descriptors) =
+                receive_with_descriptors::<i32>(theirs.as_fd()).expect("received").expect("a message");
+            assert_eq!((back, descriptors.len()), (part, MAX_DESCRIPTORS));
+        }
+        assert!(receive_with_descriptors::<i32>(theirs.as_fd()).expect("an end").is_none());
     }
 
     #[test]
