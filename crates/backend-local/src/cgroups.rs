@@ -23,6 +23,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
+use domain::SandboxId;
 use linux::mounts::{self, MountDepth};
 
 use self::mount_table::CgroupMount;
@@ -328,13 +329,13 @@ impl CgroupHierarchies {
         }
     }
 
-    fn sandbox_group(&self, id: &str) -> PathBuf {
-        let below = |group: &PathBuf| group.join(ROOT_GROUP_NAME).join(&self.instance).join(id);
+    fn sandbox_group(&self, id: &SandboxId) -> PathBuf {
+        let below = |group: &PathBuf| group.join(ROOT_GROUP_NAME).join(&self.instance).join(id.as_str());
         let left = self.former.iter().map(below).find(|home| home.is_dir());
         left.unwrap_or_else(|| below(&self.unified))
     }
 
-    fn legacy_group(&self, root: &Path, id: &str, part: &str) -> PathBuf {
+    fn legacy_group(&self, root: &Path, id: &SandboxId, part: &str) -> PathBuf {
         root.join(ROOT_GROUP_NAME).join(&self.instance).join(format!("{id}.{part}"))
     }
 
@@ -342,7 +343,7 @@ impl CgroupHierarchies {
     /// the owner of the command group.
     pub fn make_for_sandbox(
         &self,
-        id: &str,
+        id: &SandboxId,
         limits: &JailLimits,
         root_uid: u32,
     ) -> io::Result<SandboxCgroups> {
@@ -402,7 +403,7 @@ impl CgroupHierarchies {
 
     /// Opens the files that show the limits of a sandbox's commands. The descriptor of a file gives no
     /// access to the rest of the hierarchy.
-    fn open_limit_files(&self, id: &str) -> io::Result<LimitFiles> {
+    fn open_limit_files(&self, id: &SandboxId) -> io::Result<LimitFiles> {
         let open = |path: PathBuf| File::open(path).map(OwnedFd::from);
         let memory = match &self.memory {
             CgroupController::Unified => {
@@ -433,7 +434,7 @@ impl CgroupHierarchies {
 
     /// Makes the groups over which processor time is divided if commands have no group of their own in
     /// the cpu controller.
-    fn make_shares(&self, id: &str) -> io::Result<Vec<OwnedFd>> {
+    fn make_shares(&self, id: &SandboxId) -> io::Result<Vec<OwnedFd>> {
         let CgroupController::Legacy(root) = &self.cpu else { return Ok(Vec::new()) };
         let commands = self.legacy_group(root, id, "cmd");
         let share = |number: usize| {
@@ -456,7 +457,7 @@ impl CgroupHierarchies {
         Ok(())
     }
 
-    fn oom_file(&self, id: &str, part: &str) -> Option<PathBuf> {
+    fn oom_file(&self, id: &SandboxId, part: &str) -> Option<PathBuf> {
         match &self.memory {
             CgroupController::Unified => Some(self.sandbox_group(id).join(part).join("memory.events")),
             CgroupController::Legacy(root) => {
@@ -467,13 +468,13 @@ impl CgroupHierarchies {
     }
 
     /// Whether the kernel killed the agent itself for lack of memory.
-    pub fn agent_was_killed_for_memory(&self, id: &str) -> bool {
+    pub fn agent_was_killed_for_memory(&self, id: &SandboxId) -> bool {
         let text = self.oom_file(id, "agent").and_then(|file| fs::read_to_string(file).ok());
         text.and_then(|text| parse_counter(&text, "oom_kill")).is_some_and(|count| count > 0)
     }
 
     /// Asks the kernel to freeze or to thaw all commands.
-    pub fn set_frozen(&self, id: &str, frozen: bool) -> io::Result<PendingFreeze> {
+    pub fn set_frozen(&self, id: &SandboxId, frozen: bool) -> io::Result<PendingFreeze> {
         let group = self.sandbox_group(id).join("cmd");
         fs::write(group.join("cgroup.freeze"), if frozen { "1" } else { "0" })?;
         Ok(PendingFreeze { events: File::open(group.join("cgroup.events"))?, frozen })
@@ -481,23 +482,23 @@ impl CgroupHierarchies {
 
     /// Whether a sandbox is frozen or about to be: if a launcher is killed after it asked the kernel
     /// to freeze a group, the group still freezes a moment later.
-    pub fn is_frozen(&self, id: &str) -> bool {
+    pub fn is_frozen(&self, id: &SandboxId) -> bool {
         fs::read_to_string(self.sandbox_group(id).join("cmd/cgroup.freeze"))
             .is_ok_and(|text| text.trim() == "1")
     }
 
     /// Returns the file in which the kernel shows whether the commands are frozen.
-    pub fn events_file(&self, id: &str) -> PathBuf {
+    pub fn events_file(&self, id: &SandboxId) -> PathBuf {
         self.sandbox_group(id).join("cmd/cgroup.events")
     }
 
     /// Kills all processes that are left in a sandbox's groups.
-    pub fn kill_processes(&self, id: &str) -> io::Result<()> {
+    pub fn kill_processes(&self, id: &SandboxId) -> io::Result<()> {
         write_if_present(&self.sandbox_group(id).join("cgroup.kill"), "1")
     }
 
     /// Removes a sandbox's groups; `WouldBlock` if a process in them has not ended yet.
-    pub fn remove(&self, id: &str) -> io::Result<()> {
+    pub fn remove(&self, id: &SandboxId) -> io::Result<()> {
         let home = self.sandbox_group(id);
         for entry in fs::read_dir(home.join("cmd")).into_iter().flatten() {
             let entry = entry?;
@@ -554,7 +555,7 @@ impl CgroupHierarchies {
         }
     }
 
-    pub fn usage(&self, id: &str) -> CgroupUsage {
+    pub fn usage(&self, id: &SandboxId) -> CgroupUsage {
         let number = |path: PathBuf| fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok());
         let memory = match &self.memory {
             CgroupController::Unified => number(self.sandbox_group(id).join("cmd/memory.current")),
@@ -579,7 +580,7 @@ impl CgroupHierarchies {
 
     /// Returns the processor time that commands used. Every v2 group accounts it, with or without a
     /// controller.
-    pub fn cpu_micros(&self, id: &str) -> Option<u64> {
+    pub fn cpu_micros(&self, id: &SandboxId) -> Option<u64> {
         parse_counter(&fs::read_to_string(self.sandbox_group(id).join("cmd/cpu.stat")).ok()?, "usage_usec")
     }
 }

@@ -6,6 +6,7 @@
 pub mod backup;
 pub mod cgroups;
 pub mod identity;
+mod ids;
 pub mod images;
 pub mod jail;
 pub mod launcher;

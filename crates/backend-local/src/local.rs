@@ -31,8 +31,8 @@ use crate::jail::plan::{
 };
 use crate::launcher::packet;
 use crate::launcher::protocol::{
-    EnforcedPlan, LauncherOp, LauncherRequest, LauncherResponse, OpError, OpResult, PROTOCOL_VERSION,
-    SOCKET_NAME,
+    self, EnforcedPlan, LauncherOp, LauncherRequest, LauncherResponse, OpError, OpResult, PROTOCOL_VERSION,
+    SOCKET_NAME, WatchedIds,
 };
 use crate::network::NetworkMode;
 
@@ -115,9 +115,9 @@ impl LocalBackend {
 
     fn jail_plan(&self, id: &SandboxId, spec: &SandboxSpec) -> Result<JailPlan, BackendError> {
         Ok(JailPlan {
-            id: id.as_str().to_owned(),
+            id: id.clone(),
             image: spec.image.clone(),
-            snapshot: spec.snapshot.as_ref().map(|snapshot| snapshot.as_str().to_owned()),
+            snapshot: spec.snapshot.clone(),
             limits: self.effective_limits(&spec.resources),
             named: explicit_limits(&spec.resources),
             require_limits: self.defaults().require_limits,
@@ -158,7 +158,7 @@ impl LocalBackend {
             if watched.readable().await.is_err() {
                 return;
             }
-            let question = LauncherOp::WasOutOfMemory { id: id.as_str().to_owned() };
+            let question = LauncherOp::WasOutOfMemory { id: id.clone() };
             let cause = match link.request(question).await {
                 Ok((OpResult::Yes(true), _)) => EndCause::Oom,
                 Ok(_) | Err(_) => EndCause::AgentDied,
@@ -166,6 +166,20 @@ impl LocalBackend {
             // The receiver is gone once the service has stopped.
             deaths.send(SandboxDeath { id, cause }).unwrap_or_default();
         });
+    }
+
+    /// Watches the sandboxes whose descriptors wait in `pidfds`. The launcher has sent all of them before its
+    /// response, and has closed its end.
+    fn watch_listed(&self, pidfds: &OwnedFd) -> Result<(), BackendError> {
+        let failed = |source| BackendError::Io { action: "receive the descriptors of sandboxes", source };
+        while let Some((WatchedIds { ids }, descriptors)) =
+            packet::receive_with_descriptors::<WatchedIds>(pidfds.as_fd()).map_err(failed)?
+        {
+            for (id, pidfd) in ids.into_iter().zip(descriptors) {
+                self.watch_sandbox(id, pidfd);
+            }
+        }
+        Ok(())
     }
 
     /// Asks the launcher to make a sandbox, and watches it.
@@ -223,7 +237,7 @@ impl Backend for LocalBackend {
     }
 
     async fn stop(&self, id: &SandboxId) -> Result<StoppedSandbox, BackendError> {
-        match self.request_result(LauncherOp::Stop { id: id.as_str().to_owned() }).await? {
+        match self.request_result(LauncherOp::Stop { id: id.clone() }).await? {
             OpResult::Stopped { cpu_micros, files } => Ok(StoppedSandbox {
                 usage: SandboxUsage { cpu_micros, ..SandboxUsage::default() },
                 files: if files { FilesState::Kept } else { FilesState::Lost },
@@ -239,40 +253,33 @@ impl Backend for LocalBackend {
     }
 
     async fn pause(&self, id: &SandboxId) -> Result<(), BackendError> {
-        let question = LauncherOp::Freeze { id: id.as_str().to_owned(), frozen: true };
+        let question = LauncherOp::Freeze { id: id.clone(), frozen: true };
         self.request_result(question).await.map(drop)
     }
 
     async fn resume(&self, id: &SandboxId) -> Result<(), BackendError> {
-        let question = LauncherOp::Freeze { id: id.as_str().to_owned(), frozen: false };
+        let question = LauncherOp::Freeze { id: id.clone(), frozen: false };
         self.request_result(question).await.map(drop)
     }
 
     async fn destroy(&self, id: &SandboxId) -> Result<SandboxUsage, BackendError> {
-        match self.request_result(LauncherOp::Destroy { id: id.as_str().to_owned() }).await? {
+        match self.request_result(LauncherOp::Destroy { id: id.clone() }).await? {
             OpResult::Ended { cpu_micros } => Ok(SandboxUsage { cpu_micros, ..SandboxUsage::default() }),
             _ => Err(unexpected_response()),
         }
     }
 
     async fn list_sandboxes(&self) -> Result<Vec<FoundSandbox>, BackendError> {
-        let OpResult::Found(boxes) = self.request_result(LauncherOp::List).await? else {
+        let (OpResult::Found(found), Some(pidfds)) = self.link.request(LauncherOp::List).await? else {
             return Err(unexpected_response());
         };
-        let mut found = Vec::new();
-        for one in boxes {
-            let Ok(id) = SandboxId::parse(&one.id) else { continue };
-            let condition = one.condition.into();
-            let files = if one.files { FilesState::Kept } else { FilesState::Lost };
-            if matches!(condition, backend::FoundCondition::Alive | backend::FoundCondition::Frozen)
-                && let Ok((_, Some(pidfd))) =
-                    self.link.request(LauncherOp::Watch { id: one.id.clone() }).await
-            {
-                self.watch_sandbox(id.clone(), pidfd);
-            }
-            found.push(FoundSandbox { id, condition, files });
-        }
-        Ok(found)
+        self.watch_listed(&pidfds)?;
+        let sandbox = |found: protocol::FoundSandbox| FoundSandbox {
+            id: found.id,
+            condition: found.condition.into(),
+            files: if found.files { FilesState::Kept } else { FilesState::Lost },
+        };
+        Ok(found.into_iter().map(sandbox).collect())
     }
 
     async fn dial_agent(&self, id: &SandboxId) -> Result<AgentStream, BackendError> {
@@ -286,7 +293,7 @@ impl Backend for LocalBackend {
     }
 
     async fn usage(&self, id: &SandboxId) -> Result<SandboxUsage, BackendError> {
-        match self.request_result(LauncherOp::Usage { id: id.as_str().to_owned() }).await? {
+        match self.request_result(LauncherOp::Usage { id: id.clone() }).await? {
             OpResult::Used(used) => Ok(SandboxUsage {
                 memory: used.memory.map(Bytes),
                 memory_limit: used.memory_limit.map(Bytes),
@@ -462,7 +469,7 @@ pub fn mount_plans(mounts: &[MountSpec]) -> Result<Vec<MountPlan>, BackendError>
 fn mount_plan(mount: &MountSpec) -> Result<MountPlan, BackendError> {
     let source = match &mount.source {
         MountSource::Host(path) => MountSourcePlan::Host(path.clone()),
-        MountSource::Volume(id) => MountSourcePlan::Volume(id.to_string()),
+        MountSource::Volume(id) => MountSourcePlan::Volume(id.clone()),
         MountSource::Claim(claim) => {
             let message = format!("volume `{}` was not resolved to an id before the mount", claim.name);
             return Err(BackendError::Unsupported { message, hint: None });

@@ -12,7 +12,7 @@ mod storage;
 
 use std::path::Path;
 
-use domain::Bytes;
+use domain::{Bytes, SandboxId};
 use serde::{Deserialize, Serialize};
 
 use crate::images::HostPrograms;
@@ -105,6 +105,11 @@ impl HostCheck {
             Err(detail) => Self::missing(name, detail),
         }
     }
+}
+
+/// The id of what a check makes and removes again.
+fn probe_id() -> SandboxId {
+    SandboxId::parse("doctor00000000000000").expect("a letter and nineteen letters or digits")
 }
 
 /// Returns the trimmed content of a small kernel file, if it exists.

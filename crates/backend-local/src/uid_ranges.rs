@@ -14,6 +14,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use self::claims::BlockClaims;
+use domain::SandboxId;
 
 /// The number of ids of a sandbox.
 pub const IDS_PER_RANGE: u32 = 65_536;
@@ -38,7 +39,7 @@ pub struct UidRanges {
     claims: BlockClaims,
     base: u32,
     count: u32,
-    by_id: BTreeMap<String, u32>,
+    by_id: BTreeMap<SandboxId, u32>,
     taken: BTreeSet<u32>,
     /// Ranges that overlap with ids that the host assigns to its users.
     blocked: BTreeSet<u32>,
@@ -106,7 +107,7 @@ impl UidRanges {
 
     /// Returns a range for the sandbox `id`, recorded before this returns. A sandbox that has a range
     /// keeps it, unless another state directory took the range over while the sandbox was not running.
-    pub fn allocate(&mut self, id: &str) -> Result<UidRange, UidRangeError> {
+    pub fn allocate(&mut self, id: &SandboxId) -> Result<UidRange, UidRangeError> {
         if let Some(range) = self.range_of(id) {
             if self.claims.claim_range(range.first)? {
                 return Ok(range);
@@ -140,12 +141,12 @@ impl UidRanges {
     }
 
     /// Returns the range of `id`, if it has one.
-    pub fn range_of(&self, id: &str) -> Option<UidRange> {
+    pub fn range_of(&self, id: &SandboxId) -> Option<UidRange> {
         self.by_id.get(id).map(|index| self.range_at(*index))
     }
 
     /// Frees the range of `id`; nothing of the sandbox may be left. It is not an error if `id` has none.
-    pub fn release(&mut self, id: &str) -> Result<(), UidRangeError> {
+    pub fn release(&mut self, id: &SandboxId) -> Result<(), UidRangeError> {
         let Some(UidRange { index, .. }) = self.range_of(id) else { return Ok(()) };
         let path = self.record_path(index);
         match fs::remove_file(&path) {
@@ -158,14 +159,14 @@ impl UidRanges {
         }
     }
 
-    fn write_record(&mut self, index: u32, id: &str) -> Result<(), UidRangeError> {
+    fn write_record(&mut self, index: u32, id: &SandboxId) -> Result<(), UidRangeError> {
         let path = self.record_path(index);
         let mut options = OpenOptions::new();
         let file = options.write(true).create_new(true).mode(0o600).open(&path);
         let text = format!("{id} {}", self.range_at(index).first);
         file.and_then(|mut file| file.write_all(text.as_bytes())).during("record the range", &path)?;
         self.taken.insert(index);
-        self.by_id.insert(id.to_owned(), index);
+        self.by_id.insert(id.clone(), index);
         Ok(())
     }
 
@@ -209,7 +210,7 @@ fn blocked_ranges(base: u32, count: u32, given: &[(u64, u64)]) -> Result<BTreeSe
 /// The record of a range in use.
 struct UidRangeRecord {
     index: u32,
-    id: String,
+    id: SandboxId,
     first: u32,
 }
 
@@ -227,9 +228,9 @@ fn read_records(directory: &Path) -> Result<Vec<UidRangeRecord>, UidRangeError> 
             text => text.during("read", &path)?,
         };
         if let Some((id, first)) = text.split_once(' ')
-            && let Ok(first) = first.parse()
+            && let (Ok(id), Ok(first)) = (SandboxId::parse(id), first.parse())
         {
-            records.push(UidRangeRecord { index, id: id.to_owned(), first });
+            records.push(UidRangeRecord { index, id, first });
         }
     }
     Ok(records)

@@ -26,7 +26,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use domain::Bytes;
+use domain::{Bytes, SandboxId};
 use serde::{Deserialize, Serialize};
 
 use ext4::Ext4Images;
@@ -111,8 +111,6 @@ pub enum VolumeError {
     Format(String),
     #[error("a disk of {} is less than the {} that a file system takes", Bytes(*limit), Bytes(*least))]
     TooSmall { limit: u64, least: u64 },
-    #[error("`{0}` is not a valid volume name")]
-    BadName(String),
     #[error("volume `{0}` does not exist")]
     Unknown(String),
     #[error("this host has no volumes on disk")]
@@ -197,10 +195,9 @@ impl VolumeStore {
     pub fn assign(
         &mut self,
         prepared: PreparedVolume,
-        id: &str,
+        id: &SandboxId,
         limit: Bytes,
     ) -> Result<SandboxVolume, VolumeError> {
-        check_name(id)?;
         match self {
             Self::Btrfs(pool) => pool.assign(prepared, id, limit),
             Self::Ext4(images) => images.assign(prepared, id, limit),
@@ -209,8 +206,7 @@ impl VolumeStore {
     }
 
     /// Returns the paths of the volume of `id`.
-    pub fn sandbox_volume(&self, id: &str) -> Result<SandboxVolume, VolumeError> {
-        check_name(id)?;
+    pub fn sandbox_volume(&self, id: &SandboxId) -> Result<SandboxVolume, VolumeError> {
         match self {
             Self::Btrfs(pool) => Ok(pool.sandbox_volume(id)),
             Self::Ext4(images) => images.sandbox_volume(id),
@@ -219,17 +215,16 @@ impl VolumeStore {
     }
 
     /// Whether `id` has a volume, even one that cannot be mounted now.
-    pub fn has_volume(&self, id: &str) -> bool {
+    pub fn has_volume(&self, id: &SandboxId) -> bool {
         match self {
-            Self::Btrfs(pool) => check_name(id).is_ok() && pool.sandbox_volume(id).disk.is_dir(),
-            Self::Ext4(images) => check_name(id).is_ok() && images.has_image(id),
+            Self::Btrfs(pool) => pool.sandbox_volume(id).disk.is_dir(),
+            Self::Ext4(images) => images.has_image(id),
             Self::Tmpfs => false,
         }
     }
 
     /// Changes the limit of the volume of `id`.
-    pub fn resize(&mut self, id: &str, limit: Bytes) -> Result<(), VolumeError> {
-        check_name(id)?;
+    pub fn resize(&mut self, id: &SandboxId, limit: Bytes) -> Result<(), VolumeError> {
         match self {
             Self::Btrfs(pool) => pool.resize(id, limit),
             Self::Ext4(_) => Err(VolumeError::FixedSize),
@@ -238,21 +233,19 @@ impl VolumeStore {
     }
 
     /// Returns the usage of the volume of `id`; with btrfs the journal is not counted.
-    pub fn usage(&self, id: &str) -> Result<DiskUsage, VolumeError> {
-        check_name(id)?;
+    pub fn usage(&self, id: &SandboxId) -> Result<DiskUsage, VolumeError> {
         match self {
             Self::Btrfs(pool) => pool.usage(id),
-            Self::Ext4(images) => images.usage(id),
+            Self::Ext4(images) => images.usage(id.as_str()),
             Self::Tmpfs => Err(VolumeError::OnlyMemory),
         }
     }
 
     /// Removes the volume of `id` without walking it. It is not an error if it does not exist.
-    pub fn remove(&mut self, id: &str) -> Result<(), VolumeError> {
-        check_name(id)?;
+    pub fn remove(&mut self, id: &SandboxId) -> Result<(), VolumeError> {
         match self {
-            Self::Btrfs(pool) => pool.remove(id),
-            Self::Ext4(images) => images.remove(id),
+            Self::Btrfs(pool) => pool.remove(id.as_str()),
+            Self::Ext4(images) => images.remove(id.as_str()),
             Self::Tmpfs => Ok(()),
         }
     }
@@ -267,7 +260,7 @@ impl VolumeStore {
     }
 
     /// Returns the ids of all sandboxes that have a volume.
-    pub fn list_ids(&self) -> Result<Vec<String>, VolumeError> {
+    pub fn list_ids(&self) -> Result<Vec<SandboxId>, VolumeError> {
         match self {
             Self::Btrfs(pool) => pool.list_ids(),
             Self::Ext4(images) => Ok(images.list_ids()),
@@ -329,13 +322,6 @@ fn make_directory(path: &Path, mode: u32) -> Result<(), VolumeError> {
 
 fn make_trees(volume: &SandboxVolume, settings: &VolumeStoreSettings) -> Result<(), VolumeError> {
     settings.trees.iter().try_for_each(|tree| volume.add_tree(tree))
-}
-
-/// Checks an id: ids become names of directories, so they must not be able to form a path.
-fn check_name(id: &str) -> Result<(), VolumeError> {
-    let plain = (1..=64).contains(&id.len())
-        && id.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
-    if plain { Ok(()) } else { Err(VolumeError::BadName(id.to_owned())) }
 }
 
 /// Adds the attempted action and the path to an error.

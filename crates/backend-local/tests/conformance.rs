@@ -175,7 +175,7 @@ impl BackendUnderTest for TestHost {
 
     async fn kill_sandbox(&self, id: &SandboxId) {
         let identity = ServerIdentity { instance: instance(), owns_unsigned_records: false };
-        let record = LauncherRecords::open(&self.state, identity).unwrap().read(id.as_str()).unwrap();
+        let record = LauncherRecords::open(&self.state, identity).unwrap().read(id).unwrap();
         let pid = Pid::from_raw(record.process.unwrap().pid).unwrap();
         kill_process(pid, Signal::KILL).unwrap();
     }

@@ -25,7 +25,7 @@ use backend_local::launcher::create::BeginCreateError;
 use backend_local::launcher::protocol::{EnforcedPlan, OpError};
 use backend_local::network::{NetworkMode, NetworkSettings};
 use backend_local::settings::{LauncherSettings, LifetimePolicy, MaxLimits, MountRule};
-use domain::{Bytes, MountSource, NetworkAccess, UserIdentity};
+use domain::{Bytes, MountSource, NetworkAccess, SandboxId, UserIdentity};
 use linux::namespaces::{self, NamespaceSet};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::FlockOperation;
@@ -88,7 +88,7 @@ fn with_sandbox<T>(
 /// A sandbox that ends with this process.
 struct OneshotSandbox {
     launcher: Launcher,
-    id: String,
+    id: SandboxId,
     /// Locked while we live, so that other runs do not remove this sandbox.
     _alive: File,
     alive_path: PathBuf,
@@ -110,7 +110,7 @@ impl OneshotSandbox {
         let identity = determine_identity(config, state)?;
         let mut launcher = Launcher::open(launcher_settings(config, state, identity))?;
         remove_stale_sandboxes(&mut launcher, state, printer)?;
-        let alive_path = state.join("alive").join(&plan.id);
+        let alive_path = state.join("alive").join(plan.id.as_str());
         let alive = lock_file(&alive_path, FlockOperation::LockExclusive)?;
         let mut sandbox =
             Self { launcher, id: plan.id.clone(), _alive: alive, alive_path, shared_lock_path: turn_path };
@@ -193,12 +193,12 @@ fn make_oneshot_dir(state_dir: &Path, state: &Path) -> std::io::Result<()> {
 /// before its sandbox and removed after it, so some locks have no sandbox.
 fn remove_stale_sandboxes(launcher: &mut Launcher, state: &Path, printer: &Printer) -> Result<()> {
     let alive = state.join("alive");
-    let mut ids: BTreeSet<String> = launcher.list_sandboxes()?.into_iter().map(|found| found.id).collect();
+    let mut ids: BTreeSet<SandboxId> = launcher.list_sandboxes()?.into_iter().map(|found| found.id).collect();
     for entry in std::fs::read_dir(&alive)? {
-        ids.extend(entry?.file_name().into_string().ok());
+        ids.extend(entry?.file_name().to_str().and_then(|name| SandboxId::parse(name).ok()));
     }
     for id in ids {
-        let path = alive.join(&id);
+        let path = alive.join(id.as_str());
         if lock_file(&path, FlockOperation::NonBlockingLockExclusive).is_ok() {
             if let Err(error) = launcher.destroy_and_wait(&id) {
                 // This must not keep the command from running; the next sweep tries again.
@@ -272,7 +272,7 @@ fn build_plan(args: &RunArgs, config: &Config) -> Result<JailPlan> {
     let mut entropy = [0; 20];
     rustix::rand::getrandom(&mut entropy, rustix::rand::GetRandomFlags::empty())?;
     Ok(JailPlan {
-        id: domain::SandboxId::from_entropy(entropy).to_string(),
+        id: SandboxId::from_entropy(entropy),
         image: args.image.clone(),
         snapshot: None,
         disk: DiskPlan::New,
@@ -318,6 +318,7 @@ fn build_start_request(args: &RunArgs, plan: &JailPlan) -> Result<StartProcess> 
     Ok(StartProcess {
         process: plan
             .id
+            .as_str()
             .bytes()
             .map(|byte| format!("{:x}", byte & 15))
             .chain(["000000000000".to_owned()])

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 
-use domain::MAX_PIDS;
+use domain::{MAX_PIDS, SandboxId};
 
 use super::{CgroupAccess, CgroupController, CgroupHierarchies, write_if_present};
 use crate::jail::plan::JailLimits;
@@ -17,7 +17,7 @@ const MAX_AGENT_CPUS: u32 = 1000;
 
 impl CgroupHierarchies {
     /// Sets the sandbox's limits on the commands, and fixed limits on the agent.
-    pub(super) fn set_limits(&self, id: &str, limits: &JailLimits) -> io::Result<()> {
+    pub(super) fn set_limits(&self, id: &SandboxId, limits: &JailLimits) -> io::Result<()> {
         if self.extent != CgroupAccess::Whole {
             // Here root inside owns `cmd` with all its files, so a subverted agent could remove those
             // limits. It cannot reach the group above, so that one has limits too.
@@ -33,7 +33,7 @@ impl CgroupHierarchies {
     }
 
     /// Like `CgroupHierarchies::set_limits`, for groups that already have limits.
-    pub fn replace_limits(&self, id: &str, limits: &JailLimits) -> io::Result<()> {
+    pub fn replace_limits(&self, id: &SandboxId, limits: &JailLimits) -> io::Result<()> {
         if let CgroupController::Legacy(root) = &self.memory {
             // The limit on memory with swap must never be below the limit on memory.
             let both = self.legacy_group(root, id, "cmd").join("memory.memsw.limit_in_bytes");
@@ -43,7 +43,7 @@ impl CgroupHierarchies {
     }
 
     /// Sets the limit on processor time; `cpus` is in thousandths of a core.
-    fn limit_cpus(&self, id: &str, part: &str, cpus: u32) -> io::Result<()> {
+    fn limit_cpus(&self, id: &SandboxId, part: &str, cpus: u32) -> io::Result<()> {
         const CPU_PERIOD_MICROS: u64 = 100_000;
         let quota = (u64::from(cpus) * CPU_PERIOD_MICROS / 1000).max(1000);
         match &self.cpu {
@@ -58,7 +58,7 @@ impl CgroupHierarchies {
         }
     }
 
-    fn limit_memory(&self, id: &str, part: &str, bytes: u64) -> io::Result<()> {
+    fn limit_memory(&self, id: &SandboxId, part: &str, bytes: u64) -> io::Result<()> {
         match &self.memory {
             CgroupController::Unified => {
                 let group = self.sandbox_group(id).join(part);
@@ -78,7 +78,7 @@ impl CgroupHierarchies {
         }
     }
 
-    fn limit_pids(&self, id: &str, part: &str, count: u32) -> io::Result<()> {
+    fn limit_pids(&self, id: &SandboxId, part: &str, count: u32) -> io::Result<()> {
         let count = count.min(MAX_PIDS);
         match &self.pids {
             CgroupController::Unified => {

@@ -7,18 +7,19 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use domain::{Bytes, MilliCpus};
+use domain::{Bytes, MilliCpus, SandboxId, SnapshotId, VolumeId};
 use serde::{Deserialize, Serialize};
 
 use crate::network::NetworkMode;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JailPlan {
-    pub id: String,
+    #[serde(with = "crate::ids")]
+    pub id: SandboxId,
     pub image: String,
     /// The snapshot whose files the sandbox starts with; `image` is then the image below them.
-    #[serde(default)]
-    pub snapshot: Option<String>,
+    #[serde(default, with = "crate::ids::optional")]
+    pub snapshot: Option<SnapshotId>,
     pub limits: JailLimits,
     /// Limits that the caller specified. If one of them cannot be enforced, the create fails.
     pub named: Vec<LimitName>,
@@ -91,7 +92,7 @@ pub struct MountPlan {
 pub enum MountSourcePlan {
     Host(PathBuf),
     /// A volume, by its id.
-    Volume(String),
+    Volume(#[serde(with = "crate::ids")] VolumeId),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -15,6 +15,7 @@
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 
+use domain::SandboxId;
 use linux::mounts;
 use linux::namespaces::{self, NamespaceSet, SetgroupsPolicy};
 use linux::spawn::{self, ForkResult, ProcessExit, SingleThread};
@@ -47,7 +48,7 @@ pub struct PendingAttach {
 
 impl Launcher {
     /// Begins to add mounts to a running sandbox: all of them, or none.
-    pub fn begin_attach(&mut self, id: &str, plans: &[MountPlan]) -> Result<PendingAttach, OpError> {
+    pub fn begin_attach(&mut self, id: &SandboxId, plans: &[MountPlan]) -> Result<PendingAttach, OpError> {
         let record = self.records.read(id).ok_or_else(OpError::gone)?;
         let pidfd = record.pidfd().ok_or_else(OpError::gone)?;
         if !record.without_set_id && plans.iter().any(writes_to_host) {
@@ -96,7 +97,7 @@ impl Launcher {
     fn clone_mapped_sources(
         &self,
         root: &RootState,
-        id: &str,
+        id: &SandboxId,
         record: &LauncherRecord,
         pidfd: &OwnedFd,
         gathered: &OpenedMounts,

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use domain::SandboxId;
 use linux::namespaces::{self, NamespaceSet, SetgroupsPolicy};
 use linux::spawn::{self, ForkResult, ProcessExit};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -88,14 +89,14 @@ impl Launcher {
     }
 
     /// Installs the guard with the current settings inside a running sandbox.
-    pub(super) fn reinstall_guard(&self, id: &str) {
+    pub(super) fn reinstall_guard(&self, id: &SandboxId) {
         let LauncherRights::Root(root) = &self.rights else { return };
         let Some(record) = self.records.read(id).filter(|record| record.connected) else { return };
         let (Some(pidfd), Some(process)) = (record.pidfd(), record.process) else { return };
         let namespace = open_net_namespace(process.pid, &pidfd);
         if let Err(error) = namespace.and_then(|namespace| root.netns_pool.reinstall_guard(namespace.as_fd()))
         {
-            tracing::warn!(id, %error, "failed to update the guard inside a sandbox; it keeps its former settings");
+            tracing::warn!(%id, %error, "failed to update the guard inside a sandbox; it keeps its former settings");
         }
     }
 
@@ -146,7 +147,11 @@ impl Launcher {
     }
 
     /// Gives a running sandbox a network. A sandbox that has one keeps it.
-    pub fn connect_network(&mut self, id: &str, mode: NetworkMode) -> Result<EnforcedMeasures, OpError> {
+    pub fn connect_network(
+        &mut self,
+        id: &SandboxId,
+        mode: NetworkMode,
+    ) -> Result<EnforcedMeasures, OpError> {
         let record = self.records.read(id).ok_or_else(OpError::gone)?;
         let (Some(pidfd), Some(process)) = (record.pidfd(), record.process.as_ref()) else {
             return Err(OpError::gone());

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use domain::{Bytes, MAX_PIDS, MIN_DISK, MIN_MEMORY};
+use domain::{Bytes, MAX_PIDS, MIN_DISK, MIN_MEMORY, SandboxId};
 use linux::namespaces::SetgroupsPolicy;
 use rustix::fs::{AtFlags, Uid};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -41,7 +41,7 @@ const DELEGATED_SCOPE_COMMAND: &str =
 /// A sandbox that is starting. When `status` is readable, [`Launcher::conclude_create`] returns the outcome.
 #[derive(Debug)]
 pub struct PendingCreate {
-    pub id: String,
+    pub id: SandboxId,
     pub status: OwnedFd,
     /// The parts that are kept if it does not start.
     pub keep: KeptParts,
@@ -431,7 +431,7 @@ impl Launcher {
         let entry = JailEntry {
             setgroups: resources.setgroups,
             die_with_parent: self.settings.lifetime == LifetimePolicy::Ours,
-            host_name: plan.id.clone(),
+            host_name: plan.id.to_string(),
             trees,
             volume: resources.volume,
             mounts,
@@ -489,21 +489,21 @@ impl Launcher {
     }
 
     /// Returns the directory in which the files of a sandbox are kept.
-    pub fn kept_files_path(&self, id: &str) -> PathBuf {
-        self.settings.state_dir.join("kept").join(id)
+    pub fn kept_files_path(&self, id: &SandboxId) -> PathBuf {
+        self.settings.state_dir.join("kept").join(id.as_str())
     }
 
     /// Removes the kept files of a sandbox that never started.
-    pub fn discard_kept_files(&self, id: &str) -> io::Result<()> {
+    pub fn discard_kept_files(&self, id: &SandboxId) -> io::Result<()> {
         match linux::fs::RootDirectory::open(&self.settings.state_dir.join("kept")) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            kept => kept?.remove_tree(Path::new(id)),
+            kept => kept?.remove_tree(Path::new(id.as_str())),
         }
     }
 
     /// Binds the agent's socket. The agent itself calls listen, so that a successful connect means that
     /// the agent is at the other end and not the launcher.
-    fn bind_socket(&self, id: &str) -> io::Result<OwnedFd> {
+    fn bind_socket(&self, id: &SandboxId) -> io::Result<OwnedFd> {
         let socket =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         // The directory is addressed by its descriptor, because a socket's path is limited to 108 bytes.
@@ -511,13 +511,13 @@ impl Launcher {
         rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
         rustix::fs::chmodat(
             self.run_directory(),
-            id,
+            id.as_str(),
             rustix::fs::Mode::from_raw_mode(0o600),
             AtFlags::empty(),
         )?;
         if let Some(uid) = self.settings.server_uid {
             let uid = Some(Uid::from_raw(uid));
-            rustix::fs::chownat(self.run_directory(), id, uid, None, AtFlags::SYMLINK_NOFOLLOW)?;
+            rustix::fs::chownat(self.run_directory(), id.as_str(), uid, None, AtFlags::SYMLINK_NOFOLLOW)?;
         }
         Ok(socket)
     }
@@ -536,7 +536,7 @@ impl Launcher {
         isolated_sessions: Option<usize>,
     ) -> AgentConfig {
         let mut env: BTreeMap<String, String> = image.env.iter().cloned().collect();
-        env.insert("CORACLE_SANDBOX".to_owned(), plan.id.clone());
+        env.insert("CORACLE_SANDBOX".to_owned(), plan.id.to_string());
         env.extend(plan.env.clone());
         let root = matches!(self.rights, LauncherRights::Root(_));
         let (default_user, default_directory) = self.default_user_and_directory(plan, image);

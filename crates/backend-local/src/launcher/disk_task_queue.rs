@@ -5,6 +5,8 @@
 
 use std::os::fd::OwnedFd;
 
+use domain::{SandboxId, SnapshotId};
+
 use super::protocol::{LauncherOp, LauncherRequest, OpError, OpResult, SnapshotListing};
 use super::serve::{ClientSocket, LauncherLoop, send_response, step_error};
 use super::snapshot::{PendingRestore, PendingSnapshot, SnapshotStart};
@@ -81,7 +83,13 @@ impl LauncherLoop {
         None
     }
 
-    pub(super) fn start_snapshot(&mut self, client: ClientSocket, number: u64, id: &str, snapshot: &str) {
+    pub(super) fn start_snapshot(
+        &mut self,
+        client: ClientSocket,
+        number: u64,
+        id: &SandboxId,
+        snapshot: &SnapshotId,
+    ) {
         match self.launcher.begin_snapshot(id, snapshot) {
             Ok(SnapshotStart::Taking(taking)) => {
                 let work = DiskWork::Snapshot(Box::new(taking));
@@ -104,7 +112,7 @@ impl LauncherLoop {
         }
     }
 
-    pub(super) fn forget_snapshot(&mut self, snapshot: &str) -> Result<OpResult, OpError> {
+    pub(super) fn forget_snapshot(&mut self, snapshot: &SnapshotId) -> Result<OpResult, OpError> {
         let forgotten = self.launcher.forget_snapshot(snapshot);
         forgotten.map(|()| OpResult::Done).map_err(|error| step_error("forget", &error))
     }

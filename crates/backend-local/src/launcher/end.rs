@@ -7,6 +7,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
+use domain::SandboxId;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::AtFlags;
 use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
@@ -32,7 +33,7 @@ pub enum KillOutcome {
 
 impl Launcher {
     /// Kills a sandbox. It is not an error if it does not exist.
-    pub fn kill_sandbox(&mut self, id: &str) -> io::Result<KillOutcome> {
+    pub fn kill_sandbox(&mut self, id: &SandboxId) -> io::Result<KillOutcome> {
         if let Some(pidfd) = self.pidfd(id) {
             match pidfd_send_signal(&pidfd, Signal::KILL) {
                 Ok(()) | Err(rustix::io::Errno::SRCH) => {}
@@ -54,7 +55,7 @@ impl Launcher {
     /// released something yet; the caller must try again.
     pub fn remove_dead_sandbox(
         &mut self,
-        id: &str,
+        id: &SandboxId,
         pidfd: Option<&OwnedFd>,
         keep: KeptParts,
     ) -> io::Result<()> {
@@ -70,7 +71,7 @@ impl Launcher {
         {
             root.volumes.remove(id).map_err(io::Error::other)?;
         }
-        match rustix::fs::unlinkat(self.run_directory(), id, AtFlags::empty()) {
+        match rustix::fs::unlinkat(self.run_directory(), id.as_str(), AtFlags::empty()) {
             Ok(()) | Err(rustix::io::Errno::NOENT) => {}
             Err(error) => return Err(error.into()),
         }
@@ -81,7 +82,7 @@ impl Launcher {
     }
 
     /// Whether this sandbox has a disk that outlives its processes.
-    pub fn has_disk(&self, id: &str) -> bool {
+    pub fn has_disk(&self, id: &SandboxId) -> bool {
         match &self.rights {
             LauncherRights::Root(root) => root.volumes.has_volume(id),
             LauncherRights::User { .. } => false,
@@ -89,7 +90,7 @@ impl Launcher {
     }
 
     /// Ends a sandbox and waits until it is removed completely.
-    pub fn destroy_and_wait(&mut self, id: &str) -> io::Result<()> {
+    pub fn destroy_and_wait(&mut self, id: &SandboxId) -> io::Result<()> {
         let pidfd = match self.kill_sandbox(id)? {
             KillOutcome::Done => None,
             KillOutcome::Dying(pidfd) => Some(pidfd),

@@ -5,6 +5,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use domain::SnapshotId;
 use linux::namespaces::{self, NamespaceSet};
 use linux::spawn::{self, ForkResult};
 use rustix::fs::MemfdFlags;
@@ -43,7 +44,8 @@ pub enum ImageOp {
     },
     /// Makes an image from the files of a snapshot.
     Commit {
-        snapshot: String,
+        #[serde(with = "crate::ids")]
+        snapshot: SnapshotId,
         name: String,
     },
     Remove {

@@ -30,16 +30,16 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use domain::Bytes;
+use domain::{Bytes, SandboxId};
 use linux::descriptors;
 use linux::seccomp::policy::PolicyError;
 use linux::spawn::SingleThread;
 use rustix::fs::{Mode, OFlags};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with, socketpair};
 use rustix::process::Rlimit;
 
 use self::netns_pool::NetnsPool;
-use self::protocol::{FoundSandbox, OpError, SandboxCondition, SandboxUsage};
+use self::protocol::{FoundSandbox, OpError, SandboxCondition, SandboxUsage, WatchedIds};
 use self::record::LauncherRecords;
 use self::snapshot::SnapshotStore;
 use crate::cgroups::{CgroupHierarchies, PendingFreeze};
@@ -70,7 +70,7 @@ pub struct Launcher {
     run_dir: OwnedFd,
     /// Sandboxes of an earlier launcher, whose inner guards may have other settings. Replacing a guard
     /// takes the kernel a long time, so that is done when the launcher is idle.
-    outdated_guards: Vec<String>,
+    outdated_guards: Vec<SandboxId>,
 }
 
 /// The privileges of this process on the host.
@@ -244,7 +244,7 @@ impl Launcher {
         }
         ids.sort_unstable();
         ids.dedup();
-        let found = |id: String| FoundSandbox {
+        let found = |id: SandboxId| FoundSandbox {
             condition: self.sandbox_condition(&id),
             files: self.has_disk(&id),
             id,
@@ -252,7 +252,26 @@ impl Launcher {
         Ok(ids.into_iter().map(found).collect())
     }
 
-    fn sandbox_condition(&self, id: &str) -> SandboxCondition {
+    /// Returns all sandboxes, and a socket that holds the descriptors of the running ones. One message takes
+    /// only a few descriptors, but any number of messages can wait in a socket.
+    pub fn list_with_pidfds(&self) -> io::Result<(Vec<FoundSandbox>, OwnedFd)> {
+        let found = self.list_sandboxes()?;
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let running = |found: &&FoundSandbox| {
+            matches!(found.condition, SandboxCondition::Alive | SandboxCondition::Frozen)
+        };
+        let running: Vec<&FoundSandbox> = found.iter().filter(running).collect();
+        for part in running.chunks(packet::MAX_DESCRIPTORS) {
+            let pidfds = part.iter().filter_map(|found| Some((found.id.clone(), self.pidfd(&found.id)?)));
+            let (ids, pidfds): (Vec<SandboxId>, Vec<OwnedFd>) = pidfds.unzip();
+            let borrowed: Vec<_> = pidfds.iter().map(AsFd::as_fd).collect();
+            packet::send_with_descriptors(ours.as_fd(), &WatchedIds { ids }, &borrowed)?;
+        }
+        Ok((found, theirs))
+    }
+
+    fn sandbox_condition(&self, id: &SandboxId) -> SandboxCondition {
         let record = match self.records.read(id) {
             Some(record) if record.stopped => return SandboxCondition::Dead,
             Some(record) if record.process.is_some() => record,
@@ -269,7 +288,7 @@ impl Launcher {
 
     /// Whether a client paused the sandbox. One that is frozen only for a snapshot is thawed
     /// automatically.
-    fn is_paused(&self, id: &str) -> bool {
+    fn is_paused(&self, id: &SandboxId) -> bool {
         match &self.rights {
             LauncherRights::Root(root) => root.snapshots.paused_before(id).unwrap_or(true),
             LauncherRights::User { .. } => true,
@@ -279,7 +298,7 @@ impl Launcher {
     /// Whether the agent of `id` listens. Only a connect shows that: the launcher binds the socket long
     /// before the agent listens on it. An agent that does not accept must not block the launcher, so this
     /// does not wait for space in its queue: a full queue also means that it listens.
-    fn agent_listens(&self, id: &str) -> bool {
+    fn agent_listens(&self, id: &SandboxId) -> bool {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let path = format!("/proc/self/fd/{}/{id}", self.run_dir.as_raw_fd());
         let connected = SocketAddrUnix::new(path).and_then(|address| {
@@ -290,12 +309,12 @@ impl Launcher {
     }
 
     /// Returns a descriptor that becomes readable when the sandbox ends.
-    pub fn pidfd(&self, id: &str) -> Option<OwnedFd> {
+    pub fn pidfd(&self, id: &SandboxId) -> Option<OwnedFd> {
         self.records.read(id)?.pidfd()
     }
 
     /// Begins to freeze or thaw all commands of a sandbox.
-    pub fn set_frozen(&self, id: &str, frozen: bool) -> Result<PendingFreeze, OpError> {
+    pub fn set_frozen(&self, id: &SandboxId, frozen: bool) -> Result<PendingFreeze, OpError> {
         let groups = self.groups().ok_or_else(|| self.pause_unsupported_error())?;
         groups.set_frozen(id, frozen).map_err(|error| match error.kind() {
             // Groups of an earlier start are still searched, but new sandboxes have none.
@@ -304,11 +323,11 @@ impl Launcher {
         })
     }
 
-    pub fn was_out_of_memory(&self, id: &str) -> bool {
+    pub fn was_out_of_memory(&self, id: &SandboxId) -> bool {
         self.groups().is_some_and(|groups| groups.agent_was_killed_for_memory(id))
     }
 
-    pub fn usage(&self, id: &str) -> Option<SandboxUsage> {
+    pub fn usage(&self, id: &SandboxId) -> Option<SandboxUsage> {
         let limits = self.records.read(id)?.limits;
         let used = self.groups().map(|groups| groups.usage(id)).unwrap_or_default();
         let disk = match &self.rights {
@@ -329,7 +348,7 @@ impl Launcher {
     }
 
     /// Returns the processor time that a sandbox has used.
-    pub fn cpu_micros(&self, id: &str) -> Option<u64> {
+    pub fn cpu_micros(&self, id: &SandboxId) -> Option<u64> {
         self.groups()?.cpu_micros(id)
     }
 
@@ -376,8 +395,8 @@ impl Launcher {
     }
 
     /// Returns the path of the socket of the agent of `id`, for a caller in this process.
-    pub fn agent_socket_path(&self, id: &str) -> PathBuf {
-        self.settings.state_dir.join("run").join(id)
+    pub fn agent_socket_path(&self, id: &SandboxId) -> PathBuf {
+        self.settings.state_dir.join("run").join(id.as_str())
     }
 
     pub fn settings(&self) -> &LauncherSettings {

@@ -14,6 +14,7 @@ use crate::jail::id_maps;
 use crate::jail::plan::{JailPlan, MountPlan, MountSourcePlan};
 use crate::jail::sources::{MountOrigin, MountSourceError, OpenedSource, SourceIds, SourceLocation};
 use crate::settings::{AllowedDirectory, MountRule};
+use domain::VolumeId;
 
 /// The largest number of mounts: more than any sandbox needs, and few enough that their descriptors fit
 /// into one message.
@@ -86,7 +87,7 @@ impl Launcher {
         })
     }
 
-    fn volume_mount_origin(&self, id: &str) -> Result<MountOrigin, OpError> {
+    fn volume_mount_origin(&self, id: &VolumeId) -> Result<MountOrigin, OpError> {
         let data = match &self.rights {
             LauncherRights::Root(root) => root.volumes.named_data(id),
             LauncherRights::User { .. } => None,

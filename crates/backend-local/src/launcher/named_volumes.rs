@@ -27,7 +27,7 @@ impl Launcher {
         root.volumes.make_named(&volume).map_err(volume_op_error)
     }
 
-    pub fn remove_volume(&mut self, id: &str) -> Result<(), OpError> {
+    pub fn remove_volume(&mut self, id: &VolumeId) -> Result<(), OpError> {
         self.require_root()?.volumes.remove_named(id).map_err(volume_op_error)
     }
 
@@ -35,7 +35,7 @@ impl Launcher {
         let LauncherRights::Root(root) = &self.rights else { return Ok(Vec::new()) };
         let found = root.volumes.list_named().map_err(volume_op_error)?;
         let plan = |volume: Volume| VolumePlan {
-            id: volume.id.to_string(),
+            id: volume.id,
             owner: volume.owner.as_str().to_owned(),
             name: volume.name.to_string(),
             size: volume.size.0,
@@ -45,9 +45,9 @@ impl Launcher {
     }
 
     /// Returns the usage of these volumes; those that cannot be read are left out.
-    pub fn volume_usage(&self, ids: Vec<String>) -> Vec<(String, u64)> {
+    pub fn volume_usage(&self, ids: Vec<VolumeId>) -> Vec<(VolumeId, u64)> {
         let LauncherRights::Root(root) = &self.rights else { return Vec::new() };
-        let held = |id: String| root.volumes.named_usage(&id).map(|usage| (id, usage.used.0));
+        let held = |id: VolumeId| root.volumes.named_usage(&id).map(|usage| (id, usage.used.0));
         ids.into_iter().filter_map(held).collect()
     }
 
@@ -67,7 +67,7 @@ impl Launcher {
 fn parse_volume_plan(plan: &VolumePlan) -> Result<Volume, OpError> {
     let wrong = |_error| OpError::unsupported("this is not a volume", None);
     Ok(Volume {
-        id: VolumeId::parse(&plan.id).map_err(|error| wrong(error.to_string()))?,
+        id: plan.id.clone(),
         owner: Owner::parse(&plan.owner).map_err(|error| wrong(error.to_string()))?,
         name: VolumeName::parse(&plan.name).map_err(|error| wrong(error.to_string()))?,
         size: Bytes(plan.size),

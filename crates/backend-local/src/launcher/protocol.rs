@@ -2,6 +2,7 @@
 //! descriptors. A message that is too large for a packet is sent in a memfd.
 
 use backend::{BackendError, FoundCondition};
+use domain::{SandboxId, SnapshotId, VolumeId};
 use serde::{Deserialize, Serialize};
 
 use super::images::{ImageOp, ImageOpResult};
@@ -33,33 +34,42 @@ pub struct LauncherRequest {
 pub enum LauncherOp {
     Create(Box<JailPlan>),
     Destroy {
-        id: String,
+        #[serde(with = "crate::ids")]
+        id: SandboxId,
     },
     /// Like `Destroy`, but the disk is kept. The answer is `Stopped`.
     Stop {
-        id: String,
+        #[serde(with = "crate::ids")]
+        id: SandboxId,
     },
     Freeze {
-        id: String,
+        #[serde(with = "crate::ids")]
+        id: SandboxId,
         frozen: bool,
     },
     /// Adds mounts to a running sandbox: all of them, or none.
     Attach {
-        id: String,
+        #[serde(with = "crate::ids")]
+        id: SandboxId,
         mounts: Vec<MountPlan>,
     },
     MakeVolume(VolumePlan),
     RemoveVolume {
-        id: String,
+        #[serde(with = "crate::ids")]
+        id: VolumeId,
     },
     Volumes,
     /// Asks for the usage of some volumes.
     VolumesHold {
-        ids: Vec<String>,
+        #[serde(with = "crate::ids::list")]
+        ids: Vec<VolumeId>,
     },
+    /// The answer comes with a socket from which the descriptors of all running sandboxes can be received:
+    /// packets with [`WatchedIds`], until the end of the stream.
     List,
     Usage {
-        id: String,
+        #[serde(with = "crate::ids")]
+        id: SandboxId,
     },
     /// The answer is `Changed`.
     Resize(ResizeRequest),
@@ -67,26 +77,32 @@ pub enum LauncherOp {
     Resolve {
         image: String,
     },
-    /// The answer comes with a descriptor that becomes readable when the sandbox ends.
+    /// Asked for one sandbox by earlier servers; the answer to `List` brings the descriptors now.
     Watch {
-        id: String,
+        #[serde(with = "crate::ids")]
+        id: SandboxId,
     },
     /// Asks whether the agent of a dead sandbox was killed for lack of memory.
     WasOutOfMemory {
-        id: String,
+        #[serde(with = "crate::ids")]
+        id: SandboxId,
     },
     /// The answer is sent when the snapshot is complete and the sandbox is thawed.
     Snapshot {
-        id: String,
-        snapshot: String,
+        #[serde(with = "crate::ids")]
+        id: SandboxId,
+        #[serde(with = "crate::ids")]
+        snapshot: SnapshotId,
     },
     ForgetSnapshot {
-        snapshot: String,
+        #[serde(with = "crate::ids")]
+        snapshot: SnapshotId,
     },
     Snapshots,
     /// Gives a running sandbox its network.
     Connect {
-        id: String,
+        #[serde(with = "crate::ids")]
+        id: SandboxId,
         network: NetworkMode,
     },
     /// Asks which limits and features this host supports.
@@ -129,7 +145,8 @@ impl LauncherOp {
 /// New limits for a running sandbox; all of them are given.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ResizeRequest {
-    pub id: String,
+    #[serde(with = "crate::ids")]
+    pub id: SandboxId,
     pub limits: JailLimits,
     /// As in a plan.
     pub named: Vec<LimitName>,
@@ -155,7 +172,7 @@ pub enum OpResult {
     Used(SandboxUsage),
     /// Each volume with its usage in bytes.
     Volumes(Vec<(VolumePlan, u64)>),
-    VolumesHold(Vec<(String, u64)>),
+    VolumesHold(#[serde(with = "crate::ids::numbered")] Vec<(VolumeId, u64)>),
     /// The sandbox was removed completely.
     Ended {
         cpu_micros: Option<u64>,
@@ -197,7 +214,8 @@ pub type EnforcedMeasures = Vec<(String, String)>;
 /// A volume, as plain data.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct VolumePlan {
-    pub id: String,
+    #[serde(with = "crate::ids")]
+    pub id: VolumeId,
     pub owner: String,
     pub name: String,
     pub size: u64,
@@ -227,18 +245,28 @@ pub struct StoredSnapshot {
 /// A snapshot: its content if it is complete, otherwise the number of copied bytes and the total.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct SnapshotListing {
-    pub id: String,
+    #[serde(with = "crate::ids")]
+    pub id: SnapshotId,
     pub kept: Option<StoredSnapshot>,
     pub copied: Option<(u64, u64)>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 pub struct FoundSandbox {
-    pub id: String,
+    #[serde(with = "crate::ids")]
+    pub id: SandboxId,
     pub condition: SandboxCondition,
     /// Whether it has a disk.
     #[serde(default)]
     pub files: bool,
+}
+
+/// The ids of running sandboxes. Each comes with a descriptor, in the same order, that becomes readable when
+/// the sandbox ends.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct WatchedIds {
+    #[serde(with = "crate::ids::list")]
+    pub ids: Vec<SandboxId>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

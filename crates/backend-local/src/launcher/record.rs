@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use domain::SandboxId;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
@@ -93,7 +94,7 @@ impl LauncherRecords {
     /// Records the intention to make a sandbox; fails if the id already has a record.
     pub fn begin_create(
         &self,
-        id: &str,
+        id: &SandboxId,
         limits: JailLimits,
         made_of: SandboxOrigin,
     ) -> io::Result<LauncherRecord> {
@@ -118,7 +119,7 @@ impl LauncherRecords {
     /// one.
     pub fn begin_restart(
         &self,
-        id: &str,
+        id: &SandboxId,
         limits: JailLimits,
         made_of: SandboxOrigin,
     ) -> io::Result<LauncherRecord> {
@@ -142,7 +143,7 @@ impl LauncherRecords {
     }
 
     /// Records that only the disk of a sandbox is left.
-    pub fn mark_stopped(&self, id: &str) -> io::Result<()> {
+    pub fn mark_stopped(&self, id: &SandboxId) -> io::Result<()> {
         match self.read(id) {
             Some(record) if record.stopped => Ok(()),
             Some(record) => {
@@ -157,7 +158,7 @@ impl LauncherRecords {
 
     /// Adds the first process to a record. A reader that finds a torn record treats the sandbox as
     /// incomplete, which it is at that moment.
-    pub fn add_process(&self, id: &str, record: &mut LauncherRecord, pid: Pid) -> io::Result<()> {
+    pub fn add_process(&self, id: &SandboxId, record: &mut LauncherRecord, pid: Pid) -> io::Result<()> {
         record.process = Some(ProcessIdentity::of(pid)?);
         record.instance = Some(self.identity.instance.clone());
         record.foreign = false;
@@ -168,7 +169,7 @@ impl LauncherRecords {
 
     /// Overwrites an existing record in one write: a process that is killed has written all of it or
     /// nothing. Blanks overwrite the rest of a longer record.
-    pub fn replace(&self, id: &str, record: &LauncherRecord) -> io::Result<()> {
+    pub fn replace(&self, id: &SandboxId, record: &LauncherRecord) -> io::Result<()> {
         let path = self.path(id);
         let former = usize::try_from(fs::metadata(&path)?.len()).unwrap_or(0);
         let mut json = serde_json::to_vec(record)?;
@@ -177,7 +178,7 @@ impl LauncherRecords {
     }
 
     /// Returns the record of `id`, if it has a complete one.
-    pub fn read(&self, id: &str) -> Option<LauncherRecord> {
+    pub fn read(&self, id: &SandboxId) -> Option<LauncherRecord> {
         let mut record: LauncherRecord = serde_json::from_slice(&fs::read(self.path(id)).ok()?).ok()?;
         record.foreign = !self.is_own_record(&record);
         Some(record)
@@ -192,20 +193,24 @@ impl LauncherRecords {
         }
     }
 
-    pub fn remove(&self, id: &str) -> io::Result<()> {
+    pub fn remove(&self, id: &SandboxId) -> io::Result<()> {
         match fs::remove_file(self.path(id)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             other => other,
         }
     }
 
-    pub fn list(&self) -> io::Result<Vec<String>> {
-        let entries = fs::read_dir(&self.directory)?;
-        entries.map(|entry| entry.map(|entry| entry.file_name().to_string_lossy().into_owned())).collect()
+    /// Returns the ids of all sandboxes that have a record.
+    pub fn list(&self) -> io::Result<Vec<SandboxId>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&self.directory)? {
+            found.extend(entry?.file_name().to_str().and_then(|name| SandboxId::parse(name).ok()));
+        }
+        Ok(found)
     }
 
-    fn path(&self, id: &str) -> PathBuf {
-        self.directory.join(id)
+    fn path(&self, id: &SandboxId) -> PathBuf {
+        self.directory.join(id.as_str())
     }
 }
 
@@ -292,6 +297,7 @@ pub fn boot_id() -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::test_id;
 
     #[test]
     fn record_finds_its_own_process_and_no_other() {
@@ -326,14 +332,18 @@ mod tests {
             LauncherRecords::open(state.path(), identity).expect("the directory is writable")
         };
         let original = open("one", false);
-        let mut record = original.begin_create("a", limits, made_of()).expect("there is no record yet");
-        original.add_process("a", &mut record, rustix::process::getpid()).expect("the process is running");
-        let pidfd = |records: &LauncherRecords| records.read("a").expect("the record is complete").pidfd();
+        let mut record =
+            original.begin_create(&test_id("a"), limits, made_of()).expect("there is no record yet");
+        original
+            .add_process(&test_id("a"), &mut record, rustix::process::getpid())
+            .expect("the process is running");
+        let pidfd =
+            |records: &LauncherRecords| records.read(&test_id("a")).expect("the record is complete").pidfd();
         assert!(pidfd(&original).is_some());
         assert!(pidfd(&open("two", false)).is_none(), "the copy has another identity");
         assert!(pidfd(&open("two", true)).is_none(), "a signed record is not taken for an older one");
         record.instance = None;
-        original.replace("a", &record).expect("the record exists");
+        original.replace(&test_id("a"), &record).expect("the record exists");
         assert!(pidfd(&open("two", true)).is_some(), "an upgraded directory owns older records");
         assert!(pidfd(&open("two", false)).is_none());
     }
@@ -344,11 +354,12 @@ mod tests {
         let identity = ServerIdentity { instance: "i".to_owned(), owns_unsigned_records: false };
         let records = LauncherRecords::open(state.path(), identity).expect("the directory is writable");
         let long = JailLimits { memory: u64::MAX, cpus: 1000, pids: 1000, disk: u64::MAX };
-        let mut record = records.begin_create("a", long, made_of()).expect("there is no record yet");
+        let mut record =
+            records.begin_create(&test_id("a"), long, made_of()).expect("there is no record yet");
         record.limits = JailLimits { memory: 1, cpus: 2, pids: 3, disk: 4 };
-        records.replace("a", &record).expect("the record exists");
-        assert_eq!(records.read("a").expect("the record is complete").limits, record.limits);
-        assert!(records.replace("b", &record).is_err(), "there is none to replace");
+        records.replace(&test_id("a"), &record).expect("the record exists");
+        assert_eq!(records.read(&test_id("a")).expect("the record is complete").limits, record.limits);
+        assert!(records.replace(&test_id("b"), &record).is_err(), "there is none to replace");
     }
 
     #[test]
@@ -357,18 +368,23 @@ mod tests {
         let identity = ServerIdentity { instance: "i".to_owned(), owns_unsigned_records: false };
         let records = LauncherRecords::open(state.path(), identity).expect("the directory is writable");
         let limits = JailLimits { memory: 1, cpus: 2, pids: 3, disk: 4 };
-        let mut record = records.begin_create("a", limits, made_of()).expect("there is no record yet");
-        records.add_process("a", &mut record, rustix::process::getpid()).expect("the process is running");
-        records.mark_stopped("a").expect("the record can be written");
-        let stopped = records.read("a").expect("the record is complete");
+        let mut record =
+            records.begin_create(&test_id("a"), limits, made_of()).expect("there is no record yet");
+        records
+            .add_process(&test_id("a"), &mut record, rustix::process::getpid())
+            .expect("the process is running");
+        records.mark_stopped(&test_id("a")).expect("the record can be written");
+        let stopped = records.read(&test_id("a")).expect("the record is complete");
         assert!(stopped.stopped && stopped.pidfd().is_none());
-        let again = records.begin_restart("a", limits, made_of()).expect("the record can be written");
+        let again =
+            records.begin_restart(&test_id("a"), limits, made_of()).expect("the record can be written");
         assert!(!again.stopped && again.process.is_none());
         // An unreadable record does not prevent a restart.
-        fs::write(state.path().join("boxes/b"), "{").expect("the directory is writable");
-        records.mark_stopped("b").expect("the record can be removed");
-        assert_eq!(records.list().expect("the records can be listed"), ["a"]);
-        records.begin_restart("b", limits, made_of()).expect("there is no record yet");
+        fs::write(state.path().join("boxes").join(test_id("b").as_str()), "{")
+            .expect("the directory is writable");
+        records.mark_stopped(&test_id("b")).expect("the record can be removed");
+        assert_eq!(records.list().expect("the records can be listed"), [test_id("a")]);
+        records.begin_restart(&test_id("b"), limits, made_of()).expect("there is no record yet");
     }
 
     fn made_of() -> SandboxOrigin {

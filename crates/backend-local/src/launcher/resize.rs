@@ -1,6 +1,6 @@
 //! Changing the limits of a running sandbox.
 
-use domain::Bytes;
+use domain::{Bytes, SandboxId};
 
 use super::protocol::{OpError, ResizeRequest};
 use super::{Launcher, LauncherRights};
@@ -43,7 +43,7 @@ impl Launcher {
     }
 
     /// Changes the limit of a disk. A disk that is a file or in memory cannot be resized.
-    fn resize_disk(&mut self, id: &str, limit: Bytes) -> Result<(), OpError> {
+    fn resize_disk(&mut self, id: &SandboxId, limit: Bytes) -> Result<(), OpError> {
         let kept =
             || OpError::unsupported("the disk of a running sandbox cannot be resized on this host", None);
         match &mut self.rights {

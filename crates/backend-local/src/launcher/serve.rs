@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
-use domain::{SandboxId, SnapshotId};
+use domain::SandboxId;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, Mode, Uid};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, socket_with};
@@ -46,7 +46,7 @@ struct AttachInProgress {
 struct RemovalInProgress {
     client: ClientSocket,
     number: u64,
-    id: String,
+    id: SandboxId,
     /// The parts that are kept.
     keep: KeptParts,
     /// The response that is sent when everything else is removed.
@@ -312,7 +312,7 @@ impl LauncherLoop {
     fn receive_request(&mut self, index: usize) {
         let client = Rc::clone(&self.clients[index]);
         match packet::receive_message::<LauncherRequest>(client.as_fd()) {
-            Ok(Some((ask, carried))) if ask.version == PROTOCOL_VERSION && has_valid_ids(&ask.op) => {
+            Ok(Some((ask, carried))) if ask.version == PROTOCOL_VERSION => {
                 self.handle_request(client, ask, carried)
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -371,11 +371,12 @@ impl LauncherLoop {
             LauncherOp::MakeVolume(plan) => self.launcher.make_volume(&plan).map(|()| OpResult::Done),
             LauncherOp::RemoveVolume { id } => self.launcher.remove_volume(&id).map(|()| OpResult::Done),
             LauncherOp::Resize(resize) => self.launcher.resize_sandbox(&resize).map(OpResult::Changed),
-            LauncherOp::Watch { id } => {
-                let pidfd = self.launcher.pidfd(&id);
-                let answer = if pidfd.is_some() { Ok(OpResult::Done) } else { Err(OpError::gone()) };
-                return send_response(&client, number, answer, pidfd.as_ref());
-            }
+            LauncherOp::List => match self.launcher.list_with_pidfds() {
+                Ok((found, pidfds)) => {
+                    return send_response(&client, number, Ok(OpResult::Found(found)), Some(&pidfds));
+                }
+                Err(error) => Err(step_error("list", &error)),
+            },
             LauncherOp::Image(question) => match self.launcher.answer_image_query(&question) {
                 Some(answer) => answer,
                 None => return self.start_image_change(client, number, question, carried),
@@ -421,11 +422,6 @@ impl LauncherLoop {
     /// Answers requests that need no waiting.
     fn handle_query(&self, op: LauncherOp) -> Result<OpResult, OpError> {
         match op {
-            LauncherOp::List => self
-                .launcher
-                .list_sandboxes()
-                .map(OpResult::Found)
-                .map_err(|error| step_error("list", &error)),
             LauncherOp::Usage { id } => {
                 self.launcher.usage(&id).map(OpResult::Used).ok_or_else(OpError::gone)
             }
@@ -446,6 +442,7 @@ impl LauncherLoop {
             | LauncherOp::MakeVolume(_)
             | LauncherOp::RemoveVolume { .. }
             | LauncherOp::Connect { .. }
+            | LauncherOp::List
             | LauncherOp::Watch { .. }
             | LauncherOp::Image(_) => Err(OpError::unsupported("this request is not answered here", None)),
         }
@@ -490,7 +487,7 @@ impl LauncherLoop {
         &mut self,
         client: ClientSocket,
         number: u64,
-        id: String,
+        id: SandboxId,
         keep: KeptParts,
         answer: Result<OpResult, OpError>,
     ) {
@@ -498,7 +495,7 @@ impl LauncherLoop {
             Ok(KillOutcome::Dying(pidfd)) => (Some(pidfd), RemovalStage::Death),
             Ok(KillOutcome::Done) => (None, RemovalStage::Groups),
             Err(error) => {
-                tracing::warn!(id, %error, "failed to kill sandbox; the client gets an error");
+                tracing::warn!(%id, %error, "failed to kill sandbox; the client gets an error");
                 return send_response(&client, number, answer.and(Err(step_error("kill", &error))), None);
             }
         };
@@ -529,7 +526,7 @@ impl LauncherLoop {
                         dying.state = RemovalStage::Groups
                     }
                     Err(error) => {
-                        tracing::warn!(id = dying.id, %error, "failed to remove sandbox; the client gets an error");
+                        tracing::warn!(id = %dying.id, %error, "failed to remove sandbox; the client gets an error");
                         let answer = dying.answer.and(Err(step_error("clear", &error)));
                         send_response(&dying.client, dying.number, answer, None);
                         continue;
@@ -538,59 +535,6 @@ impl LauncherLoop {
             }
             self.dying.push(dying);
         }
-    }
-}
-
-/// Whether the ids in a request are valid. Ids become parts of paths here, and the server, which faces
-/// the network, is not trusted.
-fn has_valid_ids(op: &LauncherOp) -> bool {
-    let id = match op {
-        LauncherOp::Create(plan) => {
-            let snapshot = plan.snapshot.as_deref();
-            if snapshot.is_some_and(|snapshot| SnapshotId::parse(snapshot).is_err()) {
-                return false;
-            }
-            &plan.id
-        }
-        LauncherOp::Resize(resize) => &resize.id,
-        LauncherOp::Destroy { id }
-        | LauncherOp::Stop { id }
-        | LauncherOp::Freeze { id, .. }
-        | LauncherOp::Attach { id, .. }
-        | LauncherOp::Usage { id }
-        | LauncherOp::Watch { id }
-        | LauncherOp::Connect { id, .. }
-        | LauncherOp::WasOutOfMemory { id } => id,
-        // A volume's id has the same form as a sandbox's.
-        LauncherOp::MakeVolume(plan) => &plan.id,
-        LauncherOp::RemoveVolume { id } => id,
-        LauncherOp::Snapshot { id, snapshot } => {
-            return SandboxId::parse(id).is_ok() && SnapshotId::parse(snapshot).is_ok();
-        }
-        LauncherOp::ForgetSnapshot { snapshot } => return SnapshotId::parse(snapshot).is_ok(),
-        LauncherOp::VolumesHold { ids } => return ids.iter().all(|id| SandboxId::parse(id).is_ok()),
-        LauncherOp::List
-        | LauncherOp::Snapshots
-        | LauncherOp::Volumes
-        | LauncherOp::Resolve { .. }
-        | LauncherOp::Report => return true,
-        LauncherOp::Image(question) => return has_valid_snapshot_id(question),
-    };
-    SandboxId::parse(id).is_ok()
-}
-
-/// Whether the snapshot id in an image operation is valid. Names of images are checked where they
-/// become the names of files.
-fn has_valid_snapshot_id(op: &ImageOp) -> bool {
-    match op {
-        ImageOp::Commit { snapshot, .. } => SnapshotId::parse(snapshot).is_ok(),
-        ImageOp::List
-        | ImageOp::Find { .. }
-        | ImageOp::Layers { .. }
-        | ImageOp::Import { .. }
-        | ImageOp::ImportArchive { .. }
-        | ImageOp::Remove { .. }
-        | ImageOp::Collect => true,
     }
 }
 

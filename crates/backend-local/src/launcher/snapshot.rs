@@ -15,7 +15,7 @@ use std::io;
 use std::path::Component::ParentDir;
 use std::path::{Path, PathBuf};
 
-use domain::Bytes;
+use domain::{Bytes, SandboxId, SnapshotId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::create::image_op_error;
@@ -43,16 +43,16 @@ pub(super) struct SnapshotStore {
     pub(super) records: SnapshotRecords,
     disk_task_runner: DiskTaskRunner,
     /// The sandboxes that are frozen for a snapshot, and whether a client had paused them before.
-    frozen: Vec<(String, bool)>,
+    frozen: Vec<(SandboxId, bool)>,
     /// A restored disk, and the id of the sandbox that will get it.
-    restored: Option<(String, PreparedVolume)>,
+    restored: Option<(SandboxId, PreparedVolume)>,
 }
 
 /// A snapshot that is being taken. When its disk task has finished, [`Launcher::conclude_snapshot`] returns
 /// the outcome.
 pub struct PendingSnapshot {
-    pub id: String,
-    pub snapshot: String,
+    pub id: SandboxId,
+    pub snapshot: SnapshotId,
     pub disk_task: DiskTask,
     copying: VolumeCopy,
 }
@@ -99,7 +99,7 @@ impl SnapshotStore {
     }
 
     /// Whether a client had paused the sandbox, if it is frozen for a snapshot.
-    pub(super) fn paused_before(&self, id: &str) -> Option<bool> {
+    pub(super) fn paused_before(&self, id: &SandboxId) -> Option<bool> {
         self.frozen.iter().find(|(still, _)| still == id).map(|(_, paused)| *paused)
     }
 }
@@ -132,13 +132,13 @@ fn remove_incomplete_snapshots(
         volumes.remove_snapshot(copy)?;
     }
     for record in whole.iter().filter(|record| !copies.contains(record)) {
-        tracing::warn!(snapshot = record, "files of snapshot are gone; removing its record");
+        tracing::warn!(snapshot = %record, "files of snapshot are gone; removing its record");
         records.remove(record).map_err(failed)?;
     }
     Ok(())
 }
 
-fn thaw_commands(groups: &CgroupHierarchies, id: &str) -> io::Result<()> {
+fn thaw_commands(groups: &CgroupHierarchies, id: &SandboxId) -> io::Result<()> {
     match groups.set_frozen(id, false) {
         // The sandbox is gone or being removed, with everything that could be frozen.
         Err(error) if error.kind() == io::ErrorKind::NotFound || is_group_dying(&error) => Ok(()),
@@ -158,7 +158,11 @@ impl Launcher {
     }
 
     /// Begins a snapshot, unless it exists already.
-    pub fn begin_snapshot(&mut self, id: &str, snapshot: &str) -> Result<SnapshotStart, OpError> {
+    pub fn begin_snapshot(
+        &mut self,
+        id: &SandboxId,
+        snapshot: &SnapshotId,
+    ) -> Result<SnapshotStart, OpError> {
         let LauncherRights::Root(root) = &mut self.rights else { return Err(snapshots_unsupported_error()) };
         if let Some(record) = root.snapshots.records.read(snapshot) {
             return Ok(SnapshotStart::Known(record));
@@ -174,12 +178,12 @@ impl Launcher {
         })?;
         let copying = root.volumes.plan_snapshot(id, snapshot).map_err(|error| disk_op_error(&error))?;
         let disk = record.limits.disk;
-        let kept = SnapshotRecord { sandbox: id.to_owned(), made_of, size: 0, disk };
+        let kept = SnapshotRecord { sandbox: id.clone(), made_of, size: 0, disk };
         let disk_task = root.start_snapshot_task(&self.thread, snapshot, kept, copying.clone(), alive);
         let disk_task = disk_task.map_err(|error| super::serve::step_error("snapshot", &error))?;
         Ok(SnapshotStart::Taking(PendingSnapshot {
-            id: id.to_owned(),
-            snapshot: snapshot.to_owned(),
+            id: id.clone(),
+            snapshot: snapshot.clone(),
             disk_task,
             copying,
         }))
@@ -199,7 +203,7 @@ impl Launcher {
     }
 
     /// Removes a snapshot. It is not an error if it does not exist.
-    pub fn forget_snapshot(&mut self, snapshot: &str) -> io::Result<()> {
+    pub fn forget_snapshot(&mut self, snapshot: &SnapshotId) -> io::Result<()> {
         let LauncherRights::Root(root) = &mut self.rights else { return Ok(()) };
         // The record is removed last: a record without files is removed at the next start.
         root.volumes.remove_snapshot(snapshot).map_err(io::Error::other)?;
@@ -221,7 +225,9 @@ impl Launcher {
     /// Begins to copy the disk for a sandbox that starts from a snapshot.
     pub fn begin_restore(&mut self, plan: Box<JailPlan>) -> Result<PendingRestore, OpError> {
         let LauncherRights::Root(root) = &mut self.rights else { return Err(snapshots_unsupported_error()) };
-        let snapshot = plan.snapshot.as_deref().unwrap_or_default();
+        let Some(snapshot) = plan.snapshot.as_ref() else {
+            return Err(OpError::unsupported("the plan names no snapshot", None));
+        };
         root.snapshots.records.read(snapshot).ok_or_else(|| snapshot_not_found_error(snapshot))?;
         let (disk, copying) = root.volumes.plan_restore(snapshot).map_err(|error| disk_op_error(&error))?;
         match root.snapshots.disk_task_runner.start(&self.thread, move || copying.run()) {
@@ -253,7 +259,10 @@ impl Launcher {
     }
 
     /// Returns the source for an image of this snapshot: its disk, and the image below it.
-    pub(super) fn commit_source(&self, snapshot: &str) -> Result<(ImportSource, ImportBase), ImageError> {
+    pub(super) fn commit_source(
+        &self,
+        snapshot: &SnapshotId,
+    ) -> Result<(ImportSource, ImportBase), ImageError> {
         let failed = |message: String| ImageError::Malformed(message);
         let LauncherRights::Root(root) = &self.rights else {
             return Err(failed(snapshots_unsupported_error().message));
@@ -294,7 +303,7 @@ impl Launcher {
 
     /// Returns the image below a snapshot and the size of the snapshot. The image is unchanged, except
     /// for the host's, which is used in its current state.
-    pub(super) fn image_below_snapshot(&self, snapshot: &str) -> Result<(FoundImage, u64), OpError> {
+    pub(super) fn image_below_snapshot(&self, snapshot: &SnapshotId) -> Result<(FoundImage, u64), OpError> {
         let LauncherRights::Root(root) = &self.rights else { return Err(snapshots_unsupported_error()) };
         let record =
             root.snapshots.records.read(snapshot).ok_or_else(|| snapshot_not_found_error(snapshot))?;
@@ -336,7 +345,7 @@ impl RootState {
     fn start_snapshot_task(
         &mut self,
         thread: &linux::spawn::SingleThread,
-        snapshot: &str,
+        snapshot: &SnapshotId,
         mut kept: SnapshotRecord,
         copying: VolumeCopy,
         alive: bool,
@@ -369,7 +378,7 @@ impl RootState {
     }
 
     /// Thaws the commands, and removes an incomplete snapshot.
-    fn end_snapshot(&mut self, id: &str, snapshot: &str, taken: bool) -> io::Result<()> {
+    fn end_snapshot(&mut self, id: &SandboxId, snapshot: &SnapshotId, taken: bool) -> io::Result<()> {
         let paused = self.snapshots.paused_before(id).unwrap_or(false);
         self.snapshots.frozen.retain(|(still, _)| still != id);
         let thawed = if paused { Ok(()) } else { thaw_commands(&self.groups, id) };
@@ -381,7 +390,7 @@ impl RootState {
     }
 
     /// Takes the disk that was restored for this sandbox.
-    pub(super) fn take_restored_disk(&mut self, id: &str) -> Option<PreparedVolume> {
+    pub(super) fn take_restored_disk(&mut self, id: &SandboxId) -> Option<PreparedVolume> {
         let (_, disk) = self.snapshots.restored.take_if(|(whose, _)| whose == id)?;
         Some(disk)
     }
@@ -448,7 +457,7 @@ fn snapshots_unsupported_error() -> OpError {
     OpError::unsupported("snapshots need disks that outlive a sandbox", Some(hint))
 }
 
-fn snapshot_not_found_error(snapshot: &str) -> OpError {
+fn snapshot_not_found_error(snapshot: &SnapshotId) -> OpError {
     let message = format!("snapshot `{snapshot}` does not exist");
     OpError { kind: OpErrorKind::NoImage, message, hint: None }
 }

@@ -205,7 +205,7 @@ impl Images for LocalBackend {
     }
 
     async fn commit_snapshot(&self, snapshot: &SnapshotId, name: &str) -> Result<ImageInfo, BackendError> {
-        let (snapshot, name) = (snapshot.as_str().to_owned(), name.to_owned());
+        let (snapshot, name) = (snapshot.clone(), name.to_owned());
         self.make_image(ImageOp::Commit { snapshot, name }, None).await
     }
 

@@ -14,7 +14,7 @@ impl Reconfigure for LocalBackend {
         mounts: &[MountSpec],
     ) -> Result<EnforcedMeasures, BackendError> {
         let mounts = mount_plans(mounts)?;
-        match self.request_result(LauncherOp::Attach { id: id.as_str().to_owned(), mounts }).await? {
+        match self.request_result(LauncherOp::Attach { id: id.clone(), mounts }).await? {
             OpResult::Changed(measures) => Ok(measures),
             _ => Err(unexpected_response()),
         }
@@ -26,7 +26,7 @@ impl Reconfigure for LocalBackend {
         resources: &ResourceLimits,
     ) -> Result<EnforcedMeasures, BackendError> {
         let resize = ResizeRequest {
-            id: id.as_str().to_owned(),
+            id: id.clone(),
             limits: self.effective_limits(resources),
             named: explicit_limits(resources),
             require_limits: self.defaults().require_limits,
@@ -42,7 +42,7 @@ impl Reconfigure for LocalBackend {
         id: &SandboxId,
         network: NetworkAccess,
     ) -> Result<EnforcedMeasures, BackendError> {
-        let question = LauncherOp::Connect { id: id.as_str().to_owned(), network: network_mode(network)? };
+        let question = LauncherOp::Connect { id: id.clone(), network: network_mode(network)? };
         match self.request_result(question).await? {
             OpResult::Changed(measures) => Ok(measures),
             _ => Err(unexpected_response()),

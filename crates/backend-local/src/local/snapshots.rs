@@ -13,7 +13,7 @@ impl Snapshots for LocalBackend {
         id: &SandboxId,
         snapshot: &SnapshotId,
     ) -> Result<SnapshotContent, BackendError> {
-        let (id, snapshot) = (id.as_str().to_owned(), snapshot.as_str().to_owned());
+        let (id, snapshot) = (id.clone(), snapshot.clone());
         match self.request_result(LauncherOp::Snapshot { id, snapshot }).await? {
             OpResult::Kept(kept) => Ok(kept.into()),
             _ => Err(unexpected_response()),
@@ -21,25 +21,23 @@ impl Snapshots for LocalBackend {
     }
 
     async fn delete_snapshot(&self, snapshot: &SnapshotId) -> Result<(), BackendError> {
-        self.request_result(LauncherOp::ForgetSnapshot { snapshot: snapshot.as_str().to_owned() })
-            .await
-            .map(drop)
+        self.request_result(LauncherOp::ForgetSnapshot { snapshot: snapshot.clone() }).await.map(drop)
     }
 
     async fn list_snapshots(&self) -> Result<Vec<FoundSnapshot>, BackendError> {
         let OpResult::Snapshots(all) = self.request_result(LauncherOp::Snapshots).await? else {
             return Err(unexpected_response());
         };
-        Ok(all.into_iter().filter_map(found_snapshot).collect())
+        Ok(all.into_iter().map(found_snapshot).collect())
     }
 }
 
-fn found_snapshot(found: SnapshotListing) -> Option<FoundSnapshot> {
+fn found_snapshot(found: SnapshotListing) -> FoundSnapshot {
     let stage = match found.kept {
         Some(kept) => backend::SnapshotStage::Complete(kept.into()),
         None => backend::SnapshotStage::Making(found.copied.map(|(done, total)| (Bytes(done), Bytes(total)))),
     };
-    Some(FoundSnapshot { id: SnapshotId::parse(&found.id).ok()?, stage })
+    FoundSnapshot { id: found.id, stage }
 }
 
 impl From<StoredSnapshot> for SnapshotContent {

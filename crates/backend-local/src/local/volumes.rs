@@ -11,7 +11,7 @@ use crate::launcher::protocol::{LauncherOp, OpResult, VolumePlan};
 impl Volumes for LocalBackend {
     async fn create_volume(&self, volume: &Volume) -> Result<(), BackendError> {
         let plan = VolumePlan {
-            id: volume.id.to_string(),
+            id: volume.id.clone(),
             owner: volume.owner.as_str().to_owned(),
             name: volume.name.to_string(),
             size: volume.size.0,
@@ -21,7 +21,7 @@ impl Volumes for LocalBackend {
     }
 
     async fn remove_volume(&self, id: &VolumeId) -> Result<(), BackendError> {
-        self.request_result(LauncherOp::RemoveVolume { id: id.to_string() }).await.map(drop)
+        self.request_result(LauncherOp::RemoveVolume { id: id.clone() }).await.map(drop)
     }
 
     async fn list_volumes(&self) -> Result<Vec<FoundVolume>, BackendError> {
@@ -34,12 +34,9 @@ impl Volumes for LocalBackend {
     }
 
     async fn volume_sizes(&self, ids: &[VolumeId]) -> Result<Vec<(VolumeId, Bytes)>, BackendError> {
-        let ids = ids.iter().map(VolumeId::to_string).collect();
+        let ids = ids.to_vec();
         match self.request_result(LauncherOp::VolumesHold { ids }).await? {
-            OpResult::VolumesHold(held) => {
-                let held = held.into_iter();
-                Ok(held.filter_map(|(id, used)| Some((VolumeId::parse(&id).ok()?, Bytes(used)))).collect())
-            }
+            OpResult::VolumesHold(held) => Ok(held.into_iter().map(|(id, used)| (id, Bytes(used))).collect()),
             _ => Err(unexpected_response()),
         }
     }
@@ -47,7 +44,7 @@ impl Volumes for LocalBackend {
 
 fn found_volume(plan: VolumePlan, used: u64) -> Option<FoundVolume> {
     let volume = Volume {
-        id: VolumeId::parse(&plan.id).ok()?,
+        id: plan.id,
         owner: Owner::parse(&plan.owner).ok()?,
         name: VolumeName::parse(&plan.name).ok()?,
         size: Bytes(plan.size),

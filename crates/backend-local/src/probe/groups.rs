@@ -74,19 +74,19 @@ pub(super) fn probe_cgroups(state: &Path, rootless: bool) -> CgroupSupport {
 
 /// Creates groups as for a sandbox, freezes them, kills them, and removes everything again.
 fn try_groups(found: &mut CgroupHierarchies) -> Result<String, String> {
-    const ID: &str = "doctor";
+    let id = &super::probe_id();
     let limits = JailLimits { memory: 64 << 20, cpus: 500, pids: 64, disk: 0 };
     let tried = found.open().during("make our own group").and_then(|()| {
         let owner = rustix::process::geteuid().as_raw();
         let made =
-            found.make_for_sandbox(ID, &limits, owner).during("make a sandbox's groups").and_then(|groups| {
+            found.make_for_sandbox(id, &limits, owner).during("make a sandbox's groups").and_then(|groups| {
                 drop(groups);
-                found.set_frozen(ID, true).during("freeze")?;
-                found.set_frozen(ID, false).during("thaw")?;
-                found.kill_processes(ID).during("kill")
+                found.set_frozen(id, true).during("freeze")?;
+                found.set_frozen(id, false).during("thaw")?;
+                found.kill_processes(id).during("kill")
             });
         // Groups that were only partly created must be removed as well.
-        found.remove(ID).during("remove a sandbox's groups").and(made)
+        found.remove(id).during("remove a sandbox's groups").and(made)
     });
     found.close().during("remove our own group").and(tried)?;
     Ok("groups can be made, frozen and killed".to_owned())

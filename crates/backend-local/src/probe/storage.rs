@@ -102,9 +102,9 @@ fn fill_volume(directory: &Path, kind: VolumeKind) -> Result<String, String> {
     };
     let mut volumes = VolumeStore::open(directory, settings).map_err(format_error_chain)?;
     let prepared = volumes.prepare(TEST_LIMIT).map_err(format_error_chain)?;
-    let volume = volumes.assign(prepared, "doctor", TEST_LIMIT).map_err(format_error_chain)?;
+    let volume = volumes.assign(prepared, &super::probe_id(), TEST_LIMIT).map_err(format_error_chain)?;
     let held = fill_past_limit(&volume.disk.join("file"));
-    volumes.remove("doctor").map_err(format_error_chain)?;
+    volumes.remove(&super::probe_id()).map_err(format_error_chain)?;
     held?;
     let means = if kind == VolumeKind::Btrfs { "btrfs quotas" } else { "ext4 images" };
     Ok(format!("{means} enforce a limit"))

@@ -17,7 +17,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use domain::Bytes;
+use domain::{Bytes, SandboxId, SnapshotId};
 use linux::freeze;
 use linux::loopdev::{self, LoopDevice};
 use linux::namespaces::{self, NamespaceSet};
@@ -29,7 +29,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use super::snapshots::VolumeCopy;
 use super::{
     DISK_PART, DiskUsage, JOURNAL_PART, PREPARED_PREFIX, PreparedVolume, SandboxVolume, VolumeError,
-    VolumeErrorContext, VolumeStoreSettings, check_free_space, check_name, make_directory, make_trees,
+    VolumeErrorContext, VolumeStoreSettings, check_free_space, make_directory, make_trees,
 };
 
 /// The smallest limit: below it a filesystem has no space for its own tables.
@@ -128,7 +128,7 @@ impl Ext4Images {
     pub(super) fn assign(
         &mut self,
         mut prepared: PreparedVolume,
-        id: &str,
+        id: &SandboxId,
         limit: Bytes,
     ) -> Result<SandboxVolume, VolumeError> {
         if prepared.limit == RESTORED_LIMIT {
@@ -147,26 +147,26 @@ impl Ext4Images {
             self.remove(&prepared.name)?;
             prepared = other;
         }
-        let (from, to) = (self.image_path(&prepared.name), self.image_path(id));
+        let (from, to) = (self.image_path(&prepared.name), self.image_path(id.as_str()));
         // The device is attached to the file and not to its name, so the rename does not affect it.
         fs::rename(&from, &to).during("assign the volume", &to)?;
         let target = self.mounted.remove(&prepared.name).expect("a prepared volume is mounted");
         let volume = SandboxVolume::at_directory(&target);
-        self.mounted.insert(id.to_owned(), target);
+        self.mounted.insert(id.to_string(), target);
         Ok(volume)
     }
 
-    pub(super) fn sandbox_volume(&self, id: &str) -> Result<SandboxVolume, VolumeError> {
-        let target = self.mounted.get(id).ok_or_else(|| VolumeError::Unknown(id.to_owned()))?;
+    pub(super) fn sandbox_volume(&self, id: &SandboxId) -> Result<SandboxVolume, VolumeError> {
+        let target = self.mounted.get(id.as_str()).ok_or_else(|| VolumeError::Unknown(id.to_string()))?;
         Ok(SandboxVolume::at_directory(target))
     }
 
-    pub(super) fn usage(&self, id: &str) -> Result<DiskUsage, VolumeError> {
-        let target = self.mounted.get(id).ok_or_else(|| VolumeError::Unknown(id.to_owned()))?;
+    pub(super) fn usage(&self, name: &str) -> Result<DiskUsage, VolumeError> {
+        let target = self.mounted.get(name).ok_or_else(|| VolumeError::Unknown(name.to_owned()))?;
         let status =
             rustix::fs::statvfs(target).map_err(io::Error::from).during("measure the space of", target)?;
         let blocks = status.f_blocks.saturating_sub(status.f_bfree);
-        let limit = fs::metadata(self.image_path(id)).during("measure", &self.image_path(id))?.len();
+        let limit = fs::metadata(self.image_path(name)).during("measure", &self.image_path(name))?.len();
         Ok(DiskUsage { used: Bytes(blocks.saturating_mul(status.f_frsize)), limit: Bytes(limit) })
     }
 
@@ -182,25 +182,29 @@ impl Ext4Images {
         Ok(())
     }
 
-    pub(super) fn has_image(&self, id: &str) -> bool {
-        self.mounted.contains_key(id) || self.broken.contains(id)
+    pub(super) fn has_image(&self, id: &SandboxId) -> bool {
+        self.mounted.contains_key(id.as_str()) || self.broken.contains(id.as_str())
     }
 
-    pub(super) fn list_ids(&self) -> Vec<String> {
+    pub(super) fn list_ids(&self) -> Vec<SandboxId> {
         let all = self.mounted.keys().chain(&self.broken);
-        all.filter(|name| check_name(name).is_ok()).cloned().collect()
+        all.filter_map(|name| SandboxId::parse(name).ok()).collect()
     }
 
-    pub(super) fn plan_snapshot(&self, id: &str, snapshot: &str) -> Result<VolumeCopy, VolumeError> {
+    pub(super) fn plan_snapshot(
+        &self,
+        id: &SandboxId,
+        snapshot: &SnapshotId,
+    ) -> Result<VolumeCopy, VolumeError> {
         check_free_space(&self.directory, self.settings.floor)?;
-        let mounted = self.mounted.get(id).ok_or_else(|| VolumeError::Unknown(id.to_owned()))?;
-        let (source, target) = (self.image_path(id), self.snapshot_path(snapshot));
+        let mounted = self.mounted.get(id.as_str()).ok_or_else(|| VolumeError::Unknown(id.to_string()))?;
+        let (source, target) = (self.image_path(id.as_str()), self.snapshot_path(snapshot));
         Ok(VolumeCopy::Image { source, target, mounted: Some(mounted.clone()) })
     }
 
     pub(super) fn plan_restore(
         &mut self,
-        snapshot: &str,
+        snapshot: &SnapshotId,
     ) -> Result<(PreparedVolume, VolumeCopy), VolumeError> {
         check_free_space(&self.directory, self.settings.floor)?;
         let name = format!("{PREPARED_PREFIX}{}", self.numbered);
@@ -223,23 +227,25 @@ impl Ext4Images {
         Ok(())
     }
 
-    pub(super) fn remove_snapshot(&mut self, snapshot: &str) -> Result<(), VolumeError> {
+    pub(super) fn remove_snapshot(&mut self, snapshot: &SnapshotId) -> Result<(), VolumeError> {
         remove_image(&self.snapshot_path(snapshot))
     }
 
-    pub(super) fn list_snapshots(&self) -> Result<Vec<String>, VolumeError> {
+    /// Returns the ids of all snapshots, including unfinished copies.
+    pub(super) fn list_snapshots(&self) -> Result<Vec<SnapshotId>, VolumeError> {
         let directory = self.directory.join(SNAPSHOT_DIRECTORY);
         let mut found = Vec::new();
         for entry in fs::read_dir(&directory).during("list", &directory)? {
             let path = entry.during("list", &directory)?.path();
-            found.extend(path.file_stem().and_then(|name| name.to_str()).map(str::to_owned));
+            let name = path.file_stem().and_then(|name| name.to_str());
+            found.extend(name.and_then(|name| SnapshotId::parse(name).ok()));
         }
         Ok(found)
     }
 
     /// Mounts a snapshot in a new mount namespace of this process. The device is released with the
     /// namespace.
-    pub(super) fn open_snapshot(&self, snapshot: &str) -> Result<PathBuf, VolumeError> {
+    pub(super) fn open_snapshot(&self, snapshot: &SnapshotId) -> Result<PathBuf, VolumeError> {
         let image = self.snapshot_path(snapshot);
         let file = open_image(&image)?;
         namespaces::unshare_namespaces(NamespaceSet::MOUNT).during("make a mount namespace for", &image)?;
@@ -253,7 +259,7 @@ impl Ext4Images {
         Ok(SandboxVolume::at_directory(&target).disk)
     }
 
-    fn snapshot_path(&self, id: &str) -> PathBuf {
+    fn snapshot_path(&self, id: &SnapshotId) -> PathBuf {
         self.directory.join(SNAPSHOT_DIRECTORY).join(format!("{id}.img"))
     }
 

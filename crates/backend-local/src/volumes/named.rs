@@ -19,7 +19,7 @@ use domain::volume::VolumeLifetime;
 use domain::{Bytes, Owner, Volume, VolumeId, VolumeName};
 use serde::{Deserialize, Serialize};
 
-use super::{DiskUsage, VolumeError, VolumeErrorContext, VolumeStore, check_name};
+use super::{DiskUsage, VolumeError, VolumeErrorContext, VolumeStore};
 
 /// The directory that sandboxes see.
 pub(super) const DATA_DIRECTORY: &str = "data";
@@ -39,7 +39,6 @@ struct VolumeLabel {
 impl VolumeStore {
     /// Makes a volume. An existing volume is not changed.
     pub fn make_named(&mut self, volume: &Volume) -> Result<(), VolumeError> {
-        check_name(volume.id.as_str())?;
         match self {
             Self::Btrfs(pool) => pool.make_named(volume),
             Self::Ext4(images) => images.make_named(volume),
@@ -48,8 +47,7 @@ impl VolumeStore {
     }
 
     /// Removes a volume with its content. It is not an error if it does not exist.
-    pub fn remove_named(&mut self, id: &str) -> Result<(), VolumeError> {
-        check_name(id)?;
+    pub fn remove_named(&mut self, id: &VolumeId) -> Result<(), VolumeError> {
         match self {
             Self::Btrfs(pool) => pool.remove_named(id),
             Self::Ext4(images) => images.remove_named(id),
@@ -67,8 +65,7 @@ impl VolumeStore {
     }
 
     /// Returns the usage of a volume, if it exists and can be read.
-    pub fn named_usage(&self, id: &str) -> Option<DiskUsage> {
-        check_name(id).ok()?;
+    pub fn named_usage(&self, id: &VolumeId) -> Option<DiskUsage> {
         let usage = match self {
             Self::Btrfs(pool) => pool.named_usage(id),
             Self::Ext4(images) => images.named_usage(id),
@@ -78,8 +75,7 @@ impl VolumeStore {
     }
 
     /// Returns the data directory of a volume, if it exists.
-    pub fn named_data(&self, id: &str) -> Option<PathBuf> {
-        check_name(id).ok()?;
+    pub fn named_data(&self, id: &VolumeId) -> Option<PathBuf> {
         let directory = match self {
             Self::Btrfs(pool) => pool.named_directory(id),
             Self::Ext4(images) => images.named_directory(id)?,
@@ -110,22 +106,26 @@ pub(super) fn sync_directory(directory: &Path) -> Result<(), VolumeError> {
 }
 
 /// Logs and skips a volume that cannot be read, so that the others stay usable.
-pub(super) fn skip_unreadable<T>(id: &str, read: Result<T, VolumeError>) -> Option<T> {
+pub(super) fn skip_unreadable<T>(id: &VolumeId, read: Result<T, VolumeError>) -> Option<T> {
     let log =
-        |error: &VolumeError| tracing::error!(volume = id, ?error, "failed to read volume; it is skipped");
+        |error: &VolumeError| tracing::error!(volume = %id, ?error, "failed to read volume; it is skipped");
     read.inspect_err(log).ok()
 }
 
 /// Reads the label of the volume in `directory`.
-pub(super) fn read_label(directory: &Path, id: &str, usage: DiskUsage) -> Result<FoundVolume, VolumeError> {
+pub(super) fn read_label(
+    directory: &Path,
+    id: &VolumeId,
+    usage: DiskUsage,
+) -> Result<FoundVolume, VolumeError> {
     let path = directory.join(LABEL_FILE);
     let mut text = Vec::new();
     let file = fs::File::open(&path).during("open", &path)?;
     file.take(MAX_LABEL_SIZE).read_to_end(&mut text).during("read", &path)?;
-    let unreadable = || VolumeError::Unknown(id.to_owned());
+    let unreadable = || VolumeError::Unknown(id.to_string());
     let label: VolumeLabel = serde_json::from_slice(&text).map_err(|_malformed| unreadable())?;
     let volume = Volume {
-        id: VolumeId::parse(id).map_err(|_not_one| unreadable())?,
+        id: id.clone(),
         owner: Owner::parse(&label.owner).map_err(|_not_one| unreadable())?,
         name: VolumeName::parse(&label.name).map_err(|_not_one| unreadable())?,
         size: Bytes(label.size),

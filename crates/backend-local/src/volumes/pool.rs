@@ -8,14 +8,14 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use domain::Bytes;
+use domain::{Bytes, SandboxId};
 use linux::btrfs::{self, FsId, QuotaMode};
 use rustix::mount::MountFlags;
 
 use super::{
     DISK_PART, DiskUsage, JOURNAL_PART, PREPARED_PREFIX, PreparedVolume, SandboxVolume, VolumeError,
-    VolumeErrorContext, VolumeStoreSettings, check_free_space, check_name, free_space, make_directory,
-    make_trees, pool_file,
+    VolumeErrorContext, VolumeStoreSettings, check_free_space, free_space, make_directory, make_trees,
+    pool_file,
 };
 
 /// The largest size of a sandbox's journal.
@@ -129,7 +129,7 @@ impl BtrfsPool {
     pub(super) fn assign(
         &mut self,
         prepared: PreparedVolume,
-        id: &str,
+        id: &SandboxId,
         limit: Bytes,
     ) -> Result<SandboxVolume, VolumeError> {
         check_limit(limit)?;
@@ -138,7 +138,7 @@ impl BtrfsPool {
         if limit != prepared.limit {
             self.set_limit(&from.join(DISK_PART), limit.0)?;
         }
-        let to = self.root.join(id);
+        let to = self.root.join(id.as_str());
         // Renaming the directory assigns disk and journal in one step.
         rustix::fs::renameat_with(
             rustix::fs::CWD,
@@ -152,20 +152,20 @@ impl BtrfsPool {
         Ok(SandboxVolume::at_directory(&to))
     }
 
-    pub(super) fn sandbox_volume(&self, id: &str) -> SandboxVolume {
-        SandboxVolume::at_directory(&self.root.join(id))
+    pub(super) fn sandbox_volume(&self, id: &SandboxId) -> SandboxVolume {
+        SandboxVolume::at_directory(&self.root.join(id.as_str()))
     }
 
-    pub(super) fn resize(&self, id: &str, limit: Bytes) -> Result<(), VolumeError> {
+    pub(super) fn resize(&self, id: &SandboxId, limit: Bytes) -> Result<(), VolumeError> {
         check_limit(limit)?;
-        self.set_limit(&self.root.join(id).join(DISK_PART), limit.0)
+        self.set_limit(&self.root.join(id.as_str()).join(DISK_PART), limit.0)
     }
 
-    pub(super) fn usage(&self, id: &str) -> Result<DiskUsage, VolumeError> {
-        let path = self.root.join(id).join(DISK_PART);
+    pub(super) fn usage(&self, id: &SandboxId) -> Result<DiskUsage, VolumeError> {
+        let path = self.root.join(id.as_str()).join(DISK_PART);
         let subvolume = match subvolume_at(&path)? {
             Some(subvolume) => subvolume,
-            None => return Err(VolumeError::Unknown(id.to_owned())),
+            None => return Err(VolumeError::Unknown(id.to_string())),
         };
         let usage = btrfs::subvolume_usage(&self.fsid, subvolume).during("read the quota of", &path)?;
         Ok(DiskUsage { used: Bytes(usage.used), limit: Bytes(usage.limit.unwrap_or(u64::MAX)) })
@@ -214,8 +214,8 @@ impl BtrfsPool {
         Ok(())
     }
 
-    pub(super) fn list_ids(&self) -> Result<Vec<String>, VolumeError> {
-        Ok(self.list_names()?.into_iter().filter(|name| check_name(name).is_ok()).collect())
+    pub(super) fn list_ids(&self) -> Result<Vec<SandboxId>, VolumeError> {
+        Ok(self.list_names()?.iter().filter_map(|name| SandboxId::parse(name).ok()).collect())
     }
 
     pub(super) fn list_names(&self) -> Result<Vec<String>, VolumeError> {

@@ -15,14 +15,12 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use domain::{Bytes, SnapshotId};
+use domain::{Bytes, SandboxId, SnapshotId};
 use linux::btrfs::{self, SnapshotWrites};
 use linux::freeze;
 
 use super::ext4::copy_image;
-use super::{
-    DISK_PART, PreparedVolume, VolumeError, VolumeErrorContext, VolumeKind, VolumeStore, check_name,
-};
+use super::{DISK_PART, PreparedVolume, VolumeError, VolumeErrorContext, VolumeKind, VolumeStore};
 
 /// The prefix of snapshot names in the pool; no id of a sandbox can begin like this.
 pub(super) const SNAPSHOT_PREFIX: &str = "snapshot-";
@@ -86,11 +84,6 @@ fn copy_via_draft(source: &Path, target: &Path) -> io::Result<()> {
     fs::rename(&draft, target)
 }
 
-/// Ids become parts of paths, so nothing that could be a path is one.
-fn check_snapshot_id(id: &str) -> Result<(), VolumeError> {
-    SnapshotId::parse(id).map(drop).map_err(|_malformed| VolumeError::BadName(id.to_owned()))
-}
-
 fn draft_path(target: &Path) -> PathBuf {
     target.with_extension("new")
 }
@@ -102,9 +95,7 @@ impl VolumeStore {
     }
 
     /// Returns the copy that makes the snapshot `snapshot` of the disk of `id`.
-    pub fn plan_snapshot(&self, id: &str, snapshot: &str) -> Result<VolumeCopy, VolumeError> {
-        check_name(id)?;
-        check_snapshot_id(snapshot)?;
+    pub fn plan_snapshot(&self, id: &SandboxId, snapshot: &SnapshotId) -> Result<VolumeCopy, VolumeError> {
         match self {
             Self::Btrfs(pool) => {
                 pool.check_free_space()?;
@@ -122,8 +113,10 @@ impl VolumeStore {
 
     /// Begins a volume whose disk will be a copy of a snapshot. Returns the unfinished volume and the
     /// copy that has to be made. [`VolumeStore::finish_restore`] finishes the volume.
-    pub fn plan_restore(&mut self, snapshot: &str) -> Result<(PreparedVolume, VolumeCopy), VolumeError> {
-        check_snapshot_id(snapshot)?;
+    pub fn plan_restore(
+        &mut self,
+        snapshot: &SnapshotId,
+    ) -> Result<(PreparedVolume, VolumeCopy), VolumeError> {
         match self {
             Self::Btrfs(pool) => {
                 let (prepared, parent) = pool.prepare_without_disk()?;
@@ -151,14 +144,14 @@ impl VolumeStore {
     }
 
     /// Thaws the disk of `id` after an interrupted copy, so that it can be written again.
-    pub fn thaw_disk(&self, id: &str) -> Result<(), VolumeError> {
+    pub fn thaw_disk(&self, id: &SandboxId) -> Result<(), VolumeError> {
         let Self::Ext4(images) = self else { return Ok(()) };
         let Ok(volume) = images.sandbox_volume(id) else { return Ok(()) };
         File::open(&volume.disk).and_then(freeze::thaw_filesystem).during("thaw", &volume.disk)
     }
 
     /// Removes a snapshot. It is not an error if it does not exist.
-    pub fn remove_snapshot(&mut self, snapshot: &str) -> Result<(), VolumeError> {
+    pub fn remove_snapshot(&mut self, snapshot: &SnapshotId) -> Result<(), VolumeError> {
         match self {
             Self::Btrfs(pool) => pool.remove_snapshot(&format!("{SNAPSHOT_PREFIX}{snapshot}")),
             Self::Ext4(images) => images.remove_snapshot(snapshot),
@@ -167,11 +160,12 @@ impl VolumeStore {
     }
 
     /// Returns the ids of all snapshots, including unfinished copies.
-    pub fn list_snapshots(&self) -> Result<Vec<String>, VolumeError> {
+    pub fn list_snapshots(&self) -> Result<Vec<SnapshotId>, VolumeError> {
         match self {
             Self::Btrfs(pool) => {
-                let names = pool.list_names()?.into_iter();
-                Ok(names.filter_map(|name| name.strip_prefix(SNAPSHOT_PREFIX).map(str::to_owned)).collect())
+                let names = pool.list_names()?;
+                let ids = names.iter().filter_map(|name| name.strip_prefix(SNAPSHOT_PREFIX));
+                Ok(ids.filter_map(|id| SnapshotId::parse(id).ok()).collect())
             }
             Self::Ext4(images) => images.list_snapshots(),
             Self::Tmpfs => Ok(Vec::new()),
@@ -180,8 +174,7 @@ impl VolumeStore {
 
     /// Returns the directory with the files of a snapshot. The caller must be a separate process that
     /// does this once and ends soon: if the files are in an image, it is mounted only for that process.
-    pub fn open_snapshot(&self, snapshot: &str) -> Result<PathBuf, VolumeError> {
-        check_snapshot_id(snapshot)?;
+    pub fn open_snapshot(&self, snapshot: &SnapshotId) -> Result<PathBuf, VolumeError> {
         match self {
             Self::Btrfs(pool) => Ok(pool.root().join(format!("{SNAPSHOT_PREFIX}{snapshot}"))),
             Self::Ext4(images) => images.open_snapshot(snapshot),

@@ -6,7 +6,7 @@ use std::io;
 use std::path::PathBuf;
 
 use backend::FoundVolume;
-use domain::Volume;
+use domain::{Volume, VolumeId};
 
 use super::super::named::{DATA_DIRECTORY, read_label, skip_unreadable, sync_directory, write_label};
 use super::super::{
@@ -19,7 +19,7 @@ const NAMED_PREFIX: &str = "volume-";
 
 impl Ext4Images {
     /// Returns the mount point of a volume's image.
-    pub(in super::super) fn named_directory(&self, id: &str) -> Option<PathBuf> {
+    pub(in super::super) fn named_directory(&self, id: &VolumeId) -> Option<PathBuf> {
         self.mounted.get(&format!("{NAMED_PREFIX}{id}")).cloned()
     }
 
@@ -63,18 +63,19 @@ impl Ext4Images {
         File::open(&image).and_then(|file| file.sync_all()).during("flush", &image)
     }
 
-    pub(in super::super) fn remove_named(&mut self, id: &str) -> Result<(), VolumeError> {
+    pub(in super::super) fn remove_named(&mut self, id: &VolumeId) -> Result<(), VolumeError> {
         self.remove(&format!("{NAMED_PREFIX}{id}"))
     }
 
     pub(in super::super) fn list_named(&self) -> Result<Vec<FoundVolume>, VolumeError> {
-        let named =
-            self.mounted.iter().filter_map(|(name, target)| Some((name.strip_prefix(NAMED_PREFIX)?, target)));
-        let read = |id, target| read_label(target, id, self.named_usage(id)?);
-        Ok(named.filter_map(|(id, target)| skip_unreadable(id, read(id, target))).collect())
+        let named = self.mounted.iter().filter_map(|(name, target)| {
+            Some((VolumeId::parse(name.strip_prefix(NAMED_PREFIX)?).ok()?, target))
+        });
+        let read = |id: &VolumeId, target| read_label(target, id, self.named_usage(id)?);
+        Ok(named.filter_map(|(id, target)| skip_unreadable(&id, read(&id, target))).collect())
     }
 
-    pub(in super::super) fn named_usage(&self, id: &str) -> Result<DiskUsage, VolumeError> {
+    pub(in super::super) fn named_usage(&self, id: &VolumeId) -> Result<DiskUsage, VolumeError> {
         self.usage(&format!("{NAMED_PREFIX}{id}"))
     }
 }

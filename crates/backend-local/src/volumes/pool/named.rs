@@ -6,13 +6,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use backend::FoundVolume;
-use domain::{Bytes, Volume};
+use domain::{Bytes, Volume, VolumeId};
 use linux::btrfs;
 
 use super::super::named::{DATA_DIRECTORY, read_label, skip_unreadable, sync_directory, write_label};
-use super::super::{
-    DiskUsage, VolumeError, VolumeErrorContext, check_free_space, check_name, make_directory,
-};
+use super::super::{DiskUsage, VolumeError, VolumeErrorContext, check_free_space, make_directory};
 use super::{BtrfsPool, check_limit, subvolume_at};
 
 /// The directory of the pool that holds named volumes; no sandbox's id looks like this.
@@ -21,20 +19,25 @@ const NAMED_DIRECTORY: &str = "named-volumes";
 const PARTIAL_PREFIX: &str = "partial-";
 
 impl BtrfsPool {
-    pub(in super::super) fn named_directory(&self, id: &str) -> PathBuf {
-        self.root.join(NAMED_DIRECTORY).join(id)
+    pub(in super::super) fn named_directory(&self, id: &VolumeId) -> PathBuf {
+        self.root.join(NAMED_DIRECTORY).join(id.as_str())
+    }
+
+    /// The directory of a volume while it is being made or removed.
+    fn partial_directory(&self, id: &VolumeId) -> PathBuf {
+        self.root.join(NAMED_DIRECTORY).join(format!("{PARTIAL_PREFIX}{id}"))
     }
 
     pub(in super::super) fn make_named(&mut self, volume: &Volume) -> Result<(), VolumeError> {
         check_limit(volume.size)?;
-        let whole = self.named_directory(volume.id.as_str());
+        let whole = self.named_directory(&volume.id);
         if whole.exists() {
             return Ok(());
         }
         check_free_space(&self.directory, self.settings.floor)?;
         check_free_space(&self.root, self.pool_floor)?;
         make_directory(&self.root.join(NAMED_DIRECTORY), 0o700)?;
-        let partial = self.named_directory(&format!("{PARTIAL_PREFIX}{}", volume.id));
+        let partial = self.partial_directory(&volume.id);
         self.remove_named_directory(&partial)?;
         if let Err(error) = self.fill_named(&partial, volume) {
             self.remove_named_directory(&partial)?;
@@ -56,9 +59,9 @@ impl BtrfsPool {
         write_label(partial, volume)
     }
 
-    pub(in super::super) fn remove_named(&mut self, id: &str) -> Result<(), VolumeError> {
+    pub(in super::super) fn remove_named(&mut self, id: &VolumeId) -> Result<(), VolumeError> {
         let whole = self.named_directory(id);
-        let partial = self.named_directory(&format!("{PARTIAL_PREFIX}{id}"));
+        let partial = self.partial_directory(id);
         match fs::rename(&whole, &partial) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             renamed => renamed.during("rename the volume", &whole)?,
@@ -68,24 +71,24 @@ impl BtrfsPool {
 
     pub(in super::super) fn list_named(&self) -> Result<Vec<FoundVolume>, VolumeError> {
         let names = self.list_named_entries()?;
-        let whole = names.iter().filter(|name| check_name(name).is_ok());
-        Ok(whole.filter_map(|id| skip_unreadable(id, self.read_named(id))).collect())
+        let whole = names.iter().filter_map(|name| VolumeId::parse(name).ok());
+        Ok(whole.filter_map(|id| skip_unreadable(&id, self.read_named(&id))).collect())
     }
 
-    fn read_named(&self, id: &str) -> Result<FoundVolume, VolumeError> {
+    fn read_named(&self, id: &VolumeId) -> Result<FoundVolume, VolumeError> {
         read_label(&self.named_directory(id), id, self.named_usage(id)?)
     }
 
-    pub(in super::super) fn named_usage(&self, id: &str) -> Result<DiskUsage, VolumeError> {
+    pub(in super::super) fn named_usage(&self, id: &VolumeId) -> Result<DiskUsage, VolumeError> {
         let path = self.named_directory(id).join(DATA_DIRECTORY);
-        let subvolume = subvolume_at(&path)?.ok_or_else(|| VolumeError::Unknown(id.to_owned()))?;
+        let subvolume = subvolume_at(&path)?.ok_or_else(|| VolumeError::Unknown(id.to_string()))?;
         let usage = btrfs::subvolume_usage(&self.fsid, subvolume).during("read the quota of", &path)?;
         Ok(DiskUsage { used: Bytes(usage.used), limit: Bytes(usage.limit.unwrap_or(u64::MAX)) })
     }
 
     pub(super) fn remove_named_leftovers(&mut self) -> Result<(), VolumeError> {
         for name in self.list_named_entries()?.iter().filter(|name| name.starts_with(PARTIAL_PREFIX)) {
-            if let Err(error) = self.remove_named_directory(&self.named_directory(name)) {
+            if let Err(error) = self.remove_named_directory(&self.root.join(NAMED_DIRECTORY).join(name)) {
                 tracing::error!(volume = name, %error, "failed to remove incomplete volume; the next start retries");
             }
         }

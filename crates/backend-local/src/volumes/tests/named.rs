@@ -27,13 +27,13 @@ fn named_volume_is_listed_with_its_owner_and_separately_from_sandbox_disks() {
         volumes.make_named(&made).unwrap();
         assigned(volumes, "a");
         assert_eq!(found(volumes), std::slice::from_ref(&made));
-        assert_eq!(volumes.list_ids().unwrap(), ["a"]);
-        let data = volumes.named_data(made.id.as_str()).unwrap();
+        assert_eq!(volumes.list_ids().unwrap(), [test_id("a")]);
+        let data = volumes.named_data(&made.id).unwrap();
         assert_eq!(rustix::fs::stat(&data).unwrap().st_mode & 0o7777, 0o755);
-        volumes.remove_named(made.id.as_str()).unwrap();
-        volumes.remove_named(made.id.as_str()).unwrap();
-        assert_eq!((found(volumes), volumes.named_data(made.id.as_str())), (Vec::new(), None));
-        assert_eq!(volumes.list_ids().unwrap(), ["a"], "the disk of the sandbox is kept");
+        volumes.remove_named(&made.id).unwrap();
+        volumes.remove_named(&made.id).unwrap();
+        assert_eq!((found(volumes), volumes.named_data(&made.id)), (Vec::new(), None));
+        assert_eq!(volumes.list_ids().unwrap(), [test_id("a")], "the disk of the sandbox is kept");
     });
 }
 
@@ -42,7 +42,7 @@ fn size_of_a_named_volume_is_a_hard_limit() {
     for_both(|_, volumes| {
         let made = volume(4);
         volumes.make_named(&made).unwrap();
-        let data = volumes.named_data(made.id.as_str()).unwrap();
+        let data = volumes.named_data(&made.id).unwrap();
         assert!(fill(&data.join("file")) <= TEST_LIMIT.0);
         let used = volumes.list_named().unwrap()[0].used;
         assert!(used.0 > TEST_LIMIT.0 / 2 && used.0 <= TEST_LIMIT.0 * 2, "{used}");
@@ -59,7 +59,7 @@ fn complete_volumes_survive_a_killed_launcher_and_incomplete_ones_are_removed() 
             let mut volumes = VolumeStore::open(dir.path(), settings(kind)).unwrap();
             let (whole, half) = (volume(6), volume(7));
             volumes.make_named(&whole).unwrap();
-            let data = volumes.named_data(whole.id.as_str()).unwrap();
+            let data = volumes.named_data(&whole.id).unwrap();
             std::fs::write(data.join("kept"), "kept").unwrap();
             volumes.make_named(&half).unwrap();
             match kind {
@@ -77,7 +77,7 @@ fn complete_volumes_survive_a_killed_launcher_and_incomplete_ones_are_removed() 
             close(dir.path(), volumes);
             let volumes = VolumeStore::open(dir.path(), settings(kind)).unwrap();
             assert_eq!(found(&volumes), std::slice::from_ref(&whole), "{kind:?}");
-            let data = volumes.named_data(whole.id.as_str()).unwrap();
+            let data = volumes.named_data(&whole.id).unwrap();
             assert_eq!(std::fs::read_to_string(data.join("kept")).unwrap(), "kept", "{kind:?}");
             close(dir.path(), volumes);
         });
@@ -90,11 +90,11 @@ fn unreadable_volume_is_kept_and_does_not_hide_others() {
         let (good, bad) = (volume(8), volume(9));
         volumes.make_named(&good).unwrap();
         volumes.make_named(&bad).unwrap();
-        let data = volumes.named_data(bad.id.as_str()).unwrap();
+        let data = volumes.named_data(&bad.id).unwrap();
         // This is how a power loss leaves a file that was never flushed.
         std::fs::write(data.with_file_name("label"), "").unwrap();
         assert_eq!(found(volumes), std::slice::from_ref(&good));
-        assert_eq!(volumes.named_data(bad.id.as_str()), Some(data), "{}", dir.display());
+        assert_eq!(volumes.named_data(&bad.id), Some(data), "{}", dir.display());
     });
 }
 
@@ -108,7 +108,7 @@ fn unmountable_image_is_kept_and_does_not_prevent_a_start() {
         close(dir.path(), volumes);
         let images = dir.path().join("ext4");
         let broken = images.join(format!("volume-{}.img", bad.id));
-        for path in [&broken, &images.join("a.img")] {
+        for path in [&broken, &images.join(format!("{}.img", test_id("a")))] {
             std::fs::write(path, vec![0; 1 << 20]).unwrap();
         }
         let mut volumes = VolumeStore::open(dir.path(), settings(VolumeKind::Ext4)).unwrap();
@@ -116,11 +116,13 @@ fn unmountable_image_is_kept_and_does_not_prevent_a_start() {
         assert!(broken.exists());
         assert_eq!(
             volumes.list_ids().unwrap(),
-            ["a"],
+            [test_id("a")],
             "the disk of the sandbox must be listed, so that it can be removed"
         );
-        volumes.remove("a").unwrap();
-        assert!(volumes.list_ids().unwrap().is_empty() && !images.join("a.img").exists());
+        volumes.remove(&test_id("a")).unwrap();
+        assert!(
+            volumes.list_ids().unwrap().is_empty() && !images.join(format!("{}.img", test_id("a"))).exists()
+        );
         close(dir.path(), volumes);
     });
 }

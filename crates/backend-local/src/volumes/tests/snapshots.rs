@@ -3,19 +3,23 @@
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use domain::SnapshotId;
+
 use super::*;
 
-const SNAPSHOT_ID: &str = "ffffffff-ffff-4fff-bfff-ffffffffffff";
+fn snapshot_id() -> SnapshotId {
+    SnapshotId::from_entropy([0xff; 16])
+}
 
 fn take_snapshot(volumes: &VolumeStore, id: &str) {
-    volumes.plan_snapshot(id, SNAPSHOT_ID).unwrap().run().unwrap();
+    volumes.plan_snapshot(&test_id(id), &snapshot_id()).unwrap().run().unwrap();
 }
 
 fn restore_volume(volumes: &mut VolumeStore, id: &str) -> SandboxVolume {
-    let (prepared, copying) = volumes.plan_restore(SNAPSHOT_ID).unwrap();
+    let (prepared, copying) = volumes.plan_restore(&snapshot_id()).unwrap();
     copying.run().unwrap();
     volumes.finish_restore(&prepared).unwrap();
-    volumes.assign(prepared, id, TEST_LIMIT).unwrap()
+    volumes.assign(prepared, &test_id(id), TEST_LIMIT).unwrap()
 }
 
 fn file(volume: &SandboxVolume) -> PathBuf {
@@ -35,7 +39,7 @@ fn restored_volume_has_the_files_of_the_snapshot_and_no_journal() {
         assert_eq!(fs::read_dir(&copy.journal).unwrap().count(), 0);
         fs::write(file(&copy), "own").unwrap();
         assert_eq!(fs::read_to_string(file(&source)).unwrap(), "after");
-        assert_eq!(volumes.list_snapshots().unwrap(), [SNAPSHOT_ID]);
+        assert_eq!(volumes.list_snapshots().unwrap(), [snapshot_id()]);
         assert_eq!(volumes.list_ids().unwrap().len(), 2, "a snapshot is no volume");
     });
 }
@@ -46,13 +50,13 @@ fn snapshot_outlives_its_volume_and_restored_volumes_outlive_the_snapshot() {
         let source = assigned(volumes, "a");
         fs::write(file(&source), "kept").unwrap();
         take_snapshot(volumes, "a");
-        volumes.remove("a").unwrap();
+        volumes.remove(&test_id("a")).unwrap();
         let copy = restore_volume(volumes, "b");
-        volumes.remove_snapshot(SNAPSHOT_ID).unwrap();
-        volumes.remove_snapshot(SNAPSHOT_ID).unwrap();
-        assert_eq!(volumes.list_snapshots().unwrap(), [""; 0]);
+        volumes.remove_snapshot(&snapshot_id()).unwrap();
+        volumes.remove_snapshot(&snapshot_id()).unwrap();
+        assert_eq!(volumes.list_snapshots().unwrap(), []);
         assert_eq!(fs::read_to_string(file(&copy)).unwrap(), "kept");
-        assert!(volumes.plan_restore(SNAPSHOT_ID).unwrap().1.run().is_err());
+        assert!(volumes.plan_restore(&snapshot_id()).unwrap().1.run().is_err());
     });
 }
 
@@ -65,7 +69,7 @@ fn restored_volume_has_its_own_limit() {
         let written = fill(&file(&copy));
         assert!(written > TEST_LIMIT.0 / 2, "{written}");
         assert!(
-            fill(&file(&volumes.sandbox_volume("a").unwrap())) > TEST_LIMIT.0 / 2,
+            fill(&file(&volumes.sandbox_volume(&test_id("a")).unwrap())) > TEST_LIMIT.0 / 2,
             "the other has its own"
         );
     });
@@ -78,14 +82,14 @@ fn image_cannot_be_restored_with_another_size() {
         let mut volumes = VolumeStore::open(dir.path(), settings(VolumeKind::Ext4)).unwrap();
         assigned(&mut volumes, "a");
         take_snapshot(&volumes, "a");
-        let (prepared, copying) = volumes.plan_restore(SNAPSHOT_ID).unwrap();
+        let (prepared, copying) = volumes.plan_restore(&snapshot_id()).unwrap();
         copying.run().unwrap();
         let (done, total) = copying.progress().unwrap();
         assert!(done == total && total.0 > 0, "{done} of {total}");
         volumes.finish_restore(&prepared).unwrap();
-        let refused = volumes.assign(prepared, "b", Bytes::from_mib(64)).unwrap_err();
+        let refused = volumes.assign(prepared, &test_id("b"), Bytes::from_mib(64)).unwrap_err();
         assert!(matches!(refused, VolumeError::OtherSize { .. }) && refused.hint().is_some(), "{refused}");
-        assert_eq!(volumes.list_ids().unwrap(), ["a"]);
+        assert_eq!(volumes.list_ids().unwrap(), [test_id("a")]);
         close(dir.path(), volumes);
     });
 }
@@ -97,21 +101,17 @@ fn snapshot_that_is_a_link_or_a_pipe_is_not_mounted() {
         let mut volumes = VolumeStore::open(dir.path(), settings(VolumeKind::Ext4)).unwrap();
         assigned(&mut volumes, "a");
         take_snapshot(&volumes, "a");
-        let kept = dir.path().join("ext4/snapshots").join(format!("{SNAPSHOT_ID}.img"));
+        let kept = dir.path().join("ext4/snapshots").join(format!("{}.img", snapshot_id()));
         let outside = dir.path().join("outside");
         fs::rename(&kept, outside.with_extension("img")).unwrap();
-        for id in [outside.to_str().unwrap(), "../../outside"] {
-            let refused = volumes.open_snapshot(id);
-            assert!(matches!(refused, Err(VolumeError::BadName(_))), "{id}: {refused:?}");
-        }
         std::os::unix::fs::symlink(outside.with_extension("img"), &kept).unwrap();
-        assert!(volumes.open_snapshot(SNAPSHOT_ID).is_err(), "a link was followed");
+        assert!(volumes.open_snapshot(&snapshot_id()).is_err(), "a link was followed");
         fs::remove_file(&kept).unwrap();
         rustix::fs::mknodat(rustix::fs::CWD, &kept, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
-        assert!(volumes.open_snapshot(SNAPSHOT_ID).is_err(), "a pipe was opened");
+        assert!(volumes.open_snapshot(&snapshot_id()).is_err(), "a pipe was opened");
         fs::remove_file(&kept).unwrap();
         fs::rename(outside.with_extension("img"), &kept).unwrap();
-        volumes.open_snapshot(SNAPSHOT_ID).unwrap();
+        volumes.open_snapshot(&snapshot_id()).unwrap();
         close(dir.path(), volumes);
     });
 }
@@ -156,8 +156,8 @@ fn disk_can_be_thawed_after_an_interrupted_copy() {
         let mut volumes = VolumeStore::open(dir.path(), settings(VolumeKind::Ext4)).unwrap();
         let volume = assigned(&mut volumes, "a");
         linux::freeze::freeze_filesystem(File::open(&volume.disk).unwrap()).unwrap();
-        volumes.thaw_disk("a").unwrap();
-        volumes.thaw_disk("a").unwrap();
+        volumes.thaw_disk(&test_id("a")).unwrap();
+        volumes.thaw_disk(&test_id("a")).unwrap();
         fs::write(file(&volume), "x").unwrap();
         close(dir.path(), volumes);
     });
@@ -181,7 +181,11 @@ fn extents_of_a_snapshot_count_for_their_writer_and_not_for_restored_volumes() {
             fs::remove_file(source.tree_directories("root").0.join("first")).unwrap();
             assert_full(&write("second").unwrap_err());
             let copy = restore_volume(&mut volumes, "b");
-            assert!(volumes.usage("b").unwrap().used.0 < TEST_LIMIT.0 / 4, "{:?}", volumes.usage("b"));
+            assert!(
+                volumes.usage(&test_id("b")).unwrap().used.0 < TEST_LIMIT.0 / 4,
+                "{:?}",
+                volumes.usage(&test_id("b"))
+            );
             assert!(fill(&file(&copy)) > TEST_LIMIT.0 / 2, "it has its whole limit");
         }
         close(dir.path(), volumes);
