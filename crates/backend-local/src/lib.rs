@@ -11,6 +11,7 @@ pub mod images;
 pub mod jail;
 pub mod launcher;
 pub mod local;
+mod measure_words;
 pub mod network;
 pub mod probe;
 pub mod settings;

@@ -3,6 +3,7 @@
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
+pub mod enforced;
 pub mod images;
 pub mod reconfigure;
 pub mod snapshots;
@@ -68,6 +69,7 @@ pub trait Backend: Send + Sync {
     }
 }
 
+pub use enforced::{Enforced, EnforcedMeasures, LimitName, Measure, NetworkState};
 pub use images::{
     ArchiveStream, FreedSpace, ImageInfo, ImagePull, ImageRegistry, Images, LocalLayers, PullProgress,
     RegistryCredentials, ResolvedImage,
@@ -132,22 +134,6 @@ pub struct BackendCapabilities {
 /// A hint on how to get a missing image.
 pub const MISSING_IMAGE_HINT: &str = "`coracle image pull NAME` or `coracle image import NAME FILE` adds it; an entry in \
      `images.aliases` substitutes another image; `coracle image ls` lists the available images";
-
-/// Entries that replace those of the same name in the measures in force, or are added to them.
-pub type EnforcedMeasures = Vec<(String, String)>;
-
-/// The measures that are actually in force for one sandbox.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Enforced {
-    /// The image that was used, after aliases were resolved.
-    pub image: String,
-    /// As in [`ResolvedImage`].
-    pub stand_in: Option<String>,
-    /// Name and value of each measure, such as `memory` → `cgroup v1, 512Mi`.
-    pub measures: EnforcedMeasures,
-    /// Default limits that could not be enforced, each as a sentence.
-    pub degraded: Vec<String>,
-}
 
 /// A sandbox that a backend finds at start.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -252,18 +238,6 @@ impl BackendCapabilities {
             volumes: self.volumes && backend.volumes().is_some(),
             snapshot: self.snapshot && backend.snapshots().is_some(),
             ..self
-        }
-    }
-}
-
-impl Enforced {
-    /// Applies changed measures.
-    pub fn replace_measures(&mut self, changed: EnforcedMeasures) {
-        for (name, value) in changed {
-            match self.measures.iter_mut().find(|(known, _)| *known == name) {
-                Some(known) => known.1 = value,
-                None => self.measures.push((name, value)),
-            }
         }
     }
 }

@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow};
+use backend::enforced::find_network;
 use backend_local::identity::{ExaminedIdentity, InstanceNaming, ServerIdentity};
 use backend_local::jail::plan::{DiskPlan, GuestPlan, JailLimits, JailPlan, LimitName};
 use backend_local::launcher::Launcher;
@@ -169,11 +170,10 @@ impl OneshotSandbox {
 /// One line about the protections that are weaker than they should be.
 fn degraded_warning(enforced: &EnforcedPlan, plan: &JailPlan) -> Option<String> {
     let mut parts = enforced.degraded.clone();
-    let network = enforced.measures.iter().find(|(name, _)| name == "network");
-    if let (NetworkMode::Auto, Some((_, held))) = (plan.network, network)
-        && held.starts_with("off")
+    if let (NetworkMode::Auto, Some(state)) = (plan.network, find_network(&enforced.measures))
+        && !state.is_on()
     {
-        parts.push(format!("the network is {held}"));
+        parts.push(format!("the network is {}", state.words()));
     }
     let limits = !enforced.degraded.is_empty();
     let advice = if limits { "; `coracle doctor` says how to get what is missing" } else { "" };

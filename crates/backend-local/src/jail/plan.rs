@@ -127,6 +127,17 @@ impl JailLimits {
     }
 }
 
+impl From<LimitName> for backend::LimitName {
+    fn from(limit: LimitName) -> Self {
+        match limit {
+            LimitName::Memory => Self::Memory,
+            LimitName::Cpus => Self::Cpus,
+            LimitName::Pids => Self::Pids,
+            LimitName::Disk => Self::Disk,
+        }
+    }
+}
+
 impl LimitName {
     pub const ALL: [Self; 4] = [Self::Memory, Self::Cpus, Self::Pids, Self::Disk];
 

@@ -15,6 +15,7 @@
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 
+use backend::EnforcedMeasures;
 use domain::SandboxId;
 use linux::mounts;
 use linux::namespaces::{self, NamespaceSet, SetgroupsPolicy};
@@ -43,7 +44,7 @@ const ATTACH_TIMEOUT_SECONDS: u32 = 10;
 pub struct PendingAttach {
     pub status: OwnedFd,
     child: OwnedFd,
-    measures: Vec<(String, String)>,
+    measures: EnforcedMeasures,
 }
 
 impl Launcher {
@@ -78,7 +79,7 @@ impl Launcher {
     }
 
     /// Returns the outcome for mounts whose status is readable.
-    pub fn conclude_attach(&mut self, attaching: PendingAttach) -> Result<Vec<(String, String)>, OpError> {
+    pub fn conclude_attach(&mut self, attaching: PendingAttach) -> Result<EnforcedMeasures, OpError> {
         // One read is enough: a report is short enough that a pipe takes it whole.
         let mut report = [0; 4096];
         let read = rustix::io::read(&attaching.status, &mut report).at_step(JailStep::AttachMounts)?;

@@ -5,30 +5,31 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use backend::{EnforcedMeasures, Measure, NetworkState};
 use domain::SandboxId;
 use linux::namespaces::{self, NamespaceSet, SetgroupsPolicy};
 use linux::spawn::{self, ForkResult, ProcessExit};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, pidfd_send_signal};
 
-use super::protocol::{EnforcedMeasures, OpError};
+use super::protocol::OpError;
 use super::record::{LauncherRecord, ProcessIdentity};
 use super::{Launcher, LauncherRights};
 use crate::jail::step::{JailError, JailStep, StepContext};
 use crate::network::userspace::PacketForwarder;
 use crate::network::{NetworkError, NetworkMode, UplinkKind, resolver};
 
-/// The name of the measure that describes a sandbox's network.
-const NETWORK_MEASURE: &str = "network";
-
 /// How long a child process may work inside a sandbox.
 const CHILD_TIMEOUT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
 impl Launcher {
-    /// Decides how a sandbox will reach other machines, and describes that for the measures.
-    pub(super) fn choose_network(&mut self, mode: NetworkMode) -> Result<(UplinkKind, String), OpError> {
+    /// Decides how a sandbox will reach other machines.
+    pub(super) fn choose_network(
+        &mut self,
+        mode: NetworkMode,
+    ) -> Result<(UplinkKind, NetworkState), OpError> {
         if mode == NetworkMode::Off {
-            return Ok((UplinkKind::Nothing, "off".to_owned()));
+            return Ok((UplinkKind::Nothing, NetworkState::Off { since: None }));
         }
         match (self.available_network(), mode) {
             (Ok(found), _) => Ok(found),
@@ -37,21 +38,22 @@ impl Launcher {
                 Err(OpError::unsupported(message, Some(down.hint())))
             }
             (Err(down), NetworkMode::Auto | NetworkMode::Off) => {
-                Ok((UplinkKind::Nothing, format!("off, since {}", format_error_chain(&down))))
+                let since = Some(format_error_chain(&down));
+                Ok((UplinkKind::Nothing, NetworkState::Off { since }))
             }
         }
     }
 
     /// Returns how sandboxes can reach other machines now, or why they cannot.
-    fn available_network(&mut self) -> Result<(UplinkKind, String), NetworkError> {
+    fn available_network(&mut self) -> Result<(UplinkKind, NetworkState), NetworkError> {
         match &mut self.rights {
             LauncherRights::Root(root) => {
                 root.netns_pool.uplink.ensure_ready()?;
-                Ok((UplinkKind::Link, root.netns_pool.uplink.describe()))
+                Ok((UplinkKind::Link, NetworkState::On { by: root.netns_pool.uplink.describe() }))
             }
             LauncherRights::User { .. } => {
                 let program = PacketForwarder::find()?;
-                Ok((UplinkKind::Userspace, program.describe()))
+                Ok((UplinkKind::Userspace, NetworkState::On { by: program.describe() }))
             }
         }
     }
@@ -156,7 +158,7 @@ impl Launcher {
         let (Some(pidfd), Some(process)) = (record.pidfd(), record.process.as_ref()) else {
             return Err(OpError::gone());
         };
-        let (reach, words) = self.choose_network(mode)?;
+        let (reach, state) = self.choose_network(mode)?;
         match (record.connected, reach) {
             (true, UplinkKind::Nothing) => {
                 return Err(OpError::unsupported("the network of a sandbox cannot be removed", None));
@@ -174,7 +176,7 @@ impl Launcher {
                     .at_step(JailStep::Record)?;
             }
         }
-        Ok(vec![(NETWORK_MEASURE.to_owned(), words)])
+        Ok(vec![Measure::Network(state)])
     }
 
     /// Starts the program that forwards the packets of an ordinary user's sandbox.

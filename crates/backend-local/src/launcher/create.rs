@@ -5,6 +5,8 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use backend::enforced::{EnforcedAmount, KillMeans, UserMapping};
+use backend::{Measure, NetworkState};
 use domain::{Bytes, MAX_PIDS, MIN_DISK, MIN_MEMORY, SandboxId};
 use linux::namespaces::SetgroupsPolicy;
 use rustix::fs::{AtFlags, Uid};
@@ -227,7 +229,7 @@ impl Launcher {
         plan: &JailPlan,
         image: &FoundImage,
         by_image: Option<(u32, u32)>,
-        network: String,
+        network: NetworkState,
     ) -> Result<EnforcedPlan, OpError> {
         let stand_in = image.stand_in.as_ref().map(ToString::to_string);
         let mut holds = EnforcedPlan { image: image.name.clone(), stand_in, ..EnforcedPlan::default() };
@@ -250,7 +252,7 @@ impl Launcher {
         }
         for limit in LimitName::ALL {
             if self.enforces(limit) && !(plan.keep && limit == LimitName::Disk) {
-                holds.measures.push((limit.as_str().to_owned(), self.describe_limit(limit, &plan.limits)));
+                holds.measures.push(self.limit_measure(limit, &plan.limits));
             } else if plan.named.contains(&limit) || plan.require_limits {
                 return Err(self.unenforceable_limit_error(limit, &plan.named));
             } else {
@@ -258,21 +260,17 @@ impl Launcher {
             }
         }
         let root = matches!(self.rights, LauncherRights::Root(_));
-        let users = if root { "own range of host ids" } else { "one id, the caller's" };
         if plan.nesting && self.can_freeze() {
-            holds.measures.push(("nests".to_owned(), "by one process with rights over them".to_owned()));
+            holds.measures.push(Measure::IsolatedSessions);
         }
-        let kill = if self.can_freeze() { "cgroup.kill" } else { "a subreaping runner" };
-        for (name, value) in [
-            ("users", users),
-            ("kill", kill),
-            ("network", network.as_str()),
-            ("filter", "seccomp"),
-            ("mount tree", "Landlock"),
-            ("nested user namespaces", "off"),
-        ] {
-            holds.measures.push((name.to_owned(), value.to_owned()));
-        }
+        holds.measures.extend([
+            Measure::Users(if root { UserMapping::OwnRange } else { UserMapping::CallersId }),
+            Measure::Kill(if self.can_freeze() { KillMeans::ControlGroup } else { KillMeans::Subreaper }),
+            Measure::Network(network),
+            Measure::SystemCallFilter,
+            Measure::MountTree,
+            Measure::NoUserNamespaces,
+        ]);
         Ok(holds)
     }
 
@@ -326,8 +324,8 @@ impl Launcher {
         }
     }
 
-    pub(super) fn describe_limit(&self, limit: LimitName, limits: &JailLimits) -> String {
-        let (_, amount) = limits.amount_of(limit);
+    pub(super) fn limit_measure(&self, limit: LimitName, limits: &JailLimits) -> Measure {
+        let (amount, _) = limits.amount_of(limit);
         let by = match (&self.rights, limit) {
             (LauncherRights::Root(root), LimitName::Disk) => match root.volumes.kind() {
                 VolumeKind::Btrfs => "btrfs quota",
@@ -338,7 +336,7 @@ impl Launcher {
             (_, LimitName::Pids) if self.bounds_processes_by_rlimit() => "RLIMIT_NPROC",
             (_, limit) => self.groups().map_or("none", |groups| groups.version_label(limit)),
         };
-        format!("{amount} by {by}")
+        Measure::Limit(EnforcedAmount { limit: limit.into(), amount, by: by.to_owned() })
     }
 
     /// Refuses limits above the maximum of the operator or the kernel, limits below what a sandbox needs

@@ -5,7 +5,10 @@
 
 use std::path::{Component, Path, PathBuf};
 
+use backend::enforced::MountKind;
+use backend::{EnforcedMeasures, Measure};
 use domain::volume::{is_mount_target, is_path_beneath};
+use domain::{MountAccess, VolumeId};
 
 use super::protocol::{MountFault, OpError};
 use super::{Launcher, LauncherRights};
@@ -14,7 +17,6 @@ use crate::jail::id_maps;
 use crate::jail::plan::{JailPlan, MountPlan, MountSourcePlan};
 use crate::jail::sources::{MountOrigin, MountSourceError, OpenedSource, SourceIds, SourceLocation};
 use crate::settings::{AllowedDirectory, MountRule};
-use domain::VolumeId;
 
 /// The largest number of mounts: more than any sandbox needs, and few enough that their descriptors fit
 /// into one message.
@@ -24,8 +26,7 @@ const MAX_MOUNTS: usize = 64;
 pub(super) struct OpenedMounts {
     pub entries: Vec<EntryMount>,
     pub opened: Vec<OpenedSource>,
-    /// A description of each mount for users.
-    pub measures: Vec<(String, String)>,
+    pub measures: EnforcedMeasures,
 }
 
 impl Launcher {
@@ -43,7 +44,7 @@ impl Launcher {
             let opened = site.open(&self.thread).map_err(|error| mount_op_error(&error))?;
             self.check_source_owner(&opened)?;
             gathered.opened.push(opened);
-            gathered.measures.push((format!("mount {}", plan.target), describe_mount(plan)));
+            gathered.measures.push(mount_measure(plan));
             let (target, read_only) = (plan.target.clone(), plan.read_only);
             gathered.entries.push(EntryMount { location: site, target, read_only });
         }
@@ -136,14 +137,15 @@ pub(super) fn writes_to_host(plan: &MountPlan) -> bool {
     !plan.read_only && matches!(plan.source, MountSourcePlan::Host(_))
 }
 
-/// Describes a mount, without its path on the host, which clients and code inside must not learn.
-fn describe_mount(plan: &MountPlan) -> String {
-    let kind = match plan.source {
-        MountSourcePlan::Host(_) => "directory of the host",
-        MountSourcePlan::Volume(_) => "volume",
-    };
-    let access = if plan.read_only { "read-only" } else { "read-write" };
-    format!("{kind}, {access}, nosuid, nodev")
+fn mount_measure(plan: &MountPlan) -> Measure {
+    Measure::Mount {
+        target: plan.target.clone(),
+        source: match plan.source {
+            MountSourcePlan::Host(_) => MountKind::HostDirectory,
+            MountSourcePlan::Volume(_) => MountKind::Volume,
+        },
+        access: if plan.read_only { MountAccess::ReadOnly } else { MountAccess::ReadWrite },
+    }
 }
 
 fn mount_op_error(error: &MountSourceError) -> OpError {

@@ -1,7 +1,7 @@
 //! The protocol between the server and the launcher: one JSON message for each packet, with optional
 //! descriptors. A message that is too large for a packet is sent in a memfd.
 
-use backend::{BackendError, FoundCondition};
+use backend::{BackendError, EnforcedMeasures, FoundCondition};
 use domain::{SandboxId, SnapshotId, VolumeId};
 use serde::{Deserialize, Serialize};
 
@@ -167,7 +167,7 @@ pub enum OpResult {
     /// Sent with the sandbox's pidfd.
     Created(EnforcedPlan),
     /// The measures that were added or changed.
-    Changed(EnforcedMeasures),
+    Changed(#[serde(with = "crate::measure_words")] EnforcedMeasures),
     Found(Vec<FoundSandbox>),
     Used(SandboxUsage),
     /// Each volume with its usage in bytes.
@@ -208,9 +208,6 @@ pub enum OpResult {
     },
 }
 
-/// The name and value of each measure that is in force for a sandbox.
-pub type EnforcedMeasures = Vec<(String, String)>;
-
 /// A volume, as plain data.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct VolumePlan {
@@ -229,7 +226,8 @@ pub struct EnforcedPlan {
     /// The message for the client, if this image replaces the requested one.
     #[serde(default)]
     pub stand_in: Option<String>,
-    pub measures: Vec<(String, String)>,
+    #[serde(with = "crate::measure_words")]
+    pub measures: EnforcedMeasures,
     #[serde(rename = "weaker")]
     pub degraded: Vec<String>,
 }

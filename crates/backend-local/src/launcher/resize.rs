@@ -1,5 +1,6 @@
 //! Changing the limits of a running sandbox.
 
+use backend::EnforcedMeasures;
 use domain::{Bytes, SandboxId};
 
 use super::protocol::{OpError, ResizeRequest};
@@ -11,7 +12,7 @@ use crate::volumes::VolumeError;
 impl Launcher {
     /// Sets the limits of a running sandbox and returns the measures. The record is written last, so a
     /// repeated request after a crash does everything again.
-    pub fn resize_sandbox(&mut self, request: &ResizeRequest) -> Result<Vec<(String, String)>, OpError> {
+    pub fn resize_sandbox(&mut self, request: &ResizeRequest) -> Result<EnforcedMeasures, OpError> {
         let id = &request.id;
         let mut record = self.records.read(id).filter(|record| record.pidfd().is_some());
         let record = record.as_mut().ok_or_else(OpError::gone)?;
@@ -39,7 +40,7 @@ impl Launcher {
         }
         record.limits = limits;
         self.records.replace(id, record).at_step(JailStep::Record)?;
-        Ok(self.describe_enforced_limits(&limits))
+        Ok(self.limit_measures(&limits))
     }
 
     /// Changes the limit of a disk. A disk that is a file or in memory cannot be resized.
@@ -56,8 +57,8 @@ impl Launcher {
     }
 
     /// Returns the measures for the limits that this host enforces.
-    fn describe_enforced_limits(&self, limits: &JailLimits) -> Vec<(String, String)> {
+    fn limit_measures(&self, limits: &JailLimits) -> EnforcedMeasures {
         let held = LimitName::ALL.into_iter().filter(|limit| self.enforces(*limit));
-        held.map(|limit| (limit.as_str().to_owned(), self.describe_limit(limit, limits))).collect()
+        held.map(|limit| self.limit_measure(limit, limits)).collect()
     }
 }

@@ -15,6 +15,8 @@ use std::io;
 use std::path::Component::ParentDir;
 use std::path::{Path, PathBuf};
 
+use backend::Measure;
+use backend::enforced::RestoredFiles;
 use domain::{Bytes, SandboxId, SnapshotId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -295,10 +297,12 @@ impl Launcher {
     /// limit.
     pub(super) fn add_snapshot_measure(&self, plan: &JailPlan, restored: u64, enforced: &mut EnforcedPlan) {
         let (Some(snapshot), LauncherRights::Root(root)) = (&plan.snapshot, &self.rights) else { return };
-        let counted = if root.volumes.counts_restored() { "within" } else { "beside" };
-        let by = if root.volumes.kind() == VolumeKind::Ext4 { "copied" } else { "shared" };
-        let files = format!("{} of {snapshot}, {by}, {counted} the limit on disk", Bytes(restored));
-        enforced.measures.push(("snapshot".to_owned(), files));
+        enforced.measures.push(Measure::Snapshot(RestoredFiles {
+            snapshot: snapshot.clone(),
+            size: Bytes(restored),
+            copied: root.volumes.kind() == VolumeKind::Ext4,
+            counted: root.volumes.counts_restored(),
+        }));
     }
 
     /// Returns the image below a snapshot and the size of the snapshot. The image is unchanged, except

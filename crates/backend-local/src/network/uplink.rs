@@ -236,11 +236,11 @@ impl Uplink {
         self.up.as_ref().map(file).unwrap_or_default()
     }
 
-    /// Describes the network of a sandbox with a link.
+    /// Describes what connects a sandbox that has a link.
     pub fn describe(&self) -> String {
         let resolved = self.up.as_ref().is_some_and(|up| !up.upstreams.is_empty());
         let resolver = if resolved { "" } else { ", without a resolver: set `network.resolvers`" };
-        format!("on, by NAT of {}{resolver}", describe_families())
+        format!("NAT of {}{resolver}", describe_families())
     }
 
     /// Takes over the table that an earlier launcher left. If running sandboxes have links, the table

@@ -83,10 +83,10 @@ impl PacketForwarder {
         format!("nameserver {}\n", self.resolver_address())
     }
 
-    /// Describes the network of a sandbox that uses the program.
+    /// Describes what connects a sandbox that uses the program.
     pub fn describe(&self) -> String {
         let name = self.path.file_name().unwrap_or_default().to_string_lossy();
-        format!("on, by {name} in user space")
+        format!("{name} in user space")
     }
 
     /// Starts a keeper for a sandbox and waits until packets are forwarded.

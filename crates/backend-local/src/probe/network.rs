@@ -1,6 +1,7 @@
 //! Checks whether sandboxes can reach other machines, and what could prevent it. Nothing on the
 //! host is changed.
 
+use backend::NetworkState;
 use linux::netlink::nftables;
 
 use super::HostCheck;
@@ -33,7 +34,7 @@ fn network_unavailable(down: &NetworkError) -> HostCheck {
 
 fn check_user_space() -> HostCheck {
     match PacketForwarder::find() {
-        Ok(program) => HostCheck::ok(CHECK_NAME, program.describe()),
+        Ok(program) => HostCheck::ok(CHECK_NAME, NetworkState::On { by: program.describe() }.words()),
         Err(down) => network_unavailable(&down),
     }
 }

@@ -20,6 +20,7 @@ use super::snapshots::{
 use super::{
     BackendUnderTest, Check, Feature, TestSandbox, find_sandbox, fresh_id, images, reconfigure, volumes,
 };
+use crate::enforced::{Measure, find_network};
 use crate::{BackendError, FoundCondition, MountFault};
 
 /// Every name in `BackendCapabilities::limits`.
@@ -108,7 +109,7 @@ async fn limits_in_force_are_reported(subject: &dyn BackendUnderTest) {
     assert_eq!(made.in_force.image, "host");
     for limit in LIMIT_NAMES {
         let held = offered.limits.iter().any(|name| name == limit);
-        let reported = made.in_force.measures.iter().any(|(name, _)| name == limit);
+        let reported = made.in_force.measures.iter().any(|measure| measure.name() == limit);
         assert_eq!(reported, held, "`{limit}`: {:?} of {offered:?}", made.in_force);
     }
     let missing = LIMIT_NAMES.len() - offered.limits.len();
@@ -229,7 +230,7 @@ async fn running_commands_see_attached_mounts(subject: &dyn BackendUnderTest) {
     match reconfigure(&backend).attach_mounts(&made.id, &mounts).await {
         Ok(measures) => {
             assert!(offered.attach, "attach works but is not listed as a capability");
-            assert!(measures.iter().any(|(name, _)| name == "mount /given/here"), "{measures:?}");
+            assert!(measures.iter().any(|measure| measure.name() == "mount /given/here"), "{measures:?}");
             assert_eq!(lasting.next_output().await, b"hello\n", "a running command does not see the mount");
             let ran = made
                 .run_script("echo no > /given/here/new; echo yes > /given/there/new; cat /given/here/new")
@@ -343,8 +344,9 @@ async fn limits_of_a_running_sandbox_can_change(subject: &dyn BackendUnderTest) 
             reconfigure(&backend).resize(&made.id, resources).await.expect("limits can be changed");
         in_force.replace_measures(measures);
     }
-    let reported = in_force.measures.iter().filter(|(name, _)| name == "memory").collect::<Vec<_>>();
-    assert!(matches!(&reported[..], [(_, value)] if value.contains("64Mi")), "{reported:?}");
+    let reported = in_force.measures.iter().filter(|measure| measure.name() == "memory").collect::<Vec<_>>();
+    let is_less = |measure: &Measure| matches!(measure, Measure::Limit(held) if Bytes(held.amount) == Bytes::from_mib(64));
+    assert!(matches!(&reported[..], [measure] if is_less(measure)), "{reported:?}");
     let usage = backend.usage(&made.id).await.expect("the sandbox exists");
     assert_eq!(usage.memory_limit, Some(Bytes::from_mib(64)));
     let ran = made.run_script("exec tail -n 1 /dev/zero").await;
@@ -366,7 +368,7 @@ async fn unsupported_limit_changes_are_rejected(subject: &dyn BackendUnderTest) 
         match resized {
             Ok(measures) => {
                 assert!(offered.limits.iter().any(|name| name == limit), "{limit} is not enforced");
-                assert!(measures.iter().any(|(name, _)| name == limit), "{measures:?}");
+                assert!(measures.iter().any(|measure| measure.name() == limit), "{measures:?}");
             }
             Err(BackendError::Unsupported { .. }) => {}
             Err(error) => panic!("{limit}: {error:?}"),
@@ -399,11 +401,10 @@ async fn network_is_connected_later_or_rejected(subject: &dyn BackendUnderTest) 
     let offered = backend.probe().await.expect("the host can be probed");
     let made = TestSandbox::create_plain(&backend).await;
     let asked = reconfigure(&backend).connect_network(&made.id, NetworkAccess::On).await;
-    let network_of =
-        |measures: &crate::EnforcedMeasures| measures.iter().find(|(name, _)| name == "network").cloned();
+    let network_of = |measures: &crate::EnforcedMeasures| find_network(measures).cloned();
     if offered.network {
-        let (_, value) = asked.ok().as_ref().and_then(network_of).expect("the network in force is returned");
-        assert!(value.starts_with("on"), "{value}");
+        let state = asked.ok().as_ref().and_then(network_of).expect("the network in force is returned");
+        assert!(state.is_on(), "{state:?}");
         assert!(
             reconfigure(&backend).connect_network(&made.id, NetworkAccess::Auto).await.is_ok(),
             "connecting again changes nothing"
@@ -423,7 +424,7 @@ async fn network_is_connected_later_or_rejected(subject: &dyn BackendUnderTest) 
             .ok()
             .as_ref()
             .and_then(network_of);
-        assert!(open.is_some_and(|(_, value)| value.starts_with("off")), "`auto` is not an error");
+        assert!(open.is_some_and(|state| !state.is_on()), "`auto` is not an error");
         assert_eq!(
             made.run_script(HAS_DEFAULT_ROUTE).await.exit,
             ExitReason::Code(1),

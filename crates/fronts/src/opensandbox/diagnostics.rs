@@ -177,7 +177,8 @@ fn describe_sandbox(sandbox: &Sandbox) -> String {
             write!(text, "\n{title}:\n  {}\n", lines.join("\n  ")).expect("writing to a String cannot fail");
         }
     };
-    section("In force", sandbox.in_force.measures.iter().map(|(name, is)| format!("{name}: {is}")).collect());
+    let measures = sandbox.in_force.measures.iter();
+    section("In force", measures.map(|held| format!("{}: {}", held.name(), held.words())).collect());
     section("Weaker", sandbox.in_force.degraded.clone());
     section("Labels", sandbox.labels.iter().map(|(name, value)| format!("{name}={value}")).collect());
     // Any value may be a secret, regardless of its name.

@@ -34,10 +34,9 @@ pub(super) fn policy_of(sandbox: &Sandbox) -> PolicyBody {
 /// Whether a sandbox can really reach other machines. The spec alone does not say: it may leave the
 /// network open, or the network may have been added later.
 fn can_reach_network(sandbox: &Sandbox) -> bool {
-    let network = sandbox.in_force.measures.iter().find(|(name, _)| name == "network");
-    match (network, sandbox.spec.network) {
-        (Some((_, value)), _) => value.starts_with("on"),
-        (None, wanted) => wanted == NetworkAccess::On,
+    match sandbox.in_force.network() {
+        Some(state) => state.is_on(),
+        None => sandbox.spec.network == NetworkAccess::On,
     }
 }
 

@@ -221,7 +221,12 @@ impl SandboxReport {
                 used: sandbox.in_force.image.clone(),
                 stand_in: sandbox.in_force.stand_in.clone(),
             },
-            in_force: sandbox.in_force.measures.iter().cloned().collect(),
+            in_force: sandbox
+                .in_force
+                .measures
+                .iter()
+                .map(|measure| (measure.name(), measure.words()))
+                .collect(),
             weaker: sandbox.in_force.degraded.clone(),
             usage: usage.map(usage_amounts).unwrap_or_default(),
             hooks: Vec::new(),

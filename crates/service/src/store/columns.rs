@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use backend::Enforced;
+use backend::{Enforced, Measure};
 use domain::{
     Bytes, EndCause, Entrypoint, ExitReason, GuestSettings, GuestUser, IsolatedSessions, MilliCpus,
     MountAccess, MountSource, MountSpec, NetworkAccess, OnDeath, Phase, ResourceLimits, SandboxSpec,
@@ -362,7 +362,7 @@ impl EnforcedJson {
         Self {
             image: in_force.image.clone(),
             stand_in: in_force.stand_in.clone(),
-            measures: in_force.measures.clone(),
+            measures: in_force.measures.iter().map(|measure| (measure.name(), measure.words())).collect(),
             weaker: in_force.degraded.clone(),
         }
     }
@@ -371,7 +371,7 @@ impl EnforcedJson {
         Enforced {
             image: self.image,
             stand_in: self.stand_in,
-            measures: self.measures,
+            measures: self.measures.iter().map(|(name, words)| Measure::from_words(name, words)).collect(),
             degraded: self.weaker,
         }
     }

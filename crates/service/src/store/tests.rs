@@ -90,7 +90,10 @@ fn full_record() -> SandboxRecord {
     record.sandbox.in_force = Enforced {
         image: "x".to_owned(),
         stand_in: Some("s".to_owned()),
-        measures: vec![("a".to_owned(), "b".to_owned())],
+        measures: vec![
+            backend::Measure::Other { name: "a".to_owned(), words: "b".to_owned() },
+            backend::Measure::Network(backend::NetworkState::Off { since: None }),
+        ],
         degraded: vec!["w".to_owned()],
     };
     record.sandbox.expires = Some(UNIX_EPOCH + Duration::from_micros(7));

@@ -136,8 +136,8 @@ async fn everything_requested_is_bound_to_a_warm_sandbox() {
     assert_eq!((made.pool.as_deref(), &made.owner, made.origin.as_str()), (Some("p"), &owner, "test"));
     assert_eq!((&made.labels, &made.spec, &made.notes), (&request.labels, &request.spec, &request.notes));
     assert_eq!(made.expires.unwrap().duration_since(made.created).unwrap(), Duration::from_secs(60));
-    let memory = made.in_force.measures.iter().find(|(name, _)| name == "memory");
-    assert!(memory.is_some_and(|(_, value)| value.contains("67108864")), "{:?}", made.in_force);
+    let memory = made.in_force.measures.iter().find(|measure| measure.name() == "memory");
+    assert!(memory.is_some_and(|memory| memory.words() == "64Mi by fake"), "{:?}", made.in_force);
     let given = given.lock().unwrap().join(" ");
     assert!(given.contains("TOKEN") && given.contains("serve"), "{given}");
 }
@@ -158,9 +158,13 @@ async fn network_and_mounts_are_added_late_but_no_network_is_removed() {
     }];
     let made = bench.make(request).await;
     assert_eq!(made.pool.as_deref(), Some("p"));
-    for (name, value) in [("network", "On"), ("mount /data", "yes"), ("pool", "p")] {
-        let measure = made.in_force.measures.iter().find(|(known, _)| known == name);
-        assert!(measure.is_some_and(|(_, found)| found == value), "{name}: {:?}", made.in_force);
+    for (name, value) in [
+        ("network", "on, by fake"),
+        ("mount /data", "directory of the host, read-only, nosuid, nodev"),
+        ("pool", "p"),
+    ] {
+        let measure = made.in_force.measures.iter().find(|measure| measure.name() == name);
+        assert!(measure.is_some_and(|found| found.words() == value), "{name}: {:?}", made.in_force);
     }
     let without = bench.make(of("connected")).await;
     assert_eq!((without.pool, without.spec.network), (None, NetworkAccess::Off));

@@ -1,8 +1,9 @@
 //! The optional traits of the fake backend, except its images.
 
+use backend::enforced::{EnforcedAmount, MountKind};
 use backend::{
-    BackendError, EnforcedMeasures, FoundSnapshot, FoundVolume, Reconfigure, SnapshotContent, SnapshotStage,
-    Snapshots, Volumes,
+    BackendError, EnforcedMeasures, FoundSnapshot, FoundVolume, LimitName, Measure, NetworkState,
+    Reconfigure, SnapshotContent, SnapshotStage, Snapshots, Volumes,
 };
 use domain::{Bytes, MountSpec, NetworkAccess, ResourceLimits, SandboxId, SnapshotId, Volume, VolumeId};
 
@@ -75,7 +76,12 @@ impl Reconfigure for FakeBackend {
     ) -> Result<EnforcedMeasures, BackendError> {
         self.record_call("attach")?;
         self.volume_gate.acquire().await.unwrap().forget();
-        Ok(mounts.iter().map(|mount| (format!("mount {}", mount.target), "yes".to_owned())).collect())
+        let attached = |mount: &MountSpec| Measure::Mount {
+            target: mount.target.clone(),
+            source: MountKind::HostDirectory,
+            access: mount.access,
+        };
+        Ok(mounts.iter().map(attached).collect())
     }
 
     async fn resize(
@@ -85,7 +91,10 @@ impl Reconfigure for FakeBackend {
     ) -> Result<EnforcedMeasures, BackendError> {
         self.record_call("resize")?;
         self.resizes.acquire().await.unwrap().forget();
-        Ok(vec![("memory".to_owned(), format!("{:?}", resources.memory))])
+        let held = |Bytes(amount)| {
+            Measure::Limit(EnforcedAmount { limit: LimitName::Memory, amount, by: "fake".to_owned() })
+        };
+        Ok(resources.memory.map(held).into_iter().collect())
     }
 
     async fn connect_network(
@@ -94,7 +103,13 @@ impl Reconfigure for FakeBackend {
         network: NetworkAccess,
     ) -> Result<EnforcedMeasures, BackendError> {
         self.record_call("connect")?;
-        Ok(vec![("network".to_owned(), format!("{network:?}"))])
+        let state = match network {
+            NetworkAccess::Off => NetworkState::Off { since: None },
+            NetworkAccess::On | NetworkAccess::Auto | NetworkAccess::Filtered => {
+                NetworkState::On { by: "fake".to_owned() }
+            }
+        };
+        Ok(vec![Measure::Network(state)])
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use backend::EnforcedMeasures;
+use backend::{EnforcedMeasures, Measure};
 
 use super::Driver;
 use crate::ServiceError;
@@ -30,7 +30,7 @@ impl Driver {
         let hello = self.handle.agent.set_environment(&self.record.sandbox.spec);
         let (limits, mounts, network, ()) =
             tokio::try_join!(self.bind_limits(warm), self.bind_mounts(), self.bind_network(warm), hello)?;
-        let pool = vec![("pool".to_owned(), warm.pool().to_owned())];
+        let pool = vec![Measure::Pool(warm.pool().to_owned())];
         for measures in [limits, mounts, network, pool] {
             self.record.sandbox.in_force.replace_measures(measures);
         }
