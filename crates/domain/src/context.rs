@@ -3,11 +3,6 @@
 
 use std::fmt;
 
-use crate::process::SessionId;
-
-/// The id of a context, in the same form as a session id; the agent treats a context as a session.
-pub type ContextId = SessionId;
-
 /// A programming language, by its canonical name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Language(String);

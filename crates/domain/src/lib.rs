@@ -4,6 +4,7 @@
 //! these, so a compatible API can change without changes in the core.
 
 pub mod context;
+pub mod exec_id;
 pub mod guest;
 pub mod hook;
 pub mod isolated_session;
@@ -19,7 +20,8 @@ pub mod snapshot;
 pub mod spec;
 pub mod volume;
 
-pub use context::{ContextId, Language, LanguageError, LanguageRuntime};
+pub use context::{Language, LanguageError, LanguageRuntime};
+pub use exec_id::{ContextId, ExecIdError, ProcessId, SessionId};
 pub use guest::{GuestSettings, GuestUser};
 pub use hook::{HookCommand, HookSchedule, PeriodicHook, SandboxHooks};
 pub use isolated_session::{
@@ -30,7 +32,7 @@ pub use journal::{Backpressure, JournalOffset, OutputRetention, StreamKind};
 pub use key::{SandboxKey, SandboxKeyError};
 pub use lifecycle::{EndCause, FilesState, LifecycleRequest, OnDeath, Phase, Verdict};
 pub use pool::{PoolCapacity, PoolSpec, RefillRate};
-pub use process::{ExitReason, ProcessId, SessionId, UserIdentity};
+pub use process::{ExitReason, UserIdentity};
 pub use quantity::{Bytes, MAX_PIDS, MIN_DISK, MIN_MEMORY, MilliCpus};
 pub use sandbox::{Labels, Owner, OwnerError, SandboxId};
 pub use snapshot::{SandboxSettings, Snapshot, SnapshotId, SnapshotIdError, SnapshotState};

@@ -1,22 +1,9 @@
 //! A command in a sandbox: what to start, as which user, and how it ended.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::time::Duration;
 
 use crate::journal::{Backpressure, OutputRetention};
-
-/// The id of a process, created by the service before it starts: 32 hexadecimal digits.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ProcessId(String);
-
-/// The id of a shell session, in the same form.
-pub type SessionId = ProcessId;
-
-/// The error for text that is not a process id.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a process id is 32 hexadecimal digits")]
-pub struct ProcessIdError;
 
 /// A description of the process to start.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,31 +93,6 @@ pub enum ExitReason {
     Deadline,
     /// The exit status is unknown: the agent died before it could report it.
     Lost,
-}
-
-impl ProcessId {
-    pub fn from_entropy(entropy: [u8; 16]) -> Self {
-        Self(entropy.iter().map(|byte| format!("{byte:02x}")).collect())
-    }
-
-    pub fn parse(text: &str) -> Result<Self, ProcessIdError> {
-        let hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-        if text.len() == 32 && text.bytes().all(hex) {
-            Ok(Self(text.to_owned()))
-        } else {
-            Err(ProcessIdError)
-        }
-    }
-
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for ProcessId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
 }
 
 impl ProcessSpec {

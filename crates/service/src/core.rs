@@ -546,7 +546,12 @@ async fn open_store(state_dir: &Path) -> Result<(Store, StoredState), ServiceErr
 }
 
 pub(crate) fn new_process_id() -> Result<ProcessId, ServiceError> {
-    random_bytes().map(ProcessId::from_entropy).map_err(io_error("draw a random id"))
+    draw_entropy().map(ProcessId::from_entropy)
+}
+
+/// Random bytes for a new id.
+pub(crate) fn draw_entropy() -> Result<[u8; 16], ServiceError> {
+    random_bytes().map_err(io_error("draw a random id"))
 }
 
 /// Whether a create that failed with a warm sandbox may succeed with a new one.

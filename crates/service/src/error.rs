@@ -90,6 +90,9 @@ pub enum ServiceError {
     Invalid(String),
     #[error("`{0}` is busy")]
     Busy(ProcessId),
+    /// A run of this session or context is active.
+    #[error("`{0}` is busy")]
+    SessionBusy(SessionId),
     #[error("nothing listens on port {port} of sandbox `{id}`")]
     Refused { id: SandboxId, port: u16 },
     #[error(transparent)]
@@ -239,7 +242,7 @@ impl ServiceError {
             Self::Invalid(_) | Self::BeyondQuota { .. } | Self::NoOperatorKey | Self::NoKernel { .. } => {
                 ErrorKind::Invalid
             }
-            Self::Busy(_) => ErrorKind::Busy,
+            Self::Busy(_) | Self::SessionBusy(_) => ErrorKind::Busy,
             Self::Refused { .. } => ErrorKind::Refused,
             Self::File(error) => ErrorKind::File(error.fault),
             Self::NoRestarts => ErrorKind::Unsupported,

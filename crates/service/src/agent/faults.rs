@@ -31,7 +31,7 @@ pub(crate) fn launch_error(agent: &AgentClient, limit: u32, fault: Fault) -> Ser
 pub(crate) fn session_error(agent: &AgentClient, session: &SessionId, fault: Fault) -> ServiceError {
     match fault.kind {
         FaultKind::NotFound if fault.subject == session.as_str() => ServiceError::NoSession(session.clone()),
-        FaultKind::Busy => ServiceError::Busy(session.clone()),
+        FaultKind::Busy => ServiceError::SessionBusy(session.clone()),
         _ => file_error(agent, fault),
     }
 }

@@ -158,7 +158,7 @@ pub(crate) fn process_status(status: wire::process::ProcessStatus) -> Result<Pro
     Ok(ProcessStatus {
         process: parse_process_id(&status.process)?,
         tag: status.tag,
-        session: status.session.as_deref().map(parse_process_id).transpose()?,
+        session: status.session.as_deref().map(parse_session_id).transpose()?,
         command: status.command,
         started: clamped_time(i64::try_from(status.started_ms).unwrap_or(i64::MAX)),
         written: status.written,
@@ -177,7 +177,7 @@ pub(crate) fn process_tree(tree: wire::process::TreeStatus) -> Result<ProcessTre
             wire::process::TreeKind::Session => TreeKind::Session,
             wire::process::TreeKind::Context => TreeKind::Context,
         },
-        session: tree.session.as_deref().map(parse_process_id).transpose()?,
+        session: tree.session.as_deref().map(parse_session_id).transpose()?,
         tag: tree.tag,
         text: tree.text,
         busy: tree.busy,
@@ -210,7 +210,7 @@ pub(crate) fn session_tree(status: &wire::process::SessionStatus) -> Result<Proc
 }
 
 pub(crate) fn session_status(status: &wire::process::SessionStatus) -> Result<SessionStatus, AgentError> {
-    let session = parse_process_id(&status.session)?;
+    let session = parse_session_id(&status.session)?;
     let isolation = status.nest.as_ref().map(|isolation| IsolatedSessionStatus {
         created: clamped_time(i64::try_from(isolation.created_ms).unwrap_or(i64::MAX)),
         used: clamped_time(i64::try_from(isolation.used_ms).unwrap_or(i64::MAX)),
@@ -284,6 +284,10 @@ pub(crate) fn watch_event(event: wire::files::WatchEvent) -> WatchEvent {
 
 fn parse_process_id(text: &str) -> Result<ProcessId, AgentError> {
     ProcessId::parse(text).map_err(|_error| AgentError::Impossible("a process with an invalid id"))
+}
+
+fn parse_session_id(text: &str) -> Result<SessionId, AgentError> {
+    SessionId::parse(text).map_err(|_error| AgentError::Impossible("a session with an invalid id"))
 }
 
 /// A time that any front can format; times outside the calendar are clamped to its limits.

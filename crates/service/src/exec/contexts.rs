@@ -8,14 +8,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use domain::process::WorkingDirectory;
-use domain::{Backpressure, ContextId, Language, SessionId, UserIdentity};
+use domain::{Backpressure, ContextId, Language, UserIdentity};
 use wire::process::{OpenKernel, SessionStatus};
 use wire::{AgentRequest, FaultKind};
 
 use crate::agent::client::with_timeout;
 use crate::agent::reply::ProcessStarted;
 use crate::agent::{faults, translate};
-use crate::core::new_process_id;
+use crate::core::{draw_entropy, new_process_id};
 use crate::exec::kernels;
 use crate::exec::output_stream::ReadPosition;
 use crate::sandboxes::registry::SandboxHandle;
@@ -92,7 +92,7 @@ pub struct SandboxContexts<'a>(pub(crate) &'a SandboxRef);
 impl SandboxContexts<'_> {
     /// Opens a context; it is ready when this returns.
     pub async fn open_context(self, request: OpenContextRequest) -> Result<CodeContext, ServiceError> {
-        let context = new_process_id()?;
+        let context = ContextId::from_entropy(draw_entropy()?);
         self.open_context_as(&context, request).await
     }
 
@@ -109,7 +109,7 @@ impl SandboxContexts<'_> {
         let OpenContextRequest { language, identity, directory, env } = request;
         let kernel = kernels::kernel_for(&language);
         let open = OpenSessionRequest { identity, directory, env, terminal: None, isolation: None };
-        let open = OpenKernel { open: translate::wire_open_session(context, open), kernel };
+        let open = OpenKernel { open: translate::wire_open_session(&context.to_session(), open), kernel };
         let agent = &handle.agent;
         let mut connection = agent.open_request(AgentRequest::OpenKernel(open)).await?;
         let answer =
@@ -128,13 +128,13 @@ impl SandboxContexts<'_> {
 
     pub async fn find_context(self, context: &ContextId) -> Result<CodeContext, ServiceError> {
         let found = self.list_contexts().await?.into_iter().find(|found| found.id == *context);
-        found.ok_or_else(|| ServiceError::NoSession(context.clone()))
+        found.ok_or_else(|| ServiceError::NoSession(context.to_session()))
     }
 
     /// Ends a context with everything that runs in it.
     pub async fn close_context(self, context: &ContextId) -> Result<(), ServiceError> {
         self.find_context(context).await?;
-        self.0.sessions().close_session(context).await
+        self.0.sessions().close_session(&context.to_session()).await
     }
 
     /// Restarts a context: its state is lost, and everything that runs in it ends.
@@ -143,7 +143,7 @@ impl SandboxContexts<'_> {
         let (handle, _activity) = self.0.begin_use()?;
         let request = AgentRequest::RestartSession { session: context.as_str().to_owned() };
         let restarted = handle.agent.request::<()>(request).await?;
-        restarted.map_err(|fault| faults::session_error(&handle.agent, context, fault))
+        restarted.map_err(|fault| faults::session_error(&handle.agent, &context.to_session(), fault))
     }
 
     /// Ends all contexts of a language, and returns how many there were.
@@ -151,7 +151,7 @@ impl SandboxContexts<'_> {
         let contexts = self.list_contexts().await?;
         let mut closed = 0;
         for context in contexts.iter().filter(|context| context.language == *language) {
-            match self.0.sessions().close_session(&context.id).await {
+            match self.0.sessions().close_session(&context.id.to_session()).await {
                 Ok(()) => closed += 1,
                 // Another request has closed it meanwhile.
                 Err(ServiceError::NoSession(_)) => {}
@@ -198,7 +198,7 @@ impl SandboxContexts<'_> {
         run: RunCodeRequest,
     ) -> Result<CodeExecution, ServiceError> {
         let (handle, activity) = self.0.begin_use()?;
-        let name = new_process_id()?;
+        let (session, name) = (context.to_session(), new_process_id()?);
         let slot = self.0.processes().take_command_slot(&name).await?;
         let agent = handle.agent.clone();
         let RunCodeRequest { code, deadline, busy, unread } = run;
@@ -217,14 +217,14 @@ impl SandboxContexts<'_> {
             shell: place,
         };
         let mut connection =
-            agent.open_request(AgentRequest::Run(translate::wire_run(context, &name, run))).await?;
+            agent.open_request(AgentRequest::Run(translate::wire_run(&session, &name, run))).await?;
         let answer = match busy {
             BusyPolicy::Queue => agent.late_answer(&mut connection).await?,
             BusyPolicy::Refuse => agent.first_answer(&mut connection).await?,
         };
         match answer {
             Ok(ProcessStarted) => slot.mark_started(),
-            Err(fault) => return Err(faults::session_error(&agent, context, fault)),
+            Err(fault) => return Err(faults::session_error(&agent, &session, fault)),
         }
         let commands = Arc::clone(&handle.commands);
         let following = OutputStream::new(name, agent, connection, ReadPosition::At(0), commands, activity);
@@ -236,7 +236,8 @@ impl SandboxContexts<'_> {
     pub async fn interrupt_context(self, context: &ContextId) -> Result<(), ServiceError> {
         self.find_context(context).await?;
         let all = self.0.processes().list_processes().await?;
-        let Some(run) = all.iter().find(|run| run.ended.is_none() && run.session.as_ref() == Some(context))
+        let session = context.to_session();
+        let Some(run) = all.iter().find(|run| run.ended.is_none() && run.session.as_ref() == Some(&session))
         else {
             return Ok(());
         };
@@ -258,7 +259,7 @@ async fn read_contexts(handle: &SandboxHandle) -> Result<Vec<CodeContext>, Servi
     let context = |session: &SessionStatus| {
         // Sessions without a kernel, or with an id or language that is not ours, are not contexts.
         let language = Language::parse(session.kernel.as_deref()?).ok()?;
-        Some(CodeContext { id: SessionId::parse(&session.session).ok()?, language, busy: session.busy })
+        Some(CodeContext { id: ContextId::parse(&session.session).ok()?, language, busy: session.busy })
     };
     Ok(sessions.iter().filter_map(context).collect())
 }

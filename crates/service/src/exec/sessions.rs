@@ -12,7 +12,7 @@ use wire::AgentRequest;
 
 use crate::agent::reply::{ProcessStarted, SessionNote, SessionOpened};
 use crate::agent::{faults, translate};
-use crate::core::new_process_id;
+use crate::core::{draw_entropy, new_process_id};
 use crate::exec::output_stream::ReadPosition;
 use crate::{OutputStream, SandboxRef, ServiceError};
 
@@ -74,7 +74,7 @@ pub struct SandboxSessions<'a>(pub(crate) &'a SandboxRef);
 impl SandboxSessions<'_> {
     pub async fn open_session(self, request: OpenSessionRequest) -> Result<SessionId, ServiceError> {
         let (handle, _activity) = self.0.begin_use()?;
-        let session = new_process_id()?;
+        let session = SessionId::from_entropy(draw_entropy()?);
         let request = AgentRequest::OpenSession(translate::wire_open_session(&session, request));
         match handle.agent.request::<SessionOpened>(request).await? {
             Ok(SessionOpened) => Ok(session),

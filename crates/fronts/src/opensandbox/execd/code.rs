@@ -145,7 +145,7 @@ pub(super) async fn run_code(
     };
     match running {
         Ok(running) => Ok(code_stream::stream_code_run(running, context.as_str(), &language, target.lines)),
-        Err(ServiceError::Busy(_)) => Ok(code_stream::busy_response(context.as_str())),
+        Err(ServiceError::SessionBusy(_)) => Ok(code_stream::busy_response(context.as_str())),
         Err(error @ ServiceError::File(_)) => convert_launch_error(error, context.as_str()),
         Err(error) => Err(context_problem(error)),
     }

@@ -31,7 +31,9 @@ async fn find_running_command(target: &ExecTarget, id: ProcessId) -> Result<Proc
         Ok(_) => Err(not_running()),
         Err(error) if error.kind() == ErrorKind::NoProcess => {
             let all = target.sandbox.processes().list_processes().await?;
-            let run = all.into_iter().find(|run| run.session.as_ref() == Some(&id) && run.ended.is_none());
+            let session = id.to_session();
+            let run =
+                all.into_iter().find(|run| run.session.as_ref() == Some(&session) && run.ended.is_none());
             run.map(|run| run.process).ok_or_else(not_running)
         }
         Err(error) => Err(error.into()),

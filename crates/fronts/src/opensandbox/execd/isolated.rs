@@ -91,7 +91,7 @@ fn parse_session_id(text: &str) -> Result<SessionId, ExecdProblem> {
 }
 
 /// Formats an id as a UUID, as clients expect.
-fn format_uuid(id: &ProcessId) -> String {
+fn format_uuid(id: &SessionId) -> String {
     let text = id.as_str();
     format!("{}-{}-{}-{}-{}", &text[..8], &text[8..12], &text[12..16], &text[16..20], &text[20..])
 }
