@@ -53,8 +53,6 @@ enum ScheduleRule {
 pub enum HookError {
     #[error("a hook command must have a first word, no NUL byte and at most {MAX_COMMAND_BYTES} bytes")]
     Command,
-    #[error("a hook timeout must be 1 to {0} seconds")]
-    Timeout(u64),
     #[error("a hook name must have 1 to {MAX_HOOK_NAME_BYTES} bytes and no control characters")]
     Name,
     #[error("hook name `{0}` is used twice")]
@@ -66,24 +64,13 @@ pub enum HookError {
 }
 
 impl HookCommand {
-    /// The maximum time limit of the hook before the entrypoint.
-    pub const MAX_BEFORE_TIMEOUT: Duration = Duration::from_secs(10_800);
-    /// The maximum time limit of a periodic hook.
-    pub const MAX_PERIODIC_TIMEOUT: Duration = Duration::from_secs(300);
-    pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
-
-    /// Checks a command; `timeout` is in seconds and has a default.
-    pub fn new(command: Vec<String>, timeout: Option<i64>, longest: Duration) -> Result<Self, HookError> {
+    /// Checks a command. How long a hook may take is the choice of the API that it comes from.
+    pub fn new(command: Vec<String>, timeout: Duration) -> Result<Self, HookError> {
         let size: usize = command.iter().map(|word| word.len() + 1).sum();
         let named = command.first().is_some_and(|word| !word.trim().is_empty());
         if !named || size > MAX_COMMAND_BYTES || command.iter().any(|word| word.contains('\0')) {
             return Err(HookError::Command);
         }
-        let timeout = match timeout.map(u64::try_from) {
-            None => Self::DEFAULT_TIMEOUT,
-            Some(Ok(seconds)) if (1..=longest.as_secs()).contains(&seconds) => Duration::from_secs(seconds),
-            Some(_) => return Err(HookError::Timeout(longest.as_secs())),
-        };
         Ok(Self { command, timeout })
     }
 }
@@ -226,18 +213,10 @@ mod tests {
     #[test]
     fn hooks_are_limited_and_have_distinct_names() {
         let words = |word: &str| vec![word.to_owned()];
-        let longest = HookCommand::MAX_PERIODIC_TIMEOUT;
-        let hook = HookCommand::new(words("true"), None, longest).expect("a valid hook");
-        assert_eq!(hook.timeout, Duration::from_secs(60));
-        for wrong in [0, -1, 301, i64::MAX] {
-            assert_eq!(
-                HookCommand::new(words("a"), Some(wrong), longest),
-                Err(HookError::Timeout(300)),
-                "{wrong}"
-            );
-        }
+        let timeout = Duration::from_secs(60);
+        let hook = HookCommand::new(words("true"), timeout).expect("a valid hook");
         for wrong in [Vec::new(), words(""), words(" "), words("a\0"), words(&"x".repeat(1 << 20))] {
-            assert_eq!(HookCommand::new(wrong, Some(1), longest), Err(HookError::Command));
+            assert_eq!(HookCommand::new(wrong, timeout), Err(HookError::Command));
         }
         let periodic = |name: &str| PeriodicHook::new(name, "@hourly", hook.clone());
         assert_eq!(periodic(" a "), periodic("a"));

@@ -3,19 +3,17 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use domain::hook::HookError;
 use domain::{
-    Bytes, Entrypoint, GuestSettings, HookCommand, IsolatedSessions, MilliCpus, NetworkAccess, OnDeath,
-    PeriodicHook, ResourceLimits, SandboxHooks, SandboxSettings, SandboxSpec, SnapshotId,
+    Bytes, Entrypoint, GuestSettings, IsolatedSessions, MilliCpus, NetworkAccess, OnDeath, ResourceLimits,
+    SandboxSettings, SandboxSpec, SnapshotId,
 };
 use http::StatusCode;
 use service::{CreateSandboxRequest, DefaultedPart, RegistryCredentials};
 
+use super::hooks;
 use super::labels;
 use super::problem::Problem;
-use super::types::{
-    CreateSandboxBody, ImageBody, LifecycleBody, NetworkPolicyBody, PlatformBody, SandboxNotes,
-};
+use super::types::{CreateSandboxBody, ImageBody, NetworkPolicyBody, PlatformBody, SandboxNotes};
 use super::volumes;
 use crate::settings::LineDialect;
 
@@ -108,8 +106,7 @@ pub(super) fn parse_create_body(
         env_file: Some(env_file).filter(|path| !path.is_empty()),
         id_variable: Some(ID_VARIABLE.to_owned()),
         isolated_sessions: extensions.isolated_sessions,
-        hooks: parse_hooks(body.lifecycle)
-            .map_err(|error| Problem::invalid(format!("`lifecycle`: {error}")))?,
+        hooks: hooks::parse_hooks(body.lifecycle)?,
         guest: GuestSettings::root_only(),
         on_death: extensions.on_death,
     };
@@ -290,22 +287,6 @@ fn parse_entrypoint(words: Option<Vec<String>>, optional: bool) -> Result<Entryp
         }
         _ => Err(Problem::invalid("`entrypoint` must have at least one element")),
     }
-}
-
-fn parse_hooks(given: Option<LifecycleBody>) -> Result<SandboxHooks, HookError> {
-    let Some(given) = given else { return Ok(SandboxHooks::default()) };
-    let before = given
-        .pre_start
-        .map(|hook| HookCommand::new(hook.command, hook.timeout_seconds, HookCommand::MAX_BEFORE_TIMEOUT))
-        .transpose()?;
-    let periodic = given.periodic.unwrap_or_default().into_iter().map(|periodic| {
-        let hook =
-            HookCommand::new(periodic.command, periodic.timeout_seconds, HookCommand::MAX_PERIODIC_TIMEOUT)?;
-        PeriodicHook::new(&periodic.name, &periodic.schedule, hook)
-    });
-    let hooks = SandboxHooks { before, periodic: periodic.collect::<Result<_, _>>()? };
-    hooks.check()?;
-    Ok(hooks)
 }
 
 fn parse_environment(given: BTreeMap<String, Option<String>>) -> Result<BTreeMap<String, String>, Problem> {
@@ -492,12 +473,13 @@ mod tests {
         let spec = create(hooked(json!({"timeoutSeconds": 5}))).unwrap().spec;
         assert_eq!(spec.hooks.periodic[0].hook.timeout, Duration::from_secs(5));
         let before = json!({"lifecycle": {"preStart": {"command": ["a"], "timeoutSeconds": 10800}}});
-        assert_eq!(
-            create(before).unwrap().spec.hooks.before.unwrap().timeout,
-            HookCommand::MAX_BEFORE_TIMEOUT
-        );
+        let before = create(before).unwrap().spec.hooks.before.unwrap();
+        assert_eq!(before.timeout, Duration::from_secs(10_800));
         for wrong in [json!({"postStop": {}}), json!({"preStart": {"command": ["a"], "env": {}}})] {
-            assert!(serde_json::from_value::<LifecycleBody>(wrong.clone()).is_err(), "{wrong}");
+            assert!(
+                serde_json::from_value::<super::super::types::LifecycleBody>(wrong.clone()).is_err(),
+                "{wrong}"
+            );
         }
     }
 

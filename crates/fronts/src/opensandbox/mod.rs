@@ -18,6 +18,7 @@ mod egress;
 mod endpoints;
 mod execd;
 mod forward;
+mod hooks;
 mod labels;
 mod lifecycle;
 mod operations;
