@@ -16,8 +16,8 @@ use backend::{
     SandboxDeath, SandboxUsage, Snapshots, StoppedSandbox, Volumes,
 };
 use domain::{
-    Bytes, EndCause, FilesState, IsolatedSessions, MountAccess, MountSource, MountSpec, NetworkAccess,
-    ResourceLimits, SandboxId, SandboxSpec,
+    Bytes, EndCause, FilesState, ImageDefaults, IsolatedSessions, MountAccess, MountSource, MountSpec,
+    NetworkAccess, ResourceLimits, SandboxId, SandboxSpec,
 };
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -518,6 +518,6 @@ pub fn guest_plan(spec: &SandboxSpec) -> GuestPlan {
         default_user: spec.guest.default_user.clone(),
         default_directory: spec.guest.default_directory.clone(),
         directories: spec.guest.directories.clone(),
-        by_image: spec.guest == domain::GuestSettings::root_only(),
+        by_image: spec.guest.image_defaults == ImageDefaults::Preferred,
     }
 }

@@ -11,6 +11,14 @@ pub struct GuestSettings {
     pub default_directory: String,
     /// Directories that must exist, each with its owner.
     pub directories: Vec<(String, String)>,
+    pub image_defaults: ImageDefaults,
+}
+
+/// Whether the user and the directory that an image names replace the defaults of the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImageDefaults {
+    Preferred,
+    Ignored,
 }
 
 /// An account inside the sandbox.
@@ -23,13 +31,14 @@ pub struct GuestUser {
 }
 
 impl GuestSettings {
-    /// Everything as root in `/root`, as in the reference API.
+    /// Everything as root in `/root`, unless the image names another user or directory.
     pub fn root_only() -> Self {
         Self {
             users: Vec::new(),
             default_user: "root".to_owned(),
             default_directory: "/root".to_owned(),
             directories: Vec::new(),
+            image_defaults: ImageDefaults::Preferred,
         }
     }
 }

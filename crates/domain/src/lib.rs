@@ -22,7 +22,7 @@ pub mod volume;
 
 pub use context::{Language, LanguageError, LanguageRuntime};
 pub use exec_id::{ContextId, ExecIdError, ProcessId, SessionId};
-pub use guest::{GuestSettings, GuestUser};
+pub use guest::{GuestSettings, GuestUser, ImageDefaults};
 pub use hook::{HookCommand, HookSchedule, PeriodicHook, SandboxHooks};
 pub use isolated_session::{
     EnvFilter, IsolatedMount, IsolatedSessionSpec, IsolatedSessionStatus, MountView, OverlayStore,

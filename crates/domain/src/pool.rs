@@ -113,7 +113,7 @@ fn is_pool_name(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::IsolatedSessions;
+    use crate::{ImageDefaults, IsolatedSessions};
 
     fn check(capacity: PoolCapacity, taken: usize, expected: usize) {
         assert_eq!(capacity.wanted_warm(taken), expected, "{capacity:?} with {taken} taken");
@@ -145,6 +145,15 @@ mod tests {
             let pool = PoolSpec { name, template: spec(warm), capacity, refill };
             assert!(pool.fits_spec(&spec(warm)) && !pool.fits_spec(&spec(wanted)), "{warm:?} for {wanted:?}");
         }
+    }
+
+    #[test]
+    fn warm_sandbox_fits_only_an_equal_guest() {
+        let mut other = SandboxSpec::with_defaults();
+        other.guest.image_defaults = ImageDefaults::Ignored;
+        let (name, capacity) = ("a".to_owned(), PoolCapacity::with_level(1));
+        let pool = PoolSpec { name, template: other.clone(), capacity, refill: RefillRate::default() };
+        assert!(pool.fits_spec(&other) && !pool.fits_spec(&SandboxSpec::with_defaults()));
     }
 
     #[test]

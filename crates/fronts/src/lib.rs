@@ -32,6 +32,7 @@ mod opensandbox;
 #[cfg(feature = "operator")]
 mod operator;
 
+pub use registry::{fronts_with_guest, guest_of_front};
 pub use router::{build_router, operators_router};
 pub use server::connection::{serve_network, serve_operators};
 pub use server::request_log::install_metrics;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::Request;
 use axum::response::Response;
+use domain::GuestSettings;
 use futures_util::future::BoxFuture;
 use service::Service;
 
@@ -33,6 +34,8 @@ pub(crate) struct Front {
     pub(crate) name: &'static str,
     /// Builds its routes; called once for each listener that serves it.
     pub(crate) router: fn(Service, Arc<HttpSettings>) -> FrontRoutes,
+    /// The users and directories that its clients expect in a sandbox; `None` if it makes none.
+    pub(crate) guest: Option<fn() -> GuestSettings>,
     /// Whether it is also served on the socket of operators, where no key is needed.
     pub(crate) on_operators_socket: bool,
     /// The beginnings of its paths, by whole segments. They decide the error format of a request that
@@ -67,6 +70,16 @@ pub(crate) struct FrontRoutes {
 
 /// Answers a request that named a port with this label.
 pub(crate) type PortHandler = Arc<dyn Fn(String, Request) -> BoxFuture<'static, Response> + Send + Sync>;
+
+/// The users and directories that the clients of a front expect, for pools that are prepared for them.
+pub fn guest_of_front(name: &str) -> Option<GuestSettings> {
+    FRONTS.iter().find(|front| front.name == name)?.guest.map(|guest| guest())
+}
+
+/// The fronts that have such settings.
+pub fn fronts_with_guest() -> impl Iterator<Item = &'static str> {
+    FRONTS.iter().filter(|front| front.guest.is_some()).map(|front| front.name)
+}
 
 /// Returns how errors look to the client of a request.
 pub(crate) fn error_format_of(request: &Request) -> &'static ErrorFormat {

@@ -3,8 +3,7 @@
 use anyhow::{Context, Result, bail};
 use backend_local::network::NetworkMode;
 use domain::{
-    Bytes, GuestSettings, MilliCpus, NetworkAccess, PoolCapacity, PoolSpec, RefillRate, ResourceLimits,
-    SandboxSpec,
+    Bytes, MilliCpus, NetworkAccess, PoolCapacity, PoolSpec, RefillRate, ResourceLimits, SandboxSpec,
 };
 use serde::{Deserialize, Serialize};
 
@@ -34,6 +33,8 @@ pub(super) struct RawPool {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PoolSettings {
     name: String,
+    /// The front whose guest the sandboxes have; `None` for the default guest.
+    guest: Option<String>,
     image: String,
     level: usize,
     max: Option<usize>,
@@ -75,8 +76,9 @@ impl RawPool {
                 .map(|amount| parse_amount(&setting(what), amount, values::parse_bytes))
                 .transpose()
         };
-        if let Some(guest) = self.guest.as_deref().filter(|guest| *guest != "opensandbox") {
-            bail!("`{}` is `{guest}`, and `opensandbox` is the only one", setting("guest"));
+        if let Some(guest) = self.guest.as_deref().filter(|guest| fronts::guest_of_front(guest).is_none()) {
+            let known: Vec<String> = fronts::fronts_with_guest().map(|name| format!("`{name}`")).collect();
+            bail!("`{}` is `{guest}`, but must be one of: {}", setting("guest"), known.join(", "));
         }
         let network = match self.network.as_deref() {
             None => default,
@@ -90,6 +92,7 @@ impl RawPool {
         let usual = RefillRate::default();
         Ok(PoolSettings {
             name: self.name.clone(),
+            guest: self.guest.clone(),
             image: self.image.clone().unwrap_or_else(|| SandboxSpec::with_defaults().image),
             level: self.level,
             max: self.max,
@@ -112,14 +115,16 @@ impl PoolSettings {
             pids: self.pids,
             disk: self.disk.map(Bytes),
         };
+        let defaults = SandboxSpec::with_defaults();
+        let guest = self.guest.as_deref().and_then(fronts::guest_of_front);
         PoolSpec {
             name: self.name.clone(),
             template: SandboxSpec {
                 image: self.image.clone(),
                 resources,
                 network: to_domain_network(self.network),
-                guest: GuestSettings::root_only(),
-                ..SandboxSpec::with_defaults()
+                guest: guest.unwrap_or(defaults.guest),
+                ..defaults
             },
             capacity: PoolCapacity {
                 most: self.max.unwrap_or(usize::MAX),

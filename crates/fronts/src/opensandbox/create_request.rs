@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use domain::{
-    Bytes, Entrypoint, GuestSettings, IsolatedSessions, MilliCpus, NetworkAccess, OnDeath, ResourceLimits,
-    SandboxSettings, SandboxSpec, SnapshotId,
+    Bytes, Entrypoint, IsolatedSessions, MilliCpus, NetworkAccess, OnDeath, ResourceLimits, SandboxSettings,
+    SandboxSpec, SnapshotId,
 };
 use http::StatusCode;
 use service::{CreateSandboxRequest, DefaultedPart, RegistryCredentials};
 
+use super::guest_settings;
 use super::hooks;
 use super::labels;
 use super::problem::Problem;
@@ -107,7 +108,7 @@ pub(super) fn parse_create_body(
         id_variable: Some(ID_VARIABLE.to_owned()),
         isolated_sessions: extensions.isolated_sessions,
         hooks: hooks::parse_hooks(body.lifecycle)?,
-        guest: GuestSettings::root_only(),
+        guest: guest_settings(),
         on_death: extensions.on_death,
     };
     let notes = serde_json::to_vec(&notes).expect("notes are maps of strings and numbers");
@@ -609,7 +610,7 @@ mod tests {
             on_death: None,
             env: BTreeMap::new(),
             env_file: None,
-            guest: GuestSettings::root_only(),
+            guest: guest_settings(),
             labels: BTreeMap::new(),
             origin: ORIGIN.to_owned(),
             notes: parent.notes,

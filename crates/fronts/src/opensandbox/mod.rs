@@ -38,6 +38,7 @@ mod volumes;
 use std::sync::Arc;
 
 use axum::Router;
+use domain::GuestSettings;
 use service::Service;
 
 use crate::kit::error_format::CODE_AND_MESSAGE;
@@ -53,9 +54,15 @@ const EXECD_PORT: u16 = 44772;
 /// The port of the egress API, as clients address it.
 const EGRESS_PORT: u16 = 18080;
 
+/// Clients of this API work as root in `/root`, unless the image names another user or directory.
+fn guest_settings() -> GuestSettings {
+    GuestSettings::root_only()
+}
+
 /// This front's row in the registry.
 pub(crate) static FRONT: Front = Front {
     name: "opensandbox",
+    guest: Some(guest_settings),
     router: |service, settings| {
         let (router, proxy) = build_router(service, settings);
         let ports: PortHandler = Arc::new(move |label, request| {

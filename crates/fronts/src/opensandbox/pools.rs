@@ -3,8 +3,7 @@
 use axum::Json;
 use axum::extract::{FromRequestParts, State};
 use domain::{
-    Bytes, GuestSettings, MilliCpus, NetworkAccess, Owner, PoolCapacity, PoolSpec, RefillRate,
-    ResourceLimits, SandboxSpec,
+    Bytes, MilliCpus, NetworkAccess, Owner, PoolCapacity, PoolSpec, RefillRate, ResourceLimits, SandboxSpec,
 };
 use http::request::Parts;
 use http::{HeaderMap, StatusCode};
@@ -264,7 +263,7 @@ fn parse_pod_template(pod: &Value, network: NetworkAccess) -> Result<SandboxSpec
         image: image.to_owned(),
         resources,
         network,
-        guest: GuestSettings::root_only(),
+        guest: super::guest_settings(),
         ..SandboxSpec::with_defaults()
     })
 }

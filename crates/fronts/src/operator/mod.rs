@@ -33,6 +33,7 @@ use crate::settings::HttpSettings;
 /// This front's row in the registry.
 pub(crate) static FRONT: Front = Front {
     name: "operator",
+    guest: None,
     router: |service, settings| FrontRoutes { router: build_router(service, settings), ports: None },
     on_operators_socket: true,
     path_prefixes: &["/health", "/version", "/metrics", "/coracle"],

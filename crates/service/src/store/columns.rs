@@ -6,9 +6,9 @@ use std::path::PathBuf;
 
 use backend::{Enforced, Measure};
 use domain::{
-    Bytes, EndCause, Entrypoint, ExitReason, GuestSettings, GuestUser, IsolatedSessions, MilliCpus,
-    MountAccess, MountSource, MountSpec, NetworkAccess, OnDeath, Phase, ResourceLimits, SandboxSpec,
-    SnapshotId, VolumeId,
+    Bytes, EndCause, Entrypoint, ExitReason, GuestSettings, GuestUser, ImageDefaults, IsolatedSessions,
+    MilliCpus, MountAccess, MountSource, MountSpec, NetworkAccess, OnDeath, Phase, ResourceLimits,
+    SandboxSpec, SnapshotId, VolumeId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -79,6 +79,10 @@ pub(super) struct GuestJson {
     default_directory: String,
     #[serde(default)]
     directories: Vec<(String, String)>,
+    /// Whether the image's user and directory are preferred. Without it the rule of older versions applies, which
+    /// wrote no such field: they are preferred to root in `/root` alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    prefer_image: Option<bool>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -253,24 +257,36 @@ impl GuestJson {
             gid: user.gid,
             home: user.home.clone(),
         };
+        let prefers = guest.image_defaults == ImageDefaults::Preferred;
         Self {
             users: guest.users.iter().map(user).collect(),
             default_user: guest.default_user.clone(),
             default_directory: guest.default_directory.clone(),
             directories: guest.directories.clone(),
+            prefer_image: (prefers != is_root_only(guest)).then_some(prefers),
         }
     }
 
     pub(super) fn into_domain(self) -> GuestSettings {
         let user =
             |user: UserJson| GuestUser { name: user.name, uid: user.uid, gid: user.gid, home: user.home };
-        GuestSettings {
+        let mut guest = GuestSettings {
             users: self.users.into_iter().map(user).collect(),
             default_user: self.default_user,
             default_directory: self.default_directory,
             directories: self.directories,
+            image_defaults: ImageDefaults::Ignored,
+        };
+        if self.prefer_image.unwrap_or_else(|| is_root_only(&guest)) {
+            guest.image_defaults = ImageDefaults::Preferred;
         }
+        guest
     }
+}
+
+/// Whether a guest has no other user than root and no other directory than `/root`.
+fn is_root_only(guest: &GuestSettings) -> bool {
+    GuestSettings { image_defaults: ImageDefaults::Preferred, ..guest.clone() } == GuestSettings::root_only()
 }
 
 impl PhaseJson {
@@ -374,5 +390,31 @@ impl EnforcedJson {
             measures: self.measures.iter().map(|(name, words)| Measure::from_words(name, words)).collect(),
             degraded: self.weaker,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check_guest(json: &str, expected: ImageDefaults) {
+        let stored: GuestJson = serde_json::from_str(json).expect("a stored guest");
+        let guest = stored.into_domain();
+        assert_eq!(guest.image_defaults, expected, "{json}");
+        let again = serde_json::to_string(&GuestJson::from_domain(&guest)).expect("it is JSON");
+        assert_eq!(again, json);
+    }
+
+    #[test]
+    fn guests_of_older_versions_keep_their_meaning_and_their_text() {
+        let guest = |user: &str, rest: &str| {
+            format!(
+                r#"{{"users":[],"default_user":"{user}","default_directory":"/root","directories":[]{rest}}}"#
+            )
+        };
+        check_guest(&guest("root", ""), ImageDefaults::Preferred);
+        check_guest(&guest("agent", ""), ImageDefaults::Ignored);
+        check_guest(&guest("root", r#","prefer_image":false"#), ImageDefaults::Ignored);
+        check_guest(&guest("agent", r#","prefer_image":true"#), ImageDefaults::Preferred);
     }
 }

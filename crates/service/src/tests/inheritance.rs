@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use domain::{
-    Bytes, GuestSettings, GuestUser, MilliCpus, NetworkAccess, OnDeath, ResourceLimits, SandboxKey,
-    SandboxSpec, Snapshot, SnapshotId, SnapshotState,
+    Bytes, GuestSettings, GuestUser, ImageDefaults, MilliCpus, NetworkAccess, OnDeath, ResourceLimits,
+    SandboxKey, SandboxSpec, Snapshot, SnapshotId, SnapshotState,
 };
 
 use super::{TestBench, config, operators_quota, plain};
@@ -18,7 +18,12 @@ const HOUR: Duration = Duration::from_secs(3600);
 
 fn guest() -> GuestSettings {
     let user = GuestUser { name: "agent".to_owned(), uid: 1000, gid: 1000, home: "/srv/agent".to_owned() };
-    GuestSettings { users: vec![user], default_user: "agent".to_owned(), ..GuestSettings::root_only() }
+    GuestSettings {
+        users: vec![user],
+        default_user: "agent".to_owned(),
+        image_defaults: ImageDefaults::Ignored,
+        ..GuestSettings::root_only()
+    }
 }
 
 /// A request in which the caller set everything.

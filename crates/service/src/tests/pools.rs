@@ -256,6 +256,18 @@ async fn pool_is_found_by_its_name_or_by_its_image() {
 }
 
 #[tokio::test]
+async fn pools_of_one_image_are_told_apart_by_their_guests() {
+    let mut other = pool("other-guest", 1);
+    other.template.guest.default_user = "agent".to_owned();
+    let guest = other.template.guest.clone();
+    let bench = TestBench::pooled(vec![pool("p", 1), other], 20).await;
+    let mut request = plain();
+    request.spec.guest = guest;
+    assert_eq!(bench.make(request).await.pool.as_deref(), Some("other-guest"));
+    assert_eq!(bench.make(plain()).await.pool.as_deref(), Some("p"));
+}
+
+#[tokio::test]
 async fn named_pool_that_does_not_fit_makes_a_new_sandbox() {
     let mut small = pool("small", 1);
     small.template.resources.memory = Some(Bytes::from_mib(64));
