@@ -3,6 +3,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::side_stage::SideStage;
+
 /// The results so far.
 #[derive(Debug, Default)]
 pub(crate) struct TestReport {
@@ -12,6 +14,8 @@ pub(crate) struct TestReport {
     panics: Vec<String>,
     /// How many more lines belong to the newest panic.
     panic_lines: usize,
+    /// How long stages that ran beside others were waited for.
+    waited: Duration,
 }
 
 /// A panic is repeated with so many lines after its first: the message, but not the stack.
@@ -22,13 +26,16 @@ struct StageResult {
     name: &'static str,
     took: Duration,
     passed: bool,
+    /// Whether it ran beside other stages, so that its time is not added to theirs.
+    beside: bool,
 }
 
 impl StageResult {
     /// A line of the table of stages: name, verdict, time.
     fn table_row(&self) -> String {
         let verdict = if self.passed { "passed" } else { "FAILED" };
-        format!("{:<16} {verdict} {}", self.name, format_duration(self.took))
+        let beside = if self.beside { ", beside others" } else { "" };
+        format!("{:<16} {verdict} {}{beside}", self.name, format_duration(self.took))
     }
 }
 
@@ -49,10 +56,30 @@ impl TestReport {
         say(format_args!("== {name}"));
         let begun = Instant::now();
         let outcome = stage(self);
+        self.add_stage(name, begun.elapsed(), outcome, false)
+    }
+
+    /// Waits for a stage that ran beside others, prints its output and counts it like any other.
+    pub(crate) fn join_stage(&mut self, stage: SideStage) -> bool {
+        let (name, begun) = (stage.name, Instant::now());
+        let end = stage.wait();
+        self.waited += begun.elapsed();
+        say(format_args!("== {name}\n{}", end.output.trim_end()));
+        end.output.lines().for_each(|line| self.read_test_line(line));
+        self.add_stage(name, end.took, end.outcome, true)
+    }
+
+    fn add_stage(
+        &mut self,
+        name: &'static str,
+        took: Duration,
+        outcome: anyhow::Result<()>,
+        beside: bool,
+    ) -> bool {
         if let Err(error) = &outcome {
             say(format_args!("{name} FAILED: {error:#}"));
         }
-        let result = StageResult { name, took: begun.elapsed(), passed: outcome.is_ok() };
+        let result = StageResult { name, took, passed: outcome.is_ok(), beside };
         // Also here, for a run that is stopped before its summary.
         say(format_args!("== {}", result.table_row()));
         self.stages.push(result);
@@ -66,6 +93,13 @@ impl TestReport {
     /// As [`TestReport::record_skip`], for a line that already has the subject and the reason.
     pub(crate) fn record_skip_line(&mut self, what_and_why: &str) {
         self.skipped.push(what_and_why.to_owned());
+    }
+
+    /// Prints the skips as tests do, for the process that reads the output of this one.
+    pub(crate) fn print_skips(&self) {
+        for skipped in &self.skipped {
+            say(format_args!("SKIPPED {skipped}"));
+        }
     }
 
     /// Looks for a skip or a panic in a line that a test printed. Panics are repeated at the end,
@@ -97,7 +131,8 @@ impl TestReport {
         for stage in &self.stages {
             text.push_str(&format!("{}\n", stage.table_row()));
         }
-        let total = self.stages.iter().map(|stage| stage.took).sum();
+        let in_turn = self.stages.iter().filter(|stage| !stage.beside).map(|stage| stage.took);
+        let total = in_turn.sum::<Duration>() + self.waited;
         text.push_str(&format!("{:<16} {:<6} {}\n", "total", "", format_duration(total)));
         let failed = self.stages.iter().filter(|stage| !stage.passed).count();
         // Tests that expect a panic print one too.
@@ -160,14 +195,22 @@ mod tests {
 
     #[test]
     fn stages_are_listed_as_run_with_their_times() {
-        let stage = |name, millis, passed| StageResult { name, took: Duration::from_millis(millis), passed };
-        let stages = vec![stage("clippy", 62_349, true), stage("release archive", 3_621_000, false)];
-        let report = TestReport { stages, ..TestReport::default() };
+        let stage = |name, millis, passed, beside| {
+            let took = Duration::from_millis(millis);
+            StageResult { name, took, passed, beside }
+        };
+        let stages = vec![
+            stage("clippy", 62_349, true, false),
+            stage("cgroup v2", 90_000, true, true),
+            stage("release archive", 3_621_000, false, false),
+        ];
+        let report = TestReport { stages, waited: Duration::from_secs(10), ..TestReport::default() };
         let expected = "\
 clippy           passed   1 min  2.3 s
+cgroup v2        passed   1 min 30.0 s, beside others
 release archive  FAILED  60 min 21.0 s
-total                    61 min 23.3 s
-1 of 2 stages FAILED";
+total                    61 min 33.3 s
+1 of 3 stages FAILED";
         assert_eq!(report.summary(), expected);
     }
 

@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::packages::has_python;
 use crate::report::TestReport;
 use crate::server::{ServerAccess, ServerProcess, ServerSetup};
-use crate::tools::{command_output, run_command, workspace_root};
+use crate::tools::{command_output, run_command, run_watched, workspace_root};
 use crate::{npm, python};
 
 const TESTS_DIRECTORY: &str = "tests/sdk";
@@ -51,6 +51,15 @@ fn install_libraries(python: &Path) -> Result<PathBuf> {
     Ok(directory)
 }
 
+/// Installs what the suite needs, if there is a Python.
+pub(crate) fn prepare_environment() -> Result<()> {
+    if !has_python() {
+        return Ok(());
+    }
+    let python = python::make_environment("venv", REQUIREMENTS)?;
+    install_libraries(&python).map(drop)
+}
+
 /// Runs the suite against `binary`.
 pub(crate) fn test_sdk(binary: &Path, report: &mut TestReport) -> Result<()> {
     if !workspace_root().join(REQUIREMENTS).exists() {
@@ -85,9 +94,10 @@ pub(crate) fn test_sdk(binary: &Path, report: &mut TestReport) -> Result<()> {
         &ServerSetup { access: ServerAccess::Keyless, settings: &shares },
     )?;
     let secrets = keyed.path().join("secrets");
-    let tested = run_command(
+    let tested = run_watched(
         Command::new(python)
-            .args(["-m", "pytest", "--quiet", TESTS_DIRECTORY])
+            // With `-rs` it prints a line that begins with SKIPPED for each skip.
+            .args(["-m", "pytest", "--quiet", "-rs", TESTS_DIRECTORY])
             .current_dir(workspace_root())
             .env("CORACLE_URL", &server.url)
             .envs(server.key.iter().map(|key| ("CORACLE_API_KEY", key)))
@@ -98,6 +108,7 @@ pub(crate) fn test_sdk(binary: &Path, report: &mut TestReport) -> Result<()> {
             // The tests write every token they are given here, one per line.
             .env("CORACLE_TEST_SECRETS", &secrets)
             .env("PYTHONDONTWRITEBYTECODE", "1"),
+        |line| report.read_test_line(line),
     );
     let in_node = npm::test_npm_package(&server, report);
     let secrets = read_secrets(&secrets);

@@ -1,48 +1,56 @@
 //! `cargo xtask test`: everything, on a fresh Debian with Rust, a C compiler and Python 3.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 
 use crate::report::TestReport;
+use crate::side_stage::SideStage;
 use crate::tools::{cargo_command, command_output, run_command, run_watched};
-use crate::vm::{self, VmOutcome};
 use crate::{bench, check, dist, docs, kernels, packages, sdk};
 
 pub(crate) fn run_tests() -> Result<bool> {
     let mut report = TestReport::default();
     report.run_stage("packages", packages::install_packages);
-    report.run_stage("Jupyter kernels", kernels::prepare_kernels);
+    // Downloads need the network, builds the processors.
+    let downloads = SideStage::start("downloads", &["downloads"]);
     report.run_stage("invariants", |_| check::check_invariants());
     let mut binary = None;
-    let built = report.run_stage("build", |_| {
+    report.run_stage("build", |_| {
         binary = Some(build_release()?);
         Ok(())
     });
-    let Some(binary) = binary.filter(|_| built) else { return Ok(report.finish()) };
-    report.run_stage("release archive", |report| dist::pack_and_verify(&binary, report));
+    report.join_stage(downloads);
+    if let Some(binary) = binary {
+        test_binary(&binary, &mut report);
+    }
+    Ok(report.finish())
+}
+
+/// All stages that need the binary. The emulated machine runs beside the tests with clients, since it
+/// uses little more than one processor; what is measured runs alone.
+fn test_binary(binary: &Path, report: &mut TestReport) {
+    report.run_stage("release archive", |report| dist::pack_and_verify(binary, report));
     report.run_stage("cargo test", |report| {
         run_watched(
-            cargo_command(&["test", "--workspace", "--locked", "--no-fail-fast"]).env("CORACLE_BIN", &binary),
+            cargo_command(&["test", "--workspace", "--locked", "--no-fail-fast"]).env("CORACLE_BIN", binary),
             |line| report.read_test_line(line),
         )
     });
-    report.run_stage("SDK tests", |report| sdk::test_sdk(&binary, report));
-    report.run_stage("docs", |report| docs::test_pages(&binary, &[], report));
-    report.run_stage("bench", |report| bench::run_bench(&binary, report));
-    report.run_stage("cgroup v2", |report| {
-        match vm::run_vm_tests(&["--binary".to_owned(), binary.display().to_string()])? {
-            VmOutcome::Skipped(why) => report.record_skip("limit tests on cgroup v2", why),
-            VmOutcome::Passed { skipped, .. } => {
-                for test in skipped {
-                    report.record_skip("on cgroup v2", test);
-                }
-            }
-            failed @ VmOutcome::Failed { .. } => bail!(failed.summary_line()),
-        }
-        Ok(())
-    });
-    Ok(report.finish())
+    let machine = SideStage::start("cgroup v2", &["vm", "--binary", &binary.to_string_lossy()]);
+    report.run_stage("SDK tests", |report| sdk::test_sdk(binary, report));
+    report.run_stage("docs", |report| docs::test_pages(binary, &[], report));
+    report.join_stage(machine);
+    report.run_stage("bench", |report| bench::run_bench(binary, report));
+}
+
+/// Fetches everything that later stages would otherwise wait for: Jupyter kernels and Python packages.
+pub(crate) fn run_downloads() -> Result<bool> {
+    let mut report = TestReport::default();
+    kernels::prepare_kernels(&mut report)?;
+    sdk::prepare_environment()?;
+    report.print_skips();
+    Ok(true)
 }
 
 /// Runs only the SDK tests, against the given binary or a new build.

@@ -114,20 +114,21 @@ pub(crate) struct TestPrograms {
 fn build_programs(binary: Option<PathBuf>) -> anyhow::Result<TestPrograms> {
     let coracle = match binary {
         Some(path) => path,
-        None => build_executable(
-            &["build", "--release", "--package", "coracle-cli", "--bin", "coracle"],
-            "coracle",
-        )?,
+        None => crate::test::build_release()?,
     };
-    Ok(TestPrograms {
-        coracle,
-        e2e: build_executable(&["test", "--package", "e2e", "--no-run"], "all")?,
-        attacks: build_executable(&["build", "--package", "e2e", "--bin", "attacks"], "attacks")?,
-    })
+    // With the features of the whole workspace, as `cargo xtask test` has just built them; the tests need
+    // `attacks`, so it is built with them.
+    let built = cargo_messages(&["test", "--workspace", "--test", "all", "--no-run"])?;
+    let executable = |name| find_executable(&built, name).with_context(|| no_executable(name));
+    Ok(TestPrograms { coracle, e2e: executable("all")?, attacks: executable("attacks")? })
 }
 
-/// Runs cargo and returns the path of the executable of target `name`.
-fn build_executable(command: &[&str], name: &str) -> anyhow::Result<PathBuf> {
+fn no_executable(name: &str) -> String {
+    format!("cargo built no executable `{name}`")
+}
+
+/// Runs cargo and returns its messages.
+fn cargo_messages(command: &[&str]) -> anyhow::Result<String> {
     let output = Command::new(env!("CARGO"))
         .args(command)
         .args(["--locked", "--message-format=json-render-diagnostics"])
@@ -138,8 +139,7 @@ fn build_executable(command: &[&str], name: &str) -> anyhow::Result<PathBuf> {
     if !output.status.success() {
         bail!("cargo {} failed", command.join(" "));
     }
-    let messages = String::from_utf8_lossy(&output.stdout);
-    find_executable(&messages, name).with_context(|| format!("cargo built no executable `{name}`"))
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// Finds the executable of target `name` in cargo's messages, one JSON object per line.
