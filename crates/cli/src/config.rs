@@ -6,6 +6,7 @@
 
 mod entries;
 mod env_settings;
+mod front_sections;
 mod gateway;
 mod layers;
 mod log;
@@ -35,6 +36,7 @@ use crate::args::{ServeArgs, StateArgs};
 use crate::output::WithHint;
 use crate::values;
 pub(crate) use entries::{SettingChange, SettingEntry};
+use front_sections::FrontValues;
 pub(crate) use gateway::GatewaySettings;
 pub(crate) use layers::{ConfigLayers, SettingSource};
 pub(crate) use log::{LogFormat, LogSettings};
@@ -57,7 +59,6 @@ pub(crate) struct Config {
     pub public_address: Option<String>,
     /// How the state directory is named if it has no identity yet.
     pub naming: InstanceNaming,
-    pub lines: LineMode,
     pub on_stop: OnStop,
     pub images: ImageSettings,
     pub limits: LimitSettings,
@@ -82,8 +83,8 @@ pub(crate) struct Config {
     pub gateway: GatewaySettings,
     /// How long a service inside a sandbox may take to begin its response.
     pub answer_timeout: Duration,
-    /// Accesses within this interval renew a sandbox only once.
-    pub renewal_interval: Duration,
+    /// The settings in the sections of the fronts.
+    pub fronts: FrontValues,
     pub output: OutputSettings,
     pub metrics: MetricsSettings,
     pub log: LogSettings,
@@ -111,15 +112,6 @@ pub(crate) enum OnStop {
     /// They keep running; the next server adopts them.
     Keep,
     Remove,
-}
-
-/// How output is split into events, see docs/configuration.md.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum LineMode {
-    /// `P`: line ends stay in the text.
-    Preserving,
-    /// `S`: line ends are stripped.
-    Stripping,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -227,8 +219,14 @@ impl Config {
         ConfigLayers::read(args, state_flags(args)?)?.effective_config()
     }
 
+    /// Turns the merged layers into effective settings.
+    fn from_table(mut table: Table) -> Result<Self> {
+        let fronts = front_sections::take_front_values(&mut table)?;
+        Self::from_raw(RawConfig::deserialize(Value::Table(table))?, fronts)
+    }
+
     /// Turns the written settings into effective ones.
-    fn from_raw(raw: RawConfig) -> Result<Self> {
+    fn from_raw(raw: RawConfig, fronts: FrontValues) -> Result<Self> {
         let state_dir = match raw.state_dir {
             Some(directory) => std::path::absolute(directory).context("could not resolve `state_dir`")?,
             None => default_state_dir()?,
@@ -242,7 +240,6 @@ impl Config {
             api_key: raw.api_key.map(check_key).transpose()?,
             public_address: raw.public_address.map(check_public_address).transpose()?,
             naming: state_dir_naming(raw.instance.map(check_instance).transpose()?, &state_dir),
-            lines: check_lines(raw.lines.as_deref())?,
             on_stop: check_on_stop(raw.on_stop.as_deref())?,
             images: check_images(raw.images)?,
             limits: check_limits(&raw.limits)?,
@@ -264,7 +261,7 @@ impl Config {
             pools: pools::check_pools(&raw.pool, network.default)?,
             gateway: gateway::check_gateway(raw.gateway)?,
             answer_timeout: parse_duration_or("answer_timeout", raw.answer_timeout.as_ref(), 180)?,
-            renewal_interval: parse_duration_or("renewal_interval", raw.renewal_interval.as_ref(), 60)?,
+            fronts,
             output: output::check_output(&raw.output)?,
             metrics: metrics::check_metrics(&raw.metrics)?,
             log: log::check_log(raw.log)?,
@@ -345,12 +342,24 @@ fn read_file(path: &Path) -> Result<Table> {
 
 /// Checks names and types while the position in the file is still known, and returns the table.
 fn parse_config(text: &str) -> Result<Table> {
-    let checked = toml::from_str::<RawConfig>(text).and_then(|_| toml::from_str(text));
-    checked.map_err(|error| {
+    let checked = check_raw_config(text).and_then(|()| toml::from_str(text));
+    let table = checked.map_err(|error| {
         // Not the error's own rendering: it quotes the line, which may contain the key.
         let line = error.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1);
         anyhow!("line {line}: {}", error.message())
-    })
+    });
+    let mut table = table?;
+    front_sections::use_former_names(&mut table)?;
+    Ok(table)
+}
+
+/// Checks names and types of everything but the settings of fronts, which only the fronts know.
+fn check_raw_config(text: &str) -> Result<(), toml::de::Error> {
+    let mut table = toml::de::DeTable::parse(text)?;
+    for key in front_sections::top_level_keys() {
+        table.get_mut().remove(key);
+    }
+    RawConfig::deserialize(toml::Deserializer::from(table)).map(drop)
 }
 
 fn is_root() -> bool {
@@ -418,14 +427,6 @@ fn check_on_stop(text: Option<&str>) -> Result<OnStop> {
         None | Some("keep") => Ok(OnStop::Keep),
         Some("remove") => Ok(OnStop::Remove),
         Some(other) => bail!("`on_stop` is `{other}`, neither `keep` nor `remove`"),
-    }
-}
-
-fn check_lines(text: Option<&str>) -> Result<LineMode> {
-    match text {
-        None | Some("P") => Ok(LineMode::Preserving),
-        Some("S") => Ok(LineMode::Stripping),
-        Some(other) => bail!("`lines` is `{other}`, neither `P` nor `S`"),
     }
 }
 

@@ -18,6 +18,7 @@
 #![cfg_attr(test, expect(clippy::unwrap_used, reason = "a test may panic"))]
 
 mod auth;
+mod front_settings;
 mod hosts;
 mod kit;
 mod openapi;
@@ -32,11 +33,11 @@ mod opensandbox;
 #[cfg(feature = "operator")]
 mod operator;
 
+pub use front_settings::{
+    FrontSection, FrontSetting, FrontSettingError, FrontSettingKind, SettingValues, front_sections,
+};
 pub use registry::{fronts_with_guest, guest_of_front};
 pub use router::{build_router, operators_router};
 pub use server::connection::{serve_network, serve_operators};
 pub use server::request_log::install_metrics;
-pub use settings::{
-    ApiPorts, GatewayMode, GatewaySettings, HttpSettings, LineDialect, LineDialectError, RouteKey,
-    ShortSignatures,
-};
+pub use settings::{ApiPorts, GatewayMode, GatewaySettings, HttpSettings, RouteKey, ShortSignatures};

@@ -12,6 +12,7 @@ use domain::GuestSettings;
 use futures_util::future::BoxFuture;
 use service::Service;
 
+use crate::front_settings::{FrontSetting, FrontSettingError, SettingValues};
 use crate::hosts;
 use crate::kit::error_format::{CODE_AND_MESSAGE, ErrorFormat};
 use crate::openapi::{DOCUMENT_PATHS, OpenApiPart};
@@ -36,6 +37,10 @@ pub(crate) struct Front {
     pub(crate) router: fn(Service, Arc<HttpSettings>) -> FrontRoutes,
     /// The users and directories that its clients expect in a sandbox; `None` if it makes none.
     pub(crate) guest: Option<fn() -> GuestSettings>,
+    /// The settings of its section in the configuration.
+    pub(crate) settings: &'static [FrontSetting],
+    /// Checks the written settings of its section and adds the defaults of the others.
+    pub(crate) check_settings: fn(SettingValues) -> Result<SettingValues, FrontSettingError>,
     /// Whether it is also served on the socket of operators, where no key is needed.
     pub(crate) on_operators_socket: bool,
     /// The beginnings of its paths, by whole segments. They decide the error format of a request that

@@ -1,5 +1,7 @@
-//! Operator settings for the HTTP surface.
+//! Settings of the HTTP surface that the listener needs, or more than one front. Settings of a single front are in
+//! its own `settings.rs`.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -7,7 +9,9 @@ use std::time::Duration;
 use domain::NetworkAccess;
 use metrics_exporter_prometheus::PrometheusHandle;
 
-/// Settings of the listener and its fronts, validated and with defaults applied.
+use crate::front_settings::SettingValues;
+
+/// Settings of the listener, and the sections of its fronts, validated and with defaults applied.
 #[derive(Clone)]
 pub struct HttpSettings {
     /// The address the server listens on. Without a key, only this address and loopback names are
@@ -15,8 +19,6 @@ pub struct HttpSettings {
     pub listen: SocketAddr,
     /// `host[:port]` under which clients reach the server, if it differs from their `Host` header.
     pub public_address: Option<String>,
-    /// How output is split into events, unless a sandbox sets its own dialect.
-    pub default_lines: LineDialect,
     /// The network mode of sandboxes whose request does not name one.
     pub default_network: NetworkAccess,
     /// The maximum size of a JSON body, in bytes.
@@ -29,26 +31,11 @@ pub struct HttpSettings {
     pub gateway: GatewaySettings,
     /// How long a service inside a sandbox may take to start its response.
     pub answer_timeout: Duration,
-    /// Accesses within this interval renew a sandbox only once.
-    pub renewal_interval: Duration,
+    /// The settings in the section of each front, by its name.
+    pub fronts: BTreeMap<String, SettingValues>,
     /// The source of the `/metrics` text; see [`crate::install_metrics`].
     pub metrics: Option<PrometheusHandle>,
 }
-
-/// The two dialects for splitting output into events.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LineDialect {
-    /// `P`: each line with its terminator.
-    #[default]
-    Preserving,
-    /// `S`: each line without its terminator.
-    Stripping,
-}
-
-/// The text does not name a dialect.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not a line dialect: write `P` or `S`")]
-pub struct LineDialectError(String);
 
 /// How sandbox ports are addressed in addition to the paths of the API, and how addresses are signed.
 #[derive(Clone, Debug, Default)]
@@ -109,32 +96,14 @@ impl HttpSettings {
         Self {
             listen,
             public_address: None,
-            default_lines: LineDialect::default(),
             default_network: NetworkAccess::Off,
             json_body_limit: 1 << 20,
             concurrent_requests: 1024,
             connections: 4096,
             gateway: GatewaySettings::default(),
             answer_timeout: Duration::from_secs(180),
-            renewal_interval: Duration::from_secs(60),
+            fronts: BTreeMap::new(),
             metrics: None,
-        }
-    }
-}
-
-impl LineDialect {
-    pub fn parse(text: &str) -> Result<Self, LineDialectError> {
-        match text {
-            "P" | "p" => Ok(Self::Preserving),
-            "S" | "s" => Ok(Self::Stripping),
-            _ => Err(LineDialectError(text.to_owned())),
-        }
-    }
-
-    pub fn letter(self) -> &'static str {
-        match self {
-            Self::Preserving => "P",
-            Self::Stripping => "S",
         }
     }
 }

@@ -3,12 +3,14 @@
 
 use std::time::Duration;
 
+use fronts::{FrontSettingKind, front_sections};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::front_sections::{FrontValues, shown_path};
 use super::gateway::GatewayMode;
 use super::log::LogFormat;
-use super::{Config, LineMode, OnStop};
+use super::{Config, OnStop};
 
 /// Shown in place of a secret.
 const HIDDEN_VALUE: &str = "***";
@@ -123,6 +125,22 @@ fn to_strings<T: ToString>(list: &[T]) -> Vec<String> {
     list.iter().map(ToString::to_string).collect()
 }
 
+/// The settings of each front, under the names that are shown.
+fn add_fronts(fronts: &FrontValues, entries: &mut SettingList) {
+    for section in front_sections() {
+        for setting in section.settings {
+            let value = fronts.get(section.front).and_then(|values| values.get(setting.name));
+            let value = match (setting.kind, value) {
+                (FrontSettingKind::Duration, Some(Value::Number(millis))) => {
+                    json!(millis.as_u64().map(|millis| format_seconds(Duration::from_millis(millis))))
+                }
+                (_, value) => json!(value),
+            };
+            entries.add_path(shown_path(&section, setting), value, SettingVisibility::Plain);
+        }
+    }
+}
+
 impl Config {
     /// Every setting with its value. The patterns have no `..`, so the compiler requires that a new
     /// setting is listed.
@@ -133,7 +151,6 @@ impl Config {
             api_key,
             public_address,
             naming,
-            lines,
             on_stop,
             images: _,
             limits: _,
@@ -149,7 +166,7 @@ impl Config {
             network: _,
             gateway: _,
             answer_timeout,
-            renewal_interval,
+            fronts,
             output,
             metrics,
             log,
@@ -160,11 +177,10 @@ impl Config {
         entries.add_secret("api_key", api_key.as_ref().map(super::OperatorKey::expose));
         entries.add("public_address", public_address);
         entries.add("instance", &naming.prefix);
-        entries.add("lines", if *lines == LineMode::Preserving { "P" } else { "S" });
         entries.add("on_stop", if *on_stop == OnStop::Keep { "keep" } else { "remove" });
         entries.add("park_after", format_seconds(*park_after));
         entries.add("answer_timeout", format_seconds(*answer_timeout));
-        entries.add("renewal_interval", format_seconds(*renewal_interval));
+        add_fronts(fronts, &mut entries);
         entries.add("longest_timeout", longest_timeout.map(format_seconds));
         entries.add("log.level", &log.level);
         entries.add("log.format", if log.format == LogFormat::Text { "text" } else { "json" });

@@ -7,6 +7,7 @@
 use anyhow::{Result, bail};
 use toml::{Table, Value};
 
+use super::front_sections;
 use crate::output::WithHint;
 
 #[derive(Clone, Copy, Debug)]
@@ -18,7 +19,7 @@ enum SettingKind {
     List,
 }
 
-/// Every setting that a variable can hold. Tables with free names (`images.aliases`, `owners`) and pools
+/// Every setting that a variable can hold, except for those of the fronts. Tables with free names (`images.aliases`, `owners`) and pools
 /// can be set in the file only.
 const VARIABLE_SETTINGS: &[(&str, SettingKind)] = &[
     ("listen", SettingKind::Text),
@@ -26,14 +27,12 @@ const VARIABLE_SETTINGS: &[(&str, SettingKind)] = &[
     ("api_key", SettingKind::Text),
     ("public_address", SettingKind::Text),
     ("instance", SettingKind::Text),
-    ("lines", SettingKind::Text),
     ("on_stop", SettingKind::Text),
     ("require_limits", SettingKind::Switch),
     ("uid_base", SettingKind::Count),
     ("free_space_floor", SettingKind::Text),
     ("longest_timeout", SettingKind::Text),
     ("park_after", SettingKind::Text),
-    ("renewal_interval", SettingKind::Text),
     ("answer_timeout", SettingKind::Text),
     ("log.level", SettingKind::Text),
     ("log.format", SettingKind::Text),
@@ -99,15 +98,22 @@ pub(super) fn table_from_variables(variables: impl Iterator<Item = (String, Stri
         let is_named = |setting: &str| {
             variable_name(setting) == name || (setting == "log.level" && name == LOG_LEVEL_VARIABLE)
         };
-        match VARIABLE_SETTINGS.iter().find(|(setting, _)| is_named(setting)) {
+        match known_settings().find(|(setting, _)| is_named(setting)) {
             Some((setting, kind)) => {
-                insert_setting(&mut table, setting, parse_variable(&name, &text, *kind)?)
+                insert_setting(&mut table, &setting, parse_variable(&name, &text, kind)?)
             }
             None if is_ignored_variable(&name) => {}
             None => return unknown_variable_error(&name),
         }
     }
+    front_sections::use_former_names(&mut table)?;
     Ok(table)
+}
+
+/// Every setting that a variable can hold, with those of the fronts.
+fn known_settings() -> impl Iterator<Item = (String, SettingKind)> {
+    let shared = VARIABLE_SETTINGS.iter().map(|(setting, kind)| ((*setting).to_owned(), *kind));
+    shared.chain(front_sections::setting_names().map(|setting| (setting, SettingKind::Text)))
 }
 
 /// Whether the server ignores a variable. Cluster managers put the addresses of a service called
@@ -119,7 +125,7 @@ fn is_ignored_variable(name: &str) -> bool {
 }
 
 fn unknown_variable_error<T>(name: &str) -> Result<T> {
-    let known: Vec<String> = VARIABLE_SETTINGS.iter().map(|(setting, _)| variable_name(setting)).collect();
+    let known: Vec<String> = known_settings().map(|(setting, _)| variable_name(&setting)).collect();
     Err(anyhow::anyhow!("the variable `{name}` is no setting"))
         .with_hint(format!("the settings are {}", known.join(", ")))
 }
@@ -194,6 +200,16 @@ mod tests {
     }
 
     #[test]
+    fn both_names_of_a_front_setting_are_variables() {
+        let expected: Table = toml::from_str("lines = \"S\"").expect("toml");
+        for name in ["CORACLE_LINES", "CORACLE_OPENSANDBOX_LINES"] {
+            let mut found = read_all(&[(name, "S")]).expect("it reads");
+            found.retain(|_, value| !value.as_table().is_some_and(Table::is_empty));
+            assert_eq!(found, expected, "{name}");
+        }
+    }
+
+    #[test]
     fn a_variable_that_is_no_setting_is_an_error() {
         let error = read_all(&[("CORACLE_LISTN", "x")]).expect_err("it is unknown");
         assert_eq!(error.to_string(), "the variable `CORACLE_LISTN` is no setting");
@@ -220,10 +236,18 @@ mod tests {
     /// So `coracle config show` omits nothing.
     #[test]
     fn every_setting_is_listed_under_its_name() {
+        let described = include_str!("../../../../docs/configuration.md");
         let config = super::super::tests::parse_settings("").expect("defaults hold");
         let listed: Vec<String> = config.entries().iter().map(|entry| entry.name()).collect();
         for (setting, _) in VARIABLE_SETTINGS {
             assert!(listed.iter().any(|name| name == setting), "{setting} is not listed");
+        }
+        for section in fronts::front_sections() {
+            for setting in section.settings {
+                let shown = front_sections::shown_path(&section, setting).join(".");
+                assert!(listed.contains(&shown), "{shown} is not listed");
+                assert!(described.contains(&format!("`{shown}`")), "docs/configuration.md lacks `{shown}`");
+            }
         }
     }
 

@@ -4,10 +4,9 @@ use std::fmt;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use toml::{Table, Value};
 
-use super::raw::RawConfig;
 use super::{Config, config_file, env_settings, environment_variables, read_file};
 use crate::args::StateArgs;
 
@@ -59,7 +58,7 @@ impl ConfigLayers {
         let mut table = self.in_file.clone();
         env_settings::merge_tables(&mut table, self.in_environment.clone());
         env_settings::merge_tables(&mut table, self.in_flags.clone());
-        Config::from_raw(RawConfig::deserialize(Value::Table(table))?)
+        Config::from_table(table)
     }
 
     /// The source of a setting's value; `path` is its name in segments.

@@ -59,10 +59,9 @@ impl Config {
             free_space_floor: old.free_space_floor,
             // The routes of the API were built with these.
             public_address: old.public_address,
-            lines: old.lines,
             gateway: old.gateway,
             answer_timeout: old.answer_timeout,
-            renewal_interval: old.renewal_interval,
+            fronts: old.fronts,
             // These counters run since the start.
             metrics: old.metrics,
             // These were prepared at the start.

@@ -3,7 +3,13 @@
 use super::*;
 
 pub(super) fn parse_settings(text: &str) -> Result<Config> {
-    Config::from_raw(RawConfig::deserialize(Value::Table(parse_config(text)?))?)
+    Config::from_table(parse_config(text)?)
+}
+
+/// The value of a setting as `coracle config show` prints it.
+fn shown_text(config: &Config, name: &str) -> String {
+    let entries = config.entries();
+    entries.iter().find(|entry| entry.name() == name).expect("it is listed").visible_text()
 }
 
 fn refusal_message(text: &str) -> String {
@@ -16,7 +22,7 @@ fn an_empty_file_gives_the_defaults() {
     assert_eq!(config.listen.to_string(), "127.0.0.1:8080");
     assert_eq!(config.limits.memory, Bytes::from_mib(1024));
     assert_eq!(config.uid_base, 1_879_048_192);
-    assert_eq!(config.lines, LineMode::Preserving);
+    assert_eq!(shown_text(&config, "lines"), "P");
     assert!(config.require_limits && !config.images.strict && config.api_key.is_none());
 }
 
@@ -55,8 +61,8 @@ fn every_setting_can_be_written() {
     )
     .expect("all is right");
     assert_eq!(config.state_dir, Path::new("/srv/coracle"));
-    assert_eq!(config.api_key.expect("a key").expose(), "0123456789abcdef0123");
-    assert_eq!(config.lines, LineMode::Stripping);
+    assert_eq!(config.api_key.as_ref().expect("a key").expose(), "0123456789abcdef0123");
+    assert_eq!(shown_text(&config, "lines"), "S");
     assert_eq!(config.limits.cpus, MilliCpus(500));
     assert_eq!(config.limits.disk, Bytes::from_mib(100));
     assert_eq!(config.limits.maxima.memory, Some(Bytes::from_mib(1024)));
@@ -202,5 +208,31 @@ fn settings_survive_the_way_to_another_process() {
         assert!(changes.is_empty(), "{:?}", changes.first().map(|change| &change.name));
         assert_eq!((passed.naming, passed.api_key), (config.naming, config.api_key));
         assert_eq!(passed.volumes.host_paths, config.volumes.host_paths);
+    }
+}
+
+#[test]
+fn settings_of_fronts_may_be_written_in_their_section() {
+    for text in [
+        "lines = \"S\"\nrenewal_interval = \"90s\"",
+        "[opensandbox]\nlines = \"S\"\nrenewal_interval = 90",
+        "renewal_interval = \"1m30s\"\n[opensandbox]\nlines = \"S\"",
+    ] {
+        let config = parse_settings(text).expect(text);
+        assert_eq!(shown_text(&config, "lines"), "S", "{text}");
+        assert_eq!(shown_text(&config, "renewal_interval"), "90s", "{text}");
+    }
+    for (text, expected) in [
+        ("lines = \"S\"\n[opensandbox]\nlines = \"P\"", "are the same setting"),
+        ("[opensandbox]\nline = \"S\"", "`opensandbox.line` is no setting"),
+        ("[opensandbox]\nlines = \"Q\"", "`lines` is `Q`, neither `P` nor `S`"),
+        ("lines = 1", "`lines` is integer, not text"),
+        ("renewal_interval = \"soon\"", "`renewal_interval`: `soon` is not a duration"),
+        ("opensandbox = 1", "`opensandbox` is not a section"),
+        ("listen = 1\n[opensandbox]\nlines = \"S\"", "line 1: "),
+        ("lines = \"S\"\nlinse = \"S\"", "line 2: unknown field `linse`"),
+    ] {
+        let message = refusal_message(text);
+        assert!(message.contains(expected), "{text}: {message}");
     }
 }

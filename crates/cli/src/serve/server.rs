@@ -22,7 +22,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::child_settings::{self, ChildSettings, ReadyAnnouncement, ReceivedStartup};
 use super::update;
 use crate::config::{
-    Config, LineMode, LogFormat, OTHER_OWNERS, OnStop, OperatorKey, PoolSettings, QuotaSettings, network_of,
+    Config, LogFormat, OTHER_OWNERS, OnStop, OperatorKey, PoolSettings, QuotaSettings, network_of,
 };
 use crate::output::{Printer, WithHint};
 
@@ -123,16 +123,12 @@ async fn serve_requests(
     let (service, backend) = start_service(&config).await?;
     let settings = fronts::HttpSettings {
         public_address: config.public_address.clone(),
-        default_lines: match config.lines {
-            LineMode::Stripping => fronts::LineDialect::Stripping,
-            LineMode::Preserving => fronts::LineDialect::Preserving,
-        },
         default_network: network_of(config.network.default),
         json_body_limit: usize::try_from(config.limits.json_body.0).unwrap_or(usize::MAX),
         concurrent_requests: config.limits.concurrent_requests,
         gateway: config.gateway.to_front_settings(choose_api_ports(&config).await),
         answer_timeout: config.answer_timeout,
-        renewal_interval: config.renewal_interval,
+        fronts: config.fronts.clone(),
         metrics: Some(metrics),
         ..fronts::HttpSettings::new(address)
     };

@@ -5,11 +5,41 @@
 //! without its terminator, and an empty line is the text `"\n"`. In both, a line ends with `\n`, `\r`
 //! or `\r\n`, characters are never split, and invalid UTF-8 is replaced.
 
-use crate::settings::LineDialect;
-
 /// The longest part of a line that goes into one event. A byte takes at most six bytes in JSON, which
 /// keeps an event below the 4 MiB that the oldest clients can read.
 const MAX_TEXT_BYTES: usize = 512 << 10;
+
+/// The two dialects for splitting output into events.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum LineDialect {
+    /// `P`: each line with its terminator.
+    #[default]
+    Preserving,
+    /// `S`: each line without its terminator.
+    Stripping,
+}
+
+/// The text does not name a dialect.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not a line dialect: write `P` or `S`")]
+pub(crate) struct LineDialectError(String);
+
+impl LineDialect {
+    pub(crate) fn parse(text: &str) -> Result<Self, LineDialectError> {
+        match text {
+            "P" | "p" => Ok(Self::Preserving),
+            "S" | "s" => Ok(Self::Stripping),
+            _ => Err(LineDialectError(text.to_owned())),
+        }
+    }
+
+    pub(crate) fn letter(self) -> &'static str {
+        match self {
+            Self::Preserving => "P",
+            Self::Stripping => "S",
+        }
+    }
+}
 
 /// Splits one output stream into event texts.
 pub(crate) struct LineSplitter {

@@ -16,7 +16,7 @@ use super::labels;
 use super::problem::Problem;
 use super::types::{CreateSandboxBody, ImageBody, NetworkPolicyBody, PlatformBody, SandboxNotes};
 use super::volumes;
-use crate::settings::LineDialect;
+use crate::kit::lines::LineDialect;
 
 /// The origin stored with this front's sandboxes.
 pub(super) const ORIGIN: &str = "opensandbox";

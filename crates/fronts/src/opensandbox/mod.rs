@@ -28,6 +28,7 @@ mod problem;
 mod proxy;
 mod query;
 mod routes;
+mod settings;
 mod signed_routes;
 mod snapshots;
 mod sse;
@@ -48,6 +49,7 @@ use crate::settings::HttpSettings;
 use access::{EGRESS_TOKEN, EXECD_TOKEN, KEY_HEADERS, PORT_TOKEN, ROUTING_HEADERS, SECURE_ACCESS};
 use proxy::{PortProxy, RENEWAL_HEADER};
 use routes::lifecycle_routes;
+use settings::OpenSandboxSettings;
 
 /// The port of the execution API, as clients address it. Nothing listens on it inside the sandbox.
 const EXECD_PORT: u16 = 44772;
@@ -71,6 +73,8 @@ pub(crate) static FRONT: Front = Front {
         });
         FrontRoutes { router, ports: Some(ports) }
     },
+    settings: settings::SETTINGS,
+    check_settings: settings::check_settings,
     on_operators_socket: false,
     path_prefixes: &[
         "/v1/sandboxes",
@@ -111,6 +115,7 @@ pub(crate) static FRONT: Front = Front {
 pub(crate) struct OpenSandboxState {
     service: Service,
     settings: Arc<HttpSettings>,
+    own_settings: OpenSandboxSettings,
     samples: Arc<execd::CpuSamples>,
     routes: Arc<signed_routes::RouteSigner>,
 }
@@ -119,7 +124,10 @@ pub(crate) struct OpenSandboxState {
 fn build_router(service: Service, settings: Arc<HttpSettings>) -> (Router, PortProxy) {
     let routes = signed_routes::RouteSigner::new(settings.gateway.keys.clone(), settings.gateway.short);
     let (samples, routes) = (Arc::default(), Arc::new(routes));
-    let front = OpenSandboxState { service, settings, samples, routes };
+    let own_settings = settings.fronts.get(FRONT.name).map(OpenSandboxSettings::from_values);
+    let own_settings = own_settings.transpose().expect("settings are checked when the configuration is read");
+    let own_settings = own_settings.unwrap_or_default();
+    let front = OpenSandboxState { service, settings, own_settings, samples, routes };
     let ports = PortProxy { front: front.clone(), execd: execd::build_router(front.clone()) };
     let proxied = proxy::proxy_routes()
         .into_iter()

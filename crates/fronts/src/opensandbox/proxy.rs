@@ -139,12 +139,12 @@ impl PortProxy {
         let skips =
             header_text(request.headers(), RENEWAL_HEADER).is_some_and(|value| value.trim() == "skip");
         if let Some(seconds) = notes.renew_on_access.filter(|_| !skips) {
-            let interval = front.settings.renewal_interval;
+            let interval = front.own_settings.renewal_interval;
             sandbox.renew_on_access(Duration::from_secs(seconds), interval).await;
         }
         match target.port {
             EXECD_PORT => {
-                let lines = notes.line_dialect(front.settings.default_lines);
+                let lines = notes.line_dialect(front.own_settings.lines);
                 let PortTarget { mount, path, form, opens_itself, .. } = addressed.target;
                 let scope = ExecTarget { sandbox: sandbox.clone(), lines };
                 let reached = ReachedVia { mount, form, opens_itself };

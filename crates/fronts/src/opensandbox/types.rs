@@ -7,8 +7,8 @@ use domain::{EndCause, ExitReason, FilesState, OnDeath, Phase, SandboxSettings};
 use serde::{Deserialize, Serialize};
 use service::{Sandbox, SandboxRef};
 
+use crate::kit::lines::LineDialect;
 use crate::kit::time::format_rfc3339;
-use crate::settings::LineDialect;
 
 /// `POST /sandboxes`. Every optional field may also be `null`.
 #[derive(Deserialize)]

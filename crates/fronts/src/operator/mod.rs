@@ -35,6 +35,8 @@ pub(crate) static FRONT: Front = Front {
     name: "operator",
     guest: None,
     router: |service, settings| FrontRoutes { router: build_router(service, settings), ports: None },
+    settings: &[],
+    check_settings: Ok,
     on_operators_socket: true,
     path_prefixes: &["/health", "/version", "/metrics", "/coracle"],
     claims_label: |_| false,

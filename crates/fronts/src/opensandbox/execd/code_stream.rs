@@ -12,10 +12,10 @@ use service::{CodeError, CodeEvent, CodeExecution, MimeForms, ProcessEnd, Servic
 use super::command_stream::{add_end, add_loss};
 use super::event_buffer::{EventBuffer, opening_events};
 use crate::kit::command_ending::CommandEnding;
+use crate::kit::lines::LineDialect;
 use crate::kit::sse::event_stream_response;
 use crate::opensandbox::sse::{COMMAND_FAILED, FailureBody, SseEvent};
 use crate::opensandbox::types::describe_exit;
-use crate::settings::LineDialect;
 
 /// The MIME type of plain text, and the name under which some clients expect it.
 const PLAIN_TEXT_MIME: &str = "text/plain";

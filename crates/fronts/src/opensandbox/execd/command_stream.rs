@@ -9,10 +9,10 @@ use service::{OutputEvent as ServiceEvent, OutputStream, ProcessEnd, ServiceErro
 
 use super::event_buffer::{EventBuffer, opening_events};
 use crate::kit::command_ending::CommandEnding;
+use crate::kit::lines::LineDialect;
 use crate::kit::sse::event_stream_response;
 use crate::opensandbox::sse::{self, SseEvent};
 use crate::opensandbox::types::describe_exit;
-use crate::settings::LineDialect;
 
 /// Streams the output of a process until it ends. Dropping the stream does not stop the process.
 pub(super) fn stream_command(following: OutputStream, name: &str, dialect: LineDialect) -> Response {

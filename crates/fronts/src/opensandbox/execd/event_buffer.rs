@@ -7,9 +7,9 @@ use bytes::Bytes;
 use domain::{JournalOffset, StreamKind};
 use tokio::time::{Instant, Interval, interval_at, sleep_until};
 
+use crate::kit::lines::LineDialect;
 use crate::kit::lines::LineSplitter;
 use crate::opensandbox::sse::{GapRange, SseEvent};
-use crate::settings::LineDialect;
 
 /// How often a ping is sent.
 const PING_INTERVAL: Duration = Duration::from_secs(3);

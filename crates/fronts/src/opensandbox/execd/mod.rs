@@ -37,9 +37,9 @@ use service::SandboxRef;
 use self::problem::ExecdProblem;
 use super::OpenSandboxState;
 use crate::kit::error_format::CODE_AND_MESSAGE;
+use crate::kit::lines::LineDialect;
 use crate::kit::nested;
 use crate::kit::query::path_param;
-use crate::settings::LineDialect;
 
 pub(in crate::opensandbox) use self::exec_socket::START_HEADER;
 pub(in crate::opensandbox) use self::resource_usage::CpuSamples;

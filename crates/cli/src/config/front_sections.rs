@@ -1,0 +1,105 @@
+//! The sections of the fronts. Which settings they have, and what values those accept, is defined by the
+//! fronts; this file only finds them in the configuration.
+//!
+//! A setting that is older than the sections has a former name outside of them. Within a layer it is
+//! moved to that name, so that layers override each other whichever name was written.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, anyhow, bail};
+use fronts::{FrontSection, FrontSetting, FrontSettingKind, SettingValues, front_sections};
+use serde::Deserialize;
+use toml::{Table, Value};
+
+use super::parse_amount;
+use super::raw::RawAmount;
+use crate::values;
+
+/// The effective settings of each front, by its name.
+pub(crate) type FrontValues = BTreeMap<String, SettingValues>;
+
+/// The name under which a setting is shown, in segments.
+pub(super) fn shown_path(section: &FrontSection, setting: &FrontSetting) -> Vec<String> {
+    match setting.former_name {
+        Some(name) => vec![name.to_owned()],
+        None => vec![section.front.to_owned(), setting.name.to_owned()],
+    }
+}
+
+/// Every name under which a setting of a front can be written.
+pub(super) fn setting_names() -> impl Iterator<Item = String> {
+    front_sections().flat_map(|section| {
+        section.settings.iter().flat_map(move |setting| {
+            let sectioned = format!("{}.{}", section.front, setting.name);
+            setting.former_name.map(str::to_owned).into_iter().chain([sectioned])
+        })
+    })
+}
+
+/// Every key at the top of a file that belongs to a front.
+pub(super) fn top_level_keys() -> impl Iterator<Item = &'static str> {
+    let keys = |section: FrontSection| {
+        section.settings.iter().filter_map(|setting| setting.former_name).chain([section.front])
+    };
+    front_sections().flat_map(keys)
+}
+
+/// Moves settings that have a former name from their section to that name.
+pub(super) fn use_former_names(table: &mut Table) -> Result<()> {
+    for section in front_sections() {
+        for setting in section.settings {
+            let Some(former) = setting.former_name else { continue };
+            let Some(Value::Table(written)) = table.get_mut(section.front) else { continue };
+            let Some(value) = written.remove(setting.name) else { continue };
+            if table.insert(former.to_owned(), value).is_some() {
+                bail!("`{former}` and `{}.{}` are the same setting", section.front, setting.name);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Takes the settings of all fronts out of a table and checks them.
+pub(super) fn take_front_values(table: &mut Table) -> Result<FrontValues> {
+    front_sections().map(|section| Ok((section.front.to_owned(), take_section(&section, table)?))).collect()
+}
+
+fn take_section(section: &FrontSection, table: &mut Table) -> Result<SettingValues> {
+    let mut own = match table.remove(section.front) {
+        None => Table::new(),
+        Some(Value::Table(own)) => own,
+        Some(_) => bail!("`{}` is not a section", section.front),
+    };
+    let mut written = SettingValues::new();
+    for setting in section.settings {
+        let value = match setting.former_name {
+            Some(former) => table.remove(former),
+            None => own.remove(setting.name),
+        };
+        if let Some(value) = value {
+            let name = shown_path(section, setting).join(".");
+            written.insert(setting.name.to_owned(), read_value(&name, setting.kind, value)?);
+        }
+    }
+    if let Some(unknown) = own.keys().next() {
+        let known: Vec<_> = section.settings.iter().map(|setting| format!("`{}`", setting.name)).collect();
+        bail!("`{}.{unknown}` is no setting; the section has {}", section.front, known.join(", "));
+    }
+    section.check_values(written).map_err(|error| {
+        let setting = section.settings.iter().find(|setting| setting.name == error.setting);
+        let name = setting.map_or(error.setting.to_owned(), |setting| shown_path(section, setting).join("."));
+        anyhow!("`{name}` is {}", error.reason)
+    })
+}
+
+fn read_value(name: &str, kind: FrontSettingKind, value: Value) -> Result<serde_json::Value> {
+    Ok(match (kind, value) {
+        (FrontSettingKind::Text, Value::String(text)) => text.into(),
+        (FrontSettingKind::Text, other) => bail!("`{name}` is {}, not text", other.type_str()),
+        (FrontSettingKind::Duration, value) => {
+            let Ok(amount) = RawAmount::deserialize(value) else { bail!("`{name}` is not a duration") };
+            let duration = parse_amount(name, &amount, values::parse_duration)?;
+            u64::try_from(duration.as_millis()).unwrap_or(u64::MAX).into()
+        }
+    })
+}

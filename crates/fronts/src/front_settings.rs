@@ -1,0 +1,76 @@
+//! The settings of fronts: each front has its own section in the configuration, and defines what may be
+//! written there. The rest of the configuration does not know their names.
+
+use serde_json::{Map, Value};
+
+use crate::registry::FRONTS;
+
+/// The settings of one front by name. Durations are numbers of milliseconds.
+pub type SettingValues = Map<String, Value>;
+
+/// One setting in the section of a front.
+#[derive(Clone, Copy, Debug)]
+pub struct FrontSetting {
+    pub name: &'static str,
+    /// The name outside of any section under which older configurations have this setting. It stays
+    /// valid, and lists show the setting under it.
+    pub former_name: Option<&'static str>,
+    pub kind: FrontSettingKind,
+}
+
+/// How the value of a setting is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrontSettingKind {
+    Text,
+    /// Text with a unit, or a number of seconds. Fronts get milliseconds.
+    Duration,
+}
+
+/// The section of a front.
+#[derive(Clone, Copy, Debug)]
+pub struct FrontSection {
+    pub front: &'static str,
+    pub settings: &'static [FrontSetting],
+    check: fn(SettingValues) -> Result<SettingValues, FrontSettingError>,
+}
+
+/// A value that a front does not accept.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
+pub struct FrontSettingError {
+    /// The name within the section.
+    pub setting: &'static str,
+    pub reason: String,
+}
+
+impl FrontSection {
+    /// Checks the written settings and adds the defaults of the others.
+    pub fn check_values(&self, written: SettingValues) -> Result<SettingValues, FrontSettingError> {
+        (self.check)(written)
+    }
+}
+
+/// The sections of all fronts that have settings.
+pub fn front_sections() -> impl Iterator<Item = FrontSection> {
+    let with_settings = FRONTS.iter().filter(|front| !front.settings.is_empty());
+    with_settings.map(|front| FrontSection {
+        front: front.name,
+        settings: front.settings,
+        check: front.check_settings,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_setting_has_a_default() {
+        for section in front_sections() {
+            let values = section.check_values(SettingValues::new()).unwrap();
+            let names: Vec<_> = section.settings.iter().map(|setting| setting.name).collect();
+            assert_eq!(values.len(), names.len(), "{}", section.front);
+            assert!(names.iter().all(|name| values.contains_key(*name)), "{}: {names:?}", section.front);
+        }
+    }
+}
