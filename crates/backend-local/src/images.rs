@@ -1,261 +1,279 @@
-//! Images: the initial files of a sandbox.
-//!
-//! An image is a list of trees, each with a mount point and the layers below it; a sandbox adds one
-//! upper layer per tree. `host` consists of the host's own `/usr` and a small skeleton. Named
-//! images are stored in `<state>/images` as layers, each once, by the digest of its content; they
-//! come from directories, archives, OCI layouts and registries. Well-known names that clients send
-//! resolve through an alias table.
+//! The image interface for the service: images are fetched here, without privileges, and unpacked by
+//! the launcher.
 //!
 //! ```text
-//! import ─► worker (an unprivileged fork) ─► unpack ─► manifest, blobs, stream
-//!    │                                          └─────► layer ◄─ tarball, directory
-//!    └────► store ◄─ collect
+//! service ─► Native ─► registry      downloads into a directory that only the server uses
+//!              └─────► launcher      gets that directory's descriptor, unpacks and stores the image
 //! ```
 
-mod accounts;
-mod aliases;
-mod blobs;
-mod budget;
-mod collect;
-mod digest;
-mod directory;
-mod essentials;
-mod host;
-mod host_programs;
-mod import;
-mod layer;
-mod manifest;
-mod name;
-mod record;
-mod skeleton;
-mod store;
-mod stream;
-mod tarball;
-mod unpack;
-mod worker;
-
-use std::collections::BTreeMap;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, RwLock};
+use std::time::{Duration, UNIX_EPOCH};
 
-pub use aliases::{AliasRule, ImageAliases};
-pub use collect::{
-    CollectionResult, collect_images, collect_images_if_unlocked, remove_image, space_for_image,
-    stored_image_bytes,
+use backend::{
+    ArchiveStream, BackendError, FreedSpace, ImageInfo, ImagePull, ImageRegistry, Images, LocalLayers,
+    PullProgress, ResolvedImage,
 };
-pub use digest::Digest;
-pub use host::{HostImage, create_host_skeleton, premade_usr_directories, remove_old_skeletons};
-pub use host_programs::{HostProgram, HostPrograms, OsRelease};
-pub use import::{ExistingImagePolicy, ImageImport, ImportBase, ImportedImage, UnpackMode, import_image};
-pub use manifest::host_architecture;
-pub use record::{ImageBase, ImageConfig, ImageRecord, LayerRecord};
-pub use store::{LockedImages, find_image, list_images, list_layers, lock_images, touch_image};
-pub use unpack::{ImportSource, UpperTree};
+use domain::SnapshotId;
+use launcher::images::{CollectionResult, Digest, ImageBase, ImageRecord};
+use launcher::protocol::{ImageOp, ImageOpResult, LauncherOp, OpResult};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::Semaphore;
 
-/// The image that needs no import.
-pub const HOST_IMAGE: &str = "host";
-const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+use crate::{LocalBackend, unexpected_response};
 
-/// A part of the file system: its mount point and the layers below it, topmost first.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ImageTree {
-    pub mount_point: String,
-    pub lowers: Vec<PathBuf>,
+/// The registry that images are fetched from, and the directory that holds them until they are unpacked.
+pub struct ImageFetcher {
+    /// Replaced as a whole by a reload.
+    registry: RwLock<Arc<dyn ImageRegistry>>,
+    /// A directory that only this process uses.
+    downloads: PathBuf,
+    /// Limits the number of archives that are uploaded at once.
+    imports: Semaphore,
 }
 
-/// An existing image, found by the name a client used.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FoundImage {
-    pub name: String,
-    /// In the order in which they must be mounted.
-    pub trees: Vec<ImageTree>,
-    /// Set for every process, not inherited from the host.
-    pub env: Vec<(String, String)>,
-    /// Its record in the store, if it is stored there.
-    pub record: Option<ImageRecord>,
-    /// Set when this image is not the requested one.
-    pub stand_in: Option<StandIn>,
-}
+const MAX_IMPORTS: usize = 4;
+/// The disk space that must stay free while an archive is uploaded.
+const MIN_FREE_SPACE: u64 = 256 << 20;
+/// The free disk space is checked each time this many bytes were written.
+const CHECK_INTERVAL_BYTES: u64 = 16 << 20;
+/// How long a client may pause while it sends an archive.
+const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// An image that is used instead of a requested one that is missing.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StandIn {
-    /// The requested name.
-    pub asked: String,
-    pub used: String,
-    /// The contents of the used image, such as `Python 3.11`, if known.
-    pub has: Option<String>,
-}
+impl ImageFetcher {
+    /// Removes the downloads that a killed predecessor left, and makes an empty directory.
+    pub fn open(registry: Arc<dyn ImageRegistry>, downloads: PathBuf) -> io::Result<Self> {
+        remove_directory(&downloads)?;
+        std::fs::create_dir(&downloads)?;
+        Ok(Self { registry: RwLock::new(registry), downloads, imports: Semaphore::new(MAX_IMPORTS) })
+    }
 
-impl std::fmt::Display for StandIn {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "image `{}`", self.used)?;
-        self.has.iter().try_for_each(|has| write!(f, " ({has})"))?;
-        write!(f, " stands in for `{}`", self.asked)
+    fn registry(&self) -> Arc<dyn ImageRegistry> {
+        Arc::clone(&self.registry.read().expect("replacing the registry does not panic"))
     }
 }
 
-impl FoundImage {
-    /// The layers that must not be removed while a sandbox of this image exists.
-    pub fn layers(&self) -> Vec<Digest> {
-        let layers = self.record.iter().flat_map(|record| &record.layers);
-        layers.map(|layer| layer.digest.clone()).collect()
-    }
+/// The directory with the files of one pull; it is removed when this value is dropped.
+struct DownloadDirectory(PathBuf);
 
-    /// Whether all layers exist; the image may have been removed a moment ago.
-    pub fn has_all_layers(&self) -> bool {
-        self.trees.iter().flat_map(|tree| &tree.lowers).all(|lower| lower.is_dir())
+impl DownloadDirectory {
+    fn new(downloads: &Path) -> io::Result<Self> {
+        let mut name = [0; 16];
+        rustix::rand::getrandom(&mut name, rustix::rand::GetRandomFlags::empty())?;
+        let name: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
+        let path = downloads.join(name);
+        std::fs::create_dir(&path)?;
+        Ok(Self(path))
     }
 }
 
-#[derive(Debug, thiserror::Error)]
-pub enum ImageError {
-    #[error("could not {action} `{path}`")]
-    Io { action: &'static str, path: PathBuf, source: io::Error },
-    #[error("`{0}` is not a valid image name")]
-    BadName(String),
-    #[error("image `{0}` not found")]
-    Unknown(String),
-    #[error("image `{name}` not found, and no other stands in for it: {reason}")]
-    NoStandIn { name: String, reason: String },
-    #[error("image `{0}` not found, and `images.strict` allows no other to stand in for it")]
-    Strict(String),
-    #[error(
-        "image `{name}` is based on this host's files and changes `{mount_point}`, which was a separate file system \
-         when the image was created and no longer is"
-    )]
-    HostChanged { name: String, mount_point: String },
-    #[error("`{0}` is built from this host and cannot be imported or removed")]
-    Reserved(String),
-    #[error("image `{0}` already exists")]
-    Exists(String),
-    #[error("entry `{entry}` rejected: {reason}")]
-    Hostile { entry: String, reason: &'static str },
-    #[error("image is larger than {0}")]
-    TooLarge(&'static str),
-    #[error("source is neither a directory nor a tar archive (plain, gzip or zstd)")]
-    NotAnArchive,
-    #[error("source is not a root file system: it has neither `bin` nor `usr`")]
-    NotARoot,
-    #[error("image is malformed: {0}")]
-    Malformed(String),
-    #[error("image has no entry for linux/{0}")]
-    NoPlatform(&'static str),
-    #[error("content does not match digest `{0}`")]
-    Mismatch(String),
-    /// An error reported by a worker.
-    #[error("{message}")]
-    Refused { message: String, hint: Option<String> },
-    #[error("the process that unpacked the image died ({0})")]
-    WorkerDied(String),
-}
-
-impl ImageError {
-    /// A hint on how to fix the problem.
-    pub fn hint(&self) -> Option<&str> {
-        match self {
-            Self::BadName(_) => {
-                Some("use lower-case letters, digits and `._/-`, optionally followed by `:tag`")
-            }
-            Self::Unknown(_) | Self::NoStandIn { .. } => Some(backend::MISSING_IMAGE_HINT),
-            Self::Strict(_) => Some(
-                "`coracle image pull NAME` or `coracle image import NAME FILE` adds it; `coracle image ls` lists the available images",
-            ),
-            Self::Exists(_) => Some("remove the image first with `coracle image rm`"),
-            Self::TooLarge(budget::LIMIT_BESIDE_USED_IMAGES) => {
-                Some("end sandboxes or delete snapshots, or raise the limit on images")
-            }
-            Self::NotARoot => Some("give a whole system, as written by `docker export`, or an image"),
-            Self::Mismatch(_) => {
-                Some("download or save the image again; if that does not help, do not trust its source")
-            }
-            Self::Refused { hint, .. } => hint.as_deref(),
-            _ => None,
+impl Drop for DownloadDirectory {
+    fn drop(&mut self) {
+        if let Err(error) = remove_directory(&self.0) {
+            tracing::warn!(%error, "failed to remove downloaded files; the next start removes them");
         }
     }
 }
 
-/// Finds the image for `name`.
-pub fn resolve_image(
-    state: &Path,
-    host: &HostImage,
-    name: &str,
-    aliases: &ImageAliases,
-) -> Result<FoundImage, ImageError> {
-    if let Some(found) = find_exact(state, host, name)? {
-        return Ok(found);
+fn remove_directory(path: &Path) -> io::Result<()> {
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    let name = path.file_name().unwrap_or_default();
+    linux::fs::RootDirectory::open(parent)?.remove_tree(Path::new(name))
+}
+
+impl LocalBackend {
+    /// Enables fetching of images.
+    pub fn with_fetcher(self, fetching: ImageFetcher) -> Self {
+        Self { fetching: Some(fetching), ..self }
     }
-    if aliases.rule == AliasRule::Refuse {
-        return Err(ImageError::Strict(name.to_owned()));
+
+    /// Replaces the registry; pulls that have begun continue with the former one.
+    pub fn set_registry(&self, registry: Arc<dyn ImageRegistry>) {
+        if let Some(fetching) = &self.fetching {
+            *fetching.registry.write().expect("replacing the registry does not panic") = registry;
+        }
     }
-    let alias = aliases.find_stand_in(name).map_err(|reason| match reason {
-        Some(reason) => ImageError::NoStandIn { name: name.to_owned(), reason },
-        None => ImageError::Unknown(name.to_owned()),
-    })?;
-    let absent = || {
-        let reason = format!("`images.aliases` names `{}`, which does not exist either", alias.image);
-        ImageError::NoStandIn { name: name.to_owned(), reason }
+
+    async fn request_images(
+        &self,
+        op: ImageOp,
+        directory: Option<OwnedFd>,
+    ) -> Result<ImageOpResult, BackendError> {
+        match self.link.request_with_descriptor(LauncherOp::Image(op), directory).await? {
+            (OpResult::Image(answer), _) => Ok(answer),
+            _ => Err(unexpected_response()),
+        }
+    }
+
+    /// Asks the launcher to make an image; an error keeps the message of the refusal.
+    async fn make_image(&self, op: ImageOp, source: Option<OwnedFd>) -> Result<ImageInfo, BackendError> {
+        match self.request_images(op, source).await {
+            Ok(ImageOpResult::Taken(record)) => Ok(image_info(record)),
+            Ok(_) => Err(unexpected_response()),
+            Err(BackendError::Pull { message, hint, .. }) => Err(BackendError::TooMuch { message, hint }),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns the layers that are already present and the free space for an image of that name.
+    async fn local_layers(&self, name: &str) -> Result<LocalLayers, BackendError> {
+        match self.request_images(ImageOp::Layers { name: name.to_owned() }, None).await? {
+            ImageOpResult::Layers { layers, room } => {
+                Ok(LocalLayers { layers: layers.iter().map(ToString::to_string).collect(), room })
+            }
+            _ => Err(unexpected_response()),
+        }
+    }
+}
+
+#[async_trait::async_trait]
+impl Images for LocalBackend {
+    async fn list(&self) -> Result<Vec<ImageInfo>, BackendError> {
+        let ImageOpResult::Images(images) = self.request_images(ImageOp::List, None).await? else {
+            return Err(unexpected_response());
+        };
+        let info = |(record, used): (ImageRecord, u64)| ImageInfo {
+            last_used: UNIX_EPOCH.checked_add(Duration::from_secs(used)),
+            ..image_info(record)
+        };
+        Ok(images.into_iter().map(info).collect())
+    }
+
+    async fn find(&self, name: &str) -> Result<Option<ImageInfo>, BackendError> {
+        match self.request_images(ImageOp::Find { name: name.to_owned() }, None).await? {
+            ImageOpResult::Found(found) => Ok(found.map(image_info)),
+            _ => Err(unexpected_response()),
+        }
+    }
+
+    async fn resolve_image(&self, image: &str) -> Result<ResolvedImage, BackendError> {
+        match self.request_result(LauncherOp::Resolve { image: image.to_owned() }).await? {
+            OpResult::Resolved { image, stand_in } => Ok(ResolvedImage { name: image, stand_in }),
+            _ => Err(unexpected_response()),
+        }
+    }
+
+    fn may_pull(&self, name: &str) -> bool {
+        self.fetching.as_ref().is_some_and(|fetching| fetching.registry().allows_pull(name))
+    }
+
+    async fn pull(&self, pull: ImagePull<'_>) -> Result<ImageInfo, BackendError> {
+        let failed =
+            |message: String, hint| BackendError::Pull { image: pull.name.to_owned(), message, hint };
+        let Some(fetching) = &self.fetching else {
+            return Err(failed("this server does not fetch images".to_owned(), None));
+        };
+        let no_room =
+            |error: io::Error| failed(format!("could not use the download directory: {error}"), None);
+        let download = DownloadDirectory::new(&fetching.downloads).map_err(no_room)?;
+        let here = self.local_layers(pull.name).await?;
+        let digest = fetching.registry().fetch_image(pull, &here, &download.0).await?;
+        let wanted = Digest::parse(&digest).map_err(|error| failed(error.to_string(), None))?;
+        (pull.progress)(PullProgress::Unpacking);
+        let directory = std::fs::File::open(&download.0).map_err(no_room)?;
+        let question = ImageOp::Import { name: pull.name.to_owned(), wanted };
+        match self.request_images(question, Some(directory.into())).await {
+            Ok(ImageOpResult::Taken(record)) => Ok(image_info(record)),
+            Ok(_) => Err(unexpected_response()),
+            Err(BackendError::Unsupported { message, hint } | BackendError::Pull { message, hint, .. }) => {
+                Err(failed(message, hint))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn import(&self, name: &str, archive: ArchiveStream<'_>) -> Result<ImageInfo, BackendError> {
+        let refused = |message: &str| BackendError::Unsupported { message: message.to_owned(), hint: None };
+        let Some(fetching) = &self.fetching else {
+            return Err(refused("this server does not import images"));
+        };
+        let _permit = fetching.imports.try_acquire().map_err(|_full| {
+            BackendError::Exhausted(format!("limit of concurrent image imports reached ({MAX_IMPORTS})"))
+        })?;
+        let no_room = |source| BackendError::Io { action: "use the download directory", source };
+        let download = DownloadDirectory::new(&fetching.downloads).map_err(no_room)?;
+        let room = self.local_layers(name).await?.room.unwrap_or(u64::MAX);
+        let path = download.0.join("archive");
+        spool_archive(archive, &path, room).await?;
+        let file = std::fs::File::open(&path).map_err(no_room)?;
+        let question = ImageOp::ImportArchive { name: name.to_owned() };
+        self.make_image(question, Some(file.into())).await
+    }
+
+    async fn commit_snapshot(&self, snapshot: &SnapshotId, name: &str) -> Result<ImageInfo, BackendError> {
+        let (snapshot, name) = (snapshot.clone(), name.to_owned());
+        self.make_image(ImageOp::Commit { snapshot, name }, None).await
+    }
+
+    async fn remove(&self, name: &str) -> Result<FreedSpace, BackendError> {
+        match self.request_images(ImageOp::Remove { name: name.to_owned() }, None).await? {
+            ImageOpResult::Freed(collected) => Ok(freed_space(collected)),
+            _ => Err(unexpected_response()),
+        }
+    }
+
+    async fn collect_unused(&self) -> Result<FreedSpace, BackendError> {
+        match self.request_images(ImageOp::Collect, None).await? {
+            ImageOpResult::Freed(collected) => Ok(freed_space(collected)),
+            _ => Err(unexpected_response()),
+        }
+    }
+}
+
+/// Writes an archive to `path` as it arrives, up to `room` bytes.
+async fn spool_archive(mut archive: ArchiveStream<'_>, path: &Path, room: u64) -> Result<(), BackendError> {
+    let failed = |source| BackendError::Io { action: "write the archive", source };
+    let too_large = |message: &str| BackendError::TooMuch {
+        message: message.to_owned(),
+        hint: Some("remove images with `coracle image rm` or `coracle image gc`".to_owned()),
     };
-    let found = find_exact(state, host, &alias.image)?.ok_or_else(absent)?;
-    let stand_in = StandIn { asked: name.to_owned(), used: found.name.clone(), has: alias.has };
-    Ok(FoundImage { stand_in: Some(stand_in), ..found })
-}
-
-fn find_exact(state: &Path, host: &HostImage, name: &str) -> Result<Option<FoundImage>, ImageError> {
-    if name == HOST_IMAGE {
-        let env = merge_environment(&[]);
-        let (name, trees) = (name.to_owned(), host.trees.clone());
-        return Ok(Some(FoundImage { name, trees, env, record: None, stand_in: None }));
-    }
-    let Some(record) = store::find_image(state, name)? else { return Ok(None) };
-    let trees = trees_of(state, host, &record)?;
-    let env = merge_environment(&record.config.env);
-    Ok(Some(FoundImage { name: record.name.clone(), trees, env, record: Some(record), stand_in: None }))
-}
-
-/// Returns the trees of a stored image, on top of the host's current trees if it is based on them.
-/// Records name layers by their digests, which stay the same when the directory is renamed or
-/// copied.
-pub fn trees_of(state: &Path, host: &HostImage, record: &ImageRecord) -> Result<Vec<ImageTree>, ImageError> {
-    if record.base == ImageBase::Own {
-        return Ok(vec![ImageTree {
-            mount_point: "/".to_owned(),
-            lowers: store::layer_trees(state, record),
-        }]);
-    }
-    let tree_of = |layer: &LayerRecord| host.trees.iter().any(|tree| tree.mount_point == layer.mount_point);
-    if let Some(layer) = record.layers.iter().find(|layer| !tree_of(layer)) {
-        let (name, mount_point) = (record.name.clone(), layer.mount_point.clone());
-        return Err(ImageError::HostChanged { name, mount_point });
-    }
-    let over = |tree: &ImageTree| {
-        let mut lowers = store::trees_at_mount_point(state, record, &tree.mount_point);
-        lowers.extend(tree.lowers.iter().cloned());
-        ImageTree { mount_point: tree.mount_point.clone(), lowers }
-    };
-    Ok(host.trees.iter().map(over).collect())
-}
-
-/// Returns the environment of every process: the image's own variables over the defaults. There is
-/// no default `HOME`, because it depends on the user.
-fn merge_environment(own: &[(String, String)]) -> Vec<(String, String)> {
-    let usual = [("PATH", DEFAULT_PATH), ("LANG", "C.UTF-8")];
-    let mut env: BTreeMap<String, String> =
-        usual.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-    env.extend(own.iter().cloned());
-    env.into_iter().collect()
-}
-
-/// Adds the attempted action and the path to an error.
-trait ImageErrorContext<T> {
-    fn during(self, action: &'static str, path: &Path) -> Result<T, ImageError>;
-}
-
-impl<T> ImageErrorContext<T> for io::Result<T> {
-    fn during(self, action: &'static str, path: &Path) -> Result<T, ImageError> {
-        self.map_err(|source| ImageError::Io { action, path: path.to_owned(), source })
+    let mut file = tokio::fs::File::create(path).await.map_err(failed)?;
+    let mut buffer = vec![0; 256 << 10];
+    let (mut written, mut unchecked) = (0_u64, CHECK_INTERVAL_BYTES);
+    loop {
+        let read = tokio::time::timeout(STALL_TIMEOUT, archive.read(&mut buffer)).await;
+        let stalled = |_elapsed| io::Error::from(io::ErrorKind::TimedOut);
+        let read = read.map_err(stalled).flatten().map_err(BackendError::Upload)?;
+        if read == 0 {
+            return file.flush().await.map_err(failed);
+        }
+        let length = u64::try_from(read).unwrap_or(u64::MAX);
+        (written, unchecked) = (written.saturating_add(length), unchecked.saturating_add(length));
+        if written > room {
+            return Err(too_large("the archive is larger than the space that `images.max_bytes` leaves"));
+        }
+        if unchecked >= CHECK_INTERVAL_BYTES {
+            unchecked = 0;
+            let free = rustix::fs::statvfs(path).map_err(io::Error::from).map_err(failed)?;
+            if free.f_bavail.saturating_mul(free.f_frsize) < MIN_FREE_SPACE {
+                return Err(too_large("the disk has too little free space for the archive"));
+            }
+        }
+        file.write_all(&buffer[..read]).await.map_err(failed)?;
     }
 }
 
-#[cfg(test)]
-mod tests;
+fn image_info(record: ImageRecord) -> ImageInfo {
+    let bytes = record.bytes();
+    let above_host = record.base == ImageBase::Host;
+    let config = record.config;
+    ImageInfo {
+        name: record.name,
+        digest: record.manifest.map(|digest| digest.to_string()),
+        bytes,
+        layers: record.layers.iter().map(|layer| layer.digest.to_string()).collect(),
+        entrypoint: config.entrypoint,
+        cmd: config.cmd,
+        env: config.env,
+        user: config.user,
+        workdir: config.workdir,
+        last_used: None,
+        above_host,
+    }
+}
+
+fn freed_space(collected: CollectionResult) -> FreedSpace {
+    FreedSpace { images: collected.images, layers: collected.layers, bytes: collected.bytes }
+}

@@ -1,19 +1,523 @@
-//! Sandboxes on this host: namespaces, overlays, control groups and filters.
-//!
-//! `native` is the backend as the service sees it; it talks to the `launcher`, the one process
-//! with privileges, which builds each `jail` from a plan.
+//! Sandboxes on this host, as the service sees them: a client of the launcher that also connects to agents. It
+//! has no privileges.
 
-pub mod backup;
-pub mod cgroups;
-pub mod identity;
-mod ids;
-pub mod images;
-pub mod jail;
-pub mod launcher;
-pub mod local;
-mod measure_words;
-pub mod network;
-pub mod probe;
-pub mod settings;
-pub mod uid_ranges;
-pub mod volumes;
+mod images;
+mod reconfigure;
+mod snapshots;
+mod volumes;
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, RwLock};
+use std::time::Duration;
+
+use backend::{
+    AgentStream, Backend, BackendCapabilities, BackendError, Enforced, FoundSandbox, Images, Reconfigure,
+    SandboxDeath, SandboxUsage, Snapshots, StoppedSandbox, Volumes,
+};
+use domain::{
+    Bytes, EndCause, FilesState, ImageDefaults, IsolatedSessions, MountAccess, MountSource, MountSpec,
+    NetworkAccess, ResourceLimits, SandboxId, SandboxSpec,
+};
+use launcher::network::NetworkMode;
+use launcher::packet;
+use launcher::plan::{
+    DiskPlan, GuestPlan, JailLimits, JailPlan, LimitName, MountPlan, MountSourcePlan, UserPlan,
+};
+use launcher::protocol::{
+    self, EnforcedPlan, LauncherOp, LauncherRequest, LauncherResponse, OpError, OpResult, PROTOCOL_VERSION,
+    SOCKET_NAME, WatchedIds,
+};
+use rustix::fs::{Mode, OFlags};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+
+pub use images::ImageFetcher;
+
+/// Defaults for sandboxes whose caller did not specify something.
+#[derive(Clone, Copy, Debug)]
+pub struct SandboxDefaults {
+    pub limits: JailLimits,
+    pub require_limits: bool,
+    pub max_processes: u32,
+}
+
+/// Sandboxes on this host.
+pub struct LocalBackend {
+    link: Arc<LauncherConnection>,
+    /// The directory with the sockets of the launcher and the agents.
+    run: Arc<OwnedFd>,
+    /// Replaced as a whole by a reload.
+    defaults: RwLock<SandboxDefaults>,
+    fetching: Option<ImageFetcher>,
+    deaths: mpsc::UnboundedSender<SandboxDeath>,
+    listener: Mutex<Option<mpsc::UnboundedReceiver<SandboxDeath>>>,
+}
+
+/// The connection to the launcher. If it breaks, the next request opens a new one.
+struct LauncherConnection {
+    run: Arc<OwnedFd>,
+    state: Mutex<ConnectionState>,
+}
+
+#[derive(Default)]
+struct ConnectionState {
+    socket: Option<Arc<AsyncFd<OwnedFd>>>,
+    number: u64,
+    waiting: HashMap<u64, oneshot::Sender<LauncherReply>>,
+}
+
+type LauncherReply = (Result<OpResult, OpError>, Option<OwnedFd>);
+
+/// A request that got no response.
+struct RequestFailure {
+    stage: RequestStage,
+    source: io::Error,
+}
+
+/// Whether the launcher may have acted on a request: only after it was sent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum RequestStage {
+    Before,
+    After,
+}
+
+/// How long the launcher may be unreachable before a request fails. Its supervisor restarts it
+/// within a fraction of this time.
+const LAUNCHER_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// The interval between connection attempts meanwhile: there is no notification for a new socket.
+const RECONNECT_INTERVAL: Duration = Duration::from_millis(10);
+
+impl LocalBackend {
+    /// Creates a client of the launcher that serves `state_dir`.
+    pub fn connect(state_dir: &std::path::Path, defaults: SandboxDefaults) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let run = Arc::new(rustix::fs::open(state_dir.join("run"), flags, Mode::empty())?);
+        let (deaths, listener) = mpsc::unbounded_channel();
+        let link = Arc::new(LauncherConnection { run: Arc::clone(&run), state: Mutex::default() });
+        let (defaults, listener) = (RwLock::new(defaults), Mutex::new(Some(listener)));
+        Ok(Self { link, run, defaults, fetching: None, deaths, listener })
+    }
+
+    /// Replaces the defaults; they apply to sandboxes that are made or resized from now on.
+    pub fn set_defaults(&self, defaults: SandboxDefaults) {
+        *self.defaults.write().expect("replacing the defaults does not panic") = defaults;
+    }
+
+    fn defaults(&self) -> SandboxDefaults {
+        *self.defaults.read().expect("replacing the defaults does not panic")
+    }
+
+    fn jail_plan(&self, id: &SandboxId, spec: &SandboxSpec) -> Result<JailPlan, BackendError> {
+        Ok(JailPlan {
+            id: id.clone(),
+            image: spec.image.clone(),
+            snapshot: spec.snapshot.clone(),
+            limits: self.effective_limits(&spec.resources),
+            named: explicit_limits(&spec.resources),
+            require_limits: self.defaults().require_limits,
+            network: network_mode(spec.network)?,
+            mounts: mount_plans(&spec.mounts)?,
+            env: spec.process_environment(id),
+            env_file: spec.env_file.clone(),
+            nesting: spec.isolated_sessions == IsolatedSessions::On,
+            guest: guest_plan(spec),
+            max_processes: self.defaults().max_processes,
+            user: None,
+            keep: false,
+            disk: DiskPlan::New,
+        })
+    }
+
+    /// Returns all limits: those that the caller specified, and defaults for the others.
+    fn effective_limits(&self, resources: &ResourceLimits) -> JailLimits {
+        let default = self.defaults().limits;
+        JailLimits {
+            memory: resources.memory.map_or(default.memory, |memory| memory.0),
+            cpus: resources.cpus.map_or(default.cpus, |cpus| cpus.0),
+            pids: resources.pids.unwrap_or(default.pids),
+            disk: resources.disk.map_or(default.disk, |disk| disk.0),
+        }
+    }
+
+    /// Reports the end of a sandbox when its first process ends.
+    fn watch_sandbox(&self, id: SandboxId, pidfd: OwnedFd) {
+        let (link, deaths) = (Arc::clone(&self.link), self.deaths.clone());
+        tokio::spawn(async move {
+            let watched = match register_descriptor(pidfd, Interest::READABLE) {
+                Ok(watched) => watched,
+                Err(error) => {
+                    return tracing::warn!(%id, %error, "failed to watch sandbox; its end will not be reported");
+                }
+            };
+            if watched.readable().await.is_err() {
+                return;
+            }
+            let question = LauncherOp::WasOutOfMemory { id: id.clone() };
+            let cause = match link.request(question).await {
+                Ok((OpResult::Yes(true), _)) => EndCause::Oom,
+                Ok(_) | Err(_) => EndCause::AgentDied,
+            };
+            // The receiver is gone once the service has stopped.
+            deaths.send(SandboxDeath { id, cause }).unwrap_or_default();
+        });
+    }
+
+    /// Watches the sandboxes whose descriptors wait in `pidfds`. The launcher has sent all of them before its
+    /// response, and has closed its end.
+    fn watch_listed(&self, pidfds: &OwnedFd) -> Result<(), BackendError> {
+        let failed = |source| BackendError::Io { action: "receive the descriptors of sandboxes", source };
+        while let Some((WatchedIds { ids }, descriptors)) =
+            packet::receive_with_descriptors::<WatchedIds>(pidfds.as_fd()).map_err(failed)?
+        {
+            for (id, pidfd) in ids.into_iter().zip(descriptors) {
+                self.watch_sandbox(id, pidfd);
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks the launcher to make a sandbox, and watches it.
+    async fn create_from_plan(&self, id: &SandboxId, plan: JailPlan) -> Result<Enforced, BackendError> {
+        match self.link.request(LauncherOp::Create(Box::new(plan))).await? {
+            (OpResult::Created(holds), Some(pidfd)) => {
+                self.watch_sandbox(id.clone(), pidfd);
+                let EnforcedPlan { image, stand_in, measures, degraded: weaker } = holds;
+                Ok(Enforced { image, stand_in, measures, degraded: weaker })
+            }
+            _ => Err(unexpected_response()),
+        }
+    }
+
+    async fn request_result(&self, op: LauncherOp) -> Result<OpResult, BackendError> {
+        self.link.request(op).await.map(|(answer, _)| answer)
+    }
+}
+
+#[async_trait::async_trait]
+impl Backend for LocalBackend {
+    fn name(&self) -> &'static str {
+        "native"
+    }
+
+    async fn probe(&self) -> Result<BackendCapabilities, BackendError> {
+        match self.request_result(LauncherOp::Report).await? {
+            OpResult::Report {
+                limits,
+                degraded,
+                pause,
+                snapshot,
+                attach,
+                volumes,
+                restart,
+                network,
+                host_versions,
+            } => Ok(BackendCapabilities {
+                pause,
+                attach,
+                snapshot,
+                restart,
+                volumes,
+                network,
+                limits,
+                degraded,
+                host_versions,
+            }),
+            _ => Err(unexpected_response()),
+        }
+    }
+
+    async fn create(&self, id: &SandboxId, spec: &SandboxSpec) -> Result<Enforced, BackendError> {
+        self.create_from_plan(id, self.jail_plan(id, spec)?).await
+    }
+
+    async fn stop(&self, id: &SandboxId) -> Result<StoppedSandbox, BackendError> {
+        match self.request_result(LauncherOp::Stop { id: id.clone() }).await? {
+            OpResult::Stopped { cpu_micros, files } => Ok(StoppedSandbox {
+                usage: SandboxUsage { cpu_micros, ..SandboxUsage::default() },
+                files: if files { FilesState::Kept } else { FilesState::Lost },
+            }),
+            _ => Err(unexpected_response()),
+        }
+    }
+
+    async fn restart(&self, id: &SandboxId, spec: &SandboxSpec) -> Result<Enforced, BackendError> {
+        // The files of the snapshot are already on the sandbox's disk.
+        let plan = JailPlan { snapshot: None, disk: DiskPlan::Kept, ..self.jail_plan(id, spec)? };
+        self.create_from_plan(id, plan).await
+    }
+
+    async fn pause(&self, id: &SandboxId) -> Result<(), BackendError> {
+        let question = LauncherOp::Freeze { id: id.clone(), frozen: true };
+        self.request_result(question).await.map(drop)
+    }
+
+    async fn resume(&self, id: &SandboxId) -> Result<(), BackendError> {
+        let question = LauncherOp::Freeze { id: id.clone(), frozen: false };
+        self.request_result(question).await.map(drop)
+    }
+
+    async fn destroy(&self, id: &SandboxId) -> Result<SandboxUsage, BackendError> {
+        match self.request_result(LauncherOp::Destroy { id: id.clone() }).await? {
+            OpResult::Ended { cpu_micros } => Ok(SandboxUsage { cpu_micros, ..SandboxUsage::default() }),
+            _ => Err(unexpected_response()),
+        }
+    }
+
+    async fn list_sandboxes(&self) -> Result<Vec<FoundSandbox>, BackendError> {
+        let (OpResult::Found(found), Some(pidfds)) = self.link.request(LauncherOp::List).await? else {
+            return Err(unexpected_response());
+        };
+        self.watch_listed(&pidfds)?;
+        let sandbox = |found: protocol::FoundSandbox| FoundSandbox {
+            id: found.id,
+            condition: found.condition.into(),
+            files: if found.files { FilesState::Kept } else { FilesState::Lost },
+        };
+        Ok(found.into_iter().map(sandbox).collect())
+    }
+
+    async fn dial_agent(&self, id: &SandboxId) -> Result<AgentStream, BackendError> {
+        let path = format!("/proc/self/fd/{}/{id}", self.run.as_raw_fd());
+        match tokio::net::UnixStream::connect(path).await {
+            Ok(stream) => Ok(Box::new(stream)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(BackendError::Gone),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Err(BackendError::Gone),
+            Err(source) => Err(BackendError::Io { action: "dial the agent", source }),
+        }
+    }
+
+    async fn usage(&self, id: &SandboxId) -> Result<SandboxUsage, BackendError> {
+        match self.request_result(LauncherOp::Usage { id: id.clone() }).await? {
+            OpResult::Used(used) => Ok(SandboxUsage {
+                memory: used.memory.map(Bytes),
+                memory_limit: used.memory_limit.map(Bytes),
+                cpu_micros: used.cpu_micros,
+                cpu_limit: used.cpu_limit,
+                pids: used.pids,
+                pids_limit: used.pids_limit,
+                disk: used.disk.map(Bytes),
+                disk_limit: used.disk_limit.map(Bytes),
+                oom_kills: used.oom_kills,
+            }),
+            _ => Err(unexpected_response()),
+        }
+    }
+
+    fn images(&self) -> Option<&dyn Images> {
+        Some(self)
+    }
+
+    fn volumes(&self) -> Option<&dyn Volumes> {
+        Some(self)
+    }
+
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
+        Some(self)
+    }
+
+    fn reconfigure(&self) -> Option<&dyn Reconfigure> {
+        Some(self)
+    }
+
+    fn watch_deaths(&self) -> mpsc::UnboundedReceiver<SandboxDeath> {
+        let mut listener = self.listener.lock().expect("nothing panics while it holds this lock");
+        listener.take().expect("the service asks for deaths once")
+    }
+}
+
+impl LauncherConnection {
+    /// Sends a request and returns the response. Waits for a launcher that is being restarted. A
+    /// request that was sent but not answered is sent again if it may be repeated.
+    async fn request(self: &Arc<Self>, op: LauncherOp) -> Result<(OpResult, Option<OwnedFd>), BackendError> {
+        self.request_with_descriptor(op, None).await
+    }
+
+    /// Like [`LauncherConnection::request`], with a descriptor that is sent along.
+    async fn request_with_descriptor(
+        self: &Arc<Self>,
+        question: LauncherOp,
+        carried: Option<OwnedFd>,
+    ) -> Result<(OpResult, Option<OwnedFd>), BackendError> {
+        let given_up = Instant::now() + LAUNCHER_TIMEOUT;
+        let mut ask = LauncherRequest { version: PROTOCOL_VERSION, number: 0, op: question };
+        loop {
+            let unheard = match self.try_request(&mut ask, carried.as_ref()).await {
+                Ok((answer, descriptor)) => return Ok((answer?, descriptor)),
+                Err(unheard) => unheard,
+            };
+            let again = unheard.stage == RequestStage::Before || ask.op.may_be_repeated();
+            if !again || Instant::now() >= given_up {
+                return Err(BackendError::Io { action: "ask the launcher", source: unheard.source });
+            }
+            tokio::time::sleep(RECONNECT_INTERVAL).await;
+        }
+    }
+
+    async fn try_request(
+        self: &Arc<Self>,
+        request: &mut LauncherRequest,
+        carried: Option<&OwnedFd>,
+    ) -> Result<LauncherReply, RequestFailure> {
+        let before = |source| RequestFailure { stage: RequestStage::Before, source };
+        let (sender, receiver) = oneshot::channel();
+        let (socket, number) = self.enqueue_request(sender).map_err(before)?;
+        request.number = number;
+        loop {
+            let mut guard = socket.writable().await.map_err(before)?;
+            match guard
+                .try_io(|socket| packet::send_message(socket.as_fd(), request, carried.map(AsFd::as_fd)))
+            {
+                Ok(sent) => break sent.map_err(before)?,
+                Err(_would_block) => {}
+            }
+        }
+        receiver.await.map_err(|_closed| RequestFailure {
+            stage: RequestStage::After,
+            source: io::Error::new(io::ErrorKind::ConnectionAborted, "the launcher closed the connection"),
+        })
+    }
+
+    /// Assigns a number to a request, connecting first if there is no connection.
+    fn enqueue_request(
+        self: &Arc<Self>,
+        sender: oneshot::Sender<LauncherReply>,
+    ) -> io::Result<(Arc<AsyncFd<OwnedFd>>, u64)> {
+        let mut state = self.state.lock().expect("nothing panics while it holds this lock");
+        let socket = match &state.socket {
+            Some(socket) => Arc::clone(socket),
+            None => {
+                let socket = Arc::new(register_descriptor(
+                    connect_to_launcher(&self.run)?,
+                    Interest::READABLE | Interest::WRITABLE,
+                )?);
+                state.socket = Some(Arc::clone(&socket));
+                tokio::spawn(receive_responses(Arc::clone(self), Arc::clone(&socket)));
+                socket
+            }
+        };
+        state.number += 1;
+        let number = state.number;
+        state.waiting.insert(number, sender);
+        Ok((socket, number))
+    }
+
+    fn deliver_response(&self, response: LauncherResponse, descriptor: Option<OwnedFd>) {
+        let waiting = self
+            .state
+            .lock()
+            .expect("nothing panics while it holds this lock")
+            .waiting
+            .remove(&response.number);
+        if let Some(waiting) = waiting {
+            // The caller may have given up; a later list of sandboxes shows the outcome.
+            drop(waiting.send((response.result, descriptor)));
+        }
+    }
+
+    /// Drops a broken connection; all requests that wait on it fail.
+    fn drop_connection(&self) {
+        let mut state = self.state.lock().expect("nothing panics while it holds this lock");
+        state.socket = None;
+        state.waiting.clear();
+    }
+}
+
+/// Receives responses until the connection ends.
+async fn receive_responses(link: Arc<LauncherConnection>, socket: Arc<AsyncFd<OwnedFd>>) {
+    loop {
+        let Ok(mut guard) = socket.readable().await else { break };
+        match guard.try_io(|socket| packet::receive_message::<LauncherResponse>(socket.as_fd())) {
+            Ok(Ok(Some((response, descriptor)))) => link.deliver_response(response, descriptor),
+            Ok(Ok(None) | Err(_)) => break,
+            Err(_would_block) => {}
+        }
+    }
+    link.drop_connection();
+}
+
+fn connect_to_launcher(run: &OwnedFd) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    let path = format!("/proc/self/fd/{}/{SOCKET_NAME}", run.as_raw_fd());
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
+#[expect(
+    deprecated,
+    reason = "the safe constructor is deprecated for types that may close their descriptor early; this one does not"
+)]
+fn register_descriptor(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+    AsyncFd::with_interest(fd, interest)
+}
+
+fn unexpected_response() -> BackendError {
+    BackendError::Io { action: "understand the launcher", source: io::ErrorKind::InvalidData.into() }
+}
+
+/// Converts mounts to plain data.
+pub fn mount_plans(mounts: &[MountSpec]) -> Result<Vec<MountPlan>, BackendError> {
+    mounts.iter().map(mount_plan).collect()
+}
+
+fn mount_plan(mount: &MountSpec) -> Result<MountPlan, BackendError> {
+    let source = match &mount.source {
+        MountSource::Host(path) => MountSourcePlan::Host(path.clone()),
+        MountSource::Volume(id) => MountSourcePlan::Volume(id.clone()),
+        MountSource::Claim(claim) => {
+            let message = format!("volume `{}` was not resolved to an id before the mount", claim.name);
+            return Err(BackendError::Unsupported { message, hint: None });
+        }
+    };
+    let read_only = mount.access == MountAccess::ReadOnly;
+    let (target, sub_path) = (mount.target.clone(), mount.sub_path.clone());
+    Ok(MountPlan { source, target, read_only, sub_path })
+}
+
+/// Returns the limits that the caller specified.
+fn explicit_limits(resources: &ResourceLimits) -> Vec<LimitName> {
+    let all = [
+        (LimitName::Memory, resources.memory.is_some()),
+        (LimitName::Cpus, resources.cpus.is_some()),
+        (LimitName::Pids, resources.pids.is_some()),
+        (LimitName::Disk, resources.disk.is_some()),
+    ];
+    all.into_iter().filter_map(|(limit, named)| named.then_some(limit)).collect()
+}
+
+/// Converts the network of a spec to the launcher's setting.
+fn network_mode(network: NetworkAccess) -> Result<NetworkMode, BackendError> {
+    match network {
+        NetworkAccess::Off => Ok(NetworkMode::Off),
+        NetworkAccess::On => Ok(NetworkMode::On),
+        NetworkAccess::Auto => Ok(NetworkMode::Auto),
+        NetworkAccess::Filtered => {
+            let message = "network `filtered` comes with the egress filter".to_owned();
+            let hint = Some("use network `on` or `off`".to_owned());
+            Err(BackendError::Unsupported { message, hint })
+        }
+    }
+}
+
+/// Converts the guest of a spec to plain data.
+pub fn guest_plan(spec: &SandboxSpec) -> GuestPlan {
+    let user = |user: &domain::GuestUser| UserPlan {
+        name: user.name.clone(),
+        uid: user.uid,
+        gid: user.gid,
+        home: user.home.clone(),
+    };
+    GuestPlan {
+        users: spec.guest.users.iter().map(user).collect(),
+        default_user: spec.guest.default_user.clone(),
+        default_directory: spec.guest.default_directory.clone(),
+        directories: spec.guest.directories.clone(),
+        by_image: spec.guest.image_defaults == ImageDefaults::Preferred,
+    }
+}

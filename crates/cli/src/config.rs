@@ -26,9 +26,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use backend_local::identity::InstanceNaming;
-use backend_local::network::NetworkSettings;
 use domain::{Bytes, MIN_MEMORY, MilliCpus};
+use launcher::identity::InstanceNaming;
+use launcher::network::NetworkSettings;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
@@ -244,7 +244,7 @@ impl Config {
             images: check_images(raw.images)?,
             limits: check_limits(&raw.limits)?,
             require_limits: raw.require_limits.unwrap_or(true),
-            uid_base: raw.uid_base.unwrap_or(backend_local::uid_ranges::DEFAULT_UID_BASE),
+            uid_base: raw.uid_base.unwrap_or(launcher::DEFAULT_UID_BASE),
             free_space_floor: parse_bytes_or(
                 "free_space_floor",
                 raw.free_space_floor.as_ref(),

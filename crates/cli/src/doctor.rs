@@ -5,7 +5,7 @@ mod image;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use backend_local::probe::{self, CheckStatus, HostCheck, ProbeReport};
+use launcher::probe::{self, CheckStatus, HostCheck, ProbeReport};
 
 use crate::args::DoctorArgs;
 use crate::config::Config;

@@ -16,8 +16,8 @@ use std::io;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use backend_local::network::userspace;
 use clap::CommandFactory;
+use launcher::network::userspace;
 
 use args::{Cli, CliCommand};
 use client::ServerClient;

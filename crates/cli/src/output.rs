@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use backend::BackendError;
-use backend_local::images::ImageError;
-use backend_local::launcher::LauncherError;
 use comfy_table::{ContentArrangement, Table, presets};
+use launcher::LauncherError;
+use launcher::images::ImageError;
 use serde::Serialize;
 
 use crate::client::ServerResponseError;

@@ -19,14 +19,14 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow};
 use backend::enforced::find_network;
-use backend_local::identity::{ExaminedIdentity, InstanceNaming, ServerIdentity};
-use backend_local::jail::plan::{DiskPlan, GuestPlan, JailLimits, JailPlan, LimitName};
-use backend_local::launcher::Launcher;
-use backend_local::launcher::create::BeginCreateError;
-use backend_local::launcher::protocol::{EnforcedPlan, OpError};
-use backend_local::network::{NetworkMode, NetworkSettings};
-use backend_local::settings::{LauncherSettings, LifetimePolicy, MaxLimits, MountRule};
 use domain::{Bytes, MountSource, NetworkAccess, SandboxId, UserIdentity};
+use launcher::BeginCreateError;
+use launcher::Launcher;
+use launcher::identity::{ExaminedIdentity, InstanceNaming, ServerIdentity};
+use launcher::network::{NetworkMode, NetworkSettings};
+use launcher::plan::{DiskPlan, GuestPlan, JailLimits, JailPlan, LimitName};
+use launcher::protocol::{EnforcedPlan, OpError};
+use launcher::settings::{LauncherSettings, LifetimePolicy, MaxLimits, MountRule};
 use linux::namespaces::{self, NamespaceSet};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::FlockOperation;
@@ -217,7 +217,7 @@ fn determine_identity(config: &Config, state: &Path) -> Result<ServerIdentity> {
     let run = |name: &String| format!("{name}-run");
     let naming =
         InstanceNaming { former: run(&config.naming.former), prefix: config.naming.prefix.as_ref().map(run) };
-    backend_local::identity::examine_identity(state, &naming)
+    launcher::identity::examine_identity(state, &naming)
         .and_then(ExaminedIdentity::assign_identity)
         .map_err(with_identity_hint)
 }
@@ -284,7 +284,7 @@ fn build_plan(args: &RunArgs, config: &Config) -> Result<JailPlan> {
         },
         named: asked.into_iter().filter_map(|(named, limit)| named.then_some(limit)).collect(),
         require_limits: args.require_limits,
-        mounts: backend_local::local::mount_plans(&args.mounts)?,
+        mounts: backend_local::mount_plans(&args.mounts)?,
         network,
         env: BTreeMap::new(),
         env_file: None,

@@ -35,7 +35,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::args::ServeArgs;
 use crate::config::{Config, ConfigReload, OnStop, SettingChange};
 use crate::output::WithHint;
-use backend_local::identity::ServerIdentity;
+use ::launcher::identity::ServerIdentity;
 use child_settings::{ChildSettings, PassToChild, ReadyAnnouncement};
 use notify::ServiceManager;
 use state::StateDir;
@@ -65,7 +65,7 @@ pub(crate) fn run_supervisor(args: &ServeArgs) -> Result<ExitCode> {
     linux::namespaces::adopt_orphans().context("could not become the parent of orphans")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let code = runtime.block_on(supervise_children(args, config.clone(), &identity, listeners))?;
-    if divided && let Err(error) = backend_local::cgroups::leave_leaf_group() {
+    if divided && let Err(error) = ::launcher::leave_leaf_group() {
         tracing::info!(%error, "failed to restore our control group");
     }
     if let Err(error) = fs::remove_file(config.state_dir.join(OPERATOR_SOCKET)) {
@@ -134,7 +134,7 @@ fn make_cgroup_room() -> bool {
     if rustix::process::geteuid().is_root() {
         return false;
     }
-    let room = backend_local::cgroups::move_to_leaf_group();
+    let room = ::launcher::move_to_leaf_group();
     if let Err(error) = &room {
         tracing::info!(%error, "no control group was delegated to us");
     }

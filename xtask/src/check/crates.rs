@@ -29,6 +29,11 @@ const FORBIDDEN_DEPENDENCIES: &[(&str, &[&str], &str)] = &[
         "a backend must not use HTTP, SQL or commands",
     ),
     (
+        "launcher",
+        &["hyper", "axum", "rusqlite", "service", "backend-local"],
+        "it is privileged, and must not use HTTP, SQL or commands",
+    ),
+    (
         "registry",
         &["axum", "rusqlite", "service", "linux"],
         "it only fetches, and must not depend on this host",
@@ -36,7 +41,7 @@ const FORBIDDEN_DEPENDENCIES: &[(&str, &[&str], &str)] = &[
     ("kernel", &["service", "domain", "wire", "hyper"], "it runs inside a sandbox and is not trusted"),
     (
         "service",
-        &["hyper", "axum", "http", "backend-local"],
+        &["hyper", "axum", "http", "backend-local", "launcher"],
         "the core must not know HTTP or a backend by name",
     ),
 ];
@@ -45,6 +50,8 @@ const FORBIDDEN_DEPENDENCIES: &[(&str, &[&str], &str)] = &[
 const ALLOWED_WORKSPACE_DEPENDENCIES: &[(&str, &[&str], &str)] = &[
     ("fronts", &["service", "domain"], "a front calls the core and nothing below it"),
     ("service", &["backend", "domain", "wire"], "requests flow one way"),
+    ("backend-local", &["backend", "domain", "launcher", "linux"], "it is a client of the launcher"),
+    ("launcher", &["backend", "domain", "linux", "wire"], "it is privileged and must stay small"),
     ("registry", &["backend"], "it only provides images"),
     ("agent", &["linux", "wire"], "it is built without the server"),
     ("kernel", &["linux"], "it only knows its line protocol, not the sender"),

@@ -40,7 +40,7 @@ const RULES: &[SourceRule] = &[
         within: "crates/fronts/",
         except: &[],
         look_in: TextView::Code,
-        forbidden: &["backend", "backend_local", "wire", "linux", "agent", "rusqlite"],
+        forbidden: &["backend", "backend_local", "launcher", "wire", "linux", "agent", "rusqlite"],
         why: "a front calls the core and nothing below it",
     },
     SourceRule {
@@ -84,8 +84,8 @@ const RULES: &[SourceRule] = &[
 /// ext4, once, for the template of a volume; the program that carries an ordinary user's packets; the
 /// programs that `bench` compares us with; and inside a sandbox, the code that runs user commands anyway.
 const MAY_START_PROGRAMS: &[&str] = &[
-    "crates/backend-local/src/network/userspace.rs",
-    "crates/backend-local/src/volumes/ext4.rs",
+    "crates/launcher/src/network/userspace.rs",
+    "crates/launcher/src/volumes/ext4.rs",
     "crates/cli/src/bench",
     "crates/cli/src/serve.rs",
     "crates/kernel/",

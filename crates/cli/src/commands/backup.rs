@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use backend_local::backup::{self, BackupError, BackupRequest};
+use launcher::backup::{self, BackupError, BackupRequest};
 use serde_json::json;
 
 use crate::args::{BackupArgs, RestoreArgs};

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow};
-use backend_local::images::{
+use launcher::images::{
     self, ExistingImagePolicy, ImageError, ImageImport, ImportBase, ImportSource, ImportedImage, UnpackMode,
 };
 use linux::spawn::SingleThread;

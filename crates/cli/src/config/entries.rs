@@ -273,7 +273,7 @@ impl Config {
     }
 
     fn add_network(&self, entries: &mut SettingList) {
-        let backend_local::network::NetworkSettings { default, range, range6, resolvers, allow, deny } =
+        let launcher::network::NetworkSettings { default, range, range6, resolvers, allow, deny } =
             &self.network;
         entries.add("network.default", default);
         entries.add("network.range", range.as_ref().map(ToString::to_string));

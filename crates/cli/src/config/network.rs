@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use anyhow::{Result, anyhow, bail};
-use backend_local::network::{AddressPrefix, NetworkMode, NetworkSettings};
+use launcher::network::{AddressPrefix, NetworkMode, NetworkSettings};
 
 use super::invalid_setting;
 use super::raw::RawNetwork;
@@ -74,7 +74,7 @@ fn parse_list<T: FromStr<Err: std::fmt::Display>>(
 
 #[cfg(test)]
 mod tests {
-    use backend_local::network::NetworkTarget;
+    use launcher::network::NetworkTarget;
 
     use super::*;
 

@@ -1,10 +1,10 @@
 //! `[[pool]]`: sandboxes of the operator that are kept warm.
 
 use anyhow::{Context, Result, bail};
-use backend_local::network::NetworkMode;
 use domain::{
     Bytes, MilliCpus, NetworkAccess, PoolCapacity, PoolSpec, RefillRate, ResourceLimits, SandboxSpec,
 };
+use launcher::network::NetworkMode;
 use serde::{Deserialize, Serialize};
 
 use super::parse_amount;

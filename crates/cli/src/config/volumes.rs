@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
-use backend_local::settings::AllowedDirectory;
 use domain::Bytes;
+use launcher::settings::AllowedDirectory;
 use serde::{Deserialize, Serialize};
 
 use super::quantity;

@@ -4,9 +4,9 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use anyhow::{Context, Result, bail};
-use backend_local::identity::ServerIdentity;
-use backend_local::jail::plan::JailLimits;
-use backend_local::settings::{LauncherSettings, LifetimePolicy, MaxLimits, MountRule};
+use launcher::identity::ServerIdentity;
+use launcher::plan::JailLimits;
+use launcher::settings::{LauncherSettings, LifetimePolicy, MaxLimits, MountRule};
 use linux::descriptors::InheritedDescriptors;
 use serde::{Deserialize, Serialize};
 

@@ -5,8 +5,8 @@ use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use backend_local::launcher::Launcher;
-use backend_local::launcher::serve::LauncherLoop;
+use launcher::Launcher;
+use launcher::LauncherLoop;
 use linux::namespaces::{self, NamespaceSet};
 use linux::signals::{self, SignalFd};
 use rustix::fs::FlockOperation;

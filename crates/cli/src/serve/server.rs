@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use backend_local::local::{ImageFetcher, LocalBackend, SandboxDefaults};
+use backend_local::{ImageFetcher, LocalBackend, SandboxDefaults};
 use futures_util::FutureExt;
 use linux::namespaces::{self, SetgroupsPolicy};
 use rustix::process::Resource;

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
-use backend_local::identity::{self, ExaminedIdentity, IdentityError, ServerIdentity};
+use launcher::identity::{self, ExaminedIdentity, IdentityError, ServerIdentity};
 use linux::fs::RootDirectory;
 use rustix::fs::{FileType, FlockOperation, Gid, Uid};
 

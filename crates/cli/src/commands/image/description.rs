@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::SystemTime;
 
-use backend_local::images::{HOST_IMAGE, ImageBase, ImageRecord};
 use jiff::Timestamp;
+use launcher::images::{HOST_IMAGE, ImageBase, ImageRecord};
 use serde::{Deserialize, Serialize};
 
 use crate::output::format_bytes;

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 
 use anyhow::{Context, Result, bail};
 use backend::{ImagePull, ImageRegistry, LocalLayers, PullProgress, RegistryCredentials};
-use backend_local::images::{self, Digest, ExistingImagePolicy, ImageImport, ImportBase, ImportSource};
+use launcher::images::{self, Digest, ExistingImagePolicy, ImageImport, ImportBase, ImportSource};
 use linux::fs::RootDirectory;
 use registry::RegistrySettings;
 

@@ -3,10 +3,10 @@
 use backend::EnforcedMeasures;
 use domain::{Bytes, SandboxId};
 
-use super::protocol::{OpError, ResizeRequest};
 use super::{Launcher, LauncherRights};
 use crate::jail::plan::{JailLimits, LimitName};
 use crate::jail::step::{JailStep, StepContext};
+use crate::protocol::{OpError, ResizeRequest};
 use crate::volumes::VolumeError;
 
 impl Launcher {

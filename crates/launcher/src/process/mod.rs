@@ -15,8 +15,6 @@ pub mod images;
 mod mounts;
 mod named_volumes;
 pub mod netns_pool;
-pub mod packet;
-pub mod protocol;
 pub mod record;
 pub mod resize;
 pub mod serve;
@@ -39,7 +37,6 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket
 use rustix::process::Rlimit;
 
 use self::netns_pool::NetnsPool;
-use self::protocol::{FoundSandbox, OpError, SandboxCondition, SandboxUsage, WatchedIds};
 use self::record::LauncherRecords;
 use self::snapshot::SnapshotStore;
 use crate::cgroups::{CgroupHierarchies, PendingFreeze};
@@ -47,6 +44,8 @@ use crate::images::{AliasRule, HostImage, HostPrograms, ImageAliases, ImageError
 use crate::jail::filters::SeccompFilters;
 use crate::jail::plan::LimitName;
 use crate::network::uplink::Uplink;
+use crate::packet;
+use crate::protocol::{FoundSandbox, OpError, SandboxCondition, SandboxUsage, WatchedIds};
 use crate::settings::{LauncherSettings, LifetimePolicy};
 use crate::uid_ranges::{UidRangeError, UidRanges};
 use crate::volumes::{self, PreparedVolume, VolumeError, VolumeStore};

@@ -12,12 +12,12 @@ use linux::spawn::{self, ForkResult, ProcessExit};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, pidfd_send_signal};
 
-use super::protocol::OpError;
 use super::record::{LauncherRecord, ProcessIdentity};
 use super::{Launcher, LauncherRights};
 use crate::jail::step::{JailError, JailStep, StepContext};
 use crate::network::userspace::PacketForwarder;
 use crate::network::{NetworkError, NetworkMode, UplinkKind, resolver};
+use crate::protocol::OpError;
 
 /// How long a child process may work inside a sandbox.
 const CHILD_TIMEOUT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };

@@ -10,10 +10,10 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use backend_local::network::NetworkSettings;
-use backend_local::probe::{CheckStatus, ProbeReport, probe_host};
-use backend_local::uid_ranges::DEFAULT_UID_BASE;
 use domain::Bytes;
+use launcher::DEFAULT_UID_BASE;
+use launcher::network::NetworkSettings;
+use launcher::probe::{CheckStatus, ProbeReport, probe_host};
 use linux::namespaces::{
     IdMapExtent, NamespaceSet, SetgroupsPolicy, switch_ids, unshare_namespaces, write_id_maps,
 };

@@ -10,12 +10,12 @@ use backend::{EnforcedMeasures, Measure};
 use domain::volume::{is_mount_target, is_path_beneath};
 use domain::{MountAccess, VolumeId};
 
-use super::protocol::{MountFault, OpError};
 use super::{Launcher, LauncherRights};
 use crate::jail::enter::EntryMount;
 use crate::jail::id_maps;
 use crate::jail::plan::{JailPlan, MountPlan, MountSourcePlan};
 use crate::jail::sources::{MountOrigin, MountSourceError, OpenedSource, SourceIds, SourceLocation};
+use crate::protocol::{MountFault, OpError};
 use crate::settings::{AllowedDirectory, MountRule};
 
 /// The largest number of mounts: more than any sandbox needs, and few enough that their descriptors fit

@@ -5,9 +5,9 @@ use std::io;
 use domain::volume::VolumeLifetime;
 use domain::{Bytes, Owner, Volume, VolumeId, VolumeName};
 
-use super::protocol::{OpError, VolumePlan};
 use super::{Launcher, LauncherRights, RootState};
 use crate::jail::step::{JailError, JailStep};
+use crate::protocol::{OpError, VolumePlan};
 use crate::volumes::VolumeError;
 
 impl Launcher {

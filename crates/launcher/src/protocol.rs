@@ -5,10 +5,10 @@ use backend::{BackendError, EnforcedMeasures, FoundCondition};
 use domain::{SandboxId, SnapshotId, VolumeId};
 use serde::{Deserialize, Serialize};
 
-use super::images::{ImageOp, ImageOpResult};
 use crate::jail::plan::{JailLimits, JailPlan, LimitName, MountPlan};
 use crate::jail::step::JailError;
 use crate::network::NetworkMode;
+pub use crate::process::images::{ImageOp, ImageOpResult};
 use crate::uid_ranges::UidRangeError;
 use crate::volumes::VolumeError;
 

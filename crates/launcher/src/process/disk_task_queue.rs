@@ -7,10 +7,10 @@ use std::os::fd::OwnedFd;
 
 use domain::{SandboxId, SnapshotId};
 
-use super::protocol::{LauncherOp, LauncherRequest, OpError, OpResult, SnapshotListing};
 use super::serve::{ClientSocket, LauncherLoop, send_response, step_error};
 use super::snapshot::{PendingRestore, PendingSnapshot, SnapshotStart};
 use crate::jail::plan::JailPlan;
+use crate::protocol::{LauncherOp, LauncherRequest, OpError, OpResult, SnapshotListing};
 
 /// A disk task, the client that waits for it, and the requests that are handled when it has finished.
 pub(super) struct DiskTaskInProgress {

@@ -22,7 +22,6 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::create::image_op_error;
 use super::disk_task::{DiskTask, DiskTaskRunner};
-use super::protocol::{EnforcedPlan, OpError, OpErrorKind, SnapshotListing, StoredSnapshot};
 use super::record::{SandboxOrigin, TreeRecord};
 use super::snapshot_record::{SnapshotDraft, SnapshotRecord, SnapshotRecords};
 use super::{Launcher, LauncherError, LauncherRights, RootState, make_directory};
@@ -31,6 +30,7 @@ use crate::images::{
     self, FoundImage, HOST_IMAGE, ImageError, ImageTree, ImportBase, ImportSource, UpperTree,
 };
 use crate::jail::plan::JailPlan;
+use crate::protocol::{EnforcedPlan, OpError, OpErrorKind, SnapshotListing, StoredSnapshot};
 use crate::settings::LauncherSettings;
 use crate::volumes::{
     PreparedVolume, VolumeCopy, VolumeError, VolumeKind, VolumeStore, tree_name, upper_name,

@@ -12,18 +12,19 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, Mode, Uid};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, socket_with};
 
+use super::Launcher;
 use super::attach::PendingAttach;
 use super::create::{BeginCreateError, PendingCreate};
 use super::disk_task_queue::DiskTaskInProgress;
 use super::end::{KeptParts, KillOutcome};
 use super::images::{ImageOp, MAX_IMAGE_CHANGES, PendingImageChange};
-use super::protocol::{
+use crate::cgroups::PendingFreeze;
+use crate::jail::plan::{DiskPlan, JailPlan, LimitName};
+use crate::packet;
+use crate::protocol::{
     LauncherOp, LauncherRequest, LauncherResponse, OpError, OpErrorKind, OpResult, PROTOCOL_VERSION,
     SOCKET_NAME,
 };
-use super::{Launcher, packet};
-use crate::cgroups::PendingFreeze;
-use crate::jail::plan::{DiskPlan, JailPlan, LimitName};
 use crate::settings::LauncherSettings;
 
 /// A connection; responses may still be due to it after it was replaced.

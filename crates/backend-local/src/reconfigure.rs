@@ -2,9 +2,9 @@
 
 use backend::{BackendError, EnforcedMeasures, Reconfigure};
 use domain::{MountSpec, NetworkAccess, ResourceLimits, SandboxId};
+use launcher::protocol::{LauncherOp, OpResult, ResizeRequest};
 
-use super::{LocalBackend, explicit_limits, mount_plans, network_mode, unexpected_response};
-use crate::launcher::protocol::{LauncherOp, OpResult, ResizeRequest};
+use crate::{LocalBackend, explicit_limits, mount_plans, network_mode, unexpected_response};
 
 #[async_trait::async_trait]
 impl Reconfigure for LocalBackend {

@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 use super::address::AddressPrefix;
 use super::settings::NetworkSettings;
 use super::{NetworkError, guard};
-use crate::launcher::record::ProcessIdentity;
+use crate::process::record::ProcessIdentity;
 
 /// The internal subcommand that runs this binary as a keeper.
 pub const KEEPER_SUBCOMMAND: &str = "__network";

@@ -18,7 +18,6 @@ use wire::config::NamespaceBrokerConfig;
 use super::agent_descriptors::{AgentDescriptors, write_config_memfd};
 use super::end::KeptParts;
 use super::mounts::OpenedMounts;
-use super::protocol::{EnforcedPlan, OpError, OpErrorKind, OpResult};
 use super::record::SandboxOrigin;
 use super::{Launcher, LauncherRights, PREPARED_DISK_SIZE, RootState};
 use crate::cgroups::{SandboxCgroups, has_legacy_controllers};
@@ -33,6 +32,7 @@ use crate::jail::plan::{DiskPlan, GuestPlan, JailLimits, JailPlan, LimitName};
 use crate::jail::sources::OpenedSource;
 use crate::jail::step::{FailureReport, JailError, JailStep, StepContext};
 use crate::network::UplinkKind;
+use crate::protocol::{EnforcedPlan, OpError, OpErrorKind, OpResult};
 use crate::settings::{LifetimePolicy, MaxLimits};
 use crate::volumes::{SandboxVolume, VolumeError, VolumeKind, tree_name};
 

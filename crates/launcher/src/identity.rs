@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use serde::{Deserialize, Serialize};
 
-use crate::launcher::record::boot_id;
+use crate::process::record::boot_id;
 use crate::volumes::{self, VolumeError};
 
 const IDENTITY_FILE: &str = "identity";

@@ -14,11 +14,11 @@ use serde::{Deserialize, Serialize};
 
 use super::Launcher;
 use super::create::image_op_error;
-use super::protocol::{OpError, OpErrorKind, OpResult};
 use crate::images::{
     self, AliasRule, CollectionResult, Digest, ExistingImagePolicy, HOST_IMAGE, ImageError, ImageImport,
     ImageRecord, ImportBase, ImportSource, UnpackMode,
 };
+use crate::protocol::{OpError, OpErrorKind, OpResult};
 
 /// A request about images.
 #[derive(Debug, Serialize, Deserialize)]

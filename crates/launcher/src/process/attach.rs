@@ -26,7 +26,6 @@ use rustix::pipe::PipeFlags;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 
 use super::mounts::{OpenedMounts, writes_to_host};
-use super::protocol::{MountFault, OpError};
 use super::record::{LauncherRecord, has_ended};
 use super::{Launcher, LauncherRights, RootState};
 use crate::jail::build;
@@ -34,6 +33,7 @@ use crate::jail::enter::{EntryMount, clone_mount_source, make_mount_target};
 use crate::jail::plan::MountPlan;
 use crate::jail::sources::{self, MappingTarget};
 use crate::jail::step::{FailureReport, JailError, JailStep, StepContext};
+use crate::protocol::{MountFault, OpError};
 
 /// How long the child may take, in seconds.
 const ATTACH_TIMEOUT_SECONDS: u32 = 10;

@@ -4,9 +4,8 @@
 //! `recorded/*.jsonl` was written before the types got their present names, one message per line. A
 //! new message or field gets a new line; lines that exist do not change.
 
-use backend_local::launcher::protocol::{LauncherOp, LauncherRequest, LauncherResponse, OpResult};
-use backend_local::launcher::record::LauncherRecord;
-use backend_local::launcher::snapshot_record::{SnapshotDraft, SnapshotRecord};
+use launcher::protocol::{LauncherOp, LauncherRequest, LauncherResponse, OpResult};
+use launcher::{LauncherRecord, SnapshotDraft, SnapshotRecord};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 

@@ -2,9 +2,9 @@
 
 use backend::{BackendError, FoundSnapshot, SnapshotContent, Snapshots};
 use domain::{Bytes, SandboxId, SnapshotId};
+use launcher::protocol::{LauncherOp, OpResult, SnapshotListing, StoredSnapshot};
 
-use super::{LocalBackend, unexpected_response};
-use crate::launcher::protocol::{LauncherOp, OpResult, SnapshotListing, StoredSnapshot};
+use crate::{LocalBackend, unexpected_response};
 
 #[async_trait::async_trait]
 impl Snapshots for LocalBackend {
@@ -15,7 +15,7 @@ impl Snapshots for LocalBackend {
     ) -> Result<SnapshotContent, BackendError> {
         let (id, snapshot) = (id.clone(), snapshot.clone());
         match self.request_result(LauncherOp::Snapshot { id, snapshot }).await? {
-            OpResult::Kept(kept) => Ok(kept.into()),
+            OpResult::Kept(kept) => Ok(snapshot_content(kept)),
             _ => Err(unexpected_response()),
         }
     }
@@ -34,14 +34,12 @@ impl Snapshots for LocalBackend {
 
 fn found_snapshot(found: SnapshotListing) -> FoundSnapshot {
     let stage = match found.kept {
-        Some(kept) => backend::SnapshotStage::Complete(kept.into()),
+        Some(kept) => backend::SnapshotStage::Complete(snapshot_content(kept)),
         None => backend::SnapshotStage::Making(found.copied.map(|(done, total)| (Bytes(done), Bytes(total)))),
     };
     FoundSnapshot { id: found.id, stage }
 }
 
-impl From<StoredSnapshot> for SnapshotContent {
-    fn from(kept: StoredSnapshot) -> Self {
-        Self { image: kept.image, size: Bytes(kept.size), disk: Bytes(kept.disk) }
-    }
+fn snapshot_content(stored: StoredSnapshot) -> SnapshotContent {
+    SnapshotContent { image: stored.image, size: Bytes(stored.size), disk: Bytes(stored.disk) }
 }

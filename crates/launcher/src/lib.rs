@@ -1,0 +1,32 @@
+//! The privileged process that makes and removes sandboxes on this host: namespaces, overlays, control groups
+//! and filters.
+//!
+//! `process` is the launcher: it takes requests of `protocol` in packets, and builds each `jail` from a plan.
+//! `backend-local` is its client, without privileges; `coracle run` is launcher and client in one process.
+
+pub mod cgroups;
+mod ids;
+pub mod jail;
+mod measure_words;
+pub mod process;
+pub mod uid_ranges;
+pub mod volumes;
+
+pub mod backup;
+pub mod identity;
+pub mod images;
+pub mod network;
+pub mod packet;
+pub mod probe;
+pub mod protocol;
+pub mod settings;
+
+pub use cgroups::{leave_leaf_group, move_to_leaf_group};
+pub use jail::plan;
+pub use process::create::{BeginCreateError, CreatedSandbox, PendingCreate};
+pub use process::record::{LauncherRecord, LauncherRecords};
+pub use process::serve::LauncherLoop;
+pub use process::snapshot_record::{SnapshotDraft, SnapshotRecord};
+pub use process::{Launcher, LauncherError};
+pub use uid_ranges::DEFAULT_UID_BASE;
+pub use volumes::VolumeKind;
