@@ -32,7 +32,7 @@ use super::sources::{self, MappingTarget, OpenedSource};
 use super::step::{FailureReport, JailError, JailStep, StepContext};
 
 /// Everything about a sandbox that is decided before its first process exists.
-pub struct JailParts {
+pub(crate) struct JailParts {
     pub entry: JailEntry,
     /// The agent's v2 group.
     pub group: Option<OwnedFd>,
@@ -44,7 +44,7 @@ pub struct JailParts {
     pub report: OwnedFd,
 }
 
-pub enum JailNetwork {
+pub(crate) enum JailNetwork {
     /// A namespace that was made in advance, and the launcher's own, to return to.
     Prepared { namespace: OwnedFd, home: OwnedFd },
     /// Made together with the other namespaces; the child brings its loopback up.
@@ -52,26 +52,19 @@ pub enum JailNetwork {
 }
 
 /// The host ids of the sandbox.
-pub enum IdMapping {
+pub(crate) enum IdMapping {
     /// A range of host ids that begins at `base`; all mounts are mapped to it.
     Range { base: u32, user: (u32, u32), volume: PathBuf, journal: PathBuf, mounts: Vec<OpenedSource> },
     /// The caller's own id as root, and no other users.
     Single { uid: u32, gid: u32 },
 }
 
-/// The first process of a sandbox that is being built.
-#[derive(Debug)]
-pub struct FirstProcess {
-    pub pid: Pid,
-    pub pidfd: OwnedFd,
-}
-
-/// Clones the child and sends it everything it needs. If this fails, the child is gone.
-pub fn start_jail(
+/// Clones the child, sends it everything it needs and returns its descriptor. If this fails, the child is gone.
+pub(crate) fn start_jail(
     thread: &SingleThread,
     parts: JailParts,
     record: impl FnOnce(Pid) -> io::Result<()>,
-) -> Result<FirstProcess, JailError> {
+) -> Result<OwnedFd, JailError> {
     let JailParts { entry, group, network, cgroup_namespace, id_mapping: ownership, report } = parts;
     let (ours, theirs) =
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
@@ -97,7 +90,7 @@ pub fn start_jail(
                 spawn::wait_for_child(pidfd.as_fd()).at_step(JailStep::Clone)?;
                 return Err(error);
             }
-            Ok(FirstProcess { pid, pidfd })
+            Ok(pidfd)
         }
     }
 }
@@ -214,7 +207,7 @@ fn prepare_handover(
 }
 
 /// Sends descriptors to the process that calls [`receive_descriptors`] at the other end.
-pub fn send_descriptors(socket: BorrowedFd<'_>, descriptors: &[OwnedFd]) -> io::Result<()> {
+pub(crate) fn send_descriptors(socket: BorrowedFd<'_>, descriptors: &[OwnedFd]) -> io::Result<()> {
     let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
     let mut space = vec![MaybeUninit::uninit(); 32 + 4 * borrowed.len().next_multiple_of(2)];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -225,7 +218,7 @@ pub fn send_descriptors(socket: BorrowedFd<'_>, descriptors: &[OwnedFd]) -> io::
     Ok(())
 }
 
-pub fn receive_descriptors(socket: BorrowedFd<'_>) -> io::Result<HandoverMounts> {
+pub(crate) fn receive_descriptors(socket: BorrowedFd<'_>) -> io::Result<HandoverMounts> {
     // Enough for the largest number of descriptors that the kernel allows in one message.
     let mut space = vec![MaybeUninit::uninit(); 32 + 4 * 254];
     let mut control = RecvAncillaryBuffer::new(&mut space);

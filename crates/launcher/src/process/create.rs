@@ -5,9 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use backend::enforced::{EnforcedAmount, KillMeans, UserMapping};
-use backend::{Measure, NetworkState};
-use domain::{Bytes, MAX_PIDS, MIN_DISK, MIN_MEMORY, SandboxId};
+use domain::{Bytes, SandboxId};
 use linux::namespaces::SetgroupsPolicy;
 use rustix::fs::{AtFlags, Uid};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -20,9 +18,9 @@ use super::end::KeptParts;
 use super::mounts::OpenedMounts;
 use super::record::SandboxOrigin;
 use super::{Launcher, LauncherRights, PREPARED_DISK_SIZE, RootState};
-use crate::cgroups::{SandboxCgroups, has_legacy_controllers};
+use crate::cgroups::SandboxCgroups;
 use crate::images::{self, FoundImage, ImageError};
-use crate::jail::build::{self, FirstProcess, IdMapping, JailNetwork, JailParts};
+use crate::jail::build::{self, IdMapping, JailNetwork, JailParts};
 use crate::jail::enter::{
     AGENT_CAPABILITIES, COMMAND_CAPABILITIES, EntryTree, EntryVolume, JailEntry, make_upper_directories,
 };
@@ -33,12 +31,8 @@ use crate::jail::sources::OpenedSource;
 use crate::jail::step::{FailureReport, JailError, JailStep, StepContext};
 use crate::network::UplinkKind;
 use crate::protocol::{EnforcedPlan, OpError, OpErrorKind, OpResult};
-use crate::settings::{LifetimePolicy, MaxLimits};
-use crate::volumes::{SandboxVolume, VolumeError, VolumeKind, tree_name};
-
-/// Advice for an ordinary user who needs control groups with controllers.
-const DELEGATED_SCOPE_COMMAND: &str =
-    "start it in a control group of its own, `systemd-run --user --scope -p Delegate=yes coracle";
+use crate::settings::LifetimePolicy;
+use crate::volumes::{SandboxVolume, VolumeError, tree_name};
 
 /// A sandbox that is starting. When `status` is readable, [`Launcher::conclude_create`] returns the outcome.
 #[derive(Debug)]
@@ -47,7 +41,8 @@ pub struct PendingCreate {
     pub status: OwnedFd,
     /// The parts that are kept if it does not start.
     pub keep: KeptParts,
-    process: FirstProcess,
+    /// Its first process.
+    pidfd: OwnedFd,
     enforced: EnforcedPlan,
 }
 
@@ -125,7 +120,7 @@ impl Launcher {
             });
         match begun {
             Ok((begun, status)) => {
-                Ok(PendingCreate { id: plan.id.clone(), status, keep, process: begun, enforced: holds })
+                Ok(PendingCreate { id: plan.id.clone(), status, keep, pidfd: begun, enforced: holds })
             }
             Err(error) => Err(BeginCreateError::Failed(error.into(), keep)),
         }
@@ -175,7 +170,7 @@ impl Launcher {
         message.extend_from_slice(&report[..*read.as_ref().unwrap_or(&0)]);
         let failure = match (read, message.as_slice()) {
             (Ok(_), [first, ..]) if *first != b'{' => {
-                return Ok(CreatedSandbox { pidfd: pending.process.pidfd, enforced: pending.enforced });
+                return Ok(CreatedSandbox { pidfd: pending.pidfd, enforced: pending.enforced });
             }
             (Ok(_), []) => {
                 JailError::new(JailStep::AgentReady, io::Error::other("the agent died before it was ready"))
@@ -223,168 +218,10 @@ impl Launcher {
         }
     }
 
-    /// Returns the measures that will be in force, or refuses the plan if one cannot be enforced.
-    fn check_plan(
-        &self,
-        plan: &JailPlan,
-        image: &FoundImage,
-        by_image: Option<(u32, u32)>,
-        network: NetworkState,
-    ) -> Result<EnforcedPlan, OpError> {
-        let stand_in = image.stand_in.as_ref().map(ToString::to_string);
-        let mut holds = EnforcedPlan { image: image.name.clone(), stand_in, ..EnforcedPlan::default() };
-        if plan.keep && self.settings.lifetime == LifetimePolicy::Own {
-            return Err(OpError::unsupported(
-                "a server cannot keep the files of an ended sandbox; only `coracle run --keep` can",
-                None,
-            ));
-        }
-        self.check_limit_amounts(&plan.limits, &plan.named)?;
-        match self.image_user(plan, image) {
-            ImageUser::Ignored => holds
-                .degraded
-                .push("the image's user is ignored: this sandbox has no user except root".to_owned()),
-            ImageUser::Taken(_) if by_image.is_none() => holds.degraded.push(
-                "directories of the host belong to root inside: the image does not define its user's ids"
-                    .to_owned(),
-            ),
-            ImageUser::Taken(_) | ImageUser::None => {}
-        }
-        for limit in LimitName::ALL {
-            if self.enforces(limit) && !(plan.keep && limit == LimitName::Disk) {
-                holds.measures.push(self.limit_measure(limit, &plan.limits));
-            } else if plan.named.contains(&limit) || plan.require_limits {
-                return Err(self.unenforceable_limit_error(limit, &plan.named));
-            } else {
-                holds.degraded.push(self.describe_missing_limit(limit, plan));
-            }
-        }
-        let root = matches!(self.rights, LauncherRights::Root(_));
-        if plan.nesting && self.can_freeze() {
-            holds.measures.push(Measure::IsolatedSessions);
-        }
-        holds.measures.extend([
-            Measure::Users(if root { UserMapping::OwnRange } else { UserMapping::CallersId }),
-            Measure::Kill(if self.can_freeze() { KillMeans::ControlGroup } else { KillMeans::Subreaper }),
-            Measure::Network(network),
-            Measure::SystemCallFilter,
-            Measure::MountTree,
-            Measure::NoUserNamespaces,
-        ]);
-        Ok(holds)
-    }
-
-    /// Makes the refusal for a limit that cannot be enforced, with advice.
-    pub(super) fn unenforceable_limit_error(&self, limit: LimitName, named: &[LimitName]) -> OpError {
-        let mut message = format!("this host cannot enforce the limit on {}", limit.as_str());
-        let mut hint = "`coracle doctor` shows what is missing for it".to_owned();
-        let served = self.settings.lifetime == LifetimePolicy::Own;
-        if let Some(reason) = self.unenforced_reason() {
-            message = format!("{message}: {reason}");
-            hint = format!("{}; {hint}", self.delegation_hint());
-        }
-        if !named.contains(&limit) {
-            let without = if served {
-                "set `require_limits = false` in the configuration"
-            } else {
-                "leave `--require-limits` out"
-            };
-            hint = format!("{hint}; to do without default limits, {without}");
-        }
-        OpError::unsupported(message, Some(&hint))
-    }
-
-    /// The refusal to pause or resume: both require a control group for each sandbox.
-    pub(super) fn pause_unsupported_error(&self) -> OpError {
-        let reason = self.unenforced_reason().unwrap_or("the sandbox has no control group");
-        let hint = format!("{}; `coracle doctor` shows what is missing for it", self.delegation_hint());
-        OpError::unsupported(format!("this host cannot pause sandboxes: {reason}"), Some(&hint))
-    }
-
-    /// A hint that tells an ordinary user how to get control groups on this host.
-    fn delegation_hint(&self) -> String {
-        let command = if self.settings.lifetime == LifetimePolicy::Own { "serve" } else { "run" };
-        if has_legacy_controllers() {
-            "run it as root, since controllers of cgroup v1 cannot be delegated".to_owned()
-        } else {
-            format!("{DELEGATED_SCOPE_COMMAND} {command} ...`, or run it as root")
-        }
-    }
-
     /// Returns RLIMIT_NPROC for commands, if no control group limits their number.
     fn process_rlimit(&self, plan: &JailPlan) -> Option<u64> {
         let by_group = self.enforces(LimitName::Pids) && !self.bounds_processes_by_rlimit();
         (!by_group).then_some(u64::from(plan.limits.pids))
-    }
-
-    fn describe_missing_limit(&self, limit: LimitName, plan: &JailPlan) -> String {
-        match limit {
-            LimitName::Disk if plan.keep => "files that are kept have no limit on disk".to_owned(),
-            limit => limit.describe_unenforced(),
-        }
-    }
-
-    pub(super) fn limit_measure(&self, limit: LimitName, limits: &JailLimits) -> Measure {
-        let (amount, _) = limits.amount_of(limit);
-        let by = match (&self.rights, limit) {
-            (LauncherRights::Root(root), LimitName::Disk) => match root.volumes.kind() {
-                VolumeKind::Btrfs => "btrfs quota",
-                VolumeKind::Ext4 => "ext4 image",
-                VolumeKind::Tmpfs => "tmpfs",
-            },
-            (LauncherRights::User { .. }, LimitName::Disk) => "tmpfs",
-            (_, LimitName::Pids) if self.bounds_processes_by_rlimit() => "RLIMIT_NPROC",
-            (_, limit) => self.groups().map_or("none", |groups| groups.version_label(limit)),
-        };
-        Measure::Limit(EnforcedAmount { limit: limit.into(), amount, by: by.to_owned() })
-    }
-
-    /// Refuses limits above the maximum of the operator or the kernel, limits below what a sandbox needs
-    /// to start, and a disk that is larger than the capacity.
-    pub(super) fn check_limit_amounts(
-        &self,
-        limits: &JailLimits,
-        named: &[LimitName],
-    ) -> Result<(), OpError> {
-        let MaxLimits { memory, cpus, pids, disk } = self.settings.maxima;
-        let most = JailLimits {
-            memory: memory.unwrap_or(u64::MAX),
-            cpus: cpus.unwrap_or(u32::MAX),
-            pids: pids.unwrap_or(u32::MAX),
-            disk: disk.unwrap_or(u64::MAX),
-        };
-        if limits.memory < MIN_MEMORY.0 {
-            let shown = Bytes(limits.memory);
-            let message =
-                format!("memory of {shown} is less than the {MIN_MEMORY} that starting a process takes");
-            return Err(OpError::amount(message, format!("name at least {MIN_MEMORY}")));
-        }
-        if limits.pids > MAX_PIDS {
-            let message = format!("pids of {} is more than the {MAX_PIDS} that Linux can count", limits.pids);
-            return Err(OpError::amount(message, format!("name at most {MAX_PIDS}")));
-        }
-        for limit in LimitName::ALL {
-            let ((asked, shown), (most, bound)) = (limits.amount_of(limit), most.amount_of(limit));
-            if asked > most {
-                let message = format!("{} of {shown} is more than the {bound} allowed here", limit.as_str());
-                return Err(OpError::amount(message, format!("name at most {bound}")));
-            }
-        }
-        let LauncherRights::Root(root) = &self.rights else { return Ok(()) };
-        if root.volumes.kind() != VolumeKind::Tmpfs && limits.disk < MIN_DISK.0 {
-            let shown = Bytes(limits.disk);
-            let message = format!("disk of {shown} is less than the {MIN_DISK} that a file system takes");
-            return Err(OpError::amount(message, format!("name at least {MIN_DISK}")));
-        }
-        if named.contains(&LimitName::Disk)
-            && let Some(pool) = root.volumes.capacity()
-            && limits.disk > pool.0
-        {
-            let shown = Bytes(limits.disk);
-            let message = format!("disk of {shown} is more than the {pool} of all disks");
-            return Err(OpError::amount(message, format!("name at most {pool}")));
-        }
-        Ok(())
     }
 
     /// Makes everything that has to exist before the first process.
@@ -570,7 +407,7 @@ impl Launcher {
 
 /// How the user that an image names is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum ImageUser {
+pub(super) enum ImageUser {
     /// The image names no user, or the plan decides.
     None,
     Taken(String),
@@ -579,7 +416,7 @@ enum ImageUser {
 }
 
 impl Launcher {
-    fn image_user(&self, plan: &JailPlan, image: &FoundImage) -> ImageUser {
+    pub(super) fn image_user(&self, plan: &JailPlan, image: &FoundImage) -> ImageUser {
         let user = image.record.as_ref().and_then(|record| record.config.user.clone());
         let is_root = |user: &str| matches!(user, "root" | "0" | "0:0" | "root:root");
         match user.filter(|user| plan.guest.by_image && !is_root(user)) {

@@ -5,21 +5,22 @@
 //! socket.
 
 mod agent_descriptors;
-pub mod attach;
+pub(crate) mod attach;
 mod connect;
-pub mod create;
-pub mod disk_task;
+pub(crate) mod create;
+pub(crate) mod disk_task;
 mod disk_task_queue;
-pub mod end;
-pub mod images;
+pub(crate) mod end;
+mod enforcement;
+pub(crate) mod images;
 mod mounts;
 mod named_volumes;
-pub mod netns_pool;
-pub mod record;
-pub mod resize;
-pub mod serve;
-pub mod snapshot;
-pub mod snapshot_record;
+pub(crate) mod netns_pool;
+pub(crate) mod record;
+pub(crate) mod resize;
+pub(crate) mod serve;
+pub(crate) mod snapshot;
+pub(crate) mod snapshot_record;
 
 use std::collections::BTreeSet;
 use std::fs;
