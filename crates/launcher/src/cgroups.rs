@@ -44,7 +44,7 @@ const MAX_COMMAND_GROUPS: u32 = 4096;
 const CPU_SHARE_COUNT: usize = 4;
 
 /// Whether v1 hierarchies have the controllers; they cannot be delegated to an ordinary user then.
-pub fn has_legacy_controllers() -> bool {
+pub(crate) fn has_legacy_controllers() -> bool {
     let legacy =
         |mount: &CgroupMount| mount.kind == "cgroup" && CONTROLLERS.iter().any(|name| mount.has_option(name));
     mount_table::read_cgroup_mounts().is_ok_and(|mounts| mounts.iter().any(legacy))
@@ -52,7 +52,7 @@ pub fn has_legacy_controllers() -> bool {
 
 /// The control group hierarchies of this host, and our groups in them.
 #[derive(Clone, Debug)]
-pub struct CgroupHierarchies {
+pub(crate) struct CgroupHierarchies {
     instance: String,
     /// The v2 group that contains our groups.
     unified: PathBuf,
@@ -90,7 +90,7 @@ enum CgroupController {
 
 /// The control groups of a new sandbox: descriptors that the agent inherits.
 #[derive(Debug)]
-pub struct SandboxCgroups {
+pub(crate) struct SandboxCgroups {
     /// The agent's v2 group, into which the child is cloned.
     pub agent: OwnedFd,
     /// The v2 group in which the agent makes one for each command.
@@ -109,14 +109,14 @@ pub struct SandboxCgroups {
 
 /// The files that show the limits and the usage of the commands' group, opened for reading.
 #[derive(Debug)]
-pub struct LimitFiles {
+pub(crate) struct LimitFiles {
     pub memory: Option<MemoryLimitFiles>,
     /// `cpu.max`, or `cpu.cfs_quota_us` of v1.
     pub cpu: Option<OwnedFd>,
 }
 
 #[derive(Debug)]
-pub struct MemoryLimitFiles {
+pub(crate) struct MemoryLimitFiles {
     pub limit: OwnedFd,
     pub usage: OwnedFd,
     pub stat: OwnedFd,
@@ -124,7 +124,7 @@ pub struct MemoryLimitFiles {
 
 /// The resources that a sandbox's commands have used.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct CgroupUsage {
+pub(crate) struct CgroupUsage {
     pub memory: Option<u64>,
     pub cpu_micros: Option<u64>,
     pub pids: Option<u64>,
@@ -133,7 +133,7 @@ pub struct CgroupUsage {
 
 impl CgroupHierarchies {
     /// Finds the hierarchies in the mount table, or returns why there are none to use.
-    pub fn find_for_root(instance: &str) -> io::Result<Self> {
+    pub(crate) fn find_for_root(instance: &str) -> io::Result<Self> {
         let mounts = mount_table::read_cgroup_mounts()?;
         let unified = mount_table::find_unified_mount(&mounts)?;
         let legacy = |name: &str| {
@@ -145,7 +145,7 @@ impl CgroupHierarchies {
 
     /// Finds the groups that an ordinary user may use: the group we were started in, if it was
     /// delegated to us, and groups that former starts with this state directory left elsewhere.
-    pub fn find_delegated(instance: &str, state_dir: &Path) -> io::Result<Self> {
+    pub(crate) fn find_delegated(instance: &str, state_dir: &Path) -> io::Result<Self> {
         let mounts = mount_table::read_cgroup_mounts()?;
         let unified = mount_table::find_unified_mount(&mounts)?;
         let mut former = delegation::read_former_groups(state_dir, instance)?;
@@ -161,7 +161,7 @@ impl CgroupHierarchies {
     }
 
     /// Records where groups will be, so that a start from another group finds them.
-    pub fn save_group_roots(&self, state_dir: &Path) -> io::Result<()> {
+    pub(crate) fn save_group_roots(&self, state_dir: &Path) -> io::Result<()> {
         delegation::write_group_list(state_dir, &self.group_roots().collect::<Vec<_>>())
     }
 
@@ -196,12 +196,12 @@ impl CgroupHierarchies {
     }
 
     /// Whether groups for new sandboxes can be made.
-    pub fn can_make(&self) -> bool {
+    pub(crate) fn can_make(&self) -> bool {
         !matches!(self.extent, CgroupAccess::Remains { .. })
     }
 
     /// Returns why not all limits are enforced, if the reason is the group that was delegated to us.
-    pub fn unenforced_reason(&self) -> Option<&str> {
+    pub(crate) fn unenforced_reason(&self) -> Option<&str> {
         match &self.extent {
             CgroupAccess::Whole => None,
             CgroupAccess::Delegated { shortfall } => shortfall.as_deref(),
@@ -213,12 +213,12 @@ impl CgroupHierarchies {
     /// process to be moved out of its namespace's root. That root would be the agent's group, so the
     /// agent could not start commands in other groups. Without the namespace, code inside can read the
     /// names of groups.
-    pub fn allows_namespace(&self) -> bool {
+    pub(crate) fn allows_namespace(&self) -> bool {
         !self.delegates_by_namespace
     }
 
     /// Makes the groups of this instance, enables controllers and sets a limit for all sandboxes together.
-    pub fn open(&mut self) -> io::Result<()> {
+    pub(crate) fn open(&mut self) -> io::Result<()> {
         if !self.can_make() {
             return Ok(());
         }
@@ -306,7 +306,7 @@ impl CgroupHierarchies {
     }
 
     /// Whether this host enforces a limit by groups.
-    pub fn enforces(&self, limit: LimitName) -> bool {
+    pub(crate) fn enforces(&self, limit: LimitName) -> bool {
         *self.controller_for(limit) != CgroupController::Absent
     }
 
@@ -321,7 +321,7 @@ impl CgroupHierarchies {
     }
 
     /// Returns the name for reports: `cgroup v2`, or `cgroup v1` for a legacy controller.
-    pub fn version_label(&self, limit: LimitName) -> &'static str {
+    pub(crate) fn version_label(&self, limit: LimitName) -> &'static str {
         match self.controller_for(limit) {
             CgroupController::Unified => "cgroup v2",
             CgroupController::Legacy(_) => "cgroup v1",
@@ -341,7 +341,7 @@ impl CgroupHierarchies {
 
     /// Makes a sandbox's groups, sets its limits, and makes `root_uid`, the host id of root inside,
     /// the owner of the command group.
-    pub fn make_for_sandbox(
+    pub(crate) fn make_for_sandbox(
         &self,
         id: &SandboxId,
         limits: &JailLimits,
@@ -468,13 +468,13 @@ impl CgroupHierarchies {
     }
 
     /// Whether the kernel killed the agent itself for lack of memory.
-    pub fn agent_was_killed_for_memory(&self, id: &SandboxId) -> bool {
+    pub(crate) fn agent_was_killed_for_memory(&self, id: &SandboxId) -> bool {
         let text = self.oom_file(id, "agent").and_then(|file| fs::read_to_string(file).ok());
         text.and_then(|text| parse_counter(&text, "oom_kill")).is_some_and(|count| count > 0)
     }
 
     /// Asks the kernel to freeze or to thaw all commands.
-    pub fn set_frozen(&self, id: &SandboxId, frozen: bool) -> io::Result<PendingFreeze> {
+    pub(crate) fn set_frozen(&self, id: &SandboxId, frozen: bool) -> io::Result<PendingFreeze> {
         let group = self.sandbox_group(id).join("cmd");
         fs::write(group.join("cgroup.freeze"), if frozen { "1" } else { "0" })?;
         Ok(PendingFreeze { events: File::open(group.join("cgroup.events"))?, frozen })
@@ -482,23 +482,23 @@ impl CgroupHierarchies {
 
     /// Whether a sandbox is frozen or about to be: if a launcher is killed after it asked the kernel
     /// to freeze a group, the group still freezes a moment later.
-    pub fn is_frozen(&self, id: &SandboxId) -> bool {
+    pub(crate) fn is_frozen(&self, id: &SandboxId) -> bool {
         fs::read_to_string(self.sandbox_group(id).join("cmd/cgroup.freeze"))
             .is_ok_and(|text| text.trim() == "1")
     }
 
     /// Returns the file in which the kernel shows whether the commands are frozen.
-    pub fn events_file(&self, id: &SandboxId) -> PathBuf {
+    pub(crate) fn events_file(&self, id: &SandboxId) -> PathBuf {
         self.sandbox_group(id).join("cmd/cgroup.events")
     }
 
     /// Kills all processes that are left in a sandbox's groups.
-    pub fn kill_processes(&self, id: &SandboxId) -> io::Result<()> {
+    pub(crate) fn kill_processes(&self, id: &SandboxId) -> io::Result<()> {
         write_if_present(&self.sandbox_group(id).join("cgroup.kill"), "1")
     }
 
     /// Removes a sandbox's groups; `WouldBlock` if a process in them has not ended yet.
-    pub fn remove(&self, id: &SandboxId) -> io::Result<()> {
+    pub(crate) fn remove(&self, id: &SandboxId) -> io::Result<()> {
         let home = self.sandbox_group(id);
         for entry in fs::read_dir(home.join("cmd")).into_iter().flatten() {
             let entry = entry?;
@@ -521,7 +521,7 @@ impl CgroupHierarchies {
     }
 
     /// Returns the ids of all sandboxes that have groups here.
-    pub fn list_sandboxes(&self) -> io::Result<Vec<String>> {
+    pub(crate) fn list_sandboxes(&self) -> io::Result<Vec<String>> {
         let mut ids = Vec::new();
         let roots = self.group_roots().chain(self.legacy_roots());
         for directory in roots.map(|root| root.join(ROOT_GROUP_NAME).join(&self.instance)) {
@@ -539,7 +539,7 @@ impl CgroupHierarchies {
     }
 
     /// Removes the groups of this instance if they are empty.
-    pub fn close(&self) -> io::Result<()> {
+    pub(crate) fn close(&self) -> io::Result<()> {
         for ours in self.group_roots().chain(self.legacy_roots()).map(|root| root.join(ROOT_GROUP_NAME)) {
             for group in [ours.join(&self.instance), ours] {
                 match remove_group(&group) {
@@ -555,7 +555,7 @@ impl CgroupHierarchies {
         }
     }
 
-    pub fn usage(&self, id: &SandboxId) -> CgroupUsage {
+    pub(crate) fn usage(&self, id: &SandboxId) -> CgroupUsage {
         let number = |path: PathBuf| fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok());
         let memory = match &self.memory {
             CgroupController::Unified => number(self.sandbox_group(id).join("cmd/memory.current")),
@@ -580,7 +580,7 @@ impl CgroupHierarchies {
 
     /// Returns the processor time that commands used. Every v2 group accounts it, with or without a
     /// controller.
-    pub fn cpu_micros(&self, id: &SandboxId) -> Option<u64> {
+    pub(crate) fn cpu_micros(&self, id: &SandboxId) -> Option<u64> {
         parse_counter(&fs::read_to_string(self.sandbox_group(id).join("cmd/cpu.stat")).ok()?, "usage_usec")
     }
 }

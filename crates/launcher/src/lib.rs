@@ -4,13 +4,13 @@
 //! `process` is the launcher: it takes requests of `protocol` in packets, and builds each `jail` from a plan.
 //! `backend-local` is its client, without privileges; `coracle run` is launcher and client in one process.
 
-pub mod cgroups;
+mod cgroups;
 mod ids;
-pub mod jail;
+mod jail;
 mod measure_words;
-pub mod process;
-pub mod uid_ranges;
-pub mod volumes;
+mod process;
+mod uid_ranges;
+mod volumes;
 
 pub mod backup;
 pub mod identity;

@@ -17,7 +17,7 @@ use self::claims::BlockClaims;
 use domain::SandboxId;
 
 /// The number of ids of a sandbox.
-pub const IDS_PER_RANGE: u32 = 65_536;
+pub(crate) const IDS_PER_RANGE: u32 = 65_536;
 /// The first id of the ranges unless configured; well above the ids that adduser and systemd assign.
 pub const DEFAULT_UID_BASE: u32 = 1_879_048_192;
 /// The directory in which the state directories of this host record their ids.
@@ -27,14 +27,14 @@ const COUNT: u32 = 4096;
 
 /// The ids of one sandbox: `first` on the host is 0 inside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UidRange {
+pub(crate) struct UidRange {
     pub index: u32,
     pub first: u32,
 }
 
 /// The ranges of a state directory, and which of them are taken.
 #[derive(Debug)]
-pub struct UidRanges {
+pub(crate) struct UidRanges {
     directory: PathBuf,
     claims: BlockClaims,
     base: u32,
@@ -71,7 +71,7 @@ impl UidRangeError {
 
 impl UidRanges {
     /// Opens the ranges recorded in `directory`, for the state directory with this identity.
-    pub fn open(directory: &Path, instance: &str, base: u32) -> Result<Self, UidRangeError> {
+    pub(crate) fn open(directory: &Path, instance: &str, base: u32) -> Result<Self, UidRangeError> {
         Self::open_beside(directory, instance, Path::new(HOST_CLAIMS), base, COUNT, read_subordinate_ids()?)
     }
 
@@ -107,7 +107,7 @@ impl UidRanges {
 
     /// Returns a range for the sandbox `id`, recorded before this returns. A sandbox that has a range
     /// keeps it, unless another state directory took the range over while the sandbox was not running.
-    pub fn allocate(&mut self, id: &SandboxId) -> Result<UidRange, UidRangeError> {
+    pub(crate) fn allocate(&mut self, id: &SandboxId) -> Result<UidRange, UidRangeError> {
         if let Some(range) = self.range_of(id) {
             if self.claims.claim_range(range.first)? {
                 return Ok(range);
@@ -141,12 +141,12 @@ impl UidRanges {
     }
 
     /// Returns the range of `id`, if it has one.
-    pub fn range_of(&self, id: &SandboxId) -> Option<UidRange> {
+    pub(crate) fn range_of(&self, id: &SandboxId) -> Option<UidRange> {
         self.by_id.get(id).map(|index| self.range_at(*index))
     }
 
     /// Frees the range of `id`; nothing of the sandbox may be left. It is not an error if `id` has none.
-    pub fn release(&mut self, id: &SandboxId) -> Result<(), UidRangeError> {
+    pub(crate) fn release(&mut self, id: &SandboxId) -> Result<(), UidRangeError> {
         let Some(UidRange { index, .. }) = self.range_of(id) else { return Ok(()) };
         let path = self.record_path(index);
         match fs::remove_file(&path) {
@@ -180,7 +180,7 @@ impl UidRanges {
 }
 
 /// Returns how many sandboxes can have a range on a host where no range is taken yet.
-pub fn free_ranges(base: u32) -> Result<usize, UidRangeError> {
+pub(crate) fn free_ranges(base: u32) -> Result<usize, UidRangeError> {
     let blocked = blocked_ranges(base, COUNT, &read_subordinate_ids()?)?;
     Ok((1..COUNT).filter(|index| !blocked.contains(index)).count())
 }

@@ -14,9 +14,9 @@
 //! Everything is mounted in the caller's mount namespace, which must be private. This module is
 //! synchronous and belongs to the launcher.
 
-pub mod copied_disks;
+pub(crate) mod copied_disks;
 mod ext4;
-pub mod named;
+pub(crate) mod named;
 mod pool;
 mod pool_file;
 mod snapshots;
@@ -33,7 +33,7 @@ use ext4::Ext4Images;
 use pool::BtrfsPool;
 
 pub(crate) use ext4::copy_image;
-pub use snapshots::VolumeCopy;
+pub(crate) use snapshots::VolumeCopy;
 
 /// The part of a volume that holds the layers.
 const DISK_PART: &str = "disk";
@@ -44,7 +44,7 @@ const PREPARED_PREFIX: &str = "prepared-";
 
 /// All volumes of one state directory.
 #[derive(Debug)]
-pub enum VolumeStore {
+pub(crate) enum VolumeStore {
     /// A subvolume with a quota for each sandbox.
     Btrfs(BtrfsPool),
     /// An image file of the limit's size for each sandbox.
@@ -55,7 +55,7 @@ pub enum VolumeStore {
 
 /// Settings for storing volumes.
 #[derive(Clone, Debug)]
-pub struct VolumeStoreSettings {
+pub(crate) struct VolumeStoreSettings {
     /// A kind that is set is never replaced by another; `None` selects the best that the kernel supports.
     pub kind: Option<VolumeKind>,
     /// The size that the pool may grow to; by default 80 % of the free space, at most 64 GiB.
@@ -76,21 +76,21 @@ pub enum VolumeKind {
 
 /// A volume that belongs to no sandbox yet.
 #[derive(Debug, PartialEq, Eq)]
-pub struct PreparedVolume {
+pub(crate) struct PreparedVolume {
     name: String,
     limit: Bytes,
 }
 
 /// The volume of a sandbox, as paths in the launcher's mount namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SandboxVolume {
+pub(crate) struct SandboxVolume {
     pub disk: PathBuf,
     pub journal: PathBuf,
 }
 
 /// The usage and the limit of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DiskUsage {
+pub(crate) struct DiskUsage {
     pub used: Bytes,
     pub limit: Bytes,
 }
@@ -147,7 +147,7 @@ impl VolumeError {
 impl VolumeStore {
     /// Opens the volumes stored in `dir` and mounts them where necessary. Volumes that a killed launcher
     /// left are adopted; those that were only prepared are removed.
-    pub fn open(dir: &Path, settings: VolumeStoreSettings) -> Result<Self, VolumeError> {
+    pub(crate) fn open(dir: &Path, settings: VolumeStoreSettings) -> Result<Self, VolumeError> {
         if settings.kind == Some(VolumeKind::Tmpfs) {
             return Ok(Self::Tmpfs);
         }
@@ -163,7 +163,7 @@ impl VolumeStore {
         }
     }
 
-    pub fn kind(&self) -> VolumeKind {
+    pub(crate) fn kind(&self) -> VolumeKind {
         match self {
             Self::Btrfs(_) => VolumeKind::Btrfs,
             Self::Ext4(_) => VolumeKind::Ext4,
@@ -172,7 +172,7 @@ impl VolumeStore {
     }
 
     /// Returns the capacity for all volumes together; the sum of their limits may exceed it.
-    pub fn capacity(&self) -> Option<Bytes> {
+    pub(crate) fn capacity(&self) -> Option<Bytes> {
         let directory = match self {
             Self::Btrfs(pool) => pool.root(),
             Self::Ext4(images) => images.directory(),
@@ -183,7 +183,7 @@ impl VolumeStore {
     }
 
     /// Makes a new volume with its directories, ready to be assigned.
-    pub fn prepare(&mut self, limit: Bytes) -> Result<PreparedVolume, VolumeError> {
+    pub(crate) fn prepare(&mut self, limit: Bytes) -> Result<PreparedVolume, VolumeError> {
         match self {
             Self::Btrfs(pool) => pool.prepare(limit),
             Self::Ext4(images) => images.prepare(limit),
@@ -192,7 +192,7 @@ impl VolumeStore {
     }
 
     /// Assigns a prepared volume to the sandbox `id` with this limit.
-    pub fn assign(
+    pub(crate) fn assign(
         &mut self,
         prepared: PreparedVolume,
         id: &SandboxId,
@@ -206,7 +206,7 @@ impl VolumeStore {
     }
 
     /// Returns the paths of the volume of `id`.
-    pub fn sandbox_volume(&self, id: &SandboxId) -> Result<SandboxVolume, VolumeError> {
+    pub(crate) fn sandbox_volume(&self, id: &SandboxId) -> Result<SandboxVolume, VolumeError> {
         match self {
             Self::Btrfs(pool) => Ok(pool.sandbox_volume(id)),
             Self::Ext4(images) => images.sandbox_volume(id),
@@ -215,7 +215,7 @@ impl VolumeStore {
     }
 
     /// Whether `id` has a volume, even one that cannot be mounted now.
-    pub fn has_volume(&self, id: &SandboxId) -> bool {
+    pub(crate) fn has_volume(&self, id: &SandboxId) -> bool {
         match self {
             Self::Btrfs(pool) => pool.sandbox_volume(id).disk.is_dir(),
             Self::Ext4(images) => images.has_image(id),
@@ -224,7 +224,7 @@ impl VolumeStore {
     }
 
     /// Changes the limit of the volume of `id`.
-    pub fn resize(&mut self, id: &SandboxId, limit: Bytes) -> Result<(), VolumeError> {
+    pub(crate) fn resize(&mut self, id: &SandboxId, limit: Bytes) -> Result<(), VolumeError> {
         match self {
             Self::Btrfs(pool) => pool.resize(id, limit),
             Self::Ext4(_) => Err(VolumeError::FixedSize),
@@ -233,7 +233,7 @@ impl VolumeStore {
     }
 
     /// Returns the usage of the volume of `id`; with btrfs the journal is not counted.
-    pub fn usage(&self, id: &SandboxId) -> Result<DiskUsage, VolumeError> {
+    pub(crate) fn usage(&self, id: &SandboxId) -> Result<DiskUsage, VolumeError> {
         match self {
             Self::Btrfs(pool) => pool.usage(id),
             Self::Ext4(images) => images.usage(id.as_str()),
@@ -242,7 +242,7 @@ impl VolumeStore {
     }
 
     /// Removes the volume of `id` without walking it. It is not an error if it does not exist.
-    pub fn remove(&mut self, id: &SandboxId) -> Result<(), VolumeError> {
+    pub(crate) fn remove(&mut self, id: &SandboxId) -> Result<(), VolumeError> {
         match self {
             Self::Btrfs(pool) => pool.remove(id.as_str()),
             Self::Ext4(images) => images.remove(id.as_str()),
@@ -251,7 +251,7 @@ impl VolumeStore {
     }
 
     /// Removes a prepared volume that is not needed.
-    pub fn discard(&mut self, prepared: PreparedVolume) -> Result<(), VolumeError> {
+    pub(crate) fn discard(&mut self, prepared: PreparedVolume) -> Result<(), VolumeError> {
         match self {
             Self::Btrfs(pool) => pool.remove(&prepared.name),
             Self::Ext4(images) => images.remove(&prepared.name),
@@ -260,7 +260,7 @@ impl VolumeStore {
     }
 
     /// Returns the ids of all sandboxes that have a volume.
-    pub fn list_ids(&self) -> Result<Vec<SandboxId>, VolumeError> {
+    pub(crate) fn list_ids(&self) -> Result<Vec<SandboxId>, VolumeError> {
         match self {
             Self::Btrfs(pool) => pool.list_ids(),
             Self::Ext4(images) => Ok(images.list_ids()),
@@ -275,12 +275,12 @@ impl SandboxVolume {
     }
 
     /// Returns the upper and work directory of a tree.
-    pub fn tree_directories(&self, name: &str) -> (PathBuf, PathBuf) {
+    pub(crate) fn tree_directories(&self, name: &str) -> (PathBuf, PathBuf) {
         (self.disk.join(upper_name(name)), self.disk.join(format!("{name}.work")))
     }
 
     /// Makes the directories of a tree that the volume was not prepared for.
-    pub fn add_tree(&self, name: &str) -> Result<(), VolumeError> {
+    pub(crate) fn add_tree(&self, name: &str) -> Result<(), VolumeError> {
         let (upper, work) = self.tree_directories(name);
         make_directory(&upper, 0o755)?;
         make_directory(&work, 0o755)
@@ -288,12 +288,12 @@ impl SandboxVolume {
 }
 
 /// Returns the name of the directory of a disk that holds the changes of a tree.
-pub fn upper_name(tree: &str) -> String {
+pub(crate) fn upper_name(tree: &str) -> String {
     format!("{tree}.upper")
 }
 
 /// Returns the name that a volume uses for the tree mounted at `mount_point`.
-pub fn tree_name(mount_point: &str) -> String {
+pub(crate) fn tree_name(mount_point: &str) -> String {
     match mount_point.trim_matches('/') {
         "" => "root".to_owned(),
         path => path.replace('/', "-"),

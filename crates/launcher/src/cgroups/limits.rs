@@ -33,7 +33,7 @@ impl CgroupHierarchies {
     }
 
     /// Like `CgroupHierarchies::set_limits`, for groups that already have limits.
-    pub fn replace_limits(&self, id: &SandboxId, limits: &JailLimits) -> io::Result<()> {
+    pub(crate) fn replace_limits(&self, id: &SandboxId, limits: &JailLimits) -> io::Result<()> {
         if let CgroupController::Legacy(root) = &self.memory {
             // The limit on memory with swap must never be below the limit on memory.
             let both = self.legacy_group(root, id, "cmd").join("memory.memsw.limit_in_bytes");

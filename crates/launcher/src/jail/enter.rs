@@ -39,14 +39,14 @@ use crate::network::resolver;
 const SCRATCH_DIRECTORY: &str = "/tmp";
 
 /// The capabilities of the agent, all of them only over its own user namespace.
-pub const AGENT_CAPABILITIES: CapSet = CapSet::of(&[
+pub(crate) const AGENT_CAPABILITIES: CapSet = CapSet::of(&[
     // Needed to reduce the bounding set of each command; a command never has it.
     caps::SETPCAP,
 ])
 .and(COMMAND_CAPABILITIES);
 
 /// The capabilities of a command that runs as root inside.
-pub const COMMAND_CAPABILITIES: CapSet = CapSet::of(&[
+pub(crate) const COMMAND_CAPABILITIES: CapSet = CapSet::of(&[
     caps::CHOWN,
     caps::DAC_OVERRIDE,
     caps::FOWNER,
@@ -57,7 +57,7 @@ pub const COMMAND_CAPABILITIES: CapSet = CapSet::of(&[
 ]);
 
 /// The capabilities of the namespace broker, over the same user namespace: the agent's and some more.
-pub const NAMESPACE_BROKER_CAPABILITIES: CapSet = CapSet::of(&[
+pub(crate) const NAMESPACE_BROKER_CAPABILITIES: CapSet = CapSet::of(&[
     // Needed for mounts and namespaces.
     caps::SYS_ADMIN,
     // Needed because entering a mount namespace changes the root.
@@ -68,7 +68,7 @@ pub const NAMESPACE_BROKER_CAPABILITIES: CapSet = CapSet::of(&[
 .and(AGENT_CAPABILITIES);
 
 /// Everything that the child needs, prepared before it is cloned.
-pub struct JailEntry {
+pub(crate) struct JailEntry {
     pub setgroups: SetgroupsPolicy,
     pub die_with_parent: bool,
     pub host_name: String,
@@ -98,14 +98,14 @@ pub struct JailEntry {
 }
 
 /// One tree of the image. Its lower layers arrive as detached mounts, or are paths that the child clones.
-pub struct EntryTree {
+pub(crate) struct EntryTree {
     pub mount_point: String,
     /// The name of its directories in the volume.
     pub name: String,
     pub lowers: Vec<PathBuf>,
 }
 
-pub enum EntryVolume {
+pub(crate) enum EntryVolume {
     /// Arrives as a detached mount.
     Given,
     /// A tmpfs of this many bytes, charged to memory.
@@ -114,7 +114,7 @@ pub enum EntryVolume {
     Directory(PathBuf),
 }
 
-pub struct EntryMount {
+pub(crate) struct EntryMount {
     pub location: SourceLocation,
     pub target: String,
     pub read_only: bool,
@@ -127,11 +127,11 @@ const JOURNAL_TMPFS_OPTIONS: &str = "mode=0700,size=128m,nr_inodes=8k";
 /// The descriptors that arrive once the id maps are written. For root, these are the detached and
 /// idmapped mounts in the order: lowers of each tree, volume, journal, mounts. For an ordinary user
 /// there are none.
-pub type HandoverMounts = Vec<OwnedFd>;
+pub(crate) type HandoverMounts = Vec<OwnedFd>;
 
 /// Turns this process into the sandbox's first process. It returns only on failure. A failure of the
 /// very last step, after which this cannot return, is written to `report`.
-pub fn enter_jail(
+pub(crate) fn enter_jail(
     entry: JailEntry,
     wait: impl FnOnce() -> io::Result<HandoverMounts>,
     report: OwnedFd,
@@ -252,7 +252,7 @@ fn clone_mount(path: &Path, depth: MountDepth, attributes: MountAttrs) -> io::Re
 
 /// Opens and copies the source of a mount whose ids are not mapped. Submounts are included: the
 /// kernel allows only root to see what they cover.
-pub fn clone_mount_source(site: &SourceLocation, read_only: bool) -> io::Result<OwnedFd> {
+pub(crate) fn clone_mount_source(site: &SourceLocation, read_only: bool) -> io::Result<OwnedFd> {
     let opened = site.open_existing().map_err(io::Error::other)?;
     let tree = mounts::clone_tree_of(opened.source.as_fd(), MountDepth::Recursive)?;
     mounts::set_attributes(tree.as_fd(), sources::mount_attributes(read_only), None, MountDepth::Recursive)?;
@@ -339,7 +339,7 @@ fn make_isolated_sessions_directory() -> io::Result<OwnedFd> {
 }
 
 /// Makes the directories of each tree in an empty volume.
-pub fn make_upper_directories(volume: &Path, trees: &[EntryTree]) -> io::Result<()> {
+pub(crate) fn make_upper_directories(volume: &Path, trees: &[EntryTree]) -> io::Result<()> {
     for tree in trees {
         let upper = volume.join(format!("{}.upper", tree.name));
         fs::create_dir(&upper)?;
@@ -416,7 +416,7 @@ fn attach_mounts(root: &Path, entry: &JailEntry, given: &[OwnedFd]) -> Result<()
 
 /// Opens the target of a mount and makes the missing parts of its path: a file for a file, a
 /// directory for a directory.
-pub fn make_mount_target(
+pub(crate) fn make_mount_target(
     root: BorrowedFd<'_>,
     target: &str,
     source: BorrowedFd<'_>,

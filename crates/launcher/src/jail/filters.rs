@@ -5,7 +5,7 @@ use linux::seccomp::policy::{PolicyError, SeccompPolicy};
 
 /// The filters, ready to be loaded.
 #[derive(Clone, Debug)]
-pub struct SeccompFilters {
+pub(crate) struct SeccompFilters {
     pub standard: FilterSet,
     /// For sandboxes that can write files which users of the host could execute.
     pub without_set_id: FilterSet,
@@ -13,14 +13,14 @@ pub struct SeccompFilters {
 
 /// The filter of the agent, the one that each command adds to it, and the one of the namespace broker.
 #[derive(Clone, Debug)]
-pub struct FilterSet {
+pub(crate) struct FilterSet {
     pub agent: SeccompProgram,
     pub command: SeccompProgram,
     pub namespace_broker: SeccompProgram,
 }
 
 impl SeccompFilters {
-    pub fn compile() -> Result<Self, PolicyError> {
+    pub(crate) fn compile() -> Result<Self, PolicyError> {
         let agent = SeccompPolicy::parse("agent.json", include_str!("../../profiles/agent.json"))?;
         let command = SeccompPolicy::parse("command.json", include_str!("../../profiles/command.json"))?;
         let broker = SeccompPolicy::parse(

@@ -11,10 +11,10 @@ use std::io;
 use linux::namespaces::IdMapExtent;
 
 /// The number of ids of a sandbox.
-pub const IDS_PER_SANDBOX: u32 = 65_536;
+pub(crate) const IDS_PER_SANDBOX: u32 = 65_536;
 
 /// Returns the map of a sandbox whose ids begin at `base`.
-pub fn sandbox_map(base: u32) -> Vec<IdMapExtent> {
+pub(crate) fn sandbox_map(base: u32) -> Vec<IdMapExtent> {
     vec![IdMapExtent { inside: 0, outside: base, count: IDS_PER_SANDBOX }]
 }
 
@@ -22,7 +22,7 @@ pub fn sandbox_map(base: u32) -> Vec<IdMapExtent> {
 /// mount "inside" is the id on disk and "outside" the id it appears as.
 ///
 /// The numbers come from a plan and from the host's disk, so numbers that cannot be mapped are refused.
-pub fn mount_map(base: u32, owner: u32, user: u32) -> io::Result<Vec<IdMapExtent>> {
+pub(crate) fn mount_map(base: u32, owner: u32, user: u32) -> io::Result<Vec<IdMapExtent>> {
     const ORDINARY_USER_ID: u32 = 1000;
     let wrong = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
     if user >= IDS_PER_SANDBOX {

@@ -27,7 +27,7 @@ const CPU_LISTS: [&str; 3] = ["online", "possible", "present"];
 
 /// The limits that are shown, and the indexes of the agent's descriptors.
 #[derive(Clone, Copy, Debug)]
-pub struct EntryLimitView {
+pub(crate) struct EntryLimitView {
     /// The indexes, among the inherited descriptors, of the directory, the host's `stat` and its
     /// `cpuinfo`.
     pub descriptor_indexes: [usize; 3],

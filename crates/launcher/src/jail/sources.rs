@@ -23,13 +23,13 @@ use super::id_maps;
 
 /// The location of a mount's source.
 #[derive(Clone, Debug)]
-pub struct SourceLocation {
+pub(crate) struct SourceLocation {
     pub origin: MountOrigin,
     pub sub_path: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug)]
-pub enum MountOrigin {
+pub(crate) enum MountOrigin {
     /// A path from a caller who could read and write there anyway, so links in it are followed.
     Named(PathBuf),
     /// A path below a directory that the operator allows. Missing directories there are made.
@@ -40,14 +40,14 @@ pub enum MountOrigin {
 
 /// The source of a mount, open.
 #[derive(Debug)]
-pub struct OpenedSource {
+pub(crate) struct OpenedSource {
     pub source: OwnedFd,
     pub ids: SourceIds,
 }
 
 /// The kind of ids that the files of a source have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SourceIds {
+pub(crate) enum SourceIds {
     /// Ids of the host's users; these are the owner and group of the source itself.
     Host { uid: u32, gid: u32 },
     /// Ids that are the same in every sandbox.
@@ -56,7 +56,7 @@ pub enum SourceIds {
 
 /// The reason why a source could not be opened.
 #[derive(Debug, thiserror::Error)]
-pub enum MountSourceError {
+pub(crate) enum MountSourceError {
     #[error("`{0}` does not exist or is not a directory")]
     Missing(PathBuf, #[source] io::Error),
     #[error("could not make directory `{0}`")]
@@ -69,12 +69,12 @@ pub enum MountSourceError {
 
 impl SourceLocation {
     /// Opens the source and makes missing directories where that is allowed.
-    pub fn open(&self, thread: &SingleThread) -> Result<OpenedSource, MountSourceError> {
+    pub(crate) fn open(&self, thread: &SingleThread) -> Result<OpenedSource, MountSourceError> {
         self.open_with(MissingDirectories::Make(thread))
     }
 
     /// Opens a source that exists.
-    pub fn open_existing(&self) -> Result<OpenedSource, MountSourceError> {
+    pub(crate) fn open_existing(&self) -> Result<OpenedSource, MountSourceError> {
         self.open_with(MissingDirectories::Fail)
     }
 
@@ -232,14 +232,14 @@ fn read_host_ids(source: BorrowedFd<'_>) -> io::Result<SourceIds> {
 }
 
 /// Returns the attributes of a mount: set-id bits and devices on it have no effect.
-pub fn mount_attributes(read_only: bool) -> MountAttrs {
+pub(crate) fn mount_attributes(read_only: bool) -> MountAttrs {
     let always = MountAttrs::NO_SUID.and(MountAttrs::NO_DEV);
     if read_only { always.and(MountAttrs::READ_ONLY) } else { always }
 }
 
 /// The sandbox for which sources are mapped.
 #[derive(Clone, Copy, Debug)]
-pub struct MappingTarget<'fd> {
+pub(crate) struct MappingTarget<'fd> {
     /// The sandbox's user namespace.
     pub namespace: BorrowedFd<'fd>,
     /// The first id of its range.
@@ -250,7 +250,7 @@ pub struct MappingTarget<'fd> {
 
 /// Makes a detached copy of a source, mapped for a sandbox with a range of ids. Submounts of the host
 /// are left out: each would need its own map and check.
-pub fn clone_mapped_source(
+pub(crate) fn clone_mapped_source(
     thread: &SingleThread,
     opened: &OpenedSource,
     viewer: MappingTarget<'_>,

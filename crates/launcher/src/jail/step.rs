@@ -68,7 +68,7 @@ pub enum JailStep {
 }
 
 /// Adds the failed step to an error.
-pub trait StepContext<T> {
+pub(crate) trait StepContext<T> {
     fn at_step(self, step: JailStep) -> Result<T, JailError>;
 
     /// Like [`StepContext::at_step`], and also adds the path.

@@ -23,7 +23,7 @@ const MAX_REPORT_BYTES: u64 = 2048;
 
 /// The disk tasks of one state directory, which share a lock file.
 #[derive(Clone, Debug)]
-pub struct DiskTaskRunner {
+pub(crate) struct DiskTaskRunner {
     lock: PathBuf,
 }
 
@@ -36,7 +36,7 @@ pub struct DiskTask {
 }
 
 impl DiskTaskRunner {
-    pub fn open(state_dir: &Path) -> io::Result<Self> {
+    pub(crate) fn open(state_dir: &Path) -> io::Result<Self> {
         let lock = state_dir.join("errands");
         // Other users must not be able to open the file: they could hold the lock and block the
         // launcher. Older versions made the file readable for all.
@@ -47,12 +47,12 @@ impl DiskTaskRunner {
 
     /// Waits for the disk tasks of a killed launcher. They are killed with it, but a task that is in a
     /// system call finishes that call first.
-    pub fn wait_for_former(&self) -> io::Result<()> {
+    pub(crate) fn wait_for_former(&self) -> io::Result<()> {
         Ok(rustix::fs::flock(File::open(&self.lock)?, FlockOperation::LockExclusive)?)
     }
 
     /// Starts a child that does `work`, which must not use descriptors that were opened before.
-    pub fn start(
+    pub(crate) fn start(
         &self,
         thread: &SingleThread,
         work: impl FnOnce() -> io::Result<()>,

@@ -76,7 +76,7 @@ pub struct PendingImageChange {
 }
 
 /// The largest number of concurrent changes; they wait for each other.
-pub const MAX_IMAGE_CHANGES: usize = 16;
+pub(crate) const MAX_IMAGE_CHANGES: usize = 16;
 /// The largest result; a record has a few kilobytes.
 const MAX_RESULT_BYTES: u64 = 16 << 20;
 

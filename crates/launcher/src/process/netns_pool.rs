@@ -14,7 +14,7 @@ use crate::network::uplink::Uplink;
 use crate::network::{NetworkError, NetworkMode, UplinkKind};
 
 /// Prepared net namespaces, and the launcher's own, to return to.
-pub struct NetnsPool {
+pub(crate) struct NetnsPool {
     home: OwnedFd,
     /// Namespaces without a link.
     unlinked: VecDeque<OwnedFd>,
@@ -26,23 +26,23 @@ pub struct NetnsPool {
 }
 
 impl NetnsPool {
-    pub fn open(wanted: usize, uplink: Uplink) -> io::Result<Self> {
+    pub(crate) fn open(wanted: usize, uplink: Uplink) -> io::Result<Self> {
         let links_wanted = uplink.settings().default != NetworkMode::Off;
         let (apart, linked) = Default::default();
         Ok(Self { home: current_namespace()?, unlinked: apart, linked, wanted, uplink, links_wanted })
     }
 
-    pub fn home_namespace(&self) -> io::Result<OwnedFd> {
+    pub(crate) fn home_namespace(&self) -> io::Result<OwnedFd> {
         self.home.try_clone()
     }
 
     /// Returns the number of namespaces of the kind that is requested most.
-    pub fn ready_count(&self) -> usize {
+    pub(crate) fn ready_count(&self) -> usize {
         if self.links_wanted && !self.linked.is_empty() { self.linked.len() } else { self.unlinked.len() }
     }
 
     /// Takes a prepared namespace, or makes one.
-    pub fn take(&mut self, reach: UplinkKind) -> io::Result<OwnedFd> {
+    pub(crate) fn take(&mut self, reach: UplinkKind) -> io::Result<OwnedFd> {
         match reach {
             UplinkKind::Link => {
                 self.links_wanted = true;
@@ -56,7 +56,7 @@ impl NetnsPool {
     }
 
     /// Adds one if there are too few; `true` if more are missing.
-    pub fn refill(&mut self) -> io::Result<bool> {
+    pub(crate) fn refill(&mut self) -> io::Result<bool> {
         if self.links_wanted && self.linked.len() < self.wanted && self.can_link()? {
             let namespace = self.make_linked()?;
             self.linked.push_back(namespace);
@@ -91,14 +91,14 @@ impl NetnsPool {
     }
 
     /// Adds a link to a namespace in use that has none.
-    pub fn add_link(&mut self, namespace: BorrowedFd<'_>) -> io::Result<()> {
+    pub(crate) fn add_link(&mut self, namespace: BorrowedFd<'_>) -> io::Result<()> {
         let mut inside = self.run_inside(namespace, RoutingSocket::open)?;
         self.install_guard(namespace, FilterTable::add_if_missing)?;
         self.uplink.connect_namespace(namespace, &mut inside)
     }
 
     /// Installs the guard with the current settings in a namespace in use.
-    pub fn reinstall_guard(&self, namespace: BorrowedFd<'_>) -> io::Result<()> {
+    pub(crate) fn reinstall_guard(&self, namespace: BorrowedFd<'_>) -> io::Result<()> {
         self.install_guard(namespace, FilterTable::install)
     }
 

@@ -47,21 +47,21 @@ pub struct SnapshotDraft {
 
 /// The snapshot records of one state directory.
 #[derive(Clone, Debug)]
-pub struct SnapshotRecords {
+pub(crate) struct SnapshotRecords {
     directory: PathBuf,
 }
 
 impl SnapshotRecords {
-    pub fn in_state_dir(state_dir: &Path) -> Self {
+    pub(crate) fn in_state_dir(state_dir: &Path) -> Self {
         Self { directory: state_dir.join("snapshots") }
     }
 
-    pub fn directory(&self) -> &Path {
+    pub(crate) fn directory(&self) -> &Path {
         &self.directory
     }
 
     /// Writes a record so that it survives a power loss.
-    pub fn write(&self, snapshot: &SnapshotId, record: &SnapshotRecord) -> io::Result<()> {
+    pub(crate) fn write(&self, snapshot: &SnapshotId, record: &SnapshotRecord) -> io::Result<()> {
         let half = self.path(snapshot, PARTIAL_EXTENSION);
         let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&half)?;
         file.write_all(&serde_json::to_vec(record)?)?;
@@ -70,33 +70,33 @@ impl SnapshotRecords {
         File::open(&self.directory)?.sync_all()
     }
 
-    pub fn write_draft(&self, snapshot: &SnapshotId, draft: &SnapshotDraft) -> io::Result<()> {
+    pub(crate) fn write_draft(&self, snapshot: &SnapshotId, draft: &SnapshotDraft) -> io::Result<()> {
         fs::write(self.path(snapshot, DRAFT_EXTENSION), serde_json::to_vec(draft)?)
     }
 
-    pub fn read(&self, snapshot: &SnapshotId) -> Option<SnapshotRecord> {
+    pub(crate) fn read(&self, snapshot: &SnapshotId) -> Option<SnapshotRecord> {
         self.read_json(snapshot, COMPLETE_EXTENSION)
     }
 
-    pub fn read_draft(&self, snapshot: &SnapshotId) -> Option<SnapshotDraft> {
+    pub(crate) fn read_draft(&self, snapshot: &SnapshotId) -> Option<SnapshotDraft> {
         self.read_json(snapshot, DRAFT_EXTENSION)
     }
 
     /// Returns the ids of complete snapshots.
-    pub fn list(&self) -> io::Result<BTreeSet<SnapshotId>> {
+    pub(crate) fn list(&self) -> io::Result<BTreeSet<SnapshotId>> {
         self.list_with_extension(COMPLETE_EXTENSION)
     }
 
     /// Returns the ids of unfinished snapshots.
-    pub fn list_drafts(&self) -> io::Result<BTreeSet<SnapshotId>> {
+    pub(crate) fn list_drafts(&self) -> io::Result<BTreeSet<SnapshotId>> {
         self.list_with_extension(DRAFT_EXTENSION)
     }
 
-    pub fn remove(&self, snapshot: &SnapshotId) -> io::Result<()> {
+    pub(crate) fn remove(&self, snapshot: &SnapshotId) -> io::Result<()> {
         remove_if_present(&self.path(snapshot, COMPLETE_EXTENSION))
     }
 
-    pub fn remove_draft(&self, snapshot: &SnapshotId) -> io::Result<()> {
+    pub(crate) fn remove_draft(&self, snapshot: &SnapshotId) -> io::Result<()> {
         remove_if_present(&self.path(snapshot, PARTIAL_EXTENSION))?;
         remove_if_present(&self.path(snapshot, DRAFT_EXTENSION))
     }

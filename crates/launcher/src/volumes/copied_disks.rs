@@ -15,7 +15,7 @@ const POOL_FILE: &str = "pool.btrfs";
 
 /// Returns the first disk below `directory` that is attached to a loop device: another server uses the
 /// same file under another name.
-pub fn disk_in_use(directory: &Path) -> Result<Option<PathBuf>, VolumeError> {
+pub(crate) fn disk_in_use(directory: &Path) -> Result<Option<PathBuf>, VolumeError> {
     let pool = directory.join(POOL_FILE);
     let mut disks = vec![pool];
     let images = directory.join("ext4");
@@ -46,7 +46,7 @@ pub fn disk_in_use(directory: &Path) -> Result<Option<PathBuf>, VolumeError> {
 }
 
 /// Gives the pool a new identifier.
-pub fn renew_pool_identifier(directory: &Path) -> Result<(), VolumeError> {
+pub(crate) fn renew_pool_identifier(directory: &Path) -> Result<(), VolumeError> {
     let pool = directory.join(POOL_FILE);
     match OpenOptions::new().read(true).write(true).open(&pool) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

@@ -46,7 +46,7 @@ const RESTORED_LIMIT: Bytes = Bytes(0);
 
 /// The image files of one state directory.
 #[derive(Debug)]
-pub struct Ext4Images {
+pub(crate) struct Ext4Images {
     directory: PathBuf,
     settings: VolumeStoreSettings,
     /// The mount point of each image.

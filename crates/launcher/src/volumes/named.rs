@@ -38,7 +38,7 @@ struct VolumeLabel {
 
 impl VolumeStore {
     /// Makes a volume. An existing volume is not changed.
-    pub fn make_named(&mut self, volume: &Volume) -> Result<(), VolumeError> {
+    pub(crate) fn make_named(&mut self, volume: &Volume) -> Result<(), VolumeError> {
         match self {
             Self::Btrfs(pool) => pool.make_named(volume),
             Self::Ext4(images) => images.make_named(volume),
@@ -47,7 +47,7 @@ impl VolumeStore {
     }
 
     /// Removes a volume with its content. It is not an error if it does not exist.
-    pub fn remove_named(&mut self, id: &VolumeId) -> Result<(), VolumeError> {
+    pub(crate) fn remove_named(&mut self, id: &VolumeId) -> Result<(), VolumeError> {
         match self {
             Self::Btrfs(pool) => pool.remove_named(id),
             Self::Ext4(images) => images.remove_named(id),
@@ -56,7 +56,7 @@ impl VolumeStore {
     }
 
     /// Returns all complete volumes.
-    pub fn list_named(&self) -> Result<Vec<FoundVolume>, VolumeError> {
+    pub(crate) fn list_named(&self) -> Result<Vec<FoundVolume>, VolumeError> {
         match self {
             Self::Btrfs(pool) => pool.list_named(),
             Self::Ext4(images) => images.list_named(),
@@ -65,7 +65,7 @@ impl VolumeStore {
     }
 
     /// Returns the usage of a volume, if it exists and can be read.
-    pub fn named_usage(&self, id: &VolumeId) -> Option<DiskUsage> {
+    pub(crate) fn named_usage(&self, id: &VolumeId) -> Option<DiskUsage> {
         let usage = match self {
             Self::Btrfs(pool) => pool.named_usage(id),
             Self::Ext4(images) => images.named_usage(id),
@@ -75,7 +75,7 @@ impl VolumeStore {
     }
 
     /// Returns the data directory of a volume, if it exists.
-    pub fn named_data(&self, id: &VolumeId) -> Option<PathBuf> {
+    pub(crate) fn named_data(&self, id: &VolumeId) -> Option<PathBuf> {
         let directory = match self {
             Self::Btrfs(pool) => pool.named_directory(id),
             Self::Ext4(images) => images.named_directory(id)?,

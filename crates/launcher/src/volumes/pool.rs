@@ -27,7 +27,7 @@ const MAX_DEAD_QUOTAS: usize = 100_000;
 
 /// A mounted btrfs that holds the volumes of one state directory.
 #[derive(Debug)]
-pub struct BtrfsPool {
+pub(crate) struct BtrfsPool {
     directory: PathBuf,
     root: PathBuf,
     handle: File,

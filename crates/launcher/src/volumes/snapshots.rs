@@ -27,7 +27,7 @@ pub(super) const SNAPSHOT_PREFIX: &str = "snapshot-";
 
 /// A copy of a volume that will be made.
 #[derive(Clone, Debug)]
-pub enum VolumeCopy {
+pub(crate) enum VolumeCopy {
     Subvolume {
         source: PathBuf,
         parent: PathBuf,
@@ -44,7 +44,7 @@ pub enum VolumeCopy {
 
 impl VolumeCopy {
     /// Makes the copy and waits until it is durable. If this fails, there is no partial copy.
-    pub fn run(&self) -> io::Result<()> {
+    pub(crate) fn run(&self) -> io::Result<()> {
         match self {
             Self::Subvolume { source, parent, name, writing } => {
                 btrfs::snapshot_subvolume(File::open(source)?, File::open(parent)?, name, *writing)
@@ -61,7 +61,7 @@ impl VolumeCopy {
     }
 
     /// Returns the number of copied bytes and the total; `None` if no bytes are copied.
-    pub fn progress(&self) -> Option<(Bytes, Bytes)> {
+    pub(crate) fn progress(&self) -> Option<(Bytes, Bytes)> {
         const BLOCK_SIZE: u64 = 512;
         let size =
             |path: &Path| fs::metadata(path).map_or(0, |facts| facts.blocks().saturating_mul(BLOCK_SIZE));
@@ -90,12 +90,16 @@ fn draft_path(target: &Path) -> PathBuf {
 
 impl VolumeStore {
     /// Whether snapshots can be taken of volumes of this kind.
-    pub fn supports_snapshots(&self) -> bool {
+    pub(crate) fn supports_snapshots(&self) -> bool {
         self.kind() != VolumeKind::Tmpfs
     }
 
     /// Returns the copy that makes the snapshot `snapshot` of the disk of `id`.
-    pub fn plan_snapshot(&self, id: &SandboxId, snapshot: &SnapshotId) -> Result<VolumeCopy, VolumeError> {
+    pub(crate) fn plan_snapshot(
+        &self,
+        id: &SandboxId,
+        snapshot: &SnapshotId,
+    ) -> Result<VolumeCopy, VolumeError> {
         match self {
             Self::Btrfs(pool) => {
                 pool.check_free_space()?;
@@ -113,7 +117,7 @@ impl VolumeStore {
 
     /// Begins a volume whose disk will be a copy of a snapshot. Returns the unfinished volume and the
     /// copy that has to be made. [`VolumeStore::finish_restore`] finishes the volume.
-    pub fn plan_restore(
+    pub(crate) fn plan_restore(
         &mut self,
         snapshot: &SnapshotId,
     ) -> Result<(PreparedVolume, VolumeCopy), VolumeError> {
@@ -135,7 +139,7 @@ impl VolumeStore {
     }
 
     /// Prepares a volume for assignment after its copy was made.
-    pub fn finish_restore(&mut self, prepared: &PreparedVolume) -> Result<(), VolumeError> {
+    pub(crate) fn finish_restore(&mut self, prepared: &PreparedVolume) -> Result<(), VolumeError> {
         match self {
             Self::Btrfs(_) => Ok(()),
             Self::Ext4(images) => images.finish_restore(prepared),
@@ -144,14 +148,14 @@ impl VolumeStore {
     }
 
     /// Thaws the disk of `id` after an interrupted copy, so that it can be written again.
-    pub fn thaw_disk(&self, id: &SandboxId) -> Result<(), VolumeError> {
+    pub(crate) fn thaw_disk(&self, id: &SandboxId) -> Result<(), VolumeError> {
         let Self::Ext4(images) = self else { return Ok(()) };
         let Ok(volume) = images.sandbox_volume(id) else { return Ok(()) };
         File::open(&volume.disk).and_then(freeze::thaw_filesystem).during("thaw", &volume.disk)
     }
 
     /// Removes a snapshot. It is not an error if it does not exist.
-    pub fn remove_snapshot(&mut self, snapshot: &SnapshotId) -> Result<(), VolumeError> {
+    pub(crate) fn remove_snapshot(&mut self, snapshot: &SnapshotId) -> Result<(), VolumeError> {
         match self {
             Self::Btrfs(pool) => pool.remove_snapshot(&format!("{SNAPSHOT_PREFIX}{snapshot}")),
             Self::Ext4(images) => images.remove_snapshot(snapshot),
@@ -160,7 +164,7 @@ impl VolumeStore {
     }
 
     /// Returns the ids of all snapshots, including unfinished copies.
-    pub fn list_snapshots(&self) -> Result<Vec<SnapshotId>, VolumeError> {
+    pub(crate) fn list_snapshots(&self) -> Result<Vec<SnapshotId>, VolumeError> {
         match self {
             Self::Btrfs(pool) => {
                 let names = pool.list_names()?;
@@ -174,7 +178,7 @@ impl VolumeStore {
 
     /// Returns the directory with the files of a snapshot. The caller must be a separate process that
     /// does this once and ends soon: if the files are in an image, it is mounted only for that process.
-    pub fn open_snapshot(&self, snapshot: &SnapshotId) -> Result<PathBuf, VolumeError> {
+    pub(crate) fn open_snapshot(&self, snapshot: &SnapshotId) -> Result<PathBuf, VolumeError> {
         match self {
             Self::Btrfs(pool) => Ok(pool.root().join(format!("{SNAPSHOT_PREFIX}{snapshot}"))),
             Self::Ext4(images) => images.open_snapshot(snapshot),
@@ -183,7 +187,7 @@ impl VolumeStore {
     }
 
     /// Whether the files that a volume was restored from count against its limit.
-    pub fn counts_restored(&self) -> bool {
+    pub(crate) fn counts_restored(&self) -> bool {
         match self {
             Self::Btrfs(pool) => pool.counts_shared(),
             Self::Ext4(_) | Self::Tmpfs => true,
