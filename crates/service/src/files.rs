@@ -45,11 +45,19 @@ pub enum FileKind {
 pub struct FileAttributes {
     /// Permission bits, such as `0o644`.
     pub mode: Option<u32>,
-    /// The permission bits of a newly created file, if `mode` is `None`.
-    pub new_mode: Option<u32>,
     /// The name of an account or a decimal uid.
     pub owner: Option<String>,
     pub group: Option<String>,
+}
+
+/// How a file is written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WriteFileRequest {
+    pub mode: WriteMode,
+    pub attributes: FileAttributes,
+    /// The permission bits of a file that does not exist yet, if `attributes` names none: every API has its own. `None`
+    /// for those of a file that a shell creates.
+    pub new_file_mode: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,11 +145,13 @@ impl SandboxFiles<'_> {
         self,
         actor: impl Into<FileCaller<'_>> + Send,
         path: &str,
-        attributes: FileAttributes,
-        mode: WriteMode,
+        request: WriteFileRequest,
     ) -> Result<FileWriter, ServiceError> {
         let (handle, activity) = self.0.begin_use()?;
-        let (path, attributes) = (path.to_owned(), translate::wire_attributes(attributes));
+        let WriteFileRequest { mode, attributes, new_file_mode } = request;
+        let attributes =
+            wire::files::FileAttributes { new_mode: new_file_mode, ..translate::wire_attributes(attributes) };
+        let path = path.to_owned();
         let operation = match mode {
             WriteMode::Replace => FileOperation::Write { path, attributes },
             WriteMode::Append => FileOperation::Append { path, attributes },

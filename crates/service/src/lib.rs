@@ -67,7 +67,8 @@ pub use exec::terminals::{
 pub use exec::wait::{WaitLimits, WaitOutcome};
 pub use files::transfer::{FileReader, FileWatch, FileWriter};
 pub use files::{
-    FileAttributes, FileCaller, FileChange, FileEdit, FileInfo, FileKind, SandboxFiles, WatchEvent, WriteMode,
+    FileAttributes, FileCaller, FileChange, FileEdit, FileInfo, FileKind, SandboxFiles, WatchEvent,
+    WriteFileRequest, WriteMode,
 };
 pub use images::PullState;
 pub use pools::{PoolReport, PoolSource};

@@ -115,8 +115,8 @@ pub(crate) fn wire_signal_target(reach: SignalTarget) -> wire::process::SignalTa
 }
 
 pub(crate) fn wire_attributes(attributes: FileAttributes) -> wire::files::FileAttributes {
-    let FileAttributes { mode, new_mode, owner, group } = attributes;
-    wire::files::FileAttributes { mode, new_mode, owner, group }
+    let FileAttributes { mode, owner, group } = attributes;
+    wire::files::FileAttributes { mode, new_mode: None, owner, group }
 }
 
 pub(crate) fn wire_edit(edit: FileEdit) -> wire::files::FileEdit {

@@ -281,8 +281,9 @@ async fn cause_of_a_failed_write_is_reported_even_if_the_agent_hangs_up() {
         matches!(request, AgentRequest::File(_)).then(|| full)
     });
     let (identity, attributes) = (UserIdentity::Default, crate::FileAttributes::default());
+    let request = crate::WriteFileRequest { mode: crate::WriteMode::Append, attributes, new_file_mode: None };
     let sandbox = bench.sandbox(&made.id);
-    let write = sandbox.files().write_file(&identity, "/a", attributes, crate::WriteMode::Append);
+    let write = sandbox.files().write_file(&identity, "/a", request);
     let mut writing = write.await.unwrap();
     let error = loop {
         if let Err(error) = writing.send_bytes(bytes::Bytes::from(vec![0; 1 << 20])).await {

@@ -30,7 +30,7 @@ impl FilePermissions {
             |written: u32| format!("`{written}` is not a valid mode: write its octal digits, such as 644");
         let mode = mode.map(|written| from_decimal(written).ok_or_else(|| wrong(written))).transpose()?;
         let named = |name: Option<String>| name.filter(|name| !name.is_empty());
-        Ok(FileAttributes { mode, new_mode: None, owner: named(self.owner), group: named(self.group) })
+        Ok(FileAttributes { mode, owner: named(self.owner), group: named(self.group) })
     }
 }
 

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
 use http::{StatusCode, header};
 use serde::Deserialize;
-use service::{FileAttributes, WriteMode};
+use service::{FileAttributes, WriteFileRequest, WriteMode};
 
 use super::FileActor;
 use super::file_mode::FilePermissions;
@@ -93,7 +93,7 @@ where
         return Err(wrong("`path` is empty".to_owned()));
     }
     let attributes = metadata.permissions.into_attributes().map_err(wrong)?;
-    Ok((metadata.path, FileAttributes { new_mode: Some(DEFAULT_FILE_MODE), ..attributes }))
+    Ok((metadata.path, attributes))
 }
 
 /// Writes one file. An error drops the writer half-way, which leaves the old file in place.
@@ -106,9 +106,9 @@ async fn store_file<S, E>(
 where
     S: Stream<Item = Result<Bytes, E>> + Unpin,
 {
-    let mode = WriteMode::Replace;
-    let mut writing =
-        actor.sandbox.files().write_file(actor.as_service_actor(), path, attributes, mode).await?;
+    let request =
+        WriteFileRequest { mode: WriteMode::Replace, attributes, new_file_mode: Some(DEFAULT_FILE_MODE) };
+    let mut writing = actor.sandbox.files().write_file(actor.as_service_actor(), path, request).await?;
     while let Some(piece) = parts.next_chunk().await? {
         writing.send_bytes(piece).await?;
     }
