@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use backend::{BackendError, MountFault};
 use domain::{
-    Language, LifecycleRequest, Owner, Phase, ProcessId, SandboxId, SessionId, SnapshotId, VolumeId,
+    Bytes, Language, LifecycleRequest, Owner, Phase, ProcessId, SandboxId, SessionId, SnapshotId, VolumeId,
     VolumeName,
 };
 
@@ -78,8 +78,19 @@ pub enum ServiceError {
     TooManyPulls,
     #[error("there is no snapshot `{0}`")]
     NoSnapshot(SnapshotId),
-    #[error("{message}")]
-    Snapshot { problem: SnapshotProblem, message: String },
+    /// The files of this sandbox cannot be read now; `needs` says which sandboxes they can be read of.
+    #[error("sandbox `{id}` is {phase}; {needs}")]
+    NotASource { id: SandboxId, phase: Phase, needs: &'static str },
+    #[error("another snapshot of sandbox `{0}` is being taken")]
+    SnapshotInProgress(SandboxId),
+    #[error("snapshot `{id}` is {state}")]
+    SnapshotNotReady { id: SnapshotId, state: &'static str },
+    #[error("snapshot `{0}` is still being taken")]
+    SnapshotUnfinished(SnapshotId),
+    #[error("a sandbox is being made from snapshot `{0}`")]
+    SnapshotInUse(SnapshotId),
+    #[error("a disk of {disk} is too small for snapshot `{id}`, which holds {size}")]
+    SnapshotTooLarge { id: SnapshotId, disk: Bytes, size: Bytes },
     #[error("snapshot limit of this owner reached ({limit})")]
     TooManySnapshots { limit: usize },
     #[error("volume limit of this owner reached ({limit})")]
@@ -141,23 +152,6 @@ pub enum LaunchStep {
     Exec,
 }
 
-/// Why a snapshot cannot be taken, used or deleted now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SnapshotProblem {
-    /// The sandbox does not run.
-    Source,
-    /// Another snapshot of the same sandbox is being taken.
-    Taking,
-    /// The snapshot is not ready to make sandboxes from.
-    NotReady,
-    /// The snapshot is still being taken, so it cannot be deleted.
-    Unfinished,
-    /// A sandbox is being made from the snapshot.
-    InUse,
-    /// The requested sandbox does not fit the snapshot.
-    Restore,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileFault {
     NotFound,
@@ -182,7 +176,8 @@ pub enum ErrorKind {
     /// The name is already taken, or the object with this name cannot be changed.
     Taken,
     NoSnapshot,
-    Snapshot(SnapshotProblem),
+    /// A snapshot cannot be taken, used or deleted now.
+    Snapshot,
     File(FileFault),
     Invalid,
     /// The request is not allowed in this phase.
@@ -238,7 +233,12 @@ impl ServiceError {
             | Self::TooManyVolumes { .. }
             | Self::Overloaded(_) => exhausted_kind(),
             Self::NoSnapshot(_) => ErrorKind::NoSnapshot,
-            Self::Snapshot { problem, .. } => ErrorKind::Snapshot(*problem),
+            Self::NotASource { .. }
+            | Self::SnapshotInProgress(_)
+            | Self::SnapshotNotReady { .. }
+            | Self::SnapshotUnfinished(_)
+            | Self::SnapshotInUse(_)
+            | Self::SnapshotTooLarge { .. } => ErrorKind::Snapshot,
             Self::Invalid(_) | Self::BeyondQuota { .. } | Self::NoOperatorKey | Self::NoKernel { .. } => {
                 ErrorKind::Invalid
             }
@@ -399,7 +399,7 @@ impl ErrorKind {
             Self::NoPool => "no pool",
             Self::Taken => "taken",
             Self::NoSnapshot => "no snapshot",
-            Self::Snapshot(_) => "snapshot",
+            Self::Snapshot => "snapshot",
             Self::File(_) => "file",
             Self::Invalid => "invalid",
             Self::Conflict { .. } => "conflict",

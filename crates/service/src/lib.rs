@@ -47,7 +47,7 @@ pub use backend::{
     RegistryCredentials, ResolvedImage, SandboxUsage,
 };
 pub use domain::IsolatedSessionStatus;
-pub use error::{ErrorKind, FileError, FileFault, LaunchStep, ServiceError, SnapshotProblem};
+pub use error::{ErrorKind, FileError, FileFault, LaunchStep, ServiceError};
 pub use exec::code_output::{CodeError, CodeEvent, CodeExecution, MimeForms};
 pub use exec::contexts::{
     CodeContext, DisconnectPolicy, MAX_CONTEXTS, OpenContextRequest, RunCodeRequest, SandboxContexts,

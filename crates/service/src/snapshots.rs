@@ -21,7 +21,7 @@ use tokio::sync::oneshot;
 use crate::core::{Core, io_error};
 use crate::sandboxes::registry::SandboxHandle;
 use crate::tenancy::tokens::random_bytes;
-use crate::{CreateSandboxRequest, Outcome, SandboxRef, Service, ServiceError, SnapshotProblem};
+use crate::{CreateSandboxRequest, Outcome, SandboxRef, Service, ServiceError};
 
 pub use commit::CommitSource;
 pub(crate) use index::{SnapshotGuard, SnapshotIndex};
@@ -89,11 +89,8 @@ impl Core {
             return Err(self.snapshots_unsupported(id));
         }
         if !has_files(handle) {
-            let message = format!(
-                "sandbox `{id}` is {}; a snapshot needs a sandbox that runs, or that died and kept its files",
-                handle.phase()
-            );
-            return Err(ServiceError::Snapshot { problem: SnapshotProblem::Source, message });
+            let needs = "a snapshot needs a sandbox that runs, or that died and kept its files";
+            return Err(ServiceError::NotASource { id: id.clone(), phase: handle.phase(), needs });
         }
         if name.as_ref().is_some_and(|name| name.is_empty() || name.len() > MAX_NAME_BYTES) {
             let message = format!("a snapshot name must have 1 to {MAX_NAME_BYTES} bytes");
@@ -183,8 +180,7 @@ impl Core {
         let (snapshot, using) = self.snapshots.start_using(self, owner, id)?;
         let least = snapshot.size;
         if let Some(named) = request.spec.resources.disk.filter(|named| *named < least) {
-            let message = format!("a disk of {named} is too small for snapshot `{id}`, which holds {least}");
-            return Err(ServiceError::Snapshot { problem: SnapshotProblem::Restore, message });
+            return Err(ServiceError::SnapshotTooLarge { id: id.clone(), disk: named, size: least });
         }
         request.spec.resources.disk.get_or_insert(snapshot.disk.max(least));
         request.spec.image = snapshot.image;

@@ -5,7 +5,7 @@ use std::error::Error;
 use axum::response::{IntoResponse, Response};
 use domain::Owner;
 use http::StatusCode;
-use service::{ErrorKind, ServiceError, SnapshotProblem};
+use service::{ErrorKind, ServiceError};
 
 use super::volumes;
 use crate::auth::AuthError;
@@ -105,7 +105,7 @@ impl From<ServiceError> for Problem {
             ErrorKind::NoPool => (StatusCode::NOT_FOUND, "KUBERNETES::POOL_NOT_FOUND"),
             ErrorKind::Taken => (StatusCode::CONFLICT, "KUBERNETES::POOL_ALREADY_EXISTS"),
             ErrorKind::NoSnapshot => (StatusCode::NOT_FOUND, "SNAPSHOT::NOT_FOUND"),
-            ErrorKind::Snapshot(problem) => (StatusCode::CONFLICT, snapshot_code(problem)),
+            ErrorKind::Snapshot => (StatusCode::CONFLICT, snapshot_code(&error)),
             // The client's own command failed, which is not a server error.
             ErrorKind::Hook => (StatusCode::BAD_REQUEST, "DOCKER::SANDBOX_START_FAILED"),
             ErrorKind::Pull => (StatusCode::INTERNAL_SERVER_ERROR, "DOCKER::SANDBOX_IMAGE_PULL_FAILED"),
@@ -122,14 +122,15 @@ impl From<ServiceError> for Problem {
     }
 }
 
-fn snapshot_code(problem: SnapshotProblem) -> &'static str {
-    match problem {
-        SnapshotProblem::Source => "SNAPSHOT::INVALID_SOURCE_STATE",
-        SnapshotProblem::Taking => "SNAPSHOT::RUNTIME_CREATE_CONFLICT",
-        SnapshotProblem::NotReady => "SNAPSHOT::NOT_READY",
-        SnapshotProblem::Unfinished => "SNAPSHOT::INVALID_STATE",
-        SnapshotProblem::InUse => "SNAPSHOT::DELETE_CONFLICT",
-        SnapshotProblem::Restore => "SNAPSHOT::INVALID_RESTORE_CONFIG",
+/// The code of an error of the kind [`ErrorKind::Snapshot`].
+fn snapshot_code(error: &ServiceError) -> &'static str {
+    match error {
+        ServiceError::NotASource { .. } => "SNAPSHOT::INVALID_SOURCE_STATE",
+        ServiceError::SnapshotInProgress(_) => "SNAPSHOT::RUNTIME_CREATE_CONFLICT",
+        ServiceError::SnapshotNotReady { .. } => "SNAPSHOT::NOT_READY",
+        ServiceError::SnapshotInUse(_) => "SNAPSHOT::DELETE_CONFLICT",
+        ServiceError::SnapshotTooLarge { .. } => "SNAPSHOT::INVALID_RESTORE_CONFIG",
+        _ => "SNAPSHOT::INVALID_STATE",
     }
 }
 

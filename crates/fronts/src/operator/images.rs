@@ -156,7 +156,7 @@ pub(super) async fn commit_image(
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NoSnapshot) => {
             error_format::build_error(StatusCode::NOT_FOUND, "NOT_FOUND", &error.to_string())
         }
-        Err(error) if matches!(error.kind(), ErrorKind::Snapshot(_)) => {
+        Err(error) if error.kind() == ErrorKind::Snapshot => {
             error_format::build_error(StatusCode::CONFLICT, "NOT_READY", &error.to_string())
         }
         Err(error) => image_error_response(&error),

@@ -84,7 +84,7 @@ fn snapshot_not_found() -> Response {
 fn snapshot_error_response(error: &ServiceError) -> Response {
     let (status, code) = match error.kind() {
         ErrorKind::NoSnapshot => return snapshot_not_found(),
-        ErrorKind::Snapshot(_) => (StatusCode::CONFLICT, "SNAPSHOT_IN_USE"),
+        ErrorKind::Snapshot => (StatusCode::CONFLICT, "SNAPSHOT_IN_USE"),
         _ => (StatusCode::INTERNAL_SERVER_ERROR, "INTERNAL"),
     };
     error_format::build_error(status, code, &error.to_string())

@@ -16,7 +16,7 @@ use crate::core::{Core, io_error};
 use crate::error::error_chain;
 use crate::images::PullState;
 use crate::tenancy::tokens::random_bytes;
-use crate::{Service, ServiceError, SnapshotProblem};
+use crate::{Service, ServiceError};
 
 /// How long the snapshot may take where bytes have to be copied, and the image after it.
 const COMMIT_TIMEOUT: Duration = Duration::from_secs(3600);
@@ -86,11 +86,8 @@ impl Core {
             return Err(self.snapshots_unsupported(id));
         }
         if !has_files(&handle) {
-            let message = format!(
-                "sandbox `{id}` is {}; an image needs a sandbox that runs, one that died and kept its files, or a snapshot",
-                handle.phase()
-            );
-            return Err(ServiceError::Snapshot { problem: SnapshotProblem::Source, message });
+            let needs = "an image needs a sandbox that runs, one that died and kept its files, or a snapshot";
+            return Err(ServiceError::NotASource { id: id.clone(), phase: handle.phase(), needs });
         }
         let snapshot = Snapshot {
             id: SnapshotId::from_entropy(random_bytes().map_err(io_error("draw a random id"))?),

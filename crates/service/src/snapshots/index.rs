@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use domain::{Bytes, Owner, Snapshot, SnapshotId, SnapshotState};
 
 use super::{SnapshotFilter, SnapshotPage};
+use crate::ServiceError;
 use crate::core::Core;
 use crate::tenancy::quota::{QuotaExcess, QuotaResource};
-use crate::{ServiceError, SnapshotProblem};
 
 #[derive(Default)]
 pub(crate) struct SnapshotIndex(Mutex<HashMap<SnapshotId, SnapshotEntry>>);
@@ -52,8 +52,7 @@ impl SnapshotIndex {
                 && matches!(entry.snapshot.state, SnapshotState::Creating(_))
         };
         if owned.clone().any(taking) {
-            let message = format!("another snapshot of sandbox `{}` is being taken", snapshot.sandbox);
-            return Err(ServiceError::Snapshot { problem: SnapshotProblem::Taking, message });
+            return Err(ServiceError::SnapshotInProgress(snapshot.sandbox));
         }
         let sum = sum_sizes(owned).saturating_add(snapshot.size.0);
         if let Some(left) = left().filter(|left| sum > *left) {
@@ -116,15 +115,14 @@ impl SnapshotIndex {
 
     /// Marks a snapshot for deletion. One that is being taken or in use is refused.
     pub(super) fn begin_to_delete(&self, owner: &Owner, id: &SnapshotId) -> Result<Snapshot, ServiceError> {
-        let denied = |problem, message| Err(ServiceError::Snapshot { problem, message });
         let mut all = self.lock();
         let entry = all.get_mut(id).filter(|entry| entry.snapshot.owner == *owner);
         let entry = entry.ok_or_else(|| ServiceError::NoSnapshot(id.clone()))?;
         if matches!(entry.snapshot.state, SnapshotState::Creating(_)) {
-            return denied(SnapshotProblem::Unfinished, format!("snapshot `{id}` is still being taken"));
+            return Err(ServiceError::SnapshotUnfinished(id.clone()));
         }
         if entry.uses > 0 {
-            return denied(SnapshotProblem::InUse, format!("a sandbox is being made from snapshot `{id}`"));
+            return Err(ServiceError::SnapshotInUse(id.clone()));
         }
         entry.snapshot.state = SnapshotState::Deleting;
         Ok(entry.snapshot.clone())
@@ -141,8 +139,8 @@ impl SnapshotIndex {
         let entry = all.get_mut(id).filter(|entry| entry.snapshot.owner == *owner);
         let entry = entry.ok_or_else(|| ServiceError::NoSnapshot(id.clone()))?;
         if entry.snapshot.state != SnapshotState::Ready {
-            let message = format!("snapshot `{id}` is {}", entry.snapshot.state.name());
-            return Err(ServiceError::Snapshot { problem: SnapshotProblem::NotReady, message });
+            let state = entry.snapshot.state.name();
+            return Err(ServiceError::SnapshotNotReady { id: id.clone(), state });
         }
         entry.uses += 1;
         Ok((entry.snapshot.clone(), SnapshotGuard { core: Arc::clone(core), id: id.clone() }))

@@ -8,8 +8,7 @@ use domain::{Bytes, Owner, ResourceLimits, SandboxId, SandboxSpec, Snapshot, Sna
 use super::{TestBench, config, operators_quota, plain};
 use crate::clock::Clock;
 use crate::{
-    CreateSandboxRequest, ErrorKind, OwnerQuota, Sandbox, Service, ServiceError, SnapshotFilter,
-    SnapshotPage, SnapshotProblem,
+    CreateSandboxRequest, ErrorKind, OwnerQuota, Sandbox, Service, ServiceError, SnapshotFilter, SnapshotPage,
 };
 use testkit::fake_backend::FakeBackend;
 
@@ -50,13 +49,6 @@ async fn restarted(bench: TestBench) -> TestBench {
     TestBench::with(backend, state, Clock::from_host()).await
 }
 
-fn problem<T>(outcome: Result<T, ServiceError>) -> Option<SnapshotProblem> {
-    match outcome.err()?.kind() {
-        ErrorKind::Snapshot(problem) => Some(problem),
-        _ => None,
-    }
-}
-
 #[tokio::test]
 async fn snapshot_becomes_ready_and_outlives_its_sandbox() {
     let bench = TestBench::new().await;
@@ -82,17 +74,17 @@ async fn snapshot_needs_a_running_sandbox_and_is_taken_one_at_a_time() {
     let bench = TestBench::new().await;
     let source = bench.create().await;
     bench.sandbox(&source.id).pause().await.unwrap();
-    assert_eq!(problem(bench.take(&source.id).await), Some(SnapshotProblem::Source));
+    assert!(matches!(bench.take(&source.id).await, Err(ServiceError::NotASource { .. })));
     bench.sandbox(&source.id).resume().await.unwrap();
     let permits = bench.backend.snapshot_gate.forget_permits(usize::MAX);
     let first = bench.take(&source.id).await.unwrap();
-    assert_eq!(problem(bench.take(&source.id).await), Some(SnapshotProblem::Taking));
-    assert_eq!(
-        problem(bench.restore(&first.id, ResourceLimits::default()).await),
-        Some(SnapshotProblem::NotReady)
-    );
+    assert!(matches!(bench.take(&source.id).await, Err(ServiceError::SnapshotInProgress(_))));
+    assert!(matches!(
+        bench.restore(&first.id, ResourceLimits::default()).await,
+        Err(ServiceError::SnapshotNotReady { .. })
+    ));
     let deleted = bench.service.delete_snapshot(&bench.owner, &first.id).await;
-    assert_eq!(problem(deleted), Some(SnapshotProblem::Unfinished));
+    assert!(matches!(deleted, Err(ServiceError::SnapshotUnfinished(_))));
     bench.backend.snapshot_gate.add_permits(permits);
     assert_eq!(bench.settled(&first.id).await.state, SnapshotState::Ready);
     bench.ready(&source.id).await;
@@ -197,7 +189,7 @@ async fn disk_too_small_for_the_snapshot_is_refused() {
     let source = bench.create().await;
     let ready = bench.ready(&source.id).await;
     let disk = |mib| ResourceLimits { disk: Some(Bytes::from_mib(mib)), ..ResourceLimits::default() };
-    assert_eq!(problem(bench.restore(&ready.id, disk(9)).await), Some(SnapshotProblem::Restore));
+    assert!(matches!(bench.restore(&ready.id, disk(9)).await, Err(ServiceError::SnapshotTooLarge { .. })));
     let made = bench.restore(&ready.id, disk(10)).await.unwrap();
     assert_eq!(made.spec.resources.disk, Some(Bytes::from_mib(10)));
 }
@@ -214,7 +206,7 @@ async fn snapshot_in_use_by_a_create_cannot_be_deleted() {
     });
     bench.until_count(2).await;
     let deleted = bench.service.delete_snapshot(&bench.owner, &ready.id).await;
-    assert_eq!(problem(deleted), Some(SnapshotProblem::InUse));
+    assert!(matches!(deleted, Err(ServiceError::SnapshotInUse(_))));
     bench.backend.gate.add_permits(permits);
     making.await.unwrap().unwrap();
     bench.service.delete_snapshot(&bench.owner, &ready.id).await.unwrap();

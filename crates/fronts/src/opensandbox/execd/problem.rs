@@ -65,7 +65,7 @@ impl From<ServiceError> for ExecdProblem {
             ErrorKind::Invalid => (StatusCode::BAD_REQUEST, "INVALID_REQUEST_BODY"),
             ErrorKind::Conflict { .. } => (StatusCode::CONFLICT, "SERVICE_UNAVAILABLE"),
             ErrorKind::NoSnapshot => (StatusCode::NOT_FOUND, "INVALID_REQUEST_BODY"),
-            ErrorKind::Snapshot(_) | ErrorKind::Busy => (StatusCode::CONFLICT, "RUNTIME_ERROR"),
+            ErrorKind::Snapshot | ErrorKind::Busy => (StatusCode::CONFLICT, "RUNTIME_ERROR"),
             ErrorKind::Exhausted { .. } => (StatusCode::TOO_MANY_REQUESTS, "SERVICE_UNAVAILABLE"),
             ErrorKind::Unsupported => (StatusCode::NOT_IMPLEMENTED, "NOT_SUPPORTED"),
             ErrorKind::File(_)
