@@ -4,7 +4,7 @@
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::{Arc, RwLock};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use backend::{BackendCapabilities, BackendError, SandboxDeath, SharedBackend};
 use domain::{
@@ -31,6 +31,7 @@ use crate::snapshots::{SnapshotGuard, SnapshotIndex};
 use crate::store::{SandboxRecord, Store, StoredState, StoredVolume};
 use crate::telemetry::events::FeedBuffer;
 use crate::telemetry::recent_errors::RecentErrors;
+use crate::telemetry::service_metrics;
 use crate::telemetry::usage_history::UsageHistory;
 use crate::tenancy::api_keys::{ApiKey, ApiKeys, StoredApiKey};
 use crate::tenancy::operator::RecentActions;
@@ -38,8 +39,8 @@ use crate::tenancy::quota::{OwnerQuota, ResourceCost};
 use crate::tenancy::tokens::{TokenMint, random_bytes};
 use crate::volumes::VolumeIndex;
 use crate::{
-    CreateSandboxRequest, Enforced, ProcessStatus, ResumeOutcome, Sandbox, SandboxRevival, SandboxUsage,
-    Secret, ServiceConfig, ServiceError,
+    CreateSandboxRequest, Enforced, ImageSource, ProcessStatus, ResumeOutcome, Sandbox, SandboxRevival,
+    SandboxUsage, Secret, ServiceConfig, ServiceError,
 };
 
 /// How long a backend may take to remove a sandbox.
@@ -161,6 +162,20 @@ impl Core {
             return Err(ServiceError::Stopping);
         }
         let _files = self.prepare_request(owner, &mut request).await?;
+        // How long it took to fetch the image says nothing about this server.
+        let began = Instant::now();
+        let created = self.create_prepared(owner, key, request, cause).await?;
+        service_metrics::record_create_time(began.elapsed());
+        Ok(created)
+    }
+
+    async fn create_prepared(
+        self: &Arc<Self>,
+        owner: &Owner,
+        key: Option<&SandboxKey>,
+        mut request: CreateSandboxRequest,
+        cause: Option<EndCause>,
+    ) -> Result<Sandbox, ServiceError> {
         let nothing_to_start =
             request.spec.snapshot.is_none() && self.resolve_entrypoint(&mut request.spec).await;
         let record = |request| {
@@ -190,13 +205,20 @@ impl Core {
         if request.spec.on_death == Some(OnDeath::Restart) && !self.capabilities.restart {
             return Err(ServiceError::NoRestarts);
         }
-        let files = self.apply_snapshot(owner, request)?;
-        self.complete_from_pool(request)?;
-        if request.spec.snapshot.is_none() {
-            // A caller with registry credentials has pulled the image before, so it is present by now.
-            self.ensure_image(owner, &request.spec, None).await?;
-        }
-        Ok(files)
+        let credentials = match request.source.clone() {
+            ImageSource::Snapshot(id) => return self.apply_snapshot(owner, id, request).map(Some),
+            ImageSource::Named { name, credentials } => {
+                request.spec.image = name;
+                credentials
+            }
+            ImageSource::Pool(name) => {
+                self.complete_from_pool(&name, request)?;
+                None
+            }
+        };
+        request.spec.snapshot = None;
+        self.ensure_image(owner, &request.spec, credentials).await?;
+        Ok(None)
     }
 
     /// Has a driver make the sandbox of a new record, from a warm one if given.

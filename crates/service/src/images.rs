@@ -77,17 +77,6 @@ impl Service {
         self.0.start_pull(&Owner::operator(), name, credentials)
     }
 
-    /// Fetches the image that a sandbox needs, if it is not on this host, the operator allows it and the owner could
-    /// have the sandbox at all.
-    pub async fn ensure_image(
-        &self,
-        owner: &Owner,
-        spec: &SandboxSpec,
-        credentials: Option<RegistryCredentials>,
-    ) -> Result<(), ServiceError> {
-        self.0.ensure_image(owner, spec, credentials).await
-    }
-
     /// Imports an image from an archive while it is received.
     pub async fn import_image(
         &self,
@@ -130,6 +119,8 @@ impl Core {
         ServiceError::Image { action, source: Box::new(source) }
     }
 
+    /// Fetches the image that a sandbox needs, if it is not on this host, the operator allows it and the owner could
+    /// have the sandbox at all.
     pub(crate) async fn ensure_image(
         self: &Arc<Self>,
         owner: &Owner,

@@ -25,20 +25,20 @@ mod volumes;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use backend::SharedBackend;
 use domain::{
     Bytes, EndCause, FilesState, Labels, LifecycleRequest, OnDeath, OutputRetention, Owner, Phase, PoolSpec,
-    ResourceLimits, SandboxId, SandboxKey, SandboxSettings, SandboxSpec, Verdict,
+    ResourceLimits, SandboxId, SandboxKey, SandboxSettings, SandboxSpec, SnapshotId, Verdict,
 };
 use futures_util::StreamExt;
 
 use crate::clock::Clock;
 use crate::core::Core;
 use crate::sandboxes::driver::DriverCommand;
-use crate::sandboxes::registry::SandboxHandle;
 use crate::sandboxes::{reaper, reconcile};
+use crate::sandboxes::registry::SandboxHandle;
 use crate::telemetry::{events, service_metrics, usage_history};
 
 pub use agent::client::AgentError;
@@ -179,6 +179,8 @@ impl From<Outcome> for ResumeOutcome {
 pub struct CreateSandboxRequest {
     /// The name of the front that sends the request.
     pub origin: &'static str,
+    /// Where the files come from. The image and the snapshot of `spec` are set from this.
+    pub source: ImageSource,
     pub spec: SandboxSpec,
     pub labels: Labels,
     /// Opaque bytes that the front stores with the sandbox; only the front reads them.
@@ -189,12 +191,31 @@ pub struct CreateSandboxRequest {
     /// The time without use after which the sandbox ends. Zero means never. `None` takes the snapshot's value, or never
     /// without a snapshot.
     pub idle_timeout: Option<Duration>,
-    /// The pool to take the sandbox from. `None` takes it from any pool that fits.
-    pub pool: Option<String>,
     /// The parts of the spec that hold a default of the front because the caller did not set them.
     pub defaulted: Vec<DefaultedPart>,
     /// Completes `notes` with those of the sandbox that this one inherits from.
     pub merge_notes: MergeNotes,
+}
+
+/// Where the files of a new sandbox come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ImageSource {
+    /// An image. If the host does not have it, it is fetched with these credentials. A warm sandbox of any pool that
+    /// fits may be taken.
+    Named {
+        name: String,
+        credentials: Option<RegistryCredentials>,
+    },
+    Snapshot(SnapshotId),
+    /// The image of a pool. A warm sandbox of this pool is taken if there is one.
+    Pool(String),
+}
+
+impl ImageSource {
+    /// An image that is fetched without credentials if the host does not have it.
+    pub fn from_name(name: impl Into<String>) -> Self {
+        Self::Named { name: name.into(), credentials: None }
+    }
 }
 
 /// A front's rule for the notes that it stores with a sandbox: combines the notes of the request with the settings of
@@ -382,13 +403,8 @@ impl Service {
         owner: &Owner,
         request: CreateSandboxRequest,
     ) -> Result<Sandbox, ServiceError> {
-        let began = Instant::now();
-        let created = self
-            .0
-            .create_sandbox(owner, None, request)
-            .await
-            .inspect_err(self.0.record_failure("create", owner, None))?;
-        service_metrics::record_create_time(began.elapsed());
+        let created = self.0.create_sandbox(owner, None, request).await;
+        let created = created.inspect_err(self.0.record_failure("create", owner, None))?;
         tracing::info!(sandbox = %created.id, origin = created.origin, "sandbox created");
         Ok(created)
     }
@@ -401,14 +417,12 @@ impl Service {
         key: &SandboxKey,
         request: CreateSandboxRequest,
     ) -> Result<AcquiredSandbox, ServiceError> {
-        let began = Instant::now();
         let acquired = self.0.acquire_by_key(key, request).await.inspect_err(self.0.record_failure(
             "acquire",
             key.owner(),
             None,
         ))?;
         if acquired.fresh {
-            service_metrics::record_create_time(began.elapsed());
             let sandbox = &acquired.sandbox;
             tracing::info!(sandbox = %sandbox.id, origin = sandbox.origin, "sandbox created for a key");
         }

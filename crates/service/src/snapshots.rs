@@ -174,20 +174,20 @@ impl Core {
     pub(crate) fn apply_snapshot(
         self: &Arc<Self>,
         owner: &Owner,
+        id: SnapshotId,
         request: &mut CreateSandboxRequest,
-    ) -> Result<Option<SnapshotGuard>, ServiceError> {
-        let Some(id) = &request.spec.snapshot else { return Ok(None) };
-        let (snapshot, using) = self.snapshots.start_using(self, owner, id)?;
+    ) -> Result<SnapshotGuard, ServiceError> {
+        let (snapshot, using) = self.snapshots.start_using(self, owner, &id)?;
         let least = snapshot.size;
         if let Some(named) = request.spec.resources.disk.filter(|named| *named < least) {
             return Err(ServiceError::SnapshotTooLarge { id: id.clone(), disk: named, size: least });
         }
         request.spec.resources.disk.get_or_insert(snapshot.disk.max(least));
-        request.spec.image = snapshot.image;
+        (request.spec.image, request.spec.snapshot) = (snapshot.image, Some(id));
         if let Some(settings) = snapshot.settings {
             inheritance::inherit_settings(request, settings, self.config().max_timeout);
         }
-        Ok(Some(using))
+        Ok(using)
     }
 }
 

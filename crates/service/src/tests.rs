@@ -28,7 +28,7 @@ use tempfile::TempDir;
 use crate::clock::Clock;
 use crate::sandboxes::registry::SandboxHandle;
 use crate::{
-    CreateSandboxRequest, OwnerQuotas, Sandbox, SandboxFilter, SandboxPage, SandboxRef, Service,
+    CreateSandboxRequest, ImageSource, OwnerQuotas, Sandbox, SandboxFilter, SandboxPage, SandboxRef, Service,
     ServiceConfig,
 };
 use testkit::fake_backend::FakeBackend;
@@ -128,12 +128,12 @@ fn operators_quota(quota: crate::OwnerQuota) -> OwnerQuotas {
 fn plain() -> CreateSandboxRequest {
     CreateSandboxRequest {
         origin: "test",
+        source: ImageSource::from_name("host"),
         spec: SandboxSpec::with_defaults(),
         labels: Labels::new(),
         notes: Vec::new(),
         timeout: None,
         idle_timeout: None,
-        pool: None,
         defaulted: Vec::new(),
         merge_notes: |own, _| own.to_vec(),
     }

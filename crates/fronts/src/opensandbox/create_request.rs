@@ -8,13 +8,13 @@ use domain::{
     SandboxSpec, SnapshotId,
 };
 use http::StatusCode;
-use service::{CreateSandboxRequest, DefaultedPart, RegistryCredentials};
+use service::{CreateSandboxRequest, DefaultedPart, ImageSource, RegistryCredentials};
 
 use super::guest_settings;
 use super::hooks;
 use super::labels;
 use super::problem::Problem;
-use super::types::{CreateSandboxBody, ImageBody, NetworkPolicyBody, PlatformBody, SandboxNotes};
+use super::types::{CreateSandboxBody, NetworkPolicyBody, PlatformBody, SandboxNotes};
 use super::volumes;
 use crate::kit::lines::LineDialect;
 
@@ -55,7 +55,6 @@ const SDK_MEMORY: Bytes = Bytes(2 << 30);
 pub(super) struct CreateRequest {
     pub(super) create: CreateSandboxRequest,
     pub(super) name: Option<String>,
-    pub(super) credentials: Option<RegistryCredentials>,
 }
 
 /// Parses a body; `default` is the network mode if it names none.
@@ -65,10 +64,10 @@ pub(super) fn parse_create_body(
 ) -> Result<CreateRequest, Problem> {
     refuse_unsupported(&body)?;
     let extensions = CreateExtensions::parse(body.extensions.clone().unwrap_or_default())?;
-    let body = if extensions.pool.is_some() { fill_pool_defaults(body) } else { body };
-    let SandboxSource { image, credentials, snapshot } = parse_source(&body)?;
+    let source = parse_source(&body, extensions.pool)?;
+    let is_named = matches!(source, ImageSource::Named { .. });
     let timeout = parse_timeout(body.timeout, extensions.never_expires)?;
-    let mut resources = parse_resources(body.resource_limits)?;
+    let mut resources = parse_resources(body.resource_limits, matches!(source, ImageSource::Pool(_)))?;
     let labels = body.metadata.unwrap_or_default();
     labels::check_labels(&labels)?;
     resources.disk = extensions.disk;
@@ -83,7 +82,8 @@ pub(super) fn parse_create_body(
     let mut env = parse_environment(body.env.unwrap_or_default())?;
     let (network, named) = parse_network_policy(body.network_policy, extensions.network, default)?;
     let mut defaulted = vec![DefaultedPart::Guest];
-    defaulted.extend((image == DEFAULT_IMAGE).then_some(DefaultedPart::Image));
+    let is_default = matches!(&source, ImageSource::Named { name, .. } if name == DEFAULT_IMAGE);
+    defaulted.extend(is_default.then_some(DefaultedPart::Image));
     defaulted.extend((named == ValueSource::Default).then_some(DefaultedPart::Network));
     defaulted.extend(
         (!env.contains_key(ENV_FILE_VARIABLE)).then_some(DefaultedPart::EnvironmentFile(ENV_FILE_VARIABLE)),
@@ -91,15 +91,10 @@ pub(super) fn parse_create_body(
     let env_file =
         env.entry(ENV_FILE_VARIABLE.to_owned()).or_insert_with(|| DEFAULT_ENV_FILE.to_owned()).clone();
     let spec = SandboxSpec {
-        image,
         entrypoint: match extensions.entrypoint {
-            EntrypointSource::Named => {
-                let optional = snapshot.is_some() || extensions.pool.is_some();
-                parse_entrypoint(body.entrypoint, optional)?
-            }
+            EntrypointSource::Named => parse_entrypoint(body.entrypoint, !is_named)?,
             EntrypointSource::Image => Entrypoint::FromImage,
         },
-        snapshot,
         resources,
         network,
         mounts: volumes::parse_volumes(body.volumes.unwrap_or_default())?,
@@ -110,22 +105,22 @@ pub(super) fn parse_create_body(
         hooks: hooks::parse_hooks(body.lifecycle)?,
         guest: guest_settings(),
         on_death: extensions.on_death,
+        ..SandboxSpec::with_defaults()
     };
     let notes = serde_json::to_vec(&notes).expect("notes are maps of strings and numbers");
     let idle_timeout = extensions.idle_timeout;
-    let pool = extensions.pool;
     let create = CreateSandboxRequest {
         origin: ORIGIN,
+        source,
         spec,
         labels,
         notes,
         timeout,
         idle_timeout,
-        pool,
         defaulted,
         merge_notes,
     };
-    Ok(CreateRequest { create, name: extensions.name, credentials })
+    Ok(CreateRequest { create, name: extensions.name })
 }
 
 /// Treats limits that are exactly the defaults of the official SDKs as absent, if the sandbox may run
@@ -135,16 +130,6 @@ pub(super) fn drop_sdk_limits(resources: &mut ResourceLimits, may_lack: impl Fn(
     if resources.cpus == Some(SDK_CPUS) && resources.memory == Some(SDK_MEMORY) {
         resources.cpus = resources.cpus.filter(|_| !may_lack("cpus"));
         resources.memory = resources.memory.filter(|_| !may_lack("memory"));
-    }
-}
-
-/// Fills in the fields that a request with a pool may leave out. The pool decides the image, even if
-/// the request names one.
-fn fill_pool_defaults(body: CreateSandboxBody) -> CreateSandboxBody {
-    CreateSandboxBody {
-        image: Some(ImageBody { uri: "of the pool".to_owned(), auth: None }),
-        resource_limits: body.resource_limits.or_else(|| Some(BTreeMap::new())),
-        ..body
     }
 }
 
@@ -212,29 +197,22 @@ fn refuse_unsupported(body: &CreateSandboxBody) -> Result<(), Problem> {
     Ok(())
 }
 
-/// The image or snapshot that the sandbox is created from.
-struct SandboxSource {
-    image: String,
-    credentials: Option<RegistryCredentials>,
-    snapshot: Option<SnapshotId>,
-}
-
-/// Parses the image or snapshot. The image is empty for a snapshot, which knows its own.
-fn parse_source(body: &CreateSandboxBody) -> Result<SandboxSource, Problem> {
-    match (&body.image, body.snapshot_id.as_deref()) {
-        (Some(_), Some(_)) => Err(Problem::invalid("`image` and `snapshotId` are mutually exclusive")),
-        (_, None) => {
-            let (image, credentials) = parse_image(body)?;
-            Ok(SandboxSource { image, credentials, snapshot: None })
+/// Parses where the files come from. A pool decides the image, even if the request names one.
+fn parse_source(body: &CreateSandboxBody, pool: Option<String>) -> Result<ImageSource, Problem> {
+    match (&body.image, body.snapshot_id.as_deref(), pool) {
+        (Some(_), Some(_), _) | (None, Some(_), Some(_)) => {
+            Err(Problem::invalid("`image` and `snapshotId` are mutually exclusive"))
         }
-        (None, Some(id)) => {
+        (_, None, Some(pool)) => Ok(ImageSource::Pool(pool)),
+        (_, None, None) => parse_image(body),
+        (None, Some(id), None) => {
             let snapshot = SnapshotId::parse(id).ok().ok_or_else(|| Problem::no_snapshot(id))?;
-            Ok(SandboxSource { image: String::new(), credentials: None, snapshot: Some(snapshot) })
+            Ok(ImageSource::Snapshot(snapshot))
         }
     }
 }
 
-fn parse_image(body: &CreateSandboxBody) -> Result<(String, Option<RegistryCredentials>), Problem> {
+fn parse_image(body: &CreateSandboxBody) -> Result<ImageSource, Problem> {
     let image = body.image.as_ref().ok_or_else(|| Problem::invalid("`image` is missing"))?;
     if image.uri.trim().is_empty() || image.uri.len() > 512 {
         return Err(Problem::invalid("`image.uri` is empty or longer than 512 bytes"));
@@ -243,7 +221,7 @@ fn parse_image(body: &CreateSandboxBody) -> Result<(String, Option<RegistryCrede
         .auth
         .as_ref()
         .map(|auth| RegistryCredentials { username: auth.username.clone(), password: auth.password.clone() });
-    Ok((image.uri.clone(), credentials))
+    Ok(ImageSource::Named { name: image.uri.clone(), credentials })
 }
 
 /// Parses the timeout. Zero means never, as in the core.
@@ -260,8 +238,16 @@ fn parse_timeout(seconds: Option<i64>, never: bool) -> Result<Option<Duration>, 
     }
 }
 
-fn parse_resources(limits: Option<BTreeMap<String, Option<String>>>) -> Result<ResourceLimits, Problem> {
-    let limits = limits.ok_or_else(|| Problem::invalid("`resourceLimits` is missing"))?;
+/// Parses the limits, which only a request with a pool may leave out.
+fn parse_resources(
+    limits: Option<BTreeMap<String, Option<String>>>,
+    optional: bool,
+) -> Result<ResourceLimits, Problem> {
+    let limits = match limits {
+        Some(limits) => limits,
+        None if optional => BTreeMap::new(),
+        None => return Err(Problem::invalid("`resourceLimits` is missing")),
+    };
     let limit = |name: &str| limits.get(name).and_then(Option::as_deref);
     let wrong = |name: &str, error: domain::quantity::QuantityError| {
         Problem::invalid(format!("`resourceLimits.{name}`: {error}"))
@@ -565,7 +551,8 @@ mod tests {
             )
         };
         let request = pooled("warm", Value::Null).unwrap();
-        assert_eq!((request.pool.as_deref(), request.spec.entrypoint), (Some("warm"), Entrypoint::None));
+        assert_eq!(request.source, ImageSource::Pool("warm".to_owned()));
+        assert_eq!(request.spec.entrypoint, Entrypoint::None);
         assert_eq!(request.spec.resources, ResourceLimits::default());
         let limited = pooled("warm", json!({"memory": "64Mi"})).unwrap();
         assert_eq!(limited.spec.resources.memory, Some(Bytes::from_mib(64)));
@@ -576,7 +563,7 @@ mod tests {
     fn request_with_a_snapshot_needs_no_entrypoint() {
         let id = "ffffffff-ffff-4fff-bfff-ffffffffffff";
         let request = create(json!({"image": null, "entrypoint": null, "snapshotId": id})).unwrap();
-        assert_eq!(request.spec.snapshot.unwrap().as_str(), id);
+        assert_eq!(request.source, ImageSource::Snapshot(SnapshotId::parse(id).unwrap()));
         assert_eq!(request.spec.entrypoint, Entrypoint::None);
     }
 

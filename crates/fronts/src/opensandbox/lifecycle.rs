@@ -5,11 +5,11 @@ use std::time::SystemTime;
 
 use axum::Json;
 use axum::extract::State;
-use domain::{FilesState, NetworkAccess, OnDeath, Owner, Phase, SandboxKey};
+use domain::{NetworkAccess, Owner, SandboxKey};
 use http::{HeaderMap, HeaderValue, StatusCode, Uri};
 use service::{
-    AcquiredSandbox, ErrorKind, NAME_KEY_SPACE, Outcome, RETRY_KEY_SPACE, SandboxFilter, SandboxRevival,
-    ServiceError,
+    AcquiredSandbox, ErrorKind, ImageSource, NAME_KEY_SPACE, Outcome, RETRY_KEY_SPACE, SandboxFilter,
+    SandboxRevival, ServiceError,
 };
 
 use super::access::{ApiKeyOwner, JsonBody, OwnedSandbox};
@@ -45,22 +45,12 @@ pub(super) async fn create_sandbox(
     headers: HeaderMap,
     JsonBody(body): JsonBody<CreateSandboxBody>,
 ) -> Result<(StatusCode, HeaderMap, Json<SandboxBody>), Problem> {
-    let CreateRequest { mut create, name, credentials } =
+    let CreateRequest { mut create, name } =
         create_request::parse_create_body(body, state.settings.default_network)?;
     create_request::drop_sdk_limits(&mut create.spec.resources, |limit| state.service.may_lack_limit(limit));
-    let restored = create.spec.snapshot.is_some();
+    let restored = matches!(create.source, ImageSource::Snapshot(_));
+    let is_named = matches!(create.source, ImageSource::Named { .. });
     let key = requested_key(&owner, &headers, name.as_deref())?;
-    // A request that finds an existing sandbox needs no image.
-    let found = key.as_ref().and_then(|key| state.service.find_by_key(key));
-    let stays = found.is_some_and(|sandbox| match sandbox.phase {
-        Phase::Failed(_) => sandbox.files == FilesState::Kept && sandbox.spec.on_death() == OnDeath::Restart,
-        Phase::Stopping | Phase::Stopped => false,
-        _ => true,
-    });
-    if !restored && create.pool.is_none() && !stays {
-        let ensured = state.service.ensure_image(&owner, &create.spec, credentials).await;
-        ensured.map_err(|error| pull_problem(error, &owner))?;
-    }
     let made = match key {
         Some(key) => state.service.acquire(&key, create).await,
         None => {
@@ -69,6 +59,9 @@ pub(super) async fn create_sandbox(
         }
     };
     let AcquiredSandbox { sandbox, fresh, revival } = made.map_err(|error| {
+        if is_named && matches!(error, ServiceError::Image { .. }) {
+            return pull_problem(error, &owner);
+        }
         let backend = matches!(error, ServiceError::Backend { .. });
         let problem = create_problem(error, &owner);
         if restored && backend { restore_problem(problem) } else { problem }

@@ -9,7 +9,7 @@ use domain::{NetworkAccess, OnDeath, Owner, SandboxSettings, Snapshot, SnapshotI
 use http::request::Parts;
 use http::{StatusCode, Uri, header};
 use serde::{Deserialize, Serialize};
-use service::{Outcome, SnapshotFilter};
+use service::{ErrorKind, Outcome, SnapshotFilter};
 
 use super::OpenSandboxState;
 use super::access::{ApiKeyOwner, OwnedSandbox, parse_json, read_body};
@@ -167,14 +167,17 @@ pub(super) async fn create_snapshot(
     let taken = sandbox.find(&state)?.snapshots().take_snapshot(request.name).await;
     let snapshot = taken.map_err(|error| {
         let message = error.message_for(&sandbox.owner);
+        let unsupported = error.kind() == ErrorKind::Unsupported;
         let problem = problem::problem_for_owner(&sandbox.owner, error, message);
         // The reference has one code for everything the runtime cannot do.
-        match problem.code {
-            "SANDBOX::API_NOT_SUPPORTED" => {
-                Problem { status: StatusCode::CONFLICT, code: "SNAPSHOT::UNSUPPORTED_RUNTIME", ..problem }
-            }
-            _ => problem,
+        if unsupported {
+            return Problem {
+                status: StatusCode::CONFLICT,
+                code: "SNAPSHOT::UNSUPPORTED_RUNTIME",
+                ..problem
+            };
         }
+        problem
     })?;
     let location = format!("/v1/snapshots/{}", snapshot.id);
     Ok((StatusCode::ACCEPTED, [(header::LOCATION, location)], Json(SnapshotBody::from_snapshot(&snapshot))))

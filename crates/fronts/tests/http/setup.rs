@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use domain::{Owner, SandboxSpec};
 use fronts::HttpSettings;
-use service::{CreateSandboxRequest, Sandbox, ServiceConfig};
+use service::{CreateSandboxRequest, ImageSource, Sandbox, ServiceConfig};
 use testkit::fake_backend::FakeBackend;
 use testkit::test_client::{TestRequest, TestResponse};
 use testkit::test_server::TestServer;
@@ -57,12 +57,12 @@ pub(crate) async fn issue_key(server: &TestServer, owner: &str) -> (String, Stri
 pub(crate) async fn create_without_front(server: &TestServer, owner: &Owner) -> Sandbox {
     let request = CreateSandboxRequest {
         origin: "test",
+        source: ImageSource::from_name("host"),
         spec: SandboxSpec::with_defaults(),
         labels: Default::default(),
         notes: Vec::new(),
         timeout: None,
         idle_timeout: None,
-        pool: None,
         defaulted: Vec::new(),
         merge_notes: |own, _| own.to_vec(),
     };

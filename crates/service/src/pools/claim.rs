@@ -9,7 +9,7 @@ use super::{PoolState, WarmSandbox};
 use crate::core::Core;
 use crate::store::SandboxRecord;
 use crate::telemetry::service_metrics;
-use crate::{CreateSandboxRequest, ServiceError};
+use crate::{CreateSandboxRequest, ImageSource, ServiceError};
 
 /// A warm sandbox that is taken from its pool. Dropping this puts it back, since nothing was bound to it; if the pool
 /// was closed meanwhile, it is removed.
@@ -103,15 +103,16 @@ impl PoolState {
 }
 
 impl Core {
-    /// Completes a request that names a pool with the pool's settings: the image, unless the files come from a
-    /// snapshot, and limits that the request leaves open.
-    pub(crate) fn complete_from_pool(&self, request: &mut CreateSandboxRequest) -> Result<(), ServiceError> {
-        let Some(name) = &request.pool else { return Ok(()) };
-        let kept = self.pools.find(name).ok_or_else(|| ServiceError::NoPool(name.clone()))?;
+    /// Completes a request that names a pool with the pool's settings: the image, and limits that the request leaves
+    /// open.
+    pub(crate) fn complete_from_pool(
+        &self,
+        name: &str,
+        request: &mut CreateSandboxRequest,
+    ) -> Result<(), ServiceError> {
+        let kept = self.pools.find(name).ok_or_else(|| ServiceError::NoPool(name.to_owned()))?;
         let (own, template) = (&mut request.spec.resources, &kept.pool.template);
-        if request.spec.snapshot.is_none() {
-            request.spec.image = template.image.clone();
-        }
+        request.spec.image = template.image.clone();
         own.memory = own.memory.or(template.resources.memory);
         own.cpus = own.cpus.or(template.resources.cpus);
         own.pids = own.pids.or(template.resources.pids);
@@ -125,9 +126,9 @@ impl Core {
         self: &Arc<Self>,
         request: &CreateSandboxRequest,
     ) -> Option<ReservedWarm> {
-        let (kept, named) = match &request.pool {
-            Some(name) => (self.pools.find(name)?, None),
-            None => self.find_fitting_pool(request).await?,
+        let (kept, named) = match &request.source {
+            ImageSource::Pool(name) => (self.pools.find(name)?, None),
+            ImageSource::Named { .. } | ImageSource::Snapshot(_) => self.find_fitting_pool(request).await?,
         };
         if !kept.pool.fits_spec(&request.spec) || !self.can_be_bound(&kept, request) {
             kept.count_cold();

@@ -13,7 +13,7 @@ use crate::core::Core;
 use crate::error::error_chain;
 use crate::sandboxes::driver::CREATE_TIMEOUT;
 use crate::store::SandboxRecord;
-use crate::{CreateSandboxRequest, ServiceError};
+use crate::{CreateSandboxRequest, ImageSource, ServiceError};
 
 /// The shortest and the longest time before a failed removal is tried again.
 const MIN_RETRY_DELAY: Duration = Duration::from_secs(1);
@@ -49,12 +49,12 @@ impl Core {
     fn warm_record(&self, pool_state: &PoolState) -> Result<SandboxRecord, ServiceError> {
         let request = CreateSandboxRequest {
             origin: "pool",
+            source: ImageSource::from_name(&pool_state.pool.template.image),
             spec: pool_state.pool.template.clone(),
             labels: Default::default(),
             notes: Vec::new(),
             timeout: None,
             idle_timeout: None,
-            pool: None,
             defaulted: Vec::new(),
             merge_notes: |own, _| own.to_vec(),
         };

@@ -13,7 +13,7 @@ use domain::{
 
 use crate::core::Core;
 use crate::sandboxes::registry::SandboxHandle;
-use crate::{CreateSandboxRequest, DefaultedPart, SandboxUsage};
+use crate::{CreateSandboxRequest, DefaultedPart, ImageSource, SandboxUsage};
 
 /// The settings of a running sandbox. A limit that was not set but applies as the server's default is recorded as well:
 /// the default may have changed before the next fork.
@@ -96,20 +96,25 @@ impl Core {
         if spec.isolated_sessions == IsolatedSessions::Off {
             spec.isolated_sessions = old.isolated_sessions;
         }
-        if create.defaulted.contains(&DefaultedPart::Image) && create.pool.is_none() {
-            spec.image = old.image.clone();
+        let names_image = matches!(&create.source, ImageSource::Named { name, .. } if *name == old.image);
+        let inherits_image = create.defaulted.contains(&DefaultedPart::Image)
+            && !matches!(create.source, ImageSource::Pool(_));
+        if inherits_image {
             // It begins as its predecessor did, unless the snapshot was deleted meanwhile.
             let is_ready = |id: &SnapshotId| {
                 let snapshot = self.snapshots.find(&former.owner, id);
                 snapshot.is_some_and(|snapshot| snapshot.state == SnapshotState::Ready)
             };
-            spec.snapshot = old.snapshot.filter(is_ready);
+            create.source = match old.snapshot.filter(is_ready) {
+                Some(snapshot) => ImageSource::Snapshot(snapshot),
+                None => ImageSource::from_name(old.image),
+            };
         }
         // The values of the dead sandbox are decided now; the snapshot that it began with must not
         // replace them with its own.
         create.defaulted.clear();
         // The entrypoint of another image need not exist in this one.
-        if spec.entrypoint.is_idle() && spec.image == old.image {
+        if spec.entrypoint.is_idle() && (inherits_image || names_image) {
             spec.entrypoint = old.entrypoint;
         }
     }

@@ -365,7 +365,7 @@ async fn box_acquire_returns_the_original_request_of_the_sandbox() {
     let request = CreateSandboxRequest { notes: b"as it was made".to_vec(), ..plain() };
     bench.service.acquire(&bench.key("a"), request.clone()).await.unwrap();
     let mut other = CreateSandboxRequest { notes: b"as it is wanted now".to_vec(), ..request.clone() };
-    other.spec.image = "another".to_owned();
+    other.source = crate::ImageSource::from_name("another");
     let found = bench.service.acquire(&bench.key("a"), other).await.unwrap();
     assert_eq!((found.fresh, found.sandbox.notes, found.sandbox.spec), (false, request.notes, request.spec));
 }

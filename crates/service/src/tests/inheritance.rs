@@ -10,8 +10,8 @@ use domain::{
 use super::{TestBench, config, operators_quota, plain};
 use crate::clock::Clock;
 use crate::{
-    CreateSandboxRequest, DefaultedPart, NAME_KEY_SPACE, OwnerQuota, Sandbox, SandboxUsage, Service,
-    ServiceError,
+    CreateSandboxRequest, DefaultedPart, ImageSource, NAME_KEY_SPACE, OwnerQuota, Sandbox, SandboxUsage,
+    Service, ServiceError,
 };
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -57,7 +57,6 @@ fn confined() -> CreateSandboxRequest {
 /// A request that names only the snapshot; the front filled in weaker defaults.
 fn unnamed(snapshot: &SnapshotId) -> CreateSandboxRequest {
     let spec = SandboxSpec {
-        snapshot: Some(snapshot.clone()),
         network: NetworkAccess::On,
         env: [("FILE".to_owned(), "/usual".to_owned())].into(),
         env_file: Some("/usual".to_owned()),
@@ -65,7 +64,8 @@ fn unnamed(snapshot: &SnapshotId) -> CreateSandboxRequest {
     };
     let defaulted =
         vec![DefaultedPart::Network, DefaultedPart::Guest, DefaultedPart::EnvironmentFile("FILE")];
-    CreateSandboxRequest { spec, defaulted, ..plain() }
+    let source = ImageSource::Snapshot(snapshot.clone());
+    CreateSandboxRequest { source, spec, defaulted, ..plain() }
 }
 
 async fn snapshot_of(bench: &TestBench, sandbox: &Sandbox) -> Snapshot {
@@ -150,12 +150,13 @@ async fn replacement_keeps_the_network_that_was_named_over_that_of_its_snapshot(
     let snapshot = snapshot_of(&bench, &parent).await;
     let key = SandboxKey::new(&bench.owner, NAME_KEY_SPACE, "k").unwrap();
     let spec = SandboxSpec {
-        snapshot: Some(snapshot.id.clone()),
         network: NetworkAccess::Off,
         on_death: Some(OnDeath::Replace),
         ..SandboxSpec::with_defaults()
     };
-    let made = bench.service.acquire(&key, CreateSandboxRequest { spec, ..plain() }).await.unwrap().sandbox;
+    let source = ImageSource::Snapshot(snapshot.id.clone());
+    let request = CreateSandboxRequest { source, spec, ..plain() };
+    let made = bench.service.acquire(&key, request).await.unwrap().sandbox;
     assert_eq!(made.spec.network, NetworkAccess::Off);
     bench.died(&made).await;
     let spec = SandboxSpec { network: NetworkAccess::On, ..SandboxSpec::with_defaults() };
@@ -185,28 +186,6 @@ async fn default_limits_in_force_are_recorded() {
     let found = (limits.memory, limits.cpus, limits.pids);
     assert_eq!(found, (Some(Bytes::from_mib(512)), Some(MilliCpus(1500)), Some(99)));
     assert_eq!((made.expires, bench.handle(&made).idle_timeout), (None, None));
-}
-
-#[tokio::test]
-async fn pool_does_not_loosen_the_recorded_settings() {
-    let state = tempfile::tempdir().unwrap();
-    let backend = testkit::fake_backend::FakeBackend::new();
-    let limits =
-        ResourceLimits { memory: Some(Bytes::from_mib(900)), pids: Some(900), ..ResourceLimits::default() };
-    let pool = domain::PoolSpec {
-        name: "warm".to_owned(),
-        template: SandboxSpec { resources: limits, ..SandboxSpec::with_defaults() },
-        capacity: domain::PoolCapacity::with_level(0),
-        refill: domain::RefillRate::default(),
-    };
-    let config = crate::ServiceConfig { pools: vec![pool], ..config(&state) };
-    let service = Service::start(config, backend.clone() as _).await.unwrap();
-    let bench = TestBench { service, backend, state, owner: domain::Owner::operator() };
-    let source = bench.service.create_sandbox(&bench.owner, confined()).await.unwrap();
-    let snapshot = snapshot_of(&bench, &source).await;
-    let request = CreateSandboxRequest { pool: Some("warm".to_owned()), ..unnamed(&snapshot.id) };
-    let made = bench.service.create_sandbox(&bench.owner, request).await.unwrap();
-    check_inherited(&bench, &made);
 }
 
 #[tokio::test]

@@ -16,7 +16,10 @@ use wire::AgentRequest;
 use super::restart::snapshot_of;
 use super::{TestBench, config, operators_quota, plain, with_entrypoint};
 use crate::clock::Clock;
-use crate::{CreateSandboxRequest, ErrorKind, OwnerQuota, PoolSource, Sandbox, ServiceConfig, ServiceError};
+use crate::{
+    CreateSandboxRequest, ErrorKind, ImageSource, OwnerQuota, PoolSource, Sandbox, ServiceConfig,
+    ServiceError,
+};
 use testkit::fake_backend::{ABSENT_IMAGE, FakeBackend};
 
 fn pool(name: &str, level: usize) -> PoolSpec {
@@ -29,7 +32,7 @@ fn pool(name: &str, level: usize) -> PoolSpec {
 }
 
 fn of(pool: &str) -> CreateSandboxRequest {
-    CreateSandboxRequest { pool: Some(pool.to_owned()), ..plain() }
+    CreateSandboxRequest { source: ImageSource::Pool(pool.to_owned()), ..plain() }
 }
 
 /// Pools are filled at their own rate, so time must pass between two checks.
@@ -235,10 +238,7 @@ async fn pool_is_found_by_its_name_or_by_its_image() {
         ResourceLimits { memory: Some(Bytes::from_mib(64)), ..ResourceLimits::default() };
     small.template.image = "other".to_owned();
     let bench = TestBench::pooled(vec![pool("p", 2), small], 20).await;
-    let image = |image: &str| CreateSandboxRequest {
-        spec: SandboxSpec { image: image.to_owned(), ..SandboxSpec::with_defaults() },
-        ..plain()
-    };
+    let image = |image: &str| CreateSandboxRequest { source: ImageSource::from_name(image), ..plain() };
     let by_alias = bench.make(image("alias of other")).await;
     assert_eq!(by_alias.pool.as_deref(), Some("small"));
     assert_eq!(by_alias.in_force.stand_in.as_deref(), Some("it stands in for alias of other"));
@@ -312,7 +312,7 @@ async fn request_by_image_alias_is_counted_while_no_sandbox_is_warm() {
     }
     let (service, owner) = (bench.service.clone(), bench.owner.clone());
     let mut request = plain();
-    request.spec.image = "alias of other".to_owned();
+    request.source = ImageSource::from_name("alias of other");
     let asking = tokio::spawn(async move { service.create_sandbox(&owner, request).await });
     while bench.all().total == 0 {
         a_moment().await;
@@ -351,7 +351,7 @@ async fn warm_sandbox_with_a_used_agent_is_not_given_out() {
 async fn warm_sandboxes_make_room_for_others_and_are_refilled() {
     let bench = TestBench::pooled(vec![pool("p", 4)], 4).await;
     let mut other = plain();
-    other.spec.image = "other".to_owned();
+    other.source = ImageSource::from_name("other");
     let made = join_all((0..4).map(|_| bench.make(other.clone()))).await;
     assert_eq!((bench.warm("p"), bench.backend.count()), (0, 4));
     let error = bench.service.create_sandbox(&bench.owner, other).await.unwrap_err();
@@ -608,7 +608,7 @@ async fn warm_sandbox_returned_to_a_closed_pool_is_removed() {
 async fn dead_sandbox_is_evicted_before_a_warm_one() {
     let bench = TestBench::pooled(vec![pool("p", 1)], 2).await;
     let mut request = plain();
-    request.spec.image = "another".to_owned();
+    request.source = ImageSource::from_name("another");
     let dead = bench.make(request.clone()).await;
     bench.backend.kill(&dead.id, EndCause::AgentDied);
     bench.until(&dead, |phase| matches!(phase, Phase::Failed(_))).await;

@@ -17,8 +17,8 @@ use super::{TestBench, config, operators_quota, plain, with_entrypoint};
 use crate::clock::Clock;
 use crate::sandboxes::driver::DriverCommand;
 use crate::{
-    CreateSandboxRequest, DefaultedPart, ErrorKind, Outcome, OwnerQuota, RETRY_KEY_SPACE, ResumeOutcome,
-    RevivalKind, Sandbox, SandboxRevival, ServiceConfig, ServiceError,
+    CreateSandboxRequest, DefaultedPart, ErrorKind, ImageSource, Outcome, OwnerQuota, RETRY_KEY_SPACE,
+    ResumeOutcome, RevivalKind, Sandbox, SandboxRevival, ServiceConfig, ServiceError,
 };
 use testkit::fake_backend::FakeBackend;
 
@@ -177,7 +177,6 @@ fn confined(on_death: Option<OnDeath>) -> CreateSandboxRequest {
         disk: Some(Bytes::from_mib(64)),
     };
     let spec = SandboxSpec {
-        image: "tools".to_owned(),
         resources,
         network: NetworkAccess::Off,
         mounts: vec![mount],
@@ -187,6 +186,7 @@ fn confined(on_death: Option<OnDeath>) -> CreateSandboxRequest {
         ..SandboxSpec::with_defaults()
     };
     CreateSandboxRequest {
+        source: ImageSource::from_name("tools"),
         spec,
         labels: [("team".to_owned(), "blue".to_owned())].into(),
         notes: vec![7],
@@ -274,7 +274,7 @@ async fn settings_given_by_the_caller_of_a_replacement_win() {
     request.spec.mounts[0].access = MountAccess::ReadOnly;
     request.spec.resources =
         ResourceLimits { memory: Some(Bytes::from_mib(100)), ..ResourceLimits::default() };
-    request.spec.image = "other".to_owned();
+    request.source = ImageSource::from_name("other");
     request.spec.entrypoint = Entrypoint::FromImage;
     request.timeout = Some(Duration::ZERO);
     let again = bench.service.acquire(&key, request).await.unwrap().sandbox;

@@ -8,7 +8,8 @@ use domain::{Bytes, Owner, ResourceLimits, SandboxId, SandboxSpec, Snapshot, Sna
 use super::{TestBench, config, operators_quota, plain};
 use crate::clock::Clock;
 use crate::{
-    CreateSandboxRequest, ErrorKind, OwnerQuota, Sandbox, Service, ServiceError, SnapshotFilter, SnapshotPage,
+    CreateSandboxRequest, ErrorKind, ImageSource, OwnerQuota, Sandbox, Service, ServiceError, SnapshotFilter,
+    SnapshotPage,
 };
 use testkit::fake_backend::FakeBackend;
 
@@ -34,8 +35,9 @@ impl TestBench {
     }
 
     async fn restore(&self, id: &SnapshotId, resources: ResourceLimits) -> Result<Sandbox, ServiceError> {
-        let spec = SandboxSpec { snapshot: Some(id.clone()), resources, ..SandboxSpec::with_defaults() };
-        self.service.create_sandbox(&self.owner, CreateSandboxRequest { spec, ..plain() }).await
+        let spec = SandboxSpec { resources, ..SandboxSpec::with_defaults() };
+        let request = CreateSandboxRequest { source: ImageSource::Snapshot(id.clone()), spec, ..plain() };
+        self.service.create_sandbox(&self.owner, request).await
     }
 
     fn kept(&self, filter: impl Fn(&SnapshotState) -> bool + Sync, offset: usize) -> SnapshotPage {
