@@ -77,6 +77,7 @@ pub use sandboxes::hooks::{HookReport, HookRun};
 pub use sandboxes::sandbox_ref::SandboxRef;
 pub use snapshots::{CommitSource, SandboxSnapshots, SnapshotFilter, SnapshotPage};
 pub use store::{StoreError, copy_database};
+pub use telemetry::cpu_share::SandboxLoad;
 pub use telemetry::diagnostics::OutputTail;
 pub use telemetry::events::{FeedItem, FeedReader, LifecycleEvent, OperatorAction, OperatorEvent};
 pub use telemetry::owner_metrics::{OwnerLabel, OwnerMetrics};

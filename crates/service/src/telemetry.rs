@@ -1,5 +1,6 @@
 //! What is reported about sandboxes: events, recent errors, resource usage, metrics and diagnostics.
 
+pub(crate) mod cpu_share;
 pub(crate) mod diagnostics;
 pub(crate) mod events;
 pub(crate) mod owner_metrics;

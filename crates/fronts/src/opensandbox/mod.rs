@@ -116,18 +116,17 @@ pub(crate) struct OpenSandboxState {
     service: Service,
     settings: Arc<HttpSettings>,
     own_settings: OpenSandboxSettings,
-    samples: Arc<execd::CpuSamples>,
     routes: Arc<signed_routes::RouteSigner>,
 }
 
 /// Builds the routes of this front, and the handler for ports named by host or header.
 fn build_router(service: Service, settings: Arc<HttpSettings>) -> (Router, PortProxy) {
     let routes = signed_routes::RouteSigner::new(settings.gateway.keys.clone(), settings.gateway.short);
-    let (samples, routes) = (Arc::default(), Arc::new(routes));
+    let routes = Arc::new(routes);
     let own_settings = settings.fronts.get(FRONT.name).map(OpenSandboxSettings::from_values);
     let own_settings = own_settings.transpose().expect("settings are checked when the configuration is read");
     let own_settings = own_settings.unwrap_or_default();
-    let front = OpenSandboxState { service, settings, own_settings, samples, routes };
+    let front = OpenSandboxState { service, settings, own_settings, routes };
     let ports = PortProxy { front: front.clone(), execd: execd::build_router(front.clone()) };
     let proxied = proxy::proxy_routes()
         .into_iter()

@@ -33,6 +33,7 @@ use crate::sandboxes::reaper::DueReason;
 use crate::sandboxes::registry::SandboxHandle;
 use crate::sandboxes::{entrypoint, hooks};
 use crate::store::SandboxRecord;
+use crate::telemetry::cpu_share::CpuMeter;
 use crate::telemetry::service_metrics;
 use crate::tenancy::quota::ResourceCost;
 use crate::{Outcome, ResumeOutcome, Sandbox, ServiceError};
@@ -142,6 +143,7 @@ impl Driver {
             agent: AgentClient::new(Arc::clone(&core.backend), record.sandbox.id.clone()),
             activity: SandboxActivity::new(core.clock.clone()),
             commands: CommandSlots::new(core.config().commands_per_sandbox),
+            cpu_meter: CpuMeter::default(),
             mailbox: commands,
             parsed_notes: OnceLock::new(),
             state: published,

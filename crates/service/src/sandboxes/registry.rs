@@ -14,6 +14,7 @@ use crate::exec::command_slots::CommandSlots;
 use crate::sandboxes::activity::SandboxActivity;
 use crate::sandboxes::driver::DriverCommand;
 use crate::sandboxes::lease::SandboxLease;
+use crate::telemetry::cpu_share::CpuMeter;
 use crate::tenancy::quota::{OwnerQuota, QuotaExcess, ResourceCost};
 use crate::{RETRY_KEY_SPACE, Sandbox, SandboxFilter, SandboxPage};
 
@@ -37,6 +38,7 @@ pub(crate) struct SandboxHandle {
     pub(crate) agent: AgentClient,
     pub(crate) activity: Arc<SandboxActivity>,
     pub(crate) commands: Arc<CommandSlots>,
+    pub(crate) cpu_meter: CpuMeter,
     /// Sends commands to the driver.
     pub(crate) mailbox: mpsc::Sender<DriverCommand>,
     /// The notes of the state, in the form that the front parsed them into.

@@ -42,7 +42,6 @@ use crate::kit::nested;
 use crate::kit::query::path_param;
 
 pub(in crate::opensandbox) use self::exec_socket::START_HEADER;
-pub(in crate::opensandbox) use self::resource_usage::CpuSamples;
 
 /// The sandbox a request is for. The proxy has found and authorised it, and put this into the extensions.
 #[derive(Clone)]
