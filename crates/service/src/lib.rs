@@ -13,6 +13,7 @@ mod files;
 mod images;
 mod pools;
 mod ports;
+mod reconcile;
 mod sandboxes;
 mod snapshots;
 mod store;
@@ -37,7 +38,7 @@ use futures_util::StreamExt;
 use crate::clock::Clock;
 use crate::core::Core;
 use crate::sandboxes::driver::DriverCommand;
-use crate::sandboxes::{reaper, reconcile};
+use crate::sandboxes::reaper;
 use crate::sandboxes::registry::SandboxHandle;
 use crate::telemetry::{events, service_metrics, usage_history};
 
@@ -358,7 +359,7 @@ impl Service {
         let (core, records, kept, volumes) = Core::open(config, backend, clock).await?;
         core.tasks.spawn(events::persist_events(Arc::clone(&core)));
         volumes::reconcile_volumes(&core, volumes, &records).await?;
-        reconcile::reconcile_sandboxes(&core, records).await?;
+        sandboxes::reconcile::reconcile_sandboxes(&core, records).await?;
         snapshots::reconcile_snapshots(&core, kept).await?;
         core.tasks.spawn(Arc::clone(&core).forward_deaths(deaths));
         core.tasks.spawn(reaper::run_reaper(Arc::clone(&core)));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use backend::{FoundCondition, SandboxDeath};
+use backend::SandboxDeath;
 use domain::{Owner, Phase, SandboxId};
 use futures_util::StreamExt;
 
@@ -11,6 +11,7 @@ use super::{PoolState, WarmSandbox};
 use crate::agent::client::AgentClient;
 use crate::core::Core;
 use crate::error::error_chain;
+use crate::reconcile::{SandboxFacts, WarmPlan, plan_warm};
 use crate::sandboxes::driver::CREATE_TIMEOUT;
 use crate::store::SandboxRecord;
 use crate::{CreateSandboxRequest, ImageSource, ServiceError};
@@ -90,16 +91,11 @@ impl Core {
     }
 
     /// Returns a sandbox that a former server made to its pool, if a new one would be made the same way now, and
-    /// removes it otherwise. `condition` is `None` if it was not found or is of another boot.
-    pub(crate) async fn adopt_warm(
-        self: &Arc<Self>,
-        record: SandboxRecord,
-        condition: Option<FoundCondition>,
-    ) {
+    /// removes it otherwise.
+    pub(crate) async fn adopt_warm(self: &Arc<Self>, record: SandboxRecord, facts: SandboxFacts) {
         let sandbox = record.sandbox;
-        let whole = sandbox.phase == Phase::Running && condition == Some(FoundCondition::Alive);
         let kept = sandbox.pool.as_deref().and_then(|pool| self.pools.find(pool));
-        let kept = kept.filter(|kept| whole && sandbox.spec == kept.pool.template);
+        let kept = kept.filter(|kept| sandbox.spec == kept.pool.template);
         self.registry.add_warm(usize::MAX);
         let same_image = match &kept {
             Some(kept) => {
@@ -108,13 +104,13 @@ impl Core {
             }
             None => false,
         };
-        match kept.filter(|_| same_image) {
-            Some(kept) => {
+        match (plan_warm(facts, same_image), kept) {
+            (WarmPlan::ReturnToPool, Some(kept)) => {
                 tracing::info!(sandbox = %sandbox.id, pool = kept.pool.name, "adopted a warm sandbox");
                 kept.push_warm(WarmSandbox { id: sandbox.id, in_force: sandbox.in_force });
             }
-            None => {
-                tracing::info!(sandbox = %sandbox.id, ?condition, "removing a warm sandbox that no longer fits its pool");
+            (WarmPlan::Remove, _) | (_, None) => {
+                tracing::info!(sandbox = %sandbox.id, found = ?facts.found, "removing a warm sandbox that no longer fits its pool");
                 self.remove_warm(&sandbox.id).await;
             }
         }

@@ -1,4 +1,5 @@
-//! After a restart: compares the sandboxes in the store with those that the backend finds.
+//! After a restart: compares the sandboxes in the store with those that the backend finds, and does with each what
+//! [`crate::reconcile`] decides.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use futures_util::StreamExt;
 use crate::agent::client::AgentClient;
 use crate::core::Core;
 use crate::error::error_chain;
+use crate::reconcile::{SandboxFacts, SandboxPlan, plan_sandbox};
 use crate::sandboxes::driver::Driver;
 use crate::sandboxes::entrypoint;
 use crate::sandboxes::registry::RoomRequirement;
@@ -26,17 +28,6 @@ const LIST_RETRY_DELAYS: [Duration; 3] =
 
 /// How long to wait before a failed removal is tried again.
 const REMOVAL_RETRY_DELAY: Duration = Duration::from_secs(30);
-
-/// The action for a sandbox that is in the store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ReconcilePlan {
-    /// It is alive and continues in this phase.
-    Adopt(Phase),
-    /// It is dead, and its owner will want to know why.
-    Report(EndCause),
-    /// It was being removed, or was never completed.
-    Destroy,
-}
 
 /// Takes over from the former server.
 pub(crate) async fn reconcile_sandboxes(
@@ -81,54 +72,42 @@ async fn reconcile_one(
     found: Option<(FoundCondition, FilesState)>,
 ) {
     let same_boot = record.boot_id == core.boot_id;
-    let condition = found.map(|(condition, _)| condition);
     record.sandbox.files = found.map_or(FilesState::Lost, |(_, files)| files);
+    let mut facts = SandboxFacts {
+        phase: record.sandbox.phase,
+        found: found.map(|(condition, _)| condition),
+        same_boot,
+        expired: false,
+    };
     if record.is_warm() {
-        return core.adopt_warm(record, condition.filter(|_| same_boot)).await;
+        return core.adopt_warm(record, facts).await;
     }
     if !same_boot {
         // The boot clock started over, so only the wall clock still says when the sandbox expires.
         record.expires_boot = record.sandbox.expires.map(|expires| core.clock.now().at_wall(expires).boot);
         record.boot_id = core.boot_id.clone();
     }
-    let expired = record.expires_boot.is_some_and(|expires| expires <= core.clock.now().boot);
-    let mut plan = if expired {
-        ReconcilePlan::Destroy
-    } else {
-        decide_plan(record.sandbox.phase, condition, same_boot)
-    };
+    facts.expired = record.expires_boot.is_some_and(|expires| expires <= core.clock.now().boot);
+    let mut plan = plan_sandbox(facts);
     // A sandbox that was warm may lack resources that its owner asked for, and no client has heard of it.
     if record.sandbox.phase == Phase::Starting
-        && matches!(plan, ReconcilePlan::Adopt(_))
+        && matches!(plan, SandboxPlan::Adopt(_))
         && (record.sandbox.pool.is_some() || !is_complete(core, &record).await)
     {
-        plan = ReconcilePlan::Destroy;
+        plan = SandboxPlan::Destroy;
     }
     tracing::info!(sandbox = %record.sandbox.id, phase = %record.sandbox.phase, ?found, ?plan, "reconciling sandbox");
     match plan {
-        ReconcilePlan::Adopt(phase) => adopt_sandbox(core, record, phase).await,
-        ReconcilePlan::Report(cause) => adopt_sandbox(core, record, Phase::Failed(cause)).await,
-        ReconcilePlan::Destroy => {
-            destroy_sandbox(core, record, if expired { EndCause::Expired } else { EndCause::NotCreated })
-                .await
+        SandboxPlan::Adopt(phase) => adopt_sandbox(core, record, phase).await,
+        SandboxPlan::Report(cause) => adopt_sandbox(core, record, Phase::Failed(cause)).await,
+        SandboxPlan::Destroy => {
+            destroy_sandbox(
+                core,
+                record,
+                if facts.expired { EndCause::Expired } else { EndCause::NotCreated },
+            )
+            .await
         }
-    }
-}
-
-/// The decision table. A server may die after a sandbox was completed and before this was recorded, so a living sandbox
-/// is adopted although its row says "starting"; the caller destroys it if it is not complete. A row says "failed" until a restart is complete, so a
-/// sandbox that lives nevertheless is stopped again; its files are kept, like those of every sandbox that once ran.
-fn decide_plan(phase: Phase, condition: Option<FoundCondition>, same_boot: bool) -> ReconcilePlan {
-    use FoundCondition::{Alive, Dead, Frozen, Half};
-    let lost = if same_boot { EndCause::AgentDied } else { EndCause::HostRebooted };
-    match (phase, condition) {
-        (Phase::Stopping | Phase::Stopped, _) => ReconcilePlan::Destroy,
-        (Phase::Failed(cause), _) => ReconcilePlan::Report(cause),
-        (Phase::Starting, None | Some(Dead | Half)) => ReconcilePlan::Destroy,
-        (Phase::Exited(exit), Some(Alive)) => ReconcilePlan::Adopt(Phase::Exited(exit)),
-        (_, Some(Alive)) => ReconcilePlan::Adopt(Phase::Running),
-        (_, Some(Frozen)) => ReconcilePlan::Adopt(Phase::Paused),
-        (_, None | Some(Dead | Half)) => ReconcilePlan::Report(lost),
     }
 }
 
@@ -198,52 +177,5 @@ async fn remove_later(core: Arc<Core>, id: SandboxId) {
         if core.destroy_in_backend(&id).await.is_ok() {
             return;
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use domain::ExitReason;
-
-    use super::*;
-
-    /// `plans` are the expected plans if the backend finds nothing, and a sandbox that is alive, frozen, dead or half
-    /// made.
-    fn check(phase: Phase, plans: [ReconcilePlan; 5]) {
-        let conditions = [
-            None,
-            Some(FoundCondition::Alive),
-            Some(FoundCondition::Frozen),
-            Some(FoundCondition::Dead),
-            Some(FoundCondition::Half),
-        ];
-        for (condition, plan) in conditions.into_iter().zip(plans) {
-            assert_eq!(decide_plan(phase, condition, true), plan, "{phase} and {condition:?}");
-        }
-    }
-
-    #[test]
-    fn every_stored_phase_and_found_condition_has_a_plan() {
-        use ReconcilePlan::{Adopt, Destroy, Report};
-        let (running, paused, died) =
-            (Adopt(Phase::Running), Adopt(Phase::Paused), Report(EndCause::AgentDied));
-        check(Phase::Starting, [Destroy, running, paused, Destroy, Destroy]);
-        check(Phase::Running, [died, running, paused, died, died]);
-        check(Phase::Pausing, [died, running, paused, died, died]);
-        check(Phase::Paused, [died, running, paused, died, died]);
-        check(Phase::Resuming, [died, running, paused, died, died]);
-        let exited = Phase::Exited(ExitReason::Code(3));
-        check(exited, [died, Adopt(exited), paused, died, died]);
-        check(Phase::Stopping, [Destroy; 5]);
-        check(Phase::Failed(EndCause::Oom), [Report(EndCause::Oom); 5]);
-    }
-
-    #[test]
-    fn sandbox_lost_in_a_host_reboot_reports_that_cause() {
-        assert_eq!(decide_plan(Phase::Running, None, false), ReconcilePlan::Report(EndCause::HostRebooted));
-        assert_eq!(
-            decide_plan(Phase::Running, Some(FoundCondition::Dead), false),
-            ReconcilePlan::Report(EndCause::HostRebooted)
-        );
     }
 }

@@ -12,6 +12,7 @@ use super::{FORGET_TIMEOUT, has_files};
 use crate::ServiceError;
 use crate::core::Core;
 use crate::error::error_chain;
+use crate::reconcile::{SnapshotPlan, plan_snapshot};
 use crate::telemetry::service_metrics;
 
 /// How long taking a snapshot may last where bytes have to be copied.
@@ -138,39 +139,40 @@ pub(crate) async fn reconcile_snapshots(
 }
 
 async fn reconcile_one(core: &Arc<Core>, mut snapshot: Snapshot, stage: Option<SnapshotStage>) {
-    match (&snapshot.state, stage) {
-        (SnapshotState::Deleting, _) => {
+    let can_be_taken = source_has_files(core, &snapshot);
+    match plan_snapshot(&snapshot.state, stage.as_ref(), can_be_taken) {
+        SnapshotPlan::FinishDeletion => {
             core.snapshots.put(snapshot.clone());
             if let Err(error) = core.forget_snapshot(snapshot).await {
                 tracing::warn!(error = %error_chain(&error), "failed to delete snapshot; the next start retries");
             }
         }
-        (SnapshotState::Ready, Some(SnapshotStage::Complete(_))) | (SnapshotState::Failed(_), None) => {
-            core.snapshots.put(snapshot);
-        }
-        (SnapshotState::Creating(_), Some(SnapshotStage::Complete(kept))) => {
+        SnapshotPlan::Keep => core.snapshots.put(snapshot),
+        SnapshotPlan::MarkReady(kept) => {
             mark_ready(&mut snapshot, kept);
             store_final_state(core, snapshot).await;
         }
-        (SnapshotState::Creating(_), _) if source_has_files(core, &snapshot) => {
+        SnapshotPlan::Take => {
             core.snapshots.put(snapshot.clone());
             core.tasks.spawn(finish_snapshot(Arc::clone(core), snapshot));
         }
-        (_, stage) => {
+        SnapshotPlan::Fail => {
             if stage.is_some() {
                 forget_files(core, &snapshot.id).await;
             }
-            snapshot.size = Bytes(0);
-            snapshot.state = SnapshotState::Failed(match &snapshot.state {
-                SnapshotState::Failed(why) => why.clone(),
-                SnapshotState::Creating(_) => "the sandbox ended before the snapshot was taken".to_owned(),
-                SnapshotState::Ready | SnapshotState::Deleting => {
-                    "the files of the snapshot are gone".to_owned()
-                }
-            });
-            store_final_state(core, snapshot).await;
+            fail_snapshot(core, snapshot).await;
         }
     }
+}
+
+async fn fail_snapshot(core: &Core, mut snapshot: Snapshot) {
+    snapshot.size = Bytes(0);
+    snapshot.state = SnapshotState::Failed(match &snapshot.state {
+        SnapshotState::Failed(why) => why.clone(),
+        SnapshotState::Creating(_) => "the sandbox ended before the snapshot was taken".to_owned(),
+        SnapshotState::Ready | SnapshotState::Deleting => "the files of the snapshot are gone".to_owned(),
+    });
+    store_final_state(core, snapshot).await;
 }
 
 /// Whether the sandbox still has its files, so that the snapshot can still be taken.

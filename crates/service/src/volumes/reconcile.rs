@@ -1,7 +1,9 @@
-//! After a restart: compares the volumes in the store with those that the backend has.
+//! After a restart: compares the volumes in the store with those that the backend has, and does with each what
+//! [`crate::reconcile`] decides.
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use backend::FoundVolume;
 use domain::{MountSource, Volume, VolumeId, VolumeName};
@@ -9,6 +11,7 @@ use domain::{MountSource, Volume, VolumeId, VolumeName};
 use crate::ServiceError;
 use crate::core::Core;
 use crate::error::error_chain;
+use crate::reconcile::{StoredVolumeState, VolumePlan, plan_volume};
 use crate::store::{SandboxRecord, StoredVolume, VolumeChange};
 
 /// Takes over the volumes of the former server, and their uses.
@@ -25,16 +28,13 @@ pub(crate) async fn reconcile_volumes(
         found.into_iter().map(|found| (found.volume.id.clone(), found)).collect();
     for kept in kept {
         let exists = found.remove(&kept.volume.id).is_some();
-        if kept.removing {
-            finish_removal(core, &kept.volume.id).await;
-        } else if exists {
-            core.volumes.add(kept.volume, kept.created, None);
-        } else {
-            forget_missing(core, &kept.volume).await;
-        }
+        let stored = if kept.removing { StoredVolumeState::Removing } else { StoredVolumeState::Kept };
+        reconcile_one(core, kept.volume, kept.created, plan_volume(stored, exists)).await?;
     }
+    let now = crate::clock::truncate_to_micros(core.clock.now().wall);
     for (_, stranger) in found {
-        adopt_volume(core, stranger.volume).await?;
+        let plan = plan_volume(StoredVolumeState::Unknown, true);
+        reconcile_one(core, stranger.volume, now, plan).await?;
     }
     for record in records {
         for mount in &record.sandbox.spec.mounts {
@@ -47,6 +47,21 @@ pub(crate) async fn reconcile_volumes(
     Ok(())
 }
 
+async fn reconcile_one(
+    core: &Arc<Core>,
+    volume: Volume,
+    created: SystemTime,
+    plan: VolumePlan,
+) -> Result<(), ServiceError> {
+    match plan {
+        VolumePlan::Keep => core.volumes.add(volume, created, None),
+        VolumePlan::FinishRemoval => finish_removal(core, &volume.id).await,
+        VolumePlan::ForgetRow => forget_missing(core, &volume).await,
+        VolumePlan::Adopt => adopt_volume(core, volume, created).await?,
+    }
+    Ok(())
+}
+
 /// Removes the remains of a volume that was being removed.
 async fn finish_removal(core: &Arc<Core>, id: &VolumeId) {
     tracing::info!(volume = %id, "found a partly removed volume; removing the rest");
@@ -56,8 +71,7 @@ async fn finish_removal(core: &Arc<Core>, id: &VolumeId) {
     }
 }
 
-/// Deletes the row of a volume that the backend does not list. The volume was never made, or it cannot be read now.
-/// Nothing else is removed, so that a volume that can be read at a later start is adopted again.
+/// Deletes the row of a volume that the backend does not list, and nothing else.
 async fn forget_missing(core: &Arc<Core>, volume: &Volume) {
     tracing::error!(volume = %volume.id, name = %volume.name, "volume is missing or cannot be read; deleting its row");
     if let Err(error) = core.record_volume(VolumeChange::Forget(volume.id.clone())).await {
@@ -65,15 +79,13 @@ async fn forget_missing(core: &Arc<Core>, volume: &Volume) {
     }
 }
 
-/// The backend knows the owner of a volume, so a volume that is missing in the store, for example after a power loss,
-/// is not lost.
-async fn adopt_volume(core: &Arc<Core>, mut volume: Volume) -> Result<(), ServiceError> {
+/// Adds a volume that only the backend knows, under another name if its owner uses its name for another one.
+async fn adopt_volume(core: &Arc<Core>, mut volume: Volume, created: SystemTime) -> Result<(), ServiceError> {
     tracing::warn!(volume = %volume.id, name = %volume.name, "found a volume that is not in the store; adopting it");
     if core.volumes.find(&volume.owner, &volume.name).is_some() {
         let other = format!("{}-{}", volume.name.as_str().chars().take(230).collect::<String>(), volume.id);
         volume.name = VolumeName::parse(&other).unwrap_or(volume.name);
     }
-    let created = crate::clock::truncate_to_micros(core.clock.now().wall);
     let kept = StoredVolume { volume: volume.clone(), created, removing: false };
     core.record_volume(VolumeChange::Insert(kept)).await?;
     core.volumes.add(volume, created, None);
