@@ -3,6 +3,7 @@
 
 pub(crate) mod acquire;
 pub(crate) mod activity;
+pub(crate) mod admission;
 pub(crate) mod driver;
 pub(crate) mod entrypoint;
 pub(crate) mod hooks;

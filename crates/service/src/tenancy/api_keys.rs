@@ -6,8 +6,9 @@ use std::time::SystemTime;
 use domain::Owner;
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 
-use crate::Secret;
+use crate::core::{Core, io_error};
 use crate::tenancy::tokens::random_bytes;
+use crate::{Secret, ServiceError, clock};
 
 /// The public data of an issued key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,6 +101,35 @@ impl ApiKeys {
         let kept = usize::try_from(found).ok().and_then(|index| self.kept.get(index));
         let valid = kept.filter(|kept| kept.key.expires.is_none_or(|expires| expires > now));
         if single { Some(Owner::operator()) } else { valid.map(|kept| kept.key.owner.clone()) }
+    }
+}
+
+impl Core {
+    pub(crate) async fn issue_key(
+        &self,
+        owner: Owner,
+        expires: Option<SystemTime>,
+    ) -> Result<(ApiKey, Secret), ServiceError> {
+        if !self.keys.read().expect("no thread panics while setting a key").has_operator_key() {
+            return Err(ServiceError::NoOperatorKey);
+        }
+        let made =
+            StoredApiKey::generate(owner, self.clock.now().wall, expires.map(clock::truncate_to_micros));
+        let (kept, secret) = made.map_err(io_error("draw a random key"))?;
+        let failed = |source| ServiceError::Store { action: "store the key", source };
+        self.store.insert_key(&kept).await.map_err(failed)?;
+        let key = kept.key.clone();
+        self.keys.write().expect("no thread panics while setting a key").add(kept);
+        Ok((key, secret))
+    }
+
+    pub(crate) async fn revoke_key(&self, id: &str) -> Result<bool, ServiceError> {
+        // The key is refused at once, even if deleting its row fails. Such a failure is reported, and the key opens
+        // nothing until the next start.
+        let known = self.keys.write().expect("no thread panics while setting a key").remove(id);
+        let failed = |source| ServiceError::Store { action: "delete the key", source };
+        self.store.delete_key(id).await.map_err(failed)?;
+        Ok(known)
     }
 }
 
