@@ -47,24 +47,46 @@ pub(crate) struct Core {
     pub(crate) store: Store,
     pub(crate) clock: Clock,
     pub(crate) boot_id: String,
-    pub(crate) registry: SandboxRegistry,
-    pub(crate) names: KeyIndex,
-    pub(crate) pools: PoolRegistry,
-    pub(crate) volumes: VolumeIndex,
-    pub(crate) events: FeedBuffer,
-    /// The recent accesses of the operator.
-    pub(crate) acts: RecentActions,
-    pub(crate) recent_errors: RecentErrors,
-    pub(crate) snapshots: SnapshotIndex,
+    pub(crate) lifecycle: Lifecycle,
+    pub(crate) catalog: Catalog,
     pub(crate) terminals: TerminalRegistry,
-    pub(crate) pulls: ImagePulls,
-    pub(crate) history: UsageHistory,
-    pub(crate) schedule: ExpirySchedule,
-    pub(crate) mint: TokenMint,
-    pub(crate) keys: RwLock<ApiKeys>,
+    pub(crate) telemetry: Telemetry,
+    pub(crate) tenancy: Tenancy,
     /// Cancelled to end every task.
     pub(crate) stop: CancellationToken,
     pub(crate) tasks: TaskTracker,
+}
+
+/// The sandboxes of all owners, how keys lead to them, and when they end.
+#[derive(Default)]
+pub(crate) struct Lifecycle {
+    pub(crate) registry: SandboxRegistry,
+    pub(crate) names: KeyIndex,
+    pub(crate) schedule: ExpirySchedule,
+}
+
+/// What sandboxes are made from and what they use.
+pub(crate) struct Catalog {
+    pub(crate) snapshots: SnapshotIndex,
+    pub(crate) volumes: VolumeIndex,
+    pub(crate) pools: PoolRegistry,
+    /// The images that are being fetched.
+    pub(crate) pulls: ImagePulls,
+}
+
+/// What is reported about sandboxes.
+pub(crate) struct Telemetry {
+    pub(crate) events: FeedBuffer,
+    pub(crate) recent_errors: RecentErrors,
+    pub(crate) history: UsageHistory,
+}
+
+/// Who may use the server, and what the operator did in the place of others.
+pub(crate) struct Tenancy {
+    pub(crate) keys: RwLock<ApiKeys>,
+    pub(crate) mint: TokenMint,
+    /// The recent accesses of the operator.
+    pub(crate) acts: RecentActions,
 }
 
 impl Core {
@@ -97,20 +119,24 @@ impl Core {
             store,
             clock,
             boot_id,
-            registry: SandboxRegistry::default(),
-            names: KeyIndex::default(),
-            pools,
-            volumes: VolumeIndex::default(),
-            events: FeedBuffer::new(kept.events),
-            acts: RecentActions::default(),
-            recent_errors: RecentErrors::default(),
-            snapshots: SnapshotIndex::default(),
+            lifecycle: Lifecycle::default(),
+            catalog: Catalog {
+                snapshots: SnapshotIndex::default(),
+                volumes: VolumeIndex::default(),
+                pools,
+                pulls: ImagePulls::default(),
+            },
             terminals: TerminalRegistry::default(),
-            pulls: ImagePulls::default(),
-            history: UsageHistory::new(kept.hours, metric_owners),
-            schedule: ExpirySchedule::default(),
-            mint,
-            keys: RwLock::new(ApiKeys::new(kept.keys)),
+            telemetry: Telemetry {
+                events: FeedBuffer::new(kept.events),
+                recent_errors: RecentErrors::default(),
+                history: UsageHistory::new(kept.hours, metric_owners),
+            },
+            tenancy: Tenancy {
+                keys: RwLock::new(ApiKeys::new(kept.keys)),
+                mint,
+                acts: RecentActions::default(),
+            },
             stop: CancellationToken::new(),
             tasks: TaskTracker::new(),
         };
@@ -131,7 +157,7 @@ impl Core {
 
     /// Every sandbox of one owner, or of all, newest first.
     pub(crate) fn list_newest_first(&self, owner: Option<&Owner>) -> Vec<Arc<SandboxHandle>> {
-        let mut handles = self.registry.all();
+        let mut handles = self.lifecycle.registry.all();
         handles.retain(|handle| owner.is_none_or(|owner| handle.owner == *owner));
         handles.sort_unstable_by(|one, other| other.created.cmp(&one.created).then(one.id.cmp(&other.id)));
         handles
@@ -143,7 +169,7 @@ impl Core {
         owner: &Owner,
         id: &SandboxId,
     ) -> Result<Arc<SandboxHandle>, ServiceError> {
-        let handle = self.registry.find(id).filter(|handle| handle.owner == *owner);
+        let handle = self.lifecycle.registry.find(id).filter(|handle| handle.owner == *owner);
         handle.ok_or_else(|| ServiceError::NoSandbox(id.clone()))
     }
 
@@ -155,7 +181,7 @@ impl Core {
     ) -> Result<Arc<SandboxHandle>, ServiceError> {
         match owner {
             Some(owner) => self.find_sandbox(owner, id),
-            None => self.registry.find(id).ok_or_else(|| ServiceError::NoSandbox(id.clone())),
+            None => self.lifecycle.registry.find(id).ok_or_else(|| ServiceError::NoSandbox(id.clone())),
         }
     }
 
@@ -222,7 +248,7 @@ impl Core {
     /// Removes a sandbox with everything that belongs to it, and records its final usage.
     pub(crate) async fn destroy_in_backend(&self, id: &SandboxId) -> Result<(), ServiceError> {
         let last = self.ask_backend("destroy", id, DESTROY_TIMEOUT, self.backend.destroy(id)).await?;
-        self.history.end_metering(id, self.clock.now(), last);
+        self.telemetry.history.end_metering(id, self.clock.now(), last);
         Ok(())
     }
 
@@ -230,7 +256,7 @@ impl Core {
     /// exist.
     pub(crate) async fn stop_in_backend(&self, id: &SandboxId) -> Result<FilesState, ServiceError> {
         let stopped = self.ask_backend("stop", id, DESTROY_TIMEOUT, self.backend.stop(id)).await?;
-        self.history.end_metering(id, self.clock.now(), stopped.usage);
+        self.telemetry.history.end_metering(id, self.clock.now(), stopped.usage);
         Ok(stopped.files)
     }
 
@@ -262,7 +288,7 @@ impl Core {
                 () = self.stop.cancelled() => return,
             };
             let Some(death) = death else { return };
-            match self.registry.find(&death.id) {
+            match self.lifecycle.registry.find(&death.id) {
                 Some(handle) => {
                     handle.death.send_replace(Some(death.cause));
                 }

@@ -206,7 +206,7 @@ impl Core {
         name: &str,
         credentials: Option<RegistryCredentials>,
     ) -> Result<watch::Receiver<PullState>, ServiceError> {
-        let mut running = self.pulls.0.lock().expect("no thread panics while holding this lock");
+        let mut running = self.catalog.pulls.0.lock().expect("no thread panics while holding this lock");
         let same = |pull: &&RunningPull| pull.name == name && pull.credentials == credentials;
         if let Some(pull) = running.iter().find(same) {
             return Ok(pull.state.clone());
@@ -228,7 +228,7 @@ impl Core {
                 end = core.run_pull(&name, credentials.as_ref(), &progress) => end,
                 () = core.stop.cancelled() => stopped_pull(),
             };
-            let mut running = core.pulls.0.lock().expect("no thread panics while holding this lock");
+            let mut running = core.catalog.pulls.0.lock().expect("no thread panics while holding this lock");
             running.retain(|pull| !(pull.name == name && pull.credentials == credentials));
             drop(running);
             progress.send_replace(end);

@@ -376,13 +376,13 @@ impl Service {
         self.0.store.close().await;
         let alive =
             |handle: &Arc<SandboxHandle>| !matches!(handle.phase(), Phase::Failed(_) | Phase::Stopped);
-        self.0.registry.all().iter().filter(|handle| alive(handle)).count()
+        self.0.lifecycle.registry.all().iter().filter(|handle| alive(handle)).count()
     }
 
     /// Removes every sandbox of all owners. A failure to remove one does not affect the others; the next start retries
     /// it. Returns how many could not be removed.
     pub async fn remove_all_sandboxes(&self) -> usize {
-        let handles = futures_util::stream::iter(self.0.registry.all());
+        let handles = futures_util::stream::iter(self.0.lifecycle.registry.all());
         let removals = handles.map(|handle| async move {
             let outcome = self.0.send_command(&handle, DriverCommand::Destroy).await;
             match outcome {
@@ -438,28 +438,33 @@ impl Service {
 
     /// Returns the sandbox that the key leads to now.
     pub fn find_by_key(&self, key: &SandboxKey) -> Option<Sandbox> {
-        Some(self.0.find_sandbox(key.owner(), &self.0.names.find_sandbox(key)?).ok()?.current_state())
+        Some(
+            self.0
+                .find_sandbox(key.owner(), &self.0.lifecycle.names.find_sandbox(key)?)
+                .ok()?
+                .current_state(),
+        )
     }
 
     /// The lifecycle events from now on, or after the event `after`, of one owner's sandboxes or of all.
     pub fn follow_events(&self, owner: Option<Owner>, after: Option<u64>) -> FeedReader {
-        FeedReader::new(&self.0, owner, after.unwrap_or_else(|| self.0.events.newest_id()))
+        FeedReader::new(&self.0, owner, after.unwrap_or_else(|| self.0.telemetry.events.newest_id()))
     }
 
     /// Like [`Service::follow_events`], beginning with the last `count` events that the owner may see.
     pub fn last_events(&self, owner: Option<Owner>, count: usize) -> FeedReader {
-        let after = self.0.events.id_before_last(owner.as_ref(), count);
+        let after = self.0.telemetry.events.id_before_last(owner.as_ref(), count);
         FeedReader::new(&self.0, owner, after)
     }
 
     /// The most recent failed requests, newest first, of one owner or of all.
     pub fn recent_errors(&self, owner: Option<&Owner>) -> Vec<RecentError> {
-        self.0.recent_errors.list(owner)
+        self.0.telemetry.recent_errors.list(owner)
     }
 
     /// Lists sandboxes, newest first.
     pub fn list_sandboxes(&self, owner: &Owner, filter: &SandboxFilter<'_>) -> SandboxPage {
-        self.0.registry.list(owner, filter)
+        self.0.lifecycle.registry.list(owner, filter)
     }
 
     /// Every sandbox of one owner, or of all, newest first, with its current usage.
@@ -479,7 +484,7 @@ impl Service {
 
     /// The usage of sandboxes in each of the last `count` hours, newest first.
     pub fn hourly_usage(&self, owner: Option<&Owner>, count: u64) -> Vec<HourlyUsage> {
-        self.0.history.hours(owner, self.0.clock.now().wall, count)
+        self.0.telemetry.history.hours(owner, self.0.clock.now().wall, count)
     }
 
     pub fn capabilities(&self) -> &BackendCapabilities {
@@ -494,12 +499,12 @@ impl Service {
 
     /// The number of sandboxes in each phase, by the phase's name.
     pub fn count_by_phase(&self) -> BTreeMap<&'static str, usize> {
-        self.0.registry.count_by_phase()
+        self.0.lifecycle.registry.count_by_phase()
     }
 
     /// Sets the single API key of the configuration; its owner is [`Owner::operator`].
     pub fn set_operator_key(&self, key: Option<&str>) {
-        self.0.keys.write().expect("no thread panics while setting a key").set_operator_key(key);
+        self.0.tenancy.keys.write().expect("no thread panics while setting a key").set_operator_key(key);
     }
 
     /// Replaces the settings while the server runs. New values apply from the next request on; existing sandboxes stay
@@ -510,7 +515,7 @@ impl Service {
     }
 
     pub fn owner_by_key(&self, presented: &str) -> Option<Owner> {
-        let keys = self.0.keys.read().expect("no thread panics while setting a key");
+        let keys = self.0.tenancy.keys.read().expect("no thread panics while setting a key");
         keys.find_owner(presented, self.0.clock.now().wall)
     }
 
@@ -525,7 +530,7 @@ impl Service {
 
     /// All issued API keys, expired ones included.
     pub fn list_keys(&self) -> Vec<ApiKey> {
-        self.0.keys.read().expect("no thread panics while setting a key").list()
+        self.0.tenancy.keys.read().expect("no thread panics while setting a key").list()
     }
 
     /// Refuses the key from now on. Returns `false` if no key has this id.
@@ -535,6 +540,6 @@ impl Service {
 
     /// Whether no key exists at all, so that requests need none.
     pub fn has_no_keys(&self) -> bool {
-        self.0.keys.read().expect("no thread panics while setting a key").is_empty()
+        self.0.tenancy.keys.read().expect("no thread panics while setting a key").is_empty()
     }
 }

@@ -162,7 +162,7 @@ impl PoolState {
 
     fn report(&self, core: &Core) -> PoolReport {
         let pool = self.current_spec();
-        let taken = core.registry.count_taken_from(&pool.name);
+        let taken = core.lifecycle.registry.count_taken_from(&pool.name);
         let state = self.lock();
         PoolReport {
             pool,
@@ -197,7 +197,7 @@ impl PoolState {
 
 impl Service {
     pub fn list_pools(&self) -> Vec<PoolReport> {
-        self.0.pools.all().iter().map(|kept| kept.report(&self.0)).collect()
+        self.0.catalog.pools.all().iter().map(|kept| kept.report(&self.0)).collect()
     }
 
     pub fn find_pool(&self, name: &str) -> Result<PoolReport, ServiceError> {
@@ -225,7 +225,7 @@ impl Service {
 
     /// Removes warm sandboxes, which have no owner, before the server ends. The pools stay.
     pub async fn drain_pools(&self) {
-        let pools = self.0.pools.all();
+        let pools = self.0.catalog.pools.all();
         pools.iter().for_each(|kept| kept.closed.cancel());
         let emptied = futures_util::future::join_all(pools.iter().map(|kept| kept.emptied.cancelled()));
         if tokio::time::timeout(DRAIN_TIMEOUT, emptied).await.is_err() {
@@ -240,7 +240,7 @@ const DRAIN_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
 impl Core {
     /// Starts the keepers of all pools.
     pub(crate) fn start_pool_keepers(self: &Arc<Self>) {
-        self.pools.all().into_iter().for_each(|kept| self.start_pool_keeper(kept));
+        self.catalog.pools.all().into_iter().for_each(|kept| self.start_pool_keeper(kept));
     }
 
     fn start_pool_keeper(self: &Arc<Self>, kept: Arc<PoolState>) {
@@ -248,7 +248,7 @@ impl Core {
     }
 
     fn find_pool(&self, name: &str) -> Result<Arc<PoolState>, ServiceError> {
-        self.pools.find(name).ok_or_else(|| ServiceError::NoPool(name.to_owned()))
+        self.catalog.pools.find(name).ok_or_else(|| ServiceError::NoPool(name.to_owned()))
     }
 
     async fn create_pool(self: &Arc<Self>, pool: PoolSpec) -> Result<PoolReport, ServiceError> {
@@ -256,14 +256,14 @@ impl Core {
         let (name, created) = (pool.name.clone(), self.clock.now().wall);
         let kept = PoolState::new(pool.clone(), PoolSource::Client, created);
         {
-            let mut pools = self.pools.lock();
+            let mut pools = self.catalog.pools.lock();
             if pools.contains_key(&name) {
                 return Err(ServiceError::PoolExists(name));
             }
             pools.insert(name.clone(), Arc::clone(&kept));
         }
         if let Err(source) = self.store.put_pool(&StoredPool { pool, created }).await {
-            self.pools.lock().remove(&name);
+            self.catalog.pools.lock().remove(&name);
             return Err(ServiceError::Store { action: "store the pool", source });
         }
         let report = kept.report(self);
@@ -291,7 +291,7 @@ impl Core {
         let failed = |source| ServiceError::Store { action: "delete the pool", source };
         self.store.delete_pool(name).await.map_err(failed)?;
         kept.closed.cancel();
-        self.pools.lock().remove(name);
+        self.catalog.pools.lock().remove(name);
         // The keeper does the work, so it continues if the caller disconnects.
         kept.emptied.cancelled().await;
         Ok(())

@@ -63,12 +63,12 @@ impl SandboxSnapshots<'_> {
 
 impl Service {
     pub fn find_snapshot(&self, owner: &Owner, id: &SnapshotId) -> Result<Snapshot, ServiceError> {
-        self.0.snapshots.find(owner, id).ok_or_else(|| ServiceError::NoSnapshot(id.clone()))
+        self.0.catalog.snapshots.find(owner, id).ok_or_else(|| ServiceError::NoSnapshot(id.clone()))
     }
 
     /// Lists snapshots, newest first.
     pub fn list_snapshots(&self, owner: &Owner, filter: &SnapshotFilter<'_>) -> SnapshotPage {
-        self.0.snapshots.list(owner, filter)
+        self.0.catalog.snapshots.list(owner, filter)
     }
 
     /// Returns when the snapshot is removed. Sandboxes that were made from it keep their files.
@@ -136,10 +136,14 @@ impl Core {
         let owner = snapshot.owner.clone();
         let most = self.config().quotas.quota_of(&owner).disk;
         let left = || {
-            let others = self.registry.disk_of(&owner).saturating_add(self.volumes.total_bytes(&owner));
+            let others = self
+                .lifecycle
+                .registry
+                .disk_of(&owner)
+                .saturating_add(self.catalog.volumes.total_bytes(&owner));
             most.map(|most| most.0.saturating_sub(others))
         };
-        self.snapshots.add(snapshot, self.config().snapshots_per_owner, left)
+        self.catalog.snapshots.add(snapshot, self.config().snapshots_per_owner, left)
     }
 
     async fn delete_snapshot(
@@ -147,7 +151,7 @@ impl Core {
         owner: &Owner,
         id: &SnapshotId,
     ) -> Result<Outcome, ServiceError> {
-        let snapshot = self.snapshots.begin_to_delete(owner, id)?;
+        let snapshot = self.catalog.snapshots.begin_to_delete(owner, id)?;
         let core = Arc::clone(self);
         // It runs in a separate task, so that a client that disconnects does not leave it half deleted.
         let deleting = self.tasks.spawn(async move { core.forget_snapshot(snapshot).await });
@@ -164,7 +168,7 @@ impl Core {
         self.ask_backend("delete a snapshot of", sandbox, FORGET_TIMEOUT, forget).await?;
         let deleted = self.store.delete_snapshot(id).await;
         deleted.map_err(|source| ServiceError::Store { action: "delete a snapshot", source })?;
-        self.snapshots.remove(id);
+        self.catalog.snapshots.remove(id);
         tracing::info!(snapshot = %id, "snapshot deleted");
         Ok(Outcome::Done)
     }
@@ -177,7 +181,7 @@ impl Core {
         id: SnapshotId,
         request: &mut CreateSandboxRequest,
     ) -> Result<SnapshotGuard, ServiceError> {
-        let (snapshot, using) = self.snapshots.start_using(self, owner, &id)?;
+        let (snapshot, using) = self.catalog.snapshots.start_using(self, owner, &id)?;
         let least = snapshot.size;
         if let Some(named) = request.spec.resources.disk.filter(|named| *named < least) {
             return Err(ServiceError::SnapshotTooLarge { id: id.clone(), disk: named, size: least });

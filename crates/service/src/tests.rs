@@ -72,12 +72,12 @@ impl TestBench {
     }
 
     fn handle(&self, sandbox: &Sandbox) -> Arc<SandboxHandle> {
-        self.service.0.registry.find(&sandbox.id).unwrap()
+        self.service.0.lifecycle.registry.find(&sandbox.id).unwrap()
     }
 
     /// Waits until the sandbox is removed.
     async fn wait_until_gone(&self, sandbox: &Sandbox) {
-        let Some(handle) = self.service.0.registry.find(&sandbox.id) else { return };
+        let Some(handle) = self.service.0.lifecycle.registry.find(&sandbox.id) else { return };
         let mut state = handle.state.clone();
         state.wait_for(|sandbox| sandbox.phase == Phase::Stopped).await.unwrap();
     }

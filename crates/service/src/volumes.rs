@@ -80,7 +80,7 @@ impl VolumeUses {
 impl Drop for VolumeUses {
     fn drop(&mut self) {
         if !self.volumes.is_empty() {
-            let unused = self.core.volumes.end_uses(&self.sandbox, Some(&self.volumes));
+            let unused = self.core.catalog.volumes.end_uses(&self.sandbox, Some(&self.volumes));
             self.core.remove_unused_volumes(unused);
         }
     }
@@ -116,7 +116,7 @@ impl Core {
                 }
                 // A volume of another sandbox whose spec was copied.
                 MountSource::Volume(id) => {
-                    if self.volumes.use_by_id(owner, id, sandbox)? {
+                    if self.catalog.volumes.use_by_id(owner, id, sandbox)? {
                         uses.volumes.push(id.clone());
                     }
                 }
@@ -159,12 +159,12 @@ impl Core {
         name: &VolumeName,
         sandbox: &SandboxId,
     ) -> Result<VolumeLookup, ServiceError> {
-        match self.volumes.use_by_name(owner, name, sandbox) {
+        match self.catalog.volumes.use_by_name(owner, name, sandbox) {
             Err(going @ ServiceError::VolumeRemoving(_)) => {
                 // The remover holds the turn. If the volume is still closed afterwards, its removal failed.
-                let turn = tokio::time::timeout(REMOVAL_WAIT_TIMEOUT, self.volumes.turn.lock()).await;
+                let turn = tokio::time::timeout(REMOVAL_WAIT_TIMEOUT, self.catalog.volumes.turn.lock()).await;
                 let _turn = turn.map_err(|_elapsed| going)?;
-                self.volumes.use_by_name(owner, name, sandbox)
+                self.catalog.volumes.use_by_name(owner, name, sandbox)
             }
             taken => taken,
         }
@@ -197,8 +197,8 @@ impl Core {
         volume: Volume,
         user: Option<SandboxId>,
     ) -> Result<MadeVolume, ServiceError> {
-        let _turn = self.volumes.turn.lock().await;
-        if let Some(there) = self.volumes.find(&volume.owner, &volume.name) {
+        let _turn = self.catalog.volumes.turn.lock().await;
+        if let Some(there) = self.catalog.volumes.find(&volume.owner, &volume.name) {
             return Ok(MadeVolume { volume: there, outcome: Outcome::Unchanged, uses: None });
         }
         self.check_volume_quota(&volume)?;
@@ -214,7 +214,7 @@ impl Core {
             return Err(error);
         }
         tracing::info!(volume = %volume.id, name = %volume.name, size = %volume.size, "volume made");
-        self.volumes.add(volume.clone(), created, user.clone());
+        self.catalog.volumes.add(volume.clone(), created, user.clone());
         let volumes = vec![volume.id.clone()];
         let uses = user.map(|sandbox| VolumeUses { core: Arc::clone(&self), sandbox, volumes });
         Ok(MadeVolume { volume, outcome: Outcome::Done, uses })
@@ -228,8 +228,8 @@ impl Core {
     }
 
     async fn finish_removing(self: Arc<Self>, id: &VolumeId) -> Result<(), ServiceError> {
-        let _turn = self.volumes.turn.lock().await;
-        match self.volumes.close(id) {
+        let _turn = self.catalog.volumes.turn.lock().await;
+        match self.catalog.volumes.close(id) {
             VolumeAvailability::Gone => return Ok(()),
             VolumeAvailability::Used(volume, count) => {
                 return Err(ServiceError::VolumeInUse { name: volume.name, sandboxes: count });
@@ -237,7 +237,7 @@ impl Core {
             VolumeAvailability::Closed => {}
         }
         self.drop_volume(id).await?;
-        self.volumes.forget(id);
+        self.catalog.volumes.forget(id);
         tracing::info!(volume = %id, "volume removed");
         Ok(())
     }
@@ -264,7 +264,7 @@ impl Core {
 
     /// Ends all uses of volumes by a sandbox that has ended.
     pub(crate) fn release_volumes(self: &Arc<Self>, sandbox: &SandboxId) {
-        let unused = self.volumes.end_uses(sandbox, None);
+        let unused = self.catalog.volumes.end_uses(sandbox, None);
         self.remove_unused_volumes(unused);
     }
 
@@ -274,20 +274,20 @@ impl Core {
         let entropy =
             random_bytes().map_err(|source| ServiceError::Io { action: "draw a random id", source })?;
         let holder = SandboxId::from_entropy(entropy);
-        self.volumes.share_uses(sandbox, &holder);
+        self.catalog.volumes.share_uses(sandbox, &holder);
         Ok(HeldVolumes { core: Arc::clone(self), holder })
     }
 
     fn check_volume_quota(&self, volume: &Volume) -> Result<(), ServiceError> {
         let limit = self.config().volumes_per_owner;
-        if self.volumes.count(&volume.owner) >= limit {
+        if self.catalog.volumes.count(&volume.owner) >= limit {
             return Err(ServiceError::TooManyVolumes { limit });
         }
         let Some(most) = self.config().quotas.quota_of(&volume.owner).disk else { return Ok(()) };
         let parts = [
-            self.registry.owner_cost(&volume.owner).disk,
-            self.snapshots.size_of(&volume.owner),
-            self.volumes.total_bytes(&volume.owner),
+            self.lifecycle.registry.owner_cost(&volume.owner).disk,
+            self.catalog.snapshots.size_of(&volume.owner),
+            self.catalog.volumes.total_bytes(&volume.owner),
             volume.size.0,
         ];
         let sum = parts.into_iter().fold(0, u64::saturating_add);
@@ -360,14 +360,14 @@ impl crate::Service {
     }
 
     pub async fn find_volume(&self, owner: &Owner, name: &VolumeName) -> Result<VolumeStatus, ServiceError> {
-        let mut statuses = self.0.volumes.list(owner);
+        let mut statuses = self.0.catalog.volumes.list(owner);
         statuses.retain(|status| status.volume.name == *name);
         self.measure_volumes(statuses).await?.pop().ok_or_else(|| no_volume(name))
     }
 
     /// All volumes of an owner, sorted by name.
     pub async fn list_volumes(&self, owner: &Owner) -> Result<Vec<VolumeStatus>, ServiceError> {
-        self.measure_volumes(self.0.volumes.list(owner)).await
+        self.measure_volumes(self.0.catalog.volumes.list(owner)).await
     }
 
     /// Adds how many bytes the volumes hold. Only these volumes are measured: other owners may have many.
@@ -390,7 +390,7 @@ impl crate::Service {
 
     /// Removes a volume with its content. A volume that a sandbox uses is refused.
     pub async fn remove_volume(&self, owner: &Owner, name: &VolumeName) -> Result<(), ServiceError> {
-        let id = self.0.volumes.find_id(owner, name).ok_or_else(|| no_volume(name))?;
+        let id = self.0.catalog.volumes.find_id(owner, name).ok_or_else(|| no_volume(name))?;
         self.0.remove_volume(id).await.inspect_err(self.0.record_failure("remove a volume", owner, None))
     }
 }

@@ -64,15 +64,15 @@ pub(crate) struct RoomWaiter(Arc<Core>);
 
 impl RoomWaiter {
     pub(crate) fn begin(core: &Arc<Core>) -> Self {
-        core.registry.begin_waiting();
+        core.lifecycle.registry.begin_waiting();
         Self(Arc::clone(core))
     }
 }
 
 impl Drop for RoomWaiter {
     fn drop(&mut self) {
-        self.0.registry.end_waiting();
-        self.0.pools.wake_keepers();
+        self.0.lifecycle.registry.end_waiting();
+        self.0.catalog.pools.wake_keepers();
     }
 }
 
@@ -110,7 +110,7 @@ impl Core {
         name: &str,
         request: &mut CreateSandboxRequest,
     ) -> Result<(), ServiceError> {
-        let kept = self.pools.find(name).ok_or_else(|| ServiceError::NoPool(name.to_owned()))?;
+        let kept = self.catalog.pools.find(name).ok_or_else(|| ServiceError::NoPool(name.to_owned()))?;
         let (own, template) = (&mut request.spec.resources, &kept.pool.template);
         request.spec.image = template.image.clone();
         own.memory = own.memory.or(template.resources.memory);
@@ -127,7 +127,7 @@ impl Core {
         request: &CreateSandboxRequest,
     ) -> Option<ReservedWarm> {
         let (kept, named) = match &request.source {
-            ImageSource::Pool(name) => (self.pools.find(name)?, None),
+            ImageSource::Pool(name) => (self.catalog.pools.find(name)?, None),
             ImageSource::Named { .. } | ImageSource::Snapshot(_) => self.find_fitting_pool(request).await?,
         };
         if !kept.pool.fits_spec(&request.spec) || !self.can_be_bound(&kept, request) {
@@ -147,7 +147,7 @@ impl Core {
         &self,
         request: &CreateSandboxRequest,
     ) -> Option<(Arc<PoolState>, Option<ResolvedImage>)> {
-        let mut pools = self.pools.all();
+        let mut pools = self.catalog.pools.all();
         pools.retain(|kept| kept.pool.fits_spec(&request.spec));
         if pools.is_empty() {
             return None;
@@ -189,8 +189,8 @@ impl Core {
     /// none.
     pub(crate) async fn evict_warm(self: &Arc<Self>) -> bool {
         loop {
-            let settled = self.pools.settled.notified();
-            let pools = self.pools.all();
+            let settled = self.catalog.pools.settled.notified();
+            let pools = self.catalog.pools.all();
             let fullest = pools.iter().max_by_key(|kept| kept.lock().ready.len());
             if let Some(warm) = fullest.and_then(|kept| kept.pop_warm()) {
                 tracing::info!(sandbox = %warm.id, "removing a warm sandbox to make room");

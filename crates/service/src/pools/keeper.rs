@@ -86,7 +86,7 @@ impl PoolKeeper {
     }
 
     fn current_need(&self) -> PoolNeed {
-        let taken = self.core.registry.count_taken_from(&self.kept.pool.name);
+        let taken = self.core.lifecycle.registry.count_taken_from(&self.kept.pool.name);
         let state = self.kept.lock();
         let (wanted, ready) = (state.capacity.wanted_warm(taken), state.ready.len());
         let begun = self.fetching.len() + self.making.len();

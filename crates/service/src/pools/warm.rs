@@ -29,7 +29,7 @@ impl Core {
         let record = self.warm_record(pool_state)?;
         // The id is added before room is reserved: a caller that finds no room must see what takes it up.
         pool_state.lock().making.insert(record.sandbox.id.clone());
-        if self.registry.add_warm(self.config().sandboxes) {
+        if self.lifecycle.registry.add_warm(self.config().sandboxes) {
             return Ok(Some(record));
         }
         pool_state.lock().making.remove(&record.sandbox.id);
@@ -43,7 +43,7 @@ impl Core {
         record: SandboxRecord,
     ) -> Result<(), ServiceError> {
         let made = self.warm_up(pool_state, record).await;
-        self.pools.settled.notify_waiters();
+        self.catalog.pools.settled.notify_waiters();
         made
     }
 
@@ -94,9 +94,9 @@ impl Core {
     /// removes it otherwise.
     pub(crate) async fn adopt_warm(self: &Arc<Self>, record: SandboxRecord, facts: SandboxFacts) {
         let sandbox = record.sandbox;
-        let kept = sandbox.pool.as_deref().and_then(|pool| self.pools.find(pool));
+        let kept = sandbox.pool.as_deref().and_then(|pool| self.catalog.pools.find(pool));
         let kept = kept.filter(|kept| sandbox.spec == kept.pool.template);
-        self.registry.add_warm(usize::MAX);
+        self.lifecycle.registry.add_warm(usize::MAX);
         let same_image = match &kept {
             Some(kept) => {
                 let resolved = self.resolve_image(&kept.pool.template.image).await;
@@ -118,7 +118,7 @@ impl Core {
 
     /// Handles the death of a warm sandbox.
     pub(crate) fn handle_warm_death(self: &Arc<Self>, death: &SandboxDeath) {
-        for kept in self.pools.all() {
+        for kept in self.catalog.pools.all() {
             if !kept.remove_dead(&death.id) {
                 continue;
             }
@@ -163,8 +163,8 @@ impl Core {
         if let Err(error) = self.store.delete_sandbox(id).await {
             tracing::warn!(sandbox = %id, error = %error_chain(&error), "failed to delete the row of a removed warm sandbox; the next start removes it");
         }
-        self.registry.remove_warm();
-        self.pools.wake_keepers();
+        self.lifecycle.registry.remove_warm();
+        self.catalog.pools.wake_keepers();
     }
 }
 

@@ -39,7 +39,7 @@ impl Core {
         key: &SandboxKey,
         request: CreateSandboxRequest,
     ) -> Result<AcquiredSandbox, ServiceError> {
-        let guard = self.names.guard_key(key);
+        let guard = self.lifecycle.names.guard_key(key);
         if let Some(sandbox) = self.reuse_sandbox(&guard).await? {
             return Ok(AcquiredSandbox { sandbox, fresh: false, revival: None });
         }
@@ -65,7 +65,7 @@ impl Core {
         guard: &KeyGuard,
         mut request: CreateSandboxRequest,
     ) -> Result<AcquiredSandbox, ServiceError> {
-        let former = guard.sandbox().and_then(|id| self.registry.find(&id));
+        let former = guard.sandbox().and_then(|id| self.lifecycle.registry.find(&id));
         let mut revival = None;
         if let Some(handle) = former.filter(|handle| honours_on_death(key, handle)) {
             let how = handle.current_state().spec.on_death();
@@ -131,22 +131,24 @@ impl Core {
             (made, _) => made?,
         };
         guard.point_to(sandbox.id.clone());
-        if self.registry.find(&sandbox.id).is_none() {
+        if self.lifecycle.registry.find(&sandbox.id).is_none() {
             // The sandbox ended before the key led to it, so the key was not cleared then.
-            self.names.forget_sandbox(key, &sandbox.id);
+            self.lifecycle.names.forget_sandbox(key, &sandbox.id);
         }
         Ok(sandbox)
     }
 
     pub(crate) fn release_key(&self, key: &SandboxKey) -> Outcome {
-        let handle = self.names.find_sandbox(key).and_then(|id| self.registry.find(&id));
+        let handle = self.lifecycle.names.find_sandbox(key).and_then(|id| self.lifecycle.registry.find(&id));
         let released = handle.is_some_and(|handle| handle.lease.release());
         if released { Outcome::Done } else { Outcome::Unchanged }
     }
 
     /// Returns the existing sandbox if it lives and is not being removed.
     async fn reuse_sandbox(&self, slot: &KeySlot) -> Result<Option<Sandbox>, ServiceError> {
-        let Some(handle) = slot.sandbox().and_then(|id| self.registry.find(&id)) else { return Ok(None) };
+        let Some(handle) = slot.sandbox().and_then(|id| self.lifecycle.registry.find(&id)) else {
+            return Ok(None);
+        };
         if !handle.lease.take(&handle.activity) {
             return Ok(None);
         }
@@ -188,7 +190,7 @@ impl Core {
 
     /// Has the remains of a dead sandbox removed in the background. If the removal fails, the driver retries it.
     fn retire_former(self: &Arc<Self>, slot: &KeySlot) -> Option<(Arc<SandboxHandle>, JoinHandle<Outcome>)> {
-        let handle = self.registry.find(&slot.sandbox()?)?;
+        let handle = self.lifecycle.registry.find(&slot.sandbox()?)?;
         tracing::info!(sandbox = %handle.id, phase = %handle.phase(), "removing the former sandbox of a key; the key leads to a new sandbox from now on");
         let (core, retiring) = (Arc::clone(self), Arc::clone(&handle));
         let retired = self.tasks.spawn(async move {
@@ -209,8 +211,8 @@ impl Core {
     /// sandboxes of others keep their files.
     pub(crate) async fn make_room(&self, owner: &Owner) {
         let Some(soft) = self.config().soft_sandboxes else { return };
-        while self.registry.count() >= soft && self.evict_dead(owner).await {}
-        while self.registry.count_living() >= soft && self.evict_parked(None).await {}
+        while self.lifecycle.registry.count() >= soft && self.evict_dead(owner).await {}
+        while self.lifecycle.registry.count_living() >= soft && self.evict_parked(None).await {}
     }
 
     /// Evicts one sandbox of this owner so that the owner has more of the resource that a quota bounds; `false` if no
@@ -251,7 +253,7 @@ impl Core {
         for handle in dead {
             // A sandbox that cannot be removed in time is removed later by its driver; this call does not wait for it.
             let ended = tokio::time::timeout(PROBE_TIMEOUT, self.end_evicted(&handle)).await;
-            if ended.unwrap_or(false) || self.registry.find(&handle.id).is_none() {
+            if ended.unwrap_or(false) || self.lifecycle.registry.find(&handle.id).is_none() {
                 return true;
             }
         }
@@ -287,7 +289,7 @@ impl Core {
         except: Option<&SandboxId>,
         passes: impl Fn(&SandboxHandle) -> bool,
     ) -> Vec<Arc<SandboxHandle>> {
-        let mut dead = self.registry.all();
+        let mut dead = self.lifecycle.registry.all();
         dead.retain(|handle| handle.is_dead() && owner.is_none_or(|owner| *owner == handle.owner));
         dead.retain(|handle| except.is_none_or(|id| *id != handle.id) && passes(handle));
         dead.sort_by_key(|handle| handle.state.borrow().phase_since);
@@ -298,6 +300,7 @@ impl Core {
     fn parked_sandboxes(&self, owner: Option<&Owner>) -> Vec<Arc<SandboxHandle>> {
         let now = self.clock.now().boot;
         let mut parked: Vec<_> = self
+            .lifecycle
             .registry
             .all()
             .into_iter()
@@ -315,7 +318,7 @@ impl Core {
     /// now waits and then gets a new sandbox.
     async fn evict_if_parked(&self, handle: &Arc<SandboxHandle>) -> bool {
         let Some(key) = &handle.key else { return false };
-        let guard = self.names.guard_key(key);
+        let guard = self.lifecycle.names.guard_key(key);
         let Ok(_turn) = guard.turn.try_lock() else { return false };
         match tokio::time::timeout(PROBE_TIMEOUT, self.runs_something(handle)).await {
             Ok(false) => {}

@@ -146,7 +146,7 @@ impl Core {
         let quota = self.quota_left_by_disks(&handle.owner);
         let mut waiting = None;
         loop {
-            let (evicted, refusal) = match self.registry.add(Arc::clone(handle), room, &quota) {
+            let (evicted, refusal) = match self.lifecycle.registry.add(Arc::clone(handle), room, &quota) {
                 Ok(()) => return Ok(()),
                 Err(NoRoom::Full) => {
                     waiting.get_or_insert_with(|| RoomWaiter::begin(self));
@@ -196,7 +196,8 @@ impl Core {
     /// The quota of an owner, minus the disk space that its snapshots and volumes take.
     pub(crate) fn quota_left_by_disks(&self, owner: &Owner) -> OwnerQuota {
         let mut quota = self.config().quotas.quota_of(owner);
-        let kept = self.snapshots.size_of(owner).saturating_add(self.volumes.total_bytes(owner));
+        let kept =
+            self.catalog.snapshots.size_of(owner).saturating_add(self.catalog.volumes.total_bytes(owner));
         quota.disk = quota.disk.map(|disk| Bytes(disk.0.saturating_sub(kept)));
         quota
     }
@@ -209,12 +210,12 @@ impl Core {
         resources: &ResourceLimits,
     ) -> Result<(), ServiceError> {
         let limit = self.config().sandboxes;
-        if self.registry.count() >= limit && !self.has_evictable_at_limit(owner) {
+        if self.lifecycle.registry.count() >= limit && !self.has_evictable_at_limit(owner) {
             return Err(ServiceError::TooManySandboxes { limit });
         }
         let own = ResourceCost::from_limits(resources, &self.config().default_limits);
         self.check_quota_alone(owner, own)?;
-        match self.registry.owner_cost(owner).and(own).exceeds(&self.quota_left_by_disks(owner)) {
+        match self.lifecycle.registry.owner_cost(owner).and(own).exceeds(&self.quota_left_by_disks(owner)) {
             Some(excess) if !self.has_evictable_for_quota(owner, excess.what) => {
                 Err(ServiceError::OverQuota { owner: owner.clone(), excess })
             }

@@ -273,7 +273,12 @@ impl Driver {
 
     /// Starts recording the usage of the sandbox.
     fn start_metering(&self, fresh: bool) {
-        self.core.history.begin_metering(&self.handle.id, &self.handle.owner, self.core.clock.now(), fresh);
+        self.core.telemetry.history.begin_metering(
+            &self.handle.id,
+            &self.handle.owner,
+            self.core.clock.now(),
+            fresh,
+        );
     }
 
     fn hand_over(&self) -> SandboxHandover {
@@ -430,12 +435,12 @@ impl Driver {
         self.publish_state();
         self.publish_event(self.cause);
         service_metrics::record_phase_change(Some(last), None);
-        self.core.schedule.forget_sandbox(&self.handle.id);
-        self.core.registry.remove(&self.handle);
-        self.core.pools.wake_keepers();
+        self.core.lifecycle.schedule.forget_sandbox(&self.handle.id);
+        self.core.lifecycle.registry.remove(&self.handle);
+        self.core.catalog.pools.wake_keepers();
         self.core.release_volumes(&self.handle.id);
         if let Some(key) = &self.handle.key {
-            self.core.names.forget_sandbox(key, &self.handle.id);
+            self.core.lifecycle.names.forget_sandbox(key, &self.handle.id);
         }
     }
 
@@ -453,19 +458,19 @@ impl Driver {
         self.record.sandbox.phase_since = self.core.clock.now().wall;
         self.publish_state();
         self.publish_event(cause);
-        self.core.registry.set_phase(&self.handle, phase);
+        self.core.lifecycle.registry.set_phase(&self.handle, phase);
     }
 
     /// Publishes an event for the present phase.
     fn publish_event(&self, cause: Option<EndCause>) {
         let (time, handle) = (self.core.clock.now().wall, &self.handle);
-        self.core.events.publish_phase(time, &handle.owner, &handle.id, self.phase(), cause);
+        self.core.telemetry.events.publish_phase(time, &handle.owner, &handle.id, self.phase(), cause);
     }
 
     /// Publishes an event for a phase that a former server left, unless the feed has it: the last events before a crash
     /// may not have been stored.
     fn publish_event_if_new(&self) {
-        let last = self.core.events.sandbox_events(&self.handle.owner, &self.handle.id, 1).pop();
+        let last = self.core.telemetry.events.sandbox_events(&self.handle.owner, &self.handle.id, 1).pop();
         if last.is_none_or(|event| event.phase != self.phase()) {
             self.publish_event(if let Phase::Failed(cause) = self.phase() { Some(cause) } else { None });
         }
@@ -480,13 +485,13 @@ impl Driver {
         self.schedule_expiry();
         if let Some(limit) = self.record.idle_timeout {
             let due = self.core.clock.now().boot.saturating_add(limit);
-            self.core.schedule.set_due(&self.handle.id, DueReason::Idle, due);
+            self.core.lifecycle.schedule.set_due(&self.handle.id, DueReason::Idle, due);
         }
     }
 
     fn schedule_expiry(&self) {
         if let Some(expires) = self.record.expires_boot {
-            self.core.schedule.set_due(&self.handle.id, DueReason::Expiry, expires);
+            self.core.lifecycle.schedule.set_due(&self.handle.id, DueReason::Expiry, expires);
         }
     }
 

@@ -105,32 +105,33 @@ pub(crate) async fn run_reaper(core: Arc<Core>) {
         let now = core.clock.now();
         if clock_was_set(last, now) {
             tracing::warn!("the wall clock was set; expiries keep their remaining time");
-            core.registry.all().iter().for_each(|handle| notify_clock_set(handle));
+            core.lifecycle.registry.all().iter().for_each(|handle| notify_clock_set(handle));
         }
         last = now;
-        while let Some((id, why)) = core.schedule.take_due(now.boot) {
+        while let Some((id, why)) = core.lifecycle.schedule.take_due(now.boot) {
             request_end(&core, &id, why, now.boot);
         }
         let wait = core
+            .lifecycle
             .schedule
             .next_due()
             .map_or(CLOCK_CHECK_INTERVAL, |due| due.saturating_sub(now.boot).min(CLOCK_CHECK_INTERVAL));
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
-            () = core.schedule.sooner.notified() => {}
+            () = core.lifecycle.schedule.sooner.notified() => {}
             () = core.stop.cancelled() => return,
         }
     }
 }
 
 fn request_end(core: &Core, id: &SandboxId, why: DueReason, now: Duration) {
-    let Some(handle) = core.registry.find(id) else { return };
+    let Some(handle) = core.lifecycle.registry.find(id) else { return };
     let command = match why {
         DueReason::Expiry => DriverCommand::Expire,
         DueReason::Idle => DriverCommand::Idle,
     };
     if handle.mailbox.try_send(command).is_err() {
-        core.schedule.set_due(id, why, now.saturating_add(RETRY_DELAY));
+        core.lifecycle.schedule.set_due(id, why, now.saturating_add(RETRY_DELAY));
     }
 }
 

@@ -126,11 +126,12 @@ async fn adopt_sandbox(core: &Arc<Core>, mut record: SandboxRecord, phase: Phase
         core.store.update_sandbox_later(&record).await;
     }
     if let Some(key) = &record.key {
-        core.names.guard_key(key).point_to(record.sandbox.id.clone());
+        core.lifecycle.names.guard_key(key).point_to(record.sandbox.id.clone());
     }
     let (handle, driver) = Driver::new(core, record);
     // The limit applies to new sandboxes only; existing ones are kept whatever it is now.
-    if core.registry.add(handle, RoomRequirement::Below(usize::MAX), &OwnerQuota::default()).is_ok() {
+    if core.lifecycle.registry.add(handle, RoomRequirement::Below(usize::MAX), &OwnerQuota::default()).is_ok()
+    {
         core.tasks.spawn(driver.adopt());
     }
 }
@@ -140,7 +141,7 @@ async fn destroy_sandbox(core: &Arc<Core>, record: SandboxRecord, why: EndCause)
     match core.destroy_in_backend(&id).await {
         Ok(()) => {
             let why = if record.sandbox.phase == Phase::Stopping { EndCause::Destroyed } else { why };
-            core.events.publish_phase(
+            core.telemetry.events.publish_phase(
                 core.clock.now().wall,
                 &record.sandbox.owner,
                 &id,

@@ -215,6 +215,6 @@ impl SandboxRef {
 
     /// The usage in the last hour, oldest sample first.
     pub fn usage_samples(&self) -> Vec<UsageSample> {
-        self.core.history.samples(self.id())
+        self.core.telemetry.history.samples(self.id())
     }
 }

@@ -62,7 +62,7 @@ impl Core {
                 (snapshot.id.clone(), CommitGuard::Taking(Box::new(snapshot)))
             }
             CommitSource::Snapshot(id) => {
-                let (_, using) = self.snapshots.start_using(self, owner, &id)?;
+                let (_, using) = self.catalog.snapshots.start_using(self, owner, &id)?;
                 (id, CommitGuard::Kept(using))
             }
         };
@@ -129,7 +129,7 @@ impl Core {
             CommitGuard::Kept(using) => drop(using),
             CommitGuard::Taking(own) => {
                 forget_files(self, &own.id).await;
-                self.snapshots.remove(&own.id);
+                self.catalog.snapshots.remove(&own.id);
             }
         }
     }

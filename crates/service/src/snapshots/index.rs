@@ -27,7 +27,7 @@ pub(crate) struct SnapshotGuard {
 
 impl Drop for SnapshotGuard {
     fn drop(&mut self) {
-        if let Some(entry) = self.core.snapshots.lock().get_mut(&self.id) {
+        if let Some(entry) = self.core.catalog.snapshots.lock().get_mut(&self.id) {
             entry.uses = entry.uses.saturating_sub(1);
         }
     }

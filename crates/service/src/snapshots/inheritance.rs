@@ -102,7 +102,7 @@ impl Core {
         if inherits_image {
             // It begins as its predecessor did, unless the snapshot was deleted meanwhile.
             let is_ready = |id: &SnapshotId| {
-                let snapshot = self.snapshots.find(&former.owner, id);
+                let snapshot = self.catalog.snapshots.find(&former.owner, id);
                 snapshot.is_some_and(|snapshot| snapshot.state == SnapshotState::Ready)
             };
             create.source = match old.snapshot.filter(is_ready) {

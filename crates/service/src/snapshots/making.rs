@@ -27,7 +27,7 @@ pub(super) async fn make_snapshot(
     noted: oneshot::Sender<Result<(), ServiceError>>,
 ) {
     if let Err(source) = core.store.put_snapshot(&snapshot).await {
-        core.snapshots.remove(&snapshot.id);
+        core.catalog.snapshots.remove(&snapshot.id);
         // The caller may have disconnected; nothing was made.
         noted.send(Err(ServiceError::Store { action: "record the new snapshot", source })).ok();
         return;
@@ -71,7 +71,9 @@ async fn take_with_progress(core: &Core, snapshot: &Snapshot) -> Result<Snapshot
         let found = all.into_iter().find(|found| found.id == snapshot.id);
         if let Some(SnapshotStage::Making(Some((done, total)))) = found.map(|found| found.stage) {
             let progress = Some(format!("{done} of {total} copied"));
-            core.snapshots.put(Snapshot { state: SnapshotState::Creating(progress), ..snapshot.clone() });
+            core.catalog
+                .snapshots
+                .put(Snapshot { state: SnapshotState::Creating(progress), ..snapshot.clone() });
         }
     }
 }
@@ -90,7 +92,7 @@ async fn store_final_state(core: &Core, snapshot: Snapshot) {
     if let Err(error) = core.store.put_snapshot(&snapshot).await {
         tracing::warn!(snapshot = %snapshot.id, error = %error_chain(&error), "failed to store the state of a snapshot; the next start determines it again");
     }
-    core.snapshots.put(snapshot);
+    core.catalog.snapshots.put(snapshot);
 }
 
 /// Removes the files that the backend has of a snapshot; if that fails, the next start finds them.
@@ -142,18 +144,18 @@ async fn reconcile_one(core: &Arc<Core>, mut snapshot: Snapshot, stage: Option<S
     let can_be_taken = source_has_files(core, &snapshot);
     match plan_snapshot(&snapshot.state, stage.as_ref(), can_be_taken) {
         SnapshotPlan::FinishDeletion => {
-            core.snapshots.put(snapshot.clone());
+            core.catalog.snapshots.put(snapshot.clone());
             if let Err(error) = core.forget_snapshot(snapshot).await {
                 tracing::warn!(error = %error_chain(&error), "failed to delete snapshot; the next start retries");
             }
         }
-        SnapshotPlan::Keep => core.snapshots.put(snapshot),
+        SnapshotPlan::Keep => core.catalog.snapshots.put(snapshot),
         SnapshotPlan::MarkReady(kept) => {
             mark_ready(&mut snapshot, kept);
             store_final_state(core, snapshot).await;
         }
         SnapshotPlan::Take => {
-            core.snapshots.put(snapshot.clone());
+            core.catalog.snapshots.put(snapshot.clone());
             core.tasks.spawn(finish_snapshot(Arc::clone(core), snapshot));
         }
         SnapshotPlan::Fail => {
@@ -177,5 +179,5 @@ async fn fail_snapshot(core: &Core, mut snapshot: Snapshot) {
 
 /// Whether the sandbox still has its files, so that the snapshot can still be taken.
 fn source_has_files(core: &Core, snapshot: &Snapshot) -> bool {
-    core.registry.find(&snapshot.sandbox).is_some_and(|handle| has_files(&handle))
+    core.lifecycle.registry.find(&snapshot.sandbox).is_some_and(|handle| has_files(&handle))
 }

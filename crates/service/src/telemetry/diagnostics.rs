@@ -39,7 +39,7 @@ impl SandboxRef {
 
     /// The last events of a sandbox, at most `most`, oldest first.
     pub fn lifecycle_events(&self, most: usize) -> Vec<LifecycleEvent> {
-        self.core.events.sandbox_events(self.owner(), self.id(), most)
+        self.core.telemetry.events.sandbox_events(self.owner(), self.id(), most)
     }
 }
 

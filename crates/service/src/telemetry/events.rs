@@ -239,8 +239,8 @@ impl FeedReader {
     /// A position after an event. If `after` is a number that was never used, for example one of another server, the
     /// reader gets the events from now on.
     pub(crate) fn new(core: &Arc<Core>, owner: Option<Owner>, after: u64) -> Self {
-        let newest = core.events.newest.subscribe();
-        let after = after.min(core.events.last_issued_id());
+        let newest = core.telemetry.events.newest.subscribe();
+        let after = after.min(core.telemetry.events.last_issued_id());
         Self { core: Arc::clone(core), newest, after, owner }
     }
 
@@ -249,7 +249,7 @@ impl FeedReader {
     pub fn take_ready(&mut self) -> Vec<FeedItem> {
         self.newest.mark_unchanged();
         loop {
-            let mut items = self.core.events.read_after(self.after, MAX_BATCH);
+            let mut items = self.core.telemetry.events.read_after(self.after, MAX_BATCH);
             let Some(last) = items.last() else { return items };
             self.after = match last {
                 FeedItem::Event(event) => event.id,
@@ -286,7 +286,7 @@ impl FeedReader {
 
 /// Stores a durable copy of the events until the service stops.
 pub(crate) async fn persist_events(core: Arc<Core>) {
-    let mut events = FeedReader::new(&core, None, core.events.newest_id());
+    let mut events = FeedReader::new(&core, None, core.telemetry.events.newest_id());
     while let Some(items) = events.next_batch().await {
         store_items(&core, items).await;
     }

@@ -83,9 +83,15 @@ impl OwnerTotals {
 impl Service {
     /// Metrics per owner, if the server was configured to keep them.
     pub fn owner_metrics(&self) -> Option<BTreeMap<OwnerLabel, OwnerMetrics>> {
-        let phases: Vec<(Owner, Phase)> =
-            self.0.registry.all().iter().map(|handle| (handle.owner.clone(), handle.phase())).collect();
-        self.0.history.owner_metrics(&phases)
+        let phases: Vec<(Owner, Phase)> = self
+            .0
+            .lifecycle
+            .registry
+            .all()
+            .iter()
+            .map(|handle| (handle.owner.clone(), handle.phase()))
+            .collect();
+        self.0.telemetry.history.owner_metrics(&phases)
     }
 }
 

@@ -67,7 +67,7 @@ impl Core {
     ) -> impl Fn(&ServiceError) {
         move |error| {
             service_metrics::count_failure(operation, error);
-            self.recent_errors.record_error(RecentError {
+            self.telemetry.recent_errors.record_error(RecentError {
                 time: self.clock.now().wall,
                 owner: owner.clone(),
                 sandbox: sandbox.cloned(),

@@ -246,7 +246,7 @@ pub(crate) async fn record_usage(core: Arc<Core>) {
         if !stopping {
             sample_all(&core).await;
         }
-        let changed = core.history.take_changed(core.clock.now().wall);
+        let changed = core.telemetry.history.take_changed(core.clock.now().wall);
         if !changed.is_empty() {
             core.store.queue_hours(changed).await;
         }
@@ -258,14 +258,14 @@ pub(crate) async fn record_usage(core: Arc<Core>) {
 
 /// Counts the current usage of every sandbox. A sandbox that cannot be measured is counted the next time.
 async fn sample_all(core: &Core) {
-    let samples = futures_util::stream::iter(core.history.metered_sandboxes());
+    let samples = futures_util::stream::iter(core.telemetry.history.metered_sandboxes());
     let samples = samples
         .map(|id| async move { (core.usage_of(&id).await, id) })
         .buffer_unordered(MAX_CONCURRENT_CALLS);
     let mut samples = std::pin::pin!(samples.take_until(core.stop.cancelled()));
     while let Some((usage, id)) = samples.next().await {
         if let Ok(usage) = usage {
-            core.history.add_sample(&id, core.clock.now(), usage);
+            core.telemetry.history.add_sample(&id, core.clock.now(), usage);
         }
     }
 }

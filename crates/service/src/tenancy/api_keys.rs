@@ -110,7 +110,7 @@ impl Core {
         owner: Owner,
         expires: Option<SystemTime>,
     ) -> Result<(ApiKey, Secret), ServiceError> {
-        if !self.keys.read().expect("no thread panics while setting a key").has_operator_key() {
+        if !self.tenancy.keys.read().expect("no thread panics while setting a key").has_operator_key() {
             return Err(ServiceError::NoOperatorKey);
         }
         let made =
@@ -119,14 +119,14 @@ impl Core {
         let failed = |source| ServiceError::Store { action: "store the key", source };
         self.store.insert_key(&kept).await.map_err(failed)?;
         let key = kept.key.clone();
-        self.keys.write().expect("no thread panics while setting a key").add(kept);
+        self.tenancy.keys.write().expect("no thread panics while setting a key").add(kept);
         Ok((key, secret))
     }
 
     pub(crate) async fn revoke_key(&self, id: &str) -> Result<bool, ServiceError> {
         // The key is refused at once, even if deleting its row fails. Such a failure is reported, and the key opens
         // nothing until the next start.
-        let known = self.keys.write().expect("no thread panics while setting a key").remove(id);
+        let known = self.tenancy.keys.write().expect("no thread panics while setting a key").remove(id);
         let failed = |source| ServiceError::Store { action: "delete the key", source };
         self.store.delete_key(id).await.map_err(failed)?;
         Ok(known)

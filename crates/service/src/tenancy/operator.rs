@@ -96,8 +96,8 @@ impl RecentActions {
 impl Core {
     fn record_action(&self, owner: &Owner, act: OperatorAction) {
         let now = self.clock.now();
-        if act.kind == OperatorActionKind::Removed || self.acts.should_record(owner, &act, now.boot) {
-            self.events.record_action(now.wall, owner, act);
+        if act.kind == OperatorActionKind::Removed || self.tenancy.acts.should_record(owner, &act, now.boot) {
+            self.telemetry.events.record_action(now.wall, owner, act);
         }
     }
 }
@@ -160,7 +160,7 @@ impl Service {
 
     /// All snapshots of one owner, or of all owners, newest first.
     pub fn list_any_snapshots(&self, owner: Option<&Owner>) -> Vec<Snapshot> {
-        self.0.snapshots.all(owner)
+        self.0.catalog.snapshots.all(owner)
     }
 
     /// A snapshot of one owner, or of any owner.
@@ -169,7 +169,7 @@ impl Service {
         owner: Option<&Owner>,
         id: &SnapshotId,
     ) -> Result<Snapshot, ServiceError> {
-        let found = self.0.snapshots.all(owner).into_iter().find(|snapshot| snapshot.id == *id);
+        let found = self.0.catalog.snapshots.all(owner).into_iter().find(|snapshot| snapshot.id == *id);
         found.ok_or_else(|| ServiceError::NoSnapshot(id.clone()))
     }
 
@@ -183,7 +183,7 @@ impl Service {
 
     /// The volumes of every owner, sorted by owner and name.
     pub async fn list_all_volumes(&self) -> Result<Vec<VolumeStatus>, ServiceError> {
-        let statuses = self.0.volumes.all();
+        let statuses = self.0.catalog.volumes.all();
         self.measure_volumes(statuses).await
     }
 

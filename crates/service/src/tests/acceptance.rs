@@ -37,7 +37,10 @@ async fn n47_shutdown_removes_everything_once_and_continues_after_an_error() {
     assert_eq!(bench.service.remove_all_sandboxes().await, 1);
     assert_eq!((bench.backend.times_asked_to("destroy"), bench.backend.count()), (4, 1));
     assert_eq!(bench.service.remove_all_sandboxes().await, 0);
-    assert_eq!((bench.backend.count(), bench.all().total, bench.service.0.names.count()), (0, 0, 0));
+    assert_eq!(
+        (bench.backend.count(), bench.all().total, bench.service.0.lifecycle.names.count()),
+        (0, 0, 0)
+    );
 }
 
 #[tokio::test]
@@ -106,7 +109,7 @@ async fn n55_nothing_leads_to_a_dead_sandbox_any_more() {
     let new = bench.acquire("a").await.sandbox;
     bench.wait_until_gone(&dead).await;
     assert_eq!(bench.service.find_by_key(&bench.key("a")).unwrap().id, new.id);
-    assert_eq!((bench.service.0.names.count(), bench.all().total), (1, 1));
+    assert_eq!((bench.service.0.lifecycle.names.count(), bench.all().total), (1, 1));
     assert!(bench.service.sandbox(&bench.owner, &dead.id).is_err());
 }
 
@@ -220,7 +223,7 @@ async fn n95_key_is_free_after_its_sandbox_was_evicted() {
     bench.release("a");
     assert!(bench.service.0.evict_parked(None).await);
     assert!(bench.service.sandbox(&bench.owner, &old.id).is_err());
-    assert_eq!((bench.service.0.names.count(), bench.backend.count()), (0, 0));
+    assert_eq!((bench.service.0.lifecycle.names.count(), bench.backend.count()), (0, 0));
     let new = bench.acquire("a").await;
     assert!(new.fresh && new.sandbox.phase == Phase::Running);
 }
@@ -269,7 +272,7 @@ async fn n100_unresponsive_sandbox_is_removed_before_its_key_is_given_out() {
         "two sandboxes existed at once: {calls:?}"
     );
     bench.until_count(1).await;
-    assert_eq!((bench.backend.count(), bench.service.0.names.count()), (1, 1));
+    assert_eq!((bench.backend.count(), bench.service.0.lifecycle.names.count()), (1, 1));
 }
 
 #[tokio::test]

@@ -127,7 +127,7 @@ async fn n54_unreported_death_is_noticed_at_the_next_use_and_leaves_nothing() {
     bench.until_count(1).await;
     assert!(!bench.has(&dead));
     assert_eq!(bench.service.find_by_key(&bench.key("a")).unwrap().id, new.sandbox.id);
-    assert_eq!(bench.service.0.schedule.count(), 0, "no idle check is scheduled");
+    assert_eq!(bench.service.0.lifecycle.schedule.count(), 0, "no idle check is scheduled");
     assert_eq!(bench.backend.times_asked_to("destroy"), 1);
     let bench = bench.restarted().await;
     assert!(!bench.has(&dead));
@@ -164,7 +164,7 @@ async fn n46_a_destroyed_sandbox_leaves_its_key_free() {
     let first = bench.acquire("a").await.sandbox;
     bench.sandbox(&first.id).destroy().await.unwrap();
     assert!(bench.service.find_by_key(&bench.key("a")).is_none());
-    assert_eq!(bench.service.0.names.count(), 0);
+    assert_eq!(bench.service.0.lifecycle.names.count(), 0);
     assert!(bench.acquire("a").await.fresh);
 }
 
@@ -247,7 +247,7 @@ async fn a_create_that_fails_leaves_no_key() {
     let bench = TestBench::new().await;
     bench.backend.fail("create", 1);
     bench.service.acquire(&bench.key("a"), plain()).await.unwrap_err();
-    assert_eq!((bench.service.0.names.count(), bench.backend.count()), (0, 0));
+    assert_eq!((bench.service.0.lifecycle.names.count(), bench.backend.count()), (0, 0));
     assert!(bench.acquire("a").await.fresh);
 }
 

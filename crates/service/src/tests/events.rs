@@ -116,7 +116,13 @@ async fn events_of_others_do_not_hide_an_owners_own() {
     let other = Owner::from_valid_name("other");
     for _ in 0..300 {
         let id = SandboxId::from_entropy([1; 20]);
-        bench.service.0.events.publish_phase(SystemTime::UNIX_EPOCH, &bench.owner, &id, Phase::Running, None);
+        bench.service.0.telemetry.events.publish_phase(
+            SystemTime::UNIX_EPOCH,
+            &bench.owner,
+            &id,
+            Phase::Running,
+            None,
+        );
     }
     let made = bench.service.create_sandbox(&other, plain()).await.unwrap();
     let items = bench.service.follow_events(Some(other), Some(0)).take_ready();

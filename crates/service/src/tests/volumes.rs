@@ -240,7 +240,7 @@ async fn cancelled_create_does_not_use_the_volume_it_made() {
         bench.backend.volume_gate.add_permits(100);
         asked(&bench.backend, "make volume").await;
         // The maker holds the turn until the volume exists.
-        drop(bench.service.0.volumes.turn.lock().await);
+        drop(bench.service.0.catalog.volumes.turn.lock().await);
         until_names(&bench, left).await;
         while bench
             .service

@@ -39,11 +39,11 @@ pub(crate) async fn reconcile_volumes(
     for record in records {
         for mount in &record.sandbox.spec.mounts {
             if let MountSource::Volume(id) = &mount.source {
-                core.volumes.adopt_use(id, &record.sandbox.id);
+                core.catalog.volumes.adopt_use(id, &record.sandbox.id);
             }
         }
     }
-    core.remove_unused_volumes(core.volumes.unused_volumes());
+    core.remove_unused_volumes(core.catalog.volumes.unused_volumes());
     Ok(())
 }
 
@@ -54,7 +54,7 @@ async fn reconcile_one(
     plan: VolumePlan,
 ) -> Result<(), ServiceError> {
     match plan {
-        VolumePlan::Keep => core.volumes.add(volume, created, None),
+        VolumePlan::Keep => core.catalog.volumes.add(volume, created, None),
         VolumePlan::FinishRemoval => finish_removal(core, &volume.id).await,
         VolumePlan::ForgetRow => forget_missing(core, &volume).await,
         VolumePlan::Adopt => adopt_volume(core, volume, created).await?,
@@ -82,12 +82,12 @@ async fn forget_missing(core: &Arc<Core>, volume: &Volume) {
 /// Adds a volume that only the backend knows, under another name if its owner uses its name for another one.
 async fn adopt_volume(core: &Arc<Core>, mut volume: Volume, created: SystemTime) -> Result<(), ServiceError> {
     tracing::warn!(volume = %volume.id, name = %volume.name, "found a volume that is not in the store; adopting it");
-    if core.volumes.find(&volume.owner, &volume.name).is_some() {
+    if core.catalog.volumes.find(&volume.owner, &volume.name).is_some() {
         let other = format!("{}-{}", volume.name.as_str().chars().take(230).collect::<String>(), volume.id);
         volume.name = VolumeName::parse(&other).unwrap_or(volume.name);
     }
     let kept = StoredVolume { volume: volume.clone(), created, removing: false };
     core.record_volume(VolumeChange::Insert(kept)).await?;
-    core.volumes.add(volume, created, None);
+    core.catalog.volumes.add(volume, created, None);
     Ok(())
 }

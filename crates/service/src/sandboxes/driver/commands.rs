@@ -158,7 +158,7 @@ impl Driver {
             return self.end_or_retry_later(EndCause::Idle).await;
         }
         let again = if due > now { due } else { now.saturating_add(limit) };
-        self.core.schedule.set_due(&self.handle.id, DueReason::Idle, again);
+        self.core.lifecycle.schedule.set_due(&self.handle.id, DueReason::Idle, again);
     }
 
     pub(super) async fn refresh_wall_expiry(&mut self) {

@@ -29,7 +29,7 @@ impl Driver {
         }
         let owner = self.handle.owner.clone();
         let quota = self.core.quota_left_by_disks(&owner);
-        match self.core.registry.count_restarted(&self.handle, &quota) {
+        match self.core.lifecycle.registry.count_restarted(&self.handle, &quota) {
             Ok(()) => {}
             Err(NoRoom::OverQuota(excess)) => return Err(ServiceError::OverQuota { owner, excess }),
             Err(NoRoom::Full) => {
@@ -86,7 +86,7 @@ impl Driver {
             }
         }
         self.record.boot_id = core.boot_id.clone();
-        core.history.restart_metering(&id, &self.handle.owner, core.clock.now());
+        core.telemetry.history.restart_metering(&id, &self.handle.owner, core.clock.now());
         self.handle.agent.ping().await?;
         self.start_entrypoint().await
     }
