@@ -51,6 +51,13 @@ pub(crate) fn console_selection() -> Attempt {
     decide_permitted("ioctl TIOCLINUX", asked, &[libc::ENOTTY, libc::EINVAL])
 }
 
+/// Gives a terminal its ordinary line discipline again. Other numbers would load modules.
+pub(crate) fn line_discipline() -> Attempt {
+    let terminal = own_terminal().map_err(|error| format!("terminal: {error}"))?;
+    let ordinary = 0_i32;
+    decide("ioctl TIOCSETD", ioctl(&terminal, libc::TIOCSETD, pointer(&ordinary)))
+}
+
 fn ioctl(file: &fs::File, request: u64, argument: u64) -> io::Result<u64> {
     call(libc::SYS_ioctl, &[signed(i64::from(file.as_raw_fd())), request, argument])
 }

@@ -1,8 +1,15 @@
 //! Parts of the kernel with a history of vulnerabilities, and entries that filters overlook.
 
+use std::ffi::c_long;
+use std::fs;
+use std::os::fd::AsRawFd;
+
 use crate::asm;
 use crate::call::{call, constant, pointer, pointer_mut, signed, text};
-use crate::verdict::{Attempt, decide, decide_permitted};
+use crate::verdict::{Attempt, decide, decide_permitted, first_success};
+
+/// The number of cachestat(2), which the C library does not know yet.
+const SYS_CACHESTAT: c_long = 451;
 
 /// Loads something that is not a module: a kernel that complains about its contents would have loaded a
 /// real one.
@@ -90,4 +97,39 @@ pub(crate) fn set_clock() -> Attempt {
         call(libc::SYS_adjtimex, &[pointer_mut(&mut clock)])
     });
     decide("adjtimex", set)
+}
+
+/// Loads a filter that allows everything. Its compiled code is counted only for the whole host.
+pub(crate) fn load_filter(way: &str) -> Attempt {
+    const ALLOW: libc::sock_filter =
+        libc::sock_filter { code: 0x06, jt: 0, jf: 0, k: libc::SECCOMP_RET_ALLOW };
+    let mut instructions = [ALLOW];
+    let program = libc::sock_fprog { len: 1, filter: instructions.as_mut_ptr() };
+    let no_new_privs = [constant(libc::PR_SET_NO_NEW_PRIVS), 1];
+    call(libc::SYS_prctl, &no_new_privs).map_err(|error| format!("no_new_privs: {error}"))?;
+    let mode = constant(libc::SECCOMP_SET_MODE_FILTER);
+    match way {
+        "seccomp" => decide("seccomp", call(libc::SYS_seccomp, &[mode, 0, pointer(&program)])),
+        "prctl" => {
+            let filter = constant(libc::SECCOMP_MODE_FILTER);
+            let words = [constant(libc::PR_SET_SECCOMP), filter, pointer(&program)];
+            decide("prctl", call(libc::SYS_prctl, &words))
+        }
+        _ => Err(format!("no such way: {way}")),
+    }
+}
+
+/// Asks which pages of a file are in memory because someone has read them.
+pub(crate) fn see_page_cache(path: &str) -> Attempt {
+    const PAGE: u64 = 4096;
+    let file = fs::File::open(path).map_err(|error| format!("{path}: {error}"))?;
+    let fd = signed(i64::from(file.as_raw_fd()));
+    let readable = [0, PAGE, constant(libc::PROT_READ), constant(libc::MAP_PRIVATE), fd, 0];
+    let mapped = call(libc::SYS_mmap, &readable).map_err(|error| format!("mmap: {error}"))?;
+    let mut resident = 0_u8;
+    let seen = call(libc::SYS_mincore, &[mapped, PAGE, pointer_mut(&mut resident)]);
+    let range = [0_u64, PAGE];
+    let mut counts = [0_u64; 5];
+    let counted = call(SYS_CACHESTAT, &[fd, pointer(&range), pointer_mut(&mut counts), 0]);
+    first_success([("mincore".to_owned(), seen), ("cachestat".to_owned(), counted)])
 }

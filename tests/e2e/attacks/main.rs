@@ -95,6 +95,7 @@ fn run_attack(words: &[&str]) -> Attempt {
         ["raise-limit"] => processes::raise_limit(),
 
         ["socket", kind] => sockets::open(kind),
+        ["socketpair", kind] => sockets::open_pair(kind),
         ["connect-unix", name] => sockets::connect_unix(name),
         ["connect-any-unix"] => sockets::connect_any_unix(),
         ["ask-launcher", socket, question] => launcher::ask_launcher(socket, question),
@@ -114,11 +115,14 @@ fn run_attack(words: &[&str]) -> Attempt {
         ["i386-unshare"] => kernel::i386_unshare(),
         ["x32-unshare"] => kernel::x32_unshare(),
         ["set-clock"] => kernel::set_clock(),
+        ["load-filter", way] => kernel::load_filter(way),
+        ["see-page-cache", path] => kernel::see_page_cache(path),
 
         ["make-device", kind] => devices::make_device(kind),
         ["type-into-terminal"] => devices::type_into_terminal(devices::Width::Plain),
         ["type-into-terminal-wide"] => devices::type_into_terminal(devices::Width::HighBitSet),
         ["console-selection"] => devices::console_selection(),
+        ["line-discipline"] => devices::line_discipline(),
 
         ["eat", "processes"] => exhaust::processes(),
         ["eat", "processes", enough] => exhaust::some_processes(enough),

@@ -8,8 +8,8 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::path::Path;
 
-use crate::call::{call, constant};
-use crate::verdict::{Attempt, decide, first_success};
+use crate::call::{call, constant, pointer_mut};
+use crate::verdict::{Attempt, decide, decide_permitted, first_success};
 
 /// Opens a socket of a kind that can see or forge other users' packets, or leave the machine.
 pub(crate) fn open(kind: &str) -> Attempt {
@@ -23,6 +23,22 @@ pub(crate) fn open(kind: &str) -> Attempt {
         _ => return Err(format!("no such socket: {kind}")),
     };
     decide("socket", call(libc::SYS_socket, &[constant(family), constant(kind), protocol]))
+}
+
+/// Has the kernel create sockets of a family that makes no pairs. It refuses the pair only after it has created them.
+pub(crate) fn open_pair(kind: &str) -> Attempt {
+    let (family, kind, protocol) = match kind {
+        "netfilter" => (libc::AF_NETLINK, libc::SOCK_RAW, constant(libc::NETLINK_NETFILTER)),
+        "udp-lite" => (libc::AF_INET, libc::SOCK_DGRAM, constant(libc::IPPROTO_UDPLITE)),
+        "tcp" => (libc::AF_INET, libc::SOCK_STREAM, 0),
+        _ => return Err(format!("no such socket: {kind}")),
+    };
+    let mut pair = [0_i32; 2];
+    let made = call(
+        libc::SYS_socketpair,
+        &[constant(family), constant(kind), protocol, pointer_mut(pair.as_mut_slice())],
+    );
+    decide_permitted("socketpair", made, &[libc::EOPNOTSUPP])
 }
 
 /// Connects to a socket by path, or by abstract name when it starts with `@`.

@@ -57,3 +57,9 @@ fn nothing_can_be_typed_into_a_terminal() {
         Attack { words: &[name], refusals: &["EPERM"], stopped_by: "the filter for commands" }.check();
     }
 }
+
+#[test]
+fn line_discipline_of_a_terminal_cannot_be_changed() {
+    Attack { words: &["line-discipline"], refusals: &["EPERM"], stopped_by: "the filter for commands" }
+        .check();
+}

@@ -62,3 +62,18 @@ fn i386_entry_does_not_bypass_the_filter() {
 fn x32_numbers_do_not_bypass_the_filter() {
     check("x32-unshare", &["EPERM", "ENOSYS", "SIGSYS"]);
 }
+
+/// The kernel compiles filters into memory that is bounded for the whole host and counted for no sandbox.
+#[test]
+fn filters_cannot_be_loaded() {
+    for (way, refusal) in [("seccomp", "ENOSYS"), ("prctl", "EINVAL")] {
+        Attack { words: &["load-filter", way], refusals: &[refusal], stopped_by: FILTER }.check();
+    }
+}
+
+#[test]
+fn reads_of_others_cannot_be_seen_in_the_page_cache() {
+    let attack =
+        Attack { words: &["see-page-cache", "/usr/bin/env"], refusals: &["ENOSYS"], stopped_by: FILTER };
+    attack.check();
+}

@@ -37,6 +37,14 @@ fn sockets_into_little_used_parts_of_the_kernel_are_refused() {
 }
 
 #[test]
+fn pairs_of_sockets_do_not_bypass_the_filter() {
+    for kind in ["netfilter", "udp-lite", "tcp"] {
+        Attack { words: &["socketpair", kind], refusals: &["EAFNOSUPPORT"], stopped_by: FILTER }
+            .check_if_offered();
+    }
+}
+
+#[test]
 fn an_abstract_socket_of_the_host_is_out_of_reach() {
     let name = format!("coracle-test-{}", std::process::id());
     let address = SocketAddr::from_abstract_name(&name).expect("a short name");
