@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::MemfdFlags;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -21,6 +21,9 @@ const MEMFD_MARKER: &[u8] = b"@";
 const MAX_MESSAGE_BYTES: u64 = 16 << 20;
 /// The space for the descriptors of a packet and the memfd of its message.
 const CONTROL_SPACE: usize = rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS + 1));
+/// The space for the memfd of a message and one descriptor. The launcher receives with little more, so that the server
+/// cannot open many descriptors in it.
+const SMALL_CONTROL_SPACE: usize = rustix::cmsg_space!(ScmRights(2));
 
 /// The largest number of descriptors in one packet. The kernel allows 253, but all of them are open at once.
 pub const MAX_DESCRIPTORS: usize = 64;
@@ -62,24 +65,49 @@ pub fn send_with_descriptors(
 pub fn receive_message<T: DeserializeOwned>(
     socket: BorrowedFd<'_>,
 ) -> io::Result<Option<(T, Option<OwnedFd>)>> {
-    let received = receive_with_descriptors(socket)?;
+    let mut space = [MaybeUninit::uninit(); SMALL_CONTROL_SPACE];
+    let (received, _) = receive_packet(socket, &mut space)?;
     Ok(received.map(|(message, descriptors)| (message, descriptors.into_iter().next())))
 }
 
-/// Receives a message and its descriptors; `None` when the connection is closed.
+/// Receives a message and its descriptors; `None` when the connection is closed. It is an error if the kernel
+/// dropped descriptors because this process has too many open files.
 pub fn receive_with_descriptors<T: DeserializeOwned>(
     socket: BorrowedFd<'_>,
 ) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
-    let mut buffer = vec![0; MAX_PACKET_BYTES + 1];
     let mut space = [MaybeUninit::uninit(); CONTROL_SPACE];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
+    match receive_packet(socket, &mut space)? {
+        (_, Truncation::Descriptors) => Err(io::Error::other("descriptors were lost: too many open files")),
+        (received, Truncation::None) => Ok(received),
+    }
+}
+
+/// Whether the kernel dropped descriptors of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Truncation {
+    None,
+    Descriptors,
+}
+
+/// A message with its descriptors; `None` when the connection is closed.
+type ReceivedMessage<T> = Option<(T, Vec<OwnedFd>)>;
+
+/// Receives one packet with as many descriptors as `space` holds. The kernel drops the others.
+fn receive_packet<T: DeserializeOwned>(
+    socket: BorrowedFd<'_>,
+    space: &mut [MaybeUninit<u8>],
+) -> io::Result<(ReceivedMessage<T>, Truncation)> {
+    let mut buffer = vec![0; MAX_PACKET_BYTES + 1];
+    let mut control = RecvAncillaryBuffer::new(space);
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
     let received = {
         let mut slices = [IoSliceMut::new(&mut buffer)];
         rustix::net::recvmsg(socket, &mut slices, &mut control, flags)?
     };
+    let truncated = received.flags.contains(ReturnFlags::CTRUNC);
+    let truncation = if truncated { Truncation::Descriptors } else { Truncation::None };
     if received.bytes == 0 {
-        return Ok(None);
+        return Ok((None, truncation));
     }
     let mut descriptors = Vec::new();
     for message in control.drain() {
@@ -92,7 +120,7 @@ pub fn receive_with_descriptors<T: DeserializeOwned>(
         MEMFD_MARKER => read_from_memfd(descriptors.next())?,
         bytes => bytes.to_vec(),
     };
-    Ok(Some((serde_json::from_slice(&json)?, descriptors.collect())))
+    Ok((Some((serde_json::from_slice(&json)?, descriptors.collect())), truncation))
 }
 
 fn write_to_memfd(json: &[u8]) -> io::Result<OwnedFd> {
@@ -117,6 +145,26 @@ fn read_from_memfd(memfd: Option<OwnedFd>) -> io::Result<Vec<u8>> {
 mod tests {
     use super::*;
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    #[test]
+    fn one_request_opens_only_a_few_descriptors() {
+        let flags = SocketFlags::CLOEXEC;
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a pair of sockets");
+        let many = [theirs.as_fd(); 20];
+        send_with_descriptors(ours.as_fd(), &7, &many).expect("they fit into one packet");
+        let mut space = [MaybeUninit::uninit(); SMALL_CONTROL_SPACE];
+        let (received, truncation) =
+            receive_packet::<u32>(theirs.as_fd(), &mut space).expect("a packet waits");
+        let (message, descriptors) = received.expect("the connection is open");
+        assert_eq!(message, 7);
+        // The space is rounded up, so it takes one or two more.
+        assert!((2..=4).contains(&descriptors.len()), "{}", descriptors.len());
+        assert_eq!(truncation, Truncation::Descriptors);
+        send_with_descriptors(ours.as_fd(), &8, &many).expect("they fit into one packet");
+        let received = receive_with_descriptors::<u32>(theirs.as_fd()).expect("nothing was lost");
+        assert_eq!(received.map(|(message, descriptors)| (message, descriptors.len())), Some((8, 20)));
+    }
 
     #[test]
     fn small_and_large_messages_arrive_with_their_descriptor() {

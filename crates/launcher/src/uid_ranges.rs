@@ -100,7 +100,7 @@ impl UidRanges {
         given.extend(odd.map(|record| (record.first.into(), IDS_PER_RANGE.into())));
         let blocked = blocked_ranges(base, count, &given)?;
         let taken = records.iter().map(|record| record.index).collect();
-        let by_id = records.into_iter().map(|record| (record.id, record.index)).collect();
+        let by_id = records.into_iter().filter_map(|record| Some((record.id?, record.index))).collect();
         let next = starting_index(instance) % count;
         Ok(Self { directory, claims, base, count, by_id, taken, blocked, next })
     }
@@ -210,7 +210,8 @@ fn blocked_ranges(base: u32, count: u32, given: &[(u64, u64)]) -> Result<BTreeSe
 /// The record of a range in use.
 struct UidRangeRecord {
     index: u32,
-    id: SandboxId,
+    /// Unknown if the record has an id of another form. Its range is still taken.
+    id: Option<SandboxId>,
     first: u32,
 }
 
@@ -228,9 +229,9 @@ fn read_records(directory: &Path) -> Result<Vec<UidRangeRecord>, UidRangeError> 
             text => text.during("read", &path)?,
         };
         if let Some((id, first)) = text.split_once(' ')
-            && let (Ok(id), Ok(first)) = (SandboxId::parse(id), first.parse())
+            && let Ok(first) = first.parse()
         {
-            records.push(UidRangeRecord { index, id, first });
+            records.push(UidRangeRecord { index, id: SandboxId::parse(id).ok(), first });
         }
     }
     Ok(records)
