@@ -111,7 +111,7 @@ impl AgentContext {
             thread,
             listener: take(config.listen_fd)?,
             journals: take(config.journal_fd)?,
-            ring_memory: RingMemoryBudget::default(),
+            ring_memory: ring_memory(&config),
             commands: config.commands_fd.map(&mut take).transpose()?,
             tasks: config.tasks_fds.iter().map(|number| take(*number)).collect::<Result<_, _>>()?,
             shares: config.shares_fds.iter().map(|number| take(*number)).collect::<Result<_, _>>()?,
@@ -238,6 +238,15 @@ fn read_config(file: &OwnedFd) -> io::Result<AgentConfig> {
     match config.version {
         wire::VERSION => Ok(config),
         other => Err(io::Error::other(format!("unknown configuration version {other}"))),
+    }
+}
+
+/// Memory for journals must be counted somewhere, so there is none without control groups.
+fn ring_memory(config: &AgentConfig) -> RingMemoryBudget {
+    if config.commands_fd.is_some() || !config.tasks_fds.is_empty() {
+        RingMemoryBudget::default()
+    } else {
+        RingMemoryBudget::empty()
     }
 }
 

@@ -3,7 +3,7 @@
 //! Nearly all of such output is dropped again soon. In a file of the sandbox's disk every byte would still pay for
 //! the filesystem's reservations; here it is only copied. The memory is a memfd and not a buffer, so that it goes
 //! back to the kernel at once. It is counted in the agent's control group, and an agent has only
-//! [`MAX_RING_MEMORY`] of it: further journals stay in their files.
+//! [`MAX_RING_MEMORY`] of it: further journals stay in their files, and without control groups all do.
 
 use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -36,6 +36,11 @@ impl Default for RingMemoryBudget {
 }
 
 impl RingMemoryBudget {
+    /// A budget without memory.
+    pub(crate) fn empty() -> Self {
+        Self { free: Rc::new(Cell::new(0)) }
+    }
+
     /// Takes memory for a ring; `None` if too much is in use, or the kernel has none.
     pub(super) fn take(&self, size: u64) -> Option<RingMemory> {
         let left = self.free.get().checked_sub(size)?;
@@ -70,5 +75,6 @@ mod tests {
         drop((first, second));
         assert!(budget.take(MAX_RING_MEMORY + 1).is_none());
         assert!(budget.take(MAX_RING_MEMORY).is_some());
+        assert!(RingMemoryBudget::empty().take(1).is_none());
     }
 }
