@@ -7,6 +7,8 @@
 //! How these are written is a parameter, the [`TerminalCodec`] of a front. The terminal itself outlives
 //! this connection; the service keeps it.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use domain::process::TerminalSize;
@@ -28,6 +30,8 @@ const SILENCE_TIMEOUT: Duration = Duration::from_secs(60);
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 /// How many pieces of input may wait for a process that does not read.
 const MAX_QUEUED_INPUT: usize = 64;
+/// How many bytes of input may wait, unless they are one message.
+const MAX_QUEUED_BYTES: usize = 1 << 20;
 
 /// How one API writes the messages of a terminal.
 pub(crate) struct TerminalCodec {
@@ -173,7 +177,7 @@ struct AttachedClient<'a, K> {
     client: &'a TerminalClient,
     shell: AttachedShell,
     /// Feeds the process; created with the first input.
-    input: Option<(mpsc::Sender<Vec<u8>>, JoinSet<()>)>,
+    input: Option<InputQueue>,
 }
 
 impl<K: MessageSink> AttachedClient<'_, K> {
@@ -281,38 +285,67 @@ impl<K: MessageSink> AttachedClient<'_, K> {
     /// Passes input to a separate task: a process that does not read must not block its output, or a
     /// signal that would end it.
     async fn feed_input(&mut self, bytes: Vec<u8>) -> Result<(), TerminalEnding> {
-        if self.input.as_ref().is_none_or(|(sender, _)| sender.is_closed()) {
+        if self.input.as_ref().is_none_or(InputQueue::is_closed) {
             match self.processes().open_input(&self.shell.process).await {
-                Ok(input) => self.input = Some(spawn_input_task(input)),
+                Ok(input) => self.input = Some(InputQueue::start(input)),
                 Err(error) => {
                     return self.outbox.send_fault(TerminalFault::InputFailed, &error.to_string()).await;
                 }
             }
         }
-        let sent = self.input.as_ref().map(|(sender, _)| sender.try_send(bytes));
-        match sent {
-            Some(Err(_)) => {
-                let message = "the process does not read its input";
-                self.outbox.send_fault(TerminalFault::InputFailed, message).await
-            }
-            Some(Ok(())) | None => Ok(()),
+        if self.input.as_ref().is_some_and(|input| input.push(bytes).is_err()) {
+            let message = "the process does not read its input";
+            return self.outbox.send_fault(TerminalFault::InputFailed, message).await;
         }
+        Ok(())
     }
 }
 
-/// Starts a task that delivers input in order, until it fails or the set is dropped.
-fn spawn_input_task(mut input: ProcessInput) -> (mpsc::Sender<Vec<u8>>, JoinSet<()>) {
-    let (sender, mut pieces) = mpsc::channel::<Vec<u8>>(MAX_QUEUED_INPUT);
-    let mut task = JoinSet::new();
-    task.spawn(async move {
-        while let Some(piece) = pieces.recv().await {
-            if let Err(error) = input.send_bytes(&piece).await {
-                tracing::debug!(%error, "failed to deliver terminal input");
-                return;
+/// Input that waits for its process. Dropping it also drops the input that was not delivered.
+struct InputQueue {
+    pieces: mpsc::Sender<Vec<u8>>,
+    waiting: Arc<AtomicUsize>,
+    _task: JoinSet<()>,
+}
+
+/// The queue has no room, or its process takes no input any more.
+#[derive(Debug)]
+struct InputRefused;
+
+impl InputQueue {
+    /// Starts a task that delivers input in order, until it fails.
+    fn start(mut input: ProcessInput) -> Self {
+        let (pieces, mut queued) = mpsc::channel::<Vec<u8>>(MAX_QUEUED_INPUT);
+        let waiting = Arc::new(AtomicUsize::new(0));
+        let delivered = Arc::clone(&waiting);
+        let mut task = JoinSet::new();
+        task.spawn(async move {
+            while let Some(piece) = queued.recv().await {
+                if let Err(error) = input.send_bytes(&piece).await {
+                    tracing::debug!(%error, "failed to deliver terminal input");
+                    return;
+                }
+                delivered.fetch_sub(piece.len(), Ordering::Relaxed);
             }
+        });
+        Self { pieces, waiting, _task: task }
+    }
+
+    fn is_closed(&self) -> bool {
+        self.pieces.is_closed()
+    }
+
+    fn push(&self, bytes: Vec<u8>) -> Result<(), InputRefused> {
+        let (length, before) = (bytes.len(), self.waiting.load(Ordering::Relaxed));
+        if before > 0 && before + length > MAX_QUEUED_BYTES {
+            return Err(InputRefused);
         }
-    });
-    (sender, task)
+        self.waiting.fetch_add(length, Ordering::Relaxed);
+        self.pieces.try_send(bytes).map_err(|_full_or_closed| {
+            self.waiting.fetch_sub(length, Ordering::Relaxed);
+            InputRefused
+        })
+    }
 }
 
 /// Returns the number of a signal that clients of terminals and commands may send.
@@ -325,5 +358,26 @@ pub(crate) fn signal_number(name: &str) -> Option<i32> {
         "SIGPIPE" => Some(13),
         "SIGTERM" => Some(15),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn input_that_waits_is_bounded_in_bytes() {
+        let (pieces, mut queued) = mpsc::channel(MAX_QUEUED_INPUT);
+        let queue = InputQueue { pieces, waiting: Arc::default(), _task: JoinSet::new() };
+        assert!(queue.push(vec![0; MAX_QUEUED_BYTES + 1]).is_ok(), "one message always fits");
+        assert!(queue.push(vec![0]).is_err());
+        let piece = queued.try_recv().expect("it was queued");
+        queue.waiting.fetch_sub(piece.len(), Ordering::Relaxed);
+        for _ in 0..2 {
+            assert!(queue.push(vec![0; MAX_QUEUED_BYTES / 2]).is_ok());
+        }
+        assert!(queue.push(vec![0]).is_err());
+        drop(queued);
+        assert!(queue.is_closed());
     }
 }

@@ -76,11 +76,7 @@ impl SandboxTerminals<'_> {
         terminals.remove_orphans(|owner, id| self.0.core.find_sandbox(owner, id).is_ok());
         if terminals.count(id) >= MAX_TERMINALS {
             let all = self.0.processes().list_processes().await?;
-            let running = all.into_iter().filter(|status| status.ended.is_none());
-            terminals.drop_ended(id, &running.map(|status| status.process).collect());
-        }
-        if terminals.count(id) >= MAX_TERMINALS {
-            return Err(ServiceError::TooManyTerminals { id: id.clone(), limit: MAX_TERMINALS });
+            self.make_room(&all)?;
         }
         let name = new_process_id()?.to_string();
         let terminal =
@@ -88,12 +84,30 @@ impl SandboxTerminals<'_> {
         Ok(terminals.register(id, terminal))
     }
 
+    /// Forgets ended terminals, which can still be found by their tag.
+    fn make_room(self, processes: &[ProcessStatus]) -> Result<(), ServiceError> {
+        let (terminals, id) = (&self.0.core.terminals, self.0.id());
+        let running = processes.iter().filter(|status| status.ended.is_none());
+        terminals.drop_ended(id, &running.map(|status| status.process.clone()).collect());
+        if terminals.count(id) >= MAX_TERMINALS {
+            return Err(ServiceError::TooManyTerminals { id: id.clone(), limit: MAX_TERMINALS });
+        }
+        Ok(())
+    }
+
     /// Finds a terminal that this server knows, or one whose process still carries its name.
     pub async fn find_terminal(self, name: &str) -> Result<Arc<TerminalSession>, ServiceError> {
         if let Some(terminal) = self.0.core.terminals.find(self.0.id(), name) {
             return Ok(terminal);
         }
+        if ProcessId::parse(name).is_err() {
+            return Err(no_terminal(name));
+        }
         let all = self.0.processes().list_processes().await?;
+        // The agent may name any number of terminals.
+        if self.0.core.terminals.count(self.0.id()) >= MAX_TERMINALS {
+            self.make_room(&all)?;
+        }
         let last = last_shell(name, all).ok_or_else(|| no_terminal(name))?;
         let terminal =
             TerminalSession::new(self.0.owner().clone(), name.to_owned(), None, ShellState::Started(last));
