@@ -1,5 +1,5 @@
-//! The backend trait: an environment that runs sandboxes. Today this host's namespaces; Docker, gVisor and a
-//! cluster later.
+//! The backend trait: an environment that runs sandboxes. The only
+//! one so far is `backend-local`.
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
@@ -23,7 +23,7 @@ use tokio::sync::mpsc;
 /// - `create` leaves a reachable agent, or nothing at all;
 /// - `destroy` of a sandbox that is already gone succeeds;
 /// - `stop` and a failed `restart` keep the files, if `BackendCapabilities::restart` is set;
-/// - `list` returns everything that this backend owns, so that a restarted server can adopt it.
+/// - `list_sandboxes` returns everything that this backend owns, so that a restarted server can adopt it.
 ///
 /// What only some backends can do is in traits of its own, which a backend may offer: [`Images`],
 /// [`Volumes`], [`Snapshots`] and [`Reconfigure`].

@@ -21,8 +21,8 @@ const MEMFD_MARKER: &[u8] = b"@";
 const MAX_MESSAGE_BYTES: u64 = 16 << 20;
 /// The space for the descriptors of a packet and the memfd of its message.
 const CONTROL_SPACE: usize = rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS + 1));
-/// The space for the memfd of a message and one descriptor. The launcher receives with little more, so that the server
-/// cannot open many descriptors in it.
+/// The space for the memfd of a message and one descriptor. The kernel rounds it up, so one or two more may arrive; the
+/// bound keeps the server from opening many descriptors in the launcher.
 const SMALL_CONTROL_SPACE: usize = rustix::cmsg_space!(ScmRights(2));
 
 /// The largest number of descriptors in one packet. The kernel allows 253, but all of them are open at once.

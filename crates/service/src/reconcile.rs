@@ -5,7 +5,7 @@
 //! sandbox        adopt, report as dead, destroy   destroy
 //! warm sandbox   return to its pool, remove       destroy: only its row tells it from any other sandbox
 //! volume         keep, finish removal, forget     adopt: the backend knows its owner
-//! snapshot       keep, complete, take, fail       remove its files
+//! snapshot       keep, mark ready, take, finish the deletion, fail       remove its files
 //! ```
 //! The files that belong to each kind carry the decisions out: `sandboxes/reconcile.rs`, `pools/warm.rs`,
 //! `volumes/reconcile.rs` and `snapshots/making.rs`.

@@ -76,7 +76,7 @@ const RULES: &[SourceRule] = &[
         except: &[],
         look_in: TextView::Code,
         forbidden: &["async fn", "tokio"],
-        why: "the agent is one thread around poll(2)",
+        why: "the agent is one thread around epoll(7)",
     },
 ];
 

@@ -7,7 +7,7 @@
 //!                                           ├─► ports()                        ports.rs
 //!                                           └─► snapshots()                    snapshots.rs
 //! ```
-//! A handle may outlive its sandbox; every call then answers that there is no such sandbox.
+//! A `SandboxRef` may outlive its sandbox; every call then answers that there is no such sandbox.
 
 use std::any::Any;
 use std::collections::BTreeMap;
