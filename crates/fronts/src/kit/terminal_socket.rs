@@ -177,7 +177,7 @@ struct AttachedClient<'a, K> {
     client: &'a TerminalClient,
     shell: AttachedShell,
     /// Feeds the process; created with the first input.
-    input: Option<InputQueue>,
+    input: Option<TerminalInputQueue>,
 }
 
 impl<K: MessageSink> AttachedClient<'_, K> {
@@ -285,9 +285,9 @@ impl<K: MessageSink> AttachedClient<'_, K> {
     /// Passes input to a separate task: a process that does not read must not block its output, or a
     /// signal that would end it.
     async fn feed_input(&mut self, bytes: Vec<u8>) -> Result<(), TerminalEnding> {
-        if self.input.as_ref().is_none_or(InputQueue::is_closed) {
+        if self.input.as_ref().is_none_or(TerminalInputQueue::is_closed) {
             match self.processes().open_input(&self.shell.process).await {
-                Ok(input) => self.input = Some(InputQueue::start(input)),
+                Ok(input) => self.input = Some(TerminalInputQueue::start(input)),
                 Err(error) => {
                     return self.outbox.send_fault(TerminalFault::InputFailed, &error.to_string()).await;
                 }
@@ -302,7 +302,7 @@ impl<K: MessageSink> AttachedClient<'_, K> {
 }
 
 /// Input that waits for its process. Dropping it also drops the input that was not delivered.
-struct InputQueue {
+struct TerminalInputQueue {
     pieces: mpsc::Sender<Vec<u8>>,
     waiting: Arc<AtomicUsize>,
     _task: JoinSet<()>,
@@ -312,7 +312,7 @@ struct InputQueue {
 #[derive(Debug)]
 struct InputRefused;
 
-impl InputQueue {
+impl TerminalInputQueue {
     /// Starts a task that delivers input in order, until it fails.
     fn start(mut input: ProcessInput) -> Self {
         let (pieces, mut queued) = mpsc::channel::<Vec<u8>>(MAX_QUEUED_INPUT);
@@ -368,7 +368,7 @@ mod tests {
     #[test]
     fn input_that_waits_is_bounded_in_bytes() {
         let (pieces, mut queued) = mpsc::channel(MAX_QUEUED_INPUT);
-        let queue = InputQueue { pieces, waiting: Arc::default(), _task: JoinSet::new() };
+        let queue = TerminalInputQueue { pieces, waiting: Arc::default(), _task: JoinSet::new() };
         assert!(queue.push(vec![0; MAX_QUEUED_BYTES + 1]).is_ok(), "one message always fits");
         assert!(queue.push(vec![0]).is_err());
         let piece = queued.try_recv().expect("it was queued");
