@@ -255,16 +255,24 @@ impl Launcher {
     /// Returns all sandboxes, and a socket that holds the descriptors of the running ones. One message takes
     /// only a few descriptors, but any number of messages can wait in a socket.
     pub fn list_with_pidfds(&self) -> io::Result<(Vec<FoundSandbox>, OwnedFd)> {
-        let found = self.list_sandboxes()?;
+        let mut found = self.list_sandboxes()?;
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        let running = |found: &&FoundSandbox| {
-            matches!(found.condition, SandboxCondition::Alive | SandboxCondition::Frozen)
-        };
-        let running: Vec<&FoundSandbox> = found.iter().filter(running).collect();
-        for part in running.chunks(packet::MAX_DESCRIPTORS) {
-            let pidfds = part.iter().filter_map(|found| Some((found.id.clone(), self.pidfd(&found.id)?)));
-            let (ids, pidfds): (Vec<SandboxId>, Vec<OwnedFd>) = pidfds.unzip();
+        for part in found.chunks_mut(packet::MAX_DESCRIPTORS) {
+            let (mut ids, mut pidfds) = (Vec::new(), Vec::new());
+            for sandbox in part {
+                if !matches!(sandbox.condition, SandboxCondition::Alive | SandboxCondition::Frozen) {
+                    continue;
+                }
+                match self.pidfd(&sandbox.id) {
+                    Some(pidfd) => {
+                        ids.push(sandbox.id.clone());
+                        pidfds.push(pidfd);
+                    }
+                    // It ended while it was listed.
+                    None => sandbox.condition = SandboxCondition::Dead,
+                }
+            }
             let borrowed: Vec<_> = pidfds.iter().map(AsFd::as_fd).collect();
             packet::send_with_descriptors(ours.as_fd(), &WatchedIds { ids }, &borrowed)?;
         }
