@@ -14,6 +14,10 @@ pub struct SandboxPorts<'a>(pub(crate) &'a SandboxRef);
 impl SandboxPorts<'_> {
     /// Opens a byte stream to `127.0.0.1:port` inside the sandbox.
     pub async fn open_tunnel(self, port: u16) -> Result<AgentStream, ServiceError> {
+        self.connect_port(port).await.map_err(|error| self.0.explain_failure(error))
+    }
+
+    async fn connect_port(self, port: u16) -> Result<AgentStream, ServiceError> {
         let (handle, activity) = self.0.begin_use()?;
         let agent = &handle.agent;
         let mut connection = agent.open_request(AgentRequest::Tunnel { port }).await?;

@@ -129,6 +129,14 @@ impl SandboxRef {
         }
     }
 
+    /// If an agent failed because its sandbox ended or was paused meanwhile, that is the error that its caller can act on.
+    pub(crate) fn explain_failure(&self, error: ServiceError) -> ServiceError {
+        match error {
+            ServiceError::Agent { .. } => self.check_usable().err().unwrap_or(error),
+            other => other,
+        }
+    }
+
     /// Returns the sandbox if its phase allows it to be used now. This call does not count as a use.
     pub(crate) fn usable_now(&self) -> Result<&SandboxHandle, ServiceError> {
         self.check_usable().map(|()| &*self.handle)

@@ -356,6 +356,17 @@ async fn handle_of_a_removed_sandbox_finds_nothing() {
 }
 
 #[tokio::test]
+async fn failure_of_an_agent_is_explained_by_the_end_of_its_sandbox() {
+    let bench = TestBench::new().await;
+    let made = bench.create().await;
+    let sandbox = bench.sandbox(&made.id);
+    let failed = || sandbox.handle.agent.unexpected_reply();
+    assert!(matches!(sandbox.explain_failure(failed()), ServiceError::Agent { .. }));
+    sandbox.destroy().await.unwrap();
+    assert!(matches!(sandbox.explain_failure(failed()), ServiceError::NoSandbox(_)));
+}
+
+#[tokio::test]
 async fn notes_are_parsed_once_for_each_form() {
     let bench = TestBench::new().await;
     let request = CreateSandboxRequest { notes: vec![1, 2], ..plain() };
