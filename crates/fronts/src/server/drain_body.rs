@@ -2,7 +2,9 @@
 //!
 //! A handler that needs no body, or refuses before reading it, leaves the body on the connection.
 //! hyper then closes that connection, which its client notices only at its next request. So a short
-//! rest is read here first; for a long one, the response announces that the connection closes.
+//! rest is read here first; for a long one, the response announces that the connection closes. It
+//! announces the same if the body is still being forwarded to a service that has already answered:
+//! whether that service reads the rest is not known yet.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,9 +23,20 @@ use tokio::time::timeout;
 const MAX_DRAINED_BYTES: u64 = 256 << 10;
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Receives a body that was not read to its end.
+/// Knows how far a body was read, and receives one that was not read to its end.
 #[derive(Clone, Default)]
-pub(crate) struct BodyReturn(Arc<Mutex<Option<Incoming>>>);
+pub(crate) struct BodyReturn(Arc<Mutex<BodyState>>);
+
+#[derive(Default)]
+enum BodyState {
+    /// Nothing of it is left on the connection, or the client has not sent it.
+    #[default]
+    Done,
+    /// It is being read.
+    InUse,
+    /// Its reader dropped it before its end.
+    Returned(Incoming),
+}
 
 /// A body that is returned to its [`BodyReturn`] when dropped.
 struct ReturningBody {
@@ -38,15 +51,27 @@ impl BodyReturn {
         let held_back = request.headers().contains_key(header::EXPECT);
         request.map(|body| match held_back {
             true => Body::new(body),
-            false => Body::new(ReturningBody { body: Some(body), body_return: self.clone() }),
+            false if body.is_end_stream() => Body::new(body),
+            false => {
+                self.set_state(BodyState::InUse);
+                Body::new(ReturningBody { body: Some(body), body_return: self.clone() })
+            }
         })
+    }
+
+    fn set_state(&self, state: BodyState) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = state;
     }
 
     /// Drains the rest, or sets `Connection: close` on the response.
     pub(crate) async fn drain_or_close(&self, response: &mut Response) {
-        let left = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(left) = left else { return };
-        if !drain_rest(left).await {
+        let state = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let drained = match state {
+            BodyState::Done => true,
+            BodyState::InUse => false,
+            BodyState::Returned(rest) => drain_rest(rest).await,
+        };
+        if !drained {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
     }
@@ -79,9 +104,11 @@ impl HttpBody for ReturningBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let Some(body) = &mut self.body else { return Poll::Ready(None) };
-        let frame = std::task::ready!(Pin::new(body).poll_frame(context));
-        if !matches!(frame, Some(Ok(_))) {
+        let frame = std::task::ready!(Pin::new(&mut *body).poll_frame(context));
+        let ended = body.is_end_stream() || !matches!(frame, Some(Ok(_)));
+        if ended {
             self.body = None;
+            self.body_return.set_state(BodyState::Done);
         }
         Poll::Ready(frame)
     }
@@ -97,8 +124,9 @@ impl HttpBody for ReturningBody {
 
 impl Drop for ReturningBody {
     fn drop(&mut self) {
-        if let Some(body) = self.body.take().filter(|body| !body.is_end_stream()) {
-            *self.body_return.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(body);
+        if let Some(body) = self.body.take() {
+            let ended = body.is_end_stream();
+            self.body_return.set_state(if ended { BodyState::Done } else { BodyState::Returned(body) });
         }
     }
 }
