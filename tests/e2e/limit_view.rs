@@ -1,6 +1,7 @@
 //! The limits of a sandbox as `/proc` and `/sys` show them inside.
 
 use std::fs;
+use std::time::Duration;
 
 use e2e::run::{ORDINARY_USER, RunCommand, TestUser};
 use e2e::sandbox::RemoteSandbox;
@@ -55,6 +56,21 @@ fn thread_count_set_by_the_caller_is_kept() {
     assert_eq!(run.run_argv(&["nproc"]).stdout, "7\n");
 }
 
+/// The kernel keeps tables for each pair of a filesystem and a memory group, so a sandbox has few filesystems.
+#[test]
+fn files_in_memory_are_on_one_filesystem() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let show = "stat -c %d /dev /dev/shm /sys /proc/meminfo | sort -u | wc -l; cut -d ' ' -f 3 /proc/self/mountinfo | sort -u | grep -c ^0:";
+    let shown = RunCommand::new(TestUser::Same).flag("--memory", "256m").run_argv(&["sh", "-c", show]);
+    let lines: Vec<&str> = shown.stdout.lines().collect();
+    assert_eq!(lines[0], "1", "{shown:?}");
+    // In memory, `/proc` and what hides directories in it, `/dev/pts`, the overlays of `/` and `/usr`, and the
+    // host's `/dev`.
+    assert!(lines[1].parse::<u32>().is_ok_and(|count| count <= 7), "{shown:?}");
+}
+
 /// Programs inside cannot change the shown values, and the files expose nothing else.
 #[test]
 fn limit_view_files_are_read_only_inside() {
@@ -83,6 +99,33 @@ fn memory_in_use_is_updated_for_a_running_program() {
     let run = RunCommand::new(TestUser::Same).flag("--memory", "256m").flag("--timeout", "60s");
     let ended = run.run_argv(&["python3", "-c", GROWS]);
     assert_eq!(ended.stdout, "seen\n", "{ended:?}");
+}
+
+/// A refresh is not taken for a read, which would cause the next refresh.
+#[test]
+#[expect(clippy::disallowed_methods, reason = "what must not happen has no event")]
+fn agent_does_nothing_while_nobody_reads() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox();
+    sandbox.run("cat /proc/meminfo /proc/stat");
+    sandbox.run("sleep 0.2; cat /proc/meminfo /proc/stat");
+    let record = fs::read(server.state_directory().join("boxes").join(&sandbox.id)).expect("it has a record");
+    let record: serde_json::Value = serde_json::from_slice(&record).expect("it is JSON");
+    let status = format!("/proc/{}/status", record["process"]["pid"]);
+    let wakeups = || {
+        let status = fs::read_to_string(&status).expect("the agent runs");
+        let line = status.lines().find(|line| line.starts_with("voluntary_ctxt_switches"));
+        line.expect("every process has it").to_owned()
+    };
+    e2e::eventually("the agent sleeps", || {
+        let before = wakeups();
+        // Longer than the time between two refreshes.
+        std::thread::sleep(Duration::from_millis(500));
+        wakeups() == before
+    });
 }
 
 /// A warm sandbox gets its limits when it is claimed, after it was made with others.

@@ -244,6 +244,42 @@ fn an_exec_is_answered_after_an_oom_kill() {
     });
 }
 
+/// The server asks for this when a sandbox makes no progress at its memory limit. Here the test asks itself.
+#[test]
+fn largest_process_is_killed_and_reported_as_oom() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox();
+    let small = sandbox.start_background("sleep 600");
+    // `dd` has read its block and waits until somebody reads from the pipe.
+    let hold = "mkfifo /tmp/f; exec 3<>/tmp/f; echo begun; exec dd if=/dev/zero bs=60M count=1 >&3";
+    let large = sandbox.start_background(hold);
+    e2e::eventually("`dd` has read its block", || {
+        sandbox.run("set -- $(cat /proc/[0-9]*/statm | sort -n -k 2 | tail -1); test $2 -gt 15000").code
+            == Some(0)
+    });
+    let answer = ask_agent(&server, &sandbox.id, r#"{"version":1,"request":"kill_largest"}"#);
+    assert!(answer.contains("\"ok\""), "{answer:?}");
+    e2e::eventually("the largest process has ended", || sandbox.status(&large)["running"] == false);
+    let status = sandbox.status(&large);
+    assert!(status["error"].as_str().is_some_and(|error| error.contains("memory")), "{status}");
+    assert_eq!(sandbox.status(&small)["running"], true);
+}
+
+/// Sends one request to the agent of a sandbox, as the server does, and returns its frames.
+fn ask_agent(server: &TestServer, id: &str, request: &str) -> String {
+    let socket = server.state_directory().join("run").join(id);
+    let mut stream = std::os::unix::net::UnixStream::connect(socket).expect("the agent listens");
+    let length = u32::try_from(request.len()).expect("it is short").to_le_bytes();
+    let frame = [&length[..], &[0], request.as_bytes()].concat();
+    std::io::Write::write_all(&mut stream, &frame).expect("the agent reads");
+    let mut answer = Vec::new();
+    std::io::Read::read_to_end(&mut stream, &mut answer).expect("the agent closes the connection");
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
 #[test]
 fn ordinary_user_gets_the_name_of_an_unenforceable_limit() {
     if !testkit::needs_root() {

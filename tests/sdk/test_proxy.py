@@ -185,6 +185,7 @@ def test_a_port_needs_its_token_or_a_key(service, box):
         ({}, 401),
         ({"X-Coracle-Access-Token": "wrong"}, 401),
         ({"X-Coracle-Access-Token": execd}, 401),
+        (box.endpoint(9000)["headers"], 401),
         (box.endpoint(8000)["headers"], 200),
         ({"OPEN-SANDBOX-API-KEY": KEY}, 200),
     ]:

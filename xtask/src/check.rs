@@ -8,6 +8,7 @@ mod crates;
 mod fronts;
 mod logs;
 mod names;
+mod packages_policy;
 mod rust_text;
 mod sources;
 mod tree;
@@ -21,6 +22,7 @@ type Findings = Vec<String>;
 
 pub(crate) fn check_invariants() -> Result<()> {
     let mut findings = crates::check_dependencies()?;
+    findings.extend(packages_policy::check_packages()?);
     findings.extend(fronts::check_fronts()?);
     let files = tree::read_text_files()?;
     findings.extend(tree::check_texts(&files));

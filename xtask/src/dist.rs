@@ -17,6 +17,7 @@
 //! those of the commit, or of `SOURCE_DATE_EPOCH`.
 
 mod archive;
+mod reproduce;
 mod sbom;
 mod verify;
 
@@ -55,6 +56,9 @@ pub(crate) fn run_dist(args: &[String]) -> Result<bool> {
     };
     let mut report = TestReport::default();
     report.run_stage("release archive", |report| pack_and_verify(&binary, report));
+    if reproduce::is_requested() {
+        report.run_stage("second build", |_| reproduce::check_reproducible(&binary));
+    }
     Ok(report.finish())
 }
 

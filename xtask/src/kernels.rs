@@ -53,16 +53,25 @@ pub(crate) fn run_kernels(args: &[String]) -> Result<bool> {
     Ok(true)
 }
 
-/// A step of the tests: makes the kernels that are quick to make.
-pub(crate) fn prepare_kernels(report: &mut TestReport) -> Result<()> {
-    for (kernel, program) in [(JupyterKernel::Python, SANDBOX_PYTHON), (JupyterKernel::Java, "java")] {
-        if !has_python() || (find_program(program).is_none() && !Path::new(program).exists()) {
+/// A step of the tests: makes the kernels whose language is installed. The tests of a kernel that
+/// could not be made are skipped.
+pub(crate) fn prepare_kernels(report: &mut TestReport) {
+    let kernels =
+        [(JupyterKernel::Python, SANDBOX_PYTHON), (JupyterKernel::Java, "java"), (JupyterKernel::Go, "go")];
+    for (kernel, program) in kernels {
+        let installed = match kernel {
+            // Often installed outside of the system's directories.
+            JupyterKernel::Go => Command::new(program).arg("version").output().is_ok(),
+            JupyterKernel::Python | JupyterKernel::Java => {
+                find_program(program).is_some() || Path::new(program).exists()
+            }
+        };
+        if !installed || (kernel != JupyterKernel::Go && !has_python()) {
             report.record_skip("a Jupyter kernel", format_args!("there is no {program} on this host"));
-            continue;
+        } else if let Err(error) = assemble_kernel(kernel, &default_directory()) {
+            report.record_skip("a Jupyter kernel", format_args!("{kernel:?} could not be made: {error:#}"));
         }
-        assemble_kernel(kernel, &default_directory())?;
     }
-    Ok(())
 }
 
 fn parse_kernel(name: &str) -> Result<JupyterKernel> {

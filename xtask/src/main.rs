@@ -1,6 +1,7 @@
 //! Chores of the project, started as `cargo xtask CHORE`.
 
 mod bench;
+mod build_paths;
 mod check;
 mod dist;
 mod docs;
@@ -34,7 +35,7 @@ usage: cargo xtask CHORE
           run the reference's own suites from a checkout of its repository
   dist    build the release archive in target/dist and verify it; `--binary PATH` packs that one
   kernels assemble Jupyter kernels in target/kernels; `DIR [python] [java] [go]` selects others
-  vm      run the limit tests on a kernel with cgroup v2 only, under emulation";
+  vm      run tests on kernels with cgroup v2 only and with restricted user namespaces, under emulation";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -70,9 +71,9 @@ fn run_vm(args: &[String]) -> Result<bool> {
     let outcome = vm::run_vm_tests(args)?;
     say(format_args!("{}", outcome.summary_line()));
     match &outcome {
-        vm::VmOutcome::Skipped(why) => say(format_args!("SKIPPED limit tests on cgroup v2: {why}")),
+        vm::VmOutcome::Skipped(why) => say(format_args!("SKIPPED virtual machine: {why}")),
         vm::VmOutcome::Passed { skipped, .. } => {
-            skipped.iter().for_each(|test| say(format_args!("SKIPPED on cgroup v2: {test}")));
+            skipped.iter().for_each(|test| say(format_args!("SKIPPED in a virtual machine: {test}")));
         }
         vm::VmOutcome::Failed { .. } => {}
     }

@@ -1,27 +1,41 @@
-//! `cargo xtask vm`: the limit tests on a kernel with cgroup v2 only.
+//! `cargo xtask vm`: tests on other kernels than the host's. Limits are tested with cgroup v2 only, and what an
+//! ordinary user is told with restricted user namespaces.
 //!
 //! The present host may have v1 groups, and a directory that imitates cgroup files would prove nothing. So
 //! Debian's kernel is booted under qemu's software emulation, with the real static binary and the
 //! end-to-end tests on its disk. The machine has no network; it reports over its serial console and
 //! switches itself off. At the end it is reset once and booted again from the same disk, to test what a
-//! reboot of the host leaves of a sandbox.
+//! reboot of the host leaves of a sandbox. Another machine boots Ubuntu's kernel from that disk, without changing
+//! it, since only that kernel has a switch that restricts user namespaces by AppArmor.
 //!
 //! ```text
 //!  kernel.rs: the package ─► vmlinuz, modules     disk.rs: userland, coracle, e2e ─► ext4 image
-//!                      └────► cpio.rs ─► initramfs ─► console.rs: qemu ─► VM PASS | VM FAIL ◄─┘
+//!  ubuntu.rs: the same ──┴──► cpio.rs ─► initramfs ─► console.rs: qemu ─► VM PASS | VM FAIL ◄─┘
 //! ```
 
 mod console;
 mod cpio;
 mod disk;
 mod kernel;
+mod ubuntu;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 
 use crate::packages::apt_get;
+use console::{DiskWrites, VirtualMachine};
+
+/// The boot takes some ten seconds, all tests some ten minutes.
+const TEST_TIMEOUT: Duration = Duration::from_secs(1200);
+
+/// The machine with restricted user namespaces takes less than a minute.
+const RESTRICTED_TEST_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// The value of `--only` that boots only the machine with restricted user namespaces.
+const RESTRICTED_TESTS: &str = "restricted";
 
 /// How a run of the machine ended.
 #[derive(Debug)]
@@ -43,11 +57,40 @@ impl VmOutcome {
     /// The one line for the end of a log.
     pub(crate) fn summary_line(&self) -> String {
         match self {
-            Self::Passed { checks, .. } => format!("vm: all {checks} checks passed with cgroup v2"),
+            Self::Passed { checks, .. } => format!("vm: all {checks} checks passed"),
             Self::Failed { checks, failures } => {
                 format!("vm: {} of {checks} checks FAILED: {}", failures.len(), failures.join("; "))
             }
             Self::Skipped(reason) => format!("vm: SKIPPED, {reason}"),
+        }
+    }
+
+    /// Joins the outcomes of two machines. A machine that could not run is a skipped test of the other.
+    fn join(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Failed { checks, mut failures }, Self::Failed { checks: more, failures: others }) => {
+                failures.extend(others);
+                Self::Failed { checks: checks + more, failures }
+            }
+            (Self::Failed { checks, failures }, Self::Passed { checks: more, .. })
+            | (Self::Passed { checks: more, .. }, Self::Failed { checks, failures }) => {
+                Self::Failed { checks: checks + more, failures }
+            }
+            (Self::Failed { checks, mut failures }, Self::Skipped(reason))
+            | (Self::Skipped(reason), Self::Failed { checks, mut failures }) => {
+                failures.push(format!("not run: {reason}"));
+                Self::Failed { checks, failures }
+            }
+            (Self::Passed { checks, mut skipped }, Self::Passed { checks: more, skipped: others }) => {
+                skipped.extend(others);
+                Self::Passed { checks: checks + more, skipped }
+            }
+            (Self::Passed { checks, mut skipped }, Self::Skipped(reason))
+            | (Self::Skipped(reason), Self::Passed { checks, mut skipped }) => {
+                skipped.push(reason);
+                Self::Passed { checks, skipped }
+            }
+            (Self::Skipped(reason), Self::Skipped(other)) => Self::Skipped(format!("{reason}; {other}")),
         }
     }
 }
@@ -57,25 +100,61 @@ impl VmOutcome {
 /// Only the first is a reason to skip; the second is our own error.
 pub(crate) struct VmUnavailable(pub(crate) String);
 
-/// Boots the machine, runs the limit tests in it and returns their result.
+/// Boots the machines, runs the tests in them and returns their result.
 ///
 /// `--binary PATH` names the static binary; without it the release build is made and used.
-/// `--only WORD` leaves out the tests whose names do not contain it.
+/// `--only restricted` boots only the machine with restricted user namespaces; another word boots only the other one,
+/// and leaves out the tests whose names do not contain it.
 pub(crate) fn run_vm_tests(args: &[String]) -> anyhow::Result<VmOutcome> {
-    let wishes = VmOptions::parse(args)?;
+    let options = VmOptions::parse(args)?;
     let directory = workspace_root().join("target/vm");
     std::fs::create_dir_all(&directory).context("could not make target/vm")?;
     if let Err(VmUnavailable(reason)) = install_tools() {
         return Ok(VmOutcome::Skipped(reason));
     }
-    let kernel = match kernel::fetch_kernel(&directory)? {
-        Ok(kernel) => kernel,
-        Err(VmUnavailable(reason)) => return Ok(VmOutcome::Skipped(reason)),
+    let ubuntu = ubuntu::fetch_packages(&directory)?;
+    let disk = disk::build_disk(&directory, &build_programs(options.binary)?, ubuntu.as_ref().ok())?;
+    let restricted = || match &ubuntu {
+        Ok(ubuntu) => test_restricted_namespaces(&ubuntu.kernel, &directory, &disk),
+        Err(VmUnavailable(reason)) => Ok(VmOutcome::Skipped(format!("restricted user namespaces: {reason}"))),
     };
-    let disk = disk::build_disk(&directory, &build_programs(wishes.binary)?)?;
-    let initramfs = kernel::build_initramfs(&kernel, &directory)?;
-    let report = console::boot_machine(&kernel.image, &initramfs, &disk, wishes.only.as_deref())?;
-    Ok(report.into_outcome())
+    match options.only.as_deref() {
+        Some(RESTRICTED_TESTS) => restricted(),
+        Some(word) => test_limits(&directory, &disk, &format!("coracle.only={word}")),
+        None => Ok(restricted()?.join(test_limits(&directory, &disk, "")?)),
+    }
+}
+
+/// Runs the limit tests on Debian's kernel.
+fn test_limits(directory: &Path, disk: &Path, options: &str) -> anyhow::Result<VmOutcome> {
+    let kernel = match kernel::fetch_kernel(directory)? {
+        Ok(kernel) => kernel,
+        Err(VmUnavailable(reason)) => return Ok(VmOutcome::Skipped(format!("limit tests: {reason}"))),
+    };
+    console::boot_machine(&VirtualMachine {
+        kernel: &kernel.image,
+        initramfs: &kernel::build_initramfs(&kernel, directory)?,
+        disk,
+        options: options.to_owned(),
+        disk_writes: DiskWrites::Kept,
+        timeout: TEST_TIMEOUT,
+    })
+}
+
+/// Runs `restricted.sh` on Ubuntu's kernel.
+fn test_restricted_namespaces(
+    kernel: &kernel::UnpackedKernel,
+    directory: &Path,
+    disk: &Path,
+) -> anyhow::Result<VmOutcome> {
+    console::boot_machine(&VirtualMachine {
+        kernel: &kernel.image,
+        initramfs: &kernel::build_initramfs(kernel, directory)?,
+        disk,
+        options: "coracle.checks=restricted".to_owned(),
+        disk_writes: DiskWrites::Dropped,
+        timeout: RESTRICTED_TEST_TIMEOUT,
+    })
 }
 
 /// The options from the command line.
@@ -87,17 +166,17 @@ struct VmOptions {
 
 impl VmOptions {
     fn parse(mut args: &[String]) -> anyhow::Result<Self> {
-        let mut wishes = Self::default();
+        let mut options = Self::default();
         while let [flag, value, rest @ ..] = args {
             match flag.as_str() {
-                "--binary" => wishes.binary = Some(PathBuf::from(value)),
-                "--only" => wishes.only = Some(value.clone()),
+                "--binary" => options.binary = Some(PathBuf::from(value)),
+                "--only" => options.only = Some(value.clone()),
                 _ => break,
             }
             args = rest;
         }
         if args.is_empty() {
-            Ok(wishes)
+            Ok(options)
         } else {
             bail!("usage: cargo xtask vm [--binary PATH] [--only WORD]")
         }
@@ -161,6 +240,7 @@ fn install_tools() -> Result<(), VmUnavailable> {
         ("busybox", "busybox-static"),
         ("mke2fs", "e2fsprogs"),
         ("dpkg-deb", "dpkg"),
+        ("zstd", "zstd"),
         ("apt-get", "apt"),
     ];
     let packages: Vec<&str> = wanted
@@ -191,6 +271,22 @@ pub(crate) fn find_program(program: &str) -> Option<PathBuf> {
         .into_iter()
         .map(|directory| Path::new(directory).join(program))
         .find(|path| path.exists())
+}
+
+/// Copies the files of a directory and of those below it. A directory that does not exist has none.
+pub(crate) fn copy_files(from: &Path, to: &Path) -> anyhow::Result<()> {
+    let Ok(entries) = std::fs::read_dir(from) else { return Ok(()) };
+    std::fs::create_dir_all(to)?;
+    for entry in entries {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy_files(&entry.path(), &target)?;
+        } else {
+            std::fs::copy(entry.path(), target)?;
+        }
+    }
+    Ok(())
 }
 
 fn workspace_root() -> PathBuf {

@@ -121,6 +121,33 @@ nothing_is_left() {
 }
 report delegated::nothing_is_left nothing_is_left
 
+# A kernel that allows no user namespaces.
+fix_is_printed() {
+    before=$(cat /proc/sys/user/max_user_namespaces)
+    echo 0 > /proc/sys/user/max_user_namespaces
+    as_user coracle doctor
+    status=$?
+    echo "$before" > /proc/sys/user/max_user_namespaces
+    test $status -ne 0 && $bb grep -q "sysctl -w user.max_user_namespaces=15000" /tmp/output
+}
+report restricted::fix_is_printed fix_is_printed
+
+# A container: the visible root of the hierarchy is its own group, which holds its processes.
+container=/sys/fs/cgroup/container
+$bb mkdir $container
+echo 1073741824 > $container/memory.max
+in_container() { # COMMAND...
+    $bb unshare -m -p -f $bb sh -c 'echo 0 > "$0/cgroup.procs" && /usr/bin/busybox mount --bind "$0" /sys/fs/cgroup &&
+        /usr/bin/busybox mount -t proc none /proc && "$@"' $container "$@"
+}
+container_has_groups_and_limits() {
+    in_container coracle doctor
+    $bb grep -q "^ok  *control groups" /tmp/output && $bb grep -q "^memory  *1Gi  *this container  *cgroup v2" /tmp/output
+}
+report container::has_groups_and_limits container_has_groups_and_limits
+$bb find $container -depth -mindepth 1 -type d -exec $bb rmdir {} +
+$bb rmdir $container
+
 report reboot::make_sandbox make_sandbox
 $bb sync
 echo "VM REBOOT"

@@ -10,4 +10,5 @@ done
 /bin/busybox mount --move /dev /disk/dev
 /bin/busybox mount --move /proc /disk/proc
 /bin/busybox mount --move /sys /disk/sys
-exec /bin/busybox switch_root /disk /usr/bin/busybox sh /checks.sh
+checks=$(/bin/busybox sed -n 's/.*coracle.checks=\([^ ]*\).*/\1/p' /disk/proc/cmdline)
+exec /bin/busybox switch_root /disk /usr/bin/busybox sh "/${checks:-checks}.sh"

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd, RawFd};
 
 use linux::caps::{self, CapSet};
 use linux::descriptors::{self, InheritedDescriptors};
+use linux::process_status::ProcessStatus;
 use linux::seccomp::SeccompProgram;
 use linux::signals;
 use linux::spawn::SingleThread;
@@ -52,18 +53,22 @@ pub(crate) struct AgentContext {
     pub(crate) tasks: Vec<OwnedFd>,
     shares: Vec<OwnedFd>,
     pub(crate) oom: Option<OwnedFd>,
+    /// How many processes the agent itself has killed for lack of memory.
+    pub(crate) memory_kills: u64,
     /// The files that show the sandbox its limits, if groups enforce any.
     pub(crate) limit_view: Option<LimitView>,
     pub(crate) filter: SeccompProgram,
     pub(crate) capabilities: CapSet,
     pub(crate) own_capabilities: CapSet,
+    /// The bounding set of this process, which everything it forks inherits.
+    pub(crate) bounding_set: CapSet,
     /// The limit for commands. The agent raises its own limit to the maximum: connections, pipes
     /// and journals add up to more than the usual limit.
     pub(crate) open_files: Rlimit,
     pub(crate) null: OwnedFd,
-    /// The agent's own executable, at a number that does not collide with the fixed descriptors of
+    /// The program that runs kernels, at a number that does not collide with the fixed descriptors of
     /// commands.
-    pub(crate) own_executable: OwnedFd,
+    pub(crate) kernels_executable: OwnedFd,
     /// The agent's own filter, in processes that do not inherit it because the broker started them.
     late_filter: Option<SeccompProgram>,
     /// The namespace broker, if this sandbox supports isolated sessions.
@@ -84,16 +89,15 @@ impl<T, E: Into<io::Error>> StartErrorContext<T> for Result<T, E> {
 impl AgentContext {
     /// Isolates the agent from the sandbox, takes over its descriptors, listens, and reports that.
     pub(crate) fn initialize() -> Result<Self, AgentFatalError> {
-        isolate_process()?;
+        let status = isolate_process()?;
         let already = || io::Error::other("an agent already runs in this process");
         let mut inherited = InheritedDescriptors::claim().ok_or_else(already).during("start")?;
         let config = inherited.take(CONFIG_FD).during("take the configuration")?;
         let config = read_config(&config).during("read the configuration")?;
         let thread = SingleThread::prove().during("count threads")?;
         let mut take = |number: i32| inherited.take(number).during("take a descriptor");
-        let ours = caps::effective_capabilities().during("read its capabilities")?;
         let ready = take(config.ready_fd)?;
-        let begun = Self::from_config(config, thread, ours, take);
+        let begun = Self::from_config(config, thread, status, take);
         // One byte, or the reason why the agent could not start.
         let word = begun.as_ref().map_or_else(AgentFatalError::to_launcher_json, |_| b"1".to_vec());
         rustix::io::write(&ready, &word).during("report that it listens")?;
@@ -103,10 +107,11 @@ impl AgentContext {
     fn from_config(
         config: AgentConfig,
         thread: SingleThread,
-        ours: CapSet,
+        status: ProcessStatus,
         mut take: impl FnMut(i32) -> Result<OwnedFd, AgentFatalError>,
     ) -> Result<Self, AgentFatalError> {
-        let disk = config.nesting.as_ref().and_then(|broker| broker.disk_fd).map(&mut take).transpose()?;
+        let disk =
+            config.namespace_broker.as_ref().and_then(|broker| broker.disk_fd).map(&mut take).transpose()?;
         let mut context = Self {
             thread,
             listener: take(config.listen_fd)?,
@@ -116,19 +121,24 @@ impl AgentContext {
             tasks: config.tasks_fds.iter().map(|number| take(*number)).collect::<Result<_, _>>()?,
             shares: config.shares_fds.iter().map(|number| take(*number)).collect::<Result<_, _>>()?,
             oom: config.oom_fd.map(&mut take).transpose()?,
+            memory_kills: 0,
             limit_view: {
                 let view = config.limit_view.as_ref();
                 view.map(|view| LimitView::from_config(view, &mut take)).transpose()?
             },
             filter: SeccompProgram::from_words(&config.command_filter),
             // The agent cannot grant more than it has.
-            capabilities: CapSet(config.command_capabilities & ours.0),
-            own_capabilities: ours,
+            capabilities: CapSet(config.command_capabilities & status.effective.0),
+            own_capabilities: status.effective,
+            bounding_set: status.bounding,
             open_files: descriptors::raise_open_file_limit().during("raise its limit of open files")?,
             null: open_null().during("open /dev/null")?,
-            own_executable: open_own_executable().during("open its own program")?,
+            kernels_executable: {
+                let given = config.kernels_fd.map(&mut take).transpose()?;
+                open_kernels_executable(given).during("open the program for kernels")?
+            },
             late_filter: config
-                .nesting
+                .namespace_broker
                 .as_ref()
                 .map(|broker| SeccompProgram::from_words(&broker.agent_filter)),
             broker: BrokerClient::default(),
@@ -144,14 +154,15 @@ impl AgentContext {
     /// If sessions can be isolated, forks the namespace broker and gives up the privileges that
     /// only the broker needs. No request has been read so far, so no one could have abused them.
     fn fork_broker(&mut self, disk: Option<OwnedFd>) -> Result<(), AgentFatalError> {
-        let Some(broker_config) = self.config.nesting.take() else { return Ok(()) };
-        let filter = SeccompProgram::from_words(&broker_config.nester_filter);
+        let Some(broker_config) = self.config.namespace_broker.take() else { return Ok(()) };
+        let filter = SeccompProgram::from_words(&broker_config.broker_filter);
         self.broker =
             namespace_broker::start_broker(self, disk, &filter).during("fork the namespace broker")?;
         let keep = CapSet(broker_config.agent_capabilities & self.own_capabilities.0);
-        caps::limit_bounding_set(keep).during("reduce its bounding set")?;
+        caps::limit_bounding_set_from(self.bounding_set, keep).during("reduce its bounding set")?;
         caps::set_capabilities(keep).during("drop capabilities")?;
         self.own_capabilities = keep;
+        self.bounding_set = CapSet(self.bounding_set.0 & keep.0);
         linux::landlock::forbid_mounts().during("forbid mounts")?;
         // From here on everything that the agent starts inherits the filter.
         let filter = self.late_filter.take();
@@ -201,7 +212,7 @@ impl AgentContext {
 
     /// How many processes of the sandbox have been killed for lack of memory so far.
     pub(crate) fn oom_kills(&self) -> u64 {
-        self.oom.as_ref().and_then(read_oom_kills).unwrap_or(0)
+        self.oom.as_ref().and_then(read_oom_kills).unwrap_or(0) + self.memory_kills
     }
 
     pub(crate) fn accept_connection(&self) -> rustix::io::Result<OwnedFd> {
@@ -210,18 +221,19 @@ impl AgentContext {
 }
 
 /// Protects the agent from signals from inside, tracers and leaked descriptors, and makes it the
-/// parent of orphans.
-fn isolate_process() -> Result<(), AgentFatalError> {
+/// parent of orphans. Returns what the kernel reports about the agent.
+fn isolate_process() -> Result<ProcessStatus, AgentFatalError> {
     descriptors::fill_standard_descriptors().during("open the standard descriptors")?;
     descriptors::close_on_exec_from(3).during("keep descriptors from commands")?;
     signals::block_all().during("block signals")?;
-    signals::reset_actions().during("reset signal actions")?;
+    let status = ProcessStatus::of_this_thread().during("read its status")?;
+    signals::reset_actions(status.changed_signals).during("reset signal actions")?;
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).during("forbid tracing")?;
     let pid = rustix::process::getpid();
     if !pid.is_init() {
         rustix::process::set_child_subreaper(Some(pid)).during("become a subreaper")?;
     }
-    Ok(())
+    Ok(status)
 }
 
 fn read_config(file: &OwnedFd) -> io::Result<AgentConfig> {
@@ -250,9 +262,11 @@ fn ring_memory(config: &AgentConfig) -> RingMemoryBudget {
     }
 }
 
-fn open_own_executable() -> rustix::io::Result<OwnedFd> {
-    let own = rustix::fs::open("/proc/self/exe", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-    rustix::io::fcntl_dupfd_cloexec(&own, MIN_PRIVATE_FD)
+/// Without a program of its own for kernels, the agent's own program runs them.
+fn open_kernels_executable(given: Option<OwnedFd>) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let program = given.map_or_else(|| rustix::fs::open("/proc/self/exe", flags, Mode::empty()), Ok)?;
+    rustix::io::fcntl_dupfd_cloexec(&program, MIN_PRIVATE_FD)
 }
 
 fn open_null() -> rustix::io::Result<OwnedFd> {

@@ -3,7 +3,7 @@
 use std::io;
 
 use rustix::io::Errno;
-use wire::{Fault, FaultKind};
+use wire::{Fault, FaultKind, FaultOperation};
 
 /// The maximum number of characters of a subject in a reply.
 const MAX_SUBJECT_CHARS: usize = 4096;
@@ -25,17 +25,17 @@ pub(crate) fn kind_of(errno: Errno) -> FaultKind {
 }
 
 /// A fault with an error number of the kernel.
-pub(crate) fn from_errno(errno: Errno, operation: &str, subject: &str) -> Fault {
+pub(crate) fn from_errno(errno: Errno, operation: impl Into<FaultOperation>, subject: &str) -> Fault {
     Fault {
         kind: kind_of(errno),
         errno: Some(errno.raw_os_error()),
-        operation: operation.to_owned(),
+        operation: operation.into(),
         subject: truncate_subject(subject),
     }
 }
 
 /// Like [`from_errno`], for errors of the standard library.
-pub(crate) fn from_io(error: &io::Error, operation: &str, subject: &str) -> Fault {
+pub(crate) fn from_io(error: &io::Error, operation: impl Into<FaultOperation>, subject: &str) -> Fault {
     match Errno::from_io_error(error) {
         Some(errno) => from_errno(errno, operation, subject),
         None => from_kind(FaultKind::Other, operation, &format!("{subject}: {error}")),
@@ -43,8 +43,8 @@ pub(crate) fn from_io(error: &io::Error, operation: &str, subject: &str) -> Faul
 }
 
 /// A fault that did not come from the kernel.
-pub(crate) fn from_kind(kind: FaultKind, operation: &str, subject: &str) -> Fault {
-    Fault { kind, errno: None, operation: operation.to_owned(), subject: truncate_subject(subject) }
+pub(crate) fn from_kind(kind: FaultKind, operation: impl Into<FaultOperation>, subject: &str) -> Fault {
+    Fault { kind, errno: None, operation: operation.into(), subject: truncate_subject(subject) }
 }
 
 /// A subject may come from a request and be as long as one; a reply must fit its frame.

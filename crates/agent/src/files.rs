@@ -9,20 +9,30 @@ mod attributes;
 mod changes;
 mod copy;
 mod draft;
+mod edit;
+pub(crate) mod edit_history;
+mod glob;
+mod grep;
 mod info;
+mod lines;
 mod listing;
+mod path_pattern;
 mod replace;
+mod text_edit;
 mod transfer;
 mod watch;
+mod watch_details;
 pub(crate) mod worker;
 pub(crate) mod worker_connection;
 
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use wire::files::FileOperation;
 use wire::{AgentConfig, AgentReply, Fault, FaultKind};
 
+use crate::context::AgentContext;
 use crate::fault;
 use crate::files::worker_connection::WorkerConnection;
 use crate::identity::ResolvedUser;
@@ -32,6 +42,10 @@ pub(crate) struct FileWorker<'a> {
     pub(crate) connection: &'a mut WorkerConnection,
     pub(crate) config: &'a AgentConfig,
     pub(crate) user: &'a ResolvedUser,
+    /// The undo history, for operations that need it.
+    pub(crate) history: Option<File>,
+    /// The isolated session whose file tree the operation sees.
+    pub(crate) isolated_session: Option<&'a str>,
 }
 
 /// Turns an error into a fault that names the operation and the path.
@@ -52,11 +66,19 @@ impl<T> ErrorContext<T> for rustix::io::Result<T> {
 }
 
 impl FileWorker<'_> {
-    pub(crate) fn perform_operation(&mut self, operation: &FileOperation) -> Result<(), Fault> {
+    /// `context` is only for an operation that [`executes_program`].
+    pub(crate) fn perform_operation(
+        &mut self,
+        operation: &FileOperation,
+        context: &AgentContext,
+    ) -> Result<(), Fault> {
         match operation {
             FileOperation::Stat { paths } => self.stat_files(paths),
             FileOperation::Read { path, offset, length } => {
                 self.read_file(&self.resolve_path(path)?, *offset, *length)
+            }
+            FileOperation::ReadLines { path, start, end } => {
+                self.read_lines(&self.resolve_path(path)?, *start, *end)
             }
             FileOperation::Write { path, attributes } => {
                 self.write_file(&self.resolve_path(path)?, attributes)
@@ -66,10 +88,16 @@ impl FileWorker<'_> {
             }
             FileOperation::List { path, depth } => self.list_directory(&self.resolve_path(path)?, *depth),
             FileOperation::Search { path, pattern } => self.search_files(&self.resolve_path(path)?, pattern),
-            FileOperation::Watch { path, recursive } => {
-                self.watch_path(&self.resolve_path(path)?, *recursive)
+            FileOperation::Glob(request) => self.find_paths(request),
+            FileOperation::Grep(request) => self.exec_search(context, request).map(|never| match never {}),
+            FileOperation::Watch { path, recursive, details } => {
+                self.watch_path(&self.resolve_path(path)?, *recursive, *details)
             }
             FileOperation::Replace { edits } => self.replace_text(edits),
+            FileOperation::Edit { path, edit, max_content } => self.edit_file(path, edit, *max_content),
+            FileOperation::UndoEdit { path, if_changed, max_content } => {
+                self.undo_edit(path, *if_changed, *max_content)
+            }
             FileOperation::Move { from, to, overwrite } => {
                 changes::move_file(&self.resolve_path(from)?, &self.resolve_path(to)?, *overwrite)?;
                 self.send_ok()
@@ -111,6 +139,11 @@ impl FileWorker<'_> {
         // `join` discards the base if the path is absolute.
         Ok(Path::new(&self.config.default_directory).join(resolved))
     }
+}
+
+/// Whether a worker executes another program for the operation, which confines itself on the way.
+pub(crate) fn executes_program(operation: &FileOperation) -> bool {
+    matches!(operation, FileOperation::Grep(_))
 }
 
 /// Creates the missing directories above a path.

@@ -2,7 +2,7 @@
 
 use rustix::fs::{Gid, Uid};
 use wire::process::UserIdentity;
-use wire::{AgentConfig, Fault, FaultKind};
+use wire::{AgentConfig, Fault, FaultKind, FaultOperation};
 
 use crate::accounts::{AccountFiles, UserAccount};
 use crate::fault;
@@ -37,12 +37,12 @@ impl ResolvedUser {
             || find_default_user(&accounts, &config.default_user)
                 .is_ok_and(|(usual, _)| usual.uid == account.uid);
         if config.single_user && (account.uid != 0 || gid != 0) {
-            return Err(fault::from_kind(FaultKind::Permission, "become user", &account.name));
+            return Err(fault::from_kind(FaultKind::Permission, FaultOperation::BecomeUser, &account.name));
         }
         // To the calls that change the identity this number means "unchanged", so the process would
         // stay root.
         if account.uid == u32::MAX || gid == u32::MAX {
-            return Err(fault::from_kind(FaultKind::Invalid, "become user", &account.name));
+            return Err(fault::from_kind(FaultKind::Invalid, FaultOperation::BecomeUser, &account.name));
         }
         let groups = if config.single_user { Vec::new() } else { accounts.groups_of(&account.name) };
         let groups = groups.into_iter().filter(|group| *group != u32::MAX);

@@ -15,6 +15,7 @@ pub(crate) mod follow;
 pub(crate) mod input;
 pub(crate) mod interrupt;
 pub(crate) mod journal;
+pub(crate) mod memory_kill;
 pub(crate) mod proc;
 pub(crate) mod ring_memory;
 pub(crate) mod runner;
@@ -28,7 +29,9 @@ use std::time::{Duration, Instant};
 
 use linux::spawn::{ProcessExit, ProcessUsage};
 use rustix::process::{Pid, Signal};
-use wire::process::{ExitReason, OutputRetention, ProcessEnd, ProcessStatus, StartProcess};
+use wire::process::{
+    ExitReason, OutputRetention, ProcessEnd, ProcessStatus, SignalProcess, SignalTarget, StartProcess,
+};
 use wire::{AgentReply, Fault, FaultKind, StreamTag};
 
 use crate::event_loop::agent::{Agent, now_ms};
@@ -52,6 +55,9 @@ const MAX_NAME_LENGTH: usize = 64;
 
 /// How much of a command's text is shown.
 const MAX_SHOWN_TEXT: usize = 4096;
+
+/// How long a kernel may continue after the deadline of its code and the interrupt.
+const INTERRUPT_GRACE_MS: u64 = 3000;
 
 /// The status that a shell returns for a command killed by SIGKILL.
 const SHELL_KILLED_EXIT_CODE: i32 = 137;
@@ -171,6 +177,7 @@ impl ManagedProcess {
             user_ms: usage.user_ms,
             system_ms: usage.system_ms,
             max_rss_kib: usage.max_rss_kib,
+            interrupted: false,
         }
     }
 }
@@ -186,7 +193,7 @@ impl Agent {
         if start.tag.as_ref().is_some_and(|tag| tag.len() > MAX_SHOWN_TEXT) {
             return Err(fault::from_kind(FaultKind::Invalid, "start", "a tag that is too long"));
         }
-        self.context.refresh_limit_view(&self.events);
+        self.context.refresh_limit_view(&mut self.events);
         let command = PreparedCommand::new(&self.context.config, start)?;
         let shown = match &start.command {
             wire::process::CommandLine::Argv(words) => words.join(" "),
@@ -201,7 +208,7 @@ impl Agent {
             caller: Some(StartCaller { connection, follow: start.follow }),
             subjects: FaultSubjects::of_command(&command),
         });
-        let wiring = StdioMode { terminal: start.terminal, stdin: start.stdin };
+        let wiring = StdioMode { terminal: start.terminal, plain: false, stdin: start.stdin };
         let running = self.launch_process(ProcessOwner::Process(number), &command, wiring);
         let running = running.inspect_err(|_| self.drop_process(number))?;
         let deadline = self.set_deadline(number, start.deadline_ms);
@@ -325,7 +332,10 @@ impl Agent {
             ProcessExit::Code(code) => ExitReason::Code(code),
             ProcessExit::Signal(signal) => ExitReason::Signal(signal),
         };
-        let ended = process.ended_as(exit, usage);
+        let session = process.session.clone();
+        let interrupted = exit == ExitReason::Deadline
+            && session.is_some_and(|session| self.sessions.has_running_kernel(&session));
+        let ended = ProcessEnd { interrupted, ..process.ended_as(exit, usage) };
         process.ended = Some(ended.clone());
         let deadline = process.deadline;
         self.events.alarms.stop(deadline, Alarm::Deadline(number));
@@ -345,13 +355,25 @@ impl Agent {
         }
     }
 
-    /// Kills a process that has reached its deadline; its end is reported when it has ended.
+    /// Kills a process that has reached its deadline; its end is reported when it has ended. Code in a kernel is
+    /// interrupted first, since its state is lost if the kernel is killed.
     pub(crate) fn deadline_passed(&mut self, number: ProcessHandle) {
-        let Some(process) = self.processes.get_mut(number) else { return };
-        if process.ended.is_some() {
+        let Some(process) = self.processes.get_mut(number).filter(|process| process.ended.is_none()) else {
+            return;
+        };
+        let first = !std::mem::replace(&mut process.deadline_passed, true);
+        let in_kernel = process.session.as_ref().is_some_and(|session| self.sessions.has_kernel(session));
+        if first && in_kernel {
+            let signal = Signal::INT.as_raw();
+            let request = SignalProcess { process: process.name.clone(), signal, reach: SignalTarget::Group };
+            // A kernel that cannot be signalled is killed when this time has passed, too.
+            self.signal_process(&request).ok();
+            let deadline = self.set_deadline(number, Some(INTERRUPT_GRACE_MS));
+            if let Some(process) = self.processes.get_mut(number) {
+                process.deadline = deadline;
+            }
             return;
         }
-        process.deadline_passed = true;
         if let Some(running) = process.running {
             self.children.kill_tree(running, &self.context);
         }
@@ -364,7 +386,7 @@ pub(crate) fn is_safe_name(name: &str) -> bool {
     (1..=MAX_NAME_LENGTH).contains(&name.len()) && name.bytes().all(plain)
 }
 
-fn truncate_text(mut text: String) -> String {
+pub(crate) fn truncate_text(mut text: String) -> String {
     if text.len() > MAX_SHOWN_TEXT {
         let end = (0..=MAX_SHOWN_TEXT).rev().find(|end| text.is_char_boundary(*end));
         text.truncate(end.unwrap_or(0));

@@ -4,26 +4,30 @@
 //! open ─► idle ⇄ running (one run at a time; others are refused or wait)
 //!           │        │ the shell ends for any reason
 //!           ▼        ▼
-//!          without a shell ── next run ─► a new shell with the last known directory and exports
+//!          without a shell ── next run ─► a new shell with the last known directory and state
 //! ```
 //! A run is a process with its own journal. It shares the running process of the shell, so that
-//! signals and deadlines reach everything the session has started. A session may have a kernel instead of a shell;
+//! signals and deadlines reach everything it has started; what earlier runs have left is kept apart
+//! (`earlier_runs.rs`). A session may have a kernel instead of a shell;
 //! `kernel.rs` has its protocol.
 
 mod change_dir;
+mod earlier_runs;
 pub(crate) mod kernel;
 mod lifecycle;
 mod run;
+pub(crate) mod shared;
 pub(crate) mod shell;
 pub(crate) mod table;
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
+use std::time::Instant;
 
 use linux::spawn::{ProcessExit, ProcessUsage};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
-use wire::process::{KernelProgram, KernelSpec, OpenSession, RunInSession, SessionStatus};
+use wire::process::{ExitReason, KernelProgram, KernelSpec, OpenSession, RunInSession, SessionStatus};
 use wire::{AgentReply, Fault, FaultKind, StreamTag};
 
 use crate::context::AgentContext;
@@ -37,12 +41,15 @@ use crate::process::input::InputWriter;
 use crate::process::running_process::RunningProcess;
 use crate::process::{FaultSubjects, is_safe_name};
 use crate::session::kernel::KernelReportParser;
-use crate::session::shell::{ShellDialect, VerdictKind};
+use crate::session::shell::{ShellDialect, ShellVerdict, VerdictKind};
 use crate::session::table::SessionTable;
 
 /// How much is read at once from the reports of a shell or kernel. One that never stops must not
 /// starve everything else.
 const MAX_REPORT_BYTES_PER_TURN: usize = 256 << 10;
+
+/// The longest directory that is kept. It is the value of a variable, so it can be anything.
+const MAX_DIRECTORY_BYTES: usize = 4096;
 
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -50,24 +57,36 @@ pub(crate) struct Session {
     pub(crate) open: OpenSession,
     kernel: Option<KernelSpec>,
     shell: Option<SessionShell>,
+    /// Groups in which earlier runs have left processes.
+    pub(crate) earlier_runs: Vec<RunningHandle>,
     /// The namespaces of its shells, if it is isolated.
     pub(crate) namespaces: Option<SessionNamespaces>,
-    /// The directory and exports that the next shell starts with.
+    /// The directory, variables, functions and aliases that the next shell starts with: those after the last run
+    /// that ended by itself.
     pub(crate) directory: Option<String>,
-    pub(crate) exports: String,
+    pub(crate) state: String,
+    /// The variables in that state that were set only for the run after which it was reported.
+    state_run_variables: Vec<String>,
     pub(crate) current: Option<SessionRun>,
     /// The number of runs so far.
     runs: u64,
     /// Variables of the last run, which the next run must not see.
     run_variables: Vec<String>,
-    queue: VecDeque<(ConnectionId, RunInSession)>,
-    /// The connection that waits for the first shell.
-    pub(crate) opener: Option<ConnectionId>,
+    queue: VecDeque<QueuedRun>,
+    /// The connections that wait for the first shell.
+    pub(crate) openers: Vec<ConnectionId>,
     pub(crate) closing: bool,
     /// The connections that wait for the end of its shell.
     restarters: Vec<ConnectionId>,
     /// When it was opened.
     pub(crate) opened_ms: u64,
+    /// When a run last began or ended.
+    pub(crate) used_ms: u64,
+    /// The time at which it is closed as idle.
+    pub(crate) idle: Option<Instant>,
+    /// The process of the last run that has ended, and how.
+    last_run: Option<String>,
+    last_exit: Option<ExitReason>,
 }
 
 /// A running shell or kernel, and the private pipes to it.
@@ -77,11 +96,21 @@ struct SessionShell {
     protocol: SessionProtocol,
     commands: InputWriter,
     verdicts: RegisteredFd,
-    received: Vec<u8>,
+    received: ReceivedVerdicts,
     started: bool,
+    /// Whether it was killed while it was idle; the next run waits for its end and gets another shell.
+    ending: bool,
     /// Whether it replaced a shell that had died.
     is_replacement: bool,
     subjects: FaultSubjects,
+}
+
+/// What was received of a shell's verdicts and not handled yet.
+#[derive(Debug, Default)]
+struct ReceivedVerdicts {
+    bytes: Vec<u8>,
+    /// How much of the state of the present verdict was dropped because it is too long.
+    dropped: u64,
 }
 
 /// The protocol on the private pipes.
@@ -89,6 +118,22 @@ struct SessionShell {
 enum SessionProtocol {
     Shell(ShellDialect),
     Kernel(KernelReportParser),
+}
+
+/// A run that waits for its turn.
+#[derive(Debug)]
+struct QueuedRun {
+    request: RunInSession,
+    caller: QueuedCaller,
+}
+
+/// What waits for a run that has not begun.
+#[derive(Clone, Copy, Debug)]
+enum QueuedCaller {
+    /// A connection, which is answered when the run begins.
+    Connection(ConnectionId),
+    /// None: the caller was already answered. The process represents the run.
+    Detached(ProcessHandle),
 }
 
 /// The run in progress.
@@ -120,16 +165,63 @@ impl Session {
         self.kernel.as_ref().map(|kernel| kernel.language.as_str())
     }
 
+    fn status(&self, children: &ChildTable, context: &AgentContext) -> SessionStatus {
+        let running = self.running_process().and_then(|running| children.get(running));
+        let has_background_processes =
+            |running: &RunningProcess| running.tree.has_other_members(context.commands.as_ref(), running.pid);
+        SessionStatus {
+            session: self.name.clone(),
+            busy: self.current.is_some(),
+            terminal: self.open.terminal.is_some(),
+            pid: running.and_then(|running| running.pid).map(rustix::process::Pid::as_raw_pid),
+            kernel: self.kernel.as_ref().map(|kernel| kernel.language.clone()),
+            isolation: self.namespaces.as_ref().map(|namespaces| namespaces.status(self)),
+            left: self.opens_with_its_shell()
+                && (running.is_some_and(has_background_processes)
+                    || self.has_earlier_runs(children, context)),
+            shared: self.shared_status(),
+        }
+    }
+
     /// Whether the session is open as soon as its first shell runs.
     pub(crate) fn opens_with_its_shell(&self) -> bool {
         self.kernel.as_ref().is_none_or(|kernel| kernel.program == KernelProgram::Shell)
     }
 }
 
+impl ReceivedVerdicts {
+    /// Like [`shell::take_verdict`]. A state that was too long is empty.
+    fn take_verdict(&mut self) -> Option<Option<ShellVerdict>> {
+        let verdict = shell::take_verdict(&mut self.bytes)?;
+        let complete = std::mem::take(&mut self.dropped) == 0;
+        Some(verdict.map(|verdict| match complete {
+            true => verdict,
+            false => ShellVerdict { state: String::new(), ..verdict },
+        }))
+    }
+
+    /// Drops the state of an incomplete verdict that is too long. Returns `false` if the verdict cannot come from the
+    /// shell's script.
+    fn drop_long_state(&mut self) -> bool {
+        let length = self.bytes.len();
+        if length <= shell::MAX_VERDICT_BYTES {
+            return true;
+        }
+        let has_state = shell::drop_partial_state(&mut self.bytes);
+        self.dropped += length.saturating_sub(self.bytes.len()) as u64;
+        has_state
+            && self.bytes.len() <= shell::MAX_VERDICT_BYTES
+            && self.dropped <= shell::MAX_READ_VERDICT_BYTES
+    }
+}
+
 impl Agent {
     /// Opens a session; the reply comes when its shell runs.
     pub(crate) fn open_session(&mut self, connection: ConnectionId, open: OpenSession) -> Result<(), Fault> {
-        self.add_session(connection, open, None).map(drop)
+        match open.sharing.clone() {
+            Some(sharing) => self.open_shared_session(connection, open, &sharing),
+            None => self.add_session(connection, open, None).map(drop),
+        }
     }
 
     pub(crate) fn add_session(
@@ -150,27 +242,33 @@ impl Agent {
         if open_ones >= most || self.sessions.len() >= most.saturating_mul(2) {
             return Err(fault::from_kind(FaultKind::Busy, "open session", "too many sessions"));
         }
-        let number = self.events.next_handle();
+        let (number, now) = (self.events.next_handle(), now_ms());
         let session = Session {
             name: open.session.clone(),
             open,
             kernel,
             shell: None,
+            earlier_runs: Vec::new(),
             namespaces: None,
             directory: None,
-            exports: String::new(),
+            state: String::new(),
+            state_run_variables: Vec::new(),
             current: None,
             runs: 0,
             run_variables: Vec::new(),
             queue: VecDeque::new(),
-            opener: Some(connection),
+            openers: vec![connection],
             closing: false,
             restarters: Vec::new(),
-            opened_ms: now_ms(),
+            opened_ms: now,
+            used_ms: now,
+            idle: None,
+            last_run: None,
+            last_exit: None,
         };
-        let nested = session.open.nest.is_some();
+        let isolated = session.open.isolation.is_some();
         self.sessions.insert(number, session);
-        let begun = if nested { self.create_namespaces(number) } else { self.start_shell(number) };
+        let begun = if isolated { self.create_namespaces(number) } else { self.start_shell(number) };
         begun.inspect_err(|_| self.sessions.remove(number))?;
         Ok(number)
     }
@@ -181,10 +279,9 @@ impl Agent {
         self.sessions.free_name(name);
         let session = self.sessions.get_mut(number).expect("it was just found");
         session.closing = true;
-        for (connection, _) in std::mem::take(&mut session.queue) {
-            self.connections
-                .refuse_request(connection, fault::from_kind(FaultKind::NotFound, "find session", name));
-        }
+        session.kill_earlier_runs(&self.children, &self.context);
+        let queue = std::mem::take(&mut session.queue);
+        self.refuse_queued_runs(queue, name);
         self.sessions.kill_shell(number, &self.children, &self.context);
         let alarms = &mut self.events.alarms;
         self.sessions.kill_namespace_init(number, &self.children, &self.context, alarms);
@@ -198,7 +295,8 @@ impl Agent {
         let number = self.sessions.find(name)?;
         let session = self.sessions.get_mut(number).expect("it was just found");
         session.directory = None;
-        session.exports = String::new();
+        session.state = String::new();
+        session.kill_earlier_runs(&self.children, &self.context);
         if session.shell.is_none() {
             self.connections.send_final_reply(connection, &AgentReply::Ok);
             return Ok(());
@@ -243,13 +341,13 @@ impl Agent {
             self.handle_kernel_reports(number, &buffer[..count], drains);
             return Some(count);
         }
-        shell.received.extend_from_slice(&buffer[..count]);
-        if shell.received.len() > shell::MAX_VERDICT_BYTES {
-            shell.received.clear();
+        shell.received.bytes.extend_from_slice(&buffer[..count]);
+        self.handle_verdicts(number);
+        let kept = self.sessions.get_mut(number).and_then(|session| session.shell.as_mut());
+        if kept.is_some_and(|shell| !shell.received.drop_long_state()) {
             self.sessions.kill_shell(number, &self.children, &self.context);
             return None;
         }
-        self.handle_verdicts(number);
         Some(count)
     }
 
@@ -258,13 +356,16 @@ impl Agent {
         loop {
             let Some(session) = self.sessions.get_mut(number) else { return };
             let Some(shell) = &mut session.shell else { return };
-            let Some(verdict) = shell::take_verdict(&mut shell.received) else { return };
+            let Some(verdict) = shell.received.take_verdict() else { return };
             let Some(verdict) = verdict else { continue };
             if session.current.as_ref().is_none_or(|run| run.key != verdict.key) {
                 continue;
             }
-            session.directory = Some(verdict.directory);
-            session.exports = verdict.exports;
+            if verdict.directory.len() <= MAX_DIRECTORY_BYTES {
+                session.directory = Some(verdict.directory);
+            }
+            session.state = verdict.state;
+            session.state_run_variables = session.run_variables.clone();
             if let VerdictKind::Done(status) = verdict.kind {
                 let running = shell.running;
                 self.drain_outputs(running);
@@ -277,22 +378,8 @@ impl Agent {
 
 impl SessionTable {
     pub(crate) fn statuses(&self, children: &ChildTable, context: &AgentContext) -> Vec<SessionStatus> {
-        let status = |session: &Session| {
-            let running = session.running_process().and_then(|running| children.get(running));
-            let has_company = |running: &RunningProcess| {
-                running.tree.has_other_members(context.commands.as_ref(), running.pid)
-            };
-            SessionStatus {
-                session: session.name.clone(),
-                busy: session.current.is_some(),
-                terminal: session.open.terminal.is_some(),
-                pid: running.and_then(|running| running.pid).map(rustix::process::Pid::as_raw_pid),
-                kernel: session.kernel.as_ref().map(|kernel| kernel.language.clone()),
-                nest: session.namespaces.as_ref().map(SessionNamespaces::status),
-                left: session.opens_with_its_shell() && running.is_some_and(has_company),
-            }
-        };
-        let mut statuses: Vec<_> = self.values().filter(|s| !s.closing).map(status).collect();
+        let open = self.values().filter(|session| !session.closing);
+        let mut statuses: Vec<_> = open.map(|session| session.status(children, context)).collect();
         statuses.sort_unstable_by(|a, b| a.session.cmp(&b.session));
         statuses
     }

@@ -1,9 +1,9 @@
-//! The image interface for the service: images are fetched here, without privileges, and unpacked by
-//! the launcher.
+//! The image interface for the service: images are fetched by a process that the launcher starts, received here,
+//! without privileges, and unpacked by the launcher.
 //!
 //! ```text
-//! service ─► Native ─► registry      downloads into a directory that only the server uses
-//!              └─────► launcher      gets that directory's descriptor, unpacks and stores the image
+//! service ─► LocalBackend ─► registry ─► puller   sends the image, which is written to a directory that only the server uses
+//!                └─────────► launcher             starts the puller; gets that directory's descriptor, unpacks and stores the image
 //! ```
 
 use std::io;
@@ -13,10 +13,10 @@ use std::sync::{Arc, RwLock};
 use std::time::{Duration, UNIX_EPOCH};
 
 use backend::{
-    ArchiveStream, BackendError, FreedSpace, ImageInfo, ImagePull, ImageRegistry, Images, LocalLayers,
-    PullProgress, ResolvedImage,
+    ArchiveStream, BackendError, FreedSpace, HostSoftware, ImageInfo, ImagePull, ImageRegistry, Images,
+    LocalLayers, PullProgress,
 };
-use domain::SnapshotId;
+use domain::{HOST_IMAGE, SnapshotId};
 use launcher::images::{CollectionResult, Digest, ImageBase, ImageRecord};
 use launcher::protocol::{ImageOp, ImageOpResult, LauncherOp, OpResult};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -117,6 +117,16 @@ impl LocalBackend {
         }
     }
 
+    /// Has the launcher start a process that fetches one image, and returns the connection to it.
+    async fn start_puller(&self) -> Result<OwnedFd, BackendError> {
+        let failed = |source| BackendError::Io { action: "connect to a puller", source };
+        let (own, other) = std::os::unix::net::UnixStream::pair().map_err(failed)?;
+        match self.link.request_with_descriptor(LauncherOp::StartPull, Some(other.into())).await? {
+            (OpResult::Done, _) => Ok(own.into()),
+            _ => Err(unexpected_response()),
+        }
+    }
+
     /// Returns the layers that are already present and the free space for an image of that name.
     async fn local_layers(&self, name: &str) -> Result<LocalLayers, BackendError> {
         match self.request_images(ImageOp::Layers { name: name.to_owned() }, None).await? {
@@ -142,15 +152,20 @@ impl Images for LocalBackend {
     }
 
     async fn find(&self, name: &str) -> Result<Option<ImageInfo>, BackendError> {
+        if name == HOST_IMAGE {
+            // It always exists, and most sandboxes use it, so the launcher is not asked.
+            let name = name.to_owned();
+            return Ok(Some(ImageInfo { name, above_host: true, ..ImageInfo::default() }));
+        }
         match self.request_images(ImageOp::Find { name: name.to_owned() }, None).await? {
             ImageOpResult::Found(found) => Ok(found.map(image_info)),
             _ => Err(unexpected_response()),
         }
     }
 
-    async fn resolve_image(&self, image: &str) -> Result<ResolvedImage, BackendError> {
-        match self.request_result(LauncherOp::Resolve { image: image.to_owned() }).await? {
-            OpResult::Resolved { image, stand_in } => Ok(ResolvedImage { name: image, stand_in }),
+    async fn host_software(&self) -> Result<HostSoftware, BackendError> {
+        match self.request_images(ImageOp::HostSoftware, None).await? {
+            ImageOpResult::HostSoftware(report) => Ok(report.into()),
             _ => Err(unexpected_response()),
         }
     }
@@ -169,7 +184,8 @@ impl Images for LocalBackend {
             |error: io::Error| failed(format!("could not use the download directory: {error}"), None);
         let download = DownloadDirectory::new(&fetching.downloads).map_err(no_room)?;
         let here = self.local_layers(pull.name).await?;
-        let digest = fetching.registry().fetch_image(pull, &here, &download.0).await?;
+        let puller = self.start_puller().await?;
+        let digest = fetching.registry().fetch_image(pull, &here, &download.0, puller).await?;
         let wanted = Digest::parse(&digest).map_err(|error| failed(error.to_string(), None))?;
         (pull.progress)(PullProgress::Unpacking);
         let directory = std::fs::File::open(&download.0).map_err(no_room)?;

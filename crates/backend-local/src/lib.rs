@@ -9,22 +9,21 @@ mod volumes;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use backend::{
-    AgentStream, Backend, BackendCapabilities, BackendError, Enforced, FoundSandbox, Images, Reconfigure,
-    SandboxDeath, SandboxUsage, Snapshots, StoppedSandbox, Volumes,
+    AgentStream, Backend, BackendCapabilities, BackendError, Enforced, FoundSandbox, Images, LimitPlan,
+    Reconfigure, ResolvedSpec, SandboxDeath, SandboxUsage, Snapshots, StoppedSandbox, Volumes,
 };
 use domain::{
     Bytes, EndCause, FilesState, ImageDefaults, IsolatedSessions, MountAccess, MountSource, MountSpec,
-    NetworkAccess, ResourceLimits, SandboxId, SandboxSpec,
+    NetworkAccess, SandboxId, SandboxSpec,
 };
+use launcher::StageTime;
 use launcher::network::NetworkMode;
 use launcher::packet;
-use launcher::plan::{
-    DiskPlan, GuestPlan, JailLimits, JailPlan, LimitName, MountPlan, MountSourcePlan, UserPlan,
-};
+use launcher::plan::{DiskPlan, GuestPlan, JailPlan, LimitName, MountPlan, MountSourcePlan, UserPlan};
 use launcher::protocol::{
     self, EnforcedPlan, LauncherOp, LauncherRequest, LauncherResponse, OpError, OpResult, PROTOCOL_VERSION,
     SOCKET_NAME, WatchedIds,
@@ -38,21 +37,11 @@ use tokio::time::Instant;
 
 pub use images::ImageFetcher;
 
-/// Defaults for sandboxes whose caller did not specify something.
-#[derive(Clone, Copy, Debug)]
-pub struct SandboxDefaults {
-    pub limits: JailLimits,
-    pub require_limits: bool,
-    pub max_processes: u32,
-}
-
 /// Sandboxes on this host.
 pub struct LocalBackend {
     link: Arc<LauncherConnection>,
     /// The directory with the sockets of the launcher and the agents.
     run: Arc<OwnedFd>,
-    /// Replaced as a whole by a reload.
-    defaults: RwLock<SandboxDefaults>,
     fetching: Option<ImageFetcher>,
     deaths: mpsc::UnboundedSender<SandboxDeath>,
     listener: Mutex<Option<mpsc::UnboundedReceiver<SandboxDeath>>>,
@@ -95,54 +84,13 @@ const RECONNECT_INTERVAL: Duration = Duration::from_millis(10);
 
 impl LocalBackend {
     /// Creates a client of the launcher that serves `state_dir`.
-    pub fn connect(state_dir: &std::path::Path, defaults: SandboxDefaults) -> io::Result<Self> {
+    pub fn connect(state_dir: &std::path::Path) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let run = Arc::new(rustix::fs::open(state_dir.join("run"), flags, Mode::empty())?);
         let (deaths, listener) = mpsc::unbounded_channel();
         let link = Arc::new(LauncherConnection { run: Arc::clone(&run), state: Mutex::default() });
-        let (defaults, listener) = (RwLock::new(defaults), Mutex::new(Some(listener)));
-        Ok(Self { link, run, defaults, fetching: None, deaths, listener })
-    }
-
-    /// Replaces the defaults; they apply to sandboxes that are made or resized from now on.
-    pub fn set_defaults(&self, defaults: SandboxDefaults) {
-        *self.defaults.write().expect("replacing the defaults does not panic") = defaults;
-    }
-
-    fn defaults(&self) -> SandboxDefaults {
-        *self.defaults.read().expect("replacing the defaults does not panic")
-    }
-
-    fn jail_plan(&self, id: &SandboxId, spec: &SandboxSpec) -> Result<JailPlan, BackendError> {
-        Ok(JailPlan {
-            id: id.clone(),
-            image: spec.image.clone(),
-            snapshot: spec.snapshot.clone(),
-            limits: self.effective_limits(&spec.resources),
-            named: explicit_limits(&spec.resources),
-            require_limits: self.defaults().require_limits,
-            network: network_mode(spec.network)?,
-            mounts: mount_plans(&spec.mounts)?,
-            env: spec.process_environment(id),
-            env_file: spec.env_file.clone(),
-            nesting: spec.isolated_sessions == IsolatedSessions::On,
-            guest: guest_plan(spec),
-            max_processes: self.defaults().max_processes,
-            user: None,
-            keep: false,
-            disk: DiskPlan::New,
-        })
-    }
-
-    /// Returns all limits: those that the caller specified, and defaults for the others.
-    fn effective_limits(&self, resources: &ResourceLimits) -> JailLimits {
-        let default = self.defaults().limits;
-        JailLimits {
-            memory: resources.memory.map_or(default.memory, |memory| memory.0),
-            cpus: resources.cpus.map_or(default.cpus, |cpus| cpus.0),
-            pids: resources.pids.unwrap_or(default.pids),
-            disk: resources.disk.map_or(default.disk, |disk| disk.0),
-        }
+        let listener = Mutex::new(Some(listener));
+        Ok(Self { link, run, fetching: None, deaths, listener })
     }
 
     /// Reports the end of a sandbox when its first process ends.
@@ -169,7 +117,7 @@ impl LocalBackend {
     }
 
     /// Watches the sandboxes whose descriptors wait in `pidfds`. The launcher has sent all of them before its
-    /// response, and has closed its end.
+    /// response, and sends nothing after them.
     fn watch_listed(&self, pidfds: &OwnedFd) -> Result<(), BackendError> {
         let failed = |source| BackendError::Io { action: "receive the descriptors of sandboxes", source };
         while let Some((WatchedIds { ids }, descriptors)) =
@@ -187,7 +135,8 @@ impl LocalBackend {
         match self.link.request(LauncherOp::Create(Box::new(plan))).await? {
             (OpResult::Created(holds), Some(pidfd)) => {
                 self.watch_sandbox(id.clone(), pidfd);
-                let EnforcedPlan { image, stand_in, measures, degraded: weaker } = holds;
+                let EnforcedPlan { image, stand_in, measures, degraded: weaker, stages } = holds;
+                log_stages(id, &stages);
                 Ok(Enforced { image, stand_in, measures, degraded: weaker })
             }
             _ => Err(unexpected_response()),
@@ -232,8 +181,8 @@ impl Backend for LocalBackend {
         }
     }
 
-    async fn create(&self, id: &SandboxId, spec: &SandboxSpec) -> Result<Enforced, BackendError> {
-        self.create_from_plan(id, self.jail_plan(id, spec)?).await
+    async fn create(&self, id: &SandboxId, plan: &ResolvedSpec) -> Result<Enforced, BackendError> {
+        self.create_from_plan(id, jail_plan(id, plan)?).await
     }
 
     async fn stop(&self, id: &SandboxId) -> Result<StoppedSandbox, BackendError> {
@@ -246,9 +195,9 @@ impl Backend for LocalBackend {
         }
     }
 
-    async fn restart(&self, id: &SandboxId, spec: &SandboxSpec) -> Result<Enforced, BackendError> {
+    async fn restart(&self, id: &SandboxId, plan: &ResolvedSpec) -> Result<Enforced, BackendError> {
         // The files of the snapshot are already on the sandbox's disk.
-        let plan = JailPlan { snapshot: None, disk: DiskPlan::Kept, ..self.jail_plan(id, spec)? };
+        let plan = JailPlan { snapshot: None, disk: DiskPlan::Kept, ..jail_plan(id, plan)? };
         self.create_from_plan(id, plan).await
     }
 
@@ -297,6 +246,8 @@ impl Backend for LocalBackend {
             OpResult::Used(used) => Ok(SandboxUsage {
                 memory: used.memory.map(Bytes),
                 memory_limit: used.memory_limit.map(Bytes),
+                refaults: used.refaults,
+                file_memory: used.file_memory.map(Bytes),
                 cpu_micros: used.cpu_micros,
                 cpu_limit: used.cpu_limit,
                 pids: used.pids,
@@ -305,6 +256,13 @@ impl Backend for LocalBackend {
                 disk_limit: used.disk_limit.map(Bytes),
                 oom_kills: used.oom_kills,
             }),
+            _ => Err(unexpected_response()),
+        }
+    }
+
+    async fn open_files(&self) -> Result<Vec<(SandboxId, u64)>, BackendError> {
+        match self.request_result(LauncherOp::OpenFiles).await? {
+            OpResult::OpenFiles(counts) => Ok(counts),
             _ => Err(unexpected_response()),
         }
     }
@@ -457,6 +415,16 @@ fn register_descriptor(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<Ow
     AsyncFd::with_interest(fd, interest)
 }
 
+/// Logs where the time of a create went. `coracle bench --breakdown` reads this.
+fn log_stages(id: &SandboxId, stages: &[StageTime]) {
+    if tracing::enabled!(target: backend::STAGE_LOG_TARGET, tracing::Level::TRACE) {
+        let words: Vec<String> =
+            stages.iter().map(|time| format!("{}={}", time.stage, time.micros)).collect();
+        let stages = words.join(",");
+        tracing::trace!(target: backend::STAGE_LOG_TARGET, part = "launcher", sandbox = %id, stages, "sandbox was built; stages are in microseconds");
+    }
+}
+
 fn unexpected_response() -> BackendError {
     BackendError::Io { action: "understand the launcher", source: io::ErrorKind::InvalidData.into() }
 }
@@ -480,15 +448,32 @@ fn mount_plan(mount: &MountSpec) -> Result<MountPlan, BackendError> {
     Ok(MountPlan { source, target, read_only, sub_path })
 }
 
-/// Returns the limits that the caller specified.
-fn explicit_limits(resources: &ResourceLimits) -> Vec<LimitName> {
-    let all = [
-        (LimitName::Memory, resources.memory.is_some()),
-        (LimitName::Cpus, resources.cpus.is_some()),
-        (LimitName::Pids, resources.pids.is_some()),
-        (LimitName::Disk, resources.disk.is_some()),
-    ];
-    all.into_iter().filter_map(|(limit, named)| named.then_some(limit)).collect()
+/// Converts a plan to plain data for the launcher.
+fn jail_plan(id: &SandboxId, plan: &ResolvedSpec) -> Result<JailPlan, BackendError> {
+    let ResolvedSpec { spec, limits, max_processes } = plan;
+    Ok(JailPlan {
+        id: id.clone(),
+        image: spec.image.clone(),
+        snapshot: spec.snapshot.clone(),
+        limits: limits.limits.into(),
+        named: limit_names(limits),
+        require_limits: limits.require_all,
+        network: network_mode(spec.network)?,
+        mounts: mount_plans(&spec.mounts)?,
+        env: spec.process_environment(id),
+        env_file: spec.env_file.clone(),
+        isolated_sessions: spec.isolated_sessions == IsolatedSessions::On,
+        guest: guest_plan(spec),
+        max_processes: *max_processes,
+        user: None,
+        keep: false,
+        disk: DiskPlan::New,
+    })
+}
+
+/// Returns the limits that must be enforced because the caller named them.
+fn limit_names(plan: &LimitPlan) -> Vec<LimitName> {
+    plan.named.iter().map(|limit| (*limit).into()).collect()
 }
 
 /// Converts the network of a spec to the launcher's setting.

@@ -1,10 +1,10 @@
 //! Changes to running sandboxes, which the launcher makes.
 
-use backend::{BackendError, EnforcedMeasures, Reconfigure};
-use domain::{MountSpec, NetworkAccess, ResourceLimits, SandboxId};
+use backend::{BackendError, EnforcedMeasures, LimitPlan, Reconfigure};
+use domain::{MountSpec, NetworkAccess, SandboxId};
 use launcher::protocol::{LauncherOp, OpResult, ResizeRequest};
 
-use crate::{LocalBackend, explicit_limits, mount_plans, network_mode, unexpected_response};
+use crate::{LocalBackend, limit_names, mount_plans, network_mode, unexpected_response};
 
 #[async_trait::async_trait]
 impl Reconfigure for LocalBackend {
@@ -20,16 +20,12 @@ impl Reconfigure for LocalBackend {
         }
     }
 
-    async fn resize(
-        &self,
-        id: &SandboxId,
-        resources: &ResourceLimits,
-    ) -> Result<EnforcedMeasures, BackendError> {
+    async fn resize(&self, id: &SandboxId, limits: &LimitPlan) -> Result<EnforcedMeasures, BackendError> {
         let resize = ResizeRequest {
             id: id.clone(),
-            limits: self.effective_limits(resources),
-            named: explicit_limits(resources),
-            require_limits: self.defaults().require_limits,
+            limits: limits.limits.into(),
+            named: limit_names(limits),
+            require_limits: limits.require_all,
         };
         match self.request_result(LauncherOp::Resize(resize)).await? {
             OpResult::Changed(measures) => Ok(measures),

@@ -15,13 +15,16 @@ use std::sync::{Arc, Mutex};
 
 use backend::SharedBackend;
 use backend::conformance::{BackendUnderTest, check_all};
-use backend_local::{LocalBackend, SandboxDefaults};
+use backend_local::LocalBackend;
 use domain::{Bytes, SandboxId};
 use launcher::identity::ServerIdentity;
 use launcher::network::{NetworkSettings, userspace};
-use launcher::plan::JailLimits;
-use launcher::settings::{AllowedDirectory, LauncherSettings, LifetimePolicy, MaxLimits, MountRule};
-use launcher::{DEFAULT_UID_BASE, Launcher, LauncherLoop, LauncherRecords, VolumeKind};
+use launcher::settings::{
+    AllowedDirectory, LauncherSettings, LifetimePolicy, MaxLimits, MountRule, TotalLimits,
+};
+use launcher::{
+    DEFAULT_UID_BASE, Launcher, LauncherLoop, LauncherRecords, ProgramSource, SandboxPrograms, VolumeKind,
+};
 use linux::namespaces::{self, NamespaceSet, SetgroupsPolicy};
 use linux::spawn::{self, ForkResult, ProcessExit, SingleThread};
 use rustix::process::{DumpableBehavior, Pid, Signal, kill_process, set_dumpable_behavior};
@@ -160,9 +163,7 @@ impl BackendUnderTest for TestHost {
             former.wait().unwrap();
         }
         *launcher = Some(self.start_launcher());
-        let limits = JailLimits { memory: 256 << 20, cpus: 1000, pids: 128, disk: 64 << 20 };
-        let defaults = SandboxDefaults { limits, require_limits: false, max_processes: 16 };
-        Arc::new(LocalBackend::connect(&self.state, defaults).unwrap())
+        Arc::new(LocalBackend::connect(&self.state).unwrap())
     }
 
     fn shared_directory(&self) -> PathBuf {
@@ -189,7 +190,7 @@ fn run_launcher(state_dir: PathBuf, shared: PathBuf, instance: &str) {
         namespaces::unshare_namespaces(NamespaceSet::MOUNT).unwrap();
         linux::mounts::make_private().unwrap();
     }
-    let launcher = Launcher::open(LauncherSettings {
+    let settings = LauncherSettings {
         disks: state_dir.join(IMAGE_FILES_MARKER).exists().then_some(VolumeKind::Ext4),
         image_state: state_dir.clone(),
         state_dir,
@@ -197,17 +198,18 @@ fn run_launcher(state_dir: PathBuf, shared: PathBuf, instance: &str) {
         owns_unsigned_records: false,
         uid_base: DEFAULT_UID_BASE,
         server_uid: None,
-        aliases: Default::default(),
         image_bytes: None,
-        strict_images: true,
         pool_bytes: Some(Bytes::from_mib(1024).0),
         free_space_floor: 0,
         prepared: 1,
         maxima: MaxLimits::default(),
+        totals: TotalLimits::default(),
         mounts: MountRule::Below(vec![AllowedDirectory { written: shared.clone(), real: shared }]),
         network: NetworkSettings::default(),
         lifetime: LifetimePolicy::Own,
-    });
+    };
+    let programs = SandboxPrograms { agent: ProgramSource::ThisProgram, kernels: None };
+    let launcher = Launcher::open(settings, programs);
     let stop = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
     let mut serving = LauncherLoop::open(launcher.unwrap(), stop).unwrap();
     rustix::io::write(rustix::stdio::stdout(), b"r").unwrap();

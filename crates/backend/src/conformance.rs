@@ -7,6 +7,7 @@
 
 mod agent;
 mod checks;
+mod edits;
 mod restarts;
 mod snapshots;
 
@@ -16,12 +17,13 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::time::Duration;
 
-use domain::{SandboxId, SandboxSpec};
+use domain::{Bytes, MilliCpus, SandboxId, SandboxLimits, SandboxSpec};
 
-use crate::{Enforced, FoundSandbox, Images, Reconfigure, SharedBackend, Snapshots, Volumes};
+use crate::{
+    Enforced, FoundSandbox, Images, LimitPlan, Reconfigure, ResolvedSpec, SharedBackend, Snapshots, Volumes,
+};
 
-/// A backend under test. Its default limits must not be required, and it must reject unknown
-/// images.
+/// A backend under test. It must reject unknown images.
 #[async_trait::async_trait]
 pub trait BackendUnderTest: Send + Sync {
     /// Opens the backend like a newly started server. Everything that was open before is gone, as
@@ -108,6 +110,20 @@ fn reconfigure(backend: &SharedBackend) -> &dyn Reconfigure {
     backend.reconfigure().expect("checks of changes run only on backends that make them")
 }
 
+/// The limits of a sandbox whose spec names none.
+const DEFAULT_LIMITS: SandboxLimits = SandboxLimits {
+    memory: Bytes::from_mib(256),
+    cpus: MilliCpus(1000),
+    pids: 128,
+    disk: Bytes::from_mib(64),
+};
+
+/// The plan that a service makes of a spec, where default limits need not be enforced.
+fn plan_of(spec: &SandboxSpec) -> ResolvedSpec {
+    let limits = LimitPlan::new(&spec.resources, DEFAULT_LIMITS, false);
+    ResolvedSpec { spec: spec.clone(), limits, max_processes: 16 }
+}
+
 /// A sandbox created by one check.
 struct TestSandbox {
     backend: SharedBackend,
@@ -122,7 +138,7 @@ impl TestSandbox {
 
     async fn create_from_spec(backend: &SharedBackend, spec: &SandboxSpec) -> Self {
         let id = fresh_id();
-        let in_force = backend.create(&id, spec).await.expect("a sandbox can be created");
+        let in_force = backend.create(&id, &plan_of(spec)).await.expect("a sandbox can be created");
         Self { backend: backend.clone(), id, in_force }
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::pin::Pin;
 use std::time::SystemTime;
@@ -9,18 +10,17 @@ use std::time::SystemTime;
 use domain::SnapshotId;
 use tokio::io::AsyncRead;
 
-use crate::BackendError;
+use crate::{BackendError, HostSoftware};
 
 /// The images that a backend stores. A backend without its own images has nothing to list or pull.
 #[async_trait::async_trait]
 pub trait Images: Send + Sync {
     /// Lists images by name; images made from the host itself are not included.
     async fn list(&self) -> Result<Vec<ImageInfo>, BackendError>;
-    /// Returns the image that a sandbox would get for this name.
+    /// Returns the image with exactly this name, or with the default tag if the name has none.
     async fn find(&self, name: &str) -> Result<Option<ImageInfo>, BackendError>;
-    /// Returns the image that a sandbox would get for this name, as `Enforced` would report it. Unlike `find`,
-    /// it also resolves names of images that are made from the host itself.
-    async fn resolve_image(&self, name: &str) -> Result<ResolvedImage, BackendError>;
+    /// Returns the current software of the image that is made from the host itself.
+    async fn host_software(&self) -> Result<HostSoftware, BackendError>;
     /// Whether an image of this name may be pulled when a sandbox needs it.
     fn may_pull(&self, name: &str) -> bool;
     /// Pulls an image and replaces an existing one with the same name.
@@ -34,15 +34,6 @@ pub trait Images: Send + Sync {
     async fn remove(&self, name: &str) -> Result<FreedSpace, BackendError>;
     /// Removes unused layers, and images beyond the total size limit.
     async fn collect_unused(&self) -> Result<FreedSpace, BackendError>;
-}
-
-/// The image that a name resolves to.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ResolvedImage {
-    pub name: String,
-    /// Set if the requested image is missing and another one is used: a sentence that names both and
-    /// describes the one used.
-    pub stand_in: Option<String>,
 }
 
 /// An archive that is being uploaded.
@@ -121,11 +112,13 @@ pub trait ImageRegistry: Send + Sync {
     fn allows_pull(&self, name: &str) -> bool;
     /// Writes the image as an OCI layout into the empty directory `into`, without the layers that
     /// are already stored. Returns the digest of its manifest. An image that cannot fit is not
-    /// downloaded.
+    /// downloaded. `puller` is a connection to a process that was started for this pull; that process
+    /// alone talks to the registry.
     async fn fetch_image(
         &self,
         pull: ImagePull<'_>,
         here: &LocalLayers,
         into: &Path,
+        puller: OwnedFd,
     ) -> Result<String, BackendError>;
 }

@@ -4,14 +4,16 @@
 #[cfg(feature = "conformance")]
 pub mod conformance;
 pub mod enforced;
+pub mod host_software;
 pub mod images;
 pub mod reconfigure;
+pub mod resolved_spec;
 pub mod snapshots;
 pub mod volumes;
 
 use std::sync::Arc;
 
-use domain::{Bytes, EndCause, FilesState, SandboxId, SandboxSpec};
+use domain::{Bytes, EndCause, FilesState, SandboxId};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 
@@ -33,7 +35,7 @@ pub trait Backend: Send + Sync {
     /// Determines the features that this host really offers. Called once at start-up.
     async fn probe(&self) -> Result<BackendCapabilities, BackendError>;
     /// Returns when the agent inside can be dialled.
-    async fn create(&self, id: &SandboxId, spec: &SandboxSpec) -> Result<Enforced, BackendError>;
+    async fn create(&self, id: &SandboxId, plan: &ResolvedSpec) -> Result<Enforced, BackendError>;
     /// Freezes every command; the agent still replies.
     async fn pause(&self, id: &SandboxId) -> Result<(), BackendError>;
     async fn resume(&self, id: &SandboxId) -> Result<(), BackendError>;
@@ -43,12 +45,17 @@ pub trait Backend: Send + Sync {
     async fn stop(&self, id: &SandboxId) -> Result<StoppedSandbox, BackendError>;
     /// Starts a sandbox again on the disk that `stop` left, with its original image. If that fails, the disk
     /// is unchanged. Without such a disk it returns `Gone`.
-    async fn restart(&self, id: &SandboxId, spec: &SandboxSpec) -> Result<Enforced, BackendError>;
+    async fn restart(&self, id: &SandboxId, plan: &ResolvedSpec) -> Result<Enforced, BackendError>;
     /// Returns when the sandbox is completely removed, with the resources it had used, as far as known.
     async fn destroy(&self, id: &SandboxId) -> Result<SandboxUsage, BackendError>;
     async fn list_sandboxes(&self) -> Result<Vec<FoundSandbox>, BackendError>;
     async fn dial_agent(&self, id: &SandboxId) -> Result<AgentStream, BackendError>;
     async fn usage(&self, id: &SandboxId) -> Result<SandboxUsage, BackendError>;
+    /// Returns the number of open files of each running sandbox. A backend whose sandboxes do not share the
+    /// table of open files of the server's host returns none.
+    async fn open_files(&self) -> Result<Vec<(SandboxId, u64)>, BackendError> {
+        Ok(Vec::new())
+    }
     /// Receives sandboxes that end without `destroy`, as they end. There is one receiver: the service.
     fn watch_deaths(&self) -> mpsc::UnboundedReceiver<SandboxDeath>;
     /// The images that it stores, if any.
@@ -70,11 +77,13 @@ pub trait Backend: Send + Sync {
 }
 
 pub use enforced::{Enforced, EnforcedMeasures, LimitName, Measure, NetworkState};
+pub use host_software::{HostProgram, HostSoftware, OsRelease};
 pub use images::{
     ArchiveStream, FreedSpace, ImageInfo, ImagePull, ImageRegistry, Images, LocalLayers, PullProgress,
-    RegistryCredentials, ResolvedImage,
+    RegistryCredentials,
 };
 pub use reconfigure::Reconfigure;
+pub use resolved_spec::{LimitPlan, ResolvedSpec};
 pub use snapshots::{FoundSnapshot, SnapshotContent, SnapshotStage, Snapshots};
 pub use volumes::{FoundVolume, Volumes};
 
@@ -131,6 +140,9 @@ pub struct BackendCapabilities {
     pub host_versions: Vec<(String, String)>,
 }
 
+/// The target under which the durations of creates are logged, at level `trace`.
+pub const STAGE_LOG_TARGET: &str = "create_stages";
+
 /// A hint on how to get a missing image.
 pub const MISSING_IMAGE_HINT: &str = "`coracle image pull NAME` or `coracle image import NAME FILE` adds it; an entry in \
      `images.aliases` substitutes another image; `coracle image ls` lists the available images";
@@ -172,6 +184,11 @@ pub struct SandboxDeath {
 pub struct SandboxUsage {
     pub memory: Option<Bytes>,
     pub memory_limit: Option<Bytes>,
+    /// The pages of files that were read again after they had been dropped for lack of memory, so far. Known only
+    /// while a sandbox is near its memory limit.
+    pub refaults: Option<u64>,
+    /// The part of its memory that pages of files take. Known only while a sandbox is near its memory limit.
+    pub file_memory: Option<Bytes>,
     /// Processor time used so far.
     pub cpu_micros: Option<u64>,
     /// The thousandths of a core it may use.

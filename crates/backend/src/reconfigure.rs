@@ -1,8 +1,8 @@
 //! Changes to a running sandbox, for backends that offer them.
 
-use domain::{MountSpec, NetworkAccess, ResourceLimits, SandboxId};
+use domain::{MountSpec, NetworkAccess, SandboxId};
 
-use crate::{BackendError, EnforcedMeasures};
+use crate::{BackendError, EnforcedMeasures, LimitPlan};
 
 /// Gives a running sandbox what it was created without. Warm sandboxes are bound to their owners with this.
 #[async_trait::async_trait]
@@ -13,13 +13,9 @@ pub trait Reconfigure: Send + Sync {
         id: &SandboxId,
         mounts: &[MountSpec],
     ) -> Result<EnforcedMeasures, BackendError>;
-    /// Changes the limits of a running sandbox and returns those now in force; unset limits return to their
-    /// initial values. A limit that cannot be enforced is an error, and then the limits in force are unknown.
-    async fn resize(
-        &self,
-        id: &SandboxId,
-        resources: &ResourceLimits,
-    ) -> Result<EnforcedMeasures, BackendError>;
+    /// Changes the limits of a running sandbox and returns those now in force. A limit that cannot be enforced
+    /// but must be is an error, and then the limits in force are unknown.
+    async fn resize(&self, id: &SandboxId, limits: &LimitPlan) -> Result<EnforcedMeasures, BackendError>;
     /// Connects a running sandbox that was created without a network. Repeating the call changes nothing.
     async fn connect_network(
         &self,

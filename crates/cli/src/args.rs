@@ -388,10 +388,12 @@ impl Cli {
         let ExecCli { global, command: ExecCommand::Exec(args) } = ExecCli::try_parse_from(arguments).ok()?;
         Some(Self { global, command: CliCommand::Exec(args) })
     }
+}
 
+impl GlobalArgs {
     /// The address of the server. An empty address, as set by `CORACLE_URL=`, counts as unset.
     pub(crate) fn server_url(&self) -> &str {
-        if self.global.url.is_empty() { DEFAULT_URL } else { &self.global.url }
+        if self.url.is_empty() { DEFAULT_URL } else { &self.url }
     }
 }
 
@@ -637,6 +639,28 @@ pub(crate) struct BenchArgs {
     /// `pip install --target DIR ipykernel` creates one.
     #[arg(long, value_name = "DIR")]
     pub ipykernel: Option<PathBuf>,
+
+    /// Print where the time of a create goes, stage by stage, and measure nothing else
+    #[arg(long)]
+    pub breakdown: bool,
+
+    /// Another OpenSandbox server to measure with the same calls, as `http://HOST:PORT`
+    ///
+    /// Its key is taken from CORACLE_BENCH_PEER_KEY. Belongs to `--only peers`.
+    #[arg(long, value_name = "URL")]
+    pub peer: Option<String>,
+
+    /// The image of the other server's sandboxes
+    #[arg(long, value_name = "IMAGE", default_value = "python:3.11-slim")]
+    pub peer_image: String,
+
+    /// How many sandboxes are created and removed for `--only age` [default: 500, or 60 with --quick]
+    #[arg(long, value_name = "COUNT")]
+    pub sandboxes: Option<usize>,
+
+    /// How often the server is restarted for `--only age` [default: 10, or 3 with --quick]
+    #[arg(long, value_name = "COUNT")]
+    pub restarts: Option<usize>,
 }
 
 #[cfg(test)]
@@ -735,7 +759,7 @@ mod tests {
 
     #[test]
     fn an_empty_address_counts_as_unset() {
-        let url = |words: &[&str]| parse(words).expect("it parses").server_url().to_owned();
+        let url = |words: &[&str]| parse(words).expect("it parses").global.server_url().to_owned();
         assert_eq!(url(&["--url", "", "ls"]), DEFAULT_URL);
         assert_eq!(url(&["--url", "http://a:1", "ls"]), "http://a:1");
     }

@@ -12,6 +12,9 @@
 //! ```
 
 mod acquire;
+mod age;
+mod alive;
+mod breakdown;
 mod client;
 mod contexts;
 mod exec_cli;
@@ -19,12 +22,15 @@ pub(crate) mod floor;
 mod idle;
 mod lifecycle;
 mod network;
+mod oneshot;
 mod other_runtimes;
+mod peer_server;
 mod pip;
 mod pools;
 mod report;
 mod restart;
 mod server;
+mod settle;
 mod snapshots;
 mod statistics;
 mod transfer;
@@ -46,14 +52,21 @@ use server::BenchServer;
 struct RoundCounts {
     /// Runs of operations that take milliseconds.
     many: usize,
-    /// Runs with a pause before each.
+    /// Runs before each of which the kernel gets time to settle.
     spaced: usize,
     /// Runs of operations that take a second or more.
     long: usize,
     /// Sandboxes at once.
     burst: usize,
-    /// Sandboxes alive together.
+    /// Sandboxes alive together, for the list and for the first figure of memory.
     idle: usize,
+    /// The largest number of sandboxes alive together.
+    alive: usize,
+    /// Sandboxes that are created and removed one after the other, and restarts of the server meanwhile.
+    aged: usize,
+    restarts: usize,
+    /// Commands that `coracle run` has executed before it is measured again.
+    oneshot: usize,
     /// Bytes of the large file.
     file: u64,
     /// Bytes that a sandbox has written before a snapshot is taken of it.
@@ -61,10 +74,41 @@ struct RoundCounts {
 }
 
 impl RoundCounts {
-    const FULL: Self =
-        Self { many: 200, spaced: 50, long: 7, burst: 100, idle: 1000, file: 1 << 30, written: 2 << 30 };
-    const QUICK: Self =
-        Self { many: 40, spaced: 10, long: 3, burst: 20, idle: 100, file: 128 << 20, written: 128 << 20 };
+    const FULL: Self = Self {
+        many: 200,
+        spaced: 50,
+        long: 7,
+        burst: 100,
+        idle: 1000,
+        alive: 3000,
+        aged: 500,
+        restarts: 10,
+        oneshot: 1000,
+        file: 1 << 30,
+        written: 2 << 30,
+    };
+    const QUICK: Self = Self {
+        many: 40,
+        spaced: 10,
+        long: 3,
+        burst: 20,
+        idle: 100,
+        alive: 200,
+        aged: 60,
+        restarts: 3,
+        oneshot: 50,
+        file: 128 << 20,
+        written: 128 << 20,
+    };
+
+    fn from_args(args: &BenchArgs) -> Self {
+        let rounds = if args.quick { Self::QUICK } else { Self::FULL };
+        Self {
+            aged: args.sandboxes.unwrap_or(rounds.aged),
+            restarts: args.restarts.unwrap_or(rounds.restarts),
+            ..rounds
+        }
+    }
 }
 
 /// Lets time pass between two runs or two checks.
@@ -75,9 +119,14 @@ fn sleep_for(time: Duration) {
 
 /// Measures, prints, and fails if a bar was missed.
 pub(crate) fn run_benchmarks(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
-    let rounds = if args.quick { RoundCounts::QUICK } else { RoundCounts::FULL };
-    let server = BenchServer::start(args.ipykernel.clone())?;
+    let rounds = RoundCounts::from_args(args);
     let mut report = BenchReport::default();
+    if args.breakdown {
+        breakdown::measure_breakdown(rounds, &mut report)?;
+        report.print(printer)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let server = BenchServer::start(args.ipykernel.clone())?;
     let PreparedSettings { volumes, namespaces } = PreparedSettings::default();
     report.add_note(format!("prepared ahead: {volumes} volumes and {namespaces} net namespaces, no process"));
     let wanted = |name: &str| args.only.as_deref().is_none_or(|word| name.contains(word));
@@ -88,6 +137,7 @@ pub(crate) fn run_benchmarks(args: &BenchArgs, printer: &Printer) -> Result<Exit
         ("exec-cli", exec_cli::measure_exec_start),
         ("exec-cli", exec_cli::measure_exec_lines),
         ("exec-cli", exec_cli::measure_exec_bytes),
+        ("run", oneshot::measure_oneshot),
         ("acquire", acquire::measure_acquire),
         ("restart", restart::measure_restart),
         ("contexts", contexts::measure_first_result),
@@ -99,8 +149,9 @@ pub(crate) fn run_benchmarks(args: &BenchArgs, printer: &Printer) -> Result<Exit
         ("peers", other_runtimes::measure_runtimes),
         ("transfer", transfer::measure_transfer),
         ("pip", pip::measure_pip),
-        ("memory", idle::measure_memory),
+        ("memory-alive", alive::measure_alive),
         ("list", idle::measure_list),
+        ("age", age::measure_age),
         ("network", network::measure_network),
     ];
     for (name, measure) in measurements {
@@ -108,6 +159,10 @@ pub(crate) fn run_benchmarks(args: &BenchArgs, printer: &Printer) -> Result<Exit
             printer.note_on_terminal(format!("measuring {name}"));
             measure(&server, rounds, &mut report)?;
         }
+    }
+    if let Some(url) = args.peer.as_deref().filter(|_| wanted("peers")) {
+        printer.note_on_terminal(format!("measuring {url}"));
+        peer_server::measure_peer(&server, url, &args.peer_image, rounds, &mut report)?;
     }
     server.stop()?;
     report.print(printer)?;

@@ -1,19 +1,32 @@
 //! The subcommands that are clients of a server, and those that work on the images of this host.
 
+#[cfg(feature = "whole")]
 pub(crate) mod backup;
+#[cfg(feature = "whole")]
 pub(crate) mod config;
+#[cfg(feature = "whole")]
 pub(crate) mod copy;
 pub(crate) mod exec;
+#[cfg(feature = "whole")]
 pub(crate) mod image;
+#[cfg(feature = "whole")]
 pub(crate) mod key;
+#[cfg(feature = "whole")]
 pub(crate) mod lifecycle;
+#[cfg(feature = "whole")]
 pub(crate) mod logs;
+#[cfg(feature = "whole")]
 pub(crate) mod monitor;
+#[cfg(feature = "whole")]
 pub(crate) mod pool;
+#[cfg(feature = "whole")]
 pub(crate) mod processes;
+#[cfg(feature = "whole")]
 pub(crate) mod sandboxes;
 pub(crate) mod shell;
+#[cfg(feature = "whole")]
 pub(crate) mod snapshot;
+#[cfg(feature = "whole")]
 pub(crate) mod volume;
 
 use std::fmt;
@@ -81,6 +94,7 @@ pub(crate) fn block_on(future: impl Future<Output = Result<ExitCode>>) -> Result
         .build()
         .context("could not start the event loop")?;
     let outcome = runtime.block_on(future);
-    runtime.shutdown_background();
+    // This program ends now, so the kernel frees everything at once.
+    std::mem::forget(runtime);
     outcome
 }

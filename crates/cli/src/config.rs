@@ -17,11 +17,13 @@ mod pools;
 mod quantity;
 mod raw;
 mod reload;
+mod totals;
 mod volumes;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -29,6 +31,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use domain::{Bytes, MIN_MEMORY, MilliCpus};
 use launcher::identity::InstanceNaming;
 use launcher::network::NetworkSettings;
+use launcher::settings::TotalLimits;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
@@ -57,6 +60,8 @@ pub(crate) struct Config {
     pub api_key: Option<OperatorKey>,
     /// The `host[:port]` that responses give to clients instead of the one they used.
     pub public_address: Option<String>,
+    /// Reverse proxies: addresses and networks, as written.
+    pub trusted_proxies: Vec<String>,
     /// How the state directory is named if it has no identity yet.
     pub naming: InstanceNaming,
     pub on_stop: OnStop,
@@ -140,6 +145,8 @@ pub(crate) struct LimitSettings {
     pub disk: Bytes,
     /// The maximum that one sandbox of a server may be given.
     pub maxima: LimitMaxima,
+    /// The limits of all sandboxes of a server together.
+    pub totals: TotalLimits,
     pub max_sandboxes: usize,
     /// From this number on, parked sandboxes are evicted for new ones.
     pub soft_sandboxes: Option<usize>,
@@ -149,7 +156,12 @@ pub(crate) struct LimitSettings {
     pub max_snapshots: usize,
     /// Per owner.
     pub max_volumes: usize,
+    /// The part of the host's table of open files at which the sandbox with the most of them is ended.
+    pub open_files_percent: u8,
     pub concurrent_requests: usize,
+    pub concurrent_streams: usize,
+    /// Of connections that have not presented a key.
+    pub connections_per_address: usize,
     #[serde(with = "quantity")]
     pub json_body: Bytes,
 }
@@ -239,10 +251,11 @@ impl Config {
             },
             api_key: raw.api_key.map(check_key).transpose()?,
             public_address: raw.public_address.map(check_public_address).transpose()?,
+            trusted_proxies: check_trusted_proxies(raw.trusted_proxies.unwrap_or_default())?,
             naming: state_dir_naming(raw.instance.map(check_instance).transpose()?, &state_dir),
             on_stop: check_on_stop(raw.on_stop.as_deref())?,
             images: check_images(raw.images)?,
-            limits: check_limits(&raw.limits)?,
+            limits: check_limits(&raw.limits, launcher::container::container_limits())?,
             require_limits: raw.require_limits.unwrap_or(true),
             uid_base: raw.uid_base.unwrap_or(launcher::DEFAULT_UID_BASE),
             free_space_floor: parse_bytes_or(
@@ -323,7 +336,7 @@ fn config_file(args: &StateArgs) -> Result<Option<PathBuf>> {
     if named.is_some() {
         return Ok(named);
     }
-    let usual = if is_root() {
+    let usual = if is_root_of_this_system() {
         Some(PathBuf::from("/etc/coracle"))
     } else {
         home_directory("XDG_CONFIG_HOME", ".config").ok()
@@ -356,18 +369,19 @@ fn parse_config(text: &str) -> Result<Table> {
 /// Checks names and types of everything but the settings of fronts, which only the fronts know.
 fn check_raw_config(text: &str) -> Result<(), toml::de::Error> {
     let mut table = toml::de::DeTable::parse(text)?;
-    for key in front_sections::top_level_keys() {
-        table.get_mut().remove(key);
-    }
+    front_sections::remove_front_settings(table.get_mut());
     RawConfig::deserialize(toml::Deserializer::from(table)).map(drop)
 }
 
-fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
+/// Whether the directories of the system are ours. A user who is root only in a user namespace sees them
+/// as the files of another user; root of a container owns those of the container.
+fn is_root_of_this_system() -> bool {
+    let owned = |path: &str| std::fs::metadata(path).is_ok_and(|facts| facts.uid() == 0);
+    rustix::process::geteuid().is_root() && owned("/etc") && owned("/var/lib")
 }
 
 fn default_state_dir() -> Result<PathBuf> {
-    if is_root() {
+    if is_root_of_this_system() {
         return Ok(PathBuf::from("/var/lib/coracle"));
     }
     home_directory("XDG_STATE_HOME", ".local/state")
@@ -411,6 +425,14 @@ fn check_public_address(text: String) -> Result<String> {
         bail!("`public_address` is `{text}`, not `host[:port]` without scheme and slash");
     }
     Ok(text)
+}
+
+fn check_trusted_proxies(written: Vec<String>) -> Result<Vec<String>> {
+    for text in &written {
+        let parsed = text.parse::<fronts::TrustedNetwork>();
+        parsed.map_err(|error| invalid_setting("trusted_proxies", text, error))?;
+    }
+    Ok(written)
 }
 
 /// The name becomes a directory in cgroup trees.
@@ -465,7 +487,7 @@ fn check_images(raw: RawImages) -> Result<ImageSettings> {
     })
 }
 
-fn check_limits(raw: &RawLimits) -> Result<LimitSettings> {
+fn check_limits(raw: &RawLimits, container: TotalLimits) -> Result<LimitSettings> {
     let cpus = match &raw.cpus {
         Some(amount) => parse_amount("limits.cpus", amount, values::parse_cpus)?,
         None => MilliCpus(1000),
@@ -485,12 +507,13 @@ fn check_limits(raw: &RawLimits) -> Result<LimitSettings> {
     if most.pids.is_some_and(|most| pids > most) {
         return below_default_error("pids");
     }
-    Ok(LimitSettings {
+    let limits = LimitSettings {
         memory,
         cpus,
         pids,
         disk,
         maxima: most,
+        totals: totals::check_totals(raw, container)?,
         max_sandboxes: positive_or("limits.max_sandboxes", raw.max_sandboxes, 2000)?,
         soft_sandboxes: raw
             .soft_sandboxes
@@ -499,9 +522,17 @@ fn check_limits(raw: &RawLimits) -> Result<LimitSettings> {
         max_commands: positive_or("limits.max_commands", raw.max_commands, 64)?,
         max_snapshots: positive_or("limits.max_snapshots", raw.max_snapshots, 100)?,
         max_volumes: positive_or("limits.max_volumes", raw.max_volumes, 100)?,
+        open_files_percent: check_percent("limits.open_files_percent", raw.open_files_percent, 80)?,
         concurrent_requests: positive_or("limits.concurrent_requests", raw.concurrent_requests, 1024)?,
+        concurrent_streams: positive_or("limits.concurrent_streams", raw.concurrent_streams, 2048)?,
+        connections_per_address: positive_or(
+            "limits.connections_per_address",
+            raw.connections_per_address,
+            256,
+        )?,
         json_body: parse_bytes_or("limits.json_body", raw.json_body.as_ref(), Bytes::from_mib(1))?,
-    })
+    };
+    limits.fit_into_totals(raw)
 }
 
 /// A maximum, which must be at least the default.
@@ -574,6 +605,13 @@ fn parse_duration_or(setting: &str, amount: Option<&RawAmount>, seconds: u64) ->
     amount.map_or(Ok(Duration::from_secs(seconds)), |amount| {
         parse_amount(setting, amount, values::parse_duration)
     })
+}
+
+fn check_percent(setting: &str, written: Option<u8>, default: u8) -> Result<u8> {
+    match positive_or(setting, written, default)? {
+        percent @ ..=100 => Ok(percent),
+        percent => bail!("`{setting}` is {percent}, more than 100"),
+    }
 }
 
 fn positive_or<T: Default + PartialEq>(setting: &str, written: Option<T>, default: T) -> Result<T> {

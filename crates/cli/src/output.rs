@@ -2,16 +2,17 @@
 //!
 //! Results go to standard output, as tables or lines for people and as JSON with `--json`. Errors,
 //! hints, warnings and progress go to standard error; progress is shown only on a terminal.
+//!
+//! Names and messages may come from inside a sandbox, so control characters in them are escaped. Only
+//! [`Printer::print_bytes`] writes the output of commands as it is.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use backend::BackendError;
 use comfy_table::{ContentArrangement, Table, presets};
-use launcher::LauncherError;
-use launcher::images::ImageError;
 use serde::Serialize;
 
 use crate::client::ServerResponseError;
@@ -42,8 +43,12 @@ impl Printer {
     }
 
     pub(crate) fn print_line(&self, text: impl fmt::Display) -> Result<()> {
+        self.write_stdout(&escape_controls(&text.to_string()))
+    }
+
+    fn write_stdout(&self, line: &str) -> Result<()> {
         let mut out = io::stdout().lock();
-        writeln!(out, "{text}")?;
+        writeln!(out, "{line}")?;
         Ok(out.flush()?)
     }
 
@@ -61,7 +66,12 @@ impl Printer {
 
     /// One JSON value, on several lines, so that people can read it as well.
     pub(crate) fn print_json(&self, value: &(impl Serialize + ?Sized)) -> Result<()> {
-        self.print_line(serde_json::to_string_pretty(value)?)
+        self.print_json_text(&serde_json::to_string_pretty(value)?)
+    }
+
+    /// A JSON text, in which control characters are escaped as JSON does.
+    pub(crate) fn print_json_text(&self, json: &str) -> Result<()> {
+        self.write_stdout(&escape_json_controls(json))
     }
 
     pub(crate) fn print_table(&self, header: &[&str], rows: Vec<Vec<String>>) -> Result<()> {
@@ -80,33 +90,41 @@ impl Printer {
 
     pub(crate) fn warn(&self, text: impl fmt::Display) {
         if !self.quiet {
-            write_stderr(&format!("warning: {text}\n"));
+            write_message(&format!("warning: {text}"));
         }
     }
 
     /// A line on standard error that belongs there for people and programs alike.
     pub(crate) fn remark(&self, text: impl fmt::Display) {
         if !self.quiet {
-            write_stderr(&format!("{text}\n"));
+            write_message(&text.to_string());
         }
     }
 
     /// A remark for people who watch; programs that read standard error do not get it.
     pub(crate) fn note_on_terminal(&self, text: impl fmt::Display) {
         if self.watched {
-            write_stderr(&format!("{text}\n"));
+            write_message(&text.to_string());
         }
     }
 
     /// An error for people, or with `--json` as one line with one object.
     pub(crate) fn print_error(&self, error: &anyhow::Error) {
         let complaint = ErrorReport::from_error(error);
-        write_stderr(&if self.json { complaint.to_json_line() } else { complaint.to_text() });
+        match self.json {
+            true => write_stderr(&escape_json_controls(&complaint.to_json_line())),
+            false => write_stderr(&escape_controls(&complaint.to_text())),
+        }
     }
 
     /// A progress line for work that has taken more than a second.
     pub(crate) fn start_progress(&self, what: impl Into<String>) -> ProgressLine {
-        ProgressLine { what: what.into(), watched: self.watched, started: Instant::now(), shown: None }
+        ProgressLine {
+            what: escape_cell(&what.into()),
+            watched: self.watched,
+            started: Instant::now(),
+            shown: None,
+        }
     }
 }
 
@@ -115,11 +133,53 @@ fn write_stderr(text: &str) {
     io::stderr().lock().write_all(text.as_bytes()).ok();
 }
 
+/// Writes one message to standard error.
+fn write_message(text: &str) {
+    write_stderr(&format!("{}\n", escape_controls(text)));
+}
+
+/// Whether a terminal might obey a character, or show the text around it in another order.
+fn is_unsafe_on_terminal(letter: char) -> bool {
+    let reorders = matches!(letter, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    reorders || (letter.is_control() && !matches!(letter, '\n' | '\t'))
+}
+
+/// Replaces what a terminal might obey by an escape such as `\u{1b}`.
+fn escape_controls(text: &str) -> Cow<'_, str> {
+    escape_with(text, |letter, out| out.extend(letter.escape_unicode()))
+}
+
+/// As [`escape_controls`], for JSON texts: there, such characters occur only in strings.
+fn escape_json_controls(json: &str) -> Cow<'_, str> {
+    escape_with(json, |letter, out| out.push_str(&format!("\\u{:04x}", u32::from(letter))))
+}
+
+fn escape_with(text: &str, escape: impl Fn(char, &mut String)) -> Cow<'_, str> {
+    if !text.contains(is_unsafe_on_terminal) {
+        return Cow::Borrowed(text);
+    }
+    let escaped = text.chars().fold(String::with_capacity(text.len()), |mut out, letter| {
+        if is_unsafe_on_terminal(letter) {
+            escape(letter, &mut out)
+        } else {
+            out.push(letter)
+        }
+        out
+    });
+    Cow::Owned(escaped)
+}
+
+/// A text in one line of a table or a progress line: line ends are escaped too.
+fn escape_cell(text: &str) -> String {
+    escape_controls(text).replace('\n', "\\n")
+}
+
 fn render_table(header: &[&str], rows: Vec<Vec<String>>) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(header.iter().map(|name| name.to_uppercase()));
-    table.add_rows(rows);
+    let escape_row = |row: Vec<String>| row.iter().map(|cell| escape_controls(cell).into_owned()).collect();
+    table.add_rows(rows.into_iter().map(escape_row).collect::<Vec<Vec<String>>>());
     for column in table.column_iter_mut() {
         column.set_padding((0, 2));
     }
@@ -171,13 +231,26 @@ pub(crate) fn find_hint(error: &(dyn std::error::Error + 'static)) -> Option<Str
     if let Some(failed) = error.downcast_ref::<ProgramStartError>() {
         return Some(failed.hint().to_owned());
     }
-    if let Some(image) = error.downcast_ref::<ImageError>() {
+    find_host_hint(error)
+}
+
+/// Returns the advice in an error of this host.
+#[cfg(feature = "whole")]
+fn find_host_hint(error: &(dyn std::error::Error + 'static)) -> Option<String> {
+    use backend::BackendError;
+    if let Some(image) = error.downcast_ref::<launcher::images::ImageError>() {
         return image.hint().map(str::to_owned);
     }
-    if let Some(launcher) = error.downcast_ref::<LauncherError>() {
+    if let Some(launcher) = error.downcast_ref::<launcher::LauncherError>() {
         return launcher.hint().map(str::to_owned);
     }
     error.downcast_ref::<BackendError>().and_then(BackendError::hint).map(str::to_owned)
+}
+
+/// A client uses nothing of this host.
+#[cfg(not(feature = "whole"))]
+fn find_host_hint(_: &(dyn std::error::Error + 'static)) -> Option<String> {
+    None
 }
 
 /// An error with advice for the reader. Its message and causes are those of the error inside.
@@ -238,7 +311,7 @@ impl ProgressLine {
         let quiet = self.started.elapsed() < Self::SHOW_DELAY;
         let fresh = self.shown.is_some_and(|shown| shown.elapsed() < Self::UPDATE_INTERVAL);
         if self.watched && !quiet && !fresh {
-            write_stderr(&format!("\r\x1b[K{}: {detail}", self.what));
+            write_stderr(&format!("\r\x1b[K{}: {}", self.what, escape_cell(detail)));
             self.shown = Some(Instant::now());
         }
     }
@@ -301,6 +374,7 @@ pub(crate) fn format_exact_duration(seconds: u64) -> String {
 mod tests {
     use super::*;
     use anyhow::{Context, anyhow};
+    use backend::BackendError;
 
     #[test]
     fn an_error_is_printed_with_its_causes_and_its_hint() {
@@ -357,6 +431,35 @@ mod tests {
             "ID        STATE\nabc       Running\nabcdefgh  Paused"
         );
         assert_eq!(render_table(&["id"], Vec::new()), "ID");
+    }
+
+    #[test]
+    fn control_characters_are_escaped() {
+        for (text, escaped) in [
+            ("plain ü 名 \n\t", "plain ü 名 \n\t"),
+            ("a\u{1b}[2Jb", "a\\u{1b}[2Jb"),
+            ("\r\u{7}\u{7f}\u{9b}", "\\u{d}\\u{7}\\u{7f}\\u{9b}"),
+            ("exe.\u{202e}txt", "exe.\\u{202e}txt"),
+        ] {
+            assert_eq!(escape_controls(text), escaped);
+        }
+        assert_eq!(escape_cell("a\nb\u{1b}"), "a\\nb\\u{1b}");
+    }
+
+    #[test]
+    fn escaped_json_has_the_same_meaning() {
+        let value = serde_json::json!({"name": "a\u{1b}[2J\u{9b}\u{7f}\u{202e}\n"});
+        let text = serde_json::to_string(&value).expect("texts become JSON");
+        let escaped = escape_json_controls(&text);
+        assert!(escaped.is_ascii(), "{escaped}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&escaped).expect("JSON"), value);
+    }
+
+    #[test]
+    fn error_with_a_name_from_inside_is_escaped() {
+        let error = anyhow!("the sandbox listed `\u{1b}]0;title\u{7}`, which is not a plain name");
+        let text = ErrorReport::from_error(&error).to_text();
+        assert!(escape_controls(&text).chars().all(|letter| letter == '\n' || !letter.is_control()));
     }
 
     #[test]

@@ -19,23 +19,25 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow};
 use backend::enforced::find_network;
-use domain::{Bytes, MountSource, NetworkAccess, SandboxId, UserIdentity};
-use launcher::BeginCreateError;
-use launcher::Launcher;
+use backend::{BackendError, LimitPlan};
+use domain::{Bytes, MountSource, NetworkAccess, ResourceLimits, SandboxId, UserIdentity};
 use launcher::identity::{ExaminedIdentity, InstanceNaming, ServerIdentity};
 use launcher::network::{NetworkMode, NetworkSettings};
-use launcher::plan::{DiskPlan, GuestPlan, JailLimits, JailPlan, LimitName};
+use launcher::plan::{DiskPlan, GuestPlan, JailPlan};
 use launcher::protocol::{EnforcedPlan, OpError};
-use launcher::settings::{LauncherSettings, LifetimePolicy, MaxLimits, MountRule};
+use launcher::settings::{LauncherSettings, LifetimePolicy, MaxLimits, MountRule, TotalLimits};
+use launcher::{BeginCreateError, Launcher, SandboxPrograms, VolumeKind};
 use linux::namespaces::{self, NamespaceSet};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::FlockOperation;
+use service::{ResolvedImage, StandIn};
 use wire::process::{
     CommandLine, ExitReason, MissingDirectory, OutputRetention, StartProcess, TerminalSize, WorkingDirectory,
 };
 
-use crate::args::RunArgs;
+use crate::args::{LimitArgs, RunArgs};
 use crate::config::Config;
+use crate::embedded_programs;
 use crate::output::{Printer, WithHint};
 use crate::serve::state::with_identity_hint;
 use crate::serve::{child_settings, lock_file, make_state_dir, state_dir_hint};
@@ -50,8 +52,10 @@ pub(crate) fn run_oneshot(args: &RunArgs, printer: &Printer) -> Result<ExitCode>
     let config = Config::for_host(&args.state)?;
     let plan = build_plan(args, &config)?;
     let start = build_start_request(args, &plan)?;
-    let exit =
-        with_sandbox(args, &config, &plan, printer, |socket| stdio_relay::relay_command(socket, start))?;
+    let programs = embedded_programs::COMMAND_PROGRAMS;
+    let exit = with_sandbox(args, &config, &plan, programs, printer, |socket| {
+        stdio_relay::relay_command(socket, start)
+    })?;
     explain_exit(exit, args, &plan, printer);
     Ok(exit_code(exit))
 }
@@ -60,7 +64,7 @@ pub(crate) fn run_oneshot(args: &RunArgs, printer: &Printer) -> Result<ExitCode>
 pub(crate) fn query_image_offer(args: &RunArgs, printer: &Printer) -> Result<serde_json::Value> {
     let config = Config::for_host(&args.state)?;
     let plan = build_plan(args, &config)?;
-    with_sandbox(args, &config, &plan, printer, image_offer::query_offer)
+    with_sandbox(args, &config, &plan, embedded_programs::ALL_PROGRAMS, printer, image_offer::query_offer)
 }
 
 /// Runs `work` with the agent of a sandbox that ends afterwards.
@@ -68,15 +72,16 @@ fn with_sandbox<T>(
     args: &RunArgs,
     config: &Config,
     plan: &JailPlan,
+    programs: SandboxPrograms,
     printer: &Printer,
     work: impl FnOnce(&Path) -> Result<T>,
 ) -> Result<T> {
     let state = config.state_dir.join("oneshot");
-    if rustix::process::geteuid().is_root() {
+    if linux::privileges::is_host_root() {
         namespaces::unshare_namespaces(NamespaceSet::MOUNT).context("could not make a mount namespace")?;
         linux::mounts::make_private().context("could not make mounts private")?;
     }
-    let mut sandbox = OneshotSandbox::create(config, &state, plan, printer)?;
+    let mut sandbox = OneshotSandbox::create(config, &state, plan, programs, printer)?;
     let outcome = work(&sandbox.launcher.agent_socket_path(&plan.id));
     // The sandbox is removed in any case; an error of the command matters more than an error of the
     // removal.
@@ -98,7 +103,13 @@ struct OneshotSandbox {
 }
 
 impl OneshotSandbox {
-    fn create(config: &Config, state: &Path, plan: &JailPlan, printer: &Printer) -> Result<Self> {
+    fn create(
+        config: &Config,
+        state: &Path,
+        plan: &JailPlan,
+        programs: SandboxPrograms,
+        printer: &Printer,
+    ) -> Result<Self> {
         if let Err(error) = make_oneshot_dir(&config.state_dir, state) {
             let hint = state_dir_hint(&error);
             return Err(error)
@@ -109,15 +120,15 @@ impl OneshotSandbox {
         let turn_path = state.join("lock");
         let turn = lock_file(&turn_path, FlockOperation::LockExclusive)?;
         let identity = determine_identity(config, state)?;
-        let mut launcher = Launcher::open(launcher_settings(config, state, identity))?;
+        let mut launcher = Launcher::open(launcher_settings(config, state, identity), programs)?;
         remove_stale_sandboxes(&mut launcher, state, printer)?;
         let alive_path = state.join("alive").join(plan.id.as_str());
         let alive = lock_file(&alive_path, FlockOperation::LockExclusive)?;
         let mut sandbox =
             Self { launcher, id: plan.id.clone(), _alive: alive, alive_path, shared_lock_path: turn_path };
-        match sandbox.start(plan, turn) {
-            Ok(holds) => {
-                if let Some(stand_in) = &holds.stand_in {
+        match sandbox.start(config, plan, turn) {
+            Ok((holds, stand_in)) => {
+                if let Some(stand_in) = &stand_in {
                     printer.warn(stand_in);
                 }
                 if let Some(warning) = degraded_warning(&holds, plan) {
@@ -137,8 +148,15 @@ impl OneshotSandbox {
     }
 
     /// Makes the sandbox; the shared lock is released once its first process exists.
-    fn start(&mut self, plan: &JailPlan, turn: File) -> Result<EnforcedPlan> {
-        let begun = self.launcher.begin_create(plan);
+    fn start(
+        &mut self,
+        config: &Config,
+        plan: &JailPlan,
+        turn: File,
+    ) -> Result<(EnforcedPlan, Option<StandIn>)> {
+        let ResolvedImage { name: image, stand_in } = resolve_image(&self.launcher, config, &plan.image)
+            .map_err(|error| anyhow::Error::from(error).context("could not create the sandbox"))?;
+        let begun = self.launcher.begin_create(&JailPlan { image, ..plan.clone() });
         drop(turn);
         let pending = begun.map_err(|why| match why {
             BeginCreateError::Refused(refusal) | BeginCreateError::Failed(refusal, _) => {
@@ -147,7 +165,7 @@ impl OneshotSandbox {
         })?;
         let mut watched = [PollFd::new(&pending.status, PollFlags::IN)];
         rustix::io::retry_on_intr(|| poll(&mut watched, None))?;
-        Ok(self.launcher.conclude_create(pending).map_err(create_error)?.enforced)
+        Ok((pending.conclude().map_err(create_error)?.enforced, stand_in))
     }
 
     fn tear_down(&mut self, keep: bool, printer: &Printer) -> Result<()> {
@@ -165,6 +183,17 @@ impl OneshotSandbox {
         }
         Ok(())
     }
+}
+
+/// Decides which image a name stands for, by the same rules as a server.
+fn resolve_image(launcher: &Launcher, config: &Config, name: &str) -> Result<ResolvedImage, BackendError> {
+    if let Some(found) = launcher.find_image_name(name)? {
+        return Ok(ResolvedImage { name: found, stand_in: None });
+    }
+    let aliases = child_settings::image_aliases(config);
+    let stand_in = aliases.find_stand_in(name, &launcher.host_software())?;
+    let found = launcher.find_image_name(&stand_in.used)?;
+    Ok(stand_in.resolve_found(found)?)
 }
 
 /// One line about the protections that are weaker than they should be.
@@ -230,17 +259,16 @@ fn launcher_settings(config: &Config, state: &Path, identity: ServerIdentity) ->
         owns_unsigned_records: identity.owns_unsigned_records,
         uid_base: config.uid_base,
         server_uid: None,
-        aliases: config.images.aliases.clone(),
-        strict_images: config.images.strict,
         image_bytes: None,
         pool_bytes: None,
-        disks: None,
+        disks: Some(VolumeKind::Oneshot),
         free_space_floor: config.free_space_floor.0,
         prepared: 0,
         mounts: MountRule::Allow,
         lifetime: LifetimePolicy::Ours,
         // They bound the requests of a server's clients; here the caller is the operator.
         maxima: MaxLimits::default(),
+        totals: TotalLimits::default(),
         // There is only one sandbox, so nothing is prepared ahead.
         network: NetworkSettings { default: NetworkMode::Off, ..config.network.clone() },
     }
@@ -262,13 +290,9 @@ fn build_plan(args: &RunArgs, config: &Config) -> Result<JailPlan> {
             .with_context(|| format!("`{}` cannot be mounted", source.display()))
             .with_hint("the form is `--mount SOURCE:TARGET[:ro]`, with a SOURCE that exists on this host")?;
     }
-    let defaults = child_settings::default_limits(config);
-    let asked = [
-        (args.limits.memory.is_some(), LimitName::Memory),
-        (args.limits.cpus.is_some(), LimitName::Cpus),
-        (args.limits.pids.is_some(), LimitName::Pids),
-        (args.limits.disk.is_some(), LimitName::Disk),
-    ];
+    let LimitArgs { memory, cpus, pids, disk, .. } = args.limits;
+    let named = ResourceLimits { memory, cpus, pids, disk };
+    let limits = LimitPlan::new(&named, child_settings::default_limits(config), args.require_limits);
     let mut entropy = [0; 20];
     rustix::rand::getrandom(&mut entropy, rustix::rand::GetRandomFlags::empty())?;
     Ok(JailPlan {
@@ -276,19 +300,14 @@ fn build_plan(args: &RunArgs, config: &Config) -> Result<JailPlan> {
         image: args.image.clone(),
         snapshot: None,
         disk: DiskPlan::New,
-        limits: JailLimits {
-            memory: args.limits.memory.map_or(defaults.memory, |memory| memory.0),
-            cpus: args.limits.cpus.map_or(defaults.cpus, |cpus| cpus.0),
-            pids: args.limits.pids.unwrap_or(defaults.pids),
-            disk: args.limits.disk.map_or(defaults.disk, |disk| disk.0),
-        },
-        named: asked.into_iter().filter_map(|(named, limit)| named.then_some(limit)).collect(),
-        require_limits: args.require_limits,
+        limits: limits.limits.into(),
+        named: limits.named.into_iter().map(Into::into).collect(),
+        require_limits: limits.require_all,
         mounts: backend_local::mount_plans(&args.mounts)?,
         network,
         env: BTreeMap::new(),
         env_file: None,
-        nesting: false,
+        isolated_sessions: false,
         guest: GuestPlan {
             users: Vec::new(),
             default_user: "root".to_owned(),
@@ -345,7 +364,7 @@ fn to_wire_identity(user: Option<&UserIdentity>) -> wire::process::UserIdentity 
 }
 
 fn create_error(refusal: OpError) -> anyhow::Error {
-    anyhow::Error::from(backend::BackendError::from(refusal)).context("could not create the sandbox")
+    anyhow::Error::from(BackendError::from(refusal)).context("could not create the sandbox")
 }
 
 /// Says which limit ended the command: the exit code alone could be the command's own.

@@ -1,14 +1,15 @@
 //! `coracle serve`: the supervisor.
 //!
 //! It holds what must survive a restart of the other processes: the lock on the state directory
-//! and the listening socket. It starts the launcher and the server, restarts each when it dies,
-//! and is the parent of sandboxes whose launcher died.
+//! and the listening socket. It starts a list of processes, restarts each when it dies, and is the parent of
+//! sandboxes whose launcher died.
 //!
 //! ```text
 //! supervisor ──► launcher   privileged, single-threaded, no network
 //!            └─► server     network-facing, its own uid, confined to `server/` in the state directory
 //! ```
 
+mod child_process;
 pub(crate) mod child_settings;
 pub(crate) mod launcher;
 mod notify;
@@ -23,29 +24,26 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::rc::Rc;
+use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
+use futures_util::future::select_all;
 use rustix::fs::FlockOperation;
 use rustix::process::{WaitId, WaitIdOptions, waitid};
-use tokio::net::unix::pipe::{Receiver, Sender, pipe};
-use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::ServeArgs;
 use crate::config::{Config, ConfigReload, OnStop, SettingChange};
 use crate::output::WithHint;
 use ::launcher::identity::ServerIdentity;
-use child_settings::{ChildSettings, PassToChild, ReadyAnnouncement};
+use ::launcher::role_filters::{self, FilterRole};
+use child_process::{ChildEvent, ChildProcess, ProcessRole, StartRule};
+use child_settings::{ChildSettings, ReadyAnnouncement};
 use notify::ServiceManager;
 use state::StateDir;
 pub(crate) use state::{lock_file, make_state_dir, server_dir, state_dir_hint};
 
-/// A part that ran this many times longer than the pause before its start is healthy, and its next death
-/// counts as the first. So the pauses of a part that keeps dying take a tenth of the time at most.
-const HEALTHY_RUN_FACTOR: u32 = 10;
-const MIN_RESTART_DELAY: Duration = Duration::from_millis(50);
-const MAX_RESTART_DELAY: Duration = Duration::from_secs(5);
 /// How long the parts may take to end after they were asked to.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 /// As above, for a server that has to remove its sandboxes first.
@@ -55,7 +53,7 @@ pub(crate) fn run_supervisor(args: &ServeArgs) -> Result<ExitCode> {
     let config = Config::for_server(args)?;
     crate::tracing_output::start_logging(&config.log);
     let state = StateDir::examine(&config)?;
-    drop(lock_server(&config)?);
+    drop(lock_server(&config.state_dir)?);
     let listener = bind_listener(config.listen)?;
     listener.set_nonblocking(true)?;
     // From here on, the state directory is changed.
@@ -63,8 +61,12 @@ pub(crate) fn run_supervisor(args: &ServeArgs) -> Result<ExitCode> {
     let listeners = ServerListeners { network: listener, operators: bind_operator_socket(&config)? };
     let divided = make_cgroup_room();
     linux::namespaces::adopt_orphans().context("could not become the parent of orphans")?;
+    // The launcher, the server and everything that they start inherit both.
+    role_filters::drop_unneeded_capabilities()?;
+    FilterRole::Supervisor.load_filter()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let code = runtime.block_on(supervise_children(args, config.clone(), &identity, listeners))?;
+    let roles = vec![launcher_role(), server_role(&config, listeners)];
+    let code = runtime.block_on(supervise(args, config.clone(), &identity, roles))?;
     if divided && let Err(error) = ::launcher::leave_leaf_group() {
         tracing::info!(%error, "failed to restore our control group");
     }
@@ -131,7 +133,7 @@ fn bind_operator_socket(config: &Config) -> Result<UnixListener> {
 /// limits there only if it contains no processes, so we leave it before we start any. Returns whether
 /// there is such a group.
 fn make_cgroup_room() -> bool {
-    if rustix::process::geteuid().is_root() {
+    if linux::privileges::is_host_root() {
         return false;
     }
     let room = ::launcher::move_to_leaf_group();
@@ -143,70 +145,73 @@ fn make_cgroup_room() -> bool {
 
 /// Takes the lock that a server holds from start to end. So this also waits for the server of a killed
 /// supervisor: it dies shortly after its supervisor, and until then it has the address.
-fn lock_server(config: &Config) -> Result<File> {
-    lock_file(&config.state_dir.join("server.lock"), FlockOperation::LockExclusive)
+fn lock_server(state_dir: &Path) -> Result<File> {
+    lock_file(&state_dir.join("server.lock"), FlockOperation::LockExclusive)
         .context("could not lock `server.lock`")
 }
 
-/// One of the two processes, and its state.
-struct ChildProcess {
-    name: &'static str,
-    child: Child,
-    started_at: Instant,
-    restart_delay: Duration,
-    /// The part writes one byte here when it is ready, and one for each update that it applied.
-    ready: Receiver,
-    /// Whether it has reported that it is ready.
-    is_ready: bool,
-    /// Whether its end of the pipe is closed, so that it cannot report any more.
-    ready_closed: bool,
-    /// The pipe through which it gets new settings.
-    updates: Sender,
+/// The process that makes sandboxes. The server needs it.
+fn launcher_role() -> ProcessRole {
+    ProcessRole {
+        name: "launcher",
+        subcommand: "__launcher",
+        start: StartRule::WhenReady,
+        stop_grace: |_| STOP_GRACE,
+        descriptors: Box::new(|| Ok(Vec::new())),
+    }
 }
 
-async fn supervise_children(
+/// The process that serves clients, on sockets that outlive it.
+fn server_role(config: &Config, listeners: ServerListeners) -> ProcessRole {
+    let state_dir = config.state_dir.clone();
+    let descriptors = move || {
+        // The lock comes before the listeners: the kernel releases them in the opposite order.
+        let lock = OwnedFd::from(lock_server(&state_dir)?);
+        let operators = listeners.operators.as_fd().try_clone_to_owned()?;
+        let network = listeners.network.as_fd().try_clone_to_owned()?;
+        Ok(vec![lock, operators, network])
+    };
+    ProcessRole {
+        name: "server",
+        subcommand: "__server",
+        start: StartRule::AtOnce,
+        stop_grace: |config| if config.on_stop == OnStop::Remove { REMOVAL_GRACE } else { STOP_GRACE },
+        descriptors: Box::new(descriptors),
+    }
+}
+
+/// Starts processes in the order of the list, keeps them running until a signal asks us to end, and stops them
+/// in the opposite order: each may use those before it.
+async fn supervise(
     args: &ServeArgs,
     mut config: Config,
     identity: &ServerIdentity,
-    listeners: ServerListeners,
+    roles: Vec<ProcessRole>,
 ) -> Result<ExitCode> {
     let manager = ServiceManager::from_environment();
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hangup = signal(SignalKind::hangup())?;
     let mut ended = signal(SignalKind::child())?;
-    let mut launcher = start_launcher(&config, identity, MIN_RESTART_DELAY).await?;
-    let mut announce = ReadyAnnouncement::Yes;
-    let mut server = start_server(&config, identity, &listeners, announce, MIN_RESTART_DELAY)?;
+    let mut children = Vec::new();
+    for role in roles {
+        children.push(ChildProcess::start(Rc::new(role), &config, identity).await?);
+    }
     loop {
-        reap_orphans(&[launcher.child.id(), server.child.id()]);
+        reap_orphans(&children);
         tokio::select! {
-            _ = launcher.child.wait() => tokio::select! {
-                started = restart_launcher(&config, identity, &launcher) => launcher = started,
-                _ = terminate.recv() => break,
-                _ = interrupt.recv() => break,
+            (index, event) = next_event(&mut children) => match event {
+                ChildEvent::Ready => manager.notify_ready(),
+                ChildEvent::CannotStart => return Ok(ExitCode::FAILURE),
+                ChildEvent::Died => tokio::select! {
+                    restarted = children[index].restart(&config, identity) => children[index] = restarted,
+                    _ = terminate.recv() => break,
+                    _ = interrupt.recv() => break,
+                },
             },
-            status = server.child.wait() => {
-                if server.check_ready() {
-                    announce = ReadyAnnouncement::No;
-                }
-                // At first, a server that cannot start ends the supervisor; later, the start is retried.
-                let refused = status.is_ok_and(|status| status.code() == Some(server::EXIT_CANNOT_START));
-                if refused && announce == ReadyAnnouncement::Yes {
-                    return Ok(ExitCode::FAILURE);
-                }
-                let pause = server.wait_before_restart().await;
-                server = start_server(&config, identity, &listeners, announce, pause)?;
-            }
-            _ = server.ready.readable(), if !server.is_ready && !server.ready_closed => {
-                if server.check_ready() {
-                    announce = ReadyAnnouncement::No;
-                    manager.notify_ready();
-                }
-            }
             _ = hangup.recv() => {
                 manager.notify_reloading();
-                reload_config(args, &mut config, identity, [&mut launcher, &mut server]).await;
+                reload_config(args, &mut config, identity, &mut children).await;
                 manager.notify_ready();
             }
             // Ended processes are collected at the beginning of the next iteration.
@@ -216,10 +221,17 @@ async fn supervise_children(
         }
     }
     manager.notify_stopping();
-    // The server ends first: while it runs, it uses the launcher.
-    stop_child(&mut server, if config.on_stop == OnStop::Remove { REMOVAL_GRACE } else { STOP_GRACE }).await;
-    stop_child(&mut launcher, STOP_GRACE).await;
+    for child in children.iter_mut().rev() {
+        child.stop(&config).await;
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Waits for the next event of any process, and returns the index of that process.
+async fn next_event(children: &mut [ChildProcess]) -> (usize, ChildEvent) {
+    let events = children.iter_mut().map(|child| Box::pin(child.next_event()));
+    let (event, index, _) = select_all(events).await;
+    (index, event)
 }
 
 /// Reads the configuration again and lets the parts apply what can change now. An invalid configuration
@@ -228,7 +240,7 @@ async fn reload_config(
     args: &ServeArgs,
     config: &mut Config,
     identity: &ServerIdentity,
-    parts: [&mut ChildProcess; 2],
+    parts: &mut [ChildProcess],
 ) {
     let reload = match Config::for_server(args).and_then(|read| config.reload(&read)) {
         Ok(reload) => reload,
@@ -245,7 +257,7 @@ async fn reload_config(
         if let Err(error) = part.send_update(&settings).await {
             let error = format!("{error:#}");
             tracing::error!(
-                part = part.name,
+                part = part.name(),
                 error,
                 "part not updated; it gets the settings at its next start"
             );
@@ -260,155 +272,12 @@ async fn reload_config(
     tracing::info!(changed = applied.len(), need_restart = postponed.len(), "configuration reloaded");
 }
 
-impl ChildProcess {
-    /// Logs that the part died, waits longer each time it dies young, and returns the next pause.
-    async fn wait_before_restart(&self) -> Duration {
-        let pause = if self.started_at.elapsed() > self.restart_delay * HEALTHY_RUN_FACTOR {
-            MIN_RESTART_DELAY
-        } else {
-            self.restart_delay
-        };
-        tracing::warn!(part = self.name, "process died; starting it again");
-        tokio::time::sleep(pause).await;
-        (pause * 2).min(MAX_RESTART_DELAY)
-    }
-
-    /// Whether the part has become ready, even if it has ended since.
-    fn check_ready(&mut self) -> bool {
-        match self.ready.try_read(&mut [0]) {
-            Ok(0) => self.ready_closed = true,
-            Ok(_) => self.is_ready = true,
-            // It may arrive later.
-            Err(_) => {}
-        }
-        self.is_ready
-    }
-
-    /// Makes the part apply new settings.
-    async fn send_update(&mut self, settings: &ChildSettings) -> Result<()> {
-        let expected = if self.is_ready { 1 } else { 2 };
-        update::send_settings(&mut self.updates, &mut self.ready, settings, expected).await?;
-        self.is_ready = true;
-        Ok(())
-    }
-}
-
-/// Starts the launcher and waits until it listens.
-async fn start_launcher(config: &Config, identity: &ServerIdentity, pause: Duration) -> Result<ChildProcess> {
-    let (ready_writer, mut ready) = pipe()?;
-    let (updates, updated) = pipe()?;
-    let settings = ChildSettings::new(config, identity, ReadyAnnouncement::No);
-    let passed = [settings_memfd(&settings)?, ready_writer.into_blocking_fd()?, updated.into_blocking_fd()?];
-    let child = spawn_role("__launcher", &passed)?;
-    // Our copy of the pipe's end must be closed: a launcher that dies before it is ready is noticed by
-    // the end of file.
-    drop(passed);
-    let mut byte = [0];
-    let heard = tokio::io::AsyncReadExt::read(&mut ready, &mut byte).await?;
-    if heard == 0 {
-        return Err(anyhow!("the launcher could not start"))
-            .with_hint("its reason stands above; `coracle doctor` says what this host lacks");
-    }
-    Ok(ChildProcess {
-        name: "launcher",
-        child,
-        started_at: Instant::now(),
-        restart_delay: pause,
-        ready,
-        is_ready: true,
-        ready_closed: false,
-        updates,
-    })
-}
-
-/// Restarts the launcher after `former` has died, as often as necessary. Meanwhile sandboxes keep
-/// running and the server waits.
-async fn restart_launcher(config: &Config, identity: &ServerIdentity, former: &ChildProcess) -> ChildProcess {
-    let mut pause = former.wait_before_restart().await;
-    loop {
-        match start_launcher(config, identity, pause).await {
-            Ok(launcher) => return launcher,
-            Err(error) => {
-                tracing::error!(error = format!("{error:#}"), "the launcher could not be started; retrying")
-            }
-        }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(MAX_RESTART_DELAY);
-    }
-}
-
-fn start_server(
-    config: &Config,
-    identity: &ServerIdentity,
-    listeners: &ServerListeners,
-    announce: ReadyAnnouncement,
-    pause: Duration,
-) -> Result<ChildProcess> {
-    let (ready_writer, ready) = pipe()?;
-    let (updates, updated) = pipe()?;
-    let settings = ChildSettings::new(config, identity, announce);
-    // The lock comes before the listeners: the kernel releases them in the opposite order.
-    let lock = OwnedFd::from(lock_server(config)?);
-    let operators = listeners.operators.as_fd().try_clone_to_owned()?;
-    let network = listeners.network.as_fd().try_clone_to_owned()?;
-    let (ready_writer, updated) = (ready_writer.into_blocking_fd()?, updated.into_blocking_fd()?);
-    let passed = [settings_memfd(&settings)?, ready_writer, updated, lock, operators, network];
-    let child = spawn_role("__server", &passed)?;
-    Ok(ChildProcess {
-        name: "server",
-        child,
-        started_at: Instant::now(),
-        restart_delay: pause,
-        ready,
-        is_ready: false,
-        ready_closed: false,
-        updates,
-    })
-}
-
-/// Starts this program in another role, with descriptors whose numbers are its arguments.
-fn spawn_role(role: &str, descriptors: &[OwnedFd]) -> Result<Child> {
-    let mut command = Command::new("/proc/self/exe");
-    command.arg0("coracle").arg(role).arg(std::process::id().to_string());
-    // Only the supervisor notifies the service manager.
-    command.env_remove(notify::NOTIFY_VARIABLE);
-    for descriptor in descriptors {
-        command.arg(descriptor.pass_to_child()?);
-    }
-    command.spawn().with_context(|| format!("could not start `{role}`"))
-}
-
-/// The settings are passed in memory: arguments and variables are visible to others.
-fn settings_memfd(settings: &ChildSettings) -> Result<OwnedFd> {
-    use std::io::{Seek, Write};
-    let mut file = File::from(rustix::fs::memfd_create("settings", rustix::fs::MemfdFlags::CLOEXEC)?);
-    file.write_all(&serde_json::to_vec(settings)?)?;
-    file.rewind()?;
-    Ok(file.into())
-}
-
-/// Asks a part to end and waits; if it does not end in time, it is killed.
-async fn stop_child(part: &mut ChildProcess, grace: Duration) {
-    let Some(pid) = part.child.id().and_then(|id| rustix::process::Pid::from_raw(i32::try_from(id).ok()?))
-    else {
-        return;
-    };
-    if rustix::process::kill_process(pid, rustix::process::Signal::TERM).is_err() {
-        return;
-    }
-    if tokio::time::timeout(grace, part.child.wait()).await.is_err() {
-        tracing::warn!(part = part.name, "process did not end in time; killing it");
-        if let Err(error) = part.child.kill().await {
-            tracing::warn!(part = part.name, %error, "failed to kill process");
-        }
-    }
-}
-
-/// Collects sandboxes that became our children when their launcher died. Our own two children are left
-/// to the code that waits for them.
-fn reap_orphans(ours: &[Option<u32>]) {
+/// Collects sandboxes that became our children when their launcher died. Our own children are left to
+/// the code that waits for them.
+fn reap_orphans(children: &[ChildProcess]) {
     while let Ok(Some(pid)) = linux::spawn::peek_ended_child() {
-        if ours.contains(&u32::try_from(pid.as_raw_pid()).ok()) {
+        let pid_number = u32::try_from(pid.as_raw_pid()).ok();
+        if children.iter().any(|child| child.pid() == pid_number) {
             return;
         }
         if waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG).is_err() {

@@ -54,6 +54,28 @@ exec_id! {
     ContextId
 }
 
+/// The name that a client chose for a session: any text of 1 to 256 bytes without zero bytes.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SessionName(String);
+
+/// The error for text that cannot be the name of a session.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the name of a session has 1 to 256 bytes, none of them zero")]
+pub struct SessionNameError;
+
+impl SessionName {
+    const MAX_BYTES: usize = 256;
+
+    pub fn parse(text: &str) -> Result<Self, SessionNameError> {
+        let valid = (1..=Self::MAX_BYTES).contains(&text.len()) && !text.contains('\0');
+        valid.then(|| Self(text.to_owned())).ok_or(SessionNameError)
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
 impl ContextId {
     /// The session by which the agent keeps this context.
     pub fn to_session(&self) -> SessionId {
@@ -83,6 +105,16 @@ mod tests {
         assert_eq!(SessionId::parse(&"0f".repeat(16)), Ok(SessionId::from_entropy([15; 16])));
         for text in ["", "0f", &"0F".repeat(16), &"0g".repeat(16), &"0f".repeat(17)] {
             assert_eq!(SessionId::parse(text), Err(ExecIdError), "{text}");
+        }
+    }
+
+    #[test]
+    fn session_may_have_any_short_name() {
+        for text in ["a", "sub-agent/1 ü\n", &"x".repeat(256)] {
+            assert_eq!(SessionName::parse(text).map(|name| name.as_str().to_owned()), Ok(text.to_owned()));
+        }
+        for text in ["", "a\0b", &"x".repeat(257)] {
+            assert_eq!(SessionName::parse(text), Err(SessionNameError), "{text}");
         }
     }
 

@@ -7,6 +7,7 @@ pub mod context;
 pub mod exec_id;
 pub mod guest;
 pub mod hook;
+pub mod image_name;
 pub mod isolated_session;
 pub mod journal;
 pub mod key;
@@ -21,9 +22,10 @@ pub mod spec;
 pub mod volume;
 
 pub use context::{Language, LanguageError, LanguageRuntime};
-pub use exec_id::{ContextId, ExecIdError, ProcessId, SessionId};
+pub use exec_id::{ContextId, ExecIdError, ProcessId, SessionId, SessionName, SessionNameError};
 pub use guest::{GuestSettings, GuestUser, ImageDefaults};
 pub use hook::{HookCommand, HookSchedule, PeriodicHook, SandboxHooks};
+pub use image_name::{HOST_IMAGE, split_image_tag};
 pub use isolated_session::{
     EnvFilter, IsolatedMount, IsolatedSessionSpec, IsolatedSessionStatus, MountView, OverlayStore,
     ResourceSharing,
@@ -36,5 +38,5 @@ pub use process::{ExitReason, UserIdentity};
 pub use quantity::{Bytes, MAX_PIDS, MIN_DISK, MIN_MEMORY, MilliCpus};
 pub use sandbox::{Labels, Owner, OwnerError, SandboxId};
 pub use snapshot::{SandboxSettings, Snapshot, SnapshotId, SnapshotIdError, SnapshotState};
-pub use spec::{Entrypoint, IsolatedSessions, NetworkAccess, ResourceLimits, SandboxSpec};
+pub use spec::{Entrypoint, IsolatedSessions, NetworkAccess, ResourceLimits, SandboxLimits, SandboxSpec};
 pub use volume::{MountAccess, MountSource, MountSpec, Volume, VolumeId, VolumeName};

@@ -37,6 +37,8 @@ pub enum EndCause {
     Expired,
     Idle,
     Oom,
+    /// The host was about to run out of open files, and it had the most.
+    TooManyFiles,
     AgentDied,
     HostRebooted,
     /// It never started.
@@ -170,6 +172,7 @@ impl EndCause {
             Self::Expired => "expired",
             Self::Idle => "idle",
             Self::Oom => "oom",
+            Self::TooManyFiles => "too many open files",
             Self::AgentDied => "agent died",
             Self::HostRebooted => "host rebooted",
             Self::NotCreated => "not created",

@@ -13,7 +13,7 @@ use crate::volume::MountSpec;
 /// Everything that is decided before a sandbox exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SandboxSpec {
-    /// The image as named by the client; the backend resolves aliases.
+    /// The image as named by the client. The service decides which image the name stands for.
     pub image: String,
     /// The snapshot whose files the sandbox starts with; `image` is then the image beneath them.
     pub snapshot: Option<SnapshotId>,
@@ -43,6 +43,30 @@ pub struct ResourceLimits {
     pub cpus: Option<MilliCpus>,
     pub pids: Option<u32>,
     pub disk: Option<Bytes>,
+}
+
+/// Every limit of a sandbox, whether its caller named it or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SandboxLimits {
+    pub memory: Bytes,
+    pub cpus: MilliCpus,
+    pub pids: u32,
+    pub disk: Bytes,
+}
+
+impl SandboxLimits {
+    /// Nothing at all: no process can run with these.
+    pub const ZERO: Self = Self { memory: Bytes(0), cpus: MilliCpus(0), pids: 0, disk: Bytes(0) };
+
+    /// Returns the named limits, and these for the others.
+    pub fn completing(self, named: &ResourceLimits) -> Self {
+        Self {
+            memory: named.memory.unwrap_or(self.memory),
+            cpus: named.cpus.unwrap_or(self.cpus),
+            pids: named.pids.unwrap_or(self.pids),
+            disk: named.disk.unwrap_or(self.disk),
+        }
+    }
 }
 
 /// Whether isolated sessions can be opened in a sandbox. This needs a process that keeps the

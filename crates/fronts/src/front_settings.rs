@@ -12,8 +12,8 @@ pub type SettingValues = Map<String, Value>;
 #[derive(Clone, Copy, Debug)]
 pub struct FrontSetting {
     pub name: &'static str,
-    /// The name outside of any section under which older configurations have this setting. It stays
-    /// valid, and lists show the setting under it.
+    /// The name outside of the front's section under which older configurations have this setting: a key at
+    /// the top, or `section.key`. It stays valid, and lists show the setting under it.
     pub former_name: Option<&'static str>,
     pub kind: FrontSettingKind,
 }
@@ -24,6 +24,9 @@ pub enum FrontSettingKind {
     Text,
     /// Text with a unit, or a number of seconds. Fronts get milliseconds.
     Duration,
+    Switch,
+    /// A list of texts that are never shown.
+    SecretList,
 }
 
 /// The section of a front.
@@ -41,6 +44,8 @@ pub struct FrontSettingError {
     /// The name within the section.
     pub setting: &'static str,
     pub reason: String,
+    /// How to resolve it.
+    pub hint: Option<&'static str>,
 }
 
 impl FrontSection {

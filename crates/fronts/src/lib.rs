@@ -19,6 +19,7 @@
 
 mod auth;
 mod front_settings;
+mod home_page;
 mod hosts;
 mod kit;
 mod openapi;
@@ -38,6 +39,7 @@ pub use front_settings::{
 };
 pub use registry::{fronts_with_guest, guest_of_front};
 pub use router::{build_router, operators_router};
-pub use server::connection::{serve_network, serve_operators};
+pub use server::connection::{ConnectionSettings, serve_network, serve_operators};
+pub use server::peer_limits::{TrustedNetwork, TrustedNetworkError};
 pub use server::request_log::install_metrics;
-pub use settings::{ApiPorts, GatewayMode, GatewaySettings, HttpSettings, RouteKey, ShortSignatures};
+pub use settings::{ApiPorts, GatewayMode, GatewaySettings, HttpSettings};

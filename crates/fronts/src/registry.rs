@@ -52,10 +52,9 @@ pub(crate) struct Front {
     pub(crate) routing_headers: &'static [&'static str],
     /// Headers in which a client may present an API key.
     pub(crate) key_headers: &'static [&'static str],
-    /// Paths that need no key, so a server without keys serves them to any machine.
+    /// Paths that need no key, so a server without keys serves them to any machine. They are also served
+    /// at the limit of requests in progress, because only authenticated requests count.
     pub(crate) open_paths: &'static [&'static str],
-    /// Paths that are served even at the limit of requests in progress.
-    pub(crate) unlimited_paths: &'static [&'static str],
     /// Headers that are meant for this server and never reach a port inside a sandbox, whichever front
     /// forwards the request. Headers in `key_headers` that are missing here pass unless they hold one
     /// of our keys.
@@ -103,11 +102,6 @@ fn is_below(path: &str, prefix: &str) -> bool {
 /// Whether a path needs no key.
 pub(crate) fn is_open_path(path: &str) -> bool {
     DOCUMENT_PATHS.contains(&path) || FRONTS.iter().any(|front| front.open_paths.contains(&path))
-}
-
-/// Whether a path is served even at the limit of requests in progress.
-pub(crate) fn is_unlimited_path(path: &str) -> bool {
-    FRONTS.iter().any(|front| front.unlimited_paths.contains(&path))
 }
 
 /// Headers of all fronts that never reach a port inside a sandbox.
@@ -182,10 +176,10 @@ mod tests {
     }
 
     #[test]
-    fn open_and_unlimited_paths_are_routed() {
+    fn open_paths_are_routed() {
         for front in FRONTS {
             let paths = (front.paths)();
-            for path in front.open_paths.iter().chain(front.unlimited_paths) {
+            for path in front.open_paths {
                 assert!(paths.iter().any(|routed| routed == path), "{path} of {}", front.name);
             }
         }

@@ -11,18 +11,18 @@ use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::Response;
 use http::StatusCode;
 use service::Service;
-use tokio::sync::Semaphore;
 
 use crate::auth::KeylessGuard;
 use crate::kit::error_format;
 use crate::registry::{self, FRONTS, FrontRoutes};
+use crate::server::concurrency::ConcurrencyLimits;
 use crate::server::{concurrency, request_log};
 use crate::settings::HttpSettings;
-use crate::{auth, hosts};
+use crate::{auth, home_page, hosts};
 
 /// Builds the router for all fronts. Axum panics here if two fronts claim the same path.
 pub fn build_router(service: Service, settings: HttpSettings) -> Router {
-    let slots = Arc::new(Semaphore::new(settings.concurrent_requests));
+    let limits = ConcurrencyLimits::new(&settings);
     let settings = Arc::new(settings);
     let guard = KeylessGuard { service: service.clone(), settings: settings.clone() };
     let (mut router, mut ports) = (crate::openapi::document_router(), Vec::new());
@@ -34,7 +34,7 @@ pub fn build_router(service: Service, settings: HttpSettings) -> Router {
     }
     add_fallbacks(router)
         .layer(from_fn_with_state(Arc::new(ports), hosts::answer_named_port))
-        .layer(from_fn_with_state(slots, concurrency::limit_concurrency))
+        .layer(from_fn_with_state(limits, concurrency::limit_concurrency))
         .layer(from_fn_with_state(guard, auth::guard_keyless_server))
         .layer(from_fn(request_log::log_request))
         .layer(from_fn_with_state(settings, hosts::record_port_label))
@@ -51,11 +51,17 @@ pub fn operators_router(service: Service, settings: HttpSettings) -> Router {
 }
 
 fn add_fallbacks(router: Router) -> Router {
-    router
-        .fallback(async |request: Request| registry::error_format_of(&request).path_not_found())
-        .method_not_allowed_fallback(async |request: Request| {
-            registry::error_format_of(&request).method_not_allowed()
-        })
+    router.fallback(answer_unrouted).method_not_allowed_fallback(async |request: Request| {
+        registry::error_format_of(&request).method_not_allowed()
+    })
+}
+
+/// The response to a path of no front. A person who opens the server's address in a browser gets a page.
+async fn answer_unrouted(request: Request) -> Response {
+    match home_page::is_wanted_by(&request) {
+        true => home_page::build_response(),
+        false => registry::error_format_of(&request).path_not_found(),
+    }
 }
 
 /// The response to any other path on the operators' socket, which does not serve the other APIs.

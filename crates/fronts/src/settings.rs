@@ -2,7 +2,6 @@
 //! its own `settings.rs`.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -10,6 +9,8 @@ use domain::NetworkAccess;
 use metrics_exporter_prometheus::PrometheusHandle;
 
 use crate::front_settings::SettingValues;
+use crate::server::connection::ConnectionSettings;
+use crate::server::peer_limits::TrustedNetwork;
 
 /// Settings of the listener, and the sections of its fronts, validated and with defaults applied.
 #[derive(Clone)]
@@ -23,10 +24,18 @@ pub struct HttpSettings {
     pub default_network: NetworkAccess,
     /// The maximum size of a JSON body, in bytes.
     pub json_body_limit: usize,
-    /// The maximum number of requests in progress, streams included; further requests get 429.
+    /// The maximum number of requests in progress, without long streams; further requests get 429.
     pub concurrent_requests: usize,
+    /// The maximum number of open long streams; further ones get 429.
+    pub concurrent_streams: usize,
     /// The maximum number of open connections; further ones wait until one is closed.
     pub connections: usize,
+    /// The maximum number of connections of one address that have not presented a key.
+    pub connections_per_address: usize,
+    /// Reverse proxies, whose connections are not counted by address.
+    pub trusted_proxies: Vec<TrustedNetwork>,
+    /// How long a client may read nothing although there is output for it.
+    pub write_timeout: Duration,
     /// How sandbox ports are addressed in addition to the paths of the API.
     pub gateway: GatewaySettings,
     /// How long a service inside a sandbox may take to start its response.
@@ -37,16 +46,13 @@ pub struct HttpSettings {
     pub metrics: Option<PrometheusHandle>,
 }
 
-/// How sandbox ports are addressed in addition to the paths of the API, and how addresses are signed.
+/// How sandbox ports are addressed in addition to the paths of the API.
 #[derive(Clone, Debug, Default)]
 pub struct GatewaySettings {
     pub mode: GatewayMode,
     pub api_ports: ApiPorts,
     /// Whether ports of sandboxes without secure access are open without a token.
     pub public: bool,
-    /// Keys of signed routes. The first one signs, all are accepted; without any, the server uses its own.
-    pub keys: Vec<RouteKey>,
-    pub short: ShortSignatures,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -69,41 +75,36 @@ pub enum ApiPorts {
     ByPath,
 }
 
-/// A key of signed routes. Its `Debug` output never shows the secret.
-#[derive(Clone, PartialEq, Eq)]
-pub struct RouteKey {
-    /// A digit or a lower-case letter.
-    pub name: char,
-    pub secret: Vec<u8>,
-}
-
-impl fmt::Debug for RouteKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}=***", self.name)
-    }
-}
-
-/// Whether 32-bit signatures are created and accepted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ShortSignatures {
-    #[default]
-    Refused,
-    Accepted,
-}
-
 impl HttpSettings {
     pub fn new(listen: SocketAddr) -> Self {
+        const DEFAULT_CONNECTIONS: usize = 4096;
+        let ConnectionSettings { connections, per_address, trusted_proxies, write_timeout } =
+            ConnectionSettings::with_connections(DEFAULT_CONNECTIONS);
         Self {
             listen,
             public_address: None,
             default_network: NetworkAccess::Off,
             json_body_limit: 1 << 20,
             concurrent_requests: 1024,
-            connections: 4096,
+            concurrent_streams: 2048,
+            connections,
+            connections_per_address: per_address,
+            trusted_proxies,
+            write_timeout,
             gateway: GatewaySettings::default(),
             answer_timeout: Duration::from_secs(180),
             fronts: BTreeMap::new(),
             metrics: None,
+        }
+    }
+
+    /// The part that concerns connections rather than requests.
+    pub fn connection_settings(&self) -> ConnectionSettings {
+        ConnectionSettings {
+            connections: self.connections,
+            per_address: self.connections_per_address,
+            trusted_proxies: self.trusted_proxies.clone(),
+            write_timeout: self.write_timeout,
         }
     }
 }

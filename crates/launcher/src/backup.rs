@@ -33,6 +33,7 @@ use serde::{Deserialize, Serialize};
 
 use self::archive::{ArchiveTooLarge, ArchiveWriter};
 use crate::images;
+use crate::process::record::ENDED_SUFFIX;
 
 pub use self::restore::{RestoredState, restore_backup};
 
@@ -190,7 +191,7 @@ pub fn write_backup(
     let _turn = lock_backup(state)?;
     // If no server runs, none may start meanwhile: it would begin to write to the disks.
     let stopped = try_lock(&state.join("lock"))?;
-    let is_root = rustix::process::geteuid().is_root();
+    let is_root = linux::privileges::is_host_root();
     let draft = BackupDraft::make(state)?;
     let held = images::lock_images(state, IMAGES_TIMEOUT).map_err(|error| BackupError::Io {
         action: "lock the images in",
@@ -269,7 +270,7 @@ fn write_archive(
     for name in ["images/names", "images/layers", "images/base-1"] {
         tree::add_tree(&mut archive, &root, name).map_err(failed)?;
     }
-    let is_root = rustix::process::geteuid().is_root();
+    let is_root = linux::privileges::is_host_root();
     let manifest = BackupManifest {
         version: archive::ARCHIVE_VERSION,
         of_root: is_root,
@@ -343,10 +344,12 @@ impl BackupDraft {
             };
             for entry in entries {
                 let file = entry.during("list", &from)?;
-                if !file.file_name().as_encoded_bytes().ends_with(ending.as_bytes()) {
+                let name = file.file_name();
+                let is_ended = name.as_encoded_bytes().ends_with(ENDED_SUFFIX.as_bytes());
+                if is_ended || !name.as_encoded_bytes().ends_with(ending.as_bytes()) {
                     continue;
                 }
-                match fs::copy(file.path(), to.join(file.file_name())) {
+                match fs::copy(file.path(), to.join(name)) {
                     // Its sandbox ended meanwhile.
                     Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                     copied => copied.map(drop).during("copy", &file.path())?,

@@ -5,6 +5,7 @@
 //!      coracle/<instance>/<id>/cmd/<n>   a command; the limits sit on `cmd`
 //! v1   coracle/<instance>/<id>.agent, <id>.cmd   in memory, cpu and pids, where v2 has no controllers
 //!      coracle/<instance>/<id>.cmd/<share>       in cpu: a few groups, over which commands are spread
+//!      coracle/<instance>                        in all other hierarchies: the launcher and all sandboxes
 //! ```
 //!
 //! For root, `coracle` is at the top of each hierarchy; for an ordinary user it is in the v2 group
@@ -15,8 +16,12 @@
 //! pid to `cgroup.procs`: that stalls for a grace period of the kernel.
 
 mod delegation;
+mod legacy;
 mod limits;
 mod mount_table;
+mod own_limits;
+mod starter;
+mod total_limits;
 
 use std::fs::{self, File};
 use std::io;
@@ -27,9 +32,11 @@ use domain::SandboxId;
 use linux::mounts::{self, MountDepth};
 
 use self::mount_table::CgroupMount;
+use self::starter::UnlimitedHierarchy;
 use crate::jail::plan::{JailLimits, LimitName};
 
 pub use self::delegation::{leave_leaf_group, move_to_leaf_group};
+pub(crate) use self::own_limits::{own_limits, sees_only_a_part};
 
 const ROOT_GROUP_NAME: &str = "coracle";
 const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
@@ -38,10 +45,8 @@ const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
 /// children are still running.
 const MAX_COMMAND_GROUPS: u32 = 4096;
 
-/// The number of groups over which the processor time of a v1 sandbox is divided; one of them is for
-/// file operations. A command that forks without end can use only one of them. Where v2 has the
-/// controller, each command has its own group.
-const CPU_SHARE_COUNT: usize = 4;
+/// How often groups are made again while other instances remove their empty parent.
+const MAX_OPEN_ATTEMPTS: usize = 100;
 
 /// Whether v1 hierarchies have the controllers; they cannot be delegated to an ordinary user then.
 pub(crate) fn has_legacy_controllers() -> bool {
@@ -64,6 +69,10 @@ pub(crate) struct CgroupHierarchies {
     memory: CgroupController,
     cpu: CgroupController,
     pids: CgroupController,
+    /// The v1 hierarchies in which we set no limits.
+    unlimited: Vec<UnlimitedHierarchy>,
+    /// The limit of all sandboxes together, in thousandths of a core.
+    total_cpus: Option<u32>,
 }
 
 /// The part of the hierarchy that we may use.
@@ -131,6 +140,25 @@ pub(crate) struct CgroupUsage {
     pub oom_kills: Option<u64>,
 }
 
+/// The pages of files in a group's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FilePages {
+    /// How often a page was read again after it had been dropped.
+    pub refaults: u64,
+    pub bytes: u64,
+}
+
+impl FilePages {
+    /// Parses `memory.stat`, which has the same names in both versions. Before Linux 5.9 there was one counter for
+    /// all pages.
+    fn parse(stat: &str) -> Option<Self> {
+        let refaults = parse_counter(stat, "workingset_refault_file")
+            .or_else(|| parse_counter(stat, "workingset_refault"))?;
+        let bytes = parse_counter(stat, "active_file")?.saturating_add(parse_counter(stat, "inactive_file")?);
+        Some(Self { refaults, bytes })
+    }
+}
+
 impl CgroupHierarchies {
     /// Finds the hierarchies in the mount table, or returns why there are none to use.
     pub(crate) fn find_for_root(instance: &str) -> io::Result<Self> {
@@ -140,7 +168,9 @@ impl CgroupHierarchies {
             let found = mounts.iter().find(|mount| mount.kind == "cgroup" && mount.has_option(name));
             found.map_or(CgroupController::Absent, |mount| CgroupController::Legacy(mount.path.clone()))
         };
-        Self::open_in_group(instance, unified, &unified.path, CgroupAccess::Whole, legacy)
+        let mut found = Self::open_in_group(instance, unified, &unified.path, CgroupAccess::Whole, legacy)?;
+        found.add_unlimited_hierarchies(&mounts);
+        Ok(found)
     }
 
     /// Finds the groups that an ordinary user may use: the group we were started in, if it was
@@ -187,6 +217,8 @@ impl CgroupHierarchies {
             memory,
             cpu,
             pids,
+            unlimited: Vec::new(),
+            total_cpus: None,
         })
     }
 
@@ -223,7 +255,6 @@ impl CgroupHierarchies {
             return Ok(());
         }
         self.enable_controllers()?;
-        const MAX_OPEN_ATTEMPTS: usize = 100;
         for _ in 0..MAX_OPEN_ATTEMPTS {
             match self.make_instance() {
                 // Another instance was just closed and removed the empty parent.
@@ -241,7 +272,17 @@ impl CgroupHierarchies {
         let control = self.unified.join("cgroup.subtree_control");
         let CgroupAccess::Delegated { shortfall } = &mut self.extent else {
             let enable = self.unified_controllers();
-            return if enable.is_empty() { Ok(()) } else { fs::write(control, enable) };
+            if enable.is_empty() {
+                return Ok(());
+            }
+            return match fs::write(&control, &enable) {
+                // In a container the visible root is an ordinary group, with the container's processes.
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                    delegation::move_all_to_leaf_group(&self.unified)?;
+                    fs::write(control, enable)
+                }
+                other => other,
+            };
         };
         let all = [&mut self.memory, &mut self.cpu, &mut self.pids];
         let mut passed_on = delegation::move_to_leaf_group();
@@ -280,14 +321,13 @@ impl CgroupHierarchies {
         for controller in self.legacy_roots() {
             fs::create_dir_all(controller.join(ROOT_GROUP_NAME).join(&self.instance))?;
         }
+        self.limit_total_tcp_memory()?;
         self.set_total_pids_limit(&instance)
     }
 
     /// Limits the processes of all sandboxes together, so that some are left for the host.
     fn set_total_pids_limit(&self, instance: &Path) -> io::Result<()> {
-        let most = fs::read_to_string("/proc/sys/kernel/pid_max")?;
-        let most: u64 = most.trim().parse().map_err(io::Error::other)?;
-        let ceiling = (most - most / 8).to_string();
+        let ceiling = total_limits::pids_ceiling()?.to_string();
         match &self.pids {
             CgroupController::Unified => fs::write(instance.join("pids.max"), ceiling),
             CgroupController::Legacy(root) => {
@@ -295,14 +335,6 @@ impl CgroupHierarchies {
             }
             CgroupController::Absent => Ok(()),
         }
-    }
-
-    fn legacy_roots(&self) -> impl Iterator<Item = &PathBuf> {
-        let all = [&self.memory, &self.cpu, &self.pids];
-        all.into_iter().filter_map(|controller| match controller {
-            CgroupController::Legacy(root) => Some(root),
-            CgroupController::Unified | CgroupController::Absent => None,
-        })
     }
 
     /// Whether this host enforces a limit by groups.
@@ -335,10 +367,6 @@ impl CgroupHierarchies {
         left.unwrap_or_else(|| below(&self.unified))
     }
 
-    fn legacy_group(&self, root: &Path, id: &SandboxId, part: &str) -> PathBuf {
-        root.join(ROOT_GROUP_NAME).join(&self.instance).join(format!("{id}.{part}"))
-    }
-
     /// Makes a sandbox's groups, sets its limits, and makes `root_uid`, the host id of root inside,
     /// the owner of the command group.
     pub(crate) fn make_for_sandbox(
@@ -366,20 +394,10 @@ impl CgroupHierarchies {
             fs::write(commands.join("cgroup.subtree_control"), "+cpu")?;
         }
         self.delegate_command_group(&home, &commands, root_uid)?;
-        let mut agent_tasks = Vec::new();
-        let mut command_tasks = Vec::new();
-        for root in self.legacy_roots() {
-            for (part, tasks) in [("agent", &mut agent_tasks), ("cmd", &mut command_tasks)] {
-                let group = self.legacy_group(root, id, part);
-                fs::create_dir(&group)?;
-                if part == "cmd" && self.cpu == CgroupController::Legacy(root.clone()) {
-                    continue;
-                }
-                tasks.push(File::options().write(true).open(group.join("tasks"))?.into());
-            }
-        }
-        let shares = self.make_shares(id)?;
-        self.set_limits(id, limits)?;
+        self.make_legacy_groups(id)?;
+        let tasks = self.open_legacy_tasks(id)?;
+        self.set_agent_limits(id)?;
+        self.set_sandbox_limits(id, limits)?;
         let oom = self.oom_file(id, "cmd").map(File::open).transpose()?;
         // The agent gets a separate mount without parent directories: a subverted agent could walk up
         // from an open directory of the host's hierarchy to its root.
@@ -393,9 +411,9 @@ impl CgroupHierarchies {
             agent: File::open(agent)?.into(),
             commands,
             unmounted,
-            agent_tasks,
-            command_tasks,
-            shares,
+            agent_tasks: tasks.agent,
+            command_tasks: tasks.commands,
+            shares: tasks.shares,
             oom: oom.map(Into::into),
             limit_files: self.open_limit_files(id)?,
         })
@@ -430,19 +448,6 @@ impl CgroupHierarchies {
             memory: memory.transpose().map_err(|error: io::Error| error)?,
             cpu: cpu.map(open).transpose()?,
         })
-    }
-
-    /// Makes the groups over which processor time is divided if commands have no group of their own in
-    /// the cpu controller.
-    fn make_shares(&self, id: &SandboxId) -> io::Result<Vec<OwnedFd>> {
-        let CgroupController::Legacy(root) = &self.cpu else { return Ok(Vec::new()) };
-        let commands = self.legacy_group(root, id, "cmd");
-        let share = |number: usize| {
-            let share = commands.join(number.to_string());
-            fs::create_dir(&share)?;
-            Ok(File::options().write(true).open(share.join("tasks"))?.into())
-        };
-        (0..CPU_SHARE_COUNT).map(share).collect()
     }
 
     /// Allows root inside to make groups below `cmd` and to move its children there from `agent`: the
@@ -492,6 +497,19 @@ impl CgroupHierarchies {
         self.sandbox_group(id).join("cmd/cgroup.events")
     }
 
+    /// Returns the processes in a sandbox's groups.
+    pub(crate) fn process_ids(&self, id: &SandboxId) -> Vec<i32> {
+        let home = self.sandbox_group(id);
+        let commands = home.join("cmd");
+        let below = fs::read_dir(&commands).into_iter().flatten().flatten().map(|entry| entry.path());
+        let groups = [home.join("agent"), commands.clone()].into_iter().chain(below);
+        // A group may be removed meanwhile, and other entries are files.
+        let listed = groups.filter_map(|group| fs::read_to_string(group.join("cgroup.procs")).ok());
+        listed
+            .flat_map(|text| text.lines().filter_map(|line| line.parse().ok()).collect::<Vec<_>>())
+            .collect()
+    }
+
     /// Kills all processes that are left in a sandbox's groups.
     pub(crate) fn kill_processes(&self, id: &SandboxId) -> io::Result<()> {
         write_if_present(&self.sandbox_group(id).join("cgroup.kill"), "1")
@@ -509,15 +527,7 @@ impl CgroupHierarchies {
         for group in [home.join("cmd"), home.join("agent"), home] {
             remove_group(&group)?;
         }
-        for root in self.legacy_roots() {
-            for share in 0..CPU_SHARE_COUNT {
-                remove_group(&self.legacy_group(root, id, "cmd").join(share.to_string()))?;
-            }
-            for part in ["cmd", "agent"] {
-                remove_group(&self.legacy_group(root, id, part))?;
-            }
-        }
-        Ok(())
+        self.remove_legacy_groups(id)
     }
 
     /// Returns the ids of all sandboxes that have groups here.
@@ -540,7 +550,10 @@ impl CgroupHierarchies {
 
     /// Removes the groups of this instance if they are empty.
     pub(crate) fn close(&self) -> io::Result<()> {
-        for ours in self.group_roots().chain(self.legacy_roots()).map(|root| root.join(ROOT_GROUP_NAME)) {
+        self.return_to_starter_groups()?;
+        let unlimited = self.unlimited.iter().filter_map(UnlimitedHierarchy::entered_root);
+        let roots = self.group_roots().chain(self.legacy_roots()).chain(unlimited);
+        for ours in roots.map(|root| root.join(ROOT_GROUP_NAME)) {
             for group in [ours.join(&self.instance), ours] {
                 match remove_group(&group) {
                     // The group still contains another instance or a sandbox.
@@ -550,8 +563,8 @@ impl CgroupHierarchies {
             }
         }
         match self.extent {
-            CgroupAccess::Delegated { .. } => delegation::restore_group(&self.unified),
-            CgroupAccess::Whole | CgroupAccess::Remains { .. } => Ok(()),
+            CgroupAccess::Delegated { .. } | CgroupAccess::Whole => delegation::restore_group(&self.unified),
+            CgroupAccess::Remains { .. } => Ok(()),
         }
     }
 
@@ -576,6 +589,16 @@ impl CgroupHierarchies {
             cpu_micros: self.cpu_micros(id),
             oom_kills: oom.and_then(|text| parse_counter(&text, "oom_kill")),
         }
+    }
+
+    /// Returns what the kernel counts about pages of files of the commands.
+    pub(crate) fn file_pages(&self, id: &SandboxId) -> Option<FilePages> {
+        let group = match &self.memory {
+            CgroupController::Unified => self.sandbox_group(id).join("cmd"),
+            CgroupController::Legacy(root) => self.legacy_group(root, id, "cmd"),
+            CgroupController::Absent => return None,
+        };
+        FilePages::parse(&fs::read_to_string(group.join("memory.stat")).ok()?)
     }
 
     /// Returns the processor time that commands used. Every v2 group accounts it, with or without a
@@ -630,6 +653,14 @@ fn remove_group(path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn file_pages_are_found_in_memory_stat() {
+        let stat = "cache 1\nworkingset_refault_anon 1\nworkingset_refault_file 396564\n\
+                    inactive_file 1761280\nactive_file 4096\n";
+        assert_eq!(FilePages::parse(stat), Some(FilePages { refaults: 396_564, bytes: 1_765_376 }));
+        assert_eq!(FilePages::parse("cache 1\n"), None);
+    }
 
     #[test]
     fn key_matches_only_at_the_beginning_of_a_line() {

@@ -124,7 +124,7 @@ impl DirectoryFingerprint {
             inode: found.stx_ino,
             born: has_birth.then_some((found.stx_btime.tv_sec, found.stx_btime.tv_nsec)),
             device: (found.stx_dev_major, found.stx_dev_minor),
-            boot: boot_id()?,
+            boot: boot_id()?.to_owned(),
         })
     }
 

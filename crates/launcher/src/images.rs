@@ -3,8 +3,8 @@
 //! An image is a list of trees, each with a mount point and the layers below it; a sandbox adds one
 //! upper layer per tree. `host` consists of the host's own `/usr` and a small skeleton. Named
 //! images are stored in `<state>/images` as layers, each once, by the digest of its content; they
-//! come from directories, archives, OCI layouts and registries. Well-known names that clients send
-//! resolve through an alias table.
+//! come from directories, archives, OCI layouts and registries. Which image a client's name stands for is
+//! decided before: here every name is that of an image.
 //!
 //! ```text
 //! import ─► worker (an unprivileged fork) ─► unpack ─► manifest, blobs, stream
@@ -13,21 +13,23 @@
 //! ```
 
 mod accounts;
-mod aliases;
 mod blobs;
 mod budget;
 mod collect;
 mod digest;
 mod directory;
 mod essentials;
+mod hidden_files;
 mod host;
 mod host_programs;
 mod import;
 mod layer;
 mod manifest;
 mod name;
+mod path_stamp;
 mod record;
 mod skeleton;
+mod skeleton_record;
 mod store;
 mod stream;
 mod tarball;
@@ -38,14 +40,15 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub use aliases::{AliasRule, ImageAliases};
 pub use collect::{
     CollectionResult, collect_images, collect_images_if_unlocked, remove_image, space_for_image,
     stored_image_bytes,
 };
 pub use digest::Digest;
+pub use hidden_files::{hide_unreadable_files, list_hidden_paths, remove_old_layers};
+pub(crate) use host::host_image_trees;
 pub use host::{HostImage, create_host_skeleton, premade_usr_directories, remove_old_skeletons};
-pub use host_programs::{HostProgram, HostPrograms, OsRelease};
+pub use host_programs::HostPrograms;
 pub use import::{ExistingImagePolicy, ImageImport, ImportBase, ImportedImage, UnpackMode, import_image};
 pub use manifest::host_architecture;
 pub use record::{ImageBase, ImageConfig, ImageRecord, LayerRecord};
@@ -53,7 +56,7 @@ pub use store::{LockedImages, find_image, list_images, list_layers, lock_images,
 pub use unpack::{ImportSource, UpperTree};
 
 /// The image that needs no import.
-pub const HOST_IMAGE: &str = "host";
+pub use domain::HOST_IMAGE;
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// A part of the file system: its mount point and the layers below it, topmost first.
@@ -73,26 +76,6 @@ pub struct FoundImage {
     pub env: Vec<(String, String)>,
     /// Its record in the store, if it is stored there.
     pub record: Option<ImageRecord>,
-    /// Set when this image is not the requested one.
-    pub stand_in: Option<StandIn>,
-}
-
-/// An image that is used instead of a requested one that is missing.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StandIn {
-    /// The requested name.
-    pub asked: String,
-    pub used: String,
-    /// The contents of the used image, such as `Python 3.11`, if known.
-    pub has: Option<String>,
-}
-
-impl std::fmt::Display for StandIn {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "image `{}`", self.used)?;
-        self.has.iter().try_for_each(|has| write!(f, " ({has})"))?;
-        write!(f, " stands in for `{}`", self.asked)
-    }
 }
 
 impl FoundImage {
@@ -116,10 +99,6 @@ pub enum ImageError {
     BadName(String),
     #[error("image `{0}` not found")]
     Unknown(String),
-    #[error("image `{name}` not found, and no other stands in for it: {reason}")]
-    NoStandIn { name: String, reason: String },
-    #[error("image `{0}` not found, and `images.strict` allows no other to stand in for it")]
-    Strict(String),
     #[error(
         "image `{name}` is based on this host's files and changes `{mount_point}`, which was a separate file system \
          when the image was created and no longer is"
@@ -157,10 +136,7 @@ impl ImageError {
             Self::BadName(_) => {
                 Some("use lower-case letters, digits and `._/-`, optionally followed by `:tag`")
             }
-            Self::Unknown(_) | Self::NoStandIn { .. } => Some(backend::MISSING_IMAGE_HINT),
-            Self::Strict(_) => Some(
-                "`coracle image pull NAME` or `coracle image import NAME FILE` adds it; `coracle image ls` lists the available images",
-            ),
+            Self::Unknown(_) => Some(backend::MISSING_IMAGE_HINT),
             Self::Exists(_) => Some("remove the image first with `coracle image rm`"),
             Self::TooLarge(budget::LIMIT_BESIDE_USED_IMAGES) => {
                 Some("end sandboxes or delete snapshots, or raise the limit on images")
@@ -175,42 +151,16 @@ impl ImageError {
     }
 }
 
-/// Finds the image for `name`.
-pub fn resolve_image(
-    state: &Path,
-    host: &HostImage,
-    name: &str,
-    aliases: &ImageAliases,
-) -> Result<FoundImage, ImageError> {
-    if let Some(found) = find_exact(state, host, name)? {
-        return Ok(found);
-    }
-    if aliases.rule == AliasRule::Refuse {
-        return Err(ImageError::Strict(name.to_owned()));
-    }
-    let alias = aliases.find_stand_in(name).map_err(|reason| match reason {
-        Some(reason) => ImageError::NoStandIn { name: name.to_owned(), reason },
-        None => ImageError::Unknown(name.to_owned()),
-    })?;
-    let absent = || {
-        let reason = format!("`images.aliases` names `{}`, which does not exist either", alias.image);
-        ImageError::NoStandIn { name: name.to_owned(), reason }
-    };
-    let found = find_exact(state, host, &alias.image)?.ok_or_else(absent)?;
-    let stand_in = StandIn { asked: name.to_owned(), used: found.name.clone(), has: alias.has };
-    Ok(FoundImage { stand_in: Some(stand_in), ..found })
-}
-
-fn find_exact(state: &Path, host: &HostImage, name: &str) -> Result<Option<FoundImage>, ImageError> {
+/// Finds the image `name`.
+pub fn resolve_image(state: &Path, host: &HostImage, name: &str) -> Result<FoundImage, ImageError> {
     if name == HOST_IMAGE {
         let env = merge_environment(&[]);
-        let (name, trees) = (name.to_owned(), host.trees.clone());
-        return Ok(Some(FoundImage { name, trees, env, record: None, stand_in: None }));
+        return Ok(FoundImage { name: name.to_owned(), trees: host.trees.clone(), env, record: None });
     }
-    let Some(record) = store::find_image(state, name)? else { return Ok(None) };
+    let record = store::find_image(state, name)?.ok_or_else(|| ImageError::Unknown(name.to_owned()))?;
     let trees = trees_of(state, host, &record)?;
     let env = merge_environment(&record.config.env);
-    Ok(Some(FoundImage { name: record.name.clone(), trees, env, record: Some(record), stand_in: None }))
+    Ok(FoundImage { name: record.name.clone(), trees, env, record: Some(record) })
 }
 
 /// Returns the trees of a stored image, on top of the host's current trees if it is based on them.

@@ -6,6 +6,7 @@ use domain::{SandboxId, SnapshotId, VolumeId};
 use serde::{Deserialize, Serialize};
 
 use crate::jail::plan::{JailLimits, JailPlan, LimitName, MountPlan};
+use crate::jail::stages::StageTime;
 use crate::jail::step::JailError;
 use crate::network::NetworkMode;
 pub use crate::process::images::{ImageOp, ImageOpResult};
@@ -73,7 +74,7 @@ pub enum LauncherOp {
     },
     /// The answer is `Changed`.
     Resize(ResizeRequest),
-    /// Asks for the image that a name refers to. The answer is `Resolved`.
+    /// Asked by earlier servers for the image that a name refers to; the server decides that now.
     Resolve {
         image: String,
     },
@@ -105,9 +106,13 @@ pub enum LauncherOp {
         id: SandboxId,
         network: NetworkMode,
     },
+    /// Asks for the number of open files of each running sandbox.
+    OpenFiles,
     /// Asks which limits and features this host supports.
     Report,
     Image(ImageOp),
+    /// Starts a process that fetches an image for the connection whose descriptor is sent along.
+    StartPull,
 }
 
 impl LauncherOp {
@@ -116,6 +121,8 @@ impl LauncherOp {
         match self {
             Self::Create(_)
             | Self::Attach { .. }
+            // A second process would serve the same connection.
+            | Self::StartPull
             | Self::Image(ImageOp::Remove { .. } | ImageOp::ImportArchive { .. } | ImageOp::Commit { .. }) => {
                 false
             }
@@ -136,6 +143,7 @@ impl LauncherOp {
             | Self::ForgetSnapshot { .. }
             | Self::Snapshots
             | Self::Connect { .. }
+            | Self::OpenFiles
             | Self::Report
             | Self::Image(_) => true,
         }
@@ -177,6 +185,7 @@ pub enum OpResult {
     Ended {
         cpu_micros: Option<u64>,
     },
+    /// The answer to `Resolve`.
     Resolved {
         image: String,
         stand_in: Option<String>,
@@ -187,6 +196,7 @@ pub enum OpResult {
         files: bool,
     },
     Yes(bool),
+    OpenFiles(#[serde(with = "crate::ids::numbered")] Vec<(SandboxId, u64)>),
     Kept(StoredSnapshot),
     Snapshots(Vec<SnapshotListing>),
     Image(ImageOpResult),
@@ -223,13 +233,16 @@ pub struct VolumePlan {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct EnforcedPlan {
     pub image: String,
-    /// The message for the client, if this image replaces the requested one.
+    /// Set by earlier launchers if this image replaces the requested one; the server decides that now.
     #[serde(default)]
     pub stand_in: Option<String>,
     #[serde(with = "crate::measure_words")]
     pub measures: EnforcedMeasures,
     #[serde(rename = "weaker")]
     pub degraded: Vec<String>,
+    /// Where the time of the create went.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stages: Vec<StageTime>,
 }
 
 /// The content of a complete snapshot.
@@ -280,6 +293,10 @@ pub enum SandboxCondition {
 pub struct SandboxUsage {
     pub memory: Option<u64>,
     pub memory_limit: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refaults: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file_memory: Option<u64>,
     pub cpu_micros: Option<u64>,
     pub cpu_limit: Option<u32>,
     pub pids: Option<u64>,
@@ -362,7 +379,11 @@ impl From<JailError> for OpError {
             message = format!("{message}: {source}");
             cause = source.source();
         }
-        let hint = own.or_else(|| error.hint()).map(str::to_owned);
+        let setting = || {
+            let fix = || crate::probe::user_namespace_fix(!linux::privileges::is_host_root());
+            error.is_about_user_namespaces().then(fix).flatten()
+        };
+        let hint = own.map(str::to_owned).or_else(setting).or_else(|| error.hint().map(str::to_owned));
         let kind = match volume {
             _ if full => OpErrorKind::Exhausted,
             Some(VolumeError::OtherSize { .. }) => OpErrorKind::TooMuch,

@@ -1,12 +1,13 @@
 //! The operator's settings for sandboxes on this host. The supervisor passes them to the
 //! launcher; a plan cannot change them.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use domain::{Bytes, MilliCpus};
 use serde::{Deserialize, Serialize};
 
 use crate::identity::ServerIdentity;
+use crate::jail::plan::LimitName;
 use crate::volumes::VolumeKind;
 
 use crate::network::NetworkSettings;
@@ -27,10 +28,6 @@ pub struct LauncherSettings {
     pub uid_base: u32,
     /// The uid that the server runs as, if it differs from the launcher's.
     pub server_uid: Option<u32>,
-    /// Aliases: image names that are replaced by another image.
-    pub aliases: BTreeMap<String, String>,
-    /// Refuse image names that are neither imported nor `host`.
-    pub strict_images: bool,
     /// The kind of storage for disks; `None` selects the best kind that the kernel supports.
     #[serde(default)]
     pub disks: Option<VolumeKind>,
@@ -46,6 +43,9 @@ pub struct LauncherSettings {
     pub mounts: MountRule,
     pub lifetime: LifetimePolicy,
     pub maxima: MaxLimits,
+    /// The limits of all sandboxes together.
+    #[serde(default)]
+    pub totals: TotalLimits,
     pub network: NetworkSettings,
 }
 
@@ -64,6 +64,61 @@ pub struct MaxLimits {
     pub cpus: Option<u32>,
     pub pids: Option<u32>,
     pub disk: Option<u64>,
+}
+
+/// The limits of all sandboxes of a server together; `None` means that there is no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TotalLimits {
+    /// Bytes.
+    pub memory: Option<TotalLimit>,
+    /// Thousandths of a core.
+    pub cpus: Option<TotalLimit>,
+    pub pids: Option<TotalLimit>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TotalLimit {
+    pub amount: u64,
+    pub origin: TotalOrigin,
+}
+
+impl TotalLimit {
+    /// Returns the amount as text.
+    pub fn shown(self, limit: LimitName) -> String {
+        match limit {
+            LimitName::Memory | LimitName::Disk => Bytes(self.amount).to_string(),
+            LimitName::Cpus => MilliCpus(u32::try_from(self.amount).unwrap_or(u32::MAX)).to_string(),
+            LimitName::Pids => self.amount.to_string(),
+        }
+    }
+}
+
+/// Who set a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TotalOrigin {
+    /// The operator; the server does not start if it cannot be enforced.
+    Operator,
+    /// The container in which the server runs, which enforces it in any case.
+    Container,
+}
+
+impl TotalLimits {
+    pub fn get(&self, limit: LimitName) -> Option<TotalLimit> {
+        match limit {
+            LimitName::Memory => self.memory,
+            LimitName::Cpus => self.cpus,
+            LimitName::Pids => self.pids,
+            LimitName::Disk => None,
+        }
+    }
+
+    /// Returns a limit that the operator asked for, if there is one.
+    pub fn first_of_operator(&self) -> Option<LimitName> {
+        let asked =
+            |limit: &LimitName| self.get(*limit).is_some_and(|total| total.origin == TotalOrigin::Operator);
+        LimitName::ALL.into_iter().find(asked)
+    }
 }
 
 /// The directories of the host that a plan may mount.

@@ -123,9 +123,10 @@ impl UidRanges {
     /// Finds a free range, preferably in a block that this state directory has already claimed.
     fn find_free(&mut self) -> Result<u32, UidRangeError> {
         // Searching round-robin leaves a freed range unused for as long as possible.
-        let round = (0..self.count).map(|step| (self.next + step) % self.count).collect::<Vec<_>>();
+        let (next, count) = (self.next, self.count);
+        let round = (0..count).map(move |step| (next + step) % count);
         let ours = |index: &u32| self.claims.holds_range(self.range_at(*index).first) && self.is_free(*index);
-        if let Some(index) = round.iter().copied().find(ours) {
+        if let Some(index) = round.clone().find(ours) {
             return Ok(index);
         }
         for index in round {

@@ -5,6 +5,9 @@
 //!  <id>/journal/   the output of its commands                    limited separately (btrfs)
 //! ```
 //!
+//! A server uses a btrfs pool or, without btrfs, an image for each sandbox. `coracle run` has a single sandbox and
+//! uses images in turns: see [`oneshot`].
+//!
 //! Ids on disk are canonical (0 to 65535): the launcher mounts a volume idmapped, so it fits any
 //! sandbox. In a plain btrfs directory a sandbox could make subvolumes, to which no limit applies. A
 //! sandbox uses its disk only through an overlay. Named volumes and the journal are not behind an
@@ -17,6 +20,7 @@
 pub(crate) mod copied_disks;
 mod ext4;
 pub(crate) mod named;
+mod oneshot;
 mod pool;
 mod pool_file;
 mod snapshots;
@@ -30,6 +34,7 @@ use domain::{Bytes, SandboxId};
 use serde::{Deserialize, Serialize};
 
 use ext4::Ext4Images;
+use oneshot::OneshotImages;
 use pool::BtrfsPool;
 
 pub(crate) use ext4::copy_image;
@@ -49,6 +54,8 @@ pub(crate) enum VolumeStore {
     Btrfs(BtrfsPool),
     /// An image file of the limit's size for each sandbox.
     Ext4(Ext4Images),
+    /// An image file that is used again and again, for a process with a single sandbox.
+    Oneshot(OneshotImages),
     /// Nothing on disk: the jail mounts a sized tmpfs, charged to the sandbox's memory.
     Tmpfs,
 }
@@ -71,6 +78,9 @@ pub(crate) struct VolumeStoreSettings {
 pub enum VolumeKind {
     Btrfs,
     Ext4,
+    /// For a process with a single sandbox, without snapshots and named volumes. Where it cannot be used, the best
+    /// of the others takes its place.
+    Oneshot,
     Tmpfs,
 }
 
@@ -85,7 +95,8 @@ pub(crate) struct PreparedVolume {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SandboxVolume {
     pub disk: PathBuf,
-    pub journal: PathBuf,
+    /// `None` if the output of commands is kept in memory.
+    pub journal: Option<PathBuf>,
 }
 
 /// The usage and the limit of a volume.
@@ -115,6 +126,8 @@ pub enum VolumeError {
     Unknown(String),
     #[error("this host has no volumes on disk")]
     OnlyMemory,
+    #[error("the disk of a single command has no snapshots and no named volumes")]
+    OnlyOneshot,
     #[error("a disk that is restored from an image of {image} bytes cannot have a limit of {limit}")]
     OtherSize { limit: u64, image: u64 },
     #[error("a volume that is an image file cannot be resized")]
@@ -155,7 +168,14 @@ impl VolumeStore {
         let kind = settings.kind;
         match kind {
             Some(VolumeKind::Ext4) => Ext4Images::open(dir, settings).map(Self::Ext4),
-            Some(_) => BtrfsPool::open(dir, settings).map(Self::Btrfs),
+            Some(VolumeKind::Oneshot) => match OneshotImages::open(dir, settings.clone()) {
+                Ok(images) => Ok(Self::Oneshot(images)),
+                Err(error) => {
+                    tracing::debug!(?error, "failed to mount an ext4 image; another kind of disk is used");
+                    Self::open(dir, VolumeStoreSettings { kind: None, ..settings })
+                }
+            },
+            Some(VolumeKind::Btrfs | VolumeKind::Tmpfs) => BtrfsPool::open(dir, settings).map(Self::Btrfs),
             None => match BtrfsPool::open(dir, settings.clone()) {
                 Err(VolumeError::NoBtrfs) => Ext4Images::open(dir, settings).map(Self::Ext4),
                 pool => pool.map(Self::Btrfs),
@@ -167,6 +187,7 @@ impl VolumeStore {
         match self {
             Self::Btrfs(_) => VolumeKind::Btrfs,
             Self::Ext4(_) => VolumeKind::Ext4,
+            Self::Oneshot(_) => VolumeKind::Oneshot,
             Self::Tmpfs => VolumeKind::Tmpfs,
         }
     }
@@ -176,6 +197,7 @@ impl VolumeStore {
         let directory = match self {
             Self::Btrfs(pool) => pool.root(),
             Self::Ext4(images) => images.directory(),
+            Self::Oneshot(images) => images.directory(),
             Self::Tmpfs => return None,
         };
         let status = rustix::fs::statvfs(directory).ok()?;
@@ -187,6 +209,7 @@ impl VolumeStore {
         match self {
             Self::Btrfs(pool) => pool.prepare(limit),
             Self::Ext4(images) => images.prepare(limit),
+            Self::Oneshot(_) => Ok(oneshot::unmade_volume(limit)),
             Self::Tmpfs => Err(VolumeError::OnlyMemory),
         }
     }
@@ -201,6 +224,7 @@ impl VolumeStore {
         match self {
             Self::Btrfs(pool) => pool.assign(prepared, id, limit),
             Self::Ext4(images) => images.assign(prepared, id, limit),
+            Self::Oneshot(images) => images.assign(id, limit),
             Self::Tmpfs => Err(VolumeError::OnlyMemory),
         }
     }
@@ -210,6 +234,7 @@ impl VolumeStore {
         match self {
             Self::Btrfs(pool) => Ok(pool.sandbox_volume(id)),
             Self::Ext4(images) => images.sandbox_volume(id),
+            Self::Oneshot(images) => images.sandbox_volume(id),
             Self::Tmpfs => Err(VolumeError::OnlyMemory),
         }
     }
@@ -219,6 +244,7 @@ impl VolumeStore {
         match self {
             Self::Btrfs(pool) => pool.sandbox_volume(id).disk.is_dir(),
             Self::Ext4(images) => images.has_image(id),
+            Self::Oneshot(images) => images.has_image(id),
             Self::Tmpfs => false,
         }
     }
@@ -227,7 +253,7 @@ impl VolumeStore {
     pub(crate) fn resize(&mut self, id: &SandboxId, limit: Bytes) -> Result<(), VolumeError> {
         match self {
             Self::Btrfs(pool) => pool.resize(id, limit),
-            Self::Ext4(_) => Err(VolumeError::FixedSize),
+            Self::Ext4(_) | Self::Oneshot(_) => Err(VolumeError::FixedSize),
             Self::Tmpfs => Err(VolumeError::OnlyMemory),
         }
     }
@@ -237,6 +263,7 @@ impl VolumeStore {
         match self {
             Self::Btrfs(pool) => pool.usage(id),
             Self::Ext4(images) => images.usage(id.as_str()),
+            Self::Oneshot(images) => images.usage(id),
             Self::Tmpfs => Err(VolumeError::OnlyMemory),
         }
     }
@@ -246,6 +273,7 @@ impl VolumeStore {
         match self {
             Self::Btrfs(pool) => pool.remove(id.as_str()),
             Self::Ext4(images) => images.remove(id.as_str()),
+            Self::Oneshot(images) => images.remove(id),
             Self::Tmpfs => Ok(()),
         }
     }
@@ -255,7 +283,7 @@ impl VolumeStore {
         match self {
             Self::Btrfs(pool) => pool.remove(&prepared.name),
             Self::Ext4(images) => images.remove(&prepared.name),
-            Self::Tmpfs => Ok(()),
+            Self::Oneshot(_) | Self::Tmpfs => Ok(()),
         }
     }
 
@@ -264,6 +292,7 @@ impl VolumeStore {
         match self {
             Self::Btrfs(pool) => pool.list_ids(),
             Self::Ext4(images) => Ok(images.list_ids()),
+            Self::Oneshot(images) => Ok(images.list_ids()),
             Self::Tmpfs => Ok(Vec::new()),
         }
     }
@@ -271,7 +300,7 @@ impl VolumeStore {
 
 impl SandboxVolume {
     fn at_directory(directory: &Path) -> Self {
-        Self { disk: directory.join(DISK_PART), journal: directory.join(JOURNAL_PART) }
+        Self { disk: directory.join(DISK_PART), journal: Some(directory.join(JOURNAL_PART)) }
     }
 
     /// Returns the upper and work directory of a tree.

@@ -23,9 +23,11 @@ fn check_recorded<T: Serialize + DeserializeOwned>(recorded: &str) -> Vec<T> {
 #[test]
 fn launcher_requests_have_kept_their_form() {
     let requests = check_recorded::<LauncherRequest>(include_str!("recorded/requests.jsonl"));
-    assert!(matches!(&requests[0].op, LauncherOp::Create(plan) if plan.nesting && plan.max_processes == 64));
+    assert!(
+        matches!(&requests[0].op, LauncherOp::Create(plan) if plan.isolated_sessions && plan.max_processes == 64)
+    );
     assert!(matches!(requests[8].op, LauncherOp::Volumes));
-    assert_eq!(requests.len(), 29);
+    assert_eq!(requests.len(), 30);
 }
 
 #[test]

@@ -17,6 +17,7 @@ use launcher::probe::{CheckStatus, ProbeReport, probe_host};
 use linux::namespaces::{
     IdMapExtent, NamespaceSet, SetgroupsPolicy, switch_ids, unshare_namespaces, write_id_maps,
 };
+use linux::seccomp::SeccompProgram;
 use linux::spawn::{ForkResult, ProcessExit, SingleThread, exit_now, wait_for_child};
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use tempfile::TempDir;
@@ -32,6 +33,7 @@ fn main() {
     delegated_group_is_used_and_restored();
     missing_user_namespaces_are_reported_with_a_fix();
     container_that_hides_parts_of_proc_is_reported();
+    filter_of_a_container_is_reported_as_one_cause();
     few_open_files_and_a_bad_uid_base_are_reported();
 }
 
@@ -143,6 +145,23 @@ fn container_that_hides_parts_of_proc_is_reported() {
     let check = report.checks.iter().find(|check| check.name == "fresh /proc").unwrap();
     assert_eq!(check.status, CheckStatus::Missing);
     assert!(check.fix.as_ref().unwrap().contains("systempaths=unconfined"), "{check:?}");
+}
+
+/// Engines load a filter that answers clone3 with ENOSYS, so that programs fall back to clone.
+fn filter_of_a_container_is_reported_as_one_cause() {
+    // Load the number of the call; if it is 435, clone3, return ENOSYS; otherwise allow it.
+    const FILTER: [u64; 4] =
+        [0x20, 0x15 | 1 << 24 | 435 << 32, 0x06 | (0x0005_0000 | 38) << 32, 0x06 | 0x7fff_0000 << 32];
+    let report = as_user(1000, || {
+        linux::set_no_new_privs().unwrap();
+        SeccompProgram::from_words(&FILTER).install().unwrap();
+        probe_host(Path::new("/tmp"), Bytes::from_mib(1), DEFAULT_UID_BASE, &NetworkSettings::default())
+    });
+    assert!(!report.sandboxes_can_run);
+    let missing: Vec<_> = report.checks.iter().filter(|check| check.status == CheckStatus::Missing).collect();
+    assert_eq!(missing.len(), 1, "{missing:?}");
+    assert_eq!(missing[0].detail, "a seccomp filter answers clone3 with ENOSYS");
+    assert!(missing[0].fix.as_ref().unwrap().contains("seccomp=unconfined"), "{missing:?}");
 }
 
 fn few_open_files_and_a_bad_uid_base_are_reported() {

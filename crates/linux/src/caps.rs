@@ -2,6 +2,7 @@
 
 use std::io;
 
+use crate::process_status::ProcessStatus;
 use crate::{check_int, check_long};
 
 /// A set of capabilities as a bit mask.
@@ -10,21 +11,28 @@ pub struct CapSet(pub u64);
 
 pub const CHOWN: u32 = 0;
 pub const DAC_OVERRIDE: u32 = 1;
+pub const DAC_READ_SEARCH: u32 = 2;
 pub const FOWNER: u32 = 3;
 pub const FSETID: u32 = 4;
 pub const KILL: u32 = 5;
 pub const SETGID: u32 = 6;
 pub const SETUID: u32 = 7;
 pub const SETPCAP: u32 = 8;
+pub const NET_BIND_SERVICE: u32 = 10;
 pub const NET_ADMIN: u32 = 12;
 pub const SYS_CHROOT: u32 = 18;
+pub const SYS_PTRACE: u32 = 19;
 pub const SYS_ADMIN: u32 = 21;
+pub const SYS_RESOURCE: u32 = 24;
+pub const MKNOD: u32 = 27;
+pub const SETFCAP: u32 = 31;
 
 /// The highest number a kernel could know; dropping an unknown one is harmless.
 const MAX_CAPABILITY: u32 = 63;
 
 impl CapSet {
     pub const NONE: Self = Self(0);
+    pub const ALL: Self = Self(u64::MAX);
 
     pub const fn of(numbers: &[u32]) -> Self {
         let mut mask = 0;
@@ -47,7 +55,14 @@ impl CapSet {
 
 /// Reduces the bounding set to `keep`, so that no exec can restore the others.
 pub fn limit_bounding_set(keep: CapSet) -> io::Result<()> {
-    for number in (0..=MAX_CAPABILITY).filter(|number| !keep.has(*number)) {
+    limit_bounding_set_from(CapSet::ALL, keep)
+}
+
+/// Like [`limit_bounding_set`], for a caller that knows the present set, from
+/// [`crate::process_status::ProcessStatus`] for instance: only what is in it has to be dropped. A bounding
+/// set never grows, except in a new user namespace.
+pub fn limit_bounding_set_from(present: CapSet, keep: CapSet) -> io::Result<()> {
+    for number in (0..=MAX_CAPABILITY).filter(|number| present.has(*number) && !keep.has(*number)) {
         // SAFETY: this option takes one integer and no pointer.
         let result = unsafe { libc::prctl(libc::PR_CAPBSET_DROP, libc::c_ulong::from(number), 0, 0, 0) };
         match check_int(result) {
@@ -94,8 +109,5 @@ pub fn set_capabilities(keep: CapSet) -> io::Result<()> {
 
 /// Returns the effective set of this thread.
 pub fn effective_capabilities() -> io::Result<CapSet> {
-    let status = std::fs::read_to_string("/proc/thread-self/status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let mask = line.and_then(|text| u64::from_str_radix(text.trim(), 16).ok());
-    mask.map(CapSet).ok_or_else(|| io::Error::other("the kernel shows no CapEff line"))
+    ProcessStatus::of_this_thread().map(|status| status.effective)
 }

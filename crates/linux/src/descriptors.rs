@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::{Resource, Rlimit};
 
-use crate::check_int;
 use crate::spawn::{self, ExecFile, ExecStrings};
+use crate::{check_int, check_long};
 
 static CLAIMED: AtomicBool = AtomicBool::new(false);
 
@@ -58,7 +58,10 @@ pub struct PreparedExec {
 impl PreparedExec {
     pub fn prepare(program: OwnedFd, descriptors: Vec<OwnedFd>, report: OwnedFd) -> io::Result<Self> {
         let above = RawFd::try_from(descriptors.len()).map_err(io::Error::other)?;
-        let raise = |fd: OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, above);
+        let raise = |fd: OwnedFd| match fd.as_raw_fd() >= above {
+            true => Ok(fd),
+            false => rustix::io::fcntl_dupfd_cloexec(fd, above),
+        };
         Ok(Self {
             program: raise(program)?,
             descriptors: descriptors.into_iter().map(raise).collect::<Result<_, _>>()?,
@@ -139,8 +142,8 @@ pub fn duplicate_from(first: RawFd, descriptors: &[OwnedFd]) -> io::Result<()> {
 /// Makes an exec close every descriptor from `first` on.
 pub fn close_on_exec_from(first: u32) -> io::Result<()> {
     // SAFETY: the call takes integers only and changes a flag of descriptors, not the
-    // descriptors themselves.
-    check_int(unsafe { libc::close_range(first, u32::MAX, libc::CLOSE_RANGE_CLOEXEC.cast_signed()) })
+    // descriptors themselves. Not every C library has a function for it.
+    check_long(unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) })
         .map(drop)
 }
 
@@ -172,5 +175,5 @@ pub fn close_all_except_these<'fd>(kept: impl Iterator<Item = BorrowedFd<'fd>>) 
 fn close_between(first: u32, last: u32) -> io::Result<()> {
     // SAFETY: the call takes integers only. The descriptors belong to values of the parent that
     // this child does not use, as `close_all_except` requires.
-    check_int(unsafe { libc::close_range(first, last, 0) }).map(drop)
+    check_long(unsafe { libc::syscall(libc::SYS_close_range, first, last, 0_u32) }).map(drop)
 }

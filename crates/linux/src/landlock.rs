@@ -4,8 +4,8 @@ use std::io;
 use std::path::Path;
 
 use landlock::{
-    ABI, Access, AccessFs, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
-    RulesetCreatedAttr, Scope,
+    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
+    RulesetAttr, RulesetCreatedAttr, Scope,
 };
 
 /// The newest Landlock version that we know.
@@ -46,13 +46,51 @@ fn forbid_mounts_with_scope(scope: BitFlags<Scope>) -> io::Result<()> {
     }
 }
 
-/// Confines this process to reading `readable` and full access below `writable`. Returns whether the
-/// kernel enforces it.
-pub fn confine_process(readable: &[&Path], writable: &[&Path]) -> io::Result<bool> {
+/// What a confined process may do with TCP sockets. Sockets that it inherits are not affected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TcpAccess {
+    Nothing,
+    Connect,
+}
+
+/// The parts of a confinement that need newer kernels than the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SupportedConfinement {
+    /// TCP ports can be refused (Linux 6.7).
+    pub tcp: bool,
+    /// Abstract sockets and signals to processes outside can be refused (Linux 6.12).
+    pub scopes: bool,
+}
+
+/// Returns what this kernel supports; `None` if it has no Landlock.
+pub fn supported_confinement() -> Option<SupportedConfinement> {
+    const ASK_FOR_VERSION: libc::c_ulong = 1;
+    const NO_SIZE: libc::size_t = 0;
+    // SAFETY: with this flag the call reads nothing: its pointer is null and its size zero.
+    let version = unsafe {
+        libc::syscall(
+            libc::SYS_landlock_create_ruleset,
+            std::ptr::null::<libc::c_void>(),
+            NO_SIZE,
+            ASK_FOR_VERSION,
+        )
+    };
+    (version > 0).then_some(SupportedConfinement { tcp: version >= 4, scopes: version >= 6 })
+}
+
+/// Confines this process to reading `readable` and full access below `writable`, to the given use of TCP,
+/// and to abstract sockets and signals of its own. Returns whether the kernel enforces it, as far as
+/// [`supported_confinement`] says.
+pub fn confine_process(readable: &[&Path], writable: &[&Path], tcp: TcpAccess) -> io::Result<bool> {
+    let refused_tcp: BitFlags<AccessNet> = match tcp {
+        TcpAccess::Nothing => AccessNet::BindTcp | AccessNet::ConnectTcp,
+        TcpAccess::Connect => AccessNet::BindTcp.into(),
+    };
     let mut ruleset = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(NEWEST_ABI))
-        .and_then(|ruleset| ruleset.scope(Scope::Signal))
+        .and_then(|ruleset| ruleset.handle_access(refused_tcp))
+        .and_then(|ruleset| ruleset.scope(Scope::AbstractUnixSocket | Scope::Signal))
         .and_then(Ruleset::create)
         .map_err(io::Error::other)?;
     let read = AccessFs::ReadFile | AccessFs::ReadDir;

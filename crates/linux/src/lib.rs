@@ -12,6 +12,8 @@ pub mod loopdev;
 pub mod mounts;
 pub mod namespaces;
 pub mod netlink;
+pub mod privileges;
+pub mod process_status;
 pub mod procfs;
 pub mod pty;
 pub mod readonly;

@@ -19,7 +19,7 @@ const CONFIGURE: u32 = 0x4C0A;
 const SET_CAPACITY: u32 = 0x4C07;
 const GET_STATUS: u32 = 0x4C05;
 const CONTROL_REMOVE: u32 = 0x4C81;
-const CONTROL_GET_FREE: u32 = 0x4C82;
+const CONTROL_GET_FREE: libc::Ioctl = 0x4C82;
 
 /// The kernel creates this many devices at start; we never remove those.
 const PRECREATED_DEVICES: u32 = 8;
@@ -65,8 +65,14 @@ impl LoopDevice {
     pub fn for_file(file: &File) -> io::Result<Self> {
         match Self::find_attached(file)? {
             Some(found) => Ok(found),
-            None => Self::attach_new(file),
+            None => Self::attach_new(file, Self::configure),
         }
+    }
+
+    /// Attaches `file`, which the caller knows to have no device, to a new one that reads and writes through the
+    /// page cache. Short-lived data then need not reach the disk at all.
+    pub fn attach_cached(file: &File) -> io::Result<Self> {
+        Self::attach_new(file, |device, file| device.configure_with(file, 0))
     }
 
     /// Returns the device that `file` is already attached to.
@@ -100,12 +106,15 @@ impl LoopDevice {
         }
     }
 
-    fn attach_new(file: &File) -> io::Result<Self> {
+    fn attach_new(
+        file: &File,
+        configure: impl Fn(&Self, &File) -> rustix::io::Result<()>,
+    ) -> io::Result<Self> {
         let control = OpenOptions::new().read(true).write(true).open("/dev/loop-control")?;
         for _ in 0..MAX_ATTACH_ATTEMPTS {
             let number = find_free_number(&control)?;
             let Some(free) = Self::open(number, OpenOptions::new().read(true).write(true))? else { continue };
-            match free.configure(file) {
+            match configure(&free, file) {
                 Ok(()) => return Ok(free),
                 Err(rustix::io::Errno::BUSY) => {}
                 Err(error) => return Err(error.into()),
@@ -154,6 +163,11 @@ impl LoopDevice {
         unsafe { ioctl::ioctl(&self.device, NoArg::<SET_CAPACITY>::new()) }.map_err(io::Error::from)
     }
 
+    /// Returns the device as a file, to write to it directly.
+    pub fn try_clone_file(&self) -> io::Result<File> {
+        self.device.try_clone()
+    }
+
     pub fn path(&self) -> PathBuf {
         device_path(self.number)
     }
@@ -200,7 +214,7 @@ fn is_attached(number: u32) -> bool {
 
 fn find_free_number(control: &File) -> io::Result<u32> {
     // SAFETY: this request takes no argument and returns a number.
-    let number = check_int(unsafe { libc::ioctl(control.as_raw_fd(), libc::Ioctl::from(CONTROL_GET_FREE)) })?;
+    let number = check_int(unsafe { libc::ioctl(control.as_raw_fd(), CONTROL_GET_FREE) })?;
     u32::try_from(number).map_err(io::Error::other)
 }
 

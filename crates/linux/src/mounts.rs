@@ -28,6 +28,22 @@ impl MountAttrs {
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
+
+    /// Returns the attributes as flags of mount(2).
+    fn mount_flags(self) -> MountFlags {
+        let mut flags = MountFlags::empty();
+        for (attribute, flag) in [
+            (Self::READ_ONLY, MountFlags::RDONLY),
+            (Self::NO_SUID, MountFlags::NOSUID),
+            (Self::NO_DEV, MountFlags::NODEV),
+            (Self::NO_EXEC, MountFlags::NOEXEC),
+        ] {
+            if self.0 & attribute.0 != 0 {
+                flags |= flag;
+            }
+        }
+        flags
+    }
 }
 
 /// Whether submounts are included.
@@ -115,19 +131,9 @@ pub fn make_private() -> io::Result<()> {
 
 /// Mounts a filesystem with the classic call, which all supported kernels have.
 pub fn mount_filesystem(kind: &str, target: &Path, attributes: MountAttrs, options: &str) -> io::Result<()> {
-    let mut flags = MountFlags::empty();
-    for (attribute, flag) in [
-        (MountAttrs::READ_ONLY, MountFlags::RDONLY),
-        (MountAttrs::NO_SUID, MountFlags::NOSUID),
-        (MountAttrs::NO_DEV, MountFlags::NODEV),
-        (MountAttrs::NO_EXEC, MountFlags::NOEXEC),
-    ] {
-        if attributes.0 & attribute.0 != 0 {
-            flags |= flag;
-        }
-    }
     let options = CString::new(options).map_err(io::Error::other)?;
-    rustix::mount::mount(kind, target, kind, flags, Some(options.as_c_str())).map_err(Into::into)
+    rustix::mount::mount(kind, target, kind, attributes.mount_flags(), Some(options.as_c_str()))
+        .map_err(Into::into)
 }
 
 /// Mounts a device without attaching it: its files are reachable only through the descriptor, and
@@ -143,6 +149,12 @@ pub fn mount_detached(kind: &CStr, device: &Path, attributes: MountAttrs) -> io:
 /// Bind-mounts the file or directory `source` at `target`.
 pub fn bind_mount(source: &Path, target: &Path) -> io::Result<()> {
     rustix::mount::mount_bind(source, target).map_err(Into::into)
+}
+
+/// Bind-mounts the directory `source` at `target` with exactly these attributes.
+pub fn bind_mount_with(source: &Path, target: &Path, attributes: MountAttrs) -> io::Result<()> {
+    bind_mount(source, target)?;
+    rustix::mount::mount_remount(target, MountFlags::BIND | attributes.mount_flags(), c"").map_err(Into::into)
 }
 
 /// Mounts an overlay: `upper` and `work` are on one filesystem, `lowers` are listed from the top

@@ -109,6 +109,9 @@ pub fn unshare_namespaces(namespaces: NamespaceSet) -> io::Result<()> {
     check_int(unsafe { libc::unshare(flags) }).map(drop)
 }
 
+/// SIOCSIFFLAGS. Its type differs between C libraries.
+const SET_INTERFACE_FLAGS: libc::Ioctl = 0x8914;
+
 /// Brings the loopback device of the current net namespace up.
 pub fn set_loopback_up() -> io::Result<()> {
     let socket = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None)?;
@@ -123,8 +126,8 @@ pub fn set_loopback_up() -> io::Result<()> {
     )]
     let up = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
     request.ifr_ifru.ifru_flags = up;
-    // SAFETY: SIOCSIFFLAGS reads one `ifreq`, which outlives the call.
-    check_int(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) }).map(drop)
+    // SAFETY: this request reads one `ifreq`, which outlives the call.
+    check_int(unsafe { libc::ioctl(socket.as_raw_fd(), SET_INTERFACE_FLAGS, &raw const request) }).map(drop)
 }
 
 /// Makes the kernel kill this process when its parent thread ends. Changing ids resets this.
@@ -166,9 +169,11 @@ pub fn fork_as(
     // Otherwise changing ids would drop the capabilities. A new user namespace starts with the
     // default again, so this does not affect the child.
     const KEEP_ON_CHANGE: libc::c_int = 1 << 2;
-    let keep = libc::c_ulong::try_from(before | KEEP_ON_CHANGE).map_err(io::Error::other)?;
-    // SAFETY: the option takes one integer.
-    check_int(unsafe { libc::prctl(libc::PR_SET_SECUREBITS, keep, 0, 0, 0) })?;
+    if before & KEEP_ON_CHANGE == 0 {
+        let keep = libc::c_ulong::try_from(before | KEEP_ON_CHANGE).map_err(io::Error::other)?;
+        // SAFETY: the option takes one integer.
+        check_int(unsafe { libc::prctl(libc::PR_SET_SECUREBITS, keep, 0, 0, 0) })?;
+    }
     let bond = ParentDeathSignal::of_this_process()?;
     set_effective_user(uid)?;
     let forked = thread.fork(namespaces, group);

@@ -25,10 +25,22 @@ pub fn unblock_all() -> io::Result<()> {
     set_mask(&empty_mask())
 }
 
-/// Resets every signal to its default action, including ignored ones. Ignored signals are inherited
-/// through exec, so this is done once for all programs started later. The C library hides two
-/// signals from its own functions, hence the direct system call.
-pub fn reset_actions() -> io::Result<()> {
+/// A set of signals, as the bit mask that the kernel shows: signal 1 is bit 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SignalSet(pub u64);
+
+impl SignalSet {
+    /// Returns the numbers of the signals, the lowest first.
+    pub fn numbers(self) -> impl Iterator<Item = i32> {
+        (1..=64).filter(move |signal| self.0 & (1 << (signal - 1)) != 0)
+    }
+}
+
+/// Resets these signals to their default action. Ignored signals are inherited through exec, so a process
+/// does this once for all programs that it starts, for the signals that its
+/// [`crate::process_status::ProcessStatus`] shows. The C library hides two signals from its own
+/// functions, hence the direct system call.
+pub fn reset_actions(signals: SignalSet) -> io::Result<()> {
     #[repr(C)]
     struct KernelSigaction {
         handler: usize,
@@ -37,7 +49,7 @@ pub fn reset_actions() -> io::Result<()> {
         mask: u64,
     }
     let default = KernelSigaction { handler: libc::SIG_DFL, flags: 0, restorer: 0, mask: 0 };
-    for signal in (1..=64).filter(|signal| ![libc::SIGKILL, libc::SIGSTOP].contains(signal)) {
+    for signal in signals.numbers() {
         // SAFETY: the structure has the kernel's layout and outlives the call. The default action
         // calls no code of ours, and the old one is not requested.
         let result = unsafe {

@@ -1,33 +1,38 @@
 //! A client of image registries: it fetches an image as an OCI layout into a directory.
 //!
-//! The registry is not trusted: every configuration and layer is limited in size, and compared with
-//! its expected digest and size while it is written. The code that unpacks the layout compares them
-//! again.
+//! ```text
+//! RegistrySettings ── the request ──► serve_pull      a process of its own, without privileges, files or secrets;
+//!   (server, CLI)  ◄─ blobs ─────────                 it alone speaks TLS and HTTP and parses a registry's documents
+//! ```
 //!
-//! Tokens, manifests and the text of errors are the exception: `oci-client` reads these responses
-//! into memory completely and gives no access to their length before. They are limited only by time,
-//! and manifests also by their length afterwards. So a malicious registry can make this process use
-//! much memory; that is one reason why sandboxes can only pull from registries that the operator
-//! lists.
+//! The registry is not trusted: every response is limited in size and time, and every configuration and
+//! layer is compared with its expected digest and size. The code that unpacks the layout compares them
+//! again. A registry cannot send the puller to private addresses, see `destinations`.
 
+mod challenge;
+mod client;
+mod destinations;
 mod documents;
 mod download;
+mod messages;
+mod receive;
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use backend::{BackendError, ImagePull, LocalLayers};
-use oci_client::client::{ClientConfig, ClientProtocol};
-use oci_client::secrets::RegistryAuth;
-use oci_client::{Client, Reference, RegistryOperation};
+use oci_spec::distribution::Reference;
+use tokio::io::AsyncReadExt;
+use tokio::net::UnixStream;
+use tokio::sync::Mutex;
 
+use self::client::RegistryClient;
+use self::destinations::RefusedDestination;
 use self::download::ImageDownload;
+use self::messages::{PullCredentials, PullMessage, PullRequest};
 
-/// Time limits for connecting to a registry, and between two pieces of a response.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
-const READ_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time limit for a response that is read as a whole: a token or a manifest.
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit for a whole pull.
 const PULL_TIMEOUT: Duration = Duration::from_secs(3600);
 
@@ -45,13 +50,23 @@ enum PullError {
     #[error("`{0}` is not a valid image name")]
     InvalidName(String),
     #[error("could not load the certificates of this host")]
-    Certificates(#[source] oci_client::errors::OciDistributionError),
+    Certificates(#[source] reqwest::Error),
+    #[error("could not read this host's name servers")]
+    Resolver(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("could not resolve the registry `{0}`")]
-    UnknownHost(String, #[source] Box<oci_client::errors::OciDistributionError>),
+    UnknownHost(String, #[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("could not connect to the registry `{0}`")]
-    Unreachable(String, #[source] Box<oci_client::errors::OciDistributionError>),
-    #[error("registry rejected the request")]
-    Registry(#[source] Box<oci_client::errors::OciDistributionError>),
+    Unreachable(String, #[source] reqwest::Error),
+    #[error("request to the registry failed")]
+    Request(#[source] reqwest::Error),
+    #[error("request to the registry is refused")]
+    Destination(#[source] RefusedDestination),
+    #[error("registry refused access to the image")]
+    Unauthorized,
+    #[error("registry has no such image")]
+    NotFound,
+    #[error("registry answered with status {0}")]
+    Status(u16),
     #[error("content does not match digest `{0}`")]
     Mismatch(String),
     #[error("image is malformed: {0}")]
@@ -66,46 +81,45 @@ enum PullError {
     ResponseTimeout,
     #[error("pull took more than an hour")]
     PullTimeout,
+    #[error("could not send the image to the process that wants it")]
+    Receiver(#[source] std::io::Error),
+    #[error("the process that fetches the image ended early")]
+    Puller(#[source] std::io::Error),
+    #[error("the process that fetches the image is broken: {0}")]
+    Protocol(&'static str),
+    /// What the puller reports.
+    #[error("{message}")]
+    Failed { message: String, hint: Option<String> },
 }
 
 impl PullError {
-    /// Converts a registry error into a connection error if the registry was never reached.
-    fn into_connection_error(self, registry: &str) -> Self {
-        use oci_client::errors::OciDistributionError as Error;
+    fn hint(&self) -> Option<&str> {
         match self {
-            Self::Registry(error) => match &*error {
-                Error::RequestError(request) if request.is_connect() && is_name_resolution_error(request) => {
-                    Self::UnknownHost(registry.to_owned(), error)
-                }
-                Error::RequestError(request) if request.is_connect() => {
-                    Self::Unreachable(registry.to_owned(), error)
-                }
-                _ => Self::Registry(error),
-            },
-            other => other,
-        }
-    }
-
-    fn hint(&self) -> Option<&'static str> {
-        use oci_client::errors::OciDistributionError as Error;
-        match self {
-            Self::UnknownHost(..) => {
+            Self::UnknownHost(..) | Self::Resolver(_) => {
                 Some("check the name of the registry and this host's name servers (/etc/resolv.conf)")
             }
             Self::Unreachable(..) => Some(
                 "check that the registry runs and that this host may reach it; see images.plain_http for one without TLS",
             ),
             Self::Certificates(_) => Some("install the package `ca-certificates`"),
-            Self::Registry(error) => match **error {
-                Error::AuthenticationFailure(_) | Error::UnauthorizedError { .. } => Some(
-                    "name a user who may read the image: `--username`, and the password on standard input",
-                ),
-                Error::ImageManifestNotFoundError(_) => Some("there is no such image or tag in the registry"),
-                _ => None,
-            },
-            Self::Mismatch(_) => Some("do not trust this registry"),
+            Self::Unauthorized => {
+                Some("name a user who may read the image: `--username`, and the password on standard input")
+            }
+            Self::NotFound => Some("there is no such image or tag in the registry"),
+            Self::Mismatch(_) | Self::Destination(_) => Some("do not trust this registry"),
             Self::NoRoom => Some("remove images with `coracle image rm`, then `coracle image gc`"),
-            _ => None,
+            Self::Failed { hint, .. } => hint.as_deref(),
+            Self::InvalidName(_)
+            | Self::Request(_)
+            | Self::Status(_)
+            | Self::Malformed(_)
+            | Self::TooLarge(_)
+            | Self::Write(_)
+            | Self::ResponseTimeout
+            | Self::PullTimeout
+            | Self::Receiver(_)
+            | Self::Puller(_)
+            | Self::Protocol(_) => None,
         }
     }
 }
@@ -122,8 +136,9 @@ impl backend::ImageRegistry for RegistrySettings {
         pull: ImagePull<'_>,
         here: &LocalLayers,
         into: &Path,
+        puller: OwnedFd,
     ) -> Result<String, BackendError> {
-        let fetched = tokio::time::timeout(PULL_TIMEOUT, self.fetch_layout(pull, here, into)).await;
+        let fetched = tokio::time::timeout(PULL_TIMEOUT, self.receive_layout(pull, here, into, puller)).await;
         fetched.unwrap_or(Err(PullError::PullTimeout)).map_err(|failure| BackendError::Pull {
             image: pull.name.to_owned(),
             message: format_error_chain(&failure),
@@ -133,66 +148,68 @@ impl backend::ImageRegistry for RegistrySettings {
 }
 
 impl RegistrySettings {
-    async fn fetch_layout(
+    async fn receive_layout(
         &self,
         pull: ImagePull<'_>,
         here: &LocalLayers,
         into: &Path,
+        puller: OwnedFd,
     ) -> Result<String, PullError> {
-        let reference = parse_image_name(pull.name)?;
-        let auth = match pull.credentials {
-            Some(given) => RegistryAuth::Basic(given.username.clone(), given.password.clone()),
-            None => RegistryAuth::Anonymous,
+        let mut puller = connect_stream(puller).map_err(PullError::Puller)?;
+        let credentials = pull.credentials.map(|given| PullCredentials {
+            username: given.username.clone(),
+            password: given.password.clone(),
+        });
+        let request = PullRequest {
+            name: pull.name.to_owned(),
+            credentials,
+            plain: self.plain.clone(),
+            stored_layers: here.layers.clone(),
         };
-        let client = self.build_client(&reference)?;
-        let download = ImageDownload { client: &client, reference: &reference, auth: &auth, into };
-        // Authenticates first, because the image may be private.
-        let asked = with_response_timeout(client.auth(&reference, &auth, RegistryOperation::Pull)).await;
-        let fetched = match asked {
-            Ok(_token) => download.fetch_image(here, pull.progress).await,
-            Err(failure) => Err(failure),
-        };
-        fetched.map_err(|failure| failure.into_connection_error(reference.resolve_registry()))
-    }
-
-    fn build_client(&self, reference: &Reference) -> Result<Client, PullError> {
-        // Another part of this process may have installed a provider already, which works as well.
-        rustls::crypto::ring::default_provider().install_default().unwrap_or_default();
-        let host = reference.resolve_registry().to_owned();
-        let plain = is_loopback(&host) || self.plain.contains(&host);
-        let protocol = if plain { ClientProtocol::HttpsExcept(vec![host]) } else { ClientProtocol::Https };
-        let config = ClientConfig {
-            protocol,
-            connect_timeout: Some(CONNECT_TIMEOUT),
-            read_timeout: Some(READ_TIMEOUT),
-            user_agent: concat!("coracle/", env!("CARGO_PKG_VERSION")),
-            ..ClientConfig::default()
-        };
-        Client::try_from(config).map_err(PullError::Certificates)
+        messages::write_message(&mut puller, &request).await.map_err(PullError::Puller)?;
+        receive::receive_image(&mut puller, here, into, pull.progress).await
     }
 }
 
-/// Waits for a response that the client reads as a whole, with a time limit.
-async fn with_response_timeout<T>(
-    answer: impl Future<Output = Result<T, oci_client::errors::OciDistributionError>>,
-) -> Result<T, PullError> {
-    match tokio::time::timeout(RESPONSE_TIMEOUT, answer).await {
-        Ok(answer) => answer.map_err(|error| PullError::Registry(Box::new(error))),
-        Err(_elapsed) => Err(PullError::ResponseTimeout),
-    }
+fn connect_stream(descriptor: OwnedFd) -> std::io::Result<UnixStream> {
+    let stream = std::os::unix::net::UnixStream::from(descriptor);
+    stream.set_nonblocking(true)?;
+    UnixStream::from_std(stream)
 }
 
-/// Whether a connection failed because the host name did not resolve. The client has no error type
-/// for it.
-fn is_name_resolution_error(error: &dyn std::error::Error) -> bool {
-    let mut cause = Some(error);
-    while let Some(error) = cause {
-        if error.to_string().contains("dns error") {
-            return true;
-        }
-        cause = error.source();
-    }
-    false
+/// Serves one pull to the other end of `connection`. This is the process that talks to the registry; it
+/// ends when the receiver hangs up.
+pub async fn serve_pull(connection: OwnedFd) -> std::io::Result<()> {
+    let mut stream = connect_stream(connection)?;
+    let request: PullRequest = messages::read_message(&mut stream).await?;
+    let (mut receiver, sender) = stream.into_split();
+    let sender = Mutex::new(sender);
+    let outcome = tokio::select! {
+        outcome = fetch_layout(request, &sender) => outcome,
+        // A receiver sends nothing more; the read ends with its end.
+        _ = receiver.read_u8() => return Ok(()),
+    };
+    let message = match outcome {
+        Ok(digest) => PullMessage::Done { digest },
+        Err(failure) => PullMessage::Failed {
+            message: format_error_chain(&failure),
+            hint: failure.hint().map(str::to_owned),
+        },
+    };
+    messages::write_message(&mut *sender.lock().await, &message).await
+}
+
+async fn fetch_layout<W: tokio::io::AsyncWrite + Unpin + Send>(
+    request: PullRequest,
+    receiver: &Mutex<W>,
+) -> Result<String, PullError> {
+    let reference = parse_image_name(&request.name)?;
+    let mut client = RegistryClient::open(&reference, &request.plain).await?;
+    // Authenticates first, because the image may be private.
+    client.authorize(request.credentials).await?;
+    let download =
+        ImageDownload { client: &client, reference: &reference, receiver, next_blob: AtomicU32::new(0) };
+    download.fetch_image(&request.stored_layers).await
 }
 
 fn parse_image_name(name: &str) -> Result<Reference, PullError> {
@@ -226,13 +243,17 @@ mod tests {
         let into = tempfile::tempdir().expect("the temporary directory can be written");
         let progress = |_: backend::PullProgress| {};
         let pull = ImagePull { name, credentials: None, progress: &progress };
+        let (receiver, puller) = std::os::unix::net::UnixStream::pair().expect("a pair of sockets");
+        let serving = tokio::spawn(serve_pull(puller.into()));
         let failed = backend::ImageRegistry::fetch_image(
             &RegistrySettings::default(),
             pull,
             &LocalLayers::default(),
             into.path(),
+            receiver.into(),
         )
         .await;
+        serving.await.expect("the puller does not panic").expect("the puller answers");
         match failed.expect_err("there is no such registry") {
             BackendError::Pull { message, hint, .. } => (message, hint),
             other => panic!("{other}"),

@@ -62,7 +62,7 @@ pub(crate) fn truncate_to_micros(time: SystemTime) -> SystemTime {
     UNIX_EPOCH + since - Duration::from_nanos(u64::from(since.subsec_nanos() % 1000))
 }
 
-fn time_since_boot() -> Duration {
+pub(crate) fn time_since_boot() -> Duration {
     let time = clock_gettime(ClockId::Boottime);
     let seconds = u64::try_from(time.tv_sec).expect("time since boot is not negative");
     let nanos = u32::try_from(time.tv_nsec).expect("nanoseconds of a second fit in 32 bits");

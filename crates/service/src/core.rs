@@ -8,15 +8,17 @@ use std::time::Duration;
 use backend::{BackendCapabilities, BackendError, SandboxDeath, SharedBackend};
 use domain::{FilesState, Owner, ProcessId, SandboxId, Snapshot};
 use tokio::sync::{mpsc, oneshot};
-use tokio_util::sync::CancellationToken;
+use tokio::task::JoinHandle;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 use tokio_util::task::TaskTracker;
 
 use crate::agent::client::AgentClient;
 use crate::agent::translate;
 use crate::clock::{self, Clock};
 use crate::exec::terminals::TerminalRegistry;
-use crate::images::ImagePulls;
+use crate::images::{ImagePulls, LoggedStandIns};
 use crate::pools::PoolRegistry;
+use crate::sandboxes::detached_creates::DetachedCreates;
 use crate::sandboxes::driver::{CommandReply, DriverCommand};
 use crate::sandboxes::hooks;
 use crate::sandboxes::reaper::ExpirySchedule;
@@ -42,19 +44,29 @@ const USAGE_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) struct Core {
     /// A reload replaces the whole value; read it with [`Core::config`].
     config: RwLock<Arc<ServiceConfig>>,
-    pub(crate) backend: SharedBackend,
-    pub(crate) capabilities: BackendCapabilities,
+    pub(crate) host: HostLink,
     pub(crate) store: Store,
     pub(crate) clock: Clock,
-    pub(crate) boot_id: String,
     pub(crate) lifecycle: Lifecycle,
     pub(crate) catalog: Catalog,
     pub(crate) terminals: TerminalRegistry,
     pub(crate) telemetry: Telemetry,
     pub(crate) tenancy: Tenancy,
-    /// Cancelled to end every task.
-    pub(crate) stop: CancellationToken,
-    pub(crate) tasks: TaskTracker,
+    pub(crate) tasks: CoreTasks,
+}
+
+/// The backend that makes the sandboxes, and what is known of its host.
+pub(crate) struct HostLink {
+    pub(crate) backend: SharedBackend,
+    pub(crate) capabilities: BackendCapabilities,
+    pub(crate) boot_id: String,
+}
+
+/// The tasks of the service, which end when it stops.
+#[derive(Default)]
+pub(crate) struct CoreTasks {
+    stop: CancellationToken,
+    tracker: TaskTracker,
 }
 
 /// The sandboxes of all owners, how keys lead to them, and when they end.
@@ -62,6 +74,7 @@ pub(crate) struct Core {
 pub(crate) struct Lifecycle {
     pub(crate) registry: SandboxRegistry,
     pub(crate) names: KeyIndex,
+    pub(crate) detached_creates: DetachedCreates,
     pub(crate) schedule: ExpirySchedule,
 }
 
@@ -72,6 +85,7 @@ pub(crate) struct Catalog {
     pub(crate) pools: PoolRegistry,
     /// The images that are being fetched.
     pub(crate) pulls: ImagePulls,
+    pub(crate) logged_stand_ins: LoggedStandIns,
 }
 
 /// What is reported about sandboxes.
@@ -87,6 +101,54 @@ pub(crate) struct Tenancy {
     pub(crate) mint: TokenMint,
     /// The recent accesses of the operator.
     pub(crate) acts: RecentActions,
+}
+
+impl HostLink {
+    pub(crate) async fn usage_of(&self, id: &SandboxId) -> Result<SandboxUsage, ServiceError> {
+        self.ask_backend("measure", id, USAGE_TIMEOUT, self.backend.usage(id)).await
+    }
+
+    /// Waits for the backend for a limited time.
+    pub(crate) async fn ask_backend<T>(
+        &self,
+        action: &'static str,
+        id: &SandboxId,
+        limit: Duration,
+        work: impl Future<Output = Result<T, BackendError>>,
+    ) -> Result<T, ServiceError> {
+        let late = || BackendError::Io { action: "finish in time", source: ErrorKind::TimedOut.into() };
+        let done = tokio::time::timeout(limit, work).await.unwrap_or_else(|_elapsed| Err(late()));
+        let backend = self.backend.name();
+        let failed =
+            |source| ServiceError::Backend { backend, action, id: id.clone(), source: Box::new(source) };
+        done.map_err(failed)
+    }
+}
+
+impl CoreTasks {
+    /// Runs a task, which must end when the service stops.
+    pub(crate) fn spawn<F>(&self, task: F) -> JoinHandle<F::Output>
+    where
+        F: Future<Output: Send + 'static> + Send + 'static,
+    {
+        self.tracker.spawn(task)
+    }
+
+    /// Returns when the service stops.
+    pub(crate) fn cancelled(&self) -> WaitForCancellationFuture<'_> {
+        self.stop.cancelled()
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stop.is_cancelled()
+    }
+
+    /// Asks all tasks to end, and waits until they have.
+    pub(crate) async fn stop(&self) {
+        self.stop.cancel();
+        self.tracker.close();
+        self.tracker.wait().await;
+    }
 }
 
 impl Core {
@@ -114,17 +176,16 @@ impl Core {
         let pools = PoolRegistry::new(&config.pools, kept.pools, clock.now().wall);
         let core = Self {
             config: RwLock::new(Arc::new(config)),
-            backend,
-            capabilities,
+            host: HostLink { backend, capabilities, boot_id },
             store,
             clock,
-            boot_id,
             lifecycle: Lifecycle::default(),
             catalog: Catalog {
                 snapshots: SnapshotIndex::default(),
                 volumes: VolumeIndex::default(),
                 pools,
                 pulls: ImagePulls::default(),
+                logged_stand_ins: LoggedStandIns::default(),
             },
             terminals: TerminalRegistry::default(),
             telemetry: Telemetry {
@@ -137,8 +198,7 @@ impl Core {
                 mint,
                 acts: RecentActions::default(),
             },
-            stop: CancellationToken::new(),
-            tasks: TaskTracker::new(),
+            tasks: CoreTasks::default(),
         };
         Ok((Arc::new(core), kept.records, kept.snapshots, kept.volumes))
     }
@@ -192,7 +252,7 @@ impl Core {
         command: impl FnOnce(CommandReply<T>) -> DriverCommand,
     ) -> Result<T, ServiceError> {
         let (answer, wait) = oneshot::channel();
-        let gone = || match self.stop.is_cancelled() {
+        let gone = || match self.tasks.is_stopping() {
             true => ServiceError::Stopping,
             false => ServiceError::NoSandbox(handle.id.clone()),
         };
@@ -247,7 +307,8 @@ impl Core {
 
     /// Removes a sandbox with everything that belongs to it, and records its final usage.
     pub(crate) async fn destroy_in_backend(&self, id: &SandboxId) -> Result<(), ServiceError> {
-        let last = self.ask_backend("destroy", id, DESTROY_TIMEOUT, self.backend.destroy(id)).await?;
+        let last =
+            self.host.ask_backend("destroy", id, DESTROY_TIMEOUT, self.host.backend.destroy(id)).await?;
         self.telemetry.history.end_metering(id, self.clock.now(), last);
         Ok(())
     }
@@ -255,29 +316,9 @@ impl Core {
     /// Ends the remaining processes of a dead sandbox, records its final usage, and returns whether its files still
     /// exist.
     pub(crate) async fn stop_in_backend(&self, id: &SandboxId) -> Result<FilesState, ServiceError> {
-        let stopped = self.ask_backend("stop", id, DESTROY_TIMEOUT, self.backend.stop(id)).await?;
+        let stopped = self.host.ask_backend("stop", id, DESTROY_TIMEOUT, self.host.backend.stop(id)).await?;
         self.telemetry.history.end_metering(id, self.clock.now(), stopped.usage);
         Ok(stopped.files)
-    }
-
-    pub(crate) async fn usage_of(&self, id: &SandboxId) -> Result<SandboxUsage, ServiceError> {
-        self.ask_backend("measure", id, USAGE_TIMEOUT, self.backend.usage(id)).await
-    }
-
-    /// Waits for the backend for a limited time.
-    pub(crate) async fn ask_backend<T>(
-        &self,
-        action: &'static str,
-        id: &SandboxId,
-        limit: Duration,
-        work: impl Future<Output = Result<T, BackendError>>,
-    ) -> Result<T, ServiceError> {
-        let late = || BackendError::Io { action: "finish in time", source: ErrorKind::TimedOut.into() };
-        let done = tokio::time::timeout(limit, work).await.unwrap_or_else(|_elapsed| Err(late()));
-        let backend = self.backend.name();
-        let failed =
-            |source| ServiceError::Backend { backend, action, id: id.clone(), source: Box::new(source) };
-        done.map_err(failed)
     }
 
     /// Forwards deaths from the backend to the drivers.
@@ -285,7 +326,7 @@ impl Core {
         loop {
             let death = tokio::select! {
                 death = deaths.recv() => death,
-                () = self.stop.cancelled() => return,
+                () = self.tasks.cancelled() => return,
             };
             let Some(death) = death else { return };
             match self.lifecycle.registry.find(&death.id) {

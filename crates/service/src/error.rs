@@ -39,6 +39,8 @@ pub enum ServiceError {
     NeverExpires { id: SandboxId, phase: Phase },
     #[error("sandbox limit reached ({limit})")]
     TooManySandboxes { limit: usize },
+    #[error("too many creates are still running whose callers have disconnected")]
+    TooManyDetachedCreates,
     #[error(
         "owner `{}` would exceed its quota of {}: {} in total, {} allowed",
         owner.as_str(), excess.what, excess.wanted, excess.most
@@ -68,6 +70,8 @@ pub enum ServiceError {
     TooManyCommands { id: SandboxId, limit: u32 },
     #[error("context limit of sandbox `{id}` reached ({limit})")]
     TooManyContexts { id: SandboxId, limit: usize },
+    #[error("session limit of sandbox `{0}` reached, and all sessions are busy")]
+    TooManySessions(SandboxId),
     #[error("terminal limit of sandbox `{id}` reached ({limit})")]
     TooManyTerminals { id: SandboxId, limit: usize },
     #[error("`{language}` cannot be run in this sandbox: {reason}")]
@@ -162,6 +166,8 @@ pub enum FileFault {
     NoSpace,
     Invalid,
     TooLarge,
+    /// The file is not UTF-8.
+    NotText,
     Other,
 }
 
@@ -224,9 +230,11 @@ impl ServiceError {
             | Self::FilesLost { phase, .. }
             | Self::DeadWithoutFiles { phase, .. } => ErrorKind::Conflict { phase: *phase },
             Self::TooManySandboxes { .. }
+            | Self::TooManyDetachedCreates
             | Self::OverQuota { .. }
             | Self::TooManyCommands { .. }
             | Self::TooManyContexts { .. }
+            | Self::TooManySessions(_)
             | Self::TooManyTerminals { .. }
             | Self::TooManySnapshots { .. }
             | Self::TooManyPulls
@@ -347,7 +355,7 @@ impl ServiceError {
             Self::BeyondQuota { .. } => {
                 Some("request a smaller limit, or ask the operator to raise the quota of this owner")
             }
-            Self::TooManyPulls => Some("retry when one of them has finished"),
+            Self::TooManyPulls | Self::TooManyDetachedCreates => Some("retry when one of them has finished"),
             Self::TooManySnapshots { .. } => Some("delete snapshots that are not needed"),
             Self::TooManyVolumes { .. } => Some("remove volumes that are not needed"),
             Self::NoOperatorKey => Some("set `api_key` first: once a key exists, every request needs one"),

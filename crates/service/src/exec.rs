@@ -7,6 +7,7 @@ pub(crate) mod kernels;
 pub(crate) mod output_stream;
 pub(crate) mod processes;
 pub(crate) mod sessions;
+pub(crate) mod shared_sessions;
 pub(crate) mod terminals;
 pub(crate) mod terminate;
 pub(crate) mod wait;

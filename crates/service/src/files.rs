@@ -1,6 +1,8 @@
 //! File operations in a sandbox, each done as a given identity.
 
+pub(crate) mod edit;
 mod listing;
+pub(crate) mod search;
 pub(crate) mod transfer;
 
 use std::time::SystemTime;
@@ -77,8 +79,19 @@ pub struct FileEdit {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WatchEvent {
+    /// Grows with each event of a watch; the first is at least 1.
+    pub sequence: u64,
     pub path: String,
     pub change: FileChange,
+    /// The path that a renamed file has now, if that is in the watched tree. An older agent reports that path as created
+    /// instead.
+    pub new_path: Option<String>,
+    /// What the file is. Of a file that is gone it is only known if it was a directory.
+    pub kind: Option<FileKind>,
+    /// Attributes of the file when the event was reported, if it still existed. An older agent does not report them.
+    pub size: Option<u64>,
+    pub modified: Option<SystemTime>,
+    pub inode: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,6 +151,22 @@ impl SandboxFiles<'_> {
         let agent = handle.agent.clone();
         let (connection, ReadingSize(size)) = begin_operation(&agent, actor, operation).await?;
         Ok(FileReader::new(agent, connection, size, length, activity))
+    }
+
+    /// Reads the lines of a text file from `start`, counted from zero, up to `end`, with their line endings. A file that
+    /// is not UTF-8 up to there is refused before any of it is sent.
+    pub async fn read_lines(
+        self,
+        actor: impl Into<FileCaller<'_>> + Send,
+        path: &str,
+        start: u64,
+        end: Option<u64>,
+    ) -> Result<FileReader, ServiceError> {
+        let (handle, activity) = self.0.begin_use()?;
+        let operation = FileOperation::ReadLines { path: path.to_owned(), start, end };
+        let agent = handle.agent.clone();
+        let (connection, ReadingSize(size)) = begin_operation(&agent, actor, operation).await?;
+        Ok(FileReader::new(agent, connection, size, None, activity))
     }
 
     /// Begins to write a file. The reason why it cannot be written may be returned by any later step.
@@ -269,7 +298,7 @@ impl SandboxFiles<'_> {
         recursive: bool,
     ) -> Result<FileWatch, ServiceError> {
         let (handle, activity) = self.0.begin_use()?;
-        let operation = FileOperation::Watch { path: path.to_owned(), recursive };
+        let operation = FileOperation::Watch { path: path.to_owned(), recursive, details: true };
         let agent = handle.agent.clone();
         let (connection, ()) = begin_operation(&agent, actor, operation).await?;
         Ok(FileWatch::new(agent, connection, activity))
@@ -287,9 +316,13 @@ impl SandboxFiles<'_> {
 }
 
 fn file_request<'a>(actor: impl Into<FileCaller<'a>>, operation: FileOperation) -> AgentRequest {
-    let FileCaller { identity, isolated_session: session } = actor.into();
-    let nest = session.map(|session| session.as_str().to_owned());
-    AgentRequest::File(FileRequest { identity: translate::wire_identity(identity), nest, operation })
+    let FileCaller { identity, isolated_session } = actor.into();
+    let isolated_session = isolated_session.map(|session| session.as_str().to_owned());
+    AgentRequest::File(FileRequest {
+        identity: translate::wire_identity(identity),
+        isolated_session,
+        operation,
+    })
 }
 
 async fn run_operation<R: ExpectedReply>(

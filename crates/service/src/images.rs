@@ -1,14 +1,18 @@
-//! Images: listing them, and fetching a missing one once for all callers that wait for it.
+//! Images: listing them, deciding which one a name stands for, and fetching a missing one once for all callers that
+//! wait for it.
 
+pub(crate) mod aliases;
+
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use backend::{
     ArchiveStream, BackendError, FreedSpace, ImageInfo, ImagePull, Images, PullProgress, RegistryCredentials,
-    ResolvedImage,
 };
-use domain::{Entrypoint, Owner, SandboxSpec};
+use domain::{Entrypoint, HOST_IMAGE, Owner, SandboxSpec};
 use tokio::sync::watch;
 
+use self::aliases::{ResolvedImage, StandIn};
 use crate::core::Core;
 use crate::error::error_chain;
 use crate::{Service, ServiceError};
@@ -25,6 +29,10 @@ pub enum PullState {
 /// The pulls in progress. Requests for the same image with the same credentials share one.
 #[derive(Default)]
 pub(crate) struct ImagePulls(Mutex<Vec<RunningPull>>);
+
+/// The names for which another image was used, so that each is logged once.
+#[derive(Default)]
+pub(crate) struct LoggedStandIns(Mutex<BTreeSet<String>>);
 
 /// The entrypoint of the reference's code image, which starts the kernels there. If another image stands in for that
 /// one, it does not have this program, and our kernels do not need it.
@@ -53,7 +61,8 @@ impl Service {
     }
 
     pub async fn find_image(&self, name: &str) -> Result<Option<ImageInfo>, ServiceError> {
-        let found = self.0.backend_images("find an image")?.find(name).await;
+        self.0.backend_images("find an image")?;
+        let found = self.0.find_named_image(name).await;
         found.map_err(|source| self.0.image_error("find an image", source))
     }
 
@@ -104,14 +113,42 @@ impl Service {
 
 impl Core {
     pub(crate) fn backend_images(&self, action: &'static str) -> Result<&dyn Images, ServiceError> {
-        self.backend.required_images().map_err(|source| self.image_error(action, source))
+        self.host.backend.required_images().map_err(|source| self.image_error(action, source))
     }
 
     /// The image that a sandbox would get under this name. A backend without images knows no other name for it.
     pub(crate) async fn resolve_image(&self, name: &str) -> Result<ResolvedImage, BackendError> {
-        match self.backend.images() {
-            Some(images) => images.resolve_image(name).await,
-            None => Ok(ResolvedImage { name: name.to_owned(), stand_in: None }),
+        let exact = |name: String| ResolvedImage { name, stand_in: None };
+        let Some(images) = self.host.backend.images() else { return Ok(exact(name.to_owned())) };
+        if let Some(image) = images.find(name).await? {
+            return Ok(exact(image.name));
+        }
+        let stand_in = self.config().aliases.find_stand_in(name, &images.host_software().await?)?;
+        let found = images.find(&stand_in.used).await?;
+        Ok(stand_in.resolve_found(found.map(|image| image.name))?)
+    }
+
+    /// Finds the image of this name or, if there is none, the one that the operator uses instead. An image for which
+    /// `host` could stand in is not found: it is fetched first, if that is allowed.
+    async fn find_named_image(&self, name: &str) -> Result<Option<ImageInfo>, BackendError> {
+        let Some(images) = self.host.backend.images() else { return Ok(None) };
+        if let Some(image) = images.find(name).await? {
+            return Ok(Some(image));
+        }
+        match self.config().aliases.operator_target(name) {
+            Some(target) => images.find(target).await,
+            None => Ok(None),
+        }
+    }
+
+    /// Logs, once for each name, that a client did not get the image it asked for.
+    pub(crate) fn log_stand_in(&self, stand_in: &StandIn) {
+        /// Clients choose the names, so their number is limited.
+        const MAX_LOGGED_NAMES: usize = 256;
+        let logged = &self.catalog.logged_stand_ins.0;
+        let mut logged = logged.lock().expect("no thread panics while holding this lock");
+        if logged.len() < MAX_LOGGED_NAMES && logged.insert(stand_in.asked.clone()) {
+            tracing::warn!("{stand_in}; this is logged once for each name");
         }
     }
 
@@ -144,10 +181,10 @@ impl Core {
 
     /// Whether an image is not on this host and may be fetched.
     async fn must_fetch(&self, name: &str) -> Result<bool, ServiceError> {
-        let Some(images) = self.backend.images().filter(|images| images.may_pull(name)) else {
+        if !self.host.backend.images().is_some_and(|images| images.may_pull(name)) {
             return Ok(false);
-        };
-        let found = images.find(name).await;
+        }
+        let found = self.find_named_image(name).await;
         found.map(|found| found.is_none()).map_err(|source| self.image_error("find an image", source))
     }
 
@@ -180,14 +217,11 @@ impl Core {
             }
             Entrypoint::None | Entrypoint::Argv(_) => return false,
         };
-        if spec.image == "host" {
+        if spec.image == HOST_IMAGE {
             return false;
         }
         // Whether the image exists at all is checked when the sandbox is made.
-        let found = match self.backend.images() {
-            Some(images) => images.find(&spec.image).await.ok().flatten(),
-            None => None,
-        };
+        let found = self.find_named_image(&spec.image).await.ok().flatten();
         if !from_image {
             return found.is_none_or(|image| image.name != spec.image);
         }
@@ -226,7 +260,7 @@ impl Core {
         self.tasks.spawn(async move {
             let end = tokio::select! {
                 end = core.run_pull(&name, credentials.as_ref(), &progress) => end,
-                () = core.stop.cancelled() => stopped_pull(),
+                () = core.tasks.cancelled() => stopped_pull(),
             };
             let mut running = core.catalog.pulls.0.lock().expect("no thread panics while holding this lock");
             running.retain(|pull| !(pull.name == name && pull.credentials == credentials));
@@ -248,7 +282,7 @@ impl Core {
                 PullProgress::Unpacking => PullState::Unpacking,
             });
         };
-        let Some(images) = self.backend.images() else { return stopped_pull() };
+        let Some(images) = self.host.backend.images() else { return stopped_pull() };
         match images.pull(ImagePull { name, credentials, progress: &progress }).await {
             Ok(image) => {
                 tracing::info!(image = image.name, digest = image.digest, "image pulled");

@@ -31,7 +31,7 @@ use std::time::{Duration, SystemTime};
 use backend::SharedBackend;
 use domain::{
     Bytes, EndCause, FilesState, Labels, LifecycleRequest, OnDeath, OutputRetention, Owner, Phase, PoolSpec,
-    ResourceLimits, SandboxId, SandboxKey, SandboxSettings, SandboxSpec, SnapshotId, Verdict,
+    SandboxId, SandboxKey, SandboxLimits, SandboxSettings, SandboxSpec, SnapshotId, Verdict,
 };
 use futures_util::StreamExt;
 
@@ -40,12 +40,12 @@ use crate::core::Core;
 use crate::sandboxes::driver::DriverCommand;
 use crate::sandboxes::reaper;
 use crate::sandboxes::registry::SandboxHandle;
-use crate::telemetry::{events, service_metrics, usage_history};
+use crate::telemetry::{events, file_table, service_metrics, usage_history};
 
 pub use agent::client::AgentError;
 pub use backend::{
     AgentStream, ArchiveStream, BackendCapabilities, Enforced, FreedSpace, ImageInfo, MountFault,
-    RegistryCredentials, ResolvedImage, SandboxUsage,
+    RegistryCredentials, SandboxUsage,
 };
 pub use domain::IsolatedSessionStatus;
 pub use error::{ErrorKind, FileError, FileFault, LaunchStep, ServiceError};
@@ -61,17 +61,26 @@ pub use exec::processes::{
 pub use exec::sessions::{
     BusyPolicy, OpenSessionRequest, RunShell, SandboxSessions, SessionRunRequest, SessionStatus,
 };
+pub use exec::shared_sessions::{RequestTime, SharedSessionRequest, SharedSessionUse, session_of_name};
 pub use exec::terminals::{
     CreateTerminalRequest, DEFAULT_TERMINAL_SIZE, MissedOutput, OpenTerminal, SandboxTerminals,
     TERMINAL_TYPE, TerminalAttachment, TerminalMode, TerminalSession, TerminalStatus,
 };
 pub use exec::wait::{WaitLimits, WaitOutcome};
+pub use files::edit::{
+    EditContents, EditedFile, LineEnds, MAX_RETURNED_CONTENT, TextEdit, TextOccurrence, UndoOutcome,
+    UndoPolicy, UndoneEdit,
+};
+pub use files::search::{
+    GlobKinds, GlobMatch, GlobMatches, GlobOrder, GlobQuery, GrepMatch, GrepMatches, GrepPattern, GrepQuery,
+};
 pub use files::transfer::{FileReader, FileWatch, FileWriter};
 pub use files::{
     FileAttributes, FileCaller, FileChange, FileEdit, FileInfo, FileKind, SandboxFiles, WatchEvent,
     WriteFileRequest, WriteMode,
 };
 pub use images::PullState;
+pub use images::aliases::{AliasRule, ImageAliases, NoImageError, ResolvedImage, StandIn};
 pub use pools::{PoolReport, PoolSource};
 pub use ports::SandboxPorts;
 pub use sandboxes::hooks::{HookReport, HookRun};
@@ -83,6 +92,7 @@ pub use telemetry::diagnostics::OutputTail;
 pub use telemetry::events::{FeedItem, FeedReader, LifecycleEvent, OperatorAction, OperatorEvent};
 pub use telemetry::owner_metrics::{OwnerLabel, OwnerMetrics};
 pub use telemetry::recent_errors::RecentError;
+pub use telemetry::service_metrics::set_total_limit;
 pub use telemetry::usage_history::{HourlyUsage, UsageSample, UsageTotals};
 pub use tenancy::api_keys::ApiKey;
 pub use tenancy::operator::{OperatorActionKind, OperatorObjectKind, RevokedKey};
@@ -90,12 +100,28 @@ pub use tenancy::quota::{OwnerQuota, OwnerQuotas, QuotaExcess, QuotaResource};
 pub use tenancy::tokens::Secret;
 pub use volumes::VolumeStatus;
 
+/// How long a sandbox that is asked whether it is alive may take to answer.
+const LIVENESS_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Whether the sandbox of a key is alive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyLiveness {
+    /// The key leads to no sandbox.
+    Absent,
+    /// The sandbox exists, and does not answer: it is starting, paused, ending or dead.
+    NotAlive,
+    Alive,
+}
+
 /// The key space of the names that people and programs give to sandboxes.
 pub const NAME_KEY_SPACE: &str = "name";
 
 /// The key space of the keys that clients send so that a retry finds the sandbox its first attempt made. Such a key
 /// never restarts a sandbox that died: it leads to a new one.
 pub const RETRY_KEY_SPACE: &str = "opensandbox idempotency";
+
+/// How many sandboxes are removed at once when all of them are.
+const MAX_CONCURRENT_REMOVALS: usize = 32;
 
 /// The core. A clone is a handle to the same core.
 #[derive(Clone)]
@@ -118,10 +144,12 @@ pub struct ServiceConfig {
     pub volumes_per_owner: usize,
     /// The quota of each owner.
     pub quotas: OwnerQuotas,
-    /// The limits that quotas count for a sandbox whose creator set none.
-    pub default_limits: ResourceLimits,
+    /// The limits of a sandbox whose creator named none.
+    pub default_limits: SandboxLimits,
     /// Whether a sandbox is refused if one of its default limits cannot be enforced.
     pub require_limits: bool,
+    /// The images that are used instead of missing ones.
+    pub aliases: ImageAliases,
     /// Pools from the configuration, which no client can change.
     pub pools: Vec<PoolSpec>,
     /// The size of a volume created without a size.
@@ -131,6 +159,8 @@ pub struct ServiceConfig {
     pub output: OutputSettings,
     /// How many owners have their own metrics; `None` turns metrics per owner off. This is read once, at the start.
     pub metric_owners: Option<usize>,
+    /// The part of the host's table of open files, in percent, at which the sandbox with the most of them is ended.
+    pub open_files_percent: u8,
 }
 
 /// How much output of commands is kept, and how long a command waits for its reader.
@@ -364,22 +394,22 @@ impl Service {
         core.tasks.spawn(Arc::clone(&core).forward_deaths(deaths));
         core.tasks.spawn(reaper::run_reaper(Arc::clone(&core)));
         core.tasks.spawn(usage_history::record_usage(Arc::clone(&core)));
+        core.tasks.spawn(file_table::guard_file_table(Arc::clone(&core)));
         core.start_pool_keepers();
         Ok(Self(core))
     }
 
     /// Stops the drivers and the store. Sandboxes keep running; returns how many do.
     pub async fn stop(&self) -> usize {
-        self.0.stop.cancel();
-        self.0.tasks.close();
-        self.0.tasks.wait().await;
+        self.0.tasks.stop().await;
         self.0.store.close().await;
         let alive =
             |handle: &Arc<SandboxHandle>| !matches!(handle.phase(), Phase::Failed(_) | Phase::Stopped);
         self.0.lifecycle.registry.all().iter().filter(|handle| alive(handle)).count()
     }
 
-    /// Removes every sandbox of all owners. A failure to remove one does not affect the others; the next start retries
+    /// Removes every sandbox of all owners, many at once: most of the time each waits for the kernel to end its
+    /// processes. A failure to remove one does not affect the others; the next start retries
     /// it. Returns how many could not be removed.
     pub async fn remove_all_sandboxes(&self) -> usize {
         let handles = futures_util::stream::iter(self.0.lifecycle.registry.all());
@@ -394,7 +424,7 @@ impl Service {
             }
         });
         removals
-            .buffer_unordered(usage_history::MAX_CONCURRENT_CALLS)
+            .buffer_unordered(MAX_CONCURRENT_REMOVALS)
             .fold(0, |left, one| async move { left + one })
             .await
     }
@@ -446,6 +476,19 @@ impl Service {
         )
     }
 
+    /// Asks the sandbox of a key whether it is alive. This creates nothing, does not count as use, and waits for no other
+    /// request.
+    pub async fn probe_key(&self, key: &SandboxKey) -> KeyLiveness {
+        let found = self.0.lifecycle.names.find_sandbox(key);
+        let found = found.and_then(|id| self.sandbox(key.owner(), &id).ok());
+        let Some(found) = found else { return KeyLiveness::Absent };
+        let Ok(handle) = found.usable_now() else { return KeyLiveness::NotAlive };
+        match tokio::time::timeout(LIVENESS_TIMEOUT, handle.agent.ping()).await {
+            Ok(Ok(())) => KeyLiveness::Alive,
+            Ok(Err(_)) | Err(_) => KeyLiveness::NotAlive,
+        }
+    }
+
     /// The lifecycle events from now on, or after the event `after`, of one owner's sandboxes or of all.
     pub fn follow_events(&self, owner: Option<Owner>, after: Option<u64>) -> FeedReader {
         FeedReader::new(&self.0, owner, after.unwrap_or_else(|| self.0.telemetry.events.newest_id()))
@@ -471,7 +514,7 @@ impl Service {
     pub async fn list_with_usage(&self, owner: Option<&Owner>) -> Vec<(Sandbox, Option<SandboxUsage>)> {
         let looks = futures_util::stream::iter(self.0.list_newest_first(owner));
         let look = |handle: Arc<SandboxHandle>| async move {
-            let usage = self.0.usage_of(&handle.id).await.ok();
+            let usage = self.0.host.usage_of(&handle.id).await.ok();
             (handle.current_state(), usage)
         };
         looks.map(look).buffered(usage_history::MAX_CONCURRENT_CALLS).collect().await
@@ -488,13 +531,13 @@ impl Service {
     }
 
     pub fn capabilities(&self) -> &BackendCapabilities {
-        &self.0.capabilities
+        &self.0.host.capabilities
     }
 
     /// Whether a sandbox may run without this limit, by its name in [`backend::BackendCapabilities::limits`]: the
     /// host cannot enforce it, and the operator does not require default limits.
     pub fn may_lack_limit(&self, limit: &str) -> bool {
-        !self.0.config().require_limits && !self.0.capabilities.limits.iter().any(|held| held == limit)
+        !self.0.config().require_limits && !self.0.host.capabilities.limits.iter().any(|held| held == limit)
     }
 
     /// The number of sandboxes in each phase, by the phase's name.

@@ -36,13 +36,13 @@ impl SandboxPorts<'_> {
     }
 
     /// The token that opens the sandbox for one purpose. It is the same after a server restart.
-    pub fn access_token(self, purpose: &'static str) -> Secret {
+    pub fn access_token(self, purpose: &str) -> Secret {
         let handle = &self.0.handle;
         self.0.core.tenancy.mint.derive_token(&handle.id, purpose, handle.epoch)
     }
 
     /// Whether a presented token opens the sandbox for this purpose.
-    pub fn accepts_token(self, purpose: &'static str, presented: &str) -> bool {
+    pub fn accepts_token(self, purpose: &str, presented: &str) -> bool {
         let handle = &self.0.handle;
         self.0.core.tenancy.mint.is_valid_token(&handle.id, purpose, handle.epoch, presented)
     }

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! kind           in the store                     not in the store, but found
-//! sandbox        adopt, report as dead, destroy   destroy
-//! warm sandbox   return to its pool, remove       destroy: only its row tells it from any other sandbox
+//! sandbox        adopt, report as dead, destroy   remove: no client can ask for it
+//! warm sandbox   return to its pool, remove       remove: only its row tells it from any other sandbox
 //! volume         keep, finish removal, forget     adopt: the backend knows its owner
 //! snapshot       keep, mark ready, take, finish the deletion, fail       remove its files
 //! ```
@@ -18,20 +18,26 @@ use domain::{EndCause, Phase, SnapshotState};
 pub(crate) struct SandboxFacts {
     pub(crate) phase: Phase,
     pub(crate) found: Option<FoundCondition>,
+    /// Whether it was taken from a pool.
+    pub(crate) from_pool: bool,
     /// Whether the host has not rebooted since the row was written.
     pub(crate) same_boot: bool,
     pub(crate) expired: bool,
 }
 
-/// The action for a sandbox that is in the store.
+/// The action for a sandbox that is in the store, in the backend, or in both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SandboxPlan {
     /// It is alive and continues in this phase.
     Adopt(Phase),
+    /// It is alive, but was still starting: it continues in this phase if it is complete, and is destroyed otherwise.
+    AdoptIfComplete(Phase),
     /// It is dead, and its owner will want to know why.
     Report(EndCause),
     /// It was being removed, was never completed, or has expired.
     Destroy,
+    /// It is not in the store, so no client can ever ask for it.
+    RemoveUnknown,
 }
 
 /// The action for a warm sandbox that is in the store.
@@ -63,7 +69,7 @@ pub(crate) enum VolumePlan {
     Adopt,
 }
 
-/// The action for a snapshot that is in the store.
+/// The action for a snapshot that is in the store, in the backend, or in both.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SnapshotPlan {
     Keep,
@@ -74,20 +80,28 @@ pub(crate) enum SnapshotPlan {
     FinishDeletion,
     /// Its files are gone or were never complete.
     Fail,
+    /// It is not in the store, so no client can ever ask for it.
+    RemoveUnknown,
 }
 
+/// `stored` is `None` for a sandbox that only the backend knows.
+///
 /// A server may die after a sandbox was completed and before this was recorded, so a living sandbox is adopted although
-/// its row says "starting"; the caller destroys it if it is not complete. A row says "failed" until a restart is
-/// complete, so a sandbox that lives nevertheless is stopped again; its files are kept, like those of every sandbox that
-/// once ran.
-pub(crate) fn plan_sandbox(facts: SandboxFacts) -> SandboxPlan {
+/// its row says "starting", if it is complete. One that was taken from a pool may lack resources that its owner asked
+/// for, and no client has heard of it. A row says "failed" until a restart is complete, so a sandbox that lives
+/// nevertheless is stopped again; its files are kept, like those of every sandbox that once ran.
+pub(crate) fn plan_sandbox(stored: Option<SandboxFacts>) -> SandboxPlan {
     use FoundCondition::{Alive, Dead, Frozen, Half};
+    let Some(facts) = stored else { return SandboxPlan::RemoveUnknown };
     let lost = if facts.same_boot { EndCause::AgentDied } else { EndCause::HostRebooted };
     match (facts.phase, facts.found) {
         _ if facts.expired => SandboxPlan::Destroy,
         (Phase::Stopping | Phase::Stopped, _) => SandboxPlan::Destroy,
         (Phase::Failed(cause), _) => SandboxPlan::Report(cause),
         (Phase::Starting, None | Some(Dead | Half)) => SandboxPlan::Destroy,
+        (Phase::Starting, Some(Alive | Frozen)) if facts.from_pool => SandboxPlan::Destroy,
+        (Phase::Starting, Some(Alive)) => SandboxPlan::AdoptIfComplete(Phase::Running),
+        (Phase::Starting, Some(Frozen)) => SandboxPlan::AdoptIfComplete(Phase::Paused),
         (Phase::Exited(exit), Some(Alive)) => SandboxPlan::Adopt(Phase::Exited(exit)),
         (_, Some(Alive)) => SandboxPlan::Adopt(Phase::Running),
         (_, Some(Frozen)) => SandboxPlan::Adopt(Phase::Paused),
@@ -112,13 +126,15 @@ pub(crate) fn plan_volume(stored: StoredVolumeState, exists: bool) -> VolumePlan
     }
 }
 
-/// `can_be_taken` says whether the sandbox of the snapshot still has its files.
+/// `stored` is `None` for a snapshot that only the backend knows. `can_be_taken` says whether the sandbox of the
+/// snapshot still has its files.
 pub(crate) fn plan_snapshot(
-    stored: &SnapshotState,
+    stored: Option<&SnapshotState>,
     found: Option<&SnapshotStage>,
     can_be_taken: bool,
 ) -> SnapshotPlan {
     use SnapshotStage::{Complete, Making};
+    let Some(stored) = stored else { return SnapshotPlan::RemoveUnknown };
     match (stored, found) {
         (SnapshotState::Deleting, _) => SnapshotPlan::FinishDeletion,
         (SnapshotState::Ready, Some(Complete(_))) | (SnapshotState::Failed(_), None) => SnapshotPlan::Keep,
@@ -147,18 +163,22 @@ mod tests {
     /// made.
     fn check_sandbox(phase: Phase, plans: [SandboxPlan; 5]) {
         for (found, plan) in CONDITIONS.into_iter().zip(plans) {
-            let facts = SandboxFacts { phase, found, same_boot: true, expired: false };
-            assert_eq!(plan_sandbox(facts), plan, "{phase} and {found:?}");
+            let facts = SandboxFacts { phase, found, from_pool: false, same_boot: true, expired: false };
+            assert_eq!(plan_sandbox(Some(facts)), plan, "{phase} and {found:?}");
             let expired = SandboxFacts { expired: true, ..facts };
-            assert_eq!(plan_sandbox(expired), SandboxPlan::Destroy, "{phase} and {found:?}, expired");
+            assert_eq!(plan_sandbox(Some(expired)), SandboxPlan::Destroy, "{phase} and {found:?}, expired");
+            let of_pool = plan_sandbox(Some(SandboxFacts { from_pool: true, ..facts }));
+            let expected = if phase == Phase::Starting { SandboxPlan::Destroy } else { plan };
+            assert_eq!(of_pool, expected, "{phase} and {found:?}, from a pool");
         }
     }
 
     fn check_sandboxes() {
-        use SandboxPlan::{Adopt, Destroy, Report};
+        use SandboxPlan::{Adopt, AdoptIfComplete, Destroy, Report};
         let (running, paused, died) =
             (Adopt(Phase::Running), Adopt(Phase::Paused), Report(EndCause::AgentDied));
-        check_sandbox(Phase::Starting, [Destroy, running, paused, Destroy, Destroy]);
+        let (begun, frozen) = (AdoptIfComplete(Phase::Running), AdoptIfComplete(Phase::Paused));
+        check_sandbox(Phase::Starting, [Destroy, begun, frozen, Destroy, Destroy]);
         for phase in [Phase::Running, Phase::Pausing, Phase::Paused, Phase::Resuming] {
             check_sandbox(phase, [died, running, paused, died, died]);
         }
@@ -166,6 +186,7 @@ mod tests {
         check_sandbox(exited, [died, Adopt(exited), paused, died, died]);
         check_sandbox(Phase::Stopping, [Destroy; 5]);
         check_sandbox(Phase::Failed(EndCause::Oom), [Report(EndCause::Oom); 5]);
+        assert_eq!(plan_sandbox(None), SandboxPlan::RemoveUnknown);
     }
 
     fn check_warm_sandboxes() {
@@ -174,7 +195,7 @@ mod tests {
                 .iter()
                 .flat_map(|found| [(*found, true, true), (*found, false, true), (*found, true, false)])
             {
-                let facts = SandboxFacts { phase, found, same_boot, expired: false };
+                let facts = SandboxFacts { phase, found, from_pool: true, same_boot, expired: false };
                 let whole = phase == Phase::Running && found == Some(FoundCondition::Alive);
                 let kept = whole && same_boot && fits;
                 let expected = if kept { WarmPlan::ReturnToPool } else { WarmPlan::Remove };
@@ -204,8 +225,10 @@ mod tests {
     fn check_snapshot(stored: SnapshotState, can_be_taken: bool, plans: [SnapshotPlan; 3]) {
         let stages = [None, Some(SnapshotStage::Making(None)), Some(SnapshotStage::Complete(content()))];
         for (found, plan) in stages.iter().zip(plans) {
-            let planned = plan_snapshot(&stored, found.as_ref(), can_be_taken);
+            let planned = plan_snapshot(Some(&stored), found.as_ref(), can_be_taken);
             assert_eq!(planned, plan, "{stored:?} and {found:?}");
+            let unknown = plan_snapshot(None, found.as_ref(), can_be_taken);
+            assert_eq!(unknown, SnapshotPlan::RemoveUnknown, "{found:?}");
         }
     }
 
@@ -233,8 +256,9 @@ mod tests {
     #[test]
     fn sandbox_lost_in_a_host_reboot_reports_that_cause() {
         for found in [None, Some(FoundCondition::Dead)] {
-            let facts = SandboxFacts { phase: Phase::Running, found, same_boot: false, expired: false };
-            assert_eq!(plan_sandbox(facts), SandboxPlan::Report(EndCause::HostRebooted));
+            let (phase, from_pool, same_boot, expired) = (Phase::Running, false, false, false);
+            let facts = SandboxFacts { phase, found, from_pool, same_boot, expired };
+            assert_eq!(plan_sandbox(Some(facts)), SandboxPlan::Report(EndCause::HostRebooted));
         }
     }
 }

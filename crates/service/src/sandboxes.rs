@@ -4,10 +4,12 @@
 pub(crate) mod acquire;
 pub(crate) mod activity;
 pub(crate) mod admission;
+pub(crate) mod detached_creates;
 pub(crate) mod driver;
 pub(crate) mod entrypoint;
 pub(crate) mod hooks;
 pub(crate) mod lease;
+pub(crate) mod planning;
 pub(crate) mod reaper;
 pub(crate) mod reconcile;
 pub(crate) mod registry;

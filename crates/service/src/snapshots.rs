@@ -85,7 +85,7 @@ impl Core {
         name: Option<String>,
     ) -> Result<Snapshot, ServiceError> {
         let (owner, id) = (&handle.owner, &handle.id);
-        if !self.capabilities.snapshot {
+        if !self.host.capabilities.snapshot {
             return Err(self.snapshots_unsupported(id));
         }
         if !has_files(handle) {
@@ -97,7 +97,7 @@ impl Core {
             return Err(ServiceError::Invalid(message));
         }
         // The expected size is reserved until the snapshot is taken.
-        let usage = self.usage_of(id).await?;
+        let usage = self.host.usage_of(id).await?;
         let size = usage.disk.unwrap_or(Bytes(handle.cost.disk));
         let snapshot = Snapshot {
             id: SnapshotId::from_entropy(random_bytes().map_err(io_error("draw a random id"))?),
@@ -124,7 +124,7 @@ impl Core {
             hint: Some("run the server as root".to_owned()),
         };
         ServiceError::Backend {
-            backend: self.backend.name(),
+            backend: self.host.backend.name(),
             action: "take a snapshot of",
             id: id.clone(),
             source: Box::new(source),
@@ -164,8 +164,8 @@ impl Core {
         noted
             .map_err(|source| ServiceError::Store { action: "record the deletion of a snapshot", source })?;
         let (id, sandbox) = (&snapshot.id, &snapshot.sandbox);
-        let forget = async { self.backend.required_snapshots()?.delete_snapshot(id).await };
-        self.ask_backend("delete a snapshot of", sandbox, FORGET_TIMEOUT, forget).await?;
+        let forget = async { self.host.backend.required_snapshots()?.delete_snapshot(id).await };
+        self.host.ask_backend("delete a snapshot of", sandbox, FORGET_TIMEOUT, forget).await?;
         let deleted = self.store.delete_snapshot(id).await;
         deleted.map_err(|source| ServiceError::Store { action: "delete a snapshot", source })?;
         self.catalog.snapshots.remove(id);

@@ -7,10 +7,14 @@ mod acquire;
 mod contexts;
 mod events;
 mod expiry;
+mod file_edits;
+mod file_table;
 mod inheritance;
 mod lifecycle;
 mod malicious_agent;
+mod malicious_search;
 mod owners;
+mod planning;
 mod pools;
 mod restart;
 mod revival;
@@ -22,14 +26,14 @@ mod waiting;
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::{Entrypoint, Labels, Owner, Phase, ResourceLimits, SandboxId, SandboxSpec};
+use domain::{Entrypoint, Labels, Owner, Phase, SandboxId, SandboxSpec};
 use tempfile::TempDir;
 
 use crate::clock::Clock;
 use crate::sandboxes::registry::SandboxHandle;
 use crate::{
-    CreateSandboxRequest, ImageSource, OwnerQuotas, Sandbox, SandboxFilter, SandboxPage, SandboxRef, Service,
-    ServiceConfig,
+    CreateSandboxRequest, ImageAliases, ImageSource, OwnerQuotas, Sandbox, SandboxFilter, SandboxPage,
+    SandboxRef, Service, ServiceConfig,
 };
 use testkit::fake_backend::FakeBackend;
 
@@ -107,13 +111,18 @@ fn config(state: &TempDir) -> ServiceConfig {
         snapshots_per_owner: 3,
         volumes_per_owner: 3,
         quotas: OwnerQuotas::default(),
-        default_limits: ResourceLimits::default(),
+        default_limits: domain::SandboxLimits::ZERO,
         require_limits: true,
+        aliases: ImageAliases {
+            table: vec![("alias of other".to_owned(), "other".to_owned())],
+            ..ImageAliases::default()
+        },
         pools: Vec::new(),
         volume_size: domain::Bytes::from_mib(64),
         max_timeout: Some(Duration::from_secs(86_400)),
         output: Default::default(),
         metric_owners: None,
+        open_files_percent: 80,
     }
 }
 

@@ -179,7 +179,7 @@ impl Core {
         lifetime: VolumeLifetime,
         user: Option<&SandboxId>,
     ) -> Result<MadeVolume, ServiceError> {
-        if !self.capabilities.volumes {
+        if !self.host.capabilities.volumes {
             return Err(self.volumes_unsupported());
         }
         let entropy =
@@ -205,7 +205,7 @@ impl Core {
         let created = clock::truncate_to_micros(self.clock.now().wall);
         let kept = StoredVolume { volume: volume.clone(), created, removing: false };
         self.record_volume(VolumeChange::Insert(kept)).await?;
-        let make = async { self.backend.required_volumes()?.create_volume(&volume).await };
+        let make = async { self.host.backend.required_volumes()?.create_volume(&volume).await };
         let made = self.ask_volume_backend("make a volume", make).await;
         if let Err(error) = made {
             self.drop_volume(&volume.id).await.inspect_err(|why| {
@@ -245,7 +245,7 @@ impl Core {
     /// Removes a volume, and records that intent first.
     async fn drop_volume(&self, id: &VolumeId) -> Result<(), ServiceError> {
         self.record_volume(VolumeChange::Remove(id.clone())).await?;
-        let remove = async { self.backend.required_volumes()?.remove_volume(id).await };
+        let remove = async { self.host.backend.required_volumes()?.remove_volume(id).await };
         self.ask_volume_backend("remove a volume", remove).await?;
         self.record_volume(VolumeChange::Forget(id.clone())).await
     }
@@ -318,7 +318,7 @@ impl Core {
             BackendError::Io { action: "finish in time", source }
         };
         let done = tokio::time::timeout(VOLUME_TIMEOUT, work).await.unwrap_or_else(|_elapsed| Err(late()));
-        let backend = self.backend.name();
+        let backend = self.host.backend.name();
         done.map_err(|source| ServiceError::VolumeWork { backend, action, source: Box::new(source) })
     }
 
@@ -327,13 +327,18 @@ impl Core {
         let message = "this server cannot mount into a running sandbox".to_owned();
         let hint = Some("name the mounts when the sandbox is created".to_owned());
         let source = Box::new(BackendError::Unsupported { message, hint });
-        ServiceError::Backend { backend: self.backend.name(), action: "attach to", id: id.clone(), source }
+        ServiceError::Backend {
+            backend: self.host.backend.name(),
+            action: "attach to",
+            id: id.clone(),
+            source,
+        }
     }
 
     fn volumes_unsupported(&self) -> ServiceError {
         let message = "this server has no volumes, because it cannot limit their size".to_owned();
         let source = BackendError::Unsupported { message, hint: Some("run the server as root".to_owned()) };
-        let (backend, action) = (self.backend.name(), "make a volume");
+        let (backend, action) = (self.host.backend.name(), "make a volume");
         ServiceError::VolumeWork { backend, action, source: Box::new(source) }
     }
 }
@@ -379,7 +384,7 @@ impl crate::Service {
         if ids.is_empty() {
             return Ok(statuses);
         }
-        let measure = async { self.0.backend.required_volumes()?.volume_sizes(&ids).await };
+        let measure = async { self.0.host.backend.required_volumes()?.volume_sizes(&ids).await };
         let held = self.0.ask_volume_backend("measure volumes", measure).await?;
         let held: HashMap<VolumeId, Bytes> = held.into_iter().collect();
         for status in &mut statuses {
@@ -398,7 +403,7 @@ impl crate::Service {
 impl crate::SandboxRef {
     /// Makes mounts visible inside a living sandbox: all of them, or none.
     pub async fn attach_mounts(&self, mut mounts: Vec<MountSpec>) -> Result<crate::Sandbox, ServiceError> {
-        if !self.core.capabilities.attach {
+        if !self.core.host.capabilities.attach {
             return Err(self.core.attach_unsupported(self.id()));
         }
         let uses = self.core.claim_volumes(self.owner(), self.id(), &mut mounts).await?;

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use backend::{BackendError, FoundCondition, SandboxDeath, SandboxUsage};
+use backend::{BackendError, FoundCondition, ResolvedSpec, SandboxDeath, SandboxUsage};
 use domain::{EndCause, FilesState, SandboxId, SnapshotId, Volume, VolumeId};
 use tokio::sync::{Semaphore, mpsc, watch};
 use wire::AgentRequest;
@@ -65,6 +65,9 @@ struct FakeState {
     volumes: BTreeMap<VolumeId, Volume>,
     /// The usage that every sandbox reports.
     usage: SandboxUsage,
+    open_files: Vec<(SandboxId, u64)>,
+    /// The spec that the newest sandbox was made or restarted from.
+    newest_spec: Option<ResolvedSpec>,
 }
 
 /// The image that does not exist.
@@ -167,6 +170,10 @@ impl FakeBackend {
         self.world.lock().unwrap().usage = usage;
     }
 
+    pub fn set_open_files(&self, counts: Vec<(SandboxId, u64)>) {
+        self.world.lock().unwrap().open_files = counts;
+    }
+
     pub fn put_volume(&self, volume: Volume) {
         self.world.lock().unwrap().volumes.insert(volume.id.clone(), volume);
     }
@@ -202,6 +209,11 @@ impl FakeBackend {
 
     pub fn times_asked_to(&self, call: &str) -> usize {
         self.world.lock().unwrap().calls.iter().filter(|made| **made == call).count()
+    }
+
+    /// The spec that the newest sandbox was made or restarted from.
+    pub fn newest_spec(&self) -> Option<ResolvedSpec> {
+        self.world.lock().unwrap().newest_spec.clone()
     }
 
     /// Every call so far, in order.

@@ -79,12 +79,14 @@ fn plain_config(state_dir: &Path) -> ServiceConfig {
         snapshots_per_owner: 3,
         volumes_per_owner: 3,
         quotas: OwnerQuotas::default(),
-        default_limits: Default::default(),
+        default_limits: domain::SandboxLimits::ZERO,
         require_limits: true,
+        aliases: Default::default(),
         pools: Vec::new(),
         volume_size: domain::Bytes::from_mib(64),
         max_timeout: Some(Duration::from_secs(86_400)),
         output: Default::default(),
         metric_owners: None,
+        open_files_percent: 80,
     }
 }

@@ -52,8 +52,8 @@ pub struct AgentConfig {
     pub env_file: Option<String>,
     /// Whether sessions can be isolated. The agent then confines itself after it has forked the one
     /// process that creates their namespaces.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub nesting: Option<NamespaceBrokerConfig>,
+    #[serde(default, rename = "nesting", skip_serializing_if = "Option::is_none")]
+    pub namespace_broker: Option<NamespaceBrokerConfig>,
     /// How many processes may run at once.
     pub max_processes: u32,
     /// Files in the sandbox that show its limits instead of the host's values.
@@ -63,6 +63,10 @@ pub struct AgentConfig {
     /// limit on processor time and keeps it current.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<u32>,
+    /// The program that runs kernels of ours. Without it the agent's own program does, as in older versions,
+    /// whose agents were the whole of `coracle`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernels_fd: Option<i32>,
 }
 
 /// The files from which the agent reads the limits of its commands, and those in which it shows
@@ -96,7 +100,8 @@ pub struct NamespaceBrokerConfig {
     /// The seccomp filter of the agent itself and of everything that the namespace broker starts.
     pub agent_filter: Vec<u64>,
     /// The seccomp filter of the namespace broker.
-    pub nester_filter: Vec<u64>,
+    #[serde(rename = "nester_filter")]
+    pub broker_filter: Vec<u64>,
     /// Capabilities (bit mask) that the agent keeps.
     pub agent_capabilities: u64,
     /// A mount of a directory on the sandbox's disk, for changes made in isolated sessions.

@@ -4,15 +4,17 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::file_edits::{TextEdit, UndoPolicy};
 use crate::process::UserIdentity;
+use crate::search::{GlobRequest, GrepRequest};
 
 /// A file operation and the user that it runs as.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FileRequest {
     pub identity: UserIdentity,
     /// The isolated session whose file tree the operation sees.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub nest: Option<String>,
+    #[serde(default, rename = "nest", skip_serializing_if = "Option::is_none")]
+    pub isolated_session: Option<String>,
     pub operation: FileOperation,
 }
 
@@ -30,6 +32,15 @@ pub enum FileOperation {
         offset: u64,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         length: Option<u64>,
+    },
+    /// Answered as `Read`: the lines from `start`, counted from zero, up to `end`, with their line endings. A file that
+    /// is not UTF-8 up to there is `NotText`.
+    ReadLines {
+        path: String,
+        #[serde(default)]
+        start: u64,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        end: Option<u64>,
     },
     /// The server sends `Data` …, `End`; answered `Ok` when the file is in place under its name. If
     /// the connection breaks before `End` the old file is unchanged, unless the directory is not
@@ -53,6 +64,10 @@ pub enum FileOperation {
         path: String,
         pattern: String,
     },
+    /// Answered `GlobEntries` …, `GlobEnd`.
+    Glob(GlobRequest),
+    /// Answered `GrepMatches` …, `GrepEnd`.
+    Grep(GrepRequest),
     Move {
         from: String,
         to: String,
@@ -86,7 +101,33 @@ pub enum FileOperation {
     Watch {
         path: String,
         recursive: bool,
+        /// Events have the optional fields, and a rename within the watched tree is one event. An older
+        /// agent ignores this.
+        #[serde(default, skip_serializing_if = "is_false")]
+        details: bool,
     },
+    /// Changes a text file, or creates one. The server sends the new text as `Data` …, `End`; answered
+    /// `Edited`, then the contents that it announces as `Data` …, then `End`. The file is replaced as a
+    /// whole; its other bytes, its mode and its owner stay.
+    Edit {
+        path: String,
+        edit: TextEdit,
+        /// The old and the new content are returned, each if it is not longer than this.
+        #[serde(default)]
+        max_content: u64,
+    },
+    /// Takes back the last edit of this file by this user that was not taken back yet. Answered `Undone`,
+    /// then the contents that it announces as `Data` …, then `End`.
+    UndoEdit {
+        path: String,
+        if_changed: UndoPolicy,
+        #[serde(default)]
+        max_content: u64,
+    },
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// A field that is left out keeps its value, or its default on a new file.
@@ -147,6 +188,39 @@ pub type DirectoryEntry = FileInfo;
 pub struct WatchEvent {
     pub path: String,
     pub change: FileChange,
+    /// The position of the event in its watch, from 1 on. This and the following fields are only present if
+    /// the watch requested details.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sequence: Option<u64>,
+    /// The path that a renamed file has now, if that is in the watched tree.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub new_path: Option<String>,
+    /// What the file is. Of a file that is gone it is only known if it was a directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<FileKind>,
+    /// Attributes of the file when the event was reported, if it still existed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub modified_ms: Option<i64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inode: Option<u64>,
+}
+
+impl WatchEvent {
+    /// An event without details.
+    pub fn new(path: String, change: FileChange) -> Self {
+        Self {
+            path,
+            change,
+            sequence: None,
+            new_path: None,
+            kind: None,
+            size: None,
+            modified_ms: None,
+            inode: None,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -9,6 +9,8 @@ use bytes::{Buf, Bytes, BytesMut};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::unknown_variant;
+
 /// The largest payload of a frame. Bulk data is cut into smaller pieces.
 pub const MAX_PAYLOAD: usize = 1 << 20;
 
@@ -92,6 +94,14 @@ impl Frame {
         match self {
             Self::Control(json) => serde_json::from_slice(json).map_err(FrameError::Message),
             Self::Data(_) | Self::End | Self::Output { .. } => Err(FrameError::Unexpected),
+        }
+    }
+
+    /// Whether the message of a control frame is no `T` because it names a variant that this version does not know.
+    pub fn has_unknown_variant<T: DeserializeOwned>(&self) -> bool {
+        match self {
+            Self::Control(json) => unknown_variant::has_unknown_variant::<T>(json),
+            Self::Data(_) | Self::End | Self::Output { .. } => false,
         }
     }
 

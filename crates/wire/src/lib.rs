@@ -22,15 +22,20 @@
 //! [`frame::FrameDecoder`] rejects a frame that claims more than [`frame::MAX_PAYLOAD`].
 
 pub mod config;
+mod fault_operation;
+pub mod file_edits;
 pub mod files;
 pub mod frame;
 pub mod isolated_session;
 pub mod message;
 pub mod process;
+pub mod search;
+mod unknown_variant;
 
 /// The version of the protocol. A server must be able to talk to every older agent.
 pub const VERSION: u32 = 1;
 
 pub use config::AgentConfig;
+pub use fault_operation::FaultOperation;
 pub use frame::{Frame, FrameDecoder, FrameError, StreamTag};
 pub use message::{AgentReply, AgentRequest, Fault, FaultKind, Greeting, VersionedRequest};

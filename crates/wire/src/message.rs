@@ -4,11 +4,14 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::fault_operation::FaultOperation;
+use crate::file_edits::{EditReport, UndoReport};
 use crate::files::{DirectoryEntry, FileInfo, FileRequest, WatchEvent};
 use crate::process::{
     OpenKernel, OpenSession, ProcessEnd, ProcessStatus, RunInSession, SessionStatus, SignalProcess,
     StartProcess, TreeStatus,
 };
+use crate::search::{GlobEntry, GlobSummary, GrepMatch, GrepSummary};
 
 /// The first frame of a connection, from the server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -44,6 +47,11 @@ pub enum AgentRequest {
         process: String,
         from: u64,
     },
+    /// Answered `OutputTimes`, for the output from the overall offset `from` on.
+    OutputTimes {
+        process: String,
+        from: u64,
+    },
     /// Answered `Status`.
     Status {
         process: String,
@@ -68,6 +76,8 @@ pub enum AgentRequest {
         columns: u16,
         rows: u16,
     },
+    /// Kills the process that uses the most memory; it is reported as killed for lack of memory.
+    KillLargest,
     /// Drops a finished process and its journal.
     Forget {
         process: String,
@@ -82,6 +92,10 @@ pub enum AgentRequest {
     Sessions,
     CloseSession {
         session: String,
+        /// The time of the request in nanoseconds since the host's boot. Requests to open the session that were made
+        /// before have no effect any more, and a session that was opened by a later one is not closed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        requested_ns: Option<u64>,
     },
     /// Answered `Ok` when the session's shell or kernel, and everything started in it, has ended.
     /// The next run starts a new one with no state of the old one.
@@ -89,7 +103,8 @@ pub enum AgentRequest {
         session: String,
     },
     /// Answered `Ok` if this sandbox supports isolated sessions; otherwise a fault says why not.
-    Nesting,
+    #[serde(rename = "nesting")]
+    IsolatedSessions,
     /// Answered `Note`: the note that the isolated session was created with.
     Note {
         session: String,
@@ -120,6 +135,8 @@ pub enum AgentReply {
     Status(ProcessStatus),
     Statuses(Vec<ProcessStatus>),
     Sessions(Vec<SessionStatus>),
+    /// A session that several callers may open is open.
+    Session(SessionStatus),
     Trees(Vec<TreeStatus>),
     Note(String),
     /// The bytes from `from` up to, not including, `to` are no longer kept.
@@ -128,6 +145,9 @@ pub enum AgentReply {
         to: u64,
     },
     Ended(ProcessEnd),
+    /// Offsets, and the milliseconds since 1970 at which the output from there on was read, in order. If
+    /// there are many, only the last.
+    OutputTimes(Vec<(u64, u64)>),
     Info(Vec<FileInfo>),
     /// One page of a listing; more pages follow until `End`.
     Entries(Vec<DirectoryEntry>),
@@ -138,6 +158,15 @@ pub enum AgentReply {
     /// The number of replacements made in each file.
     Replaced(Vec<u64>),
     Watched(WatchEvent),
+    /// One page of the paths that a glob matches; more pages follow until `GlobEnd`.
+    GlobEntries(Vec<GlobEntry>),
+    GlobEnd(GlobSummary),
+    /// One page of matches; more pages follow until `GrepEnd`.
+    GrepMatches(Vec<GrepMatch>),
+    GrepEnd(GrepSummary),
+    /// What an edit did; the announced contents and `End` follow.
+    Edited(EditReport),
+    Undone(UndoReport),
 }
 
 /// An operation that did not succeed.
@@ -147,8 +176,7 @@ pub struct Fault {
     /// The kernel's error number, if a system call failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub errno: Option<i32>,
-    /// The operation that was attempted, as a lower-case verb such as `open`.
-    pub operation: String,
+    pub operation: FaultOperation,
     /// The object of the operation: a path, a process, a port.
     pub subject: String,
 }
@@ -169,5 +197,7 @@ pub enum FaultKind {
     Refused,
     /// This agent does not know the request.
     Unsupported,
+    /// The file is not UTF-8.
+    NotText,
     Other,
 }

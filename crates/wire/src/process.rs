@@ -207,6 +207,9 @@ pub struct ProcessEnd {
     pub system_ms: u64,
     #[serde(default)]
     pub max_rss_kib: u64,
+    /// The run passed its deadline and was interrupted, and its kernel continues with its state.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub interrupted: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -230,9 +233,34 @@ pub struct OpenSession {
     pub env: BTreeMap<String, String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub terminal: Option<TerminalSize>,
+    /// Whether the terminal is for output that is read as text, not shown on a screen: lines end with LF only, input is not
+    /// echoed, and programs are told not to page.
+    #[serde(default, rename = "text", skip_serializing_if = "std::ops::Not::not")]
+    pub text_terminal: bool,
     /// The session's own namespaces, if it is isolated.
+    #[serde(default, rename = "nest", skip_serializing_if = "Option::is_none")]
+    pub isolation: Option<IsolatedSessionSpec>,
+    /// How it is kept; left out for a session that only its opener uses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub nest: Option<IsolatedSessionSpec>,
+    pub sharing: Option<SessionSharing>,
+}
+
+/// How a session is kept that several callers may open. The request is then answered `Session`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionSharing {
+    /// The name that a client chose; `None` if it chose none. If the session exists already, it is used as it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The time of the request in nanoseconds since the host's boot. If the session was closed later than this, it is
+    /// not opened again.
+    pub requested_ns: u64,
+    /// How many such sessions there may be. If there are more, the one that was idle longest is closed: first one
+    /// without a name, never a busy one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_sessions: Option<u32>,
+    /// After how much time without a run it is closed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_ms: Option<u64>,
 }
 
 /// Opens a session whose runs are given to a kernel: a program that keeps the state of one language
@@ -278,6 +306,10 @@ pub struct RunInSession {
     /// Whether the run waits while another run is in progress; otherwise it is refused with `Busy`.
     #[serde(default)]
     pub queue: bool,
+    /// Whether the request is answered at once, also if the run has to wait: it then exists without a pid. A run that is
+    /// not detached is dropped if its caller disconnects while it waits.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub detached: bool,
     /// Variables for this run only.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
@@ -298,9 +330,35 @@ pub struct SessionStatus {
     /// The language of its kernel, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub nest: Option<IsolatedSessionStatus>,
+    #[serde(default, rename = "nest", skip_serializing_if = "Option::is_none")]
+    pub isolation: Option<IsolatedSessionStatus>,
     /// Something runs next to its shell, such as a background job.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub left: bool,
+    /// What a session that several callers may open tells about its use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared: Option<SharedSessionStatus>,
+}
+
+/// The use of a session that several callers may open.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SharedSessionStatus {
+    /// The name that a client chose.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    pub opened_ms: u64,
+    /// When a run last began or ended.
+    pub used_ms: u64,
+    /// Where the next run starts, once a run has ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub directory: Option<String>,
+    /// The process of the present run or, if there is none, of the last one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<String>,
+    /// The beginning of the text of the run in progress.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
+    /// How the last run ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit: Option<ExitReason>,
 }

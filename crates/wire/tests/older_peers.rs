@@ -12,6 +12,9 @@ use std::path::Path;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use wire::config::{LimitViewConfig, MemoryFiles, NamespaceBrokerConfig};
+use wire::file_edits::{
+    ContentLengths, EditReport, TextEdit, TextOccurrence, UndoOutcome, UndoPolicy, UndoReport,
+};
 use wire::files::{
     FileAttributes, FileChange, FileEdit, FileInfo, FileKind, FileOperation, FileRequest, WatchEvent,
 };
@@ -23,6 +26,7 @@ use wire::process::{
     OutputRetention, ProcessEnd, ProcessStatus, RunInSession, SessionStatus, SignalProcess, SignalTarget,
     StartProcess, TerminalSize, TreeKind, TreeStatus, TreeUsage, UserIdentity, WorkingDirectory,
 };
+use wire::search::{GlobEntry, GlobOrder, GlobRequest, GlobSummary, GrepMatch, GrepRequest, GrepSummary};
 use wire::{
     AgentConfig, AgentReply, AgentRequest, Fault, FaultKind, Frame, FrameDecoder, Greeting, VersionedRequest,
 };
@@ -86,7 +90,9 @@ fn session() -> OpenSession {
         directory: None,
         env: BTreeMap::new(),
         terminal: None,
-        nest: None,
+        text_terminal: false,
+        isolation: None,
+        sharing: None,
     }
 }
 
@@ -99,7 +105,7 @@ fn isolated_session() -> OpenSession {
         directory: Some(directory(MissingDirectory::Fail)),
         env: variables(),
         terminal: Some(TerminalSize { columns: 120, rows: 40 }),
-        nest: Some(IsolatedSessionSpec {
+        isolation: Some(IsolatedSessionSpec {
             mounts: vec![
                 mount(MountView::ReadWrite),
                 mount(MountView::ReadOnly),
@@ -125,6 +131,7 @@ fn run() -> RunInSession {
         retention: lossy(),
         follow: false,
         queue: false,
+        detached: false,
         env: BTreeMap::new(),
         beside: false,
     }
@@ -160,7 +167,7 @@ fn attributes() -> FileAttributes {
 }
 
 fn file(operation: FileOperation) -> AgentRequest {
-    AgentRequest::File(FileRequest { identity: UserIdentity::Default, nest: None, operation })
+    AgentRequest::File(FileRequest { identity: UserIdentity::Default, isolated_session: None, operation })
 }
 
 fn process_requests() -> Vec<AgentRequest> {
@@ -172,6 +179,7 @@ fn process_requests() -> Vec<AgentRequest> {
         AgentRequest::Start(start()),
         AgentRequest::Start(full_start()),
         AgentRequest::Follow { process: process(), from: 7 },
+        AgentRequest::OutputTimes { process: process(), from: 7 },
         AgentRequest::Status { process: process() },
         AgentRequest::Processes,
         AgentRequest::Trees { ended: true },
@@ -179,6 +187,7 @@ fn process_requests() -> Vec<AgentRequest> {
         AgentRequest::Signal(SignalProcess { process: process(), signal: 9, reach: SignalTarget::Tree }),
         AgentRequest::Input { process: process() },
         AgentRequest::Resize { process: process(), columns: 80, rows: 24 },
+        AgentRequest::KillLargest,
         AgentRequest::Forget { process: process() },
         AgentRequest::Tunnel { port: 8080 },
         AgentRequest::Occupy { port: 44772 },
@@ -195,9 +204,9 @@ fn session_requests() -> Vec<AgentRequest> {
         AgentRequest::Run(run()),
         AgentRequest::Run(full_run()),
         AgentRequest::Sessions,
-        AgentRequest::CloseSession { session: text("s1") },
+        AgentRequest::CloseSession { session: text("s1"), requested_ns: None },
         AgentRequest::RestartSession { session: text("s1") },
-        AgentRequest::Nesting,
+        AgentRequest::IsolatedSessions,
         AgentRequest::Note { session: text("s1") },
     ]
 }
@@ -220,10 +229,10 @@ fn file_requests() -> Vec<AgentRequest> {
         file(FileOperation::Replace {
             edits: vec![FileEdit { path: path(), old: text("x"), new: text("y") }],
         }),
-        file(FileOperation::Watch { path: path(), recursive: true }),
+        file(FileOperation::Watch { path: path(), recursive: true, details: false }),
         AgentRequest::File(FileRequest {
             identity: UserIdentity::User(text("alice")),
-            nest: Some(text("s1")),
+            isolated_session: Some(text("s1")),
             operation: FileOperation::List { path: path(), depth: 1 },
         }),
     ]
@@ -232,6 +241,77 @@ fn file_requests() -> Vec<AgentRequest> {
 fn calls() -> Vec<VersionedRequest> {
     let requests = [process_requests(), session_requests(), file_requests()].into_iter().flatten();
     requests.map(|request| VersionedRequest { version: 1, request }).collect()
+}
+
+fn edit(edit: TextEdit, max_content: u64) -> AgentRequest {
+    file(FileOperation::Edit { path: text("/a"), edit, max_content })
+}
+
+fn replacement(occurrence: TextOccurrence, adapt_line_ends: bool) -> TextEdit {
+    TextEdit::Replace { old: text("x"), occurrence, adapt_line_ends }
+}
+
+fn undo(if_changed: UndoPolicy, max_content: u64) -> AgentRequest {
+    file(FileOperation::UndoEdit { path: text("/a"), if_changed, max_content })
+}
+
+fn edit_requests() -> Vec<AgentRequest> {
+    vec![
+        edit(replacement(TextOccurrence::Only, true), 4096),
+        edit(replacement(TextOccurrence::First, false), 0),
+        edit(replacement(TextOccurrence::Last, false), 0),
+        edit(replacement(TextOccurrence::All, false), 0),
+        edit(TextEdit::Insert { after_line: 3, adapt_line_ends: true }, 0),
+        edit(TextEdit::Create { attributes: attributes() }, 0),
+        undo(UndoPolicy::Overwrite, 4096),
+        undo(UndoPolicy::Refuse, 0),
+        file(FileOperation::Watch { path: text("/a"), recursive: false, details: true }),
+    ]
+}
+
+fn edit_replies() -> Vec<AgentReply> {
+    let undone = |outcome| UndoReport {
+        outcome,
+        changed_since: false,
+        steps_left: 0,
+        contents: ContentLengths::default(),
+    };
+    vec![
+        AgentReply::Edited(EditReport {
+            changed: false,
+            matches: 0,
+            match_lines: Vec::new(),
+            lines: 7,
+            undoable: false,
+            contents: ContentLengths::default(),
+        }),
+        AgentReply::Edited(EditReport {
+            changed: true,
+            matches: 2,
+            match_lines: vec![1, 3],
+            lines: 7,
+            undoable: true,
+            contents: ContentLengths { old: Some(5), new: Some(0) },
+        }),
+        AgentReply::Undone(UndoReport {
+            changed_since: true,
+            steps_left: 3,
+            contents: ContentLengths { old: Some(5), new: None },
+            ..undone(UndoOutcome::Restored)
+        }),
+        AgentReply::Undone(undone(UndoOutcome::Removed)),
+        AgentReply::Undone(undone(UndoOutcome::NoHistory)),
+        AgentReply::Undone(undone(UndoOutcome::ChangedSince)),
+        AgentReply::Watched(WatchEvent {
+            sequence: Some(1),
+            new_path: Some(text("/b")),
+            kind: Some(FileKind::File),
+            size: Some(5),
+            modified_ms: Some(-1),
+            inode: Some(12),
+            ..WatchEvent::new(text("/a"), FileChange::Renamed)
+        }),
+    ]
 }
 
 fn ended(exit: ExitReason) -> ProcessEnd {
@@ -243,6 +323,7 @@ fn ended(exit: ExitReason) -> ProcessEnd {
         user_ms: 3,
         system_ms: 4,
         max_rss_kib: 2744,
+        interrupted: false,
     }
 }
 
@@ -278,8 +359,9 @@ fn session_status() -> SessionStatus {
         terminal: false,
         pid: None,
         kernel: None,
-        nest: None,
+        isolation: None,
         left: false,
+        shared: None,
     }
 }
 
@@ -289,7 +371,12 @@ fn full_session_status() -> SessionStatus {
         terminal: true,
         pid: Some(43),
         kernel: Some(text("python")),
-        nest: Some(IsolatedSessionStatus { created_ms: 1, used_ms: 2, idle_left_ms: Some(3), alive: true }),
+        isolation: Some(IsolatedSessionStatus {
+            created_ms: 1,
+            used_ms: 2,
+            idle_left_ms: Some(3),
+            alive: true,
+        }),
         left: true,
         ..session_status()
     }
@@ -355,7 +442,7 @@ fn faults() -> Vec<AgentReply> {
     ];
     let fault = |(errno, kind): (i32, FaultKind)| {
         let errno = Some(errno).filter(|errno| *errno > 0);
-        AgentReply::Fault(Fault { kind, errno, operation: text("open"), subject: text("/a") })
+        AgentReply::Fault(Fault { kind, errno, operation: "open".into(), subject: text("/a") })
     };
     (0..).zip(kinds).map(fault).collect()
 }
@@ -380,7 +467,7 @@ fn watched() -> Vec<AgentReply> {
         FileChange::Attributes,
         FileChange::Overflow,
     ];
-    changes.into_iter().map(|change| AgentReply::Watched(WatchEvent { path: text("/a"), change })).collect()
+    changes.into_iter().map(|change| AgentReply::Watched(WatchEvent::new(text("/a"), change))).collect()
 }
 
 fn single_replies() -> Vec<AgentReply> {
@@ -398,6 +485,7 @@ fn single_replies() -> Vec<AgentReply> {
         ]),
         AgentReply::Note(text("a note")),
         AgentReply::Gap { from: 1024, to: 4096 },
+        AgentReply::OutputTimes(vec![(0, 1000), (1024, 2000)]),
         AgentReply::Info(vec![info(FileKind::File, None)]),
         AgentReply::Entries(vec![
             info(FileKind::Directory, None),
@@ -431,10 +519,11 @@ fn config() -> AgentConfig {
         default_directory: text("/"),
         env: variables(),
         env_file: None,
-        nesting: None,
+        namespace_broker: None,
         max_processes: 8,
         limit_view: None,
         threads: None,
+        kernels_fd: None,
     }
 }
 
@@ -447,9 +536,9 @@ fn full_config() -> AgentConfig {
         process_rlimit: Some(64),
         single_user: true,
         env_file: Some(text("/etc/env")),
-        nesting: Some(NamespaceBrokerConfig {
+        namespace_broker: Some(NamespaceBrokerConfig {
             agent_filter: vec![1],
-            nester_filter: vec![2],
+            broker_filter: vec![2],
             agent_capabilities: 3,
             disk_fd: Some(11),
         }),
@@ -463,6 +552,96 @@ fn full_config() -> AgentConfig {
         threads: Some(2),
         ..config()
     }
+}
+
+fn search_requests() -> Vec<VersionedRequest> {
+    let glob = GlobRequest {
+        path: text("/a"),
+        pattern: text("**/*.rs"),
+        exclude: Vec::new(),
+        hidden: false,
+        directories: false,
+        metadata: false,
+        order: GlobOrder::Path,
+        descending: false,
+        limit: 10,
+    };
+    let full_glob = GlobRequest {
+        exclude: vec![text("target")],
+        hidden: true,
+        directories: true,
+        metadata: true,
+        order: GlobOrder::Modified,
+        descending: true,
+        ..glob.clone()
+    };
+    let grep = GrepRequest {
+        path: text("/a"),
+        pattern: text("x"),
+        literal: false,
+        ignore_case: false,
+        multiline: false,
+        before: 0,
+        after: 0,
+        include: Vec::new(),
+        exclude: Vec::new(),
+        file_type: None,
+        recursive: true,
+        max_file_bytes: None,
+        offset: 0,
+        limit: 10,
+    };
+    let full_grep = GrepRequest {
+        literal: true,
+        ignore_case: true,
+        multiline: true,
+        before: 1,
+        after: 2,
+        include: vec![text("*.rs")],
+        exclude: vec![text("target")],
+        file_type: Some(text("rust")),
+        recursive: false,
+        max_file_bytes: Some(1024),
+        offset: 3,
+        ..grep.clone()
+    };
+    let ordered = |order| GlobRequest { order, ..glob.clone() };
+    let requests = [
+        FileOperation::Glob(glob.clone()),
+        FileOperation::Glob(full_glob),
+        FileOperation::Glob(ordered(GlobOrder::Name)),
+        FileOperation::Glob(ordered(GlobOrder::Size)),
+        FileOperation::Grep(grep),
+        FileOperation::Grep(full_grep),
+        FileOperation::ReadLines { path: text("/a"), start: 0, end: None },
+        FileOperation::ReadLines { path: text("/a"), start: 2, end: Some(5) },
+    ];
+    let call = |operation| VersionedRequest { version: 1, request: file(operation) };
+    requests.into_iter().map(call).collect()
+}
+
+fn search_replies() -> Vec<AgentReply> {
+    let entry = GlobEntry { path: text("/a"), kind: FileKind::File, size: None, modified_ms: None };
+    let found = GrepMatch {
+        path: text("/a"),
+        line: 7,
+        text: text("x"),
+        cut: false,
+        before: Vec::new(),
+        after: Vec::new(),
+    };
+    let full_match =
+        GrepMatch { cut: true, before: vec![text("b")], after: vec![text("c")], ..found.clone() };
+    let not_text =
+        Fault { kind: FaultKind::NotText, errno: None, operation: "read".into(), subject: text("/a") };
+    let full_entry = GlobEntry { size: Some(5), modified_ms: Some(-1), ..entry.clone() };
+    vec![
+        AgentReply::GlobEntries(vec![entry, full_entry]),
+        AgentReply::GlobEnd(GlobSummary { total: 7, truncated: true }),
+        AgentReply::GrepMatches(vec![found, full_match]),
+        AgentReply::GrepEnd(GrepSummary { files_searched: 5, files_matched: 2, truncated: false }),
+        AgentReply::Fault(not_text),
+    ]
 }
 
 /// Checks that each recorded line means the value at its place, and that the value is still written
@@ -479,12 +658,22 @@ fn check_recorded<T: Serialize + DeserializeOwned + PartialEq + Debug>(recorded:
 #[test]
 fn replies_of_an_older_agent_have_kept_their_meaning() {
     check_recorded(include_str!("recorded/replies.jsonl"), &replies());
+    check_recorded(include_str!("recorded/search_replies.jsonl"), &search_replies());
     check_recorded(include_str!("recorded/greetings.jsonl"), &[Greeting { version: 1 }]);
 }
 
 #[test]
 fn requests_are_written_as_older_agents_read_them() {
     check_recorded(include_str!("recorded/requests.jsonl"), &calls());
+    check_recorded(include_str!("recorded/search_requests.jsonl"), &search_requests());
+}
+
+#[test]
+fn messages_about_edits_are_written_as_recorded() {
+    let calls: Vec<_> =
+        edit_requests().into_iter().map(|request| VersionedRequest { version: 1, request }).collect();
+    check_recorded(include_str!("recorded/edit_requests.jsonl"), &calls);
+    check_recorded(include_str!("recorded/edit_replies.jsonl"), &edit_replies());
 }
 
 #[test]

@@ -4,7 +4,9 @@
 //! has that amount, so that it can be shown to work where no limit applies.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, BufRead, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -115,17 +117,140 @@ pub(crate) fn descriptors(enough: &str) -> Attempt {
         raise(read_ceiling(kind)?).map_err(|error| error.to_string())?;
     }
     let mut kept = Vec::new();
-    loop {
+    let verdict = loop {
         if kept.len() as u64 == enough {
-            return Ok(Verdict::Succeeded(format!("{enough} descriptors")));
+            break Verdict::Succeeded(format!("{enough} descriptors"));
         }
         match File::open("/dev/null") {
             Ok(file) => kept.push(file),
             Err(error) => {
-                return Ok(Verdict::Stopped(format!("{} after {}", refusal("open", &error), kept.len())));
+                break Verdict::Stopped(format!("{} after {}", refusal("open", &error), kept.len()));
+            }
+        }
+    };
+    if std::env::var_os(KEEP_UNTIL_END_OF_INPUT).is_some() {
+        println!("{} files", kept.len());
+        io::stdout().flush().map_err(|error| error.to_string())?;
+        time()?;
+    }
+    Ok(verdict)
+}
+
+/// The variable that makes a process keep its files until its input ends.
+const KEEP_UNTIL_END_OF_INPUT: &str = "ATTACKS_KEEP";
+
+/// Opens that many files in each of that many processes, says how many all of them have, and keeps them until
+/// its input ends.
+pub(crate) fn descriptors_of_processes(each: &str, processes: &str) -> Attempt {
+    let mut children = Vec::new();
+    for _ in 0..number(processes)? {
+        let mut child = Command::new("/proc/self/exe")
+            .args(["eat", "descriptors", each])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .env(KEEP_UNTIL_END_OF_INPUT, "1")
+            .spawn()
+            .map_err(|error| refusal("fork", &error))?;
+        let mut verdict = String::new();
+        let output = child.stdout.take().ok_or("a pipe")?;
+        io::BufReader::new(output).read_line(&mut verdict).map_err(|error| error.to_string())?;
+        children.push((child, verdict));
+    }
+    println!("{}", children.first().map_or("", |(_, verdict)| verdict.trim()));
+    println!("holding");
+    io::stdout().flush().map_err(|error| error.to_string())?;
+    time()?;
+    Ok(Verdict::Succeeded(format!("{} processes kept their files", children.len())))
+}
+
+/// Sends files through sockets and never receives them, so that they are open without a descriptor. The kernel
+/// allows each user only as many as a process may have descriptors, so it becomes another user for each few
+/// hundred.
+pub(crate) fn files_in_flight(files: &str) -> Attempt {
+    const PER_USER: u64 = 500;
+    let files = number(files)?;
+    let mut sent = 0;
+    let mut pairs = Vec::new();
+    for uid in 1..=files.div_ceil(PER_USER) {
+        let pair = UnixDatagram::pair().map_err(|error| error.to_string())?;
+        let child = call(libc::SYS_fork, &[]).map_err(|error| refusal("fork", &error))?;
+        if child == 0 {
+            let code = match call(libc::SYS_setresuid, &[uid, uid, uid])
+                .and_then(|_| send_files(&pair.0, PER_USER))
+            {
+                Ok(()) => 0,
+                Err(_) => 1,
+            };
+            std::process::exit(code);
+        }
+        let mut status = 0_i32;
+        call(libc::SYS_wait4, &[child, pointer_mut(&mut status), 0, 0]).map_err(|error| error.to_string())?;
+        if status != 0 {
+            return Ok(Verdict::Stopped(format!("sendmsg: refused after {sent}")));
+        }
+        sent += PER_USER;
+        pairs.push(pair);
+    }
+    println!("holding {sent}");
+    io::stdout().flush().map_err(|error| error.to_string())?;
+    time()?;
+    Ok(Verdict::Succeeded(format!("{sent} files without a descriptor")))
+}
+
+/// Sends new files, a hundred in each message.
+fn send_files(socket: &UnixDatagram, files: u64) -> io::Result<()> {
+    const PER_MESSAGE: usize = 100;
+    #[repr(C)]
+    struct Control {
+        length: usize,
+        level: i32,
+        kind: i32,
+        descriptors: [i32; PER_MESSAGE],
+    }
+    for _ in 0..files / PER_MESSAGE as u64 {
+        let opened: Vec<File> =
+            (0..PER_MESSAGE).map(|_| File::open("/dev/null")).collect::<io::Result<_>>()?;
+        let mut control = Control {
+            length: std::mem::size_of::<Control>(),
+            level: libc::SOL_SOCKET,
+            kind: libc::SCM_RIGHTS,
+            descriptors: [0; PER_MESSAGE],
+        };
+        for (place, file) in control.descriptors.iter_mut().zip(&opened) {
+            *place = file.as_raw_fd();
+        }
+        let byte = [0_u8; 1];
+        let vector = [pointer(&byte), 1_u64];
+        let header = [0, 0, pointer(&vector), 1, pointer(&control), std::mem::size_of::<Control>() as u64, 0];
+        let socket = signed(i64::from(socket.as_raw_fd()));
+        call(libc::SYS_sendmsg, &[socket, pointer(&header), 0])?;
+    }
+    Ok(())
+}
+
+/// Opens terminals until it is refused or has that many.
+pub(crate) fn terminals(enough: &str) -> Attempt {
+    take("terminals", "open", enough, || File::options().read(true).write(true).open("/dev/ptmx"))
+}
+
+/// Makes inotify instances until it is refused or has that many.
+pub(crate) fn watchers(enough: &str) -> Attempt {
+    take("inotify instances", "inotify_init1", enough, || call(libc::SYS_inotify_init1, &[0]))
+}
+
+/// Takes one after the other and keeps them.
+fn take<T>(what: &str, operation: &str, enough: &str, one: impl Fn() -> io::Result<T>) -> Attempt {
+    let enough = number(enough)?;
+    let mut kept = Vec::new();
+    while (kept.len() as u64) < enough {
+        match one() {
+            Ok(taken) => kept.push(taken),
+            Err(error) => {
+                return Ok(Verdict::Stopped(format!("{} after {}", refusal(operation, &error), kept.len())));
             }
         }
     }
+    Ok(Verdict::Succeeded(format!("{enough} {what}")))
 }
 
 fn read_ceiling(kind: u64) -> Result<u64, String> {

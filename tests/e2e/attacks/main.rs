@@ -38,19 +38,17 @@ fn main() -> ExitCode {
         }
     }
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    match run_attack(&words) {
-        Ok(Verdict::Succeeded(what)) => {
-            println!("succeeded: {what}");
-            ExitCode::SUCCESS
-        }
-        Ok(Verdict::Stopped(why)) => {
-            println!("stopped: {why}");
-            ExitCode::from(1)
-        }
-        Err(broken) => {
-            println!("broken: {broken}");
-            ExitCode::from(2)
-        }
+    let (line, code) = format_verdict(&run_attack(&words));
+    println!("{line}");
+    ExitCode::from(code)
+}
+
+/// The line and the status that report the result of an attack.
+fn format_verdict(attempt: &Attempt) -> (String, u8) {
+    match attempt {
+        Ok(Verdict::Succeeded(what)) => (format!("succeeded: {what}"), 0),
+        Ok(Verdict::Stopped(why)) => (format!("stopped: {why}"), 1),
+        Err(broken) => (format!("broken: {broken}"), 2),
     }
 }
 
@@ -132,6 +130,10 @@ fn run_attack(words: &[&str]) -> Attempt {
         ["eat", "memory", enough] => exhaust::memory(enough),
         ["eat", "descriptors"] => exhaust::descriptors(UNREACHABLE_AMOUNT),
         ["eat", "descriptors", enough] => exhaust::descriptors(enough),
+        ["eat", "descriptors", each, processes] => exhaust::descriptors_of_processes(each, processes),
+        ["eat", "files-in-flight", files] => exhaust::files_in_flight(files),
+        ["eat", "terminals", enough] => exhaust::terminals(enough),
+        ["eat", "watchers", enough] => exhaust::watchers(enough),
         ["eat", "inodes", directory] => exhaust::inodes(directory, UNREACHABLE_AMOUNT),
         ["eat", "inodes", directory, enough] => exhaust::inodes(directory, enough),
         ["eat", "disk", directory] => exhaust::disk(directory, UNREACHABLE_AMOUNT),

@@ -135,6 +135,10 @@ fn mount(source: &str, target: &str, kind: &str, flags: u64, options: &str) -> i
 /// Makes a directory to mount on.
 fn make_mount_point() -> Result<String, String> {
     let path = std::env::temp_dir().join(format!("place-{}", std::process::id()));
-    fs::create_dir(&path).map_err(|error| format!("mkdir: {error}"))?;
+    match fs::create_dir(&path) {
+        // An earlier attack of this process made it.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        made => made.map_err(|error| format!("mkdir: {error}"))?,
+    }
     Ok(path.to_string_lossy().into_owned())
 }

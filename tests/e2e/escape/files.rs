@@ -1,5 +1,7 @@
 //! Reading and writing files that belong to the host.
 
+use std::path::{Path, PathBuf};
+
 use super::{Attack, Secret};
 use e2e::run::{RunCommand, all_users};
 
@@ -107,6 +109,27 @@ fn interrupts_cannot_be_moved() {
 fn keys_and_timers_of_the_host_are_hidden() {
     check_opening("r", "/proc/keys");
     check_opening("r", "/proc/timer_list");
+}
+
+#[test]
+fn boot_parameters_disks_and_devices_of_the_host_are_hidden() {
+    for name in ["cmdline", "config.gz", "partitions", "diskstats", "interrupts"] {
+        check_opening("r", &format!("/proc/{name}"));
+    }
+    for directory in ["/proc/fs", "/proc/bus", "/proc/acpi", "/proc/scsi"] {
+        if let Some(file) = first_file_below(Path::new(directory)) {
+            check_opening("r", &file.to_string_lossy());
+        }
+    }
+}
+
+/// A file of the kernel somewhere below a directory, if it has one.
+fn first_file_below(directory: &Path) -> Option<PathBuf> {
+    let entries: Vec<PathBuf> =
+        std::fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    let is_readable = |path: &&PathBuf| path.is_file() && std::fs::File::open(path).is_ok();
+    let file = entries.iter().find(is_readable).cloned();
+    file.or_else(|| entries.iter().filter(|path| path.is_dir()).find_map(|path| first_file_below(path)))
 }
 
 #[test]

@@ -8,13 +8,17 @@ mod agent;
 mod devices;
 mod exhaustion;
 mod files;
+mod hidden_files;
+mod host_tables;
 mod isolated_sessions;
 mod kernel;
 mod launcher;
 mod malicious_agent;
 mod mounts;
 mod neighbours;
+mod own_processes;
 mod processes;
+mod programs;
 mod server;
 mod sockets;
 

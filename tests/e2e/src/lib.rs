@@ -5,9 +5,11 @@
 //! with all its sandboxes.
 
 pub mod binary;
+pub mod container;
 pub mod host;
 pub mod http;
 pub mod oci;
+pub mod refused_calls;
 pub mod registry;
 pub mod run;
 pub mod sandbox;

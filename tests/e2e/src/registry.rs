@@ -4,8 +4,8 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use tempfile::TempDir;
@@ -191,4 +191,63 @@ pub fn serve_same_document(document: Vec<u8>, times: usize) -> (String, JoinHand
         }
     });
     (address, answering)
+}
+
+/// A registry whose every answer the test decides, and which records what it is asked.
+pub struct HostileRegistry {
+    address: String,
+    over: Arc<AtomicBool>,
+    requests: Arc<Mutex<Vec<String>>>,
+    accepting: Option<JoinHandle<()>>,
+}
+
+impl HostileRegistry {
+    /// Starts it; `answer` gets the head of a request and the registry's own address, and returns a whole response.
+    pub fn start(answer: impl Fn(&str, &str) -> String + Send + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("there are free ports");
+        let address = listener.local_addr().expect("it is bound").to_string();
+        let (over, requests) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
+        let (stopped, recorded, own) = (Arc::clone(&over), Arc::clone(&requests), address.clone());
+        let accepting = std::thread::spawn(move || {
+            for client in listener.incoming() {
+                if stopped.load(Ordering::SeqCst) {
+                    return;
+                }
+                let Ok(mut client) = client else { continue };
+                let mut head = String::new();
+                let mut lines = BufReader::new(&client);
+                while !head.ends_with("\r\n\r\n") && lines.read_line(&mut head).is_ok_and(|length| length > 0)
+                {
+                }
+                let response = answer(&head, &own);
+                recorded.lock().expect("no thread panics while holding the lock").push(head);
+                client.write_all(response.as_bytes()).unwrap_or_default();
+            }
+        });
+        Self { address, over, requests, accepting: Some(accepting) }
+    }
+
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    pub fn image_name(&self, path: &str) -> String {
+        format!("{}/{path}", self.address)
+    }
+
+    /// The heads of all requests so far.
+    pub fn requests(&self) -> Vec<String> {
+        self.requests.lock().expect("no thread panics while holding the lock").clone()
+    }
+}
+
+impl Drop for HostileRegistry {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::SeqCst);
+        // Wakes the thread, so that it sees that it should end.
+        drop(TcpStream::connect(&self.address));
+        if let Some(accepting) = self.accepting.take() {
+            accepting.join().expect("it does not panic");
+        }
+    }
 }

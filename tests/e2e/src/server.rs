@@ -13,6 +13,7 @@ use tempfile::TempDir;
 
 use crate::binary::ProgramCopies;
 use crate::http::HttpClient;
+use crate::refused_calls::RefusedCallLog;
 use crate::run::{TestUser, with_ulimits};
 use crate::sandbox::RemoteSandbox;
 
@@ -26,12 +27,13 @@ pub struct TestServer {
     directory: TempDir,
     /// The server's key, and tokens that it issued; none of them may be in the log.
     secrets: Mutex<Vec<String>>,
+    refused_calls: Mutex<RefusedCallLog>,
 }
 
 /// How to start a server.
 pub struct ServerBuilder {
     user: TestUser,
-    limits: &'static str,
+    limits: String,
     listen: String,
     state: Option<PathBuf>,
     arguments: Vec<String>,
@@ -44,7 +46,7 @@ impl Default for ServerBuilder {
         let listen = unused_address();
         Self {
             user: TestUser::Same,
-            limits: ":",
+            limits: ":".to_owned(),
             listen,
             state: None,
             arguments: Vec::new(),
@@ -65,8 +67,8 @@ impl ServerBuilder {
     }
 
     /// Starts it with limits that a shell sets: `ulimit -Sn 256`.
-    pub fn with_ulimits(mut self, limits: &'static str) -> Self {
-        self.limits = limits;
+    pub fn with_ulimits(mut self, limits: &str) -> Self {
+        self.limits = limits.to_owned();
         self
     }
 
@@ -106,11 +108,12 @@ impl ServerBuilder {
 
     /// As [`ServerBuilder::start`], in a directory that may contain the state of another server.
     pub fn start_in(self, directory: TempDir) -> TestServer {
+        let refused_calls = Mutex::new(RefusedCallLog::begin());
         let mut process = self.spawn(directory.path());
         let address = wait_until_ready(&mut process, directory.path());
         let keys = self.environment.iter().filter(|(name, _)| name == "CORACLE_API_KEY");
         let secrets = Mutex::new(keys.map(|(_, key)| key.clone()).collect());
-        TestServer { process, address, directory, secrets }
+        TestServer { process, address, directory, secrets, refused_calls }
     }
 
     /// Starts it with its state below `directory`, and leaves its standard output to the caller.
@@ -133,7 +136,7 @@ impl ServerBuilder {
         for name in &self.removed {
             command.env_remove(name);
         }
-        let mut command = with_ulimits(self.limits, &command);
+        let mut command = with_ulimits(&self.limits, &command);
         if let Some(place) = &self.state {
             const SHOW: &str = "mount --bind \"$0\" \"$1\" && shift && exec \"$@\"";
             let own = directory.join("state");
@@ -319,6 +322,9 @@ impl Drop for TestServer {
         for secret in self.secrets.lock().expect("no thread panics while holding the lock").iter() {
             assert!(!log.contains(secret), "a key or token is in the log");
         }
+        let mut refused = self.refused_calls.lock().expect("no thread panics while holding the lock");
+        let refused = refused.read(&ProgramCopies::shared().coracle_path());
+        assert!(refused.is_empty(), "a filter lacks a call that our own processes make: {refused:?}");
     }
 }
 

@@ -55,6 +55,7 @@ const ALLOWED_WORKSPACE_DEPENDENCIES: &[(&str, &[&str], &str)] = &[
     ("registry", &["backend"], "it only provides images"),
     ("agent", &["linux", "wire"], "it is built without the server"),
     ("kernel", &["linux"], "it only knows its line protocol, not the sender"),
+    ("search", &["linux", "wire"], "it runs inside a sandbox and is built without the server"),
     ("domain", &[], "everything else depends on it"),
 ];
 

@@ -12,6 +12,8 @@ use crate::tools::workspace_root;
 
 /// The package of the binary.
 const ROOT_PACKAGE: &str = "coracle-cli";
+/// The package of the program that the binary contains besides a part of itself.
+const EMBEDDED_PACKAGE: &str = "coracle-agent";
 
 pub(super) fn build_sbom(metadata: &Value, version: &str, time: u64) -> Result<Vec<u8>> {
     let lock =
@@ -20,7 +22,9 @@ pub(super) fn build_sbom(metadata: &Value, version: &str, time: u64) -> Result<V
     let root = package_named(metadata, ROOT_PACKAGE).context("there is no package of the binary")?;
     let root = root["id"].as_str().context("a package has an id")?;
     let edges = dependency_edges(metadata);
-    let used = reachable_packages(root, &edges);
+    let embedded = package_named(metadata, EMBEDDED_PACKAGE).context("there is no package of the agent")?;
+    let embedded = embedded["id"].as_str().context("a package has an id")?;
+    let used = reachable_packages(&[root, embedded], &edges);
     let packages = metadata["packages"].as_array().context("metadata has packages")?;
     let by_id: BTreeMap<&str, &Value> =
         packages.iter().filter_map(|package| Some((package["id"].as_str()?, package))).collect();
@@ -113,9 +117,9 @@ fn dependency_edges(metadata: &Value) -> BTreeMap<&str, Vec<&str>> {
         .collect()
 }
 
-fn reachable_packages(root: &str, edges: &BTreeMap<&str, Vec<&str>>) -> BTreeSet<String> {
+fn reachable_packages(roots: &[&str], edges: &BTreeMap<&str, Vec<&str>>) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
-    let mut open = vec![root];
+    let mut open = roots.to_vec();
     while let Some(id) = open.pop() {
         if found.insert(id.to_owned()) {
             open.extend(edges.get(id).into_iter().flatten());
@@ -148,10 +152,12 @@ mod tests {
             "packages": [
                 package("coracle-cli", Value::Null), package("used", json!("registry")),
                 package("below", json!("registry")), package("of-tests", json!("registry")),
+                package("coracle-agent", Value::Null), package("inside", json!("registry")),
             ],
             "resolve": { "nodes": [
                 { "id": "coracle-cli", "deps": [built("used"), tested("of-tests")] },
                 { "id": "used", "deps": [built("below")] },
+                { "id": "coracle-agent", "deps": [built("inside")] }, { "id": "inside", "deps": [] },
                 { "id": "below", "deps": [] }, { "id": "of-tests", "deps": [] },
             ]},
         })
@@ -167,9 +173,9 @@ mod tests {
             .iter()
             .filter_map(|component| component["name"].as_str())
             .collect();
-        assert_eq!(names, ["below", "used"]);
+        assert_eq!(names, ["below", "coracle-agent", "inside", "used"]);
         assert_eq!(document["components"][0]["licenses"][0]["expression"], "MIT OR Apache-2.0");
-        let root = &document["dependencies"][1];
+        let root = &document["dependencies"][2];
         assert_eq!(
             root,
             &json!({ "ref": "pkg:cargo/coracle-cli@1.0.0", "dependsOn": ["pkg:cargo/used@1.0.0"] })

@@ -9,6 +9,7 @@ use flate2::read::GzDecoder;
 use serde_json::Value;
 
 use super::COMPLETIONS;
+use crate::build_paths::BuildPaths;
 use crate::report::TestReport;
 use crate::tools::{command_output, run_command};
 
@@ -37,6 +38,7 @@ pub(super) fn verify_archive(
         bail!("`coracle --version` of the archive says `{}`", said.trim());
     }
     check_static(&binary)?;
+    BuildPaths::find()?.check_absent_from(&binary)?;
     check_pages(&binary, &root)?;
     check_completions(&root, report)?;
     let sbom = fs::read(root.join("sbom.cdx.json")).context("there is no sbom.cdx.json")?;

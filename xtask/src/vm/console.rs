@@ -10,11 +10,26 @@ use anyhow::Context;
 
 use super::VmOutcome;
 
-/// Emulation is some twenty times slower than the processor, and the host may be busy: the boot
-/// takes some ten seconds, all tests some ten minutes.
-const MACHINE_TIMEOUT: Duration = Duration::from_secs(1200);
-
 const KERNEL_COMMAND_LINE: &str = "console=ttyS0 quiet loglevel=1 panic=-1 cgroup_no_v1=all mitigations=off";
+
+/// A machine to boot.
+pub(crate) struct VirtualMachine<'a> {
+    pub(crate) kernel: &'a Path,
+    pub(crate) initramfs: &'a Path,
+    pub(crate) disk: &'a Path,
+    /// Words that its scripts read from the kernel's command line.
+    pub(crate) options: String,
+    pub(crate) disk_writes: DiskWrites,
+    /// Emulation is some twenty times slower than the processor, and the host may be busy.
+    pub(crate) timeout: Duration,
+}
+
+/// What becomes of the files that a machine writes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DiskWrites {
+    Kept,
+    Dropped,
+}
 
 /// The results that the machine reported.
 #[derive(Default)]
@@ -33,19 +48,14 @@ pub(crate) struct ConsoleReport {
 
 /// Boots the machine, once more with the same disk if it asks for that, and reads its console until it
 /// switches itself off or its time is over.
-pub(crate) fn boot_machine(
-    kernel: &Path,
-    initramfs: &Path,
-    disk: &Path,
-    only: Option<&str>,
-) -> anyhow::Result<ConsoleReport> {
+pub(crate) fn boot_machine(machine: &VirtualMachine<'_>) -> anyhow::Result<VmOutcome> {
     let mut report = ConsoleReport::default();
-    let end = Instant::now() + MACHINE_TIMEOUT;
-    read_console(start_qemu(kernel, initramfs, disk, only)?, &mut report, end)?;
+    let end = Instant::now() + machine.timeout;
+    read_console(start_qemu(machine)?, &mut report, end)?;
     if report.reboot && !report.late {
-        read_console(start_qemu(kernel, initramfs, disk, only)?, &mut report, end)?;
+        read_console(start_qemu(machine)?, &mut report, end)?;
     }
-    Ok(report)
+    Ok(report.into_outcome(machine.timeout))
 }
 
 /// Reads the console of a machine until it ends.
@@ -75,19 +85,19 @@ fn read_console(mut machine: Child, report: &mut ConsoleReport, end: Instant) ->
     Ok(())
 }
 
-fn start_qemu(kernel: &Path, initramfs: &Path, disk: &Path, only: Option<&str>) -> anyhow::Result<Child> {
-    let only = only.map(|word| format!(" coracle.only={word}")).unwrap_or_default();
+fn start_qemu(machine: &VirtualMachine<'_>) -> anyhow::Result<Child> {
+    let snapshot = if machine.disk_writes == DiskWrites::Dropped { "on" } else { "off" };
     Command::new("qemu-system-x86_64")
         .args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "2048"])
         .args(["-display", "none", "-monitor", "none", "-serial", "stdio", "-nic", "none", "-no-reboot"])
         .arg("-kernel")
-        .arg(kernel)
+        .arg(machine.kernel)
         .arg("-initrd")
-        .arg(initramfs)
+        .arg(machine.initramfs)
         .arg("-append")
-        .arg(format!("{KERNEL_COMMAND_LINE}{only}"))
+        .arg(format!("{KERNEL_COMMAND_LINE} {}", machine.options))
         .arg("-drive")
-        .arg(format!("file={},format=raw,if=virtio,cache=unsafe", disk.display()))
+        .arg(format!("file={},format=raw,if=virtio,cache=unsafe,snapshot={snapshot}", machine.disk.display()))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
@@ -119,9 +129,9 @@ impl ConsoleReport {
         Ok(())
     }
 
-    pub(crate) fn into_outcome(mut self) -> VmOutcome {
+    fn into_outcome(mut self, timeout: Duration) -> VmOutcome {
         if self.late && self.failures.is_empty() {
-            let reason = format!("the emulated machine did not end within {} s", MACHINE_TIMEOUT.as_secs());
+            let reason = format!("the emulated machine did not end within {} s", timeout.as_secs());
             return VmOutcome::Skipped(format!("{reason}; {} checks had passed", self.passed));
         }
         if !self.complete {
@@ -145,7 +155,7 @@ mod tests {
         for line in lines {
             report.read_line(line).expect("standard error can be written");
         }
-        report.into_outcome()
+        report.into_outcome(Duration::from_secs(1))
     }
 
     #[test]

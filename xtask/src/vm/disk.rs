@@ -12,6 +12,7 @@ use std::process::Command;
 
 use anyhow::{Context, bail};
 
+use super::ubuntu::UbuntuTree;
 use super::{TestPrograms, find_program};
 
 /// The programs that the limit tests call inside a sandbox, and those that the binary may call outside.
@@ -66,7 +67,11 @@ const PASSWD: &str = "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobo
 const GROUP: &str = "root:x:0:\nnogroup:x:65534:\n";
 
 /// Builds the image and returns its path.
-pub(crate) fn build_disk(directory: &Path, programs: &TestPrograms) -> anyhow::Result<PathBuf> {
+pub(crate) fn build_disk(
+    directory: &Path,
+    programs: &TestPrograms,
+    ubuntu: Option<&UbuntuTree>,
+) -> anyhow::Result<PathBuf> {
     let root = directory.join("root");
     if root.exists() {
         fs::remove_dir_all(&root)?;
@@ -82,6 +87,10 @@ pub(crate) fn build_disk(directory: &Path, programs: &TestPrograms) -> anyhow::R
     fs::copy(&programs.e2e, root.join("usr/bin/e2e"))?;
     fs::copy(&programs.attacks, root.join("usr/bin/attacks"))?;
     fs::write(root.join("checks.sh"), include_str!("../../vm/checks.sh"))?;
+    fs::write(root.join("restricted.sh"), include_str!("../../vm/restricted.sh"))?;
+    if let Some(ubuntu) = ubuntu {
+        ubuntu.install_policy(&root)?;
+    }
     make_filesystem(&root, &directory.join("disk.ext4"))
 }
 

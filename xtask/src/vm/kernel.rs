@@ -1,5 +1,5 @@
-//! Debian's kernel: taken from its package without installing it, with the modules the machine
-//! needs packed into a memory disk.
+//! Debian's kernel, taken from its package without installing it, and the memory disk with the modules that a
+//! machine needs.
 
 use std::fs::{self, File};
 use std::io::BufWriter;
@@ -9,8 +9,9 @@ use std::process::Command;
 use anyhow::{Context, bail};
 
 use super::cpio::CpioArchive;
-use super::{VmUnavailable, find_program};
+use super::{VmUnavailable, copy_files, find_program};
 use crate::packages::apt_get;
+use crate::tools::run_command;
 
 /// The small kernel for virtual machines; it depends on the package of its newest version.
 const PACKAGE: &str = "linux-image-cloud-amd64";
@@ -72,7 +73,7 @@ fn extract_package(directory: &Path, package: &str, tree: &Path) -> anyhow::Resu
     fs::rename(&partial, tree).context("could not put the kernel in place")
 }
 
-fn find_unpacked(tree: &Path) -> Option<UnpackedKernel> {
+pub(crate) fn find_unpacked(tree: &Path) -> Option<UnpackedKernel> {
     let modules = fs::read_dir(tree.join("lib/modules")).ok()?.next()?.ok()?;
     let version = modules.file_name().into_string().ok()?;
     let image = tree.join("boot").join(format!("vmlinuz-{version}"));
@@ -87,12 +88,14 @@ fn newest_package() -> Option<String> {
     })
 }
 
-/// Packs busybox, the modules and `init.sh` into a memory disk.
+/// Packs busybox, the modules and `init.sh` into a memory disk. A kernel has one directory of its own.
 pub(crate) fn build_initramfs(kernel: &UnpackedKernel, directory: &Path) -> anyhow::Result<PathBuf> {
+    let directory = directory.join(&kernel.version);
     let root = directory.join("modules");
     let modules = root.join("lib/modules").join(&kernel.version);
     for tree in MODULE_TREES {
-        copy_tree(&kernel.modules.join(tree), &modules.join(tree))?;
+        copy_files(&kernel.modules.join(tree), &modules.join(tree))?;
+        expand_modules(&modules.join(tree))?;
     }
     for list in ["modules.order", "modules.builtin"] {
         fs::copy(kernel.modules.join(list), modules.join(list))?;
@@ -118,17 +121,17 @@ pub(crate) fn build_initramfs(kernel: &UnpackedKernel, directory: &Path) -> anyh
     Ok(path)
 }
 
-/// Copies a directory's files; a module that this kernel does not have is built in, and needs no copy.
-fn copy_tree(from: &Path, to: &Path) -> anyhow::Result<()> {
-    let Ok(entries) = fs::read_dir(from) else { return Ok(()) };
-    fs::create_dir_all(to)?;
+/// Expands modules that are compressed, as Ubuntu's are: busybox loads none that are.
+fn expand_modules(tree: &Path) -> anyhow::Result<()> {
+    let Ok(entries) = fs::read_dir(tree) else { return Ok(()) };
     for entry in entries {
-        let entry = entry?;
-        let target = to.join(entry.file_name());
-        if entry.file_type()?.is_dir() {
-            copy_tree(&entry.path(), &target)?;
-        } else {
-            fs::copy(entry.path(), target)?;
+        let path = entry?.path();
+        if path.is_dir() {
+            expand_modules(&path)?;
+        } else if path.extension().is_some_and(|extension| extension == "zst") {
+            run_command(
+                Command::new("zstd").args(["--decompress", "--rm", "--force", "--quiet"]).arg(&path),
+            )?;
         }
     }
     Ok(())

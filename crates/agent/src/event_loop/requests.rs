@@ -46,6 +46,11 @@ impl Agent {
                 self.connections.send_reply(connection, &AgentReply::Status(status));
                 self.follow_process(connection, number, from);
             }
+            AgentRequest::OutputTimes { process, from } => {
+                let number = self.processes.find(&process)?.number;
+                let times = self.output_times(number, from);
+                self.connections.send_final_reply(connection, &AgentReply::OutputTimes(times));
+            }
             AgentRequest::Status { process } => {
                 let status = self.children.status_of(self.processes.find(&process)?);
                 self.connections.send_final_reply(connection, &AgentReply::Status(status));
@@ -72,6 +77,10 @@ impl Agent {
                 self.children.resize_terminal(self.processes.find(&process)?, columns, rows)?;
                 self.connections.send_final_reply(connection, &AgentReply::Ok);
             }
+            AgentRequest::KillLargest => {
+                self.kill_largest_process()?;
+                self.connections.send_final_reply(connection, &AgentReply::Ok);
+            }
             AgentRequest::Forget { process } => {
                 self.forget_process(&process)?;
                 self.connections.send_final_reply(connection, &AgentReply::Ok);
@@ -90,7 +99,7 @@ impl Agent {
                 self.connections.send_final_reply(connection, &AgentReply::Sessions(statuses));
             }
             AgentRequest::RestartSession { session } => self.restart_session(connection, &session)?,
-            AgentRequest::Nesting => {
+            AgentRequest::IsolatedSessions => {
                 self.context.check_isolation_supported()?;
                 self.connections.send_final_reply(connection, &AgentReply::Ok);
             }
@@ -98,8 +107,8 @@ impl Agent {
                 let note = self.sessions.note(&session)?;
                 self.connections.send_final_reply(connection, &note);
             }
-            AgentRequest::CloseSession { session } => {
-                self.close_session(&session)?;
+            AgentRequest::CloseSession { session, requested_ns } => {
+                self.close_session_at(&session, requested_ns)?;
                 self.connections.send_final_reply(connection, &AgentReply::Ok);
             }
         }
@@ -118,7 +127,7 @@ impl Agent {
     }
 
     /// Signals a process or, if the name is a session's, what runs in that session or context.
-    fn signal_process(&mut self, request: &SignalProcess) -> Result<(), Fault> {
+    pub(crate) fn signal_process(&mut self, request: &SignalProcess) -> Result<(), Fault> {
         let (number, running) = match self.processes.find(&request.process) {
             Ok(process) => (Some(process.number), process.running),
             Err(fault) => {
@@ -130,6 +139,9 @@ impl Agent {
         let Some(signal) = Signal::from_named_raw(request.signal) else {
             return Err(fault::from_kind(FaultKind::Invalid, "signal", &request.signal.to_string()));
         };
+        if signal == Signal::KILL && number.is_some_and(|number| self.cancel_queued_run(number)) {
+            return Ok(());
+        }
         let gone = || fault::from_errno(rustix::io::Errno::SRCH, "signal", &request.process);
         let running = running.and_then(|running| self.children.get(running)).ok_or_else(gone)?;
         let commands = self.context.commands.as_ref();
@@ -189,10 +201,9 @@ fn leaves_traces(request: &AgentRequest) -> bool {
 fn parse_request(frame: &Frame) -> Result<VersionedRequest, Fault> {
     frame.parse_message().map_err(|error| match &error {
         FrameError::Message(reason) => {
-            let reason = reason.to_string();
-            let unknown = reason.starts_with("unknown variant");
+            let unknown = frame.has_unknown_variant::<VersionedRequest>();
             let kind = if unknown { FaultKind::Unsupported } else { FaultKind::Invalid };
-            fault::from_kind(kind, "read", first_clause(&reason))
+            fault::from_kind(kind, "read", first_clause(&reason.to_string()))
         }
         _ => malformed_fault(),
     })

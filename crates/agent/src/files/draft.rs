@@ -10,7 +10,7 @@ use std::io::{self, Seek, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{CWD, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use wire::Fault;
 
@@ -70,6 +70,24 @@ impl DraftFile {
             Err(error) if is_permission_error(&error) => self.copy_to_target(wanted),
             renamed => {
                 renamed.or_fault("rename", &self.target)?;
+                self.name = None;
+                Ok(())
+            }
+        }
+    }
+
+    /// Like [`DraftFile::put_in_place`], for a target that must not exist.
+    pub(super) fn put_in_place_if_new(mut self, wanted: &ResolvedAttributes) -> Result<(), Fault> {
+        let Some(name) = &self.name else {
+            return Err(fault::from_errno(Errno::EXIST, "create", &self.target.to_string_lossy()));
+        };
+        self.apply_attributes(wanted)?;
+        match rustix::fs::renameat_with(CWD, name, CWD, &self.target, RenameFlags::NOREPLACE) {
+            // Some filesystems cannot do this. A new link does not replace a file either, and the
+            // temporary name is removed with the draft.
+            Err(Errno::INVAL) => std::fs::hard_link(name, &self.target).or_fault("create", &self.target),
+            renamed => {
+                renamed.or_fault("create", &self.target)?;
                 self.name = None;
                 Ok(())
             }

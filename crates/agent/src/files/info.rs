@@ -49,7 +49,7 @@ fn has_birth_time(stat: &Statx) -> bool {
     StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::BTIME)
 }
 
-fn file_kind(stat: &Statx) -> FileKind {
+pub(super) fn file_kind(stat: &Statx) -> FileKind {
     match FileType::from_raw_mode(stat.stx_mode.into()) {
         FileType::RegularFile => FileKind::File,
         FileType::Directory => FileKind::Directory,
@@ -58,6 +58,6 @@ fn file_kind(stat: &Statx) -> FileKind {
     }
 }
 
-fn to_milliseconds(time: StatxTimestamp) -> i64 {
+pub(super) fn to_milliseconds(time: StatxTimestamp) -> i64 {
     time.tv_sec.saturating_mul(1000).saturating_add(i64::from(time.tv_nsec / 1_000_000))
 }

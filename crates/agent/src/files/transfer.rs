@@ -22,7 +22,7 @@ pub(super) const DEFAULT_FILE_MODE: Mode = Mode::from_raw_mode(0o644);
 /// The maximum number of symbolic links followed, as in the kernel.
 const MAX_LINKS: usize = 40;
 
-/// How long an append waits for other appends.
+/// How long an append waits for other appends, and an edit for other edits.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl FileWorker<'_> {
@@ -118,7 +118,7 @@ impl FileWorker<'_> {
 
     /// A process in the sandbox may hold the lock forever, so the wait is bounded, and it ends if
     /// the server disconnects.
-    fn lock_file(&self, file: &File, path: &Path) -> Result<(), Fault> {
+    pub(super) fn lock_file(&self, file: &File, path: &Path) -> Result<(), Fault> {
         let begun = Instant::now();
         loop {
             match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {

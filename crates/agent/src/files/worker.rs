@@ -10,11 +10,13 @@
 //! bomb.
 
 use std::collections::VecDeque;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use linux::caps::{self, CapSet};
+use linux::descriptors;
 use linux::namespaces::NamespaceSet;
 use linux::spawn::{self, ForkResult};
 use rustix::fs::{Mode, OFlags};
@@ -23,7 +25,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::process::{Pid, Signal};
 use wire::files::{FileOperation, FileRequest};
 use wire::process::UserIdentity;
-use wire::{AgentConfig, AgentReply, Fault, FaultKind, FrameDecoder};
+use wire::{AgentConfig, AgentReply, Fault, FaultKind, FaultOperation, FrameDecoder};
 
 use crate::context::AgentContext;
 use crate::event_loop::agent::Agent;
@@ -31,12 +33,13 @@ use crate::event_loop::connection::IncomingConnection;
 use crate::event_loop::handles::ConnectionId;
 use crate::event_loop::poll::RegisteredFd;
 use crate::fault;
-use crate::files::FileWorker;
+use crate::files::edit_history::open_history;
 use crate::files::worker_connection::WorkerConnection;
+use crate::files::{self, FileWorker};
 use crate::identity::ResolvedUser;
 use crate::isolation::namespace_broker::BrokerRequest;
 use crate::process::child_table::{ChildRole, ChildTable};
-use crate::process::{child, tree};
+use crate::process::tree;
 
 /// The maximum number of operations at once; further ones wait.
 const MAX_WORKERS: usize = 64;
@@ -80,7 +83,7 @@ impl Agent {
         connection: ConnectionId,
         mut request: FileRequest,
     ) -> Result<(), Fault> {
-        if let Some(session) = &request.nest {
+        if let Some(session) = &request.isolated_session {
             let identity = self.sessions.isolated_session_user(session)?;
             // The default user for files of an isolated session is the user of the session.
             if request.identity == UserIdentity::Default {
@@ -134,7 +137,7 @@ impl WorkerPool {
         context: &mut AgentContext,
         children: &mut ChildTable,
     ) {
-        let started = match job.request.nest.clone() {
+        let started = match job.request.isolated_session.clone() {
             Some(session) => start_isolated_worker(job, &session, context),
             None => start_plain_worker(job, context),
         };
@@ -168,7 +171,9 @@ fn start_plain_worker(job: FileJob, context: &AgentContext) -> Option<Pid> {
         Ok((ForkResult::Child, join)) => {
             let FileJob { connection, decoder, request } = job;
             let Ok(connection) = rustix::io::fcntl_dupfd_cloexec(&connection, 3) else { spawn::exit_now(1) };
-            worker_main(context, &context.config, connection, decoder, &request, join, None)
+            let history = needs_history(&request.operation).then(|| open_history(&context.journals));
+            let task = WorkerTask { connection, decoder, request, join, history };
+            worker_main(context, &context.config, task, None)
         }
         Ok((ForkResult::Parent { pid, .. }, _)) => Some(pid),
         Err(errno) => {
@@ -181,13 +186,24 @@ fn start_plain_worker(job: FileJob, context: &AgentContext) -> Option<Pid> {
 /// Like [`start_plain_worker`], in a process that the namespace broker clones.
 fn start_isolated_worker(job: FileJob, session: &str, context: &mut AgentContext) -> Option<Pid> {
     let FileJob { connection, decoder, request } = job;
+    // The broker cannot open it.
+    let history = needs_history(&request.operation).then(|| open_history(&context.journals)).transpose();
+    let history = match history {
+        Ok(history) => history,
+        Err(errno) => {
+            refuse_job(connection, history_fault(errno));
+            return None;
+        }
+    };
     let broker_request = BrokerRequest::Work {
         session: session.to_owned(),
         request,
         rest: Vec::from(decoder.into_rest()),
         config: context.config_update(),
     };
-    match context.send_broker_request(&broker_request, &[connection.as_fd()]) {
+    let descriptors: Vec<_> =
+        std::iter::once(connection.as_fd()).chain(history.iter().map(AsFd::as_fd)).collect();
+    match context.send_broker_request(&broker_request, &descriptors) {
         Ok(started) => started,
         Err(fault) => {
             refuse_job(connection, fault);
@@ -230,6 +246,26 @@ pub(crate) fn open_worker_group(commands: &OwnedFd) -> rustix::io::Result<OwnedF
     }
 }
 
+/// Whether an operation uses the undo history.
+fn needs_history(operation: &FileOperation) -> bool {
+    matches!(operation, FileOperation::Edit { .. } | FileOperation::UndoEdit { .. })
+}
+
+fn history_fault(errno: Errno) -> Fault {
+    fault::from_errno(errno, "open", "the history of edits")
+}
+
+/// What a worker does, and the descriptors that it keeps.
+pub(crate) struct WorkerTask {
+    pub(crate) connection: OwnedFd,
+    pub(crate) decoder: FrameDecoder,
+    pub(crate) request: FileRequest,
+    /// The descriptor by which a worker moves that could not be forked into its group.
+    pub(crate) join: Option<OwnedFd>,
+    /// The undo history, if the operation needs it. It is opened before the worker loses the right to.
+    pub(crate) history: Option<rustix::io::Result<OwnedFd>>,
+}
+
 /// The main function of a worker. It never returns, because it closes its copies of the agent's
 /// descriptors while the objects that own them still exist.
 ///
@@ -238,16 +274,22 @@ pub(crate) fn open_worker_group(commands: &OwnedFd) -> rustix::io::Result<OwnedF
 pub(crate) fn worker_main(
     context: &AgentContext,
     config: &AgentConfig,
-    connection: OwnedFd,
-    decoder: FrameDecoder,
-    request: &FileRequest,
-    join: Option<OwnedFd>,
+    task: WorkerTask,
     enter: Option<&dyn Fn() -> io::Result<()>>,
 ) -> ! {
+    let WorkerTask { connection, decoder, request, join, history } = task;
     let mut groups = join.iter().chain(&context.tasks).chain(context.worker_share());
     let joined = groups.try_for_each(|group| rustix::io::write(group, b"0").map(drop));
     let entered = enter.map_or(Ok(()), |enter| enter());
-    let Ok(connection) = child::close_all_except(&connection) else { spawn::exit_now(1) };
+    let history = history.transpose();
+    // The exec of another program closes what it does not inherit.
+    let executes = files::executes_program(&request.operation);
+    if !executes {
+        let kept = history.iter().flatten().chain([&connection]).map(AsFd::as_fd);
+        if descriptors::close_all_except_these(kept).is_err() {
+            spawn::exit_now(1);
+        }
+    }
     let prepared = rustix::io::ioctl_fionbio(&connection, false)
         .and_then(|()| set_socket_timeout(&connection, Timeout::Recv, Some(SERVER_IDLE_TIMEOUT)))
         .and_then(|()| set_socket_timeout(&connection, Timeout::Send, Some(SERVER_IDLE_TIMEOUT)));
@@ -258,8 +300,21 @@ pub(crate) fn worker_main(
     // Nothing is done outside the sandbox's limits.
     let joined = joined.map_err(|errno| fault::from_errno(errno, "join the group", WORKER_GROUP));
     let entered = entered.map_err(|error| fault::from_io(&error, "enter", "the session"));
-    let done = joined.and(entered).and_then(|()| become_user(context, config, request)).and_then(|who| {
-        FileWorker { connection: &mut line, config, user: &who }.perform_operation(&request.operation)
+    let history = history.map_err(history_fault);
+    let identity = || match executes {
+        true => ResolvedUser::find(config, &request.identity),
+        false => become_user(context, config, &request),
+    };
+    let done = joined.and(entered).and(history).and_then(|history| {
+        let who = identity()?;
+        let mut worker = FileWorker {
+            connection: &mut line,
+            config,
+            user: &who,
+            history: history.map(File::from),
+            isolated_session: request.isolated_session.as_deref(),
+        };
+        worker.perform_operation(&request.operation, context)
     });
     if let Err(fault) = done {
         line.send_fault(fault);
@@ -273,7 +328,7 @@ fn become_user(
     request: &FileRequest,
 ) -> Result<ResolvedUser, Fault> {
     let who = ResolvedUser::find(config, &request.identity)?;
-    let named = |errno| fault::from_errno(errno, "become user", &who.name);
+    let named = |errno| fault::from_errno(errno, FaultOperation::BecomeUser, &who.name);
     let dropping = |error: io::Error| fault::from_io(&error, "drop capabilities", &who.name);
     who.assume_identity(config).map_err(named)?;
     let keep =

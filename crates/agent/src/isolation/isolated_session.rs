@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use wire::isolated_session::{IsolatedSessionSpec, IsolatedSessionStatus};
 use wire::process::{MissingDirectory, RunInSession, UserIdentity, WorkingDirectory};
-use wire::{AgentReply, Fault, FaultKind};
+use wire::{AgentReply, Fault, FaultKind, FaultOperation};
 
 use crate::context::AgentContext;
 use crate::event_loop::agent::{Agent, now_ms};
@@ -32,6 +32,7 @@ use crate::process::exec::{self, LaunchedCommand, StdioMode, TreeControl};
 use crate::process::running_process::ProcessOwner;
 use crate::process::tree;
 use crate::process::{FaultSubjects, NewProcess, StartCaller};
+use crate::session::Session;
 use crate::session::shell;
 use crate::session::table::SessionTable;
 
@@ -56,9 +57,6 @@ pub(crate) struct SessionNamespaces {
     report: Option<RegisteredFd>,
     received: Vec<u8>,
     created_ms: u64,
-    used_ms: u64,
-    /// The time at which the session is closed as idle.
-    idle: Option<Instant>,
 }
 
 /// A program to be started in an isolated session.
@@ -80,11 +78,11 @@ impl SessionNamespaces {
         self.init.is_some()
     }
 
-    pub(crate) fn status(&self) -> IsolatedSessionStatus {
-        let left = self.idle.map(|time| time.saturating_duration_since(Instant::now()));
+    pub(crate) fn status(&self, session: &Session) -> IsolatedSessionStatus {
+        let left = session.idle.map(|time| time.saturating_duration_since(Instant::now()));
         IsolatedSessionStatus {
             created_ms: self.created_ms,
-            used_ms: self.used_ms,
+            used_ms: session.used_ms,
             idle_left_ms: left.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)),
             alive: self.is_alive(),
         }
@@ -96,7 +94,7 @@ impl Agent {
     pub(crate) fn create_namespaces(&mut self, number: SessionHandle) -> Result<(), Fault> {
         self.context.check_isolation_supported()?;
         let session = self.sessions.get(number).expect("the caller has added it");
-        let spec = session.open.nest.clone().expect("the session is isolated");
+        let spec = session.open.isolation.clone().expect("the session is isolated");
         check_session_spec(&spec)?;
         if self.sessions.values().filter(|session| session.namespaces.is_some()).count()
             >= MAX_ISOLATED_SESSIONS
@@ -119,14 +117,11 @@ impl Agent {
         };
         let init =
             self.children.track_namespace_init(number, pid, placement, &self.context, &mut self.events);
-        let now = now_ms();
         let namespaces = SessionNamespaces {
             init: Some(init),
             report: Some(watched),
             received: Vec::new(),
-            created_ms: now,
-            used_ms: now,
-            idle: None,
+            created_ms: now_ms(),
         };
         self.sessions.get_mut(number).expect("it is still there").namespaces = Some(namespaces);
         Ok(())
@@ -170,8 +165,8 @@ impl Agent {
     /// The namespaces cannot be used: reports this to the opener of the session and closes the
     /// session.
     pub(crate) fn isolation_failed(&mut self, number: SessionHandle, fault: &Fault) {
-        let opener = self.sessions.get_mut(number).and_then(|session| session.opener.take());
-        if let Some(opener) = opener {
+        let openers = self.sessions.get_mut(number).map(|session| std::mem::take(&mut session.openers));
+        for opener in openers.into_iter().flatten() {
             self.connections.refuse_request(opener, fault.clone());
         }
         let name = self.sessions.get(number).map(|session| session.name.clone());
@@ -193,16 +188,10 @@ impl Agent {
         // If the broker is gone there is nothing to forget, and its stored changes end with the
         // sandbox.
         self.context.send_broker_request(&BrokerRequest::Forget { session: name.clone() }, &[]).ok();
-        if let Some(opener) = self.sessions.get_mut(number).and_then(|session| session.opener.take()) {
-            self.connections.refuse_request(
-                opener,
-                fault::from_kind(
-                    FaultKind::Other,
-                    "open session",
-                    "the first process in its namespaces was killed",
-                ),
-            );
-            self.close_session(&name).ok();
+        let opening = self.sessions.get(number).is_some_and(|session| !session.openers.is_empty());
+        if opening {
+            let killed = "the first process in its namespaces was killed";
+            self.isolation_failed(number, &fault::from_kind(FaultKind::Other, "open session", killed));
         }
         self.sessions.drop_if_closed(number);
     }
@@ -216,7 +205,7 @@ impl Agent {
         wiring: StdioMode,
     ) -> Result<RunningHandle, Fault> {
         let failed = |errno| fault::from_errno(errno, "start", session);
-        self.context.refresh_limit_view(&self.events);
+        self.context.refresh_limit_view(&mut self.events);
         let environment =
             ExecEnvironment::new(&self.context.config, inside.identity, inside.env, inside.directory)?;
         let placement = self.children.next_placement(&self.context, &mut self.events);
@@ -260,7 +249,7 @@ impl Agent {
         run: RunInSession,
     ) -> Result<(), Fault> {
         let session = self.sessions.get(number).expect("the caller has found it");
-        let Some(spec) = session.open.nest.clone() else {
+        let Some(spec) = session.open.isolation.clone() else {
             return Err(fault::from_kind(
                 FaultKind::Invalid,
                 "run",
@@ -274,7 +263,7 @@ impl Agent {
         let directory =
             directory.map(|path| WorkingDirectory { path, missing: MissingDirectory::Ignore, expand: false });
         let directory = run.directory.or(directory).or_else(|| session.open.directory.clone());
-        let text = shell::compose_run_text(&session.exports, None, &run.text);
+        let text = shell::compose_run_text(&session.state, None, &run.text);
         let process = self.add_process(NewProcess {
             name: run.process.clone(),
             tag: None,
@@ -292,7 +281,7 @@ impl Agent {
             program: SessionProgram::Text(text),
             private: &[],
         };
-        let wiring = StdioMode { terminal: None, stdin: false };
+        let wiring = StdioMode { terminal: None, plain: false, stdin: false };
         let launched = self.launch_isolated(ProcessOwner::Process(process), &run.session, inside, wiring);
         let running = launched.inspect_err(|_| self.drop_process(process))?;
         let pid = self.children.pid_of(running);
@@ -329,30 +318,23 @@ impl SessionTable {
         context: &AgentContext,
         alarms: &mut AlarmQueue,
     ) {
-        let Some(namespaces) = self.get_mut(number).and_then(|session| session.namespaces.as_mut()) else {
-            return;
-        };
-        let idle = namespaces.idle.take();
-        let init = namespaces.init;
-        alarms.stop(idle, Alarm::Idle(number));
-        if let Some(init) = init {
+        let Some(session) = self.get_mut(number) else { return };
+        alarms.stop(session.idle.take(), Alarm::Idle(number));
+        if let Some(init) = session.namespaces.as_ref().and_then(|namespaces| namespaces.init) {
             children.kill_tree(init, context);
         }
     }
 
-    /// Restarts the idle time of an isolated session.
+    /// Restarts the idle time of a session.
     pub(crate) fn restart_idle_timer(&mut self, number: SessionHandle, alarms: &mut AlarmQueue) {
         let Some(session) = self.get_mut(number) else { return };
+        session.used_ms = now_ms();
         let busy = session.current.is_some() || session.closing;
-        let Some(namespaces) = &mut session.namespaces else { return };
-        namespaces.used_ms = now_ms();
-        let limit = session.open.nest.as_ref().and_then(|spec| spec.idle_ms).filter(|_| !busy);
-        let former = namespaces.idle.take();
-        alarms.stop(former, Alarm::Idle(number));
-        let next = limit.and_then(|limit| alarms.set(Duration::from_millis(limit), Alarm::Idle(number)));
-        if let Some(namespaces) = self.get_mut(number).and_then(|session| session.namespaces.as_mut()) {
-            namespaces.idle = next;
-        }
+        let isolated = session.open.isolation.as_ref().and_then(|spec| spec.idle_ms);
+        let shared = session.open.sharing.as_ref().and_then(|sharing| sharing.idle_ms);
+        let limit = isolated.or(shared).filter(|_| !busy);
+        alarms.stop(session.idle.take(), Alarm::Idle(number));
+        session.idle = limit.and_then(|limit| alarms.set(Duration::from_millis(limit), Alarm::Idle(number)));
     }
 
     /// The user of an isolated session.
@@ -360,16 +342,18 @@ impl SessionTable {
         let session = self.get(self.find(name)?);
         let alive =
             session.filter(|session| session.namespaces.as_ref().is_some_and(SessionNamespaces::is_alive));
-        let alive = alive.ok_or_else(|| fault::from_kind(FaultKind::NotFound, "find session", name))?;
+        let alive =
+            alive.ok_or_else(|| fault::from_kind(FaultKind::NotFound, FaultOperation::FindSession, name))?;
         Ok(alive.open.identity.clone())
     }
 
     /// The note that was given when an isolated session was opened.
     pub(crate) fn note(&self, name: &str) -> Result<AgentReply, Fault> {
         let number = self.find(name)?;
-        let spec = self.get(number).and_then(|session| session.open.nest.as_ref());
-        let spec =
-            spec.ok_or_else(|| fault::from_kind(FaultKind::NotFound, "find isolated session", name))?;
+        let spec = self.get(number).and_then(|session| session.open.isolation.as_ref());
+        let spec = spec.ok_or_else(|| {
+            fault::from_kind(FaultKind::NotFound, FaultOperation::FindIsolatedSession, name)
+        })?;
         Ok(AgentReply::Note(spec.note.clone()))
     }
 }

@@ -11,6 +11,7 @@
 //! is read: a program that reads repeatedly sees the values of the time of its previous read.
 //! Nothing is refreshed while there are no readers, and never more than ten times a second.
 
+use std::cell::OnceCell;
 use std::fmt::Write;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -44,6 +45,10 @@ pub(crate) const THREADS_VARIABLE: &str = "OMP_NUM_THREADS";
 #[derive(Debug)]
 pub(crate) struct LimitView {
     files: OwnedFd,
+    /// The files that are watched for reads. They stay open, because opening one to refresh it counts as a read and
+    /// would cause the next refresh.
+    meminfo: OnceCell<OwnedFd>,
+    stat: OnceCell<OwnedFd>,
     host_stat: OwnedFd,
     host_cpuinfo: OwnedFd,
     memory: Option<MemorySources>,
@@ -51,6 +56,8 @@ pub(crate) struct LimitView {
     shown: ShownLimits,
     /// Reports that one of the files was opened or read.
     reads: Option<RegisteredFd>,
+    /// Whether reads are watched, or will be soon.
+    is_watch_planned: bool,
 }
 
 #[derive(Debug)]
@@ -95,11 +102,14 @@ impl LimitView {
         Ok(Self {
             memory: memory.transpose()?,
             files: take(config.files_fd)?,
+            meminfo: OnceCell::new(),
+            stat: OnceCell::new(),
             host_stat: take(config.stat_fd)?,
             host_cpuinfo: take(config.cpuinfo_fd)?,
             cpu: config.cpu_fd.map(&mut take).transpose()?,
             shown: ShownLimits::default(),
             reads: None,
+            is_watch_planned: false,
         })
     }
 
@@ -127,7 +137,7 @@ impl LimitView {
         let host_total = u64::from(host.mem_unit).saturating_mul(host.totalram);
         let stat = read_kernel_file(&memory.stat);
         let found = MemoryStats::new(limit.min(host_total), used.unwrap_or(0), &stat);
-        self.write_file("meminfo", &found.render_meminfo());
+        self.write_watched_file(&self.meminfo, "meminfo", &found.render_meminfo());
         self.shown.memory_limit = Some(limit);
     }
 
@@ -166,18 +176,28 @@ impl LimitView {
 
     fn refresh_stat(&self) {
         let Some(shown) = self.shown.processors else { return };
-        self.write_file("stat", &render_stat(&read_kernel_file(&self.host_stat), shown));
+        self.write_watched_file(&self.stat, "stat", &render_stat(&read_kernel_file(&self.host_stat), shown));
     }
 
-    /// Replaces the content in place: the file is mounted, so it cannot be replaced by another.
+    fn write_watched_file(&self, file: &OnceCell<OwnedFd>, name: &str, text: &str) {
+        if file.get().is_none()
+            && let Ok(opened) = self.open_file(name)
+        {
+            file.set(opened).ok();
+        }
+        if let Some(file) = file.get() {
+            replace_content(file, text).ok();
+        }
+    }
+
     fn write_file(&self, name: &str, text: &str) {
-        let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let written = rustix::fs::openat(&self.files, name, flags, Mode::empty()).and_then(|file| {
-            let length = rustix::io::pwrite(&file, text.as_bytes(), 0)?;
-            rustix::fs::ftruncate(&file, length as u64)
-        });
         // As above, no command fails because of these files.
-        written.ok();
+        self.open_file(name).and_then(|file| replace_content(&file, text)).ok();
+    }
+
+    fn open_file(&self, name: &str) -> rustix::io::Result<OwnedFd> {
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        rustix::fs::openat(&self.files, name, flags, Mode::empty())
     }
 
     /// Discards the reads that were reported. Returns whether there were any.
@@ -193,13 +213,22 @@ impl LimitView {
     }
 }
 
+/// Replaces the content in place: the file is mounted, so it cannot be replaced by another.
+fn replace_content(file: &OwnedFd, text: &str) -> rustix::io::Result<()> {
+    let length = rustix::io::pwrite(file, text.as_bytes(), 0)?;
+    rustix::fs::ftruncate(file, length as u64)
+}
+
 impl AgentContext {
-    /// Called before anything starts that may read its limits.
-    pub(crate) fn refresh_limit_view(&mut self, events: &EventSources) {
+    /// Called before anything starts that may read its limits. What is written now is shown for a while in any case,
+    /// so reads are watched only afterwards: the end of a process that watches files takes the kernel some
+    /// milliseconds, which a sandbox for one short command need not wait for.
+    pub(crate) fn refresh_limit_view(&mut self, events: &mut EventSources) {
         let Some(view) = &mut self.limit_view else { return };
         self.config.threads = view.refresh_for_command(Instant::now());
-        if view.reads.is_none() {
-            view.reads = watch_reads(&events.poll).ok();
+        if !view.is_watch_planned {
+            view.is_watch_planned = true;
+            events.alarms.set(MIN_REFRESH_INTERVAL, Alarm::LimitView);
         }
     }
 
@@ -219,6 +248,17 @@ impl AgentContext {
     /// The pause after a refresh is over.
     pub(crate) fn watch_limit_view_again(&mut self, events: &mut EventSources) {
         let Some(view) = &mut self.limit_view else { return };
+        if view.reads.is_none() {
+            // Reads before this moment were not seen.
+            view.reads = watch_reads(&events.poll).ok();
+            if view.reads.is_some() {
+                self.on_limit_view_read(events);
+            } else {
+                // The next command tries again: the user may have no inotify instance left now.
+                view.is_watch_planned = false;
+            }
+            return;
+        }
         if view.drain_reads() {
             return self.on_limit_view_read(events);
         }

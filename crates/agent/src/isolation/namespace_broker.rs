@@ -40,13 +40,13 @@ pub(crate) use self::protocol::{
     BrokerReply, BrokerRequest, ConfigUpdate, SessionProgram, StartProgramRequest, send_request,
 };
 use crate::context::{AgentContext, CpuShare, MIN_PRIVATE_FD};
-use crate::files::worker;
+use crate::files::worker::{self, WorkerTask};
 use crate::identity::ResolvedUser;
 use crate::isolation::broker_client::BrokerClient;
 use crate::process::child::{self, ChildStdio};
 use crate::process::command::{self, ExecEnvironment, PreparedCommand};
 use crate::process::tree;
-use crate::session::shell::ShellDialect;
+use crate::session::shell::{ReportedState, ShellDialect};
 
 /// Where the disk for changes is mounted, in a mount namespace that contains no process.
 const DISK_MOUNT_POINT: &str = "/dev/shm";
@@ -194,9 +194,10 @@ impl<'a> NamespaceBroker<'a> {
         let stores = ChangeStorage::new(disk)?;
         let home = open_namespace("pid")?;
         // No descriptor through which the agent's data could be read or its connections answered
-        // stays open here.
+        // stays open here. The program is needed by searches in the files of a session.
         let kept = context.commands.iter().chain(&context.tasks).chain(context.all_shares());
-        let own = [&channel, &home, &context.null].into_iter().chain(stores.disk_namespace.as_ref());
+        let own = [&channel, &home, &context.null, &context.kernels_executable];
+        let own = own.into_iter().chain(stores.disk_namespace.as_ref());
         linux::descriptors::close_all_except_these(kept.chain(own).map(AsFd::as_fd))?;
         filter.install()?;
         Ok(Self {
@@ -228,8 +229,7 @@ impl<'a> NamespaceBroker<'a> {
             }
             BrokerRequest::Start(begin) => self.start_program(*begin, with).map(Some),
             BrokerRequest::Work { session, request, rest, config } => {
-                let [connection] = expect_descriptors(with)?;
-                self.start_file_worker(&session, request, rest, config, connection).map(Some)
+                self.start_file_worker(&session, request, rest, config, with).map(Some)
             }
             BrokerRequest::Signal { group, signal } => {
                 let group =
@@ -321,8 +321,11 @@ impl<'a> NamespaceBroker<'a> {
         request: FileRequest,
         rest: Vec<u8>,
         given: ConfigUpdate,
-        connection: OwnedFd,
+        with: Vec<OwnedFd>,
     ) -> io::Result<Pid> {
+        let mut with = with.into_iter();
+        let connection = with.next().ok_or(Errno::INVAL)?;
+        let history = with.next().map(Ok);
         self.sessions.get_mut(session).ok_or(Errno::SRCH)?.receive_namespaces()?;
         let spaces =
             self.sessions.get(session).and_then(|session| session.namespaces.as_ref()).ok_or(Errno::SRCH)?;
@@ -336,7 +339,8 @@ impl<'a> NamespaceBroker<'a> {
                 decoder.feed(&rest);
                 let config = with_config_update(self.context, given);
                 let enter = || namespaces::enter_namespace(spaces.mount.as_fd(), NamespaceSet::MOUNT);
-                worker::worker_main(self.context, &config, connection, decoder, &request, join, Some(&enter))
+                let task = WorkerTask { connection, decoder, request, join, history };
+                worker::worker_main(self.context, &config, task, Some(&enter))
             }
         }
     }
@@ -402,7 +406,8 @@ fn prepare_command(
             use std::os::fd::AsRawFd;
             let path = command::shell_path();
             let number = |index: usize| private.get(index).map_or(-1, AsRawFd::as_raw_fd);
-            let words = ShellDialect::from_path(path).start_arguments(path, number(0), number(1));
+            let dialect = ShellDialect::from_path(path);
+            let words = dialect.start_arguments(path, [number(0), number(1)], ReportedState::Exports);
             PreparedCommand::from_words(environment, &words, private)
         }
     }

@@ -20,6 +20,7 @@ use rustix::process::{Resource, Rlimit};
 use wire::process::MissingDirectory;
 
 use crate::context::AgentContext;
+use crate::identity::ResolvedUser;
 use crate::process::command::{ExecProgram, PreparedCommand, ResolvedDirectory, ResolvedProgram};
 
 /// The command's ends of its pipes, or of its terminal.
@@ -186,7 +187,7 @@ fn keep_descriptors(command: &PreparedCommand) -> io::Result<()> {
     descriptors::duplicate_from(3, &command.numbered_fds)
 }
 
-fn set_limits(context: &AgentContext) -> rustix::io::Result<()> {
+pub(crate) fn set_limits(context: &AgentContext) -> rustix::io::Result<()> {
     rustix::process::setrlimit(Resource::Nofile, context.open_files)?;
     rustix::process::setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
     match context.config.process_rlimit {
@@ -199,8 +200,17 @@ fn set_limits(context: &AgentContext) -> rustix::io::Result<()> {
 
 fn confine_command(context: &AgentContext, command: &PreparedCommand) -> Result<(), ExecFailure> {
     let keep = if command.user.is_root() { context.capabilities } else { CapSet::NONE };
-    caps::limit_bounding_set(keep).at(ExecStep::BoundingSet)?;
-    command.user.assume_identity(&context.config).at(ExecStep::Identity)?;
+    confine_process(context, &command.user, keep)
+}
+
+/// Takes everything from this process that a command of the user does not have, and all capabilities but `keep`.
+pub(crate) fn confine_process(
+    context: &AgentContext,
+    user: &ResolvedUser,
+    keep: CapSet,
+) -> Result<(), ExecFailure> {
+    caps::limit_bounding_set_from(context.bounding_set, keep).at(ExecStep::BoundingSet)?;
+    user.assume_identity(&context.config).at(ExecStep::Identity)?;
     caps::set_capabilities(keep).at(ExecStep::Capabilities)?;
     linux::set_no_new_privs().at(ExecStep::NoNewPrivileges)?;
     context.drop_broker_privileges().at(ExecStep::Filter)?;
@@ -243,7 +253,7 @@ fn exec_program(context: &AgentContext, command: &PreparedCommand, late: Option<
         Errno::from_io_error(&error).unwrap_or(Errno::IO)
     };
     let programs = match (&command.program, late) {
-        (ExecProgram::Own, _) => return execute(ExecFile::File(context.own_executable.as_fd())),
+        (ExecProgram::Own, _) => return execute(ExecFile::File(context.kernels_executable.as_fd())),
         (ExecProgram::Paths(_), Some(late)) => &late.programs,
         (ExecProgram::Paths(programs), None) => programs,
     };

@@ -191,6 +191,36 @@ impl ChildTable {
         number
     }
 
+    /// Moves the main process of a group with other processes to a new group. Returns the former group as a running
+    /// process without a main process; `None` if there are no others or the group cannot be left.
+    pub(crate) fn split_group(
+        &mut self,
+        number: RunningHandle,
+        context: &AgentContext,
+        events: &mut EventSources,
+    ) -> Option<RunningHandle> {
+        let commands = context.commands.as_ref()?;
+        let running = self.running.get_mut(&number)?;
+        let (CommandTree::Group(former), Some(pid)) = (&running.tree, running.pid) else { return None };
+        if !running.tree.has_other_members(Some(commands), Some(pid)) {
+            return None;
+        }
+        let (former, group) = (*former, events.next_handle());
+        let moved = tree::make_group(commands, group).and_then(|made| tree::move_process(&made, pid));
+        if moved.is_err() {
+            tree::remove_group(commands, group);
+            return None;
+        }
+        running.tree = CommandTree::Group(group);
+        let left = events.next_handle();
+        let tree = CommandTree::Group(former);
+        let share = running.share;
+        let former = RunningProcess::without_pipes(ProcessOwner::Detached, None, tree, share);
+        self.running.insert(left, RunningProcess { ended: true, ..former });
+        self.lingering.insert(left);
+        Some(left)
+    }
+
     /// Reads whether the exec succeeded, once that is known.
     pub(crate) fn take_exec_report(
         &mut self,

@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Pid;
+use rustix::termios::{LocalModes, OptionalActions, OutputModes};
 use wire::process::TerminalSize;
 
 use crate::context::{AgentContext, CpuShare, MIN_PRIVATE_FD};
@@ -22,6 +23,8 @@ use crate::process::{runner, tree};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StdioMode {
     pub(crate) terminal: Option<TerminalSize>,
+    /// Whether the terminal passes output on as it is and echoes nothing.
+    pub(crate) plain: bool,
     pub(crate) stdin: bool,
 }
 
@@ -143,7 +146,7 @@ pub(crate) fn open_stdio(
     who: &ResolvedUser,
 ) -> rustix::io::Result<(ParentEnds, ChildStdio)> {
     if let Some(size) = wiring.terminal {
-        return open_terminal_stdio(size, who);
+        return open_terminal_stdio(size, wiring.plain, who);
     }
     let (stdin, their_stdin) = if wiring.stdin {
         let (theirs, ours) = pipe_with(PipeFlags::CLOEXEC)?;
@@ -169,10 +172,22 @@ pub(crate) fn open_stdio(
 
 fn open_terminal_stdio(
     size: TerminalSize,
+    plain: bool,
     who: &ResolvedUser,
 ) -> rustix::io::Result<(ParentEnds, ChildStdio)> {
     let terminal = PtyPair::open(size.columns, size.rows, who.uid);
-    let terminal = terminal.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+    let terminal = terminal.map_err(|error| match Errno::from_io_error(&error) {
+        // The sandbox has no terminal left; this says nothing about its disk.
+        Some(Errno::NOSPC) => Errno::AGAIN,
+        Some(errno) => errno,
+        None => Errno::IO,
+    })?;
+    if plain {
+        let mut modes = rustix::termios::tcgetattr(&terminal.slave)?;
+        modes.output_modes.remove(OutputModes::OPOST);
+        modes.local_modes.remove(LocalModes::ECHO);
+        rustix::termios::tcsetattr(&terminal.slave, OptionalActions::Now, &modes)?;
+    }
     let copy = || rustix::io::fcntl_dupfd_cloexec(&terminal.slave, 3);
     let (stdout, stderr) = (copy()?, copy()?);
     let theirs = ChildStdio { stdin: terminal.slave, stdout, stderr, terminal: true };

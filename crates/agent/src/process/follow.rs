@@ -28,6 +28,16 @@ impl Agent {
         self.pump_follower(connection);
     }
 
+    /// When the process's output from an offset on was read.
+    pub(crate) fn output_times(&mut self, process: ProcessHandle, from: u64) -> Vec<(u64, u64)> {
+        let Some(process) = self.processes.get_mut(process) else { return Vec::new() };
+        let times = process.journal.read_times(self.context.journals.as_fd(), from);
+        if process.followers.is_empty() {
+            process.journal.close_if_finished();
+        }
+        times
+    }
+
     pub(crate) fn stop_following(&mut self, process: ProcessHandle, connection: ConnectionId) {
         let Some(process) = self.processes.get_mut(process) else { return };
         process.followers.retain(|follower| *follower != connection);

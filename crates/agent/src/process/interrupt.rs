@@ -7,6 +7,9 @@
 //! resends the signal, but only to processes that have executed another program since or were
 //! forked when the signal was sent, and that neither catch, block nor ignore it. Other processes
 //! may have received it and be cleaning up.
+//!
+//! One case stays as at a terminal: a script whose own trap was triggered just before it forked
+//! runs the trap only after that child. The child looks like one that the trap started.
 
 use std::time::Duration;
 

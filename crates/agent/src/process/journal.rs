@@ -14,6 +14,7 @@
 //! Once the ring has been filled, it continues in memory if there is some, at the same offsets, and is
 //! copied to the file at the end of the process; see [`super::ring_memory`].
 
+use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -26,6 +27,10 @@ use super::ring_memory::{RingMemory, RingMemoryBudget};
 
 /// The maximum number of bytes in one record and in one read from a pipe.
 pub(crate) const MAX_RECORD_BYTES: usize = 64 << 10;
+/// How many times of output are reported.
+const MAX_TIMES: usize = 4096;
+/// How many records are read to find them. Nothing else happens in the agent meanwhile.
+const MAX_TIMED_RECORDS: usize = 1 << 15;
 
 const MAGIC: &[u8; 8] = b"CRCLJRN2";
 const HEADER_LENGTH: usize = 40;
@@ -425,6 +430,30 @@ impl Journal {
         Ok(JournalPiece::Gap { from: cursor.offset, to: self.written })
     }
 
+    /// Returns the offset and the time of each record from an offset on, at most the last
+    /// [`MAX_TIMES`]. Times that cannot be read are left out.
+    pub(crate) fn read_times(&mut self, directory: BorrowedFd<'_>, from: u64) -> Vec<(u64, u64)> {
+        let mut times = VecDeque::new();
+        if from >= self.written || self.open(directory).is_err() {
+            return Vec::new();
+        }
+        let mut position = self.start_position(&JournalCursor::at(from));
+        for _ in 0..MAX_TIMED_RECORDS {
+            if position >= self.end {
+                break;
+            }
+            let Ok(record) = self.read_record_header(position) else { break };
+            if record.stream != END_STREAM && record.offset + u64::from(record.length) > from {
+                times.push_back((record.offset, record.time_ms));
+            }
+            if times.len() > MAX_TIMES {
+                times.pop_front();
+            }
+            position = self.skip_gap(record.end_position());
+        }
+        times.into()
+    }
+
     /// The position of a record at or before the cursor.
     fn start_position(&self, cursor: &JournalCursor) -> u64 {
         if let Some(position) = cursor.record.filter(|position| !self.is_dropped(*position)) {
@@ -687,7 +716,42 @@ mod tests {
             user_ms: 0,
             system_ms: 0,
             max_rss_kib: 0,
+            interrupted: false,
         }
+    }
+
+    #[test]
+    fn times_are_those_of_the_records_from_an_offset_on() {
+        let temporary = tempfile::tempdir().expect("a temporary directory");
+        let directory = std::fs::File::open(temporary.path()).expect("it was just made");
+        let retention = OutputRetention { first: 1000, last: 1000, lossless: false, stall_ms: None };
+        let mut journal = Journal::new("test", retention, RingMemoryBudget::default());
+        assert_eq!(journal.read_times(directory.as_fd(), 0), []);
+        // Output that follows within a second belongs to the same record.
+        for (text, now) in [("one\n", 5000), ("two\n", 5400), ("three\n", 7000), ("four\n", 9000)] {
+            journal.append(directory.as_fd(), StreamTag::Stdout, text.as_bytes(), now);
+        }
+        let all = [(0, 5000), (8, 7000), (14, 9000)];
+        assert_eq!(journal.read_times(directory.as_fd(), 0), all);
+        journal.finish(directory.as_fd(), &ended());
+        journal.close_if_finished();
+        for (from, expected) in [(0, &all[..]), (7, &all), (8, &all[1..]), (14, &all[2..]), (19, &[])] {
+            assert_eq!(journal.read_times(directory.as_fd(), from), expected, "{from}");
+        }
+    }
+
+    #[test]
+    fn only_the_last_times_are_reported() {
+        let temporary = tempfile::tempdir().expect("a temporary directory");
+        let directory = std::fs::File::open(temporary.path()).expect("it was just made");
+        let retention = OutputRetention { first: 0, last: 1 << 20, lossless: false, stall_ms: None };
+        let mut journal = Journal::new("test", retention, RingMemoryBudget::default());
+        let count = MAX_TIMES as u64 + 10;
+        for number in 0..count {
+            journal.append(directory.as_fd(), StreamTag::Stdout, b"x", number * 2000);
+        }
+        let times = journal.read_times(directory.as_fd(), 0);
+        assert_eq!((times.len(), times.last()), (MAX_TIMES, Some(&(count - 1, (count - 1) * 2000))));
     }
 
     fn check_long_output(budget: RingMemoryBudget, in_memory: bool) {

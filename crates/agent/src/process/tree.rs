@@ -44,6 +44,11 @@ pub(crate) fn open_members(group: &OwnedFd) -> rustix::io::Result<OwnedFd> {
     rustix::fs::openat(group, "cgroup.procs", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
 }
 
+/// Moves a process to the group; its children stay where they are.
+pub(crate) fn move_process(group: &OwnedFd, pid: Pid) -> rustix::io::Result<()> {
+    rustix::io::write(open_members(group)?, pid.as_raw_pid().to_string().as_bytes()).map(drop)
+}
+
 /// Removes the group if it is empty.
 pub(crate) fn remove_group(commands: &OwnedFd, number: GroupId) -> bool {
     let removed = rustix::fs::unlinkat(commands, number.to_string(), AtFlags::REMOVEDIR);

@@ -21,7 +21,7 @@ use crate::process::tree::CommandTree;
 use crate::session::Session;
 
 /// The maximum number of processes measured for one reply.
-const MAX_MEASURED: usize = 4096;
+pub(super) const MAX_MEASURED: usize = 4096;
 
 /// The maximum length of a command's text in one line.
 const MAX_TEXT: usize = 512;
@@ -102,8 +102,20 @@ impl TreeMeter<'_> {
             started_ms: session.opened_ms,
             ended: None,
             left: false,
-            usage: running.map(|running| self.measure_usage(running)),
+            usage: running.map(|running| self.measure_session(session, running)),
         }
+    }
+
+    /// The usage of a session's shell and of what earlier runs have left.
+    fn measure_session(&mut self, session: &Session, running: &RunningProcess) -> TreeUsage {
+        let mut usage = self.measure_usage(running);
+        for left in session.earlier_runs.iter().filter_map(|left| self.children.get(*left)) {
+            let more = self.measure_usage(left);
+            usage.cpu_ms = usage.cpu_ms.saturating_add(more.cpu_ms);
+            usage.memory_bytes = usage.memory_bytes.saturating_add(more.memory_bytes);
+            usage.processes = usage.processes.saturating_add(more.processes);
+        }
+        usage
     }
 
     fn measure_usage(&mut self, running: &RunningProcess) -> TreeUsage {
@@ -138,7 +150,7 @@ fn truncate_text(mut text: String) -> String {
 
 /// The processor time in milliseconds and the resident memory of one process. The name in
 /// parentheses may contain anything, so the fields are counted after it. See proc_pid_stat(5).
-fn process_usage(pid: i32) -> Option<(u64, u64)> {
+pub(super) fn process_usage(pid: i32) -> Option<(u64, u64)> {
     let stat = read_beginning(rustix::fs::CWD, &format!("/proc/{pid}/stat"))?;
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let number = |index: usize| fields.get(index)?.parse::<u64>().ok();

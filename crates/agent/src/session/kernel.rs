@@ -18,7 +18,7 @@ use std::time::Duration;
 use linux::spawn::{ProcessExit, ProcessUsage};
 use serde_json::json;
 use wire::process::{KernelProgram, OpenKernel};
-use wire::{AgentReply, Fault, FaultKind, StreamTag};
+use wire::{AgentReply, Fault, FaultKind, FaultOperation, StreamTag};
 
 use crate::event_loop::agent::Agent;
 use crate::event_loop::alarms::Alarm;
@@ -175,7 +175,7 @@ impl KernelReportParser {
             words if end == ProcessExit::Code(NOT_FOUND_EXIT_CODE) => (FaultKind::NotFound, words.to_owned()),
             words => (FaultKind::Other, format!("{how}: {words}")),
         };
-        fault::from_kind(kind, "start kernel", &subject)
+        fault::from_kind(kind, FaultOperation::StartKernel, &subject)
     }
 }
 
@@ -213,7 +213,7 @@ impl Agent {
 
     /// A kernel has not become ready in time.
     pub(crate) fn kernel_ready_timed_out(&mut self, number: SessionHandle) {
-        let session = self.sessions.get_mut(number).filter(|session| session.opener.is_some());
+        let session = self.sessions.get_mut(number).filter(|session| !session.openers.is_empty());
         if let Some((_, parser)) = session.and_then(Session::report_parser) {
             parser.keep_startup_output(b"\nthe kernel was not ready in time");
             self.sessions.kill_shell(number, &self.children, &self.context);
@@ -238,7 +238,7 @@ impl Agent {
                 (Some(KernelReport::Ready), _) => {
                     parser.ready = true;
                     parser.startup_output = Vec::new();
-                    if let Some(opener) = session.opener.take() {
+                    for opener in std::mem::take(&mut session.openers) {
                         self.connections.send_final_reply(opener, &AgentReply::Ok);
                     }
                 }

@@ -8,7 +8,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use wire::process::{KernelProgram, MissingDirectory, WorkingDirectory};
 use wire::{AgentReply, Fault, FaultKind};
 
-use super::{SessionProtocol, SessionShell};
+use super::{ReceivedVerdicts, SessionProtocol, SessionShell};
 use crate::context::MIN_PRIVATE_FD;
 use crate::event_loop::agent::Agent;
 use crate::event_loop::handles::SessionHandle;
@@ -23,13 +23,17 @@ use crate::process::exec::StdioMode;
 use crate::process::input::InputWriter;
 use crate::process::running_process::ProcessOwner;
 use crate::session::kernel::KernelReportParser;
-use crate::session::shell::ShellDialect;
+use crate::session::shell::{ReportedState, ShellDialect};
+
+/// Keep programs that see a terminal from waiting for a key and from moving a cursor.
+const TEXT_TERMINAL_VARIABLES: [(&str, &str); 5] =
+    [("TERM", "dumb"), ("PAGER", "cat"), ("GIT_PAGER", "cat"), ("MANPAGER", "cat"), ("SYSTEMD_PAGER", "cat")];
 
 impl Agent {
     pub(crate) fn start_shell(&mut self, number: SessionHandle) -> Result<(), Fault> {
-        self.context.refresh_limit_view(&self.events);
+        self.context.refresh_limit_view(&mut self.events);
         let session = self.sessions.get(number).expect("the caller has found the session");
-        let forgetful = session.directory.is_some() || !session.exports.is_empty();
+        let forgetful = session.directory.is_some() || !session.state.is_empty();
         // A shell that replaces another one starts in the directory of its predecessor.
         let last = session.directory.clone().map(|path| WorkingDirectory {
             path,
@@ -38,8 +42,14 @@ impl Agent {
         });
         let directory = last.as_ref().or(session.open.directory.as_ref());
         let open = &session.open;
-        let environment = ExecEnvironment::new(&self.context.config, &open.identity, &open.env, directory)?;
-        let wiring = StdioMode { terminal: open.terminal, stdin: false };
+        let mut environment =
+            ExecEnvironment::new(&self.context.config, &open.identity, &open.env, directory)?;
+        if open.text_terminal {
+            for (name, value) in TEXT_TERMINAL_VARIABLES {
+                environment.set_default_variable(name, value);
+            }
+        }
+        let wiring = StdioMode { terminal: open.terminal, plain: open.text_terminal, stdin: false };
         let failed = |errno| fault::from_errno(errno, "open session", &open.session);
         let (their_commands, commands) = create_private_pipe(&environment).map_err(failed)?;
         let (verdicts, their_verdicts) = create_private_pipe(&environment).map_err(failed)?;
@@ -47,7 +57,7 @@ impl Agent {
             rustix::io::ioctl_fionbio(ours, true).map_err(failed)?;
         }
         let theirs = [their_commands, their_verdicts];
-        let started = match (&open.nest, session.kernel.as_ref().map(|kernel| &kernel.program)) {
+        let started = match (&open.isolation, session.kernel.as_ref().map(|kernel| &kernel.program)) {
             (Some(spec), None) => {
                 let path = command::shell_path();
                 let (name, open, spec) = (session.name.clone(), open.clone(), spec.clone());
@@ -98,8 +108,9 @@ impl Agent {
                 EventFlags::empty(),
             )?),
             verdicts: watch(verdicts, EventToken::Verdict(number), EventFlags::IN)?,
-            received: Vec::new(),
+            received: ReceivedVerdicts::default(),
             started: false,
+            ending: false,
             is_replacement: forgetful,
             subjects,
         };
@@ -114,9 +125,16 @@ impl Agent {
         match outcome {
             Ok(()) => {
                 shell.started = true;
-                let opened = session.opens_with_its_shell();
-                if let Some(opener) = session.opener.take_if(|_| opened) {
-                    self.connections.send_final_reply(opener, &AgentReply::Ok);
+                let openers = match session.opens_with_its_shell() {
+                    true => std::mem::take(&mut session.openers),
+                    false => Vec::new(),
+                };
+                let shared = session.open.sharing.is_some();
+                for opener in openers {
+                    match shared {
+                        true => self.report_session(number, opener),
+                        false => self.connections.send_final_reply(opener, &AgentReply::Ok),
+                    }
                 }
                 self.sessions.restart_idle_timer(number, &mut self.events.alarms);
                 self.send_current_run(number);
@@ -131,23 +149,26 @@ impl Agent {
 
     fn shell_failed(&mut self, number: SessionHandle, fault: &Fault) {
         let Some(session) = self.sessions.get_mut(number) else { return };
-        if session.opener.is_some() && session.namespaces.is_some() {
+        if !session.openers.is_empty() && session.namespaces.is_some() {
             self.isolation_failed(number, fault);
             return;
         }
-        if let Some(opener) = session.opener.take() {
-            self.sessions.remove(number);
-            self.connections.refuse_request(opener, fault.clone());
-            return;
-        }
+        let openers = std::mem::take(&mut session.openers);
         if let Some(run) = session.current.take() {
-            let caller = self.processes.get_mut(run.process).and_then(|process| process.caller.take());
-            self.drop_process(run.process);
+            let caller = self.processes.get(run.process).and_then(|process| process.caller);
+            self.drop_unstarted_run(run.process);
             if let Some(caller) = caller {
                 self.connections.refuse_request(caller.connection, fault.clone());
             }
         }
-        self.begin_next_run(number);
+        if openers.is_empty() {
+            self.begin_next_run(number);
+            return;
+        }
+        for opener in openers {
+            self.connections.refuse_request(opener, fault.clone());
+        }
+        self.drop_failed_session(number);
     }
 
     /// The shell has ended. Its run ends with it, and the session waits for the next run.
@@ -156,26 +177,34 @@ impl Agent {
         let Some(session) = self.sessions.get_mut(number) else { return };
         let shell = session.shell.take();
         session.run_variables.clear();
-        let opener = session.opener.take();
+        // A run that began after an idle shell was killed has not reached it.
+        let ended_idle = !session.closing && shell.as_ref().is_some_and(|shell| shell.ending);
+        let openers = std::mem::take(&mut session.openers);
         let restarters = std::mem::take(&mut session.restarters);
         if !restarters.is_empty() {
             // The last report of the old shell must not affect its successor.
             session.directory = None;
-            session.exports = String::new();
+            session.state = String::new();
         }
         let kernel = matches!(&shell, Some(SessionShell { protocol: SessionProtocol::Kernel(_), .. }));
         // A kernel that ends during a run has failed it, even with exit code 0.
         let end = if kernel && end == ProcessExit::Code(0) { ProcessExit::Code(1) } else { end };
-        self.finish_run(number, end, usage);
+        if !ended_idle {
+            self.finish_run(number, end, usage);
+        }
         for connection in restarters {
             self.connections.send_final_reply(connection, &AgentReply::Ok);
         }
-        if let (
-            Some(SessionShell { protocol: SessionProtocol::Kernel(parser), subjects, .. }),
-            Some(opener),
-        ) = (shell, opener)
+        if ended_idle {
+            self.restart_shell_for_run(number);
+            return;
+        }
+        if let (Some(SessionShell { protocol: SessionProtocol::Kernel(parser), subjects, .. }), false) =
+            (shell, openers.is_empty())
         {
-            self.connections.refuse_request(opener, parser.startup_fault(&subjects.program, end));
+            for opener in openers {
+                self.connections.refuse_request(opener, parser.startup_fault(&subjects.program, end));
+            }
             self.drop_failed_session(number);
             return;
         }
@@ -183,15 +212,20 @@ impl Agent {
         self.sessions.drop_if_closed(number);
     }
 
+    /// Starts a shell for the run that waits for one.
+    fn restart_shell_for_run(&mut self, number: SessionHandle) {
+        let waits = self.sessions.get(number).is_some_and(|session| session.current.is_some());
+        if waits && let Err(fault) = self.start_shell(number) {
+            self.shell_failed(number, &fault);
+        }
+    }
+
     /// Removes a session that could not be opened, and refuses the runs that already wait for it.
     fn drop_failed_session(&mut self, number: SessionHandle) {
         let Some(session) = self.sessions.get_mut(number) else { return };
         let (name, queue) = (session.name.clone(), std::mem::take(&mut session.queue));
         self.sessions.remove(number);
-        for (connection, _) in queue {
-            self.connections
-                .refuse_request(connection, fault::from_kind(FaultKind::NotFound, "find session", &name));
-        }
+        self.refuse_queued_runs(queue, &name);
     }
 }
 
@@ -202,7 +236,8 @@ fn shell_command(
 ) -> Result<(PreparedCommand, SessionProtocol), Fault> {
     let path = command::shell_path();
     let dialect = ShellDialect::from_path(path);
-    let words = dialect.start_arguments(path, commands.as_raw_fd(), verdicts.as_raw_fd());
+    let pipes = [commands.as_raw_fd(), verdicts.as_raw_fd()];
+    let words = dialect.start_arguments(path, pipes, ReportedState::Everything);
     Ok((
         PreparedCommand::from_words(environment, &words, vec![commands, verdicts])?,
         SessionProtocol::Shell(dialect),

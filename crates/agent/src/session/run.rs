@@ -1,12 +1,14 @@
 //! Runs: how a run begins, is passed to the shell, and ends.
 
+use std::collections::VecDeque;
+
 use linux::spawn::{ProcessExit, ProcessUsage};
 use wire::process::{KernelProgram, RunInSession};
-use wire::{AgentConfig, Fault, FaultKind, StreamTag};
+use wire::{AgentConfig, AgentReply, Fault, FaultKind, FaultOperation, StreamTag};
 
-use super::{Session, SessionProtocol, SessionRun, SessionShell};
+use super::{QueuedCaller, QueuedRun, Session, SessionProtocol, SessionRun, SessionShell};
 use crate::event_loop::agent::Agent;
-use crate::event_loop::handles::{ConnectionId, SessionHandle};
+use crate::event_loop::handles::{ConnectionId, ProcessHandle, SessionHandle};
 use crate::fault;
 use crate::process::{FaultSubjects, NewProcess, StartCaller};
 use crate::session::{kernel, shell};
@@ -38,39 +40,57 @@ impl Agent {
             return self.run_beside(number, connection, run);
         }
         if session.current.is_none() {
-            return self.begin_run(number, connection, run);
+            return self.begin_run(number, QueuedCaller::Connection(connection), run);
         }
         if !run.queue || session.queue.len() >= MAX_QUEUED_RUNS {
             return Err(fault::from_kind(FaultKind::Busy, "run", &run.session));
         }
-        session.queue.push_back((connection, run));
+        let caller = if run.detached {
+            self.connections.send_final_reply(connection, &AgentReply::Started { pid: 0 });
+            QueuedCaller::Detached(self.add_run(&run, None))
+        } else {
+            QueuedCaller::Connection(connection)
+        };
+        let session = self.sessions.get_mut(number).expect("the session exists");
+        session.queue.push_back(QueuedRun { request: run, caller });
         Ok(())
+    }
+
+    /// Adds the process that represents a run.
+    fn add_run(&mut self, run: &RunInSession, caller: Option<StartCaller>) -> ProcessHandle {
+        self.add_process(NewProcess {
+            name: run.process.clone(),
+            tag: None,
+            session: Some(run.session.clone()),
+            command: run.text.clone(),
+            retention: run.retention,
+            caller,
+            subjects: FaultSubjects::default(),
+        })
     }
 
     fn begin_run(
         &mut self,
         number: SessionHandle,
-        connection: ConnectionId,
+        caller: QueuedCaller,
         request: RunInSession,
     ) -> Result<(), Fault> {
         let session = self.sessions.get(number).expect("the caller has found it");
         session.check_run_directory(&self.context.config, request.directory.as_ref())?;
         let key = new_run_key()?;
-        let process = self.add_process(NewProcess {
-            name: request.process.clone(),
-            tag: None,
-            session: Some(request.session.clone()),
-            command: request.text.clone(),
-            retention: request.retention,
-            caller: Some(StartCaller { connection, follow: request.follow }),
-            subjects: FaultSubjects::default(),
-        });
+        let process = match caller {
+            QueuedCaller::Connection(connection) => {
+                let follow = request.follow && !request.detached;
+                self.add_run(&request, Some(StartCaller { connection, follow }))
+            }
+            QueuedCaller::Detached(process) => process,
+        };
         let session = self.sessions.get_mut(number).expect("the session exists");
         session.current = Some(SessionRun { process, key, request });
         self.sessions.restart_idle_timer(number, &mut self.events.alarms);
         let session = self.sessions.get(number).expect("the session exists");
         match &session.shell {
-            Some(shell) if shell.started => self.send_current_run(number),
+            Some(shell) if shell.started && !shell.ending => self.send_current_run(number),
             Some(_) => {}
             None => {
                 let started = self.start_shell(number);
@@ -83,12 +103,39 @@ impl Agent {
     fn abandon_run(&mut self, number: SessionHandle) {
         let run = self.sessions.get_mut(number).and_then(|session| session.current.take());
         if let Some(run) = run {
-            self.drop_process(run.process);
+            self.drop_unstarted_run(run.process);
         }
+    }
+
+    /// Removes the process of a run that did not begin. If its caller was answered already, the process ends instead.
+    pub(super) fn drop_unstarted_run(&mut self, process: ProcessHandle) {
+        let waits = self.processes.get(process).is_some_and(|process| process.caller.is_some());
+        if waits {
+            self.drop_process(process);
+        } else {
+            self.process_ended(process, ProcessExit::Signal(9), ProcessUsage::default());
+        }
+    }
+
+    /// Ends a detached run that waits for its turn. Returns whether there was one.
+    pub(crate) fn cancel_queued_run(&mut self, process: ProcessHandle) -> bool {
+        let session = self.processes.get(process).and_then(|process| process.session.clone());
+        let number = session.and_then(|session| self.sessions.find(&session).ok());
+        let Some(session) = number.and_then(|number| self.sessions.get_mut(number)) else { return false };
+        let before = session.queue.len();
+        let is_it =
+            |run: &QueuedRun| matches!(run.caller, QueuedCaller::Detached(queued) if queued == process);
+        session.queue.retain(|run| !is_it(run));
+        let cancelled = session.queue.len() < before;
+        if cancelled {
+            self.process_ended(process, ProcessExit::Signal(9), ProcessUsage::default());
+        }
+        cancelled
     }
 
     /// Passes the current run to the shell.
     pub(super) fn send_current_run(&mut self, number: SessionHandle) {
+        self.separate_earlier_runs(number);
         let Some(session) = self.sessions.get(number) else { return };
         let (Some(shell), Some(run)) = (&session.shell, &session.current) else { return };
         let command = match &shell.protocol {
@@ -130,8 +177,13 @@ impl Agent {
         if let Some(run) = run {
             self.process_ended(run.process, end, usage);
             // The shell continues; its later output does not belong to this run.
-            if let Some(process) = self.processes.get_mut(run.process) {
+            let exit = self.processes.get_mut(run.process).and_then(|process| {
                 process.running = None;
+                process.ended.as_ref().map(|ended| ended.exit)
+            });
+            if let Some(session) = self.sessions.get_mut(number) {
+                session.last_run = Some(run.request.process);
+                session.last_exit = exit;
             }
             self.sessions.restart_idle_timer(number, &mut self.events.alarms);
         }
@@ -144,11 +196,44 @@ impl Agent {
             if session.current.is_some() {
                 return;
             }
-            let Some((connection, run)) = session.queue.pop_front() else { return };
-            let begun = self.processes.check_new_name(&run.process, &self.context.config);
-            match begun.and_then(|()| self.begin_run(number, connection, run)) {
+            let Some(QueuedRun { request, caller }) = session.queue.pop_front() else {
+                self.end_surplus_shells();
+                return;
+            };
+            let begun = match caller {
+                QueuedCaller::Connection(connection) if self.connections.get(connection).is_none() => {
+                    // Its caller has gone.
+                    continue;
+                }
+                QueuedCaller::Connection(_) => {
+                    self.processes.check_new_name(&request.process, &self.context.config)
+                }
+                QueuedCaller::Detached(_) => Ok(()),
+            };
+            match begun.and_then(|()| self.begin_run(number, caller, request)) {
                 Ok(()) => return,
-                Err(fault) => self.connections.refuse_request(connection, fault),
+                Err(fault) => self.refuse_queued_run(caller, fault),
+            }
+        }
+    }
+
+    /// Refuses the runs that wait for a session that does not exist any more.
+    pub(super) fn refuse_queued_runs(&mut self, queue: VecDeque<QueuedRun>, session: &str) {
+        for QueuedRun { caller, .. } in queue {
+            let gone = fault::from_kind(FaultKind::NotFound, FaultOperation::FindSession, session);
+            self.refuse_queued_run(caller, gone);
+        }
+    }
+
+    fn refuse_queued_run(&mut self, caller: QueuedCaller, fault: Fault) {
+        match caller {
+            QueuedCaller::Connection(connection) => self.connections.refuse_request(connection, fault),
+            // It never began, so it ends without a code.
+            QueuedCaller::Detached(process) => {
+                let waits = self.processes.get(process).is_some_and(|process| process.ended.is_none());
+                if waits {
+                    self.process_ended(process, ProcessExit::Signal(9), ProcessUsage::default());
+                }
             }
         }
     }
@@ -159,9 +244,14 @@ impl Session {
     fn shell_text(&self, config: &AgentConfig, shell: &SessionShell, run: &SessionRun) -> String {
         let directory = run.request.directory.as_ref();
         let change_dir = directory.and_then(|directory| self.run_change_dir(config, directory));
-        let exports = if shell.is_replacement { self.exports.as_str() } else { "" };
-        let variables = shell::run_variables_text(&self.run_variables, &run.request.env);
-        variables + &shell::compose_run_text(exports, change_dir.as_ref(), &run.request.text)
+        let (state, former) = if shell.is_replacement {
+            (self.state.as_str(), &self.state_run_variables)
+        } else {
+            ("", &self.run_variables)
+        };
+        let variables = shell::run_variables_text(former, &run.request.env);
+        let text = shell::compose_run_text("", change_dir.as_ref(), &run.request.text);
+        shell::restore_state_text(state) + &variables + &text
     }
 }
 

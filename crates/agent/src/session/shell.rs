@@ -2,11 +2,12 @@
 //!
 //! ```text
 //! agent ── commands ►  length\n text key\n          shell reads text, runs it, reads key
-//! agent ◄─ verdicts ─  key kind status\0 directory\0 exports\0
+//! agent ◄─ verdicts ─  key kind status\0 directory\0 state\0
 //! ```
 //! The shell evaluates the text itself, so variables, functions and the directory persist. Options
 //! do not: options that one text sets for itself (`set -eu`) would end the next text at its first
-//! failing command.
+//! failing command. The state is shell text that gives another shell the same variables, and in bash
+//! the same functions and aliases.
 //! While the text runs, the two private descriptors are closed in the shell (bash keeps copies that
 //! no child inherits) and the key has not been read, so neither the text nor what it starts can
 //! forge a verdict without deliberately manipulating the shell. In that case it misleads only its
@@ -21,13 +22,25 @@ use std::os::fd::RawFd;
 
 use crate::session::change_dir::ChangeDir;
 
-/// The longest verdict. A longer one does not come from the shell's script.
-pub(crate) const MAX_VERDICT_BYTES: usize = 4 << 20;
+/// The longest verdict that is kept. The state of a shell with more is not restored.
+pub(crate) const MAX_VERDICT_BYTES: usize = 1 << 20;
+
+/// The longest verdict that is read. A longer one does not come from the shell's script.
+pub(crate) const MAX_READ_VERDICT_BYTES: u64 = 256 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ShellDialect {
     Bash,
     Sh,
+}
+
+/// What a shell reports of its state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReportedState {
+    /// Exported variables, for commands that run next to the shell.
+    Exports,
+    /// Everything that another shell needs to take its place.
+    Everything,
 }
 
 /// The shell's report about a run.
@@ -36,8 +49,8 @@ pub(crate) struct ShellVerdict {
     pub(crate) key: String,
     pub(crate) kind: VerdictKind,
     pub(crate) directory: String,
-    /// Shell text that restores the exported variables.
-    pub(crate) exports: String,
+    /// Shell text that restores the shell's state.
+    pub(crate) state: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,13 +67,18 @@ impl ShellDialect {
     }
 
     /// The arguments that start a shell which reads what to run from a pipe.
-    pub(crate) fn start_arguments(self, shell: &str, commands: RawFd, verdicts: RawFd) -> Vec<String> {
+    pub(crate) fn start_arguments(
+        self,
+        shell: &str,
+        [commands, verdicts]: [RawFd; 2],
+        state: ReportedState,
+    ) -> Vec<String> {
         let words: &[&str] = match self {
             Self::Bash => &["--noprofile", "--norc", "-c"],
             Self::Sh => &["-c"],
         };
         let script = match self {
-            Self::Bash => bash_script(commands, verdicts),
+            Self::Bash => bash_script(commands, verdicts, state),
             Self::Sh => sh_script(commands, verdicts),
         };
         let words = std::iter::once(&shell).chain(words).map(|word| (*word).to_owned());
@@ -76,13 +94,25 @@ impl ShellDialect {
     }
 }
 
-/// Everything around the text is silent even if the user has enabled tracing.
-fn bash_script(commands: RawFd, verdicts: RawFd) -> String {
+/// Everything around the text is silent even if the user has enabled tracing. The text may have left options like `-e`
+/// in effect, so no command after it may fail.
+fn bash_script(commands: RawFd, verdicts: RawFd, state: ReportedState) -> String {
+    let print_state = match state {
+        ReportedState::Exports => "builtin export -p",
+        ReportedState::Everything => {
+            "builtin unset __coracle_text __coracle_length
+builtin declare -p
+builtin declare -f
+builtin alias -p
+builtin shopt -p expand_aliases || builtin :"
+        }
+    };
     format!(
-        r#"trap '{{ __coracle_status=$?; }} 2>/dev/null
+        r#"builtin unset BASH_EXECUTION_STRING
+trap '{{ __coracle_status=$?; }} 2>/dev/null
 {{ builtin read -r -u {commands} __coracle_key
 builtin printf "%s leaving 0\0%s\0" "$__coracle_key" "$PWD"
-builtin export -p
+{print_state}
 builtin printf "\0"; }} 2>/dev/null >&{verdicts}
 {{ builtin exit "$__coracle_status"; }} 2>/dev/null' EXIT
 while {{ IFS= builtin read -r -u {commands} __coracle_length &&
@@ -92,7 +122,7 @@ eval "$__coracle_text" {commands}<&- {verdicts}>&-
 {{ __coracle_status=$?
 builtin read -r -u {commands} __coracle_key
 builtin printf "%s done %s\0%s\0" "$__coracle_key" "$__coracle_status" "$PWD"
-builtin export -p
+{print_state}
 builtin printf "\0"; }} >&{verdicts} 2>/dev/null
 done"#
     )
@@ -122,16 +152,10 @@ done"#
     )
 }
 
-/// The text that is evaluated for one run: the exports of a shell that died, the directory, the
+/// The text that is evaluated for one run: the state of a shell that died, the directory, the
 /// text.
-pub(crate) fn compose_run_text(exports: &str, change_dir: Option<&ChangeDir>, text: &str) -> String {
-    let mut script = String::new();
-    let restored = if exports.is_empty() {
-        String::new()
-    } else {
-        format!("eval {} 2>/dev/null\n", quote_word(exports))
-    };
-    script.push_str(&restored);
+pub(crate) fn compose_run_text(state: &str, change_dir: Option<&ChangeDir>, text: &str) -> String {
+    let mut script = restore_state_text(state);
     match change_dir {
         None => script.push_str(text),
         Some(change_dir) => {
@@ -140,6 +164,14 @@ pub(crate) fn compose_run_text(exports: &str, change_dir: Option<&ChangeDir>, te
     }
     script.push('\n');
     script
+}
+
+/// Shell text that evaluates the state of another shell.
+pub(crate) fn restore_state_text(state: &str) -> String {
+    match state {
+        "" => String::new(),
+        state => format!("eval {} 2>/dev/null\n", quote_word(state)),
+    }
 }
 
 /// Shell text that sets variables for one run only: it first restores those of the last run, then
@@ -194,9 +226,20 @@ pub(crate) fn take_verdict(bytes: &mut Vec<u8>) -> Option<Option<ShellVerdict>> 
     Some(parse_verdict(&message))
 }
 
+/// Removes the part of the state that was received so far from an incomplete verdict, and returns whether there
+/// was one.
+pub(crate) fn drop_partial_state(bytes: &mut Vec<u8>) -> bool {
+    let mut zeros = bytes.iter().enumerate().filter(|(_, byte)| **byte == 0).map(|(index, _)| index);
+    let start = zeros.nth(1);
+    if let Some(start) = start {
+        bytes.truncate(start + 1);
+    }
+    start.is_some()
+}
+
 fn parse_verdict(message: &[u8]) -> Option<ShellVerdict> {
     let mut fields = message.split(|byte| *byte == 0).map(String::from_utf8_lossy);
-    let (head, directory, exports) = (fields.next()?, fields.next()?, fields.next()?);
+    let (head, directory, state) = (fields.next()?, fields.next()?, fields.next()?);
     let mut words = head.split(' ');
     let (key, kind, status) = (words.next()?, words.next()?, words.next()?.parse().ok()?);
     let kind = match kind {
@@ -208,7 +251,7 @@ fn parse_verdict(message: &[u8]) -> Option<ShellVerdict> {
         key: key.to_owned(),
         kind,
         directory: directory.into_owned(),
-        exports: exports.into_owned(),
+        state: state.into_owned(),
     })
 }
 
@@ -223,10 +266,7 @@ mod tests {
         let mut bytes = b"k1 done 7\0/a b\0declare -x A=\"1\n2\"\n\0k2 lea".to_vec();
         let verdict = take_verdict(&mut bytes).flatten().expect("the first one is complete");
         assert_eq!((verdict.key.as_str(), verdict.kind), ("k1", VerdictKind::Done(7)));
-        assert_eq!(
-            (verdict.directory.as_str(), verdict.exports.as_str()),
-            ("/a b", "declare -x A=\"1\n2\"\n")
-        );
+        assert_eq!((verdict.directory.as_str(), verdict.state.as_str()), ("/a b", "declare -x A=\"1\n2\"\n"));
         assert_eq!(bytes, b"k2 lea");
         assert_eq!(take_verdict(&mut bytes), None);
         assert_eq!(take_verdict(&mut b"nonsense\0\0\0".to_vec()), Some(None));
@@ -248,7 +288,7 @@ mod tests {
     fn plain_sh_runs_commands_of_the_pipe() {
         use std::io::{Read, Write};
         use std::process::{Command, Stdio};
-        let words = ShellDialect::Sh.start_arguments("/bin/sh", 0, 1);
+        let words = ShellDialect::Sh.start_arguments("/bin/sh", [0, 1], ReportedState::Everything);
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut shell = command.spawn().expect("every host has a shell");
@@ -271,7 +311,7 @@ mod tests {
             (first.key.as_str(), first.kind, first.directory.as_str()),
             ("k1", VerdictKind::Done(1), "/usr")
         );
-        assert!(first.exports.contains("A='x y'"), "{}", first.exports);
+        assert!(first.state.contains("A='x y'"), "{}", first.state);
         let second = take_verdict(&mut verdicts).flatten().expect("the second run");
         assert_eq!((second.key.as_str(), second.kind), ("k2", VerdictKind::Done(0)));
         let third = take_verdict(&mut verdicts).flatten().expect("the third run");

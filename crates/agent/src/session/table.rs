@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use wire::{Fault, FaultKind};
+use wire::{Fault, FaultKind, FaultOperation};
 
 use crate::context::AgentContext;
 use crate::event_loop::handles::{ProcessHandle, SessionHandle};
@@ -10,11 +10,13 @@ use crate::fault;
 use crate::isolation::isolated_session::SessionNamespaces;
 use crate::process::child_table::ChildTable;
 use crate::session::Session;
+use crate::session::shared::ClosedSessions;
 
 #[derive(Debug, Default)]
 pub(crate) struct SessionTable {
     sessions: HashMap<SessionHandle, Session>,
     names: HashMap<String, SessionHandle>,
+    pub(crate) closed: ClosedSessions,
 }
 
 impl SessionTable {
@@ -40,7 +42,7 @@ impl SessionTable {
 
     pub(crate) fn find(&self, name: &str) -> Result<SessionHandle, Fault> {
         let number = self.names.get(name).copied();
-        number.ok_or_else(|| fault::from_kind(FaultKind::NotFound, "find session", name))
+        number.ok_or_else(|| fault::from_kind(FaultKind::NotFound, FaultOperation::FindSession, name))
     }
 
     pub(crate) fn get(&self, number: SessionHandle) -> Option<&Session> {
@@ -55,8 +57,24 @@ impl SessionTable {
         self.sessions.values()
     }
 
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (SessionHandle, &Session)> {
+        self.sessions.iter().map(|(number, session)| (*number, session))
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.sessions.len()
+    }
+
+    /// Whether the session has a kernel that is not a shell.
+    pub(crate) fn has_kernel(&self, name: &str) -> bool {
+        let session = self.find(name).ok().and_then(|number| self.get(number));
+        session.is_some_and(|session| !session.opens_with_its_shell())
+    }
+
+    /// Whether the session has such a kernel, and it has not ended.
+    pub(crate) fn has_running_kernel(&self, name: &str) -> bool {
+        let session = self.find(name).ok().and_then(|number| self.get(number));
+        self.has_kernel(name) && session.is_some_and(|session| session.running_process().is_some())
     }
 
     /// The run to which the present output of the shell belongs.

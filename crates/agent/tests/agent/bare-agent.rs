@@ -3,21 +3,26 @@
 //!
 //! `bare-agent SOCKET JOURNALS CONFIG [group=DIR] [tasks=FILE] [oom=FILE]`; the byte that reports
 //! "ready" goes to its standard output. `bare-agent __echo` is the kernel that runs when a request
-//! names the agent's own program.
+//! names the agent's own program, and `bare-agent __search` answers searches for text.
 
 use std::error::Error;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{IntoRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 
 use rustix::fs::{MemfdFlags, Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
-use rustix::process::Signal;
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, Signal};
 use wire::config::CONFIG_FD;
+use wire::search::{CONNECTION_FD, GrepMatch, GrepRequest, GrepSummary, REQUEST_FD, SEARCH_SUBCOMMAND};
+use wire::{AgentReply, Frame, Greeting};
 
-fn main() -> Result<(), Box<dyn Error>> {
-    if std::env::args().nth(1).as_deref() == Some("__echo") {
-        return echo();
+pub(crate) fn main() -> Result<(), Box<dyn Error>> {
+    match std::env::args().nth(1).as_deref() {
+        Some("__echo") => return echo(),
+        Some(SEARCH_SUBCOMMAND) => return describe_search(),
+        _ => {}
     }
     // Without a jail, nothing else would end it if its test is interrupted.
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
@@ -59,6 +64,39 @@ fn echo() -> Result<(), Box<dyn Error>> {
         writeln!(reports, "tell {key} {json}\ndone {key}")?;
     }
     Ok(())
+}
+
+/// A search for tests: its one match is a line about this process, with the request.
+fn describe_search() -> Result<(), Box<dyn Error>> {
+    let request: GrepRequest = serde_json::from_reader(File::open(format!("/proc/self/fd/{REQUEST_FD}"))?)?;
+    let mut fds: Vec<String> = std::fs::read_dir("/proc/self/fd")?
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect::<Result<_, std::io::Error>>()?;
+    fds.sort_unstable();
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+        line.split_whitespace().next().unwrap_or_default().to_owned()
+    };
+    let text =
+        ["Uid:", "CapEff:", "CapBnd:", "NoNewPrivs:"].map(|name| format!("{name}{}", field(name))).join(" ");
+    let found = GrepMatch {
+        path: request.path,
+        line: 1,
+        text,
+        cut: false,
+        before: vec![request.pattern, std::env::var("HOME")?],
+        after: fds,
+    };
+    let end = GrepSummary { files_searched: 1, files_matched: 1, truncated: false };
+    let mut bytes = Vec::new();
+    Frame::from_message(&Greeting { version: wire::VERSION }).encode(&mut bytes);
+    Frame::from_message(&AgentReply::GrepMatches(vec![found])).encode(&mut bytes);
+    Frame::from_message(&AgentReply::GrepEnd(end)).encode(&mut bytes);
+    // A socket cannot be opened by its path.
+    let own = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())?;
+    let connection = rustix::process::pidfd_getfd(own, CONNECTION_FD, PidfdGetfdFlags::empty())?;
+    Ok(UnixStream::from(connection).write_all(&bytes)?)
 }
 
 fn open_directory(path: &str) -> rustix::io::Result<OwnedFd> {

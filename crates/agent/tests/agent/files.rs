@@ -19,7 +19,7 @@ impl TestAgent {
     pub(crate) fn file(&self, operation: FileOperation) -> TestConnection {
         self.send_request(AgentRequest::File(FileRequest {
             identity: UserIdentity::Default,
-            nest: None,
+            isolated_session: None,
             operation,
         }))
     }
@@ -79,7 +79,7 @@ impl TestConnection {
         self.reply()
     }
 
-    fn download(&mut self) -> Vec<u8> {
+    pub(crate) fn download(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         loop {
             match self.frame().expect("a download has an end") {
@@ -485,7 +485,7 @@ fn ordinary_user_is_limited_to_its_permissions() {
     with_both_tree_modes(|agent| {
         let as_nobody = |operation| {
             let identity = UserIdentity::User("nobody".to_owned());
-            agent.reply(AgentRequest::File(FileRequest { identity, nest: None, operation }))
+            agent.reply(AgentRequest::File(FileRequest { identity, isolated_session: None, operation }))
         };
         std::fs::set_permissions(agent.home(), PermissionsExt::from_mode(0o755)).unwrap();
         std::fs::set_permissions(agent.home().parent().unwrap(), PermissionsExt::from_mode(0o755)).unwrap();
@@ -516,7 +516,7 @@ impl TestAgent {
 
     fn file_as_nobody(&self, operation: FileOperation) -> TestConnection {
         let identity = UserIdentity::User("nobody".to_owned());
-        self.send_request(AgentRequest::File(FileRequest { identity, nest: None, operation }))
+        self.send_request(AgentRequest::File(FileRequest { identity, isolated_session: None, operation }))
     }
 
     fn write_as_nobody(&self, path: &str, mode: Option<u32>, pieces: &[&[u8]]) -> AgentReply {

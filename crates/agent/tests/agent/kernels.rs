@@ -1,6 +1,6 @@
 //! Kernels: programs that keep a language's state between runs, driven by lines.
 
-use wire::process::{ExitReason, KernelProgram, KernelSpec, OpenKernel, SignalTarget};
+use wire::process::{ExitReason, KernelProgram, KernelSpec, OpenKernel, RunInSession, SignalTarget};
 use wire::{AgentReply, AgentRequest, Fault, FaultKind, StreamTag};
 
 use crate::client::ProcessOutput;
@@ -109,6 +109,25 @@ fn interrupt_ends_the_run_but_keeps_the_state() {
         let output = talk.output();
         assert_eq!(kernel_events(&output), "{\"error\":1}\n");
         assert_eq!(agent.code("r2", "echo $a").stdout(), "7\n");
+    });
+}
+
+#[test]
+fn deadline_interrupts_code_before_it_kills_the_kernel() {
+    with_both_tree_modes(|agent| {
+        agent.open_kernel();
+        let late = |process: &str, code: &str| RunInSession { deadline_ms: Some(500), ..run(process, code) };
+        // The code must have begun by then.
+        let later =
+            |process: &str, code: &str| RunInSession { deadline_ms: Some(2000), ..run(process, code) };
+        let output = agent.run_in(later("r1", "a=7; while [ -z $interrupted ]; do sleep 0.01; done; b=8"));
+        assert_eq!((output.exit(), output.ended.interrupted), (ExitReason::Deadline, true));
+        assert_eq!(agent.code("r2", "echo $a $b").stdout(), "7 8\n");
+        let output = agent.run_in(late("r3", "trap '' INT; while :; do sleep 0.01; done"));
+        assert_eq!((output.exit(), output.ended.interrupted), (ExitReason::Deadline, false));
+        assert_eq!(agent.code("r4", "echo new $a").stdout(), "new\n");
+        let output = agent.run_in(late("r5", "trap 'exit 0' INT; while :; do sleep 0.01; done"));
+        assert_eq!((output.exit(), output.ended.interrupted), (ExitReason::Deadline, false));
     });
 }
 

@@ -60,7 +60,8 @@ fn commands_and_files_work_while_the_number_of_processes_is_exhausted() {
     let output = agent.run(shell("more", "echo more"));
     assert_eq!((output.stdout().as_str(), output.exit()), ("more\n", ExitReason::Code(0)));
     let operation = wire::files::FileOperation::Stat { paths: vec!["/".to_owned()] };
-    let file = wire::files::FileRequest { identity: UserIdentity::Default, nest: None, operation };
+    let file =
+        wire::files::FileRequest { identity: UserIdentity::Default, isolated_session: None, operation };
     assert!(matches!(agent.reply(AgentRequest::File(file)), AgentReply::Info(_)));
     agent.signal("bomb", 9, wire::process::SignalTarget::Tree);
     assert_eq!(bomb.output().exit(), ExitReason::Signal(9));

@@ -6,6 +6,7 @@
 
 mod adopt;
 mod client;
+mod edits;
 mod envfile;
 mod exec;
 mod files;
@@ -17,6 +18,8 @@ mod kernels;
 mod limits;
 mod ports;
 mod recorded;
+mod search;
 mod sessions;
+mod shared_sessions;
 mod signals;
 mod watch;

@@ -10,7 +10,7 @@ use wire::process::{SignalTarget, TerminalSize};
 use wire::{AgentReply, AgentRequest, FaultKind, Frame, StreamTag};
 
 use crate::client::{ProcessOutput, TestConnection};
-use crate::harness::{TestAgent, with_both_tree_modes};
+use crate::harness::{TestAgent, TreeMode, with_both_tree_modes};
 
 pub(crate) fn session() -> OpenSession {
     OpenSession {
@@ -19,7 +19,9 @@ pub(crate) fn session() -> OpenSession {
         directory: None,
         env: BTreeMap::new(),
         terminal: None,
-        nest: None,
+        text_terminal: false,
+        isolation: None,
+        sharing: None,
     }
 }
 
@@ -33,6 +35,7 @@ pub(crate) fn run(process: &str, text: &str) -> RunInSession {
         retention: OutputRetention { first: 1 << 20, last: 1 << 20, lossless: false, stall_ms: None },
         follow: true,
         queue: false,
+        detached: false,
         env: BTreeMap::new(),
         beside: false,
     }
@@ -198,6 +201,67 @@ fn deadline_ends_the_run_and_the_session_continues() {
 }
 
 #[test]
+fn run_that_passes_its_deadline_changes_nothing_in_the_session() {
+    with_both_tree_modes(|agent| {
+        agent.open(session());
+        let text = "cd /usr; x='a  b'; l=(1 2); f() { echo from f; }; shopt -s expand_aliases; alias g='echo from g'";
+        agent.run_in(run("r1", text));
+        let mut late = run("r2", "cd /; x=changed; unset -f f; unalias g; y=1; sleep 1000");
+        late.deadline_ms = Some(1000);
+        assert_eq!(agent.run_in(late).exit(), ExitReason::Deadline);
+        let output = agent.run_in(run("r3", "pwd; echo \"$x ${#l[@]} ${y-unset}\"; f\ng"));
+        assert_eq!(
+            output.stdout(),
+            "/usr\na  b 2 unset\nfrom f\nfrom g\n",
+            "{}",
+            output.of(StreamTag::Stderr)
+        );
+    });
+}
+
+#[test]
+fn deadline_spares_what_earlier_runs_have_left() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let agent = TestAgent::with_trees(TreeMode::Groups);
+    agent.open(session());
+    let output = agent.run_in(run("r1", "sleep 1000 & echo $!"));
+    let earlier: i32 = output.stdout().trim().parse().unwrap();
+    let mut late = run("r2", "sleep 1000 & echo $!; (setsid sleep 1000 & echo $!); wait");
+    late.deadline_ms = Some(2000);
+    let output = agent.run_in(late);
+    assert_eq!(output.exit(), ExitReason::Deadline);
+    assert_eq!(output.stdout().lines().count(), 2);
+    for pid in output.stdout().lines() {
+        crate::signals::wait_until_gone(pid.parse().unwrap());
+    }
+    assert!(std::path::Path::new(&format!("/proc/{earlier}")).exists());
+    assert!(agent.sessions()[0].left, "the job of the first run is reported");
+    let output = agent.run_in(run("r3", &format!("kill -0 {earlier} && echo alive")));
+    assert_eq!(output.stdout(), "alive\n", "{}", output.of(StreamTag::Stderr));
+    assert_eq!(
+        agent.reply(AgentRequest::CloseSession { session: "s".to_owned(), requested_ns: None }),
+        AgentReply::Ok
+    );
+    crate::signals::wait_until_gone(earlier);
+}
+
+/// A run still ends normally, and the next shell starts without variables.
+#[test]
+fn state_that_is_too_long_is_not_kept() {
+    with_both_tree_modes(|agent| {
+        agent.open(session());
+        assert_eq!(agent.run_in(run("r1", "x=kept; cd /usr")).exit(), ExitReason::Code(0));
+        let long = "long=$(head -c 3000000 /dev/zero | tr '\\0' a); echo ${#long}; exit 3";
+        let output = agent.run_in(run("r2", long));
+        assert_eq!((output.stdout().as_str(), output.exit()), ("3000000\n", ExitReason::Code(3)));
+        let output = agent.run_in(run("r3", "pwd; echo ${#long} ${x-unset}"));
+        assert_eq!(output.stdout(), "/usr\n0 unset\n", "{}", output.of(StreamTag::Stderr));
+    });
+}
+
+#[test]
 fn background_job_of_the_shell_is_reported() {
     with_both_tree_modes(|agent| {
         agent.open(session());
@@ -289,6 +353,27 @@ fn session_on_a_terminal_takes_input() {
 }
 
 #[test]
+fn text_terminal_prints_lines_as_they_are() {
+    with_both_tree_modes(|agent| {
+        let terminal = Some(TerminalSize { columns: 20, rows: 24 });
+        agent.open(OpenSession { terminal, text_terminal: true, ..session() });
+        let long = "x".repeat(50);
+        let text = format!(
+            "test -t 0 && test -t 1 && test -t 2 && echo {long}; printf 'a\\tb\\n'; echo $PAGER $TERM"
+        );
+        let output = agent.run_in(run("r1", &text));
+        assert_eq!(output.of(StreamTag::Terminal), format!("{long}\na\tb\ncat dumb\n"));
+        let reading = RunInSession { follow: true, ..run("r2", "echo on; read -r line; echo \"[$line]\"") };
+        let mut talk = agent.begin(reading);
+        assert_eq!(talk.read_text(3), "on\n");
+        let mut input = agent.send_request(AgentRequest::Input { process: "r2".to_owned() });
+        assert_eq!(input.reply(), AgentReply::Ok);
+        input.send(&Frame::Data(b"typed\n".to_vec().into()));
+        assert_eq!(talk.output().of(StreamTag::Terminal), "[typed]\n", "nothing is echoed");
+    });
+}
+
+#[test]
 fn closed_session_ends_with_everything_in_it() {
     with_both_tree_modes(|agent| {
         agent.open(session());
@@ -296,12 +381,15 @@ fn closed_session_ends_with_everything_in_it() {
         assert_eq!(agent.fault(again).kind, FaultKind::AlreadyExists);
         let mut talk = agent.begin(run("r1", "echo on; sleep 1000"));
         talk.read_text(3);
-        assert_eq!(agent.reply(AgentRequest::CloseSession { session: "s".to_owned() }), AgentReply::Ok);
+        assert_eq!(
+            agent.reply(AgentRequest::CloseSession { session: "s".to_owned(), requested_ns: None }),
+            AgentReply::Ok
+        );
         assert_eq!(talk.output().exit(), ExitReason::Signal(9));
         assert_eq!(agent.sessions(), []);
         assert_eq!(agent.fault(AgentRequest::Run(run("r2", "true"))).kind, FaultKind::NotFound);
         assert_eq!(
-            agent.fault(AgentRequest::CloseSession { session: "s".to_owned() }).kind,
+            agent.fault(AgentRequest::CloseSession { session: "s".to_owned(), requested_ns: None }).kind,
             FaultKind::NotFound
         );
         agent.open(session());

@@ -15,11 +15,27 @@ const DAEMON: &str =
     "(setsid sh -c 'trap \"\" TERM INT HUP; (echo $$; exec sleep 1000) &') & wait; exec sleep 1000";
 
 /// Waits for the end of a process that is not our child.
-fn wait_until_gone(pid: i32) {
+pub(crate) fn wait_until_gone(pid: i32) {
     let begun = Instant::now();
     let stat = format!("/proc/{pid}/stat");
     while Path::new(&stat).exists() {
         assert!(begun.elapsed() < Duration::from_secs(10), "process {pid} still runs");
+        std::thread::yield_now();
+    }
+}
+
+/// Waits until the process has a child that runs this program.
+fn wait_for_child(pid: i32, program: &str) {
+    let begun = Instant::now();
+    let runs_it = |child: &str| {
+        std::fs::read_to_string(format!("/proc/{child}/comm")).is_ok_and(|name| name.trim_end() == program)
+    };
+    loop {
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+        if children.split_whitespace().any(runs_it) {
+            return;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(10), "process {pid} never ran {program}");
         std::thread::yield_now();
     }
 }
@@ -108,10 +124,12 @@ fn cleanup_program_is_not_interrupted() {
         // The handler takes a moment, so that the agent has recorded the members long before.
         let moment = "n=0; while [ $n -lt 500000 ]; do n=$((n+1)); done";
         let script = format!(
-            "trap '{moment}; sleep 0.7 && echo clean; exit 9' INT; echo on; while :; do sleep 1000; done"
+            "trap '{moment}; sleep 0.7 && echo clean; exit 9' INT; echo $$; while :; do sleep 1000; done"
         );
         let mut talk = agent.start(shell("cleaning", &script));
-        assert_eq!(talk.read_text(3), "on\n");
+        let pid: i32 = talk.read_text(2).trim().parse().unwrap();
+        // A shell that is interrupted just before it forks runs its handler after the child's end.
+        wait_for_child(pid, "sleep");
         assert_eq!(agent.signal("cleaning", 2, SignalTarget::Group), AgentReply::Ok);
         let output = talk.output();
         assert_eq!((output.stdout().as_str(), output.exit()), ("clean\n", ExitReason::Code(9)));

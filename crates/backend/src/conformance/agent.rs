@@ -25,10 +25,27 @@ pub(super) struct CommandResult {
 
 impl TestSandbox {
     async fn send_request(&self, request: AgentRequest) -> ConformanceConnection {
+        self.send_frames(request, &[]).await
+    }
+
+    pub(super) async fn read_first_reply(&self, request: AgentRequest) -> AgentReply {
+        self.send_request(request).await.read_reply().await
+    }
+
+    /// Sends a request and the text that belongs to it, and returns the first reply.
+    pub(super) async fn send_request_with_text(&self, request: AgentRequest, text: &str) -> AgentReply {
+        let text = Frame::Data(text.as_bytes().to_vec().into());
+        self.send_frames(request, &[text, Frame::End]).await.read_reply().await
+    }
+
+    async fn send_frames(&self, request: AgentRequest, frames: &[Frame]) -> ConformanceConnection {
         let stream = self.backend.dial_agent(&self.id).await.expect("the agent can be dialled");
         let mut connection = ConformanceConnection { stream, decoder: FrameDecoder::new() };
         let mut bytes = Vec::new();
         Frame::from_message(&VersionedRequest { version: VERSION, request }).encode(&mut bytes);
+        for frame in frames {
+            frame.encode(&mut bytes);
+        }
         connection.stream.write_all(&bytes).await.expect("the agent listens");
         let greeting: Greeting =
             connection.next_frame().await.parse_message().expect("the agent sends a greeting");

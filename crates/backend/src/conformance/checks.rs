@@ -9,19 +9,24 @@ use domain::{
 };
 use wire::process::ExitReason;
 
+use super::edits::{
+    edits_are_taken_back_after_the_backend_was_reopened, edits_in_isolated_sessions_have_their_own_history,
+};
 use super::restarts::{
-    failed_restart_keeps_the_files, sandbox_without_files_is_not_restarted,
-    stopped_sandbox_can_be_destroyed_and_snapshotted, stopped_sandbox_restarts_with_its_files,
+    destroyed_sandbox_is_replaced_at_once, failed_restart_keeps_the_files,
+    sandbox_without_files_is_not_restarted, stopped_sandbox_can_be_destroyed_and_snapshotted,
+    stopped_sandbox_restarts_with_its_files,
 };
 use super::snapshots::{
     failed_snapshot_or_restore_leaves_nothing_behind, snapshot_and_sandbox_outlive_each_other,
     snapshot_saves_files_and_commands_continue,
 };
 use super::{
-    BackendUnderTest, Check, Feature, TestSandbox, find_sandbox, fresh_id, images, reconfigure, volumes,
+    BackendUnderTest, Check, DEFAULT_LIMITS, Feature, TestSandbox, find_sandbox, fresh_id, images, plan_of,
+    reconfigure, volumes,
 };
 use crate::enforced::{Measure, find_network};
-use crate::{BackendError, FoundCondition, MountFault};
+use crate::{BackendError, FoundCondition, LimitPlan, MountFault};
 
 /// Every name in `BackendCapabilities::limits`.
 const LIMIT_NAMES: [&str; 4] = ["memory", "cpus", "pids", "disk"];
@@ -58,9 +63,12 @@ checks![
         death_of_an_adopted_sandbox_is_reported,
         stopped_sandbox_restarts_with_its_files,
         failed_restart_keeps_the_files,
-        sandbox_without_files_is_not_restarted;
+        destroyed_sandbox_is_replaced_at_once,
+        sandbox_without_files_is_not_restarted,
+        edits_are_taken_back_after_the_backend_was_reopened,
+        edits_in_isolated_sessions_have_their_own_history;
     Images:
-        image_name_resolves_as_in_create,
+        image_is_found_by_the_name_that_create_takes,
         missing_images_are_not_found_or_removed;
     Volumes:
         volume_outlives_its_sandboxes_or_is_rejected;
@@ -117,6 +125,10 @@ async fn limits_in_force_are_reported(subject: &dyn BackendUnderTest) {
     made.destroy().await;
 }
 
+fn limits_of(named: &ResourceLimits) -> LimitPlan {
+    LimitPlan::new(named, DEFAULT_LIMITS, false)
+}
+
 fn spec_with_limit(limit: &str) -> SandboxSpec {
     let mut resources = ResourceLimits::default();
     match limit {
@@ -139,7 +151,7 @@ async fn explicit_limit_is_enforced_or_rejected(subject: &dyn BackendUnderTest) 
             continue;
         }
         let id = fresh_id();
-        let refused = backend.create(&id, &spec_with_limit(limit)).await;
+        let refused = backend.create(&id, &plan_of(&spec_with_limit(limit))).await;
         let Err(BackendError::Unsupported { hint: Some(_), .. }) = &refused else {
             panic!("a limit on {limit} that cannot be enforced: {refused:?}")
         };
@@ -168,11 +180,11 @@ async fn failed_create_leaves_nothing_behind(subject: &dyn BackendUnderTest) {
     let backend = subject.open().await;
     let id = fresh_id();
     let spec = SandboxSpec { image: "conformance/no-such-image".to_owned(), ..SandboxSpec::with_defaults() };
-    let refused = backend.create(&id, &spec).await;
+    let refused = backend.create(&id, &plan_of(&spec)).await;
     assert!(matches!(refused, Err(BackendError::NoImage { .. })), "a missing image: {refused:?}");
     assert_eq!(find_sandbox(&backend, &id).await, None, "a failed create left something behind");
     for network in [NetworkAccess::On, NetworkAccess::Filtered] {
-        match backend.create(&id, &SandboxSpec { network, ..SandboxSpec::with_defaults() }).await {
+        match backend.create(&id, &plan_of(&SandboxSpec { network, ..SandboxSpec::with_defaults() })).await {
             Ok(_) => drop(backend.destroy(&id).await.expect("a sandbox can be destroyed")),
             Err(BackendError::Unsupported { .. }) => {}
             Err(error) => panic!("network {network:?}: {error:?}"),
@@ -184,7 +196,7 @@ async fn failed_create_leaves_nothing_behind(subject: &dyn BackendUnderTest) {
 async fn duplicate_id_is_rejected_and_the_sandbox_survives(subject: &dyn BackendUnderTest) {
     let backend = subject.open().await;
     let made = TestSandbox::create_plain(&backend).await;
-    let again = backend.create(&made.id, &SandboxSpec::with_defaults()).await;
+    let again = backend.create(&made.id, &plan_of(&SandboxSpec::with_defaults())).await;
     assert!(again.is_err(), "two sandboxes have one id");
     made.ping().await;
     made.destroy().await;
@@ -302,7 +314,7 @@ async fn volume_outlives_its_sandboxes_or_is_rejected(subject: &dyn BackendUnder
     volumes(&backend).remove_volume(&volume.id).await.expect("a volume can be removed");
     volumes(&backend).remove_volume(&volume.id).await.expect("a missing volume can be removed");
     assert_eq!(volumes(&backend).list_volumes().await.expect("volumes can be listed"), Vec::new());
-    let missing = backend.create(&fresh_id(), &spec).await;
+    let missing = backend.create(&fresh_id(), &plan_of(&spec)).await;
     assert!(matches!(missing, Err(BackendError::Mount { fault: MountFault::NoVolume, .. })), "{missing:?}");
 }
 
@@ -340,8 +352,10 @@ async fn limits_of_a_running_sandbox_can_change(subject: &dyn BackendUnderTest) 
     let mut in_force = made.in_force.clone();
     // Up, down, and the same limit again: a former limit must not get in the way.
     for resources in [&more, &less, &less] {
-        let measures =
-            reconfigure(&backend).resize(&made.id, resources).await.expect("limits can be changed");
+        let measures = reconfigure(&backend)
+            .resize(&made.id, &limits_of(resources))
+            .await
+            .expect("limits can be changed");
         in_force.replace_measures(measures);
     }
     let reported = in_force.measures.iter().filter(|measure| measure.name() == "memory").collect::<Vec<_>>();
@@ -364,7 +378,8 @@ async fn unsupported_limit_changes_are_rejected(subject: &dyn BackendUnderTest) 
     let offered = backend.probe().await.expect("the host can be probed");
     let made = TestSandbox::create_plain(&backend).await;
     for limit in LIMIT_NAMES {
-        let resized = reconfigure(&backend).resize(&made.id, &spec_with_limit(limit).resources).await;
+        let resized =
+            reconfigure(&backend).resize(&made.id, &limits_of(&spec_with_limit(limit).resources)).await;
         match resized {
             Ok(measures) => {
                 assert!(offered.limits.iter().any(|name| name == limit), "{limit} is not enforced");
@@ -376,21 +391,20 @@ async fn unsupported_limit_changes_are_rejected(subject: &dyn BackendUnderTest) 
     }
     let id = made.id.clone();
     made.destroy().await;
-    let gone = reconfigure(&backend).resize(&id, &ResourceLimits::default()).await;
+    let gone = reconfigure(&backend).resize(&id, &limits_of(&ResourceLimits::default())).await;
     assert!(matches!(gone, Err(BackendError::Gone)), "{gone:?}");
 }
 
-async fn image_name_resolves_as_in_create(subject: &dyn BackendUnderTest) {
+async fn image_is_found_by_the_name_that_create_takes(subject: &dyn BackendUnderTest) {
     let backend = subject.open().await;
     let made = TestSandbox::create_plain(&backend).await;
-    let resolved = images(&backend)
-        .resolve_image(&SandboxSpec::with_defaults().image)
-        .await
-        .expect("the image was just used");
-    assert_eq!(resolved.name, made.in_force.image);
+    let found = images(&backend).find(&SandboxSpec::with_defaults().image).await;
+    let found = found.expect("images can be found").expect("the image was just used");
+    assert_eq!(found.name, made.in_force.image);
     made.destroy().await;
-    let missing = images(&backend).resolve_image("conformance/no-such-image").await;
-    assert!(matches!(missing, Err(BackendError::NoImage { .. })), "{missing:?}");
+    let missing = images(&backend).find("conformance/no-such-image").await;
+    assert_eq!(missing.expect("images can be looked for"), None);
+    images(&backend).host_software().await.expect("the software of the host can be read");
 }
 
 /// Succeeds if the sandbox has a default route.

@@ -3,7 +3,7 @@
 use domain::{EndCause, FilesState, SandboxSpec};
 
 use super::snapshots::{create_from_snapshot, fresh_snapshot_id};
-use super::{BackendUnderTest, TestSandbox, find_sandbox, fresh_id, snapshots};
+use super::{BackendUnderTest, TestSandbox, find_sandbox, fresh_id, plan_of, snapshots};
 use crate::{BackendError, FoundCondition, SharedBackend};
 
 /// A process that runs until its sandbox ends.
@@ -42,14 +42,14 @@ pub(super) async fn stopped_sandbox_restarts_with_its_files(subject: &dyn Backen
             assert_eq!(condition, Some((FoundCondition::Dead, FilesState::Kept)), "reopened");
         }
         let in_force = backend
-            .restart(&made.id, &SandboxSpec::with_defaults())
+            .restart(&made.id, &plan_of(&SandboxSpec::with_defaults()))
             .await
             .expect("the sandbox can be restarted");
         assert_eq!(in_force, made.in_force, "round {round}");
         made.ping().await;
         let ran = made.run_script("cat /root/file /usr/local/file; stat -c %u:%g /root/file").await;
         assert_eq!(ran.output, "kept\ntoo\n7:8\n", "round {round}");
-        let again = backend.restart(&made.id, &SandboxSpec::with_defaults()).await;
+        let again = backend.restart(&made.id, &plan_of(&SandboxSpec::with_defaults())).await;
         assert!(again.is_err(), "round {round}: a running sandbox was restarted");
         made.ping().await;
         // The id of a process from before the restart is free again.
@@ -66,16 +66,19 @@ pub(super) async fn failed_restart_keeps_the_files(subject: &dyn BackendUnderTes
     let made = TestSandbox::create_plain(&backend).await;
     made.run_script("echo kept > /root/file").await;
     backend.stop(&made.id).await.expect("the sandbox can be stopped");
-    let taken = backend.create(&made.id, &SandboxSpec::with_defaults()).await;
+    let taken = backend.create(&made.id, &plan_of(&SandboxSpec::with_defaults())).await;
     assert!(taken.is_err(), "another sandbox took the id of a stopped one");
     let missing =
         domain::MountSpec::from_host("/conformance/nowhere", "/data", domain::MountAccess::ReadOnly);
     let spec = SandboxSpec { mounts: vec![missing], ..SandboxSpec::with_defaults() };
-    let failed = backend.restart(&made.id, &spec).await;
+    let failed = backend.restart(&made.id, &plan_of(&spec)).await;
     assert!(failed.is_err(), "a missing mount source: {failed:?}");
     let condition = made.find_listed().await.map(|found| (found.condition, found.files));
     assert_eq!(condition, Some((FoundCondition::Dead, FilesState::Kept)));
-    backend.restart(&made.id, &SandboxSpec::with_defaults()).await.expect("the sandbox can be restarted");
+    backend
+        .restart(&made.id, &plan_of(&SandboxSpec::with_defaults()))
+        .await
+        .expect("the sandbox can be restarted");
     assert_eq!(made.run_script("cat /root/file").await.output, "kept\n");
     made.destroy().await;
 }
@@ -102,15 +105,30 @@ pub(super) async fn stopped_sandbox_can_be_destroyed_and_snapshotted(subject: &d
     snapshots(&backend).delete_snapshot(&snapshot).await.expect("a snapshot can be deleted");
     let id = made.id.clone();
     made.destroy().await;
-    let gone = backend.restart(&id, &SandboxSpec::with_defaults()).await;
+    let gone = backend.restart(&id, &plan_of(&SandboxSpec::with_defaults())).await;
     assert!(matches!(gone, Err(BackendError::Gone)), "{gone:?}");
+}
+
+pub(super) async fn destroyed_sandbox_is_replaced_at_once(subject: &dyn BackendUnderTest) {
+    let backend = subject.open().await;
+    let made = TestSandbox::create_plain(&backend).await;
+    for round in 0..10 {
+        made.run_script("echo old > /root/file").await;
+        backend.destroy(&made.id).await.expect("a sandbox can be destroyed");
+        let plan = plan_of(&SandboxSpec::with_defaults());
+        let in_force = backend.create(&made.id, &plan).await;
+        assert_eq!(in_force.as_ref().ok(), Some(&made.in_force), "round {round}: {in_force:?}");
+        let ran = made.run_script("test -e /root/file || echo none").await;
+        assert_eq!(ran.output, "none\n", "round {round}");
+    }
+    made.destroy().await;
 }
 
 pub(super) async fn sandbox_without_files_is_not_restarted(subject: &dyn BackendUnderTest) {
     let backend = subject.open().await;
     let id = fresh_id();
     assert_eq!(backend.stop(&id).await.expect("an unknown sandbox can be stopped").files, FilesState::Lost);
-    let never = backend.restart(&id, &SandboxSpec::with_defaults()).await;
+    let never = backend.restart(&id, &plan_of(&SandboxSpec::with_defaults())).await;
     assert!(matches!(never, Err(BackendError::Gone)), "{never:?}");
     assert_eq!(find_sandbox(&backend, &id).await, None, "a failed restart left something behind");
     if supports_restart(&backend).await {
@@ -120,6 +138,6 @@ pub(super) async fn sandbox_without_files_is_not_restarted(subject: &dyn Backend
     let stopped = backend.stop(&made.id).await.expect("the sandbox can be stopped");
     assert_eq!(stopped.files, FilesState::Lost);
     assert_eq!(made.find_listed().await, None, "the stopped sandbox still exists");
-    let lost = backend.restart(&made.id, &SandboxSpec::with_defaults()).await;
+    let lost = backend.restart(&made.id, &plan_of(&SandboxSpec::with_defaults())).await;
     assert!(matches!(lost, Err(BackendError::Gone)), "{lost:?}");
 }

@@ -2,7 +2,7 @@
 
 use domain::{SandboxId, SandboxSpec, SnapshotId};
 
-use super::{BackendUnderTest, TestSandbox, fresh_id, snapshots};
+use super::{BackendUnderTest, TestSandbox, fresh_id, plan_of, snapshots};
 use crate::{BackendError, FoundSnapshot, SharedBackend, SnapshotStage};
 
 /// A process that runs until its sandbox ends.
@@ -102,7 +102,7 @@ pub(super) async fn failed_snapshot_or_restore_leaves_nothing_behind(subject: &d
     assert!(matches!(refused, Err(BackendError::Gone)), "a snapshot of a missing sandbox: {refused:?}");
     assert_eq!(find_snapshot(&backend, &snapshot).await, None);
     let spec = SandboxSpec { snapshot: Some(snapshot), ..SandboxSpec::with_defaults() };
-    let refused = backend.create(&id, &spec).await;
+    let refused = backend.create(&id, &plan_of(&spec)).await;
     assert!(matches!(refused, Err(BackendError::NoImage { .. })), "from a missing snapshot: {refused:?}");
     assert_eq!(super::find_sandbox(&backend, &id).await, None, "a failed create left something behind");
 }

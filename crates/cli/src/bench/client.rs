@@ -12,6 +12,8 @@ const READ_TIMEOUT: Duration = Duration::from_secs(120);
 
 pub(crate) struct BenchClient {
     address: SocketAddr,
+    /// Header lines of every request.
+    headers: String,
     connection: BufReader<TcpStream>,
     /// The body of the last response; the buffer is reused, so that no run pays for its memory.
     body: Vec<u8>,
@@ -29,7 +31,13 @@ impl BenchClient {
         let stream = TcpStream::connect(address).context("could not connect to the server")?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(READ_TIMEOUT))?;
-        Ok(Self { address, connection: BufReader::with_capacity(1 << 16, stream), body: Vec::new() })
+        let connection = BufReader::with_capacity(1 << 16, stream);
+        Ok(Self { address, headers: String::new(), connection, body: Vec::new() })
+    }
+
+    /// Adds header lines to every request.
+    pub(crate) fn with_headers(self, headers: String) -> Self {
+        Self { headers, ..self }
     }
 
     /// Creates a sandbox; `extensions` are Coracle's own keys, such as its disk.
@@ -56,8 +64,13 @@ impl BenchClient {
     }
 
     /// As [`BenchClient::create_sandbox`], with these additional fields.
-    pub(crate) fn create_from_request(&mut self, mut request: Value) -> Result<BenchSandbox> {
-        request["image"] = json!({"uri": "host"});
+    pub(crate) fn create_from_request(&mut self, request: Value) -> Result<BenchSandbox> {
+        self.create_from_image("host", request)
+    }
+
+    /// As [`BenchClient::create_from_request`], from this image.
+    pub(crate) fn create_from_image(&mut self, image: &str, mut request: Value) -> Result<BenchSandbox> {
+        request["image"] = json!({"uri": image});
         request["timeout"] = json!(3600);
         request["entrypoint"] = json!(["tail", "-f", "/dev/null"]);
         let status = self.send("POST", "/v1/sandboxes", "", request.to_string().as_bytes())?;
@@ -77,6 +90,29 @@ impl BenchClient {
         Ok(())
     }
 
+    /// The state of a sandbox, such as `Running`.
+    pub(crate) fn sandbox_state(&mut self, sandbox: &BenchSandbox) -> Result<String> {
+        let status = self.send("GET", &format!("/v1/sandboxes/{}", sandbox.id), "", b"")?;
+        let answer = self.parse_body(status, 200)?;
+        Ok(answer["status"]["state"].as_str().context("the sandbox has no state")?.to_owned())
+    }
+
+    /// Asks how the sandbox is reached; returns the address and the path of its execution API.
+    pub(crate) fn resolve_direct_endpoint(&mut self, sandbox: &mut BenchSandbox) -> Result<(String, String)> {
+        self.resolve_endpoint(sandbox)?;
+        let answer: Value = serde_json::from_slice(&self.body)?;
+        let endpoint = answer["endpoint"].as_str().context("the server names no endpoint")?;
+        let endpoint = endpoint.trim_start_matches("http://");
+        let (address, path) = endpoint.split_once('/').unwrap_or((endpoint, ""));
+        Ok((address.to_owned(), path.trim_end_matches('/').to_owned()))
+    }
+
+    /// Runs `true` inside through the execution API at `path`.
+    pub(crate) fn run_true_at(&mut self, sandbox: &BenchSandbox, path: &str) -> Result<()> {
+        let path = if path.is_empty() { "/command".to_owned() } else { format!("/{path}/command") };
+        self.run_body(&path, sandbox, &json!({"command": "true"}))
+    }
+
     /// Runs `true` inside and waits for the end of its events.
     pub(crate) fn run_true(&mut self, sandbox: &BenchSandbox) -> Result<()> {
         self.run_command(sandbox, &["true"])
@@ -86,8 +122,12 @@ impl BenchClient {
     pub(crate) fn run_command(&mut self, sandbox: &BenchSandbox, words: &[impl AsRef<str>]) -> Result<()> {
         let path = sandbox.proxy_path("command");
         let words: Vec<&str> = words.iter().map(AsRef::as_ref).collect();
-        let body = json!({"argv": words}).to_string();
-        let status = self.send("POST", &path, &sandbox.headers, body.as_bytes())?;
+        self.run_body(&path, sandbox, &json!({"argv": words}))
+    }
+
+    /// Runs the command that a body describes, which must succeed, and waits for the end of its events.
+    fn run_body(&mut self, path: &str, sandbox: &BenchSandbox, body: &Value) -> Result<()> {
+        let status = self.send("POST", path, &sandbox.headers, body.to_string().as_bytes())?;
         let ended = self.body.windows(18).any(|window| window == b"execution_complete");
         if status != 200 || !ended {
             bail!("a command failed with status {status}: {}", String::from_utf8_lossy(&self.body));
@@ -271,9 +311,10 @@ impl BenchClient {
     /// Sends one request with a small response, which is left in `body`.
     fn send(&mut self, method: &str, path: &str, headers: &str, body: &[u8]) -> Result<u16> {
         let mut message = format!(
-            "{method} {path} HTTP/1.1\r\nHost: {}\r\n{headers}Content-Type: application/json\r\n\
+            "{method} {path} HTTP/1.1\r\nHost: {}\r\n{}{headers}Content-Type: application/json\r\n\
              Content-Length: {}\r\n\r\n",
             self.address,
+            self.headers,
             body.len(),
         )
         .into_bytes();

@@ -44,7 +44,7 @@ pub(crate) fn measure_first_result(
     report.add_time("first result of a fresh python context", ours.summary());
     measure_ipykernel(server, rounds, report)?;
     let ratio = ours.summary().p50 / bare.summary().p50;
-    report.require_at_most("first result of a fresh python context", ratio, 3.0, "times python3 -c 1");
+    report.require_at_most("first result of a fresh python context", ratio, 1.5, "times python3 -c 1");
     Ok(())
 }
 

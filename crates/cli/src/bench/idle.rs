@@ -1,46 +1,21 @@
-//! Many idle sandboxes: the cost of each, and whether the list stays quick.
+//! Many idle sandboxes: whether the list stays quick. Also makes and removes many for other measurements.
 
-use std::fs;
 use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use serde_json::json;
 
 use super::RoundCounts;
 use super::client::{BenchClient, BenchSandbox};
 use super::report::BenchReport;
-use super::server::{BenchServer, parse_kibibytes};
+use super::server::BenchServer;
 use super::statistics::TimeSamples;
-
-const MEBIBYTE: f64 = 1024.0 * 1024.0;
 
 /// The number of pages in which the whole list is requested.
 const PAGE_COUNT: usize = 5;
 
 /// Connections that create sandboxes in parallel.
 const PARALLEL_CLIENTS: usize = 8;
-
-/// The decrease of the host's available memory per idle sandbox, and the share of the agent.
-pub(crate) fn measure_memory(
-    server: &BenchServer,
-    rounds: RoundCounts,
-    report: &mut BenchReport,
-) -> Result<()> {
-    let count = rounds.idle.min(200);
-    // The first few sandboxes pay for everything that is shared.
-    let first = create_sandboxes(server, 4)?;
-    let before = available_memory()?;
-    let made = create_sandboxes(server, count)?;
-    let after = available_memory()?;
-    let each = to_f64(before.saturating_sub(after)) / count_of(&made) / MEBIBYTE;
-    report.require_at_most("memory of an idle sandbox", each, 2.0, "MiB");
-    match agent_share(&made) {
-        Some(share) => report.require_at_most("of which its agent (PSS)", share / MEBIBYTE, 2.0, "MiB"),
-        None => report.add_unmeasured("the share of an agent, which root alone may read"),
-    }
-    remove_sandboxes(server, &made)?;
-    remove_sandboxes(server, &first)
-}
 
 /// The time for one page of the list, with ten sandboxes and with very many.
 pub(crate) fn measure_list(
@@ -100,11 +75,11 @@ fn time_pages(server: &BenchServer, runs: usize) -> Result<TimeSamples> {
 }
 
 /// Makes `count` sandboxes, several at a time.
-fn create_sandboxes(server: &BenchServer, count: usize) -> Result<Vec<BenchSandbox>> {
+pub(super) fn create_sandboxes(server: &BenchServer, count: usize) -> Result<Vec<BenchSandbox>> {
     run_in_parallel(server, count, |client, _| client.create_sandbox(&json!({})))
 }
 
-fn remove_sandboxes(server: &BenchServer, sandboxes: &[BenchSandbox]) -> Result<()> {
+pub(super) fn remove_sandboxes(server: &BenchServer, sandboxes: &[BenchSandbox]) -> Result<()> {
     run_in_parallel(server, sandboxes.len(), |client, index| client.delete_sandbox(&sandboxes[index]))
         .map(drop)
 }
@@ -136,31 +111,7 @@ fn run_in_parallel<T: Send>(
     })
 }
 
-fn available_memory() -> Result<u64> {
-    let text = fs::read_to_string("/proc/meminfo")?;
-    parse_kibibytes(&text, "MemAvailable:").context("the kernel does not say how much memory is available")
-}
-
-/// The mean of the agents' proportional shares, in bytes.
-fn agent_share(sandboxes: &[BenchSandbox]) -> Option<f64> {
-    let mut total = 0;
-    let mut found = 0_u32;
-    for process in fs::read_dir("/proc").ok()?.flatten() {
-        let Ok(groups) = fs::read_to_string(process.path().join("cgroup")) else { continue };
-        if sandboxes.iter().any(|sandbox| groups.contains(&sandbox.id)) {
-            let share = fs::read_to_string(process.path().join("smaps_rollup")).ok()?;
-            total += parse_kibibytes(&share, "Pss:")?;
-            found += 1;
-        }
-    }
-    (found > 0).then(|| to_f64(total) / f64::from(found))
-}
-
 #[expect(clippy::cast_precision_loss, reason = "an amount of memory is far below 2^52")]
-fn to_f64(bytes: u64) -> f64 {
+pub(super) fn to_f64(bytes: u64) -> f64 {
     bytes as f64
-}
-
-fn count_of(sandboxes: &[BenchSandbox]) -> f64 {
-    to_f64(sandboxes.len() as u64)
 }

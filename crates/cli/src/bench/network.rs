@@ -42,7 +42,7 @@ const CREATE_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Measures in a thread of its own, the only one that is in the network of the benchmark.
 pub(crate) fn measure_network(_: &BenchServer, rounds: RoundCounts, report: &mut BenchReport) -> Result<()> {
-    if !rustix::process::geteuid().is_root() {
+    if !linux::privileges::is_host_root() {
         report.add_unmeasured("network `on`: only root makes links");
         return Ok(());
     }

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde_json::json;
@@ -18,7 +18,7 @@ use super::statistics::TimeSamples;
 const USR_LINKS: [&str; 4] = ["bin", "lib", "lib64", "sbin"];
 
 /// One way to run `true`, prepared so that it can be repeated.
-struct PeerRuntime {
+pub(crate) struct PeerRuntime {
     name: &'static str,
     program: PathBuf,
     arguments: Vec<String>,
@@ -48,24 +48,29 @@ pub(crate) fn measure_runtimes(
 type PrepareRuntime = fn(&Path) -> Result<PeerRuntime>;
 
 fn measure_runtime(peer: &PeerRuntime, runs: usize) -> Result<TimeSamples> {
-    let once = || -> Result<_> {
+    peer.time_once()?;
+    (0..runs).map(|_| peer.time_once()).collect()
+}
+
+impl PeerRuntime {
+    /// Runs `true` and returns how long it took.
+    pub(crate) fn time_once(&self) -> Result<Duration> {
         let began = Instant::now();
-        let output = Command::new(&peer.program)
-            .args(&peer.arguments)
-            .current_dir(&peer.directory)
+        let output = Command::new(&self.program)
+            .args(&self.arguments)
+            .current_dir(&self.directory)
             .stdin(Stdio::null())
             .output()
-            .with_context(|| format!("could not run {}", peer.name))?;
+            .with_context(|| format!("could not run {}", self.name))?;
         if !output.status.success() {
             bail!("it failed here: {}", String::from_utf8_lossy(&output.stderr).trim());
         }
         Ok(began.elapsed())
-    };
-    once()?;
-    (0..runs).map(|_| once()).collect()
+    }
 }
 
-fn prepare_bubblewrap(place: &Path) -> Result<PeerRuntime> {
+/// Bubblewrap with all namespaces that a sandbox of ours has.
+pub(crate) fn prepare_bubblewrap(place: &Path) -> Result<PeerRuntime> {
     let program = find_program("bwrap").context("it is not installed")?;
     let mut arguments: Vec<String> =
         ["--unshare-all", "--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev"]

@@ -13,6 +13,9 @@ pub(crate) struct BenchReport {
     bars: Vec<BarResult>,
     /// The measurements that this host does not allow, with the reason.
     absent: Vec<String>,
+    /// The stages of a create, if they were asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    stages: Vec<StageRow>,
     /// Notes needed to read the numbers: the preparations, and the other side of each comparison.
     notes: Vec<String>,
 }
@@ -22,6 +25,18 @@ struct TimeRow {
     name: String,
     #[serde(flatten)]
     summary: TimeSummary,
+}
+
+/// One stage of a create.
+#[derive(Debug, Serialize)]
+pub(crate) struct StageRow {
+    /// The process that works: `client`, `server` or `launcher`, which includes the new process.
+    pub(crate) part: String,
+    pub(crate) stage: String,
+    /// The median in milliseconds.
+    pub(crate) p50: f64,
+    /// The part of the whole create, from 0 to 1.
+    pub(crate) share: f64,
 }
 
 /// One promise: a value, its bound, and whether the bound was kept.
@@ -64,6 +79,10 @@ impl BenchReport {
         self.notes.push(text.into());
     }
 
+    pub(crate) fn add_stage(&mut self, row: StageRow) {
+        self.stages.push(row);
+    }
+
     pub(crate) fn all_passed(&self) -> bool {
         self.bars.iter().all(|bar| bar.kept)
     }
@@ -73,8 +92,14 @@ impl BenchReport {
             return printer.print_json(self);
         }
         printer.print_table(&["milliseconds", "runs", "p50", "p90", "p99"], self.time_rows())?;
-        printer.print_line("")?;
-        printer.print_table(&["bar", "value", "bound", "", "verdict"], self.bar_rows())?;
+        if !self.stages.is_empty() {
+            printer.print_line("")?;
+            printer.print_table(&["part", "stage", "p50", "share"], self.stage_rows())?;
+        }
+        if !self.bars.is_empty() {
+            printer.print_line("")?;
+            printer.print_table(&["bar", "value", "bound", "", "verdict"], self.bar_rows())?;
+        }
         for why in &self.absent {
             printer.print_line(format!("not measured: {why}"))?;
         }
@@ -93,6 +118,14 @@ impl BenchReport {
                 vec![name.clone(), runs.to_string(), number(p50), number(p90), number(p99)]
             })
             .collect()
+    }
+
+    fn stage_rows(&self) -> Vec<Vec<String>> {
+        let row = |row: &StageRow| {
+            let share = format!("{:.0} %", row.share * 100.0);
+            vec![row.part.clone(), row.stage.clone(), format!("{:.3}", row.p50), share]
+        };
+        self.stages.iter().map(row).collect()
     }
 
     fn bar_rows(&self) -> Vec<Vec<String>> {

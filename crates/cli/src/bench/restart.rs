@@ -18,7 +18,7 @@ pub(crate) fn measure_restart(
     rounds: RoundCounts,
     report: &mut BenchReport,
 ) -> Result<()> {
-    if !rustix::process::geteuid().is_root() {
+    if !linux::privileges::is_host_root() {
         report.add_note("restart: left out, disks of an ordinary user are memory".to_owned());
         return Ok(());
     }

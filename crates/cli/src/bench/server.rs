@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
@@ -12,6 +13,9 @@ use super::client::BenchClient;
 
 /// The text that the server prints before its address when it is ready.
 const READY_TEXT: &str = "coracle listening on http://";
+
+/// The number of sandboxes that the server allows.
+const MAX_BENCH_SANDBOXES: &str = "4000";
 
 pub(crate) struct BenchServer {
     process: Child,
@@ -32,28 +36,51 @@ impl BenchServer {
         Self::start_with(name, network, None)
     }
 
+    /// Starts a server that logs, as JSON, where the time of each create goes.
+    pub(crate) fn start_logging_stages() -> Result<Self> {
+        let level = format!("{}=trace,info", backend::STAGE_LOG_TARGET);
+        Self::start_in("breakdown", |command| {
+            command.env("CORACLE_NETWORK_DEFAULT", "off");
+            command.env("CORACLE_LOG", level).env("CORACLE_LOG_FORMAT", "json");
+        })
+    }
+
     fn start_with(name: &str, network: &str, packages: Option<PathBuf>) -> Result<Self> {
+        let mut server = Self::start_in(name, |command| {
+            command.env("CORACLE_NETWORK_DEFAULT", network);
+            command.envs(packages.iter().map(|directory| ("CORACLE_VOLUMES_HOST_PATHS", directory)));
+        })?;
+        server.packages = packages;
+        Ok(server)
+    }
+
+    fn start_in(name: &str, configure: impl FnOnce(&mut Command)) -> Result<Self> {
         let directory = std::env::temp_dir().join(format!("coracle-bench-{}-{name}", std::process::id()));
         fs::create_dir(&directory).context("could not make a temporary directory")?;
-        let mut process = Command::new(std::env::current_exe()?)
-            .args(["serve", "--listen", "127.0.0.1:0", "--state-dir"])
-            .arg(directory.join("state"))
-            .env_remove("CORACLE_API_KEY")
-            .env("CORACLE_NETWORK_DEFAULT", network)
-            .envs(packages.iter().map(|directory| ("CORACLE_VOLUMES_HOST_PATHS", directory)))
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(File::create(directory.join("log"))?)
-            .spawn()
-            .context("could not start the server")?;
-        let mut lines = BufReader::new(process.stdout.take().context("no standard output")?).lines();
-        let address = lines
-            .find_map(|line| line.ok()?.split_once(READY_TEXT).map(|(_, address)| address.to_owned()))
-            .with_context(|| format!("the server did not start: {}", last_log_line(&directory)))?;
-        // Otherwise a full pipe could block the server.
-        std::thread::spawn(move || lines.count());
-        let address = address.trim_end_matches('/').parse().context("the server names no address")?;
-        Ok(Self { process, address, directory, packages })
+        let (process, address) = spawn_server(&directory, configure)?;
+        Ok(Self { process, address, directory, packages: None })
+    }
+
+    /// Ends the server, which leaves its sandboxes, and starts it again on the same state. Returns how long the
+    /// start took.
+    pub(crate) fn restart(&mut self) -> Result<Duration> {
+        self.end_process()?;
+        let began = Instant::now();
+        (self.process, self.address) = spawn_server(&self.directory, |command| {
+            command.env("CORACLE_NETWORK_DEFAULT", "off");
+        })?;
+        Ok(began.elapsed())
+    }
+
+    fn end_process(&mut self) -> Result<()> {
+        let pid = rustix::process::Pid::from_child(&self.process);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
+        self.process.wait().context("could not wait for the server").map(drop)
+    }
+
+    /// The server's log so far.
+    pub(crate) fn read_log(&self) -> Result<String> {
+        fs::read_to_string(self.directory.join("log")).context("could not read the log of the server")
     }
 
     pub(crate) fn client(&self) -> Result<BenchClient> {
@@ -82,9 +109,7 @@ impl BenchServer {
 
     fn stop_and_clean_up(&mut self) -> Result<()> {
         self.client()?.delete_all()?;
-        let pid = rustix::process::Pid::from_child(&self.process);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
-        self.process.wait().context("could not wait for the server")?;
+        self.end_process()?;
         fs::remove_dir_all(&self.directory).context("could not remove the state directory")
     }
 }
@@ -97,6 +122,29 @@ impl Drop for BenchServer {
             self.stop_and_clean_up().ok();
         }
     }
+}
+
+/// Starts a server on the state below `directory`; returns it and its address when it is ready.
+fn spawn_server(directory: &Path, configure: impl FnOnce(&mut Command)) -> Result<(Child, SocketAddr)> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command
+        .args(["serve", "--listen", "127.0.0.1:0", "--state-dir"])
+        .arg(directory.join("state"))
+        .env_remove("CORACLE_API_KEY")
+        .env("CORACLE_LIMITS_MAX_SANDBOXES", MAX_BENCH_SANDBOXES)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(File::options().append(true).create(true).open(directory.join("log"))?);
+    configure(&mut command);
+    let mut process = command.spawn().context("could not start the server")?;
+    let mut lines = BufReader::new(process.stdout.take().context("no standard output")?).lines();
+    let address = lines
+        .find_map(|line| line.ok()?.split_once(READY_TEXT).map(|(_, address)| address.to_owned()))
+        .with_context(|| format!("the server did not start: {}", last_log_line(directory)))?;
+    // Otherwise a full pipe could block the server.
+    std::thread::spawn(move || lines.count());
+    let address = address.trim_end_matches('/').parse().context("the server names no address")?;
+    Ok((process, address))
 }
 
 /// The last line of the server's log.

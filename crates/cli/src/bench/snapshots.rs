@@ -64,7 +64,7 @@ pub(crate) fn measure_restore(
     report.add_time("create and first result, beside restores", cold.summary());
     report.add_time("restore and first result", restored.summary());
     let ratio = restored.summary().p50 / cold.summary().p50;
-    report.require_at_most("restore and first result", ratio, 1.5, "times a create");
+    report.require_at_most("restore and first result", ratio, 1.2, "times a create");
     Ok(())
 }
 

@@ -92,7 +92,7 @@ async fn print_records(mut logs: LogStream, printer: &Printer) -> Result<ExitCod
             LogRecord::Unknown => continue,
             LogRecord::Output { .. } | LogRecord::End { .. } => {}
         }
-        printer.print_line(serde_json::to_string(&record)?)?;
+        printer.print_json_text(&serde_json::to_string(&record)?)?;
     }
     Ok(exit_code(missing))
 }

@@ -251,7 +251,7 @@ pub(crate) async fn show_events(
     let mut feed = server.open_event_feed(from, args.follow).await?;
     while let Some(event) = feed.next_event().await? {
         if printer.is_json() {
-            printer.print_line(&event.data)?;
+            printer.print_json_text(&event.data)?;
             continue;
         }
         let data: Value = serde_json::from_str(&event.data).context("the server sent an odd event")?;

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use fronts::{FrontSettingKind, front_sections};
+use launcher::plan::LimitName;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -136,7 +137,13 @@ fn add_fronts(fronts: &FrontValues, entries: &mut SettingList) {
                 }
                 (_, value) => json!(value),
             };
-            entries.add_path(shown_path(&section, setting), value, SettingVisibility::Plain);
+            let visibility = match setting.kind {
+                FrontSettingKind::SecretList => SettingVisibility::Secret,
+                FrontSettingKind::Text | FrontSettingKind::Duration | FrontSettingKind::Switch => {
+                    SettingVisibility::Plain
+                }
+            };
+            entries.add_path(shown_path(&section, setting), value, visibility);
         }
     }
 }
@@ -150,6 +157,7 @@ impl Config {
             state_dir,
             api_key,
             public_address,
+            trusted_proxies,
             naming,
             on_stop,
             images: _,
@@ -176,6 +184,7 @@ impl Config {
         entries.add("state_dir", state_dir);
         entries.add_secret("api_key", api_key.as_ref().map(super::OperatorKey::expose));
         entries.add("public_address", public_address);
+        entries.add("trusted_proxies", trusted_proxies);
         entries.add("instance", &naming.prefix);
         entries.add("on_stop", if *on_stop == OnStop::Keep { "keep" } else { "remove" });
         entries.add("park_after", format_seconds(*park_after));
@@ -215,12 +224,16 @@ impl Config {
             pids,
             disk,
             maxima: most,
+            totals,
             max_sandboxes,
             soft_sandboxes,
             max_commands,
             max_snapshots,
             max_volumes,
+            open_files_percent,
             concurrent_requests,
+            concurrent_streams,
+            connections_per_address,
             json_body,
         } = &self.limits;
         entries.add("limits.memory", memory.to_string());
@@ -231,12 +244,19 @@ impl Config {
         entries.add("limits.max_cpus", most.cpus.map(|most| most.to_string()));
         entries.add("limits.max_pids", most.pids);
         entries.add("limits.max_disk", most.disk.map(|most| most.to_string()));
+        for limit in [LimitName::Memory, LimitName::Cpus, LimitName::Pids] {
+            let total = totals.get(limit).map(|total| total.shown(limit));
+            entries.add(&format!("limits.total_{}", limit.as_str()), total);
+        }
         entries.add("limits.max_sandboxes", max_sandboxes);
         entries.add("limits.soft_sandboxes", soft_sandboxes);
         entries.add("limits.max_commands", max_commands);
         entries.add("limits.max_snapshots", max_snapshots);
         entries.add("limits.max_volumes", max_volumes);
+        entries.add("limits.open_files_percent", open_files_percent);
         entries.add("limits.concurrent_requests", concurrent_requests);
+        entries.add("limits.concurrent_streams", concurrent_streams);
+        entries.add("limits.connections_per_address", connections_per_address);
         entries.add("limits.json_body", json_body.to_string());
     }
 
@@ -284,7 +304,7 @@ impl Config {
     }
 
     fn add_gateway(&self, entries: &mut SettingList) {
-        let super::GatewaySettings { mode, public, keys, short_signatures } = &self.gateway;
+        let super::GatewaySettings { mode, public } = &self.gateway;
         let (mode, domain) = match mode {
             GatewayMode::Off => ("off", None),
             GatewayMode::Wildcard(domain) => ("wildcard", Some(domain)),
@@ -293,7 +313,5 @@ impl Config {
         entries.add("gateway.mode", mode);
         entries.add("gateway.domain", domain);
         entries.add("gateway.public", public);
-        entries.add_secret("gateway.keys", keys);
-        entries.add("gateway.short_signatures", short_signatures);
     }
 }

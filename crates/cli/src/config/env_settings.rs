@@ -5,6 +5,7 @@
 //! unnoticed.
 
 use anyhow::{Result, bail};
+use fronts::FrontSettingKind;
 use toml::{Table, Value};
 
 use super::front_sections;
@@ -26,6 +27,7 @@ const VARIABLE_SETTINGS: &[(&str, SettingKind)] = &[
     ("state_dir", SettingKind::Text),
     ("api_key", SettingKind::Text),
     ("public_address", SettingKind::Text),
+    ("trusted_proxies", SettingKind::List),
     ("instance", SettingKind::Text),
     ("on_stop", SettingKind::Text),
     ("require_limits", SettingKind::Switch),
@@ -49,12 +51,18 @@ const VARIABLE_SETTINGS: &[(&str, SettingKind)] = &[
     ("limits.max_cpus", SettingKind::Text),
     ("limits.max_pids", SettingKind::Count),
     ("limits.max_disk", SettingKind::Text),
+    ("limits.total_memory", SettingKind::Text),
+    ("limits.total_cpus", SettingKind::Text),
+    ("limits.total_pids", SettingKind::Count),
     ("limits.max_sandboxes", SettingKind::Count),
     ("limits.soft_sandboxes", SettingKind::Count),
     ("limits.max_commands", SettingKind::Count),
     ("limits.max_snapshots", SettingKind::Count),
     ("limits.max_volumes", SettingKind::Count),
+    ("limits.open_files_percent", SettingKind::Count),
     ("limits.concurrent_requests", SettingKind::Count),
+    ("limits.concurrent_streams", SettingKind::Count),
+    ("limits.connections_per_address", SettingKind::Count),
     ("limits.json_body", SettingKind::Text),
     ("prepared.volumes", SettingKind::Count),
     ("prepared.namespaces", SettingKind::Count),
@@ -63,8 +71,6 @@ const VARIABLE_SETTINGS: &[(&str, SettingKind)] = &[
     ("gateway.mode", SettingKind::Text),
     ("gateway.domain", SettingKind::Text),
     ("gateway.public", SettingKind::Switch),
-    ("gateway.keys", SettingKind::List),
-    ("gateway.short_signatures", SettingKind::Switch),
     ("output.kept", SettingKind::Text),
     ("output.max_kept", SettingKind::Text),
     ("output.stall_timeout", SettingKind::Text),
@@ -113,7 +119,12 @@ pub(super) fn table_from_variables(variables: impl Iterator<Item = (String, Stri
 /// Every setting that a variable can hold, with those of the fronts.
 fn known_settings() -> impl Iterator<Item = (String, SettingKind)> {
     let shared = VARIABLE_SETTINGS.iter().map(|(setting, kind)| ((*setting).to_owned(), *kind));
-    shared.chain(front_sections::setting_names().map(|setting| (setting, SettingKind::Text)))
+    let kind = |kind: FrontSettingKind| match kind {
+        FrontSettingKind::Text | FrontSettingKind::Duration => SettingKind::Text,
+        FrontSettingKind::Switch => SettingKind::Switch,
+        FrontSettingKind::SecretList => SettingKind::List,
+    };
+    shared.chain(front_sections::setting_names().map(move |(setting, written)| (setting, kind(written))))
 }
 
 /// Whether the server ignores a variable. Cluster managers put the addresses of a service called

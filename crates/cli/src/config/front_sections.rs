@@ -9,10 +9,13 @@ use std::collections::BTreeMap;
 use anyhow::{Result, anyhow, bail};
 use fronts::{FrontSection, FrontSetting, FrontSettingKind, SettingValues, front_sections};
 use serde::Deserialize;
+use toml::de::{DeTable, DeValue};
 use toml::{Table, Value};
 
+use super::env_settings::insert_setting;
 use super::parse_amount;
 use super::raw::RawAmount;
+use crate::output::WithHint;
 use crate::values;
 
 /// The effective settings of each front, by its name.
@@ -21,27 +24,37 @@ pub(crate) type FrontValues = BTreeMap<String, SettingValues>;
 /// The name under which a setting is shown, in segments.
 pub(super) fn shown_path(section: &FrontSection, setting: &FrontSetting) -> Vec<String> {
     match setting.former_name {
-        Some(name) => vec![name.to_owned()],
+        Some(name) => name.split('.').map(str::to_owned).collect(),
         None => vec![section.front.to_owned(), setting.name.to_owned()],
     }
 }
 
-/// Every name under which a setting of a front can be written.
-pub(super) fn setting_names() -> impl Iterator<Item = String> {
+/// Every name under which a setting of a front can be written, and how its value is written.
+pub(super) fn setting_names() -> impl Iterator<Item = (String, FrontSettingKind)> {
     front_sections().flat_map(|section| {
         section.settings.iter().flat_map(move |setting| {
             let sectioned = format!("{}.{}", section.front, setting.name);
-            setting.former_name.map(str::to_owned).into_iter().chain([sectioned])
+            let names = setting.former_name.map(str::to_owned).into_iter().chain([sectioned]);
+            names.map(|name| (name, setting.kind))
         })
     })
 }
 
-/// Every key at the top of a file that belongs to a front.
-pub(super) fn top_level_keys() -> impl Iterator<Item = &'static str> {
-    let keys = |section: FrontSection| {
-        section.settings.iter().filter_map(|setting| setting.former_name).chain([section.front])
-    };
-    front_sections().flat_map(keys)
+/// Removes what belongs to fronts from a file as it was written.
+pub(super) fn remove_front_settings(table: &mut DeTable<'_>) {
+    for section in front_sections() {
+        table.remove(section.front);
+        for former in section.settings.iter().filter_map(|setting| setting.former_name) {
+            match former.split_once('.') {
+                None => drop(table.remove(former)),
+                Some((outer, key)) => {
+                    if let Some(DeValue::Table(outer)) = table.get_mut(outer).map(|value| value.get_mut()) {
+                        outer.remove(key);
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// Moves settings that have a former name from their section to that name.
@@ -51,12 +64,21 @@ pub(super) fn use_former_names(table: &mut Table) -> Result<()> {
             let Some(former) = setting.former_name else { continue };
             let Some(Value::Table(written)) = table.get_mut(section.front) else { continue };
             let Some(value) = written.remove(setting.name) else { continue };
-            if table.insert(former.to_owned(), value).is_some() {
+            if take_setting(table, former).is_some() {
                 bail!("`{former}` and `{}.{}` are the same setting", section.front, setting.name);
             }
+            insert_setting(table, former, value);
         }
     }
     Ok(())
+}
+
+/// Takes a setting, whose name may be `section.key`, out of a table.
+fn take_setting(table: &mut Table, name: &str) -> Option<Value> {
+    match name.split_once('.') {
+        None => table.remove(name),
+        Some((section, key)) => table.get_mut(section)?.as_table_mut()?.remove(key),
+    }
 }
 
 /// Takes the settings of all fronts out of a table and checks them.
@@ -73,7 +95,7 @@ fn take_section(section: &FrontSection, table: &mut Table) -> Result<SettingValu
     let mut written = SettingValues::new();
     for setting in section.settings {
         let value = match setting.former_name {
-            Some(former) => table.remove(former),
+            Some(former) => take_setting(table, former),
             None => own.remove(setting.name),
         };
         if let Some(value) = value {
@@ -85,10 +107,14 @@ fn take_section(section: &FrontSection, table: &mut Table) -> Result<SettingValu
         let known: Vec<_> = section.settings.iter().map(|setting| format!("`{}`", setting.name)).collect();
         bail!("`{}.{unknown}` is no setting; the section has {}", section.front, known.join(", "));
     }
-    section.check_values(written).map_err(|error| {
+    section.check_values(written).or_else(|error| {
         let setting = section.settings.iter().find(|setting| setting.name == error.setting);
         let name = setting.map_or(error.setting.to_owned(), |setting| shown_path(section, setting).join("."));
-        anyhow!("`{name}` is {}", error.reason)
+        let refused = Err(anyhow!("`{name}` is {}", error.reason));
+        match error.hint {
+            Some(hint) => refused.with_hint(hint),
+            None => refused,
+        }
     })
 }
 
@@ -96,6 +122,14 @@ fn read_value(name: &str, kind: FrontSettingKind, value: Value) -> Result<serde_
     Ok(match (kind, value) {
         (FrontSettingKind::Text, Value::String(text)) => text.into(),
         (FrontSettingKind::Text, other) => bail!("`{name}` is {}, not text", other.type_str()),
+        (FrontSettingKind::Switch, Value::Boolean(switch)) => switch.into(),
+        (FrontSettingKind::Switch, other) => bail!("`{name}` is {}, not true or false", other.type_str()),
+        (FrontSettingKind::SecretList, value) => {
+            let Ok(texts) = Vec::<String>::deserialize(value) else {
+                bail!("`{name}` is not a list of texts")
+            };
+            texts.into()
+        }
         (FrontSettingKind::Duration, value) => {
             let Ok(amount) = RawAmount::deserialize(value) else { bail!("`{name}` is not a duration") };
             let duration = parse_amount(name, &amount, values::parse_duration)?;

@@ -1,18 +1,11 @@
 //! The settings of the section `[gateway]`: how ports of sandboxes are addressed in addition to the
-//! paths of the API, and how addresses are signed.
-
-use std::fmt;
+//! paths of the API. How addresses are signed is decided by the front that signs them.
 
 use anyhow::{Result, anyhow, bail};
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
 use super::raw::RawGateway;
 use crate::output::WithHint;
-
-/// Shorter secrets could be guessed by anyone who has seen a signature.
-const MIN_SECRET_BYTES: usize = 16;
 
 /// The effective settings. They are passed to the server as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,9 +13,6 @@ pub(crate) struct GatewaySettings {
     pub mode: GatewayMode,
     /// Whether services of sandboxes need no token there.
     pub public: bool,
-    /// The first one signs.
-    pub keys: Vec<RouteKey>,
-    pub short_signatures: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,19 +21,6 @@ pub(crate) enum GatewayMode {
     Off,
     Wildcard(String),
     Header,
-}
-
-/// A key of signed routes. Its secret is never printed.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct RouteKey {
-    pub name: char,
-    pub secret: Vec<u8>,
-}
-
-impl fmt::Debug for RouteKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}=***", self.name)
-    }
 }
 
 /// Turns the written settings into effective ones.
@@ -70,19 +47,7 @@ pub(super) fn check_gateway(raw: RawGateway) -> Result<GatewaySettings> {
         }
         (Some(other), _) => bail!("`gateway.mode` is `{other}`, none of `off`, `wildcard` and `header`"),
     };
-    let written = raw.keys.unwrap_or_default();
-    let keys: Vec<RouteKey> = written.iter().map(|text| parse_route_key(text)).collect::<Result<_>>()?;
-    for (place, key) in keys.iter().enumerate() {
-        if keys[..place].iter().any(|other| other.name == key.name) {
-            bail!("`gateway.keys` has two keys called `{}`", key.name);
-        }
-    }
-    let short_signatures = raw.short_signatures.unwrap_or(false);
-    if short_signatures && keys.is_empty() {
-        return Err(anyhow!("`gateway.short_signatures` needs `gateway.keys`"))
-            .with_hint("name the keys that whoever else checks these signatures has too");
-    }
-    Ok(GatewaySettings { mode, public: raw.public.unwrap_or(false), keys, short_signatures })
+    Ok(GatewaySettings { mode, public: raw.public.unwrap_or(false) })
 }
 
 fn check_domain(text: String) -> Result<String> {
@@ -97,25 +62,6 @@ fn check_domain(text: String) -> Result<String> {
     Ok(text)
 }
 
-/// Reads `NAME=SECRET`. Errors do not contain the secret.
-fn parse_route_key(text: &str) -> Result<RouteKey> {
-    let (name, secret) = text.split_once('=').unwrap_or((text, ""));
-    let name = match name.trim().chars().collect::<Vec<_>>()[..] {
-        [name] if name.is_ascii_lowercase() || name.is_ascii_digit() => name,
-        _ => {
-            return Err(anyhow!("a key of `gateway.keys` has no name of one digit or lower-case letter"))
-                .with_hint("write `a=SECRET`, the secret in base64");
-        }
-    };
-    let secret = STANDARD.decode(secret.trim()).ok().filter(|secret| secret.len() >= MIN_SECRET_BYTES);
-    let secret = secret
-        .ok_or_else(|| {
-            anyhow!("the secret of the key `{name}` is not {MIN_SECRET_BYTES} bytes or more in base64")
-        })
-        .with_hint("`openssl rand -base64 32` makes a good one")?;
-    Ok(RouteKey { name, secret })
-}
-
 impl GatewaySettings {
     /// Whether the gateway's domain is `localhost` or below it. Browsers resolve such names to
     /// loopback by themselves; most other programs ask the host's resolver, which may not.
@@ -127,7 +73,6 @@ impl GatewaySettings {
 
     /// The settings as the HTTP fronts need them.
     pub(crate) fn to_front_settings(&self, api_ports: fronts::ApiPorts) -> fronts::GatewaySettings {
-        let key = |key: &RouteKey| fronts::RouteKey { name: key.name, secret: key.secret.clone() };
         fronts::GatewaySettings {
             mode: match &self.mode {
                 GatewayMode::Off => fronts::GatewayMode::Off,
@@ -136,12 +81,6 @@ impl GatewaySettings {
             },
             api_ports,
             public: self.public,
-            keys: self.keys.iter().map(key).collect(),
-            short: if self.short_signatures {
-                fronts::ShortSignatures::Accepted
-            } else {
-                fronts::ShortSignatures::Refused
-            },
         }
     }
 }
@@ -160,18 +99,9 @@ mod tests {
     }
 
     #[test]
-    fn the_first_key_is_the_one_that_signs() {
-        let gateway = read(
-            "mode = \"wildcard\"\ndomain = \"boxes.example:8080\"\n\
-             keys = [\"b=MDEyMzQ1Njc4OWFiY2RlZg==\", \"a=QUJDREVGR0hJSktMTU5PUA==\"]",
-        );
-        let gateway = gateway.expect("it is right");
+    fn the_domain_may_have_a_port() {
+        let gateway = read("mode = \"wildcard\"\ndomain = \"boxes.example:8080\"").expect("it is right");
         assert_eq!(gateway.mode, GatewayMode::Wildcard("boxes.example:8080".to_owned()));
-        assert_eq!(
-            (gateway.keys[0].name, gateway.keys[0].secret.as_slice()),
-            ('b', &b"0123456789abcdef"[..])
-        );
-        assert!(!format!("{gateway:?}").contains("48"), "a secret is printed: {gateway:?}");
     }
 
     #[test]
@@ -201,13 +131,6 @@ mod tests {
             ("mode = \"wildcard\"\ndomain = \"http://a\"", "`gateway.domain` is"),
             ("mode = \"wildcard\"\ndomain = \"*.a\"", "`gateway.domain` is"),
             ("mode = \"wildcard\"\ndomain = \"a:0\"", "`gateway.domain` is"),
-            ("keys = [\"ab=MDEyMzQ1Njc4OWFiY2RlZg==\"]", "no name of one digit"),
-            ("keys = [\"a=c2hvcnQ=\"]", "the secret of the key `a`"),
-            (
-                "keys = [\"a=MDEyMzQ1Njc4OWFiY2RlZg==\", \"a=MDEyMzQ1Njc4OWFiY2RlZg==\"]",
-                "two keys called `a`",
-            ),
-            ("short_signatures = true", "needs `gateway.keys`"),
         ] {
             let error = read(text).expect_err(text).to_string();
             assert!(error.contains(expected), "{text}: {error}");

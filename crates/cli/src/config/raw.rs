@@ -14,6 +14,7 @@ pub(super) struct RawConfig {
     pub state_dir: Option<PathBuf>,
     pub api_key: Option<String>,
     pub public_address: Option<String>,
+    pub trusted_proxies: Option<Vec<String>>,
     pub instance: Option<String>,
     pub on_stop: Option<String>,
     pub require_limits: Option<bool>,
@@ -93,12 +94,18 @@ pub(super) struct RawLimits {
     pub max_cpus: Option<RawAmount>,
     pub max_pids: Option<u32>,
     pub max_disk: Option<RawAmount>,
+    pub total_memory: Option<RawAmount>,
+    pub total_cpus: Option<RawAmount>,
+    pub total_pids: Option<u32>,
     pub max_sandboxes: Option<usize>,
     pub soft_sandboxes: Option<usize>,
     pub max_commands: Option<u32>,
     pub max_snapshots: Option<usize>,
     pub max_volumes: Option<usize>,
+    pub open_files_percent: Option<u8>,
     pub concurrent_requests: Option<usize>,
+    pub concurrent_streams: Option<usize>,
+    pub connections_per_address: Option<usize>,
     pub json_body: Option<RawAmount>,
 }
 
@@ -145,21 +152,12 @@ pub(super) struct RawNetwork {
     pub deny: Option<Vec<String>>,
 }
 
-#[derive(Default, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RawGateway {
     pub mode: Option<String>,
     pub domain: Option<String>,
     pub public: Option<bool>,
-    pub keys: Option<Vec<String>>,
-    pub short_signatures: Option<bool>,
-}
-
-/// Its keys are secret.
-impl std::fmt::Debug for RawGateway {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RawGateway").field("mode", &self.mode).finish_non_exhaustive()
-    }
 }
 
 /// A quantity: text with a unit, or a bare TOML number.

@@ -37,7 +37,10 @@ impl Config {
             owners: new.owners,
             limits: LimitSettings {
                 concurrent_requests: old.limits.concurrent_requests,
+                concurrent_streams: old.limits.concurrent_streams,
+                connections_per_address: old.limits.connections_per_address,
                 json_body: old.limits.json_body,
+                totals: old.limits.totals,
                 ..new.limits
             },
             require_limits: new.require_limits,
@@ -59,6 +62,7 @@ impl Config {
             free_space_floor: old.free_space_floor,
             // The routes of the API were built with these.
             public_address: old.public_address,
+            trusted_proxies: old.trusted_proxies,
             gateway: old.gateway,
             answer_timeout: old.answer_timeout,
             fronts: old.fronts,

@@ -34,6 +34,7 @@ fn every_setting_can_be_written() {
         state_dir = "/srv/coracle"
         api_key = "0123456789abcdef0123"
         public_address = "boxes.example.org:8443"
+        trusted_proxies = ["10.0.0.7", "10.1.0.0/16"]
         instance = "blue"
         lines = "S"
         require_limits = false
@@ -42,7 +43,7 @@ fn every_setting_can_be_written() {
         longest_timeout = "1d"
         images.strict = true
         images.aliases = { "python:3.12" = "debian" }
-        limits = { memory = "256m", cpus = 0.5, pids = 64, disk = 104857600, max_memory = "1g", max_cpus = 2, max_pids = 64, max_disk = "10g", max_sandboxes = 10, max_commands = 5, max_snapshots = 7, max_volumes = 8, concurrent_requests = 20, json_body = "1m" }
+        limits = { memory = "256m", cpus = 0.5, pids = 64, disk = 104857600, max_memory = "1g", max_cpus = 2, max_pids = 64, max_disk = "10g", total_memory = "4g", total_cpus = 3, total_pids = 900, max_sandboxes = 10, max_commands = 5, max_snapshots = 7, max_volumes = 8, open_files_percent = 70, concurrent_requests = 20, concurrent_streams = 30, connections_per_address = 40, json_body = "1m" }
         prepared = { volumes = 0, namespaces = 3 }
         [[pool]]
         name = "warm"
@@ -103,9 +104,12 @@ fn wrong_values_are_named_with_their_setting() {
         ("instance = \"../x\"", "`instance` is `../x`"),
         ("api_key = \"short\"", "at least 16"),
         ("public_address = \"http://x\"", "without scheme"),
+        ("trusted_proxies = [\"proxy.example\"]", "`trusted_proxies` is `proxy.example`"),
+        ("limits.concurrent_streams = 0", "`limits.concurrent_streams` is 0"),
         ("uid_base = 1000", "among the host's own users"),
         ("uid_base = 4294900000", "leaves no room"),
         ("limits.max_sandboxes = 5000", "more than 4000"),
+        ("limits.open_files_percent = 101", "more than 100"),
         ("prepared.volumes = 100000", "more than 256"),
         ("[[pool]]\nname = \"A\"\nlevel = 1", "lower-case"),
         ("[[pool]]\nname = \"a\"\nlevel = 2\nmax = 1", "exceeds the maximum"),
@@ -191,7 +195,7 @@ fn settings_survive_the_way_to_another_process() {
         free_space_floor = "2g"
         longest_timeout = "1d"
         images = { strict = true, max_bytes = "1g", aliases = { "python:3.12" = "debian" } }
-        limits = { memory = "256m", cpus = 0.5, pids = 64, max_memory = "1g", max_cpus = 2, max_disk = "10g", soft_sandboxes = 5 }
+        limits = { memory = "256m", cpus = 0.5, pids = 64, max_memory = "1g", max_cpus = 2, max_disk = "10g", total_memory = "4g", total_pids = 900, soft_sandboxes = 5 }
         gateway = { mode = "wildcard", domain = "boxes.example", keys = ["a=MDEyMzQ1Njc4OWFiY2RlZg=="] }
         output = { kept = "2m" }
         metrics = { per_owner = true }
@@ -222,11 +226,20 @@ fn settings_of_fronts_may_be_written_in_their_section() {
         assert_eq!(shown_text(&config, "lines"), "S", "{text}");
         assert_eq!(shown_text(&config, "renewal_interval"), "90s", "{text}");
     }
+    for section in ["gateway.keys", "opensandbox.route_keys"] {
+        let config = parse_settings(&format!("{section} = [\"a=MDEyMzQ1Njc4OWFiY2RlZg==\"]")).expect(section);
+        let shown = shown_text(&config, "gateway.keys");
+        assert!(shown.contains("***") && !shown.contains("MDEy"), "{shown}");
+    }
     for (text, expected) in [
         ("lines = \"S\"\n[opensandbox]\nlines = \"P\"", "are the same setting"),
         ("[opensandbox]\nline = \"S\"", "`opensandbox.line` is no setting"),
         ("[opensandbox]\nlines = \"Q\"", "`lines` is `Q`, neither `P` nor `S`"),
         ("lines = 1", "`lines` is integer, not text"),
+        ("gateway.keys = [\"ab=MDEyMzQ1Njc4OWFiY2RlZg==\"]", "`gateway.keys` is not a list of keys"),
+        ("gateway.keys = \"a\"", "`gateway.keys` is not a list of texts"),
+        ("opensandbox.short_signatures = true", "`gateway.short_signatures` is true, but there are no keys"),
+        ("gateway.short_signatures = 1", "`gateway.short_signatures` is integer, not true or false"),
         ("renewal_interval = \"soon\"", "`renewal_interval`: `soon` is not a duration"),
         ("opensandbox = 1", "`opensandbox` is not a section"),
         ("listen = 1\n[opensandbox]\nlines = \"S\"", "line 1: "),

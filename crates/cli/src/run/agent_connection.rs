@@ -6,7 +6,10 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use anyhow::{Result, anyhow, bail};
-use wire::{AgentReply, AgentRequest, FaultKind, Frame, FrameDecoder, Greeting, VERSION, VersionedRequest};
+use wire::{
+    AgentReply, AgentRequest, FaultKind, FaultOperation, Frame, FrameDecoder, Greeting, VERSION,
+    VersionedRequest,
+};
 
 use crate::commands::ProgramStartError;
 
@@ -91,11 +94,11 @@ fn fault_error(fault: &wire::Fault) -> anyhow::Error {
     let cause =
         fault.errno.map(|errno| format!(": {}", io::Error::from_raw_os_error(errno))).unwrap_or_default();
     let why = format!("could not {} `{}`{cause}", fault.operation, fault.subject);
-    match (fault.operation.as_str(), fault.kind) {
-        ("exec", FaultKind::NotFound) => ProgramStartError::missing(why).into(),
-        ("exec", _) => ProgramStartError::not_executable(why).into(),
+    match (&fault.operation, fault.kind) {
+        (FaultOperation::Exec, FaultKind::NotFound) => ProgramStartError::missing(why).into(),
+        (FaultOperation::Exec, _) => ProgramStartError::not_executable(why).into(),
         // Without an errno, it was the agent of a sandbox with only one user that refused.
-        ("become user", FaultKind::Permission) if fault.errno.is_none() => {
+        (FaultOperation::BecomeUser, FaultKind::Permission) if fault.errno.is_none() => {
             anyhow!("{why}: this sandbox has no other user than root")
         }
         _ => anyhow!(why),
@@ -108,7 +111,7 @@ mod tests {
 
     fn code(operation: &str, kind: FaultKind) -> Option<u8> {
         let subject = "x".to_owned();
-        let fault = wire::Fault { kind, errno: None, operation: operation.to_owned(), subject };
+        let fault = wire::Fault { kind, errno: None, operation: operation.into(), subject };
         fault_error(&fault).downcast_ref::<ProgramStartError>().map(|failed| failed.code)
     }
 
@@ -125,7 +128,7 @@ mod tests {
         let fault = wire::Fault {
             kind: FaultKind::Permission,
             errno: None,
-            operation: "become user".to_owned(),
+            operation: FaultOperation::BecomeUser,
             subject: "1000".to_owned(),
         };
         let said = fault_error(&fault).to_string();

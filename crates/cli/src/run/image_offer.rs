@@ -28,7 +28,9 @@ pub(super) fn query_offer(socket: &Path) -> Result<Value> {
         directory: None,
         env: BTreeMap::new(),
         terminal: None,
-        nest: None,
+        text_terminal: false,
+        isolation: None,
+        sharing: None,
     };
     AgentConnection::send_request(socket, AgentRequest::OpenKernel(OpenKernel { open, kernel }))?
         .read_reply()?;
@@ -41,6 +43,7 @@ pub(super) fn query_offer(socket: &Path) -> Result<Value> {
         retention: OutputRetention { first: 0, last: MAX_OFFER_BYTES as u64, lossless: true, stall_ms: None },
         follow: true,
         queue: false,
+        detached: false,
         env: BTreeMap::new(),
         beside: false,
     };

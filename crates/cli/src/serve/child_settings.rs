@@ -4,13 +4,14 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use anyhow::{Context, Result, bail};
+use domain::SandboxLimits;
 use launcher::identity::ServerIdentity;
-use launcher::plan::JailLimits;
 use launcher::settings::{LauncherSettings, LifetimePolicy, MaxLimits, MountRule};
 use linux::descriptors::InheritedDescriptors;
 use serde::{Deserialize, Serialize};
+use service::{AliasRule, ImageAliases};
 
-use crate::config::{Config, LimitMaxima};
+use crate::config::{Config, LimitMaxima, LimitSettings};
 
 /// What one part gets: the configuration as it was checked, and the facts that only the supervisor
 /// knows. It is passed in memory only, since it contains the API key.
@@ -46,8 +47,6 @@ impl ChildSettings {
             owns_unsigned_records: self.identity.owns_unsigned_records,
             uid_base: config.uid_base,
             server_uid: self.server_uid,
-            aliases: config.images.aliases.clone(),
-            strict_images: config.images.strict,
             image_bytes: config.images.max_bytes.map(|most| most.0),
             pool_bytes: None,
             disks: None,
@@ -56,6 +55,7 @@ impl ChildSettings {
             mounts: MountRule::Below(config.volumes.host_paths.clone()),
             lifetime: LifetimePolicy::Own,
             maxima: launcher_maxima(&config.limits.maxima),
+            totals: config.limits.totals,
             network: config.network.clone(),
         }
     }
@@ -71,13 +71,16 @@ fn launcher_maxima(most: &LimitMaxima) -> MaxLimits {
 }
 
 /// The default limits of a configuration.
-pub(crate) fn default_limits(config: &Config) -> JailLimits {
-    JailLimits {
-        memory: config.limits.memory.0,
-        cpus: config.limits.cpus.0,
-        pids: config.limits.pids,
-        disk: config.limits.disk.0,
-    }
+pub(crate) fn default_limits(config: &Config) -> SandboxLimits {
+    let LimitSettings { memory, cpus, pids, disk, .. } = config.limits;
+    SandboxLimits { memory, cpus, pids, disk }
+}
+
+/// The aliases of a configuration.
+pub(crate) fn image_aliases(config: &Config) -> ImageAliases {
+    let table = config.images.aliases.iter().map(|(name, target)| (name.clone(), target.clone()));
+    let rule = if config.images.strict { AliasRule::Refuse } else { AliasRule::OperatorThenHost };
+    ImageAliases { table: table.collect(), rule }
 }
 
 /// Keeping a descriptor open for a program that we start.

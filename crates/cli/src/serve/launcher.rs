@@ -7,12 +7,14 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use launcher::Launcher;
 use launcher::LauncherLoop;
+use launcher::role_filters::FilterRole;
 use linux::namespaces::{self, NamespaceSet};
 use linux::signals::{self, SignalFd};
 use rustix::fs::FlockOperation;
 
 use super::child_settings::{self, ReceivedStartup};
 use super::update;
+use crate::embedded_programs;
 
 pub(crate) fn run_launcher(arguments: &[String]) -> Result<ExitCode> {
     let ReceivedStartup { settings, ready, updates, .. } = child_settings::receive_startup(arguments)?;
@@ -20,14 +22,15 @@ pub(crate) fn run_launcher(arguments: &[String]) -> Result<ExitCode> {
     // A killed predecessor may still be ending; everything it held must be released first.
     let lock =
         super::lock_file(&settings.config.state_dir.join("launcher.lock"), FlockOperation::LockExclusive)?;
-    if rustix::process::geteuid().is_root() {
+    if linux::privileges::is_host_root() {
         // Disks of sandboxes are mounted only in this mount namespace.
         namespaces::unshare_namespaces(NamespaceSet::MOUNT).context("could not make a mount namespace")?;
         linux::mounts::make_private().context("could not make mounts private")?;
     }
+    FilterRole::Launcher.load_filter()?;
     let stop =
         SignalFd::watch(&[signals::SIGTERM, signals::SIGINT]).context("could not watch for signals")?;
-    let launcher = Launcher::open(settings.launcher_settings())?;
+    let launcher = Launcher::open(settings.launcher_settings(), embedded_programs::ALL_PROGRAMS)?;
     if let Some(reason) = launcher.unenforced_reason() {
         warn_of_missing_limits(reason, settings.config.require_limits);
     }

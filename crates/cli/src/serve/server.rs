@@ -4,16 +4,19 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
-use std::net::TcpListener;
+use std::net::{TcpListener, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use backend_local::{ImageFetcher, LocalBackend, SandboxDefaults};
+use backend_local::{ImageFetcher, LocalBackend};
 use futures_util::FutureExt;
+use launcher::role_filters::{self, FilterRole};
+use linux::caps::CapSet;
+use linux::landlock::TcpAccess;
 use linux::namespaces::{self, SetgroupsPolicy};
 use rustix::process::Resource;
 use service::{OwnerQuotas, Service};
@@ -45,11 +48,15 @@ pub(crate) fn run_server(arguments: &[String], printer: &Printer) -> Result<Exit
     // The kernel clears the parent death signal when ids change.
     child_settings::end_with_supervisor(parent.context("the supervisor is gone")?)?;
     crate::tracing_output::start_logging(&settings.config.log);
+    // The filter allows no socket with which a name could be resolved.
+    let api_ports = choose_api_ports(&settings.config);
+    FilterRole::Server.load_filter()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let outcome = runtime.block_on(serve_requests(
         settings,
         [operators, listener],
         SupervisorPipes { ready, updates },
+        api_ports,
         printer,
     ));
     drop(lock);
@@ -62,38 +69,24 @@ pub(crate) fn run_server(arguments: &[String], printer: &Printer) -> Result<Exit
     }
 }
 
-/// The files needed to fetch an image: for resolving host names, and the trusted certificates. All users
-/// may read these.
-const REGISTRY_CLIENT_FILES: &[&str] = &[
-    "/etc/hosts",
-    "/etc/resolv.conf",
-    "/run/systemd/resolve",
-    "/etc/ssl/certs",
-    "/etc/pki",
-    "/etc/ca-certificates",
-    "/usr/share/ca-certificates",
-    "/usr/local/share/ca-certificates",
-    // A static program cannot look up `getrandom` at run time. The library that tries this, while
-    // resolving names, then reads these files instead, and panics if it may not.
-    "/dev/random",
-    "/dev/urandom",
-];
+/// The files that the server reads: the usage of sandboxes, and what resolving the name of this host needs.
+const READABLE_FILES: &[&str] =
+    &["/proc", "/sys/fs/cgroup", "/etc/hosts", "/etc/resolv.conf", "/run/systemd/resolve"];
 
 /// Switches to the server's own uid and restricts itself to its own directory.
 fn drop_privileges(settings: &ChildSettings) -> Result<()> {
     if let Some(uid) = settings.server_uid {
+        role_filters::empty_bounding_set()?;
         namespaces::switch_ids(uid, uid, SetgroupsPolicy::Allow)
             .context("could not take on the server's uid")?;
     }
+    // Without a uid of its own the server may still have capabilities: those of root in a container.
+    linux::caps::set_capabilities(CapSet::NONE).context("could not drop capabilities")?;
     linux::set_no_new_privs()?;
-    let readable: Vec<&Path> = ["/proc", "/sys/fs/cgroup"]
-        .iter()
-        .chain(REGISTRY_CLIENT_FILES)
-        .map(|path| Path::new(*path))
-        .collect();
+    let readable: Vec<&Path> = READABLE_FILES.iter().map(Path::new).collect();
     let own = super::server_dir(&settings.config.state_dir);
-    let enforced =
-        linux::landlock::confine_process(&readable, &[&own]).context("could not confine the server")?;
+    let enforced = linux::landlock::confine_process(&readable, &[&own], TcpAccess::Nothing)
+        .context("could not confine the server")?;
     if !enforced {
         return Err(anyhow::anyhow!("this kernel has no Landlock, so nothing would confine the server"))
             .with_hint("add `landlock` to the kernel's `lsm=` list");
@@ -112,6 +105,7 @@ async fn serve_requests(
     ChildSettings { mut config, announce, .. }: ChildSettings,
     [operators, listener]: [OwnedFd; 2],
     supervisor: SupervisorPipes,
+    api_ports: fronts::ApiPorts,
     printer: &Printer,
 ) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
@@ -121,18 +115,23 @@ async fn serve_requests(
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let metrics = fronts::install_metrics().context("could not start collecting metrics")?;
     let (service, backend) = start_service(&config).await?;
+    export_total_limits(&config);
     let settings = fronts::HttpSettings {
         public_address: config.public_address.clone(),
         default_network: network_of(config.network.default),
         json_body_limit: usize::try_from(config.limits.json_body.0).unwrap_or(usize::MAX),
         concurrent_requests: config.limits.concurrent_requests,
-        gateway: config.gateway.to_front_settings(choose_api_ports(&config).await),
+        concurrent_streams: config.limits.concurrent_streams,
+        connections_per_address: config.limits.connections_per_address,
+        trusted_proxies: parse_proxies(&config)?,
+        connections: fronts::HttpSettings::new(address).connections.min(max_connections()),
+        gateway: config.gateway.to_front_settings(api_ports),
         answer_timeout: config.answer_timeout,
         fronts: config.fronts.clone(),
         metrics: Some(metrics),
         ..fronts::HttpSettings::new(address)
     };
-    let connections = settings.connections.min(max_connections());
+    let connections = settings.connection_settings();
     let operators = tokio::net::UnixListener::from_std(operators.into())?;
     let operators_router = fronts::operators_router(service.clone(), settings.clone());
     let router = fronts::build_router(service.clone(), settings);
@@ -184,14 +183,32 @@ async fn serve_requests(
     Ok(())
 }
 
+/// Shows the limits of all sandboxes together in the metrics.
+#[expect(clippy::cast_precision_loss, reason = "metrics are floating-point numbers")]
+fn export_total_limits(config: &Config) {
+    let totals = &config.limits.totals;
+    let amounts = [
+        ("memory", totals.memory.map(|total| total.amount as f64)),
+        ("cpus", totals.cpus.map(|total| total.amount as f64 / 1000.0)),
+        ("pids", totals.pids.map(|total| total.amount as f64)),
+    ];
+    for (resource, amount) in amounts {
+        if let Some(amount) = amount {
+            service::set_total_limit(resource, amount);
+        }
+    }
+}
+
 /// Decides once, at the start, which addresses SDKs get for the APIs of sandboxes. They connect to the
 /// address in the response, so names below `localhost` are given only if this host resolves them.
-async fn choose_api_ports(config: &Config) -> fronts::ApiPorts {
+fn choose_api_ports(config: &Config) -> fronts::ApiPorts {
     if !config.gateway.is_below_localhost() {
         return fronts::ApiPorts::ByMode;
     }
-    let lookup = tokio::net::lookup_host((LOCALHOST_PROBE, 80));
-    let found = tokio::time::timeout(LOOKUP_TIMEOUT, lookup).await;
+    let (sender, found) = mpsc::channel();
+    // A resolver that takes too long is left behind with its thread, which then gets the filter as well.
+    std::thread::spawn(move || sender.send((LOCALHOST_PROBE, 80).to_socket_addrs()).unwrap_or_default());
+    let found = found.recv_timeout(LOOKUP_TIMEOUT);
     let resolves = found
         .is_ok_and(|found| found.is_ok_and(|mut addresses| addresses.all(|each| each.ip().is_loopback())));
     if resolves {
@@ -203,6 +220,11 @@ async fn choose_api_ports(config: &Config) -> fronts::ApiPorts {
     fronts::ApiPorts::ByPath
 }
 
+fn parse_proxies(config: &Config) -> Result<Vec<fronts::TrustedNetwork>> {
+    let parsed = config.trusted_proxies.iter().map(|text| text.parse().context("`trusted_proxies`"));
+    parsed.collect()
+}
+
 /// Half of the files that this process may open; the other half is for its sandboxes.
 fn max_connections() -> usize {
     let files = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
@@ -212,18 +234,9 @@ fn max_connections() -> usize {
 /// Applies new settings, as far as they can change while the server runs.
 fn apply_update(config: &Config, service: &Service, backend: &LocalBackend) {
     crate::tracing_output::set_log_level(&config.log.level);
-    backend.set_defaults(backend_defaults(config));
     backend.set_registry(Arc::new(build_registries(config)));
     service.set_config(service_config(config));
     service.set_operator_key(config.api_key.as_ref().map(OperatorKey::expose));
-}
-
-fn backend_defaults(config: &Config) -> SandboxDefaults {
-    SandboxDefaults {
-        limits: child_settings::default_limits(config),
-        require_limits: config.require_limits,
-        max_processes: config.limits.max_commands,
-    }
 }
 
 fn build_registries(config: &Config) -> registry::RegistrySettings {
@@ -231,8 +244,7 @@ fn build_registries(config: &Config) -> registry::RegistrySettings {
 }
 
 async fn start_service(config: &Config) -> Result<(Service, Arc<LocalBackend>)> {
-    let backend = LocalBackend::connect(&config.state_dir, backend_defaults(config))
-        .context("could not reach the launcher")?;
+    let backend = LocalBackend::connect(&config.state_dir).context("could not reach the launcher")?;
     let downloads = super::server_dir(&config.state_dir).join("downloads");
     let fetching = ImageFetcher::open(Arc::new(build_registries(config)), downloads)
         .context("could not clear downloads")?;
@@ -252,18 +264,15 @@ fn service_config(config: &Config) -> service::ServiceConfig {
         snapshots_per_owner: config.limits.max_snapshots,
         volumes_per_owner: config.limits.max_volumes,
         quotas: build_quotas(&config.owners),
-        default_limits: domain::ResourceLimits {
-            memory: Some(config.limits.memory),
-            cpus: Some(config.limits.cpus),
-            pids: Some(config.limits.pids),
-            disk: Some(config.limits.disk),
-        },
+        default_limits: child_settings::default_limits(config),
+        aliases: child_settings::image_aliases(config),
         require_limits: config.require_limits,
         pools: config.pools.iter().map(PoolSettings::to_pool).collect(),
         volume_size: config.volumes.default_size,
         max_timeout: config.longest_timeout,
         output: config.output.to_service_settings(),
         metric_owners: config.metrics.max_owner_series(),
+        open_files_percent: config.limits.open_files_percent,
     }
 }
 

@@ -56,7 +56,7 @@ impl StateDir {
             }
             Err(error) => return unusable(error),
         };
-        if rustix::process::geteuid().is_root() {
+        if linux::privileges::is_host_root() {
             check_reachable(directory)?;
         }
         let examined = identity::examine_identity(directory, &config.naming).map_err(with_identity_hint)?;
@@ -105,7 +105,7 @@ pub(crate) fn state_dir_hint(error: &io::Error) -> &'static str {
 pub(crate) fn server_uid(config: &Config, identity: &ServerIdentity) -> Option<u32> {
     let place =
         identity.instance.bytes().fold(0u16, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
-    rustix::process::geteuid().is_root().then_some(config.uid_base + u32::from(place))
+    linux::privileges::is_host_root().then_some(config.uid_base + u32::from(place))
 }
 
 /// Makes the state directory. It belongs to the user who starts us; others may only pass through, and
@@ -126,13 +126,14 @@ pub(crate) fn make_state_dir(directory: &Path) -> std::io::Result<()> {
 fn check_owners(directory: &Path) -> Result<()> {
     let own = rustix::process::geteuid();
     let server = server_dir(directory);
+    let server_has_own_uid = linux::privileges::is_host_root();
     let mut paths = vec![directory.to_owned()];
     paths.extend(list_directory(directory)?);
     for name in RECORD_DIRECTORIES {
         paths.extend(list_directory(&directory.join(name))?);
     }
     let mut foreign = Vec::new();
-    for path in paths.into_iter().filter(|path| !own.is_root() || *path != server) {
+    for path in paths.into_iter().filter(|path| !server_has_own_uid || *path != server) {
         let facts = match fs::symlink_metadata(&path) {
             // A socket or a draft was removed meanwhile.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,

@@ -37,6 +37,8 @@ use super::socket::{
 const MAX_BATCH_BYTES: usize = 256 << 10;
 /// How long a client may take to send the first frame, and to close the socket.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the frame that names the process waits for the first event of the command.
+const FIRST_EVENT_DELAY: Duration = Duration::from_millis(2);
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 /// How long a client may take nothing, beyond the time for which its command is held back. It is long
 /// because the user may view the output in a pager, which reads on only when a key is pressed.
@@ -50,9 +52,7 @@ pub(crate) struct CommandClient {
 }
 
 /// How a front reads the first frame.
-pub(crate) struct CommandStart<P> {
-    /// The first frame, if it came with the request for the connection.
-    pub(crate) frame: Option<Vec<u8>>,
+pub(crate) struct StartFrameReader<P> {
     /// Returns the command of a first frame, or what is wrong with it.
     pub(crate) parse: P,
     /// Returns the message for a command that could not be started.
@@ -69,15 +69,31 @@ impl ClientGone {
     }
 }
 
-/// Serves one client until it disconnects or its command ends.
+/// A command that was started, or why not.
+pub(crate) struct StartedCommand(Result<OutputStream, ServerFrame>);
+
+/// Serves one client until it disconnects or its command ends. The client sends the first frame.
 pub(crate) async fn serve_command<P>(
-    (mut sink, mut stream): (impl MessageSink, impl MessageStream),
+    (sink, mut stream): (impl MessageSink, impl MessageStream),
     client: CommandClient,
-    start: CommandStart<P>,
+    reader: StartFrameReader<P>,
 ) where
     P: Fn(&[u8]) -> Result<ProcessSpec, String>,
 {
-    let code = match start_command(&mut stream, &client, start).await {
+    let started = match timeout(HANDSHAKE_TIMEOUT, stream.next()).await {
+        Ok(Some(Ok(SocketMessage::Text(text)))) => start_command(text.as_bytes(), &client, &reader).await,
+        _ => StartedCommand(Err(invalid_frame("the first frame must be `coracle.start`".to_owned()))),
+    };
+    serve_started_command((sink, stream), client, started).await;
+}
+
+/// Serves the client of a command until it disconnects or the command ends.
+pub(crate) async fn serve_started_command(
+    (mut sink, mut stream): (impl MessageSink, impl MessageStream),
+    client: CommandClient,
+    StartedCommand(started): StartedCommand,
+) {
+    let code = match started {
         Ok(following) => {
             relay_command(&mut sink, &mut stream, following, &client).await.map(|()| CLOSE_NORMAL)
         }
@@ -87,29 +103,28 @@ pub(crate) async fn serve_command<P>(
     close_socket(&mut sink, &mut stream, CloseReason::new(code, ""), HANDSHAKE_TIMEOUT).await;
 }
 
-/// Starts the command of the first frame, which came with the connection or is still to come.
-async fn start_command<P>(
-    stream: &mut impl MessageStream,
+/// Starts the command of the first frame.
+pub(crate) async fn start_command<P>(
+    frame: &[u8],
     client: &CommandClient,
-    start: CommandStart<P>,
-) -> Result<OutputStream, ServerFrame>
+    reader: &StartFrameReader<P>,
+) -> StartedCommand
 where
     P: Fn(&[u8]) -> Result<ProcessSpec, String>,
 {
-    let invalid = |error: String| ServerFrame::Error { code: "INVALID_FRAME", error, coracle: None };
-    let frame = match start.frame {
-        Some(frame) => frame,
-        None => match timeout(HANDSHAKE_TIMEOUT, stream.next()).await {
-            Ok(Some(Ok(SocketMessage::Text(text)))) => text.into_bytes(),
-            _ => return Err(invalid("the first frame must be `coracle.start`".to_owned())),
-        },
+    let process = match (reader.parse)(frame) {
+        Ok(process) => process,
+        Err(error) => return StartedCommand(Err(invalid_frame(error))),
     };
-    let process = (start.parse)(&frame).map_err(invalid)?;
     let launched = client.sandbox.processes().launch_process(process).await;
-    launched.map_err(|error| {
+    StartedCommand(launched.map_err(|error| {
         let coracle = CommandEnding::from_launch_error(&error);
-        ServerFrame::Error { code: "START_FAILED", error: (start.describe_error)(error), coracle }
-    })
+        ServerFrame::Error { code: "START_FAILED", error: (reader.describe_error)(error), coracle }
+    }))
+}
+
+fn invalid_frame(error: String) -> ServerFrame {
+    ServerFrame::Error { code: "INVALID_FRAME", error, coracle: None }
 }
 
 /// Relays both directions until the command has ended or the client has disconnected.
@@ -120,7 +135,8 @@ async fn relay_command(
     client: &CommandClient,
 ) -> Result<(), ClientGone> {
     let session_id = following.process.to_string();
-    send_frame(sink, &ServerFrame::Connected { session_id, mode: client.mode.name() }).await?;
+    let connected = ServerFrame::Connected { session_id, mode: client.mode.name() };
+    sink.feed(connected.to_message()).await.map_err(ClientGone::from_socket_error)?;
     let (replies, waiting) = mpsc::channel(16);
     let mut listener = ClientFrameHandler::new(client, following.process.clone(), replies);
     let limit = client.sandbox.processes().output_settings().stall_limit.saturating_add(UNREAD_TIMEOUT);
@@ -165,18 +181,26 @@ async fn forward_output(
     limit: Duration,
 ) -> Result<(), ClientGone> {
     let mut ping = interval_at(Instant::now() + PING_INTERVAL, PING_INTERVAL);
+    // A short command ends at once: then its first and its last frame are sent together, and wake the client once.
+    let mut first = timeout(FIRST_EVENT_DELAY, following.next()).await.ok();
+    if first.is_none() {
+        send_within(limit, flush(sink)).await?;
+    }
     loop {
         // Each branch is cancel-safe.
-        let event = tokio::select! {
-            event = following.next() => event,
-            Some(reply) = waiting.recv() => {
-                send_within(limit, send_frame(sink, &reply)).await?;
-                continue;
-            }
-            _ = ping.tick() => {
-                send_within(limit, send_message(sink, SocketMessage::Ping)).await?;
-                continue;
-            }
+        let event = match first.take() {
+            Some(event) => event,
+            None => tokio::select! {
+                event = following.next() => event,
+                Some(reply) = waiting.recv() => {
+                    send_within(limit, send_frame(sink, &reply)).await?;
+                    continue;
+                }
+                _ = ping.tick() => {
+                    send_within(limit, send_message(sink, SocketMessage::Ping)).await?;
+                    continue;
+                }
+            },
         };
         let (mut ended, mut fed) = send_within(limit, queue_event(sink, event)).await?;
         while !ended
@@ -187,7 +211,7 @@ async fn forward_output(
             ended = over;
             fed += more;
         }
-        send_within(limit, async { sink.flush().await.map_err(ClientGone::from_socket_error) }).await?;
+        send_within(limit, flush(sink)).await?;
         if ended {
             return Ok(());
         }
@@ -206,6 +230,10 @@ async fn queue_event(
     };
     sink.feed(event_message(event)).await.map_err(ClientGone::from_socket_error)?;
     Ok((ended, length))
+}
+
+async fn flush(sink: &mut impl MessageSink) -> Result<(), ClientGone> {
+    sink.flush().await.map_err(ClientGone::from_socket_error)
 }
 
 async fn send_frame(sink: &mut impl MessageSink, frame: &ServerFrame) -> Result<(), ClientGone> {

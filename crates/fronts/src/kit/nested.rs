@@ -8,6 +8,7 @@ use http::{Extensions, Uri, uri::PathAndQuery};
 use hyper::upgrade::OnUpgrade;
 use tower::ServiceExt;
 
+use crate::server::concurrency::RequestAdmission;
 use crate::server::connection::ClientPeer;
 use crate::server::request_log::RouteLabel;
 
@@ -33,12 +34,16 @@ pub(crate) async fn call_router(
     // The outer router has stored the parameters of its own path here.
     let extensions = request.extensions_mut();
     let (upgrade, peer) = (extensions.remove::<OnUpgrade>(), extensions.remove::<ClientPeer>());
+    let admission = extensions.remove::<RequestAdmission>();
     extensions.clear();
     if let Some(upgrade) = upgrade {
         extensions.insert(upgrade);
     }
     if let Some(peer) = peer {
         extensions.insert(peer);
+    }
+    if let Some(admission) = admission {
+        extensions.insert(admission);
     }
     extend(extensions);
     Ok(router.oneshot(request).await.into_response())

@@ -1,5 +1,6 @@
 //! Extractors of the lifecycle API (caller, sandbox, body), and the rules for access to ports.
 
+use std::borrow::Cow;
 use std::convert::Infallible;
 
 use axum::body::Body;
@@ -19,6 +20,7 @@ use crate::kit::body::{self, BodyError};
 use crate::kit::headers::header_text;
 use crate::kit::query::path_param;
 use crate::ports::target::AddressForm;
+use crate::server::concurrency::{self, CallerProof};
 
 /// The headers in which a client may present an API key. The second one is not only ours.
 pub(super) const KEY_HEADERS: [&str; 2] = ["open-sandbox-api-key", "x-api-key"];
@@ -38,7 +40,10 @@ impl FromRequestParts<OpenSandboxState> for ApiKeyOwner {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &OpenSandboxState) -> Result<Self, Problem> {
-        Ok(Self(auth::authenticate_caller(&state.service, &parts.headers, &KEY_HEADERS)?))
+        let owner = auth::authenticate_caller(&state.service, &parts.headers, &KEY_HEADERS)?;
+        let proof = CallerProof::Presented;
+        concurrency::admit_request(&state.service, &parts.extensions, &owner, proof)?;
+        Ok(Self(owner))
     }
 }
 
@@ -121,19 +126,25 @@ impl From<BodyError> for Problem {
     }
 }
 
-/// Returns the header and the purpose of the token that opens a port.
-pub(super) fn token_of(port: u16) -> (&'static str, &'static str) {
+/// Returns the header and the purpose of the token that opens a port, and no other port.
+pub(super) fn token_of(port: u16) -> (&'static str, Cow<'static, str>) {
     match port {
-        EXECD_PORT => (EXECD_TOKEN, "execd"),
-        EGRESS_PORT => (EGRESS_TOKEN, "egress"),
-        _ => (PORT_TOKEN, "ports"),
+        EXECD_PORT => (EXECD_TOKEN, Cow::Borrowed("execd")),
+        EGRESS_PORT => (EGRESS_TOKEN, Cow::Borrowed("egress")),
+        _ => (PORT_TOKEN, Cow::Owned(format!("port {port}"))),
     }
+}
+
+/// Whether a port is that of an API of this server.
+fn is_api_port(port: u16) -> bool {
+    matches!(port, EXECD_PORT | EGRESS_PORT)
 }
 
 /// Headers that may carry a key: some clients send it in those meant for tokens.
 const KEY_OR_TOKEN_HEADERS: [&str; 4] = [KEY_HEADERS[0], KEY_HEADERS[1], EXECD_TOKEN, EGRESS_TOKEN];
 
-/// Decides who may access a port of a sandbox. `found` is the sandbox, regardless of its owner.
+/// Decides who may access a port of a sandbox, and returns the owner on whose behalf. `found` is the
+/// sandbox, regardless of its owner.
 ///
 /// 1. An address with a signature is opened only by that signature.
 /// 2. A sandbox with secure access is opened only by such a signature or by its own token.
@@ -145,7 +156,7 @@ pub(super) fn authorize_port(
     headers: &HeaderMap,
     addressed: &SignedTarget,
     found: Option<&SandboxRef>,
-) -> Result<Owner, Problem> {
+) -> Result<(Owner, CallerProof), Problem> {
     let SignedTarget { target, signature } = addressed;
     let signed = match (signature, found) {
         (Some(_), None) => return Err(Problem::no_sandbox(target.id.as_str())),
@@ -164,31 +175,37 @@ pub(super) fn authorize_port(
             let caller = auth::authenticate_caller(&state.service, headers, &KEY_OR_TOKEN_HEADERS);
             !state.service.has_no_keys() && caller.is_ok_and(|caller| caller != *sandbox.owner())
         };
-        return signed.or_else(by_token).ok_or_else(|| match foreign() {
+        let owner = signed.or_else(by_token).ok_or_else(|| match foreign() {
             true => Problem::no_sandbox(target.id.as_str()),
             false => secure_access_needed(),
-        });
+        })?;
+        return Ok((owner, CallerProof::Presented));
     }
-    let (header, purpose) = token_of(target.port);
-    let own_service = purpose == "ports";
+    let own_service = !is_api_port(target.port);
     if state.service.has_no_keys() {
         // Pages that a sandbox serves may access its ports, but never the API.
-        if !own_service {
-            return Ok(auth::authenticate_caller(&state.service, headers, &[])?);
-        }
-        let foreign = auth::comes_from_another_site(headers);
-        return if foreign { Err(AuthError::Page.into()) } else { Ok(Owner::operator()) };
+        let owner = match own_service {
+            false => auth::authenticate_caller(&state.service, headers, &[])?,
+            true if auth::comes_from_another_site(headers) => return Err(AuthError::Page.into()),
+            true => Owner::operator(),
+        };
+        return Ok((owner, CallerProof::Presented));
     }
     let public = target.form == AddressForm::Gateway && state.settings.gateway.public && own_service;
     let public = found.filter(|_| public).map(|sandbox| sandbox.owner().clone());
     let by_token = || {
+        let (header, purpose) = token_of(target.port);
         let (sandbox, token) = (found?, header_text(headers, header)?);
-        sandbox.ports().accepts_token(purpose, token).then(|| sandbox.owner().clone())
+        sandbox.ports().accepts_token(&purpose, token).then(|| sandbox.owner().clone())
     };
-    if let Some(owner) = signed.or(public).or_else(by_token) {
-        return Ok(owner);
+    if let Some(owner) = signed.or_else(by_token) {
+        return Ok((owner, CallerProof::Presented));
     }
-    Ok(auth::authenticate_caller(&state.service, headers, &KEY_OR_TOKEN_HEADERS)?)
+    if let Some(owner) = public {
+        return Ok((owner, CallerProof::NotNeeded));
+    }
+    let owner = auth::authenticate_caller(&state.service, headers, &KEY_OR_TOKEN_HEADERS)?;
+    Ok((owner, CallerProof::Presented))
 }
 
 fn secure_access_needed() -> Problem {

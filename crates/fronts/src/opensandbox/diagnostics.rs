@@ -111,7 +111,7 @@ async fn read_logs(sandbox: &SandboxRef, lines: usize, since: Option<SystemTime>
         Ok(Some(tail)) if since.is_some_and(|since| tail.ended.is_some_and(|end| end < since)) => {
             DiagnosticsText::default()
         }
-        Ok(Some(tail)) => last_lines(&tail, lines),
+        Ok(Some(tail)) => last_lines(&tail, lines, since),
         Ok(None) => DiagnosticsText::default(),
         Err(error) => {
             let warnings = vec![format!("the output of the main process cannot be read: {error}")];
@@ -120,13 +120,27 @@ async fn read_logs(sandbox: &SandboxRef, lines: usize, since: Option<SystemTime>
     }
 }
 
-/// Keeps the last lines; the first one may be incomplete.
-fn last_lines(tail: &OutputTail, most: usize) -> DiagnosticsText {
-    let text = String::from_utf8_lossy(&tail.bytes);
-    let begins = text.strip_suffix('\n').unwrap_or(&text).rmatch_indices('\n').nth(most.saturating_sub(1));
-    let kept = begins.map_or(&*text, |(at, _)| &text[at + 1..]);
-    let truncated = tail.cut || begins.is_some();
-    DiagnosticsText { text: kept.to_owned(), truncated, warnings: Vec::new() }
+/// Keeps the last lines, without those known to be older than `since`, and puts the time before each whose
+/// time is known. The first one may be incomplete.
+fn last_lines(tail: &OutputTail, most: usize, since: Option<SystemTime>) -> DiagnosticsText {
+    let bytes = tail.bytes.as_slice();
+    let whole = bytes.strip_suffix(b"\n").unwrap_or(bytes);
+    let line_ends = whole.iter().enumerate().rev().filter(|(_, byte)| **byte == b'\n');
+    let cut_at = line_ends.map(|(at, _)| at + 1).nth(most.saturating_sub(1));
+    let (mut at, mut text) = (cut_at.unwrap_or(0), String::new());
+    for line in bytes[at..].split_inclusive(|byte| *byte == b'\n') {
+        let known = tail.times.partition_point(|(from, _)| *from <= at);
+        let time = known.checked_sub(1).map(|index| tail.times[index].1);
+        at += line.len();
+        if time.is_some_and(|time| since.is_some_and(|since| time < since)) {
+            continue;
+        }
+        if let Some(time) = time {
+            text.push_str(&format!("{} ", format_rfc3339(time)));
+        }
+        text.push_str(&String::from_utf8_lossy(line));
+    }
+    DiagnosticsText { text, truncated: tail.cut || cut_at.is_some(), warnings: Vec::new() }
 }
 
 /// Returns the phase changes of the sandbox (`lifecycle`) and its failures (`runtime`).
@@ -254,9 +268,25 @@ mod tests {
     use super::*;
 
     fn lines(text: &str, most: usize) -> (String, bool) {
-        let tail = OutputTail { bytes: text.as_bytes().to_vec(), cut: false, ended: None };
-        let content = last_lines(&tail, most);
+        let tail = OutputTail { bytes: text.as_bytes().to_vec(), times: Vec::new(), cut: false, ended: None };
+        let content = last_lines(&tail, most, None);
         (content.text, content.truncated)
+    }
+
+    #[test]
+    fn lines_carry_the_time_of_their_beginning() {
+        let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        // The second line begins in the part that was read at 2 and ends in the one read at 3.
+        let times = vec![(0, at(1)), (2, at(2)), (4, at(3))];
+        let tail = OutputTail { bytes: b"a\nbcd\ne".to_vec(), times, cut: false, ended: None };
+        let text = |most, since| last_lines(&tail, most, since).text;
+        let (first, second, third) =
+            ("1970-01-01T00:00:01Z a\n", "1970-01-01T00:00:02Z bcd\n", "1970-01-01T00:00:03Z e");
+        assert_eq!(text(9, None), [first, second, third].concat());
+        assert_eq!(text(2, None), [second, third].concat());
+        assert_eq!(text(9, Some(at(2))), [second, third].concat());
+        let partly = OutputTail { times: vec![(6, at(3))], ..tail.clone() };
+        assert_eq!(last_lines(&partly, 9, None).text, ["a\nbcd\n", third].concat());
     }
 
     #[test]

@@ -71,7 +71,7 @@ fn mode_of_port(gateway: &GatewaySettings, port: u16) -> &GatewayMode {
 fn token_headers(sandbox: &SandboxRef, port: u16) -> BTreeMap<&'static str, String> {
     let (header, purpose) = token_of(port);
     let secure = SandboxNotes::of_sandbox(sandbox).secure_access.then_some((SECURE_ACCESS, SECURE_PURPOSE));
-    let both = [Some((header, purpose)), secure].into_iter().flatten();
+    let both = [Some((header, &*purpose)), secure].into_iter().flatten();
     both.map(|(header, purpose)| (header, sandbox.ports().access_token(purpose).expose().to_owned()))
         .collect()
 }

@@ -9,6 +9,7 @@ use super::OpenSandboxState;
 use super::problem::Problem;
 use crate::ports::forward::{self, ForwardError};
 use crate::ports::target::{AddressForm, PortTarget};
+use crate::server::concurrency;
 
 pub(super) async fn forward_request(
     state: &OpenSandboxState,
@@ -16,6 +17,9 @@ pub(super) async fn forward_request(
     target: &PortTarget,
     request: Request,
 ) -> Response {
+    if let Err(error) = concurrency::begin_stream(request.extensions()) {
+        return Problem::from(error).into_response();
+    }
     let timeout = state.settings.answer_timeout;
     let answer = forward::forward_request(&state.service, timeout, sandbox, target, request).await;
     answer.unwrap_or_else(|error| forward_problem(error, target.form).into_response())

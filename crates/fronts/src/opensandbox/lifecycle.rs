@@ -200,14 +200,14 @@ pub(super) async fn renew_expiration(
     at: OwnedSandbox,
     JsonBody(body): JsonBody<RenewBody>,
 ) -> Result<Json<RenewedBody>, Problem> {
-    let wrong = |message| Problem::new(StatusCode::BAD_REQUEST, "DOCKER::INVALID_EXPIRATION", message);
+    let wrong = |message: &str| Problem::new(StatusCode::BAD_REQUEST, "DOCKER::INVALID_EXPIRATION", message);
     let expires = parse_time(&body.expires_at).ok_or_else(|| wrong("`expiresAt` is not a time"))?;
     if expires <= SystemTime::now() {
         return Err(wrong("`expiresAt` is not in the future"));
     }
     let renewed = at.find(&state)?.renew_expiry(expires).await;
     let sandbox = renewed.map_err(|error| match error.kind() {
-        ErrorKind::Invalid => wrong("`expiresAt` is too far in the future"),
+        ErrorKind::Invalid => wrong(&format!("`expiresAt` is too far in the future: {error}")),
         _ => Problem::from(error).with_code_for(StatusCode::CONFLICT, "DOCKER::INVALID_EXPIRATION"),
     })?;
     Ok(Json(RenewedBody { expires_at: format_rfc3339(sandbox.expires.unwrap_or(expires)) }))

@@ -27,6 +27,7 @@ mod port_label;
 mod problem;
 mod proxy;
 mod query;
+mod route_keys;
 mod routes;
 mod settings;
 mod signed_routes;
@@ -92,7 +93,6 @@ pub(crate) static FRONT: Front = Front {
     routing_headers: &ROUTING_HEADERS,
     key_headers: &KEY_HEADERS,
     open_paths: &[],
-    unlimited_paths: &[],
     stripped_headers: &[
         KEY_HEADERS[0],
         SECURE_ACCESS,
@@ -121,11 +121,11 @@ pub(crate) struct OpenSandboxState {
 
 /// Builds the routes of this front, and the handler for ports named by host or header.
 fn build_router(service: Service, settings: Arc<HttpSettings>) -> (Router, PortProxy) {
-    let routes = signed_routes::RouteSigner::new(settings.gateway.keys.clone(), settings.gateway.short);
-    let routes = Arc::new(routes);
     let own_settings = settings.fronts.get(FRONT.name).map(OpenSandboxSettings::from_values);
     let own_settings = own_settings.transpose().expect("settings are checked when the configuration is read");
     let own_settings = own_settings.unwrap_or_default();
+    let OpenSandboxSettings { route_keys, short_signatures, .. } = &own_settings;
+    let routes = Arc::new(signed_routes::RouteSigner::new(route_keys.clone(), *short_signatures));
     let front = OpenSandboxState { service, settings, own_settings, routes };
     let ports = PortProxy { front: front.clone(), execd: execd::build_router(front.clone()) };
     let proxied = proxy::proxy_routes()

@@ -120,7 +120,8 @@ pub(super) async fn create_pool(
     let made = state.service.create_pool(pool).await?;
     // A missing image is the pool's problem, which its responses show.
     let image = state.service.resolve_image(&made.pool.template.image).await;
-    let stand_in = error_format::stand_in_headers(image.ok().and_then(|image| image.stand_in).as_deref());
+    let stand_in = image.ok().and_then(|image| image.stand_in).map(|stand_in| stand_in.to_string());
+    let stand_in = error_format::stand_in_headers(stand_in.as_deref());
     Ok((StatusCode::CREATED, stand_in, Json(PoolBody::from_report(&made))))
 }
 

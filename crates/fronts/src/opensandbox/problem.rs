@@ -10,6 +10,7 @@ use service::{ErrorKind, ServiceError};
 use super::volumes;
 use crate::auth::AuthError;
 use crate::kit::error_format::{self, CODE_AND_MESSAGE};
+use crate::server::concurrency::ConcurrencyError;
 
 /// An error response: `{code, message}` and a status.
 #[derive(Debug)]
@@ -22,11 +23,22 @@ pub(super) struct Problem {
     pub(super) hint: Option<String>,
     /// Seconds after which the client may retry.
     pub(super) retry_after: Option<u64>,
+    /// Some of the APIs on ports answer certain causes in a form of their own.
+    pub(super) cause: ProblemCause,
+}
+
+/// The cause of a problem, as far as the form of the response depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ProblemCause {
+    /// The key is missing or wrong.
+    ApiKey,
+    Other,
 }
 
 impl Problem {
     pub(super) fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
-        Self { status, code, message: message.into(), hint: None, retry_after: None }
+        let (message, cause) = (message.into(), ProblemCause::Other);
+        Self { status, code, message, hint: None, retry_after: None, cause }
     }
 
     pub(super) fn invalid(message: impl Into<String>) -> Self {
@@ -74,17 +86,25 @@ impl IntoResponse for Problem {
 
 impl From<AuthError> for Problem {
     fn from(refusal: AuthError) -> Self {
+        let by_key = |code, message: &str| Self {
+            cause: ProblemCause::ApiKey,
+            ..Self::new(StatusCode::UNAUTHORIZED, code, message)
+        };
         match refusal {
-            AuthError::NoKey => {
-                let message = "the header OPEN-SANDBOX-API-KEY is missing";
-                Self::new(StatusCode::UNAUTHORIZED, "MISSING_API_KEY", message)
-            }
-            AuthError::WrongKey => Self::new(StatusCode::UNAUTHORIZED, "INVALID_API_KEY", "unknown API key"),
+            AuthError::NoKey => by_key("MISSING_API_KEY", "the header OPEN-SANDBOX-API-KEY is missing"),
+            AuthError::WrongKey => by_key("INVALID_API_KEY", "unknown API key"),
             AuthError::Page => {
                 let message = "a server without an API key refuses requests from web pages";
                 Self::new(StatusCode::FORBIDDEN, "FORBIDDEN", message)
             }
         }
+    }
+}
+
+impl From<ConcurrencyError> for Problem {
+    fn from(error: ConcurrencyError) -> Self {
+        let problem = Self::new(ConcurrencyError::STATUS, ConcurrencyError::CODE, error.message());
+        Self { retry_after: Some(ConcurrencyError::RETRY_AFTER), ..problem }
     }
 }
 

@@ -14,13 +14,14 @@ use service::ServiceError;
 use super::access::authorize_port;
 use super::execd::ExecTarget;
 use super::port_label::{PortAddress, parse_port_and_signature};
-use super::problem::Problem;
+use super::problem::{Problem, ProblemCause};
 use super::signed_routes::RouteSignature;
 use super::types::SandboxNotes;
 use super::{EGRESS_PORT, EXECD_PORT, OpenSandboxState, egress, execd, forward};
 use crate::kit::headers::header_text;
 use crate::kit::nested::{self, InvalidPath};
 use crate::ports::target::{AddressForm, PortTarget};
+use crate::server::concurrency::{self, RequestAdmission};
 use crate::server::request_log::RouteLabel;
 
 pub(super) const RENEWAL_HEADER: &str = "OpenSandbox-Access-Renew";
@@ -128,7 +129,12 @@ impl PortProxy {
             return refusal_response(Problem::no_sandbox(target.id.as_str()), target.port);
         }
         let owner = match authorize_port(front, request.headers(), &addressed, found.as_ref()) {
-            Ok(owner) => owner,
+            Ok((owner, proof)) => {
+                match concurrency::admit_request(&front.service, request.extensions(), &owner, proof) {
+                    Ok(()) => owner,
+                    Err(error) => return refusal_response(error.into(), target.port),
+                }
+            }
             Err(problem) => return refusal_response(problem, target.port),
         };
         let Some(sandbox) = found.filter(|sandbox| *sandbox.owner() == owner) else {
@@ -146,7 +152,8 @@ impl PortProxy {
             EXECD_PORT => {
                 let lines = notes.line_dialect(front.own_settings.lines);
                 let PortTarget { mount, path, form, opens_itself, .. } = addressed.target;
-                let scope = ExecTarget { sandbox: sandbox.clone(), lines };
+                let admission = request.extensions().get::<RequestAdmission>().cloned();
+                let scope = ExecTarget { sandbox: sandbox.clone(), lines, admission };
                 let reached = ReachedVia { mount, form, opens_itself };
                 let called = nested::call_router(self.execd.clone(), &path, request, |extensions| {
                     extensions.insert(scope);
@@ -171,7 +178,7 @@ impl PortProxy {
 /// token, the egress API uses plain text.
 fn refusal_response(problem: Problem, port: u16) -> Response {
     let (kind, body) = match port {
-        EXECD_PORT if matches!(problem.code, "MISSING_API_KEY" | "INVALID_API_KEY") => {
+        EXECD_PORT if problem.cause == ProblemCause::ApiKey => {
             ("application/json", serde_json::json!({ "error": problem.message }).to_string())
         }
         EGRESS_PORT => ("text/plain; charset=utf-8", problem.message.clone()),
@@ -258,8 +265,9 @@ mod tests {
     #[tokio::test]
     async fn refusal_keeps_its_code_and_retry_after() {
         let problem = |code| {
+            let cause = if code == "INVALID_API_KEY" { ProblemCause::ApiKey } else { ProblemCause::Other };
             let problem = Problem::new(StatusCode::UNAUTHORIZED, code, "why");
-            Problem { retry_after: Some(7), ..problem }
+            Problem { retry_after: Some(7), cause, ..problem }
         };
         for (code, port, expected) in [
             ("INVALID_API_KEY", EXECD_PORT, r#"{"error":"why"}"#),

@@ -20,7 +20,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use super::problem::Problem;
-use crate::settings::{RouteKey, ShortSignatures};
+use super::route_keys::{RouteKey, ShortSignatures};
 
 /// The signature part of an address.
 #[derive(Clone, Debug, PartialEq, Eq)]

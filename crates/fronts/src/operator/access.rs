@@ -11,6 +11,7 @@ use super::{FRONT, OperatorState};
 use crate::auth::{self, AuthError};
 use crate::kit::error_format;
 use crate::kit::headers::header_text;
+use crate::server::concurrency::{self, CallerProof, ConcurrencyError};
 use crate::server::connection::ClientPeer;
 
 /// The owner behind the API key.
@@ -68,8 +69,17 @@ impl SelectedOwners {
 }
 
 impl OperatorState {
+    /// Returns the owner of a request, which takes one of the owner's slots.
+    fn admit_owner(&self, request: &Parts) -> Result<Owner, CallerRefusal> {
+        let owner = self.request_owner(request).map_err(CallerRefusal::Unknown)?;
+        let proof = CallerProof::Presented;
+        let admitted = concurrency::admit_request(&self.service, &request.extensions, &owner, proof);
+        admitted.map_err(CallerRefusal::Busy)?;
+        Ok(owner)
+    }
+
     /// Returns the owner of a request. Clients of the operators' socket need no key.
-    pub(super) fn request_owner(&self, request: &Parts) -> Result<Owner, AuthError> {
+    fn request_owner(&self, request: &Parts) -> Result<Owner, AuthError> {
         if request.extensions.get::<ClientPeer>() == Some(&ClientPeer::Operator) {
             return Ok(Owner::operator());
         }
@@ -90,7 +100,7 @@ impl FromRequestParts<OperatorState> for RequestOwner {
     type Rejection = Response;
 
     async fn from_request_parts(parts: &mut Parts, state: &OperatorState) -> Result<Self, Response> {
-        state.request_owner(parts).map(Self).map_err(refusal_response)
+        state.admit_owner(parts).map(Self).map_err(refusal_response)
     }
 }
 
@@ -98,7 +108,8 @@ impl FromRequestParts<OperatorState> for VisibleOwners {
     type Rejection = Response;
 
     async fn from_request_parts(parts: &mut Parts, state: &OperatorState) -> Result<Self, Response> {
-        state.visible_owner(parts).map(Self).map_err(refusal_response)
+        let owner = state.admit_owner(parts).map_err(refusal_response)?;
+        Ok(Self((owner != Owner::operator()).then_some(owner)))
     }
 }
 
@@ -106,8 +117,7 @@ impl FromRequestParts<OperatorState> for SelectedOwners {
     type Rejection = Response;
 
     async fn from_request_parts(parts: &mut Parts, state: &OperatorState) -> Result<Self, Response> {
-        let mut selected =
-            Self { caller: state.request_owner(parts).map_err(refusal_response)?, chosen: None };
+        let mut selected = Self { caller: state.admit_owner(parts).map_err(refusal_response)?, chosen: None };
         for (name, value) in form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes()) {
             let choice = match &*name {
                 "mine" if value == "true" => OwnerChoice::One(selected.caller.clone()),
@@ -131,10 +141,8 @@ impl FromRequestParts<OperatorState> for OperatorOnly {
     type Rejection = Response;
 
     async fn from_request_parts(parts: &mut Parts, state: &OperatorState) -> Result<Self, Response> {
-        match state.visible_owner(parts).map_err(refusal_response)? {
-            None => Ok(Self),
-            Some(_) => Err(operators_only()),
-        }
+        let owner = state.admit_owner(parts).map_err(refusal_response)?;
+        if owner == Owner::operator() { Ok(Self) } else { Err(operators_only()) }
     }
 }
 
@@ -142,8 +150,18 @@ fn operators_only() -> Response {
     error_format::build_error(StatusCode::FORBIDDEN, "FORBIDDEN", "only the operator may do this")
 }
 
-fn refusal_response(refusal: AuthError) -> Response {
-    let (status, code, message) = match refusal {
+/// Why a request is refused before its handler runs.
+enum CallerRefusal {
+    Unknown(AuthError),
+    Busy(ConcurrencyError),
+}
+
+fn refusal_response(refusal: CallerRefusal) -> Response {
+    let unknown = match refusal {
+        CallerRefusal::Unknown(unknown) => unknown,
+        CallerRefusal::Busy(busy) => return busy.build_response(FRONT.error_format),
+    };
+    let (status, code, message) = match unknown {
         AuthError::NoKey => (StatusCode::UNAUTHORIZED, "MISSING_API_KEY", "API key missing"),
         AuthError::WrongKey => (StatusCode::UNAUTHORIZED, "INVALID_API_KEY", "unknown API key"),
         AuthError::Page => (

@@ -16,12 +16,13 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use service::{FeedItem, FeedReader, LifecycleEvent, OperatorEvent, RecentError};
 
-use super::OperatorState;
 use super::access::{RequestOwner, VisibleOwners};
+use super::{FRONT, OperatorState};
 use crate::kit::error_format;
 use crate::kit::headers::header_text;
 use crate::kit::sse::format_event;
 use crate::kit::time::format_rfc3339;
+use crate::server::concurrency;
 
 /// Interval of comments that keep otherwise silent connections alive.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(15);
@@ -61,6 +62,9 @@ pub(super) async fn stream_events(
         Ok(query) => query,
         Err(why) => return error_format::build_error(StatusCode::BAD_REQUEST, "INVALID_CURSOR", why),
     };
+    if let Err(error) = concurrency::begin_stream(&request.extensions) {
+        return error.build_response(FRONT.error_format);
+    }
     let after = if query.follow { query.after } else { query.after.or(Some(0)) };
     let events = match query.tail {
         Some(count) => state.service.last_events(whose.clone(), count),

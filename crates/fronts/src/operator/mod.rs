@@ -43,7 +43,6 @@ pub(crate) static FRONT: Front = Front {
     routing_headers: &[],
     key_headers: &["open-sandbox-api-key", "x-api-key"],
     open_paths: &["/health", "/version"],
-    unlimited_paths: &["/health"],
     stripped_headers: &["open-sandbox-api-key"],
     error_format: &CODE_AND_MESSAGE,
     openapi: operations::openapi_part,

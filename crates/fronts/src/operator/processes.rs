@@ -6,7 +6,7 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection};
 use axum::extract::{Path, State};
-use axum::http::{StatusCode, Uri};
+use axum::http::{Extensions, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use domain::{ExitReason, JournalOffset, Owner, ProcessId, SandboxId, signal};
 use serde::{Deserialize, Serialize};
@@ -16,11 +16,12 @@ use service::{
     TreeFilter, TreeKind, TreeUsage,
 };
 
-use super::OperatorState;
 use super::access::{RequestOwner, VisibleOwners};
 use super::sandboxes::{parse_sandbox_id, sandbox_not_found};
+use super::{FRONT, OperatorState};
 use crate::kit::time::format_rfc3339;
 use crate::kit::{error_format, output_records};
+use crate::server::concurrency;
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -89,6 +90,7 @@ pub(super) async fn get_process_logs(
     VisibleOwners(whose): VisibleOwners,
     at: Result<Path<(String, String)>, PathRejection>,
     uri: Uri,
+    extensions: Extensions,
 ) -> Response {
     let Some((id, process)) = parse_process_path(at) else { return sandbox_not_found() };
     let Some((cursor, follow)) = parse_cursor(uri.query().unwrap_or_default()) else {
@@ -105,6 +107,9 @@ pub(super) async fn get_process_logs(
     };
     record_access(&state, whose.as_ref(), &sandbox, OperatorActionKind::ReadLogs);
     let from = cursor.min(status.written);
+    if follow && let Err(error) = concurrency::begin_stream(&extensions) {
+        return error.build_response(FRONT.error_format);
+    }
     match sandbox.processes().follow_output(&process, JournalOffset(from)).await {
         Ok(following) => {
             let to = (!follow).then_some(status.written);

@@ -1,20 +1,25 @@
 //! Accepts connections, up to a limit on open connections.
 //!
 //! At the limit, no connection is accepted: new ones wait in the kernel's queue. A connection counts
-//! against the limit until its socket is closed, even after it was upgraded to another protocol.
+//! against the limit until its socket is closed, even after it was upgraded to another protocol. A
+//! connection of an address that has too many without a key is closed at once, as if all addresses together
+//! have too many. So is a connection whose
+//! client reads nothing of its output for too long.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, Sleep, sleep};
 
-use crate::server::connection::ClientPeer;
+use crate::server::connection::{ClientPeer, ConnectionSettings};
+use crate::server::connection_state::ConnectionState;
+use crate::server::peer_limits::{AddressLimits, PeerAdmission};
 
 /// Delay after a failed accept, which nearly always means a lack of file descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
@@ -24,18 +29,43 @@ const LOG_INTERVAL: Duration = Duration::from_secs(1);
 pub(crate) struct ConnectionAcceptor<L> {
     listener: L,
     permits: Arc<Semaphore>,
+    addresses: Arc<AddressLimits>,
+    write_timeout: Duration,
     last_logged: Option<Instant>,
 }
 
 /// An accepted connection with its permit.
 pub(crate) struct AdmittedStream<S> {
     stream: S,
+    state: ConnectionState,
+    /// Runs while the client reads nothing although there is output.
+    stall_timer: Option<Pin<Box<Sleep>>>,
     _permit: OwnedSemaphorePermit,
+}
+
+/// The socket of a client.
+pub(crate) trait ClientStream: AsyncRead + AsyncWrite + Send + Unpin + 'static {
+    /// Makes the kernel drop unsent output when the socket is closed, instead of keeping it for a client
+    /// that does not read.
+    fn discard_unsent(&self);
+}
+
+impl ClientStream for TcpStream {
+    fn discard_unsent(&self) {
+        if let Err(error) = self.set_zero_linger() {
+            tracing::debug!(%error, "the kernel keeps unsent output of a closed connection for a while");
+        }
+    }
+}
+
+impl ClientStream for UnixStream {
+    /// Unsent output of a Unix socket lies with its reader.
+    fn discard_unsent(&self) {}
 }
 
 /// A source of connections.
 pub(crate) trait Listener {
-    type Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static;
+    type Stream: ClientStream;
     /// Cancel-safe, like [`ConnectionAcceptor::next_connection`]: dropping the future loses no connection.
     fn accept(&self) -> impl Future<Output = io::Result<(Self::Stream, ClientPeer)>> + Send;
 }
@@ -63,9 +93,11 @@ impl Listener for UnixListener {
 }
 
 impl<L: Listener> ConnectionAcceptor<L> {
-    pub(crate) fn new(listener: L, connections: usize) -> Self {
-        let places = Arc::new(Semaphore::new(connections.min(Semaphore::MAX_PERMITS)));
-        Self { listener, permits: places, last_logged: None }
+    pub(crate) fn new(listener: L, settings: &ConnectionSettings) -> Self {
+        let permits = Arc::new(Semaphore::new(settings.connections.min(Semaphore::MAX_PERMITS)));
+        let trusted = settings.trusted_proxies.clone();
+        let addresses = AddressLimits::new(settings.connections, settings.per_address, trusted);
+        Self { listener, permits, addresses, write_timeout: settings.write_timeout, last_logged: None }
     }
 
     /// Waits for the next connection. Cancel-safe: dropping the future loses no connection.
@@ -73,24 +105,74 @@ impl<L: Listener> ConnectionAcceptor<L> {
         let permit = self.permits.clone().acquire_owned().await.expect("the semaphore is never closed");
         loop {
             match self.listener.accept().await {
-                Ok((stream, peer)) => return (AdmittedStream { stream, _permit: permit }, peer),
+                Ok((stream, peer)) => match self.admit_peer(peer) {
+                    Some(state) => {
+                        let stream = AdmittedStream { stream, state, stall_timer: None, _permit: permit };
+                        return (stream, peer);
+                    }
+                    None => drop(stream),
+                },
                 Err(error) => {
-                    self.log_accept_error(&error);
+                    if self.may_log() {
+                        tracing::warn!(%error, "failed to accept a connection; retrying");
+                    }
                     sleep(ACCEPT_RETRY_DELAY).await;
                 }
             }
         }
     }
 
-    fn log_accept_error(&mut self, error: &io::Error) {
-        if self.last_logged.is_none_or(|last| last.elapsed() >= LOG_INTERVAL) {
-            tracing::warn!(%error, "failed to accept a connection; retrying");
+    /// The state of a connection of this peer, unless its address has too many.
+    fn admit_peer(&mut self, peer: ClientPeer) -> Option<ConnectionState> {
+        let address = match self.addresses.admit(peer) {
+            PeerAdmission::Trusted => None,
+            PeerAdmission::Counted(slot) => Some(slot),
+            PeerAdmission::Refused(reason) => {
+                metrics::counter!("coracle_http_refused_connections_total").increment(1);
+                if self.may_log() {
+                    tracing::warn!(?peer, %reason, "connections refused");
+                }
+                return None;
+            }
+        };
+        Some(ConnectionState::new(address, self.write_timeout))
+    }
+
+    fn may_log(&mut self) -> bool {
+        let may_log = self.last_logged.is_none_or(|last| last.elapsed() >= LOG_INTERVAL);
+        if may_log {
             self.last_logged = Some(Instant::now());
         }
+        may_log
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for AdmittedStream<S> {
+impl<S: ClientStream> AdmittedStream<S> {
+    pub(crate) fn state(&self) -> &ConnectionState {
+        &self.state
+    }
+
+    /// Turns a write that has waited too long into an error. Any progress starts the time anew, and
+    /// without output there is no write that could wait.
+    fn check_progress(
+        &mut self,
+        context: &mut Context<'_>,
+        written: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        let limit = self.state.write_timeout().filter(|_| written.is_pending());
+        let Some(limit) = limit else {
+            self.stall_timer = None;
+            return written;
+        };
+        let timer = self.stall_timer.get_or_insert_with(|| Box::pin(sleep(limit)));
+        ready!(timer.as_mut().poll(context));
+        tracing::debug!("closed a connection whose client does not read");
+        self.stream.discard_unsent();
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl<S: ClientStream> AsyncRead for AdmittedStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -100,13 +182,14 @@ impl<S: AsyncRead + Unpin> AsyncRead for AdmittedStream<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for AdmittedStream<S> {
+impl<S: ClientStream> AsyncWrite for AdmittedStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.check_progress(context, written)
     }
 
     fn poll_write_vectored(
@@ -114,7 +197,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for AdmittedStream<S> {
         context: &mut Context<'_>,
         pieces: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(context, pieces)
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, pieces);
+        self.check_progress(context, written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -140,7 +224,7 @@ mod tests {
     async fn accepting_resumes_when_a_connection_closes() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let mut door = ConnectionAcceptor::new(listener, 1);
+        let mut door = ConnectionAcceptor::new(listener, &ConnectionSettings::with_connections(1));
         let _first = TcpStream::connect(address).await.unwrap();
         let (inside, _) = door.next_connection().await;
         let second = TcpStream::connect(address).await.unwrap();

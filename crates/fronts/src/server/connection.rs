@@ -9,25 +9,29 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::response::Response;
-use http::Request;
+use http::{HeaderValue, Request, StatusCode, header};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tower::ServiceExt;
 
-use crate::server::accept::{AdmittedStream, ConnectionAcceptor, Listener};
+use crate::server::accept::{ClientStream, ConnectionAcceptor, Listener};
+use crate::server::connection_state::ConnectionState;
 use crate::server::drain_body::BodyReturn;
-use crate::server::malformed::{InFlight, InFlightRequest, RewritingStream};
+use crate::server::malformed::{InFlightRequest, RewritingStream};
+use crate::server::peer_limits::TrustedNetwork;
 
 /// Limit on the request line and headers. It is larger than the limit on an address, so that an
 /// address that is too long can be distinguished from headers that are.
 const MAX_HEAD_BYTES: usize = 128 << 10;
+/// How many large heads, in the sense of `head_limit.rs`, may arrive at once. Together with the number of
+/// connections, this bounds the memory of half-sent heads.
+const MAX_LARGE_HEADS: usize = 256;
 /// How long a connection may wait for the whole head of its next request. hyper counts the
 /// idle time before it as well, and clients keep idle connections for 30 to 60 seconds: a
 /// shorter time would reset one just as it is used again.
@@ -47,30 +51,56 @@ pub(crate) enum ClientPeer {
 
 /// How many operator connections may be open at once.
 const MAX_OPERATOR_CONNECTIONS: usize = 64;
+/// How long a client may read nothing although there is output for it.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Serves at most `most` connections at once until `shutdown` resolves, then gives requests in
-/// progress a short time to finish.
+/// Limits on the connections of a listener.
+#[derive(Clone, Debug)]
+pub struct ConnectionSettings {
+    /// The maximum number of open connections; further ones wait until one is closed.
+    pub connections: usize,
+    /// The maximum number of connections of one address that have not presented a key; further ones are
+    /// closed.
+    pub per_address: usize,
+    /// Peers whose addresses are not counted, besides this machine.
+    pub trusted_proxies: Vec<TrustedNetwork>,
+    /// How long a client may read nothing although there is output for it. Authenticated long streams may
+    /// wait for their client.
+    pub write_timeout: Duration,
+}
+
+impl ConnectionSettings {
+    /// At most this many connections, and the defaults of everything else.
+    pub fn with_connections(connections: usize) -> Self {
+        Self { connections, per_address: 256, trusted_proxies: Vec::new(), write_timeout: WRITE_TIMEOUT }
+    }
+}
+
+/// Serves connections until `shutdown` resolves, then gives requests in progress a short time to
+/// finish.
 pub async fn serve_network(
     listener: TcpListener,
-    most: usize,
+    settings: ConnectionSettings,
     router: Router,
     shutdown: impl Future<Output = ()>,
 ) {
-    serve_listener(listener, most, router, shutdown).await
+    serve_listener(listener, settings, router, shutdown).await
 }
 
 /// Like [`serve_network`], on a Unix socket whose file mode limits who may open it.
 pub async fn serve_operators(listener: UnixListener, router: Router, shutdown: impl Future<Output = ()>) {
-    serve_listener(listener, MAX_OPERATOR_CONNECTIONS, router, shutdown).await
+    let settings = ConnectionSettings::with_connections(MAX_OPERATOR_CONNECTIONS);
+    serve_listener(listener, settings, router, shutdown).await
 }
 
-async fn serve_listener<L: Listener>(
+pub(crate) async fn serve_listener<L: Listener>(
     listener: L,
-    most: usize,
+    settings: ConnectionSettings,
     router: Router,
     shutdown: impl Future<Output = ()>,
 ) {
-    let mut door = ConnectionAcceptor::new(listener, most);
+    let mut door = ConnectionAcceptor::new(listener, &settings);
+    let large_heads = Arc::new(Semaphore::new(MAX_LARGE_HEADS));
     let (stop, stopping) = watch::channel(false);
     let mut connections = JoinSet::new();
     let mut shutdown = pin!(shutdown);
@@ -80,7 +110,8 @@ async fn serve_listener<L: Listener>(
             () = &mut shutdown => break,
             Some(_) = connections.join_next() => {}
             (visitor, peer) = door.next_connection() => {
-                connections.spawn(serve_connection(visitor, peer, router.clone(), stopping.clone()));
+                let stream = RewritingStream::new(visitor, large_heads.clone());
+                connections.spawn(serve_connection(stream, peer, router.clone(), stopping.clone()));
             }
         }
     }
@@ -93,27 +124,27 @@ async fn serve_listener<L: Listener>(
 }
 
 /// Serves one connection until it ends.
-async fn serve_connection<S>(
-    stream: AdmittedStream<S>,
+async fn serve_connection<S: ClientStream>(
+    stream: RewritingStream<S>,
     peer: ClientPeer,
     router: Router,
     mut stopping: watch::Receiver<bool>,
-) where
-    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-{
+) {
     let asked = Arc::new(AtomicBool::new(false));
     let heard = asked.clone();
-    let ledger = InFlight::default();
-    let entered = ledger.clone();
-    let answer = service_fn(move |request| {
+    let (entered, state) = (stream.in_flight().clone(), stream.state().clone());
+    let answer = service_fn(move |mut request| {
         heard.store(true, Ordering::Relaxed);
-        answer_request(router.clone(), peer, request, entered.begin_request())
+        let extensions = request.extensions_mut();
+        extensions.insert(peer);
+        extensions.insert(state.clone());
+        answer_request(router.clone(), state.clone(), request, entered.begin_request())
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
         .max_header_size(MAX_HEAD_BYTES)
-        .serve_connection(TokioIo::new(RewritingStream::new(stream, ledger)), answer)
+        .serve_connection(TokioIo::new(stream), answer)
         .with_upgrades();
     let mut connection = pin!(connection);
     let silent = async {
@@ -140,15 +171,16 @@ async fn serve_connection<S>(
 
 async fn answer_request(
     router: Router,
-    peer: ClientPeer,
+    state: ConnectionState,
     request: Request<Incoming>,
     entry: InFlightRequest,
 ) -> Result<Response, Infallible> {
     let home = BodyReturn::default();
-    let mut request = home.wrap_body(request);
-    request.extensions_mut().insert(peer);
-    let mut response = router.oneshot(request).await?;
+    let mut response = router.oneshot(home.wrap_body(request)).await?;
     home.drain_or_close(&mut response).await;
+    if state.is_closing() && response.status() != StatusCode::SWITCHING_PROTOCOLS {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
     Ok(entry.close_with(response))
 }
 
@@ -169,7 +201,8 @@ mod tests {
             .route("/bare", get(|| async { http::StatusCode::BAD_REQUEST }))
             .route("/up", get(upgrade));
         let mut server = JoinSet::new();
-        server.spawn(serve_network(listener, 1, router, std::future::pending()));
+        let settings = ConnectionSettings::with_connections(1);
+        server.spawn(serve_network(listener, settings, router, std::future::pending()));
         (client, server)
     }
 

@@ -4,7 +4,7 @@
 //! error without a body as success. hyper has no hook for this, so its response is replaced on the
 //! way to the socket. It is recognised by its timing: bytes that hyper writes while every request it
 //! passed on has been answered, and every answer flushed, are its own. At any other time, and once a
-//! connection is upgraded, bytes pass unchanged.
+//! connection is upgraded, bytes pass unchanged. A head that `head_limit.rs` refuses is answered here too.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -16,10 +16,14 @@ use std::time::Duration;
 use axum::response::Response;
 use http::StatusCode;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::Semaphore;
 use tokio::time::{Sleep, sleep};
 
 use crate::registry::UNROUTED_ERRORS;
+use crate::server::accept::{AdmittedStream, ClientStream};
 use crate::server::concurrency::attach_guard;
+use crate::server::connection_state::ConnectionState;
+use crate::server::head_limit::{HeadLimit, HeadRefusal, HeadRoom};
 use crate::server::request_log::unique_hex;
 
 /// How long, and how much of what a client still sends is read after the final response. Closing a
@@ -49,11 +53,11 @@ impl InFlight {
         InFlightRequest(self.clone())
     }
 
-    fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         self.0.open.load(Ordering::Relaxed) > 0
     }
 
-    fn handed_over(&self) -> u64 {
+    pub(crate) fn handed_over(&self) -> u64 {
         self.0.handed_over.load(Ordering::Relaxed)
     }
 }
@@ -77,11 +81,14 @@ impl Drop for InFlightRequest {
 
 /// A connection on which hyper's own responses are replaced.
 pub(crate) struct RewritingStream<S> {
-    stream: S,
+    stream: AdmittedStream<S>,
     in_flight: InFlight,
+    head_limit: HeadLimit,
     /// How many requests had been passed on when all output was last flushed.
     flushed_requests: u64,
     final_response: Option<FinalResponse>,
+    /// Whether the final response is ours alone: hyper still waits for the rest of a head.
+    refusing: bool,
 }
 
 /// The last response on a connection.
@@ -92,9 +99,25 @@ struct FinalResponse {
     linger_timer: Pin<Box<Sleep>>,
 }
 
-impl<S> RewritingStream<S> {
-    pub(crate) fn new(stream: S, ledger: InFlight) -> Self {
-        Self { stream, in_flight: ledger, flushed_requests: 0, final_response: None }
+impl FinalResponse {
+    fn new(unsent: Vec<u8>) -> Self {
+        Self { unsent, shut: false, drained_bytes: 0, linger_timer: Box::pin(sleep(LINGER_TIMEOUT)) }
+    }
+}
+
+impl<S: ClientStream> RewritingStream<S> {
+    pub(crate) fn new(stream: AdmittedStream<S>, large_heads: Arc<Semaphore>) -> Self {
+        let head_limit = HeadLimit::new(stream.state().clone(), large_heads);
+        let in_flight = InFlight::default();
+        Self { stream, in_flight, head_limit, flushed_requests: 0, final_response: None, refusing: false }
+    }
+
+    pub(crate) fn in_flight(&self) -> &InFlight {
+        &self.in_flight
+    }
+
+    pub(crate) fn state(&self) -> &ConnectionState {
+        self.stream.state()
     }
 
     /// Replaces these bytes with a better response if they are one of hyper's own.
@@ -104,17 +127,31 @@ impl<S> RewritingStream<S> {
         }
         let theirs: Vec<u8> = pieces.iter().flat_map(|piece| piece.iter().copied()).collect();
         let unsent = replacement_for(&theirs)?;
-        self.final_response = Some(FinalResponse {
-            unsent,
-            shut: false,
-            drained_bytes: 0,
-            linger_timer: Box::pin(sleep(LINGER_TIMEOUT)),
-        });
+        self.final_response = Some(FinalResponse::new(unsent));
         Some(theirs.len())
     }
-}
 
-impl<S: AsyncRead + AsyncWrite + Unpin> RewritingStream<S> {
+    /// Reads at most `most` bytes, so that hyper's buffer stays small.
+    fn poll_read_some(
+        &mut self,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+        most: usize,
+    ) -> Poll<io::Result<()>> {
+        let most = most.min(buffer.remaining());
+        let mut part = ReadBuf::new(buffer.initialize_unfilled_to(most));
+        ready!(Pin::new(&mut self.stream).poll_read(context, &mut part))?;
+        let count = part.filled().len();
+        buffer.advance(count);
+        self.head_limit.record(count);
+        Poll::Ready(Ok(()))
+    }
+
+    /// Sends the refusal of a head, then reports the end of the input. hyper closes the connection.
+    fn poll_refuse(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(self).poll_shutdown(context)
+    }
+
     fn poll_send_final(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let Some(farewell) = &mut self.final_response else { return Poll::Ready(Ok(())) };
         while !farewell.unsent.is_empty() {
@@ -156,13 +193,30 @@ fn replacement_for(theirs: &[u8]) -> Option<Vec<u8>> {
     if others.len() + 1 != rest.split("\r\n").count() {
         return None;
     }
+    Some(build_final_response(first, &others.join("\r\n"), status, code, message))
+}
+
+/// Builds the response to a head that is not read to its end.
+fn build_refusal(refusal: HeadRefusal) -> Vec<u8> {
+    let (status, code, message) = refusal.error();
+    build_final_response(&format!("HTTP/1.1 {status}"), "connection: close", status, code, message)
+}
+
+/// Builds a response from its status line, its other headers, and the error it reports.
+fn build_final_response(
+    status_line: &str,
+    headers: &str,
+    status: StatusCode,
+    code: &str,
+    message: &str,
+) -> Vec<u8> {
     // Bytes that cannot be parsed name no path, so no front claims them.
     let format = UNROUTED_ERRORS;
     let (id, body) = (unique_hex(), (format.body)(status, code, message));
     tracing::info!(target: "access", request_id = id, route = "unreadable", status = status.as_u16(), "request completed");
-    let (others, length, kind) = (others.join("\r\n"), body.len(), format.content_type);
+    let (length, kind) = (body.len(), format.content_type);
     let ours = format!("content-type: {kind}\r\ncontent-length: {length}\r\nx-request-id: {id}");
-    Some(format!("{first}\r\n{others}\r\n{ours}\r\n\r\n{body}").into_bytes())
+    format!("{status_line}\r\n{headers}\r\n{ours}\r\n\r\n{body}").into_bytes()
 }
 
 fn error_for_status(status: StatusCode) -> Option<(&'static str, &'static str)> {
@@ -179,17 +233,29 @@ fn error_for_status(status: StatusCode) -> Option<(&'static str, &'static str)> 
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for RewritingStream<S> {
+impl<S: ClientStream> AsyncRead for RewritingStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, buffer)
+        if self.refusing {
+            return self.poll_refuse(context);
+        }
+        let this = &mut *self;
+        match this.head_limit.room(&this.in_flight) {
+            HeadRoom::Unlimited => Pin::new(&mut this.stream).poll_read(context, buffer),
+            HeadRoom::Bytes(most) => this.poll_read_some(context, buffer, most),
+            HeadRoom::Refused(refusal) => {
+                this.final_response = Some(FinalResponse::new(build_refusal(refusal)));
+                this.refusing = true;
+                this.poll_refuse(context)
+            }
+        }
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for RewritingStream<S> {
+impl<S: ClientStream> AsyncWrite for RewritingStream<S> {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_write_vectored(context, &[IoSlice::new(bytes)])
     }

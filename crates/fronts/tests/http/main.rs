@@ -8,6 +8,7 @@
 
 mod server;
 mod setup;
+mod shared_sessions;
 
 #[cfg(feature = "opensandbox")]
 mod opensandbox;

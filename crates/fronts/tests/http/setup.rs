@@ -32,6 +32,14 @@ pub(crate) async fn start_with_keys(change: impl FnOnce(&mut ServiceConfig)) -> 
     server
 }
 
+/// Like [`start_with_keys`], with changed settings of the listener, and agents in its sandboxes.
+pub(crate) async fn start_with_keys_and_agents(change_http: impl FnOnce(&mut HttpSettings)) -> TestServer {
+    let backend = FakeBackend::with_agents(example_program("bare-agent"));
+    let server = start_with(backend, |_| {}, change_http).await;
+    server.service.set_operator_key(Some(OPERATOR_KEY));
+    server
+}
+
 pub(crate) async fn start_with(
     backend: Arc<FakeBackend>,
     change: impl FnOnce(&mut ServiceConfig),
@@ -40,7 +48,7 @@ pub(crate) async fn start_with(
     TestServer::start(backend, change, |service, listener| {
         let mut settings = HttpSettings::new(listener.local_addr().unwrap());
         change_http(&mut settings);
-        let connections = settings.connections;
+        let connections = settings.connection_settings();
         let router = fronts::build_router(service, settings);
         fronts::serve_network(listener, connections, router, std::future::pending())
     })

@@ -112,7 +112,7 @@ fn check_files(server: &Path, owner: DirectoryOwner) -> Result<(), BackupError> 
 /// Makes the directory into which the child copies.
 fn make_copy_directory(path: &Path, owner: DirectoryOwner) -> Result<(), BackupError> {
     fs::DirBuilder::new().mode(0o700).create(path).during("make", path)?;
-    if rustix::process::geteuid().is_root() {
+    if linux::privileges::is_host_root() {
         std::os::unix::fs::lchown(path, Some(owner.uid), Some(owner.gid)).during("give away", path)?;
     }
     Ok(())
@@ -143,7 +143,7 @@ fn run_copy(
 /// that thaw disks are closed too.
 fn become_owner(owner: DirectoryOwner, report: &OwnedFd) -> io::Result<()> {
     linux::descriptors::close_all_except_these([report.as_fd()].into_iter())?;
-    if rustix::process::geteuid().is_root() && owner.uid != 0 {
+    if linux::privileges::is_host_root() && owner.uid != 0 {
         namespaces::switch_ids(owner.uid, owner.gid, SetgroupsPolicy::Allow)?;
     }
     linux::set_no_new_privs()?;

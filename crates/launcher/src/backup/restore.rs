@@ -105,7 +105,7 @@ fn unpack_archive(
     let decoder = zstd::Decoder::new(source).during("read", file)?;
     let (reader, sums) = SummingReader::new(decoder, report);
     let mut archive = Archive::new(reader);
-    let is_root = rustix::process::geteuid().is_root();
+    let is_root = linux::privileges::is_host_root();
     archive.set_preserve_permissions(true);
     archive.set_preserve_ownerships(is_root);
     archive.set_mask(0);

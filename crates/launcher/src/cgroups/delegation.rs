@@ -42,6 +42,35 @@ pub fn move_to_leaf_group() -> io::Result<()> {
     fs::write(leaf.join("cgroup.procs"), "0")
 }
 
+/// Moves all processes of `group` to a group below it. Only root may move processes that are not its own.
+pub(super) fn move_all_to_leaf_group(group: &Path) -> io::Result<()> {
+    /// Processes that are moved may fork meanwhile.
+    const MAX_MOVE_ROUNDS: usize = 100;
+    let leaf = group.join(LEAF_GROUP_NAME);
+    match fs::create_dir(&leaf) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    for _ in 0..MAX_MOVE_ROUNDS {
+        let pids = fs::read_to_string(group.join("cgroup.procs"))?;
+        if pids.is_empty() {
+            break;
+        }
+        if pids.lines().any(|pid| pid == "0") {
+            return Err(io::Error::other(
+                "a process that is not visible here is in the control group of this container",
+            ));
+        }
+        for pid in pids.lines() {
+            match fs::write(leaf.join("cgroup.procs"), pid) {
+                Err(error) if error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) => {}
+                other => other?,
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Undoes [`move_to_leaf_group`] if this is the last process of ours.
 pub fn leave_leaf_group() -> io::Result<()> {
     let mounts = mount_table::read_cgroup_mounts()?;
@@ -93,14 +122,14 @@ pub(super) fn write_group_list(state_dir: &Path, groups: &[&PathBuf]) -> io::Res
 /// below keep their group.
 pub(super) fn restore_group(group: &Path) -> io::Result<()> {
     let leaf = group.join(LEAF_GROUP_NAME);
+    if !leaf.is_dir() {
+        return Ok(());
+    }
     for entry in fs::read_dir(group)? {
         let entry = entry?;
         if entry.file_type()?.is_dir() && entry.path() != leaf {
             return Ok(());
         }
-    }
-    if !leaf.is_dir() {
-        return Ok(());
     }
     let passed_on = fs::read_to_string(group.join("cgroup.subtree_control"))?;
     let none: String = passed_on.split_whitespace().map(|word| format!("-{word} ")).collect();

@@ -43,6 +43,11 @@ impl CgroupMount {
         self.options.split(',').any(|word| word == option)
     }
 
+    /// Whether the root of the hierarchy, or of our cgroup namespace, is mounted.
+    pub(super) fn shows_whole_hierarchy(&self) -> bool {
+        self.root == Path::new("/")
+    }
+
     /// Returns the directory of the v2 group that this process is in.
     pub(super) fn own_group(&self) -> io::Result<PathBuf> {
         let text = fs::read_to_string("/proc/self/cgroup")?;
@@ -51,8 +56,24 @@ impl CgroupMount {
     }
 
     /// Returns the directory of the v2 group named in a text such as `/proc/self/cgroup`.
-    fn parse_own_group(&self, text: &str) -> Option<PathBuf> {
+    pub(super) fn parse_own_group(&self, text: &str) -> Option<PathBuf> {
         let group = text.lines().find_map(|line| line.strip_prefix("0::"))?;
+        self.directory_of(group)
+    }
+
+    /// Returns the directory of this v1 hierarchy's group named in a text such as `/proc/self/cgroup`.
+    pub(super) fn parse_own_legacy_group(&self, text: &str) -> Option<PathBuf> {
+        let of_this_hierarchy = |line: &str| -> Option<PathBuf> {
+            let (_, line) = line.split_once(':')?;
+            let (names, group) = line.split_once(':')?;
+            let all_here = !names.is_empty() && names.split(',').all(|name| self.has_option(name));
+            if all_here { self.directory_of(group) } else { None }
+        };
+        text.lines().find_map(of_this_hierarchy)
+    }
+
+    /// Returns where a group of this hierarchy is, if it is below the group that is mounted.
+    fn directory_of(&self, group: &str) -> Option<PathBuf> {
         let below = Path::new(group).strip_prefix(&self.root).ok()?;
         let outside = below.components().any(|part| part.as_os_str() == OsStr::new(".."));
         (!outside).then(|| self.path.join(below))
@@ -86,5 +107,20 @@ mod tests {
         check("/docker/1", "0::/docker/2\n", None);
         check("/", "0::/../elsewhere\n", None);
         check("/", "4:memory:/x\n", None);
+    }
+
+    #[test]
+    fn own_group_of_a_v1_hierarchy_is_found_by_its_controllers() {
+        let check = |root: &str, options: &str, expected: Option<&str>| {
+            let text = "9:name=systemd:/unit\n2:cpu,cpuacct:/docker/1/a\n1:cpuset:/b\n0::/c\n";
+            let line = format!("31 23 0:27 {root} /cg rw - cgroup cgroup rw,{options}");
+            let mount = CgroupMount::parse(&line).expect("a cgroup mount");
+            assert_eq!(mount.parse_own_legacy_group(text), expected.map(PathBuf::from), "{root} {options}");
+        };
+        check("/", "xattr,name=systemd", Some("/cg/unit"));
+        check("/", "cpuset", Some("/cg/b"));
+        check("/docker/1", "cpu,cpuacct", Some("/cg/a"));
+        check("/docker/2", "cpu,cpuacct", None);
+        check("/", "memory", None);
     }
 }

@@ -108,7 +108,7 @@ mod tests {
             lowers.push(lower);
         }
         let trees = vec![ImageTree { mount_point: "/".to_owned(), lowers }];
-        FoundImage { name: "test".to_owned(), trees, env: Vec::new(), record: None, stand_in: None }
+        FoundImage { name: "test".to_owned(), trees, env: Vec::new(), record: None }
     }
 
     #[test]

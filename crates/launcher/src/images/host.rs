@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use linux::fs::RootDirectory;
 
 use super::skeleton::SkeletonPlan;
+use super::skeleton_record::{RECORD_NAME, SkeletonRecord};
 use super::{ImageError, ImageErrorContext, ImageTree, essentials};
 
 /// The host image as it is on this host now.
@@ -122,11 +123,20 @@ install the package on the host, or use an image of a distribution (see docs/pac
 /// image.
 pub fn create_host_skeleton(dir: &Path) -> Result<HostImage, ImageError> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).during("make", dir)?;
+    if let Some(record) = SkeletonRecord::read_valid(dir) {
+        return Ok(HostImage { trees: host_trees(dir.join(record.version), &record.split)? });
+    }
     let (plan, split) = plan_skeleton()?;
     let version = PathBuf::from(plan.version());
     let store = RootDirectory::open(dir).during("open", dir)?;
     if store.stat(&version).is_err() {
         write_skeleton(&store, &plan, &version)?;
+    }
+    // Which files have to be stamped is known only after they were read, so a second plan shows whether they
+    // changed meanwhile.
+    let record = SkeletonRecord::of_plan(&plan, &split);
+    if plan_skeleton()?.0.version() == plan.version() {
+        record.write(dir)?;
     }
     Ok(HostImage { trees: host_trees(dir.join(version), &split)? })
 }
@@ -154,7 +164,8 @@ pub fn remove_old_skeletons(
     let kept = current.trees.first().and_then(|tree| tree.lowers.first()).and_then(|path| path.file_name());
     let entries = store.list_entries().during("list", dir)?;
     let names = entries.iter().map(|entry| OsStr::from_bytes(entry.name.to_bytes()));
-    let old: Vec<&OsStr> = names.filter(|name| Some(*name) != kept).collect();
+    let old: Vec<&OsStr> =
+        names.filter(|name| Some(*name) != kept && *name != OsStr::new(RECORD_NAME)).collect();
     if old.is_empty() || are_used().during("look for users of", dir)? {
         return Ok(());
     }
@@ -196,6 +207,15 @@ pub fn premade_usr_directories() -> Vec<PathBuf> {
     let is_directory =
         |path: &PathBuf| fs::symlink_metadata(Path::new("/usr").join(path)).is_ok_and(|found| found.is_dir());
     fixed.chain(packages).filter(is_directory).collect()
+}
+
+/// Returns the trees of the image `host` without making its skeleton, to look at the host's own ones.
+pub(crate) fn host_image_trees() -> Result<HostImage, ImageError> {
+    let is_directory =
+        |name: &&str| fs::symlink_metadata(Path::new("/").join(name)).is_ok_and(|found| found.is_dir());
+    let split: Vec<String> =
+        MERGED_DIRECTORIES.iter().filter(|name| is_directory(name)).map(|name| (*name).to_owned()).collect();
+    Ok(HostImage { trees: host_trees(PathBuf::new(), &split)? })
 }
 
 fn host_trees(skeleton: PathBuf, split: &[String]) -> Result<Vec<ImageTree>, ImageError> {

@@ -14,6 +14,8 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
+use backend::host_software::{HostProgram, HostSoftware, OsRelease, leading_version, major_version};
+
 use super::DEFAULT_PATH;
 
 /// The maximum size read from any file; package databases have a few megabytes.
@@ -62,16 +64,9 @@ impl Eq for HostPrograms {}
 
 #[derive(Debug)]
 struct CachedLookup {
-    found: HostContents,
+    found: HostSoftware,
     /// The files that the result depends on, with their stamps before they were read.
     stamps: Vec<(PathBuf, Option<FileStamp>)>,
-}
-
-#[derive(Clone, Debug, Default)]
-struct HostContents {
-    os_release: Option<OsRelease>,
-    python: Option<HostProgram>,
-    node: Option<HostProgram>,
 }
 
 /// Differs if a file was replaced or written to, or a directory entry was added or removed.
@@ -100,23 +95,6 @@ impl FileStamp {
     }
 }
 
-/// A program that a sandbox of the image `host` can start.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HostProgram {
-    /// `None` if no file states its version.
-    pub version: Option<String>,
-}
-
-/// The content of `os-release`. See os-release(5).
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct OsRelease {
-    pub id: String,
-    pub version_id: Option<String>,
-    pub codename: Option<String>,
-    /// The human-readable name, without the version.
-    pub name: Option<String>,
-}
-
 impl HostPrograms {
     pub fn of_this_host() -> Self {
         Self { root: PathBuf::from("/"), cache: Arc::default() }
@@ -128,20 +106,8 @@ impl HostPrograms {
         Self { root: root.to_owned(), cache: Arc::default() }
     }
 
-    pub fn python(&self) -> Option<HostProgram> {
-        self.contents().python
-    }
-
-    pub fn node(&self) -> Option<HostProgram> {
-        self.contents().node
-    }
-
-    pub fn os_release(&self) -> Option<OsRelease> {
-        self.contents().os_release
-    }
-
-    /// Returns the contents, from the cache if nothing has changed since.
-    fn contents(&self) -> HostContents {
+    /// Returns the programs, from the cache if nothing has changed since.
+    pub fn read_software(&self) -> HostSoftware {
         let mut cache = self.cache.lock().expect("looking up does not panic");
         let unchanged = |cached: &&CachedLookup| {
             cached.stamps.iter().all(|(path, stamp)| FileStamp::of_file(path) == *stamp)
@@ -177,7 +143,7 @@ impl HostPrograms {
         let header = node.as_ref().and_then(|(_, path)| node_header_path(path));
         stamps.extend(header.map(|header| stamp(self.root.join(header))));
         let release = ["etc/os-release", "usr/lib/os-release"].iter().find_map(|path| self.read_file(path));
-        let found = HostContents {
+        let found = HostSoftware {
             os_release: release.and_then(|text| parse_os_release(&text)),
             python: python.map(|(_, path)| HostProgram { version: self.python_version(&path) }),
             node: node.map(|(_, path)| HostProgram { version: self.node_version(&path) }),
@@ -188,26 +154,6 @@ impl HostPrograms {
     fn node_version(&self, path: &Path) -> Option<String> {
         let version = self.node_header(path).or_else(|| version_in_path(path));
         version.or_else(|| self.packaged_version("nodejs", path))
-    }
-
-    /// Returns names and versions of the detected programs.
-    pub fn versions(&self) -> Vec<(String, String)> {
-        let HostContents { os_release, python, node } = self.contents();
-        let system = os_release.map(|release| release.to_string());
-        let version = |found: HostProgram| found.version.unwrap_or_else(|| "unknown".to_owned());
-        let parts = [("system", system), ("python", python.map(version)), ("node", node.map(version))];
-        parts.into_iter().filter_map(|(name, found)| Some((name.to_owned(), found?))).collect()
-    }
-
-    /// Describes the operating system and the versions of the programs that clients ask for, in one
-    /// line.
-    pub fn summary(&self) -> String {
-        let HostContents { os_release, python, node } = self.contents();
-        let system = os_release.map(|release| release.to_string());
-        let program = |name: &str, found: Option<HostProgram>| Some(found?.describe(name));
-        let parts = [system, program("Python", python), program("Node", node)];
-        let parts: Vec<String> = parts.into_iter().flatten().collect();
-        if parts.is_empty() { "an unknown system".to_owned() } else { parts.join(", ") }
     }
 
     /// Finds the first program of this name on the PATH of a sandbox: its entry there, and the file
@@ -319,23 +265,6 @@ impl HostPrograms {
     }
 }
 
-impl HostProgram {
-    /// The name with the version, if known.
-    pub(super) fn describe(&self, name: &str) -> String {
-        match &self.version {
-            Some(version) => format!("{name} {version}"),
-            None => format!("{name} of an unknown version"),
-        }
-    }
-}
-
-impl std::fmt::Display for OsRelease {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name.as_ref().unwrap_or(&self.id))?;
-        self.version_id.iter().try_for_each(|version| write!(f, " {version}"))
-    }
-}
-
 /// Returns the path of the header of a node program, relative to the root.
 fn node_header_path(path: &Path) -> Option<PathBuf> {
     let prefix = path.parent()?.parent()?.strip_prefix("/").ok()?;
@@ -363,18 +292,6 @@ fn is_visible(path: &Path) -> bool {
         Some(name) => super::host::MERGED_DIRECTORIES.iter().any(|merged| merged.as_bytes() == name),
         None => false,
     }
-}
-
-/// Returns the digits and dots that a text begins with.
-pub(super) fn leading_version(text: &str) -> Option<String> {
-    let end = text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
-    let version = text[..end].trim_end_matches('.');
-    version.starts_with(|letter: char| letter.is_ascii_digit()).then(|| version.to_owned())
-}
-
-/// Returns the first number of a version.
-pub(super) fn major_version(version: &str) -> &str {
-    version.split('.').next().unwrap_or(version)
 }
 
 /// Returns the version in a directory name such as `node-v20.1.0-linux-x64` or `v20.1.0`.
@@ -428,11 +345,11 @@ mod tests {
     }
 
     fn python(files: &[(&str, &str)]) -> Option<Option<String>> {
-        root(files).1.python().map(|found| found.version)
+        root(files).1.read_software().python.map(|found| found.version)
     }
 
     fn node(files: &[(&str, &str)]) -> Option<Option<String>> {
-        root(files).1.node().map(|found| found.version)
+        root(files).1.read_software().node.map(|found| found.version)
     }
 
     #[test]
@@ -510,30 +427,30 @@ mod tests {
         let (root, programs) = root(&files);
         let root = root.path();
         let version = |found: Option<HostProgram>| found.and_then(|found| found.version);
-        assert_eq!(version(programs.python()).as_deref(), Some("3.13"));
+        assert_eq!(version(programs.read_software().python).as_deref(), Some("3.13"));
         let is_cached = || programs.cache.lock().expect("looking up does not panic").is_some();
         assert!(!is_cached(), "files that just changed may change again unseen");
 
         age(root, &["usr/bin", "usr/lib", "usr/bin/python3", "usr/bin/node", "var/lib/dpkg/status"]);
-        assert_eq!(version(programs.node()).as_deref(), Some("18.19.0"));
+        assert_eq!(version(programs.read_software().node).as_deref(), Some("18.19.0"));
         // No tracked file shows this change, so the old result proves that nothing was read.
         fs::remove_file(root.join("usr/lib/python3.13/os.py")).expect("our own file");
-        assert_eq!(version(programs.python()).as_deref(), Some("3.13"));
+        assert_eq!(version(programs.read_software().python).as_deref(), Some("3.13"));
 
         fs::write(root.join("var/lib/dpkg/status"), database.replace("18", "20")).expect("our own file");
-        assert_eq!(version(programs.node()).as_deref(), Some("20.19.0"), "a new package");
+        assert_eq!(version(programs.read_software().node).as_deref(), Some("20.19.0"), "a new package");
         age(root, &["var/lib/dpkg/status"]);
-        programs.summary();
+        programs.read_software();
         fs::rename(root.join("usr/bin/python3"), root.join("usr/bin/python3.14")).expect("our own file");
         symlink("python3.14", root.join("usr/bin/python3")).expect("the link is new");
-        assert_eq!(version(programs.python()).as_deref(), Some("3.14"), "a new program");
+        assert_eq!(version(programs.read_software().python).as_deref(), Some("3.14"), "a new program");
     }
 
     #[test]
     fn os_release_is_parsed() {
         let text = "NAME=\"Debian GNU/Linux\"\nVERSION_ID=\"12\"\nVERSION_CODENAME=bookworm\nID=debian\n";
         let (_root, programs) = root(&[("usr/lib/os-release", text)]);
-        let release = programs.os_release().expect("the release is found");
+        let release = programs.read_software().os_release.expect("the release is found");
         assert_eq!((release.id.as_str(), release.codename.as_deref()), ("debian", Some("bookworm")));
         assert_eq!(release.to_string(), "Debian GNU/Linux 12");
         assert_eq!(parse_os_release("NAME=x\n"), None);

@@ -118,7 +118,7 @@ pub fn import_image(
         wanted,
         have: store.list_layers()?.into_iter().collect(),
         most,
-        may_give_away: rustix::process::geteuid().is_root(),
+        may_give_away: linux::privileges::is_host_root(),
     };
     let draft = store.make_draft()?;
     let unpacked = match unpacker {

@@ -1,6 +1,8 @@
 //! The names of images: `[registry[:port]/]path[:tag][@sha256:…]`, and the file in which each is
 //! stored.
 
+use domain::split_image_tag;
+
 use super::{Digest, ImageError};
 
 /// The maximum length of a file name that leaves space for a suffix.
@@ -13,7 +15,7 @@ pub(super) fn file_name(name: &str) -> Result<String, ImageError> {
     if digest.is_some_and(|digest| Digest::parse(digest).is_err()) {
         return Err(wrong());
     }
-    let (path, tag) = split_tag(rest);
+    let (path, tag) = split_image_tag(rest);
     let mut parts = path.split('/').enumerate();
     let several = path.contains('/');
     let path_fits = parts
@@ -32,16 +34,8 @@ pub(super) fn file_name(name: &str) -> Result<String, ImageError> {
 
 /// Adds the default tag to a name without one.
 pub(super) fn with_default_tag(name: &str) -> Option<String> {
-    let bare = !name.contains('@') && split_tag(name).1.is_none();
+    let bare = !name.contains('@') && split_image_tag(name).1.is_none();
     bare.then(|| format!("{name}:latest"))
-}
-
-/// Splits off the tag. A colon before a slash belongs to a port.
-pub(super) fn split_tag(name: &str) -> (&str, Option<&str>) {
-    match name.rsplit_once(':') {
-        Some((path, tag)) if !tag.contains('/') => (path, Some(tag)),
-        _ => (name, None),
-    }
 }
 
 fn is_valid_part(part: &str) -> bool {

@@ -16,7 +16,7 @@ use super::layer::write_text;
 use super::{ImageError, ImageErrorContext};
 
 /// Changes when the same plan would be written differently.
-const FORMAT_VERSION: u64 = 1;
+pub(super) const FORMAT_VERSION: u64 = 1;
 
 /// The maximum size of a copied file in bytes.
 pub(super) const MAX_FILE_SIZE: u64 = 16 << 20;
@@ -58,6 +58,21 @@ impl SkeletonPlan {
 
     pub(super) fn len(&self) -> usize {
         self.items.len()
+    }
+
+    /// The directories of the host's `/etc` whose entries were planned.
+    pub(super) fn directories_of_etc(&self) -> impl Iterator<Item = PathBuf> {
+        let directories =
+            self.items.iter().filter(|(_, item)| matches!(item, SkeletonEntry::Directory { .. }));
+        directories.filter(|(path, _)| path.starts_with("etc")).map(|(path, _)| Path::new("/").join(path))
+    }
+
+    /// The files of the host that are copied.
+    pub(super) fn copied_files(&self) -> impl Iterator<Item = &Path> {
+        self.items.values().filter_map(|item| match item {
+            SkeletonEntry::Copy { source, .. } => Some(source.as_path()),
+            SkeletonEntry::Directory { .. } | SkeletonEntry::Link { .. } | SkeletonEntry::Text { .. } => None,
+        })
     }
 
     /// The name derived from the content.

@@ -93,7 +93,7 @@ fn worker_namespaces() -> NamespaceSet {
         .and(NamespaceSet::PID)
         .and(NamespaceSet::IPC)
         .and(NamespaceSet::UTS);
-    if rustix::process::geteuid().is_root() { all } else { all.and(NamespaceSet::USER) }
+    if linux::privileges::is_host_root() { all } else { all.and(NamespaceSet::USER) }
 }
 
 fn map_own_id(pid: rustix::process::Pid) -> io::Result<()> {

@@ -16,6 +16,7 @@ use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::time::Instant;
 
 use linux::mounts::{self, MountAttrs, MountDepth};
 use linux::namespaces::{self, IdMapExtent, NamespaceSet, SetgroupsPolicy};
@@ -29,6 +30,7 @@ use rustix::process::Pid;
 use super::enter::{self, HandoverMounts, JailEntry};
 use super::id_maps;
 use super::sources::{self, MappingTarget, OpenedSource};
+use super::stages::StageTime;
 use super::step::{FailureReport, JailError, JailStep, StepContext};
 
 /// Everything about a sandbox that is decided before its first process exists.
@@ -54,17 +56,32 @@ pub(crate) enum JailNetwork {
 /// The host ids of the sandbox.
 pub(crate) enum IdMapping {
     /// A range of host ids that begins at `base`; all mounts are mapped to it.
-    Range { base: u32, user: (u32, u32), volume: PathBuf, journal: PathBuf, mounts: Vec<OpenedSource> },
+    Range {
+        base: u32,
+        user: (u32, u32),
+        volume: PathBuf,
+        journal: Option<PathBuf>,
+        mounts: Vec<OpenedSource>,
+    },
     /// The caller's own id as root, and no other users.
     Single { uid: u32, gid: u32 },
 }
 
-/// Clones the child, sends it everything it needs and returns its descriptor. If this fails, the child is gone.
+/// A child that has been sent everything it needs.
+#[derive(Debug)]
+pub(crate) struct StartedChild {
+    pub pidfd: OwnedFd,
+    /// The socket on which the child sends the durations of its stages before it becomes the agent.
+    pub socket: OwnedFd,
+    pub cloned: Instant,
+}
+
+/// Clones the child and sends it everything it needs. If this fails, the child is gone.
 pub(crate) fn start_jail(
     thread: &SingleThread,
     parts: JailParts,
     record: impl FnOnce(Pid) -> io::Result<()>,
-) -> Result<OwnedFd, JailError> {
+) -> Result<StartedChild, JailError> {
     let JailParts { entry, group, network, cgroup_namespace, id_mapping: ownership, report } = parts;
     let (ours, theirs) =
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
@@ -77,6 +94,7 @@ pub(crate) fn start_jail(
         }
         ForkResult::Parent { pid, pidfd } => {
             drop(theirs);
+            let cloned = Instant::now();
             let supplied = record(pid)
                 .at_step(JailStep::Record)
                 .and_then(|()| raise_oom_score(pid).at_step(JailStep::ResourceLimits))
@@ -90,7 +108,7 @@ pub(crate) fn start_jail(
                 spawn::wait_for_child(pidfd.as_fd()).at_step(JailStep::Clone)?;
                 return Err(error);
             }
-            Ok(pidfd)
+            Ok(StartedChild { pidfd, socket: ours, cloned })
         }
     }
 }
@@ -149,15 +167,28 @@ fn raise_oom_score(pid: Pid) -> io::Result<()> {
 fn run_child(entry: JailEntry, socket: OwnedFd, raise: bool, report: OwnedFd) -> ! {
     let Ok(copy) = report.try_clone() else { spawn::exit_now(2) };
     let wait = || {
-        let handover = receive_descriptors(socket.as_fd())?;
+        let handover = receive_descriptors(socket.as_fd()).at_step(JailStep::Handover)?;
         if raise {
-            namespaces::set_loopback_up()?;
+            namespaces::set_loopback_up().at_step(JailStep::NetNamespace)?;
         }
         Ok(handover)
     };
-    let Err(error) = enter::enter_jail(entry, wait, copy);
+    let send_stages = |stages: &[StageTime]| {
+        // A create does not fail because its durations are unknown.
+        rustix::net::send(&socket, &serde_json::to_vec(stages).unwrap_or_default(), SendFlags::NOSIGNAL).ok();
+    };
+    let Err(error) = enter::enter_jail(entry, wait, send_stages, copy);
     let reported = std::fs::File::from(report).write_all(&FailureReport::from(error).to_json()).is_ok();
     spawn::exit_now(if reported { 1 } else { 2 })
+}
+
+/// Receives the durations that a child sent; there are none if it was not able to send them.
+pub(crate) fn receive_stages(socket: BorrowedFd<'_>) -> Vec<StageTime> {
+    const MAX_STAGES_BYTES: usize = 8192;
+    let mut buffer = vec![0; MAX_STAGES_BYTES];
+    let received = rustix::net::recv(socket, buffer.as_mut_slice(), RecvFlags::DONTWAIT);
+    let length = received.map_or(0, |(_, length)| length.min(MAX_STAGES_BYTES));
+    serde_json::from_slice(&buffer[..length]).unwrap_or_default()
 }
 
 /// Writes the child's id maps and makes the mounts that only the launcher can make.
@@ -189,7 +220,7 @@ fn prepare_handover(
                 all.push(clone);
             }
             let own = MountAttrs::NO_SUID.and(MountAttrs::NO_DEV);
-            for part in [volume, journal] {
+            for part in [Some(volume), journal.as_ref()].into_iter().flatten() {
                 let clone =
                     mounts::clone_tree(part, MountDepth::Single).at_path(JailStep::CloneVolume, part)?;
                 mounts::set_attributes(clone.as_fd(), own, Some(range.as_fd()), MountDepth::Single)

@@ -1,8 +1,8 @@
 //! Building a sandbox from inside: the steps of the cloned child until it becomes the agent.
 //!
 //! ```text
-//! join groups ─► wait for maps and layers ─► root inside ─► no user namespaces ─► private mounts
-//!   ─► scratch ─► layers ─► overlays ─► /dev ─► /proc ─► limit view ─► mounts ─► pivot ─► probe ─► guest
+//! join groups ─► wait for maps and layers ─► root inside ─► private mounts ─► scratch ─► layers ─► overlays
+//!   ─► /dev ─► /proc ─► no user namespaces ─► limit view ─► mounts ─► pivot ─► probe ─► guest
 //!   ─► limits ─► capabilities ─► no_new_privs ─► Landlock ─► seccomp ─► exec
 //! ```
 //!
@@ -15,7 +15,7 @@ use std::ffi::{CStr, CString};
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use linux::caps::{self, CapSet};
@@ -27,9 +27,11 @@ use linux::spawn::ExecStrings;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::process::{Resource, Rlimit};
 
+use super::host_shares::{MAX_TERMINALS, UserNamespaceLimits};
 use super::limit_view::{self, EntryLimitView};
 use super::plan::GuestPlan;
 use super::sources::{self, SourceLocation};
+use super::stages::{CHILD_WAIT_STAGE, StageClock, StageTime};
 use super::step::{FailureReport, JailError, JailStep, StepContext};
 use crate::images;
 use crate::network::resolver;
@@ -37,6 +39,11 @@ use crate::network::resolver;
 /// The directory in which the child builds its root. It exists on every host, and only the child sees
 /// the mounts over it.
 const SCRATCH_DIRECTORY: &str = "/tmp";
+
+/// The scratch filesystem also holds `/dev`, `/dev/shm` and the limit view, of which code inside can fill
+/// the first two. It is one filesystem and not three, because the kernel keeps a part of its books for each
+/// pair of a mounted filesystem and a memory group.
+const SCRATCH_TMPFS_OPTIONS: &str = "mode=0755,size=64m";
 
 /// The capabilities of the agent, all of them only over its own user namespace.
 pub(crate) const AGENT_CAPABILITIES: CapSet = CapSet::of(&[
@@ -78,20 +85,24 @@ pub(crate) struct JailEntry {
     /// The name servers of a sandbox that has a network.
     pub resolv_conf: Option<String>,
     pub guest: GuestPlan,
-    pub agent: OwnedFd,
+    pub agent: EntryProgram,
+    /// The program that runs kernels, and the index in `inherited` that it replaces.
+    pub kernels: Option<(usize, EntryProgram)>,
     pub agent_tasks: Vec<OwnedFd>,
     pub filter: SeccompProgram,
-    /// The limit on open files before the launcher raised its own; programs inside expect that one.
     pub open_files: Rlimit,
-    /// Descriptors for the agent, in the order of its configuration, from 3 on.
-    pub inherited: Vec<OwnedFd>,
-    /// The index in `inherited` that is replaced by the journal directory, which arrives later.
+    /// Limits of the sandbox's user namespace beside the one on further namespaces.
+    pub user_limits: UserNamespaceLimits,
+    /// Descriptors for the agent, in the order of its configuration, from 3 on. Those that the child
+    /// makes or receives are absent until then.
+    pub inherited: Vec<Option<OwnedFd>>,
+    /// The index in `inherited` of the journal directory, which arrives later.
     pub journal: usize,
-    /// Without root: the index in `inherited` that is replaced by a mount of the commands' group,
-    /// which the child makes.
+    /// Without root: the index in `inherited` of a mount of the commands' group, which the child makes
+    /// in place of the group itself.
     pub commands: Option<(usize, PathBuf)>,
-    /// If isolated sessions are possible: the index in `inherited` that is replaced by the directory on
-    /// the volume for files that change in them. The agent then confines itself.
+    /// If isolated sessions are possible: the index in `inherited` of the directory on the volume for
+    /// files that change in them. The agent then confines itself.
     pub isolated_sessions: Option<usize>,
     /// The limits that the sandbox sees instead of the host's values.
     pub limit_view: Option<EntryLimitView>,
@@ -105,13 +116,31 @@ pub(crate) struct EntryTree {
     pub lowers: Vec<PathBuf>,
 }
 
+/// A program that is executed inside although it lies outside.
+pub(crate) enum EntryProgram {
+    /// A file that processes inside can neither read nor change.
+    Opened(OwnedFd),
+    /// A file that would belong to root inside; the child executes it from a read-only mount of its own.
+    Path(PathBuf),
+}
+
 pub(crate) enum EntryVolume {
     /// Arrives as a detached mount.
-    Given,
+    Given(EntryJournal),
     /// A tmpfs of this many bytes, charged to memory.
     Tmpfs(u64),
     /// A directory of the launcher, which the child clones.
     Directory(PathBuf),
+}
+
+/// Where the agent writes the output of commands. It must not be on the disk of the commands, or a full disk would
+/// lose output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EntryJournal {
+    /// Arrives as a detached mount.
+    Given,
+    /// A filesystem in memory, charged to the agent.
+    Memory,
 }
 
 pub(crate) struct EntryMount {
@@ -125,41 +154,45 @@ pub(crate) struct EntryMount {
 const JOURNAL_TMPFS_OPTIONS: &str = "mode=0700,size=128m,nr_inodes=8k";
 
 /// The descriptors that arrive once the id maps are written. For root, these are the detached and
-/// idmapped mounts in the order: lowers of each tree, volume, journal, mounts. For an ordinary user
+/// idmapped mounts in the order: lowers of each tree, volume, journal unless it is in memory, mounts. For an ordinary user
 /// there are none.
 pub(crate) type HandoverMounts = Vec<OwnedFd>;
 
 /// Turns this process into the sandbox's first process. It returns only on failure. A failure of the
-/// very last step, after which this cannot return, is written to `report`.
+/// very last step, after which this cannot return, is written to `report`. The durations of the stages
+/// before that step are passed to `send_stages`.
 pub(crate) fn enter_jail(
     entry: JailEntry,
-    wait: impl FnOnce() -> io::Result<HandoverMounts>,
+    wait: impl FnOnce() -> Result<HandoverMounts, JailError>,
+    send_stages: impl FnOnce(&[StageTime]),
     report: OwnedFd,
 ) -> Result<Infallible, JailError> {
+    let mut clock = StageClock::start();
     for tasks in &entry.agent_tasks {
         rustix::io::write(tasks, b"0").at_step(JailStep::JoinGroups)?;
     }
-    let handover = wait().at_step(JailStep::Handover)?;
+    let handover = wait()?;
+    clock.end_stage(CHILD_WAIT_STAGE);
     namespaces::switch_ids(0, 0, entry.setgroups).at_step(JailStep::BecomeRoot)?;
     if entry.die_with_parent {
         // Not earlier, because changing ids clears the setting.
         namespaces::die_with_parent().at_step(JailStep::BecomeRoot)?;
     }
-    fs::write("/proc/sys/user/max_user_namespaces", "0").at_step(JailStep::ForbidUserNamespaces)?;
     mounts::make_private().at_step(JailStep::PrivateMounts)?;
+    clock.end_stage("identity");
 
     let mut layers = collect_layers(&entry, handover)?;
     build_root(&entry, &mut layers)?;
+    clock.end_stage("overlays");
     let isolated_sessions =
         entry.isolated_sessions.map(|index| make_isolated_sessions_directory().map(|made| (index, made)));
     let isolated_sessions = isolated_sessions.transpose().at_step(JailStep::Scratch)?;
     let journals = layers.journal.take().map_or_else(make_journals, Ok).at_step(JailStep::Scratch)?;
     let root = Path::new(SCRATCH_DIRECTORY).join("root");
-    for name in ["dev", "proc"] {
-        check_mount_point(&root, name).at_path(JailStep::Guest, name)?;
-    }
-    make_devices(&root.join("dev")).at_step(JailStep::Devices)?;
-    linux::procfs::mount_proc(&root.join("proc"), Path::new("/dev/null")).at_step(JailStep::Proc)?;
+    check_mount_points(&root, &["dev", "proc"])?;
+    make_devices(Path::new(SCRATCH_DIRECTORY), &root.join("dev")).at_step(JailStep::Devices)?;
+    mount_proc(&root.join("proc"), &entry.user_limits)?;
+    clock.end_stage("devices");
     let view = entry
         .limit_view
         .as_ref()
@@ -167,31 +200,39 @@ pub(crate) fn enter_jail(
     let view = view.transpose().at_step(JailStep::LimitView)?;
     attach_mounts(&root, &entry, &layers.mounts)?;
     namespaces::set_host_name(&entry.host_name).at_step(JailStep::Guest)?;
+    clock.end_stage("mounts");
 
     mounts::pivot_root(&root).at_step(JailStep::Pivot)?;
+    clock.end_stage("pivot");
     probe_write().at_step(JailStep::ProbeWrite)?;
     if let Some(text) = &entry.resolv_conf {
         resolver::write_resolv_conf(text).at_path(JailStep::Guest, "/etc/resolv.conf")?;
     }
     set_up_guest(&entry.guest)?;
+    clock.end_stage("guest");
 
     rustix::process::umask(Mode::from_raw_mode(0o022));
     namespaces::set_resource_limit(Resource::Core, 0).at_step(JailStep::ResourceLimits)?;
-    let JailEntry { mut inherited, journal, agent, filter, commands, open_files, limit_view, .. } = entry;
+    let JailEntry { mut inherited, journal, filter, commands, open_files, limit_view, .. } = entry;
     if let (Some(EntryLimitView { descriptor_indexes: places, .. }), Some(view)) = (limit_view, view) {
-        places.into_iter().zip(view).for_each(|(index, descriptor)| inherited[index] = descriptor);
+        places.into_iter().zip(view).for_each(|(index, descriptor)| inherited[index] = Some(descriptor));
     }
     if let (Some((index, _)), Some(group)) = (commands, layers.commands) {
-        inherited[index] = group;
+        inherited[index] = Some(group);
+    }
+    if let Some((index, program)) = layers.kernels {
+        inherited[index] = Some(program);
     }
     let has_broker = isolated_sessions.is_some();
     if let Some((index, directory)) = isolated_sessions {
-        inherited[index] = directory;
+        inherited[index] = Some(directory);
     }
-    let departure = prepare_agent_descriptors(inherited, journal, journals, agent, report)
+    let departure = prepare_agent_descriptors(inherited, journal, journals, layers.agent, report)
         .at_step(JailStep::ExecuteAgent)?;
     rustix::process::setrlimit(Resource::Nofile, open_files).at_step(JailStep::ResourceLimits)?;
-    let (arguments, environment) = (exec_strings(&[c"coracle", c"__agent"]), exec_strings(&[]));
+    let (arguments, environment) = (exec_strings(&[c"coracle-agent", c"__agent"]), exec_strings(&[]));
+    clock.end_stage("descriptors");
+    send_stages(&clock.into_stages());
     let keep = if has_broker { NAMESPACE_BROKER_CAPABILITIES } else { AGENT_CAPABILITIES };
     caps::limit_bounding_set(keep).at_step(JailStep::Capabilities)?;
     caps::set_capabilities(keep).at_step(JailStep::Capabilities)?;
@@ -212,10 +253,16 @@ struct RootLayers {
     journal: Option<OwnedFd>,
     commands: Option<OwnedFd>,
     mounts: Vec<OwnedFd>,
+    agent: OwnedFd,
+    kernels: Option<(usize, OwnedFd)>,
 }
 
+/// Opens everything that is found by a path of the host, which is visible only until the root changes.
 fn collect_layers(entry: &JailEntry, handover: HandoverMounts) -> Result<RootLayers, JailError> {
-    if !matches!(entry.volume, EntryVolume::Given) {
+    let agent = entry.agent.open()?;
+    let open_kernels = |(index, program): &(usize, EntryProgram)| program.open().map(|file| (*index, file));
+    let kernels = entry.kernels.as_ref().map(open_kernels).transpose()?;
+    let EntryVolume::Given(journal) = entry.volume else {
         let attributes = MountAttrs::READ_ONLY.and(MountAttrs::NO_DEV);
         let mut trees = Vec::new();
         for tree in &entry.trees {
@@ -230,8 +277,8 @@ fn collect_layers(entry: &JailEntry, handover: HandoverMounts) -> Result<RootLay
         let mounts = mounts.collect::<Result<_, _>>()?;
         let commands = entry.commands.as_ref().map(|(_, path)| mounts::clone_tree(path, MountDepth::Single));
         let commands = commands.transpose().at_step(JailStep::JoinGroups)?;
-        return Ok(RootLayers { trees, volume: None, journal: None, commands, mounts });
-    }
+        return Ok(RootLayers { trees, volume: None, journal: None, commands, mounts, agent, kernels });
+    };
     let mut given = handover.into_iter();
     let mut next = || given.next().ok_or_else(|| io::Error::other("fewer mounts than planned"));
     let mut trees = Vec::new();
@@ -240,8 +287,23 @@ fn collect_layers(entry: &JailEntry, handover: HandoverMounts) -> Result<RootLay
         trees.push(lowers.collect::<io::Result<_>>().at_step(JailStep::Handover)?);
     }
     let volume = Some(next().at_step(JailStep::Handover)?);
-    let journal = Some(next().at_step(JailStep::Handover)?);
-    Ok(RootLayers { trees, volume, journal, commands: None, mounts: given.collect() })
+    let journal = match journal {
+        EntryJournal::Given => Some(next().at_step(JailStep::Handover)?),
+        EntryJournal::Memory => None,
+    };
+    Ok(RootLayers { trees, volume, journal, commands: None, mounts: given.collect(), agent, kernels })
+}
+
+impl EntryProgram {
+    fn open(&self) -> Result<OwnedFd, JailError> {
+        match self {
+            Self::Opened(file) => file.try_clone().at_step(JailStep::OpenPrograms),
+            Self::Path(path) => {
+                let attributes = MountAttrs::READ_ONLY.and(MountAttrs::NO_DEV).and(MountAttrs::NO_SUID);
+                clone_mount(path, MountDepth::Single, attributes).at_step(JailStep::OpenPrograms)
+            }
+        }
+    }
 }
 
 fn clone_mount(path: &Path, depth: MountDepth, attributes: MountAttrs) -> io::Result<OwnedFd> {
@@ -261,19 +323,18 @@ pub(crate) fn clone_mount_source(site: &SourceLocation, read_only: bool) -> io::
 
 /// Mounts the image's trees: an overlay at `/`, then one at each mount point.
 fn build_root(entry: &JailEntry, layers: &mut RootLayers) -> Result<(), JailError> {
-    let options = "mode=0755,size=1m,nr_inodes=1k";
     mounts::mount_filesystem(
         "tmpfs",
         Path::new(SCRATCH_DIRECTORY),
         MountAttrs::NO_SUID.and(MountAttrs::NO_DEV),
-        options,
+        SCRATCH_TMPFS_OPTIONS,
     )
     .at_step(JailStep::Scratch)?;
     let volume = Path::new(SCRATCH_DIRECTORY).join("v");
     fs::create_dir(&volume).at_step(JailStep::Scratch)?;
     fs::create_dir(Path::new(SCRATCH_DIRECTORY).join("root")).at_step(JailStep::Scratch)?;
     match (&entry.volume, layers.volume.take()) {
-        (EntryVolume::Given, Some(given)) => {
+        (EntryVolume::Given(_), Some(given)) => {
             mounts::attach_mount(given.as_fd(), &volume).at_step(JailStep::AttachLayers)?
         }
         (EntryVolume::Tmpfs(bytes), _) => {
@@ -285,7 +346,7 @@ fn build_root(entry: &JailEntry, layers: &mut RootLayers) -> Result<(), JailErro
                 clone_mount(path, MountDepth::Single, own).at_path(JailStep::CloneVolume, path)?;
             mounts::attach_mount(directory.as_fd(), &volume).at_step(JailStep::AttachLayers)?;
         }
-        (EntryVolume::Given, None) => {
+        (EntryVolume::Given(_), None) => {
             return Err(io::Error::other("no volume was received")).at_step(JailStep::Handover);
         }
     }
@@ -358,11 +419,16 @@ pub(crate) fn make_upper_directories(volume: &Path, trees: &[EntryTree]) -> io::
 
 /// Refuses an image that has something else where a directory is mounted on. Before the root changes, a
 /// link would lead to a place of the host.
-fn check_mount_point(root: &Path, name: &str) -> io::Result<()> {
+fn check_mount_points(root: &Path, names: &[&str]) -> Result<(), JailError> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let root = rustix::fs::open(root, flags, Mode::empty())?;
+    let root = rustix::fs::open(root, flags, Mode::empty()).at_step(JailStep::Guest)?;
+    names.iter().try_for_each(|name| check_mount_point(root.as_fd(), name).at_path(JailStep::Guest, name))
+}
+
+fn check_mount_point(root: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
-    match rustix::fs::openat2(&root, name, flags, Mode::empty(), resolve) {
+    match rustix::fs::openat2(root, name, flags, Mode::empty(), resolve) {
         Err(rustix::io::Errno::LOOP | rustix::io::Errno::NOTDIR) => {
             Err(io::Error::other("the image has a link or a file here, and a directory is needed"))
         }
@@ -370,25 +436,35 @@ fn check_mount_point(root: &Path, name: &str) -> io::Result<()> {
     }
 }
 
-fn make_devices(dev: &Path) -> io::Result<()> {
-    let (no_suid, no_exec) = (MountAttrs::NO_SUID, MountAttrs::NO_EXEC);
-    mounts::mount_filesystem("tmpfs", dev, no_suid.and(no_exec), "mode=0755,size=64k,nr_inodes=64")?;
-    for node in ["null", "zero", "full", "random", "urandom", "tty"] {
-        let target = dev.join(node);
-        fs::OpenOptions::new().write(true).create_new(true).mode(0o666).open(&target)?;
-        mounts::bind_mount(&Path::new("/dev").join(node), &target)?;
+/// Mounts `/proc`, forbids user namespaces inside and sets the other limits of this one.
+///
+/// The settings are written in the sandbox's own `/proc`, before that becomes read-only. In the host's, the
+/// time of each create would grow with the number of sandboxes: see
+/// [`linux::procfs::mount_uncovered_proc`].
+fn mount_proc(proc: &Path, user_limits: &UserNamespaceLimits) -> Result<(), JailError> {
+    linux::procfs::mount_uncovered_proc(proc).at_step(JailStep::Proc)?;
+    let settings = proc.join("sys/user");
+    fs::write(settings.join("max_user_namespaces"), "0").at_step(JailStep::ForbidUserNamespaces)?;
+    for (name, limit) in user_limits {
+        fs::write(settings.join(name), limit.to_string()).at_step(JailStep::ResourceLimits)?;
     }
-    let pts = dev.join("pts");
-    fs::create_dir(&pts)?;
-    mounts::mount_filesystem(
-        "devpts",
-        &pts,
-        no_suid.and(no_exec),
-        "newinstance,ptmxmode=0666,mode=0620,max=256",
-    )?;
-    let shm = dev.join("shm");
-    fs::create_dir(&shm)?;
-    mounts::mount_filesystem("tmpfs", &shm, no_suid.and(MountAttrs::NO_DEV), "mode=1777,size=64m")?;
+    linux::procfs::cover_proc(proc, Path::new("/dev/null")).at_step(JailStep::Proc)
+}
+
+/// Makes `/dev` and `/dev/shm` as directories of the scratch filesystem and mounts them at `dev`.
+fn make_devices(scratch: &Path, dev: &Path) -> io::Result<()> {
+    const NODES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
+    let (files, shared_memory) = (scratch.join("dev"), scratch.join("shm"));
+    fs::create_dir(&shared_memory)?;
+    fs::set_permissions(&shared_memory, fs::Permissions::from_mode(0o1777))?;
+    for directory in [files.clone(), files.join("pts"), files.join("shm")] {
+        fs::DirBuilder::new().mode(0o755).create(directory)?;
+    }
+    for node in NODES {
+        // One call makes an empty file without opening it.
+        let mode = Mode::from_raw_mode(0o666);
+        rustix::fs::mknodat(CWD, files.join(node), rustix::fs::FileType::RegularFile, mode, 0)?;
+    }
     for (link, target) in [
         ("ptmx", "pts/ptmx"),
         ("fd", "/proc/self/fd"),
@@ -396,9 +472,20 @@ fn make_devices(dev: &Path) -> io::Result<()> {
         ("stdout", "/proc/self/fd/1"),
         ("stderr", "/proc/self/fd/2"),
     ] {
-        std::os::unix::fs::symlink(target, dev.join(link))?;
+        std::os::unix::fs::symlink(target, files.join(link))?;
     }
-    Ok(())
+    let quiet = MountAttrs::NO_SUID.and(MountAttrs::NO_EXEC);
+    mounts::bind_mount_with(&files, dev, quiet.and(MountAttrs::NO_DEV))?;
+    for node in NODES {
+        mounts::bind_mount(&Path::new("/dev").join(node), &dev.join(node))?;
+    }
+    mounts::mount_filesystem(
+        "devpts",
+        &dev.join("pts"),
+        quiet,
+        &format!("newinstance,ptmxmode=0666,mode=0620,max={MAX_TERMINALS}"),
+    )?;
+    mounts::bind_mount_with(&shared_memory, &dev.join("shm"), MountAttrs::NO_SUID.and(MountAttrs::NO_DEV))
 }
 
 /// Attaches host directories at their targets. The image may contain links anywhere, so each target
@@ -424,6 +511,9 @@ pub(crate) fn make_mount_target(
 ) -> io::Result<OwnedFd> {
     let open =
         |path: &str, flags| rustix::fs::openat2(root, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve);
+    if let Ok(existing) = open(target, OFlags::PATH) {
+        return Ok(existing);
+    }
     let is_file = rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(source)?.st_mode).is_file();
     let mut path = String::new();
     let words: Vec<&str> = target.split('/').filter(|word| !word.is_empty()).collect();
@@ -484,13 +574,15 @@ fn make_directories(path: &str) -> Result<(), JailError> {
 /// Collects the descriptors that the agent inherits: `/dev/null` as standard input, output and error,
 /// then its descriptors in the order of the numbers in its configuration.
 fn prepare_agent_descriptors(
-    mut inherited: Vec<OwnedFd>,
+    mut inherited: Vec<Option<OwnedFd>>,
     index: usize,
     journal: OwnedFd,
     agent: OwnedFd,
     report: OwnedFd,
 ) -> io::Result<PreparedExec> {
-    inherited[index] = journal;
+    inherited[index] = Some(journal);
+    let inherited: Option<Vec<OwnedFd>> = inherited.into_iter().collect();
+    let inherited = inherited.ok_or_else(|| io::Error::other("a descriptor of the agent is missing"))?;
     let nothing = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     let standard = [nothing.try_clone()?, nothing.try_clone()?, nothing];
     PreparedExec::prepare(agent, standard.into_iter().chain(inherited).collect(), report)

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use domain::{Bytes, MilliCpus, SandboxId, SnapshotId, VolumeId};
+use domain::{Bytes, MilliCpus, SandboxId, SandboxLimits, SnapshotId, VolumeId};
 use serde::{Deserialize, Serialize};
 
 use crate::network::NetworkMode;
@@ -16,6 +16,7 @@ use crate::network::NetworkMode;
 pub struct JailPlan {
     #[serde(with = "crate::ids")]
     pub id: SandboxId,
+    /// The name of an image; aliases are resolved before.
     pub image: String,
     /// The snapshot whose files the sandbox starts with; `image` is then the image below them.
     #[serde(default, with = "crate::ids::optional")]
@@ -31,8 +32,8 @@ pub struct JailPlan {
     #[serde(default)]
     pub env_file: Option<String>,
     /// Whether sessions inside can have namespaces of their own.
-    #[serde(default)]
-    pub nesting: bool,
+    #[serde(default, rename = "nesting")]
+    pub isolated_sessions: bool,
     pub guest: GuestPlan,
     pub max_processes: u32,
     /// The uid and gid that commands start with, if they are known in advance. Host directories of
@@ -123,6 +124,23 @@ impl JailLimits {
             LimitName::Cpus => (self.cpus.into(), MilliCpus(self.cpus).to_string()),
             LimitName::Pids => (self.pids.into(), self.pids.to_string()),
             LimitName::Disk => (self.disk, Bytes(self.disk).to_string()),
+        }
+    }
+}
+
+impl From<SandboxLimits> for JailLimits {
+    fn from(limits: SandboxLimits) -> Self {
+        Self { memory: limits.memory.0, cpus: limits.cpus.0, pids: limits.pids, disk: limits.disk.0 }
+    }
+}
+
+impl From<backend::LimitName> for LimitName {
+    fn from(limit: backend::LimitName) -> Self {
+        match limit {
+            backend::LimitName::Memory => Self::Memory,
+            backend::LimitName::Cpus => Self::Cpus,
+            backend::LimitName::Pids => Self::Pids,
+            backend::LimitName::Disk => Self::Disk,
         }
     }
 }

@@ -194,7 +194,7 @@ fn make_directory_as_owner(thread: &SingleThread, parent: BorrowedFd<'_>, name: 
         Err(error) => return Err(error.into()),
     }
     let facts = rustix::fs::fstat(parent)?;
-    let own = rustix::process::geteuid().is_root();
+    let own = linux::privileges::is_host_root();
     match thread.fork(NamespaceSet::NONE, None)? {
         ForkResult::Child => {
             let ready = if own {

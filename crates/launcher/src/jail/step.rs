@@ -43,6 +43,7 @@ pub enum JailStep {
     CloneLowers,
     CloneVolume,
     CloneMounts,
+    OpenPrograms,
     Handover,
     JoinGroups,
     BecomeRoot,
@@ -93,8 +94,32 @@ impl JailError {
         Self { step, path: None, source }
     }
 
+    /// Whether the host may forbid user namespaces: they cannot be created, or give no rights to their root.
+    pub(crate) fn is_about_user_namespaces(&self) -> bool {
+        let denied = self.source.kind() == io::ErrorKind::PermissionDenied;
+        // The maximum number of user namespaces, which may be 0.
+        let none_left = self.source.kind() == io::ErrorKind::StorageFull;
+        match self.step {
+            JailStep::Clone | JailStep::IdMaps => denied || none_left,
+            JailStep::NetNamespace | JailStep::BecomeRoot | JailStep::PrivateMounts => denied,
+            _ => false,
+        }
+    }
+
     /// Returns advice for the user.
     pub fn hint(&self) -> Option<&'static str> {
+        let of_host_image = self.path.as_deref() == Some(Path::new("/usr"));
+        if self.step == JailStep::CloneLowers && of_host_image {
+            return Some(
+                "the image `host` needs /usr on ext4, xfs or btrfs, and in a container it is on overlayfs; use \
+                 another image, such as `coracle image pull docker.io/library/debian:12`",
+            );
+        }
+        if self.is_about_user_namespaces() {
+            return Some(
+                "user namespaces may be switched off here; `coracle doctor` names the setting and the fix",
+            );
+        }
         self.step.hint(&self.source)
     }
 }
@@ -135,9 +160,6 @@ impl JailStep {
         let read_only = error.kind() == io::ErrorKind::ReadOnlyFilesystem;
         let missing = error.kind() == io::ErrorKind::NotFound;
         match self {
-            Self::Clone | Self::IdMaps => Some(
-                "user namespaces may be switched off here; `coracle doctor` names the setting and the fix",
-            ),
             Self::Groups | Self::JoinGroups if denied || read_only || missing => {
                 Some("no writable control groups; `coracle doctor` shows which are missing")
             }
@@ -160,9 +182,9 @@ impl JailStep {
             Self::Volume => {
                 Some("the disk behind the state directory may be full; `coracle doctor` shows the free space")
             }
-            Self::Proc => {
-                Some("inside an unprivileged container /proc cannot be mounted; run Coracle on the host")
-            }
+            Self::Proc => Some(
+                "parts of /proc may be hidden in this container; `coracle doctor` prints how to start it",
+            ),
             _ => None,
         }
     }
@@ -181,6 +203,17 @@ mod tests {
         let error = JailError::from(failure);
         assert_eq!((error.step, error.path.as_deref()), (JailStep::CloneMounts, Some(Path::new("/none"))));
         assert_eq!(error.hint(), Some("the source of a mount must exist on this host"));
+    }
+
+    #[test]
+    fn refused_namespaces_have_a_hint() {
+        const EPERM: i32 = 1;
+        const EIO: i32 = 5;
+        let hint = |step, errno| JailError::new(step, io::Error::from_raw_os_error(errno)).hint();
+        for step in [JailStep::Clone, JailStep::IdMaps, JailStep::NetNamespace, JailStep::PrivateMounts] {
+            assert!(hint(step, EPERM).is_some_and(|hint| hint.contains("user namespaces")), "{step}");
+        }
+        assert_eq!(hint(JailStep::NetNamespace, EIO), None);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use super::attempt::ProbeErrorContext;
+use super::container_facts::ContainerNeed;
 use super::{EnforcedLimit, HostCheck};
 use crate::cgroups::{self, CgroupHierarchies};
 use crate::jail::plan::{JailLimits, LimitName};
@@ -33,11 +34,17 @@ const UNIFY_FIX: &str = "boot with `systemd.unified_cgroup_hierarchy=1 cgroup_no
     controllers of cgroup v1 cannot be delegated; then start coracle with \
     `systemd-run --user --scope -p Delegate=yes coracle serve`";
 
-fn delegation_fix() -> &'static str {
+const CONTAINER_FIX: &str = "engines give writable control groups only to privileged containers: start it with \
+    `--privileged`; the container's own limits hold for all sandboxes together in any case";
+
+fn delegation_fix(in_container: bool) -> &'static str {
+    if in_container {
+        return CONTAINER_FIX;
+    }
     if cgroups::has_legacy_controllers() { UNIFY_FIX } else { DELEGATE_FIX }
 }
 
-pub(super) fn probe_cgroups(state: &Path, rootless: bool) -> CgroupSupport {
+pub(super) fn probe_cgroups(state: &Path, rootless: bool, in_container: bool) -> CgroupSupport {
     let instance = format!("doctor{}", rustix::process::getpid().as_raw_nonzero());
     let found = if rootless {
         CgroupHierarchies::find_delegated(&instance, state)
@@ -47,23 +54,30 @@ pub(super) fn probe_cgroups(state: &Path, rootless: bool) -> CgroupSupport {
     let mut found = match found.during("find them") {
         Ok(found) if found.can_make() => found,
         Ok(found) => {
-            return without_cgroups(
-                found.unenforced_reason().unwrap_or("no control group was delegated to us"),
-            );
+            let reason = found.unenforced_reason().unwrap_or("no control group was delegated to us");
+            return without_cgroups(reason, in_container);
         }
-        Err(error) if rootless => return without_cgroups(&error),
+        Err(error) if rootless => return without_cgroups(&error, in_container),
         Err(error) => {
-            let checks = vec![HostCheck::missing("control groups", error).with_fix(MOUNT_FIX)];
+            let check = HostCheck::missing("control groups", error).with_fix(MOUNT_FIX);
+            let checks = vec![check.with_needs(&[ContainerNeed::Privileges])];
             return CgroupSupport { checks, enforced: Vec::new() };
         }
     };
     let tried = try_groups(&mut found);
     if let (true, Err(error)) = (rootless, &tried) {
-        return without_cgroups(error);
+        return without_cgroups(error, in_container);
     }
-    let mut checks = vec![HostCheck::from_attempt("control groups", tried).fix_if_missing(MOUNT_FIX)];
+    let mut checks = vec![match tried {
+        Ok(detail) => HostCheck::ok("control groups", detail),
+        Err(detail) => HostCheck::missing("control groups", detail)
+            .with_fix(MOUNT_FIX)
+            .with_needs(&[ContainerNeed::Privileges]),
+    }];
     checks.extend(
-        CONTROLLER_LIMITS.iter().map(|(name, limit)| check_controller(&found, name, *limit, rootless)),
+        CONTROLLER_LIMITS
+            .iter()
+            .map(|(name, limit)| check_controller(&found, name, *limit, rootless, in_container)),
     );
     let mut enforced: Vec<EnforcedLimit> =
         CONTROLLER_LIMITS.iter().map(|(name, limit)| limit_enforcement(Some(&found), name, *limit)).collect();
@@ -92,7 +106,13 @@ fn try_groups(found: &mut CgroupHierarchies) -> Result<String, String> {
     Ok("groups can be made, frozen and killed".to_owned())
 }
 
-fn check_controller(found: &CgroupHierarchies, name: &str, limit: LimitName, rootless: bool) -> HostCheck {
+fn check_controller(
+    found: &CgroupHierarchies,
+    name: &str,
+    limit: LimitName,
+    rootless: bool,
+    in_container: bool,
+) -> HostCheck {
     let title = format!("{name} controller");
     if found.enforces(limit) {
         return HostCheck::ok(&title, found.version_label(limit));
@@ -106,7 +126,7 @@ fn check_controller(found: &CgroupHierarchies, name: &str, limit: LimitName, roo
     };
     if rootless {
         let detail = found.unenforced_reason().unwrap_or("not delegated to our control group");
-        return HostCheck::weaker(&title, detail, &consequence).with_fix(delegation_fix());
+        return HostCheck::weaker(&title, detail, &consequence).with_fix(delegation_fix(in_container));
     }
     HostCheck::weaker(&title, "in neither hierarchy", &consequence)
         .with_fix(format!("remove `cgroup_disable={name}` from the kernel's command line and boot again"))
@@ -120,10 +140,12 @@ fn limit_enforcement(found: Option<&CgroupHierarchies>, name: &str, limit: Limit
 
 /// The result for an unprivileged user without a delegated group; cgroup v1 cannot be delegated at
 /// all.
-fn without_cgroups(reason: &str) -> CgroupSupport {
+fn without_cgroups(reason: &str, in_container: bool) -> CgroupSupport {
     let consequence = "memory and cpu limits are not enforced and creating a sandbox with one fails, RLIMIT_NPROC \
         limits processes, commands cannot be paused, and killing one may miss processes that keep forking";
-    let check = HostCheck::weaker("control groups", reason, consequence).with_fix(delegation_fix());
+    let check = HostCheck::weaker("control groups", reason, consequence)
+        .with_fix(delegation_fix(in_container))
+        .with_needs(&[ContainerNeed::Privileges]);
     let mut enforced: Vec<EnforcedLimit> =
         CONTROLLER_LIMITS.iter().map(|(name, limit)| limit_enforcement(None, name, *limit)).collect();
     enforced.push(enforced_by("kill", Some("a subreaping runner")));

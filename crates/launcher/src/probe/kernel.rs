@@ -1,4 +1,5 @@
-//! Kernel features: version, system call filters, Landlock, process descriptors, resource limits.
+//! Kernel features: version, process descriptors, resource limits; and, where processes and namespaces can be
+//! made, system call filters and Landlock.
 
 use std::path::Path;
 
@@ -15,7 +16,7 @@ const MIN_KERNEL_VERSION: (u32, u32) = (5, 19);
 const MIN_OPEN_FILES: u64 = 4096;
 
 pub(super) fn run_checks() -> Vec<HostCheck> {
-    vec![check_version(), check_seccomp(), check_landlock(), check_pidfd(), check_open_files()]
+    vec![check_version(), check_pidfd(), check_open_files(), check_oom_score()]
 }
 
 fn check_version() -> HostCheck {
@@ -32,7 +33,7 @@ fn parse_version(release: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-fn check_seccomp() -> HostCheck {
+pub(super) fn check_seccomp() -> HostCheck {
     /// One instruction: return `SECCOMP_RET_ALLOW`.
     const ALLOW: u64 = 0x06 | 0x7fff_0000 << 32;
     let tried = run_in_child(|| {
@@ -44,7 +45,7 @@ fn check_seccomp() -> HostCheck {
 }
 
 /// Checks that a Landlock domain really forbids mounts; otherwise it is of no use.
-fn check_landlock() -> HostCheck {
+pub(super) fn check_landlock() -> HostCheck {
     let tried = run_in_child(|| {
         become_root_of(NamespaceSet::MOUNT)?;
         linux::landlock::forbid_mounts().during("restrict ourselves")?;
@@ -53,9 +54,22 @@ fn check_landlock() -> HostCheck {
             Err(_) => Ok("changes of the mount tree can be forbidden".to_owned()),
         }
     });
-    HostCheck::from_attempt("landlock", tried).fix_if_missing(
-        "boot with `lsm=landlock,...` on the kernel's command line (see /sys/kernel/security/lsm)",
-    )
+    let check = HostCheck::from_attempt("landlock", tried);
+    let supported = linux::landlock::supported_confinement();
+    match supported.filter(|_| check.status == super::CheckStatus::Ok) {
+        Some(supported) if !supported.scopes => {
+            let missing = if supported.tcp { "abstract sockets" } else { "abstract sockets and TCP ports" };
+            HostCheck::weaker(
+                "landlock",
+                format!("{}, but {missing} cannot be refused", check.detail),
+                "a server that was taken over could connect to abstract sockets of other programs on this host",
+            )
+            .with_fix("Linux 6.12 or later refuses both")
+        }
+        _ => check.fix_if_missing(
+            "boot with `lsm=landlock,...` on the kernel's command line (see /sys/kernel/security/lsm)",
+        ),
+    }
 }
 
 fn check_pidfd() -> HostCheck {
@@ -75,6 +89,15 @@ fn check_open_files() -> HostCheck {
     let consequence = "only a few hundred sandboxes can be alive at once";
     HostCheck::weaker("open files", format!("at most {hard} in one process"), consequence)
         .with_fix("raise it: `ulimit -Hn 65536`, or LimitNOFILE=65536 in the unit")
+}
+
+/// The kernel lets a process go back to the score that was last set with the capability.
+fn check_oom_score() -> HostCheck {
+    const NAME: &str = "oom score";
+    if linux::caps::effective_capabilities().is_ok_and(|held| held.has(linux::caps::SYS_RESOURCE)) {
+        return HostCheck::ok(NAME, "the kernel ends sandboxes before other processes");
+    }
+    HostCheck::weaker(NAME, "no CAP_SYS_RESOURCE", crate::jail::host_shares::RESETTABLE_OOM_SCORE)
 }
 
 impl HostCheck {

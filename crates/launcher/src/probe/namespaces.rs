@@ -9,7 +9,9 @@ use linux::namespaces::{self, IdMapExtent, NamespaceSet};
 use linux::spawn::SingleThread;
 
 use super::attempt::{ProbeErrorContext, become_root_of, run_in_child};
-use super::{HostCheck, read_kernel_setting, storage};
+use super::container_facts::{ContainerFacts, ContainerNeed};
+use super::{CheckStatus, HostCheck, kernel, read_kernel_setting, storage};
+use crate::images::HostPrograms;
 use crate::uid_ranges;
 
 /// The fix when no known kernel switch explains the failure; a container is the most common reason.
@@ -17,56 +19,100 @@ const CONTAINER_FIX: &str = "in a container: let it make user namespaces and mou
     `--security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined`, \
     and `--privileged` for limits)";
 
-pub(super) fn run_checks(state: &Path, uid_base: u32, rootless: bool) -> Vec<HostCheck> {
+const HIDDEN_PROC_FIX: &str = "something is mounted over a part of /proc, so the kernel refuses to show all of it: in a \
+    container, start it with `--security-opt systempaths=unconfined`";
+
+const MAP_ROOT_FIX: &str = "uid 0 can be mapped into a user namespace only with CAP_SETFCAP: run coracle as another user \
+    (in a container `--user 1000`), or give it that capability (`--cap-add SETFCAP`)";
+
+/// The filesystems that a privileged server's image `host` and state directory can be on.
+const MAPPABLE_FILESYSTEMS: &str = "ext4, xfs or btrfs";
+
+const OTHER_IMAGE_FIX: &str = "use another image: `coracle image pull docker.io/library/debian:12` or `coracle image import NAME \
+    ARCHIVE`, then `coracle run --image NAME`; for the image `host`, mount /usr from a disk with ext4, xfs or btrfs";
+
+const USER_NAMESPACES: &str = "user namespaces";
+/// The checks that need user namespaces.
+const DEPENDENT_CHECKS: [&str; 6] =
+    ["landlock", "overlay", "fresh /proc", "net namespaces", "nested user namespaces", "mount interface"];
+
+/// Runs the checks in the order in which one depends on another, so that one cause is reported once.
+pub(super) fn run_checks(
+    state: &Path,
+    uid_base: u32,
+    rootless: bool,
+    facts: &ContainerFacts,
+) -> Vec<HostCheck> {
+    if let Some(blocked) = facts.check_blocked_calls() {
+        let dependent = ["seccomp", USER_NAMESPACES].into_iter().chain(DEPENDENT_CHECKS);
+        let untried = dependent.map(|name| HostCheck::untried(name, &blocked.name)).collect::<Vec<_>>();
+        return std::iter::once(blocked).chain(untried).collect();
+    }
+    let namespaces = check_user_namespaces(rootless, facts);
+    if namespaces.status != CheckStatus::Ok {
+        let untried = DEPENDENT_CHECKS.map(|name| HostCheck::untried(name, USER_NAMESPACES));
+        return [kernel::check_seccomp(), namespaces].into_iter().chain(untried).collect();
+    }
     let mut checks = vec![
-        check_user_namespaces(rootless),
+        kernel::check_seccomp(),
+        namespaces,
+        kernel::check_landlock(),
         check_overlay(rootless),
-        check_fresh_proc(),
         check_net_namespaces(),
-        check_nested_namespaces(),
         check_mount_api(state),
     ];
+    checks.extend(check_proc());
     if rootless {
-        checks.push(report_single_user());
+        checks.extend([report_single_user(), check_host_image(lower_usr)]);
     } else {
-        checks.push(check_idmapped_mounts(state, uid_base));
+        let place = storage::existing_ancestor(state);
+        checks.push(check_idmapped_state(&place, uid_base));
         checks.push(check_uid_ranges(uid_base));
+        checks.push(check_host_image(|| map_owners(Path::new("/usr"), uid_base)));
     }
     checks
 }
 
 /// Also mounts a tmpfs: where AppArmor restricts user namespaces, they can still be created, but
 /// processes in them have no capabilities.
-fn check_user_namespaces(rootless: bool) -> HostCheck {
+fn check_user_namespaces(rootless: bool, facts: &ContainerFacts) -> HostCheck {
     let tried = run_in_child(|| {
         become_root_of(NamespaceSet::MOUNT.and(NamespaceSet::IPC).and(NamespaceSet::UTS))?;
         mount_scratch()?;
         Ok("root inside may mount".to_owned())
     });
-    let check = HostCheck::from_attempt("user namespaces", tried);
+    let check = HostCheck::from_attempt(USER_NAMESPACES, tried);
     match check.status {
-        super::CheckStatus::Ok => check,
-        _ => check.with_fix(user_namespace_fix(rootless)),
+        CheckStatus::Ok => check,
+        _ if !facts.can_map_own_id => check.with_fix(MAP_ROOT_FIX).with_needs(&facts.hidden_needs()),
+        _ => {
+            let mut needs = vec![ContainerNeed::SystemCalls];
+            needs.extend(facts.hidden_needs());
+            let fix = user_namespace_fix(rootless).unwrap_or_else(|| CONTAINER_FIX.to_owned());
+            check.with_fix(fix).with_needs(&needs)
+        }
     }
 }
 
-fn user_namespace_fix(rootless: bool) -> String {
-    if read_kernel_setting("/proc/sys/user/max_user_namespaces").as_deref() == Some("0") {
-        return "`sysctl -w user.max_user_namespaces=15000`, and the same line without `sysctl -w` in \
-                /etc/sysctl.d/90-coracle.conf"
-            .to_owned();
+/// Returns how to allow user namespaces, if a setting of the kernel forbids or restricts them.
+pub(crate) fn user_namespace_fix(rootless: bool) -> Option<String> {
+    let is = |path, value| read_kernel_setting(path).as_deref() == Some(value);
+    let set = |setting| {
+        format!(
+            "`sysctl -w {setting}`, and the same line without `sysctl -w` in /etc/sysctl.d/90-coracle.conf"
+        )
+    };
+    if is("/proc/sys/user/max_user_namespaces", "0") {
+        return Some(set("user.max_user_namespaces=15000"));
     }
-    if rootless && read_kernel_setting("/proc/sys/kernel/unprivileged_userns_clone").as_deref() == Some("0") {
-        return "`sysctl -w kernel.unprivileged_userns_clone=1`, and the same line without `sysctl -w` in \
-                /etc/sysctl.d/90-coracle.conf"
-            .to_owned();
+    if rootless && is("/proc/sys/kernel/unprivileged_userns_clone", "0") {
+        return Some(set("kernel.unprivileged_userns_clone=1"));
     }
-    let restricted = read_kernel_setting("/proc/sys/kernel/apparmor_restrict_unprivileged_userns");
-    if rootless && restricted.as_deref() == Some("1") {
+    if rootless && is("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1") {
         let program = fs::read_link("/proc/self/exe").unwrap_or_else(|_| "/usr/local/bin/coracle".into());
-        return apparmor_fix(&program);
+        return Some(apparmor_fix(&program));
     }
-    CONTAINER_FIX.to_owned()
+    None
 }
 
 /// Ubuntu 24.04 lets only programs with a profile use user namespaces.
@@ -107,6 +153,18 @@ fn check_overlay(rootless: bool) -> HostCheck {
     HostCheck::from_attempt("overlay", tried).fix_if_missing(fix)
 }
 
+/// A container that hides parts of /proc also shows its settings read-only, so the second check would fail
+/// for the same cause.
+fn check_proc() -> [HostCheck; 2] {
+    let fresh = check_fresh_proc();
+    let nested = if fresh.status == CheckStatus::Ok {
+        check_nested_namespaces()
+    } else {
+        HostCheck::untried("nested user namespaces", &fresh.name)
+    };
+    [fresh, nested]
+}
+
 /// Containers often mask parts of /proc, and then the kernel forbids mounting a fresh one.
 fn check_fresh_proc() -> HostCheck {
     let tried = run_in_child(|| {
@@ -118,7 +176,12 @@ fn check_fresh_proc() -> HostCheck {
             Ok("can be mounted in a pid namespace".to_owned())
         })
     });
-    HostCheck::from_attempt("fresh /proc", tried).fix_if_missing(CONTAINER_FIX)
+    match tried {
+        Ok(detail) => HostCheck::ok("fresh /proc", detail),
+        Err(detail) => HostCheck::missing("fresh /proc", detail)
+            .with_fix(HIDDEN_PROC_FIX)
+            .with_needs(&[ContainerNeed::WholeProc]),
+    }
 }
 
 fn check_net_namespaces() -> HostCheck {
@@ -156,42 +219,70 @@ fn check_mount_api(state: &Path) -> HostCheck {
     HostCheck::from_attempt("mount interface", tried).fix_if_missing(CONTAINER_FIX)
 }
 
-/// Every filesystem visible in a sandbox must support showing its files under other owners.
-fn check_idmapped_mounts(state: &Path, uid_base: u32) -> HostCheck {
+/// The disks of sandboxes and the layers of images are shown to sandboxes under other owners.
+fn check_idmapped_state(place: &Path, uid_base: u32) -> HostCheck {
     let name = "idmapped mounts";
-    let Some(outside) = uid_base
+    match map_owners(place, uid_base) {
+        Ok(_) => HostCheck::ok(name, "files of the state directory can be shown under other owners"),
+        Err(error) => HostCheck::missing(name, format!("`{}`: {error}", place.display()))
+            .with_fix(format!(
+                "keep the state directory on {MAPPABLE_FILESYSTEMS}, on a kernel of version 5.19 or later; in a \
+                 container, mount a volume at /var/lib/coracle"
+            ))
+            .with_needs(&[ContainerNeed::StateVolume]),
+    }
+}
+
+/// Tries to show the files of `place` under the owners of a sandbox.
+fn map_owners(place: &Path, uid_base: u32) -> Result<String, String> {
+    let outside = uid_base
         .checked_add(uid_ranges::IDS_PER_RANGE)
         .filter(|first| first.checked_add(uid_ranges::IDS_PER_RANGE).is_some())
-    else {
-        return HostCheck::missing(
-            name,
-            format!("there are not enough ids from {uid_base} on to map owners to"),
-        )
-        .with_fix("choose another base for uid ranges in the configuration");
-    };
-    for place in [Path::new("/usr"), &storage::existing_ancestor(state)] {
-        let tried = run_in_child(|| {
-            let thread = SingleThread::prove().during("count threads")?;
-            let map = [IdMapExtent { inside: 0, outside, count: uid_ranges::IDS_PER_RANGE }];
-            let owners =
-                namespaces::create_user_namespace(&thread, &map, &map).during("make a user namespace")?;
-            namespaces::unshare_namespaces(NamespaceSet::MOUNT).during("make a mount namespace")?;
-            let copy = mounts::clone_tree(place, MountDepth::Single).during("clone the mount")?;
-            mounts::set_attributes(
-                copy.as_fd(),
-                MountAttrs::READ_ONLY,
-                Some(owners.as_fd()),
-                MountDepth::Single,
-            )
+        .ok_or_else(|| format!("there are not enough ids from {uid_base} on to map owners to"))?;
+    run_in_child(|| {
+        let thread = SingleThread::prove().during("count threads")?;
+        let map = [IdMapExtent { inside: 0, outside, count: uid_ranges::IDS_PER_RANGE }];
+        let owners =
+            namespaces::create_user_namespace(&thread, &map, &map).during("make a user namespace")?;
+        namespaces::unshare_namespaces(NamespaceSet::MOUNT).during("make a mount namespace")?;
+        let copy = mounts::clone_tree(place, MountDepth::Single).during("clone the mount")?;
+        mounts::set_attributes(copy.as_fd(), MountAttrs::READ_ONLY, Some(owners.as_fd()), MountDepth::Single)
             .during("map its owners")?;
-            Ok(String::new())
-        });
-        if let Err(error) = tried {
-            return HostCheck::missing(name, format!("`{}`: {error}", place.display()))
-                .with_fix("keep it on ext4, xfs or btrfs, on a kernel of version 5.19 or later");
+        Ok(String::new())
+    })
+}
+
+/// The image `host` shows the /usr of this host. Other images are in the state directory.
+fn check_host_image(attempt: impl FnOnce() -> Result<String, String>) -> HostCheck {
+    let name = "image host";
+    match attempt() {
+        Ok(_) => HostCheck::ok(name, HostPrograms::of_this_host().read_software().summary()),
+        Err(error) => {
+            let detail = format!("/usr is on {}: {error}", storage::filesystem_name(Path::new("/usr")));
+            let consequence = "only the image `host` is unavailable; imported and pulled images work";
+            HostCheck::weaker(name, detail, consequence).with_fix(OTHER_IMAGE_FIX)
         }
     }
-    HostCheck::ok(name, "`/usr` and the state directory can be shown under other owners")
+}
+
+/// Tries to use /usr as the lower layer of an overlay, as the sandboxes of an ordinary user do.
+fn lower_usr() -> Result<String, String> {
+    run_in_child(|| {
+        become_root_of(NamespaceSet::MOUNT)?;
+        let usr = mounts::clone_tree(Path::new("/usr"), MountDepth::Single).during("clone the mount")?;
+        let attributes = MountAttrs::READ_ONLY.and(MountAttrs::NO_DEV);
+        mounts::set_attributes(usr.as_fd(), attributes, None, MountDepth::Single)
+            .during("set its attributes")?;
+        let scratch = mount_scratch()?;
+        for name in ["lower", "upper", "work", "merged"] {
+            fs::create_dir(scratch.join(name)).during("make a directory")?;
+        }
+        mounts::attach_mount(usr.as_fd(), &scratch.join("lower")).during("attach the mount")?;
+        let part = |name: &str| scratch.join(name).to_string_lossy().into_owned();
+        mounts::mount_overlay(&[&part("lower")], &part("upper"), &part("work"), &scratch.join("merged"))
+            .during("mount an overlay on it")?;
+        Ok(String::new())
+    })
 }
 
 fn check_uid_ranges(uid_base: u32) -> HostCheck {

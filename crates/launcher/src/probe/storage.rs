@@ -11,6 +11,7 @@ use linux::namespaces::{self, NamespaceSet};
 
 use super::HostCheck;
 use super::attempt::{ProbeErrorContext, run_in_child};
+use super::container_facts::ContainerNeed;
 use crate::volumes::{VolumeKind, VolumeStore, VolumeStoreSettings};
 
 /// The mechanism that limits the disk of a sandbox on this host.
@@ -49,11 +50,37 @@ pub(super) fn probe_disk(state: &Path, rootless: bool) -> DiskSupport {
         Err(ext4) => {
             let fix = "`modprobe loop btrfs`; in a container, make /dev/loop-control and /dev/loop* usable";
             DiskSupport {
-                check: HostCheck::missing(CHECK_NAME, format!("{btrfs}; {ext4}")).with_fix(fix),
+                check: HostCheck::missing(CHECK_NAME, format!("{btrfs}; {ext4}"))
+                    .with_fix(fix)
+                    .with_needs(&[ContainerNeed::Privileges]),
                 by: None,
             }
         }
     }
+}
+
+/// The result where no process can be made to try it.
+pub(super) fn untried_disk() -> DiskSupport {
+    DiskSupport { check: HostCheck::untried(CHECK_NAME, "system calls"), by: None }
+}
+
+/// Returns the name of the filesystem that `path` is on, or its number if we do not know the name.
+pub(super) fn filesystem_name(path: &Path) -> String {
+    const NAMES: [(u64, &str); 7] = [
+        (0x794c_7630, "overlayfs"),
+        (0xef53, "ext4"),
+        (0x9123_683e, "btrfs"),
+        (0x5846_5342, "xfs"),
+        (0x0102_1994, "tmpfs"),
+        (0x6969, "nfs"),
+        (0x6573_5546, "fuse"),
+    ];
+    let kind = match rustix::fs::statfs(path) {
+        Ok(facts) => facts.f_type.cast_unsigned(),
+        Err(error) => return format!("an unknown filesystem ({error})"),
+    };
+    let name = NAMES.iter().find(|(number, _)| *number == kind);
+    name.map_or_else(|| format!("a filesystem of type {kind:#x}"), |(_, name)| (*name).to_owned())
 }
 
 pub(super) fn check_free_space(state: &Path, floor: Bytes) -> HostCheck {

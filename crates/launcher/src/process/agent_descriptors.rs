@@ -11,7 +11,8 @@ use crate::cgroups::LimitFiles;
 
 /// The agent's descriptors in the order of their numbers, from 3 on.
 pub(super) struct AgentDescriptors {
-    pub(super) descriptors: Vec<OwnedFd>,
+    /// A slot is empty as long as its descriptor has not been made.
+    pub(super) descriptors: Vec<Option<OwnedFd>>,
     pub(super) commands: Option<i32>,
     pub(super) tasks: Vec<i32>,
     pub(super) shares: Vec<i32>,
@@ -25,11 +26,8 @@ impl AgentDescriptors {
     pub(super) const READY_INDEX: usize = 2;
     pub(super) const JOURNAL_INDEX: usize = 3;
 
-    /// The slots of the configuration and the journal hold copies of another descriptor until both
-    /// exist.
     pub(super) fn new(ready: OwnedFd, listen: OwnedFd) -> Self {
-        let spare = || ready.try_clone().expect("a descriptor can be duplicated below the limit on them");
-        let descriptors = vec![spare(), listen, spare(), ready];
+        let descriptors = vec![None, Some(listen), Some(ready), None];
         Self {
             descriptors,
             commands: None,
@@ -45,7 +43,7 @@ impl AgentDescriptors {
     }
 
     fn add(&mut self, descriptor: OwnedFd) -> i32 {
-        self.descriptors.push(descriptor);
+        self.descriptors.push(Some(descriptor));
         Self::fd_number(self.descriptors.len() - 1)
     }
 
@@ -84,15 +82,14 @@ impl AgentDescriptors {
         Some(places)
     }
 
-    /// Adds a slot for a descriptor that is made later; until then it holds a copy of another.
+    /// Adds a slot for a descriptor that is made later, and returns its index.
     pub(super) fn add_placeholder(&mut self) -> usize {
-        let spare = self.descriptors[Self::READY_INDEX].try_clone();
-        self.descriptors.push(spare.expect("a descriptor can be duplicated below the limit on them"));
+        self.descriptors.push(None);
         self.descriptors.len() - 1
     }
 
     pub(super) fn set_config(&mut self, config: OwnedFd) {
-        self.descriptors[Self::CONFIG_INDEX] = config;
+        self.descriptors[Self::CONFIG_INDEX] = Some(config);
     }
 }
 

@@ -39,7 +39,7 @@ use crate::protocol::{MountFault, OpError};
 const ATTACH_TIMEOUT_SECONDS: u32 = 10;
 
 /// Mounts that are being added to a sandbox. When `status` is readable,
-/// [`Launcher::conclude_attach`] returns the outcome.
+/// [`PendingAttach::conclude`] returns the outcome.
 #[derive(Debug)]
 pub struct PendingAttach {
     pub status: OwnedFd,
@@ -57,14 +57,14 @@ impl Launcher {
             let hint = "mount it read-only, or make a new sandbox";
             return Err(OpError::mount(MountFault::NotAllowed, message, Some(hint)));
         }
-        let gathered = self.open_mounts(plans)?;
-        let (copies, setgroups) = match &self.rights {
-            LauncherRights::Root(root) => (
-                Some(self.clone_mapped_sources(root, id, &record, &pidfd, &gathered)?),
-                SetgroupsPolicy::Allow,
-            ),
-            LauncherRights::User { .. } => (None, SetgroupsPolicy::Deny),
+        let gathered = self.mount_opener().open_mounts(plans)?;
+        let copies = match &self.rights {
+            LauncherRights::Root(root) => {
+                Some(root.clone_mapped_sources(&self.thread, id, &record, &pidfd, &gathered)?)
+            }
+            LauncherRights::User { .. } => None,
         };
+        let setgroups = self.rights.setgroups_policy();
         let attachment = AttachTask { sandbox: pidfd, setgroups, entries: gathered.entries, copies };
         let (status, report) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).at_step(JailStep::AttachMounts)?;
         match self.thread.fork(NamespaceSet::NONE, None).at_step(JailStep::AttachMounts)? {
@@ -77,33 +77,37 @@ impl Launcher {
             }
         }
     }
+}
 
+impl PendingAttach {
     /// Returns the outcome for mounts whose status is readable.
-    pub fn conclude_attach(&mut self, attaching: PendingAttach) -> Result<EnforcedMeasures, OpError> {
+    pub fn conclude(self) -> Result<EnforcedMeasures, OpError> {
         // One read is enough: a report is short enough that a pipe takes it whole.
         let mut report = [0; 4096];
-        let read = rustix::io::read(&attaching.status, &mut report).at_step(JailStep::AttachMounts)?;
+        let read = rustix::io::read(&self.status, &mut report).at_step(JailStep::AttachMounts)?;
         // The child has written its report, or it died and its end of the pipe was closed.
-        spawn::wait_for_child(attaching.child.as_fd()).at_step(JailStep::AttachMounts)?;
+        spawn::wait_for_child(self.child.as_fd()).at_step(JailStep::AttachMounts)?;
         match &report[..read] {
             [] => Err(JailError::new(JailStep::AttachMounts, io::ErrorKind::TimedOut.into()).into()),
             [b'{', ..] => match serde_json::from_slice::<FailureReport>(&report[..read]) {
                 Ok(failure) => Err(JailError::from(failure).into()),
                 Err(error) => Err(JailError::new(JailStep::AttachMounts, io::Error::other(error)).into()),
             },
-            _ => Ok(attaching.measures),
+            _ => Ok(self.measures),
         }
     }
+}
 
+impl RootState {
     fn clone_mapped_sources(
         &self,
-        root: &RootState,
+        thread: &SingleThread,
         id: &SandboxId,
         record: &LauncherRecord,
         pidfd: &OwnedFd,
         gathered: &OpenedMounts,
     ) -> Result<Vec<OwnedFd>, OpError> {
-        let range = root.ranges.range_of(id).ok_or_else(OpError::gone)?;
+        let range = self.ranges.range_of(id).ok_or_else(OpError::gone)?;
         let pid = record.process.as_ref().ok_or_else(OpError::gone)?.pid;
         let namespace = std::fs::File::open(format!("/proc/{pid}/ns/user")).at_step(JailStep::IdMaps)?;
         if has_ended(pidfd) {
@@ -113,7 +117,7 @@ impl Launcher {
         let viewer = MappingTarget { namespace: namespace.as_fd(), base: range.first, user: record.user };
         let pairs = gathered.opened.iter().zip(&gathered.entries);
         let shown = pairs.map(|(opened, entry)| {
-            sources::clone_mapped_source(&self.thread, opened, viewer, entry.read_only)
+            sources::clone_mapped_source(thread, opened, viewer, entry.read_only)
                 .at_path(JailStep::CloneMounts, &entry.target)
                 .map_err(OpError::from)
         });

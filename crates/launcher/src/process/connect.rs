@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use backend::{EnforcedMeasures, Measure, NetworkState};
 use domain::SandboxId;
-use linux::namespaces::{self, NamespaceSet, SetgroupsPolicy};
+use linux::namespaces::{self, NamespaceSet};
 use linux::spawn::{self, ForkResult, ProcessExit};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, pidfd_send_signal};
@@ -16,13 +16,13 @@ use super::record::{LauncherRecord, ProcessIdentity};
 use super::{Launcher, LauncherRights};
 use crate::jail::step::{JailError, JailStep, StepContext};
 use crate::network::userspace::PacketForwarder;
-use crate::network::{NetworkError, NetworkMode, UplinkKind, resolver};
+use crate::network::{NetworkError, NetworkMode, NetworkSettings, UplinkKind, resolver};
 use crate::protocol::OpError;
 
 /// How long a child process may work inside a sandbox.
 const CHILD_TIMEOUT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
-impl Launcher {
+impl LauncherRights {
     /// Decides how a sandbox will reach other machines.
     pub(super) fn choose_network(
         &mut self,
@@ -46,12 +46,12 @@ impl Launcher {
 
     /// Returns how sandboxes can reach other machines now, or why they cannot.
     fn available_network(&mut self) -> Result<(UplinkKind, NetworkState), NetworkError> {
-        match &mut self.rights {
-            LauncherRights::Root(root) => {
+        match self {
+            Self::Root(root) => {
                 root.netns_pool.uplink.ensure_ready()?;
                 Ok((UplinkKind::Link, NetworkState::On { by: root.netns_pool.uplink.describe() }))
             }
-            LauncherRights::User { .. } => {
+            Self::User { .. } => {
                 let program = PacketForwarder::find()?;
                 Ok((UplinkKind::Userspace, NetworkState::On { by: program.describe() }))
             }
@@ -59,30 +59,68 @@ impl Launcher {
     }
 
     /// Whether a sandbox that asks for a network would get one. This changes nothing on the host.
-    pub fn has_network(&self) -> bool {
-        match &self.rights {
-            LauncherRights::Root(root) => root.netns_pool.uplink.check_ready().is_ok(),
-            LauncherRights::User { .. } => PacketForwarder::find().is_ok(),
+    pub(super) fn has_network(&self) -> bool {
+        match self {
+            Self::Root(root) => root.netns_pool.uplink.check_ready().is_ok(),
+            Self::User { .. } => PacketForwarder::find().is_ok(),
         }
     }
 
+    /// Returns descriptors that become readable when the network of the host changes.
+    pub(super) fn watched_network(&self) -> Vec<BorrowedFd<'_>> {
+        match self {
+            Self::Root(root) => root.netns_pool.uplink.watched_descriptors(),
+            Self::User { .. } => Vec::new(),
+        }
+    }
+
+    /// Handles changes of the host's network; `true` if idle work has to be done.
+    pub(super) fn handle_network_change(&mut self) -> bool {
+        let Self::Root(root) = self else { return false };
+        root.netns_pool.uplink.handle_host_changes().unwrap_or_else(|error| {
+            tracing::error!(%error, "failed to handle a network change; sandboxes may be without the guard on the host");
+            false
+        })
+    }
+
+    /// Returns the resolv.conf for a new sandbox, if it needs one.
+    pub(super) fn resolv_conf(&self, reach: UplinkKind) -> Option<String> {
+        match (self, reach) {
+            (_, UplinkKind::Nothing)
+            | (Self::User { .. }, UplinkKind::Link)
+            | (Self::Root(_), UplinkKind::Userspace) => None,
+            (Self::Root(root), UplinkKind::Link) => Some(root.netns_pool.uplink.resolv_conf()),
+            (Self::User { .. }, UplinkKind::Userspace) => {
+                PacketForwarder::find().ok().map(|program| program.resolv_conf())
+            }
+        }
+    }
+
+    fn add_link(&mut self, pid: i32, pidfd: &OwnedFd) -> Result<(), JailError> {
+        let namespace = open_net_namespace(pid, pidfd).at_step(JailStep::NetNamespace)?;
+        let Self::Root(root) = self else { return Ok(()) };
+        root.netns_pool.add_link(namespace.as_fd()).at_step(JailStep::NetNamespace)
+    }
+}
+
+impl Launcher {
     /// Takes over the packet filter of an earlier launcher, and logs once if sandboxes with network
     /// `auto` get no network. Without a network the running sandboxes can still be used.
     pub(super) fn open_network(&mut self) -> io::Result<()> {
-        let lives = self.any_sandbox_runs()?;
-        if let LauncherRights::Root(root) = &mut self.rights
-            && let Err(down) = root.netns_pool.uplink.take_over_table(lives)
-        {
-            let (reason, hint) = (format_error_chain(&down), down.hint());
-            tracing::error!(
-                reason,
-                hint,
-                "failed to take over the network of running sandboxes; it may not work"
-            );
+        let lives = self.records.any_sandbox_runs()?;
+        if let LauncherRights::Root(root) = &mut self.rights {
+            if let Err(down) = root.netns_pool.uplink.take_over_table(lives) {
+                let (reason, hint) = (format_error_chain(&down), down.hint());
+                tracing::error!(
+                    reason,
+                    hint,
+                    "failed to take over the network of running sandboxes; it may not work"
+                );
+            }
+            root.outdated_guards = self.records.list()?;
         }
-        self.outdated_guards = self.records.list()?.into_iter().collect();
         if self.settings.network.default != NetworkMode::Off
-            && let Err(down) = self.available_network()
+            && let Err(down) = self.rights.available_network()
         {
             let (reason, hint) = (format_error_chain(&down), down.hint());
             tracing::warn!(reason, hint, "network is not available; sandboxes with network `auto` get none");
@@ -102,49 +140,14 @@ impl Launcher {
         }
     }
 
-    /// Returns descriptors that become readable when the network of the host changes.
-    pub(super) fn watched_network(&self) -> Vec<BorrowedFd<'_>> {
-        match &self.rights {
-            LauncherRights::Root(root) => root.netns_pool.uplink.watched_descriptors(),
-            LauncherRights::User { .. } => Vec::new(),
-        }
-    }
-
-    /// Handles changes of the host's network; `true` if idle work has to be done.
-    pub(super) fn handle_network_change(&mut self) -> bool {
-        let LauncherRights::Root(root) = &mut self.rights else { return false };
-        root.netns_pool.uplink.handle_host_changes().unwrap_or_else(|error| {
-            tracing::error!(%error, "failed to handle a network change; sandboxes may be without the guard on the host");
-            false
-        })
-    }
-
     /// Removes the packet filter, unless a running sandbox needs it.
     pub(super) fn close_network(&mut self) -> io::Result<()> {
-        let lives = self.any_sandbox_runs()?;
+        let lives = self.records.any_sandbox_runs()?;
         match &mut self.rights {
             LauncherRights::Root(root) if !lives => {
                 root.netns_pool.uplink.remove_table().map_err(io::Error::other)
             }
             LauncherRights::Root(_) | LauncherRights::User { .. } => Ok(()),
-        }
-    }
-
-    /// Whether any sandbox is running. Dead sandboxes need no network.
-    fn any_sandbox_runs(&self) -> io::Result<bool> {
-        Ok(self.records.list()?.iter().any(|id| self.pidfd(id).is_some()))
-    }
-
-    /// Returns the resolv.conf for a new sandbox, if it needs one.
-    pub(super) fn resolv_conf(&self, reach: UplinkKind) -> Option<String> {
-        match (&self.rights, reach) {
-            (_, UplinkKind::Nothing)
-            | (LauncherRights::User { .. }, UplinkKind::Link)
-            | (LauncherRights::Root(_), UplinkKind::Userspace) => None,
-            (LauncherRights::Root(root), UplinkKind::Link) => Some(root.netns_pool.uplink.resolv_conf()),
-            (LauncherRights::User { .. }, UplinkKind::Userspace) => {
-                PacketForwarder::find().ok().map(|program| program.resolv_conf())
-            }
         }
     }
 
@@ -158,7 +161,7 @@ impl Launcher {
         let (Some(pidfd), Some(process)) = (record.pidfd(), record.process.as_ref()) else {
             return Err(OpError::gone());
         };
-        let (reach, state) = self.choose_network(mode)?;
+        let (reach, state) = self.rights.choose_network(mode)?;
         match (record.connected, reach) {
             (true, UplinkKind::Nothing) => {
                 return Err(OpError::unsupported("the network of a sandbox cannot be removed", None));
@@ -166,10 +169,12 @@ impl Launcher {
             (true, UplinkKind::Link | UplinkKind::Userspace) | (false, UplinkKind::Nothing) => {}
             (false, UplinkKind::Link | UplinkKind::Userspace) => {
                 match reach {
-                    UplinkKind::Link => self.add_link(process.pid, &pidfd)?,
-                    UplinkKind::Userspace | UplinkKind::Nothing => self.start_userspace_network(process)?,
+                    UplinkKind::Link => self.rights.add_link(process.pid, &pidfd)?,
+                    UplinkKind::Userspace | UplinkKind::Nothing => {
+                        start_userspace_network(&self.settings.network, process)?
+                    }
                 }
-                let text = self.resolv_conf(reach).unwrap_or_default();
+                let text = self.rights.resolv_conf(reach).unwrap_or_default();
                 self.write_resolv_conf_inside(&pidfd, &text).at_step(JailStep::Guest)?;
                 self.records
                     .replace(id, &LauncherRecord { connected: true, ..record })
@@ -179,25 +184,10 @@ impl Launcher {
         Ok(vec![Measure::Network(state)])
     }
 
-    /// Starts the program that forwards the packets of an ordinary user's sandbox.
-    pub(super) fn start_userspace_network(&self, sandbox: &ProcessIdentity) -> Result<(), JailError> {
-        let program = PacketForwarder::find().map_err(io::Error::other).at_step(JailStep::NetNamespace)?;
-        program.start_keeper(sandbox, &self.settings.network).at_step(JailStep::NetNamespace)
-    }
-
-    fn add_link(&mut self, pid: i32, pidfd: &OwnedFd) -> Result<(), JailError> {
-        let namespace = open_net_namespace(pid, pidfd).at_step(JailStep::NetNamespace)?;
-        let LauncherRights::Root(root) = &mut self.rights else { return Ok(()) };
-        root.netns_pool.add_link(namespace.as_fd()).at_step(JailStep::NetNamespace)
-    }
-
     /// Writes the resolv.conf of a running sandbox in a child that has entered it, so that names and
     /// links are resolved inside the sandbox.
     fn write_resolv_conf_inside(&self, pidfd: &OwnedFd, text: &str) -> io::Result<()> {
-        let setgroups = match self.rights {
-            LauncherRights::Root(_) => SetgroupsPolicy::Allow,
-            LauncherRights::User { .. } => SetgroupsPolicy::Deny,
-        };
+        let setgroups = self.rights.setgroups_policy();
         match self.thread.fork(NamespaceSet::NONE, None)? {
             ForkResult::Child => {
                 let written =
@@ -209,6 +199,15 @@ impl Launcher {
             ForkResult::Parent { pidfd: child, .. } => wait_for_child(&child),
         }
     }
+}
+
+/// Starts the program that forwards the packets of an ordinary user's sandbox.
+pub(super) fn start_userspace_network(
+    network: &NetworkSettings,
+    sandbox: &ProcessIdentity,
+) -> Result<(), JailError> {
+    let program = PacketForwarder::find().map_err(io::Error::other).at_step(JailStep::NetNamespace)?;
+    program.start_keeper(sandbox, network).at_step(JailStep::NetNamespace)
 }
 
 /// Opens the net namespace of a running process.

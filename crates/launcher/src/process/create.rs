@@ -2,39 +2,45 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use domain::{Bytes, SandboxId};
 use linux::namespaces::SetgroupsPolicy;
-use rustix::fs::{AtFlags, Uid};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::pipe::PipeFlags;
 use wire::AgentConfig;
 use wire::config::NamespaceBrokerConfig;
 
 use super::agent_descriptors::{AgentDescriptors, write_config_memfd};
+use super::connect::start_userspace_network;
 use super::end::KeptParts;
+use super::images::image_op_error;
 use super::mounts::OpenedMounts;
 use super::record::SandboxOrigin;
-use super::{Launcher, LauncherRights, PREPARED_DISK_SIZE, RootState};
+use super::rights::PREPARED_DISK_SIZE;
+use super::serve::step_error;
+use super::{Launcher, LauncherRights, RootState};
 use crate::cgroups::SandboxCgroups;
 use crate::images::{self, FoundImage, ImageError};
-use crate::jail::build::{self, IdMapping, JailNetwork, JailParts};
+use crate::jail::build::{self, IdMapping, JailNetwork, JailParts, StartedChild};
 use crate::jail::enter::{
-    AGENT_CAPABILITIES, COMMAND_CAPABILITIES, EntryTree, EntryVolume, JailEntry, make_upper_directories,
+    AGENT_CAPABILITIES, COMMAND_CAPABILITIES, EntryJournal, EntryTree, EntryVolume, JailEntry,
+    make_upper_directories,
 };
 use crate::jail::filters::FilterSet;
+use crate::jail::host_shares;
 use crate::jail::limit_view::EntryLimitView;
 use crate::jail::plan::{DiskPlan, GuestPlan, JailLimits, JailPlan, LimitName};
 use crate::jail::sources::OpenedSource;
+use crate::jail::stages::StageClock;
 use crate::jail::step::{FailureReport, JailError, JailStep, StepContext};
 use crate::network::UplinkKind;
-use crate::protocol::{EnforcedPlan, OpError, OpErrorKind, OpResult};
+use crate::protocol::{EnforcedPlan, OpError};
 use crate::settings::LifetimePolicy;
 use crate::volumes::{SandboxVolume, VolumeError, tree_name};
 
-/// A sandbox that is starting. When `status` is readable, [`Launcher::conclude_create`] returns the outcome.
+/// A sandbox that is starting. When `status` is readable, [`PendingCreate::conclude`] returns the outcome.
 #[derive(Debug)]
 pub struct PendingCreate {
     pub id: SandboxId,
@@ -42,8 +48,11 @@ pub struct PendingCreate {
     /// The parts that are kept if it does not start.
     pub keep: KeptParts,
     /// Its first process.
-    pidfd: OwnedFd,
+    child: StartedChild,
     enforced: EnforcedPlan,
+    clock: StageClock,
+    /// How long the launcher worked for the child after it was cloned.
+    handover: Duration,
 }
 
 /// A sandbox whose agent listens.
@@ -77,18 +86,58 @@ impl<T: Into<OpError>> From<T> for BeginCreateError {
     }
 }
 
+impl PendingCreate {
+    /// Returns the outcome for a sandbox whose status is readable. The caller must end a failed one.
+    pub fn conclude(self) -> Result<CreatedSandbox, OpError> {
+        let mut message = Vec::new();
+        // One read is enough: a report is short enough that a pipe takes it whole. This never waits for
+        // more.
+        let mut report = [0; 4096];
+        let read = rustix::io::read(&self.status, &mut report).map_err(io::Error::from);
+        message.extend_from_slice(&report[..*read.as_ref().unwrap_or(&0)]);
+        let failure = match (read, message.as_slice()) {
+            (Ok(_), [first, ..]) if *first != b'{' => {
+                let StartedChild { pidfd, socket, cloned } = self.child;
+                let child = build::receive_stages(socket.as_fd());
+                let stages = self.clock.add_child(child, self.handover, cloned.elapsed());
+                return Ok(CreatedSandbox { pidfd, enforced: EnforcedPlan { stages, ..self.enforced } });
+            }
+            (Ok(_), []) => {
+                JailError::new(JailStep::AgentReady, io::Error::other("the agent died before it was ready"))
+            }
+            (Ok(_), json) => match serde_json::from_slice::<FailureReport>(json) {
+                Ok(failure) => failure.into(),
+                Err(error) => JailError::new(JailStep::AgentReady, io::Error::other(error)),
+            },
+            (Err(error), _) => JailError::new(JailStep::AgentReady, error),
+        };
+        Err(failure.into())
+    }
+}
+
 impl Launcher {
     /// Starts making a sandbox.
     pub fn begin_create(&mut self, plan: &JailPlan) -> Result<PendingCreate, BeginCreateError> {
+        if self.records.is_ended(&plan.id) {
+            // The sandbox was destroyed, and its remains still exist. A create that replaces it is queued until they are
+            // removed, so their removal has failed.
+            return Err(match plan.disk {
+                DiskPlan::Kept => OpError::gone(),
+                DiskPlan::New => {
+                    step_error("remove the former sandbox", &io::Error::from(io::ErrorKind::ResourceBusy))
+                }
+            }
+            .into());
+        }
+        let mut clock = StageClock::start();
         let ImageAndLimits { image, restored, limits } = self.resolve_image_and_limits(plan)?;
         let plan = &JailPlan { limits, ..plan.clone() };
         let keep = if plan.disk == DiskPlan::Kept { KeptParts::Disk } else { KeptParts::Nothing };
-        self.log_stand_in(&image);
-        let (reach, network) = self.choose_network(plan.network)?;
-        let by_image = self.image_user_ids(plan, &image);
-        let mut holds = self.check_plan(plan, &image, by_image, network)?;
-        self.add_snapshot_measure(plan, restored, &mut holds);
-        let mut gathered = self.open_mounts(&plan.mounts)?;
+        let (reach, network) = self.rights.choose_network(plan.network)?;
+        let by_image = self.rights.image_user_ids(plan, &image);
+        let mut holds = self.plan_rules().check_plan(plan, &image, by_image, network)?;
+        self.rights.add_snapshot_measure(plan, restored, &mut holds);
+        let mut gathered = self.mount_opener().open_mounts(&plan.mounts)?;
         holds.measures.append(&mut gathered.measures);
         let made_of = SandboxOrigin::of_image(&image, restored);
         let begun = match plan.disk {
@@ -103,24 +152,28 @@ impl Launcher {
                 keep,
             ));
         }
-        self.record_image_use(&image);
+        self.images.record_use(&image);
         record.user = default_user_ids(plan, by_image);
-        record.without_set_id = self.refuses_set_id(plan);
+        record.without_set_id = self.settings.mounts.refuses_set_id(plan);
         record.connected = reach != UplinkKind::Nothing;
-        let begun =
-            self.prepare_parts(plan, &image, record.user, reach, gathered).and_then(|(parts, status)| {
+        clock.end_stage("check");
+        let begun = self.prepare_parts(plan, &image, record.user, reach, gathered, &mut clock).and_then(
+            |(parts, status)| {
                 let records = self.records.clone();
                 let begun = build::start_jail(&self.thread, parts, |pid| {
                     records.add_process(&plan.id, &mut record, pid)
                 })?;
                 if let (UplinkKind::Userspace, Some(process)) = (reach, &record.process) {
-                    self.start_userspace_network(process)?;
+                    start_userspace_network(&self.settings.network, process)?;
                 }
                 Ok((begun, status))
-            });
+            },
+        );
         match begun {
-            Ok((begun, status)) => {
-                Ok(PendingCreate { id: plan.id.clone(), status, keep, pidfd: begun, enforced: holds })
+            Ok((child, status)) => {
+                clock.end_stage("clone and handover");
+                let (id, handover) = (plan.id.clone(), child.cloned.elapsed());
+                Ok(PendingCreate { id, status, keep, child, enforced: holds, clock, handover })
             }
             Err(error) => Err(BeginCreateError::Failed(error.into(), keep)),
         }
@@ -136,10 +189,10 @@ impl Launcher {
                 Ok(ImageAndLimits { image, restored, limits })
             }
             (None, DiskPlan::New) => {
-                Ok(ImageAndLimits { image: self.resolve_image(&plan.image)?, restored: 0, limits })
+                Ok(ImageAndLimits { image: self.images.resolve(&plan.image)?, restored: 0, limits })
             }
             (_, DiskPlan::Kept) => {
-                if !self.has_disk(&plan.id) {
+                if !self.rights.has_disk(&plan.id) {
                     return Err(OpError::gone());
                 }
                 let record = self.records.read(&plan.id);
@@ -150,78 +203,18 @@ impl Launcher {
                 match record.and_then(|record| record.made_of) {
                     Some(made_of) => {
                         let restored = made_of.restored;
-                        Ok(ImageAndLimits { image: self.image_below_files(made_of)?, restored, limits })
+                        Ok(ImageAndLimits {
+                            image: self.images.image_below_files(made_of)?,
+                            restored,
+                            limits,
+                        })
                     }
                     None => {
-                        Ok(ImageAndLimits { image: self.resolve_image(&plan.image)?, restored: 0, limits })
+                        Ok(ImageAndLimits { image: self.images.resolve(&plan.image)?, restored: 0, limits })
                     }
                 }
             }
         }
-    }
-
-    /// Returns the outcome for a sandbox whose status is readable. The caller must end a failed one.
-    pub fn conclude_create(&mut self, pending: PendingCreate) -> Result<CreatedSandbox, OpError> {
-        let mut message = Vec::new();
-        // One read is enough: a report is short enough that a pipe takes it whole. This never waits for
-        // more.
-        let mut report = [0; 4096];
-        let read = rustix::io::read(&pending.status, &mut report).map_err(io::Error::from);
-        message.extend_from_slice(&report[..*read.as_ref().unwrap_or(&0)]);
-        let failure = match (read, message.as_slice()) {
-            (Ok(_), [first, ..]) if *first != b'{' => {
-                return Ok(CreatedSandbox { pidfd: pending.pidfd, enforced: pending.enforced });
-            }
-            (Ok(_), []) => {
-                JailError::new(JailStep::AgentReady, io::Error::other("the agent died before it was ready"))
-            }
-            (Ok(_), json) => match serde_json::from_slice::<FailureReport>(json) {
-                Ok(failure) => failure.into(),
-                Err(error) => JailError::new(JailStep::AgentReady, io::Error::other(error)),
-            },
-            (Err(error), _) => JailError::new(JailStep::AgentReady, error),
-        };
-        Err(failure.into())
-    }
-
-    /// Returns the image that a sandbox would get for this name.
-    pub fn resolve_image_name(&self, name: &str) -> Result<OpResult, OpError> {
-        let image = self.resolve_image(name)?;
-        Ok(OpResult::Resolved {
-            image: image.name,
-            stand_in: image.stand_in.map(|stand_in| stand_in.to_string()),
-        })
-    }
-
-    pub(super) fn resolve_image(&self, name: &str) -> Result<FoundImage, OpError> {
-        images::resolve_image(&self.settings.image_state, &self.host, name, &self.aliases)
-            .map_err(image_op_error)
-    }
-
-    /// Records the use of an image: the least recently used one is removed first when space is needed.
-    fn record_image_use(&self, image: &FoundImage) {
-        let Some(record) = &image.record else { return };
-        if let Err(error) = images::touch_image(&self.settings.image_state, record) {
-            tracing::debug!(%error, "failed to record the use of an image");
-        }
-    }
-
-    /// Logs, once for each name, that a client did not get the image it asked for.
-    fn log_stand_in(&mut self, image: &FoundImage) {
-        /// Clients choose the names, so their number is limited.
-        const MAX_LOGGED_NAMES: usize = 256;
-        let Some(stand_in) = &image.stand_in else { return };
-        if self.logged_stand_ins.len() < MAX_LOGGED_NAMES
-            && self.logged_stand_ins.insert(stand_in.asked.clone())
-        {
-            tracing::warn!("{stand_in}; this is logged once for each name");
-        }
-    }
-
-    /// Returns RLIMIT_NPROC for commands, if no control group limits their number.
-    fn process_rlimit(&self, plan: &JailPlan) -> Option<u64> {
-        let by_group = self.enforces(LimitName::Pids) && !self.bounds_processes_by_rlimit();
-        (!by_group).then_some(u64::from(plan.limits.pids))
     }
 
     /// Makes everything that has to exist before the first process.
@@ -232,13 +225,15 @@ impl Launcher {
         user: (u32, u32),
         reach: UplinkKind,
         gathered: OpenedMounts,
+        clock: &mut StageClock,
     ) -> Result<(JailParts, OwnedFd), JailError> {
-        let listen = self.bind_socket(&plan.id).at_step(JailStep::Socket)?;
+        let listen = self.sockets.bind(&plan.id).at_step(JailStep::Socket)?;
         let (status, report) =
             rustix::pipe::pipe_with(PipeFlags::CLOEXEC).at_step(JailStep::Configuration)?;
         let trees: Vec<EntryTree> = image.trees.iter().map(to_entry_tree).collect();
         let OpenedMounts { entries: mounts, opened, .. } = gathered;
-        let resources = self.make_resources(plan, user, reach, &trees, opened)?;
+        clock.end_stage("socket");
+        let resources = self.make_resources(plan, user, reach, &trees, opened, clock)?;
         let mut inherited =
             AgentDescriptors::new(report.try_clone().at_step(JailStep::Configuration)?, listen);
         let (mut commands, mut limit_view) = (None, None);
@@ -260,9 +255,18 @@ impl Launcher {
         // Without control groups an isolated session could not be ended, so no process gets the rights
         // to make one.
         let isolated_sessions =
-            (plan.nesting && inherited.commands.is_some()).then(|| inherited.add_placeholder());
-        let config = self.build_agent_config(plan, image, &inherited, isolated_sessions);
+            (plan.isolated_sessions && inherited.commands.is_some()).then(|| inherited.add_placeholder());
+        let kernels = self.agent.copies.kernels().at_step(JailStep::Configuration)?;
+        let kernels = kernels.map(|program| (inherited.add_placeholder(), program));
+        let config = AgentConfig {
+            kernels_fd: kernels.as_ref().map(|(index, _)| AgentDescriptors::fd_number(*index)),
+            ..self.build_agent_config(plan, image, &inherited, isolated_sessions)
+        };
         inherited.set_config(write_config_memfd(&config).at_step(JailStep::Configuration)?);
+        let user_limits = match &self.rights {
+            LauncherRights::Root(_) => Vec::new(),
+            LauncherRights::User { .. } => host_shares::inotify_limits(),
+        };
         let entry = JailEntry {
             setgroups: resources.setgroups,
             die_with_parent: self.settings.lifetime == LifetimePolicy::Ours,
@@ -270,18 +274,21 @@ impl Launcher {
             trees,
             volume: resources.volume,
             mounts,
-            resolv_conf: self.resolv_conf(reach),
+            resolv_conf: self.rights.resolv_conf(reach),
             guest: GuestPlan { default_directory: default_directory(plan, image), ..plan.guest.clone() },
-            agent: self.agent.try_clone().at_step(JailStep::Configuration)?,
+            agent: self.agent.copies.agent().at_step(JailStep::Configuration)?,
+            kernels,
             agent_tasks: groups_fds,
             filter: self.filters_for(plan).agent.clone(),
-            open_files: self.open_files,
+            open_files: host_shares::open_file_limit(self.agent.open_files, plan.limits.pids),
+            user_limits,
             journal: AgentDescriptors::JOURNAL_INDEX,
             commands,
             isolated_sessions,
             limit_view,
             inherited: inherited.descriptors,
         };
+        clock.end_stage("configuration");
         let parts = JailParts {
             entry,
             group,
@@ -300,6 +307,7 @@ impl Launcher {
         reach: UplinkKind,
         trees: &[EntryTree],
         mounts: Vec<OpenedSource>,
+        clock: &mut StageClock,
     ) -> Result<SandboxResources, JailError> {
         let kept = plan.keep.then(|| self.kept_files_path(&plan.id));
         if let Some(kept) = &kept {
@@ -307,7 +315,14 @@ impl Launcher {
             make_upper_directories(kept, trees).at_path(JailStep::Volume, kept)?;
         }
         match &mut self.rights {
-            LauncherRights::Root(root) => root.make_resources(plan, user, reach, trees, mounts, kept),
+            LauncherRights::Root(root) => {
+                let mut made = root.make_resources(plan, user, reach, trees, clock)?;
+                if let IdMapping::Range { volume, mounts: mapped, .. } = &mut made.id_mapping {
+                    *mapped = mounts;
+                    *volume = kept.unwrap_or_else(|| std::mem::take(volume));
+                }
+                Ok(made)
+            }
             LauncherRights::User { uid, gid, groups } => {
                 let own = groups.as_ref().ok().filter(|groups| groups.can_make());
                 let made = own.map(|groups| groups.make_for_sandbox(&plan.id, &plan.limits, *uid));
@@ -336,31 +351,8 @@ impl Launcher {
         }
     }
 
-    /// Binds the agent's socket. The agent itself calls listen, so that a successful connect means that
-    /// the agent is at the other end and not the launcher.
-    fn bind_socket(&self, id: &SandboxId) -> io::Result<OwnedFd> {
-        let socket =
-            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-        // The directory is addressed by its descriptor, because a socket's path is limited to 108 bytes.
-        let path = format!("/proc/self/fd/{}/{id}", self.run_dir.as_raw_fd());
-        rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-        rustix::fs::chmodat(
-            self.run_directory(),
-            id.as_str(),
-            rustix::fs::Mode::from_raw_mode(0o600),
-            AtFlags::empty(),
-        )?;
-        if let Some(uid) = self.settings.server_uid {
-            let uid = Some(Uid::from_raw(uid));
-            rustix::fs::chownat(self.run_directory(), id.as_str(), uid, None, AtFlags::SYMLINK_NOFOLLOW)?;
-        }
-        Ok(socket)
-    }
-
-    /// Returns the filters of a sandbox. If it can write to directories of the host, set-id bits are
-    /// refused: root inside is a real user there, and the host's users could execute its files.
     fn filters_for(&self, plan: &JailPlan) -> &FilterSet {
-        if self.refuses_set_id(plan) { &self.filters.without_set_id } else { &self.filters.standard }
+        self.agent.filters(self.settings.mounts.refuses_set_id(plan))
     }
 
     fn build_agent_config(
@@ -374,7 +366,7 @@ impl Launcher {
         env.insert("CORACLE_SANDBOX".to_owned(), plan.id.to_string());
         env.extend(plan.env.clone());
         let root = matches!(self.rights, LauncherRights::Root(_));
-        let (default_user, default_directory) = self.default_user_and_directory(plan, image);
+        let (default_user, default_directory) = self.rights.default_user_and_directory(plan, image);
         AgentConfig {
             version: wire::VERSION,
             listen_fd: AgentDescriptors::fd_number(AgentDescriptors::LISTEN_INDEX),
@@ -386,21 +378,22 @@ impl Launcher {
             oom_fd: inherited.oom,
             command_filter: self.filters_for(plan).command.to_words(),
             command_capabilities: COMMAND_CAPABILITIES.0,
-            process_rlimit: self.process_rlimit(plan),
+            process_rlimit: self.rights.process_rlimit(plan),
             single_user: !root,
             default_user,
             default_directory,
             env,
             env_file: plan.env_file.clone(),
-            nesting: isolated_sessions.map(|index| NamespaceBrokerConfig {
+            namespace_broker: isolated_sessions.map(|index| NamespaceBrokerConfig {
                 agent_filter: self.filters_for(plan).agent.to_words(),
-                nester_filter: self.filters_for(plan).namespace_broker.to_words(),
+                broker_filter: self.filters_for(plan).namespace_broker.to_words(),
                 agent_capabilities: AGENT_CAPABILITIES.0,
                 disk_fd: Some(AgentDescriptors::fd_number(index)),
             }),
             max_processes: plan.max_processes,
             limit_view: inherited.limit_view.clone(),
             threads: None,
+            kernels_fd: None,
         }
     }
 }
@@ -415,13 +408,20 @@ pub(super) enum ImageUser {
     Ignored,
 }
 
-impl Launcher {
+impl LauncherRights {
+    /// Returns RLIMIT_NPROC for commands, if no control group limits their number.
+    fn process_rlimit(&self, plan: &JailPlan) -> Option<u64> {
+        let by_group = self.enforces(LimitName::Pids) && !self.bounds_processes_by_rlimit();
+        (!by_group).then_some(u64::from(plan.limits.pids))
+    }
+
+    /// Returns how the image's user is used.
     pub(super) fn image_user(&self, plan: &JailPlan, image: &FoundImage) -> ImageUser {
         let user = image.record.as_ref().and_then(|record| record.config.user.clone());
         let is_root = |user: &str| matches!(user, "root" | "0" | "0:0" | "root:root");
         match user.filter(|user| plan.guest.by_image && !is_root(user)) {
             None => ImageUser::None,
-            Some(_) if matches!(self.rights, LauncherRights::User { .. }) => ImageUser::Ignored,
+            Some(_) if matches!(self, Self::User { .. }) => ImageUser::Ignored,
             Some(user) => ImageUser::Taken(user),
         }
     }
@@ -467,18 +467,20 @@ struct SandboxResources {
 }
 
 impl RootState {
+    /// Makes the resources of a sandbox that has no other mounts and whose files are on its own disk.
     fn make_resources(
         &mut self,
         plan: &JailPlan,
         user: (u32, u32),
         reach: UplinkKind,
         trees: &[EntryTree],
-        mounts: Vec<OpenedSource>,
-        kept: Option<PathBuf>,
+        clock: &mut StageClock,
     ) -> Result<SandboxResources, JailError> {
         let base =
             self.ranges.allocate(&plan.id).map_err(io::Error::other).at_step(JailStep::UidRange)?.first;
+        clock.end_stage("uid range");
         let groups = self.groups.make_for_sandbox(&plan.id, &plan.limits, base).at_step(JailStep::Groups)?;
+        clock.end_stage("control groups");
         let volume = match plan.disk {
             DiskPlan::New => self.new_volume(plan)?,
             DiskPlan::Kept => {
@@ -488,19 +490,23 @@ impl RootState {
         for tree in trees.iter().filter(|tree| tree.name != "root" && tree.name != "usr") {
             volume.add_tree(&tree.name).map_err(disk_error).at_step(JailStep::Volume)?;
         }
+        clock.end_stage("disk");
         let namespace = self.netns_pool.take(reach).at_step(JailStep::NetNamespace)?;
+        clock.end_stage("net namespace");
         let home = self.netns_pool.home_namespace().at_step(JailStep::NetNamespace)?;
         Ok(SandboxResources {
             groups: Some(groups),
-            volume: EntryVolume::Given,
+            volume: EntryVolume::Given(
+                volume.journal.as_ref().map_or(EntryJournal::Memory, |_| EntryJournal::Given),
+            ),
             network: JailNetwork::Prepared { namespace, home },
             cgroup_namespace: self.groups.allows_namespace(),
             id_mapping: IdMapping::Range {
                 base,
                 user,
-                volume: kept.unwrap_or(volume.disk),
+                volume: volume.disk,
                 journal: volume.journal,
-                mounts,
+                mounts: Vec::new(),
             },
             setgroups: SetgroupsPolicy::Allow,
         })
@@ -526,14 +532,4 @@ fn to_entry_tree(tree: &images::ImageTree) -> EntryTree {
 
 fn disk_error(error: VolumeError) -> io::Error {
     io::Error::other(error)
-}
-
-pub(super) fn image_op_error(error: ImageError) -> OpError {
-    let hint = error.hint().map(str::to_owned);
-    match error {
-        ImageError::Unknown(_) | ImageError::NoStandIn { .. } | ImageError::Strict(_) => {
-            OpError { kind: OpErrorKind::NoImage, message: error.to_string(), hint }
-        }
-        error => OpError { kind: OpErrorKind::Unsupported, message: error.to_string(), hint },
-    }
 }

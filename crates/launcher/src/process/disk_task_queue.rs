@@ -7,8 +7,10 @@ use std::os::fd::OwnedFd;
 
 use domain::{SandboxId, SnapshotId};
 
-use super::serve::{ClientSocket, LauncherLoop, send_response, step_error};
+use super::Launcher;
+use super::serve::{LauncherLoop, send_response, step_error};
 use super::snapshot::{PendingRestore, PendingSnapshot, SnapshotStart};
+use crate::client_connection::ClientSocket;
 use crate::jail::plan::JailPlan;
 use crate::protocol::{LauncherOp, LauncherRequest, OpError, OpResult, SnapshotListing};
 
@@ -103,7 +105,8 @@ impl LauncherLoop {
     }
 
     pub(super) fn start_restore(&mut self, client: ClientSocket, number: u64, plan: Box<JailPlan>) {
-        match self.launcher.begin_restore(plan) {
+        let Launcher { thread, rights, .. } = &mut self.launcher;
+        match rights.begin_restore(thread, plan) {
             Ok(restoring) => {
                 let work = DiskWork::Restore(Box::new(restoring));
                 self.disk_tasks.push(DiskTaskInProgress { client, number, work, waiting: Vec::new() });
@@ -113,12 +116,12 @@ impl LauncherLoop {
     }
 
     pub(super) fn forget_snapshot(&mut self, snapshot: &SnapshotId) -> Result<OpResult, OpError> {
-        let forgotten = self.launcher.forget_snapshot(snapshot);
+        let forgotten = self.launcher.rights.forget_snapshot(snapshot);
         forgotten.map(|()| OpResult::Done).map_err(|error| step_error("forget", &error))
     }
 
     pub(super) fn list_snapshots(&self) -> Result<OpResult, OpError> {
-        let mut all = self.launcher.list_snapshots().map_err(|error| step_error("list", &error))?;
+        let mut all = self.launcher.rights.list_snapshots().map_err(|error| step_error("list", &error))?;
         for job in &self.disk_tasks {
             let DiskWork::Snapshot(taking) = &job.work else { continue };
             if all.iter().all(|found| found.id != taking.snapshot) {
@@ -144,13 +147,13 @@ impl LauncherLoop {
         let DiskTaskInProgress { client, number, work, waiting } = self.disk_tasks.swap_remove(index);
         match work {
             DiskWork::Snapshot(taking) => {
-                let taken = self.launcher.conclude_snapshot(*taking);
+                let taken = self.launcher.rights.conclude_snapshot(*taking);
                 send_response(&client, number, taken.map(|record| OpResult::Kept(record.into())), None);
             }
-            DiskWork::Restore(restoring) => match self.launcher.conclude_restore(*restoring) {
+            DiskWork::Restore(restoring) => match self.launcher.rights.conclude_restore(*restoring) {
                 Ok(plan) => {
                     self.start_create(client, number, *plan);
-                    self.launcher.discard_restored_disk();
+                    self.launcher.rights.discard_restored_disk();
                 }
                 Err(refusal) => send_response(&client, number, Err(refusal), None),
             },

@@ -9,7 +9,6 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use domain::SandboxId;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::AtFlags;
 use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 
 use super::{Launcher, LauncherRights};
@@ -34,7 +33,7 @@ pub enum KillOutcome {
 impl Launcher {
     /// Kills a sandbox. It is not an error if it does not exist.
     pub fn kill_sandbox(&mut self, id: &SandboxId) -> io::Result<KillOutcome> {
-        if let Some(pidfd) = self.pidfd(id) {
+        if let Some(pidfd) = self.records.pidfd(id) {
             match pidfd_send_signal(&pidfd, Signal::KILL) {
                 Ok(()) | Err(rustix::io::Errno::SRCH) => {}
                 Err(error) => return Err(error.into()),
@@ -45,7 +44,7 @@ impl Launcher {
         if let Some(remains) = self.records.read(id).and_then(|record| record.unreaped_pidfd()) {
             reap_process(&remains)?;
         }
-        if let Some(groups) = self.groups() {
+        if let Some(groups) = self.rights.groups() {
             groups.kill_processes(id)?;
         }
         Ok(KillOutcome::Done)
@@ -62,31 +61,31 @@ impl Launcher {
         if let Some(pidfd) = pidfd {
             reap_process(pidfd)?;
         }
-        if let Some(groups) = self.groups() {
+        if let Some(groups) = self.rights.groups() {
             groups.remove(id)?;
         }
-        let kept = keep == KeptParts::Disk && self.has_disk(id);
+        let kept = keep == KeptParts::Disk && self.rights.has_disk(id);
         if let LauncherRights::Root(root) = &mut self.rights
             && !kept
         {
             root.volumes.remove(id).map_err(io::Error::other)?;
         }
-        match rustix::fs::unlinkat(self.run_directory(), id.as_str(), AtFlags::empty()) {
-            Ok(()) | Err(rustix::io::Errno::NOENT) => {}
-            Err(error) => return Err(error.into()),
-        }
+        self.sockets.remove(id)?;
         if let LauncherRights::Root(root) = &mut self.rights {
             root.ranges.release(id).map_err(io::Error::other)?;
         }
         if kept { self.records.mark_stopped(id) } else { self.records.remove(id) }
     }
 
-    /// Whether this sandbox has a disk that outlives its processes.
-    pub fn has_disk(&self, id: &SandboxId) -> bool {
-        match &self.rights {
-            LauncherRights::Root(root) => root.volumes.has_volume(id),
-            LauncherRights::User { .. } => false,
+    /// Marks a dead sandbox of which nothing is kept, so that its remains can be removed later. Returns `false` if it has
+    /// no record that could be marked.
+    pub(super) fn mark_ended(&mut self, id: &SandboxId, pidfd: Option<&OwnedFd>) -> io::Result<bool> {
+        if let Some(pidfd) = pidfd {
+            reap_process(pidfd)?;
         }
+        // A client that connects is told that the sandbox does not exist.
+        self.sockets.remove(id)?;
+        self.records.mark_ended(id)
     }
 
     /// Ends a sandbox and waits until it is removed completely.
@@ -111,13 +110,9 @@ impl Launcher {
     /// Removes prepared disks, and the packet filter and control groups of this instance if no sandbox
     /// uses them.
     pub fn close(&mut self) -> io::Result<()> {
-        if let LauncherRights::Root(root) = &mut self.rights {
-            for disk in std::mem::take(&mut root.prepared_disks) {
-                root.volumes.discard(disk).map_err(io::Error::other)?;
-            }
-        }
+        self.rights.discard_prepared()?;
         self.close_network()?;
-        self.groups().map_or(Ok(()), CgroupHierarchies::close)
+        self.rights.groups().map_or(Ok(()), CgroupHierarchies::close)
     }
 }
 
@@ -138,7 +133,7 @@ fn wait_readable(pidfd: &OwnedFd) -> io::Result<()> {
 
 /// Waits for a millisecond. The kernel removes the last tasks from a group shortly after their end, and
 /// there is no notification for a v1 group.
-fn sleep_one_millisecond() -> io::Result<()> {
+pub(super) fn sleep_one_millisecond() -> io::Result<()> {
     let moment = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
     poll(&mut [], Some(&moment))?;
     Ok(())

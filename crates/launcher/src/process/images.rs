@@ -3,29 +3,32 @@
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use backend::HostSoftware;
 use domain::SnapshotId;
 use linux::namespaces::{self, NamespaceSet};
-use linux::spawn::{self, ForkResult};
+use linux::spawn::{self, ForkResult, SingleThread};
 use rustix::fs::MemfdFlags;
 use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
-use super::Launcher;
-use super::create::image_op_error;
+use super::host_report::HostSoftwareReport;
+use super::{Launcher, record};
 use crate::images::{
-    self, AliasRule, CollectionResult, Digest, ExistingImagePolicy, HOST_IMAGE, ImageError, ImageImport,
-    ImageRecord, ImportBase, ImportSource, UnpackMode,
+    self, CollectionResult, Digest, ExistingImagePolicy, FoundImage, HOST_IMAGE, HostImage, HostPrograms,
+    ImageError, ImageImport, ImageRecord, ImportBase, ImportSource, UnpackMode,
 };
 use crate::protocol::{OpError, OpErrorKind, OpResult};
+use crate::settings::{LauncherSettings, LifetimePolicy};
 
 /// A request about images.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ImageOp {
     List,
-    /// Asks for the image that a name refers to, without the stand-ins for well-known names.
+    /// Asks for the image of this name.
     Find {
         name: String,
     },
@@ -33,6 +36,8 @@ pub enum ImageOp {
     Layers {
         name: String,
     },
+    /// Asks for the software in the image `host`.
+    HostSoftware,
     /// Imports the OCI layout in the directory whose descriptor is sent along.
     Import {
         name: String,
@@ -64,6 +69,7 @@ pub enum ImageOpResult {
         layers: Vec<Digest>,
         room: Option<u64>,
     },
+    HostSoftware(HostSoftwareReport),
     Taken(ImageRecord),
     Freed(CollectionResult),
 }
@@ -80,10 +86,56 @@ pub(crate) const MAX_IMAGE_CHANGES: usize = 16;
 /// The largest result; a record has a few kilobytes.
 const MAX_RESULT_BYTES: u64 = 16 << 20;
 
-impl Launcher {
+/// The images of one state directory.
+pub(super) struct LauncherImages {
+    /// The state directory that holds the images.
+    pub(super) state_dir: PathBuf,
+    pub(super) host: HostImage,
+    programs: HostPrograms,
+    /// The largest total size of all layers.
+    max_bytes: Option<u64>,
+}
+
+/// Makes the image `host`, with files hidden that not everyone may read.
+fn open_host_image(settings: &LauncherSettings) -> Result<HostImage, ImageError> {
+    let image = images::create_host_skeleton(&settings.state_dir.join("host"))?;
+    let server = match settings.lifetime {
+        LifetimePolicy::Own => Some(record::parent_identity()),
+        LifetimePolicy::Ours => None,
+    };
+    images::hide_unreadable_files(image, &settings.state_dir.join("hidden"), server)
+}
+
+impl LauncherImages {
+    pub(super) fn open(settings: &LauncherSettings) -> Result<Self, ImageError> {
+        Ok(Self {
+            state_dir: settings.image_state.clone(),
+            host: open_host_image(settings)?,
+            programs: HostPrograms::of_this_host(),
+            max_bytes: settings.image_bytes,
+        })
+    }
+
+    /// Applies the settings of images, which can change while sandboxes run.
+    pub(super) fn apply_settings(&mut self, settings: &LauncherSettings) {
+        self.max_bytes = settings.image_bytes;
+    }
+
+    pub(super) fn resolve(&self, name: &str) -> Result<FoundImage, OpError> {
+        images::resolve_image(&self.state_dir, &self.host, name).map_err(image_op_error)
+    }
+
+    /// Records the use of an image: the least recently used one is removed first when space is needed.
+    pub(super) fn record_use(&self, image: &FoundImage) {
+        let Some(record) = &image.record else { return };
+        if let Err(error) = images::touch_image(&self.state_dir, record) {
+            tracing::debug!(%error, "failed to record the use of an image");
+        }
+    }
+
     /// Answers a request that only reads; `None` for a change.
-    pub fn answer_image_query(&self, op: &ImageOp) -> Option<Result<OpResult, OpError>> {
-        let state = &self.settings.image_state;
+    pub(super) fn answer_query(&self, op: &ImageOp) -> Option<Result<OpResult, OpError>> {
+        let state = &self.state_dir;
         let answer = match op {
             ImageOp::List => images::list_images(state).map(|found| {
                 let seconds = |time: SystemTime| {
@@ -94,6 +146,7 @@ impl Launcher {
             }),
             ImageOp::Find { name } => self.find_image(name).map(ImageOpResult::Found),
             ImageOp::Layers { name } => self.layers_and_room(name),
+            ImageOp::HostSoftware => Ok(ImageOpResult::HostSoftware(self.programs.read_software().into())),
             ImageOp::Import { .. }
             | ImageOp::ImportArchive { .. }
             | ImageOp::Commit { .. }
@@ -106,27 +159,50 @@ impl Launcher {
     }
 
     fn find_image(&self, name: &str) -> Result<Option<ImageRecord>, ImageError> {
-        // An image that `host` may replace is fetched first, if that is allowed.
-        let rule = if self.settings.strict_images { AliasRule::Refuse } else { AliasRule::OperatorOnly };
-        let own = super::build_aliases(&self.settings, rule);
-        let nothing = || ImageRecord {
-            name: HOST_IMAGE.to_owned(),
-            manifest: None,
-            config: images::ImageConfig::default(),
-            layers: Vec::new(),
-            base: images::ImageBase::Host,
-        };
-        match images::resolve_image(&self.settings.image_state, &self.host, name, &own) {
-            Ok(found) => Ok(Some(found.record.unwrap_or_else(nothing))),
-            Err(ImageError::Unknown(_) | ImageError::NoStandIn { .. } | ImageError::Strict(_)) => Ok(None),
-            Err(error) => Err(error),
+        if name == HOST_IMAGE {
+            return Ok(Some(ImageRecord {
+                name: HOST_IMAGE.to_owned(),
+                manifest: None,
+                config: images::ImageConfig::default(),
+                layers: Vec::new(),
+                base: images::ImageBase::Host,
+            }));
         }
+        images::find_image(&self.state_dir, name)
     }
 
     fn layers_and_room(&self, name: &str) -> Result<ImageOpResult, ImageError> {
-        let state = &self.settings.image_state;
-        let room = images::space_for_image(state, self.settings.image_bytes, name)?;
+        let state = &self.state_dir;
+        let room = images::space_for_image(state, self.max_bytes, name)?;
         Ok(ImageOpResult::Layers { layers: images::list_layers(state)?, room })
+    }
+
+    fn import_image(
+        &self,
+        thread: &SingleThread,
+        name: &str,
+        source: ImportSource,
+        wanted: Option<Digest>,
+        existing: ExistingImagePolicy,
+        below: ImportBase,
+    ) -> Result<ImageOpResult, ImageError> {
+        let import = ImageImport { name, source, wanted, existing, most: self.max_bytes, below };
+        let unpacker = UnpackMode::Worker(thread);
+        let made = images::import_image(&self.state_dir, import, unpacker, &mut |_| {})?;
+        Ok(ImageOpResult::Taken(made.record))
+    }
+}
+
+impl Launcher {
+    /// Returns the full name of an image, if it exists, for a caller in this process.
+    pub fn find_image_name(&self, name: &str) -> Result<Option<String>, OpError> {
+        let found = self.images.find_image(name).map_err(image_op_error)?;
+        Ok(found.map(|record| record.name))
+    }
+
+    /// Returns the software in the image `host`, for a caller in this process.
+    pub fn host_software(&self) -> HostSoftware {
+        self.images.programs.read_software()
     }
 
     /// Begins a change. The process that makes it ends with this process.
@@ -163,14 +239,16 @@ impl Launcher {
     }
 
     fn apply_image_change(&self, op: ImageOp, layout: Option<OwnedFd>) -> Result<ImageOpResult, ImageError> {
-        let state = &self.settings.image_state;
+        let Self { thread, images: store, .. } = self;
+        let state = &store.state_dir;
         match op {
             ImageOp::Import { name, wanted } => {
                 let none = || ImageError::Malformed("the request has no directory".to_owned());
                 let root = linux::fs::RootDirectory::from_descriptor(layout.ok_or_else(none)?);
                 // A compromised server must not be able to read files through the launcher.
                 let source = ImportSource::from_layout(&root, self.settings.server_uid)?;
-                self.import_image(
+                store.import_image(
+                    thread,
                     &name,
                     source,
                     Some(wanted),
@@ -182,36 +260,25 @@ impl Launcher {
                 let none = || ImageError::Malformed("the request has no file".to_owned());
                 let archive = std::fs::File::from(layout.ok_or_else(none)?);
                 let source = ImportSource::from_archive(archive, self.settings.server_uid)?;
-                self.import_image(&name, source, None, ExistingImagePolicy::Refuse, ImportBase::Nothing)
+                store.import_image(
+                    thread,
+                    &name,
+                    source,
+                    None,
+                    ExistingImagePolicy::Refuse,
+                    ImportBase::Nothing,
+                )
             }
             ImageOp::Commit { snapshot, name } => {
-                let (source, below) = self.commit_source(&snapshot)?;
-                self.import_image(&name, source, None, ExistingImagePolicy::Refuse, below)
+                let (source, below) = self.rights.commit_source(&snapshot)?;
+                store.import_image(thread, &name, source, None, ExistingImagePolicy::Refuse, below)
             }
             ImageOp::Remove { name } => images::remove_image(state, &name).map(ImageOpResult::Freed),
-            ImageOp::Collect => {
-                images::collect_images(state, self.settings.image_bytes).map(ImageOpResult::Freed)
-            }
-            ImageOp::List | ImageOp::Find { .. } | ImageOp::Layers { .. } => {
+            ImageOp::Collect => images::collect_images(state, store.max_bytes).map(ImageOpResult::Freed),
+            ImageOp::List | ImageOp::Find { .. } | ImageOp::Layers { .. } | ImageOp::HostSoftware => {
                 Err(ImageError::Malformed("the request is not a change".to_owned()))
             }
         }
-    }
-}
-
-impl Launcher {
-    fn import_image(
-        &self,
-        name: &str,
-        source: ImportSource,
-        wanted: Option<Digest>,
-        existing: ExistingImagePolicy,
-        below: ImportBase,
-    ) -> Result<ImageOpResult, ImageError> {
-        let import = ImageImport { name, source, wanted, existing, most: self.settings.image_bytes, below };
-        let unpacker = UnpackMode::Worker(&self.thread);
-        let made = images::import_image(&self.settings.image_state, import, unpacker, &mut |_| {})?;
-        Ok(ImageOpResult::Taken(made.record))
     }
 }
 
@@ -243,5 +310,13 @@ fn image_change_error(error: ImageError) -> OpError {
             }
             OpError { kind: OpErrorKind::Image, message, hint }
         }
+    }
+}
+
+pub(super) fn image_op_error(error: ImageError) -> OpError {
+    let hint = error.hint().map(str::to_owned);
+    match error {
+        ImageError::Unknown(_) => OpError { kind: OpErrorKind::NoImage, message: error.to_string(), hint },
+        error => OpError { kind: OpErrorKind::Unsupported, message: error.to_string(), hint },
     }
 }

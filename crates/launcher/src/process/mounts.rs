@@ -9,8 +9,9 @@ use backend::enforced::MountKind;
 use backend::{EnforcedMeasures, Measure};
 use domain::volume::{is_mount_target, is_path_beneath};
 use domain::{MountAccess, VolumeId};
+use linux::spawn::SingleThread;
 
-use super::{Launcher, LauncherRights};
+use super::LauncherRights;
 use crate::jail::enter::EntryMount;
 use crate::jail::id_maps;
 use crate::jail::plan::{JailPlan, MountPlan, MountSourcePlan};
@@ -29,7 +30,14 @@ pub(super) struct OpenedMounts {
     pub measures: EnforcedMeasures,
 }
 
-impl Launcher {
+/// Opens the sources of mounts that the operator allows.
+pub(super) struct MountOpener<'a> {
+    pub(super) thread: &'a SingleThread,
+    pub(super) rights: &'a LauncherRights,
+    pub(super) rule: &'a MountRule,
+}
+
+impl MountOpener<'_> {
     /// Checks and opens the sources. Targets that may contain other targets come first.
     pub(super) fn open_mounts(&self, plans: &[MountPlan]) -> Result<OpenedMounts, OpError> {
         if plans.len() > MAX_MOUNTS {
@@ -41,8 +49,8 @@ impl Launcher {
         let mut gathered = OpenedMounts { entries: Vec::new(), opened: Vec::new(), measures: Vec::new() };
         for plan in plans {
             let site = self.resolve_source_location(plan)?;
-            let opened = site.open(&self.thread).map_err(|error| mount_op_error(&error))?;
-            self.check_source_owner(&opened)?;
+            let opened = site.open(self.thread).map_err(|error| mount_op_error(&error))?;
+            self.rights.check_source_owner(&opened)?;
             gathered.opened.push(opened);
             gathered.measures.push(mount_measure(plan));
             let (target, read_only) = (plan.target.clone(), plan.read_only);
@@ -52,7 +60,7 @@ impl Launcher {
     }
 
     fn resolve_source_location(&self, plan: &MountPlan) -> Result<SourceLocation, OpError> {
-        let trusted = self.settings.mounts == MountRule::Allow;
+        let trusted = *self.rule == MountRule::Allow;
         if !trusted && !is_mount_target(&plan.target) {
             let message = format!("mount target `{}` is not allowed", plan.target);
             return Err(OpError::mount(
@@ -67,14 +75,14 @@ impl Launcher {
         }
         let place = match &plan.source {
             MountSourcePlan::Host(path) => self.host_mount_origin(path)?,
-            MountSourcePlan::Volume(id) => self.volume_mount_origin(id)?,
+            MountSourcePlan::Volume(id) => self.rights.volume_mount_origin(id)?,
         };
         Ok(SourceLocation { origin: place, sub_path: plan.sub_path.as_ref().map(PathBuf::from) })
     }
 
     /// Returns the location of a host path, if it may be mounted.
     fn host_mount_origin(&self, path: &Path) -> Result<MountOrigin, OpError> {
-        let MountRule::Below(prefixes) = &self.settings.mounts else {
+        let MountRule::Below(prefixes) = self.rule else {
             return Ok(MountOrigin::Named(path.to_owned()));
         };
         find_allowed_origin(prefixes, path).ok_or_else(|| {
@@ -87,11 +95,13 @@ impl Launcher {
             OpError::mount(MountFault::NotAllowed, message, Some(hint))
         })
     }
+}
 
+impl LauncherRights {
     fn volume_mount_origin(&self, id: &VolumeId) -> Result<MountOrigin, OpError> {
-        let data = match &self.rights {
-            LauncherRights::Root(root) => root.volumes.named_data(id),
-            LauncherRights::User { .. } => None,
+        let data = match self {
+            Self::Root(root) => root.volumes.named_data(id),
+            Self::User { .. } => None,
         };
         let missing = || OpError::mount(MountFault::NoVolume, format!("volume `{id}` does not exist"), None);
         data.map(MountOrigin::Volume).ok_or_else(missing)
@@ -99,8 +109,8 @@ impl Launcher {
 
     /// Refuses a directory that belongs to an id of a sandbox: it cannot be mapped into another sandbox.
     fn check_source_owner(&self, opened: &OpenedSource) -> Result<(), OpError> {
-        match (&self.rights, opened.ids) {
-            (LauncherRights::Root(_), SourceIds::Host { uid, gid })
+        match (self, opened.ids) {
+            (Self::Root(_), SourceIds::Host { uid, gid })
                 if uid >= id_maps::IDS_PER_SANDBOX || gid >= id_maps::IDS_PER_SANDBOX =>
             {
                 let message = "the directory does not belong to root or an ordinary user of this host";
@@ -110,11 +120,13 @@ impl Launcher {
             _ => Ok(()),
         }
     }
+}
 
+impl MountRule {
     /// Whether a sandbox may write files that users of the host could execute. If host directories may
     /// be attached later, that is true for every sandbox.
     pub(super) fn refuses_set_id(&self, plan: &JailPlan) -> bool {
-        let later = matches!(&self.settings.mounts, MountRule::Below(prefixes) if !prefixes.is_empty());
+        let later = matches!(self, Self::Below(prefixes) if !prefixes.is_empty());
         plan.keep || later || plan.mounts.iter().any(writes_to_host)
     }
 }

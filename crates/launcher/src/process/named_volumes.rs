@@ -5,20 +5,20 @@ use std::io;
 use domain::volume::VolumeLifetime;
 use domain::{Bytes, Owner, Volume, VolumeId, VolumeName};
 
-use super::{Launcher, LauncherRights, RootState};
+use super::{LauncherRights, RootState};
 use crate::jail::step::{JailError, JailStep};
 use crate::protocol::{OpError, VolumePlan};
 use crate::volumes::VolumeError;
 
-impl Launcher {
+impl LauncherRights {
     /// Whether named volumes with a hard limit are supported here.
-    pub fn supports_named_volumes(&self) -> bool {
-        matches!(self.rights, LauncherRights::Root(_))
+    pub(super) fn supports_named_volumes(&self) -> bool {
+        matches!(self, Self::Root(_))
     }
 
-    pub fn make_volume(&mut self, plan: &VolumePlan) -> Result<(), OpError> {
+    /// Makes a volume, of at most `most` bytes if the operator limits them.
+    pub(super) fn make_volume(&mut self, plan: &VolumePlan, most: Option<Bytes>) -> Result<(), OpError> {
         let volume = parse_volume_plan(plan)?;
-        let most = self.settings.maxima.disk.map(Bytes);
         let root = self.require_root()?;
         if let Some(most) = most.or(root.volumes.capacity()).filter(|most| volume.size > *most) {
             let message = format!("a volume of {} is more than the {most} allowed here", volume.size);
@@ -27,12 +27,12 @@ impl Launcher {
         root.volumes.make_named(&volume).map_err(volume_op_error)
     }
 
-    pub fn remove_volume(&mut self, id: &VolumeId) -> Result<(), OpError> {
+    pub(super) fn remove_volume(&mut self, id: &VolumeId) -> Result<(), OpError> {
         self.require_root()?.volumes.remove_named(id).map_err(volume_op_error)
     }
 
-    pub fn list_volumes(&self) -> Result<Vec<(VolumePlan, u64)>, OpError> {
-        let LauncherRights::Root(root) = &self.rights else { return Ok(Vec::new()) };
+    pub(super) fn list_volumes(&self) -> Result<Vec<(VolumePlan, u64)>, OpError> {
+        let Self::Root(root) = self else { return Ok(Vec::new()) };
         let found = root.volumes.list_named().map_err(volume_op_error)?;
         let plan = |volume: Volume| VolumePlan {
             id: volume.id,
@@ -45,16 +45,16 @@ impl Launcher {
     }
 
     /// Returns the usage of these volumes; those that cannot be read are left out.
-    pub fn volume_usage(&self, ids: Vec<VolumeId>) -> Vec<(VolumeId, u64)> {
-        let LauncherRights::Root(root) = &self.rights else { return Vec::new() };
+    pub(super) fn volume_usage(&self, ids: Vec<VolumeId>) -> Vec<(VolumeId, u64)> {
+        let Self::Root(root) = self else { return Vec::new() };
         let held = |id: VolumeId| root.volumes.named_usage(&id).map(|usage| (id, usage.used.0));
         ids.into_iter().filter_map(held).collect()
     }
 
     fn require_root(&mut self) -> Result<&mut RootState, OpError> {
-        match &mut self.rights {
-            LauncherRights::Root(root) => Ok(root),
-            LauncherRights::User { .. } => {
+        match self {
+            Self::Root(root) => Ok(root),
+            Self::User { .. } => {
                 let message = "an ordinary user's server keeps no volumes: nothing would bound their size";
                 Err(OpError::unsupported(message, Some("run the server as root")))
             }

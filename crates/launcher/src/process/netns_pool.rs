@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use linux::namespaces::{self, NamespaceSet};
 use linux::netlink::nftables::FilterTable;
 use linux::netlink::route::RoutingSocket;
+use linux::procfs::DetachedProc;
 
 use crate::network::uplink::Uplink;
 use crate::network::{NetworkError, NetworkMode, UplinkKind};
@@ -23,13 +24,21 @@ pub(crate) struct NetnsPool {
     pub uplink: Uplink,
     /// Whether a sandbox has asked for a link, so that more are made in advance.
     links_wanted: bool,
+    /// The `/proc` through which namespaces are configured, and how many were since it was mounted.
+    settings_proc: Option<(DetachedProc, u32)>,
 }
+
+/// How many namespaces are configured through the same `/proc`. The kernel keeps the names of each
+/// namespace's settings side by side in one chain, so this bounds how long the chain grows. In the host's
+/// `/proc` it would grow with the number of sandboxes.
+const MAX_NAMESPACES_PER_PROC: u32 = 32;
 
 impl NetnsPool {
     pub(crate) fn open(wanted: usize, uplink: Uplink) -> io::Result<Self> {
         let links_wanted = uplink.settings().default != NetworkMode::Off;
         let (apart, linked) = Default::default();
-        Ok(Self { home: current_namespace()?, unlinked: apart, linked, wanted, uplink, links_wanted })
+        let home = current_namespace()?;
+        Ok(Self { home, unlinked: apart, linked, wanted, uplink, links_wanted, settings_proc: None })
     }
 
     pub(crate) fn home_namespace(&self) -> io::Result<OwnedFd> {
@@ -113,9 +122,14 @@ impl NetnsPool {
     /// Makes a namespace with its loopback up. The launcher's user namespace owns it, so root inside the
     /// sandbox has no privileges over it. So what services inside need is allowed here: low ports and
     /// ping for all users.
-    fn make_namespace(&self) -> io::Result<(OwnedFd, RoutingSocket)> {
+    fn make_namespace(&mut self) -> io::Result<(OwnedFd, RoutingSocket)> {
+        let proc = match self.settings_proc.take() {
+            Some((proc, used)) if used < MAX_NAMESPACES_PER_PROC => (proc, used + 1),
+            _ => (DetachedProc::mount()?, 1),
+        };
+        let proc = &self.settings_proc.insert(proc).0;
         namespaces::unshare_namespaces(NamespaceSet::NET)?;
-        let made = configure_namespace();
+        let made = configure_namespace(proc);
         // This process must leave the namespace even after an error.
         namespaces::enter_namespace(self.home.as_fd(), NamespaceSet::NET)?;
         made
@@ -134,15 +148,15 @@ impl NetnsPool {
     }
 }
 
-fn configure_namespace() -> io::Result<(OwnedFd, RoutingSocket)> {
+fn configure_namespace(proc: &DetachedProc) -> io::Result<(OwnedFd, RoutingSocket)> {
     namespaces::set_loopback_up()?;
-    fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0")?;
-    fs::write("/proc/sys/net/ipv4/ping_group_range", "0 2147483647")?;
+    proc.write_setting("net/ipv4/ip_unprivileged_port_start", "0")?;
+    proc.write_setting("net/ipv4/ping_group_range", "0 2147483647")?;
     // Links that are added later must have only the addresses that the launcher sets.
     for (setting, value) in
         [("addr_gen_mode", "1"), ("accept_ra", "0"), ("autoconf", "0"), ("accept_redirects", "0")]
     {
-        match fs::write(format!("/proc/sys/net/ipv6/conf/default/{setting}"), value) {
+        match proc.write_setting(&format!("net/ipv6/conf/default/{setting}"), value) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             // A kernel without IPv6 does not have these settings.
             _ => {}

@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use domain::SandboxId;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -76,6 +77,9 @@ pub struct ProcessIdentity {
     pub namespace: u64,
 }
 
+/// The end of the name of a record whose sandbox has ended. No id contains a dot.
+pub(crate) const ENDED_SUFFIX: &str = ".ended";
+
 /// The records of one state directory.
 #[derive(Clone, Debug)]
 pub struct LauncherRecords {
@@ -99,7 +103,7 @@ impl LauncherRecords {
         made_of: SandboxOrigin,
     ) -> io::Result<LauncherRecord> {
         let record = LauncherRecord {
-            boot: boot_id()?,
+            boot: boot_id()?.to_owned(),
             limits,
             made_of: Some(made_of),
             user: (0, 0),
@@ -128,7 +132,7 @@ impl LauncherRecords {
             return self.begin_create(id, limits, made_of);
         };
         let record = LauncherRecord {
-            boot: boot_id()?,
+            boot: boot_id()?.to_owned(),
             limits,
             made_of: Some(made_of),
             process: None,
@@ -193,20 +197,63 @@ impl LauncherRecords {
         }
     }
 
-    pub fn remove(&self, id: &SandboxId) -> io::Result<()> {
-        match fs::remove_file(self.path(id)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            other => other,
+    /// Records that the processes of a sandbox have ended and that nothing of it is kept: its record gets another
+    /// name, under which it is neither listed nor read. Returns `false` if it has no record.
+    pub(crate) fn mark_ended(&self, id: &SandboxId) -> io::Result<bool> {
+        match fs::rename(self.path(id), self.ended_path(id)) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(self.is_ended(id)),
+            Err(error) => Err(error),
         }
+    }
+
+    pub(crate) fn is_ended(&self, id: &SandboxId) -> bool {
+        self.ended_path(id).exists()
+    }
+
+    /// Returns the ids of all sandboxes that were marked as ended and not removed.
+    pub(crate) fn list_ended(&self) -> io::Result<Vec<SandboxId>> {
+        self.list_names(ENDED_SUFFIX)
+    }
+
+    pub fn remove(&self, id: &SandboxId) -> io::Result<()> {
+        for path in [self.path(id), self.ended_path(id)] {
+            match fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     /// Returns the ids of all sandboxes that have a record.
     pub fn list(&self) -> io::Result<Vec<SandboxId>> {
+        self.list_names("")
+    }
+
+    /// Returns the ids of the files whose names consist of an id and `suffix`.
+    fn list_names(&self, suffix: &str) -> io::Result<Vec<SandboxId>> {
         let mut found = Vec::new();
         for entry in fs::read_dir(&self.directory)? {
-            found.extend(entry?.file_name().to_str().and_then(|name| SandboxId::parse(name).ok()));
+            let name = entry?.file_name();
+            let id = name.to_str().and_then(|name| name.strip_suffix(suffix));
+            found.extend(id.and_then(|id| SandboxId::parse(id).ok()));
         }
         Ok(found)
+    }
+
+    fn ended_path(&self, id: &SandboxId) -> PathBuf {
+        self.directory.join(format!("{id}{ENDED_SUFFIX}"))
+    }
+
+    /// Returns a descriptor that becomes readable when the sandbox ends, if it is running.
+    pub fn pidfd(&self, id: &SandboxId) -> Option<OwnedFd> {
+        self.read(id)?.pidfd()
+    }
+
+    /// Whether any sandbox is running.
+    pub(super) fn any_sandbox_runs(&self) -> io::Result<bool> {
+        Ok(self.list()?.iter().any(|id| self.pidfd(id).is_some()))
     }
 
     fn path(&self, id: &SandboxId) -> PathBuf {
@@ -273,9 +320,25 @@ impl ProcessIdentity {
     }
 }
 
+/// Identifies the process that started this one, for as long as the host is up. A launcher's parent is the
+/// supervisor of its server.
+pub(crate) fn parent_identity() -> String {
+    let parent = rustix::process::getppid().and_then(|pid| ProcessIdentity::of(pid).ok());
+    let boot = boot_id().unwrap_or_default();
+    match parent {
+        Some(ProcessIdentity { pid, started, .. }) => format!("{pid} {started} {boot}"),
+        // The parent is in another pid namespace: this process stands for it.
+        None => format!("child {} {boot}", std::process::id()),
+    }
+}
+
 /// Returns when a process was started, in ticks since the boot of the host.
 fn read_start_time(pid: i32) -> io::Result<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // One read is enough: the kernel returns the whole line, which is shorter than this.
+    const MAX_STAT_BYTES: usize = 2048;
+    let mut stat = [0; MAX_STAT_BYTES];
+    let length = io::Read::read(&mut fs::File::open(format!("/proc/{pid}/stat"))?, &mut stat)?;
+    let stat = String::from_utf8_lossy(&stat[..length]);
     // The name in parentheses may contain anything; the start time is the 20th word after it.
     let behind = stat.rsplit_once(')').map(|(_, behind)| behind).unwrap_or_default();
     let started = behind.split_whitespace().nth(19).and_then(|word| word.parse().ok());
@@ -290,8 +353,14 @@ pub(crate) fn has_ended(pidfd: &OwnedFd) -> bool {
     poll(&mut watched, Some(&at_once)).is_ok_and(|ready| ready > 0)
 }
 
-pub(crate) fn boot_id() -> io::Result<String> {
-    Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
+/// Returns the id of this boot of the host, which is read once.
+pub(crate) fn boot_id() -> io::Result<&'static str> {
+    static BOOT_ID: OnceLock<String> = OnceLock::new();
+    if let Some(known) = BOOT_ID.get() {
+        return Ok(known);
+    }
+    let read = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    Ok(BOOT_ID.get_or_init(|| read.trim().to_owned()))
 }
 
 #[cfg(test)]
@@ -304,7 +373,7 @@ mod tests {
         let own = rustix::process::getpid();
         let limits = JailLimits { memory: 1, cpus: 1, pids: 1, disk: 1 };
         let mut record = LauncherRecord {
-            boot: boot_id().expect("linux"),
+            boot: boot_id().expect("linux").to_owned(),
             limits,
             made_of: None,
             user: (0, 0),
@@ -321,6 +390,24 @@ mod tests {
         assert!(record.pidfd().is_none(), "another process with this pid");
         set_another_boot(&mut record);
         assert!(record.pidfd().is_none(), "another boot");
+    }
+
+    #[test]
+    fn ended_sandbox_is_not_listed_but_found_by_the_next_launcher() {
+        let state = tempfile::tempdir().expect("a directory");
+        let identity = ServerIdentity { instance: "i".to_owned(), owns_unsigned_records: true };
+        let records = LauncherRecords::open(state.path(), identity).expect("a directory");
+        let (id, limits) = (test_id("a"), JailLimits { memory: 1, cpus: 1, pids: 1, disk: 1 });
+        assert!(!records.mark_ended(&id).expect("a missing record is no error"));
+        records.begin_create(&id, limits, made_of()).expect("there is no record yet");
+        for _ in 0..2 {
+            assert!(records.mark_ended(&id).expect("marking twice is no error"));
+        }
+        assert_eq!(records.list().expect("a directory"), []);
+        assert!(records.read(&id).is_none());
+        assert_eq!(records.list_ended().expect("a directory"), std::slice::from_ref(&id));
+        records.remove(&id).expect("the record is there");
+        assert_eq!(records.list_ended().expect("a directory"), []);
     }
 
     #[test]

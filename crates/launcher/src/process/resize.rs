@@ -16,15 +16,16 @@ impl Launcher {
         let id = &request.id;
         let mut record = self.records.read(id).filter(|record| record.pidfd().is_some());
         let record = record.as_mut().ok_or_else(OpError::gone)?;
-        self.check_limit_amounts(&request.limits, &request.named)?;
+        let rules = self.plan_rules();
+        rules.check_limit_amounts(&request.limits, &request.named)?;
         for limit in LimitName::ALL {
             let must_hold = request.named.contains(&limit) || request.require_limits;
-            if must_hold && !self.enforces(limit) {
-                return Err(self.unenforceable_limit_error(limit, &request.named));
+            if must_hold && !self.rights.enforces(limit) {
+                return Err(rules.unenforceable_limit_error(limit, &request.named));
             }
         }
         let mut limits = request.limits;
-        if self.bounds_processes_by_rlimit() && limits.pids != record.limits.pids {
+        if self.rights.bounds_processes_by_rlimit() && limits.pids != record.limits.pids {
             // The agent sets this limit on commands, and gets it only at its start.
             if request.named.contains(&LimitName::Pids) {
                 let message = "the limit on processes of a running sandbox cannot be changed on this host";
@@ -33,26 +34,28 @@ impl Launcher {
             limits.pids = record.limits.pids;
         }
         if record.limits.disk != limits.disk {
-            self.resize_disk(id, Bytes(limits.disk))?;
+            self.rights.resize_disk(id, Bytes(limits.disk))?;
         }
-        if let Some(groups) = self.groups() {
+        if let Some(groups) = self.rights.groups() {
             groups.replace_limits(id, &limits).at_step(JailStep::Groups)?;
         }
         record.limits = limits;
         self.records.replace(id, record).at_step(JailStep::Record)?;
-        Ok(self.limit_measures(&limits))
+        Ok(self.rights.limit_measures(&limits))
     }
+}
 
+impl LauncherRights {
     /// Changes the limit of a disk. A disk that is a file or in memory cannot be resized.
     fn resize_disk(&mut self, id: &SandboxId, limit: Bytes) -> Result<(), OpError> {
         let kept =
             || OpError::unsupported("the disk of a running sandbox cannot be resized on this host", None);
-        match &mut self.rights {
-            LauncherRights::Root(root) => match root.volumes.resize(id, limit) {
+        match self {
+            Self::Root(root) => match root.volumes.resize(id, limit) {
                 Err(VolumeError::FixedSize | VolumeError::OnlyMemory) => Err(kept()),
                 resized => Ok(resized.map_err(std::io::Error::other).at_step(JailStep::Volume)?),
             },
-            LauncherRights::User { .. } => Err(kept()),
+            Self::User { .. } => Err(kept()),
         }
     }
 

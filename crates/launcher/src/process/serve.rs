@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
-use domain::SandboxId;
+use domain::{Bytes, SandboxId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, Mode, Uid};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, socket_with};
@@ -17,18 +17,19 @@ use super::attach::PendingAttach;
 use super::create::{BeginCreateError, PendingCreate};
 use super::disk_task_queue::DiskTaskInProgress;
 use super::end::{KeptParts, KillOutcome};
+use super::ended_sandboxes::EndedSandboxes;
 use super::images::{ImageOp, MAX_IMAGE_CHANGES, PendingImageChange};
+use super::puller::RunningPullers;
 use crate::cgroups::PendingFreeze;
+use crate::client_connection::{ClientConnection, ClientSocket};
 use crate::jail::plan::{DiskPlan, JailPlan, LimitName};
 use crate::packet;
+use crate::pidfd_queue::UnreadLists;
 use crate::protocol::{
-    LauncherOp, LauncherRequest, LauncherResponse, OpError, OpErrorKind, OpResult, PROTOCOL_VERSION,
-    SOCKET_NAME,
+    FoundSandbox, LauncherOp, LauncherRequest, LauncherResponse, OpError, OpErrorKind, OpResult,
+    PROTOCOL_VERSION, SOCKET_NAME,
 };
 use crate::settings::LauncherSettings;
-
-/// A connection; responses may still be due to it after it was replaced.
-pub(super) type ClientSocket = Rc<OwnedFd>;
 
 struct CreateInProgress {
     client: ClientSocket,
@@ -108,7 +109,10 @@ pub struct LauncherLoop {
     image_changes: Vec<ImageChangeInProgress>,
     attaches: Vec<AttachInProgress>,
     dying: Vec<RemovalInProgress>,
+    ended: EndedSandboxes,
     pub(super) disk_tasks: Vec<DiskTaskInProgress>,
+    pullers: RunningPullers,
+    unread_lists: UnreadLists,
     fully_prepared: bool,
 }
 
@@ -143,6 +147,7 @@ impl LauncherLoop {
         let server = launcher.settings().server_uid.map(Uid::from_raw);
         rustix::fs::chownat(run, SOCKET_NAME, server, None, AtFlags::SYMLINK_NOFOLLOW)?;
         rustix::net::listen(&listener, 16)?;
+        let ended = EndedSandboxes::open(&launcher)?;
         Ok(Self {
             launcher,
             listener,
@@ -154,7 +159,10 @@ impl LauncherLoop {
             image_changes: Vec::new(),
             attaches: Vec::new(),
             dying: Vec::new(),
+            ended,
             disk_tasks: Vec::new(),
+            pullers: RunningPullers::default(),
+            unread_lists: UnreadLists::default(),
             fully_prepared: false,
         })
     }
@@ -186,13 +194,23 @@ impl LauncherLoop {
             match self.wait_for_event()? {
                 LoopEvent::Stop => {
                     self.cancel_disk_tasks();
+                    self.ended.remove_all(&mut self.launcher)?;
                     return self.launcher.close();
                 }
                 LoopEvent::Listener => {
                     let client = accept_with(&self.listener, SocketFlags::CLOEXEC);
                     self.add_client(client.map_err(Into::into));
                 }
-                LoopEvent::Client(index) => self.receive_request(index),
+                LoopEvent::Client(index) => {
+                    // A connection that takes no response is closed; otherwise the loop would try again and again.
+                    match self.clients[index].flush() {
+                        Ok(()) => self.receive_request(index),
+                        Err(error) => {
+                            tracing::warn!(%error, "failed to send a response to the server; its connection is closed");
+                            self.clients.remove(index).close();
+                        }
+                    }
+                }
                 LoopEvent::Created(index) => self.finish_create(index),
                 LoopEvent::FreezeChanged(index) => self.check_freeze(index),
                 LoopEvent::ImagesChanged(index) => {
@@ -203,11 +221,19 @@ impl LauncherLoop {
                 LoopEvent::Mounted(index) => self.finish_attach(index),
                 LoopEvent::Died(index) => self.dying[index].state = RemovalStage::Groups,
                 LoopEvent::DiskTaskFinished(index) => self.finish_disk_task(index),
-                LoopEvent::NetworkChanged => self.fully_prepared &= !self.launcher.handle_network_change(),
+                LoopEvent::NetworkChanged => {
+                    self.fully_prepared &= !self.launcher.rights.handle_network_change()
+                }
                 LoopEvent::Update => self.apply_settings_update(),
                 LoopEvent::Nothing => {}
             }
             self.remove_dead_sandboxes();
+            if self.ended.is_removal_due() {
+                self.ended.remove_next(&mut self.launcher);
+            }
+            while let Some((client, request)) = self.ended.take_ready_replacement() {
+                self.handle_request(client, request, None);
+            }
         }
     }
 
@@ -215,7 +241,7 @@ impl LauncherLoop {
     fn wait_for_event(&mut self) -> io::Result<LoopEvent> {
         let mut watched =
             vec![PollFd::new(&self.stop, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
-        watched.extend(self.clients.iter().map(|client| PollFd::new(&**client, PollFlags::IN)));
+        watched.extend(self.clients.iter().map(|client| PollFd::new(&**client, client.poll_flags())));
         watched.extend(
             self.creating.iter().map(|creating| PollFd::new(&creating.pending.status, PollFlags::IN)),
         );
@@ -228,7 +254,7 @@ impl LauncherLoop {
             self.attaches.iter().map(|mounting| PollFd::new(&mounting.attaching.status, PollFlags::IN)),
         );
         watched.extend(self.disk_tasks.iter().map(|job| PollFd::new(job.report_pipe(), PollFlags::IN)));
-        let network = self.launcher.watched_network();
+        let network = self.launcher.rights.watched_network();
         watched.extend(network.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
         let updates = self.updates.as_ref().map(|updates| PollFd::new(&updates.descriptor, PollFlags::IN));
         let updating = usize::from(updates.is_some());
@@ -240,14 +266,21 @@ impl LauncherLoop {
                 watched.push(PollFd::new(pidfd, PollFlags::IN));
             }
         }
-        let retrying = self.dying.iter().any(|dying| !deaths(dying));
-        let nanoseconds =
-            if retrying { Some(GROUP_RETRY_INTERVAL_NANOS) } else { self.idle_delay_before_refill() };
+        let retrying = self.dying.iter().any(|dying| !deaths(dying)) || self.ended.is_blocked();
+        let nanoseconds = match (retrying, self.ended.is_empty()) {
+            (true, _) => Some(GROUP_RETRY_INTERVAL_NANOS),
+            (false, false) => Some(0),
+            (false, true) => self.idle_delay_before_refill(),
+        };
         let timeout = nanoseconds.map(|tv_nsec| Timespec { tv_sec: 0, tv_nsec });
         let ready = rustix::io::retry_on_intr(|| poll(&mut watched, timeout.as_ref()))?;
         if ready == 0 {
             drop(watched);
-            self.refill_when_idle();
+            if self.ended.is_empty() {
+                self.refill_when_idle();
+            } else {
+                self.ended.remove_next(&mut self.launcher);
+            }
             return Ok(LoopEvent::Nothing);
         }
         let index = watched.iter().position(|fd| !fd.revents().is_empty()).unwrap_or(0);
@@ -286,7 +319,7 @@ impl LauncherLoop {
     fn add_client(&mut self, client: io::Result<OwnedFd>) {
         const MAX_CLIENTS: usize = 8;
         match client {
-            Ok(client) => self.clients.push(Rc::new(client)),
+            Ok(client) => self.clients.push(ClientConnection::new(client)),
             Err(error) => {
                 tracing::warn!(%error, "failed to accept a connection; the server must connect again")
             }
@@ -327,6 +360,7 @@ impl LauncherLoop {
         request: LauncherRequest,
         carried: Option<OwnedFd>,
     ) {
+        let Some((client, request)) = self.ended.queue_if_replacement(client, request) else { return };
         let Some((client, ask)) = self.queue_if_conflicting(client, request) else { return };
         let number = ask.number;
         let answer = match ask.op {
@@ -339,7 +373,7 @@ impl LauncherLoop {
             LauncherOp::ForgetSnapshot { snapshot } => self.forget_snapshot(&snapshot),
             LauncherOp::Create(plan) => return self.start_create(client, number, *plan),
             LauncherOp::Destroy { id } => {
-                let cpu_micros = self.launcher.cpu_micros(&id);
+                let cpu_micros = self.launcher.rights.cpu_micros(&id);
                 return self.start_removal(
                     client,
                     number,
@@ -349,7 +383,8 @@ impl LauncherLoop {
                 );
             }
             LauncherOp::Stop { id } => {
-                let (cpu_micros, files) = (self.launcher.cpu_micros(&id), self.launcher.has_disk(&id));
+                let (cpu_micros, files) =
+                    (self.launcher.rights.cpu_micros(&id), self.launcher.rights.has_disk(&id));
                 return self.start_removal(
                     client,
                     number,
@@ -369,25 +404,39 @@ impl LauncherLoop {
                 Ok(attaching) => return self.attaches.push(AttachInProgress { client, number, attaching }),
                 Err(refusal) => Err(refusal),
             },
-            LauncherOp::MakeVolume(plan) => self.launcher.make_volume(&plan).map(|()| OpResult::Done),
-            LauncherOp::RemoveVolume { id } => self.launcher.remove_volume(&id).map(|()| OpResult::Done),
+            LauncherOp::MakeVolume(plan) => {
+                let most = self.launcher.settings.maxima.disk.map(Bytes);
+                self.launcher.rights.make_volume(&plan, most).map(|()| OpResult::Done)
+            }
+            LauncherOp::RemoveVolume { id } => {
+                self.launcher.rights.remove_volume(&id).map(|()| OpResult::Done)
+            }
             LauncherOp::Resize(resize) => self.launcher.resize_sandbox(&resize).map(OpResult::Changed),
-            LauncherOp::List => match self.launcher.list_with_pidfds() {
+            LauncherOp::List => match self.list_sandboxes() {
                 Ok((found, pidfds)) => {
                     return send_response(&client, number, Ok(OpResult::Found(found)), Some(&pidfds));
                 }
-                Err(error) => Err(step_error("list", &error)),
+                Err(refusal) => Err(refusal),
             },
-            LauncherOp::Image(question) => match self.launcher.answer_image_query(&question) {
+            LauncherOp::Image(question) => match self.launcher.images.answer_query(&question) {
                 Some(answer) => answer,
                 None => return self.start_image_change(client, number, question, carried),
             },
+            LauncherOp::StartPull => self.pullers.start(&self.launcher, carried),
             LauncherOp::Connect { id, network } => {
                 self.launcher.connect_network(&id, network).map(OpResult::Changed)
             }
             question => self.handle_query(question),
         };
         send_response(&client, number, answer, None);
+    }
+
+    /// Returns all sandboxes, and a socket that holds the descriptors of the running ones.
+    fn list_sandboxes(&mut self) -> Result<(Vec<FoundSandbox>, OwnedFd), OpError> {
+        let failed = |error| step_error("list", &error);
+        self.unread_lists.check_room()?;
+        let (found, queue) = self.launcher.list_with_pidfds().map_err(failed)?;
+        Ok((found, self.unread_lists.add(queue).map_err(failed)?))
     }
 
     /// Starts to make a sandbox.
@@ -426,11 +475,19 @@ impl LauncherLoop {
             LauncherOp::Usage { id } => {
                 self.launcher.usage(&id).map(OpResult::Used).ok_or_else(OpError::gone)
             }
-            LauncherOp::Volumes => self.launcher.list_volumes().map(OpResult::Volumes),
-            LauncherOp::VolumesHold { ids } => Ok(OpResult::VolumesHold(self.launcher.volume_usage(ids))),
-            LauncherOp::WasOutOfMemory { id } => Ok(OpResult::Yes(self.launcher.was_out_of_memory(&id))),
+            LauncherOp::Volumes => self.launcher.rights.list_volumes().map(OpResult::Volumes),
+            LauncherOp::VolumesHold { ids } => {
+                Ok(OpResult::VolumesHold(self.launcher.rights.volume_usage(ids)))
+            }
+            LauncherOp::WasOutOfMemory { id } => {
+                Ok(OpResult::Yes(self.launcher.rights.was_out_of_memory(&id)))
+            }
+            LauncherOp::OpenFiles => self
+                .launcher
+                .count_open_files()
+                .map(OpResult::OpenFiles)
+                .map_err(|error| step_error("count open files", &error)),
             LauncherOp::Report => Ok(self.report_capabilities()),
-            LauncherOp::Resolve { image } => self.launcher.resolve_image_name(&image),
             LauncherOp::Snapshots => self.list_snapshots(),
             LauncherOp::Create(_)
             | LauncherOp::Snapshot { .. }
@@ -444,31 +501,37 @@ impl LauncherLoop {
             | LauncherOp::RemoveVolume { .. }
             | LauncherOp::Connect { .. }
             | LauncherOp::List
+            | LauncherOp::Resolve { .. }
             | LauncherOp::Watch { .. }
+            | LauncherOp::StartPull
             | LauncherOp::Image(_) => Err(OpError::unsupported("this request is not answered here", None)),
         }
     }
 
     fn report_capabilities(&self) -> OpResult {
+        let rights = &self.launcher.rights;
         let (held, missing): (Vec<_>, Vec<_>) =
-            LimitName::ALL.into_iter().partition(|limit| self.launcher.enforces(*limit));
+            LimitName::ALL.into_iter().partition(|limit| rights.enforces(*limit));
+        let keeps_score =
+            linux::caps::effective_capabilities().is_ok_and(|held| held.has(linux::caps::SYS_RESOURCE));
+        let oom_score = (!keeps_score).then(|| crate::jail::host_shares::RESETTABLE_OOM_SCORE.to_owned());
         OpResult::Report {
             limits: held.iter().map(|limit| limit.as_str().to_owned()).collect(),
-            degraded: missing.iter().map(|limit| limit.describe_unenforced()).collect(),
-            pause: self.launcher.can_freeze(),
-            snapshot: self.launcher.can_take_snapshots(),
+            degraded: missing.iter().map(|limit| limit.describe_unenforced()).chain(oom_score).collect(),
+            pause: rights.can_freeze(),
+            snapshot: rights.can_take_snapshots(),
             attach: true,
-            volumes: self.launcher.supports_named_volumes(),
-            restart: self.launcher.can_take_snapshots(),
-            network: self.launcher.has_network(),
-            host_versions: crate::images::HostPrograms::of_this_host().versions(),
+            volumes: rights.supports_named_volumes(),
+            restart: rights.can_take_snapshots(),
+            network: rights.has_network(),
+            host_versions: self.launcher.host_software().versions(),
         }
     }
 
     fn finish_create(&mut self, index: usize) {
         let CreateInProgress { client, number, pending } = self.creating.swap_remove(index);
         let (id, keep) = (pending.id.clone(), pending.keep);
-        match self.launcher.conclude_create(pending) {
+        match pending.conclude() {
             Ok(created) => {
                 let answer = Ok(OpResult::Created(created.enforced));
                 send_response(&client, number, answer, Some(&created.pidfd));
@@ -479,7 +542,7 @@ impl LauncherLoop {
 
     fn finish_attach(&mut self, index: usize) {
         let AttachInProgress { client, number, attaching } = self.attaches.swap_remove(index);
-        let answer = self.launcher.conclude_attach(attaching).map(OpResult::Changed);
+        let answer = attaching.conclude().map(OpResult::Changed);
         send_response(&client, number, answer, None);
     }
 
@@ -515,17 +578,16 @@ impl LauncherLoop {
     }
 
     /// Removes sandboxes whose processes have ended, and retries later if the kernel still holds a group.
+    /// If nothing of a sandbox is kept, the client need not wait for the removal of its remains.
     fn remove_dead_sandboxes(&mut self) {
-        for mut dying in std::mem::take(&mut self.dying) {
+        for dying in std::mem::take(&mut self.dying) {
             if matches!(dying.state, RemovalStage::Groups) {
-                match self.launcher.remove_dead_sandbox(&dying.id, dying.pidfd.as_ref(), dying.keep) {
+                match self.remove_or_mark_ended(&dying) {
                     Ok(()) => {
                         send_response(&dying.client, dying.number, dying.answer, None);
                         continue;
                     }
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                        dying.state = RemovalStage::Groups
-                    }
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     Err(error) => {
                         tracing::warn!(id = %dying.id, %error, "failed to remove sandbox; the client gets an error");
                         let answer = dying.answer.and(Err(step_error("clear", &error)));
@@ -536,6 +598,15 @@ impl LauncherLoop {
             }
             self.dying.push(dying);
         }
+    }
+
+    fn remove_or_mark_ended(&mut self, dying: &RemovalInProgress) -> io::Result<()> {
+        let was_created = dying.answer.is_ok() && dying.keep == KeptParts::Nothing;
+        if was_created && self.launcher.mark_ended(&dying.id, dying.pidfd.as_ref())? {
+            self.ended.push(dying.id.clone());
+            return Ok(());
+        }
+        self.launcher.remove_dead_sandbox(&dying.id, dying.pidfd.as_ref(), dying.keep)
     }
 }
 
@@ -551,7 +622,7 @@ pub(super) fn send_response(
     descriptor: Option<&OwnedFd>,
 ) {
     let message = LauncherResponse { number, result: answer };
-    if let Err(error) = packet::send_message(client.as_fd(), &message, descriptor.map(AsFd::as_fd)) {
-        tracing::warn!(%error, "could not send response: server disconnected");
+    if let Err(error) = client.send(message, descriptor) {
+        tracing::warn!(%error, "failed to send a response to the server");
     }
 }

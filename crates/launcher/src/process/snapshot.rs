@@ -18,10 +18,11 @@ use std::path::{Path, PathBuf};
 use backend::Measure;
 use backend::enforced::RestoredFiles;
 use domain::{Bytes, SandboxId, SnapshotId};
+use linux::spawn::SingleThread;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::create::image_op_error;
 use super::disk_task::{DiskTask, DiskTaskRunner};
+use super::images::{LauncherImages, image_op_error};
 use super::record::{SandboxOrigin, TreeRecord};
 use super::snapshot_record::{SnapshotDraft, SnapshotRecord, SnapshotRecords};
 use super::{Launcher, LauncherError, LauncherRights, RootState, make_directory};
@@ -50,7 +51,7 @@ pub(super) struct SnapshotStore {
     restored: Option<(SandboxId, PreparedVolume)>,
 }
 
-/// A snapshot that is being taken. When its disk task has finished, [`Launcher::conclude_snapshot`] returns
+/// A snapshot that is being taken. When its disk task has finished, [`LauncherRights::conclude_snapshot`] returns
 /// the outcome.
 pub struct PendingSnapshot {
     pub id: SandboxId,
@@ -66,8 +67,8 @@ pub enum SnapshotStart {
 }
 
 /// A disk that is being copied for a new sandbox. When its disk task has finished,
-/// [`Launcher::conclude_restore`] makes it ready.
-pub struct PendingRestore {
+/// [`LauncherRights::conclude_restore`] makes it ready.
+pub(super) struct PendingRestore {
     pub plan: Box<JailPlan>,
     pub disk_task: DiskTask,
     disk: PreparedVolume,
@@ -154,11 +155,6 @@ fn is_group_dying(error: &io::Error) -> bool {
 }
 
 impl Launcher {
-    /// Whether snapshots can be taken here.
-    pub fn can_take_snapshots(&self) -> bool {
-        matches!(&self.rights, LauncherRights::Root(root) if root.volumes.supports_snapshots())
-    }
-
     /// Begins a snapshot, unless it exists already.
     pub fn begin_snapshot(
         &mut self,
@@ -191,9 +187,25 @@ impl Launcher {
         }))
     }
 
+    /// Returns the image below a snapshot and the size of the snapshot. The image is unchanged, except
+    /// for the host's, which is used in its current state.
+    pub(super) fn image_below_snapshot(&self, snapshot: &SnapshotId) -> Result<(FoundImage, u64), OpError> {
+        let LauncherRights::Root(root) = &self.rights else { return Err(snapshots_unsupported_error()) };
+        let record =
+            root.snapshots.records.read(snapshot).ok_or_else(|| snapshot_not_found_error(snapshot))?;
+        Ok((self.images.image_below_files(record.made_of)?, record.size))
+    }
+}
+
+impl LauncherRights {
+    /// Whether snapshots can be taken here.
+    pub(super) fn can_take_snapshots(&self) -> bool {
+        matches!(self, Self::Root(root) if root.volumes.supports_snapshots())
+    }
+
     /// Returns the outcome of a snapshot whose disk task has finished. The commands are thawed in any case.
-    pub fn conclude_snapshot(&mut self, taking: PendingSnapshot) -> Result<SnapshotRecord, OpError> {
-        let LauncherRights::Root(root) = &mut self.rights else { return Err(snapshots_unsupported_error()) };
+    pub(super) fn conclude_snapshot(&mut self, taking: PendingSnapshot) -> Result<SnapshotRecord, OpError> {
+        let Self::Root(root) = self else { return Err(snapshots_unsupported_error()) };
         let PendingSnapshot { id, snapshot, disk_task, .. } = taking;
         let taken = disk_task.wait_outcome();
         let ended = root.end_snapshot(&id, &snapshot, taken.is_ok());
@@ -205,16 +217,16 @@ impl Launcher {
     }
 
     /// Removes a snapshot. It is not an error if it does not exist.
-    pub fn forget_snapshot(&mut self, snapshot: &SnapshotId) -> io::Result<()> {
-        let LauncherRights::Root(root) = &mut self.rights else { return Ok(()) };
+    pub(super) fn forget_snapshot(&mut self, snapshot: &SnapshotId) -> io::Result<()> {
+        let Self::Root(root) = self else { return Ok(()) };
         // The record is removed last: a record without files is removed at the next start.
         root.volumes.remove_snapshot(snapshot).map_err(io::Error::other)?;
         root.snapshots.records.remove(snapshot)
     }
 
     /// Returns all complete snapshots.
-    pub fn list_snapshots(&self) -> io::Result<Vec<SnapshotListing>> {
-        let LauncherRights::Root(root) = &self.rights else { return Ok(Vec::new()) };
+    pub(super) fn list_snapshots(&self) -> io::Result<Vec<SnapshotListing>> {
+        let Self::Root(root) = self else { return Ok(Vec::new()) };
         let records = &root.snapshots.records;
         let found = records.list()?.into_iter();
         Ok(found
@@ -225,14 +237,18 @@ impl Launcher {
     }
 
     /// Begins to copy the disk for a sandbox that starts from a snapshot.
-    pub fn begin_restore(&mut self, plan: Box<JailPlan>) -> Result<PendingRestore, OpError> {
-        let LauncherRights::Root(root) = &mut self.rights else { return Err(snapshots_unsupported_error()) };
+    pub(super) fn begin_restore(
+        &mut self,
+        thread: &SingleThread,
+        plan: Box<JailPlan>,
+    ) -> Result<PendingRestore, OpError> {
+        let Self::Root(root) = self else { return Err(snapshots_unsupported_error()) };
         let Some(snapshot) = plan.snapshot.as_ref() else {
             return Err(OpError::unsupported("the plan names no snapshot", None));
         };
         root.snapshots.records.read(snapshot).ok_or_else(|| snapshot_not_found_error(snapshot))?;
         let (disk, copying) = root.volumes.plan_restore(snapshot).map_err(|error| disk_op_error(&error))?;
-        match root.snapshots.disk_task_runner.start(&self.thread, move || copying.run()) {
+        match root.snapshots.disk_task_runner.start(thread, move || copying.run()) {
             Ok(disk_task) => Ok(PendingRestore { plan, disk_task, disk }),
             Err(error) => {
                 root.discard_disk(disk);
@@ -242,8 +258,8 @@ impl Launcher {
     }
 
     /// Reserves the copied disk, whose disk task has finished, for the new sandbox.
-    pub fn conclude_restore(&mut self, restoring: PendingRestore) -> Result<Box<JailPlan>, OpError> {
-        let LauncherRights::Root(root) = &mut self.rights else { return Err(snapshots_unsupported_error()) };
+    pub(super) fn conclude_restore(&mut self, restoring: PendingRestore) -> Result<Box<JailPlan>, OpError> {
+        let Self::Root(root) = self else { return Err(snapshots_unsupported_error()) };
         let PendingRestore { plan, disk_task, disk } = restoring;
         let copied = disk_task.wait_outcome().map_err(|error| super::serve::step_error("restore", &error));
         let ready =
@@ -266,7 +282,7 @@ impl Launcher {
         snapshot: &SnapshotId,
     ) -> Result<(ImportSource, ImportBase), ImageError> {
         let failed = |message: String| ImageError::Malformed(message);
-        let LauncherRights::Root(root) = &self.rights else {
+        let Self::Root(root) = self else {
             return Err(failed(snapshots_unsupported_error().message));
         };
         let record = root.snapshots.records.read(snapshot);
@@ -285,8 +301,8 @@ impl Launcher {
     }
 
     /// Removes a restored disk that its sandbox did not use.
-    pub fn discard_restored_disk(&mut self) {
-        if let LauncherRights::Root(root) = &mut self.rights
+    pub(super) fn discard_restored_disk(&mut self) {
+        if let Self::Root(root) = self
             && let Some((_, disk)) = root.snapshots.restored.take()
         {
             root.discard_disk(disk);
@@ -296,7 +312,7 @@ impl Launcher {
     /// Adds a measure with the files that a sandbox starts with, and whether they count against its disk
     /// limit.
     pub(super) fn add_snapshot_measure(&self, plan: &JailPlan, restored: u64, enforced: &mut EnforcedPlan) {
-        let (Some(snapshot), LauncherRights::Root(root)) = (&plan.snapshot, &self.rights) else { return };
+        let (Some(snapshot), Self::Root(root)) = (&plan.snapshot, self) else { return };
         enforced.measures.push(Measure::Snapshot(RestoredFiles {
             snapshot: snapshot.clone(),
             size: Bytes(restored),
@@ -304,30 +320,21 @@ impl Launcher {
             counted: root.volumes.counts_restored(),
         }));
     }
+}
 
-    /// Returns the image below a snapshot and the size of the snapshot. The image is unchanged, except
-    /// for the host's, which is used in its current state.
-    pub(super) fn image_below_snapshot(&self, snapshot: &SnapshotId) -> Result<(FoundImage, u64), OpError> {
-        let LauncherRights::Root(root) = &self.rights else { return Err(snapshots_unsupported_error()) };
-        let record =
-            root.snapshots.records.read(snapshot).ok_or_else(|| snapshot_not_found_error(snapshot))?;
-        Ok((self.image_below_files(record.made_of)?, record.size))
-    }
-
+impl LauncherImages {
     /// Returns the image below existing files. It is unchanged, except for the host's, which is used in
     /// its current state.
     pub(super) fn image_below_files(&self, made_of: SandboxOrigin) -> Result<FoundImage, OpError> {
         if made_of.image == HOST_IMAGE {
-            return self.resolve_image(HOST_IMAGE);
+            return self.resolve(HOST_IMAGE);
         }
         // By digest if known: the recorded paths may be outdated.
         let trees: Vec<ImageTree> = match &made_of.record {
-            Some(record) => {
-                images::trees_of(&self.settings.image_state, &self.host, record).map_err(image_op_error)?
-            }
+            Some(record) => images::trees_of(&self.state_dir, &self.host, record).map_err(image_op_error)?,
             None => made_of.trees.into_iter().map(ImageTree::from).collect(),
         };
-        if made_of.record.is_none() && !are_in_image_store(&self.settings.image_state, &trees) {
+        if made_of.record.is_none() && !are_in_image_store(&self.state_dir, &trees) {
             let message =
                 format!("the record of image `{}` names layers outside of the image store", made_of.image);
             let hint = Some("import the image again under the same name".to_owned());
@@ -340,7 +347,7 @@ impl Launcher {
             return Err(OpError { kind: OpErrorKind::NoImage, message, hint });
         }
         let (name, env, record) = (made_of.image, made_of.env, made_of.record);
-        Ok(FoundImage { name, trees, env, record, stand_in: None })
+        Ok(FoundImage { name, trees, env, record })
     }
 }
 
@@ -348,7 +355,7 @@ impl RootState {
     /// Records the intention, freezes the commands, and starts a process that copies the disk.
     fn start_snapshot_task(
         &mut self,
-        thread: &linux::spawn::SingleThread,
+        thread: &SingleThread,
         snapshot: &SnapshotId,
         mut kept: SnapshotRecord,
         copying: VolumeCopy,

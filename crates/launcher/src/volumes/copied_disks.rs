@@ -36,7 +36,7 @@ pub(crate) fn disk_in_use(directory: &Path) -> Result<Option<PathBuf>, VolumeErr
             file => file.during("open", &disk)?,
         };
         // Only root attaches disks, and only root may search for them.
-        if rustix::process::geteuid().is_root()
+        if linux::privileges::is_host_root()
             && LoopDevice::find_attached(&file).during("look for the device of", &disk)?.is_some()
         {
             return Ok(Some(disk));

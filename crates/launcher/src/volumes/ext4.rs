@@ -8,11 +8,12 @@
 //!  ext4/mounts/<n>        the mount point of image number n of this launcher
 //! ```
 
+mod journal;
 mod named;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, Read, Seek};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -41,6 +42,8 @@ const FORMAT_TIMEOUT_SECONDS: i64 = 10;
 const SNAPSHOT_DIRECTORY: &str = "snapshots";
 /// One inode for this many bytes: the limit on files follows from the limit on bytes.
 const BYTES_PER_INODE: u64 = 8 << 10;
+/// The tables of inodes are cleared once the image is mounted.
+const LAYOUT: &str = "lazy_itable_init=1,nodiscard,root_owner=0:0";
 /// A placeholder limit for an image that was copied from a snapshot: its size is the limit.
 const RESTORED_LIMIT: Bytes = Bytes(0);
 
@@ -218,13 +221,8 @@ impl Ext4Images {
 
     /// Mounts a copy and empties its journal: the output of the original sandbox is not part of the copy.
     pub(super) fn finish_restore(&mut self, prepared: &PreparedVolume) -> Result<(), VolumeError> {
-        let volume = SandboxVolume::at_directory(&self.mount_image(&prepared.name)?);
-        let journal = linux::fs::RootDirectory::open(&volume.journal).during("open", &volume.journal)?;
-        for entry in fs::read_dir(&volume.journal).during("list", &volume.journal)? {
-            let name = entry.during("list", &volume.journal)?.file_name();
-            journal.remove_tree(Path::new(&name)).during("empty", &volume.journal)?;
-        }
-        Ok(())
+        let journal = self.mount_image(&prepared.name)?.join(JOURNAL_PART);
+        journal::empty_journal(&journal).during("empty", &journal)
     }
 
     pub(super) fn remove_snapshot(&mut self, snapshot: &SnapshotId) -> Result<(), VolumeError> {
@@ -289,7 +287,7 @@ impl Ext4Images {
         let path = self.directory.join("templates").join(limit.0.to_string());
         if !path.exists() {
             let draft = path.with_extension("new");
-            format_image(&draft, limit, "^has_journal")?;
+            format_image(&draft, limit, "^has_journal", LAYOUT)?;
             fs::rename(&draft, &path).during("keep the template", &path)?;
         }
         Ok(path)
@@ -298,13 +296,18 @@ impl Ext4Images {
 
 /// Formats a file of this size. The filesystem of a sandbox has no journal, because no sandbox survives
 /// a power loss.
-fn format_image(path: &Path, limit: Bytes, features: &str) -> Result<(), VolumeError> {
+pub(super) fn format_image(
+    path: &Path,
+    size: Bytes,
+    features: &str,
+    layout: &str,
+) -> Result<(), VolumeError> {
     let mut options = OpenOptions::new();
     let file = options.write(true).create(true).truncate(true).mode(0o600).open(path);
-    file.and_then(|file| file.set_len(limit.0)).during("make the template", path)?;
+    file.and_then(|file| file.set_len(size.0)).during("make the template", path)?;
     let mut formatting = Command::new(find_formatter()?)
-        .args(["-q", "-F", "-b", "4096", "-m", "0", "-O", features])
-        .args(["-E", "lazy_itable_init=1,nodiscard,root_owner=0:0", "-i", &BYTES_PER_INODE.to_string()])
+        .args(["-q", "-F", "-b", "4096", "-I", "256", "-m", "0", "-O", features])
+        .args(["-E", layout, "-i", &BYTES_PER_INODE.to_string()])
         .arg(path)
         .env_clear()
         .stdin(Stdio::null())
@@ -332,7 +335,7 @@ fn exits_in_time(child: &Child) -> io::Result<bool> {
     Ok(rustix::io::retry_on_intr(|| poll(&mut watched, Some(&timeout)))? > 0)
 }
 
-fn find_formatter() -> Result<PathBuf, VolumeError> {
+pub(super) fn find_formatter() -> Result<PathBuf, VolumeError> {
     let directories = ["/usr/sbin", "/sbin", "/usr/bin", "/usr/local/sbin"];
     let paths = directories.iter().map(|directory| Path::new(directory).join("mkfs.ext4"));
     paths.into_iter().find(|path| path.exists()).ok_or(VolumeError::NoFormatter)
@@ -373,18 +376,23 @@ pub(crate) fn copy_image(from: &Path, to: &Path) -> io::Result<()> {
 
 /// Copies only data and leaves holes out.
 fn copy_sparse(from: &Path, to: &Path) -> io::Result<()> {
-    let mut source = File::open(from)?;
-    let mut copy = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(to)?;
+    let source = File::open(from)?;
+    let copy = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(to)?;
     copy.set_len(source.metadata()?.len())?;
+    copy_extents(&source, &copy)
+}
+
+/// Writes the data of `source` to the same places of `copy`.
+pub(super) fn copy_extents(mut source: &File, mut copy: &File) -> io::Result<()> {
     let mut position = 0;
-    while let Some(data) = seek_extent(&source, SeekFrom::Data(position))? {
-        let hole = seek_extent(&source, SeekFrom::Hole(data))?.unwrap_or(data);
+    while let Some(data) = seek_extent(source, SeekFrom::Data(position))? {
+        let hole = seek_extent(source, SeekFrom::Hole(data))?.unwrap_or(data);
         source.seek(io::SeekFrom::Start(data))?;
         copy.seek(io::SeekFrom::Start(data))?;
-        io::copy(&mut (&mut source).take(hole - data), &mut copy)?;
+        io::copy(&mut source.take(hole - data), &mut copy)?;
         position = hole;
     }
-    copy.flush()
+    Ok(())
 }
 
 /// Returns the position of the next data or hole, or `None` after the last one.

@@ -42,6 +42,7 @@ impl VolumeStore {
         match self {
             Self::Btrfs(pool) => pool.make_named(volume),
             Self::Ext4(images) => images.make_named(volume),
+            Self::Oneshot(_) => Err(VolumeError::OnlyOneshot),
             Self::Tmpfs => Err(VolumeError::OnlyMemory),
         }
     }
@@ -51,7 +52,7 @@ impl VolumeStore {
         match self {
             Self::Btrfs(pool) => pool.remove_named(id),
             Self::Ext4(images) => images.remove_named(id),
-            Self::Tmpfs => Ok(()),
+            Self::Oneshot(_) | Self::Tmpfs => Ok(()),
         }
     }
 
@@ -60,7 +61,7 @@ impl VolumeStore {
         match self {
             Self::Btrfs(pool) => pool.list_named(),
             Self::Ext4(images) => images.list_named(),
-            Self::Tmpfs => Ok(Vec::new()),
+            Self::Oneshot(_) | Self::Tmpfs => Ok(Vec::new()),
         }
     }
 
@@ -69,7 +70,7 @@ impl VolumeStore {
         let usage = match self {
             Self::Btrfs(pool) => pool.named_usage(id),
             Self::Ext4(images) => images.named_usage(id),
-            Self::Tmpfs => return None,
+            Self::Oneshot(_) | Self::Tmpfs => return None,
         };
         usage.ok()
     }
@@ -79,7 +80,7 @@ impl VolumeStore {
         let directory = match self {
             Self::Btrfs(pool) => pool.named_directory(id),
             Self::Ext4(images) => images.named_directory(id)?,
-            Self::Tmpfs => return None,
+            Self::Oneshot(_) | Self::Tmpfs => return None,
         };
         Some(directory.join(DATA_DIRECTORY)).filter(|data| data.is_dir())
     }

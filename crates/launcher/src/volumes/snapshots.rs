@@ -91,7 +91,7 @@ fn draft_path(target: &Path) -> PathBuf {
 impl VolumeStore {
     /// Whether snapshots can be taken of volumes of this kind.
     pub(crate) fn supports_snapshots(&self) -> bool {
-        self.kind() != VolumeKind::Tmpfs
+        !matches!(self.kind(), VolumeKind::Oneshot | VolumeKind::Tmpfs)
     }
 
     /// Returns the copy that makes the snapshot `snapshot` of the disk of `id`.
@@ -111,6 +111,7 @@ impl VolumeStore {
                 })
             }
             Self::Ext4(images) => images.plan_snapshot(id, snapshot),
+            Self::Oneshot(_) => Err(VolumeError::OnlyOneshot),
             Self::Tmpfs => Err(VolumeError::OnlyMemory),
         }
     }
@@ -134,6 +135,7 @@ impl VolumeStore {
                 Ok((prepared, copying))
             }
             Self::Ext4(images) => images.plan_restore(snapshot),
+            Self::Oneshot(_) => Err(VolumeError::OnlyOneshot),
             Self::Tmpfs => Err(VolumeError::OnlyMemory),
         }
     }
@@ -143,6 +145,7 @@ impl VolumeStore {
         match self {
             Self::Btrfs(_) => Ok(()),
             Self::Ext4(images) => images.finish_restore(prepared),
+            Self::Oneshot(_) => Err(VolumeError::OnlyOneshot),
             Self::Tmpfs => Err(VolumeError::OnlyMemory),
         }
     }
@@ -159,7 +162,7 @@ impl VolumeStore {
         match self {
             Self::Btrfs(pool) => pool.remove_snapshot(&format!("{SNAPSHOT_PREFIX}{snapshot}")),
             Self::Ext4(images) => images.remove_snapshot(snapshot),
-            Self::Tmpfs => Ok(()),
+            Self::Oneshot(_) | Self::Tmpfs => Ok(()),
         }
     }
 
@@ -172,7 +175,7 @@ impl VolumeStore {
                 Ok(ids.filter_map(|id| SnapshotId::parse(id).ok()).collect())
             }
             Self::Ext4(images) => images.list_snapshots(),
-            Self::Tmpfs => Ok(Vec::new()),
+            Self::Oneshot(_) | Self::Tmpfs => Ok(Vec::new()),
         }
     }
 
@@ -182,6 +185,7 @@ impl VolumeStore {
         match self {
             Self::Btrfs(pool) => Ok(pool.root().join(format!("{SNAPSHOT_PREFIX}{snapshot}"))),
             Self::Ext4(images) => images.open_snapshot(snapshot),
+            Self::Oneshot(_) => Err(VolumeError::OnlyOneshot),
             Self::Tmpfs => Err(VolumeError::OnlyMemory),
         }
     }
@@ -190,7 +194,7 @@ impl VolumeStore {
     pub(crate) fn counts_restored(&self) -> bool {
         match self {
             Self::Btrfs(pool) => pool.counts_shared(),
-            Self::Ext4(_) | Self::Tmpfs => true,
+            Self::Ext4(_) | Self::Oneshot(_) | Self::Tmpfs => true,
         }
     }
 }

@@ -5,7 +5,7 @@
 //! tree of comparisons, so that loading and running stay cheap however long the list is: the kernel
 //! copies and checks the program at every load, and each exec loads one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 
@@ -42,6 +42,10 @@ pub struct RefusedCalls {
     pub calls: Vec<String>,
     pub why: String,
     pub errno: i32,
+    /// Whether libraries make these calls in ordinary use and fall back, so that a log of refused calls
+    /// should not have them.
+    #[serde(default)]
+    pub expected: bool,
 }
 
 /// A call that is allowed only if an argument matches one of the rules.
@@ -121,13 +125,33 @@ enum CallVerdict {
 }
 
 impl SeccompPolicy {
-    /// This policy plus everything that `other` allows.
+    /// This policy on top of `other`: what it says about a call replaces what `other` says about it.
     #[must_use]
     pub fn merged_with(mut self, other: &Self) -> Self {
-        self.groups.extend(other.groups.iter().cloned());
-        self.conditions.extend(other.conditions.iter().cloned());
-        self.refused.extend(other.refused.iter().cloned());
+        let own: BTreeSet<String> = self.named_calls().map(str::to_owned).collect();
+        let new = |calls: &[String]| calls.iter().filter(|call| !own.contains(*call)).cloned().collect();
+        let groups = other.groups.iter().map(|group| CallGroup { calls: new(&group.calls), ..group.clone() });
+        self.groups.extend(groups);
+        let conditions = other.conditions.iter().filter(|condition| !own.contains(&condition.call));
+        self.conditions.extend(conditions.cloned());
+        let refused = other.refused.iter();
+        self.refused
+            .extend(refused.map(|refused| RefusedCalls { calls: new(&refused.calls), ..refused.clone() }));
         self
+    }
+
+    /// The calls that this policy says anything about.
+    fn named_calls(&self) -> impl Iterator<Item = &str> {
+        let allowed = self.groups.iter().flat_map(|group| &group.calls);
+        let refused = self.refused.iter().flat_map(|refused| &refused.calls);
+        let checked = self.conditions.iter().map(|condition| &condition.call);
+        allowed.chain(refused).chain(checked).map(String::as_str)
+    }
+
+    /// The calls that it allows, always or under a condition.
+    pub fn allowed_calls(&self) -> impl Iterator<Item = &str> {
+        let allowed = self.groups.iter().flat_map(|group| &group.calls);
+        allowed.chain(self.conditions.iter().map(|condition| &condition.call)).map(String::as_str)
     }
 
     /// The same policy, but no file can be created with set-id bits. For sandboxes that write to
@@ -162,7 +186,12 @@ impl SeccompPolicy {
         }));
         // Its mode is passed in memory, where a filter cannot inspect it; libraries fall back to
         // openat.
-        self.refused.push(RefusedCalls { calls: vec![hidden], why: WHY.to_owned(), errno: libc::ENOSYS });
+        self.refused.push(RefusedCalls {
+            calls: vec![hidden],
+            why: WHY.to_owned(),
+            errno: libc::ENOSYS,
+            expected: true,
+        });
         self
     }
 
@@ -170,27 +199,50 @@ impl SeccompPolicy {
         serde_json::from_str(json).map_err(|error| PolicyError::Malformed(name, error))
     }
 
+    /// Takes out the expected refusals: the rest allows these calls. Where both are loaded, each as a
+    /// filter of its own, the refusals of the rest can be logged without the expected ones.
+    #[must_use]
+    pub fn without_expected(mut self) -> (Vec<RefusedCalls>, Self) {
+        let (expected, refused) = self.refused.into_iter().partition(|refused| refused.expected);
+        self.refused = refused;
+        let calls = expected.iter().flat_map(|refused: &RefusedCalls| refused.calls.clone()).collect();
+        let why = "another filter refuses them".to_owned();
+        self.groups.push(CallGroup { name: "refused elsewhere".to_owned(), why, calls });
+        (expected, self)
+    }
+
     /// Call names that this architecture does not have are ignored: a policy lists the calls of all
     /// architectures.
     pub fn compile(&self) -> Result<SeccompProgram, PolicyError> {
         let answers = self.call_verdicts()?;
         let otherwise = CallVerdict::Errno(self.otherwise.unsigned_abs());
-        let mut ranges: Vec<(u32, CallVerdict)> = vec![(0, otherwise.clone())];
-        for (number, answer) in &answers {
-            push_range(&mut ranges, *number, answer.clone());
-            push_range(&mut ranges, *number + 1, otherwise.clone());
-        }
+        let unknown = CallVerdict::Errno(libc::ENOSYS.unsigned_abs());
         let highest = call_number(syscalls::Sysno::last());
-        push_range(&mut ranges, highest + 1, CallVerdict::Errno(libc::ENOSYS.unsigned_abs()));
+        let mut ranges: Vec<(u32, CallVerdict)> = Vec::new();
+        // Numbers that no call has, between known calls and behind them, may get one in a later kernel. Libraries
+        // fall back only from ENOSYS.
+        for number in 0..=highest + 1 {
+            let is_known = syscalls::Sysno::new(number as usize).is_some();
+            let default = if is_known { &otherwise } else { &unknown };
+            push_range(&mut ranges, number, answers.get(&number).unwrap_or(default).clone());
+        }
 
-        let mut code = vec![
-            bpf_statement(BPF_LOAD, ARCHITECTURE_OFFSET),
-            bpf_jump(BPF_JUMP_EQUAL, NATIVE_ARCHITECTURE, 1, 0),
-            bpf_statement(BPF_RETURN, libc::SECCOMP_RET_KILL_PROCESS),
-            bpf_statement(BPF_LOAD, NUMBER_OFFSET),
-        ];
+        let mut code = program_start();
         self.emit_tree(&ranges, &mut code);
         if code.len() > 4096 { Err(PolicyError::TooLong(code.len())) } else { Ok(SeccompProgram::new(code)) }
+    }
+
+    /// Compiles a filter that refuses these calls and allows everything else.
+    pub fn compile_refusals(refused: &[RefusedCalls]) -> SeccompProgram {
+        let mut code = program_start();
+        for refused in refused {
+            for call in refused.calls.iter().filter_map(|name| name.parse().ok()) {
+                code.push(bpf_jump(BPF_JUMP_EQUAL, call_number(call), 0, 1));
+                code.push(return_errno(refused.errno.unsigned_abs()));
+            }
+        }
+        code.push(bpf_statement(BPF_RETURN, libc::SECCOMP_RET_ALLOW));
+        SeccompProgram::new(code)
     }
 
     fn call_verdicts(&self) -> Result<BTreeMap<u32, CallVerdict>, PolicyError> {
@@ -250,6 +302,36 @@ impl SeccompPolicy {
     }
 }
 
+impl SeccompProgram {
+    /// Returns what the kernel would do with a call of this architecture, given the low 32 bits of its
+    /// arguments: a `SECCOMP_RET_*` value. It interprets the instructions that the compiler emits, so
+    /// that filters can be compared without loading them.
+    pub fn evaluate(&self, number: u32, arguments: [u32; 6]) -> u32 {
+        let mut accumulator = 0;
+        let mut at = 0;
+        loop {
+            let instruction = self.0[at];
+            let (k, jt, jf) = (instruction.k, usize::from(instruction.jt), usize::from(instruction.jf));
+            at += 1;
+            match instruction.code {
+                BPF_LOAD => {
+                    accumulator = match k {
+                        NUMBER_OFFSET => number,
+                        ARCHITECTURE_OFFSET => NATIVE_ARCHITECTURE,
+                        offset => arguments[((offset - ARGUMENTS_OFFSET) / 8) as usize],
+                    }
+                }
+                BPF_AND => accumulator &= k,
+                BPF_JUMP => at += k as usize,
+                BPF_JUMP_EQUAL => at += if accumulator == k { jt } else { jf },
+                BPF_JUMP_AT_LEAST => at += if accumulator >= k { jt } else { jf },
+                BPF_RETURN => return k,
+                other => unreachable!("the compiler does not emit {other:#x}"),
+            }
+        }
+    }
+}
+
 /// Falls through if the rule matches or does not apply, otherwise returns the condition's errno.
 fn emit_condition(condition: &CallCondition, code: &mut Vec<libc::sock_filter>) {
     let mut check = Vec::new();
@@ -288,6 +370,16 @@ fn emit_argument_check(condition: &CallCondition, code: &mut Vec<libc::sock_filt
     }
 }
 
+/// Kills a process that uses the call table of another architecture, and loads the number of the call.
+fn program_start() -> Vec<libc::sock_filter> {
+    vec![
+        bpf_statement(BPF_LOAD, ARCHITECTURE_OFFSET),
+        bpf_jump(BPF_JUMP_EQUAL, NATIVE_ARCHITECTURE, 1, 0),
+        bpf_statement(BPF_RETURN, libc::SECCOMP_RET_KILL_PROCESS),
+        bpf_statement(BPF_LOAD, NUMBER_OFFSET),
+    ]
+}
+
 fn push_range(ranges: &mut Vec<(u32, CallVerdict)>, from: u32, answer: CallVerdict) {
     match ranges.last_mut() {
         Some(last) if last.0 == from => last.1 = answer,
@@ -322,29 +414,8 @@ fn bpf_jump(code: u16, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
 mod tests {
     use super::*;
 
-    /// Interprets a program like the kernel, for the few instructions that it uses.
     fn run(program: &SeccompProgram, number: u32, arguments: [u32; 6]) -> u32 {
-        let mut accumulator = 0;
-        let mut at = 0;
-        loop {
-            let i = program.0[at];
-            at += 1;
-            match i.code {
-                BPF_LOAD => {
-                    accumulator = match i.k {
-                        NUMBER_OFFSET => number,
-                        ARCHITECTURE_OFFSET => NATIVE_ARCHITECTURE,
-                        offset => arguments[((offset - ARGUMENTS_OFFSET) / 8) as usize],
-                    }
-                }
-                BPF_AND => accumulator &= i.k,
-                BPF_JUMP => at += i.k as usize,
-                BPF_JUMP_EQUAL => at += usize::from(if accumulator == i.k { i.jt } else { i.jf }),
-                BPF_JUMP_AT_LEAST => at += usize::from(if accumulator >= i.k { i.jt } else { i.jf }),
-                BPF_RETURN => return i.k,
-                other => panic!("instruction {other:#x}"),
-            }
-        }
+        program.evaluate(number, arguments)
     }
 
     fn policy() -> SeccompPolicy {

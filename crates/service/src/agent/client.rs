@@ -19,7 +19,10 @@ use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::sync::Semaphore;
 use tokio_util::io::poll_read_buf;
 use wire::frame::{FrameHeader, FrameKind, MAX_PAYLOAD};
-use wire::{AgentReply, AgentRequest, Fault, Frame, FrameDecoder, FrameError, Greeting, VersionedRequest};
+use wire::{
+    AgentReply, AgentRequest, Fault, FaultOperation, Frame, FrameDecoder, FrameError, Greeting,
+    VersionedRequest,
+};
 
 use crate::ErrorKind;
 use crate::agent::reply::ExpectedReply;
@@ -194,7 +197,11 @@ impl AgentClient {
     pub(crate) fn fault_error(&self, fault: Fault) -> ServiceError {
         let source = match fault.kind {
             wire::FaultKind::Unsupported => AgentError::Unsupported,
-            _ => AgentError::Fault { operation: fault.operation, subject: fault.subject, errno: fault.errno },
+            _ => AgentError::Fault {
+                operation: fault.operation.into(),
+                subject: fault.subject,
+                errno: fault.errno,
+            },
         };
         self.agent_error("carry out the request", source)
     }
@@ -390,7 +397,9 @@ impl OperationConnection {
 pub(crate) fn parse_answer(frame: &Frame) -> Result<AgentAnswer, AgentError> {
     Ok(match frame.parse_message().map_err(AgentError::Frame)? {
         AgentReply::Fault(mut fault) => {
-            truncate_text(&mut fault.operation, 64);
+            if let FaultOperation::Other(text) = &mut fault.operation {
+                truncate_text(text, 64);
+            }
             truncate_text(&mut fault.subject, 4096);
             Err(fault)
         }

@@ -1,13 +1,10 @@
 //! Converts an agent's faults into errors, whose meaning depends on the request.
 
 use domain::{Language, ProcessId, SessionId};
-use wire::{Fault, FaultKind};
+use wire::{Fault, FaultKind, FaultOperation};
 
 use crate::agent::client::AgentClient;
 use crate::error::{FileError, FileFault, LaunchStep, ServiceError};
-
-/// The operation of a fault whose subject says why a kernel did not start.
-const START_KERNEL: &str = "start kernel";
 
 /// The named process is missing or not in the right state.
 pub(crate) fn process_error(agent: &AgentClient, process: &ProcessId, fault: Fault) -> ServiceError {
@@ -30,8 +27,17 @@ pub(crate) fn launch_error(agent: &AgentClient, limit: u32, fault: Fault) -> Ser
 /// Like [`launch_error`], but the session itself may be missing or busy.
 pub(crate) fn session_error(agent: &AgentClient, session: &SessionId, fault: Fault) -> ServiceError {
     match fault.kind {
-        FaultKind::NotFound if fault.subject == session.as_str() => ServiceError::NoSession(session.clone()),
+        FaultKind::NotFound if names_session(&fault, session) => ServiceError::NoSession(session.clone()),
         FaultKind::Busy => ServiceError::SessionBusy(session.clone()),
+        _ => file_error(agent, fault),
+    }
+}
+
+/// A session that several callers may open could not be opened: there are too many, or it was closed since.
+pub(crate) fn open_session_error(agent: &AgentClient, session: &SessionId, fault: Fault) -> ServiceError {
+    match fault.kind {
+        FaultKind::NotFound if names_session(&fault, session) => ServiceError::NoSession(session.clone()),
+        FaultKind::Busy => ServiceError::TooManySessions(agent.id().clone()),
         _ => file_error(agent, fault),
     }
 }
@@ -41,7 +47,8 @@ pub(crate) fn kernel_error(agent: &AgentClient, language: &Language, fault: Faul
     let reason = match (fault.kind, launch_step(&fault)) {
         (FaultKind::AlreadyExists, _) => return ServiceError::ContextExists(fault.subject),
         (FaultKind::Busy, _) => return ServiceError::Overloaded(agent.id().clone()),
-        _ if fault.operation == START_KERNEL => fault.subject,
+        // The subject says why the kernel did not start.
+        _ if fault.operation == FaultOperation::StartKernel => fault.subject,
         (FaultKind::NotFound, Some(LaunchStep::Exec)) => format!("`{}` was not found", fault.subject),
         (_, Some(LaunchStep::Exec)) => format!("`{}` cannot be executed", fault.subject),
         _ => return file_error(agent, fault),
@@ -58,6 +65,7 @@ pub(crate) fn file_error(agent: &AgentClient, fault: Fault) -> ServiceError {
         FaultKind::Permission => FileFault::Permission,
         FaultKind::NoSpace => FileFault::NoSpace,
         FaultKind::Invalid => FileFault::Invalid,
+        FaultKind::NotText => FileFault::NotText,
         // With an errno, the kernel reported it about this file; without one, the agent itself is busy.
         FaultKind::Busy if fault.errno.is_none() => return ServiceError::Overloaded(agent.id().clone()),
         FaultKind::Other | FaultKind::Busy | FaultKind::Refused => FileFault::Other,
@@ -67,7 +75,7 @@ pub(crate) fn file_error(agent: &AgentClient, fault: Fault) -> ServiceError {
         fault: kind,
         errno: fault.errno,
         launch_step: launch_step(&fault),
-        operation: fault.operation,
+        operation: fault.operation.into(),
         path: fault.subject,
     })
 }
@@ -79,14 +87,22 @@ pub(crate) fn tunnel_error(agent: &AgentClient, port: u16, fault: Fault) -> Serv
     }
 }
 
-/// Reads the step from the operation that the agent names. These words are part of the protocol; any other is only
-/// shown.
 fn launch_step(fault: &Fault) -> Option<LaunchStep> {
-    match fault.operation.as_str() {
-        "become user" => Some(LaunchStep::BecomeUser),
-        "exec" => Some(LaunchStep::Exec),
-        _ => None,
+    match fault.operation {
+        FaultOperation::BecomeUser => Some(LaunchStep::BecomeUser),
+        FaultOperation::Exec => Some(LaunchStep::Exec),
+        FaultOperation::FindSession
+        | FaultOperation::FindIsolatedSession
+        | FaultOperation::StartKernel
+        | FaultOperation::Other(_) => None,
     }
+}
+
+/// Whether the session itself was looked for, and not a file or program that its run needs. An agent of an earlier
+/// version may name another operation; then the subject is the session.
+fn names_session(fault: &Fault, session: &SessionId) -> bool {
+    matches!(fault.operation, FaultOperation::FindSession | FaultOperation::FindIsolatedSession)
+        || fault.subject == session.as_str()
 }
 
 fn describe_fault(fault: &Fault) -> String {

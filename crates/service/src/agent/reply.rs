@@ -1,6 +1,7 @@
 //! The replies that a request may get, as types. A reply of another kind is an error of the agent.
 
 use wire::AgentReply;
+use wire::file_edits::{EditReport, UndoReport};
 use wire::files::FileInfo;
 use wire::process::{ProcessStatus, SessionStatus, TreeStatus};
 
@@ -48,6 +49,9 @@ pub(crate) struct SessionNote(pub(crate) String);
 /// The size of a whole file whose bytes follow.
 pub(crate) struct ReadingSize(pub(crate) u64);
 
+/// Offsets of output, and when it was read from there on, in milliseconds since 1970.
+pub(crate) struct OutputTimes(pub(crate) Vec<(u64, u64)>);
+
 /// The number of replacements made in each file.
 pub(crate) struct ReplacedCounts(pub(crate) Vec<u64>);
 
@@ -67,10 +71,14 @@ macro_rules! expect_replies {
 expect_replies! {
     ProcessStatus: AgentReply::Status(status) => status;
     Vec<ProcessStatus>: AgentReply::Statuses(statuses) => statuses;
+    SessionStatus: AgentReply::Session(status) => status;
     Vec<SessionStatus>: AgentReply::Sessions(sessions) => sessions;
     Vec<TreeStatus>: AgentReply::Trees(trees) => trees;
     Vec<FileInfo>: AgentReply::Info(infos) => infos;
     SessionNote: AgentReply::Note(note) => Self(note);
     ReadingSize: AgentReply::Reading { size } => Self(size);
+    OutputTimes: AgentReply::OutputTimes(times) => Self(times);
     ReplacedCounts: AgentReply::Replaced(counts) => Self(counts);
+    EditReport: AgentReply::Edited(report) => report;
+    UndoReport: AgentReply::Undone(report) => report;
 }

@@ -7,15 +7,16 @@ use domain::process::{
 };
 use domain::{
     Backpressure, ExitReason, IsolatedMount, IsolatedSessionSpec, IsolatedSessionStatus, MountView,
-    OutputRetention, OverlayStore, ProcessId, ResourceSharing, SessionId, StreamKind, UserIdentity,
+    OutputRetention, OverlayStore, ProcessId, ResourceSharing, SessionId, SessionName, StreamKind,
+    UserIdentity,
 };
 use wire::StreamTag;
 
 use crate::agent::client::AgentError;
 use crate::{
-    BusyPolicy, FileAttributes, FileChange, FileEdit, FileInfo, FileKind, OpenSessionRequest, ProcessEnd,
-    ProcessStatus, ProcessTree, RunShell, SessionRunRequest, SessionStatus, SignalTarget, TreeKind,
-    TreeUsage, WatchEvent,
+    BusyPolicy, FileAttributes, FileChange, FileEdit, FileInfo, FileKind, LineEnds, OpenSessionRequest,
+    ProcessEnd, ProcessStatus, ProcessTree, RunShell, SessionRunRequest, SessionStatus, SharedSessionUse,
+    SignalTarget, TextEdit, TextOccurrence, TreeKind, TreeUsage, UndoOutcome, UndoPolicy, WatchEvent,
 };
 
 /// The years 1 to 9999, which every calendar and format can show.
@@ -50,7 +51,9 @@ pub(crate) fn wire_open_session(id: &SessionId, request: OpenSessionRequest) -> 
         directory: request.directory.map(wire_directory),
         env: request.env,
         terminal: request.terminal.map(wire_terminal),
-        nest: request.isolation.map(wire_isolated_session),
+        text_terminal: false,
+        isolation: request.isolation.map(wire_isolated_session),
+        sharing: None,
     }
 }
 
@@ -94,6 +97,7 @@ pub(crate) fn wire_run(
         retention: wire_retention(run.retention, run.backpressure),
         follow: true,
         queue: run.busy == BusyPolicy::Queue,
+        detached: false,
         env: run.env,
         beside: run.shell == RunShell::Separate,
     }
@@ -124,6 +128,47 @@ pub(crate) fn wire_edit(edit: FileEdit) -> wire::files::FileEdit {
     wire::files::FileEdit { path, old, new }
 }
 
+pub(crate) fn wire_text_edit(edit: TextEdit) -> wire::file_edits::TextEdit {
+    let adapt = |line_ends| line_ends == LineEnds::AsInFile;
+    match edit {
+        TextEdit::Replace { old, occurrence, line_ends } => wire::file_edits::TextEdit::Replace {
+            old,
+            occurrence: match occurrence {
+                TextOccurrence::Only => wire::file_edits::TextOccurrence::Only,
+                TextOccurrence::First => wire::file_edits::TextOccurrence::First,
+                TextOccurrence::Last => wire::file_edits::TextOccurrence::Last,
+                TextOccurrence::All => wire::file_edits::TextOccurrence::All,
+            },
+            adapt_line_ends: adapt(line_ends),
+        },
+        TextEdit::Insert { after_line, line_ends } => {
+            wire::file_edits::TextEdit::Insert { after_line, adapt_line_ends: adapt(line_ends) }
+        }
+        TextEdit::Create { attributes, new_file_mode } => wire::file_edits::TextEdit::Create {
+            attributes: wire::files::FileAttributes {
+                new_mode: new_file_mode,
+                ..wire_attributes(attributes)
+            },
+        },
+    }
+}
+
+pub(crate) fn wire_undo_policy(policy: UndoPolicy) -> wire::file_edits::UndoPolicy {
+    match policy {
+        UndoPolicy::Overwrite => wire::file_edits::UndoPolicy::Overwrite,
+        UndoPolicy::Refuse => wire::file_edits::UndoPolicy::Refuse,
+    }
+}
+
+pub(crate) fn undo_outcome(outcome: wire::file_edits::UndoOutcome) -> UndoOutcome {
+    match outcome {
+        wire::file_edits::UndoOutcome::Restored => UndoOutcome::Restored,
+        wire::file_edits::UndoOutcome::Removed => UndoOutcome::Removed,
+        wire::file_edits::UndoOutcome::NoHistory => UndoOutcome::NoHistory,
+        wire::file_edits::UndoOutcome::ChangedSince => UndoOutcome::ChangedSince,
+    }
+}
+
 fn wire_directory(directory: WorkingDirectory) -> wire::process::WorkingDirectory {
     wire::process::WorkingDirectory {
         path: directory.path,
@@ -136,7 +181,7 @@ fn wire_directory(directory: WorkingDirectory) -> wire::process::WorkingDirector
     }
 }
 
-fn wire_terminal(size: TerminalSize) -> wire::process::TerminalSize {
+pub(crate) fn wire_terminal(size: TerminalSize) -> wire::process::TerminalSize {
     wire::process::TerminalSize { columns: size.columns, rows: size.rows }
 }
 
@@ -211,30 +256,50 @@ pub(crate) fn session_tree(status: &wire::process::SessionStatus) -> Result<Proc
 
 pub(crate) fn session_status(status: &wire::process::SessionStatus) -> Result<SessionStatus, AgentError> {
     let session = parse_session_id(&status.session)?;
-    let isolation = status.nest.as_ref().map(|isolation| IsolatedSessionStatus {
+    let isolation = status.isolation.as_ref().map(|isolation| IsolatedSessionStatus {
         created: clamped_time(i64::try_from(isolation.created_ms).unwrap_or(i64::MAX)),
         used: clamped_time(i64::try_from(isolation.used_ms).unwrap_or(i64::MAX)),
         idle_left: isolation.idle_left_ms.map(Duration::from_millis),
         alive: isolation.alive,
     });
-    Ok(SessionStatus { session, busy: status.busy, terminal: status.terminal, isolation })
+    let shared = status.shared.as_ref().map(shared_session_use).transpose()?;
+    Ok(SessionStatus { session, busy: status.busy, terminal: status.terminal, isolation, shared })
+}
+
+/// The name comes from inside the sandbox; one that no client can have chosen is left out.
+fn shared_session_use(shared: &wire::process::SharedSessionStatus) -> Result<SharedSessionUse, AgentError> {
+    let time = |milliseconds: u64| clamped_time(i64::try_from(milliseconds).unwrap_or(i64::MAX));
+    Ok(SharedSessionUse {
+        name: shared.name.as_deref().and_then(|name| SessionName::parse(name).ok()),
+        opened: time(shared.opened_ms),
+        used: time(shared.used_ms),
+        directory: shared.directory.clone(),
+        run: shared.run.as_deref().map(parse_process_id).transpose()?,
+        command: shared.command.clone(),
+        last_exit: shared.exit.map(exit_reason),
+    })
+}
+
+fn exit_reason(exit: wire::process::ExitReason) -> ExitReason {
+    match exit {
+        wire::process::ExitReason::Code(code) => ExitReason::Code(code),
+        wire::process::ExitReason::Signal(signal) => ExitReason::Signal(signal),
+        wire::process::ExitReason::Oom => ExitReason::Oom,
+        wire::process::ExitReason::Deadline => ExitReason::Deadline,
+        wire::process::ExitReason::Lost => ExitReason::Lost,
+    }
 }
 
 pub(crate) fn process_end(ended: &wire::process::ProcessEnd) -> ProcessEnd {
     ProcessEnd {
-        exit: match ended.exit {
-            wire::process::ExitReason::Code(code) => ExitReason::Code(code),
-            wire::process::ExitReason::Signal(signal) => ExitReason::Signal(signal),
-            wire::process::ExitReason::Oom => ExitReason::Oom,
-            wire::process::ExitReason::Deadline => ExitReason::Deadline,
-            wire::process::ExitReason::Lost => ExitReason::Lost,
-        },
+        exit: exit_reason(ended.exit),
         written: ended.written,
         ended: clamped_time(i64::try_from(ended.ended_ms).unwrap_or(i64::MAX)),
         duration: Duration::from_millis(ended.duration_ms),
         user: Duration::from_millis(ended.user_ms),
         system: Duration::from_millis(ended.system_ms),
         max_rss: domain::Bytes(ended.max_rss_kib.saturating_mul(1024)),
+        interrupted: ended.interrupted,
     }
 }
 
@@ -250,12 +315,7 @@ pub(crate) fn stream_kind(tag: StreamTag) -> StreamKind {
 pub(crate) fn file_info(info: wire::files::FileInfo) -> FileInfo {
     FileInfo {
         path: info.path,
-        kind: match info.kind {
-            wire::files::FileKind::File => FileKind::File,
-            wire::files::FileKind::Directory => FileKind::Directory,
-            wire::files::FileKind::Symlink => FileKind::Symlink,
-            wire::files::FileKind::Other => FileKind::Other,
-        },
+        kind: file_kind(info.kind),
         size: info.size,
         mode: info.mode & 0o7777,
         uid: info.uid,
@@ -268,8 +328,18 @@ pub(crate) fn file_info(info: wire::files::FileInfo) -> FileInfo {
     }
 }
 
-pub(crate) fn watch_event(event: wire::files::WatchEvent) -> WatchEvent {
+pub(crate) fn file_kind(kind: wire::files::FileKind) -> FileKind {
+    match kind {
+        wire::files::FileKind::File => FileKind::File,
+        wire::files::FileKind::Directory => FileKind::Directory,
+        wire::files::FileKind::Symlink => FileKind::Symlink,
+        wire::files::FileKind::Other => FileKind::Other,
+    }
+}
+
+pub(crate) fn watch_event(event: wire::files::WatchEvent, sequence: u64) -> WatchEvent {
     WatchEvent {
+        sequence,
         path: event.path,
         change: match event.change {
             wire::files::FileChange::Created => FileChange::Created,
@@ -279,6 +349,11 @@ pub(crate) fn watch_event(event: wire::files::WatchEvent) -> WatchEvent {
             wire::files::FileChange::Attributes => FileChange::Attributes,
             wire::files::FileChange::Overflow => FileChange::Overflow,
         },
+        new_path: event.new_path,
+        kind: event.kind.map(file_kind),
+        size: event.size,
+        modified: event.modified_ms.map(clamped_time),
+        inode: event.inode,
     }
 }
 
@@ -291,7 +366,7 @@ fn parse_session_id(text: &str) -> Result<SessionId, AgentError> {
 }
 
 /// A time that any front can format; times outside the calendar are clamped to its limits.
-fn clamped_time(millis: i64) -> SystemTime {
+pub(crate) fn clamped_time(millis: i64) -> SystemTime {
     let millis = millis.clamp(*CALENDAR_MILLIS.start(), *CALENDAR_MILLIS.end());
     let span = Duration::from_millis(millis.unsigned_abs());
     if millis < 0 { UNIX_EPOCH - span } else { UNIX_EPOCH + span }

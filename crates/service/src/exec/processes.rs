@@ -29,6 +29,9 @@ pub struct ProcessEnd {
     pub user: Duration,
     pub system: Duration,
     pub max_rss: domain::Bytes,
+    /// Code that passed its deadline was interrupted, and its context keeps its state. Otherwise a deadline ends the
+    /// context's kernel, and the next run starts a new one.
+    pub interrupted: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use domain::process::{TerminalSize, WorkingDirectory};
 use domain::{
-    Backpressure, IsolatedSessionSpec, IsolatedSessionStatus, OutputRetention, SessionId, UserIdentity,
+    Backpressure, IsolatedSessionSpec, IsolatedSessionStatus, OutputRetention, ProcessId, SessionId,
+    UserIdentity,
 };
 use wire::AgentRequest;
 
@@ -14,6 +15,7 @@ use crate::agent::reply::{ProcessStarted, SessionNote, SessionOpened};
 use crate::agent::{faults, translate};
 use crate::core::{draw_entropy, new_process_id};
 use crate::exec::output_stream::ReadPosition;
+use crate::exec::shared_sessions::SharedSessionUse;
 use crate::{OutputStream, SandboxRef, ServiceError};
 
 /// A request to open a shell that is kept open.
@@ -65,6 +67,8 @@ pub struct SessionStatus {
     pub busy: bool,
     pub terminal: bool,
     pub isolation: Option<IsolatedSessionStatus>,
+    /// How a session is used that several callers may open.
+    pub shared: Option<SharedSessionUse>,
 }
 
 /// The shells of one sandbox that are kept open.
@@ -89,6 +93,26 @@ impl SandboxSessions<'_> {
         run: SessionRunRequest,
     ) -> Result<OutputStream, ServiceError> {
         self.start_run(session, run).await.inspect_err(self.0.record_failure("run"))
+    }
+
+    /// Queues a run and returns its id at once, also if other runs come first. Its output is kept like that of any
+    /// process.
+    pub async fn start_detached_run(
+        self,
+        session: &SessionId,
+        run: SessionRunRequest,
+    ) -> Result<ProcessId, ServiceError> {
+        let (handle, _activity) = self.0.begin_use()?;
+        let name = new_process_id()?;
+        let slot = self.0.processes().take_command_slot(&name).await?;
+        let run = wire::process::RunInSession { detached: true, ..translate::wire_run(session, &name, run) };
+        match handle.agent.request::<ProcessStarted>(AgentRequest::Run(run)).await? {
+            Ok(ProcessStarted) => {
+                slot.mark_started();
+                Ok(name)
+            }
+            Err(fault) => Err(faults::session_error(&handle.agent, session, fault)),
+        }
     }
 
     async fn start_run(
@@ -129,7 +153,7 @@ impl SandboxSessions<'_> {
     /// Whether sessions of a sandbox can be isolated; if not, the reason.
     pub async fn check_isolation_support(self) -> Result<Result<(), String>, ServiceError> {
         let handle = self.0.usable_now()?;
-        let answer = handle.agent.request::<()>(AgentRequest::Nesting).await?;
+        let answer = handle.agent.request::<()>(AgentRequest::IsolatedSessions).await?;
         Ok(answer.map_err(|fault| fault.subject))
     }
 
@@ -145,7 +169,7 @@ impl SandboxSessions<'_> {
 
     pub async fn close_session(self, session: &SessionId) -> Result<(), ServiceError> {
         let (handle, _activity) = self.0.begin_use()?;
-        let request = AgentRequest::CloseSession { session: session.as_str().to_owned() };
+        let request = AgentRequest::CloseSession { session: session.as_str().to_owned(), requested_ns: None };
         let closed = handle.agent.request::<()>(request).await?;
         closed.map_err(|fault| faults::session_error(&handle.agent, session, fault))
     }

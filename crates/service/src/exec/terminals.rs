@@ -29,8 +29,9 @@ pub const DEFAULT_TERMINAL_SIZE: TerminalSize = TerminalSize { columns: 80, rows
 /// The terminal type that programs see unless the caller sets another.
 pub const TERMINAL_TYPE: &str = "xterm-256color";
 
-/// The maximum number of terminals of one sandbox that wait for their first client or whose shell runs.
-const MAX_TERMINALS: usize = 64;
+/// The maximum number of terminals of one sandbox that wait for their first client or whose shell runs. A sandbox has 32
+/// pseudo-terminals; two are left for programs inside.
+const MAX_TERMINALS: usize = 30;
 
 /// Starts bash if available, otherwise sh.
 const DEFAULT_SHELL_COMMAND: &str = "if command -v bash >/dev/null 2>&1; then exec bash; else exec sh; fi";

@@ -16,6 +16,7 @@ use wire::{AgentReply, Frame, FrameError};
 use crate::agent::client::{
     AgentClient, AgentError, OperationConnection, STALL_TIMEOUT, parse_answer, with_timeout,
 };
+use crate::agent::reply::ExpectedReply;
 use crate::agent::{faults, translate};
 use crate::sandboxes::activity::ActivityGuard;
 use crate::{AgentStream, ServiceError, WatchEvent};
@@ -37,7 +38,7 @@ pub struct FileReader {
 /// A file being written. Dropping it before `finish` leaves the old file.
 pub struct FileWriter {
     agent: AgentClient,
-    connection: OperationConnection,
+    pub(super) connection: OperationConnection,
     _use: ActivityGuard,
 }
 
@@ -45,6 +46,8 @@ pub struct FileWriter {
 pub struct FileWatch {
     agent: AgentClient,
     connection: OperationConnection,
+    /// The number of the last event.
+    sequence: u64,
     _use: ActivityGuard,
 }
 
@@ -131,11 +134,16 @@ impl FileWriter {
 
     /// Returns when the file is in place under its name.
     pub async fn finish(mut self) -> Result<(), ServiceError> {
+        self.finish_with().await
+    }
+
+    /// Like [`FileWriter::finish`], for an operation that is answered with more than success.
+    pub(crate) async fn finish_with<R: ExpectedReply>(&mut self) -> Result<R, ServiceError> {
         self.connection.queue_end();
         self.flush().await?;
         let answer = with_timeout(STALL_TIMEOUT, "write the file", self.connection.next_answer()).await;
         let answer = answer.map_err(|source| self.agent.agent_error("write the file", source))?;
-        self.agent.expect_reply::<()>(answer)?.map_err(|fault| faults::file_error(&self.agent, fault))
+        self.agent.expect_reply(answer)?.map_err(|fault| faults::file_error(&self.agent, fault))
     }
 
     /// Sends the queued bytes. An agent that cannot continue sends a fault before it hangs up, so its side is polled
@@ -168,7 +176,7 @@ impl FileWriter {
 
 impl FileWatch {
     pub(crate) fn new(agent: AgentClient, connection: OperationConnection, activity: ActivityGuard) -> Self {
-        Self { agent, connection, _use: activity }
+        Self { agent, connection, sequence: 0, _use: activity }
     }
 
     /// The next event; `None` when the sandbox ended the watch.
@@ -176,7 +184,14 @@ impl FileWatch {
         let broken = |source| self.agent.agent_error("watch", source);
         let Some(frame) = self.connection.next_frame().await.map_err(broken)? else { return Ok(None) };
         match parse_answer(&frame).map_err(broken)? {
-            Ok(AgentReply::Watched(event)) => Ok(Some(translate::watch_event(event))),
+            Ok(AgentReply::Watched(event)) => {
+                // An older agent does not number its events.
+                let sequence = event.sequence.or_else(|| self.sequence.checked_add(1));
+                let sequence = sequence.filter(|sequence| *sequence > self.sequence);
+                self.sequence =
+                    sequence.ok_or_else(|| broken(AgentError::Impossible("events that are not in order")))?;
+                Ok(Some(translate::watch_event(event, self.sequence)))
+            }
             Ok(_) => Err(broken(AgentError::Frame(FrameError::Unexpected))),
             Err(fault) => Err(faults::file_error(&self.agent, fault)),
         }

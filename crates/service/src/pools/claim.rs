@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use backend::ResolvedImage;
 use domain::NetworkAccess;
 
 use super::{PoolState, WarmSandbox};
 use crate::core::Core;
+use crate::images::aliases::ResolvedImage;
 use crate::store::SandboxRecord;
 use crate::telemetry::service_metrics;
 use crate::{CreateSandboxRequest, ImageSource, ServiceError};
@@ -44,7 +44,7 @@ impl ReservedWarm {
         record.sandbox.id = self.warm().id.clone();
         record.sandbox.in_force = self.warm().in_force.clone();
         if let Some(named) = &self.named {
-            record.sandbox.in_force.stand_in = named.stand_in.clone();
+            record.sandbox.in_force.stand_in = named.stand_in.as_ref().map(ToString::to_string);
         }
         record.sandbox.pool = Some(self.kept.pool.name.clone());
     }
@@ -168,8 +168,9 @@ impl Core {
     /// Whether the backend can add the resources that a warm sandbox lacks.
     fn can_be_bound(&self, pool_state: &PoolState, request: &CreateSandboxRequest) -> bool {
         let template = &pool_state.pool.template;
-        let mounts = request.spec.mounts.is_empty() || self.capabilities.attach;
-        let limits = request.spec.resources == template.resources || self.backend.reconfigure().is_some();
+        let mounts = request.spec.mounts.is_empty() || self.host.capabilities.attach;
+        let limits =
+            request.spec.resources == template.resources || self.host.backend.reconfigure().is_some();
         mounts && limits && self.can_connect(template.network, request.spec.network)
     }
 
@@ -177,8 +178,8 @@ impl Core {
     /// removed.
     fn can_connect(&self, present: NetworkAccess, wanted: NetworkAccess) -> bool {
         match (present, wanted) {
-            (present, wanted) if self.backend.reconfigure().is_none() => present == wanted,
-            (NetworkAccess::Off | NetworkAccess::Auto, NetworkAccess::On) => self.capabilities.network,
+            (present, wanted) if self.host.backend.reconfigure().is_none() => present == wanted,
+            (NetworkAccess::Off | NetworkAccess::Auto, NetworkAccess::On) => self.host.capabilities.network,
             // The sandbox gets a network if possible, and stays without one otherwise.
             (NetworkAccess::Off | NetworkAccess::On, NetworkAccess::Auto) => true,
             (present, wanted) => present == wanted,

@@ -49,7 +49,7 @@ struct PoolKeeper {
 pub(super) async fn run_keeper(core: Arc<Core>, kept: Arc<PoolState>) {
     let (fetching, making) = (JoinSet::new(), JoinSet::new());
     let mut keeper = PoolKeeper { core, kept, fetching, making, due: None, failing: None, full: false };
-    while !keeper.kept.closed.is_cancelled() && !keeper.core.stop.is_cancelled() {
+    while !keeper.kept.closed.is_cancelled() && !keeper.core.tasks.is_stopping() {
         keeper.run_once().await;
     }
     // Sandboxes that are being made are finished, and removed if the pool is closed.
@@ -74,7 +74,7 @@ impl PoolKeeper {
         let due = self.due;
         tokio::select! {
             () = self.kept.closed.cancelled() => {}
-            () = self.core.stop.cancelled() => {}
+            () = self.core.tasks.cancelled() => {}
             Some(made) = self.making.join_next() => self.record_result(made.ok()),
             Some(fetched) = self.fetching.join_next() => match fetched.ok() {
                 Some(Ok(())) => self.begin_sandbox(),

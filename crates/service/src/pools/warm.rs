@@ -83,9 +83,9 @@ impl Core {
         let note = |action| move |source| ServiceError::Store { action, source };
         self.store.insert_sandbox(record).await.map_err(note("record the warm sandbox"))?;
         let id = record.sandbox.id.clone();
-        let made = self.backend.create(&id, &record.sandbox.spec);
-        record.sandbox.in_force = self.ask_backend("create", &id, CREATE_TIMEOUT, made).await?;
-        AgentClient::new(Arc::clone(&self.backend), id).ping().await?;
+        let made = self.create_in_backend(&id, record.sandbox.spec.clone());
+        record.sandbox.in_force = self.host.ask_backend("create", &id, CREATE_TIMEOUT, made).await?;
+        AgentClient::new(Arc::clone(&self.host.backend), id).ping().await?;
         record.sandbox.phase = Phase::Running;
         self.store.update_sandbox(record).await.map_err(note("record that the sandbox is warm"))
     }
@@ -150,7 +150,7 @@ impl Core {
         loop {
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
-                () = self.stop.cancelled() => return,
+                () = self.tasks.cancelled() => return,
             }
             if self.destroy_in_backend(&id).await.is_ok() {
                 return self.forget_warm(&id).await;

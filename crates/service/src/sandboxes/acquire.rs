@@ -47,12 +47,13 @@ impl Core {
         if let Some(sandbox) = self.reuse_sandbox(&guard).await? {
             return Ok(AcquiredSandbox { sandbox, fresh: false, revival: None });
         }
+        let (_caller, create) = self.lifecycle.detached_creates.watch_create(key.owner())?;
         let (core, key) = (Arc::clone(self), key.clone());
         let work = self.tasks.spawn(async move {
-            let _turn = turn;
+            let _held = (turn, create);
             tokio::select! {
                 acquired = core.revive_or_make(&key, &guard, request) => acquired,
-                () = core.stop.cancelled() => Err(ServiceError::Stopping),
+                () = core.tasks.cancelled() => Err(ServiceError::Stopping),
             }
         });
         work.await.unwrap_or(Err(ServiceError::Stopping))

@@ -41,7 +41,7 @@ impl Core {
         revival: Option<SandboxRevival>,
     ) -> Result<Sandbox, ServiceError> {
         let cause = revival.and_then(|revival| revival.how.cause_of_successor());
-        if self.stop.is_cancelled() {
+        if self.tasks.is_stopping() {
             return Err(ServiceError::Stopping);
         }
         let _files = self.prepare_request(owner, &mut request).await?;
@@ -85,7 +85,7 @@ impl Core {
         owner: &Owner,
         request: &mut CreateSandboxRequest,
     ) -> Result<Option<SnapshotGuard>, ServiceError> {
-        if request.spec.on_death == Some(OnDeath::Restart) && !self.capabilities.restart {
+        if request.spec.on_death == Some(OnDeath::Restart) && !self.host.capabilities.restart {
             return Err(ServiceError::NoRestarts);
         }
         let credentials = match request.source.clone() {
@@ -213,7 +213,7 @@ impl Core {
         if self.lifecycle.registry.count() >= limit && !self.has_evictable_at_limit(owner) {
             return Err(ServiceError::TooManySandboxes { limit });
         }
-        let own = ResourceCost::from_limits(resources, &self.config().default_limits);
+        let own = ResourceCost::from_limits(resources, self.config().default_limits);
         self.check_quota_alone(owner, own)?;
         match self.lifecycle.registry.owner_cost(owner).and(own).exceeds(&self.quota_left_by_disks(owner)) {
             Some(excess) if !self.has_evictable_for_quota(owner, excess.what) => {
@@ -259,11 +259,12 @@ impl Core {
             idle_timeout: request.idle_timeout.filter(|limit| !limit.is_zero()),
             entrypoint,
             epoch: 0,
-            boot_id: self.boot_id.clone(),
+            boot_id: self.host.boot_id.clone(),
         })
     }
 
-    fn check_timeout(&self, timeout: Duration) -> Result<Duration, ServiceError> {
+    /// Checks a time to live from now against the longest that this server allows.
+    pub(crate) fn check_timeout(&self, timeout: Duration) -> Result<Duration, ServiceError> {
         match self.config().max_timeout {
             Some(longest) if timeout > longest => Err(ServiceError::Invalid(format!(
                 "the timeout is longer than {} seconds, the longest this server allows",

@@ -34,6 +34,7 @@ use crate::sandboxes::registry::SandboxHandle;
 use crate::sandboxes::{entrypoint, hooks};
 use crate::store::SandboxRecord;
 use crate::telemetry::cpu_share::CpuMeter;
+use crate::telemetry::create_stages::CreateStages;
 use crate::telemetry::service_metrics;
 use crate::tenancy::quota::ResourceCost;
 use crate::{Outcome, ResumeOutcome, Sandbox, ServiceError};
@@ -59,6 +60,8 @@ pub(crate) enum DriverCommand {
     Destroy(CommandReply<Outcome>),
     /// Like `Destroy`, for a cause inside the server.
     End(EndCause, CommandReply<()>),
+    /// End its processes and keep its files, as if it had died.
+    Fail(EndCause, CommandReply<()>),
     PatchLabels(BTreeMap<String, Option<String>>, CommandReply<Sandbox>),
     Renew(SystemTime, CommandReply<Sandbox>),
     Attach(Vec<MountSpec>, CommandReply<Sandbox>),
@@ -136,11 +139,11 @@ impl Driver {
             key: record.key.clone(),
             pool: record.sandbox.pool.clone(),
             lease: SandboxLease::default(),
-            cost: ResourceCost::from_limits(&record.sandbox.spec.resources, &core.config().default_limits),
+            cost: ResourceCost::from_limits(&record.sandbox.spec.resources, core.config().default_limits),
             timeout: record.timeout,
             idle_timeout: record.idle_timeout,
             entrypoint: record.entrypoint.clone(),
-            agent: AgentClient::new(Arc::clone(&core.backend), record.sandbox.id.clone()),
+            agent: AgentClient::new(Arc::clone(&core.host.backend), record.sandbox.id.clone()),
             activity: SandboxActivity::new(core.clock.clone()),
             commands: CommandSlots::new(core.config().commands_per_sandbox),
             cpu_meter: CpuMeter::default(),
@@ -179,13 +182,15 @@ impl Driver {
         let made = match warm {
             Some(warm) => self.bind_warm(warm).await,
             None => {
+                let mut stages = CreateStages::start();
                 if let Err(source) = self.core.store.insert_sandbox(&self.record).await {
                     self.finish_removal();
                     // The caller may have disconnected; nothing was made.
                     reply.send(Err(ServiceError::Store { action: "record the new sandbox", source })).ok();
                     return;
                 }
-                self.create_and_start().await
+                stages.end_stage("store");
+                self.create_and_start(stages).await
             }
         };
         let made = made.map(|()| self.hand_over());
@@ -215,18 +220,23 @@ impl Driver {
         self.run().await;
     }
 
-    async fn create_and_start(&mut self) -> Result<(), ServiceError> {
+    async fn create_and_start(&mut self, mut stages: CreateStages) -> Result<(), ServiceError> {
         self.create_in_backend().await?;
+        stages.end_stage("launcher");
         self.start_metering(true);
         self.handle.agent.ping().await?;
-        self.start_entrypoint().await
+        stages.end_stage("ping");
+        self.start_entrypoint().await?;
+        stages.end_stage("entrypoint");
+        stages.log(&self.handle.id);
+        Ok(())
     }
 
     async fn create_in_backend(&mut self) -> Result<(), ServiceError> {
         let spec = self.record.sandbox.spec.clone();
-        let made = self.core.backend.create(&self.handle.id, &spec);
+        let made = self.core.create_in_backend(&self.handle.id, spec);
         self.record.sandbox.in_force =
-            self.core.ask_backend("create", &self.handle.id, CREATE_TIMEOUT, made).await?;
+            self.core.host.ask_backend("create", &self.handle.id, CREATE_TIMEOUT, made).await?;
         Ok(())
     }
 
@@ -258,7 +268,7 @@ impl Driver {
         tokio::select! {
             ran = hooks::run_before_hook(&self.handle.agent, hook) => ran,
             () = self.handle.abandoned.cancelled() => Err(ServiceError::Stopping),
-            () = self.core.stop.cancelled() => Err(ServiceError::Stopping),
+            () = self.core.tasks.cancelled() => Err(ServiceError::Stopping),
         }
     }
 
@@ -314,7 +324,7 @@ impl Driver {
             Ok(()) = self.death.changed() => DriverEvent::Died,
             exit = wait_for_exit(&mut self.entrypoint), if running => DriverEvent::Exited(exit),
             () = sleep_until(owed.unwrap_or_else(Instant::now)), if owed.is_some() => DriverEvent::Retry,
-            () = self.core.stop.cancelled() => DriverEvent::Stop,
+            () = self.core.tasks.cancelled() => DriverEvent::Stop,
         }
     }
 
@@ -325,6 +335,7 @@ impl Driver {
             DriverCommand::Restart(answer) => send_reply(answer, self.restart().await),
             DriverCommand::Destroy(answer) => send_reply(answer, self.destroy().await),
             DriverCommand::End(cause, answer) => send_reply(answer, self.end_sandbox(cause).await),
+            DriverCommand::Fail(cause, answer) => send_reply(answer, self.fail_sandbox(cause).await),
             DriverCommand::PatchLabels(patch, answer) => send_reply(answer, self.patch_labels(patch).await),
             DriverCommand::Renew(expires, answer) => send_reply(answer, self.renew_expiry(expires).await),
             DriverCommand::Attach(mounts, answer) => send_reply(answer, self.attach_mounts(mounts).await),
@@ -344,6 +355,14 @@ impl Driver {
             return;
         }
         self.record_death(cause).await;
+    }
+
+    /// Ends the processes of the sandbox for a cause that its owner can see. Its files stay.
+    async fn fail_sandbox(&mut self, cause: EndCause) -> Result<(), ServiceError> {
+        if !matches!(self.phase(), Phase::Stopping | Phase::Stopped | Phase::Failed(_)) {
+            self.record_death(cause).await;
+        }
+        Ok(())
     }
 
     /// Records that the sandbox has died, and releases everything it had except its files.

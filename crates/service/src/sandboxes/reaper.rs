@@ -119,7 +119,7 @@ pub(crate) async fn run_reaper(core: Arc<Core>) {
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
             () = core.lifecycle.schedule.sooner.notified() => {}
-            () = core.stop.cancelled() => return,
+            () = core.tasks.cancelled() => return,
         }
     }
 }

@@ -35,7 +35,7 @@ pub(crate) async fn reconcile_sandboxes(
     records: Vec<SandboxRecord>,
 ) -> Result<(), ServiceError> {
     let found = list_found(core).await.map_err(|source| ServiceError::Host {
-        backend: core.backend.name(),
+        backend: core.host.backend.name(),
         action: "list its sandboxes",
         source: Box::new(source),
     })?;
@@ -47,7 +47,7 @@ pub(crate) async fn reconcile_sandboxes(
         .for_each_concurrent(MAX_CONCURRENT_SANDBOXES, |(found, record)| reconcile_one(core, record, found))
         .await;
     futures_util::stream::iter(found.into_keys())
-        .for_each_concurrent(MAX_CONCURRENT_SANDBOXES, |id| remove_unknown(core, id))
+        .for_each_concurrent(MAX_CONCURRENT_SANDBOXES, |id| reconcile_unknown(core, id))
         .await;
     Ok(())
 }
@@ -55,7 +55,7 @@ pub(crate) async fn reconcile_sandboxes(
 /// Lists the backend's sandboxes, with retries: a host that has just started may not be ready.
 async fn list_found(core: &Core) -> Result<Vec<FoundSandbox>, BackendError> {
     for pause in LIST_RETRY_DELAYS {
-        match core.backend.list_sandboxes().await {
+        match core.host.backend.list_sandboxes().await {
             Ok(found) => return Ok(found),
             Err(error) => {
                 tracing::warn!(error = %error_chain(&error), again = ?pause, "backend failed to list its sandboxes; retrying")
@@ -63,7 +63,7 @@ async fn list_found(core: &Core) -> Result<Vec<FoundSandbox>, BackendError> {
         }
         tokio::time::sleep(pause).await;
     }
-    core.backend.list_sandboxes().await
+    core.host.backend.list_sandboxes().await
 }
 
 async fn reconcile_one(
@@ -71,11 +71,12 @@ async fn reconcile_one(
     mut record: SandboxRecord,
     found: Option<(FoundCondition, FilesState)>,
 ) {
-    let same_boot = record.boot_id == core.boot_id;
+    let same_boot = record.boot_id == core.host.boot_id;
     record.sandbox.files = found.map_or(FilesState::Lost, |(_, files)| files);
     let mut facts = SandboxFacts {
         phase: record.sandbox.phase,
         found: found.map(|(condition, _)| condition),
+        from_pool: record.sandbox.pool.is_some(),
         same_boot,
         expired: false,
     };
@@ -85,29 +86,20 @@ async fn reconcile_one(
     if !same_boot {
         // The boot clock started over, so only the wall clock still says when the sandbox expires.
         record.expires_boot = record.sandbox.expires.map(|expires| core.clock.now().at_wall(expires).boot);
-        record.boot_id = core.boot_id.clone();
+        record.boot_id = core.host.boot_id.clone();
     }
     facts.expired = record.expires_boot.is_some_and(|expires| expires <= core.clock.now().boot);
-    let mut plan = plan_sandbox(facts);
-    // A sandbox that was warm may lack resources that its owner asked for, and no client has heard of it.
-    if record.sandbox.phase == Phase::Starting
-        && matches!(plan, SandboxPlan::Adopt(_))
-        && (record.sandbox.pool.is_some() || !is_complete(core, &record).await)
-    {
-        plan = SandboxPlan::Destroy;
-    }
+    let plan = plan_sandbox(Some(facts));
     tracing::info!(sandbox = %record.sandbox.id, phase = %record.sandbox.phase, ?found, ?plan, "reconciling sandbox");
+    let why = if facts.expired { EndCause::Expired } else { EndCause::NotCreated };
     match plan {
         SandboxPlan::Adopt(phase) => adopt_sandbox(core, record, phase).await,
-        SandboxPlan::Report(cause) => adopt_sandbox(core, record, Phase::Failed(cause)).await,
-        SandboxPlan::Destroy => {
-            destroy_sandbox(
-                core,
-                record,
-                if facts.expired { EndCause::Expired } else { EndCause::NotCreated },
-            )
-            .await
+        SandboxPlan::AdoptIfComplete(phase) if is_complete(core, &record).await => {
+            adopt_sandbox(core, record, phase).await
         }
+        SandboxPlan::Report(cause) => adopt_sandbox(core, record, Phase::Failed(cause)).await,
+        SandboxPlan::AdoptIfComplete(_) | SandboxPlan::Destroy => destroy_sandbox(core, record, why).await,
+        SandboxPlan::RemoveUnknown => remove_unknown(core, record.sandbox.id).await,
     }
 }
 
@@ -115,7 +107,7 @@ async fn reconcile_one(
 async fn is_complete(core: &Core, record: &SandboxRecord) -> bool {
     // Without a main process it is unknown whether the hook before it has ended.
     let Some(process) = &record.entrypoint else { return record.sandbox.spec.hooks.before.is_none() };
-    let agent = AgentClient::new(Arc::clone(&core.backend), record.sandbox.id.clone());
+    let agent = AgentClient::new(Arc::clone(&core.host.backend), record.sandbox.id.clone());
     entrypoint::was_started(&agent, process).await.unwrap_or(false)
 }
 
@@ -160,7 +152,13 @@ async fn destroy_sandbox(core: &Arc<Core>, record: SandboxRecord, why: EndCause)
     }
 }
 
-/// No row knows the sandbox, so no client can ever ask for it.
+/// Handles a sandbox that only the backend knows.
+async fn reconcile_unknown(core: &Arc<Core>, id: SandboxId) {
+    if plan_sandbox(None) == SandboxPlan::RemoveUnknown {
+        remove_unknown(core, id).await;
+    }
+}
+
 async fn remove_unknown(core: &Arc<Core>, id: SandboxId) {
     tracing::warn!(sandbox = %id, "found a sandbox that is not in the store; removing it");
     if let Err(error) = core.destroy_in_backend(&id).await {
@@ -173,7 +171,7 @@ async fn remove_later(core: Arc<Core>, id: SandboxId) {
     loop {
         tokio::select! {
             () = tokio::time::sleep(REMOVAL_RETRY_DELAY) => {}
-            () = core.stop.cancelled() => return,
+            () = core.tasks.cancelled() => return,
         }
         if core.destroy_in_backend(&id).await.is_ok() {
             return;

@@ -168,10 +168,12 @@ impl SandboxRef {
         self.core.send_command(&self.handle, |answer| DriverCommand::Renew(expires, answer)).await
     }
 
-    /// Moves the expiry to `timeout` from now, because the sandbox was accessed. Nothing changes if it never expires,
-    /// or if that would gain no more than `interval`. A failure is only logged, because it must not fail the access.
+    /// Moves the expiry to `timeout` from now, or to the longest time that this server allows, because the sandbox was
+    /// accessed. Nothing changes if it never expires, or if that would gain no more than `interval`. A failure is only
+    /// logged, because it must not fail the access.
     pub async fn renew_on_access(&self, timeout: Duration, interval: Duration) {
         let Some(expires) = self.read_state(|sandbox| sandbox.expires) else { return };
+        let timeout = self.core.config().max_timeout.map_or(timeout, |longest| timeout.min(longest));
         let wanted = SystemTime::now() + timeout;
         if expires + interval < wanted
             && let Err(error) = self.renew_expiry(wanted).await
@@ -217,7 +219,7 @@ impl SandboxRef {
     pub async fn current_usage(&self) -> Result<SandboxUsage, ServiceError> {
         match self.handle.phase() {
             Phase::Stopped => Err(ServiceError::NoSandbox(self.id().clone())),
-            _ => self.core.usage_of(self.id()).await,
+            _ => self.core.host.usage_of(self.id()).await,
         }
     }
 

@@ -71,7 +71,7 @@ impl Core {
         self.tasks.spawn(async move {
             let made = tokio::select! {
                 made = core.run_commit(&snapshot, &held, &name) => made,
-                () = core.stop.cancelled() => Err(ServiceError::Stopping),
+                () = core.tasks.cancelled() => Err(ServiceError::Stopping),
             };
             core.release_commit(held).await;
             progress.send_replace(commit_state(made, &name));
@@ -82,7 +82,7 @@ impl Core {
     /// Reserves the entry of the snapshot that is taken of a sandbox to make an image from.
     async fn reserve_commit(&self, owner: &Owner, id: &SandboxId) -> Result<Snapshot, ServiceError> {
         let handle = self.find_sandbox(owner, id)?;
-        if !self.capabilities.snapshot {
+        if !self.host.capabilities.snapshot {
             return Err(self.snapshots_unsupported(id));
         }
         if !has_files(&handle) {
@@ -97,7 +97,7 @@ impl Core {
             state: SnapshotState::Creating(None),
             created: self.clock.now().wall,
             image: handle.current_state().in_force.image,
-            size: self.usage_of(id).await?.disk.unwrap_or(Bytes(handle.cost.disk)),
+            size: self.host.usage_of(id).await?.disk.unwrap_or(Bytes(handle.cost.disk)),
             disk: Bytes(0),
             settings: None,
         };
@@ -112,9 +112,10 @@ impl Core {
         name: &str,
     ) -> Result<ImageInfo, ServiceError> {
         if let CommitGuard::Taking(own) = held {
-            let taking =
-                async { self.backend.required_snapshots()?.create_snapshot(&own.sandbox, snapshot).await };
-            self.ask_backend("take a snapshot of", &own.sandbox, COMMIT_TIMEOUT, taking).await?;
+            let taking = async {
+                self.host.backend.required_snapshots()?.create_snapshot(&own.sandbox, snapshot).await
+            };
+            self.host.ask_backend("take a snapshot of", &own.sandbox, COMMIT_TIMEOUT, taking).await?;
         }
         let committing = self.backend_images("make an image")?.commit_snapshot(snapshot, name);
         let made = tokio::time::timeout(COMMIT_TIMEOUT, committing).await.unwrap_or_else(|_elapsed| {

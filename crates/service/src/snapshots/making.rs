@@ -41,7 +41,7 @@ pub(super) async fn make_snapshot(
 async fn finish_snapshot(core: Arc<Core>, mut snapshot: Snapshot) {
     let made = tokio::select! {
         made = take_with_progress(&core, &snapshot) => made,
-        () = core.stop.cancelled() => return,
+        () = core.tasks.cancelled() => return,
     };
     match made {
         Ok(kept) => mark_ready(&mut snapshot, kept),
@@ -58,10 +58,14 @@ async fn finish_snapshot(core: Arc<Core>, mut snapshot: Snapshot) {
 
 /// Waits until the snapshot is taken, and publishes its progress meanwhile.
 async fn take_with_progress(core: &Core, snapshot: &Snapshot) -> Result<SnapshotContent, ServiceError> {
-    let snapshots = core.backend.required_snapshots();
+    let snapshots = core.host.backend.required_snapshots();
     let taking = async { snapshots?.create_snapshot(&snapshot.sandbox, &snapshot.id).await };
-    let mut taking =
-        std::pin::pin!(core.ask_backend("take a snapshot of", &snapshot.sandbox, SNAPSHOT_TIMEOUT, taking));
+    let mut taking = std::pin::pin!(core.host.ask_backend(
+        "take a snapshot of",
+        &snapshot.sandbox,
+        SNAPSHOT_TIMEOUT,
+        taking
+    ));
     loop {
         tokio::select! {
             taken = &mut taking => return taken,
@@ -97,7 +101,7 @@ async fn store_final_state(core: &Core, snapshot: Snapshot) {
 
 /// Removes the files that the backend has of a snapshot; if that fails, the next start finds them.
 pub(super) async fn forget_files(core: &Core, id: &SnapshotId) {
-    let forget = async { core.backend.required_snapshots()?.delete_snapshot(id).await };
+    let forget = async { core.host.backend.required_snapshots()?.delete_snapshot(id).await };
     let forgotten = tokio::time::timeout(FORGET_TIMEOUT, forget).await;
     match forgotten {
         Ok(Ok(())) => {}
@@ -112,7 +116,7 @@ pub(super) async fn forget_files(core: &Core, id: &SnapshotId) {
 
 /// Lists the snapshots of the backend; one that does not support them has none.
 async fn list_snapshots(core: &Core) -> Result<Vec<FoundSnapshot>, BackendError> {
-    match core.backend.snapshots() {
+    match core.host.backend.snapshots() {
         Some(snapshots) => snapshots.list_snapshots().await,
         None => Ok(Vec::new()),
     }
@@ -124,7 +128,7 @@ pub(crate) async fn reconcile_snapshots(
     remembered: Vec<Snapshot>,
 ) -> Result<(), ServiceError> {
     let found = list_snapshots(core).await.map_err(|source| ServiceError::Host {
-        backend: core.backend.name(),
+        backend: core.host.backend.name(),
         action: "list its snapshots",
         source: Box::new(source),
     })?;
@@ -133,16 +137,17 @@ pub(crate) async fn reconcile_snapshots(
         let stage = found.remove(&snapshot.id);
         reconcile_one(core, snapshot, stage).await;
     }
-    for stranger in found.into_keys() {
-        tracing::warn!(snapshot = %stranger, "found a snapshot that is not in the store; removing it");
-        forget_files(core, &stranger).await;
+    for (id, stage) in found {
+        if plan_snapshot(None, Some(&stage), false) == SnapshotPlan::RemoveUnknown {
+            remove_unknown(core, &id).await;
+        }
     }
     Ok(())
 }
 
 async fn reconcile_one(core: &Arc<Core>, mut snapshot: Snapshot, stage: Option<SnapshotStage>) {
     let can_be_taken = source_has_files(core, &snapshot);
-    match plan_snapshot(&snapshot.state, stage.as_ref(), can_be_taken) {
+    match plan_snapshot(Some(&snapshot.state), stage.as_ref(), can_be_taken) {
         SnapshotPlan::FinishDeletion => {
             core.catalog.snapshots.put(snapshot.clone());
             if let Err(error) = core.forget_snapshot(snapshot).await {
@@ -164,7 +169,13 @@ async fn reconcile_one(core: &Arc<Core>, mut snapshot: Snapshot, stage: Option<S
             }
             fail_snapshot(core, snapshot).await;
         }
+        SnapshotPlan::RemoveUnknown => remove_unknown(core, &snapshot.id).await,
     }
+}
+
+async fn remove_unknown(core: &Core, id: &SnapshotId) {
+    tracing::warn!(snapshot = %id, "found a snapshot that is not in the store; removing it");
+    forget_files(core, id).await;
 }
 
 async fn fail_snapshot(core: &Core, mut snapshot: Snapshot) {

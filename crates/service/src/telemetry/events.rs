@@ -278,7 +278,7 @@ impl FeedReader {
             }
             tokio::select! {
                 changed = self.newest.changed() => changed.ok()?,
-                () = self.core.stop.cancelled() => return None,
+                () = self.core.tasks.cancelled() => return None,
             }
         }
     }

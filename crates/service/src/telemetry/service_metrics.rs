@@ -19,6 +19,7 @@ pub(crate) fn describe_metrics() {
         metrics::Unit::Seconds,
         "Time from an exec request until the process is started"
     );
+    describe_gauge!("coracle_total_limit", "The limit of all sandboxes together, by resource");
     describe_gauge!("coracle_pool_level", "Warm sandboxes that are ready, by pool");
     describe_counter!("coracle_pool_claimed_total", "Sandboxes that were taken from a pool");
     describe_counter!("coracle_pool_cold_total", "Sandboxes that were created although a pool fits");
@@ -43,6 +44,11 @@ pub(crate) fn record_create_time(took: Duration) {
 
 pub(crate) fn record_launch_time(took: Duration) {
     histogram!("coracle_exec_seconds").record(took);
+}
+
+/// Sets the limit of all sandboxes together on a resource: bytes of memory, cores, processes.
+pub fn set_total_limit(resource: &'static str, amount: f64) {
+    gauge!("coracle_total_limit", "resource" => resource).set(amount);
 }
 
 /// Sets how many sandboxes of a pool are ready.

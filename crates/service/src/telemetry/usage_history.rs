@@ -14,6 +14,8 @@ use futures_util::StreamExt;
 
 use crate::clock::ClockReading;
 use crate::core::Core;
+use crate::error::error_chain;
+use crate::telemetry::memory_stall::StallWatch;
 use crate::telemetry::owner_metrics::{OwnerLabel, OwnerMetrics, OwnerTotals};
 
 /// How often samples are taken.
@@ -238,13 +240,16 @@ fn hour_number(wall: SystemTime) -> u64 {
 pub(crate) async fn record_usage(core: Arc<Core>) {
     let mut ticks = tokio::time::interval(SAMPLE_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut stalls = StallWatch::default();
     loop {
         let stopping = tokio::select! {
             _ = ticks.tick() => false,
-            () = core.stop.cancelled() => true,
+            () = core.tasks.cancelled() => true,
         };
         if !stopping {
-            sample_all(&core).await;
+            for id in sample_all(&core, &mut stalls).await {
+                kill_largest_process(&core, &id).await;
+            }
         }
         let changed = core.telemetry.history.take_changed(core.clock.now().wall);
         if !changed.is_empty() {
@@ -256,17 +261,35 @@ pub(crate) async fn record_usage(core: Arc<Core>) {
     }
 }
 
-/// Counts the current usage of every sandbox. A sandbox that cannot be measured is counted the next time.
-async fn sample_all(core: &Core) {
+/// Counts the current usage of every sandbox, and returns those that make no progress at their memory limit. A sandbox that
+/// cannot be measured is counted the next time.
+async fn sample_all(core: &Core, stalls: &mut StallWatch) -> Vec<SandboxId> {
+    let mut stuck = Vec::new();
     let samples = futures_util::stream::iter(core.telemetry.history.metered_sandboxes());
     let samples = samples
-        .map(|id| async move { (core.usage_of(&id).await, id) })
+        .map(|id| async move { (core.host.usage_of(&id).await, id) })
         .buffer_unordered(MAX_CONCURRENT_CALLS);
-    let mut samples = std::pin::pin!(samples.take_until(core.stop.cancelled()));
+    let mut samples = std::pin::pin!(samples.take_until(core.tasks.cancelled()));
     while let Some((usage, id)) = samples.next().await {
         if let Ok(usage) = usage {
-            core.telemetry.history.add_sample(&id, core.clock.now(), usage);
+            let now = core.clock.now();
+            core.telemetry.history.add_sample(&id, now, usage);
+            if stalls.add_sample(&id, now.boot, &usage) {
+                stuck.push(id);
+            }
         }
+    }
+    stalls.retain(|id| core.lifecycle.registry.find(id).is_some());
+    stuck
+}
+
+/// Has the largest process of a sandbox killed that makes no progress at its memory limit.
+async fn kill_largest_process(core: &Core, id: &SandboxId) {
+    let Some(handle) = core.lifecycle.registry.find(id) else { return };
+    tracing::warn!(sandbox = %id, "sandbox makes no progress at its memory limit; killing its largest process");
+    let killed = handle.agent.request::<()>(wire::AgentRequest::KillLargest).await;
+    if let Err(error) = killed.and_then(|killed| killed.map_err(|fault| handle.agent.fault_error(fault))) {
+        tracing::warn!(sandbox = %id, error = %error_chain(&error), "failed to kill the largest process of a sandbox at its memory limit");
     }
 }
 

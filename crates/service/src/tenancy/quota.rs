@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use domain::{Bytes, MilliCpus, Owner, ResourceLimits};
+use domain::{Bytes, MilliCpus, Owner, ResourceLimits, SandboxLimits};
 
 /// The most that one owner may have; `None` means no limit but the host's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,14 +41,9 @@ pub(crate) struct ResourceCost {
 
 impl ResourceCost {
     /// A limit that the caller did not set counts as the server's default.
-    pub(crate) fn from_limits(resources: &ResourceLimits, usual: &ResourceLimits) -> Self {
-        let bytes = |named: Option<Bytes>, usual: Option<Bytes>| named.or(usual).map_or(0, |bytes| bytes.0);
-        Self {
-            sandboxes: 1,
-            millicpus: resources.cpus.or(usual.cpus).map_or(0, |cpus| u64::from(cpus.0)),
-            memory: bytes(resources.memory, usual.memory),
-            disk: bytes(resources.disk, usual.disk),
-        }
+    pub(crate) fn from_limits(resources: &ResourceLimits, defaults: SandboxLimits) -> Self {
+        let SandboxLimits { memory, cpus, pids: _, disk } = defaults.completing(resources);
+        Self { sandboxes: 1, millicpus: u64::from(cpus.0), memory: memory.0, disk: disk.0 }
     }
 
     /// The cost that remains when the sandbox is dead: its slot and its disk, but nothing that runs.
@@ -126,15 +121,11 @@ mod tests {
 
     #[test]
     fn limits_add_up_and_the_first_exceeded_is_reported() {
-        let usual = ResourceLimits {
-            memory: Some(Bytes(100)),
-            cpus: Some(MilliCpus(500)),
-            ..ResourceLimits::default()
-        };
+        let usual = SandboxLimits { memory: Bytes(100), cpus: MilliCpus(500), ..SandboxLimits::ZERO };
         let named =
             ResourceLimits { memory: Some(Bytes(30)), disk: Some(Bytes(7)), ..ResourceLimits::default() };
-        let sum = ResourceCost::from_limits(&ResourceLimits::default(), &usual)
-            .and(ResourceCost::from_limits(&named, &usual));
+        let sum = ResourceCost::from_limits(&ResourceLimits::default(), usual)
+            .and(ResourceCost::from_limits(&named, usual));
         assert_eq!(sum, ResourceCost { sandboxes: 2, millicpus: 1000, memory: 130, disk: 7 });
         let exact = OwnerQuota {
             sandboxes: Some(2),

@@ -13,7 +13,8 @@ use wire::process::{ExitReason, ProcessStatus};
 use super::revival::replacing;
 use super::{TestBench, config, operators_quota, plain};
 use crate::clock::Clock;
-use crate::{AcquiredSandbox, ErrorKind, Outcome, Service, ServiceConfig, ServiceError};
+use crate::sandboxes::detached_creates::MAX_DETACHED_PER_OWNER;
+use crate::{AcquiredSandbox, ErrorKind, KeyLiveness, Outcome, Service, ServiceConfig, ServiceError};
 use testkit::fake_backend::{FakeBackend, ended, running};
 
 impl TestBench {
@@ -53,6 +54,26 @@ impl TestBench {
         let (backend, state) = self.crash().await;
         Self::with(backend, state, Clock::from_host()).await
     }
+}
+
+#[tokio::test]
+async fn liveness_of_a_key_is_that_of_its_agent() {
+    let bench = TestBench::new().await;
+    let key = bench.key("a");
+    let probe = || bench.service.probe_key(&key);
+    assert_eq!(probe().await, KeyLiveness::Absent);
+    assert_eq!(bench.backend.count(), 0, "nothing is created");
+    let id = bench.acquire("a").await.sandbox.id;
+    assert_eq!(probe().await, KeyLiveness::Alive);
+    // An agent that answers nothing; the turn of the key is held by a caller that waits for it.
+    bench.backend.set_script(|request| matches!(request, wire::AgentRequest::Ping).then(Vec::new));
+    let slot = bench.service.0.lifecycle.names.guard_key(&key);
+    let turn = slot.turn.lock().await;
+    assert_eq!(probe().await, KeyLiveness::NotAlive);
+    drop(turn);
+    bench.backend.set_script(|_| None);
+    assert_eq!(bench.service.find_by_key(&key).unwrap().id, id);
+    assert_eq!(probe().await, KeyLiveness::Alive);
 }
 
 #[tokio::test]
@@ -240,6 +261,34 @@ async fn retry_after_a_cancelled_acquire_gets_the_sandbox_begun_before() {
     let found = bench.acquire("a").await;
     assert_eq!((found.sandbox.id, found.fresh), (begun.id, false));
     assert_eq!((bench.backend.times_asked_to("create"), bench.all().total), (1, 1));
+}
+
+#[tokio::test]
+async fn creates_without_callers_are_bounded() {
+    let bench = TestBench::limited(200, 200).await;
+    bench.backend.gate.forget_permits(usize::MAX >> 3);
+    let detach = async |number: usize| {
+        let asking = bench.asking(&format!("k{number}"));
+        while bench.all().total == number && !asking.is_finished() {
+            tokio::task::yield_now().await;
+        }
+        asking.abort();
+        asking.await
+    };
+    let mut number = 0;
+    let refused = loop {
+        match detach(number).await {
+            Ok(answer) => break answer.unwrap_err(),
+            Err(_cancelled) => number += 1,
+        }
+    };
+    assert_eq!(number, MAX_DETACHED_PER_OWNER);
+    assert!(matches!(refused.kind(), ErrorKind::Exhausted { .. }), "{refused}");
+    // A create under a key of one of them waits for it and is not refused.
+    let waiting = bench.asking("k0");
+    bench.backend.gate.add_permits(1000);
+    assert!(!waiting.await.unwrap().unwrap().fresh);
+    bench.acquire("after").await;
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use domain::{ContextId, Language, StreamKind};
 use tokio::sync::mpsc;
 use wire::process::{ExitReason, KernelProgram, OpenKernel, SessionStatus};
-use wire::{AgentReply, AgentRequest, Fault, FaultKind, Frame, StreamTag};
+use wire::{AgentReply, AgentRequest, Fault, FaultKind, FaultOperation, Frame, StreamTag};
 
 use super::TestBench;
 use crate::exec::contexts::MAX_CONTEXTS;
@@ -142,7 +142,7 @@ async fn contexts_are_limited_and_a_failure_names_the_cause() {
     let sandbox = bench.sandbox(&made.id);
     let open = || sandbox.contexts().open_context(OpenContextRequest::new(python()));
     let fault = |kind, operation: &str, subject: &str| Fault {
-        operation: operation.to_owned(),
+        operation: operation.into(),
         subject: subject.to_owned(),
         ..fault(kind)
     };
@@ -184,7 +184,8 @@ async fn agent_without_kernel_support_is_reported_as_unsupported() {
     bench.backend.set_script(|request| match request {
         AgentRequest::Sessions => Some(reply(&AgentReply::Sessions(Vec::new()))),
         AgentRequest::Run(run) => {
-            let fault = Fault { subject: run.session.clone(), ..fault(FaultKind::NotFound) };
+            let (operation, subject) = (FaultOperation::FindSession, run.session.clone());
+            let fault = Fault { operation, subject, ..fault(FaultKind::NotFound) };
             Some(reply(&AgentReply::Fault(fault)))
         }
         _ => None,
@@ -208,7 +209,8 @@ async fn default_context_opened_by_another_request_is_used() {
             Some(reply(&AgentReply::Fault(fault(FaultKind::AlreadyExists))))
         }
         AgentRequest::Run(run) if !opened.load(std::sync::atomic::Ordering::SeqCst) => {
-            let fault = Fault { subject: run.session.clone(), ..fault(FaultKind::NotFound) };
+            let (operation, subject) = (FaultOperation::FindSession, run.session.clone());
+            let fault = Fault { operation, subject, ..fault(FaultKind::NotFound) };
             Some(reply(&AgentReply::Fault(fault)))
         }
         AgentRequest::Run(_) => {

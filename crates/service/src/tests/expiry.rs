@@ -108,6 +108,35 @@ async fn renew_needs_a_future_time_and_an_expiring_sandbox() {
 }
 
 #[tokio::test]
+async fn renew_beyond_the_longest_timeout_is_refused() {
+    const DAY: Duration = Duration::from_secs(86_400);
+    let hands = ManualClock::new();
+    let bench = bench(&hands).await;
+    let made = create(&bench, Some(600), None).await;
+    let sandbox = bench.sandbox(&made.id);
+    let error = sandbox.renew_expiry(hands.now().wall + DAY + Duration::from_secs(60)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    assert_eq!(sandbox.current_state().expires, made.expires);
+    sandbox.renew_expiry(hands.now().wall + DAY).await.unwrap();
+    // The maximum was lowered: an earlier expiry is accepted although it is later than the new maximum.
+    let config = crate::ServiceConfig { max_timeout: Some(DAY / 4), ..super::config(&bench.state) };
+    bench.service.set_config(config);
+    sandbox.renew_expiry(hands.now().wall + DAY / 2).await.unwrap();
+    assert!(sandbox.renew_expiry(hands.now().wall + DAY).await.is_err());
+}
+
+#[tokio::test]
+async fn access_renews_up_to_the_longest_timeout() {
+    let bench = TestBench::new().await;
+    let made = create(&bench, Some(600), None).await;
+    let week = Duration::from_secs(7 * 86_400);
+    bench.sandbox(&made.id).renew_on_access(week, Duration::ZERO).await;
+    let expires = bench.sandbox(&made.id).current_state().expires.unwrap();
+    let left = expires.duration_since(SystemTime::now()).unwrap().as_secs();
+    assert!((86_300..=86_400).contains(&left), "{left}");
+}
+
+#[tokio::test]
 async fn setting_the_wall_clock_moves_the_shown_expiry_but_not_the_end() {
     let hands = ManualClock::new();
     let bench = bench(&hands).await;

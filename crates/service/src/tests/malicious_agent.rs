@@ -11,7 +11,8 @@ use domain::{JournalOffset, ProcessId, SandboxId, UserIdentity};
 use proptest::prelude::*;
 use tokio::io::AsyncWriteExt;
 use tokio::sync::Semaphore;
-use wire::files::{FileInfo, FileKind, FileOperation};
+use wire::file_edits::{ContentLengths, EditReport, UndoReport};
+use wire::files::{FileInfo, FileKind, FileOperation, WatchEvent};
 use wire::frame::MAX_PAYLOAD;
 use wire::process::{ExitReason, ProcessEnd};
 use wire::{AgentReply, AgentRequest, Frame, Greeting, StreamTag};
@@ -335,6 +336,139 @@ async fn tunnel_returns_bytes_received_with_the_answer_first() {
     let mut text = String::new();
     tunnel.read_to_string(&mut text).await.unwrap();
     assert_eq!(text, "hello from inside");
+}
+
+fn edited(contents: ContentLengths) -> Frame {
+    Frame::from_message(&AgentReply::Edited(EditReport {
+        changed: true,
+        matches: u64::MAX,
+        match_lines: vec![u64::MAX; 5000],
+        lines: 0,
+        undoable: true,
+        contents,
+    }))
+}
+
+fn undone(contents: ContentLengths) -> Frame {
+    Frame::from_message(&AgentReply::Undone(UndoReport {
+        outcome: wire::file_edits::UndoOutcome::Restored,
+        changed_since: true,
+        steps_left: u64::MAX,
+        contents,
+    }))
+}
+
+/// Edits and undoes an edit, each answered with its own first frame and then these.
+async fn edit_and_undo(
+    contents: ContentLengths,
+    rest: &[Frame],
+) -> (Result<crate::EditedFile, ServiceError>, Result<crate::UndoneEdit, ServiceError>) {
+    let bench = TestBench::new().await;
+    let made = bench.create().await;
+    let answer = |first: Frame| encoded(&[&[first][..], rest].concat());
+    let (edited, undone) = (answer(edited(contents)), answer(undone(contents)));
+    bench.backend.set_script(move |request| match request {
+        AgentRequest::File(request) => match request.operation {
+            FileOperation::Edit { .. } => Some(edited.clone()),
+            FileOperation::UndoEdit { .. } => Some(undone.clone()),
+            _ => None,
+        },
+        _ => None,
+    });
+    let sandbox = bench.sandbox(&made.id);
+    let edit = crate::TextEdit::Insert { after_line: 0, line_ends: crate::LineEnds::Exact };
+    let text = bytes::Bytes::from_static(b"text");
+    let edited = sandbox.files().edit_file(&UserIdentity::Default, "/a", edit, text, 10).await;
+    let policy = crate::UndoPolicy::Overwrite;
+    (edited, sandbox.files().undo_edit(&UserIdentity::Default, "/a", policy, 10).await)
+}
+
+fn data(length: usize) -> Frame {
+    Frame::Data(vec![b'x'; length].into())
+}
+
+#[tokio::test]
+async fn contents_of_an_edit_are_those_that_were_announced() {
+    let contents = ContentLengths { old: Some(3), new: Some(2) };
+    let (edited, undone) = edit_and_undo(contents, &[data(1), data(4), Frame::End]).await;
+    let edited = edited.unwrap();
+    assert!(edited.match_lines.len() < 1000);
+    for contents in [edited.contents, undone.unwrap().contents] {
+        assert_eq!((contents.old.unwrap().len(), contents.new.unwrap().len()), (3, 2));
+    }
+}
+
+#[tokio::test]
+async fn contents_of_an_edit_are_bounded() {
+    let lengths = |old, new| ContentLengths { old: Some(old), new: Some(new) };
+    for (contents, rest) in [
+        (lengths(11, 0), vec![data(11), Frame::End]),
+        (lengths(0, u64::MAX), vec![data(1), Frame::End]),
+        (lengths(u64::MAX, u64::MAX), vec![Frame::End]),
+        (lengths(3, 2), vec![data(6), Frame::End]),
+        (lengths(3, 2), vec![data(4), Frame::End]),
+        (lengths(3, 2), vec![data(0); 3]),
+        (lengths(3, 2), vec![output(0, b"x")]),
+        (lengths(3, 2), vec![undone(ContentLengths::default())]),
+        (lengths(3, 2), vec![Frame::Control(b"{"[..].into())]),
+        (ContentLengths::default(), vec![data(1), Frame::End]),
+    ] {
+        let (edited, undone) = edit_and_undo(contents, &rest).await;
+        assert_eq!(edited.unwrap_err().kind(), ErrorKind::Internal, "{contents:?}");
+        assert_eq!(undone.unwrap_err().kind(), ErrorKind::Internal, "{contents:?}");
+    }
+}
+
+#[tokio::test]
+async fn agent_that_does_not_know_edits_is_reported_as_such() {
+    let bench = TestBench::new().await;
+    let made = bench.create().await;
+    bench.backend.set_script(|request| {
+        let unsupported = testkit::fake_backend::fault(wire::FaultKind::Unsupported);
+        matches!(request, AgentRequest::File(_))
+            .then(|| encoded(&[Frame::from_message(&AgentReply::Fault(unsupported))]))
+    });
+    let sandbox = bench.sandbox(&made.id);
+    let edit = crate::TextEdit::Insert { after_line: 0, line_ends: crate::LineEnds::AsInFile };
+    let text = bytes::Bytes::from(vec![b'x'; 3 << 20]);
+    let error = sandbox.files().edit_file(&UserIdentity::Default, "/a", edit, text, 0).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    let policy = crate::UndoPolicy::Refuse;
+    let error = sandbox.files().undo_edit(&UserIdentity::Default, "/a", policy, 0).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+}
+
+#[tokio::test]
+async fn events_of_a_watch_are_in_order() {
+    let watched = |sequence| {
+        let event = WatchEvent::new("/a".to_owned(), wire::files::FileChange::Written);
+        let (modified_ms, inode) = (Some(i64::MAX), Some(u64::MAX));
+        Frame::from_message(&AgentReply::Watched(WatchEvent { sequence, modified_ms, inode, ..event }))
+    };
+    let events = async |sequences: &[Option<u64>]| {
+        let bench = TestBench::new().await;
+        let made = bench.create().await;
+        let frames = sequences.iter().map(|sequence| watched(*sequence));
+        let bytes: Vec<Frame> = std::iter::once(Frame::from_message(&AgentReply::Ok)).chain(frames).collect();
+        let bytes = encoded(&bytes);
+        bench
+            .backend
+            .set_script(move |request| matches!(request, AgentRequest::File(_)).then(|| bytes.clone()));
+        let sandbox = bench.sandbox(&made.id);
+        let mut watch = sandbox.files().watch_files(&UserIdentity::Default, "/", true).await.unwrap();
+        let mut numbers = Vec::new();
+        for _ in sequences {
+            numbers.push(watch.next().await.map(|event| event.unwrap().sequence));
+        }
+        numbers
+    };
+    let numbers: Vec<_> =
+        events(&[None, None, Some(7), None]).await.into_iter().map(Result::unwrap).collect();
+    assert_eq!(numbers, [1, 2, 7, 8], "an older agent does not number its events");
+    for wrong in [[Some(1), Some(1)], [Some(2), Some(1)], [Some(u64::MAX), None]] {
+        let mut numbers = events(&wrong).await;
+        assert_eq!(numbers.pop().unwrap().unwrap_err().kind(), ErrorKind::Internal);
+    }
 }
 
 fn any_frame() -> impl Strategy<Value = Frame> {

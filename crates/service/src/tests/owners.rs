@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
-use domain::{Bytes, Owner, ResourceLimits, SandboxKey};
+use domain::{Bytes, Owner, ResourceLimits, SandboxKey, SandboxLimits};
 
 use super::{TestBench, config, plain};
 use crate::clock::Clock;
@@ -16,7 +16,7 @@ async fn with_quota(quota: OwnerQuota) -> TestBench {
         named: BTreeMap::from([(Owner::from_valid_name("small"), quota)]),
         others: OwnerQuota::default(),
     };
-    let usual = ResourceLimits { memory: Some(Bytes(100)), ..ResourceLimits::default() };
+    let usual = SandboxLimits { memory: Bytes(100), ..SandboxLimits::ZERO };
     let config = ServiceConfig { quotas, default_limits: usual, ..config(&state) };
     TestBench::configured(config, FakeBackend::new(), state).await
 }

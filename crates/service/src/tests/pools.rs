@@ -241,7 +241,10 @@ async fn pool_is_found_by_its_name_or_by_its_image() {
     let image = |image: &str| CreateSandboxRequest { source: ImageSource::from_name(image), ..plain() };
     let by_alias = bench.make(image("alias of other")).await;
     assert_eq!(by_alias.pool.as_deref(), Some("small"));
-    assert_eq!(by_alias.in_force.stand_in.as_deref(), Some("it stands in for alias of other"));
+    assert_eq!(
+        by_alias.in_force.stand_in.as_deref(),
+        Some("image `real other` stands in for `alias of other`")
+    );
     assert_eq!(by_alias.spec.resources, ResourceLimits::default(), "the pool's limits are not a default");
     assert_eq!(bench.make(image("third")).await.pool, None);
     let mut guest = plain();

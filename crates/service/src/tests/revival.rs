@@ -9,7 +9,7 @@ use domain::volume::{
 };
 use domain::{
     Bytes, EndCause, Entrypoint, FilesState, MilliCpus, NetworkAccess, OnDeath, Owner, Phase, ResourceLimits,
-    SandboxKey, SandboxSpec,
+    SandboxKey, SandboxLimits, SandboxSpec,
 };
 use futures_util::future::join_all;
 
@@ -438,11 +438,7 @@ async fn dead_sandbox_costs_a_slot_and_disk_but_no_memory_or_cpu() {
         cpus: Some(MilliCpus(2000)),
         ..OwnerQuota::default()
     };
-    let usual = ResourceLimits {
-        memory: Some(Bytes::from_mib(60)),
-        cpus: Some(MilliCpus(500)),
-        ..ResourceLimits::default()
-    };
+    let usual = SandboxLimits { memory: Bytes::from_mib(60), cpus: MilliCpus(500), ..SandboxLimits::ZERO };
     let quotas = operators_quota(quota);
     let config = ServiceConfig { quotas, default_limits: usual, ..config(&state) };
     let bench = TestBench::configured(config, backend, state).await;

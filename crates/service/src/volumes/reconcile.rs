@@ -20,7 +20,7 @@ pub(crate) async fn reconcile_volumes(
     kept: Vec<StoredVolume>,
     records: &[SandboxRecord],
 ) -> Result<(), ServiceError> {
-    let found = match core.backend.volumes() {
+    let found = match core.host.backend.volumes() {
         Some(volumes) => core.ask_volume_backend("list the volumes", volumes.list_volumes()).await?,
         None => Vec::new(),
     };

@@ -69,7 +69,7 @@ pub fn encoded(frames: &[Frame]) -> Vec<u8> {
 }
 
 pub fn fault(kind: FaultKind) -> Fault {
-    Fault { kind, errno: None, operation: "test".to_owned(), subject: "subject".to_owned() }
+    Fault { kind, errno: None, operation: "test".into(), subject: "subject".to_owned() }
 }
 
 pub fn running(process: &str) -> ProcessStatus {
@@ -88,5 +88,14 @@ pub fn running(process: &str) -> ProcessStatus {
 }
 
 pub fn ended(exit: ExitReason) -> ProcessEnd {
-    ProcessEnd { exit, written: 0, ended_ms: 2, duration_ms: 1, user_ms: 0, system_ms: 0, max_rss_kib: 0 }
+    ProcessEnd {
+        exit,
+        written: 0,
+        ended_ms: 2,
+        duration_ms: 1,
+        user_ms: 0,
+        system_ms: 0,
+        max_rss_kib: 0,
+        interrupted: false,
+    }
 }

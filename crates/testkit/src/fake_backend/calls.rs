@@ -4,9 +4,9 @@ use std::sync::atomic::Ordering;
 
 use backend::{
     AgentStream, Backend, BackendCapabilities, BackendError, Enforced, FoundCondition, FoundSandbox, Images,
-    Reconfigure, SandboxDeath, SandboxUsage, Snapshots, StoppedSandbox, Volumes,
+    Reconfigure, ResolvedSpec, SandboxDeath, SandboxUsage, Snapshots, StoppedSandbox, Volumes,
 };
-use domain::{FilesState, SandboxId, SandboxSpec};
+use domain::{FilesState, SandboxId};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 
@@ -35,12 +35,13 @@ impl Backend for FakeBackend {
         })
     }
 
-    async fn create(&self, id: &SandboxId, spec: &SandboxSpec) -> Result<Enforced, BackendError> {
+    async fn create(&self, id: &SandboxId, plan: &ResolvedSpec) -> Result<Enforced, BackendError> {
         self.record_call("create asked")?;
         self.gate.acquire().await.unwrap().forget();
         self.record_call("create")?;
+        self.world.lock().unwrap().newest_spec = Some(plan.clone());
         self.start_sandbox(id);
-        Ok(Enforced { image: real(&spec.image), stand_in: stand_in(&spec.image), ..Enforced::default() })
+        Ok(Enforced { image: real(&plan.spec.image), ..Enforced::default() })
     }
 
     async fn stop(&self, id: &SandboxId) -> Result<StoppedSandbox, BackendError> {
@@ -53,15 +54,16 @@ impl Backend for FakeBackend {
         Ok(StoppedSandbox { usage: SandboxUsage::default(), files })
     }
 
-    async fn restart(&self, id: &SandboxId, spec: &SandboxSpec) -> Result<Enforced, BackendError> {
+    async fn restart(&self, id: &SandboxId, plan: &ResolvedSpec) -> Result<Enforced, BackendError> {
         self.record_call("restart asked")?;
         self.gate.acquire().await.unwrap().forget();
         self.record_call("restart")?;
+        self.world.lock().unwrap().newest_spec = Some(plan.clone());
         match self.condition(id) {
             Some(FoundCondition::Dead) => self.start_sandbox(id),
             _ => return Err(BackendError::Gone),
         }
-        Ok(Enforced { image: real(&spec.image), ..Enforced::default() })
+        Ok(Enforced { image: real(&plan.spec.image), ..Enforced::default() })
     }
 
     async fn pause(&self, id: &SandboxId) -> Result<(), BackendError> {
@@ -94,6 +96,11 @@ impl Backend for FakeBackend {
             .iter()
             .map(|(id, condition)| FoundSandbox { id: id.clone(), condition: *condition, files })
             .collect())
+    }
+
+    async fn open_files(&self) -> Result<Vec<(SandboxId, u64)>, BackendError> {
+        self.record_call("open files")?;
+        Ok(self.world.lock().unwrap().open_files.clone())
     }
 
     async fn dial_agent(&self, id: &SandboxId) -> Result<AgentStream, BackendError> {
@@ -146,12 +153,7 @@ impl Backend for FakeBackend {
     }
 }
 
-/// The image that a name resolves to: `alias of host` is another name of `host`.
+/// The name that an image is found by. That name finds it as well.
 pub(super) fn real(image: &str) -> String {
-    format!("real {}", image.trim_start_matches("alias of "))
-}
-
-/// The stand-in notice for a name that is an alias.
-pub(super) fn stand_in(image: &str) -> Option<String> {
-    image.starts_with("alias of ").then(|| format!("it stands in for {image}"))
+    format!("real {}", image.trim_start_matches("real "))
 }

@@ -2,10 +2,10 @@
 
 use backend::enforced::{EnforcedAmount, MountKind};
 use backend::{
-    BackendError, EnforcedMeasures, FoundSnapshot, FoundVolume, LimitName, Measure, NetworkState,
+    BackendError, EnforcedMeasures, FoundSnapshot, FoundVolume, LimitName, LimitPlan, Measure, NetworkState,
     Reconfigure, SnapshotContent, SnapshotStage, Snapshots, Volumes,
 };
-use domain::{Bytes, MountSpec, NetworkAccess, ResourceLimits, SandboxId, SnapshotId, Volume, VolumeId};
+use domain::{Bytes, MountSpec, NetworkAccess, SandboxId, SnapshotId, Volume, VolumeId};
 
 use super::FakeBackend;
 
@@ -84,17 +84,12 @@ impl Reconfigure for FakeBackend {
         Ok(mounts.iter().map(attached).collect())
     }
 
-    async fn resize(
-        &self,
-        _id: &SandboxId,
-        resources: &ResourceLimits,
-    ) -> Result<EnforcedMeasures, BackendError> {
+    async fn resize(&self, _id: &SandboxId, limits: &LimitPlan) -> Result<EnforcedMeasures, BackendError> {
         self.record_call("resize")?;
         self.resizes.acquire().await.unwrap().forget();
-        let held = |Bytes(amount)| {
-            Measure::Limit(EnforcedAmount { limit: LimitName::Memory, amount, by: "fake".to_owned() })
-        };
-        Ok(resources.memory.map(held).into_iter().collect())
+        let amount = limits.limits.memory.0;
+        let held = Measure::Limit(EnforcedAmount { limit: LimitName::Memory, amount, by: "fake".to_owned() });
+        Ok(if limits.named.contains(&LimitName::Memory) { vec![held] } else { Vec::new() })
     }
 
     async fn connect_network(

@@ -1,13 +1,13 @@
 //! The images of the fake backend.
 
-use backend::{ArchiveStream, BackendError, FreedSpace, ImageInfo, ImagePull, Images, ResolvedImage};
+use backend::{ArchiveStream, BackendError, FreedSpace, HostSoftware, ImageInfo, ImagePull, Images};
 use domain::SnapshotId;
 use tokio::io::AsyncReadExt;
 
-use super::calls::{real, stand_in};
+use super::calls::real;
 use super::{ABSENT_IMAGE, FakeBackend};
 
-/// Every image exists except one, whose pull never ends.
+/// Every image exists, except aliases and one whose pull never ends.
 #[async_trait::async_trait]
 impl Images for FakeBackend {
     async fn list(&self) -> Result<Vec<ImageInfo>, BackendError> {
@@ -15,12 +15,13 @@ impl Images for FakeBackend {
     }
 
     async fn find(&self, name: &str) -> Result<Option<ImageInfo>, BackendError> {
-        Ok((name != ABSENT_IMAGE).then(ImageInfo::default))
+        let exists = name != ABSENT_IMAGE && !name.starts_with("alias of ");
+        Ok(exists.then(|| ImageInfo { name: real(name), ..ImageInfo::default() }))
     }
 
-    async fn resolve_image(&self, image: &str) -> Result<ResolvedImage, BackendError> {
-        self.record_call("resolve")?;
-        Ok(ResolvedImage { name: real(image), stand_in: stand_in(image) })
+    async fn host_software(&self) -> Result<HostSoftware, BackendError> {
+        self.record_call("host software")?;
+        Ok(HostSoftware::default())
     }
 
     fn may_pull(&self, _name: &str) -> bool {

@@ -151,7 +151,7 @@ fn build_file_tree(task: &NamespaceInitTask<'_>) -> Result<(), Fault> {
     mounts::detach_mount(Path::new(SCRATCH)).or_fault("unmount", SCRATCH)?;
 
     let quiet = MountAttrs::NO_SUID.and(MountAttrs::NO_EXEC);
-    let terminals = "newinstance,ptmxmode=0666,mode=0620,max=256";
+    let terminals = "newinstance,ptmxmode=0666,mode=0620,max=32";
     mounts::mount_filesystem("devpts", Path::new("/dev/pts"), quiet, terminals)
         .or_fault("mount", "/dev/pts")?;
     mounts::mount_filesystem("tmpfs", Path::new(SCRATCH), plain, SHARED_MEMORY_OPTIONS)
@@ -319,7 +319,7 @@ fn make_directory(parent: &OwnedFd, word: &str, owner: Option<&ResolvedUser>) ->
 
 /// None of its privileges is needed to reap orphans.
 fn drop_privileges(context: &AgentContext) -> io::Result<()> {
-    caps::limit_bounding_set(CapSet::NONE)?;
+    caps::limit_bounding_set_from(context.bounding_set, CapSet::NONE)?;
     caps::set_capabilities(CapSet::NONE)?;
     context.drop_broker_privileges()
 }

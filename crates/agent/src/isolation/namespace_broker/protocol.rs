@@ -42,7 +42,7 @@ pub(crate) enum BrokerRequest {
     /// Starts a program in them. Sent with standard input, output and error, the report pipe, the
     /// group, and the private pipes of a shell.
     Start(Box<StartProgramRequest>),
-    /// Performs a file operation there. Sent with the connection for the reply.
+    /// Performs a file operation there. Sent with the connection for the reply and, for an edit, the undo history.
     Work { session: String, request: FileRequest, rest: Vec<u8>, config: ConfigUpdate },
     /// Sends a signal to the process group of a program there, which Landlock forbids the agent
     /// itself.

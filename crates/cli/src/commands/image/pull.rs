@@ -13,6 +13,7 @@ use registry::RegistrySettings;
 
 use crate::config::Config;
 use crate::output::{Printer, WithHint};
+use crate::pull_process::CommandLinePuller;
 
 /// The longest password that is read.
 const MAX_PASSWORD_BYTES: u64 = 64 << 10;
@@ -69,12 +70,14 @@ fn fetch_image(
         .enable_all()
         .build()
         .context("could not start the event loop")?;
+    let (puller, connection) = CommandLinePuller::start(config.uid_base)?;
     let fetched = runtime.block_on(registries.fetch_image(
         ImagePull { name, credentials, progress: &progress },
         here,
         into,
+        connection,
     ));
-    drop(runtime);
+    drop((puller, runtime));
     Ok(fetched?)
 }
 

@@ -128,6 +128,7 @@ pub(super) async fn run_code(
     let run = RunCodeRequest::new(
         code.ok_or_else(|| ExecdProblem::invalid("`code` is empty or contains a NUL byte"))?,
     );
+    target.begin_stream()?;
     let wanted = body.context.unwrap_or_default();
     let named = wanted.language.as_deref().filter(|name| !name.is_empty());
     let contexts = target.sandbox.contexts();

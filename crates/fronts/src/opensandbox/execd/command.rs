@@ -43,6 +43,7 @@ pub(super) async fn run_command(
     let output = target.sandbox.processes().output_settings();
     let mut process =
         if background { parse_command(body, output)? } else { parse_foreground_command(body, output)? };
+    target.begin_stream()?;
     code::prepare_for_probe(&target, &mut process).await;
     match target.sandbox.processes().launch_process(process).await {
         Ok(following) if background => Ok(stream::background_response(following.process.as_str())),

@@ -1,8 +1,9 @@
 //! One command over a WebSocket: `GET /pty/coracle.exec/ws?pty=0|1`.
 //!
-//! This file has the first frame of the client, `coracle.start`. A client that sends it as a header of
-//! the upgrade instead, and finds that header in the response, saves a round trip. Everything after it
-//! is in `kit/command_socket.rs`. Terminals of the reference protocol are in `terminal_frames.rs`.
+//! This file has the first frame of the client, `coracle.start`. A client without a terminal may send it as a header of
+//! the upgrade instead, which saves a round trip: the server then starts the command before it accepts the upgrade, and
+//! the response has the same header. Everything after it is in `kit/command_socket.rs`. Terminals of the reference
+//! protocol are in `terminal_frames.rs`.
 
 use domain::process::{ProcessIo, ProcessSpec, StdinMode, TerminalSize};
 use http::HeaderValue;
@@ -12,7 +13,9 @@ use service::{DEFAULT_TERMINAL_SIZE, OutputSettings, TERMINAL_TYPE, TerminalMode
 use super::ExecTarget;
 use super::command::{RunCommandBody, parse_foreground_command};
 use super::problem::ExecdProblem;
-use crate::kit::command_socket::{CommandClient, CommandStart, serve_command};
+use crate::kit::command_socket::{
+    CommandClient, StartFrameReader, StartedCommand, serve_command, serve_started_command, start_command,
+};
 use crate::kit::socket::{MessageSink, MessageStream};
 
 /// The name used in place of a terminal's name.
@@ -35,21 +38,43 @@ struct StartFrame {
     rows: Option<u16>,
 }
 
-/// Serves one client until it disconnects or its command ends.
+/// Starts the command of a first frame that came as a header.
+pub(super) async fn start_from_header(
+    target: &ExecTarget,
+    mode: TerminalMode,
+    start: &HeaderValue,
+) -> StartedCommand {
+    start_command(start.as_bytes(), &command_client(target, mode), &start_frame_reader(target, mode)).await
+}
+
+/// Serves one client until it disconnects or its command ends. A command that is not started yet comes as the first
+/// frame.
 pub(super) async fn serve_exec_socket(
     socket: (impl MessageSink, impl MessageStream),
     target: ExecTarget,
     mode: TerminalMode,
-    start: Option<HeaderValue>,
+    started: Option<StartedCommand>,
 ) {
+    let client = command_client(&target, mode);
+    match started {
+        Some(started) => serve_started_command(socket, client, started).await,
+        None => serve_command(socket, client, start_frame_reader(&target, mode)).await,
+    }
+}
+
+fn command_client(target: &ExecTarget, mode: TerminalMode) -> CommandClient {
+    CommandClient { sandbox: target.sandbox.clone(), mode }
+}
+
+fn start_frame_reader(
+    target: &ExecTarget,
+    mode: TerminalMode,
+) -> StartFrameReader<impl Fn(&[u8]) -> Result<ProcessSpec, String> + use<>> {
     let output = target.sandbox.processes().output_settings();
-    let start = CommandStart {
-        frame: start.map(|header| header.as_bytes().to_owned()),
-        parse: |frame: &[u8]| parse_start_frame(frame, mode, output),
+    StartFrameReader {
+        parse: move |frame: &[u8]| parse_start_frame(frame, mode, output),
         describe_error: |error| ExecdProblem::from(error).0.message,
-    };
-    let client = CommandClient { sandbox: target.sandbox, mode };
-    serve_command(socket, client, start).await;
+    }
 }
 
 fn parse_start_frame(text: &[u8], mode: TerminalMode, output: OutputSettings) -> Result<ProcessSpec, String> {

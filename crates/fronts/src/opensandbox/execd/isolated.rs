@@ -262,6 +262,9 @@ async fn run_in_isolated_session(
         return Err(ExecdProblem::new(StatusCode::CONFLICT, "RUNTIME_ERROR", "the session is dead"));
     }
     let background = run.shell == RunShell::Separate;
+    if !background {
+        scope.begin_stream()?;
+    }
     let following = scope.sandbox.sessions().run_in_session(&id, run).await.map_err(session_problem)?;
     if !background {
         let name = following.process.to_string();

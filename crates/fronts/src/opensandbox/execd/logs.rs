@@ -70,6 +70,9 @@ pub(super) async fn logs_response(
     let cursor: u64 = query.parse_number("cursor").map_err(ExecdProblem::invalid)?.unwrap_or(0);
     let status = target.sandbox.processes().process_status(process).await?;
     let from = cursor.min(status.written);
+    if query.is_on("follow") {
+        target.begin_stream()?;
+    }
     if query.is_on("coracle.records") {
         let following = target.sandbox.processes().follow_output(process, JournalOffset(from)).await?;
         let to = if query.is_on("follow") { None } else { Some(status.written) };

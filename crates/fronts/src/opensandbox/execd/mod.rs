@@ -40,6 +40,7 @@ use crate::kit::error_format::CODE_AND_MESSAGE;
 use crate::kit::lines::LineDialect;
 use crate::kit::nested;
 use crate::kit::query::path_param;
+use crate::server::concurrency::RequestAdmission;
 
 pub(in crate::opensandbox) use self::exec_socket::START_HEADER;
 
@@ -48,6 +49,15 @@ pub(in crate::opensandbox) use self::exec_socket::START_HEADER;
 pub(in crate::opensandbox) struct ExecTarget {
     pub(in crate::opensandbox) sandbox: SandboxRef,
     pub(in crate::opensandbox) lines: LineDialect,
+    /// The slot of the request; `None` if requests are not limited.
+    pub(in crate::opensandbox) admission: Option<RequestAdmission>,
+}
+
+impl ExecTarget {
+    /// Counts the request as a long stream from now on. Must be called before anything is started.
+    fn begin_stream(&self) -> Result<(), ExecdProblem> {
+        Ok(self.admission.as_ref().map_or(Ok(()), RequestAdmission::begin_stream)?)
+    }
 }
 
 impl FromRequestParts<OpenSandboxState> for ExecTarget {

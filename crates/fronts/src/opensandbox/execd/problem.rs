@@ -11,6 +11,7 @@ use crate::kit::query::QueryParams;
 use crate::opensandbox::OpenSandboxState;
 use crate::opensandbox::access::read_body;
 use crate::opensandbox::problem::{self, Problem};
+use crate::server::concurrency::ConcurrencyError;
 
 /// Like [`Problem`], with this API's codes.
 #[derive(Debug)]
@@ -97,6 +98,12 @@ fn error_message(error: &ServiceError) -> String {
         _ => return error.to_string(),
     };
     format!("{error}: {why}")
+}
+
+impl From<ConcurrencyError> for ExecdProblem {
+    fn from(error: ConcurrencyError) -> Self {
+        Self(error.into())
+    }
 }
 
 impl From<Problem> for ExecdProblem {

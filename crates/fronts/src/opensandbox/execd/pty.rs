@@ -90,11 +90,13 @@ pub(super) async fn attach_terminal(
     if name == exec_socket::EXEC_TERMINAL_NAME {
         let upgrade = upgrade()?;
         target.sandbox.check_usable()?;
-        return Ok(run_over_socket(upgrade, target, mode, &headers));
+        target.begin_stream()?;
+        return Ok(run_over_socket(upgrade, target, mode, &headers).await);
     }
-    let sandbox = target.sandbox;
-    let terminal = sandbox.terminals().find_terminal(&name).await?;
+    let terminal = target.sandbox.terminals().find_terminal(&name).await?;
     let upgrade = upgrade()?;
+    target.begin_stream()?;
+    let sandbox = target.sandbox;
     let attachment = terminal.attach_client(query.is_on("takeover")).ok_or_else(|| {
         ExecdProblem::new(
             StatusCode::CONFLICT,
@@ -110,17 +112,23 @@ pub(super) async fn attach_terminal(
 }
 
 /// Serves one command over the WebSocket, starting it from a header if the client sent one.
-fn run_over_socket(
+async fn run_over_socket(
     upgrade: WebSocketUpgrade,
     target: ExecTarget,
     mode: TerminalMode,
     headers: &HeaderMap,
 ) -> Response {
-    let start = headers.get(exec_socket::START_HEADER).cloned();
+    // A terminal is started after the upgrade: its command gets a hangup when the client disconnects, which is noticed only
+    // from then on.
+    let header = headers.get(exec_socket::START_HEADER).filter(|_| mode == TerminalMode::Pipes);
+    let started = match header {
+        Some(start) => Some(exec_socket::start_from_header(&target, mode, start).await),
+        None => None,
+    };
     let accepted =
-        start.as_ref().map(|_| [(exec_socket::START_HEADER, HeaderValue::from_static("accepted"))]);
+        started.as_ref().map(|_| [(exec_socket::START_HEADER, HeaderValue::from_static("accepted"))]);
     let serve = async move |socket| {
-        exec_socket::serve_exec_socket(split_socket(socket), target, mode, start).await;
+        exec_socket::serve_exec_socket(split_socket(socket), target, mode, started).await;
     };
     (accepted, upgrade.on_upgrade(serve)).into_response()
 }

@@ -35,9 +35,10 @@ pub(super) async fn get_metrics(target: ExecTarget) -> Result<Json<MetricsBody>,
 }
 
 /// `GET /metrics/watch`: one object a second.
-pub(super) async fn watch_metrics(target: ExecTarget) -> Response {
+pub(super) async fn watch_metrics(target: ExecTarget) -> Result<Response, ExecdProblem> {
+    target.begin_stream()?;
     let start = (target, interval(WATCH_INTERVAL));
-    event_stream_response(stream::unfold(Some(start), |state| async {
+    Ok(event_stream_response(stream::unfold(Some(start), |state| async {
         let (scope, mut ticks): (ExecTarget, Interval) = state?;
         ticks.tick().await;
         let mut frame = Vec::new();
@@ -48,7 +49,7 @@ pub(super) async fn watch_metrics(target: ExecTarget) -> Response {
             Err(fault) => sse::write_event(&mut frame, &serde_json::json!({ "error": fault.0.message })),
         }
         Some((Ok(Bytes::from(frame)), continues.then_some((scope, ticks))))
-    }))
+    })))
 }
 
 async fn measure_usage(target: &ExecTarget) -> Result<MetricsBody, ExecdProblem> {

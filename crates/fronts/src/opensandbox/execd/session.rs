@@ -69,6 +69,7 @@ pub(super) async fn run_in_session(
         env: Default::default(),
         shell: RunShell::Shell,
     };
+    target.begin_stream()?;
     match target.sandbox.sessions().run_in_session(&session, run).await {
         Ok(following) => Ok(stream::stream_command(following, session.as_str(), target.lines)),
         Err(error) => convert_launch_error(error, session.as_str()),

@@ -1,11 +1,14 @@
 //! The OpenSandbox API.
 
 mod create;
+mod diagnostics;
 mod errors;
 mod exec;
+mod fairness;
 mod files;
 mod lifecycle;
 mod owners;
+mod pages;
 
 use serde_json::{Value, json};
 use testkit::test_client::TestResponse;

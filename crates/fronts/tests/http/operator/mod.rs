@@ -1,6 +1,7 @@
 //! The operator API.
 
 mod events;
+mod fairness;
 mod keys;
 mod sandboxes;
 

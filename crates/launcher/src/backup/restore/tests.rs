@@ -18,7 +18,7 @@ fn write_archive(file: &Path, entries: &[MadeEntry<'_>]) {
     writer.begin_part("records").unwrap();
     for (path, kind, content) in entries {
         let mut header: Header = archive::entry_header(*kind, 0o4777);
-        header.set_uid(if rustix::process::geteuid().is_root() { 4711 } else { 0 });
+        header.set_uid(if linux::privileges::is_host_root() { 4711 } else { 0 });
         match kind {
             EntryType::Symlink | EntryType::Link => {
                 writer.add_link(header, Path::new(path), Path::new(content)).unwrap();
@@ -35,7 +35,7 @@ fn write_archive(file: &Path, entries: &[MadeEntry<'_>]) {
 fn manifest() -> BackupManifest {
     BackupManifest {
         version: ARCHIVE_VERSION,
-        of_root: rustix::process::geteuid().is_root(),
+        of_root: linux::privileges::is_host_root(),
         with_secrets: false,
         parts: Vec::new(),
         checksum: String::new(),

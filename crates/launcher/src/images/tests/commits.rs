@@ -60,19 +60,17 @@ fn committed_uppers_keep_whiteouts() {
 fn committed_image_is_based_on_the_current_host() {
     let (state, disk) = (TempDir::new().unwrap(), disk());
     commit(state.path(), "made", disk.path(), ImportBase::Host).unwrap();
-    let aliases =
-        ImageAliases { table: Vec::new(), rule: AliasRule::Refuse, host: HostPrograms::of_this_host() };
     let tree = |mount_point: &str, lower: &str| ImageTree {
         mount_point: mount_point.to_owned(),
         lowers: vec![PathBuf::from(lower)],
     };
     let host = HostImage { trees: vec![tree("/", "/skeleton"), tree("/usr", "/usr")] };
-    let found = resolve_image(state.path(), &host, "made", &aliases).unwrap();
+    let found = resolve_image(state.path(), &host, "made").unwrap();
     let lowers: Vec<usize> = found.trees.iter().map(|tree| tree.lowers.len()).collect();
     assert_eq!(lowers, [2, 2]);
     assert_eq!(found.trees[1].lowers[1], Path::new("/usr"));
     let split = HostImage { trees: vec![tree("/", "/skeleton")] };
-    let changed = resolve_image(state.path(), &split, "made", &aliases);
+    let changed = resolve_image(state.path(), &split, "made");
     assert!(matches!(changed, Err(ImageError::HostChanged { .. })), "{changed:?}");
 }
 

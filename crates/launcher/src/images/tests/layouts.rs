@@ -239,7 +239,7 @@ fn repeated_layers_are_mounted_once() {
     let state = TempDir::new().unwrap();
     let record = import_path(state.path(), "a", as_directory(&files).path()).unwrap();
     assert_eq!(record.layers.len(), 3);
-    let found = find_exact(state.path(), &HostImage { trees: Vec::new() }, "a").unwrap().unwrap();
+    let found = resolve_image(state.path(), &HostImage { trees: Vec::new() }, "a").unwrap();
     assert_eq!(found.trees[0].lowers.len(), 3, "two layers and the base");
     assert_eq!(found.trees[0].lowers[0], tree(state.path(), &record, 0));
 }

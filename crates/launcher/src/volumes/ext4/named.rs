@@ -12,7 +12,7 @@ use super::super::named::{DATA_DIRECTORY, read_label, skip_unreadable, sync_dire
 use super::super::{
     DiskUsage, PREPARED_PREFIX, VolumeError, VolumeErrorContext, check_free_space, make_directory,
 };
-use super::{Ext4Images, MIN_LIMIT, format_image};
+use super::{Ext4Images, LAYOUT, MIN_LIMIT, format_image};
 
 /// The prefix of the names of their images; no sandbox's id begins like this.
 const NAMED_PREFIX: &str = "volume-";
@@ -54,7 +54,7 @@ impl Ext4Images {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             removed => removed.during("remove", &image)?,
         }
-        format_image(&image, volume.size, "has_journal")?;
+        format_image(&image, volume.size, "has_journal", LAYOUT)?;
         let target = self.mount_image(partial)?;
         make_directory(&target, 0o700)?;
         make_directory(&target.join(DATA_DIRECTORY), 0o755)?;

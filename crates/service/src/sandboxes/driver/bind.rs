@@ -42,8 +42,8 @@ impl Driver {
         if network == warm.template().network {
             return Ok(EnforcedMeasures::new());
         }
-        let connect = async { core.backend.required_reconfigure()?.connect_network(id, network).await };
-        core.ask_backend("connect", id, BIND_TIMEOUT, connect).await
+        let connect = async { core.host.backend.required_reconfigure()?.connect_network(id, network).await };
+        core.host.ask_backend("connect", id, BIND_TIMEOUT, connect).await
     }
 
     async fn bind_mounts(&self) -> Result<EnforcedMeasures, ServiceError> {
@@ -51,8 +51,8 @@ impl Driver {
         if mounts.is_empty() {
             return Ok(EnforcedMeasures::new());
         }
-        let attach = async { core.backend.required_reconfigure()?.attach_mounts(id, mounts).await };
-        core.ask_backend("attach", id, BIND_TIMEOUT, attach).await
+        let attach = async { core.host.backend.required_reconfigure()?.attach_mounts(id, mounts).await };
+        core.host.ask_backend("attach", id, BIND_TIMEOUT, attach).await
     }
 
     async fn bind_limits(&self, warm: &ClaimedWarm) -> Result<EnforcedMeasures, ServiceError> {
@@ -61,7 +61,8 @@ impl Driver {
             return Ok(EnforcedMeasures::new());
         }
         let (core, id) = (&self.core, &self.handle.id);
-        let resize = async { core.backend.required_reconfigure()?.resize(id, resources).await };
-        core.ask_backend("resize", id, BIND_TIMEOUT, resize).await
+        let limits = core.plan_limits(resources);
+        let resize = async { core.host.backend.required_reconfigure()?.resize(id, &limits).await };
+        core.host.ask_backend("resize", id, BIND_TIMEOUT, resize).await
     }
 }

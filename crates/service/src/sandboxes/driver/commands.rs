@@ -26,7 +26,9 @@ impl Driver {
         }
         self.enter_phase(Phase::Pausing);
         let (core, id) = (&self.core, &self.handle.id);
-        if let Err(error) = core.ask_backend("pause", id, FREEZE_TIMEOUT, core.backend.pause(id)).await {
+        if let Err(error) =
+            core.host.ask_backend("pause", id, FREEZE_TIMEOUT, core.host.backend.pause(id)).await
+        {
             if error.kind() == ErrorKind::Unsupported {
                 // The backend refused before it did anything, and could not thaw either.
                 self.enter_phase(Phase::Running);
@@ -34,7 +36,8 @@ impl Driver {
             }
             // The sandbox may be partly frozen, so it is thawed. If that fails too, its state is unknown; it is called
             // paused, because a paused sandbox can be resumed while one called running would hang.
-            let thawed = core.ask_backend("resume", id, FREEZE_TIMEOUT, core.backend.resume(id)).await;
+            let thawed =
+                core.host.ask_backend("resume", id, FREEZE_TIMEOUT, core.host.backend.resume(id)).await;
             self.enter_phase(if thawed.is_ok() { Phase::Running } else { Phase::Paused });
             return Err(error);
         }
@@ -54,7 +57,9 @@ impl Driver {
         }
         self.enter_phase(Phase::Resuming);
         let (core, id) = (&self.core, &self.handle.id);
-        if let Err(error) = core.ask_backend("resume", id, FREEZE_TIMEOUT, core.backend.resume(id)).await {
+        if let Err(error) =
+            core.host.ask_backend("resume", id, FREEZE_TIMEOUT, core.host.backend.resume(id)).await
+        {
             self.enter_phase(Phase::Paused);
             return Err(error);
         }
@@ -68,8 +73,8 @@ impl Driver {
     pub(super) async fn attach_mounts(&mut self, mounts: Vec<MountSpec>) -> Result<Sandbox, ServiceError> {
         self.check_request(LifecycleRequest::Use)?;
         let (core, id) = (&self.core, &self.handle.id);
-        let attach = async { core.backend.required_reconfigure()?.attach_mounts(id, &mounts).await };
-        let measures = core.ask_backend("attach to", id, ATTACH_TIMEOUT, attach).await?;
+        let attach = async { core.host.backend.required_reconfigure()?.attach_mounts(id, &mounts).await };
+        let measures = core.host.ask_backend("attach to", id, ATTACH_TIMEOUT, attach).await?;
         self.record.sandbox.in_force.replace_measures(measures);
         self.record.sandbox.spec.mounts.extend(mounts);
         self.core.store.update_sandbox_later(&self.record).await;
@@ -117,6 +122,11 @@ impl Driver {
         let now = self.core.clock.now();
         if expires <= now.wall {
             return Err(ServiceError::Invalid("the new expiry is not in the future".to_owned()));
+        }
+        // An earlier expiry than before is always accepted, as the maximum may have been lowered since.
+        let timeout = expires.duration_since(now.wall).unwrap_or_default();
+        if expires > former {
+            self.core.check_timeout(timeout)?;
         }
         let former_boot = self.record.expires_boot;
         self.record.sandbox.expires = Some(expires);

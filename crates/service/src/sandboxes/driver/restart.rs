@@ -4,12 +4,12 @@
 //! its files, however far the restart came: the next server stops the remains and can start over. A restart that fails
 //! ends in the same state.
 
-use domain::{EndCause, FilesState, LifecycleRequest, OnDeath, Phase, Verdict};
+use domain::{EndCause, FilesState, LifecycleRequest, OnDeath, Phase, SandboxSpec, Verdict};
 
 use super::{CREATE_TIMEOUT, Driver};
 use crate::sandboxes::registry::NoRoom;
 use crate::telemetry::service_metrics;
-use crate::{Outcome, ResumeOutcome, RevivalKind, SandboxRevival, ServiceError};
+use crate::{Outcome, ResumeOutcome, RevivalKind, Sandbox, SandboxRevival, ServiceError};
 
 impl Driver {
     /// Restarts a sandbox that has died, and returns how.
@@ -71,9 +71,10 @@ impl Driver {
         self.handle.commands.free_all();
         match how {
             OnDeath::Restart => {
-                let spec = self.record.sandbox.spec.clone();
-                let made = core.backend.restart(&id, &spec);
-                let in_force = core.ask_backend("restart", &id, CREATE_TIMEOUT, made).await?;
+                let Sandbox { spec, in_force, .. } = &self.record.sandbox;
+                let plan = core.plan_sandbox(SandboxSpec { image: in_force.image.clone(), ..spec.clone() });
+                let made = core.host.backend.restart(&id, &plan);
+                let in_force = core.host.ask_backend("restart", &id, CREATE_TIMEOUT, made).await?;
                 // The sandbox keeps the image it had, which may have been a stand-in for another image name.
                 let former = std::mem::replace(&mut self.record.sandbox.in_force, in_force);
                 self.record.sandbox.in_force.stand_in = former.stand_in;
@@ -85,7 +86,7 @@ impl Driver {
                 self.record.sandbox.files = FilesState::Kept;
             }
         }
-        self.record.boot_id = core.boot_id.clone();
+        self.record.boot_id = core.host.boot_id.clone();
         core.telemetry.history.restart_metering(&id, &self.handle.owner, core.clock.now());
         self.handle.agent.ping().await?;
         self.start_entrypoint().await
@@ -103,7 +104,7 @@ impl Driver {
     }
 
     fn files_lost_error(&self) -> ServiceError {
-        let reason = match self.core.capabilities.restart {
+        let reason = match self.core.host.capabilities.restart {
             true => "the disk is gone",
             false => "the files were in memory and are lost",
         };

@@ -3,33 +3,56 @@
 //! The operator's own table decides first. Then fixed rules apply, by which the image `host` stands
 //! in for a name only if it has what that name promises. All other names are rejected.
 
-use super::HOST_IMAGE;
-use super::host_programs::{HostProgram, HostPrograms, OsRelease, leading_version, major_version};
+use backend::host_software::{HostProgram, HostSoftware, OsRelease, leading_version, major_version};
+use backend::{BackendError, MISSING_IMAGE_HINT};
+use domain::{HOST_IMAGE, split_image_tag};
 
-/// Which aliases are used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Which names of missing images stand for another image.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ImageAliases {
+    /// Patterns of the operator and the image for each; the first match wins. A `*` in a pattern
+    /// matches any text.
+    pub table: Vec<(String, String)>,
+    pub rule: AliasRule,
+}
+
+/// Whether another image may be used instead of one that is missing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AliasRule {
-    /// The operator's aliases, then the rules for the image `host`.
+    /// The operator's aliases are used, then the rules for the image `host`.
+    #[default]
     OperatorThenHost,
-    OperatorOnly,
-    /// None: only existing images are used.
+    /// Only existing images are used.
     Refuse,
 }
 
-/// Patterns of the operator and the image for each; the first match wins. A `*` in a pattern
-/// matches any text.
+/// The image that a sandbox gets for a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ImageAliases {
-    pub table: Vec<(String, String)>,
-    pub rule: AliasRule,
-    pub host: HostPrograms,
+pub struct ResolvedImage {
+    pub name: String,
+    /// Set if the requested image is missing and another one is used.
+    pub stand_in: Option<StandIn>,
 }
 
-/// The image that stands in for a name, and a description of its contents.
+/// An image that is used instead of a requested one that is missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct AliasTarget {
-    pub image: String,
+pub struct StandIn {
+    /// The requested name.
+    pub asked: String,
+    pub used: String,
+    /// The contents of the used image, such as `Python 3.11`, if known.
     pub has: Option<String>,
+}
+
+/// The reason why a name stands for no image.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoImageError {
+    #[error("image `{0}` not found")]
+    Unknown(String),
+    #[error("image `{name}` not found, and no other stands in for it: {reason}")]
+    NoStandIn { name: String, reason: String },
+    #[error("image `{0}` not found, and `images.strict` allows no other to stand in for it")]
+    Strict(String),
 }
 
 /// The decision of the fixed rules about a name.
@@ -42,6 +65,9 @@ enum AliasVerdict {
     /// No rule applies to the name.
     Unknown,
 }
+
+/// The hint where no image may stand in for another.
+const STRICT_IMAGE_HINT: &str = "`coracle image pull NAME` or `coracle image import NAME FILE` adds it; `coracle image ls` lists the available images";
 
 /// Repositories that the compatible APIs use by default, for which `host` always stands in: they
 /// promise an environment to run code, without a version of anything.
@@ -76,31 +102,68 @@ const DISTRIBUTIONS: [(&str, &str); 20] = [
 ];
 
 impl ImageAliases {
-    /// Returns the image that stands in for `name`, or the reason why there is none, if known.
-    pub(super) fn find_stand_in(&self, name: &str) -> Result<AliasTarget, Option<String>> {
+    /// Returns the image that the operator uses instead of a missing one.
+    pub fn operator_target(&self, name: &str) -> Option<&str> {
+        if self.rule == AliasRule::Refuse {
+            return None;
+        }
         let found = self.table.iter().find(|(pattern, _)| matches_pattern(pattern, name));
-        if let Some((_, target)) = found {
-            let has = (target == HOST_IMAGE).then(|| self.host.summary());
-            return Ok(AliasTarget { image: target.clone(), has });
+        found.map(|(_, target)| target.as_str())
+    }
+
+    /// Returns the image that stands in for `name`, which is missing. That image may be missing as well.
+    pub fn find_stand_in(&self, name: &str, host: &HostSoftware) -> Result<StandIn, NoImageError> {
+        if self.rule == AliasRule::Refuse {
+            return Err(NoImageError::Strict(name.to_owned()));
         }
-        if self.rule == AliasRule::OperatorOnly {
-            return Err(None);
+        let stand_in = |used: &str, has| StandIn { asked: name.to_owned(), used: used.to_owned(), has };
+        if let Some(target) = self.operator_target(name) {
+            return Ok(stand_in(target, (target == HOST_IMAGE).then(|| host.summary())));
         }
-        match judge_name(name, &self.host) {
-            AliasVerdict::Host(has) => Ok(AliasTarget { image: HOST_IMAGE.to_owned(), has: Some(has) }),
-            AliasVerdict::Refused(reason) => Err(Some(reason)),
-            AliasVerdict::Unknown => Err(None),
+        match judge_name(name, host) {
+            AliasVerdict::Host(has) => Ok(stand_in(HOST_IMAGE, Some(has))),
+            AliasVerdict::Refused(reason) => Err(NoImageError::NoStandIn { name: name.to_owned(), reason }),
+            AliasVerdict::Unknown => Err(NoImageError::Unknown(name.to_owned())),
         }
     }
 }
 
+impl StandIn {
+    /// Returns the image, or the error if it is missing too. `found` is the name that it was found by.
+    pub fn resolve_found(self, found: Option<String>) -> Result<ResolvedImage, NoImageError> {
+        let Some(name) = found else {
+            let reason = format!("`images.aliases` names `{}`, which does not exist either", self.used);
+            return Err(NoImageError::NoStandIn { name: self.asked, reason });
+        };
+        Ok(ResolvedImage { name: name.clone(), stand_in: Some(Self { used: name, ..self }) })
+    }
+}
+
+impl std::fmt::Display for StandIn {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "image `{}`", self.used)?;
+        self.has.iter().try_for_each(|has| write!(f, " ({has})"))?;
+        write!(f, " stands in for `{}`", self.asked)
+    }
+}
+
+impl From<NoImageError> for BackendError {
+    fn from(error: NoImageError) -> Self {
+        let hint = match error {
+            NoImageError::Unknown(_) | NoImageError::NoStandIn { .. } => MISSING_IMAGE_HINT,
+            NoImageError::Strict(_) => STRICT_IMAGE_HINT,
+        };
+        Self::NoImage { message: error.to_string(), hint: Some(hint.to_owned()) }
+    }
+}
+
 /// Decides by the fixed rules whether the image `host` may stand in for `name`.
-fn judge_name(name: &str, host: &HostPrograms) -> AliasVerdict {
+fn judge_name(name: &str, host: &HostSoftware) -> AliasVerdict {
     // A digest identifies exact content, which the host never matches.
     if name.contains('@') {
         return AliasVerdict::Unknown;
     }
-    let (repository, tag) = super::name::split_tag(name);
+    let (repository, tag) = split_image_tag(name);
     let repository = short_repository(repository);
     let ends_with = |known: &str| {
         repository.strip_suffix(known).is_some_and(|before| before.is_empty() || before.ends_with('/'))
@@ -116,9 +179,9 @@ fn judge_name(name: &str, host: &HostPrograms) -> AliasVerdict {
     let distribution = DISTRIBUTIONS.iter().find(|(known, _)| *known == repository);
     match (repository, distribution) {
         ("base", _) => AliasVerdict::Host(host.summary()),
-        ("python", _) => judge_program("Python", tag, host.python()),
-        ("node", _) => judge_program("Node", tag, host.node()),
-        (_, Some((_, id))) => judge_distribution(id, tag, host.os_release()),
+        ("python", _) => judge_program("Python", tag, host.python.as_ref()),
+        ("node", _) => judge_program("Node", tag, host.node.as_ref()),
+        (_, Some((_, id))) => judge_distribution(id, tag, host.os_release.as_ref()),
         _ => AliasVerdict::Unknown,
     }
 }
@@ -131,7 +194,7 @@ fn short_repository(repository: &str) -> &str {
 }
 
 /// A program matches a tag without a number and a tag with the same major version.
-fn judge_program(name: &str, tag: Option<&str>, found: Option<HostProgram>) -> AliasVerdict {
+fn judge_program(name: &str, tag: Option<&str>, found: Option<&HostProgram>) -> AliasVerdict {
     let Some(found) = found else {
         return AliasVerdict::Refused(format!("image `host` has no {name} below /usr"));
     };
@@ -147,7 +210,7 @@ fn judge_program(name: &str, tag: Option<&str>, found: Option<HostProgram>) -> A
 
 /// A distribution matches itself: a tag without a version, its own version or its own code name,
 /// with or without a variant (`12-slim`, `bookworm-slim`).
-fn judge_distribution(id: &str, tag: Option<&str>, release: Option<OsRelease>) -> AliasVerdict {
+fn judge_distribution(id: &str, tag: Option<&str>, release: Option<&OsRelease>) -> AliasVerdict {
     let Some(release) = release else {
         return AliasVerdict::Refused("this host has no os-release file".to_owned());
     };
@@ -209,33 +272,21 @@ mod tests {
         }
     }
 
-    /// Creates a Debian 12 root with Python 3.11 and Node 20.1.7.
-    fn debian() -> (tempfile::TempDir, HostPrograms) {
-        let root = tempfile::tempdir().expect("a temporary directory can be created");
-        let header =
-            "#define NODE_MAJOR_VERSION 20\n#define NODE_MINOR_VERSION 1\n#define NODE_PATCH_VERSION 7\n";
-        let release = "NAME=\"Debian GNU/Linux\"\nVERSION_ID=\"12\"\nVERSION_CODENAME=bookworm\nID=debian\n";
-        for (path, content) in [
-            ("usr/bin/python3.11", "\x7fELF"),
-            ("usr/bin/node", "\x7fELF"),
-            ("usr/include/node/node_version.h", header),
-            ("usr/lib/os-release", release),
-        ] {
-            use std::os::unix::fs::PermissionsExt;
-            let path = root.path().join(path);
-            std::fs::create_dir_all(path.parent().expect("below the root")).expect("our own directory");
-            std::fs::write(&path, content).expect("our own file");
-            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("our own file");
-        }
-        std::os::unix::fs::symlink("python3.11", root.path().join("usr/bin/python3"))
-            .expect("the link is new");
-        let host = HostPrograms::below(root.path());
-        (root, host)
+    /// Debian 12 with Python 3.11 and Node 20.1.7.
+    fn debian() -> HostSoftware {
+        let program = |version: &str| Some(HostProgram { version: Some(version.to_owned()) });
+        let release = OsRelease {
+            id: "debian".to_owned(),
+            version_id: Some("12".to_owned()),
+            codename: Some("bookworm".to_owned()),
+            name: Some("Debian GNU/Linux".to_owned()),
+        };
+        HostSoftware { os_release: Some(release), python: program("3.11"), node: program("20.1.7") }
     }
 
     #[test]
     fn host_stands_in_only_for_matching_names() {
-        let (_root, host) = debian();
+        let host = debian();
         for (name, expected) in [
             ("opensandbox/code-interpreter", "all"),
             ("opensandbox/code-interpreter:v1.0.2", "all"),
@@ -301,31 +352,46 @@ mod tests {
 
     #[test]
     fn host_without_a_program_does_not_stand_in_for_it() {
-        let empty = tempfile::tempdir().expect("a temporary directory can be created");
-        let host = HostPrograms::below(empty.path());
+        let host = HostSoftware::default();
         for name in ["python", "node:20", "debian"] {
             assert!(matches!(judge_name(name, &host), AliasVerdict::Refused(_)), "{name}");
         }
         assert!(matches!(judge_name("base", &host), AliasVerdict::Host(_)));
         // A program of unknown version matches only requests without a version.
-        let unknown = || Some(HostProgram { version: None });
-        assert!(matches!(judge_program("Node", Some("20"), unknown()), AliasVerdict::Refused(_)));
-        assert!(matches!(judge_program("Node", Some("lts"), unknown()), AliasVerdict::Host(_)));
+        let unknown = HostProgram { version: None };
+        assert!(matches!(judge_program("Node", Some("20"), Some(&unknown)), AliasVerdict::Refused(_)));
+        assert!(matches!(judge_program("Node", Some("lts"), Some(&unknown)), AliasVerdict::Host(_)));
     }
 
     #[test]
     fn operator_aliases_come_first() {
-        let (_root, host) = debian();
+        let host = debian();
         let table =
             vec![("ubuntu*".to_owned(), "jammy".to_owned()), ("my".to_owned(), HOST_IMAGE.to_owned())];
-        let mut aliases = ImageAliases { table, rule: AliasRule::OperatorThenHost, host };
-        let alias = aliases.find_stand_in("ubuntu:22.04");
-        assert_eq!(alias, Ok(AliasTarget { image: "jammy".to_owned(), has: None }));
-        assert_eq!(aliases.find_stand_in("my").map(|alias| alias.image).as_deref(), Ok(HOST_IMAGE));
-        assert!(aliases.find_stand_in("python:3.12").is_ok());
-        assert_eq!(aliases.find_stand_in("no-such"), Err(None));
-        aliases.rule = AliasRule::OperatorOnly;
-        assert!(aliases.find_stand_in("ubuntu").is_ok());
-        assert_eq!(aliases.find_stand_in("python:3.12"), Err(None));
+        let mut aliases = ImageAliases { table, rule: AliasRule::OperatorThenHost };
+        let find = |aliases: &ImageAliases, name: &str| aliases.find_stand_in(name, &host);
+        let stand_in = find(&aliases, "ubuntu:22.04").expect("the operator has an alias for it");
+        assert_eq!((stand_in.used.as_str(), &stand_in.has), ("jammy", &None));
+        assert_eq!(find(&aliases, "my").map(|alias| alias.used).as_deref(), Ok(HOST_IMAGE));
+        assert!(find(&aliases, "python:3.12").is_ok());
+        assert_eq!(find(&aliases, "no-such"), Err(NoImageError::Unknown("no-such".to_owned())));
+        assert_eq!(aliases.operator_target("ubuntu"), Some("jammy"));
+        assert_eq!(aliases.operator_target("python:3.12"), None);
+        aliases.rule = AliasRule::Refuse;
+        assert_eq!(find(&aliases, "my"), Err(NoImageError::Strict("my".to_owned())));
+        assert_eq!(aliases.operator_target("my"), None);
+    }
+
+    #[test]
+    fn stand_in_names_the_image_that_was_found() {
+        let aliases =
+            ImageAliases { table: vec![("x".to_owned(), "y".to_owned())], ..ImageAliases::default() };
+        let stand_in = aliases.find_stand_in("x", &debian()).expect("the operator has an alias for it");
+        let found = stand_in.clone().resolve_found(Some("y:latest".to_owned())).expect("it exists");
+        assert_eq!(found.name, "y:latest");
+        let sentence = found.stand_in.map(|stand_in| stand_in.to_string());
+        assert_eq!(sentence.as_deref(), Some("image `y:latest` stands in for `x`"));
+        let missing = stand_in.resolve_found(None);
+        assert!(matches!(missing, Err(NoImageError::NoStandIn { .. })), "{missing:?}");
     }
 }
