@@ -5,9 +5,15 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process, pidfd_open, pidfd_send_signal, waitid,
+};
 use tempfile::TempDir;
 use wire::AgentConfig;
 
@@ -84,10 +90,42 @@ impl UnjailedAgent {
         self.process.id()
     }
 
-    /// Kills it and waits for its end, if it has not ended yet.
+    /// Kills it with everything that it has started and waits until all have ended, so that no file
+    /// of theirs is in use afterwards. Does nothing if the agent has ended already.
     pub fn kill(&mut self) {
+        if self.process.try_wait().unwrap().is_some() {
+            return;
+        }
+        // A stopped agent starts nothing that the list would miss.
+        let agent = Pid::from_child(&self.process);
+        kill_process(agent, Signal::STOP).unwrap();
+        let stopped = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        waitid(WaitId::Pid(agent), stopped).unwrap();
+        let mut descendants = Vec::new();
+        list_descendants(agent, &mut descendants);
         self.process.kill().unwrap();
         self.process.wait().unwrap();
+        for descendant in descendants {
+            match pidfd_send_signal(&descendant, Signal::KILL) {
+                Ok(()) | Err(Errno::SRCH) => {}
+                Err(error) => panic!("could not kill a process of the agent: {error}"),
+            }
+            poll(&mut [PollFd::new(&descendant, PollFlags::IN)], None).unwrap();
+        }
+    }
+}
+
+/// Opens a descriptor of each process that descends from this one.
+fn list_descendants(process: Pid, found: &mut Vec<OwnedFd>) {
+    let children = format!("/proc/{0}/task/{0}/children", process.as_raw_pid());
+    // A process that has just ended has no such file.
+    let children = fs::read_to_string(children).unwrap_or_default();
+    for child in children.split_ascii_whitespace() {
+        let child = child.parse().ok().and_then(Pid::from_raw).expect("the kernel lists pids");
+        if let Ok(descriptor) = pidfd_open(child, PidfdFlags::empty()) {
+            found.push(descriptor);
+            list_descendants(child, found);
+        }
     }
 }
 
@@ -135,9 +173,10 @@ fn plain_config(home: &str) -> AgentConfig {
         default_directory: home.to_owned(),
         env: BTreeMap::from([("PATH".to_owned(), "/usr/local/bin:/usr/bin:/bin".to_owned())]),
         env_file: None,
-        nesting: None,
+        namespace_broker: None,
         max_processes: 100,
         limit_view: None,
         threads: None,
+        kernels_fd: None,
     }
 }
