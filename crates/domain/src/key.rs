@@ -40,6 +40,29 @@ impl SandboxKey {
     }
 }
 
+/// A short text that stands for a key in addresses: twenty lower-case letters and digits, the first a letter. It does not
+/// show the owner or the name, and is the same for every sandbox that the key leads to.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct KeyHandle(String);
+
+impl KeyHandle {
+    const LENGTH: usize = 20;
+
+    /// Creates a handle from bytes of a digest.
+    pub fn from_digest(digest: [u8; Self::LENGTH]) -> Self {
+        Self(crate::sandbox::SandboxId::from_entropy(digest).as_str().to_owned())
+    }
+
+    /// Text that no handle has leads to no key.
+    pub fn from_text(text: &str) -> Option<Self> {
+        crate::sandbox::SandboxId::parse(text).ok().map(|id| Self(id.as_str().to_owned()))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

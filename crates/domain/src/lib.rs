@@ -31,7 +31,7 @@ pub use isolated_session::{
     ResourceSharing,
 };
 pub use journal::{Backpressure, JournalOffset, OutputRetention, StreamKind};
-pub use key::{SandboxKey, SandboxKeyError};
+pub use key::{KeyHandle, SandboxKey, SandboxKeyError};
 pub use lifecycle::{EndCause, FilesState, LifecycleRequest, OnDeath, Phase, Verdict};
 pub use pool::{PoolCapacity, PoolSpec, RefillRate};
 pub use process::{ExitReason, UserIdentity};

@@ -269,6 +269,11 @@ impl ServiceError {
         }
     }
 
+    /// The error and all its causes in one line, for logs.
+    pub fn message_with_causes(&self) -> String {
+        error_chain(self)
+    }
+
     /// The error with its causes. Causes inside the server or its host name paths of the host, which only the operator
     /// may see; other owners see only which step failed.
     pub fn message_for(&self, owner: &Owner) -> String {

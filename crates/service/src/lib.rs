@@ -30,8 +30,8 @@ use std::time::{Duration, SystemTime};
 
 use backend::SharedBackend;
 use domain::{
-    Bytes, EndCause, FilesState, Labels, LifecycleRequest, OnDeath, OutputRetention, Owner, Phase, PoolSpec,
-    SandboxId, SandboxKey, SandboxLimits, SandboxSettings, SandboxSpec, SnapshotId, Verdict,
+    Bytes, EndCause, FilesState, KeyHandle, Labels, LifecycleRequest, OnDeath, OutputRetention, Owner, Phase,
+    PoolSpec, SandboxId, SandboxKey, SandboxLimits, SandboxSettings, SandboxSpec, SnapshotId, Verdict,
 };
 use futures_util::StreamExt;
 
@@ -40,6 +40,7 @@ use crate::core::Core;
 use crate::sandboxes::driver::DriverCommand;
 use crate::sandboxes::reaper;
 use crate::sandboxes::registry::SandboxHandle;
+use crate::sandboxes::sandbox_keys::handle_of_key;
 use crate::telemetry::{events, file_table, service_metrics, usage_history};
 
 pub use agent::client::AgentError;
@@ -474,6 +475,26 @@ impl Service {
                 .ok()?
                 .current_state(),
         )
+    }
+
+    /// Finds the sandbox that the key leads to now, alive or not.
+    pub fn sandbox_of_key(&self, key: &SandboxKey) -> Option<SandboxRef> {
+        self.sandbox(key.owner(), &self.0.lifecycle.names.find_sandbox(key)?).ok()
+    }
+
+    /// The text that stands for a key in addresses.
+    pub fn key_handle(&self, key: &SandboxKey) -> KeyHandle {
+        handle_of_key(key)
+    }
+
+    /// Returns the key with this handle if it is in use.
+    pub fn find_key(&self, handle: &KeyHandle) -> Option<SandboxKey> {
+        self.0.lifecycle.names.find_key(handle)
+    }
+
+    /// The token that opens whatever a key leads to in this epoch, for one purpose. It is the same after a restart.
+    pub fn key_token(&self, key: &SandboxKey, purpose: &str, epoch: u64) -> Secret {
+        self.0.tenancy.mint.derive_key_token(&handle_of_key(key), purpose, epoch)
     }
 
     /// Asks the sandbox of a key whether it is alive. This creates nothing, does not count as use, and waits for no other

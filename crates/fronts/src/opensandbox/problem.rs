@@ -1,7 +1,5 @@
 //! Errors of the lifecycle API, with the codes of its reference server.
 
-use std::error::Error;
-
 use axum::response::{IntoResponse, Response};
 use domain::Owner;
 use http::StatusCode;
@@ -157,7 +155,7 @@ fn snapshot_code(error: &ServiceError) -> &'static str {
 /// Logs internal errors in full; the client gets only the message.
 pub(super) fn log_internal_error(error: &ServiceError) {
     if error.kind() == ErrorKind::Internal {
-        tracing::error!(error = %error_chain(error), "request failed");
+        tracing::error!(error = %error.message_with_causes(), "request failed");
     }
 }
 
@@ -185,15 +183,4 @@ pub(super) fn retry_after(error: &ServiceError) -> Option<u64> {
         ErrorKind::Exhausted { retry_after } => Some(retry_after.as_secs().max(1)),
         _ => None,
     }
-}
-
-/// Formats the error and all its causes in one line.
-fn error_chain(error: &ServiceError) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }

@@ -9,7 +9,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use domain::SandboxId;
+use domain::{KeyHandle, SandboxId};
 use subtle::ConstantTimeEq;
 
 const SECRET_BYTES: usize = 32;
@@ -55,9 +55,18 @@ impl TokenMint {
     }
 
     pub(crate) fn derive_token(&self, id: &SandboxId, purpose: &str, epoch: u64) -> Secret {
+        self.derive_text(purpose, id.as_str(), epoch)
+    }
+
+    /// A token that belongs to a key instead of one sandbox. `purpose` differs from those of sandboxes.
+    pub(crate) fn derive_key_token(&self, handle: &KeyHandle, purpose: &str, epoch: u64) -> Secret {
+        self.derive_text(purpose, handle.as_str(), epoch)
+    }
+
+    fn derive_text(&self, purpose: &str, subject: &str, epoch: u64) -> Secret {
         let mut hasher = blake3::Hasher::new_keyed(&self.0);
         hasher.update(purpose.as_bytes()).update(&[0]);
-        hasher.update(id.as_str().as_bytes()).update(&[0]);
+        hasher.update(subject.as_bytes()).update(&[0]);
         hasher.update(&epoch.to_le_bytes());
         Secret(hasher.finalize().to_hex().to_string())
     }
