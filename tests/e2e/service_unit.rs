@@ -2,6 +2,7 @@
 //! reloading of the configuration.
 
 use std::fs;
+use std::io;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -163,7 +164,14 @@ fn sandboxes_survive_signals_to_the_main_process() {
     manager.set_read_timeout(Some(Duration::from_secs(60))).expect("it is a socket");
     let heard = || {
         let mut message = [0; 512];
-        let length = manager.recv(&mut message).expect("the supervisor notifies");
+        let mut receive = || manager.recv(&mut message);
+        let is_interrupted = |error: &io::Error| error.kind() == io::ErrorKind::Interrupted;
+        let length = loop {
+            match receive() {
+                Err(error) if is_interrupted(&error) => {}
+                received => break received.expect("the supervisor notifies"),
+            }
+        };
         text(&message[..length])
     };
     let notify =

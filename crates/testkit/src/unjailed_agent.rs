@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process, pidfd_open, pidfd_send_signal, waitid,
 };
@@ -100,7 +100,7 @@ impl UnjailedAgent {
         let agent = Pid::from_child(&self.process);
         kill_process(agent, Signal::STOP).unwrap();
         let stopped = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
-        waitid(WaitId::Pid(agent), stopped).unwrap();
+        retry_on_intr(|| waitid(WaitId::Pid(agent), stopped)).unwrap();
         let mut descendants = Vec::new();
         list_descendants(agent, &mut descendants);
         self.process.kill().unwrap();
@@ -110,7 +110,7 @@ impl UnjailedAgent {
                 Ok(()) | Err(Errno::SRCH) => {}
                 Err(error) => panic!("could not kill a process of the agent: {error}"),
             }
-            poll(&mut [PollFd::new(&descendant, PollFlags::IN)], None).unwrap();
+            retry_on_intr(|| poll(&mut [PollFd::new(&descendant, PollFlags::IN)], None)).unwrap();
         }
     }
 }

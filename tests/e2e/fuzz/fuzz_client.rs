@@ -125,6 +125,7 @@ impl<'a> FuzzClient<'a> {
             match stream.read(&mut piece) {
                 Ok(0) => break,
                 Ok(count) => seen.extend_from_slice(&piece[..count]),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                     let incomplete = FuzzResponse::parse(&seen).is_none();
                     match form {
