@@ -21,6 +21,9 @@ const HEALTHY_RUN_FACTOR: u32 = 10;
 const MIN_RESTART_DELAY: Duration = Duration::from_millis(50);
 const MAX_RESTART_DELAY: Duration = Duration::from_secs(5);
 
+/// How long a process that could not start may take to print its reason and end.
+const FAILED_START_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// The properties in which supervised processes differ.
 pub(super) struct ProcessRole {
     /// The name in logs and errors.
@@ -124,6 +127,13 @@ impl ChildProcess {
     async fn wait_until_ready(&mut self) -> Result<()> {
         let heard = tokio::io::AsyncReadExt::read(&mut self.ready, &mut [0]).await?;
         if heard == 0 {
+            // It closes the pipe before it prints its reason, and it is killed when this process ends.
+            if tokio::time::timeout(FAILED_START_TIMEOUT, self.child.wait()).await.is_err() {
+                tracing::warn!(
+                    part = self.role.name,
+                    "process that could not start has not ended; killing it"
+                );
+            }
             return Err(anyhow!("the {} could not start", self.role.name))
                 .with_hint("its reason stands above; `coracle doctor` says what this host lacks");
         }
