@@ -47,7 +47,8 @@ use crate::process::journal::Journal;
 use crate::process::running_process::ProcessOwner;
 
 /// The maximum number of finished processes that are remembered. The server forgets those it has
-/// handled; this limits the cost of a server that does not.
+/// handled; this limits the cost of a server that does not. The last runs of open sessions are
+/// forgotten after all others.
 const MAX_FINISHED: usize = 4096;
 
 /// The longest name of a process or a session.
@@ -69,7 +70,7 @@ pub(crate) struct ManagedProcess {
     pub(crate) tag: Option<String>,
     pub(crate) session: Option<String>,
     command: String,
-    /// The command that runs it; for a run, the shell of its session.
+    /// The command that runs it; for a run, the shell of its session, if that has one.
     pub(crate) running: Option<RunningHandle>,
     pub(crate) pid: Option<Pid>,
     pub(crate) journal: Journal,
@@ -160,6 +161,11 @@ impl ManagedProcess {
             ended: self.ended.clone(),
             left: false,
         }
+    }
+
+    /// Why it could not be started.
+    pub(crate) fn start_fault(&self, failure: ExecFailure) -> Fault {
+        self.subjects.to_fault(failure)
     }
 
     /// A run that had to wait starts now.
@@ -289,7 +295,7 @@ impl Agent {
         match outcome {
             Ok(()) => self.report_started(number, caller),
             Err(failure) => {
-                let fault = process.subjects.to_fault(failure);
+                let fault = process.start_fault(failure);
                 self.drop_process(number);
                 if let Some(caller) = caller {
                     self.connections.refuse_request(caller.connection, fault);
@@ -350,7 +356,9 @@ impl Agent {
             }
         }
         if self.processes.finished_count() > MAX_FINISHED {
-            let oldest = self.processes.oldest_finished(|process| !self.children.has_leftovers(process));
+            let oldest = self.processes.oldest_finished(|process| {
+                !self.children.has_leftovers(process) && !self.sessions.keeps_run(process)
+            });
             oldest.into_iter().for_each(|oldest| self.drop_process(oldest));
         }
     }

@@ -9,9 +9,11 @@
 //! A run is a process with its own journal. It shares the running process of the shell, so that
 //! signals and deadlines reach everything it has started; what earlier runs have left is kept apart
 //! (`earlier_runs.rs`). A session may have a kernel instead of a shell;
-//! `kernel.rs` has its protocol.
+//! `kernel.rs` has its protocol. In a session without either (`commands.rs`) each run has its own
+//! running process.
 
 mod change_dir;
+pub(crate) mod commands;
 mod earlier_runs;
 pub(crate) mod kernel;
 mod lifecycle;
@@ -28,6 +30,7 @@ use linux::spawn::{ProcessExit, ProcessUsage};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use wire::process::{ExitReason, KernelProgram, KernelSpec, OpenSession, RunInSession, SessionStatus};
+use wire::shared_session::MAX_SESSION_RUNS;
 use wire::{AgentReply, Fault, FaultKind, StreamTag};
 
 use crate::context::AgentContext;
@@ -40,6 +43,7 @@ use crate::process::child_table::ChildTable;
 use crate::process::input::InputWriter;
 use crate::process::running_process::RunningProcess;
 use crate::process::{FaultSubjects, is_safe_name};
+use crate::session::commands::{CommandSettings, StartDirectory};
 use crate::session::kernel::KernelReportParser;
 use crate::session::shell::{ShellDialect, ShellVerdict, VerdictKind};
 use crate::session::table::SessionTable;
@@ -55,7 +59,7 @@ const MAX_DIRECTORY_BYTES: usize = 4096;
 pub(crate) struct Session {
     pub(crate) name: String,
     pub(crate) open: OpenSession,
-    kernel: Option<KernelSpec>,
+    kind: SessionKind,
     shell: Option<SessionShell>,
     /// Groups in which earlier runs have left processes.
     pub(crate) earlier_runs: Vec<RunningHandle>,
@@ -68,8 +72,9 @@ pub(crate) struct Session {
     /// The variables in that state that were set only for the run after which it was reported.
     state_run_variables: Vec<String>,
     pub(crate) current: Option<SessionRun>,
-    /// The number of runs so far.
+    /// The number of runs so far, and the last of them; they are forgotten after all other processes.
     runs: u64,
+    recent_runs: VecDeque<ProcessHandle>,
     /// Variables of the last run, which the next run must not see.
     run_variables: Vec<String>,
     queue: VecDeque<QueuedRun>,
@@ -87,6 +92,17 @@ pub(crate) struct Session {
     /// The process of the last run that has ended, and how.
     last_run: Option<String>,
     last_exit: Option<ExitReason>,
+}
+
+/// What executes the runs of a session.
+#[derive(Debug)]
+pub(crate) enum SessionKind {
+    /// A shell.
+    Shell,
+    /// A program that keeps the state of one language.
+    Kernel(KernelSpec),
+    /// A new process for each run.
+    Commands(CommandSettings),
 }
 
 /// A running shell or kernel, and the private pipes to it.
@@ -142,6 +158,8 @@ pub(crate) struct SessionRun {
     pub(crate) process: ProcessHandle,
     pub(crate) key: String,
     request: RunInSession,
+    /// Where later runs start if this one can be started.
+    new_directory: Option<StartDirectory>,
 }
 
 impl Session {
@@ -162,7 +180,23 @@ impl Session {
 
     /// The language of its kernel, if it has one.
     pub(crate) fn language(&self) -> Option<&str> {
-        self.kernel.as_ref().map(|kernel| kernel.language.as_str())
+        self.kernel().map(|kernel| kernel.language.as_str())
+    }
+
+    fn kernel(&self) -> Option<&KernelSpec> {
+        match &self.kind {
+            SessionKind::Kernel(kernel) => Some(kernel),
+            SessionKind::Shell | SessionKind::Commands(_) => None,
+        }
+    }
+
+    /// Counts a run that has begun.
+    pub(crate) fn record_run(&mut self, process: ProcessHandle) {
+        self.runs += 1;
+        self.recent_runs.push_back(process);
+        if self.recent_runs.len() > MAX_SESSION_RUNS {
+            self.recent_runs.pop_front();
+        }
     }
 
     fn status(&self, children: &ChildTable, context: &AgentContext) -> SessionStatus {
@@ -174,7 +208,7 @@ impl Session {
             busy: self.current.is_some(),
             terminal: self.open.terminal.is_some(),
             pid: running.and_then(|running| running.pid).map(rustix::process::Pid::as_raw_pid),
-            kernel: self.kernel.as_ref().map(|kernel| kernel.language.clone()),
+            kernel: self.kernel().map(|kernel| kernel.language.clone()),
             isolation: self.namespaces.as_ref().map(|namespaces| namespaces.status(self)),
             left: self.opens_with_its_shell()
                 && (running.is_some_and(has_background_processes)
@@ -185,7 +219,7 @@ impl Session {
 
     /// Whether the session is open as soon as its first shell runs.
     pub(crate) fn opens_with_its_shell(&self) -> bool {
-        self.kernel.as_ref().is_none_or(|kernel| kernel.program == KernelProgram::Shell)
+        self.kernel().is_none_or(|kernel| kernel.program == KernelProgram::Shell)
     }
 }
 
@@ -219,8 +253,8 @@ impl Agent {
     /// Opens a session; the reply comes when its shell runs.
     pub(crate) fn open_session(&mut self, connection: ConnectionId, open: OpenSession) -> Result<(), Fault> {
         match open.sharing.clone() {
-            Some(sharing) => self.open_shared_session(connection, open, &sharing),
-            None => self.add_session(connection, open, None).map(drop),
+            Some(sharing) => self.open_shared_session(connection, open, &sharing, SessionKind::Shell),
+            None => self.add_session(connection, open, SessionKind::Shell).map(drop),
         }
     }
 
@@ -228,7 +262,7 @@ impl Agent {
         &mut self,
         connection: ConnectionId,
         open: OpenSession,
-        kernel: Option<KernelSpec>,
+        kind: SessionKind,
     ) -> Result<SessionHandle, Fault> {
         if !is_safe_name(&open.session) {
             return Err(fault::from_kind(FaultKind::Invalid, "open session", "the name of the session"));
@@ -246,7 +280,7 @@ impl Agent {
         let session = Session {
             name: open.session.clone(),
             open,
-            kernel,
+            kind,
             shell: None,
             earlier_runs: Vec::new(),
             namespaces: None,
@@ -255,6 +289,7 @@ impl Agent {
             state_run_variables: Vec::new(),
             current: None,
             runs: 0,
+            recent_runs: VecDeque::new(),
             run_variables: Vec::new(),
             queue: VecDeque::new(),
             openers: vec![connection],
@@ -266,9 +301,13 @@ impl Agent {
             last_run: None,
             last_exit: None,
         };
-        let isolated = session.open.isolation.is_some();
+        let (isolated, runs_commands) = (session.open.isolation.is_some(), session.runs_commands());
         self.sessions.insert(number, session);
-        let begun = if isolated { self.create_namespaces(number) } else { self.start_shell(number) };
+        let begun = match (isolated, runs_commands) {
+            (true, _) => self.create_namespaces(number),
+            (false, true) => self.begin_command_session(number),
+            (false, false) => self.start_shell(number),
+        };
         begun.inspect_err(|_| self.sessions.remove(number))?;
         Ok(number)
     }
@@ -283,6 +322,7 @@ impl Agent {
         let queue = std::mem::take(&mut session.queue);
         self.refuse_queued_runs(queue, name);
         self.sessions.kill_shell(number, &self.children, &self.context);
+        self.kill_command_run(number);
         let alarms = &mut self.events.alarms;
         self.sessions.kill_namespace_init(number, &self.children, &self.context, alarms);
         self.sessions.drop_if_closed(number);
@@ -294,6 +334,10 @@ impl Agent {
     pub(crate) fn restart_session(&mut self, connection: ConnectionId, name: &str) -> Result<(), Fault> {
         let number = self.sessions.find(name)?;
         let session = self.sessions.get_mut(number).expect("it was just found");
+        if session.runs_commands() {
+            let subject = format!("{name}: it has no shell");
+            return Err(fault::from_kind(FaultKind::Invalid, "restart session", &subject));
+        }
         session.directory = None;
         session.state = String::new();
         session.kill_earlier_runs(&self.children, &self.context);

@@ -78,6 +78,9 @@ pub enum ServiceError {
     NoKernel { language: Language, reason: String },
     #[error("context `{0}` already exists")]
     ContextExists(String),
+    /// A session with this name is open, but it is of another kind or belongs to another user of the sandbox.
+    #[error("session `{session}` already exists: {reason}")]
+    SessionExists { session: SessionId, reason: String },
     #[error("limit of concurrent image pulls reached")]
     TooManyPulls,
     #[error("there is no snapshot `{0}`")]
@@ -224,7 +227,10 @@ impl ServiceError {
             Self::NoProcess(_) => ErrorKind::NoProcess,
             Self::NoSession(_) | Self::NoTerminal(_) => ErrorKind::NoSession,
             Self::NoPool(_) => ErrorKind::NoPool,
-            Self::PoolExists(_) | Self::PoolConfigured(_) | Self::ContextExists(_) => ErrorKind::Taken,
+            Self::PoolExists(_)
+            | Self::PoolConfigured(_)
+            | Self::ContextExists(_)
+            | Self::SessionExists { .. } => ErrorKind::Taken,
             Self::Denied { phase, .. }
             | Self::NeverExpires { phase, .. }
             | Self::FilesLost { phase, .. }

@@ -62,7 +62,10 @@ pub use exec::processes::{
 pub use exec::sessions::{
     BusyPolicy, OpenSessionRequest, RunShell, SandboxSessions, SessionRunRequest, SessionStatus,
 };
-pub use exec::shared_sessions::{RequestTime, SharedSessionRequest, SharedSessionUse, session_of_name};
+pub use exec::shared_sessions::{
+    CommandSessionSpec, IdleLimitUpdate, RequestTime, SharedSessionKind, SharedSessionRequest,
+    SharedSessionUpdate, SharedSessionUse, session_of_name,
+};
 pub use exec::terminals::{
     CreateTerminalRequest, DEFAULT_TERMINAL_SIZE, MissedOutput, OpenTerminal, SandboxTerminals,
     TERMINAL_TYPE, TerminalAttachment, TerminalMode, TerminalSession, TerminalStatus,

@@ -13,6 +13,7 @@ mod inheritance;
 mod lifecycle;
 mod malicious_agent;
 mod malicious_search;
+mod malicious_sessions;
 mod owners;
 mod planning;
 mod pools;

@@ -30,6 +30,7 @@ pub mod isolated_session;
 pub mod message;
 pub mod process;
 pub mod search;
+pub mod shared_session;
 mod unknown_variant;
 
 /// The version of the protocol. A server must be able to talk to every older agent.

@@ -12,6 +12,7 @@ use crate::process::{
     StartProcess, TreeStatus,
 };
 use crate::search::{GlobEntry, GlobSummary, GrepMatch, GrepSummary};
+use crate::shared_session::{OpenCommands, UpdateSession};
 
 /// The first frame of a connection, from the server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -87,9 +88,21 @@ pub enum AgentRequest {
     /// Answered `Ok` when the kernel is ready, or with a fault that carries the output it had
     /// printed when it ended.
     OpenKernel(OpenKernel),
+    /// Answered `Session`.
+    OpenCommands(OpenCommands),
     /// As `Start` with `follow`.
     Run(RunInSession),
     Sessions,
+    /// Answered `Session`.
+    SessionStatus {
+        session: String,
+    },
+    /// Answered `Session`.
+    UpdateSession(UpdateSession),
+    /// Answered `Statuses`: the last runs of the session that have begun, the oldest first.
+    SessionRuns {
+        session: String,
+    },
     CloseSession {
         session: String,
         /// The time of the request in nanoseconds since the host's boot. Requests to open the session that were made
@@ -135,7 +148,7 @@ pub enum AgentReply {
     Status(ProcessStatus),
     Statuses(Vec<ProcessStatus>),
     Sessions(Vec<SessionStatus>),
-    /// A session that several callers may open is open.
+    /// One session, such as one that several callers may open and that is open now.
     Session(SessionStatus),
     Trees(Vec<TreeStatus>),
     Note(String),

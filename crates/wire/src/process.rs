@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::isolated_session::{IsolatedSessionSpec, IsolatedSessionStatus};
+use crate::shared_session::SharedSessionKind;
 
 /// Starts a process. The server chooses its name, so that it knows the name even if the reply is
 /// lost.
@@ -168,8 +169,8 @@ pub struct TreeStatus {
     /// The process has ended, but something that it started still runs.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub left: bool,
-    /// `None` for a run, whose usage is counted with its session, and for a tree that no longer
-    /// runs.
+    /// `None` for a run in a shell or kernel, whose usage is counted with its session, and for a tree
+    /// that no longer runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usage: Option<TreeUsage>,
 }
@@ -261,6 +262,9 @@ pub struct SessionSharing {
     /// After how much time without a run it is closed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_ms: Option<u64>,
+    /// A text of the server, which the agent only keeps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
 }
 
 /// Opens a session whose runs are given to a kernel: a program that keeps the state of one language
@@ -295,7 +299,7 @@ pub struct RunInSession {
     pub session: String,
     pub process: String,
     pub text: String,
-    /// The directory for this run only.
+    /// The directory for this run only; in a session without a shell also for the runs after it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub directory: Option<WorkingDirectory>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -349,7 +353,7 @@ pub struct SharedSessionStatus {
     pub opened_ms: u64,
     /// When a run last began or ended.
     pub used_ms: u64,
-    /// Where the next run starts, once a run has ended.
+    /// Where the next run starts, as far as it is known: for a shell, once a run has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub directory: Option<String>,
     /// The process of the present run or, if there is none, of the last one.
@@ -361,4 +365,17 @@ pub struct SharedSessionStatus {
     /// How the last run ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit: Option<ExitReason>,
+    /// The process of the last run that has ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_run: Option<String>,
+    /// `None` from an agent whose shared sessions are all shells.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<SharedSessionKind>,
+    /// How many runs have begun.
+    #[serde(default)]
+    pub runs: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_ms: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
 }

@@ -23,10 +23,12 @@ use wire::isolated_session::{
 };
 use wire::process::{
     CommandLine, ExitReason, KernelProgram, KernelSpec, MissingDirectory, OpenKernel, OpenSession,
-    OutputRetention, ProcessEnd, ProcessStatus, RunInSession, SessionStatus, SignalProcess, SignalTarget,
-    StartProcess, TerminalSize, TreeKind, TreeStatus, TreeUsage, UserIdentity, WorkingDirectory,
+    OutputRetention, ProcessEnd, ProcessStatus, RunInSession, SessionSharing, SessionStatus,
+    SharedSessionStatus, SignalProcess, SignalTarget, StartProcess, TerminalSize, TreeKind, TreeStatus,
+    TreeUsage, UserIdentity, WorkingDirectory,
 };
 use wire::search::{GlobEntry, GlobOrder, GlobRequest, GlobSummary, GrepMatch, GrepRequest, GrepSummary};
+use wire::shared_session::{IdleLimit, OpenCommands, SharedSessionKind, UpdateSession};
 use wire::{
     AgentConfig, AgentReply, AgentRequest, Fault, FaultKind, Frame, FrameDecoder, Greeting, VersionedRequest,
 };
@@ -382,6 +384,77 @@ fn full_session_status() -> SessionStatus {
     }
 }
 
+fn shared_session(sharing: SessionSharing) -> OpenSession {
+    OpenSession { sharing: Some(sharing), ..session() }
+}
+
+fn full_sharing() -> SessionSharing {
+    SessionSharing {
+        name: Some(text("a name")),
+        requested_ns: 7,
+        max_sessions: Some(8),
+        idle_ms: Some(9000),
+        note: Some(text("a note")),
+    }
+}
+
+fn shared_session_requests() -> Vec<VersionedRequest> {
+    let commands = |open, script| AgentRequest::OpenCommands(OpenCommands { open, script });
+    let update = |note, idle| AgentRequest::UpdateSession(UpdateSession { session: text("s1"), note, idle });
+    let requests = [
+        AgentRequest::OpenSession(shared_session(SessionSharing::default())),
+        AgentRequest::OpenSession(OpenSession { text_terminal: true, ..shared_session(full_sharing()) }),
+        commands(shared_session(SessionSharing::default()), None),
+        commands(shared_session(full_sharing()), Some(text("/etc/profile"))),
+        AgentRequest::Run(RunInSession { detached: true, ..run() }),
+        AgentRequest::CloseSession { session: text("s1"), requested_ns: Some(7) },
+        AgentRequest::SessionStatus { session: text("s1") },
+        update(None, None),
+        update(Some(text("a note")), Some(IdleLimit::Never)),
+        update(None, Some(IdleLimit::Milliseconds(9000))),
+        AgentRequest::SessionRuns { session: text("s1") },
+    ];
+    requests.into_iter().map(|request| VersionedRequest { version: 1, request }).collect()
+}
+
+fn shared_status(kind: Option<SharedSessionKind>) -> SharedSessionStatus {
+    SharedSessionStatus {
+        name: None,
+        opened_ms: 1,
+        used_ms: 2,
+        directory: None,
+        run: None,
+        command: None,
+        exit: None,
+        last_run: None,
+        kind,
+        runs: 0,
+        idle_ms: None,
+        note: None,
+    }
+}
+
+fn shared_session_replies() -> Vec<AgentReply> {
+    let reply = |shared| AgentReply::Session(SessionStatus { shared: Some(shared), ..session_status() });
+    vec![
+        reply(shared_status(None)),
+        reply(shared_status(Some(SharedSessionKind::Terminal))),
+        reply(shared_status(Some(SharedSessionKind::Pipes))),
+        reply(SharedSessionStatus {
+            name: Some(text("a name")),
+            directory: Some(text("/srv")),
+            run: Some(text("p2")),
+            command: Some(text("ls -l")),
+            exit: Some(ExitReason::Code(3)),
+            last_run: Some(text("p1")),
+            runs: 5,
+            idle_ms: Some(9000),
+            note: Some(text("a note")),
+            ..shared_status(Some(SharedSessionKind::Commands))
+        }),
+    ]
+}
+
 fn tree(kind: TreeKind) -> TreeStatus {
     TreeStatus {
         id: text("p1"),
@@ -674,6 +747,20 @@ fn messages_about_edits_are_written_as_recorded() {
         edit_requests().into_iter().map(|request| VersionedRequest { version: 1, request }).collect();
     check_recorded(include_str!("recorded/edit_requests.jsonl"), &calls);
     check_recorded(include_str!("recorded/edit_replies.jsonl"), &edit_replies());
+}
+
+#[test]
+fn messages_about_shared_sessions_are_written_as_recorded() {
+    check_recorded(include_str!("recorded/shared_session_requests.jsonl"), &shared_session_requests());
+    check_recorded(include_str!("recorded/shared_session_replies.jsonl"), &shared_session_replies());
+}
+
+/// The first agents with shared sessions did not say what kind they are and how many runs they had.
+#[test]
+fn shared_session_of_an_older_agent_is_read() {
+    let line =
+        r#"{"session":{"session":"s1","busy":false,"terminal":false,"shared":{"opened_ms":1,"used_ms":2}}}"#;
+    assert_eq!(serde_json::from_str::<AgentReply>(line).unwrap(), shared_session_replies()[0]);
 }
 
 #[test]

@@ -6,6 +6,7 @@ use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use serde::Serialize;
+use wire::frame::{self, MAX_PAYLOAD};
 use wire::{FaultKind, Frame, FrameDecoder, Greeting};
 
 use crate::event_loop::agent::Agent;
@@ -65,13 +66,20 @@ impl IncomingConnection {
         }
     }
 
-    /// Queues a message. The greeting is sent before the first one.
+    /// Queues a message. The greeting is sent before the first one. A message that is too long for one
+    /// frame is sent as data.
     pub(crate) fn queue_message(&mut self, reply: &impl Serialize) {
         if !self.greeted {
             self.greeted = true;
             Frame::from_message(&Greeting { version: wire::VERSION }).encode(&mut self.out);
         }
-        Frame::from_message(reply).encode(&mut self.out);
+        match Frame::from_message(reply) {
+            Frame::Control(json) if json.len() > MAX_PAYLOAD => {
+                json.chunks(MAX_PAYLOAD).for_each(|piece| frame::encode_data(&mut self.out, piece));
+                Frame::End.encode(&mut self.out);
+            }
+            frame => frame.encode(&mut self.out),
+        }
     }
 
     /// How many bytes wait to be sent.

@@ -93,10 +93,23 @@ impl Agent {
             }
             AgentRequest::OpenSession(open) => self.open_session(connection, open)?,
             AgentRequest::OpenKernel(open) => self.open_kernel(connection, open)?,
+            AgentRequest::OpenCommands(open) => self.open_commands(connection, open)?,
             AgentRequest::Run(run) => self.run_in_session(connection, run)?,
             AgentRequest::Sessions => {
                 let statuses = self.sessions.statuses(&self.children, &self.context);
                 self.connections.send_final_reply(connection, &AgentReply::Sessions(statuses));
+            }
+            AgentRequest::SessionStatus { session } => {
+                let number = self.sessions.find(&session)?;
+                self.report_session(number, connection);
+            }
+            AgentRequest::UpdateSession(update) => self.update_session(connection, update)?,
+            AgentRequest::SessionRuns { session } => {
+                self.children.remove_empty_groups(&self.context);
+                let runs = self.sessions.recent_runs(&session)?;
+                let runs = runs.filter_map(|run| self.processes.get(run));
+                let statuses = runs.map(|run| self.children.status_of(run)).collect();
+                self.connections.send_final_reply(connection, &AgentReply::Statuses(statuses));
             }
             AgentRequest::RestartSession { session } => self.restart_session(connection, &session)?,
             AgentRequest::IsolatedSessions => {
@@ -133,7 +146,12 @@ impl Agent {
             Err(fault) => {
                 let session =
                     self.sessions.find(&request.process).ok().and_then(|number| self.sessions.get(number));
-                (None, session.ok_or(fault)?.running_process())
+                let session = session.ok_or(fault)?;
+                let run = session.current.as_ref().filter(|_| session.runs_commands());
+                match run.and_then(|run| self.processes.get(run.process)) {
+                    Some(process) => (Some(process.number), process.running),
+                    None => (None, session.running_process()),
+                }
             }
         };
         let Some(signal) = Signal::from_named_raw(request.signal) else {
@@ -189,6 +207,7 @@ fn leaves_traces(request: &AgentRequest) -> bool {
         AgentRequest::Start(_)
             | AgentRequest::OpenSession(_)
             | AgentRequest::OpenKernel(_)
+            | AgentRequest::OpenCommands(_)
             | AgentRequest::Run(_)
             | AgentRequest::File(_)
             | AgentRequest::Tunnel { .. }

@@ -291,6 +291,9 @@ impl Agent {
             begun.pid = pid;
             begun.deadline = deadline;
         }
+        if let Some(session) = self.sessions.get_mut(number) {
+            session.record_run(process);
+        }
         self.sessions.restart_idle_timer(number, &mut self.events.alarms);
         Ok(())
     }
@@ -329,6 +332,12 @@ impl SessionTable {
     pub(crate) fn restart_idle_timer(&mut self, number: SessionHandle, alarms: &mut AlarmQueue) {
         let Some(session) = self.get_mut(number) else { return };
         session.used_ms = now_ms();
+        self.set_idle_timer(number, alarms);
+    }
+
+    /// Lets the idle time of a session begin now.
+    pub(crate) fn set_idle_timer(&mut self, number: SessionHandle, alarms: &mut AlarmQueue) {
+        let Some(session) = self.get_mut(number) else { return };
         let busy = session.current.is_some() || session.closing;
         let isolated = session.open.isolation.as_ref().and_then(|spec| spec.idle_ms);
         let shared = session.open.sharing.as_ref().and_then(|sharing| sharing.idle_ms);

@@ -321,8 +321,12 @@ impl ChildTable {
 
     /// Whether something that a process has started still runs.
     pub(crate) fn has_leftovers(&self, process: &ManagedProcess) -> bool {
-        let running = process.running.and_then(|running| self.running.get(&running));
-        running.is_some_and(|running| !matches!(running.tree, CommandTree::Gone))
+        process.running.is_some_and(|running| self.has_tree(running))
+    }
+
+    /// Whether something may still run in the tree of a running process.
+    pub(crate) fn has_tree(&self, number: RunningHandle) -> bool {
+        self.running.get(&number).is_some_and(|running| !matches!(running.tree, CommandTree::Gone))
     }
 
     /// The status of a process, with whether something that it has started still runs.

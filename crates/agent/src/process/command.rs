@@ -113,21 +113,33 @@ impl ExecEnvironment {
         env: &BTreeMap<String, String>,
         directory: Option<&WorkingDirectory>,
     ) -> Result<Self, Fault> {
+        Self::with_base(config, identity, env, directory, &config.default_directory)
+    }
+
+    /// Like [`ExecEnvironment::new`]; a relative directory starts at `base`.
+    pub(crate) fn with_base(
+        config: &AgentConfig,
+        identity: &UserIdentity,
+        env: &BTreeMap<String, String>,
+        directory: Option<&WorkingDirectory>,
+        base: &str,
+    ) -> Result<Self, Fault> {
         let who = ResolvedUser::find(config, identity)?;
-        let base = account_env(config, &who);
-        let mut all = base.clone();
+        let account = account_env(config, &who);
+        let mut all = account.clone();
         all.extend(env.iter().map(|(name, value)| (name.clone(), value.clone())));
         if let Some(wrong) = all.keys().find(|name| name.is_empty() || name.contains('=')) {
             return Err(fault::from_kind(FaultKind::Invalid, "set variable", wrong));
         }
-        let workdir = ResolvedDirectory::new(config, &all, directory)?;
+        let workdir = ResolvedDirectory::new(config, &all, directory, base)?;
         let file = config.env_file.as_ref().map(|path| {
             let path =
                 WorkingDirectory { path: path.clone(), missing: MissingDirectory::Ignore, expand: false };
-            c_string(&expand_path(&config.default_directory, &base, &path))
+            c_string(&expand_path(&config.default_directory, &account, &path))
         });
         let own = env.clone();
-        let late = file.transpose()?.map(|file| EnvFileInputs { file, base, own: own.clone(), screen: None });
+        let late = file.transpose()?;
+        let late = late.map(|file| EnvFileInputs { file, base: account, own: own.clone(), screen: None });
         Ok(Self { user: who, env: all, workdir, own, env_file_inputs: late })
     }
 
@@ -250,6 +262,7 @@ impl ResolvedDirectory {
         config: &AgentConfig,
         env: &BTreeMap<String, String>,
         directory: Option<&WorkingDirectory>,
+        base: &str,
     ) -> Result<Self, Fault> {
         let default = || WorkingDirectory {
             path: config.default_directory.clone(),
@@ -257,15 +270,19 @@ impl ResolvedDirectory {
             expand: false,
         };
         let wanted = directory.cloned().unwrap_or_else(default);
-        let base = &config.default_directory;
         let path = expand_path(base, env, &wanted);
-        let fallback = if directory.is_some() { base.as_str() } else { "/" };
+        let fallback = if directory.is_some() { config.default_directory.as_str() } else { "/" };
         let (missing, fallback) = (wanted.missing, c_string(fallback)?);
         let open = config.env_file.is_some() && path::has_variables(&wanted);
         // A path with unresolved variables would only mislead.
         let shown = if open && !path::all_variables_set(env, &wanted) { &wanted.path } else { &path }.clone();
-        let sought = open.then(|| UnresolvedDirectory { directory: wanted, base: base.clone() });
+        let sought = open.then(|| UnresolvedDirectory { directory: wanted, base: base.to_owned() });
         Ok(Self { path: c_string(&path)?, missing, fallback, display_path: shown, unresolved: sought })
+    }
+
+    /// The path, unless it depends on variables of the env file.
+    pub(crate) fn known_path(&self) -> Option<&str> {
+        self.unresolved.is_none().then_some(self.display_path.as_str())
     }
 
     fn resolve_with_variables(&self, env: &BTreeMap<String, String>) -> Option<CString> {

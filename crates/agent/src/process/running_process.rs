@@ -49,6 +49,8 @@ pub(crate) struct RunningProcess {
 pub(crate) enum ProcessOwner {
     Process(ProcessHandle),
     Session(SessionHandle),
+    /// The present run of a session without a shell.
+    CommandRun(SessionHandle),
     /// The first process in the namespaces of an isolated session.
     NamespaceInit(SessionHandle),
     Detached,
@@ -99,6 +101,7 @@ impl Agent {
         match owner {
             ProcessOwner::Process(process) => self.process_started(process, outcome),
             ProcessOwner::Session(session) => self.shell_started(session, outcome),
+            ProcessOwner::CommandRun(session) => self.command_run_started(session, outcome),
             ProcessOwner::NamespaceInit(_) | ProcessOwner::Detached => {}
         }
     }
@@ -123,7 +126,9 @@ impl Agent {
     fn dispatch_output(&mut self, owner: ProcessOwner, stream: StreamTag, bytes: &[u8]) {
         let process = match owner {
             ProcessOwner::Process(process) => Some(process),
-            ProcessOwner::Session(session) => self.sessions.current_run(session),
+            ProcessOwner::Session(session) | ProcessOwner::CommandRun(session) => {
+                self.sessions.current_run(session)
+            }
             ProcessOwner::NamespaceInit(_) | ProcessOwner::Detached => None,
         };
         match (process, owner) {
@@ -131,7 +136,13 @@ impl Agent {
             (None, ProcessOwner::Session(session)) => {
                 self.sessions.keep_startup_output(session, stream, bytes);
             }
-            (None, ProcessOwner::Process(_) | ProcessOwner::NamespaceInit(_) | ProcessOwner::Detached) => {}
+            (
+                None,
+                ProcessOwner::Process(_)
+                | ProcessOwner::CommandRun(_)
+                | ProcessOwner::NamespaceInit(_)
+                | ProcessOwner::Detached,
+            ) => {}
         }
     }
 
@@ -163,6 +174,7 @@ impl Agent {
         match self.children.mark_ended(number) {
             Some(ProcessOwner::Process(process)) => self.process_ended(process, end, usage),
             Some(ProcessOwner::Session(session)) => self.shell_ended(session, end, usage),
+            Some(ProcessOwner::CommandRun(session)) => self.command_run_ended(session, end, usage),
             Some(ProcessOwner::NamespaceInit(session)) => self.namespace_init_ended(session),
             Some(ProcessOwner::Detached) | None => {}
         }

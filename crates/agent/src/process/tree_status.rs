@@ -16,7 +16,7 @@ use crate::event_loop::agent::Agent;
 use crate::event_loop::handles::GroupId;
 use crate::process::ManagedProcess;
 use crate::process::child_table::ChildTable;
-use crate::process::running_process::RunningProcess;
+use crate::process::running_process::{ProcessOwner, RunningProcess};
 use crate::process::tree::CommandTree;
 use crate::session::Session;
 
@@ -66,9 +66,10 @@ impl TreeMeter<'_> {
     fn process_tree(&mut self, process: &ManagedProcess) -> TreeStatus {
         let status = process.status();
         let left = process.ended.is_some() && self.children.has_leftovers(process);
-        // A run shares the processes of its session, which are counted there.
-        let own = process.session.is_none() && (process.ended.is_none() || left);
-        let running = process.running.filter(|_| own).and_then(|running| self.children.get(running));
+        let shown = process.running.filter(|_| process.ended.is_none() || left);
+        // A run in a shell or kernel shares the processes of its session, which are counted there.
+        let own = |running: &&RunningProcess| !matches!(running.owner, ProcessOwner::Session(_));
+        let running = shown.and_then(|running| self.children.get(running)).filter(own);
         TreeStatus {
             id: status.process,
             kind: if status.session.is_some() { TreeKind::Run } else { TreeKind::Command },
@@ -88,6 +89,7 @@ impl TreeMeter<'_> {
         let running = session.running_process().and_then(|running| self.children.get(running));
         let (kind, text) = match session.language() {
             Some(language) => (TreeKind::Context, language.to_owned()),
+            None if session.runs_commands() => (TreeKind::Session, "commands".to_owned()),
             None if session.open.terminal.is_some() => (TreeKind::Session, "terminal".to_owned()),
             None => (TreeKind::Session, "shell".to_owned()),
         };

@@ -67,12 +67,7 @@ impl Session {
             return Ok(());
         }
         let path = self.run_directory(config, directory)?;
-        match rustix::fs::stat(path.as_str()) {
-            Err(errno @ (Errno::NOENT | Errno::NOTDIR)) => {
-                Err(fault::from_errno(errno, "change directory", &path))
-            }
-            _ => Ok(()),
-        }
+        check_directory_exists(&path)
     }
 
     fn run_directory(&self, config: &AgentConfig, directory: &WorkingDirectory) -> Result<String, Fault> {
@@ -92,6 +87,16 @@ impl Session {
         // The directory was resolved when the run was accepted, so this succeeds.
         let path = self.run_directory(config, directory).ok()?;
         Some(ChangeDir::to_path(&path, directory.missing))
+    }
+}
+
+/// Refuses a missing directory as its use would. Whether the user may enter it is found out later.
+pub(super) fn check_directory_exists(path: &str) -> Result<(), Fault> {
+    match rustix::fs::stat(path) {
+        Err(errno @ (Errno::NOENT | Errno::NOTDIR)) => {
+            Err(fault::from_errno(errno, "change directory", path))
+        }
+        _ => Ok(()),
     }
 }
 

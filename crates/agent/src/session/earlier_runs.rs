@@ -12,6 +12,7 @@ use crate::context::AgentContext;
 use crate::event_loop::agent::Agent;
 use crate::event_loop::handles::SessionHandle;
 use crate::process::child_table::ChildTable;
+use crate::process::tree::CommandTree;
 
 impl Agent {
     /// Moves the shell out of a group in which earlier runs have left processes. Between two runs the shell only waits,
@@ -34,10 +35,16 @@ impl Session {
         }
     }
 
-    /// Whether processes of earlier runs are still running in groups of their own.
+    /// Whether processes of earlier runs are still running in trees of their own.
     pub(super) fn has_earlier_runs(&self, children: &ChildTable, context: &AgentContext) -> bool {
         let left = self.earlier_runs.iter().filter_map(|left| children.get(*left));
-        left.into_iter().any(|left| !left.tree.members(context.commands.as_ref(), None, 1).is_empty())
+        left.into_iter().any(|left| match left.tree {
+            // A runner ends after the last process that it has started.
+            CommandTree::Runner(_) => true,
+            CommandTree::Group(_) | CommandTree::Gone => {
+                !left.tree.members(context.commands.as_ref(), None, 1).is_empty()
+            }
+        })
     }
 
     /// Whether it has a shell that is not isolated. An isolated shell is in a pid namespace of its own.

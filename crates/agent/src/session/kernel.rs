@@ -24,7 +24,7 @@ use crate::event_loop::agent::Agent;
 use crate::event_loop::alarms::Alarm;
 use crate::event_loop::handles::{ConnectionId, SessionHandle};
 use crate::fault;
-use crate::session::Session;
+use crate::session::{Session, SessionKind};
 
 /// The longest line that is passed on; a longer one is truncated.
 pub(crate) const MAX_REPORT_BYTES: usize = 8 << 20;
@@ -206,7 +206,7 @@ impl Agent {
         if open.terminal.is_some() && kernel.program != KernelProgram::Shell {
             return Err(fault::from_kind(FaultKind::Invalid, "open kernel", "a terminal"));
         }
-        let number = self.add_session(connection, open, Some(kernel))?;
+        let number = self.add_session(connection, open, SessionKind::Kernel(kernel))?;
         self.events.alarms.set(READY_TIMEOUT, Alarm::Ready(number));
         Ok(())
     }

@@ -57,7 +57,7 @@ impl Agent {
             rustix::io::ioctl_fionbio(ours, true).map_err(failed)?;
         }
         let theirs = [their_commands, their_verdicts];
-        let started = match (&open.isolation, session.kernel.as_ref().map(|kernel| &kernel.program)) {
+        let started = match (&open.isolation, session.kernel().map(|kernel| &kernel.program)) {
             (Some(spec), None) => {
                 let path = command::shell_path();
                 let (name, open, spec) = (session.name.clone(), open.clone(), spec.clone());
@@ -154,13 +154,7 @@ impl Agent {
             return;
         }
         let openers = std::mem::take(&mut session.openers);
-        if let Some(run) = session.current.take() {
-            let caller = self.processes.get(run.process).and_then(|process| process.caller);
-            self.drop_unstarted_run(run.process);
-            if let Some(caller) = caller {
-                self.connections.refuse_request(caller.connection, fault.clone());
-            }
-        }
+        self.refuse_current_run(number, fault);
         if openers.is_empty() {
             self.begin_next_run(number);
             return;

@@ -47,7 +47,7 @@ impl Agent {
         }
         let caller = if run.detached {
             self.connections.send_final_reply(connection, &AgentReply::Started { pid: 0 });
-            QueuedCaller::Detached(self.add_run(&run, None))
+            QueuedCaller::Detached(self.add_run(&run, None, FaultSubjects::default()))
         } else {
             QueuedCaller::Connection(connection)
         };
@@ -57,7 +57,12 @@ impl Agent {
     }
 
     /// Adds the process that represents a run.
-    fn add_run(&mut self, run: &RunInSession, caller: Option<StartCaller>) -> ProcessHandle {
+    fn add_run(
+        &mut self,
+        run: &RunInSession,
+        caller: Option<StartCaller>,
+        subjects: FaultSubjects,
+    ) -> ProcessHandle {
         self.add_process(NewProcess {
             name: run.process.clone(),
             tag: None,
@@ -65,8 +70,24 @@ impl Agent {
             command: run.text.clone(),
             retention: run.retention,
             caller,
-            subjects: FaultSubjects::default(),
+            subjects,
         })
+    }
+
+    /// The process of a run that begins. If its caller was already answered, there is one.
+    pub(super) fn add_begun_run(
+        &mut self,
+        caller: QueuedCaller,
+        request: &RunInSession,
+        subjects: FaultSubjects,
+    ) -> ProcessHandle {
+        match caller {
+            QueuedCaller::Connection(connection) => {
+                let follow = request.follow && !request.detached;
+                self.add_run(request, Some(StartCaller { connection, follow }), subjects)
+            }
+            QueuedCaller::Detached(process) => process,
+        }
     }
 
     fn begin_run(
@@ -76,17 +97,14 @@ impl Agent {
         request: RunInSession,
     ) -> Result<(), Fault> {
         let session = self.sessions.get(number).expect("the caller has found it");
+        if session.runs_commands() {
+            return self.begin_command_run(number, caller, request);
+        }
         session.check_run_directory(&self.context.config, request.directory.as_ref())?;
         let key = new_run_key()?;
-        let process = match caller {
-            QueuedCaller::Connection(connection) => {
-                let follow = request.follow && !request.detached;
-                self.add_run(&request, Some(StartCaller { connection, follow }))
-            }
-            QueuedCaller::Detached(process) => process,
-        };
+        let process = self.add_begun_run(caller, &request, FaultSubjects::default());
         let session = self.sessions.get_mut(number).expect("the session exists");
-        session.current = Some(SessionRun { process, key, request });
+        session.current = Some(SessionRun { process, key, request, new_directory: None });
         self.sessions.restart_idle_timer(number, &mut self.events.alarms);
         let session = self.sessions.get(number).expect("the session exists");
         match &session.shell {
@@ -104,6 +122,18 @@ impl Agent {
         let run = self.sessions.get_mut(number).and_then(|session| session.current.take());
         if let Some(run) = run {
             self.drop_unstarted_run(run.process);
+            self.sessions.restart_idle_timer(number, &mut self.events.alarms);
+        }
+    }
+
+    /// Refuses the run that was about to begin.
+    pub(super) fn refuse_current_run(&mut self, number: SessionHandle, fault: &Fault) {
+        let run = self.sessions.get(number).and_then(|session| session.current.as_ref());
+        let process = run.and_then(|run| self.processes.get(run.process));
+        let caller = process.and_then(|process| process.caller);
+        self.abandon_run(number);
+        if let Some(caller) = caller {
+            self.connections.refuse_request(caller.connection, fault.clone());
         }
     }
 
@@ -148,8 +178,8 @@ impl Agent {
         let (running, process, deadline) = (shell.running, run.process, run.request.deadline_ms);
 
         let session = self.sessions.get_mut(number).expect("the session exists");
-        session.runs += 1;
-        let count = session.kernel.as_ref().filter(|kernel| kernel.program == KernelProgram::Shell);
+        session.record_run(process);
+        let count = session.kernel().filter(|kernel| kernel.program == KernelProgram::Shell);
         let count = count.map(|_| format!("{{\"count\":{}}}\n", session.runs));
         let shell = session.shell.as_mut().expect("the shell exists");
         shell.is_replacement = false;
@@ -176,9 +206,10 @@ impl Agent {
         let run = self.sessions.get_mut(number).and_then(|session| session.current.take());
         if let Some(run) = run {
             self.process_ended(run.process, end, usage);
-            // The shell continues; its later output does not belong to this run.
+            let shared_shell = self.sessions.get(number).is_some_and(|session| !session.runs_commands());
             let exit = self.processes.get_mut(run.process).and_then(|process| {
-                process.running = None;
+                // A shell continues; its later output does not belong to this run.
+                process.running = process.running.filter(|_| !shared_shell);
                 process.ended.as_ref().map(|ended| ended.exit)
             });
             if let Some(session) = self.sessions.get_mut(number) {

@@ -7,9 +7,10 @@
 use std::collections::VecDeque;
 
 use wire::process::{OpenSession, SessionSharing, SharedSessionStatus};
+use wire::shared_session::{IdleLimit, MAX_SESSION_NOTE_BYTES, SharedSessionKind, UpdateSession};
 use wire::{AgentReply, Fault, FaultKind, FaultOperation};
 
-use super::Session;
+use super::{Session, SessionKind};
 use crate::event_loop::agent::Agent;
 use crate::event_loop::handles::{ConnectionId, SessionHandle};
 use crate::fault;
@@ -56,6 +57,7 @@ impl Agent {
         connection: ConnectionId,
         open: OpenSession,
         sharing: &SessionSharing,
+        kind: SessionKind,
     ) -> Result<(), Fault> {
         let refused = |why: &str| {
             let subject = format!("{}: {why}", open.session);
@@ -64,6 +66,9 @@ impl Agent {
         let chosen = sharing.name.as_deref().unwrap_or("-");
         if chosen.is_empty() || chosen.len() > MAX_CHOSEN_NAME_BYTES {
             return refused("its name must have 1 to 256 bytes");
+        }
+        if sharing.note.as_ref().is_some_and(|note| note.len() > MAX_SESSION_NOTE_BYTES) {
+            return refused("its note may have at most 1024 bytes");
         }
         if open.isolation.is_some() {
             return refused("an isolated session cannot be shared");
@@ -76,14 +81,26 @@ impl Agent {
         }
         if let Ok(number) = self.sessions.find(&open.session) {
             let session = self.sessions.get_mut(number).expect("it was just found");
-            let Some(opened) = &mut session.open.sharing else {
-                return Err(fault::from_kind(FaultKind::AlreadyExists, "open session", &open.session));
+            let exists = |why: &str| {
+                let subject = format!("{}: {why}", open.session);
+                Err(fault::from_kind(FaultKind::AlreadyExists, "open session", &subject))
             };
-            if session.open.identity != open.identity {
-                let subject = format!("{}: it belongs to another user", open.session);
-                return Err(fault::from_kind(FaultKind::AlreadyExists, "open session", &subject));
+            if session.open.sharing.is_none() {
+                return exists("it is not shared");
             }
-            opened.requested_ns = opened.requested_ns.max(sharing.requested_ns);
+            if session.open.identity != open.identity {
+                return exists("it belongs to another user");
+            }
+            if shared_kind(&session.kind, &session.open) != shared_kind(&kind, &open) {
+                return exists(match shared_kind(&session.kind, &session.open) {
+                    SharedSessionKind::Terminal => "it is a shell on a terminal",
+                    SharedSessionKind::Pipes => "it is a shell on pipes",
+                    SharedSessionKind::Commands => "it has no shell and runs single commands",
+                });
+            }
+            if let Some(opened) = &mut session.open.sharing {
+                opened.requested_ns = opened.requested_ns.max(sharing.requested_ns);
+            }
             if session.is_opening() {
                 session.openers.push(connection);
             } else {
@@ -92,11 +109,39 @@ impl Agent {
             return Ok(());
         }
         self.make_room_for_shared(&open.session, sharing)?;
-        self.add_session(connection, open, None).map(drop)
+        self.add_session(connection, open, kind).map(drop)
+    }
+
+    /// Changes what is stored with a shared session.
+    pub(crate) fn update_session(
+        &mut self,
+        connection: ConnectionId,
+        update: UpdateSession,
+    ) -> Result<(), Fault> {
+        let UpdateSession { session: name, note, idle } = update;
+        if note.as_ref().is_some_and(|note| note.len() > MAX_SESSION_NOTE_BYTES) {
+            let subject = format!("{name}: its note may have at most 1024 bytes");
+            return Err(fault::from_kind(FaultKind::Invalid, "update session", &subject));
+        }
+        let number = self.sessions.find(&name)?;
+        let session = self.sessions.get_mut(number).expect("it was just found");
+        let Some(sharing) = &mut session.open.sharing else {
+            return Err(fault::from_kind(FaultKind::NotFound, FaultOperation::FindSession, &name));
+        };
+        sharing.note = note.or_else(|| sharing.note.take());
+        if let Some(idle) = idle {
+            sharing.idle_ms = match idle {
+                IdleLimit::Never => None,
+                IdleLimit::Milliseconds(limit) => Some(limit),
+            };
+            self.sessions.set_idle_timer(number, &mut self.events.alarms);
+        }
+        self.report_session(number, connection);
+        Ok(())
     }
 
     /// Tells a caller about an open session.
-    pub(super) fn report_session(&mut self, number: SessionHandle, connection: ConnectionId) {
+    pub(crate) fn report_session(&mut self, number: SessionHandle, connection: ConnectionId) {
         let Some(session) = self.sessions.get(number) else { return };
         let status = session.status(&self.children, &self.context);
         self.connections.send_final_reply(connection, &AgentReply::Session(status));
@@ -197,7 +242,21 @@ impl Session {
             run: shown.map(|run| run.process.clone()).or_else(|| self.last_run.clone()),
             command: shown.map(|run| process::truncate_text(run.text.clone())),
             exit: self.last_exit,
+            last_run: self.last_run.clone(),
+            kind: Some(shared_kind(&self.kind, &self.open)),
+            runs: self.runs,
+            idle_ms: sharing.idle_ms,
+            note: sharing.note.clone(),
         })
+    }
+}
+
+/// What executes the runs of a shared session.
+fn shared_kind(kind: &SessionKind, open: &OpenSession) -> SharedSessionKind {
+    match kind {
+        SessionKind::Commands(_) => SharedSessionKind::Commands,
+        SessionKind::Shell | SessionKind::Kernel(_) if open.terminal.is_some() => SharedSessionKind::Terminal,
+        SessionKind::Shell | SessionKind::Kernel(_) => SharedSessionKind::Pipes,
     }
 }
 

@@ -8,6 +8,7 @@ use crate::context::AgentContext;
 use crate::event_loop::handles::{ProcessHandle, SessionHandle};
 use crate::fault;
 use crate::isolation::isolated_session::SessionNamespaces;
+use crate::process::ManagedProcess;
 use crate::process::child_table::ChildTable;
 use crate::session::Session;
 use crate::session::shared::ClosedSessions;
@@ -65,6 +66,19 @@ impl SessionTable {
         self.sessions.len()
     }
 
+    /// Whether the process is one of the last runs of a session that is open.
+    pub(crate) fn keeps_run(&self, process: &ManagedProcess) -> bool {
+        let session = process.session.as_ref().and_then(|name| self.find(name).ok());
+        let session = session.and_then(|number| self.get(number));
+        session.is_some_and(|session| session.recent_runs.contains(&process.number))
+    }
+
+    /// The last runs of a session that have begun, the oldest first.
+    pub(crate) fn recent_runs(&self, name: &str) -> Result<impl Iterator<Item = ProcessHandle>, Fault> {
+        let session = self.get(self.find(name)?);
+        Ok(session.into_iter().flat_map(|session| session.recent_runs.iter().copied()))
+    }
+
     /// Whether the session has a kernel that is not a shell.
     pub(crate) fn has_kernel(&self, name: &str) -> bool {
         let session = self.find(name).ok().and_then(|number| self.get(number));
@@ -91,7 +105,10 @@ impl SessionTable {
 
     pub(crate) fn drop_if_closed(&mut self, number: SessionHandle) {
         let held = |session: &Session| session.namespaces.as_ref().is_some_and(SessionNamespaces::has_init);
-        let over = |session: &Session| session.closing && session.shell.is_none() && !held(session);
+        let runs = |session: &Session| session.runs_commands() && session.current.is_some();
+        let over = |session: &Session| {
+            session.closing && session.shell.is_none() && !runs(session) && !held(session)
+        };
         if self.get(number).is_some_and(over) {
             self.remove(number);
         }

@@ -6,6 +6,7 @@
 
 mod adopt;
 mod client;
+mod command_sessions;
 mod edits;
 mod envfile;
 mod exec;

@@ -10,35 +10,35 @@ use wire::{AgentReply, AgentRequest, FaultKind};
 use crate::harness::{TestAgent, with_both_tree_modes};
 use crate::sessions::{run, session};
 
-fn shared(name: &str, sharing: SessionSharing) -> OpenSession {
+pub(crate) fn shared(name: &str, sharing: SessionSharing) -> OpenSession {
     OpenSession { session: name.to_owned(), sharing: Some(sharing), ..session() }
 }
 
-fn named(name: &str) -> OpenSession {
+pub(crate) fn named(name: &str) -> OpenSession {
     shared(name, SessionSharing { name: Some(format!("{name} ü")), ..SessionSharing::default() })
 }
 
-fn anonymous(name: &str) -> OpenSession {
+pub(crate) fn anonymous(name: &str) -> OpenSession {
     shared(name, SessionSharing::default())
 }
 
-fn run_in(session: &str, process: &str, text: &str) -> RunInSession {
+pub(crate) fn run_in(session: &str, process: &str, text: &str) -> RunInSession {
     RunInSession { session: session.to_owned(), ..run(process, text) }
 }
 
-fn close(name: &str, requested: u64) -> AgentRequest {
+pub(crate) fn close(name: &str, requested: u64) -> AgentRequest {
     AgentRequest::CloseSession { session: name.to_owned(), requested_ns: Some(requested) }
 }
 
 impl TestAgent {
-    fn open_shared(&self, open: OpenSession) -> SessionStatus {
+    pub(crate) fn open_shared(&self, open: OpenSession) -> SessionStatus {
         match self.reply(AgentRequest::OpenSession(open)) {
             AgentReply::Session(status) => status,
             other => panic!("expected a session, got {other:?}"),
         }
     }
 
-    fn session_names(&self) -> Vec<String> {
+    pub(crate) fn session_names(&self) -> Vec<String> {
         self.sessions().into_iter().map(|status| status.session).collect()
     }
 }

@@ -31,8 +31,10 @@ fn request(name: Option<SessionName>) -> SharedSessionRequest {
             isolation: None,
         },
         text_terminal: false,
+        commands: None,
         max_sessions: None,
         idle_limit: None,
+        note: None,
         requested: RequestTime::now(),
     }
 }

@@ -407,7 +407,7 @@ pub(crate) fn parse_answer(frame: &Frame) -> Result<AgentAnswer, AgentError> {
     })
 }
 
-fn truncate_text(text: &mut String, most: usize) {
+pub(crate) fn truncate_text(text: &mut String, most: usize) {
     let end = (0..=most.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
     text.truncate(end.unwrap_or(0));
 }

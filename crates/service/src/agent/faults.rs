@@ -33,11 +33,18 @@ pub(crate) fn session_error(agent: &AgentClient, session: &SessionId, fault: Fau
     }
 }
 
-/// A session that several callers may open could not be opened: there are too many, or it was closed since.
+/// A session that several callers may open could not be opened: there are too many, it was closed since, or it is
+/// another session.
 pub(crate) fn open_session_error(agent: &AgentClient, session: &SessionId, fault: Fault) -> ServiceError {
     match fault.kind {
         FaultKind::NotFound if names_session(&fault, session) => ServiceError::NoSession(session.clone()),
         FaultKind::Busy => ServiceError::TooManySessions(agent.id().clone()),
+        FaultKind::AlreadyExists => {
+            let reason =
+                fault.subject.strip_prefix(session.as_str()).and_then(|rest| rest.strip_prefix(": "));
+            let reason = reason.unwrap_or("it is used otherwise").to_owned();
+            ServiceError::SessionExists { session: session.clone(), reason }
+        }
         _ => file_error(agent, fault),
     }
 }

@@ -12,12 +12,19 @@ use domain::{
 };
 use wire::StreamTag;
 
-use crate::agent::client::AgentError;
+use crate::agent::client::{AgentError, truncate_text};
 use crate::{
     BusyPolicy, FileAttributes, FileChange, FileEdit, FileInfo, FileKind, LineEnds, OpenSessionRequest,
-    ProcessEnd, ProcessStatus, ProcessTree, RunShell, SessionRunRequest, SessionStatus, SharedSessionUse,
-    SignalTarget, TextEdit, TextOccurrence, TreeKind, TreeUsage, UndoOutcome, UndoPolicy, WatchEvent,
+    ProcessEnd, ProcessStatus, ProcessTree, RunShell, SessionRunRequest, SessionStatus, SharedSessionKind,
+    SharedSessionUse, SignalTarget, TextEdit, TextOccurrence, TreeKind, TreeUsage, UndoOutcome, UndoPolicy,
+    WatchEvent,
 };
+
+/// The longest text of a command and the longest tag that an agent shows.
+const MAX_SHOWN_TEXT: usize = 4096;
+
+/// The longest path of a directory.
+const MAX_DIRECTORY_BYTES: usize = 4096;
 
 /// The years 1 to 9999, which every calendar and format can show.
 const CALENDAR_MILLIS: std::ops::RangeInclusive<i64> = -62_135_596_800_000..=253_402_300_799_999;
@@ -202,9 +209,9 @@ fn whole_millis(span: Duration) -> u64 {
 pub(crate) fn process_status(status: wire::process::ProcessStatus) -> Result<ProcessStatus, AgentError> {
     Ok(ProcessStatus {
         process: parse_process_id(&status.process)?,
-        tag: status.tag,
+        tag: status.tag.map(shown_text),
         session: status.session.as_deref().map(parse_session_id).transpose()?,
-        command: status.command,
+        command: shown_text(status.command),
         started: clamped_time(i64::try_from(status.started_ms).unwrap_or(i64::MAX)),
         written: status.written,
         first: status.first,
@@ -262,21 +269,38 @@ pub(crate) fn session_status(status: &wire::process::SessionStatus) -> Result<Se
         idle_left: isolation.idle_left_ms.map(Duration::from_millis),
         alive: isolation.alive,
     });
-    let shared = status.shared.as_ref().map(shared_session_use).transpose()?;
+    let shared =
+        status.shared.as_ref().map(|shared| shared_session_use(shared, status.terminal)).transpose()?;
     Ok(SessionStatus { session, busy: status.busy, terminal: status.terminal, isolation, shared })
 }
 
-/// The name comes from inside the sandbox; one that no client can have chosen is left out.
-fn shared_session_use(shared: &wire::process::SharedSessionStatus) -> Result<SharedSessionUse, AgentError> {
+/// The texts come from inside the sandbox; one that no client can have chosen is left out.
+fn shared_session_use(
+    shared: &wire::process::SharedSessionStatus,
+    terminal: bool,
+) -> Result<SharedSessionUse, AgentError> {
+    use wire::shared_session::{MAX_SESSION_NOTE_BYTES, SharedSessionKind as WireKind};
     let time = |milliseconds: u64| clamped_time(i64::try_from(milliseconds).unwrap_or(i64::MAX));
     Ok(SharedSessionUse {
         name: shared.name.as_deref().and_then(|name| SessionName::parse(name).ok()),
         opened: time(shared.opened_ms),
         used: time(shared.used_ms),
-        directory: shared.directory.clone(),
+        kind: match shared.kind {
+            Some(WireKind::Commands) => SharedSessionKind::Commands,
+            Some(WireKind::Terminal) => SharedSessionKind::TerminalShell,
+            Some(WireKind::Pipes) => SharedSessionKind::PipeShell,
+            // An older agent has shells only.
+            None if terminal => SharedSessionKind::TerminalShell,
+            None => SharedSessionKind::PipeShell,
+        },
+        directory: shared.directory.clone().filter(|path| path.len() <= MAX_DIRECTORY_BYTES),
         run: shared.run.as_deref().map(parse_process_id).transpose()?,
-        command: shared.command.clone(),
+        command: shared.command.clone().map(shown_text),
+        last_run: shared.last_run.as_deref().map(parse_process_id).transpose()?,
         last_exit: shared.exit.map(exit_reason),
+        runs: shared.runs,
+        idle_limit: shared.idle_ms.map(Duration::from_millis),
+        note: shared.note.clone().filter(|note| note.len() <= MAX_SESSION_NOTE_BYTES),
     })
 }
 
@@ -355,6 +379,12 @@ pub(crate) fn watch_event(event: wire::files::WatchEvent, sequence: u64) -> Watc
         modified: event.modified_ms.map(clamped_time),
         inode: event.inode,
     }
+}
+
+/// A text for people, cut to its greatest length.
+fn shown_text(mut text: String) -> String {
+    truncate_text(&mut text, MAX_SHOWN_TEXT);
+    text
 }
 
 fn parse_process_id(text: &str) -> Result<ProcessId, AgentError> {

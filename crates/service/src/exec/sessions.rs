@@ -34,7 +34,7 @@ pub struct OpenSessionRequest {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionRunRequest {
     pub text: String,
-    /// The working directory of this run only.
+    /// The working directory of this run only; in a session without a shell also that of the runs after it.
     pub directory: Option<WorkingDirectory>,
     pub deadline: Option<Duration>,
     pub retention: OutputRetention,
