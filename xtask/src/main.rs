@@ -3,6 +3,7 @@
 mod bench;
 mod build_paths;
 mod check;
+mod deerflow;
 mod dist;
 mod docs;
 mod kernels;
@@ -33,6 +34,8 @@ usage: cargo xtask CHORE
   docs    run the commands and snippets of the pages; `--binary PATH` names the program, PAGE... the pages
   upstream CHECKOUT
           run the reference's own suites from a checkout of its repository
+  deerflow CHECKOUT
+          run DeerFlow's provider from a checkout of its repository; `--python PROGRAM` names a Python 3.12 or later
   dist    build the release archive in target/dist and verify it; `--binary PATH` packs that one
   kernels assemble Jupyter kernels in target/kernels; `DIR [python] [java] [go]` selects others
   vm      run tests on kernels with cgroup v2 only and with restricted user namespaces, under emulation";
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
         Some((chore, rest)) if chore == "sdk" => test::run_sdk_tests(rest),
         Some((chore, rest)) if chore == "docs" => docs::run_docs(rest),
         Some((chore, rest)) if chore == "upstream" => upstream::run_upstream(rest),
+        Some((chore, rest)) if chore == "deerflow" => deerflow::run_deerflow(rest),
         Some((chore, rest)) if chore == "dist" => dist::run_dist(rest),
         Some((chore, rest)) if chore == "kernels" => kernels::run_kernels(rest),
         Some((chore, rest)) if chore == "vm" => run_vm(rest),

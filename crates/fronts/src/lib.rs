@@ -12,7 +12,7 @@
 //! [`build_router`] combines the fronts, [`serve_network`] speaks HTTP.
 
 #![cfg_attr(
-    not(all(feature = "opensandbox", feature = "operator")),
+    not(all(feature = "aio", feature = "opensandbox", feature = "operator")),
     allow(dead_code, reason = "a front alone does not use every shared part")
 )]
 #![cfg_attr(test, expect(clippy::unwrap_used, reason = "a test may panic"))]
@@ -29,6 +29,8 @@ mod router;
 mod server;
 mod settings;
 
+#[cfg(feature = "aio")]
+mod aio;
 #[cfg(feature = "opensandbox")]
 mod opensandbox;
 #[cfg(feature = "operator")]

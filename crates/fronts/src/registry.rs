@@ -25,6 +25,10 @@ pub(crate) static FRONTS: &[&Front] = &[
     &crate::operator::FRONT,
     #[cfg(feature = "opensandbox")]
     &crate::opensandbox::FRONT,
+    #[cfg(feature = "aio")]
+    &crate::aio::FRONT,
+    #[cfg(feature = "aio")]
+    &crate::aio::PROVISIONER_FRONT,
 ];
 
 /// The error format of requests that no front claims, and of bytes that are not a request.

@@ -485,6 +485,11 @@ impl Service {
         self.sandbox(key.owner(), &self.0.lifecycle.names.find_sandbox(key)?).ok()
     }
 
+    /// The keys of an owner in one space that lead to a sandbox, by name.
+    pub fn keys_in_space(&self, owner: &Owner, space: &str) -> Vec<SandboxKey> {
+        self.0.lifecycle.names.keys_in_space(owner, space)
+    }
+
     /// The text that stands for a key in addresses.
     pub fn key_handle(&self, key: &SandboxKey) -> KeyHandle {
         handle_of_key(key)

@@ -65,7 +65,8 @@ fn remove_front(crate_dir: &Path, front: &str) -> Result<()> {
     for folder in ["src", "tests/http"] {
         fs::remove_dir_all(crate_dir.join(folder).join(front))?;
     }
-    remove_lines(&crate_dir.join("src/registry.rs"), &format!("&crate::{front}::FRONT,"))?;
+    // A folder may hold the rows of several APIs.
+    remove_lines(&crate_dir.join("src/registry.rs"), &format!("&crate::{front}::"))?;
     for file in ["src/lib.rs", "tests/http/main.rs"] {
         remove_lines(&crate_dir.join(file), &format!("mod {front};"))?;
     }
@@ -102,12 +103,12 @@ fn copy_tree(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Removes the lines with exactly this text, each with the condition on the line before it.
+/// Removes the lines that begin with this text, each with the condition on the line before it.
 fn remove_lines(path: &Path, text: &str) -> Result<()> {
     let mut kept: Vec<&str> = Vec::new();
     let content = fs::read_to_string(path)?;
     for line in content.lines() {
-        if line.trim() != text {
+        if !line.trim().starts_with(text) {
             kept.push(line);
         } else if kept.last().is_some_and(|before| before.trim().starts_with("#[cfg(feature")) {
             kept.pop();

@@ -195,7 +195,7 @@ fn started_programs(source: &RustSource) -> Findings {
 }
 
 /// The folders of the fronts. `check_fronts` compares them with the features.
-pub(super) const FRONTS: &[&str] = &["opensandbox", "operator"];
+pub(super) const FRONTS: &[&str] = &["aio", "opensandbox", "operator"];
 
 /// Finds a front that names another, and shared code that names any: each front must be removable
 /// without changes to the rest. Only the table of fronts names them.

@@ -10,6 +10,8 @@ mod server;
 mod setup;
 mod shared_sessions;
 
+#[cfg(feature = "aio")]
+mod aio;
 #[cfg(feature = "opensandbox")]
 mod opensandbox;
 #[cfg(feature = "operator")]

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use domain::{KeyHandle, SandboxId, SandboxKey};
+use domain::{KeyHandle, Owner, SandboxId, SandboxKey};
 
 /// Separates the digests of handles from all others.
 const HANDLE_CONTEXT: &str = "coracle 2026 handle of a key";
@@ -88,6 +88,18 @@ impl KeyIndex {
         self.lock().handles.get(handle).cloned()
     }
 
+    /// Returns the keys of an owner in one space that lead to a sandbox.
+    pub(crate) fn keys_in_space(&self, owner: &Owner, space: &str) -> Vec<SandboxKey> {
+        let tables = self.lock();
+        let found = tables
+            .slots
+            .iter()
+            .filter(|(key, slot)| key.owner() == owner && key.space() == space && slot.sandbox().is_some());
+        let mut keys: Vec<_> = found.map(|(key, _)| key.clone()).collect();
+        keys.sort_unstable_by(|one, other| one.name().cmp(other.name()));
+        keys
+    }
+
     /// Clears the key when its sandbox is gone. A key that leads to a successor by now is left alone.
     pub(crate) fn forget_sandbox(&self, key: &SandboxKey, id: &SandboxId) {
         if let Some(slot) = self.lock().slots.get(key) {
@@ -138,8 +150,6 @@ pub(crate) fn chosen_name(key: &SandboxKey) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use domain::Owner;
-
     use super::*;
 
     #[test]

@@ -1,0 +1,84 @@
+//! The provisioner API, by which DeerFlow creates, finds and removes sandboxes.
+//!
+//! ```text
+//! /api/capabilities                  what DeerFlow may ask for
+//! /api/sandboxes                     create.rs, sandboxes.rs
+//! /api/sandboxes/{id}[/presence]     sandboxes.rs
+//! ```
+//! DeerFlow chooses the id of a sandbox, which is a key of the core: one id leads to at most one sandbox.
+
+mod access;
+mod create;
+mod operations;
+mod problem;
+mod sandboxes;
+mod settings;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::routing::{MethodRouter, get};
+use domain::SandboxKey;
+use service::{SandboxRef, Service};
+
+use self::settings::ProvisionerSettings;
+use super::AioState;
+use super::problem::AioProblem;
+use crate::registry::{Front, FrontRoutes};
+use crate::settings::HttpSettings;
+
+/// The key space of the ids that DeerFlow chooses.
+const KEY_SPACE: &str = "deerflow";
+
+/// The row of the provisioner API in the registry.
+pub(crate) static FRONT: Front = Front {
+    name: "deerflow",
+    guest: None,
+    router: |service, settings| FrontRoutes { router: build_router(service, settings), ports: None },
+    settings: settings::SETTINGS,
+    check_settings: settings::check_settings,
+    on_operators_socket: false,
+    path_prefixes: &["/api"],
+    claims_label: |_| false,
+    routing_headers: &[],
+    key_headers: &[access::KEY_HEADER],
+    open_paths: &[],
+    stripped_headers: &[],
+    error_format: &problem::DETAIL_ERRORS,
+    openapi: operations::openapi_part,
+    #[cfg(test)]
+    paths: || provisioner_routes().into_iter().map(|(path, _)| path.to_owned()).collect(),
+};
+
+/// The state shared by all handlers of the provisioner.
+#[derive(Clone)]
+pub(super) struct ProvisionerState {
+    service: Service,
+    settings: Arc<HttpSettings>,
+    own_settings: Arc<ProvisionerSettings>,
+}
+
+fn build_router(service: Service, settings: Arc<HttpSettings>) -> Router {
+    let own_settings = Arc::new(ProvisionerSettings::of_server(&settings));
+    let state = ProvisionerState { service, settings, own_settings };
+    let routes = provisioner_routes().into_iter();
+    routes.fold(Router::new(), |router, (path, method)| router.route(path, method)).with_state(state)
+}
+
+fn provisioner_routes() -> Vec<(&'static str, MethodRouter<ProvisionerState>)> {
+    vec![
+        ("/api/capabilities", get(sandboxes::get_capabilities)),
+        ("/api/sandboxes", get(sandboxes::list_sandboxes).post(create::create_sandbox)),
+        ("/api/sandboxes/{id}", get(sandboxes::get_sandbox).delete(sandboxes::delete_sandbox)),
+        ("/api/sandboxes/{id}/presence", get(sandboxes::get_presence)),
+    ]
+}
+
+/// Returns the successor of a crashed sandbox, if there is to be one.
+pub(super) async fn replace_crashed(
+    _state: &AioState,
+    _key: &SandboxKey,
+    _sandbox: &SandboxRef,
+) -> Result<SandboxRef, AioProblem> {
+    Err(AioProblem::not_found())
+}

@@ -1,0 +1,146 @@
+//! From an address to the API of its sandbox.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{FromRequestParts, Request, State};
+use axum::response::{IntoResponse, Response};
+use domain::Phase;
+use http::StatusCode;
+use http::request::Parts;
+use service::SandboxRef;
+
+use super::address::{AddressLabel, AddressedSandbox, SandboxAddress};
+use super::notes::AioNotes;
+use super::problem::AioProblem;
+use super::{AioState, provisioner};
+use crate::kit::nested::{self, InvalidPath};
+use crate::ports::target::AddressForm;
+use crate::server::concurrency::{self, CallerProof, RequestAdmission};
+use crate::server::request_log::RouteLabel;
+
+/// The route label of requests that are answered before a route is known.
+const UNROUTED_LABEL: &str = "aio";
+
+/// Serves the APIs of sandboxes.
+#[derive(Clone)]
+pub(super) struct SandboxRouter {
+    pub(super) state: AioState,
+    /// The API of one sandbox, which is in the extensions of the request.
+    pub(super) router: Router,
+}
+
+/// The sandbox that a request is for. It was found by its address.
+#[derive(Clone)]
+pub(super) struct AioTarget {
+    pub(super) sandbox: SandboxRef,
+    pub(super) notes: Arc<AioNotes>,
+    /// The part of the path that stands before the API's own paths; empty if the host names the sandbox.
+    pub(super) mount: String,
+    pub(super) form: AddressForm,
+    /// The slot of the request; `None` if requests are not limited.
+    admission: Option<RequestAdmission>,
+}
+
+impl AioTarget {
+    /// Counts the request as a long stream from now on. Must be called before anything is started.
+    pub(super) fn begin_stream(&self) -> Result<(), AioProblem> {
+        Ok(self.admission.as_ref().map_or(Ok(()), RequestAdmission::begin_stream)?)
+    }
+}
+
+impl FromRequestParts<AioState> for AioTarget {
+    type Rejection = AioProblem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &AioState) -> Result<Self, AioProblem> {
+        parts.extensions.get::<Self>().cloned().ok_or_else(AioProblem::not_found)
+    }
+}
+
+/// Answers `/aio/{address}/…`.
+pub(super) async fn answer_path(State(sandboxes): State<SandboxRouter>, request: Request) -> Response {
+    let path = request.uri().path().to_owned();
+    let below = path.strip_prefix("/aio/").unwrap_or_default();
+    let (address, _) = below.split_once('/').unwrap_or((below, ""));
+    let mount = &path[..path.len() - below.len() + address.len()];
+    match SandboxAddress::parse(address) {
+        Some(parsed) => {
+            let rest = &path[mount.len()..];
+            sandboxes.answer_request(&parsed, mount, rest, AddressForm::Path, request).await
+        }
+        None => refusal_response(AioProblem::not_found()),
+    }
+}
+
+impl SandboxRouter {
+    /// Answers a request whose host names a sandbox, or a port of one.
+    pub(super) async fn answer_label(&self, label: &str, request: Request) -> Response {
+        let Some(AddressLabel { address, port }) = AddressLabel::parse(label) else {
+            return refusal_response(AioProblem::not_found());
+        };
+        let path = match port {
+            // A port has the whole path for itself.
+            Some(port) => format!("/proxy/{port}{}", request.uri().path()),
+            None => request.uri().path().to_owned(),
+        };
+        self.answer_request(&address, "", &path, AddressForm::Gateway, request).await
+    }
+
+    async fn answer_request(
+        &self,
+        address: &SandboxAddress,
+        mount: &str,
+        path: &str,
+        form: AddressForm,
+        request: Request,
+    ) -> Response {
+        let state = &self.state;
+        let Some(addressed) = address.resolve(&state.service) else {
+            return refusal_response(AioProblem::not_found());
+        };
+        let proof = CallerProof::Presented;
+        let owner = addressed.sandbox.owner().clone();
+        if let Err(error) = concurrency::admit_request(&state.service, request.extensions(), &owner, proof) {
+            return refusal_response(error.into());
+        }
+        let sandbox = match living_sandbox(state, addressed).await {
+            Ok(sandbox) => sandbox,
+            Err(problem) => return refusal_response(problem),
+        };
+        let target = AioTarget {
+            notes: AioNotes::of_sandbox(&sandbox),
+            sandbox: sandbox.clone(),
+            mount: mount.to_owned(),
+            form,
+            admission: request.extensions().get::<RequestAdmission>().cloned(),
+        };
+        let called = nested::call_router(self.router.clone(), path, request, |extensions| {
+            extensions.insert(target);
+        });
+        let invalid = |_: InvalidPath| AioProblem::bad_request("invalid path").into_response();
+        let response = called.await.unwrap_or_else(invalid);
+        if response.status() == StatusCode::INTERNAL_SERVER_ERROR
+            && let Err(error) = sandbox.check_usable()
+        {
+            // The sandbox was removed or died meanwhile, which is what the client can act on.
+            return AioProblem::from(error).into_response();
+        }
+        response
+    }
+}
+
+/// Returns the sandbox, or its successor if it has crashed and is to be replaced.
+async fn living_sandbox(state: &AioState, addressed: AddressedSandbox) -> Result<SandboxRef, AioProblem> {
+    let AddressedSandbox { sandbox, key } = addressed;
+    let crashed = sandbox.read_state(|state| matches!(state.phase, Phase::Failed(_)));
+    match key {
+        Some(key) if crashed => provisioner::replace_crashed(state, &key, &sandbox).await,
+        _ => Ok(sandbox),
+    }
+}
+
+fn refusal_response(problem: AioProblem) -> Response {
+    let mut response = problem.into_response();
+    response.extensions_mut().insert(RouteLabel(UNROUTED_LABEL.to_owned()));
+    response
+}

@@ -1,0 +1,44 @@
+//! The API of AIO Sandbox, and the provisioner that creates its sandboxes.
+
+mod provisioner;
+mod sandbox_info;
+
+use serde_json::{Value, json};
+use testkit::test_client::{TestRequest, TestResponse};
+use testkit::test_server::TestServer;
+
+use crate::setup::OPERATOR_KEY;
+
+/// A sandbox that the provisioner made, with the path of its API.
+struct AioSandbox<'a> {
+    server: &'a TestServer,
+    path: String,
+}
+
+/// A request to the provisioner by the operator.
+fn provision(server: &TestServer, method: &str, path: &str) -> TestRequest {
+    server.request(method, path).header("x-api-key", OPERATOR_KEY)
+}
+
+impl<'a> AioSandbox<'a> {
+    /// Creates a sandbox under an id, or finds it.
+    async fn create(server: &'a TestServer, id: &str) -> Self {
+        let created =
+            provision(server, "POST", "/api/sandboxes").json(&json!({"sandbox_id": id})).send().await;
+        Self { server, path: path_of_url(created.expect(200)["sandbox_url"].as_str().unwrap()) }
+    }
+
+    async fn get(&self, path: &str) -> TestResponse {
+        self.server.get(&format!("{}{path}", self.path)).await
+    }
+
+    async fn post(&self, path: &str, body: Value) -> TestResponse {
+        self.server.post(&format!("{}{path}", self.path), body).await
+    }
+}
+
+/// The path of an address.
+fn path_of_url(url: &str) -> String {
+    let (_, rest) = url.split_once("://").unwrap();
+    rest[rest.find('/').unwrap()..].to_owned()
+}
