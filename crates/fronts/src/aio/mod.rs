@@ -18,6 +18,7 @@ mod provisioner;
 mod routes;
 mod sandbox_info;
 mod settings;
+mod shell;
 mod target;
 mod unsupported;
 

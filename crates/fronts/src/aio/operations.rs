@@ -15,7 +15,11 @@ pub(super) fn openapi_part() -> OpenApiPart {
 fn openapi_sections() -> Vec<ApiSection> {
     // The address itself opens the sandbox.
     let section = |tag, operations| ApiSection { tag, prefix: "/aio/{address}", operations, open: true };
-    vec![section("aio: sandbox", SANDBOX), section("aio: not supported", UNSUPPORTED)]
+    vec![
+        section("aio: sandbox", SANDBOX),
+        section("aio: shell", SHELL),
+        section("aio: not supported", UNSUPPORTED),
+    ]
 }
 
 const SANDBOX: &[ApiOperation] = &[
@@ -28,6 +32,23 @@ const SANDBOX: &[ApiOperation] = &[
         "",
         "200 400 404 409 500",
     ),
+];
+
+const SHELL: &[ApiOperation] = &[
+    operation("POST /v1/shell/exec", "Run a command in a session", "", "ShellExec", "200 404 422"),
+    operation("POST /v1/shell/view", "Show the output of a session", "", "ShellSession", "200 404 422"),
+    operation("POST /v1/shell/wait", "Wait until a session is idle", "", "ShellWait", "200 404 422"),
+    operation("POST /v1/shell/write", "Type into the running program", "", "ShellWrite", "200 404 422"),
+    operation("POST /v1/shell/kill", "Close a session", "", "ShellSession", "200 404 422"),
+    operation("POST /v1/shell/sessions/create", "Open a session", "", "ShellCreate?", "200 404 409 422"),
+    operation("POST /v1/shell/sessions/update", "Change a session", "", "ShellUpdate", "200 404 422"),
+    operation("GET /v1/shell/sessions", "List sessions", "", "", "200 404"),
+    operation("DELETE /v1/shell/sessions", "Close all sessions", "", "", "200 404"),
+    operation("GET /v1/shell/sessions/stats", "Count sessions", "", "", "200 404"),
+    operation("DELETE /v1/shell/sessions/{id}", "Close a session", "", "", "200 404"),
+    operation("GET /v1/shell/terminal-url", "Create a terminal and return its page", "", "", "200 404"),
+    operation("GET /v1/shell/ws", "Connect to a terminal (WebSocket)", "session_id", "", "101 400 404"),
+    operation("GET /terminal", "The page of a terminal", "session_id", "", "200 404"),
 ];
 
 const UNSUPPORTED: &[ApiOperation] = &[

@@ -6,7 +6,7 @@ use axum::routing::MethodRouter;
 
 use super::envelope::ENVELOPE_ERRORS;
 use super::problem::AioProblem;
-use super::{AioState, sandbox_info, unsupported};
+use super::{AioState, sandbox_info, shell, unsupported};
 use crate::kit::nested;
 
 /// A path with its handlers.
@@ -26,6 +26,7 @@ pub(super) fn build_router(state: AioState) -> Router {
 pub(super) fn sandbox_routes() -> Vec<AioRoute> {
     let mut routes = Vec::new();
     routes.extend(sandbox_info::routes());
+    routes.extend(shell::routes());
     routes.extend(unsupported::routes());
     routes
 }

@@ -27,7 +27,7 @@ use super::socket::{CloseReason, MessageSink, MessageStream, SocketMessage, clos
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 /// A client that sends nothing for this long is considered gone.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(60);
-const SEND_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 /// How many pieces of input may wait for a process that does not read.
 const MAX_QUEUED_INPUT: usize = 64;
 /// How many bytes of input may wait, unless they are one message.
@@ -39,6 +39,8 @@ pub(crate) struct TerminalCodec {
     pub(crate) decode: fn(&SocketMessage) -> Result<TerminalAction, String>,
     pub(crate) encode: fn(&TerminalEvent<'_>) -> SocketMessage,
     pub(crate) close: fn(TerminalEnding) -> CloseReason,
+    /// A message that clients expect from time to time, besides the transport's own ping.
+    pub(crate) ping: Option<fn() -> SocketMessage>,
 }
 
 /// What a client asks for.
@@ -46,8 +48,13 @@ pub(crate) struct TerminalCodec {
 pub(crate) enum TerminalAction {
     Input(Vec<u8>),
     Signal(i32),
-    Resize { columns: u16, rows: u16 },
+    Resize {
+        columns: u16,
+        rows: u16,
+    },
     Ping,
+    /// The client answers a ping; any message shows that it is there.
+    Pong,
 }
 
 /// What a client learns.
@@ -163,6 +170,14 @@ impl<K: MessageSink> Outbox<'_, K> {
         self.send_event(&TerminalEvent::Fault { kind, message }).await
     }
 
+    async fn send_pings(&mut self) -> Result<(), TerminalEnding> {
+        self.send_message(SocketMessage::Ping).await?;
+        match self.codec.ping {
+            Some(ping) => self.send_message(ping()).await,
+            None => Ok(()),
+        }
+    }
+
     /// Sends a message; fails if the client does not accept it in time.
     async fn send_message(&mut self, message: SocketMessage) -> Result<(), TerminalEnding> {
         match timeout(SEND_TIMEOUT, self.sink.send(message)).await {
@@ -205,7 +220,7 @@ impl<K: MessageSink> AttachedClient<'_, K> {
                     let sent = self.outbox.send_fault(TerminalFault::TakenOver, message).await;
                     sent.and(Err(TerminalEnding::TakenOver))
                 }
-                _ = ping.tick() => self.outbox.send_message(SocketMessage::Ping).await,
+                _ = ping.tick() => self.outbox.send_pings().await,
                 () = sleep_until(gone_at) => Err(TerminalEnding::ClientGone),
             };
             if let Err(ending) = step {
@@ -251,6 +266,7 @@ impl<K: MessageSink> AttachedClient<'_, K> {
         match action {
             TerminalAction::Input(bytes) => self.feed_input(bytes).await,
             TerminalAction::Ping => self.outbox.send_event(&TerminalEvent::Pong).await,
+            TerminalAction::Pong => Ok(()),
             TerminalAction::Signal(number) => self.send_signal(number).await,
             TerminalAction::Resize { columns, rows } => {
                 self.resize_terminal(TerminalSize { columns, rows }).await;

@@ -23,7 +23,7 @@ const REPLAY: u8 = 3;
 const CLOSE_TAKEN_OVER: u16 = 4001;
 
 pub(super) static TERMINAL_CODEC: TerminalCodec =
-    TerminalCodec { decode: decode_message, encode: encode_event, close: close_reason };
+    TerminalCodec { decode: decode_message, encode: encode_event, close: close_reason, ping: None };
 
 /// Text frames from the client.
 #[derive(Deserialize)]

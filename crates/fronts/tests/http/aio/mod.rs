@@ -2,6 +2,9 @@
 
 mod provisioner;
 mod sandbox_info;
+mod shell;
+mod shell_limits;
+mod shell_terminal;
 
 use serde_json::{Value, json};
 use testkit::test_client::{TestRequest, TestResponse};
@@ -34,6 +37,11 @@ impl<'a> AioSandbox<'a> {
 
     async fn post(&self, path: &str, body: Value) -> TestResponse {
         self.server.post(&format!("{}{path}", self.path), body).await
+    }
+
+    /// A request with this method.
+    fn request(&self, method: &str, path: &str) -> TestRequest {
+        self.server.request(method, &format!("{}{path}", self.path))
     }
 }
 

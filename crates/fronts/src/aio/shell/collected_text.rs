@@ -1,0 +1,182 @@
+//! Collects the text of a command in bounded memory: all of it, or its beginning and its end.
+
+use service::OutputEvent;
+
+use super::text::TextCleaner;
+
+/// How long a truncated output is, in characters.
+pub(super) const MAX_TRUNCATED_CHARS: usize = 30_000;
+
+/// What stands for the part that is left out.
+const OMISSION: &str = "\n[... output truncated ...]\n";
+
+/// Text that is being collected.
+#[derive(Debug)]
+pub(super) struct CollectedText {
+    cleaner: TextCleaner,
+    max_chars: usize,
+    head: String,
+    head_chars: usize,
+    tail: String,
+    tail_chars: usize,
+    /// Whether something between head and tail is missing.
+    omitted: bool,
+    /// The text of one piece; kept to avoid allocations.
+    piece: String,
+}
+
+impl CollectedText {
+    pub(super) fn new(max_chars: usize) -> Self {
+        Self {
+            cleaner: TextCleaner::default(),
+            max_chars: max_chars.max(2 * OMISSION.len()),
+            head: String::new(),
+            head_chars: 0,
+            tail: String::new(),
+            tail_chars: 0,
+            omitted: false,
+            piece: String::new(),
+        }
+    }
+
+    pub(super) fn add_event(&mut self, event: &OutputEvent) {
+        match event {
+            OutputEvent::Output { bytes, .. } => self.add_bytes(bytes),
+            OutputEvent::Gap { .. } => self.add_gap(),
+            OutputEvent::Ended(_) => {}
+        }
+    }
+
+    pub(super) fn add_bytes(&mut self, bytes: &[u8]) {
+        let mut piece = std::mem::take(&mut self.piece);
+        self.cleaner.clean(bytes, &mut piece);
+        self.add_text(&piece);
+        piece.clear();
+        self.piece = piece;
+    }
+
+    /// Output is missing here.
+    pub(super) fn add_gap(&mut self) {
+        self.finish_piece();
+        self.omitted = true;
+        self.tail.clear();
+        self.tail_chars = 0;
+    }
+
+    /// The text without line feeds at its end.
+    pub(super) fn into_text(mut self) -> String {
+        self.finish_piece();
+        let mut text = self.head;
+        if self.omitted || self.head_chars + self.tail_chars > self.max_chars {
+            let room = self.max_chars - self.head_chars.min(self.max_chars) - OMISSION.len();
+            let surplus = self.tail_chars.saturating_sub(room);
+            text.push_str(OMISSION);
+            text.push_str(skip_chars(&self.tail, surplus));
+        } else {
+            text.push_str(&self.tail);
+        }
+        text.truncate(text.trim_end_matches('\n').len());
+        text
+    }
+
+    fn finish_piece(&mut self) {
+        let mut piece = String::new();
+        self.cleaner.finish(&mut piece);
+        self.add_text(&piece);
+    }
+
+    fn add_text(&mut self, text: &str) {
+        let (max_head, mut rest) = (self.max_chars / 2, text);
+        if !self.omitted && self.head_chars < max_head {
+            let after = skip_chars(text, max_head - self.head_chars);
+            let own = &text[..text.len() - after.len()];
+            self.head_chars += own.chars().count();
+            self.head.push_str(own);
+            rest = after;
+        }
+        self.tail.push_str(rest);
+        self.tail_chars += rest.chars().count();
+        // Some more than needed is kept, so that the tail does not move with every piece.
+        if self.tail_chars > self.max_chars + self.max_chars / 4 {
+            let surplus = self.tail_chars - self.max_chars;
+            let start = self.tail.len() - skip_chars(&self.tail, surplus).len();
+            self.tail.drain(..start);
+            self.tail_chars -= surplus;
+            self.omitted = true;
+        }
+    }
+}
+
+/// The text after its first characters.
+fn skip_chars(text: &str, count: usize) -> &str {
+    text.char_indices().nth(count).map_or("", |(start, _)| &text[start..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn collected(max: usize, pieces: &[&str]) -> String {
+        let mut text = CollectedText::new(max);
+        for piece in pieces {
+            text.add_bytes(piece.as_bytes());
+        }
+        text.into_text()
+    }
+
+    #[test]
+    fn text_up_to_the_limit_is_complete() {
+        for count in [0, 1, 499, 500, 501, 999, 1000] {
+            let text = "é".repeat(count);
+            assert_eq!(collected(1000, &[&text]), text, "{count}");
+            let (first, second) = text.split_at(count / 3 * 2);
+            assert_eq!(collected(1000, &[first, second]), text, "{count}");
+        }
+        assert_eq!(collected(1000, &["a\n", "\n\n"]), "a");
+        assert_eq!(collected(1000, &["\n\nb"]), "\n\nb");
+    }
+
+    #[test]
+    fn longer_text_keeps_its_beginning_and_end() {
+        for count in [1001, 1251, 5000, 1_000_000] {
+            let numbers: String = (0..)
+                .flat_map(|number| format!("{number} ").chars().collect::<Vec<_>>())
+                .take(count)
+                .collect();
+            for size in [7, 1000, count] {
+                let pieces: Vec<&str> = numbers
+                    .as_bytes()
+                    .chunks(size)
+                    .map(|piece| std::str::from_utf8(piece).unwrap())
+                    .collect();
+                let text = collected(1000, &pieces);
+                assert_eq!(text.chars().count(), 1000, "{count} in pieces of {size}");
+                let (head, tail) = text.split_once(OMISSION).unwrap();
+                assert!(
+                    numbers.starts_with(head)
+                        && numbers.ends_with(tail)
+                        && head.len() >= 400
+                        && tail.len() >= 400
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        let mut text = CollectedText::new(1000);
+        for _ in 0..1000 {
+            text.add_bytes(&[b'x'; 1000]);
+        }
+        assert!(text.head.capacity() + text.tail.capacity() < 8000);
+    }
+
+    #[test]
+    fn missing_output_is_marked() {
+        let mut text = CollectedText::new(1000);
+        text.add_bytes(b"first\x1b[3");
+        text.add_gap();
+        text.add_bytes(b"last\n");
+        assert_eq!(text.into_text(), format!("first{OMISSION}last"));
+    }
+}

@@ -1,0 +1,169 @@
+//! One command of a session, from the queue to its end or to a limit of the wait.
+//!
+//! ```text
+//! waiting ─► started ─► Output… ─► Ended
+//!    │           ├─► TooLong, TooQuiet: the command goes on
+//!    └─► TooLong: it stays in the queue
+//! ```
+//! Dropping it ends the wait. A command that has started goes on; one that waits for its turn is dropped.
+
+use std::pin::Pin;
+use std::time::Duration;
+
+use domain::SessionId;
+use service::{OutputEvent, OutputStream, ProcessEnd, SandboxRef, ServiceError, SessionRunRequest};
+use tokio::time::{Instant, sleep_until};
+
+use super::session::{SessionNote, ShellSession};
+
+/// After this time without output the limit of the session is read. Most commands have ended by then, so most calls do
+/// not read it. No limit of a session is shorter.
+const READ_LIMIT_AFTER: Duration = Duration::from_secs(1);
+
+type StartingRun = Pin<Box<dyn Future<Output = Result<OutputStream, ServiceError>> + Send>>;
+
+/// The limits of a wait; none of them ends the command.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct RunLimits {
+    /// The total time, with the time in the queue.
+    pub(super) soft: Option<Duration>,
+    /// The time without output; `None` for that of the session.
+    pub(super) quiet: Option<Duration>,
+}
+
+/// What happened next.
+#[derive(Debug)]
+pub(super) enum RunStep {
+    Event(OutputEvent),
+    Over(RunEnd),
+}
+
+/// Why a wait is over.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum RunEnd {
+    Ended(ProcessEnd),
+    TooLong,
+    TooQuiet,
+}
+
+/// A command that is being waited for.
+pub(super) struct CommandRun {
+    sandbox: SandboxRef,
+    session: SessionId,
+    stage: RunStage,
+    soft_at: Option<Instant>,
+    quiet: Option<Duration>,
+    last_change: Instant,
+}
+
+enum RunStage {
+    Starting(StartingRun),
+    Started(Box<OutputStream>),
+    /// The run was left to itself.
+    Left,
+}
+
+impl CommandRun {
+    /// Starts a command when the wait is polled.
+    pub(super) fn new(
+        sandbox: SandboxRef,
+        session: SessionId,
+        run: SessionRunRequest,
+        limits: RunLimits,
+    ) -> Self {
+        let starting = {
+            let (sandbox, session) = (sandbox.clone(), session.clone());
+            async move { sandbox.sessions().run_in_session(&session, run).await }
+        };
+        let now = Instant::now();
+        Self {
+            sandbox,
+            session,
+            stage: RunStage::Starting(Box::pin(starting)),
+            soft_at: limits.soft.map(|limit| now + limit),
+            quiet: limits.quiet,
+            last_change: now,
+        }
+    }
+
+    /// Waits until the command has started. Returns `false` if the time was up before.
+    pub(super) async fn wait_for_start(&mut self) -> Result<bool, ServiceError> {
+        let RunStage::Starting(starting) = &mut self.stage else { return Ok(true) };
+        let started = tokio::select! {
+            biased;
+            started = starting => Some(started?),
+            () = sleep_until_limit(self.soft_at) => None,
+        };
+        match started {
+            Some(output) => {
+                self.stage = RunStage::Started(Box::new(output));
+                self.last_change = Instant::now();
+                Ok(true)
+            }
+            None => {
+                self.leave_in_queue();
+                Ok(false)
+            }
+        }
+    }
+
+    /// Waits for the next event. Cancel-safe.
+    pub(super) async fn next(&mut self) -> Result<RunStep, ServiceError> {
+        if !self.wait_for_start().await? {
+            return Ok(RunStep::Over(RunEnd::TooLong));
+        }
+        loop {
+            let RunStage::Started(output) = &mut self.stage else {
+                return Ok(RunStep::Over(RunEnd::TooLong));
+            };
+            let quiet_at = self.last_change + self.quiet.unwrap_or(READ_LIMIT_AFTER);
+            tokio::select! {
+                // An event that has arrived counts, even if a limit is reached at the same moment.
+                biased;
+                event = output.next() => {
+                    self.last_change = Instant::now();
+                    return Ok(match event? {
+                        OutputEvent::Ended(end) => RunStep::Over(RunEnd::Ended(end)),
+                        event => RunStep::Event(event),
+                    });
+                }
+                () = sleep_until_limit(self.soft_at) => return Ok(RunStep::Over(RunEnd::TooLong)),
+                () = sleep_until(quiet_at) => if self.quiet.is_some() {
+                    return Ok(RunStep::Over(RunEnd::TooQuiet));
+                },
+            }
+            self.quiet = Some(read_quiet_limit(&self.sandbox, &self.session).await);
+        }
+    }
+
+    /// Lets the command wait for its turn without a caller. The agent bounds how many wait.
+    fn leave_in_queue(&mut self) {
+        let RunStage::Starting(starting) = std::mem::replace(&mut self.stage, RunStage::Left) else { return };
+        tokio::spawn(async move {
+            if let Err(error) = starting.await {
+                tracing::debug!(%error, "command that waited in a session was not started");
+            }
+        });
+    }
+}
+
+/// The limit that is stored with a session.
+async fn read_quiet_limit(sandbox: &SandboxRef, session: &SessionId) -> Duration {
+    let note = match sandbox.sessions().shared_session(session).await {
+        Ok(status) => {
+            ShellSession::from_status(status).map(|session| SessionNote::of_session(&session.shared))
+        }
+        Err(error) => {
+            tracing::debug!(%error, "failed to read the limit of a session; the default is used");
+            None
+        }
+    };
+    Duration::from_secs(note.unwrap_or_default().quiet_seconds())
+}
+
+async fn sleep_until_limit(limit: Option<Instant>) {
+    match limit {
+        Some(limit) => sleep_until(limit).await,
+        None => std::future::pending().await,
+    }
+}

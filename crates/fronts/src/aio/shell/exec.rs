@@ -1,0 +1,231 @@
+//! `POST /v1/shell/exec`: runs a command in a session, or in a new one.
+
+use axum::response::{IntoResponse, Response};
+use domain::process::{MissingDirectory, WorkingDirectory};
+use domain::{Backpressure, SessionId};
+use http::HeaderMap;
+use serde::Deserialize;
+use service::{BusyPolicy, FileFault, RequestTime, RunShell, ServiceError, SessionRunRequest};
+
+use super::super::body::{AioJson, require_field};
+use super::super::problem::AioProblem;
+use super::super::target::AioTarget;
+use super::collected_text::{CollectedText, MAX_TRUNCATED_CHARS};
+use super::command_run::{CommandRun, RunEnd, RunLimits, RunStep};
+use super::exec_events;
+use super::exec_response::{CommandResult, EXECUTED_MESSAGE, KEEP_ALIVE_INTERVAL, late_response};
+use super::limits::{check_command, check_directory, parse_seconds};
+use super::session::{NewSession, ShellStatus, open_session, session_of_id, too_many_sessions};
+
+/// How often a session is opened for a command if others take its place before the command begins.
+const MAX_OPEN_ATTEMPTS: u32 = 3;
+
+/// Leads a command that runs in the directory that links lead to, and not in the path with the links.
+const RESOLVE_DIRECTORY: &str = "command cd -P .\n";
+
+#[derive(Deserialize)]
+pub(super) struct ExecBody {
+    id: Option<String>,
+    command: Option<String>,
+    exec_dir: Option<String>,
+    async_mode: Option<bool>,
+    timeout: Option<f64>,
+    strict: Option<bool>,
+    no_change_timeout: Option<f64>,
+    hard_timeout: Option<f64>,
+    preserve_symlinks: Option<bool>,
+    truncate: Option<bool>,
+}
+
+/// A checked request.
+#[derive(Clone, Debug)]
+struct ExecRequest {
+    /// `None` runs in a new session.
+    id: Option<String>,
+    command: String,
+    mode: ExecMode,
+    limits: RunLimits,
+    run: SessionRunRequest,
+    /// The directory that must exist.
+    strict_directory: Option<String>,
+    /// How much output is returned.
+    max_chars: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ExecMode {
+    Wait,
+    /// The response does not wait for the command.
+    Detached,
+}
+
+impl ExecRequest {
+    fn parse(body: ExecBody, target: &AioTarget) -> Result<Self, AioProblem> {
+        let command = check_command(require_field(body.command, "command")?, "command")?;
+        let directory = check_directory(body.exec_dir, "exec_dir")?;
+        let strict = body.strict == Some(true);
+        let output = target.sandbox.processes().output_settings();
+        let kept = output.retention.first.saturating_add(output.retention.last);
+        let mode = if body.async_mode == Some(true) { ExecMode::Detached } else { ExecMode::Wait };
+        let resolve = directory.is_some() && body.preserve_symlinks != Some(true);
+        let run = SessionRunRequest {
+            text: if resolve { format!("{RESOLVE_DIRECTORY}{command}") } else { command.clone() },
+            directory: directory.clone().map(|path| WorkingDirectory {
+                path,
+                missing: if strict { MissingDirectory::Fail } else { MissingDirectory::Ignore },
+                expand: false,
+            }),
+            deadline: parse_seconds(body.hard_timeout, "hard_timeout")?,
+            retention: output.retention,
+            backpressure: match mode {
+                ExecMode::Wait => Backpressure::On { stall_limit: Some(output.stall_limit) },
+                ExecMode::Detached => Backpressure::Off,
+            },
+            busy: BusyPolicy::Queue,
+            env: Default::default(),
+            shell: RunShell::Shell,
+        };
+        Ok(Self {
+            id: body.id.filter(|id| !id.is_empty()),
+            command,
+            mode,
+            limits: RunLimits {
+                soft: parse_seconds(body.timeout, "timeout")?,
+                quiet: parse_seconds(body.no_change_timeout, "no_change_timeout")?,
+            },
+            run,
+            strict_directory: directory.filter(|_| strict),
+            max_chars: match body.truncate {
+                Some(false) => usize::try_from(kept).unwrap_or(usize::MAX).max(MAX_TRUNCATED_CHARS),
+                _ => MAX_TRUNCATED_CHARS,
+            },
+        })
+    }
+
+    /// Whether a command was not started because its directory is missing.
+    fn lacks_directory(&self, error: &ServiceError) -> bool {
+        let ServiceError::File(file) = error else { return false };
+        self.strict_directory.is_some()
+            && self.mode == ExecMode::Wait
+            && file.launch_step.is_none()
+            && matches!(file.fault, FileFault::NotFound | FileFault::NotADirectory)
+    }
+
+    fn missing_directory_text(&self) -> String {
+        format!("{} No such file or directory", self.strict_directory.as_deref().unwrap_or_default())
+    }
+}
+
+/// A command as clients sent it, from the text that its shell was given.
+pub(super) fn strip_resolve_directory(text: &str) -> &str {
+    text.strip_prefix(RESOLVE_DIRECTORY).unwrap_or(text)
+}
+
+/// `POST /v1/shell/exec`
+pub(super) async fn exec_command(
+    target: AioTarget,
+    headers: HeaderMap,
+    AioJson(body): AioJson<ExecBody>,
+) -> Result<Response, AioProblem> {
+    let requested = RequestTime::now();
+    let wants_events = exec_events::accepts_events(&headers);
+    let body = ExecBody { async_mode: body.async_mode.filter(|_| !wants_events), ..body };
+    let request = ExecRequest::parse(body, &target)?;
+    target.begin_stream()?;
+    if wants_events {
+        return Ok(match begin_command(&target, &request, requested).await? {
+            BegunCommand { run: Some(run), .. } => exec_events::stream_command(run),
+            BegunCommand { run: None, .. } => exec_events::stream_text(request.missing_directory_text()),
+        });
+    }
+    let mut waiting = Box::pin(run_command(target, request, requested));
+    match tokio::time::timeout(KEEP_ALIVE_INTERVAL, &mut waiting).await {
+        Ok(result) => Ok(result?.into_response()),
+        Err(_elapsed) => Ok(late_response(waiting)),
+    }
+}
+
+/// Runs a command until it ends or a limit is reached, or only starts it.
+async fn run_command(
+    target: AioTarget,
+    request: ExecRequest,
+    requested: RequestTime,
+) -> Result<CommandResult, AioProblem> {
+    let BegunCommand { id, run } = begin_command(&target, &request, requested).await?;
+    let Some(mut run) = run else {
+        return Ok(match request.mode {
+            ExecMode::Detached => CommandResult::running(id, request.command, "Command sent for execution"),
+            ExecMode::Wait => {
+                let output = request.missing_directory_text();
+                CommandResult::ended(id, request.command, (ShellStatus::Terminated, 1), output)
+            }
+        });
+    };
+    let mut collected = CollectedText::new(request.max_chars);
+    let end = loop {
+        match run.next().await? {
+            RunStep::Event(event) => collected.add_event(&event),
+            RunStep::Over(end) => break end,
+        }
+    };
+    Ok(match end {
+        RunEnd::TooLong => CommandResult::running(id, request.command, EXECUTED_MESSAGE),
+        RunEnd::TooQuiet => CommandResult::quiet(id, request.command, collected.into_text()),
+        RunEnd::Ended(end) => {
+            let ended = ShellStatus::from_exit(end.exit);
+            CommandResult::ended(id, request.command, ended, collected.into_text())
+        }
+    })
+}
+
+/// A command that was passed to its session.
+struct BegunCommand {
+    /// The id of its session.
+    id: String,
+    /// `None` if nothing is waited for: the command is detached, or its directory is missing.
+    run: Option<CommandRun>,
+}
+
+/// Starts a command, or leaves it in the queue of its session if the time was up before its turn.
+async fn begin_command(
+    target: &AioTarget,
+    request: &ExecRequest,
+    requested: RequestTime,
+) -> Result<BegunCommand, AioProblem> {
+    for _ in 0..MAX_OPEN_ATTEMPTS {
+        let (id, session) = match &request.id {
+            Some(id) => (id.clone(), session_of_id(id)?),
+            None => {
+                let opened = open_session(target, NewSession::default(), requested).await?;
+                (opened.id().to_owned(), opened.session)
+            }
+        };
+        match start_command(target, request, session).await {
+            Ok(run) => return Ok(BegunCommand { id, run }),
+            // At the limit, another call has closed the new session before its first command.
+            Err(ServiceError::NoSession(_)) if request.id.is_none() => {}
+            Err(error) if request.lacks_directory(&error) => return Ok(BegunCommand { id, run: None }),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(too_many_sessions(target.notes.max_shell_sessions))
+}
+
+async fn start_command(
+    target: &AioTarget,
+    request: &ExecRequest,
+    session: SessionId,
+) -> Result<Option<CommandRun>, ServiceError> {
+    let run = request.run.clone();
+    match request.mode {
+        ExecMode::Detached => {
+            target.sandbox.sessions().start_detached_run(&session, run).await?;
+            Ok(None)
+        }
+        ExecMode::Wait => {
+            let mut run = CommandRun::new(target.sandbox.clone(), session, run, request.limits);
+            run.wait_for_start().await?;
+            Ok(Some(run))
+        }
+    }
+}

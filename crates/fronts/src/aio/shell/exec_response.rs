@@ -1,0 +1,249 @@
+//! The response of a command: `ShellCommandResult` in the envelope.
+//!
+//! A long output appears twice in it, so it is written in pieces while it is sent. If the command takes long, blanks
+//! come first, which JSON allows there and which keep the client's read timeout from passing.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures_util::{Stream, StreamExt, stream};
+use http::header;
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use super::super::problem::AioProblem;
+use super::session::ShellStatus;
+
+/// How often a blank is sent while a command runs.
+pub(super) const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
+
+/// The message of a command that was waited for.
+pub(super) const EXECUTED_MESSAGE: &str = "Command executed";
+
+/// The prompt that console records show, as in AIO's image.
+pub(super) const CONSOLE_PROMPT: &str = "$ ";
+
+/// How much output is written in one piece, in bytes.
+const MAX_PIECE_BYTES: usize = 64 << 10;
+
+/// What a call of `exec` reports.
+#[derive(Debug)]
+pub(super) struct CommandResult {
+    session_id: String,
+    command: String,
+    status: ShellStatus,
+    exit_code: Option<i32>,
+    output: Option<String>,
+    message: &'static str,
+}
+
+impl CommandResult {
+    pub(super) fn running(session_id: String, command: String, message: &'static str) -> Self {
+        Self { session_id, command, status: ShellStatus::Running, exit_code: None, output: None, message }
+    }
+
+    /// The command goes on, but has printed nothing for some time.
+    pub(super) fn quiet(session_id: String, command: String, output: String) -> Self {
+        let (status, output) = (ShellStatus::NoChangeTimeout, Some(output));
+        Self { session_id, command, status, exit_code: None, output, message: EXECUTED_MESSAGE }
+    }
+
+    pub(super) fn ended(
+        session_id: String,
+        command: String,
+        (status, exit_code): (ShellStatus, i32),
+        output: String,
+    ) -> Self {
+        let (exit_code, output) = (Some(exit_code), Some(output));
+        Self { session_id, command, status, exit_code, output, message: EXECUTED_MESSAGE }
+    }
+
+    /// The body, in pieces.
+    fn into_pieces(self) -> impl Iterator<Item = Bytes> + Send {
+        let Self { session_id, command, status, exit_code, output, message } = self;
+        let is_null = output.is_none();
+        let quoted = |text: &str| Value::from(text).to_string();
+        let start = format!(
+            r#"{{"success":true,"message":{},"hint":null,"data":{{"session_id":{},"command":{},"status":{},"exit_code":{},"#,
+            quoted(message),
+            quoted(&session_id),
+            quoted(&command),
+            json!(status),
+            json!(exit_code),
+        );
+        let (before, between, after) = if is_null {
+            (r#""output":null,"#.to_owned(), r#""console":null}}"#.to_owned(), String::new())
+        } else {
+            let record = format!(
+                r#"","console":[{{"ps1":{},"command":{},"output":""#,
+                quoted(CONSOLE_PROMPT),
+                quoted(&command)
+            );
+            (r#""output":""#.to_owned(), record, r#""}]}}"#.to_owned())
+        };
+        let text = output.unwrap_or_default();
+        let bounds = piece_bounds(&text);
+        let mut parts = vec![JsonPart::Raw(start + &before)];
+        parts.extend(bounds.iter().cloned().map(JsonPart::Output));
+        parts.push(JsonPart::Raw(between));
+        parts.extend(bounds.into_iter().map(JsonPart::Output));
+        parts.push(JsonPart::Raw(after));
+        parts.into_iter().map(move |part| match part {
+            JsonPart::Raw(text) => Bytes::from(text),
+            JsonPart::Output(range) => escape_text(&text[range]),
+        })
+    }
+}
+
+impl IntoResponse for CommandResult {
+    fn into_response(self) -> Response {
+        let is_long = self.output.as_ref().is_some_and(|output| output.len() > MAX_PIECE_BYTES);
+        let pieces = self.into_pieces();
+        let body = if is_long {
+            Body::from_stream(stream::iter(pieces.map(Ok::<_, Infallible>)))
+        } else {
+            Body::from(pieces.fold(Vec::new(), |mut body, piece| {
+                body.extend_from_slice(&piece);
+                body
+            }))
+        };
+        json_response(body)
+    }
+}
+
+/// A part of the body.
+enum JsonPart {
+    Raw(String),
+    /// A part of the output, without quotes.
+    Output(std::ops::Range<usize>),
+}
+
+/// Splits a text between characters.
+fn piece_bounds(text: &str) -> Vec<std::ops::Range<usize>> {
+    let mut bounds = Vec::new();
+    let mut start = 0;
+    while start < text.len() {
+        let mut end = text.len().min(start.saturating_add(MAX_PIECE_BYTES));
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        bounds.push(start..end);
+        start = end;
+    }
+    bounds
+}
+
+/// The text as the inside of a JSON string.
+fn escape_text(text: &str) -> Bytes {
+    let quoted = Bytes::from(Value::from(text).to_string());
+    quoted.slice(1..quoted.len() - 1)
+}
+
+type WaitingCommand = Pin<Box<dyn Future<Output = Result<CommandResult, AioProblem>> + Send>>;
+
+/// The response of a command that has not ended yet. Its status is sent at once, so that an error that comes later is
+/// a failure in the envelope.
+pub(super) fn late_response(
+    waiting: Pin<Box<impl Future<Output = Result<CommandResult, AioProblem>> + Send + 'static>>,
+) -> Response {
+    let waiting: WaitingCommand = waiting;
+    let blank = || Bytes::from_static(b" ");
+    let blanks = stream::unfold(Some((waiting, true)), move |state| async move {
+        let (mut waiting, first) = state?;
+        if first {
+            return Some((stream::iter(vec![blank()]).left_stream(), Some((waiting, false))));
+        }
+        match timeout(KEEP_ALIVE_INTERVAL, &mut waiting).await {
+            Err(_elapsed) => Some((stream::iter(vec![blank()]).left_stream(), Some((waiting, false)))),
+            Ok(result) => Some((result_pieces(result).right_stream(), None)),
+        }
+    });
+    json_response(Body::from_stream(blanks.flatten().map(Ok::<_, Infallible>)))
+}
+
+fn result_pieces(result: Result<CommandResult, AioProblem>) -> impl Stream<Item = Bytes> + Send {
+    match result {
+        Ok(result) => stream::iter(result.into_pieces()).left_stream(),
+        Err(problem) => {
+            let body = json!({
+                "success": false, "message": problem.message, "data": problem.data, "hint": problem.hint,
+            });
+            stream::iter([Bytes::from(body.to_string())]).right_stream()
+        }
+    }
+}
+
+fn json_response(body: Body) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt;
+
+    use super::*;
+
+    fn body_of(result: CommandResult) -> Value {
+        let bytes: Vec<u8> = result.into_pieces().flat_map(|piece| piece.to_vec()).collect();
+        serde_json::from_slice(&bytes).unwrap_or_else(|error| panic!("{error}: {bytes:?}"))
+    }
+
+    #[test]
+    fn pieces_are_one_json_object() {
+        for output in ["", "a \"quoted\" \\ text\n\u{1}", &"é\n".repeat(100_000)] {
+            let ended = CommandResult::ended(
+                "s\"1".to_owned(),
+                "echo \"\n".to_owned(),
+                (ShellStatus::Completed, 3),
+                output.to_owned(),
+            );
+            let expected = json!({
+                "success": true, "message": "Command executed", "hint": null,
+                "data": {
+                    "session_id": "s\"1", "command": "echo \"\n", "status": "completed", "exit_code": 3,
+                    "output": output,
+                    "console": [{"ps1": "$ ", "command": "echo \"\n", "output": output}],
+                },
+            });
+            assert_eq!(body_of(ended), expected);
+        }
+        let running = body_of(CommandResult::running("s".to_owned(), "c".to_owned(), "m"));
+        let expected = json!({
+            "session_id": "s", "command": "c", "status": "running", "exit_code": null, "output": null, "console": null,
+        });
+        assert_eq!(running["data"], expected);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn blanks_precede_a_late_result() {
+        let sleep = tokio::time::sleep(3 * KEEP_ALIVE_INTERVAL + Duration::from_secs(1));
+        let waiting = Box::pin(async move {
+            sleep.await;
+            Ok(CommandResult::quiet("s".to_owned(), "c".to_owned(), "out".to_owned()))
+        });
+        let body = late_response(waiting).into_body().collect().await.unwrap().to_bytes();
+        assert!(body.starts_with(b"    {"), "{body:?}");
+        let parsed: Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(
+            (&parsed["data"]["status"], &parsed["data"]["output"]),
+            (&json!("no_change_timeout"), &json!("out"))
+        );
+    }
+
+    #[tokio::test]
+    async fn late_error_is_a_failure_in_the_envelope() {
+        let waiting = Box::pin(async { Err(AioProblem::no_session()) });
+        let response = late_response(waiting);
+        assert_eq!(response.status(), 200);
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        let parsed: Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(
+            parsed,
+            json!({"success": false, "message": "Session not found", "data": null, "hint": null})
+        );
+    }
+}

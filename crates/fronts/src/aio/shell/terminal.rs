@@ -1,0 +1,163 @@
+//! A terminal for people: its WebSocket, its page, and links to the page.
+//!
+//! Terminals are those of the service, as other APIs of this server have them. They are not sessions: a person's shell
+//! prints prompts and escape sequences, and programs must not type into it.
+
+use std::sync::LazyLock;
+
+use axum::Json;
+use axum::extract::ws::rejection::WebSocketUpgradeRejection;
+use axum::extract::ws::{WebSocket, WebSocketUpgrade};
+use axum::response::{Html, IntoResponse, Response};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use futures_util::SinkExt;
+use http::{HeaderMap, HeaderValue, Uri, header};
+use service::{CreateTerminalRequest, ErrorKind, SandboxRef, TerminalAttachment, TerminalMode};
+use sha2::{Digest, Sha256};
+
+use super::super::envelope::{ResponseEnvelope, data_response};
+use super::super::problem::AioProblem;
+use super::super::target::AioTarget;
+use super::terminal_messages::{
+    NEW_TERMINAL_CODEC, RESTORED_TERMINAL_CODEC, encode_output, error_message, session_message,
+};
+use crate::kit::axum_socket::split_socket;
+use crate::kit::headers::{header_text, request_host};
+use crate::kit::query::QueryParams;
+use crate::kit::socket::{CLOSE_NORMAL, CloseReason, close_socket};
+use crate::kit::terminal_socket::{SEND_TIMEOUT, TerminalClient, serve_terminal};
+
+/// The longest message of a client.
+const MAX_MESSAGE_BYTES: usize = 1 << 20;
+
+const PAGE_STYLE: &str = include_str!("terminal.css");
+const PAGE_SCRIPT: &str = include_str!("terminal.js");
+
+/// What a client is connected to.
+enum TerminalTarget {
+    New(TerminalAttachment),
+    Restored(TerminalAttachment),
+    Refused(String),
+}
+
+/// `GET /v1/shell/ws?session_id=…`: without an id, a new terminal.
+pub(super) async fn attach_terminal(
+    target: AioTarget,
+    uri: Uri,
+    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+) -> Result<Response, AioProblem> {
+    let upgrade = upgrade.map_err(|rejection| AioProblem::bad_request(rejection.to_string()))?;
+    target.begin_stream()?;
+    let id = QueryParams::from_uri(&uri).first("session_id").unwrap_or_default().to_owned();
+    let found = find_terminal(&target.sandbox, &id).await?;
+    let upgrade = upgrade.max_message_size(MAX_MESSAGE_BYTES);
+    Ok(upgrade.on_upgrade(|socket| serve_socket(socket, target.sandbox, found)).into_response())
+}
+
+/// Finds the terminal with this id. The client learns over the socket if that is not possible.
+async fn find_terminal(sandbox: &SandboxRef, id: &str) -> Result<TerminalTarget, AioProblem> {
+    let terminals = sandbox.terminals();
+    if id.is_empty() {
+        let terminal = terminals.create_terminal(CreateTerminalRequest::default()).await?;
+        let attached = terminal.attach_client(false).map(TerminalTarget::New);
+        return attached.ok_or_else(|| AioProblem::bad_request("the new terminal is in use"));
+    }
+    match terminals.find_terminal(id).await {
+        Ok(terminal) => Ok(match terminal.attach_client(false) {
+            Some(attachment) => TerminalTarget::Restored(attachment),
+            None => TerminalTarget::Refused("Session is already connected".to_owned()),
+        }),
+        Err(error) if error.kind() == ErrorKind::NoSession => {
+            Ok(TerminalTarget::Refused("Session not found".to_owned()))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+async fn serve_socket(socket: WebSocket, sandbox: SandboxRef, found: TerminalTarget) {
+    let (sink, mut stream) = split_socket(socket);
+    let mut sink = Box::pin(encode_output(sink));
+    let (first, codec, attachment) = match found {
+        TerminalTarget::New(attachment) => {
+            let first = session_message(&attachment.terminal().name);
+            (Some(first), &NEW_TERMINAL_CODEC, attachment)
+        }
+        TerminalTarget::Restored(attachment) => (None, &RESTORED_TERMINAL_CODEC, attachment),
+        TerminalTarget::Refused(reason) => {
+            let sent = tokio::time::timeout(SEND_TIMEOUT, sink.send(error_message(&reason))).await;
+            if matches!(sent, Ok(Ok(()))) {
+                let close = CloseReason::new(CLOSE_NORMAL, "refused");
+                close_socket(&mut sink, &mut stream, close, SEND_TIMEOUT).await;
+            }
+            return;
+        }
+    };
+    if let Some(first) = first
+        && !matches!(tokio::time::timeout(SEND_TIMEOUT, sink.send(first)).await, Ok(Ok(())))
+    {
+        return;
+    }
+    let client = TerminalClient { sandbox, mode: TerminalMode::Terminal, since: 0 };
+    serve_terminal((sink, stream), codec, client, attachment).await;
+}
+
+/// `GET /v1/shell/terminal-url`: the address of the page with a new terminal.
+pub(super) async fn create_terminal_url(
+    target: AioTarget,
+    uri: Uri,
+    headers: HeaderMap,
+) -> Result<Json<ResponseEnvelope<String>>, AioProblem> {
+    let terminal = target.sandbox.terminals().create_terminal(CreateTerminalRequest::default()).await?;
+    let url = format!("{}/terminal?session_id={}", external_address(&target, &uri, &headers), terminal.name);
+    Ok(data_response(url))
+}
+
+/// The address of this API as the client reaches it. A proxy before the server names its own in headers.
+fn external_address(target: &AioTarget, uri: &Uri, headers: &HeaderMap) -> String {
+    let first = |name: &str| {
+        let value = header_text(headers, name)?;
+        Some(value.split(',').next().unwrap_or_default().trim()).filter(|value| !value.is_empty())
+    };
+    let scheme = first("x-forwarded-proto").filter(|scheme| matches!(*scheme, "http" | "https"));
+    let host = first("x-forwarded-host").map(str::to_owned).or_else(|| request_host(uri, headers));
+    let prefix = first("x-forwarded-prefix").unwrap_or_default().trim_end_matches('/');
+    let (scheme, host) = (scheme.unwrap_or("http"), host.unwrap_or_else(|| "localhost".to_owned()));
+    format!("{scheme}://{host}{prefix}{}", target.mount)
+}
+
+static PAGE: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "<!doctype html>\n<html lang=en>\n<meta charset=utf-8>\n<meta name=viewport content=\"width=device-width\">\n\
+         <title>Terminal</title>\n<style>{PAGE_STYLE}</style>\n<pre id=screen tabindex=0 autofocus></pre>\n\
+         <script>{PAGE_SCRIPT}</script>\n</html>\n"
+    )
+});
+
+/// Allows the style and the script of the page, and connections to its own server.
+static CONTENT_POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
+    let hash = |text: &str| STANDARD.encode(Sha256::digest(text));
+    let policy = format!(
+        "default-src 'none'; style-src 'sha256-{}'; script-src 'sha256-{}'; connect-src 'self' ws: wss:; \
+         base-uri 'none'; form-action 'none'",
+        hash(PAGE_STYLE),
+        hash(PAGE_SCRIPT)
+    );
+    HeaderValue::try_from(policy).expect("base64 is a valid header value")
+});
+
+/// `GET /terminal`
+pub(super) async fn show_page(_: AioTarget) -> Response {
+    let mut response = Html(PAGE.as_str()).into_response();
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_SECURITY_POLICY, CONTENT_POLICY.clone());
+    for (name, value) in [
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        // The address of the page opens the sandbox.
+        (header::REFERRER_POLICY, "no-referrer"),
+        (header::CACHE_CONTROL, "no-store"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
