@@ -10,6 +10,7 @@
 mod address;
 mod body;
 mod envelope;
+mod files;
 mod guest;
 mod notes;
 mod operations;
@@ -77,6 +78,8 @@ pub(crate) struct AioState {
     settings: Arc<HttpSettings>,
     own_settings: Arc<AioSettings>,
     tools: Arc<sandbox_info::ToolCache>,
+    /// Watches of files, which outlive requests.
+    watches: Arc<files::WatchRegistry>,
 }
 
 impl AioState {
@@ -89,6 +92,7 @@ impl AioState {
             settings,
             own_settings: Arc::new(own_settings.unwrap_or_default()),
             tools: Arc::default(),
+            watches: Arc::default(),
         }
     }
 }

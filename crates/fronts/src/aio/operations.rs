@@ -18,6 +18,7 @@ fn openapi_sections() -> Vec<ApiSection> {
     vec![
         section("aio: sandbox", SANDBOX),
         section("aio: shell", SHELL),
+        section("aio: files", FILES),
         section("aio: not supported", UNSUPPORTED),
     ]
 }
@@ -50,6 +51,40 @@ const SHELL: &[ApiOperation] = &[
     operation("GET /v1/shell/ws", "Connect to a terminal (WebSocket)", "session_id", "", "101 400 404"),
     operation("GET /terminal", "The page of a terminal", "session_id", "", "200 404"),
 ];
+
+const FILES: &[ApiOperation] = &[
+    operation("POST /v1/file/read", "Read a text file or some of its lines", "", "AioReadFile", FILE_ANSWERS),
+    operation("POST /v1/file/write", "Write or append to a file", "", "AioWriteFile", FILE_ANSWERS),
+    operation("POST /v1/file/replace", "Replace a text in a file", "", "AioReplaceText", FILE_ANSWERS),
+    operation("POST /v1/file/search", "Search in a file", "", "AioSearchFile", FILE_ANSWERS),
+    operation("POST /v1/file/find", "Find paths by a glob", "", "AioFindFiles", FILE_ANSWERS),
+    operation("POST /v1/file/grep", "Search for text in files", "", "AioGrepFiles", FILE_ANSWERS),
+    operation("POST /v1/file/glob", "Find files by a glob", "", "AioGlobFiles", FILE_ANSWERS),
+    operation("POST /v1/file/list", "List a directory", "", "AioListPath", FILE_ANSWERS),
+    operation("POST /v1/file/upload", "Upload a file", "", "multipart", FILE_ANSWERS),
+    operation(
+        "GET /v1/file/download",
+        "Download a file",
+        "path! change_policy",
+        "",
+        "200 400 404 409 422 500",
+    ),
+    operation(
+        "POST /v1/file/str_replace_editor",
+        "View or edit a file",
+        "",
+        "AioEditorCommand",
+        FILE_ANSWERS,
+    ),
+    operation("GET /v1/file/watch", "List file watches", "", "", "200 404"),
+    operation("POST /v1/file/watch", "Watch files", "", "AioCreateWatch", "200 403 404 422"),
+    operation("POST /v1/file/watch/wait", "Wait for an event of a file", "", "AioWaitEvent", "200 404 422"),
+    operation("DELETE /v1/file/watch/{id}", "Remove a file watch", "", "", "200 404"),
+    operation("POST /v1/file/watch/{id}/poll", "Read events of a watch", "", "AioPollWatch?", "200 404 422"),
+    operation("GET /v1/file/watch/{id}/events", "Stream events of a watch", "", "", "200 404"),
+];
+
+const FILE_ANSWERS: &str = "200 400 403 404 409 422 500 507";
 
 const UNSUPPORTED: &[ApiOperation] = &[
     operation("GET /v1/browser/{path}", "Not supported", "", "", "404 501"),

@@ -19,6 +19,20 @@ pub(crate) fn file_response(
     content_range: Option<String>,
     reading: FileReader,
 ) -> Response {
+    content_response(status, path, length, content_range, limit_length(reading, length))
+}
+
+/// Like [`file_response`], for pieces that have the announced length together.
+pub(crate) fn content_response<S>(
+    status: StatusCode,
+    path: &str,
+    length: u64,
+    content_range: Option<String>,
+    pieces: S,
+) -> Response
+where
+    S: Stream<Item = Result<Bytes, ServiceError>> + Send + 'static,
+{
     let mut headers = vec![
         (header::CONTENT_TYPE, "application/octet-stream".to_owned()),
         (header::CONTENT_LENGTH, length.to_string()),
@@ -26,14 +40,17 @@ pub(crate) fn file_response(
         (header::ACCEPT_RANGES, "bytes".to_owned()),
     ];
     headers.extend(content_range.map(|range| (header::CONTENT_RANGE, range)));
-    let mut response = (status, Body::from_stream(limit_length(reading, length))).into_response();
+    let mut response = (status, Body::from_stream(pieces)).into_response();
     let valid = |(name, value): (HeaderName, String)| Some((name, value.try_into().ok()?));
     response.headers_mut().extend(headers.into_iter().filter_map(valid));
     response
 }
 
 /// Sends exactly the announced length, even if the file grows while it is read.
-fn limit_length(reading: FileReader, length: u64) -> impl Stream<Item = Result<Bytes, ServiceError>> + Send {
+pub(crate) fn limit_length(
+    reading: FileReader,
+    length: u64,
+) -> impl Stream<Item = Result<Bytes, ServiceError>> + Send + 'static {
     stream::unfold((reading, length), |(mut reading, left)| async move {
         let mut bytes = match reading.next().await {
             Ok(piece) => piece?,

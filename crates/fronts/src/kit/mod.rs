@@ -8,6 +8,10 @@ pub(crate) mod command_socket;
 pub(crate) mod download;
 pub(crate) mod error_format;
 pub(crate) mod headers;
+#[cfg(feature = "aio")]
+pub(crate) mod json_text_encoder;
+#[cfg(feature = "aio")]
+pub(crate) mod json_text_scanner;
 pub(crate) mod lines;
 pub(crate) mod multipart;
 pub(crate) mod nested;

@@ -38,7 +38,7 @@ pub(crate) struct PartHead {
 
 /// How much of a part's file name a front takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(test), expect(dead_code, reason = "no front that takes file names is compiled in"))]
+#[cfg_attr(not(test), expect(dead_code, reason = "no front that takes whole names is compiled in"))]
 pub(crate) enum FileNameForm {
     /// Only what follows the last slash, since clients may send paths of their own machine.
     LastSegment,
@@ -49,7 +49,7 @@ pub(crate) enum FileNameForm {
 
 impl PartHead {
     /// The name of the part's file; `None` if the part is not a file.
-    #[cfg_attr(not(test), expect(dead_code, reason = "no front that takes file names is compiled in"))]
+    #[cfg_attr(not(any(test, feature = "aio")), expect(dead_code, reason = "no front takes file names"))]
     pub(crate) fn file_name(&self, form: FileNameForm) -> Option<&str> {
         let whole = self.file_name.as_deref()?;
         let name = match form {

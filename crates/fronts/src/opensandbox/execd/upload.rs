@@ -2,11 +2,10 @@
 //! is streamed; the response is sent once all files are in place.
 
 use std::collections::VecDeque;
-use std::time::Duration;
 
 use axum::extract::Request;
 use bytes::Bytes;
-use futures_util::{Stream, StreamExt};
+use futures_util::Stream;
 use http::{StatusCode, header};
 use serde::Deserialize;
 use service::{FileAttributes, WriteFileRequest, WriteMode};
@@ -14,6 +13,7 @@ use service::{FileAttributes, WriteFileRequest, WriteMode};
 use super::FileActor;
 use super::file_mode::FilePermissions;
 use super::problem::ExecdProblem;
+use crate::kit::body::drain_body;
 use crate::kit::headers::header_text;
 use crate::kit::multipart::{MultipartError, MultipartReader};
 
@@ -22,9 +22,6 @@ const MAX_METADATA_BYTES: usize = 64 << 10;
 const MAX_PENDING_METADATA: usize = 1024;
 /// The mode of a new file without a given one, as in the reference.
 const DEFAULT_FILE_MODE: u32 = 0o755;
-/// How long the rest of a refused body is read. A client that is still sending would otherwise see a
-/// broken connection instead of the reason.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Deserialize)]
 struct UploadMetadata {
@@ -39,10 +36,7 @@ pub(super) async fn upload_files(actor: FileActor, request: Request) -> Result<S
     let mut multipart = MultipartReader::new(&kind, request.into_body().into_data_stream())?;
     let taken = store_all_files(&actor, &mut multipart).await;
     if taken.is_err() {
-        let rest = multipart.into_body().for_each(|_| async {});
-        if tokio::time::timeout(DRAIN_TIMEOUT, rest).await.is_err() {
-            tracing::debug!("stopped draining a refused upload: it took too long");
-        }
+        drain_body(multipart.into_body()).await;
     }
     taken.map(|()| StatusCode::OK)
 }

@@ -1,5 +1,6 @@
 //! The API of AIO Sandbox, and the provisioner that creates its sandboxes.
 
+mod files;
 mod provisioner;
 mod sandbox_info;
 mod shell;
