@@ -14,6 +14,7 @@ mod files;
 mod guest;
 mod notes;
 mod operations;
+mod ports;
 mod problem;
 mod provisioner;
 mod routes;
@@ -64,7 +65,7 @@ pub(crate) static FRONT: Front = Front {
     routing_headers: &[],
     key_headers: &[],
     open_paths: &[],
-    stripped_headers: &[],
+    stripped_headers: &[ports::PORT_HEADER_NAME],
     error_format: &envelope::ENVELOPE_ERRORS,
     openapi: operations::openapi_part,
     #[cfg(test)]

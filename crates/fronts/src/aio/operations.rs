@@ -19,6 +19,7 @@ fn openapi_sections() -> Vec<ApiSection> {
         section("aio: sandbox", SANDBOX),
         section("aio: shell", SHELL),
         section("aio: files", FILES),
+        section("aio: ports", PORTS),
         section("aio: not supported", UNSUPPORTED),
     ]
 }
@@ -85,6 +86,19 @@ const FILES: &[ApiOperation] = &[
 ];
 
 const FILE_ANSWERS: &str = "200 400 403 404 409 422 500 507";
+
+/// Every method is accepted.
+const PORTS: &[ApiOperation] = &[
+    operation("GET /proxy/{port}", "Redirect to the root of a port", "", "", "307 404 422"),
+    operation("GET /proxy/{port}/", "Forward to the root of a port", "", "", FORWARDED),
+    operation("GET /proxy/{port}/{path}", "Forward to a port", "", "", FORWARDED),
+    operation("GET /absproxy/{port}", "Redirect to the root of a port", "", "", "307 404 422"),
+    operation("GET /absproxy/{port}/", "Forward to a port with the whole path", "", "", FORWARDED),
+    operation("GET /absproxy/{port}/{path}", "Forward to a port with the whole path", "", "", FORWARDED),
+];
+
+/// Besides these, the service behind the port answers as it likes.
+const FORWARDED: &str = "101 200 400 404 409 422 429 502 504";
 
 const UNSUPPORTED: &[ApiOperation] = &[
     operation("GET /v1/browser/{path}", "Not supported", "", "", "404 501"),

@@ -6,7 +6,7 @@ use axum::routing::MethodRouter;
 
 use super::envelope::ENVELOPE_ERRORS;
 use super::problem::AioProblem;
-use super::{AioState, files, sandbox_info, shell, unsupported};
+use super::{AioState, files, ports, sandbox_info, shell, unsupported};
 use crate::kit::nested;
 
 /// A path with its handlers.
@@ -28,6 +28,7 @@ pub(super) fn sandbox_routes() -> Vec<AioRoute> {
     routes.extend(sandbox_info::routes());
     routes.extend(shell::routes());
     routes.extend(files::routes());
+    routes.extend(ports::routes());
     routes.extend(unsupported::routes());
     routes
 }

@@ -6,14 +6,16 @@ use axum::Router;
 use axum::extract::{FromRequestParts, Request, State};
 use axum::response::{IntoResponse, Response};
 use domain::Phase;
-use http::StatusCode;
 use http::request::Parts;
+use http::{StatusCode, header};
 use service::SandboxRef;
 
 use super::address::{AddressLabel, AddressedSandbox, SandboxAddress};
 use super::notes::AioNotes;
 use super::problem::AioProblem;
-use super::{AioState, provisioner};
+use super::{AioState, ports, provisioner};
+use crate::hosts;
+use crate::kit::headers::request_host;
 use crate::kit::nested::{self, InvalidPath};
 use crate::ports::target::AddressForm;
 use crate::server::concurrency::{self, CallerProof, RequestAdmission};
@@ -21,6 +23,8 @@ use crate::server::request_log::RouteLabel;
 
 /// The route label of requests that are answered before a route is known.
 const UNROUTED_LABEL: &str = "aio";
+/// The route label of requests whose host or header names a port.
+const NAMED_PORT_LABEL: &str = "aio port";
 
 /// Serves the APIs of sandboxes.
 #[derive(Clone)]
@@ -28,6 +32,15 @@ pub(super) struct SandboxRouter {
     pub(super) state: AioState,
     /// The API of one sandbox, which is in the extensions of the request.
     pub(super) router: Router,
+}
+
+/// What the address of a request leaves to the API of its sandbox.
+struct RequestPlace<'a> {
+    mount: &'a str,
+    path: &'a str,
+    form: AddressForm,
+    /// The port that the host names; the whole path belongs to it.
+    port: Option<u16>,
 }
 
 /// The sandbox that a request is for. It was found by its address.
@@ -66,7 +79,8 @@ pub(super) async fn answer_path(State(sandboxes): State<SandboxRouter>, request:
     match SandboxAddress::parse(address) {
         Some(parsed) => {
             let rest = &path[mount.len()..];
-            sandboxes.answer_request(&parsed, mount, rest, AddressForm::Path, request).await
+            let place = RequestPlace { mount, path: rest, form: AddressForm::Path, port: None };
+            sandboxes.answer_request(&parsed, place, request).await
         }
         None => refusal_response(AioProblem::not_found()),
     }
@@ -78,23 +92,18 @@ impl SandboxRouter {
         let Some(AddressLabel { address, port }) = AddressLabel::parse(label) else {
             return refusal_response(AioProblem::not_found());
         };
-        let path = match port {
-            // A port has the whole path for itself.
-            Some(port) => format!("/proxy/{port}{}", request.uri().path()),
-            None => request.uri().path().to_owned(),
-        };
-        self.answer_request(&address, "", &path, AddressForm::Gateway, request).await
+        let path = request.uri().path().to_owned();
+        let place = RequestPlace { mount: "", path: &path, form: AddressForm::Gateway, port };
+        self.answer_request(&address, place, request).await
     }
 
     async fn answer_request(
         &self,
         address: &SandboxAddress,
-        mount: &str,
-        path: &str,
-        form: AddressForm,
+        place: RequestPlace<'_>,
         request: Request,
     ) -> Response {
-        let state = &self.state;
+        let (state, RequestPlace { mount, path, form, port }) = (&self.state, place);
         let Some(addressed) = address.resolve(&state.service) else {
             return refusal_response(AioProblem::not_found());
         };
@@ -102,6 +111,15 @@ impl SandboxRouter {
         let owner = addressed.sandbox.owner().clone();
         if let Err(error) = concurrency::admit_request(&state.service, request.extensions(), &owner, proof) {
             return refusal_response(error.into());
+        }
+        let port_of_header = ports::port_of_header(state.own_settings.port_header, request.headers());
+        let port = match port.map_or(port_of_header, |port| Ok(Some(port))) {
+            Ok(port) => port,
+            Err(problem) => return refusal_response(problem),
+        };
+        if port.is_none() && !ports::is_port_path(path) && comes_from_another_sandbox_page(state, &request) {
+            let message = "pages that sandboxes serve cannot use this API";
+            return refusal_response(AioProblem::new(StatusCode::FORBIDDEN, message));
         }
         let sandbox = match living_sandbox(state, addressed).await {
             Ok(sandbox) => sandbox,
@@ -114,6 +132,11 @@ impl SandboxRouter {
             form,
             admission: request.extensions().get::<RequestAdmission>().cloned(),
         };
+        if let Some(port) = port {
+            let mut response = ports::forward_named_port(state, &target, port, path, request).await;
+            response.extensions_mut().insert(RouteLabel(NAMED_PORT_LABEL.to_owned()));
+            return response;
+        }
         let called = nested::call_router(self.router.clone(), path, request, |extensions| {
             extensions.insert(target);
         });
@@ -137,6 +160,18 @@ async fn living_sandbox(state: &AioState, addressed: AddressedSandbox) -> Result
         Some(key) if crashed => provisioner::replace_crashed(state, &key, &sandbox).await,
         _ => Ok(sandbox),
     }
+}
+
+/// Whether a page of a host of some sandbox, or one that hides where it is from, sent a request to an API on another
+/// host. The page of a port knows the address of its sandbox, which is in its own, but must not reach its API.
+fn comes_from_another_sandbox_page(state: &AioState, request: &Request) -> bool {
+    let Some(origin) = request.headers().get(header::ORIGIN) else { return false };
+    let Some((_, authority)) = origin.to_str().ok().and_then(|origin| origin.split_once("://")) else {
+        return true;
+    };
+    let own_host = request_host(request.uri(), request.headers());
+    let is_own = own_host.is_some_and(|host| host.eq_ignore_ascii_case(authority));
+    !is_own && hosts::port_label_of_host(&state.settings, authority).is_some()
 }
 
 fn refusal_response(problem: AioProblem) -> Response {

@@ -20,7 +20,7 @@ use super::types::SandboxNotes;
 use super::{EGRESS_PORT, EXECD_PORT, OpenSandboxState, egress, execd, forward};
 use crate::kit::headers::header_text;
 use crate::kit::nested::{self, InvalidPath};
-use crate::ports::target::{AddressForm, PortTarget};
+use crate::ports::target::{AddressForm, AddressGrant, PortTarget};
 use crate::server::concurrency::{self, RequestAdmission};
 use crate::server::request_log::RouteLabel;
 
@@ -62,17 +62,22 @@ impl SignedTarget {
         let (port, signature) = parse_port_and_signature(port)?;
         let rest = rest.first().map(|rest| format!("/{rest}")).unwrap_or_default();
         let mount = path[..path.len() - rest.len()].to_owned();
-        let (form, opens_itself) = (AddressForm::Path, signature.is_some());
-        let target = PortTarget { id: parsed, port, mount, path: rest, form, opens_itself };
+        let (form, grant) = (AddressForm::Path, grant_of(signature.as_ref()));
+        let target = PortTarget { id: parsed, port, mount, path: rest, form, grant };
         Ok(Self { target, signature })
     }
 
     fn from_address(address: PortAddress, path: &str) -> Self {
         let PortAddress { id, port, signed } = address;
         let (mount, path, form) = (String::new(), path.to_owned(), AddressForm::Gateway);
-        let target = PortTarget { id, port, mount, path, form, opens_itself: signed.is_some() };
+        let target = PortTarget { id, port, mount, path, form, grant: grant_of(signed.as_ref()) };
         Self { target, signature: signed }
     }
+}
+
+/// A signed address opens its port.
+fn grant_of(signature: Option<&RouteSignature>) -> AddressGrant {
+    signature.map_or(AddressGrant::Nothing, |_| AddressGrant::Port)
 }
 
 /// How the execution API was addressed, for requests that it forwards itself.
@@ -80,7 +85,7 @@ impl SignedTarget {
 pub(super) struct ReachedVia {
     pub(super) mount: String,
     pub(super) form: AddressForm,
-    pub(super) opens_itself: bool,
+    pub(super) grant: AddressGrant,
 }
 
 impl FromRequestParts<OpenSandboxState> for ReachedVia {
@@ -151,10 +156,10 @@ impl PortProxy {
         match target.port {
             EXECD_PORT => {
                 let lines = notes.line_dialect(front.own_settings.lines);
-                let PortTarget { mount, path, form, opens_itself, .. } = addressed.target;
+                let PortTarget { mount, path, form, grant, .. } = addressed.target;
                 let admission = request.extensions().get::<RequestAdmission>().cloned();
                 let scope = ExecTarget { sandbox: sandbox.clone(), lines, admission };
-                let reached = ReachedVia { mount, form, opens_itself };
+                let reached = ReachedVia { mount, form, grant };
                 let called = nested::call_router(self.execd.clone(), &path, request, |extensions| {
                     extensions.insert(scope);
                     extensions.insert(reached);
@@ -218,7 +223,8 @@ mod tests {
         let path = format!("/v1/sandboxes/{ID}/proxy/8080-t2k-abc/x");
         let SignedTarget { target, signature } = SignedTarget::parse(&path).unwrap();
         assert_eq!((target.port, target.path.as_str()), (8080, "/x"));
-        assert!(target.mount.ends_with("/8080-t2k-abc") && target.opens_itself);
+        assert!(target.mount.ends_with("/8080-t2k-abc"));
+        assert_eq!(target.grant, AddressGrant::Port);
         assert_eq!(signature.unwrap().expires, "t2k");
     }
 

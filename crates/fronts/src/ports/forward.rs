@@ -22,9 +22,10 @@ use hyper_util::rt::TokioIo;
 use service::{SandboxRef, Service, ServiceError};
 use tokio::io::{AsyncRead, AsyncWrite};
 
+use super::address_mask::MaskedOrigin;
 use super::body::{ContinueGate, ProgressBody, SendProgress};
 use super::target::PortTarget;
-use super::{headers, relay};
+use super::{address_mask, headers, relay};
 use crate::kit::headers::request_host;
 use crate::server::connection::ClientPeer;
 
@@ -58,12 +59,15 @@ pub(crate) async fn forward_request(
     let upgrade = headers::upgrade_of(request.headers());
     let waiting = upgrade.is_some().then(|| hyper::upgrade::on(&mut request));
     let own_host = request_host(request.uri(), request.headers());
-    let request = prepare_request(service, target, request, own_host.clone(), upgrade.as_ref())?;
+    let (request, masked) = prepare_request(service, target, request, own_host.clone(), upgrade.as_ref())?;
     let stream = sandbox.ports().open_tunnel(target.port).await?;
     let mut response = send_request(stream, answer_timeout, target.port, request).await?;
     // The HTTP version used inside does not apply to the outer connection.
     *response.version_mut() = Version::HTTP_11;
     headers::rewrite_response_headers(target, own_host.as_deref(), response.headers_mut());
+    if let Some(masked) = masked {
+        masked.restore_allowed_origin(response.headers_mut());
+    }
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         return match (waiting, upgrade) {
             (Some(waiting), Some(protocol)) => Ok(relay::relay_upgrade(waiting, response, protocol)),
@@ -122,7 +126,7 @@ fn prepare_request(
     mut request: Request,
     host: Option<String>,
     upgrade: Option<&HeaderValue>,
-) -> Result<Request, ForwardError> {
+) -> Result<(Request, Option<MaskedOrigin>), ForwardError> {
     let path = if target.path.is_empty() { "/" } else { &target.path };
     let inner = request.uri().query().map_or_else(|| path.to_owned(), |query| format!("{path}?{query}"));
     let inner = PathAndQuery::try_from(inner).ok().ok_or(ForwardError::InvalidPath)?;
@@ -135,15 +139,20 @@ fn prepare_request(
     request.extensions_mut().clear();
     let headers = request.headers_mut();
     headers::rewrite_request_headers(target, headers, |key| service.owner_by_key(key).is_some());
+    let masked = address_mask::mask_request_address(target, host.as_deref(), headers);
     set_header(headers, header::HOST, Some(format!("localhost:{}", target.port)));
     set_header(headers, HeaderName::from_static("x-forwarded-proto"), Some("http".to_owned()));
-    set_header(headers, HeaderName::from_static("x-forwarded-host"), host);
+    set_header(
+        headers,
+        HeaderName::from_static("x-forwarded-host"),
+        host.filter(|_| !address_mask::hides_host(target)),
+    );
     set_header(headers, HeaderName::from_static("x-forwarded-for"), peer);
     if let Some(protocol) = upgrade {
         headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(header::UPGRADE, protocol.clone());
     }
-    Ok(request)
+    Ok((request, masked))
 }
 
 fn set_header(headers: &mut HeaderMap, name: HeaderName, value: Option<String>) {

@@ -2,7 +2,7 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
-use super::target::{AddressForm, PortTarget};
+use super::target::{AddressForm, AddressGrant, PortTarget};
 use crate::kit::headers::header_text;
 use crate::registry;
 
@@ -71,19 +71,23 @@ pub(super) fn rewrite_response_headers(target: &PortTarget, host: Option<&str>, 
     }
     rewrite_location(target, host, headers);
     strip_cookie_domains(headers);
-    if target.opens_itself {
-        set_referrer_policy(target, headers);
-    }
+    set_referrer_policy(target, headers);
 }
 
-/// Keeps the browser from sending a signed address, which opens the port, to other sites, or to other
-/// sandboxes that share the address.
+/// Keeps the browser from sending an address that opens something to other sites, or to other
+/// sandboxes that share the address. A service may decide otherwise only about an address that opens
+/// nothing else.
 fn set_referrer_policy(target: &PortTarget, headers: &mut HeaderMap) {
     let policy = match target.form {
         AddressForm::Path => "no-referrer",
         AddressForm::Gateway => "same-origin",
     };
-    if !headers.contains_key(header::REFERRER_POLICY) {
+    let is_set = match target.grant {
+        AddressGrant::Nothing => false,
+        AddressGrant::Port => !headers.contains_key(header::REFERRER_POLICY),
+        AddressGrant::Sandbox => true,
+    };
+    if is_set {
         headers.insert(header::REFERRER_POLICY, HeaderValue::from_static(policy));
     }
 }
@@ -208,7 +212,8 @@ mod tests {
     fn target(mount: &str) -> PortTarget {
         let form = if mount.is_empty() { AddressForm::Gateway } else { AddressForm::Path };
         let id = SandboxId::from_entropy([1; 20]);
-        PortTarget { id, port: 3000, mount: mount.to_owned(), path: String::new(), form, opens_itself: false }
+        let grant = AddressGrant::Nothing;
+        PortTarget { id, port: 3000, mount: mount.to_owned(), path: String::new(), form, grant }
     }
 
     #[test]
@@ -301,12 +306,23 @@ mod tests {
     }
 
     #[test]
-    fn signed_addresses_are_not_sent_as_referrer() {
+    fn addresses_that_open_something_are_not_sent_as_referrer() {
         for (mount, policy) in [("", "same-origin"), ("/m", "no-referrer")] {
-            let target = PortTarget { opens_itself: true, ..target(mount) };
-            let mut headers = HeaderMap::new();
-            rewrite_response_headers(&target, None, &mut headers);
-            assert_eq!(headers[header::REFERRER_POLICY], policy);
+            for (grant, written, expected) in [
+                (AddressGrant::Nothing, None, None),
+                (AddressGrant::Port, None, Some(policy)),
+                (AddressGrant::Port, Some("unsafe-url"), Some("unsafe-url")),
+                (AddressGrant::Sandbox, None, Some(policy)),
+                (AddressGrant::Sandbox, Some("unsafe-url"), Some(policy)),
+            ] {
+                let target = PortTarget { grant, ..target(mount) };
+                let mut headers: HeaderMap = written
+                    .map(|policy| (header::REFERRER_POLICY, HeaderValue::from_static(policy)))
+                    .into_iter()
+                    .collect();
+                rewrite_response_headers(&target, None, &mut headers);
+                assert_eq!(header_text(&headers, "referrer-policy"), expected, "{grant:?} {written:?}");
+            }
         }
     }
 

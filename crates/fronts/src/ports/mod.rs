@@ -2,6 +2,7 @@
 //! decides who may use it and formats errors; the headers that never reach a sandbox are in the
 //! registry.
 
+mod address_mask;
 mod body;
 pub(crate) mod forward;
 mod headers;

@@ -21,6 +21,15 @@ pub(crate) struct PortTarget {
     /// The rest, as the client wrote it.
     pub(crate) path: String,
     pub(crate) form: AddressForm,
-    /// Whether the address alone opens the port, so that it must not be sent anywhere else.
-    pub(crate) opens_itself: bool,
+    pub(crate) grant: AddressGrant,
+}
+
+/// What an address opens without any other proof. An address that opens something must not be sent anywhere else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AddressGrant {
+    Nothing,
+    /// The port itself, so the service behind it may know the address.
+    Port,
+    /// More than the port, so the service behind it must not learn the address.
+    Sandbox,
 }

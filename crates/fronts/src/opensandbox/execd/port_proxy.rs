@@ -29,7 +29,7 @@ pub(super) async fn forward_to_port(
         mount: format!("{}/proxy/{port}", reached.mount),
         path: path.to_owned(),
         form: reached.form,
-        opens_itself: reached.opens_itself,
+        grant: reached.grant,
     };
     forward::forward_request(&state, &scope.sandbox, &target, request).await
 }

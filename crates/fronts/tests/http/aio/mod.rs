@@ -1,6 +1,7 @@
 //! The API of AIO Sandbox, and the provisioner that creates its sandboxes.
 
 mod files;
+mod ports;
 mod provisioner;
 mod sandbox_info;
 mod shell;
