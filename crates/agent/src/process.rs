@@ -82,6 +82,8 @@ pub(crate) struct ManagedProcess {
     /// The members of its group when it was last interrupted.
     pub(crate) interrupted: InterruptedGroup,
     deadline_passed: bool,
+    /// The last signal that the server has sent to it.
+    pub(crate) signalled: Option<i32>,
     started: Instant,
     started_ms: u64,
     oom_kills_before: u64,
@@ -160,6 +162,7 @@ impl ManagedProcess {
             first: self.journal.retention().first,
             ended: self.ended.clone(),
             left: false,
+            stderr_before: None,
         }
     }
 
@@ -184,6 +187,7 @@ impl ManagedProcess {
             system_ms: usage.system_ms,
             max_rss_kib: usage.max_rss_kib,
             interrupted: false,
+            signalled: self.signalled,
         }
     }
 }
@@ -269,6 +273,7 @@ impl Agent {
             deadline: None,
             interrupted: InterruptedGroup::default(),
             deadline_passed: false,
+            signalled: None,
             started: Instant::now(),
             started_ms: now_ms(),
             oom_kills_before: self.context.oom_kills(),

@@ -24,7 +24,7 @@ pub(crate) mod table;
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use linux::spawn::{ProcessExit, ProcessUsage};
 use rustix::event::epoll::EventFlags;
@@ -35,6 +35,7 @@ use wire::{AgentReply, Fault, FaultKind, StreamTag};
 
 use crate::context::AgentContext;
 use crate::event_loop::agent::{Agent, now_ms};
+use crate::event_loop::alarms::Alarm;
 use crate::event_loop::handles::{ConnectionId, ProcessHandle, RunningHandle, SessionHandle};
 use crate::event_loop::poll::RegisteredFd;
 use crate::fault;
@@ -54,6 +55,9 @@ const MAX_REPORT_BYTES_PER_TURN: usize = 256 << 10;
 
 /// The longest directory that is kept. It is the value of a variable, so it can be anything.
 const MAX_DIRECTORY_BYTES: usize = 4096;
+
+/// How long the run of a closed session may take to end.
+const MAX_CLOSE_GRACE_MS: u64 = 60_000;
 
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -314,6 +318,11 @@ impl Agent {
 
     /// Closes a session and kills everything in it.
     pub(crate) fn close_session(&mut self, name: &str) -> Result<(), Fault> {
+        self.close_session_after(name, None)
+    }
+
+    /// Closes a session. With a grace, its run is only asked to end, if it is a process of its own, and is killed later.
+    pub(crate) fn close_session_after(&mut self, name: &str, grace_ms: Option<u64>) -> Result<(), Fault> {
         let number = self.sessions.find(name)?;
         self.sessions.free_name(name);
         let session = self.sessions.get_mut(number).expect("it was just found");
@@ -322,7 +331,13 @@ impl Agent {
         let queue = std::mem::take(&mut session.queue);
         self.refuse_queued_runs(queue, name);
         self.sessions.kill_shell(number, &self.children, &self.context);
-        self.kill_command_run(number);
+        match grace_ms {
+            Some(grace_ms) if self.terminate_command_run(number) => {
+                let grace = Duration::from_millis(grace_ms.min(MAX_CLOSE_GRACE_MS));
+                self.events.alarms.set(grace, Alarm::CloseGrace(number));
+            }
+            _ => self.kill_command_run(number),
+        }
         let alarms = &mut self.events.alarms;
         self.sessions.kill_namespace_init(number, &self.children, &self.context, alarms);
         self.sessions.drop_if_closed(number);

@@ -437,6 +437,9 @@ pub fn mount_plans(mounts: &[MountSpec]) -> Result<Vec<MountPlan>, BackendError>
 fn mount_plan(mount: &MountSpec) -> Result<MountPlan, BackendError> {
     let source = match &mount.source {
         MountSource::Host(path) => MountSourcePlan::Host(path.clone()),
+        MountSource::Reserved { purpose, path } => {
+            MountSourcePlan::Reserved { purpose: purpose.clone(), path: path.clone() }
+        }
         MountSource::Volume(id) => MountSourcePlan::Volume(id.clone()),
         MountSource::Claim(claim) => {
             let message = format!("volume `{}` was not resolved to an id before the mount", claim.name);
@@ -497,6 +500,7 @@ pub fn guest_plan(spec: &SandboxSpec) -> GuestPlan {
         uid: user.uid,
         gid: user.gid,
         home: user.home.clone(),
+        in_image: false,
     };
     GuestPlan {
         users: spec.guest.users.iter().map(user).collect(),

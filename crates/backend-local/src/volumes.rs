@@ -15,7 +15,7 @@ impl Volumes for LocalBackend {
             owner: volume.owner.as_str().to_owned(),
             name: volume.name.to_string(),
             size: volume.size.0,
-            kept: volume.lifetime == VolumeLifetime::Kept,
+            kept: volume.lifetime != VolumeLifetime::WithSandboxes,
         };
         self.request_result(LauncherOp::MakeVolume(plan)).await.map(drop)
     }

@@ -204,7 +204,11 @@ fn run_launcher(state_dir: PathBuf, shared: PathBuf, instance: &str) {
         prepared: 1,
         maxima: MaxLimits::default(),
         totals: TotalLimits::default(),
-        mounts: MountRule::Below(vec![AllowedDirectory { written: shared.clone(), real: shared }]),
+        mounts: MountRule::Below(vec![AllowedDirectory {
+            written: shared.clone(),
+            real: shared,
+            purpose: None,
+        }]),
         network: NetworkSettings::default(),
         lifetime: LifetimePolicy::Own,
     };

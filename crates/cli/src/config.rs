@@ -39,7 +39,7 @@ use crate::args::{ServeArgs, StateArgs};
 use crate::output::WithHint;
 use crate::values;
 pub(crate) use entries::{SettingChange, SettingEntry};
-use front_sections::FrontValues;
+use fronts::FrontValues;
 pub(crate) use gateway::GatewaySettings;
 pub(crate) use layers::{ConfigLayers, SettingSource};
 pub(crate) use log::{LogFormat, LogSettings};
@@ -270,8 +270,12 @@ impl Config {
                 .map(|amount| parse_amount("longest_timeout", &amount, values::parse_duration))
                 .transpose()?,
             prepared: check_prepared(&raw.prepared)?,
-            volumes: volumes::check_volumes(&raw.volumes, &state_dir)?,
-            pools: pools::check_pools(&raw.pool, network.default)?,
+            volumes: volumes::check_volumes(
+                &raw.volumes,
+                &state_dir,
+                &front_sections::reserved_directories(&fronts),
+            )?,
+            pools: pools::check_pools(&raw.pool, network.default, &fronts)?,
             gateway: gateway::check_gateway(raw.gateway)?,
             answer_timeout: parse_duration_or("answer_timeout", raw.answer_timeout.as_ref(), 180)?,
             fronts,

@@ -64,7 +64,8 @@ pub struct SessionName(String);
 pub struct SessionNameError;
 
 impl SessionName {
-    const MAX_BYTES: usize = 256;
+    /// The longest name.
+    pub const MAX_BYTES: usize = 256;
 
     pub fn parse(text: &str) -> Result<Self, SessionNameError> {
         let valid = (1..=Self::MAX_BYTES).contains(&text.len()) && !text.contains('\0');

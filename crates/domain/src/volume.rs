@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::quantity::Bytes;
 use crate::sandbox::Owner;
@@ -21,6 +22,12 @@ pub struct MountSpec {
 pub enum MountSource {
     /// A directory of the host.
     Host(PathBuf),
+    /// A directory of the host below one that the operator reserved for a purpose. It cannot be mounted as
+    /// [`MountSource::Host`], so only requests that a front makes for this purpose reach it.
+    Reserved {
+        purpose: String,
+        path: PathBuf,
+    },
     Volume(VolumeId),
     /// A volume named by its owner. The service resolves it to a [`VolumeId`] before it calls a
     /// backend.
@@ -54,6 +61,8 @@ pub enum VolumeLifetime {
     Kept,
     /// Until the last sandbox that uses it has ended.
     WithSandboxes,
+    /// Until no sandbox has used it for this long.
+    AfterUse(Duration),
 }
 
 /// A separate disk that outlives sandboxes.

@@ -1,12 +1,17 @@
 //! The settings of fronts: each front has its own section in the configuration, and defines what may be
 //! written there. The rest of the configuration does not know their names.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Map, Value};
 
 use crate::registry::FRONTS;
 
 /// The settings of one front by name. Durations are numbers of milliseconds.
 pub type SettingValues = Map<String, Value>;
+
+/// The settings of all fronts, by their names.
+pub type FrontValues = BTreeMap<String, SettingValues>;
 
 /// One setting in the section of a front.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +30,13 @@ pub enum FrontSettingKind {
     /// Text with a unit, or a number of seconds. Fronts get milliseconds.
     Duration,
     Switch,
+    /// A whole number.
+    Number,
+    /// Text with a unit, or a number. Fronts get text.
+    Amount,
+    /// The path of a directory of the host, which sandboxes may mount if this front made them. A sandbox of another front
+    /// cannot.
+    HostDirectory,
     /// A list of texts that are never shown.
     SecretList,
 }

@@ -37,7 +37,8 @@ mod opensandbox;
 mod operator;
 
 pub use front_settings::{
-    FrontSection, FrontSetting, FrontSettingError, FrontSettingKind, SettingValues, front_sections,
+    FrontSection, FrontSetting, FrontSettingError, FrontSettingKind, FrontValues, SettingValues,
+    front_sections,
 };
 pub use registry::{fronts_with_guest, guest_of_front};
 pub use router::{build_router, operators_router};

@@ -23,8 +23,8 @@ pub(crate) struct ApiOperation {
     /// Names of query parameters, separated by blanks; `*` follows one that may be repeated, `!` one
     /// that is required, and `:int` or `:bool` one that is not a string.
     pub(crate) query: &'static str,
-    /// The schema of its body: empty, a name, a name with `?` if the body is optional, or `multipart`
-    /// or `binary`.
+    /// The schema of its body: empty, a name, a name with `?` if the body is optional, `multipart:` and a
+    /// name, or `binary`.
     pub(crate) body: &'static str,
     /// Statuses separated by blanks, in addition to those that every operation has.
     pub(crate) answers: &'static str,
@@ -84,8 +84,8 @@ impl ApiOperation {
         let name = self.body.trim_end_matches('?');
         match name {
             "" => None,
-            "multipart" => {
-                let schema = json!({"$ref": "#/components/schemas/Upload"});
+            name if name.starts_with("multipart:") => {
+                let schema = json!({"$ref": format!("#/components/schemas/{}", &name["multipart:".len()..])});
                 Some(json!({"required": true, "content": {"multipart/form-data": {"schema": schema}}}))
             }
             "binary" => {

@@ -12,7 +12,7 @@ use domain::GuestSettings;
 use futures_util::future::BoxFuture;
 use service::Service;
 
-use crate::front_settings::{FrontSetting, FrontSettingError, SettingValues};
+use crate::front_settings::{FrontSetting, FrontSettingError, FrontValues, SettingValues};
 use crate::hosts;
 use crate::kit::error_format::{CODE_AND_MESSAGE, ErrorFormat};
 use crate::openapi::{DOCUMENT_PATHS, OpenApiPart};
@@ -40,7 +40,7 @@ pub(crate) struct Front {
     /// Builds its routes; called once for each listener that serves it.
     pub(crate) router: fn(Service, Arc<HttpSettings>) -> FrontRoutes,
     /// The users and directories that its clients expect in a sandbox; `None` if it makes none.
-    pub(crate) guest: Option<fn() -> GuestSettings>,
+    pub(crate) guest: Option<fn(&FrontValues) -> GuestSettings>,
     /// The settings of its section in the configuration.
     pub(crate) settings: &'static [FrontSetting],
     /// Checks the written settings of its section and adds the defaults of the others.
@@ -80,8 +80,9 @@ pub(crate) struct FrontRoutes {
 pub(crate) type PortHandler = Arc<dyn Fn(String, Request) -> BoxFuture<'static, Response> + Send + Sync>;
 
 /// The users and directories that the clients of a front expect, for pools that are prepared for them.
-pub fn guest_of_front(name: &str) -> Option<GuestSettings> {
-    FRONTS.iter().find(|front| front.name == name)?.guest.map(|guest| guest())
+/// `values` are the checked settings of all fronts.
+pub fn guest_of_front(name: &str, values: &FrontValues) -> Option<GuestSettings> {
+    FRONTS.iter().find(|front| front.name == name)?.guest.map(|guest| guest(values))
 }
 
 /// The fronts that have such settings.

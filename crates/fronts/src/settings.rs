@@ -1,14 +1,13 @@
 //! Settings of the HTTP surface that the listener needs, or more than one front. Settings of a single front are in
 //! its own `settings.rs`.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use domain::NetworkAccess;
 use metrics_exporter_prometheus::PrometheusHandle;
 
-use crate::front_settings::SettingValues;
+use crate::front_settings::FrontValues;
 use crate::server::connection::ConnectionSettings;
 use crate::server::peer_limits::TrustedNetwork;
 
@@ -41,7 +40,7 @@ pub struct HttpSettings {
     /// How long a service inside a sandbox may take to start its response.
     pub answer_timeout: Duration,
     /// The settings in the section of each front, by its name.
-    pub fronts: BTreeMap<String, SettingValues>,
+    pub fronts: FrontValues,
     /// The source of the `/metrics` text; see [`crate::install_metrics`].
     pub metrics: Option<PrometheusHandle>,
 }
@@ -93,7 +92,7 @@ impl HttpSettings {
             write_timeout,
             gateway: GatewaySettings::default(),
             answer_timeout: Duration::from_secs(180),
-            fronts: BTreeMap::new(),
+            fronts: FrontValues::new(),
             metrics: None,
         }
     }

@@ -138,6 +138,9 @@ pub struct AllowedDirectory {
     pub written: PathBuf,
     /// The path that it resolved to at startup; it contains no symbolic links.
     pub real: PathBuf,
+    /// If set, only mounts that are requested for this purpose may come from here.
+    #[serde(default)]
+    pub purpose: Option<String>,
 }
 
 /// How long sandboxes live.

@@ -4,6 +4,7 @@ pub(crate) mod code_output;
 pub(crate) mod command_slots;
 pub(crate) mod contexts;
 pub(crate) mod kernels;
+pub(crate) mod named_contexts;
 pub(crate) mod output_stream;
 pub(crate) mod processes;
 pub(crate) mod sessions;

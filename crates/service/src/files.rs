@@ -14,7 +14,7 @@ use wire::files::{FileOperation, FileRequest};
 use crate::agent::client::{AgentClient, OperationConnection, STALL_TIMEOUT, with_timeout};
 use crate::agent::reply::{ExpectedReply, ReadingSize, ReplacedCounts};
 use crate::agent::{faults, translate};
-use crate::{FileReader, FileWatch, FileWriter, SandboxRef, ServiceError};
+use crate::{ErrorKind, FileReader, FileWatch, FileWriter, SandboxRef, ServiceError};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileInfo {
@@ -312,6 +312,31 @@ impl SandboxFiles<'_> {
     ) -> Result<(), ServiceError> {
         let (handle, _activity) = self.0.begin_use()?;
         run_operation(&handle.agent, actor, operation).await
+    }
+}
+
+/// Makes a directory that the guest of a sandbox has, or gives an existing mount to its owner. An earlier sandbox may have
+/// put anything else in its place, which is then kept.
+pub(crate) async fn make_guest_directory(
+    agent: &AgentClient,
+    path: &str,
+    owner: &str,
+    is_mount: bool,
+) -> Result<(), ServiceError> {
+    let owner = Some(owner.to_owned());
+    let attributes = FileAttributes { mode: None, owner: owner.clone(), group: owner };
+    let (path, attributes) = (path.to_owned(), translate::wire_attributes(attributes));
+    let operation = match is_mount {
+        true => FileOperation::SetAttributes { path, attributes },
+        false => FileOperation::MakeDirectory { path, attributes },
+    };
+    let root = UserIdentity::User("root".to_owned());
+    match run_operation(agent, &root, operation).await {
+        Err(error) if matches!(error.kind(), ErrorKind::File(_)) => {
+            tracing::warn!(%error, "failed to make a directory of the guest on a volume; it is left as it is");
+            Ok(())
+        }
+        made => made,
     }
 }
 

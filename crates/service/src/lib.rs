@@ -55,9 +55,13 @@ pub use exec::contexts::{
     CodeContext, DisconnectPolicy, MAX_CONTEXTS, OpenContextRequest, RunCodeRequest, SandboxContexts,
     default_context_id,
 };
+pub use exec::named_contexts::{
+    ContextOpening, NamedContext, NamedContextRequest, context_of_name, draw_context_name,
+};
 pub use exec::output_stream::{OutputEvent, OutputStream, ProcessInput};
 pub use exec::processes::{
-    ProcessEnd, ProcessStatus, ProcessTree, SandboxProcesses, SignalTarget, TreeFilter, TreeKind, TreeUsage,
+    FollowedOutput, ProcessEnd, ProcessStatus, ProcessTree, SandboxProcesses, SignalTarget, TreeFilter,
+    TreeKind, TreeUsage,
 };
 pub use exec::sessions::{
     BusyPolicy, OpenSessionRequest, RunShell, SandboxSessions, SessionRunRequest, SessionStatus,
@@ -115,6 +119,16 @@ pub enum KeyLiveness {
     /// The sandbox exists, and does not answer: it is starting, paused, ending or dead.
     NotAlive,
     Alive,
+}
+
+/// How far the removal of a key's sandbox has come. The key is free in any case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyRemoval {
+    /// The key led to no sandbox.
+    Absent,
+    Done,
+    /// The sandbox takes long to end; its driver continues.
+    Continues,
 }
 
 /// The key space of the names that people and programs give to sandboxes.
@@ -463,6 +477,29 @@ impl Service {
             tracing::info!(sandbox = %sandbox.id, origin = sandbox.origin, "sandbox created for a key");
         }
         Ok(acquired)
+    }
+
+    /// Makes the successor of a crashed sandbox, as [`Service::acquire`] does; `None` if the key no longer leads to that
+    /// sandbox, because it was removed or has a successor by now.
+    pub async fn replace_crashed(
+        &self,
+        key: &SandboxKey,
+        crashed: &SandboxId,
+        request: CreateSandboxRequest,
+    ) -> Result<Option<AcquiredSandbox>, ServiceError> {
+        let replaced = self.0.replace_crashed(key, crashed, request).await;
+        let replaced = replaced.inspect_err(self.0.record_failure("replace", key.owner(), Some(crashed)))?;
+        if let Some(AcquiredSandbox { sandbox, .. }) = &replaced {
+            tracing::warn!(sandbox = %sandbox.id, %crashed, "a request reached a crashed sandbox; its successor answers");
+        }
+        Ok(replaced)
+    }
+
+    /// Removes the sandbox of a key. If that takes longer than `limit`, it continues without the caller. Afterwards the
+    /// key is free, even if the removal failed; the sandbox's driver then retries it.
+    pub async fn remove_by_key(&self, key: &SandboxKey, limit: Duration) -> Result<KeyRemoval, ServiceError> {
+        let removed = self.0.remove_by_key(key, limit).await;
+        removed.inspect_err(self.0.record_failure("destroy", key.owner(), None))
     }
 
     /// Allows the sandbox of a key to be evicted when another sandbox needs room. Until then it stays as it is.

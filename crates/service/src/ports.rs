@@ -1,5 +1,7 @@
 //! The ports of a sandbox: byte streams to them, and the tokens that open them.
 
+mod listening;
+
 use backend::AgentStream;
 use wire::AgentRequest;
 

@@ -8,6 +8,7 @@ pub(crate) mod detached_creates;
 pub(crate) mod driver;
 pub(crate) mod entrypoint;
 pub(crate) mod hooks;
+pub(crate) mod key_removal;
 pub(crate) mod lease;
 pub(crate) mod planning;
 pub(crate) mod reaper;

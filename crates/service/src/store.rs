@@ -48,6 +48,7 @@ const MIGRATIONS: &[(u32, &str)] = &[
     (7, include_str!("store/migrations/0007_volumes.sql")),
     (8, include_str!("store/migrations/0008_pools.sql")),
     (9, include_str!("store/migrations/0009_settings.sql")),
+    (10, include_str!("store/migrations/0010_volumes_after_use.sql")),
 ];
 
 #[derive(Debug, thiserror::Error)]

@@ -10,6 +10,7 @@ mod expiry;
 mod file_edits;
 mod file_table;
 mod inheritance;
+mod key_removal;
 mod lifecycle;
 mod malicious_agent;
 mod malicious_search;

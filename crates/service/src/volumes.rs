@@ -4,7 +4,7 @@
 //!  a claim (a name) ─► the volume, made if absent ─► a use by one sandbox ─► the sandbox ends
 //! ```
 //! A volume in use is never removed. A volume whose lifetime is that of its sandboxes is removed when the last of them
-//! has ended. The store is written before the backend acts, so that after a crash either both know a volume or the
+//! has ended, and one that is kept for a time after its last use when that has passed. The store is written before the backend acts, so that after a crash either both know a volume or the
 //! incomplete one is removed.
 
 mod index;
@@ -28,7 +28,7 @@ use crate::tenancy::tokens::random_bytes;
 use crate::{Outcome, ServiceError};
 
 pub(crate) use index::VolumeIndex;
-use index::{VolumeAvailability, VolumeLookup};
+use index::{BegunUse, UnusedVolumes, VolumeAvailability, VolumeLookup};
 pub(crate) use reconcile::reconcile_volumes;
 
 /// How long a backend may take to make or remove a volume.
@@ -80,8 +80,7 @@ impl VolumeUses {
 impl Drop for VolumeUses {
     fn drop(&mut self) {
         if !self.volumes.is_empty() {
-            let unused = self.core.catalog.volumes.end_uses(&self.sandbox, Some(&self.volumes));
-            self.core.remove_unused_volumes(unused);
+            self.core.end_volume_uses(&self.sandbox, Some(&self.volumes));
         }
     }
 }
@@ -109,16 +108,15 @@ impl Core {
         let mut uses = VolumeUses { core: Arc::clone(self), sandbox: sandbox.clone(), volumes: Vec::new() };
         for mount in mounts {
             match &mount.source {
-                MountSource::Host(_) => {}
+                MountSource::Host(_) | MountSource::Reserved { .. } => {}
                 MountSource::Claim(claim) => {
                     mount.source =
                         MountSource::Volume(self.claim_volume(owner, claim.clone(), &mut uses).await?);
                 }
                 // A volume of another sandbox whose spec was copied.
                 MountSource::Volume(id) => {
-                    if self.catalog.volumes.use_by_id(owner, id, sandbox)? {
-                        uses.volumes.push(id.clone());
-                    }
+                    let begun = self.catalog.volumes.use_by_id(owner, id, sandbox)?;
+                    self.record_use(id.clone(), begun, &mut uses).await?;
                 }
             }
         }
@@ -132,11 +130,10 @@ impl Core {
         uses: &mut VolumeUses,
     ) -> Result<VolumeId, ServiceError> {
         loop {
-            if let VolumeLookup::Used { id, new } = self.use_volume(owner, &claim.name, &uses.sandbox).await?
+            if let VolumeLookup::Used { id, begun } =
+                self.use_volume(owner, &claim.name, &uses.sandbox).await?
             {
-                if new {
-                    uses.volumes.push(id.clone());
-                }
+                self.record_use(id.clone(), begun, uses).await?;
                 return Ok(id);
             }
             let MissingVolume::Make { size, lifetime } = claim.absent else {
@@ -149,6 +146,23 @@ impl Core {
             }
             // Another request made it meanwhile.
         }
+    }
+
+    /// Records that a sandbox has begun to use a volume. The stored time of its last use is deleted before the sandbox is
+    /// made: after a crash the volume must not be removed because of an earlier use.
+    async fn record_use(
+        &self,
+        id: VolumeId,
+        begun: BegunUse,
+        uses: &mut VolumeUses,
+    ) -> Result<(), ServiceError> {
+        if begun.new {
+            uses.volumes.push(id.clone());
+        }
+        if begun.was_due {
+            self.record_volume(VolumeChange::Used(id)).await?;
+        }
+        Ok(())
     }
 
     /// Makes a sandbox use the volume of this name, if there is one. If it is being removed, this waits for a limited
@@ -203,7 +217,7 @@ impl Core {
         }
         self.check_volume_quota(&volume)?;
         let created = clock::truncate_to_micros(self.clock.now().wall);
-        let kept = StoredVolume { volume: volume.clone(), created, removing: false };
+        let kept = StoredVolume { volume: volume.clone(), created, removing: false, unused_since: None };
         self.record_volume(VolumeChange::Insert(kept)).await?;
         let make = async { self.host.backend.required_volumes()?.create_volume(&volume).await };
         let made = self.ask_volume_backend("make a volume", make).await;
@@ -236,6 +250,28 @@ impl Core {
             }
             VolumeAvailability::Closed => {}
         }
+        self.remove_closed(id).await
+    }
+
+    /// Removes the volumes that were unused for as long as they are kept.
+    pub(crate) fn remove_due_volumes(self: &Arc<Self>, now: Duration) {
+        for id in self.catalog.volumes.take_due(now) {
+            let core = Arc::clone(self);
+            self.tasks.spawn(async move {
+                let _turn = core.catalog.volumes.turn.lock().await;
+                if !core.catalog.volumes.close_due(&id) {
+                    return;
+                }
+                tracing::info!(volume = %id, "volume was not used for as long as it is kept; removing it");
+                if let Err(error) = core.remove_closed(&id).await {
+                    tracing::warn!(volume = %id, error = %error_chain(&error), "failed to remove an unused volume; the next start retries");
+                }
+            });
+        }
+    }
+
+    /// Removes a volume that no sandbox can begin to use.
+    async fn remove_closed(&self, id: &VolumeId) -> Result<(), ServiceError> {
         self.drop_volume(id).await?;
         self.catalog.volumes.forget(id);
         tracing::info!(volume = %id, "volume removed");
@@ -264,8 +300,32 @@ impl Core {
 
     /// Ends all uses of volumes by a sandbox that has ended.
     pub(crate) fn release_volumes(self: &Arc<Self>, sandbox: &SandboxId) {
-        let unused = self.catalog.volumes.end_uses(sandbox, None);
-        self.remove_unused_volumes(unused);
+        self.end_volume_uses(sandbox, None);
+    }
+
+    /// Ends uses of volumes by a sandbox, of all or of the given ones, and has those removed that no longer exist without
+    /// it.
+    fn end_volume_uses(self: &Arc<Self>, sandbox: &SandboxId, only: Option<&[VolumeId]>) {
+        let now = self.clock.now();
+        let UnusedVolumes { remove, keep } = self.catalog.volumes.end_uses(sandbox, only, now.boot);
+        self.remove_unused_volumes(remove);
+        if !keep.is_empty() {
+            self.lifecycle.schedule.wake_reaper();
+            let core = Arc::clone(self);
+            self.tasks.spawn(async move {
+                // A volume that is used again has no time of its last use.
+                for id in keep.into_iter().filter(|id| core.catalog.volumes.is_due(id)) {
+                    core.record_last_use(id, now.wall).await;
+                }
+            });
+        }
+    }
+
+    /// Stores the time of a volume's last use. If that fails, the time of the next start is used instead.
+    async fn record_last_use(&self, id: VolumeId, wall: SystemTime) {
+        if let Err(error) = self.record_volume(VolumeChange::Unused(id.clone(), wall)).await {
+            tracing::warn!(volume = %id, error = %error_chain(&error), "failed to store when a volume was last used; it is kept longer after a restart");
+        }
     }
 
     /// Keeps the volumes of a sandbox that is being replaced until the result is dropped, so that its successor finds

@@ -31,6 +31,8 @@ pub struct FakeBackend {
     pub deaths: (mpsc::UnboundedSender<SandboxDeath>, Mutex<Option<mpsc::UnboundedReceiver<SandboxDeath>>>),
     /// Creates wait for a permit.
     pub gate: Semaphore,
+    /// Each removal takes a permit.
+    pub destroy_gate: Semaphore,
     /// Changes of limits wait for a permit.
     pub resizes: Semaphore,
     /// Snapshots wait for a permit.
@@ -95,6 +97,7 @@ impl FakeBackend {
             population: watch::Sender::new(0),
             deaths: (sender, Mutex::new(Some(receiver))),
             gate: Semaphore::new(Semaphore::MAX_PERMITS),
+            destroy_gate: Semaphore::new(Semaphore::MAX_PERMITS),
             resizes: Semaphore::new(Semaphore::MAX_PERMITS),
             snapshot_gate: Semaphore::new(Semaphore::MAX_PERMITS),
             volume_gate: Semaphore::new(Semaphore::MAX_PERMITS),

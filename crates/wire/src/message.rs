@@ -109,6 +109,10 @@ pub enum AgentRequest {
         /// before have no effect any more, and a session that was opened by a later one is not closed.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         requested_ns: Option<u64>,
+        /// The run in progress in a session without a shell is asked to end by SIGTERM, and is killed after this many
+        /// milliseconds. Otherwise it is killed at once. The name is free in either case.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        grace_ms: Option<u64>,
     },
     /// Answered `Ok` when the session's shell or kernel, and everything started in it, has ended.
     /// The next run starts a new one with no state of the old one.
@@ -156,6 +160,9 @@ pub enum AgentReply {
     Gap {
         from: u64,
         to: u64,
+        /// How many bytes before `to` were errors.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        stderr_before: Option<u64>,
     },
     Ended(ProcessEnd),
     /// Offsets, and the milliseconds since 1970 at which the output from there on was read, in order. If

@@ -140,6 +140,10 @@ pub struct ProcessStatus {
     /// The process has ended, but something that it started still runs.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub left: bool,
+    /// In the answer to `Follow`: how many bytes before the requested offset were errors. `None` if it is not known,
+    /// because that output is not kept or not written yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stderr_before: Option<u64>,
 }
 
 /// The value of `first` for statuses from agents that do not send it.
@@ -211,6 +215,9 @@ pub struct ProcessEnd {
     /// The run passed its deadline and was interrupted, and its kernel continues with its state.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub interrupted: bool,
+    /// The last signal that the server has sent to the process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signalled: Option<i32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

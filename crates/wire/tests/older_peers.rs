@@ -206,7 +206,7 @@ fn session_requests() -> Vec<AgentRequest> {
         AgentRequest::Run(run()),
         AgentRequest::Run(full_run()),
         AgentRequest::Sessions,
-        AgentRequest::CloseSession { session: text("s1"), requested_ns: None },
+        AgentRequest::CloseSession { session: text("s1"), requested_ns: None, grace_ms: None },
         AgentRequest::RestartSession { session: text("s1") },
         AgentRequest::IsolatedSessions,
         AgentRequest::Note { session: text("s1") },
@@ -326,6 +326,7 @@ fn ended(exit: ExitReason) -> ProcessEnd {
         system_ms: 4,
         max_rss_kib: 2744,
         interrupted: false,
+        signalled: None,
     }
 }
 
@@ -341,6 +342,7 @@ fn status() -> ProcessStatus {
         first: 1024,
         ended: None,
         left: false,
+        stderr_before: None,
     }
 }
 
@@ -407,12 +409,13 @@ fn shared_session_requests() -> Vec<VersionedRequest> {
         commands(shared_session(SessionSharing::default()), None),
         commands(shared_session(full_sharing()), Some(text("/etc/profile"))),
         AgentRequest::Run(RunInSession { detached: true, ..run() }),
-        AgentRequest::CloseSession { session: text("s1"), requested_ns: Some(7) },
+        AgentRequest::CloseSession { session: text("s1"), requested_ns: Some(7), grace_ms: None },
         AgentRequest::SessionStatus { session: text("s1") },
         update(None, None),
         update(Some(text("a note")), Some(IdleLimit::Never)),
         update(None, Some(IdleLimit::Milliseconds(9000))),
         AgentRequest::SessionRuns { session: text("s1") },
+        AgentRequest::CloseSession { session: text("s1"), requested_ns: Some(7), grace_ms: Some(5000) },
     ];
     requests.into_iter().map(|request| VersionedRequest { version: 1, request }).collect()
 }
@@ -452,6 +455,9 @@ fn shared_session_replies() -> Vec<AgentReply> {
             note: Some(text("a note")),
             ..shared_status(Some(SharedSessionKind::Commands))
         }),
+        AgentReply::Gap { from: 1024, to: 4096, stderr_before: Some(7) },
+        AgentReply::Status(ProcessStatus { stderr_before: Some(3), ..status() }),
+        AgentReply::Ended(ProcessEnd { signalled: Some(15), ..ended(ExitReason::Signal(15)) }),
     ]
 }
 
@@ -557,7 +563,7 @@ fn single_replies() -> Vec<AgentReply> {
             full_tree(),
         ]),
         AgentReply::Note(text("a note")),
-        AgentReply::Gap { from: 1024, to: 4096 },
+        AgentReply::Gap { from: 1024, to: 4096, stderr_before: None },
         AgentReply::OutputTimes(vec![(0, 1000), (1024, 2000)]),
         AgentReply::Info(vec![info(FileKind::File, None)]),
         AgentReply::Entries(vec![

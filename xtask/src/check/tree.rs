@@ -19,7 +19,7 @@ const FORBIDDEN_TEXTS: &[(&str, &str)] = &[
 
 /// Where people keep their own files, and the names below it that are plainly made up.
 const PRIVATE_ROOTS: &[(&str, &[&str])] =
-    &[("/Users/", &[]), ("/home/", &["alice", "user"]), ("/work/", &[])];
+    &[("/Users/", &[]), ("/home/", &["alice", "gem", "user"]), ("/work/", &[])];
 
 /// Files that must name what they forbid, or are not ours.
 const EXCLUDED_FILES: &[&str] = &["xtask/src/check/tree.rs", "LICENSE", "Cargo.lock"];

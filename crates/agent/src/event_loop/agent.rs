@@ -124,6 +124,7 @@ impl Agent {
                 Alarm::ResendInterrupt(process) => {
                     self.processes.resend_interrupt(process, &mut self.events.alarms);
                 }
+                Alarm::CloseGrace(session) => self.kill_command_run(session),
                 Alarm::Stall(process) => self.reader_stalled(process),
                 Alarm::LimitView => self.context.watch_limit_view_again(&mut self.events),
             }

@@ -20,6 +20,8 @@ pub(crate) enum Alarm {
     ResendInterrupt(ProcessHandle),
     /// The reader of a process with back-pressure has taken no byte.
     Stall(ProcessHandle),
+    /// The run of a closed session has had its time to end.
+    CloseGrace(SessionHandle),
     /// The pause after a refresh of the limit files is over.
     LimitView,
 }

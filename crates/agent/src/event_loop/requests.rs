@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use rustix::io::Errno;
 use rustix::process::Signal;
-use wire::process::{SignalProcess, SignalTarget};
+use wire::process::{ProcessStatus, SignalProcess, SignalTarget};
 use wire::{AgentReply, AgentRequest, Fault, FaultKind, Frame, FrameError, VersionedRequest};
 
 use crate::event_loop::agent::Agent;
@@ -43,6 +43,7 @@ impl Agent {
             AgentRequest::Follow { process, from } => {
                 let process = self.processes.find(&process)?;
                 let (number, status) = (process.number, self.children.status_of(process));
+                let status = ProcessStatus { stderr_before: self.stderr_before(number, from), ..status };
                 self.connections.send_reply(connection, &AgentReply::Status(status));
                 self.follow_process(connection, number, from);
             }
@@ -120,8 +121,8 @@ impl Agent {
                 let note = self.sessions.note(&session)?;
                 self.connections.send_final_reply(connection, &note);
             }
-            AgentRequest::CloseSession { session, requested_ns } => {
-                self.close_session_at(&session, requested_ns)?;
+            AgentRequest::CloseSession { session, requested_ns, grace_ms } => {
+                self.close_session_at(&session, requested_ns, grace_ms)?;
                 self.connections.send_final_reply(connection, &AgentReply::Ok);
             }
         }
@@ -176,6 +177,11 @@ impl Agent {
             }
         };
         let sent_to = running.pid;
+        if let Some(process) =
+            number.and_then(|number| self.processes.get_mut(number)).filter(|_| sent.is_ok())
+        {
+            process.signalled = Some(request.signal);
+        }
         if let (Ok(()), Some(before), Some(number)) = (&sent, before, number) {
             self.processes.schedule_interrupt_resend(number, before, &mut self.events.alarms);
         }

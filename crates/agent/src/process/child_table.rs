@@ -124,6 +124,12 @@ impl ChildTable {
                 running.outputs.push((StreamTag::Terminal, output));
                 running.terminal = true;
             }
+            ParentEnds::OnePipe { stdin, output } => {
+                let input = watch(stdin, EventToken::Input(number), EventFlags::empty())?;
+                running.input = Some(InputWriter::for_pipe(input));
+                let output = watch(output, EventToken::Terminal(number), readable)?;
+                running.outputs.push((StreamTag::Terminal, output));
+            }
         }
         let role = if running.pid.is_some() { ChildRole::Leader(number) } else { ChildRole::Runner(number) };
         self.roles.insert(launched.pid, role);

@@ -58,8 +58,17 @@ pub(crate) enum TreeControl {
 /// Our ends; all are non-blocking.
 #[derive(Debug)]
 pub(crate) enum ParentEnds {
-    Pipes { stdin: Option<OwnedFd>, stdout: OwnedFd, stderr: OwnedFd },
+    Pipes {
+        stdin: Option<OwnedFd>,
+        stdout: OwnedFd,
+        stderr: OwnedFd,
+    },
     Terminal(OwnedFd),
+    /// Stands in for a terminal whose output is read as text: output and errors keep their order in one pipe.
+    OnePipe {
+        stdin: OwnedFd,
+        output: OwnedFd,
+    },
 }
 
 /// Forks a child that becomes the command. Whether that succeeds is reported later.
@@ -146,7 +155,11 @@ pub(crate) fn open_stdio(
     who: &ResolvedUser,
 ) -> rustix::io::Result<(ParentEnds, ChildStdio)> {
     if let Some(size) = wiring.terminal {
-        return open_terminal_stdio(size, wiring.plain, who);
+        return match open_terminal_stdio(size, wiring.plain, who) {
+            // The sandbox has no terminal left. Programs only notice that they print to a pipe.
+            Err(Errno::AGAIN) if wiring.plain => open_pipe_as_terminal(who),
+            opened => opened,
+        };
     }
     let (stdin, their_stdin) = if wiring.stdin {
         let (theirs, ours) = pipe_with(PipeFlags::CLOEXEC)?;
@@ -168,6 +181,21 @@ pub(crate) fn open_stdio(
     let theirs =
         ChildStdio { stdin: their_stdin, stdout: their_stdout, stderr: their_stderr, terminal: false };
     Ok((ParentEnds::Pipes { stdin, stdout, stderr }, theirs))
+}
+
+fn open_pipe_as_terminal(who: &ResolvedUser) -> rustix::io::Result<(ParentEnds, ChildStdio)> {
+    let (their_stdin, stdin) = pipe_with(PipeFlags::CLOEXEC)?;
+    let (output, their_stdout) = pipe_with(PipeFlags::CLOEXEC)?;
+    for fd in [&stdin, &output] {
+        rustix::io::ioctl_fionbio(fd, true)?;
+    }
+    if !who.is_root() {
+        rustix::fs::fchown(&their_stdout, Some(who.uid), Some(who.gid))?;
+    }
+    let their_stderr = rustix::io::fcntl_dupfd_cloexec(&their_stdout, 3)?;
+    let theirs =
+        ChildStdio { stdin: their_stdin, stdout: their_stdout, stderr: their_stderr, terminal: false };
+    Ok((ParentEnds::OnePipe { stdin, output }, theirs))
 }
 
 fn open_terminal_stdio(

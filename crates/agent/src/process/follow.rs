@@ -28,6 +28,11 @@ impl Agent {
         self.pump_follower(connection);
     }
 
+    /// How many bytes of the process's output before an offset were errors, if that is known.
+    pub(crate) fn stderr_before(&mut self, process: ProcessHandle, offset: u64) -> Option<u64> {
+        self.processes.get_mut(process)?.journal.stderr_before(self.context.journals.as_fd(), offset)
+    }
+
     /// When the process's output from an offset on was read.
     pub(crate) fn output_times(&mut self, process: ProcessHandle, from: u64) -> Vec<(u64, u64)> {
         let Some(process) = self.processes.get_mut(process) else { return Vec::new() };
@@ -68,7 +73,10 @@ impl Agent {
                 JournalPiece::Output { stream, offset, length } => {
                     frame::encode_output(&mut following.out, stream, offset, &self.buffers.page[..length]);
                 }
-                JournalPiece::Gap { from, to } => following.queue_message(&AgentReply::Gap { from, to }),
+                JournalPiece::Gap { from, to, stderr } => {
+                    let stderr_before = Some(stderr);
+                    following.queue_message(&AgentReply::Gap { from, to, stderr_before });
+                }
                 JournalPiece::Nothing => {
                     more = false;
                     break;

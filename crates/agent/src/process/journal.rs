@@ -32,9 +32,9 @@ const MAX_TIMES: usize = 4096;
 /// How many records are read to find them. Nothing else happens in the agent meanwhile.
 const MAX_TIMED_RECORDS: usize = 1 << 15;
 
-const MAGIC: &[u8; 8] = b"CRCLJRN2";
+const MAGIC: &[u8; 8] = b"CRCLJRN3";
 const HEADER_LENGTH: usize = 40;
-const RECORD_HEADER_LENGTH: usize = 21;
+const RECORD_HEADER_LENGTH: usize = 29;
 /// The position of the first record.
 const FIRST_RECORD_POSITION: u64 = HEADER_LENGTH as u64;
 /// The stream of the record that contains the end of the process.
@@ -75,6 +75,8 @@ pub(crate) struct Journal {
     file: Option<OwnedFd>,
     /// The overall offset behind the last byte.
     written: u64,
+    /// How many of these bytes were errors.
+    stderr: u64,
     /// The file position behind the last record.
     end: u64,
     marks: Vec<JournalMark>,
@@ -112,6 +114,8 @@ struct JournalRecord {
     time_ms: u64,
     offset: u64,
     length: u32,
+    /// How many bytes before this record were errors. Readers need it after a gap.
+    stderr: u64,
 }
 
 /// The position of a reader.
@@ -126,14 +130,12 @@ pub(crate) struct JournalCursor {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum JournalPiece {
     /// `length` bytes are in the buffer.
-    Output {
-        stream: StreamTag,
-        offset: u64,
-        length: usize,
-    },
+    Output { stream: StreamTag, offset: u64, length: usize },
     Gap {
         from: u64,
         to: u64,
+        /// How many bytes before `to` were errors.
+        stderr: u64,
     },
     /// There is nothing to read until more is printed.
     Nothing,
@@ -152,13 +154,19 @@ impl JournalRecord {
         bytes[1..9].copy_from_slice(&self.time_ms.to_le_bytes());
         bytes[9..17].copy_from_slice(&self.offset.to_le_bytes());
         bytes[17..21].copy_from_slice(&self.length.to_le_bytes());
+        bytes[21..29].copy_from_slice(&self.stderr.to_le_bytes());
         bytes
     }
 
     fn from_header(position: u64, bytes: &[u8; RECORD_HEADER_LENGTH]) -> Self {
         let word = |from: usize| bytes[from..from + 8].try_into().map_or(0, u64::from_le_bytes);
         let length = bytes[17..21].try_into().map_or(0, u32::from_le_bytes);
-        Self { position, stream: bytes[0], time_ms: word(1), offset: word(9), length }
+        Self { position, stream: bytes[0], time_ms: word(1), offset: word(9), length, stderr: word(21) }
+    }
+
+    /// How many bytes before its byte `skip` were errors.
+    fn stderr_before(&self, skip: u64) -> u64 {
+        self.stderr + if self.stream == StreamTag::Stderr as u8 { skip } else { 0 }
     }
 
     fn end_position(&self) -> u64 {
@@ -173,6 +181,7 @@ impl Journal {
             retention,
             file: None,
             written: 0,
+            stderr: 0,
             end: FIRST_RECORD_POSITION,
             marks: Vec::new(),
             head: None,
@@ -299,6 +308,9 @@ impl Journal {
                 self.last = None;
             }
             self.written += piece.len() as u64;
+            if stream == StreamTag::Stderr {
+                self.stderr += piece.len() as u64;
+            }
         }
     }
 
@@ -319,6 +331,7 @@ impl Journal {
             time_ms: now_ms,
             offset: self.written,
             length,
+            stderr: self.stderr,
         };
         self.write_record(&record, bytes)?;
         let far = self.marks.last().is_none_or(|mark| record.position - mark.position >= MARK_INTERVAL);
@@ -356,6 +369,7 @@ impl Journal {
             time_ms: ended.ended_ms,
             offset: self.written,
             length,
+            stderr: self.stderr,
         };
         // If the disk is full, the end is known only while the agent runs.
         self.open(directory)
@@ -395,6 +409,7 @@ impl Journal {
             // Bytes that cannot be read back become a gap for this reader, which then continues.
             from: cursor.offset,
             to: self.written,
+            stderr: self.stderr,
         });
         match piece {
             JournalPiece::Output { offset, length, .. } => cursor.offset = offset + length as u64,
@@ -419,7 +434,8 @@ impl Journal {
             let record = self.read_record_header(position)?;
             cursor.record = Some(position);
             if record.offset > cursor.offset {
-                return Ok(JournalPiece::Gap { from: cursor.offset, to: record.offset });
+                let (from, to) = (cursor.offset, record.offset);
+                return Ok(JournalPiece::Gap { from, to, stderr: record.stderr });
             }
             let skip = cursor.offset - record.offset;
             if skip < u64::from(record.length) {
@@ -427,7 +443,28 @@ impl Journal {
             }
             position = self.skip_gap(record.end_position());
         }
-        Ok(JournalPiece::Gap { from: cursor.offset, to: self.written })
+        Ok(JournalPiece::Gap { from: cursor.offset, to: self.written, stderr: self.stderr })
+    }
+
+    /// How many bytes before an offset were errors; `None` if the record there is not kept, or not written yet.
+    pub(crate) fn stderr_before(&mut self, directory: BorrowedFd<'_>, offset: u64) -> Option<u64> {
+        if offset == 0 {
+            return Some(0);
+        }
+        if offset >= self.written {
+            return (offset == self.written).then_some(self.stderr);
+        }
+        self.open(directory).ok()?;
+        let mut position = self.start_position(&JournalCursor::at(offset));
+        while position < self.end {
+            let record = self.read_record_header(position).ok()?;
+            let skip = offset.checked_sub(record.offset)?;
+            if skip < u64::from(record.length) {
+                return Some(record.stderr_before(skip));
+            }
+            position = self.skip_gap(record.end_position());
+        }
+        None
     }
 
     /// Returns the offset and the time of each record from an offset on, at most the last
@@ -656,7 +693,7 @@ mod tests {
                     assert_eq!(&buffer[..length], &written[start..start + length]);
                     next += length as u64;
                 }
-                JournalPiece::Gap { from, to } => {
+                JournalPiece::Gap { from, to, .. } => {
                     assert_eq!(from, next);
                     assert!(to > from);
                     missing += to - from;
@@ -707,6 +744,50 @@ mod tests {
         }
     }
 
+    #[test]
+    fn errors_are_counted_across_gaps() {
+        let temporary = tempfile::tempdir().expect("a temporary directory");
+        let directory = std::fs::File::open(temporary.path()).expect("it was just made");
+        let retention = OutputRetention { first: 1000, last: 20_000, lossless: false, stall_ms: None };
+        let mut journal = Journal::new("test", retention, RingMemoryBudget::default());
+        // The errors before each offset.
+        let mut errors = vec![0];
+        let mut print = |journal: &mut Journal, stream: StreamTag, length: usize| {
+            journal.append(directory.as_fd(), stream, &vec![7; length], 0);
+            let before = *errors.last().expect("it is never empty");
+            let is_error = stream == StreamTag::Stderr;
+            errors.extend((1..=length as u64).map(|count| before + if is_error { count } else { 0 }));
+        };
+        for number in 0..300 {
+            print(&mut journal, StreamTag::Stdout, 1500 + number);
+            print(&mut journal, StreamTag::Stderr, 3 * number + 1);
+        }
+        // Output that cannot be written is a gap, too. A descriptor that cannot be written to stands for a full disk.
+        let file = journal.file.replace(directory.try_clone().expect("it is open").into());
+        print(&mut journal, StreamTag::Stderr, 500);
+        journal.file = file;
+        print(&mut journal, StreamTag::Stdout, 5);
+        let (mut cursor, mut buffer, mut gaps) = (JournalCursor::at(0), vec![0; MAX_RECORD_BYTES], 0);
+        let at = |offset: u64| errors[usize::try_from(offset).expect("the journal is small")];
+        loop {
+            match journal.read(directory.as_fd(), &mut cursor, &mut buffer) {
+                JournalPiece::Gap { from, to, stderr } => {
+                    gaps += 1;
+                    assert_eq!(stderr, at(to), "{from}..{to}");
+                    assert_eq!(journal.stderr_before(directory.as_fd(), from + 1), None);
+                }
+                JournalPiece::Output { offset, .. } => {
+                    assert_eq!(journal.stderr_before(directory.as_fd(), offset), Some(at(offset)));
+                    assert_eq!(journal.stderr_before(directory.as_fd(), offset + 1), Some(at(offset + 1)));
+                }
+                JournalPiece::Nothing => break,
+            }
+        }
+        assert_eq!(gaps, 2, "bytes were dropped and lost");
+        assert_eq!(journal.stderr_before(directory.as_fd(), journal.written()), errors.last().copied());
+        assert_eq!(journal.stderr_before(directory.as_fd(), journal.written() + 1), None);
+    }
+
     fn ended() -> ProcessEnd {
         ProcessEnd {
             exit: wire::process::ExitReason::Code(0),
@@ -717,6 +798,7 @@ mod tests {
             system_ms: 0,
             max_rss_kib: 0,
             interrupted: false,
+            signalled: None,
         }
     }
 

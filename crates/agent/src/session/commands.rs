@@ -9,6 +9,7 @@
 
 use linux::spawn::{ProcessExit, ProcessUsage};
 use rustix::io::Errno;
+use rustix::process::Signal;
 use wire::process::{MissingDirectory, OpenSession, RunInSession, WorkingDirectory};
 use wire::shared_session::{MAX_SESSION_SCRIPT_BYTES, OpenCommands};
 use wire::{AgentConfig, Fault, FaultKind};
@@ -16,11 +17,11 @@ use wire::{AgentConfig, Fault, FaultKind};
 use super::{MAX_DIRECTORY_BYTES, QueuedCaller, Session, SessionKind, SessionRun, change_dir, shell};
 use crate::event_loop::agent::Agent;
 use crate::event_loop::handles::{ConnectionId, SessionHandle};
-use crate::process::FaultSubjects;
 use crate::process::child::ExecFailure;
 use crate::process::command::{ExecEnvironment, PreparedCommand, ResolvedDirectory};
 use crate::process::exec::StdioMode;
 use crate::process::running_process::ProcessOwner;
+use crate::process::{FaultSubjects, ManagedProcess};
 use crate::{fault, path};
 
 /// What all runs of a session without a shell have in common.
@@ -184,6 +185,10 @@ impl Agent {
         if let Some(session) = self.sessions.get_mut(number) {
             session.earlier_runs.retain(|left| self.children.has_tree(*left));
             session.earlier_runs.extend(running);
+            if session.closing {
+                // It was asked to end; what it has started was not.
+                session.kill_earlier_runs(&self.children, &self.context);
+            }
         }
         self.finish_run(number, end, usage);
         self.begin_next_run(number);
@@ -191,13 +196,33 @@ impl Agent {
     }
 
     /// Kills the present run of a session without a shell, and everything that it has started.
-    pub(super) fn kill_command_run(&self, number: SessionHandle) {
-        let without_shell = self.sessions.get(number).is_some_and(Session::runs_commands);
-        let run = self.sessions.current_run(number).filter(|_| without_shell);
-        let running = run.and_then(|run| self.processes.get(run)).and_then(|process| process.running);
-        if let Some(running) = running {
+    pub(crate) fn kill_command_run(&self, number: SessionHandle) {
+        if let Some(running) = self.command_run(number).and_then(|process| process.running) {
             self.children.kill_tree(running, &self.context);
         }
+    }
+
+    /// Asks the present run of a session without a shell to end. Returns `false` if there is none, or if it cannot be
+    /// asked.
+    pub(super) fn terminate_command_run(&mut self, number: SessionHandle) -> bool {
+        let Some((process, running)) =
+            self.command_run(number).and_then(|process| Some((process.number, process.running?)))
+        else {
+            return false;
+        };
+        let sent = self.children.get(running).is_some_and(|running| {
+            running.tree.signal(self.context.commands.as_ref(), running.pid, Signal::TERM).is_ok()
+        });
+        if let Some(process) = self.processes.get_mut(process).filter(|_| sent) {
+            process.signalled = Some(Signal::TERM.as_raw());
+        }
+        sent
+    }
+
+    /// The present run of a session, if it is a process of its own.
+    fn command_run(&self, number: SessionHandle) -> Option<&ManagedProcess> {
+        self.sessions.get(number).filter(|session| session.runs_commands())?;
+        self.processes.get(self.sessions.current_run(number)?)
     }
 }
 

@@ -85,7 +85,7 @@ impl Agent {
                 let subject = format!("{}: {why}", open.session);
                 Err(fault::from_kind(FaultKind::AlreadyExists, "open session", &subject))
             };
-            if session.open.sharing.is_none() {
+            if !session.is_shared() {
                 return exists("it is not shared");
             }
             if session.open.identity != open.identity {
@@ -108,7 +108,7 @@ impl Agent {
             }
             return Ok(());
         }
-        self.make_room_for_shared(&open.session, sharing)?;
+        self.make_room_for_shared(&open.session, sharing, matches!(kind, SessionKind::Commands(_)))?;
         self.add_session(connection, open, kind).map(drop)
     }
 
@@ -149,15 +149,24 @@ impl Agent {
 
     /// Closes the session that was idle longest if there are too many: first one without a chosen name, never one that
     /// is busy.
-    fn make_room_for_shared(&mut self, session: &str, sharing: &SessionSharing) -> Result<(), Fault> {
+    fn make_room_for_shared(
+        &mut self,
+        session: &str,
+        sharing: &SessionSharing,
+        for_commands: bool,
+    ) -> Result<(), Fault> {
         let most = sharing.max_sessions.and_then(|most| usize::try_from(most).ok()).unwrap_or(usize::MAX);
-        let shared = |session: &&Session| session.open.sharing.is_some() && !session.closing;
-        if self.sessions.values().filter(shared).count() < most {
+        // Sessions without a shell are cheap, so each of the two sorts has a limit of its own.
+        let counts = |session: &Session| session.runs_commands() == for_commands && !session.closing;
+        let shared = |session: &Session| session.is_shared() && counts(session);
+        if self.sessions.values().filter(|session| shared(session)).count() < most {
             return Ok(());
         }
-        let idle = self.sessions.values().filter(shared).filter(|session| session.is_idle());
-        let oldest = idle.min_by_key(|session| (session.chosen_name().is_some(), session.used_ms));
-        let Some(name) = oldest.map(|session| session.name.clone()) else {
+        let idle = self.sessions.entries().filter(|(_, session)| shared(session) && session.is_idle());
+        // Sessions that were used in the same millisecond are closed in the order in which they were opened.
+        let oldest =
+            idle.min_by_key(|(number, session)| (session.chosen_name().is_some(), session.used_ms, *number));
+        let Some(name) = oldest.map(|(_, session)| session.name.clone()) else {
             let subject = format!("{session}: all sessions are busy");
             return Err(fault::from_kind(FaultKind::Busy, "open session", &subject));
         };
@@ -165,7 +174,12 @@ impl Agent {
     }
 
     /// Closes a session by a request that was made at this time.
-    pub(crate) fn close_session_at(&mut self, name: &str, requested: Option<u64>) -> Result<(), Fault> {
+    pub(crate) fn close_session_at(
+        &mut self,
+        name: &str,
+        requested: Option<u64>,
+        grace_ms: Option<u64>,
+    ) -> Result<(), Fault> {
         if let Some(requested) = requested {
             self.sessions.closed.record(name, requested);
             let session = self.sessions.find(name).ok().and_then(|number| self.sessions.get(number));
@@ -174,13 +188,13 @@ impl Agent {
                 return Err(fault::from_kind(FaultKind::NotFound, FaultOperation::FindSession, name));
             }
         }
-        self.close_session(name)
+        self.close_session_after(name, grace_ms)
     }
 
     /// Ends idle shells of sessions without a chosen name if there are too many. The next run starts a new one.
     pub(super) fn end_surplus_shells(&mut self) {
         let surplus = |session: &&Session| {
-            session.open.sharing.is_some()
+            session.is_shared()
                 && session.chosen_name().is_none()
                 && session.is_idle()
                 && session.shell.as_ref().is_some_and(|shell| shell.started && !shell.ending)
@@ -216,6 +230,12 @@ impl Agent {
 }
 
 impl Session {
+    /// Whether several callers may open it. A session with a kernel may have a name as well, but it is opened in another
+    /// way and does not count among these.
+    fn is_shared(&self) -> bool {
+        self.open.sharing.is_some() && !matches!(self.kind, SessionKind::Kernel(_))
+    }
+
     /// The name that a client chose.
     fn chosen_name(&self) -> Option<&str> {
         self.open.sharing.as_ref()?.name.as_deref()

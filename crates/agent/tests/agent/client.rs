@@ -165,7 +165,7 @@ impl TestConnection {
             match self.frame().expect("a process ends before its stream") {
                 Frame::Output { stream, offset, bytes } => pieces.push((stream, offset, bytes.to_vec())),
                 control => match control.parse_message().unwrap() {
-                    AgentReply::Gap { from, to } => gaps.push((from, to)),
+                    AgentReply::Gap { from, to, .. } => gaps.push((from, to)),
                     AgentReply::Ended(ended) => {
                         assert_eq!(self.frame(), None);
                         return ProcessOutput { pieces, gaps, ended };

@@ -376,11 +376,11 @@ fn kinds_of_shared_sessions_do_not_mix() {
 }
 
 #[test]
-fn command_sessions_count_as_shared_sessions_and_are_closed_when_idle() {
+fn command_sessions_have_a_limit_and_are_closed_when_idle() {
     with_both_tree_modes(|agent| {
         let sharing =
             |idle_ms| SessionSharing { max_sessions: Some(2), idle_ms, ..SessionSharing::default() };
-        agent.open_shared(shared("old", sharing(None)));
+        agent.open_commands(commands(shared("old", sharing(None))));
         agent.open_commands(commands(shared("first", sharing(None))));
         agent.open_commands(commands(shared("second", sharing(Some(500)))));
         assert_eq!(agent.session_names(), ["first", "second"]);
@@ -524,4 +524,70 @@ fn runs_of_an_idle_session_outlive_thousands_of_other_processes() {
     let status = |process: &str| agent.reply(AgentRequest::Status { process: process.to_owned() });
     assert!(matches!(status("p0-1"), AgentReply::Fault(_)), "an older process is forgotten instead");
     assert!(matches!(status("r0"), AgentReply::Fault(_)), "older runs are forgotten like any process");
+}
+
+#[test]
+fn run_of_a_closed_session_is_asked_to_end_and_then_killed() {
+    with_both_tree_modes(|agent| {
+        let close_after = |grace| AgentRequest::CloseSession {
+            session: "s".to_owned(),
+            requested_ns: None,
+            grace_ms: Some(grace),
+        };
+        agent.open_commands(commands(named("s")));
+        let mut polite = agent.begin(run_in("s", "r1", "trap 'echo bye; exit 3' TERM; echo on; read x"));
+        assert_eq!(polite.read_text(3), "on\n");
+        assert_eq!(agent.reply(close_after(60_000)), AgentReply::Ok);
+        let output = polite.output();
+        assert_eq!((output.stdout().as_str(), output.exit()), ("bye\n", ExitReason::Code(3)));
+        assert_eq!(output.ended.signalled, Some(15));
+
+        // The name is free at once, although the run of the former session still ignores the request.
+        agent.open_commands(commands(named("s")));
+        let mut deaf = agent.begin(run_in("s", "r2", "trap '' TERM; sleep 1000 & echo on; wait"));
+        assert_eq!(deaf.read_text(3), "on\n");
+        assert_eq!(agent.reply(close_after(200)), AgentReply::Ok);
+        assert_eq!(agent.fault(close_after(200)).kind, FaultKind::NotFound);
+        agent.open_commands(commands(named("s")));
+        assert_eq!(agent.run_in(run_in("s", "r3", "echo new")).stdout(), "new\n");
+        assert_eq!(deaf.output().exit(), ExitReason::Signal(9));
+    });
+}
+
+#[test]
+fn shells_and_commands_have_separate_limits() {
+    let agent = TestAgent::with_trees(TreeMode::Runners);
+    let limited = |session: &str| {
+        let sharing = SessionSharing { max_sessions: Some(1), ..SessionSharing::default() };
+        OpenSession { sharing: Some(sharing), ..anonymous(session) }
+    };
+    agent.open_shared(limited("shell"));
+    agent.open_commands(commands(limited("c1")));
+    agent.open_commands(commands(limited("c2")));
+    assert!(agent.session_status("shell").shared.is_some());
+    let gone = agent.fault(AgentRequest::SessionStatus { session: "c1".to_owned() });
+    assert_eq!(gone.kind, FaultKind::NotFound);
+}
+
+#[test]
+fn errors_are_counted_for_readers() {
+    let agent = TestAgent::with_trees(TreeMode::Runners);
+    agent.open_commands(commands(named("s")));
+    let retention = wire::process::OutputRetention { first: 0, last: 1000, lossless: false, stall_ms: None };
+    let text = "printf 12345 >&2; head -c 3000000 /dev/zero; printf 678 >&2";
+    let run = RunInSession { retention, follow: false, ..run_in("s", "r1", text) };
+    let AgentReply::Started { .. } = agent.reply(AgentRequest::Run(run)) else { panic!("it does not start") };
+    agent.follow("r1", 0).output();
+    let mut talk = agent.send_request(AgentRequest::Follow { process: "r1".to_owned(), from: 0 });
+    let AgentReply::Status(status) = talk.reply() else { panic!("a status comes first") };
+    assert_eq!((status.written, status.stderr_before), (3_000_008, Some(0)));
+    let AgentReply::Gap { from: 0, stderr_before: Some(5), .. } = talk.reply() else {
+        panic!("the beginning is dropped")
+    };
+    let mut talk = agent.send_request(AgentRequest::Follow { process: "r1".to_owned(), from: 3_000_006 });
+    let AgentReply::Status(status) = talk.reply() else { panic!("a status comes first") };
+    assert_eq!(status.stderr_before, Some(6));
+    let mut talk = agent.send_request(AgentRequest::Follow { process: "r1".to_owned(), from: 7 });
+    let AgentReply::Status(status) = talk.reply() else { panic!("a status comes first") };
+    assert_eq!(status.stderr_before, None, "that output is not kept");
 }

@@ -17,7 +17,7 @@ fn word(bytes: &[u8]) -> u64 {
 }
 
 fn read_journal(file: &[u8]) -> Vec<JournalRecord> {
-    assert_eq!(&file[..8], b"CRCLJRN2");
+    assert_eq!(&file[..8], b"CRCLJRN3");
     let numbers: Vec<u64> = (1..5).map(|index| word(&file[8 * index..])).collect();
     let [gap_start, gap_end, ring, end] = numbers[..] else { panic!("four numbers") };
     let end = if ring == 0 { file.len() as u64 } else { end };
@@ -35,15 +35,15 @@ fn read_journal(file: &[u8]) -> Vec<JournalRecord> {
         if position == gap_start && gap_end > gap_start {
             position = gap_end;
         }
-        let header = bytes_at(position, 21);
+        let header = bytes_at(position, 29);
         let length = u64::from(u32::from_le_bytes(header[17..21].try_into().unwrap()));
         records.push(JournalRecord {
             stream: header[0],
             time_ms: word(&header[1..]),
             offset: word(&header[9..]),
-            bytes: bytes_at(position + 21, length),
+            bytes: bytes_at(position + 29, length),
         });
-        position += 21 + length;
+        position += 29 + length;
     }
     records
 }

@@ -241,7 +241,11 @@ fn deadline_spares_what_earlier_runs_have_left() {
     let output = agent.run_in(run("r3", &format!("kill -0 {earlier} && echo alive")));
     assert_eq!(output.stdout(), "alive\n", "{}", output.of(StreamTag::Stderr));
     assert_eq!(
-        agent.reply(AgentRequest::CloseSession { session: "s".to_owned(), requested_ns: None }),
+        agent.reply(AgentRequest::CloseSession {
+            session: "s".to_owned(),
+            requested_ns: None,
+            grace_ms: None
+        }),
         AgentReply::Ok
     );
     crate::signals::wait_until_gone(earlier);
@@ -382,14 +386,24 @@ fn closed_session_ends_with_everything_in_it() {
         let mut talk = agent.begin(run("r1", "echo on; sleep 1000"));
         talk.read_text(3);
         assert_eq!(
-            agent.reply(AgentRequest::CloseSession { session: "s".to_owned(), requested_ns: None }),
+            agent.reply(AgentRequest::CloseSession {
+                session: "s".to_owned(),
+                requested_ns: None,
+                grace_ms: None
+            }),
             AgentReply::Ok
         );
         assert_eq!(talk.output().exit(), ExitReason::Signal(9));
         assert_eq!(agent.sessions(), []);
         assert_eq!(agent.fault(AgentRequest::Run(run("r2", "true"))).kind, FaultKind::NotFound);
         assert_eq!(
-            agent.fault(AgentRequest::CloseSession { session: "s".to_owned(), requested_ns: None }).kind,
+            agent
+                .fault(AgentRequest::CloseSession {
+                    session: "s".to_owned(),
+                    requested_ns: None,
+                    grace_ms: None
+                })
+                .kind,
             FaultKind::NotFound
         );
         agent.open(session());

@@ -27,7 +27,7 @@ pub(crate) fn run_in(session: &str, process: &str, text: &str) -> RunInSession {
 }
 
 pub(crate) fn close(name: &str, requested: u64) -> AgentRequest {
-    AgentRequest::CloseSession { session: name.to_owned(), requested_ns: Some(requested) }
+    AgentRequest::CloseSession { session: name.to_owned(), requested_ns: Some(requested), grace_ms: None }
 }
 
 impl TestAgent {

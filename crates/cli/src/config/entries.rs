@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
-use fronts::{FrontSettingKind, front_sections};
+use fronts::{FrontSettingKind, FrontValues, front_sections};
 use launcher::plan::LimitName;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::front_sections::{FrontValues, shown_path};
+use super::front_sections::shown_path;
 use super::gateway::GatewayMode;
 use super::log::LogFormat;
 use super::{Config, OnStop};
@@ -139,9 +139,12 @@ fn add_fronts(fronts: &FrontValues, entries: &mut SettingList) {
             };
             let visibility = match setting.kind {
                 FrontSettingKind::SecretList => SettingVisibility::Secret,
-                FrontSettingKind::Text | FrontSettingKind::Duration | FrontSettingKind::Switch => {
-                    SettingVisibility::Plain
-                }
+                FrontSettingKind::Text
+                | FrontSettingKind::Duration
+                | FrontSettingKind::Switch
+                | FrontSettingKind::Number
+                | FrontSettingKind::Amount
+                | FrontSettingKind::HostDirectory => SettingVisibility::Plain,
             };
             entries.add_path(shown_path(&section, setting), value, visibility);
         }

@@ -120,7 +120,11 @@ pub(super) fn table_from_variables(variables: impl Iterator<Item = (String, Stri
 fn known_settings() -> impl Iterator<Item = (String, SettingKind)> {
     let shared = VARIABLE_SETTINGS.iter().map(|(setting, kind)| ((*setting).to_owned(), *kind));
     let kind = |kind: FrontSettingKind| match kind {
-        FrontSettingKind::Text | FrontSettingKind::Duration => SettingKind::Text,
+        FrontSettingKind::Text
+        | FrontSettingKind::Duration
+        | FrontSettingKind::Amount
+        | FrontSettingKind::HostDirectory => SettingKind::Text,
+        FrontSettingKind::Number => SettingKind::Count,
         FrontSettingKind::Switch => SettingKind::Switch,
         FrontSettingKind::SecretList => SettingKind::List,
     };

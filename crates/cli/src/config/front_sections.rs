@@ -4,10 +4,10 @@
 //! A setting that is older than the sections has a former name outside of them. Within a layer it is
 //! moved to that name, so that layers override each other whichever name was written.
 
-use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use anyhow::{Result, anyhow, bail};
-use fronts::{FrontSection, FrontSetting, FrontSettingKind, SettingValues, front_sections};
+use fronts::{FrontSection, FrontSetting, FrontSettingKind, FrontValues, SettingValues, front_sections};
 use serde::Deserialize;
 use toml::de::{DeTable, DeValue};
 use toml::{Table, Value};
@@ -17,9 +17,6 @@ use super::parse_amount;
 use super::raw::RawAmount;
 use crate::output::WithHint;
 use crate::values;
-
-/// The effective settings of each front, by its name.
-pub(crate) type FrontValues = BTreeMap<String, SettingValues>;
 
 /// The name under which a setting is shown, in segments.
 pub(super) fn shown_path(section: &FrontSection, setting: &FrontSetting) -> Vec<String> {
@@ -118,10 +115,38 @@ fn take_section(section: &FrontSection, table: &mut Table) -> Result<SettingValu
     })
 }
 
+/// The directories of the host that settings reserve for sandboxes of their front: the setting's name, the front, and the
+/// path.
+pub(super) fn reserved_directories(values: &FrontValues) -> Vec<(String, &'static str, PathBuf)> {
+    let mut reserved = Vec::new();
+    for section in front_sections() {
+        let directories =
+            section.settings.iter().filter(|setting| setting.kind == FrontSettingKind::HostDirectory);
+        for setting in directories {
+            let value = values.get(section.front).and_then(|values| values.get(setting.name));
+            if let Some(path) = value.and_then(serde_json::Value::as_str) {
+                let name = shown_path(&section, setting).join(".");
+                reserved.push((name, section.front, PathBuf::from(path)));
+            }
+        }
+    }
+    reserved
+}
+
 fn read_value(name: &str, kind: FrontSettingKind, value: Value) -> Result<serde_json::Value> {
     Ok(match (kind, value) {
-        (FrontSettingKind::Text, Value::String(text)) => text.into(),
-        (FrontSettingKind::Text, other) => bail!("`{name}` is {}, not text", other.type_str()),
+        (FrontSettingKind::Text | FrontSettingKind::HostDirectory, Value::String(text)) => text.into(),
+        (FrontSettingKind::Text | FrontSettingKind::HostDirectory, other) => {
+            bail!("`{name}` is {}, not text", other.type_str())
+        }
+        (FrontSettingKind::Number, value) => {
+            let Ok(number) = u64::deserialize(value) else { bail!("`{name}` is not a whole number") };
+            number.into()
+        }
+        (FrontSettingKind::Amount, value) => {
+            let Ok(amount) = RawAmount::deserialize(value) else { bail!("`{name}` is not an amount") };
+            amount.text().into()
+        }
         (FrontSettingKind::Switch, Value::Boolean(switch)) => switch.into(),
         (FrontSettingKind::Switch, other) => bail!("`{name}` is {}, not true or false", other.type_str()),
         (FrontSettingKind::SecretList, value) => {

@@ -4,6 +4,7 @@ use anyhow::{Context, Result, bail};
 use domain::{
     Bytes, MilliCpus, NetworkAccess, PoolCapacity, PoolSpec, RefillRate, ResourceLimits, SandboxSpec,
 };
+use fronts::FrontValues;
 use launcher::network::NetworkMode;
 use serde::{Deserialize, Serialize};
 
@@ -47,12 +48,17 @@ pub(crate) struct PoolSettings {
     network: NetworkMode,
 }
 
-/// Checks all pools; `default` is the network of a pool that names none.
-pub(super) fn check_pools(raw: &[RawPool], default: NetworkMode) -> Result<Vec<PoolSettings>> {
+/// Checks all pools; `default` is the network of a pool that names none, and `fronts` are the settings of the fronts,
+/// whose guests pools may have.
+pub(super) fn check_pools(
+    raw: &[RawPool],
+    default: NetworkMode,
+    fronts: &FrontValues,
+) -> Result<Vec<PoolSettings>> {
     let mut pools: Vec<PoolSettings> = Vec::new();
     for raw in raw {
-        let pool = raw.check(default)?;
-        pool.to_pool().check().with_context(|| format!("the pool `{}`", pool.name))?;
+        let pool = raw.check(default, fronts)?;
+        pool.to_pool(fronts).check().with_context(|| format!("the pool `{}`", pool.name))?;
         if pools.iter().any(|other| other.name == pool.name) {
             bail!("there are two pools `{}`", pool.name);
         }
@@ -68,7 +74,7 @@ impl PoolSettings {
 }
 
 impl RawPool {
-    fn check(&self, default: NetworkMode) -> Result<PoolSettings> {
+    fn check(&self, default: NetworkMode, fronts: &FrontValues) -> Result<PoolSettings> {
         let setting = |what: &str| format!("pool.{what}` of pool `{}", self.name);
         let bytes = |what: &str, amount: &Option<RawAmount>| {
             amount
@@ -76,7 +82,8 @@ impl RawPool {
                 .map(|amount| parse_amount(&setting(what), amount, values::parse_bytes))
                 .transpose()
         };
-        if let Some(guest) = self.guest.as_deref().filter(|guest| fronts::guest_of_front(guest).is_none()) {
+        let is_unknown = |guest: &&str| fronts::guest_of_front(guest, fronts).is_none();
+        if let Some(guest) = self.guest.as_deref().filter(is_unknown) {
             let known: Vec<String> = fronts::fronts_with_guest().map(|name| format!("`{name}`")).collect();
             bail!("`{}` is `{guest}`, but must be one of: {}", setting("guest"), known.join(", "));
         }
@@ -108,7 +115,7 @@ impl RawPool {
 }
 
 impl PoolSettings {
-    pub(crate) fn to_pool(&self) -> PoolSpec {
+    pub(crate) fn to_pool(&self, fronts: &FrontValues) -> PoolSpec {
         let resources = ResourceLimits {
             memory: self.memory.map(Bytes),
             cpus: self.millicpus.map(MilliCpus),
@@ -116,7 +123,7 @@ impl PoolSettings {
             disk: self.disk.map(Bytes),
         };
         let defaults = SandboxSpec::with_defaults();
-        let guest = self.guest.as_deref().and_then(fronts::guest_of_front);
+        let guest = self.guest.as_deref().and_then(|guest| fronts::guest_of_front(guest, fronts));
         PoolSpec {
             name: self.name.clone(),
             template: SandboxSpec {

@@ -48,6 +48,7 @@ impl Config {
             park_after: new.park_after,
             volumes: VolumeSettings {
                 host_paths: old.volumes.host_paths,
+                reserved_paths: old.volumes.reserved_paths,
                 default_size: new.volumes.default_size,
             },
             images: new.images,

@@ -71,7 +71,7 @@ fn every_setting_can_be_written() {
     assert_eq!(config.longest_timeout, Some(Duration::from_secs(86_400)));
     assert_eq!(config.images.aliases["python:3.12"], "debian");
     assert_eq!((config.prepared.volumes, config.prepared.namespaces), (0, 3));
-    let pool = config.pools[0].to_pool();
+    let pool = config.pools[0].to_pool(&config.fronts);
     assert_eq!((pool.name.as_str(), pool.template.image.as_str()), ("warm", "debian"));
     assert_eq!((pool.capacity.level, pool.capacity.most, pool.refill.per_second), (5, 50, 10));
     assert_eq!(pool.template.resources.memory, Some(Bytes::from_mib(64)));

@@ -83,7 +83,7 @@ fn take_output(connection: &mut AgentConnection) -> Result<Option<ExitReason>> {
             Frame::Output { bytes, .. } => write_and_flush(&mut io::stdout().lock(), &bytes)?,
             frame => match frame.parse_message()? {
                 AgentReply::Ended(ended) => return Ok(Some(ended.exit)),
-                AgentReply::Gap { from, to } => {
+                AgentReply::Gap { from, to, .. } => {
                     anyhow::bail!("the bytes {from} to {to} of the output were lost")
                 }
                 AgentReply::Fault(fault) => {

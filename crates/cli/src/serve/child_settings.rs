@@ -52,7 +52,9 @@ impl ChildSettings {
             disks: None,
             free_space_floor: config.free_space_floor.0,
             prepared: config.prepared.volumes.max(config.prepared.namespaces),
-            mounts: MountRule::Below(config.volumes.host_paths.clone()),
+            mounts: MountRule::Below(
+                [config.volumes.host_paths.clone(), config.volumes.reserved_paths.clone()].concat(),
+            ),
             lifetime: LifetimePolicy::Own,
             maxima: launcher_maxima(&config.limits.maxima),
             totals: config.limits.totals,

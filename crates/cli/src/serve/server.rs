@@ -24,9 +24,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::child_settings::{self, ChildSettings, ReadyAnnouncement, ReceivedStartup};
 use super::update;
-use crate::config::{
-    Config, LogFormat, OTHER_OWNERS, OnStop, OperatorKey, PoolSettings, QuotaSettings, network_of,
-};
+use crate::config::{Config, LogFormat, OTHER_OWNERS, OnStop, OperatorKey, QuotaSettings, network_of};
 use crate::output::{Printer, WithHint};
 
 /// The exit code with which the server asks the supervisor not to retry.
@@ -267,7 +265,7 @@ fn service_config(config: &Config) -> service::ServiceConfig {
         default_limits: child_settings::default_limits(config),
         aliases: child_settings::image_aliases(config),
         require_limits: config.require_limits,
-        pools: config.pools.iter().map(PoolSettings::to_pool).collect(),
+        pools: config.pools.iter().map(|pool| pool.to_pool(&config.fronts)).collect(),
         volume_size: config.volumes.default_size,
         max_timeout: config.longest_timeout,
         output: config.output.to_service_settings(),

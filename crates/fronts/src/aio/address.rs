@@ -7,7 +7,7 @@
 //! ```
 //! The handle stands for a key, so a successor of a crashed sandbox has the same address. The code covers the epoch of
 //! the key, which is drawn when a sandbox is created and inherited only after a crash: an address from before a delete,
-//! an expiry or an eviction opens nothing. A sandbox without a key has its own id as handle.
+//! an expiry or an eviction opens nothing.
 
 use domain::{KeyHandle, SandboxId, SandboxKey};
 use service::{SandboxRef, Service};
@@ -22,8 +22,6 @@ const MAC_DIGITS: usize = 32;
 const LABEL_PREFIX: &str = "aio-";
 /// The purpose of the tokens in addresses of keys.
 const KEY_PURPOSE: &str = "aio address of a key";
-/// The purpose of the tokens in addresses of sandboxes without a key.
-const SANDBOX_PURPOSE: &str = "aio address";
 
 /// An address as a client wrote it, not verified yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,8 +41,7 @@ pub(super) struct AddressLabel {
 /// The sandbox that a verified address leads to.
 pub(super) struct AddressedSandbox {
     pub(super) sandbox: SandboxRef,
-    /// `None` if the sandbox has no key.
-    pub(super) key: Option<SandboxKey>,
+    pub(super) key: SandboxKey,
 }
 
 impl SandboxAddress {
@@ -52,12 +49,6 @@ impl SandboxAddress {
     pub(super) fn of_key(service: &Service, key: &SandboxKey, notes: &AioNotes) -> Self {
         let token = service.key_token(key, KEY_PURPOSE, notes.epoch);
         Self { handle: service.key_handle(key).as_str().to_owned(), mac: truncate_token(token.expose()) }
-    }
-
-    /// The address of a sandbox without a key.
-    pub(super) fn of_sandbox(sandbox: &SandboxRef) -> Self {
-        let token = sandbox.ports().access_token(SANDBOX_PURPOSE);
-        Self { handle: sandbox.id().as_str().to_owned(), mac: truncate_token(token.expose()) }
     }
 
     /// Parses `{handle}.{mac}`.
@@ -85,23 +76,13 @@ impl SandboxAddress {
 
     /// Finds the sandbox, dead or alive. All reasons to refuse an address look the same.
     pub(super) fn resolve(&self, service: &Service) -> Option<AddressedSandbox> {
-        self.resolve_key(service).or_else(|| self.resolve_sandbox(service))
-    }
-
-    fn resolve_key(&self, service: &Service) -> Option<AddressedSandbox> {
         let key = service.find_key(&KeyHandle::from_text(&self.handle)?)?;
         let sandbox = service.sandbox_of_key(&key)?;
-        if sandbox.read_state(|state| state.origin != ORIGIN) {
+        if sandbox.is_being_removed() || sandbox.read_state(|state| state.origin != ORIGIN) {
             return None;
         }
         let token = service.key_token(&key, KEY_PURPOSE, AioNotes::of_sandbox(&sandbox).epoch);
-        self.is_opened_by(token.expose()).then_some(AddressedSandbox { sandbox, key: Some(key) })
-    }
-
-    fn resolve_sandbox(&self, service: &Service) -> Option<AddressedSandbox> {
-        let sandbox = service.sandbox_of(None, &SandboxId::parse(&self.handle).ok()?).ok()?;
-        let token = sandbox.ports().access_token(SANDBOX_PURPOSE);
-        self.is_opened_by(token.expose()).then_some(AddressedSandbox { sandbox, key: None })
+        self.is_opened_by(token.expose()).then_some(AddressedSandbox { sandbox, key })
     }
 
     fn is_opened_by(&self, token: &str) -> bool {

@@ -8,10 +8,13 @@
 //! An address opens its sandbox and nothing else; no key is needed with it.
 
 mod address;
+mod bash;
 mod body;
+mod code;
 mod envelope;
 mod files;
 mod guest;
+mod keep_alive;
 mod notes;
 mod operations;
 mod ports;
@@ -43,7 +46,7 @@ const ORIGIN: &str = "aio";
 /// The row of the sandbox API in the registry.
 pub(crate) static FRONT: Front = Front {
     name: "aio",
-    guest: Some(guest::guest_settings),
+    guest: Some(guest::guest_of_server),
     router: |service, settings| {
         let state = AioState::new(service, settings);
         let sandboxes = target::SandboxRouter { router: routes::build_router(state.clone()), state };

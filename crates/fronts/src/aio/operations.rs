@@ -20,6 +20,8 @@ fn openapi_sections() -> Vec<ApiSection> {
         section("aio: shell", SHELL),
         section("aio: files", FILES),
         section("aio: ports", PORTS),
+        section("aio: bash", BASH),
+        section("aio: code", CODE),
         section("aio: not supported", UNSUPPORTED),
     ]
 }
@@ -62,7 +64,7 @@ const FILES: &[ApiOperation] = &[
     operation("POST /v1/file/grep", "Search for text in files", "", "AioGrepFiles", FILE_ANSWERS),
     operation("POST /v1/file/glob", "Find files by a glob", "", "AioGlobFiles", FILE_ANSWERS),
     operation("POST /v1/file/list", "List a directory", "", "AioListPath", FILE_ANSWERS),
-    operation("POST /v1/file/upload", "Upload a file", "", "multipart", FILE_ANSWERS),
+    operation("POST /v1/file/upload", "Upload a file", "", "multipart:AioUploadFile", FILE_ANSWERS),
     operation(
         "GET /v1/file/download",
         "Download a file",
@@ -99,6 +101,76 @@ const PORTS: &[ApiOperation] = &[
 
 /// Besides these, the service behind the port answers as it likes.
 const FORWARDED: &str = "101 200 400 404 409 422 429 502 504";
+
+const BASH: &[ApiOperation] = &[
+    operation("POST /v1/bash/exec", "Run a command", "", "BashExec", "200 400 404 409 422 429 500"),
+    operation(
+        "POST /v1/bash/output",
+        "Read output after offsets",
+        "",
+        "BashOutput",
+        "200 404 409 422 500 504",
+    ),
+    operation(
+        "POST /v1/bash/write",
+        "Write to the input of a command",
+        "",
+        "BashWrite",
+        "200 400 404 409 422 500",
+    ),
+    operation("POST /v1/bash/kill", "Signal the running command", "", "BashKill", "200 404 409 422 500"),
+    operation("GET /v1/bash/sessions", "List sessions", "", "", "200 404 409 500"),
+    operation(
+        "POST /v1/bash/sessions/create",
+        "Create a session, or find it",
+        "",
+        "BashSession?",
+        "200 400 404 409 422 500",
+    ),
+    operation("POST /v1/bash/sessions/{id}/close", "Close a session", "", "", "200 400 404 409 500"),
+    operation("GET /v1/bash/ws", "Run commands over a WebSocket", "session_id", "", "101 400 404 409 500"),
+];
+
+/// An error of the code is a success with `success: false`.
+const CODE: &[ApiOperation] = &[
+    operation("POST /v1/jupyter/execute", "Run Python in a session", "", "AioJupyterExecute", RAN),
+    operation("GET /v1/jupyter/info", "Describe the Python kernel", "", "", CODE_READ),
+    operation("GET /v1/jupyter/sessions", "List Python sessions", "", "", CODE_READ),
+    operation("DELETE /v1/jupyter/sessions", "Close all Python sessions", "", "", CODE_READ),
+    operation("POST /v1/jupyter/sessions/create", "Open a Python session", "", "AioJupyterSession?", RAN),
+    operation("DELETE /v1/jupyter/sessions/{session_id}", "Close a Python session", "", "", CODE_READ),
+    operation("POST /v1/nodejs/execute", "Run JavaScript", "", "AioNodeExecute", RAN),
+    operation("GET /v1/nodejs/info", "Describe Node.js", "", "", CODE_READ),
+    operation("GET /v1/nodejs/sessions", "List JavaScript sessions", "version", "", CODE_READ),
+    operation("POST /v1/nodejs/sessions", "Open a JavaScript session", "version", "AioNodeSession?", RAN),
+    operation(
+        "GET /v1/nodejs/sessions/{session_id}",
+        "Describe a JavaScript session",
+        "version",
+        "",
+        CODE_READ,
+    ),
+    operation(
+        "PATCH /v1/nodejs/sessions/{session_id}",
+        "Change a JavaScript session",
+        "version",
+        "AioNodeSessionUpdate?",
+        RAN,
+    ),
+    operation(
+        "DELETE /v1/nodejs/sessions/{session_id}",
+        "Close a JavaScript session",
+        "version",
+        "",
+        CODE_READ,
+    ),
+    operation("POST /v1/code/execute", "Run Python or JavaScript", "", "AioCodeExecute", RAN),
+    operation("GET /v1/code/info", "List languages", "", "", CODE_READ),
+];
+
+const RAN: &str = "200 400 404 409 413 422 429 500 503";
+
+const CODE_READ: &str = "200 400 404 409 429 500";
 
 const UNSUPPORTED: &[ApiOperation] = &[
     operation("GET /v1/browser/{path}", "Not supported", "", "", "404 501"),

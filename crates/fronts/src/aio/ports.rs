@@ -3,7 +3,7 @@
 //!
 //! The address of a sandbox opens its whole API, so the service behind a port never gets to see it.
 
-use axum::extract::{Path, Request, State};
+use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::any;
 use http::{HeaderMap, StatusCode, Uri, header};
@@ -46,8 +46,8 @@ pub(super) fn port_of_header(setting: PortHeader, headers: &HeaderMap) -> Result
 }
 
 /// Without the last slash, relative links of a page would lead to other ports.
-async fn redirect_to_root(Path(port): Path<String>, uri: Uri) -> Result<Response, AioProblem> {
-    let port = parse_port(&port, ["path", "port"])?;
+async fn redirect_to_root(uri: Uri) -> Result<Response, AioProblem> {
+    let port = parse_port(uri.path().rsplit('/').next().unwrap_or_default(), ["path", "port"])?;
     let query = uri.query().map(|query| format!("?{query}")).unwrap_or_default();
     // Relative, because a proxy in front of this server may have removed a part of the path.
     let location = format!("{port}/{query}");

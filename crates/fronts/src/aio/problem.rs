@@ -18,7 +18,7 @@ pub(super) struct AioProblem {
     pub(super) status: StatusCode,
     pub(super) message: String,
     /// The details, if the operation has any to report.
-    pub(super) data: Option<Value>,
+    pub(super) data: Option<Box<Value>>,
     /// How to resolve the error.
     pub(super) hint: Option<String>,
     /// Seconds after which the client may retry.
@@ -87,7 +87,7 @@ impl AioProblem {
 impl IntoResponse for AioProblem {
     fn into_response(self) -> Response {
         let mut response = if self.validation.is_empty() {
-            let body = ResponseEnvelope::<Value> {
+            let body = ResponseEnvelope::<Box<Value>> {
                 success: false,
                 message: self.message,
                 data: self.data,

@@ -6,7 +6,7 @@ use axum::routing::MethodRouter;
 
 use super::envelope::ENVELOPE_ERRORS;
 use super::problem::AioProblem;
-use super::{AioState, files, ports, sandbox_info, shell, unsupported};
+use super::{AioState, bash, code, files, ports, sandbox_info, shell, unsupported};
 use crate::kit::nested;
 
 /// A path with its handlers.
@@ -28,7 +28,9 @@ pub(super) fn sandbox_routes() -> Vec<AioRoute> {
     routes.extend(sandbox_info::routes());
     routes.extend(shell::routes());
     routes.extend(files::routes());
+    routes.extend(code::routes());
     routes.extend(ports::routes());
+    routes.extend(bash::routes());
     routes.extend(unsupported::routes());
     routes
 }

@@ -156,9 +156,9 @@ impl SandboxRouter {
 async fn living_sandbox(state: &AioState, addressed: AddressedSandbox) -> Result<SandboxRef, AioProblem> {
     let AddressedSandbox { sandbox, key } = addressed;
     let crashed = sandbox.read_state(|state| matches!(state.phase, Phase::Failed(_)));
-    match key {
-        Some(key) if crashed => provisioner::replace_crashed(state, &key, &sandbox).await,
-        _ => Ok(sandbox),
+    match crashed {
+        true => provisioner::replace_crashed(state, &key, &sandbox).await,
+        false => Ok(sandbox),
     }
 }
 

@@ -111,7 +111,7 @@ impl RecordStream {
                 self.next = at.0 + bytes.len() as u64;
                 self.write_output(stream, at.0, &bytes);
             }
-            Ok(OutputEvent::Gap { from, to }) => {
+            Ok(OutputEvent::Gap { from, to, .. }) => {
                 self.next = to.0;
                 self.write_record(&OutputRecord::Gap { offset: from.0, length: to.0.saturating_sub(from.0) });
             }

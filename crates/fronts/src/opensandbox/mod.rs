@@ -65,7 +65,7 @@ fn guest_settings() -> GuestSettings {
 /// This front's row in the registry.
 pub(crate) static FRONT: Front = Front {
     name: "opensandbox",
-    guest: Some(guest_settings),
+    guest: Some(|_| guest_settings()),
     router: |service, settings| {
         let (router, proxy) = build_router(service, settings);
         let ports: PortHandler = Arc::new(move |label, request| {

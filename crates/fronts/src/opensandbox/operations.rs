@@ -236,7 +236,7 @@ const FILES: &[ApiOperation] = &[
     operation("POST /files/mv", "Move files", "", "MoveFiles", FILE_STATUSES),
     operation("POST /files/permissions", "Change mode and owner of files", "", "Permissions", FILE_STATUSES),
     operation("POST /files/replace", "Replace text in files", "verbose:bool", "Replace", FILE_STATUSES),
-    operation("POST /files/upload", "Write files", "", "multipart", FILE_STATUSES),
+    operation("POST /files/upload", "Write files", "", "multipart:Upload", FILE_STATUSES),
     operation(
         "GET /files/download",
         "Read a file, or lines of it",

@@ -28,7 +28,7 @@ pub struct TrustedNetwork {
 pub struct TrustedNetworkError;
 
 impl TrustedNetwork {
-    fn contains(&self, address: IpAddr) -> bool {
+    pub(crate) fn contains(&self, address: IpAddr) -> bool {
         first_address(address, self.bits) == Some(self.first)
     }
 }

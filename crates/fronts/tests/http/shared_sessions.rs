@@ -4,11 +4,13 @@ use std::time::Duration;
 
 use domain::process::ExitReason;
 use domain::{
-    Backpressure, JournalOffset, OutputRetention, Owner, ProcessId, SessionId, SessionName, UserIdentity,
+    Backpressure, JournalOffset, Language, OutputRetention, Owner, ProcessId, SessionId, SessionName,
+    UserIdentity,
 };
 use service::{
-    BusyPolicy, OpenSessionRequest, OutputEvent, RequestTime, RunShell, SandboxRef, ServiceError,
-    SessionRunRequest, SessionStatus, SharedSessionRequest, WaitLimits, WaitOutcome, session_of_name,
+    BusyPolicy, ContextOpening, NamedContextRequest, OpenContextRequest, OpenSessionRequest, OutputEvent,
+    RequestTime, RunShell, SandboxRef, ServiceError, SessionRunRequest, SessionStatus, SharedSessionRequest,
+    WaitLimits, WaitOutcome, session_of_name,
 };
 
 use testkit::fake_backend::FakeBackend;
@@ -166,4 +168,34 @@ async fn runs_of_sessions_without_a_name_never_mix() {
     for (number, outputs) in futures_util::future::join_all(calls).await.into_iter().enumerate() {
         assert_eq!(outputs, (format!("{number}\n"), format!("again {number}\n")));
     }
+}
+
+#[tokio::test]
+async fn named_context_does_not_count_among_shared_sessions() {
+    let server = start_with_agents().await;
+    let owner = Owner::operator();
+    let id = create_without_front(&server, &owner).await.id;
+    let sandbox = server.service.sandbox(&owner, &id).unwrap();
+    let context = NamedContextRequest {
+        name: name("code"),
+        open: OpenContextRequest::new(Language::parse("python").unwrap()),
+        idle_limit: Some(Duration::from_secs(60)),
+        note: Some("kept".to_owned()),
+    };
+    for expected in [ContextOpening::Opened, ContextOpening::Found] {
+        assert_eq!(sandbox.contexts().open_named_context(context.clone()).await.unwrap(), expected);
+    }
+    // Each shell takes the only place of the one before it, and leaves the context alone.
+    for shell in ["one", "two"] {
+        let request = SharedSessionRequest { max_sessions: Some(1), ..request(Some(name(shell))) };
+        sandbox.sessions().open_shared_session(request).await.unwrap();
+    }
+    let sessions = sandbox.sessions().list_sessions().await.unwrap();
+    let shared: Vec<_> =
+        sessions.iter().filter_map(|session| session.shared.as_ref()?.name.clone()).collect();
+    assert_eq!(shared, [name("two")]);
+    let contexts = sandbox.contexts().list_named_contexts().await.unwrap();
+    let [found] = contexts.as_slice() else { panic!("{contexts:?}") };
+    assert_eq!((&found.name, found.note.as_deref()), (&name("code"), Some("kept")));
+    assert_eq!(found.idle_limit, Some(Duration::from_secs(60)));
 }

@@ -30,7 +30,7 @@ use rustix::process::{Resource, Rlimit};
 use super::host_shares::{MAX_TERMINALS, UserNamespaceLimits};
 use super::limit_view::{self, EntryLimitView};
 use super::plan::GuestPlan;
-use super::sources::{self, SourceLocation};
+use super::sources::{self, MountOrigin, SourceLocation};
 use super::stages::{CHILD_WAIT_STAGE, StageClock, StageTime};
 use super::step::{FailureReport, JailError, JailStep, StepContext};
 use crate::images;
@@ -149,6 +149,12 @@ pub(crate) struct EntryMount {
     pub read_only: bool,
 }
 
+impl EntryMount {
+    fn is_writable_volume(&self) -> bool {
+        !self.read_only && matches!(self.location.origin, MountOrigin::Volume(_))
+    }
+}
+
 /// The size of the journals of a sandbox that has no volume for them. They are charged to the agent's
 /// memory, so this is less than the agent's limit.
 const JOURNAL_TMPFS_OPTIONS: &str = "mode=0700,size=128m,nr_inodes=8k";
@@ -208,7 +214,7 @@ pub(crate) fn enter_jail(
     if let Some(text) = &entry.resolv_conf {
         resolver::write_resolv_conf(text).at_path(JailStep::Guest, "/etc/resolv.conf")?;
     }
-    set_up_guest(&entry.guest)?;
+    set_up_guest(&entry.guest, &entry.mounts)?;
     clock.end_stage("guest");
 
     rustix::process::umask(Mode::from_raw_mode(0o022));
@@ -540,9 +546,9 @@ fn probe_write() -> io::Result<()> {
     fs::remove_file(name)
 }
 
-/// Makes the users and directories that the client expects.
-fn set_up_guest(guest: &GuestPlan) -> Result<(), JailError> {
-    for user in &guest.users {
+/// Makes the users and directories that the client expects. Nothing is changed in directories of the host.
+fn set_up_guest(guest: &GuestPlan, mounts: &[EntryMount]) -> Result<(), JailError> {
+    for user in guest.users.iter().filter(|user| !user.in_image) {
         let line = format!("{0}:x:{1}:{2}::{3}:/bin/bash\n", user.name, user.uid, user.gid, user.home);
         append_to_file("/etc/passwd", &line)?;
         append_to_file("/etc/group", &format!("{0}:x:{1}:\n", user.name, user.gid))?;
@@ -550,9 +556,31 @@ fn set_up_guest(guest: &GuestPlan) -> Result<(), JailError> {
     }
     for (directory, owner) in &guest.directories {
         let user = guest.users.iter().find(|user| user.name == *owner);
-        make_owned_directory(directory, user.map_or(0, |user| user.uid), user.map_or(0, |user| user.gid))?;
+        let (uid, gid) = user.map_or((0, 0), |user| (user.uid, user.gid));
+        match mount_around(mounts, directory) {
+            None => make_owned_directory(directory, uid, gid)?,
+            Some(mount) if mount.is_writable_volume() => make_volume_directory(directory, uid, gid)?,
+            Some(_) => {}
+        }
     }
     make_directories(&guest.default_directory)
+}
+
+/// Returns the innermost mount that contains a path.
+fn mount_around<'a>(mounts: &'a [EntryMount], path: &str) -> Option<&'a EntryMount> {
+    let around = mounts.iter().filter(|mount| Path::new(path).starts_with(&mount.target));
+    around.max_by_key(|mount| Path::new(&mount.target).components().count())
+}
+
+/// Makes a directory on a volume. An earlier sandbox may have put anything else in its place, which is then kept.
+fn make_volume_directory(path: &str, uid: u32, gid: u32) -> Result<(), JailError> {
+    match fs::DirBuilder::new().recursive(true).mode(0o755).create(path) {
+        Ok(()) => make_owned_directory(path, uid, gid),
+        Err(error) if matches!(error.kind(), io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory) => {
+            Ok(())
+        }
+        Err(error) => Err(error).at_path(JailStep::Guest, path),
+    }
 }
 
 fn append_to_file(path: &str, text: &str) -> Result<(), JailError> {

@@ -92,6 +92,11 @@ pub struct MountPlan {
 #[serde(rename_all = "snake_case")]
 pub enum MountSourcePlan {
     Host(PathBuf),
+    /// A directory below one that the operator reserved for this purpose.
+    Reserved {
+        purpose: String,
+        path: PathBuf,
+    },
     /// A volume, by its id.
     Volume(#[serde(with = "crate::ids")] VolumeId),
 }
@@ -114,6 +119,9 @@ pub struct UserPlan {
     pub uid: u32,
     pub gid: u32,
     pub home: String,
+    /// Whether the image has the user, so that no account is added. The launcher sets this.
+    #[serde(default)]
+    pub in_image: bool,
 }
 
 impl JailLimits {

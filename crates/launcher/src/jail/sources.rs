@@ -33,9 +33,20 @@ pub(crate) enum MountOrigin {
     /// A path from a caller who could read and write there anyway, so links in it are followed.
     Named(PathBuf),
     /// A path below a directory that the operator allows. Missing directories there are made.
-    Beneath { prefix: PathBuf, path: PathBuf },
+    Beneath { prefix: PathBuf, path: PathBuf, sharing: HostSharing },
     /// A volume of this server, which has canonical ids.
     Volume(PathBuf),
+}
+
+/// How a directory of the host is shared with a sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HostSharing {
+    /// Files of root stay root's.
+    Listed,
+    /// A program of the host and the sandbox's default user work on the same files, even if the program runs as root. If
+    /// the sandbox may write, the last directory that is made can be written by every user: the program may be another
+    /// user than the owner of the directories above.
+    Reserved { writable: bool },
 }
 
 /// The source of a mount, open.
@@ -50,6 +61,8 @@ pub(crate) struct OpenedSource {
 pub(crate) enum SourceIds {
     /// Ids of the host's users; these are the owner and group of the source itself.
     Host { uid: u32, gid: u32 },
+    /// The same, and the owner's files belong to the sandbox's default user even if the owner is root.
+    Reserved { uid: u32, gid: u32 },
     /// Ids that are the same in every sandbox.
     Canonical,
 }
@@ -67,10 +80,21 @@ pub(crate) enum MountSourceError {
     Io(PathBuf, #[source] io::Error),
 }
 
+impl MountSourceError {
+    /// Whether the source does not exist, and nothing is in its way.
+    pub(crate) fn is_missing(&self) -> bool {
+        let (Self::Missing(_, error)
+        | Self::NotMade(_, error)
+        | Self::SubPath(_, error)
+        | Self::Io(_, error)) = self;
+        error.kind() == io::ErrorKind::NotFound
+    }
+}
+
 impl SourceLocation {
     /// Opens the source and makes missing directories where that is allowed.
     pub(crate) fn open(&self, thread: &SingleThread) -> Result<OpenedSource, MountSourceError> {
-        self.open_with(MissingDirectories::Make(thread))
+        self.open_with(MissingDirectories::Make { thread, last_mode: PLAIN_MODE })
     }
 
     /// Opens a source that exists.
@@ -90,7 +114,9 @@ impl SourceLocation {
                     RootDirectory::open(path).map_err(|error| MountSourceError::Io(path.clone(), error))?;
                 (root.into(), path)
             }
-            MountOrigin::Beneath { prefix, path } => (open_beneath(prefix, path, missing)?, prefix),
+            MountOrigin::Beneath { prefix, path, sharing } => {
+                (open_beneath(prefix, path, missing.with_sharing(*sharing))?, prefix)
+            }
         };
         let source = match &self.sub_path {
             None => whole,
@@ -100,7 +126,14 @@ impl SourceLocation {
         let ids = match &self.origin {
             MountOrigin::Volume(_) => SourceIds::Canonical,
             MountOrigin::Named(_) | MountOrigin::Beneath { .. } => {
-                read_host_ids(source.as_fd()).map_err(|error| MountSourceError::Io(named.clone(), error))?
+                let (uid, gid) = read_host_ids(source.as_fd())
+                    .map_err(|error| MountSourceError::Io(named.clone(), error))?;
+                match &self.origin {
+                    MountOrigin::Beneath { sharing: HostSharing::Reserved { .. }, .. } => {
+                        SourceIds::Reserved { uid, gid }
+                    }
+                    _ => SourceIds::Host { uid, gid },
+                }
             }
         };
         Ok(OpenedSource { source, ids })
@@ -111,7 +144,27 @@ impl SourceLocation {
 #[derive(Clone, Copy)]
 enum MissingDirectories<'thread> {
     Fail,
-    Make(&'thread SingleThread),
+    Make {
+        thread: &'thread SingleThread,
+        /// The mode of the last directory; those above it have [`PLAIN_MODE`].
+        last_mode: u32,
+    },
+}
+
+/// The mode of directories that are made.
+const PLAIN_MODE: u32 = 0o755;
+/// The mode of a directory that every user of the host may write to.
+const SHARED_MODE: u32 = 0o777;
+
+impl MissingDirectories<'_> {
+    fn with_sharing(self, sharing: HostSharing) -> Self {
+        match (self, sharing) {
+            (Self::Make { thread, .. }, HostSharing::Reserved { writable: true }) => {
+                Self::Make { thread, last_mode: SHARED_MODE }
+            }
+            (missing, _) => missing,
+        }
+    }
 }
 
 fn open_beneath(
@@ -165,8 +218,10 @@ fn open_directory_beneath(
 ) -> Result<OwnedFd, DescendError> {
     let directory = OFlags::PATH | OFlags::DIRECTORY;
     match (root.open_with(path, directory, 0), missing) {
-        (Err(error), MissingDirectories::Make(thread)) if error.kind() == io::ErrorKind::NotFound => {
-            make_missing_directories(thread, root, path).map_err(DescendError::Make)?;
+        (Err(error), MissingDirectories::Make { thread, last_mode })
+            if error.kind() == io::ErrorKind::NotFound =>
+        {
+            make_missing_directories(thread, root, path, last_mode).map_err(DescendError::Make)?;
             root.open_with(path, directory, 0).map(Into::into).map_err(DescendError::Open)
         }
         (opened, _) => opened.map(Into::into).map_err(DescendError::Open),
@@ -174,11 +229,18 @@ fn open_directory_beneath(
 }
 
 /// Makes the missing directories of `path`, each as the owner of its parent directory.
-fn make_missing_directories(thread: &SingleThread, root: &RootDirectory, path: &Path) -> io::Result<()> {
+fn make_missing_directories(
+    thread: &SingleThread,
+    root: &RootDirectory,
+    path: &Path,
+    last_mode: u32,
+) -> io::Result<()> {
     let mut above = PathBuf::from(".");
-    for part in path.components() {
+    let mut parts = path.components().peekable();
+    while let Some(part) = parts.next() {
         let parent = root.open_with(&above, OFlags::PATH | OFlags::DIRECTORY, 0)?;
-        make_directory_as_owner(thread, parent.as_fd(), part.as_ref())?;
+        let mode = if parts.peek().is_some() { PLAIN_MODE } else { last_mode };
+        make_directory_as_owner(thread, parent.as_fd(), part.as_ref(), mode)?;
         above.push(part);
     }
     Ok(())
@@ -187,7 +249,12 @@ fn make_missing_directories(thread: &SingleThread, root: &RootDirectory, path: &
 /// Makes a directory with the rights of its parent's owner, so that it belongs to that owner from the
 /// beginning. Changing the owner afterwards would need a second lookup, and the directory could have
 /// been replaced in the meantime.
-fn make_directory_as_owner(thread: &SingleThread, parent: BorrowedFd<'_>, name: &Path) -> io::Result<()> {
+fn make_directory_as_owner(
+    thread: &SingleThread,
+    parent: BorrowedFd<'_>,
+    name: &Path,
+    mode: u32,
+) -> io::Result<()> {
     match rustix::fs::statat(parent, name, rustix::fs::AtFlags::SYMLINK_NOFOLLOW) {
         Ok(_) => return Ok(()),
         Err(rustix::io::Errno::NOENT) => {}
@@ -202,9 +269,9 @@ fn make_directory_as_owner(thread: &SingleThread, parent: BorrowedFd<'_>, name: 
             } else {
                 Ok(())
             };
-            rustix::process::umask(Mode::from_raw_mode(0o022));
+            rustix::process::umask(Mode::empty());
             let made = ready.and_then(|()| {
-                rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(0o755)).map_err(io::Error::from)
+                rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(mode)).map_err(io::Error::from)
             });
             let errno = made.err().map_or(0, |error| error.raw_os_error().unwrap_or(1));
             spawn::exit_now(errno)
@@ -222,13 +289,13 @@ fn make_directory_as_owner(thread: &SingleThread, parent: BorrowedFd<'_>, name: 
 
 /// Returns the owner of a source. Files and directories can be mounted; devices, pipes and sockets
 /// cannot.
-fn read_host_ids(source: BorrowedFd<'_>) -> io::Result<SourceIds> {
+fn read_host_ids(source: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
     let facts = rustix::fs::fstat(source)?;
     match FileType::from_raw_mode(facts.st_mode) {
         FileType::Directory | FileType::RegularFile => {}
         _ => return Err(io::Error::other("the source is neither a file nor a directory")),
     }
-    Ok(SourceIds::Host { uid: facts.st_uid, gid: facts.st_gid })
+    Ok((facts.st_uid, facts.st_gid))
 }
 
 /// Returns the attributes of a mount: set-id bits and devices on it have no effect.
@@ -263,21 +330,27 @@ pub(crate) fn clone_mapped_source(
             mounts::set_attributes(copy.as_fd(), flags, Some(viewer.namespace), MountDepth::Single)?;
         }
         SourceIds::Host { uid, gid } => {
-            let map = make_host_id_map(thread, viewer, uid, gid)?;
+            // A directory of root stays root's; otherwise any user inside could act as root there.
+            let user = if uid == 0 { 0 } else { viewer.user.0 };
+            let group = if gid == 0 { 0 } else { viewer.user.1 };
+            let map = make_host_id_map(thread, viewer.base, (uid, user), (gid, group))?;
+            mounts::set_attributes(copy.as_fd(), flags, Some(map.as_fd()), MountDepth::Single)?;
+        }
+        SourceIds::Reserved { uid, gid } => {
+            let map = make_host_id_map(thread, viewer.base, (uid, viewer.user.0), (gid, viewer.user.1))?;
             mounts::set_attributes(copy.as_fd(), flags, Some(map.as_fd()), MountDepth::Single)?;
         }
     }
     Ok(copy)
 }
 
-/// Makes the id map for a directory of the host. The directory belongs inside to the user that
-/// commands start as. A directory of root stays root's; otherwise any user inside could act as root
-/// there.
+/// Makes the id map for a directory of the host. Both pairs are the id of the directory's owner on the host, and the id
+/// that it has inside.
 fn make_host_id_map(
     thread: &SingleThread,
-    viewer: MappingTarget<'_>,
-    uid: u32,
-    gid: u32,
+    base: u32,
+    (uid, user): (u32, u32),
+    (gid, group): (u32, u32),
 ) -> io::Result<OwnedFd> {
     // An owner in the id range of sandboxes would collide with the map of every other id.
     if uid >= id_maps::IDS_PER_SANDBOX || gid >= id_maps::IDS_PER_SANDBOX {
@@ -285,9 +358,7 @@ fn make_host_id_map(
             "the directory does not belong to root or an ordinary user of this host",
         ));
     }
-    let user = if uid == 0 { 0 } else { viewer.user.0 };
-    let group = if gid == 0 { 0 } else { viewer.user.1 };
-    let users = id_maps::mount_map(viewer.base, uid, user)?;
-    let groups = id_maps::mount_map(viewer.base, gid, group)?;
+    let users = id_maps::mount_map(base, uid, user)?;
+    let groups = id_maps::mount_map(base, gid, group)?;
     namespaces::create_user_namespace(thread, &users, &groups)
 }

@@ -131,7 +131,9 @@ impl Launcher {
         }
         let mut clock = StageClock::start();
         let ImageAndLimits { image, restored, limits } = self.resolve_image_and_limits(plan)?;
-        let plan = &JailPlan { limits, ..plan.clone() };
+        let mut plan = JailPlan { limits, ..plan.clone() };
+        self.rights.adapt_guest(&mut plan, &image);
+        let plan = &plan;
         let keep = if plan.disk == DiskPlan::Kept { KeptParts::Disk } else { KeptParts::Nothing };
         let (reach, network) = self.rights.choose_network(plan.network)?;
         let by_image = self.rights.image_user_ids(plan, &image);

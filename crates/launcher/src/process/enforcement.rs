@@ -53,6 +53,7 @@ impl PlanRules<'_> {
             ),
             ImageUser::Taken(_) | ImageUser::None => {}
         }
+        holds.degraded.extend(self.rights.missing_guest_users(plan));
         for limit in LimitName::ALL {
             if self.rights.enforces(limit) && !(plan.keep && limit == LimitName::Disk) {
                 holds.measures.push(self.rights.limit_measure(limit, &plan.limits));

@@ -15,6 +15,7 @@ mod disk_task_queue;
 pub(crate) mod end;
 mod ended_sandboxes;
 mod enforcement;
+mod guest_users;
 pub(crate) mod host_report;
 pub(crate) mod images;
 mod mounts;

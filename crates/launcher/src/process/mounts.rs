@@ -15,7 +15,9 @@ use super::LauncherRights;
 use crate::jail::enter::EntryMount;
 use crate::jail::id_maps;
 use crate::jail::plan::{JailPlan, MountPlan, MountSourcePlan};
-use crate::jail::sources::{MountOrigin, MountSourceError, OpenedSource, SourceIds, SourceLocation};
+use crate::jail::sources::{
+    HostSharing, MountOrigin, MountSourceError, OpenedSource, SourceIds, SourceLocation,
+};
 use crate::protocol::{MountFault, OpError};
 use crate::settings::{AllowedDirectory, MountRule};
 
@@ -47,9 +49,18 @@ impl MountOpener<'_> {
         let mut plans: Vec<&MountPlan> = plans.iter().collect();
         plans.sort_by_key(|plan| plan.target.split('/').filter(|word| !word.is_empty()).count());
         let mut gathered = OpenedMounts { entries: Vec::new(), opened: Vec::new(), measures: Vec::new() };
+        let mut located = Vec::new();
         for plan in plans {
             let site = self.resolve_source_location(plan)?;
-            let opened = site.open(self.thread).map_err(|error| mount_op_error(&error))?;
+            let existing = self.open_if_existing(&site)?;
+            located.push((plan, site, existing));
+        }
+        // Directories are made only if no other mount is refused.
+        for (plan, site, existing) in located {
+            let opened = match existing {
+                Some(opened) => opened,
+                None => site.open(self.thread).map_err(|error| mount_op_error(&error))?,
+            };
             self.rights.check_source_owner(&opened)?;
             gathered.opened.push(opened);
             gathered.measures.push(mount_measure(plan));
@@ -57,6 +68,18 @@ impl MountOpener<'_> {
             gathered.entries.push(EntryMount { location: site, target, read_only });
         }
         Ok(gathered)
+    }
+
+    /// Opens a source; `None` if it is missing and may be made.
+    fn open_if_existing(&self, site: &SourceLocation) -> Result<Option<OpenedSource>, OpError> {
+        match site.open_existing() {
+            Ok(opened) => {
+                self.rights.check_source_owner(&opened)?;
+                Ok(Some(opened))
+            }
+            Err(error) if error.is_missing() => Ok(None),
+            Err(error) => Err(mount_op_error(&error)),
+        }
     }
 
     fn resolve_source_location(&self, plan: &MountPlan) -> Result<SourceLocation, OpError> {
@@ -74,19 +97,28 @@ impl MountOpener<'_> {
             return Err(OpError::mount(MountFault::SubPath, message, None));
         }
         let place = match &plan.source {
-            MountSourcePlan::Host(path) => self.host_mount_origin(path)?,
+            MountSourcePlan::Host(path) => self.host_mount_origin(path, None, HostSharing::Listed)?,
+            MountSourcePlan::Reserved { purpose, path } => {
+                let sharing = HostSharing::Reserved { writable: !plan.read_only };
+                self.host_mount_origin(path, Some(purpose), sharing)?
+            }
             MountSourcePlan::Volume(id) => self.rights.volume_mount_origin(id)?,
         };
         Ok(SourceLocation { origin: place, sub_path: plan.sub_path.as_ref().map(PathBuf::from) })
     }
 
-    /// Returns the location of a host path, if it may be mounted.
-    fn host_mount_origin(&self, path: &Path) -> Result<MountOrigin, OpError> {
+    /// Returns the location of a host path, if it may be mounted for this purpose.
+    fn host_mount_origin(
+        &self,
+        path: &Path,
+        purpose: Option<&str>,
+        sharing: HostSharing,
+    ) -> Result<MountOrigin, OpError> {
         let MountRule::Below(prefixes) = self.rule else {
             return Ok(MountOrigin::Named(path.to_owned()));
         };
-        find_allowed_origin(prefixes, path).ok_or_else(|| {
-            let message = if prefixes.is_empty() {
+        find_allowed_origin(prefixes, path, purpose, sharing).ok_or_else(|| {
+            let message = if prefixes.iter().all(|prefix| prefix.purpose.is_some()) {
                 "this server mounts no host directories".to_owned()
             } else {
                 format!("`{}` is not below a directory that this server may mount", path.display())
@@ -110,7 +142,7 @@ impl LauncherRights {
     /// Refuses a directory that belongs to an id of a sandbox: it cannot be mapped into another sandbox.
     fn check_source_owner(&self, opened: &OpenedSource) -> Result<(), OpError> {
         match (self, opened.ids) {
-            (Self::Root(_), SourceIds::Host { uid, gid })
+            (Self::Root(_), SourceIds::Host { uid, gid } | SourceIds::Reserved { uid, gid })
                 if uid >= id_maps::IDS_PER_SANDBOX || gid >= id_maps::IDS_PER_SANDBOX =>
             {
                 let message = "the directory does not belong to root or an ordinary user of this host";
@@ -132,28 +164,35 @@ impl MountRule {
 }
 
 /// Returns the location of `path` below the innermost allowed directory that contains it, in either
-/// spelling. This follows no links: the operator's own links were resolved at startup.
-fn find_allowed_origin(allowed: &[AllowedDirectory], path: &Path) -> Option<MountOrigin> {
+/// spelling. This follows no links: the operator's own links were resolved at startup. A directory that is reserved for
+/// a purpose contains only the mounts for that purpose.
+fn find_allowed_origin(
+    allowed: &[AllowedDirectory],
+    path: &Path,
+    purpose: Option<&str>,
+    sharing: HostSharing,
+) -> Option<MountOrigin> {
     let plain = |part: Component<'_>| matches!(part, Component::RootDir | Component::Normal(_));
     if !path.components().all(plain) {
         return None;
     }
-    let spellings = allowed.iter().flat_map(|one| [(&one.written, &one.real), (&one.real, &one.real)]);
-    let found = spellings.filter_map(|(named, real)| Some((named, real, path.strip_prefix(named).ok()?)));
-    let (_, real, rest) = found.max_by_key(|(named, _, _)| named.components().count())?;
-    Some(MountOrigin::Beneath { prefix: real.clone(), path: rest.to_owned() })
+    let spellings = allowed.iter().flat_map(|one| [(&one.written, one), (&one.real, one)]);
+    let found = spellings.filter_map(|(named, one)| Some((named, one, path.strip_prefix(named).ok()?)));
+    let (_, one, rest) = found.max_by_key(|(named, _, _)| named.components().count())?;
+    let is_allowed = one.purpose.as_deref() == purpose;
+    is_allowed.then(|| MountOrigin::Beneath { prefix: one.real.clone(), path: rest.to_owned(), sharing })
 }
 
 /// Whether a mount lets a sandbox write to a directory of the host.
 pub(super) fn writes_to_host(plan: &MountPlan) -> bool {
-    !plan.read_only && matches!(plan.source, MountSourcePlan::Host(_))
+    !plan.read_only && matches!(plan.source, MountSourcePlan::Host(_) | MountSourcePlan::Reserved { .. })
 }
 
 fn mount_measure(plan: &MountPlan) -> Measure {
     Measure::Mount {
         target: plan.target.clone(),
         source: match plan.source {
-            MountSourcePlan::Host(_) => MountKind::HostDirectory,
+            MountSourcePlan::Host(_) | MountSourcePlan::Reserved { .. } => MountKind::HostDirectory,
             MountSourcePlan::Volume(_) => MountKind::Volume,
         },
         access: if plan.read_only { MountAccess::ReadOnly } else { MountAccess::ReadWrite },
@@ -187,11 +226,21 @@ mod tests {
     use super::*;
 
     fn check(path: &str, expected: Option<(&str, &str)>) {
-        let pair =
-            |written: &str, real: &str| AllowedDirectory { written: written.into(), real: real.into() };
-        let allowed = [pair("/srv", "/srv"), pair("/srv/link", "/disk/models"), pair("/data/", "/disk")];
-        let found = find_allowed_origin(&allowed, Path::new(path)).map(|place| match place {
-            MountOrigin::Beneath { prefix, path } => (prefix, path),
+        check_purpose(path, None, expected);
+    }
+
+    fn check_purpose(path: &str, purpose: Option<&str>, expected: Option<(&str, &str)>) {
+        let pair = |written: &str, real: &str| AllowedDirectory {
+            written: written.into(),
+            real: real.into(),
+            purpose: None,
+        };
+        let reserved = AllowedDirectory { purpose: Some("flow".to_owned()), ..pair("/flow", "/srv/flow") };
+        let allowed =
+            [pair("/srv", "/srv"), pair("/srv/link", "/disk/models"), pair("/data/", "/disk"), reserved];
+        let found = find_allowed_origin(&allowed, Path::new(path), purpose, HostSharing::Listed);
+        let found = found.map(|place| match place {
+            MountOrigin::Beneath { prefix, path, .. } => (prefix, path),
             other => panic!("{other:?} is not beneath anything"),
         });
         assert_eq!(found, expected.map(|(prefix, path)| (prefix.into(), path.into())), "{path}");
@@ -205,6 +254,18 @@ mod tests {
         check("/srv/other", Some(("/srv", "other")));
         check("/srv/link/x/y", Some(("/disk/models", "x/y")));
         check("/disk/models/x", Some(("/disk/models", "x")));
+    }
+
+    #[test]
+    fn reserved_directory_is_mounted_for_its_purpose_only() {
+        for (path, rest) in [("/flow/x", "x"), ("/srv/flow/x", "x"), ("/srv/flow", "")] {
+            check_purpose(path, Some("flow"), Some(("/srv/flow", rest)));
+            check_purpose(path, None, None);
+            check_purpose(path, Some("other"), None);
+        }
+        for path in ["/srv/other", "/data/x", "/flow/../srv/flow"] {
+            check_purpose(path, Some("flow"), None);
+        }
     }
 
     #[test]

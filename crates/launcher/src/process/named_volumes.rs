@@ -39,7 +39,7 @@ impl LauncherRights {
             owner: volume.owner.as_str().to_owned(),
             name: volume.name.to_string(),
             size: volume.size.0,
-            kept: volume.lifetime == VolumeLifetime::Kept,
+            kept: volume.lifetime != VolumeLifetime::WithSandboxes,
         };
         Ok(found.into_iter().map(|found| (plan(found.volume), found.used.0)).collect())
     }

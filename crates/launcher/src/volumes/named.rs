@@ -92,7 +92,7 @@ pub(super) fn write_label(directory: &Path, volume: &Volume) -> Result<(), Volum
         owner: volume.owner.as_str().to_owned(),
         name: volume.name.as_str().to_owned(),
         size: volume.size.0,
-        kept: volume.lifetime == VolumeLifetime::Kept,
+        kept: volume.lifetime != VolumeLifetime::WithSandboxes,
     };
     let path = directory.join(LABEL_FILE);
     let text = serde_json::to_vec(&label).expect("a label can always be serialised");

@@ -269,13 +269,14 @@ pub(crate) fn session_status(status: &wire::process::SessionStatus) -> Result<Se
         idle_left: isolation.idle_left_ms.map(Duration::from_millis),
         alive: isolation.alive,
     });
-    let shared =
-        status.shared.as_ref().map(|shared| shared_session_use(shared, status.terminal)).transpose()?;
+    // A context may have a name as well, but it is not a session that several callers may open.
+    let shared = status.shared.as_ref().filter(|_| status.kernel.is_none());
+    let shared = shared.map(|shared| shared_session_use(shared, status.terminal)).transpose()?;
     Ok(SessionStatus { session, busy: status.busy, terminal: status.terminal, isolation, shared })
 }
 
 /// The texts come from inside the sandbox; one that no client can have chosen is left out.
-fn shared_session_use(
+pub(crate) fn shared_session_use(
     shared: &wire::process::SharedSessionStatus,
     terminal: bool,
 ) -> Result<SharedSessionUse, AgentError> {
@@ -324,6 +325,7 @@ pub(crate) fn process_end(ended: &wire::process::ProcessEnd) -> ProcessEnd {
         system: Duration::from_millis(ended.system_ms),
         max_rss: domain::Bytes(ended.max_rss_kib.saturating_mul(1024)),
         interrupted: ended.interrupted,
+        signalled: ended.signalled,
     }
 }
 

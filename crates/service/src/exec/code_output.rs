@@ -74,7 +74,7 @@ impl CodeExecution {
             match self.following.next().await? {
                 OutputEvent::Output { stream: StreamKind::KernelEvent, bytes, .. } => self.lines.rest = bytes,
                 OutputEvent::Output { stream, bytes, .. } => return Ok(CodeEvent::Output { stream, bytes }),
-                OutputEvent::Gap { from, to } => {
+                OutputEvent::Gap { from, to, .. } => {
                     self.lines = LineAssembler { broken: true, ..LineAssembler::default() };
                     return Ok(CodeEvent::Gap { from, to });
                 }

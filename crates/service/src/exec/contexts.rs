@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use domain::process::WorkingDirectory;
 use domain::{Backpressure, ContextId, Language, UserIdentity};
-use wire::process::{OpenKernel, SessionStatus};
+use wire::process::{OpenKernel, OpenSession, SessionSharing, SessionStatus};
 use wire::{AgentRequest, FaultKind};
 
 use crate::agent::client::with_timeout;
@@ -93,14 +93,15 @@ impl SandboxContexts<'_> {
     /// Opens a context; it is ready when this returns.
     pub async fn open_context(self, request: OpenContextRequest) -> Result<CodeContext, ServiceError> {
         let context = ContextId::from_entropy(draw_entropy()?);
-        self.open_context_as(&context, request).await
+        self.open_context_as(&context, request, None).await
     }
 
-    /// Like [`SandboxContexts::open_context`], with a given id.
-    async fn open_context_as(
+    /// Like [`SandboxContexts::open_context`], with a given id, and with a name that the agent keeps.
+    pub(super) async fn open_context_as(
         self,
         context: &ContextId,
         request: OpenContextRequest,
+        sharing: Option<SessionSharing>,
     ) -> Result<CodeContext, ServiceError> {
         let (handle, _activity) = self.0.begin_use()?;
         if read_contexts(handle).await?.len() >= MAX_CONTEXTS {
@@ -109,7 +110,8 @@ impl SandboxContexts<'_> {
         let OpenContextRequest { language, identity, directory, env } = request;
         let kernel = kernels::kernel_for(&language);
         let open = OpenSessionRequest { identity, directory, env, terminal: None, isolation: None };
-        let open = OpenKernel { open: translate::wire_open_session(&context.to_session(), open), kernel };
+        let open = OpenSession { sharing, ..translate::wire_open_session(&context.to_session(), open) };
+        let open = OpenKernel { open, kernel };
         let agent = &handle.agent;
         let mut connection = agent.open_request(AgentRequest::OpenKernel(open)).await?;
         let answer =
@@ -180,7 +182,7 @@ impl SandboxContexts<'_> {
         let context = default_context_id(language);
         let running = match self.start_code(&context, run.clone()).await {
             Err(ServiceError::NoSession(_)) => {
-                let opened = self.open_context_as(&context, OpenContextRequest::new(language.clone()));
+                let opened = self.open_context_as(&context, OpenContextRequest::new(language.clone()), None);
                 match opened.await {
                     // Another request opened it first, and this run can use it.
                     Ok(_) | Err(ServiceError::ContextExists(_)) => self.start_code(&context, run).await,
@@ -256,12 +258,13 @@ async fn read_contexts(handle: &SandboxHandle) -> Result<Vec<CodeContext>, Servi
         Err(fault) if fault.kind == FaultKind::Unsupported => Vec::new(),
         Err(fault) => return Err(agent.fault_error(fault)),
     };
-    let context = |session: &SessionStatus| {
-        // Sessions without a kernel, or with an id or language that is not ours, are not contexts.
-        let language = Language::parse(session.kernel.as_deref()?).ok()?;
-        Some(CodeContext { id: ContextId::parse(&session.session).ok()?, language, busy: session.busy })
-    };
-    Ok(sessions.iter().filter_map(context).collect())
+    Ok(sessions.iter().filter_map(context_of_status).collect())
+}
+
+/// Sessions without a kernel, or with an id or language that is not ours, are not contexts.
+pub(super) fn context_of_status(session: &SessionStatus) -> Option<CodeContext> {
+    let language = Language::parse(session.kernel.as_deref()?).ok()?;
+    Some(CodeContext { id: ContextId::parse(&session.session).ok()?, language, busy: session.busy })
 }
 
 #[cfg(test)]

@@ -28,8 +28,9 @@ pub struct OutputStream {
 pub enum OutputEvent {
     /// `at` is the overall offset of the first byte.
     Output { stream: StreamKind, at: JournalOffset, bytes: Bytes },
-    /// The bytes from `from` up to, not including, `to` are no longer kept.
-    Gap { from: JournalOffset, to: JournalOffset },
+    /// The bytes from `from` up to, not including, `to` are no longer kept. Of the bytes before `to`, `stderr_before` were
+    /// errors; an agent of an older server does not count them.
+    Gap { from: JournalOffset, to: JournalOffset, stderr_before: Option<u64> },
     /// The last event.
     Ended(ProcessEnd),
 }
@@ -88,9 +89,12 @@ impl OutputStream {
                 OutputEvent::Output { stream, at: JournalOffset(offset), bytes }
             }
             frame => match parse_answer(&frame)? {
-                Ok(AgentReply::Gap { from, to }) => {
+                Ok(AgentReply::Gap { from, to, stderr_before }) => {
                     self.position = self.position.after_gap(from, to)?;
-                    OutputEvent::Gap { from: JournalOffset(from), to: JournalOffset(to) }
+                    if stderr_before.is_some_and(|stderr| stderr > to) {
+                        return Err(AgentError::Impossible("more errors than output"));
+                    }
+                    OutputEvent::Gap { from: JournalOffset(from), to: JournalOffset(to), stderr_before }
                 }
                 Ok(AgentReply::Ended(ended)) => {
                     self.position = self.position.after_end(ended.written)?;

@@ -32,6 +32,8 @@ pub struct ProcessEnd {
     /// Code that passed its deadline was interrupted, and its context keeps its state. Otherwise a deadline ends the
     /// context's kernel, and the next run starts a new one.
     pub interrupted: bool,
+    /// The last signal that a caller has sent to it.
+    pub signalled: Option<i32>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +52,15 @@ pub struct ProcessStatus {
     pub ended: Option<ProcessEnd>,
     /// The process has ended, but a process that it started still runs.
     pub left: bool,
+}
+
+/// The output of a process from an offset on.
+pub struct FollowedOutput {
+    /// The status when the reading began: the output until `written` is available without waiting.
+    pub status: ProcessStatus,
+    /// How many bytes before the offset were errors, if the agent knows.
+    pub stderr_before: Option<u64>,
+    pub output: OutputStream,
 }
 
 /// A command, session or context of a sandbox with everything it has started.
@@ -157,6 +168,15 @@ impl SandboxProcesses<'_> {
         process: &ProcessId,
         from: JournalOffset,
     ) -> Result<OutputStream, ServiceError> {
+        self.follow_output_with_status(process, from).await.map(|followed| followed.output)
+    }
+
+    /// Like [`SandboxProcesses::follow_output`], and tells what the process was when the reading began.
+    pub async fn follow_output_with_status(
+        self,
+        process: &ProcessId,
+        from: JournalOffset,
+    ) -> Result<FollowedOutput, ServiceError> {
         let (handle, activity) = self.0.begin_use()?;
         let agent = handle.agent.clone();
         let request = AgentRequest::Follow { process: process.as_str().to_owned(), from: from.0 };
@@ -165,7 +185,11 @@ impl SandboxProcesses<'_> {
         let status = status.map_err(|fault| faults::process_error(&agent, process, fault))?;
         let place = ReadPosition::starting_at(from.0, status.written);
         let commands = Arc::clone(&handle.commands);
-        Ok(OutputStream::new(process.clone(), agent, connection, place, commands, activity))
+        let stderr_before = status.stderr_before.filter(|stderr| *stderr <= from.0);
+        let status =
+            translate::process_status(status).map_err(|source| agent.agent_error("answer", source))?;
+        let output = OutputStream::new(process.clone(), agent, connection, place, commands, activity);
+        Ok(FollowedOutput { status, stderr_before, output })
     }
 
     pub async fn process_status(self, process: &ProcessId) -> Result<ProcessStatus, ServiceError> {

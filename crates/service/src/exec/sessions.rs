@@ -169,7 +169,11 @@ impl SandboxSessions<'_> {
 
     pub async fn close_session(self, session: &SessionId) -> Result<(), ServiceError> {
         let (handle, _activity) = self.0.begin_use()?;
-        let request = AgentRequest::CloseSession { session: session.as_str().to_owned(), requested_ns: None };
+        let request = AgentRequest::CloseSession {
+            session: session.as_str().to_owned(),
+            requested_ns: None,
+            grace_ms: None,
+        };
         let closed = handle.agent.request::<()>(request).await?;
         closed.map_err(|fault| faults::session_error(&handle.agent, session, fault))
     }

@@ -160,7 +160,7 @@ impl SandboxSessions<'_> {
             name: request.name.as_ref().map(|name| name.as_str().to_owned()),
             requested_ns: request.requested.0,
             max_sessions: request.max_sessions,
-            idle_ms: request.idle_limit.map(idle_millis),
+            idle_ms: request.idle_limit.map(duration_millis),
             note: request.note,
         };
         let open = translate::wire_open_session(&session, request.open);
@@ -207,7 +207,7 @@ impl SandboxSessions<'_> {
             idle: match update.idle_limit {
                 IdleLimitUpdate::Keep => None,
                 IdleLimitUpdate::Never => Some(IdleLimit::Never),
-                IdleLimitUpdate::After(limit) => Some(IdleLimit::Milliseconds(idle_millis(limit))),
+                IdleLimitUpdate::After(limit) => Some(IdleLimit::Milliseconds(duration_millis(limit))),
             },
         });
         read_shared_session(&handle.agent, session, request).await
@@ -242,10 +242,31 @@ impl SandboxSessions<'_> {
         session: &SessionId,
         requested: RequestTime,
     ) -> Result<(), ServiceError> {
+        self.close_shared(session, requested, None).await
+    }
+
+    /// Closes a session without a shell. Its run is asked to end by SIGTERM, and is killed after the grace; this call
+    /// does not wait for that. An agent of an older server kills it at once.
+    pub async fn terminate_shared_session(
+        self,
+        session: &SessionId,
+        requested: RequestTime,
+        grace: Duration,
+    ) -> Result<(), ServiceError> {
+        self.close_shared(session, requested, Some(grace)).await
+    }
+
+    async fn close_shared(
+        self,
+        session: &SessionId,
+        requested: RequestTime,
+        grace: Option<Duration>,
+    ) -> Result<(), ServiceError> {
         let (handle, _activity) = self.0.begin_use()?;
         let request = AgentRequest::CloseSession {
             session: session.as_str().to_owned(),
             requested_ns: Some(requested.0),
+            grace_ms: grace.map(duration_millis),
         };
         let closed = handle.agent.request::<()>(request).await?;
         closed.map_err(|fault| faults::session_error(&handle.agent, session, fault))
@@ -279,7 +300,7 @@ fn impossible(agent: &AgentClient, what: &'static str) -> ServiceError {
     agent.agent_error("answer", AgentError::Impossible(what))
 }
 
-fn check_note(note: Option<&str>) -> Result<(), ServiceError> {
+pub(super) fn check_note(note: Option<&str>) -> Result<(), ServiceError> {
     let most = SharedSessionRequest::MAX_NOTE_BYTES;
     if note.is_some_and(|note| note.len() > most) {
         return Err(ServiceError::Invalid(format!("the note of a session has at most {most} bytes")));
@@ -287,7 +308,7 @@ fn check_note(note: Option<&str>) -> Result<(), ServiceError> {
     Ok(())
 }
 
-fn idle_millis(limit: Duration) -> u64 {
+pub(super) fn duration_millis(limit: Duration) -> u64 {
     u64::try_from(limit.as_millis()).unwrap_or(u64::MAX)
 }
 

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use domain::{EndCause, OnDeath, Owner, Phase, SandboxId, SandboxKey};
+use tokio::sync::OwnedMutexGuard;
 use tokio::task::JoinHandle;
 
 use crate::agent::client::AgentError;
@@ -47,6 +48,17 @@ impl Core {
         if let Some(sandbox) = self.reuse_sandbox(&guard).await? {
             return Ok(AcquiredSandbox { sandbox, fresh: false, revival: None });
         }
+        self.make_in_turn(key, guard, turn, request).await
+    }
+
+    /// Makes the sandbox of a key whose turn the caller has. If the caller disconnects, this is finished nevertheless.
+    pub(crate) async fn make_in_turn(
+        self: &Arc<Self>,
+        key: &SandboxKey,
+        guard: KeyGuard,
+        turn: OwnedMutexGuard<()>,
+        request: CreateSandboxRequest,
+    ) -> Result<AcquiredSandbox, ServiceError> {
         let (_caller, create) = self.lifecycle.detached_creates.watch_create(key.owner())?;
         let (core, key) = (Arc::clone(self), key.clone());
         let work = self.tasks.spawn(async move {

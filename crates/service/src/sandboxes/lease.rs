@@ -14,6 +14,8 @@ enum LeaseState {
     Released,
     /// The sandbox is being removed.
     Closing,
+    /// The same, because its client asked for that.
+    Removing,
 }
 
 pub(crate) struct SandboxLease(Mutex<LeaseState>);
@@ -28,7 +30,7 @@ impl SandboxLease {
     /// Holds the sandbox from now on; `false` if it is being removed.
     pub(crate) fn take(&self, activity: &SandboxActivity) -> bool {
         let mut state = self.lock();
-        if *state == LeaseState::Closing {
+        if is_closed(*state) {
             return false;
         }
         activity.touch();
@@ -76,16 +78,35 @@ impl SandboxLease {
     pub(crate) fn close_if_idle(&self, activity: &SandboxActivity, now: Duration, limit: Duration) -> bool {
         let mut state = self.lock();
         let idle = activity.idle_since().is_some_and(|since| since.saturating_add(limit) <= now);
-        let closes = idle && *state != LeaseState::Closing;
+        let closes = idle && !is_closed(*state);
         if closes {
             *state = LeaseState::Closing;
         }
         closes
     }
 
+    /// Prevents the sandbox from being held again, because its client removes it.
+    pub(crate) fn close_for_removal(&self) {
+        *self.lock() = LeaseState::Removing;
+    }
+
+    /// Whether the sandbox is being removed.
+    pub(crate) fn is_closed(&self) -> bool {
+        is_closed(*self.lock())
+    }
+
+    /// Whether the sandbox is being removed because its client asked for that.
+    pub(crate) fn is_closed_for_removal(&self) -> bool {
+        *self.lock() == LeaseState::Removing
+    }
+
     fn lock(&self) -> MutexGuard<'_, LeaseState> {
         self.0.lock().expect("no thread panics while changing a hold")
     }
+}
+
+fn is_closed(state: LeaseState) -> bool {
+    matches!(state, LeaseState::Closing | LeaseState::Removing)
 }
 
 fn parked_time(
@@ -98,7 +119,7 @@ fn parked_time(
     let parked = match state {
         LeaseState::Held => since.saturating_add(park_after) <= now,
         LeaseState::Released => true,
-        LeaseState::Closing => false,
+        LeaseState::Closing | LeaseState::Removing => false,
     };
     parked.then_some(since)
 }

@@ -1,4 +1,5 @@
-//! Ends sandboxes whose time is over: one task and one schedule for all of them.
+//! Ends sandboxes whose time is over, and removes volumes that were unused for long enough: one task and one schedule for
+//! all of them.
 //!
 //! The schedule uses the boot clock, so setting the wall clock neither ends a sandbox early nor keeps it alive for
 //! ever. The task only asks a driver to check; the driver decides.
@@ -58,6 +59,11 @@ impl ExpirySchedule {
         }
     }
 
+    /// Has the reaper look for what is due first, because something else than a sandbox may be.
+    pub(crate) fn wake_reaper(&self) {
+        self.sooner.notify_one();
+    }
+
     pub(crate) fn forget_sandbox(&self, id: &SandboxId) {
         let mut dates = self.lock();
         dates.remove(id, DueReason::Expiry);
@@ -111,10 +117,12 @@ pub(crate) async fn run_reaper(core: Arc<Core>) {
         while let Some((id, why)) = core.lifecycle.schedule.take_due(now.boot) {
             request_end(&core, &id, why, now.boot);
         }
-        let wait = core
-            .lifecycle
-            .schedule
-            .next_due()
+        core.remove_due_volumes(now.boot);
+        let next = [core.lifecycle.schedule.next_due(), core.catalog.volumes.next_due()];
+        let wait = next
+            .into_iter()
+            .flatten()
+            .min()
             .map_or(CLOCK_CHECK_INTERVAL, |due| due.saturating_sub(now.boot).min(CLOCK_CHECK_INTERVAL));
         tokio::select! {
             () = tokio::time::sleep(wait) => {}

@@ -129,6 +129,11 @@ impl SandboxRef {
         }
     }
 
+    /// Whether a client has begun to remove the sandbox, whatever its phase is.
+    pub fn is_being_removed(&self) -> bool {
+        self.handle.lease.is_closed_for_removal()
+    }
+
     /// If an agent failed because its sandbox ended or was paused meanwhile, that is the error that its caller can act on.
     pub(crate) fn explain_failure(&self, error: ServiceError) -> ServiceError {
         match error {

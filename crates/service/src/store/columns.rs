@@ -63,6 +63,9 @@ struct MountJson {
     /// The path of a host directory.
     #[serde(default)]
     source: PathBuf,
+    /// The purpose that the host directory is reserved for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    purpose: Option<String>,
     #[serde(default)]
     volume: Option<String>,
     target: String,
@@ -229,20 +232,27 @@ impl NetworkJson {
 
 impl MountJson {
     fn from_domain(mount: &MountSpec) -> Self {
-        let (source, volume) = match &mount.source {
-            MountSource::Host(path) => (path.clone(), None),
-            MountSource::Volume(id) => (PathBuf::new(), Some(id.to_string())),
+        let (source, purpose, volume) = match &mount.source {
+            MountSource::Host(path) => (path.clone(), None, None),
+            MountSource::Reserved { purpose, path } => (path.clone(), Some(purpose.clone()), None),
+            MountSource::Volume(id) => (PathBuf::new(), None, Some(id.to_string())),
             // Claims are resolved to volumes before a row is written.
-            MountSource::Claim(_) => (PathBuf::new(), None),
+            MountSource::Claim(_) => (PathBuf::new(), None, None),
         };
         let writable = mount.access == MountAccess::ReadWrite;
-        Self { source, volume, target: mount.target.clone(), writable, sub_path: mount.sub_path.clone() }
+        let (target, sub_path) = (mount.target.clone(), mount.sub_path.clone());
+        Self { source, purpose, volume, target, writable, sub_path }
     }
 
     fn into_domain(self) -> MountSpec {
         let volume = self.volume.and_then(|id| VolumeId::parse(&id).ok());
+        let source = match (volume, self.purpose) {
+            (Some(id), _) => MountSource::Volume(id),
+            (None, Some(purpose)) => MountSource::Reserved { purpose, path: self.source },
+            (None, None) => MountSource::Host(self.source),
+        };
         MountSpec {
-            source: volume.map_or(MountSource::Host(self.source), MountSource::Volume),
+            source,
             target: self.target,
             access: if self.writable { MountAccess::ReadWrite } else { MountAccess::ReadOnly },
             sub_path: self.sub_path,

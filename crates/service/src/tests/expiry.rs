@@ -15,7 +15,7 @@ use testkit::fake_backend::{FakeBackend, running};
 
 /// A clock that follows tokio's, so that pausing one pauses the other, and whose wall time can be set.
 #[derive(Clone)]
-struct ManualClock {
+pub(super) struct ManualClock {
     start: Instant,
     set_by: Arc<AtomicI64>,
 }
@@ -23,11 +23,11 @@ struct ManualClock {
 const BOOT: Duration = Duration::from_secs(5000);
 
 impl ManualClock {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { start: Instant::now(), set_by: Arc::default() }
     }
 
-    fn clock(&self) -> Clock {
+    pub(super) fn clock(&self) -> Clock {
         let hands = self.clone();
         Clock::new(move || hands.now())
     }

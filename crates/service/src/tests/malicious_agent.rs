@@ -62,7 +62,7 @@ async fn valid_output_is_accepted() {
     let frames = [
         started(),
         output(0, b"ab"),
-        Frame::from_message(&AgentReply::Gap { from: 2, to: 9 }),
+        Frame::from_message(&AgentReply::Gap { from: 2, to: 9, stderr_before: None }),
         output(9, b"c"),
         end(10),
     ];
@@ -76,9 +76,18 @@ async fn offsets_that_go_back_or_skip_bytes_are_refused() {
         vec![output(1, b"b")],
         vec![output(0, b"abc"), output(7, b"b")],
         vec![output(0, b"")],
-        vec![output(0, b"abc"), Frame::from_message(&AgentReply::Gap { from: 3, to: 3 })],
-        vec![output(0, b"abc"), Frame::from_message(&AgentReply::Gap { from: 0, to: 9 })],
-        vec![Frame::from_message(&AgentReply::Gap { from: 0, to: u64::MAX }), output(u64::MAX, b"ab")],
+        vec![
+            output(0, b"abc"),
+            Frame::from_message(&AgentReply::Gap { from: 3, to: 3, stderr_before: None }),
+        ],
+        vec![
+            output(0, b"abc"),
+            Frame::from_message(&AgentReply::Gap { from: 0, to: 9, stderr_before: None }),
+        ],
+        vec![
+            Frame::from_message(&AgentReply::Gap { from: 0, to: u64::MAX, stderr_before: None }),
+            output(u64::MAX, b"ab"),
+        ],
         vec![output(0, b"abc"), end(2)],
     ] {
         let frames: Vec<Frame> = [vec![started()], frames, vec![end(3)]].concat();
@@ -475,7 +484,8 @@ fn any_frame() -> impl Strategy<Value = Frame> {
     let bytes = || proptest::collection::vec(any::<u8>(), 0..60);
     let number = || prop_oneof![0u64..20, any::<u64>()];
     let message = prop_oneof![
-        (number(), number()).prop_map(|(from, to)| AgentReply::Gap { from, to }),
+        (number(), number(), proptest::option::of(number()))
+            .prop_map(|(from, to, stderr_before)| AgentReply::Gap { from, to, stderr_before }),
         number().prop_map(|written| AgentReply::Ended(ProcessEnd { written, ..ended(ExitReason::Lost) })),
         number().prop_map(|size| AgentReply::Reading { size }),
         Just(AgentReply::Ok),

@@ -1,8 +1,11 @@
 //! Volumes that outlive sandboxes.
 
+use std::time::Duration;
+
 use domain::volume::{MissingVolume, VolumeClaim, VolumeLifetime};
 use domain::{Bytes, MountAccess, MountSource, MountSpec, Owner, VolumeName};
 
+use super::expiry::ManualClock;
 use super::{TestBench, config, operators_quota, plain};
 use crate::clock::Clock;
 use crate::{CreateSandboxRequest, ErrorKind, MountFault, Outcome, OwnerQuota, ServiceConfig, ServiceError};
@@ -292,5 +295,75 @@ async fn claim_waits_for_the_removal_of_a_volume_of_its_name() {
     assert_ne!(mounts[0].source, first.spec.mounts[0].source);
     assert_eq!(bench.service.list_volumes(&bench.owner).await.unwrap()[0].sandboxes, [sandbox]);
     drop(uses);
+    until_names(&bench, &[]).await;
+}
+
+/// How long the volumes of these tests are kept.
+const KEPT: Duration = Duration::from_secs(600);
+
+fn kept_after_use() -> CreateSandboxRequest {
+    claiming("data", make(VolumeLifetime::AfterUse(KEPT)))
+}
+
+impl TestBench {
+    async fn use_once(&self) {
+        let sandbox = self.service.create_sandbox(&self.owner, kept_after_use()).await.unwrap();
+        self.sandbox(&sandbox.id).destroy().await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn volume_is_removed_a_time_after_its_last_use() {
+    let hands = ManualClock::new();
+    let bench = TestBench::with(FakeBackend::new(), tempfile::tempdir().unwrap(), hands.clock()).await;
+    bench.use_once().await;
+    tokio::time::sleep(KEPT / 2).await;
+    let sandbox = bench.service.create_sandbox(&bench.owner, kept_after_use()).await.unwrap();
+    tokio::time::sleep(KEPT * 3).await;
+    assert_eq!(names(&bench).await, ["data"], "it is in use");
+    bench.sandbox(&sandbox.id).destroy().await.unwrap();
+    tokio::time::sleep(KEPT - Duration::from_secs(60)).await;
+    assert_eq!(names(&bench).await, ["data"], "its time has not passed");
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    until_names(&bench, &[]).await;
+    assert_eq!(bench.backend.times_asked_to("make volume"), 1);
+    bench.use_once().await;
+    assert_eq!(bench.backend.times_asked_to("make volume"), 2, "a new one has the name now");
+}
+
+#[tokio::test(start_paused = true)]
+async fn time_after_the_last_use_continues_after_a_restart() {
+    let hands = ManualClock::new();
+    let bench = TestBench::with(FakeBackend::new(), tempfile::tempdir().unwrap(), hands.clock()).await;
+    bench.use_once().await;
+    tokio::time::sleep(KEPT / 2).await;
+    let (backend, state) = bench.crash().await;
+    let bench = TestBench::with(backend, state, hands.clock()).await;
+    let status = bench.service.find_volume(&bench.owner, &name("data")).await.unwrap();
+    assert_eq!(status.volume.lifetime, VolumeLifetime::AfterUse(KEPT));
+    tokio::time::sleep(KEPT / 2 - Duration::from_secs(60)).await;
+    assert_eq!(names(&bench).await, ["data"]);
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    until_names(&bench, &[]).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn earlier_use_does_not_count_after_a_crash_during_a_later_one() {
+    let hands = ManualClock::new();
+    let bench = TestBench::with(FakeBackend::new(), tempfile::tempdir().unwrap(), hands.clock()).await;
+    bench.use_once().await;
+    tokio::time::sleep(KEPT / 2).await;
+    bench.service.create_sandbox(&bench.owner, kept_after_use()).await.unwrap();
+    tokio::time::sleep(KEPT * 2).await;
+    let (backend, state) = bench.crash().await;
+    let bench = TestBench::with(backend, state, hands.clock()).await;
+    tokio::time::sleep(KEPT * 2).await;
+    assert_eq!(names(&bench).await, ["data"], "it is in use");
+    for sandbox in bench.all().items {
+        bench.sandbox(&sandbox.id).destroy().await.unwrap();
+    }
+    tokio::time::sleep(KEPT / 2).await;
+    assert_eq!(names(&bench).await, ["data"]);
+    tokio::time::sleep(KEPT).await;
     until_names(&bench, &[]).await;
 }

@@ -68,6 +68,7 @@ async fn silent_process_keeps_running_when_the_quiet_limit_is_reached() {
         system_ms: 0,
         max_rss_kib: 0,
         interrupted: false,
+        signalled: None,
     };
     send(&mut agent, Frame::from_message(&AgentReply::Ended(ended))).await;
     let waited = following.wait(limits, |_| {}).await.unwrap();

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use domain::volume::VolumeLifetime;
 use domain::{Owner, SandboxId, Volume, VolumeId, VolumeName};
@@ -21,18 +21,38 @@ struct VolumeEntry {
     volume: Volume,
     created: SystemTime,
     users: BTreeSet<SandboxId>,
+    /// When the volume is to be removed unless a sandbox uses it before, on the boot clock.
+    due: Option<Duration>,
     /// Whether the volume is being removed, so that no sandbox may begin to use it.
     closed: bool,
 }
 
 /// The result of looking up a volume for a sandbox.
 pub(super) enum VolumeLookup {
-    /// The sandbox uses it now; `new` if it did not before.
+    /// The sandbox uses it now.
     Used {
         id: VolumeId,
-        new: bool,
+        begun: BegunUse,
     },
     Nothing,
+}
+
+/// What changed when a sandbox was to use a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct BegunUse {
+    /// The sandbox did not use the volume before.
+    pub(super) new: bool,
+    /// The volume was to be removed some time after its last use.
+    pub(super) was_due: bool,
+}
+
+/// The volumes that no sandbox uses any more.
+#[derive(Debug, Default)]
+pub(super) struct UnusedVolumes {
+    /// Those whose lifetime is that of their sandboxes.
+    pub(super) remove: Vec<VolumeId>,
+    /// Those that are kept for a time from now on.
+    pub(super) keep: Vec<VolumeId>,
 }
 
 /// Whether a volume can be removed.
@@ -45,7 +65,8 @@ pub(super) enum VolumeAvailability {
 
 impl VolumeIndex {
     pub(super) fn add(&self, volume: Volume, created: SystemTime, user: Option<SandboxId>) {
-        let entry = VolumeEntry { volume, created, users: user.into_iter().collect(), closed: false };
+        let users = user.into_iter().collect();
+        let entry = VolumeEntry { volume, created, users, due: None, closed: false };
         self.lock().insert(entry.volume.id.clone(), entry);
     }
 
@@ -70,23 +91,23 @@ impl VolumeIndex {
             None => Ok(VolumeLookup::Nothing),
             Some(entry) if entry.closed => Err(ServiceError::VolumeRemoving(name.clone())),
             Some(entry) => {
-                let new = entry.users.insert(sandbox.clone());
-                Ok(VolumeLookup::Used { id: entry.volume.id.clone(), new })
+                let begun = entry.begin_use(sandbox);
+                Ok(VolumeLookup::Used { id: entry.volume.id.clone(), begun })
             }
         }
     }
 
-    /// Like [`VolumeIndex::use_by_name`], by id; returns whether the use is new.
+    /// Like [`VolumeIndex::use_by_name`], by id.
     pub(super) fn use_by_id(
         &self,
         owner: &Owner,
         id: &VolumeId,
         sandbox: &SandboxId,
-    ) -> Result<bool, ServiceError> {
+    ) -> Result<BegunUse, ServiceError> {
         match self.lock().get_mut(id).filter(|entry| entry.volume.owner == *owner) {
             None => Err(ServiceError::NoVolumeId(id.clone())),
             Some(entry) if entry.closed => Err(ServiceError::VolumeRemoving(entry.volume.name.clone())),
-            Some(entry) => Ok(entry.users.insert(sandbox.clone())),
+            Some(entry) => Ok(entry.begin_use(sandbox)),
         }
     }
 
@@ -104,12 +125,26 @@ impl VolumeIndex {
         }
     }
 
-    /// Ends the uses of a sandbox, of all volumes or of the given ones. Returns the volumes to remove.
-    pub(super) fn end_uses(&self, sandbox: &SandboxId, only: Option<&[VolumeId]>) -> Vec<VolumeId> {
-        let mut unused = Vec::new();
+    /// Ends the uses of a sandbox, of all volumes or of the given ones. `now` is on the boot clock.
+    pub(super) fn end_uses(
+        &self,
+        sandbox: &SandboxId,
+        only: Option<&[VolumeId]>,
+        now: Duration,
+    ) -> UnusedVolumes {
+        let mut unused = UnusedVolumes::default();
         for (id, entry) in self.lock().iter_mut() {
-            if only.is_none_or(|only| only.contains(id)) && entry.users.remove(sandbox) && entry.is_unused() {
-                unused.push(id.clone());
+            let ended = only.is_none_or(|only| only.contains(id)) && entry.users.remove(sandbox);
+            if !ended || !entry.users.is_empty() {
+                continue;
+            }
+            match entry.volume.lifetime {
+                VolumeLifetime::Kept => {}
+                VolumeLifetime::WithSandboxes => unused.remove.push(id.clone()),
+                VolumeLifetime::AfterUse(time) => {
+                    entry.due = Some(now.saturating_add(time));
+                    unused.keep.push(id.clone());
+                }
             }
         }
         unused
@@ -120,6 +155,49 @@ impl VolumeIndex {
         let shelf = self.lock();
         let unused = shelf.iter().filter(|(_, entry)| entry.is_unused());
         unused.map(|(id, _)| id.clone()).collect()
+    }
+
+    /// Sets when an unused volume is to be removed, if it is kept for a time after its last use. `unused` is how long it
+    /// was not used until `now`. Returns whether it did.
+    pub(super) fn schedule_removal(&self, id: &VolumeId, now: Duration, unused: Duration) -> bool {
+        let mut shelf = self.lock();
+        let Some(entry) = shelf.get_mut(id).filter(|entry| entry.users.is_empty()) else { return false };
+        let VolumeLifetime::AfterUse(time) = entry.volume.lifetime else { return false };
+        entry.due = Some(now.saturating_add(time.saturating_sub(unused)));
+        true
+    }
+
+    /// Returns the volumes that were unused for long enough. Each is returned once, unless it is used again.
+    pub(super) fn take_due(&self, now: Duration) -> Vec<VolumeId> {
+        let mut due = Vec::new();
+        for (id, entry) in self.lock().iter_mut() {
+            if entry.users.is_empty() && entry.due.is_some_and(|time| time <= now) {
+                entry.due = None;
+                due.push(id.clone());
+            }
+        }
+        due
+    }
+
+    /// Whether the volume is to be removed some time after its last use.
+    pub(super) fn is_due(&self, id: &VolumeId) -> bool {
+        self.lock().get(id).is_some_and(|entry| entry.due.is_some())
+    }
+
+    /// When the next volume is due, on the boot clock.
+    pub(crate) fn next_due(&self) -> Option<Duration> {
+        self.lock().values().filter(|entry| entry.users.is_empty()).filter_map(|entry| entry.due).min()
+    }
+
+    /// Closes a volume that [`VolumeIndex::take_due`] returned; `false` if it was used since.
+    pub(super) fn close_due(&self, id: &VolumeId) -> bool {
+        let mut shelf = self.lock();
+        let unused =
+            shelf.get_mut(id).filter(|entry| entry.users.is_empty() && entry.due.is_none() && !entry.closed);
+        unused.is_some_and(|entry| {
+            entry.closed = true;
+            true
+        })
     }
 
     pub(super) fn close(&self, id: &VolumeId) -> VolumeAvailability {
@@ -175,6 +253,13 @@ impl VolumeIndex {
 impl VolumeEntry {
     fn has_name(&self, owner: &Owner, name: &VolumeName) -> bool {
         self.volume.owner == *owner && self.volume.name == *name
+    }
+
+    fn begin_use(&mut self, sandbox: &SandboxId) -> BegunUse {
+        // A volume that was taken to be removed, but is not closed, has no due time and is unused.
+        let was_due = self.users.is_empty() && matches!(self.volume.lifetime, VolumeLifetime::AfterUse(_));
+        self.due = None;
+        BegunUse { new: self.users.insert(sandbox.clone()), was_due }
     }
 
     fn is_unused(&self) -> bool {

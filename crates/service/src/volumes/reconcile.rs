@@ -26,7 +26,9 @@ pub(crate) async fn reconcile_volumes(
     };
     let mut found: HashMap<VolumeId, FoundVolume> =
         found.into_iter().map(|found| (found.volume.id.clone(), found)).collect();
+    let mut last_uses = HashMap::new();
     for kept in kept {
+        last_uses.insert(kept.volume.id.clone(), kept.unused_since);
         let exists = found.remove(&kept.volume.id).is_some();
         let stored = if kept.removing { StoredVolumeState::Removing } else { StoredVolumeState::Kept };
         reconcile_one(core, kept.volume, kept.created, plan_volume(stored, exists)).await?;
@@ -44,7 +46,20 @@ pub(crate) async fn reconcile_volumes(
         }
     }
     core.remove_unused_volumes(core.catalog.volumes.unused_volumes());
+    schedule_removals(core, last_uses).await;
     Ok(())
+}
+
+/// Continues the time for which unused volumes are kept. The boot clock may have begun anew, so the wall clock says how
+/// much of it has passed.
+async fn schedule_removals(core: &Arc<Core>, last_uses: HashMap<VolumeId, Option<SystemTime>>) {
+    let now = core.clock.now();
+    for (id, last_use) in last_uses {
+        let unused = last_use.and_then(|time| now.wall.duration_since(time).ok()).unwrap_or_default();
+        if core.catalog.volumes.schedule_removal(&id, now.boot, unused) && last_use.is_none() {
+            core.record_last_use(id, now.wall).await;
+        }
+    }
 }
 
 async fn reconcile_one(
@@ -86,7 +101,7 @@ async fn adopt_volume(core: &Arc<Core>, mut volume: Volume, created: SystemTime)
         let other = format!("{}-{}", volume.name.as_str().chars().take(230).collect::<String>(), volume.id);
         volume.name = VolumeName::parse(&other).unwrap_or(volume.name);
     }
-    let kept = StoredVolume { volume: volume.clone(), created, removing: false };
+    let kept = StoredVolume { volume: volume.clone(), created, removing: false, unused_since: None };
     core.record_volume(VolumeChange::Insert(kept)).await?;
     core.catalog.volumes.add(volume, created, None);
     Ok(())

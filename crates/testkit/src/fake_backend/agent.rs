@@ -84,6 +84,7 @@ pub fn running(process: &str) -> ProcessStatus {
         first: 0,
         ended: None,
         left: false,
+        stderr_before: None,
     }
 }
 
@@ -97,5 +98,6 @@ pub fn ended(exit: ExitReason) -> ProcessEnd {
         system_ms: 0,
         max_rss_kib: 0,
         interrupted: false,
+        signalled: None,
     }
 }

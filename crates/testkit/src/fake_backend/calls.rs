@@ -83,6 +83,7 @@ impl Backend for FakeBackend {
 
     async fn destroy(&self, id: &SandboxId) -> Result<SandboxUsage, BackendError> {
         self.record_call("destroy")?;
+        self.destroy_gate.acquire().await.unwrap().forget();
         self.remove_sandbox(id);
         Ok(SandboxUsage::default())
     }

@@ -61,7 +61,10 @@ impl ContentDecoder {
     /// Line breaks and other white space are skipped, as in Python.
     fn decode_base64(&mut self, text: &[u8]) -> Result<Vec<u8>, InvalidContent> {
         let mut characters = std::mem::take(&mut self.pending);
-        characters.extend(text.iter().filter(|byte| !byte.is_ascii_whitespace()));
+        match text.iter().any(u8::is_ascii_whitespace) {
+            true => characters.extend(text.iter().filter(|byte| !byte.is_ascii_whitespace())),
+            false => characters.extend_from_slice(text),
+        }
         if self.padded && !characters.is_empty() {
             return Err(InvalidContent);
         }

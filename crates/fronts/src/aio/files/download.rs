@@ -118,5 +118,5 @@ async fn read_version(call: &FileCall) -> Result<FileVersion, ServiceError> {
 fn changed_problem(call: &FileCall) -> AioProblem {
     let message = format!("File changed before the download started: {}", call.path);
     let data = json!({"path": call.path, "change_policy": "abort", "phase": "before_start"});
-    AioProblem { data: Some(data), ..AioProblem::new(StatusCode::CONFLICT, message) }
+    AioProblem { data: Some(Box::new(data)), ..AioProblem::new(StatusCode::CONFLICT, message) }
 }

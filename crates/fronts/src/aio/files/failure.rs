@@ -216,7 +216,7 @@ fn failure_problem(style: FileErrors, body: FileFailureBody<'_>) -> AioProblem {
         FileErrors::Http => status_of(body.error_type),
     };
     let message = body.message.clone();
-    AioProblem { data: Some(json!(body)), ..AioProblem::new(status, message) }
+    AioProblem { data: Some(Box::new(json!(body))), ..AioProblem::new(status, message) }
 }
 
 fn status_of(error_type: &str) -> StatusCode {

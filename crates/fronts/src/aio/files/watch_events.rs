@@ -7,8 +7,11 @@ use globset::{Glob, GlobSet, GlobSetBuilder};
 use serde::{Deserialize, Serialize};
 use service::{FileChange, FileKind, WatchEvent};
 
+use super::base_name;
 use crate::kit::time::format_rfc3339;
 
+/// What the names begin with under which the sandbox writes a file before it takes its place.
+const DRAFT_PREFIX: &str = ".coracle-";
 /// How many events are kept for clients that poll.
 const MAX_KEPT_EVENTS: usize = 4096;
 
@@ -37,13 +40,20 @@ pub(super) struct FileEventBody {
     mtime: Option<String>,
     size: Option<u64>,
     inode: Option<u64>,
+    /// Whether a complete file has taken this name. Whether there was a file before is not known.
+    #[serde(skip)]
+    is_replacement: bool,
 }
 
 impl FileEventBody {
-    /// `None` for an event that only says that others are missing.
+    /// `None` for an event that only says that others are missing, or that is about a file which is being written.
     pub(super) fn from_event(event: WatchEvent, root: &str) -> Option<Self> {
+        let is_draft = base_name(&event.path).starts_with(DRAFT_PREFIX);
+        let is_replacement = is_draft && event.change == FileChange::Renamed;
         let (kind, path, old_path) = match (event.change, event.new_path) {
             (FileChange::Overflow, _) => return None,
+            (FileChange::Renamed, Some(new)) if is_draft => (EventType::Write, new, None),
+            _ if is_draft => return None,
             (FileChange::Created, _) => (EventType::Create, event.path, None),
             (FileChange::Written, _) => (EventType::Write, event.path, None),
             (FileChange::Attributes, _) => (EventType::Chmod, event.path, None),
@@ -62,7 +72,13 @@ impl FileEventBody {
             mtime: event.modified.map(format_rfc3339),
             size: event.size,
             inode: event.inode,
+            is_replacement,
         })
+    }
+
+    /// Whether a client that waits for these types is told of it.
+    pub(super) fn is_one_of(&self, types: &[EventType]) -> bool {
+        types.contains(&self.kind) || (self.is_replacement && types.contains(&EventType::Create))
     }
 
     /// Whether this event makes a pending one unnecessary.
@@ -169,18 +185,41 @@ impl EventHistory {
 mod tests {
     use super::*;
 
-    fn event(path: &str) -> FileEventBody {
-        let event = WatchEvent {
+    fn watch_event(path: &str, change: FileChange) -> WatchEvent {
+        WatchEvent {
             sequence: 1,
             path: path.to_owned(),
-            change: FileChange::Written,
+            change,
             new_path: None,
             kind: None,
             size: None,
             modified: None,
             inode: None,
+        }
+    }
+
+    fn event(path: &str) -> FileEventBody {
+        FileEventBody::from_event(watch_event(path, FileChange::Written), "/root/").unwrap()
+    }
+
+    #[test]
+    fn files_that_are_being_written_are_not_reported() {
+        let renamed = |from: &str, to: &str| {
+            let event = WatchEvent {
+                path: from.to_owned(),
+                change: FileChange::Renamed,
+                new_path: Some(to.to_owned()),
+                ..watch_event("/root/x", FileChange::Written)
+            };
+            FileEventBody::from_event(event, "/root").unwrap()
         };
-        FileEventBody::from_event(event, "/root/").unwrap()
+        let draft = watch_event("/root/.coracle-12", FileChange::Created);
+        assert_eq!(FileEventBody::from_event(draft, "/root"), None);
+        let written = renamed("/root/.coracle-12", "/root/a");
+        assert_eq!((written.kind, written.old_path.as_deref()), (EventType::Write, None));
+        assert!(written.is_one_of(&[EventType::Create]) && !written.is_one_of(&[EventType::Rename]));
+        let moved = renamed("/root/b", "/root/a");
+        assert_eq!((moved.kind, moved.old_path.as_deref()), (EventType::Rename, Some("/root/b")));
     }
 
     #[test]

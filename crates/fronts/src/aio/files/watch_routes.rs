@@ -224,7 +224,7 @@ async fn next_event(
 ) -> Result<Option<FileEventBody>, AioProblem> {
     let failed = |error| call.problem(error);
     let mut events = call.files().watch_files(&call.identity, directory, false).await.map_err(failed)?;
-    let wants = |kind: EventType| types.is_none_or(|types| types.contains(&kind));
+    let wants = |event: &FileEventBody| types.is_none_or(|types| event.is_one_of(types));
     if types.is_some_and(|types| types.contains(&EventType::Create))
         && let Some(event) = existing_file(call, directory).await
     {
@@ -232,7 +232,7 @@ async fn next_event(
     }
     while let Some(event) = events.next().await.map_err(failed)? {
         let found = FileEventBody::from_event(event, directory);
-        if let Some(event) = found.filter(|event| event.path == path && wants(event.kind)) {
+        if let Some(event) = found.filter(|event| event.path == path && wants(event)) {
             return Ok(Some(event));
         }
     }

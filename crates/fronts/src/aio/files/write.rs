@@ -93,7 +93,7 @@ async fn receive_body(
     }
     let kept = scanner.finish().map_err(text_problem)?;
     let spooled = spool.finish().await.map_err(|error| draft_problem(target, error))?;
-    let [is_base64, is_raw] = checks.map(ContentCheck::is_valid);
+    let [is_base64, is_raw] = checks.map(ContentCheck::into_validity);
     Ok((kept, ReceivedContent { spooled, is_base64, is_raw }))
 }
 
@@ -192,7 +192,7 @@ impl ContentCheck {
         }
     }
 
-    fn is_valid(self) -> bool {
+    fn into_validity(self) -> bool {
         self.0.is_some_and(|decoder| decoder.finish().is_ok())
     }
 }

@@ -2,37 +2,44 @@
 //!
 //! ```text
 //! /api/capabilities                  what DeerFlow may ask for
-//! /api/sandboxes                     create.rs, sandboxes.rs
+//! /api/sandboxes                     request_checks.rs ─► create.rs; sandboxes.rs
 //! /api/sandboxes/{id}[/presence]     sandboxes.rs
+//! an address of a crashed sandbox    crash.rs
 //! ```
 //! DeerFlow chooses the id of a sandbox, which is a key of the core: one id leads to at most one sandbox.
 
 mod access;
+mod crash;
 mod create;
 mod operations;
 mod problem;
+mod request_checks;
+mod sandbox_url;
 mod sandboxes;
 mod settings;
+mod user_data;
 
 use std::sync::Arc;
 
 use axum::Router;
 use axum::routing::{MethodRouter, get};
-use domain::SandboxKey;
-use service::{SandboxRef, Service};
+use service::Service;
 
-use self::settings::ProvisionerSettings;
-use super::AioState;
-use super::problem::AioProblem;
 use crate::registry::{Front, FrontRoutes};
 use crate::settings::HttpSettings;
+
+pub(super) use self::crash::replace_crashed;
+pub(super) use self::settings::ProvisionerSettings;
+
+/// The section of the configuration, which is named like the front.
+pub(super) const PROVISIONER_SECTION: &str = "deerflow";
 
 /// The key space of the ids that DeerFlow chooses.
 const KEY_SPACE: &str = "deerflow";
 
 /// The row of the provisioner API in the registry.
 pub(crate) static FRONT: Front = Front {
-    name: "deerflow",
+    name: PROVISIONER_SECTION,
     guest: None,
     router: |service, settings| FrontRoutes { router: build_router(service, settings), ports: None },
     settings: settings::SETTINGS,
@@ -72,13 +79,4 @@ fn provisioner_routes() -> Vec<(&'static str, MethodRouter<ProvisionerState>)> {
         ("/api/sandboxes/{id}", get(sandboxes::get_sandbox).delete(sandboxes::delete_sandbox)),
         ("/api/sandboxes/{id}/presence", get(sandboxes::get_presence)),
     ]
-}
-
-/// Returns the successor of a crashed sandbox, if there is to be one.
-pub(super) async fn replace_crashed(
-    _state: &AioState,
-    _key: &SandboxKey,
-    _sandbox: &SandboxRef,
-) -> Result<SandboxRef, AioProblem> {
-    Err(AioProblem::not_found())
 }

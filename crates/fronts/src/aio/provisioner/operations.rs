@@ -21,7 +21,7 @@ const OPERATIONS: &[ApiOperation] = &[
         "Create or find a sandbox",
         "",
         "ProvisionSandbox",
-        "200 409 422 500 503",
+        "200 400 409 422 500 503",
     ),
     operation("GET /api/sandboxes/{id}", "Get a living sandbox", "", "", "200 404"),
     operation("DELETE /api/sandboxes/{id}", "Remove a sandbox", "", "", "200 500"),

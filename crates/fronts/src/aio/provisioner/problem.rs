@@ -4,7 +4,7 @@ use axum::Json;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
 use serde_json::json;
-use service::{ErrorKind, ServiceError};
+use service::{ErrorKind, MountFault, ServiceError};
 
 use crate::aio::problem::AioProblem;
 use crate::kit::body::BodyError;
@@ -17,6 +17,9 @@ pub(super) static DETAIL_ERRORS: ErrorFormat = ErrorFormat {
     body: |_, _, message| json!({ "detail": message }).to_string(),
 };
 
+/// Tells DeerFlow to ask again for the capabilities, since it relied on one that is absent.
+const CAPABILITY_REFRESH_HEADER: &str = "x-deerflow-capability-refresh";
+
 /// An error response.
 #[derive(Debug)]
 pub(super) enum ProvisionerProblem {
@@ -28,7 +31,9 @@ pub(super) enum ProvisionerProblem {
         retry_after: Option<u64>,
     },
     /// A part of the request failed validation.
-    Validation(AioProblem),
+    Validation(Box<AioProblem>),
+    /// The request needs a Lark broker, which this server has not.
+    NoLarkBroker,
 }
 
 impl ProvisionerProblem {
@@ -38,6 +43,26 @@ impl ProvisionerProblem {
 
     pub(super) fn bad_request(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, detail)
+    }
+
+    /// A sandbox could not be removed completely. Its driver retries that.
+    pub(super) fn partial_cleanup(error: &ServiceError) -> Self {
+        tracing::error!(error = %error.message_with_causes(), "failed to remove a sandbox; its driver retries");
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, format!("Partial cleanup: {error}"))
+    }
+
+    pub(super) fn conflict(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::CONFLICT, detail)
+    }
+
+    #[cfg(test)]
+    pub(super) fn status(&self) -> StatusCode {
+        match self {
+            Self::Unauthorized => StatusCode::UNAUTHORIZED,
+            Self::Detail { status, .. } => *status,
+            Self::Validation(problem) => problem.status,
+            Self::NoLarkBroker => StatusCode::SERVICE_UNAVAILABLE,
+        }
     }
 
     pub(super) fn no_sandbox(id: &str) -> Self {
@@ -51,6 +76,11 @@ impl IntoResponse for ProvisionerProblem {
         match self {
             Self::Unauthorized => (StatusCode::UNAUTHORIZED, "Unauthorized").into_response(),
             Self::Validation(problem) => problem.into_response(),
+            Self::NoLarkBroker => {
+                let detail = json!({ "detail": "The Lark CLI broker is not available on this server" });
+                let refresh = [(CAPABILITY_REFRESH_HEADER, "lark-broker")];
+                (StatusCode::SERVICE_UNAVAILABLE, refresh, Json(detail)).into_response()
+            }
             Self::Detail { status, detail, retry_after } => {
                 let mut response = (status, Json(json!({ "detail": detail }))).into_response();
                 if let Some(seconds) = retry_after {
@@ -66,6 +96,9 @@ impl From<ServiceError> for ProvisionerProblem {
     fn from(error: ServiceError) -> Self {
         let (status, retry_after) = match error.kind() {
             ErrorKind::NotFound => (StatusCode::NOT_FOUND, None),
+            ErrorKind::Mount(MountFault::NotMade | MountFault::Failed) => {
+                (StatusCode::INTERNAL_SERVER_ERROR, None)
+            }
             ErrorKind::Invalid | ErrorKind::Unsupported | ErrorKind::Mount(_) => {
                 (StatusCode::BAD_REQUEST, None)
             }
@@ -91,7 +124,7 @@ impl From<AioProblem> for ProvisionerProblem {
     fn from(problem: AioProblem) -> Self {
         match problem.validation.is_empty() {
             true => Self::new(problem.status, problem.message),
-            false => Self::Validation(problem),
+            false => Self::Validation(Box::new(problem)),
         }
     }
 }

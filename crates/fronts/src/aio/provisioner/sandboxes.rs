@@ -1,20 +1,24 @@
 //! Finding, listing and removing sandboxes, and what responses say about one.
 
+use std::time::Duration;
+
 use axum::Json;
 use axum::extract::{Path, State};
 use domain::{Phase, SandboxKey};
-use http::HeaderMap;
 use serde::Serialize;
 use serde_json::{Value, json};
-use service::{ErrorKind, KeyLiveness, SandboxRef};
+use service::{KeyLiveness, SandboxRef};
 
 use super::ProvisionerState;
 use super::access::ProvisionerCaller;
 use super::create::sandbox_key;
 use super::problem::ProvisionerProblem;
+use super::sandbox_url::UrlOrigin;
 use crate::aio::address::SandboxAddress;
 use crate::aio::notes::AioNotes;
-use crate::kit::headers::header_text;
+
+/// How long a delete waits for the sandbox to end. DeerFlow waits 15 seconds for the response.
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A sandbox as DeerFlow sees it.
 #[derive(Debug, Serialize)]
@@ -40,13 +44,13 @@ pub(super) async fn get_sandbox(
     State(state): State<ProvisionerState>,
     ProvisionerCaller(owner): ProvisionerCaller,
     Path(id): Path<String>,
-    headers: HeaderMap,
+    origin: UrlOrigin,
 ) -> Result<Json<ProvisionedSandbox>, ProvisionerProblem> {
     let key = sandbox_key(&owner, &id).map_err(|_invalid| ProvisionerProblem::no_sandbox(&id))?;
     let alive = state.service.probe_key(&key).await == KeyLiveness::Alive;
-    let sandbox = state.service.sandbox_of_key(&key).filter(|_| alive);
+    let sandbox = state.service.sandbox_of_key(&key).filter(|sandbox| alive && !sandbox.is_being_removed());
     let sandbox = sandbox.ok_or_else(|| ProvisionerProblem::no_sandbox(&id))?;
-    Ok(Json(describe_sandbox(&state, &headers, &key, &sandbox)))
+    Ok(Json(describe_sandbox(&state, &origin, &key, &sandbox)))
 }
 
 /// `GET /api/sandboxes/{id}/presence`: whether anything is left of a sandbox, alive or not.
@@ -61,33 +65,31 @@ pub(super) async fn get_presence(
     Json(json!({"sandbox_id": id, "exists": sandbox.is_some(), "container_id": container}))
 }
 
-/// `DELETE /api/sandboxes/{id}`: succeeds also if there is no such sandbox.
+/// `DELETE /api/sandboxes/{id}`: succeeds also if there is no such sandbox. Afterwards the id is free, even if the
+/// sandbox takes long to end.
 pub(super) async fn delete_sandbox(
     State(state): State<ProvisionerState>,
     ProvisionerCaller(owner): ProvisionerCaller,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ProvisionerProblem> {
-    let key = sandbox_key(&owner, &id).ok();
-    if let Some(sandbox) = key.and_then(|key| state.service.sandbox_of_key(&key)) {
-        match sandbox.destroy().await {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
-            _ => {}
-        }
+    if let Ok(key) = sandbox_key(&owner, &id) {
+        let removed = state.service.remove_by_key(&key, REMOVAL_TIMEOUT).await;
+        removed.map_err(|error| ProvisionerProblem::partial_cleanup(&error))?;
     }
     Ok(Json(json!({"ok": true, "sandbox_id": id})))
 }
 
-/// `GET /api/sandboxes`: every sandbox that lives.
+/// `GET /api/sandboxes`: every sandbox that lives or is being removed.
 pub(super) async fn list_sandboxes(
     State(state): State<ProvisionerState>,
     ProvisionerCaller(owner): ProvisionerCaller,
-    headers: HeaderMap,
+    origin: UrlOrigin,
 ) -> Json<Value> {
     let keys = state.service.keys_in_space(&owner, super::KEY_SPACE);
     let found = keys.iter().filter_map(|key| {
         let sandbox = state.service.sandbox_of_key(key)?;
         let lives = sandbox.read_state(|state| matches!(state.phase, Phase::Running | Phase::Exited(_)));
-        lives.then(|| describe_sandbox(&state, &headers, key, &sandbox))
+        (lives || sandbox.is_being_removed()).then(|| describe_sandbox(&state, &origin, key, &sandbox))
     });
     let sandboxes: Vec<_> = found.collect();
     Json(json!({"count": sandboxes.len(), "sandboxes": sandboxes}))
@@ -95,18 +97,16 @@ pub(super) async fn list_sandboxes(
 
 pub(super) fn describe_sandbox(
     state: &ProvisionerState,
-    headers: &HeaderMap,
+    origin: &UrlOrigin,
     key: &SandboxKey,
     sandbox: &SandboxRef,
 ) -> ProvisionedSandbox {
     let notes = AioNotes::of_sandbox(sandbox);
     let address = SandboxAddress::of_key(&state.service, key, &notes);
-    let host = state.settings.public_address.as_deref().or_else(|| header_text(headers, "host"));
-    let host = host.map_or_else(|| state.settings.listen.to_string(), str::to_owned);
     ProvisionedSandbox {
         sandbox_id: key.name().to_owned(),
-        sandbox_url: format!("http://{host}{}", address.to_path()),
-        status: "Running",
+        sandbox_url: origin.sandbox_url(&address),
+        status: if sandbox.is_being_removed() { "Terminating" } else { "Running" },
         user_id: notes.user_id.clone(),
         thread_id: notes.thread_id.clone(),
         max_shell_sessions: notes.max_shell_sessions,

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::Json;
 use axum::extract::State;
-use domain::{Owner, UserIdentity};
+use domain::Owner;
 use serde::Serialize;
-use service::{FileCaller, SandboxRef, ServiceError};
+use service::{SandboxRef, ServiceError};
 
 use super::short_command::read_command_output;
 use crate::aio::AioState;
@@ -23,12 +23,8 @@ const API_VERSION: &str = "1.9.4";
 const MAX_REMEMBERED_IMAGES: usize = 256;
 /// The longest line of a detection that is read.
 const MAX_LINE_CHARS: usize = 256;
-/// How much of the kernel's table of sockets is read.
-const MAX_TABLE_BYTES: usize = 256 << 10;
 /// Under how many names the script looks for one tool.
 const MAX_NAMES_OF_TOOL: usize = 2;
-/// The state of a listening socket in that table.
-const LISTENING_STATE: &str = "0A";
 
 /// Programs that are worth telling an agent about, by category.
 const TOOLS: [(&str, &[&str]); 5] = [
@@ -47,6 +43,7 @@ pub(crate) struct DetectedTools {
     time_zone: String,
     python: Vec<ToolSpec>,
     nodejs: Vec<ToolSpec>,
+    npm_version: Option<String>,
     /// The names of the programs of [`TOOLS`] that exist.
     programs: Vec<String>,
 }
@@ -63,7 +60,7 @@ struct ToolSpec {
 }
 
 #[derive(Serialize)]
-pub(super) struct ContextBody {
+pub(super) struct SandboxContextBody {
     success: bool,
     message: &'static str,
     /// The whole context as text for an agent.
@@ -115,8 +112,8 @@ struct ToolName {
 pub(super) async fn get_context(
     State(state): State<AioState>,
     target: AioTarget,
-) -> Result<Json<ContextBody>, AioProblem> {
-    let ports = listening_ports(&target.sandbox).await?;
+) -> Result<Json<SandboxContextBody>, AioProblem> {
+    let ports = target.sandbox.ports().listening_ports().await?;
     let tools = state.tools.detect_tools(&target.sandbox).await?;
     let (user, home, workspace) = target.sandbox.read_state(|sandbox| {
         let guest = &sandbox.spec.guest;
@@ -140,7 +137,7 @@ pub(super) async fn get_context(
         runtime: RuntimeDetail { python: tools.python.clone(), nodejs: tools.nodejs.clone() },
         utils: tool_categories(&tools.programs),
     };
-    Ok(Json(ContextBody {
+    Ok(Json(SandboxContextBody {
         success: true,
         message: "Sandbox environment",
         data: describe_context(&detail),
@@ -153,7 +150,11 @@ pub(super) async fn get_context(
 }
 
 impl ToolCache {
-    async fn detect_tools(&self, sandbox: &SandboxRef) -> Result<Arc<DetectedTools>, ServiceError> {
+    /// What the image of a sandbox has; detected by the first request.
+    pub(in crate::aio) async fn detect_tools(
+        &self,
+        sandbox: &SandboxRef,
+    ) -> Result<Arc<DetectedTools>, ServiceError> {
         let image = sandbox.read_state(|state| state.spec.image.clone());
         let key = (sandbox.owner().clone(), image);
         if let Some(known) = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
@@ -181,6 +182,7 @@ say os "$(uname -s)"; say os_version "${{PRETTY_NAME:-$(uname -r)}}"
 say zone "${{TZ:-$(readlink /etc/localtime 2>/dev/null | sed 's,.*/zoneinfo/,,')}}"
 for name in python3 python; do p=$(command -v "$name") && say python "$name $p $("$p" --version 2>&1 | head -n 1 | sed 's/^Python //')"; done
 for name in node nodejs; do p=$(command -v "$name") && say node "$name $p $("$p" --version 2>/dev/null | head -n 1 | sed 's/^v//')"; done
+p=$(command -v npm) && say npm "$(sed -n 's/^ *"version": "\([^"]*\)".*/\1/p' "$(dirname "$(readlink -f "$p")")/../package.json" 2>/dev/null | head -n 1)"
 for name in {}; do command -v "$name" >/dev/null && say program "$name"; done
 true"#,
         programs.join(" ")
@@ -188,6 +190,18 @@ true"#,
 }
 
 impl DetectedTools {
+    pub(in crate::aio) fn python_version(&self) -> Option<&str> {
+        self.python.first().map(|tool| tool.ver.as_str())
+    }
+
+    pub(in crate::aio) fn node_version(&self) -> Option<&str> {
+        self.nodejs.first().map(|tool| tool.ver.as_str())
+    }
+
+    pub(in crate::aio) fn npm_version(&self) -> Option<&str> {
+        self.npm_version.as_deref()
+    }
+
     /// Reads what the script printed. Lines that it cannot have printed are left out.
     fn parse(printed: &str) -> Self {
         let mut found = Self { os_name: "Linux".to_owned(), time_zone: "UTC".to_owned(), ..Self::default() };
@@ -199,6 +213,7 @@ impl DetectedTools {
                 "zone" => found.time_zone = value.to_owned(),
                 "python" => add_tool(&mut found.python, value),
                 "node" => add_tool(&mut found.nodejs, value),
+                "npm" => found.npm_version = Some(value.to_owned()),
                 "program" if is_known_program(value) => found.programs.push(value.to_owned()),
                 _ => {}
             }
@@ -233,38 +248,6 @@ fn tool_categories(found: &[String]) -> Vec<ToolCategory> {
         ToolCategory { category, tools: tools.collect() }
     });
     categories.filter(|category| !category.tools.is_empty()).collect()
-}
-
-/// The ports on which something listens inside, lowest first.
-async fn listening_ports(sandbox: &SandboxRef) -> Result<Vec<u16>, ServiceError> {
-    let caller = FileCaller { identity: &UserIdentity::Default, isolated_session: None };
-    let mut ports = Vec::new();
-    for path in ["/proc/net/tcp", "/proc/net/tcp6"] {
-        let mut reader = sandbox.files().read_file(caller, path, 0, None).await?;
-        let mut table = Vec::new();
-        while let Some(bytes) = reader.next().await? {
-            let room = MAX_TABLE_BYTES - table.len();
-            table.extend_from_slice(&bytes[..bytes.len().min(room)]);
-            if table.len() >= MAX_TABLE_BYTES {
-                break;
-            }
-        }
-        ports.extend(parse_listening_ports(&String::from_utf8_lossy(&table)));
-    }
-    ports.sort_unstable();
-    ports.dedup();
-    Ok(ports)
-}
-
-/// Reads the ports of listening sockets from the kernel's table, in which addresses are `HEX:PORT`.
-fn parse_listening_ports(table: &str) -> Vec<u16> {
-    let ports = table.lines().skip(1).filter_map(|line| {
-        let mut fields = line.split_ascii_whitespace().skip(1);
-        let (local, state) = (fields.next()?, fields.nth(1)?);
-        let (_, port) = local.rsplit_once(':')?;
-        (state == LISTENING_STATE).then(|| u16::from_str_radix(port, 16).ok())?
-    });
-    ports.collect()
 }
 
 /// The context as text for an agent.
@@ -311,14 +294,5 @@ mod tests {
             (found.nodejs[0].ver.as_str(), found.programs.as_slice()),
             ("20.1.0", ["git".to_owned()].as_slice())
         );
-    }
-
-    #[test]
-    fn listening_ports_are_found() {
-        let table = "  sl  local_address rem_address   st tx_queue rx_queue\n   \
-             0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1 1\n   \
-             1: 0100007F:0050 0100007F:9999 01 00000000:00000000 00:00000000 00000000     0        0 1 1\n   x\n";
-        assert_eq!(parse_listening_ports(table), [8080]);
-        assert!(parse_listening_ports("").is_empty());
     }
 }

@@ -18,7 +18,7 @@ use super::session::{SessionNote, ShellSession};
 
 /// After this time without output the limit of the session is read. Most commands have ended by then, so most calls do
 /// not read it. No limit of a session is shorter.
-const READ_LIMIT_AFTER: Duration = Duration::from_secs(1);
+const READ_LIMIT_DELAY: Duration = Duration::from_secs(1);
 
 type StartingRun = Pin<Box<dyn Future<Output = Result<OutputStream, ServiceError>> + Send>>;
 
@@ -116,7 +116,7 @@ impl CommandRun {
             let RunStage::Started(output) = &mut self.stage else {
                 return Ok(RunStep::Over(RunEnd::TooLong));
             };
-            let quiet_at = self.last_change + self.quiet.unwrap_or(READ_LIMIT_AFTER);
+            let quiet_at = self.last_change + self.quiet.unwrap_or(READ_LIMIT_DELAY);
             tokio::select! {
                 // An event that has arrived counts, even if a limit is reached at the same moment.
                 biased;

@@ -15,7 +15,7 @@ use super::super::problem::AioProblem;
 use super::super::target::AioTarget;
 
 /// How long a session without a command is kept.
-pub(super) const SESSION_IDLE_LIMIT: Duration = Duration::from_secs(3600);
+pub(super) const SESSION_IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// How long a command may print nothing, unless the call or the session says otherwise.
 pub(super) const DEFAULT_QUIET_SECONDS: u64 = 120;
@@ -52,10 +52,13 @@ impl ShellStatus {
 }
 
 /// What this front stores with a session. Code in the sandbox may change it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SessionNote {
     /// Seconds.
     pub(super) no_change_timeout: Option<u64>,
+    /// The request that has opened the session. Another request with its name has only found it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) opened_by: Option<String>,
 }
 
 impl SessionNote {
@@ -63,11 +66,11 @@ impl SessionNote {
         shared.note.as_deref().and_then(|note| serde_json::from_str(note).ok()).unwrap_or_default()
     }
 
-    pub(super) fn to_text(self) -> String {
-        serde_json::to_string(&self).expect("a note contains only numbers")
+    pub(super) fn to_text(&self) -> String {
+        serde_json::to_string(self).expect("a note contains only numbers and texts")
     }
 
-    pub(super) fn quiet_seconds(self) -> u64 {
+    pub(super) fn quiet_seconds(&self) -> u64 {
         let seconds = self.no_change_timeout.filter(|seconds| *seconds > 0);
         seconds.unwrap_or(DEFAULT_QUIET_SECONDS).min(MAX_QUIET_SECONDS)
     }
@@ -166,7 +169,7 @@ pub(super) async fn open_session(
         text_terminal: true,
         commands: None,
         max_sessions: Some(most),
-        idle_limit: Some(SESSION_IDLE_LIMIT),
+        idle_limit: Some(SESSION_IDLE_TIMEOUT),
         note: Some(new.note.to_text()),
         requested,
     };
@@ -211,8 +214,8 @@ mod tests {
     #[test]
     fn notes_are_read_again() {
         for seconds in [None, Some(7)] {
-            let note = SessionNote { no_change_timeout: seconds };
-            assert_eq!(serde_json::from_str::<SessionNote>(&note.to_text()).ok(), Some(note));
+            let note = SessionNote { no_change_timeout: seconds, opened_by: None };
+            assert_eq!(serde_json::from_str::<SessionNote>(&note.to_text()).ok(), Some(note.clone()));
             assert_eq!(note.quiet_seconds(), seconds.unwrap_or(DEFAULT_QUIET_SECONDS));
         }
     }

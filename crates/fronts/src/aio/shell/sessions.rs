@@ -20,10 +20,11 @@ use super::super::problem::AioProblem;
 use super::super::target::AioTarget;
 use super::limits::{check_directory, parse_seconds};
 use super::session::{
-    NewSession, SESSION_IDLE_LIMIT, SessionNote, ShellSession, ShellStatus, open_session, optional_directory,
-    read_session, read_sessions, require_session, session_of_id,
+    NewSession, SESSION_IDLE_TIMEOUT, SessionNote, ShellSession, ShellStatus, open_session,
+    optional_directory, read_session, read_sessions, require_session, session_of_id,
 };
 use crate::kit::time::format_rfc3339;
+use crate::server::request_log::unique_hex;
 
 /// A session that was used within this time counts as active.
 const ACTIVE_TIME: Duration = Duration::from_secs(300);
@@ -39,7 +40,7 @@ const RESOLVE_COMMAND: &str = "command cd -P .";
 const KEEP_LINKS_COMMAND: &str = ":";
 
 #[derive(Deserialize)]
-pub(super) struct CreateSessionBody {
+pub(super) struct CreateShellSessionBody {
     id: Option<String>,
     exec_dir: Option<String>,
     no_change_timeout: Option<f64>,
@@ -55,15 +56,17 @@ pub(super) struct CreatedSession {
 /// `POST /v1/shell/sessions/create`: finds the session if it exists.
 pub(super) async fn create_session(
     target: AioTarget,
-    AioJson(body): AioJson<CreateSessionBody>,
+    AioJson(body): AioJson<CreateShellSessionBody>,
 ) -> Result<Json<ResponseEnvelope<CreatedSession>>, AioProblem> {
     let requested = RequestTime::now();
     let name = body.id.filter(|id| !id.is_empty()).map(parse_name).transpose()?;
     let directory = check_directory(body.exec_dir, "exec_dir")?;
-    let note = SessionNote { no_change_timeout: parse_quiet_seconds(body.no_change_timeout)? };
+    let opened_by = directory.is_some().then(unique_hex);
+    let no_change_timeout = parse_quiet_seconds(body.no_change_timeout)?;
+    let note = SessionNote { no_change_timeout, opened_by: opened_by.clone() };
     let new = NewSession { name, directory: directory.clone(), note };
     let mut session = open_session(&target, new, requested).await?;
-    let is_new = !session.busy && session.shared.directory.is_none();
+    let is_new = SessionNote::of_session(&session.shared).opened_by == opened_by;
     if let Some(directory) = directory.filter(|_| is_new) {
         let command = if body.preserve_symlinks == Some(true) { KEEP_LINKS_COMMAND } else { RESOLVE_COMMAND };
         let reported = report_directory(&target.sandbox, &session.session, directory, command);
@@ -114,7 +117,7 @@ fn parse_quiet_seconds(seconds: Option<f64>) -> Result<Option<u64>, AioProblem> 
 }
 
 #[derive(Deserialize)]
-pub(super) struct UpdateSessionBody {
+pub(super) struct UpdateShellSessionBody {
     id: Option<String>,
     no_change_timeout: Option<f64>,
 }
@@ -128,13 +131,14 @@ pub(super) struct UpdatedSession {
 /// `POST /v1/shell/sessions/update`
 pub(super) async fn update_session(
     target: AioTarget,
-    AioJson(body): AioJson<UpdateSessionBody>,
+    AioJson(body): AioJson<UpdateShellSessionBody>,
 ) -> Result<Json<ResponseEnvelope<UpdatedSession>>, AioProblem> {
     let session = require_session(body.id)?;
     let seconds = parse_quiet_seconds(body.no_change_timeout)?;
     let mut updated = read_session(&target, &session).await?;
     if seconds.is_some() {
-        let note = Some(SessionNote { no_change_timeout: seconds }.to_text());
+        let note = SessionNote { no_change_timeout: seconds, ..SessionNote::of_session(&updated.shared) };
+        let note = Some(note.to_text());
         let update = SharedSessionUpdate { note, ..Default::default() };
         let status = target.sandbox.sessions().update_shared_session(&session, update).await?;
         updated = ShellSession::from_status(status).ok_or_else(AioProblem::no_session)?;
@@ -204,7 +208,7 @@ pub(super) async fn get_stats(target: AioTarget) -> Result<Json<ResponseEnvelope
         active_sessions: active,
         idle_sessions: total - active,
         max_sessions,
-        session_timeout: SESSION_IDLE_LIMIT.as_secs(),
+        session_timeout: SESSION_IDLE_TIMEOUT.as_secs(),
         usage_ratio: u32::try_from(total)
             .map_or(1.0, |total| f64::from(total) / f64::from(max_sessions.max(1))),
     }))

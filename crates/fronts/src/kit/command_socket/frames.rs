@@ -78,7 +78,7 @@ pub(super) fn event_message(event: Result<OutputEvent, ServiceError>) -> SocketM
         Ok(OutputEvent::Output { stream, bytes, .. }) => {
             return tagged_message(if stream == StreamKind::Stderr { STDERR } else { STDOUT }, &bytes);
         }
-        Ok(OutputEvent::Gap { from, to }) => ServerFrame::Gap { from: from.0, to: to.0 },
+        Ok(OutputEvent::Gap { from, to, .. }) => ServerFrame::Gap { from: from.0, to: to.0 },
         Ok(OutputEvent::Ended(end)) => {
             ServerFrame::Exit { exit_code: exit_code(end.exit), coracle: CommandEnding::from_exit(end.exit) }
         }

@@ -112,7 +112,7 @@ impl CommandEventStream {
     fn handle_event(&mut self, event: Result<ServiceEvent, ServiceError>) {
         match event {
             Ok(ServiceEvent::Output { stream, bytes, .. }) => self.transcript.add_output(stream, &bytes),
-            Ok(ServiceEvent::Gap { from, to }) => self.transcript.add_gap(from, to),
+            Ok(ServiceEvent::Gap { from, to, .. }) => self.transcript.add_gap(from, to),
             Ok(ServiceEvent::Ended(end)) => {
                 add_end(&mut self.transcript, &end, self.failure);
                 self.over = true;

@@ -125,7 +125,7 @@ async fn open_log(
 impl LogGap {
     fn from_event(event: &OutputEvent) -> Option<Self> {
         match event {
-            OutputEvent::Gap { from, to } => Some(Self { from: from.0, to: to.0 }),
+            OutputEvent::Gap { from, to, .. } => Some(Self { from: from.0, to: to.0 }),
             OutputEvent::Output { .. } | OutputEvent::Ended(_) => None,
         }
     }
@@ -217,7 +217,7 @@ mod tests {
     const ANNOUNCED: Option<LogGap> = Some(LogGap { from: 10, to: 20 });
 
     fn gap(from: u64, to: u64) -> OutputEvent {
-        OutputEvent::Gap { from: JournalOffset(from), to: JournalOffset(to) }
+        OutputEvent::Gap { from: JournalOffset(from), to: JournalOffset(to), stderr_before: None }
     }
 
     #[test]

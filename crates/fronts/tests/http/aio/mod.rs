@@ -1,5 +1,7 @@
 //! The API of AIO Sandbox, and the provisioner that creates its sandboxes.
 
+mod bash;
+mod code;
 mod files;
 mod ports;
 mod provisioner;
@@ -47,8 +49,12 @@ impl<'a> AioSandbox<'a> {
     }
 }
 
-/// The path of an address.
+/// The path of an address; where hosts name sandboxes, their paths work as well.
 fn path_of_url(url: &str) -> String {
     let (_, rest) = url.split_once("://").unwrap();
-    rest[rest.find('/').unwrap()..].to_owned()
+    if let Some(at) = rest.find('/') {
+        return rest[at..].to_owned();
+    }
+    let label = rest.split('.').next().unwrap().strip_prefix("aio-").unwrap();
+    format!("/aio/{}", label.replace('-', "."))
 }

@@ -330,6 +330,8 @@ async fn directory_of_a_command_stays_that_of_the_session() {
         .await;
     assert_eq!(created["working_dir"], format!("{made}/link"));
     assert_eq!(sandbox.shell("view", json!({"id": "u"})).await["console"], json!([]));
+    let found = sandbox.shell("sessions/create", json!({"id": "s", "exec_dir": "/usr"})).await;
+    assert_eq!(found["working_dir"], format!("{made}/real"), "an existing session is not changed");
     sandbox.exec_text(&format!("rm -r {made}")).await;
 }
 

@@ -165,7 +165,10 @@ mod tests {
     #[test]
     fn replay_starts_after_a_gap() {
         let mut missed = MissedOutput::empty_at(105);
-        missed.add_event(&OutputEvent::Gap { from: JournalOffset(5), to: JournalOffset(1000) }, 100);
+        missed.add_event(
+            &OutputEvent::Gap { from: JournalOffset(5), to: JournalOffset(1000), stderr_before: None },
+            100,
+        );
         assert!(missed.wants_more(1101) && !missed.wants_more(1100));
         missed.add_event(&output(1000), 100);
         assert_eq!((missed.start, missed.end_offset()), (1100, 1100 + PIECE));

@@ -1,11 +1,14 @@
 //! Giving a warm sandbox to an owner.
 
+use std::path::Path;
 use std::time::Duration;
 
 use backend::{EnforcedMeasures, Measure};
+use domain::{MountAccess, MountSource, MountSpec};
 
 use super::Driver;
 use crate::ServiceError;
+use crate::files;
 use crate::pools::ClaimedWarm;
 
 /// How long a backend may take to bind one resource.
@@ -34,6 +37,7 @@ impl Driver {
         for measures in [limits, mounts, network, pool] {
             self.record.sandbox.in_force.replace_measures(measures);
         }
+        self.prepare_volume_directories().await?;
         self.start_entrypoint().await
     }
 
@@ -53,6 +57,24 @@ impl Driver {
         }
         let attach = async { core.host.backend.required_reconfigure()?.attach_mounts(id, mounts).await };
         core.host.ask_backend("attach", id, BIND_TIMEOUT, attach).await
+    }
+
+    /// Makes the directories of the guest that are on volumes. When the warm sandbox was made, it had none.
+    async fn prepare_volume_directories(&self) -> Result<(), ServiceError> {
+        let spec = &self.record.sandbox.spec;
+        for (directory, owner) in &spec.guest.directories {
+            let is_around = |mount: &&MountSpec| Path::new(directory).starts_with(&mount.target);
+            let around = spec.mounts.iter().filter(is_around);
+            let innermost = around.max_by_key(|mount| Path::new(&mount.target).components().count());
+            let is_writable_volume = innermost.is_some_and(|mount| {
+                matches!(mount.source, MountSource::Volume(_)) && mount.access == MountAccess::ReadWrite
+            });
+            if is_writable_volume {
+                let is_target = innermost.is_some_and(|mount| mount.target == *directory);
+                files::make_guest_directory(&self.handle.agent, directory, owner, is_target).await?;
+            }
+        }
+        Ok(())
     }
 
     async fn bind_limits(&self, warm: &ClaimedWarm) -> Result<EnforcedMeasures, ServiceError> {

@@ -1,0 +1,122 @@
+//! Removing the sandbox of a key, and replacing one that has crashed.
+
+use std::time::Duration;
+
+use domain::{EndCause, Phase, SandboxId};
+use futures_util::future::join_all;
+
+use super::TestBench;
+use super::revival::replacing;
+use crate::{AcquiredSandbox, KeyRemoval, ServiceError};
+
+const LONG: Duration = Duration::from_secs(3600);
+
+impl TestBench {
+    async fn acquire_replacing(&self, name: &str) -> AcquiredSandbox {
+        self.service.acquire(&self.key(name), replacing()).await.unwrap()
+    }
+
+    async fn remove(&self, name: &str, limit: Duration) -> Result<KeyRemoval, ServiceError> {
+        self.service.remove_by_key(&self.key(name), limit).await
+    }
+
+    async fn replace(&self, name: &str, crashed: &SandboxId) -> Option<AcquiredSandbox> {
+        self.service.replace_crashed(&self.key(name), crashed, replacing()).await.unwrap()
+    }
+}
+
+#[tokio::test]
+async fn removal_frees_the_key_and_is_idempotent() {
+    let bench = TestBench::new().await;
+    let made = bench.acquire_replacing("a").await.sandbox;
+    assert_eq!(bench.remove("a", LONG).await.unwrap(), KeyRemoval::Done);
+    assert_eq!(bench.remove("a", LONG).await.unwrap(), KeyRemoval::Absent);
+    assert_eq!(bench.backend.count(), 0);
+    let next = bench.acquire_replacing("a").await;
+    assert!(next.fresh && next.revival.is_none() && next.sandbox.id != made.id);
+}
+
+#[tokio::test(start_paused = true)]
+async fn key_of_a_sandbox_that_resists_removal_is_free_in_time() {
+    let bench = TestBench::new().await;
+    bench.backend.destroy_gate.forget_permits(usize::MAX);
+    let made = bench.acquire_replacing("a").await.sandbox;
+    let limit = Duration::from_secs(10);
+    assert_eq!(bench.remove("a", limit).await.unwrap(), KeyRemoval::Continues);
+    assert!(bench.service.sandbox_of_key(&bench.key("a")).is_none());
+    let next = bench.acquire_replacing("a").await;
+    assert_ne!(next.sandbox.id, made.id);
+    bench.backend.destroy_gate.add_permits(1);
+    bench.wait_until_gone(&made).await;
+    assert_eq!(bench.service.sandbox_of_key(&bench.key("a")).unwrap().id(), &next.sandbox.id);
+}
+
+#[tokio::test(start_paused = true)]
+async fn sandbox_that_is_being_removed_says_so() {
+    let bench = TestBench::new().await;
+    bench.backend.destroy_gate.forget_permits(usize::MAX);
+    let made = bench.acquire_replacing("a").await.sandbox;
+    let (service, key) = (bench.service.clone(), bench.key("a"));
+    let removal = tokio::spawn(async move { service.remove_by_key(&key, LONG).await });
+    bench.until(&made, |phase| phase == Phase::Stopping).await;
+    assert!(bench.service.sandbox_of_key(&bench.key("a")).unwrap().is_being_removed());
+    bench.backend.destroy_gate.add_permits(1);
+    assert_eq!(removal.await.unwrap().unwrap(), KeyRemoval::Done);
+    assert!(bench.service.sandbox_of_key(&bench.key("a")).is_none());
+}
+
+#[tokio::test]
+async fn failed_removal_keeps_no_key() {
+    let bench = TestBench::new().await;
+    bench.acquire_replacing("a").await;
+    bench.backend.fail("destroy", 1);
+    bench.remove("a", LONG).await.unwrap_err();
+    assert!(bench.service.sandbox_of_key(&bench.key("a")).is_none());
+    assert!(bench.acquire_replacing("a").await.fresh);
+}
+
+#[tokio::test]
+async fn removal_waits_for_a_create_in_progress() {
+    let bench = TestBench::new().await;
+    bench.backend.gate.forget_permits(usize::MAX);
+    let (service, key) = (bench.service.clone(), bench.key("a"));
+    let create = tokio::spawn(async move { service.acquire(&key, replacing()).await });
+    while !bench.backend.was_asked_to("create asked") {
+        tokio::task::yield_now().await;
+    }
+    let (service, key) = (bench.service.clone(), bench.key("a"));
+    let removal = tokio::spawn(async move { service.remove_by_key(&key, LONG).await });
+    bench.backend.gate.add_permits(1);
+    create.await.unwrap().unwrap();
+    assert_eq!(removal.await.unwrap().unwrap(), KeyRemoval::Done);
+    assert_eq!(bench.backend.count(), 0);
+}
+
+#[tokio::test]
+async fn crashed_sandbox_has_one_successor_for_all_callers() {
+    let bench = TestBench::new().await;
+    let made = bench.acquire_replacing("a").await.sandbox;
+    bench.died(&made).await;
+    let replaced = join_all((0..20).map(|_| bench.replace("a", &made.id))).await;
+    let successors: Vec<_> = replaced.into_iter().flatten().collect();
+    assert_eq!(successors.len(), 1);
+    let successor = bench.service.sandbox_of_key(&bench.key("a")).unwrap();
+    assert_eq!(successor.id(), &successors[0].sandbox.id);
+    assert_eq!(bench.backend.times_asked_to("create"), 2);
+    let events = successor.lifecycle_events(10);
+    assert_eq!(events[0].cause, Some(EndCause::Replaced));
+}
+
+#[tokio::test]
+async fn only_a_crashed_sandbox_is_replaced() {
+    let bench = TestBench::new().await;
+    let living = bench.acquire_replacing("a").await.sandbox;
+    assert!(bench.replace("a", &living.id).await.is_none());
+    bench.died(&living).await;
+    bench.remove("a", LONG).await.unwrap();
+    assert!(bench.replace("a", &living.id).await.is_none(), "it was removed");
+    let next = bench.acquire_replacing("a").await.sandbox;
+    bench.died(&next).await;
+    assert!(bench.replace("a", &living.id).await.is_none(), "the key leads to another one");
+    assert_eq!(bench.backend.times_asked_to("create"), 2);
+}
