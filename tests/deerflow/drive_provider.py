@@ -171,7 +171,7 @@ def a_released_sandbox_is_found_again(suite):
 
 
 @check
-def a_killed_sandbox_is_replaced(suite):
+def a_deleted_sandbox_is_created_again(suite):
     provider = suite.provider()
     try:
         one = provider.acquire("thread-4", user_id="bob")
