@@ -1,6 +1,8 @@
 //! What a new sandbox gets enforced: the measures that will be in force, and the refusal of a plan that needs
 //! more than this host enforces or the operator allows.
 
+mod guest_users;
+
 use backend::enforced::{EnforcedAmount, KillMeans, UserMapping};
 use backend::{Measure, NetworkState};
 use domain::{Bytes, MAX_PIDS, MIN_DISK, MIN_MEMORY};

@@ -15,7 +15,6 @@ mod disk_task_queue;
 pub(crate) mod end;
 mod ended_sandboxes;
 mod enforcement;
-mod guest_users;
 pub(crate) mod host_report;
 pub(crate) mod images;
 mod mounts;

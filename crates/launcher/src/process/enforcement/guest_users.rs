@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::LauncherRights;
+use super::super::LauncherRights;
 use crate::images::FoundImage;
 use crate::jail::plan::{GuestPlan, JailPlan, UserPlan};
 
@@ -12,7 +12,7 @@ const ONLY_USER: &str = "root";
 
 impl LauncherRights {
     /// Adapts the guest of a plan to the image and to this host.
-    pub(super) fn adapt_guest(&self, plan: &mut JailPlan, image: &FoundImage) {
+    pub(in crate::process) fn adapt_guest(&self, plan: &mut JailPlan, image: &FoundImage) {
         if plan.guest.users.is_empty() {
             return;
         }
