@@ -103,7 +103,7 @@ const PORTS: &[ApiOperation] = &[
 const FORWARDED: &str = "101 200 400 404 409 422 429 502 504";
 
 const BASH: &[ApiOperation] = &[
-    operation("POST /v1/bash/exec", "Run a command", "", "BashExec", "200 400 404 409 422 429 500"),
+    operation("POST /v1/bash/exec", "Run a command", "", "BashExec", "200 400 404 409 422 429 500 504"),
     operation(
         "POST /v1/bash/output",
         "Read output after offsets",
@@ -168,7 +168,7 @@ const CODE: &[ApiOperation] = &[
     operation("GET /v1/code/info", "List languages", "", "", CODE_READ),
 ];
 
-const RAN: &str = "200 400 404 409 413 422 429 500 503";
+const RAN: &str = "200 400 404 409 413 422 429 500 503 504";
 
 const CODE_READ: &str = "200 400 404 409 429 500";
 

@@ -7,7 +7,7 @@
 use http::{HeaderMap, HeaderValue, header};
 
 use super::target::{AddressForm, AddressGrant, PortTarget};
-use crate::kit::headers::header_text;
+use crate::kit::headers::{header_text, without_port};
 
 /// The origin of a page, and what the service got instead of it.
 #[derive(Debug, PartialEq, Eq)]
@@ -31,6 +31,7 @@ pub(super) fn mask_request_address(
         return None;
     }
     mask_referer(target, own_host, headers);
+    drop_headers_with_address(target, own_host, headers);
     if target.form == AddressForm::Path {
         // The origin is that of this server.
         return None;
@@ -55,6 +56,28 @@ impl MaskedOrigin {
         if is_shown && self.shown != OPAQUE_ORIGIN {
             headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, self.original.clone());
         }
+    }
+}
+
+/// Drops what a proxy in front of this server has added, such as the original path or host.
+fn drop_headers_with_address(target: &PortTarget, own_host: Option<&str>, headers: &mut HeaderMap) {
+    let own_label = own_host.and_then(|host| host.split('.').next()).map(str::to_ascii_lowercase);
+    let address = match target.form {
+        AddressForm::Path => Some(target.mount.clone()),
+        AddressForm::Gateway => own_label,
+    };
+    let Some(address) = address.filter(|address| !address.is_empty()) else { return };
+    let shows_address = |value: &HeaderValue| {
+        String::from_utf8_lossy(value.as_bytes()).to_ascii_lowercase().contains(&address)
+    };
+    let kept_names = [header::HOST, header::ORIGIN, header::REFERER];
+    let found: Vec<_> = headers
+        .iter()
+        .filter(|(name, value)| !kept_names.contains(name) && shows_address(value))
+        .map(|(name, _)| name.clone())
+        .collect();
+    for name in found {
+        headers.remove(name);
     }
 }
 
@@ -87,7 +110,9 @@ fn split_origin(address: &str) -> Option<(&str, &str)> {
 /// What the service gets instead of an origin; `None` if the origin may be shown.
 fn shown_origin(target: &PortTarget, own_host: &str, origin: &str) -> Option<String> {
     let (_, authority) = origin.split_once("://")?;
-    let (authority, own_host) = (authority.to_ascii_lowercase(), own_host.to_ascii_lowercase());
+    // A proxy in front of this server may write another port into `Host` than the browser into the origin.
+    let name = |host: &str| without_port(host).trim_end_matches('.').to_ascii_lowercase();
+    let (authority, own_host) = (name(authority), name(own_host));
     let local = |port: u16| Some(format!("http://localhost:{port}"));
     if authority == own_host {
         return local(target.port);
@@ -123,6 +148,27 @@ mod tests {
 
     fn headers(name: header::HeaderName, value: &str) -> HeaderMap {
         HeaderMap::from_iter([(name, HeaderValue::try_from(value).unwrap())])
+    }
+
+    #[test]
+    fn headers_of_proxies_show_no_address_of_a_sandbox() {
+        for (mount, value, is_kept) in [
+            ("", "/a", true),
+            ("", "8080-AIO-h-mac.boxes.example", false),
+            ("/aio/h.mac/proxy/8080", "/aio/h.mac/proxy/8080/a", false),
+            ("/aio/h.mac/proxy/8080", "/aio/other/a", true),
+        ] {
+            let mut headers = headers(header::HeaderName::from_static("x-original-uri"), value);
+            mask_request_address(&target(mount), Some(HOST), &mut headers);
+            assert_eq!(headers.len() == 1, is_kept, "{mount} {value}");
+        }
+    }
+
+    #[test]
+    fn another_port_in_the_host_changes_nothing() {
+        let mut headers = headers(header::ORIGIN, "https://8080-aio-h-mac.boxes.example");
+        mask_request_address(&target(""), Some(HOST), &mut headers);
+        assert_eq!(headers[header::ORIGIN], "http://localhost:8080");
     }
 
     #[test]

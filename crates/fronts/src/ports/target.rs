@@ -24,7 +24,7 @@ pub(crate) struct PortTarget {
     pub(crate) grant: AddressGrant,
 }
 
-/// What an address opens without any other proof. An address that opens something must not be sent anywhere else.
+/// The access that an address gives without any other proof. An address that opens something must not be sent anywhere else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AddressGrant {
     Nothing,

@@ -363,7 +363,24 @@ pub(crate) fn file_kind(kind: wire::files::FileKind) -> FileKind {
     }
 }
 
+/// The longest path in an event of a watch: the kernel's own limit.
+const MAX_WATCHED_PATH_BYTES: usize = 4096;
+
 pub(crate) fn watch_event(event: wire::files::WatchEvent, sequence: u64) -> WatchEvent {
+    let is_long = |path: &str| path.len() > MAX_WATCHED_PATH_BYTES;
+    if is_long(&event.path) || event.new_path.as_deref().is_some_and(is_long) {
+        // No path of the kernel is that long. The client learns that an event is missing.
+        return WatchEvent {
+            sequence,
+            path: String::new(),
+            change: FileChange::Overflow,
+            new_path: None,
+            kind: None,
+            size: None,
+            modified: None,
+            inode: None,
+        };
+    }
     WatchEvent {
         sequence,
         path: event.path,

@@ -6,8 +6,9 @@ use service::OutputEvent;
 use super::lossy_text::LossyDecoder;
 use super::stream_offsets::StreamOffsets;
 
-/// The longest text that is collected of one stream, in characters.
-pub(super) const MAX_COLLECTED_CHARS: usize = 16 << 20;
+/// The longest text that is collected of one stream, in characters. A character takes up to four bytes, and both streams
+/// of every waiting call are in memory; `output` reads longer ones.
+pub(super) const MAX_COLLECTED_CHARS: usize = 2 << 20;
 
 /// Both streams of a command from its beginning on.
 #[derive(Debug)]
@@ -105,7 +106,7 @@ impl CollectedStream {
         self.add_text(&piece);
     }
 
-    /// So many bytes are missing here. What follows belongs to the end.
+    /// So many bytes are missing here. Later bytes belong to the end.
     fn add_gap(&mut self, length: u64) {
         if length == 0 {
             return;
@@ -131,7 +132,7 @@ impl CollectedStream {
         self.tail.push_str(rest);
         self.tail_chars += rest.chars().count();
         // Some more than needed is kept, so that the tail does not move with every piece.
-        if self.tail_chars > self.max_tail_chars().saturating_mul(2).saturating_add(1024) {
+        if self.tail_chars > self.max_tail_chars() + self.max_tail_chars() / 4 + 1024 {
             self.cut_tail();
         }
     }

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn killed_is_told_from_completed() {
+    fn killed_differs_from_completed() {
         use BashStatus::{Completed, Killed, TimedOut};
         for (exit, signalled, expected) in [
             (ExitReason::Code(0), None, (Completed, 0)),

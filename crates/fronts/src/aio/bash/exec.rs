@@ -27,6 +27,8 @@ use crate::aio::target::AioTarget;
 const DEFAULT_OUTPUT_CHARS: u64 = 50_000;
 /// How often a session is opened for a command if others take its place before the command begins.
 const MAX_OPEN_ATTEMPTS: u32 = 3;
+/// How long the end of a command may be overdue.
+const OVERDUE_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Deserialize)]
 pub(super) struct BashExecBody {
@@ -59,7 +61,7 @@ enum BashExecMode {
     Detached,
 }
 
-/// What a call reports.
+/// The data of a response.
 #[derive(Debug, Serialize)]
 struct BashExecResult {
     session_id: String,
@@ -151,11 +153,16 @@ async fn run_command(
     let mut end = None;
     if let Some(mut output) = begun.output {
         let soft = deadline.map(|deadline| deadline.saturating_duration_since(tokio::time::Instant::now()));
-        let limits = WaitLimits { soft, quiet: None };
+        // A sandbox that does not enforce the limit must not keep the request.
+        let overdue = request.run.deadline.filter(|_| soft.is_none()).map(|limit| limit + OVERDUE_TIMEOUT);
+        let limits = WaitLimits { soft: soft.or(overdue), quiet: None };
         let outcome = output.wait(limits, |event| collected.add_event(&event)).await?;
         if let WaitOutcome::Ended(ended) = outcome {
             collected.finish();
             end = Some(BashStatus::from_end(&ended));
+        } else if overdue.is_some() {
+            let message = "the sandbox did not end the command in time";
+            return Err(AioProblem::new(StatusCode::GATEWAY_TIMEOUT, message));
         }
     }
     let offsets = collected.offsets();

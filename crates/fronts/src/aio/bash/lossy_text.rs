@@ -1,4 +1,4 @@
-//! Bytes of a command as text. What is not UTF-8 becomes U+FFFD.
+//! Bytes of a command as text. Bytes that are not UTF-8 become U+FFFD.
 
 /// Decodes bytes that arrive in pieces. A character may be spread over two of them.
 #[derive(Clone, Debug, Default)]

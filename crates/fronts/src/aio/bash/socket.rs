@@ -42,7 +42,7 @@ const PING_INTERVAL: Duration = Duration::from_secs(30);
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(75);
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a client sends.
+/// A message of a client.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
 enum BashMessage {
@@ -243,7 +243,7 @@ impl<K: MessageSink> BashClient<'_, K> {
     }
 }
 
-/// What a client reads about a problem.
+/// The text of a problem for a client.
 fn problem_text(problem: &AioProblem) -> &str {
     problem.validation.first().map_or(&problem.message, |error| &error.msg)
 }

@@ -12,11 +12,13 @@ use service::{
     SandboxRef, ServiceError, SharedSessionRequest, context_of_name, draw_context_name,
 };
 
-use super::outputs::{self, CodeRunStatus, RunReport};
+use super::outputs::{self, CodeRunStatus, RunReport, unresponsive_sandbox};
 use crate::aio::problem::AioProblem;
 
 /// How many sessions without a chosen name are kept for each language. Each is a process with an interpreter in it.
 const MAX_ANONYMOUS_SESSIONS: usize = 8;
+/// How long a run waits at most for earlier runs of its session, and for the end of its own.
+const MAX_QUEUE_TIME: Duration = Duration::from_secs(600);
 
 /// Code for a session.
 pub(super) struct SessionCode {
@@ -44,7 +46,7 @@ pub(super) enum SessionLifetime {
     UntilIdle,
 }
 
-/// What this front stores with a context.
+/// The note that this front stores with a context.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct ContextNote {
@@ -143,14 +145,20 @@ pub(super) async fn open_session(
     }
 }
 
-/// Runs code in a session, which is opened if it does not exist. The run goes on if the client disconnects, until its
+/// Runs code in a session, which is opened if it does not exist. The run continues if the client disconnects, until its
 /// timeout, so that a session for one run is always closed.
 pub(super) async fn run_in_session(
     sandbox: &SandboxRef,
     call: SessionCode,
 ) -> Result<(SessionName, RunReport), AioProblem> {
     let sandbox = sandbox.clone();
-    let running = tokio::spawn(async move { run_to_end(&sandbox, call).await });
+    let running = tokio::spawn(async move {
+        // Earlier runs of the session come first, and a change of directory has a run of its own. A sandbox that does not
+        // report the end of a run must not keep this task.
+        let limit = call.timeout * 2 + MAX_QUEUE_TIME;
+        let ended = tokio::time::timeout(limit, run_to_end(&sandbox, call)).await;
+        ended.unwrap_or_else(|_elapsed| Err(unresponsive_sandbox()))
+    });
     running
         .await
         .unwrap_or_else(|_panic| Err(AioProblem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal error")))

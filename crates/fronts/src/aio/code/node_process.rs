@@ -20,7 +20,7 @@ use service::{
     ServiceError, WriteFileRequest, WriteMode, draw_context_name,
 };
 
-use super::outputs::{OutputCollector, RunReport};
+use super::outputs::{OutputCollector, RunReport, unresponsive_sandbox};
 use crate::aio::problem::AioProblem;
 
 /// Runs the code and reports its value.
@@ -37,6 +37,8 @@ const MAX_REPORT_BYTES: usize = 2 << 20;
 const MAX_TRACEBACK_LINES: usize = 1000;
 /// The exit code of a shell that does not find its program.
 const NOT_FOUND_EXIT_CODE: i32 = 127;
+/// How long a run may take beyond its own limit, for its files and its report.
+const RUN_GRACE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Code for a process of its own.
 pub(super) struct NodeProcess {
@@ -48,7 +50,7 @@ pub(super) struct NodeProcess {
     pub(super) timeout: Duration,
 }
 
-/// What the runner reports.
+/// The report of the runner.
 #[derive(Debug, Default, Deserialize)]
 struct NodeReport {
     result: Option<String>,
@@ -77,12 +79,15 @@ pub(super) fn parse_files(files: BTreeMap<String, String>) -> Result<BTreeMap<St
     }
 }
 
-/// Runs the code to its end. It goes on if the client disconnects, so that its directory is always removed.
+/// Runs the code to its end. It continues if the client disconnects, so that its directory is always removed.
 pub(super) async fn run_process(sandbox: &SandboxRef, process: NodeProcess) -> Result<RunReport, AioProblem> {
     let sandbox = sandbox.clone();
     let running = tokio::spawn(async move {
         let run = NodeRun::new(&sandbox)?;
-        let ended = run.run_to_end(process).await;
+        // A sandbox that does not report the end of the run must not keep this task.
+        let limit = process.timeout + RUN_GRACE_TIMEOUT;
+        let ended = tokio::time::timeout(limit, run.run_to_end(process)).await;
+        let ended = ended.unwrap_or_else(|_elapsed| Err(unresponsive_sandbox()));
         if let Err(error) = sandbox.files().remove_file(run.caller(), &run.directory, true).await {
             tracing::debug!(sandbox = %sandbox.id(), %error, "failed to remove the directory of a run; it stays");
         }

@@ -1,13 +1,16 @@
-//! What code printed, displayed and raised, in the form of AIO's outputs.
+//! The output, displayed data and errors of code, in the form of AIO's outputs.
 //!
 //! Everything here comes from inside the sandbox. The number of outputs and their total length are bounded; what exceeds
 //! the bounds is left out, and a last line says so.
 
 use bytes::Bytes;
 use domain::{ExitReason, StreamKind};
+use http::StatusCode;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use service::{CodeError, CodeEvent, CodeExecution, MimeForms, ProcessEnd, ServiceError};
+
+use crate::aio::problem::AioProblem;
 
 /// How many bytes of all outputs of a run are returned.
 const MAX_OUTPUT_BYTES: usize = 32 << 20;
@@ -107,6 +110,11 @@ enum CollectedCodeOutput {
     /// A character may be split between two pieces, so they are decoded at the end.
     Stream(StreamName, Vec<u8>),
     Other(CodeOutput),
+}
+
+/// The sandbox did not report the end of a run long after its time limit.
+pub(super) fn unresponsive_sandbox() -> AioProblem {
+    AioProblem::new(StatusCode::GATEWAY_TIMEOUT, "the sandbox did not end the run in time")
 }
 
 /// Reads the events of code in a context to its end.
@@ -247,7 +255,7 @@ impl OutputCollector {
 const SUCCESS_MESSAGE: &str = "Code executed successfully";
 /// The exit code of code that reached its timeout.
 const TIMEOUT_EXIT_CODE: i32 = -1;
-/// What shells add to the number of a signal.
+/// Shells add this to the number of a signal.
 const SIGNAL_EXIT_BASE: i32 = 128;
 
 fn describe_end(exit: ExitReason) -> (String, i32) {

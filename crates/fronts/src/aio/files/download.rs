@@ -20,7 +20,7 @@ use crate::aio::target::AioTarget;
 use crate::kit::download::{content_response, file_response, limit_length};
 use crate::kit::query::QueryParams;
 
-/// What shows that a file was changed.
+/// The properties by which a changed file is recognised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FileVersion {
     size: u64,

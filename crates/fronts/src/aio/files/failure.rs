@@ -44,7 +44,7 @@ struct FileFailureBody<'a> {
     exception_type: &'static str,
 }
 
-/// What clients are told about an error number.
+/// The description of an error number for clients.
 struct ErrnoMeaning {
     errno: i32,
     name: &'static str,
@@ -104,7 +104,7 @@ impl FileAction {
         }
     }
 
-    /// What follows "Failed to".
+    /// The words after "Failed to".
     fn verb(self) -> &'static str {
         match self {
             Self::Read => "read file",

@@ -23,8 +23,9 @@ use crate::server::request_log::unique_hex;
 pub(super) const MAX_WATCHES: usize = 32;
 /// How long a watch that no client uses is kept.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
-/// How many events wait for others at most.
+/// How many events wait for others at most, and how many bytes of paths in them.
 const MAX_PENDING_EVENTS: usize = 1024;
+const MAX_PENDING_BYTES: usize = 256 << 10;
 
 /// The watches of all sandboxes.
 #[derive(Default)]
@@ -32,7 +33,7 @@ pub(crate) struct WatchRegistry {
     watches: Mutex<HashMap<(SandboxId, String), Arc<FileWatcher>>>,
 }
 
-/// What a client has chosen for a watch.
+/// The settings of a watch, as a client chose them.
 pub(super) struct WatchOptions {
     pub(super) path: String,
     pub(super) recursive: bool,
@@ -55,7 +56,7 @@ pub(super) struct FileWatcher {
 #[derive(Debug)]
 pub(super) struct TooManyWatches;
 
-/// What the task shares with requests.
+/// The state that the task shares with requests.
 struct SharedEvents {
     history: Mutex<EventHistory>,
     last_use: Mutex<Instant>,
@@ -217,7 +218,9 @@ impl PendingEvents {
     }
 
     fn is_due(&self, now: Instant, debounce: Duration) -> bool {
-        self.events.len() >= MAX_PENDING_EVENTS || self.since.is_some_and(|since| now >= since + debounce)
+        let path_bytes: usize = self.events.iter().map(FileEventBody::path_bytes).sum();
+        let is_full = self.events.len() >= MAX_PENDING_EVENTS || path_bytes >= MAX_PENDING_BYTES;
+        is_full || self.since.is_some_and(|since| now >= since + debounce)
     }
 
     fn publish(&mut self, shared: &SharedEvents, numbers: &watch::Sender<u64>) {

@@ -10,12 +10,13 @@ use service::{FileChange, FileKind, WatchEvent};
 use super::base_name;
 use crate::kit::time::format_rfc3339;
 
-/// What the names begin with under which the sandbox writes a file before it takes its place.
+/// The beginning of the names under which the sandbox writes a file before it takes its place.
 const DRAFT_PREFIX: &str = ".coracle-";
-/// How many events are kept for clients that poll.
+/// How many events are kept for clients that poll, and how many bytes of paths in them.
 const MAX_KEPT_EVENTS: usize = 4096;
+const MAX_KEPT_BYTES: usize = 1 << 20;
 
-/// What happened to a file.
+/// A change of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum EventType {
@@ -81,6 +82,11 @@ impl FileEventBody {
         types.contains(&self.kind) || (self.is_replacement && types.contains(&EventType::Create))
     }
 
+    /// The length of its paths, which take most of its memory.
+    pub(super) fn path_bytes(&self) -> usize {
+        self.path.len() + self.relative_path.len() + self.old_path.as_ref().map_or(0, String::len)
+    }
+
     /// Whether this event makes a pending one unnecessary.
     pub(super) fn repeats(&self, pending: &Self) -> bool {
         let is_repeatable = matches!(self.kind, EventType::Write | EventType::Chmod);
@@ -135,6 +141,8 @@ fn glob_set(patterns: &[String]) -> Result<GlobSet, String> {
 #[derive(Default)]
 pub(super) struct EventHistory {
     events: VecDeque<FileEventBody>,
+    /// The length of the paths in them.
+    path_bytes: usize,
     /// The number of the last event.
     last: u64,
     /// The number of the last event before which others are missing.
@@ -153,10 +161,11 @@ pub(super) struct EventPage {
 impl EventHistory {
     pub(super) fn add_event(&mut self, event: FileEventBody) {
         self.last += 1;
+        self.path_bytes += event.path_bytes();
         self.events.push_back(FileEventBody { seq: self.last, ..event });
-        if self.events.len() > MAX_KEPT_EVENTS
-            && let Some(dropped) = self.events.pop_front()
-        {
+        while self.events.len() > MAX_KEPT_EVENTS || self.path_bytes > MAX_KEPT_BYTES {
+            let Some(dropped) = self.events.pop_front() else { break };
+            self.path_bytes -= dropped.path_bytes();
             self.missing_before = self.missing_before.max(dropped.seq);
         }
     }
@@ -203,6 +212,18 @@ mod tests {
     }
 
     #[test]
+    fn long_paths_are_bounded_together() {
+        let mut history = EventHistory::default();
+        let long = format!("/root/{}", "x".repeat(4000));
+        for _ in 0..1000 {
+            history.add_event(event(&long));
+        }
+        let page = history.read_page(0, 2000);
+        assert!(page.overflow && page.events.len() < 300, "{}", page.events.len());
+        assert_eq!(page.cursor, 1000);
+    }
+
+    #[test]
     fn files_that_are_being_written_are_not_reported() {
         let renamed = |from: &str, to: &str| {
             let event = WatchEvent {
@@ -242,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_follow_the_cursor_and_report_what_is_missing() {
+    fn pages_follow_the_cursor_and_report_missing_events() {
         let mut history = EventHistory::default();
         for number in 0..3 {
             history.add_event(event(&format!("/root/{number}")));

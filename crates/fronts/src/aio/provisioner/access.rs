@@ -1,4 +1,4 @@
-//! Who may use the provisioner: the holder of any owner's key.
+//! Access to the provisioner: the holder of any owner's key may use it.
 
 use axum::extract::FromRequestParts;
 use domain::Owner;

@@ -1,6 +1,6 @@
 //! Successors of crashed sandboxes, for clients that still use the address.
 
-use domain::SandboxKey;
+use domain::{MountSource, MountSpec, SandboxKey};
 use service::{CreateSandboxRequest, ImageSource, Sandbox, SandboxRef};
 
 use super::settings::ProvisionerSettings;
@@ -14,7 +14,14 @@ pub(in crate::aio) async fn replace_crashed(
     key: &SandboxKey,
     crashed: &SandboxRef,
 ) -> Result<SandboxRef, AioProblem> {
-    if !ProvisionerSettings::of_server(&state.settings).auto_restart || crashed.is_being_removed() {
+    let settings = ProvisionerSettings::of_server(&state.settings);
+    if !settings.auto_restart || crashed.is_being_removed() {
+        return Err(AioProblem::not_found());
+    }
+    // The operator may have given the directories of the host to another owner meanwhile.
+    let is_reserved = |mount: &MountSpec| matches!(mount.source, MountSource::Reserved { .. });
+    let uses_host = crashed.read_state(|sandbox| sandbox.spec.mounts.iter().any(is_reserved));
+    if uses_host && *crashed.owner() != settings.owner {
         return Err(AioProblem::not_found());
     }
     let request = successor_request(crashed.current_state());

@@ -41,7 +41,7 @@ pub(super) fn choose_mounts(
     for extra in &request.extra_mounts {
         let path = extra_mount_path(root, request, extra)?;
         mounts.retain(|mount| mount.target != extra.target);
-        mounts.push(reserved_mount(root, path, &extra.target, extra.access));
+        mounts.push(reserved_mount(root, path, &extra.target, granted_access(request, extra, path)));
     }
     Ok(mounts)
 }
@@ -67,6 +67,13 @@ fn host_mounts(root: &str, request: &ProvisionRequest) -> Vec<MountSpec> {
         read_only(&path, &format!("{}/{category}", request.skills_root))
     }));
     mounts
+}
+
+/// Only the user's own files can be written: others are shared by all users, and skills are read by the gateway.
+fn granted_access(request: &ProvisionRequest, extra: &ExtraMount, path: &str) -> MountAccess {
+    let is_own = is_same_or_below(path, &format!("users/{}", request.user));
+    let is_skill = is_same_or_below(&extra.target, &request.skills_root);
+    if is_own && !is_skill { extra.access } else { MountAccess::ReadOnly }
 }
 
 /// Returns the path below the state root that a client wants to have mounted.

@@ -7,7 +7,11 @@ use super::text::TextCleaner;
 /// How long a truncated output is, in characters.
 pub(super) const MAX_TRUNCATED_CHARS: usize = 30_000;
 
-/// What stands for the part that is left out.
+/// The longest output that is collected, in characters. A character takes up to four bytes, and the output of every
+/// waiting call is in memory.
+pub(super) const MAX_COLLECTED_CHARS: usize = 4 << 20;
+
+/// The text in the place of the part that is left out.
 const OMISSION: &str = "\n[... output truncated ...]\n";
 
 /// Text that is being collected.

@@ -31,7 +31,7 @@ pub(super) struct RunLimits {
     pub(super) quiet: Option<Duration>,
 }
 
-/// What happened next.
+/// The next event of a command.
 #[derive(Debug)]
 pub(super) enum RunStep {
     Event(OutputEvent),

@@ -10,7 +10,7 @@ use service::{BusyPolicy, FileFault, RequestTime, RunShell, ServiceError, Sessio
 use super::super::body::{AioJson, require_field};
 use super::super::problem::AioProblem;
 use super::super::target::AioTarget;
-use super::collected_text::{CollectedText, MAX_TRUNCATED_CHARS};
+use super::collected_text::{CollectedText, MAX_COLLECTED_CHARS, MAX_TRUNCATED_CHARS};
 use super::command_run::{CommandRun, RunEnd, RunLimits, RunStep};
 use super::exec_events;
 use super::exec_response::{CommandResult, EXECUTED_MESSAGE, KEEP_ALIVE_INTERVAL, late_response};
@@ -96,7 +96,9 @@ impl ExecRequest {
             run,
             strict_directory: directory.filter(|_| strict),
             max_chars: match body.truncate {
-                Some(false) => usize::try_from(kept).unwrap_or(usize::MAX).max(MAX_TRUNCATED_CHARS),
+                Some(false) => usize::try_from(kept)
+                    .unwrap_or(usize::MAX)
+                    .clamp(MAX_TRUNCATED_CHARS, MAX_COLLECTED_CHARS),
                 _ => MAX_TRUNCATED_CHARS,
             },
         })

@@ -22,7 +22,7 @@ use super::text::TextCleaner;
 use crate::kit::headers::header_text;
 use crate::kit::sse::event_stream_response;
 
-/// What an event stream begins with.
+/// The beginning of an event stream.
 const CONNECTED: &str = ": connected\n\n";
 
 /// Whether a client asks for events instead of one body.

@@ -30,7 +30,7 @@ pub(super) const CONSOLE_PROMPT: &str = "$ ";
 /// How much output is written in one piece, in bytes.
 const MAX_PIECE_BYTES: usize = 64 << 10;
 
-/// What a call of `exec` reports.
+/// The data of a response to `exec`.
 #[derive(Debug)]
 pub(super) struct CommandResult {
     session_id: String,

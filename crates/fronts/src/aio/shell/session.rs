@@ -51,7 +51,7 @@ impl ShellStatus {
     }
 }
 
-/// What this front stores with a session. Code in the sandbox may change it.
+/// The note that this front stores with a session. Code in the sandbox may change it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SessionNote {
     /// Seconds.

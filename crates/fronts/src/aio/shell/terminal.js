@@ -30,9 +30,9 @@ function control(text, parameters, final) {
     else lines[last] = "";
   }
   else if (final === "J" && count >= 2) { lines = [""]; column = 0; }
-  else if (final === "C") column += Math.max(1, count);
+  else if (final === "C") column = Math.min(9999, column + Math.max(1, count));
   else if (final === "D") column = Math.max(0, column - Math.max(1, count));
-  else if (final === "G") column = Math.max(0, count - 1);
+  else if (final === "G") column = Math.min(9999, Math.max(0, count - 1));
   else if (final === "P") lines[last] = line.slice(0, column) + line.slice(column + Math.max(1, count));
   else if (final === "@") lines[last] = line.slice(0, column) + " ".repeat(Math.min(999, Math.max(1, count))) + line.slice(column);
   else if (text >= " ") put(text);

@@ -34,7 +34,7 @@ const MAX_MESSAGE_BYTES: usize = 1 << 20;
 const PAGE_STYLE: &str = include_str!("terminal.css");
 const PAGE_SCRIPT: &str = include_str!("terminal.js");
 
-/// What a client is connected to.
+/// The terminal that a client is connected to.
 enum TerminalTarget {
     New(TerminalAttachment),
     Restored(TerminalAttachment),
@@ -139,7 +139,7 @@ static CONTENT_POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
     let hash = |text: &str| STANDARD.encode(Sha256::digest(text));
     let policy = format!(
         "default-src 'none'; style-src 'sha256-{}'; script-src 'sha256-{}'; connect-src 'self' ws: wss:; \
-         base-uri 'none'; form-action 'none'",
+         base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
         hash(PAGE_STYLE),
         hash(PAGE_SCRIPT)
     );

@@ -38,7 +38,7 @@ pub(super) static RESTORED_TERMINAL_CODEC: TerminalCodec = TerminalCodec {
     ping: Some(ping_message),
 };
 
-/// What a client is told when it is connected.
+/// The first message to a client.
 struct ConnectedText {
     kind: &'static str,
     text: &'static str,

@@ -64,7 +64,7 @@ impl Utf8Decoder {
         }
     }
 
-    /// What is left at the end.
+    /// The rest at the end.
     fn finish(&mut self) -> String {
         match std::mem::take(&mut self.partial).is_empty() {
             true => String::new(),

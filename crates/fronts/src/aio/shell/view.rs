@@ -1,4 +1,4 @@
-//! What the commands of a session have printed, and waiting for the session to become idle.
+//! The output of the commands of a session, and waiting for the session to become idle.
 
 use std::time::Duration;
 
@@ -94,7 +94,7 @@ impl SessionTranscript {
         join_outputs(&self.records)
     }
 
-    /// What the commands that have ended have printed.
+    /// The output of the commands that have ended.
     pub(super) fn finished_text(&self) -> String {
         let finished = self.records.len() - usize::from(self.current.is_some());
         join_outputs(&self.records[..finished])
@@ -146,7 +146,7 @@ async fn read_output(sandbox: &SandboxRef, run: &ProcessStatus, room: u64) -> Re
             let Ok(event) = timeout_at(deadline, output.next()).await else { break };
             match event? {
                 OutputEvent::Output { at: start, bytes, .. } => {
-                    // What is printed meanwhile is read by the next view.
+                    // The next view reads the output that is printed meanwhile.
                     let left = usize::try_from(run.written.saturating_sub(start.0)).unwrap_or(usize::MAX);
                     text.add_bytes(&bytes[..bytes.len().min(left)]);
                     at = start.0.saturating_add(bytes.len() as u64);
