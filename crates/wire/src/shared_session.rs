@@ -24,7 +24,7 @@ pub struct OpenCommands {
     pub script: Option<String>,
 }
 
-/// What executes the runs of a shared session.
+/// The kind of a shared session, by the program that executes its runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SharedSessionKind {

@@ -5,7 +5,7 @@
 //!                          └─► could not be started: the run is refused, and the session is as before
 //! ```
 //! Nothing that a run does to its shell reaches the next one. The session itself keeps the directory where runs
-//! start. What a run has left running continues until the session is closed.
+//! start. Processes that a run has left continue until the session is closed.
 
 use linux::spawn::{ProcessExit, ProcessUsage};
 use rustix::io::Errno;
@@ -24,7 +24,7 @@ use crate::process::running_process::ProcessOwner;
 use crate::process::{FaultSubjects, ManagedProcess};
 use crate::{fault, path};
 
-/// What all runs of a session without a shell have in common.
+/// The settings that all runs of a session without a shell share.
 #[derive(Clone, Debug)]
 pub(crate) struct CommandSettings {
     /// An absolute path once the session is open.

@@ -18,7 +18,7 @@ use super::notes::AioNotes;
 
 /// How much of a token is used: 128 bits in hexadecimal digits. Host labels are limited to 63 characters.
 const MAC_DIGITS: usize = 32;
-/// What a label of this front begins with.
+/// The beginning of every label of this front.
 const LABEL_PREFIX: &str = "aio-";
 /// The purpose of the tokens in addresses of keys.
 const KEY_PURPOSE: &str = "aio address of a key";
@@ -30,7 +30,7 @@ pub(super) struct SandboxAddress {
     mac: String,
 }
 
-/// What a host label of this front names.
+/// The target of a host label of this front.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct AddressLabel {
     pub(super) address: SandboxAddress,

@@ -1,4 +1,4 @@
-//! What this front stores with each of its sandboxes.
+//! The notes that this front stores with each of its sandboxes.
 
 use std::sync::Arc;
 

@@ -34,7 +34,7 @@ pub(super) struct SandboxRouter {
     pub(super) router: Router,
 }
 
-/// What the address of a request leaves to the API of its sandbox.
+/// The parts of a request that its address leaves to the API of its sandbox.
 struct RequestPlace<'a> {
     mount: &'a str,
     path: &'a str,

@@ -58,7 +58,7 @@ pub struct CommandSessionSpec {
     pub script: Option<String>,
 }
 
-/// What executes the runs of a shared session.
+/// The kind of a shared session, by the program that executes its runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SharedSessionKind {
     /// A shell on a terminal.

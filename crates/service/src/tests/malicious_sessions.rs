@@ -214,7 +214,7 @@ async fn session_that_exists_as_another_kind_is_reported_with_the_reason() {
 }
 
 #[tokio::test]
-async fn update_changes_only_what_it_names() {
+async fn update_changes_only_named_fields() {
     let bench = TestBench::new().await;
     let made = bench.create().await;
     bench.backend.set_script(|request| {

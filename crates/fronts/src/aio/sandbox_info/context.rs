@@ -35,7 +35,7 @@ const TOOLS: [(&str, &[&str]); 5] = [
     ("archives", &["tar", "zip", "unzip", "zstd"]),
 ];
 
-/// What was detected in the image of a sandbox.
+/// The tools that were detected in the image of a sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DetectedTools {
     os_name: String,

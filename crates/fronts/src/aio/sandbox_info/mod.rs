@@ -1,4 +1,4 @@
-//! What a sandbox is and has: its context and the packages in it.
+//! The description of a sandbox: its context and the packages in it.
 
 mod context;
 mod packages;
