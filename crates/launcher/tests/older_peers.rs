@@ -27,7 +27,7 @@ fn launcher_requests_have_kept_their_form() {
         matches!(&requests[0].op, LauncherOp::Create(plan) if plan.isolated_sessions && plan.max_processes == 64)
     );
     assert!(matches!(requests[8].op, LauncherOp::Volumes));
-    assert_eq!(requests.len(), 30);
+    assert_eq!(requests.len(), 31);
 }
 
 #[test]

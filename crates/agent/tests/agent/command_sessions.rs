@@ -573,11 +573,17 @@ fn shells_and_commands_have_separate_limits() {
 fn errors_are_counted_for_readers() {
     let agent = TestAgent::with_trees(TreeMode::Runners);
     agent.open_commands(commands(named("s")));
-    let retention = wire::process::OutputRetention { first: 0, last: 1000, lossless: false, stall_ms: None };
-    let text = "printf 12345 >&2; head -c 3000000 /dev/zero; printf 678 >&2";
-    let run = RunInSession { retention, follow: false, ..run_in("s", "r1", text) };
-    let AgentReply::Started { .. } = agent.reply(AgentRequest::Run(run)) else { panic!("it does not start") };
-    agent.follow("r1", 0).output();
+    let retention = wire::process::OutputRetention { first: 0, last: 1000, lossless: true, stall_ms: None };
+    // Each stream has a pipe of its own, so the run waits until its output was read.
+    let text = "printf 12345 >&2; read -r x; head -c 3000000 /dev/zero; read -r x; printf 678 >&2";
+    let mut talk = agent.begin(RunInSession { retention, ..run_in("s", "r1", text) });
+    let mut feeding = agent.send_request(AgentRequest::Input { process: "r1".to_owned() });
+    assert_eq!(feeding.reply(), AgentReply::Ok);
+    for length in [5, 3_000_000] {
+        talk.read_text(length);
+        feeding.send(&Frame::Data(b"\n"[..].into()));
+    }
+    talk.output();
     let mut talk = agent.send_request(AgentRequest::Follow { process: "r1".to_owned(), from: 0 });
     let AgentReply::Status(status) = talk.reply() else { panic!("a status comes first") };
     assert_eq!((status.written, status.stderr_before), (3_000_008, Some(0)));

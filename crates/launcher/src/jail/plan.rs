@@ -120,7 +120,7 @@ pub struct UserPlan {
     pub gid: u32,
     pub home: String,
     /// Whether the image has the user, so that no account is added. The launcher sets this.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub in_image: bool,
 }
 
