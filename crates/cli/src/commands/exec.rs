@@ -397,7 +397,7 @@ impl ExecSession {
 
     /// Hands pending output to the writer, if it accepts more right now.
     fn flush_pending(&mut self) {
-        if let (Some(writer), Some(piece)) = (&self.writer, self.pending.take()) {
+        if let (Some(writer), Some(piece)) = (&mut self.writer, self.pending.take()) {
             self.pending = writer.try_write(piece);
         }
     }

@@ -1,8 +1,8 @@
-//! Our own input and output, each with its own thread: both may block for any time, and signals must
-//! still be passed on.
+//! Our own input and output. Both may block for any time, and signals must still be passed on, so threads read and
+//! write them; only a regular file is written without one.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::thread::JoinHandle;
 
 use anyhow::{Context, Result};
@@ -64,14 +64,102 @@ fn wait_for_fd(fd: &impl AsFd, flags: PollFlags) -> bool {
     rustix::io::retry_on_intr(|| poll(&mut [PollFd::new(fd, flags)], None)).is_ok()
 }
 
-/// Writes output in the order in which it was received.
+/// Writes output in the order in which it was received. A regular file takes it at once; anything else may block, so a
+/// thread writes there.
 pub(super) struct OutputWriter {
+    files: RegularFiles,
+    thread: Option<WriterThread>,
+    /// The error after which nothing more is written.
+    failure: Option<io::Error>,
+}
+
+/// Those of our outputs that are regular files.
+#[derive(Debug)]
+struct RegularFiles {
+    stdout: Option<OpenLine>,
+    stderr: Option<OpenLine>,
+}
+
+/// The thread for outputs that may block.
+struct WriterThread {
     pieces: mpsc::Sender<OutputPiece>,
     thread: JoinHandle<io::Result<()>>,
 }
 
 impl OutputWriter {
     pub(super) fn start() -> Self {
+        let line_of = |fd: &dyn AsFd| is_regular_file(fd.as_fd()).then(OpenLine::default);
+        let files = RegularFiles { stdout: line_of(&io::stdout()), stderr: line_of(&io::stderr()) };
+        Self { files, thread: None, failure: None }
+    }
+
+    /// Gives the output back if there is no room for it now.
+    pub(super) fn try_write(&mut self, piece: OutputPiece) -> Option<OutputPiece> {
+        if self.failure.is_some() {
+            return Some(piece);
+        }
+        match self.files.write(&piece) {
+            Ok(WrittenTo::File) => None,
+            Ok(WrittenTo::Nothing) => self.thread.get_or_insert_with(WriterThread::start).try_write(piece),
+            Err(error) => {
+                self.failure = Some(error);
+                Some(piece)
+            }
+        }
+    }
+
+    /// Waits for room; returns `false` if nothing will be written any more.
+    pub(super) async fn wait_for_room(writer: Option<&Self>) -> bool {
+        match writer.and_then(|writer| writer.thread.as_ref().filter(|_| writer.failure.is_none())) {
+            Some(thread) => thread.pieces.reserve().await.is_ok(),
+            None => false,
+        }
+    }
+
+    /// Waits until everything is written.
+    pub(super) async fn finish(self) -> Result<()> {
+        if let Some(failure) = self.failure {
+            return Err(failure.into());
+        }
+        let Some(WriterThread { pieces, thread }) = self.thread else { return Ok(()) };
+        drop(pieces);
+        let written = tokio::task::spawn_blocking(move || thread.join()).await?;
+        Ok(written.ok().context("the thread that writes output died")??)
+    }
+}
+
+/// Where a piece of output was written.
+#[derive(Debug, PartialEq, Eq)]
+enum WrittenTo {
+    File,
+    /// Nowhere yet: it belongs to an output that may block.
+    Nothing,
+}
+
+impl RegularFiles {
+    fn write(&mut self, piece: &OutputPiece) -> io::Result<WrittenTo> {
+        let Self { stdout, stderr } = self;
+        match (piece, stdout, stderr) {
+            (OutputPiece::Stdout(bytes), Some(line), _) => line.write(&io::stdout(), bytes)?,
+            (OutputPiece::Stderr(bytes), _, Some(line)) => line.write(&io::stderr(), bytes)?,
+            (OutputPiece::Gap, stdout, stderr) => {
+                let is_complete = stdout.is_some() && stderr.is_some();
+                if let Some(line) = stdout {
+                    line.end_line(&io::stdout())?;
+                }
+                if let Some(line) = stderr {
+                    line.end_line(&io::stderr())?;
+                }
+                return Ok(if is_complete { WrittenTo::File } else { WrittenTo::Nothing });
+            }
+            (OutputPiece::Stdout(_) | OutputPiece::Stderr(_), _, _) => return Ok(WrittenTo::Nothing),
+        }
+        Ok(WrittenTo::File)
+    }
+}
+
+impl WriterThread {
+    fn start() -> Self {
         let (pieces, mut receiver) = mpsc::channel(MAX_QUEUED_PIECES);
         let thread = std::thread::spawn(move || {
             let (mut stdout, mut stderr) = (OpenLine::default(), OpenLine::default());
@@ -79,6 +167,7 @@ impl OutputWriter {
                 match piece {
                     OutputPiece::Stdout(bytes) => stdout.write(&io::stdout(), &bytes)?,
                     OutputPiece::Stderr(bytes) => stderr.write(&io::stderr(), &bytes)?,
+                    // A line of a regular file is never open here.
                     OutputPiece::Gap => {
                         stdout.end_line(&io::stdout())?;
                         stderr.end_line(&io::stderr())?;
@@ -90,29 +179,16 @@ impl OutputWriter {
         Self { pieces, thread }
     }
 
-    /// Gives the output back if there is no room for it now.
-    pub(super) fn try_write(&self, piece: OutputPiece) -> Option<OutputPiece> {
+    fn try_write(&self, piece: OutputPiece) -> Option<OutputPiece> {
         match self.pieces.try_send(piece) {
             Ok(()) => None,
             Err(TrySendError::Full(piece) | TrySendError::Closed(piece)) => Some(piece),
         }
     }
+}
 
-    /// Waits for room; returns `false` if nothing will be written any more.
-    pub(super) async fn wait_for_room(writer: Option<&Self>) -> bool {
-        match writer {
-            Some(writer) => writer.pieces.reserve().await.is_ok(),
-            None => false,
-        }
-    }
-
-    /// Waits until everything is written.
-    pub(super) async fn finish(self) -> Result<()> {
-        drop(self.pieces);
-        let thread = self.thread;
-        let written = tokio::task::spawn_blocking(move || thread.join()).await?;
-        Ok(written.ok().context("the thread that writes output died")??)
-    }
+fn is_regular_file(fd: BorrowedFd<'_>) -> bool {
+    rustix::fs::fstat(fd).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
 }
 
 /// Whether the last line that was written is unfinished.
