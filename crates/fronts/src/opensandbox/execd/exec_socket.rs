@@ -1,7 +1,7 @@
 //! One command over a WebSocket: `GET /pty/coracle.exec/ws?pty=0|1`.
 //!
 //! This file has the first frame of the client, `coracle.start`. A client without a terminal may send it as a header of
-//! the upgrade instead, which saves a round trip: the server then starts the command before it accepts the upgrade, and
+//! the upgrade instead, which saves a round trip: the server then starts the command while it accepts the upgrade, and
 //! the response has the same header. Everything after it is in `kit/command_socket.rs`. Terminals of the reference
 //! protocol are in `terminal_frames.rs`.
 
@@ -9,6 +9,7 @@ use domain::process::{ProcessIo, ProcessSpec, StdinMode, TerminalSize};
 use http::HeaderValue;
 use serde::Deserialize;
 use service::{DEFAULT_TERMINAL_SIZE, OutputSettings, TERMINAL_TYPE, TerminalMode};
+use tokio::task::JoinHandle;
 
 use super::ExecTarget;
 use super::command::{RunCommandBody, parse_foreground_command};
@@ -38,26 +39,33 @@ struct StartFrame {
     rows: Option<u16>,
 }
 
-/// Starts the command of a first frame that came as a header.
-pub(super) async fn start_from_header(
-    target: &ExecTarget,
-    mode: TerminalMode,
-    start: &HeaderValue,
-) -> StartedCommand {
-    start_command(start.as_bytes(), &command_client(target, mode), &start_frame_reader(target, mode)).await
+/// A command that is being started.
+pub(super) type StartTask = JoinHandle<StartedCommand>;
+
+/// Begins to start the command of a first frame that came as a header. The upgrade takes about as long, so neither waits
+/// for the other.
+pub(super) fn begin_start(target: &ExecTarget, mode: TerminalMode, start: &HeaderValue) -> StartTask {
+    let (client, reader) = (command_client(target, mode), start_frame_reader(target, mode));
+    let frame = start.as_bytes().to_vec();
+    tokio::spawn(async move { start_command(&frame, &client, &reader).await })
 }
 
-/// Serves one client until it disconnects or its command ends. A command that is not started yet comes as the first
-/// frame.
+/// Serves one client until it disconnects or its command ends. A command that is not being started yet comes as the
+/// first frame.
 pub(super) async fn serve_exec_socket(
     socket: (impl MessageSink, impl MessageStream),
     target: ExecTarget,
     mode: TerminalMode,
-    started: Option<StartedCommand>,
+    starting: Option<StartTask>,
 ) {
     let client = command_client(&target, mode);
-    match started {
-        Some(started) => serve_started_command(socket, client, started).await,
+    match starting {
+        Some(starting) => match starting.await {
+            Ok(started) => serve_started_command(socket, client, started).await,
+            Err(error) => {
+                tracing::error!(%error, "the task that starts a command failed; its client is disconnected")
+            }
+        },
         None => serve_command(socket, client, start_frame_reader(&target, mode)).await,
     }
 }

@@ -91,7 +91,7 @@ pub(super) async fn attach_terminal(
         let upgrade = upgrade()?;
         target.sandbox.check_usable()?;
         target.begin_stream()?;
-        return Ok(run_over_socket(upgrade, target, mode, &headers).await);
+        return Ok(run_over_socket(upgrade, target, mode, &headers));
     }
     let terminal = target.sandbox.terminals().find_terminal(&name).await?;
     let upgrade = upgrade()?;
@@ -112,7 +112,7 @@ pub(super) async fn attach_terminal(
 }
 
 /// Serves one command over the WebSocket, starting it from a header if the client sent one.
-async fn run_over_socket(
+fn run_over_socket(
     upgrade: WebSocketUpgrade,
     target: ExecTarget,
     mode: TerminalMode,
@@ -121,14 +121,11 @@ async fn run_over_socket(
     // A terminal is started after the upgrade: its command gets a hangup when the client disconnects, which is noticed only
     // from then on.
     let header = headers.get(exec_socket::START_HEADER).filter(|_| mode == TerminalMode::Pipes);
-    let started = match header {
-        Some(start) => Some(exec_socket::start_from_header(&target, mode, start).await),
-        None => None,
-    };
+    let starting = header.map(|start| exec_socket::begin_start(&target, mode, start));
     let accepted =
-        started.as_ref().map(|_| [(exec_socket::START_HEADER, HeaderValue::from_static("accepted"))]);
+        starting.as_ref().map(|_| [(exec_socket::START_HEADER, HeaderValue::from_static("accepted"))]);
     let serve = async move |socket| {
-        exec_socket::serve_exec_socket(split_socket(socket), target, mode, started).await;
+        exec_socket::serve_exec_socket(split_socket(socket), target, mode, starting).await;
     };
     (accepted, upgrade.on_upgrade(serve)).into_response()
 }
