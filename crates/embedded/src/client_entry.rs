@@ -248,7 +248,9 @@ fn map_segment(segment: &ProgramSegment, base: usize, file: usize, offset: usize
     let skipped = segment.address % PAGE;
     let (start, from) = (base + segment.address - skipped, offset + segment.offset - skipped);
     let access = segment_access(segment.flags);
-    system_call(MMAP, [start, skipped + segment.file_size, access, PRIVATE | FIXED, file, from])?;
+    // Relocations write to nearly every page that may be written, so the kernel copies all of them at once.
+    let populate = if access & WRITABLE == 0 { 0 } else { POPULATE };
+    system_call(MMAP, [start, skipped + segment.file_size, access, PRIVATE | FIXED | populate, file, from])?;
     if segment.memory_size == segment.file_size {
         return Some(());
     }
@@ -304,9 +306,11 @@ const MMAP: usize = 9;
 const READ_ONLY: usize = 0;
 const CLOSE_ON_EXEC: usize = 0o2_000_000;
 const PROTECT_ALL: usize = 0;
+const WRITABLE: usize = 0x02;
 const PRIVATE: usize = 0x02;
 const FIXED: usize = 0x10;
 const ANONYMOUS: usize = 0x20;
+const POPULATE: usize = 0x8000;
 /// Results from here on are negative error numbers.
 const FIRST_ERROR: usize = usize::MAX - 4094;
 
