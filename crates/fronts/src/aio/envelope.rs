@@ -1,6 +1,7 @@
 //! The form of nearly all responses: `{success, message, data, hint}`.
 
 use axum::Json;
+use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::json;
 
@@ -33,6 +34,12 @@ impl<T> ResponseEnvelope<T> {
     /// An operation that was carried out and reports a failure in its data.
     pub(super) fn failure(message: impl Into<String>, data: T) -> Self {
         Self { success: false, message: message.into(), data: Some(data), hint: None }
+    }
+}
+
+impl<T: Serialize> IntoResponse for ResponseEnvelope<T> {
+    fn into_response(self) -> Response {
+        Json(self).into_response()
     }
 }
 

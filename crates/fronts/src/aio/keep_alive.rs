@@ -5,11 +5,10 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::time::Duration;
 
-use axum::Json;
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use futures_util::stream;
+use futures_util::{Stream, StreamExt, stream};
 use http::header;
 use serde::Serialize;
 use serde_json::json;
@@ -19,47 +18,56 @@ use super::envelope::ResponseEnvelope;
 use super::problem::AioProblem;
 
 /// How often a blank is sent.
-const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
+pub(super) const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
-type WaitingResult<T> = Pin<Box<dyn Future<Output = Result<ResponseEnvelope<T>, AioProblem>> + Send>>;
+/// A result that can also be sent after blanks.
+pub(super) trait JsonPieces: IntoResponse + Send + 'static {
+    /// The JSON, in pieces that are made while it is sent.
+    fn into_pieces(self) -> impl Iterator<Item = Bytes> + Send + 'static;
+}
+
+impl<T: Serialize + Send + 'static> JsonPieces for ResponseEnvelope<T> {
+    fn into_pieces(self) -> impl Iterator<Item = Bytes> + Send + 'static {
+        let body = serde_json::to_vec(&self).expect("responses consist of texts and numbers");
+        std::iter::once(Bytes::from(body))
+    }
+}
+
+type WaitingResult<R> = Pin<Box<dyn Future<Output = Result<R, AioProblem>> + Send>>;
 
 /// Responds with the result. If that takes longer than the interval, the status is sent before the result is known, so
 /// a later error is a failure in the envelope. Dropping the response drops the future.
-pub(super) async fn respond_with_blanks<T: Serialize + Send + 'static>(
-    result: impl Future<Output = Result<ResponseEnvelope<T>, AioProblem>> + Send + 'static,
+pub(super) async fn respond_with_blanks<R: JsonPieces>(
+    result: impl Future<Output = Result<R, AioProblem>> + Send + 'static,
 ) -> Result<Response, AioProblem> {
-    let mut waiting: WaitingResult<T> = Box::pin(result);
+    let mut waiting: WaitingResult<R> = Box::pin(result);
     match timeout(KEEP_ALIVE_INTERVAL, &mut waiting).await {
-        Ok(result) => Ok(Json(result?).into_response()),
+        Ok(result) => Ok(result?.into_response()),
         Err(_elapsed) => Ok(late_response(waiting)),
     }
 }
 
-fn late_response<T: Serialize + Send + 'static>(waiting: WaitingResult<T>) -> Response {
-    let pieces = stream::unfold((Some(waiting), true), async |(waiting, is_first)| {
+fn late_response<R: JsonPieces>(waiting: WaitingResult<R>) -> Response {
+    let blank = || stream::iter([Bytes::from_static(b" ")]).left_stream();
+    let later = stream::unfold(Some(waiting), move |waiting| async move {
         let mut waiting = waiting?;
-        let blank = Bytes::from_static(b" ");
-        if is_first {
-            return Some((blank, (Some(waiting), false)));
-        }
         match timeout(KEEP_ALIVE_INTERVAL, &mut waiting).await {
-            Err(_elapsed) => Some((blank, (Some(waiting), false))),
-            Ok(result) => Some((encode_result(result), (None, false))),
+            Err(_elapsed) => Some((blank(), Some(waiting))),
+            Ok(result) => Some((result_pieces(result).right_stream(), None)),
         }
     });
-    let pieces = futures_util::StreamExt::map(pieces, Ok::<_, Infallible>);
+    let pieces = blank().chain(later.flatten()).map(Ok::<_, Infallible>);
     ([(header::CONTENT_TYPE, "application/json")], Body::from_stream(pieces)).into_response()
 }
 
-fn encode_result<T: Serialize>(result: Result<ResponseEnvelope<T>, AioProblem>) -> Bytes {
-    let body = match result {
-        Ok(envelope) => serde_json::to_vec(&envelope).expect("responses consist of texts and numbers"),
-        Err(problem) => {
-            let AioProblem { message, data, hint, .. } = problem;
-            json!({"success": false, "message": message, "data": data, "hint": hint}).to_string().into_bytes()
+fn result_pieces<R: JsonPieces>(result: Result<R, AioProblem>) -> impl Stream<Item = Bytes> + Send {
+    match result {
+        Ok(result) => stream::iter(result.into_pieces()).left_stream(),
+        Err(AioProblem { message, data, hint, .. }) => {
+            let body = json!({"success": false, "message": message, "data": data, "hint": hint});
+            stream::iter([Bytes::from(body.to_string())]).right_stream()
         }
-    };
-    body.into()
+    }
 }
 
 #[cfg(test)]

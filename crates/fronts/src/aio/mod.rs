@@ -11,6 +11,7 @@ mod address;
 mod bash;
 mod body;
 mod code;
+mod commands;
 mod envelope;
 mod files;
 mod guest;

@@ -21,3 +21,5 @@ pub(crate) mod socket;
 pub(crate) mod sse;
 pub(crate) mod terminal_socket;
 pub(crate) mod time;
+#[cfg(feature = "aio")]
+pub(crate) mod utf8_decoder;

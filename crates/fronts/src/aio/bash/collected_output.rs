@@ -3,8 +3,9 @@
 use domain::StreamKind;
 use service::OutputEvent;
 
-use super::lossy_text::LossyDecoder;
 use super::stream_offsets::StreamOffsets;
+use crate::aio::commands::bounded_text::{BoundedText, KeptText};
+use crate::kit::utf8_decoder::Utf8Decoder;
 
 /// The longest text that is collected of one stream, in characters. A character takes up to four bytes, and both streams
 /// of every waiting call are in memory; `output` reads longer ones.
@@ -66,99 +67,47 @@ impl CollectedOutput {
 
 #[derive(Debug)]
 struct CollectedStream {
-    decoder: LossyDecoder,
-    max_chars: usize,
-    head: String,
-    head_chars: usize,
-    tail: String,
-    tail_chars: usize,
-    /// How many characters, or bytes of a gap, between head and tail are missing.
-    omitted: u64,
+    decoder: Utf8Decoder,
+    kept: BoundedText,
     /// The text of one piece; kept to avoid allocations.
     piece: String,
 }
 
 impl CollectedStream {
     fn new(max_chars: usize) -> Self {
-        Self {
-            decoder: LossyDecoder::default(),
-            max_chars,
-            head: String::new(),
-            head_chars: 0,
-            tail: String::new(),
-            tail_chars: 0,
-            omitted: 0,
-            piece: String::new(),
-        }
+        let max_head_chars = max_chars / 2;
+        let kept = BoundedText::new(max_head_chars, max_chars - max_head_chars);
+        Self { decoder: Utf8Decoder::default(), kept, piece: String::new() }
     }
 
     fn add_bytes(&mut self, bytes: &[u8]) {
-        let mut piece = std::mem::take(&mut self.piece);
-        self.decoder.decode(bytes, &mut piece);
-        self.add_text(&piece);
-        piece.clear();
-        self.piece = piece;
+        self.decoder.decode(bytes, &mut self.piece);
+        self.kept.add_text(&self.piece);
+        self.piece.clear();
     }
 
     fn finish_character(&mut self) {
-        let mut piece = String::new();
-        self.decoder.finish(&mut piece);
-        self.add_text(&piece);
+        self.decoder.finish(&mut self.piece);
+        self.kept.add_text(&self.piece);
+        self.piece.clear();
     }
 
-    /// So many bytes are missing here. Later bytes belong to the end.
+    /// So many bytes are missing here.
     fn add_gap(&mut self, length: u64) {
-        if length == 0 {
-            return;
-        }
-        self.finish_character();
-        self.omitted = self.omitted.saturating_add(length).saturating_add(self.tail_chars as u64);
-        self.tail.clear();
-        self.tail_chars = 0;
-    }
-
-    fn max_tail_chars(&self) -> usize {
-        self.max_chars - self.max_chars / 2
-    }
-
-    fn add_text(&mut self, text: &str) {
-        let (max_head, mut rest) = (self.max_chars / 2, text);
-        if self.omitted == 0 && self.tail.is_empty() && self.head_chars < max_head {
-            rest = skip_chars(text, max_head - self.head_chars);
-            let own = &text[..text.len() - rest.len()];
-            self.head_chars += own.chars().count();
-            self.head.push_str(own);
-        }
-        self.tail.push_str(rest);
-        self.tail_chars += rest.chars().count();
-        // Some more than needed is kept, so that the tail does not move with every piece.
-        if self.tail_chars > self.max_tail_chars() + self.max_tail_chars() / 4 + 1024 {
-            self.cut_tail();
+        if length > 0 {
+            self.finish_character();
+            self.kept.add_gap(length);
         }
     }
 
-    fn cut_tail(&mut self) {
-        let surplus = self.tail_chars.saturating_sub(self.max_tail_chars());
-        let start = self.tail.len() - skip_chars(&self.tail, surplus).len();
-        self.tail.drain(..start);
-        self.tail_chars -= surplus;
-        self.omitted = self.omitted.saturating_add(surplus as u64);
-    }
-
-    fn into_text(mut self) -> Option<String> {
-        self.cut_tail();
-        let mut text = self.head;
-        if self.omitted > 0 {
-            text.push_str(&format!("\n... [{} characters truncated] ...\n", self.omitted));
+    fn into_text(self) -> Option<String> {
+        let KeptText { head: mut text, omitted, tail, .. } = self.kept.into_parts();
+        if omitted > 0 {
+            text.push_str(&format!("\n... [{omitted} characters truncated] ...\n"));
         }
-        text.push_str(&self.tail);
+        text.push_str(&tail);
         (!text.is_empty()).then_some(text)
     }
-}
-
-/// The text after its first characters.
-fn skip_chars(text: &str, count: usize) -> &str {
-    text.char_indices().nth(count).map_or("", |(start, _)| &text[start..])
 }
 
 #[cfg(test)]
@@ -190,15 +139,6 @@ mod tests {
             let odd = collected(3, "abcdef", piece);
             assert_eq!(odd.as_deref(), Some("a\n... [3 characters truncated] ...\nef"));
         }
-    }
-
-    #[test]
-    fn memory_is_bounded() {
-        let mut stream = CollectedStream::new(1000);
-        for _ in 0..1000 {
-            stream.add_bytes(&[b'x'; 1000]);
-        }
-        assert!(stream.head.capacity() + stream.tail.capacity() < 10_000);
     }
 
     #[test]

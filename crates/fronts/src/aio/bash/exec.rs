@@ -4,20 +4,23 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use axum::response::Response;
-use domain::process::{MissingDirectory, WorkingDirectory};
-use domain::{Backpressure, JournalOffset, ProcessId, SessionId, UserIdentity};
+use domain::process::MissingDirectory;
+use domain::{JournalOffset, ProcessId, SessionId, UserIdentity};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use service::{
-    BusyPolicy, FileCaller, OutputStream, RequestTime, RunShell, SandboxRef, ServiceError, SessionRunRequest,
-    WaitLimits, WaitOutcome,
+    FileCaller, OutputStream, RequestTime, SandboxRef, ServiceError, SessionRunRequest, WaitLimits,
+    WaitOutcome,
 };
 
 use super::collected_output::{CollectedOutput, MAX_COLLECTED_CHARS};
 use super::command_status::BashStatus;
-use super::fields::{check_count, check_long_text, check_path, check_seconds, check_variables};
-use super::session::{NewBashSession, open_session, optional_session_id, sessions_closed_early};
+use super::fields::{check_count, check_long_text, check_variables};
+use super::session::{NewBashSession, open_session, optional_session_id};
 use crate::aio::body::{AioJson, require_field};
+use crate::aio::commands::fields::{check_absolute_path, parse_seconds};
+use crate::aio::commands::run::{MAX_OPEN_ATTEMPTS, queued_run, reader_backpressure, sent_directory};
+use crate::aio::commands::session::SessionGroup;
 use crate::aio::envelope::ResponseEnvelope;
 use crate::aio::keep_alive::respond_with_blanks;
 use crate::aio::problem::AioProblem;
@@ -25,8 +28,6 @@ use crate::aio::target::AioTarget;
 
 /// How many characters of each stream are returned, unless the client says otherwise.
 const DEFAULT_OUTPUT_CHARS: u64 = 50_000;
-/// How often a session is opened for a command if others take its place before the command begins.
-const MAX_OPEN_ATTEMPTS: u32 = 3;
 /// How long the end of a command may be overdue.
 const OVERDUE_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -77,23 +78,21 @@ struct BashExecResult {
 
 impl BashExecRequest {
     fn parse(body: BashExecBody, target: &AioTarget) -> Result<Self, AioProblem> {
-        let timeout = check_seconds(body.timeout, "timeout")?;
+        let timeout = parse_seconds(body.timeout, "timeout")?;
         let mode = match (body.async_mode, timeout) {
             (Some(true), _) => BashExecMode::Detached,
             (_, Some(limit)) => BashExecMode::WaitAtMost(limit),
             (_, None) => BashExecMode::Wait,
         };
-        let directory = check_path(body.exec_dir, "exec_dir")?;
+        let directory = check_absolute_path(body.exec_dir, "exec_dir")?;
         let max_chars = check_count(body.max_output_length, "max_output_length", DEFAULT_OUTPUT_CHARS)?;
         let command = check_long_text(require_field(body.command, "command")?, "command")?;
-        let mut run = new_run(&target.sandbox, command);
-        run.directory =
-            directory.map(|path| WorkingDirectory { path, missing: MissingDirectory::Fail, expand: false });
-        run.deadline = check_seconds(body.hard_timeout, "hard_timeout")?;
+        let mut run = queued_run(&target.sandbox, command);
+        run.directory = directory.map(|path| sent_directory(path, MissingDirectory::Fail));
+        run.deadline = parse_seconds(body.hard_timeout, "hard_timeout")?;
         run.env = check_variables(body.env)?;
         if mode == BashExecMode::Wait {
-            let stall_limit = Some(target.sandbox.processes().output_settings().stall_limit);
-            run.backpressure = Backpressure::On { stall_limit };
+            run.backpressure = reader_backpressure(&target.sandbox);
         }
         Ok(Self {
             id: optional_session_id(body.session_id)?,
@@ -104,20 +103,6 @@ impl BashExecRequest {
                 most => usize::try_from(most).unwrap_or(usize::MAX),
             },
         })
-    }
-}
-
-/// A run that the caller may change further. It waits until those before it in its session have ended.
-pub(super) fn new_run(sandbox: &SandboxRef, command: String) -> SessionRunRequest {
-    SessionRunRequest {
-        text: command,
-        directory: None,
-        deadline: None,
-        retention: sandbox.processes().output_settings().retention,
-        backpressure: Backpressure::Off,
-        busy: BusyPolicy::Queue,
-        env: BTreeMap::new(),
-        shell: RunShell::Shell,
     }
 }
 
@@ -202,7 +187,7 @@ async fn begin_command(
             Err(error) => return Err(start_problem(error)),
         }
     }
-    Err(sessions_closed_early(target))
+    Err(SessionGroup::Bash.too_many_sessions(target))
 }
 
 async fn start_run(

@@ -1,41 +1,20 @@
 //! The bounds of what clients send.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use crate::aio::body::check_text;
+use crate::aio::commands::fields::check_bounded_text;
 use crate::aio::problem::AioProblem;
 
 /// The longest command and the longest input.
 const MAX_TEXT_BYTES: usize = 1 << 20;
-/// The longest path (`PATH_MAX`).
-const MAX_PATH_BYTES: usize = 4096;
 /// How many variables one command may have, and how long all of them may be together. The kernel has similar bounds.
 const MAX_VARIABLES: usize = 1024;
 const MAX_VARIABLES_BYTES: usize = 128 << 10;
-/// Longer times mean the same as this one.
-const MAX_SECONDS: f64 = 1e9;
 
 /// Checks a command or an input.
 pub(super) fn check_long_text(text: String, field: &str) -> Result<String, AioProblem> {
-    check_length(check_text(text, field)?, field, MAX_TEXT_BYTES)
-}
-
-/// Checks an absolute path; an empty one counts as absent.
-pub(super) fn check_path(path: Option<String>, field: &str) -> Result<Option<String>, AioProblem> {
-    let Some(path) = path.filter(|path| !path.is_empty()) else { return Ok(None) };
-    let path = check_length(check_text(path, field)?, field, MAX_PATH_BYTES)?;
-    if !path.starts_with('/') {
-        return Err(AioProblem::bad_request(format!("{field} must be an absolute path: {path}")));
-    }
-    Ok(Some(path))
-}
-
-fn check_length(text: String, field: &str, most: usize) -> Result<String, AioProblem> {
-    if text.len() > most {
-        return Err(AioProblem::invalid_field(field, format!("the text has more than {most} bytes")));
-    }
-    Ok(text)
+    check_bounded_text(text, field, MAX_TEXT_BYTES)
 }
 
 /// Checks the variables of a command. Those without a value are left out.
@@ -64,17 +43,6 @@ pub(super) fn check_variables(
 fn is_variable_name(name: &str) -> bool {
     let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     name.bytes().all(is_word) && name.bytes().next().is_some_and(|first| !first.is_ascii_digit())
-}
-
-/// A number of seconds; `None` and zero mean no limit.
-pub(super) fn check_seconds(seconds: Option<f64>, field: &str) -> Result<Option<Duration>, AioProblem> {
-    match seconds {
-        None => Ok(None),
-        Some(seconds) if seconds >= 0.0 => {
-            Ok(Some(Duration::from_secs_f64(seconds.min(MAX_SECONDS))).filter(|limit| !limit.is_zero()))
-        }
-        Some(_) => Err(AioProblem::invalid_field(field, "the number of seconds is negative")),
-    }
 }
 
 /// A count or an offset; `None` has a default.
@@ -107,16 +75,8 @@ mod tests {
     }
 
     #[test]
-    fn numbers_and_paths_are_checked() {
-        assert_eq!(check_seconds(Some(0.0), "timeout").unwrap(), None);
-        assert_eq!(check_seconds(Some(1.5), "timeout").unwrap(), Some(Duration::from_millis(1500)));
-        for seconds in [-1.0, f64::NAN] {
-            assert_eq!(check_seconds(Some(seconds), "timeout").unwrap_err().status, 422);
-        }
+    fn counts_are_checked() {
         assert_eq!(check_count(None, "offset", 7).unwrap(), 7);
         assert_eq!(check_count(Some(-1), "offset", 7).unwrap_err().status, 422);
-        assert_eq!(check_path(Some(String::new()), "exec_dir").unwrap(), None);
-        assert_eq!(check_path(Some("a".to_owned()), "exec_dir").unwrap_err().status, 400);
-        assert_eq!(check_path(Some("/".repeat(5000)), "exec_dir").unwrap_err().status, 422);
     }
 }

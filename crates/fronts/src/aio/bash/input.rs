@@ -5,13 +5,13 @@ use std::time::Duration;
 use axum::Json;
 use domain::ProcessId;
 use serde::Deserialize;
-use service::{ErrorKind, SandboxRef, ServiceError, SignalTarget};
-use tokio::time::timeout;
+use service::{ErrorKind, SandboxRef, SignalTarget};
 
 use super::fields::check_long_text;
 use super::session::{find_session, require_session_id};
 use super::sessions::BashSessionName;
 use crate::aio::body::{AioJson, require_field};
+use crate::aio::commands::run::{InputOutcome, send_input};
 use crate::aio::envelope::{ResponseEnvelope, success_response};
 use crate::aio::problem::AioProblem;
 use crate::aio::target::AioTarget;
@@ -44,26 +44,19 @@ pub(super) async fn write_input(
     if body.command_id.as_ref().is_some_and(|chosen| !chosen.is_empty() && chosen != running.as_str()) {
         return Err(nothing_runs());
     }
-    send_input(&target.sandbox, running, input.as_bytes()).await?;
+    write_to_command(&target.sandbox, running, input.as_bytes()).await?;
     Ok(success_response("Input written", BashSessionName { session_id: id }))
 }
 
 /// Writes to the input of a command.
-pub(super) async fn send_input(
+pub(super) async fn write_to_command(
     sandbox: &SandboxRef,
     process: &ProcessId,
     bytes: &[u8],
 ) -> Result<(), AioProblem> {
-    let send = async {
-        let mut input = sandbox.processes().open_input(process).await?;
-        input.send_bytes(bytes).await
-    };
-    match timeout(INPUT_TIMEOUT, send).await {
-        Ok(Ok(())) => Ok(()),
-        // It has ended, or has closed its input.
-        Ok(Err(ServiceError::NoProcess(_) | ServiceError::Invalid(_))) => Err(nothing_runs()),
-        Ok(Err(error)) => Err(error.into()),
-        Err(_elapsed) => Err(AioProblem::bad_request("the command does not read its input")),
+    match send_input(sandbox, process, bytes, INPUT_TIMEOUT).await? {
+        InputOutcome::Written => Ok(()),
+        InputOutcome::ProgramEnded => Err(nothing_runs()),
     }
 }
 

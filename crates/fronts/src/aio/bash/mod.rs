@@ -3,9 +3,9 @@
 //!
 //! ```text
 //! exec ─► session.rs ─► a run of a command session ─► collected_output.rs    one JSON body, late if it takes long
-//! output ─► stream_offsets.rs                     what was printed after two offsets
-//! write, kill, sessions ─► session.rs             what the agent knows about a session
-//! ws ─► socket.rs                                 the same for a person or a program that stays connected
+//! output ─► stream_offsets.rs                         what was printed after two offsets
+//! write, kill, sessions ─► session.rs, ../commands/   what the agent knows about a session
+//! ws ─► socket.rs                                     the same for a person or a program that stays connected
 //! ```
 //! The server keeps nothing about sessions: the agent has their names, directories, runs and output.
 
@@ -14,7 +14,6 @@ mod command_status;
 mod exec;
 mod fields;
 mod input;
-mod lossy_text;
 mod output;
 mod session;
 mod sessions;

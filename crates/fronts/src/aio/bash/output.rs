@@ -10,15 +10,17 @@ use service::{ErrorKind, FollowedOutput, OutputEvent, ProcessEnd};
 use tokio::time::{Instant, timeout_at};
 
 use super::command_status::BashCommand;
-use super::fields::{check_count, check_seconds};
-use super::lossy_text::complete_length;
-use super::session::{BashSession, find_session, require_session_id};
+use super::fields::check_count;
+use super::session::{find_session, require_session_id};
 use super::stream_offsets::StreamOffsets;
 use crate::aio::body::AioJson;
+use crate::aio::commands::fields::parse_seconds;
+use crate::aio::commands::session::GroupSession;
 use crate::aio::envelope::{DEFAULT_MESSAGE, ResponseEnvelope};
 use crate::aio::keep_alive::respond_with_blanks;
 use crate::aio::problem::AioProblem;
 use crate::aio::target::AioTarget;
+use crate::kit::lines::incomplete_suffix;
 
 const DEFAULT_WAIT: Duration = Duration::from_secs(30);
 /// Longer waits end after this time; clients ask again.
@@ -61,7 +63,7 @@ struct BashOutputResult {
 
 impl BashOutputRequest {
     fn parse(body: BashOutputBody) -> Result<Self, AioProblem> {
-        let limit = check_seconds(body.wait_timeout, "wait_timeout")?;
+        let limit = parse_seconds(body.wait_timeout, "wait_timeout")?;
         let limit = if body.wait_timeout.is_some() { limit.unwrap_or_default() } else { DEFAULT_WAIT };
         Ok(Self {
             id: require_session_id(body.session_id)?,
@@ -93,7 +95,7 @@ async fn read_command_output(
     let session = find_session(&target, &id).await?;
     let process = match &command_id {
         Some(command) => Some(ProcessId::parse(command).map_err(|_invalid| no_command(command))?),
-        None => session.last_command().cloned(),
+        None => session.shared.run.clone(),
     };
     let Some(process) = process else {
         let nothing = BashOutputResult { session_id: id, ..BashOutputResult::default() };
@@ -137,7 +139,7 @@ async fn read_command_output(
 /// beginning. Returns the place where reading begins.
 async fn follow_from(
     target: &AioTarget,
-    session: &BashSession,
+    session: &GroupSession,
     process: &ProcessId,
     from: StreamOffsets,
 ) -> Result<(FollowedOutput, StreamOffsets), AioProblem> {
@@ -197,7 +199,7 @@ impl OutputReader {
 
     /// Whether there is more than the beginning of a character.
     fn has_text(&self) -> bool {
-        complete_length(&self.stdout) > 0 || complete_length(&self.stderr) > 0
+        [&self.stdout, &self.stderr].iter().any(|bytes| bytes.len() > incomplete_suffix(bytes))
     }
 
     /// The texts, `None` if empty, and the offsets after them. The beginning of a character is left for the next call,
@@ -205,9 +207,9 @@ impl OutputReader {
     fn take_texts(&mut self) -> ((Option<String>, Option<String>), StreamOffsets) {
         let has_ended = self.end.is_some();
         let take = |bytes: &mut Vec<u8>| {
-            let length = if has_ended { bytes.len() } else { complete_length(bytes) };
-            let text = String::from_utf8_lossy(&bytes[..length]).into_owned();
-            ((!text.is_empty()).then_some(text), (bytes.len() - length) as u64)
+            let left = if has_ended { 0 } else { incomplete_suffix(bytes) };
+            let text = String::from_utf8_lossy(&bytes[..bytes.len() - left]).into_owned();
+            ((!text.is_empty()).then_some(text), left as u64)
         };
         let ((stdout, stdout_left), (stderr, stderr_left)) = (take(&mut self.stdout), take(&mut self.stderr));
         let offsets = StreamOffsets {

@@ -8,11 +8,12 @@ use axum::extract::rejection::PathRejection;
 use serde::{Deserialize, Serialize};
 use service::{ErrorKind, RequestTime};
 
-use super::fields::check_path;
 use super::session::{
-    BashSessionInfo, NewBashSession, find_session, open_session, optional_session_id, read_sessions,
+    BashSessionInfo, NewBashSession, describe_session, find_session, open_session, optional_session_id,
 };
 use crate::aio::body::AioJson;
+use crate::aio::commands::fields::check_absolute_path;
+use crate::aio::commands::session::{SessionGroup, read_sessions};
 use crate::aio::envelope::{ResponseEnvelope, data_response, success_response};
 use crate::aio::problem::AioProblem;
 use crate::aio::target::AioTarget;
@@ -41,19 +42,19 @@ pub(super) async fn create_session(
     let requested = RequestTime::now();
     let new = NewBashSession {
         id: optional_session_id(body.session_id)?,
-        directory: check_path(body.exec_dir, "exec_dir")?,
-        script: check_path(body.snapshot_path, "snapshot_path")?,
+        directory: check_absolute_path(body.exec_dir, "exec_dir")?,
+        script: check_absolute_path(body.snapshot_path, "snapshot_path")?,
     };
     let opened = open_session(&target, new, requested).await?;
-    Ok(success_response("Session created", opened.into_info(&target)))
+    Ok(success_response("Session created", describe_session(&target, opened)))
 }
 
 /// `GET /v1/bash/sessions`
 pub(super) async fn list_sessions(
     target: AioTarget,
 ) -> Result<Json<ResponseEnvelope<Vec<BashSessionInfo>>>, AioProblem> {
-    let sessions = read_sessions(&target).await?;
-    Ok(data_response(sessions.into_iter().map(|session| session.into_info(&target)).collect()))
+    let sessions = read_sessions(&target, SessionGroup::Bash).await?;
+    Ok(data_response(sessions.into_iter().map(|session| describe_session(&target, session)).collect()))
 }
 
 /// `POST /v1/bash/sessions/{id}/close`: does not wait for a command that runs. A session that is not open is closed.

@@ -22,16 +22,17 @@ use service::{OutputEvent, OutputStream, RequestTime, ServiceError};
 use tokio::time::{Instant, interval, sleep_until, timeout};
 
 use super::command_status::BashStatus;
-use super::exec::{new_run, start_problem};
+use super::exec::start_problem;
 use super::fields::check_long_text;
-use super::input::send_input;
-use super::lossy_text::LossyDecoder;
+use super::input::write_to_command;
 use super::session::{NewBashSession, open_session, optional_session_id};
+use crate::aio::commands::run::queued_run;
 use crate::aio::problem::AioProblem;
 use crate::aio::target::AioTarget;
 use crate::kit::axum_socket::split_socket;
 use crate::kit::query::QueryParams;
 use crate::kit::socket::{CLOSE_NORMAL, CloseReason, MessageSink, SocketMessage, close_socket};
+use crate::kit::utf8_decoder::Utf8Decoder;
 
 /// The longest message of a client.
 const MAX_MESSAGE_BYTES: usize = 2 << 20;
@@ -80,8 +81,8 @@ async fn serve_socket(socket: WebSocket, target: AioTarget, id: String) {
         id,
         waiting: VecDeque::new(),
         current: None,
-        stdout: LossyDecoder::default(),
-        stderr: LossyDecoder::default(),
+        stdout: Utf8Decoder::default(),
+        stderr: Utf8Decoder::default(),
     };
     let first = json!({"type": "session_id", "data": client.id});
     if client.send(&first).await.is_err() {
@@ -125,8 +126,8 @@ struct BashClient<'a, K> {
     /// Commands after the current one.
     waiting: VecDeque<ProcessId>,
     current: Option<OutputStream>,
-    stdout: LossyDecoder,
-    stderr: LossyDecoder,
+    stdout: Utf8Decoder,
+    stderr: Utf8Decoder,
 }
 
 impl<K: MessageSink> BashClient<'_, K> {
@@ -169,7 +170,7 @@ impl<K: MessageSink> BashClient<'_, K> {
         if self.waiting.len() >= MAX_WAITING_COMMANDS {
             return Err(AioProblem::bad_request("too many commands wait in this session"));
         }
-        let run = new_run(&self.target.sandbox, check_long_text(command, "data")?);
+        let run = queued_run(&self.target.sandbox, check_long_text(command, "data")?);
         // The session may have been closed, for example after a long time without a command.
         let new = NewBashSession { id: Some(self.id.clone()), ..NewBashSession::default() };
         let session = open_session(self.target, new, RequestTime::now()).await?.session;
@@ -192,7 +193,7 @@ impl<K: MessageSink> BashClient<'_, K> {
     async fn write_input(&mut self, input: &str) -> Result<(), AioProblem> {
         let running = self.current.as_ref().map(|output| output.process.clone());
         let running = running.ok_or_else(|| AioProblem::bad_request("No running process to write to"))?;
-        send_input(&self.target.sandbox, &running, input.as_bytes()).await
+        write_to_command(&self.target.sandbox, &running, input.as_bytes()).await
     }
 
     async fn forward_event(&mut self, event: Result<OutputEvent, ServiceError>) -> Result<(), SocketClosed> {
@@ -214,7 +215,7 @@ impl<K: MessageSink> BashClient<'_, K> {
             Ok(OutputEvent::Gap { .. }) => self.send_error("output is missing here").await,
             Ok(OutputEvent::Ended(end)) => {
                 let process = self.current.take().map(|output| output.process);
-                (self.stdout, self.stderr) = (LossyDecoder::default(), LossyDecoder::default());
+                (self.stdout, self.stderr) = (Utf8Decoder::default(), Utf8Decoder::default());
                 let (status, exit_code) = BashStatus::from_end(&end);
                 let command_id = process.map(|process| process.as_str().to_owned());
                 let done = json!({

@@ -2,6 +2,7 @@
 
 use service::OutputEvent;
 
+use super::super::commands::bounded_text::{BoundedText, KeptText, skip_chars};
 use super::text::TextCleaner;
 
 /// How long a truncated output is, in characters.
@@ -19,28 +20,17 @@ const OMISSION: &str = "\n[... output truncated ...]\n";
 pub(super) struct CollectedText {
     cleaner: TextCleaner,
     max_chars: usize,
-    head: String,
-    head_chars: usize,
-    tail: String,
-    tail_chars: usize,
-    /// Whether something between head and tail is missing.
-    omitted: bool,
+    kept: BoundedText,
     /// The text of one piece; kept to avoid allocations.
     piece: String,
 }
 
 impl CollectedText {
     pub(super) fn new(max_chars: usize) -> Self {
-        Self {
-            cleaner: TextCleaner::default(),
-            max_chars: max_chars.max(2 * OMISSION.len()),
-            head: String::new(),
-            head_chars: 0,
-            tail: String::new(),
-            tail_chars: 0,
-            omitted: false,
-            piece: String::new(),
-        }
+        let max_chars = max_chars.max(2 * OMISSION.len());
+        // If output is missing early, the end is nearly all of the text.
+        let kept = BoundedText::new(max_chars / 2, max_chars);
+        Self { cleaner: TextCleaner::default(), max_chars, kept, piece: String::new() }
     }
 
     pub(super) fn add_event(&mut self, event: &OutputEvent) {
@@ -52,68 +42,37 @@ impl CollectedText {
     }
 
     pub(super) fn add_bytes(&mut self, bytes: &[u8]) {
-        let mut piece = std::mem::take(&mut self.piece);
-        self.cleaner.clean(bytes, &mut piece);
-        self.add_text(&piece);
-        piece.clear();
-        self.piece = piece;
+        self.cleaner.clean(bytes, &mut self.piece);
+        self.kept.add_text(&self.piece);
+        self.piece.clear();
     }
 
     /// Output is missing here.
     pub(super) fn add_gap(&mut self) {
         self.finish_piece();
-        self.omitted = true;
-        self.tail.clear();
-        self.tail_chars = 0;
+        self.kept.add_gap(1);
     }
 
     /// The text without line feeds at its end.
     pub(super) fn into_text(mut self) -> String {
         self.finish_piece();
-        let mut text = self.head;
-        if self.omitted || self.head_chars + self.tail_chars > self.max_chars {
-            let room = self.max_chars - self.head_chars.min(self.max_chars) - OMISSION.len();
-            let surplus = self.tail_chars.saturating_sub(room);
+        let KeptText { head: mut text, head_chars, omitted, tail, tail_chars } = self.kept.into_parts();
+        if omitted > 0 || head_chars + tail_chars > self.max_chars {
+            let room = self.max_chars - head_chars - OMISSION.len();
             text.push_str(OMISSION);
-            text.push_str(skip_chars(&self.tail, surplus));
+            text.push_str(skip_chars(&tail, tail_chars.saturating_sub(room)));
         } else {
-            text.push_str(&self.tail);
+            text.push_str(&tail);
         }
         text.truncate(text.trim_end_matches('\n').len());
         text
     }
 
     fn finish_piece(&mut self) {
-        let mut piece = String::new();
-        self.cleaner.finish(&mut piece);
-        self.add_text(&piece);
+        self.cleaner.finish(&mut self.piece);
+        self.kept.add_text(&self.piece);
+        self.piece.clear();
     }
-
-    fn add_text(&mut self, text: &str) {
-        let (max_head, mut rest) = (self.max_chars / 2, text);
-        if !self.omitted && self.head_chars < max_head {
-            let after = skip_chars(text, max_head - self.head_chars);
-            let own = &text[..text.len() - after.len()];
-            self.head_chars += own.chars().count();
-            self.head.push_str(own);
-            rest = after;
-        }
-        self.tail.push_str(rest);
-        self.tail_chars += rest.chars().count();
-        // Some more than needed is kept, so that the tail does not move with every piece.
-        if self.tail_chars > self.max_chars + self.max_chars / 4 {
-            let surplus = self.tail_chars - self.max_chars;
-            let start = self.tail.len() - skip_chars(&self.tail, surplus).len();
-            self.tail.drain(..start);
-            self.tail_chars -= surplus;
-            self.omitted = true;
-        }
-    }
-}
-
-/// The text after its first characters.
-fn skip_chars(text: &str, count: usize) -> &str {
-    text.char_indices().nth(count).map_or("", |(start, _)| &text[start..])
 }
 
 #[cfg(test)]
@@ -164,15 +123,6 @@ mod tests {
                 );
             }
         }
-    }
-
-    #[test]
-    fn memory_is_bounded() {
-        let mut text = CollectedText::new(1000);
-        for _ in 0..1000 {
-            text.add_bytes(&[b'x'; 1000]);
-        }
-        assert!(text.head.capacity() + text.tail.capacity() < 8000);
     }
 
     #[test]

@@ -14,7 +14,8 @@ use domain::SessionId;
 use service::{OutputEvent, OutputStream, ProcessEnd, SandboxRef, ServiceError, SessionRunRequest};
 use tokio::time::{Instant, sleep_until};
 
-use super::session::{SessionNote, ShellSession};
+use super::super::commands::session::{GroupSession, SessionGroup};
+use super::session::SessionNote;
 
 /// After this time without output the limit of the session is read. Most commands have ended by then, so most calls do
 /// not read it. No limit of a session is shorter.
@@ -150,9 +151,8 @@ impl CommandRun {
 /// The limit that is stored with a session.
 async fn read_quiet_limit(sandbox: &SandboxRef, session: &SessionId) -> Duration {
     let note = match sandbox.sessions().shared_session(session).await {
-        Ok(status) => {
-            ShellSession::from_status(status).map(|session| SessionNote::of_session(&session.shared))
-        }
+        Ok(status) => GroupSession::from_status(SessionGroup::Shell, status)
+            .map(|session| SessionNote::of_session(&session.shared)),
         Err(error) => {
             tracing::debug!(%error, "failed to read the limit of a session; the default is used");
             None

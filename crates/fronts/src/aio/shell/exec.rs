@@ -1,24 +1,24 @@
 //! `POST /v1/shell/exec`: runs a command in a session, or in a new one.
 
-use axum::response::{IntoResponse, Response};
-use domain::process::{MissingDirectory, WorkingDirectory};
-use domain::{Backpressure, SessionId};
+use axum::response::Response;
+use domain::SessionId;
+use domain::process::MissingDirectory;
 use http::HeaderMap;
 use serde::Deserialize;
-use service::{BusyPolicy, FileFault, RequestTime, RunShell, ServiceError, SessionRunRequest};
+use service::{FileFault, RequestTime, ServiceError, SessionRunRequest};
 
 use super::super::body::{AioJson, require_field};
+use super::super::commands::fields::{check_path, parse_seconds};
+use super::super::commands::run::{MAX_OPEN_ATTEMPTS, queued_run, reader_backpressure, sent_directory};
+use super::super::commands::session::SessionGroup;
+use super::super::keep_alive::respond_with_blanks;
 use super::super::problem::AioProblem;
 use super::super::target::AioTarget;
 use super::collected_text::{CollectedText, MAX_COLLECTED_CHARS, MAX_TRUNCATED_CHARS};
 use super::command_run::{CommandRun, RunEnd, RunLimits, RunStep};
 use super::exec_events;
-use super::exec_response::{CommandResult, EXECUTED_MESSAGE, KEEP_ALIVE_INTERVAL, late_response};
-use super::limits::{check_command, check_directory, parse_seconds};
-use super::session::{NewSession, ShellStatus, open_session, session_of_id, too_many_sessions};
-
-/// How often a session is opened for a command if others take its place before the command begins.
-const MAX_OPEN_ATTEMPTS: u32 = 3;
+use super::exec_response::{CommandResult, EXECUTED_MESSAGE};
+use super::session::{NewShellSession, ShellStatus, check_command, open_session, session_of_id};
 
 /// Leads a command that runs in the directory that links lead to, and not in the path with the links.
 const RESOLVE_DIRECTORY: &str = "command cd -P .\n";
@@ -62,29 +62,19 @@ enum ExecMode {
 impl ExecRequest {
     fn parse(body: ExecBody, target: &AioTarget) -> Result<Self, AioProblem> {
         let command = check_command(require_field(body.command, "command")?, "command")?;
-        let directory = check_directory(body.exec_dir, "exec_dir")?;
+        let directory = check_path(body.exec_dir, "exec_dir")?;
         let strict = body.strict == Some(true);
-        let output = target.sandbox.processes().output_settings();
-        let kept = output.retention.first.saturating_add(output.retention.last);
         let mode = if body.async_mode == Some(true) { ExecMode::Detached } else { ExecMode::Wait };
         let resolve = directory.is_some() && body.preserve_symlinks != Some(true);
-        let run = SessionRunRequest {
-            text: if resolve { format!("{RESOLVE_DIRECTORY}{command}") } else { command.clone() },
-            directory: directory.clone().map(|path| WorkingDirectory {
-                path,
-                missing: if strict { MissingDirectory::Fail } else { MissingDirectory::Ignore },
-                expand: false,
-            }),
-            deadline: parse_seconds(body.hard_timeout, "hard_timeout")?,
-            retention: output.retention,
-            backpressure: match mode {
-                ExecMode::Wait => Backpressure::On { stall_limit: Some(output.stall_limit) },
-                ExecMode::Detached => Backpressure::Off,
-            },
-            busy: BusyPolicy::Queue,
-            env: Default::default(),
-            shell: RunShell::Shell,
-        };
+        let text = if resolve { format!("{RESOLVE_DIRECTORY}{command}") } else { command.clone() };
+        let mut run = queued_run(&target.sandbox, text);
+        let missing = if strict { MissingDirectory::Fail } else { MissingDirectory::Ignore };
+        run.directory = directory.clone().map(|path| sent_directory(path, missing));
+        run.deadline = parse_seconds(body.hard_timeout, "hard_timeout")?;
+        if mode == ExecMode::Wait {
+            run.backpressure = reader_backpressure(&target.sandbox);
+        }
+        let kept = run.retention.first.saturating_add(run.retention.last);
         Ok(Self {
             id: body.id.filter(|id| !id.is_empty()),
             command,
@@ -140,11 +130,7 @@ pub(super) async fn exec_command(
             BegunCommand { run: None, .. } => exec_events::stream_text(request.missing_directory_text()),
         });
     }
-    let mut waiting = Box::pin(run_command(target, request, requested));
-    match tokio::time::timeout(KEEP_ALIVE_INTERVAL, &mut waiting).await {
-        Ok(result) => Ok(result?.into_response()),
-        Err(_elapsed) => Ok(late_response(waiting)),
-    }
+    respond_with_blanks(run_command(target, request, requested)).await
 }
 
 /// Runs a command until it ends or a limit is reached, or only starts it.
@@ -198,7 +184,7 @@ async fn begin_command(
         let (id, session) = match &request.id {
             Some(id) => (id.clone(), session_of_id(id)?),
             None => {
-                let opened = open_session(target, NewSession::default(), requested).await?;
+                let opened = open_session(target, NewShellSession::default(), requested).await?;
                 (opened.id().to_owned(), opened.session)
             }
         };
@@ -210,7 +196,7 @@ async fn begin_command(
             Err(error) => return Err(error.into()),
         }
     }
-    Err(too_many_sessions(target.notes.max_shell_sessions))
+    Err(SessionGroup::Shell.too_many_sessions(target))
 }
 
 async fn start_command(

@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 use service::OutputEvent;
 use tokio::time::timeout;
 
+use super::super::keep_alive::KEEP_ALIVE_INTERVAL;
 use super::command_run::{CommandRun, RunEnd, RunStep};
-use super::exec_response::KEEP_ALIVE_INTERVAL;
 use super::text::TextCleaner;
 use crate::kit::headers::header_text;
 use crate::kit::sse::event_stream_response;

@@ -1,25 +1,18 @@
 //! The response of a command: `ShellCommandResult` in the envelope.
 //!
-//! A long output appears twice in it, so it is written in pieces while it is sent. If the command takes long, blanks
-//! come first, which JSON allows there and which keep the client's read timeout from passing.
+//! A long output appears twice in it, so it is written in pieces while it is sent.
 
 use std::convert::Infallible;
-use std::pin::Pin;
-use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use futures_util::{Stream, StreamExt, stream};
+use futures_util::stream;
 use http::header;
 use serde_json::{Value, json};
-use tokio::time::timeout;
 
-use super::super::problem::AioProblem;
+use super::super::keep_alive::JsonPieces;
 use super::session::ShellStatus;
-
-/// How often a blank is sent while a command runs.
-pub(super) const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
 /// The message of a command that was waited for.
 pub(super) const EXECUTED_MESSAGE: &str = "Command executed";
@@ -61,9 +54,10 @@ impl CommandResult {
         let (exit_code, output) = (Some(exit_code), Some(output));
         Self { session_id, command, status, exit_code, output, message: EXECUTED_MESSAGE }
     }
+}
 
-    /// The body, in pieces.
-    fn into_pieces(self) -> impl Iterator<Item = Bytes> + Send {
+impl JsonPieces for CommandResult {
+    fn into_pieces(self) -> impl Iterator<Item = Bytes> + Send + 'static {
         let Self { session_id, command, status, exit_code, output, message } = self;
         let is_null = output.is_none();
         let quoted = |text: &str| Value::from(text).to_string();
@@ -111,7 +105,7 @@ impl IntoResponse for CommandResult {
                 body
             }))
         };
-        json_response(body)
+        ([(header::CONTENT_TYPE, "application/json")], body).into_response()
     }
 }
 
@@ -143,48 +137,8 @@ fn escape_text(text: &str) -> Bytes {
     quoted.slice(1..quoted.len() - 1)
 }
 
-type WaitingCommand = Pin<Box<dyn Future<Output = Result<CommandResult, AioProblem>> + Send>>;
-
-/// The response of a command that has not ended yet. Its status is sent at once, so that an error that comes later is
-/// a failure in the envelope.
-pub(super) fn late_response(
-    waiting: Pin<Box<impl Future<Output = Result<CommandResult, AioProblem>> + Send + 'static>>,
-) -> Response {
-    let waiting: WaitingCommand = waiting;
-    let blank = || Bytes::from_static(b" ");
-    let blanks = stream::unfold(Some((waiting, true)), move |state| async move {
-        let (mut waiting, first) = state?;
-        if first {
-            return Some((stream::iter(vec![blank()]).left_stream(), Some((waiting, false))));
-        }
-        match timeout(KEEP_ALIVE_INTERVAL, &mut waiting).await {
-            Err(_elapsed) => Some((stream::iter(vec![blank()]).left_stream(), Some((waiting, false)))),
-            Ok(result) => Some((result_pieces(result).right_stream(), None)),
-        }
-    });
-    json_response(Body::from_stream(blanks.flatten().map(Ok::<_, Infallible>)))
-}
-
-fn result_pieces(result: Result<CommandResult, AioProblem>) -> impl Stream<Item = Bytes> + Send {
-    match result {
-        Ok(result) => stream::iter(result.into_pieces()).left_stream(),
-        Err(problem) => {
-            let body = json!({
-                "success": false, "message": problem.message, "data": problem.data, "hint": problem.hint,
-            });
-            stream::iter([Bytes::from(body.to_string())]).right_stream()
-        }
-    }
-}
-
-fn json_response(body: Body) -> Response {
-    ([(header::CONTENT_TYPE, "application/json")], body).into_response()
-}
-
 #[cfg(test)]
 mod tests {
-    use http_body_util::BodyExt;
-
     use super::*;
 
     fn body_of(result: CommandResult) -> Value {
@@ -216,34 +170,5 @@ mod tests {
             "session_id": "s", "command": "c", "status": "running", "exit_code": null, "output": null, "console": null,
         });
         assert_eq!(running["data"], expected);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn blanks_precede_a_late_result() {
-        let sleep = tokio::time::sleep(3 * KEEP_ALIVE_INTERVAL + Duration::from_secs(1));
-        let waiting = Box::pin(async move {
-            sleep.await;
-            Ok(CommandResult::quiet("s".to_owned(), "c".to_owned(), "out".to_owned()))
-        });
-        let body = late_response(waiting).into_body().collect().await.unwrap().to_bytes();
-        assert!(body.starts_with(b"    {"), "{body:?}");
-        let parsed: Value = serde_json::from_slice(&body).unwrap();
-        assert_eq!(
-            (&parsed["data"]["status"], &parsed["data"]["output"]),
-            (&json!("no_change_timeout"), &json!("out"))
-        );
-    }
-
-    #[tokio::test]
-    async fn late_error_is_a_failure_in_the_envelope() {
-        let waiting = Box::pin(async { Err(AioProblem::no_session()) });
-        let response = late_response(waiting);
-        assert_eq!(response.status(), 200);
-        let body = response.into_body().collect().await.unwrap().to_bytes();
-        let parsed: Value = serde_json::from_slice(&body).unwrap();
-        assert_eq!(
-            parsed,
-            json!({"success": false, "message": "Session not found", "data": null, "hint": null})
-        );
     }
 }

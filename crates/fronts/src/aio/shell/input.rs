@@ -3,17 +3,15 @@
 use std::time::Duration;
 
 use axum::Json;
-use domain::{Backpressure, ProcessId, SessionId};
 use serde::{Deserialize, Serialize};
-use service::{BusyPolicy, RequestTime, RunShell, SandboxRef, ServiceError, SessionRunRequest};
-use tokio::time::timeout;
+use service::RequestTime;
 
 use super::super::body::{AioJson, require_field};
+use super::super::commands::run::{InputOutcome, queued_run, send_input};
 use super::super::envelope::{ResponseEnvelope, success_response};
 use super::super::problem::AioProblem;
 use super::super::target::AioTarget;
-use super::limits::check_command;
-use super::session::{ShellStatus, read_session, require_session};
+use super::session::{ShellStatus, check_command, last_exit_code, read_session, require_session};
 
 /// How long a program may take to accept its input.
 const INPUT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -39,51 +37,17 @@ pub(super) async fn write_input(
     let input = check_command(require_field(body.input, "input")?, "input")?;
     let press_enter = require_field(body.press_enter, "press_enter")?;
     let status = read_session(&target, &session).await?;
-    let running = status.shared.run.filter(|_| status.busy);
     let typed = if press_enter { format!("{input}\n") } else { input.clone() };
-    let written = match running {
-        Some(run) => send_input(&target.sandbox, &run, &typed).await?,
+    let written = match status.running_command() {
+        Some(run) => send_input(&target.sandbox, run, typed.as_bytes(), INPUT_TIMEOUT).await?,
         None => InputOutcome::ProgramEnded,
     };
     if written == InputOutcome::ProgramEnded {
-        start_command(&target.sandbox, &session, input).await?;
+        // The session is idle, also if the program has ended in the meantime.
+        let run = queued_run(&target.sandbox, input);
+        target.sandbox.sessions().start_detached_run(&session, run).await?;
     }
     Ok(success_response("Input written", StatusBody { status: ShellStatus::Running }))
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum InputOutcome {
-    Written,
-    /// The program has ended in the meantime, so the session is idle.
-    ProgramEnded,
-}
-
-async fn send_input(sandbox: &SandboxRef, run: &ProcessId, text: &str) -> Result<InputOutcome, AioProblem> {
-    let send = async {
-        let mut input = sandbox.processes().open_input(run).await?;
-        input.send_bytes(text.as_bytes()).await
-    };
-    match timeout(INPUT_TIMEOUT, send).await {
-        Ok(Ok(())) => Ok(InputOutcome::Written),
-        Ok(Err(ServiceError::NoProcess(_) | ServiceError::Invalid(_))) => Ok(InputOutcome::ProgramEnded),
-        Ok(Err(error)) => Err(error.into()),
-        Err(_elapsed) => Err(AioProblem::bad_request("the running program does not read its input")),
-    }
-}
-
-async fn start_command(sandbox: &SandboxRef, session: &SessionId, text: String) -> Result<(), AioProblem> {
-    let run = SessionRunRequest {
-        text,
-        directory: None,
-        deadline: None,
-        retention: sandbox.processes().output_settings().retention,
-        backpressure: Backpressure::Off,
-        busy: BusyPolicy::Queue,
-        env: Default::default(),
-        shell: RunShell::Shell,
-    };
-    sandbox.sessions().start_detached_run(session, run).await?;
-    Ok(())
 }
 
 #[derive(Deserialize)]
@@ -108,7 +72,7 @@ pub(super) async fn kill_session(
     let session = require_session(body.id)?;
     let status = read_session(&target, &session).await?;
     target.sandbox.sessions().close_shared_session(&session, requested).await?;
-    let exit_code = status.last_exit_code().filter(|_| !status.busy);
+    let exit_code = last_exit_code(&status).filter(|_| !status.busy);
     let killed = KilledSession { status: ShellStatus::Terminated, exit_code, returncode: exit_code };
     Ok(success_response("Process terminated", killed))
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! exec ─► command_run.rs ─► collected_text.rs ─► exec_response.rs    one JSON body, with blanks before it if it takes long
 //!                       └─► text.rs ─► exec_events.rs                the same as server-sent events
-//! view, wait, write, kill, sessions ─► session.rs                    what the agent knows about a session
+//! view, wait, write, kill, sessions ─► session.rs, ../commands/      what the agent knows about a session
 //! ws, /terminal ─► terminal.rs ─► the terminals of the service       they have nothing to do with the sessions above
 //! ```
 //! The server keeps nothing about sessions: the agent has their names, directories, runs and output.
@@ -14,7 +14,6 @@ mod exec;
 mod exec_events;
 mod exec_response;
 mod input;
-mod limits;
 mod session;
 mod sessions;
 mod terminal;

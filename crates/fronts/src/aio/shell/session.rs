@@ -1,30 +1,25 @@
 //! A session as this API knows it: its id, what is stored with it, and its status.
 
-use std::time::Duration;
-
-use domain::process::{MissingDirectory, TerminalSize, WorkingDirectory};
-use domain::{ExitReason, SessionId, SessionName, UserIdentity};
+use domain::process::MissingDirectory;
+use domain::{ExitReason, SessionId, SessionName};
 use serde::{Deserialize, Serialize};
-use service::{
-    OpenSessionRequest, RequestTime, ServiceError, SessionStatus, SharedSessionKind, SharedSessionRequest,
-    SharedSessionUse, session_of_name,
-};
+use service::{RequestTime, ServiceError, SharedSessionUse, session_of_name};
 
 use super::super::body::require_text;
+use super::super::commands::fields::check_bounded_text;
+use super::super::commands::run::sent_directory;
+use super::super::commands::session::{GroupSession, NewSession, SessionGroup, open_group_session};
 use super::super::problem::AioProblem;
 use super::super::target::AioTarget;
 
-/// How long a session without a command is kept.
-pub(super) const SESSION_IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
+/// The longest command or input. Linux has the same bound for one argument of a program.
+const MAX_COMMAND_BYTES: usize = 128 << 10;
 
 /// How long a command may print nothing, unless the call or the session says otherwise.
 pub(super) const DEFAULT_QUIET_SECONDS: u64 = 120;
 
 /// Longer limits mean the same as this one.
 const MAX_QUIET_SECONDS: u64 = 1_000_000_000;
-
-/// Programs shorten what they print on a narrow terminal.
-const SESSION_TERMINAL_SIZE: TerminalSize = TerminalSize { columns: 1000, rows: 1000 };
 
 /// The status of a command or session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -48,6 +43,13 @@ impl ShellStatus {
             ExitReason::Oom => (Self::Completed, 128 + 9),
             ExitReason::Signal(_) | ExitReason::Lost => (Self::Terminated, -1),
         }
+    }
+
+    pub(super) fn of_session(session: &GroupSession) -> Self {
+        if session.busy {
+            return Self::Running;
+        }
+        session.shared.last_exit.map_or(Self::Completed, |exit| Self::from_exit(exit).0)
     }
 }
 
@@ -76,42 +78,14 @@ impl SessionNote {
     }
 }
 
-/// A session with its use.
-#[derive(Debug)]
-pub(super) struct ShellSession {
-    pub(super) session: SessionId,
-    pub(super) busy: bool,
-    pub(super) shared: SharedSessionUse,
+/// The exit code of the last command of a session that has ended.
+pub(super) fn last_exit_code(session: &GroupSession) -> Option<i32> {
+    session.shared.last_exit.map(|exit| ShellStatus::from_exit(exit).1)
 }
 
-impl ShellSession {
-    /// `None` if it is not a session of this API.
-    pub(super) fn from_status(status: SessionStatus) -> Option<Self> {
-        let shared = status.shared.filter(|shared| shared.kind == SharedSessionKind::TerminalShell)?;
-        Some(Self { session: status.session, busy: status.busy, shared })
-    }
-
-    /// The id that clients know: the name that one of them chose, or the agent's id.
-    pub(super) fn id(&self) -> &str {
-        self.shared.name.as_ref().map_or(self.session.as_str(), SessionName::as_str)
-    }
-
-    pub(super) fn status(&self) -> ShellStatus {
-        if self.busy {
-            return ShellStatus::Running;
-        }
-        self.shared.last_exit.map_or(ShellStatus::Completed, |exit| ShellStatus::from_exit(exit).0)
-    }
-
-    /// The exit code of the last command that has ended.
-    pub(super) fn last_exit_code(&self) -> Option<i32> {
-        self.shared.last_exit.map(|exit| ShellStatus::from_exit(exit).1)
-    }
-
-    pub(super) fn working_directory(&self, target: &AioTarget) -> String {
-        let default = || target.sandbox.read_state(|state| state.spec.guest.default_directory.clone());
-        self.shared.directory.clone().unwrap_or_else(default)
-    }
+/// Checks a command or an input.
+pub(super) fn check_command(text: String, field: &str) -> Result<String, AioProblem> {
+    check_bounded_text(text, field, MAX_COMMAND_BYTES)
 }
 
 /// The session with an id from a request body. A name that no session can have is unknown, too.
@@ -128,20 +102,14 @@ pub(super) fn session_of_id(id: &str) -> Result<SessionId, AioProblem> {
 pub(super) async fn read_session(
     target: &AioTarget,
     session: &SessionId,
-) -> Result<ShellSession, AioProblem> {
+) -> Result<GroupSession, AioProblem> {
     let status = target.sandbox.sessions().shared_session(session).await?;
-    ShellSession::from_status(status).ok_or_else(AioProblem::no_session)
-}
-
-/// Every session of this API.
-pub(super) async fn read_sessions(target: &AioTarget) -> Result<Vec<ShellSession>, AioProblem> {
-    let all = target.sandbox.sessions().list_sessions().await?;
-    Ok(all.into_iter().filter_map(ShellSession::from_status).collect())
+    GroupSession::from_status(SessionGroup::Shell, status).ok_or_else(AioProblem::no_session)
 }
 
 /// A session to open.
 #[derive(Debug, Default)]
-pub(super) struct NewSession {
+pub(super) struct NewShellSession {
     pub(super) name: Option<SessionName>,
     /// Ignored if it does not exist.
     pub(super) directory: Option<String>,
@@ -151,46 +119,17 @@ pub(super) struct NewSession {
 /// Opens a session, or finds the one with its name.
 pub(super) async fn open_session(
     target: &AioTarget,
-    new: NewSession,
+    new: NewShellSession,
     requested: RequestTime,
-) -> Result<ShellSession, AioProblem> {
-    let most = target.notes.max_shell_sessions;
-    let directory =
-        new.directory.map(|path| WorkingDirectory { path, missing: MissingDirectory::Ignore, expand: false });
-    let request = SharedSessionRequest {
-        name: new.name,
-        open: OpenSessionRequest {
-            identity: UserIdentity::Default,
-            directory,
-            env: Default::default(),
-            terminal: Some(SESSION_TERMINAL_SIZE),
-            isolation: None,
-        },
-        text_terminal: true,
-        commands: None,
-        max_sessions: Some(most),
-        idle_limit: Some(SESSION_IDLE_TIMEOUT),
-        note: Some(new.note.to_text()),
-        requested,
-    };
-    let opened = target.sandbox.sessions().open_shared_session(request).await;
+) -> Result<GroupSession, AioProblem> {
+    let directory = new.directory.map(|path| sent_directory(path, MissingDirectory::Ignore));
+    let request = NewSession { name: new.name, directory, script: None, note: Some(new.note.to_text()) };
+    let opened = open_group_session(target, SessionGroup::Shell, request, requested).await;
     let opened = opened.map_err(|error| match error {
-        ServiceError::TooManySessions(_) => too_many_sessions(most),
+        ServiceError::TooManySessions(_) => SessionGroup::Shell.too_many_sessions(target),
         error => error.into(),
     })?;
-    ShellSession::from_status(opened).ok_or_else(AioProblem::no_session)
-}
-
-/// A directory that is used if it exists.
-pub(super) fn optional_directory(path: String) -> WorkingDirectory {
-    WorkingDirectory { path, missing: MissingDirectory::Ignore, expand: false }
-}
-
-/// Clients match this text.
-pub(super) fn too_many_sessions(most: u32) -> AioProblem {
-    AioProblem::bad_request(format!(
-        "Cannot create shell session: session limit reached and all {most} existing sessions have active commands"
-    ))
+    opened.ok_or_else(AioProblem::no_session)
 }
 
 #[cfg(test)]

@@ -5,23 +5,22 @@ use std::time::{Duration, SystemTime};
 
 use axum::Json;
 use axum::extract::Path;
-use domain::{Backpressure, SessionId, SessionName};
+use domain::process::MissingDirectory;
+use domain::{SessionId, SessionName};
 use futures_util::{StreamExt, stream};
 use serde::{Deserialize, Serialize};
-use service::{
-    BusyPolicy, OutputEvent, RequestTime, RunShell, SandboxRef, ServiceError, SessionRunRequest,
-    SharedSessionUpdate,
-};
+use service::{BusyPolicy, OutputEvent, RequestTime, SandboxRef, ServiceError, SharedSessionUpdate};
 use tokio::time::timeout;
 
 use super::super::body::{AioJson, check_text};
+use super::super::commands::fields::{check_path, parse_seconds};
+use super::super::commands::run::{queued_run, sent_directory};
+use super::super::commands::session::{GroupSession, SESSION_IDLE_TIMEOUT, SessionGroup, read_sessions};
 use super::super::envelope::{ResponseEnvelope, data_response, success_response};
 use super::super::problem::AioProblem;
 use super::super::target::AioTarget;
-use super::limits::{check_directory, parse_seconds};
 use super::session::{
-    NewSession, SESSION_IDLE_TIMEOUT, SessionNote, ShellSession, ShellStatus, open_session,
-    optional_directory, read_session, read_sessions, require_session, session_of_id,
+    NewShellSession, SessionNote, ShellStatus, open_session, read_session, require_session, session_of_id,
 };
 use crate::kit::time::format_rfc3339;
 use crate::server::request_log::unique_hex;
@@ -60,11 +59,11 @@ pub(super) async fn create_session(
 ) -> Result<Json<ResponseEnvelope<CreatedSession>>, AioProblem> {
     let requested = RequestTime::now();
     let name = body.id.filter(|id| !id.is_empty()).map(parse_name).transpose()?;
-    let directory = check_directory(body.exec_dir, "exec_dir")?;
+    let directory = check_path(body.exec_dir, "exec_dir")?;
     let opened_by = directory.is_some().then(unique_hex);
     let no_change_timeout = parse_quiet_seconds(body.no_change_timeout)?;
     let note = SessionNote { no_change_timeout, opened_by: opened_by.clone() };
-    let new = NewSession { name, directory: directory.clone(), note };
+    let new = NewShellSession { name, directory: directory.clone(), note };
     let mut session = open_session(&target, new, requested).await?;
     let is_new = SessionNote::of_session(&session.shared).opened_by == opened_by;
     if let Some(directory) = directory.filter(|_| is_new) {
@@ -90,16 +89,10 @@ async fn report_directory(
     directory: String,
     command: &str,
 ) -> Result<(), ServiceError> {
-    let run = SessionRunRequest {
-        text: command.to_owned(),
-        directory: Some(optional_directory(directory)),
-        deadline: Some(FIRST_DIRECTORY_TIMEOUT),
-        retention: sandbox.processes().output_settings().retention,
-        backpressure: Backpressure::Off,
-        busy: BusyPolicy::Refuse,
-        env: Default::default(),
-        shell: RunShell::Shell,
-    };
+    let mut run = queued_run(sandbox, command.to_owned());
+    run.directory = Some(sent_directory(directory, MissingDirectory::Ignore));
+    run.deadline = Some(FIRST_DIRECTORY_TIMEOUT);
+    run.busy = BusyPolicy::Refuse;
     let mut output = sandbox.sessions().run_in_session(session, run).await?;
     while !matches!(output.next().await?, OutputEvent::Ended(_)) {}
     sandbox.processes().forget_process(&output.process).await
@@ -141,7 +134,8 @@ pub(super) async fn update_session(
         let note = Some(note.to_text());
         let update = SharedSessionUpdate { note, ..Default::default() };
         let status = target.sandbox.sessions().update_shared_session(&session, update).await?;
-        updated = ShellSession::from_status(status).ok_or_else(AioProblem::no_session)?;
+        updated =
+            GroupSession::from_status(SessionGroup::Shell, status).ok_or_else(AioProblem::no_session)?;
     }
     let no_change_timeout = SessionNote::of_session(&updated.shared).quiet_seconds();
     let updated = UpdatedSession { session_id: updated.id().to_owned(), no_change_timeout };
@@ -167,18 +161,18 @@ pub(super) struct SessionInfo {
 pub(super) async fn list_sessions(
     target: AioTarget,
 ) -> Result<Json<ResponseEnvelope<SessionList>>, AioProblem> {
-    let sessions = read_sessions(&target).await?;
-    let describe = |session: ShellSession| (session.id().to_owned(), describe_session(&target, session));
+    let sessions = read_sessions(&target, SessionGroup::Shell).await?;
+    let describe = |session: GroupSession| (session.id().to_owned(), describe_session(&target, session));
     Ok(data_response(SessionList { sessions: sessions.into_iter().map(describe).collect() }))
 }
 
-fn describe_session(target: &AioTarget, session: ShellSession) -> SessionInfo {
+fn describe_session(target: &AioTarget, session: GroupSession) -> SessionInfo {
     SessionInfo {
         working_dir: session.working_directory(target),
         created_at: format_rfc3339(session.shared.opened),
         last_used_at: format_rfc3339(session.shared.used),
         age_seconds: time_since(session.shared.opened).as_secs(),
-        status: session.status(),
+        status: ShellStatus::of_session(&session),
         current_command: session
             .shared
             .command
@@ -199,8 +193,8 @@ pub(super) struct SessionStats {
 
 /// `GET /v1/shell/sessions/stats`
 pub(super) async fn get_stats(target: AioTarget) -> Result<Json<ResponseEnvelope<SessionStats>>, AioProblem> {
-    let sessions = read_sessions(&target).await?;
-    let is_active = |session: &&ShellSession| session.busy || time_since(session.shared.used) < ACTIVE_TIME;
+    let sessions = read_sessions(&target, SessionGroup::Shell).await?;
+    let is_active = |session: &&GroupSession| session.busy || time_since(session.shared.used) < ACTIVE_TIME;
     let (total, active) = (sessions.len(), sessions.iter().filter(is_active).count());
     let max_sessions = target.notes.max_shell_sessions;
     Ok(data_response(SessionStats {
@@ -251,7 +245,7 @@ pub(super) async fn delete_all_sessions(
     target: AioTarget,
 ) -> Result<Json<ResponseEnvelope<ClosedSessions>>, AioProblem> {
     let requested = RequestTime::now();
-    let sessions = read_sessions(&target).await?;
+    let sessions = read_sessions(&target, SessionGroup::Shell).await?;
     let closes = sessions.into_iter().map(|session| {
         let sandbox = target.sandbox.clone();
         async move { sandbox.sessions().close_shared_session(&session.session, requested).await }

@@ -14,11 +14,11 @@ use futures_util::{SinkExt, stream};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::text::Utf8Decoder;
 use crate::kit::command_ending::exit_code;
 use crate::kit::socket::{CLOSE_FAILED, CLOSE_NORMAL, CloseReason, MessageSink, SocketError, SocketMessage};
 use crate::kit::terminal_socket::{TerminalAction, TerminalCodec, TerminalEnding, TerminalEvent};
 use crate::kit::time::now_ms;
+use crate::kit::utf8_decoder::Utf8Decoder;
 
 /// For a client that opens a new terminal.
 pub(super) static NEW_TERMINAL_CODEC: TerminalCodec = TerminalCodec {
@@ -75,7 +75,8 @@ pub(super) fn encode_output(sink: impl MessageSink) -> impl MessageSink {
     sink.with_flat_map(move |message| {
         let message = match message {
             SocketMessage::Binary(bytes) => {
-                let text = decoder.decode(&bytes);
+                let mut text = String::new();
+                decoder.decode(&bytes, &mut text);
                 (!text.is_empty()).then(|| data_message("output", &text))
             }
             message => Some(message),

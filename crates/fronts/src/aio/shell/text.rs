@@ -2,6 +2,8 @@
 //!
 //! Output arrives in pieces that may end inside a character or a sequence, so both are carried over.
 
+use crate::kit::utf8_decoder::Utf8Decoder;
+
 /// The state between two pieces of output.
 #[derive(Debug, Default)]
 pub(super) struct TextCleaner {
@@ -28,64 +30,21 @@ enum SequenceState {
     StringEscape,
 }
 
-/// Decodes UTF-8 that arrives in pieces. Invalid bytes become U+FFFD.
-#[derive(Debug, Default)]
-pub(super) struct Utf8Decoder {
-    /// The beginning of a character that is not complete; at most three bytes.
-    partial: Vec<u8>,
-}
-
-impl Utf8Decoder {
-    pub(super) fn decode(&mut self, bytes: &[u8]) -> String {
-        let joined;
-        let mut rest = if self.partial.is_empty() {
-            bytes
-        } else {
-            joined = [&std::mem::take(&mut self.partial)[..], bytes].concat();
-            &joined
-        };
-        let mut text = String::with_capacity(rest.len());
-        loop {
-            let error = match std::str::from_utf8(rest) {
-                Ok(valid) => {
-                    text.push_str(valid);
-                    return text;
-                }
-                Err(error) => error,
-            };
-            let (valid, invalid) = rest.split_at(error.valid_up_to());
-            text.push_str(std::str::from_utf8(valid).unwrap_or_default());
-            let Some(length) = error.error_len() else {
-                self.partial = invalid.to_vec();
-                return text;
-            };
-            text.push(char::REPLACEMENT_CHARACTER);
-            rest = &invalid[length..];
-        }
-    }
-
-    /// The rest at the end.
-    fn finish(&mut self) -> String {
-        match std::mem::take(&mut self.partial).is_empty() {
-            true => String::new(),
-            false => char::REPLACEMENT_CHARACTER.to_string(),
-        }
-    }
-}
-
 const ESCAPE: char = '\x1b';
 const BELL: char = '\x07';
 
 impl TextCleaner {
     /// Appends the text of a piece of output.
     pub(super) fn clean(&mut self, bytes: &[u8], text: &mut String) {
-        let decoded = self.decoder.decode(bytes);
+        let mut decoded = String::with_capacity(bytes.len());
+        self.decoder.decode(bytes, &mut decoded);
         self.clean_text(&decoded, text);
     }
 
     /// Appends what is left at the end of the output, or before a gap in it.
     pub(super) fn finish(&mut self, text: &mut String) {
-        let last = self.decoder.finish();
+        let mut last = String::new();
+        self.decoder.finish(&mut last);
         self.clean_text(&last, text);
         if std::mem::take(&mut self.carriage_return) {
             text.push('\n');

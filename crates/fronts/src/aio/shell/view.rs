@@ -11,6 +11,8 @@ use service::{OutputEvent, ProcessStatus, SandboxRef, ServiceError};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::super::body::AioJson;
+use super::super::commands::fields::parse_seconds;
+use super::super::commands::session::GroupSession;
 use super::super::envelope::{ResponseEnvelope, data_response};
 use super::super::problem::AioProblem;
 use super::super::target::AioTarget;
@@ -18,8 +20,7 @@ use super::collected_text::CollectedText;
 use super::exec::strip_resolve_directory;
 use super::exec_response::CONSOLE_PROMPT;
 use super::input::StatusBody;
-use super::limits::parse_seconds;
-use super::session::{ShellSession, ShellStatus, read_session, require_session};
+use super::session::{ShellStatus, last_exit_code, read_session, require_session};
 use super::{exec_events, view_events};
 
 /// How much output of all commands one view shows, in bytes; the newest comes first.
@@ -81,9 +82,9 @@ pub(super) async fn view_session(
     let view = SessionView {
         output: transcript.to_text(),
         session_id: shown.id().to_owned(),
-        status: shown.status(),
+        status: ShellStatus::of_session(&shown),
         command: transcript.records.last().map(|record| record.command.clone()),
-        exit_code: shown.last_exit_code().filter(|_| !shown.busy),
+        exit_code: last_exit_code(&shown).filter(|_| !shown.busy),
         console: transcript.records,
     };
     Ok(data_response(view).into_response())
@@ -181,7 +182,7 @@ pub(super) async fn wait_for_session(
     let first = read_session(&target, &session).await?;
     match timeout(limit.min(most), wait_until_idle(&target, first)).await {
         Err(_elapsed) => Ok(data_response(StatusBody { status: ShellStatus::Running })),
-        Ok(Ok(idle)) => Ok(data_response(StatusBody { status: idle.status() })),
+        Ok(Ok(idle)) => Ok(data_response(StatusBody { status: ShellStatus::of_session(&idle) })),
         Ok(Err(problem)) if problem.status == http::StatusCode::NOT_FOUND => {
             let vanished = StatusBody { status: ShellStatus::Terminated };
             Ok(Json(ResponseEnvelope::failure("Session not found", vanished)))
@@ -191,11 +192,11 @@ pub(super) async fn wait_for_session(
 }
 
 /// Waits for the end of each run until there is none.
-async fn wait_until_idle(target: &AioTarget, mut session: ShellSession) -> Result<ShellSession, AioProblem> {
-    while let Some(run) = session.shared.run.clone().filter(|_| session.busy) {
+async fn wait_until_idle(target: &AioTarget, mut session: GroupSession) -> Result<GroupSession, AioProblem> {
+    while let Some(run) = session.running_command().cloned() {
         wait_for_end(&target.sandbox, &run).await?;
         session = read_session(target, &session.session).await?;
-        if session.busy && session.shared.run.as_ref() == Some(&run) {
+        if session.running_command() == Some(&run) {
             // An agent that contradicts itself must not keep us busy.
             return Err(AioProblem::bad_request("the session reports a command that has ended"));
         }

@@ -10,8 +10,8 @@ use serde_json::json;
 use service::{OutputEvent, OutputStream, SandboxRef, ServiceError};
 use tokio::time::timeout;
 
+use super::super::commands::session::{GroupSession, SessionGroup};
 use super::exec_events::{LiveText, end_event, error_event, format_data, output_event};
-use super::session::ShellSession;
 use super::view::SessionTranscript;
 use crate::kit::sse::event_stream_response;
 
@@ -86,10 +86,10 @@ impl ViewStream {
     /// Continues with the command that was queued, or ends.
     async fn follow_next_run(&mut self) -> String {
         let status = match self.sandbox.sessions().shared_session(&self.session).await {
-            Ok(status) => ShellSession::from_status(status),
+            Ok(status) => GroupSession::from_status(SessionGroup::Shell, status),
             Err(error) => return end_or_error(&error),
         };
-        let Some(run) = status.filter(|status| status.busy).and_then(|status| status.shared.run) else {
+        let Some(run) = status.and_then(|status| status.running_command().cloned()) else {
             return end_event();
         };
         // Its output is separated from that of the command before.
