@@ -37,6 +37,8 @@ pub enum FrontSettingKind {
     /// The path of a directory of the host, which sandboxes may mount if this front made them. A sandbox of another front
     /// cannot.
     HostDirectory,
+    /// A text that is never shown.
+    SecretText,
     /// A list of texts that are never shown.
     SecretList,
 }

@@ -138,7 +138,7 @@ fn add_fronts(fronts: &FrontValues, entries: &mut SettingList) {
                 (_, value) => json!(value),
             };
             let visibility = match setting.kind {
-                FrontSettingKind::SecretList => SettingVisibility::Secret,
+                FrontSettingKind::SecretText | FrontSettingKind::SecretList => SettingVisibility::Secret,
                 FrontSettingKind::Text
                 | FrontSettingKind::Duration
                 | FrontSettingKind::Switch

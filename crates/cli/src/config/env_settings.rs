@@ -121,6 +121,7 @@ fn known_settings() -> impl Iterator<Item = (String, SettingKind)> {
     let shared = VARIABLE_SETTINGS.iter().map(|(setting, kind)| ((*setting).to_owned(), *kind));
     let kind = |kind: FrontSettingKind| match kind {
         FrontSettingKind::Text
+        | FrontSettingKind::SecretText
         | FrontSettingKind::Duration
         | FrontSettingKind::Amount
         | FrontSettingKind::HostDirectory => SettingKind::Text,

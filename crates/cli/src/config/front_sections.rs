@@ -135,8 +135,11 @@ pub(super) fn reserved_directories(values: &FrontValues) -> Vec<(String, &'stati
 
 fn read_value(name: &str, kind: FrontSettingKind, value: Value) -> Result<serde_json::Value> {
     Ok(match (kind, value) {
-        (FrontSettingKind::Text | FrontSettingKind::HostDirectory, Value::String(text)) => text.into(),
-        (FrontSettingKind::Text | FrontSettingKind::HostDirectory, other) => {
+        (
+            FrontSettingKind::Text | FrontSettingKind::SecretText | FrontSettingKind::HostDirectory,
+            Value::String(text),
+        ) => text.into(),
+        (FrontSettingKind::Text | FrontSettingKind::SecretText | FrontSettingKind::HostDirectory, other) => {
             bail!("`{name}` is {}, not text", other.type_str())
         }
         (FrontSettingKind::Number, value) => {

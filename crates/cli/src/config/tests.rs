@@ -231,7 +231,10 @@ fn settings_of_fronts_may_be_written_in_their_section() {
         let shown = shown_text(&config, "gateway.keys");
         assert!(shown.contains("***") && !shown.contains("MDEy"), "{shown}");
     }
+    let config = parse_settings("aio.api_key = \"k3y\"").expect("a key");
+    assert_eq!(shown_text(&config, "aio.api_key"), "***");
     for (text, expected) in [
+        ("aio.api_key = \"a b\"", "`aio.api_key` is not made of visible ASCII"),
         ("lines = \"S\"\n[opensandbox]\nlines = \"P\"", "are the same setting"),
         ("[opensandbox]\nline = \"S\"", "`opensandbox.line` is no setting"),
         ("[opensandbox]\nlines = \"Q\"", "`lines` is `Q`, neither `P` nor `S`"),

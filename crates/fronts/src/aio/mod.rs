@@ -5,8 +5,10 @@
 //! /aio/{handle}.{mac}/…      address.rs ─► target.rs ─► the routes of one sandbox (routes.rs)
 //! aio-{handle}-{mac} as host address.rs ─► the same
 //! ```
-//! An address opens its sandbox and nothing else; no key is needed with it.
+//! An address opens its sandbox and nothing else; no key is needed with it. Where an address has no code, `access/`
+//! decides.
 
+mod access;
 mod address;
 mod bash;
 mod body;
@@ -69,7 +71,7 @@ pub(crate) static FRONT: Front = Front {
     routing_headers: &[],
     key_headers: &[],
     open_paths: &[],
-    stripped_headers: &[ports::PORT_HEADER_NAME],
+    stripped_headers: &[ports::PORT_HEADER_NAME, access::KEY_HEADER_NAME],
     error_format: &envelope::ENVELOPE_ERRORS,
     openapi: operations::openapi_part,
     #[cfg(test)]
@@ -82,6 +84,8 @@ pub(crate) struct AioState {
     service: Service,
     settings: Arc<HttpSettings>,
     own_settings: Arc<AioSettings>,
+    /// The credentials of sandboxes whose address contains no code.
+    access: Arc<access::AccessControl>,
     tools: Arc<sandbox_info::ToolCache>,
     /// Watches of files, which outlive requests.
     watches: Arc<files::WatchRegistry>,
@@ -92,10 +96,12 @@ impl AioState {
         let own_settings = settings.fronts.get(FRONT.name).map(AioSettings::from_values);
         let own_settings =
             own_settings.transpose().expect("settings are checked when the configuration is read");
+        let own_settings = own_settings.unwrap_or_default();
         Self {
             service,
             settings,
-            own_settings: Arc::new(own_settings.unwrap_or_default()),
+            access: Arc::new(access::AccessControl::new(own_settings.access.clone())),
+            own_settings: Arc::new(own_settings),
             tools: Arc::default(),
             watches: Arc::default(),
         }

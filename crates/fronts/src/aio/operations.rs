@@ -16,6 +16,7 @@ fn openapi_sections() -> Vec<ApiSection> {
     // The address itself opens the sandbox.
     let section = |tag, operations| ApiSection { tag, prefix: "/aio/{address}", operations, open: true };
     vec![
+        section("aio: access", ACCESS),
         section("aio: sandbox", SANDBOX),
         section("aio: shell", SHELL),
         section("aio: files", FILES),
@@ -25,6 +26,11 @@ fn openapi_sections() -> Vec<ApiSection> {
         section("aio: not supported", UNSUPPORTED),
     ]
 }
+
+const ACCESS: &[ApiOperation] = &[
+    operation("POST /tickets", "Create a ticket, which works once", "", "", "200 401 404"),
+    operation("GET /auth", "Check the credentials of another request", "", "", "200 401 404"),
+];
 
 const SANDBOX: &[ApiOperation] = &[
     operation("GET /v1/sandbox", "Describe the sandbox", "", "", "200 404 409 500"),

@@ -97,6 +97,9 @@ impl IntoResponse for AioProblem {
         } else {
             (self.status, Json(json!({ "detail": self.validation }))).into_response()
         };
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }

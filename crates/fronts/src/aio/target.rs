@@ -10,6 +10,7 @@ use http::request::Parts;
 use http::{StatusCode, header};
 use service::SandboxRef;
 
+use super::access::{self, AccessProof};
 use super::address::{AddressLabel, AddressedSandbox, SandboxAddress};
 use super::notes::AioNotes;
 use super::problem::AioProblem;
@@ -51,6 +52,8 @@ pub(super) struct AioTarget {
     /// The part of the path that stands before the API's own paths; empty if the host names the sandbox.
     pub(super) mount: String,
     pub(super) form: AddressForm,
+    /// What admitted the request.
+    pub(super) access: AccessProof,
     /// The slot of the request; `None` if requests are not limited.
     admission: Option<RequestAdmission>,
 }
@@ -130,6 +133,8 @@ impl SandboxRouter {
             sandbox: sandbox.clone(),
             mount: mount.to_owned(),
             form,
+            // The code in the address is proof enough.
+            access: AccessProof::NotNeeded,
             admission: request.extensions().get::<RequestAdmission>().cloned(),
         };
         if let Some(port) = port {
@@ -141,7 +146,8 @@ impl SandboxRouter {
             extensions.insert(target);
         });
         let invalid = |_: InvalidPath| AioProblem::bad_request("invalid path").into_response();
-        let response = called.await.unwrap_or_else(invalid);
+        let mut response = called.await.unwrap_or_else(invalid);
+        access::hide_address(&mut response);
         if response.status() == StatusCode::INTERNAL_SERVER_ERROR
             && let Err(error) = sandbox.check_usable()
         {

@@ -61,6 +61,12 @@ function connect() {
   address.protocol = address.protocol === "https:" ? "wss:" : "ws:";
   address.pathname = address.pathname.replace(/\/terminal\/?$/, "/v1/shell/ws");
   address.hash = "";
+  // The ticket with which this page was opened is used up.
+  const ticket = document.querySelector("meta[name=ticket]");
+  if (ticket) {
+    address.searchParams.delete("api_key");
+    address.searchParams.set("ticket", ticket.content);
+  }
   socket = new WebSocket(address);
   socket.onmessage = (event) => {
     const message = JSON.parse(event.data);

@@ -6,6 +6,7 @@
 use std::sync::LazyLock;
 
 use axum::Json;
+use axum::extract::State;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::ws::{WebSocket, WebSocketUpgrade};
 use axum::response::{Html, IntoResponse, Response};
@@ -19,6 +20,7 @@ use sha2::{Digest, Sha256};
 use super::super::envelope::{ResponseEnvelope, data_response};
 use super::super::problem::AioProblem;
 use super::super::target::AioTarget;
+use super::super::{AioState, access};
 use super::terminal_messages::{
     NEW_TERMINAL_CODEC, RESTORED_TERMINAL_CODEC, encode_output, error_message, session_message,
 };
@@ -126,10 +128,13 @@ fn external_address(target: &AioTarget, uri: &Uri, headers: &HeaderMap) -> Strin
     format!("{scheme}://{host}{prefix}{}", target.mount)
 }
 
+/// Where the page has a ticket for its WebSocket, if that needs one.
+const TICKET_PLACE: &str = "<!-- ticket -->";
+
 static PAGE: LazyLock<String> = LazyLock::new(|| {
     format!(
         "<!doctype html>\n<html lang=en>\n<meta charset=utf-8>\n<meta name=viewport content=\"width=device-width\">\n\
-         <title>Terminal</title>\n<style>{PAGE_STYLE}</style>\n<pre id=screen tabindex=0 autofocus></pre>\n\
+         <title>Terminal</title>{TICKET_PLACE}\n<style>{PAGE_STYLE}</style>\n<pre id=screen tabindex=0 autofocus></pre>\n\
          <script>{PAGE_SCRIPT}</script>\n</html>\n"
     )
 });
@@ -147,8 +152,16 @@ static CONTENT_POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
 });
 
 /// `GET /terminal`
-pub(super) async fn show_page(_: AioTarget) -> Response {
-    let mut response = Html(PAGE.as_str()).into_response();
+pub(super) async fn show_page(
+    State(state): State<AioState>,
+    target: AioTarget,
+) -> Result<Response, AioProblem> {
+    // The WebSocket cannot send headers, and the ticket that may have opened the page is used up.
+    let page = match access::ticket_for_page(&state, target.access)? {
+        Some(ticket) => PAGE.replacen(TICKET_PLACE, &format!("<meta name=ticket content={ticket}>"), 1),
+        None => PAGE.replacen(TICKET_PLACE, "", 1),
+    };
+    let mut response = Html(page).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_SECURITY_POLICY, CONTENT_POLICY.clone());
     for (name, value) in [
@@ -159,5 +172,5 @@ pub(super) async fn show_page(_: AioTarget) -> Response {
     ] {
         headers.insert(name, HeaderValue::from_static(value));
     }
-    response
+    Ok(response)
 }

@@ -1,5 +1,6 @@
 //! The API of AIO Sandbox, and the provisioner that creates its sandboxes.
 
+mod access;
 mod bash;
 mod code;
 mod files;
