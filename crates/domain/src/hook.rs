@@ -1,4 +1,4 @@
-//! Commands that a sandbox runs by itself: one before its main process, others on a schedule.
+//! Commands that a sandbox runs by itself: one before its main process, others on a schedule or before it is removed.
 
 use std::time::{Duration, SystemTime};
 
@@ -7,6 +7,12 @@ use cronexpr::{Crontab, FallbackTimezoneOption, MakeTimestamp, ParseOptions};
 
 /// The maximum number of periodic hooks of one sandbox.
 pub const MAX_PERIODIC_HOOKS: usize = 32;
+
+/// The maximum number of shutdown hooks of one sandbox.
+pub const MAX_SHUTDOWN_HOOKS: usize = 32;
+
+/// How long all shutdown hooks of a sandbox may take together. A client that removes a sandbox waits for them.
+pub const SHUTDOWN_HOOKS_TIMEOUT: Duration = Duration::from_secs(10);
 
 const MAX_HOOK_NAME_BYTES: usize = 128;
 const MAX_SCHEDULE_BYTES: usize = 256;
@@ -18,6 +24,8 @@ pub struct SandboxHooks {
     /// Must succeed before the entrypoint starts; otherwise creating the sandbox fails.
     pub before: Option<HookCommand>,
     pub periodic: Vec<PeriodicHook>,
+    /// Run once when the sandbox is removed, before its processes end.
+    pub shutdown: Vec<ShutdownHook>,
 }
 
 /// A command and its time limit.
@@ -32,6 +40,15 @@ pub struct HookCommand {
 pub struct PeriodicHook {
     pub name: String,
     pub schedule: HookSchedule,
+    pub hook: HookCommand,
+}
+
+/// A named hook that runs when the sandbox is removed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShutdownHook {
+    pub name: String,
+    /// Hooks with a lower number run first, and those with the same number at the same time.
+    pub priority: i64,
     pub hook: HookCommand,
 }
 
@@ -61,6 +78,10 @@ pub enum HookError {
     Schedule(String),
     #[error("a sandbox may have at most {MAX_PERIODIC_HOOKS} periodic hooks")]
     TooMany,
+    #[error("a sandbox may have at most {MAX_SHUTDOWN_HOOKS} shutdown hooks")]
+    TooManyAtShutdown,
+    #[error("a shutdown hook may take at most {} seconds", SHUTDOWN_HOOKS_TIMEOUT.as_secs())]
+    ShutdownTimeout,
 }
 
 impl HookCommand {
@@ -77,12 +98,25 @@ impl HookCommand {
 
 impl PeriodicHook {
     pub fn new(name: &str, schedule: &str, hook: HookCommand) -> Result<Self, HookError> {
-        let name = name.trim();
-        if !(1..=MAX_HOOK_NAME_BYTES).contains(&name.len()) || name.contains(char::is_control) {
-            return Err(HookError::Name);
-        }
-        Ok(Self { name: name.to_owned(), schedule: HookSchedule::parse(schedule)?, hook })
+        Ok(Self { name: check_name(name)?, schedule: HookSchedule::parse(schedule)?, hook })
     }
+}
+
+impl ShutdownHook {
+    pub fn new(name: &str, priority: i64, hook: HookCommand) -> Result<Self, HookError> {
+        if hook.timeout.is_zero() || hook.timeout > SHUTDOWN_HOOKS_TIMEOUT {
+            return Err(HookError::ShutdownTimeout);
+        }
+        Ok(Self { name: check_name(name)?, priority, hook })
+    }
+}
+
+fn check_name(name: &str) -> Result<String, HookError> {
+    let name = name.trim();
+    if !(1..=MAX_HOOK_NAME_BYTES).contains(&name.len()) || name.contains(char::is_control) {
+        return Err(HookError::Name);
+    }
+    Ok(name.to_owned())
 }
 
 impl SandboxHooks {
@@ -97,6 +131,23 @@ impl SandboxHooks {
             }
         }
         Ok(())
+    }
+
+    /// Adds a shutdown hook, or replaces the one with the same name.
+    pub fn put_shutdown_hook(&mut self, hook: ShutdownHook) -> Result<(), HookError> {
+        match self.shutdown.iter().position(|other| other.name == hook.name) {
+            Some(index) => self.shutdown[index] = hook,
+            None if self.shutdown.len() >= MAX_SHUTDOWN_HOOKS => return Err(HookError::TooManyAtShutdown),
+            None => self.shutdown.push(hook),
+        }
+        Ok(())
+    }
+
+    /// Removes the shutdown hook with this name; false if there is none.
+    pub fn remove_shutdown_hook(&mut self, name: &str) -> bool {
+        let count = self.shutdown.len();
+        self.shutdown.retain(|hook| hook.name != name);
+        self.shutdown.len() < count
     }
 }
 
@@ -222,7 +273,26 @@ mod tests {
         assert_eq!(periodic(" a "), periodic("a"));
         assert_eq!(periodic("  "), Err(HookError::Name));
         let twice = vec![periodic("a").expect("a hook"), periodic("a").expect("a hook")];
-        let hooks = SandboxHooks { before: None, periodic: twice };
+        let hooks = SandboxHooks { periodic: twice, ..SandboxHooks::default() };
         assert_eq!(hooks.check(), Err(HookError::NameTwice("a".to_owned())));
+    }
+
+    #[test]
+    fn shutdown_hooks_replace_each_other_by_name_and_are_limited() {
+        let hook =
+            |seconds| HookCommand { command: vec!["x".to_owned()], timeout: Duration::from_secs(seconds) };
+        assert_eq!(ShutdownHook::new("a", 1, hook(11)), Err(HookError::ShutdownTimeout));
+        assert_eq!(ShutdownHook::new("a", 1, hook(0)), Err(HookError::ShutdownTimeout));
+        let mut hooks = SandboxHooks::default();
+        for number in 0..MAX_SHUTDOWN_HOOKS {
+            let added = ShutdownHook::new(&number.to_string(), 1, hook(10)).expect("a hook");
+            hooks.put_shutdown_hook(added).expect("room");
+        }
+        let more = ShutdownHook::new("more", 1, hook(1)).expect("a hook");
+        assert_eq!(hooks.put_shutdown_hook(more), Err(HookError::TooManyAtShutdown));
+        let changed = ShutdownHook::new("3", 7, hook(1)).expect("a hook");
+        hooks.put_shutdown_hook(changed.clone()).expect("a hook with this name exists");
+        assert_eq!((hooks.shutdown.len(), &hooks.shutdown[3]), (MAX_SHUTDOWN_HOOKS, &changed));
+        assert!(hooks.remove_shutdown_hook("3") && !hooks.remove_shutdown_hook("3"));
     }
 }

@@ -24,7 +24,7 @@ pub mod volume;
 pub use context::{Language, LanguageError, LanguageRuntime};
 pub use exec_id::{ContextId, ExecIdError, ProcessId, SessionId, SessionName, SessionNameError};
 pub use guest::{GuestSettings, GuestUser, ImageDefaults};
-pub use hook::{HookCommand, HookSchedule, PeriodicHook, SandboxHooks};
+pub use hook::{HookCommand, HookSchedule, PeriodicHook, SandboxHooks, ShutdownHook};
 pub use image_name::{HOST_IMAGE, split_image_tag};
 pub use isolated_session::{
     EnvFilter, IsolatedMount, IsolatedSessionSpec, IsolatedSessionStatus, MountView, OverlayStore,

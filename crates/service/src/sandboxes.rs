@@ -16,3 +16,4 @@ pub(crate) mod reconcile;
 pub(crate) mod registry;
 pub(crate) mod sandbox_keys;
 pub(crate) mod sandbox_ref;
+pub(crate) mod shutdown_hooks;

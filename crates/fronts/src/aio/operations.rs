@@ -42,6 +42,15 @@ const SANDBOX: &[ApiOperation] = &[
         "",
         "200 400 404 409 500",
     ),
+    operation("GET /v1/sandbox/hooks", "List shutdown hooks", "event", "", "200 404"),
+    operation(
+        "POST /v1/sandbox/hooks",
+        "Add a shutdown hook",
+        "",
+        "AioRegisterHook",
+        "200 400 404 409 422 500",
+    ),
+    operation("DELETE /v1/sandbox/hooks/{name}", "Remove a shutdown hook", "", "", "200 404 409 500"),
 ];
 
 const SHELL: &[ApiOperation] = &[

@@ -39,7 +39,8 @@ fn convert_hooks(given: LifecycleBody) -> Result<SandboxHooks, LifecycleError> {
         Ok(PeriodicHook::new(&periodic.name, &periodic.schedule, hook)?)
     });
     let before = before.transpose()?;
-    let hooks = SandboxHooks { before, periodic: periodic.collect::<Result<_, LifecycleError>>()? };
+    let periodic = periodic.collect::<Result<_, LifecycleError>>()?;
+    let hooks = SandboxHooks { before, periodic, ..SandboxHooks::default() };
     hooks.check()?;
     Ok(hooks)
 }

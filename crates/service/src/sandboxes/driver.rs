@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
-use domain::{EndCause, ExitReason, LifecycleRequest, MountSpec, Phase, Verdict};
+use domain::{EndCause, ExitReason, LifecycleRequest, MountSpec, Phase, ShutdownHook, Verdict};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -31,7 +31,7 @@ use crate::sandboxes::activity::SandboxActivity;
 use crate::sandboxes::lease::SandboxLease;
 use crate::sandboxes::reaper::DueReason;
 use crate::sandboxes::registry::SandboxHandle;
-use crate::sandboxes::{entrypoint, hooks};
+use crate::sandboxes::{entrypoint, hooks, shutdown_hooks};
 use crate::store::SandboxRecord;
 use crate::telemetry::cpu_share::CpuMeter;
 use crate::telemetry::create_stages::CreateStages;
@@ -65,6 +65,10 @@ pub(crate) enum DriverCommand {
     PatchLabels(BTreeMap<String, Option<String>>, CommandReply<Sandbox>),
     Renew(SystemTime, CommandReply<Sandbox>),
     Attach(Vec<MountSpec>, CommandReply<Sandbox>),
+    /// Add a shutdown hook, or replace the one with its name.
+    PutShutdownHook(ShutdownHook, CommandReply<()>),
+    /// Remove a shutdown hook; replies whether there was one.
+    RemoveShutdownHook(String, CommandReply<bool>),
     /// The sandbox may have expired: check, and end it if so.
     Expire,
     /// The sandbox may be idle: check, and end it if so.
@@ -339,6 +343,12 @@ impl Driver {
             DriverCommand::PatchLabels(patch, answer) => send_reply(answer, self.patch_labels(patch).await),
             DriverCommand::Renew(expires, answer) => send_reply(answer, self.renew_expiry(expires).await),
             DriverCommand::Attach(mounts, answer) => send_reply(answer, self.attach_mounts(mounts).await),
+            DriverCommand::PutShutdownHook(hook, answer) => {
+                send_reply(answer, self.put_shutdown_hook(hook).await)
+            }
+            DriverCommand::RemoveShutdownHook(name, answer) => {
+                send_reply(answer, self.remove_shutdown_hook(&name).await)
+            }
             DriverCommand::Expire => self.end_if_expired().await,
             DriverCommand::Idle => self.end_if_idle().await,
             DriverCommand::ClockSet => self.refresh_wall_expiry().await,
@@ -396,10 +406,17 @@ impl Driver {
         self.entrypoint = None;
         self.hooks.clear();
         if self.phase() != Phase::Stopping {
+            // Only here, so hooks run once: neither a retry nor the next server runs them again. No request reaches the
+            // sandbox while they run.
+            let answers = matches!(self.phase(), Phase::Running | Phase::Exited(_));
             self.enter_phase(Phase::Stopping);
             if let Err(error) = self.core.store.update_sandbox(&self.record).await {
                 // Even if the store cannot be written, a full disk must not keep a sandbox alive.
                 tracing::warn!(sandbox = %self.handle.id, error = %error_chain(&error), "failed to record that the sandbox is stopping; removing it anyway");
+            }
+            let hooks = &self.record.sandbox.spec.hooks.shutdown;
+            if answers && cause != EndCause::NotCreated {
+                shutdown_hooks::run_all(&self.handle.agent, hooks).await;
             }
         }
         self.remove_remains().await?;

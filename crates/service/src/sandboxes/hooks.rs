@@ -23,7 +23,7 @@ use crate::sandboxes::registry::SandboxHandle;
 use crate::{ProcessStatus, SandboxRef, ServiceError};
 
 /// The prefix of the tags of hook runs, which distinguishes them from other processes.
-const HOOK_TAG_PREFIX: &str = "hook:";
+pub(super) const HOOK_TAG_PREFIX: &str = "hook:";
 
 /// The tag of the hook before the entrypoint; no hook name can contain a line break.
 const BEFORE_HOOK_TAG: &str = "hook:\n";
@@ -76,7 +76,7 @@ pub(crate) async fn run_before_hook(agent: &AgentClient, hook: &HookCommand) -> 
 }
 
 /// Describes how a hook ended, with the end of its output.
-fn describe_exit(exit: ExitReason, tail: &str) -> String {
+pub(super) fn describe_exit(exit: ExitReason, tail: &str) -> String {
     let ended = match exit {
         ExitReason::Code(code) => format!("exited with code {code}"),
         ExitReason::Signal(signal) => format!("was killed by signal {signal}"),
@@ -157,7 +157,7 @@ async fn sleep_until_due(core: &Core, due: SystemTime) {
 }
 
 /// Starts a hook and waits for its end.
-async fn run_hook(
+pub(super) async fn run_hook(
     agent: &AgentClient,
     id: &ProcessId,
     hook: &HookCommand,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use domain::{HookCommand, HookSchedule, PeriodicHook, SandboxHooks};
+use domain::{HookCommand, HookSchedule, PeriodicHook, SandboxHooks, ShutdownHook};
 use serde::{Deserialize, Serialize};
 
 #[derive(Default, Serialize, Deserialize)]
@@ -11,6 +11,8 @@ pub(super) struct HooksJson {
     before: Option<HookJson>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     periodic: Vec<PeriodicJson>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    shutdown: Vec<ShutdownJson>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -27,9 +29,18 @@ struct PeriodicJson {
     hook: HookJson,
 }
 
+#[derive(Serialize, Deserialize)]
+struct ShutdownJson {
+    name: String,
+    priority: i64,
+    command: Vec<String>,
+    /// In milliseconds.
+    timeout: u64,
+}
+
 impl HooksJson {
     pub(super) fn is_empty(&self) -> bool {
-        self.before.is_none() && self.periodic.is_empty()
+        self.before.is_none() && self.periodic.is_empty() && self.shutdown.is_empty()
     }
 
     pub(super) fn from_domain(hooks: &SandboxHooks) -> Self {
@@ -41,6 +52,7 @@ impl HooksJson {
         Self {
             before: hooks.before.as_ref().map(HookJson::from_domain),
             periodic: hooks.periodic.iter().map(periodic).collect(),
+            shutdown: hooks.shutdown.iter().map(ShutdownJson::from_domain).collect(),
         }
     }
 
@@ -50,7 +62,28 @@ impl HooksJson {
             let schedule = HookSchedule::parse(&periodic.schedule).ok()?;
             Some(PeriodicHook { name: periodic.name, schedule, hook: periodic.hook.into_domain() })
         });
-        SandboxHooks { before: self.before.map(HookJson::into_domain), periodic: periodic.collect() }
+        SandboxHooks {
+            before: self.before.map(HookJson::into_domain),
+            periodic: periodic.collect(),
+            shutdown: self.shutdown.into_iter().map(ShutdownJson::into_domain).collect(),
+        }
+    }
+}
+
+impl ShutdownJson {
+    fn from_domain(shutdown: &ShutdownHook) -> Self {
+        let ShutdownHook { name, priority, hook } = shutdown;
+        Self {
+            name: name.clone(),
+            priority: *priority,
+            command: hook.command.clone(),
+            timeout: u64::try_from(hook.timeout.as_millis()).unwrap_or(u64::MAX),
+        }
+    }
+
+    fn into_domain(self) -> ShutdownHook {
+        let hook = HookCommand { command: self.command, timeout: Duration::from_millis(self.timeout) };
+        ShutdownHook { name: self.name, priority: self.priority, hook }
     }
 }
 

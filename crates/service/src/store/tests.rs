@@ -56,7 +56,9 @@ fn hooks() -> domain::SandboxHooks {
     let command = vec!["make".to_owned(), "ready".to_owned()];
     let hook = domain::HookCommand { command, timeout: Duration::from_secs(9) };
     let periodic = domain::PeriodicHook::new("tidy", "*/5 * * * *", hook.clone()).unwrap();
-    domain::SandboxHooks { before: Some(hook), periodic: vec![periodic] }
+    let shutdown = domain::HookCommand { timeout: Duration::from_millis(1500), ..hook.clone() };
+    let shutdown = domain::ShutdownHook::new("save", -3, shutdown).unwrap();
+    domain::SandboxHooks { before: Some(hook), periodic: vec![periodic], shutdown: vec![shutdown] }
 }
 
 fn full_record() -> SandboxRecord {

@@ -4,6 +4,7 @@ mod access;
 mod bash;
 mod code;
 mod files;
+mod hooks;
 mod ports;
 mod provisioner;
 mod sandbox_info;

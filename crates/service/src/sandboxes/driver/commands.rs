@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
-use domain::{EndCause, Labels, LifecycleRequest, MountSpec, Phase, Verdict};
+use domain::{EndCause, Labels, LifecycleRequest, MountSpec, Phase, SandboxHooks, ShutdownHook, Verdict};
 
 use super::Driver;
 use crate::sandboxes::reaper::DueReason;
@@ -111,6 +111,34 @@ impl Driver {
             return Err(ServiceError::Store { action: "store the labels", source });
         }
         Ok(self.publish_state())
+    }
+
+    pub(super) async fn put_shutdown_hook(&mut self, hook: ShutdownHook) -> Result<(), ServiceError> {
+        self.check_request(LifecycleRequest::Use)?;
+        let former = self.record.sandbox.spec.hooks.clone();
+        let added = self.record.sandbox.spec.hooks.put_shutdown_hook(hook);
+        added.map_err(|error| ServiceError::Invalid(error.to_string()))?;
+        self.store_hooks(former).await
+    }
+
+    /// Returns whether there was a hook with this name.
+    pub(super) async fn remove_shutdown_hook(&mut self, name: &str) -> Result<bool, ServiceError> {
+        self.check_request(LifecycleRequest::Use)?;
+        let former = self.record.sandbox.spec.hooks.clone();
+        if !self.record.sandbox.spec.hooks.remove_shutdown_hook(name) {
+            return Ok(false);
+        }
+        self.store_hooks(former).await.map(|()| true)
+    }
+
+    /// Stores changed hooks; a client that hears of them finds them after a restart.
+    async fn store_hooks(&mut self, former: SandboxHooks) -> Result<(), ServiceError> {
+        if let Err(source) = self.core.store.update_sandbox(&self.record).await {
+            self.record.sandbox.spec.hooks = former;
+            return Err(ServiceError::Store { action: "store the hooks", source });
+        }
+        self.publish_state();
+        Ok(())
     }
 
     pub(super) async fn renew_expiry(&mut self, expires: SystemTime) -> Result<Sandbox, ServiceError> {
