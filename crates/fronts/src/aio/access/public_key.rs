@@ -91,7 +91,7 @@ fn take_element(der: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
     let (&found, rest) = der.split_first()?;
     let (&first, rest) = rest.split_first()?;
     let (length, rest) = match first {
-        0..0x80 => (usize::from(first), rest),
+        0..=0x7f => (usize::from(first), rest),
         // The long form: the number of length bytes, of which two are enough for any key.
         0x81 | 0x82 => {
             let (digits, rest) = rest.split_at_checked(usize::from(first - 0x80))?;
