@@ -41,8 +41,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 pub use collect::{
-    CollectionResult, collect_images, collect_images_if_unlocked, remove_image, space_for_image,
-    stored_image_bytes,
+    CollectionResult, OWN_SERVERS_DIRECTORY, collect_images, collect_images_if_unlocked, remove_image,
+    space_for_image, stored_image_bytes,
 };
 pub use digest::Digest;
 pub use hidden_files::{hide_unreadable_files, list_hidden_paths, remove_old_layers};

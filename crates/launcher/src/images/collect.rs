@@ -19,6 +19,9 @@ use super::{Digest, HOST_IMAGE, ImageError, ImageErrorContext, name};
 /// records. Each record is a JSON object whose field `made_of` describes the image it is based on.
 const RECORD_DIRECTORIES: [(&str, &str); 3] = [("boxes", ""), ("oneshot/boxes", ""), ("snapshots", ".json")];
 
+/// The directory below the state directory with the state of servers of one sandbox, which use the images as well.
+pub const OWN_SERVERS_DIRECTORY: &str = "own";
+
 /// The images and layers that a collection removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct CollectionResult {
@@ -164,8 +167,12 @@ fn remove_unneeded_layers(state: &Path, store: &ImageStore) -> Result<Collection
 /// just being written.
 fn layers_needed_by_records(state: &Path) -> Result<Option<BTreeSet<Digest>>, ImageError> {
     let mut needed = BTreeSet::new();
-    for (directory, ending) in RECORD_DIRECTORIES {
-        for path in record_files(&state.join(directory), ending)? {
+    let mut directories: Vec<_> =
+        RECORD_DIRECTORIES.iter().map(|(directory, ending)| (state.join(directory), *ending)).collect();
+    let own_servers = record_files(&state.join(OWN_SERVERS_DIRECTORY), "")?;
+    directories.extend(own_servers.into_iter().map(|server| (server.join("boxes"), "")));
+    for (directory, ending) in directories {
+        for path in record_files(&directory, ending)? {
             let Some(layers) = read_needed_layers(&path)? else { return Ok(None) };
             needed.extend(layers);
         }

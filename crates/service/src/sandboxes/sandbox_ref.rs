@@ -15,7 +15,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use domain::{Owner, Phase, SandboxId};
+use domain::{Owner, Phase, SandboxId, SandboxKey};
 
 use crate::clock;
 use crate::core::Core;
@@ -67,6 +67,11 @@ impl SandboxRef {
 
     pub fn owner(&self) -> &Owner {
         &self.handle.owner
+    }
+
+    /// The key that leads to this sandbox.
+    pub fn key(&self) -> Option<&SandboxKey> {
+        self.handle.key.as_ref()
     }
 
     pub fn created(&self) -> SystemTime {
