@@ -78,7 +78,7 @@ pub(crate) async fn guard_keyless_server(
     if guard.service.has_no_keys() && !open {
         let peer = match request.extensions().get::<ClientPeer>() {
             Some(ClientPeer::Network(peer)) => Some(*peer),
-            Some(ClientPeer::Operator) | None => None,
+            Some(ClientPeer::Operator | ClientPeer::SameUser) | None => None,
         };
         let host = request_host(request.uri(), request.headers());
         let origin = request.headers().get(header::ORIGIN).map(|value| value.to_str().unwrap_or("?"));
@@ -88,6 +88,43 @@ pub(crate) async fn guard_keyless_server(
         }
     }
     next.run(request).await
+}
+
+/// Like [`guard_keyless_server`], for a server of one sandbox that asks for no credentials. None of its paths is open to
+/// others, and nothing at its address may be loaded by pages of other sites.
+pub(crate) async fn guard_open_root(
+    State(settings): State<Arc<HttpSettings>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let checked = match request.extensions().get::<ClientPeer>() {
+        // No page can open a socket file.
+        Some(ClientPeer::SameUser) => Ok(()),
+        Some(ClientPeer::Network(peer)) => check_root_request(&settings, *peer, &request),
+        Some(ClientPeer::Operator) | None => Err("the caller is unknown"),
+    };
+    match checked {
+        Ok(()) => next.run(request).await,
+        Err(why) => {
+            let format = registry::error_format_of(&request);
+            format.build_error(StatusCode::FORBIDDEN, "FORBIDDEN", why)
+        }
+    }
+}
+
+fn check_root_request(
+    settings: &HttpSettings,
+    peer: SocketAddr,
+    request: &Request,
+) -> Result<(), &'static str> {
+    let headers = request.headers();
+    let host = request_host(request.uri(), headers);
+    let origin = headers.get(header::ORIGIN).map(|value| value.to_str().unwrap_or("?"));
+    check_keyless_request(settings, Some(peer), host.as_deref(), origin)?;
+    match comes_from_another_site(headers) {
+        true => Err("a server without an API key refuses requests from other sites"),
+        false => Ok(()),
+    }
 }
 
 fn check_keyless_request(

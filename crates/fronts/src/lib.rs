@@ -18,6 +18,7 @@
 #![cfg_attr(test, expect(clippy::unwrap_used, reason = "a test may panic"))]
 
 mod auth;
+mod front_sandboxes;
 mod front_settings;
 mod home_page;
 mod hosts;
@@ -36,13 +37,17 @@ mod opensandbox;
 #[cfg(feature = "operator")]
 mod operator;
 
+pub use front_sandboxes::{
+    FrontSandboxError, FrontSandboxRequest, RequestedNetwork, RootAccess, RootSandbox, RootSandboxError,
+    RootVariables, open_root_sandbox, read_root_variables,
+};
 pub use front_settings::{
     FrontSection, FrontSetting, FrontSettingError, FrontSettingKind, FrontValues, SettingValues,
     front_sections,
 };
 pub use registry::{fronts_with_guest, guest_of_front};
 pub use router::{build_router, operators_router};
-pub use server::connection::{ConnectionSettings, serve_network, serve_operators};
+pub use server::connection::{ConnectionSettings, serve_network, serve_operators, serve_private_socket};
 pub use server::peer_limits::{TrustedNetwork, TrustedNetworkError};
 pub use server::request_log::install_metrics;
 pub use settings::{ApiPorts, GatewayMode, GatewaySettings, HttpSettings};

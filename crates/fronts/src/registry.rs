@@ -12,6 +12,7 @@ use domain::GuestSettings;
 use futures_util::future::BoxFuture;
 use service::Service;
 
+use crate::front_sandboxes::FrontSandboxes;
 use crate::front_settings::{FrontSetting, FrontSettingError, FrontValues, SettingValues};
 use crate::hosts;
 use crate::kit::error_format::{CODE_AND_MESSAGE, ErrorFormat};
@@ -41,6 +42,8 @@ pub(crate) struct Front {
     pub(crate) router: fn(Service, Arc<HttpSettings>) -> FrontRoutes,
     /// The users and directories that its clients expect in a sandbox; `None` if it makes none.
     pub(crate) guest: Option<fn(&FrontValues) -> GuestSettings>,
+    /// How sandboxes for its clients are made without its own API; `None` if they cannot be.
+    pub(crate) sandboxes: Option<&'static FrontSandboxes>,
     /// The settings of its section in the configuration.
     pub(crate) settings: &'static [FrontSetting],
     /// Checks the written settings of its section and adds the defaults of the others.
@@ -90,8 +93,15 @@ pub fn fronts_with_guest() -> impl Iterator<Item = &'static str> {
     FRONTS.iter().filter(|front| front.guest.is_some()).map(|front| front.name)
 }
 
+/// The only front of a listener that serves one sandbox at its root, in the extensions of its requests.
+#[derive(Clone, Copy)]
+pub(crate) struct RootFront(pub(crate) &'static Front);
+
 /// Returns how errors look to the client of a request.
 pub(crate) fn error_format_of(request: &Request) -> &'static ErrorFormat {
+    if let Some(RootFront(front)) = request.extensions().get() {
+        return front.error_format;
+    }
     let front = hosts::front_of_named_port(request).or_else(|| front_of_path(request.uri().path()));
     front.map_or(UNROUTED_ERRORS, |front| front.error_format)
 }

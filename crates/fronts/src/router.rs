@@ -13,8 +13,9 @@ use http::StatusCode;
 use service::Service;
 
 use crate::auth::KeylessGuard;
+use crate::front_sandboxes::{RootAccess, RootRoutes, RootSandbox};
 use crate::kit::error_format;
-use crate::registry::{self, FRONTS, FrontRoutes};
+use crate::registry::{self, FRONTS, FrontRoutes, RootFront};
 use crate::server::concurrency::ConcurrencyLimits;
 use crate::server::{concurrency, request_log};
 use crate::settings::HttpSettings;
@@ -24,6 +25,9 @@ use crate::{auth, home_page, hosts};
 pub fn build_router(service: Service, settings: HttpSettings) -> Router {
     let limits = ConcurrencyLimits::new(&settings);
     let settings = Arc::new(settings);
+    if let Some(root) = &settings.root {
+        return build_root_router(service, &settings, root, limits);
+    }
     let guard = KeylessGuard { service: service.clone(), settings: settings.clone() };
     let (mut router, mut ports) = (crate::openapi::document_router(), Vec::new());
     for front in FRONTS {
@@ -38,6 +42,23 @@ pub fn build_router(service: Service, settings: HttpSettings) -> Router {
         .layer(from_fn_with_state(guard, auth::guard_keyless_server))
         .layer(from_fn(request_log::log_request))
         .layer(from_fn_with_state(settings, hosts::record_port_label))
+}
+
+/// Builds the router of a server that serves one sandbox, in the API of one front, at its root.
+fn build_root_router(
+    service: Service,
+    settings: &Arc<HttpSettings>,
+    root: &RootSandbox,
+    limits: ConcurrencyLimits,
+) -> Router {
+    let front = RootFront(root.registry_row());
+    let RootRoutes { router, access } = (root.front().root_routes)(service, Arc::clone(settings), root.key());
+    let router = router.layer(from_fn_with_state(limits, concurrency::limit_concurrency));
+    let router = match access {
+        RootAccess::Open => router.layer(from_fn_with_state(Arc::clone(settings), auth::guard_open_root)),
+        RootAccess::Credential => router,
+    };
+    router.layer(from_fn(request_log::log_request)).layer(axum::Extension(front))
 }
 
 /// Builds the router for the operators' socket: only their API, without a key.

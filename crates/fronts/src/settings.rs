@@ -7,6 +7,7 @@ use std::time::Duration;
 use domain::NetworkAccess;
 use metrics_exporter_prometheus::PrometheusHandle;
 
+use crate::front_sandboxes::RootSandbox;
 use crate::front_settings::FrontValues;
 use crate::server::connection::ConnectionSettings;
 use crate::server::peer_limits::TrustedNetwork;
@@ -41,6 +42,8 @@ pub struct HttpSettings {
     pub answer_timeout: Duration,
     /// The settings in the section of each front, by its name.
     pub fronts: FrontValues,
+    /// The one sandbox that is served at the root, instead of all fronts.
+    pub root: Option<RootSandbox>,
     /// The source of the `/metrics` text; see [`crate::install_metrics`].
     pub metrics: Option<PrometheusHandle>,
 }
@@ -93,6 +96,7 @@ impl HttpSettings {
             gateway: GatewaySettings::default(),
             answer_timeout: Duration::from_secs(180),
             fronts: FrontValues::new(),
+            root: None,
             metrics: None,
         }
     }

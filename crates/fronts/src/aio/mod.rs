@@ -20,6 +20,7 @@ mod guest;
 mod keep_alive;
 mod notes;
 mod operations;
+mod own_sandbox;
 mod ports;
 mod problem;
 mod provisioner;
@@ -50,6 +51,7 @@ const ORIGIN: &str = "aio";
 pub(crate) static FRONT: Front = Front {
     name: "aio",
     guest: Some(guest::guest_of_server),
+    sandboxes: Some(&own_sandbox::SANDBOXES),
     router: |service, settings| {
         let state = AioState::new(service, settings);
         let sandboxes = target::SandboxRouter { router: routes::build_router(state.clone()), state };

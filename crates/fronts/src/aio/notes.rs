@@ -68,3 +68,9 @@ impl AioNotes {
         own.to_bytes()
     }
 }
+
+/// An epoch that no earlier sandbox had. Guessing one does not help: addresses are signed.
+pub(super) fn draw_epoch() -> u64 {
+    let digits = crate::server::request_log::unique_hex();
+    u64::from_str_radix(&digits[..16], 16).expect("sixteen hexadecimal digits fit")
+}

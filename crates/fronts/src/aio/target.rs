@@ -1,6 +1,7 @@
 //! From an address to the API of its sandbox.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{FromRequestParts, Request, State};
@@ -59,6 +60,12 @@ pub(super) struct AioTarget {
 }
 
 impl AioTarget {
+    /// A time that a variable of the sandbox sets, in seconds.
+    pub(super) fn variable_seconds(&self, name: &str) -> Option<Duration> {
+        let seconds = self.sandbox.read_state(|state| state.spec.env.get(name)?.trim().parse().ok());
+        seconds.filter(|seconds| *seconds > 0).map(|seconds: u32| Duration::from_secs(u64::from(seconds)))
+    }
+
     /// Counts the request as a long stream from now on. Must be called before anything is started.
     pub(super) fn begin_stream(&self) -> Result<(), AioProblem> {
         Ok(self.admission.as_ref().map_or(Ok(()), RequestAdmission::begin_stream)?)
@@ -106,10 +113,34 @@ impl SandboxRouter {
         place: RequestPlace<'_>,
         request: Request,
     ) -> Response {
+        match address.resolve(&self.state.service) {
+            // The code in the address is proof enough.
+            Some(addressed) => self.answer_for(addressed, place, AccessProof::NotNeeded, request).await,
+            None => refusal_response(AioProblem::not_found()),
+        }
+    }
+
+    /// Answers a request to the root of a server that serves this sandbox alone.
+    pub(super) async fn answer_at_root(
+        &self,
+        sandbox: AddressedSandbox,
+        access: AccessProof,
+        request: Request,
+    ) -> Response {
+        let path = request.uri().path().to_owned();
+        let place = RequestPlace { mount: "", path: &path, form: AddressForm::Path, port: None };
+        self.answer_for(sandbox, place, access, request).await
+    }
+
+    /// Answers a request that may use the sandbox.
+    async fn answer_for(
+        &self,
+        addressed: AddressedSandbox,
+        place: RequestPlace<'_>,
+        access: AccessProof,
+        request: Request,
+    ) -> Response {
         let (state, RequestPlace { mount, path, form, port }) = (&self.state, place);
-        let Some(addressed) = address.resolve(&state.service) else {
-            return refusal_response(AioProblem::not_found());
-        };
         let proof = CallerProof::Presented;
         let owner = addressed.sandbox.owner().clone();
         if let Err(error) = concurrency::admit_request(&state.service, request.extensions(), &owner, proof) {
@@ -133,8 +164,7 @@ impl SandboxRouter {
             sandbox: sandbox.clone(),
             mount: mount.to_owned(),
             form,
-            // The code in the address is proof enough.
-            access: AccessProof::NotNeeded,
+            access,
             admission: request.extensions().get::<RequestAdmission>().cloned(),
         };
         if let Some(port) = port {
@@ -180,7 +210,7 @@ fn comes_from_another_sandbox_page(state: &AioState, request: &Request) -> bool 
     !is_own && hosts::port_label_of_host(&state.settings, authority).is_some()
 }
 
-fn refusal_response(problem: AioProblem) -> Response {
+pub(super) fn refusal_response(problem: AioProblem) -> Response {
     let mut response = problem.into_response();
     response.extensions_mut().insert(RouteLabel(UNROUTED_LABEL.to_owned()));
     response

@@ -66,6 +66,7 @@ fn guest_settings() -> GuestSettings {
 pub(crate) static FRONT: Front = Front {
     name: "opensandbox",
     guest: Some(|_| guest_settings()),
+    sandboxes: None,
     router: |service, settings| {
         let (router, proxy) = build_router(service, settings);
         let ports: PortHandler = Arc::new(move |label, request| {

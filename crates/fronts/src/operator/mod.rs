@@ -4,6 +4,7 @@
 
 mod access;
 mod events;
+mod front_sandboxes;
 mod images;
 mod keys;
 mod names;
@@ -34,6 +35,7 @@ use crate::settings::HttpSettings;
 pub(crate) static FRONT: Front = Front {
     name: "operator",
     guest: None,
+    sandboxes: None,
     router: |service, settings| FrontRoutes { router: build_router(service, settings), ports: None },
     settings: &[],
     check_settings: Ok,
@@ -69,7 +71,8 @@ fn operator_routes() -> Vec<(&'static str, MethodRouter<OperatorState>)> {
         ("/health", get(get_health)),
         ("/version", get(get_version)),
         ("/metrics", get(get_metrics)),
-        ("/coracle/v1/sandboxes", get(sandboxes::list_sandboxes)),
+        ("/coracle/v1/sandboxes", get(sandboxes::list_sandboxes).post(front_sandboxes::create_sandbox)),
+        ("/coracle/v1/sandboxes/{id}/url", get(front_sandboxes::get_sandbox_url)),
         ("/coracle/v1/sandboxes/{id}", get(sandboxes::inspect_sandbox).delete(sandboxes::remove_sandbox)),
         ("/coracle/v1/sandboxes/{id}/restart", post(restart::restart_sandbox)),
         ("/coracle/v1/sandboxes/{id}/usage", get(usage::list_samples)),

@@ -30,6 +30,20 @@ const OPERATOR_OPERATIONS: &[ApiOperation] = &[
         "",
         "200 400",
     ),
+    operation(
+        "POST /coracle/v1/sandboxes",
+        "Create a sandbox for the clients of another API, or find it by its name",
+        "",
+        "CreateGuestSandbox",
+        "200 201 400 409 429 500",
+    ),
+    operation(
+        "GET /coracle/v1/sandboxes/{id}/url",
+        "Get the address of the API of a sandbox",
+        "",
+        "",
+        "200 404",
+    ),
     operation("GET /coracle/v1/sandboxes/{id}", "Inspect a sandbox", "", "", "200 404"),
     operation(
         "POST /coracle/v1/sandboxes/{id}/restart",

@@ -132,7 +132,7 @@ fn prepare_request(
     let inner = PathAndQuery::try_from(inner).ok().ok_or(ForwardError::InvalidPath)?;
     let peer = match request.extensions().get::<ClientPeer>() {
         Some(ClientPeer::Network(peer)) => Some(peer.ip().to_canonical().to_string()),
-        Some(ClientPeer::Operator) | None => None,
+        Some(ClientPeer::Operator | ClientPeer::SameUser) | None => None,
     };
     *request.uri_mut() = inner.into();
     *request.version_mut() = Version::HTTP_11;

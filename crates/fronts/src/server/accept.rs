@@ -92,6 +92,17 @@ impl Listener for UnixListener {
     }
 }
 
+/// The socket of a server of one sandbox.
+pub(crate) struct PrivateListener(pub(crate) UnixListener);
+
+impl Listener for PrivateListener {
+    type Stream = UnixStream;
+
+    async fn accept(&self) -> io::Result<(UnixStream, ClientPeer)> {
+        self.0.accept().await.map(|(stream, _nameless)| (stream, ClientPeer::SameUser))
+    }
+}
+
 impl<L: Listener> ConnectionAcceptor<L> {
     pub(crate) fn new(listener: L, settings: &ConnectionSettings) -> Self {
         let permits = Arc::new(Semaphore::new(settings.connections.min(Semaphore::MAX_PERMITS)));

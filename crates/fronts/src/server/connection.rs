@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tower::ServiceExt;
 
-use crate::server::accept::{ClientStream, ConnectionAcceptor, Listener};
+use crate::server::accept::{ClientStream, ConnectionAcceptor, Listener, PrivateListener};
 use crate::server::connection_state::ConnectionState;
 use crate::server::drain_body::BodyReturn;
 use crate::server::malformed::{InFlightRequest, RewritingStream};
@@ -47,6 +47,8 @@ pub(crate) enum ClientPeer {
     Network(SocketAddr),
     /// A client of the socket in the state directory, which only operators may open.
     Operator,
+    /// A client of the socket of a server of one sandbox, which only the user who started it may open.
+    SameUser,
 }
 
 /// How many operator connections may be open at once.
@@ -91,6 +93,16 @@ pub async fn serve_network(
 pub async fn serve_operators(listener: UnixListener, router: Router, shutdown: impl Future<Output = ()>) {
     let settings = ConnectionSettings::with_connections(MAX_OPERATOR_CONNECTIONS);
     serve_listener(listener, settings, router, shutdown).await
+}
+
+/// Like [`serve_network`], on a Unix socket that only the user who started the server may open.
+pub async fn serve_private_socket(
+    listener: UnixListener,
+    settings: ConnectionSettings,
+    router: Router,
+    shutdown: impl Future<Output = ()>,
+) {
+    serve_listener(PrivateListener(listener), settings, router, shutdown).await
 }
 
 pub(crate) async fn serve_listener<L: Listener>(

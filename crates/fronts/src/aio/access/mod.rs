@@ -75,7 +75,6 @@ impl AccessControl {
 }
 
 /// Decides about a request whose address contains no code, and removes its credentials.
-#[expect(dead_code, reason = "a server of one's own calls it for its root")]
 pub(super) fn check_request(state: &AioState, request: &mut Request) -> Result<AccessProof, AioProblem> {
     if !state.access.is_required() {
         return Ok(AccessProof::NotNeeded);

@@ -15,8 +15,8 @@ use service::{
 use crate::aio::problem::AioProblem;
 use crate::aio::target::AioTarget;
 
-/// How long a session without a command is kept.
-pub(in crate::aio) const SESSION_IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
+/// How long a session without a command is kept, unless the sandbox has a variable for it.
+const SESSION_IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Programs shorten what they print on a narrow terminal.
 const SESSION_TERMINAL_SIZE: TerminalSize = TerminalSize { columns: 1000, rows: 1000 };
@@ -63,6 +63,15 @@ impl SessionGroup {
                 set.unwrap_or(DEFAULT_BASH_SESSIONS).clamp(1, MAX_BASH_SESSIONS)
             }
         }
+    }
+
+    /// How long a session without a command is kept.
+    pub(in crate::aio) fn idle_timeout(self, target: &AioTarget) -> Duration {
+        let variable = match self {
+            Self::Shell => "SHELL_SESSION_TIMEOUT",
+            Self::Bash => "BASH_SESSION_TIMEOUT",
+        };
+        target.variable_seconds(variable).unwrap_or(SESSION_IDLE_TIMEOUT)
     }
 
     /// Clients match this text.
@@ -147,7 +156,7 @@ pub(in crate::aio) async fn open_group_session(
         text_terminal: on_terminal,
         commands: (!on_terminal).then_some(CommandSessionSpec { script: new.script }),
         max_sessions: Some(group.max_sessions(target)),
-        idle_limit: Some(SESSION_IDLE_TIMEOUT),
+        idle_limit: Some(group.idle_timeout(target)),
         note: new.note,
         requested,
     };

@@ -13,7 +13,7 @@ use super::sandboxes::{ProvisionedSandbox, describe_sandbox};
 use super::{KEY_SPACE, ProvisionerState, user_data};
 use crate::aio::body::parse_json;
 use crate::aio::notes::{AioNotes, FileErrors};
-use crate::aio::{ORIGIN, guest};
+use crate::aio::{ORIGIN, guest, notes};
 use crate::kit::body::read_body;
 
 /// Responds when commands and file operations work.
@@ -48,7 +48,7 @@ fn create_request(
 ) -> Result<CreateSandboxRequest, ProvisionerProblem> {
     let settings = &state.own_settings;
     let notes = AioNotes {
-        epoch: draw_epoch(),
+        epoch: notes::draw_epoch(),
         file_errors: FileErrors::Http,
         max_shell_sessions: request.shell_sessions.unwrap_or(settings.default_shell_sessions()),
         user_id: Some(request.user.clone()),
@@ -73,10 +73,4 @@ fn create_request(
         defaulted: Vec::new(),
         merge_notes: AioNotes::inherit_epoch,
     })
-}
-
-/// An epoch that no earlier sandbox had. Guessing one does not help: addresses are signed.
-fn draw_epoch() -> u64 {
-    let digits = crate::server::request_log::unique_hex();
-    u64::from_str_radix(&digits[..16], 16).expect("sixteen hexadecimal digits fit")
 }

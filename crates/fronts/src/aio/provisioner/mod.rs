@@ -29,7 +29,9 @@ use crate::registry::{Front, FrontRoutes};
 use crate::settings::HttpSettings;
 
 pub(super) use self::crash::replace_crashed;
-pub(super) use self::settings::ProvisionerSettings;
+pub(super) use self::request_checks::normalize_path;
+pub(super) use self::sandbox_url::UrlOrigin;
+pub(super) use self::settings::{MAX_ID, ProvisionerSettings};
 
 /// The section of the configuration, which is named like the front.
 pub(super) const PROVISIONER_SECTION: &str = "deerflow";
@@ -41,6 +43,7 @@ const KEY_SPACE: &str = "deerflow";
 pub(crate) static FRONT: Front = Front {
     name: PROVISIONER_SECTION,
     guest: None,
+    sandboxes: None,
     router: |service, settings| FrontRoutes { router: build_router(service, settings), ports: None },
     settings: settings::SETTINGS,
     check_settings: settings::check_settings,

@@ -230,7 +230,7 @@ fn is_extra_target(target: &str, skills_root: &str) -> bool {
 
 /// Returns an absolute path without `.`, `..` and doubled slashes, taken literally; `None` if it is not absolute, has
 /// control characters or is too long.
-pub(super) fn normalize_path(path: &str) -> Option<String> {
+pub(in crate::aio) fn normalize_path(path: &str) -> Option<String> {
     if !path.starts_with('/') || path.len() > MAX_PATH_BYTES || path.contains(char::is_control) {
         return None;
     }

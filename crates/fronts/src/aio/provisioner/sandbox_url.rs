@@ -13,7 +13,7 @@ use crate::settings::{GatewayMode, HttpSettings};
 
 /// How the client of a request reaches this server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct UrlOrigin {
+pub(in crate::aio) struct UrlOrigin {
     scheme: &'static str,
     /// `host[:port]`
     authority: String,
@@ -22,17 +22,18 @@ pub(super) struct UrlOrigin {
 
 impl UrlOrigin {
     /// The address of the sandbox's API, without a slash at its end.
-    pub(super) fn sandbox_url(&self, address: &SandboxAddress) -> String {
+    pub(in crate::aio) fn sandbox_url(&self, address: &SandboxAddress) -> String {
         match &self.gateway_domain {
             Some(domain) => format!("{}://{}.{domain}", self.scheme, address.to_label(None)),
             None => format!("{}://{}{}", self.scheme, self.authority, address.to_path()),
         }
     }
 
-    fn of_request(settings: &HttpSettings, parts: &Parts) -> Self {
-        // The host that the client used is the one name known to work for it.
+    pub(in crate::aio) fn of_request(settings: &HttpSettings, parts: &Parts) -> Self {
+        // The host that the client used is the one name known to work for it. A client of a socket used none.
+        let by_network = matches!(parts.extensions.get(), Some(ClientPeer::Network(_)));
         let authority = settings.public_address.clone();
-        let authority = authority.or_else(|| request_host(&parts.uri, &parts.headers));
+        let authority = authority.or_else(|| request_host(&parts.uri, &parts.headers).filter(|_| by_network));
         let forwarded = header_text(&parts.headers, "x-forwarded-proto");
         let is_https = forwarded.is_some_and(|scheme| scheme.trim().eq_ignore_ascii_case("https"));
         Self {

@@ -48,7 +48,7 @@ const DISK: &str = "disk";
 /// The largest number of shell sessions that may be configured.
 const MAX_CONFIGURED_SESSIONS: u64 = 10_000;
 /// The ids that a sandbox has, without that of nobody.
-const MAX_ID: u64 = 65_533;
+pub(in crate::aio) const MAX_ID: u64 = 65_533;
 const DEFAULT_KEEP_USER_DATA: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// DeerFlow removes sandboxes that it does not need, by default after ten minutes. This is for those whose gateway
 /// disappeared.

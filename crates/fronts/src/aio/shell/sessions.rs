@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use super::super::body::{AioJson, check_text};
 use super::super::commands::fields::{check_path, parse_seconds};
 use super::super::commands::run::{queued_run, sent_directory};
-use super::super::commands::session::{GroupSession, SESSION_IDLE_TIMEOUT, SessionGroup, read_sessions};
+use super::super::commands::session::{GroupSession, SessionGroup, read_sessions};
 use super::super::envelope::{ResponseEnvelope, data_response, success_response};
 use super::super::problem::AioProblem;
 use super::super::target::AioTarget;
@@ -202,7 +202,7 @@ pub(super) async fn get_stats(target: AioTarget) -> Result<Json<ResponseEnvelope
         active_sessions: active,
         idle_sessions: total - active,
         max_sessions,
-        session_timeout: SESSION_IDLE_TIMEOUT.as_secs(),
+        session_timeout: SessionGroup::Shell.idle_timeout(&target).as_secs(),
         usage_ratio: u32::try_from(total)
             .map_or(1.0, |total| f64::from(total) / f64::from(max_sessions.max(1))),
     }))
