@@ -32,6 +32,7 @@ mod names;
 mod network;
 mod open_files;
 mod operators;
+mod own_server;
 mod owners;
 mod pools;
 mod privileges;

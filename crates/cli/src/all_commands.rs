@@ -13,7 +13,7 @@ use crate::commands::{
     processes, sandboxes, shell, snapshot, volume,
 };
 use crate::output::Printer;
-use crate::{bench, doctor, pull_process, run, serve};
+use crate::{bench, doctor, own_server, pull_process, run, serve};
 
 /// The roles in which we start ourselves. They are not commands for people: the agent reads nothing but
 /// its descriptors, and the others take over descriptors by number, which has to happen before anything
@@ -25,6 +25,7 @@ pub(crate) fn run_internal_role() -> Option<ExitCode> {
     let printer = Printer::new(false);
     let outcome = match role.as_str() {
         "__launcher" => serve::launcher::run_launcher(&arguments),
+        serve::launcher::REMOVAL_SUBCOMMAND => serve::launcher::run_removal(&arguments),
         launcher::PULLER_SUBCOMMAND => pull_process::run_puller(&arguments),
         userspace::KEEPER_SUBCOMMAND => {
             userspace::run_keeper().map(|()| ExitCode::SUCCESS).map_err(Into::into)
@@ -51,6 +52,7 @@ pub(crate) fn run_other_command(
     match command {
         CliCommand::Serve(args) => serve::run_supervisor(&args),
         CliCommand::Run(args) => run::run_oneshot(&args, printer),
+        CliCommand::Aio(args) => own_server::aio::serve_aio(args, printer),
         CliCommand::Config(command) => config_command::run_config_command(&command, printer),
         CliCommand::Doctor(args) => doctor::run_doctor(&args, printer),
         CliCommand::Backup(args) => backup::create_backup(&args, printer),

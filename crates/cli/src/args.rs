@@ -5,6 +5,7 @@
 
 mod backup;
 mod config;
+mod own_server;
 mod owners;
 mod processes;
 mod resources;
@@ -19,6 +20,7 @@ use domain::{Bytes, MilliCpus, MountSpec, UserIdentity};
 
 pub(crate) use self::backup::{BackupArgs, RestoreArgs};
 pub(crate) use self::config::{ConfigCheckArgs, ConfigCommand, ConfigShowArgs};
+pub(crate) use self::own_server::{AioArgs, OwnServerArgs};
 pub(crate) use self::owners::OwnerArgs;
 pub(crate) use self::processes::{ExtendArgs, KillArgs, PsArgs, SandboxArgs, UrlArgs};
 pub(crate) use self::resources::{
@@ -88,6 +90,8 @@ pub(crate) enum CliCommand {
     Serve(ServeArgs),
     /// Run one command in a new sandbox, without a server
     Run(RunArgs),
+    /// Serve the API of AIO Sandbox with one sandbox of your own, without a server, until a signal
+    Aio(AioArgs),
     /// Create a sandbox on the server and print its id
     Create(CreateArgs),
     /// List sandboxes
@@ -112,7 +116,7 @@ pub(crate) enum CliCommand {
     Restart(SandboxArgs),
     /// Change when a sandbox with a timeout expires
     Extend(ExtendArgs),
-    /// Print the URL of a port of a sandbox
+    /// Print the URL of a port of a sandbox, or of its API
     Url(UrlArgs),
     /// Release a named sandbox: it may be removed when other sandboxes need its place
     Release(ReleaseArgs),
@@ -329,6 +333,16 @@ pub(crate) struct CreateArgs {
     /// to those of the snapshot's sandbox
     #[arg(long, value_name = "SNAPSHOT", conflicts_with = "image")]
     pub snapshot: Option<SnapshotRef>,
+
+    /// Create the sandbox for clients of this API: its user, its directories, and an address that
+    /// `coracle url SANDBOX` prints
+    #[arg(
+        long,
+        value_name = "API",
+        value_parser = ["aio"],
+        conflicts_with_all = ["pool", "snapshot", "volumes", "entrypoint", "on_death"]
+    )]
+    pub guest: Option<String>,
 
     /// Name of the sandbox: an existing sandbox with this name is returned, otherwise a new one is created
     #[arg(long, value_name = "NAME")]

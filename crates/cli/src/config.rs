@@ -13,6 +13,7 @@ mod log;
 mod metrics;
 mod network;
 mod output;
+mod own_server;
 mod pools;
 mod quantity;
 mod raw;
@@ -45,6 +46,7 @@ pub(crate) use layers::{ConfigLayers, SettingSource};
 pub(crate) use log::{LogFormat, LogSettings};
 pub(crate) use metrics::MetricsSettings;
 pub(crate) use output::OutputSettings;
+pub(crate) use own_server::{AnnouncementFormat, OwnListener, OwnServerConfig};
 pub(crate) use pools::{PoolSettings, to_domain_network as network_of};
 use raw::{RawAmount, RawConfig, RawImages, RawLimits, RawPrepared, RawQuota};
 pub(crate) use reload::ConfigReload;
@@ -93,6 +95,8 @@ pub(crate) struct Config {
     pub output: OutputSettings,
     pub metrics: MetricsSettings,
     pub log: LogSettings,
+    /// Set only in a server of one's own; no configuration contains it.
+    pub own_server: Option<OwnServerConfig>,
 }
 
 /// An API key. It is never printed.
@@ -282,6 +286,7 @@ impl Config {
             output: output::check_output(&raw.output)?,
             metrics: metrics::check_metrics(&raw.metrics)?,
             log: log::check_log(raw.log)?,
+            own_server: None,
             network,
             state_dir,
         };

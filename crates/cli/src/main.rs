@@ -19,6 +19,8 @@ mod doctor;
 mod embedded_programs;
 mod output;
 #[cfg(feature = "whole")]
+mod own_server;
+#[cfg(feature = "whole")]
 mod pull_process;
 #[cfg(feature = "whole")]
 mod run;

@@ -9,10 +9,11 @@
 //!            └─► server     network-facing, its own uid, confined to `server/` in the state directory
 //! ```
 
-mod child_process;
+pub(crate) mod child_process;
 pub(crate) mod child_settings;
 pub(crate) mod launcher;
 mod notify;
+mod own_sandbox;
 pub(crate) mod server;
 pub(crate) mod state;
 mod update;
@@ -38,7 +39,8 @@ use crate::config::{Config, ConfigReload, OnStop, SettingChange};
 use crate::output::WithHint;
 use ::launcher::identity::ServerIdentity;
 use ::launcher::role_filters::{self, FilterRole};
-use child_process::{ChildEvent, ChildProcess, ProcessRole, StartRule};
+pub(crate) use child_process::ProcessRole;
+use child_process::{ChildEvent, ChildProcess, StartRule};
 use child_settings::{ChildSettings, ReadyAnnouncement};
 use notify::ServiceManager;
 use state::StateDir;
@@ -54,22 +56,15 @@ pub(crate) fn run_supervisor(args: &ServeArgs) -> Result<ExitCode> {
     crate::tracing_output::start_logging(&config.log);
     let state = StateDir::examine(&config)?;
     drop(lock_server(&config.state_dir)?);
-    let listener = bind_listener(config.listen)?;
-    listener.set_nonblocking(true)?;
+    let listener = bind_listener(config.listen, "--listen 127.0.0.1:PORT")?;
     // From here on, the state directory is changed.
     let (lock, identity) = state.prepare(&config)?;
     let listeners = ServerListeners { network: listener, operators: bind_operator_socket(&config)? };
-    let divided = make_cgroup_room();
-    linux::namespaces::adopt_orphans().context("could not become the parent of orphans")?;
-    // The launcher, the server and everything that they start inherit both.
-    role_filters::drop_unneeded_capabilities()?;
-    FilterRole::Supervisor.load_filter()?;
+    let group = become_supervisor()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let roles = vec![launcher_role(), server_role(&config, listeners)];
-    let code = runtime.block_on(supervise(args, config.clone(), &identity, roles))?;
-    if divided && let Err(error) = ::launcher::leave_leaf_group() {
-        tracing::info!(%error, "failed to restore our control group");
-    }
+    let code = runtime.block_on(supervise(Some(args), config.clone(), &identity, roles))?;
+    group.restore();
     if let Err(error) = fs::remove_file(config.state_dir.join(OPERATOR_SOCKET)) {
         tracing::info!(%error, "failed to remove the operators' socket; the next start removes it");
     }
@@ -77,14 +72,44 @@ pub(crate) fn run_supervisor(args: &ServeArgs) -> Result<ExitCode> {
     Ok(code)
 }
 
-fn bind_listener(address: SocketAddr) -> Result<TcpListener> {
-    let bound = TcpListener::bind(address);
+/// Prepares this process to start and watch the others: they inherit its filter and its capabilities.
+pub(crate) fn become_supervisor() -> Result<SupervisorGroup> {
+    let is_divided = make_cgroup_room();
+    linux::namespaces::adopt_orphans().context("could not become the parent of orphans")?;
+    role_filters::drop_unneeded_capabilities()?;
+    FilterRole::Supervisor.load_filter()?;
+    Ok(SupervisorGroup { is_divided })
+}
+
+/// The control group that we were started in.
+pub(crate) struct SupervisorGroup {
+    /// Whether we left it for one below.
+    is_divided: bool,
+}
+
+impl SupervisorGroup {
+    /// Returns to the group, once all other processes have ended.
+    pub(crate) fn restore(self) {
+        if self.is_divided
+            && let Err(error) = ::launcher::leave_leaf_group()
+        {
+            tracing::info!(%error, "failed to restore our control group");
+        }
+    }
+}
+
+/// Listens at an address. `flag` is how the user chooses another one.
+pub(crate) fn bind_listener(address: SocketAddr, flag: &str) -> Result<OwnedFd> {
+    let bound = TcpListener::bind(address).and_then(|listener| {
+        listener.set_nonblocking(true)?;
+        Ok(OwnedFd::from(listener))
+    });
     let hint = match bound.as_ref().map_err(io::Error::kind) {
         Err(io::ErrorKind::AddrInUse) => {
             let port = address.port();
             format!(
                 "another program listens there, perhaps another server: `ss -ltnp sport = :{port}` shows it; \
-                 choose another address with --listen 127.0.0.1:PORT"
+                 choose another address with {flag}"
             )
         }
         Err(io::ErrorKind::AddrNotAvailable) => {
@@ -100,9 +125,10 @@ fn bind_listener(address: SocketAddr) -> Result<TcpListener> {
 }
 
 /// The sockets of the server. Both outlive it.
-struct ServerListeners {
-    network: TcpListener,
-    operators: UnixListener,
+pub(crate) struct ServerListeners {
+    /// A TCP socket or, in a server of one's own, perhaps a Unix socket.
+    pub(crate) network: OwnedFd,
+    pub(crate) operators: UnixListener,
 }
 
 /// The name of the operators' socket in the state directory.
@@ -110,16 +136,26 @@ pub(crate) const OPERATOR_SOCKET: &str = "operator.sock";
 
 /// Listens for operators; the mode of the socket decides who may connect. A socket that a killed
 /// supervisor left is replaced: no other process can be using it, since we have the lock.
-fn bind_operator_socket(config: &Config) -> Result<UnixListener> {
+pub(crate) fn bind_operator_socket(config: &Config) -> Result<UnixListener> {
     let path = config.state_dir.join(OPERATOR_SOCKET);
-    let failed = || format!("could not listen on `{}`", path.display());
     match fs::remove_file(&path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error).with_context(failed),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(error).with_context(|| format!("could not listen on `{}`", path.display()));
+        }
         _ => {}
     }
+    bind_private_socket(&path)
+}
+
+/// Listens on a new socket that only its user may open.
+pub(crate) fn bind_private_socket(path: &Path) -> Result<UnixListener> {
+    let failed = || format!("could not listen on `{}`", path.display());
+    let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::Error::from(io::ErrorKind::InvalidInput)).with_context(failed);
+    };
     // Through a descriptor: the path may be longer than the kernel accepts.
-    let directory = File::open(&config.state_dir).with_context(failed)?;
-    let short = Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string()).join(OPERATOR_SOCKET);
+    let directory = File::open(directory).with_context(failed)?;
+    let short = Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string()).join(name);
     // The umask closes the socket to others from the moment it is created.
     let mask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
     let listener = UnixListener::bind(short);
@@ -145,13 +181,13 @@ fn make_cgroup_room() -> bool {
 
 /// Takes the lock that a server holds from start to end. So this also waits for the server of a killed
 /// supervisor: it dies shortly after its supervisor, and until then it has the address.
-fn lock_server(state_dir: &Path) -> Result<File> {
+pub(crate) fn lock_server(state_dir: &Path) -> Result<File> {
     lock_file(&state_dir.join("server.lock"), FlockOperation::LockExclusive)
         .context("could not lock `server.lock`")
 }
 
 /// The process that makes sandboxes. The server needs it.
-fn launcher_role() -> ProcessRole {
+pub(crate) fn launcher_role() -> ProcessRole {
     ProcessRole {
         name: "launcher",
         subcommand: "__launcher",
@@ -162,7 +198,7 @@ fn launcher_role() -> ProcessRole {
 }
 
 /// The process that serves clients, on sockets that outlive it.
-fn server_role(config: &Config, listeners: ServerListeners) -> ProcessRole {
+pub(crate) fn server_role(config: &Config, listeners: ServerListeners) -> ProcessRole {
     let state_dir = config.state_dir.clone();
     let descriptors = move || {
         // The lock comes before the listeners: the kernel releases them in the opposite order.
@@ -182,8 +218,10 @@ fn server_role(config: &Config, listeners: ServerListeners) -> ProcessRole {
 
 /// Starts processes in the order of the list, keeps them running until a signal asks us to end, and stops them
 /// in the opposite order: each may use those before it.
-async fn supervise(
-    args: &ServeArgs,
+///
+/// `reload` names the configuration that a hangup reads again; without it, a hangup changes nothing.
+pub(crate) async fn supervise(
+    reload: Option<&ServeArgs>,
     mut config: Config,
     identity: &ServerIdentity,
     roles: Vec<ProcessRole>,
@@ -195,25 +233,35 @@ async fn supervise(
     let mut ended = signal(SignalKind::child())?;
     let mut children = Vec::new();
     for role in roles {
-        children.push(ChildProcess::start(Rc::new(role), &config, identity).await?);
+        match ChildProcess::start(Rc::new(role), &config, identity).await {
+            Ok(child) => children.push(child),
+            Err(error) => {
+                stop_children(&mut children, &config).await;
+                return Err(error);
+            }
+        }
     }
+    let mut code = ExitCode::SUCCESS;
     loop {
         reap_orphans(&children);
         tokio::select! {
             (index, event) = next_event(&mut children) => match event {
                 ChildEvent::Ready => manager.notify_ready(),
-                ChildEvent::CannotStart => return Ok(ExitCode::FAILURE),
+                ChildEvent::CannotStart => {
+                    code = ExitCode::FAILURE;
+                    break;
+                }
                 ChildEvent::Died => tokio::select! {
                     restarted = children[index].restart(&config, identity) => children[index] = restarted,
                     _ = terminate.recv() => break,
                     _ = interrupt.recv() => break,
                 },
             },
-            _ = hangup.recv() => {
+            _ = hangup.recv() => if let Some(args) = reload {
                 manager.notify_reloading();
                 reload_config(args, &mut config, identity, &mut children).await;
                 manager.notify_ready();
-            }
+            },
             // Ended processes are collected at the beginning of the next iteration.
             _ = ended.recv() => {}
             _ = terminate.recv() => break,
@@ -221,10 +269,14 @@ async fn supervise(
         }
     }
     manager.notify_stopping();
+    stop_children(&mut children, &config).await;
+    Ok(code)
+}
+
+async fn stop_children(children: &mut [ChildProcess], config: &Config) {
     for child in children.iter_mut().rev() {
-        child.stop(&config).await;
+        child.stop(config).await;
     }
-    Ok(ExitCode::SUCCESS)
 }
 
 /// Waits for the next event of any process, and returns the index of that process.

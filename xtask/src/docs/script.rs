@@ -63,7 +63,7 @@ fn block_content(block: &CodeBlock) -> String {
 fn wait_for_server(line: &str) -> String {
     let code = line.split(" #").next().unwrap_or_default().trim_end();
     let in_background = code.ends_with('&') && !code.ends_with("&&");
-    if in_background && code.contains("coracle serve") {
+    if in_background && (code.contains("coracle serve") || code.contains("coracle aio")) {
         format!("{code} __wait_for_server")
     } else {
         line.to_owned()
@@ -75,7 +75,7 @@ fn coracle_wrapper(binary: &Path) -> String {
     let binary = binary.display();
     format!(
         "#!/bin/sh\n\
-         [ \"$1\" != serve ] || exec '{binary}' \"$@\" >\"$DOCS_DIR/ready\" 2>>\"$DOCS_DIR/server.log\"\n\
+         case \"$1\" in serve|aio) exec '{binary}' \"$@\" >\"$DOCS_DIR/ready\" 2>>\"$DOCS_DIR/server.log\" ;; esac\n\
          exec '{binary}' \"$@\"\n"
     )
 }
@@ -90,6 +90,7 @@ mod tests {
         assert_eq!(wait_for_server("coracle serve --config x.toml &      # a comment"), waited);
         let waited = "coracle serve 2>coracle.log & __wait_for_server";
         assert_eq!(wait_for_server("coracle serve 2>coracle.log &"), waited);
+        assert_eq!(wait_for_server("coracle aio --port 1 &"), "coracle aio --port 1 & __wait_for_server");
         for line in ["coracle serve", "coracle serve && true", "sleep 1 &", "coracle create  # serve &"] {
             assert_eq!(wait_for_server(line), line);
         }

@@ -75,12 +75,13 @@ pub(crate) struct UrlArgs {
     #[arg(value_name = "SANDBOX")]
     pub id: SandboxRef,
 
-    /// The port inside the sandbox
+    /// The port inside the sandbox; without it, the URL of the API of a sandbox that was created with
+    /// `--guest` or by a provisioner, which gives access without an API key
     #[arg(value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
-    pub port: u16,
+    pub port: Option<u16>,
 
     /// Print a signed URL that gives access without an API key for this time, such as 1h; without this
     /// option, requests need the API key
-    #[arg(long, value_name = "TIME", value_parser = values::parse_duration)]
+    #[arg(long, value_name = "TIME", requires = "port", value_parser = values::parse_duration)]
     pub signed: Option<Duration>,
 }

@@ -105,7 +105,15 @@ pub(crate) async fn print_port_url(
     printer: &Printer,
 ) -> Result<ExitCode> {
     let id = server.resolve_sandbox(&args.id).await?;
-    let endpoint = server.port_endpoint(&id, args.port, args.signed).await?;
+    let Some(port) = args.port else {
+        let found = server.sandbox_url(&id).await?;
+        match printer.is_json() {
+            true => printer.print_json(&found)?,
+            false => printer.print_line(&found.url)?,
+        }
+        return Ok(ExitCode::SUCCESS);
+    };
+    let endpoint = server.port_endpoint(&id, port, args.signed).await?;
     let url = format!("http://{}", with_trailing_slash(&endpoint.endpoint));
     if printer.is_json() {
         printer.print_json(&json!({ "url": url, "headers": endpoint.headers }))?;

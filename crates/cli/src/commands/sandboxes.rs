@@ -8,18 +8,22 @@ use http::StatusCode;
 use jiff::Timestamp;
 use serde_json::json;
 
-use crate::args::{CreateArgs, LsArgs, ReleaseArgs, RmArgs};
+use crate::args::{CreateArgs, LsArgs, NetworkChoice, ReleaseArgs, RmArgs};
 use crate::client::{
-    CreateSandboxRequest, OwnerScope, ResolveCandidate, SandboxInfo, SandboxRef, SandboxReport, ServerClient,
-    failed_with_status,
+    CreateGuestRequest, CreateSandboxRequest, OwnerScope, ResolveCandidate, SandboxInfo, SandboxRef,
+    SandboxReport, ServerClient, failed_with_status,
 };
 use crate::output::{Printer, WithHint, format_bytes, format_duration};
+use crate::values::SandboxLifetime;
 
 pub(crate) async fn create_sandbox(
     server: &ServerClient,
     args: CreateArgs,
     printer: &Printer,
 ) -> Result<ExitCode> {
+    if let Some(guest) = args.guest.clone() {
+        return create_guest_sandbox(server, &guest, args, printer).await;
+    }
     let snapshot = match &args.snapshot {
         Some(snapshot) => Some(server.resolve_snapshot(snapshot).await?.to_string()),
         None => None,
@@ -65,6 +69,66 @@ pub(crate) async fn create_sandbox(
         printer.print_line(&made.id)?
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Makes a sandbox for the clients of another API.
+async fn create_guest_sandbox(
+    server: &ServerClient,
+    guest: &str,
+    args: CreateArgs,
+    printer: &Printer,
+) -> Result<ExitCode> {
+    let settings = args.given_options();
+    let network_is_default = args.network.is_none();
+    let request = CreateGuestRequest {
+        guest: guest.to_owned(),
+        name: args.key,
+        image: args.image,
+        network: args.network.map(network_name).transpose()?,
+        memory_bytes: args.limits.memory.map(|bytes| bytes.0),
+        cpu_millis: args.limits.cpus.map(|cpus| cpus.0),
+        pids: args.limits.pids,
+        disk_bytes: args.limits.disk.map(|bytes| bytes.0),
+        env: args.env.into_iter().collect(),
+        labels: args.labels.into_iter().collect(),
+        timeout_seconds: args.timeout.map(lifetime_seconds),
+        idle_timeout_seconds: args.idle_timeout.map(lifetime_seconds),
+    };
+    let made = server.create_guest_sandbox(&request).await.context("could not create the sandbox")?;
+    made.stand_in.iter().for_each(|stand_in| printer.warn(stand_in));
+    made.revival_text().iter().for_each(|revival| printer.warn(revival));
+    if made.existing && !settings.is_empty() {
+        let have = if settings.len() == 1 { "has" } else { "have" };
+        let (name, settings) = (&made.name, settings.join(", "));
+        printer.warn(format!("the sandbox of key `{name}` exists; {settings} {have} no effect on it"));
+    }
+    if made.lacks_network && network_is_default {
+        printer.remark("this sandbox has no network: this host offers none; `coracle doctor` says why");
+    }
+    match printer.is_json() {
+        true => printer.print_json(&made)?,
+        false => printer.print_line(&made.id)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The name of a network mode in requests.
+fn network_name(network: NetworkChoice) -> Result<&'static str> {
+    match network {
+        NetworkChoice::Off => Ok("off"),
+        NetworkChoice::On => Ok("on"),
+        NetworkChoice::Auto => Ok("auto"),
+        NetworkChoice::Filtered => Err(anyhow!("network `filtered` comes with the egress filter"))
+            .with_hint("use `--network on` or `--network off`"),
+    }
+}
+
+/// A lifetime in whole seconds, of which zero means for ever.
+fn lifetime_seconds(lifetime: SandboxLifetime) -> u64 {
+    match lifetime {
+        SandboxLifetime::Never => 0,
+        SandboxLifetime::After(time) => time.as_secs() + u64::from(time.subsec_nanos() > 0),
+    }
 }
 
 /// Those of the named volumes that do not exist. If the server cannot say, the result is empty.

@@ -181,6 +181,8 @@ impl Config {
             output,
             metrics,
             log,
+            // It is no setting of a configuration.
+            own_server: _,
         } = self;
         let mut entries = SettingList::default();
         entries.add("listen", listen.to_string());

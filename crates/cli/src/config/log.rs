@@ -7,7 +7,7 @@ use tracing_subscriber::EnvFilter;
 use super::raw::RawLog;
 use crate::output::WithHint;
 
-const DEFAULT_LEVEL: &str = "info";
+pub(super) const DEFAULT_LEVEL: &str = "info";
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LogSettings {

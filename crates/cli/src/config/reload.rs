@@ -67,6 +67,7 @@ impl Config {
             gateway: old.gateway,
             answer_timeout: old.answer_timeout,
             fronts: old.fronts,
+            own_server: old.own_server,
             // These counters run since the start.
             metrics: old.metrics,
             // These were prepared at the start.

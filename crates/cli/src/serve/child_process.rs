@@ -25,7 +25,7 @@ const MAX_RESTART_DELAY: Duration = Duration::from_secs(5);
 const FAILED_START_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The properties in which supervised processes differ.
-pub(super) struct ProcessRole {
+pub(crate) struct ProcessRole {
     /// The name in logs and errors.
     pub(super) name: &'static str,
     /// The hidden command that runs it.
@@ -103,7 +103,7 @@ impl ChildProcess {
         let mut passed =
             vec![settings_memfd(&settings)?, ready_writer.into_blocking_fd()?, updated.into_blocking_fd()?];
         passed.extend((role.descriptors)()?);
-        let child = spawn_role(role.subcommand, &passed)?;
+        let child = spawn_role(role.subcommand, &passed, process_group(config))?;
         // Our copy of the pipe's end must be closed: a process that dies before it is ready is noticed by
         // the end of file.
         drop(passed);
@@ -247,10 +247,48 @@ impl ChildProcess {
     }
 }
 
+/// Runs a role of this program to its end.
+pub(crate) async fn run_to_end(
+    subcommand: &str,
+    config: &Config,
+    identity: &ServerIdentity,
+    limit: Duration,
+) -> Result<()> {
+    let settings = ChildSettings::new(config, identity, ReadyAnnouncement::No);
+    let (ready, _unused) = pipe()?;
+    let (_updates, updated) = pipe()?;
+    let passed = [settings_memfd(&settings)?, ready.into_blocking_fd()?, updated.into_blocking_fd()?];
+    let mut child = spawn_role(subcommand, &passed, process_group(config))?;
+    drop(passed);
+    match tokio::time::timeout(limit, child.wait()).await {
+        Ok(Ok(status)) if status.success() => Ok(()),
+        Ok(status) => Err(anyhow!("`{subcommand}` failed: {}", status?)),
+        Err(_elapsed) => {
+            child.kill().await?;
+            Err(anyhow!("`{subcommand}` took longer than {} s", limit.as_secs()))
+        }
+    }
+}
+
+/// The process group of a child.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ChildGroup {
+    Ours,
+    /// A group of its own, so that an interrupt on the terminal reaches only us, and the children end in order.
+    Own,
+}
+
+fn process_group(config: &Config) -> ChildGroup {
+    if config.own_server.is_some() { ChildGroup::Own } else { ChildGroup::Ours }
+}
+
 /// Starts this program in another role, with descriptors whose numbers are its arguments.
-fn spawn_role(role: &str, descriptors: &[OwnedFd]) -> Result<Child> {
+fn spawn_role(role: &str, descriptors: &[OwnedFd], group: ChildGroup) -> Result<Child> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("coracle").arg(role).arg(std::process::id().to_string());
+    if group == ChildGroup::Own {
+        command.process_group(0);
+    }
     // Only the supervisor notifies the service manager.
     command.env_remove(notify::NOTIFY_VARIABLE);
     for descriptor in descriptors {

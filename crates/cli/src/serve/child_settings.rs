@@ -42,7 +42,7 @@ impl ChildSettings {
         let config = &self.config;
         LauncherSettings {
             state_dir: config.state_dir.clone(),
-            image_state: config.state_dir.clone(),
+            image_state: config.image_state_dir().to_owned(),
             instance: self.identity.instance.clone(),
             owns_unsigned_records: self.identity.owns_unsigned_records,
             uid_base: config.uid_base,

@@ -1,5 +1,6 @@
 //! `coracle __launcher`: the privileged process behind a server.
 
+use std::fs::File;
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::process::ExitCode;
@@ -12,26 +13,34 @@ use linux::namespaces::{self, NamespaceSet};
 use linux::signals::{self, SignalFd};
 use rustix::fs::FlockOperation;
 
-use super::child_settings::{self, ReceivedStartup};
+use super::child_settings::{self, ChildSettings, ReceivedStartup};
 use super::update;
 use crate::embedded_programs;
 
-pub(crate) fn run_launcher(arguments: &[String]) -> Result<ExitCode> {
-    let ReceivedStartup { settings, ready, updates, .. } = child_settings::receive_startup(arguments)?;
-    crate::tracing_output::start_logging(&settings.config.log);
-    // A killed predecessor may still be ending; everything it held must be released first.
-    let lock =
-        super::lock_file(&settings.config.state_dir.join("launcher.lock"), FlockOperation::LockExclusive)?;
-    if linux::privileges::is_host_root() {
-        // Disks of sandboxes are mounted only in this mount namespace.
-        namespaces::unshare_namespaces(NamespaceSet::MOUNT).context("could not make a mount namespace")?;
-        linux::mounts::make_private().context("could not make mounts private")?;
+/// The role that removes every sandbox of a state directory, and ends.
+pub(crate) const REMOVAL_SUBCOMMAND: &str = "__remove-sandboxes";
+
+/// Removes all sandboxes, and everything outside of the state directory that belongs to it.
+pub(crate) fn run_removal(arguments: &[String]) -> Result<ExitCode> {
+    let (settings, lock, ..) = begin_launcher(arguments)?;
+    let mut launcher = Launcher::open(settings.launcher_settings(), embedded_programs::ALL_PROGRAMS)?;
+    for found in launcher.list_sandboxes().context("could not list the sandboxes")? {
+        let removed = launcher.destroy_and_wait(&found.id);
+        removed.with_context(|| format!("could not remove sandbox `{}`", found.id))?;
     }
-    FilterRole::Launcher.load_filter()?;
+    launcher.close().context("could not remove control groups and networks")?;
+    drop(lock);
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) fn run_launcher(arguments: &[String]) -> Result<ExitCode> {
+    let (settings, lock, ready, updates) = begin_launcher(arguments)?;
     let stop =
         SignalFd::watch(&[signals::SIGTERM, signals::SIGINT]).context("could not watch for signals")?;
     let launcher = Launcher::open(settings.launcher_settings(), embedded_programs::ALL_PROGRAMS)?;
-    if let Some(reason) = launcher.unenforced_reason() {
+    // A server of one's own reports what its one sandbox lacks.
+    let unenforced = launcher.unenforced_reason().filter(|_| settings.config.own_server.is_none());
+    if let Some(reason) = unenforced {
         warn_of_missing_limits(reason, settings.config.require_limits);
     }
     let serving = LauncherLoop::open(launcher, stop.into_descriptor()).context("could not listen")?;
@@ -48,6 +57,22 @@ pub(crate) fn run_launcher(arguments: &[String]) -> Result<ExitCode> {
     serving.run().context("the launcher's loop broke")?;
     drop(lock);
     Ok(ExitCode::SUCCESS)
+}
+
+/// Receives the settings, waits for a predecessor, and gives up what a launcher does not need.
+fn begin_launcher(arguments: &[String]) -> Result<(ChildSettings, File, OwnedFd, OwnedFd)> {
+    let ReceivedStartup { settings, ready, updates, .. } = child_settings::receive_startup(arguments)?;
+    crate::tracing_output::start_logging(&settings.config.log);
+    // A killed predecessor may still be ending; everything it held must be released first.
+    let lock =
+        super::lock_file(&settings.config.state_dir.join("launcher.lock"), FlockOperation::LockExclusive)?;
+    if linux::privileges::is_host_root() {
+        // Disks of sandboxes are mounted only in this mount namespace.
+        namespaces::unshare_namespaces(NamespaceSet::MOUNT).context("could not make a mount namespace")?;
+        linux::mounts::make_private().context("could not make mounts private")?;
+    }
+    FilterRole::Launcher.load_filter()?;
+    Ok((settings, lock, ready, updates))
 }
 
 /// Reports at the start what users would otherwise learn from the first refused create.

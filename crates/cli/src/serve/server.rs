@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
-use std::net::{TcpListener, ToSocketAddrs};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -23,8 +23,11 @@ use service::{OwnerQuotas, Service};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::child_settings::{self, ChildSettings, ReadyAnnouncement, ReceivedStartup};
-use super::update;
-use crate::config::{Config, LogFormat, OTHER_OWNERS, OnStop, OperatorKey, QuotaSettings, network_of};
+use super::{own_sandbox, update};
+use crate::config::{
+    Config, LogFormat, OTHER_OWNERS, OnStop, OperatorKey, OwnListener, OwnServerConfig, QuotaSettings,
+    network_of,
+};
 use crate::output::{Printer, WithHint};
 
 /// The exit code with which the server asks the supervisor not to retry.
@@ -108,9 +111,8 @@ async fn serve_requests(
 ) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let listener = TcpListener::from(listener);
-    let address = listener.local_addr()?;
-    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let listener = ClientListener::open(listener, &config)?;
+    let address = listener.address();
     let metrics = fronts::install_metrics().context("could not start collecting metrics")?;
     let (service, backend) = start_service(&config).await?;
     export_total_limits(&config);
@@ -126,16 +128,27 @@ async fn serve_requests(
         gateway: config.gateway.to_front_settings(api_ports),
         answer_timeout: config.answer_timeout,
         fronts: config.fronts.clone(),
+        root: config.own_server.as_ref().map(|own| own.root.clone()),
         metrics: Some(metrics),
         ..fronts::HttpSettings::new(address)
     };
+    if let Some(own) = &config.own_server {
+        // Asked to end while the sandbox is made, the server ends without it.
+        let opened = tokio::select! {
+            opened = own_sandbox::open_sandbox(&service, &settings, own, printer) => opened?,
+            _ = terminate.recv() => return stop_early(&service).await,
+            _ = interrupt.recv() => return stop_early(&service).await,
+        };
+        if announce == ReadyAnnouncement::Yes {
+            own_sandbox::announce_sandbox(&opened, &listener.url(), own.announcement, printer)?;
+        }
+    } else if announce == ReadyAnnouncement::Yes {
+        printer.print_line(format!("coracle listening on {}", listener.url()))?;
+    }
     let connections = settings.connection_settings();
     let operators = tokio::net::UnixListener::from_std(operators.into())?;
     let operators_router = fronts::operators_router(service.clone(), settings.clone());
     let router = fronts::build_router(service.clone(), settings);
-    if announce == ReadyAnnouncement::Yes {
-        printer.print_line(format!("coracle listening on http://{address}"))?;
-    }
     let mut ready = File::from(supervisor.ready);
     ready.write_all(b"r").context("the supervisor is gone")?;
     let mut updates = tokio::net::unix::pipe::Receiver::from_owned_fd(supervisor.updates)?;
@@ -146,12 +159,19 @@ async fn serve_requests(
         }
     };
     let stop = stop.shared();
-    let serving = async {
-        tokio::join!(
-            fronts::serve_network(listener, connections, router, stop.clone()),
-            fronts::serve_operators(operators, operators_router, stop),
-        )
+    let stopped = stop.clone();
+    let clients = async move {
+        match listener {
+            ClientListener::Network(listener, _) => {
+                fronts::serve_network(listener, connections, router, stopped).await
+            }
+            ClientListener::Private(listener, _) => {
+                fronts::serve_private_socket(listener, connections, router, stopped).await
+            }
+        }
     };
+    let serving =
+        async { tokio::join!(clients, fronts::serve_operators(operators, operators_router, stop),) };
     tokio::pin!(serving);
     loop {
         tokio::select! {
@@ -179,6 +199,45 @@ async fn serve_requests(
         }
     }
     Ok(())
+}
+
+async fn stop_early(service: &Service) -> Result<()> {
+    service.remove_all_sandboxes().await;
+    service.stop().await;
+    Ok(())
+}
+
+/// The socket on which clients connect.
+enum ClientListener {
+    Network(tokio::net::TcpListener, SocketAddr),
+    Private(tokio::net::UnixListener, PathBuf),
+}
+
+impl ClientListener {
+    fn open(socket: OwnedFd, config: &Config) -> Result<Self> {
+        if let Some(OwnServerConfig { listener: OwnListener::Socket(path), .. }) = &config.own_server {
+            let listener = tokio::net::UnixListener::from_std(socket.into())?;
+            return Ok(Self::Private(listener, path.clone()));
+        }
+        let listener = TcpListener::from(socket);
+        let address = listener.local_addr()?;
+        Ok(Self::Network(tokio::net::TcpListener::from_std(listener)?, address))
+    }
+
+    /// The address; that of a file counts as one of this machine.
+    fn address(&self) -> SocketAddr {
+        match self {
+            Self::Network(_, address) => *address,
+            Self::Private(..) => (Ipv4Addr::LOCALHOST, 0).into(),
+        }
+    }
+
+    fn url(&self) -> String {
+        match self {
+            Self::Network(_, address) => format!("http://{address}"),
+            Self::Private(_, path) => format!("unix:{}", path.display()),
+        }
+    }
 }
 
 /// Shows the limits of all sandboxes together in the metrics.
