@@ -101,6 +101,8 @@ enum StoreWrite {
     Update(Box<SandboxRow>, Option<WriteReply>),
     /// Gives a warm sandbox to its owner.
     Claim(Box<SandboxRow>, WriteReply),
+    /// Marks a sandbox that is to be removed.
+    Retire(SandboxId, WriteReply),
     Delete(SandboxId, WriteReply),
     InsertKey(StoredApiKey, WriteReply),
     DeleteKey(String, WriteReply),
@@ -157,6 +159,11 @@ impl Store {
         if self.queue.send(write).await.is_err() {
             tracing::warn!(sandbox = %record.sandbox.id, "the store is closed; a change of a sandbox was not stored");
         }
+    }
+
+    /// Records that a sandbox is to be removed, whatever its driver does at the moment. A later start removes it.
+    pub(crate) async fn retire_sandbox(&self, id: &SandboxId) -> Result<(), StoreError> {
+        self.send_write(|answer| StoreWrite::Retire(id.clone(), answer)).await
     }
 
     /// Removes a row, or has it removed later if the disk is too full for the change now.

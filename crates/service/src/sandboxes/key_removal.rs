@@ -4,6 +4,7 @@
 //! not replaced by a request that still saw it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use domain::{Phase, SandboxId, SandboxKey};
@@ -15,18 +16,25 @@ use crate::sandboxes::registry::SandboxHandle;
 use crate::{AcquiredSandbox, CreateSandboxRequest, KeyRemoval, ServiceError};
 
 impl Core {
-    /// Removes the sandbox of a key. The removal continues if it takes longer than `limit` or its caller disconnects.
-    /// Afterwards the key is free in any case.
+    /// Removes the sandbox of a key. The removal continues if it takes longer than `limit` or its caller disconnects, also
+    /// in the next server. Afterwards the key is free in any case.
     pub(crate) async fn remove_by_key(
         self: &Arc<Self>,
         key: &SandboxKey,
         limit: Duration,
     ) -> Result<KeyRemoval, ServiceError> {
         let (core, own_key) = (Arc::clone(self), key.clone());
-        let work = self.tasks.spawn(async move { core.remove_in_turn(&own_key).await });
+        let in_turn = Arc::new(AtomicBool::new(false));
+        let has_turn = Arc::clone(&in_turn);
+        let work = self.tasks.spawn(async move { core.remove_in_turn(&own_key, &has_turn).await });
         let removed = match tokio::time::timeout(limit, work).await {
             Ok(finished) => finished.unwrap_or(Err(ServiceError::Stopping)),
-            Err(_elapsed) => Ok(KeyRemoval::Continues),
+            Err(_elapsed) => {
+                if !in_turn.load(Ordering::Acquire) {
+                    self.retire_starting(key).await;
+                }
+                Ok(KeyRemoval::Continues)
+            }
         };
         if !matches!(removed, Ok(KeyRemoval::Done | KeyRemoval::Absent)) {
             self.forget_removed(key);
@@ -34,13 +42,19 @@ impl Core {
         removed
     }
 
-    async fn remove_in_turn(self: Arc<Self>, key: &SandboxKey) -> Result<KeyRemoval, ServiceError> {
+    async fn remove_in_turn(
+        self: Arc<Self>,
+        key: &SandboxKey,
+        in_turn: &AtomicBool,
+    ) -> Result<KeyRemoval, ServiceError> {
         let guard = self.lifecycle.names.guard_key(key);
         let turn = guard.turn.lock().await;
+        in_turn.store(true, Ordering::Release);
         let found = guard.sandbox().and_then(|id| self.lifecycle.registry.find(&id));
         let Some(handle) = found else { return Ok(KeyRemoval::Absent) };
         // From here on no caller gets this sandbox, even if its driver is busy.
         handle.lease.close_for_removal();
+        self.retire_in_store(&handle).await;
         // The next caller need not wait until everything is removed.
         drop(turn);
         drop(guard);
@@ -50,6 +64,23 @@ impl Core {
                 tracing::warn!(sandbox = %handle.id, error = %error_chain(&error), "failed to remove the sandbox of a key; its driver retries");
                 Err(error)
             }
+        }
+    }
+
+    /// Records that the sandbox of a create in progress is to be removed: the removal waits for the create, and a crash
+    /// meanwhile must not leave the sandbox to the next server.
+    async fn retire_starting(&self, key: &SandboxKey) {
+        for handle in self.lifecycle.registry.all() {
+            if handle.key.as_ref() == Some(key) && handle.phase() == Phase::Starting {
+                self.retire_in_store(&handle).await;
+            }
+        }
+    }
+
+    /// The driver may be busy for longer than the caller waits, so it is not the one to record the intent.
+    async fn retire_in_store(&self, handle: &SandboxHandle) {
+        if let Err(error) = self.store.retire_sandbox(&handle.id).await {
+            tracing::warn!(sandbox = %handle.id, error = %error_chain(&error), "failed to record that a sandbox is to be removed; removing it anyway");
         }
     }
 

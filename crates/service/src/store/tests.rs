@@ -128,9 +128,10 @@ async fn records_read_back_unchanged() {
         Phase::Exited(ExitReason::Code(-1)),
         Phase::Exited(ExitReason::Signal(9)),
         Phase::Exited(ExitReason::Lost),
-        Phase::Stopping,
         Phase::Failed(EndCause::Oom),
         Phase::Failed(EndCause::HostRebooted),
+        // No other phase follows it.
+        Phase::Stopping,
     ] {
         record.sandbox.phase = phase;
         store.update_sandbox(&record).await.unwrap();
@@ -222,4 +223,21 @@ async fn writes_until_it_is_killed() {
         store.insert_sandbox(&record).await.unwrap();
         writeln!(std::io::stdout(), "kept {}", record.sandbox.id).unwrap();
     }
+}
+
+#[tokio::test]
+async fn retired_sandbox_stays_so_whatever_its_driver_writes() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("coracle.db");
+    let (store, _) = Store::open(&path).unwrap();
+    let mut record = record(1);
+    store.insert_sandbox(&record).await.unwrap();
+    store.retire_sandbox(&record.sandbox.id).await.unwrap();
+    record.sandbox.phase = Phase::Running;
+    record.sandbox.labels.insert("later".to_owned(), String::new());
+    store.update_sandbox(&record).await.unwrap();
+    store.close().await;
+    let (_store, stored) = Store::open(&path).unwrap();
+    assert_eq!(stored.records[0].sandbox.phase, Phase::Stopping);
+    assert!(stored.records[0].sandbox.labels.contains_key("later"));
 }

@@ -52,6 +52,7 @@ impl StoreWriter {
                         tracing::warn!(sandbox = row.id, error = %error_chain(&error), "failed to store a change of a sandbox");
                     }
                 }
+                StoreWrite::Retire(id, answer) => send_reply(answer, self.retire_sandbox(&id)),
                 StoreWrite::Delete(id, answer) => {
                     self.delete_or_defer(id);
                     send_reply(answer, Ok(()));
@@ -121,9 +122,11 @@ impl StoreWriter {
         change.commit().map_err(failed)
     }
 
+    /// A sandbox that is being removed stays so: its driver may still finish an earlier command.
     fn update_sandbox(&self, row: &SandboxRow) -> Result<(), StoreError> {
-        const SQL: &str = "UPDATE sandboxes SET labels = ?2, phase = ?3, phase_since = ?4, expires = ?5, \
-             expires_boot = ?6, in_force = ?7, spec = ?8, boot_id = ?9 WHERE id = ?1";
+        const SQL: &str = "UPDATE sandboxes SET labels = ?2, phase = iif(phase = ?10, phase, ?3), \
+             phase_since = ?4, expires = ?5, expires_boot = ?6, in_force = ?7, spec = ?8, boot_id = ?9 \
+             WHERE id = ?1";
         let written = self.connection.prepare_cached(SQL).and_then(|mut statement| {
             statement.execute(params![
                 row.id,
@@ -134,10 +137,19 @@ impl StoreWriter {
                 row.expires_boot,
                 row.in_force,
                 row.spec,
-                row.boot_id
+                row.boot_id,
+                super::rows::phase_json(Phase::Stopping)
             ])
         });
         written.map(drop).map_err(|source| StoreError::Sqlite { action: "change a row", source })
+    }
+
+    /// Has the next start remove the sandbox, if we die before its driver has.
+    fn retire_sandbox(&self, id: &SandboxId) -> Result<(), StoreError> {
+        let retired = self.connection.prepare_cached("UPDATE sandboxes SET phase = ?2 WHERE id = ?1");
+        let stopping = super::rows::phase_json(Phase::Stopping);
+        let written = retired.and_then(|mut rows| rows.execute(params![id.as_str(), stopping]));
+        written.map(drop).map_err(|source| StoreError::Sqlite { action: "retire a row", source })
     }
 
     fn delete_or_defer(&mut self, id: SandboxId) {

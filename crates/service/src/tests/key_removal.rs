@@ -7,7 +7,9 @@ use futures_util::future::join_all;
 
 use super::TestBench;
 use super::revival::replacing;
-use crate::{AcquiredSandbox, KeyRemoval, ServiceError};
+use crate::sandboxes::driver::DriverCommand;
+use crate::store::Store;
+use crate::{AcquiredSandbox, KeyRemoval, Sandbox, ServiceError};
 
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -18,6 +20,24 @@ impl TestBench {
 
     async fn remove(&self, name: &str, limit: Duration) -> Result<KeyRemoval, ServiceError> {
         self.service.remove_by_key(&self.key(name), limit).await
+    }
+
+    /// Keeps the driver of a sandbox busy until the gate of volumes is opened.
+    async fn occupy_driver(&self, sandbox: &Sandbox) {
+        self.backend.volume_gate.forget_permits(usize::MAX);
+        let (core, handle) = (self.service.0.clone(), self.handle(sandbox));
+        tokio::spawn(async move {
+            core.send_command(&handle, |answer| DriverCommand::Attach(Vec::new(), answer)).await
+        });
+        while !self.backend.was_asked_to("attach") {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// What the next server would find if this one died now.
+    fn stored_phases(&self) -> Vec<Phase> {
+        let (_store, stored) = Store::open(&self.state.path().join("coracle.db")).unwrap();
+        stored.records.iter().map(|record| record.sandbox.phase).collect()
     }
 
     async fn replace(&self, name: &str, crashed: &SandboxId) -> Option<AcquiredSandbox> {
@@ -49,6 +69,33 @@ async fn key_of_a_sandbox_that_resists_removal_is_free_in_time() {
     bench.backend.destroy_gate.add_permits(1);
     bench.wait_until_gone(&made).await;
     assert_eq!(bench.service.sandbox_of_key(&bench.key("a")).unwrap().id(), &next.sandbox.id);
+}
+
+#[tokio::test]
+async fn removal_that_outlasts_its_caller_is_recorded_before_its_response() {
+    let bench = TestBench::new().await;
+    let made = bench.acquire_replacing("a").await.sandbox;
+    bench.occupy_driver(&made).await;
+    assert_eq!(bench.remove("a", Duration::from_millis(20)).await.unwrap(), KeyRemoval::Continues);
+    assert_eq!(bench.stored_phases(), [Phase::Stopping], "the next server would keep the sandbox");
+    bench.backend.volume_gate.add_permits(1);
+    bench.wait_until_gone(&made).await;
+}
+
+#[tokio::test]
+async fn removal_during_a_create_is_recorded_before_its_response() {
+    let bench = TestBench::new().await;
+    bench.backend.gate.forget_permits(usize::MAX);
+    let (service, key) = (bench.service.clone(), bench.key("a"));
+    let create = tokio::spawn(async move { service.acquire(&key, replacing()).await });
+    while !bench.backend.was_asked_to("create asked") {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(bench.remove("a", Duration::from_millis(20)).await.unwrap(), KeyRemoval::Continues);
+    assert_eq!(bench.stored_phases(), [Phase::Stopping], "the next server would keep the sandbox");
+    bench.backend.gate.add_permits(1);
+    create.await.unwrap().unwrap();
+    bench.backend.until_empty().await;
 }
 
 #[tokio::test(start_paused = true)]
