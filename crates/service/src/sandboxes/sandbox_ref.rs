@@ -214,6 +214,8 @@ impl SandboxRef {
 
     /// Returns when the sandbox is removed.
     pub async fn destroy(&self) -> Result<Outcome, ServiceError> {
+        // From here on its key leads no caller to it, even if its driver is busy, and no request replaces it.
+        self.handle.lease.close_for_removal();
         if self.handle.phase() == Phase::Starting {
             // Its driver may be busy with the hook before the entrypoint and not read its mailbox.
             self.handle.abandoned.cancel();

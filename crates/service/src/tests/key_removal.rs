@@ -98,6 +98,22 @@ async fn removal_during_a_create_is_recorded_before_its_response() {
     bench.backend.until_empty().await;
 }
 
+#[tokio::test]
+async fn crashed_sandbox_that_is_destroyed_by_its_id_is_not_replaced() {
+    let bench = TestBench::new().await;
+    let made = bench.acquire_replacing("a").await.sandbox;
+    bench.died(&made).await;
+    let sandbox = bench.sandbox(&made.id);
+    // The driver has the command, and has not acted on it yet.
+    let (destroyed, replaced) = tokio::join!(sandbox.destroy(), async {
+        assert!(bench.service.sandbox_of_key(&bench.key("a")).unwrap().is_being_removed());
+        bench.replace("a", &made.id).await
+    });
+    destroyed.unwrap();
+    assert!(replaced.is_none(), "a request revived a sandbox that was deleted");
+    assert_eq!(bench.backend.count(), 0);
+}
+
 #[tokio::test(start_paused = true)]
 async fn sandbox_that_is_being_removed_says_so() {
     let bench = TestBench::new().await;
