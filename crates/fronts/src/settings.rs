@@ -9,7 +9,7 @@ use metrics_exporter_prometheus::PrometheusHandle;
 
 use crate::front_sandboxes::RootSandbox;
 use crate::front_settings::FrontValues;
-use crate::server::connection::ConnectionSettings;
+use crate::server::connection::{ClientPeer, ConnectionSettings};
 use crate::server::peer_limits::TrustedNetwork;
 
 /// Settings of the listener, and the sections of its fronts, validated and with defaults applied.
@@ -109,5 +109,13 @@ impl HttpSettings {
             trusted_proxies: self.trusted_proxies.clone(),
             write_timeout: self.write_timeout,
         }
+    }
+
+    /// Whether a request was sent by a proxy that the operator trusts, or by one on this machine. Only such a request may
+    /// say in its headers how the client reaches the proxy.
+    pub(crate) fn trusts_proxy(&self, extensions: &http::Extensions) -> bool {
+        let Some(ClientPeer::Network(peer)) = extensions.get::<ClientPeer>() else { return false };
+        let address = peer.ip().to_canonical();
+        address.is_loopback() || self.trusted_proxies.iter().any(|network| network.contains(address))
     }
 }

@@ -8,7 +8,6 @@ use http::request::Parts;
 use super::ProvisionerState;
 use crate::aio::address::SandboxAddress;
 use crate::kit::headers::{header_text, request_host};
-use crate::server::connection::ClientPeer;
 use crate::settings::{GatewayMode, HttpSettings};
 
 /// How the client of a request reaches this server.
@@ -37,7 +36,7 @@ impl UrlOrigin {
         let forwarded = header_text(&parts.headers, "x-forwarded-proto");
         let is_https = forwarded.is_some_and(|scheme| scheme.trim().eq_ignore_ascii_case("https"));
         Self {
-            scheme: if is_https && comes_from_proxy(settings, parts) { "https" } else { "http" },
+            scheme: if is_https && settings.trusts_proxy(&parts.extensions) { "https" } else { "http" },
             authority: authority.unwrap_or_else(|| settings.listen.to_string()),
             gateway_domain: match &settings.gateway.mode {
                 GatewayMode::Wildcard { domain } => Some(domain.clone()),
@@ -45,13 +44,6 @@ impl UrlOrigin {
             },
         }
     }
-}
-
-/// Whether the request was sent by a proxy that the operator trusts, or by one on this machine.
-fn comes_from_proxy(settings: &HttpSettings, parts: &Parts) -> bool {
-    let Some(ClientPeer::Network(peer)) = parts.extensions.get::<ClientPeer>() else { return false };
-    let address = peer.ip().to_canonical();
-    address.is_loopback() || settings.trusted_proxies.iter().any(|network| network.contains(address))
 }
 
 impl FromRequestParts<ProvisionerState> for UrlOrigin {
@@ -67,6 +59,7 @@ mod tests {
     use http::Request;
 
     use super::*;
+    use crate::server::connection::ClientPeer;
     use crate::settings::GatewaySettings;
 
     fn origin_of(peer: &str, headers: &[(&str, &str)], change: impl FnOnce(&mut HttpSettings)) -> UrlOrigin {

@@ -13,10 +13,13 @@ use axum::response::{Html, IntoResponse, Response};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use futures_util::SinkExt;
-use http::{HeaderMap, HeaderValue, Uri, header};
+use http::request::Parts;
+use http::uri::Authority;
+use http::{HeaderValue, Uri, header};
 use service::{CreateTerminalRequest, ErrorKind, SandboxRef, TerminalAttachment, TerminalMode};
 use sha2::{Digest, Sha256};
 
+use super::super::AioState;
 use super::super::envelope::{ResponseEnvelope, data_response};
 use super::super::problem::AioProblem;
 use super::super::target::AioTarget;
@@ -29,6 +32,8 @@ use crate::kit::headers::{header_text, request_host};
 use crate::kit::query::QueryParams;
 use crate::kit::socket::{CLOSE_NORMAL, CloseReason, close_socket};
 use crate::kit::terminal_socket::{SEND_TIMEOUT, TerminalClient, serve_terminal};
+use crate::ports::target::AddressForm;
+use crate::settings::HttpSettings;
 
 /// The longest message of a client.
 const MAX_MESSAGE_BYTES: usize = 1 << 20;
@@ -106,26 +111,32 @@ async fn serve_socket(socket: WebSocket, sandbox: SandboxRef, found: TerminalTar
 
 /// `GET /v1/shell/terminal-url`: the address of the page with a new terminal.
 pub(super) async fn create_terminal_url(
+    State(state): State<AioState>,
     target: AioTarget,
-    uri: Uri,
-    headers: HeaderMap,
+    request: Parts,
 ) -> Result<Json<ResponseEnvelope<String>>, AioProblem> {
     let terminal = target.sandbox.terminals().create_terminal(CreateTerminalRequest::default()).await?;
-    let url = format!("{}/terminal?session_id={}", external_address(&target, &uri, &headers), terminal.name);
-    Ok(data_response(url))
+    let address = external_address(&state.settings, (target.form, &target.mount), &request);
+    Ok(data_response(format!("{address}/terminal?session_id={}", terminal.name)))
 }
 
-/// The address of this API as the client reaches it. A proxy before the server names its own in headers.
-fn external_address(target: &AioTarget, uri: &Uri, headers: &HeaderMap) -> String {
+/// The address of this API as the client reaches it. A proxy before the server names its own in headers; those of
+/// anybody else are ignored, since the address that opens the sandbox would be sent to the host that they name.
+fn external_address(settings: &HttpSettings, (form, mount): (AddressForm, &str), request: &Parts) -> String {
+    let is_proxied = settings.trusts_proxy(&request.extensions);
     let first = |name: &str| {
-        let value = header_text(headers, name)?;
+        let value = header_text(&request.headers, name).filter(|_| is_proxied)?;
         Some(value.split(',').next().unwrap_or_default().trim()).filter(|value| !value.is_empty())
     };
     let scheme = first("x-forwarded-proto").filter(|scheme| matches!(*scheme, "http" | "https"));
-    let host = first("x-forwarded-host").map(str::to_owned).or_else(|| request_host(uri, headers));
-    let prefix = first("x-forwarded-prefix").unwrap_or_default().trim_end_matches('/');
-    let (scheme, host) = (scheme.unwrap_or("http"), host.unwrap_or_else(|| "localhost".to_owned()));
-    format!("{scheme}://{host}{prefix}{}", target.mount)
+    let forwarded_host = first("x-forwarded-host").filter(|host| host.parse::<Authority>().is_ok());
+    let public_address = settings.public_address.clone().filter(|_| form == AddressForm::Path);
+    let host = public_address
+        .or_else(|| forwarded_host.map(str::to_owned))
+        .or_else(|| request_host(&request.uri, &request.headers));
+    let prefix = first("x-forwarded-prefix").filter(|prefix| prefix.starts_with('/')).unwrap_or_default();
+    let (scheme, host) = (scheme.unwrap_or("http"), host.unwrap_or_else(|| settings.listen.to_string()));
+    format!("{scheme}://{host}{}{mount}", prefix.trim_end_matches('/'))
 }
 
 /// Where the page has a ticket for its WebSocket, if that needs one.
@@ -173,4 +184,44 @@ pub(super) async fn show_page(
         headers.insert(name, HeaderValue::from_static(value));
     }
     Ok(response)
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Request;
+
+    use super::*;
+    use crate::server::connection::ClientPeer;
+
+    #[track_caller]
+    fn check(peer: &str, form: AddressForm, public: Option<&str>, expected: &str) {
+        let mut settings = HttpSettings::new("127.0.0.1:8080".parse().unwrap());
+        settings.trusted_proxies = vec!["10.0.0.0/8".parse().unwrap()];
+        settings.public_address = public.map(str::to_owned);
+        let request = Request::builder()
+            .header("host", "box:81")
+            .header("x-forwarded-proto", "https")
+            .header("x-forwarded-host", "front.example, other.example")
+            .header("x-forwarded-prefix", "/p/");
+        let (mut parts, ()) = request.body(()).unwrap().into_parts();
+        parts.extensions.insert(ClientPeer::Network(peer.parse().unwrap()));
+        let mount = if form == AddressForm::Path { "/aio/x" } else { "" };
+        assert_eq!(external_address(&settings, (form, mount), &parts), expected);
+    }
+
+    #[test]
+    fn only_trusted_proxies_choose_where_links_lead() {
+        use AddressForm::{Gateway, Path};
+        check("192.0.2.1:5", Path, None, "http://box:81/aio/x");
+        check("192.0.2.1:5", Gateway, None, "http://box:81");
+        check("10.1.2.3:5", Path, None, "https://front.example/p/aio/x");
+        check("127.0.0.1:5", Gateway, None, "https://front.example/p");
+    }
+
+    #[test]
+    fn public_address_is_for_paths() {
+        use AddressForm::{Gateway, Path};
+        check("192.0.2.1:5", Path, Some("public.example"), "http://public.example/aio/x");
+        check("192.0.2.1:5", Gateway, Some("public.example"), "http://box:81");
+    }
 }
