@@ -9,7 +9,7 @@
 //! the key, which is drawn when a sandbox is created and inherited only after a crash: an address from before a delete,
 //! an expiry or an eviction opens nothing.
 
-use domain::{KeyHandle, SandboxId, SandboxKey};
+use domain::{KeyHandle, Phase, SandboxId, SandboxKey};
 use service::{SandboxRef, Service};
 use subtle::ConstantTimeEq;
 
@@ -78,7 +78,9 @@ impl SandboxAddress {
     pub(super) fn resolve(&self, service: &Service) -> Option<AddressedSandbox> {
         let key = service.find_key(&KeyHandle::from_text(&self.handle)?)?;
         let sandbox = service.sandbox_of_key(&key)?;
-        if sandbox.is_being_removed() || sandbox.read_state(|state| state.origin != ORIGIN) {
+        let is_ending = sandbox.is_being_removed()
+            || sandbox.read_state(|state| matches!(state.phase, Phase::Stopping | Phase::Stopped));
+        if is_ending || sandbox.read_state(|state| state.origin != ORIGIN) {
             return None;
         }
         let token = service.key_token(&key, KEY_PURPOSE, AioNotes::of_sandbox(&sandbox).epoch);

@@ -2,6 +2,7 @@
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
+use domain::Phase;
 use http::{HeaderValue, StatusCode, header};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -112,7 +113,9 @@ impl From<ServiceError> for AioProblem {
     fn from(error: ServiceError) -> Self {
         let status = match error.kind() {
             // The address leads to no sandbox any more.
-            ErrorKind::NotFound => return Self::not_found(),
+            ErrorKind::NotFound | ErrorKind::Conflict { phase: Phase::Stopping | Phase::Stopped } => {
+                return Self::not_found();
+            }
             ErrorKind::NoSession => return Self::no_session(),
             ErrorKind::NoProcess | ErrorKind::NoSnapshot | ErrorKind::NoPool => StatusCode::NOT_FOUND,
             ErrorKind::Invalid | ErrorKind::File(_) | ErrorKind::Hook => StatusCode::BAD_REQUEST,
