@@ -54,21 +54,32 @@ const SANDBOX: &[ApiOperation] = &[
 ];
 
 const SHELL: &[ApiOperation] = &[
-    operation("POST /v1/shell/exec", "Run a command in a session", "", "ShellExec", "200 404 422"),
-    operation("POST /v1/shell/view", "Show the output of a session", "", "ShellSession", "200 404 422"),
-    operation("POST /v1/shell/wait", "Wait until a session is idle", "", "ShellWait", "200 404 422"),
-    operation("POST /v1/shell/write", "Type into the running program", "", "ShellWrite", "200 404 422"),
-    operation("POST /v1/shell/kill", "Close a session", "", "ShellSession", "200 404 422"),
-    operation("POST /v1/shell/sessions/create", "Open a session", "", "ShellCreate?", "200 404 409 422"),
-    operation("POST /v1/shell/sessions/update", "Change a session", "", "ShellUpdate", "200 404 422"),
-    operation("GET /v1/shell/sessions", "List sessions", "", "", "200 404"),
-    operation("DELETE /v1/shell/sessions", "Close all sessions", "", "", "200 404"),
-    operation("GET /v1/shell/sessions/stats", "Count sessions", "", "", "200 404"),
-    operation("DELETE /v1/shell/sessions/{id}", "Close a session", "", "", "200 404"),
-    operation("GET /v1/shell/terminal-url", "Create a terminal and return its page", "", "", "200 404"),
-    operation("GET /v1/shell/ws", "Connect to a terminal (WebSocket)", "session_id", "", "101 400 404"),
-    operation("GET /terminal", "The page of a terminal", "session_id", "", "200 404"),
+    operation("POST /v1/shell/exec", "Run a command in a session", "", "ShellExec", SHELL_ANSWERS),
+    operation("POST /v1/shell/view", "Show the output of a session", "", "ShellSession", SHELL_ANSWERS),
+    operation("POST /v1/shell/wait", "Wait until a session is idle", "", "ShellWait", SHELL_ANSWERS),
+    operation("POST /v1/shell/write", "Type into the running program", "", "ShellWrite", SHELL_ANSWERS),
+    operation("POST /v1/shell/kill", "Close a session", "", "ShellSession", SHELL_ANSWERS),
+    operation("POST /v1/shell/sessions/create", "Open a session", "", "ShellCreate?", SHELL_ANSWERS),
+    operation("POST /v1/shell/sessions/update", "Change a session", "", "ShellUpdate", SHELL_ANSWERS),
+    operation("GET /v1/shell/sessions", "List sessions", "", "", SHELL_READ),
+    operation("DELETE /v1/shell/sessions", "Close all sessions", "", "", SHELL_READ),
+    operation("GET /v1/shell/sessions/stats", "Count sessions", "", "", SHELL_READ),
+    operation("DELETE /v1/shell/sessions/{id}", "Close a session", "", "", SHELL_READ),
+    operation("GET /v1/shell/terminal-url", "Create a terminal and return its page", "", "", SHELL_READ),
+    operation(
+        "GET /v1/shell/ws",
+        "Connect to a terminal (WebSocket)",
+        "session_id",
+        "",
+        "101 400 404 409 500",
+    ),
+    operation("GET /terminal", "The page of a terminal", "session_id", "", "200 404 409"),
 ];
+
+/// A paused sandbox is a conflict, and an agent that does not answer an internal error.
+const SHELL_ANSWERS: &str = "200 400 404 409 422 429 500 504";
+
+const SHELL_READ: &str = "200 404 409 500";
 
 const FILES: &[ApiOperation] = &[
     operation("POST /v1/file/read", "Read a text file or some of its lines", "", "AioReadFile", FILE_ANSWERS),
@@ -94,15 +105,17 @@ const FILES: &[ApiOperation] = &[
         "AioEditorCommand",
         FILE_ANSWERS,
     ),
-    operation("GET /v1/file/watch", "List file watches", "", "", "200 404"),
-    operation("POST /v1/file/watch", "Watch files", "", "AioCreateWatch", "200 403 404 422"),
-    operation("POST /v1/file/watch/wait", "Wait for an event of a file", "", "AioWaitEvent", "200 404 422"),
-    operation("DELETE /v1/file/watch/{id}", "Remove a file watch", "", "", "200 404"),
-    operation("POST /v1/file/watch/{id}/poll", "Read events of a watch", "", "AioPollWatch?", "200 404 422"),
-    operation("GET /v1/file/watch/{id}/events", "Stream events of a watch", "", "", "200 404"),
+    operation("GET /v1/file/watch", "List file watches", "", "", WATCH_READ),
+    operation("POST /v1/file/watch", "Watch files", "", "AioCreateWatch", FILE_ANSWERS),
+    operation("POST /v1/file/watch/wait", "Wait for an event of a file", "", "AioWaitEvent", FILE_ANSWERS),
+    operation("DELETE /v1/file/watch/{id}", "Remove a file watch", "", "", WATCH_READ),
+    operation("POST /v1/file/watch/{id}/poll", "Read events of a watch", "", "AioPollWatch?", FILE_ANSWERS),
+    operation("GET /v1/file/watch/{id}/events", "Stream events of a watch", "", "", WATCH_READ),
 ];
 
-const FILE_ANSWERS: &str = "200 400 403 404 409 422 500 507";
+const FILE_ANSWERS: &str = "200 400 403 404 409 422 429 500 507";
+
+const WATCH_READ: &str = "200 404 409 429 500";
 
 /// Every method is accepted.
 const PORTS: &[ApiOperation] = &[
