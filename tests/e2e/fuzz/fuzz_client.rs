@@ -6,7 +6,7 @@ use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
 use e2e::server::TestServer;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::document::DocumentedOperation;
 use super::random_source::RandomSource;
@@ -21,13 +21,26 @@ const STREAM_READ_TIME: Duration = Duration::from_millis(150);
 const MAX_RESPONSE_BYTES: usize = 256 << 10;
 /// How many names of each kind are remembered.
 const MAX_REMEMBERED_NAMES: usize = 6;
+/// The ids of the sandboxes that all visitors share at the provisioner.
+const PROVISIONED: [&str; 2] = ["hostile-a", "hostile-b"];
 
 pub(super) struct FuzzClient<'a> {
     server: &'a TestServer,
     operations: &'a [DocumentedOperation],
     dice: RandomSource,
     sandboxes: Vec<String>,
+    addresses: Vec<AioAddress>,
     names: Vec<String>,
+    /// How many requests to the API of an AIO sandbox succeeded.
+    pub(super) addressed: usize,
+}
+
+/// A sandbox that the provisioner made.
+struct AioAddress {
+    /// `{handle}.{mac}`
+    text: String,
+    /// The id of the sandbox in the other APIs.
+    container: String,
 }
 
 impl<'a> FuzzClient<'a> {
@@ -36,23 +49,36 @@ impl<'a> FuzzClient<'a> {
         operations: &'a [DocumentedOperation],
         dice: RandomSource,
     ) -> Self {
-        Self { server, operations, dice, sandboxes: Vec::new(), names: Vec::new() }
+        Self {
+            server,
+            operations,
+            dice,
+            sandboxes: Vec::new(),
+            addresses: Vec::new(),
+            names: Vec::new(),
+            addressed: 0,
+        }
     }
 
     /// Sends one request, and complains about a wrong response. Returns its status, or 0.
     pub(super) fn send_one(&mut self) -> Result<u16, String> {
         self.ensure_sandbox();
+        self.ensure_address();
         let operation = self.choose_operation();
+        let addresses: Vec<String> = self.addresses.iter().map(|address| address.text.clone()).collect();
         let aim = RequestTargets {
             host: self.server.address(),
             key: KEY,
             sandboxes: &self.sandboxes,
+            addresses: &addresses,
+            provisioned: &PROVISIONED,
             names: &self.names,
         };
         let request = request::make_request(operation, &aim, &mut self.dice);
         let answer = self.exchange(&request.bytes, request.form);
         let Some(answer) = answer.map_err(|why| format!("{}: {why}", request.title))? else { return Ok(0) };
         self.remember_names(operation, &answer);
+        self.addressed += usize::from(operation.path.starts_with("/aio/") && answer.status == 200);
         response_check::check_response(operation, &request, &answer).map(|()| answer.status)
     }
 
@@ -61,7 +87,8 @@ impl<'a> FuzzClient<'a> {
         let operation = &self.operations[self.dice.below(self.operations.len())];
         let costly = matches!(
             (operation.method.as_str(), operation.path.as_str()),
-            ("POST", "/v1/sandboxes" | "/v1/pools") | ("DELETE", "/v1/sandboxes/{id}")
+            ("POST", "/v1/sandboxes" | "/v1/pools" | "/api/sandboxes")
+                | ("DELETE", "/v1/sandboxes/{id}" | "/api/sandboxes/{id}")
         );
         if costly && self.dice.chance(70) { self.choose_operation() } else { operation }
     }
@@ -91,6 +118,34 @@ impl<'a> FuzzClient<'a> {
         }
     }
 
+    /// Creates a sandbox at the provisioner, or finds it: any visitor may have removed it.
+    fn ensure_address(&mut self) {
+        if !self.addresses.is_empty() && !self.dice.chance(2) {
+            return;
+        }
+        let mut provisioner = self.server.client();
+        provisioner.set_headers(&[("X-API-Key".to_owned(), KEY.to_owned())]);
+        let request = json!({"sandbox_id": self.dice.pick(&PROVISIONED), "max_shell_sessions": 8});
+        let made = provisioner.post("/api/sandboxes", &request).expect("the server answers");
+        let made = if made.status == 200 { made.json() } else { Value::Null };
+        let url = made["sandbox_url"].as_str().unwrap_or_default();
+        let (Some((_, text)), Some(container)) = (url.split_once("/aio/"), made["container_id"].as_str())
+        else {
+            // The server is full, or another visitor removes the sandbox right now. Make room for later.
+            if let Some(id) = self.sandboxes.pop() {
+                client(self.server).delete(&format!("/v1/sandboxes/{id}")).expect("the server answers");
+            }
+            return;
+        };
+        let (_, mac) = text.split_once('.').expect("an address has a code");
+        self.server.add_secret(mac);
+        self.addresses.retain(|known| known.container != container);
+        if self.addresses.len() >= PROVISIONED.len() {
+            self.addresses.remove(0);
+        }
+        self.addresses.push(AioAddress { text: text.to_owned(), container: container.to_owned() });
+    }
+
     /// Remembers the names in a response.
     fn remember_names(&mut self, operation: &DocumentedOperation, answer: &FuzzResponse) {
         let Some(body) = answer.json() else { return };
@@ -103,7 +158,19 @@ impl<'a> FuzzClient<'a> {
         if let Some(id) = body["id"].as_str().filter(|_| created) {
             push_bounded(&mut self.sandboxes, id);
         }
-        let names = [&body["session_id"], &body["name"], &body["text"]];
+        let data = &body["data"];
+        if operation.path.starts_with("/aio/") && answer.status == 404 && body["message"] == "Not Found" {
+            // Its sandbox may be gone, so that another one is created.
+            self.addresses.clear();
+        }
+        let names = [
+            &body["session_id"],
+            &body["name"],
+            &body["text"],
+            &data["session_id"],
+            &data["command_id"],
+            &data["watch_id"],
+        ];
         names.iter().filter_map(|name| name.as_str()).for_each(|name| push_bounded(&mut self.names, name));
     }
 
@@ -166,8 +233,12 @@ impl FuzzClient<'_> {
     /// Whether the sandbox that a request names is paused: other visitors pause sandboxes too.
     fn is_paused(&self, request: &[u8]) -> bool {
         let text = String::from_utf8_lossy(request);
-        let Some((_, behind)) = text.split_once("/sandboxes/") else { return false };
-        let id = behind.split(['/', '?', ' ']).next().unwrap_or_default();
+        let addressed = self.addresses.iter().find(|address| text.contains(&address.text));
+        let id = match (addressed, text.split_once("/v1/sandboxes/")) {
+            (Some(address), _) => address.container.as_str(),
+            (None, Some((_, behind))) => behind.split(['/', '?', ' ']).next().unwrap_or_default(),
+            (None, None) => return false,
+        };
         let mut client = super::client(self.server);
         let answer = client.get(&format!("/v1/sandboxes/{id}"));
         answer.is_ok_and(|answer| answer.json()["status"]["state"] == "Paused")

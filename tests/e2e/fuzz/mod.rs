@@ -60,7 +60,7 @@ fn hostile_requests_get_documented_responses_and_leave_nothing() {
     let before = HeldResources::of_server(&server);
     let look = HostState::capture(&server.state_directory());
     let began = Instant::now();
-    let (troubles, statuses) = send_all_requests(&server, &operations, seed, count);
+    let FuzzOutcome { troubles, statuses, addressed } = send_all_requests(&server, &operations, seed, count);
     let took = began.elapsed();
     let reported: Vec<String> =
         statuses.iter().map(|(status, count)| format!("{count} × {status}")).collect();
@@ -69,6 +69,8 @@ fn hostile_requests_get_documented_responses_and_leave_nothing() {
         "{count} hostile requests with the seed {seed} took {seconds} s: {reported}"
     ));
     remove_everything(&server);
+    let enough = usize::try_from(count / 50).expect("few");
+    assert!(addressed > enough, "seed {seed}: only {addressed} requests to AIO sandboxes succeeded");
     assert!(troubles.is_empty(), "seed {seed}: {} troubles\n{}", troubles.len(), troubles.join("\n"));
     check_log(&server, seed);
     before.check(&server, seed);
@@ -89,15 +91,25 @@ fn client(server: &TestServer) -> HttpClient {
     client
 }
 
-/// Sends all requests from several threads. Returns the wrong responses and the count of each status; 0
-/// counts requests without a response.
+/// What became of all requests.
+#[derive(Default)]
+struct FuzzOutcome {
+    /// The wrong responses.
+    troubles: Vec<String>,
+    /// How often each status was returned; 0 counts requests without a response.
+    statuses: BTreeMap<u16, usize>,
+    /// How many requests to the API of an AIO sandbox succeeded, which shows that their addresses were right.
+    addressed: usize,
+}
+
+/// Sends all requests from several threads.
 fn send_all_requests(
     server: &TestServer,
     operations: &[DocumentedOperation],
     seed: u64,
     count: u64,
-) -> (Vec<String>, BTreeMap<u16, usize>) {
-    let seen = Mutex::new((Vec::new(), BTreeMap::new()));
+) -> FuzzOutcome {
+    let seen = Mutex::new(FuzzOutcome::default());
     std::thread::scope(|scope| {
         for worker in 0..WORKERS {
             let seen = &seen;
@@ -108,11 +120,12 @@ fn send_all_requests(
                     let visited = visitor.send_one();
                     let mut seen = seen.lock().expect("no thread panics while holding the lock");
                     match visited {
-                        Ok(status) => *seen.1.entry(status).or_default() += 1,
-                        Err(trouble) if seen.0.len() < 20 => seen.0.push(trouble),
+                        Ok(status) => *seen.statuses.entry(status).or_default() += 1,
+                        Err(trouble) if seen.troubles.len() < 20 => seen.troubles.push(trouble),
                         Err(_) => {}
                     }
                 }
+                seen.lock().expect("no thread panics while holding the lock").addressed += visitor.addressed;
             });
         }
     });

@@ -30,6 +30,10 @@ pub(super) struct RequestTargets<'a> {
     pub(super) key: &'a str,
     /// Sandboxes that exist or existed.
     pub(super) sandboxes: &'a [String],
+    /// Addresses of sandboxes that the provisioner made, without their slash: `{handle}.{mac}`.
+    pub(super) addresses: &'a [String],
+    /// The ids that the provisioner knows.
+    pub(super) provisioned: &'a [&'a str],
     /// Names of commands, sessions and terminals that were seen in responses.
     pub(super) names: &'a [String],
 }
@@ -51,7 +55,7 @@ pub(super) fn make_request(
     let target = format!("{path}{astray}{}", query(operation, dice));
     let (kind, body) = body(operation, dice);
     let mut head = format!("{method} {target} HTTP/1.1\r\nHost: {}\r\n", aim.host);
-    for (name, value) in headers(aim, dice) {
+    for (name, value) in headers(operation, aim, dice) {
         head.push_str(&format!("{name}: {value}\r\n"));
     }
     if !body.is_empty() {
@@ -88,6 +92,12 @@ fn path(operation: &DocumentedOperation, aim: &RequestTargets, dice: &mut Random
     let mut parts: Vec<String> = Vec::new();
     for part in operation.path.split('/') {
         parts.push(match part {
+            "{address}" if dice.chance(95) && !aim.addresses.is_empty() => {
+                aim.addresses[dice.below(aim.addresses.len())].clone()
+            }
+            "{id}" if dice.chance(85) && operation.path.starts_with("/api/") => {
+                dice.pick(aim.provisioned).to_owned()
+            }
             "{id}"
                 if dice.chance(85) && !aim.sandboxes.is_empty() && operation.path.contains("/sandboxes/") =>
             {
@@ -100,7 +110,7 @@ fn path(operation: &DocumentedOperation, aim: &RequestTargets, dice: &mut Random
                 dice.pick(&["0", "1000", "65534", "4294967295"]).to_owned()
             }
             "{kind}" if dice.chance(90) => dice.pick(&["logs", "events", "inspect", "summary"]).to_owned(),
-            "{name}" if dice.chance(50) && !aim.names.is_empty() => {
+            "{name}" | "{id}" | "{session_id}" if dice.chance(50) && !aim.names.is_empty() => {
                 encoded(&aim.names[dice.below(aim.names.len())])
             }
             part if part.starts_with('{') => {
@@ -135,12 +145,18 @@ fn query(operation: &DocumentedOperation, dice: &mut RandomSource) -> String {
     if pairs.is_empty() { String::new() } else { format!("?{}", pairs.join("&")) }
 }
 
-fn headers(aim: &RequestTargets, dice: &mut RandomSource) -> Vec<(String, String)> {
+fn headers(
+    operation: &DocumentedOperation,
+    aim: &RequestTargets,
+    dice: &mut RandomSource,
+) -> Vec<(String, String)> {
     let mut headers = Vec::new();
+    let of_provisioner = operation.path.starts_with("/api/");
+    let name = if of_provisioner { "X-API-Key" } else { "OPEN-SANDBOX-API-KEY" };
     match dice.below(25) {
         0 => {}
-        1 => headers.push(("OPEN-SANDBOX-API-KEY".to_owned(), "wrong".to_owned())),
-        _ => headers.push(("OPEN-SANDBOX-API-KEY".to_owned(), aim.key.to_owned())),
+        1 => headers.push((name.to_owned(), "wrong".to_owned())),
+        _ => headers.push((name.to_owned(), aim.key.to_owned())),
     }
     const ODD: &[&str] = &[
         "X-Request-ID: \t",
@@ -159,6 +175,10 @@ fn headers(aim: &RequestTargets, dice: &mut RandomSource) -> Vec<(String, String
         "OpenSandbox-Access-Renew: skip",
         "X-EXECD-ACCESS-TOKEN: x",
         "Origin: http://evil.example",
+        "X-Forwarded-Proto: https",
+        "X-Forwarded-Host: evil.example/\"",
+        "X-Forwarded-Prefix: //evil.example",
+        "X-AIO-Proxy-Port: 9",
         "Last-Event-ID: -1",
         "Accept-Encoding: gzip, br",
         "Content-Encoding: gzip",

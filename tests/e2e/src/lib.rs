@@ -4,6 +4,7 @@
 //! Every server has its own port and state directory, and ends with the value that represents it, together
 //! with all its sandboxes.
 
+pub mod aio;
 pub mod binary;
 pub mod container;
 pub mod host;
