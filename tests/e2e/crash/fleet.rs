@@ -25,16 +25,25 @@ pub(super) struct FleetMember {
 /// All sandboxes that clients know.
 pub(super) struct SandboxFleet {
     address: String,
+    /// Headers that the server requires.
+    headers: Vec<(String, String)>,
     pub(super) members: Vec<FleetMember>,
 }
 
 impl SandboxFleet {
     pub(super) fn new(address: &str) -> Self {
-        Self { address: address.to_owned(), members: Vec::new() }
+        Self { address: address.to_owned(), headers: Vec::new(), members: Vec::new() }
+    }
+
+    /// As [`SandboxFleet::new`], for a server that requires a key.
+    pub(super) fn with_headers(address: &str, headers: &[(String, String)]) -> Self {
+        Self { headers: headers.to_vec(), ..Self::new(address) }
     }
 
     pub(super) fn client(&self) -> HttpClient {
-        HttpClient::new(&self.address)
+        let mut client = HttpClient::new(&self.address);
+        client.set_headers(&self.headers);
+        client
     }
 
     /// Adds sandboxes until there are `count`.

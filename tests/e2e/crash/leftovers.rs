@@ -86,14 +86,17 @@ pub(super) fn wait_for_no_volumes(launcher: u32, state: &Path) {
     assert!(empty, "volumes are left: {left:?}");
 }
 
-/// The rows of the database, of sandboxes and of snapshots.
+/// The rows of the database, of sandboxes, of keys that lead to one, and of snapshots.
 pub(super) fn count_rows(state: &Path) -> i64 {
     let database = rusqlite::Connection::open(state.join("server/coracle.db")).expect("there is a database");
     database
-        .query_row("SELECT (SELECT count(*) FROM sandboxes) + (SELECT count(*) FROM snapshots)", [], |row| {
-            row.get(0)
-        })
-        .expect("there are tables of both")
+        .query_row(
+            "SELECT (SELECT count(*) FROM sandboxes) + (SELECT count(*) FROM keys) \
+             + (SELECT count(*) FROM snapshots)",
+            [],
+            |row| row.get(0),
+        )
+        .expect("there are tables of all")
 }
 
 fn collect(directory: &Path, depth: usize, found: &mut BTreeSet<PathBuf>) {

@@ -6,8 +6,11 @@
 //!
 //! `rounds` is that test; `operations` are the client requests, `fleet` is what clients were promised,
 //! `parts` are the processes, `remains` is what the host holds. `endings` has the other ways in which a
-//! server or a client ends; `snapshots`, `volumes`, `pools` and `nests` have their own rounds for those.
+//! server or a client ends; `snapshots`, `volumes`, `pools` and `nests` have their own rounds for those, and
+//! `aio_rounds` those of the AIO API with its sessions.
 
+mod aio_member;
+mod aio_rounds;
 mod endings;
 mod fleet;
 mod isolated_sessions;

@@ -37,6 +37,7 @@ pub(super) struct ServerParts {
     user: TestUser,
     network: &'static str,
     instance: String,
+    environment: &'static [(&'static str, &'static str)],
     /// All parts and first processes of sandboxes that ever existed. Pids are reused soon, so each is
     /// stored with its start time.
     seen: BTreeSet<(u32, u64)>,
@@ -44,8 +45,19 @@ pub(super) struct ServerParts {
 
 impl ServerParts {
     pub(super) fn start(user: TestUser, network: &'static str, instance: &str) -> Self {
-        let server = server_builder(user, network, instance).start();
-        let mut parts = Self { server, user, network, instance: instance.to_owned(), seen: BTreeSet::new() };
+        Self::start_with(user, network, instance, &[])
+    }
+
+    /// As [`ServerParts::start`], with variables of the environment.
+    pub(super) fn start_with(
+        user: TestUser,
+        network: &'static str,
+        instance: &str,
+        environment: &'static [(&'static str, &'static str)],
+    ) -> Self {
+        let server = server_builder(user, network, instance, environment).start();
+        let (instance, seen) = (instance.to_owned(), BTreeSet::new());
+        let mut parts = Self { server, user, network, instance, environment, seen };
         parts.record_processes();
         parts
     }
@@ -86,7 +98,8 @@ impl ServerParts {
 
     /// Starts the supervisor at its former address; with `cut`, the first attempt is killed that soon.
     pub(super) fn start_again(&mut self, cut: Option<Duration>) {
-        let start = server_builder(self.user, self.network, &self.instance).listen(self.server.address());
+        let start = server_builder(self.user, self.network, &self.instance, self.environment);
+        let start = start.listen(self.server.address());
         if let Some(moment) = cut {
             let mut attempt = start.spawn(self.server.directory());
             std::thread::park_timeout(moment);
@@ -139,11 +152,14 @@ impl ServerParts {
 }
 
 /// An ordinary user's server must be allowed to run without limits.
-fn server_builder(user: TestUser, network: &str, instance: &str) -> ServerBuilder {
-    let start = ServerBuilder::new()
-        .as_user(user)
-        .env("CORACLE_INSTANCE", instance)
-        .env("CORACLE_NETWORK_DEFAULT", network);
+fn server_builder(
+    user: TestUser,
+    network: &str,
+    instance: &str,
+    environment: &[(&str, &str)],
+) -> ServerBuilder {
+    let start = environment.iter().fold(ServerBuilder::new(), |start, (name, value)| start.env(name, value));
+    let start = start.as_user(user).env("CORACLE_INSTANCE", instance).env("CORACLE_NETWORK_DEFAULT", network);
     if user == TestUser::Same { start } else { start.env("CORACLE_REQUIRE_LIMITS", "false") }
 }
 

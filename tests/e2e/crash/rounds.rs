@@ -6,6 +6,7 @@ use std::sync::Barrier;
 use std::time::Duration;
 
 use e2e::run::{ORDINARY_USER, TestUser};
+use e2e::server::TestServer;
 use e2e::test_network::TestNetwork;
 use serde_json::json;
 
@@ -131,7 +132,16 @@ fn name_round_on_failure<T>(round: &Round, play: impl FnOnce() -> T) -> T {
 
 /// Returns what remains of a server that was started, used and ended normally; then starts it again.
 pub(super) fn after_normal_use(parts: &mut ServerParts, instance: &str) -> HostLeftovers {
-    parts.server.create_sandbox_with(&json!({"resourceLimits": {}})).delete();
+    after_use(parts, instance, |server| server.create_sandbox_with(&json!({"resourceLimits": {}})).delete())
+}
+
+/// As [`after_normal_use`], with a use of the caller.
+pub(super) fn after_use(
+    parts: &mut ServerParts,
+    instance: &str,
+    use_server: impl FnOnce(&TestServer),
+) -> HostLeftovers {
+    use_server(&parts.server);
     assert!(parts.server.terminate().success(), "the server did not end cleanly");
     let before = HostLeftovers::at_rest(&parts.server.state_directory(), instance);
     parts.start_again(None);
