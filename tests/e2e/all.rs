@@ -1,5 +1,6 @@
 //! The end-to-end tests: a module per subject, all against the real binary.
 
+mod aio;
 mod backup;
 mod command_line;
 mod containers;

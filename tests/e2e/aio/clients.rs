@@ -1,0 +1,114 @@
+//! Clients that come and go leave nothing behind.
+
+use std::fs;
+use std::io::Write;
+use std::net::{Shutdown, TcpStream};
+
+use e2e::aio::{AioSandbox, keyed_client};
+use e2e::host;
+use e2e::http::HttpClient;
+use e2e::server::TestServer;
+use serde_json::json;
+
+const CLIENTS: usize = 1000;
+const KILLED_CLIENTS: usize = 100;
+const THREADS: usize = 4;
+
+/// What clients can make the server and an agent hold.
+#[derive(Debug)]
+struct HeldByClients {
+    server_descriptors: usize,
+    agent_connections: usize,
+    agent_descriptors: usize,
+    requests_in_progress: u64,
+}
+
+impl HeldByClients {
+    fn capture(server: &TestServer, sandbox: &AioSandbox) -> Self {
+        let agent = host::agent_pid(&sandbox.container).expect("its agent runs");
+        let metrics = keyed_client(server.address()).get("/metrics").expect("the server answers").text();
+        let in_progress = metrics.lines().filter(|line| line.starts_with("coracle_http_in_progress"));
+        let in_progress = in_progress.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+        Self {
+            server_descriptors: descriptors(server.part_pid("__server")).len(),
+            agent_connections: descriptors(agent).iter().filter(|link| link.starts_with("socket:")).count(),
+            agent_descriptors: descriptors(agent).len(),
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "it counts requests"
+            )]
+            requests_in_progress: in_progress.sum::<f64>() as u64,
+        }
+    }
+
+    /// Whether this is no more than before. Idle shells and kept connections between server and agent vary a little.
+    fn is_at_most(&self, before: &Self) -> bool {
+        const SLACK: usize = 8;
+        self.requests_in_progress <= before.requests_in_progress
+            && self.server_descriptors <= before.server_descriptors + SLACK
+            && self.agent_connections <= before.agent_connections + SLACK
+            && self.agent_descriptors <= before.agent_descriptors + 4 * SLACK
+    }
+}
+
+fn descriptors(pid: u32) -> Vec<String> {
+    let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let links = entries.filter_map(|entry| fs::read_link(entry.path()).ok());
+    links.map(|link| link.to_string_lossy().into_owned()).collect()
+}
+
+/// Begins to run a command, and disconnects as a killed process does.
+fn disconnect_during_exec(address: &str, sandbox: &AioSandbox) {
+    let body = json!({"command": "echo started; sleep 0.3"}).to_string();
+    let mut stream = TcpStream::connect(address).expect("the server listens");
+    let path = &sandbox.path;
+    let head =
+        format!("POST {path}/v1/shell/exec HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json");
+    write!(stream, "{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len()).expect("the server reads");
+    stream.shutdown(Shutdown::Both).ok();
+}
+
+#[test]
+fn a_thousand_clients_and_a_hundred_killed_ones_leave_nothing() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = super::start_server();
+    let mut sandbox = AioSandbox::create(&server, "visited");
+    // Some idle shells are kept; they belong to normal use.
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            let mut own = sandbox.with_client(server.client());
+            scope.spawn(move || own.run("sleep 0.1"));
+        }
+    });
+    let before = HeldByClients::capture(&server, &sandbox);
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (server, sandbox) = (&server, &sandbox);
+            scope.spawn(move || {
+                for number in 0..CLIENTS / THREADS {
+                    let mut own = sandbox.with_client(HttpClient::new(server.address()));
+                    match number % 10 {
+                        0 => assert_eq!(
+                            own.run(&format!("echo {thread} {number}")),
+                            format!("{thread} {number}")
+                        ),
+                        _ => drop(own.get("/v1/shell/sessions/stats")),
+                    }
+                    if number % (CLIENTS / KILLED_CLIENTS) == 0 {
+                        disconnect_during_exec(server.address(), sandbox);
+                    }
+                }
+            });
+        }
+    });
+    let mut after = HeldByClients::capture(&server, &sandbox);
+    let settled = e2e::happens(|| {
+        after = HeldByClients::capture(&server, &sandbox);
+        after.is_at_most(&before)
+    });
+    assert!(settled, "before {before:?}, after {after:?}");
+    assert_eq!(sandbox.run("echo still here"), "still here");
+}

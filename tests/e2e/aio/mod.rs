@@ -1,0 +1,16 @@
+//! The AIO API and its provisioner against the real binary: what must hold whatever clients, agents and pages do.
+//! Single operations are tested in process and with the SDK.
+
+mod clients;
+mod hanging_agent;
+mod outputs;
+mod preview_pages;
+mod state_root;
+
+use e2e::aio;
+use e2e::server::{ServerBuilder, TestServer};
+
+/// A server whose provisioner can be used.
+fn start_server() -> TestServer {
+    ServerBuilder::new().env("CORACLE_API_KEY", aio::KEY).start()
+}
