@@ -1,6 +1,9 @@
 //! Limits of sessions, and requests that are not valid.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::AioSandbox;
 use super::shell::start_shell_server;
@@ -96,5 +99,53 @@ async fn calls_beyond_the_limit_are_served_or_refused_with_the_limit() {
         } else {
             assert_eq!(response.expect(200)["data"]["output"], Value::from(number.to_string()));
         }
+    }
+}
+
+/// Runs a command that prints once and then waits for input, and returns how long the response took after the output. Once
+/// the output has come, the clock stands still and jumps to whatever comes next.
+async fn time_until_quiet(sandbox: &AioSandbox<'_>, body: Value, session: &str) -> (Value, Duration) {
+    let path = format!("{}/v1/shell/exec", sandbox.path);
+    let waiting = tokio::spawn(sandbox.server.request("POST", &path).json(&body).send());
+    loop {
+        let view = sandbox.shell("view", json!({"id": session})).await;
+        if view["output"].as_str().unwrap().contains("waits") {
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+    let began = Instant::now();
+    tokio::time::pause();
+    let response = waiting.await.unwrap().expect(200);
+    tokio::time::resume();
+    (response["data"].clone(), began.elapsed())
+}
+
+#[tokio::test]
+async fn n7_j06_no_change_timeout_is_exact() {
+    const TOLERANCE: Duration = Duration::from_secs(2);
+    let server = start_shell_server().await;
+    let sandbox = AioSandbox::create(&server, "one").await;
+    for (number, (of_session, of_call, expected)) in
+        [(None, Some(600), 600), (Some(600), None, 600), (Some(5), Some(605), 605), (None, None, 120)]
+            .into_iter()
+            .enumerate()
+    {
+        // Each is a fresh session, as that of a client which retries.
+        let session = format!("session {number}");
+        sandbox.shell("sessions/create", json!({"id": session, "no_change_timeout": of_session})).await;
+        let command = "echo waits; read line; echo $line";
+        let body = json!({"command": command, "id": session, "no_change_timeout": of_call});
+        let (result, took) = time_until_quiet(&sandbox, body, &session).await;
+        assert_eq!((&result["status"], &result["output"]), (&json!("no_change_timeout"), &json!("waits")));
+        let expected = Duration::from_secs(expected);
+        let is_exact = took > expected.saturating_sub(TOLERANCE) && took < expected + TOLERANCE;
+        assert!(is_exact, "{of_session:?} {of_call:?}: {took:?} instead of {expected:?}");
+        // The command goes on.
+        sandbox.shell("write", json!({"id": session, "input": "typed", "press_enter": true})).await;
+        let waited = sandbox.shell("wait", json!({"id": session, "seconds": 20})).await;
+        assert_eq!(waited["status"], "completed", "{waited}");
+        let view = sandbox.shell("view", json!({"id": session})).await;
+        assert!(view["output"].as_str().unwrap().trim_end().ends_with("typed"), "{view}");
     }
 }
