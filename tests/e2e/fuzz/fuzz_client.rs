@@ -169,7 +169,7 @@ impl<'a> FuzzClient<'a> {
             &body["text"],
             &data["session_id"],
             &data["command_id"],
-            &data["watch_id"],
+            &data["watcher_id"],
         ];
         names.iter().filter_map(|name| name.as_str()).for_each(|name| push_bounded(&mut self.names, name));
     }
