@@ -1,5 +1,6 @@
 //! Chores of the project, started as `cargo xtask CHORE`.
 
+mod aio_js;
 mod bench;
 mod build_paths;
 mod check;
@@ -36,6 +37,8 @@ usage: cargo xtask CHORE
           run the reference's own suites from a checkout of its repository
   deerflow CHECKOUT
           run DeerFlow's provider from a checkout of its repository; `--python PROGRAM` names a Python 3.12 or later
+  aio-js CHECKOUT
+          run the JavaScript SDK of AIO Sandbox from a checkout of its repository
   dist    build the release archive in target/dist and verify it; `--binary PATH` packs that one
   kernels assemble Jupyter kernels in target/kernels; `DIR [python] [java] [go]` selects others
   vm      run tests on kernels with cgroup v2 only and with restricted user namespaces, under emulation";
@@ -49,6 +52,7 @@ fn main() -> ExitCode {
         Some((chore, rest)) if chore == "docs" => docs::run_docs(rest),
         Some((chore, rest)) if chore == "upstream" => upstream::run_upstream(rest),
         Some((chore, rest)) if chore == "deerflow" => deerflow::run_deerflow(rest),
+        Some((chore, rest)) if chore == "aio-js" => aio_js::run_aio_js(rest),
         Some((chore, rest)) if chore == "dist" => dist::run_dist(rest),
         Some((chore, rest)) if chore == "kernels" => kernels::run_kernels(rest),
         Some((chore, rest)) if chore == "vm" => run_vm(rest),
