@@ -101,7 +101,7 @@ pub use telemetry::events::{FeedItem, FeedReader, LifecycleEvent, OperatorAction
 pub use telemetry::owner_metrics::{OwnerLabel, OwnerMetrics};
 pub use telemetry::recent_errors::RecentError;
 pub use telemetry::service_metrics::set_total_limit;
-pub use telemetry::usage_history::{HourlyUsage, UsageSample, UsageTotals};
+pub use telemetry::usage_history::{HourlyUsage, SAMPLE_INTERVAL, UsageSample, UsageTotals};
 pub use tenancy::api_keys::ApiKey;
 pub use tenancy::operator::{OperatorActionKind, OperatorObjectKind, RevokedKey};
 pub use tenancy::quota::{OwnerQuota, OwnerQuotas, QuotaExcess, QuotaResource};

@@ -19,6 +19,7 @@ mod files;
 mod guest;
 mod keep_alive;
 mod notes;
+mod observe;
 mod operations;
 mod own_sandbox;
 mod ports;
@@ -89,6 +90,8 @@ pub(crate) struct AioState {
     /// The credentials of sandboxes whose address contains no code.
     access: Arc<access::AccessControl>,
     tools: Arc<sandbox_info::ToolCache>,
+    /// Sessions and reports of observed sandboxes.
+    observe: Arc<observe::ObserveRegistry>,
     /// Watches of files, which outlive requests.
     watches: Arc<files::WatchRegistry>,
 }
@@ -105,6 +108,7 @@ impl AioState {
             access: Arc::new(access::AccessControl::new(own_settings.access.clone())),
             own_settings: Arc::new(own_settings),
             tools: Arc::default(),
+            observe: Arc::default(),
             watches: Arc::default(),
         }
     }

@@ -18,6 +18,7 @@ fn openapi_sections() -> Vec<ApiSection> {
     vec![
         section("aio: access", ACCESS),
         section("aio: sandbox", SANDBOX),
+        section("aio: observe", OBSERVE),
         section("aio: shell", SHELL),
         section("aio: files", FILES),
         section("aio: ports", PORTS),
@@ -51,6 +52,17 @@ const SANDBOX: &[ApiOperation] = &[
         "200 400 404 409 422 500",
     ),
     operation("DELETE /v1/sandbox/hooks/{name}", "Remove a shutdown hook", "", "", "200 404 409 500"),
+];
+
+const OBSERVE: &[ApiOperation] = &[
+    operation("GET /v1/sandbox/observe/status", "Show the present session", "", "", "200 404"),
+    operation("GET /v1/sandbox/observe/live", "Measure the sandbox", "top_rows:int", "", "200 404 409 500"),
+    operation("POST /v1/sandbox/observe/start", "Begin a session", "", "AioObserveStart?", "200 404 409 422"),
+    operation("POST /v1/sandbox/observe/stop", "End a session", "", "AioObserveStop?", "200 404 422"),
+    operation("POST /v1/sandbox/observe/export", "Make a report", "", "AioObserveExport?", "200 404 422 500"),
+    operation("GET /v1/sandbox/observe/reports", "List reports", "", "", "200 404"),
+    operation("GET /v1/sandbox/observe/reports/{report_id}", "Download a report", "", "", "200 404"),
+    operation("DELETE /v1/sandbox/observe/reports/{report_id}", "Delete a report", "", "", "200 404"),
 ];
 
 const SHELL: &[ApiOperation] = &[

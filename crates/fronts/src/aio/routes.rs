@@ -6,7 +6,7 @@ use axum::routing::MethodRouter;
 
 use super::envelope::ENVELOPE_ERRORS;
 use super::problem::AioProblem;
-use super::{AioState, access, bash, code, files, ports, sandbox_info, shell, unsupported};
+use super::{AioState, access, bash, code, files, observe, ports, sandbox_info, shell, unsupported};
 use crate::kit::nested;
 
 /// A path with its handlers.
@@ -27,6 +27,7 @@ pub(super) fn sandbox_routes() -> Vec<AioRoute> {
     let mut routes = Vec::new();
     routes.extend(access::routes());
     routes.extend(sandbox_info::routes());
+    routes.extend(observe::routes());
     routes.extend(shell::routes());
     routes.extend(files::routes());
     routes.extend(code::routes());

@@ -19,7 +19,7 @@ use crate::telemetry::memory_stall::StallWatch;
 use crate::telemetry::owner_metrics::{OwnerLabel, OwnerMetrics, OwnerTotals};
 
 /// How often samples are taken.
-const SAMPLE_INTERVAL: Duration = Duration::from_secs(10);
+pub const SAMPLE_INTERVAL: Duration = Duration::from_secs(10);
 /// How many samples of a sandbox are kept: one hour's.
 const MAX_SAMPLES: usize = 360;
 /// How many sandboxes are measured at once.

@@ -5,6 +5,7 @@ mod bash;
 mod code;
 mod files;
 mod hooks;
+mod observe;
 mod ports;
 mod provisioner;
 mod sandbox_info;
