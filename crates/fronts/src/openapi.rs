@@ -51,11 +51,11 @@ pub(crate) struct ApiSection {
 }
 
 impl ApiOperation {
-    fn method(&self) -> &'static str {
+    pub(crate) fn method(&self) -> &'static str {
         self.at.split_once(' ').map_or("", |(method, _)| method)
     }
 
-    fn path(&self) -> &'static str {
+    pub(crate) fn path(&self) -> &'static str {
         self.at.split_once(' ').map_or("", |(_, path)| path)
     }
 
@@ -170,15 +170,21 @@ fn all_schemas() -> Map<String, Value> {
     all
 }
 
-fn build_document() -> Value {
+/// Describes every operation of some sections, by path and method.
+pub(crate) fn describe_paths(sections: &[ApiSection]) -> Map<String, Value> {
     let mut paths = Map::new();
-    for section in all_sections() {
+    for section in sections {
         for operation in section.operations {
             let path = format!("{}{}", section.prefix, operation.path());
             let methods = paths.entry(path).or_insert_with(|| json!({}));
-            methods[operation.method().to_ascii_lowercase()] = operation.describe(&section);
+            methods[operation.method().to_ascii_lowercase()] = operation.describe(section);
         }
     }
+    paths
+}
+
+fn build_document() -> Value {
+    let paths = describe_paths(&all_sections());
     let (security, schemes) = describe_security();
     let remarks: Vec<_> = all_parts().map(|part| part.remark).filter(|remark| !remark.is_empty()).collect();
     json!({

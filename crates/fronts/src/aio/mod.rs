@@ -14,6 +14,7 @@ mod bash;
 mod body;
 mod code;
 mod commands;
+mod documents;
 mod envelope;
 mod files;
 mod guest;

@@ -2,31 +2,42 @@
 
 use crate::openapi::{ApiOperation, ApiSection, OpenApiPart, operation};
 
+/// The schemas of request bodies.
+pub(super) const SCHEMAS: &str = include_str!("openapi.json");
+
 /// The part of the document about the API of a sandbox.
 pub(super) fn openapi_part() -> OpenApiPart {
-    OpenApiPart {
-        sections: openapi_sections(),
-        schemas: include_str!("openapi.json"),
-        security: &[],
-        remark: "",
-    }
+    OpenApiPart { sections: openapi_sections(), schemas: SCHEMAS, security: &[], remark: "" }
 }
 
 fn openapi_sections() -> Vec<ApiSection> {
     // The address itself opens the sandbox.
-    let section = |tag, operations| ApiSection { tag, prefix: "/aio/{address}", operations, open: true };
+    let section = |(tag, operations)| ApiSection { tag, prefix: "/aio/{address}", operations, open: true };
+    offered_operations().into_iter().chain([("aio: not supported", UNSUPPORTED)]).map(section).collect()
+}
+
+/// The operations that a sandbox really offers, by the part of the API that they belong to.
+pub(super) fn offered_operations() -> Vec<(&'static str, &'static [ApiOperation])> {
     vec![
-        section("aio: access", ACCESS),
-        section("aio: sandbox", SANDBOX),
-        section("aio: observe", OBSERVE),
-        section("aio: shell", SHELL),
-        section("aio: files", FILES),
-        section("aio: ports", PORTS),
-        section("aio: bash", BASH),
-        section("aio: code", CODE),
-        section("aio: not supported", UNSUPPORTED),
+        ("aio: documents", DOCUMENTS),
+        ("aio: access", ACCESS),
+        ("aio: sandbox", SANDBOX),
+        ("aio: observe", OBSERVE),
+        ("aio: shell", SHELL),
+        ("aio: files", FILES),
+        ("aio: ports", PORTS),
+        ("aio: bash", BASH),
+        ("aio: code", CODE),
     ]
 }
+
+const DOCUMENTS: &[ApiOperation] = &[
+    operation("GET /", "A page about the sandbox", "", "", "200 404"),
+    operation("GET /index.html", "The same page", "", "", "200 404"),
+    operation("GET /v1/docs", "The operations as a page", "", "", "200 404"),
+    operation("GET /v1/openapi.json", "The operations as OpenAPI", "", "", "200 404"),
+    operation("GET /llms.txt", "A manual for agents", "", "", "200 404"),
+];
 
 const ACCESS: &[ApiOperation] = &[
     operation("POST /tickets", "Create a ticket, which works once", "", "", "200 401 404"),

@@ -6,7 +6,9 @@ use axum::routing::MethodRouter;
 
 use super::envelope::ENVELOPE_ERRORS;
 use super::problem::AioProblem;
-use super::{AioState, access, bash, code, files, observe, ports, sandbox_info, shell, unsupported};
+use super::{
+    AioState, access, bash, code, documents, files, observe, ports, sandbox_info, shell, unsupported,
+};
 use crate::kit::nested;
 
 /// A path with its handlers.
@@ -25,6 +27,7 @@ pub(super) fn build_router(state: AioState) -> Router {
 /// Every path, by the part of the API that it belongs to.
 pub(super) fn sandbox_routes() -> Vec<AioRoute> {
     let mut routes = Vec::new();
+    routes.extend(documents::routes());
     routes.extend(access::routes());
     routes.extend(sandbox_info::routes());
     routes.extend(observe::routes());

@@ -3,6 +3,7 @@
 mod access;
 mod bash;
 mod code;
+mod documents;
 mod files;
 mod hooks;
 mod observe;
