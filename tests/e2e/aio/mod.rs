@@ -5,6 +5,7 @@ mod clients;
 mod hanging_agent;
 mod outputs;
 mod preview_pages;
+mod searches;
 mod state_root;
 
 use e2e::aio;

@@ -4,6 +4,7 @@ mod access;
 mod bash;
 mod code;
 mod documents;
+mod deerflow_client;
 mod files;
 mod hooks;
 mod observe;
