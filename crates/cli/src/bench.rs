@@ -13,6 +13,7 @@
 
 mod acquire;
 mod age;
+mod aio;
 mod alive;
 mod breakdown;
 mod client;
@@ -153,6 +154,7 @@ pub(crate) fn run_benchmarks(args: &BenchArgs, printer: &Printer) -> Result<Exit
         ("list", idle::measure_list),
         ("age", age::measure_age),
         ("network", network::measure_network),
+        ("aio", aio::measure_aio),
     ];
     for (name, measure) in measurements {
         if wanted(name) {

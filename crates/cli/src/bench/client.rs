@@ -113,6 +113,11 @@ impl BenchClient {
         self.run_body(&path, sandbox, &json!({"command": "true"}))
     }
 
+    /// Runs a line of a shell inside, as clients of this API do, and waits for the end of its events.
+    pub(crate) fn run_line(&mut self, sandbox: &BenchSandbox, line: &str) -> Result<()> {
+        self.run_body(&sandbox.proxy_path("command"), sandbox, &json!({"command": line}))
+    }
+
     /// Runs `true` inside and waits for the end of its events.
     pub(crate) fn run_true(&mut self, sandbox: &BenchSandbox) -> Result<()> {
         self.run_command(sandbox, &["true"])
@@ -247,7 +252,7 @@ impl BenchClient {
     }
 
     /// Sends one request with `size` bytes between a head and a tail.
-    fn send_large(
+    pub(crate) fn send_large(
         &mut self,
         method: &str,
         path: &str,
@@ -256,11 +261,11 @@ impl BenchClient {
         size: u64,
     ) -> Result<()> {
         let length = head.len() as u64 + size + tail.len() as u64;
-        let address = self.address;
+        let (address, own) = (self.address, &self.headers);
         let stream = self.connection.get_mut();
         write!(
             stream,
-            "{method} {path} HTTP/1.1\r\nHost: {address}\r\n{headers}Content-Length: {length}\r\n\r\n{head}"
+            "{method} {path} HTTP/1.1\r\nHost: {address}\r\n{own}{headers}Content-Length: {length}\r\n\r\n{head}"
         )?;
         let block = vec![0x5a_u8; 1 << 20];
         let mut left = size;
@@ -275,6 +280,13 @@ impl BenchClient {
             bail!("{method} {path} failed with status {status}");
         }
         Ok(())
+    }
+
+    /// Sends one request with a JSON body, or none; returns the JSON of the response, which must be a success.
+    pub(crate) fn call(&mut self, method: &str, path: &str, body: &Value) -> Result<Value> {
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        let status = self.send(method, path, "", body.as_bytes())?;
+        self.parse_body(status, 200)
     }
 
     /// Removes a file inside.

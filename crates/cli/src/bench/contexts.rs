@@ -142,7 +142,11 @@ fn time_fresh_context(
     Ok(Some(time))
 }
 
-fn open_context(client: &mut BenchClient, sandbox: &BenchSandbox, language: &str) -> Result<Option<String>> {
+pub(super) fn open_context(
+    client: &mut BenchClient,
+    sandbox: &BenchSandbox,
+    language: &str,
+) -> Result<Option<String>> {
     let (status, body) =
         client.send_inside(sandbox, "POST", "code/context", &json!({"language": language}))?;
     match status {
@@ -155,7 +159,12 @@ fn open_context(client: &mut BenchClient, sandbox: &BenchSandbox, language: &str
     }
 }
 
-fn run_code(client: &mut BenchClient, sandbox: &BenchSandbox, context: &str, code: &str) -> Result<()> {
+pub(super) fn run_code(
+    client: &mut BenchClient,
+    sandbox: &BenchSandbox,
+    context: &str,
+    code: &str,
+) -> Result<()> {
     let request = json!({"code": code, "context": {"id": context}});
     let (status, body) = client.send_inside(sandbox, "POST", "code", &request)?;
     let text = String::from_utf8_lossy(body);

@@ -17,8 +17,13 @@ const READY_TEXT: &str = "coracle listening on http://";
 /// The number of sandboxes that the server allows.
 const MAX_BENCH_SANDBOXES: &str = "4000";
 
+/// The key of servers that have one. They listen on loopback, for the time of a measurement.
+const BENCH_KEY: &str = "key-of-the-benchmark";
+
 pub(crate) struct BenchServer {
     process: Child,
+    /// Header lines of every client.
+    headers: String,
     pub(crate) address: SocketAddr,
     directory: PathBuf,
     /// A directory of packages that may be mounted in sandboxes.
@@ -45,6 +50,21 @@ impl BenchServer {
         })
     }
 
+    /// Starts a server with a key, as the provisioner of AIO sandboxes needs one, and with this configuration file.
+    /// The text may name an empty directory as `{empty}`.
+    pub(crate) fn start_with_key(name: &str, configuration: &str) -> Result<Self> {
+        let directory = make_directory(name)?;
+        let (empty, file) = (directory.join("empty"), directory.join("coracle.toml"));
+        fs::create_dir(&empty)?;
+        fs::write(&file, configuration.replace("{empty}", &empty.display().to_string()))?;
+        let mut server = Self::start_at(directory, |command| {
+            command.arg("--config").arg(file).env("CORACLE_API_KEY", BENCH_KEY);
+            command.env("CORACLE_NETWORK_DEFAULT", "off");
+        })?;
+        server.headers = format!("Open-Sandbox-Api-Key: {BENCH_KEY}\r\nX-Api-Key: {BENCH_KEY}\r\n");
+        Ok(server)
+    }
+
     fn start_with(name: &str, network: &str, packages: Option<PathBuf>) -> Result<Self> {
         let mut server = Self::start_in(name, |command| {
             command.env("CORACLE_NETWORK_DEFAULT", network);
@@ -55,10 +75,12 @@ impl BenchServer {
     }
 
     fn start_in(name: &str, configure: impl FnOnce(&mut Command)) -> Result<Self> {
-        let directory = std::env::temp_dir().join(format!("coracle-bench-{}-{name}", std::process::id()));
-        fs::create_dir(&directory).context("could not make a temporary directory")?;
+        Self::start_at(make_directory(name)?, configure)
+    }
+
+    fn start_at(directory: PathBuf, configure: impl FnOnce(&mut Command)) -> Result<Self> {
         let (process, address) = spawn_server(&directory, configure)?;
-        Ok(Self { process, address, directory, packages: None })
+        Ok(Self { process, headers: String::new(), address, directory, packages: None })
     }
 
     /// Ends the server, which leaves its sandboxes, and starts it again on the same state. Returns how long the
@@ -84,7 +106,7 @@ impl BenchServer {
     }
 
     pub(crate) fn client(&self) -> Result<BenchClient> {
-        BenchClient::connect(self.address)
+        Ok(BenchClient::connect(self.address)?.with_headers(self.headers.clone()))
     }
 
     /// The address at which the server listens.
@@ -122,6 +144,12 @@ impl Drop for BenchServer {
             self.stop_and_clean_up().ok();
         }
     }
+}
+
+fn make_directory(name: &str) -> Result<PathBuf> {
+    let directory = std::env::temp_dir().join(format!("coracle-bench-{}-{name}", std::process::id()));
+    fs::create_dir(&directory).context("could not make a temporary directory")?;
+    Ok(directory)
 }
 
 /// Starts a server on the state below `directory`; returns it and its address when it is ready.

@@ -87,7 +87,7 @@ fn report_times(times: &TransferTimes, mebibytes: u64, beside_nginx: bool, repor
     ));
 }
 
-fn time_work(work: impl FnOnce() -> Result<()>) -> Result<Duration> {
+pub(super) fn time_work(work: impl FnOnce() -> Result<()>) -> Result<Duration> {
     let began = Instant::now();
     work()?;
     Ok(began.elapsed())
@@ -98,7 +98,7 @@ fn check_size(size: u64, expected: u64) -> Result<()> {
 }
 
 /// The largest growth of the server's memory while `work` was done, in MiB.
-fn growth_during(server: &BenchServer, work: impl FnOnce() -> Result<()>) -> Result<f64> {
+pub(super) fn growth_during(server: &BenchServer, work: impl FnOnce() -> Result<()>) -> Result<f64> {
     const SAMPLE_INTERVAL: Duration = Duration::from_millis(20);
     let before = server.resident_bytes();
     let ended = AtomicBool::new(false);

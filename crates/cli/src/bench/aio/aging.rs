@@ -1,0 +1,85 @@
+//! What a thousand commands without a session id leave behind, and whether the next one is slower.
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use serde_json::json;
+
+use super::client::{AioSandbox, provision};
+use crate::bench::client::BenchClient;
+use crate::bench::idle::to_f64;
+use crate::bench::report::BenchReport;
+use crate::bench::server::{BenchServer, parse_kibibytes};
+use crate::bench::statistics::TimeSamples;
+use crate::bench::transfer::time_work;
+
+const COMMAND_COUNT: usize = 1000;
+/// The first and the last commands are compared by the medians of so many.
+const COMPARED_COMMANDS: usize = 50;
+const MAX_IDLE_SHELLS: f64 = 8.0;
+const MEBIBYTE: f64 = 1024.0 * 1024.0;
+
+pub(super) fn measure_aging(server: &BenchServer, report: &mut BenchReport) -> Result<()> {
+    let mut client = server.client()?;
+    let sandbox = provision(&mut client, "aging")?;
+    let agents = find_processes(&sandbox.container)?;
+    let Some(agent_memory) = proportional_bytes(&agents) else {
+        report.add_unmeasured("AIO: what a thousand commands leave behind, which root alone may read");
+        return sandbox.remove(&mut client);
+    };
+    // A sandbox counts as fresh when its first command has ended.
+    run_commands(&mut client, &sandbox, 1)?;
+    let memory_before = sandbox_memory(&agents)?;
+    let first = run_commands(&mut client, &sandbox, COMPARED_COMMANDS)?.summary();
+    run_commands(&mut client, &sandbox, COMMAND_COUNT - COMPARED_COMMANDS - 1)?;
+    let last = run_commands(&mut client, &sandbox, COMPARED_COMMANDS)?.summary();
+    let shells = find_processes(&sandbox.container)?.len().saturating_sub(agents.len());
+    let growth = sandbox_memory(&agents)?.saturating_sub(memory_before);
+    let agent = proportional_bytes(&agents).context("the agent has ended")?;
+    sandbox.remove(&mut client)?;
+    report.add_time("AIO: the first commands of a sandbox", first);
+    report.add_time(format!("AIO: commands after {COMMAND_COUNT} others"), last);
+    report.add_note(format!("agent of a fresh AIO sandbox: {:.2} MiB", to_f64(agent_memory) / MEBIBYTE));
+    report.require_at_most(
+        "AIO: idle shells after 1,000 commands",
+        to_f64(shells as u64),
+        MAX_IDLE_SHELLS,
+        "",
+    );
+    report.require_at_most("AIO: growth of the sandbox meanwhile", to_f64(growth) / MEBIBYTE, 8.0, "MiB");
+    report.require_at_most("AIO: its agent afterwards (PSS)", to_f64(agent) / MEBIBYTE, 3.0, "MiB");
+    report.require_at_most("AIO: command after 1,000 others", last.p50 / first.p50, 1.1, "times the first");
+    Ok(())
+}
+
+fn run_commands(client: &mut BenchClient, sandbox: &AioSandbox, count: usize) -> Result<TimeSamples> {
+    let command = json!({"command": "true"});
+    (0..count).map(|_| time_work(|| sandbox.run(client, "shell/exec", &command).map(drop))).collect()
+}
+
+/// The directories in `/proc` of the processes of a sandbox.
+fn find_processes(container: &str) -> Result<Vec<PathBuf>> {
+    let is_inside = |path: &PathBuf| {
+        fs::read_to_string(path.join("cgroup")).is_ok_and(|groups| groups.contains(container))
+    };
+    Ok(fs::read_dir("/proc")?.flatten().map(|process| process.path()).filter(is_inside).collect())
+}
+
+/// The sum of the proportional shares of processes.
+fn proportional_bytes(processes: &[PathBuf]) -> Option<u64> {
+    let share =
+        |path: &PathBuf| parse_kibibytes(&fs::read_to_string(path.join("smaps_rollup")).ok()?, "Pss:");
+    (!processes.is_empty()).then(|| processes.iter().map(share).sum())?
+}
+
+/// The memory of the control group of a sandbox, of which one process is known.
+fn sandbox_memory(processes: &[PathBuf]) -> Result<u64> {
+    let process = processes.first().context("the sandbox has no process")?;
+    let groups = fs::read_to_string(process.join("cgroup"))?;
+    let group = groups.lines().find_map(|line| line.strip_prefix("0::")).context("no control group")?;
+    // The agent has a group of its own in that of its sandbox, where it has one at all.
+    let path = PathBuf::from(format!("/sys/fs/cgroup{group}"));
+    let text = path.ancestors().find_map(|path| fs::read_to_string(path.join("memory.current")).ok());
+    Ok(text.context("the control group has no memory.current")?.trim().parse()?)
+}
