@@ -253,6 +253,12 @@ impl ReceivedVerdicts {
     }
 }
 
+/// How many shared sessions of its sort there may be beside all others, if its opener limits them.
+fn own_session_limit(open: &OpenSession, kind: &SessionKind) -> Option<usize> {
+    let limit = open.sharing.as_ref().filter(|_| !matches!(kind, SessionKind::Kernel(_)))?.max_sessions?;
+    usize::try_from(limit).ok()
+}
+
 impl Agent {
     /// Opens a session; the reply comes when its shell runs.
     pub(crate) fn open_session(&mut self, connection: ConnectionId, open: OpenSession) -> Result<(), Fault> {
@@ -274,10 +280,15 @@ impl Agent {
         if self.sessions.find(&open.session).is_ok() {
             return Err(fault::from_kind(FaultKind::AlreadyExists, "open session", &open.session));
         }
-        // A closed session does not count, provided that it ends soon.
+        // A shared session may have a limit of its own, which was checked already. A closed session does not count,
+        // provided that it ends soon.
         let most = usize::try_from(self.context.config.max_processes).unwrap_or(usize::MAX);
-        let open_ones = self.sessions.values().filter(|session| !session.closing).count();
-        if open_ones >= most || self.sessions.len() >= most.saturating_mul(2) {
+        let own_limit = own_session_limit(&open, &kind);
+        let count = |counts: fn(&Session) -> bool| self.sessions.values().filter(|one| counts(one)).count();
+        let counted =
+            |session: &Session| !session.closing && own_session_limit(&session.open, &session.kind).is_none();
+        let is_full = own_limit.is_none() && count(counted) >= most;
+        if is_full || count(|session| session.closing) >= own_limit.map_or(most, |own| own.max(most)) {
             return Err(fault::from_kind(FaultKind::Busy, "open session", "too many sessions"));
         }
         let (number, now) = (self.events.next_handle(), now_ms());

@@ -7,7 +7,7 @@ use wire::process::{
 };
 use wire::{AgentReply, AgentRequest, FaultKind};
 
-use crate::harness::{TestAgent, with_both_tree_modes};
+use crate::harness::{TestAgent, TreeMode, with_both_tree_modes};
 use crate::sessions::{run, session};
 
 pub(crate) fn shared(name: &str, sharing: SessionSharing) -> OpenSession {
@@ -126,6 +126,24 @@ fn oldest_idle_session_without_a_name_is_closed_first() {
         }
         assert_eq!(agent.fault(AgentRequest::OpenSession(most(anonymous("full")))).kind, FaultKind::Busy);
     });
+}
+
+#[test]
+fn shared_sessions_with_a_limit_do_not_count_among_others() {
+    let agent = TestAgent::with_config(TreeMode::Runners, |config| config.max_processes = 2);
+    let limited = |name: &str| {
+        let sharing = SessionSharing { max_sessions: Some(5), ..SessionSharing::default() };
+        shared(name, sharing)
+    };
+    for number in 0..9 {
+        agent.open_shared(limited(&format!("s{number}")));
+    }
+    assert_eq!(agent.session_names(), ["s4", "s5", "s6", "s7", "s8"]);
+    for name in ["a", "b"] {
+        agent.open_shared(anonymous(name));
+    }
+    assert_eq!(agent.fault(AgentRequest::OpenSession(anonymous("c"))).kind, FaultKind::Busy);
+    agent.open_shared(limited("s9"));
 }
 
 #[test]
