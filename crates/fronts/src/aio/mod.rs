@@ -30,6 +30,7 @@ mod routes;
 mod sandbox_info;
 mod settings;
 mod shell;
+mod skills;
 mod target;
 mod unsupported;
 

@@ -28,6 +28,7 @@ pub(super) fn offered_operations() -> Vec<(&'static str, &'static [ApiOperation]
         ("aio: ports", PORTS),
         ("aio: bash", BASH),
         ("aio: code", CODE),
+        ("aio: skills", SKILLS),
     ]
 }
 
@@ -222,6 +223,18 @@ const CODE: &[ApiOperation] = &[
 const RAN: &str = "200 400 404 409 413 422 429 500 503 504";
 
 const CODE_READ: &str = "200 400 404 409 429 500";
+
+const SKILLS: &[ApiOperation] = &[
+    operation("POST /v1/skills/register", "Register skills", "", "multipart:AioRegisterSkills", SKILL_ADDED),
+    operation("GET /v1/skills/metadatas", "List skills", "names", "", SKILL_READ),
+    operation("GET /v1/skills/{name}/content", "Read the text of a skill", "", "", SKILL_READ),
+    operation("DELETE /v1/skills/{name}", "Remove a skill", "", "", SKILL_READ),
+    operation("DELETE /v1/skills", "Remove all skills", "", "", SKILL_READ),
+];
+
+const SKILL_ADDED: &str = "200 400 404 409 413 422 429 500 504";
+
+const SKILL_READ: &str = "200 400 404 409 413 500";
 
 const UNSUPPORTED: &[ApiOperation] = &[
     operation("GET /v1/browser/{path}", "Not supported", "", "", "404 501"),

@@ -7,7 +7,7 @@ use axum::routing::MethodRouter;
 use super::envelope::ENVELOPE_ERRORS;
 use super::problem::AioProblem;
 use super::{
-    AioState, access, bash, code, documents, files, observe, ports, sandbox_info, shell, unsupported,
+    AioState, access, bash, code, documents, files, observe, ports, sandbox_info, shell, skills, unsupported,
 };
 use crate::kit::nested;
 
@@ -36,6 +36,7 @@ pub(super) fn sandbox_routes() -> Vec<AioRoute> {
     routes.extend(code::routes());
     routes.extend(ports::routes());
     routes.extend(bash::routes());
+    routes.extend(skills::routes());
     routes.extend(unsupported::routes());
     routes
 }

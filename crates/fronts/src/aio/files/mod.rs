@@ -20,7 +20,7 @@ mod list;
 mod read;
 mod replace;
 mod search;
-mod spool;
+pub(super) mod spool;
 mod upload;
 mod watch;
 mod watch_events;

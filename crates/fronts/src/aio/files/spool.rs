@@ -18,42 +18,42 @@ use super::root_identity;
 use crate::server::request_log::unique_hex;
 
 /// How much of a content is held in memory.
-pub(super) const MAX_MEMORY_BYTES: usize = 1 << 20;
+pub(in crate::aio) const MAX_MEMORY_BYTES: usize = 1 << 20;
 /// Where drafts are.
-pub(super) const DRAFT_DIRECTORY: &str = "/tmp";
+pub(in crate::aio) const DRAFT_DIRECTORY: &str = "/tmp";
 
 /// Content that is being received.
-pub(super) struct ContentSpool {
+pub(in crate::aio) struct ContentSpool {
     sandbox: SandboxRef,
     memory: Vec<u8>,
     draft: Option<(FileWriter, ContentDraft)>,
 }
 
 /// Content that was received completely.
-pub(super) enum SpooledContent {
+pub(in crate::aio) enum SpooledContent {
     Memory(Bytes),
     Draft(ContentDraft),
 }
 
 /// A draft in the sandbox. Dropping it removes it.
-pub(super) struct ContentDraft {
+pub(in crate::aio) struct ContentDraft {
     sandbox: SandboxRef,
     /// `None` once it is removed.
     path: Option<String>,
 }
 
 /// The pieces of a content.
-pub(super) enum ContentPieces {
+pub(in crate::aio) enum ContentPieces {
     Memory(Option<Bytes>),
     Draft(FileReader),
 }
 
 impl ContentSpool {
-    pub(super) fn new(sandbox: SandboxRef) -> Self {
+    pub(in crate::aio) fn new(sandbox: SandboxRef) -> Self {
         Self { sandbox, memory: Vec::new(), draft: None }
     }
 
-    pub(super) async fn add_bytes(&mut self, bytes: Bytes) -> Result<(), ServiceError> {
+    pub(in crate::aio) async fn add_bytes(&mut self, bytes: Bytes) -> Result<(), ServiceError> {
         if bytes.is_empty() {
             return Ok(());
         }
@@ -72,7 +72,7 @@ impl ContentSpool {
     }
 
     /// Must be called when nothing more of the request is awaited.
-    pub(super) async fn finish(self) -> Result<SpooledContent, ServiceError> {
+    pub(in crate::aio) async fn finish(self) -> Result<SpooledContent, ServiceError> {
         match self.draft {
             None => Ok(SpooledContent::Memory(self.memory.into())),
             Some((writer, draft)) => {
@@ -84,7 +84,7 @@ impl ContentSpool {
 }
 
 impl SpooledContent {
-    pub(super) async fn read_pieces(&self) -> Result<ContentPieces, ServiceError> {
+    pub(in crate::aio) async fn read_pieces(&self) -> Result<ContentPieces, ServiceError> {
         match self {
             Self::Memory(bytes) => Ok(ContentPieces::Memory(Some(bytes.clone()))),
             Self::Draft(draft) => {
@@ -96,7 +96,7 @@ impl SpooledContent {
     }
 
     /// Removes what was stored for it.
-    pub(super) async fn discard(self) {
+    pub(in crate::aio) async fn discard(self) {
         if let Self::Draft(mut draft) = self
             && let Some(path) = draft.path.clone()
         {
@@ -107,7 +107,7 @@ impl SpooledContent {
 }
 
 impl ContentPieces {
-    pub(super) async fn next_piece(&mut self) -> Result<Option<Bytes>, ServiceError> {
+    pub(in crate::aio) async fn next_piece(&mut self) -> Result<Option<Bytes>, ServiceError> {
         match self {
             Self::Memory(bytes) => Ok(bytes.take().filter(|bytes| !bytes.is_empty())),
             Self::Draft(reader) => reader.next().await,

@@ -14,6 +14,7 @@ mod sandbox_info;
 mod shell;
 mod shell_limits;
 mod shell_terminal;
+mod skills;
 
 use serde_json::{Value, json};
 use testkit::test_client::{TestRequest, TestResponse};
