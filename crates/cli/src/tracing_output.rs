@@ -51,5 +51,21 @@ pub(crate) fn set_log_level(level: &str) {
 
 /// The configuration was checked, so the text is a valid filter.
 fn parse_level_filter(level: &str) -> EnvFilter {
-    EnvFilter::try_new(level).unwrap_or_else(|_| EnvFilter::new("info"))
+    let filter = EnvFilter::try_new(level).unwrap_or_else(|_| EnvFilter::new("info"));
+    // The MCP library logs whole messages, with the commands and files of clients, and a line for each at `info`.
+    let quiet = "rmcp=error".parse().expect("the directive is valid");
+    filter.add_directive(quiet)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_of_clients_are_not_logged_at_any_level() {
+        for level in ["info", "trace", "rmcp=trace,debug"] {
+            assert!(parse_level_filter(level).to_string().contains("rmcp=error"), "{level}");
+            assert!(!parse_level_filter(level).to_string().contains("rmcp=trace"), "{level}");
+        }
+    }
 }
