@@ -7,6 +7,7 @@
 use axum::extract::{FromRequest, Request};
 use http::StatusCode;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use serde_path_to_error::Segment;
 
 use super::AioState;
@@ -46,6 +47,15 @@ pub(super) fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, AioProb
         validation_problem(ValidationError { loc, msg: error.to_string(), kind: "json_invalid" })
     })?;
     Ok(parsed)
+}
+
+/// Reads the fields of a JSON value that was parsed before.
+pub(super) fn parse_fields<T: DeserializeOwned>(fields: Value) -> Result<T, AioProblem> {
+    serde_path_to_error::deserialize(fields).map_err(|error| {
+        let path = error.path().iter().map(segment_name);
+        let loc = std::iter::once("body".to_owned()).chain(path).collect();
+        validation_problem(ValidationError { loc, msg: error.inner().to_string(), kind: "type_error" })
+    })
 }
 
 /// Returns a field that must be present.

@@ -19,6 +19,7 @@ mod envelope;
 mod files;
 mod guest;
 mod keep_alive;
+mod mcp;
 mod notes;
 mod observe;
 mod operations;

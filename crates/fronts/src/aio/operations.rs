@@ -29,6 +29,7 @@ pub(super) fn offered_operations() -> Vec<(&'static str, &'static [ApiOperation]
         ("aio: bash", BASH),
         ("aio: code", CODE),
         ("aio: skills", SKILLS),
+        ("aio: MCP", MCP),
     ]
 }
 
@@ -235,6 +236,22 @@ const SKILLS: &[ApiOperation] = &[
 const SKILL_ADDED: &str = "200 400 404 409 413 422 429 500 504";
 
 const SKILL_READ: &str = "200 400 404 409 413 500";
+
+const MCP: &[ApiOperation] = &[
+    operation("POST /mcp", "Send a message of the Model Context Protocol", "", "McpMessage", MCP_ANSWERS),
+    operation("POST /v1/mcp", "Send a message of the Model Context Protocol", "", "McpMessage", MCP_ANSWERS),
+    operation("GET /v1/mcp/servers", "List MCP servers", "include_hidden", "", "200 404"),
+    operation("GET /v1/mcp/{server}/tools", "List the tools of an MCP server", "", "", "200 404"),
+    operation(
+        "POST /v1/mcp/{server}/tools/{tool}",
+        "Call a tool of an MCP server",
+        "",
+        "McpToolArguments?",
+        "200 404 422 429",
+    ),
+];
+
+const MCP_ANSWERS: &str = "200 202 400 404 406 413 415 429";
 
 const UNSUPPORTED: &[ApiOperation] = &[
     operation("GET /v1/browser/{path}", "Not supported", "", "", "404 501"),

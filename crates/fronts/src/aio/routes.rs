@@ -7,7 +7,7 @@ use axum::routing::MethodRouter;
 use super::envelope::ENVELOPE_ERRORS;
 use super::problem::AioProblem;
 use super::{
-    AioState, access, bash, code, documents, files, observe, ports, sandbox_info, shell, skills, unsupported,
+    AioState, access, bash, code, documents, files, mcp, observe, ports, sandbox_info, shell, skills, unsupported,
 };
 use crate::kit::nested;
 
@@ -37,6 +37,7 @@ pub(super) fn sandbox_routes() -> Vec<AioRoute> {
     routes.extend(ports::routes());
     routes.extend(bash::routes());
     routes.extend(skills::routes());
+    routes.extend(mcp::routes());
     routes.extend(unsupported::routes());
     routes
 }

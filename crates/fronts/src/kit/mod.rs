@@ -13,6 +13,8 @@ pub(crate) mod json_text_encoder;
 #[cfg(feature = "aio")]
 pub(crate) mod json_text_scanner;
 pub(crate) mod lines;
+#[cfg(feature = "aio")]
+pub(crate) mod mcp;
 pub(crate) mod multipart;
 pub(crate) mod nested;
 pub(crate) mod output_records;

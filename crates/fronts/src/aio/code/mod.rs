@@ -21,6 +21,8 @@ use axum::routing::{delete, get, post};
 
 use super::routes::AioRoute;
 
+pub(super) use self::unified::execute_code;
+
 pub(super) fn routes() -> Vec<AioRoute> {
     vec![
         ("/v1/jupyter/execute", post(jupyter::execute_code)),

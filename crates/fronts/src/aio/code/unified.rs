@@ -23,7 +23,7 @@ use crate::aio::problem::AioProblem;
 use crate::aio::target::AioTarget;
 
 #[derive(Deserialize)]
-pub(super) struct CodeExecuteBody {
+pub(in crate::aio) struct CodeExecuteBody {
     language: Option<CodeLanguage>,
     code: Option<String>,
     timeout: Option<i64>,
@@ -40,7 +40,7 @@ enum CodeLanguage {
 }
 
 #[derive(Serialize)]
-pub(super) struct CodeExecuteData {
+pub(in crate::aio) struct CodeExecuteData {
     language: CodeLanguage,
     status: CodeRunStatus,
     outputs: Vec<CodeOutput>,
@@ -53,7 +53,7 @@ pub(super) struct CodeExecuteData {
 }
 
 /// `POST /v1/code/execute`: a client that names a session wants its state.
-pub(super) async fn execute_code(
+pub(in crate::aio) async fn execute_code(
     target: AioTarget,
     AioJson(body): AioJson<CodeExecuteBody>,
 ) -> Result<Json<ResponseEnvelope<CodeExecuteData>>, AioProblem> {

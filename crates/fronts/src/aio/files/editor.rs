@@ -3,8 +3,8 @@
 //! What a model does wrong, such as a text that is not in the file, is 400 with a message in the tool's wording, which
 //! clients look for. Errors of the filesystem are reported as everywhere else.
 
+use axum::Json;
 use axum::extract::Request;
-use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use service::{
@@ -17,7 +17,7 @@ use super::editor_view::{numbered_lines, snippet_around, view_path};
 use super::failure::FileAction;
 use super::replace::MAX_EDIT_BODY;
 use crate::aio::body::parse_json;
-use crate::aio::envelope::data_response;
+use crate::aio::envelope::{ResponseEnvelope, data_response};
 use crate::aio::problem::AioProblem;
 use crate::aio::target::AioTarget;
 use crate::kit::body::read_body;
@@ -47,7 +47,7 @@ enum ReplaceMode {
 }
 
 #[derive(Debug, Deserialize)]
-struct EditorBody {
+pub(in crate::aio) struct EditorBody {
     command: Option<EditorCommand>,
     path: Option<String>,
     file_text: Option<String>,
@@ -60,7 +60,7 @@ struct EditorBody {
 
 /// The result of a command.
 #[derive(Debug, Serialize)]
-pub(super) struct EditorResult {
+pub(in crate::aio) struct EditorResult {
     output: String,
     error: Option<String>,
     path: String,
@@ -85,9 +85,18 @@ impl EditorResult {
     }
 }
 
-pub(super) async fn edit_file(target: AioTarget, request: Request) -> Result<Response, AioProblem> {
+pub(super) async fn edit_file(
+    target: AioTarget,
+    request: Request,
+) -> Result<Json<ResponseEnvelope<EditorResult>>, AioProblem> {
     let bytes = read_body(request.into_body(), MAX_EDIT_BODY).await?;
-    let body: EditorBody = parse_json(&bytes)?;
+    run_command(target, parse_json(&bytes)?).await.map(data_response)
+}
+
+pub(in crate::aio) async fn run_command(
+    target: AioTarget,
+    body: EditorBody,
+) -> Result<EditorResult, AioProblem> {
     let command = body.command.ok_or_else(|| AioProblem::missing_field("command"))?;
     if let Some(path) = body.path.as_deref().filter(|path| !path.starts_with('/')) {
         let path = shown(path);
@@ -96,14 +105,13 @@ pub(super) async fn edit_file(target: AioTarget, request: Request) -> Result<Res
         )));
     }
     let call = FileCall::new(target, FileAction::Edit, "path", body.path.clone(), None)?;
-    let result = match command {
-        EditorCommand::View => view_path(&call, body.view_range.unwrap_or_default()).await?,
-        EditorCommand::Create => create_file(&call, body.file_text).await?,
-        EditorCommand::StrReplace => replace_text(&call, body).await?,
-        EditorCommand::Insert => insert_text(&call, body).await?,
-        EditorCommand::UndoEdit => undo_edit(&call).await?,
-    };
-    Ok(data_response(result).into_response())
+    match command {
+        EditorCommand::View => view_path(&call, body.view_range.unwrap_or_default()).await,
+        EditorCommand::Create => create_file(&call, body.file_text).await,
+        EditorCommand::StrReplace => replace_text(&call, body).await,
+        EditorCommand::Insert => insert_text(&call, body).await,
+        EditorCommand::UndoEdit => undo_edit(&call).await,
+    }
 }
 
 async fn create_file(call: &FileCall, text: Option<String>) -> Result<EditorResult, AioProblem> {

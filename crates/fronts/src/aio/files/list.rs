@@ -5,16 +5,16 @@
 use std::collections::HashMap;
 use std::time::SystemTime;
 
-use axum::response::{IntoResponse, Response};
+use axum::Json;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 use service::{FileKind, GlobKinds, GlobMatch, GlobMatches, GlobOrder, GlobQuery};
 
 use super::failure::FileAction;
 use super::search::checked_globs;
 use super::{FileCall, base_name, number_between};
 use crate::aio::body::{AioJson, require_text};
-use crate::aio::envelope::success_response;
+use crate::aio::envelope::{ResponseEnvelope, success_response};
 use crate::aio::problem::AioProblem;
 use crate::aio::target::AioTarget;
 use crate::kit::time::format_rfc3339;
@@ -41,7 +41,7 @@ enum ListOrder {
 }
 
 #[derive(Debug, Deserialize)]
-pub(super) struct ListPathBody {
+pub(in crate::aio) struct ListPathBody {
     path: Option<String>,
     recursive: Option<bool>,
     show_hidden: Option<bool>,
@@ -66,10 +66,10 @@ struct ListedFileBody {
 }
 
 /// `POST /v1/file/list`
-pub(super) async fn list_path(
+pub(in crate::aio) async fn list_path(
     target: AioTarget,
     AioJson(body): AioJson<ListPathBody>,
-) -> Result<Response, AioProblem> {
+) -> Result<Json<ResponseEnvelope<Value>>, AioProblem> {
     let call = FileCall::new(target, FileAction::List, "path", body.path.clone(), None)?;
     let max_depth = body.max_depth.map(|depth| number_between(Some(depth), "max_depth", (1, MAX_DEPTH), 1));
     let types = checked_globs(body.file_types.clone(), "file_types")?;
@@ -113,7 +113,7 @@ pub(super) async fn list_path(
         "truncated": truncated,
         "files": files,
     });
-    Ok(success_response("Directory listed successfully", data).into_response())
+    Ok(success_response("Directory listed successfully", data))
 }
 
 /// The entries down to a depth, or all.
@@ -266,7 +266,7 @@ enum GlobSort {
 }
 
 #[derive(Debug, Deserialize)]
-pub(super) struct GlobFilesBody {
+pub(in crate::aio) struct GlobFilesBody {
     path: Option<String>,
     pattern: Option<String>,
     exclude: Option<Vec<String>>,
@@ -288,10 +288,10 @@ struct GlobFileBody {
 }
 
 /// `POST /v1/file/glob`
-pub(super) async fn glob_files(
+pub(in crate::aio) async fn glob_files(
     target: AioTarget,
     AioJson(body): AioJson<GlobFilesBody>,
-) -> Result<Response, AioProblem> {
+) -> Result<Json<ResponseEnvelope<Value>>, AioProblem> {
     let call = FileCall::new(target, FileAction::Glob, "path", body.path, None)?;
     let pattern = require_text(body.pattern, "pattern")?;
     let query = GlobQuery {
@@ -319,7 +319,7 @@ pub(super) async fn glob_files(
         "truncated": found.truncated,
         "files": files,
     });
-    Ok(success_response("Glob search completed", data).into_response())
+    Ok(success_response("Glob search completed", data))
 }
 
 fn glob_file(entry: GlobMatch) -> GlobFileBody {

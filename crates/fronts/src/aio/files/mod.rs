@@ -38,7 +38,13 @@ use super::target::AioTarget;
 
 use self::failure::FileAction;
 
+pub(super) use self::editor::run_command as run_editor;
+pub(super) use self::list::{glob_files, list_path};
+pub(super) use self::read::{ShortText, read_short_text};
+pub(super) use self::replace::replace_text;
+pub(super) use self::search::{find_files, grep_files, search_in_file};
 pub(super) use self::watch::WatchRegistry;
+pub(super) use self::write::write_text;
 
 /// The longest path that the kernel accepts.
 const MAX_PATH_BYTES: usize = 4095;

@@ -3,9 +3,11 @@
 //! Bytes are not changed: line ends stay as they are. Only the line feed behind the last line of a range is left out, so
 //! that adjacent ranges joined by line feeds are the file.
 
+use std::pin::pin;
+
 use axum::response::Response;
 use bytes::Bytes;
-use futures_util::{Stream, stream};
+use futures_util::{Stream, StreamExt, stream};
 use serde::Deserialize;
 use serde_json::Value;
 use service::{FileReader, ServiceError};
@@ -18,7 +20,7 @@ use crate::aio::target::AioTarget;
 use crate::kit::json_text_encoder::json_text_response;
 
 #[derive(Debug, Deserialize)]
-pub(super) struct ReadFileBody {
+pub(in crate::aio) struct ReadFileBody {
     file: Option<String>,
     /// Counted from zero.
     start_line: Option<i64>,
@@ -31,6 +33,48 @@ pub(super) async fn read_file(
     target: AioTarget,
     AioJson(body): AioJson<ReadFileBody>,
 ) -> Result<Response, AioProblem> {
+    let OpenedText { path, reader, is_range } = open_text(target, body).await?;
+    let before = r#"{"success":true,"message":"File read successfully","data":{"content":""#.to_owned();
+    let after = format!(r#"","file":{}}},"hint":null}}"#, Value::from(path));
+    Ok(json_text_response(before, stream_text(reader, is_range), after))
+}
+
+/// The text of a file that is held in memory.
+pub(in crate::aio) enum ShortText {
+    Whole(String),
+    /// The file, or the range of lines, is longer than allowed.
+    TooLong,
+}
+
+/// Reads a file, or some of its lines, into memory.
+pub(in crate::aio) async fn read_short_text(
+    target: AioTarget,
+    body: ReadFileBody,
+    max_bytes: usize,
+) -> Result<ShortText, AioProblem> {
+    let OpenedText { path, reader, is_range } = open_text(target, body).await?;
+    let mut pieces = pin!(stream_text(reader, is_range));
+    let mut bytes = Vec::new();
+    while let Some(piece) = pieces.next().await {
+        let piece = piece?;
+        if bytes.len() + piece.len() > max_bytes {
+            return Ok(ShortText::TooLong);
+        }
+        bytes.extend_from_slice(&piece);
+    }
+    let not_text = |_| AioProblem::bad_request(format!("`{path}` is not a text file in UTF-8"));
+    String::from_utf8(bytes).map(ShortText::Whole).map_err(not_text)
+}
+
+/// A file that is about to be read.
+struct OpenedText {
+    path: String,
+    reader: FileReader,
+    /// Only some of its lines are read.
+    is_range: bool,
+}
+
+async fn open_text(target: AioTarget, body: ReadFileBody) -> Result<OpenedText, AioProblem> {
     let start = line_number(body.start_line, "start_line")?;
     let end = line_number(body.end_line, "end_line")?;
     let call = FileCall::new(target, FileAction::Read, "file", body.file, body.sudo)?;
@@ -38,10 +82,7 @@ pub(super) async fn read_file(
     let last = end.map(|end| end.max(first));
     let reader = call.files().read_lines(&call.identity, &call.path, first, last).await;
     let reader = reader.map_err(|error| call.problem(error))?;
-    let before = r#"{"success":true,"message":"File read successfully","data":{"content":""#.to_owned();
-    let after = format!(r#"","file":{}}},"hint":null}}"#, Value::from(call.path.as_str()));
-    let is_range = start.is_some() || end.is_some();
-    Ok(json_text_response(before, stream_text(reader, is_range), after))
+    Ok(OpenedText { path: call.path, reader, is_range: start.is_some() || end.is_some() })
 }
 
 fn line_number(value: Option<i64>, field: &str) -> Result<Option<u64>, AioProblem> {

@@ -1,15 +1,15 @@
 //! `POST /v1/file/replace`: replaces every occurrence of a text in a file.
 
+use axum::Json;
 use axum::extract::Request;
-use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use service::FileEdit;
 
 use super::FileCall;
 use super::failure::FileAction;
 use crate::aio::body::{parse_json, require_field};
-use crate::aio::envelope::success_response;
+use crate::aio::envelope::{ResponseEnvelope, success_response};
 use crate::aio::problem::AioProblem;
 use crate::aio::target::AioTarget;
 use crate::kit::body::read_body;
@@ -18,16 +18,25 @@ use crate::kit::body::read_body;
 pub(super) const MAX_EDIT_BODY: usize = 8 << 20;
 
 #[derive(Debug, Deserialize)]
-struct ReplaceTextBody {
+pub(in crate::aio) struct ReplaceTextBody {
     file: Option<String>,
     old_str: Option<String>,
     new_str: Option<String>,
     sudo: Option<bool>,
 }
 
-pub(super) async fn replace_in_file(target: AioTarget, request: Request) -> Result<Response, AioProblem> {
+pub(super) async fn replace_in_file(
+    target: AioTarget,
+    request: Request,
+) -> Result<Json<ResponseEnvelope<Value>>, AioProblem> {
     let bytes = read_body(request.into_body(), MAX_EDIT_BODY).await?;
-    let body: ReplaceTextBody = parse_json(&bytes)?;
+    replace_text(target, parse_json(&bytes)?).await
+}
+
+pub(in crate::aio) async fn replace_text(
+    target: AioTarget,
+    body: ReplaceTextBody,
+) -> Result<Json<ResponseEnvelope<Value>>, AioProblem> {
     let call = FileCall::new(target, FileAction::Replace, "file", body.file, body.sudo)?;
     let old = require_field(body.old_str, "old_str")?;
     let new = require_field(body.new_str, "new_str")?;
@@ -39,6 +48,5 @@ pub(super) async fn replace_in_file(target: AioTarget, request: Request) -> Resu
     let counts = counts.map_err(|error| call.problem(error))?;
     let replaced_count = counts.first().copied().unwrap_or(0);
     let message = format!("Replacement completed, replaced {replaced_count} occurrences");
-    Ok(success_response(message, json!({"file": call.path, "replaced_count": replaced_count}))
-        .into_response())
+    Ok(success_response(message, json!({"file": call.path, "replaced_count": replaced_count})))
 }

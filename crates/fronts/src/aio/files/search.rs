@@ -1,15 +1,15 @@
 //! Searches: for paths by a glob (`find`), and for text in a tree (`grep`) or in one file (`search`).
 
-use axum::response::{IntoResponse, Response};
+use axum::Json;
 use domain::Bytes as ByteCount;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 use service::{GlobKinds, GlobOrder, GlobQuery, GrepMatch, GrepPattern, GrepQuery};
 
 use super::failure::FileAction;
 use super::{FileCall, number_between};
 use crate::aio::body::{AioJson, require_text};
-use crate::aio::envelope::success_response;
+use crate::aio::envelope::{ResponseEnvelope, success_response};
 use crate::aio::problem::AioProblem;
 use crate::aio::target::AioTarget;
 
@@ -23,16 +23,16 @@ const DEFAULT_MAX_FILE_SIZE: &str = "1M";
 pub(super) const MAX_GLOBS: usize = 256;
 
 #[derive(Debug, Deserialize)]
-pub(super) struct FindFilesBody {
+pub(in crate::aio) struct FindFilesBody {
     path: Option<String>,
     glob: Option<String>,
 }
 
 /// `POST /v1/file/find`
-pub(super) async fn find_files(
+pub(in crate::aio) async fn find_files(
     target: AioTarget,
     AioJson(body): AioJson<FindFilesBody>,
-) -> Result<Response, AioProblem> {
+) -> Result<Json<ResponseEnvelope<Value>>, AioProblem> {
     let call = FileCall::new(target, FileAction::Find, "path", body.path, None)?;
     let query = GlobQuery {
         pattern: require_text(body.glob, "glob")?,
@@ -49,11 +49,11 @@ pub(super) async fn find_files(
     let files: Vec<String> = found.paths.into_iter().map(|path| path.path).collect();
     let message = format!("Search completed, found {} files", files.len());
     let data = json!({"path": call.path, "files": files, "truncated": found.truncated});
-    Ok(success_response(message, data).into_response())
+    Ok(success_response(message, data))
 }
 
 #[derive(Debug, Deserialize)]
-pub(super) struct GrepFilesBody {
+pub(in crate::aio) struct GrepFilesBody {
     path: Option<String>,
     pattern: Option<String>,
     include: Option<Vec<String>>,
@@ -95,10 +95,10 @@ impl From<GrepMatch> for GrepMatchBody {
 }
 
 /// `POST /v1/file/grep`
-pub(super) async fn grep_files(
+pub(in crate::aio) async fn grep_files(
     target: AioTarget,
     AioJson(body): AioJson<GrepFilesBody>,
-) -> Result<Response, AioProblem> {
+) -> Result<Json<ResponseEnvelope<Value>>, AioProblem> {
     let call = FileCall::new(target, FileAction::Grep, "path", body.path, None)?;
     let pattern = require_text(body.pattern, "pattern")?;
     let size = body.max_file_size.as_deref().unwrap_or(DEFAULT_MAX_FILE_SIZE);
@@ -135,21 +135,21 @@ pub(super) async fn grep_files(
         "files_matched": found.files_matched,
         "truncated": found.truncated,
     });
-    Ok(success_response(format!("Search completed, found {count} matches"), data).into_response())
+    Ok(success_response(format!("Search completed, found {count} matches"), data))
 }
 
 #[derive(Debug, Deserialize)]
-pub(super) struct SearchFileBody {
+pub(in crate::aio) struct SearchFileBody {
     file: Option<String>,
     regex: Option<String>,
     sudo: Option<bool>,
 }
 
 /// `POST /v1/file/search`: the lines of one file that match; their numbers begin at 0.
-pub(super) async fn search_in_file(
+pub(in crate::aio) async fn search_in_file(
     target: AioTarget,
     AioJson(body): AioJson<SearchFileBody>,
-) -> Result<Response, AioProblem> {
+) -> Result<Json<ResponseEnvelope<Value>>, AioProblem> {
     let call = FileCall::new(target, FileAction::Search, "file", body.file, body.sudo)?;
     let query = GrepQuery {
         pattern: GrepPattern::Regex(require_text(body.regex, "regex")?),
@@ -177,7 +177,7 @@ pub(super) async fn search_in_file(
         "line_numbers": numbers,
         "truncated": found.truncated,
     });
-    Ok(success_response(message, data).into_response())
+    Ok(success_response(message, data))
 }
 
 /// A directory and a file that is not text are errors here, while a search in a tree skips what it cannot read.

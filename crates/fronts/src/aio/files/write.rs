@@ -12,7 +12,7 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
-use service::{FileAttributes, WriteFileRequest, WriteMode};
+use service::{FileAttributes, ServiceError, WriteFileRequest, WriteMode};
 
 use super::FileCall;
 use super::content::{ContentDecoder, ContentEncoding, InvalidContent};
@@ -30,7 +30,7 @@ use crate::kit::json_text_scanner::{JsonTextError, JsonTextScanner};
 const PIECE_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Deserialize)]
-struct WriteFileBody {
+pub(in crate::aio) struct WriteFileBody {
     file: Option<String>,
     /// Empty instead of the content, which is spooled.
     content: Option<String>,
@@ -42,7 +42,7 @@ struct WriteFileBody {
 }
 
 #[derive(Serialize)]
-struct WriteFileResult {
+pub(in crate::aio) struct WriteFileResult {
     file: String,
     bytes_written: u64,
 }
@@ -68,10 +68,27 @@ pub(super) async fn write_file(
             return Err(problem);
         }
     };
-    let written = write_content(target, &kept, &content).await;
+    let written = match parse_json(&kept) {
+        Ok(body) => write_content(target, body, &content).await,
+        Err(problem) => Err(problem),
+    };
     content.spooled.discard().await;
     let result = written?;
     Ok(success_response("File written successfully", result).into_response())
+}
+
+/// Writes a text that is in memory already; the content of `body` stands for it.
+pub(in crate::aio) async fn write_text(
+    target: AioTarget,
+    body: WriteFileBody,
+    text: String,
+) -> Result<WriteFileResult, AioProblem> {
+    let mut intake = ContentIntake::new(&target);
+    intake.add_text(text.into()).await.map_err(|error| draft_problem(&target, error))?;
+    let content = intake.finish().await.map_err(|error| draft_problem(&target, error))?;
+    let written = write_content(target, body, &content).await;
+    content.spooled.discard().await;
+    written
 }
 
 /// Receives a body, and returns what it contains beside its content.
@@ -81,20 +98,43 @@ async fn receive_body(
     max_kept: usize,
 ) -> Result<(Vec<u8>, ReceivedContent), AioProblem> {
     let mut scanner = JsonTextScanner::new("content", max_kept);
-    let mut spool = ContentSpool::new(target.sandbox.clone());
-    let mut checks = [ContentEncoding::Base64, ContentEncoding::Raw].map(ContentCheck::new);
+    let mut intake = ContentIntake::new(target);
     while let Some(piece) = next_piece(body).await? {
         let mut text = Vec::new();
         scanner.scan_piece(&piece, &mut text).map_err(text_problem)?;
-        for check in &mut checks {
-            check.add_piece(&text);
-        }
-        spool.add_bytes(text.into()).await.map_err(|error| draft_problem(target, error))?;
+        intake.add_text(text).await.map_err(|error| draft_problem(target, error))?;
     }
     let kept = scanner.finish().map_err(text_problem)?;
-    let spooled = spool.finish().await.map_err(|error| draft_problem(target, error))?;
-    let [is_base64, is_raw] = checks.map(ContentCheck::into_validity);
-    Ok((kept, ReceivedContent { spooled, is_base64, is_raw }))
+    let content = intake.finish().await.map_err(|error| draft_problem(target, error))?;
+    Ok((kept, content))
+}
+
+/// Content that is being received: its spool, and the checks of its encodings.
+struct ContentIntake {
+    spool: ContentSpool,
+    checks: [ContentCheck; 2],
+}
+
+impl ContentIntake {
+    fn new(target: &AioTarget) -> Self {
+        Self {
+            spool: ContentSpool::new(target.sandbox.clone()),
+            checks: [ContentEncoding::Base64, ContentEncoding::Raw].map(ContentCheck::new),
+        }
+    }
+
+    async fn add_text(&mut self, text: Vec<u8>) -> Result<(), ServiceError> {
+        for check in &mut self.checks {
+            check.add_piece(&text);
+        }
+        self.spool.add_bytes(text.into()).await
+    }
+
+    async fn finish(self) -> Result<ReceivedContent, ServiceError> {
+        let spooled = self.spool.finish().await?;
+        let [is_base64, is_raw] = self.checks.map(ContentCheck::into_validity);
+        Ok(ReceivedContent { spooled, is_base64, is_raw })
+    }
 }
 
 async fn next_piece(body: &mut BodyDataStream) -> Result<Option<Bytes>, AioProblem> {
@@ -109,10 +149,9 @@ async fn next_piece(body: &mut BodyDataStream) -> Result<Option<Bytes>, AioProbl
 /// Checks the request as a whole, and writes the content.
 async fn write_content(
     target: AioTarget,
-    kept: &[u8],
+    body: WriteFileBody,
     content: &ReceivedContent,
 ) -> Result<WriteFileResult, AioProblem> {
-    let body: WriteFileBody = parse_json(kept)?;
     let call = FileCall::new(target, FileAction::Write, "file", body.file, body.sudo)?;
     if body.content.is_none() {
         return Err(AioProblem::missing_field("content"));
@@ -197,7 +236,7 @@ impl ContentCheck {
     }
 }
 
-fn draft_problem(target: &AioTarget, error: service::ServiceError) -> AioProblem {
+fn draft_problem(target: &AioTarget, error: ServiceError) -> AioProblem {
     file_problem(target, FileAction::Write, DRAFT_DIRECTORY, error)
 }
 

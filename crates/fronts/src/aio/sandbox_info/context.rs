@@ -18,7 +18,7 @@ use crate::aio::problem::AioProblem;
 use crate::aio::target::AioTarget;
 
 /// The version of AIO's API that this front follows.
-const API_VERSION: &str = "1.9.4";
+pub(in crate::aio) const API_VERSION: &str = "1.9.4";
 /// How many images are remembered; beyond that, all are detected again.
 const MAX_REMEMBERED_IMAGES: usize = 256;
 /// The longest line of a detection that is read.
@@ -60,7 +60,7 @@ struct ToolSpec {
 }
 
 #[derive(Serialize)]
-pub(super) struct SandboxContextBody {
+pub(in crate::aio) struct SandboxContextBody {
     success: bool,
     message: &'static str,
     /// The whole context as text for an agent.
@@ -109,7 +109,7 @@ struct ToolName {
 }
 
 /// `GET /v1/sandbox`: responds only if a file can be read, and for a new image only if a command can run.
-pub(super) async fn get_context(
+pub(in crate::aio) async fn get_context(
     State(state): State<AioState>,
     target: AioTarget,
 ) -> Result<Json<SandboxContextBody>, AioProblem> {

@@ -9,7 +9,8 @@ use axum::routing::{delete, get};
 
 use super::routes::AioRoute;
 
-pub(super) use self::context::ToolCache;
+pub(super) use self::context::{API_VERSION, ToolCache, get_context};
+pub(super) use self::packages::{InstalledPackage, list_node_packages, list_python_packages};
 
 pub(super) fn routes() -> Vec<AioRoute> {
     vec![

@@ -26,13 +26,13 @@ const NODE_SCRIPT: &str =
     "command -v npm >/dev/null && exec npm ls --global --depth 0 --json 2>/dev/null; echo '{}'";
 
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct InstalledPackage {
-    name: String,
-    version: String,
+pub(in crate::aio) struct InstalledPackage {
+    pub(in crate::aio) name: String,
+    pub(in crate::aio) version: String,
 }
 
 /// `GET /v1/sandbox/packages/python`
-pub(super) async fn list_python_packages(
+pub(in crate::aio) async fn list_python_packages(
     target: AioTarget,
 ) -> Result<Json<ResponseEnvelope<Vec<InstalledPackage>>>, AioProblem> {
     let printed = read_command_output(&target.sandbox, PYTHON_SCRIPT).await?;
@@ -41,7 +41,7 @@ pub(super) async fn list_python_packages(
 }
 
 /// `GET /v1/sandbox/packages/nodejs`
-pub(super) async fn list_node_packages(
+pub(in crate::aio) async fn list_node_packages(
     target: AioTarget,
 ) -> Result<Json<ResponseEnvelope<Vec<InstalledPackage>>>, AioProblem> {
     let printed = read_command_output(&target.sandbox, NODE_SCRIPT).await?;

@@ -24,7 +24,7 @@ use super::session::{NewShellSession, ShellStatus, check_command, open_session, 
 const RESOLVE_DIRECTORY: &str = "command cd -P .\n";
 
 #[derive(Deserialize)]
-pub(super) struct ExecBody {
+pub(in crate::aio) struct ExecBody {
     id: Option<String>,
     command: Option<String>,
     exec_dir: Option<String>,
@@ -39,9 +39,9 @@ pub(super) struct ExecBody {
 
 /// A checked request.
 #[derive(Clone, Debug)]
-struct ExecRequest {
+pub(super) struct ExecRequest {
     /// `None` runs in a new session.
-    id: Option<String>,
+    pub(super) id: Option<String>,
     command: String,
     mode: ExecMode,
     limits: RunLimits,
@@ -49,7 +49,7 @@ struct ExecRequest {
     /// The directory that must exist.
     strict_directory: Option<String>,
     /// How much output is returned.
-    max_chars: usize,
+    pub(super) max_chars: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +60,7 @@ enum ExecMode {
 }
 
 impl ExecRequest {
-    fn parse(body: ExecBody, target: &AioTarget) -> Result<Self, AioProblem> {
+    pub(super) fn parse(body: ExecBody, target: &AioTarget) -> Result<Self, AioProblem> {
         let command = check_command(require_field(body.command, "command")?, "command")?;
         let directory = check_path(body.exec_dir, "exec_dir")?;
         let strict = body.strict == Some(true);
@@ -134,7 +134,7 @@ pub(super) async fn exec_command(
 }
 
 /// Runs a command until it ends or a limit is reached, or only starts it.
-async fn run_command(
+pub(super) async fn run_command(
     target: AioTarget,
     request: ExecRequest,
     requested: RequestTime,
@@ -157,7 +157,10 @@ async fn run_command(
         }
     };
     Ok(match end {
-        RunEnd::TooLong => CommandResult::running(id, request.command, EXECUTED_MESSAGE),
+        RunEnd::TooLong => {
+            let running = CommandResult::running(id, request.command, EXECUTED_MESSAGE);
+            running.with_partial_output(collected.into_text())
+        }
         RunEnd::TooQuiet => CommandResult::quiet(id, request.command, collected.into_text()),
         RunEnd::Ended(end) => {
             let ended = ShellStatus::from_exit(end.exit);

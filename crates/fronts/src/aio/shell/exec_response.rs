@@ -26,23 +26,31 @@ const MAX_PIECE_BYTES: usize = 64 << 10;
 /// The data of a response to `exec`.
 #[derive(Debug)]
 pub(super) struct CommandResult {
-    session_id: String,
+    pub(super) session_id: String,
     command: String,
-    status: ShellStatus,
-    exit_code: Option<i32>,
-    output: Option<String>,
+    pub(super) status: ShellStatus,
+    pub(super) exit_code: Option<i32>,
+    pub(super) output: Option<String>,
+    /// What a command that goes on has printed so far; not part of the response to `exec`.
+    pub(super) partial_output: Option<String>,
     message: &'static str,
 }
 
 impl CommandResult {
     pub(super) fn running(session_id: String, command: String, message: &'static str) -> Self {
-        Self { session_id, command, status: ShellStatus::Running, exit_code: None, output: None, message }
+        let status = ShellStatus::Running;
+        Self { session_id, command, status, exit_code: None, output: None, partial_output: None, message }
+    }
+
+    pub(super) fn with_partial_output(self, output: String) -> Self {
+        Self { partial_output: Some(output), ..self }
     }
 
     /// The command goes on, but has printed nothing for some time.
     pub(super) fn quiet(session_id: String, command: String, output: String) -> Self {
         let (status, output) = (ShellStatus::NoChangeTimeout, Some(output));
-        Self { session_id, command, status, exit_code: None, output, message: EXECUTED_MESSAGE }
+        let message = EXECUTED_MESSAGE;
+        Self { session_id, command, status, exit_code: None, output, partial_output: None, message }
     }
 
     pub(super) fn ended(
@@ -52,13 +60,14 @@ impl CommandResult {
         output: String,
     ) -> Self {
         let (exit_code, output) = (Some(exit_code), Some(output));
-        Self { session_id, command, status, exit_code, output, message: EXECUTED_MESSAGE }
+        let message = EXECUTED_MESSAGE;
+        Self { session_id, command, status, exit_code, output, partial_output: None, message }
     }
 }
 
 impl JsonPieces for CommandResult {
     fn into_pieces(self) -> impl Iterator<Item = Bytes> + Send + 'static {
-        let Self { session_id, command, status, exit_code, output, message } = self;
+        let Self { session_id, command, status, exit_code, output, message, .. } = self;
         let is_null = output.is_none();
         let quoted = |text: &str| Value::from(text).to_string();
         let start = format!(

@@ -4,6 +4,7 @@
 //! exec ─► command_run.rs ─► collected_text.rs ─► exec_response.rs    one JSON body, with blanks before it if it takes long
 //!                       └─► text.rs ─► exec_events.rs                the same as server-sent events
 //! view, wait, write, kill, sessions ─► session.rs, ../commands/      what the agent knows about a session
+//! tools of models ─► tool_command.rs ─► exec.rs                         commands in a session that all calls share
 //! ws, /terminal ─► terminal.rs ─► the terminals of the service       they have nothing to do with the sessions above
 //! ```
 //! The server keeps nothing about sessions: the agent has their names, directories, runs and output.
@@ -19,12 +20,16 @@ mod sessions;
 mod terminal;
 mod terminal_messages;
 mod text;
+mod tool_command;
 mod view;
 mod view_events;
 
 use axum::routing::{delete, get, post};
 
 use super::routes::AioRoute;
+
+pub(super) use self::session::ShellStatus;
+pub(super) use self::tool_command::{ToolSession, run_tool_command};
 
 pub(super) fn routes() -> Vec<AioRoute> {
     vec![

@@ -24,7 +24,7 @@ const MAX_QUIET_SECONDS: u64 = 1_000_000_000;
 /// The status of a command or session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum ShellStatus {
+pub(in crate::aio) enum ShellStatus {
     Running,
     Completed,
     NoChangeTimeout,

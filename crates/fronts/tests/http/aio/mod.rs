@@ -7,6 +7,7 @@ mod documents;
 mod deerflow_client;
 mod files;
 mod hooks;
+mod mcp;
 mod observe;
 mod ports;
 mod provisioner;
