@@ -14,6 +14,7 @@ import httpx
 import pytest
 from agent_sandbox import AsyncSandbox, Sandbox
 from agent_sandbox.core.api_error import ApiError
+from pydantic import ValidationError
 
 from conftest import KEY, URL, remember
 
@@ -83,11 +84,15 @@ def status_of(call):
 
 
 def failure_of(call):
-    """The body of a failed file operation: an error status, or 200 with `success: false` as AIO's image has it."""
+    """The body of a failed file operation: an error status, or 200 with `success: false` as AIO's image has it. The SDK
+    cannot parse the details of the latter, so they are taken from its complaint."""
     try:
         answer = call()
     except ApiError as error:
         return error.body
+    except ValidationError as error:
+        details = error.errors()[0]["input"]
+        return {"success": False, "message": str(details), "data": details}
     assert answer.success is False
     return answer.model_dump()
 
