@@ -62,10 +62,6 @@ impl SessionTable {
         self.sessions.iter().map(|(number, session)| (*number, session))
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.sessions.len()
-    }
-
     /// Whether the process is one of the last runs of a session that is open.
     pub(crate) fn keeps_run(&self, process: &ManagedProcess) -> bool {
         let session = process.session.as_ref().and_then(|name| self.find(name).ok());

@@ -7,7 +7,8 @@ use axum::routing::MethodRouter;
 use super::envelope::ENVELOPE_ERRORS;
 use super::problem::AioProblem;
 use super::{
-    AioState, access, bash, code, documents, files, mcp, observe, ports, sandbox_info, shell, skills, unsupported,
+    AioState, access, bash, code, documents, files, mcp, observe, ports, sandbox_info, shell, skills,
+    unsupported,
 };
 use crate::kit::nested;
 

@@ -8,6 +8,7 @@ use http::request::Parts;
 use super::ProvisionerState;
 use crate::aio::address::SandboxAddress;
 use crate::kit::headers::{header_text, request_host};
+use crate::server::connection::ClientPeer;
 use crate::settings::{GatewayMode, HttpSettings};
 
 /// How the client of a request reaches this server.
@@ -59,7 +60,6 @@ mod tests {
     use http::Request;
 
     use super::*;
-    use crate::server::connection::ClientPeer;
     use crate::settings::GatewaySettings;
 
     fn origin_of(peer: &str, headers: &[(&str, &str)], change: impl FnOnce(&mut HttpSettings)) -> UrlOrigin {

@@ -19,7 +19,6 @@ use http::{HeaderValue, Uri, header};
 use service::{CreateTerminalRequest, ErrorKind, SandboxRef, TerminalAttachment, TerminalMode};
 use sha2::{Digest, Sha256};
 
-use super::super::AioState;
 use super::super::envelope::{ResponseEnvelope, data_response};
 use super::super::problem::AioProblem;
 use super::super::target::AioTarget;

@@ -7,7 +7,7 @@ use service::RequestTime;
 use super::super::problem::AioProblem;
 use super::super::target::AioTarget;
 use super::exec::{ExecBody, ExecRequest, run_command};
-use super::session::{NewSession, ShellStatus, open_session, read_session, session_of_id};
+use super::session::{NewShellSession, ShellStatus, open_session, read_session, session_of_id};
 
 /// The name of the session that commands share.
 const SHARED_SESSION_NAME: &str = "mcp";
@@ -66,6 +66,6 @@ async fn read_directory(target: &AioTarget, id: &str) -> Option<String> {
 /// Opens the session that commands share, or finds it, and returns its id.
 async fn open_shared_session(target: &AioTarget, requested: RequestTime) -> Result<String, AioProblem> {
     let name = SessionName::parse(SHARED_SESSION_NAME).expect("the name is a valid one");
-    let new = NewSession { name: Some(name), ..NewSession::default() };
+    let new = NewShellSession { name: Some(name), ..NewShellSession::default() };
     Ok(open_session(target, new, requested).await?.id().to_owned())
 }

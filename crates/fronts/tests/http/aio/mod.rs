@@ -3,8 +3,8 @@
 mod access;
 mod bash;
 mod code;
-mod documents;
 mod deerflow_client;
+mod documents;
 mod files;
 mod hooks;
 mod mcp;
