@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::client::{AioSandbox, provision};
 use crate::bench::client::BenchClient;
@@ -30,12 +30,12 @@ pub(super) fn measure_aging(server: &BenchServer, report: &mut BenchReport) -> R
     };
     // A sandbox counts as fresh when its first command has ended.
     run_commands(&mut client, &sandbox, 1)?;
-    let memory_before = sandbox_memory(&agents)?;
+    let memory_before = sandbox_memory(&mut client, &sandbox, &agents)?;
     let first = run_commands(&mut client, &sandbox, COMPARED_COMMANDS)?.summary();
     run_commands(&mut client, &sandbox, COMMAND_COUNT - COMPARED_COMMANDS - 1)?;
     let last = run_commands(&mut client, &sandbox, COMPARED_COMMANDS)?.summary();
     let shells = find_processes(&sandbox.container)?.len().saturating_sub(agents.len());
-    let growth = sandbox_memory(&agents)?.saturating_sub(memory_before);
+    let growth = sandbox_memory(&mut client, &sandbox, &agents)?.saturating_sub(memory_before);
     let agent = proportional_bytes(&agents).context("the agent has ended")?;
     sandbox.remove(&mut client)?;
     report.add_time("AIO: the first commands of a sandbox", first);
@@ -73,13 +73,11 @@ fn proportional_bytes(processes: &[PathBuf]) -> Option<u64> {
     (!processes.is_empty()).then(|| processes.iter().map(share).sum())?
 }
 
-/// The memory of the control group of a sandbox, of which one process is known.
-fn sandbox_memory(processes: &[PathBuf]) -> Result<u64> {
-    let process = processes.first().context("the sandbox has no process")?;
-    let groups = fs::read_to_string(process.join("cgroup"))?;
-    let group = groups.lines().find_map(|line| line.strip_prefix("0::")).context("no control group")?;
-    // The agent has a group of its own in that of its sandbox, where it has one at all.
-    let path = PathBuf::from(format!("/sys/fs/cgroup{group}"));
-    let text = path.ancestors().find_map(|path| fs::read_to_string(path.join("memory.current")).ok());
-    Ok(text.context("the control group has no memory.current")?.trim().parse()?)
+/// The memory of a sandbox, as the server reports it, with that of its agent.
+fn sandbox_memory(client: &mut BenchClient, sandbox: &AioSandbox, agents: &[PathBuf]) -> Result<u64> {
+    let path = format!("/coracle/v1/sandboxes/{}", sandbox.container);
+    let report = client.call("GET", &path, &Value::Null)?;
+    let commands =
+        report["usage"]["memoryBytes"].as_u64().context("the server does not report the memory")?;
+    Ok(commands + proportional_bytes(agents).context("the agent has ended")?)
 }
