@@ -80,7 +80,8 @@ mod tests {
     fn hooks_of_equal_priority_are_one_group() {
         let hook = HookCommand { command: vec!["x".to_owned()], timeout: Duration::from_secs(1) };
         let hooks = [("c", 100), ("a", -5), ("d", 100), ("b", 7)];
-        let hooks = hooks.map(|(name, priority)| ShutdownHook::new(name, priority, hook.clone()).unwrap());
+        let hooks =
+            hooks.map(|(name, priority)| ShutdownHook::new(name, priority, hook.clone()).expect("a hook"));
         let groups = group_by_priority(&hooks);
         let names: Vec<Vec<&str>> =
             groups.iter().map(|group| group.iter().map(|hook| hook.name.as_str()).collect()).collect();

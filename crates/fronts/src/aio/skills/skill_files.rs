@@ -59,7 +59,7 @@ pub(super) async fn read_text(
         content.extend_from_slice(&piece);
     }
     let text = String::from_utf8(content);
-    text.map(Some).or_else(|_not_utf8| Err(AioProblem::bad_request(format!("`{path}` is not UTF-8"))))
+    text.map(Some).map_err(|_not_utf8| AioProblem::bad_request(format!("`{path}` is not UTF-8")))
 }
 
 pub(super) async fn write_bytes(
