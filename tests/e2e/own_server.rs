@@ -254,7 +254,7 @@ fn variables_of_the_image_are_honoured_or_named() {
     let stats = server.client().get("/v1/shell/sessions/stats").expect("the server answers").json();
     assert_eq!((&stats["data"]["max_sessions"], &stats["data"]["session_timeout"]), (&json!(3), &json!(77)));
     let log = read_log(home.path());
-    let named = log.lines().find(|line| line.contains("without effect")).expect("a line").to_owned();
+    let named = log.lines().find(|line| line.contains("have no effect")).expect("a line").to_owned();
     for name in ["HOMEPAGE", "GITHUB_TOKEN", "AUTH_TOKEN"] {
         assert!(named.contains(name), "{named}");
     }

@@ -11,6 +11,7 @@
 pub(crate) mod aio;
 mod state;
 
+use std::fmt;
 use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -55,6 +56,16 @@ enum RequestedListener {
     Network(SocketAddr),
 }
 
+/// The context of an error: sandboxes could not be removed.
+#[derive(Debug)]
+struct SandboxesLeft;
+
+impl fmt::Display for SandboxesLeft {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("could not remove the sandboxes; the next start tries again")
+    }
+}
+
 /// A directory of a killed server, locked.
 struct LeftoverState {
     config: Config,
@@ -63,7 +74,8 @@ struct LeftoverState {
 }
 
 impl OwnServer {
-    /// Checks everything that can be checked without making anything, and names the variables without effect.
+    /// Reads the variables, prints those that have no effect, and checks where to listen. Values of variables are checked
+    /// when they are used.
     pub(crate) fn plan(front: &'static str, args: OwnServerArgs, printer: &Printer) -> Result<Self> {
         let host = Config::for_host(&args.state)?;
         let environment = std::env::vars_os()
@@ -80,7 +92,7 @@ impl OwnServer {
         let RootVariables { settings, env, ignored, access } = read;
         if !ignored.is_empty() {
             let named: Vec<_> = ignored.iter().map(|(name, why)| format!("{name} ({why})")).collect();
-            printer.remark(format!("without effect: {}", named.join(", ")));
+            printer.remark(format!("these variables have no effect: {}", named.join(", ")));
         }
         let listener = match (args.port, args.listen) {
             (Some(port), _) => RequestedListener::Network((Ipv4Addr::LOCALHOST, port).into()),
@@ -120,7 +132,10 @@ impl OwnServer {
         let leftovers = turn.find_leftovers()?;
         let directory = turn.create()?;
         let outcome = self.run_in(&directory, network, leftovers, turn);
-        state::remove_state(&directory);
+        // The next start needs the records of sandboxes that are left.
+        if !outcome.as_ref().is_err_and(|error| error.is::<SandboxesLeft>()) {
+            state::remove_state(&directory);
+        }
         outcome
     }
 
@@ -233,7 +248,7 @@ async fn remove_leftover(leftover: LeftoverState) {
 /// Removes all sandboxes of a state directory, in a process that may.
 async fn remove_sandboxes(config: &Config, identity: &ServerIdentity) -> Result<()> {
     let removed = run_to_end(REMOVAL_SUBCOMMAND, config, identity, REMOVAL_TIMEOUT).await;
-    removed.context("could not remove the sandboxes")
+    removed.context(SandboxesLeft)
 }
 
 fn requested_network(network: NetworkChoice) -> Result<RequestedNetwork> {
