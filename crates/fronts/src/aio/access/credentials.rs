@@ -17,7 +17,8 @@ const TICKET_PARAMETER: &str = "ticket";
 /// Checks the credentials of a request and removes them; `None` if none of them is valid.
 pub(super) fn take_credentials(access: &AccessControl, request: &mut Request) -> Option<AccessProof> {
     let by_header = take_from_headers(access, request.headers_mut());
-    let (query, by_query) = take_from_query(access, request.uri().query().unwrap_or_default());
+    let (path, query) = (request.uri().path(), request.uri().query().unwrap_or_default());
+    let (query, by_query) = take_from_query(access, path, query);
     if let Some(query) = query {
         *request.uri_mut() = replace_query(request.uri(), &query)?;
     }
@@ -25,13 +26,18 @@ pub(super) fn take_credentials(access: &AccessControl, request: &mut Request) ->
     by_header.or(by_query)
 }
 
-/// Checks the credentials of the request that a proxy asks about: its headers, and the address that the proxy names.
-pub(super) fn check_original_request(access: &AccessControl, headers: &HeaderMap) -> Option<AccessProof> {
-    let by_header = take_from_headers(access, &mut headers.clone());
-    let original = headers.get(ORIGINAL_URI_HEADER).and_then(|uri| uri.to_str().ok());
-    let query = original.and_then(|uri| uri.split_once('?')).map(|(_, query)| query);
-    let query = query.map(|query| query.split('#').next().unwrap_or_default());
-    by_header.or_else(|| take_from_query(access, query?).1)
+/// Checks the credentials of the request that a proxy asks about, in its headers and in the address that the proxy
+/// names, and removes them.
+pub(super) fn take_original_credentials(
+    access: &AccessControl,
+    headers: &mut HeaderMap,
+) -> Option<AccessProof> {
+    let original = headers.get(ORIGINAL_URI_HEADER).and_then(|uri| uri.to_str().ok()).map(str::to_owned);
+    take_from_headers(access, headers).or_else(|| {
+        let original = original?;
+        let (path, query) = original.split_once('?')?;
+        take_from_query(access, path, query.split('#').next().unwrap_or_default()).1
+    })
 }
 
 fn take_from_headers(access: &AccessControl, headers: &mut HeaderMap) -> Option<AccessProof> {
@@ -82,11 +88,11 @@ fn is_credential_name(name: &str) -> bool {
 }
 
 /// Returns the query without credentials of ours, if it contains any, and what they prove.
-fn take_from_query(access: &AccessControl, query: &str) -> (Option<String>, Option<AccessProof>) {
+fn take_from_query(access: &AccessControl, path: &str, query: &str) -> (Option<String>, Option<AccessProof>) {
     let (mut kept, mut proof) = (Vec::new(), None);
     let mut is_changed = false;
     for pair in query.split('&') {
-        match check_pair(access, pair) {
+        match check_pair(access, path, pair) {
             Some(found) => {
                 is_changed = true;
                 // A key proves more than a ticket.
@@ -100,13 +106,13 @@ fn take_from_query(access: &AccessControl, query: &str) -> (Option<String>, Opti
     (is_changed.then(|| kept.join("&")), proof)
 }
 
-fn check_pair(access: &AccessControl, pair: &str) -> Option<AccessProof> {
+fn check_pair(access: &AccessControl, path: &str, pair: &str) -> Option<AccessProof> {
     let (name, value) = form_urlencoded::parse(pair.as_bytes()).next()?;
     if name == KEY_PARAMETER {
         let key = access.settings.api_key.as_ref()?;
         return key.is_equal_to(value.as_bytes()).then_some(AccessProof::Credential);
     }
-    (name == TICKET_PARAMETER && access.tickets.redeem(&value)).then_some(AccessProof::Ticket)
+    (name == TICKET_PARAMETER && access.tickets.redeem(&value, path)).then_some(AccessProof::Ticket)
 }
 
 fn replace_query(uri: &Uri, query: &str) -> Option<Uri> {
@@ -124,7 +130,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::aio::access::AccessSettings;
+    use crate::aio::access::{AccessSettings, TicketScope};
 
     fn access() -> AccessControl {
         let values = json!({"api_key": "k3y+/&"});
@@ -169,7 +175,7 @@ mod tests {
     #[test]
     fn ticket_is_used_up_even_beside_a_key() {
         let access = access();
-        let ticket = access.tickets.issue(Duration::from_secs(30)).unwrap();
+        let ticket = access.tickets.issue(TicketScope::Everything, Duration::from_secs(30)).unwrap();
         let uri = format!("/x?ticket={ticket}&ticket=own");
         let mut first = request(&uri, &[("x-aio-api-key", "k3y+/&")]);
         assert_eq!(take_credentials(&access, &mut first), Some(AccessProof::Credential));
@@ -181,7 +187,8 @@ mod tests {
     fn original_uri_is_read_only_where_a_proxy_asks() {
         let access = access();
         let named = [("x-original-uri", "/vnc/?api_key=k3y%2B%2F%26#x")];
-        assert!(check_original_request(&access, request("/auth", &named).headers()).is_some());
+        let mut asked = request("/auth", &named);
+        assert!(take_original_credentials(&access, asked.headers_mut()).is_some());
         assert_eq!(take_credentials(&access, &mut request("/v1/sandbox", &named)), None);
     }
 

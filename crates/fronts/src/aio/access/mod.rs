@@ -5,7 +5,7 @@
 //! the root ─► nothing configured ───────────────────► admitted
 //!          ─► API key, or a JWT that we can verify ─► admitted, and may ask for tickets
 //!          ─► a ticket, which works once ───────────► admitted
-//!          ─► GET /auth ────────────────────────────► checks the credentials of another request
+//!          ─► GET /auth ────────────────────────────► the same, for the credentials of another request
 //!          ─► anything else ────────────────────────► 401
 //! ```
 //! Credentials are removed from the request before a handler sees it, so the service behind a port never gets them.
@@ -28,7 +28,7 @@ use super::problem::AioProblem;
 pub(super) use self::credentials::KEY_HEADER_NAME;
 pub(super) use self::routes::routes;
 pub(super) use self::settings::{AccessSettings, SETTING_NAMES};
-use self::tickets::TicketStore;
+use self::tickets::{TicketScope, TicketStore};
 
 /// The path at which a proxy asks about the credentials of another request.
 const AUTH_PATH: &str = "/auth";
@@ -42,8 +42,6 @@ pub(super) enum AccessProof {
     Credential,
     /// A ticket, which cannot be exchanged for further ones.
     Ticket,
-    /// Not checked yet: the request is about the credentials of another one.
-    Deferred,
 }
 
 /// The credentials that a server accepts, and the tickets that it gave out.
@@ -68,8 +66,8 @@ impl AccessControl {
     fn issue_ticket(&self, proof: AccessProof) -> Result<String, AioProblem> {
         match proof {
             AccessProof::NotNeeded => tickets::draw_ticket(),
-            AccessProof::Credential => self.tickets.issue(self.settings.ticket_ttl),
-            AccessProof::Ticket | AccessProof::Deferred => Err(unauthorized()),
+            AccessProof::Credential => self.tickets.issue(TicketScope::Everything, self.settings.ticket_ttl),
+            AccessProof::Ticket => Err(unauthorized()),
         }
     }
 }
@@ -79,21 +77,26 @@ pub(super) fn check_request(state: &AioState, request: &mut Request) -> Result<A
     if !state.access.is_required() {
         return Ok(AccessProof::NotNeeded);
     }
-    if request.uri().path() == AUTH_PATH {
-        return Ok(AccessProof::Deferred);
-    }
-    credentials::take_credentials(&state.access, request).ok_or_else(unauthorized)
+    // Both are checked before anything counts the request as one of the owner's.
+    let proof = if request.uri().path() == AUTH_PATH {
+        credentials::take_original_credentials(&state.access, request.headers_mut())
+    } else {
+        credentials::take_credentials(&state.access, request)
+    };
+    proof.ok_or_else(unauthorized)
 }
 
 /// A ticket with which the page of a terminal connects to its WebSocket, which cannot send headers. `None` if its address
 /// is enough.
 pub(super) fn ticket_for_page(state: &AioState, proof: AccessProof) -> Result<Option<String>, AioProblem> {
     match proof {
-        AccessProof::NotNeeded | AccessProof::Deferred => Ok(None),
-        // The page itself was opened with a ticket, so one for its connection gives no further access.
-        AccessProof::Credential | AccessProof::Ticket => {
-            state.access.issue_ticket(AccessProof::Credential).map(Some)
-        }
+        AccessProof::NotNeeded => Ok(None),
+        // It opens nothing but that connection, so whoever opened the page with a ticket gets no further ones.
+        AccessProof::Credential | AccessProof::Ticket => state
+            .access
+            .tickets
+            .issue(TicketScope::TerminalSocket, state.access.settings.ticket_ttl)
+            .map(Some),
     }
 }
 
@@ -105,5 +108,6 @@ pub(super) fn hide_address(response: &mut Response) {
 
 /// The same for every reason, so that nothing can be learned about a credential.
 fn unauthorized() -> AioProblem {
-    AioProblem::new(StatusCode::UNAUTHORIZED, "Unauthorized")
+    let hint = "send the key as `X-AIO-API-Key`, or the key or a token as `Authorization: Bearer`";
+    AioProblem { hint: Some(hint.to_owned()), ..AioProblem::new(StatusCode::UNAUTHORIZED, "Unauthorized") }
 }
