@@ -415,8 +415,10 @@ impl Driver {
                 tracing::warn!(sandbox = %self.handle.id, error = %error_chain(&error), "failed to record that the sandbox is stopping; removing it anyway");
             }
             let hooks = &self.record.sandbox.spec.hooks.shutdown;
-            if answers && cause != EndCause::NotCreated {
-                shutdown_hooks::run_all(&self.handle.agent, hooks).await;
+            // Others wait for what an evicted sandbox, or the one with the most open files, occupies.
+            let is_urgent = matches!(cause, EndCause::Evicted | EndCause::TooManyFiles);
+            if answers && !is_urgent && cause != EndCause::NotCreated {
+                shutdown_hooks::run_shutdown_hooks(&self.handle.agent, hooks).await;
             }
         }
         self.remove_remains().await?;

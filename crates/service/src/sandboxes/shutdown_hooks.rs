@@ -15,13 +15,13 @@ use crate::sandboxes::driver::DriverCommand;
 use crate::{SandboxRef, ServiceError};
 
 /// Runs all hooks, those of the lowest priority first and those of equal priority at the same time.
-pub(crate) async fn run_all(agent: &AgentClient, hooks: &[ShutdownHook]) {
+pub(crate) async fn run_shutdown_hooks(agent: &AgentClient, hooks: &[ShutdownHook]) {
     if hooks.is_empty() {
         return;
     }
     let run_groups = async {
         for group in group_by_priority(hooks) {
-            join_all(group.into_iter().map(|hook| run_one(agent, hook))).await;
+            join_all(group.into_iter().map(|hook| run_shutdown_hook(agent, hook))).await;
         }
     };
     if tokio::time::timeout(SHUTDOWN_HOOKS_TIMEOUT, run_groups).await.is_err() {
@@ -35,7 +35,7 @@ fn group_by_priority(hooks: &[ShutdownHook]) -> Vec<Vec<&ShutdownHook>> {
     sorted.chunk_by(|one, other| one.priority == other.priority).map(<[_]>::to_vec).collect()
 }
 
-async fn run_one(agent: &AgentClient, shutdown: &ShutdownHook) {
+async fn run_shutdown_hook(agent: &AgentClient, shutdown: &ShutdownHook) {
     let (sandbox, hook) = (agent.id(), &shutdown.name);
     let tag = format!("{HOOK_TAG_PREFIX}{hook}");
     let ran = match new_process_id() {
@@ -44,8 +44,9 @@ async fn run_one(agent: &AgentClient, shutdown: &ShutdownHook) {
     };
     match ran {
         Ok((ExitReason::Code(0), _)) => {}
-        Ok((exit, tail)) => {
-            tracing::info!(%sandbox, hook, ended = describe_exit(exit, &tail), "shutdown hook failed");
+        // Its output may contain secrets of the sandbox, so it is not logged.
+        Ok((exit, _output)) => {
+            tracing::info!(%sandbox, hook, ended = describe_exit(exit, ""), "shutdown hook failed");
         }
         Err(error) => tracing::info!(%sandbox, hook, %error, "failed to run shutdown hook"),
     }
