@@ -9,7 +9,7 @@ use domain::process::{ProcessIo, ProcessSpec, StdinMode, TerminalSize};
 use http::HeaderValue;
 use serde::Deserialize;
 use service::{DEFAULT_TERMINAL_SIZE, OutputSettings, TERMINAL_TYPE, TerminalMode};
-use tokio::task::JoinHandle;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::ExecTarget;
 use super::command::{RunCommandBody, parse_foreground_command};
@@ -39,15 +39,16 @@ struct StartFrame {
     rows: Option<u16>,
 }
 
-/// A command that is being started.
-pub(super) type StartTask = JoinHandle<StartedCommand>;
+/// A command that is being started. The start is given up if the connection ends before the upgrade.
+pub(super) type StartTask = AbortOnDropHandle<StartedCommand>;
 
 /// Begins to start the command of a first frame that came as a header. The upgrade takes about as long, so neither waits
 /// for the other.
 pub(super) fn begin_start(target: &ExecTarget, mode: TerminalMode, start: &HeaderValue) -> StartTask {
     let (client, reader) = (command_client(target, mode), start_frame_reader(target, mode));
     let frame = start.as_bytes().to_vec();
-    tokio::spawn(async move { start_command(&frame, &client, &reader).await })
+    let starting = tokio::spawn(async move { start_command(&frame, &client, &reader).await });
+    AbortOnDropHandle::new(starting)
 }
 
 /// Serves one client until it disconnects or its command ends. A command that is not being started yet comes as the
