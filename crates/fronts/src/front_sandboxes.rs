@@ -202,7 +202,7 @@ pub(crate) fn fronts_with_sandboxes() -> impl Iterator<Item = (&'static str, &'s
     FRONTS.iter().filter_map(|front| Some((front.name, front.sandboxes?)))
 }
 
-pub(crate) fn find_front(name: &str) -> Option<&'static FrontSandboxes> {
+pub(crate) fn find_front_sandboxes(name: &str) -> Option<&'static FrontSandboxes> {
     fronts_with_sandboxes().find(|(front, _)| *front == name).map(|(_, sandboxes)| sandboxes)
 }
 
@@ -213,7 +213,7 @@ pub fn read_root_variables(
     environment: impl Iterator<Item = (String, String)>,
     given: BTreeMap<String, String>,
 ) -> Result<RootVariables, FrontSandboxError> {
-    let sandboxes = find_front(front).ok_or_else(|| FrontSandboxError {
+    let sandboxes = find_front_sandboxes(front).ok_or_else(|| FrontSandboxError {
         message: format!("`{front}` is not a front that serves one sandbox"),
         hint: None,
     })?;

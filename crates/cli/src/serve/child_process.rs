@@ -273,20 +273,21 @@ pub(crate) async fn run_to_end(
 /// The process group of a child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ChildGroup {
-    Ours,
-    /// A group of its own, so that an interrupt on the terminal reaches only us, and the children end in order.
-    Own,
+    /// The group of the supervisor.
+    Supervisor,
+    /// A new one, so that an interrupt on the terminal reaches only the supervisor, which ends its children in order.
+    New,
 }
 
 fn process_group(config: &Config) -> ChildGroup {
-    if config.own_server.is_some() { ChildGroup::Own } else { ChildGroup::Ours }
+    if config.own_server.is_some() { ChildGroup::New } else { ChildGroup::Supervisor }
 }
 
 /// Starts this program in another role, with descriptors whose numbers are its arguments.
 fn spawn_role(role: &str, descriptors: &[OwnedFd], group: ChildGroup) -> Result<Child> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("coracle").arg(role).arg(std::process::id().to_string());
-    if group == ChildGroup::Own {
+    if group == ChildGroup::New {
         command.process_group(0);
     }
     // Only the supervisor notifies the service manager.

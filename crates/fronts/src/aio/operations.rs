@@ -42,7 +42,7 @@ const DOCUMENTS: &[ApiOperation] = &[
 ];
 
 const ACCESS: &[ApiOperation] = &[
-    operation("POST /tickets", "Create a ticket, which works once", "", "", "200 401 404"),
+    operation("POST /tickets", "Create a ticket, which works once", "", "", "200 401 404 429"),
     operation("GET /auth", "Check the credentials of another request", "", "", "200 401 404"),
 ];
 
@@ -69,7 +69,7 @@ const SANDBOX: &[ApiOperation] = &[
 
 const OBSERVE: &[ApiOperation] = &[
     operation("GET /v1/sandbox/observe/status", "Show the present session", "", "", "200 404"),
-    operation("GET /v1/sandbox/observe/live", "Measure the sandbox", "top_rows:int", "", "200 404 409 500"),
+    operation("GET /v1/sandbox/observe/live", "Measure the sandbox", "", "", "200 404 409 500"),
     operation("POST /v1/sandbox/observe/start", "Begin a session", "", "AioObserveStart?", "200 404 409 422"),
     operation("POST /v1/sandbox/observe/stop", "End a session", "", "AioObserveStop?", "200 404 422"),
     operation("POST /v1/sandbox/observe/export", "Make a report", "", "AioObserveExport?", "200 404 422 500"),

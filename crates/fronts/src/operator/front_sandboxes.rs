@@ -15,7 +15,9 @@ use service::{AcquiredSandbox, ErrorKind, NAME_KEY_SPACE, ServiceError};
 use super::OperatorState;
 use super::access::RequestOwner;
 use super::sandboxes::{parse_sandbox_id, sandbox_not_found};
-use crate::front_sandboxes::{FrontSandboxRequest, FrontSandboxes, find_front, fronts_with_sandboxes};
+use crate::front_sandboxes::{
+    FrontSandboxRequest, FrontSandboxes, find_front_sandboxes, fronts_with_sandboxes,
+};
 use crate::kit::error_format;
 use crate::server::request_log::unique_hex;
 
@@ -58,8 +60,10 @@ pub(super) async fn create_sandbox(
     let url =
         found.and_then(|found| (sandboxes.sandbox_url)(&state.service, &state.settings, &parts, &found));
     let Some(url) = url else {
-        let message = format!("`{name}` is the name of a sandbox of another kind");
-        return error_format::build_error(StatusCode::CONFLICT, "NAME_TAKEN", &message);
+        let message = format!("sandbox `{name}` exists and was not created with this guest");
+        let mut response = error_format::build_error(StatusCode::CONFLICT, "NAME_TAKEN", &message);
+        error_format::add_hint(&mut response, Some("choose another name, or remove it with `coracle rm`"));
+        return response;
     };
     let lacks_network = sandbox.spec.network == NetworkAccess::Auto && !state.service.capabilities().network;
     let mut body = json!({
@@ -115,9 +119,9 @@ fn parse_create(body: &[u8]) -> Result<GuestCreate, String> {
         None | Some(Value::Null) => format!("{guest}-{}", &unique_hex()[..NAME_DIGITS]),
         Some(name) => text(name).ok_or("`name` is not text")?,
     };
-    let sandboxes = find_front(&guest).ok_or_else(|| {
+    let sandboxes = find_front_sandboxes(&guest).ok_or_else(|| {
         let known: Vec<_> = fronts_with_sandboxes().map(|(name, _)| format!("`{name}`")).collect();
-        format!("`{guest}` is no guest; there is {}", known.join(", "))
+        format!("unknown guest `{guest}`; known: {}", known.join(", "))
     })?;
     let request =
         FrontSandboxRequest::deserialize(Value::Object(fields)).map_err(|error| error.to_string())?;

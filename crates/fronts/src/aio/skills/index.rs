@@ -1,4 +1,4 @@
-//! Which skills are registered: one small file for each, in the home directory of the guest's user.
+//! Which skills are registered: one small file for each, in the directory in which commands start.
 //!
 //! They are there, and not in the memory of the server, so that they live and end with the sandbox. Code inside may change
 //! them; it gains nothing, because all they lead to is read and removed as the user it runs as.
@@ -10,7 +10,7 @@ use super::is_skill_name;
 use super::skill_files::{SKILL_USER, is_missing, read_text, write_bytes};
 use crate::aio::problem::AioProblem;
 
-/// Where the files are, below the guest's default directory, which is the home of its user.
+/// Where the files are, below the guest's default directory.
 const INDEX_DIRECTORY: &str = ".aio/skills";
 const INDEX_SUFFIX: &str = ".json";
 const MAX_SKILLS: usize = 256;

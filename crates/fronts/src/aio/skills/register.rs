@@ -171,7 +171,7 @@ async fn register_form(
     };
     let root = match &form.path {
         Some(path) => path.clone(),
-        None => format!("{}/{DEFAULT_ROOT}", home_directory(sandbox).await?),
+        None => format!("{}/{DEFAULT_ROOT}", default_directory(sandbox).await?),
     };
     let draft = format!("{root}/.skills-{}", unique_hex());
     let extracting = async {
@@ -188,11 +188,11 @@ async fn register_form(
     registered
 }
 
-/// The guest's default directory, as the agent resolves it: the home of its user.
-async fn home_directory(sandbox: &SandboxRef) -> Result<String, AioProblem> {
+/// The directory in which commands of the guest start, as the agent resolves it.
+async fn default_directory(sandbox: &SandboxRef) -> Result<String, AioProblem> {
     let found = sandbox.files().stat_files(&SKILL_USER, &[".".to_owned()]).await?;
-    let home = found.into_iter().next().map(|home| home.path).unwrap_or_default();
-    Ok(home.trim_end_matches("/.").to_owned())
+    let directory = found.into_iter().next().map(|directory| directory.path).unwrap_or_default();
+    Ok(directory.trim_end_matches("/.").to_owned())
 }
 
 async fn read_spooled(file: &SpooledContent) -> Result<Bytes, AioProblem> {
