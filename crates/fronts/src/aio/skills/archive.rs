@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::io::{Cursor, Read};
 
 use bytes::Bytes;
+use memchr::memmem;
 use zip::ZipArchive;
 
 use super::SKILL_FILE;
@@ -22,6 +23,14 @@ const KIND_DIRECTORY: u32 = 0o040_000;
 const KIND_REGULAR: u32 = 0o100_000;
 const KIND_LINK: u32 = 0o120_000;
 const EXECUTABLE_BITS: u32 = 0o111;
+
+/// The record at the end of an archive, the locator of a 64-bit record before it, and the header of an entry.
+const END_SIGNATURE: &[u8] = b"PK\x05\x06";
+const END_BYTES: usize = 22;
+const ZIP64_SIGNATURE: &[u8] = b"PK\x06\x07";
+const ZIP64_LOCATOR_BYTES: usize = 20;
+const HEADER_SIGNATURE: &[u8] = b"PK\x01\x02";
+const HEADER_BYTES: usize = 46;
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ArchiveError {
@@ -43,8 +52,10 @@ pub(super) enum ArchiveError {
     Encrypted(String),
     #[error("entry `{0}` of the archive is a file and a directory")]
     Duplicate(String),
-    #[error("the archive has entries with the same name, or its end is not where it should be")]
+    #[error("the archive has entries with the same name, or its directory is not where it should be")]
     Ambiguous,
+    #[error("the archive has the zip64 format, which is not accepted")]
+    Zip64,
     #[error("entry `{0}` of the archive exceeds {MAX_FILE_BYTES} bytes")]
     FileTooLarge(String),
     #[error("the files of the archive exceed {MAX_TOTAL_BYTES} bytes")]
@@ -71,12 +82,10 @@ pub(super) struct ArchiveFile {
 impl SkillArchive {
     /// Reads the whole archive once. Takes as long as decompressing it, so it must not be called by an async task.
     pub(super) fn open(content: Bytes) -> Result<Self, ArchiveError> {
+        let count = check_directory(&content)?;
         let mut archive = open_zip(&content)?;
-        if archive.len() > MAX_ENTRIES {
-            return Err(ArchiveError::TooManyEntries);
-        }
         // The reader keeps only the last of entries with the same name.
-        if recorded_count(&content, archive.comment().len()) != Some(archive.len()) {
+        if archive.len() != count {
             return Err(ArchiveError::Ambiguous);
         }
         let (mut files, mut paths, mut directories) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
@@ -151,15 +160,58 @@ impl SkillArchive {
     }
 }
 
-/// The number of entries that the record at the end of an archive names.
-fn recorded_count(content: &[u8], comment_length: usize) -> Option<usize> {
-    const SIGNATURE: &[u8] = b"PK\x05\x06";
-    const RECORD_LENGTH: usize = 22;
-    const COUNT_OFFSET: usize = 10;
-    let start = content.len().checked_sub(RECORD_LENGTH + comment_length)?;
-    let record = content.get(start..)?.strip_prefix(SIGNATURE)?;
-    let count = record.get(COUNT_OFFSET - SIGNATURE.len()..)?.first_chunk::<2>()?;
-    Some(usize::from(u16::from_le_bytes(*count)))
+/// Checks the directory of an archive, and returns the number of its entries.
+///
+/// The reader reserves memory for as many entries as a record claims, goes on to earlier records if it cannot use the
+/// last one, and may follow a 64-bit record instead. So it gets only archives where none of this can happen: the last
+/// record ends the file, and its directory begins where it says, has as many headers as it says, and ends before it.
+fn check_directory(content: &[u8]) -> Result<usize, ArchiveError> {
+    let end = memmem::rfind(content, END_SIGNATURE);
+    let end = end.ok_or_else(|| ArchiveError::Malformed("it has no directory".to_owned()))?;
+    let (before, record) = content.split_at(end);
+    let locator = before.len().checked_sub(ZIP64_LOCATOR_BYTES).map(|start| &before[start..]);
+    if locator.is_some_and(|locator| locator.starts_with(ZIP64_SIGNATURE)) {
+        return Err(ArchiveError::Zip64);
+    }
+    let (Some(disk), Some(directory_disk), Some(count_on_disk), Some(count)) =
+        (u16_at(record, 4), u16_at(record, 6), u16_at(record, 8), u16_at(record, 10))
+    else {
+        return Err(ArchiveError::Ambiguous);
+    };
+    let (Some(size), Some(start), Some(comment)) =
+        (u32_at(record, 12), u32_at(record, 16), u16_at(record, 20))
+    else {
+        return Err(ArchiveError::Ambiguous);
+    };
+    if count > MAX_ENTRIES {
+        return Err(ArchiveError::TooManyEntries);
+    }
+    let is_one_disk = (disk, directory_disk, count_on_disk) == (0, 0, count);
+    let ends_file = END_BYTES + comment == record.len();
+    if !is_one_disk || !ends_file || start.checked_add(size) != Some(end) {
+        return Err(ArchiveError::Ambiguous);
+    }
+    let mut directory = &before[start..];
+    for _ in 0..count {
+        directory = skip_header(directory).ok_or(ArchiveError::Ambiguous)?;
+    }
+    if directory.is_empty() { Ok(count) } else { Err(ArchiveError::Ambiguous) }
+}
+
+/// What follows the first header of a directory.
+fn skip_header(directory: &[u8]) -> Option<&[u8]> {
+    let lengths = u16_at(directory, 28)? + u16_at(directory, 30)? + u16_at(directory, 32)?;
+    directory.starts_with(HEADER_SIGNATURE).then_some(())?;
+    directory.get(HEADER_BYTES + lengths..)
+}
+
+fn u16_at(bytes: &[u8], offset: usize) -> Option<usize> {
+    bytes.get(offset..)?.first_chunk().map(|number| usize::from(u16::from_le_bytes(*number)))
+}
+
+fn u32_at(bytes: &[u8], offset: usize) -> Option<usize> {
+    let number = bytes.get(offset..)?.first_chunk().map(|number| u32::from_le_bytes(*number))?;
+    usize::try_from(number).ok()
 }
 
 fn open_zip(content: &Bytes) -> Result<ZipArchive<Cursor<Bytes>>, ArchiveError> {
@@ -315,6 +367,52 @@ mod tests {
         let names: Vec<String> = (0..=MAX_ENTRIES).map(|number| number.to_string()).collect();
         let files: Vec<_> = names.iter().map(|name| (name.as_str(), &b""[..])).collect();
         assert_eq!(refused(&files), ArchiveError::TooManyEntries);
+    }
+
+    /// The record at the end of an archive.
+    fn end_record(count: u16, size: u32, start: u32, comment: &[u8]) -> Vec<u8> {
+        let mut record = [END_SIGNATURE, &[0; 4], &count.to_le_bytes(), &count.to_le_bytes()].concat();
+        record.extend_from_slice(&size.to_le_bytes());
+        record.extend_from_slice(&start.to_le_bytes());
+        record.extend_from_slice(&u16::try_from(comment.len()).unwrap().to_le_bytes());
+        record.extend_from_slice(comment);
+        record
+    }
+
+    #[test]
+    fn directory_is_checked_before_memory_is_reserved_for_it() {
+        let content = archive(&[("SKILL.md", b"text")]);
+        let end = content.len() - END_BYTES;
+        let start = u32_at(&content[end..], 16).unwrap();
+        let (size, place) = (u32::try_from(end - start).unwrap(), u32::try_from(start).unwrap());
+        let with_end = |record: Vec<u8>| [content[..end].to_vec(), record].concat();
+        assert!(SkillArchive::open(with_end(end_record(1, size, place, b"a comment")).into()).is_ok());
+        let nested = end_record(1, size, place, &end_record(1, size, place, b""));
+        let mut locator = ZIP64_SIGNATURE.to_vec();
+        locator.resize(ZIP64_LOCATOR_BYTES, 0);
+        let zip64 = [locator, end_record(u16::MAX, u32::MAX, u32::MAX, b"")].concat();
+        // Its own directory is missing, so that a reader may go back to the valid record.
+        let fallback =
+            [content.to_vec(), end_record(1, 0, u32::try_from(content.len()).unwrap(), b"")].concat();
+        let fallback_with_text = [
+            content.to_vec(),
+            b"text".to_vec(),
+            end_record(1, 4, u32::try_from(content.len()).unwrap(), b""),
+        ];
+        for (case, content, expected) in [
+            ("more entries", with_end(end_record(2, size, place, b"")), ArchiveError::Ambiguous),
+            ("fewer entries", with_end(end_record(0, size, place, b"")), ArchiveError::Ambiguous),
+            ("too many", with_end(end_record(u16::MAX, size, place, b"")), ArchiveError::TooManyEntries),
+            ("another start", with_end(end_record(1, size - 1, place, b"")), ArchiveError::Ambiguous),
+            ("a prefix", [b"prefix".to_vec(), content.to_vec()].concat(), ArchiveError::Ambiguous),
+            ("a suffix", [content.to_vec(), b"suffix".to_vec()].concat(), ArchiveError::Ambiguous),
+            ("a record in the comment", with_end(nested), ArchiveError::Ambiguous),
+            ("an earlier record", fallback, ArchiveError::Ambiguous),
+            ("an earlier record before text", fallback_with_text.concat(), ArchiveError::Ambiguous),
+            ("64 bits", with_end(zip64), ArchiveError::Zip64),
+        ] {
+            assert_eq!(SkillArchive::open(content.into()).unwrap_err(), expected, "{case}");
+        }
     }
 
     #[test]
