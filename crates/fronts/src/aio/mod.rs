@@ -97,6 +97,7 @@ pub(crate) struct AioState {
     observe: Arc<observe::ObserveRegistry>,
     /// Watches of files, which outlive requests.
     watches: Arc<files::WatchRegistry>,
+    skills: Arc<skills::SkillLimits>,
 }
 
 impl AioState {
@@ -113,6 +114,7 @@ impl AioState {
             tools: Arc::default(),
             observe: Arc::default(),
             watches: Arc::default(),
+            skills: Arc::default(),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! The front matter of a `SKILL.md`: YAML between two lines `---` at the beginning.
 //!
 //! The text is hostile. It is read event by event with limited depth, and aliases are refused, since a few of them can
-//! stand for more values than fit into memory.
+//! stand for more values than fit into memory. Even without them, a value of two bytes can need some hundreds in memory,
+//! so events are counted too: those of one front matter, and those of all that a request reads.
 
 use saphyr_parser::{Event, Parser, ScalarStyle};
 use serde_json::{Map, Value};
@@ -9,6 +10,10 @@ use serde_json::{Map, Value};
 /// The longest front matter that is read.
 const MAX_BYTES: usize = 64 << 10;
 const MAX_DEPTH: usize = 16;
+const MAX_EVENTS: usize = 4096;
+/// The bounds of all front matters that one request reads.
+const MAX_REQUEST_BYTES: usize = 4 << 20;
+const MAX_REQUEST_EVENTS: usize = 32 << 10;
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum FrontMatterError {
@@ -16,10 +21,34 @@ pub(super) enum FrontMatterError {
     TooLong,
     #[error("the front matter of SKILL.md is nested deeper than {MAX_DEPTH} levels")]
     TooDeep,
+    #[error("the front matter of SKILL.md has more than {MAX_EVENTS} YAML events")]
+    TooManyEvents,
+    #[error(
+        "the front matters exceed {MAX_REQUEST_BYTES} bytes or {MAX_REQUEST_EVENTS} YAML events in total; \
+         request fewer skills at once"
+    )]
+    RequestTooLarge,
     #[error("the front matter of SKILL.md uses an alias")]
     Alias,
     #[error("the front matter of SKILL.md is not a YAML mapping with text as keys")]
     NotYaml,
+}
+
+/// What the front matters of one request have used of what they may use together.
+#[derive(Default)]
+pub(super) struct FrontMatterBudget {
+    bytes: usize,
+    events: usize,
+}
+
+impl FrontMatterBudget {
+    /// Fails once the request has read too much.
+    pub(super) fn check(&self) -> Result<(), FrontMatterError> {
+        match self.bytes > MAX_REQUEST_BYTES || self.events > MAX_REQUEST_EVENTS {
+            true => Err(FrontMatterError::RequestTooLarge),
+            false => Ok(()),
+        }
+    }
 }
 
 /// Splits a text into its front matter, if it has one, and the rest.
@@ -38,16 +67,28 @@ pub(super) fn split_text(text: &str) -> (Option<&str>, &str) {
 }
 
 /// Parses a front matter; an empty one is an empty object.
-pub(super) fn parse_metadata(yaml: &str) -> Result<Map<String, Value>, FrontMatterError> {
+pub(super) fn parse_metadata(
+    yaml: &str,
+    budget: &mut FrontMatterBudget,
+) -> Result<Map<String, Value>, FrontMatterError> {
     if yaml.len() > MAX_BYTES {
         return Err(FrontMatterError::TooLong);
     }
-    let mut builder = ValueBuilder::default();
+    budget.bytes += yaml.len();
+    budget.check()?;
+    let (mut builder, mut events) = (ValueBuilder::default(), 0);
     let mut parser = Parser::new_from_str(yaml);
     while let Some(event) = parser.next_event() {
         let (event, _) = event.or(Err(FrontMatterError::NotYaml))?;
+        events += 1;
+        if events > MAX_EVENTS {
+            return Err(FrontMatterError::TooManyEvents);
+        }
         builder.add_event(event)?;
     }
+    // Values of a front matter that is refused are not kept, so they do not count.
+    budget.events += events;
+    budget.check()?;
     match builder.root {
         None | Some(Value::Null) => Ok(Map::new()),
         Some(Value::Object(metadata)) => Ok(metadata),
@@ -138,6 +179,10 @@ mod tests {
 
     use super::*;
 
+    fn parsed(yaml: &str) -> Result<Map<String, Value>, FrontMatterError> {
+        parse_metadata(yaml, &mut FrontMatterBudget::default())
+    }
+
     #[test]
     fn front_matter_is_split_off() {
         for (text, expected) in [
@@ -158,8 +203,8 @@ mod tests {
                     tools: [a, b]\nmetadata:\n  author: me\n  list:\n    - x\n";
         let expected = json!({"name": "a", "description": "two lines\n", "version": 1.5, "count": 3, "on": true,
             "none": null, "quoted": "3", "tools": ["a", "b"], "metadata": {"author": "me", "list": ["x"]}});
-        assert_eq!(Value::Object(parse_metadata(yaml).unwrap()), expected);
-        assert_eq!(parse_metadata(""), Ok(Map::new()));
+        assert_eq!(Value::Object(parsed(yaml).unwrap()), expected);
+        assert_eq!(parsed(""), Ok(Map::new()));
     }
 
     #[test]
@@ -169,12 +214,30 @@ mod tests {
             (bomb, FrontMatterError::Alias),
             (&format!("a: {}{}", "[".repeat(90), "]".repeat(90)), FrontMatterError::TooDeep),
             (&"x".repeat(MAX_BYTES + 1), FrontMatterError::TooLong),
+            (&format!("a: [{}]", "{a: 1},".repeat(MAX_EVENTS / 4)), FrontMatterError::TooManyEvents),
             ("- a\n- b\n", FrontMatterError::NotYaml),
             ("text", FrontMatterError::NotYaml),
             ("a: b: c", FrontMatterError::NotYaml),
             ("[a]: b", FrontMatterError::NotYaml),
         ] {
-            assert_eq!(parse_metadata(yaml), Err(expected), "{}", &yaml[..yaml.len().min(40)]);
+            assert_eq!(parsed(yaml), Err(expected), "{}", &yaml[..yaml.len().min(40)]);
+        }
+    }
+
+    #[test]
+    fn front_matters_of_a_request_are_bounded_together() {
+        let long = format!("a: {}", "x".repeat(MAX_BYTES - 3));
+        let dense = format!("a: [{}]", "1,".repeat(MAX_EVENTS - 100));
+        for (yaml, most) in [(long, MAX_REQUEST_BYTES / MAX_BYTES), (dense, MAX_REQUEST_EVENTS / MAX_EVENTS)]
+        {
+            let mut budget = FrontMatterBudget::default();
+            for _ in 0..most {
+                parse_metadata(&yaml, &mut budget).unwrap();
+            }
+            assert_eq!(budget.check(), Ok(()));
+            assert_eq!(parse_metadata(&yaml, &mut budget), Err(FrontMatterError::RequestTooLarge));
+            assert_eq!(budget.check(), Err(FrontMatterError::RequestTooLarge));
+            assert_eq!(parse_metadata("", &mut budget), Err(FrontMatterError::RequestTooLarge));
         }
     }
 }

@@ -9,16 +9,19 @@
 //! by a program inside: that would have to exist in every image, and its answers could not be trusted. What is written
 //! goes through the file API as the guest's user, so an archive reaches nothing that a command could not. Dependencies of
 //! a skill are never installed, so `dependency_commands` is always empty.
+//! What works with many skills takes a permit of limits.rs and ends at its deadline.
 
 mod archive;
 mod catalog;
 mod front_matter;
 mod index;
+mod limits;
 mod register;
 mod skill_files;
 
 use axum::routing::{delete, get, post};
 
+pub(super) use self::limits::SkillLimits;
 use super::routes::AioRoute;
 
 /// The file that makes a directory a skill.

@@ -3,19 +3,22 @@
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use bytes::Bytes;
 use futures_util::Stream;
 use http::{StatusCode, header};
 use serde::Serialize;
+use serde_json::{Map, Value};
 use service::{FileAttributes, FileKind, SandboxRef};
-use tokio::sync::Semaphore;
 
 use super::archive::{ArchiveError, MAX_ARCHIVE_BYTES, SkillArchive, parent_paths};
 use super::catalog::SkillMetadata;
+use super::front_matter::FrontMatterBudget;
 use super::index::{RegisteredSkill, SkillIndex, SkillRecord};
-use super::skill_files::{SKILL_USER, SkillText, is_missing, write_bytes};
+use super::limits::{ArchivePermit, SkillLimits, SkillWork, finish_until, request_deadline};
+use super::skill_files::{SKILL_USER, is_missing, metadata_of_text, read_metadata, write_bytes};
 use super::{SKILL_FILE, is_skill_name};
+use crate::aio::AioState;
 use crate::aio::body::check_text;
 use crate::aio::envelope::{ResponseEnvelope, success_response};
 use crate::aio::files::spool::{ContentSpool, SpooledContent};
@@ -26,11 +29,8 @@ use crate::kit::headers::header_text;
 use crate::kit::multipart::{FileNameForm, MultipartReader};
 use crate::server::request_log::unique_hex;
 
-/// How many archives are in memory at once.
-const MAX_OPEN_ARCHIVES: usize = 4;
-static OPEN_ARCHIVES: Semaphore = Semaphore::const_new(MAX_OPEN_ARCHIVES);
-/// How long all steps after the upload may take; an agent may be slow on purpose.
-const EXTRACT_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long drafts are removed after a request has ended; an agent may be slow on purpose.
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_FIELD_BYTES: usize = 4096;
 const MAX_CHILDREN: usize = 256;
 /// Where archives are extracted unless the request names another directory, below the home of the guest's user.
@@ -52,14 +52,15 @@ struct RegistrationForm {
     name: Option<String>,
 }
 
-/// A skill that may be registered.
+/// A skill that may be registered. Its text is not kept, since there can be many.
 struct SkillCandidate {
     skill: RegisteredSkill,
-    text: SkillText,
+    metadata: Map<String, Value>,
 }
 
 pub(super) async fn register_skills(
     target: AioTarget,
+    State(state): State<AioState>,
     request: Request,
 ) -> Result<Json<ResponseEnvelope<RegistrationResult>>, AioProblem> {
     let kind = header_text(request.headers(), header::CONTENT_TYPE.as_str()).unwrap_or_default().to_owned();
@@ -71,9 +72,15 @@ pub(super) async fn register_skills(
             return Err(problem);
         }
     };
-    // A task of its own, so that a client that disconnects leaves no half-written directory behind.
+    let permit = state.skills.begin_work(target.sandbox.owner(), SkillWork::Registration)?;
+    // A task of its own, so that a client that disconnects leaves no half-written directory behind. It holds the permit
+    // to its end, because such a client gives back the slot of its request before.
     let sandbox = target.sandbox.clone();
-    let registered = tokio::spawn(async move { register_form(&sandbox, form).await }).await;
+    let registered = tokio::spawn(async move {
+        let _permit = permit;
+        register_form(&state.skills, &sandbox, form).await
+    });
+    let registered = registered.await;
     let registered = registered
         .unwrap_or_else(|_panic| Err(AioProblem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal error")))?;
     Ok(success_response("Skills registered", RegistrationResult { count: registered.len(), registered }))
@@ -156,34 +163,33 @@ fn too_large() -> AioProblem {
 }
 
 async fn register_form(
+    limits: &SkillLimits,
     sandbox: &SandboxRef,
     mut form: RegistrationForm,
 ) -> Result<Vec<SkillMetadata>, AioProblem> {
+    let deadline = request_deadline();
     let Some(file) = form.file.take() else {
-        return register_directory(sandbox, form).await;
-    };
-    let permit = tokio::time::timeout(EXTRACT_TIMEOUT, OPEN_ARCHIVES.acquire()).await;
-    let Ok(Ok(_permit)) = permit else {
-        return Err(AioProblem {
-            retry_after: Some(1),
-            ..AioProblem::new(StatusCode::TOO_MANY_REQUESTS, "too many archives are being registered")
-        });
+        return finish_until(deadline, register_directory(sandbox, form)).await;
     };
     let root = match &form.path {
         Some(path) => path.clone(),
-        None => format!("{}/{DEFAULT_ROOT}", default_directory(sandbox).await?),
+        None => format!("{}/{DEFAULT_ROOT}", finish_until(deadline, default_directory(sandbox)).await?),
     };
     let draft = format!("{root}/.skills-{}", unique_hex());
     let extracting = async {
+        let permit = limits.take_archive().await?;
         let content = read_spooled(&file).await?;
-        register_archive(sandbox, &form, &root, &draft, content).await
+        register_archive(sandbox, &form, &root, &draft, &permit, content).await
     };
-    let registered = tokio::time::timeout(EXTRACT_TIMEOUT, extracting).await.unwrap_or_else(|_elapsed| {
-        Err(AioProblem::new(StatusCode::GATEWAY_TIMEOUT, "the archive was not extracted in time"))
-    });
-    file.discard().await;
-    if let Err(error) = sandbox.files().remove_file(&SKILL_USER, &draft, true).await {
-        tracing::debug!(%error, "failed to remove the draft of a skill; it stays in the sandbox");
+    let registered = finish_until(deadline, extracting).await;
+    let removing = async {
+        file.discard().await;
+        if let Err(error) = sandbox.files().remove_file(&SKILL_USER, &draft, true).await {
+            tracing::debug!(%error, "failed to remove the draft of a skill; it stays in the sandbox");
+        }
+    };
+    if tokio::time::timeout(CLEANUP_TIMEOUT, removing).await.is_err() {
+        tracing::debug!("the draft of a skill was not removed in time; it stays in the sandbox");
     }
     registered
 }
@@ -213,22 +219,23 @@ async fn register_archive(
     form: &RegistrationForm,
     root: &str,
     draft: &str,
+    permit: &ArchivePermit,
     content: Bytes,
 ) -> Result<Vec<SkillMetadata>, AioProblem> {
-    let archive = unpack_blocking(move || SkillArchive::open(content)).await?;
+    let archive = permit.unpack_blocking(move || SkillArchive::open(content)).await?;
     let directories = archive.find_skills()?;
-    let mut candidates = Vec::new();
+    let (mut candidates, mut budget) = (Vec::new(), FrontMatterBudget::default());
     for directory in &directories {
-        let text = read_skill_text(&archive, directory).await?;
+        let metadata = read_archive_metadata(permit, &archive, directory, &mut budget).await?;
         let own_name = if directory.is_empty() { form.file_stem.as_str() } else { directory };
-        let name = choose_name(form.name.as_deref(), &text, own_name, directories.len())?;
+        let name = choose_name(form.name.as_deref(), &metadata, own_name, directories.len())?;
         let record = SkillRecord { path: format!("{root}/{name}"), extracted: true };
-        candidates.push(SkillCandidate { skill: RegisteredSkill { name, record }, text });
+        candidates.push(SkillCandidate { skill: RegisteredSkill { name, record }, metadata });
     }
     check_candidates(sandbox, &candidates).await?;
     for (directory, candidate) in directories.iter().zip(&candidates) {
         let place = format!("{draft}/{}", candidate.skill.name);
-        write_skill(sandbox, &archive, directory, &place).await?;
+        write_skill(sandbox, permit, &archive, directory, &place).await?;
     }
     let (files, mut placed) = (sandbox.files(), Vec::new());
     for candidate in &candidates {
@@ -258,6 +265,7 @@ async fn remove_placed(sandbox: &SandboxRef, paths: &[&str]) {
 
 async fn write_skill(
     sandbox: &SandboxRef,
+    permit: &ArchivePermit,
     archive: &SkillArchive,
     directory: &str,
     place: &str,
@@ -272,28 +280,25 @@ async fn write_skill(
         }
         let (archive, file) = (archive.clone(), file.clone());
         let mode = if file.is_executable { 0o755 } else { 0o644 };
-        let content = unpack_blocking(move || archive.read_file(&file)).await?;
+        let content = permit.unpack_blocking(move || archive.read_file(&file)).await?;
         write_bytes(sandbox, &format!("{place}/{path}"), content, mode).await?;
     }
     Ok(())
 }
 
-async fn read_skill_text(archive: &SkillArchive, directory: &str) -> Result<SkillText, AioProblem> {
+async fn read_archive_metadata(
+    permit: &ArchivePermit,
+    archive: &SkillArchive,
+    directory: &str,
+    budget: &mut FrontMatterBudget,
+) -> Result<Map<String, Value>, AioProblem> {
     let found = archive.files_of_skill(directory).find(|(path, _)| *path == SKILL_FILE);
     let file = found.map(|(_, file)| file.clone()).ok_or(ArchiveError::NoSkill)?;
     let archive = archive.clone();
-    let content = unpack_blocking(move || archive.read_file(&file)).await?;
+    let content = permit.unpack_blocking(move || archive.read_file(&file)).await?;
     let text = std::str::from_utf8(&content);
-    SkillText::parse(text.or(Err(AioProblem::bad_request("SKILL.md of the archive is not UTF-8")))?)
-}
-
-/// Runs what takes processor time where it blocks no other request.
-async fn unpack_blocking<T: Send + 'static>(
-    unpack: impl FnOnce() -> Result<T, ArchiveError> + Send + 'static,
-) -> Result<T, AioProblem> {
-    let unpacked = tokio::task::spawn_blocking(unpack).await;
-    let unpacked = unpacked.or(Err(ArchiveError::Malformed("it could not be unpacked".to_owned())))?;
-    Ok(unpacked?)
+    let text = text.or(Err(AioProblem::bad_request("SKILL.md of the archive is not UTF-8")))?;
+    Ok(metadata_of_text(text, budget)?)
 }
 
 /// Registers a directory of the sandbox, or the directories in it.
@@ -303,9 +308,9 @@ async fn register_directory(
 ) -> Result<Vec<SkillMetadata>, AioProblem> {
     let RegistrationForm { path, name, .. } = form;
     let path = path.ok_or_else(|| AioProblem::invalid_field("file", "neither a file nor a path is given"))?;
-    let mut found = Vec::new();
-    if let Some(text) = SkillText::read(sandbox, &path).await? {
-        found.push((path.clone(), text));
+    let (mut found, mut budget) = (Vec::new(), FrontMatterBudget::default());
+    if let Some(metadata) = read_metadata(sandbox, &path, &mut budget).await? {
+        found.push((path.clone(), metadata));
     } else {
         let entries = match sandbox.files().list_directory(&SKILL_USER, &path, 1).await {
             Err(error) if is_missing(&error) => Vec::new(),
@@ -313,8 +318,8 @@ async fn register_directory(
         };
         let directories = entries.into_iter().filter(|entry| entry.kind == FileKind::Directory);
         for entry in directories.take(MAX_CHILDREN) {
-            if let Some(text) = SkillText::read(sandbox, &entry.path).await? {
-                found.push((entry.path, text));
+            if let Some(metadata) = read_metadata(sandbox, &entry.path, &mut budget).await? {
+                found.push((entry.path, metadata));
             }
         }
     }
@@ -323,11 +328,11 @@ async fn register_directory(
         return Err(AioProblem::new(StatusCode::NOT_FOUND, message));
     }
     let (count, mut candidates) = (found.len(), Vec::new());
-    for (path, text) in found {
+    for (path, metadata) in found {
         let own_name = path.rsplit('/').next().unwrap_or_default();
-        let name = choose_name(name.as_deref(), &text, own_name, count)?;
+        let name = choose_name(name.as_deref(), &metadata, own_name, count)?;
         let skill = RegisteredSkill { name, record: SkillRecord { path, extracted: false } };
-        candidates.push(SkillCandidate { skill, text });
+        candidates.push(SkillCandidate { skill, metadata });
     }
     check_candidates(sandbox, &candidates).await?;
     add_candidates(sandbox, candidates).await
@@ -336,7 +341,7 @@ async fn register_directory(
 /// The name of a skill: that of the request, else that of its front matter, else that of its directory or archive.
 fn choose_name(
     requested: Option<&str>,
-    text: &SkillText,
+    metadata: &Map<String, Value>,
     own_name: &str,
     count: usize,
 ) -> Result<String, AioProblem> {
@@ -346,7 +351,7 @@ fn choose_name(
             "there are several skills, which cannot have one name",
         ));
     }
-    let written = text.metadata.get("name").and_then(|name| name.as_str());
+    let written = metadata.get("name").and_then(|name| name.as_str());
     let name = requested.or(written).unwrap_or(own_name);
     if !is_skill_name(name) {
         return Err(AioProblem::invalid_field("name", format!("the skill has no usable name; {NAME_RULE}")));
@@ -379,12 +384,12 @@ async fn add_candidates(
     candidates: Vec<SkillCandidate>,
 ) -> Result<Vec<SkillMetadata>, AioProblem> {
     let (index, mut registered) = (SkillIndex::of_sandbox(sandbox), Vec::new());
-    for SkillCandidate { skill, text } in candidates {
+    for SkillCandidate { skill, metadata } in candidates {
         if let Err(problem) = index.add(&skill).await {
             index.forget(registered.iter().map(|skill: &SkillMetadata| skill.name.as_str())).await;
             return Err(problem);
         }
-        registered.push(SkillMetadata::new(skill, text.metadata));
+        registered.push(SkillMetadata::new(skill, metadata));
     }
     Ok(registered)
 }

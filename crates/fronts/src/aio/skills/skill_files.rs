@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use service::{FileAttributes, FileError, FileFault, SandboxRef, ServiceError, WriteFileRequest, WriteMode};
 
 use super::SKILL_FILE;
-use super::front_matter::{parse_metadata, split_text};
+use super::front_matter::{FrontMatterBudget, FrontMatterError, parse_metadata, split_text};
 use crate::aio::problem::AioProblem;
 
 /// The longest `SKILL.md` that is read.
@@ -15,28 +15,45 @@ const MAX_SKILL_FILE_BYTES: usize = 1 << 20;
 /// Everything is done as the user of the guest.
 pub(super) const SKILL_USER: UserIdentity = UserIdentity::Default;
 
-/// The content of a `SKILL.md`.
-pub(super) struct SkillText {
-    pub(super) metadata: Map<String, Value>,
-    /// Without the front matter.
-    pub(super) content: String,
+/// The front matter of a `SKILL.md`, which is empty if there is none.
+pub(super) fn metadata_of_text(
+    text: &str,
+    budget: &mut FrontMatterBudget,
+) -> Result<Map<String, Value>, FrontMatterError> {
+    match split_text(text) {
+        (Some(front_matter), _) => parse_metadata(front_matter, budget),
+        (None, _) => Ok(Map::new()),
+    }
 }
 
-impl SkillText {
-    pub(super) fn parse(text: &str) -> Result<Self, AioProblem> {
-        let (front_matter, content) = split_text(text);
-        let metadata = front_matter.map(parse_metadata).transpose();
-        let metadata = metadata.map_err(|error| AioProblem::bad_request(error.to_string()))?;
-        Ok(Self { metadata: metadata.unwrap_or_default(), content: content.to_owned() })
-    }
+/// The front matter of the skill in a directory; `None` if there is no skill.
+pub(super) async fn read_metadata(
+    sandbox: &SandboxRef,
+    directory: &str,
+    budget: &mut FrontMatterBudget,
+) -> Result<Option<Map<String, Value>>, AioProblem> {
+    let text = read_text(sandbox, &format!("{directory}/{SKILL_FILE}"), MAX_SKILL_FILE_BYTES).await?;
+    Ok(text.map(|text| metadata_of_text(&text, budget)).transpose()?)
+}
 
-    /// The skill in a directory; `None` if there is none.
-    pub(super) async fn read(sandbox: &SandboxRef, directory: &str) -> Result<Option<Self>, AioProblem> {
-        let path = format!("{directory}/{SKILL_FILE}");
-        match read_text(sandbox, &path, MAX_SKILL_FILE_BYTES).await? {
-            Some(text) => Self::parse(&text).map(Some),
-            None => Ok(None),
-        }
+/// The text of the skill in a directory, without its front matter; `None` if there is no skill.
+pub(super) async fn read_content(
+    sandbox: &SandboxRef,
+    directory: &str,
+) -> Result<Option<String>, AioProblem> {
+    let text = read_text(sandbox, &format!("{directory}/{SKILL_FILE}"), MAX_SKILL_FILE_BYTES).await?;
+    let Some(text) = text else { return Ok(None) };
+    metadata_of_text(&text, &mut FrontMatterBudget::default())?;
+    Ok(Some(split_text(&text).1.to_owned()))
+}
+
+impl From<FrontMatterError> for AioProblem {
+    fn from(error: FrontMatterError) -> Self {
+        let status = match error {
+            FrontMatterError::RequestTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            _ => StatusCode::BAD_REQUEST,
+        };
+        Self::new(status, error.to_string())
     }
 }
 

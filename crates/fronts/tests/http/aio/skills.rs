@@ -172,3 +172,50 @@ async fn refused_archive_leaves_nothing_behind() {
     assert_eq!(tree(Path::new(&home)), before);
     assert!(names(&sandbox).await.is_empty());
 }
+
+/// Makes directories with this `SKILL.md`, and returns the directory above them.
+fn make_skills(home: &str, count: usize, text: &str) -> String {
+    let root = format!("{home}/own");
+    for number in 0..count {
+        std::fs::create_dir_all(format!("{root}/{number}")).unwrap();
+        std::fs::write(format!("{root}/{number}/SKILL.md"), text).unwrap();
+    }
+    root
+}
+
+#[tokio::test]
+async fn front_matters_of_one_request_are_bounded() {
+    let server = start_with_keys_and_agents(|_| {}).await;
+    let sandbox = AioSandbox::create(&server, "one").await;
+    let home = home(&server);
+    let root = make_skills(&home, 250, &format!("---\na: {}\n---\n", "x".repeat(20 << 10)));
+    let refused = register(&sandbox, None, &[("path", &root)]).await.expect(413);
+    assert!(refused["message"].as_str().unwrap().contains("fewer skills"), "{refused}");
+    assert!(names(&sandbox).await.is_empty());
+    // Skills that were registered in several requests cannot be listed in one.
+    std::fs::create_dir_all(format!("{home}/.aio/skills")).unwrap();
+    for number in 0..250 {
+        let record = json!({"path": format!("{root}/{number}"), "extracted": false});
+        std::fs::write(format!("{home}/.aio/skills/{number}.json"), record.to_string()).unwrap();
+    }
+    sandbox.get("/v1/skills/metadatas").await.expect(413);
+    let listed = sandbox.get("/v1/skills/metadatas?names=7,8").await.expect(200);
+    assert_eq!(listed["data"]["skills"].as_array().unwrap().len(), 2);
+    let deleted = sandbox.request("DELETE", "/v1/skills").send().await.expect(200);
+    assert_eq!(deleted["data"]["count"], 250);
+}
+
+#[tokio::test]
+async fn second_registration_of_an_owner_is_refused_at_once() {
+    let server = start_with_keys_and_agents(|_| {}).await;
+    let sandbox = AioSandbox::create(&server, "one").await;
+    let root = make_skills(&home(&server), 100, "text");
+    let other = AioSandbox::create(&server, "two").await;
+    let fields = [("path", root.as_str())];
+    let (first, second) = tokio::join!(register(&sandbox, None, &fields), register(&other, None, &fields));
+    let (added, refused) = if first.status == 200 { (first, second) } else { (second, first) };
+    assert_eq!(added.expect(200)["data"]["count"], 100);
+    assert!(refused.expect(429)["message"].as_str().unwrap().contains("of one owner"));
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    register(&other, None, &fields).await.expect(200);
+}
