@@ -123,7 +123,7 @@ pub(crate) fn make_state_dir(directory: &Path) -> std::io::Result<()> {
 ///
 /// Files of images and disks have their own owners, so only the directory itself and those that hold the
 /// launcher's records are listed.
-fn check_owners(directory: &Path) -> Result<()> {
+pub(crate) fn check_owners(directory: &Path) -> Result<()> {
     let own = rustix::process::geteuid();
     let server = server_dir(directory);
     let server_has_own_uid = linux::privileges::is_host_root();
