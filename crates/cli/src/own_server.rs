@@ -13,18 +13,18 @@ mod state;
 
 use std::fmt;
 use std::fs;
-use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use fronts::{FrontSandboxRequest, RequestedNetwork, RootAccess, RootSandbox, RootVariables, SettingValues};
 use launcher::identity::ServerIdentity;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use self::state::OwnServersDir;
 use crate::args::{NetworkChoice, OwnServerArgs};
@@ -37,6 +37,8 @@ use crate::serve::{self, ServerListeners};
 
 /// How long the sandboxes of one directory may take to end.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long the servers of killed supervisors may take to end, all together. Other starts wait meanwhile.
+const LEFTOVERS_TIMEOUT: Duration = Duration::from_secs(5);
 /// The name of the socket in the temporary state directory.
 const SOCKET_NAME: &str = "api.sock";
 
@@ -149,8 +151,9 @@ impl OwnServer {
         let (config, bound) = self.bind(directory, network)?;
         crate::tracing_output::start_logging(&config.log);
         let state = StateDir::examine(&config)?;
+        let end = Instant::now() + LEFTOVERS_TIMEOUT;
         let leftovers: Vec<_> =
-            leftovers.into_iter().filter_map(|path| lock_leftover(&config, path)).collect();
+            leftovers.into_iter().filter_map(|path| lock_leftover(&config, path, end)).collect();
         drop(turn);
         let (lock, identity) = state.prepare(&config)?;
         let listeners = ServerListeners { network: bound, operators: serve::bind_operator_socket(&config)? };
@@ -200,9 +203,8 @@ impl OwnServer {
 /// Listens on a socket that only its user may open. One that a killed server left is replaced.
 fn bind_socket(path: &Path) -> Result<(OwnListener, OwnedFd)> {
     let path = std::path::absolute(path).context("could not resolve the path of the socket")?;
-    let is_dead =
-        UnixStream::connect(&path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
-    if is_dead && fs::symlink_metadata(&path).is_ok_and(|facts| facts.file_type().is_socket()) {
+    let is_socket = fs::symlink_metadata(&path).is_ok_and(|facts| facts.file_type().is_socket());
+    if is_socket && has_no_listener(&path) {
         fs::remove_file(&path).with_context(|| format!("could not replace `{}`", path.display()))?;
     }
     let bound = serve::bind_private_socket(&path)
@@ -210,11 +212,20 @@ fn bind_socket(path: &Path) -> Result<(OwnListener, OwnedFd)> {
     Ok((OwnListener::Socket(path), bound.into()))
 }
 
+/// Whether nobody listens on a socket. It does not wait: the kernel returns EAGAIN if the queue of a listener is full
+/// (connect(2)), and the listener may belong to another user who accepts nothing.
+fn has_no_listener(path: &Path) -> bool {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let connected = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+        .and_then(|socket| rustix::net::connect(&socket, &SocketAddrUnix::new(path)?));
+    connected == Err(Errno::CONNREFUSED)
+}
+
 /// Locks what a killed server left. One that cannot be used is left to the next start.
-fn lock_leftover(config: &Config, directory: PathBuf) -> Option<LeftoverState> {
+fn lock_leftover(config: &Config, directory: PathBuf, end: Instant) -> Option<LeftoverState> {
     let config = config.with_state_dir(directory);
-    // The server of a killed supervisor dies shortly after it.
-    let locked = serve::lock_server(&config.state_dir)
+    // The server of a killed supervisor usually dies shortly after it, but a system call of it may hang.
+    let locked = serve::lock_server_until(&config.state_dir, end)
         .and_then(|_server| StateDir::examine(&config)?.prepare(&config));
     match locked {
         Ok((lock, identity)) => Some(LeftoverState { config, identity, _lock: lock }),
@@ -263,4 +274,58 @@ fn requested_network(network: NetworkChoice) -> Result<RequestedNetwork> {
 
 fn with_hint(error: anyhow::Error, hint: &'static str) -> anyhow::Error {
     Err::<(), _>(error).with_hint(hint).expect_err("it is an error")
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+mod tests {
+    use std::os::unix::net::UnixListener;
+    use std::sync::mpsc;
+
+    use rustix::fs::FlockOperation;
+    use tempfile::TempDir;
+
+    use super::*;
+
+    #[test]
+    fn socket_with_a_full_queue_has_a_listener_and_no_wait_is_needed() {
+        let directory = TempDir::new().unwrap();
+        let path = directory.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let address = SocketAddrUnix::new(&path).unwrap();
+        let mut queue = Vec::new();
+        loop {
+            let kind = SocketType::STREAM;
+            let socket =
+                rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::NONBLOCK, None).unwrap();
+            match rustix::net::connect(&socket, &address) {
+                Ok(()) => queue.push(socket),
+                Err(error) => {
+                    assert_eq!(error, Errno::AGAIN);
+                    break;
+                }
+            }
+        }
+        let (send, receive) = mpsc::channel();
+        let asked = path.clone();
+        std::thread::spawn(move || send.send(has_no_listener(&asked)));
+        assert_eq!(receive.recv_timeout(Duration::from_secs(30)), Ok(false));
+        drop((listener, queue));
+        assert!(has_no_listener(&path));
+    }
+
+    #[test]
+    fn lock_of_a_server_that_does_not_end_is_given_up() {
+        let directory = TempDir::new().unwrap();
+        let lock = directory.path().join("server.lock");
+        let held = serve::lock_file(&lock, FlockOperation::LockExclusive).unwrap();
+        let (send, receive) = mpsc::channel();
+        let asked = directory.path().to_owned();
+        let end = Instant::now() + Duration::from_millis(50);
+        std::thread::spawn(move || send.send(serve::lock_server_until(&asked, end).is_ok()));
+        assert_eq!(receive.recv_timeout(Duration::from_secs(30)), Ok(false));
+        drop(held);
+        serve::lock_server_until(directory.path(), end).unwrap();
+    }
 }

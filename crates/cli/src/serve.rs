@@ -26,7 +26,7 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::ExitCode;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use futures_util::future::select_all;
@@ -134,6 +134,9 @@ pub(crate) struct ServerListeners {
 /// The name of the operators' socket in the state directory.
 pub(crate) const OPERATOR_SOCKET: &str = "operator.sock";
 
+/// The name of the lock that a server holds, in the state directory.
+const SERVER_LOCK: &str = "server.lock";
+
 /// Listens for operators; the mode of the socket decides who may connect. A socket that a killed
 /// supervisor left is replaced: no other process can be using it, since we have the lock.
 pub(crate) fn bind_operator_socket(config: &Config) -> Result<UnixListener> {
@@ -182,8 +185,13 @@ fn make_cgroup_room() -> bool {
 /// Takes the lock that a server holds from start to end. So this also waits for the server of a killed
 /// supervisor: it dies shortly after its supervisor, and until then it has the address.
 pub(crate) fn lock_server(state_dir: &Path) -> Result<File> {
-    lock_file(&state_dir.join("server.lock"), FlockOperation::LockExclusive)
+    lock_file(&state_dir.join(SERVER_LOCK), FlockOperation::LockExclusive)
         .context("could not lock `server.lock`")
+}
+
+/// Like [`lock_server`], for a server that need not end: fails if it still has the lock at `end`.
+pub(crate) fn lock_server_until(state_dir: &Path, end: Instant) -> Result<File> {
+    state::lock_until(&state_dir.join(SERVER_LOCK), end).context("could not lock `server.lock`")
 }
 
 /// The process that makes sandboxes. The server needs it.

@@ -48,7 +48,7 @@ impl StateDir {
             return unusable(error);
         }
         check_owners(directory)?;
-        let lock = match lock_with_timeout(&directory.join("lock")) {
+        let lock = match lock_until(&directory.join("lock"), Instant::now() + LOCK_TIMEOUT) {
             Ok(lock) => lock,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 return Err(anyhow!("another server uses the state directory `{}`", directory.display()))
@@ -255,9 +255,8 @@ fn chown_tree(directory: &RootDirectory, former: u32, uid: u32, depth: usize) ->
 
 /// Locks a file that another process may hold permanently, or only for a moment: the child of a
 /// supervisor that was killed while starting it holds the lock until it executes its program.
-fn lock_with_timeout(path: &Path) -> io::Result<File> {
+pub(crate) fn lock_until(path: &Path, end: Instant) -> io::Result<File> {
     const RETRY_INTERVAL: Duration = Duration::from_millis(10);
-    let end = Instant::now() + LOCK_TIMEOUT;
     loop {
         match lock_file(path, FlockOperation::NonBlockingLockExclusive) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < end => {
