@@ -80,10 +80,8 @@ impl OwnServer {
     /// when they are used.
     pub(crate) fn plan(front: &'static str, args: OwnServerArgs, printer: &Printer) -> Result<Self> {
         let host = Config::for_host(&args.state)?;
-        let environment = std::env::vars_os()
-            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
         let given = args.env.into_iter().collect();
-        let read = fronts::read_root_variables(front, environment, given).map_err(|error| {
+        let read = fronts::read_root_variables(front, std::env::vars_os(), given).map_err(|error| {
             let hint = error.hint;
             let error = anyhow::Error::from(error);
             match hint {

@@ -4,6 +4,7 @@
 //! Each parser returns a sentence that says what was wrong and shows a valid value, because the argument
 //! parser prints it as it is.
 
+use std::env::VarError;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -131,9 +132,17 @@ pub(crate) fn parse_volume(text: &str) -> Result<serde_json::Value, String> {
 pub(crate) fn parse_variable(text: &str) -> Result<(String, String), String> {
     let (name, value) = match text.split_once('=') {
         Some((name, value)) => (name, value.to_owned()),
-        None => (text, std::env::var(text).map_err(|error| format!("`{text}` has no value here: {error}"))?),
+        None => (text, std::env::var(text).map_err(|error| explain_missing(text, &error))?),
     };
     if name.is_empty() { Err(format!("there is no name in `{text}`")) } else { Ok((name.to_owned(), value)) }
+}
+
+/// Says why a variable cannot be passed on. Its value may be a secret, and the error of std contains it.
+fn explain_missing(name: &str, error: &VarError) -> String {
+    match error {
+        VarError::NotPresent => format!("`{name}` has no value here"),
+        VarError::NotUnicode(_) => format!("the value of `{name}` is not UTF-8"),
+    }
 }
 
 /// Reads `KEY=VALUE`; the server checks the characters.
@@ -209,6 +218,12 @@ mod tests {
     use domain::MountSource;
 
     use super::*;
+
+    #[test]
+    fn variable_that_is_not_text_is_named_without_its_value() {
+        let error = VarError::NotUnicode("s3cret".into());
+        assert_eq!(explain_missing("TOKEN", &error), "the value of `TOKEN` is not UTF-8");
+    }
 
     #[test]
     fn signals_are_known_names_and_numbers() {

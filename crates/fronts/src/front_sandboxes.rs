@@ -2,6 +2,7 @@
 //! does a server that serves a single sandbox. The rows of `registry.rs` say how.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -207,17 +208,67 @@ pub(crate) fn find_front_sandboxes(name: &str) -> Option<&'static FrontSandboxes
 }
 
 /// Reads the variables that configure a server of one sandbox. `environment` is that of the caller, of which only the
-/// variables of the front are read; `given` are those that the caller named.
+/// variables of the front are read; `given` are those that the caller named, and they override the environment.
 pub fn read_root_variables(
     front: &str,
-    environment: impl Iterator<Item = (String, String)>,
+    environment: impl Iterator<Item = (OsString, OsString)>,
     given: BTreeMap<String, String>,
 ) -> Result<RootVariables, FrontSandboxError> {
     let sandboxes = find_front_sandboxes(front).ok_or_else(|| FrontSandboxError {
         message: format!("`{front}` is not a front that serves one sandbox"),
         hint: None,
     })?;
-    let is_known = |name: &str| sandboxes.variable_names.contains(&name);
-    let known = environment.filter(|(name, value)| is_known(name) && !value.is_empty());
-    (sandboxes.read_variables)(known.collect(), given)
+    let mut known = BTreeMap::new();
+    for (name, value) in environment {
+        let Ok(name) = name.into_string() else { continue };
+        if !sandboxes.variable_names.contains(&name.as_str()) || given.contains_key(&name) {
+            continue;
+        }
+        // Without it the server might be open to more callers than the user wants, so it is not left out.
+        let value = value.into_string().map_err(|_secret| FrontSandboxError {
+            message: format!("the value of `{name}` in the environment is not UTF-8"),
+            hint: Some("unset the variable, or give it another value"),
+        })?;
+        known.insert(name, value);
+    }
+    (sandboxes.read_variables)(known, given)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::ffi::OsStringExt;
+
+    use super::*;
+
+    fn read(
+        environment: &[(&str, &[u8])],
+        given: &[(&str, &str)],
+    ) -> Result<RootVariables, FrontSandboxError> {
+        let text = |bytes: &[u8]| OsString::from_vec(bytes.to_vec());
+        let environment = environment.iter().map(|(name, value)| (text(name.as_bytes()), text(value)));
+        let given = given.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        read_root_variables("aio", environment, given)
+    }
+
+    #[test]
+    fn credential_that_is_empty_or_not_text_is_refused_without_its_value() {
+        for name in ["SANDBOX_API_KEY", "JWT_PUBLIC_KEY"] {
+            for value in [&b""[..], b"s3cret\xff"] {
+                let error = read(&[(name, value)], &[]).unwrap_err();
+                assert!(error.message.contains(name) && error.hint.is_some(), "{error}");
+                assert!(!error.message.contains("s3cret"), "{error}");
+                let replaced = read(&[(name, value)], &[(name, "given")]).unwrap();
+                assert_eq!(replaced.access, Some(RootAccess::Credential));
+                let error = read(&[], &[(name, "")]).unwrap_err();
+                assert!(error.message.contains(name), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn other_variables_may_be_empty_and_foreign_ones_anything() {
+        let read = read(&[("WORKSPACE", b""), ("EDITOR", b"\xff"), ("TZ", b"UTC")], &[]).unwrap();
+        assert_eq!(read.env, BTreeMap::from([("TZ".to_owned(), "UTC".to_owned())]));
+        assert_eq!(read.access, Some(RootAccess::Open));
+    }
 }

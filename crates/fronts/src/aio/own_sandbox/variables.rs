@@ -117,6 +117,17 @@ pub(super) fn read_variables(
         });
     }
     environment.retain(|name, _| !given.contains_key(name));
+    // A lookup of a secret that failed often yields an empty value, and without the credential everything would be open.
+    let is_empty =
+        |name: &&str| [&environment, &given].iter().any(|all| all.get(*name).is_some_and(String::is_empty));
+    if let Some(name) = [API_KEY, JWT_PUBLIC_KEY].iter().find(|name| is_empty(name)) {
+        return Err(FrontSandboxError {
+            message: format!("`{name}` is empty, so it would protect nothing"),
+            hint: Some("unset the variable, or give it a value"),
+        });
+    }
+    // Other variables that are empty in the environment count as unset.
+    environment.retain(|_, value| !value.is_empty());
     let mut ignored = Vec::new();
     // The environment is that of the user. Its secrets are for the sandbox only if the user says so.
     environment.retain(|name, value| {
