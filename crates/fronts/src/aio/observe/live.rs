@@ -79,7 +79,7 @@ pub(super) async fn get_live(
     let usage = target.sandbox.current_usage().await?;
     let now = SystemTime::now();
     let former = target.sandbox.usage_samples();
-    let mode = state.observe.with_sandbox(&state.service, &target.sandbox, |observed| {
+    let mode = state.observe.with_known(target.sandbox.id(), |observed| {
         observed.active_session(now).map_or(ObserveMode::Guardrail, |session| session.mode)
     });
     let events = target.sandbox.lifecycle_events(MAX_EVENTS);

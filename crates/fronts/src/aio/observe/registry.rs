@@ -1,18 +1,20 @@
 //! The sessions and reports of all sandboxes.
+//!
+//! Each sandbox has a lock of its own. That of the map is held only to find or add one, so calls about one sandbox do
+//! not wait for those about others.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use bytes::Bytes;
 use domain::SandboxId;
-use service::{SandboxRef, Service};
 
 /// How many sessions of one sandbox are remembered, and how many reports; the oldest is dropped for a new one.
 const MAX_SESSIONS: usize = 8;
 const MAX_REPORTS: usize = 8;
-/// When there are this many sandboxes, those that have ended are looked for and dropped.
-const SWEEP_THRESHOLD: usize = 64;
+/// When there are this many sandboxes, those that have ended are looked for and dropped for the first time.
+const MIN_SWEEP_COUNT: usize = 64;
 
 /// How closely a sandbox is observed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +74,20 @@ impl ObservedSandbox {
         self.sessions.iter_mut().rev().find(|session| session.is_active(now))
     }
 
+    /// The session with an id; without one, the last.
+    pub(super) fn session_to_report(&self, id: Option<&str>) -> Option<&ObserveSession> {
+        match id {
+            Some(id) => self.sessions.iter().find(|session| session.id == id),
+            None => self.sessions.back(),
+        }
+    }
+
+    /// The report of the first attempt with a key.
+    pub(super) fn report_of_key(&self, key: Option<&str>) -> Option<&ObserveReport> {
+        let key = key?;
+        self.reports.iter().find(|report| report.retry_key.as_deref() == Some(key))
+    }
+
     pub(super) fn add_session(&mut self, session: ObserveSession) {
         push_bounded(&mut self.sessions, session, MAX_SESSIONS);
     }
@@ -89,27 +105,64 @@ fn push_bounded<T>(queue: &mut VecDeque<T>, item: T, limit: usize) {
 }
 
 #[derive(Debug, Default)]
-pub(in crate::aio) struct ObserveRegistry(Mutex<HashMap<SandboxId, Arc<Mutex<ObservedSandbox>>>>);
+pub(in crate::aio) struct ObserveRegistry(Mutex<ObservedSandboxes>);
+
+#[derive(Debug)]
+struct ObservedSandboxes {
+    by_id: HashMap<SandboxId, Arc<Mutex<ObservedSandbox>>>,
+    /// The next sandbox is added after a sweep if there are this many.
+    sweep_count: usize,
+}
+
+impl Default for ObservedSandboxes {
+    fn default() -> Self {
+        Self { by_id: HashMap::new(), sweep_count: MIN_SWEEP_COUNT }
+    }
+}
 
 impl ObserveRegistry {
-    /// Reads or changes what is known about a sandbox. Sandboxes that nothing is stored about take no place.
-    pub(super) fn with_sandbox<T>(
+    /// Reads what is known about a sandbox, or changes what is stored already. A sandbox that nothing is stored about
+    /// takes no place.
+    pub(super) fn with_known<T>(&self, id: &SandboxId, change: impl FnOnce(&mut ObservedSandbox) -> T) -> T {
+        let known = self.lock_all().by_id.get(id).cloned();
+        change_locked(&known.unwrap_or_default(), change)
+    }
+
+    /// Adds something to what is known about a sandbox. `exists` decides which other sandboxes are still remembered.
+    pub(super) fn with_added<T>(
         &self,
-        service: &Service,
-        sandbox: &SandboxRef,
+        id: &SandboxId,
+        exists: impl Fn(&SandboxId) -> bool,
         change: impl FnOnce(&mut ObservedSandbox) -> T,
     ) -> T {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if all.len() >= SWEEP_THRESHOLD {
-            all.retain(|id, _| service.sandbox_of(None, id).is_ok());
+        let known = self.lock_all().find_or_add(id, exists);
+        change_locked(&known, change)
+    }
+
+    fn lock_all(&self) -> MutexGuard<'_, ObservedSandboxes> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn change_locked<T>(known: &Mutex<ObservedSandbox>, change: impl FnOnce(&mut ObservedSandbox) -> T) -> T {
+    change(&mut known.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+impl ObservedSandboxes {
+    fn find_or_add(
+        &mut self,
+        id: &SandboxId,
+        exists: impl Fn(&SandboxId) -> bool,
+    ) -> Arc<Mutex<ObservedSandbox>> {
+        if let Some(known) = self.by_id.get(id) {
+            return Arc::clone(known);
         }
-        let known = all.get(sandbox.id()).cloned().unwrap_or_default();
-        let mut observed = known.lock().unwrap_or_else(PoisonError::into_inner);
-        let result = change(&mut observed);
-        if !observed.sessions.is_empty() || !observed.reports.is_empty() {
-            all.insert(sandbox.id().clone(), known.clone());
+        if self.by_id.len() >= self.sweep_count {
+            self.by_id.retain(|id, _| exists(id));
+            // As many must be added as are left, so that the average cost of adding one does not grow.
+            self.sweep_count = MIN_SWEEP_COUNT.max(2 * self.by_id.len());
         }
-        result
+        Arc::clone(self.by_id.entry(id.clone()).or_default())
     }
 }
 
@@ -131,5 +184,64 @@ mod tests {
         assert_eq!((observed.sessions.len(), observed.sessions[0].id.as_str()), (MAX_SESSIONS, "2"));
         assert_eq!(observed.active_session(at(4)).unwrap().id, "9");
         assert!(observed.active_session(at(5)).is_none());
+    }
+
+    fn numbered_id(number: u8) -> SandboxId {
+        SandboxId::from_entropy([number; 20])
+    }
+
+    fn add_report(observed: &mut ObservedSandbox) {
+        observed.add_report(ObserveReport {
+            id: "r".to_owned(),
+            session: None,
+            retry_key: None,
+            reason: String::new(),
+            created: UNIX_EPOCH,
+            content: Bytes::new(),
+        });
+    }
+
+    #[test]
+    fn change_of_one_sandbox_does_not_lock_another() {
+        let registry = ObserveRegistry::default();
+        let (one, two) = (numbered_id(1), numbered_id(2));
+        registry.with_added(
+            &one,
+            |_| true,
+            |_| {
+                registry.with_added(&two, |_| true, add_report);
+                assert_eq!(registry.with_known(&two, |observed| observed.reports.len()), 1);
+            },
+        );
+    }
+
+    #[test]
+    fn ended_sandboxes_are_dropped_only_when_others_are_added() {
+        let registry = ObserveRegistry::default();
+        let count = || registry.lock_all().by_id.len();
+        // `from_entropy` distinguishes 26 first letters and 36 further ones.
+        let ids: Vec<_> = (0..=2 * MIN_SWEEP_COUNT)
+            .map(|number| {
+                let (tens, ones) = (u8::try_from(number / 10).unwrap(), u8::try_from(number % 10).unwrap());
+                let mut entropy = [0; 20];
+                entropy[..2].copy_from_slice(&[tens, ones]);
+                SandboxId::from_entropy(entropy)
+            })
+            .collect();
+        let (first, others) = ids.split_at(MIN_SWEEP_COUNT);
+        let no_sweep = |_: &SandboxId| -> bool { panic!("no sweep is due") };
+        for id in first {
+            registry.with_added(id, no_sweep, add_report);
+        }
+        registry.with_known(&others[0], |_| ());
+        registry.with_added(&first[0], no_sweep, add_report);
+        assert_eq!(count(), MIN_SWEEP_COUNT);
+        // All of them still exist, so the next sweep is due when there are twice as many.
+        registry.with_added(&others[0], |_| true, add_report);
+        for id in &others[1..MIN_SWEEP_COUNT] {
+            registry.with_added(id, no_sweep, add_report);
+        }
+        registry.with_added(&others[MIN_SWEEP_COUNT], |id| *id == first[0], add_report);
+        assert_eq!(count(), 2);
     }
 }

@@ -7,6 +7,7 @@ use axum::Json;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use domain::SandboxId;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use http::{HeaderValue, StatusCode, header};
@@ -71,36 +72,53 @@ pub(super) async fn export_report(
     if reason.chars().count() > MAX_REASON_CHARS {
         return Err(AioProblem::invalid_field("reason", "a reason has at most 256 characters"));
     }
-    let (samples, created) = (target.sandbox.usage_samples(), SystemTime::now());
-    let report = state.observe.with_sandbox(&state.service, &target.sandbox, |observed| {
-        let is_retry = |report: &&ObserveReport| retry_key.is_some() && report.retry_key == retry_key;
-        if let Some(report) = observed.reports.iter().find(is_retry) {
-            return Ok(ReportInfo::from_report(report));
+    let id = target.sandbox.id();
+    let known = state
+        .observe
+        .with_known(id, |observed| observed.report_of_key(retry_key.as_deref()).map(ReportInfo::from_report));
+    if let Some(report) = known {
+        return Ok(data_response(report));
+    }
+    let session = state
+        .observe
+        .with_known(id, |observed| observed.session_to_report(body.session_id.as_deref()).cloned());
+    if session.is_none() && body.session_id.is_some() {
+        return Err(AioProblem::new(StatusCode::NOT_FOUND, "Session not found"));
+    }
+    let samples = target.sandbox.usage_samples();
+    // It takes processor time, so it blocks neither other requests nor a lock.
+    let built = tokio::task::spawn_blocking(move || build_report(&samples, session, retry_key, reason));
+    let report = built.await.map_err(|error| internal_error(&error))??;
+    let exists = |id: &SandboxId| state.service.sandbox_of(None, id).is_ok();
+    Ok(data_response(state.observe.with_added(id, exists, |observed| {
+        // A retry may have come while this one was built.
+        if let Some(former) = observed.report_of_key(report.retry_key.as_deref()) {
+            return ReportInfo::from_report(former);
         }
-        let session = match &body.session_id {
-            None => observed.sessions.back(),
-            Some(id) => {
-                let found = observed.sessions.iter().find(|session| session.id == *id);
-                Some(found.ok_or_else(|| AioProblem::new(StatusCode::NOT_FOUND, "Session not found"))?)
-            }
-        };
-        let id = unique_hex();
-        let document = json!({
-            "report_id": id,
-            "session_id": session.map(|session| &session.id),
-            "reason": reason,
-            "created_at": format_rfc3339(created),
-            "interval_seconds": SAMPLE_SECONDS,
-            "samples": samples_of_session(&samples, session),
-        });
-        let session = session.map(|session| session.id.clone());
-        let content = compress(document.to_string().as_bytes())?;
-        let report = ObserveReport { id, session, retry_key: retry_key.clone(), reason, created, content };
         let info = ReportInfo::from_report(&report);
         observed.add_report(report);
-        Ok(info)
+        info
+    })))
+}
+
+fn build_report(
+    samples: &[UsageSample],
+    session: Option<ObserveSession>,
+    retry_key: Option<String>,
+    reason: String,
+) -> Result<ObserveReport, AioProblem> {
+    let (id, created) = (unique_hex(), SystemTime::now());
+    let document = json!({
+        "report_id": id,
+        "session_id": session.as_ref().map(|session| &session.id),
+        "reason": reason,
+        "created_at": format_rfc3339(created),
+        "interval_seconds": SAMPLE_SECONDS,
+        "samples": samples_of_session(samples, session.as_ref()),
     });
-    report.map(data_response)
+    let content = compress(document.to_string().as_bytes())?;
+    let session = session.map(|session| session.id);
+    Ok(ObserveReport { id, session, retry_key, reason, created, content })
 }
 
 /// `GET /v1/sandbox/observe/reports`
@@ -108,7 +126,7 @@ pub(super) async fn list_reports(
     State(state): State<AioState>,
     target: AioTarget,
 ) -> Json<ResponseEnvelope<Vec<ReportInfo>>> {
-    data_response(state.observe.with_sandbox(&state.service, &target.sandbox, |observed| {
+    data_response(state.observe.with_known(target.sandbox.id(), |observed| {
         observed.reports.iter().map(ReportInfo::from_report).collect()
     }))
 }
@@ -119,7 +137,7 @@ pub(super) async fn download_report(
     target: AioTarget,
     Path(id): Path<String>,
 ) -> Result<Response, AioProblem> {
-    let content = state.observe.with_sandbox(&state.service, &target.sandbox, |observed| {
+    let content = state.observe.with_known(target.sandbox.id(), |observed| {
         observed.reports.iter().find(|report| report.id == id).map(|report| report.content.clone())
     });
     let mut response = content.ok_or_else(no_report)?.into_response();
@@ -134,7 +152,7 @@ pub(super) async fn delete_report(
     target: AioTarget,
     Path(id): Path<String>,
 ) -> Result<Json<ResponseEnvelope<ReportInfo>>, AioProblem> {
-    let removed = state.observe.with_sandbox(&state.service, &target.sandbox, |observed| {
+    let removed = state.observe.with_known(target.sandbox.id(), |observed| {
         let index = observed.reports.iter().position(|report| report.id == id)?;
         observed.reports.remove(index)
     });
@@ -167,10 +185,12 @@ fn samples_of_session(samples: &[UsageSample], session: Option<&ObserveSession>)
 fn compress(document: &[u8]) -> Result<Bytes, AioProblem> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
     let written = encoder.write_all(document).and_then(|()| encoder.finish());
-    written.map(Bytes::from).map_err(|error| {
-        tracing::error!(%error, "failed to compress a report");
-        AioProblem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal error")
-    })
+    written.map(Bytes::from).map_err(|error| internal_error(&error))
+}
+
+fn internal_error(error: &dyn std::error::Error) -> AioProblem {
+    tracing::error!(%error, "failed to build a report");
+    AioProblem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal error")
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use axum::Json;
 use axum::extract::State;
+use domain::SandboxId;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 
@@ -87,7 +88,7 @@ pub(super) async fn get_status(
     target: AioTarget,
 ) -> Json<ResponseEnvelope<ObserveStatus>> {
     let last = target.sandbox.usage_samples().last().map(|sample| format_rfc3339(sample.time));
-    let status = state.observe.with_sandbox(&state.service, &target.sandbox, |observed| {
+    let status = state.observe.with_known(target.sandbox.id(), |observed| {
         let report_count = observed.reports.len();
         let session = observed.active_session(SystemTime::now()).cloned();
         ObserveStatus {
@@ -113,7 +114,8 @@ pub(super) async fn start_session(
 ) -> Result<Json<ResponseEnvelope<StartedSession>>, AioProblem> {
     let started = SystemTime::now();
     let session = parse_session(body, started)?;
-    let added = state.observe.with_sandbox(&state.service, &target.sandbox, |observed| {
+    let exists = |id: &SandboxId| state.service.sandbox_of(None, id).is_ok();
+    let added = state.observe.with_added(target.sandbox.id(), exists, |observed| {
         if let Some(active) = observed.active_session(started) {
             let is_retry = active.retry_key.is_some() && active.retry_key == session.retry_key;
             return if is_retry { Ok(active.clone()) } else { Err(active.id.clone()) };
@@ -134,7 +136,7 @@ pub(super) async fn stop_session(
     AioJson(body): AioJson<StopSession>,
 ) -> Result<Json<ResponseEnvelope<StoppedSession>>, AioProblem> {
     let now = SystemTime::now();
-    let stopped = state.observe.with_sandbox(&state.service, &target.sandbox, |observed| {
+    let stopped = state.observe.with_known(target.sandbox.id(), |observed| {
         let is_meant =
             |active: &&mut ObserveSession| body.session_id.as_ref().is_none_or(|id| *id == active.id);
         let active = observed.active_session(now).filter(is_meant)?;

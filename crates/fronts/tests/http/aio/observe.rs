@@ -47,6 +47,17 @@ async fn session_begins_ends_and_is_exported() {
 }
 
 #[tokio::test]
+async fn exports_with_one_key_at_the_same_time_make_one_report() {
+    let server = start_with_keys_and_agents(|_| {}).await;
+    let sandbox = AioSandbox::create(&server, "one").await;
+    let export = || post(&sandbox, "export", json!({"idempotency_key": "e"}));
+    let (first, second, third) = tokio::join!(export(), export(), export());
+    assert_eq!((&first, &second), (&second, &third));
+    let listed = sandbox.get(&format!("{OBSERVE}/reports")).await.expect(200);
+    assert_eq!(listed["data"], json!([first]));
+}
+
+#[tokio::test]
 async fn live_figures_are_measured_or_null() {
     let server = start_with_keys_and_agents(|_| {}).await;
     let sandbox = AioSandbox::create(&server, "one").await;
