@@ -235,7 +235,7 @@ const SKILLS: &[ApiOperation] = &[
 
 const SKILL_ADDED: &str = "200 400 404 409 413 422 429 500 504";
 
-const SKILL_READ: &str = "200 400 404 409 413 500";
+const SKILL_READ: &str = "200 400 404 409 413 429 500 504";
 
 const MCP: &[ApiOperation] = &[
     operation("POST /mcp", "Send a message of the Model Context Protocol", "", "McpMessage", MCP_ANSWERS),
