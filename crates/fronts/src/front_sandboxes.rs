@@ -234,7 +234,7 @@ pub fn read_root_variables(
     (sandboxes.read_variables)(known, given)
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "aio"))]
 mod tests {
     use std::os::unix::ffi::OsStringExt;
 

@@ -130,7 +130,8 @@ fn oldest_idle_session_without_a_name_is_closed_first() {
 
 #[test]
 fn shared_sessions_with_a_limit_do_not_count_among_others() {
-    let agent = TestAgent::with_config(TreeMode::Runners, |config| config.max_processes = 2);
+    // More than are evicted below: those count until their shells have ended.
+    let agent = TestAgent::with_config(TreeMode::Runners, |config| config.max_processes = 6);
     let limited = |name: &str| {
         let sharing = SessionSharing { max_sessions: Some(5), ..SessionSharing::default() };
         shared(name, sharing)
@@ -139,10 +140,10 @@ fn shared_sessions_with_a_limit_do_not_count_among_others() {
         agent.open_shared(limited(&format!("s{number}")));
     }
     assert_eq!(agent.session_names(), ["s4", "s5", "s6", "s7", "s8"]);
-    for name in ["a", "b"] {
+    for name in ["a", "b", "c", "d", "e", "f"] {
         agent.open_shared(anonymous(name));
     }
-    assert_eq!(agent.fault(AgentRequest::OpenSession(anonymous("c"))).kind, FaultKind::Busy);
+    assert_eq!(agent.fault(AgentRequest::OpenSession(anonymous("g"))).kind, FaultKind::Busy);
     agent.open_shared(limited("s9"));
 }
 
