@@ -120,6 +120,9 @@ fn check_error_shape(operation: &DocumentedOperation, answer: &FuzzResponse) -> 
     // Requests that are malformed, or that a header sends elsewhere, are not answered by the API of their path.
     let is_common = says("code") && says("message");
     let is_fitting = match operation.path.split('/').nth(1) {
+        Some("aio") if operation.path.ends_with("/mcp") && body["jsonrpc"] == "2.0" => {
+            body["error"]["message"].as_str().is_some_and(|text| !text.is_empty())
+        }
         Some("aio") => (body["success"] == false && says("message")) || body["detail"].is_array(),
         Some("api") => says("detail") || body["detail"].is_array(),
         _ => refusal,

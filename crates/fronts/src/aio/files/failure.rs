@@ -72,13 +72,13 @@ const ERRNO_MEANINGS: &[ErrnoMeaning] = &[
     meaning(17, "EEXIST", "already_exists", "FileExistsError"),
     meaning(20, "ENOTDIR", "invalid_target", "NotADirectoryError"),
     meaning(21, "EISDIR", "invalid_target", "IsADirectoryError"),
-    meaning(22, "EINVAL", "io_error", "OSError"),
+    meaning(22, "EINVAL", "invalid_target", "OSError"),
     meaning(26, "ETXTBSY", "io_error", "OSError"),
     meaning(27, "EFBIG", "io_error", "OSError"),
     meaning(28, "ENOSPC", "no_space_left", "OSError"),
     meaning(30, "EROFS", "read_only_filesystem", "OSError"),
     meaning(36, "ENAMETOOLONG", "invalid_path", "OSError"),
-    meaning(40, "ELOOP", "io_error", "OSError"),
+    meaning(40, "ELOOP", "invalid_path", "OSError"),
     meaning(122, "EDQUOT", "no_space_left", "OSError"),
 ];
 
@@ -287,9 +287,19 @@ mod tests {
 
     #[test]
     fn statuses_follow_the_kind_of_error() {
-        for (errno, status) in
-            [(2, 404), (13, 403), (30, 403), (17, 409), (20, 400), (21, 400), (36, 400), (28, 507), (5, 500)]
-        {
+        for (errno, status) in [
+            (2, 404),
+            (13, 403),
+            (30, 403),
+            (17, 409),
+            (20, 400),
+            (21, 400),
+            (22, 400),
+            (36, 400),
+            (40, 400),
+            (28, 507),
+            (5, 500),
+        ] {
             let meaning = ERRNO_MEANINGS.iter().find(|meaning| meaning.errno == errno).unwrap();
             assert_eq!(status_of(meaning.error_type).as_u16(), status, "{errno}");
         }
