@@ -13,5 +13,5 @@ use e2e::server::{ServerBuilder, TestServer};
 
 /// A server whose provisioner can be used.
 fn start_server() -> TestServer {
-    ServerBuilder::new().env("CORACLE_API_KEY", aio::KEY).start()
+    ServerBuilder::new().env("CORACLE_API_KEY", aio::KEY).env("CORACLE_ON_STOP", "remove").start()
 }

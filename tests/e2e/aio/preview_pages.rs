@@ -111,6 +111,7 @@ fn a_page_below_a_path_reaches_its_own_sandbox_at_most() {
 fn a_page_by_host_reaches_no_api() {
     let server = ServerBuilder::new()
         .env("CORACLE_API_KEY", aio::KEY)
+        .env("CORACLE_ON_STOP", "remove")
         .env("CORACLE_GATEWAY_MODE", "wildcard")
         .env("CORACLE_GATEWAY_DOMAIN", "boxes.example")
         .start();

@@ -67,6 +67,7 @@ fn links_swapped_while_mounts_are_created_lead_nowhere() {
     let before = tree(&outside);
     let server = ServerBuilder::new()
         .env("CORACLE_API_KEY", aio::KEY)
+        .env("CORACLE_ON_STOP", "remove")
         .env("CORACLE_DEERFLOW_USER_DATA", "host")
         .env("CORACLE_DEERFLOW_STATE_ROOT", &root.to_string_lossy())
         .start();

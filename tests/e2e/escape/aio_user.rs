@@ -113,7 +113,8 @@ fn attacks_by_gem_in_a_provisioned_sandbox_are_refused() {
     if !testkit::needs_root() {
         return;
     }
-    let server = ServerBuilder::new().env("CORACLE_API_KEY", aio::KEY).start();
+    let server =
+        ServerBuilder::new().env("CORACLE_API_KEY", aio::KEY).env("CORACLE_ON_STOP", "remove").start();
     let mut sandbox = AioSandbox::create(&server, "attacker");
     assert_eq!(sandbox.run("id -un; id -Gn"), "gem\ngem");
     let program = std::fs::read(ProgramCopies::shared().attacks_path()).expect("our own copy");
