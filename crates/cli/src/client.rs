@@ -21,6 +21,7 @@ mod sandbox;
 mod snapshots;
 mod terminal;
 mod volumes;
+mod websocket;
 
 pub(crate) use commands::{LogRecord, LogStream};
 pub(crate) use exec_socket::{ExecSocket, StartCarrier};

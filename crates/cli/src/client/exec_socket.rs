@@ -2,24 +2,17 @@
 
 use anyhow::{Context, Result, anyhow};
 use coracle_client::exec::{self, ExecFrame, ExecRequest};
-use futures_util::stream::{SplitSink, SplitStream};
-use futures_util::{SinkExt, StreamExt};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
-use tokio_tungstenite::WebSocketStream;
-use tokio_tungstenite::tungstenite::Message;
-use tokio_tungstenite::tungstenite::protocol::Role;
 
 use super::failed_with_status;
 use super::sandbox::SandboxClient;
-
-type ClientWebSocket = WebSocketStream<TokioIo<Upgraded>>;
+use super::websocket::{ClientWebSocket, ServerMessage};
 
 /// A command that was requested. Dropping this leaves it running.
 pub(crate) struct ExecSocket {
-    sink: SplitSink<ClientWebSocket, Message>,
-    stream: SplitStream<ClientWebSocket>,
+    socket: ClientWebSocket<TokioIo<Upgraded>>,
 }
 
 /// The statuses with which a server without this socket answers.
@@ -34,6 +27,8 @@ const UNSUPPORTED_STATUSES: [StatusCode; 4] = [
 const START_HEADER: HeaderName = HeaderName::from_static("coracle-exec-start");
 /// Servers accept only small heads of requests. A longer start is sent as a frame.
 const MAX_START_HEADER_BYTES: usize = 4 << 10;
+
+const BROKEN: &str = "the connection to the command broke";
 
 /// How the first frame reaches the server.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -56,17 +51,15 @@ impl SandboxClient {
         let path = format!("/pty/coracle.exec/ws?pty={}", u8::from(size.is_some()));
         let start = request.start_frame(stdin, size);
         let extra = if carrier == StartCarrier::Header { start_header(&start) } else { HeaderMap::new() };
-        let (upgraded, headers) = match self.api.open_websocket(&path, extra).await {
+        let (socket, headers) = match self.api.open_websocket(&path, extra).await {
             Err(error) if UNSUPPORTED_STATUSES.iter().any(|status| failed_with_status(&error, *status)) => {
                 return Ok(None);
             }
-            upgraded => upgraded?,
+            opened => opened?,
         };
-        let socket = ClientWebSocket::from_raw_socket(TokioIo::new(upgraded), Role::Client, None).await;
-        let (sink, stream) = socket.split();
-        let mut socket = ExecSocket { sink, stream };
+        let mut socket = ExecSocket { socket };
         if !headers.contains_key(START_HEADER) {
-            socket.send(Message::text(start)).await?;
+            socket.send_text(&start).await?;
         }
         Ok(Some(socket))
     }
@@ -89,42 +82,38 @@ fn start_header(start: &str) -> HeaderMap {
 
 impl ExecSocket {
     pub(crate) async fn send_input(&mut self, bytes: &[u8]) -> Result<()> {
-        self.send(Message::binary(exec::input_frame(bytes))).await
+        self.socket.send_binary(&exec::input_frame(bytes)).await.context(BROKEN)
     }
 
     pub(crate) async fn end_input(&mut self) -> Result<()> {
-        self.send(Message::text(exec::input_end_frame())).await
+        self.send_text(&exec::input_end_frame()).await
     }
 
     pub(crate) async fn signal(&mut self, name: &str) -> Result<()> {
-        self.send(Message::text(exec::signal_frame(name))).await
+        self.send_text(&exec::signal_frame(name)).await
     }
 
     pub(crate) async fn resize(&mut self, (columns, rows): (u16, u16)) -> Result<()> {
-        self.send(Message::text(exec::resize_frame(columns, rows))).await
+        self.send_text(&exec::resize_frame(columns, rows)).await
     }
 
-    async fn send(&mut self, message: Message) -> Result<()> {
-        self.sink.send(message).await.context("the connection to the command broke")
+    async fn send_text(&mut self, text: &str) -> Result<()> {
+        self.socket.send_text(text).await.context(BROKEN)
     }
 
     /// The next frame from the server. Dropping the future loses nothing.
     pub(crate) async fn next_frame(&mut self) -> Result<ExecFrame> {
         loop {
-            let message = self.stream.next().await.ok_or_else(closed_error)?;
-            let frame = match message.context("the connection to the command broke")? {
-                Message::Binary(frame) => ExecFrame::from_binary(frame),
-                Message::Text(text) => ExecFrame::from_text(&text),
-                Message::Close(_) => return Err(closed_error()),
-                Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => None,
+            let frame = match self.socket.next_message().await.context(BROKEN)? {
+                ServerMessage::Binary(frame) => ExecFrame::from_binary(frame),
+                ServerMessage::Text(text) => ExecFrame::from_text(&text),
+                ServerMessage::Close => {
+                    return Err(anyhow!("the server closed the connection before the command ended"));
+                }
             };
             if let Some(frame) = frame {
                 return Ok(frame);
             }
         }
     }
-}
-
-fn closed_error() -> anyhow::Error {
-    anyhow!("the server closed the connection before the command ended")
 }

@@ -12,12 +12,12 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper::upgrade::Upgraded;
 use hyper_util::client::legacy::Client;
-use hyper_util::rt::TokioExecutor;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 
 use super::connector::ServerConnector;
+use super::websocket::{ClientWebSocket, accept_value};
 use crate::output::WithHint;
 
 /// The body of a request: known bytes or a stream.
@@ -173,7 +173,11 @@ impl ApiClient {
     /// Opens a WebSocket on a kept connection, if there is one.
     ///
     /// Returns the headers of the response as well.
-    pub(super) async fn open_websocket(&self, path: &str, extra: HeaderMap) -> Result<(Upgraded, HeaderMap)> {
+    pub(super) async fn open_websocket(
+        &self,
+        path: &str,
+        extra: HeaderMap,
+    ) -> Result<(ClientWebSocket<TokioIo<Upgraded>>, HeaderMap)> {
         let mut entropy = [0; 16];
         rustix::rand::getrandom(&mut entropy, rustix::rand::GetRandomFlags::empty())?;
         let key = STANDARD.encode(entropy);
@@ -191,11 +195,12 @@ impl ApiClient {
             })??;
         let accepted = response.headers().get(header::SEC_WEBSOCKET_ACCEPT);
         if response.status() == StatusCode::SWITCHING_PROTOCOLS
-            && accepted.is_some_and(|value| value.as_bytes() == derive_accept_key(key.as_bytes()).as_bytes())
+            && accepted.is_some_and(|value| value.as_bytes() == accept_value(&key).as_bytes())
         {
             let headers = response.headers().clone();
             let upgraded = hyper::upgrade::on(response).await;
-            return Ok((upgraded.context("the server did not switch to a WebSocket")?, headers));
+            let upgraded = upgraded.context("the server did not switch to a WebSocket")?;
+            return Ok((ClientWebSocket::new(TokioIo::new(upgraded)), headers));
         }
         if response.status().is_success() || response.status().is_informational() {
             bail!("the server did not switch to a WebSocket");

@@ -12,21 +12,21 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use domain::process::TerminalSize;
-use futures_util::{SinkExt, StreamExt};
+use http::HeaderMap;
+use hyper::upgrade::Upgraded;
+use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use serde_json::json;
-use tokio::net::TcpStream;
-use tokio_tungstenite::WebSocketStream;
-use tokio_tungstenite::tungstenite::Message;
-use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 
 use super::http as web;
 use super::sandbox::SandboxClient;
+use super::websocket::{ClientWebSocket, ServerMessage};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+const BROKEN: &str = "the connection to the terminal broke";
 
 const INPUT_FRAME: u8 = 0;
 const OUTPUT_FRAME: u8 = 1;
@@ -38,7 +38,7 @@ const REPLAY_OFFSET_BYTES: usize = 8;
 /// A shell on a terminal of its own. Dropping this leaves it running.
 #[derive(Debug)]
 pub(crate) struct TerminalClient {
-    socket: WebSocketStream<TcpStream>,
+    socket: ClientWebSocket<TokioIo<Upgraded>>,
     sandbox: SandboxClient,
     session: String,
 }
@@ -83,53 +83,40 @@ impl SandboxClient {
             body["command"] = json!(text);
         }
         let opened: OpenTerminalResponse = web::read_json(self.api.post_json("/pty", &body).await?).await?;
-        let socket = tokio::time::timeout(CONNECT_TIMEOUT, self.attach_terminal(&opened.session_id))
+        let path = format!("/pty/{}/ws?pty=1", opened.session_id);
+        let attaching = self.api.open_websocket(&path, HeaderMap::new());
+        let (socket, _) = tokio::time::timeout(CONNECT_TIMEOUT, attaching)
             .await
-            .context("the terminal did not answer in time")??;
-        Ok(TerminalClient { socket, sandbox: self.clone(), session: opened.session_id })
-    }
-
-    async fn attach_terminal(&self, session: &str) -> Result<WebSocketStream<TcpStream>> {
-        let address = self.api.base().strip_prefix("http://").context("the address is not http")?;
-        let mut request = format!("ws://{address}/pty/{session}/ws?pty=1").into_client_request()?;
-        request.headers_mut().extend(self.api.headers().clone());
-        let authority = request.uri().authority().context("the address names no host")?;
-        let port = authority.port_u16().unwrap_or(80);
-        let stream = TcpStream::connect((authority.host().trim_matches(['[', ']']), port)).await?;
-        stream.set_nodelay(true)?;
-        let (socket, _) = tokio_tungstenite::client_async(request, stream)
-            .await
+            .context("the terminal did not answer in time")?
             .context("could not attach to the terminal")?;
-        Ok(socket)
+        Ok(TerminalClient { socket, sandbox: self.clone(), session: opened.session_id })
     }
 }
 
 impl TerminalClient {
     pub(crate) async fn send(&mut self, what: TerminalMessage) -> Result<()> {
-        let message = match what {
+        let sent = match what {
             TerminalMessage::Input(bytes) => {
                 let mut frame = Vec::with_capacity(bytes.len() + 1);
                 frame.push(INPUT_FRAME);
                 frame.extend_from_slice(&bytes);
-                Message::binary(frame)
+                self.socket.send_binary(&frame).await
             }
             TerminalMessage::Resize(size) => {
-                Message::text(json!({"type": "resize", "cols": size.columns, "rows": size.rows}).to_string())
+                let message = json!({"type": "resize", "cols": size.columns, "rows": size.rows});
+                self.socket.send_text(&message.to_string()).await
             }
         };
-        self.socket.send(message).await.context("the connection to the terminal broke")
+        sent.context(BROKEN)
     }
 
     /// The next message from the terminal. Dropping the future loses nothing.
     pub(crate) async fn next_event(&mut self) -> Result<TerminalEvent> {
         loop {
-            let message =
-                self.socket.next().await.ok_or_else(|| anyhow!("the server closed the terminal"))?;
-            let event = match message.context("the connection to the terminal broke")? {
-                Message::Binary(frame) => parse_binary_frame(frame),
-                Message::Text(text) => parse_control_message(&text)?,
-                Message::Close(_) => bail!("the server closed the terminal"),
-                Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => None,
+            let event = match self.socket.next_message().await.context(BROKEN)? {
+                ServerMessage::Binary(frame) => parse_binary_frame(frame),
+                ServerMessage::Text(text) => parse_control_message(&text)?,
+                ServerMessage::Close => bail!("the server closed the terminal"),
             };
             if let Some(event) = event {
                 return Ok(event);

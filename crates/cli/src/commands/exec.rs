@@ -350,23 +350,13 @@ impl ExecSession {
 
     /// Every branch is cancel-safe: data that was not delivered stays where it is.
     async fn next_event(&mut self) -> ExecEvent {
-        let Self {
-            socket,
-            signals,
-            resized,
-            input,
-            credit,
-            writer,
-            pending,
-            forwarded_signals: patience,
-            ..
-        } = self;
+        let Self { socket, signals, resized, input, credit, writer, pending, forwarded_signals, .. } = self;
         tokio::select! {
             frame = socket.next_frame(), if pending.is_none() => ExecEvent::Frame(frame),
             open = OutputWriter::wait_for_room(writer.as_ref()), if pending.is_some() => ExecEvent::Writable(open),
             bytes = receive_input(input.as_mut()), if *credit >= MAX_INPUT_PIECE => ExecEvent::Input(bytes),
             name = next_signal(signals) => ExecEvent::Signal(name),
-            signal = patience.wait_for_deadline() => ExecEvent::Overdue(signal),
+            signal = forwarded_signals.wait_for_deadline() => ExecEvent::Overdue(signal),
             () = wait_for_signal(resized.as_mut()) => ExecEvent::Resized,
         }
     }
