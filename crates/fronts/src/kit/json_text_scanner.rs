@@ -10,6 +10,8 @@
 
 use memchr::memchr2;
 
+use super::byte_search::any_byte;
+
 /// The longest beginning of an escape or of a character that may have to wait for the next piece: two escapes of a
 /// surrogate pair.
 const MAX_PENDING_BYTES: usize = 12;
@@ -55,7 +57,8 @@ pub(crate) struct JsonTextScanner {
     last_token: u8,
     /// Whether the last name of the outermost object is the field's.
     is_field: bool,
-    was_found: bool,
+    /// Where in the kept part the long text stood, once it has begun.
+    text_position: Option<usize>,
     /// The beginning of an escape or of a character.
     pending: Vec<u8>,
 }
@@ -70,7 +73,7 @@ impl JsonTextScanner {
             depth: 0,
             last_token: 0,
             is_field: false,
-            was_found: false,
+            text_position: None,
             pending: Vec::new(),
         }
     }
@@ -95,10 +98,10 @@ impl JsonTextScanner {
         }
     }
 
-    /// Whether the long text has begun.
-    #[cfg(test)]
-    fn was_found(&self) -> bool {
-        self.was_found
+    /// The fields that stand before the long text, as an object; `None` until the text begins.
+    pub(crate) fn fields_before_text(&self) -> Option<Vec<u8>> {
+        let before = &self.kept[..self.text_position?];
+        Some([before, br#""}"#].concat())
     }
 
     /// Keeps bytes up to the beginning of the long text, and returns what follows.
@@ -144,7 +147,7 @@ impl JsonTextScanner {
                 self.state = ScanState::FieldName { start: self.kept.len() - 1, escaped: false };
             }
             b'"' if self.depth == 1 && before == b':' && self.is_field => {
-                if std::mem::replace(&mut self.was_found, true) {
+                if self.text_position.replace(self.kept.len()).is_some() {
                     return Err(JsonTextError::Duplicate(self.field));
                 }
                 self.state = ScanState::LongText;
@@ -190,7 +193,7 @@ impl JsonTextScanner {
 
     /// Adds plain characters. The last one may be incomplete if the piece ends with it.
     fn decode_run(&mut self, run: &[u8], is_last: bool, text: &mut Vec<u8>) -> Result<(), JsonTextError> {
-        if run.iter().any(|byte| *byte < 0x20) {
+        if any_byte(run, |byte| byte < 0x20) {
             return Err(JsonTextError::ControlCharacter);
         }
         match std::str::from_utf8(run) {
@@ -311,7 +314,7 @@ mod tests {
             scanner.scan_piece(piece, &mut text)?;
             std::str::from_utf8(&text).expect("each piece of text ends with a character");
         }
-        let found = scanner.was_found();
+        let found = scanner.fields_before_text().is_some();
         let kept = scanner.finish()?;
         Ok((found.then(|| String::from_utf8(text).unwrap()), kept))
     }
@@ -354,6 +357,17 @@ mod tests {
             check(body);
         }
         assert_eq!(scan(&[b""]), Ok((None, Vec::new())));
+    }
+
+    #[test]
+    fn fields_before_the_text_are_known_when_it_begins() {
+        let mut scanner = JsonTextScanner::new("content", MAX_KEPT);
+        let mut text = Vec::new();
+        scanner.scan_piece(br#"{"a":{"content":"no"},"#, &mut text).unwrap();
+        assert_eq!(scanner.fields_before_text(), None);
+        scanner.scan_piece(br#""content":"abc","b":2}"#, &mut text).unwrap();
+        let fields: Value = serde_json::from_slice(&scanner.fields_before_text().unwrap()).unwrap();
+        assert_eq!(fields, json!({"a": {"content": "no"}, "content": ""}));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 pub(crate) mod axum_socket;
 pub(crate) mod body;
+pub(crate) mod byte_search;
 pub(crate) mod command_ending;
 pub(crate) mod command_socket;
 pub(crate) mod download;

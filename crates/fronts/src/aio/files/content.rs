@@ -5,6 +5,8 @@ use base64::alphabet;
 use base64::engine::{GeneralPurpose, GeneralPurposeConfig};
 use serde::Deserialize;
 
+use crate::kit::byte_search::any_byte;
+
 /// The alphabet with `+` and `/`, padded. The unused bits of the last character may have any value, as in Python.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &alphabet::STANDARD,
@@ -61,7 +63,7 @@ impl ContentDecoder {
     /// Line breaks and other white space are skipped, as in Python.
     fn decode_base64(&mut self, text: &[u8]) -> Result<Vec<u8>, InvalidContent> {
         let mut characters = std::mem::take(&mut self.pending);
-        match text.iter().any(u8::is_ascii_whitespace) {
+        match any_byte(text, |byte| byte.is_ascii_whitespace()) {
             true => characters.extend(text.iter().filter(|byte| !byte.is_ascii_whitespace())),
             false => characters.extend_from_slice(text),
         }

@@ -1,7 +1,8 @@
 //! `POST /v1/file/write`: writes or appends a text, or the bytes that a text stands for.
 //!
-//! The body is decoded while it arrives, and its content is spooled. When the whole request is valid, the file is
-//! replaced at once, or the bytes are appended while other appends wait. Otherwise nothing is changed.
+//! The body is decoded while it arrives, and its content is spooled: as bytes if `encoding` stands before it, else as
+//! text. When the whole request is valid, the file is replaced at once, or the bytes are appended while other appends
+//! wait. Otherwise nothing is changed.
 
 use std::time::Duration;
 
@@ -47,11 +48,35 @@ pub(in crate::aio) struct WriteFileResult {
     bytes_written: u64,
 }
 
-/// The content, and which encodings it is valid in.
+/// The fields that decide how a content is received, as far as they stand before it.
+#[derive(Deserialize)]
+struct LeadingFields {
+    encoding: Option<ContentEncoding>,
+}
+
+/// A content that was received completely.
 struct ReceivedContent {
     spooled: SpooledContent,
-    is_base64: bool,
-    is_raw: bool,
+    form: SpooledForm,
+}
+
+/// What a spool contains.
+enum SpooledForm {
+    /// The bytes that a text in this encoding stands for.
+    Bytes { encoding: ContentEncoding, is_valid: bool },
+    /// The text, and which encodings it is valid in.
+    Text { is_base64: bool, is_raw: bool },
+}
+
+impl SpooledForm {
+    fn is_valid_in(&self, wanted: ContentEncoding) -> bool {
+        match (self, wanted) {
+            (Self::Bytes { encoding, is_valid }, _) => *is_valid && *encoding == wanted,
+            (Self::Text { .. }, ContentEncoding::Utf8) => true,
+            (Self::Text { is_base64, .. }, ContentEncoding::Base64) => *is_base64,
+            (Self::Text { is_raw, .. }, ContentEncoding::Raw) => *is_raw,
+        }
+    }
 }
 
 pub(super) async fn write_file(
@@ -83,7 +108,7 @@ pub(in crate::aio) async fn write_text(
     body: WriteFileBody,
     text: String,
 ) -> Result<WriteFileResult, AioProblem> {
-    let mut intake = ContentIntake::new(&target);
+    let mut intake = ContentIntake::new(&target, Some(body.encoding.unwrap_or_default()));
     intake.add_text(text.into()).await.map_err(|error| draft_problem(&target, error))?;
     let content = intake.finish().await.map_err(|error| draft_problem(&target, error))?;
     let written = write_content(target, body, &content).await;
@@ -98,42 +123,76 @@ async fn receive_body(
     max_kept: usize,
 ) -> Result<(Vec<u8>, ReceivedContent), AioProblem> {
     let mut scanner = JsonTextScanner::new("content", max_kept);
-    let mut intake = ContentIntake::new(target);
+    let mut intake = None;
     while let Some(piece) = next_piece(body).await? {
         let mut text = Vec::new();
         scanner.scan_piece(&piece, &mut text).map_err(text_problem)?;
+        if text.is_empty() {
+            continue;
+        }
+        let intake = intake.get_or_insert_with(|| ContentIntake::new(target, leading_encoding(&scanner)));
         intake.add_text(text).await.map_err(|error| draft_problem(target, error))?;
     }
     let kept = scanner.finish().map_err(text_problem)?;
+    let intake = intake.unwrap_or_else(|| ContentIntake::new(target, None));
     let content = intake.finish().await.map_err(|error| draft_problem(target, error))?;
     Ok((kept, content))
 }
 
-/// Content that is being received: its spool, and the checks of its encodings.
+/// The encoding, if it stands before the content. A field that is named again, or is invalid, is refused later.
+fn leading_encoding(scanner: &JsonTextScanner) -> Option<ContentEncoding> {
+    serde_json::from_slice::<LeadingFields>(&scanner.fields_before_text()?).ok()?.encoding
+}
+
+/// Content that is being received.
 struct ContentIntake {
     spool: ContentSpool,
-    checks: [ContentCheck; 2],
+    form: IntakeForm,
+}
+
+enum IntakeForm {
+    /// The text is decoded while it arrives.
+    Bytes { encoding: ContentEncoding, check: ContentCheck },
+    /// The encoding is not known, so the text is spooled and checked for each of them.
+    Text { base64: ContentCheck, raw: ContentCheck },
 }
 
 impl ContentIntake {
-    fn new(target: &AioTarget) -> Self {
-        Self {
-            spool: ContentSpool::new(target.sandbox.clone()),
-            checks: [ContentEncoding::Base64, ContentEncoding::Raw].map(ContentCheck::new),
-        }
+    fn new(target: &AioTarget, encoding: Option<ContentEncoding>) -> Self {
+        let form = match encoding {
+            Some(encoding) => IntakeForm::Bytes { encoding, check: ContentCheck::new(encoding) },
+            None => IntakeForm::Text {
+                base64: ContentCheck::new(ContentEncoding::Base64),
+                raw: ContentCheck::new(ContentEncoding::Raw),
+            },
+        };
+        Self { spool: ContentSpool::new(target.sandbox.clone()), form }
     }
 
     async fn add_text(&mut self, text: Vec<u8>) -> Result<(), ServiceError> {
-        for check in &mut self.checks {
-            check.add_piece(&text);
-        }
-        self.spool.add_bytes(text.into()).await
+        let bytes = match &mut self.form {
+            IntakeForm::Bytes { encoding: ContentEncoding::Utf8, .. } => text,
+            IntakeForm::Bytes { check, .. } => check.decode_piece(&text).unwrap_or_default(),
+            IntakeForm::Text { base64, raw } => {
+                base64.decode_piece(&text);
+                raw.decode_piece(&text);
+                text
+            }
+        };
+        self.spool.add_bytes(bytes.into()).await
     }
 
     async fn finish(self) -> Result<ReceivedContent, ServiceError> {
         let spooled = self.spool.finish().await?;
-        let [is_base64, is_raw] = self.checks.map(ContentCheck::into_validity);
-        Ok(ReceivedContent { spooled, is_base64, is_raw })
+        let form = match self.form {
+            IntakeForm::Bytes { encoding, check } => {
+                SpooledForm::Bytes { encoding, is_valid: check.into_validity() }
+            }
+            IntakeForm::Text { base64, raw } => {
+                SpooledForm::Text { is_base64: base64.into_validity(), is_raw: raw.into_validity() }
+            }
+        };
+        Ok(ReceivedContent { spooled, form })
     }
 }
 
@@ -157,28 +216,30 @@ async fn write_content(
         return Err(AioProblem::missing_field("content"));
     }
     let encoding = body.encoding.unwrap_or_default();
-    match encoding {
-        ContentEncoding::Base64 if !content.is_base64 => {
-            return Err(AioProblem::bad_request("Invalid base64 content"));
-        }
-        ContentEncoding::Raw if !content.is_raw => {
-            return Err(AioProblem::bad_request("Invalid raw content: a character is above U+00FF"));
-        }
-        _ => {}
+    if !content.form.is_valid_in(encoding) {
+        return Err(AioProblem::bad_request(match encoding {
+            ContentEncoding::Base64 => "Invalid base64 content",
+            ContentEncoding::Raw => "Invalid raw content: a character is above U+00FF",
+            ContentEncoding::Utf8 => "Invalid content",
+        }));
     }
     let is_text = encoding == ContentEncoding::Utf8;
     let newline = |wanted: Option<bool>| if is_text && wanted == Some(true) { "\n" } else { "" };
     let mode = if body.append == Some(true) { WriteMode::Append } else { WriteMode::Replace };
     let edges = (newline(body.leading_newline), newline(body.trailing_newline));
-    let bytes_written = copy_content(&call, &content.spooled, encoding, mode, edges).await?;
+    let spooled_encoding = match content.form {
+        SpooledForm::Text { .. } if !is_text => Some(encoding),
+        SpooledForm::Text { .. } | SpooledForm::Bytes { .. } => None,
+    };
+    let bytes_written = copy_content(&call, &content.spooled, spooled_encoding, mode, edges).await?;
     Ok(WriteFileResult { file: call.path, bytes_written })
 }
 
-/// Writes the decoded content between two texts, and returns how many bytes that are.
+/// Writes the content between two texts, and returns how many bytes that are. A text is decoded first.
 async fn copy_content(
     call: &FileCall,
     content: &SpooledContent,
-    encoding: ContentEncoding,
+    text_encoding: Option<ContentEncoding>,
     mode: WriteMode,
     (before, after): (&'static str, &'static str),
 ) -> Result<u64, AioProblem> {
@@ -191,23 +252,22 @@ async fn copy_content(
     let attributes = FileAttributes::default();
     let request = WriteFileRequest { mode, attributes, new_file_mode: None };
     let mut writer = call.files().write_file(&call.identity, &call.path, request).await.map_err(failed)?;
-    let mut decoder = ContentDecoder::new(encoding);
+    let mut decoder = text_encoding.map(ContentDecoder::new);
     let mut count = before.len() + after.len();
     if !before.is_empty() {
         writer.send_bytes(Bytes::from_static(before.as_bytes())).await.map_err(failed)?;
     }
     while let Some(piece) = pieces.next_piece().await.map_err(failed)? {
-        let decoded = match encoding {
-            // The piece itself is passed on.
-            ContentEncoding::Utf8 => piece,
-            _ => decoder.decode_piece(&piece).map_err(invalid)?.into(),
+        let decoded = match &mut decoder {
+            None => piece,
+            Some(decoder) => decoder.decode_piece(&piece).map_err(invalid)?.into(),
         };
         count += decoded.len();
         if !decoded.is_empty() {
             writer.send_bytes(decoded).await.map_err(failed)?;
         }
     }
-    decoder.finish().map_err(invalid)?;
+    decoder.map_or(Ok(()), ContentDecoder::finish).map_err(invalid)?;
     if !after.is_empty() {
         writer.send_bytes(Bytes::from_static(after.as_bytes())).await.map_err(failed)?;
     }
@@ -223,12 +283,13 @@ impl ContentCheck {
         Self(Some(ContentDecoder::new(encoding)))
     }
 
-    fn add_piece(&mut self, text: &[u8]) {
-        if let Some(decoder) = &mut self.0
-            && decoder.decode_piece(text).is_err()
-        {
+    /// Decodes the next piece; `None` once the text is not valid.
+    fn decode_piece(&mut self, text: &[u8]) -> Option<Vec<u8>> {
+        let decoded = self.0.as_mut()?.decode_piece(text).ok();
+        if decoded.is_none() {
             self.0 = None;
         }
+        decoded
     }
 
     fn into_validity(self) -> bool {
