@@ -25,6 +25,7 @@ pub(crate) mod tree;
 pub(crate) mod tree_status;
 
 use std::os::fd::AsFd;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use linux::spawn::{ProcessExit, ProcessUsage};
@@ -66,7 +67,7 @@ const SHELL_KILLED_EXIT_CODE: i32 = 137;
 #[derive(Debug)]
 pub(crate) struct ManagedProcess {
     pub(crate) number: ProcessHandle,
-    pub(crate) name: String,
+    pub(crate) name: Rc<str>,
     pub(crate) tag: Option<String>,
     pub(crate) session: Option<String>,
     command: String,
@@ -80,15 +81,16 @@ pub(crate) struct ManagedProcess {
     pub(crate) ended: Option<ProcessEnd>,
     pub(crate) deadline: Option<Instant>,
     /// The members of its group when it was last interrupted.
-    pub(crate) interrupted: InterruptedGroup,
+    pub(crate) interrupted: Option<Box<InterruptedGroup>>,
     deadline_passed: bool,
     /// The last signal that the server has sent to it.
     pub(crate) signalled: Option<i32>,
     started: Instant,
     started_ms: u64,
     oom_kills_before: u64,
-    /// For messages about a failed start.
-    subjects: FaultSubjects,
+    /// For messages about a failed start; `None` once it has started. Thousands of processes that have ended are
+    /// remembered.
+    subjects: Option<Box<FaultSubjects>>,
 }
 
 /// The connection that waits for the start, and whether it follows the output then.
@@ -152,7 +154,7 @@ impl ManagedProcess {
 
     pub(crate) fn status(&self) -> ProcessStatus {
         ProcessStatus {
-            process: self.name.clone(),
+            process: self.name.to_string(),
             pid: self.pid.map_or(0, Pid::as_raw_pid),
             tag: self.tag.clone(),
             session: self.session.clone(),
@@ -168,7 +170,8 @@ impl ManagedProcess {
 
     /// Why it could not be started.
     pub(crate) fn start_fault(&self, failure: ExecFailure) -> Fault {
-        self.subjects.to_fault(failure)
+        let unknown = FaultSubjects::default();
+        self.subjects.as_deref().unwrap_or(&unknown).to_fault(failure)
     }
 
     /// A run that had to wait starts now.
@@ -257,10 +260,11 @@ impl Agent {
 
     pub(crate) fn add_process(&mut self, new: NewProcess) -> ProcessHandle {
         let number = self.events.next_handle();
+        let name: Rc<str> = new.name.into();
         let process = ManagedProcess {
             number,
-            journal: Journal::new(&new.name, new.retention, self.context.ring_memory.clone()),
-            name: new.name,
+            journal: Journal::new(name.clone(), new.retention, self.context.ring_memory.clone()),
+            name,
             tag: new.tag,
             session: new.session,
             command: truncate_text(new.command),
@@ -271,13 +275,13 @@ impl Agent {
             caller: new.caller,
             ended: None,
             deadline: None,
-            interrupted: InterruptedGroup::default(),
+            interrupted: None,
             deadline_passed: false,
             signalled: None,
             started: Instant::now(),
             started_ms: now_ms(),
             oom_kills_before: self.context.oom_kills(),
-            subjects: new.subjects,
+            subjects: Some(Box::new(new.subjects)),
         };
         self.processes.insert(process);
         number
@@ -298,7 +302,10 @@ impl Agent {
         let caller = process.caller.take();
         process.pid = process.running.and_then(|running| self.children.pid_of(running));
         match outcome {
-            Ok(()) => self.report_started(number, caller),
+            Ok(()) => {
+                process.subjects = None;
+                self.report_started(number, caller);
+            }
             Err(failure) => {
                 let fault = process.start_fault(failure);
                 self.drop_process(number);
@@ -349,6 +356,8 @@ impl Agent {
         let ended = ProcessEnd { interrupted, ..process.ended_as(exit, usage) };
         process.ended = Some(ended.clone());
         let deadline = process.deadline;
+        process.subjects = None;
+        process.interrupted = None;
         self.events.alarms.stop(deadline, Alarm::Deadline(number));
         self.processes.stop_stall_alarm(number, &mut self.events.alarms);
         self.processes.mark_finished(number);
@@ -378,7 +387,8 @@ impl Agent {
         let in_kernel = process.session.as_ref().is_some_and(|session| self.sessions.has_kernel(session));
         if first && in_kernel {
             let signal = Signal::INT.as_raw();
-            let request = SignalProcess { process: process.name.clone(), signal, reach: SignalTarget::Group };
+            let request =
+                SignalProcess { process: process.name.to_string(), signal, reach: SignalTarget::Group };
             // A kernel that cannot be signalled is killed when this time has passed, too.
             self.signal_process(&request).ok();
             let deadline = self.set_deadline(number, Some(INTERRUPT_GRACE_MS));

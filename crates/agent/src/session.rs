@@ -122,6 +122,8 @@ struct SessionShell {
     ending: bool,
     /// Whether it replaced a shell that had died.
     is_replacement: bool,
+    /// Whether it was given something to run. Before that it has no background processes.
+    was_used: bool,
     subjects: FaultSubjects,
 }
 
@@ -205,8 +207,9 @@ impl Session {
 
     fn status(&self, children: &ChildTable, context: &AgentContext) -> SessionStatus {
         let running = self.running_process().and_then(|running| children.get(running));
-        let has_background_processes =
-            |running: &RunningProcess| running.tree.has_other_members(context.commands.as_ref(), running.pid);
+        let has_background_processes = |running: &RunningProcess| {
+            self.shell_was_used() && running.tree.has_other_members(context.commands.as_ref(), running.pid)
+        };
         SessionStatus {
             session: self.name.clone(),
             busy: self.current.is_some(),
@@ -219,6 +222,11 @@ impl Session {
                     || self.has_earlier_runs(children, context)),
             shared: self.shared_status(),
         }
+    }
+
+    /// Whether its present shell was given something to run.
+    fn shell_was_used(&self) -> bool {
+        self.shell.as_ref().is_some_and(|shell| shell.was_used)
     }
 
     /// Whether the session is open as soon as its first shell runs.

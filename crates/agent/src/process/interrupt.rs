@@ -50,8 +50,8 @@ impl ProcessTable {
         alarms: &mut AlarmQueue,
     ) {
         let Some(process) = self.get_mut(number) else { return };
-        let was_checking = std::mem::replace(&mut process.interrupted, before).checking;
-        let interrupted = &mut process.interrupted;
+        let was_checking = process.interrupted.as_ref().is_some_and(|group| group.checking);
+        let interrupted = process.interrupted.insert(Box::new(before));
         interrupted.checking = true;
         if let Some(leader) = interrupted.leader {
             interrupted.record_descendants(vec![leader], None);
@@ -63,16 +63,12 @@ impl ProcessTable {
 
     pub(crate) fn resend_interrupt(&mut self, number: ProcessHandle, alarms: &mut AlarmQueue) {
         let process = self.get_mut(number).filter(|process| process.ended.is_none());
-        let Some(InterruptedGroup { checks, checking, .. }) = process.map(|process| {
-            process.interrupted.resend_to_members();
-            &mut process.interrupted
-        }) else {
-            return;
-        };
-        *checks += 1;
-        *checking = *checks < MAX_CHECKS;
-        if let (check, true) = (*checks, *checking) {
-            schedule_check(number, check, alarms);
+        let Some(group) = process.and_then(|process| process.interrupted.as_deref_mut()) else { return };
+        group.resend_to_members();
+        group.checks += 1;
+        group.checking = group.checks < MAX_CHECKS;
+        if group.checking {
+            schedule_check(number, group.checks, alarms);
         }
     }
 }

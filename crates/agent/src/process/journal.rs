@@ -17,6 +17,7 @@
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
 
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
@@ -70,7 +71,7 @@ pub(crate) fn remove_old_journals(directory: BorrowedFd<'_>) -> rustix::io::Resu
 
 #[derive(Debug)]
 pub(crate) struct Journal {
-    name: String,
+    name: Rc<str>,
     retention: OutputRetention,
     file: Option<OwnedFd>,
     /// The overall offset behind the last byte.
@@ -175,9 +176,13 @@ impl JournalRecord {
 }
 
 impl Journal {
-    pub(crate) fn new(name: &str, retention: OutputRetention, memory_budget: RingMemoryBudget) -> Self {
+    pub(crate) fn new(
+        name: impl Into<Rc<str>>,
+        retention: OutputRetention,
+        memory_budget: RingMemoryBudget,
+    ) -> Self {
         Self {
-            name: name.to_owned(),
+            name: name.into(),
             retention,
             file: None,
             written: 0,
@@ -395,7 +400,7 @@ impl Journal {
 
     pub(crate) fn remove_file(self, directory: BorrowedFd<'_>) {
         // The file may never have been created.
-        rustix::fs::unlinkat(directory, self.name, AtFlags::empty()).ok();
+        rustix::fs::unlinkat(directory, &*self.name, AtFlags::empty()).ok();
     }
 
     /// Reads the next piece at the cursor, as much as fits in the buffer, and advances the cursor.
@@ -553,7 +558,7 @@ impl Journal {
         let fresh = self.end == FIRST_RECORD_POSITION;
         let create = if fresh { OFlags::CREATE | OFlags::EXCL } else { OFlags::empty() };
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | create;
-        let name = self.name.as_str();
+        let name = &*self.name;
         let file = rustix::fs::openat(directory, name, flags, Mode::from_raw_mode(0o600))?;
         self.file = Some(file);
         if fresh && let Err(errno) = self.write_header() {

@@ -1,6 +1,7 @@
 //! The processes that the agent remembers, by handle and by name.
 
 use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
 
 use wire::process::ProcessStatus;
 use wire::{AgentConfig, Fault, FaultKind};
@@ -13,8 +14,9 @@ use crate::process::{ManagedProcess, is_safe_name};
 /// All processes: those that run, and those that have ended and are not yet forgotten.
 #[derive(Debug, Default)]
 pub(crate) struct ProcessTable {
-    processes: HashMap<ProcessHandle, ManagedProcess>,
-    names: HashMap<String, ProcessHandle>,
+    /// Boxed, because a map has room for up to twice as many entries as it contains.
+    processes: HashMap<ProcessHandle, Box<ManagedProcess>>,
+    names: HashMap<Rc<str>, ProcessHandle>,
     /// Ended processes, the oldest first.
     finished: VecDeque<ProcessHandle>,
 }
@@ -22,10 +24,10 @@ pub(crate) struct ProcessTable {
 impl ProcessTable {
     pub(crate) fn insert(&mut self, process: ManagedProcess) {
         self.names.insert(process.name.clone(), process.number);
-        self.processes.insert(process.number, process);
+        self.processes.insert(process.number, Box::new(process));
     }
 
-    pub(crate) fn remove(&mut self, number: ProcessHandle) -> Option<ManagedProcess> {
+    pub(crate) fn remove(&mut self, number: ProcessHandle) -> Option<Box<ManagedProcess>> {
         let process = self.processes.remove(&number)?;
         self.names.remove(&process.name);
         self.finished.retain(|finished| *finished != number);
@@ -33,15 +35,15 @@ impl ProcessTable {
     }
 
     pub(crate) fn get(&self, number: ProcessHandle) -> Option<&ManagedProcess> {
-        self.processes.get(&number)
+        self.processes.get(&number).map(Box::as_ref)
     }
 
     pub(crate) fn get_mut(&mut self, number: ProcessHandle) -> Option<&mut ManagedProcess> {
-        self.processes.get_mut(&number)
+        self.processes.get_mut(&number).map(Box::as_mut)
     }
 
     pub(crate) fn find(&self, name: &str) -> Result<&ManagedProcess, Fault> {
-        let process = self.names.get(name).and_then(|number| self.processes.get(number));
+        let process = self.names.get(name).and_then(|number| self.get(*number));
         process.ok_or_else(|| fault::from_kind(FaultKind::NotFound, "find process", name))
     }
 
@@ -83,7 +85,7 @@ impl ProcessTable {
     }
 
     pub(crate) fn values(&self) -> impl Iterator<Item = &ManagedProcess> {
-        self.processes.values()
+        self.processes.values().map(Box::as_ref)
     }
 
     pub(crate) fn finished_count(&self) -> usize {

@@ -19,7 +19,8 @@ impl Agent {
     /// so nothing is forked meanwhile.
     pub(super) fn separate_earlier_runs(&mut self, number: SessionHandle) {
         let Some(session) = self.sessions.get_mut(number) else { return };
-        let Some(running) = session.running_process().filter(|_| session.has_plain_shell()) else { return };
+        let may_have_left = session.has_plain_shell() && session.shell_was_used();
+        let Some(running) = session.running_process().filter(|_| may_have_left) else { return };
         // If this fails, the deadline of the next run reaches the earlier ones too.
         let left = self.children.split_group(running, &self.context, &mut self.events);
         session.earlier_runs.retain(|left| self.children.get(*left).is_some());

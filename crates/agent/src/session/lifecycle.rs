@@ -112,6 +112,7 @@ impl Agent {
             started: false,
             ending: false,
             is_replacement: forgetful,
+            was_used: false,
             subjects,
         };
         self.sessions.get_mut(number).expect("the session exists").shell = Some(shell);

@@ -183,6 +183,7 @@ impl Agent {
         let count = count.map(|_| format!("{{\"count\":{}}}\n", session.runs));
         let shell = session.shell.as_mut().expect("the shell exists");
         shell.is_replacement = false;
+        shell.was_used = true;
         session.run_variables = passing;
         shell.commands.queue_bytes(&command);
         // A shell that does not read has ended, which is reported elsewhere.

@@ -12,15 +12,16 @@ use wire::{AgentReply, Fault, FaultKind, FaultOperation};
 
 use super::{Session, SessionKind};
 use crate::event_loop::agent::Agent;
-use crate::event_loop::handles::{ConnectionId, SessionHandle};
+use crate::event_loop::handles::{ConnectionId, ProcessHandle, SessionHandle};
 use crate::fault;
-use crate::process::{self, running_process::RunningProcess};
+use crate::process::{self, ManagedProcess, running_process::RunningProcess};
 
 /// The longest name that a client may choose.
 const MAX_CHOSEN_NAME_BYTES: usize = 256;
 
-/// How many idle shells of sessions without a chosen name are kept.
-const MAX_IDLE_SHELLS: usize = 8;
+/// How many idle shells of sessions without a chosen name are kept. Callers may find one more, since a shell takes a
+/// moment to end.
+const MAX_IDLE_SHELLS: usize = 7;
 
 /// How many closed sessions are remembered.
 const MAX_CLOSED_SESSIONS: usize = 1024;
@@ -170,7 +171,21 @@ impl Agent {
             let subject = format!("{session}: all sessions are busy");
             return Err(fault::from_kind(FaultKind::Busy, "open session", &subject));
         };
-        self.close_session(&name)
+        let runs: Vec<ProcessHandle> = self.sessions.recent_runs(&name)?.collect();
+        self.close_session(&name)?;
+        self.forget_runs(&runs);
+        Ok(())
+    }
+
+    /// Forgets runs of a session that was closed to make room: clients can name them only by their session. Without
+    /// this, a sandbox would remember thousands of commands that ran in sessions of their own.
+    fn forget_runs(&mut self, runs: &[ProcessHandle]) {
+        for number in runs {
+            let is_over = |process: &ManagedProcess| process.ended.is_some() && process.followers.is_empty();
+            if self.processes.get(*number).is_some_and(is_over) {
+                self.drop_process(*number);
+            }
+        }
     }
 
     /// Closes a session by a request that was made at this time.

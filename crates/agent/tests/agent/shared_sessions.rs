@@ -148,6 +148,25 @@ fn shared_sessions_with_a_limit_do_not_count_among_others() {
 }
 
 #[test]
+fn runs_of_a_session_that_made_room_are_forgotten() {
+    let agent = TestAgent::with_trees(TreeMode::Runners);
+    let limited = |name: &str| {
+        let sharing = SessionSharing { max_sessions: Some(2), ..SessionSharing::default() };
+        shared(name, sharing)
+    };
+    for name in ["old", "kept"] {
+        agent.open_shared(limited(name));
+        let output = agent.run_in(run_in(name, &format!("run-{name}"), "echo hi"));
+        assert_eq!(output.stdout(), "hi\n");
+    }
+    agent.open_shared(limited("new"));
+    assert_eq!(agent.session_names(), ["kept", "new"]);
+    let status = |process: &str| AgentRequest::Status { process: process.to_owned() };
+    assert_eq!(agent.fault(status("run-old")).kind, FaultKind::NotFound);
+    assert_eq!(agent.follow("run-kept", 0).output().stdout(), "hi\n");
+}
+
+#[test]
 fn many_idle_sessions_have_few_shells_and_keep_their_state() {
     with_both_tree_modes(|agent| {
         const SESSIONS: usize = 20;
