@@ -63,12 +63,20 @@ fn send_lines(stream: impl Read + Send + 'static, sender: mpsc::Sender<Vec<u8>>)
     thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
 }
 
+/// How much of a failed command's output is shown.
+const MAX_SHOWN_LINES: usize = 100;
+
 /// Runs a command to its end and returns its output.
 pub(crate) fn command_output(command: &mut Command) -> Result<String> {
     let shown = format_command(command);
     let output = command.output().with_context(|| format!("could not start {shown}"))?;
     if !output.status.success() {
-        bail!("{shown} failed ({}): {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
+        // Test programs describe their failures on standard output.
+        let printed = String::from_utf8_lossy(&output.stdout);
+        let lines: Vec<&str> = printed.trim().lines().collect();
+        let end = lines[lines.len().saturating_sub(MAX_SHOWN_LINES)..].join("\n");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        bail!("{shown} failed ({}): {}\n{end}", output.status, errors.trim());
     }
     String::from_utf8(output.stdout).with_context(|| format!("{shown} did not print text"))
 }

@@ -20,6 +20,7 @@ pub(crate) struct VirtualMachine<'a> {
     /// Words that its scripts read from the kernel's command line.
     pub(crate) options: String,
     pub(crate) disk_writes: DiskWrites,
+    pub(crate) processors: u8,
     /// Emulation is some twenty times slower than the processor, and the host may be busy.
     pub(crate) timeout: Duration,
 }
@@ -88,7 +89,8 @@ fn read_console(mut machine: Child, report: &mut ConsoleReport, end: Instant) ->
 fn start_qemu(machine: &VirtualMachine<'_>) -> anyhow::Result<Child> {
     let snapshot = if machine.disk_writes == DiskWrites::Dropped { "on" } else { "off" };
     Command::new("qemu-system-x86_64")
-        .args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "2048"])
+        .args(["-accel", "tcg,thread=multi", "-cpu", "max", "-m", "2048"])
+        .args(["-smp", &machine.processors.to_string()])
         .args(["-display", "none", "-monitor", "none", "-serial", "stdio", "-nic", "none", "-no-reboot"])
         .arg("-kernel")
         .arg(machine.kernel)
