@@ -22,8 +22,8 @@ use super::snapshots::{
     snapshot_saves_files_and_commands_continue,
 };
 use super::{
-    BackendUnderTest, Check, DEFAULT_LIMITS, Feature, TestSandbox, find_sandbox, fresh_id, images, plan_of,
-    reconfigure, volumes,
+    BackendUnderTest, Check, CheckOutcome, DEFAULT_LIMITS, Feature, TestSandbox, find_sandbox, fresh_id,
+    images, plan_of, reconfigure, volumes,
 };
 use crate::enforced::{Measure, find_network};
 use crate::{BackendError, FoundCondition, LimitPlan, MountFault};
@@ -42,7 +42,7 @@ macro_rules! checks {
         pub(super) const ALL: &[Check] = &[$($(Check {
             name: stringify!($name),
             feature: Feature::$feature,
-            run: |subject| Box::pin($name(subject)),
+            run: |subject| Box::pin(async move { CheckOutcome::from($name(subject).await) }),
         }),*),*];
     };
 }
@@ -159,11 +159,11 @@ async fn explicit_limit_is_enforced_or_rejected(subject: &dyn BackendUnderTest) 
     }
 }
 
-async fn exceeding_the_memory_limit_is_an_oom(subject: &dyn BackendUnderTest) {
+async fn exceeding_the_memory_limit_is_an_oom(subject: &dyn BackendUnderTest) -> CheckOutcome {
     let backend = subject.open().await;
     let offered = backend.probe().await.expect("the host can be probed");
     if !offered.limits.iter().any(|name| name == "memory") {
-        return;
+        return CheckOutcome::Skipped("memory is not limited here");
     }
     let made = TestSandbox::create_from_spec(&backend, &spec_with_limit("memory")).await;
     // `tail` buffers a last line that never ends.
@@ -174,6 +174,7 @@ async fn exceeding_the_memory_limit_is_an_oom(subject: &dyn BackendUnderTest) {
     assert!(usage.oom_kills.is_some_and(|count| count > 0), "{usage:?}");
     made.ping().await;
     made.destroy().await;
+    CheckOutcome::Passed
 }
 
 async fn failed_create_leaves_nothing_behind(subject: &dyn BackendUnderTest) {
@@ -259,10 +260,10 @@ async fn running_commands_see_attached_mounts(subject: &dyn BackendUnderTest) {
     assert!(matches!(gone, Err(BackendError::Gone)), "{gone:?}");
 }
 
-async fn failed_attach_leaves_no_mount(subject: &dyn BackendUnderTest) {
+async fn failed_attach_leaves_no_mount(subject: &dyn BackendUnderTest) -> CheckOutcome {
     let backend = subject.open().await;
     if !backend.probe().await.expect("the host can be probed").attach {
-        return;
+        return CheckOutcome::Skipped("mounts cannot be attached here");
     }
     for wrong in ["/link/there/deep", "/file/there/deep", "/proc/there/deep"] {
         let made = TestSandbox::create_plain(&backend).await;
@@ -276,6 +277,7 @@ async fn failed_attach_leaves_no_mount(subject: &dyn BackendUnderTest) {
         assert!(ran.output.trim_end().ends_with('0') && !ran.output.contains("greeting"), "{wrong}: {ran:?}");
         made.destroy().await;
     }
+    CheckOutcome::Passed
 }
 
 async fn volume_outlives_its_sandboxes_or_is_rejected(subject: &dyn BackendUnderTest) {
@@ -334,12 +336,12 @@ async fn usage_is_reported_for_existing_sandboxes(subject: &dyn BackendUnderTest
     assert!(matches!(gone, Err(BackendError::Gone)), "{gone:?}");
 }
 
-async fn limits_of_a_running_sandbox_can_change(subject: &dyn BackendUnderTest) {
+async fn limits_of_a_running_sandbox_can_change(subject: &dyn BackendUnderTest) -> CheckOutcome {
     let backend = subject.open().await;
     let offered = backend.probe().await.expect("the host can be probed");
     let held = |name: &str| offered.limits.iter().any(|limit| limit == name);
     if !held("memory") || !held("pids") {
-        return;
+        return CheckOutcome::Skipped("memory and processes are not limited here");
     }
     let made = TestSandbox::create_plain(&backend).await;
     let less =
@@ -371,6 +373,7 @@ async fn limits_of_a_running_sandbox_can_change(subject: &dyn BackendUnderTest) 
     let usage = backend.usage(&made.id).await.expect("the sandbox exists");
     assert_eq!(usage.memory_limit, Some(Bytes::from_mib(64)));
     made.destroy().await;
+    CheckOutcome::Passed
 }
 
 async fn unsupported_limit_changes_are_rejected(subject: &dyn BackendUnderTest) {
