@@ -173,7 +173,7 @@ impl Backend for LocalBackend {
                 restart,
                 volumes,
                 network,
-                limits,
+                limits: limits.into_iter().map(Into::into).collect(),
                 degraded,
                 host_versions,
             }),
