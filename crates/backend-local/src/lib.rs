@@ -151,7 +151,7 @@ impl LocalBackend {
 #[async_trait::async_trait]
 impl Backend for LocalBackend {
     fn name(&self) -> &'static str {
-        "native"
+        "local"
     }
 
     async fn probe(&self) -> Result<BackendCapabilities, BackendError> {
