@@ -111,7 +111,7 @@ impl EmbeddedProgram {
 fn program_target() -> String {
     let target = env_text("TARGET");
     if target != env_text("HOST") {
-        // Whoever builds for another machine has set up a linker for that target alone.
+        // A user who builds for another machine has set up a linker for that target alone.
         return target;
     }
     let musl = target.replace("-gnu", "-musl");

@@ -40,11 +40,35 @@ fn kill_agent(server: &TestServer, id: &str) {
     }
 }
 
+fn inspect(server: &TestServer, id: &str) -> Value {
+    server.client().get(&format!("/coracle/v1/sandboxes/{id}")).expect("an answer").json()
+}
+
+/// Everything about a sandbox that a restart keeps.
+fn kept_settings(server: &TestServer, id: &str) -> Value {
+    let shown = inspect(server, id);
+    let kept = ["id", "name", "labels", "image", "createdAt", "expiresAt", "onDeath", "inForce"];
+    let mut kept: Value = kept.iter().map(|field| ((*field).to_owned(), shown[*field].clone())).collect();
+    for limit in ["memoryLimitBytes", "pidsLimit"] {
+        kept[limit] = shown["usage"][limit].clone();
+    }
+    let absent = kept.as_object().and_then(|fields| fields.iter().find(|(_, value)| value.is_null()));
+    assert_eq!(absent, None, "{shown}");
+    kept
+}
+
 /// Everything that a dead sandbox with a name must do, on disks of one kind.
-fn check_survives_agent_death(start: ServerBuilder) {
-    let mut server = start.start();
-    let id = text(&server, &["create", "--key", "box", "--timeout", "1h", "-e", "GIVEN=yes"]);
+fn check_survives_agent_death(build: fn() -> ServerBuilder) {
+    let mut server = build().start();
+    let own = ["create", "--key", "box", "--timeout", "1h", "-e", "GIVEN=yes", "-l", "team=blue"];
+    let confined = ["-v", "data:/data", "--memory", "300m", "--pids", "50", "--network", "off"];
+    let id = text(&server, &[own.as_slice(), &confined].concat());
     text(&server, &["exec", "box", "-c", "echo kept > /root/file; mkdir /root/d; echo too > /root/d/f"]);
+    text(&server, &["exec", "box", "-c", "echo mine > /data/file"]);
+    let settings = kept_settings(&server, &id);
+    assert_eq!((&settings["name"], &settings["labels"]), (&json!("box"), &json!({"team": "blue"})));
+    assert_eq!((&settings["memoryLimitBytes"], &settings["pidsLimit"]), (&json!(300 << 20), &json!(50)));
+    assert!(settings["inForce"]["mount /data"].is_string(), "{settings}");
     kill_agent(&server, &id);
     // A request by id starts nothing.
     assert!(!coracle(&server, &["exec", "box", "--", "true"]).status.success());
@@ -59,14 +83,13 @@ fn check_survives_agent_death(start: ServerBuilder) {
     assert_eq!(text(&server, &["ls", "-q"]), id, "the temporary mount for reading them is gone");
     // A server that was killed meanwhile has all of it again.
     server.kill();
-    server.restart(&ServerBuilder::new());
-    let expires = shown["expiresAt"].clone();
+    server.restart(&build());
     let (again, said) = successful_output(&server, &["create", "--key", "box"]);
     assert_eq!(again, id);
     assert!(said.contains("agent died") && said.contains("restarted with its files"), "{said}");
-    assert_eq!(text(&server, &["exec", "box", "-c", "cat /root/file; echo $GIVEN"]), "kept\nyes");
-    let shown = server.client().get(&format!("/v1/sandboxes/{id}")).expect("an answer").json();
-    assert_eq!(shown["expiresAt"], expires);
+    let look = "cat /root/file /data/file; echo $GIVEN";
+    assert_eq!(text(&server, &["exec", "box", "-c", look]), "kept\nmine\nyes");
+    assert_eq!(kept_settings(&server, &id), settings);
     // The API's resume, and the command.
     kill_agent(&server, &id);
     let resumed = server.client().post(&format!("/v1/sandboxes/{id}/resume"), &json!({})).expect("an answer");
@@ -77,7 +100,8 @@ fn check_survives_agent_death(start: ServerBuilder) {
         let (_, said) = successful_output(&server, &[command, &id]);
         assert!(said.contains("restarted with its files"), "{command}: {said}");
     }
-    assert_eq!(text(&server, &["exec", "box", "--", "cat", "/root/file"]), "kept");
+    assert_eq!(text(&server, &["exec", "box", "-c", look]), "kept\nmine\nyes");
+    assert_eq!(kept_settings(&server, &id), settings);
     let events = text(&server, &["--json", "events"]);
     assert!(events.contains("\"restart\":\"restart\""), "{events}");
     text(&server, &["rm", &id]);
@@ -89,7 +113,61 @@ fn dead_sandbox_keeps_its_files_and_restarts_on_demand() {
     if !testkit::needs_root() {
         return;
     }
-    check_survives_agent_death(ServerBuilder::new());
+    check_survives_agent_death(ServerBuilder::new);
+}
+
+/// A server with disks as on a kernel without btrfs.
+fn with_ext4_disks() -> ServerBuilder {
+    ServerBuilder::new().env("CORACLE_TEST_DISKS", "ext4")
+}
+
+#[test]
+fn dead_sandbox_on_ext4_keeps_its_files_and_restarts_on_demand() {
+    if !testkit::needs_root() {
+        return;
+    }
+    check_survives_agent_death(with_ext4_disks);
+}
+
+#[test]
+fn dead_sandbox_on_ext4_is_evicted_with_its_disk_but_not_to_be_read() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = with_ext4_disks().env("CORACLE_LIMITS_MAX_SANDBOXES", "1").start();
+    let id = text(&server, &["create", "--key", "first"]);
+    let disk = inspect(&server, &id)["inForce"]["disk"].to_string();
+    assert!(disk.contains("ext4 image"), "{disk}");
+    let image = server.state_directory().join("disk/ext4").join(format!("{id}.img"));
+    assert!(image.exists());
+    text(&server, &["exec", "first", "-c", "echo kept > /root/file"]);
+    kill_agent(&server, &id);
+    let refused = coracle(&server, &["cp", "first:/root/file", "/dev/null"]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("sandbox limit reached"), "{said}");
+    let snapshots = server.client().get("/v1/snapshots").expect("an answer").json();
+    assert_eq!(snapshots["items"], json!([]), "the snapshot for reading the files is gone");
+    let (again, said) = successful_output(&server, &["create", "--key", "first"]);
+    assert!(again == id && said.contains("restarted with its files"), "{said}");
+    assert_eq!(text(&server, &["exec", "first", "--", "cat", "/root/file"]), "kept");
+    kill_agent(&server, &id);
+    assert_ne!(text(&server, &["create", "--key", "second"]), id);
+    e2e::eventually("the disk of the evicted sandbox is removed", || !image.exists());
+}
+
+#[test]
+fn restart_runs_the_hook_before_the_main_process_again() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = TestServer::start();
+    let hook = json!({"command": ["sh", "-c", "echo ran >> /root/runs"]});
+    let mut sandbox = server.create_sandbox_with(&json!({"lifecycle": {"preStart": hook}}));
+    for runs in ["ran\n", "ran\nran\n"] {
+        assert_eq!(sandbox.run("cat /root/runs").stdout, runs);
+        kill_agent(&server, &sandbox.id);
+        successful_output(&server, &["restart", &sandbox.id]);
+    }
 }
 
 /// An ordinary user's disks are in memory, which is lost with the processes.

@@ -26,6 +26,7 @@ pub(crate) fn check_invariants() -> Result<()> {
     findings.extend(fronts::check_fronts()?);
     let files = tree::read_text_files()?;
     findings.extend(tree::check_texts(&files));
+    findings.extend(fronts::check_conditions(&files));
     let sources = sources::parse_sources(&files);
     findings.extend(sources::check_sources(&sources));
     findings.extend(names::check_names(&sources));

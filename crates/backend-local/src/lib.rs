@@ -151,7 +151,7 @@ impl LocalBackend {
 #[async_trait::async_trait]
 impl Backend for LocalBackend {
     fn name(&self) -> &'static str {
-        "native"
+        "local"
     }
 
     async fn probe(&self) -> Result<BackendCapabilities, BackendError> {
@@ -173,7 +173,7 @@ impl Backend for LocalBackend {
                 restart,
                 volumes,
                 network,
-                limits,
+                limits: limits.into_iter().map(Into::into).collect(),
                 degraded,
                 host_versions,
             }),

@@ -14,7 +14,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
 use backend::SharedBackend;
-use backend::conformance::{BackendUnderTest, check_all};
+use backend::conformance::{BackendUnderTest, SkippedCheck, check_all};
 use backend_local::LocalBackend;
 use domain::{Bytes, SandboxId};
 use launcher::identity::ServerIdentity;
@@ -116,8 +116,8 @@ fn check_backend(case: &str, state: &Path, shared: &Path) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let report = runtime.block_on(check_all(&host));
     host.close();
-    for skipped in &report.skipped {
-        testkit::skip_test(&format!("{case}: this backend does not offer what `{skipped}` checks"));
+    for SkippedCheck { name, reason } in &report.skipped {
+        testkit::skip_test(&format!("{case}: `{name}`: {reason}"));
     }
     eprintln!("{case}: {} checks of backend::conformance passed", report.passed.len());
 }

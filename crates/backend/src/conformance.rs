@@ -3,7 +3,8 @@
 //! A backend's tests implement [`BackendUnderTest`] and call [`check_all`]. The checks use only the trait
 //! and the agent behind it, so they apply to namespaces, containers and clusters alike. A feature
 //! that a backend does not list in its [`BackendCapabilities`](crate::BackendCapabilities) must be rejected,
-//! and that is checked instead. Checks of a trait that a backend does not offer are skipped and reported.
+//! and that is checked instead. Checks of a trait or feature that a backend does not offer are skipped and
+//! reported with the reason.
 
 mod agent;
 mod checks;
@@ -39,7 +40,8 @@ pub trait BackendUnderTest: Send + Sync {
 /// The time limit for one check, on the slowest machine.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(120);
 
-type RunCheck = for<'a> fn(&'a dyn BackendUnderTest) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+type RunCheck =
+    for<'a> fn(&'a dyn BackendUnderTest) -> Pin<Box<dyn Future<Output = CheckOutcome> + Send + 'a>>;
 
 /// One check, and the trait that a backend must offer for it.
 struct Check {
@@ -58,12 +60,33 @@ enum Feature {
     Reconfigure,
 }
 
-/// The names of the checks that passed, and of those that were skipped because the backend does not offer
-/// the trait that they are about.
+/// How a check ended that did not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CheckOutcome {
+    Passed,
+    /// It does not apply to this backend, for this reason.
+    Skipped(&'static str),
+}
+
+/// A check that returns nothing applies to every backend.
+impl From<()> for CheckOutcome {
+    fn from((): ()) -> Self {
+        Self::Passed
+    }
+}
+
+/// The names of the checks that passed, and those that were skipped.
 #[derive(Debug, Default)]
 pub struct ConformanceReport {
     pub passed: Vec<&'static str>,
-    pub skipped: Vec<&'static str>,
+    pub skipped: Vec<SkippedCheck>,
+}
+
+/// A check of something that the backend does not offer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SkippedCheck {
+    pub name: &'static str,
+    pub reason: &'static str,
 }
 
 /// Runs every check, one after the other. Panics at the first failure.
@@ -71,13 +94,16 @@ pub async fn check_all(subject: &dyn BackendUnderTest) -> ConformanceReport {
     let mut report = ConformanceReport::default();
     let backend = subject.open().await;
     for Check { name, feature, run } in checks::ALL {
-        if !feature.is_offered(&backend) {
-            report.skipped.push(*name);
-            continue;
+        let outcome = if feature.is_offered(&backend) {
+            let outcome = tokio::time::timeout(CHECK_TIMEOUT, run(subject)).await;
+            outcome.unwrap_or_else(|_| panic!("conformance: `{name}` timed out"))
+        } else {
+            CheckOutcome::Skipped("the backend does not offer the trait")
+        };
+        match outcome {
+            CheckOutcome::Passed => report.passed.push(name),
+            CheckOutcome::Skipped(reason) => report.skipped.push(SkippedCheck { name, reason }),
         }
-        let outcome = tokio::time::timeout(CHECK_TIMEOUT, run(subject)).await;
-        outcome.unwrap_or_else(|_| panic!("conformance: `{name}` timed out"));
-        report.passed.push(*name);
     }
     report
 }

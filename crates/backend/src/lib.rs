@@ -131,8 +131,8 @@ pub struct BackendCapabilities {
     pub restart: bool,
     /// Whether a sandbox can reach other machines.
     pub network: bool,
-    /// The limits that are enforced, by name: `memory`, `cpus`, `pids`, `disk`.
-    pub limits: Vec<String>,
+    /// The limits that are enforced.
+    pub limits: Vec<LimitName>,
     /// The limits and protections that are weaker than they should be here, each as a sentence.
     pub degraded: Vec<String>,
     /// Names and versions of the software in the image `host`: its system, and programs that images are named

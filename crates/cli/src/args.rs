@@ -15,6 +15,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use domain::{Bytes, MilliCpus, MountSpec, UserIdentity};
 
@@ -339,7 +340,7 @@ pub(crate) struct CreateArgs {
     #[arg(
         long,
         value_name = "API",
-        value_parser = ["aio"],
+        value_parser = PossibleValuesParser::new(guest_names()),
         conflicts_with_all = ["pool", "snapshot", "volumes", "entrypoint", "on_death"]
     )]
     pub guest: Option<String>,
@@ -384,6 +385,18 @@ pub(crate) struct CreateArgs {
     /// Command of the main process (optional)
     #[arg(trailing_var_arg = true, value_name = "CMD")]
     pub entrypoint: Vec<String>,
+}
+
+/// The APIs that a sandbox can be created for.
+#[cfg(feature = "whole")]
+fn guest_names() -> Vec<&'static str> {
+    fronts::sandbox_guests().collect()
+}
+
+/// The program for `exec` has no fronts, and creates no sandbox.
+#[cfg(not(feature = "whole"))]
+fn guest_names() -> Vec<&'static str> {
+    Vec::new()
 }
 
 impl Cli {

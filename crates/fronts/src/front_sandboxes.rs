@@ -203,6 +203,11 @@ pub(crate) fn fronts_with_sandboxes() -> impl Iterator<Item = (&'static str, &'s
     FRONTS.iter().filter_map(|front| Some((front.name, front.sandboxes?)))
 }
 
+/// The names of these fronts, which `coracle create --guest` takes.
+pub fn sandbox_guests() -> impl Iterator<Item = &'static str> {
+    fronts_with_sandboxes().map(|(name, _)| name)
+}
+
 pub(crate) fn find_front_sandboxes(name: &str) -> Option<&'static FrontSandboxes> {
     fronts_with_sandboxes().find(|(front, _)| *front == name).map(|(_, sandboxes)| sandboxes)
 }

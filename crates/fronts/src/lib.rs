@@ -39,7 +39,7 @@ mod operator;
 
 pub use front_sandboxes::{
     FrontSandboxError, FrontSandboxRequest, RequestedNetwork, RootAccess, RootSandbox, RootSandboxError,
-    RootVariables, open_root_sandbox, read_root_variables,
+    RootVariables, open_root_sandbox, read_root_variables, sandbox_guests,
 };
 pub use front_settings::{
     FrontSection, FrontSetting, FrontSettingError, FrontSettingKind, FrontValues, SettingValues,

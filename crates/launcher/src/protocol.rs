@@ -201,7 +201,7 @@ pub enum OpResult {
     Snapshots(Vec<SnapshotListing>),
     Image(ImageOpResult),
     Report {
-        limits: Vec<String>,
+        limits: Vec<LimitName>,
         #[serde(rename = "weaker")]
         degraded: Vec<String>,
         pause: bool,

@@ -45,7 +45,7 @@ use crate::telemetry::{events, file_table, service_metrics, usage_history};
 
 pub use agent::client::AgentError;
 pub use backend::{
-    AgentStream, ArchiveStream, BackendCapabilities, Enforced, FreedSpace, ImageInfo, MountFault,
+    AgentStream, ArchiveStream, BackendCapabilities, Enforced, FreedSpace, ImageInfo, LimitName, MountFault,
     RegistryCredentials, SandboxUsage,
 };
 pub use domain::IsolatedSessionStatus;
@@ -600,10 +600,10 @@ impl Service {
         &self.0.host.capabilities
     }
 
-    /// Whether a sandbox may run without this limit, by its name in [`backend::BackendCapabilities::limits`]: the
-    /// host cannot enforce it, and the operator does not require default limits.
-    pub fn may_lack_limit(&self, limit: &str) -> bool {
-        !self.0.config().require_limits && !self.0.host.capabilities.limits.iter().any(|held| held == limit)
+    /// Whether a sandbox may run without this limit: the host cannot enforce it, and the operator does not require
+    /// default limits.
+    pub fn may_lack_limit(&self, limit: LimitName) -> bool {
+        !self.0.config().require_limits && !self.0.host.capabilities.limits.contains(&limit)
     }
 
     /// The number of sandboxes in each phase, by the phase's name.

@@ -15,6 +15,7 @@ mod lifecycle;
 mod malicious_agent;
 mod malicious_search;
 mod malicious_sessions;
+mod older_agent;
 mod owners;
 mod planning;
 mod pools;

@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex};
 
 use backend::{BackendError, FoundCondition, ResolvedSpec, SandboxDeath, SandboxUsage};
 use domain::{EndCause, FilesState, SandboxId, SnapshotId, Volume, VolumeId};
+use tokio::io::DuplexStream;
 use tokio::sync::{Semaphore, mpsc, watch};
 use wire::AgentRequest;
 use wire::process::{ExitReason, ProcessStatus};
@@ -64,6 +65,8 @@ struct FakeState {
     /// The processes that the agent reports.
     processes: Vec<ProcessStatus>,
     script: Option<Script>,
+    /// What serves connections instead of the fake agent.
+    agent: Option<AgentTask>,
     volumes: BTreeMap<VolumeId, Volume>,
     /// The usage that every sandbox reports.
     usage: SandboxUsage,
@@ -78,6 +81,9 @@ pub const ABSENT_IMAGE: &str = "absent";
 /// The bytes that the agent sends after its greeting, if the script answers this request; no bytes mean that the agent
 /// stays silent.
 pub type Script = Arc<dyn Fn(&AgentRequest) -> Option<Vec<u8>> + Send + Sync>;
+
+/// Serves the agent's side of one connection in a task.
+type AgentTask = Box<dyn Fn(DuplexStream) + Send + Sync>;
 
 impl FakeBackend {
     pub fn new() -> Arc<Self> {
@@ -235,6 +241,15 @@ impl FakeBackend {
 
     pub fn set_script(&self, script: impl Fn(&AgentRequest) -> Option<Vec<u8>> + Send + Sync + 'static) {
         self.world.lock().unwrap().script = Some(Arc::new(script));
+    }
+
+    /// From now on, every connection to an agent is served by `serve`, from the request on.
+    pub fn set_agent<F: Future<Output = ()> + Send + 'static>(
+        &self,
+        serve: impl Fn(DuplexStream) -> F + Send + Sync + 'static,
+    ) {
+        let spawn = move |stream| drop(tokio::spawn(serve(stream)));
+        self.world.lock().unwrap().agent = Some(Box::new(spawn));
     }
 
     fn files(&self, id: &SandboxId) -> FilesState {

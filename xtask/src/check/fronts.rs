@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::Findings;
 use super::sources::FRONTS;
+use super::tree::TextFile;
 use crate::tools::{cargo_command, command_output, workspace_root};
 
 pub(super) fn check_fronts() -> Result<Findings> {
@@ -30,6 +31,35 @@ pub(super) fn check_fronts() -> Result<Findings> {
         }
     }
     Ok(findings)
+}
+
+/// Finds items of shared code that exist only with one front. Without them, everything that the binary uses of this crate
+/// is the same whichever fronts are compiled in, so a binary without one need not be built to know that it can be.
+pub(super) fn check_conditions(files: &[TextFile]) -> Findings {
+    let shared = files.iter().filter(|file| is_shared_code(&file.path));
+    shared.flat_map(|file| conditional_items(&file.path, &file.text)).collect()
+}
+
+fn is_shared_code(path: &str) -> bool {
+    let Some(path) = path.strip_prefix("crates/fronts/src/") else { return false };
+    path != "registry.rs" && !FRONTS.iter().any(|front| path.starts_with(&format!("{front}/")))
+}
+
+/// The items behind the feature of a front, except the declaration of the front's own module.
+fn conditional_items(path: &str, text: &str) -> Findings {
+    let lines = text.lines().map(str::trim).enumerate();
+    let pairs = lines.zip(text.lines().map(str::trim).skip(1));
+    let found = pairs.filter_map(|((index, line), next)| {
+        let front = line.strip_prefix("#[cfg(feature = \"")?.strip_suffix("\")]")?;
+        let is_foreign = FRONTS.contains(&front) && next != format!("mod {front};");
+        is_foreign.then(|| {
+            format!(
+                "{path}:{}: `{next}` exists only with the front `{front}`; give it a feature `kit-…`",
+                index + 1
+            )
+        })
+    });
+    found.collect()
 }
 
 /// Removes all other fronts from a copy of the crate and runs the tests that are left. The other crates
@@ -118,11 +148,12 @@ fn remove_lines(path: &Path, text: &str) -> Result<()> {
     Ok(fs::write(path, kept.join("\n") + "\n")?)
 }
 
-/// The names of the fronts: every feature except `default`.
+/// The names of the fronts: every feature except `default` and those of the kit.
 fn front_features(metadata: &Value) -> Option<Vec<String>> {
     let packages = metadata["packages"].as_array()?;
     let fronts = packages.iter().find(|package| package["name"] == "coracle-fronts")?;
-    let names = fronts["features"].as_object()?.keys().filter(|name| *name != "default");
+    let names =
+        fronts["features"].as_object()?.keys().filter(|name| *name != "default" && !name.starts_with("kit-"));
     Some(names.cloned().collect())
 }
 
@@ -143,11 +174,25 @@ mod tests {
     }
 
     #[test]
-    fn every_feature_but_the_default_is_a_front() {
+    fn shared_code_does_not_depend_on_the_feature_of_a_front() {
+        let module = "#[cfg(feature = \"aio\")]\nmod aio;\n#[cfg(feature = \"kit-mcp\")]\nmod mcp;\n";
+        assert_eq!(conditional_items("lib.rs", module), Findings::new());
+        let found = conditional_items("kit/mod.rs", "\n#[cfg(feature = \"aio\")]\npub(crate) mod mcp;\n");
+        assert!(
+            matches!(&found[..], [one] if one.starts_with("kit/mod.rs:2: `pub(crate) mod mcp;`")),
+            "{found:?}"
+        );
+        for (path, expected) in [("kit/mod.rs", true), ("registry.rs", false), ("aio/mod.rs", false)] {
+            assert_eq!(is_shared_code(&format!("crates/fronts/src/{path}")), expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn every_feature_but_the_default_and_the_kits_is_a_front() {
         let features_of = |named: Value| {
             front_features(&json!({"packages": [{"name": "coracle-fronts", "features": named}]}))
         };
-        let found = features_of(json!({"default": ["a"], "a": [], "b": []}));
+        let found = features_of(json!({"default": ["a"], "a": ["kit-x"], "b": [], "kit-x": []}));
         assert_eq!(found, Some(vec!["a".to_owned(), "b".to_owned()]));
         assert_eq!(front_features(&json!({"packages": []})), None);
     }

@@ -22,14 +22,11 @@ use super::snapshots::{
     snapshot_saves_files_and_commands_continue,
 };
 use super::{
-    BackendUnderTest, Check, DEFAULT_LIMITS, Feature, TestSandbox, find_sandbox, fresh_id, images, plan_of,
-    reconfigure, volumes,
+    BackendUnderTest, Check, CheckOutcome, DEFAULT_LIMITS, Feature, TestSandbox, find_sandbox, fresh_id,
+    images, plan_of, reconfigure, volumes,
 };
 use crate::enforced::{Measure, find_network};
-use crate::{BackendError, FoundCondition, LimitPlan, MountFault};
-
-/// Every name in `BackendCapabilities::limits`.
-const LIMIT_NAMES: [&str; 4] = ["memory", "cpus", "pids", "disk"];
+use crate::{BackendError, FoundCondition, LimitName, LimitPlan, MountFault};
 
 /// A process that runs until its sandbox ends.
 const LASTING_PROCESS: &str = "decade00decade00decade00decade00";
@@ -42,14 +39,14 @@ macro_rules! checks {
         pub(super) const ALL: &[Check] = &[$($(Check {
             name: stringify!($name),
             feature: Feature::$feature,
-            run: |subject| Box::pin($name(subject)),
+            run: |subject| Box::pin(async move { CheckOutcome::from($name(subject).await) }),
         }),*),*];
     };
 }
 
 checks![
     Sandboxes:
-        probe_lists_only_known_limits,
+        probe_lists_each_limit_once,
         created_sandbox_runs_commands,
         limits_in_force_are_reported,
         explicit_limit_is_enforced_or_rejected,
@@ -85,12 +82,12 @@ checks![
         network_is_connected_later_or_rejected;
 ];
 
-async fn probe_lists_only_known_limits(subject: &dyn BackendUnderTest) {
+async fn probe_lists_each_limit_once(subject: &dyn BackendUnderTest) {
     let offered = subject.open().await.probe().await.expect("the host can be probed");
-    for limit in &offered.limits {
-        assert!(LIMIT_NAMES.contains(&limit.as_str()), "`{limit}` is not a known limit");
+    for (index, limit) in offered.limits.iter().enumerate() {
+        assert!(!offered.limits[..index].contains(limit), "`{}` is listed twice", limit.as_str());
     }
-    let missing = LIMIT_NAMES.len() - offered.limits.len();
+    let missing = LimitName::ALL.len() - offered.limits.len();
     assert!(
         offered.degraded.len() >= missing,
         "{missing} limits are not enforced and not reported: {offered:?}"
@@ -115,12 +112,12 @@ async fn limits_in_force_are_reported(subject: &dyn BackendUnderTest) {
     let offered = backend.probe().await.expect("the host can be probed");
     let made = TestSandbox::create_plain(&backend).await;
     assert_eq!(made.in_force.image, "host");
-    for limit in LIMIT_NAMES {
-        let held = offered.limits.iter().any(|name| name == limit);
-        let reported = made.in_force.measures.iter().any(|measure| measure.name() == limit);
-        assert_eq!(reported, held, "`{limit}`: {:?} of {offered:?}", made.in_force);
+    for limit in LimitName::ALL {
+        let held = offered.limits.contains(&limit);
+        let reported = made.in_force.measures.iter().any(|measure| measure.name() == limit.as_str());
+        assert_eq!(reported, held, "{limit:?}: {:?} of {offered:?}", made.in_force);
     }
-    let missing = LIMIT_NAMES.len() - offered.limits.len();
+    let missing = LimitName::ALL.len() - offered.limits.len();
     assert!(made.in_force.degraded.len() >= missing, "{:?}", made.in_force);
     made.destroy().await;
 }
@@ -129,13 +126,13 @@ fn limits_of(named: &ResourceLimits) -> LimitPlan {
     LimitPlan::new(named, DEFAULT_LIMITS, false)
 }
 
-fn spec_with_limit(limit: &str) -> SandboxSpec {
+fn spec_with_limit(limit: LimitName) -> SandboxSpec {
     let mut resources = ResourceLimits::default();
     match limit {
-        "memory" => resources.memory = Some(Bytes::from_mib(64)),
-        "cpus" => resources.cpus = Some(MilliCpus(500)),
-        "pids" => resources.pids = Some(32),
-        _ => resources.disk = Some(Bytes::from_mib(32)),
+        LimitName::Memory => resources.memory = Some(Bytes::from_mib(64)),
+        LimitName::Cpus => resources.cpus = Some(MilliCpus(500)),
+        LimitName::Pids => resources.pids = Some(32),
+        LimitName::Disk => resources.disk = Some(Bytes::from_mib(32)),
     }
     SandboxSpec { resources, ..SandboxSpec::with_defaults() }
 }
@@ -143,8 +140,8 @@ fn spec_with_limit(limit: &str) -> SandboxSpec {
 async fn explicit_limit_is_enforced_or_rejected(subject: &dyn BackendUnderTest) {
     let backend = subject.open().await;
     let offered = backend.probe().await.expect("the host can be probed");
-    for limit in LIMIT_NAMES {
-        if offered.limits.iter().any(|name| name == limit) {
+    for limit in LimitName::ALL {
+        if offered.limits.contains(&limit) {
             let made = TestSandbox::create_from_spec(&backend, &spec_with_limit(limit)).await;
             made.ping().await;
             made.destroy().await;
@@ -153,19 +150,19 @@ async fn explicit_limit_is_enforced_or_rejected(subject: &dyn BackendUnderTest) 
         let id = fresh_id();
         let refused = backend.create(&id, &plan_of(&spec_with_limit(limit))).await;
         let Err(BackendError::Unsupported { hint: Some(_), .. }) = &refused else {
-            panic!("a limit on {limit} that cannot be enforced: {refused:?}")
+            panic!("a limit on {limit:?} that cannot be enforced: {refused:?}")
         };
         assert_eq!(find_sandbox(&backend, &id).await, None, "a failed create left something behind");
     }
 }
 
-async fn exceeding_the_memory_limit_is_an_oom(subject: &dyn BackendUnderTest) {
+async fn exceeding_the_memory_limit_is_an_oom(subject: &dyn BackendUnderTest) -> CheckOutcome {
     let backend = subject.open().await;
     let offered = backend.probe().await.expect("the host can be probed");
-    if !offered.limits.iter().any(|name| name == "memory") {
-        return;
+    if !offered.limits.contains(&LimitName::Memory) {
+        return CheckOutcome::Skipped("memory is not limited here");
     }
-    let made = TestSandbox::create_from_spec(&backend, &spec_with_limit("memory")).await;
+    let made = TestSandbox::create_from_spec(&backend, &spec_with_limit(LimitName::Memory)).await;
     // `tail` buffers a last line that never ends.
     let ran = made.run_script("exec tail -n 1 /dev/zero").await;
     assert_eq!(ran.exit, ExitReason::Oom, "{ran:?}");
@@ -174,6 +171,7 @@ async fn exceeding_the_memory_limit_is_an_oom(subject: &dyn BackendUnderTest) {
     assert!(usage.oom_kills.is_some_and(|count| count > 0), "{usage:?}");
     made.ping().await;
     made.destroy().await;
+    CheckOutcome::Passed
 }
 
 async fn failed_create_leaves_nothing_behind(subject: &dyn BackendUnderTest) {
@@ -259,10 +257,10 @@ async fn running_commands_see_attached_mounts(subject: &dyn BackendUnderTest) {
     assert!(matches!(gone, Err(BackendError::Gone)), "{gone:?}");
 }
 
-async fn failed_attach_leaves_no_mount(subject: &dyn BackendUnderTest) {
+async fn failed_attach_leaves_no_mount(subject: &dyn BackendUnderTest) -> CheckOutcome {
     let backend = subject.open().await;
     if !backend.probe().await.expect("the host can be probed").attach {
-        return;
+        return CheckOutcome::Skipped("mounts cannot be attached here");
     }
     for wrong in ["/link/there/deep", "/file/there/deep", "/proc/there/deep"] {
         let made = TestSandbox::create_plain(&backend).await;
@@ -276,6 +274,7 @@ async fn failed_attach_leaves_no_mount(subject: &dyn BackendUnderTest) {
         assert!(ran.output.trim_end().ends_with('0') && !ran.output.contains("greeting"), "{wrong}: {ran:?}");
         made.destroy().await;
     }
+    CheckOutcome::Passed
 }
 
 async fn volume_outlives_its_sandboxes_or_is_rejected(subject: &dyn BackendUnderTest) {
@@ -321,25 +320,25 @@ async fn volume_outlives_its_sandboxes_or_is_rejected(subject: &dyn BackendUnder
 async fn usage_is_reported_for_existing_sandboxes(subject: &dyn BackendUnderTest) {
     let backend = subject.open().await;
     let offered = backend.probe().await.expect("the host can be probed");
-    let held = |name: &str| offered.limits.iter().any(|limit| limit == name);
+    let held = |limit| offered.limits.contains(&limit);
     let made = TestSandbox::create_plain(&backend).await;
     made.run_script("true").await;
     let usage = backend.usage(&made.id).await.expect("the sandbox exists");
-    assert_eq!(usage.memory_limit.is_some(), held("memory"), "{usage:?}");
-    assert_eq!(usage.cpu_limit.is_some(), held("cpus"), "{usage:?}");
-    assert_eq!(usage.pids_limit.is_some(), held("pids"), "{usage:?}");
+    assert_eq!(usage.memory_limit.is_some(), held(LimitName::Memory), "{usage:?}");
+    assert_eq!(usage.cpu_limit.is_some(), held(LimitName::Cpus), "{usage:?}");
+    assert_eq!(usage.pids_limit.is_some(), held(LimitName::Pids), "{usage:?}");
     let id = made.id.clone();
     made.destroy().await;
     let gone = backend.usage(&id).await;
     assert!(matches!(gone, Err(BackendError::Gone)), "{gone:?}");
 }
 
-async fn limits_of_a_running_sandbox_can_change(subject: &dyn BackendUnderTest) {
+async fn limits_of_a_running_sandbox_can_change(subject: &dyn BackendUnderTest) -> CheckOutcome {
     let backend = subject.open().await;
     let offered = backend.probe().await.expect("the host can be probed");
-    let held = |name: &str| offered.limits.iter().any(|limit| limit == name);
-    if !held("memory") || !held("pids") {
-        return;
+    let held = |limit| offered.limits.contains(&limit);
+    if !held(LimitName::Memory) || !held(LimitName::Pids) {
+        return CheckOutcome::Skipped("memory and processes are not limited here");
     }
     let made = TestSandbox::create_plain(&backend).await;
     let less =
@@ -371,22 +370,23 @@ async fn limits_of_a_running_sandbox_can_change(subject: &dyn BackendUnderTest) 
     let usage = backend.usage(&made.id).await.expect("the sandbox exists");
     assert_eq!(usage.memory_limit, Some(Bytes::from_mib(64)));
     made.destroy().await;
+    CheckOutcome::Passed
 }
 
 async fn unsupported_limit_changes_are_rejected(subject: &dyn BackendUnderTest) {
     let backend = subject.open().await;
     let offered = backend.probe().await.expect("the host can be probed");
     let made = TestSandbox::create_plain(&backend).await;
-    for limit in LIMIT_NAMES {
+    for limit in LimitName::ALL {
         let resized =
             reconfigure(&backend).resize(&made.id, &limits_of(&spec_with_limit(limit).resources)).await;
         match resized {
             Ok(measures) => {
-                assert!(offered.limits.iter().any(|name| name == limit), "{limit} is not enforced");
-                assert!(measures.iter().any(|measure| measure.name() == limit), "{measures:?}");
+                assert!(offered.limits.contains(&limit), "{limit:?} is not enforced");
+                assert!(measures.iter().any(|measure| measure.name() == limit.as_str()), "{measures:?}");
             }
             Err(BackendError::Unsupported { .. }) => {}
-            Err(error) => panic!("{limit}: {error:?}"),
+            Err(error) => panic!("{limit:?}: {error:?}"),
         }
     }
     let id = made.id.clone();

@@ -3,20 +3,22 @@
 use domain::{EndCause, FilesState, SandboxSpec};
 
 use super::snapshots::{create_from_snapshot, fresh_snapshot_id};
-use super::{BackendUnderTest, TestSandbox, find_sandbox, fresh_id, plan_of, snapshots};
+use super::{BackendUnderTest, CheckOutcome, TestSandbox, find_sandbox, fresh_id, plan_of, snapshots};
 use crate::{BackendError, FoundCondition, SharedBackend};
 
 /// A process that runs until its sandbox ends.
 const LASTING_PROCESS: &str = "decade02decade02decade02decade02";
 
+const NO_RESTARTS: CheckOutcome = CheckOutcome::Skipped("files end with their sandbox here");
+
 async fn supports_restart(backend: &SharedBackend) -> bool {
     backend.probe().await.expect("the host can be probed").restart
 }
 
-pub(super) async fn stopped_sandbox_restarts_with_its_files(subject: &dyn BackendUnderTest) {
+pub(super) async fn stopped_sandbox_restarts_with_its_files(subject: &dyn BackendUnderTest) -> CheckOutcome {
     let mut backend = subject.open().await;
     if !supports_restart(&backend).await {
-        return;
+        return NO_RESTARTS;
     }
     let made = TestSandbox::create_plain(&backend).await;
     made.run_script("echo kept > /root/file; echo too > /usr/local/file; chown 7:8 /root/file").await;
@@ -56,12 +58,13 @@ pub(super) async fn stopped_sandbox_restarts_with_its_files(subject: &dyn Backen
         made.start_script(LASTING_PROCESS, "sleep 1000 & setsid sleep 1000 & wait").await;
     }
     made.destroy().await;
+    CheckOutcome::Passed
 }
 
-pub(super) async fn failed_restart_keeps_the_files(subject: &dyn BackendUnderTest) {
+pub(super) async fn failed_restart_keeps_the_files(subject: &dyn BackendUnderTest) -> CheckOutcome {
     let backend = subject.open().await;
     if !supports_restart(&backend).await {
-        return;
+        return NO_RESTARTS;
     }
     let made = TestSandbox::create_plain(&backend).await;
     made.run_script("echo kept > /root/file").await;
@@ -81,12 +84,15 @@ pub(super) async fn failed_restart_keeps_the_files(subject: &dyn BackendUnderTes
         .expect("the sandbox can be restarted");
     assert_eq!(made.run_script("cat /root/file").await.output, "kept\n");
     made.destroy().await;
+    CheckOutcome::Passed
 }
 
-pub(super) async fn stopped_sandbox_can_be_destroyed_and_snapshotted(subject: &dyn BackendUnderTest) {
+pub(super) async fn stopped_sandbox_can_be_destroyed_and_snapshotted(
+    subject: &dyn BackendUnderTest,
+) -> CheckOutcome {
     let backend = subject.open().await;
     if !supports_restart(&backend).await {
-        return;
+        return NO_RESTARTS;
     }
     let made = TestSandbox::create_plain(&backend).await;
     made.run_script("echo kept > /root/file").await;
@@ -107,6 +113,7 @@ pub(super) async fn stopped_sandbox_can_be_destroyed_and_snapshotted(subject: &d
     made.destroy().await;
     let gone = backend.restart(&id, &plan_of(&SandboxSpec::with_defaults())).await;
     assert!(matches!(gone, Err(BackendError::Gone)), "{gone:?}");
+    CheckOutcome::Passed
 }
 
 pub(super) async fn destroyed_sandbox_is_replaced_at_once(subject: &dyn BackendUnderTest) {
@@ -131,13 +138,12 @@ pub(super) async fn sandbox_without_files_is_not_restarted(subject: &dyn Backend
     let never = backend.restart(&id, &plan_of(&SandboxSpec::with_defaults())).await;
     assert!(matches!(never, Err(BackendError::Gone)), "{never:?}");
     assert_eq!(find_sandbox(&backend, &id).await, None, "a failed restart left something behind");
-    if supports_restart(&backend).await {
-        return;
+    if !supports_restart(&backend).await {
+        let made = TestSandbox::create_plain(&backend).await;
+        let stopped = backend.stop(&made.id).await.expect("the sandbox can be stopped");
+        assert_eq!(stopped.files, FilesState::Lost);
+        assert_eq!(made.find_listed().await, None, "the stopped sandbox still exists");
+        let lost = backend.restart(&made.id, &plan_of(&SandboxSpec::with_defaults())).await;
+        assert!(matches!(lost, Err(BackendError::Gone)), "{lost:?}");
     }
-    let made = TestSandbox::create_plain(&backend).await;
-    let stopped = backend.stop(&made.id).await.expect("the sandbox can be stopped");
-    assert_eq!(stopped.files, FilesState::Lost);
-    assert_eq!(made.find_listed().await, None, "the stopped sandbox still exists");
-    let lost = backend.restart(&made.id, &plan_of(&SandboxSpec::with_defaults())).await;
-    assert!(matches!(lost, Err(BackendError::Gone)), "{lost:?}");
 }

@@ -2,11 +2,14 @@
 
 use domain::{SandboxId, SandboxSpec, SnapshotId};
 
-use super::{BackendUnderTest, TestSandbox, fresh_id, plan_of, snapshots};
+use super::{BackendUnderTest, CheckOutcome, TestSandbox, fresh_id, plan_of, snapshots};
 use crate::{BackendError, FoundSnapshot, SharedBackend, SnapshotStage};
 
 /// A process that runs until its sandbox ends.
 const LASTING_PROCESS: &str = "decade01decade01decade01decade01";
+
+const NO_SNAPSHOTS: CheckOutcome =
+    CheckOutcome::Skipped("snapshots are not supported here, and are rejected");
 
 /// Whether the backend supports snapshots. A backend that does not must reject them.
 async fn supports_snapshots(backend: &SharedBackend) -> bool {
@@ -37,10 +40,12 @@ async fn find_snapshot(backend: &SharedBackend, snapshot: &SnapshotId) -> Option
     all.into_iter().find(|found| found.id == *snapshot)
 }
 
-pub(super) async fn snapshot_saves_files_and_commands_continue(subject: &dyn BackendUnderTest) {
+pub(super) async fn snapshot_saves_files_and_commands_continue(
+    subject: &dyn BackendUnderTest,
+) -> CheckOutcome {
     let backend = subject.open().await;
     if !supports_snapshots(&backend).await {
-        return;
+        return NO_SNAPSHOTS;
     }
     let made = TestSandbox::create_plain(&backend).await;
     let mut lasting = made.start_script(LASTING_PROCESS, "while :; do echo on; sleep 0.01; done").await;
@@ -68,12 +73,13 @@ pub(super) async fn snapshot_saves_files_and_commands_continue(subject: &dyn Bac
     copy.destroy().await;
     made.destroy().await;
     snapshots(&backend).delete_snapshot(&snapshot).await.expect("a snapshot can be deleted");
+    CheckOutcome::Passed
 }
 
-pub(super) async fn snapshot_and_sandbox_outlive_each_other(subject: &dyn BackendUnderTest) {
+pub(super) async fn snapshot_and_sandbox_outlive_each_other(subject: &dyn BackendUnderTest) -> CheckOutcome {
     let backend = subject.open().await;
     if !supports_snapshots(&backend).await {
-        return;
+        return NO_SNAPSHOTS;
     }
     let made = TestSandbox::create_plain(&backend).await;
     made.run_script("echo kept > /root/file").await;
@@ -90,12 +96,15 @@ pub(super) async fn snapshot_and_sandbox_outlive_each_other(subject: &dyn Backen
     assert_eq!(find_snapshot(&backend, &snapshot).await, None);
     assert_eq!(copy.run_script("cat /root/file").await.output, "kept\n");
     copy.destroy().await;
+    CheckOutcome::Passed
 }
 
-pub(super) async fn failed_snapshot_or_restore_leaves_nothing_behind(subject: &dyn BackendUnderTest) {
+pub(super) async fn failed_snapshot_or_restore_leaves_nothing_behind(
+    subject: &dyn BackendUnderTest,
+) -> CheckOutcome {
     let backend = subject.open().await;
     if !supports_snapshots(&backend).await {
-        return;
+        return NO_SNAPSHOTS;
     }
     let (id, snapshot): (SandboxId, _) = (fresh_id(), fresh_snapshot_id());
     let refused = snapshots(&backend).create_snapshot(&id, &snapshot).await;
@@ -105,4 +114,5 @@ pub(super) async fn failed_snapshot_or_restore_leaves_nothing_behind(subject: &d
     let refused = backend.create(&id, &plan_of(&spec)).await;
     assert!(matches!(refused, Err(BackendError::NoImage { .. })), "from a missing snapshot: {refused:?}");
     assert_eq!(super::find_sandbox(&backend, &id).await, None, "a failed create left something behind");
+    CheckOutcome::Passed
 }

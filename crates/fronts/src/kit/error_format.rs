@@ -2,14 +2,11 @@
 //! shared layers refuse requests in it.
 
 use axum::response::{IntoResponse, Response};
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use http::{HeaderName, HeaderValue, StatusCode, header};
 use serde::Serialize;
 
 /// The Coracle header that carries a hint, so that bodies match those of the reference servers.
 const HINT_HEADER: HeaderName = HeaderName::from_static("coracle-hint");
-
-/// The header of a create response that reports a substituted image.
-const STAND_IN_HEADER: HeaderName = HeaderName::from_static("coracle-image-stand-in");
 
 /// A format of error responses.
 pub(crate) struct ErrorFormat {
@@ -73,13 +70,4 @@ pub(crate) fn add_hint(response: &mut Response, hint: Option<&str>) {
     if let Some(hint) = hint.and_then(|hint| HeaderValue::try_from(hint).ok()) {
         response.headers_mut().insert(HINT_HEADER, hint);
     }
-}
-
-/// Builds the header that reports a substituted image. Image names come from clients, so characters
-/// that a header cannot hold are replaced.
-pub(crate) fn stand_in_headers(sentence: Option<&str>) -> HeaderMap {
-    let plain = |letter: char| if letter == ' ' || letter.is_ascii_graphic() { letter } else { '?' };
-    let value = sentence.map(|sentence| sentence.chars().map(plain).collect::<String>());
-    let value = value.and_then(|value| HeaderValue::try_from(value).ok());
-    value.into_iter().map(|value| (STAND_IN_HEADER, value)).collect()
 }

@@ -9,12 +9,10 @@ pub(crate) mod command_socket;
 pub(crate) mod download;
 pub(crate) mod error_format;
 pub(crate) mod headers;
-#[cfg(feature = "aio")]
 pub(crate) mod json_text_encoder;
-#[cfg(feature = "aio")]
 pub(crate) mod json_text_scanner;
 pub(crate) mod lines;
-#[cfg(feature = "aio")]
+#[cfg(feature = "kit-mcp")]
 pub(crate) mod mcp;
 pub(crate) mod multipart;
 pub(crate) mod nested;
@@ -24,5 +22,4 @@ pub(crate) mod socket;
 pub(crate) mod sse;
 pub(crate) mod terminal_socket;
 pub(crate) mod time;
-#[cfg(feature = "aio")]
 pub(crate) mod utf8_decoder;

@@ -49,7 +49,6 @@ pub(crate) enum FileNameForm {
 
 impl PartHead {
     /// The name of the part's file; `None` if the part is not a file.
-    #[cfg_attr(not(any(test, feature = "aio")), expect(dead_code, reason = "no front takes file names"))]
     pub(crate) fn file_name(&self, form: FileNameForm) -> Option<&str> {
         let whole = self.file_name.as_deref()?;
         let name = match form {

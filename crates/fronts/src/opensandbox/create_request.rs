@@ -8,7 +8,7 @@ use domain::{
     SandboxSpec, SnapshotId,
 };
 use http::StatusCode;
-use service::{CreateSandboxRequest, DefaultedPart, ImageSource, RegistryCredentials};
+use service::{CreateSandboxRequest, DefaultedPart, ImageSource, LimitName, RegistryCredentials};
 
 use super::guest_settings;
 use super::hooks;
@@ -126,10 +126,10 @@ pub(super) fn parse_create_body(
 /// Treats limits that are exactly the defaults of the official SDKs as absent, if the sandbox may run
 /// without them. The SDKs always send limits, so on a host that cannot enforce any they could
 /// otherwise create no sandbox at all. What is not enforced is still reported with the sandbox.
-pub(super) fn drop_sdk_limits(resources: &mut ResourceLimits, may_lack: impl Fn(&str) -> bool) {
+pub(super) fn drop_sdk_limits(resources: &mut ResourceLimits, may_lack: impl Fn(LimitName) -> bool) {
     if resources.cpus == Some(SDK_CPUS) && resources.memory == Some(SDK_MEMORY) {
-        resources.cpus = resources.cpus.filter(|_| !may_lack("cpus"));
-        resources.memory = resources.memory.filter(|_| !may_lack("memory"));
+        resources.cpus = resources.cpus.filter(|_| !may_lack(LimitName::Cpus));
+        resources.memory = resources.memory.filter(|_| !may_lack(LimitName::Memory));
     }
 }
 
@@ -485,20 +485,20 @@ mod tests {
     fn sdk_default_limits_are_dropped_only_where_a_sandbox_may_lack_them() {
         let sent = |limits: Value| create(json!({"resourceLimits": limits})).unwrap().spec.resources;
         let defaults = || sent(json!({"cpu": "1", "memory": "2Gi"}));
-        let dropped = |mut resources: ResourceLimits, lacking: &[&str]| {
+        let dropped = |mut resources: ResourceLimits, lacking: &[LimitName]| {
             drop_sdk_limits(&mut resources, |limit| lacking.contains(&limit));
             resources
         };
         assert_eq!(dropped(defaults(), &[]), defaults());
-        assert_eq!(dropped(defaults(), &["cpus", "memory"]), ResourceLimits::default());
+        assert_eq!(dropped(defaults(), &[LimitName::Cpus, LimitName::Memory]), ResourceLimits::default());
         let memory = ResourceLimits { memory: Some(Bytes(2 << 30)), ..ResourceLimits::default() };
-        assert_eq!(dropped(defaults(), &["cpus", "disk"]), memory);
+        assert_eq!(dropped(defaults(), &[LimitName::Cpus, LimitName::Disk]), memory);
         for named in [
             json!({"cpu": "1", "memory": "1Gi"}),
             json!({"cpu": "2", "memory": "2Gi"}),
             json!({"memory": "2Gi"}),
         ] {
-            assert_eq!(dropped(sent(named.clone()), &["cpus", "memory"]), sent(named));
+            assert_eq!(dropped(sent(named.clone()), &[LimitName::Cpus, LimitName::Memory]), sent(named));
         }
     }
 

@@ -9,7 +9,7 @@ use domain::{NetworkAccess, Owner, SandboxKey};
 use http::{HeaderMap, HeaderValue, StatusCode, Uri};
 use service::{
     AcquiredSandbox, ErrorKind, ImageSource, NAME_KEY_SPACE, Outcome, RETRY_KEY_SPACE, SandboxFilter,
-    SandboxRevival, ServiceError,
+    ServiceError,
 };
 
 use super::access::{ApiKeyOwner, JsonBody, OwnedSandbox};
@@ -21,15 +21,10 @@ use super::types::{
 };
 use super::volumes;
 use super::{OpenSandboxState, create_request, labels};
-use crate::kit::error_format;
-use crate::kit::headers::header_text;
+use crate::kit::headers::{header_text, restart_headers, stand_in_headers};
 use crate::kit::query::QueryParams;
 use crate::kit::time::{format_rfc3339, parse_time};
 
-/// Response header: the sandbox had died, and this was done: `restart`, `replace` or `files-lost`.
-const RESTARTED_HEADER: &str = "coracle-restarted";
-/// Response header: why the sandbox had died.
-const RESTART_CAUSE_HEADER: &str = "coracle-restart-cause";
 /// Says in the answer to a create that the name led to a sandbox that exists, so that nothing else
 /// in the request had an effect.
 const EXISTING_HEADER: &str = "coracle-existing";
@@ -67,23 +62,13 @@ pub(super) async fn create_sandbox(
         if restored && backend { restore_problem(problem) } else { problem }
     })?;
     let mut headers = restart_headers(revival);
-    headers.extend(error_format::stand_in_headers(sandbox.in_force.stand_in.as_deref()));
+    headers.extend(stand_in_headers(sandbox.in_force.stand_in.as_deref()));
     if !fresh {
         headers.insert(EXISTING_HEADER, HeaderValue::from_static("true"));
     } else if sandbox.spec.network == NetworkAccess::Auto && !state.service.capabilities().network {
         headers.insert(NETWORK_HEADER, HeaderValue::from_static("off"));
     }
     Ok((StatusCode::ACCEPTED, headers, Json(SandboxBody::from_sandbox(&sandbox, ImageShown::No))))
-}
-
-/// Returns the headers that report the restart of a dead sandbox.
-fn restart_headers(revival: Option<SandboxRevival>) -> HeaderMap {
-    let mut headers = HeaderMap::new();
-    if let Some(revival) = revival {
-        headers.insert(RESTARTED_HEADER, HeaderValue::from_static(revival.how.name()));
-        headers.insert(RESTART_CAUSE_HEADER, HeaderValue::from_static(revival.cause.name()));
-    }
-    headers
 }
 
 fn requested_key(

@@ -14,7 +14,7 @@ use service::{PoolReport, PoolSource};
 use super::OpenSandboxState;
 use super::access::{ApiKeyOwner, JsonBody};
 use super::problem::Problem;
-use crate::kit::error_format;
+use crate::kit::headers::stand_in_headers;
 use crate::kit::query::path_param;
 use crate::kit::time::format_rfc3339;
 
@@ -121,7 +121,7 @@ pub(super) async fn create_pool(
     // A missing image is the pool's problem, which its responses show.
     let image = state.service.resolve_image(&made.pool.template.image).await;
     let stand_in = image.ok().and_then(|image| image.stand_in).map(|stand_in| stand_in.to_string());
-    let stand_in = error_format::stand_in_headers(stand_in.as_deref());
+    let stand_in = stand_in_headers(stand_in.as_deref());
     Ok((StatusCode::CREATED, stand_in, Json(PoolBody::from_report(&made))))
 }
 

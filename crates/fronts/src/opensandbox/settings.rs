@@ -74,7 +74,7 @@ impl OpenSandboxSettings {
                 return Err(FrontSettingError {
                     setting: SHORT_SIGNATURES,
                     reason: "true, but there are no keys of signed routes".to_owned(),
-                    hint: Some("name the keys that whoever else checks these signatures has too"),
+                    hint: Some("name the keys that the other programs that check these signatures have too"),
                 });
             }
             settings.short_signatures = ShortSignatures::Accepted;

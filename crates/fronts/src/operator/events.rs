@@ -193,12 +193,13 @@ pub(super) async fn get_capabilities(State(state): State<OperatorState>, _: Requ
     let offered = state.service.capabilities();
     let versions: BTreeMap<&String, &String> =
         offered.host_versions.iter().map(|(name, version)| (name, version)).collect();
+    let limits: Vec<_> = offered.limits.iter().map(|limit| limit.as_str()).collect();
     Json(json!({
         "pause": offered.pause,
         "attach": offered.attach,
         "snapshot": offered.snapshot,
         "network": offered.network,
-        "limits": offered.limits,
+        "limits": limits,
         "weaker": offered.degraded,
         "hostVersions": versions,
     }))

@@ -16,7 +16,7 @@ use super::OperatorState;
 use super::access::RequestOwner;
 use super::sandboxes::{parse_sandbox_id, sandbox_not_found};
 use crate::front_sandboxes::{
-    FrontSandboxRequest, FrontSandboxes, find_front_sandboxes, fronts_with_sandboxes,
+    FrontSandboxRequest, FrontSandboxes, find_front_sandboxes, fronts_with_sandboxes, sandbox_guests,
 };
 use crate::kit::error_format;
 use crate::server::request_log::unique_hex;
@@ -102,9 +102,12 @@ pub(super) async fn get_sandbox_url(
         None => {
             let message = "the API of this sandbox has no address of its own";
             let mut response = error_format::build_error(StatusCode::NOT_FOUND, "NO_ADDRESS", message);
-            let hint =
-                "`coracle create --guest aio` makes sandboxes that have one; a port has one in any case";
-            error_format::add_hint(&mut response, Some(hint));
+            let hint = sandbox_guests().next().map(|guest| {
+                format!(
+                    "`coracle create --guest {guest}` makes sandboxes that have one; a port has one in any case"
+                )
+            });
+            error_format::add_hint(&mut response, hint.as_deref());
             response
         }
     }
@@ -120,7 +123,7 @@ fn parse_create(body: &[u8]) -> Result<GuestCreate, String> {
         Some(name) => text(name).ok_or("`name` is not text")?,
     };
     let sandboxes = find_front_sandboxes(&guest).ok_or_else(|| {
-        let known: Vec<_> = fronts_with_sandboxes().map(|(name, _)| format!("`{name}`")).collect();
+        let known: Vec<_> = sandbox_guests().map(|name| format!("`{name}`")).collect();
         format!("unknown guest `{guest}`; known: {}", known.join(", "))
     })?;
     let request =

@@ -1,4 +1,4 @@
-//! The native jail: the plan of a sandbox, and building it from outside and from inside.
+//! The jail: the plan of a sandbox, and building it from outside and from inside.
 
 pub(crate) mod build;
 pub(crate) mod enter;

@@ -516,7 +516,7 @@ impl LauncherLoop {
             linux::caps::effective_capabilities().is_ok_and(|held| held.has(linux::caps::SYS_RESOURCE));
         let oom_score = (!keeps_score).then(|| crate::jail::host_shares::RESETTABLE_OOM_SCORE.to_owned());
         OpResult::Report {
-            limits: held.iter().map(|limit| limit.as_str().to_owned()).collect(),
+            limits: held,
             degraded: missing.iter().map(|limit| limit.describe_unenforced()).chain(oom_score).collect(),
             pause: rights.can_freeze(),
             snapshot: rights.can_take_snapshots(),

@@ -221,11 +221,11 @@ impl Core {
     /// Evicts dead and then parked sandboxes until there is room below the soft limit or none is left. A living sandbox
     /// is never evicted because of the number of dead ones, and a dead sandbox that would be restarted with its files
     /// at the next use of its name is evicted only when there is no other room at all. `owner` needs the room: dead
-    /// sandboxes of others keep their files.
-    pub(crate) async fn make_room(&self, owner: &Owner) {
+    /// sandboxes of others keep their files, and so does the sandbox `except`.
+    pub(crate) async fn make_room(&self, owner: &Owner, except: Option<&SandboxId>) {
         let Some(soft) = self.config().soft_sandboxes else { return };
-        while self.lifecycle.registry.count() >= soft && self.evict_dead(owner).await {}
-        while self.lifecycle.registry.count_living() >= soft && self.evict_parked(None).await {}
+        while self.lifecycle.registry.count() >= soft && self.evict_dead(owner, except).await {}
+        while self.lifecycle.registry.count_living() >= soft && self.evict_parked(None, except).await {}
     }
 
     /// Evicts one sandbox of this owner so that the owner has more of the resource that a quota bounds; `false` if no
@@ -238,16 +238,17 @@ impl Core {
     ) -> bool {
         let dead_help = dead_sandbox_occupies(what);
         (dead_help && self.evict_unrestartable(owner, except).await)
-            || self.evict_parked(Some(owner)).await
+            || self.evict_parked(Some(owner), except).await
             || (dead_help && self.evict_restartable(owner, except).await)
     }
 
     /// Evicts one dead sandbox to make room for a new one of `owner`: the longest dead one of any owner whose files are
     /// lost, or else the longest dead one of `owner` that would not be restarted. The files of a dead sandbox are its
-    /// owner's data, so another owner's need for room never removes them.
-    pub(crate) async fn evict_dead(&self, owner: &Owner) -> bool {
+    /// owner's data, so another owner's need for room never removes them, nor does a sandbox that needs those of
+    /// `except`.
+    pub(crate) async fn evict_dead(&self, owner: &Owner, except: Option<&SandboxId>) -> bool {
         self.evict_first_of(self.dead_sandboxes(None, None, SandboxHandle::has_lost_files)).await
-            || self.evict_unrestartable(owner, None).await
+            || self.evict_unrestartable(owner, except).await
     }
 
     /// Evicts the sandbox of this owner that has been dead for the longest time and will not be
@@ -274,9 +275,9 @@ impl Core {
     }
 
     /// Evicts the sandbox that has been parked for the longest time.
-    pub(crate) async fn evict_parked(&self, owner: Option<&Owner>) -> bool {
+    pub(crate) async fn evict_parked(&self, owner: Option<&Owner>, except: Option<&SandboxId>) -> bool {
         for handle in self.parked_sandboxes(owner) {
-            if self.evict_if_parked(&handle).await {
+            if except != Some(&handle.id) && self.evict_if_parked(&handle).await {
                 return true;
             }
         }

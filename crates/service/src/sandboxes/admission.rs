@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use domain::{Bytes, EndCause, FilesState, OnDeath, Owner, Phase, ResourceLimits, SandboxId, SandboxKey};
+use domain::{
+    Bytes, EndCause, FilesState, OnDeath, Owner, Phase, ResourceLimits, SandboxId, SandboxKey, SandboxSpec,
+};
 use tokio::sync::oneshot;
 
 use crate::core::{Core, io_error, new_process_id};
@@ -66,7 +68,7 @@ impl Core {
             let entrypoint = record.entrypoint.filter(|_| !nothing_to_start);
             Ok::<_, ServiceError>(SandboxRecord { entrypoint, ..record })
         };
-        self.make_room(owner).await;
+        self.make_room(owner, self.spared_source(&request.spec).as_ref()).await;
         if let Some(warm) = self.reserve_warm(&request).await {
             match self.start_sandbox(record(request.clone())?, Some(warm), cause).await {
                 Err(error) if should_retry_without_warm(&error) => {
@@ -135,7 +137,7 @@ impl Core {
 
     /// Adds a new sandbox to the registry if there is room for it on the server and in its owner's quota. To make room,
     /// a dead sandbox is evicted first, then a warm one, then a parked one. A dead sandbox that still has its files is
-    /// evicted only for its own owner.
+    /// evicted only for its own owner, and never for a sandbox that is made from a snapshot of it.
     async fn admit_sandbox(
         self: &Arc<Self>,
         handle: &Arc<SandboxHandle>,
@@ -144,6 +146,8 @@ impl Core {
         let limit = self.config().sandboxes;
         self.check_quota_alone(&handle.owner, handle.cost)?;
         let quota = self.quota_left_by_disks(&handle.owner);
+        let spared = self.spared_source(&handle.state.borrow().spec);
+        let spared = spared.as_ref();
         let mut waiting = None;
         loop {
             let (evicted, refusal) = match self.lifecycle.registry.add(Arc::clone(handle), room, &quota) {
@@ -151,16 +155,16 @@ impl Core {
                 Err(NoRoom::Full) => {
                     waiting.get_or_insert_with(|| RoomWaiter::begin(self));
                     let owner = &handle.owner;
-                    let evicted = self.evict_dead(owner).await
+                    let evicted = self.evict_dead(owner, spared).await
                         || self.evict_warm().await
-                        || self.evict_parked(None).await
-                        || self.evict_restartable(owner, None).await;
+                        || self.evict_parked(None, spared).await
+                        || self.evict_restartable(owner, spared).await;
                     (evicted, ServiceError::TooManySandboxes { limit })
                 }
                 Err(NoRoom::OverQuota(excess)) => {
                     let owner = handle.owner.clone();
                     (
-                        self.evict_for_quota(&owner, excess.what, None).await,
+                        self.evict_for_quota(&owner, excess.what, spared).await,
                         ServiceError::OverQuota { owner, excess },
                     )
                 }
@@ -169,6 +173,12 @@ impl Core {
                 return Err(refusal);
             }
         }
+    }
+
+    /// The sandbox that is not evicted to make room for one with this spec: the source of the snapshot that it is made
+    /// from. `coracle cp` reads the files of a dead sandbox in this way and must not remove what it reads.
+    fn spared_source(&self, spec: &SandboxSpec) -> Option<SandboxId> {
+        self.catalog.snapshots.source_of(spec.snapshot.as_ref()?)
     }
 
     /// Restarts a dead sandbox. Parked sandboxes of the same owner are evicted if it needs room.

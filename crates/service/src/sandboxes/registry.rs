@@ -142,28 +142,28 @@ impl SandboxRegistry {
         room: RoomRequirement,
         quota: &OwnerQuota,
     ) -> Result<(), NoRoom> {
-        let mut shelf = self.write();
-        if matches!(room, RoomRequirement::Below(limit) if shelf.population() >= limit) {
+        let mut state = self.write();
+        if matches!(room, RoomRequirement::Below(limit) if state.population() >= limit) {
             return Err(NoRoom::Full);
         }
-        if let Some(excess) = shelf.cost_of(&handle.owner).and(handle.cost).exceeds(quota) {
+        if let Some(excess) = state.cost_of(&handle.owner).and(handle.cost).exceeds(quota) {
             return Err(NoRoom::OverQuota(excess));
         }
-        let owned = shelf.by_age.entry(handle.owner.clone()).or_default();
+        let owned = state.by_age.entry(handle.owner.clone()).or_default();
         let index = owned.partition_point(|entry| entry.handle.age_key() < handle.age_key());
         owned.insert(index, RegistryEntry { phase: handle.phase(), handle: Arc::clone(&handle) });
-        shelf.by_id.insert(handle.id.clone(), handle);
+        state.by_id.insert(handle.id.clone(), handle);
         if room == RoomRequirement::OfWarm {
-            shelf.warm -= 1;
+            state.warm -= 1;
         }
         Ok(())
     }
 
     /// Reserves room for a warm sandbox, unless a caller waits for room.
     pub(crate) fn add_warm(&self, limit: usize) -> bool {
-        let mut shelf = self.write();
-        let fits = shelf.waiting == 0 && shelf.population() < limit;
-        shelf.warm += usize::from(fits);
+        let mut state = self.write();
+        let fits = state.waiting == 0 && state.population() < limit;
+        state.warm += usize::from(fits);
         fits
     }
 
@@ -187,34 +187,34 @@ impl SandboxRegistry {
     }
 
     pub(crate) fn remove(&self, handle: &SandboxHandle) {
-        let mut shelf = self.write();
-        shelf.by_id.remove(&handle.id);
-        if let Some((owned, index)) = shelf.index_of(handle) {
+        let mut state = self.write();
+        state.by_id.remove(&handle.id);
+        if let Some((owned, index)) = state.index_of(handle) {
             owned.remove(index);
             if owned.is_empty() {
-                shelf.by_age.remove(&handle.owner);
+                state.by_age.remove(&handle.owner);
             }
         }
     }
 
     /// Counts a dead sandbox as running again, if its owner's quota has room for that.
     pub(crate) fn count_restarted(&self, handle: &SandboxHandle, quota: &OwnerQuota) -> Result<(), NoRoom> {
-        let mut shelf = self.write();
-        let others = shelf.by_age.get(&handle.owner).into_iter().flatten();
+        let mut state = self.write();
+        let others = state.by_age.get(&handle.owner).into_iter().flatten();
         let others = others.filter(|entry| entry.handle.id != handle.id);
         let cost = others.fold(handle.cost, |sum, entry| sum.and(entry.cost()));
         if let Some(excess) = cost.exceeds(quota) {
             return Err(NoRoom::OverQuota(excess));
         }
-        if let Some((owned, index)) = shelf.index_of(handle) {
+        if let Some((owned, index)) = state.index_of(handle) {
             owned[index].phase = Phase::Starting;
         }
         Ok(())
     }
 
     pub(crate) fn set_phase(&self, handle: &SandboxHandle, phase: Phase) {
-        let mut shelf = self.write();
-        if let Some((owned, index)) = shelf.index_of(handle) {
+        let mut state = self.write();
+        if let Some((owned, index)) = state.index_of(handle) {
             owned[index].phase = phase;
         }
     }
@@ -235,8 +235,8 @@ impl SandboxRegistry {
     /// The number of sandboxes, except those that have died or are being removed.
     pub(crate) fn count_living(&self) -> usize {
         let goes = |entry: &&RegistryEntry| matches!(entry.phase, Phase::Failed(_) | Phase::Stopping);
-        let shelf = self.read();
-        shelf.by_id.len() - shelf.by_age.values().flatten().filter(goes).count()
+        let state = self.read();
+        state.by_id.len() - state.by_age.values().flatten().filter(goes).count()
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<SandboxHandle>> {
@@ -246,8 +246,8 @@ impl SandboxRegistry {
     /// Returns one page of the sandboxes that pass the filter. Only the page is cloned.
     pub(crate) fn list(&self, owner: &Owner, filter: &SandboxFilter<'_>) -> SandboxPage {
         let mut page = SandboxPage { items: Vec::new(), total: 0 };
-        let shelf = self.read();
-        for entry in shelf.by_age.get(owner).into_iter().flatten().rev() {
+        let state = self.read();
+        for entry in state.by_age.get(owner).into_iter().flatten().rev() {
             if !(filter.phase)(&entry.phase) || !entry.handle.has_labels(&filter.labels) {
                 continue;
             }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use domain::{Bytes, Owner, Snapshot, SnapshotId, SnapshotState};
+use domain::{Bytes, Owner, SandboxId, Snapshot, SnapshotId, SnapshotState};
 
 use super::{SnapshotFilter, SnapshotPage};
 use crate::ServiceError;
@@ -79,6 +79,11 @@ impl SnapshotIndex {
         let all = self.lock();
         let entry = all.get(id).filter(|entry| entry.snapshot.owner == *owner)?;
         Some(entry.snapshot.clone())
+    }
+
+    /// The sandbox that a snapshot was taken of. It may no longer exist.
+    pub(crate) fn source_of(&self, id: &SnapshotId) -> Option<SandboxId> {
+        self.lock().get(id).map(|entry| entry.snapshot.sandbox.clone())
     }
 
     /// All snapshots of one owner, or of all owners, newest first.

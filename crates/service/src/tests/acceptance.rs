@@ -221,7 +221,7 @@ async fn n95_key_is_free_after_its_sandbox_was_evicted() {
     let bench = TestBench::limited(1, 10).await;
     let old = bench.acquire("a").await.sandbox;
     bench.release("a");
-    assert!(bench.service.0.evict_parked(None).await);
+    assert!(bench.service.0.evict_parked(None, None).await);
     assert!(bench.service.sandbox(&bench.owner, &old.id).is_err());
     assert_eq!((bench.service.0.lifecycle.names.count(), bench.backend.count()), (0, 0));
     let new = bench.acquire("a").await;
@@ -234,7 +234,7 @@ async fn n98_acquired_again_sandbox_is_no_longer_parked() {
     let made = bench.acquire("a").await.sandbox;
     bench.release("a");
     assert_eq!(bench.acquire("a").await.sandbox.id, made.id);
-    assert!(!bench.service.0.evict_parked(None).await);
+    assert!(!bench.service.0.evict_parked(None, None).await);
     assert_eq!(bench.sandbox(&made.id).current_state().phase, Phase::Running);
 }
 

@@ -329,3 +329,55 @@ async fn volumes_reduce_the_quota_left_for_snapshots() {
     bench.service.remove_volume(&bench.owner, &name).await.unwrap();
     bench.ready(&source.id).await;
 }
+
+/// A create from a snapshot of a dead sandbox, as `coracle cp` does to read its files, when there is no room for both.
+async fn check_source_is_spared(change: impl FnOnce(&mut crate::ServiceConfig), named: bool) {
+    let state = tempfile::tempdir().unwrap();
+    let mut config = config(&state);
+    change(&mut config);
+    let bench = TestBench::configured(config, FakeBackend::new(), state).await;
+    let source = if named {
+        bench.service.acquire(&bench.key("a"), of_ten()).await.unwrap().sandbox
+    } else {
+        bench.service.create_sandbox(&bench.owner, of_ten()).await.unwrap()
+    };
+    bench.died(&source).await;
+    let ready = bench.ready(&source.id).await;
+    let refused = bench.restore(&ready.id, ResourceLimits::default()).await.unwrap_err();
+    assert!(matches!(refused.kind(), ErrorKind::Exhausted { .. }), "{refused}");
+    assert!(bench.has(&source), "the source of the snapshot is not evicted: {refused}");
+    bench.service.delete_snapshot(&bench.owner, &ready.id).await.unwrap();
+    let mut as_large = of_ten();
+    as_large.spec.resources.disk = Some(Bytes::from_mib(100));
+    bench.service.create_sandbox(&bench.owner, as_large).await.unwrap();
+    assert!(!bench.has(&source), "it is evicted for any other sandbox");
+}
+
+#[tokio::test]
+async fn source_of_a_snapshot_is_not_evicted_for_a_sandbox_made_from_it() {
+    let quota_of_one = || OwnerQuota { sandboxes: Some(1), ..OwnerQuota::default() };
+    let quota_of_disk = || OwnerQuota { disk: Some(Bytes::from_mib(105)), ..OwnerQuota::default() };
+    for named in [true, false] {
+        check_source_is_spared(|config| config.quotas = operators_quota(quota_of_one()), named).await;
+        check_source_is_spared(|config| config.quotas = operators_quota(quota_of_disk()), named).await;
+        check_source_is_spared(|config| config.sandboxes = 1, named).await;
+    }
+}
+
+#[tokio::test]
+async fn source_of_a_snapshot_survives_a_create_from_it_at_the_soft_limit() {
+    let bench = TestBench::limited(1, 20).await;
+    let dead = bench.create().await;
+    bench.died(&dead).await;
+    let ready = bench.ready(&dead.id).await;
+    bench.restore(&ready.id, ResourceLimits::default()).await.unwrap();
+    assert!(bench.has(&dead));
+    let parked = bench.acquire("parked").await.sandbox;
+    assert!(!bench.has(&dead), "it is evicted for any other sandbox");
+    let ready = bench.ready(&parked.id).await;
+    bench.release("parked");
+    bench.restore(&ready.id, ResourceLimits::default()).await.unwrap();
+    assert!(bench.has(&parked));
+    bench.create().await;
+    assert!(!bench.has(&parked), "it is evicted for any other sandbox");
+}

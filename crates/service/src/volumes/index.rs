@@ -71,8 +71,8 @@ impl VolumeIndex {
     }
 
     pub(super) fn find(&self, owner: &Owner, name: &VolumeName) -> Option<Volume> {
-        let shelf = self.lock();
-        shelf.values().find(|entry| entry.has_name(owner, name)).map(|entry| entry.volume.clone())
+        let entries = self.lock();
+        entries.values().find(|entry| entry.has_name(owner, name)).map(|entry| entry.volume.clone())
     }
 
     pub(super) fn find_id(&self, owner: &Owner, name: &VolumeName) -> Option<VolumeId> {
@@ -86,8 +86,8 @@ impl VolumeIndex {
         name: &VolumeName,
         sandbox: &SandboxId,
     ) -> Result<VolumeLookup, ServiceError> {
-        let mut shelf = self.lock();
-        match shelf.values_mut().find(|entry| entry.has_name(owner, name)) {
+        let mut entries = self.lock();
+        match entries.values_mut().find(|entry| entry.has_name(owner, name)) {
             None => Ok(VolumeLookup::Nothing),
             Some(entry) if entry.closed => Err(ServiceError::VolumeRemoving(name.clone())),
             Some(entry) => {
@@ -152,16 +152,16 @@ impl VolumeIndex {
 
     /// The unused volumes whose lifetime is that of their sandboxes.
     pub(super) fn unused_volumes(&self) -> Vec<VolumeId> {
-        let shelf = self.lock();
-        let unused = shelf.iter().filter(|(_, entry)| entry.is_unused());
+        let entries = self.lock();
+        let unused = entries.iter().filter(|(_, entry)| entry.is_unused());
         unused.map(|(id, _)| id.clone()).collect()
     }
 
     /// Sets when an unused volume is to be removed, if it is kept for a time after its last use. `unused` is how long it
     /// was not used until `now`. Returns whether it did.
     pub(super) fn schedule_removal(&self, id: &VolumeId, now: Duration, unused: Duration) -> bool {
-        let mut shelf = self.lock();
-        let Some(entry) = shelf.get_mut(id).filter(|entry| entry.users.is_empty()) else { return false };
+        let mut entries = self.lock();
+        let Some(entry) = entries.get_mut(id).filter(|entry| entry.users.is_empty()) else { return false };
         let VolumeLifetime::AfterUse(time) = entry.volume.lifetime else { return false };
         entry.due = Some(now.saturating_add(time.saturating_sub(unused)));
         true
@@ -191,9 +191,10 @@ impl VolumeIndex {
 
     /// Closes a volume that [`VolumeIndex::take_due`] returned; `false` if it was used since.
     pub(super) fn close_due(&self, id: &VolumeId) -> bool {
-        let mut shelf = self.lock();
-        let unused =
-            shelf.get_mut(id).filter(|entry| entry.users.is_empty() && entry.due.is_none() && !entry.closed);
+        let mut entries = self.lock();
+        let unused = entries
+            .get_mut(id)
+            .filter(|entry| entry.users.is_empty() && entry.due.is_none() && !entry.closed);
         unused.is_some_and(|entry| {
             entry.closed = true;
             true
@@ -223,8 +224,8 @@ impl VolumeIndex {
 
     /// The sum of the sizes of an owner's volumes.
     pub(crate) fn total_bytes(&self, owner: &Owner) -> u64 {
-        let shelf = self.lock();
-        let own = shelf.values().filter(|entry| entry.volume.owner == *owner);
+        let entries = self.lock();
+        let own = entries.values().filter(|entry| entry.volume.owner == *owner);
         own.fold(0, |sum, entry| sum.saturating_add(entry.volume.size.0))
     }
 
@@ -238,8 +239,8 @@ impl VolumeIndex {
     }
 
     pub(super) fn list(&self, owner: &Owner) -> Vec<VolumeStatus> {
-        let shelf = self.lock();
-        let own = shelf.values().filter(|entry| entry.volume.owner == *owner);
+        let entries = self.lock();
+        let own = entries.values().filter(|entry| entry.volume.owner == *owner);
         let mut all: Vec<VolumeStatus> = own.map(VolumeEntry::status).collect();
         all.sort_by(|one, other| one.volume.name.cmp(&other.volume.name));
         all

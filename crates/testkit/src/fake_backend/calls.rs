@@ -117,6 +117,10 @@ impl Backend for FakeBackend {
         }
         let (ours, theirs) = tokio::io::duplex(64 << 10);
         let world = self.world.lock().unwrap();
+        if let Some(serve) = &world.agent {
+            serve(theirs);
+            return Ok(Box::new(ours));
+        }
         let agent = FakeAgent {
             stream: theirs,
             processes: world.processes.clone(),

@@ -91,7 +91,7 @@ pub(super) fn check_request(state: &AioState, request: &mut Request) -> Result<A
 pub(super) fn ticket_for_page(state: &AioState, proof: AccessProof) -> Result<Option<String>, AioProblem> {
     match proof {
         AccessProof::NotNeeded => Ok(None),
-        // It opens nothing but that connection, so whoever opened the page with a ticket gets no further ones.
+        // It opens nothing but that connection, so a client that opened the page with a ticket gets no further ones.
         AccessProof::Credential | AccessProof::Ticket => state
             .access
             .tickets

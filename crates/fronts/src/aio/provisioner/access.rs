@@ -11,8 +11,8 @@ use crate::server::concurrency::{self, CallerProof};
 
 pub(super) const KEY_HEADER: &str = "x-api-key";
 
-/// The owner behind the key of a request. A server without keys refuses everyone, since whoever creates a sandbox here
-/// chooses its mounts.
+/// The owner behind the key of a request. A server without keys refuses everyone, since the client that creates a
+/// sandbox here chooses its mounts.
 pub(super) struct ProvisionerCaller(pub(super) Owner);
 
 impl FromRequestParts<ProvisionerState> for ProvisionerCaller {

@@ -3,6 +3,7 @@
 use axum::Json;
 use axum::extract::{Request, State};
 use domain::{Entrypoint, OnDeath, Owner, SandboxKey, SandboxSpec};
+use http::HeaderMap;
 use service::{CreateSandboxRequest, ImageSource};
 
 use super::access::ProvisionerCaller;
@@ -15,6 +16,7 @@ use crate::aio::body::parse_json;
 use crate::aio::notes::{AioNotes, FileErrors};
 use crate::aio::{ORIGIN, guest, notes};
 use crate::kit::body::read_body;
+use crate::kit::headers::{restart_headers, stand_in_headers};
 
 /// Responds when commands and file operations work.
 pub(super) async fn create_sandbox(
@@ -22,7 +24,7 @@ pub(super) async fn create_sandbox(
     ProvisionerCaller(owner): ProvisionerCaller,
     origin: UrlOrigin,
     request: Request,
-) -> Result<Json<ProvisionedSandbox>, ProvisionerProblem> {
+) -> Result<(HeaderMap, Json<ProvisionedSandbox>), ProvisionerProblem> {
     let bytes = read_body(request.into_body(), state.settings.json_body_limit).await?;
     let request = parse_json::<ProvisionBody>(&bytes)?.check(&state.own_settings)?;
     let key = sandbox_key(&owner, &request.id)?;
@@ -33,7 +35,9 @@ pub(super) async fn create_sandbox(
     request.check_existing(&state.service, &key)?;
     let found = state.service.sandbox(&owner, &acquired.sandbox.id).ok();
     let sandbox = found.ok_or_else(|| ProvisionerProblem::no_sandbox(&request.id))?;
-    Ok(Json(describe_sandbox(&state, &origin, &key, &sandbox)))
+    let mut headers = restart_headers(acquired.revival);
+    headers.extend(stand_in_headers(acquired.sandbox.in_force.stand_in.as_deref()));
+    Ok((headers, Json(describe_sandbox(&state, &origin, &key, &sandbox))))
 }
 
 /// The key of the core that an id stands for.

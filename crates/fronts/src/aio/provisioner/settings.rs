@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use domain::{Bytes, MilliCpus, NetworkAccess, Owner, ResourceLimits};
 use serde_json::{Value, json};
+use service::LimitName;
 
 use super::request_checks::normalize_path;
 use crate::aio::guest;
@@ -145,13 +146,13 @@ impl ProvisionerSettings {
     }
 
     /// The limits of a sandbox: those that are configured, and of the others those that this server can enforce.
-    pub(super) fn effective_limits(&self, may_lack: impl Fn(&str) -> bool) -> ResourceLimits {
+    pub(super) fn effective_limits(&self, may_lack: impl Fn(LimitName) -> bool) -> ResourceLimits {
         let ResourceLimits { memory, cpus, pids, disk } = self.limits;
         ResourceLimits {
-            memory: memory.or(Some(POD_MEMORY).filter(|_| !may_lack("memory"))),
-            cpus: cpus.or(Some(POD_CPUS).filter(|_| !may_lack("cpus"))),
+            memory: memory.or(Some(POD_MEMORY).filter(|_| !may_lack(LimitName::Memory))),
+            cpus: cpus.or(Some(POD_CPUS).filter(|_| !may_lack(LimitName::Cpus))),
             pids,
-            disk: disk.or(Some(POD_DISK).filter(|_| !may_lack("disk"))),
+            disk: disk.or(Some(POD_DISK).filter(|_| !may_lack(LimitName::Disk))),
         }
     }
 

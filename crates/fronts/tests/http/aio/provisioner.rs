@@ -269,6 +269,30 @@ async fn request_to_a_crashed_sandbox_is_served_by_its_successor() {
 }
 
 #[tokio::test]
+async fn create_reports_a_replacement_and_a_substituted_image() {
+    let backend = FakeBackend::with_agents(example_program("bare-agent"));
+    let change = |config: &mut service::ServiceConfig| {
+        config.aliases.table = vec![("alias of other".to_owned(), "other".to_owned())];
+    };
+    let server =
+        start_with(backend, change, |http| configure(http, json!({"image": "alias of other"}))).await;
+    server.service.set_operator_key(Some(OPERATOR_KEY));
+    let reported = |response: &TestResponse| {
+        let header = |name| response.header(name).map(str::to_owned);
+        (header("coracle-restarted"), header("coracle-restart-cause"), header("coracle-image-stand-in"))
+    };
+    let create = || post(&server, json!({"sandbox_id": "a"}));
+    let made = create().await;
+    let (restarted, cause, stand_in) = reported(&made);
+    assert_eq!((restarted, cause), (None, None));
+    assert!(stand_in.as_ref().is_some_and(|text| text.contains("alias of other")), "{stand_in:?}");
+    crash(&server, &made.expect(200)).await;
+    let replaced = (Some("replace".to_owned()), Some("agent died".to_owned()), stand_in.clone());
+    assert_eq!(reported(&create().await), replaced);
+    assert_eq!(reported(&create().await), (None, None, stand_in), "it is alive again");
+}
+
+#[tokio::test]
 async fn crashed_sandbox_stays_absent_without_automatic_restart() {
     let server = start_with_settings(json!({"auto_restart": false})).await;
     let made = create(&server, "a").await;
