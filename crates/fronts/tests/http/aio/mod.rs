@@ -6,6 +6,7 @@ mod code;
 mod deerflow_client;
 mod documents;
 mod files;
+mod hanging_agent;
 mod hooks;
 mod mcp;
 mod observe;
