@@ -3,11 +3,14 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use testkit::fake_backend::FakeBackend;
+use testkit::unjailed_agent::example_program;
 use tokio::time::Instant;
 
 use super::AioSandbox;
 use super::shell::start_shell_server;
 use super::{path_of_url, provision};
+use crate::setup::{OPERATOR_KEY, start_with};
 
 #[tokio::test]
 async fn j20_invalid_bodies_are_refused_in_the_form_of_fastapi() {
@@ -83,6 +86,31 @@ async fn at_the_limit_idle_sessions_without_a_name_go_first() {
     let deleted = sandbox.request("DELETE", "/v1/shell/sessions").send().await.expect(200);
     assert_eq!(deleted["data"], json!({"cleaned_sessions": 2}));
     assert_eq!(sandbox.exec_text("echo free").await, "free");
+}
+
+#[tokio::test]
+async fn as_many_sessions_as_were_granted_can_be_busy_at_once() {
+    const MOST: u32 = 12;
+    let backend = FakeBackend::with_agents(example_program("bare-agent"));
+    let server = start_with(backend, |config| config.commands_per_sandbox = MOST, |_| {}).await;
+    server.service.set_operator_key(Some(OPERATOR_KEY));
+    let body = json!({"sandbox_id": "large", "max_shell_sessions": MOST + 1});
+    let refused = provision(&server, "POST", "/api/sandboxes").json(&body).send().await.expect(400);
+    assert!(refused["detail"].as_str().unwrap().contains("maximum of 12"), "{refused}");
+    let created =
+        provision(&server, "POST", "/api/sandboxes").json(&json!({"sandbox_id": "plain"})).send().await;
+    assert_eq!(created.expect(200)["max_shell_sessions"], MOST, "the default is not more either");
+
+    let sandbox = create_with_sessions(&server, MOST).await;
+    for number in 0..MOST {
+        let id = format!("session {number}");
+        sandbox.create_session(&id).await;
+        sandbox.exec(json!({"command": "read line", "id": id, "async_mode": true})).await;
+    }
+    let sessions = sandbox.get("/v1/shell/sessions").await.expect(200)["data"]["sessions"].clone();
+    let sessions: Vec<_> = sessions.as_object().unwrap().values().collect();
+    assert_eq!(sessions.len(), 12);
+    assert!(sessions.iter().all(|session| session["status"] == "running"), "{sessions:?}");
 }
 
 #[tokio::test]
