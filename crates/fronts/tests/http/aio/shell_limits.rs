@@ -154,15 +154,24 @@ async fn n7_j06_no_change_timeout_is_exact() {
     const TOLERANCE: Duration = Duration::from_secs(2);
     let server = start_shell_server().await;
     let sandbox = AioSandbox::create(&server, "one").await;
-    for (number, (of_session, of_call, expected)) in
-        [(None, Some(600), 600), (Some(600), None, 600), (Some(5), Some(605), 605), (None, None, 120)]
-            .into_iter()
-            .enumerate()
+    const PRINT: &str = "echo waits; read line; echo $line";
+    // DeerFlow lists a directory in this way.
+    const LIST: &str =
+        "find waits -maxdepth 2 -type f -o -type d 2>/dev/null | head -500; read line; echo $line";
+    sandbox.exec_text("mkdir waits").await;
+    for (number, (command, of_session, of_call, expected)) in [
+        (PRINT, None, Some(600), 600),
+        (LIST, None, Some(600), 600),
+        (PRINT, Some(600), None, 600),
+        (PRINT, Some(5), Some(605), 605),
+        (PRINT, None, None, 120),
+    ]
+    .into_iter()
+    .enumerate()
     {
         // Each is a fresh session, as that of a client which retries.
         let session = format!("session {number}");
         sandbox.shell("sessions/create", json!({"id": session, "no_change_timeout": of_session})).await;
-        let command = "echo waits; read line; echo $line";
         let body = json!({"command": command, "id": session, "no_change_timeout": of_call});
         let (result, took) = time_until_quiet(&sandbox, body, &session).await;
         assert_eq!((&result["status"], &result["output"]), (&json!("no_change_timeout"), &json!("waits")));
