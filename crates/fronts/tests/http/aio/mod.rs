@@ -2,12 +2,14 @@
 
 mod access;
 mod bash;
+mod bash_socket;
 mod code;
 mod deerflow_client;
 mod documents;
 mod files;
 mod hanging_agent;
 mod hooks;
+mod json_socket;
 mod mcp;
 mod observe;
 mod ports;
