@@ -14,6 +14,7 @@ mod mcp;
 mod observe;
 mod ports;
 mod provisioner;
+mod provisioner_limits;
 mod sandbox_info;
 mod shell;
 mod shell_limits;
