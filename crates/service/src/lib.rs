@@ -606,6 +606,11 @@ impl Service {
         !self.0.config().require_limits && !self.0.host.capabilities.limits.contains(&limit)
     }
 
+    /// How many commands of one sandbox may run at once.
+    pub fn commands_per_sandbox(&self) -> u32 {
+        self.0.config().commands_per_sandbox
+    }
+
     /// The number of sandboxes in each phase, by the phase's name.
     pub fn count_by_phase(&self) -> BTreeMap<&'static str, usize> {
         self.0.lifecycle.registry.count_by_phase()

@@ -149,6 +149,11 @@ impl FakeBackend {
         self.world.lock().unwrap().agents.clear();
     }
 
+    /// Stops the real agent of a sandbox, so that it keeps its connections but does not answer.
+    pub fn stop_agent(&self, id: &SandboxId) {
+        self.world.lock().unwrap().agents.get(id).expect("it has a real agent").stop();
+    }
+
     /// The directory in which the commands of a sandbox with a real agent start.
     pub fn home(&self, id: &SandboxId) -> PathBuf {
         self.world.lock().unwrap().agents.get(id).expect("it has a real agent").home()

@@ -90,6 +90,11 @@ impl UnjailedAgent {
         self.process.id()
     }
 
+    /// Stops the agent, but nothing that it has started. It can only be killed afterwards.
+    pub fn stop(&self) {
+        kill_process(Pid::from_child(&self.process), Signal::STOP).unwrap();
+    }
+
     /// Kills it with everything that it has started and waits until all have ended, so that no file
     /// of theirs is in use afterwards. Does nothing if the agent has ended already.
     pub fn kill(&mut self) {

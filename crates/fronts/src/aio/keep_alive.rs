@@ -8,10 +8,9 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use futures_util::{Stream, StreamExt, stream};
+use futures_util::{StreamExt, stream};
 use http::header;
 use serde::Serialize;
-use serde_json::json;
 use tokio::time::timeout;
 
 use super::envelope::ResponseEnvelope;
@@ -33,47 +32,42 @@ impl<T: Serialize + Send + 'static> JsonPieces for ResponseEnvelope<T> {
     }
 }
 
-type WaitingResult<R> = Pin<Box<dyn Future<Output = Result<R, AioProblem>> + Send>>;
+type LateResult<R> = Pin<Box<dyn Future<Output = R> + Send>>;
 
-/// Responds with the result. If that takes longer than the interval, the status is sent before the result is known, so
-/// a later error is a failure in the envelope. Dropping the response drops the future.
-pub(super) async fn respond_with_blanks<R: JsonPieces>(
-    result: impl Future<Output = Result<R, AioProblem>> + Send + 'static,
+/// Responds with the result. If that takes longer than the interval, the status 200 is sent before the result is known.
+/// A later error is then turned into a result by `late_failure`, with the same fields as any other: some clients look
+/// only at these. Dropping the response drops the future.
+pub(super) async fn respond_with_blanks<R: JsonPieces, E: Into<AioProblem> + Send + 'static>(
+    result: impl Future<Output = Result<R, E>> + Send + 'static,
+    late_failure: impl FnOnce(E) -> R + Send + 'static,
 ) -> Result<Response, AioProblem> {
-    let mut waiting: WaitingResult<R> = Box::pin(result);
+    let mut waiting = Box::pin(result);
     match timeout(KEEP_ALIVE_INTERVAL, &mut waiting).await {
-        Ok(result) => Ok(result?.into_response()),
-        Err(_elapsed) => Ok(late_response(waiting)),
+        Ok(Ok(result)) => Ok(result.into_response()),
+        Ok(Err(error)) => Err(error.into()),
+        Err(_elapsed) => {
+            Ok(late_response(Box::pin(async move { waiting.await.unwrap_or_else(late_failure) })))
+        }
     }
 }
 
-fn late_response<R: JsonPieces>(waiting: WaitingResult<R>) -> Response {
+fn late_response<R: JsonPieces>(waiting: LateResult<R>) -> Response {
     let blank = || stream::iter([Bytes::from_static(b" ")]).left_stream();
     let later = stream::unfold(Some(waiting), move |waiting| async move {
         let mut waiting = waiting?;
         match timeout(KEEP_ALIVE_INTERVAL, &mut waiting).await {
             Err(_elapsed) => Some((blank(), Some(waiting))),
-            Ok(result) => Some((result_pieces(result).right_stream(), None)),
+            Ok(result) => Some((stream::iter(result.into_pieces()).right_stream(), None)),
         }
     });
     let pieces = blank().chain(later.flatten()).map(Ok::<_, Infallible>);
     ([(header::CONTENT_TYPE, "application/json")], Body::from_stream(pieces)).into_response()
 }
 
-fn result_pieces<R: JsonPieces>(result: Result<R, AioProblem>) -> impl Stream<Item = Bytes> + Send {
-    match result {
-        Ok(result) => stream::iter(result.into_pieces()).left_stream(),
-        Err(AioProblem { message, data, hint, .. }) => {
-            let body = json!({"success": false, "message": message, "data": data, "hint": hint});
-            stream::iter([Bytes::from(body.to_string())]).right_stream()
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use http_body_util::BodyExt;
-    use serde_json::Value;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -81,11 +75,12 @@ mod tests {
         wait: Duration,
         result: Result<ResponseEnvelope<u32>, AioProblem>,
     ) -> Result<(u16, Bytes), AioProblem> {
-        let response = respond_with_blanks(async move {
+        let response = async move {
             tokio::time::sleep(wait).await;
             result
-        });
-        let response = response.await?;
+        };
+        let late_failure = |problem: AioProblem| ResponseEnvelope::failure(problem.message, 9);
+        let response = respond_with_blanks(response, late_failure).await?;
         let status = response.status().as_u16();
         Ok((status, response.into_body().collect().await.expect("the body cannot fail").to_bytes()))
     }
@@ -102,12 +97,13 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn late_error_is_a_failure_in_the_envelope() {
+    async fn late_error_is_a_failure_with_data() {
         let refused = || Err(AioProblem::bad_request("refused"));
         let early = body_after(KEEP_ALIVE_INTERVAL / 2, refused()).await.unwrap_err();
         assert_eq!(early.status, 400);
         let (status, late) = body_after(KEEP_ALIVE_INTERVAL * 2, refused()).await.unwrap();
         let late: Value = serde_json::from_slice(&late).unwrap();
-        assert_eq!((status, &late["success"], &late["message"]), (200, &json!(false), &json!("refused")));
+        let expected = json!({"success": false, "message": "refused", "data": 9, "hint": null});
+        assert_eq!((status, late), (200, expected));
     }
 }

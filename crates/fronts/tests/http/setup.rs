@@ -32,10 +32,11 @@ pub(crate) async fn start_with_keys(change: impl FnOnce(&mut ServiceConfig)) -> 
     server
 }
 
-/// Like [`start_with_keys`], with changed settings of the listener, and agents in its sandboxes.
+/// Like [`start_with_keys`], with changed settings of the listener, agents in its sandboxes, and as many commands as a
+/// server allows by default.
 pub(crate) async fn start_with_keys_and_agents(change_http: impl FnOnce(&mut HttpSettings)) -> TestServer {
     let backend = FakeBackend::with_agents(example_program("bare-agent"));
-    let server = start_with(backend, |_| {}, change_http).await;
+    let server = start_with(backend, |config| config.commands_per_sandbox = 64, change_http).await;
     server.service.set_operator_key(Some(OPERATOR_KEY));
     server
 }

@@ -89,7 +89,7 @@ async fn n53_get_shows_dead_sandboxes_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn n56_n57_get_asks_neither_backend_nor_agent() {
+async fn n50_n56_n57_get_asks_neither_backend_nor_agent() {
     let bench = TestBench::new().await;
     let made = bench.create().await;
     bench.backend.remove_sandbox(&made.id);
@@ -99,6 +99,17 @@ async fn n56_n57_get_asks_neither_backend_nor_agent() {
     let error = bench.service.sandbox(&bench.owner, &unknown).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);
     assert_eq!(bench.backend.times_asked_to("dial"), asked);
+}
+
+#[tokio::test]
+async fn n51_get_does_not_use_the_store() {
+    let bench = TestBench::new().await;
+    let made = bench.acquire("a").await.sandbox;
+    let store = rusqlite::Connection::open(bench.state.path().join("coracle.db")).unwrap();
+    store.execute_batch("DROP TABLE sandboxes").unwrap();
+    bench.service.create_sandbox(&bench.owner, plain()).await.expect_err("the store cannot be used");
+    assert_eq!(bench.sandbox(&made.id).current_state().phase, Phase::Running);
+    assert_eq!(bench.service.find_by_key(&bench.key("a")).unwrap().id, made.id);
 }
 
 #[tokio::test]

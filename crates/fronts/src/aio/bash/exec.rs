@@ -19,7 +19,10 @@ use super::fields::{check_count, check_long_text, check_variables};
 use super::session::{NewBashSession, open_session, optional_session_id};
 use crate::aio::body::{AioJson, require_field};
 use crate::aio::commands::fields::{check_absolute_path, parse_seconds};
-use crate::aio::commands::run::{MAX_OPEN_ATTEMPTS, queued_run, reader_backpressure, sent_directory};
+use crate::aio::commands::run::{
+    CommandIds, FailedCommand, MAX_OPEN_ATTEMPTS, OVERDUE_TIMEOUT, overdue_problem, queued_run,
+    reader_backpressure, sent_directory, start_queued_run,
+};
 use crate::aio::commands::session::SessionGroup;
 use crate::aio::envelope::ResponseEnvelope;
 use crate::aio::keep_alive::respond_with_blanks;
@@ -28,8 +31,6 @@ use crate::aio::target::AioTarget;
 
 /// How many characters of each stream are returned, unless the client says otherwise.
 const DEFAULT_OUTPUT_CHARS: u64 = 50_000;
-/// How long the end of a command may be overdue.
-const OVERDUE_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Deserialize)]
 pub(super) struct BashExecBody {
@@ -114,7 +115,7 @@ pub(super) async fn exec_command(
     let requested = RequestTime::now();
     let request = BashExecRequest::parse(body, &target)?;
     target.begin_stream()?;
-    respond_with_blanks(run_command(target, request, requested)).await
+    respond_with_blanks(run_command(target, request, requested), failed_late).await
 }
 
 /// A run that was passed to its session.
@@ -124,21 +125,50 @@ struct BegunRun {
     output: Option<OutputStream>,
 }
 
+/// The response of a command that failed after the response had begun. Clients that do not read `success` find the error
+/// in its errors.
+fn failed_late(failed: FailedCommand) -> ResponseEnvelope<BashExecResult> {
+    let FailedCommand { problem, ids, command } = failed;
+    let result = BashExecResult {
+        session_id: ids.session,
+        command_id: ids.command,
+        command,
+        status: BashStatus::Killed,
+        stdout: None,
+        stderr: Some(problem.message.clone()),
+        exit_code: Some(-1),
+        offset: 0,
+        stderr_offset: 0,
+    };
+    ResponseEnvelope { hint: problem.hint, ..ResponseEnvelope::failure(problem.message, result) }
+}
+
 async fn run_command(
     target: AioTarget,
     request: BashExecRequest,
     requested: RequestTime,
+) -> Result<ResponseEnvelope<BashExecResult>, FailedCommand> {
+    let mut ids = CommandIds { session: request.id.clone().unwrap_or_default(), ..CommandIds::default() };
+    let result = wait_for_command(&target, &request, requested, &mut ids).await;
+    result.map_err(|problem| FailedCommand { problem, ids, command: request.run.text })
+}
+
+async fn wait_for_command(
+    target: &AioTarget,
+    request: &BashExecRequest,
+    requested: RequestTime,
+    ids: &mut CommandIds,
 ) -> Result<ResponseEnvelope<BashExecResult>, AioProblem> {
     let deadline = match request.mode {
         BashExecMode::WaitAtMost(limit) => Some(tokio::time::Instant::now() + limit),
         BashExecMode::Wait | BashExecMode::Detached => None,
     };
-    let (id, begun) = begin_command(&target, &request, requested).await?;
+    let (id, begun) = begin_command(target, request, requested).await?;
+    *ids = CommandIds { session: id, command: begun.process.as_str().to_owned() };
     let mut collected = CollectedOutput::new(request.max_chars);
     let mut end = None;
     if let Some(mut output) = begun.output {
         let soft = deadline.map(|deadline| deadline.saturating_duration_since(tokio::time::Instant::now()));
-        // A sandbox that does not enforce the limit must not keep the request.
         let overdue = request.run.deadline.filter(|_| soft.is_none()).map(|limit| limit + OVERDUE_TIMEOUT);
         let limits = WaitLimits { soft: soft.or(overdue), quiet: None };
         let outcome = output.wait(limits, |event| collected.add_event(&event)).await?;
@@ -146,17 +176,16 @@ async fn run_command(
             collected.finish();
             end = Some(BashStatus::from_end(&ended));
         } else if overdue.is_some() {
-            let message = "the sandbox did not end the command in time";
-            return Err(AioProblem::new(StatusCode::GATEWAY_TIMEOUT, message));
+            return Err(overdue_problem());
         }
     }
     let offsets = collected.offsets();
     let (stdout, stderr) = collected.into_texts();
     let message = if end.is_some() { "Command executed" } else { "Command is running" };
     let result = BashExecResult {
-        session_id: id,
-        command_id: begun.process.as_str().to_owned(),
-        command: request.run.text,
+        session_id: ids.session.clone(),
+        command_id: ids.command.clone(),
+        command: request.run.text.clone(),
         status: end.map_or(BashStatus::Running, |(status, _)| status),
         stdout,
         stderr,
@@ -197,7 +226,7 @@ async fn start_run(
 ) -> Result<BegunRun, ServiceError> {
     let run = request.run.clone();
     if request.mode == BashExecMode::Wait {
-        let output = sandbox.sessions().run_in_session(session, run).await?;
+        let output = start_queued_run(sandbox, session, run).await?;
         return Ok(BegunRun { process: output.process.clone(), output: Some(output) });
     }
     let process = sandbox.sessions().start_detached_run(session, run).await?;

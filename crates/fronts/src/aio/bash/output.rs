@@ -84,7 +84,27 @@ pub(super) async fn read_output(
 ) -> Result<Response, AioProblem> {
     let request = BashOutputRequest::parse(body)?;
     target.begin_stream()?;
-    respond_with_blanks(read_command_output(target, request)).await
+    let (session_id, from) = (request.id.clone(), request.from);
+    let failed_late = move |problem| late_failure(problem, session_id, from);
+    respond_with_blanks(read_command_output(target, request), failed_late).await
+}
+
+/// The response if reading failed after the response had begun. The offsets are those of the request, so the client can
+/// ask again. Whether the command still runs is not known.
+fn late_failure(
+    problem: AioProblem,
+    session_id: String,
+    from: StreamOffsets,
+) -> ResponseEnvelope<BashOutputResult> {
+    let result = BashOutputResult {
+        session_id,
+        stdout: None,
+        stderr: Some(problem.message.clone()),
+        offset: from.stdout,
+        stderr_offset: from.stderr,
+        command: None,
+    };
+    ResponseEnvelope { hint: problem.hint, ..ResponseEnvelope::failure(problem.message, result) }
 }
 
 async fn read_command_output(

@@ -22,10 +22,10 @@ const SESSION_IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
 const SESSION_TERMINAL_SIZE: TerminalSize = TerminalSize { columns: 1000, rows: 1000 };
 
 /// The variable of a sandbox that sets how many sessions of `/v1/bash` it may have.
-const MAX_BASH_SESSIONS_VARIABLE: &str = "MAX_BASH_SESSIONS";
+pub(in crate::aio) const MAX_BASH_SESSIONS_VARIABLE: &str = "MAX_BASH_SESSIONS";
 const DEFAULT_BASH_SESSIONS: u32 = 50;
 /// The highest number of sessions that the variable can set.
-const MAX_BASH_SESSIONS: u32 = 1000;
+pub(in crate::aio) const MAX_BASH_SESSIONS: u32 = 1000;
 
 /// A group of routes with sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

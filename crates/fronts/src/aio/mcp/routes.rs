@@ -5,7 +5,7 @@ use axum::extract::{Path, Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use http::StatusCode;
-use rmcp::model::{CallToolResult, ListToolsResult};
+use rmcp::model::{CallToolResult, ContentBlock, ListToolsResult};
 use serde_json::Value;
 
 use super::{SERVER_INFO, SERVER_NAME, TOOLS, ToolContext};
@@ -76,7 +76,10 @@ async fn call_tool(
         let result = TOOLS.call(&tool, ToolContext { state, target }, arguments).await;
         result.map(result_envelope).ok_or_else(AioProblem::not_found)
     };
-    Ok(respond_with_blanks(called).await?.into_response())
+    let failed_late = |problem: AioProblem| {
+        result_envelope(CallToolResult::error(vec![ContentBlock::text(problem.message)]))
+    };
+    Ok(respond_with_blanks(called, failed_late).await?.into_response())
 }
 
 fn check_server(server: &str) -> Result<(), AioProblem> {

@@ -24,7 +24,7 @@ done
 "#;
 
 pub(super) fn plan_sandbox(
-    _: &Service,
+    service: &Service,
     settings: &HttpSettings,
     request: &FrontSandboxRequest,
 ) -> Result<CreateSandboxRequest, FrontSandboxError> {
@@ -33,7 +33,7 @@ pub(super) fn plan_sandbox(
     let notes = AioNotes {
         epoch: notes::draw_epoch(),
         file_errors: FileErrors::Structured,
-        max_shell_sessions: count_sessions(request, &defaults)?,
+        max_shell_sessions: count_sessions(service, request, &defaults)?,
         user_id: None,
         thread_id: None,
     };
@@ -61,16 +61,15 @@ pub(super) fn plan_sandbox(
 }
 
 fn count_sessions(
+    service: &Service,
     request: &FrontSandboxRequest,
     defaults: &ProvisionerSettings,
 ) -> Result<u32, FrontSandboxError> {
+    let most = defaults.most_shell_sessions(service);
     match variables::number_of(&request.env, MAX_SHELL_SESSIONS) {
-        None => Ok(defaults.default_shell_sessions()),
-        Some(count) if count <= defaults.max_shell_sessions => Ok(count),
-        Some(count) => {
-            let most = defaults.max_shell_sessions;
-            Err(refuse(format!("`{MAX_SHELL_SESSIONS}` is {count}, more than {most}")))
-        }
+        None => Ok(defaults.default_shell_sessions(service)),
+        Some(count) if count <= most => Ok(count),
+        Some(count) => Err(refuse(format!("`{MAX_SHELL_SESSIONS}` is {count}, more than {most}"))),
     }
 }
 

@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 
 use serde_json::json;
 
+use crate::aio::commands::session::{MAX_BASH_SESSIONS, MAX_BASH_SESSIONS_VARIABLE};
+use crate::aio::guest::USER_NAME;
 use crate::front_sandboxes::{FrontSandboxError, RootAccess, RootVariables};
 use crate::front_settings::SettingValues;
 
@@ -31,7 +33,7 @@ const SANDBOX_NAMES: [&str; 14] = [
     "TZ",
     MAX_SHELL_SESSIONS,
     "SHELL_SESSION_TIMEOUT",
-    "MAX_BASH_SESSIONS",
+    MAX_BASH_SESSIONS_VARIABLE,
     "BASH_SESSION_TIMEOUT",
     HOOKS[0],
     HOOKS[1],
@@ -47,7 +49,7 @@ const NUMBERS: [&str; 6] = [
     USER_GID,
     MAX_SHELL_SESSIONS,
     "SHELL_SESSION_TIMEOUT",
-    "MAX_BASH_SESSIONS",
+    MAX_BASH_SESSIONS_VARIABLE,
     "BASH_SESSION_TIMEOUT",
 ];
 
@@ -79,7 +81,10 @@ const WITHOUT_EFFECT: [(&str, &str); 21] = [
     ("DISABLE_JUPYTER", "no JupyterLab"),
 ];
 
-/// Everything that is read from the environment of the caller. `USER` is not: there, it names the caller.
+/// The user of commands in AIO's image. In the environment of the caller, it names the caller.
+const USER: &str = "USER";
+
+/// Everything that is read from the environment of the caller.
 pub(super) static ENVIRONMENT_NAMES: &[&str] = &all_names();
 
 const NAME_COUNT: usize = SANDBOX_NAMES.len() + 3 + WITHOUT_EFFECT.len() + 2;
@@ -143,6 +148,10 @@ pub(super) fn read_variables(
             ignored.push((name.to_owned(), reason));
         }
     }
+    if env.get(USER).is_some_and(|user| user != USER_NAME) {
+        env.remove(USER);
+        ignored.push((USER.to_owned(), "the user is gem; USER_UID and USER_GID set its ids"));
+    }
     let settings = take_settings(&mut env)?;
     ignored.sort_unstable();
     let protected = settings.contains_key("api_key") || settings.contains_key("jwt_public_key");
@@ -173,10 +182,16 @@ pub(super) fn check_variables(env: &BTreeMap<String, String>) -> Result<(), Fron
             hint: Some("the address of a sandbox contains its key"),
         });
     }
-    NUMBERS.iter().try_for_each(|name| match env.get(*name) {
-        Some(text) => parse_number(name, text).map(drop),
-        None => Ok(()),
-    })
+    for name in NUMBERS {
+        let number = env.get(name).map(|text| parse_number(name, text)).transpose()?;
+        if let Some(count) =
+            number.filter(|count| name == MAX_BASH_SESSIONS_VARIABLE && *count > MAX_BASH_SESSIONS)
+        {
+            let message = format!("`{name}` is {count}, more than {MAX_BASH_SESSIONS}");
+            return Err(FrontSandboxError { message, hint: None });
+        }
+    }
+    Ok(())
 }
 
 /// A variable that holds a number; `None` if it is not set. Its form was checked.
@@ -245,6 +260,7 @@ mod tests {
         for (name, value) in [
             ("USER_UID", "x"),
             ("MAX_BASH_SESSIONS", "0"),
+            ("MAX_BASH_SESSIONS", "1001"),
             ("SANDBOX_API_KEY", "s3cret"),
             ("AUTH_TOKEN", "t"),
         ] {
@@ -252,7 +268,25 @@ mod tests {
             assert!(error.message.contains(name) && !error.message.contains("s3cret"), "{error}");
         }
         assert!(read_variables(pairs(&[]), pairs(&[("AUTH_TOKEN", "t")])).is_err());
-        check_variables(&pairs(&[("USER_UID", " 7 "), ("ANY", "x")])).unwrap();
+        check_variables(&pairs(&[("USER_UID", " 7 "), ("ANY", "x"), ("MAX_BASH_SESSIONS", "1000")])).unwrap();
+    }
+
+    #[test]
+    fn every_variable_without_an_effect_is_named() {
+        let without: Vec<_> = WITHOUT_EFFECT.map(|(name, _)| (name, "x")).into();
+        let read = read(&without, &[("USER", "ann"), ("DISABLE_CODE_SERVER", "true")]);
+        assert_eq!(read.env, BTreeMap::new());
+        let mut expected: Vec<_> = without.into_iter().map(|(name, _)| name).collect();
+        expected.extend(["USER", "DISABLE_CODE_SERVER"]);
+        expected.sort_unstable();
+        let named: Vec<_> = read.ignored.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(named, expected);
+    }
+
+    #[test]
+    fn user_that_exists_is_accepted() {
+        let read = read(&[], &[("USER", "gem")]);
+        assert_eq!((read.env, read.ignored), (pairs(&[("USER", "gem")]), Vec::new()));
     }
 
     #[test]
@@ -261,6 +295,6 @@ mod tests {
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), ENVIRONMENT_NAMES.len());
-        assert!(!names.contains(&"") && !names.contains(&"USER"));
+        assert!(!names.contains(&"") && !names.contains(&USER));
     }
 }

@@ -26,7 +26,8 @@ pub(super) async fn create_sandbox(
     request: Request,
 ) -> Result<(HeaderMap, Json<ProvisionedSandbox>), ProvisionerProblem> {
     let bytes = read_body(request.into_body(), state.settings.json_body_limit).await?;
-    let request = parse_json::<ProvisionBody>(&bytes)?.check(&state.own_settings)?;
+    let most_shell_sessions = state.own_settings.most_shell_sessions(&state.service);
+    let request = parse_json::<ProvisionBody>(&bytes)?.check(most_shell_sessions)?;
     let key = sandbox_key(&owner, &request.id)?;
     let create = create_request(&state, &owner, &request)?;
     request.check_existing(&state.service, &key)?;
@@ -54,7 +55,9 @@ fn create_request(
     let notes = AioNotes {
         epoch: notes::draw_epoch(),
         file_errors: FileErrors::Http,
-        max_shell_sessions: request.shell_sessions.unwrap_or(settings.default_shell_sessions()),
+        max_shell_sessions: request
+            .shell_sessions
+            .unwrap_or_else(|| settings.default_shell_sessions(&state.service)),
         user_id: Some(request.user.clone()),
         thread_id: request.thread.clone(),
     };

@@ -6,7 +6,6 @@ use serde::Deserialize;
 use service::Service;
 
 use super::problem::ProvisionerProblem;
-use super::settings::ProvisionerSettings;
 use crate::aio::body::require_field;
 use crate::aio::guest::{DEFAULT_SKILLS_ROOT, SKILL_CATEGORIES, USER_DATA};
 use crate::aio::notes::AioNotes;
@@ -72,17 +71,14 @@ pub(super) struct ExtraMount {
 }
 
 impl ProvisionBody {
-    pub(super) fn check(
-        self,
-        settings: &ProvisionerSettings,
-    ) -> Result<ProvisionRequest, ProvisionerProblem> {
+    pub(super) fn check(self, most_shell_sessions: u32) -> Result<ProvisionRequest, ProvisionerProblem> {
         let id = check_sandbox_id(require_field(self.sandbox_id, "sandbox_id")?)?;
         let user = self.user_id.unwrap_or_else(|| "default".to_owned());
         let user = check_name("user_id", user, MAX_USER_BYTES)?;
         let thread =
             self.thread_id.map(|thread| check_name("thread_id", thread, MAX_THREAD_BYTES)).transpose()?;
-        let shell_sessions =
-            self.max_shell_sessions.map(|count| check_shell_sessions(count, settings)).transpose()?;
+        let check_sessions = |count| check_shell_sessions(count, most_shell_sessions);
+        let shell_sessions = self.max_shell_sessions.map(check_sessions).transpose()?;
         let skills_root = match self.skills_container_path {
             Some(path) => check_skills_root(path)?,
             None => DEFAULT_SKILLS_ROOT.to_owned(),
@@ -152,11 +148,10 @@ fn is_name_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_')
 }
 
-fn check_shell_sessions(count: u64, settings: &ProvisionerSettings) -> Result<u32, ProvisionerProblem> {
+fn check_shell_sessions(count: u64, most: u32) -> Result<u32, ProvisionerProblem> {
     if count == 0 {
         return Err(AioProblem::invalid_field("max_shell_sessions", "must be greater than 0").into());
     }
-    let most = settings.max_shell_sessions;
     match u32::try_from(count) {
         Ok(count) if count <= most => Ok(count),
         _ => Err(ProvisionerProblem::bad_request(format!(
@@ -263,7 +258,7 @@ mod tests {
         body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
         let parsed: Result<ProvisionBody, _> = parse_json(body.to_string().as_bytes());
         let parsed = parsed.map_err(|problem| problem.status)?;
-        parsed.check(&ProvisionerSettings::default()).map_err(|problem| problem.status())
+        parsed.check(200).map_err(|problem| problem.status())
     }
 
     #[track_caller]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use domain::{Bytes, MilliCpus, NetworkAccess, Owner, ResourceLimits};
 use serde_json::{Value, json};
-use service::LimitName;
+use service::{LimitName, Service};
 
 use super::request_checks::normalize_path;
 use crate::aio::guest;
@@ -66,8 +66,8 @@ const POD_DISK: Bytes = Bytes(500 << 20);
 pub(in crate::aio) struct ProvisionerSettings {
     /// Whether a client that still uses the address of a crashed sandbox is served by a successor.
     pub(in crate::aio) auto_restart: bool,
-    /// How many shell sessions a create may ask for.
-    pub(in crate::aio) max_shell_sessions: u32,
+    /// How many shell sessions a create may ask for, if so many commands may run.
+    pub(super) max_shell_sessions: u32,
     /// The ids of the user in sandboxes.
     pub(in crate::aio) uid: u32,
     pub(in crate::aio) gid: u32,
@@ -140,9 +140,15 @@ impl ProvisionerSettings {
         values.transpose().expect("settings are checked when the configuration is read").unwrap_or_default()
     }
 
+    /// How many shell sessions the creator of a sandbox may ask for. All of them may be busy at once, so there are not
+    /// more than a sandbox may run commands.
+    pub(in crate::aio) fn most_shell_sessions(&self, service: &Service) -> u32 {
+        self.max_shell_sessions.min(service.commands_per_sandbox())
+    }
+
     /// How many shell sessions a sandbox has whose creator names no number.
-    pub(in crate::aio) fn default_shell_sessions(&self) -> u32 {
-        DEFAULT_SHELL_SESSIONS.min(self.max_shell_sessions)
+    pub(in crate::aio) fn default_shell_sessions(&self, service: &Service) -> u32 {
+        DEFAULT_SHELL_SESSIONS.min(self.most_shell_sessions(service))
     }
 
     /// The limits of a sandbox: those that are configured, and of the others those that this server can enforce.

@@ -3,6 +3,7 @@
 //! ```text
 //! waiting ─► started ─► Output… ─► Ended
 //!    │           ├─► TooLong, TooQuiet: the command goes on
+//!    │           ├─► Overdue: the sandbox has not enforced the hard timeout
 //!    └─► TooLong: it stays in the queue
 //! ```
 //! Dropping it ends the wait. A command that has started goes on; one that waits for its turn is dropped.
@@ -14,6 +15,7 @@ use domain::SessionId;
 use service::{OutputEvent, OutputStream, ProcessEnd, SandboxRef, ServiceError, SessionRunRequest};
 use tokio::time::{Instant, sleep_until};
 
+use super::super::commands::run::{OVERDUE_TIMEOUT, start_queued_run};
 use super::super::commands::session::{GroupSession, SessionGroup};
 use super::session::SessionNote;
 
@@ -45,6 +47,7 @@ pub(super) enum RunEnd {
     Ended(ProcessEnd),
     TooLong,
     TooQuiet,
+    Overdue,
 }
 
 /// A command that is being waited for.
@@ -53,6 +56,10 @@ pub(super) struct CommandRun {
     session: SessionId,
     stage: RunStage,
     soft_at: Option<Instant>,
+    /// The hard timeout, which the sandbox enforces.
+    hard: Option<Duration>,
+    /// When the sandbox should have enforced it.
+    overdue_at: Option<Instant>,
     quiet: Option<Duration>,
     last_change: Instant,
 }
@@ -72,9 +79,10 @@ impl CommandRun {
         run: SessionRunRequest,
         limits: RunLimits,
     ) -> Self {
+        let hard = run.deadline;
         let starting = {
             let (sandbox, session) = (sandbox.clone(), session.clone());
-            async move { sandbox.sessions().run_in_session(&session, run).await }
+            async move { start_queued_run(&sandbox, &session, run).await }
         };
         let now = Instant::now();
         Self {
@@ -82,6 +90,8 @@ impl CommandRun {
             session,
             stage: RunStage::Starting(Box::pin(starting)),
             soft_at: limits.soft.map(|limit| now + limit),
+            hard,
+            overdue_at: None,
             quiet: limits.quiet,
             last_change: now,
         }
@@ -99,6 +109,7 @@ impl CommandRun {
             Some(output) => {
                 self.stage = RunStage::Started(Box::new(output));
                 self.last_change = Instant::now();
+                self.overdue_at = self.hard.map(|limit| self.last_change + limit + OVERDUE_TIMEOUT);
                 Ok(true)
             }
             None => {
@@ -129,11 +140,18 @@ impl CommandRun {
                     });
                 }
                 () = sleep_until_limit(self.soft_at) => return Ok(RunStep::Over(RunEnd::TooLong)),
+                () = sleep_until_limit(self.overdue_at) => return Ok(RunStep::Over(RunEnd::Overdue)),
                 () = sleep_until(quiet_at) => if self.quiet.is_some() {
                     return Ok(RunStep::Over(RunEnd::TooQuiet));
                 },
             }
-            self.quiet = Some(read_quiet_limit(&self.sandbox, &self.session).await);
+            tokio::select! {
+                biased;
+                limit = read_quiet_limit(&self.sandbox, &self.session) => self.quiet = Some(limit),
+                // A sandbox that does not answer extends no limit; the next pass reports which one it was.
+                () = sleep_until_limit(self.soft_at) => {}
+                () = sleep_until_limit(self.overdue_at) => {}
+            }
         }
     }
 

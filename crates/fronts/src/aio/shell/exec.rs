@@ -9,7 +9,10 @@ use service::{FileFault, RequestTime, ServiceError, SessionRunRequest};
 
 use super::super::body::{AioJson, require_field};
 use super::super::commands::fields::{check_path, parse_seconds};
-use super::super::commands::run::{MAX_OPEN_ATTEMPTS, queued_run, reader_backpressure, sent_directory};
+use super::super::commands::run::{
+    CommandIds, FailedCommand, MAX_OPEN_ATTEMPTS, overdue_problem, queued_run, reader_backpressure,
+    sent_directory,
+};
 use super::super::commands::session::SessionGroup;
 use super::super::keep_alive::respond_with_blanks;
 use super::super::problem::AioProblem;
@@ -130,7 +133,7 @@ pub(super) async fn exec_command(
             BegunCommand { run: None, .. } => exec_events::stream_text(request.missing_directory_text()),
         });
     }
-    respond_with_blanks(run_command(target, request, requested)).await
+    respond_with_blanks(run_command(target, request, requested), CommandResult::failed_late).await
 }
 
 /// Runs a command until it ends or a limit is reached, or only starts it.
@@ -138,14 +141,27 @@ pub(super) async fn run_command(
     target: AioTarget,
     request: ExecRequest,
     requested: RequestTime,
+) -> Result<CommandResult, FailedCommand> {
+    let mut ids = CommandIds { session: request.id.clone().unwrap_or_default(), ..CommandIds::default() };
+    let result = wait_for_command(&target, &request, requested, &mut ids).await;
+    result.map_err(|problem| FailedCommand { problem, ids, command: request.command })
+}
+
+async fn wait_for_command(
+    target: &AioTarget,
+    request: &ExecRequest,
+    requested: RequestTime,
+    ids: &mut CommandIds,
 ) -> Result<CommandResult, AioProblem> {
-    let BegunCommand { id, run } = begin_command(&target, &request, requested).await?;
+    let BegunCommand { id, run } = begin_command(target, request, requested).await?;
+    ids.session.clone_from(&id);
+    let command = request.command.clone();
     let Some(mut run) = run else {
         return Ok(match request.mode {
-            ExecMode::Detached => CommandResult::running(id, request.command, "Command sent for execution"),
+            ExecMode::Detached => CommandResult::running(id, command, "Command sent for execution"),
             ExecMode::Wait => {
                 let output = request.missing_directory_text();
-                CommandResult::ended(id, request.command, (ShellStatus::Terminated, 1), output)
+                CommandResult::ended(id, command, (ShellStatus::Terminated, 1), output)
             }
         });
     };
@@ -158,13 +174,14 @@ pub(super) async fn run_command(
     };
     Ok(match end {
         RunEnd::TooLong => {
-            let running = CommandResult::running(id, request.command, EXECUTED_MESSAGE);
+            let running = CommandResult::running(id, command, EXECUTED_MESSAGE);
             running.with_partial_output(collected.into_text())
         }
-        RunEnd::TooQuiet => CommandResult::quiet(id, request.command, collected.into_text()),
+        RunEnd::TooQuiet => CommandResult::quiet(id, command, collected.into_text()),
+        RunEnd::Overdue => return Err(overdue_problem()),
         RunEnd::Ended(end) => {
             let ended = ShellStatus::from_exit(end.exit);
-            CommandResult::ended(id, request.command, ended, collected.into_text())
+            CommandResult::ended(id, command, ended, collected.into_text())
         }
     })
 }

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use service::OutputEvent;
 use tokio::time::timeout;
 
+use super::super::commands::run::overdue_problem;
 use super::super::keep_alive::KEEP_ALIVE_INTERVAL;
 use super::command_run::{CommandRun, RunEnd, RunStep};
 use super::text::TextCleaner;
@@ -107,6 +108,7 @@ async fn read_frame(run: &mut CommandRun, text: &mut LiveText) -> (String, Strea
             }
             Ok(Ok(RunStep::Over(end))) => {
                 let last = match end {
+                    RunEnd::Overdue => return (error_event(&overdue_problem().message), StreamStage::Over),
                     RunEnd::Ended(end) => text.add_event(&OutputEvent::Ended(end)),
                     RunEnd::TooLong | RunEnd::TooQuiet => String::new(),
                 };

@@ -2,6 +2,7 @@
 //!
 //! A long output appears twice in it, so it is written in pieces while it is sent.
 
+use std::borrow::Cow;
 use std::convert::Infallible;
 
 use axum::body::Body;
@@ -11,6 +12,7 @@ use futures_util::stream;
 use http::header;
 use serde_json::{Value, json};
 
+use super::super::commands::run::FailedCommand;
 use super::super::keep_alive::JsonPieces;
 use super::session::ShellStatus;
 
@@ -33,13 +35,30 @@ pub(super) struct CommandResult {
     pub(super) output: Option<String>,
     /// What a command that goes on has printed so far; not part of the response to `exec`.
     pub(super) partial_output: Option<String>,
-    message: &'static str,
+    /// Whether the command was carried out, successfully or not.
+    success: bool,
+    message: Cow<'static, str>,
+    hint: Option<String>,
 }
 
 impl CommandResult {
+    fn new(session_id: String, command: String, status: ShellStatus) -> Self {
+        Self {
+            session_id,
+            command,
+            status,
+            exit_code: None,
+            output: None,
+            partial_output: None,
+            success: true,
+            message: EXECUTED_MESSAGE.into(),
+            hint: None,
+        }
+    }
+
     pub(super) fn running(session_id: String, command: String, message: &'static str) -> Self {
-        let status = ShellStatus::Running;
-        Self { session_id, command, status, exit_code: None, output: None, partial_output: None, message }
+        let message = message.into();
+        Self { message, ..Self::new(session_id, command, ShellStatus::Running) }
     }
 
     pub(super) fn with_partial_output(self, output: String) -> Self {
@@ -48,9 +67,8 @@ impl CommandResult {
 
     /// The command goes on, but has printed nothing for some time.
     pub(super) fn quiet(session_id: String, command: String, output: String) -> Self {
-        let (status, output) = (ShellStatus::NoChangeTimeout, Some(output));
-        let message = EXECUTED_MESSAGE;
-        Self { session_id, command, status, exit_code: None, output, partial_output: None, message }
+        let quiet = Self::new(session_id, command, ShellStatus::NoChangeTimeout);
+        Self { output: Some(output), ..quiet }
     }
 
     pub(super) fn ended(
@@ -60,19 +78,28 @@ impl CommandResult {
         output: String,
     ) -> Self {
         let (exit_code, output) = (Some(exit_code), Some(output));
-        let message = EXECUTED_MESSAGE;
-        Self { session_id, command, status, exit_code, output, partial_output: None, message }
+        Self { exit_code, output, ..Self::new(session_id, command, status) }
+    }
+
+    /// The result of a command that failed after the response had begun. Clients that do not read `success` find the error
+    /// in the output.
+    pub(super) fn failed_late(failed: FailedCommand) -> Self {
+        let FailedCommand { problem, ids, command } = failed;
+        let (message, hint) = (problem.message, problem.hint);
+        let ended = Self::ended(ids.session, command, (ShellStatus::Terminated, -1), message.clone());
+        Self { success: false, message: message.into(), hint, ..ended }
     }
 }
 
 impl JsonPieces for CommandResult {
     fn into_pieces(self) -> impl Iterator<Item = Bytes> + Send + 'static {
-        let Self { session_id, command, status, exit_code, output, message, .. } = self;
+        let Self { session_id, command, status, exit_code, output, success, message, hint, .. } = self;
         let is_null = output.is_none();
         let quoted = |text: &str| Value::from(text).to_string();
         let start = format!(
-            r#"{{"success":true,"message":{},"hint":null,"data":{{"session_id":{},"command":{},"status":{},"exit_code":{},"#,
-            quoted(message),
+            r#"{{"success":{success},"message":{},"hint":{},"data":{{"session_id":{},"command":{},"status":{},"exit_code":{},"#,
+            quoted(&message),
+            json!(hint),
             quoted(&session_id),
             quoted(&command),
             json!(status),
@@ -148,6 +175,8 @@ fn escape_text(text: &str) -> Bytes {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::commands::run::CommandIds;
+    use super::super::super::problem::AioProblem;
     use super::*;
 
     fn body_of(result: CommandResult) -> Value {
@@ -179,5 +208,22 @@ mod tests {
             "session_id": "s", "command": "c", "status": "running", "exit_code": null, "output": null, "console": null,
         });
         assert_eq!(running["data"], expected);
+    }
+
+    #[test]
+    fn late_failure_has_all_fields_of_a_result() {
+        let problem =
+            AioProblem { hint: Some("retry".to_owned()), ..AioProblem::bad_request("it \"failed\"") };
+        let ids = CommandIds { session: "s".to_owned(), ..CommandIds::default() };
+        let failed =
+            body_of(CommandResult::failed_late(FailedCommand { problem, ids, command: "c".to_owned() }));
+        let expected = json!({
+            "success": false, "message": "it \"failed\"", "hint": "retry",
+            "data": {
+                "session_id": "s", "command": "c", "status": "terminated", "exit_code": -1,
+                "output": "it \"failed\"", "console": [{"ps1": "$ ", "command": "c", "output": "it \"failed\""}],
+            },
+        });
+        assert_eq!(failed, expected);
     }
 }

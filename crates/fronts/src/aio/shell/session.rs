@@ -29,7 +29,7 @@ pub(in crate::aio) enum ShellStatus {
     Completed,
     NoChangeTimeout,
     HardTimeout,
-    /// The shell was killed. Clients give the whole sandbox up, so no other end is reported in this way.
+    /// The shell was killed, or does not answer. Clients give the whole sandbox up, so no other end is reported in this way.
     Terminated,
 }
 

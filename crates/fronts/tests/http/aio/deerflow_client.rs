@@ -1,6 +1,8 @@
 //! The requests that DeerFlow's client sends, and what it reads of the responses. The numbers are those of its acceptance
 //! list.
 
+use std::time::{Duration, Instant};
+
 use serde_json::{Value, json};
 
 use super::shell::start_shell_server;
@@ -22,16 +24,21 @@ impl AioSandbox<'_> {
 }
 
 #[tokio::test]
-async fn n2_n4_n5_n6_retry_in_a_fresh_session_is_served() {
+async fn n2_n3_n4_n5_n6_retry_in_a_fresh_session_is_served() {
     let server = start_shell_server().await;
     let sandbox = AioSandbox::create(&server, "one").await;
-    let first = sandbox.data_of("/v1/shell/exec", json!({"command": "echo once"})).await;
+    // The first call has no id, the retry that of a session with a new name.
+    let first = json!({"command": "echo once", "no_change_timeout": 600});
+    let first = sandbox.data_of("/v1/shell/exec", first).await;
     assert_eq!(first["output"], "once", "no retry is needed");
     let fresh = "0f8fad5b-d9cb-469f-a165-70867728950e";
+    assert_eq!(fresh.len(), 36);
+    assert_ne!(first["session_id"], fresh);
     let created = sandbox.data_of("/v1/shell/sessions/create", json!({"id": fresh})).await;
     assert_eq!(created["session_id"], fresh);
     let body = json!({"command": "echo again", "id": fresh, "no_change_timeout": 600});
-    assert_eq!(sandbox.data_of("/v1/shell/exec", body).await["output"], "again");
+    let again = sandbox.data_of("/v1/shell/exec", body).await;
+    assert_eq!((&again["output"], &again["session_id"]), (&json!("again"), &json!(fresh)));
     for success in [true, false] {
         let path = format!("/v1/shell/sessions/{fresh}");
         assert_eq!(sandbox.request("DELETE", &path).send().await.expect(200)["success"], success);
@@ -64,6 +71,105 @@ async fn n9_n10_n11_n13_n18_env_is_a_field_of_bash_and_never_text() {
     for env in [json!(null), json!({})] {
         sandbox.data_of("/v1/bash/exec", json!({"command": "! test -e started", "env": env})).await;
     }
+}
+
+#[tokio::test]
+async fn n12_env_command_without_a_session_is_served_again() {
+    let server = start_shell_server().await;
+    let sandbox = AioSandbox::create(&server, "one").await;
+    let body =
+        json!({"command": "echo \"$SECRET\"; echo wrong >&2", "env": {"SECRET": "s"}, "hard_timeout": 600.0});
+    let mut sessions = Vec::new();
+    for _ in 0..2 {
+        let ran = sandbox.data_of("/v1/bash/exec", body.clone()).await;
+        assert_eq!((&ran["stdout"], &ran["stderr"]), (&json!("s\n"), &json!("wrong\n")), "{ran}");
+        assert_eq!((&ran["status"], &ran["exit_code"]), (&json!("completed"), &json!(0)));
+        sessions.push(ran["session_id"].clone());
+    }
+    assert_ne!(sessions[0], sessions[1]);
+}
+
+#[tokio::test]
+async fn section_0_capabilities_announce_no_mount_contract_version() {
+    let server = start_shell_server().await;
+    let capabilities = provision(&server, "GET", "/api/capabilities").send().await.expect(200);
+    assert_eq!(capabilities, json!({"lark_cli_init_image": false, "lark_cli_broker_image": false}));
+}
+
+/// A command that ends only if it is killed.
+const RESISTING: &str = "trap '' HUP INT TERM; echo begun; sleep 1000";
+
+/// How long DeerFlow waits for the response about a session.
+const SESSION_TIMEOUT: Duration = Duration::from_secs(5);
+
+#[tokio::test]
+async fn section_0_cleanup_of_a_busy_session_responds_within_5_s() {
+    let server = start_shell_server().await;
+    let sandbox = AioSandbox::create(&server, "one").await;
+    sandbox.create_session("s").await;
+    sandbox.exec(json!({"command": RESISTING, "id": "s", "async_mode": true})).await;
+    while sandbox.shell("view", json!({"id": "s"})).await["output"] != "begun" {
+        tokio::task::yield_now().await;
+    }
+    let path = format!("{}/v1/shell/exec", sandbox.path);
+    let waiting = json!({"command": "true", "id": "s", "hard_timeout": 600});
+    let waiting = tokio::spawn(server.request("POST", &path).json(&waiting).send());
+    let began = Instant::now();
+    let deleted = sandbox.request("DELETE", "/v1/shell/sessions/s").send().await.expect(200);
+    assert_eq!(deleted["success"], true);
+    assert!(began.elapsed() < SESSION_TIMEOUT, "the delete took {:?}", began.elapsed());
+    waiting.await.unwrap().expect(404);
+    sandbox.post("/v1/shell/exec", json!({"command": "true", "id": "s"})).await.expect(404);
+
+    let bash = json!({"command": RESISTING, "session_id": "b", "async_mode": true});
+    sandbox.data_of("/v1/bash/exec", bash).await;
+    let began = Instant::now();
+    sandbox.data_of("/v1/bash/sessions/b/close", json!({})).await;
+    assert!(began.elapsed() < SESSION_TIMEOUT, "the close took {:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn section_0_session_create_responds_within_5_s_whatever_is_running() {
+    let server = start_shell_server().await;
+    let body = json!({"sandbox_id": "one", "max_shell_sessions": 2});
+    provision(&server, "POST", "/api/sandboxes").json(&body).send().await.expect(200);
+    let sandbox = AioSandbox::create(&server, "one").await;
+    for id in ["first", "second"] {
+        sandbox.create_session(id).await;
+        sandbox.exec(json!({"command": RESISTING, "id": id, "async_mode": true})).await;
+    }
+    for (id, status) in [("first", 200), ("third", 400)] {
+        let began = Instant::now();
+        sandbox.post("/v1/shell/sessions/create", json!({"id": id})).await.expect(status);
+        assert!(began.elapsed() < SESSION_TIMEOUT, "{id} took {:?}", began.elapsed());
+    }
+    let began = Instant::now();
+    sandbox.data_of("/v1/bash/sessions/create", json!({"session_id": "env"})).await;
+    assert!(began.elapsed() < SESSION_TIMEOUT, "the create took {:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn section_0_requests_of_deerflow_2_1_are_served() {
+    let server = start_shell_server().await;
+    let sandbox = AioSandbox::create(&server, "one").await;
+    let file = format!("{}/notes", home_of_sandbox(&sandbox));
+    // A command with variables has no session, and no command has a hard timeout.
+    let command =
+        json!({"command": "printf 'one\\n%s\\n' \"$SECRET\" > notes; cat notes", "env": {"SECRET": "two"}});
+    let ran = sandbox.data_of("/v1/bash/exec", command).await;
+    assert_eq!(
+        (&ran["stdout"], &ran["stderr"], &ran["exit_code"]),
+        (&json!("one\ntwo\n"), &Value::Null, &json!(0))
+    );
+    let read = sandbox.data_of("/v1/file/read", json!({"file": file})).await["content"].clone();
+    assert_eq!(read, "one\ntwo\n");
+    // An append is a read and a write.
+    let longer = format!("{}three\r\n", read.as_str().unwrap());
+    sandbox.data_of("/v1/file/write", json!({"file": file, "content": longer})).await;
+    let range = sandbox.data_of("/v1/file/read", json!({"file": file, "start_line": 1, "end_line": 3})).await;
+    assert_eq!(range["content"].as_str().unwrap().trim_end(), "two\nthree");
+    let after = json!({"command": "cat notes; echo \"[$SECRET]\"", "no_change_timeout": 600});
+    assert_eq!(sandbox.data_of("/v1/shell/exec", after).await["output"], "one\ntwo\nthree\n[]");
 }
 
 #[tokio::test]

@@ -1,5 +1,7 @@
 //! Documents about the API of one sandbox.
 
+use serde_json::{Value, json};
+
 use super::AioSandbox;
 use crate::setup::start_with_keys_and_agents;
 
@@ -42,4 +44,21 @@ async fn pages_load_nothing_and_link_below_the_address() {
     assert_eq!(manual.header("content-type"), Some("text/plain; charset=utf-8"));
     assert!(manual.text().contains("- `POST /v1/shell/exec`: Run a command in a session\n"));
     assert!(!manual.text().contains("/v1/browser"));
+}
+
+#[tokio::test]
+async fn parts_that_do_not_exist_answer_501_at_all_their_paths() {
+    let server = start_with_keys_and_agents(|_| {}).await;
+    let sandbox = AioSandbox::create(&server, "one").await;
+    for part in ["/vnc", "/cdp", "/code-server", "/jupyter"] {
+        for path in ["", "/", "/index.html", "/a/b"] {
+            for method in ["GET", "POST"] {
+                let response = sandbox.request(method, &format!("{part}{path}")).send().await;
+                let body = response.expect(501);
+                assert_eq!((&body["success"], &body["data"]), (&json!(false), &Value::Null), "{part}{path}");
+                assert!(!body["message"].as_str().unwrap().is_empty(), "{part}{path}");
+            }
+        }
+    }
+    sandbox.get("/vncs").await.expect(404);
 }

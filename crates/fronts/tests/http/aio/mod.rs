@@ -2,15 +2,19 @@
 
 mod access;
 mod bash;
+mod bash_socket;
 mod code;
 mod deerflow_client;
 mod documents;
 mod files;
+mod hanging_agent;
 mod hooks;
+mod json_socket;
 mod mcp;
 mod observe;
 mod ports;
 mod provisioner;
+mod provisioner_limits;
 mod sandbox_info;
 mod shell;
 mod shell_limits;

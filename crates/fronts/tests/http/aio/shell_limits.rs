@@ -3,11 +3,14 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use testkit::fake_backend::FakeBackend;
+use testkit::unjailed_agent::example_program;
 use tokio::time::Instant;
 
 use super::AioSandbox;
 use super::shell::start_shell_server;
 use super::{path_of_url, provision};
+use crate::setup::{OPERATOR_KEY, start_with};
 
 #[tokio::test]
 async fn j20_invalid_bodies_are_refused_in_the_form_of_fastapi() {
@@ -86,6 +89,31 @@ async fn at_the_limit_idle_sessions_without_a_name_go_first() {
 }
 
 #[tokio::test]
+async fn as_many_sessions_as_were_granted_can_be_busy_at_once() {
+    const MOST: u32 = 12;
+    let backend = FakeBackend::with_agents(example_program("bare-agent"));
+    let server = start_with(backend, |config| config.commands_per_sandbox = MOST, |_| {}).await;
+    server.service.set_operator_key(Some(OPERATOR_KEY));
+    let body = json!({"sandbox_id": "large", "max_shell_sessions": MOST + 1});
+    let refused = provision(&server, "POST", "/api/sandboxes").json(&body).send().await.expect(400);
+    assert!(refused["detail"].as_str().unwrap().contains("maximum of 12"), "{refused}");
+    let created =
+        provision(&server, "POST", "/api/sandboxes").json(&json!({"sandbox_id": "plain"})).send().await;
+    assert_eq!(created.expect(200)["max_shell_sessions"], MOST, "the default is not more either");
+
+    let sandbox = create_with_sessions(&server, MOST).await;
+    for number in 0..MOST {
+        let id = format!("session {number}");
+        sandbox.create_session(&id).await;
+        sandbox.exec(json!({"command": "read line", "id": id, "async_mode": true})).await;
+    }
+    let sessions = sandbox.get("/v1/shell/sessions").await.expect(200)["data"]["sessions"].clone();
+    let sessions: Vec<_> = sessions.as_object().unwrap().values().collect();
+    assert_eq!(sessions.len(), 12);
+    assert!(sessions.iter().all(|session| session["status"] == "running"), "{sessions:?}");
+}
+
+#[tokio::test]
 async fn calls_beyond_the_limit_are_served_or_refused_with_the_limit() {
     let server = start_shell_server().await;
     let sandbox = create_with_sessions(&server, 3).await;
@@ -126,15 +154,24 @@ async fn n7_j06_no_change_timeout_is_exact() {
     const TOLERANCE: Duration = Duration::from_secs(2);
     let server = start_shell_server().await;
     let sandbox = AioSandbox::create(&server, "one").await;
-    for (number, (of_session, of_call, expected)) in
-        [(None, Some(600), 600), (Some(600), None, 600), (Some(5), Some(605), 605), (None, None, 120)]
-            .into_iter()
-            .enumerate()
+    const PRINT: &str = "echo waits; read line; echo $line";
+    // DeerFlow lists a directory in this way.
+    const LIST: &str =
+        "find waits -maxdepth 2 -type f -o -type d 2>/dev/null | head -500; read line; echo $line";
+    sandbox.exec_text("mkdir waits").await;
+    for (number, (command, of_session, of_call, expected)) in [
+        (PRINT, None, Some(600), 600),
+        (LIST, None, Some(600), 600),
+        (PRINT, Some(600), None, 600),
+        (PRINT, Some(5), Some(605), 605),
+        (PRINT, None, None, 120),
+    ]
+    .into_iter()
+    .enumerate()
     {
         // Each is a fresh session, as that of a client which retries.
         let session = format!("session {number}");
         sandbox.shell("sessions/create", json!({"id": session, "no_change_timeout": of_session})).await;
-        let command = "echo waits; read line; echo $line";
         let body = json!({"command": command, "id": session, "no_change_timeout": of_call});
         let (result, took) = time_until_quiet(&sandbox, body, &session).await;
         assert_eq!((&result["status"], &result["output"]), (&json!("no_change_timeout"), &json!("waits")));
