@@ -100,6 +100,7 @@ fn run_attack(words: &[&str]) -> Attempt {
         ["plug-launcher", socket] => launcher::send_stalled_pipe(socket),
         ["lie", kind] => malicious_agent::send_false_messages(kind),
         ["connect-tcp", port] => sockets::connect_tcp(port),
+        ["reconnect-tcp", port] => sockets::reconnect_tcp(port),
         ["serve", port] => serve::serve(port),
 
         ["init-module"] => kernel::init_module(),
