@@ -129,6 +129,7 @@ fn run_attack(words: &[&str]) -> Attempt {
         ["eat", "time"] => exhaust::time(),
         ["eat", "memory"] => exhaust::memory(UNREACHABLE_AMOUNT),
         ["eat", "memory", enough] => exhaust::memory(enough),
+        ["eat", "refaults", path, mebibytes] => exhaust::refaults(path, mebibytes),
         ["eat", "descriptors"] => exhaust::descriptors(UNREACHABLE_AMOUNT),
         ["eat", "descriptors", enough] => exhaust::descriptors(enough),
         ["eat", "descriptors", each, processes] => exhaust::descriptors_of_processes(each, processes),
