@@ -268,6 +268,27 @@ fn largest_process_is_killed_and_reported_as_oom() {
     assert_eq!(sandbox.status(&small)["running"], true);
 }
 
+/// Three samples of ten seconds show that it makes no progress. Without them it would go on for ever.
+#[test]
+fn program_that_rereads_files_at_its_memory_limit_is_killed() {
+    const LIMIT: Duration = Duration::from_secs(120);
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = TestServer::start();
+    let mut sandbox = server.create_sandbox_with(&json!({"resourceLimits": {"cpu": "1", "memory": "64Mi"}}));
+    sandbox.upload_attacks();
+    assert_eq!(sandbox.run("head -c 32M /dev/urandom > /root/file; sync /root/file").code, Some(0));
+    let small = sandbox.start_background("sleep 600");
+    let crawling = sandbox.start_background("exec /opt/attacks eat refaults /root/file 60");
+    let ended = e2e::happens_within(LIMIT, || sandbox.status(&crawling)["running"] == false);
+    let status = sandbox.status(&crawling);
+    assert!(ended, "it still runs: {status}");
+    assert!(status["error"].as_str().is_some_and(|error| error.contains("memory")), "{status}");
+    assert!(server.log().contains("sandbox makes no progress at its memory limit"), "the kernel killed it");
+    assert_eq!(sandbox.status(&small)["running"], true);
+}
+
 /// Sends one request to the agent of a sandbox, as the server does, and returns its frames.
 fn ask_agent(server: &TestServer, id: &str, request: &str) -> String {
     let socket = server.state_directory().join("run").join(id);

@@ -26,6 +26,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 
 use crate::packages::apt_get;
+use crate::report::say;
 use console::{DiskWrites, VirtualMachine};
 
 /// The boot takes some ten seconds, all tests some ten minutes.
@@ -131,6 +132,9 @@ fn test_limits(directory: &Path, disk: &Path, options: &str) -> anyhow::Result<V
         Ok(kernel) => kernel,
         Err(VmUnavailable(reason)) => return Ok(VmOutcome::Skipped(format!("limit tests: {reason}"))),
     };
+    if let Some(reason) = kernel.explain_other_series() {
+        say(format_args!("SKIPPED {reason}"));
+    }
     console::boot_machine(&VirtualMachine {
         kernel: &kernel.image,
         initramfs: &kernel::build_initramfs(&kernel, directory)?,

@@ -159,11 +159,13 @@ pub(crate) fn run_benchmarks(args: &BenchArgs, printer: &Printer) -> Result<Exit
     for (name, measure) in measurements {
         if wanted(name) {
             printer.note_on_terminal(format!("measuring {name}"));
+            settle::wait_until_settled(&server)?;
             measure(&server, rounds, &mut report)?;
         }
     }
     if let Some(url) = args.peer.as_deref().filter(|_| wanted("peers")) {
         printer.note_on_terminal(format!("measuring {url}"));
+        settle::wait_until_settled(&server)?;
         peer_server::measure_peer(&server, url, &args.peer_image, rounds, &mut report)?;
     }
     server.stop()?;

@@ -1,6 +1,6 @@
 //! The page that a person sees who opens the address of the server in a browser.
 //!
-//! It needs no key, so it says nothing that `/health` and `/version` do not say. It loads nothing and runs nothing.
+//! It needs no key, so it says only the version and whether sandboxes can be made. It loads nothing and runs nothing.
 
 use std::sync::LazyLock;
 
@@ -17,19 +17,34 @@ const STYLE: &str = "body{font:1rem/1.5 system-ui,sans-serif;max-width:40rem;mar
 color:#222;background:#fff}code{background:#eee;padding:0 .2em}\
 @media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}code{background:#333}a{color:#8bf}}";
 
-static PAGE: LazyLock<String> = LazyLock::new(|| {
+/// What the page says about the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ServerState {
+    Well,
+    /// The backend does not answer, so no sandbox can be made.
+    NoBackend,
+}
+
+fn write_page(state: ServerState) -> String {
+    let state = match state {
+        ServerState::Well => "It is well: it accepts requests and can make sandboxes.",
+        ServerState::NoBackend => {
+            "<strong>It is not well:</strong> it accepts requests, but the process that makes sandboxes does not answer. \
+             The server's log says why; commands that run continue."
+        }
+    };
     format!(
         "<!doctype html>\n<html lang=en>\n<meta charset=utf-8>\n<meta name=viewport content=\"width=device-width\">\n\
          <title>Coracle</title>\n<style>{STYLE}</style>\n<h1>Coracle</h1>\n\
          <p>This is a Coracle server, version {version}. It runs code in sandboxes for AI agents and other programs.</p>\n\
-         <p>It is well: it accepts requests. Programs ask <a href=\"/health\"><code>/health</code></a>.</p>\n\
+         <p>{state} Programs ask <a href=\"/health\"><code>/health</code></a>.</p>\n\
          <ul>\n<li><a href=\"/docs\">The API</a>, as a list of its operations</li>\n\
          <li><a href=\"/openapi.json\">The same as OpenAPI</a>, for programs</li>\n\
          <li>The manual is in the directory <code>docs</code> of the release; <code>coracle help</code> lists the commands</li>\n\
          </ul>\n</html>\n",
         version = env!("CARGO_PKG_VERSION"),
     )
-});
+}
 
 /// Allows the style above and nothing else.
 static CONTENT_POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
@@ -50,8 +65,8 @@ pub(crate) fn is_wanted_by(request: &Request) -> bool {
     request.uri().path() == "/" && matches!(*request.method(), Method::GET | Method::HEAD) && wants_html
 }
 
-pub(crate) fn build_response() -> Response {
-    let mut response = Html(PAGE.as_str()).into_response();
+pub(crate) fn build_response(state: ServerState) -> Response {
+    let mut response = Html(write_page(state)).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_SECURITY_POLICY, CONTENT_POLICY.clone());
     for (name, value) in [

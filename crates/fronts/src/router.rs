@@ -14,6 +14,7 @@ use service::Service;
 
 use crate::auth::KeylessGuard;
 use crate::front_sandboxes::{RootAccess, RootRoutes, RootSandbox};
+use crate::home_page::ServerState;
 use crate::kit::error_format;
 use crate::registry::{self, FRONTS, FrontRoutes, RootFront};
 use crate::server::concurrency::ConcurrencyLimits;
@@ -36,7 +37,8 @@ pub fn build_router(service: Service, settings: HttpSettings) -> Router {
         router = router.merge(routes);
         ports.extend(handler.map(|handler| (front.name, handler)));
     }
-    add_fallbacks(router)
+    let router = router.fallback(move |request: Request| answer_unrouted(service.clone(), request));
+    reject_methods(router)
         .layer(from_fn_with_state(Arc::new(ports), hosts::answer_named_port))
         .layer(from_fn_with_state(limits, concurrency::limit_concurrency))
         .layer(from_fn_with_state(guard, auth::guard_keyless_server))
@@ -68,21 +70,25 @@ pub fn operators_router(service: Service, settings: HttpSettings) -> Router {
     let routes = served.fold(Router::new(), |router, front| {
         router.merge((front.router)(service.clone(), settings.clone()).router)
     });
-    add_fallbacks(routes).fallback(operator_api_only).layer(from_fn(request_log::log_request))
+    reject_methods(routes).fallback(operator_api_only).layer(from_fn(request_log::log_request))
 }
 
-fn add_fallbacks(router: Router) -> Router {
-    router.fallback(answer_unrouted).method_not_allowed_fallback(async |request: Request| {
+/// Adds the response to a method that a path does not have.
+fn reject_methods(router: Router) -> Router {
+    router.method_not_allowed_fallback(async |request: Request| {
         registry::error_format_of(&request).method_not_allowed()
     })
 }
 
 /// The response to a path of no front. A person who opens the server's address in a browser gets a page.
-async fn answer_unrouted(request: Request) -> Response {
-    match home_page::is_wanted_by(&request) {
-        true => home_page::build_response(),
-        false => registry::error_format_of(&request).path_not_found(),
+async fn answer_unrouted(service: Service, request: Request) -> Response {
+    if !home_page::is_wanted_by(&request) {
+        return registry::error_format_of(&request).path_not_found();
     }
+    home_page::build_response(match service.backend_answers().await {
+        true => ServerState::Well,
+        false => ServerState::NoBackend,
+    })
 }
 
 /// The response to any other path on the operators' socket, which does not serve the other APIs.

@@ -75,6 +75,9 @@ pub struct HostCheck {
     /// What a container has to be given to fix it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub needs: Vec<ContainerNeed>,
+    /// The files of the host that the check found; `detail` may name only the first of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub paths: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -156,8 +159,8 @@ impl ProbeReport {
 impl HostCheck {
     fn ok(name: &str, detail: impl Into<String>) -> Self {
         let (name, detail) = (name.to_owned(), detail.into());
-        let (consequence, needs) = (String::new(), Vec::new());
-        Self { name, status: CheckStatus::Ok, detail, consequence, fix: None, needs }
+        let (consequence, needs, paths) = (String::new(), Vec::new(), Vec::new());
+        Self { name, status: CheckStatus::Ok, detail, consequence, fix: None, needs, paths }
     }
 
     fn weaker(name: &str, detail: impl Into<String>, consequence: &str) -> Self {

@@ -14,6 +14,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::agent::client::AgentClient;
 use crate::agent::translate;
+use crate::backend_check::BackendCheck;
 use crate::clock::{self, Clock};
 use crate::exec::terminals::TerminalRegistry;
 use crate::images::{ImagePulls, LoggedStandIns};
@@ -60,6 +61,7 @@ pub(crate) struct HostLink {
     pub(crate) backend: SharedBackend,
     pub(crate) capabilities: BackendCapabilities,
     pub(crate) boot_id: String,
+    pub(crate) check: BackendCheck,
 }
 
 /// The tasks of the service, which end when it stops.
@@ -176,7 +178,7 @@ impl Core {
         let pools = PoolRegistry::new(&config.pools, kept.pools, clock.now().wall);
         let core = Self {
             config: RwLock::new(Arc::new(config)),
-            host: HostLink { backend, capabilities, boot_id },
+            host: HostLink { backend, capabilities, boot_id, check: BackendCheck::default() },
             store,
             clock,
             lifecycle: Lifecycle::default(),

@@ -5,6 +5,7 @@
 //! connection.
 
 mod agent;
+mod backend_check;
 mod clock;
 mod core;
 mod error;
@@ -598,6 +599,11 @@ impl Service {
 
     pub fn capabilities(&self) -> &BackendCapabilities {
         &self.0.host.capabilities
+    }
+
+    /// Whether the backend answers, so that sandboxes can be made. The result may be a second old.
+    pub async fn backend_answers(&self) -> bool {
+        self.0.host.check.answers(&*self.0.host.backend).await
     }
 
     /// Whether a sandbox may run without this limit: the host cannot enforce it, and the operator does not require

@@ -108,6 +108,19 @@ pub(crate) fn memory(enough: &str) -> Attempt {
     }
 }
 
+/// Holds this many MiB of data and reads a file again and again, for which there is no room beside them. The kernel takes
+/// that for progress.
+pub(crate) fn refaults(path: &str, mebibytes: &str) -> Attempt {
+    let count = usize::try_from(number(mebibytes)?).map_err(|_too_large| "too many".to_owned())?;
+    let data = vec![1_u8; count << 20];
+    println!("holding {} bytes", data.len());
+    loop {
+        let mut file = std::fs::File::open(path).map_err(|error| format!("open: {error}"))?;
+        std::io::copy(&mut file, &mut std::io::sink()).map_err(|error| format!("read: {error}"))?;
+        std::hint::black_box(&data);
+    }
+}
+
 /// Opens files until it is refused, after raising the limit as far as possible.
 pub(crate) fn descriptors(enough: &str) -> Attempt {
     let enough = number(enough)?;

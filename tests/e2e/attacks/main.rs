@@ -100,6 +100,7 @@ fn run_attack(words: &[&str]) -> Attempt {
         ["plug-launcher", socket] => launcher::send_stalled_pipe(socket),
         ["lie", kind] => malicious_agent::send_false_messages(kind),
         ["connect-tcp", port] => sockets::connect_tcp(port),
+        ["reconnect-tcp", port] => sockets::reconnect_tcp(port),
         ["serve", port] => serve::serve(port),
 
         ["init-module"] => kernel::init_module(),
@@ -128,6 +129,7 @@ fn run_attack(words: &[&str]) -> Attempt {
         ["eat", "time"] => exhaust::time(),
         ["eat", "memory"] => exhaust::memory(UNREACHABLE_AMOUNT),
         ["eat", "memory", enough] => exhaust::memory(enough),
+        ["eat", "refaults", path, mebibytes] => exhaust::refaults(path, mebibytes),
         ["eat", "descriptors"] => exhaust::descriptors(UNREACHABLE_AMOUNT),
         ["eat", "descriptors", enough] => exhaust::descriptors(enough),
         ["eat", "descriptors", each, processes] => exhaust::descriptors_of_processes(each, processes),

@@ -8,7 +8,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::path::Path;
 
-use crate::call::{call, constant, pointer_mut};
+use crate::call::{call, constant, pointer, pointer_mut};
 use crate::verdict::{Attempt, decide, decide_permitted, first_success};
 
 /// Opens a socket of a kind that can see or forge other users' packets, or leave the machine.
@@ -62,6 +62,37 @@ pub(crate) fn connect_any_unix() -> Attempt {
 pub(crate) fn connect_tcp(port: &str) -> Attempt {
     let port: u16 = port.parse().map_err(|_not_a_number| format!("{port} is no port"))?;
     decide("connect", TcpStream::connect(("127.0.0.1", port)))
+}
+
+/// Turns a TCP connection that was inherited into one to a service on the host's loopback. No filter of socket(2) can
+/// prevent it.
+pub(crate) fn reconnect_tcp(port: &str) -> Attempt {
+    const MAX_DESCRIPTORS: u64 = 1024;
+    let port: u16 = port.parse().map_err(|_not_a_number| format!("{port} is no port"))?;
+    // The family 0 ends a connection; see connect(2).
+    let disconnected = [0_u8; 16];
+    let mut service = [0_u8; 16];
+    service[..2].copy_from_slice(&INTERNET.to_ne_bytes());
+    service[2..4].copy_from_slice(&port.to_be_bytes());
+    service[4..8].copy_from_slice(&[127, 0, 0, 1]);
+    let to = |descriptor, address: &[u8; 16]| call(libc::SYS_connect, &[descriptor, pointer(address), 16]);
+    match (0..MAX_DESCRIPTORS).find(|descriptor| is_tcp_connection(*descriptor)) {
+        Some(connection) => {
+            to(connection, &disconnected).map_err(|error| format!("disconnect: {error}"))?;
+            decide_permitted("connect", to(connection, &service), &[libc::EINPROGRESS])
+        }
+        None => Err("no connection was inherited".to_owned()),
+    }
+}
+
+/// The family of IPv4, as in a socket address.
+const INTERNET: u16 = 2;
+
+fn is_tcp_connection(descriptor: u64) -> bool {
+    let mut peer = [0_u8; 128];
+    let mut length = 128_u32;
+    let asked = call(libc::SYS_getpeername, &[descriptor, pointer_mut(&mut peer), pointer_mut(&mut length)]);
+    asked.is_ok() && peer[..2] == INTERNET.to_ne_bytes()
 }
 
 fn connect(name: &str) -> io::Result<UnixStream> {

@@ -3,13 +3,32 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use e2e::binary::ProgramCopies;
 use e2e::run::{CommandOutput, TestUser};
+use e2e::server::{ServerBuilder, TestServer};
+use serde_json::Value;
 
 /// A directory of the host below `/usr` over which the test mounts its own, in its own mount namespace.
 const PLACE: &str = "/usr/local/src";
+
+/// Makes a directory with a closed file, a closed directory and an open file, each of which contains `token`.
+fn make_secrets(home: &Path) -> PathBuf {
+    let shown = home.join("shown");
+    fs::create_dir_all(shown.join("closed")).expect("our own directory");
+    for (name, mode) in [("secret", 0o640), ("closed/inner", 0o644), ("open", 0o644)] {
+        make_file(&shown.join(name), mode);
+    }
+    fs::set_permissions(shown.join("closed"), Permissions::from_mode(0o750)).expect("our own directory");
+    shown
+}
+
+fn make_file(path: &Path, mode: u32) {
+    fs::write(path, "token\n").expect("our own directory");
+    fs::set_permissions(path, Permissions::from_mode(mode)).expect("our own file");
+}
 
 /// Runs a script with `PLACE` covered by a directory with secrets. In it, `attack PATH` reads a file from inside
 /// a sandbox, `inside TEXT` runs shell text in one, and `forget` makes `coracle run` use no layer.
@@ -22,13 +41,7 @@ fn run_with_secrets(script: &str) -> CommandOutput {
         forget() { sed -i 's/\"layers\":\\[[^]]*\\]/\"layers\":[]/' \"$STATE/oneshot/hidden/record\"; }
         cd /\n";
     let home = TestUser::Same.make_home();
-    let shown = home.path().join("shown");
-    fs::create_dir_all(shown.join("closed")).expect("our own directory");
-    for (name, mode) in [("secret", 0o640), ("closed/inner", 0o644), ("open", 0o644)] {
-        fs::write(shown.join(name), "token\n").expect("our own directory");
-        fs::set_permissions(shown.join(name), Permissions::from_mode(mode)).expect("our own file");
-    }
-    fs::set_permissions(shown.join("closed"), Permissions::from_mode(0o750)).expect("our own directory");
+    let shown = make_secrets(home.path());
     let programs = ProgramCopies::shared();
     Command::new("unshare")
         .args(["--mount", "--propagation", "private", "sh", "-c", &format!("{BEGIN}{script}")])
@@ -89,4 +102,61 @@ fn a_change_of_the_covered_directory_is_noticed_by_the_next_run() {
     let script = "attack open; chmod 600 \"$SHOWN/open\"; touch \"$SHOWN/new\"; attack open";
     let ended = run_with_secrets(script);
     assert_eq!(ended.stdout, "succeeded: open\nstopped: open: ENOENT\n", "{ended:?}");
+}
+
+/// A server in a mount namespace of its own, in which `shown` covers `PLACE`.
+fn server_with_secrets(shown: &Path) -> ServerBuilder {
+    let cover = format!("mount --bind {} {PLACE} && exec \"$@\"", shown.display());
+    let prefix = format!("exec unshare --mount --propagation private sh -c '{cover}' sh \"$0\" \"$@\"");
+    ServerBuilder::new().with_ulimits(&prefix)
+}
+
+/// What root inside a new sandbox gets by reading these files below `PLACE`.
+fn read_from_sandbox(server: &TestServer, names: &[&str]) -> Vec<String> {
+    let mut sandbox = server.create_sandbox();
+    sandbox.upload_attacks();
+    let read = |name: &&str| {
+        sandbox.run(&format!("/opt/attacks read {PLACE}/{name} token")).stdout.trim_end().to_owned()
+    };
+    names.iter().map(read).collect()
+}
+
+/// A file that is closed while the server runs is read by the same attack until the next start, as
+/// docs/security-model.md says. That shows that the attack works.
+#[test]
+fn sandbox_of_a_server_cannot_read_what_was_not_world_readable_at_its_start() {
+    if !can_cover() {
+        return;
+    }
+    let (absent, read) = ("stopped: open: ENOENT", "succeeded: open");
+    let home = TestUser::Same.make_home();
+    let shown = make_secrets(home.path());
+    let start = || server_with_secrets(&shown);
+    let mut server = start().start();
+    make_file(&shown.join("late"), 0o640);
+    let names = ["secret", "closed/inner", "open", "late"];
+    assert_eq!(read_from_sandbox(&server, &names), [absent, absent, read, read]);
+    server.terminate();
+    server.restart(&start());
+    assert_eq!(read_from_sandbox(&server, &names), [absent, absent, read, absent]);
+}
+
+#[test]
+fn doctor_lists_all_hidden_paths_in_json() {
+    const FILES: usize = 120;
+    if !can_cover() {
+        return;
+    }
+    let script = format!(
+        "for n in $(seq {FILES}); do : > \"$SHOWN/f$n\"; chmod 600 \"$SHOWN/f$n\"; done
+         \"$CORACLE\" --json doctor --state-dir \"$STATE\""
+    );
+    let ended = run_with_secrets(&script);
+    let report: Value = serde_json::from_str(&ended.stdout).expect("doctor prints JSON");
+    let checks = report["checks"].as_array().expect("a list");
+    let hidden = checks.iter().find(|check| check["name"] == "hidden files").expect("a check");
+    let paths = hidden["paths"].as_array().expect("a list");
+    let listed = |name: &str| paths.iter().any(|path| *path == format!("{PLACE}/{name}"));
+    assert!((1..=FILES).all(|number| listed(&format!("f{number}"))), "{hidden}");
+    assert!(listed("secret") && listed("closed") && !listed("open"), "{hidden}");
 }

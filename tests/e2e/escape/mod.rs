@@ -22,6 +22,7 @@ mod processes;
 mod programs;
 mod server;
 mod sockets;
+mod state_directory;
 
 use e2e::run::{CommandOutput, RunCommand, TestUser, all_users, attack_outside};
 use tempfile::TempDir;

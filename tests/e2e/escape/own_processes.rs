@@ -1,8 +1,14 @@
 //! The filters and capabilities of our own processes outside sandboxes: supervisor, launcher and server.
 
 use std::fs;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::process::{Command, Stdio};
 
-use e2e::run::attack_outside;
+use e2e::binary::ProgramCopies;
+use e2e::run::{CommandOutput, attack_outside};
 use e2e::server::TestServer;
 
 use super::server::attack_from_part;
@@ -84,15 +90,19 @@ fn check_outside(attack: &str) {
 }
 
 fn check_refused(server: &TestServer, role: &str, attacks: &[&str]) {
-    let attacks: Vec<String> = attacks.iter().map(|attack| (*attack).to_owned()).collect();
-    for attack in &attacks {
+    for attack in attacks {
         check_outside(attack);
     }
+    check_refused_with(server, role, attacks, &["EPERM", "ENOSYS"]);
+}
+
+/// Checks that attacks from the process of that role fail with one of the errors.
+fn check_refused_with(server: &TestServer, role: &str, attacks: &[&str], errors: &[&str]) {
+    let attacks: Vec<String> = attacks.iter().map(|attack| (*attack).to_owned()).collect();
     let verdicts = attack_from_part(server, role, &attacks);
     for attack in &attacks {
         let verdict = verdicts.get(attack).map_or("was not tried", String::as_str);
-        let refused =
-            verdict.starts_with("stopped: ") && (verdict.contains("EPERM") || verdict.contains("ENOSYS"));
+        let refused = verdict.starts_with("stopped: ") && errors.iter().any(|error| verdict.contains(error));
         assert!(refused, "{attack} from {role}: {verdict}");
     }
 }
@@ -129,4 +139,54 @@ fn subverted_launcher_reaches_no_dangerous_part_of_the_kernel() {
     let server = TestServer::start();
     check_refused(&server, "__launcher", &KERNEL_ATTACKS);
     check_refused(&server, "__launcher", &["set-clock", "port-io"]);
+}
+
+/// Runs an attack outside with a TCP connection as its standard input.
+fn attack_with_connection(attack: &[&str], connection: TcpStream) -> CommandOutput {
+    let mut command = Command::new(ProgramCopies::shared().attacks_path());
+    command.args(attack).stdin(Stdio::from(OwnedFd::from(connection)));
+    command.output().expect("the attacker can be run").into()
+}
+
+#[test]
+fn subverted_server_reaches_no_tcp_service_of_the_host() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = TestServer::start();
+    let service = TcpListener::bind(("127.0.0.1", 0)).expect("a port is free");
+    let address = service.local_addr().expect("it is bound");
+    let connect = format!("connect-tcp:{}", address.port());
+    check_outside(&connect);
+    // The filter makes no socket of that family.
+    check_refused_with(&server, "__server", &[&connect], &["EAFNOSUPPORT"]);
+
+    if !linux::landlock::supported_confinement().is_some_and(|supported| supported.tcp) {
+        return testkit::skip_test("this kernel's Landlock does not know TCP");
+    }
+    // A client's connection is a socket of that family, so the filter does not help; Landlock does.
+    let own = TcpStream::connect(address).expect("it listens");
+    let outside = attack_with_connection(&["reconnect-tcp", &address.port().to_string()], own);
+    assert_eq!(outside.code, Some(0), "the attack does not work outside: {outside:?}");
+    let mut client = server.client();
+    assert_eq!(client.get("/health").expect("an answer").status, 200);
+    let reconnect = format!("reconnect-tcp:{}", address.port());
+    check_refused_with(&server, "__server", &[&reconnect], &["EACCES"]);
+}
+
+#[test]
+fn subverted_server_reaches_no_abstract_socket_of_the_host() {
+    if !testkit::needs_root() {
+        return;
+    }
+    if !linux::landlock::supported_confinement().is_some_and(|supported| supported.scopes) {
+        return testkit::skip_test("this kernel's Landlock does not know abstract sockets");
+    }
+    let server = TestServer::start();
+    let name = format!("coracle-test-{}", std::process::id());
+    let address = SocketAddr::from_abstract_name(&name).expect("the name is short");
+    let _service = UnixListener::bind_addr(&address).expect("the name is free");
+    let attack = format!("connect-unix:@{name}");
+    check_outside(&attack);
+    check_refused_with(&server, "__server", &[&attack], &["EPERM"]);
 }

@@ -23,6 +23,9 @@ const PUBLIC_INDEX: &str = "registry+https://github.com/rust-lang/crates.io-inde
 /// The outcome of `cargo deny` without its database.
 const NO_DATABASE: &str = "failed to fetch advisory database";
 
+/// The checks of `cargo deny` that need no database.
+const CHECKS_WITHOUT_DATABASE: [&str; 3] = ["bans", "licenses", "sources"];
+
 /// The rules of deny.toml that are checked here.
 struct PackageRules {
     targets: Vec<String>,
@@ -111,15 +114,24 @@ fn run_cargo_deny() -> Result<Findings> {
         skipped("cargo-deny is not installed (`cargo install --locked cargo-deny`)");
         return Ok(Findings::new());
     }
-    let ended = cargo_command(&["deny", "--color=never", "check", "--hide-inclusion-graph"])
-        .output()
-        .context("could not start `cargo deny`")?;
-    let said = String::from_utf8_lossy(&ended.stderr);
-    if said.contains(NO_DATABASE) {
+    let said = deny_complaints(&[])?;
+    if said.as_ref().is_some_and(|said| said.contains(NO_DATABASE)) {
         skipped("the advisory database cannot be fetched");
-        return Ok(Findings::new());
+        return Ok(to_findings(deny_complaints(&CHECKS_WITHOUT_DATABASE)?));
     }
-    if ended.status.success() { Ok(Findings::new()) } else { Ok(vec![format!("cargo deny check: {said}")]) }
+    Ok(to_findings(said))
+}
+
+/// Runs these checks of `cargo deny`, or all, and returns what it says if one fails.
+fn deny_complaints(checks: &[&str]) -> Result<Option<String>> {
+    let mut command = cargo_command(&["deny", "--color=never", "check", "--hide-inclusion-graph"]);
+    let ended = command.args(checks).output().context("could not start `cargo deny`")?;
+    let failed = !ended.status.success();
+    Ok(failed.then(|| String::from_utf8_lossy(&ended.stderr).into_owned()))
+}
+
+fn to_findings(complaints: Option<String>) -> Findings {
+    complaints.map(|said| format!("cargo deny check: {said}")).into_iter().collect()
 }
 
 #[cfg(test)]

@@ -16,6 +16,9 @@ use crate::tools::run_command;
 /// The small kernel for virtual machines; it depends on the package of its newest version.
 const PACKAGE: &str = "linux-image-cloud-amd64";
 
+/// The oldest series that Debian supports, with which docs/hosts.md says that sandboxes run.
+const OLDEST_SERIES: &str = "6.1.";
+
 /// The directories in the kernel's tree with the modules that are loaded and their dependencies.
 const MODULE_TREES: [&str; 8] = [
     "kernel/drivers/virtio",
@@ -34,6 +37,16 @@ pub(crate) struct UnpackedKernel {
     /// `lib/modules/VERSION`.
     modules: PathBuf,
     version: String,
+}
+
+impl UnpackedKernel {
+    /// The reason why tests with this kernel say nothing about the oldest one that Debian supports.
+    pub(crate) fn explain_other_series(&self) -> Option<String> {
+        let promised = self.version.starts_with(OLDEST_SERIES);
+        (!promised).then(|| {
+            format!("Debian's oldest supported kernel ({OLDEST_SERIES}x): apt offers {} here, with which the tests run", self.version)
+        })
+    }
 }
 
 /// Downloads and unpacks the kernel, unless an earlier run did.
@@ -135,4 +148,22 @@ fn expand_modules(tree: &Path) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_of_other_series_are_named() {
+        let of_version = |version: &str| UnpackedKernel {
+            image: PathBuf::new(),
+            modules: PathBuf::new(),
+            version: version.to_owned(),
+        };
+        assert_eq!(of_version("6.1.0-55-cloud-amd64").explain_other_series(), None);
+        for other in ["6.12.0-1-cloud-amd64", "6.10.3", "5.10.0"] {
+            assert!(of_version(other).explain_other_series().is_some_and(|said| said.contains(other)));
+        }
+    }
 }

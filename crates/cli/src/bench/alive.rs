@@ -64,7 +64,17 @@ pub(crate) fn measure_alive(
         many.len(),
         began.elapsed().as_secs_f64()
     ));
-    remove_sandboxes(server, &few)
+    remove_sandboxes(server, &few)?;
+    measure_stop(rounds, report)
+}
+
+/// The time of a stop that removes all sandboxes (`on_stop = "remove"`), with a server of its own.
+fn measure_stop(rounds: RoundCounts, report: &mut BenchReport) -> Result<()> {
+    let server = BenchServer::start_removing()?;
+    let count = create_sandboxes(&server, rounds.alive)?.len();
+    let took = server.time_stop()?;
+    report.add_note(format!("a stop removed {count} sandboxes in {:.1} s", took.as_secs_f64()));
+    Ok(())
 }
 
 fn time_create_and_delete(server: &BenchServer, runs: usize) -> Result<CreateAndDelete> {

@@ -107,10 +107,11 @@ impl BenchClient {
         Ok((address.to_owned(), path.trim_end_matches('/').to_owned()))
     }
 
-    /// Runs `true` inside through the execution API at `path`.
-    pub(crate) fn run_true_at(&mut self, sandbox: &BenchSandbox, path: &str) -> Result<()> {
+    /// Runs a line of a shell inside through the execution API at `path`; returns the size of the response.
+    pub(crate) fn run_line_at(&mut self, sandbox: &BenchSandbox, path: &str, line: &str) -> Result<usize> {
         let path = if path.is_empty() { "/command".to_owned() } else { format!("/{path}/command") };
-        self.run_body(&path, sandbox, &json!({"command": "true"}))
+        self.run_body(&path, sandbox, &json!({"command": line}))?;
+        Ok(self.body.len())
     }
 
     /// Runs a line of a shell inside, as clients of this API do, and waits for the end of its events.
@@ -133,7 +134,8 @@ impl BenchClient {
     /// Runs the command that a body describes, which must succeed, and waits for the end of its events.
     fn run_body(&mut self, path: &str, sandbox: &BenchSandbox, body: &Value) -> Result<()> {
         let status = self.send("POST", path, &sandbox.headers, body.to_string().as_bytes())?;
-        let ended = self.body.windows(18).any(|window| window == b"execution_complete");
+        // The event is the last one, and there may be much output before it.
+        let ended = self.body.windows(18).rev().any(|window| window == b"execution_complete");
         if status != 200 || !ended {
             bail!("a command failed with status {status}: {}", String::from_utf8_lossy(&self.body));
         }

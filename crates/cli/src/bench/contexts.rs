@@ -10,6 +10,7 @@ use super::RoundCounts;
 use super::client::{BenchClient, BenchSandbox};
 use super::report::BenchReport;
 use super::server::BenchServer;
+use super::settle::wait_until_settled;
 use super::statistics::TimeSamples;
 
 /// How many contexts run at once.
@@ -62,6 +63,7 @@ fn measure_ipykernel(server: &BenchServer, rounds: RoundCounts, report: &mut Ben
     // ipykernel starts the interpreter under a name that not every system has.
     let named = r#"command -v python || ln -s "$(command -v python3)" /usr/local/bin/python"#;
     client.run_command(&sandbox, &["sh", "-c", named])?;
+    wait_until_settled(server)?;
     let mut times = TimeSamples::default();
     for run in 0..=rounds.long {
         match time_fresh_context(&mut client, &sandbox, "jupyter:python3")? {
@@ -89,6 +91,7 @@ pub(crate) fn measure_parallel_contexts(
     let contexts: Vec<String> = (0..CONTEXT_COUNT)
         .map(|_| open_context(&mut client, &sandbox, "python")?.context("there is no python in this image"))
         .collect::<Result<_>>()?;
+    wait_until_settled(server)?;
     let (mut bare, mut ours) = (TimeSamples::default(), TimeSamples::default());
     for round in 0..=rounds.long {
         let interpreters = time_parallel_runs(server, &contexts, |client, _| {

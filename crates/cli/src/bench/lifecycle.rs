@@ -25,7 +25,6 @@ pub(crate) fn measure_create(
     rounds: RoundCounts,
     report: &mut BenchReport,
 ) -> Result<()> {
-    wait_until_settled(server)?;
     let settled = measure_pairs(server, rounds.spaced, SETTLED_INTERVAL)?;
     report.add_time("floor, settled", settled.floor.summary());
     report.add_time("create and first result, settled", settled.ours.summary());

@@ -3,7 +3,7 @@
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::json;
 
 use super::client::BenchClient;
@@ -19,6 +19,10 @@ const STATE_INTERVAL: Duration = Duration::from_millis(2);
 /// How long a sandbox of the other server may take to start; it may have to fetch its image.
 const START_TIMEOUT: Duration = Duration::from_secs(300);
 
+/// The output of one command, and the line of which it consists.
+const OUTPUT_BYTES: usize = 8_000_000;
+const LINE: &str = "a-line-of-ordinary-length-as-a-build-or-a-test-prints-many-of-them";
+
 /// A server and how to use it.
 struct MeasuredServer {
     name: &'static str,
@@ -33,6 +37,7 @@ struct MeasuredServer {
 struct PeerTimes {
     first_result: TimeSamples,
     command: TimeSamples,
+    output: TimeSamples,
     delete: TimeSamples,
 }
 
@@ -58,6 +63,7 @@ pub(crate) fn measure_peer(
         let name = measured.name;
         report.add_time(format!("{name}: create and first result"), times.first_result.summary());
         report.add_time(format!("{name}: `true` in a living sandbox"), times.command.summary());
+        report.add_time(format!("{name}: {} MB of output", OUTPUT_BYTES / 1_000_000), times.output.summary());
         report.add_time(format!("{name}: delete"), times.delete.summary());
     }
     Ok(())
@@ -80,16 +86,22 @@ fn time_server(server: &MeasuredServer, runs: usize) -> Result<PeerTimes> {
         let (address, path) = client.resolve_direct_endpoint(&mut sandbox)?;
         let mut inside =
             BenchClient::connect(resolve_address(&address)?)?.with_headers(server.headers.clone());
-        inside.run_true_at(&sandbox, &path)?;
+        inside.run_line_at(&sandbox, &path, "true")?;
         let first = began.elapsed();
         let began = Instant::now();
-        inside.run_true_at(&sandbox, &path)?;
+        inside.run_line_at(&sandbox, &path, "true")?;
         let command = began.elapsed();
+        let began = Instant::now();
+        let received =
+            inside.run_line_at(&sandbox, &path, &format!("yes {LINE} | head -c {OUTPUT_BYTES}"))?;
+        let output = began.elapsed();
+        ensure!(received >= OUTPUT_BYTES, "only {received} bytes of {OUTPUT_BYTES} arrived");
         let began = Instant::now();
         client.delete_sandbox(&sandbox)?;
         if run > 0 {
             times.first_result.push(first);
             times.command.push(command);
+            times.output.push(output);
             times.delete.push(began.elapsed());
         }
     }

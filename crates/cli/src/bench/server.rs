@@ -50,6 +50,13 @@ impl BenchServer {
         })
     }
 
+    /// Starts a server that removes its sandboxes when it stops.
+    pub(crate) fn start_removing() -> Result<Self> {
+        Self::start_in("stop", |command| {
+            command.env("CORACLE_NETWORK_DEFAULT", "off").env("CORACLE_ON_STOP", "remove");
+        })
+    }
+
     /// Starts a server with a key, as the provisioner of AIO sandboxes needs one, and with this configuration file.
     /// The text may name an empty directory as `{empty}`.
     pub(crate) fn start_with_key(name: &str, configuration: &str) -> Result<Self> {
@@ -127,6 +134,15 @@ impl BenchServer {
     /// Removes the remaining sandboxes, ends the server and removes its directory.
     pub(crate) fn stop(mut self) -> Result<()> {
         self.stop_and_clean_up()
+    }
+
+    /// Ends the server with the sandboxes that it has, and removes its directory. Returns how long the end took.
+    pub(crate) fn time_stop(mut self) -> Result<Duration> {
+        let began = Instant::now();
+        self.end_process()?;
+        let took = began.elapsed();
+        fs::remove_dir_all(&self.directory).context("could not remove the state directory")?;
+        Ok(took)
     }
 
     fn stop_and_clean_up(&mut self) -> Result<()> {

@@ -10,6 +10,7 @@ use super::RoundCounts;
 use super::client::{BenchClient, BenchSandbox};
 use super::report::BenchReport;
 use super::server::BenchServer;
+use super::settle::wait_until_settled;
 use super::statistics::TimeSamples;
 
 /// The time from asking for a snapshot until it is ready, for a sandbox that wrote much and for an empty
@@ -22,6 +23,7 @@ pub(crate) fn measure_snapshot(
     let mut client = server.client()?;
     let empty = client.create_sandbox(&json!({}))?;
     let full = create_filled_sandbox(&mut client, rounds.written)?;
+    wait_until_settled(server)?;
     let (mut of_empty, mut of_full) = (TimeSamples::default(), TimeSamples::default());
     // The first of each fills caches and is not counted.
     for run in 0..=rounds.spaced {
@@ -50,6 +52,7 @@ pub(crate) fn measure_restore(
     let mut client = server.client()?;
     let source = create_filled_sandbox(&mut client, rounds.written)?;
     let snapshot = client.take_snapshot(&source)?;
+    wait_until_settled(server)?;
     let (mut cold, mut restored) = (TimeSamples::default(), TimeSamples::default());
     for run in 0..=rounds.many {
         let plain = time_first_result(&mut client, |client| client.create_sandbox(&json!({})))?;

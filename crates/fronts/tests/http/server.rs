@@ -48,6 +48,22 @@ async fn browser_gets_a_page_at_the_root_and_programs_get_json() {
 }
 
 #[tokio::test]
+async fn page_says_that_the_backend_does_not_answer() {
+    let backend = FakeBackend::new();
+    let server = start_with(backend.clone(), |_| {}, |_| {}).await;
+    backend.fail("probe", 1);
+    let page = || server.request("GET", "/").header("accept", "text/html").send();
+    let first = page().await;
+    let text = first.text();
+    assert!(text.contains("It is not well") && !text.contains("It is well"), "{text}");
+    // The result is used again for a moment, so that clients without a key do not keep the backend busy.
+    let probes = || backend.calls().iter().filter(|call| **call == "probe").count();
+    let before = probes();
+    page().await;
+    assert_eq!(probes(), before);
+}
+
+#[tokio::test]
 async fn document_needs_no_key_and_describes_every_front() {
     let server = start_with_keys(|_| {}).await;
     let document = server.get("/openapi.json").await.expect(200);

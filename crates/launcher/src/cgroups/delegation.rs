@@ -11,8 +11,9 @@
 //! group that the mover may write, so no other group of the same user can be used. A later start may
 //! be in another group; groups that were made in a former one are listed in the state directory.
 
-use std::fs;
-use std::io;
+use std::fs::{self, OpenOptions, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, AtFlags, CWD};
@@ -109,11 +110,15 @@ pub(super) fn read_former_groups(state_dir: &Path, instance: &str) -> io::Result
     Ok(text.lines().map(PathBuf::from).filter(left).collect())
 }
 
-/// Records which groups are used from now on, before anything is made in them.
+/// Records which groups are used from now on, before anything is made in them. The state directory can be entered by
+/// others, so the file is closed to them.
 pub(super) fn write_group_list(state_dir: &Path, groups: &[&PathBuf]) -> io::Result<()> {
     let lines: String = groups.iter().map(|group| format!("{}\n", group.display())).collect();
     let fresh = state_dir.join(format!("{GROUP_LIST_FILE}.new"));
-    fs::write(&fresh, lines)?;
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&fresh)?;
+    // A file that an earlier start has left keeps its mode.
+    file.set_permissions(Permissions::from_mode(0o600))?;
+    file.write_all(lines.as_bytes())?;
     fs::rename(fresh, state_dir.join(GROUP_LIST_FILE))
 }
 
@@ -140,5 +145,22 @@ pub(super) fn restore_group(group: &Path) -> io::Result<()> {
     match super::remove_group(&leaf) {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn list_of_groups_is_private_even_if_a_former_one_was_not() {
+        let state = tempfile::tempdir().expect("the temporary directory can be written");
+        let draft = state.path().join("groups.new");
+        fs::write(&draft, "left by a start that was interrupted").expect("our own directory");
+        fs::set_permissions(&draft, Permissions::from_mode(0o644)).expect("our own file");
+        write_group_list(state.path(), &[&PathBuf::from("/a"), &PathBuf::from("/b")]).expect("it is written");
+        let list = state.path().join("groups");
+        assert_eq!(fs::read_to_string(&list).expect("it exists"), "/a\n/b\n");
+        assert_eq!(fs::metadata(&list).expect("it exists").permissions().mode() & 0o777, 0o600);
     }
 }

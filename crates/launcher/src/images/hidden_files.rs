@@ -30,13 +30,14 @@ use super::path_stamp::PathStamp;
 use super::{HostImage, ImageError, ImageErrorContext, ImageTree};
 use crate::volumes::tree_name;
 
-/// Changes when the same files would be hidden differently.
-const FORMAT_VERSION: u32 = 1;
+/// Changes when the same files would be hidden differently, or when a walk would be repeated for other reasons.
+const FORMAT_VERSION: u32 = 2;
 
 const RECORD_NAME: &str = "record";
 
-/// Directories whose entries are stamped too, beside those of `/usr` itself.
-const STAMPED_DIRECTORIES: [&str; 2] = ["/usr/local", "/usr/share"];
+/// Directories that are stamped with the directories directly in them. Files are put into those of `/usr/local` by hand,
+/// without a package database that would show it.
+const STAMPED_DIRECTORIES: [&str; 2] = ["/usr", "/usr/local"];
 
 /// The databases of dpkg, rpm, apk and pacman: files of `/usr` seldom change without them.
 const PACKAGE_DATABASES: [&str; 6] = [
@@ -162,17 +163,21 @@ impl HiddenRecord {
 
 /// Stamps everything whose change makes another walk necessary.
 fn take_stamps(trees: &[&ImageTree]) -> Vec<PathStamp> {
-    let roots = trees.iter().map(|tree| PathBuf::from(&tree.mount_point));
-    let roots: Vec<PathBuf> = roots.chain(STAMPED_DIRECTORIES.map(PathBuf::from)).collect();
-    let top = |root: &PathBuf| root == Path::new("/usr");
-    let below =
-        roots.iter().filter(|root| top(root)).flat_map(|root| fs::read_dir(root).into_iter().flatten());
-    let below = below.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-    let mut all: Vec<PathBuf> = below.map(|entry| entry.path()).chain(roots.clone()).collect();
+    let mut all: Vec<PathBuf> = trees.iter().map(|tree| PathBuf::from(&tree.mount_point)).collect();
+    for directory in STAMPED_DIRECTORIES {
+        all.push(PathBuf::from(directory));
+        all.extend(subdirectories(Path::new(directory)));
+    }
     all.extend(PACKAGE_DATABASES.map(PathBuf::from));
     all.sort();
     all.dedup();
     all.iter().map(|path| PathStamp::of(path)).collect()
+}
+
+/// The directories directly in a directory; none if it cannot be listed.
+fn subdirectories(directory: &Path) -> impl Iterator<Item = PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path())
 }
 
 /// Walks the trees, writes their layers and the record.
@@ -503,6 +508,18 @@ mod tests {
         assert!(layer(&first).exists());
         remove_old_layers(state.path(), || Ok(false)).expect("no sandbox uses them");
         assert!(!layer(&first).exists() && layer(&changed).exists());
+    }
+
+    #[test]
+    fn directories_in_usr_and_in_usr_local_are_stamped() {
+        let stamped: Vec<PathBuf> = take_stamps(&[]).into_iter().map(|stamp| stamp.path).collect();
+        for directory in ["/usr", "/usr/local"].map(Path::new) {
+            assert!(stamped.contains(&directory.to_owned()));
+            for below in subdirectories(directory) {
+                assert!(stamped.contains(&below), "{}", below.display());
+            }
+        }
+        assert!(stamped.contains(&PathBuf::from("/usr/share")), "every system has it");
     }
 
     #[test]

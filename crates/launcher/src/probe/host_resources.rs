@@ -40,7 +40,7 @@ enum HostAmount {
 }
 
 /// Compares what sandboxes may use with what the host has. Resources that this host does not count are left
-/// out.
+/// out, and those of which all sandboxes together have a limit below the host's.
 pub fn compare_resources(capacity: &SandboxCapacity) -> Vec<HostResource> {
     let SandboxCapacity { sandboxes, limits, commands } = capacity;
     let pids = u64::from(limits.pids);
@@ -49,7 +49,9 @@ pub fn compare_resources(capacity: &SandboxCapacity) -> Vec<HostResource> {
     let terminals = kernel_number("/proc/sys/kernel/pty/max")
         .zip(kernel_number("/proc/sys/kernel/pty/reserve"))
         .map(|(most, reserved)| most.saturating_sub(reserved));
-    let rows = [
+    let inotify = host_shares::inotify_limits();
+    let inotify_share = inotify.iter().find(|(name, _)| *name == "max_inotify_instances");
+    let mut rows = vec![
         (
             "processes",
             pids,
@@ -87,6 +89,15 @@ pub fn compare_resources(capacity: &SandboxCapacity) -> Vec<HostResource> {
             "commands fail to start beyond it: raise `net.core.bpf_jit_limit`, or lower `limits.max_commands`",
         ),
     ];
+    // The kernel counts these for each user. Sandboxes of root have uids of their own.
+    if let Some((_, share)) = inotify_share.filter(|_| !linux::privileges::is_host_root()) {
+        rows.push((
+            "inotify instances",
+            *share,
+            HostAmount::Setting("/proc/sys/user/max_inotify_instances"),
+            "programs that watch files fail beyond it: raise `fs.inotify.max_user_instances`",
+        ));
+    }
     let compare = |(resource, each, host, hint): (&str, u64, HostAmount, &str)| {
         let host = match host {
             HostAmount::Setting(path) => kernel_number(path)?,

@@ -93,7 +93,7 @@ pub(crate) async fn end_largest_holder(core: &Core, table: FileTable) {
         return tracing::warn!(
             used,
             max,
-            "host is about to run out of open files, and no sandbox has enough of them to be ended"
+            "host is about to run out of open files, and most of them are not of sandboxes; ending none"
         );
     };
     tracing::warn!(sandbox = %handle.id, files, used, max, "host is about to run out of open files; ending the sandbox that has the most");
@@ -104,19 +104,16 @@ pub(crate) async fn end_largest_holder(core: &Core, table: FileTable) {
     }
 }
 
-/// A sandbox that has one of this many open files, or more, can be to blame for a full table.
-const BLAMED_SHARE: u64 = 8;
-
-/// The sandboxes that have an eighth of all open files or more, the largest number first. None is to blame if most files
-/// are not of sandboxes.
+/// The sandboxes that have open files, the largest number first. None is to blame if most files are not of sandboxes.
+///
+/// There is no smallest share for one sandbox: many that are equally large fill the table as well as one does.
 fn holders_to_blame(used: u64, mut holders: Vec<(SandboxId, u64)>) -> Vec<(SandboxId, u64)> {
     let sum = holders.iter().fold(0_u64, |sum, (_, files)| sum.saturating_add(*files));
     if sum < used / 2 {
         return Vec::new();
     }
+    holders.retain(|(_, files)| *files > 0);
     holders.sort_by_key(|(_, files)| std::cmp::Reverse(*files));
-    // Many small ones together are not the fault of the largest of them.
-    holders.retain(|(_, files)| *files >= used / BLAMED_SHARE);
     holders
 }
 
@@ -145,11 +142,7 @@ mod tests {
     #[test]
     fn sandboxes_are_blamed_only_for_files_that_are_theirs() {
         let holders = vec![(id(1), 10), (id(2), 30), (id(3), 20)];
-        assert_eq!(
-            holders_to_blame(100, holders.clone()),
-            [(id(2), 30), (id(3), 20)],
-            "the first has too few"
-        );
+        assert_eq!(holders_to_blame(100, holders.clone()), [(id(2), 30), (id(3), 20), (id(1), 10)]);
         assert_eq!(holders_to_blame(200, holders), []);
         assert_eq!(holders_to_blame(200, Vec::new()), []);
     }

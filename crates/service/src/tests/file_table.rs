@@ -32,3 +32,25 @@ async fn sandboxes_stay_when_other_processes_have_most_files() {
     end_largest_holder(&bench.service.0, FileTable { used: 900, max: 1000 }).await;
     assert_eq!(bench.handle(&sandbox).phase(), Phase::Running);
 }
+
+#[tokio::test]
+async fn many_equal_sandboxes_are_ended_until_the_table_has_room() {
+    const EACH: u64 = 85;
+    let bench = TestBench::new().await;
+    let mut sandboxes = Vec::new();
+    for _ in 0..10 {
+        sandboxes.push(bench.create().await);
+    }
+    let living = |bench: &TestBench| {
+        let running = |sandbox: &&_| bench.handle(sandbox).phase() == Phase::Running;
+        sandboxes.iter().filter(running).map(|sandbox| (sandbox.id.clone(), EACH)).collect::<Vec<_>>()
+    };
+    // Each reading of the table, until all of these files together are below the threshold.
+    for left in [9, 9] {
+        let holders = living(&bench);
+        let used = EACH * u64::try_from(holders.len()).expect("a small number");
+        bench.backend.set_open_files(holders);
+        end_largest_holder(&bench.service.0, FileTable { used, max: 1000 }).await;
+        assert_eq!(living(&bench).len(), left);
+    }
+}

@@ -20,6 +20,7 @@ impl Backend for FakeBackend {
     }
 
     async fn probe(&self) -> Result<BackendCapabilities, BackendError> {
+        self.record_call("probe")?;
         let most = BackendCapabilities {
             pause: true,
             attach: true,
