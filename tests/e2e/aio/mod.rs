@@ -7,6 +7,7 @@ mod outputs;
 mod preview_pages;
 mod searches;
 mod state_root;
+mod user_data;
 
 use e2e::aio;
 use e2e::server::{ServerBuilder, TestServer};
