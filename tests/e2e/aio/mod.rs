@@ -4,6 +4,7 @@
 mod clients;
 mod hanging_agent;
 mod outputs;
+mod pools;
 mod preview_pages;
 mod searches;
 mod state_root;
