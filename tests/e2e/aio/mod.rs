@@ -6,6 +6,7 @@ mod hanging_agent;
 mod outputs;
 mod pools;
 mod preview_pages;
+mod recorded_requests;
 mod root_files;
 mod searches;
 mod state_root;
