@@ -2,7 +2,9 @@
 //! Single operations are tested in process and with the SDK.
 
 mod clients;
+mod crashes;
 mod hanging_agent;
+mod large_files;
 mod outputs;
 mod pools;
 mod preview_pages;
