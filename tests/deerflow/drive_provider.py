@@ -7,12 +7,17 @@ With --state-root, the server must mount user data of the operator below that di
 """
 
 import argparse
+import importlib.util
+import json
 import logging
 import os
 import pathlib
+import signal
+import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 
 import httpx
@@ -27,6 +32,16 @@ sandbox:
   idle_timeout: {idle_timeout}
   replicas: {replicas}
   thread_data_mounts: {mounted}
+"""
+
+OPENSANDBOX_CONFIG = """
+models:
+  - {{name: dummy, use: "langchain_openai:ChatOpenAI", model: dummy, api_key: x}}
+sandbox:
+  use: deerflow.community.opensandbox:OpenSandboxProvider
+  domain: {domain}
+  protocol: http
+  api_key: {key}
 """
 
 CHECKS = []
@@ -45,32 +60,57 @@ def check(function):
 class Suite:
     """A provider of DeerFlow, and the provisioner behind it."""
 
-    def __init__(self, url, key, state, mounted):
-        self.url, self.key, self.state, self.mounted = url, key, state, mounted
+    def __init__(self, checkout, url, key, state, mounted):
+        self.checkout, self.url, self.key, self.state, self.mounted = checkout, url, key, state, mounted
         self.api = httpx.Client(base_url=url, headers={"X-API-Key": key}, timeout=30, trust_env=False)
 
     def provider(self, idle_timeout=600, replicas=3):
         from deerflow.community.aio_sandbox import AioSandboxProvider
+
+        mounted = "true" if self.mounted else "false"
+        self.configure(CONFIG, url=self.url, idle_timeout=idle_timeout, replicas=replicas, mounted=mounted)
+        return AioSandboxProvider()
+
+    def configure(self, template, **values):
         from deerflow.config.app_config import reload_app_config
 
-        config = self.state / "config.yaml"
-        mounted = "true" if self.mounted else "false"
-        config.write_text(
-            CONFIG.format(url=self.url, key=self.key, idle_timeout=idle_timeout, replicas=replicas, mounted=mounted)
-        )
+        # Gateways in other processes share the directory.
+        config = self.state / f"config-{os.getpid()}.yaml"
+        config.write_text(template.format(key=self.key, **values))
         os.environ["DEER_FLOW_CONFIG_PATH"] = str(config)
         reload_app_config(str(config))
-        return AioSandboxProvider()
 
     def listed(self):
         answer = self.api.get("/api/sandboxes")
         answer.raise_for_status()
         return {entry["sandbox_id"]: entry for entry in answer.json()["sandboxes"]}
 
+    def kill_sandbox(self, sandbox):
+        """Kills the first process of a sandbox, which runs on this host."""
+        container = self.listed()[sandbox]["container_id"]
+        for process in pathlib.Path("/proc").glob("[0-9]*"):
+            try:
+                fields = (process / "status").read_text().split("\nNSpid:")[1].splitlines()[0].split()
+                is_first = fields[1:2] == ["1"] and container in (process / "cgroup").read_text()
+            except (OSError, IndexError):
+                continue
+            if is_first:
+                os.kill(int(process.name), signal.SIGKILL)
+                return
+        raise Skipped("the sandbox has no process that can be seen from here")
+
 
 def expect(condition, message):
     if not condition:
         raise AssertionError(message)
+
+
+def until(happened, what):
+    """Waits for something that has no notification."""
+    end = time.monotonic() + 30
+    while not happened():
+        expect(time.monotonic() < end, f"timed out: {what}")
+        time.sleep(0.05)
 
 
 def refuses(kind, call, *words):
@@ -188,26 +228,201 @@ def a_deleted_sandbox_is_created_again(suite):
         provider.shutdown()
 
 
+class Gateway:
+    """A provider in a process of its own, which acquires one sandbox."""
+
+    def __init__(self, suite, thread, user):
+        command = [sys.executable, __file__, str(suite.checkout), suite.url, suite.key, "--gateway", thread, user]
+        command += ["--state-root", str(suite.state)] if suite.mounted else []
+        environment = {**os.environ, "DEER_FLOW_HOME": str(suite.state)}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(command, env=environment, **pipes)
+
+    def ask(self, question=""):
+        self.process.stdin.write(question + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def close(self):
+        self.process.stdin.close()
+        return self.process.wait(timeout=60)
+
+
+def run_gateway(suite, thread, user):
+    """The process of a gateway: it acquires when it is told to, runs the commands that it reads, and shuts down."""
+    provider = suite.provider()
+    sys.stdin.readline()
+    name = provider.acquire(thread, user_id=user)
+    print(json.dumps([name, provider.get(name).base_url]), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(provider.get(name).execute_command(line.strip())), flush=True)
+    provider.shutdown()
+
+
 @check
 def two_gateways_share_one_sandbox(suite):
-    one, two = suite.provider(), suite.provider()
+    gateways = [Gateway(suite, "thread-5", "dan") for _ in range(2)]
     try:
-        ids, threads = [], []
-        for provider in (one, two):
-            threads.append(threading.Thread(target=lambda p=provider: ids.append((p.acquire("thread-5", user_id="dan"), p))))
+        found, threads = [], []
+        for gateway in gateways:
+            threads.append(threading.Thread(target=lambda g=gateway: found.append(g.ask())))
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        (first, p1), (second, p2) = ids
-        expect(first == second and p1.get(first).base_url == p2.get(second).base_url, "one sandbox, one address")
+        expect(len(found) == 2 and found[0] == found[1], f"one sandbox, one address: {found}")
+        expect(list(suite.listed()) == [found[0][0]], "no other sandbox was made")
+        expect(gateways[0].ask("echo one > /tmp/shared; echo $?") == "0", "the first gateway works")
+        expect(gateways[1].ask("cat /tmp/shared") == "one", "in the same sandbox as the second")
     finally:
-        one.shutdown()
-        two.shutdown()
+        codes = [gateway.close() for gateway in gateways]
+    expect(codes == [0, 0], f"the gateways ended with {codes}")
+    expect(not suite.listed(), "the gateways leave nothing")
 
 
 @check
-def replicas_are_limited_and_idle_ones_removed(suite):
+def a_sandbox_killed_in_mid_turn_is_restarted(suite):
+    provider = suite.provider()
+    try:
+        name = provider.acquire("thread-8", user_id="gail")
+        sandbox = provider.get(name)
+        before = suite.listed()[name]["container_id"]
+        expect(sandbox.execute_command("echo ready") == "ready", "it works")
+        outputs = []
+        turn = threading.Thread(target=lambda: outputs.append(sandbox.execute_command("touch /tmp/begun; sleep 120; echo end")))
+        turn.start()
+        url = sandbox.base_url
+        until(lambda: httpx.post(f"{url}/v1/file/read", json={"file": "/tmp/begun"}).status_code == 200, "the command runs")
+        suite.kill_sandbox(name)
+        turn.join(timeout=30)
+        expect(not turn.is_alive(), "the command of a dead sandbox hangs")
+        expect(outputs and outputs[0].startswith("Error:"), f"the command of a dead sandbox did not fail: {outputs}")
+        # The same turn goes on with the same client.
+        until(lambda: sandbox.execute_command("echo back") == "back", "the client is served by a successor")
+        expect(suite.listed()[name]["container_id"] != before, "it is another incarnation")
+        provider.release(name)
+        again = provider.acquire("thread-8", user_id="gail")
+        expect(again == name and provider.get(again).execute_command("echo on") == "on", "the next turn works")
+    finally:
+        provider.shutdown()
+
+
+@check
+def idle_sandboxes_are_swept(suite):
+    provider = suite.provider(idle_timeout=1)
+    try:
+        used = provider.acquire("thread-9-used", user_id="hal")
+        idle = [provider.acquire(f"thread-9-{number}", user_id="hal") for number in range(2)]
+        provider.release(idle[0])
+
+        def swept():
+            # The provider's own thread does this once a minute.
+            provider.get(used)
+            provider._cleanup_idle_resources(1)
+            provider._reap_expired_warm(1)
+            return not set(idle) & set(suite.listed())
+
+        until(swept, "idle sandboxes are removed, released or not")
+        expect(used in suite.listed(), "a sandbox in use stays")
+        expect(provider.get(used).execute_command("echo on") == "on", "and works")
+        again = provider.acquire("thread-9-0", user_id="hal")
+        expect(provider.get(again).execute_command("echo new") == "new", "a swept sandbox is created again")
+    finally:
+        provider.shutdown()
+
+
+@check
+def closing_twice_is_the_same_as_once(suite):
+    provider = suite.provider()
+    try:
+        name = provider.acquire("thread-10", user_id="ida")
+        sandbox = provider.get(name)
+        for _ in range(2):
+            sandbox.close()
+        for _ in range(2):
+            provider.release(name)
+            expect(name in suite.listed(), "a released sandbox stays")
+        expect(provider.acquire("thread-10", user_id="ida") == name, "it is found again")
+        expect(provider.get(name).execute_command("echo on") == "on", "and works")
+        for _ in range(2):
+            provider.destroy(name)
+            expect(name not in suite.listed(), "a destroyed sandbox is gone")
+        expect(provider.acquire("thread-10", user_id="ida") == name, "its id is free")
+    finally:
+        for _ in range(2):
+            provider.shutdown()
+            expect(not suite.listed(), "shutdown leaves nothing")
+
+
+@check
+def benchmark_scenarios_succeed(suite):
+    path = suite.checkout / "backend/scripts/benchmark/sandbox/bench_provider.py"
+    if not path.exists():
+        raise Skipped("the checkout has no benchmark")
+    spec = importlib.util.spec_from_file_location("bench_provider", path)
+    bench = importlib.util.module_from_spec(spec)
+    sys.modules["bench_provider"] = bench
+    spec.loader.exec_module(bench)
+
+    def make_provider(config):
+        provider = suite.provider(idle_timeout=config["idle_timeout"], replicas=config["replicas"])
+        # One scenario prints the size of a map that only other providers have.
+        provider._boxes = getattr(provider, "_boxes", provider._sandboxes)
+        return provider, config
+
+    bench.PROVIDER_FACTORIES["aio-docker"] = make_provider
+    # The workload is `true`; others of the benchmark need a program `python` inside. One turn runs at a time: parallel ones
+    # may share a thread, and then the first release closes the client of the others.
+    for scenario, more in {
+        "warm_same_thread": ["--iterations", "5"],
+        "cold_unique_thread": ["--iterations", "5"],
+        "warm_miss_many_threads": ["--iterations", "8", "--replicas", "8"],
+        "idle_timeout": ["--iterations", "1", "--idle-timeout", "1"],
+        "replica_pressure": ["--iterations", "6", "--replicas", "2"],
+    }.items():
+        output = suite.state / f"bench-{scenario}.jsonl"
+        arguments = ["--provider", "aio-docker", "--scenario", scenario, "--output", str(output), *more]
+        with open(os.devnull, "w") as quiet:
+            own, sys.stderr = sys.stderr, quiet
+            try:
+                code = bench.main(arguments)
+            finally:
+                sys.stderr = own
+        turns = [json.loads(line) for line in output.read_text().splitlines() if not line.startswith("#")]
+        expect(code == 0 and turns, f"{scenario} ended with {code} and {len(turns)} turns")
+        failed = [turn["error"] for turn in turns if not turn["success"]]
+        expect(not failed, f"{scenario}: {failed}")
+        hits = [turn["warm_hit"] for turn in turns]
+        expected = {"warm_same_thread": [False, True, True, True, True], "cold_unique_thread": [False] * 5, "idle_timeout": [False] * 2}
+        expect(hits == expected.get(scenario, hits), f"{scenario}: warm hits {hits}")
+        expect(not suite.listed(), f"{scenario} leaves nothing")
+
+
+@check
+def opensandbox_provider_works(suite):
+    try:
+        from deerflow.community.opensandbox.provider import OpenSandboxProvider
+    except ImportError:
+        raise Skipped("the checkout has no OpenSandbox provider") from None
+    if importlib.util.find_spec("opensandbox") is None:
+        raise Skipped("the package opensandbox is not installed")
+    suite.configure(OPENSANDBOX_CONFIG, domain=suite.url.split("://")[1])
+    provider = OpenSandboxProvider()
+    try:
+        name = provider.acquire("thread-11", user_id="jan")
+        sandbox = provider.get(name)
+        expect(sandbox.execute_command("echo hello").strip() == "hello", "output")
+        sandbox.write_file("/mnt/user-data/workspace/a.txt", "one\n")
+        sandbox.write_file("/mnt/user-data/workspace/a.txt", "two\n", append=True)
+        expect(sandbox.read_file("/mnt/user-data/workspace/a.txt") == "one\ntwo\n", "files")
+        provider.release(name)
+        expect(provider.acquire("thread-11", user_id="jan") == name, "warm reclaim")
+    finally:
+        provider.shutdown()
+
+
+@check
+def replicas_are_limited(suite):
     provider = suite.provider(replicas=2)
     try:
         ids = []
@@ -246,15 +461,19 @@ def main():
     parser.add_argument("url")
     parser.add_argument("key")
     parser.add_argument("--state-root", type=pathlib.Path)
+    parser.add_argument("--gateway", nargs=2, metavar=("THREAD", "USER"), help="be one of several gateways; checks use this")
     given = parser.parse_args()
     logging.disable(logging.WARNING)
     for package in ("packages/harness", "packages/extension-api"):
         sys.path.insert(0, str(given.checkout.absolute() / "backend" / package))
+    if given.gateway:
+        state = pathlib.Path(os.environ["DEER_FLOW_HOME"])
+        return run_gateway(Suite(given.checkout, given.url, given.key, state, given.state_root is not None), *given.gateway)
     failed = skipped = 0
     with tempfile.TemporaryDirectory() as scratch:
         state = given.state_root or pathlib.Path(scratch)
         os.environ["DEER_FLOW_HOME"] = str(state)
-        suite = Suite(given.url, given.key, state, given.state_root is not None)
+        suite = Suite(given.checkout, given.url, given.key, state, given.state_root is not None)
         for function in CHECKS:
             try:
                 function(suite)

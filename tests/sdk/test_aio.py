@@ -43,11 +43,11 @@ class Provisioned:
 class Own:
     """A sandbox of `coracle aio`, at the root of a server of its own."""
 
-    def __init__(self, state):
+    def __init__(self, state, **variables):
         command = [os.environ["CORACLE_TEST_BINARY"], "aio", "--port", "0", "--network", "off", "--json"]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("CORACLE_")}
         command += ["--state-dir", str(state)]
-        self.process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, env={**environment, **variables}, stdout=subprocess.PIPE, text=True)
         self.url = json.loads(self.process.stdout.readline())["url"]
         self.sdk = Sandbox(base_url=self.url)
         self.http = httpx.Client(base_url=self.url, timeout=60)
@@ -57,15 +57,19 @@ class Own:
         assert self.process.wait(timeout=60) == 0
 
 
+def make_state_directory(tmp_path_factory):
+    """The server has a uid of its own, which must be able to pass through."""
+    state = tmp_path_factory.mktemp("own")
+    for directory in [state, *state.parents]:
+        if directory.owner() == state.owner():
+            directory.chmod(directory.stat().st_mode | 0o001)
+    return state / "state"
+
+
 @pytest.fixture(scope="module", params=["provisioned", "own"])
 def aio(request, tmp_path_factory):
     if request.param == "own":
-        # The server has a uid of its own, which must be able to pass through.
-        state = tmp_path_factory.mktemp("own")
-        for directory in [state, *state.parents]:
-            if directory.owner() == state.owner():
-                directory.chmod(directory.stat().st_mode | 0o001)
-        sandbox = Own(state / "state")
+        sandbox = Own(make_state_directory(tmp_path_factory))
     else:
         sandbox = Provisioned()
     yield sandbox
@@ -150,6 +154,16 @@ def test_j06_no_change_timeout(shell):
     assert 1.9 <= time.monotonic() - began < 4
     assert shell.wait_for_process(id=quiet.session_id, seconds=10).data.status == "completed"
     assert shell.view(id=quiet.session_id).data.output.endswith("x")
+
+
+@pytest.mark.skipif(not os.environ.get("CORACLE_TEST_LONG"), reason="it takes 130 seconds; CORACLE_TEST_LONG=1 runs it")
+def test_j06_600_means_600(aio):
+    # The server sends blanks meanwhile, which no timeout of the client may be shorter than.
+    sdk = Sandbox(base_url=aio.url, timeout=60)
+    began = time.monotonic()
+    silent = sdk.shell.exec_command(command="sleep 130; echo late", no_change_timeout=600).data
+    assert (silent.status, silent.output, silent.exit_code) == ("completed", "late", 0)
+    assert 130 <= time.monotonic() - began < 140
 
 
 def test_j07_soft_and_hard_limits(shell):

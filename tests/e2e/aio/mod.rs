@@ -2,11 +2,17 @@
 //! Single operations are tested in process and with the SDK.
 
 mod clients;
+mod crashes;
 mod hanging_agent;
+mod large_files;
 mod outputs;
+mod pools;
 mod preview_pages;
+mod recorded_requests;
+mod root_files;
 mod searches;
 mod state_root;
+mod user_data;
 
 use e2e::aio;
 use e2e::server::{ServerBuilder, TestServer};

@@ -5,6 +5,7 @@
 //! matches the stated protection.
 
 mod agent;
+mod aio_neighbours;
 mod aio_user;
 mod devices;
 mod exhaustion;

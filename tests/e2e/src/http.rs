@@ -89,6 +89,14 @@ impl HttpClient {
         Ok(HttpResponse { status, headers, body: bytes })
     }
 
+    /// Sends a whole request as it is, and reads the whole response.
+    pub fn send_bytes(&mut self, message: &[u8]) -> io::Result<HttpResponse> {
+        let mut stream = TcpStream::connect(&self.address)?;
+        stream.set_read_timeout(Some(READ_TIMEOUT))?;
+        stream.write_all(message)?;
+        read_response(stream)
+    }
+
     /// Sends a request and returns as soon as the head of the response has arrived.
     pub fn start_request(
         &mut self,
@@ -130,12 +138,7 @@ impl HttpClient {
             }
             sent();
         }
-        let mut connection = BufReader::new(stream);
-        let (status, headers) = read_head(&mut connection)?;
-        let framing = BodyFraming::of_response(status, &headers);
-        let mut bytes = Vec::new();
-        ResponseBody { connection, framing }.read_to_end(&mut bytes)?;
-        Ok(HttpResponse { status, headers, body: bytes })
+        read_response(stream)
     }
 
     fn request_head(&self, method: &str, path: &str, kind: &str, length: u64) -> String {
@@ -253,6 +256,16 @@ fn read_at_most(connection: &mut impl Read, buffer: &mut [u8], left: u64) -> io:
         0 if most > 0 => Err(io::ErrorKind::UnexpectedEof.into()),
         taken => Ok(taken),
     }
+}
+
+/// Reads a response to its end.
+fn read_response(stream: TcpStream) -> io::Result<HttpResponse> {
+    let mut connection = BufReader::new(stream);
+    let (status, headers) = read_head(&mut connection)?;
+    let framing = BodyFraming::of_response(status, &headers);
+    let mut bytes = Vec::new();
+    ResponseBody { connection, framing }.read_to_end(&mut bytes)?;
+    Ok(HttpResponse { status, headers, body: bytes })
 }
 
 fn is_timeout(error: &io::Error) -> bool {

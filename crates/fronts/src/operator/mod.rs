@@ -120,9 +120,16 @@ async fn get_metrics(State(state): State<OperatorState>, _: OperatorOnly) -> Res
             "metrics are disabled on this server",
         );
     };
+    metrics::gauge!("coracle_tasks").set(count_tasks());
     let mut text = handle.render();
     if let Some(rows) = state.service.owner_metrics() {
         text.push_str(&owner_metrics::render_owner_metrics(&rows));
     }
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+}
+
+/// How many tasks the server has: those that always run, those of sandboxes, and those of requests.
+fn count_tasks() -> f64 {
+    let count = tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    f64::from(u32::try_from(count).unwrap_or(u32::MAX))
 }

@@ -1,0 +1,214 @@
+//! The user `gem` of a provisioned sandbox takes all that it can get, and looks for its neighbours and for what lies above
+//! the directories of the host that are mounted. That the attacks work is shown by `exhaustion.rs`, `neighbours.rs` and
+//! `files.rs`.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use e2e::aio::{self, AioSandbox};
+use e2e::binary::ProgramCopies;
+use e2e::host;
+use e2e::run::TestUser;
+use e2e::server::{ServerBuilder, TestServer, resident_memory};
+use serde_json::json;
+use tempfile::TempDir;
+
+/// The growth of the server's memory that a flood may cause: buffers, not the flood itself.
+const MAX_MEMORY_GROWTH: u64 = 48 << 20;
+const FLOOD_BYTES: u64 = 128 << 20;
+
+/// An attacker and its neighbour, with files of the host below one state root.
+struct Neighbours {
+    attacker: AioSandbox,
+    neighbour: AioSandbox,
+    server: TestServer,
+    home: TempDir,
+}
+
+impl Neighbours {
+    fn start() -> Self {
+        let home = TestUser::Same.make_home();
+        let root = home.path().join("flow");
+        fs::create_dir(&root).expect("our own directory");
+        let server = ServerBuilder::new()
+            .env("CORACLE_API_KEY", aio::KEY)
+            .env("CORACLE_ON_STOP", "remove")
+            .env("CORACLE_DEERFLOW_USER_DATA", "host")
+            .env("CORACLE_DEERFLOW_STATE_ROOT", &root.to_string_lossy())
+            // Small limits are reached sooner; the outcome is the same.
+            .env("CORACLE_DEERFLOW_MEMORY", "128Mi")
+            .env("CORACLE_DEERFLOW_DISK", "64Mi")
+            .env("CORACLE_DEERFLOW_PIDS", "100")
+            .start();
+        let create =
+            |user: &str| AioSandbox::create_with(&server, user, &json!({"user_id": user, "thread_id": "t"}));
+        let (mut attacker, neighbour) = (create("attacker"), create("neighbour"));
+        let program = fs::read(ProgramCopies::shared().attacks_path()).expect("our own copy");
+        assert_eq!(attacker.try_upload("/home/gem/attacks", &program).expect("it answers").status, 200);
+        assert_eq!(attacker.run("chmod +x attacks; id -un"), "gem");
+        Self { attacker, neighbour, server, home }
+    }
+
+    /// Runs an attack that must not succeed, and checks that the sandbox goes on.
+    fn attack(&mut self, words: &str) -> String {
+        let body =
+            json!({"command": format!("./attacks {words}"), "exec_dir": "/home/gem", "hard_timeout": 60});
+        let ended = self.attacker.post("/v1/bash/exec", &body);
+        assert!(
+            ended["exit_code"] != 0 && ended["status"] != "timed_out",
+            "{words} was not stopped: {ended}"
+        );
+        assert_eq!(self.attacker.run("rm -rf /home/gem/work/*; echo alive"), "alive", "after {words}");
+        ended["stdout"].as_str().unwrap_or_default().to_owned()
+    }
+}
+
+/// The median time of `true` in a sandbox over several runs.
+fn median_time(sandbox: &mut AioSandbox) -> Duration {
+    let mut times: Vec<Duration> = (0..9)
+        .map(|_| {
+            let began = Instant::now();
+            sandbox.run("true");
+            began.elapsed()
+        })
+        .collect();
+    times.sort();
+    times[times.len() / 2]
+}
+
+#[test]
+fn gem_exhausts_only_its_own_sandbox() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let mut boxes = Neighbours::start();
+    let before = median_time(&mut boxes.neighbour);
+    let bound = before * 5 + Duration::from_millis(250) * e2e::slowness_factor();
+    boxes.attacker.run("mkdir work");
+    for (words, refusals) in [
+        ("eat memory", &[] as &[&str]),
+        ("eat descriptors", &["EMFILE"]),
+        ("eat disk /home/gem/work", &["EDQUOT", "ENOSPC"]),
+        ("eat inodes /home/gem/work", &["EDQUOT", "ENOSPC"]),
+    ] {
+        let printed = boxes.attack(words);
+        let is_named = refusals.is_empty() || refusals.iter().any(|refusal| printed.contains(refusal));
+        assert!(is_named, "{words} was stopped by something else: {printed}");
+        let during = median_time(&mut boxes.neighbour);
+        assert!(during <= bound, "{words}: a neighbour's `true` took {during:?} instead of {before:?}");
+    }
+
+    // A fork bomb stays at its limit while the neighbour works.
+    let bomb = json!({"session_id": "bomb", "command": "./attacks eat processes", "exec_dir": "/home/gem", "async_mode": true});
+    boxes.attacker.post("/v1/bash/exec", &bomb);
+    let mut printed = String::new();
+    e2e::eventually("the bomb is at its limit", || {
+        let output = boxes.attacker.post("/v1/bash/output", &json!({"session_id": "bomb"}));
+        printed = output["stdout"].as_str().unwrap_or_default().to_owned();
+        printed.contains("stopped: fork")
+    });
+    assert!(printed.contains("EAGAIN"), "{printed}");
+    let during = median_time(&mut boxes.neighbour);
+    assert!(during <= bound, "a neighbour's `true` took {during:?} instead of {before:?}");
+    let removed = aio::keyed_client(boxes.server.address()).delete("/api/sandboxes/attacker");
+    assert_eq!(removed.expect("the server answers").status, 200, "a sandbox full of processes is removed");
+    assert_eq!(boxes.neighbour.run("echo fine"), "fine");
+}
+
+#[test]
+fn a_flood_by_gem_leaves_the_servers_memory_flat() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let mut boxes = Neighbours::start();
+    let before = resident_memory(boxes.server.pid());
+    let command = format!("/home/gem/attacks flood {FLOOD_BYTES}");
+    boxes.attacker.post("/v1/shell/exec", &json!({"command": command, "hard_timeout": 60}));
+    boxes.attacker.post("/v1/bash/exec", &json!({"command": command, "hard_timeout": 60}));
+    let after = resident_memory(boxes.server.pid());
+    assert!(after < before + MAX_MEMORY_GROWTH, "memory rose from {before} to {after} bytes");
+    assert_eq!(boxes.attacker.run("echo alive"), "alive");
+}
+
+#[test]
+fn gem_reaches_no_neighbour_and_nothing_above_its_mounts() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let mut boxes = Neighbours::start();
+    let root = boxes.home.path().join("flow");
+    let token = "secret-of-the-neighbour";
+    boxes.neighbour.run(&format!(
+        "for at in /home/gem /mnt/user-data/workspace; do echo {token} > $at/secret; chmod 644 $at/secret; done"
+    ));
+    fs::write(root.join("secret"), token).expect("our own directory");
+    fs::set_permissions(root.join("secret"), fs::Permissions::from_mode(0o644)).expect("our own file");
+    let theirs = root.join("users/neighbour/threads/t/user-data/workspace/secret");
+    assert_eq!(fs::read_to_string(&theirs).expect("it is shared").trim_end(), token);
+
+    // By the paths that the files have inside, and by those of the host.
+    let paths = [
+        "/home/gem/secret",
+        "/mnt/user-data/workspace/secret",
+        &theirs.to_string_lossy(),
+        &root.join("secret").to_string_lossy(),
+    ]
+    .map(str::to_owned);
+    for path in &paths {
+        for way in [
+            "read",
+            "read-through-proc",
+            "read-through-descriptors",
+            "read-through-dots",
+            "read-through-symlink",
+            "read-by-handle",
+        ] {
+            boxes.attack(&format!("{way} {path} {token}"));
+        }
+    }
+    // Nothing above a mounted directory belongs to the sandbox, whether by `..` or by a link that it plants there.
+    let planted = boxes.attacker.run(
+        "cd /mnt/user-data/workspace && ln -s ../../../../../neighbour/threads/t/user-data/workspace up && \
+         cat up/secret ../../../../../secret ../../../../secret 2>/dev/null; ls -d /mnt/user-data/.. ",
+    );
+    assert_eq!(planted, "/mnt/user-data/..");
+    assert!(boxes.attack("remount-writable /mnt/skills/public").contains("EPERM"));
+    for words in ["make-device character", "make-device block"] {
+        boxes.attack(words);
+    }
+    check_no_special_files(&mut boxes, &root);
+
+    // Processes and ports of the neighbour.
+    let mark = format!("/tmp/mark-{}", boxes.neighbour.container);
+    let service =
+        format!("cp /bin/sleep {mark} && {mark} 600 & exec python3 -m http.server --bind 127.0.0.1 8099");
+    boxes
+        .neighbour
+        .post("/v1/bash/exec", &json!({"session_id": "service", "command": service, "async_mode": true}));
+    e2e::eventually("the marked process runs", || !host::pids_with_command_line(&mark).is_empty());
+    e2e::eventually("the service answers", || {
+        boxes.neighbour.try_get("/proxy/8099/").is_ok_and(|answer| answer.status == 200)
+    });
+    boxes.attacker.post("/v1/file/write", &json!({"file": "/home/gem/mark", "content": mark}));
+    assert!(boxes.attack("find-process \"$(cat /home/gem/mark)\"").contains("ESRCH"));
+    let pid = host::pids_with_command_line(&mark)[0];
+    assert!(boxes.attack(&format!("signal {pid}")).contains("ESRCH"));
+    assert!(boxes.attack("connect-tcp 8099").contains("ECONNREFUSED"));
+}
+
+/// Files with special rights that `gem` makes in a directory of the host have none there.
+fn check_no_special_files(boxes: &mut Neighbours, root: &Path) {
+    boxes.attacker.run(
+        "cd /mnt/user-data/outputs && cp /bin/sh plain && cp /bin/sh owned && \
+         chmod 4755 plain 2>/dev/null; chmod 2755 owned 2>/dev/null; mknod device c 1 1 2>/dev/null; true",
+    );
+    let outputs = root.join("users/attacker/threads/t/user-data/outputs");
+    let modes: Vec<u32> = ["plain", "owned"]
+        .iter()
+        .map(|name| fs::metadata(outputs.join(name)).expect("it is shared").permissions().mode() & 0o6000)
+        .collect();
+    assert_eq!(modes, [0, 0], "a program with special rights lies on the host");
+    assert!(!outputs.join("device").exists(), "a device lies on the host");
+}
