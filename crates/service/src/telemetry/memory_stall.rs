@@ -12,8 +12,10 @@ use domain::SandboxId;
 
 /// The part of its limit that a sandbox at the limit uses, in percent.
 const MIN_USED_PERCENT: u64 = 95;
-/// Files take less than this part of the limit where a program stalls.
+/// Files take at most this part of the limit where a program begins to stall.
 const MAX_FILES_PART: u64 = 16;
+/// The same while it stalls: what files take varies, and must not begin the count anew.
+const MAX_STALLED_FILES_PART: u64 = 8;
 /// How often in a second all pages of files are read again, on average, where a program stalls.
 const MIN_REREADS_PER_SECOND: u64 = 5;
 /// After how many such samples in a row a process is killed.
@@ -35,11 +37,15 @@ struct StallState {
 impl StallWatch {
     /// Takes a sample at a time since boot; `true` if a process must be killed.
     pub(crate) fn add_sample(&mut self, id: &SandboxId, time: Duration, usage: &SandboxUsage) -> bool {
-        let Some((refaults, file_bytes)) = reread_pages(usage) else {
+        let before = self.0.get(id).copied();
+        let part = match before {
+            Some(before) if before.samples > 0 => MAX_STALLED_FILES_PART,
+            _ => MAX_FILES_PART,
+        };
+        let Some((refaults, file_bytes)) = reread_pages(usage, part) else {
             self.0.remove(id);
             return false;
         };
-        let before = self.0.get(id).copied();
         let stalls = before.is_some_and(|before| {
             let seconds = time.saturating_sub(before.time).as_secs().max(1);
             let pages = (file_bytes / PAGE_BYTES).max(1);
@@ -59,13 +65,13 @@ impl StallWatch {
     }
 }
 
-/// The pages that were read again so far, and the memory that files have, of a sandbox at its limit with little room for
-/// files.
-fn reread_pages(usage: &SandboxUsage) -> Option<(u64, u64)> {
+/// The pages that were read again so far, and the memory that files have, of a sandbox at its limit whose files take at
+/// most a part of it.
+fn reread_pages(usage: &SandboxUsage, part: u64) -> Option<(u64, u64)> {
     let (memory, limit) = (usage.memory?.0, usage.memory_limit?.0);
     let file_bytes = usage.file_memory?.0;
     let at_limit = u128::from(memory) * 100 >= u128::from(limit) * u128::from(MIN_USED_PERCENT);
-    (at_limit && file_bytes <= limit / MAX_FILES_PART).then_some((usage.refaults?, file_bytes))
+    (at_limit && file_bytes <= limit / part).then_some((usage.refaults?, file_bytes))
 }
 
 #[cfg(test)]
@@ -102,6 +108,20 @@ mod tests {
         let stalled = |index: u64| at_limit(index * 512 * 700);
         let samples: Vec<_> = (0..5).map(stalled).collect();
         assert_eq!(decide(&samples), [false, false, false, true, false]);
+    }
+
+    #[test]
+    fn count_goes_on_while_the_memory_of_files_varies() {
+        let files = |index: u64, bytes: u64| SandboxUsage {
+            file_memory: Some(Bytes(bytes)),
+            ..at_limit(index * 1024 * 700)
+        };
+        // What a program at 59 of 64 MiB showed: files around a sixteenth of the limit.
+        let (less, more) = (LIMIT / 16 - 45_056, LIMIT / 16 + 28_672);
+        let samples = [files(0, less), files(1, less), files(2, more), files(3, more)];
+        assert_eq!(decide(&samples), [false, false, false, true]);
+        let samples: Vec<_> = (0..8).map(|index| files(index, more)).collect();
+        assert!(!decide(&samples).contains(&true), "it never began to stall");
     }
 
     #[test]
