@@ -13,6 +13,7 @@ import logging
 import os
 import pathlib
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,8 @@ import time
 import traceback
 
 import httpx
+
+import ready_stub
 
 CONFIG = """
 models:
@@ -354,8 +357,8 @@ def closing_twice_is_the_same_as_once(suite):
             expect(not suite.listed(), "shutdown leaves nothing")
 
 
-@check
-def benchmark_scenarios_succeed(suite):
+def load_benchmark(suite):
+    """The benchmark of the checkout."""
     path = suite.checkout / "backend/scripts/benchmark/sandbox/bench_provider.py"
     if not path.exists():
         raise Skipped("the checkout has no benchmark")
@@ -363,6 +366,15 @@ def benchmark_scenarios_succeed(suite):
     bench = importlib.util.module_from_spec(spec)
     sys.modules["bench_provider"] = bench
     spec.loader.exec_module(bench)
+    return bench
+
+
+def run_scenario(bench, suite, scenario, *more):
+    """Runs one scenario, and returns its turns.
+
+    The workload is `true`; others of the benchmark need a program `python` inside. One turn runs at a time: parallel ones
+    may share a thread, and then the first release closes the client of the others.
+    """
 
     def make_provider(config):
         provider = suite.provider(idle_timeout=config["idle_timeout"], replicas=config["replicas"])
@@ -371,8 +383,25 @@ def benchmark_scenarios_succeed(suite):
         return provider, config
 
     bench.PROVIDER_FACTORIES["aio-docker"] = make_provider
-    # The workload is `true`; others of the benchmark need a program `python` inside. One turn runs at a time: parallel ones
-    # may share a thread, and then the first release closes the client of the others.
+    output = suite.state / f"bench-{scenario}.jsonl"
+    output.unlink(missing_ok=True)
+    arguments = ["--provider", "aio-docker", "--scenario", scenario, "--output", str(output), *more]
+    with open(os.devnull, "w") as quiet:
+        own, sys.stderr = sys.stderr, quiet
+        try:
+            code = bench.main(arguments)
+        finally:
+            sys.stderr = own
+    turns = [json.loads(line) for line in output.read_text().splitlines() if not line.startswith("#")]
+    expect(code == 0 and turns, f"{scenario} ended with {code} and {len(turns)} turns")
+    failed = [turn["error"] for turn in turns if not turn["success"]]
+    expect(not failed, f"{scenario}: {failed}")
+    return turns
+
+
+@check
+def benchmark_scenarios_succeed(suite):
+    bench = load_benchmark(suite)
     for scenario, more in {
         "warm_same_thread": ["--iterations", "5"],
         "cold_unique_thread": ["--iterations", "5"],
@@ -380,22 +409,25 @@ def benchmark_scenarios_succeed(suite):
         "idle_timeout": ["--iterations", "1", "--idle-timeout", "1"],
         "replica_pressure": ["--iterations", "6", "--replicas", "2"],
     }.items():
-        output = suite.state / f"bench-{scenario}.jsonl"
-        arguments = ["--provider", "aio-docker", "--scenario", scenario, "--output", str(output), *more]
-        with open(os.devnull, "w") as quiet:
-            own, sys.stderr = sys.stderr, quiet
-            try:
-                code = bench.main(arguments)
-            finally:
-                sys.stderr = own
-        turns = [json.loads(line) for line in output.read_text().splitlines() if not line.startswith("#")]
-        expect(code == 0 and turns, f"{scenario} ended with {code} and {len(turns)} turns")
-        failed = [turn["error"] for turn in turns if not turn["success"]]
-        expect(not failed, f"{scenario}: {failed}")
-        hits = [turn["warm_hit"] for turn in turns]
+        hits = [turn["warm_hit"] for turn in run_scenario(bench, suite, scenario, *more)]
         expected = {"warm_same_thread": [False, True, True, True, True], "cold_unique_thread": [False] * 5, "idle_timeout": [False] * 2}
         expect(hits == expected.get(scenario, hits), f"{scenario}: warm hits {hits}")
         expect(not suite.listed(), f"{scenario} leaves nothing")
+
+
+@check
+def new_threads_cost_little_more_than_with_a_stub(suite):
+    """Reports how much the server adds to what a new thread costs in DeerFlow itself. The bound is 1.5."""
+    bench = load_benchmark(suite)
+
+    def median(measured):
+        turns = run_scenario(bench, measured, "cold_unique_thread", "--iterations", "20")
+        return statistics.median(turn["total_ms"] for turn in turns)
+
+    with ready_stub.ReadyStub() as stub:
+        alone = median(Suite(suite.checkout, stub.url, suite.key, suite.state, suite.mounted))
+    ours = median(suite)
+    print(f"        new thread: {ours:.1f} ms, with a stub {alone:.1f} ms, {ours / alone:.2f} times (bound 1.50)")
 
 
 @check
