@@ -88,8 +88,7 @@ pub(crate) struct ManagedProcess {
     started: Instant,
     started_ms: u64,
     oom_kills_before: u64,
-    /// For messages about a failed start; `None` once it has started. Thousands of processes that have ended are
-    /// remembered.
+    /// For messages about a failed start. `None` afterwards, to save memory: thousands of ended processes are remembered.
     subjects: Option<Box<FaultSubjects>>,
 }
 

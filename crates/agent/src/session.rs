@@ -122,7 +122,8 @@ struct SessionShell {
     ending: bool,
     /// Whether it replaced a shell that had died.
     is_replacement: bool,
-    /// Whether it was given something to run. Before that it has no background processes.
+    /// Whether it was given something to run. Before that it has no background processes, unless the file that `BASH_ENV`
+    /// names has started some; these end with the session.
     was_used: bool,
     subjects: FaultSubjects,
 }

@@ -3,7 +3,7 @@
 //! A backend's tests implement [`BackendUnderTest`] and call [`check_all`]. The checks use only the trait
 //! and the agent behind it, so they apply to namespaces, containers and clusters alike. A feature
 //! that a backend does not list in its [`BackendCapabilities`](crate::BackendCapabilities) must be rejected,
-//! and that is checked instead. Checks of a trait or feature that a backend does not offer are skipped and
+//! which is checked where a request for it exists. A check that needs a missing trait or feature is skipped and
 //! reported with the reason.
 
 mod agent;
@@ -98,7 +98,7 @@ pub async fn check_all(subject: &dyn BackendUnderTest) -> ConformanceReport {
             let outcome = tokio::time::timeout(CHECK_TIMEOUT, run(subject)).await;
             outcome.unwrap_or_else(|_| panic!("conformance: `{name}` timed out"))
         } else {
-            CheckOutcome::Skipped("the backend does not offer the trait")
+            CheckOutcome::Skipped("the backend does not offer the trait of this check")
         };
         match outcome {
             CheckOutcome::Passed => report.passed.push(name),

@@ -1,6 +1,6 @@
 //! The page that a person sees who opens the address of the server in a browser.
 //!
-//! It needs no key, so it says only the version and whether sandboxes can be made. It loads nothing and runs nothing.
+//! It needs no key, so it says only the version and whether the backend answers. It loads nothing and runs nothing.
 
 use std::sync::LazyLock;
 
@@ -20,16 +20,18 @@ color:#222;background:#fff}code{background:#eee;padding:0 .2em}\
 /// What the page says about the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ServerState {
-    Well,
+    BackendAnswers,
     /// The backend does not answer, so no sandbox can be made.
     NoBackend,
 }
 
 fn write_page(state: ServerState) -> String {
     let state = match state {
-        ServerState::Well => "It is well: it accepts requests and can make sandboxes.",
+        ServerState::BackendAnswers => {
+            "It works: it accepts requests, and the process that makes sandboxes answers."
+        }
         ServerState::NoBackend => {
-            "<strong>It is not well:</strong> it accepts requests, but the process that makes sandboxes does not answer. \
+            "<strong>It does not work fully:</strong> it accepts requests, but the process that makes sandboxes does not answer. \
              The server's log says why; commands that run continue."
         }
     };

@@ -86,7 +86,7 @@ async fn answer_unrouted(service: Service, request: Request) -> Response {
         return registry::error_format_of(&request).path_not_found();
     }
     home_page::build_response(match service.backend_answers().await {
-        true => ServerState::Well,
+        true => ServerState::BackendAnswers,
         false => ServerState::NoBackend,
     })
 }

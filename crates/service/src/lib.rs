@@ -601,7 +601,7 @@ impl Service {
         &self.0.host.capabilities
     }
 
-    /// Whether the backend answers, so that sandboxes can be made. The result may be a second old.
+    /// Whether the backend answers; if not, no sandbox can be made. The result may be a second old.
     pub async fn backend_answers(&self) -> bool {
         self.0.host.check.answers(&*self.0.host.backend).await
     }

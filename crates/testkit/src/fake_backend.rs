@@ -149,9 +149,9 @@ impl FakeBackend {
         self.world.lock().unwrap().agents.clear();
     }
 
-    /// Stops the real agent of a sandbox, so that it keeps its connections but does not answer.
-    pub fn stop_agent(&self, id: &SandboxId) {
-        self.world.lock().unwrap().agents.get(id).expect("it has a real agent").stop();
+    /// Freezes the real agent of a sandbox, so that it keeps its connections but does not answer.
+    pub fn freeze_agent(&self, id: &SandboxId) {
+        self.world.lock().unwrap().agents.get(id).expect("it has a real agent").freeze();
     }
 
     /// The directory in which the commands of a sandbox with a real agent start.

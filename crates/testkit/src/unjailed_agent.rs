@@ -90,8 +90,8 @@ impl UnjailedAgent {
         self.process.id()
     }
 
-    /// Stops the agent, but nothing that it has started. It can only be killed afterwards.
-    pub fn stop(&self) {
+    /// Freezes the agent (SIGSTOP), but nothing that it has started. It can only be killed afterwards.
+    pub fn freeze(&self) {
         kill_process(Pid::from_child(&self.process), Signal::STOP).unwrap();
     }
 

@@ -1,4 +1,4 @@
-//! The requests of both generations of DeerFlow's client, sent again as the bytes that were recorded.
+//! The requests of DeerFlow 2.1's client, and those expected of 2.2, sent again byte for byte.
 //!
 //! `tests/deerflow/record_requests.py` writes the recordings. What a server decides has a name in braces there, and a line
 //! before each request says what its client must find in the response.

@@ -1,6 +1,6 @@
 //! The user `gem` of a provisioned sandbox takes all that it can get, and looks for its neighbours and for what lies above
-//! the directories of the host that are mounted. That the attacks work is shown by `exhaustion.rs`, `neighbours.rs` and
-//! `files.rs`.
+//! the directories of the host that are mounted. That the attacks work is shown by `exhaustion.rs`, `neighbours.rs`,
+//! `files.rs`, `mounts.rs` and `devices.rs`.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

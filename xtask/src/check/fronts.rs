@@ -33,8 +33,8 @@ pub(super) fn check_fronts() -> Result<Findings> {
     Ok(findings)
 }
 
-/// Finds items of shared code that exist only with one front. Without them, everything that the binary uses of this crate
-/// is the same whichever fronts are compiled in, so a binary without one need not be built to know that it can be.
+/// Finds items of shared code that exist only with one front: a condition `#[cfg(feature = "...")]` on a line of its own.
+/// If there are none, the binary compiles with any set of fronts, so it need not be built for each.
 pub(super) fn check_conditions(files: &[TextFile]) -> Findings {
     let shared = files.iter().filter(|file| is_shared_code(&file.path));
     shared.flat_map(|file| conditional_items(&file.path, &file.text)).collect()
@@ -84,12 +84,23 @@ fn test_alone(front: &str, others: &[&str]) -> Result<()> {
         remove_front(&crate_dir, other)?;
     }
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    let cargo = |words: &[&str]| {
+        let mut command = cargo_command(words);
+        command.args([
+            "--quiet",
+            "--package",
+            "coracle-fronts",
+            "--no-default-features",
+            "--features",
+            front,
+        ]);
+        command.arg("--manifest-path").arg(copy.join("Cargo.toml")).arg("--target-dir").arg(&target);
+        command_output(&mut command)
+    };
+    // The program that the tests start.
+    cargo(&["build", "--examples"])?;
     // Unit tests of the library would have it compiled twice; they run with all fronts.
-    let mut test =
-        cargo_command(&["test", "--quiet", "--package", "coracle-fronts", "--test", "http", "--examples"]);
-    test.args(["--no-default-features", "--features", front]).arg("--manifest-path");
-    test.arg(copy.join("Cargo.toml")).arg("--target-dir").arg(target);
-    command_output(&mut test).map(drop)
+    cargo(&["test", "--test", "http"]).map(drop)
 }
 
 /// Deletes a front as ARCHITECTURE.md says, and its tests in the same way.

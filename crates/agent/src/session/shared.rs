@@ -19,8 +19,8 @@ use crate::process::{self, ManagedProcess, running_process::RunningProcess};
 /// The longest name that a client may choose.
 const MAX_CHOSEN_NAME_BYTES: usize = 256;
 
-/// How many idle shells of sessions without a chosen name are kept. Callers may find one more, since a shell takes a
-/// moment to end.
+/// How many idle shells of sessions without a chosen name are kept. Documents promise eight: one more may still be
+/// ending.
 const MAX_IDLE_SHELLS: usize = 7;
 
 /// How many closed sessions are remembered.

@@ -338,7 +338,7 @@ async fn limits_of_a_running_sandbox_can_change(subject: &dyn BackendUnderTest) 
     let offered = backend.probe().await.expect("the host can be probed");
     let held = |limit| offered.limits.contains(&limit);
     if !held(LimitName::Memory) || !held(LimitName::Pids) {
-        return CheckOutcome::Skipped("memory and processes are not limited here");
+        return CheckOutcome::Skipped("memory or processes are not limited here");
     }
     let made = TestSandbox::create_plain(&backend).await;
     let less =

@@ -28,7 +28,7 @@ const START_HEADER: HeaderName = HeaderName::from_static("coracle-exec-start");
 /// Servers accept only small heads of requests. A longer start is sent as a frame.
 const MAX_START_HEADER_BYTES: usize = 4 << 10;
 
-const BROKEN: &str = "the connection to the command broke";
+const BROKEN: &str = "could not exchange data with the command";
 
 /// How the first frame reaches the server.
 #[derive(Clone, Copy, PartialEq, Eq)]

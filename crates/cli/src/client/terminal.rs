@@ -26,7 +26,7 @@ use super::sandbox::SandboxClient;
 use super::websocket::{ClientWebSocket, ServerMessage};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-const BROKEN: &str = "the connection to the terminal broke";
+const BROKEN: &str = "could not exchange data with the terminal";
 
 const INPUT_FRAME: u8 = 0;
 const OUTPUT_FRAME: u8 = 1;

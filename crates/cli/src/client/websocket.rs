@@ -34,7 +34,7 @@ const MAX_CONTROL_BYTES: usize = 125;
 /// The longest message that is accepted.
 const MAX_MESSAGE_BYTES: usize = 16 << 20;
 
-/// How much is read at first, and at most while reads fill the buffer.
+/// The size of the first read, and how far it grows while reads fill the buffer.
 const MIN_READ_BYTES: usize = 4 << 10;
 const MAX_READ_BYTES: usize = 128 << 10;
 
@@ -55,7 +55,9 @@ pub(super) struct ClientWebSocket<S> {
     /// How much the next read may bring.
     read_size: usize,
     /// The opcode and the first frames of a message that is sent in several.
-    begun: Option<(u8, BytesMut)>,
+    partial_message: Option<(u8, BytesMut)>,
+    /// The payload of a ping that is not answered yet.
+    ping: Option<BytesMut>,
     /// Frames that are not written yet.
     outgoing: BytesMut,
 }
@@ -77,7 +79,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientWebSocket<S> {
             stream,
             received: BytesMut::new(),
             read_size: MIN_READ_BYTES,
-            begun: None,
+            partial_message: None,
+            ping: None,
             outgoing: BytesMut::new(),
         }
     }
@@ -98,6 +101,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientWebSocket<S> {
             if let Some(message) = self.take_message()? {
                 return Ok(message);
             }
+            if let Some(payload) = self.ping.take() {
+                self.queue_frame(PONG, &payload)?;
+            }
             if !self.outgoing.is_empty() {
                 self.write_outgoing().await?;
             }
@@ -106,16 +112,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientWebSocket<S> {
     }
 
     async fn write_outgoing(&mut self) -> Result<()> {
-        self.stream.write_all_buf(&mut self.outgoing).await.context("the connection broke")?;
-        self.stream.flush().await.context("the connection broke")
+        self.stream.write_all_buf(&mut self.outgoing).await?;
+        Ok(self.stream.flush().await?)
     }
 
     async fn read_more(&mut self) -> Result<()> {
         let awaited = FrameHead::parse(&self.received)?
             .map_or(0, |head| (head.head_length + head.payload_length).saturating_sub(self.received.len()));
-        self.received.reserve(self.read_size.max(awaited));
+        // A head alone does not make the server worth much memory.
+        self.received.reserve(self.read_size.max(awaited.min(MAX_READ_BYTES)));
         let room = self.received.capacity() - self.received.len();
-        let count = self.stream.read_buf(&mut self.received).await.context("the connection broke")?;
+        let count = self.stream.read_buf(&mut self.received).await?;
         ensure!(count > 0, "the server closed the connection");
         if count == room {
             self.read_size = (self.read_size * 4).min(MAX_READ_BYTES);
@@ -132,7 +139,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientWebSocket<S> {
             self.received.advance(head.head_length);
             let payload = self.received.split_to(head.payload_length);
             match head.opcode {
-                PING => self.queue_frame(PONG, &payload)?,
+                // Only the newest ping is answered, as the standard allows: nothing is queued for each of thousands.
+                PING => self.ping = Some(payload),
                 PONG => {}
                 CLOSE => return Ok(Some(ServerMessage::Close)),
                 opcode => {
@@ -152,7 +160,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientWebSocket<S> {
         is_final: bool,
         payload: BytesMut,
     ) -> Result<Option<ServerMessage>> {
-        let (opcode, content) = match (opcode, self.begun.take()) {
+        let (opcode, content) = match (opcode, self.partial_message.take()) {
             (CONTINUATION, Some((opcode, mut content))) => {
                 ensure!(
                     content.len() + payload.len() <= MAX_MESSAGE_BYTES,
@@ -165,7 +173,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientWebSocket<S> {
             _ => bail!("the server sent a frame that does not continue its message"),
         };
         if !is_final {
-            self.begun = Some((opcode, content));
+            self.partial_message = Some((opcode, content));
             return Ok(None);
         }
         if opcode == BINARY {

@@ -365,7 +365,7 @@ impl ExecSession {
         match frame {
             ExecFrame::Stdout(bytes) => self.queue_output(OutputPiece::Stdout(bytes)),
             ExecFrame::Stderr(bytes) => self.queue_output(OutputPiece::Stderr(bytes)),
-            ExecFrame::Credit(bytes) => self.credit += bytes,
+            ExecFrame::Credit(bytes) => self.credit = self.credit.saturating_add(bytes),
             ExecFrame::StdinClosed => self.input = None,
             ExecFrame::Gap { from, to } => {
                 self.missing += to.saturating_sub(from);

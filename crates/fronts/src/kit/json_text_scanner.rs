@@ -98,7 +98,7 @@ impl JsonTextScanner {
         }
     }
 
-    /// The fields that stand before the long text, as an object; `None` until the text begins.
+    /// The object up to the long text, in which the text is empty; `None` until the text begins.
     pub(crate) fn fields_before_text(&self) -> Option<Vec<u8>> {
         let before = &self.kept[..self.text_position?];
         Some([before, br#""}"#].concat())

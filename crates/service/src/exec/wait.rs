@@ -30,6 +30,9 @@ pub enum WaitOutcome {
     TooQuiet,
 }
 
+/// How long after a limit events that have arrived are still taken.
+const EVENT_GRACE: Duration = Duration::from_secs(1);
+
 impl OutputStream {
     /// Waits until the process ends or a limit is reached, and passes each event before the end to `each`. The process
     /// can be followed and waited for again afterwards.
@@ -41,6 +44,10 @@ impl OutputStream {
         let soft = patience.soft.map(|limit| Instant::now() + limit);
         let mut quiet = patience.quiet.map(|limit| Instant::now() + limit);
         loop {
+            // An agent that always has another event must not extend the limit.
+            if soft.is_some_and(|limit| Instant::now() > limit + EVENT_GRACE) {
+                return Ok(WaitOutcome::TooLong);
+            }
             // All branches are safe to drop: `next` loses nothing, the others only wait.
             tokio::select! {
                 // An event that has arrived counts, even if a limit is reached at the same moment.

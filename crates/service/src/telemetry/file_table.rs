@@ -4,16 +4,20 @@
 //! included. So the sandbox that has the most files is ended while there is still room. The reading is compared with
 //! `ServiceConfig::open_files_percent`.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::{EndCause, SandboxId};
+use domain::{EndCause, Owner, Phase, SandboxId};
 use tokio::time::MissedTickBehavior;
 
+use crate::ServiceError;
 use crate::core::Core;
 use crate::error::error_chain;
 use crate::sandboxes::driver::DriverCommand;
+use crate::sandboxes::registry::SandboxHandle;
 
 /// How often the table is read. The time matters: a few hundred processes fill the last fifth of a small table within
 /// a second.
@@ -21,6 +25,9 @@ const READ_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How long the backend may take to count the files of all sandboxes.
 const COUNT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long a sandbox may take to end before another one is ended as well.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How many files of the host are open, and how many can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,34 +93,73 @@ pub(crate) async fn end_largest_holder(core: &Core, table: FileTable) {
             );
         }
     };
-    let largest = holders_to_blame(used, holders)
-        .into_iter()
-        .find_map(|(id, files)| Some((core.lifecycle.registry.find(&id)?, files)));
-    let Some((handle, files)) = largest else {
+    if !are_mostly_of_sandboxes(used, &holders) {
         return tracing::warn!(
             used,
             max,
-            "host is about to run out of open files, and most of them are not of sandboxes; ending none"
+            "host is about to run out of open files, but sandboxes hold less than half of them; ending none"
         );
-    };
-    tracing::warn!(sandbox = %handle.id, files, used, max, "host is about to run out of open files; ending the sandbox that has the most");
-    let ended =
-        core.send_command(&handle, |answer| DriverCommand::Fail(EndCause::TooManyFiles, answer)).await;
-    if let Err(error) = ended {
-        tracing::error!(sandbox = %handle.id, error = %error_chain(&error), "failed to end a sandbox with too many open files; retrying");
+    }
+    let found = holders.into_iter().filter_map(|(id, files)| {
+        let sandbox = core.lifecycle.registry.find(&id)?;
+        Some(FileHolder { owner: sandbox.owner.clone(), sandbox, files })
+    });
+    for FileHolder { sandbox, files, .. } in order_by_blame(found.collect()) {
+        tracing::warn!(sandbox = %sandbox.id, files, used, max, "host is about to run out of open files; ending the sandbox that has the most");
+        if end_sandbox(core, &sandbox).await {
+            return;
+        }
     }
 }
 
-/// The sandboxes that have open files, the largest number first. None is to blame if most files are not of sandboxes.
-///
-/// There is no smallest share for one sandbox: many that are equally large fill the table as well as one does.
-fn holders_to_blame(used: u64, mut holders: Vec<(SandboxId, u64)>) -> Vec<(SandboxId, u64)> {
-    let sum = holders.iter().fold(0_u64, |sum, (_, files)| sum.saturating_add(*files));
-    if sum < used / 2 {
-        return Vec::new();
+/// Ends a sandbox; `false` if that failed, so that another one must be ended.
+async fn end_sandbox(core: &Core, sandbox: &SandboxHandle) -> bool {
+    if sandbox.phase() == Phase::Starting {
+        // Its driver may be busy with the hook before the entrypoint and not read its mailbox.
+        sandbox.abandoned.cancel();
     }
-    holders.retain(|(_, files)| *files > 0);
-    holders.sort_by_key(|(_, files)| std::cmp::Reverse(*files));
+    let fail = core.send_command(sandbox, |answer| DriverCommand::Fail(EndCause::TooManyFiles, answer));
+    match tokio::time::timeout(END_TIMEOUT, fail).await {
+        // A sandbox that is gone has closed its files.
+        Ok(Ok(_) | Err(ServiceError::NoSandbox(_))) => true,
+        Ok(Err(error)) => {
+            tracing::error!(sandbox = %sandbox.id, error = %error_chain(&error), "failed to end a sandbox with too many open files; trying the next");
+            false
+        }
+        Err(_elapsed) => {
+            tracing::error!(sandbox = %sandbox.id, "sandbox with too many open files did not end in time; trying the next");
+            false
+        }
+    }
+}
+
+/// A sandbox with its number of open files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct FileHolder<S> {
+    sandbox: S,
+    owner: Owner,
+    files: u64,
+}
+
+/// Whether sandboxes have half of all open files or more. Otherwise ending one would not help.
+fn are_mostly_of_sandboxes(used: u64, holders: &[(SandboxId, u64)]) -> bool {
+    let sum = holders.iter().fold(0_u64, |sum, (_, files)| sum.saturating_add(*files));
+    sum > 0 && sum >= used / 2
+}
+
+/// The sandboxes in the order in which they are ended: those of the owner with the most open files first, and of one
+/// owner the largest number first.
+///
+/// An owner who spreads files over many small sandboxes is blamed for their sum, and not another owner whose single
+/// sandbox is larger than each of them. There is no smallest share: many that are equally large fill the table as well.
+fn order_by_blame<S>(mut holders: Vec<FileHolder<S>>) -> Vec<FileHolder<S>> {
+    let mut sums: BTreeMap<Owner, u64> = BTreeMap::new();
+    for holder in &holders {
+        let sum = sums.entry(holder.owner.clone()).or_default();
+        *sum = sum.saturating_add(holder.files);
+    }
+    holders.retain(|holder| holder.files > 0);
+    holders.sort_by_key(|holder| Reverse((sums[&holder.owner], holder.owner.clone(), holder.files)));
     holders
 }
 
@@ -140,10 +186,27 @@ mod tests {
     }
 
     #[test]
-    fn sandboxes_are_blamed_only_for_files_that_are_theirs() {
-        let holders = vec![(id(1), 10), (id(2), 30), (id(3), 20)];
-        assert_eq!(holders_to_blame(100, holders.clone()), [(id(2), 30), (id(3), 20), (id(1), 10)]);
-        assert_eq!(holders_to_blame(200, holders), []);
-        assert_eq!(holders_to_blame(200, Vec::new()), []);
+    fn sandboxes_are_blamed_only_if_they_have_half_of_the_files() {
+        let holders = [(id(1), 10), (id(2), 30), (id(3), 20)];
+        assert!(are_mostly_of_sandboxes(100, &holders) && are_mostly_of_sandboxes(120, &holders));
+        assert!(!are_mostly_of_sandboxes(200, &holders) && !are_mostly_of_sandboxes(1, &[]));
+    }
+
+    #[test]
+    fn owner_of_many_small_sandboxes_is_blamed_before_one_with_a_large_sandbox() {
+        let holder = |sandbox: u8, owner: &str, files: u64| FileHolder {
+            sandbox,
+            owner: Owner::parse(owner).expect("a valid name"),
+            files,
+        };
+        let holders = vec![
+            holder(1, "one", 50),
+            holder(2, "many", 30),
+            holder(3, "many", 40),
+            holder(4, "many", 0),
+            holder(5, "none", 0),
+        ];
+        let order: Vec<u8> = order_by_blame(holders).into_iter().map(|holder| holder.sandbox).collect();
+        assert_eq!(order, [3, 2, 1]);
     }
 }

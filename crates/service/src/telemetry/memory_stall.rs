@@ -12,10 +12,10 @@ use domain::SandboxId;
 
 /// The part of its limit that a sandbox at the limit uses, in percent.
 const MIN_USED_PERCENT: u64 = 95;
-/// Files take at most this part of the limit where a program begins to stall.
-const MAX_FILES_PART: u64 = 16;
-/// The same while it stalls: what files take varies, and must not begin the count anew.
-const MAX_STALLED_FILES_PART: u64 = 8;
+/// Files take at most a sixteenth of the limit when a program begins to stall.
+const START_FILES_DIVISOR: u64 = 16;
+/// Once it stalls, files take at most an eighth: the share varies, and must not restart the count.
+const STALLED_FILES_DIVISOR: u64 = 8;
 /// How often in a second all pages of files are read again, on average, where a program stalls.
 const MIN_REREADS_PER_SECOND: u64 = 5;
 /// After how many such samples in a row a process is killed.
@@ -38,11 +38,11 @@ impl StallWatch {
     /// Takes a sample at a time since boot; `true` if a process must be killed.
     pub(crate) fn add_sample(&mut self, id: &SandboxId, time: Duration, usage: &SandboxUsage) -> bool {
         let before = self.0.get(id).copied();
-        let part = match before {
-            Some(before) if before.samples > 0 => MAX_STALLED_FILES_PART,
-            _ => MAX_FILES_PART,
+        let files_divisor = match before {
+            Some(before) if before.samples > 0 => STALLED_FILES_DIVISOR,
+            _ => START_FILES_DIVISOR,
         };
-        let Some((refaults, file_bytes)) = reread_pages(usage, part) else {
+        let Some((refaults, file_bytes)) = reread_pages(usage, files_divisor) else {
             self.0.remove(id);
             return false;
         };
@@ -67,11 +67,11 @@ impl StallWatch {
 
 /// The pages that were read again so far, and the memory that files have, of a sandbox at its limit whose files take at
 /// most a part of it.
-fn reread_pages(usage: &SandboxUsage, part: u64) -> Option<(u64, u64)> {
+fn reread_pages(usage: &SandboxUsage, files_divisor: u64) -> Option<(u64, u64)> {
     let (memory, limit) = (usage.memory?.0, usage.memory_limit?.0);
     let file_bytes = usage.file_memory?.0;
     let at_limit = u128::from(memory) * 100 >= u128::from(limit) * u128::from(MIN_USED_PERCENT);
-    (at_limit && file_bytes <= limit / part).then_some((usage.refaults?, file_bytes))
+    (at_limit && file_bytes <= limit / files_divisor).then_some((usage.refaults?, file_bytes))
 }
 
 #[cfg(test)]

@@ -35,7 +35,7 @@ async fn sandboxes_stay_when_other_processes_have_most_files() {
 
 #[tokio::test]
 async fn many_equal_sandboxes_are_ended_until_the_table_has_room() {
-    const EACH: u64 = 85;
+    const EACH: u64 = 97;
     let bench = TestBench::new().await;
     let mut sandboxes = Vec::new();
     for _ in 0..10 {
@@ -46,11 +46,23 @@ async fn many_equal_sandboxes_are_ended_until_the_table_has_room() {
         sandboxes.iter().filter(running).map(|sandbox| (sandbox.id.clone(), EACH)).collect::<Vec<_>>()
     };
     // Each reading of the table, until all of these files together are below the threshold.
-    for left in [9, 9] {
+    for left in [9, 8, 8] {
         let holders = living(&bench);
         let used = EACH * u64::try_from(holders.len()).expect("a small number");
         bench.backend.set_open_files(holders);
         end_largest_holder(&bench.service.0, FileTable { used, max: 1000 }).await;
         assert_eq!(living(&bench).len(), left);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn sandbox_whose_driver_is_busy_does_not_keep_others_from_being_ended() {
+    let bench = TestBench::new().await;
+    let busy = bench.create().await;
+    let other = bench.create().await;
+    // As with a hook that runs for hours.
+    bench.occupy_driver(&busy).await;
+    bench.backend.set_open_files(vec![(busy.id.clone(), 500), (other.id.clone(), 400)]);
+    end_largest_holder(&bench.service.0, FileTable { used: 900, max: 1000 }).await;
+    assert_eq!(bench.handle(&other).phase(), Phase::Failed(EndCause::TooManyFiles));
 }

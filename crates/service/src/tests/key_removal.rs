@@ -23,7 +23,7 @@ impl TestBench {
     }
 
     /// Keeps the driver of a sandbox busy until the gate of volumes is opened.
-    async fn occupy_driver(&self, sandbox: &Sandbox) {
+    pub(super) async fn occupy_driver(&self, sandbox: &Sandbox) {
         self.backend.volume_gate.forget_permits(usize::MAX);
         let (core, handle) = (self.service.0.clone(), self.handle(sandbox));
         tokio::spawn(async move {

@@ -115,7 +115,7 @@ pub(super) async fn exec_command(
     let requested = RequestTime::now();
     let request = BashExecRequest::parse(body, &target)?;
     target.begin_stream()?;
-    respond_with_blanks(run_command(target, request, requested), failed_late).await
+    respond_with_blanks(run_command(target, request, requested), late_failure).await
 }
 
 /// A run that was passed to its session.
@@ -127,7 +127,7 @@ struct BegunRun {
 
 /// The response of a command that failed after the response had begun. Clients that do not read `success` find the error
 /// in its errors.
-fn failed_late(failed: FailedCommand) -> ResponseEnvelope<BashExecResult> {
+fn late_failure(failed: FailedCommand) -> ResponseEnvelope<BashExecResult> {
     let FailedCommand { problem, ids, command } = failed;
     let result = BashExecResult {
         session_id: ids.session,

@@ -85,8 +85,8 @@ pub(super) async fn read_output(
     let request = BashOutputRequest::parse(body)?;
     target.begin_stream()?;
     let (session_id, from) = (request.id.clone(), request.from);
-    let failed_late = move |problem| late_failure(problem, session_id, from);
-    respond_with_blanks(read_command_output(target, request), failed_late).await
+    let fail_late = move |problem| late_failure(problem, session_id, from);
+    respond_with_blanks(read_command_output(target, request), fail_late).await
 }
 
 /// The response if reading failed after the response had begun. The offsets are those of the request, so the client can

@@ -17,7 +17,7 @@ pub(in crate::aio) const MAX_OPEN_ATTEMPTS: u32 = 3;
 /// How long the end of a command may be overdue. A sandbox that does not enforce its limits must not keep a request.
 pub(in crate::aio) const OVERDUE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How often a session is looked at while a command waits for its turn in it.
+/// The time between two checks that the session still exists, while a command waits for its turn in it.
 const QUEUE_CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The ids of a command, as far as they are known.
@@ -27,7 +27,7 @@ pub(in crate::aio) struct CommandIds {
     pub(in crate::aio) command: String,
 }
 
-/// A command whose end is not known.
+/// A command that was not started, or whose end did not arrive, with what is known about it.
 #[derive(Debug)]
 pub(in crate::aio) struct FailedCommand {
     pub(in crate::aio) problem: AioProblem,

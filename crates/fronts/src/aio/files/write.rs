@@ -152,18 +152,18 @@ struct ContentIntake {
 
 enum IntakeForm {
     /// The text is decoded while it arrives.
-    Bytes { encoding: ContentEncoding, check: ContentCheck },
+    Bytes { encoding: ContentEncoding, check: ValidatingDecoder },
     /// The encoding is not known, so the text is spooled and checked for each of them.
-    Text { base64: ContentCheck, raw: ContentCheck },
+    Text { base64: ValidatingDecoder, raw: ValidatingDecoder },
 }
 
 impl ContentIntake {
     fn new(target: &AioTarget, encoding: Option<ContentEncoding>) -> Self {
         let form = match encoding {
-            Some(encoding) => IntakeForm::Bytes { encoding, check: ContentCheck::new(encoding) },
+            Some(encoding) => IntakeForm::Bytes { encoding, check: ValidatingDecoder::new(encoding) },
             None => IntakeForm::Text {
-                base64: ContentCheck::new(ContentEncoding::Base64),
-                raw: ContentCheck::new(ContentEncoding::Raw),
+                base64: ValidatingDecoder::new(ContentEncoding::Base64),
+                raw: ValidatingDecoder::new(ContentEncoding::Raw),
             },
         };
         Self { spool: ContentSpool::new(target.sandbox.clone()), form }
@@ -275,10 +275,10 @@ async fn copy_content(
     Ok(u64::try_from(count).unwrap_or(u64::MAX))
 }
 
-/// Whether a text is valid in an encoding, found out while the text passes by.
-struct ContentCheck(Option<ContentDecoder>);
+/// Decodes a text piece by piece, and remembers whether it was valid.
+struct ValidatingDecoder(Option<ContentDecoder>);
 
-impl ContentCheck {
+impl ValidatingDecoder {
     fn new(encoding: ContentEncoding) -> Self {
         Self(Some(ContentDecoder::new(encoding)))
     }

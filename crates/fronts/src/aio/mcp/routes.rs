@@ -76,10 +76,10 @@ async fn call_tool(
         let result = TOOLS.call(&tool, ToolContext { state, target }, arguments).await;
         result.map(result_envelope).ok_or_else(AioProblem::not_found)
     };
-    let failed_late = |problem: AioProblem| {
+    let late_failure = |problem: AioProblem| {
         result_envelope(CallToolResult::error(vec![ContentBlock::text(problem.message)]))
     };
-    Ok(respond_with_blanks(called, failed_late).await?.into_response())
+    Ok(respond_with_blanks(called, late_failure).await?.into_response())
 }
 
 fn check_server(server: &str) -> Result<(), AioProblem> {

@@ -65,7 +65,7 @@ fn count_sessions(
     request: &FrontSandboxRequest,
     defaults: &ProvisionerSettings,
 ) -> Result<u32, FrontSandboxError> {
-    let most = defaults.most_shell_sessions(service);
+    let most = defaults.effective_max_shell_sessions(service);
     match variables::number_of(&request.env, MAX_SHELL_SESSIONS) {
         None => Ok(defaults.default_shell_sessions(service)),
         Some(count) if count <= most => Ok(count),

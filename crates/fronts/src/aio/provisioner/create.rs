@@ -26,8 +26,8 @@ pub(super) async fn create_sandbox(
     request: Request,
 ) -> Result<(HeaderMap, Json<ProvisionedSandbox>), ProvisionerProblem> {
     let bytes = read_body(request.into_body(), state.settings.json_body_limit).await?;
-    let most_shell_sessions = state.own_settings.most_shell_sessions(&state.service);
-    let request = parse_json::<ProvisionBody>(&bytes)?.check(most_shell_sessions)?;
+    let max_shell_sessions = state.own_settings.effective_max_shell_sessions(&state.service);
+    let request = parse_json::<ProvisionBody>(&bytes)?.check(max_shell_sessions)?;
     let key = sandbox_key(&owner, &request.id)?;
     let create = create_request(&state, &owner, &request)?;
     request.check_existing(&state.service, &key)?;

@@ -71,13 +71,13 @@ pub(super) struct ExtraMount {
 }
 
 impl ProvisionBody {
-    pub(super) fn check(self, most_shell_sessions: u32) -> Result<ProvisionRequest, ProvisionerProblem> {
+    pub(super) fn check(self, max_shell_sessions: u32) -> Result<ProvisionRequest, ProvisionerProblem> {
         let id = check_sandbox_id(require_field(self.sandbox_id, "sandbox_id")?)?;
         let user = self.user_id.unwrap_or_else(|| "default".to_owned());
         let user = check_name("user_id", user, MAX_USER_BYTES)?;
         let thread =
             self.thread_id.map(|thread| check_name("thread_id", thread, MAX_THREAD_BYTES)).transpose()?;
-        let check_sessions = |count| check_shell_sessions(count, most_shell_sessions);
+        let check_sessions = |count| check_shell_sessions(count, max_shell_sessions);
         let shell_sessions = self.max_shell_sessions.map(check_sessions).transpose()?;
         let skills_root = match self.skills_container_path {
             Some(path) => check_skills_root(path)?,

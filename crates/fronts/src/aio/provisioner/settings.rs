@@ -66,7 +66,7 @@ const POD_DISK: Bytes = Bytes(500 << 20);
 pub(in crate::aio) struct ProvisionerSettings {
     /// Whether a client that still uses the address of a crashed sandbox is served by a successor.
     pub(in crate::aio) auto_restart: bool,
-    /// How many shell sessions a create may ask for, if so many commands may run.
+    /// The configured maximum; `effective_max_shell_sessions` also applies the limit on commands.
     pub(super) max_shell_sessions: u32,
     /// The ids of the user in sandboxes.
     pub(in crate::aio) uid: u32,
@@ -142,13 +142,13 @@ impl ProvisionerSettings {
 
     /// How many shell sessions the creator of a sandbox may ask for. All of them may be busy at once, so there are not
     /// more than a sandbox may run commands.
-    pub(in crate::aio) fn most_shell_sessions(&self, service: &Service) -> u32 {
+    pub(in crate::aio) fn effective_max_shell_sessions(&self, service: &Service) -> u32 {
         self.max_shell_sessions.min(service.commands_per_sandbox())
     }
 
     /// How many shell sessions a sandbox has whose creator names no number.
     pub(in crate::aio) fn default_shell_sessions(&self, service: &Service) -> u32 {
-        DEFAULT_SHELL_SESSIONS.min(self.most_shell_sessions(service))
+        DEFAULT_SHELL_SESSIONS.min(self.effective_max_shell_sessions(service))
     }
 
     /// The limits of a sandbox: those that are configured, and of the others those that this server can enforce.

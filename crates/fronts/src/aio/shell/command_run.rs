@@ -128,6 +128,12 @@ impl CommandRun {
             let RunStage::Started(output) = &mut self.stage else {
                 return Ok(RunStep::Over(RunEnd::TooLong));
             };
+            if has_passed(self.soft_at) {
+                return Ok(RunStep::Over(RunEnd::TooLong));
+            }
+            if has_passed(self.overdue_at) {
+                return Ok(RunStep::Over(RunEnd::Overdue));
+            }
             let quiet_at = self.last_change + self.quiet.unwrap_or(READ_LIMIT_DELAY);
             tokio::select! {
                 // An event that has arrived counts, even if a limit is reached at the same moment.
@@ -177,6 +183,15 @@ async fn read_quiet_limit(sandbox: &SandboxRef, session: &SessionId) -> Duration
         }
     };
     Duration::from_secs(note.unwrap_or_default().quiet_seconds())
+}
+
+/// How long after a limit events that have arrived are still taken.
+const EVENT_GRACE: Duration = Duration::from_secs(1);
+
+/// Whether a limit was reached so long ago that further events do not count. An agent that always has another one must
+/// not extend it.
+fn has_passed(limit: Option<Instant>) -> bool {
+    limit.is_some_and(|limit| Instant::now() > limit + EVENT_GRACE)
 }
 
 async fn sleep_until_limit(limit: Option<Instant>) {

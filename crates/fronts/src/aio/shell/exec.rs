@@ -133,7 +133,7 @@ pub(super) async fn exec_command(
             BegunCommand { run: None, .. } => exec_events::stream_text(request.missing_directory_text()),
         });
     }
-    respond_with_blanks(run_command(target, request, requested), CommandResult::failed_late).await
+    respond_with_blanks(run_command(target, request, requested), CommandResult::late_failure).await
 }
 
 /// Runs a command until it ends or a limit is reached, or only starts it.

@@ -83,7 +83,7 @@ impl CommandResult {
 
     /// The result of a command that failed after the response had begun. Clients that do not read `success` find the error
     /// in the output.
-    pub(super) fn failed_late(failed: FailedCommand) -> Self {
+    pub(super) fn late_failure(failed: FailedCommand) -> Self {
         let FailedCommand { problem, ids, command } = failed;
         let (message, hint) = (problem.message, problem.hint);
         let ended = Self::ended(ids.session, command, (ShellStatus::Terminated, -1), message.clone());
@@ -216,7 +216,7 @@ mod tests {
             AioProblem { hint: Some("retry".to_owned()), ..AioProblem::bad_request("it \"failed\"") };
         let ids = CommandIds { session: "s".to_owned(), ..CommandIds::default() };
         let failed =
-            body_of(CommandResult::failed_late(FailedCommand { problem, ids, command: "c".to_owned() }));
+            body_of(CommandResult::late_failure(FailedCommand { problem, ids, command: "c".to_owned() }));
         let expected = json!({
             "success": false, "message": "it \"failed\"", "hint": "retry",
             "data": {

@@ -29,7 +29,8 @@ pub(in crate::aio) enum ShellStatus {
     Completed,
     NoChangeTimeout,
     HardTimeout,
-    /// The shell was killed, or does not answer. Clients give the whole sandbox up, so no other end is reported in this way.
+    /// The shell was killed, the directory of a strict command is missing, or an error came after the response had begun.
+    /// Clients then give the whole sandbox up.
     Terminated,
 }
 

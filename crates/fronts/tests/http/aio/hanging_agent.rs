@@ -66,7 +66,7 @@ async fn command_in_a_hanging_sandbox_ends_with_an_error_in_its_data() {
     let output =
         json!({"session_id": "b", "offset": 6, "stderr_offset": 0, "wait": true, "wait_timeout": 20});
 
-    server.backend.stop_agent(&id);
+    server.backend.freeze_agent(&id);
     assert_eq!(other.exec_text("echo on").await, "on", "other sandboxes are not affected");
     let output = post_in_background(&hanging, "/v1/bash/output", &output);
     let began = Instant::now();
