@@ -330,9 +330,11 @@ fn interrupt_before_the_cell_begins_ends_it() {
         kernel.interrupt();
         assert_eq!(kernel.finish_run(&key).error().0, "KeyboardInterrupt", "{code}");
     }
-    // An interrupt without a running cell affects at most the next one.
+    // An interrupt without a running cell affects at most one: the next, or the one behind it if node handles the signal
+    // only then.
     kernel.interrupt();
-    kernel.run("0");
+    let interrupted = (0..2).filter(|_| !kernel.run("0").errors.is_empty()).count();
+    assert!(interrupted <= 1);
     assert_eq!(kernel.run("1").text(), "1");
 }
 
