@@ -15,7 +15,7 @@ use super::sleep_for;
 /// The pause between two looks, in which the kernel works.
 const SETTLE_INTERVAL: Duration = Duration::from_millis(300);
 /// The largest number of looks: on a busy machine the floor never becomes quiet.
-const MAX_SETTLE_LOOKS: usize = 20;
+const MAX_SETTLE_LOOKS: usize = 10;
 /// Runs of the floor in one look; the fastest counts.
 const RUNS_PER_LOOK: usize = 3;
 /// Looks in a row that must be as fast as the fastest: the kernel works in steps, between which the floor is flat for
