@@ -98,9 +98,9 @@ fn check_ended_for_files(attack: &str) {
     e2e::eventually("the sandbox is ended", || status()["status"]["state"] == "Failed");
     let message = status()["status"]["message"].as_str().unwrap_or_default().to_owned();
     assert!(message.contains("too many open files"), "{message}");
-    assert!(
-        strict.log().contains("host is about to run out of open files; ending the sandbox that has the most")
-    );
+    assert!(strict.log().contains(
+        "host is about to run out of open files; ending the largest sandbox of the owner with the most"
+    ));
     assert_eq!(neighbour.run("echo alive").stdout, "alive\n");
 }
 

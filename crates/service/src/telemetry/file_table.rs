@@ -1,7 +1,7 @@
 //! Watches the host's table of open files, which no control group divides among sandboxes.
 //!
 //! When the table is full, every process of the host without privileges fails to open files, this server and all agents
-//! included. So the sandbox that has the most files is ended while there is still room. The reading is compared with
+//! included. So the largest sandbox of the owner with the most is ended in time. The reading is compared with
 //! `ServiceConfig::open_files_percent`.
 
 use std::cmp::Reverse;
@@ -105,7 +105,7 @@ pub(crate) async fn end_largest_holder(core: &Core, table: FileTable) {
         Some(FileHolder { owner: sandbox.owner.clone(), sandbox, files })
     });
     for FileHolder { sandbox, files, .. } in order_by_blame(found.collect()) {
-        tracing::warn!(sandbox = %sandbox.id, files, used, max, "host is about to run out of open files; ending the sandbox that has the most");
+        tracing::warn!(sandbox = %sandbox.id, files, used, max, "host is about to run out of open files; ending the largest sandbox of the owner with the most");
         if end_sandbox(core, &sandbox).await {
             return;
         }
