@@ -16,6 +16,7 @@ use anyhow::{Context, Result, bail};
 use crate::packages::has_python;
 use crate::report::{TestReport, say};
 use crate::tools::workspace_root;
+use crate::vm::find_program;
 use crate::{python, sdk};
 use extract::{BlockAction, CodeBlock};
 use page::PageTools;
@@ -42,8 +43,10 @@ pub(crate) fn test_pages(binary: &Path, pages: &[String], report: &mut TestRepor
             Err(error) => failures.push(format!("{path}: {error}")),
         }
     }
-    for page in &parsed {
-        for block in &page.blocks {
+    let host = DocsHost::probe();
+    for page in &mut parsed {
+        for block in &mut page.blocks {
+            host.settle_action(block);
             if let BlockAction::NotRun(reason) = &block.action {
                 report
                     .record_skip(&format!("{}:{}", page.path, block.line), format_args!("no-run, {reason}"));
@@ -59,6 +62,35 @@ pub(crate) fn test_pages(binary: &Path, pages: &[String], report: &mut TestRepor
         }
     }
     if failures.is_empty() { Ok(()) } else { bail!("{}", failures.join("\n\n")) }
+}
+
+/// What this run and this host offer to blocks that need more than others.
+struct DocsHost {
+    /// Whether blocks run that take minutes.
+    runs_long: bool,
+    /// Whether the network of a page can be connected with that of the host.
+    has_uplink: bool,
+}
+
+impl DocsHost {
+    fn probe() -> Self {
+        let runs_long = std::env::var_os("CORACLE_TEST_LONG").is_some();
+        Self { runs_long, has_uplink: find_program("slirp4netns").is_some() }
+    }
+
+    /// Decides whether a block runs here.
+    fn settle_action(&self, block: &mut CodeBlock) {
+        if let BlockAction::LongShell(reason) = &block.action {
+            block.action = match self.runs_long {
+                true => BlockAction::ShellWithInternet,
+                false => BlockAction::NotRun(format!("{reason}; CORACLE_TEST_LONG=1 runs it")),
+            };
+        }
+        if block.action == BlockAction::ShellWithInternet && !self.has_uplink {
+            let reason = "there is no slirp4netns to connect the page's network";
+            block.action = BlockAction::NotRun(reason.to_owned());
+        }
+    }
 }
 
 /// The reason why pages cannot be run on this host.
@@ -105,4 +137,23 @@ pub(crate) fn run_docs(args: &[String]) -> Result<bool> {
     let mut report = TestReport::default();
     report.run_stage("docs", |report| test_pages(&binary, pages, report));
     Ok(report.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_blocks_run_when_they_are_asked_for_and_need_a_network() {
+        let settled = |runs_long, has_uplink| {
+            let action = BlockAction::LongShell("needs a mirror".to_owned());
+            let mut block = CodeBlock { line: 1, action, text: String::new() };
+            DocsHost { runs_long, has_uplink }.settle_action(&mut block);
+            block.action
+        };
+        assert_eq!(settled(true, true), BlockAction::ShellWithInternet);
+        let reason = "needs a mirror; CORACLE_TEST_LONG=1 runs it".to_owned();
+        assert_eq!(settled(false, true), BlockAction::NotRun(reason));
+        assert!(matches!(settled(true, false), BlockAction::NotRun(why) if why.contains("slirp4netns")));
+    }
 }

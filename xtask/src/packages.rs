@@ -48,7 +48,13 @@ const WANTED_PACKAGES: &[AptPackage] = &[
         name: "slirp4netns",
         present: || find_program("slirp4netns").is_some(),
         required: || false,
-        needed_for: "the network of an ordinary user's sandboxes, where there is no pasta",
+        needed_for: "the network of an ordinary user's sandboxes, where there is no pasta, and of pages",
+    },
+    AptPackage {
+        name: "ripgrep",
+        present: || find_program("rg").is_some(),
+        required: || false,
+        needed_for: "the search in files is compared with it",
     },
     AptPackage {
         name: "runc",

@@ -5,6 +5,8 @@
 //! ```text
 //! ```sh                         run in the page's one bash session
 //! ```sh host-network            run in the network of the host, in a shell of its own
+//! ```sh internet                run in the page's session, whose network reaches that of the host
+//! ```sh long needs minutes      run only with CORACLE_TEST_LONG=1, otherwise listed with its reason
 //! ```sh no-run needs a registry listed in the report with its reason, not run
 //! ```console                    the lines after `$ ` are run, the others are output
 //! ```python                     run in the page's one interpreter
@@ -21,8 +23,12 @@ use std::fmt;
 pub(super) enum BlockAction {
     Shell,
     ShellOnHostNetwork,
+    /// Run in the page's session, whose network is connected with that of the host.
+    ShellWithInternet,
     Python,
     CheckConfig,
+    /// Takes too long for every run; the page says why.
+    LongShell(String),
     /// Listed with the reason that the page gives.
     NotRun(String),
     /// Output, drawings and other languages.
@@ -134,20 +140,23 @@ fn parse_block(line: usize, fence: &OpenFence<'_>, content: &[&str]) -> Result<C
         name if SHOWN_LANGUAGES.contains(&name) => FenceLanguage::Shown,
         name => return Err(bad(format!("unknown language `{name}`; a shell block is `sh`"))),
     };
-    let words = words.trim();
-    let action = match (language, words.strip_prefix("no-run")) {
-        (_, Some(reason)) if reason.trim().is_empty() => {
-            return Err(bad("`no-run` needs a reason after it".to_owned()));
+    let (option, reason) = words.trim().split_once(' ').unwrap_or((words.trim(), ""));
+    let reason = reason.trim().to_owned();
+    let action = match (language, option) {
+        (_, "no-run" | "long") if reason.is_empty() => {
+            return Err(bad(format!("`{option}` needs a reason after it")));
         }
-        (_, Some(reason)) => BlockAction::NotRun(reason.trim().to_owned()),
-        (FenceLanguage::Shell, None) if words == "host-network" => BlockAction::ShellOnHostNetwork,
-        (_, None) if !words.is_empty() => {
-            return Err(bad(format!("unknown words `{words}` after the language")));
+        (_, "no-run") => BlockAction::NotRun(reason),
+        (FenceLanguage::Shell, "long") => BlockAction::LongShell(reason),
+        (FenceLanguage::Shell, "host-network") if reason.is_empty() => BlockAction::ShellOnHostNetwork,
+        (FenceLanguage::Shell, "internet") if reason.is_empty() => BlockAction::ShellWithInternet,
+        (_, option) if !option.is_empty() => {
+            return Err(bad(format!("unknown words `{}` after the language", words.trim())));
         }
-        (FenceLanguage::Shell | FenceLanguage::Console, None) => BlockAction::Shell,
-        (FenceLanguage::Python, None) => BlockAction::Python,
-        (FenceLanguage::Toml, None) => BlockAction::CheckConfig,
-        (FenceLanguage::Shown, None) => BlockAction::Show,
+        (FenceLanguage::Shell | FenceLanguage::Console, _) => BlockAction::Shell,
+        (FenceLanguage::Python, _) => BlockAction::Python,
+        (FenceLanguage::Toml, _) => BlockAction::CheckConfig,
+        (FenceLanguage::Shown, _) => BlockAction::Show,
     };
     let mut text = String::new();
     for line in content {
@@ -195,12 +204,17 @@ mod tests {
         let block = one("```sh no-run needs a registry\ncoracle image pull x\n```\n");
         assert_eq!(block.action, BlockAction::NotRun("needs a registry".to_owned()));
         assert_eq!(refused("```sh no-run\nx\n```\n"), "line 1: `no-run` needs a reason after it");
+        let block = one("```sh long needs a mirror\nx\n```\n");
+        assert_eq!(block.action, BlockAction::LongShell("needs a mirror".to_owned()));
+        assert_eq!(refused("```sh long\nx\n```\n"), "line 1: `long` needs a reason after it");
     }
 
     #[test]
     fn shell_blocks_may_ask_for_the_network_of_the_host() {
         assert_eq!(one("```sh host-network\npip download x\n```\n").action, BlockAction::ShellOnHostNetwork);
         assert!(refused("```python host-network\nx\n```\n").contains("unknown words"));
+        assert_eq!(one("```sh internet\npip install x\n```\n").action, BlockAction::ShellWithInternet);
+        assert!(refused("```sh internet now\nx\n```\n").contains("unknown words `internet now`"));
     }
 
     #[test]

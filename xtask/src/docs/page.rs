@@ -11,8 +11,8 @@ use super::extract::CodeBlock;
 use super::script;
 use crate::tools::workspace_root;
 
-/// A page is killed after this many seconds and counts as failed.
-const PAGE_TIMEOUT: &str = "300";
+/// A page is killed after this many seconds and counts as failed. A page with blocks that take minutes needs most of it.
+const PAGE_TIMEOUT: &str = "900";
 /// The number of lines shown of a failed block's output.
 const MAX_OUTPUT_LINES: usize = 60;
 

@@ -40,9 +40,10 @@ fn block_call(page: &str, block: &CodeBlock) -> Option<String> {
     match block.action {
         BlockAction::Shell => Some(format!(". {path}")),
         BlockAction::ShellOnHostNetwork => Some(format!("__on_host_network {path}")),
+        BlockAction::ShellWithInternet => Some(format!("__connect_to_internet\n. {path}")),
         BlockAction::Python => Some(format!("__python {page}:{}:{path}", block.line)),
         BlockAction::CheckConfig => Some(format!("coracle config check {path}")),
-        BlockAction::NotRun(_) | BlockAction::Show => None,
+        BlockAction::LongShell(_) | BlockAction::NotRun(_) | BlockAction::Show => None,
     }
 }
 
@@ -50,7 +51,7 @@ fn block_call(page: &str, block: &CodeBlock) -> Option<String> {
 /// so that bash reports the page's line numbers.
 fn block_content(block: &CodeBlock) -> String {
     match block.action {
-        BlockAction::Shell | BlockAction::ShellOnHostNetwork => {
+        BlockAction::Shell | BlockAction::ShellOnHostNetwork | BlockAction::ShellWithInternet => {
             let lines = block.text.lines().map(wait_for_server);
             "\n".repeat(block.line) + &lines.fold(String::new(), |text, line| text + &line + "\n")
         }

@@ -54,6 +54,24 @@ __on_host_network() {
     'trap '\''__failed "$LINENO" "$BASH_COMMAND" "${BASH_SOURCE[0]}"'\'' ERR; . "$0"' "$1"
 }
 
+# Connects the page's network with that of the host, as a host is connected with the internet: sandboxes of the
+# page reach it over the page's own links and NAT.
+__connect_to_internet() {
+  [ -z "${__connected-}" ] || return 0
+  mkfifo "$DOCS_DIR/connected"
+  # Not a job of this shell, as above. It ends with the page's process namespace.
+  (nsenter --net=/proc/self/fd/9 slirp4netns --configure --mtu=1500 --netns-type=path --ready-fd=5 \
+    "/proc/$$/ns/net" uplink0 5>"$DOCS_DIR/connected" 6<&- 7>&- 8<&- &)
+  local ready
+  read -r -t 30 -n 1 ready <"$DOCS_DIR/connected"
+  # Its own name server, which asks that of the host.
+  printf 'nameserver 10.0.2.3\n' >"$DOCS_DIR/resolv.conf"
+  mount --bind "$DOCS_DIR/resolv.conf" /etc/resolv.conf
+  # A setting of the page's own network.
+  echo 1 >/proc/sys/net/ipv4/ip_forward
+  __connected=yes
+}
+
 # Removes the page's sandboxes and ends its server, so that nothing is left on the host.
 __finish() {
   trap - ERR
