@@ -10,6 +10,7 @@ mod logs;
 mod names;
 mod packages_policy;
 mod rust_text;
+mod shared_features;
 mod sources;
 mod tree;
 

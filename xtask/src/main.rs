@@ -31,6 +31,7 @@ usage: cargo xtask CHORE
 
   test    install the prerequisites and run all tests
   check   check the invariants of ARCHITECTURE.md
+  lints   run clippy over all crates; a warning is an error
   sdk     run only the tests with the official clients; `--binary PATH` names the program
   docs    run the commands and snippets of the pages; `--binary PATH` names the program, PAGE... the pages
   upstream CHECKOUT
@@ -56,8 +57,10 @@ fn main() -> ExitCode {
         Some((chore, rest)) if chore == "dist" => dist::run_dist(rest),
         Some((chore, rest)) if chore == "kernels" => kernels::run_kernels(rest),
         Some((chore, rest)) if chore == "vm" => run_vm(rest),
-        // A part of `test`, in a process of its own.
+        Some((chore, [])) if chore == "lints" => test::run_lints(),
+        // Parts of `test`, each in a process of its own.
         Some((chore, [])) if chore == "downloads" => test::run_downloads(),
+        Some((chore, [])) if chore == "build-tests" => test::build_tests(),
         _ => {
             say(format_args!("{USAGE}"));
             return ExitCode::from(2);

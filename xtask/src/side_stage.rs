@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::io::{Read, Seek};
 use std::process::Command;
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -14,10 +15,11 @@ use anyhow::{Context, Result, bail};
 /// How much lower the priority is, as nice(1) counts.
 const PRIORITY_STEP: &str = "5";
 
-/// A chore that is running.
+/// A chore that is running, or that waits for another one.
 pub(crate) struct SideStage {
     pub(crate) name: &'static str,
     running: JoinHandle<SideStageEnd>,
+    ended: Arc<OnceLock<()>>,
 }
 
 /// A chore that has ended.
@@ -30,11 +32,29 @@ pub(crate) struct SideStageEnd {
 impl SideStage {
     /// Starts `cargo xtask` with these words.
     pub(crate) fn start(name: &'static str, words: &[&str]) -> Self {
+        Self::start_when(name, words, || {})
+    }
+
+    /// As [`SideStage::start`], once the other stage has ended, whether it passed or not.
+    pub(crate) fn start_after(other: &Self, name: &'static str, words: &[&str]) -> Self {
+        let other = Arc::clone(&other.ended);
+        Self::start_when(name, words, move || _ = other.wait())
+    }
+
+    fn start_when(name: &'static str, words: &[&str], wait: impl FnOnce() + Send + 'static) -> Self {
         // The file may have been replaced by a newer build, so this very program is started again.
         let own = format!("/proc/{}/exe", std::process::id());
         let mut command = Command::new("nice");
         command.args(["-n", PRIORITY_STEP, &own]).args(words);
-        Self { name, running: thread::spawn(move || run_to_end(command)) }
+        let ended = Arc::new(OnceLock::new());
+        let end = Arc::clone(&ended);
+        let running = thread::spawn(move || {
+            wait();
+            let result = run_to_end(command);
+            end.get_or_init(|| ());
+            result
+        });
+        Self { name, running, ended }
     }
 
     /// Waits until it has ended.
@@ -73,6 +93,14 @@ mod tests {
         let end = run_to_end(shell);
         assert_eq!(end.output, "one\ntwo\nthree\n");
         assert!(end.outcome.is_err());
+    }
+
+    #[test]
+    fn stage_waits_for_the_one_before_it() {
+        let first = SideStage::start("first", &["--list"]);
+        let second = SideStage::start_after(&first, "second", &["--list"]);
+        second.wait().outcome.expect("the test harness lists its tests");
+        assert!(first.ended.get().is_some(), "the first stage had not ended");
     }
 
     #[test]

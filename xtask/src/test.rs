@@ -1,6 +1,7 @@
 //! `cargo xtask test`: everything, on a fresh Debian with Rust, a C compiler and Python 3.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Result, bail};
 
@@ -8,49 +9,89 @@ use crate::build_paths::BuildPaths;
 use crate::report::TestReport;
 use crate::side_stage::SideStage;
 use crate::tools::{cargo_command, command_output, run_command, run_watched, workspace_root};
-use crate::{bench, check, dist, docs, kernels, packages, sdk};
+use crate::{bench, dist, docs, kernels, packages, sdk};
 
 pub(crate) fn run_tests() -> Result<bool> {
     let mut report = TestReport::default();
     report.run_stage("packages", packages::install_packages);
-    // Downloads need the network, builds the processors.
-    let downloads = SideStage::start("downloads", &["downloads"]);
-    report.run_stage("invariants", |_| check::check_invariants());
+    let beside = BuildsBeside::start();
     let mut binary = None;
     report.run_stage("build", |_| {
         binary = Some(build_release()?);
         Ok(())
     });
-    report.join_stage(downloads);
-    if let Some(binary) = binary {
-        test_binary(&binary, &mut report);
+    match binary {
+        Some(binary) => test_binary(&binary, beside, &mut report),
+        None => beside.join_all(&mut report),
     }
     Ok(report.finish())
 }
 
+/// The stages that need no release binary. Cargo locks the directory of one profile for one command at a time,
+/// so those that build for debugging run one after the other, and all of them beside the release.
+struct BuildsBeside {
+    downloads: SideStage,
+    tests: SideStage,
+    invariants: SideStage,
+    lints: SideStage,
+}
+
+impl BuildsBeside {
+    fn start() -> Self {
+        let downloads = SideStage::start("downloads", &["downloads"]);
+        let tests = SideStage::start("build tests", &["build-tests"]);
+        let invariants = SideStage::start_after(&tests, "invariants", &["check"]);
+        let lints = SideStage::start_after(&invariants, "lints", &["lints"]);
+        Self { downloads, tests, invariants, lints }
+    }
+
+    fn join_all(self, report: &mut TestReport) {
+        for stage in [self.downloads, self.tests, self.invariants, self.lints] {
+            report.join_stage(stage);
+        }
+    }
+}
+
 /// All stages that need the binary. The emulated machine uses little more than one processor: it runs
 /// beside tests that leave the other one mostly idle. The rest runs alone, since it measures or loads
-/// the host. `all` is the test binary of `e2e`; it is selected by its name, because selecting the package could
-/// change features of its dependencies and build them again.
-fn test_binary(binary: &Path, report: &mut TestReport) {
-    let tests = |more: &[&str]| {
-        let mut command = cargo_command(&["test", "--workspace", "--locked", "--no-fail-fast"]);
-        command.args(more).env("CORACLE_BIN", binary);
-        command
+/// the host.
+fn test_binary(binary: &Path, beside: BuildsBeside, report: &mut TestReport) {
+    let run_tests = |more: &[&str], report: &mut TestReport| {
+        run_watched(test_command(more).env("CORACLE_BIN", binary), |line| report.read_test_line(line))
     };
-    report.run_stage("build tests", |_| run_command(&mut tests(&["--no-run"])));
-    let machine = SideStage::start("cgroup v2", &["vm", "--binary", &binary.to_string_lossy()]);
     report.run_stage("release archive", |report| dist::pack_and_verify(binary, report));
+    report.join_stage(beside.downloads);
     report.run_stage("SDK tests", |report| sdk::test_sdk(binary, report));
     report.run_stage("docs", |report| docs::test_pages(binary, &[], report));
-    report.run_stage("tests of crates", |report| {
-        run_watched(&mut tests(&["--exclude", "e2e"]), |line| report.read_test_line(line))
-    });
+    report.join_stage(beside.tests);
+    let machine = SideStage::start("cgroup v2", &["vm", "--binary", &binary.to_string_lossy()]);
+    report.run_stage("tests of crates", |report| run_tests(&["--exclude", "e2e"], report));
+    report.join_stage(beside.invariants);
+    report.join_stage(beside.lints);
     report.join_stage(machine);
-    report.run_stage("tests of the product", |report| {
-        run_watched(&mut tests(&["--test", "all"]), |line| report.read_test_line(line))
-    });
+    report.run_stage("tests of the product", |report| run_tests(&["--test", "all"], report));
     report.run_stage("bench", |report| bench::run_bench(binary, report));
+}
+
+/// Tests of the workspace. `all` is the test binary of `e2e`; it is selected by its name, because selecting the
+/// package could change features of its dependencies and build them again.
+fn test_command(more: &[&str]) -> Command {
+    let mut command = cargo_command(&["test", "--workspace", "--locked", "--no-fail-fast"]);
+    command.args(more);
+    command
+}
+
+/// Builds all tests without running them.
+pub(crate) fn build_tests() -> Result<bool> {
+    run_command(&mut test_command(&["--no-run"]))?;
+    Ok(true)
+}
+
+/// The lints of all crates; a warning is an error.
+pub(crate) fn run_lints() -> Result<bool> {
+    let words = ["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"];
+    run_command(&mut cargo_command(&words))?;
+    Ok(true)
 }
 
 /// Fetches everything that later stages would otherwise wait for: Jupyter kernels and Python packages.

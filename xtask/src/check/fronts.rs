@@ -10,6 +10,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::Findings;
+use super::shared_features;
 use super::sources::FRONTS;
 use super::tree::TextFile;
 use crate::tools::{cargo_command, command_output, workspace_root};
@@ -80,6 +81,9 @@ fn test_alone(front: &str, others: &[&str]) -> Result<()> {
     ] {
         fs::write(to, manifest_of_copy(&fs::read_to_string(from)?, &root, member))?;
     }
+    let manifest = crate_dir.join("Cargo.toml");
+    let features = shared_features::missing_features(front)?;
+    fs::write(&manifest, fs::read_to_string(&manifest)? + &features)?;
     for other in others {
         remove_front(&crate_dir, other)?;
     }
