@@ -52,9 +52,8 @@ impl BuildsBeside {
     }
 }
 
-/// All stages that need the binary. The emulated machine uses little more than one processor: it runs
-/// beside tests that leave the other one mostly idle. The rest runs alone, since it measures or loads
-/// the host.
+/// All stages that need the binary. The emulated machine uses little more than one processor and has a lower
+/// priority: it runs beside the tests, which often wait. The benchmark runs alone, since it measures.
 fn test_binary(binary: &Path, beside: BuildsBeside, report: &mut TestReport) {
     let run_tests = |more: &[&str], report: &mut TestReport| {
         run_watched(test_command(more).env("CORACLE_BIN", binary), |line| report.read_test_line(line))
@@ -68,8 +67,8 @@ fn test_binary(binary: &Path, beside: BuildsBeside, report: &mut TestReport) {
     report.run_stage("tests of crates", |report| run_tests(&["--exclude", "e2e"], report));
     report.join_stage(beside.invariants);
     report.join_stage(beside.lints);
-    report.join_stage(machine);
     report.run_stage("tests of the product", |report| run_tests(&["--test", "all"], report));
+    report.join_stage(machine);
     report.run_stage("bench", |report| bench::run_bench(binary, report));
 }
 
