@@ -37,7 +37,7 @@ pub(crate) use processes::{ProcessInfo, ProcessRef};
 pub(crate) use resolve::{OwnerScope, ResolveCandidate, SandboxRef, SnapshotRef, VolumeKey};
 pub(crate) use sandbox::SandboxClient;
 pub(crate) use snapshots::{OwnedSnapshot, SnapshotInfo};
-pub(crate) use terminal::{TerminalClient, TerminalEvent, TerminalMessage};
+pub(crate) use terminal::{TerminalEvent, TerminalMessage, TerminalSocket};
 pub(crate) use volumes::VolumeInfo;
 
 /// Whether the server refused the request before it did anything. A proxy may report another failure although

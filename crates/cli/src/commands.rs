@@ -98,3 +98,7 @@ pub(crate) fn block_on(future: impl Future<Output = Result<ExitCode>>) -> Result
     std::mem::forget(runtime);
     outcome
 }
+
+/// Held by a test that sends a signal to its own process, which every test of that process would receive.
+#[cfg(test)]
+static SIGNAL_TESTS: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());

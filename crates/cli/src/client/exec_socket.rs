@@ -5,14 +5,15 @@ use coracle_client::exec::{self, ExecFrame, ExecRequest};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::failed_with_status;
 use super::sandbox::SandboxClient;
 use super::websocket::{ClientWebSocket, ServerMessage};
 
 /// A command that was requested. Dropping this leaves it running.
-pub(crate) struct ExecSocket {
-    socket: ClientWebSocket<TokioIo<Upgraded>>,
+pub(crate) struct ExecSocket<S = TokioIo<Upgraded>> {
+    socket: ClientWebSocket<S>,
 }
 
 /// The statuses with which a server without this socket answers.
@@ -59,7 +60,8 @@ impl SandboxClient {
         };
         let mut socket = ExecSocket { socket };
         if !headers.contains_key(START_HEADER) {
-            socket.send_text(&start).await?;
+            socket.queue_text(&start)?;
+            socket.write_queued().await?;
         }
         Ok(Some(socket))
     }
@@ -80,25 +82,37 @@ fn start_header(start: &str) -> HeaderMap {
     headers
 }
 
-impl ExecSocket {
-    pub(crate) async fn send_input(&mut self, bytes: &[u8]) -> Result<()> {
-        self.socket.send_binary(&exec::input_frame(bytes)).await.context(BROKEN)
+impl<S: AsyncRead + AsyncWrite + Unpin> ExecSocket<S> {
+    /// A socket over any stream, for tests with a server of their own.
+    #[cfg(test)]
+    pub(crate) fn over_stream(stream: S) -> Self {
+        Self { socket: ClientWebSocket::new(stream) }
     }
 
-    pub(crate) async fn end_input(&mut self) -> Result<()> {
-        self.send_text(&exec::input_end_frame()).await
+    pub(crate) fn queue_input(&mut self, bytes: &[u8]) -> Result<()> {
+        self.socket.queue_binary(&exec::input_frame(bytes)).context(BROKEN)
     }
 
-    pub(crate) async fn signal(&mut self, name: &str) -> Result<()> {
-        self.send_text(&exec::signal_frame(name)).await
+    pub(crate) fn queue_input_end(&mut self) -> Result<()> {
+        self.queue_text(&exec::input_end_frame())
     }
 
-    pub(crate) async fn resize(&mut self, (columns, rows): (u16, u16)) -> Result<()> {
-        self.send_text(&exec::resize_frame(columns, rows)).await
+    pub(crate) fn queue_signal(&mut self, name: &str) -> Result<()> {
+        self.queue_text(&exec::signal_frame(name))
     }
 
-    async fn send_text(&mut self, text: &str) -> Result<()> {
-        self.socket.send_text(text).await.context(BROKEN)
+    pub(crate) fn queue_resize(&mut self, (columns, rows): (u16, u16)) -> Result<()> {
+        self.queue_text(&exec::resize_frame(columns, rows))
+    }
+
+    fn queue_text(&mut self, text: &str) -> Result<()> {
+        self.socket.queue_text(text).context(BROKEN)
+    }
+
+    /// Sends the frames that are queued. This blocks for as long as the server does not read. Dropping the future
+    /// loses nothing.
+    pub(crate) async fn write_queued(&mut self) -> Result<()> {
+        self.socket.write_queued().await.context(BROKEN)
     }
 
     /// The next frame from the server. Dropping the future loses nothing.

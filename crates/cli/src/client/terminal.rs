@@ -20,12 +20,15 @@ use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use serde_json::json;
+use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::http as web;
 use super::sandbox::SandboxClient;
 use super::websocket::{ClientWebSocket, ServerMessage};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the server may take to end the shell when the user leaves.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 const BROKEN: &str = "could not exchange data with the terminal";
 
 const INPUT_FRAME: u8 = 0;
@@ -38,9 +41,15 @@ const REPLAY_OFFSET_BYTES: usize = 8;
 /// A shell on a terminal of its own. Dropping this leaves it running.
 #[derive(Debug)]
 pub(crate) struct TerminalClient {
-    socket: ClientWebSocket<TokioIo<Upgraded>>,
+    pub(crate) socket: TerminalSocket,
     sandbox: SandboxClient,
     session: String,
+}
+
+/// The connection to the terminal of a shell.
+#[derive(Debug)]
+pub(crate) struct TerminalSocket<S = TokioIo<Upgraded>> {
+    socket: ClientWebSocket<S>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -89,25 +98,33 @@ impl SandboxClient {
             .await
             .context("the terminal did not answer in time")?
             .context("could not attach to the terminal")?;
+        let socket = TerminalSocket { socket };
         Ok(TerminalClient { socket, sandbox: self.clone(), session: opened.session_id })
     }
 }
 
-impl TerminalClient {
-    pub(crate) async fn send(&mut self, what: TerminalMessage) -> Result<()> {
-        let sent = match what {
+impl<S: AsyncRead + AsyncWrite + Unpin> TerminalSocket<S> {
+    /// A socket over any stream, for tests with a server of their own.
+    #[cfg(test)]
+    pub(crate) fn over_stream(stream: S) -> Self {
+        Self { socket: ClientWebSocket::new(stream) }
+    }
+
+    /// Sends a message. This blocks for as long as the server does not read.
+    pub(crate) async fn send(&mut self, message: TerminalMessage) -> Result<()> {
+        match message {
             TerminalMessage::Input(bytes) => {
                 let mut frame = Vec::with_capacity(bytes.len() + 1);
                 frame.push(INPUT_FRAME);
                 frame.extend_from_slice(&bytes);
-                self.socket.send_binary(&frame).await
+                self.socket.queue_binary(&frame)?;
             }
             TerminalMessage::Resize(size) => {
                 let message = json!({"type": "resize", "cols": size.columns, "rows": size.rows});
-                self.socket.send_text(&message.to_string()).await
+                self.socket.queue_text(&message.to_string())?;
             }
-        };
-        sent.context(BROKEN)
+        }
+        self.socket.write_queued().await.context(BROKEN)
     }
 
     /// The next message from the terminal. Dropping the future loses nothing.
@@ -123,12 +140,16 @@ impl TerminalClient {
             }
         }
     }
+}
 
+impl TerminalClient {
     /// Ends the shell, if it still runs: a user who leaves a terminal expects it to be gone.
     pub(crate) async fn close(self) {
         drop(self.socket);
-        // The shell has usually ended already, and its session with it.
-        self.sandbox.api.delete(&format!("/pty/{}", self.session)).await.ok();
+        let path = format!("/pty/{}", self.session);
+        // A failure is ignored: the shell has usually ended already, and its session with it. A server that does not
+        // answer must not keep the user.
+        tokio::time::timeout(CLOSE_TIMEOUT, self.sandbox.api.delete(&path)).await.ok();
     }
 }
 

@@ -85,14 +85,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientWebSocket<S> {
         }
     }
 
-    pub(super) async fn send_text(&mut self, text: &str) -> Result<()> {
-        self.queue_frame(TEXT, text.as_bytes())?;
-        self.write_outgoing().await
+    /// Adds a text message to those that [`Self::write_queued`] sends.
+    pub(super) fn queue_text(&mut self, text: &str) -> Result<()> {
+        self.queue_frame(TEXT, text.as_bytes())
     }
 
-    pub(super) async fn send_binary(&mut self, bytes: &[u8]) -> Result<()> {
-        self.queue_frame(BINARY, bytes)?;
-        self.write_outgoing().await
+    /// Adds a binary message to those that [`Self::write_queued`] sends.
+    pub(super) fn queue_binary(&mut self, bytes: &[u8]) -> Result<()> {
+        self.queue_frame(BINARY, bytes)
     }
 
     /// The next message. Dropping the future loses nothing.
@@ -105,13 +105,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientWebSocket<S> {
                 self.queue_frame(PONG, &payload)?;
             }
             if !self.outgoing.is_empty() {
-                self.write_outgoing().await?;
+                self.write_queued().await?;
             }
             self.read_more().await?;
         }
     }
 
-    async fn write_outgoing(&mut self) -> Result<()> {
+    /// Sends what is queued. Dropping the future loses nothing: the next call continues at the byte that was reached.
+    pub(super) async fn write_queued(&mut self) -> Result<()> {
         self.stream.write_all_buf(&mut self.outgoing).await?;
         Ok(self.stream.flush().await?)
     }

@@ -16,6 +16,7 @@ use coracle_client::events::CommandEnding;
 use coracle_client::exec::{ExecFrame, ExecRequest, INPUT_WINDOW};
 use domain::SandboxId;
 use serde_json::json;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
@@ -166,8 +167,8 @@ enum ExecEnd {
 }
 
 /// One command that is connected to our own input and output.
-struct ExecSession {
-    socket: ExecSocket,
+struct ExecSession<S> {
+    socket: ExecSocket<S>,
     signals: Vec<(&'static str, Signal)>,
     /// The signal that was received before the socket was open.
     early_signal: Option<&'static str>,
@@ -188,13 +189,15 @@ struct ForwardedSignals {
     interrupts: u8,
     /// The signal that asked us to end, and the deadline it sets.
     ending: Option<(&'static str, Instant)>,
+    /// The signal that the server has not taken yet, and how long it may take.
+    unsent: Option<(&'static str, Instant)>,
 }
 
 impl ForwardedSignals {
     /// Counts a signal. Returns `true` if the command had its chance: then the signal is not passed on
     /// and we leave the command running.
     fn count_signal(&mut self, signal: &'static str) -> bool {
-        if self.ending.is_some() {
+        if self.ending.is_some() || self.unsent.is_some() {
             return true;
         }
         match signal {
@@ -205,9 +208,9 @@ impl ForwardedSignals {
         self.interrupts >= MAX_INTERRUPTS
     }
 
-    /// Waits for the deadline of the command, and returns the signal that set it.
+    /// Waits for the next deadline, and returns the signal that set it.
     async fn wait_for_deadline(&self) -> &'static str {
-        match self.ending {
+        match self.ending.into_iter().chain(self.unsent).min_by_key(|(_, until)| *until) {
             Some((signal, until)) => {
                 tokio::time::sleep_until(until).await;
                 signal
@@ -277,8 +280,8 @@ impl ExecSignals {
     }
 }
 
-impl ExecSession {
-    fn new(socket: ExecSocket, signals: ExecSignals, stdin: bool) -> Self {
+impl<S: AsyncRead + AsyncWrite + Unpin> ExecSession<S> {
+    fn new(socket: ExecSocket<S>, signals: ExecSignals, stdin: bool) -> Self {
         Self {
             socket,
             signals: signals.receivers,
@@ -297,9 +300,12 @@ impl ExecSession {
     async fn relay_until_end(mut self, printer: &Printer) -> Result<ExecOutcome> {
         if let Some(name) = self.early_signal.take() {
             // The first signal is always passed on.
-            self.forward_signal(name, printer).await?;
+            self.forward_signal(name, printer)?;
         }
         let end = loop {
+            if let Some(end) = self.write_queued(printer).await? {
+                break end;
+            }
             let end = match self.next_event().await {
                 ExecEvent::Frame(frame) => self.handle_frame(frame?, printer),
                 ExecEvent::Writable(true) => {
@@ -309,19 +315,19 @@ impl ExecSession {
                 ExecEvent::Writable(false) => return self.handle_output_closed().await,
                 ExecEvent::Input(Some(bytes)) => {
                     self.credit -= bytes.len();
-                    self.socket.send_input(&bytes).await?;
+                    self.socket.queue_input(&bytes)?;
                     None
                 }
                 ExecEvent::Input(None) => {
                     self.input = None;
-                    self.socket.end_input().await?;
+                    self.socket.queue_input_end()?;
                     None
                 }
-                ExecEvent::Signal(name) => self.forward_signal(name, printer).await?,
+                ExecEvent::Signal(name) => self.forward_signal(name, printer)?,
                 ExecEvent::Overdue(signal) => Some(leave_running(signal, printer)),
                 ExecEvent::Resized => {
                     if let Ok(size) = window_size() {
-                        self.socket.resize((size.columns, size.rows)).await?;
+                        self.socket.queue_resize((size.columns, size.rows))?;
                     }
                     None
                 }
@@ -395,7 +401,8 @@ impl ExecSession {
     /// The reader of our output is gone: the command gets the signal that its own pipe would cause.
     async fn handle_output_closed(mut self) -> Result<ExecOutcome> {
         let passed = async {
-            self.socket.signal("SIGPIPE").await?;
+            self.socket.queue_signal("SIGPIPE")?;
+            self.socket.write_queued().await?;
             // A connection that is closed with unread output may be reset before the server has read the
             // signal. So the output is read, and dropped, until the command has ended.
             loop {
@@ -414,14 +421,36 @@ impl ExecSession {
         bail!("the output was closed")
     }
 
-    async fn forward_signal(&mut self, name: &'static str, printer: &Printer) -> Result<Option<ExecEnd>> {
+    /// Sends what is queued for the server. A server that stopped reading blocks this for any time, so signals count
+    /// meanwhile: the first is queued behind the rest, and the second, or a deadline, ends the wait.
+    async fn write_queued(&mut self, printer: &Printer) -> Result<Option<ExecEnd>> {
+        loop {
+            let Self { socket, signals, forwarded_signals, .. } = self;
+            // Every branch is cancel-safe. The write comes first: a server that reads takes it at once.
+            let end = tokio::select! {
+                biased;
+                written = socket.write_queued() => {
+                    written?;
+                    forwarded_signals.unsent = None;
+                    return Ok(None);
+                }
+                name = next_signal(signals) => self.forward_signal(name, printer)?,
+                signal = forwarded_signals.wait_for_deadline() => Some(leave_running(signal, printer)),
+            };
+            if end.is_some() {
+                return Ok(end);
+            }
+        }
+    }
+
+    /// Queues a signal for the command, or leaves the command running if it had its chance.
+    fn forward_signal(&mut self, name: &'static str, printer: &Printer) -> Result<Option<ExecEnd>> {
         if self.forwarded_signals.count_signal(name) {
             return Ok(Some(leave_running(name, printer)));
         }
-        match timeout(SIGNAL_TIMEOUT, self.socket.signal(name)).await {
-            Ok(sent) => sent.map(|()| None),
-            Err(_elapsed) => Ok(Some(leave_running(name, printer))),
-        }
+        self.socket.queue_signal(name)?;
+        self.forwarded_signals.unsent = Some((name, Instant::now() + SIGNAL_TIMEOUT));
+        Ok(None)
     }
 }
 
@@ -528,6 +557,10 @@ fn is_shell_text(request: &ExecRequest) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::poll;
+    use rustix::process::{Signal as PosixSignal, getpid, kill_process};
+
+    use super::super::SIGNAL_TESTS;
     use super::*;
 
     fn code_of(end: ExecEnd, missing: u64) -> Option<ExitCode> {
@@ -569,6 +602,63 @@ mod tests {
         assert_eq!(over(&["SIGINT", "SIGQUIT", "SIGINT"]), [false, false, true]);
         for (first, second) in [("SIGTERM", "SIGTERM"), ("SIGHUP", "SIGINT"), ("SIGTERM", "SIGQUIT")] {
             assert_eq!(over(&[first, second]), [false, true], "{first}, {second}");
+        }
+    }
+
+    /// The end of a command whose server stopped reading before these signals are received.
+    async fn end_with_blocked_server(message: ExecEvent, signals: &[PosixSignal]) -> ExecEnd {
+        // The peer is kept open, but never reads: every message blocks.
+        let (near, _peer) = tokio::io::duplex(1);
+        let receivers = ExecSignals::new(true).expect("signals can be received");
+        let mut session = ExecSession::new(ExecSocket::over_stream(near), receivers, false);
+        let (sender, receiver) = mpsc::channel(1);
+        match message {
+            ExecEvent::Input(Some(bytes)) => {
+                sender.try_send(bytes).expect("the channel has room");
+                session.input = Some(receiver);
+            }
+            ExecEvent::Input(None) => {
+                drop(sender);
+                session.input = Some(receiver);
+            }
+            _ => session.socket.queue_resize(DEFAULT_TERMINAL_SIZE).expect("the message is short"),
+        }
+        let printer = Printer::new(false);
+        let mut relay = std::pin::pin!(session.relay_until_end(&printer));
+        assert!(poll!(&mut relay).is_pending(), "the command cannot have ended");
+        for signal in signals {
+            kill_process(getpid(), *signal).expect("our own process");
+        }
+        relay.await.expect("the connection is open").end
+    }
+
+    /// The messages that a server which does not read blocks.
+    fn blocked_messages() -> [ExecEvent; 3] {
+        [ExecEvent::Input(Some(vec![0; MAX_INPUT_PIECE])), ExecEvent::Input(None), ExecEvent::Resized]
+    }
+
+    #[tokio::test]
+    async fn second_signal_ends_the_wait_for_a_server_that_does_not_read() {
+        let _alone = SIGNAL_TESTS.lock().await;
+        for message in blocked_messages() {
+            let before = Instant::now();
+            let end = end_with_blocked_server(message, &[PosixSignal::INT, PosixSignal::TERM]).await;
+            assert!(matches!(end, ExecEnd::Left { .. }), "{end:?}");
+            assert!(before.elapsed() < SIGNAL_TIMEOUT, "{:?}", before.elapsed());
+        }
+    }
+
+    /// The clock is stopped, so the deadline takes no time.
+    #[tokio::test(start_paused = true)]
+    async fn one_signal_ends_the_wait_for_a_server_that_does_not_read_in_time() {
+        let _alone = SIGNAL_TESTS.lock().await;
+        for (posix, name) in [(PosixSignal::INT, "SIGINT"), (PosixSignal::TERM, "SIGTERM")] {
+            for message in blocked_messages() {
+                let before = Instant::now();
+                let end = end_with_blocked_server(message, &[posix]).await;
+                assert!(matches!(end, ExecEnd::Left { signal } if signal == name), "{name}: {end:?}");
+                assert!(before.elapsed() >= SIGNAL_TIMEOUT, "{name}: {:?}", before.elapsed());
+            }
         }
     }
 

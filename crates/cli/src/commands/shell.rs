@@ -7,11 +7,11 @@ use anyhow::{Context, Result, anyhow};
 use domain::process::TerminalSize;
 use rustix::termios::{self, OptionalActions, Termios};
 use std::sync::Mutex;
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::args::ShellArgs;
-use crate::client::{ServerClient, TerminalClient, TerminalEvent, TerminalMessage};
+use crate::client::{ServerClient, TerminalEvent, TerminalMessage, TerminalSocket};
 use crate::output::{Printer, WithHint};
 
 pub(crate) async fn open_shell(
@@ -26,7 +26,7 @@ pub(crate) async fn open_shell(
     let sandbox = server.open_sandbox(&server.resolve_sandbox(&args.id).await?).await?;
     let mut terminal = sandbox.open_terminal(args.workdir.as_deref(), args.text.as_deref()).await?;
     let raw = RawMode::enter()?;
-    let outcome = relay_terminal(&mut terminal).await;
+    let outcome = relay_terminal(&mut terminal.socket, tokio::io::stdin(), window_size).await;
     drop(raw);
     terminal.close().await;
     let code = outcome?;
@@ -34,10 +34,25 @@ pub(crate) async fn open_shell(
 }
 
 /// Passes keys in and output out until the shell ends or a signal asks us to end.
-async fn relay_terminal(terminal: &mut TerminalClient) -> Result<i32> {
-    let mut resized = signal(SignalKind::window_change())?;
+async fn relay_terminal<S: AsyncRead + AsyncWrite + Unpin>(
+    terminal: &mut TerminalSocket<S>,
+    keys: impl AsyncRead + Unpin,
+    window_size: impl Fn() -> Result<TerminalSize>,
+) -> Result<i32> {
     let mut leave = [signal(SignalKind::terminate())?, signal(SignalKind::hangup())?];
-    let mut keys = tokio::io::stdin();
+    // The signals are observed beside the whole relay, since it also waits in its writes if the server does not read.
+    tokio::select! {
+        code = relay_until_exit(terminal, keys, window_size) => code,
+        () = wait_for_any(&mut leave) => Err(anyhow!("the shell was left because of a signal")),
+    }
+}
+
+async fn relay_until_exit<S: AsyncRead + AsyncWrite + Unpin>(
+    terminal: &mut TerminalSocket<S>,
+    mut keys: impl AsyncRead + Unpin,
+    window_size: impl Fn() -> Result<TerminalSize>,
+) -> Result<i32> {
+    let mut resized = signal(SignalKind::window_change())?;
     let mut buffer = [0; 4096];
     terminal.send(TerminalMessage::Resize(window_size()?)).await?;
     loop {
@@ -52,7 +67,6 @@ async fn relay_terminal(terminal: &mut TerminalClient) -> Result<i32> {
                 count => terminal.send(TerminalMessage::Input(buffer[..count].to_vec())).await?,
             },
             _ = resized.recv() => terminal.send(TerminalMessage::Resize(window_size()?)).await?,
-            () = wait_for_any(&mut leave) => return Err(anyhow!("told to end")),
         }
     }
 }
@@ -117,5 +131,31 @@ fn restore_terminal() {
     let before = SAVED_TERMIOS.lock().ok().and_then(|mut saved| saved.take());
     if let Some(before) = before {
         termios::tcsetattr(io::stdin(), OptionalActions::Now, &before).ok();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use futures_util::poll;
+    use rustix::process::{Signal as PosixSignal, getpid, kill_process};
+    use tokio::time::timeout;
+
+    use super::super::SIGNAL_TESTS;
+    use super::*;
+
+    #[tokio::test]
+    async fn termination_ends_a_shell_whose_server_does_not_read() {
+        let _alone = SIGNAL_TESTS.lock().await;
+        // The peer is kept open, but never reads: the first message already blocks.
+        let (near, _peer) = tokio::io::duplex(1);
+        let mut terminal = TerminalSocket::over_stream(near);
+        let size = || Ok(TerminalSize { columns: 80, rows: 24 });
+        let mut relay = std::pin::pin!(relay_terminal(&mut terminal, &b"keys"[..], size));
+        assert!(poll!(&mut relay).is_pending(), "the write does not block");
+        kill_process(getpid(), PosixSignal::TERM).expect("our own process");
+        let outcome = timeout(Duration::from_secs(30), relay).await.expect("the signal is seen");
+        outcome.expect_err("the shell has not ended");
     }
 }
