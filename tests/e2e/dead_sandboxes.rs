@@ -118,7 +118,7 @@ fn dead_sandbox_keeps_its_files_and_restarts_on_demand() {
 
 /// A server with disks as on a kernel without btrfs.
 fn with_ext4_disks() -> ServerBuilder {
-    ServerBuilder::new().env("CORACLE_TEST_DISKS", "ext4")
+    ServerBuilder::new().env("CORACLE_DISKS", "ext4")
 }
 
 #[test]

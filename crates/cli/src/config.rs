@@ -4,6 +4,7 @@
 //! `RawConfig` holds the settings as they were written; [`Config`] holds the effective ones, checked and
 //! with defaults. Only `Config` is passed to other parts.
 
+mod disks;
 mod entries;
 mod env_settings;
 mod front_sections;
@@ -39,6 +40,7 @@ use toml::{Table, Value};
 use crate::args::{ServeArgs, StateArgs};
 use crate::output::WithHint;
 use crate::values;
+pub(crate) use disks::DiskStorage;
 pub(crate) use entries::{SettingChange, SettingEntry};
 use fronts::FrontValues;
 pub(crate) use gateway::GatewaySettings;
@@ -76,6 +78,8 @@ pub(crate) struct Config {
     /// Creates are refused while the disk of the state directory has less free space than this.
     #[serde(with = "quantity")]
     pub free_space_floor: Bytes,
+    /// How the disks of sandboxes and volumes are stored, as root.
+    pub disks: DiskStorage,
     /// The longest expiry a client may ask for.
     pub longest_timeout: Option<Duration>,
     /// The quota of each owner, by name of the owner.
@@ -262,6 +266,7 @@ impl Config {
             limits: check_limits(&raw.limits, launcher::container::container_limits())?,
             require_limits: raw.require_limits.unwrap_or(true),
             uid_base: raw.uid_base.unwrap_or(launcher::DEFAULT_UID_BASE),
+            disks: DiskStorage::parse(raw.disks.as_deref())?,
             free_space_floor: parse_bytes_or(
                 "free_space_floor",
                 raw.free_space_floor.as_ref(),

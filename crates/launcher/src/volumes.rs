@@ -40,6 +40,8 @@ use pool::BtrfsPool;
 pub(crate) use ext4::copy_image;
 pub(crate) use snapshots::VolumeCopy;
 
+/// The file with the pool, in the directory of all volumes.
+pub(crate) const POOL_FILE: &str = "pool.btrfs";
 /// The part of a volume that holds the layers.
 const DISK_PART: &str = "disk";
 /// The part that holds the output of commands.
@@ -63,7 +65,8 @@ pub(crate) enum VolumeStore {
 /// Settings for storing volumes.
 #[derive(Clone, Debug)]
 pub(crate) struct VolumeStoreSettings {
-    /// A kind that is set is never replaced by another; `None` selects the best that the kernel supports.
+    /// A kind that is set is never replaced by another; `None` selects the kind of the volumes that exist, or else the
+    /// best that the kernel supports.
     pub kind: Option<VolumeKind>,
     /// The size that the pool may grow to; by default 80 % of the free space, at most 64 GiB.
     pub pool: Option<Bytes>,
@@ -132,6 +135,18 @@ pub enum VolumeError {
     OtherSize { limit: u64, image: u64 },
     #[error("a volume that is an image file cannot be resized")]
     FixedSize,
+    #[error("disks as {} are required, but `{path}` has disks as {}", kind_words(*required), kind_words(*found))]
+    OtherKind { path: PathBuf, required: VolumeKind, found: VolumeKind },
+}
+
+/// How an error names a kind of volumes.
+fn kind_words(kind: VolumeKind) -> &'static str {
+    match kind {
+        VolumeKind::Btrfs => "a btrfs pool",
+        VolumeKind::Ext4 => "ext4 images",
+        VolumeKind::Oneshot => "images of single commands",
+        VolumeKind::Tmpfs => "memory",
+    }
 }
 
 impl Default for VolumeStoreSettings {
@@ -147,7 +162,10 @@ impl VolumeError {
         match self {
             Self::NoRoom { .. } => Some("free some space, or lower the floor in the configuration"),
             Self::NoFormatter => Some("install e2fsprogs, or load the btrfs module"),
-            Self::NoBtrfs => Some("load the btrfs module, or choose ext4 volumes"),
+            Self::NoBtrfs => Some("load the btrfs module, or set `disks` to `auto` or `ext4`"),
+            Self::OtherKind { .. } => {
+                Some("set `disks` to `auto`, which uses the disks that exist, or use a new state directory")
+            }
             Self::BadPool { .. } => Some(
                 "restore the file, or move it away: it contains snapshots, all volumes and disks of sandboxes",
             ),
@@ -155,6 +173,15 @@ impl VolumeError {
             _ => None,
         }
     }
+}
+
+/// The kind of the volumes in a directory; `None` if it has none. A pool comes first, because it may contain snapshots
+/// and named volumes as well.
+fn existing_kind(dir: &Path) -> Result<Option<VolumeKind>, VolumeError> {
+    if dir.join(POOL_FILE).exists() || pool::holds_volumes(dir)? {
+        return Ok(Some(VolumeKind::Btrfs));
+    }
+    Ok(ext4::holds_volumes(dir)?.then_some(VolumeKind::Ext4))
 }
 
 impl VolumeStore {
@@ -165,7 +192,14 @@ impl VolumeStore {
             return Ok(Self::Tmpfs);
         }
         make_directory(dir, 0o700)?;
-        let kind = settings.kind;
+        let kind = match (settings.kind, existing_kind(dir)?) {
+            (None, found) => found,
+            // Without this, the server would start without the disks that it has.
+            (Some(required @ (VolumeKind::Btrfs | VolumeKind::Ext4)), Some(found)) if required != found => {
+                return Err(VolumeError::OtherKind { path: dir.to_owned(), required, found });
+            }
+            (required, _) => required,
+        };
         match kind {
             Some(VolumeKind::Ext4) => Ext4Images::open(dir, settings).map(Self::Ext4),
             Some(VolumeKind::Oneshot) => match OneshotImages::open(dir, settings.clone()) {
@@ -183,6 +217,7 @@ impl VolumeStore {
         }
     }
 
+    /// The kind of these volumes.
     pub(crate) fn kind(&self) -> VolumeKind {
         match self {
             Self::Btrfs(_) => VolumeKind::Btrfs,

@@ -168,6 +168,7 @@ impl Config {
             require_limits,
             uid_base,
             free_space_floor,
+            disks,
             longest_timeout,
             owners: _,
             park_after,
@@ -206,6 +207,7 @@ impl Config {
         self.add_limits(&mut entries);
         entries.add("require_limits", require_limits);
         entries.add("free_space_floor", free_space_floor.to_string());
+        entries.add("disks", disks.name());
         self.add_owners(&mut entries);
         self.add_images(&mut entries);
         entries.add("uid_base", uid_base);

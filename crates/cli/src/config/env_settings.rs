@@ -33,6 +33,7 @@ const VARIABLE_SETTINGS: &[(&str, SettingKind)] = &[
     ("require_limits", SettingKind::Switch),
     ("uid_base", SettingKind::Count),
     ("free_space_floor", SettingKind::Text),
+    ("disks", SettingKind::Text),
     ("longest_timeout", SettingKind::Text),
     ("park_after", SettingKind::Text),
     ("answer_timeout", SettingKind::Text),

@@ -20,6 +20,7 @@ pub(super) struct RawConfig {
     pub require_limits: Option<bool>,
     pub uid_base: Option<u32>,
     pub free_space_floor: Option<RawAmount>,
+    pub disks: Option<String>,
     pub longest_timeout: Option<RawAmount>,
     pub park_after: Option<RawAmount>,
     pub answer_timeout: Option<RawAmount>,

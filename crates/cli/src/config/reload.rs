@@ -61,6 +61,7 @@ impl Config {
             naming: old.naming,
             uid_base: old.uid_base,
             free_space_floor: old.free_space_floor,
+            disks: old.disks,
             // The routes of the API were built with these.
             public_address: old.public_address,
             trusted_proxies: old.trusted_proxies,

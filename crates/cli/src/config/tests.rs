@@ -1,5 +1,7 @@
 //! Tests for the settings that the configuration accepts, and for its errors.
 
+use launcher::VolumeKind;
+
 use super::*;
 
 pub(super) fn parse_settings(text: &str) -> Result<Config> {
@@ -40,6 +42,7 @@ fn every_setting_can_be_written() {
         require_limits = false
         uid_base = 1000000
         free_space_floor = "2g"
+        disks = "ext4"
         longest_timeout = "1d"
         images.strict = true
         images.aliases = { "python:3.12" = "debian" }
@@ -65,6 +68,7 @@ fn every_setting_can_be_written() {
     assert_eq!(config.api_key.as_ref().expect("a key").expose(), "0123456789abcdef0123");
     assert_eq!(shown_text(&config, "lines"), "S");
     assert_eq!(config.limits.cpus, MilliCpus(500));
+    assert_eq!(config.disks.required_kind(), Some(VolumeKind::Ext4));
     assert_eq!(config.limits.disk, Bytes::from_mib(100));
     assert_eq!(config.limits.maxima.memory, Some(Bytes::from_mib(1024)));
     assert_eq!((config.limits.maxima.cpus, config.limits.maxima.pids), (Some(MilliCpus(2000)), Some(64)));
@@ -106,6 +110,7 @@ fn wrong_values_are_named_with_their_setting() {
         ("public_address = \"http://x\"", "without scheme"),
         ("trusted_proxies = [\"proxy.example\"]", "`trusted_proxies` is `proxy.example`"),
         ("limits.concurrent_streams = 0", "`limits.concurrent_streams` is 0"),
+        ("disks = \"zfs\"", "`disks` is `zfs`"),
         ("uid_base = 1000", "among the host's own users"),
         ("uid_base = 4294900000", "leaves no room"),
         ("limits.max_sandboxes = 5000", "more than 4000"),

@@ -5,7 +5,6 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use anyhow::{Context, Result, bail};
 use domain::SandboxLimits;
-use launcher::VolumeKind;
 use launcher::identity::ServerIdentity;
 use launcher::settings::{LauncherSettings, LifetimePolicy, MaxLimits, MountRule};
 use linux::descriptors::InheritedDescriptors;
@@ -13,9 +12,6 @@ use serde::{Deserialize, Serialize};
 use service::{AliasRule, ImageAliases};
 
 use crate::config::{Config, LimitMaxima, LimitSettings};
-
-/// A variable by which tests get disks as on a kernel without btrfs: `ext4`. It is not a setting.
-const TEST_DISKS_VARIABLE: &str = "CORACLE_TEST_DISKS";
 
 /// What one part gets: the configuration as it was checked, and the facts that only the supervisor
 /// knows. It is passed in memory only, since it contains the API key.
@@ -53,7 +49,7 @@ impl ChildSettings {
             server_uid: self.server_uid,
             image_bytes: config.images.max_bytes.map(|most| most.0),
             pool_bytes: None,
-            disks: disks_of_test(),
+            disks: config.disks.required_kind(),
             free_space_floor: config.free_space_floor.0,
             prepared: config.prepared.volumes.max(config.prepared.namespaces),
             mounts: MountRule::Below(
@@ -65,10 +61,6 @@ impl ChildSettings {
             network: config.network.clone(),
         }
     }
-}
-
-fn disks_of_test() -> Option<VolumeKind> {
-    (std::env::var_os(TEST_DISKS_VARIABLE)? == "ext4").then_some(VolumeKind::Ext4)
 }
 
 fn launcher_maxima(most: &LimitMaxima) -> MaxLimits {

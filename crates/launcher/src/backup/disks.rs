@@ -18,9 +18,8 @@ use linux::{freeze, namespaces};
 use rustix::pipe::PipeFlags;
 
 use super::{BackupError, BackupErrorContext};
-use crate::volumes::copy_image;
+use crate::volumes::{POOL_FILE, copy_image};
 
-const POOL_FILE: &str = "pool.btrfs";
 const BLOCK_SIZE: u64 = 512;
 
 /// A disk that will be saved.

@@ -9,9 +9,7 @@ use std::path::{Path, PathBuf};
 
 use linux::loopdev::LoopDevice;
 
-use super::{VolumeError, VolumeErrorContext, pool_file};
-
-const POOL_FILE: &str = "pool.btrfs";
+use super::{POOL_FILE, VolumeError, VolumeErrorContext, pool_file};
 
 /// Returns the first disk below `directory` that is attached to a loop device: another server uses the
 /// same file under another name.

@@ -341,6 +341,26 @@ pub(super) fn find_formatter() -> Result<PathBuf, VolumeError> {
     paths.into_iter().find(|path| path.exists()).ok_or(VolumeError::NoFormatter)
 }
 
+/// Whether a directory has images of sandboxes, named volumes or snapshots.
+pub(super) fn holds_volumes(directory: &Path) -> Result<bool, VolumeError> {
+    let directory = directory.join("ext4");
+    for path in [directory.join(SNAPSHOT_DIRECTORY), directory] {
+        let entries = match fs::read_dir(&path) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(error).during("list", &path),
+        };
+        for entry in entries {
+            let name = entry.during("list", &path)?.file_name();
+            let name = name.to_string_lossy();
+            if name.ends_with(".img") && !name.starts_with(PREPARED_PREFIX) {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
+}
+
 /// Opens an image for a loop device. Only files of this server may be mounted, so links are not
 /// followed, and devices and pipes are refused.
 fn open_image(image: &Path) -> Result<File, VolumeError> {

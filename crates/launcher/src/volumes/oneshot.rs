@@ -73,7 +73,7 @@ struct UsedImage {
 impl OneshotImages {
     /// Opens the images in `directory`. When this is first done there, it tries whether the host can mount one.
     pub(super) fn open(directory: &Path, settings: VolumeStoreSettings) -> Result<Self, VolumeError> {
-        let pool = directory.join("pool.btrfs");
+        let pool = directory.join(super::POOL_FILE);
         let directory = directory.join("oneshot");
         let checked = directory.join("checked");
         let images = Self { directory, settings, used: None };

@@ -13,9 +13,9 @@ use linux::btrfs::{self, FsId, QuotaMode};
 use rustix::mount::MountFlags;
 
 use super::{
-    DISK_PART, DiskUsage, JOURNAL_PART, PREPARED_PREFIX, PreparedVolume, SandboxVolume, VolumeError,
-    VolumeErrorContext, VolumeStoreSettings, check_free_space, free_space, make_directory, make_trees,
-    pool_file,
+    DISK_PART, DiskUsage, JOURNAL_PART, POOL_FILE, PREPARED_PREFIX, PreparedVolume, SandboxVolume,
+    VolumeError, VolumeErrorContext, VolumeStoreSettings, check_free_space, free_space, make_directory,
+    make_trees, pool_file,
 };
 
 /// The largest size of a sandbox's journal.
@@ -47,7 +47,7 @@ impl BtrfsPool {
         if host_has_quota(directory)? {
             mount_in_place(&root)?;
         } else {
-            pool_file::mount_pool(&directory.join("pool.btrfs"), &root, settings.pool)?;
+            pool_file::mount_pool(&directory.join(POOL_FILE), &root, settings.pool)?;
         }
         let handle = File::open(&root).during("open", &root)?;
         let fsid = btrfs::filesystem_id(&handle).during("identify", &root)?;
@@ -237,6 +237,16 @@ impl BtrfsPool {
         let subvolume =
             subvolume_at(path)?.ok_or_else(|| VolumeError::Unknown(path.display().to_string()))?;
         btrfs::limit_subvolume(&self.handle, subvolume, bytes).during("set the limit of", path)
+    }
+}
+
+/// Whether a pool without a file of its own has volumes: those of the host's btrfs are directories.
+pub(super) fn holds_volumes(directory: &Path) -> Result<bool, VolumeError> {
+    let root = directory.join("pool");
+    match fs::read_dir(&root) {
+        Ok(mut entries) => Ok(entries.next().is_some()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error).during("list", &root),
     }
 }
 

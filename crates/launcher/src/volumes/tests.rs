@@ -324,6 +324,26 @@ fn error_names_a_pool_file_without_a_filesystem() {
 }
 
 #[test]
+fn existing_volumes_decide_the_kind() {
+    for (kind, other) in [(VolumeKind::Btrfs, VolumeKind::Ext4), (VolumeKind::Ext4, VolumeKind::Btrfs)] {
+        let dir = TempDir::new().unwrap();
+        in_launcher(|| {
+            let mut volumes = VolumeStore::open(dir.path(), settings(kind)).unwrap();
+            assigned(&mut volumes, "a");
+            close(dir.path(), volumes);
+            let error = VolumeStore::open(dir.path(), settings(other)).unwrap_err();
+            assert!(matches!(error, VolumeError::OtherKind { .. }), "{error:?}");
+            assert!(error.hint().is_some_and(|hint| hint.contains("`disks`")), "{error:?}");
+            let any = VolumeStoreSettings { kind: None, ..settings(kind) };
+            let volumes = VolumeStore::open(dir.path(), any).unwrap();
+            assert_eq!(volumes.kind(), kind);
+            assert!(volumes.has_volume(&test_id("a")), "{kind:?}");
+            close(dir.path(), volumes);
+        });
+    }
+}
+
+#[test]
 fn trees_are_named_after_their_mount_points() {
     let names: Vec<String> = ["/", "/usr", "/usr/local/"].map(tree_name).to_vec();
     assert_eq!(names, ["root", "usr", "usr-local"]);
