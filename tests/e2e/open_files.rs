@@ -1,11 +1,11 @@
 //! Hosts with a low limit on open files.
 
-use e2e::run::{CommandOutput, RunCommand, TestUser, with_ulimits};
+use e2e::run::{CommandOutput, RunCommand, TestUser, with_shell_prefix};
 use e2e::server::ServerBuilder;
 
 fn run_within(limits: &str, text: &str) -> CommandOutput {
     let command = RunCommand::new(TestUser::Same).command(&["sh", "-c", text]);
-    with_ulimits(limits, &command).output().expect("the binary can be run").into()
+    with_shell_prefix(limits, &command).output().expect("the binary can be run").into()
 }
 
 #[test]
@@ -32,7 +32,7 @@ fn a_hard_limit_that_is_too_low_is_named() {
 #[test]
 fn a_server_with_a_low_limit_makes_sandboxes() {
     for limits in ["ulimit -Sn 256", "ulimit -n 256"] {
-        let server = ServerBuilder::new().with_ulimits(limits).start();
+        let server = ServerBuilder::new().with_shell_prefix(limits).start();
         let mut sandboxes: Vec<_> = (0..4).map(|_| server.create_sandbox()).collect();
         for sandbox in &mut sandboxes {
             let ran = sandbox.run("ulimit -Sn");

@@ -65,7 +65,7 @@ fn server_of_weakened_root_runs_commands_and_has_no_capabilities() {
     for starter in [WEAKENED_ROOT[0], WEAKENED_ROOT[2]] {
         let prefix = format!("exec {} \"$0\" \"$@\"", starter.join(" "));
         let server =
-            ServerBuilder::new().with_ulimits(&prefix).env("CORACLE_REQUIRE_LIMITS", "false").start();
+            ServerBuilder::new().with_shell_prefix(&prefix).env("CORACLE_REQUIRE_LIMITS", "false").start();
         let mut sandbox = server.create_sandbox_with(&json!({"resourceLimits": {}}));
         let ran = sandbox.run("id -u");
         assert_eq!(ran.stdout, "0\n", "{ran:?}");

@@ -77,7 +77,7 @@ fn sandbox_survives_the_end_of_what_started_its_server() {
         return;
     }
     let groups = StarterGroups::make();
-    let mut server: TestServer = ServerBuilder::new().with_ulimits(&groups.joining()).start();
+    let mut server: TestServer = ServerBuilder::new().with_shell_prefix(&groups.joining()).start();
     let mut sandbox = server.create_sandbox();
     assert_eq!(sandbox.run("echo kept > /root/file").code, Some(0));
     let agent = host::agent_pid(&sandbox.id).expect("its agent runs");

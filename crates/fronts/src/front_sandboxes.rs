@@ -203,7 +203,8 @@ pub(crate) fn fronts_with_sandboxes() -> impl Iterator<Item = (&'static str, &'s
     FRONTS.iter().filter_map(|front| Some((front.name, front.sandboxes?)))
 }
 
-/// The names of these fronts, which `coracle create --guest` takes.
+/// The names that `coracle create --guest NAME` accepts. Only fronts that can make a sandbox are listed, because the others
+/// have no user and no directories to prepare one for.
 pub fn sandbox_guests() -> impl Iterator<Item = &'static str> {
     fronts_with_sandboxes().map(|(name, _)| name)
 }

@@ -108,7 +108,7 @@ fn a_change_of_the_covered_directory_is_noticed_by_the_next_run() {
 fn server_with_secrets(shown: &Path) -> ServerBuilder {
     let cover = format!("mount --bind {} {PLACE} && exec \"$@\"", shown.display());
     let prefix = format!("exec unshare --mount --propagation private sh -c '{cover}' sh \"$0\" \"$@\"");
-    ServerBuilder::new().with_ulimits(&prefix)
+    ServerBuilder::new().with_shell_prefix(&prefix)
 }
 
 /// What root inside a new sandbox gets by reading these files below `PLACE`.

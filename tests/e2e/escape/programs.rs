@@ -90,7 +90,7 @@ fn check_programs_of(user: TestUser) {
     let installed = install_copy(&ProgramCopies::shared().coracle_path(), home.path(), user);
     let start = || {
         let instead = format!("exec {} \"$@\"", installed.display());
-        ServerBuilder::new().as_user(user).with_ulimits(&instead).env("CORACLE_REQUIRE_LIMITS", "false")
+        ServerBuilder::new().as_user(user).with_shell_prefix(&instead).env("CORACLE_REQUIRE_LIMITS", "false")
     };
     let mut server = start().start_in(home);
     let executed = fs::read_link(format!("/proc/{}/exe", server.pid())).expect("the server runs");

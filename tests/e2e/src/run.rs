@@ -161,12 +161,13 @@ impl RunCommand {
     }
 }
 
-/// Starts the same program with limits that a shell sets: `ulimit -Sn 256`.
-pub fn with_ulimits(limits: &str, command: &Command) -> Command {
+/// The same command, started by a shell that first runs the text of `prefix`, such as `ulimit -Sn 256`. A prefix that
+/// ends with `exec PROGRAM "$0" "$@"` starts the command through that program.
+pub fn with_shell_prefix(prefix: &str, command: &Command) -> Command {
     let mut shell = Command::new("sh");
     shell
         .arg("-c")
-        .arg(format!("{limits}; exec \"$0\" \"$@\""))
+        .arg(format!("{prefix}; exec \"$0\" \"$@\""))
         .arg(command.get_program())
         .args(command.get_args());
     for (name, value) in command.get_envs() {

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use crate::binary::ProgramCopies;
 use crate::http::HttpClient;
 use crate::refused_calls::RefusedCallLog;
-use crate::run::{TestUser, with_ulimits};
+use crate::run::{TestUser, with_shell_prefix};
 use crate::sandbox::RemoteSandbox;
 
 /// The server's ready line, up to its address.
@@ -33,7 +33,7 @@ pub struct TestServer {
 /// How to start a server.
 pub struct ServerBuilder {
     user: TestUser,
-    limits: String,
+    shell_prefix: String,
     listen: String,
     state: Option<PathBuf>,
     arguments: Vec<String>,
@@ -46,7 +46,7 @@ impl Default for ServerBuilder {
         let listen = unused_address();
         Self {
             user: TestUser::Same,
-            limits: ":".to_owned(),
+            shell_prefix: ":".to_owned(),
             listen,
             state: None,
             arguments: Vec::new(),
@@ -66,9 +66,9 @@ impl ServerBuilder {
         self
     }
 
-    /// Starts it with limits that a shell sets: `ulimit -Sn 256`.
-    pub fn with_ulimits(mut self, limits: &str) -> Self {
-        self.limits = limits.to_owned();
+    /// Starts it from a shell that first runs this text; see [`with_shell_prefix`].
+    pub fn with_shell_prefix(mut self, prefix: &str) -> Self {
+        self.shell_prefix = prefix.to_owned();
         self
     }
 
@@ -136,7 +136,7 @@ impl ServerBuilder {
         for name in &self.removed {
             command.env_remove(name);
         }
-        let mut command = with_ulimits(&self.limits, &command);
+        let mut command = with_shell_prefix(&self.shell_prefix, &command);
         if let Some(place) = &self.state {
             const SHOW: &str = "mount --bind \"$0\" \"$1\" && shift && exec \"$@\"";
             let own = directory.join("state");

@@ -30,7 +30,8 @@ use super::path_stamp::PathStamp;
 use super::{HostImage, ImageError, ImageErrorContext, ImageTree};
 use crate::volumes::tree_name;
 
-/// Changes when the same files would be hidden differently, or when a walk would be repeated for other reasons.
+/// The version of the records of earlier walks. Increase it when this code would hide the same files differently, or would
+/// repeat a walk after other changes of the host: an update of Coracle then does not rely on what a former version recorded.
 const FORMAT_VERSION: u32 = 2;
 
 const RECORD_NAME: &str = "record";

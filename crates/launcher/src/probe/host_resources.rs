@@ -32,15 +32,18 @@ pub struct HostResource {
 /// The bytes of compiled code of one system call filter.
 const FILTER_BYTES: u64 = 16 << 10;
 
-/// The ways to count a resource.
+/// Where the amount of a resource that the host has comes from. Most amounts are a single file of the kernel; the others
+/// must be computed from several, so they are passed as a number.
 enum HostAmount {
-    /// The kernel setting contains it.
+    /// The amount is the number in this file.
     Setting(&'static str),
+    /// The amount was computed. It is `None` if this host does not count the resource.
     Known(Option<u64>),
 }
 
-/// Compares what sandboxes may use with what the host has. Resources that this host does not count are left
-/// out, and those of which all sandboxes together have a limit below the host's.
+/// Compares what all sandboxes together may use with what the host has, so that an operator sees which resource a full
+/// server could exhaust. A resource is left out if this host does not count it, or if all sandboxes together have a limit
+/// that is lower than the host's, since they cannot exhaust it then.
 pub fn compare_resources(capacity: &SandboxCapacity) -> Vec<HostResource> {
     let SandboxCapacity { sandboxes, limits, commands } = capacity;
     let pids = u64::from(limits.pids);

@@ -81,10 +81,13 @@ const WITHOUT_EFFECT: [(&str, &str); 21] = [
     ("DISABLE_JUPYTER", "no JupyterLab"),
 ];
 
-/// The user of commands in AIO's image. In the environment of the caller, it names the caller.
+/// The variable with the name of the user whom commands run as in AIO's image. It is accepted only where it is given by
+/// name: in the environment of every caller it is set already, to the caller's own user, which says nothing about the
+/// sandbox.
 const USER: &str = "USER";
 
-/// Everything that is read from the environment of the caller.
+/// The only names that are read from the environment of the caller: all that AIO's image knows, except [`USER`]. The
+/// rest of the environment belongs to the user's shell and must not become visible inside.
 pub(super) static ENVIRONMENT_NAMES: &[&str] = &all_names();
 
 const NAME_COUNT: usize = SANDBOX_NAMES.len() + 3 + WITHOUT_EFFECT.len() + 2;

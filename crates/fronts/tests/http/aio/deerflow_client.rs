@@ -90,7 +90,7 @@ async fn n12_env_command_without_a_session_is_served_again() {
 }
 
 #[tokio::test]
-async fn section_0_capabilities_announce_no_mount_contract_version() {
+async fn capabilities_announce_no_mount_contract_version() {
     let server = start_shell_server().await;
     let capabilities = provision(&server, "GET", "/api/capabilities").send().await.expect(200);
     assert_eq!(capabilities, json!({"lark_cli_init_image": false, "lark_cli_broker_image": false}));
@@ -104,7 +104,7 @@ const RESISTING: &str = "trap '' HUP INT TERM; echo begun; sleep 1000";
 const SESSION_TIMEOUT: Duration = Duration::from_secs(20);
 
 #[tokio::test]
-async fn section_0_cleanup_of_a_busy_session_responds_within_5_s() {
+async fn cleanup_of_a_busy_session_does_not_wait_for_its_command() {
     let server = start_shell_server().await;
     let sandbox = AioSandbox::create(&server, "one").await;
     sandbox.create_session("s").await;
@@ -130,7 +130,7 @@ async fn section_0_cleanup_of_a_busy_session_responds_within_5_s() {
 }
 
 #[tokio::test]
-async fn section_0_session_create_responds_within_5_s_whatever_is_running() {
+async fn session_create_does_not_wait_for_running_commands() {
     let server = start_shell_server().await;
     let body = json!({"sandbox_id": "one", "max_shell_sessions": 2});
     provision(&server, "POST", "/api/sandboxes").json(&body).send().await.expect(200);
@@ -150,7 +150,7 @@ async fn section_0_session_create_responds_within_5_s_whatever_is_running() {
 }
 
 #[tokio::test]
-async fn section_0_requests_of_deerflow_2_1_are_served() {
+async fn requests_of_deerflow_2_1_are_served() {
     let server = start_shell_server().await;
     let sandbox = AioSandbox::create(&server, "one").await;
     let file = format!("{}/notes", home_of_sandbox(&sandbox));

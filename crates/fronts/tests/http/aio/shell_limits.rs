@@ -90,19 +90,19 @@ async fn at_the_limit_idle_sessions_without_a_name_go_first() {
 
 #[tokio::test]
 async fn as_many_sessions_as_were_granted_can_be_busy_at_once() {
-    const MOST: u32 = 12;
+    const MAX_COMMANDS: u32 = 12;
     let backend = FakeBackend::with_agents(example_program("bare-agent"));
-    let server = start_with(backend, |config| config.commands_per_sandbox = MOST, |_| {}).await;
+    let server = start_with(backend, |config| config.commands_per_sandbox = MAX_COMMANDS, |_| {}).await;
     server.service.set_operator_key(Some(OPERATOR_KEY));
-    let body = json!({"sandbox_id": "large", "max_shell_sessions": MOST + 1});
+    let body = json!({"sandbox_id": "large", "max_shell_sessions": MAX_COMMANDS + 1});
     let refused = provision(&server, "POST", "/api/sandboxes").json(&body).send().await.expect(400);
     assert!(refused["detail"].as_str().unwrap().contains("maximum of 12"), "{refused}");
     let created =
         provision(&server, "POST", "/api/sandboxes").json(&json!({"sandbox_id": "plain"})).send().await;
-    assert_eq!(created.expect(200)["max_shell_sessions"], MOST, "the default is not more either");
+    assert_eq!(created.expect(200)["max_shell_sessions"], MAX_COMMANDS, "the default is not more either");
 
-    let sandbox = create_with_sessions(&server, MOST).await;
-    for number in 0..MOST {
+    let sandbox = create_with_sessions(&server, MAX_COMMANDS).await;
+    for number in 0..MAX_COMMANDS {
         let id = format!("session {number}");
         sandbox.create_session(&id).await;
         sandbox.exec(json!({"command": "read line", "id": id, "async_mode": true})).await;
