@@ -350,18 +350,52 @@ fn last_lines(log: &str) -> &str {
 /// Resident memory of a server in bytes: of its process and all its descendants outside of sandboxes.
 pub fn resident_memory(pid: u32) -> u64 {
     const PAGE: u64 = 4096;
-    let own = fs::read_to_string(format!("/proc/{pid}/statm"))
-        .ok()
-        .and_then(|text| text.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()))
-        .unwrap_or(0);
+    let resident_pages = |pid: u32| {
+        let counts = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+        counts.split(' ').nth(1)?.parse::<u64>().ok()
+    };
+    process_tree(pid).into_iter().filter_map(resident_pages).sum::<u64>() * PAGE
+}
+
+/// The peak of a server's memory from a moment on, as the kernel records it: memory that is used only briefly counts too.
+pub struct PeakMemory {
+    /// Each process, and its resident memory when the record began.
+    processes: Vec<(u32, u64)>,
+}
+
+impl PeakMemory {
+    /// Begins the record for a process and all its descendants outside of sandboxes. This needs root.
+    pub fn watch(pid: u32) -> Self {
+        /// Sets the peak to what is resident now; see proc_pid_clear_refs(5).
+        const RESET_PEAK: &str = "5";
+        let processes = process_tree(pid).into_iter().map(|pid| {
+            fs::write(format!("/proc/{pid}/clear_refs"), RESET_PEAK).expect("root may reset it");
+            (pid, peak_memory(pid))
+        });
+        Self { processes: processes.collect() }
+    }
+
+    /// How much more than in the beginning all processes had in memory, in bytes. Their peaks are added up although they
+    /// need not have been at the same time.
+    pub fn growth(&self) -> u64 {
+        self.processes.iter().map(|(pid, before)| peak_memory(*pid).saturating_sub(*before)).sum()
+    }
+}
+
+fn peak_memory(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the server runs");
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kibibytes =
+        peak.and_then(|text| text.trim().strip_suffix(" kB")).and_then(|text| text.parse::<u64>().ok());
+    kibibytes.expect("the kernel records it") << 10
+}
+
+/// A process and all its descendants outside of sandboxes.
+fn process_tree(pid: u32) -> Vec<u32> {
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-    let below: u64 = children
-        .split_whitespace()
-        .filter_map(|child| child.parse().ok())
-        .filter(|child| pid_namespace(*child) == pid_namespace(pid))
-        .map(resident_memory)
-        .sum();
-    own * PAGE + below
+    let children = children.split_whitespace().filter_map(|child| child.parse().ok());
+    let below = children.filter(|child| pid_namespace(*child) == pid_namespace(pid)).flat_map(process_tree);
+    std::iter::once(pid).chain(below).collect()
 }
 
 /// Sandboxes have their own pid namespaces.
