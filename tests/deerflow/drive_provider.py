@@ -23,29 +23,8 @@ import traceback
 
 import httpx
 
+import provider_config
 import ready_stub
-
-CONFIG = """
-models:
-  - {{name: dummy, use: "langchain_openai:ChatOpenAI", model: dummy, api_key: x}}
-sandbox:
-  use: deerflow.community.aio_sandbox:AioSandboxProvider
-  provisioner_url: {url}
-  provisioner_api_key: {key}
-  idle_timeout: {idle_timeout}
-  replicas: {replicas}
-  thread_data_mounts: {mounted}
-"""
-
-OPENSANDBOX_CONFIG = """
-models:
-  - {{name: dummy, use: "langchain_openai:ChatOpenAI", model: dummy, api_key: x}}
-sandbox:
-  use: deerflow.community.opensandbox:OpenSandboxProvider
-  domain: {domain}
-  protocol: http
-  api_key: {key}
-"""
 
 CHECKS = []
 
@@ -71,15 +50,16 @@ class Suite:
         from deerflow.community.aio_sandbox import AioSandboxProvider
 
         mounted = "true" if self.mounted else "false"
-        self.configure(CONFIG, url=self.url, idle_timeout=idle_timeout, replicas=replicas, mounted=mounted)
+        settings = {"idle_timeout": idle_timeout, "replicas": replicas, "thread_data_mounts": mounted}
+        self.configure(provider_config.aio_config(self.url, self.key, **settings))
         return AioSandboxProvider()
 
-    def configure(self, template, **values):
+    def configure(self, text):
         from deerflow.config.app_config import reload_app_config
 
         # Gateways in other processes share the directory.
         config = self.state / f"config-{os.getpid()}.yaml"
-        config.write_text(template.format(key=self.key, **values))
+        config.write_text(text)
         os.environ["DEER_FLOW_CONFIG_PATH"] = str(config)
         reload_app_config(str(config))
 
@@ -439,7 +419,7 @@ def opensandbox_provider_works(suite):
         raise Skipped("the checkout has no OpenSandbox provider") from None
     if importlib.util.find_spec("opensandbox") is None:
         raise Skipped("the package opensandbox is not installed")
-    suite.configure(OPENSANDBOX_CONFIG, domain=suite.url.split("://")[1])
+    suite.configure(provider_config.opensandbox_config(suite.url.split("://")[1], suite.key))
     provider = OpenSandboxProvider()
     try:
         name = provider.acquire("thread-11", user_id="jan")

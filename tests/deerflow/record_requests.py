@@ -20,6 +20,8 @@ import tempfile
 import threading
 import uuid
 
+import provider_config
+
 #: The fields of responses that DeerFlow's client reads and that are the same in every run.
 READ_FIELDS = {
     "output", "exit_code", "status", "stdout", "stderr", "content", "files", "matches", "truncated", "path", "is_directory",
@@ -29,15 +31,6 @@ READ_FIELDS = {
 }
 #: The path of the state directory as the host sees it; it is a part of requests.
 HOST_STATE = "/srv/deer-flow"
-
-CONFIG = """
-models:
-  - {{name: dummy, use: "langchain_openai:ChatOpenAI", model: dummy, api_key: x}}
-sandbox:
-  use: deerflow.community.aio_sandbox:AioSandboxProvider
-  provisioner_url: {url}
-  provisioner_api_key: {key}
-"""
 
 
 class Recorder:
@@ -119,7 +112,7 @@ def drive_checkout(checkout, url, key, state):
     for package in ("packages/harness", "packages/extension-api"):
         sys.path.insert(0, str(checkout.absolute() / "backend" / package))
     config = state / "config.yaml"
-    config.write_text(CONFIG.format(url=url, key=key))
+    config.write_text(provider_config.aio_config(url, key))
     os.environ.update(DEER_FLOW_HOME=str(state), DEER_FLOW_CONFIG_PATH=str(config), DEER_FLOW_HOST_BASE_DIR=HOST_STATE)
     from deerflow.community.aio_sandbox import AioSandboxProvider
 

@@ -40,13 +40,9 @@ fn kill_agent(server: &TestServer, id: &str) {
     }
 }
 
-fn inspect(server: &TestServer, id: &str) -> Value {
-    server.client().get(&format!("/coracle/v1/sandboxes/{id}")).expect("an answer").json()
-}
-
 /// Everything about a sandbox that a restart keeps.
 fn kept_settings(server: &TestServer, id: &str) -> Value {
-    let shown = inspect(server, id);
+    let shown = server.client().inspect_sandbox(id);
     let kept = ["id", "name", "labels", "image", "createdAt", "expiresAt", "onDeath", "inForce"];
     let mut kept: Value = kept.iter().map(|field| ((*field).to_owned(), shown[*field].clone())).collect();
     for limit in ["memoryLimitBytes", "pidsLimit"] {
@@ -136,7 +132,7 @@ fn dead_sandbox_on_ext4_is_evicted_with_its_disk_but_not_to_be_read() {
     }
     let server = with_ext4_disks().env("CORACLE_LIMITS_MAX_SANDBOXES", "1").start();
     let id = text(&server, &["create", "--key", "first"]);
-    let disk = inspect(&server, &id)["inForce"]["disk"].to_string();
+    let disk = server.client().inspect_sandbox(&id)["inForce"]["disk"].to_string();
     assert!(disk.contains("ext4 image"), "{disk}");
     let image = server.state_directory().join("disk/ext4").join(format!("{id}.img"));
     assert!(image.exists());

@@ -12,10 +12,6 @@ fn create(server: &TestServer, lifecycle: Value) -> e2e::http::HttpResponse {
     server.client().post("/v1/sandboxes", &request).expect("the server answers")
 }
 
-fn inspect(server: &TestServer, id: &str) -> Value {
-    server.client().get(&format!("/coracle/v1/sandboxes/{id}")).expect("the server answers").json()
-}
-
 #[test]
 fn pre_start_hooks_end_before_the_entrypoint_starts() {
     let server = TestServer::start();
@@ -78,7 +74,7 @@ fn periodic_hook_runs_repeatedly_and_after_a_crash() {
     let runs = |sandbox: &mut RemoteSandbox| sandbox.run("cat /root/runs").stdout.lines().count();
     e2e::eventually("it ran twice", || runs(&mut sandbox) >= 2);
     e2e::eventually("its end is reported", || {
-        let last = &inspect(&server, &sandbox.id)["hooks"][0]["last"];
+        let last = &server.client().inspect_sandbox(&sandbox.id)["hooks"][0]["last"];
         last["exit"] == "code 4" && last["tail"] == "printed\n"
     });
     let before = runs(&mut sandbox);

@@ -172,15 +172,11 @@ fn ticks(pid: u32) -> u64 {
 
 /// The median of several runs, each of which must get the right response.
 fn median_time(sandbox: &mut RemoteSandbox) -> Duration {
-    let mut times: Vec<Duration> = (0..9)
-        .map(|_| {
-            let ran = sandbox.run_argv(&["echo", "answered"]);
-            assert_eq!((ran.code, ran.stdout.as_str()), (Some(0), "answered\n"), "{ran:?}");
-            ran.took
-        })
-        .collect();
-    times.sort();
-    times[times.len() / 2]
+    e2e::median_time(9, || {
+        let ran = sandbox.run_argv(&["echo", "answered"]);
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(0), "answered\n"), "{ran:?}");
+        ran.took
+    })
 }
 
 /// How many times longer than usual a response may take in an exhausted sandbox. Half of the time the quota

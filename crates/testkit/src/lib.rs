@@ -1,5 +1,5 @@
 //! Helpers shared by the tests of all crates: how a test reports that it was skipped, the
-//! agent without a jail, a backend without sandboxes, and a server in the process of a test.
+//! agent without a jail, its recorded exchanges, a backend without sandboxes, and a server in the process of a test.
 //!
 //! A test that returns early looks like one that passed. So it prints `SKIPPED NAME: WHY` on a
 //! separate line, and `cargo xtask test` repeats these lines at its end.
@@ -8,6 +8,7 @@
 
 #[cfg(feature = "backend")]
 pub mod fake_backend;
+pub mod recorded_exchange;
 #[cfg(feature = "server")]
 pub mod test_client;
 #[cfg(feature = "server")]

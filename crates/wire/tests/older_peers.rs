@@ -7,10 +7,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
-use std::path::Path;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use testkit::recorded_exchange::RecordedExchange;
 use wire::config::{LimitViewConfig, MemoryFiles, NamespaceBrokerConfig};
 use wire::file_edits::{
     ContentLengths, EditReport, TextEdit, TextOccurrence, UndoOutcome, UndoPolicy, UndoReport,
@@ -785,28 +785,19 @@ fn replies_without_later_fields_get_their_defaults() {
 /// The exchanges that `agent` plays to itself, as the server sees them.
 #[test]
 fn recorded_exchanges_are_read_by_the_server() {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent/tests/recorded");
     let mut replies = 0;
-    for entry in std::fs::read_dir(directory).unwrap() {
-        let path = entry.unwrap().path();
-        let text = std::fs::read_to_string(&path).unwrap();
+    for recorded in RecordedExchange::load_all() {
         let mut decoder = FrameDecoder::new();
-        let hex: String = text.lines().filter_map(|line| line.strip_prefix("< ")).collect();
-        decoder.feed(&from_hex(&hex));
+        decoder.feed(&recorded.answered);
         let greeting = decoder.next_frame().unwrap().unwrap();
         assert_eq!(greeting.parse_message::<Greeting>().unwrap(), Greeting { version: 1 });
         while let Some(frame) = decoder.next_frame().unwrap() {
             if matches!(frame, Frame::Control(_)) {
                 let reply = frame.parse_message::<AgentReply>();
-                assert!(reply.is_ok(), "{}: {reply:?}", path.display());
+                assert!(reply.is_ok(), "{}: {reply:?}", recorded.name);
                 replies += 1;
             }
         }
     }
     assert!(replies >= 30, "the recordings contain replies");
-}
-
-fn from_hex(text: &str) -> Vec<u8> {
-    let digits = text.as_bytes().chunks(2).map(|pair| std::str::from_utf8(pair).expect("digits are ASCII"));
-    digits.map(|pair| u8::from_str_radix(pair, 16).expect("two digits are a byte")).collect()
 }

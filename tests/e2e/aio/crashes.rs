@@ -3,10 +3,8 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use e2e::aio::{self, AioSandbox, keyed_client};
+use e2e::aio::{AioSandbox, StateRoot, keyed_client};
 use e2e::host;
-use e2e::run::TestUser;
-use e2e::server::ServerBuilder;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
@@ -18,16 +16,8 @@ fn j23_killed_sandbox_is_created_again_with_its_user_data() {
     if !testkit::needs_root() {
         return;
     }
-    let home = TestUser::Same.make_home();
-    let root = home.path().join("flow");
-    fs::create_dir(&root).expect("our own directory");
-    let server = ServerBuilder::new()
-        .env("CORACLE_API_KEY", aio::KEY)
-        .env("CORACLE_ON_STOP", "remove")
-        .env("CORACLE_DEERFLOW_USER_DATA", "host")
-        .env("CORACLE_DEERFLOW_STATE_ROOT", &root.to_string_lossy())
-        .env("CORACLE_DEERFLOW_AUTO_RESTART", "false")
-        .start();
+    let root = StateRoot::make();
+    let server = root.server().env("CORACLE_DEERFLOW_AUTO_RESTART", "false").start();
     let fields = json!({"user_id": "ann", "thread_id": "t"});
     let mut sandbox = AioSandbox::create_with(&server, "killed", &fields);
     sandbox.run("echo kept > /mnt/user-data/outputs/result; echo lost > /home/gem/note");
@@ -58,6 +48,6 @@ fn j23_killed_sandbox_is_created_again_with_its_user_data() {
     // A crash does not change the address, so a client that kept it goes on.
     assert_eq!(again.path, sandbox.path);
     assert_eq!(sandbox.run("echo on"), "on");
-    let outside = root.join("users/ann/threads/t/user-data/outputs/result");
+    let outside = root.path().join("users/ann/threads/t/user-data/outputs/result");
     assert_eq!(fs::read_to_string(outside).expect("the host has the file"), "kept\n");
 }

@@ -2,9 +2,8 @@
 
 use std::fs;
 
-use e2e::aio::{self, AioSandbox, keyed_client};
-use e2e::run::TestUser;
-use e2e::server::{ServerBuilder, TestServer};
+use e2e::aio::{self, AioSandbox, StateRoot, keyed_client};
+use e2e::server::TestServer;
 use serde_json::{Value, json};
 
 /// Other limits than those of the creates, so that each claim has to change them.
@@ -24,10 +23,8 @@ fn wait_until_warm(server: &TestServer) {
     });
 }
 
-/// What the operator sees of a sandbox.
 fn inspect(server: &TestServer, container: &str) -> Value {
-    let path = format!("/coracle/v1/sandboxes/{container}");
-    keyed_client(server.address()).get(&path).expect("the server answers").json()
+    keyed_client(server.address()).inspect_sandbox(container)
 }
 
 #[test]
@@ -35,21 +32,17 @@ fn claim_of_a_warm_sandbox_binds_mounts_variables_limits_and_key() {
     if !testkit::needs_root() {
         return;
     }
-    let home = TestUser::Same.make_home();
-    let (root, file) = (home.path().join("flow"), home.path().join("coracle.toml"));
-    let workspace = root.join("users/ann/threads/t/user-data/workspace");
+    let root = StateRoot::make();
+    let file = root.parent().join("coracle.toml");
+    let workspace = root.path().join("users/ann/threads/t/user-data/workspace");
     fs::create_dir_all(&workspace).expect("our own directory");
     fs::write(workspace.join("from-gateway"), "outside").expect("our own directory");
     fs::write(&file, POOL).expect("our own directory");
     let builder = || {
-        ServerBuilder::new()
+        root.server()
             .argument("--config")
             .argument(&file.to_string_lossy())
-            .env("CORACLE_API_KEY", aio::KEY)
-            .env("CORACLE_DEERFLOW_USER_DATA", "host")
-            .env("CORACLE_DEERFLOW_STATE_ROOT", &root.to_string_lossy())
             .env("CORACLE_DEERFLOW_MEMORY", &MEMORY.to_string())
-            .env("CORACLE_ON_STOP", "remove")
     };
     let mut server = builder().start();
     wait_until_warm(&server);

@@ -7,9 +7,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use e2e::aio::{self, AioSandbox};
-use e2e::run::TestUser;
-use e2e::server::ServerBuilder;
+use e2e::aio::{self, AioSandbox, StateRoot};
 use serde_json::json;
 
 const ROUNDS: usize = 25;
@@ -52,8 +50,8 @@ fn links_swapped_while_mounts_are_created_lead_nowhere() {
     if !testkit::needs_root() {
         return;
     }
-    let home = TestUser::Same.make_home();
-    let (root, outside) = (home.path().join("flow"), home.path().join("outside"));
+    let state_root = StateRoot::make();
+    let (root, outside) = (state_root.path(), state_root.parent().join("outside"));
     for directory in
         ["users/ann/threads/t/user-data/workspace", "users/ann/skills_view/custom", "skills_view/public"]
     {
@@ -65,12 +63,7 @@ fn links_swapped_while_mounts_are_created_lead_nowhere() {
         fs::write(outside.join(directory).join("secret"), "secret of the host").expect("our own directory");
     }
     let before = tree(&outside);
-    let server = ServerBuilder::new()
-        .env("CORACLE_API_KEY", aio::KEY)
-        .env("CORACLE_ON_STOP", "remove")
-        .env("CORACLE_DEERFLOW_USER_DATA", "host")
-        .env("CORACLE_DEERFLOW_STATE_ROOT", &root.to_string_lossy())
-        .start();
+    let server = state_root.server().start();
     let done = AtomicBool::new(false);
     let (mut made, mut refused) = (0, 0);
     let swaps = std::thread::scope(|scope| {

@@ -6,36 +6,28 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use e2e::aio::{self, AioSandbox};
+use e2e::aio::{self, AioSandbox, StateRoot};
 use e2e::run::{CommandOutput, TestUser};
-use e2e::server::{ServerBuilder, TestServer};
+use e2e::server::TestServer;
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
 const THREAD: &str = "users/ann/threads/t";
 
 /// A state root, and a server that mounts directories below it.
 struct SharedState {
-    home: TempDir,
+    root: StateRoot,
     server: TestServer,
 }
 
 impl SharedState {
     fn start() -> Self {
-        let home = TestUser::Same.make_home();
-        let root = home.path().join("flow");
-        fs::create_dir(&root).expect("our own directory");
-        let server = ServerBuilder::new()
-            .env("CORACLE_API_KEY", aio::KEY)
-            .env("CORACLE_ON_STOP", "remove")
-            .env("CORACLE_DEERFLOW_USER_DATA", "host")
-            .env("CORACLE_DEERFLOW_STATE_ROOT", &root.to_string_lossy())
-            .start();
-        Self { home, server }
+        let root = StateRoot::make();
+        let server = root.server().start();
+        Self { root, server }
     }
 
     fn root(&self) -> PathBuf {
-        self.home.path().join("flow")
+        self.root.path()
     }
 
     /// Removes everything below the root, and gives it to another owner.

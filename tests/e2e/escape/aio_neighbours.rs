@@ -11,13 +11,11 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use e2e::aio::{self, AioSandbox};
+use e2e::aio::{self, AioSandbox, StateRoot};
 use e2e::binary::ProgramCopies;
 use e2e::host;
-use e2e::run::TestUser;
-use e2e::server::{PeakMemory, ServerBuilder, TestServer};
+use e2e::server::{PeakMemory, TestServer};
 use serde_json::json;
-use tempfile::TempDir;
 
 /// The growth of the server's memory that a flood may cause at any moment: buffers, not the flood itself.
 const MAX_MEMORY_GROWTH: u64 = 48 << 20;
@@ -29,19 +27,14 @@ struct Neighbours {
     attacker: AioSandbox,
     neighbour: AioSandbox,
     server: TestServer,
-    home: TempDir,
+    root: StateRoot,
 }
 
 impl Neighbours {
     fn start() -> Self {
-        let home = TestUser::Same.make_home();
-        let root = home.path().join("flow");
-        fs::create_dir(&root).expect("our own directory");
-        let server = ServerBuilder::new()
-            .env("CORACLE_API_KEY", aio::KEY)
-            .env("CORACLE_ON_STOP", "remove")
-            .env("CORACLE_DEERFLOW_USER_DATA", "host")
-            .env("CORACLE_DEERFLOW_STATE_ROOT", &root.to_string_lossy())
+        let root = StateRoot::make();
+        let server = root
+            .server()
             // Small limits are reached sooner; the outcome is the same.
             .env("CORACLE_DEERFLOW_MEMORY", "128Mi")
             .env("CORACLE_DEERFLOW_DISK", "64Mi")
@@ -53,7 +46,7 @@ impl Neighbours {
         let program = fs::read(ProgramCopies::shared().attacks_path()).expect("our own copy");
         assert_eq!(attacker.try_upload("/home/gem/attacks", &program).expect("it answers").status, 200);
         assert_eq!(attacker.run("chmod +x attacks; id -un"), "gem");
-        Self { attacker, neighbour, server, home }
+        Self { attacker, neighbour, server, root }
     }
 
     fn attack(&mut self, words: &str) -> String {
@@ -106,15 +99,11 @@ fn attack(attacker: &mut AioSandbox, words: &str) -> String {
 
 /// The median time of `true` in a sandbox over several runs.
 fn median_time(sandbox: &mut AioSandbox) -> Duration {
-    let mut times: Vec<Duration> = (0..9)
-        .map(|_| {
-            let began = Instant::now();
-            sandbox.run("true");
-            began.elapsed()
-        })
-        .collect();
-    times.sort();
-    times[times.len() / 2]
+    e2e::median_time(9, || {
+        let began = Instant::now();
+        sandbox.run("true");
+        began.elapsed()
+    })
 }
 
 #[test]
@@ -179,7 +168,7 @@ fn gem_reaches_no_neighbour_and_nothing_above_its_mounts() {
         return;
     }
     let mut boxes = Neighbours::start();
-    let root = boxes.home.path().join("flow");
+    let root = boxes.root.path();
     let token = "secret-of-the-neighbour";
     boxes.neighbour.run(&format!(
         "for at in /home/gem /mnt/user-data/workspace; do echo {token} > $at/secret; chmod 644 $at/secret; done"

@@ -10,15 +10,11 @@ use serde_json::json;
 
 /// The median time of `true` in a sandbox over several runs.
 fn median_time(sandbox: &mut RemoteSandbox) -> Duration {
-    let mut times: Vec<Duration> = (0..15)
-        .map(|_| {
-            let ran = sandbox.run("true");
-            assert_eq!(ran.code, Some(0), "{ran:?}");
-            ran.took
-        })
-        .collect();
-    times.sort();
-    times[times.len() / 2]
+    e2e::median_time(15, || {
+        let ran = sandbox.run("true");
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        ran.took
+    })
 }
 
 /// Checks that a neighbour's commands take about as long as before during `attack`.

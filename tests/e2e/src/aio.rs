@@ -1,14 +1,50 @@
 //! One sandbox of the provisioner, through the AIO API.
 
+use std::fs;
 use std::io;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use crate::http::{HttpClient, HttpResponse};
-use crate::server::TestServer;
+use crate::run::TestUser;
+use crate::server::{ServerBuilder, TestServer};
 
 /// The key of servers whose provisioner is used.
 pub const KEY: &str = "key-of-the-provisioner";
+
+/// DeerFlow's state directory on this host, for servers that share the files of conversations with its gateway.
+pub struct StateRoot {
+    home: TempDir,
+}
+
+impl StateRoot {
+    /// Makes an empty one.
+    pub fn make() -> Self {
+        let home = TestUser::Same.make_home();
+        fs::create_dir(home.path().join("flow")).expect("our own directory");
+        Self { home }
+    }
+
+    pub fn path(&self) -> PathBuf {
+        self.home.path().join("flow")
+    }
+
+    /// The directory that contains it, for files beside it.
+    pub fn parent(&self) -> &Path {
+        self.home.path()
+    }
+
+    /// A server whose provisioner mounts directories below it.
+    pub fn server(&self) -> ServerBuilder {
+        ServerBuilder::new()
+            .env("CORACLE_API_KEY", KEY)
+            .env("CORACLE_ON_STOP", "remove")
+            .env("CORACLE_DEERFLOW_USER_DATA", "host")
+            .env("CORACLE_DEERFLOW_STATE_ROOT", &self.path().to_string_lossy())
+    }
+}
 
 /// A sandbox and a kept connection to its server.
 pub struct AioSandbox {

@@ -65,6 +65,11 @@ impl HttpClient {
         self.request("GET", path, "", &[])
     }
 
+    /// What the operator sees of a sandbox.
+    pub fn inspect_sandbox(&mut self, id: &str) -> serde_json::Value {
+        self.get(&format!("/coracle/v1/sandboxes/{id}")).expect("the server answers").json()
+    }
+
     pub fn delete(&mut self, path: &str) -> io::Result<HttpResponse> {
         self.request("DELETE", path, "", &[])
     }

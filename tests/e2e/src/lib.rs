@@ -26,6 +26,13 @@ pub fn slowness_factor() -> u32 {
     std::env::var("CORACLE_TEST_SLOWNESS").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
 }
 
+/// The median of the times that several calls return.
+pub fn median_time(calls: usize, call: impl FnMut() -> Duration) -> Duration {
+    let mut times: Vec<Duration> = std::iter::repeat_with(call).take(calls).collect();
+    times.sort();
+    times[times.len() / 2]
+}
+
 /// Waits until `happened` returns true, for events without a notification, and panics if it takes too long.
 pub fn eventually(what: &str, happened: impl FnMut() -> bool) {
     assert!(happens(happened), "timed out waiting for: {what}");

@@ -1,13 +1,10 @@
 //! Recorded exchanges of the first version of the protocol, which every later agent must answer in
 //! the same way. A later version may add fields, which an older server ignores.
-//!
-//! Each file contains the bytes from the server (`>`) and the reply of the agent (`<`), in
-//! hexadecimal.
 
 use std::io::{Read, Write};
-use std::path::Path;
 
 use serde_json::Value;
+use testkit::recorded_exchange::RecordedExchange;
 use wire::{Frame, FrameDecoder};
 
 use crate::harness::{TestAgent, TreeMode};
@@ -15,29 +12,6 @@ use crate::harness::{TestAgent, TreeMode};
 /// Fields whose values differ in every run.
 const CHANGING_FIELDS: [&str; 7] =
     ["pid", "started_ms", "ended_ms", "duration_ms", "user_ms", "system_ms", "max_rss_kib"];
-
-struct RecordedExchange {
-    sent: Vec<u8>,
-    answered: Vec<u8>,
-}
-
-impl RecordedExchange {
-    fn load(path: &Path) -> Self {
-        let text = std::fs::read_to_string(path).unwrap();
-        let side = |mark: &str| {
-            let lines = text.lines().filter_map(|line| line.strip_prefix(mark));
-            lines.flat_map(|line| from_hex(line.trim())).collect::<Vec<u8>>()
-        };
-        Self { sent: side(">"), answered: side("<") }
-    }
-}
-
-fn from_hex(text: &str) -> Vec<u8> {
-    text.as_bytes()
-        .chunks(2)
-        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap())
-        .collect()
-}
 
 /// The frames, with the changing numbers in control frames set to zero.
 fn comparable(bytes: &[u8]) -> Vec<Frame> {
@@ -104,19 +78,13 @@ fn remove_additions(value: &mut Value, known: &Value) {
 #[test]
 fn exchanges_of_version_one_are_answered_as_they_were_recorded() {
     let agent = TestAgent::with_trees(TreeMode::Runners);
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recorded");
-    let mut paths: Vec<_> =
-        std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
-    paths.sort_unstable();
-    assert!(paths.len() >= 20, "the recordings exist");
-    for path in paths {
-        let recorded = RecordedExchange::load(&path);
+    for recorded in RecordedExchange::load_all() {
         let mut stream = agent.connect();
         stream.write_all(&recorded.sent).unwrap();
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).unwrap();
         let expected = comparable(&recorded.answered);
         let answered = without_additions(comparable(&answer), &expected);
-        assert_eq!(answered, expected, "{}", path.display());
+        assert_eq!(answered, expected, "{}", recorded.name);
     }
 }

@@ -4,11 +4,11 @@
 //! to the request that it was recorded for, as this server sends it today.
 
 use std::fmt::Debug;
-use std::path::{Path, PathBuf};
 
 use domain::process::{CommandLine, ProcessSpec};
 use domain::{Backpressure, JournalOffset, OutputRetention, ProcessId, SessionId, UserIdentity};
 use serde_json::Value;
+use testkit::recorded_exchange::RecordedExchange;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use wire::{Frame, FrameDecoder};
 
@@ -21,26 +21,21 @@ use crate::{
 /// The request that no server can send on purpose; its answer is given to another one.
 const UNKNOWN_REQUEST: &str = "02-unknown-request";
 
+/// An agent that answers one request as it was recorded.
 #[derive(Clone)]
-struct RecordedExchange {
+struct RecordedAgent {
     name: String,
     request: Vec<Frame>,
     /// The bytes of the agent, from its greeting on.
     answer: Vec<u8>,
 }
 
-impl RecordedExchange {
-    fn load(path: &Path) -> Self {
-        let text = std::fs::read_to_string(path).unwrap();
-        let side = |mark: &str| {
-            let lines = text.lines().filter_map(|line| line.strip_prefix(mark));
-            lines.flat_map(|line| from_hex(line.trim())).collect::<Vec<u8>>()
-        };
+impl RecordedAgent {
+    fn new(recorded: RecordedExchange) -> Self {
         let mut decoder = FrameDecoder::new();
-        decoder.feed(&side(">"));
+        decoder.feed(&recorded.sent);
         let request = std::iter::from_fn(|| decoder.next_frame().unwrap()).collect();
-        let name = path.file_stem().and_then(|name| name.to_str()).unwrap().to_owned();
-        Self { name, request, answer: side("<") }
+        Self { name: recorded.name, request, answer: recorded.answered }
     }
 
     /// Receives a request of the same kind and answers it; a file is received to its end before.
@@ -65,11 +60,6 @@ impl RecordedExchange {
         }
         stream.write_all(&self.answer).await.unwrap();
     }
-}
-
-fn from_hex(text: &str) -> Vec<u8> {
-    let pairs = text.as_bytes().chunks(2);
-    pairs.map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap()).collect()
 }
 
 /// The name of a request, and of its operation if it is about files.
@@ -227,17 +217,13 @@ async fn ask_sessions(sandbox: &SandboxRef, name: &str) -> Option<(String, &'sta
 
 #[tokio::test]
 async fn recorded_answers_of_the_first_version_are_understood() {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent/tests/recorded");
-    let paths: Vec<PathBuf> =
-        std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
-    assert!(paths.len() >= 30, "the recordings exist");
     let bench = TestBench::new().await;
     let made = bench.create().await;
     let sandbox = bench.sandbox(&made.id);
-    for path in paths {
-        let recorded = RecordedExchange::load(&path);
-        let name = recorded.name.clone();
-        bench.backend.set_agent(move |stream| recorded.clone().play(stream));
+    for recorded in RecordedExchange::load_all() {
+        let agent = RecordedAgent::new(recorded);
+        let name = agent.name.clone();
+        bench.backend.set_agent(move |stream| agent.clone().play(stream));
         let understood = match ask_processes(&sandbox, &name).await {
             Some(asked) => Some(asked),
             None => match ask_files(&sandbox, &name).await {
