@@ -13,12 +13,17 @@ struct StarterGroups {
     hierarchies: Vec<PathBuf>,
 }
 
+/// Where the hierarchies of this host are mounted.
+fn cgroup_hierarchies() -> Vec<PathBuf> {
+    let table = fs::read_to_string("/proc/self/mountinfo").expect("Linux has it");
+    let is_cgroup = |line: &&str| line.contains(" - cgroup ") || line.contains(" - cgroup2 ");
+    let path = |line: &str| line.split(' ').nth(4).map(PathBuf::from);
+    table.lines().filter(is_cgroup).filter_map(path).collect()
+}
+
 impl StarterGroups {
     fn make() -> Self {
-        let table = fs::read_to_string("/proc/self/mountinfo").expect("Linux has it");
-        let is_cgroup = |line: &&str| line.contains(" - cgroup ") || line.contains(" - cgroup2 ");
-        let path = |line: &str| line.split(' ').nth(4).map(PathBuf::from);
-        let hierarchies: Vec<PathBuf> = table.lines().filter(is_cgroup).filter_map(path).collect();
+        let hierarchies = cgroup_hierarchies();
         let name = format!("starter-{}", std::process::id());
         for hierarchy in &hierarchies {
             let group = hierarchy.join(&name);
@@ -91,4 +96,45 @@ fn sandbox_survives_the_end_of_what_started_its_server() {
     let address = server.address().to_owned();
     server.restart(&ServerBuilder::new().listen(&address));
     assert_eq!(sandbox.run("cat /root/file").stdout, "kept\n");
+}
+
+/// The control groups of a server, in all hierarchies. Their names contain the identity of its state directory.
+fn groups_of(server: &TestServer) -> Vec<PathBuf> {
+    let identity = fs::read(server.state_directory().join("identity")).expect("it has an identity");
+    let identity: serde_json::Value = serde_json::from_slice(&identity).expect("it is JSON");
+    let instance = identity["instance"].as_str().expect("it has a name");
+    let hierarchies =
+        cgroup_hierarchies().into_iter().map(|hierarchy| hierarchy.join("coracle").join(instance));
+    hierarchies.filter(|group| group.is_dir()).collect()
+}
+
+#[test]
+fn stop_without_a_launcher_leaves_no_control_groups() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let mut server = TestServer::start();
+    assert!(!groups_of(&server).is_empty(), "the test looks for the wrong groups");
+    let supervisor = Pid::from_raw(server.pid().cast_signed()).expect("a pid");
+    let launcher = Pid::from_raw(server.part_pid("__launcher").cast_signed()).expect("a pid");
+    // The supervisor stands still meanwhile, so that it cannot start another launcher.
+    rustix::process::kill_process(supervisor, Signal::STOP).expect("our own child");
+    rustix::process::kill_process(launcher, Signal::KILL).expect("our own process");
+    rustix::process::kill_process(supervisor, Signal::TERM).expect("our own child");
+    rustix::process::kill_process(supervisor, Signal::CONT).expect("our own child");
+    server.terminate();
+    assert_eq!(groups_of(&server), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn next_server_removes_the_control_groups_of_a_killed_one() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let mut server = TestServer::start();
+    server.kill();
+    assert!(!groups_of(&server).is_empty(), "a killed server removed its groups");
+    server.restart(&ServerBuilder::new());
+    server.terminate();
+    assert_eq!(groups_of(&server), Vec::<PathBuf>::new());
 }

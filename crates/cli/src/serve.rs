@@ -244,7 +244,7 @@ pub(crate) async fn supervise(
         match ChildProcess::start(Rc::new(role), &config, identity).await {
             Ok(child) => children.push(child),
             Err(error) => {
-                stop_children(&mut children, &config).await;
+                stop_children(&mut children, &config, identity).await;
                 return Err(error);
             }
         }
@@ -277,13 +277,20 @@ pub(crate) async fn supervise(
         }
     }
     manager.notify_stopping();
-    stop_children(&mut children, &config).await;
+    stop_children(&mut children, &config, identity).await;
     Ok(code)
 }
 
-async fn stop_children(children: &mut [ChildProcess], config: &Config) {
+/// Stops all processes, and removes what a launcher leaves that died or was killed before it could do so.
+async fn stop_children(children: &mut [ChildProcess], config: &Config, identity: &ServerIdentity) {
     for child in children.iter_mut().rev() {
         child.stop(config).await;
+    }
+    // We have the lock of the state directory, so no other server uses these groups.
+    if linux::privileges::is_host_root()
+        && let Err(error) = ::launcher::remove_empty_groups(&identity.instance)
+    {
+        tracing::warn!(%error, "failed to remove empty control groups; the end of the next server retries");
     }
 }
 

@@ -548,23 +548,18 @@ impl CgroupHierarchies {
         Ok(ids)
     }
 
-    /// Removes the groups of this instance if they are empty.
+    /// Removes the groups of this instance if they are empty. What fails in one hierarchy keeps none of the others.
     pub(crate) fn close(&self) -> io::Result<()> {
-        self.return_to_starter_groups()?;
+        let mut closed = self.return_to_starter_groups();
         let unlimited = self.unlimited.iter().filter_map(UnlimitedHierarchy::entered_root);
-        let roots = self.group_roots().chain(self.legacy_roots()).chain(unlimited);
-        for ours in roots.map(|root| root.join(ROOT_GROUP_NAME)) {
-            for group in [ours.join(&self.instance), ours] {
-                match remove_group(&group) {
-                    // The group still contains another instance or a sandbox.
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                    other => other?,
-                }
-            }
+        for root in self.group_roots().chain(self.legacy_roots()).chain(unlimited) {
+            closed = closed.and(remove_instance_group(root, &self.instance));
         }
         match self.extent {
-            CgroupAccess::Delegated { .. } | CgroupAccess::Whole => delegation::restore_group(&self.unified),
-            CgroupAccess::Remains { .. } => Ok(()),
+            CgroupAccess::Delegated { .. } | CgroupAccess::Whole => {
+                closed.and(delegation::restore_group(&self.unified))
+            }
+            CgroupAccess::Remains { .. } => closed,
         }
     }
 
@@ -637,6 +632,34 @@ fn write_if_present(path: &Path, text: &str) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
     }
+}
+
+/// Removes the groups of an instance that are empty, in every hierarchy of this host. [`CgroupHierarchies::close`] does the
+/// same at the end of a launcher; this is for a server whose launcher was killed.
+///
+/// The caller must have the lock of the instance's state directory, so that no server makes these groups meanwhile. A group
+/// with a process or a sandbox is left: the kernel refuses to remove it.
+pub fn remove_empty_groups(instance: &str) -> io::Result<()> {
+    let mut removed = Ok(());
+    for mount in mount_table::read_cgroup_mounts()? {
+        if mount.path.join(ROOT_GROUP_NAME).join(instance).is_dir() {
+            removed = removed.and(remove_instance_group(&mount.path, instance));
+        }
+    }
+    removed
+}
+
+/// Removes the group of an instance below `root`, and the one that contains all instances, if they are empty.
+fn remove_instance_group(root: &Path, instance: &str) -> io::Result<()> {
+    let ours = root.join(ROOT_GROUP_NAME);
+    for group in [ours.join(instance), ours] {
+        match remove_group(&group) {
+            // The group still contains another instance or a sandbox.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            other => other?,
+        }
+    }
+    Ok(())
 }
 
 fn remove_group(path: &Path) -> io::Result<()> {

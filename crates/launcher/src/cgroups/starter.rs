@@ -60,19 +60,22 @@ impl CgroupHierarchies {
         Ok(failed)
     }
 
-    /// Moves this process back, so that our own groups can be removed.
+    /// Moves this process back, so that our own groups can be removed. What fails in one hierarchy keeps none of the
+    /// others.
     pub(super) fn return_to_starter_groups(&self) -> io::Result<()> {
+        let mut returned = Ok(());
         for hierarchy in &self.unlimited {
             let Some(left) = &hierarchy.left else { continue };
-            match fs::write(left.join("tasks"), "0") {
+            let moved = match fs::write(left.join("tasks"), "0") {
                 // The group has ended, and all its processes with it.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    fs::write(hierarchy.path().join("tasks"), "0")?;
+                    fs::write(hierarchy.path().join("tasks"), "0")
                 }
-                other => other?,
-            }
+                other => other,
+            };
+            returned = returned.and(moved);
         }
-        Ok(())
+        returned
     }
 }
 

@@ -108,11 +108,12 @@ impl Launcher {
     }
 
     /// Removes prepared disks, and the packet filter and control groups of this instance if no sandbox
-    /// uses them.
+    /// uses them. What fails keeps none of the rest.
     pub fn close(&mut self) -> io::Result<()> {
-        self.rights.discard_prepared()?;
-        self.close_network()?;
-        self.rights.groups().map_or(Ok(()), CgroupHierarchies::close)
+        let discarded = self.rights.discard_prepared();
+        let disconnected = self.close_network();
+        let groups = self.rights.groups().map_or(Ok(()), CgroupHierarchies::close);
+        discarded.and(disconnected).and(groups)
     }
 }
 

@@ -194,8 +194,8 @@ impl LauncherLoop {
             match self.wait_for_event()? {
                 LoopEvent::Stop => {
                     self.cancel_disk_tasks();
-                    self.ended.remove_all(&mut self.launcher)?;
-                    return self.launcher.close();
+                    let removed = self.ended.remove_all(&mut self.launcher);
+                    return self.launcher.close().and(removed);
                 }
                 LoopEvent::Listener => {
                     let client = accept_with(&self.listener, SocketFlags::CLOEXEC);
