@@ -68,6 +68,20 @@ struct RequestFailure {
     source: io::Error,
 }
 
+/// The entry of a request in the list of those that wait. It is removed when the caller has the response, or when the
+/// caller is dropped or fails before.
+struct WaitingEntry<'a> {
+    link: &'a LauncherConnection,
+    number: u64,
+}
+
+impl Drop for WaitingEntry<'_> {
+    fn drop(&mut self) {
+        let mut state = self.link.state.lock().expect("nothing panics while it holds this lock");
+        state.waiting.remove(&self.number);
+    }
+}
+
 /// Whether the launcher may have acted on a request: only after it was sent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum RequestStage {
@@ -325,6 +339,7 @@ impl LauncherConnection {
         let before = |source| RequestFailure { stage: RequestStage::Before, source };
         let (sender, receiver) = oneshot::channel();
         let (socket, number) = self.enqueue_request(sender).map_err(before)?;
+        let _entry = WaitingEntry { link: self, number };
         request.number = number;
         loop {
             let mut guard = socket.writable().await.map_err(before)?;
@@ -508,5 +523,45 @@ pub fn guest_plan(spec: &SandboxSpec) -> GuestPlan {
         default_directory: spec.guest.default_directory.clone(),
         directories: spec.guest.directories.clone(),
         by_image: spec.guest.image_defaults == ImageDefaults::Preferred,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Accepts the connection of a client.
+    async fn accept(listener: &AsyncFd<OwnedFd>) -> AsyncFd<OwnedFd> {
+        let mut guard = listener.readable().await.expect("the listener is registered");
+        let accepted = guard.try_io(|listener| {
+            Ok(rustix::net::accept_with(listener.get_ref(), SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?)
+        });
+        let accepted = accepted.expect("a client connects").expect("it is accepted");
+        register_descriptor(accepted, Interest::READABLE).expect("the socket can be watched")
+    }
+
+    #[tokio::test]
+    async fn request_of_a_dropped_caller_does_not_wait_any_more() {
+        let state = tempfile::tempdir().expect("there is room for a directory");
+        let run = state.path().join("run");
+        std::fs::create_dir(&run).expect("the directory is new");
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+            .expect("the kernel has such sockets");
+        let address = SocketAddrUnix::new(run.join(SOCKET_NAME)).expect("the path is short");
+        rustix::net::bind(&listener, &address).expect("the name is free");
+        rustix::net::listen(&listener, 8).expect("it is bound");
+        let listener = register_descriptor(listener, Interest::READABLE).expect("it can be watched");
+
+        let backend = LocalBackend::connect(state.path()).expect("the directory exists");
+        let link = Arc::clone(&backend.link);
+        let caller = tokio::spawn(async move { link.request(LauncherOp::List).await.is_ok() });
+        let launcher = accept(&listener).await;
+        drop(launcher.readable().await.expect("the request arrives"));
+        let waiting = || backend.link.state.lock().expect("nothing has panicked").waiting.len();
+        assert_eq!(waiting(), 1);
+        caller.abort();
+        assert!(caller.await.expect_err("it was cancelled").is_cancelled());
+        assert_eq!(waiting(), 0);
     }
 }
