@@ -325,10 +325,13 @@ async fn script_of_a_session_is_read_before_each_command() {
         sandbox.bash_exec(json!({"command": "f=$(mktemp); echo 'v=from-script' > $f; printf $f"})).await;
     let body = json!({"session_id": "s", "snapshot_path": script["stdout"]});
     sandbox.post("/v1/bash/sessions/create", body).await.expect(200);
-    let ran = sandbox
-        .bash_exec(json!({"command": "echo $v; rm \"$1\" 2>/dev/null; true", "session_id": "s"}))
-        .await;
+    let ran = sandbox.bash_exec(json!({"command": "echo $v", "session_id": "s"})).await;
     assert_eq!(ran["stdout"], "from-script\n");
+    let path = script["stdout"].as_str().unwrap();
+    let removed = sandbox.bash_exec(json!({"command": format!("rm {path}"), "session_id": "s"})).await;
+    assert_eq!(removed["exit_code"], 0);
+    let ran = sandbox.bash_exec(json!({"command": "echo $v-", "session_id": "s"})).await;
+    assert_eq!(ran["stdout"], "-\n", "a script that is not readable is ignored");
 }
 
 #[tokio::test]

@@ -207,6 +207,7 @@ async fn every_file_operation_works() {
     assert_eq!(run(json!({"action": "grep", "pattern": "two", "recursive": true})).await["match_count"], 1);
     let globbed = run(json!({"action": "glob", "pattern": "**/*", "max_results": 1})).await;
     assert_eq!((&globbed["truncated"], &globbed["files"][0]["name"]), (&json!(true), &json!("a.txt")));
+    sandbox.call_data("sandbox_execute_bash", json!({"cmd": format!("rm -r {directory}")})).await;
 }
 
 #[tokio::test]
@@ -252,7 +253,8 @@ async fn editor_creates_changes_and_undoes() {
     let server = start_with_keys_and_agents(|_| {}).await;
     let sandbox = AioSandbox::create(&server, "one").await;
     let directory = sandbox.call_data("sandbox_execute_bash", json!({"cmd": "mktemp -d"})).await;
-    let path = format!("{}/a.txt", directory["output"].as_str().unwrap());
+    let directory = directory["output"].as_str().unwrap();
+    let path = format!("{directory}/a.txt");
     let edit = async |mut arguments: Value| {
         arguments["path"] = json!(path);
         sandbox.call_data("sandbox_str_replace_editor", arguments).await
@@ -282,6 +284,7 @@ async fn editor_creates_changes_and_undoes() {
         let message = sandbox.call_failure("sandbox_str_replace_editor", arguments).await;
         assert!(message.contains(expected), "{message}");
     }
+    sandbox.call_data("sandbox_execute_bash", json!({"cmd": format!("rm -r {directory}")})).await;
 }
 
 #[tokio::test]
