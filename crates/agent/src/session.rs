@@ -350,6 +350,8 @@ impl Agent {
         session.kill_earlier_runs(&self.children, &self.context);
         let queue = std::mem::take(&mut session.queue);
         self.refuse_queued_runs(queue, name);
+        // Otherwise its alarm would stay for as long as the idle limit, after thousands of sessions that made room.
+        self.sessions.set_idle_timer(number, &mut self.events.alarms);
         self.sessions.kill_shell(number, &self.children, &self.context);
         match grace_ms {
             Some(grace_ms) if self.terminate_command_run(number) => {
