@@ -84,6 +84,8 @@ pub(crate) struct Session {
     queue: VecDeque<QueuedRun>,
     /// The connections that wait for the first shell.
     pub(crate) openers: Vec<ConnectionId>,
+    /// Whether a shell has started in it. If the first one cannot start, the session is not opened.
+    had_shell: bool,
     pub(crate) closing: bool,
     /// The connections that wait for the end of its shell.
     restarters: Vec<ConnectionId>,
@@ -273,13 +275,14 @@ impl Agent {
     pub(crate) fn open_session(&mut self, connection: ConnectionId, open: OpenSession) -> Result<(), Fault> {
         match open.sharing.clone() {
             Some(sharing) => self.open_shared_session(connection, open, &sharing, SessionKind::Shell),
-            None => self.add_session(connection, open, SessionKind::Shell).map(drop),
+            None => self.add_session(Some(connection), open, SessionKind::Shell).map(drop),
         }
     }
 
+    /// Adds a session and starts what it needs. The opener, if there is one, is answered when it is open.
     pub(crate) fn add_session(
         &mut self,
-        connection: ConnectionId,
+        opener: Option<ConnectionId>,
         open: OpenSession,
         kind: SessionKind,
     ) -> Result<SessionHandle, Fault> {
@@ -316,7 +319,8 @@ impl Agent {
             recent_runs: VecDeque::new(),
             run_variables: Vec::new(),
             queue: VecDeque::new(),
-            openers: vec![connection],
+            openers: opener.into_iter().collect(),
+            had_shell: false,
             closing: false,
             restarters: Vec::new(),
             opened_ms: now,

@@ -3,6 +3,7 @@
 pub(crate) mod code_output;
 pub(crate) mod command_slots;
 pub(crate) mod contexts;
+mod first_run;
 pub(crate) mod kernels;
 pub(crate) mod named_contexts;
 pub(crate) mod output_stream;

@@ -69,7 +69,7 @@ pub use exec::sessions::{
 };
 pub use exec::shared_sessions::{
     CommandSessionSpec, IdleLimitUpdate, RequestTime, SharedSessionKind, SharedSessionRequest,
-    SharedSessionUpdate, SharedSessionUse, session_of_name,
+    SharedSessionUpdate, SharedSessionUse, draw_session_id, session_of_name,
 };
 pub use exec::terminals::{
     CreateTerminalRequest, DEFAULT_TERMINAL_SIZE, MissedOutput, OpenTerminal, SandboxTerminals,

@@ -13,6 +13,7 @@ pub enum FaultOperation {
     Exec,
     FindSession,
     FindIsolatedSession,
+    OpenSession,
     StartKernel,
     Other(String),
 }
@@ -24,6 +25,7 @@ impl FaultOperation {
             Self::Exec => "exec",
             Self::FindSession => "find session",
             Self::FindIsolatedSession => "find isolated session",
+            Self::OpenSession => "open session",
             Self::StartKernel => "start kernel",
             Self::Other(text) => text,
         }
@@ -37,6 +39,7 @@ impl From<String> for FaultOperation {
             "exec" => Self::Exec,
             "find session" => Self::FindSession,
             "find isolated session" => Self::FindIsolatedSession,
+            "open session" => Self::OpenSession,
             "start kernel" => Self::StartKernel,
             _ => Self::Other(text),
         }
@@ -75,6 +78,7 @@ mod tests {
             FaultOperation::Exec,
             FaultOperation::FindSession,
             FaultOperation::FindIsolatedSession,
+            FaultOperation::OpenSession,
             FaultOperation::StartKernel,
             FaultOperation::Other("open".to_owned()),
         ] {

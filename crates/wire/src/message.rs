@@ -12,7 +12,7 @@ use crate::process::{
     StartProcess, TreeStatus,
 };
 use crate::search::{GlobEntry, GlobSummary, GrepMatch, GrepSummary};
-use crate::shared_session::{OpenCommands, UpdateSession};
+use crate::shared_session::{OpenAndRun, OpenCommands, UpdateSession};
 
 /// The first frame of a connection, from the server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -92,6 +92,8 @@ pub enum AgentRequest {
     OpenCommands(OpenCommands),
     /// As `Start` with `follow`.
     Run(RunInSession),
+    /// As `Run`. If the fault is about opening the session, there is none; after any other fault of the run it is open.
+    OpenAndRun(OpenAndRun),
     Sessions,
     /// Answered `Session`.
     SessionStatus {

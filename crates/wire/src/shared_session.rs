@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::process::OpenSession;
+use crate::process::{OpenSession, RunInSession};
 
 /// The longest note of a shared session.
 pub const MAX_SESSION_NOTE_BYTES: usize = 1 << 10;
@@ -22,6 +22,17 @@ pub struct OpenCommands {
     /// A file that the shell of each command reads first, if it is readable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub script: Option<String>,
+}
+
+/// Opens a new shared session with a shell and without a name, and gives it its first run. It is one request because
+/// most callers without a session want exactly that, and because no other caller can take the place of the session
+/// before its run begins.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OpenAndRun {
+    /// With `sharing`, and without a name or namespaces.
+    pub open: OpenSession,
+    /// A run in that session.
+    pub run: RunInSession,
 }
 
 /// The kind of a shared session, by the program that executes its runs.

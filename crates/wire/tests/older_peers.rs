@@ -28,7 +28,7 @@ use wire::process::{
     TreeUsage, UserIdentity, WorkingDirectory,
 };
 use wire::search::{GlobEntry, GlobOrder, GlobRequest, GlobSummary, GrepMatch, GrepRequest, GrepSummary};
-use wire::shared_session::{IdleLimit, OpenCommands, SharedSessionKind, UpdateSession};
+use wire::shared_session::{IdleLimit, OpenAndRun, OpenCommands, SharedSessionKind, UpdateSession};
 use wire::{
     AgentConfig, AgentReply, AgentRequest, Fault, FaultKind, Frame, FrameDecoder, Greeting, VersionedRequest,
 };
@@ -416,6 +416,7 @@ fn shared_session_requests() -> Vec<VersionedRequest> {
         update(None, Some(IdleLimit::Milliseconds(9000))),
         AgentRequest::SessionRuns { session: text("s1") },
         AgentRequest::CloseSession { session: text("s1"), requested_ns: Some(7), grace_ms: Some(5000) },
+        AgentRequest::OpenAndRun(OpenAndRun { open: shared_session(SessionSharing::default()), run: run() }),
     ];
     requests.into_iter().map(|request| VersionedRequest { version: 1, request }).collect()
 }

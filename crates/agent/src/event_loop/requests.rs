@@ -96,6 +96,7 @@ impl Agent {
             AgentRequest::OpenKernel(open) => self.open_kernel(connection, open)?,
             AgentRequest::OpenCommands(open) => self.open_commands(connection, open)?,
             AgentRequest::Run(run) => self.run_in_session(connection, run)?,
+            AgentRequest::OpenAndRun(request) => self.open_and_run(connection, request)?,
             AgentRequest::Sessions => {
                 let statuses = self.sessions.statuses(&self.children, &self.context);
                 self.connections.send_final_reply(connection, &AgentReply::Sessions(statuses));
@@ -215,6 +216,7 @@ fn leaves_traces(request: &AgentRequest) -> bool {
             | AgentRequest::OpenKernel(_)
             | AgentRequest::OpenCommands(_)
             | AgentRequest::Run(_)
+            | AgentRequest::OpenAndRun(_)
             | AgentRequest::File(_)
             | AgentRequest::Tunnel { .. }
             | AgentRequest::Occupy { .. }

@@ -206,7 +206,7 @@ impl Agent {
         if open.terminal.is_some() && kernel.program != KernelProgram::Shell {
             return Err(fault::from_kind(FaultKind::Invalid, "open kernel", "a terminal"));
         }
-        let number = self.add_session(connection, open, SessionKind::Kernel(kernel))?;
+        let number = self.add_session(Some(connection), open, SessionKind::Kernel(kernel))?;
         self.events.alarms.set(READY_TIMEOUT, Alarm::Ready(number));
         Ok(())
     }

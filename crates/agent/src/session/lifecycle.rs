@@ -126,6 +126,7 @@ impl Agent {
         match outcome {
             Ok(()) => {
                 shell.started = true;
+                session.had_shell = true;
                 let openers = match session.opens_with_its_shell() {
                     true => std::mem::take(&mut session.openers),
                     false => Vec::new(),
@@ -154,9 +155,9 @@ impl Agent {
             self.isolation_failed(number, fault);
             return;
         }
-        let openers = std::mem::take(&mut session.openers);
+        let (openers, had_shell) = (std::mem::take(&mut session.openers), session.had_shell);
         self.refuse_current_run(number, fault);
-        if openers.is_empty() {
+        if openers.is_empty() && had_shell {
             self.begin_next_run(number);
             return;
         }

@@ -24,14 +24,7 @@ impl Agent {
         run: RunInSession,
     ) -> Result<(), Fault> {
         let number = self.sessions.find(&run.session)?;
-        self.processes.check_new_name(&run.process, &self.context.config)?;
-        let directory = run.directory.iter().map(|directory| &directory.path);
-        if directory.chain(run.env.values()).chain([&run.text]).any(|text| text.contains('\0')) {
-            return Err(fault::from_kind(FaultKind::Invalid, "run", "a text with a zero byte"));
-        }
-        if let Some(wrong) = run.env.keys().find(|name| !shell::is_variable_name(name)) {
-            return Err(fault::from_kind(FaultKind::Invalid, "set variable", wrong));
-        }
+        self.check_run(&run)?;
         let session = self.sessions.get_mut(number).expect("it was just found");
         if session.namespaces.as_ref().is_some_and(|namespaces| !namespaces.is_alive()) {
             return Err(fault::from_kind(FaultKind::Other, "run", "the session's namespaces are gone"));
@@ -54,6 +47,19 @@ impl Agent {
         let session = self.sessions.get_mut(number).expect("the session exists");
         session.queue.push_back(QueuedRun { request: run, caller });
         Ok(())
+    }
+
+    /// Refuses a run that no session can execute.
+    pub(super) fn check_run(&self, run: &RunInSession) -> Result<(), Fault> {
+        self.processes.check_new_name(&run.process, &self.context.config)?;
+        let directory = run.directory.iter().map(|directory| &directory.path);
+        if directory.chain(run.env.values()).chain([&run.text]).any(|text| text.contains('\0')) {
+            return Err(fault::from_kind(FaultKind::Invalid, "run", "a text with a zero byte"));
+        }
+        match run.env.keys().find(|name| !shell::is_variable_name(name)) {
+            Some(wrong) => Err(fault::from_kind(FaultKind::Invalid, "set variable", wrong)),
+            None => Ok(()),
+        }
     }
 
     /// Adds the process that represents a run.
@@ -90,7 +96,7 @@ impl Agent {
         }
     }
 
-    fn begin_run(
+    pub(super) fn begin_run(
         &mut self,
         number: SessionHandle,
         caller: QueuedCaller,

@@ -7,10 +7,10 @@
 use std::collections::VecDeque;
 
 use wire::process::{OpenSession, SessionSharing, SharedSessionStatus};
-use wire::shared_session::{IdleLimit, MAX_SESSION_NOTE_BYTES, SharedSessionKind, UpdateSession};
+use wire::shared_session::{IdleLimit, MAX_SESSION_NOTE_BYTES, OpenAndRun, SharedSessionKind, UpdateSession};
 use wire::{AgentReply, Fault, FaultKind, FaultOperation};
 
-use super::{Session, SessionKind};
+use super::{QueuedCaller, Session, SessionKind};
 use crate::event_loop::agent::Agent;
 use crate::event_loop::handles::{ConnectionId, ProcessHandle, SessionHandle};
 use crate::fault;
@@ -60,26 +60,7 @@ impl Agent {
         sharing: &SessionSharing,
         kind: SessionKind,
     ) -> Result<(), Fault> {
-        let refused = |why: &str| {
-            let subject = format!("{}: {why}", open.session);
-            Err(fault::from_kind(FaultKind::Invalid, "open session", &subject))
-        };
-        let chosen = sharing.name.as_deref().unwrap_or("-");
-        if chosen.is_empty() || chosen.len() > MAX_CHOSEN_NAME_BYTES {
-            return refused("its name must have 1 to 256 bytes");
-        }
-        if sharing.note.as_ref().is_some_and(|note| note.len() > MAX_SESSION_NOTE_BYTES) {
-            return refused("its note may have at most 1024 bytes");
-        }
-        if open.isolation.is_some() {
-            return refused("an isolated session cannot be shared");
-        }
-        if !process::is_safe_name(&open.session) {
-            return refused("its id is not valid");
-        }
-        if self.sessions.closed.is_closed_since(&open.session, sharing.requested_ns) {
-            return Err(fault::from_kind(FaultKind::NotFound, FaultOperation::FindSession, &open.session));
-        }
+        self.check_shared(&open, sharing)?;
         if let Ok(number) = self.sessions.find(&open.session) {
             let session = self.sessions.get_mut(number).expect("it was just found");
             let exists = |why: &str| {
@@ -110,7 +91,57 @@ impl Agent {
             return Ok(());
         }
         self.make_room_for_shared(&open.session, sharing, matches!(kind, SessionKind::Commands(_)))?;
-        self.add_session(connection, open, kind).map(drop)
+        self.add_session(Some(connection), open, kind).map(drop)
+    }
+
+    /// Opens a session without a name for a run. The caller is answered when the run begins. The session is busy from the
+    /// beginning, so it is not closed to make room for another.
+    pub(crate) fn open_and_run(
+        &mut self,
+        connection: ConnectionId,
+        request: OpenAndRun,
+    ) -> Result<(), Fault> {
+        let OpenAndRun { open, run } = request;
+        let Some(sharing) = open.sharing.clone().filter(|sharing| sharing.name.is_none()) else {
+            return Err(refused_open(&open, "it must be shared and have no name"));
+        };
+        if run.session != open.session || run.beside {
+            return Err(refused_open(&open, "its first run must be executed by its own shell"));
+        }
+        self.check_shared(&open, &sharing)?;
+        if self.sessions.find(&open.session).is_ok() {
+            return Err(fault::from_kind(
+                FaultKind::AlreadyExists,
+                FaultOperation::OpenSession,
+                &open.session,
+            ));
+        }
+        self.check_run(&run)?;
+        self.make_room_for_shared(&open.session, &sharing, false)?;
+        let number = self.add_session(None, open, SessionKind::Shell)?;
+        self.begin_run(number, QueuedCaller::Connection(connection), run)
+    }
+
+    /// Refuses a session that cannot be shared, or that was closed since the request was made.
+    fn check_shared(&self, open: &OpenSession, sharing: &SessionSharing) -> Result<(), Fault> {
+        let refused = |why| Err(refused_open(open, why));
+        let chosen = sharing.name.as_deref().unwrap_or("-");
+        if chosen.is_empty() || chosen.len() > MAX_CHOSEN_NAME_BYTES {
+            return refused("its name must have 1 to 256 bytes");
+        }
+        if sharing.note.as_ref().is_some_and(|note| note.len() > MAX_SESSION_NOTE_BYTES) {
+            return refused("its note may have at most 1024 bytes");
+        }
+        if open.isolation.is_some() {
+            return refused("an isolated session cannot be shared");
+        }
+        if !process::is_safe_name(&open.session) {
+            return refused("its id is not valid");
+        }
+        if self.sessions.closed.is_closed_since(&open.session, sharing.requested_ns) {
+            return Err(fault::from_kind(FaultKind::NotFound, FaultOperation::FindSession, &open.session));
+        }
+        Ok(())
     }
 
     /// Changes what is stored with a shared session.
@@ -284,6 +315,10 @@ impl Session {
             note: sharing.note.clone(),
         })
     }
+}
+
+fn refused_open(open: &OpenSession, why: &str) -> Fault {
+    fault::from_kind(FaultKind::Invalid, FaultOperation::OpenSession, &format!("{}: {why}", open.session))
 }
 
 /// What executes the runs of a shared session.

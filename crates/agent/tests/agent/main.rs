@@ -11,6 +11,7 @@ mod edits;
 mod envfile;
 mod exec;
 mod files;
+mod first_run;
 mod follow;
 mod garbage;
 mod harness;

@@ -9,6 +9,7 @@ use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -96,11 +97,23 @@ pub(crate) struct AgentClient {
     id: SandboxId,
     /// Held while a long answer is read.
     long: Arc<Semaphore>,
+    /// Whether this agent of an older server has refused to open a session and run a command in it by one request.
+    lacks_open_and_run: Arc<AtomicBool>,
 }
 
 impl AgentClient {
     pub(crate) fn new(backend: SharedBackend, id: SandboxId) -> Self {
-        Self { backend, id, long: Arc::new(Semaphore::new(1)) }
+        Self { backend, id, long: Arc::new(Semaphore::new(1)), lacks_open_and_run: Arc::default() }
+    }
+
+    /// Whether a session can be opened and used by one request, as far as it is known.
+    pub(crate) fn may_open_and_run(&self) -> bool {
+        !self.lacks_open_and_run.load(Ordering::Relaxed)
+    }
+
+    /// Records that the agent does not know this request, so that it is not sent in vain for each command.
+    pub(crate) fn set_lacks_open_and_run(&self) {
+        self.lacks_open_and_run.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn id(&self) -> &SandboxId {

@@ -49,6 +49,20 @@ pub(crate) fn open_session_error(agent: &AgentClient, session: &SessionId, fault
     }
 }
 
+/// A session could not be opened for a run, or the run could not be started in it.
+pub(crate) fn open_and_run_error(
+    agent: &AgentClient,
+    limit: u32,
+    session: &SessionId,
+    fault: Fault,
+) -> ServiceError {
+    match (fault.kind, &fault.operation) {
+        (FaultKind::Busy, FaultOperation::OpenSession)
+        | (FaultKind::NotFound | FaultKind::AlreadyExists, _) => open_session_error(agent, session, fault),
+        _ => launch_error(agent, limit, fault),
+    }
+}
+
 /// A kernel could not be started: the program that runs the language is missing or does not work.
 pub(crate) fn kernel_error(agent: &AgentClient, language: &Language, fault: Fault) -> ServiceError {
     let reason = match (fault.kind, launch_step(&fault)) {
@@ -100,6 +114,7 @@ fn launch_step(fault: &Fault) -> Option<LaunchStep> {
         FaultOperation::Exec => Some(LaunchStep::Exec),
         FaultOperation::FindSession
         | FaultOperation::FindIsolatedSession
+        | FaultOperation::OpenSession
         | FaultOperation::StartKernel
         | FaultOperation::Other(_) => None,
     }

@@ -117,7 +117,7 @@ impl SharedSessionRequest {
     pub const MAX_NOTE_BYTES: usize = shared_session::MAX_SESSION_NOTE_BYTES;
 
     /// Checks what the agent would refuse, with an error that names the field.
-    fn check(&self) -> Result<(), ServiceError> {
+    pub(super) fn check(&self) -> Result<(), ServiceError> {
         check_note(self.note.as_deref())?;
         let Some(commands) = &self.commands else { return Ok(()) };
         if self.open.terminal.is_some() || self.text_terminal {
@@ -150,24 +150,24 @@ impl SandboxSessions<'_> {
         self,
         request: SharedSessionRequest,
     ) -> Result<SessionStatus, ServiceError> {
-        request.check()?;
-        let (handle, _activity) = self.0.begin_use()?;
         let session = match &request.name {
             Some(name) => session_of_name(name),
-            None => SessionId::from_entropy(draw_entropy()?),
+            None => draw_session_id()?,
         };
-        let sharing = SessionSharing {
-            name: request.name.as_ref().map(|name| name.as_str().to_owned()),
-            requested_ns: request.requested.0,
-            max_sessions: request.max_sessions,
-            idle_ms: request.idle_limit.map(duration_millis),
-            note: request.note,
-        };
-        let open = translate::wire_open_session(&session, request.open);
-        let text_terminal = request.text_terminal;
-        let open = wire::process::OpenSession { sharing: Some(sharing), text_terminal, ..open };
+        self.open_shared_as(session, request).await
+    }
+
+    /// Like [`SandboxSessions::open_shared_session`], with the id that the session gets.
+    pub(super) async fn open_shared_as(
+        self,
+        session: SessionId,
+        request: SharedSessionRequest,
+    ) -> Result<SessionStatus, ServiceError> {
+        request.check()?;
+        let (handle, _activity) = self.0.begin_use()?;
         let needs_commands = request.commands.is_some();
-        let request = match request.commands {
+        let (open, commands) = wire_shared_session(&session, request);
+        let request = match commands {
             Some(CommandSessionSpec { script }) => AgentRequest::OpenCommands(OpenCommands { open, script }),
             None => AgentRequest::OpenSession(open),
         };
@@ -273,6 +273,23 @@ impl SandboxSessions<'_> {
     }
 }
 
+/// A request to open a session, as the agent gets it.
+pub(super) fn wire_shared_session(
+    session: &SessionId,
+    request: SharedSessionRequest,
+) -> (wire::process::OpenSession, Option<CommandSessionSpec>) {
+    let sharing = SessionSharing {
+        name: request.name.as_ref().map(|name| name.as_str().to_owned()),
+        requested_ns: request.requested.0,
+        max_sessions: request.max_sessions,
+        idle_ms: request.idle_limit.map(duration_millis),
+        note: request.note,
+    };
+    let open = translate::wire_open_session(session, request.open);
+    let text_terminal = request.text_terminal;
+    (wire::process::OpenSession { sharing: Some(sharing), text_terminal, ..open }, request.commands)
+}
+
 /// Sends a request about a shared session that is answered with its status.
 async fn read_shared_session(
     agent: &AgentClient,
@@ -310,6 +327,11 @@ pub(super) fn check_note(note: Option<&str>) -> Result<(), ServiceError> {
 
 pub(super) fn duration_millis(limit: Duration) -> u64 {
     u64::try_from(limit.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The id of a new session without a name.
+pub fn draw_session_id() -> Result<SessionId, ServiceError> {
+    Ok(SessionId::from_entropy(draw_entropy()?))
 }
 
 /// The id of the session with this name. The id of a session without a name is its name, too.

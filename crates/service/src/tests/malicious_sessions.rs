@@ -1,18 +1,19 @@
 //! A malicious agent, or one of an older server, that answers about shared sessions.
 
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, UNIX_EPOCH};
 
 use domain::process::ExitReason;
-use domain::{ProcessId, SessionId, SessionName, UserIdentity};
+use domain::{Backpressure, OutputRetention, ProcessId, SessionId, SessionName, UserIdentity};
 use wire::process::{ProcessStatus, SessionStatus, SharedSessionStatus};
 use wire::shared_session::{IdleLimit, SharedSessionKind as WireKind};
 use wire::{AgentReply, AgentRequest, FaultKind, Frame};
 
 use super::TestBench;
 use crate::{
-    CommandSessionSpec, ErrorKind, IdleLimitUpdate, OpenSessionRequest, RequestTime, SandboxRef,
-    SandboxSessions, ServiceError, SharedSessionKind, SharedSessionRequest, SharedSessionUpdate,
-    session_of_name,
+    BusyPolicy, CommandSessionSpec, ErrorKind, IdleLimitUpdate, OpenSessionRequest, OutputEvent, RequestTime,
+    RunShell, SandboxRef, SandboxSessions, ServiceError, SessionRunRequest, SharedSessionKind,
+    SharedSessionRequest, SharedSessionUpdate, draw_session_id, session_of_name,
 };
 use testkit::fake_backend::{encoded, fault, running};
 
@@ -259,4 +260,89 @@ async fn invalid_requests_for_sessions_are_refused_before_they_are_sent() {
         let error = sandbox.sessions().open_shared_session(wrong).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid);
     }
+}
+
+fn first_run() -> SessionRunRequest {
+    SessionRunRequest {
+        text: "true".to_owned(),
+        directory: None,
+        deadline: None,
+        retention: OutputRetention::default(),
+        backpressure: Backpressure::Off,
+        busy: BusyPolicy::Queue,
+        env: Default::default(),
+        shell: RunShell::Shell,
+    }
+}
+
+fn without_a_name() -> SharedSessionRequest {
+    SharedSessionRequest { name: None, ..request(None) }
+}
+
+/// The answers of an agent to a run that ends at once.
+fn ended_run() -> Vec<u8> {
+    let ended = serde_json::json!({"exit": {"code": 0}, "written": 0, "ended_ms": 2, "duration_ms": 1});
+    let ended = AgentReply::Ended(serde_json::from_value(ended).unwrap());
+    encoded(&[Frame::from_message(&AgentReply::Started { pid: 7 }), Frame::from_message(&ended)])
+}
+
+#[tokio::test]
+async fn older_agent_gets_two_requests_for_a_first_run_and_is_asked_for_one_only_once() {
+    let bench = TestBench::new().await;
+    let made = bench.create().await;
+    let kinds: Arc<Mutex<Vec<&'static str>>> = Arc::default();
+    let seen = Arc::clone(&kinds);
+    bench.backend.set_script(move |request| {
+        let (kind, answer) = match request {
+            AgentRequest::OpenAndRun(_) => {
+                let unknown = AgentReply::Fault(fault(FaultKind::Unsupported));
+                ("open_and_run", encoded(&[Frame::from_message(&unknown)]))
+            }
+            AgentRequest::OpenSession(open) => {
+                let opened = status(&open.session, Some(shared(Some(WireKind::Pipes))));
+                ("open_session", encoded(&[Frame::from_message(&opened)]))
+            }
+            AgentRequest::Run(_) => ("run", ended_run()),
+            _ => return None,
+        };
+        seen.lock().unwrap().push(kind);
+        Some(answer)
+    });
+    let sandbox = bench.sandbox(&made.id);
+    let sessions = sandbox.sessions();
+    let session = draw_session_id().unwrap();
+    let mut output = sessions.run_in_new_session(&session, without_a_name(), first_run()).await.unwrap();
+    assert!(matches!(output.next().await.unwrap(), OutputEvent::Ended(_)));
+    sessions.start_detached_in_new_session(&session, without_a_name(), first_run()).await.unwrap();
+    let expected = ["open_and_run", "open_session", "run", "open_session", "run"];
+    assert_eq!(*kinds.lock().unwrap(), expected);
+}
+
+#[tokio::test]
+async fn faults_of_a_first_run_say_what_has_failed() {
+    let session = draw_session_id().unwrap();
+    let fault = |kind, operation: &str| wire::Fault {
+        kind,
+        errno: None,
+        operation: operation.into(),
+        subject: session.as_str().to_owned(),
+    };
+    for (fault, expected) in [
+        (fault(FaultKind::Busy, "open session"), "TooManySessions"),
+        (fault(FaultKind::Busy, "start"), "TooManyCommands"),
+        (fault(FaultKind::NotFound, "find session"), "NoSession"),
+        (fault(FaultKind::NotADirectory, "change directory"), "File"),
+    ] {
+        let (_bench, sandbox) = answering(AgentReply::Fault(fault)).await;
+        let answer = sandbox.sessions().run_in_new_session(&session, without_a_name(), first_run()).await;
+        let error = format!("{:?}", answer.err().unwrap());
+        assert!(error.starts_with(expected), "{error}");
+    }
+    let (_bench, sandbox) = answering(AgentReply::Ok).await;
+    for wrong in [request(None), SharedSessionRequest { name: None, ..commands() }] {
+        let answer = sandbox.sessions().run_in_new_session(&session, wrong, first_run()).await;
+        assert_eq!(answer.err().unwrap().kind(), ErrorKind::Invalid);
+    }
+    let answer = sandbox.sessions().run_in_new_session(&session, without_a_name(), first_run()).await;
+    assert_eq!(answer.err().unwrap().kind(), ErrorKind::Internal, "no run has started");
 }

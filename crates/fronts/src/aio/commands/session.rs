@@ -136,15 +136,15 @@ pub(in crate::aio) struct NewSession {
     pub(in crate::aio) note: Option<String>,
 }
 
-/// Opens a session, or finds the one with its name. Returns `None` if that is no session of this group.
-pub(in crate::aio) async fn open_group_session(
+/// A request to open a session.
+pub(in crate::aio) fn session_request(
     target: &AioTarget,
     group: SessionGroup,
     new: NewSession,
     requested: RequestTime,
-) -> Result<Option<GroupSession>, ServiceError> {
+) -> SharedSessionRequest {
     let on_terminal = group == SessionGroup::Shell;
-    let request = SharedSessionRequest {
+    SharedSessionRequest {
         name: new.name,
         open: OpenSessionRequest {
             identity: UserIdentity::Default,
@@ -159,7 +159,17 @@ pub(in crate::aio) async fn open_group_session(
         idle_limit: Some(group.idle_timeout(target)),
         note: new.note,
         requested,
-    };
+    }
+}
+
+/// Opens a session, or finds the one with its name. Returns `None` if that is no session of this group.
+pub(in crate::aio) async fn open_group_session(
+    target: &AioTarget,
+    group: SessionGroup,
+    new: NewSession,
+    requested: RequestTime,
+) -> Result<Option<GroupSession>, ServiceError> {
+    let request = session_request(target, group, new, requested);
     let opened = target.sandbox.sessions().open_shared_session(request).await?;
     Ok(GroupSession::from_status(group, opened))
 }

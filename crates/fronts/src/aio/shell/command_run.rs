@@ -84,12 +84,36 @@ impl CommandRun {
             let (sandbox, session) = (sandbox.clone(), session.clone());
             async move { start_queued_run(&sandbox, &session, run).await }
         };
+        Self::in_stage(sandbox, session, RunStage::Starting(Box::pin(starting)), hard, limits)
+    }
+
+    /// Waits for a command that has just started.
+    pub(super) fn started(
+        sandbox: SandboxRef,
+        session: SessionId,
+        output: OutputStream,
+        hard: Option<Duration>,
+        limits: RunLimits,
+    ) -> Self {
+        let stage = RunStage::Started(Box::new(output));
+        let run = Self::in_stage(sandbox, session, stage, hard, limits);
+        Self { overdue_at: hard.map(|limit| run.last_change + limit + OVERDUE_TIMEOUT), ..run }
+    }
+
+    fn in_stage(
+        sandbox: SandboxRef,
+        session: SessionId,
+        stage: RunStage,
+        hard: Option<Duration>,
+        limits: RunLimits,
+    ) -> Self {
         let now = Instant::now();
+        let soft_at = limits.soft.map(|limit| now + limit);
         Self {
             sandbox,
             session,
-            stage: RunStage::Starting(Box::pin(starting)),
-            soft_at: limits.soft.map(|limit| now + limit),
+            stage,
+            soft_at,
             hard,
             overdue_at: None,
             quiet: limits.quiet,

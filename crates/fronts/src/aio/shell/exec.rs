@@ -5,7 +5,7 @@ use domain::SessionId;
 use domain::process::MissingDirectory;
 use http::HeaderMap;
 use serde::Deserialize;
-use service::{FileFault, RequestTime, ServiceError, SessionRunRequest};
+use service::{FileFault, RequestTime, ServiceError, SessionRunRequest, draw_session_id};
 
 use super::super::body::{AioJson, require_field};
 use super::super::commands::fields::{check_path, parse_seconds};
@@ -21,7 +21,7 @@ use super::collected_text::{CollectedText, MAX_COLLECTED_CHARS, MAX_TRUNCATED_CH
 use super::command_run::{CommandRun, RunEnd, RunLimits, RunStep};
 use super::exec_events;
 use super::exec_response::{CommandResult, EXECUTED_MESSAGE};
-use super::session::{NewShellSession, ShellStatus, check_command, open_session, session_of_id};
+use super::session::{ShellStatus, anonymous_session, check_command, session_of_id};
 
 /// Leads a command that runs in the directory that links lead to, and not in the path with the links.
 const RESOLVE_DIRECTORY: &str = "command cd -P .\n";
@@ -200,23 +200,55 @@ async fn begin_command(
     request: &ExecRequest,
     requested: RequestTime,
 ) -> Result<BegunCommand, AioProblem> {
+    let Some(id) = &request.id else { return begin_in_new_session(target, request, requested).await };
+    match start_command(target, request, session_of_id(id)?).await {
+        Ok(run) => Ok(BegunCommand { id: id.clone(), run }),
+        Err(error) if request.lacks_directory(&error) => Ok(BegunCommand { id: id.clone(), run: None }),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Starts a command in a session that is opened for it.
+async fn begin_in_new_session(
+    target: &AioTarget,
+    request: &ExecRequest,
+    requested: RequestTime,
+) -> Result<BegunCommand, AioProblem> {
     for _ in 0..MAX_OPEN_ATTEMPTS {
-        let (id, session) = match &request.id {
-            Some(id) => (id.clone(), session_of_id(id)?),
-            None => {
-                let opened = open_session(target, NewShellSession::default(), requested).await?;
-                (opened.id().to_owned(), opened.session)
-            }
-        };
-        match start_command(target, request, session).await {
+        let session = draw_session_id()?;
+        let id = session.as_str().to_owned();
+        match start_in_new_session(target, request, session, requested).await {
             Ok(run) => return Ok(BegunCommand { id, run }),
-            // At the limit, another call has closed the new session before its first command.
-            Err(ServiceError::NoSession(_)) if request.id.is_none() => {}
+            // The agent is of an older server. At the limit, another call has closed the new session before its first
+            // command.
+            Err(ServiceError::NoSession(_)) => {}
+            Err(ServiceError::TooManySessions(_)) => break,
             Err(error) if request.lacks_directory(&error) => return Ok(BegunCommand { id, run: None }),
             Err(error) => return Err(error.into()),
         }
     }
     Err(SessionGroup::Shell.too_many_sessions(target))
+}
+
+async fn start_in_new_session(
+    target: &AioTarget,
+    request: &ExecRequest,
+    session: SessionId,
+    requested: RequestTime,
+) -> Result<Option<CommandRun>, ServiceError> {
+    let (sessions, run) = (target.sandbox.sessions(), request.run.clone());
+    let open = anonymous_session(target, requested);
+    match request.mode {
+        ExecMode::Detached => {
+            sessions.start_detached_in_new_session(&session, open, run).await?;
+            Ok(None)
+        }
+        ExecMode::Wait => {
+            let hard = run.deadline;
+            let output = sessions.run_in_new_session(&session, open, run).await?;
+            Ok(Some(CommandRun::started(target.sandbox.clone(), session, output, hard, request.limits)))
+        }
+    }
 }
 
 async fn start_command(

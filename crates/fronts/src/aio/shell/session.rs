@@ -3,12 +3,14 @@
 use domain::process::MissingDirectory;
 use domain::{ExitReason, SessionId, SessionName};
 use serde::{Deserialize, Serialize};
-use service::{RequestTime, ServiceError, SharedSessionUse, session_of_name};
+use service::{RequestTime, ServiceError, SharedSessionRequest, SharedSessionUse, session_of_name};
 
 use super::super::body::require_text;
 use super::super::commands::fields::check_bounded_text;
 use super::super::commands::run::sent_directory;
-use super::super::commands::session::{GroupSession, NewSession, SessionGroup, open_group_session};
+use super::super::commands::session::{
+    GroupSession, NewSession, SessionGroup, open_group_session, session_request,
+};
 use super::super::problem::AioProblem;
 use super::super::target::AioTarget;
 
@@ -117,15 +119,26 @@ pub(super) struct NewShellSession {
     pub(super) note: SessionNote,
 }
 
+impl NewShellSession {
+    fn into_group_session(self) -> NewSession {
+        let directory = self.directory.map(|path| sent_directory(path, MissingDirectory::Ignore));
+        NewSession { name: self.name, directory, script: None, note: Some(self.note.to_text()) }
+    }
+}
+
+/// A request to open a session without a chosen id.
+pub(super) fn anonymous_session(target: &AioTarget, requested: RequestTime) -> SharedSessionRequest {
+    let new = NewShellSession::default().into_group_session();
+    session_request(target, SessionGroup::Shell, new, requested)
+}
+
 /// Opens a session, or finds the one with its name.
 pub(super) async fn open_session(
     target: &AioTarget,
     new: NewShellSession,
     requested: RequestTime,
 ) -> Result<GroupSession, AioProblem> {
-    let directory = new.directory.map(|path| sent_directory(path, MissingDirectory::Ignore));
-    let request = NewSession { name: new.name, directory, script: None, note: Some(new.note.to_text()) };
-    let opened = open_group_session(target, SessionGroup::Shell, request, requested).await;
+    let opened = open_group_session(target, SessionGroup::Shell, new.into_group_session(), requested).await;
     let opened = opened.map_err(|error| match error {
         ServiceError::TooManySessions(_) => SessionGroup::Shell.too_many_sessions(target),
         error => error.into(),
