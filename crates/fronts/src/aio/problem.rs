@@ -13,6 +13,9 @@ use crate::kit::body::BodyError;
 use crate::kit::error_format;
 use crate::server::concurrency::ConcurrencyError;
 
+/// Clients match this text.
+const NO_SESSION_MESSAGE: &str = "Session not found";
+
 /// An error response.
 #[derive(Debug)]
 pub(super) struct AioProblem {
@@ -54,7 +57,12 @@ impl AioProblem {
     }
 
     pub(super) fn no_session() -> Self {
-        Self::new(StatusCode::NOT_FOUND, "Session not found")
+        Self::new(StatusCode::NOT_FOUND, NO_SESSION_MESSAGE)
+    }
+
+    /// Whether only a session is missing, and not its sandbox.
+    pub(super) fn is_no_session(&self) -> bool {
+        self.status == StatusCode::NOT_FOUND && self.message == NO_SESSION_MESSAGE
     }
 
     /// A field of the body that has a wrong value.

@@ -20,7 +20,7 @@ use super::session::{NewBashSession, open_session, optional_session_id};
 use crate::aio::body::{AioJson, require_field};
 use crate::aio::commands::fields::{check_absolute_path, parse_seconds};
 use crate::aio::commands::run::{
-    CommandIds, FailedCommand, MAX_OPEN_ATTEMPTS, OVERDUE_TIMEOUT, overdue_problem, queued_run,
+    CommandIds, FailedCommand, FailedStage, MAX_OPEN_ATTEMPTS, OVERDUE_TIMEOUT, overdue_problem, queued_run,
     reader_backpressure, sent_directory, start_queued_run,
 };
 use crate::aio::commands::session::SessionGroup;
@@ -128,7 +128,7 @@ struct BegunRun {
 /// The response of a command that failed after the response had begun. Clients that do not read `success` find the error
 /// in its errors.
 fn late_failure(failed: FailedCommand) -> ResponseEnvelope<BashExecResult> {
-    let FailedCommand { problem, ids, command } = failed;
+    let FailedCommand { problem, ids, command, .. } = failed;
     let result = BashExecResult {
         session_id: ids.session,
         command_id: ids.command,
@@ -150,7 +150,8 @@ async fn run_command(
 ) -> Result<ResponseEnvelope<BashExecResult>, FailedCommand> {
     let mut ids = CommandIds { session: request.id.clone().unwrap_or_default(), ..CommandIds::default() };
     let result = wait_for_command(&target, &request, requested, &mut ids).await;
-    result.map_err(|problem| FailedCommand { problem, ids, command: request.run.text })
+    let stage = if ids.command.is_empty() { FailedStage::NotStarted } else { FailedStage::Started };
+    result.map_err(|problem| FailedCommand { problem, stage, ids, command: request.run.text })
 }
 
 async fn wait_for_command(

@@ -31,9 +31,27 @@ pub(in crate::aio) struct CommandIds {
 #[derive(Debug)]
 pub(in crate::aio) struct FailedCommand {
     pub(in crate::aio) problem: AioProblem,
+    pub(in crate::aio) stage: FailedStage,
     pub(in crate::aio) ids: CommandIds,
     /// Its text.
     pub(in crate::aio) command: String,
+}
+
+/// How far a command came that has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::aio) enum FailedStage {
+    /// It was not passed to its session, or waited for its turn there.
+    NotStarted,
+    Started,
+}
+
+impl FailedCommand {
+    /// Whether the command alone was refused: it had no effect, and nothing is wrong with its sandbox.
+    pub(in crate::aio) fn was_only_refused(&self) -> bool {
+        let refusals = [StatusCode::BAD_REQUEST, StatusCode::CONFLICT, StatusCode::TOO_MANY_REQUESTS];
+        self.stage == FailedStage::NotStarted
+            && (refusals.contains(&self.problem.status) || self.problem.is_no_session())
+    }
 }
 
 impl From<FailedCommand> for AioProblem {

@@ -10,8 +10,8 @@ use service::{FileFault, RequestTime, ServiceError, SessionRunRequest, draw_sess
 use super::super::body::{AioJson, require_field};
 use super::super::commands::fields::{check_path, parse_seconds};
 use super::super::commands::run::{
-    CommandIds, FailedCommand, MAX_OPEN_ATTEMPTS, overdue_problem, queued_run, reader_backpressure,
-    sent_directory,
+    CommandIds, FailedCommand, FailedStage, MAX_OPEN_ATTEMPTS, overdue_problem, queued_run,
+    reader_backpressure, sent_directory,
 };
 use super::super::commands::session::SessionGroup;
 use super::super::keep_alive::respond_with_blanks;
@@ -143,18 +143,21 @@ pub(super) async fn run_command(
     requested: RequestTime,
 ) -> Result<CommandResult, FailedCommand> {
     let mut ids = CommandIds { session: request.id.clone().unwrap_or_default(), ..CommandIds::default() };
-    let result = wait_for_command(&target, &request, requested, &mut ids).await;
-    result.map_err(|problem| FailedCommand { problem, ids, command: request.command })
+    let begun = match begin_command(&target, &request, requested).await {
+        Ok(begun) => begun,
+        Err(problem) => {
+            let stage = FailedStage::NotStarted;
+            return Err(FailedCommand { problem, stage, ids, command: request.command });
+        }
+    };
+    ids.session.clone_from(&begun.id);
+    let result = wait_for_command(&request, begun).await;
+    let stage = FailedStage::Started;
+    result.map_err(|problem| FailedCommand { problem, stage, ids, command: request.command })
 }
 
-async fn wait_for_command(
-    target: &AioTarget,
-    request: &ExecRequest,
-    requested: RequestTime,
-    ids: &mut CommandIds,
-) -> Result<CommandResult, AioProblem> {
-    let BegunCommand { id, run } = begin_command(target, request, requested).await?;
-    ids.session.clone_from(&id);
+async fn wait_for_command(request: &ExecRequest, begun: BegunCommand) -> Result<CommandResult, AioProblem> {
+    let BegunCommand { id, run } = begun;
     let command = request.command.clone();
     let Some(mut run) = run else {
         return Ok(match request.mode {

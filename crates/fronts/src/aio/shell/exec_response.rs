@@ -19,6 +19,9 @@ use super::session::ShellStatus;
 /// The message of a command that was waited for.
 pub(super) const EXECUTED_MESSAGE: &str = "Command executed";
 
+/// The exit code of a command that was refused after the response had begun, as of one that a shell cannot execute.
+const REFUSED_EXIT_CODE: i32 = 126;
+
 /// The prompt that console records show, as in AIO's image.
 pub(super) const CONSOLE_PROMPT: &str = "$ ";
 
@@ -82,11 +85,15 @@ impl CommandResult {
     }
 
     /// The result of a command that failed after the response had begun. Clients that do not read `success` find the error
-    /// in the output.
+    /// in the output. A command that was only refused is not `terminated`, since clients then give the whole sandbox up.
     pub(super) fn late_failure(failed: FailedCommand) -> Self {
-        let FailedCommand { problem, ids, command } = failed;
+        let status = match failed.was_only_refused() {
+            true => (ShellStatus::Completed, REFUSED_EXIT_CODE),
+            false => (ShellStatus::Terminated, -1),
+        };
+        let FailedCommand { problem, ids, command, .. } = failed;
         let (message, hint) = (problem.message, problem.hint);
-        let ended = Self::ended(ids.session, command, (ShellStatus::Terminated, -1), message.clone());
+        let ended = Self::ended(ids.session, command, status, message.clone());
         Self { success: false, message: message.into(), hint, ..ended }
     }
 }
@@ -175,9 +182,10 @@ fn escape_text(text: &str) -> Bytes {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::commands::run::CommandIds;
+    use super::super::super::commands::run::{CommandIds, FailedStage};
     use super::super::super::problem::AioProblem;
     use super::*;
+    use http::StatusCode;
 
     fn body_of(result: CommandResult) -> Value {
         let bytes: Vec<u8> = result.into_pieces().flat_map(|piece| piece.to_vec()).collect();
@@ -210,13 +218,15 @@ mod tests {
         assert_eq!(running["data"], expected);
     }
 
+    fn late_failure(problem: AioProblem, stage: FailedStage) -> Value {
+        let ids = CommandIds { session: "s".to_owned(), ..CommandIds::default() };
+        body_of(CommandResult::late_failure(FailedCommand { problem, stage, ids, command: "c".to_owned() }))
+    }
+
     #[test]
     fn late_failure_has_all_fields_of_a_result() {
         let problem =
             AioProblem { hint: Some("retry".to_owned()), ..AioProblem::bad_request("it \"failed\"") };
-        let ids = CommandIds { session: "s".to_owned(), ..CommandIds::default() };
-        let failed =
-            body_of(CommandResult::late_failure(FailedCommand { problem, ids, command: "c".to_owned() }));
         let expected = json!({
             "success": false, "message": "it \"failed\"", "hint": "retry",
             "data": {
@@ -224,6 +234,21 @@ mod tests {
                 "output": "it \"failed\"", "console": [{"ps1": "$ ", "command": "c", "output": "it \"failed\""}],
             },
         });
-        assert_eq!(failed, expected);
+        assert_eq!(late_failure(problem, FailedStage::Started), expected);
+    }
+
+    #[test]
+    fn command_that_was_only_refused_is_not_terminated() {
+        let status = |problem, stage| late_failure(problem, stage)["data"]["status"].clone();
+        let busy = || AioProblem::new(StatusCode::TOO_MANY_REQUESTS, "too many commands");
+        for problem in [AioProblem::no_session(), busy(), AioProblem::bad_request("no room")] {
+            let data = late_failure(problem, FailedStage::NotStarted)["data"].clone();
+            assert_eq!((&data["status"], &data["exit_code"]), (&json!("completed"), &json!(126)));
+        }
+        assert_eq!(status(busy(), FailedStage::Started), "terminated", "the command has had effects");
+        let unreachable = AioProblem::new(StatusCode::INTERNAL_SERVER_ERROR, "no answer");
+        for problem in [AioProblem::not_found(), unreachable] {
+            assert_eq!(status(problem, FailedStage::NotStarted), "terminated", "the sandbox is lost");
+        }
     }
 }

@@ -31,8 +31,8 @@ pub(in crate::aio) enum ShellStatus {
     Completed,
     NoChangeTimeout,
     HardTimeout,
-    /// The shell was killed, the directory of a strict command is missing, or an error came after the response had begun.
-    /// Clients then give the whole sandbox up.
+    /// The shell was killed, the directory of a strict command is missing, or the sandbox failed after the response had
+    /// begun. Clients then give the whole sandbox up.
     Terminated,
 }
 

@@ -101,3 +101,27 @@ async fn command_in_a_hanging_sandbox_ends_with_an_error_in_its_data() {
     });
     assert_eq!(data, expected);
 }
+
+/// A client that sees `terminated` gives the whole sandbox up, but nothing is wrong with this one.
+#[tokio::test]
+async fn queued_command_of_a_deleted_session_is_refused_after_its_response_has_begun() {
+    let server = start_shell_server().await;
+    let sandbox = AioSandbox::create(&server, "one").await;
+    sandbox.create_session("s").await;
+    let running = json!({"command": "echo begun; read line", "id": "s", "async_mode": true});
+    sandbox.exec(running).await;
+    wait_for_shell(&sandbox, "s").await;
+    let queued = json!({"command": "echo next", "id": "s", "no_change_timeout": 600});
+    let queued = post_in_background(&sandbox, "/v1/shell/exec", &queued);
+    // The queued command reaches the agent before the clock jumps.
+    wait_for_shell(&sandbox, "s").await;
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(16)).await;
+    tokio::time::resume();
+    let deleted = sandbox.request("DELETE", "/v1/shell/sessions/s").send().await.expect(200);
+    assert_eq!(deleted["success"], true);
+    let (data, message) = late_failure(&queued.await.unwrap());
+    assert_eq!((&data["status"], &data["exit_code"]), (&json!("completed"), &json!(126)));
+    assert_eq!((&message, &data["output"]), (&json!("Session not found"), &message));
+    assert_eq!(sandbox.exec_text("echo on").await, "on");
+}
