@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -11,11 +12,12 @@ use crate::bench::client::BenchClient;
 use crate::bench::idle::to_f64;
 use crate::bench::report::BenchReport;
 use crate::bench::server::{BenchServer, parse_kibibytes};
-use crate::bench::statistics::TimeSamples;
+use crate::bench::statistics::{TimeSamples, TimeSummary};
 use crate::bench::transfer::time_work;
 
 const COMMAND_COUNT: usize = 1000;
-/// The first and the last commands are compared by the medians of so many.
+/// The first commands of a fresh sandbox and those after a thousand are compared by the medians of so many. They
+/// alternate, since the speed of the host changes while a thousand commands run.
 const COMPARED_COMMANDS: usize = 50;
 const MAX_IDLE_SHELLS: f64 = 8.0;
 const MEBIBYTE: f64 = 1024.0 * 1024.0;
@@ -31,9 +33,8 @@ pub(super) fn measure_aging(server: &BenchServer, report: &mut BenchReport) -> R
     // A sandbox counts as fresh when its first command has ended.
     run_commands(&mut client, &sandbox, 1)?;
     let memory_before = sandbox_memory(&mut client, &sandbox, &agents)?;
-    let first = run_commands(&mut client, &sandbox, COMPARED_COMMANDS)?.summary();
-    run_commands(&mut client, &sandbox, COMMAND_COUNT - COMPARED_COMMANDS - 1)?;
-    let last = run_commands(&mut client, &sandbox, COMPARED_COMMANDS)?.summary();
+    run_commands(&mut client, &sandbox, COMMAND_COUNT - 1)?;
+    let (first, last) = compare_with_fresh(&mut client, &sandbox)?;
     let shells = find_processes(&sandbox.container)?.len().saturating_sub(agents.len());
     let growth = sandbox_memory(&mut client, &sandbox, &agents)?.saturating_sub(memory_before);
     let agent = proportional_bytes(&agents).context("the agent has ended")?;
@@ -53,9 +54,28 @@ pub(super) fn measure_aging(server: &BenchServer, report: &mut BenchReport) -> R
     Ok(())
 }
 
-fn run_commands(client: &mut BenchClient, sandbox: &AioSandbox, count: usize) -> Result<TimeSamples> {
+/// The times of commands in a fresh sandbox and in this one.
+fn compare_with_fresh(client: &mut BenchClient, aged: &AioSandbox) -> Result<(TimeSummary, TimeSummary)> {
+    let fresh = provision(client, "fresh")?;
+    let (mut first, mut last) = (TimeSamples::default(), TimeSamples::default());
+    // The first of each fills caches and is not counted.
+    for run in 0..=COMPARED_COMMANDS {
+        let times = [(&mut first, time_command(client, &fresh)?), (&mut last, time_command(client, aged)?)];
+        if run > 0 {
+            times.into_iter().for_each(|(samples, time)| samples.push(time));
+        }
+    }
+    fresh.remove(client)?;
+    Ok((first.summary(), last.summary()))
+}
+
+fn run_commands(client: &mut BenchClient, sandbox: &AioSandbox, count: usize) -> Result<()> {
+    (0..count).try_for_each(|_| time_command(client, sandbox).map(drop))
+}
+
+fn time_command(client: &mut BenchClient, sandbox: &AioSandbox) -> Result<Duration> {
     let command = json!({"command": "true"});
-    (0..count).map(|_| time_work(|| sandbox.run(client, "shell/exec", &command).map(drop))).collect()
+    time_work(|| sandbox.run(client, "shell/exec", &command).map(drop))
 }
 
 /// The directories in `/proc` of the processes of a sandbox.
