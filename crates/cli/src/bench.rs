@@ -160,7 +160,11 @@ pub(crate) fn run_benchmarks(args: &BenchArgs, printer: &Printer) -> Result<Exit
         if wanted(name) {
             printer.note_on_terminal(format!("measuring {name}"));
             settle::wait_until_settled(&server)?;
-            measure(&server, rounds, &mut report)?;
+            if let Err(error) = measure(&server, rounds, &mut report) {
+                // Earlier figures may have taken minutes to measure.
+                report.print(printer)?;
+                return Err(error.context(format!("could not measure {name}")));
+            }
         }
     }
     if let Some(url) = args.peer.as_deref().filter(|_| wanted("peers")) {
