@@ -37,7 +37,7 @@ const READ_ONLY_DIRECTORIES: [&str; 2] = ["sys", "irq"];
 /// Mounts a fresh `/proc` for this pid namespace, with the files about the host covered by `null`.
 pub fn mount_proc(proc: &Path, null: &Path) -> io::Result<()> {
     mount_uncovered_proc(proc)?;
-    cover_proc(proc, null)
+    cover_proc(proc, null, None)
 }
 
 /// The first half of [`mount_proc`]: its settings can still be written. A setting of a namespace is
@@ -48,14 +48,15 @@ pub fn mount_uncovered_proc(proc: &Path) -> io::Result<()> {
     mounts::mount_filesystem("proc", proc, attributes, "")
 }
 
-/// The second half of [`mount_proc`]. Files and directories that this kernel does not have are skipped.
-pub fn cover_proc(proc: &Path, null: &Path) -> io::Result<()> {
+/// The second half of [`mount_proc`]. Files and directories that this kernel does not have are skipped. Directories
+/// are covered by `empty`, an empty directory that is reachable by no other path later, or by a new filesystem.
+pub fn cover_proc(proc: &Path, null: &Path, empty: Option<&Path>) -> io::Result<()> {
     // A missing file would otherwise look like a missing target.
     std::fs::symlink_metadata(null)?;
     for file in HIDDEN_FILES.map(|name| proc.join(name)) {
         skip_missing(mounts::bind_mount(null, &file))?;
     }
-    hide_directories(proc)?;
+    hide_directories(proc, empty)?;
     for directory in READ_ONLY_DIRECTORIES.map(|name| proc.join(name)) {
         if skip_missing(mounts::bind_mount(&directory, &directory))?.is_some() {
             readonly::restrict_mount(&directory, true)?;
@@ -65,11 +66,14 @@ pub fn cover_proc(proc: &Path, null: &Path) -> io::Result<()> {
 }
 
 /// Covers directories with one empty directory that nothing can be written to.
-fn hide_directories(proc: &Path) -> io::Result<()> {
+fn hide_directories(proc: &Path, empty: Option<&Path>) -> io::Result<()> {
     let attributes =
         MountAttrs::READ_ONLY.and(MountAttrs::NO_SUID).and(MountAttrs::NO_DEV).and(MountAttrs::NO_EXEC);
     let [first, others @ ..] = HIDDEN_DIRECTORIES.map(|name| proc.join(name));
-    mounts::mount_filesystem("tmpfs", &first, attributes, "mode=0555,size=4k,nr_inodes=1")?;
+    match empty {
+        Some(empty) => mounts::bind_mount_with(empty, &first, attributes)?,
+        None => mounts::mount_filesystem("tmpfs", &first, attributes, "mode=0555,size=4k,nr_inodes=1")?,
+    }
     for directory in others {
         if directory.exists() {
             mounts::bind_mount(&first, &directory)?;

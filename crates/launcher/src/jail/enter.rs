@@ -197,7 +197,7 @@ pub(crate) fn enter_jail(
     let root = Path::new(SCRATCH_DIRECTORY).join("root");
     check_mount_points(&root, &["dev", "proc"])?;
     make_devices(Path::new(SCRATCH_DIRECTORY), &root.join("dev")).at_step(JailStep::Devices)?;
-    mount_proc(&root.join("proc"), &entry.user_limits)?;
+    mount_proc(Path::new(SCRATCH_DIRECTORY), &root.join("proc"), &entry.user_limits)?;
     clock.end_stage("devices");
     let view = entry
         .limit_view
@@ -447,14 +447,19 @@ fn check_mount_point(root: BorrowedFd<'_>, name: &str) -> io::Result<()> {
 /// The settings are written in the sandbox's own `/proc`, before that becomes read-only. In the host's, the
 /// time of each create would grow with the number of sandboxes: see
 /// [`linux::procfs::mount_uncovered_proc`].
-fn mount_proc(proc: &Path, user_limits: &UserNamespaceLimits) -> Result<(), JailError> {
+///
+/// Directories are hidden by one of the scratch filesystem, whose root is not reachable inside: the removal of every memory group of
+/// the host visits each filesystem that is mounted anywhere, so a sandbox has as few as possible.
+fn mount_proc(scratch: &Path, proc: &Path, user_limits: &UserNamespaceLimits) -> Result<(), JailError> {
     linux::procfs::mount_uncovered_proc(proc).at_step(JailStep::Proc)?;
     let settings = proc.join("sys/user");
     fs::write(settings.join("max_user_namespaces"), "0").at_step(JailStep::ForbidUserNamespaces)?;
     for (name, limit) in user_limits {
         fs::write(settings.join(name), limit.to_string()).at_step(JailStep::ResourceLimits)?;
     }
-    linux::procfs::cover_proc(proc, Path::new("/dev/null")).at_step(JailStep::Proc)
+    let empty = scratch.join("empty");
+    fs::DirBuilder::new().mode(0o555).create(&empty).at_step(JailStep::Proc)?;
+    linux::procfs::cover_proc(proc, Path::new("/dev/null"), Some(&empty)).at_step(JailStep::Proc)
 }
 
 /// Makes `/dev` and `/dev/shm` as directories of the scratch filesystem and mounts them at `dev`.
