@@ -2,7 +2,9 @@
 //! and servers, and that no sandbox stays frozen because of them.
 #![expect(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
 
+use std::fs;
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 
 use e2e::binary::ProgramCopies;
 use e2e::http::{HttpClient, HttpResponse};
@@ -90,6 +92,61 @@ fn snapshot_keeps_writes_deletions_renames_and_ownership() {
         assert_eq!(delete(&server, id).status, 204);
     }
     assert_eq!(ok(&mut second, "cat /root/file"), "text\n", "the fork no longer needs the snapshot");
+}
+
+/// The files of this name on disks that belong to no sandbox.
+fn count_on_unassigned_disks(server: &TestServer, name: &str) -> usize {
+    let state = server.state_directory();
+    let below = state.strip_prefix("/").expect("a state directory is absolute");
+    let root = Path::new("/proc").join(server.part_pid("__launcher").to_string()).join("root");
+    let disks = fs::read_dir(root.join(below).join("disk/pool")).expect("the disks are in a pool").flatten();
+    let unassigned = disks.filter(|entry| entry.file_name().to_string_lossy().starts_with("prepared-"));
+    let holds_file = |disk: &fs::DirEntry| {
+        let found = std::process::Command::new("find").arg(disk.path()).args(["-name", name]).output();
+        // A disk may be assigned or removed while it is searched.
+        !found.expect("there is a `find`").stdout.is_empty()
+    };
+    unassigned.filter(holds_file).count()
+}
+
+#[test]
+fn disk_is_copied_before_the_next_restore() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = TestServer::start();
+    if !server.state_directory().join("disk/pool").is_dir() {
+        return testkit::skip_test("disks are not subvolumes here");
+    }
+    let (mut first, mut second) = (server.create_sandbox(), server.create_sandbox());
+    ok(&mut first, "echo text > /root/file-of-first");
+    ok(&mut second, "echo text > /root/file-of-second");
+    let taken = [take_ready_snapshot(&server, &first), take_ready_snapshot(&server, &second)];
+    let copies = ["file-of-first", "file-of-second"];
+    let has_copies = |expected: [usize; 2]| {
+        e2e::eventually("the disk that is copied in advance is the expected one", || {
+            copies.map(|name| count_on_unassigned_disks(&server, name)) == expected
+        });
+    };
+    has_copies([0, 0]);
+    // One sandbox waits for its own copy, the next one takes the copy that was made in advance, and another follows.
+    for text in ["one", "two"] {
+        let mut restored = restore(&server, &taken[0]);
+        assert_eq!(
+            ok(&mut restored, "cat /root/file-of-first"),
+            "text\n",
+            "another sandbox wrote to this disk"
+        );
+        ok(&mut restored, &format!("echo {text} > /root/file-of-first"));
+        has_copies([1, 0]);
+    }
+    let mut other = restore(&server, &taken[1]);
+    assert_eq!(ok(&mut other, "cat /root/file-of-second; ls /root"), "text\nfile-of-second\n");
+    has_copies([0, 1]);
+    for id in &taken {
+        assert_eq!(delete(&server, id).status, 204);
+    }
+    has_copies([0, 0]);
 }
 
 #[test]

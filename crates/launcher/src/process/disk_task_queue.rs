@@ -9,7 +9,7 @@ use domain::{SandboxId, SnapshotId};
 
 use super::Launcher;
 use super::serve::{LauncherLoop, send_response, step_error};
-use super::snapshot::{PendingRestore, PendingSnapshot, SnapshotStart};
+use super::snapshot::{PendingRestore, PendingSnapshot, RestoreStart, SnapshotStart};
 use crate::client_connection::ClientSocket;
 use crate::jail::plan::JailPlan;
 use crate::protocol::{LauncherOp, LauncherRequest, OpError, OpResult, SnapshotListing};
@@ -107,12 +107,19 @@ impl LauncherLoop {
     pub(super) fn start_restore(&mut self, client: ClientSocket, number: u64, plan: Box<JailPlan>) {
         let Launcher { thread, rights, .. } = &mut self.launcher;
         match rights.begin_restore(thread, plan) {
-            Ok(restoring) => {
+            Ok(RestoreStart::Ready(plan)) => self.start_restored_create(client, number, *plan),
+            Ok(RestoreStart::Copying(restoring)) => {
                 let work = DiskWork::Restore(Box::new(restoring));
                 self.disk_tasks.push(DiskTaskInProgress { client, number, work, waiting: Vec::new() });
             }
             Err(refusal) => send_response(&client, number, Err(refusal), None),
         }
+    }
+
+    /// Starts to make a sandbox with the disk that was restored for it.
+    fn start_restored_create(&mut self, client: ClientSocket, number: u64, plan: JailPlan) {
+        self.start_create(client, number, plan);
+        self.launcher.rights.discard_restored_disk();
     }
 
     pub(super) fn forget_snapshot(&mut self, snapshot: &SnapshotId) -> Result<OpResult, OpError> {
@@ -151,10 +158,7 @@ impl LauncherLoop {
                 send_response(&client, number, taken.map(|record| OpResult::Kept(record.into())), None);
             }
             DiskWork::Restore(restoring) => match self.launcher.rights.conclude_restore(*restoring) {
-                Ok(plan) => {
-                    self.start_create(client, number, *plan);
-                    self.launcher.rights.discard_restored_disk();
-                }
+                Ok(plan) => self.start_restored_create(client, number, *plan),
                 Err(refusal) => send_response(&client, number, Err(refusal), None),
             },
         }

@@ -28,6 +28,7 @@ mod rights;
 pub(crate) mod serve;
 pub(crate) mod snapshot;
 pub(crate) mod snapshot_record;
+mod spare_disk;
 
 use std::fs;
 use std::io;
@@ -161,17 +162,22 @@ impl Launcher {
         self.images.apply_settings(&self.settings);
     }
 
-    /// Prepares one more net namespace or volume if there are too few; `true` if more are missing.
+    /// Prepares one more net namespace, volume or copy of a snapshot if there are too few; `true` if more are missing.
     /// Called when there is nothing else to do.
     pub fn refill_prepared(&mut self) -> io::Result<bool> {
         if let Some(id) = self.rights.next_outdated_guard() {
             self.reinstall_guard(&id);
             return Ok(true);
         }
-        self.rights.refill_prepared(self.settings.prepared)
+        let wanted = self.settings.prepared;
+        if wanted > 0 && self.rights.start_spare_copy(&self.thread)? {
+            return Ok(true);
+        }
+        self.rights.refill_prepared(wanted)
     }
 
-    /// Whether fewer than half of the net namespaces or volumes that should be prepared are available.
+    /// Whether fewer than half of the net namespaces or volumes that should be prepared are available, or a copy of
+    /// the snapshot that was restored last is missing.
     pub fn prepared_are_low(&self) -> bool {
         self.rights.prepared_are_low(self.settings.prepared)
     }

@@ -63,10 +63,14 @@ impl LauncherRights {
         }
     }
 
-    /// Whether fewer than half of the `wanted` net namespaces or volumes are available.
+    /// Whether fewer than half of the `wanted` net namespaces or volumes are available, or a copy of the snapshot that
+    /// was restored last is missing.
     pub(super) fn prepared_are_low(&self, wanted: usize) -> bool {
         match self {
-            Self::Root(root) => root.netns_pool.ready_count().min(root.prepared_disks.len()) < wanted / 2,
+            Self::Root(root) => {
+                let is_spare_missing = wanted > 0 && root.lacks_spare_disk();
+                is_spare_missing || root.netns_pool.ready_count().min(root.prepared_disks.len()) < wanted / 2
+            }
             Self::User { .. } => false,
         }
     }
@@ -74,6 +78,7 @@ impl LauncherRights {
     /// Removes the volumes that were prepared and not used.
     pub(super) fn discard_prepared(&mut self) -> io::Result<()> {
         let Self::Root(root) = self else { return Ok(()) };
+        root.discard_spare_disk();
         for disk in std::mem::take(&mut root.prepared_disks) {
             root.volumes.discard(disk).map_err(io::Error::other)?;
         }

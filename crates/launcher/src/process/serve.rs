@@ -127,6 +127,7 @@ enum LoopEvent {
     Mounted(usize),
     Died(usize),
     DiskTaskFinished(usize),
+    SpareDiskCopied,
     NetworkChanged,
     Update,
     Nothing,
@@ -221,6 +222,7 @@ impl LauncherLoop {
                 LoopEvent::Mounted(index) => self.finish_attach(index),
                 LoopEvent::Died(index) => self.dying[index].state = RemovalStage::Groups,
                 LoopEvent::DiskTaskFinished(index) => self.finish_disk_task(index),
+                LoopEvent::SpareDiskCopied => self.launcher.rights.finish_spare_copy(),
                 LoopEvent::NetworkChanged => {
                     self.fully_prepared &= !self.launcher.rights.handle_network_change()
                 }
@@ -254,6 +256,8 @@ impl LauncherLoop {
             self.attaches.iter().map(|mounting| PollFd::new(&mounting.attaching.status, PollFlags::IN)),
         );
         watched.extend(self.disk_tasks.iter().map(|job| PollFd::new(job.report_pipe(), PollFlags::IN)));
+        let spare_disk = self.launcher.rights.spare_disk_report();
+        watched.extend(spare_disk.iter().map(|report| PollFd::new(*report, PollFlags::IN)));
         let network = self.launcher.rights.watched_network();
         watched.extend(network.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
         let updates = self.updates.as_ref().map(|updates| PollFd::new(&updates.descriptor, PollFlags::IN));
@@ -294,6 +298,7 @@ impl LauncherLoop {
             (LoopEvent::ImagesChanged, self.image_changes.len()),
             (LoopEvent::Mounted, self.attaches.len()),
             (LoopEvent::DiskTaskFinished, self.disk_tasks.len()),
+            (|_| LoopEvent::SpareDiskCopied, usize::from(spare_disk.is_some())),
             (|_| LoopEvent::NetworkChanged, network.len()),
             (|_| LoopEvent::Update, updating),
         ] {

@@ -25,6 +25,7 @@ use super::disk_task::{DiskTask, DiskTaskRunner};
 use super::images::{LauncherImages, image_op_error};
 use super::record::{SandboxOrigin, TreeRecord};
 use super::snapshot_record::{SnapshotDraft, SnapshotRecord, SnapshotRecords};
+use super::spare_disk::{SnapshotCopy, SpareDisk};
 use super::{Launcher, LauncherError, LauncherRights, RootState, make_directory};
 use crate::cgroups::CgroupHierarchies;
 use crate::images::{
@@ -44,11 +45,12 @@ const FREEZE_TIMEOUT_SECONDS: i64 = 20;
 /// The snapshots of one state directory.
 pub(super) struct SnapshotStore {
     pub(super) records: SnapshotRecords,
-    disk_task_runner: DiskTaskRunner,
+    pub(super) disk_task_runner: DiskTaskRunner,
     /// The sandboxes that are frozen for a snapshot, and whether a client had paused them before.
     frozen: Vec<(SandboxId, bool)>,
     /// A restored disk, and the id of the sandbox that will get it.
     restored: Option<(SandboxId, PreparedVolume)>,
+    pub(super) spare: SpareDisk,
 }
 
 /// A snapshot that is being taken. When its disk task has finished, [`LauncherRights::conclude_snapshot`] returns
@@ -72,6 +74,12 @@ pub(super) struct PendingRestore {
     pub plan: Box<JailPlan>,
     pub disk_task: DiskTask,
     disk: PreparedVolume,
+}
+
+/// The result of a request for a sandbox from a snapshot: its disk is ready, or it is being copied.
+pub(super) enum RestoreStart {
+    Ready(Box<JailPlan>),
+    Copying(PendingRestore),
 }
 
 impl SnapshotStore {
@@ -98,7 +106,13 @@ impl SnapshotStore {
         for id in &drafts {
             records.remove_draft(id).map_err(failed)?;
         }
-        Ok(Self { records, disk_task_runner: runner, frozen: Vec::new(), restored: None })
+        Ok(Self {
+            records,
+            disk_task_runner: runner,
+            frozen: Vec::new(),
+            restored: None,
+            spare: SpareDisk::default(),
+        })
     }
 
     /// Whether a client had paused the sandbox, if it is frozen for a snapshot.
@@ -219,6 +233,7 @@ impl LauncherRights {
     /// Removes a snapshot. It is not an error if it does not exist.
     pub(super) fn forget_snapshot(&mut self, snapshot: &SnapshotId) -> io::Result<()> {
         let Self::Root(root) = self else { return Ok(()) };
+        root.forget_spare_disk(snapshot);
         // The record is removed last: a record without files is removed at the next start.
         root.volumes.remove_snapshot(snapshot).map_err(io::Error::other)?;
         root.snapshots.records.remove(snapshot)
@@ -236,20 +251,30 @@ impl LauncherRights {
             .collect())
     }
 
-    /// Begins to copy the disk for a sandbox that starts from a snapshot.
+    /// Reserves a disk for a sandbox that starts from a snapshot: one that was copied in advance, or a new copy.
     pub(super) fn begin_restore(
         &mut self,
         thread: &SingleThread,
         plan: Box<JailPlan>,
-    ) -> Result<PendingRestore, OpError> {
+    ) -> Result<RestoreStart, OpError> {
         let Self::Root(root) = self else { return Err(snapshots_unsupported_error()) };
         let Some(snapshot) = plan.snapshot.as_ref() else {
             return Err(OpError::unsupported("the plan names no snapshot", None));
         };
         root.snapshots.records.read(snapshot).ok_or_else(|| snapshot_not_found_error(snapshot))?;
+        match root.take_spare_disk(snapshot) {
+            Some(SnapshotCopy { disk, disk_task: None, .. }) => {
+                root.snapshots.restored = Some((plan.id.clone(), disk));
+                return Ok(RestoreStart::Ready(plan));
+            }
+            Some(SnapshotCopy { disk, disk_task: Some(disk_task), .. }) => {
+                return Ok(RestoreStart::Copying(PendingRestore { plan, disk_task, disk }));
+            }
+            None => {}
+        }
         let (disk, copying) = root.volumes.plan_restore(snapshot).map_err(|error| disk_op_error(&error))?;
         match root.snapshots.disk_task_runner.start(thread, move || copying.run()) {
-            Ok(disk_task) => Ok(PendingRestore { plan, disk_task, disk }),
+            Ok(disk_task) => Ok(RestoreStart::Copying(PendingRestore { plan, disk_task, disk })),
             Err(error) => {
                 root.discard_disk(disk);
                 Err(super::serve::step_error("restore", &error))
@@ -406,7 +431,7 @@ impl RootState {
         Some(disk)
     }
 
-    fn discard_disk(&mut self, disk: PreparedVolume) {
+    pub(super) fn discard_disk(&mut self, disk: PreparedVolume) {
         if let Err(error) = self.volumes.discard(disk) {
             tracing::warn!(%error, "failed to remove restored disk; the next start removes it");
         }
