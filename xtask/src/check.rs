@@ -10,9 +10,9 @@ mod logs;
 mod names;
 mod packages_policy;
 mod rust_text;
-mod shared_features;
 mod sources;
 mod tree;
+mod workspace_features;
 
 use anyhow::{Result, bail};
 

@@ -46,10 +46,9 @@ pub(crate) fn test_pages(binary: &Path, pages: &[String], report: &mut TestRepor
     let host = DocsHost::probe();
     for page in &mut parsed {
         for block in &mut page.blocks {
-            host.settle_action(block);
+            host.choose_action(block);
             if let BlockAction::NotRun(reason) = &block.action {
-                report
-                    .record_skip(&format!("{}:{}", page.path, block.line), format_args!("no-run, {reason}"));
+                report.record_skip(&format!("{}:{}", page.path, block.line), reason);
             }
         }
     }
@@ -57,7 +56,8 @@ pub(crate) fn test_pages(binary: &Path, pages: &[String], report: &mut TestRepor
         Some(why) => report.record_skip("commands and snippets of the pages", why),
         None => {
             let python = python::make_environment("venv", sdk::REQUIREMENTS)?;
-            let tools = PageTools { binary: binary.to_owned(), python };
+            let page_seconds = if host.runs_long { 900 } else { 300 };
+            let tools = PageTools { binary: binary.to_owned(), python, page_seconds };
             failures.extend(run_in_parallel(parsed, &tools));
         }
     }
@@ -79,7 +79,7 @@ impl DocsHost {
     }
 
     /// Decides whether a block runs here.
-    fn settle_action(&self, block: &mut CodeBlock) {
+    fn choose_action(&self, block: &mut CodeBlock) {
         if let BlockAction::LongShell(reason) = &block.action {
             block.action = match self.runs_long {
                 true => BlockAction::ShellWithInternet,
@@ -148,7 +148,7 @@ mod tests {
         let settled = |runs_long, has_uplink| {
             let action = BlockAction::LongShell("needs a mirror".to_owned());
             let mut block = CodeBlock { line: 1, action, text: String::new() };
-            DocsHost { runs_long, has_uplink }.settle_action(&mut block);
+            DocsHost { runs_long, has_uplink }.choose_action(&mut block);
             block.action
         };
         assert_eq!(settled(true, true), BlockAction::ShellWithInternet);

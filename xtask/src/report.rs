@@ -66,7 +66,7 @@ impl TestReport {
         self.waited += begun.elapsed();
         say(format_args!("== {name}\n{}", end.output.trim_end()));
         end.output.lines().for_each(|line| self.read_test_line(line));
-        self.add_stage(name, end.took, end.outcome, true)
+        self.add_stage(name, end.took(), end.outcome, true)
     }
 
     fn add_stage(
@@ -200,13 +200,13 @@ mod tests {
             StageResult { name, took, passed, beside }
         };
         let stages = vec![
-            stage("clippy", 62_349, true, false),
+            stage("lints", 62_349, true, false),
             stage("cgroup v2", 90_000, true, true),
             stage("release archive", 3_621_000, false, false),
         ];
         let report = TestReport { stages, waited: Duration::from_secs(10), ..TestReport::default() };
         let expected = "\
-clippy           passed   1 min  2.3 s
+lints            passed   1 min  2.3 s
 cgroup v2        passed   1 min 30.0 s, beside others
 release archive  FAILED  60 min 21.0 s
 total                    61 min 33.3 s

@@ -33,20 +33,18 @@ struct BuildsBeside {
     downloads: SideStage,
     tests: SideStage,
     invariants: SideStage,
-    lints: SideStage,
 }
 
 impl BuildsBeside {
     fn start() -> Self {
         let downloads = SideStage::start("downloads", &["downloads"]);
-        let tests = SideStage::start("build tests", &["build-tests"]);
+        let tests = SideStage::start("lints and tests", &["build-tests"]);
         let invariants = SideStage::start_after(&tests, "invariants", &["check"]);
-        let lints = SideStage::start_after(&invariants, "lints", &["lints"]);
-        Self { downloads, tests, invariants, lints }
+        Self { downloads, tests, invariants }
     }
 
     fn join_all(self, report: &mut TestReport) {
-        for stage in [self.downloads, self.tests, self.invariants, self.lints] {
+        for stage in [self.downloads, self.tests, self.invariants] {
             report.join_stage(stage);
         }
     }
@@ -66,27 +64,50 @@ fn test_binary(binary: &Path, beside: BuildsBeside, report: &mut TestReport) {
     let machine = SideStage::start("cgroup v2", &["vm", "--binary", &binary.to_string_lossy()]);
     report.run_stage("tests of crates", |report| run_tests(&["--exclude", "e2e"], report));
     report.join_stage(beside.invariants);
-    report.join_stage(beside.lints);
     report.run_stage("tests of the product", |report| run_tests(&["--test", "all"], report));
     report.join_stage(machine);
     report.run_stage("bench", |report| bench::run_bench(binary, report));
 }
 
-/// Tests of the workspace. `all` is the test binary of `e2e`; it is selected by its name, because selecting the
-/// package could change features of its dependencies and build them again.
-fn test_command(more: &[&str]) -> Command {
+/// Tests of the workspace, compiled with its lints; see [`with_lints`]. `all` is the test binary of `e2e`; it is selected
+/// by its name, because selecting the package could change features of its dependencies and build them again.
+pub(crate) fn test_command(more: &[&str]) -> Command {
     let mut command = cargo_command(&["test", "--workspace", "--locked", "--no-fail-fast"]);
-    command.args(more);
+    with_lints(&mut command).args(more);
     command
 }
 
-/// Builds all tests without running them.
+/// Lets cargo compile the crates of the workspace by clippy's compiler, with warnings as errors. `cargo clippy` would
+/// compile everything once more.
+fn with_lints(command: &mut Command) -> &mut Command {
+    if has_lints() {
+        // As `cargo clippy -- -D warnings` sets them.
+        command.env("RUSTC_WORKSPACE_WRAPPER", LINTING_COMPILER);
+        command.env("CLIPPY_ARGS", "-Dwarnings__CLIPPY_HACKERY__");
+    }
+    command
+}
+
+/// The compiler of clippy.
+const LINTING_COMPILER: &str = "clippy-driver";
+
+fn has_lints() -> bool {
+    Command::new(LINTING_COMPILER).arg("--version").output().is_ok_and(|output| output.status.success())
+}
+
+/// Builds all tests without running them, and what only the lints need.
 pub(crate) fn build_tests() -> Result<bool> {
-    run_command(&mut test_command(&["--no-run"]))?;
+    let mut report = TestReport::default();
+    if !has_lints() {
+        report.record_skip("lints", "there is no clippy; `rustup component add clippy` installs it");
+    }
+    report.print_skips();
+    let mut build = cargo_command(&["build", "--workspace", "--all-targets", "--locked"]);
+    run_command(with_lints(&mut build))?;
     Ok(true)
 }
 
-/// The lints of all crates; a warning is an error.
+/// The lints of all crates alone, which is faster than building the tests with them; a warning is an error.
 pub(crate) fn run_lints() -> Result<bool> {
     let words = ["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"];
     run_command(&mut cargo_command(&words))?;

@@ -20,13 +20,15 @@ mod kernel;
 mod ubuntu;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 
 use crate::packages::apt_get;
 use crate::report::say;
+use crate::test::test_command;
+use crate::tools::command_output;
 use console::{DiskWrites, VirtualMachine};
 
 /// The boot takes some ten seconds, all tests some ten minutes.
@@ -203,30 +205,15 @@ fn build_programs(binary: Option<PathBuf>) -> anyhow::Result<TestPrograms> {
         Some(path) => path,
         None => crate::test::build_release()?,
     };
-    // With the features of the whole workspace, as `cargo xtask test` has just built them; the tests need
-    // `attacks`, so it is built with them.
-    let built = cargo_messages(&["test", "--workspace", "--test", "all", "--no-run"])?;
+    // As `cargo xtask test` has just built them; the tests need `attacks`, so it is built with them.
+    let words = ["--test", "all", "--no-run", "--message-format=json-render-diagnostics"];
+    let built = command_output(test_command(&words).stderr(Stdio::inherit()))?;
     let executable = |name| find_executable(&built, name).with_context(|| no_executable(name));
     Ok(TestPrograms { coracle, e2e: executable("all")?, attacks: executable("attacks")? })
 }
 
 fn no_executable(name: &str) -> String {
     format!("cargo built no executable `{name}`")
-}
-
-/// Runs cargo and returns its messages.
-fn cargo_messages(command: &[&str]) -> anyhow::Result<String> {
-    let output = Command::new(env!("CARGO"))
-        .args(command)
-        .args(["--locked", "--message-format=json-render-diagnostics"])
-        .current_dir(workspace_root())
-        .stderr(std::process::Stdio::inherit())
-        .output()
-        .context("could not run cargo")?;
-    if !output.status.success() {
-        bail!("cargo {} failed", command.join(" "));
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// Finds the executable of target `name` in cargo's messages, one JSON object per line.

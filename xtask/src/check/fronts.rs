@@ -10,9 +10,9 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::Findings;
-use super::shared_features;
 use super::sources::FRONTS;
 use super::tree::TextFile;
+use super::workspace_features;
 use crate::tools::{cargo_command, command_output, workspace_root};
 
 pub(super) fn check_fronts() -> Result<Findings> {
@@ -82,7 +82,7 @@ fn test_alone(front: &str, others: &[&str]) -> Result<()> {
         fs::write(to, manifest_of_copy(&fs::read_to_string(from)?, &root, member))?;
     }
     let manifest = crate_dir.join("Cargo.toml");
-    let features = shared_features::missing_features(front)?;
+    let features = workspace_features::write_crate(&copy, front)?;
     fs::write(&manifest, fs::read_to_string(&manifest)? + &features)?;
     for other in others {
         remove_front(&crate_dir, other)?;

@@ -27,7 +27,7 @@ pub(super) enum BlockAction {
     ShellWithInternet,
     Python,
     CheckConfig,
-    /// Takes too long for every run; the page says why.
+    /// Runs only with `CORACLE_TEST_LONG`; the page gives the reason.
     LongShell(String),
     /// Listed with the reason that the page gives.
     NotRun(String),

@@ -11,8 +11,6 @@ use super::extract::CodeBlock;
 use super::script;
 use crate::tools::workspace_root;
 
-/// A page is killed after this many seconds and counts as failed. A page with blocks that take minutes needs most of it.
-const PAGE_TIMEOUT: &str = "900";
 /// The number of lines shown of a failed block's output.
 const MAX_OUTPUT_LINES: usize = 60;
 
@@ -21,6 +19,8 @@ pub(super) struct PageTools {
     pub(super) binary: PathBuf,
     /// The interpreter of the environment with the SDKs.
     pub(super) python: PathBuf,
+    /// A page is killed after this many seconds and counts as failed.
+    pub(super) page_seconds: u32,
 }
 
 /// Runs the blocks of `page`; an error names the line and the command, with the block's output.
@@ -39,7 +39,7 @@ pub(super) fn run_page(page: &str, blocks: &[CodeBlock], tools: &PageTools) -> R
     if status.success() && directory.join("completed").exists() {
         return Ok(());
     }
-    bail!("{}", describe_failure(page, directory, status))
+    bail!("{}", describe_failure(page, directory, status, tools.page_seconds))
 }
 
 /// The instance names the page's control groups. The directory's name is random already.
@@ -58,7 +58,7 @@ fn session_command(directory: &Path, tools: &PageTools, instance: &str) -> Resul
     let start = "exec 9</proc/self/ns/net; exec timeout --signal=KILL \"$0\" \
                  unshare --net --mount --pid --fork --kill-child --mount-proc bash \"$1\"";
     let mut command = Command::new("bash");
-    command.args(["-c", start, PAGE_TIMEOUT]).arg(directory.join("page.sh"));
+    command.args(["-c", start, &tools.page_seconds.to_string()]).arg(directory.join("page.sh"));
     command.current_dir(directory.join("cwd")).stdin(Stdio::null());
     let inherited = std::env::vars_os().map(|(name, _)| name);
     for name in inherited.filter(|name| is_client_variable(&name.to_string_lossy())) {
@@ -90,7 +90,12 @@ fn is_client_variable(name: &str) -> bool {
     ["CORACLE_", "OPEN_SANDBOX_", "OPENSANDBOX_", "XDG_"].iter().any(|start| name.starts_with(start))
 }
 
-fn describe_failure(page: &str, directory: &Path, status: std::process::ExitStatus) -> String {
+fn describe_failure(
+    page: &str,
+    directory: &Path,
+    status: std::process::ExitStatus,
+    page_seconds: u32,
+) -> String {
     let read = |name: &str| fs::read_to_string(directory.join(name)).unwrap_or_default();
     let failure = read("failure");
     let (line, command) = failure.split_once('\n').unwrap_or_default();
@@ -98,7 +103,7 @@ fn describe_failure(page: &str, directory: &Path, status: std::process::ExitStat
     let block = read("block").trim().to_owned();
     let line = if line.is_empty() || line == "0" { &block } else { line };
     let what = match (command.trim(), status.code()) {
-        ("", None | Some(137)) => format!("the block did not end within {PAGE_TIMEOUT} s"),
+        ("", None | Some(137)) => format!("the block did not end within {page_seconds} s"),
         ("", _) => format!("the session ended in this block ({status})"),
         (command, _) => format!("`{command}` failed"),
     };

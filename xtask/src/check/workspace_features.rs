@@ -1,9 +1,12 @@
-//! Gives a copy of one crate the features that its packages have in the whole workspace.
+//! A crate that gives a copy of `fronts` the features that its packages have in the whole workspace.
 //!
-//! Cargo compiles a package once for each set of features. The copy alone would need fewer of them, and with them
-//! nearly all of its packages would be compiled a second time.
+//! Cargo compiles a package once for each set of features. The copy alone needs fewer of them, so nearly all of its
+//! packages would be compiled a second time. The cost: a front that lacks a feature of a package is not noticed.
 
 use std::collections::{BTreeMap, BTreeSet};
+
+use std::fs;
+use std::path::Path;
 
 use anyhow::{Context, Result};
 
@@ -18,14 +21,23 @@ struct SelectedPackages {
     host: FeatureSets,
 }
 
-/// The lines to append to the manifest of the copy: dependencies that are not used, but have the missing
-/// features. `front` is the only one of the copy.
-pub(super) fn missing_features(front: &str) -> Result<String> {
+/// The name of the crate, and of its folder beside the copy.
+const NAME: &str = "workspace-features";
+
+/// Writes the crate into `directory`. It uses nothing of its dependencies, which have the missing features. Returns the
+/// lines to append to the manifest of the copy beside it, which has only this front.
+pub(super) fn write_crate(directory: &Path, front: &str) -> Result<String> {
     let workspace = SelectedPackages::read(&["--workspace"])?;
     let alone = ["--package", "coracle-fronts", "--no-default-features", "--features", front];
     let copy = SelectedPackages::read(&alone)?;
-    let target = manifest_tables("dev-dependencies", &copy.target, &workspace.target);
-    Ok(target + &manifest_tables("build-dependencies", &copy.host, &workspace.host))
+    let target = manifest_tables("dependencies", &copy.target, &workspace.target);
+    let host = manifest_tables("build-dependencies", &copy.host, &workspace.host);
+    let package = format!("[package]\nname = \"{NAME}\"\nedition = \"2024\"\npublish = false\n");
+    let sources = directory.join(NAME).join("src");
+    fs::create_dir_all(&sources)?;
+    fs::write(directory.join(NAME).join("Cargo.toml"), package + &target + &host)?;
+    fs::write(sources.join("lib.rs"), "")?;
+    Ok(format!("\n[dev-dependencies.{NAME}]\npath = \"../{NAME}\"\n"))
 }
 
 impl SelectedPackages {
@@ -85,8 +97,8 @@ mod tests {
         let sets = |lines: &[&str]| feature_sets(lines.iter().map(|line| (*line).to_owned()).collect());
         let copy = sets(&["log v0.4.1|", "same v1.0.0|a", "coracle-wire v0.1.0 (/r/crates/wire)|"]);
         let workspace = sets(&["log v0.4.1|alloc,std", "same v1.0.0|a", "other v2.0.0|b"]);
-        let expected = "\n[dev-dependencies.features-0]\npackage = \"log\"\nversion = \"=0.4.1\"\n\
+        let expected = "\n[dependencies.features-0]\npackage = \"log\"\nversion = \"=0.4.1\"\n\
                         default-features = false\nfeatures = [\"alloc\", \"std\"]\n";
-        assert_eq!(manifest_tables("dev-dependencies", &copy, &workspace), expected);
+        assert_eq!(manifest_tables("dependencies", &copy, &workspace), expected);
     }
 }
