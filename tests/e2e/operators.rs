@@ -118,11 +118,13 @@ fn a_living_sandbox_is_sampled() {
 
 #[test]
 fn server_set_to_remove_sandboxes_removes_them_at_stop() {
-    let mut server = ServerBuilder::new().env("CORACLE_ON_STOP", "remove").start();
-    let made: Vec<String> = (0..5).map(|_| server.create_sandbox().id.clone()).collect();
-    assert!(made.iter().all(|id| host::agent_pid(id).is_some()));
-    assert!(server.terminate().success());
-    assert!(made.iter().all(|id| host::agent_pid(id).is_none()), "the server left sandboxes");
+    for stop in [TestServer::terminate, TestServer::interrupt_group] {
+        let mut server = ServerBuilder::new().env("CORACLE_ON_STOP", "remove").start();
+        let made: Vec<String> = (0..5).map(|_| server.create_sandbox().id.clone()).collect();
+        assert!(made.iter().all(|id| host::agent_pid(id).is_some()));
+        assert!(stop(&mut server).success());
+        assert!(made.iter().all(|id| host::agent_pid(id).is_none()), "the server left sandboxes");
+    }
 }
 
 #[test]

@@ -270,6 +270,13 @@ impl TestServer {
         self.process.wait().expect("it is our child")
     }
 
+    /// Interrupts it as a terminal does, which signals the whole process group.
+    pub fn interrupt_group(&mut self) -> ExitStatus {
+        let group = rustix::process::Pid::from_child(&self.process);
+        rustix::process::kill_process_group(group, rustix::process::Signal::INT).expect("it is our child's");
+        self.process.wait().expect("it is our child")
+    }
+
     /// Starts a server on the same state directory, after [`TestServer::kill`] or
     /// [`TestServer::terminate`].
     pub fn restart(&mut self, start: &ServerBuilder) {

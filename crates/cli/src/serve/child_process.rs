@@ -103,7 +103,7 @@ impl ChildProcess {
         let mut passed =
             vec![settings_memfd(&settings)?, ready_writer.into_blocking_fd()?, updated.into_blocking_fd()?];
         passed.extend((role.descriptors)()?);
-        let child = spawn_role(role.subcommand, &passed, process_group(config))?;
+        let child = spawn_role(role.subcommand, &passed)?;
         // Our copy of the pipe's end must be closed: a process that dies before it is ready is noticed by
         // the end of file.
         drop(passed);
@@ -258,7 +258,7 @@ pub(crate) async fn run_to_end(
     let (ready, _unused) = pipe()?;
     let (_updates, updated) = pipe()?;
     let passed = [settings_memfd(&settings)?, ready.into_blocking_fd()?, updated.into_blocking_fd()?];
-    let mut child = spawn_role(subcommand, &passed, process_group(config))?;
+    let mut child = spawn_role(subcommand, &passed)?;
     drop(passed);
     match tokio::time::timeout(limit, child.wait()).await {
         Ok(Ok(status)) if status.success() => Ok(()),
@@ -270,26 +270,13 @@ pub(crate) async fn run_to_end(
     }
 }
 
-/// The process group of a child.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ChildGroup {
-    /// The group of the supervisor.
-    Supervisor,
-    /// A new one, so that an interrupt on the terminal reaches only the supervisor, which ends its children in order.
-    New,
-}
-
-fn process_group(config: &Config) -> ChildGroup {
-    if config.own_server.is_some() { ChildGroup::New } else { ChildGroup::Supervisor }
-}
-
 /// Starts this program in another role, with descriptors whose numbers are its arguments.
-fn spawn_role(role: &str, descriptors: &[OwnedFd], group: ChildGroup) -> Result<Child> {
+fn spawn_role(role: &str, descriptors: &[OwnedFd]) -> Result<Child> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("coracle").arg(role).arg(std::process::id().to_string());
-    if group == ChildGroup::New {
-        command.process_group(0);
-    }
+    // In a group of its own, so that an interrupt on the terminal reaches only the supervisor, which ends its children
+    // in order: the server needs the launcher to remove sandboxes.
+    command.process_group(0);
     // Only the supervisor notifies the service manager.
     command.env_remove(notify::NOTIFY_VARIABLE);
     for descriptor in descriptors {
