@@ -88,7 +88,7 @@ pub enum VolumeKind {
 }
 
 /// A volume that belongs to no sandbox yet.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PreparedVolume {
     name: String,
     limit: Bytes,
@@ -135,7 +135,7 @@ pub enum VolumeError {
     OtherSize { limit: u64, image: u64 },
     #[error("a volume that is an image file cannot be resized")]
     FixedSize,
-    #[error("disks as {} are required, but `{path}` has disks as {}", kind_words(*required), kind_words(*found))]
+    #[error("`disks` requires {}, but `{path}` has {}", kind_words(*required), kind_words(*found))]
     OtherKind { path: PathBuf, required: VolumeKind, found: VolumeKind },
 }
 
@@ -162,7 +162,9 @@ impl VolumeError {
         match self {
             Self::NoRoom { .. } => Some("free some space, or lower the floor in the configuration"),
             Self::NoFormatter => Some("install e2fsprogs, or load the btrfs module"),
-            Self::NoBtrfs => Some("load the btrfs module, or set `disks` to `auto` or `ext4`"),
+            Self::NoBtrfs => {
+                Some("load the btrfs module, or use a new state directory with `disks` as `ext4`")
+            }
             Self::OtherKind { .. } => {
                 Some("set `disks` to `auto`, which uses the disks that exist, or use a new state directory")
             }
@@ -175,10 +177,10 @@ impl VolumeError {
     }
 }
 
-/// The kind of the volumes in a directory; `None` if it has none. A pool comes first, because it may contain snapshots
-/// and named volumes as well.
+/// The kind of the volumes in a directory; `None` if it has none. If it has both kinds, the pool is used, as earlier
+/// versions did.
 fn existing_kind(dir: &Path) -> Result<Option<VolumeKind>, VolumeError> {
-    if dir.join(POOL_FILE).exists() || pool::holds_volumes(dir)? {
+    if pool_file::was_mounted(&dir.join(POOL_FILE))? || pool::holds_volumes(dir)? {
         return Ok(Some(VolumeKind::Btrfs));
     }
     Ok(ext4::holds_volumes(dir)?.then_some(VolumeKind::Ext4))
@@ -209,11 +211,15 @@ impl VolumeStore {
                     Self::open(dir, VolumeStoreSettings { kind: None, ..settings })
                 }
             },
-            Some(VolumeKind::Btrfs | VolumeKind::Tmpfs) => BtrfsPool::open(dir, settings).map(Self::Btrfs),
-            None => match BtrfsPool::open(dir, settings.clone()) {
-                Err(VolumeError::NoBtrfs) => Ext4Images::open(dir, settings).map(Self::Ext4),
-                pool => pool.map(Self::Btrfs),
-            },
+            Some(VolumeKind::Btrfs | VolumeKind::Tmpfs) | None => {
+                let may_be_ext4 = settings.kind.is_none() && (kind.is_none() || ext4::holds_volumes(dir)?);
+                match BtrfsPool::open(dir, settings.clone()) {
+                    Err(VolumeError::NoBtrfs) if may_be_ext4 => {
+                        Ext4Images::open(dir, settings).map(Self::Ext4)
+                    }
+                    pool => pool.map(Self::Btrfs),
+                }
+            }
         }
     }
 

@@ -177,14 +177,26 @@ impl BtrfsPool {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             result => result.during("open", &directory)?,
         };
+        self.remove_parts(&parent, &directory)?;
+        if let Err(error) = fs::remove_dir(&directory) {
+            // The copy that a killed launcher had begun may have appeared meanwhile.
+            if error.kind() != io::ErrorKind::DirectoryNotEmpty {
+                return Err(error).during("remove", &directory);
+            }
+            self.remove_parts(&parent, &directory)?;
+            fs::remove_dir(&directory).during("remove", &directory)?;
+        }
+        Ok(())
+    }
+
+    fn remove_parts(&mut self, parent: &File, directory: &Path) -> Result<(), VolumeError> {
         for part in [DISK_PART, JOURNAL_PART] {
             let path = directory.join(part);
             let Some(subvolume) = subvolume_at(&path)? else { continue };
-            btrfs::destroy_subvolume(&parent, part).during("drop the subvolume", &path)?;
+            btrfs::destroy_subvolume(parent, part).during("drop the subvolume", &path)?;
             self.dead.push_back(subvolume);
         }
-        self.remove_dead_quotas()?;
-        fs::remove_dir(&directory).during("remove", &directory)
+        self.remove_dead_quotas()
     }
 
     pub(super) fn remove_snapshot(&mut self, name: &str) -> Result<(), VolumeError> {

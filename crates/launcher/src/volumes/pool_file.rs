@@ -26,7 +26,8 @@ const DEFAULT_MAX_SIZE: u64 = 64 << 30;
 /// Mounts the pool in `file` at `target`, making or growing it first. A pool that is still attached to
 /// a device, because sandboxes of a killed launcher use it, is mounted from that device.
 pub(super) fn mount_pool(file: &Path, target: &Path, size: Option<Bytes>) -> Result<(), VolumeError> {
-    if !file.exists() {
+    let is_new = !file.exists();
+    if is_new {
         make_pool(file).during("make the pool", file)?;
     }
     let pool = OpenOptions::new().read(true).write(true).open(file).during("open the pool", file)?;
@@ -38,13 +39,35 @@ pub(super) fn mount_pool(file: &Path, target: &Path, size: Option<Bytes>) -> Res
     let result = rustix::mount::mount(device.path(), target, c"btrfs", flags, Some(c"discard=async"));
     match result {
         Ok(()) => {}
-        Err(Errno::NODEV) => return Err(VolumeError::NoBtrfs),
+        Err(Errno::NODEV) => {
+            if is_new {
+                fs::remove_file(file).during("remove the unused pool", file)?;
+            }
+            return Err(VolumeError::NoBtrfs);
+        }
         Err(error) => return Err(VolumeError::BadPool { path: file.to_owned(), source: error.into() }),
     }
     let root = File::open(target).during("open", target)?;
     // A backup that was killed may have left the filesystem frozen.
     freeze::thaw_filesystem(&root).during("thaw", target)?;
     btrfs::grow_to_device(&root).during("grow the filesystem at", target)
+}
+
+/// Whether there is a pool that was mounted once. Earlier versions left one that never was where the kernel has no
+/// btrfs; it is as the template, whose generation every mount raises.
+pub(super) fn was_mounted(file: &Path) -> Result<bool, VolumeError> {
+    let pool = match File::open(file) {
+        Ok(pool) => pool,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(error).during("open the pool", file),
+    };
+    let template = superblock::read_template().during("read the template of", file)?;
+    match superblock::read_from(&pool) {
+        Ok(block) => Ok(superblock::generation(&block) != superblock::generation(&template)),
+        // Mounting it reports what is wrong with it.
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(true),
+        Err(error) => Err(error).during("read", file),
+    }
 }
 
 /// Grows the file. It is sparse, so a large size costs nothing until it is used. It never shrinks.
@@ -59,7 +82,7 @@ fn grow_pool(pool: &File, path: &Path, size: Option<Bytes>) -> Result<(), Volume
 }
 
 /// Writes the template to a temporary file and renames it to `path` when it is complete.
-fn make_pool(path: &Path) -> io::Result<()> {
+pub(super) fn make_pool(path: &Path) -> io::Result<()> {
     let draft = path.with_extension("new");
     match fs::remove_file(&draft) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -117,15 +140,34 @@ mod superblock {
     const CHECKSUM_SIZE: usize = 32;
     const IDENTIFIER: std::ops::Range<usize> = 32..48;
     const MAGIC: std::ops::Range<usize> = 64..72;
+    const GENERATION: std::ops::Range<usize> = 72..80;
     const CHECKSUM_KIND: std::ops::Range<usize> = 196..198;
     const CRC32C: [u8; 2] = [0, 0];
     const INCOMPATIBLE: std::ops::Range<usize> = 188..196;
     const METADATA_UUID: std::ops::Range<usize> = 571..587;
     const HAS_METADATA_UUID: u64 = 1 << 10;
 
-    pub(super) fn set_identifier(file: &File, identifier: [u8; 16]) -> io::Result<()> {
+    pub(super) fn read_from(file: &File) -> io::Result<[u8; BLOCK_SIZE]> {
         let mut block = [0; BLOCK_SIZE];
         file.read_exact_at(&mut block, SUPERBLOCK_OFFSET)?;
+        Ok(block)
+    }
+
+    pub(super) fn read_template() -> io::Result<[u8; BLOCK_SIZE]> {
+        let mut template = zstd::Decoder::with_buffer(TEMPLATE)?;
+        io::copy(&mut template.by_ref().take(SUPERBLOCK_OFFSET), &mut io::sink())?;
+        let mut block = [0; BLOCK_SIZE];
+        template.read_exact(&mut block)?;
+        Ok(block)
+    }
+
+    /// The number of the last transaction.
+    pub(super) fn generation(block: &[u8; BLOCK_SIZE]) -> u64 {
+        block[GENERATION].try_into().map_or(0, u64::from_le_bytes)
+    }
+
+    pub(super) fn set_identifier(file: &File, identifier: [u8; 16]) -> io::Result<()> {
+        let mut block = read_from(file)?;
         if block[MAGIC] != *b"_BHRfS_M" || block[CHECKSUM_KIND] != CRC32C {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,

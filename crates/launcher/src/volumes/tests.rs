@@ -343,6 +343,20 @@ fn existing_volumes_decide_the_kind() {
     }
 }
 
+/// A start on a kernel without btrfs made a pool that could not be mounted, and used images instead.
+#[test]
+fn pool_that_was_never_mounted_does_not_decide_the_kind() {
+    let dir = TempDir::new().unwrap();
+    in_launcher(|| {
+        pool_file::make_pool(&dir.path().join(POOL_FILE)).unwrap();
+        assert_eq!(existing_kind(dir.path()).unwrap(), None);
+        let mut volumes = VolumeStore::open(dir.path(), settings(VolumeKind::Ext4)).unwrap();
+        assigned(&mut volumes, "a");
+        close(dir.path(), volumes);
+        assert_eq!(existing_kind(dir.path()).unwrap(), Some(VolumeKind::Ext4));
+    });
+}
+
 #[test]
 fn trees_are_named_after_their_mount_points() {
     let names: Vec<String> = ["/", "/usr", "/usr/local/"].map(tree_name).to_vec();
