@@ -94,8 +94,8 @@ fn snapshot_keeps_writes_deletions_renames_and_ownership() {
     assert_eq!(ok(&mut second, "cat /root/file"), "text\n", "the fork no longer needs the snapshot");
 }
 
-/// The files of this name on disks that belong to no sandbox.
-fn count_on_unassigned_disks(server: &TestServer, name: &str) -> usize {
+/// The disks that belong to no sandbox and have a file of this name.
+fn unassigned_disks_with(server: &TestServer, name: &str) -> Vec<String> {
     let state = server.state_directory();
     let below = state.strip_prefix("/").expect("a state directory is absolute");
     let root = Path::new("/proc").join(server.part_pid("__launcher").to_string()).join("root");
@@ -106,7 +106,7 @@ fn count_on_unassigned_disks(server: &TestServer, name: &str) -> usize {
         // A disk may be assigned or removed while it is searched.
         !found.expect("there is a `find`").stdout.is_empty()
     };
-    unassigned.filter(holds_file).count()
+    unassigned.filter(holds_file).map(|disk| disk.file_name().to_string_lossy().into_owned()).collect()
 }
 
 #[test]
@@ -123,12 +123,13 @@ fn disk_is_copied_before_the_next_restore() {
     ok(&mut second, "echo text > /root/file-of-second");
     let taken = [take_ready_snapshot(&server, &first), take_ready_snapshot(&server, &second)];
     let copies = ["file-of-first", "file-of-second"];
-    let has_copies = |expected: [usize; 2]| {
+    let wait_for_copies = |expected: [usize; 2]| {
         e2e::eventually("the disk that is copied in advance is the expected one", || {
-            copies.map(|name| count_on_unassigned_disks(&server, name)) == expected
+            copies.map(|name| unassigned_disks_with(&server, name).len()) == expected
         });
+        copies.map(|name| unassigned_disks_with(&server, name))
     };
-    has_copies([0, 0]);
+    let mut former = wait_for_copies([0, 0]);
     // One sandbox waits for its own copy, the next one takes the copy that was made in advance, and another follows.
     for text in ["one", "two"] {
         let mut restored = restore(&server, &taken[0]);
@@ -138,15 +139,18 @@ fn disk_is_copied_before_the_next_restore() {
             "another sandbox wrote to this disk"
         );
         ok(&mut restored, &format!("echo {text} > /root/file-of-first"));
-        has_copies([1, 0]);
+        e2e::eventually("the copy is taken by the restore", || {
+            unassigned_disks_with(&server, copies[0]) != former[0]
+        });
+        former = wait_for_copies([1, 0]);
     }
     let mut other = restore(&server, &taken[1]);
     assert_eq!(ok(&mut other, "cat /root/file-of-second; ls /root"), "text\nfile-of-second\n");
-    has_copies([0, 1]);
+    wait_for_copies([0, 1]);
     for id in &taken {
         assert_eq!(delete(&server, id).status, 204);
     }
-    has_copies([0, 0]);
+    wait_for_copies([0, 0]);
 }
 
 #[test]

@@ -548,7 +548,8 @@ impl CgroupHierarchies {
         Ok(ids)
     }
 
-    /// Removes the groups of this instance if they are empty. What fails in one hierarchy keeps none of the others.
+    /// Removes the groups of this instance if they are empty. A failure in one hierarchy does not stop the work in the
+    /// others; the first error is returned.
     pub(crate) fn close(&self) -> io::Result<()> {
         let mut closed = self.return_to_starter_groups();
         let unlimited = self.unlimited.iter().filter_map(UnlimitedHierarchy::entered_root);

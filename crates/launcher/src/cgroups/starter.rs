@@ -60,8 +60,8 @@ impl CgroupHierarchies {
         Ok(failed)
     }
 
-    /// Moves this process back, so that our own groups can be removed. What fails in one hierarchy keeps none of the
-    /// others.
+    /// Moves this process back, so that our own groups can be removed. A failure in one hierarchy does not stop the work in
+    /// the others; the first error is returned.
     pub(super) fn return_to_starter_groups(&self) -> io::Result<()> {
         let mut returned = Ok(());
         for hierarchy in &self.unlimited {

@@ -448,8 +448,9 @@ fn check_mount_point(root: BorrowedFd<'_>, name: &str) -> io::Result<()> {
 /// time of each create would grow with the number of sandboxes: see
 /// [`linux::procfs::mount_uncovered_proc`].
 ///
-/// Directories are hidden by one of the scratch filesystem, whose root is not reachable inside: the removal of every memory group of
-/// the host visits each filesystem that is mounted anywhere, so a sandbox has as few as possible.
+/// An empty directory of the scratch filesystem covers directories of `/proc`. A filesystem of its own would cost more: the
+/// removal of any memory group visits every mounted filesystem of the host. The scratch filesystem's root is not reachable
+/// inside.
 fn mount_proc(scratch: &Path, proc: &Path, user_limits: &UserNamespaceLimits) -> Result<(), JailError> {
     linux::procfs::mount_uncovered_proc(proc).at_step(JailStep::Proc)?;
     let settings = proc.join("sys/user");

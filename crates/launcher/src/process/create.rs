@@ -520,7 +520,12 @@ impl RootState {
             None => self.volumes.prepare(PREPARED_DISK_SIZE).map_err(disk_error).at_step(JailStep::Volume)?,
         };
         let limit = Bytes(plan.limits.disk);
-        self.volumes.assign(prepared, &plan.id, limit).map_err(disk_error).at_step(JailStep::Volume)
+        let unused = prepared.clone();
+        let assigned = self.volumes.assign(prepared, &plan.id, limit);
+        if assigned.is_err() {
+            self.discard_disk(unused);
+        }
+        assigned.map_err(disk_error).at_step(JailStep::Volume)
     }
 }
 

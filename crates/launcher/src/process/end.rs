@@ -108,7 +108,7 @@ impl Launcher {
     }
 
     /// Removes prepared disks, and the packet filter and control groups of this instance if no sandbox
-    /// uses them. What fails keeps none of the rest.
+    /// uses them. A failed step does not stop the others; the first error is returned.
     pub fn close(&mut self) -> io::Result<()> {
         let discarded = self.rights.discard_prepared();
         let disconnected = self.close_network();

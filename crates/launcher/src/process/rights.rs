@@ -79,10 +79,11 @@ impl LauncherRights {
     pub(super) fn discard_prepared(&mut self) -> io::Result<()> {
         let Self::Root(root) = self else { return Ok(()) };
         root.discard_spare_disk();
+        let mut discarded = Ok(());
         for disk in std::mem::take(&mut root.prepared_disks) {
-            root.volumes.discard(disk).map_err(io::Error::other)?;
+            discarded = discarded.and(root.volumes.discard(disk).map_err(io::Error::other));
         }
-        Ok(())
+        discarded
     }
 
     /// Returns the usage of the disk of a sandbox, if it can be read.

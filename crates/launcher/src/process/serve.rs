@@ -222,7 +222,11 @@ impl LauncherLoop {
                 LoopEvent::Mounted(index) => self.finish_attach(index),
                 LoopEvent::Died(index) => self.dying[index].state = RemovalStage::Groups,
                 LoopEvent::DiskTaskFinished(index) => self.finish_disk_task(index),
-                LoopEvent::SpareDiskCopied => self.launcher.rights.finish_spare_copy(),
+                LoopEvent::SpareDiskCopied => {
+                    self.launcher.rights.finish_spare_copy();
+                    // Another snapshot may have been restored meanwhile.
+                    self.fully_prepared = false;
+                }
                 LoopEvent::NetworkChanged => {
                     self.fully_prepared &= !self.launcher.rights.handle_network_change()
                 }
@@ -342,7 +346,7 @@ impl LauncherLoop {
             Ok(more) => self.fully_prepared = !more,
             Err(error) => {
                 // The next create tries again and reports the error.
-                tracing::warn!(%error, "failed to prepare net namespaces or disks in advance; the next create retries");
+                tracing::warn!(%error, "failed to prepare net namespaces or disks in advance; the next create or restore retries");
                 self.fully_prepared = true;
             }
         }

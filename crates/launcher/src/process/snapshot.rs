@@ -433,7 +433,7 @@ impl RootState {
 
     pub(super) fn discard_disk(&mut self, disk: PreparedVolume) {
         if let Err(error) = self.volumes.discard(disk) {
-            tracing::warn!(%error, "failed to remove restored disk; the next start removes it");
+            tracing::warn!(%error, "failed to remove copy of a snapshot; the next start removes it");
         }
     }
 }

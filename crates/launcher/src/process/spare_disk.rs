@@ -35,6 +35,8 @@ pub(super) struct SnapshotCopy {
     pub disk: PreparedVolume,
     /// The task that makes the copy; `None` if it is complete.
     pub disk_task: Option<DiskTask>,
+    /// Whether the snapshot is being removed, so that the copy must not be used.
+    is_cancelled: bool,
 }
 
 impl LauncherRights {
@@ -69,7 +71,7 @@ impl RootState {
         }
         let spare = &mut self.snapshots.spare;
         spare.wanted = Some(snapshot.clone());
-        spare.copy.take_if(|copy| copy.snapshot == *snapshot)
+        spare.copy.take_if(|copy| copy.snapshot == *snapshot && !copy.is_cancelled)
     }
 
     /// Whether a copy should be made now.
@@ -89,7 +91,8 @@ impl RootState {
         let (disk, copying) = self.volumes.plan_restore(&snapshot).map_err(io::Error::other)?;
         match self.snapshots.disk_task_runner.start(thread, move || copying.run()) {
             Ok(task) => {
-                let copy = SnapshotCopy { snapshot: snapshot.clone(), disk, disk_task: Some(task) };
+                let disk_task = Some(task);
+                let copy = SnapshotCopy { snapshot: snapshot.clone(), disk, disk_task, is_cancelled: false };
                 self.snapshots.spare = SpareDisk { wanted: Some(snapshot), copy: Some(copy) };
                 Ok(())
             }
@@ -101,14 +104,14 @@ impl RootState {
     }
 
     fn finish_spare_copy(&mut self) {
-        let Some(SnapshotCopy { snapshot, disk, disk_task }) = self.snapshots.spare.copy.take() else {
-            return;
-        };
+        let Some(copy) = self.snapshots.spare.copy.take() else { return };
+        let SnapshotCopy { snapshot, disk, disk_task, is_cancelled } = copy;
         let copied = disk_task.map_or(Ok(()), DiskTask::wait_outcome);
-        let is_wanted = self.snapshots.spare.wanted.as_ref() == Some(&snapshot);
+        let is_wanted = self.snapshots.spare.wanted.as_ref() == Some(&snapshot) && !is_cancelled;
         match copied {
             Ok(()) if is_wanted => {
-                self.snapshots.spare.copy = Some(SnapshotCopy { snapshot, disk, disk_task: None });
+                let copy = SnapshotCopy { snapshot, disk, disk_task: None, is_cancelled };
+                self.snapshots.spare.copy = Some(copy);
             }
             Ok(()) => self.discard_disk(disk),
             Err(error) => {
@@ -130,7 +133,7 @@ impl RootState {
         match &copy.disk_task {
             Some(task) => {
                 task.cancel();
-                spare.copy = Some(copy);
+                spare.copy = Some(SnapshotCopy { is_cancelled: true, ..copy });
             }
             None => self.discard_disk(copy.disk),
         }
