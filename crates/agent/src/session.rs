@@ -354,7 +354,8 @@ impl Agent {
         session.kill_earlier_runs(&self.children, &self.context);
         let queue = std::mem::take(&mut session.queue);
         self.refuse_queued_runs(queue, name);
-        // Otherwise its alarm would stay for as long as the idle limit, after thousands of sessions that made room.
+        // A closing session has no idle limit, so this removes its alarm, which would otherwise stay in memory until the
+        // limit has passed.
         self.sessions.set_idle_timer(number, &mut self.events.alarms);
         self.sessions.kill_shell(number, &self.children, &self.context);
         match grace_ms {

@@ -92,7 +92,7 @@ pub enum AgentRequest {
     OpenCommands(OpenCommands),
     /// As `Start` with `follow`.
     Run(RunInSession),
-    /// As `Run`. If the fault is about opening the session, there is none; after any other fault of the run it is open.
+    /// As `Run`. If the directory of the run is missing, the session is open; after most other faults there is none.
     OpenAndRun(OpenAndRun),
     Sessions,
     /// Answered `Session`.

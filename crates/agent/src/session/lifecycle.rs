@@ -139,6 +139,7 @@ impl Agent {
                     }
                 }
                 self.sessions.restart_idle_timer(number, &mut self.events.alarms);
+                self.drop_run_without_caller(number);
                 self.send_current_run(number);
             }
             Err(failure) => {

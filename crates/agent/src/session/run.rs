@@ -132,6 +132,18 @@ impl Agent {
         }
     }
 
+    /// Drops the run that is about to begin if its caller has gone: the caller was told that it failed, and may have
+    /// sent it again.
+    pub(super) fn drop_run_without_caller(&mut self, number: SessionHandle) {
+        let run = self.sessions.get(number).and_then(|session| session.current.as_ref());
+        let process = run.and_then(|run| self.processes.get(run.process));
+        let caller = process.and_then(|process| process.caller);
+        if caller.is_some_and(|caller| self.connections.get(caller.connection).is_none()) {
+            self.abandon_run(number);
+            self.begin_next_run(number);
+        }
+    }
+
     /// Refuses the run that was about to begin.
     pub(super) fn refuse_current_run(&mut self, number: SessionHandle, fault: &Fault) {
         let run = self.sessions.get(number).and_then(|session| session.current.as_ref());

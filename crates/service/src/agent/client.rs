@@ -97,7 +97,7 @@ pub(crate) struct AgentClient {
     id: SandboxId,
     /// Held while a long answer is read.
     long: Arc<Semaphore>,
-    /// Whether this agent of an older server has refused to open a session and run a command in it by one request.
+    /// Whether the agent has answered that it does not know `open_and_run`: it belongs to an older server.
     lacks_open_and_run: Arc<AtomicBool>,
 }
 

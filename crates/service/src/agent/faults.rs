@@ -57,8 +57,8 @@ pub(crate) fn open_and_run_error(
     fault: Fault,
 ) -> ServiceError {
     match (fault.kind, &fault.operation) {
-        (FaultKind::Busy, FaultOperation::OpenSession)
-        | (FaultKind::NotFound | FaultKind::AlreadyExists, _) => open_session_error(agent, session, fault),
+        (FaultKind::Busy | FaultKind::AlreadyExists, FaultOperation::OpenSession)
+        | (FaultKind::NotFound, FaultOperation::FindSession) => open_session_error(agent, session, fault),
         _ => launch_error(agent, limit, fault),
     }
 }

@@ -19,11 +19,13 @@ use crate::agent::{faults, translate};
 use crate::core::new_process_id;
 use crate::exec::output_stream::ReadPosition;
 use crate::exec::shared_sessions::wire_shared_session;
-use crate::{OutputStream, SandboxSessions, ServiceError, SessionRunRequest, SharedSessionRequest};
+use crate::{
+    BusyPolicy, OutputStream, SandboxSessions, ServiceError, SessionRunRequest, SharedSessionRequest,
+};
 
 impl SandboxSessions<'_> {
-    /// Opens a session without a name, under an id of [`crate::draw_session_id`], and runs text in it. If only the run
-    /// fails, the session is open.
+    /// Opens a session without a name, under an id of [`crate::draw_session_id`], and runs text in it. If only the
+    /// directory of the run is missing, the session is open.
     pub async fn run_in_new_session(
         self,
         session: &SessionId,
@@ -41,7 +43,8 @@ impl SandboxSessions<'_> {
             }
             None => {
                 self.open_shared_as(session.clone(), request).await?;
-                self.run_in_session(session, run).await
+                // A new session is idle, so an answer comes at once. Queueing would wait for it without a limit.
+                self.run_in_session(session, SessionRunRequest { busy: BusyPolicy::Refuse, ..run }).await
             }
         }
     }

@@ -318,6 +318,35 @@ async fn older_agent_gets_two_requests_for_a_first_run_and_is_asked_for_one_only
     assert_eq!(*kinds.lock().unwrap(), expected);
 }
 
+/// A queued run would wait for its turn without a limit, but a new session has no other runs.
+#[tokio::test]
+async fn older_agent_is_not_asked_to_queue_a_first_run() {
+    let bench = TestBench::new().await;
+    let made = bench.create().await;
+    let queued: Arc<Mutex<Option<bool>>> = Arc::default();
+    let seen = Arc::clone(&queued);
+    bench.backend.set_script(move |request| match request {
+        AgentRequest::OpenAndRun(_) => {
+            let unknown = AgentReply::Fault(fault(FaultKind::Unsupported));
+            Some(encoded(&[Frame::from_message(&unknown)]))
+        }
+        AgentRequest::OpenSession(open) => {
+            let opened = status(&open.session, Some(shared(Some(WireKind::Pipes))));
+            Some(encoded(&[Frame::from_message(&opened)]))
+        }
+        AgentRequest::Run(run) => {
+            *seen.lock().unwrap() = Some(run.queue);
+            Some(ended_run())
+        }
+        _ => None,
+    });
+    let session = draw_session_id().unwrap();
+    let sandbox = bench.sandbox(&made.id);
+    let run = sandbox.sessions().run_in_new_session(&session, without_a_name(), first_run());
+    assert!(run.await.is_ok());
+    assert_eq!(*queued.lock().unwrap(), Some(false));
+}
+
 #[tokio::test]
 async fn faults_of_a_first_run_say_what_has_failed() {
     let session = draw_session_id().unwrap();
