@@ -117,7 +117,7 @@ fn stop_without_a_launcher_leaves_no_control_groups() {
     assert!(!groups_of(&server).is_empty(), "the test looks for the wrong groups");
     let supervisor = Pid::from_raw(server.pid().cast_signed()).expect("a pid");
     let launcher = Pid::from_raw(server.part_pid("__launcher").cast_signed()).expect("a pid");
-    // The supervisor stands still meanwhile, so that it cannot start another launcher.
+    // The supervisor is stopped meanwhile, so that it cannot start another launcher.
     rustix::process::kill_process(supervisor, Signal::STOP).expect("our own child");
     rustix::process::kill_process(launcher, Signal::KILL).expect("our own process");
     rustix::process::kill_process(supervisor, Signal::TERM).expect("our own child");

@@ -290,7 +290,7 @@ async fn stop_children(children: &mut [ChildProcess], config: &Config, identity:
     if linux::privileges::is_host_root()
         && let Err(error) = ::launcher::remove_empty_groups(&identity.instance)
     {
-        tracing::warn!(%error, "failed to remove empty control groups; the end of the next server retries");
+        tracing::warn!(%error, "failed to remove empty control groups; the next stop of a server with this state directory retries");
     }
 }
 

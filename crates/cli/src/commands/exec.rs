@@ -189,7 +189,7 @@ struct ForwardedSignals {
     interrupts: u8,
     /// The signal that asked us to end, and the deadline it sets.
     ending: Option<(&'static str, Instant)>,
-    /// The signal that the server has not taken yet, and how long it may take.
+    /// The signal that is not yet written to the server, and the deadline for that.
     unsent: Option<(&'static str, Instant)>,
 }
 
@@ -650,7 +650,7 @@ mod tests {
 
     /// The clock is stopped, so the deadline takes no time.
     #[tokio::test(start_paused = true)]
-    async fn one_signal_ends_the_wait_for_a_server_that_does_not_read_in_time() {
+    async fn signal_ends_the_wait_after_a_timeout_if_the_server_does_not_read() {
         let _alone = SIGNAL_TESTS.lock().await;
         for (posix, name) in [(PosixSignal::INT, "SIGINT"), (PosixSignal::TERM, "SIGTERM")] {
             for message in blocked_messages() {

@@ -13,9 +13,6 @@ use crate::kit::body::BodyError;
 use crate::kit::error_format;
 use crate::server::concurrency::ConcurrencyError;
 
-/// Clients match this text.
-const NO_SESSION_MESSAGE: &str = "Session not found";
-
 /// An error response.
 #[derive(Debug)]
 pub(super) struct AioProblem {
@@ -29,6 +26,8 @@ pub(super) struct AioProblem {
     pub(super) retry_after: Option<u64>,
     /// The parts of the request that failed validation; clients parse these instead of the envelope.
     pub(super) validation: Vec<ValidationError>,
+    /// Whether only a session is missing, and not its sandbox.
+    pub(super) lacks_session: bool,
 }
 
 /// A part of a request that failed validation, in the form of FastAPI.
@@ -44,7 +43,8 @@ pub(super) struct ValidationError {
 impl AioProblem {
     pub(super) fn new(status: StatusCode, message: impl Into<String>) -> Self {
         let message = message.into();
-        Self { status, message, data: None, hint: None, retry_after: None, validation: Vec::new() }
+        let validation = Vec::new();
+        Self { status, message, data: None, hint: None, retry_after: None, validation, lacks_session: false }
     }
 
     pub(super) fn bad_request(message: impl Into<String>) -> Self {
@@ -57,12 +57,8 @@ impl AioProblem {
     }
 
     pub(super) fn no_session() -> Self {
-        Self::new(StatusCode::NOT_FOUND, NO_SESSION_MESSAGE)
-    }
-
-    /// Whether only a session is missing, and not its sandbox.
-    pub(super) fn is_no_session(&self) -> bool {
-        self.status == StatusCode::NOT_FOUND && self.message == NO_SESSION_MESSAGE
+        // Clients match this text.
+        Self { lacks_session: true, ..Self::new(StatusCode::NOT_FOUND, "Session not found") }
     }
 
     /// A field of the body that has a wrong value.

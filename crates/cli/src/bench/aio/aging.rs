@@ -34,13 +34,13 @@ pub(super) fn measure_aging(server: &BenchServer, report: &mut BenchReport) -> R
     run_commands(&mut client, &sandbox, 1)?;
     let memory_before = sandbox_memory(&mut client, &sandbox, &agents)?;
     run_commands(&mut client, &sandbox, COMMAND_COUNT - 1)?;
-    let (first, last) = compare_with_fresh(&mut client, &sandbox)?;
+    let (fresh, aged) = compare_with_fresh(&mut client, &sandbox)?;
     let shells = find_processes(&sandbox.container)?.len().saturating_sub(agents.len());
     let growth = sandbox_memory(&mut client, &sandbox, &agents)?.saturating_sub(memory_before);
     let agent = proportional_bytes(&agents).context("the agent has ended")?;
     sandbox.remove(&mut client)?;
-    report.add_time("AIO: the first commands of a sandbox", first);
-    report.add_time(format!("AIO: commands after {COMMAND_COUNT} others"), last);
+    report.add_time("AIO: the first commands of a sandbox", fresh);
+    report.add_time(format!("AIO: commands after {COMMAND_COUNT} others"), aged);
     report.add_note(format!("agent of a fresh AIO sandbox: {:.2} MiB", to_f64(agent_memory) / MEBIBYTE));
     report.require_at_most(
         "AIO: idle shells after 1,000 commands",
@@ -50,23 +50,31 @@ pub(super) fn measure_aging(server: &BenchServer, report: &mut BenchReport) -> R
     );
     report.require_at_most("AIO: growth of the sandbox meanwhile", to_f64(growth) / MEBIBYTE, 8.0, "MiB");
     report.require_at_most("AIO: its agent afterwards (PSS)", to_f64(agent) / MEBIBYTE, 3.0, "MiB");
-    report.require_at_most("AIO: command after 1,000 others", last.p50 / first.p50, 1.1, "times the first");
+    report.require_at_most(
+        "AIO: command after 1,000 others",
+        aged.p50 / fresh.p50,
+        1.1,
+        "times a fresh sandbox",
+    );
     Ok(())
 }
 
 /// The times of commands in a fresh sandbox and in this one.
 fn compare_with_fresh(client: &mut BenchClient, aged: &AioSandbox) -> Result<(TimeSummary, TimeSummary)> {
     let fresh = provision(client, "fresh")?;
-    let (mut first, mut last) = (TimeSamples::default(), TimeSamples::default());
+    let (mut fresh_times, mut aged_times) = (TimeSamples::default(), TimeSamples::default());
     // The first of each fills caches and is not counted.
     for run in 0..=COMPARED_COMMANDS {
-        let times = [(&mut first, time_command(client, &fresh)?), (&mut last, time_command(client, aged)?)];
+        let times = [
+            (&mut fresh_times, time_command(client, &fresh)?),
+            (&mut aged_times, time_command(client, aged)?),
+        ];
         if run > 0 {
             times.into_iter().for_each(|(samples, time)| samples.push(time));
         }
     }
     fresh.remove(client)?;
-    Ok((first.summary(), last.summary()))
+    Ok((fresh_times.summary(), aged_times.summary()))
 }
 
 fn run_commands(client: &mut BenchClient, sandbox: &AioSandbox, count: usize) -> Result<()> {

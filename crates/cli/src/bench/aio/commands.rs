@@ -19,7 +19,7 @@ const CONCURRENT_COMMANDS: usize = 50;
 
 /// Many commands at once are measured in fewer rounds than single ones, by this factor. The time of a round depends on the
 /// scheduler, so the median of three rounds is not reliable.
-const CONCURRENT_SHARE: usize = 4;
+const CONCURRENT_ROUNDS_DIVISOR: usize = 4;
 
 const UNIT: &str = "times /command of OpenSandbox";
 
@@ -73,7 +73,7 @@ pub(super) fn measure_concurrent_commands(
     let sandbox = provision(&mut client, "concurrent")?;
     let command = json!({"command": "true"});
     let (mut theirs, mut ours) = (TimeSamples::default(), TimeSamples::default());
-    for round in 0..=rounds.many / CONCURRENT_SHARE {
+    for round in 0..=rounds.many / CONCURRENT_ROUNDS_DIVISOR {
         let reference = time_at_once(server, |client| client.run_line(&peer, "true"))?;
         let shells = time_at_once(server, |client| sandbox.run(client, "shell/exec", &command).map(drop))?;
         if round > 0 {

@@ -50,7 +50,7 @@ impl FailedCommand {
     pub(in crate::aio) fn was_only_refused(&self) -> bool {
         let refusals = [StatusCode::BAD_REQUEST, StatusCode::CONFLICT, StatusCode::TOO_MANY_REQUESTS];
         self.stage == FailedStage::NotStarted
-            && (refusals.contains(&self.problem.status) || self.problem.is_no_session())
+            && (refusals.contains(&self.problem.status) || self.problem.lacks_session)
     }
 }
 

@@ -222,8 +222,8 @@ async fn begin_in_new_session(
         let id = session.as_str().to_owned();
         match start_in_new_session(target, request, session, requested).await {
             Ok(run) => return Ok(BegunCommand { id, run }),
-            // The agent is of an older server. At the limit, another call has closed the new session before its first
-            // command.
+            // Only an agent of an older server answers so: between its two requests, another call at the limit closed
+            // the new session.
             Err(ServiceError::NoSession(_)) => {}
             Err(ServiceError::TooManySessions(_)) => break,
             Err(error) if request.lacks_directory(&error) => return Ok(BegunCommand { id, run: None }),
