@@ -140,7 +140,7 @@ const EXECUTION: &[ApiOperation] = &[
         "",
         "200 400 404 409",
     ),
-    operation("POST /session", "Open a shell", "", "OpenSession?", "200 404 409"),
+    operation("POST /session", "Open a shell", "", "OpenSession?", "200 404 409 500"),
     operation("DELETE /session/{name}", "Close a shell", "", "", "200 404 409"),
     operation("POST /session/{name}/run", "Run a command in a shell", "", "RunInSession", RUN_STATUSES),
     operation("POST /pty", "Create a terminal", "", "CreateTerminal?", "201 404 409"),
@@ -157,7 +157,7 @@ const EXECUTION: &[ApiOperation] = &[
     operation("GET /metrics/watch", "Stream the resource usage every second", "", "", "200 404"),
     operation("POST /code", "Run code in a context", "", "RunCode", "200 400 404 409 429 501"),
     operation("DELETE /code", "Interrupt running code", "id!", "", "200 400 404 409 501"),
-    operation("POST /code/context", "Open a context", "", "CreateContext", "200 400 404 409 429 501"),
+    operation("POST /code/context", "Open a context", "", "CreateContext", "200 400 404 409 429 500 501"),
     operation("GET /code/contexts", "List contexts", "language", "", "200 404 409 501"),
     operation(
         "DELETE /code/contexts",
@@ -176,7 +176,13 @@ const EXECUTION: &[ApiOperation] = &[
         "",
         "200 404 409",
     ),
-    operation("POST /v1/isolated/session", "Open an isolated session", "", "OpenIsolated", "201 404 409 503"),
+    operation(
+        "POST /v1/isolated/session",
+        "Open an isolated session",
+        "",
+        "OpenIsolated",
+        "201 404 409 500 503",
+    ),
     operation("GET /v1/isolated/sessions", "List isolated sessions", "", "", "200 404 409 503"),
     operation("GET /v1/isolated/session/{name}", "Get an isolated session", "", "", "200 404 409 503"),
     operation(
@@ -191,7 +197,7 @@ const EXECUTION: &[ApiOperation] = &[
         "Run code in an isolated session",
         "",
         "RunIsolated",
-        "200 202 404 409 503",
+        "200 202 404 409 500 503",
     ),
     operation(
         "GET /v1/isolated/session/{name}/runs/{run}",
@@ -226,7 +232,8 @@ const EXECUTION: &[ApiOperation] = &[
     ),
 ];
 
-const RUN_STATUSES: &str = "200 400 404 409";
+/// A directory that cannot be made, on a full disk for example, is 500 as in the reference.
+const RUN_STATUSES: &str = "200 400 404 409 500";
 
 /// Kernel errors without an equivalent in this API are 500, as in the reference.
 const FILES: &[ApiOperation] = &[
