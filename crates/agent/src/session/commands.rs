@@ -14,6 +14,7 @@ use wire::process::{MissingDirectory, OpenSession, RunInSession, WorkingDirector
 use wire::shared_session::{MAX_SESSION_SCRIPT_BYTES, OpenCommands};
 use wire::{AgentConfig, Fault, FaultKind};
 
+use super::shared::refused_open;
 use super::{MAX_DIRECTORY_BYTES, QueuedCaller, Session, SessionKind, SessionRun, change_dir, shell};
 use crate::event_loop::agent::Agent;
 use crate::event_loop::handles::{ConnectionId, SessionHandle};
@@ -79,10 +80,7 @@ impl Agent {
         request: OpenCommands,
     ) -> Result<(), Fault> {
         let OpenCommands { open, script } = request;
-        let refused = |why: &str| {
-            let subject = format!("{}: {why}", open.session);
-            Err(fault::from_kind(FaultKind::Invalid, "open session", &subject))
-        };
+        let refused = |why| Err(refused_open(&open, why));
         let Some(sharing) = open.sharing.clone() else {
             return refused("a session without a shell must be shared");
         };

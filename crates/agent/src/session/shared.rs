@@ -317,7 +317,7 @@ impl Session {
     }
 }
 
-fn refused_open(open: &OpenSession, why: &str) -> Fault {
+pub(super) fn refused_open(open: &OpenSession, why: &str) -> Fault {
     fault::from_kind(FaultKind::Invalid, FaultOperation::OpenSession, &format!("{}: {why}", open.session))
 }
 

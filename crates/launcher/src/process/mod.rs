@@ -28,7 +28,6 @@ mod rights;
 pub(crate) mod serve;
 pub(crate) mod snapshot;
 pub(crate) mod snapshot_record;
-mod spare_disk;
 
 use std::fs;
 use std::io;

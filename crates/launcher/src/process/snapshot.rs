@@ -10,6 +10,8 @@
 //! whatever happens to the disk task or to the launcher: the launcher thaws them again when the task has
 //! finished, and if the launcher is killed, the next one finds the draft and thaws them.
 
+mod spare_disk;
+
 use std::fs::File;
 use std::io;
 use std::path::Component::ParentDir;
@@ -21,11 +23,11 @@ use domain::{Bytes, SandboxId, SnapshotId};
 use linux::spawn::SingleThread;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use self::spare_disk::{SnapshotCopy, SpareDisk};
 use super::disk_task::{DiskTask, DiskTaskRunner};
 use super::images::{LauncherImages, image_op_error};
 use super::record::{SandboxOrigin, TreeRecord};
 use super::snapshot_record::{SnapshotDraft, SnapshotRecord, SnapshotRecords};
-use super::spare_disk::{SnapshotCopy, SpareDisk};
 use super::{Launcher, LauncherError, LauncherRights, RootState, make_directory};
 use crate::cgroups::CgroupHierarchies;
 use crate::images::{

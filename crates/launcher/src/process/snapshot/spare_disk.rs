@@ -17,20 +17,20 @@ use std::os::fd::OwnedFd;
 use domain::SnapshotId;
 use linux::spawn::SingleThread;
 
-use super::disk_task::DiskTask;
-use super::{LauncherRights, RootState};
+use super::super::disk_task::DiskTask;
+use super::super::{LauncherRights, RootState};
 use crate::volumes::{PreparedVolume, VolumeKind};
 
 /// The copy that is kept in advance, and the snapshot of which one is wanted.
 #[derive(Debug, Default)]
-pub(super) struct SpareDisk {
+pub(in crate::process) struct SpareDisk {
     /// The snapshot that was restored last; `None` if it was removed or could not be copied.
     wanted: Option<SnapshotId>,
     copy: Option<SnapshotCopy>,
 }
 
 #[derive(Debug)]
-pub(super) struct SnapshotCopy {
+pub(in crate::process) struct SnapshotCopy {
     snapshot: SnapshotId,
     pub disk: PreparedVolume,
     /// The task that makes the copy; `None` if it is complete.
@@ -41,14 +41,14 @@ pub(super) struct SnapshotCopy {
 
 impl LauncherRights {
     /// Returns the descriptor that is readable when the copy in progress has finished.
-    pub(super) fn spare_disk_report(&self) -> Option<&OwnedFd> {
+    pub(in crate::process) fn spare_disk_report(&self) -> Option<&OwnedFd> {
         let Self::Root(root) = self else { return None };
         let copy = root.snapshots.spare.copy.as_ref()?;
         copy.disk_task.as_ref().map(|task| &task.report)
     }
 
     /// Begins to copy the snapshot that was restored last, unless a copy exists. Returns whether it has begun one.
-    pub(super) fn start_spare_copy(&mut self, thread: &SingleThread) -> io::Result<bool> {
+    pub(in crate::process) fn start_spare_copy(&mut self, thread: &SingleThread) -> io::Result<bool> {
         match self {
             Self::Root(root) if root.lacks_spare_disk() => root.start_spare_copy(thread).map(|()| true),
             Self::Root(_) | Self::User { .. } => Ok(false),
@@ -56,7 +56,7 @@ impl LauncherRights {
     }
 
     /// Keeps the copy whose task has finished, or removes it if it failed or is no longer wanted.
-    pub(super) fn finish_spare_copy(&mut self) {
+    pub(in crate::process) fn finish_spare_copy(&mut self) {
         if let Self::Root(root) = self {
             root.finish_spare_copy();
         }
@@ -65,7 +65,7 @@ impl LauncherRights {
 
 impl RootState {
     /// Takes the copy of this snapshot, which may be incomplete. Another one will be made.
-    pub(super) fn take_spare_disk(&mut self, snapshot: &SnapshotId) -> Option<SnapshotCopy> {
+    pub(in crate::process) fn take_spare_disk(&mut self, snapshot: &SnapshotId) -> Option<SnapshotCopy> {
         if self.volumes.kind() != VolumeKind::Btrfs {
             return None;
         }
@@ -75,7 +75,7 @@ impl RootState {
     }
 
     /// Whether a copy should be made now.
-    pub(super) fn lacks_spare_disk(&self) -> bool {
+    pub(in crate::process) fn lacks_spare_disk(&self) -> bool {
         let SpareDisk { wanted, copy } = &self.snapshots.spare;
         match (wanted, copy) {
             (None, _) => false,
@@ -126,7 +126,7 @@ impl RootState {
 
     /// Removes the copy of a snapshot that is about to be removed. One in progress is cancelled, and removed when its
     /// task has ended.
-    pub(super) fn forget_spare_disk(&mut self, snapshot: &SnapshotId) {
+    pub(in crate::process) fn forget_spare_disk(&mut self, snapshot: &SnapshotId) {
         let spare = &mut self.snapshots.spare;
         spare.wanted.take_if(|wanted| wanted == snapshot);
         let Some(copy) = spare.copy.take_if(|copy| copy.snapshot == *snapshot) else { return };
@@ -140,7 +140,7 @@ impl RootState {
     }
 
     /// Removes the copy, and waits for its task if that has not ended.
-    pub(super) fn discard_spare_disk(&mut self) {
+    pub(in crate::process) fn discard_spare_disk(&mut self) {
         let Some(copy) = self.snapshots.spare.copy.take() else { return };
         if let Some(task) = copy.disk_task {
             task.cancel();
