@@ -197,6 +197,20 @@ fn chosen_socket_is_removed_at_the_end_and_replaced_after_a_kill() {
 }
 
 #[test]
+fn port_of_a_killed_server_can_be_used_at_once() {
+    let user = TestUser::Same;
+    let home = user.make_home();
+    let mut server = OwnServer::start(user, home.path(), &["--port", "0"]);
+    for _ in 0..3 {
+        let port = server.url.rsplit(':').next().expect("a port").to_owned();
+        server.signal(Signal::KILL);
+        server = OwnServer::start(user, home.path(), &["--port", &port]);
+        assert!(server.url.ends_with(&port), "{}", server.url);
+    }
+    assert!(server.signal(Signal::TERM).success());
+}
+
+#[test]
 fn pages_of_other_sites_cannot_use_a_server_without_a_key() {
     let home = TestUser::Same.make_home();
     let server = OwnServer::start(TestUser::Same, home.path(), &["--port", "0"]);

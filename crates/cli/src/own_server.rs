@@ -123,13 +123,14 @@ impl OwnServer {
 
     /// Runs the server until a signal asks it to end, and removes everything.
     pub(crate) fn run(self) -> Result<ExitCode> {
-        // Before anything is made: the address is the likeliest thing to be taken.
+        let turn = OwnServersDir::open(&self.host.state_dir)?;
+        let leftovers = turn.find_leftovers()?;
+        wait_for_killed_servers(&leftovers);
+        // Before the state is made: the address is the likeliest thing to be taken.
         let network = match &self.listener {
             RequestedListener::Network(address) => Some(serve::bind_listener(*address, "--port PORT")?),
             RequestedListener::Socket(_) => None,
         };
-        let turn = OwnServersDir::open(&self.host.state_dir)?;
-        let leftovers = turn.find_leftovers()?;
         let directory = turn.create()?;
         let outcome = self.run_in(&directory, network, leftovers, turn);
         // The next start needs the records of sandboxes that are left.
@@ -149,9 +150,8 @@ impl OwnServer {
         let (config, bound) = self.bind(directory, network)?;
         crate::tracing_output::start_logging(&config.log);
         let state = StateDir::examine(&config)?;
-        let end = Instant::now() + LEFTOVERS_TIMEOUT;
         let leftovers: Vec<_> =
-            leftovers.into_iter().filter_map(|path| lock_leftover(&config, path, end)).collect();
+            leftovers.into_iter().filter_map(|path| lock_leftover(&config, path)).collect();
         drop(turn);
         let (lock, identity) = state.prepare(&config)?;
         let listeners = ServerListeners { network: bound, operators: serve::bind_operator_socket(&config)? };
@@ -219,11 +219,20 @@ fn has_no_listener(path: &Path) -> bool {
     connected == Err(Errno::CONNREFUSED)
 }
 
+/// Waits until the servers of killed supervisors have ended. Each dies shortly after its supervisor and listens until
+/// then, perhaps on the very address that is wanted now. [`lock_leftover`] reports one that did not end.
+fn wait_for_killed_servers(leftovers: &[PathBuf]) {
+    let end = Instant::now() + LEFTOVERS_TIMEOUT;
+    for directory in leftovers {
+        drop(serve::lock_server_until(directory, end));
+    }
+}
+
 /// Locks what a killed server left. One that cannot be used is left to the next start.
-fn lock_leftover(config: &Config, directory: PathBuf, end: Instant) -> Option<LeftoverState> {
+fn lock_leftover(config: &Config, directory: PathBuf) -> Option<LeftoverState> {
     let config = config.with_state_dir(directory);
-    // The server of a killed supervisor usually dies shortly after it, but a system call of it may hang.
-    let locked = serve::lock_server_until(&config.state_dir, end)
+    // Its server has usually ended, see `wait_for_killed_servers`, but a system call of it may hang.
+    let locked = serve::lock_server_until(&config.state_dir, Instant::now())
         .and_then(|_server| StateDir::examine(&config)?.prepare(&config));
     match locked {
         Ok((lock, identity)) => Some(LeftoverState { config, identity, _lock: lock }),
