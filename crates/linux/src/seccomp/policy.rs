@@ -3,7 +3,7 @@
 //! A policy is a list of groups of system calls, each with the reason why it is allowed. The
 //! compiler sorts all numbers into ranges with one verdict each and arranges them as a balanced
 //! tree of comparisons, so that loading and running stay cheap however long the list is: the kernel
-//! copies and checks the program at every load, and each exec loads one.
+//! copies, checks and translates the program at every load, and each exec loads one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -227,8 +227,10 @@ impl SeccompPolicy {
             push_range(&mut ranges, number, answers.get(&number).unwrap_or(default).clone());
         }
 
+        let mut tree = TreeCode::default();
+        let first = self.emit_tree(&ranges, &mut tree);
         let mut code = program_start();
-        self.emit_tree(&ranges, &mut code);
+        code.append(&mut tree.into_code(first));
         if code.len() > 4096 { Err(PolicyError::TooLong(code.len())) } else { Ok(SeccompProgram::new(code)) }
     }
 
@@ -271,34 +273,108 @@ impl SeccompPolicy {
         Ok(answers)
     }
 
-    fn emit_tree(&self, ranges: &[(u32, CallVerdict)], code: &mut Vec<libc::sock_filter>) {
-        if let [(_, answer)] = ranges {
-            self.emit_leaf(answer, code);
-            return;
+    /// Emits the comparisons that lead from a number to its verdict, and returns where they begin.
+    fn emit_tree(&self, ranges: &[(u32, CallVerdict)], code: &mut TreeCode) -> JumpTarget {
+        if let [(_, verdict)] = ranges {
+            return match verdict {
+                CallVerdict::Allow => JumpTarget::Return(libc::SECCOMP_RET_ALLOW),
+                CallVerdict::Errno(errno) => JumpTarget::Return(libc::SECCOMP_RET_ERRNO | *errno),
+                CallVerdict::Check(indices) => code.prepend_block(self.condition_block(indices)),
+            };
         }
         let (low, high) = ranges.split_at(ranges.len() / 2);
-        let branch = code.len();
-        // A conditional jump reaches 255 instructions, a plain one any distance: for a number in
-        // the upper half, take the plain jump over the lower half.
-        code.push(bpf_jump(BPF_JUMP_AT_LEAST, high[0].0, 0, 1));
-        code.push(bpf_statement(BPF_JUMP, 0));
-        self.emit_tree(low, code);
-        let skipped = code.len() - branch - 2;
-        code[branch + 1].k = u32::try_from(skipped).unwrap_or(u32::MAX);
-        self.emit_tree(high, code);
+        let above = self.emit_tree(high, code);
+        let below = self.emit_tree(low, code);
+        code.prepend_comparison(high[0].0, above, below)
     }
 
-    fn emit_leaf(&self, answer: &CallVerdict, code: &mut Vec<libc::sock_filter>) {
-        match answer {
-            CallVerdict::Allow => code.push(bpf_statement(BPF_RETURN, libc::SECCOMP_RET_ALLOW)),
-            CallVerdict::Errno(errno) => code.push(return_errno(*errno)),
-            CallVerdict::Check(indices) => {
-                for index in indices {
-                    emit_condition(&self.conditions[*index], code);
-                }
-                code.push(bpf_statement(BPF_RETURN, libc::SECCOMP_RET_ALLOW));
-            }
+    fn condition_block(&self, indices: &[usize]) -> Vec<libc::sock_filter> {
+        let mut block = Vec::new();
+        for index in indices {
+            emit_condition(&self.conditions[*index], &mut block);
         }
+        block.push(bpf_statement(BPF_RETURN, libc::SECCOMP_RET_ALLOW));
+        block
+    }
+}
+
+/// The farthest that a comparison jumps, in instructions.
+const MAX_COMPARISON_JUMP: usize = u8::MAX as usize;
+
+/// Where a comparison continues.
+#[derive(Clone, Copy, Debug)]
+enum JumpTarget {
+    /// At an instruction that was emitted, counted from the end of the program.
+    Instruction(usize),
+    /// At any instruction that returns this value.
+    Return(u32),
+}
+
+/// A tree of comparisons that is emitted from its end to its beginning: jumps lead only forward, so whatever one may
+/// lead to exists by then, and all comparisons nearby share one return of each value.
+#[derive(Debug, Default)]
+struct TreeCode {
+    /// The last instruction first.
+    reversed: Vec<libc::sock_filter>,
+    /// The latest return of each value.
+    returns: BTreeMap<u32, usize>,
+}
+
+impl TreeCode {
+    fn prepend(&mut self, instruction: libc::sock_filter) -> usize {
+        self.reversed.push(instruction);
+        self.reversed.len() - 1
+    }
+
+    /// How many instructions would be skipped by a jump from the one that is emitted `later` instructions from now.
+    fn distance(&self, target: usize, later: usize) -> usize {
+        self.reversed.len() + later - target - 1
+    }
+
+    fn prepend_block(&mut self, block: Vec<libc::sock_filter>) -> JumpTarget {
+        self.reversed.extend(block.into_iter().rev());
+        JumpTarget::Instruction(self.reversed.len() - 1)
+    }
+
+    fn prepend_comparison(&mut self, number: u32, above: JumpTarget, below: JumpTarget) -> JumpTarget {
+        // What brings the second target within reach may move the comparison by one instruction.
+        let above = self.bring_within_reach(above, 1);
+        let below = self.bring_within_reach(below, 0);
+        let distance =
+            |target| u8::try_from(self.distance(target, 0)).expect("both targets are within reach");
+        let comparison = bpf_jump(BPF_JUMP_AT_LEAST, number, distance(above), distance(below));
+        JumpTarget::Instruction(self.prepend(comparison))
+    }
+
+    /// Returns an instruction that the comparison emitted at most `later` instructions from now can jump to.
+    fn bring_within_reach(&mut self, target: JumpTarget, later: usize) -> usize {
+        let is_near = |place: &usize| self.distance(*place, later) <= MAX_COMPARISON_JUMP;
+        match target {
+            JumpTarget::Instruction(place) if is_near(&place) => place,
+            JumpTarget::Instruction(place) => {
+                // A plain jump reaches any distance.
+                let distance = u32::try_from(self.distance(place, 0)).unwrap_or(u32::MAX);
+                self.prepend(bpf_statement(BPF_JUMP, distance))
+            }
+            JumpTarget::Return(value) => match self.returns.get(&value).copied().filter(is_near) {
+                Some(place) => place,
+                None => {
+                    let place = self.prepend(bpf_statement(BPF_RETURN, value));
+                    self.returns.insert(value, place);
+                    place
+                }
+            },
+        }
+    }
+
+    /// Returns the instructions, the first one first.
+    fn into_code(mut self, first: JumpTarget) -> Vec<libc::sock_filter> {
+        // A tree without comparisons is one return.
+        if let JumpTarget::Return(value) = first {
+            self.prepend(bpf_statement(BPF_RETURN, value));
+        }
+        self.reversed.reverse();
+        self.reversed
     }
 }
 
@@ -454,6 +530,54 @@ mod tests {
             );
         }
         assert_eq!(run(&program, 0x4000_0001, [0; 6]), errno(libc::ENOSYS), "the x32 table is not ours");
+    }
+
+    /// Every second call is checked, so that the tree is longer than a comparison can jump.
+    #[test]
+    fn long_program_gives_every_number_its_verdict() {
+        let mut policy = policy();
+        policy.groups.clear();
+        policy.refused.clear();
+        let value_of = |call: syscalls::Sysno| call_number(call) % 7;
+        let call_of = |number: usize| syscalls::Sysno::new(number).filter(|_| number.is_multiple_of(2));
+        policy.conditions = (0..600)
+            .filter_map(call_of)
+            .map(|call| CallCondition {
+                call: call.name().to_owned(),
+                why: "a test".to_owned(),
+                argument: 0,
+                mask: u32::MAX,
+                rule: ArgumentRule::OneOf(vec![value_of(call)]),
+                only_when: None,
+                errno: 90 + i32::try_from(call_number(call) % 5).expect("small"),
+            })
+            .collect();
+        let program = policy.compile().expect("the policy compiles");
+        assert!(program.len() > 4 * MAX_COMPARISON_JUMP, "{}", program.len());
+        let errno = |number: u32| libc::SECCOMP_RET_ERRNO | number;
+        for number in 0..600u32 {
+            let other = match call_of(number as usize) {
+                Some(call) => {
+                    let value = value_of(call);
+                    assert_eq!(run(&program, number, [value; 6]), libc::SECCOMP_RET_ALLOW, "{call}");
+                    errno(90 + number % 5)
+                }
+                None if syscalls::Sysno::new(number as usize).is_some() => errno(1),
+                None => errno(libc::ENOSYS.unsigned_abs()),
+            };
+            assert_eq!(run(&program, number, [7; 6]), other, "{number}");
+        }
+    }
+
+    #[test]
+    fn policy_without_calls_is_one_verdict_for_known_numbers() {
+        let mut policy = policy();
+        policy.groups.clear();
+        policy.refused.clear();
+        policy.conditions.clear();
+        let program = policy.compile().expect("the policy compiles");
+        assert_eq!(run(&program, 0, [0; 6]), libc::SECCOMP_RET_ERRNO | 1);
+        assert_eq!(run(&program, 100_000, [0; 6]), libc::SECCOMP_RET_ERRNO | libc::ENOSYS.unsigned_abs());
     }
 
     #[test]
