@@ -126,7 +126,7 @@ impl OwnServer {
         let turn = OwnServersDir::open(&self.host.state_dir)?;
         let leftovers = turn.find_leftovers()?;
         wait_for_killed_servers(&leftovers);
-        // Before the state is made: the address is the likeliest thing to be taken.
+        // Before the server's own directory is made: the address is the likeliest thing to be taken.
         let network = match &self.listener {
             RequestedListener::Network(address) => Some(serve::bind_listener(*address, "--port PORT")?),
             RequestedListener::Socket(_) => None,
@@ -220,7 +220,7 @@ fn has_no_listener(path: &Path) -> bool {
 }
 
 /// Waits until the servers of killed supervisors have ended. Each dies shortly after its supervisor and listens until
-/// then, perhaps on the very address that is wanted now. [`lock_leftover`] reports one that did not end.
+/// then, perhaps on the very address that is wanted now. One that does not end in time is left to [`lock_leftover`].
 fn wait_for_killed_servers(leftovers: &[PathBuf]) {
     let end = Instant::now() + LEFTOVERS_TIMEOUT;
     for directory in leftovers {

@@ -577,7 +577,12 @@ mod tests {
         policy.conditions.clear();
         let program = policy.compile().expect("the policy compiles");
         assert_eq!(run(&program, 0, [0; 6]), libc::SECCOMP_RET_ERRNO | 1);
-        assert_eq!(run(&program, 100_000, [0; 6]), libc::SECCOMP_RET_ERRNO | libc::ENOSYS.unsigned_abs());
+        let unknown = libc::SECCOMP_RET_ERRNO | libc::ENOSYS.unsigned_abs();
+        assert_eq!(run(&program, 100_000, [0; 6]), unknown);
+        policy.otherwise = libc::ENOSYS;
+        let program = policy.compile().expect("the policy compiles");
+        assert_eq!(program.len(), program_start().len() + 1, "it needs no comparison");
+        assert_eq!([0, 100_000].map(|number| run(&program, number, [0; 6])), [unknown; 2]);
     }
 
     #[test]
