@@ -22,12 +22,12 @@ use domain::{
 };
 use launcher::StageTime;
 use launcher::network::NetworkMode;
-use launcher::packet;
 use launcher::plan::{DiskPlan, GuestPlan, JailPlan, LimitName, MountPlan, MountSourcePlan, UserPlan};
 use launcher::protocol::{
     self, EnforcedPlan, LauncherOp, LauncherRequest, LauncherResponse, OpError, OpResult, PROTOCOL_VERSION,
     SOCKET_NAME, WatchedIds,
 };
+use linux::packet;
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::io::Interest;

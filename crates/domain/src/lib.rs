@@ -3,6 +3,7 @@
 //! Every border (a front, the agent's wire format, the store) has its own types and converts to
 //! these, so a compatible API can change without changes in the core.
 
+pub mod address;
 pub mod context;
 pub mod exec_id;
 pub mod guest;
@@ -12,6 +13,7 @@ pub mod isolated_session;
 pub mod journal;
 pub mod key;
 pub mod lifecycle;
+pub mod network_policy;
 pub mod pool;
 pub mod process;
 pub mod quantity;
@@ -21,6 +23,7 @@ pub mod snapshot;
 pub mod spec;
 pub mod volume;
 
+pub use address::{AddressError, AddressPrefix, NetworkTarget};
 pub use context::{Language, LanguageError, LanguageRuntime};
 pub use exec_id::{ContextId, ExecIdError, ProcessId, SessionId, SessionName, SessionNameError};
 pub use guest::{GuestSettings, GuestUser, ImageDefaults};
@@ -33,6 +36,10 @@ pub use isolated_session::{
 pub use journal::{Backpressure, JournalOffset, OutputRetention, StreamKind};
 pub use key::{KeyHandle, SandboxKey, SandboxKeyError};
 pub use lifecycle::{EndCause, FilesState, LifecycleRequest, OnDeath, Phase, Verdict};
+pub use network_policy::{
+    DomainName, DomainNameError, MAX_POLICY_RULES, NetworkPolicy, PolicyAction, PolicyDecision, PolicyError,
+    PolicyRule, PolicyTarget, TargetHost,
+};
 pub use pool::{PoolCapacity, PoolSpec, RefillRate};
 pub use process::{ExitReason, UserIdentity};
 pub use quantity::{Bytes, MAX_PIDS, MIN_DISK, MIN_MEMORY, MilliCpus};

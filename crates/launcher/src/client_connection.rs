@@ -12,8 +12,8 @@ use std::rc::Rc;
 use rustix::event::PollFlags;
 use rustix::net::Shutdown;
 
-use crate::packet;
 use crate::protocol::LauncherResponse;
+use linux::packet;
 
 /// The maximum number of responses that wait for a server. It has fewer requests in progress.
 const MAX_UNSENT_RESPONSES: usize = 16 << 10;

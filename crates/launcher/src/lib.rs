@@ -19,7 +19,6 @@ pub mod container;
 pub mod identity;
 pub mod images;
 pub mod network;
-pub mod packet;
 pub mod probe;
 pub mod protocol;
 pub mod role_filters;

@@ -17,7 +17,6 @@ pub mod settings;
 pub mod uplink;
 pub mod userspace;
 
-pub use address::{AddressPrefix, NetworkTarget};
 pub use settings::{NetworkMode, NetworkSettings};
 
 /// How a new sandbox reaches other machines.

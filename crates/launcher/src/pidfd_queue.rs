@@ -16,8 +16,8 @@ use domain::SandboxId;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, socketpair};
 
-use crate::packet;
 use crate::protocol::{OpError, OpErrorKind, WatchedIds};
+use linux::packet;
 
 /// A server asks for a list when it starts, and once more when a launcher was restarted.
 const MAX_UNREAD_LISTS: usize = 8;

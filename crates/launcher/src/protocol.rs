@@ -16,9 +16,6 @@ use crate::volumes::VolumeError;
 /// The protocol version, which must be equal on both sides; the same supervisor starts both.
 pub const PROTOCOL_VERSION: u32 = 1;
 
-/// The largest message that is sent in a packet; a larger one is sent in a memfd.
-pub const MAX_PACKET_BYTES: usize = 64 << 10;
-
 /// The name of the launcher's socket in the run directory.
 pub const SOCKET_NAME: &str = "launcher";
 

@@ -12,6 +12,7 @@ pub mod loopdev;
 pub mod mounts;
 pub mod namespaces;
 pub mod netlink;
+pub mod packet;
 pub mod privileges;
 pub mod process_status;
 pub mod procfs;

@@ -4,7 +4,8 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use anyhow::{Result, anyhow, bail};
-use launcher::network::{AddressPrefix, NetworkMode, NetworkSettings};
+use domain::AddressPrefix;
+use launcher::network::{NetworkMode, NetworkSettings};
 
 use super::invalid_setting;
 use super::raw::RawNetwork;
@@ -74,7 +75,7 @@ fn parse_list<T: FromStr<Err: std::fmt::Display>>(
 
 #[cfg(test)]
 mod tests {
-    use launcher::network::NetworkTarget;
+    use domain::NetworkTarget;
 
     use super::*;
 

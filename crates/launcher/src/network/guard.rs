@@ -15,9 +15,10 @@
 use std::fs;
 use std::net::IpAddr;
 
+use domain::{AddressPrefix, NetworkTarget};
 use linux::netlink::nftables::{ChainHook, ConntrackState, FilterRule, FilterTable, SourceLimit};
 
-use super::address::{AddressPrefix, AddressRange, NetworkTarget};
+use super::address::AddressRange;
 use super::settings::{ALWAYS_DENIED, NetworkSettings, parse_prefix};
 
 const TCP: u8 = 6;

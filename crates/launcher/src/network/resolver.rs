@@ -6,8 +6,9 @@ use std::net::IpAddr;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use super::address::{AddressPrefix, AddressRange};
+use super::address::AddressRange;
 use super::settings::parse_prefix;
+use domain::AddressPrefix;
 
 /// The number of name servers that programs read from a resolv.conf.
 pub(super) const MAX_NAME_SERVERS: u32 = 3;

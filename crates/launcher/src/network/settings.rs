@@ -2,23 +2,95 @@
 
 use std::net::IpAddr;
 
+use domain::{AddressPrefix, NetworkTarget};
 use serde::{Deserialize, Serialize};
-
-use super::address::{AddressPrefix, NetworkTarget};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkSettings {
     /// The network of a sandbox whose caller did not specify one, so that it can be prepared in advance.
     pub default: NetworkMode,
     /// The range of sandbox addresses; `None` selects one that is free.
+    #[serde(with = "optional_text")]
     pub range: Option<AddressPrefix>,
+    #[serde(with = "text")]
     pub range6: AddressPrefix,
     /// Name servers that sandboxes use instead of the host's.
     pub resolvers: Vec<IpAddr>,
     /// Reachable, even if a rule below forbids it.
+    #[serde(with = "texts")]
     pub allow: Vec<NetworkTarget>,
     /// Not reachable, in addition to the addresses that are never reachable.
+    #[serde(with = "texts")]
     pub deny: Vec<AddressPrefix>,
+}
+
+/// Addresses as the text that settings contain: the types of `domain` are not serialisable.
+mod text {
+    use std::fmt::Display;
+    use std::str::FromStr;
+
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(value)
+    }
+
+    pub(super) fn deserialize<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+    where
+        D: Deserializer<'de>,
+        T: FromStr<Err: Display>,
+    {
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+    }
+}
+
+mod optional_text {
+    use std::fmt::Display;
+    use std::str::FromStr;
+
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(
+        value: &Option<impl Display>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        value.as_ref().map(ToString::to_string).serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+    where
+        D: Deserializer<'de>,
+        T: FromStr<Err: Display>,
+    {
+        let text = Option::<String>::deserialize(deserializer)?;
+        text.map(|text| text.parse().map_err(D::Error::custom)).transpose()
+    }
+}
+
+mod texts {
+    use std::fmt::Display;
+    use std::str::FromStr;
+
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(
+        values: &[impl Display],
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(values.iter().map(ToString::to_string))
+    }
+
+    pub(super) fn deserialize<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
+    where
+        D: Deserializer<'de>,
+        T: FromStr<Err: Display>,
+    {
+        let texts = Vec::<String>::deserialize(deserializer)?;
+        texts.iter().map(|text| text.parse().map_err(D::Error::custom)).collect()
+    }
 }
 
 /// The network that a caller asks for.

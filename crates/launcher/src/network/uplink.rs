@@ -11,11 +11,12 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use domain::AddressPrefix;
 use linux::netlink::route::{MacAddress, RoutingSocket, VethEnd};
 use linux::netlink::watch::{FilterWatch, LinkWatch};
 use linux::netlink::{conntrack, nftables};
 
-use super::address::{AddressPrefix, AddressRange};
+use super::address::AddressRange;
 use super::settings::{CANDIDATE_RANGES, NetworkSettings, parse_prefix};
 use super::{NetworkError, guard, resolver};
 

@@ -27,10 +27,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
-use super::address::AddressPrefix;
 use super::settings::NetworkSettings;
 use super::{NetworkError, guard};
 use crate::process::record::ProcessIdentity;
+use domain::AddressPrefix;
 
 /// The internal subcommand that runs this binary as a keeper.
 pub const KEEPER_SUBCOMMAND: &str = "__network";

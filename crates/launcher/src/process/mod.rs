@@ -51,12 +51,12 @@ use self::rights::{LauncherRights, RootState};
 use crate::cgroups::PendingFreeze;
 use crate::images::ImageError;
 use crate::jail::plan::LimitName;
-use crate::packet;
 use crate::pidfd_queue::PidfdQueue;
 use crate::protocol::{FoundSandbox, OpError, SandboxCondition, SandboxUsage};
 use crate::settings::{LauncherSettings, LifetimePolicy};
 use crate::uid_ranges::UidRangeError;
 use crate::volumes::VolumeError;
+use linux::packet;
 
 /// Makes and removes sandboxes on this host.
 pub struct Launcher {

@@ -178,7 +178,8 @@ mod tests {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
     use super::*;
-    use crate::network::{NetworkSettings, NetworkTarget};
+    use crate::network::NetworkSettings;
+    use domain::NetworkTarget;
 
     /// Runs a test in a net namespace that represents a separate host; only root can make one.
     fn on_another_host(test: fn() -> io::Result<()>) {

@@ -23,13 +23,13 @@ use super::puller::RunningPullers;
 use crate::cgroups::PendingFreeze;
 use crate::client_connection::{ClientConnection, ClientSocket};
 use crate::jail::plan::{DiskPlan, JailPlan, LimitName};
-use crate::packet;
 use crate::pidfd_queue::UnreadLists;
 use crate::protocol::{
     FoundSandbox, LauncherOp, LauncherRequest, LauncherResponse, OpError, OpErrorKind, OpResult,
     PROTOCOL_VERSION, SOCKET_NAME,
 };
 use crate::settings::LauncherSettings;
+use linux::packet;
 
 struct CreateInProgress {
     client: ClientSocket,

@@ -1,4 +1,4 @@
-//! Packets with descriptors on a unix socket, for both ends.
+//! Messages with descriptors as packets on a Unix socket, for both ends.
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -13,7 +13,8 @@ use rustix::net::{
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::protocol::MAX_PACKET_BYTES;
+/// The largest message that is sent in a packet; a larger one is sent in a memfd.
+pub const MAX_PACKET_BYTES: usize = 64 << 10;
 
 /// The content of a packet whose message is in the attached memfd.
 const MEMFD_MARKER: &[u8] = b"@";
