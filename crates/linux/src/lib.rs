@@ -4,6 +4,7 @@
 
 pub mod btrfs;
 pub mod caps;
+pub mod datagram;
 pub mod descriptors;
 pub mod freeze;
 pub mod fs;
@@ -21,6 +22,7 @@ pub mod readonly;
 pub mod seccomp;
 pub mod signals;
 pub mod spawn;
+pub mod tcp;
 
 use std::io;
 

@@ -56,6 +56,17 @@ pub struct RouteEntry {
     pub link: Option<u32>,
 }
 
+/// What the kernel does with packets to an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RouteType {
+    /// It sends them to another host.
+    Unicast,
+    /// It delivers them to this host.
+    Local,
+    /// Broadcast, multicast, or one that refuses them.
+    Other(u8),
+}
+
 /// The routing configuration of the net namespace in which it was opened.
 #[derive(Debug)]
 pub struct RoutingSocket(NetlinkSocket);
@@ -205,6 +216,31 @@ impl RoutingSocket {
         Ok(found)
     }
 
+    /// Returns the type of the route to an address; `None` if there is no route, or one that refuses packets.
+    pub fn route_type(&mut self, target: IpAddr) -> io::Result<Option<RouteType>> {
+        const TYPE_OFFSET: usize = 7;
+        const UNICAST: u8 = 1;
+        const LOCAL: u8 = 2;
+        let (family, bytes, bits) = address_parts(target);
+        let mut fixed = [0; ROUTE_HEADER];
+        (fixed[0], fixed[1]) = (family, bits);
+        let mut found = None;
+        let answer =
+            self.0.request_object(NetlinkMessage::new(GET_ROUTE, 0, &fixed).attribute(1, &bytes), |body| {
+                found = body.get(TYPE_OFFSET).map(|kind| match *kind {
+                    UNICAST => RouteType::Unicast,
+                    LOCAL => RouteType::Local,
+                    kind => RouteType::Other(kind),
+                });
+            });
+        match answer.map_err(|error| (error.raw_os_error(), error)) {
+            Ok(()) => Ok(found),
+            // Without a route, or with one of the types unreachable, prohibit and blackhole.
+            Err((Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EACCES | libc::EINVAL), _)) => Ok(None),
+            Err((_, error)) => Err(error),
+        }
+    }
+
     /// Returns the addresses of this namespace.
     pub fn list_addresses(&mut self) -> io::Result<Vec<IpAddr>> {
         let mut found = Vec::new();
@@ -268,5 +304,28 @@ fn parse_address(bytes: &[u8]) -> Option<IpAddr> {
         4 => <[u8; 4]>::try_from(bytes).ok().map(|octets| Ipv4Addr::from(octets).into()),
         16 => <[u8; 16]>::try_from(bytes).ok().map(|octets| Ipv6Addr::from(octets).into()),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_and_unspecified_addresses_are_local() {
+        let mut routes = RoutingSocket::open().expect("a netlink socket");
+        for (text, expected) in [
+            ("127.0.0.1", Some(RouteType::Local)),
+            ("127.9.9.9", Some(RouteType::Local)),
+            ("0.0.0.0", Some(RouteType::Local)),
+            ("127.255.255.255", Some(RouteType::Other(3))),
+        ] {
+            let address = text.parse().expect("an address");
+            assert_eq!(routes.route_type(address).expect("the kernel answers"), expected, "{text}");
+        }
+        if std::net::UdpSocket::bind(("::1", 0)).is_ok() {
+            let found = routes.route_type(Ipv6Addr::LOCALHOST.into()).expect("the kernel answers");
+            assert_eq!(found, Some(RouteType::Local));
+        }
     }
 }
