@@ -1,0 +1,16 @@
+//! The resolver that sandboxes see: port 53 of every address.
+//!
+//! ```text
+//! query ─► limit ─► parse ─► name allowed? ─► type ─► upstream, with cache ─► addresses judged ─► answer
+//!                              └ no: NXDOMAIN at once, logged
+//! ```
+//!
+//! `answer` decides, `message` reads and writes messages, `upstream` asks the host's servers, `tcp` and `udp` carry.
+
+mod answer;
+mod message;
+pub(crate) mod tcp;
+pub(crate) mod udp;
+pub(crate) mod upstream;
+
+pub(crate) use answer::{LookupFailure, resolve_addresses};
