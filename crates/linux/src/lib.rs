@@ -23,6 +23,7 @@ pub mod seccomp;
 pub mod signals;
 pub mod spawn;
 pub mod tcp;
+pub mod transparent;
 
 use std::io;
 

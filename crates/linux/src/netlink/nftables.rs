@@ -29,6 +29,8 @@ const V6: u8 = 10;
 const FLAG_APPEND: u16 = 0x800;
 /// The meta key of a packet's protocol family.
 const META_FAMILY: u32 = 15;
+/// The meta key of a packet's mark.
+const META_MARK: u32 = 3;
 const REGISTER: u32 = 1;
 const VERDICT_REGISTER: u32 = 0;
 
@@ -66,6 +68,13 @@ pub enum ConntrackState {
     Invalid,
     /// It belongs to an accepted connection, or is an error about one.
     Known,
+}
+
+/// The protocols that have ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PortProtocol {
+    Tcp,
+    Udp,
 }
 
 /// A limit for one source.
@@ -266,6 +275,17 @@ impl FilterRule {
         self.load_meta(NAME_OUT).equals(prefix.as_bytes())
     }
 
+    /// The packet was sent by a process of this user of the host.
+    pub fn sender_is(self, uid: u32) -> Self {
+        const SENDER_UID: u32 = 10;
+        self.load_meta(SENDER_UID).equals(&uid.to_ne_bytes())
+    }
+
+    /// The packet has this mark.
+    pub fn has_mark(self, mark: u32) -> Self {
+        self.load_meta(META_MARK).equals(&mark.to_ne_bytes())
+    }
+
     /// The packet has this protocol: 6 is TCP, 17 is UDP, 1 and 58 are ICMP.
     pub fn protocol(self, number: u8) -> Self {
         const PROTOCOL: u32 = 16;
@@ -288,12 +308,27 @@ impl FilterRule {
         self.load_payload(TRANSPORT, 2, 2).equals(&port.to_be_bytes())
     }
 
+    pub fn source_port(self, port: u16) -> Self {
+        const TRANSPORT: u32 = 2;
+        self.load_payload(TRANSPORT, 0, 2).equals(&port.to_be_bytes())
+    }
+
+    /// The first `bits` bits of the source equal those of `address`.
+    pub fn source_in(self, address: IpAddr, bits: u8) -> Self {
+        self.address_in(address, bits, if address.is_ipv4() { 12 } else { 8 })
+    }
+
     /// The first `bits` bits of the destination equal those of `address`.
     pub fn destination_in(self, address: IpAddr, bits: u8) -> Self {
+        self.address_in(address, bits, if address.is_ipv4() { 16 } else { 24 })
+    }
+
+    /// The address at `place` in the network header begins with the first `bits` bits of `address`.
+    fn address_in(self, address: IpAddr, bits: u8, place: u32) -> Self {
         const NETWORK: u32 = 1;
-        let (family, octets, place) = match address {
-            IpAddr::V4(v4) => (V4, v4.octets().to_vec(), 16),
-            IpAddr::V6(v6) => (V6, v6.octets().to_vec(), 24),
+        let (family, octets) = match address {
+            IpAddr::V4(v4) => (V4, v4.octets().to_vec()),
+            IpAddr::V6(v6) => (V6, v6.octets().to_vec()),
         };
         let length = u32::try_from(octets.len()).expect("an address is short");
         let mask = prefix_mask(octets.len(), bits);
@@ -411,6 +446,50 @@ impl FilterRule {
         self.push_expression("reject", data)
     }
 
+    /// Refuses the packet as if nothing listened at its port: with a reset, or a message of ICMP for UDP.
+    pub fn refuse_port(self, protocol: PortProtocol) -> Self {
+        const RESET: u32 = 1;
+        const OF_EITHER_FAMILY: u32 = 2;
+        const PORT_UNREACHABLE: u8 = 1;
+        let data = encode_attributes(|data| match protocol {
+            PortProtocol::Tcp => data.big_endian(1, RESET),
+            PortProtocol::Udp => data.big_endian(1, OF_EITHER_FAMILY).attribute(2, &[PORT_UNREACHABLE]),
+        });
+        self.push_expression("reject", data)
+    }
+
+    /// Gives the packet to the transparent socket at this port of the same protocol, which the rule must have checked. The
+    /// rule continues only if there is such a socket.
+    pub fn divert_to_port(self, port: u16) -> Self {
+        const ANY_FAMILY: u32 = 0;
+        let data = encode_attributes(|data| data.big_endian(1, ANY_FAMILY).big_endian(3, REGISTER));
+        self.load_immediate(&port.to_be_bytes()).push_expression("tproxy", data)
+    }
+
+    /// Marks the packet, until it has been delivered.
+    pub fn set_mark(self, mark: u32) -> Self {
+        let data = encode_attributes(|data| data.big_endian(2, META_MARK).big_endian(3, REGISTER));
+        self.load_immediate(&mark.to_ne_bytes()).push_expression("meta", data)
+    }
+
+    /// Replaces the source port of a UDP packet.
+    pub fn set_udp_source_port(self, port: u16) -> Self {
+        const TRANSPORT: u32 = 2;
+        const SOURCE_PORT: u32 = 0;
+        const PORT_LENGTH: u32 = 2;
+        const INTERNET_CHECKSUM: u32 = 1;
+        const CHECKSUM: u32 = 6;
+        let data = encode_attributes(|data| {
+            data.big_endian(2, TRANSPORT)
+                .big_endian(3, SOURCE_PORT)
+                .big_endian(4, PORT_LENGTH)
+                .big_endian(5, REGISTER)
+                .big_endian(6, INTERNET_CHECKSUM)
+                .big_endian(7, CHECKSUM)
+        });
+        self.load_immediate(&port.to_be_bytes()).push_expression("payload", data)
+    }
+
     /// Replaces the source address by one of this machine.
     pub fn masquerade(self) -> Self {
         self.push_expression("masq", Vec::new())
@@ -423,13 +502,17 @@ impl FilterRule {
             IpAddr::V4(v4) => (V4, v4.octets().to_vec()),
             IpAddr::V6(v6) => (V6, v6.octets().to_vec()),
         };
-        let load = encode_attributes(|data| {
-            data.big_endian(1, REGISTER).nested(2, |value| value.attribute(1, &octets))
-        });
         let nat = encode_attributes(|data| {
             data.big_endian(1, DESTINATION).big_endian(2, family.into()).big_endian(3, REGISTER)
         });
-        self.push_expression("immediate", load).push_expression("nat", nat)
+        self.load_immediate(&octets).push_expression("nat", nat)
+    }
+
+    fn load_immediate(self, value: &[u8]) -> Self {
+        let data = encode_attributes(|data| {
+            data.big_endian(1, REGISTER).nested(2, |inner| inner.attribute(1, value))
+        });
+        self.push_expression("immediate", data)
     }
 
     fn load_meta(self, key: u32) -> Self {

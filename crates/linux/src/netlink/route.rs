@@ -47,6 +47,16 @@ pub struct LinkInfo {
     pub up: bool,
 }
 
+/// The addresses that a route is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RouteTarget {
+    /// All addresses of one family.
+    Everything {
+        v6: bool,
+    },
+    Address(IpAddr),
+}
+
 /// An existing route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RouteEntry {
@@ -179,6 +189,48 @@ impl RoutingSocket {
         let message =
             new_route_message(gateway.is_ipv6(), 0, SCOPE_ALL).native_endian(4, index).attribute(5, &bytes);
         self.0.send_requests(vec![message])
+    }
+
+    /// Makes the addresses of a range count as this machine's own, over the loopback link `index`; `source` is the address
+    /// that programs then send from.
+    pub fn add_local_route(&mut self, index: u32, target: RouteTarget, source: IpAddr) -> io::Result<()> {
+        const SCOPE_HOST: u8 = 254;
+        const LOCAL_TABLE: u8 = 255;
+        const LOCAL: u8 = 2;
+        let (_, source, _) = address_parts(source);
+        let (v6, bits, bytes) = match target {
+            RouteTarget::Everything { v6 } => (v6, 0, None),
+            RouteTarget::Address(address) => {
+                let (_, bytes, bits) = address_parts(address);
+                (address.is_ipv6(), bits, Some(bytes))
+            }
+        };
+        let mut header = route_header(v6, bits, SCOPE_HOST);
+        (header[4], header[7]) = (LOCAL_TABLE, LOCAL);
+        let message = NetlinkMessage::new(NEW_ROUTE, FLAG_CREATE | FLAG_EXCLUSIVE, &header);
+        let message = match bytes {
+            Some(bytes) => message.attribute(1, &bytes),
+            None => message,
+        };
+        self.0.send_requests(vec![message.native_endian(4, index).attribute(7, &source)])
+    }
+
+    /// Whether packets of a family can leave this machine: there is a route to other machines that is not only for the
+    /// addresses of one link.
+    pub fn routes_family(&mut self, v6: bool) -> io::Result<bool> {
+        const UNICAST: u8 = 1;
+        let mut found = false;
+        self.0.request_dump(NetlinkMessage::new(GET_ROUTE, 0, &route_header(v6, 0, 0)), |_, body| {
+            let target = parse_attributes(body, ROUTE_HEADER).find(|(kind, _)| *kind == 1);
+            let target = target.and_then(|(_, bytes)| parse_address(bytes));
+            let is_one_link = match target {
+                Some(IpAddr::V4(v4)) => v4.is_link_local() || v4.is_loopback(),
+                Some(IpAddr::V6(v6)) => v6.is_unicast_link_local() || v6.is_loopback() || v6.is_multicast(),
+                None => false,
+            };
+            found |= body.get(7) == Some(&UNICAST) && !is_one_link;
+        })?;
+        Ok(found)
     }
 
     /// Adds a permanent neighbour entry, so that its link address never has to be resolved.
