@@ -179,6 +179,7 @@ impl Backend for LocalBackend {
                 volumes,
                 restart,
                 network,
+                filtered,
                 host_versions,
             } => Ok(BackendCapabilities {
                 pause,
@@ -187,6 +188,7 @@ impl Backend for LocalBackend {
                 restart,
                 volumes,
                 network,
+                filtered,
                 limits: limits.into_iter().map(Into::into).collect(),
                 degraded,
                 host_versions,

@@ -18,7 +18,7 @@ use backend::conformance::{BackendUnderTest, SkippedCheck, check_all};
 use backend_local::LocalBackend;
 use domain::{Bytes, SandboxId};
 use launcher::identity::ServerIdentity;
-use launcher::network::{NetworkSettings, userspace};
+use launcher::network::NetworkSettings;
 use launcher::settings::{
     AllowedDirectory, LauncherSettings, LifetimePolicy, MaxLimits, MountRule, TotalLimits,
 };
@@ -40,7 +40,6 @@ fn main() {
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [_, "__agent"] => panic!("{:?}", agent::run().unwrap_err()),
         [_, "__launcher", state, shared, instance] => run_launcher(state.into(), shared.into(), instance),
-        [_, userspace::KEEPER_SUBCOMMAND] => userspace::run_keeper().unwrap(),
         _ => run_all_cases(),
     }
 }
@@ -210,6 +209,8 @@ fn run_launcher(state_dir: PathBuf, shared: PathBuf, instance: &str) {
             purpose: None,
         }]),
         network: NetworkSettings::default(),
+        open_files: None,
+        egress_uid: None,
         lifetime: LifetimePolicy::Own,
     };
     let programs = SandboxPrograms { agent: ProgramSource::ThisProgram, kernels: None };

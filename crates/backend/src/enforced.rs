@@ -75,6 +75,11 @@ pub enum NetworkState {
         /// Such as `NAT of IPv4`.
         by: String,
     },
+    /// Only what a policy allows, by name and address.
+    Filtered {
+        /// Such as `by egress: TCP and DNS alone`.
+        by: String,
+    },
     Off {
         /// The reason, if a network was wanted where possible.
         since: Option<String>,
@@ -247,10 +252,15 @@ impl NetworkState {
         matches!(self, Self::On { .. })
     }
 
+    pub fn is_filtered(&self) -> bool {
+        matches!(self, Self::Filtered { .. })
+    }
+
     /// Describes the state in words.
     pub fn words(&self) -> String {
         match self {
             Self::On { by } => format!("on, by {by}"),
+            Self::Filtered { by } => format!("filtered by name, {by}"),
             Self::Off { since: Some(reason) } => format!("off, since {reason}"),
             Self::Off { since: None } => "off".to_owned(),
         }
@@ -259,6 +269,9 @@ impl NetworkState {
     fn parse(words: &str) -> Option<Self> {
         if let Some(by) = words.strip_prefix("on, by ") {
             return Some(Self::On { by: by.to_owned() });
+        }
+        if let Some(by) = words.strip_prefix("filtered by name, ") {
+            return Some(Self::Filtered { by: by.to_owned() });
         }
         let since = words.strip_prefix("off")?.strip_prefix(", since ").map(str::to_owned);
         Some(Self::Off { since })
@@ -338,6 +351,8 @@ mod tests {
         check(&network(NetworkState::Off { since }), "network", "off, since the host does not forward IPv4");
         let by = "NAT of IPv4 and IPv6, without a resolver: set `network.resolvers`".to_owned();
         let words = format!("on, by {by}");
+        let filtered = NetworkState::Filtered { by: "by egress: TCP and DNS alone".to_owned() };
+        check(&network(filtered), "network", "filtered by name, by egress: TCP and DNS alone");
         check(&network(NetworkState::On { by }), "network", &words);
     }
 

@@ -131,6 +131,8 @@ pub struct BackendCapabilities {
     pub restart: bool,
     /// Whether a sandbox can reach other machines.
     pub network: bool,
+    /// Whether a sandbox can have a filtered network.
+    pub filtered: bool,
     /// The limits that are enforced.
     pub limits: Vec<LimitName>,
     /// The limits and protections that are weaker than they should be here, each as a sentence.

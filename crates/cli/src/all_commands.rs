@@ -4,7 +4,6 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::CommandFactory;
-use launcher::network::userspace;
 
 use crate::args::{self, Cli, CliCommand, GlobalArgs};
 use crate::client::ServerClient;
@@ -13,7 +12,7 @@ use crate::commands::{
     processes, sandboxes, shell, snapshot, volume,
 };
 use crate::output::Printer;
-use crate::{bench, doctor, own_server, pull_process, run, serve};
+use crate::{bench, doctor, egress_process, own_server, pull_process, run, serve};
 
 /// The roles in which we start ourselves. They are not commands for people: the agent reads nothing but
 /// its descriptors, and the others take over descriptors by number, which has to happen before anything
@@ -27,9 +26,7 @@ pub(crate) fn run_internal_role() -> Option<ExitCode> {
         "__launcher" => serve::launcher::run_launcher(&arguments),
         serve::launcher::REMOVAL_SUBCOMMAND => serve::launcher::run_removal(&arguments),
         launcher::PULLER_SUBCOMMAND => pull_process::run_puller(&arguments),
-        userspace::KEEPER_SUBCOMMAND => {
-            userspace::run_keeper().map(|()| ExitCode::SUCCESS).map_err(Into::into)
-        }
+        egress_process::EGRESS_SUBCOMMAND => egress_process::run_egress(&arguments),
         bench::floor::FLOOR_ROLE => bench::floor::run_floor(&arguments),
         kernel::KERNEL_SUBCOMMAND => kernel::run_subcommand(&arguments),
         wire::search::SEARCH_SUBCOMMAND => search::run_subcommand().map_err(Into::into),

@@ -33,7 +33,7 @@ use crate::output::{Printer, WithHint};
 use crate::serve::child_process::run_to_end;
 use crate::serve::launcher::REMOVAL_SUBCOMMAND;
 use crate::serve::state::StateDir;
-use crate::serve::{self, ServerListeners};
+use crate::serve::{self, ServerListeners, SocketKeeper, egress};
 
 /// How long the sandboxes of one directory may take to end.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(60);
@@ -161,8 +161,13 @@ impl OwnServer {
             for leftover in leftovers {
                 remove_leftover(leftover).await;
             }
-            let roles = vec![serve::launcher_role(), serve::server_role(&config, listeners)];
-            let code = serve::supervise(None, config.clone(), &identity, roles).await;
+            let keeper = SocketKeeper::new(egress::egress_settings(&config))?;
+            let roles = vec![
+                egress::egress_role(keeper.clone(), egress::bind_egress_socket(&config, &identity)?),
+                serve::launcher_role(keeper.clone()),
+                serve::server_role(&config, listeners),
+            ];
+            let code = serve::supervise(None, config.clone(), &identity, roles, &keeper).await;
             // The server has removed its sandbox, unless it failed or was killed.
             remove_sandboxes(&config, &identity).await?;
             code

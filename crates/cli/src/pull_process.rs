@@ -19,9 +19,8 @@ use linux::landlock::TcpAccess;
 use linux::namespaces::{self, SetgroupsPolicy};
 use rustix::process::Resource;
 
-/// The files needed to fetch an image: for resolving host names, and the trusted certificates. All users
-/// may read these.
-const READABLE_FILES: &[&str] = &[
+/// The files needed to use the network: for resolving host names, and the trusted certificates. All users may read these.
+pub(crate) const NETWORK_FILES: &[&str] = &[
     "/etc/hosts",
     "/etc/resolv.conf",
     "/run/systemd/resolve",
@@ -36,7 +35,7 @@ const READABLE_FILES: &[&str] = &[
     "/dev/urandom",
 ];
 /// Where the operator may have put other certificates.
-const CERTIFICATE_VARIABLES: [&str; 2] = ["SSL_CERT_FILE", "SSL_CERT_DIR"];
+pub(crate) const CERTIFICATE_VARIABLES: [&str; 2] = ["SSL_CERT_FILE", "SSL_CERT_DIR"];
 
 /// Limits of the process. A manifest is read into memory as a whole, and parsed.
 const MAX_MEMORY: u64 = 1 << 30;
@@ -75,7 +74,7 @@ fn drop_privileges(uid: &str) -> Result<()> {
     namespaces::set_resource_limit(Resource::Nofile, MAX_OPEN_FILES)?;
     linux::set_no_new_privs()?;
     let named: Vec<OsString> = CERTIFICATE_VARIABLES.iter().filter_map(std::env::var_os).collect();
-    let readable = READABLE_FILES.iter().map(Path::new).chain(named.iter().map(Path::new));
+    let readable = NETWORK_FILES.iter().map(Path::new).chain(named.iter().map(Path::new));
     let readable: Vec<&Path> = readable.collect();
     let enforced = linux::landlock::confine_process(&readable, &[], TcpAccess::Connect);
     if !enforced.context("could not confine the process that fetches images")? {

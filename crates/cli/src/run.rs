@@ -17,7 +17,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use backend::enforced::find_network;
 use backend::{BackendError, LimitPlan};
 use domain::{Bytes, MountSource, NetworkAccess, ResourceLimits, SandboxId, UserIdentity};
@@ -271,6 +271,8 @@ fn launcher_settings(config: &Config, state: &Path, identity: ServerIdentity) ->
         totals: TotalLimits::default(),
         // There is only one sandbox, so nothing is prepared ahead.
         network: NetworkSettings { default: NetworkMode::Off, ..config.network.clone() },
+        open_files: None,
+        egress_uid: None,
     }
 }
 
@@ -279,10 +281,7 @@ fn build_plan(args: &RunArgs, config: &Config) -> Result<JailPlan> {
         NetworkAccess::Off => NetworkMode::Off,
         NetworkAccess::On => NetworkMode::On,
         NetworkAccess::Auto => NetworkMode::Auto,
-        NetworkAccess::Filtered => {
-            let message = "network `filtered` comes with the egress filter";
-            return Err(anyhow!(message)).with_hint("use `--network on` or `--network off`");
-        }
+        NetworkAccess::Filtered => NetworkMode::Filtered,
     };
     for mount in &args.mounts {
         let MountSource::Host(source) = &mount.source else { continue };

@@ -1,16 +1,19 @@
 //! `coracle serve`: the supervisor.
 //!
-//! It holds what must survive a restart of the other processes: the lock on the state directory
-//! and the listening socket. It starts a list of processes, restarts each when it dies, and is the parent of
+//! It holds what must survive a restart of the other processes: the lock on the state directory,
+//! the listening sockets, and the sockets of sandboxes whose connections egress carries. It starts a list of processes, restarts each when it dies, and is the parent of
 //! sandboxes whose launcher died.
 //!
 //! ```text
-//! supervisor ──► launcher   privileged, single-threaded, no network
+//! supervisor ──► egress     carries connections of sandboxes, its own uid, no file to write
+//!            ├─► launcher   privileged, single-threaded, no network
 //!            └─► server     network-facing, its own uid, confined to `server/` in the state directory
 //! ```
 
 pub(crate) mod child_process;
 pub(crate) mod child_settings;
+pub(crate) mod egress;
+pub(crate) mod keeper;
 pub(crate) mod launcher;
 mod notify;
 mod own_sandbox;
@@ -40,8 +43,9 @@ use crate::output::WithHint;
 use ::launcher::identity::ServerIdentity;
 use ::launcher::role_filters::{self, FilterRole};
 pub(crate) use child_process::ProcessRole;
-use child_process::{ChildEvent, ChildProcess, StartRule};
+use child_process::{ChildEvent, ChildProcess, RoleEnvironment, StartRule};
 use child_settings::{ChildSettings, ReadyAnnouncement};
+pub(crate) use keeper::SocketKeeper;
 use notify::ServiceManager;
 use state::StateDir;
 pub(crate) use state::{lock_file, make_state_dir, server_dir, state_dir_hint};
@@ -62,11 +66,18 @@ pub(crate) fn run_supervisor(args: &ServeArgs) -> Result<ExitCode> {
     let listeners = ServerListeners { network: listener, operators: bind_operator_socket(&config)? };
     let group = become_supervisor()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let roles = vec![launcher_role(), server_role(&config, listeners)];
-    let code = runtime.block_on(supervise(Some(args), config.clone(), &identity, roles))?;
+    let keeper = SocketKeeper::new(egress::egress_settings(&config))?;
+    let roles = vec![
+        egress::egress_role(keeper.clone(), egress::bind_egress_socket(&config, &identity)?),
+        launcher_role(keeper.clone()),
+        server_role(&config, listeners),
+    ];
+    let code = runtime.block_on(supervise(Some(args), config.clone(), &identity, roles, &keeper))?;
     group.restore();
-    if let Err(error) = fs::remove_file(config.state_dir.join(OPERATOR_SOCKET)) {
-        tracing::info!(%error, "failed to remove the operators' socket; the next start removes it");
+    for socket in [OPERATOR_SOCKET, egress_protocol::EGRESS_SOCKET] {
+        if let Err(error) = fs::remove_file(config.state_dir.join(socket)) {
+            tracing::info!(socket, %error, "failed to remove a socket; the next start removes it");
+        }
     }
     drop(lock);
     Ok(code)
@@ -195,13 +206,18 @@ pub(crate) fn lock_server_until(state_dir: &Path, end: Instant) -> Result<File> 
 }
 
 /// The process that makes sandboxes. The server needs it.
-pub(crate) fn launcher_role() -> ProcessRole {
+pub(crate) fn launcher_role(keeper: SocketKeeper) -> ProcessRole {
+    let open_files = keeper.started_with_files();
     ProcessRole {
         name: "launcher",
         subcommand: "__launcher",
         start: StartRule::WhenReady,
         stop_grace: |_| STOP_GRACE,
-        descriptors: Box::new(|| Ok(Vec::new())),
+        descriptors: Box::new(move || Ok(vec![keeper.connect_launcher()?])),
+        settings: Box::new(move |settings| {
+            Ok(serde_json::to_vec(&ChildSettings { open_files, ..settings })?)
+        }),
+        environment: RoleEnvironment::All,
     }
 }
 
@@ -221,6 +237,8 @@ pub(crate) fn server_role(config: &Config, listeners: ServerListeners) -> Proces
         start: StartRule::AtOnce,
         stop_grace: |config| if config.on_stop == OnStop::Remove { REMOVAL_GRACE } else { STOP_GRACE },
         descriptors: Box::new(descriptors),
+        settings: Box::new(|settings| Ok(serde_json::to_vec(&settings)?)),
+        environment: RoleEnvironment::All,
     }
 }
 
@@ -233,6 +251,7 @@ pub(crate) async fn supervise(
     mut config: Config,
     identity: &ServerIdentity,
     roles: Vec<ProcessRole>,
+    keeper: &SocketKeeper,
 ) -> Result<ExitCode> {
     let manager = ServiceManager::from_environment();
     let mut terminate = signal(SignalKind::terminate())?;
@@ -268,6 +287,7 @@ pub(crate) async fn supervise(
             _ = hangup.recv() => if let Some(args) = reload {
                 manager.notify_reloading();
                 reload_config(args, &mut config, identity, &mut children).await;
+                keeper.configure(egress::egress_settings(&config));
                 manager.notify_ready();
             },
             // Ended processes are collected at the beginning of the next iteration.

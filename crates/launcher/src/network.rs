@@ -7,17 +7,21 @@
 //!
 //! As root, [`uplink`] maintains the table and makes the links. The table matches links by the prefix
 //! of their names, so no rule changes when a sandbox comes or goes. A second guard inside each
-//! sandbox's namespace stays in force if another program empties the host's filters. Without root,
-//! [`userspace`] starts a program that forwards the packets, and the guard inside is the only one.
+//! sandbox's namespace stays in force if another program empties the host's filters.
+//!
+//! A sandbox without a link is set up by [`filtered`]: a process outside, egress, carries its connections. So are those
+//! with network `filtered`, and those with network `on` where the host does not forward packets or the user is not root.
 
 pub mod address;
+pub mod filtered;
 pub mod guard;
 pub mod resolver;
 pub mod settings;
 pub mod uplink;
-pub mod userspace;
 
-pub use settings::{NetworkMode, NetworkSettings};
+use egress_protocol::ServeMode;
+
+pub use settings::{FilterSettings, NetworkMode, NetworkSettings};
 
 /// How a new sandbox reaches other machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,8 +30,8 @@ pub enum UplinkKind {
     Nothing,
     /// Over a link to the host, which forwards packets.
     Link,
-    /// Through a program that an ordinary user runs, which forwards packets.
-    Userspace,
+    /// Through egress, which carries its connections.
+    Egress(ServeMode),
 }
 
 /// The reason why sandboxes cannot have a network here.
@@ -41,10 +45,12 @@ pub enum NetworkError {
     Filter(#[source] std::io::Error),
     #[error("could not read the links and routes of this host")]
     Links(#[source] std::io::Error),
-    #[error("could not open /dev/net/tun")]
-    NoTun(#[source] std::io::Error),
-    #[error("neither `pasta` nor `slirp4netns` is installed on this host")]
-    NoProgram,
+    #[error("only root can make links to the host")]
+    NotRoot,
+    #[error("the egress process is not available here")]
+    NoEgress,
+    #[error("this kernel cannot divert connections: {0}")]
+    NoDiversion(String),
 }
 
 impl NetworkError {
@@ -60,10 +66,11 @@ impl NetworkError {
                 "`modprobe nf_tables nft_fib_inet nft_masq`; the kernel needs nftables with NAT"
             }
             Self::Links(_) => "`coracle doctor` shows what is missing on this host",
-            Self::NoTun(_) => {
-                "`modprobe tun` and `chmod 666 /dev/net/tun` as root, which is how most systems have it"
+            Self::NotRoot => "run as root, or set `network.default` to let egress carry the connections",
+            Self::NoEgress => "it belongs to `coracle serve` and `coracle run`; use network `off` elsewhere",
+            Self::NoDiversion(_) => {
+                "`modprobe nft_tproxy nft_reject_inet`; the kernel needs CONFIG_NFT_TPROXY, and CONFIG_IPV6"
             }
-            Self::NoProgram => "install the package `passt` or `slirp4netns`, or run as root",
         }
     }
 }

@@ -211,6 +211,8 @@ pub enum OpResult {
         restart: bool,
         network: bool,
         #[serde(default)]
+        filtered: bool,
+        #[serde(default)]
         host_versions: Vec<(String, String)>,
     },
 }

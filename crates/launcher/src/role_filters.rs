@@ -5,6 +5,7 @@
 //! supervisor.json ─► launcher.json ─► agent.json ─► command.json
 //!                 │                ├► namespace_broker.json
 //!                 │                └► puller.json
+//!                 ├► egress.json
 //!                 └► server.json                             an arrow means "is inherited by"
 //! ```
 //!
@@ -25,6 +26,8 @@ pub enum FilterRole {
     Server,
     /// The process that fetches an image.
     Puller,
+    /// The process that carries the connections of sandboxes without a link.
+    Egress,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -81,6 +84,7 @@ impl FilterRole {
         match self {
             Self::Server => SeccompPolicy::parse("server.json", include_str!("../profiles/server.json")),
             Self::Puller => SeccompPolicy::parse("puller.json", include_str!("../profiles/puller.json")),
+            Self::Egress => SeccompPolicy::parse("egress.json", include_str!("../profiles/egress.json")),
             Self::Launcher => launcher_policy(),
             Self::Supervisor => {
                 let own =
@@ -132,6 +136,13 @@ mod tests {
     use crate::jail::filters::SeccompFilters;
 
     const ALLOW: u32 = 0x7fff_0000;
+    const ALL_ROLES: [FilterRole; 5] = [
+        FilterRole::Supervisor,
+        FilterRole::Launcher,
+        FilterRole::Server,
+        FilterRole::Puller,
+        FilterRole::Egress,
+    ];
 
     /// The whole filter in one program.
     fn compile(role: FilterRole) -> SeccompProgram {
@@ -154,6 +165,7 @@ mod tests {
             ("namespace broker", &launcher, &filters.namespace_broker),
             ("launcher", &supervisor, &launcher),
             ("server", &supervisor, &compile(FilterRole::Server)),
+            ("egress", &supervisor, &compile(FilterRole::Egress)),
             ("puller", &launcher, &compile(FilterRole::Puller)),
         ];
         for (name, outer, inner) in inner {
@@ -187,7 +199,7 @@ mod tests {
             (libc::SYS_open_by_handle_at, "open_by_handle_at"),
             (libc::SYS_process_vm_readv, "process_vm_readv"),
         ];
-        for role in [FilterRole::Supervisor, FilterRole::Launcher, FilterRole::Server, FilterRole::Puller] {
+        for role in ALL_ROLES {
             let program = compile(role);
             for (number, name) in calls {
                 let number = u32::try_from(number).expect("a call number is small");
@@ -200,7 +212,7 @@ mod tests {
     fn unlisted_calls_do_not_exist_and_probes_of_the_host_are_allowed() {
         const ENOSYS: u32 = 0x0005_0000 | 38;
         let number = |call: libc::c_long| u32::try_from(call).expect("a call number is small");
-        for role in [FilterRole::Supervisor, FilterRole::Launcher, FilterRole::Server, FilterRole::Puller] {
+        for role in ALL_ROLES {
             let program = compile(role);
             for unlisted in [number(libc::SYS_lookup_dcookie), 380, 9999] {
                 let verdict = program.evaluate(unlisted, [0; 6]);
@@ -229,8 +241,8 @@ mod tests {
     }
 
     #[test]
-    fn server_and_puller_make_threads_but_neither_processes_nor_namespaces() {
-        for role in [FilterRole::Server, FilterRole::Puller] {
+    fn server_puller_and_egress_make_threads_but_neither_processes_nor_namespaces() {
+        for role in [FilterRole::Server, FilterRole::Puller, FilterRole::Egress] {
             check_threads_only(&compile(role));
         }
     }

@@ -47,6 +47,12 @@ pub struct LauncherSettings {
     #[serde(default)]
     pub totals: TotalLimits,
     pub network: NetworkSettings,
+    /// The limit on open files that programs in sandboxes start with, if it is not this process's own.
+    #[serde(default)]
+    pub open_files: Option<u64>,
+    /// The uid of egress, if it differs from the launcher's.
+    #[serde(default)]
+    pub egress_uid: Option<u32>,
 }
 
 impl LauncherSettings {

@@ -81,10 +81,9 @@ const RULES: &[SourceRule] = &[
 ];
 
 /// Files that start programs on purpose: ourselves, as supervisor, server and launcher; the formatter of
-/// ext4, once, for the template of a volume; the program that carries an ordinary user's packets; the
+/// ext4, once, for the template of a volume; the
 /// programs that `bench` compares us with; and inside a sandbox, the code that runs user commands anyway.
 const MAY_START_PROGRAMS: &[&str] = &[
-    "crates/launcher/src/network/userspace.rs",
     "crates/launcher/src/volumes/ext4.rs",
     "crates/cli/src/bench",
     "crates/cli/src/pull_process.rs",

@@ -300,8 +300,18 @@ impl Config {
     }
 
     fn add_network(&self, entries: &mut SettingList) {
-        let launcher::network::NetworkSettings { default, range, range6, resolvers, allow, deny } =
-            &self.network;
+        let launcher::network::NetworkSettings {
+            default,
+            range,
+            range6,
+            resolvers,
+            allow,
+            deny,
+            filter: _,
+            upstream_proxy: _,
+            // The state directory decides, not a setting.
+            auto_needs_link: _,
+        } = &self.network;
         entries.add("network.default", default);
         entries.add("network.range", range.as_ref().map(ToString::to_string));
         entries.add("network.range6", range6.to_string());

@@ -23,13 +23,19 @@ pub(super) fn check_network(raw: RawNetwork) -> Result<NetworkSettings> {
             None | Some("auto") => NetworkMode::Auto,
             Some("on") => NetworkMode::On,
             Some("off") => NetworkMode::Off,
-            Some(other) => bail!("`network.default` is `{other}`, none of `auto`, `on` and `off`"),
+            Some("filtered") => NetworkMode::Filtered,
+            Some(other) => {
+                bail!("`network.default` is `{other}`, none of `auto`, `on`, `filtered` and `off`")
+            }
         },
         range: raw.range.map(|text| parse_setting("range", &text)).transpose()?,
         range6: raw.range6.map_or(Ok(usual.range6), |text| parse_setting("range6", &text))?,
         resolvers: parse_list("resolvers", raw.resolvers)?.unwrap_or_default(),
         allow: parse_list("allow", raw.allow)?.unwrap_or_default(),
         deny: parse_list("deny", raw.deny)?.unwrap_or(usual.deny),
+        filter: usual.filter,
+        upstream_proxy: usual.upstream_proxy,
+        auto_needs_link: usual.auto_needs_link,
     };
     check_ranges(&settings)?;
     check_loopback(&settings)?;

@@ -92,7 +92,10 @@ impl RawPool {
             Some("auto") => NetworkMode::Auto,
             Some("on") => NetworkMode::On,
             Some("off") => NetworkMode::Off,
-            Some(other) => bail!("`{}` is `{other}`, none of `auto`, `on` and `off`", setting("network")),
+            Some("filtered") => NetworkMode::Filtered,
+            Some(other) => {
+                bail!("`{}` is `{other}`, none of `auto`, `on`, `filtered` and `off`", setting("network"))
+            }
         };
         let cpus =
             self.cpus.as_ref().map(|amount| parse_amount(&setting("cpus"), amount, values::parse_cpus));
@@ -148,5 +151,6 @@ pub(crate) fn to_domain_network(mode: NetworkMode) -> NetworkAccess {
         NetworkMode::Off => NetworkAccess::Off,
         NetworkMode::On => NetworkAccess::On,
         NetworkMode::Auto => NetworkAccess::Auto,
+        NetworkMode::Filtered => NetworkAccess::Filtered,
     }
 }

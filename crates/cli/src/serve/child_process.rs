@@ -35,6 +35,17 @@ pub(crate) struct ProcessRole {
     pub(super) stop_grace: fn(&Config) -> Duration,
     /// Opens the descriptors that it gets besides those that all processes get.
     pub(super) descriptors: Box<dyn Fn() -> Result<Vec<OwnedFd>>>,
+    /// Chooses what it is told of the settings, as JSON.
+    pub(super) settings: Box<dyn Fn(ChildSettings) -> Result<Vec<u8>>>,
+    pub(super) environment: RoleEnvironment,
+}
+
+/// The variables that a process inherits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RoleEnvironment {
+    All,
+    /// These alone. Such a process gets no new settings through its pipe either.
+    Only(&'static [&'static str]),
 }
 
 /// When a process counts as started.
@@ -99,11 +110,11 @@ impl ChildProcess {
             StartRule::AtOnce if !was_ever_ready => ReadyAnnouncement::Yes,
             StartRule::AtOnce | StartRule::WhenReady => ReadyAnnouncement::No,
         };
-        let settings = ChildSettings::new(config, identity, announce);
+        let settings = (role.settings)(ChildSettings::new(config, identity, announce))?;
         let mut passed =
             vec![settings_memfd(&settings)?, ready_writer.into_blocking_fd()?, updated.into_blocking_fd()?];
         passed.extend((role.descriptors)()?);
-        let child = spawn_role(role.subcommand, &passed)?;
+        let child = spawn_role(role.subcommand, &passed, role.environment)?;
         // Our copy of the pipe's end must be closed: a process that dies before it is ready is noticed by
         // the end of file.
         drop(passed);
@@ -221,8 +232,11 @@ impl ChildProcess {
         self.is_ready
     }
 
-    /// Makes the process apply new settings.
+    /// Makes the process apply new settings, if it takes any.
     pub(super) async fn send_update(&mut self, settings: &ChildSettings) -> Result<()> {
+        if self.role.environment != RoleEnvironment::All {
+            return Ok(());
+        }
         let expected = if self.is_ready { 1 } else { 2 };
         update::send_settings(&mut self.updates, &mut self.ready, settings, expected).await?;
         self.is_ready = true;
@@ -257,8 +271,9 @@ pub(crate) async fn run_to_end(
     let settings = ChildSettings::new(config, identity, ReadyAnnouncement::No);
     let (ready, _unused) = pipe()?;
     let (_updates, updated) = pipe()?;
+    let settings = serde_json::to_vec(&settings)?;
     let passed = [settings_memfd(&settings)?, ready.into_blocking_fd()?, updated.into_blocking_fd()?];
-    let mut child = spawn_role(subcommand, &passed)?;
+    let mut child = spawn_role(subcommand, &passed, RoleEnvironment::All)?;
     drop(passed);
     match tokio::time::timeout(limit, child.wait()).await {
         Ok(Ok(status)) if status.success() => Ok(()),
@@ -271,12 +286,16 @@ pub(crate) async fn run_to_end(
 }
 
 /// Starts this program in another role, with descriptors whose numbers are its arguments.
-fn spawn_role(role: &str, descriptors: &[OwnedFd]) -> Result<Child> {
+fn spawn_role(role: &str, descriptors: &[OwnedFd], environment: RoleEnvironment) -> Result<Child> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("coracle").arg(role).arg(std::process::id().to_string());
     // In a group of its own, so that an interrupt on the terminal reaches only the supervisor, which ends its children
     // in order: the server needs the launcher to remove sandboxes.
     command.process_group(0);
+    if let RoleEnvironment::Only(names) = environment {
+        command.env_clear();
+        command.envs(names.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
+    }
     // Only the supervisor notifies the service manager.
     command.env_remove(notify::NOTIFY_VARIABLE);
     for descriptor in descriptors {
@@ -286,10 +305,10 @@ fn spawn_role(role: &str, descriptors: &[OwnedFd]) -> Result<Child> {
 }
 
 /// The settings are passed in memory: arguments and variables are visible to others.
-fn settings_memfd(settings: &ChildSettings) -> Result<OwnedFd> {
+fn settings_memfd(settings: &[u8]) -> Result<OwnedFd> {
     use std::io::{Seek, Write};
     let mut file = File::from(rustix::fs::memfd_create("settings", rustix::fs::MemfdFlags::CLOEXEC)?);
-    file.write_all(&serde_json::to_vec(settings)?)?;
+    file.write_all(settings)?;
     file.rewind()?;
     Ok(file.into())
 }

@@ -8,6 +8,7 @@ use domain::SandboxLimits;
 use launcher::identity::ServerIdentity;
 use launcher::settings::{LauncherSettings, LifetimePolicy, MaxLimits, MountRule};
 use linux::descriptors::InheritedDescriptors;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use service::{AliasRule, ImageAliases};
 
@@ -22,6 +23,9 @@ pub(crate) struct ChildSettings {
     /// The uid that the server switches to; `None` if the supervisor is not root.
     pub server_uid: Option<u32>,
     pub announce: ReadyAnnouncement,
+    /// The limit on open files with which the supervisor was started, for programs in sandboxes.
+    #[serde(default)]
+    pub open_files: Option<u64>,
 }
 
 /// Whether the server prints that it is ready; after a crash no one is waiting for that any more.
@@ -34,7 +38,13 @@ pub(crate) enum ReadyAnnouncement {
 impl ChildSettings {
     pub(crate) fn new(config: &Config, identity: &ServerIdentity, announce: ReadyAnnouncement) -> Self {
         let server_uid = super::state::server_uid(config, identity);
-        Self { config: config.clone(), identity: identity.clone(), server_uid, announce }
+        Self { config: config.clone(), identity: identity.clone(), server_uid, announce, open_files: None }
+    }
+
+    /// The uid of egress: one of the range that is reserved for servers, beside the server's own and that of pullers.
+    pub(crate) fn egress_uid(&self) -> Option<u32> {
+        let base = self.config.uid_base;
+        self.server_uid.map(|server| base + ((server - base) ^ 2))
     }
 
     /// The launcher's part of the settings.
@@ -59,6 +69,8 @@ impl ChildSettings {
             maxima: launcher_maxima(&config.limits.maxima),
             totals: config.limits.totals,
             network: config.network.clone(),
+            open_files: self.open_files,
+            egress_uid: self.egress_uid(),
         }
     }
 }
@@ -99,19 +111,19 @@ impl PassToChild for OwnedFd {
 }
 
 /// The arguments and descriptors with which a part was started.
-pub(crate) struct ReceivedStartup {
-    pub settings: ChildSettings,
+pub(crate) struct ReceivedStartup<S = ChildSettings> {
+    pub settings: S,
     /// Takes one byte when the part is ready.
     pub ready: OwnedFd,
     /// The pipe that brings new settings, see `update`.
     pub updates: OwnedFd,
-    /// Only the server has these.
+    /// What only some of them have.
     pub others: Vec<OwnedFd>,
 }
 
 /// Reads the arguments of a part: the supervisor's pid and its descriptors. From here on, the part ends
 /// with its supervisor.
-pub(crate) fn receive_startup(arguments: &[String]) -> Result<ReceivedStartup> {
+pub(crate) fn receive_startup<S: DeserializeOwned>(arguments: &[String]) -> Result<ReceivedStartup<S>> {
     let [parent, settings, ready, updates, others @ ..] = arguments else {
         bail!("this command is for `coracle serve` alone");
     };

@@ -22,7 +22,7 @@ pub(crate) const REMOVAL_SUBCOMMAND: &str = "__remove-sandboxes";
 
 /// Removes all sandboxes, and everything outside of the state directory that belongs to it.
 pub(crate) fn run_removal(arguments: &[String]) -> Result<ExitCode> {
-    let (settings, lock, ..) = begin_launcher(arguments)?;
+    let StartedLauncher { settings, lock, .. } = begin_launcher(arguments)?;
     let mut launcher = Launcher::open(settings.launcher_settings(), embedded_programs::ALL_PROGRAMS)?;
     for found in launcher.list_sandboxes().context("could not list the sandboxes")? {
         let removed = launcher.destroy_and_wait(&found.id);
@@ -34,10 +34,14 @@ pub(crate) fn run_removal(arguments: &[String]) -> Result<ExitCode> {
 }
 
 pub(crate) fn run_launcher(arguments: &[String]) -> Result<ExitCode> {
-    let (settings, lock, ready, updates) = begin_launcher(arguments)?;
+    let StartedLauncher { settings, lock, ready, updates, keeper } = begin_launcher(arguments)?;
     let stop =
         SignalFd::watch(&[signals::SIGTERM, signals::SIGINT]).context("could not watch for signals")?;
-    let launcher = Launcher::open(settings.launcher_settings(), embedded_programs::ALL_PROGRAMS)?;
+    let mut launcher = Launcher::open(settings.launcher_settings(), embedded_programs::ALL_PROGRAMS)?;
+    if let Some(keeper) = keeper {
+        launcher.connect_keeper(keeper).context("could not take over the sockets of sandboxes")?;
+    }
+    launcher.warn_of_missing_network();
     // A server of one's own reports what its one sandbox lacks.
     let unenforced = launcher.unenforced_reason().filter(|_| settings.config.own_server.is_none());
     if let Some(reason) = unenforced {
@@ -59,9 +63,21 @@ pub(crate) fn run_launcher(arguments: &[String]) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// What a launcher starts with.
+struct StartedLauncher {
+    settings: ChildSettings,
+    lock: File,
+    ready: OwnedFd,
+    updates: OwnedFd,
+    /// The connection to the supervisor, which keeps the sockets of sandboxes whose connections egress carries.
+    keeper: Option<OwnedFd>,
+}
+
 /// Receives the settings, waits for a predecessor, and gives up what a launcher does not need.
-fn begin_launcher(arguments: &[String]) -> Result<(ChildSettings, File, OwnedFd, OwnedFd)> {
-    let ReceivedStartup { settings, ready, updates, .. } = child_settings::receive_startup(arguments)?;
+fn begin_launcher(arguments: &[String]) -> Result<StartedLauncher> {
+    let ReceivedStartup { settings, ready, updates, others } =
+        child_settings::receive_startup::<ChildSettings>(arguments)?;
+    let keeper = others.into_iter().next();
     crate::tracing_output::start_logging(&settings.config.log);
     // A killed predecessor may still be ending; everything it held must be released first.
     let lock =
@@ -72,7 +88,7 @@ fn begin_launcher(arguments: &[String]) -> Result<(ChildSettings, File, OwnedFd,
         linux::mounts::make_private().context("could not make mounts private")?;
     }
     FilterRole::Launcher.load_filter()?;
-    Ok((settings, lock, ready, updates))
+    Ok(StartedLauncher { settings, lock, ready, updates, keeper })
 }
 
 /// Reports at the start what users would otherwise learn from the first refused create.

@@ -40,7 +40,8 @@ const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(crate) fn run_server(arguments: &[String], printer: &Printer) -> Result<ExitCode> {
     let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
-    let ReceivedStartup { settings, ready, updates, others } = child_settings::receive_startup(arguments)?;
+    let ReceivedStartup { settings, ready, updates, others } =
+        child_settings::receive_startup::<ChildSettings>(arguments)?;
     let Ok([lock, operators, listener]) = <[OwnedFd; 3]>::try_from(others) else {
         bail!("the listening sockets were not passed");
     };

@@ -3,6 +3,10 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use domain::AddressPrefix;
+use linux::netlink::route::RoutingSocket;
+
+use super::settings::{CANDIDATE_RANGES, NetworkSettings, parse_prefix};
+use super::{NetworkError, guard};
 
 /// The addresses of one server's sandboxes.
 ///
@@ -50,22 +54,57 @@ impl AddressRange {
     }
 }
 
+/// Returns the configured range, or the first of the default ranges that this host does not use.
+pub fn choose_range(
+    settings: &NetworkSettings,
+    routing: &mut RoutingSocket,
+) -> Result<AddressRange, NetworkError> {
+    let links = routing.list_links().map_err(NetworkError::Links)?;
+    let ours: Vec<u32> = links
+        .iter()
+        .filter(|(_, name)| name.starts_with(guard::LINK_PREFIX))
+        .map(|(index, _)| *index)
+        .collect();
+    let routes = routing.list_routes().map_err(NetworkError::Links)?;
+    let theirs: Vec<AddressPrefix> = routes
+        .into_iter()
+        .filter(|route| route.prefix > 0 && !route.link.is_some_and(|link| ours.contains(&link)))
+        .map(|route| AddressPrefix { address: route.target, bits: route.prefix })
+        .collect();
+    let free = |range: &AddressPrefix| !theirs.iter().any(|other| other.overlaps(range));
+    let v6 = settings.range6;
+    if !free(&v6) {
+        return Err(NetworkError::RangeTaken(v6.to_string()));
+    }
+    let choices = candidate_ranges(settings);
+    match choices.iter().find(|range| free(range)) {
+        Some(v4) => Ok(AddressRange { v4: *v4, v6 }),
+        None => Err(NetworkError::RangeTaken(
+            choices.iter().map(AddressPrefix::to_string).collect::<Vec<_>>().join(", "),
+        )),
+    }
+}
+
+/// Returns the IPv4 ranges that may be used, in order of preference.
+pub fn candidate_ranges(settings: &NetworkSettings) -> Vec<AddressPrefix> {
+    match settings.range {
+        Some(range) => vec![range],
+        None => CANDIDATE_RANGES.into_iter().map(parse_prefix).collect(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn prefix(text: &str) -> AddressPrefix {
-        text.parse().unwrap_or_else(|error| panic!("{error}"))
-    }
-
     #[test]
     fn sandbox_addresses_skip_gateway_resolvers_and_broadcast() {
-        let range = AddressRange { v4: prefix("198.19.0.0/16"), v6: prefix("fd00::/64") };
+        let range = AddressRange { v4: parse_prefix("198.19.0.0/16"), v6: parse_prefix("fd00::/64") };
         assert_eq!(range.gateway_address(false).to_string(), "198.19.0.1");
         assert_eq!(range.resolver_address(true, 2).to_string(), "fd00::3");
         assert_eq!(range.sandbox_address(false, 0).to_string(), "198.19.0.16");
         assert_eq!(range.sandbox_address(false, range.sandbox_count() - 1).to_string(), "198.19.255.254");
-        let small = AddressRange { v4: prefix("10.9.0.0/24"), ..range };
+        let small = AddressRange { v4: parse_prefix("10.9.0.0/24"), ..range };
         assert_eq!(small.sandbox_address(false, small.sandbox_count() - 1).to_string(), "10.9.0.254");
     }
 }

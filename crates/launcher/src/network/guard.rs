@@ -21,16 +21,19 @@ use linux::netlink::nftables::{ChainHook, ConntrackState, FilterRule, FilterTabl
 use super::address::AddressRange;
 use super::settings::{ALWAYS_DENIED, NetworkSettings, parse_prefix};
 
-const TCP: u8 = 6;
-const UDP: u8 = 17;
+pub(super) const TCP: u8 = 6;
+pub(super) const UDP: u8 = 17;
 const ICMP_PROTOCOLS: [u8; 2] = [1, 58];
-const DNS_PORT: u16 = 53;
+pub(super) const DNS_PORT: u16 = 53;
 
 /// The largest number of concurrent connections of one sandbox.
 const MAX_CONNECTIONS: u32 = 4096;
 /// The number of shares into which all sandboxes are divided; a power of two.
 const SHARE_COUNT: u8 = 8;
 const NEW_CONNECTION_LIMIT: SourceLimit = SourceLimit::NewEachSecond { rate: 500, burst: 4000 };
+
+/// The name of the table inside the namespace of a sandbox.
+pub(super) const INNER_TABLE: &str = "coracle";
 
 /// The prefix of the names of all links of all servers.
 pub const LINK_PREFIX: &str = "cora";
@@ -156,7 +159,7 @@ pub fn build_sandbox_table(
     own: &[AddressPrefix],
     resolvers: &[IpAddr],
 ) -> FilterTable {
-    let mut table = FilterTable::new("coracle");
+    let mut table = FilterTable::new(INNER_TABLE);
     table.add_base_chain("output", ChainHook::Output);
     table.add_rule("output", &FilterRule::new().to_link("lo\0").accept());
     table.add_rule("output", &FilterRule::new().belongs_to_tcp_connection().accept());
@@ -183,14 +186,23 @@ fn add_destination_rules(
     for rule in settings.allow.iter().flat_map(|target| rules_for_target(target, &FilterRule::new())) {
         table.add_rule(chain, &rule.accept());
     }
-    let never = ALWAYS_DENIED.into_iter().map(parse_prefix);
     // Multicast and broadcast packets get no reply, as usual; packets that match the lists do.
-    let forbidden = never.chain(own.iter().copied()).chain(settings.deny.iter().copied());
-    // If the network translates addresses, each IPv4 address also has an IPv6 form.
-    for prefix in forbidden.flat_map(|prefix| [Some(prefix), prefix.nat64_prefix()]).flatten() {
+    let own = own.iter().copied().flat_map(with_translated_form);
+    for prefix in own.chain(forbidden_prefixes(settings)) {
         table.add_rule(chain, &FilterRule::new().destination_in(prefix.address, prefix.bits).reject());
     }
     table.add_rule(chain, &FilterRule::new().destination_is_not_elsewhere().reject());
+}
+
+/// The addresses that are never reachable, and those that the operator denies.
+pub(super) fn forbidden_prefixes(settings: &NetworkSettings) -> impl Iterator<Item = AddressPrefix> {
+    let never = ALWAYS_DENIED.into_iter().map(parse_prefix);
+    never.chain(settings.deny.iter().copied()).flat_map(with_translated_form)
+}
+
+/// If the network translates addresses, each IPv4 address also has an IPv6 form.
+fn with_translated_form(prefix: AddressPrefix) -> impl Iterator<Item = AddressPrefix> {
+    [Some(prefix), prefix.nat64_prefix()].into_iter().flatten()
 }
 
 /// Returns the rules that match packets to a target: one, or one for each protocol that has ports.

@@ -2,7 +2,8 @@
 
 use std::net::IpAddr;
 
-use domain::{AddressPrefix, NetworkTarget};
+use domain::{AddressPrefix, NetworkTarget, PolicyTarget};
+use egress_protocol::RuleMessage;
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,6 +23,28 @@ pub struct NetworkSettings {
     /// Not reachable, in addition to the addresses that are never reachable.
     #[serde(with = "texts")]
     pub deny: Vec<AddressPrefix>,
+    #[serde(default)]
+    pub filter: FilterSettings,
+    /// A proxy through which egress makes all connections.
+    #[serde(default)]
+    pub upstream_proxy: Option<String>,
+    /// Whether `auto` means `off` where sandboxes cannot have a link, as in earlier versions.
+    #[serde(default)]
+    pub auto_needs_link: bool,
+}
+
+/// The operator's settings for filtered sandboxes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FilterSettings {
+    /// These precede the policy of every filtered sandbox, in this order.
+    #[serde(with = "texts")]
+    pub always_deny: Vec<PolicyTarget>,
+    #[serde(with = "texts")]
+    pub always_allow: Vec<PolicyTarget>,
+    /// The largest number of open connections of one sandbox, if it is not the usual one.
+    pub connections: Option<u32>,
+    /// The policy of a filtered sandbox whose client names none; what no rule allows is denied.
+    pub rules: Vec<RuleMessage>,
 }
 
 /// Addresses as the text that settings contain: the types of `domain` are not serialisable.
@@ -101,6 +124,8 @@ pub enum NetworkMode {
     On,
     /// On if that is possible, otherwise off.
     Auto,
+    /// What a policy allows, by name and address.
+    Filtered,
 }
 
 impl Default for NetworkSettings {
@@ -112,6 +137,9 @@ impl Default for NetworkSettings {
             resolvers: Vec::new(),
             allow: Vec::new(),
             deny: PRIVATE_NETWORKS.into_iter().map(parse_prefix).collect(),
+            filter: FilterSettings::default(),
+            upstream_proxy: None,
+            auto_needs_link: false,
         }
     }
 }
@@ -132,7 +160,7 @@ pub const PRIVATE_NETWORKS: [&str; 6] =
 /// Never reachable, whatever the settings deny: this host's loopback, link-local and multicast
 /// addresses, and the metadata services of clouds, which hold secrets. IPv6 addresses that tunnel IPv4
 /// are included; the guard adds the translated forms of these and of denied addresses.
-pub(super) const ALWAYS_DENIED: [&str; 19] = [
+pub const ALWAYS_DENIED: [&str; 19] = [
     "0.0.0.0/8",
     "127.0.0.0/8",
     "169.254.0.0/16",

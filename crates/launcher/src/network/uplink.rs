@@ -11,13 +11,12 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use domain::AddressPrefix;
 use linux::netlink::route::{MacAddress, RoutingSocket, VethEnd};
 use linux::netlink::watch::{FilterWatch, LinkWatch};
 use linux::netlink::{conntrack, nftables};
 
-use super::address::AddressRange;
-use super::settings::{CANDIDATE_RANGES, NetworkSettings, parse_prefix};
+use super::address::{self, AddressRange};
+use super::settings::NetworkSettings;
 use super::{NetworkError, guard, resolver};
 
 /// The name of the link inside a sandbox.
@@ -78,7 +77,7 @@ impl Uplink {
     /// Checks that sandboxes can get a link now. This installs the table if necessary: the first time,
     /// after another program emptied the host's filters, or when the host's name servers changed.
     pub fn ensure_ready(&mut self) -> Result<(), NetworkError> {
-        if !is_forwarding("ipv4/ip_forward") {
+        if !forwards_packets() {
             return Err(NetworkError::NoForwarding);
         }
         let stands = match &mut self.up {
@@ -88,7 +87,7 @@ impl Uplink {
             }
             None => {
                 let mut routing = RoutingSocket::open().map_err(NetworkError::Links)?;
-                let range = self.choose_range(&mut routing)?;
+                let range = address::choose_range(&self.settings, &mut routing)?;
                 self.up = Some(
                     ActiveUplink::new(routing, range, &self.settings.resolvers)
                         .map_err(NetworkError::Links)?,
@@ -101,12 +100,12 @@ impl Uplink {
 
     /// Like [`Uplink::ensure_ready`], without changing the host.
     pub fn check_ready(&self) -> Result<(), NetworkError> {
-        if !is_forwarding("ipv4/ip_forward") {
+        if !forwards_packets() {
             return Err(NetworkError::NoForwarding);
         }
         nftables::table_exists(&self.table).map_err(NetworkError::Filter)?;
         let mut routing = RoutingSocket::open().map_err(NetworkError::Links)?;
-        self.choose_range(&mut routing).map(drop)
+        address::choose_range(&self.settings, &mut routing).map(drop)
     }
 
     /// Installs the table. If that fails, the uplink counts as not active.
@@ -119,42 +118,6 @@ impl Uplink {
             self.up = None;
         }
         installed
-    }
-
-    /// Returns the configured range, or the first of the default ranges that this host does not use.
-    fn choose_range(&self, routing: &mut RoutingSocket) -> Result<AddressRange, NetworkError> {
-        let links = routing.list_links().map_err(NetworkError::Links)?;
-        let ours: Vec<u32> = links
-            .iter()
-            .filter(|(_, name)| name.starts_with(guard::LINK_PREFIX))
-            .map(|(index, _)| *index)
-            .collect();
-        let routes = routing.list_routes().map_err(NetworkError::Links)?;
-        let theirs: Vec<AddressPrefix> = routes
-            .into_iter()
-            .filter(|route| route.prefix > 0 && !route.link.is_some_and(|link| ours.contains(&link)))
-            .map(|route| AddressPrefix { address: route.target, bits: route.prefix })
-            .collect();
-        let free = |range: &AddressPrefix| !theirs.iter().any(|other| other.overlaps(range));
-        let v6 = self.settings.range6;
-        if !free(&v6) {
-            return Err(NetworkError::RangeTaken(v6.to_string()));
-        }
-        let choices = self.candidate_ranges();
-        match choices.iter().find(|range| free(range)) {
-            Some(v4) => Ok(AddressRange { v4: *v4, v6 }),
-            None => Err(NetworkError::RangeTaken(
-                choices.iter().map(AddressPrefix::to_string).collect::<Vec<_>>().join(", "),
-            )),
-        }
-    }
-
-    /// Returns the IPv4 ranges that may be used, in order of preference.
-    fn candidate_ranges(&self) -> Vec<AddressPrefix> {
-        match self.settings.range {
-            Some(range) => vec![range],
-            None => CANDIDATE_RANGES.into_iter().map(parse_prefix).collect(),
-        }
     }
 
     /// Connects a net namespace that has none of our links; `inside` is its routing. Call
@@ -257,11 +220,12 @@ impl Uplink {
         }
         // No new sandbox gets a link while the range is taken or the host does not forward. Sandboxes
         // that have a link still reach this host, so the guard is installed first.
-        let (range, taken) = match self.choose_range(&mut routing) {
+        let (range, taken) = match address::choose_range(&self.settings, &mut routing) {
             Ok(range) => (range, None),
-            Err(down) => {
-                (AddressRange { v4: self.candidate_ranges()[0], v6: self.settings.range6 }, Some(down))
-            }
+            Err(down) => (
+                AddressRange { v4: address::candidate_ranges(&self.settings)[0], v6: self.settings.range6 },
+                Some(down),
+            ),
         };
         self.up =
             Some(ActiveUplink::new(routing, range, &self.settings.resolvers).map_err(NetworkError::Links)?);
@@ -364,6 +328,15 @@ impl ActiveUplink {
     }
 }
 
+/// Removes the link of the sandbox in whose net namespace this thread is, if it has one.
+pub fn remove_inner_link() -> io::Result<()> {
+    let mut inside = RoutingSocket::open()?;
+    match inside.find_link(SANDBOX_LINK_NAME)? {
+        Some(link) => inside.remove_link(link.index),
+        None => Ok(()),
+    }
+}
+
 /// Returns the name of the link for an address index.
 fn link_name(links: &str, index: u32) -> String {
     format!("{links}{index:04x}")
@@ -372,6 +345,11 @@ fn link_name(links: &str, index: u32) -> String {
 /// Describes the address families that sandboxes get.
 pub fn describe_families() -> &'static str {
     if forwards_ipv6() { "IPv4 and IPv6" } else { "IPv4" }
+}
+
+/// Whether this host forwards packets.
+pub fn forwards_packets() -> bool {
+    is_forwarding("ipv4/ip_forward")
 }
 
 /// Whether sandboxes get IPv6 addresses: only if the host forwards IPv6.

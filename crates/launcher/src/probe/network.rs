@@ -1,22 +1,29 @@
 //! Checks whether sandboxes can reach other machines, and what could prevent it. Nothing on the
 //! host is changed.
 
-use backend::NetworkState;
 use linux::netlink::nftables;
+use linux::spawn::SingleThread;
 
-use super::HostCheck;
+use super::{CheckStatus, HostCheck};
 use crate::network::uplink::{self, Uplink};
-use crate::network::userspace::PacketForwarder;
 use crate::network::{NetworkError, NetworkSettings, resolver};
+use crate::process::connect::OPEN_BY;
+use crate::process::filtered::probe_diversion;
 
+const FILTERED_CHECK_NAME: &str = "network `filtered`";
+const FILTERED_CONSEQUENCE: &str = "network `filtered` is refused, and so is `on` without a link";
 const CHECK_NAME: &str = "network `on`";
 const CONSEQUENCE: &str = "sandboxes can reach only their own loopback: `on` is refused and `auto` is `off`";
 
 pub(super) fn run_checks(settings: &NetworkSettings, rootless: bool) -> Vec<HostCheck> {
-    if rootless {
-        return vec![check_user_space()];
-    }
-    match Uplink::new(settings.clone(), "doctor").check_ready() {
+    let filtered = check_diversion(settings);
+    let linked = if rootless {
+        Err(NetworkError::NotRoot)
+    } else {
+        Uplink::new(settings.clone(), "doctor").check_ready()
+    };
+    let carried = filtered.status == CheckStatus::Ok;
+    let mut checks = match linked {
         Ok(()) => {
             let detail = format!("by NAT of {}", uplink::describe_families());
             [HostCheck::ok(CHECK_NAME, detail), check_name_servers(settings)]
@@ -24,18 +31,28 @@ pub(super) fn run_checks(settings: &NetworkSettings, rootless: bool) -> Vec<Host
                 .chain(check_forward_policies())
                 .collect()
         }
+        Err(NetworkError::NoForwarding | NetworkError::NotRoot) if carried => {
+            vec![HostCheck::ok(CHECK_NAME, format!("by {OPEN_BY}"))]
+        }
         Err(down) => vec![network_unavailable(&down)],
-    }
+    };
+    checks.push(filtered);
+    checks
 }
 
 fn network_unavailable(down: &NetworkError) -> HostCheck {
     HostCheck::weaker(CHECK_NAME, down.to_string(), CONSEQUENCE).with_fix(down.hint())
 }
 
-fn check_user_space() -> HostCheck {
-    match PacketForwarder::find() {
-        Ok(program) => HostCheck::ok(CHECK_NAME, NetworkState::On { by: program.describe() }.words()),
-        Err(down) => network_unavailable(&down),
+/// Diverts nothing, but sets up a net namespace of its own as that of a sandbox is.
+fn check_diversion(settings: &NetworkSettings) -> HostCheck {
+    match SingleThread::prove().and_then(|thread| probe_diversion(&thread, settings)) {
+        Ok(()) => HostCheck::ok(FILTERED_CHECK_NAME, "nftables diverts connections (nft_tproxy)"),
+        Err(error) => {
+            let down = NetworkError::NoDiversion(error.to_string());
+            HostCheck::weaker(FILTERED_CHECK_NAME, down.to_string(), FILTERED_CONSEQUENCE)
+                .with_fix(down.hint())
+        }
     }
 }
 

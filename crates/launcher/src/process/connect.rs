@@ -7,62 +7,97 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use backend::{EnforcedMeasures, Measure, NetworkState};
 use domain::SandboxId;
+use egress_protocol::ServeMode;
 use linux::namespaces::{self, NamespaceSet};
 use linux::spawn::{self, ForkResult, ProcessExit};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, pidfd_send_signal};
 
-use super::record::{LauncherRecord, ProcessIdentity};
+use super::record::LauncherRecord;
 use super::{Launcher, LauncherRights};
 use crate::jail::step::{JailError, JailStep, StepContext};
-use crate::network::userspace::PacketForwarder;
-use crate::network::{NetworkError, NetworkMode, NetworkSettings, UplinkKind, resolver};
+use crate::network::{NetworkError, NetworkMode, UplinkKind, resolver};
 use crate::protocol::OpError;
 
 /// How long a child process may work inside a sandbox.
-const CHILD_TIMEOUT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
+pub(super) const CHILD_TIMEOUT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
-impl LauncherRights {
+/// What carries the connections of sandboxes without a link, and what does not pass.
+pub(crate) const OPEN_BY: &str = "egress: TCP and DNS, but no other UDP, no ICMP and no packets from outside";
+const FILTERED_BY: &str = "by egress: TCP and DNS alone";
+
+impl Launcher {
     /// Decides how a sandbox will reach other machines.
     pub(super) fn choose_network(
         &mut self,
         mode: NetworkMode,
     ) -> Result<(UplinkKind, NetworkState), OpError> {
-        if mode == NetworkMode::Off {
-            return Ok((UplinkKind::Nothing, NetworkState::Off { since: None }));
-        }
-        match (self.available_network(), mode) {
-            (Ok(found), _) => Ok(found),
-            (Err(down), NetworkMode::On) => {
-                let message = format!("network `on` is not possible here: {}", format_error_chain(&down));
-                Err(OpError::unsupported(message, Some(down.hint())))
-            }
-            (Err(down), NetworkMode::Auto | NetworkMode::Off) => {
-                let since = Some(format_error_chain(&down));
-                Ok((UplinkKind::Nothing, NetworkState::Off { since }))
-            }
-        }
+        let chosen = match mode {
+            NetworkMode::Off => Ok((UplinkKind::Nothing, NetworkState::Off { since: None })),
+            NetworkMode::Filtered => self.check_egress().map(|()| {
+                (
+                    UplinkKind::Egress(ServeMode::Filtered),
+                    NetworkState::Filtered { by: FILTERED_BY.to_owned() },
+                )
+            }),
+            NetworkMode::On => self.available_network(),
+            NetworkMode::Auto => match self.automatic_network() {
+                Ok(found) => Ok(found),
+                Err(down) => {
+                    let since = Some(format_error_chain(&down));
+                    Ok((UplinkKind::Nothing, NetworkState::Off { since }))
+                }
+            },
+        };
+        chosen.map_err(|down| {
+            let word = if mode == NetworkMode::Filtered { "filtered" } else { "on" };
+            let message = format!("network `{word}` is not possible here: {}", format_error_chain(&down));
+            OpError::unsupported(message, Some(down.hint()))
+        })
     }
 
     /// Returns how sandboxes can reach other machines now, or why they cannot.
     fn available_network(&mut self) -> Result<(UplinkKind, NetworkState), NetworkError> {
-        match self {
-            Self::Root(root) => {
-                root.netns_pool.uplink.ensure_ready()?;
-                Ok((UplinkKind::Link, NetworkState::On { by: root.netns_pool.uplink.describe() }))
-            }
-            Self::User { .. } => {
-                let program = PacketForwarder::find()?;
-                Ok((UplinkKind::Userspace, NetworkState::On { by: program.describe() }))
-            }
+        match self.rights.linked_network() {
+            Err(NetworkError::NoForwarding | NetworkError::NotRoot) => self
+                .check_egress()
+                .map(|()| (UplinkKind::Egress(ServeMode::Open), NetworkState::On { by: OPEN_BY.to_owned() })),
+            found => found,
+        }
+    }
+
+    /// As above, for sandboxes that get no network if there is none.
+    fn automatic_network(&mut self) -> Result<(UplinkKind, NetworkState), NetworkError> {
+        if self.settings.network.auto_needs_link {
+            self.rights.linked_network()
+        } else {
+            self.available_network()
         }
     }
 
     /// Whether a sandbox that asks for a network would get one. This changes nothing on the host.
     pub(super) fn has_network(&self) -> bool {
+        let linked = match &self.rights {
+            LauncherRights::Root(root) => root.netns_pool.uplink.check_ready(),
+            LauncherRights::User { .. } => Err(NetworkError::NotRoot),
+        };
+        match linked {
+            Ok(()) => true,
+            Err(NetworkError::NoForwarding | NetworkError::NotRoot) => self.check_egress().is_ok(),
+            Err(_) => false,
+        }
+    }
+}
+
+impl LauncherRights {
+    /// Returns the network of sandboxes with a link, or why they cannot have one.
+    fn linked_network(&mut self) -> Result<(UplinkKind, NetworkState), NetworkError> {
         match self {
-            Self::Root(root) => root.netns_pool.uplink.check_ready().is_ok(),
-            Self::User { .. } => PacketForwarder::find().is_ok(),
+            Self::Root(root) => {
+                root.netns_pool.uplink.ensure_ready()?;
+                Ok((UplinkKind::Link, NetworkState::On { by: root.netns_pool.uplink.describe() }))
+            }
+            Self::User { .. } => Err(NetworkError::NotRoot),
         }
     }
 
@@ -83,16 +118,11 @@ impl LauncherRights {
         })
     }
 
-    /// Returns the resolv.conf for a new sandbox, if it needs one.
-    pub(super) fn resolv_conf(&self, reach: UplinkKind) -> Option<String> {
-        match (self, reach) {
-            (_, UplinkKind::Nothing)
-            | (Self::User { .. }, UplinkKind::Link)
-            | (Self::Root(_), UplinkKind::Userspace) => None,
-            (Self::Root(root), UplinkKind::Link) => Some(root.netns_pool.uplink.resolv_conf()),
-            (Self::User { .. }, UplinkKind::Userspace) => {
-                PacketForwarder::find().ok().map(|program| program.resolv_conf())
-            }
+    /// Returns the resolv.conf for a new sandbox that has a link.
+    pub(super) fn linked_resolv_conf(&self) -> Option<String> {
+        match self {
+            Self::Root(root) => Some(root.netns_pool.uplink.resolv_conf()),
+            Self::User { .. } => None,
         }
     }
 
@@ -119,19 +149,42 @@ impl Launcher {
             }
             root.outdated_guards = self.records.list()?;
         }
-        if self.settings.network.default != NetworkMode::Off
-            && let Err(down) = self.rights.available_network()
-        {
-            let (reason, hint) = (format_error_chain(&down), down.hint());
-            tracing::warn!(reason, hint, "network is not available; sandboxes with network `auto` get none");
-        }
         Ok(())
+    }
+
+    /// Logs why sandboxes whose clients name no network get none, or fail. Call it once, at the start.
+    pub fn warn_of_missing_network(&mut self) {
+        let network = &self.settings.network;
+        let missing = match network.default {
+            NetworkMode::Off => return,
+            NetworkMode::On => self.available_network().map(drop),
+            NetworkMode::Auto => self.automatic_network().map(drop),
+            NetworkMode::Filtered => self.check_egress(),
+        };
+        let Err(down) = missing else { return };
+        let reason = format_error_chain(&down);
+        if self.settings.network.auto_needs_link && self.available_network().is_ok() {
+            let hint = "set `network.default` to `auto` to let egress carry the connections of sandboxes without a link, or \
+                        to `off`";
+            tracing::warn!(
+                reason,
+                hint,
+                "this state directory was made by an earlier version, so sandboxes with network `auto` get none"
+            );
+        } else {
+            tracing::warn!(
+                reason,
+                hint = down.hint(),
+                "network is not available; sandboxes with network `auto` get none"
+            );
+        }
     }
 
     /// Installs the guard with the current settings inside a running sandbox.
     pub(super) fn reinstall_guard(&self, id: &SandboxId) {
         let LauncherRights::Root(root) = &self.rights else { return };
-        let Some(record) = self.records.read(id).filter(|record| record.connected) else { return };
+        let has_link = |record: &LauncherRecord| record.connected && record.filtered.is_none();
+        let Some(record) = self.records.read(id).filter(has_link) else { return };
         let (Some(pidfd), Some(process)) = (record.pidfd(), record.process) else { return };
         let namespace = open_net_namespace(process.pid, &pidfd);
         if let Err(error) = namespace.and_then(|namespace| root.netns_pool.reinstall_guard(namespace.as_fd()))
@@ -161,24 +214,37 @@ impl Launcher {
         let (Some(pidfd), Some(process)) = (record.pidfd(), record.process.as_ref()) else {
             return Err(OpError::gone());
         };
-        let (reach, state) = self.rights.choose_network(mode)?;
+        let (reach, state) = self.choose_network(mode)?;
+        let is_filtered =
+            record.filtered.as_ref().is_some_and(|filtered| filtered.mode == ServeMode::Filtered);
         match (record.connected, reach) {
             (true, UplinkKind::Nothing) => {
                 return Err(OpError::unsupported("the network of a sandbox cannot be removed", None));
             }
-            (true, UplinkKind::Link | UplinkKind::Userspace) | (false, UplinkKind::Nothing) => {}
-            (false, UplinkKind::Link | UplinkKind::Userspace) => {
-                match reach {
-                    UplinkKind::Link => self.rights.add_link(process.pid, &pidfd)?,
-                    UplinkKind::Userspace | UplinkKind::Nothing => {
-                        start_userspace_network(&self.settings.network, process)?
-                    }
-                }
-                let text = self.rights.resolv_conf(reach).unwrap_or_default();
+            (true, UplinkKind::Egress(ServeMode::Filtered)) if is_filtered && self.serves(id) => {}
+            (true, UplinkKind::Link | UplinkKind::Egress(ServeMode::Open)) if is_filtered => {
+                let message = "a sandbox with a filtered network keeps its filter";
+                let hint = "change its policy instead; one that allows everything is possible";
+                return Err(OpError::unsupported(message, Some(hint)));
+            }
+            (true, UplinkKind::Link | UplinkKind::Egress(ServeMode::Open)) | (false, UplinkKind::Nothing) => {
+            }
+            (false, UplinkKind::Link) => {
+                self.rights.add_link(process.pid, &pidfd)?;
+                let text = self.rights.linked_resolv_conf().unwrap_or_default();
                 self.write_resolv_conf_inside(&pidfd, &text).at_step(JailStep::Guest)?;
                 self.records
                     .replace(id, &LauncherRecord { connected: true, ..record })
                     .at_step(JailStep::Record)?;
+            }
+            (_, UplinkKind::Egress(serve_mode)) => {
+                let (filtered, sockets, layout) =
+                    self.filter_running(&record, &pidfd, serve_mode).at_step(JailStep::NetNamespace)?;
+                self.write_resolv_conf_inside(&pidfd, &layout.resolv_conf()).at_step(JailStep::Guest)?;
+                // Before the sockets are handed over, so that a launcher that starts after a crash knows of them.
+                let changed = LauncherRecord { connected: true, filtered: Some(filtered.clone()), ..record };
+                self.records.replace(id, &changed).at_step(JailStep::Record)?;
+                self.hand_over_sockets(id, &filtered, &sockets).at_step(JailStep::NetNamespace)?;
             }
         }
         Ok(vec![Measure::Network(state)])
@@ -201,17 +267,8 @@ impl Launcher {
     }
 }
 
-/// Starts the program that forwards the packets of an ordinary user's sandbox.
-pub(super) fn start_userspace_network(
-    network: &NetworkSettings,
-    sandbox: &ProcessIdentity,
-) -> Result<(), JailError> {
-    let program = PacketForwarder::find().map_err(io::Error::other).at_step(JailStep::NetNamespace)?;
-    program.start_keeper(sandbox, network).at_step(JailStep::NetNamespace)
-}
-
 /// Opens the net namespace of a running process.
-fn open_net_namespace(pid: i32, pidfd: &OwnedFd) -> io::Result<File> {
+pub(super) fn open_net_namespace(pid: i32, pidfd: &OwnedFd) -> io::Result<File> {
     let namespace = File::open(format!("/proc/{pid}/ns/net"))?;
     // If the process is still running, the pid referred to it during the open.
     if super::record::has_ended(pidfd) {
@@ -222,7 +279,7 @@ fn open_net_namespace(pid: i32, pidfd: &OwnedFd) -> io::Result<File> {
 }
 
 /// Waits for a child, and kills it if it takes too long.
-fn wait_for_child(child: &OwnedFd) -> io::Result<()> {
+pub(super) fn wait_for_child(child: &OwnedFd) -> io::Result<()> {
     let mut watched = [PollFd::new(child, PollFlags::IN)];
     let ready = rustix::io::retry_on_intr(|| poll(&mut watched, Some(&CHILD_TIMEOUT)))?;
     if ready == 0 {

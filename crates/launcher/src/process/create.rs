@@ -13,11 +13,11 @@ use wire::AgentConfig;
 use wire::config::NamespaceBrokerConfig;
 
 use super::agent_descriptors::{AgentDescriptors, write_config_memfd};
-use super::connect::start_userspace_network;
 use super::end::KeptParts;
 use super::images::image_op_error;
 use super::mounts::OpenedMounts;
-use super::record::SandboxOrigin;
+use super::netns_pool::TakenNamespace;
+use super::record::{FilteredRecord, SandboxOrigin};
 use super::rights::PREPARED_DISK_SIZE;
 use super::serve::step_error;
 use super::{Launcher, LauncherRights, RootState};
@@ -36,6 +36,7 @@ use crate::jail::sources::OpenedSource;
 use crate::jail::stages::StageClock;
 use crate::jail::step::{FailureReport, JailError, JailStep, StepContext};
 use crate::network::UplinkKind;
+use crate::network::filtered::{FilteredLayout, FilteredNetwork};
 use crate::protocol::{EnforcedPlan, OpError};
 use crate::settings::LifetimePolicy;
 use crate::volumes::{SandboxVolume, VolumeError, tree_name};
@@ -135,7 +136,7 @@ impl Launcher {
         self.rights.adapt_guest(&mut plan, &image);
         let plan = &plan;
         let keep = if plan.disk == DiskPlan::Kept { KeptParts::Disk } else { KeptParts::Nothing };
-        let (reach, network) = self.rights.choose_network(plan.network)?;
+        let (reach, network) = self.choose_network(plan.network)?;
         let by_image = self.rights.image_user_ids(plan, &image);
         let mut holds = self.plan_rules().check_plan(plan, &image, by_image, network)?;
         self.rights.add_snapshot_measure(plan, restored, &mut holds);
@@ -160,13 +161,22 @@ impl Launcher {
         record.connected = reach != UplinkKind::Nothing;
         clock.end_stage("check");
         let begun = self.prepare_parts(plan, &image, record.user, reach, gathered, &mut clock).and_then(
-            |(parts, status)| {
+            |(parts, status, filtered)| {
+                if let (UplinkKind::Egress(mode), Some(filtered)) = (reach, &filtered) {
+                    record.filtered = Some(FilteredRecord { mode, own: filtered.layout().own.clone() });
+                }
                 let records = self.records.clone();
                 let begun = build::start_jail(&self.thread, parts, |pid| {
                     records.add_process(&plan.id, &mut record, pid)
                 })?;
-                if let (UplinkKind::Userspace, Some(process)) = (reach, &record.process) {
-                    start_userspace_network(&self.settings.network, process)?;
+                if let (Some(filtered), Some(how)) = (filtered, &record.filtered) {
+                    let sockets = match filtered {
+                        NewFilteredNetwork::Prepared(network) => network.sockets,
+                        NewFilteredNetwork::Planned(layout) => {
+                            self.set_up_new_namespace(&begun.pidfd, layout).at_step(JailStep::NetNamespace)?
+                        }
+                    };
+                    self.hand_over_sockets(&plan.id, how, &sockets).at_step(JailStep::NetNamespace)?;
                 }
                 Ok((begun, status))
             },
@@ -228,7 +238,7 @@ impl Launcher {
         reach: UplinkKind,
         gathered: OpenedMounts,
         clock: &mut StageClock,
-    ) -> Result<(JailParts, OwnedFd), JailError> {
+    ) -> Result<(JailParts, OwnedFd, Option<NewFilteredNetwork>), JailError> {
         let listen = self.sockets.bind(&plan.id).at_step(JailStep::Socket)?;
         let (status, report) =
             rustix::pipe::pipe_with(PipeFlags::CLOEXEC).at_step(JailStep::Configuration)?;
@@ -276,7 +286,13 @@ impl Launcher {
             trees,
             volume: resources.volume,
             mounts,
-            resolv_conf: self.rights.resolv_conf(reach),
+            resolv_conf: match reach {
+                UplinkKind::Nothing => None,
+                UplinkKind::Link => self.rights.linked_resolv_conf(),
+                UplinkKind::Egress(_) => {
+                    resources.filtered.as_ref().map(|filtered| filtered.layout().resolv_conf())
+                }
+            },
             guest: GuestPlan { default_directory: default_directory(plan, image), ..plan.guest.clone() },
             agent: self.agent.copies.agent().at_step(JailStep::Configuration)?,
             kernels,
@@ -299,7 +315,7 @@ impl Launcher {
             id_mapping: resources.id_mapping,
             report,
         };
-        Ok((parts, status))
+        Ok((parts, status, resources.filtered))
     }
 
     fn make_resources(
@@ -328,10 +344,18 @@ impl Launcher {
             LauncherRights::User { uid, gid, groups } => {
                 let own = groups.as_ref().ok().filter(|groups| groups.can_make());
                 let made = own.map(|groups| groups.make_for_sandbox(&plan.id, &plan.limits, *uid));
+                let filtered = match reach {
+                    UplinkKind::Egress(_) => {
+                        let layout = FilteredLayout::choose(&self.settings.network);
+                        Some(NewFilteredNetwork::Planned(layout.at_step(JailStep::NetNamespace)?))
+                    }
+                    UplinkKind::Nothing | UplinkKind::Link => None,
+                };
                 Ok(SandboxResources {
                     groups: made.transpose().at_step(JailStep::Groups)?,
                     volume: kept.map_or(EntryVolume::Tmpfs(plan.limits.disk), EntryVolume::Directory),
                     network: JailNetwork::New,
+                    filtered,
                     cgroup_namespace: own.is_none_or(|groups| groups.allows_namespace()),
                     id_mapping: IdMapping::Single { uid: *uid, gid: *gid },
                     setgroups: SetgroupsPolicy::Deny,
@@ -463,9 +487,28 @@ struct SandboxResources {
     groups: Option<SandboxCgroups>,
     volume: EntryVolume,
     network: JailNetwork,
+    /// Set if egress carries the connections of the sandbox.
+    filtered: Option<NewFilteredNetwork>,
     cgroup_namespace: bool,
     id_mapping: IdMapping,
     setgroups: SetgroupsPolicy,
+}
+
+/// The network of a sandbox whose connections egress carries.
+enum NewFilteredNetwork {
+    /// Set up in a namespace that was made before the sandbox.
+    Prepared(FilteredNetwork),
+    /// To be set up once the sandbox has its namespace.
+    Planned(FilteredLayout),
+}
+
+impl NewFilteredNetwork {
+    fn layout(&self) -> &FilteredLayout {
+        match self {
+            Self::Prepared(network) => &network.layout,
+            Self::Planned(layout) => layout,
+        }
+    }
 }
 
 impl RootState {
@@ -493,7 +536,8 @@ impl RootState {
             volume.add_tree(&tree.name).map_err(disk_error).at_step(JailStep::Volume)?;
         }
         clock.end_stage("disk");
-        let namespace = self.netns_pool.take(reach).at_step(JailStep::NetNamespace)?;
+        let TakenNamespace { namespace, filtered } =
+            self.netns_pool.take(reach).at_step(JailStep::NetNamespace)?;
         clock.end_stage("net namespace");
         let home = self.netns_pool.home_namespace().at_step(JailStep::NetNamespace)?;
         Ok(SandboxResources {
@@ -502,6 +546,7 @@ impl RootState {
                 volume.journal.as_ref().map_or(EntryJournal::Memory, |_| EntryJournal::Given),
             ),
             network: JailNetwork::Prepared { namespace, home },
+            filtered: filtered.map(NewFilteredNetwork::Prepared),
             cgroup_namespace: self.groups.allows_namespace(),
             id_mapping: IdMapping::Range {
                 base,

@@ -71,6 +71,7 @@ impl Launcher {
             root.volumes.remove(id).map_err(io::Error::other)?;
         }
         self.sockets.remove(id)?;
+        self.forget_filtered(id);
         if let LauncherRights::Root(root) = &mut self.rights {
             root.ranges.release(id).map_err(io::Error::other)?;
         }
@@ -85,6 +86,7 @@ impl Launcher {
         }
         // A client that connects is told that the sandbox does not exist.
         self.sockets.remove(id)?;
+        self.forget_filtered(id);
         self.records.mark_ended(id)
     }
 

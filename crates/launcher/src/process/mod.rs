@@ -8,13 +8,15 @@ mod agent_descriptors;
 pub(crate) mod agent_program;
 mod agent_sockets;
 pub(crate) mod attach;
-mod connect;
+pub(crate) mod connect;
 pub(crate) mod create;
 pub(crate) mod disk_task;
 mod disk_task_queue;
+mod egress_keeper;
 pub(crate) mod end;
 mod ended_sandboxes;
 mod enforcement;
+pub(crate) mod filtered;
 pub(crate) mod host_report;
 pub(crate) mod images;
 mod mounts;
@@ -29,6 +31,7 @@ pub(crate) mod serve;
 pub(crate) mod snapshot;
 pub(crate) mod snapshot_record;
 
+use std::cell::OnceCell;
 use std::fs;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -39,10 +42,12 @@ use domain::SandboxId;
 use linux::seccomp::policy::PolicyError;
 use linux::spawn::SingleThread;
 use rustix::fs::{Mode, OFlags};
+use rustix::process::Rlimit;
 
 use self::agent_program::program_copies::SandboxPrograms;
 use self::agent_program::{AgentProgram, MIN_OPEN_FILES};
 use self::agent_sockets::AgentSockets;
+use self::egress_keeper::EgressKeeper;
 use self::enforcement::PlanRules;
 use self::images::LauncherImages;
 use self::mounts::MountOpener;
@@ -67,6 +72,10 @@ pub struct Launcher {
     images: LauncherImages,
     agent: AgentProgram,
     sockets: AgentSockets,
+    /// The process that keeps the sockets of sandboxes whose connections egress carries, once it is connected.
+    keeper: Option<EgressKeeper>,
+    /// Whether the kernel can divert connections, or why not; tried when it is asked for.
+    diversion: OnceCell<Result<(), String>>,
 }
 
 /// The reason why the launcher could not start.
@@ -123,7 +132,8 @@ impl Launcher {
     /// caller has made private.
     pub fn open(settings: LauncherSettings, programs: SandboxPrograms) -> Result<Self, LauncherError> {
         let thread = SingleThread::prove().map_err(LauncherError::Threads)?;
-        let open_files = agent_program::raise_open_file_limit()?;
+        let own = agent_program::raise_open_file_limit()?;
+        let open_files = Rlimit { current: settings.open_files.or(own.current), ..own };
         let state = settings.state_dir.clone();
         let failed = |action, path: &Path| {
             let path = path.to_owned();
@@ -139,7 +149,9 @@ impl Launcher {
         let sockets = AgentSockets::open(&run, settings.server_uid).map_err(failed("open", &run))?;
         let images = LauncherImages::open(&settings)?;
         let rights = LauncherRights::open(&settings)?;
-        let mut launcher = Self { thread, settings, rights, records, images, agent, sockets };
+        let (keeper, diversion) = (None, OnceCell::new());
+        let mut launcher =
+            Self { thread, settings, rights, records, images, agent, sockets, keeper, diversion };
         let lives = |found: &FoundSandbox| found.condition != SandboxCondition::Dead;
         let in_use = || launcher.list_sandboxes().map(|found| found.iter().any(lives));
         crate::images::remove_old_skeletons(&state.join("host"), &launcher.images.host, in_use)?;

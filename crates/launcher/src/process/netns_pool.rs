@@ -1,5 +1,5 @@
-//! Net namespaces that are made in advance, with and without a link to the host. No process uses them
-//! yet.
+//! Net namespaces that are made in advance: without a network, with a link to the host, or with sockets for egress. No
+//! process uses them yet.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -11,6 +11,7 @@ use linux::netlink::nftables::FilterTable;
 use linux::netlink::route::RoutingSocket;
 use linux::procfs::DetachedProc;
 
+use crate::network::filtered::{ERROR_LIMITS, FilteredLayout, FilteredNetwork};
 use crate::network::uplink::Uplink;
 use crate::network::{NetworkError, NetworkMode, UplinkKind};
 
@@ -20,12 +21,22 @@ pub(crate) struct NetnsPool {
     /// Namespaces without a link.
     unlinked: VecDeque<OwnedFd>,
     linked: VecDeque<OwnedFd>,
+    filtered: VecDeque<TakenNamespace>,
     wanted: usize,
     pub uplink: Uplink,
     /// Whether a sandbox has asked for a link, so that more are made in advance.
     links_wanted: bool,
+    /// Whether a sandbox has asked for sockets for egress, so that more are made in advance.
+    filtered_wanted: bool,
     /// The `/proc` through which namespaces are configured, and how many were since it was mounted.
     settings_proc: Option<(DetachedProc, u32)>,
+}
+
+/// A net namespace for a new sandbox.
+pub(crate) struct TakenNamespace {
+    pub namespace: OwnedFd,
+    /// Its sockets, if egress carries its connections.
+    pub filtered: Option<FilteredNetwork>,
 }
 
 /// How many namespaces are configured through the same `/proc`. The kernel keeps the names of each
@@ -35,10 +46,18 @@ const MAX_NAMESPACES_PER_PROC: u32 = 32;
 
 impl NetnsPool {
     pub(crate) fn open(wanted: usize, uplink: Uplink) -> io::Result<Self> {
-        let links_wanted = uplink.settings().default != NetworkMode::Off;
-        let (apart, linked) = Default::default();
-        let home = current_namespace()?;
-        Ok(Self { home, unlinked: apart, linked, wanted, uplink, links_wanted, settings_proc: None })
+        let default = uplink.settings().default;
+        Ok(Self {
+            home: current_namespace()?,
+            unlinked: VecDeque::new(),
+            linked: VecDeque::new(),
+            filtered: VecDeque::new(),
+            wanted,
+            uplink,
+            links_wanted: matches!(default, NetworkMode::On | NetworkMode::Auto),
+            filtered_wanted: default == NetworkMode::Filtered,
+            settings_proc: None,
+        })
     }
 
     pub(crate) fn home_namespace(&self) -> io::Result<OwnedFd> {
@@ -47,21 +66,32 @@ impl NetnsPool {
 
     /// Returns the number of namespaces of the kind that is requested most.
     pub(crate) fn ready_count(&self) -> usize {
-        if self.links_wanted && !self.linked.is_empty() { self.linked.len() } else { self.unlinked.len() }
+        if self.links_wanted && !self.linked.is_empty() {
+            self.linked.len()
+        } else if self.filtered_wanted && !self.filtered.is_empty() {
+            self.filtered.len()
+        } else {
+            self.unlinked.len()
+        }
     }
 
     /// Takes a prepared namespace, or makes one.
-    pub(crate) fn take(&mut self, reach: UplinkKind) -> io::Result<OwnedFd> {
-        match reach {
+    pub(crate) fn take(&mut self, reach: UplinkKind) -> io::Result<TakenNamespace> {
+        let namespace = match reach {
             UplinkKind::Link => {
                 self.links_wanted = true;
-                self.linked.pop_front().map_or_else(|| self.make_linked(), Ok)
+                self.linked.pop_front().map_or_else(|| self.make_linked(), Ok)?
             }
-            UplinkKind::Nothing | UplinkKind::Userspace => self
+            UplinkKind::Egress(_) => {
+                self.filtered_wanted = true;
+                return self.filtered.pop_front().map_or_else(|| self.make_filtered(), Ok);
+            }
+            UplinkKind::Nothing => self
                 .unlinked
                 .pop_front()
-                .map_or_else(|| self.make_namespace().map(|(namespace, _)| namespace), Ok),
-        }
+                .map_or_else(|| self.make_namespace(&[]).map(|(namespace, _)| namespace), Ok)?,
+        };
+        Ok(TakenNamespace { namespace, filtered: None })
     }
 
     /// Adds one if there are too few; `true` if more are missing.
@@ -71,8 +101,14 @@ impl NetnsPool {
             self.linked.push_back(namespace);
             return Ok(true);
         }
+        if self.filtered_wanted && self.filtered.len() < self.wanted {
+            // The next create reports the reason; there is no point in trying again before.
+            let namespace = self.make_filtered().inspect_err(|_| self.filtered_wanted = false)?;
+            self.filtered.push_back(namespace);
+            return Ok(true);
+        }
         if self.unlinked.len() < self.wanted {
-            let (namespace, _) = self.make_namespace()?;
+            let (namespace, _) = self.make_namespace(&[])?;
             self.unlinked.push_back(namespace);
         }
         Ok(self.unlinked.len() < self.wanted)
@@ -93,10 +129,18 @@ impl NetnsPool {
     }
 
     fn make_linked(&mut self) -> io::Result<OwnedFd> {
-        let (namespace, mut inside) = self.make_namespace()?;
+        let (namespace, mut inside) = self.make_namespace(&[])?;
         self.install_guard(namespace.as_fd(), FilterTable::add_if_missing)?;
         self.uplink.connect_namespace(namespace.as_fd(), &mut inside)?;
         Ok(namespace)
+    }
+
+    fn make_filtered(&mut self) -> io::Result<TakenNamespace> {
+        let layout = FilteredLayout::choose(self.uplink.settings())?;
+        let (namespace, _) = self.make_namespace(&ERROR_LIMITS)?;
+        let set_up = || layout.set_up(self.uplink.settings());
+        let filtered = Some(self.run_inside(namespace.as_fd(), set_up)?);
+        Ok(TakenNamespace { namespace, filtered })
     }
 
     /// Adds a link to a namespace in use that has none.
@@ -122,21 +166,21 @@ impl NetnsPool {
     /// Makes a namespace with its loopback up. The launcher's user namespace owns it, so root inside the
     /// sandbox has no privileges over it. So what services inside need is allowed here: low ports and
     /// ping for all users.
-    fn make_namespace(&mut self) -> io::Result<(OwnedFd, RoutingSocket)> {
+    fn make_namespace(&mut self, settings: &[(&str, &str)]) -> io::Result<(OwnedFd, RoutingSocket)> {
         let proc = match self.settings_proc.take() {
             Some((proc, used)) if used < MAX_NAMESPACES_PER_PROC => (proc, used + 1),
             _ => (DetachedProc::mount()?, 1),
         };
         let proc = &self.settings_proc.insert(proc).0;
         namespaces::unshare_namespaces(NamespaceSet::NET)?;
-        let made = configure_namespace(proc);
+        let made = configure_namespace(proc, settings);
         // This process must leave the namespace even after an error.
         namespaces::enter_namespace(self.home.as_fd(), NamespaceSet::NET)?;
         made
     }
 
     /// Runs `work` in another namespace and returns to the launcher's own.
-    fn run_inside<T>(
+    pub(crate) fn run_inside<T>(
         &self,
         namespace: BorrowedFd<'_>,
         work: impl FnOnce() -> io::Result<T>,
@@ -148,15 +192,22 @@ impl NetnsPool {
     }
 }
 
-fn configure_namespace(proc: &DetachedProc) -> io::Result<(OwnedFd, RoutingSocket)> {
+fn configure_namespace(
+    proc: &DetachedProc,
+    settings: &[(&str, &str)],
+) -> io::Result<(OwnedFd, RoutingSocket)> {
     namespaces::set_loopback_up()?;
     proc.write_setting("net/ipv4/ip_unprivileged_port_start", "0")?;
     proc.write_setting("net/ipv4/ping_group_range", "0 2147483647")?;
     // Links that are added later must have only the addresses that the launcher sets.
-    for (setting, value) in
-        [("addr_gen_mode", "1"), ("accept_ra", "0"), ("autoconf", "0"), ("accept_redirects", "0")]
-    {
-        match proc.write_setting(&format!("net/ipv6/conf/default/{setting}"), value) {
+    let links = [
+        ("net/ipv6/conf/default/addr_gen_mode", "1"),
+        ("net/ipv6/conf/default/accept_ra", "0"),
+        ("net/ipv6/conf/default/autoconf", "0"),
+        ("net/ipv6/conf/default/accept_redirects", "0"),
+    ];
+    for (setting, value) in links.iter().chain(settings) {
+        match proc.write_setting(setting, value) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             // A kernel without IPv6 does not have these settings.
             _ => {}
@@ -204,7 +255,7 @@ mod tests {
         on_another_host(|| {
             let mut nets = NetnsPool::open(0, Uplink::new(NetworkSettings::default(), "test"))?;
             nets.uplink.ensure_ready().map_err(io::Error::other)?;
-            let namespace = nets.take(UplinkKind::Link)?;
+            let namespace = nets.take(UplinkKind::Link)?.namespace;
             nftables::remove_table("coracle-test")?;
             nets.run_inside(namespace.as_fd(), || {
                 for refused in [[10, 0, 0, 1], [169, 254, 169, 254], [198, 19, 0, 1], [198, 19, 0, 200]] {
@@ -252,7 +303,7 @@ mod tests {
             let settings = NetworkSettings { allow, ..NetworkSettings::default() };
             let mut nets = NetnsPool::open(0, Uplink::new(settings, "test"))?;
             nets.uplink.ensure_ready().map_err(io::Error::other)?;
-            let namespace = nets.take(UplinkKind::Link)?;
+            let namespace = nets.take(UplinkKind::Link)?.namespace;
             let listener = UdpSocket::bind((here, 9))?;
             listener.set_read_timeout(Some(Duration::from_secs(20)))?;
             nets.run_inside(namespace.as_fd(), || send([203, 0, 113, 7].into()))?;

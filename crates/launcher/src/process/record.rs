@@ -3,12 +3,14 @@
 
 use std::fs;
 use std::io::{self, Write};
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use domain::SandboxId;
+use egress_protocol::ServeMode;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
@@ -34,6 +36,9 @@ pub struct LauncherRecord {
     /// Whether it has a network, from the beginning or added later.
     #[serde(default)]
     pub connected: bool,
+    /// Set if egress carries its connections, because its network is filtered or it has no link.
+    #[serde(default)]
+    pub filtered: Option<FilteredRecord>,
     /// Whether its processes ended and everything was removed except its disk.
     #[serde(default)]
     pub stopped: bool,
@@ -45,6 +50,14 @@ pub struct LauncherRecord {
     /// process is never watched, killed or reaped.
     #[serde(skip)]
     pub foreign: bool,
+}
+
+/// How egress serves a sandbox. A new supervisor has to be told, with new sockets.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FilteredRecord {
+    pub mode: ServeMode,
+    /// The addresses of the sandbox itself.
+    pub own: Vec<IpAddr>,
 }
 
 /// The image and snapshot that a sandbox was made of.
@@ -110,6 +123,7 @@ impl LauncherRecords {
             without_set_id: false,
             process: None,
             connected: false,
+            filtered: None,
             stopped: false,
             instance: Some(self.identity.instance.clone()),
             foreign: false,
@@ -137,6 +151,7 @@ impl LauncherRecords {
             made_of: Some(made_of),
             process: None,
             connected: false,
+            filtered: None,
             stopped: false,
             instance: Some(self.identity.instance.clone()),
             foreign: false,
@@ -151,7 +166,13 @@ impl LauncherRecords {
         match self.read(id) {
             Some(record) if record.stopped => Ok(()),
             Some(record) => {
-                let record = LauncherRecord { process: None, connected: false, stopped: true, ..record };
+                let record = LauncherRecord {
+                    process: None,
+                    connected: false,
+                    filtered: None,
+                    stopped: true,
+                    ..record
+                };
                 self.replace(id, &record)
             }
             // The record was torn by a power loss or never written: the disk alone shows that the
@@ -380,6 +401,7 @@ mod tests {
             without_set_id: false,
             process: ProcessIdentity::of(own).ok(),
             connected: false,
+            filtered: None,
             stopped: false,
             instance: None,
             foreign: false,

@@ -532,7 +532,8 @@ impl LauncherLoop {
             attach: true,
             volumes: rights.supports_named_volumes(),
             restart: rights.can_take_snapshots(),
-            network: rights.has_network(),
+            network: self.launcher.has_network(),
+            filtered: self.launcher.check_egress().is_ok(),
             host_versions: self.launcher.host_software().versions(),
         }
     }
