@@ -84,7 +84,10 @@ impl SocketKeeper {
         let (own, other) = make_connection()?;
         let keeper = self.clone();
         tokio::spawn(async move {
-            if let Err(error) = keeper.serve_launcher(own).await {
+            // A launcher that ends leaves the last replies unread.
+            if let Err(error) = keeper.serve_launcher(own).await
+                && error.kind() != io::ErrorKind::ConnectionReset
+            {
                 tracing::error!(%error, "connection to the launcher failed; sockets of new sandboxes are not kept");
             }
         });

@@ -118,14 +118,15 @@ pub(crate) fn make_state_dir(directory: &Path) -> std::io::Result<()> {
     fs::set_permissions(directory, fs::Permissions::from_mode(0o711))
 }
 
-/// Everything but the server's own directory must belong to us: another owner could replace it, and an
+/// Everything but the server's own directory and the socket for it must belong to us: another owner could replace it, and an
 /// ordinary user could not write to it. Copying a directory may change owners.
 ///
 /// Files of images and disks have their own owners, so only the directory itself and those that hold the
 /// launcher's records are listed.
 pub(crate) fn check_owners(directory: &Path) -> Result<()> {
     let own = rustix::process::geteuid();
-    let server = server_dir(directory);
+    // A killed supervisor leaves the socket, which the next one replaces.
+    let of_server = [server_dir(directory), directory.join(egress_protocol::EGRESS_SOCKET)];
     let server_has_own_uid = linux::privileges::is_host_root();
     let mut paths = vec![directory.to_owned()];
     paths.extend(list_directory(directory)?);
@@ -133,7 +134,7 @@ pub(crate) fn check_owners(directory: &Path) -> Result<()> {
         paths.extend(list_directory(&directory.join(name))?);
     }
     let mut foreign = Vec::new();
-    for path in paths.into_iter().filter(|path| !server_has_own_uid || *path != server) {
+    for path in paths.into_iter().filter(|path| !server_has_own_uid || !of_server.contains(path)) {
         let facts = match fs::symlink_metadata(&path) {
             // A socket or a draft was removed meanwhile.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
