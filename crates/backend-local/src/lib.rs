@@ -1,7 +1,9 @@
-//! Sandboxes on this host, as the service sees them: a client of the launcher that also connects to agents. It
-//! has no privileges.
+//! Sandboxes on this host, as the service sees them: a client of the launcher and of the egress process that also
+//! connects to agents. It has no privileges.
 
+mod egress;
 mod images;
+mod network_filter;
 mod reconfigure;
 mod snapshots;
 mod volumes;
@@ -14,7 +16,7 @@ use std::time::Duration;
 
 use backend::{
     AgentStream, Backend, BackendCapabilities, BackendError, Enforced, FoundSandbox, Images, LimitPlan,
-    Reconfigure, ResolvedSpec, SandboxDeath, SandboxUsage, Snapshots, StoppedSandbox, Volumes,
+    NetworkFilter, Reconfigure, ResolvedSpec, SandboxDeath, SandboxUsage, Snapshots, StoppedSandbox, Volumes,
 };
 use domain::{
     Bytes, EndCause, FilesState, ImageDefaults, IsolatedSessions, MountAccess, MountSource, MountSpec,
@@ -35,11 +37,14 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
+use crate::egress::EgressClient;
+
 pub use images::ImageFetcher;
 
 /// Sandboxes on this host.
 pub struct LocalBackend {
     link: Arc<LauncherConnection>,
+    egress: EgressClient,
     /// The directory with the sockets of the launcher and the agents.
     run: Arc<OwnedFd>,
     fetching: Option<ImageFetcher>,
@@ -97,14 +102,15 @@ const LAUNCHER_TIMEOUT: Duration = Duration::from_secs(15);
 const RECONNECT_INTERVAL: Duration = Duration::from_millis(10);
 
 impl LocalBackend {
-    /// Creates a client of the launcher that serves `state_dir`.
+    /// Creates a client of the launcher and the egress process that serve `state_dir`.
     pub fn connect(state_dir: &std::path::Path) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let run = Arc::new(rustix::fs::open(state_dir.join("run"), flags, Mode::empty())?);
+        let egress = EgressClient::new(rustix::fs::open(state_dir, flags, Mode::empty())?);
         let (deaths, listener) = mpsc::unbounded_channel();
         let link = Arc::new(LauncherConnection { run: Arc::clone(&run), state: Mutex::default() });
         let listener = Mutex::new(Some(listener));
-        Ok(Self { link, run, fetching: None, deaths, listener })
+        Ok(Self { link, egress, run, fetching: None, deaths, listener })
     }
 
     /// Reports the end of a sandbox when its first process ends.
@@ -142,6 +148,23 @@ impl LocalBackend {
             }
         }
         Ok(())
+    }
+
+    /// Makes a sandbox that has its policy before its first process starts.
+    async fn create_with_policy(
+        &self,
+        id: &SandboxId,
+        spec: &SandboxSpec,
+        plan: JailPlan,
+    ) -> Result<Enforced, BackendError> {
+        if spec.network != NetworkAccess::Filtered {
+            return self.create_from_plan(id, plan).await;
+        }
+        let made = match self.egress.set_policy(id, &spec.policy_or_deny_all()).await {
+            Ok(()) => self.create_from_plan(id, plan).await,
+            Err(error) => Err(error),
+        };
+        made.inspect_err(|_| self.egress.withdraw_policy(id))
     }
 
     /// Asks the launcher to make a sandbox, and watches it.
@@ -198,23 +221,26 @@ impl Backend for LocalBackend {
     }
 
     async fn create(&self, id: &SandboxId, plan: &ResolvedSpec) -> Result<Enforced, BackendError> {
-        self.create_from_plan(id, jail_plan(id, plan)?).await
+        self.create_with_policy(id, &plan.spec, jail_plan(id, plan)?).await
     }
 
     async fn stop(&self, id: &SandboxId) -> Result<StoppedSandbox, BackendError> {
-        match self.request_result(LauncherOp::Stop { id: id.clone() }).await? {
-            OpResult::Stopped { cpu_micros, files } => Ok(StoppedSandbox {
-                usage: SandboxUsage { cpu_micros, ..SandboxUsage::default() },
-                files: if files { FilesState::Kept } else { FilesState::Lost },
-            }),
-            _ => Err(unexpected_response()),
-        }
+        let OpResult::Stopped { cpu_micros, files } =
+            self.request_result(LauncherOp::Stop { id: id.clone() }).await?
+        else {
+            return Err(unexpected_response());
+        };
+        self.egress.forget_policy(id);
+        Ok(StoppedSandbox {
+            usage: SandboxUsage { cpu_micros, ..SandboxUsage::default() },
+            files: if files { FilesState::Kept } else { FilesState::Lost },
+        })
     }
 
     async fn restart(&self, id: &SandboxId, plan: &ResolvedSpec) -> Result<Enforced, BackendError> {
         // The files of the snapshot are already on the sandbox's disk.
-        let plan = JailPlan { snapshot: None, disk: DiskPlan::Kept, ..jail_plan(id, plan)? };
-        self.create_from_plan(id, plan).await
+        let jail = JailPlan { snapshot: None, disk: DiskPlan::Kept, ..jail_plan(id, plan)? };
+        self.create_with_policy(id, &plan.spec, jail).await
     }
 
     async fn pause(&self, id: &SandboxId) -> Result<(), BackendError> {
@@ -228,10 +254,13 @@ impl Backend for LocalBackend {
     }
 
     async fn destroy(&self, id: &SandboxId) -> Result<SandboxUsage, BackendError> {
-        match self.request_result(LauncherOp::Destroy { id: id.clone() }).await? {
-            OpResult::Ended { cpu_micros } => Ok(SandboxUsage { cpu_micros, ..SandboxUsage::default() }),
-            _ => Err(unexpected_response()),
-        }
+        let OpResult::Ended { cpu_micros } =
+            self.request_result(LauncherOp::Destroy { id: id.clone() }).await?
+        else {
+            return Err(unexpected_response());
+        };
+        self.egress.forget_policy(id);
+        Ok(SandboxUsage { cpu_micros, ..SandboxUsage::default() })
     }
 
     async fn list_sandboxes(&self) -> Result<Vec<FoundSandbox>, BackendError> {
@@ -296,6 +325,10 @@ impl Backend for LocalBackend {
     }
 
     fn reconfigure(&self) -> Option<&dyn Reconfigure> {
+        Some(self)
+    }
+
+    fn network_filter(&self) -> Option<&dyn NetworkFilter> {
         Some(self)
     }
 
@@ -368,7 +401,7 @@ impl LauncherConnection {
             Some(socket) => Arc::clone(socket),
             None => {
                 let socket = Arc::new(register_descriptor(
-                    connect_to_launcher(&self.run)?,
+                    connect_to_socket(&self.run, SOCKET_NAME)?,
                     Interest::READABLE | Interest::WRITABLE,
                 )?);
                 state.socket = Some(Arc::clone(&socket));
@@ -416,10 +449,11 @@ async fn receive_responses(link: Arc<LauncherConnection>, socket: Arc<AsyncFd<Ow
     link.drop_connection();
 }
 
-fn connect_to_launcher(run: &OwnedFd) -> io::Result<OwnedFd> {
+/// Connects to the socket with this name in a directory.
+fn connect_to_socket(directory: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    let path = format!("/proc/self/fd/{}/{SOCKET_NAME}", run.as_raw_fd());
+    let path = format!("/proc/self/fd/{}/{name}", directory.as_raw_fd());
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(socket)
 }
@@ -478,7 +512,7 @@ fn jail_plan(id: &SandboxId, plan: &ResolvedSpec) -> Result<JailPlan, BackendErr
         limits: limits.limits.into(),
         named: limit_names(limits),
         require_limits: limits.require_all,
-        network: network_mode(spec.network)?,
+        network: network_mode(spec.network),
         mounts: mount_plans(&spec.mounts)?,
         env: spec.process_environment(id),
         env_file: spec.env_file.clone(),
@@ -497,16 +531,12 @@ fn limit_names(plan: &LimitPlan) -> Vec<LimitName> {
 }
 
 /// Converts the network of a spec to the launcher's setting.
-fn network_mode(network: NetworkAccess) -> Result<NetworkMode, BackendError> {
+fn network_mode(network: NetworkAccess) -> NetworkMode {
     match network {
-        NetworkAccess::Off => Ok(NetworkMode::Off),
-        NetworkAccess::On => Ok(NetworkMode::On),
-        NetworkAccess::Auto => Ok(NetworkMode::Auto),
-        NetworkAccess::Filtered => {
-            let message = "network `filtered` comes with the egress filter".to_owned();
-            let hint = Some("use network `on` or `off`".to_owned());
-            Err(BackendError::Unsupported { message, hint })
-        }
+        NetworkAccess::Off => NetworkMode::Off,
+        NetworkAccess::On => NetworkMode::On,
+        NetworkAccess::Auto => NetworkMode::Auto,
+        NetworkAccess::Filtered => NetworkMode::Filtered,
     }
 }
 

@@ -38,7 +38,7 @@ impl Reconfigure for LocalBackend {
         id: &SandboxId,
         network: NetworkAccess,
     ) -> Result<EnforcedMeasures, BackendError> {
-        let question = LauncherOp::Connect { id: id.clone(), network: network_mode(network)? };
+        let question = LauncherOp::Connect { id: id.clone(), network: network_mode(network) };
         match self.request_result(question).await? {
             OpResult::Changed(measures) => Ok(measures),
             _ => Err(unexpected_response()),

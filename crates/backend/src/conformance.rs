@@ -9,6 +9,7 @@
 mod agent;
 mod checks;
 mod edits;
+mod filters;
 mod restarts;
 mod snapshots;
 

@@ -6,6 +6,7 @@ pub mod conformance;
 pub mod enforced;
 pub mod host_software;
 pub mod images;
+pub mod network_filter;
 pub mod reconfigure;
 pub mod resolved_spec;
 pub mod snapshots;
@@ -28,7 +29,7 @@ use tokio::sync::mpsc;
 /// - `list_sandboxes` returns everything that this backend owns, so that a restarted server can adopt it.
 ///
 /// What only some backends can do is in traits of its own, which a backend may offer: [`Images`],
-/// [`Volumes`], [`Snapshots`] and [`Reconfigure`].
+/// [`Volumes`], [`Snapshots`], [`Reconfigure`] and [`NetworkFilter`].
 #[async_trait::async_trait]
 pub trait Backend: Send + Sync {
     fn name(&self) -> &'static str;
@@ -74,6 +75,10 @@ pub trait Backend: Send + Sync {
     fn reconfigure(&self) -> Option<&dyn Reconfigure> {
         None
     }
+    /// The filter of networks, if it has one.
+    fn network_filter(&self) -> Option<&dyn NetworkFilter> {
+        None
+    }
 }
 
 pub use enforced::{Enforced, EnforcedMeasures, LimitName, Measure, NetworkState};
@@ -81,6 +86,9 @@ pub use host_software::{HostProgram, HostSoftware, OsRelease};
 pub use images::{
     ArchiveStream, FreedSpace, ImageInfo, ImagePull, ImageRegistry, Images, LocalLayers, PullProgress,
     RegistryCredentials,
+};
+pub use network_filter::{
+    LogWait, NetworkCounters, NetworkFilter, NetworkLogPage, NetworkRecord, NetworkRecordKind, NetworkTotals,
 };
 pub use reconfigure::Reconfigure;
 pub use resolved_spec::{LimitPlan, ResolvedSpec};
@@ -109,6 +117,11 @@ impl dyn Backend {
     pub fn required_reconfigure(&self) -> Result<&dyn Reconfigure, BackendError> {
         self.reconfigure().ok_or_else(|| BackendError::not_offered("changes to running sandboxes"))
     }
+
+    /// The filter of networks, or the error for a backend without one.
+    pub fn required_network_filter(&self) -> Result<&dyn NetworkFilter, BackendError> {
+        self.network_filter().ok_or_else(|| BackendError::not_offered("network `filtered`"))
+    }
 }
 
 /// A connection to an agent.
@@ -131,7 +144,7 @@ pub struct BackendCapabilities {
     pub restart: bool,
     /// Whether a sandbox can reach other machines.
     pub network: bool,
-    /// Whether a sandbox can have a filtered network.
+    /// Whether a sandbox can reach what a policy allows, and nothing else.
     pub filtered: bool,
     /// The limits that are enforced.
     pub limits: Vec<LimitName>,
@@ -256,6 +269,7 @@ impl BackendCapabilities {
             attach: self.attach && backend.reconfigure().is_some(),
             volumes: self.volumes && backend.volumes().is_some(),
             snapshot: self.snapshot && backend.snapshots().is_some(),
+            filtered: self.filtered && backend.network_filter().is_some(),
             ..self
         }
     }

@@ -16,7 +16,9 @@ pub trait Reconfigure: Send + Sync {
     /// Changes the limits of a running sandbox and returns those now in force. A limit that cannot be enforced
     /// but must be is an error, and then the limits in force are unknown.
     async fn resize(&self, id: &SandboxId, limits: &LimitPlan) -> Result<EnforcedMeasures, BackendError>;
-    /// Connects a running sandbox that was created without a network. Repeating the call changes nothing.
+    /// Connects a running sandbox that was created without a network, or makes the network of any sandbox a filtered one,
+    /// for which its policy is set before. Repeating the call changes nothing. Nothing else takes away what a sandbox has:
+    /// a filtered one stays filtered.
     async fn connect_network(
         &self,
         id: &SandboxId,

@@ -14,6 +14,7 @@ pub mod journal;
 pub mod key;
 pub mod lifecycle;
 pub mod network_policy;
+pub mod policy_edit;
 pub mod pool;
 pub mod process;
 pub mod quantity;
@@ -40,6 +41,7 @@ pub use network_policy::{
     DomainName, DomainNameError, MAX_POLICY_RULES, NetworkPolicy, PolicyAction, PolicyDecision, PolicyError,
     PolicyRule, PolicyTarget, TargetHost,
 };
+pub use policy_edit::{PolicyEdit, PolicyMode};
 pub use pool::{PoolCapacity, PoolSpec, RefillRate};
 pub use process::{ExitReason, UserIdentity};
 pub use quantity::{Bytes, MAX_PIDS, MIN_DISK, MIN_MEMORY, MilliCpus};

@@ -79,6 +79,8 @@ pub enum LifecycleRequest {
     /// Restart a sandbox that has died.
     Restart,
     Renew,
+    /// Change what it may reach.
+    SetPolicy,
     Destroy,
 }
 
@@ -122,6 +124,11 @@ impl Phase {
                 Starting | Running | Pausing | Paused | Resuming | Exited(_) | Failed(_),
             ) => Verdict::Accept,
             (LifecycleRequest::Renew, Stopping | Stopped) => Verdict::Deny,
+            // A filter is outside the sandbox, so a frozen one can get another policy.
+            (LifecycleRequest::SetPolicy, Running | Paused | Exited(_)) => Verdict::Accept,
+            (LifecycleRequest::SetPolicy, Starting | Pausing | Resuming | Stopping | Stopped | Failed(_)) => {
+                Verdict::Deny
+            }
             (
                 LifecycleRequest::Destroy,
                 Starting | Running | Pausing | Paused | Resuming | Exited(_) | Failed(_),
@@ -160,6 +167,7 @@ impl fmt::Display for LifecycleRequest {
             Self::Resume => "resume",
             Self::Restart => "restart",
             Self::Renew => "renew",
+            Self::SetPolicy => "set the network policy of",
             Self::Destroy => "destroy",
         })
     }
@@ -245,5 +253,6 @@ mod tests {
     #[test]
     fn paused_sandbox_cannot_be_used() {
         assert_eq!(Phase::Paused.judge(LifecycleRequest::Use), Verdict::Deny);
+        assert_eq!(Phase::Paused.judge(LifecycleRequest::SetPolicy), Verdict::Accept);
     }
 }

@@ -1,9 +1,9 @@
 //! The policy of a filtered network: which names and addresses a sandbox may reach.
 //!
 //! Rules are ordered and the first that matches decides; if none does, the default decides. A rule names a
-//! domain name, all names below one, an address or a range of addresses, each with or without a port. Whoever
-//! connects judges the name that the client asked for together with the address that is really dialled, so a rule by
-//! name and a rule by address can both match one connection.
+//! domain name, all names below one, an address or a range of addresses, each with or without a port. A
+//! connection is judged by the name that the client asked for together with the address that is really dialled, so a
+//! rule by name and a rule by address can both match it. [`crate::policy_edit`] has the changes to a policy.
 
 use std::fmt;
 use std::net::IpAddr;

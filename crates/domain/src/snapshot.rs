@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use crate::guest::GuestSettings;
 use crate::lifecycle::OnDeath;
+use crate::network_policy::NetworkPolicy;
 use crate::quantity::Bytes;
 use crate::sandbox::{Labels, Owner, SandboxId};
 use crate::spec::{NetworkAccess, ResourceLimits};
@@ -48,6 +50,8 @@ pub struct Snapshot {
 #[derive(Clone, PartialEq, Eq)]
 pub struct SandboxSettings {
     pub network: NetworkAccess,
+    /// As in [`SandboxSpec`](crate::SandboxSpec).
+    pub policy: Option<Arc<NetworkPolicy>>,
     /// The limits that were in force, the server's defaults included. The size of the disk is part
     /// of the snapshot itself.
     pub resources: ResourceLimits,
@@ -72,6 +76,7 @@ impl fmt::Debug for SandboxSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SandboxSettings")
             .field("network", &self.network)
+            .field("policy", &self.policy)
             .field("resources", &self.resources)
             .field("timeout", &self.timeout)
             .field("idle_timeout", &self.idle_timeout)

@@ -1,10 +1,12 @@
 //! The description from which a sandbox is created.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::guest::GuestSettings;
 use crate::hook::SandboxHooks;
 use crate::lifecycle::OnDeath;
+use crate::network_policy::NetworkPolicy;
 use crate::quantity::{Bytes, MilliCpus};
 use crate::sandbox::SandboxId;
 use crate::snapshot::SnapshotId;
@@ -19,6 +21,9 @@ pub struct SandboxSpec {
     pub snapshot: Option<SnapshotId>,
     pub resources: ResourceLimits,
     pub network: NetworkAccess,
+    /// What the sandbox may reach if its network is [`NetworkAccess::Filtered`]; `None` means nothing. In any other mode it
+    /// has no meaning. Shared, because states of sandboxes are copied often and a policy may be long.
+    pub policy: Option<Arc<NetworkPolicy>>,
     pub mounts: Vec<MountSpec>,
     /// Added to the environment of every process.
     pub env: BTreeMap<String, String>,
@@ -87,7 +92,30 @@ pub enum NetworkAccess {
     On,
     /// `On` where possible, otherwise `Off`.
     Auto,
+    /// What a policy allows, by name or address.
     Filtered,
+}
+
+impl NetworkAccess {
+    /// The name used in APIs and settings.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::On => "on",
+            Self::Auto => "auto",
+            Self::Filtered => "filtered",
+        }
+    }
+
+    /// Whether a client may ask for this network where `most` is the widest that the operator allows. The order is off,
+    /// filtered, on. `auto` is always possible: it gives at most what is allowed.
+    pub fn is_within(self, most: Self) -> bool {
+        match (self, most) {
+            (Self::Off | Self::Auto, _) | (_, Self::On | Self::Auto) => true,
+            (Self::Filtered, Self::Filtered) => true,
+            (Self::Filtered | Self::On, Self::Off) | (Self::On, Self::Filtered) => false,
+        }
+    }
 }
 
 impl SandboxSpec {
@@ -98,6 +126,7 @@ impl SandboxSpec {
             snapshot: None,
             resources: ResourceLimits::default(),
             network: NetworkAccess::Off,
+            policy: None,
             mounts: Vec::new(),
             env: BTreeMap::new(),
             env_file: None,
@@ -113,6 +142,11 @@ impl SandboxSpec {
     /// The action to take when the sandbox has died and is used again.
     pub fn on_death(&self) -> OnDeath {
         self.on_death.unwrap_or_default()
+    }
+
+    /// The policy of a filtered network.
+    pub fn policy_or_deny_all(&self) -> Arc<NetworkPolicy> {
+        self.policy.clone().unwrap_or_else(|| Arc::new(NetworkPolicy::deny_all()))
     }
 
     /// The environment of every process in the sandbox with this id.
@@ -183,6 +217,15 @@ mod tests {
         }
         assert_eq!(Entrypoint::None.to_words(), argv(&["tail", "-f", "/dev/null"]));
         assert_eq!(Entrypoint::FromImage.to_words(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn client_may_ask_for_no_wider_network_than_the_operator_allows() {
+        use NetworkAccess::{Auto, Filtered, Off, On};
+        let allowed = |most| [Off, Auto, Filtered, On].map(|wanted: NetworkAccess| wanted.is_within(most));
+        assert_eq!(allowed(Off), [true, true, false, false]);
+        assert_eq!(allowed(Filtered), [true, true, true, false]);
+        assert_eq!(allowed(On), [true; 4]);
     }
 
     #[test]

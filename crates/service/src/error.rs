@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use backend::{BackendError, MountFault};
 use domain::{
-    Bytes, Language, LifecycleRequest, Owner, Phase, ProcessId, SandboxId, SessionId, SnapshotId, VolumeId,
-    VolumeName,
+    Bytes, Language, LifecycleRequest, NetworkAccess, Owner, Phase, PolicyError, ProcessId, SandboxId,
+    SessionId, SnapshotId, VolumeId, VolumeName,
 };
 
 use crate::agent::client::AgentError;
@@ -35,6 +35,12 @@ pub enum ServiceError {
     DeadWithoutFiles { id: SandboxId, request: LifecycleRequest, phase: Phase },
     #[error("this server cannot restart sandboxes with their files: disks are in memory here")]
     NoRestarts,
+    #[error("network `{}` is wider than this server allows: `{}` at most", wanted.name(), most.name())]
+    NetworkTooWide { wanted: NetworkAccess, most: NetworkAccess },
+    #[error("this host cannot filter networks")]
+    NoNetworkFilter,
+    #[error("the network policy is invalid")]
+    Policy(#[source] PolicyError),
     #[error("sandbox `{id}` never expires, so there is nothing to renew")]
     NeverExpires { id: SandboxId, phase: Phase },
     #[error("sandbox limit reached ({limit})")]
@@ -259,7 +265,8 @@ impl ServiceError {
             Self::Busy(_) | Self::SessionBusy(_) => ErrorKind::Busy,
             Self::Refused { .. } => ErrorKind::Refused,
             Self::File(error) => ErrorKind::File(error.fault),
-            Self::NoRestarts => ErrorKind::Unsupported,
+            Self::NetworkTooWide { .. } | Self::Policy(_) => ErrorKind::Invalid,
+            Self::NoRestarts | Self::NoNetworkFilter => ErrorKind::Unsupported,
             Self::Backend { source, .. } | Self::Image { source, .. } | Self::VolumeWork { source, .. } => {
                 backend_error_kind(source)
             }
@@ -332,6 +339,8 @@ impl ServiceError {
                 launch_step: Some(LaunchStep::BecomeUser),
                 ..
             }) => Some("this sandbox has no other user than root; run the server as root to have others"),
+            Self::NetworkTooWide { .. } => Some("the operator sets the widest network with `network.most`"),
+            Self::NoNetworkFilter => Some("`coracle doctor` says what is missing on this host"),
             Self::NoRestarts => Some(
                 "leave `on_death` out or name `replace`, or run the server as root, whose disks outlive sandboxes",
             ),

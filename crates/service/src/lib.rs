@@ -12,6 +12,7 @@ mod error;
 mod exec;
 mod files;
 mod images;
+mod network;
 mod pools;
 mod ports;
 mod reconcile;
@@ -31,8 +32,9 @@ use std::time::{Duration, SystemTime};
 
 use backend::SharedBackend;
 use domain::{
-    Bytes, EndCause, FilesState, KeyHandle, Labels, LifecycleRequest, OnDeath, OutputRetention, Owner, Phase,
-    PoolSpec, SandboxId, SandboxKey, SandboxLimits, SandboxSettings, SandboxSpec, SnapshotId, Verdict,
+    Bytes, EndCause, FilesState, KeyHandle, Labels, LifecycleRequest, NetworkAccess, OnDeath,
+    OutputRetention, Owner, Phase, PoolSpec, SandboxId, SandboxKey, SandboxLimits, SandboxSettings,
+    SandboxSpec, SnapshotId, Verdict,
 };
 use futures_util::StreamExt;
 
@@ -47,7 +49,7 @@ use crate::telemetry::{events, file_table, service_metrics, usage_history};
 pub use agent::client::AgentError;
 pub use backend::{
     AgentStream, ArchiveStream, BackendCapabilities, Enforced, FreedSpace, ImageInfo, LimitName, MountFault,
-    RegistryCredentials, SandboxUsage,
+    NetworkLogPage, NetworkRecord, NetworkRecordKind, RegistryCredentials, SandboxUsage,
 };
 pub use domain::IsolatedSessionStatus;
 pub use error::{ErrorKind, FileError, FileFault, LaunchStep, ServiceError};
@@ -90,6 +92,7 @@ pub use files::{
 };
 pub use images::PullState;
 pub use images::aliases::{AliasRule, ImageAliases, NoImageError, ResolvedImage, StandIn};
+pub use network::{NetworkLogReader, PolicyChange, SandboxNetwork};
 pub use pools::{PoolReport, PoolSource};
 pub use ports::SandboxPorts;
 pub use sandboxes::hooks::{HookReport, HookRun};
@@ -176,6 +179,8 @@ pub struct ServiceConfig {
     /// The longest time to live that a client may ask for.
     pub max_timeout: Option<Duration>,
     pub output: OutputSettings,
+    /// The widest network that a client may ask for.
+    pub most_network: NetworkAccess,
     /// How many owners have their own metrics; `None` turns metrics per owner off. This is read once, at the start.
     pub metric_owners: Option<usize>,
     /// The part of the host's table of open files, in percent, at which the sandbox with the most of them is ended.
@@ -279,6 +284,7 @@ pub type MergeNotes = fn(&[u8], &SandboxSettings) -> Vec<u8>;
 pub enum DefaultedPart {
     /// The image. A snapshot has its own, so this matters only in the place of one that died.
     Image,
+    /// The network, with its policy.
     Network,
     Guest,
     /// The env file, with the variable that holds its path.

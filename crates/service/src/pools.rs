@@ -253,6 +253,7 @@ impl Core {
 
     async fn create_pool(self: &Arc<Self>, pool: PoolSpec) -> Result<PoolReport, ServiceError> {
         check_pool(&pool)?;
+        self.check_network(&pool.template)?;
         let (name, created) = (pool.name.clone(), self.clock.now().wall);
         let kept = PoolState::new(pool.clone(), PoolSource::Client, created);
         {

@@ -8,6 +8,7 @@ mod columns;
 mod events;
 mod hooks;
 mod hours;
+mod policies;
 mod pools;
 mod rows;
 mod settings;
@@ -49,6 +50,7 @@ const MIGRATIONS: &[(u32, &str)] = &[
     (8, include_str!("store/migrations/0008_pools.sql")),
     (9, include_str!("store/migrations/0009_settings.sql")),
     (10, include_str!("store/migrations/0010_volumes_after_use.sql")),
+    (11, include_str!("store/migrations/0011_network_usage.sql")),
 ];
 
 #[derive(Debug, thiserror::Error)]

@@ -7,6 +7,7 @@ pub(crate) mod diagnostics;
 pub(crate) mod events;
 pub(crate) mod file_table;
 pub(crate) mod memory_stall;
+mod network_usage;
 pub(crate) mod owner_metrics;
 pub(crate) mod recent_errors;
 pub(crate) mod service_metrics;

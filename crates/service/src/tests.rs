@@ -15,6 +15,7 @@ mod lifecycle;
 mod malicious_agent;
 mod malicious_search;
 mod malicious_sessions;
+mod network;
 mod older_agent;
 mod owners;
 mod planning;
@@ -124,6 +125,7 @@ fn config(state: &TempDir) -> ServiceConfig {
         volume_size: domain::Bytes::from_mib(64),
         max_timeout: Some(Duration::from_secs(86_400)),
         output: Default::default(),
+        most_network: domain::NetworkAccess::On,
         metric_owners: None,
         open_files_percent: 80,
     }

@@ -6,14 +6,17 @@ mod agent;
 mod calls;
 mod features;
 mod images;
+mod network;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use backend::{BackendError, FoundCondition, ResolvedSpec, SandboxDeath, SandboxUsage};
-use domain::{EndCause, FilesState, SandboxId, SnapshotId, Volume, VolumeId};
+use backend::{
+    BackendError, FoundCondition, NetworkCounters, NetworkRecord, ResolvedSpec, SandboxDeath, SandboxUsage,
+};
+use domain::{EndCause, FilesState, NetworkPolicy, SandboxId, SnapshotId, Volume, VolumeId};
 use tokio::io::DuplexStream;
 use tokio::sync::{Semaphore, mpsc, watch};
 use wire::AgentRequest;
@@ -44,6 +47,12 @@ pub struct FakeBackend {
     pub restarts: AtomicBool,
     /// Whether sandboxes can have a network.
     pub network: AtomicBool,
+    /// Whether networks can be filtered.
+    pub filtered: AtomicBool,
+    /// Setting a policy waits for a permit.
+    pub policy_gate: Semaphore,
+    /// How many records were added to the logs of networks.
+    network_records: watch::Sender<usize>,
     /// Whether sandboxes can be paused and resumed.
     freezer: AtomicBool,
     /// Whether it offers the optional traits of a backend.
@@ -71,6 +80,9 @@ struct FakeState {
     /// The usage that every sandbox reports.
     usage: SandboxUsage,
     open_files: Vec<(SandboxId, u64)>,
+    policies: HashMap<SandboxId, Arc<NetworkPolicy>>,
+    network_logs: HashMap<SandboxId, Vec<NetworkRecord>>,
+    network_counters: NetworkCounters,
     /// The spec that the newest sandbox was made or restarted from.
     newest_spec: Option<ResolvedSpec>,
 }
@@ -109,6 +121,9 @@ impl FakeBackend {
             volume_gate: Semaphore::new(Semaphore::MAX_PERMITS),
             restarts: AtomicBool::new(true),
             network: AtomicBool::new(true),
+            filtered: AtomicBool::new(true),
+            policy_gate: Semaphore::new(Semaphore::MAX_PERMITS),
+            network_records: watch::Sender::new(0),
             freezer: AtomicBool::new(true),
             optional_traits: AtomicBool::new(true),
             entrypoint_end: watch::Sender::new(None),
@@ -128,6 +143,7 @@ impl FakeBackend {
         let mut world = self.world.lock().unwrap();
         world.agents.remove(id);
         world.sandboxes.remove(id);
+        world.policies.remove(id);
         self.population.send_replace(world.sandboxes.len());
     }
 

@@ -88,5 +88,6 @@ fn plain_config(state_dir: &Path) -> ServiceConfig {
         output: Default::default(),
         metric_owners: None,
         open_files_percent: 80,
+        most_network: domain::NetworkAccess::On,
     }
 }

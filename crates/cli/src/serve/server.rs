@@ -329,6 +329,7 @@ fn service_config(config: &Config) -> service::ServiceConfig {
         volume_size: config.volumes.default_size,
         max_timeout: config.longest_timeout,
         output: config.output.to_service_settings(),
+        most_network: domain::NetworkAccess::On,
         metric_owners: config.metrics.max_owner_series(),
         open_files_percent: config.limits.open_files_percent,
     }

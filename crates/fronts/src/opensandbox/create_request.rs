@@ -591,6 +591,7 @@ mod tests {
         let parent = create(parent).unwrap();
         let mut settings = SandboxSettings {
             network: NetworkAccess::Off,
+            policy: None,
             resources: ResourceLimits::default(),
             timeout: None,
             idle_timeout: None,

@@ -174,12 +174,13 @@ impl Core {
         mounts && limits && self.can_connect(template.network, request.spec.network)
     }
 
-    /// Whether a sandbox that was made with one network mode can get another. A network can be added later, but not
-    /// removed.
+    /// Whether a sandbox that was made with one network mode can get another. A network can be added or filtered later,
+    /// but neither the network nor the filter can be removed.
     fn can_connect(&self, present: NetworkAccess, wanted: NetworkAccess) -> bool {
         match (present, wanted) {
             (present, wanted) if self.host.backend.reconfigure().is_none() => present == wanted,
             (NetworkAccess::Off | NetworkAccess::Auto, NetworkAccess::On) => self.host.capabilities.network,
+            (_, NetworkAccess::Filtered) => self.host.capabilities.filtered,
             // The sandbox gets a network if possible, and stays without one otherwise.
             (NetworkAccess::Off | NetworkAccess::On, NetworkAccess::Auto) => true,
             (present, wanted) => present == wanted,

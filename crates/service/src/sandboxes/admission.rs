@@ -47,6 +47,8 @@ impl Core {
             return Err(ServiceError::Stopping);
         }
         let _files = self.prepare_request(owner, &mut request).await?;
+        self.check_network(&request.spec)?;
+        self.limit_network(&mut request.spec);
         // How long it took to fetch the image says nothing about this server.
         let began = Instant::now();
         let created = self.create_prepared(owner, key, request, cause).await?;

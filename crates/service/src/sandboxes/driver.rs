@@ -10,13 +10,14 @@
 
 mod bind;
 mod commands;
+mod network;
 mod restart;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
-use domain::{EndCause, ExitReason, LifecycleRequest, MountSpec, Phase, ShutdownHook, Verdict};
+use domain::{EndCause, ExitReason, LifecycleRequest, MountSpec, Phase, PolicyEdit, ShutdownHook, Verdict};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -37,7 +38,7 @@ use crate::telemetry::cpu_share::CpuMeter;
 use crate::telemetry::create_stages::CreateStages;
 use crate::telemetry::service_metrics;
 use crate::tenancy::quota::ResourceCost;
-use crate::{Outcome, ResumeOutcome, Sandbox, ServiceError};
+use crate::{Outcome, PolicyChange, ResumeOutcome, Sandbox, ServiceError};
 
 /// How many commands may wait in one driver's mailbox.
 const MAX_QUEUED_COMMANDS: usize = 16;
@@ -65,6 +66,8 @@ pub(crate) enum DriverCommand {
     PatchLabels(BTreeMap<String, Option<String>>, CommandReply<Sandbox>),
     Renew(SystemTime, CommandReply<Sandbox>),
     Attach(Vec<MountSpec>, CommandReply<Sandbox>),
+    /// Change what it may reach.
+    EditPolicy(PolicyEdit, CommandReply<PolicyChange>),
     /// Add a shutdown hook, or replace the one with its name.
     PutShutdownHook(ShutdownHook, CommandReply<()>),
     /// Remove a shutdown hook; replies whether there was one.
@@ -343,6 +346,7 @@ impl Driver {
             DriverCommand::PatchLabels(patch, answer) => send_reply(answer, self.patch_labels(patch).await),
             DriverCommand::Renew(expires, answer) => send_reply(answer, self.renew_expiry(expires).await),
             DriverCommand::Attach(mounts, answer) => send_reply(answer, self.attach_mounts(mounts).await),
+            DriverCommand::EditPolicy(edit, answer) => send_reply(answer, self.edit_policy(&edit).await),
             DriverCommand::PutShutdownHook(hook, answer) => {
                 send_reply(answer, self.put_shutdown_hook(hook).await)
             }

@@ -124,6 +124,7 @@ async fn adopt_sandbox(core: &Arc<Core>, mut record: SandboxRecord, phase: Phase
     // The limit applies to new sandboxes only; existing ones are kept whatever it is now.
     if core.lifecycle.registry.add(handle, RoomRequirement::Below(usize::MAX), &OwnerQuota::default()).is_ok()
     {
+        driver.restore_policy();
         core.tasks.spawn(driver.adopt());
     }
 }

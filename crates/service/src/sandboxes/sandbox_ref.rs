@@ -5,6 +5,7 @@
 //!                                           ├─► files()                        files.rs
 //!                                           ├─► processes() sessions() contexts() terminals()   exec/
 //!                                           ├─► ports()                        ports.rs
+//!                                           ├─► network()                      network.rs
 //!                                           └─► snapshots()                    snapshots.rs
 //! ```
 //! A `SandboxRef` may outlive its sandbox; every call then answers that there is no such sandbox.
@@ -24,6 +25,7 @@ use crate::exec::processes::SandboxProcesses;
 use crate::exec::sessions::SandboxSessions;
 use crate::exec::terminals::SandboxTerminals;
 use crate::files::SandboxFiles;
+use crate::network::SandboxNetwork;
 use crate::ports::SandboxPorts;
 use crate::sandboxes::activity::ActivityGuard;
 use crate::sandboxes::driver::DriverCommand;
@@ -119,6 +121,10 @@ impl SandboxRef {
 
     pub fn ports(&self) -> SandboxPorts<'_> {
         SandboxPorts(self)
+    }
+
+    pub fn network(&self) -> SandboxNetwork<'_> {
+        SandboxNetwork(self)
     }
 
     pub fn snapshots(&self) -> SandboxSnapshots<'_> {

@@ -22,6 +22,7 @@ pub(super) fn record_settings(handle: &SandboxHandle, in_force: &SandboxUsage) -
     let named = &sandbox.spec.resources;
     SandboxSettings {
         network: sandbox.spec.network,
+        policy: sandbox.spec.policy,
         resources: ResourceLimits {
             memory: named.memory.or(in_force.memory_limit),
             cpus: named.cpus.or(in_force.cpu_limit.map(MilliCpus)),
@@ -52,7 +53,9 @@ pub(super) fn inherit_settings(
     for part in &create.defaulted {
         match part {
             DefaultedPart::Image => {}
-            DefaultedPart::Network => spec.network = settings.network,
+            DefaultedPart::Network => {
+                (spec.network, spec.policy) = (settings.network, settings.policy.clone());
+            }
             DefaultedPart::Guest => spec.guest = settings.guest.clone(),
             DefaultedPart::EnvironmentFile(variable) => {
                 spec.env.remove(*variable);

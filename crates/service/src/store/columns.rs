@@ -13,6 +13,7 @@ use domain::{
 use serde::{Deserialize, Serialize};
 
 use super::hooks::HooksJson;
+use super::policies::PolicyJson;
 
 #[derive(Serialize, Deserialize)]
 pub(super) struct SpecJson {
@@ -22,6 +23,8 @@ pub(super) struct SpecJson {
     #[serde(default)]
     resources: ResourcesJson,
     network: NetworkJson,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    policy: Option<PolicyJson>,
     #[serde(default)]
     mounts: Vec<MountJson>,
     #[serde(default)]
@@ -155,6 +158,7 @@ impl SpecJson {
             snapshot: spec.snapshot.as_ref().map(|id| id.as_str().to_owned()),
             resources: ResourcesJson::from_domain(&spec.resources),
             network: NetworkJson::from_domain(spec.network),
+            policy: spec.policy.as_deref().map(PolicyJson::from_domain),
             mounts: spec.mounts.iter().map(MountJson::from_domain).collect(),
             env: spec.env.clone(),
             env_file: spec.env_file.clone(),
@@ -173,6 +177,7 @@ impl SpecJson {
             snapshot: self.snapshot.and_then(|id| SnapshotId::parse(&id).ok()),
             resources: self.resources.into_domain(),
             network: self.network.into_domain(),
+            policy: self.policy.map(PolicyJson::into_domain),
             mounts: self.mounts.into_iter().map(MountJson::into_domain).collect(),
             env: self.env,
             env_file: self.env_file,

@@ -7,11 +7,14 @@ use domain::{OnDeath, SandboxSettings};
 use serde::{Deserialize, Serialize};
 
 use super::columns::{GuestJson, NetworkJson, ResourcesJson};
+use super::policies::PolicyJson;
 use super::rows::{duration_from_micros, duration_to_micros};
 
 #[derive(Serialize, Deserialize)]
 pub(super) struct SettingsJson {
     network: NetworkJson,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    policy: Option<PolicyJson>,
     #[serde(default)]
     resources: ResourcesJson,
     /// In microseconds, as is the idle timeout.
@@ -38,6 +41,7 @@ impl SettingsJson {
     pub(super) fn from_domain(settings: &SandboxSettings) -> Self {
         Self {
             network: NetworkJson::from_domain(settings.network),
+            policy: settings.policy.as_deref().map(PolicyJson::from_domain),
             resources: ResourcesJson::from_domain(&settings.resources),
             timeout: settings.timeout.map(duration_to_micros),
             idle_timeout: settings.idle_timeout.map(duration_to_micros),
@@ -54,6 +58,7 @@ impl SettingsJson {
     pub(super) fn into_domain(self) -> SandboxSettings {
         SandboxSettings {
             network: self.network.into_domain(),
+            policy: self.policy.map(PolicyJson::into_domain),
             resources: self.resources.into_domain(),
             timeout: self.timeout.map(duration_from_micros),
             idle_timeout: self.idle_timeout.map(duration_from_micros),

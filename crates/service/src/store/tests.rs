@@ -61,6 +61,14 @@ fn hooks() -> domain::SandboxHooks {
     domain::SandboxHooks { before: Some(hook), periodic: vec![periodic], shutdown: vec![shutdown] }
 }
 
+fn policy() -> domain::NetworkPolicy {
+    let rule = |action, target: &str| domain::PolicyRule { action, target: target.parse().unwrap() };
+    let (allow, deny) = (domain::PolicyAction::Allow, domain::PolicyAction::Deny);
+    let rules =
+        vec![rule(deny, "a.example.org"), rule(allow, "*.example.org:443"), rule(allow, "[fd00::/8]:22")];
+    domain::NetworkPolicy::new(rules, deny).unwrap()
+}
+
 fn full_record() -> SandboxRecord {
     let mut record = record(1);
     record.sandbox.spec = SandboxSpec {
@@ -72,6 +80,7 @@ fn full_record() -> SandboxRecord {
             disk: Some(Bytes(u64::MAX >> 1)),
         },
         network: NetworkAccess::Filtered,
+        policy: Some(std::sync::Arc::new(policy())),
         mounts: vec![
             MountSpec {
                 sub_path: Some("a/b".to_owned()),

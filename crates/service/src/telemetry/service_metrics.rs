@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use backend::NetworkTotals;
 use domain::{EndCause, OnDeath, Phase};
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 
@@ -25,6 +26,17 @@ pub(crate) fn describe_metrics() {
     describe_counter!("coracle_pool_cold_total", "Sandboxes that were created although a pool fits");
     describe_counter!("coracle_snapshots_total", "Snapshots that were taken");
     describe_counter!("coracle_restarts_total", "Dead sandboxes that were restarted, by how");
+    describe_gauge!(
+        "coracle_network_open_connections",
+        "Connections that are open through the filter of networks"
+    );
+    describe_counter!("coracle_network_connections_total", "Connections that the filter decided, by verdict");
+    describe_counter!("coracle_network_denied_queries_total", "Names that were asked for and denied");
+    describe_counter!(
+        "coracle_network_bytes_total",
+        metrics::Unit::Bytes,
+        "Bytes that passed the filter of networks, by direction"
+    );
     describe_counter!("coracle_failures_total", "Failures, by operation and cause");
 }
 
@@ -77,6 +89,20 @@ pub(crate) fn count_restart(how: OnDeath) {
 /// Counts a sandbox that died by itself.
 pub(crate) fn count_death(cause: EndCause) {
     counter!("coracle_failures_total", "operation" => "live", "cause" => cause.name()).increment(1);
+}
+
+/// Sets how many connections are open through the filter of networks.
+pub(crate) fn set_open_connections(count: u64) {
+    gauge!("coracle_network_open_connections").set(u32::try_from(count).unwrap_or(u32::MAX));
+}
+
+/// Counts what sandboxes exchanged and tried through the filter of networks since the last call.
+pub(crate) fn count_network(since: NetworkTotals) {
+    counter!("coracle_network_connections_total", "verdict" => "allow").increment(since.allowed_connections);
+    counter!("coracle_network_connections_total", "verdict" => "deny").increment(since.denied_connections);
+    counter!("coracle_network_denied_queries_total").increment(since.denied_queries);
+    counter!("coracle_network_bytes_total", "direction" => "sent").increment(since.bytes_sent);
+    counter!("coracle_network_bytes_total", "direction" => "received").increment(since.bytes_received);
 }
 
 /// Counts a failure.

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use backend::SandboxUsage;
+use backend::{NetworkTotals, SandboxUsage};
 use domain::{Owner, Phase, SandboxId};
 use futures_util::StreamExt;
 
@@ -16,6 +16,7 @@ use crate::clock::ClockReading;
 use crate::core::Core;
 use crate::error::error_chain;
 use crate::telemetry::memory_stall::StallWatch;
+use crate::telemetry::network_usage::{self, totals_since};
 use crate::telemetry::owner_metrics::{OwnerLabel, OwnerMetrics, OwnerTotals};
 
 /// How often samples are taken.
@@ -53,6 +54,9 @@ pub struct UsageTotals {
     pub cpu_micros: u64,
     /// Memory multiplied by the time it was used.
     pub memory_byte_seconds: u64,
+    /// Bytes that passed the filter of networks; those over a link are not counted.
+    pub network_sent: u64,
+    pub network_received: u64,
 }
 
 impl UsageTotals {
@@ -61,6 +65,8 @@ impl UsageTotals {
         self.alive_millis = self.alive_millis.saturating_add(more.alive_millis);
         self.cpu_micros = self.cpu_micros.saturating_add(more.cpu_micros);
         self.memory_byte_seconds = self.memory_byte_seconds.saturating_add(more.memory_byte_seconds);
+        self.network_sent = self.network_sent.saturating_add(more.network_sent);
+        self.network_received = self.network_received.saturating_add(more.network_received);
     }
 }
 
@@ -89,6 +95,8 @@ struct SandboxMeter {
     counted: ClockReading,
     /// The processor time counted so far; unknown if a former server counted it.
     cpu_micros: Option<u64>,
+    /// The network totals counted so far; unknown if a former server counted them.
+    network: Option<NetworkTotals>,
     samples: VecDeque<UsageSample>,
 }
 
@@ -103,8 +111,13 @@ impl UsageHistory {
     /// Starts counting a sandbox: a new one if `fresh`, else one that a former server made.
     pub(crate) fn begin_metering(&self, id: &SandboxId, owner: &Owner, now: ClockReading, fresh: bool) {
         let mut books = self.lock();
-        let cpu_micros = fresh.then_some(0);
-        let meter = SandboxMeter { owner: owner.clone(), counted: now, cpu_micros, samples: VecDeque::new() };
+        let meter = SandboxMeter {
+            owner: owner.clone(),
+            counted: now,
+            cpu_micros: fresh.then_some(0),
+            network: fresh.then(NetworkTotals::default),
+            samples: VecDeque::new(),
+        };
         books.meters.insert(id.clone(), meter);
         if fresh {
             books.add_usage(owner, now, UsageTotals { created: 1, ..UsageTotals::default() });
@@ -117,6 +130,7 @@ impl UsageHistory {
             owner: owner.clone(),
             counted: now,
             cpu_micros: Some(0),
+            network: Some(NetworkTotals::default()),
             samples: VecDeque::new(),
         };
         self.lock().meters.insert(id.clone(), meter);
@@ -133,6 +147,32 @@ impl UsageHistory {
         }
         meter.samples.push_back(UsageSample { time: now.wall, usage });
         books.add_usage(&owner, now, used);
+    }
+
+    /// Adds what a sandbox exchanged since it was last counted, and returns it. Totals below those counted before are
+    /// those of a filter that was restarted.
+    pub(super) fn add_network_totals(
+        &self,
+        id: &SandboxId,
+        now: ClockReading,
+        totals: NetworkTotals,
+    ) -> NetworkTotals {
+        let mut books = self.lock();
+        let Some(meter) = books.meters.get_mut(id) else { return NetworkTotals::default() };
+        let since = match meter.network.replace(totals) {
+            Some(counted) => totals_since(totals, counted),
+            None => NetworkTotals::default(),
+        };
+        let owner = meter.owner.clone();
+        if since.bytes_sent > 0 || since.bytes_received > 0 {
+            let (network_sent, network_received) = (since.bytes_sent, since.bytes_received);
+            books.add_usage(
+                &owner,
+                now,
+                UsageTotals { network_sent, network_received, ..UsageTotals::default() },
+            );
+        }
+        since
     }
 
     /// Adds the remaining usage of a sandbox, and stops counting it.
@@ -224,6 +264,7 @@ impl SandboxMeter {
             alive_millis: u64::try_from(passed.as_millis()).unwrap_or(u64::MAX),
             cpu_micros: cpu_micros.unwrap_or_default(),
             memory_byte_seconds: u64::try_from(memory).unwrap_or(u64::MAX),
+            ..UsageTotals::default()
         }
     }
 }
@@ -250,6 +291,7 @@ pub(crate) async fn record_usage(core: Arc<Core>) {
             for id in sample_all(&core, &mut stalls).await {
                 kill_largest_process(&core, &id).await;
             }
+            network_usage::count_network_usage(&core).await;
         }
         let changed = core.telemetry.history.take_changed(core.clock.now().wall);
         if !changed.is_empty() {
@@ -317,8 +359,13 @@ mod tests {
         history.add_sample(&id, at(20), using(700, 2000));
         history.end_metering(&id, at(25), SandboxUsage { cpu_micros: Some(1000), ..SandboxUsage::default() });
         history.end_metering(&id, at(99), using(9999, 0));
-        let used =
-            UsageTotals { created: 1, alive_millis: 25_000, cpu_micros: 1000, memory_byte_seconds: 30_000 };
+        let used = UsageTotals {
+            created: 1,
+            alive_millis: 25_000,
+            cpu_micros: 1000,
+            memory_byte_seconds: 30_000,
+            ..UsageTotals::default()
+        };
         assert_eq!(history.hours(None, at(30).wall, 1), [hourly_usage(100, &owner, used)]);
         assert_eq!(history.take_changed(at(30).wall), [hourly_usage(100, &owner, used)]);
         assert!(history.take_changed(at(30).wall).is_empty());
@@ -343,6 +390,22 @@ mod tests {
         let rest = OwnerMetrics { created: 1, cpu_micros: 100, ..OwnerMetrics::default() };
         assert_eq!(rows, BTreeMap::from([(OwnerLabel::Named(one), first), (OwnerLabel::Other, rest)]));
         assert_eq!(UsageHistory::default().owner_metrics(&[]), None, "metrics per owner are off by default");
+    }
+
+    #[test]
+    fn network_totals_are_counted_once_also_when_the_filter_restarts() {
+        let history = UsageHistory::default();
+        let ids = [SandboxId::from_entropy([1; 20]), SandboxId::from_entropy([2; 20])];
+        history.begin_metering(&ids[0], &Owner::operator(), at(0), true);
+        // A former server has counted what the second exchanged until now.
+        history.begin_metering(&ids[1], &Owner::operator(), at(0), false);
+        let totals = |bytes_sent| NetworkTotals { bytes_sent, bytes_received: 1, ..NetworkTotals::default() };
+        let sent = |id: &SandboxId, bytes| history.add_network_totals(id, at(10), totals(bytes)).bytes_sent;
+        assert_eq!([sent(&ids[0], 100), sent(&ids[0], 100), sent(&ids[0], 130)], [100, 0, 30]);
+        assert_eq!(sent(&ids[0], 7), 7, "the filter was restarted");
+        assert_eq!([sent(&ids[1], 1000), sent(&ids[1], 1001)], [0, 1]);
+        let used = history.hours(None, at(10).wall, 1)[0].used;
+        assert_eq!((used.network_sent, used.network_received), (138, 2));
     }
 
     #[test]

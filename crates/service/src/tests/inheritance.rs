@@ -68,7 +68,7 @@ fn unnamed(snapshot: &SnapshotId) -> CreateSandboxRequest {
     CreateSandboxRequest { source, spec, defaulted, ..plain() }
 }
 
-async fn snapshot_of(bench: &TestBench, sandbox: &Sandbox) -> Snapshot {
+pub(super) async fn snapshot_of(bench: &TestBench, sandbox: &Sandbox) -> Snapshot {
     let begun = bench.sandbox(&sandbox.id).snapshots().take_snapshot(None).await.unwrap();
     loop {
         let snapshot = bench.service.find_snapshot(&bench.owner, &begun.id).unwrap();

@@ -51,7 +51,12 @@ impl TestBench {
         bench
     }
 
-    async fn over(pools: Vec<PoolSpec>, sandboxes: usize, backend: Arc<FakeBackend>, state: TempDir) -> Self {
+    pub(super) async fn over(
+        pools: Vec<PoolSpec>,
+        sandboxes: usize,
+        backend: Arc<FakeBackend>,
+        state: TempDir,
+    ) -> Self {
         let config = ServiceConfig { pools, sandboxes, ..config(&state) };
         Self::configured(config, backend, state).await
     }
@@ -60,7 +65,7 @@ impl TestBench {
         self.service.find_pool(pool).unwrap().warm
     }
 
-    async fn until_warm(&self, pool: &str, count: usize) {
+    pub(super) async fn until_warm(&self, pool: &str, count: usize) {
         while self.warm(pool) != count {
             a_moment().await;
         }

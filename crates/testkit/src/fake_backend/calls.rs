@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use backend::{
     AgentStream, Backend, BackendCapabilities, BackendError, Enforced, FoundCondition, FoundSandbox, Images,
-    Reconfigure, ResolvedSpec, SandboxDeath, SandboxUsage, Snapshots, StoppedSandbox, Volumes,
+    NetworkFilter, Reconfigure, ResolvedSpec, SandboxDeath, SandboxUsage, Snapshots, StoppedSandbox, Volumes,
 };
 use domain::{FilesState, SandboxId};
 use tokio::net::UnixStream;
@@ -32,6 +32,7 @@ impl Backend for FakeBackend {
             volumes: true,
             restart,
             network: self.network.load(Ordering::Relaxed),
+            filtered: self.filtered.load(Ordering::Relaxed),
             ..most
         })
     }
@@ -40,16 +41,20 @@ impl Backend for FakeBackend {
         self.record_call("create asked")?;
         self.gate.acquire().await.unwrap().forget();
         self.record_call("create")?;
+        let measures = self.prepare_network(id, &plan.spec)?;
         self.world.lock().unwrap().newest_spec = Some(plan.clone());
         self.start_sandbox(id);
-        Ok(Enforced { image: real(&plan.spec.image), ..Enforced::default() })
+        Ok(Enforced { image: real(&plan.spec.image), measures, ..Enforced::default() })
     }
 
     async fn stop(&self, id: &SandboxId) -> Result<StoppedSandbox, BackendError> {
         self.record_call("stop")?;
         let files = self.files(id);
         match files {
-            FilesState::Kept => self.put_sandbox(id, FoundCondition::Dead),
+            FilesState::Kept => {
+                self.put_sandbox(id, FoundCondition::Dead);
+                self.world.lock().unwrap().policies.remove(id);
+            }
             FilesState::Lost => self.remove_sandbox(id),
         }
         Ok(StoppedSandbox { usage: SandboxUsage::default(), files })
@@ -64,7 +69,8 @@ impl Backend for FakeBackend {
             Some(FoundCondition::Dead) => self.start_sandbox(id),
             _ => return Err(BackendError::Gone),
         }
-        Ok(Enforced { image: real(&plan.spec.image), ..Enforced::default() })
+        let measures = self.prepare_network(id, &plan.spec)?;
+        Ok(Enforced { image: real(&plan.spec.image), measures, ..Enforced::default() })
     }
 
     async fn pause(&self, id: &SandboxId) -> Result<(), BackendError> {
@@ -149,6 +155,10 @@ impl Backend for FakeBackend {
     }
 
     fn reconfigure(&self) -> Option<&dyn Reconfigure> {
+        self.optional_traits.load(Ordering::Relaxed).then_some(self as _)
+    }
+
+    fn network_filter(&self) -> Option<&dyn NetworkFilter> {
         self.optional_traits.load(Ordering::Relaxed).then_some(self as _)
     }
 

@@ -100,8 +100,10 @@ impl Reconfigure for FakeBackend {
         self.record_call("connect")?;
         let state = match network {
             NetworkAccess::Off => NetworkState::Off { since: None },
-            NetworkAccess::On | NetworkAccess::Auto | NetworkAccess::Filtered => {
-                NetworkState::On { by: "fake".to_owned() }
+            NetworkAccess::On | NetworkAccess::Auto => NetworkState::On { by: "fake".to_owned() },
+            NetworkAccess::Filtered => {
+                self.check_filter()?;
+                NetworkState::Filtered
             }
         };
         Ok(vec![Measure::Network(state)])

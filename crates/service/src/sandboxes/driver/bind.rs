@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use backend::{EnforcedMeasures, Measure};
-use domain::{MountAccess, MountSource, MountSpec};
+use domain::{MountAccess, MountSource, MountSpec, NetworkAccess};
 
 use super::Driver;
 use crate::ServiceError;
@@ -42,12 +42,17 @@ impl Driver {
     }
 
     async fn bind_network(&self, warm: &ClaimedWarm) -> Result<EnforcedMeasures, ServiceError> {
-        let (core, id, network) = (&self.core, &self.handle.id, self.record.sandbox.spec.network);
-        if network == warm.template().network {
+        let (spec, template) = (&self.record.sandbox.spec, warm.template());
+        let (core, id, network) = (&self.core, &self.handle.id, spec.network);
+        if network == NetworkAccess::Filtered
+            && (network, &spec.policy) != (template.network, &template.policy)
+        {
+            core.set_network_policy(id, &spec.policy_or_deny_all()).await?;
+        }
+        if network == template.network {
             return Ok(EnforcedMeasures::new());
         }
-        let connect = async { core.host.backend.required_reconfigure()?.connect_network(id, network).await };
-        core.host.ask_backend("connect", id, BIND_TIMEOUT, connect).await
+        core.connect_network(id, network).await
     }
 
     async fn bind_mounts(&self) -> Result<EnforcedMeasures, ServiceError> {
