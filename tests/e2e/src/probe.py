@@ -142,15 +142,15 @@ def in_records(hello, size):
     return b"".join(b"\x16" + version + struct.pack(">H", len(piece)) + piece for piece in pieces)
 
 
-def padded(hello, size):
-    """The same ClientHello with so many bytes of padding before its other extensions; see RFC 7685."""
+def padded(hello, size, kind=0x6A6A):
+    """The same ClientHello with so many bytes before its other extensions, by default in one that nobody knows; see RFC 8701."""
     message = hello[9:]
     at = 2 + 32
     at += 1 + message[at]
     at += 2 + struct.unpack(">H", message[at : at + 2])[0]
     at += 1 + message[at]
     length = struct.unpack(">H", message[at : at + 2])[0]
-    padding = struct.pack(">HH", 21, size) + bytes(size)
+    padding = struct.pack(">HH", kind, size) + bytes(size)
     message = message[:at] + struct.pack(">H", length + len(padding)) + padding + message[at + 2 :]
     message = b"\x01" + struct.pack(">I", len(message))[1:] + message
     return in_records(b"\x16\x03\x01\x00\x00" + message, 16384)
@@ -209,10 +209,10 @@ def tls(to, port=443, sni=None, host=None, path="/", verify=True, family=0, piec
     return result
 
 
-def hello(to, port=443, sni=None, family=0, pad=0, records=0, cut=None, wait=1.5, text=None):
+def hello(to, port=443, sni=None, family=0, pad=0, kind=0x6A6A, records=0, cut=None, wait=1.5):
     """Sends a ClientHello alone, or its beginning, and says whether a TLS server replied."""
     message = hello_of(sni)
-    message = padded(message, pad) if pad else in_records(message, records) if records else message
+    message = padded(message, pad, kind) if pad else in_records(message, records) if records else message
     if cut is not None:
         message = message[:cut]
     began = time.monotonic()
@@ -352,6 +352,8 @@ def ping(to, wait=2):
         sender.settimeout(wait)
         sender.sendto(text, (to, 0))
         answer, peer = sender.recvfrom(2048)
+        if sender.type == socket.SOCK_RAW and family == socket.AF_INET:
+            answer = answer[4 * (answer[0] & 15) :]
         return {"type": answer[0], "peer": peer[0]}
 
 
@@ -417,6 +419,23 @@ def listen(port, host="::"):
         taker.bind((host, port))
         taker.listen(64)
     return {"bound": port}
+
+
+def own_address(family=4):
+    """The source address of this sandbox's packets."""
+    kind, to = (socket.AF_INET, "93.184.216.34") if family == 4 else (socket.AF_INET6, "2606:2800:220:1::34")
+    with socket.socket(kind, socket.SOCK_DGRAM) as sender:
+        sender.connect((to, 53))
+        return {"address": sender.getsockname()[0]}
+
+
+def udp_ports():
+    """The ports at which datagrams are received inside, from /proc."""
+    found = set()
+    for table in ("udp", "udp6"):
+        with open(f"/proc/net/{table}") as lines:
+            found |= {int(line.split()[1].rsplit(":", 1)[1], 16) for line in list(lines)[1:]}
+    return {"ports": sorted(found)}
 
 
 def bind_udp(port, reuse=True):

@@ -59,9 +59,10 @@ pub fn tls_at(address: &str, name: &str) -> Value {
     json!({"do": "tls", "to": address, "sni": name})
 }
 
-/// A connection that only listens to what comes first.
+/// A connection that only listens to what comes first; to a name, over IPv4.
 pub fn banner(to: &str, port: u16) -> Value {
-    json!({"do": "raw", "to": to, "port": port, "wait": 1.0})
+    let family = if to.contains(':') { 6 } else { 4 };
+    json!({"do": "raw", "to": to, "port": port, "wait": 0.7, "family": family})
 }
 
 pub fn resolve(name: &str) -> Value {

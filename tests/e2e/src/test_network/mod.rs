@@ -41,7 +41,7 @@ pub const GATEWAY_V6: &str = "2001:db8::1";
 pub const HOST_ADDRESS: &str = "203.0.113.2";
 pub const HOST_ADDRESS_V6: &str = "2001:db8::2";
 /// Other addresses at which the world answers: typical neighbours in clouds and companies.
-pub const OTHER_ADDRESSES: [&str; 9] = [
+pub const OTHER_ADDRESSES: [&str; 10] = [
     "10.1.2.3",
     "172.16.5.5",
     "192.168.77.1",
@@ -51,9 +51,11 @@ pub const OTHER_ADDRESSES: [&str; 9] = [
     "168.63.129.16",
     "fd00:ec2::254",
     "fd12::1",
+    // What a translator of addresses (NAT64) would carry to 169.254.169.254.
+    "64:ff9b::a9fe:a9fe",
 ];
 
-/// A port on which the host listens on every address.
+/// A port on which the host listens on every address, as it does on 80 and 443.
 pub const HOST_PORT: u16 = 8099;
 
 pub struct TestNetwork {

@@ -125,11 +125,13 @@ fn start_datagram_services(records: &WorldRecords) {
     });
 }
 
-/// A port of the host, on every address.
+/// Ports of the host, on every address.
 pub(super) fn listen_on_host(records: &WorldRecords) {
-    serve_connections(HOST_PORT, records, |mut stream, reached| {
-        writeln!(stream, "seen {} by the host", reached.peer.ip()).ok();
-    });
+    for port in [80, 443, HOST_PORT] {
+        serve_connections(port, records, |mut stream, reached| {
+            writeln!(stream, "seen {} by the host", reached.peer.ip()).ok();
+        });
+    }
 }
 
 fn serve_plain_http(mut stream: TcpStream, reached: &Reached, resolver: &WorldResolver) {
