@@ -54,8 +54,13 @@ pub const SHELL: WorldHost =
 /// What one name leads to the next time it is asked for.
 pub const SECOND: WorldHost =
     WorldHost { names: &["second.example"], v4: "93.184.219.99", v6: "2606:2800:220:4::99" };
+/// The host of every name outside `example`: it has a certificate for whatever name it is asked for, so that suites of
+/// others find the hosts that they name.
+pub const ANY_HOST: WorldHost =
+    WorldHost { names: &["any.example"], v4: "93.184.221.1", v6: "2606:2800:220:5::1" };
 
-pub const WORLD_HOSTS: [&WorldHost; 8] = [&WEB, &OTHER, &PACKAGES, &EDGE, &RESOLVER, &PROXY, &SHELL, &SECOND];
+pub const WORLD_HOSTS: [&WorldHost; 9] =
+    [&WEB, &OTHER, &PACKAGES, &EDGE, &RESOLVER, &PROXY, &SHELL, &SECOND, &ANY_HOST];
 
 /// The names of a host with this address.
 pub(super) fn names_at(address: IpAddr) -> &'static [&'static str] {
@@ -141,7 +146,6 @@ fn alias_of(name: &str) -> Option<&'static str> {
 /// The addresses of a name without an alias, and how long they are valid.
 fn addresses_of(name: &str, times: usize) -> (u32, Vec<IpAddr>) {
     let parsed = |texts: &[&str]| texts.iter().map(|text| super::parse_address(text)).collect();
-    let public = [WEB.v4, WEB.v6];
     let later = |target: &'static str| {
         if times == 0 { parsed(&[WEB.v4]) } else { parsed(&[target]) }
     };
@@ -167,8 +171,8 @@ fn addresses_of(name: &str, times: usize) -> (u32, Vec<IpAddr>) {
         "silent.example" => (TTL, parsed(&["93.184.219.250"])),
         _ => match host_of(name) {
             Some(host) => (TTL, parsed(&[host.v4, host.v6])),
-            None if name.ends_with(".rebound.example") => (TTL, parsed(&public)),
-            None => (60, parsed(&[GATEWAY, GATEWAY_V6])),
+            None if name.ends_with(".example") => (60, parsed(&[GATEWAY, GATEWAY_V6])),
+            None => (TTL, parsed(&[ANY_HOST.v4, ANY_HOST.v6])),
         },
     };
     (ttl, addresses)
