@@ -7,6 +7,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 
 use serde_json::{Value, json};
+use sha2::Digest;
 
 use super::hosts::{self, RecordData, ZoneAnswer, names_at, record_type};
 use super::resolver::WorldResolver;
@@ -91,8 +92,17 @@ fn describe(head: &RequestHead, body: &[u8], reached: &Reached) -> Value {
         "method": head.method,
         "target": head.target,
         "headers": head.headers,
+        "digests": header_digests(head),
         "body": String::from_utf8_lossy(body),
     })
+}
+
+/// The values of headers as digests, which pass where a secret itself is replaced.
+fn header_digests(head: &RequestHead) -> Value {
+    let hexadecimal = |text: &str| -> String {
+        sha2::Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
+    };
+    head.headers.iter().map(|(name, value)| (name.to_ascii_lowercase(), hexadecimal(value))).collect()
 }
 
 fn write_response(out: &mut impl Write, kind: &str, body: &[u8]) -> io::Result<()> {
