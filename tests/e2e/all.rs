@@ -13,6 +13,7 @@ mod escape;
 mod events;
 mod exec;
 mod failures;
+mod filtered;
 mod full_disk;
 mod fuzz;
 mod gateway;

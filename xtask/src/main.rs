@@ -16,6 +16,7 @@ mod sdk;
 mod server;
 mod side_stage;
 mod test;
+mod test_internet;
 mod tools;
 mod upstream;
 mod vm;

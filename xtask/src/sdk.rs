@@ -12,10 +12,12 @@ use crate::packages::has_python;
 use crate::report::TestReport;
 use crate::server::{ServerAccess, ServerProcess, ServerSetup};
 use crate::tools::{command_output, run_command, run_watched, workspace_root};
-use crate::{npm, python};
+use crate::{npm, python, test_internet};
 
 const TESTS_DIRECTORY: &str = "tests/sdk";
 pub(crate) const REQUIREMENTS: &str = "tests/sdk/requirements.txt";
+/// The tests that run in the test internet, with a server of their own.
+const NETWORK_TESTS_DIRECTORY: &str = "tests/sdk/network";
 /// The libraries that code inside sandboxes imports, and the interpreter that imports them.
 const LIBRARIES_LIST: &str = "tests/sdk/libraries.txt";
 const SANDBOX_PYTHON: &str = "/usr/bin/python3";
@@ -97,7 +99,7 @@ pub(crate) fn test_sdk(binary: &Path, report: &mut TestReport) -> Result<()> {
     let tested = run_watched(
         Command::new(python)
             // With `-rs` it prints a line that begins with SKIPPED for each skip.
-            .args(["-m", "pytest", "--quiet", "-rs", TESTS_DIRECTORY])
+            .args(["-m", "pytest", "--quiet", "-rs", TESTS_DIRECTORY, "--ignore", NETWORK_TESTS_DIRECTORY])
             .current_dir(workspace_root())
             .env("CORACLE_URL", &server.url)
             .envs(server.key.iter().map(|key| ("CORACLE_API_KEY", key)))
@@ -121,6 +123,26 @@ pub(crate) fn test_sdk(binary: &Path, report: &mut TestReport) -> Result<()> {
     let wrong: Vec<String> =
         outcomes.into_iter().filter_map(|outcome| Some(format!("{:#}", outcome.err()?))).collect();
     if wrong.is_empty() { Ok(()) } else { bail!(wrong.join("\n")) }
+}
+
+/// Runs the tests of networks in the test internet.
+pub(crate) fn test_networks(binary: &Path, report: &mut TestReport) -> Result<()> {
+    if let Some(why) = test_internet::missing_requirement() {
+        report.record_skip("SDK tests of networks", why);
+        return Ok(());
+    }
+    let python = python::make_environment("venv", REQUIREMENTS)?;
+    let directory = tempfile::tempdir().context("could not make a directory for a certificate")?;
+    let certificate = directory.path().join("authority.pem");
+    run_watched(
+        test_internet::command_inside(&certificate, &python)?
+            .args(["-m", "pytest", "--quiet", "-rs", NETWORK_TESTS_DIRECTORY])
+            .current_dir(workspace_root())
+            .env("CORACLE_TEST_BINARY", binary)
+            .env("CORACLE_TEST_CERTIFICATE", &certificate)
+            .env("PYTHONDONTWRITEBYTECODE", "1"),
+        |line| report.read_test_line(line),
+    )
 }
 
 /// The directory of an ipykernel with which our own contexts can be compared.

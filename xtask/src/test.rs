@@ -61,6 +61,7 @@ fn test_binary(binary: &Path, beside: BuildsBeside, report: &mut TestReport) {
     report.run_stage("SDK tests", |report| sdk::test_sdk(binary, report));
     report.run_stage("docs", |report| docs::test_pages(binary, &[], report));
     report.join_stage(beside.tests);
+    report.run_stage("SDK tests of networks", |report| sdk::test_networks(binary, report));
     let machine = SideStage::start("cgroup v2", &["vm", "--binary", &binary.to_string_lossy()]);
     report.run_stage("tests of crates", |report| run_tests(&["--exclude", "e2e"], report));
     report.join_stage(beside.invariants);
@@ -74,6 +75,13 @@ fn test_binary(binary: &Path, beside: BuildsBeside, report: &mut TestReport) {
 pub(crate) fn test_command(more: &[&str]) -> Command {
     let mut command = cargo_command(&["test", "--workspace", "--locked", "--no-fail-fast"]);
     with_lints(&mut command).args(more);
+    command
+}
+
+/// A cargo command that builds parts of the tests with the same settings as [`test_command`].
+pub(crate) fn build_of_tests(words: &[&str]) -> Command {
+    let mut command = cargo_command(words);
+    with_lints(&mut command);
     command
 }
 
@@ -132,6 +140,7 @@ pub(crate) fn run_sdk_tests(args: &[String]) -> Result<bool> {
     };
     let mut report = TestReport::default();
     report.run_stage("SDK tests", |report| sdk::test_sdk(&binary, report));
+    report.run_stage("SDK tests of networks", |report| sdk::test_networks(&binary, report));
     Ok(report.finish())
 }
 

@@ -188,7 +188,7 @@ impl AioRound {
                     parts.kill_supervisor();
                     parts.start_again(None);
                 }
-                (part @ (KilledProcess::Server | KilledProcess::Launcher), _) => {
+                (part @ (KilledProcess::Server | KilledProcess::Launcher | KilledProcess::Egress), _) => {
                     let former = parts.kill_part(part);
                     parts.wait_for_successor(part, former, None);
                 }

@@ -15,6 +15,8 @@ pub(super) enum KilledProcess {
     Supervisor,
     Server,
     Launcher,
+    /// The process that carries the traffic of filtered networks. Only the rounds for those kill it.
+    Egress,
     /// The first process of the sandbox that the first operation is about.
     Agent,
 }
@@ -26,6 +28,7 @@ impl KilledProcess {
         match self {
             Self::Server => "__server",
             Self::Launcher => "__launcher",
+            Self::Egress => "__egress",
             Self::Supervisor | Self::Agent => unreachable!("these are found differently"),
         }
     }

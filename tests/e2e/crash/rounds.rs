@@ -185,6 +185,7 @@ fn play_round(round: &Round, parts: &mut ServerParts, fleet: &mut SandboxFleet) 
     let harm = match round.victim {
         KilledProcess::Supervisor | KilledProcess::Server => [true, true],
         KilledProcess::Launcher => [round.operation, round.beside].map(|one| one == CrashOperation::Create),
+        KilledProcess::Egress => [false, false],
         KilledProcess::Agent => [true, false],
     };
     let operations = [(round.operation, &reported), (round.beside, &reported_beside)];
@@ -244,7 +245,7 @@ fn kill_during_operations(
                 parts.kill_supervisor();
                 parts.start_again(round.cut);
             }
-            part @ (KilledProcess::Server | KilledProcess::Launcher) => {
+            part @ (KilledProcess::Server | KilledProcess::Launcher | KilledProcess::Egress) => {
                 let former = parts.kill_part(part);
                 parts.wait_for_successor(part, former, round.cut);
             }

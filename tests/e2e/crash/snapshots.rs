@@ -138,7 +138,7 @@ fn play_round(
                 parts.kill_supervisor();
                 parts.start_again(None);
             }
-            part @ (KilledProcess::Server | KilledProcess::Launcher) => {
+            part @ (KilledProcess::Server | KilledProcess::Launcher | KilledProcess::Egress) => {
                 let former = parts.kill_part(part);
                 parts.wait_for_successor(part, former, None);
             }

@@ -10,6 +10,7 @@ pub mod container;
 pub mod host;
 pub mod http;
 pub mod oci;
+pub mod probe;
 pub mod refused_calls;
 pub mod registry;
 pub mod run;

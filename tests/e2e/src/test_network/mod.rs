@@ -1,25 +1,38 @@
-//! A private host and internet for a test: net namespaces that no other process sees.
+//! The test internet, `e2e::test_network`: a private host and a world behind it, in net namespaces that no other process
+//! sees.
 //!
 //! ```text
 //!  the test's thread, its servers          another thread
-//!   host: up0 203.0.113.2 ──── link ──── world: w0 203.0.113.1 and many others
+//!   host: up0 203.0.113.2 ──── link ──── world: w0 203.0.113.1, the hosts of `hosts.rs` and many other addresses
 //! ```
 //!
 //! [`TestNetwork::create`] moves the calling thread into the host's namespace, so everything it starts from then on
-//! is there too: servers, their launchers, clients. The real host's links and filters stay untouched. The
-//! world answers on TCP port 80 with the peer address, repeats lines on port 7, answers every name on port
-//! 53, and records the packets to UDP port 9.
+//! is there too: servers, their launchers, clients. The real host's links and filters stay untouched. `services.rs`
+//! lists what the world answers on which port, `hosts.rs` its names. It records every connection, datagram and query, so
+//! that tests can check what did not arrive.
+
+mod authority;
+pub mod hosts;
+mod packages;
+mod resolver;
+mod services;
+mod socks;
+mod web;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex};
 
 use linux::namespaces::{self, NamespaceSet};
 use linux::netlink::route::{RoutingSocket, VethEnd};
+
+pub use self::packages::{PACKAGE_GREETING, PACKAGE_NAME};
+pub use self::resolver::SeenQuery;
+pub use self::services::Contact;
+use self::services::WorldRecords;
 
 /// The machine behind the link, which is the host's gateway and name server as well.
 pub const GATEWAY: &str = "203.0.113.1";
@@ -28,7 +41,7 @@ pub const GATEWAY_V6: &str = "2001:db8::1";
 pub const HOST_ADDRESS: &str = "203.0.113.2";
 pub const HOST_ADDRESS_V6: &str = "2001:db8::2";
 /// Other addresses at which the world answers: typical neighbours in clouds and companies.
-pub const OTHER_ADDRESSES: [&str; 9] = [
+pub const OTHER_ADDRESSES: [&str; 10] = [
     "10.1.2.3",
     "172.16.5.5",
     "192.168.77.1",
@@ -38,16 +51,15 @@ pub const OTHER_ADDRESSES: [&str; 9] = [
     "168.63.129.16",
     "fd00:ec2::254",
     "fd12::1",
+    // What a translator of addresses (NAT64) would carry to 169.254.169.254.
+    "64:ff9b::a9fe:a9fe",
 ];
 
-/// A port on which the host listens on every address.
+/// A port on which the host listens on every address, as it does on 80 and 443.
 pub const HOST_PORT: u16 = 8099;
 
 pub struct TestNetwork {
-    /// The packets that arrived at UDP port 9.
-    udp_packets: Arc<Mutex<Vec<String>>>,
-    /// The number of connections to port 7.
-    echo_connections: Arc<AtomicUsize>,
+    records: WorldRecords,
     _running: Sender<()>,
 }
 
@@ -56,13 +68,13 @@ impl TestNetwork {
     pub fn create() -> Self {
         let (running, ended) = channel::<()>();
         let (sender, receiver) = channel();
-        let heard = Arc::new(Mutex::new(Vec::new()));
-        let lasting = Arc::new(AtomicUsize::new(0));
-        let (sink, count) = (Arc::clone(&heard), Arc::clone(&lasting));
+        let records = WorldRecords::default();
+        let shared = records.clone();
         std::thread::spawn(move || {
             let namespace = enter_new_net_namespace();
+            services::add_host_addresses();
             // The namespace exists as long as its servers, and they run as long as the test.
-            start_services(sink, count);
+            services::start_services(&shared);
             sender.send(namespace).expect("the test thread receives it");
             ended.recv().ok();
         });
@@ -70,17 +82,44 @@ impl TestNetwork {
         enter_new_net_namespace();
         connect_namespaces(&world);
         set_forwarding(true);
-        listen_on_host();
-        Self { udp_packets: heard, echo_connections: lasting, _running: running }
+        services::listen_on_host(&records);
+        Self { records, _running: running }
     }
 
+    /// The packets that arrived at UDP port 9.
     pub fn received_packets(&self) -> Vec<String> {
-        self.udp_packets.lock().expect("no thread panics while holding the lock").clone()
+        self.records.udp_packets.lock().expect("no thread panics while holding the lock").clone()
     }
 
     pub fn count_echo_connections(&self) -> usize {
-        self.echo_connections.load(Ordering::SeqCst)
+        self.records.echo_connections.load(Ordering::SeqCst)
     }
+
+    /// Every connection and datagram that arrived at a service of the world, or at the host's own port.
+    pub fn contacts(&self) -> Vec<Contact> {
+        self.records.contacts()
+    }
+
+    /// How many connections and datagrams arrived at this address.
+    pub fn count_contacts(&self, address: &str) -> usize {
+        let address = parse_address(address);
+        self.contacts().iter().filter(|contact| contact.address == address).count()
+    }
+
+    /// Every question that a name server of the world received.
+    pub fn queries(&self) -> Vec<SeenQuery> {
+        self.records.resolver.seen()
+    }
+
+    /// Whether a question for this name arrived in the world.
+    pub fn was_asked_for(&self, name: &str) -> bool {
+        self.queries().iter().any(|query| query.name == name)
+    }
+}
+
+/// The certificate of the authority that all TLS servers of the world have theirs from, as PEM.
+pub fn authority_certificate() -> &'static str {
+    authority::TestAuthority::shared().certificate()
 }
 
 /// Sets whether the host of this thread forwards packets.
@@ -120,6 +159,22 @@ pub fn allow_unprivileged_networking() {
     mounts::detach_mount(place.path()).expect("the directory itself is unused");
 }
 
+/// Gives this thread, and everything it starts from now on, a view of a host whose name server is the world's.
+pub fn use_world_resolver() {
+    namespaces::unshare_namespaces(NamespaceSet::MOUNT).expect("tests of the network run as root");
+    linux::mounts::make_private().expect("the mounts are ours");
+    let place = tempfile::tempdir().expect("a directory can be made");
+    let conf = place.path().join("resolv.conf");
+    fs::write(&conf, format!("nameserver {GATEWAY}\n")).expect("it is ours");
+    linux::mounts::bind_mount(&conf, Path::new("/etc/resolv.conf")).expect("there is a file");
+}
+
+/// Sets whether the host of this thread has IPv6.
+pub fn set_ipv6(on: bool) {
+    let value = if on { "0" } else { "1" };
+    fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", value).expect("the namespace is our own");
+}
+
 /// Moves this thread into its own net namespace.
 fn enter_new_net_namespace() -> OwnedFd {
     namespaces::unshare_namespaces(NamespaceSet::NET).expect("tests of the network run as root");
@@ -156,100 +211,4 @@ fn connect_namespaces(world: &OwnedFd) {
 
 fn parse_address(text: &str) -> IpAddr {
     text.parse().expect("it was written here")
-}
-
-fn start_services(heard: Arc<Mutex<Vec<String>>>, lasting: Arc<AtomicUsize>) {
-    serve_connections(80, |mut stream, peer| {
-        writeln!(stream, "seen {peer}").ok();
-    });
-    serve_connections(7, move |stream, _| {
-        lasting.fetch_add(1, Ordering::SeqCst);
-        echo_lines(&stream);
-    });
-    serve_connections(53, |stream, _| answer_dns_stream(stream));
-    let names = UdpSocket::bind("[::]:53").expect("the port is free in a new namespace");
-    std::thread::spawn(move || {
-        let mut packet = [0; 512];
-        while let Ok((length, peer)) = names.recv_from(&mut packet) {
-            names.send_to(&answer_dns_query(&packet[..length]), peer).ok();
-        }
-    });
-    let sink = UdpSocket::bind("[::]:9").expect("the port is free in a new namespace");
-    std::thread::spawn(move || {
-        let mut packet = [0; 512];
-        while let Ok((length, _)) = sink.recv_from(&mut packet) {
-            let text = String::from_utf8_lossy(&packet[..length]).into_owned();
-            heard.lock().expect("no thread panics while holding the lock").push(text);
-        }
-    });
-}
-
-/// Serves every connection to a port in its own thread.
-fn serve_connections(port: u16, work: impl Fn(TcpStream, IpAddr) + Clone + Send + 'static) {
-    let listener = TcpListener::bind(("::", port)).expect("the port is free in a new namespace");
-    std::thread::spawn(move || {
-        while let Ok((stream, peer)) = listener.accept() {
-            let work = work.clone();
-            std::thread::spawn(move || work(stream, peer.ip().to_canonical()));
-        }
-    });
-}
-
-fn listen_on_host() {
-    serve_connections(HOST_PORT, |mut stream, peer| {
-        writeln!(stream, "seen {peer} by the host").ok();
-    });
-}
-
-fn echo_lines(stream: &TcpStream) {
-    let mut lines = BufReader::new(stream).lines();
-    while let Some(Ok(line)) = lines.next() {
-        let mut answer: &TcpStream = stream;
-        if writeln!(answer, "{line}").is_err() {
-            return;
-        }
-    }
-}
-
-fn answer_dns_stream(mut stream: TcpStream) {
-    let mut length = [0; 2];
-    while stream.read_exact(&mut length).is_ok() {
-        let mut query = vec![0; usize::from(u16::from_be_bytes(length))];
-        if stream.read_exact(&mut query).is_err() {
-            return;
-        }
-        let answer = answer_dns_query(&query);
-        let length = u16::try_from(answer.len()).expect("it is short").to_be_bytes();
-        if stream.write_all(&[&length[..], &answer].concat()).is_err() {
-            return;
-        }
-    }
-}
-
-/// Answers a DNS query: every name resolves to the world's address.
-fn answer_dns_query(query: &[u8]) -> Vec<u8> {
-    const HEADER: usize = 12;
-    let name = query[HEADER..].iter().position(|byte| *byte == 0).unwrap_or(0);
-    let question = &query[HEADER..(HEADER + name + 5).min(query.len())];
-    let octets = match question.get(name + 2) {
-        Some(1) => match parse_address(GATEWAY) {
-            IpAddr::V4(v4) => v4.octets().to_vec(),
-            IpAddr::V6(_) => Vec::new(),
-        },
-        Some(28) => match parse_address(GATEWAY_V6) {
-            IpAddr::V6(v6) => v6.octets().to_vec(),
-            IpAddr::V4(_) => Vec::new(),
-        },
-        _ => Vec::new(),
-    };
-    let count = u8::from(!octets.is_empty());
-    let mut answer = query[..2].to_vec();
-    answer.extend_from_slice(&[0x81, 0x80, 0, 1, 0, count, 0, 0, 0, 0]);
-    answer.extend_from_slice(question);
-    if count == 1 {
-        answer.extend_from_slice(&[0xc0, 0x0c, 0, question[name + 2], 0, 1, 0, 0, 0, 60, 0]);
-        answer.push(u8::try_from(octets.len()).expect("an address is short"));
-        answer.extend_from_slice(&octets);
-    }
-    answer
 }
