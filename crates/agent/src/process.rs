@@ -340,12 +340,11 @@ impl Agent {
 
     /// The main process has ended and its output was read.
     pub(crate) fn process_ended(&mut self, number: ProcessHandle, end: ProcessExit, usage: ProcessUsage) {
-        let oom_kills = self.context.oom_kills();
         let Some(process) = self.processes.get_mut(number) else { return };
         let killed = matches!(end, ProcessExit::Signal(9) | ProcessExit::Code(SHELL_KILLED_EXIT_CODE));
         let exit = match end {
             _ if process.deadline_passed => ExitReason::Deadline,
-            _ if killed && oom_kills > process.oom_kills_before => ExitReason::Oom,
+            _ if killed && self.context.oom_kills() > process.oom_kills_before => ExitReason::Oom,
             ProcessExit::Code(code) => ExitReason::Code(code),
             ProcessExit::Signal(signal) => ExitReason::Signal(signal),
         };
