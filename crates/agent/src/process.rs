@@ -247,7 +247,9 @@ impl Agent {
     ) -> Result<RunningHandle, Fault> {
         let placement = self.children.next_placement(&self.context, &mut self.events);
         let failed = |errno| fault::from_errno(errno, "start", &command.program_name);
-        let launched = exec::launch_command(&self.context, command, wiring, placement).map_err(failed)?;
+        let launched = exec::launch_command(&self.context, command, wiring, placement)
+            .inspect_err(|_| self.context.remove_unused_group(placement.group))
+            .map_err(failed)?;
         let pid = launched.pid;
         self.children.track_launched(owner, launched, placement.share, &mut self.events).map_err(|errno| {
             // The command would not be tracked; the agent is out of descriptors or memory.
