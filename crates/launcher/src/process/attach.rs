@@ -31,7 +31,7 @@ use super::{Launcher, LauncherRights, RootState};
 use crate::jail::build;
 use crate::jail::enter::{EntryMount, clone_mount_source, make_mount_target};
 use crate::jail::plan::MountPlan;
-use crate::jail::sources::{self, MappingTarget};
+use crate::jail::sources::{MappingTarget, SourceMapper};
 use crate::jail::step::{FailureReport, JailError, JailStep, StepContext};
 use crate::protocol::{MountFault, OpError};
 
@@ -114,14 +114,16 @@ impl RootState {
             // The pid may belong to another process now.
             return Err(OpError::gone());
         }
-        let viewer = MappingTarget { namespace: namespace.as_fd(), base: range.first, user: record.user };
+        let target = MappingTarget { namespace: namespace.as_fd(), base: range.first, user: record.user };
+        let mut mapper = SourceMapper::new(thread, target);
         let pairs = gathered.opened.iter().zip(&gathered.entries);
-        let shown = pairs.map(|(opened, entry)| {
-            sources::clone_mapped_source(thread, opened, viewer, entry.read_only)
+        let copies = pairs.map(|(opened, entry)| {
+            mapper
+                .clone_source(opened, entry.read_only)
                 .at_path(JailStep::CloneMounts, &entry.target)
                 .map_err(OpError::from)
         });
-        shown.collect()
+        copies.collect()
     }
 }
 
