@@ -27,6 +27,8 @@ mod sandbox;
 mod serve;
 mod settings;
 mod shared;
+#[cfg(test)]
+mod test_world;
 
 use std::io;
 use std::os::fd::OwnedFd;
