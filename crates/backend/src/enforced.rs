@@ -68,22 +68,19 @@ pub struct EnforcedAmount {
     pub by: String,
 }
 
-/// Whether a sandbox can reach other machines.
+/// Whether a sandbox can reach other machines, and which.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NetworkState {
     On {
         /// Such as `NAT of IPv4`.
         by: String,
     },
-    /// Only what a policy allows, by name and address.
-    Filtered {
-        /// Such as `by egress: TCP and DNS alone`.
-        by: String,
-    },
     Off {
         /// The reason, if a network was wanted where possible.
         since: Option<String>,
     },
+    /// It reaches what its policy allows.
+    Filtered,
 }
 
 /// How all processes of a sandbox are ended.
@@ -247,22 +244,25 @@ impl LimitName {
     }
 }
 
+/// How a filtered network is described.
+const FILTERED_WORDS: &str = "filtered by name";
+
 impl NetworkState {
     pub fn is_on(&self) -> bool {
         matches!(self, Self::On { .. })
     }
 
     pub fn is_filtered(&self) -> bool {
-        matches!(self, Self::Filtered { .. })
+        matches!(self, Self::Filtered)
     }
 
     /// Describes the state in words.
     pub fn words(&self) -> String {
         match self {
             Self::On { by } => format!("on, by {by}"),
-            Self::Filtered { by } => format!("filtered by name, {by}"),
             Self::Off { since: Some(reason) } => format!("off, since {reason}"),
             Self::Off { since: None } => "off".to_owned(),
+            Self::Filtered => FILTERED_WORDS.to_owned(),
         }
     }
 
@@ -270,8 +270,8 @@ impl NetworkState {
         if let Some(by) = words.strip_prefix("on, by ") {
             return Some(Self::On { by: by.to_owned() });
         }
-        if let Some(by) = words.strip_prefix("filtered by name, ") {
-            return Some(Self::Filtered { by: by.to_owned() });
+        if words == FILTERED_WORDS {
+            return Some(Self::Filtered);
         }
         let since = words.strip_prefix("off")?.strip_prefix(", since ").map(str::to_owned);
         Some(Self::Off { since })
@@ -351,9 +351,8 @@ mod tests {
         check(&network(NetworkState::Off { since }), "network", "off, since the host does not forward IPv4");
         let by = "NAT of IPv4 and IPv6, without a resolver: set `network.resolvers`".to_owned();
         let words = format!("on, by {by}");
-        let filtered = NetworkState::Filtered { by: "by egress: TCP and DNS alone".to_owned() };
-        check(&network(filtered), "network", "filtered by name, by egress: TCP and DNS alone");
         check(&network(NetworkState::On { by }), "network", &words);
+        check(&network(NetworkState::Filtered), "network", "filtered by name");
     }
 
     #[test]

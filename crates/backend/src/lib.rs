@@ -131,7 +131,7 @@ pub struct BackendCapabilities {
     pub restart: bool,
     /// Whether a sandbox can reach other machines.
     pub network: bool,
-    /// Whether a sandbox can have a filtered network.
+    /// Whether a sandbox can reach what a policy allows, and nothing else.
     pub filtered: bool,
     /// The limits that are enforced.
     pub limits: Vec<LimitName>,

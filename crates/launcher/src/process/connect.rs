@@ -24,7 +24,6 @@ pub(super) const CHILD_TIMEOUT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
 /// What carries the connections of sandboxes without a link, and what does not pass.
 pub(crate) const OPEN_BY: &str = "egress: TCP and DNS, but no other UDP, no ICMP and no packets from outside";
-const FILTERED_BY: &str = "by egress: TCP and DNS alone";
 
 impl Launcher {
     /// Decides how a sandbox will reach other machines.
@@ -34,12 +33,9 @@ impl Launcher {
     ) -> Result<(UplinkKind, NetworkState), OpError> {
         let chosen = match mode {
             NetworkMode::Off => Ok((UplinkKind::Nothing, NetworkState::Off { since: None })),
-            NetworkMode::Filtered => self.check_egress().map(|()| {
-                (
-                    UplinkKind::Egress(ServeMode::Filtered),
-                    NetworkState::Filtered { by: FILTERED_BY.to_owned() },
-                )
-            }),
+            NetworkMode::Filtered => self
+                .check_egress()
+                .map(|()| (UplinkKind::Egress(ServeMode::Filtered), NetworkState::Filtered)),
             NetworkMode::On => self.available_network(),
             NetworkMode::Auto => match self.automatic_network() {
                 Ok(found) => Ok(found),
