@@ -180,8 +180,8 @@ impl AcceptedConnection {
             return Err(Denial::new(None, judgement.reason));
         }
         if first.is_none() {
-            let patience = if is_allowed { NAME_FOR_LOG_TIMEOUT } else { FIRST_BYTES_TIMEOUT };
-            let found = examine_first_bytes(&self.near, patience).await;
+            let limit = if is_allowed { NAME_FOR_LOG_TIMEOUT } else { FIRST_BYTES_TIMEOUT };
+            let found = examine_first_bytes(&self.near, limit).await;
             *first =
                 Some(found.map_err(|error| Denial::new(None, format!("closed by the client: {error}")))?);
         }

@@ -38,7 +38,7 @@ pub(crate) async fn relay(
 
 /// Closes a connection with a reset.
 pub(crate) fn reset(stream: &TcpStream) {
-    // Whoever else still holds the socket has nothing of it either.
+    // This works although other tasks still hold the socket.
     if let Err(error) = rustix::net::connect_unspec(stream) {
         tracing::debug!(%error, "connection could not be reset");
     }

@@ -39,7 +39,7 @@ pub(crate) enum DialError {
     PolicyChanged,
     /// The address must not be dialled.
     Refused(String),
-    /// Nobody answered there.
+    /// There was no answer.
     Failed(String),
 }
 

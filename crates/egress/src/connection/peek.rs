@@ -27,9 +27,9 @@ pub(crate) enum FirstBytes {
 }
 
 /// Waits until the first bytes show what they are. They stay in the socket.
-pub(crate) async fn examine_first_bytes(stream: &TcpStream, patience: Duration) -> io::Result<FirstBytes> {
+pub(crate) async fn examine_first_bytes(stream: &TcpStream, limit: Duration) -> io::Result<FirstBytes> {
     let mut started = false;
-    match tokio::time::timeout(patience, wait_for_hello(stream, &mut started)).await {
+    match tokio::time::timeout(limit, wait_for_hello(stream, &mut started)).await {
         Ok(found) => found,
         Err(_elapsed) => Ok(FirstBytes::Late { started }),
     }
@@ -80,7 +80,7 @@ mod tests {
     use crate::relay::tests::connected_pair;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-    const PATIENCE: Duration = Duration::from_secs(5);
+    const TEST_TIMEOUT: Duration = Duration::from_secs(5);
 
     #[tokio::test]
     async fn name_is_found_in_pieces_and_all_bytes_stay() {
@@ -95,7 +95,7 @@ mod tests {
             }
             client
         });
-        let found = examine_first_bytes(&near, PATIENCE).await.expect("no error");
+        let found = examine_first_bytes(&near, TEST_TIMEOUT).await.expect("no error");
         assert_eq!(found, FirstBytes::Hello { name: Some("example.org".parse().expect("a name")) });
         drop(sender.await.expect("it does not panic"));
         let mut kept = Vec::new();
@@ -114,7 +114,7 @@ mod tests {
         let found = examine_first_bytes(&near, short).await.expect("no error");
         assert_eq!(found, FirstBytes::Late { started: true });
         client.shutdown().await.expect("open");
-        let found = examine_first_bytes(&near, PATIENCE).await.expect("no error");
+        let found = examine_first_bytes(&near, TEST_TIMEOUT).await.expect("no error");
         assert_eq!(found, FirstBytes::InvalidHello);
     }
 
@@ -122,9 +122,12 @@ mod tests {
     async fn other_protocols_and_closed_connections_are_recognised() {
         let (mut client, near) = connected_pair().await;
         client.write_all(b"SSH-2.0-x\r\n").await.expect("sent");
-        assert_eq!(examine_first_bytes(&near, PATIENCE).await.expect("no error"), FirstBytes::Other(b'S'));
+        assert_eq!(
+            examine_first_bytes(&near, TEST_TIMEOUT).await.expect("no error"),
+            FirstBytes::Other(b'S')
+        );
         let (client, near) = connected_pair().await;
         drop(client);
-        assert_eq!(examine_first_bytes(&near, PATIENCE).await.expect("no error"), FirstBytes::Closed);
+        assert_eq!(examine_first_bytes(&near, TEST_TIMEOUT).await.expect("no error"), FirstBytes::Closed);
     }
 }
