@@ -61,11 +61,14 @@ pub(crate) fn judge_address(
     if address.is_loopback() {
         return Err(AddressRefusal::Host);
     }
-    if let (Some(prefix), false) = (settings.denying_prefix(address), settings.allows(address, port)) {
+    let is_allowed = settings.allows(address, port);
+    if let (Some(prefix), false) = (settings.denying_prefix(address), is_allowed) {
         return Err(AddressRefusal::NeverReachable(prefix));
     }
     match route_type(address) {
         Ok(Some(RouteType::Unicast)) => Ok(()),
+        // As with a link: the operator may open a service at an address of this host other than its loopback.
+        Ok(Some(RouteType::Local)) if is_allowed => Ok(()),
         Ok(Some(RouteType::Local)) => Err(AddressRefusal::Host),
         Ok(Some(RouteType::Other(_))) => Err(AddressRefusal::NotUnicast),
         Ok(None) => Err(AddressRefusal::NoRoute),
@@ -95,8 +98,9 @@ mod tests {
     fn judge(text: &str, port: Option<u16>) -> Result<(), AddressRefusal> {
         let settings = sample(|settings| {
             settings.deny = ["10.0.0.0/8", "169.254.0.0/16", "fc00::/7"].map(str::to_owned).to_vec();
-            settings.allow =
-                ["10.9.9.9:5432", "127.0.0.1", "198.51.100.1", "[fd00::5]:443"].map(str::to_owned).to_vec();
+            settings.allow = ["10.9.9.9:5432", "127.0.0.1", "198.51.100.1:8080", "[fd00::5]:443"]
+                .map(str::to_owned)
+                .to_vec();
         });
         let own = ["198.18.0.1".parse().expect("an address"), "fd77::1".parse().expect("an address")];
         let route = |address: IpAddr| match address.to_string().as_str() {
@@ -151,6 +155,8 @@ mod tests {
     fn allowed_target_opens_its_port_alone() {
         assert_eq!(judge("10.9.9.9", Some(5432)), Ok(()));
         assert_eq!(judge("10.9.9.9", None), Ok(()));
+        assert_eq!(judge("198.51.100.1", Some(8080)), Ok(()), "an address of the host");
+        assert_eq!(judge("127.0.0.1", Some(80)), Err(AddressRefusal::Host));
         assert_eq!(judge("10.9.9.9", Some(80)), never("10.0.0.0/8"));
         assert_eq!(judge("fd00::5", Some(443)), Ok(()));
         assert_eq!(judge("fd00::5", Some(80)), never("fc00::/7"));

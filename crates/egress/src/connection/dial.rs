@@ -102,7 +102,8 @@ async fn connect(
         return proxy.connect(&egress.resolver, address, position).await;
     }
     let far = connect_directly(address, position).await?;
-    if leads_to_this_host(far.local_addr()?, far.peer_addr()?) {
+    let may_be_here = view.settings.allows(address.ip(), Some(address.port()));
+    if !may_be_here && leads_to_this_host(far.local_addr()?, far.peer_addr()?) {
         crate::relay::reset(&far);
         return Err(io::Error::other("the address leads to this host"));
     }
