@@ -183,7 +183,7 @@ fn host_of(name: &str) -> Option<&'static WorldHost> {
         Some(parent) => name.ends_with(parent),
         None => *pattern == name,
     };
-    WORLD_HOSTS.into_iter().find(|host| host.names.iter().any(|pattern| stands_for(&pattern)))
+    WORLD_HOSTS.into_iter().find(|host| host.names.iter().any(stands_for))
 }
 
 /// More addresses than fit into one datagram; only the host's own is in use.

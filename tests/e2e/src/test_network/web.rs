@@ -1,7 +1,7 @@
 //! The HTTP servers of the test internet: they describe each request in a JSON body.
 //!
 //! `GET /bytes/N` sends N bytes, `GET /endless` sends until the client is gone, `CONNECT` opens a tunnel, and
-//! `/dns-query` answers a DNS message. Every other request gets a description of itself.
+//! `/dns-query` of the resolver answers a DNS message. Every other request gets a description of itself.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use serde_json::{Value, json};
 use sha2::Digest;
 
-use super::hosts::{self, RecordData, ZoneAnswer, names_at, record_type};
+use super::hosts::{self, RESOLVER, RecordData, ZoneAnswer, names_at, record_type};
 use super::resolver::WorldResolver;
 
 /// How a connection reached the server.
@@ -62,7 +62,7 @@ fn respond<S: Read + Write>(
     if head.method == "CONNECT" {
         return open_tunnel(stream, &head.target);
     }
-    if path == "/dns-query" {
+    if path == "/dns-query" && names_at(reached.local.ip())[0] == RESOLVER.name() {
         let answer = resolver.answer(body).unwrap_or_default();
         return write_response(out, "application/dns-message", &answer);
     }
