@@ -5,6 +5,7 @@ mod egress;
 mod images;
 mod network_filter;
 mod reconfigure;
+mod secret_vaults;
 mod snapshots;
 mod volumes;
 
@@ -16,7 +17,8 @@ use std::time::Duration;
 
 use backend::{
     AgentStream, Backend, BackendCapabilities, BackendError, Enforced, FoundSandbox, Images, LimitPlan,
-    NetworkFilter, Reconfigure, ResolvedSpec, SandboxDeath, SandboxUsage, Snapshots, StoppedSandbox, Volumes,
+    NetworkFilter, Reconfigure, ResolvedSpec, SandboxDeath, SandboxUsage, SecretVaults, Snapshots,
+    StoppedSandbox, Volumes,
 };
 use domain::{
     Bytes, EndCause, FilesState, ImageDefaults, IsolatedSessions, MountAccess, MountSource, MountSpec,
@@ -329,6 +331,10 @@ impl Backend for LocalBackend {
     }
 
     fn network_filter(&self) -> Option<&dyn NetworkFilter> {
+        Some(self)
+    }
+
+    fn secret_vaults(&self) -> Option<&dyn SecretVaults> {
         Some(self)
     }
 

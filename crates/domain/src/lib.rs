@@ -52,6 +52,7 @@ pub use spec::{Entrypoint, IsolatedSessions, NetworkAccess, ResourceLimits, Sand
 pub use vault::{
     Binding, BindingAuth, BindingError, ChangeSet, Credential, HeaderCredential, HostPattern,
     MAX_SECRET_BYTES, MAX_VAULT_ENTRIES, NewCredential, PathPattern, RequestFacts, RequestMatch,
-    Substitution, SubstitutionSurface, UrlScheme, Vault, VaultChanges, VaultEntry, VaultError,
+    SealedSecret, SecretText, Substitution, SubstitutionSurface, UrlScheme, Vault, VaultChanges, VaultEntry,
+    VaultError,
 };
 pub use volume::{MountAccess, MountSource, MountSpec, Volume, VolumeId, VolumeName};

@@ -9,6 +9,7 @@
 mod binding;
 mod change;
 mod request_match;
+mod secret;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,13 +20,14 @@ pub use binding::{
 };
 pub use change::{ChangeSet, NewCredential, VaultChanges};
 pub use request_match::{HostPattern, PathPattern, RequestFacts, RequestMatch, UrlScheme};
+pub use secret::{SealedSecret, SecretText};
 
 use crate::network_policy::{DomainName, NetworkPolicy};
 
 /// The largest number of credentials and of bindings in one vault.
 pub const MAX_VAULT_ENTRIES: usize = 256;
 /// The longest secret, in bytes.
-pub const MAX_SECRET_BYTES: usize = 32 << 10;
+pub const MAX_SECRET_BYTES: usize = 16 << 10;
 /// The longest name of a credential or binding, in bytes.
 const MAX_ENTRY_NAME_BYTES: usize = 253;
 
