@@ -247,7 +247,9 @@ impl Agent {
     ) -> Result<RunningHandle, Fault> {
         let placement = self.children.next_placement(&self.context, &mut self.events);
         let failed = |errno| fault::from_errno(errno, "start", &command.program_name);
-        let launched = exec::launch_command(&self.context, command, wiring, placement).map_err(failed)?;
+        let launched = exec::launch_command(&self.context, command, wiring, placement)
+            .inspect_err(|_| self.context.remove_unused_group(placement.group))
+            .map_err(failed)?;
         let pid = launched.pid;
         self.children.track_launched(owner, launched, placement.share, &mut self.events).map_err(|errno| {
             // The command would not be tracked; the agent is out of descriptors or memory.
@@ -340,12 +342,11 @@ impl Agent {
 
     /// The main process has ended and its output was read.
     pub(crate) fn process_ended(&mut self, number: ProcessHandle, end: ProcessExit, usage: ProcessUsage) {
-        let oom_kills = self.context.oom_kills();
         let Some(process) = self.processes.get_mut(number) else { return };
         let killed = matches!(end, ProcessExit::Signal(9) | ProcessExit::Code(SHELL_KILLED_EXIT_CODE));
         let exit = match end {
             _ if process.deadline_passed => ExitReason::Deadline,
-            _ if killed && oom_kills > process.oom_kills_before => ExitReason::Oom,
+            _ if killed && self.context.oom_kills() > process.oom_kills_before => ExitReason::Oom,
             ProcessExit::Code(code) => ExitReason::Code(code),
             ProcessExit::Signal(signal) => ExitReason::Signal(signal),
         };

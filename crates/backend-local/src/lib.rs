@@ -1,6 +1,7 @@
 //! Sandboxes on this host, as the service sees them: a client of the launcher and of the egress process that also
 //! connects to agents. It has no privileges.
 
+mod agent_socket;
 mod egress;
 mod images;
 mod network_filter;
@@ -39,6 +40,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
+use crate::agent_socket::AgentSocket;
 use crate::egress::EgressClient;
 
 pub use images::ImageFetcher;
@@ -280,8 +282,8 @@ impl Backend for LocalBackend {
 
     async fn dial_agent(&self, id: &SandboxId) -> Result<AgentStream, BackendError> {
         let path = format!("/proc/self/fd/{}/{id}", self.run.as_raw_fd());
-        match tokio::net::UnixStream::connect(path).await {
-            Ok(stream) => Ok(Box::new(stream)),
+        match AgentSocket::connect(&path) {
+            Ok(socket) => Ok(Box::new(socket)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Err(BackendError::Gone),
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Err(BackendError::Gone),
             Err(source) => Err(BackendError::Io { action: "dial the agent", source }),

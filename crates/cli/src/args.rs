@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use domain::{Bytes, MilliCpus, MountSpec, UserIdentity};
+use domain::{Bytes, MilliCpus, MountSpec, PolicyTarget, UserIdentity};
 
 pub(crate) use self::backup::{BackupArgs, RestoreArgs};
 pub(crate) use self::config::{ConfigCheckArgs, ConfigCommand, ConfigShowArgs};
@@ -249,9 +249,19 @@ pub(crate) struct RunArgs {
     #[arg(long, default_value = "host")]
     pub image: String,
 
-    /// Network access of the sandbox
-    #[arg(long, value_enum, default_value_t = NetworkChoice::Off)]
-    pub network: NetworkChoice,
+    /// Network access of the sandbox [default: off, or filtered if `--allow` or `--deny` is given]
+    #[arg(long, value_enum)]
+    pub network: Option<NetworkChoice>,
+
+    /// Allow connections to this name, to all names below it (`*.example.org`), or to an address or range; can be
+    /// repeated. What no `--allow` names is denied
+    #[arg(long, value_name = "TARGET[:PORT]", value_parser = values::parse_policy_target)]
+    pub allow: Vec<PolicyTarget>,
+
+    /// Deny connections to this target, even if `--allow` names it; can be repeated. Without `--allow`, everything else
+    /// is allowed
+    #[arg(long, value_name = "TARGET[:PORT]", value_parser = values::parse_policy_target)]
+    pub deny: Vec<PolicyTarget>,
 
     /// Run as this user in the sandbox: a name, UID or UID:GID
     #[arg(long, short = 'u', value_name = "USER", value_parser = values::parse_identity)]
@@ -305,7 +315,7 @@ pub(crate) enum NetworkChoice {
     On,
     /// `on` if this host supports it, else `off`
     Auto,
-    /// Not supported yet
+    /// Only what a policy allows, by name and address
     Filtered,
 }
 

@@ -6,20 +6,27 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::Write;
+use std::io::{self, Read, Seek, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Child, Command, ExitCode, Stdio};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
+use egress_protocol::{EgressReply, EgressReplyBody, EgressRequest, EgressRequestBody};
 use launcher::role_filters::{self, FilterRole};
 use linux::caps::CapSet;
 use linux::landlock::TcpAccess;
 use linux::namespaces::{self, SetgroupsPolicy};
+use linux::packet;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::MemfdFlags;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::{DumpableBehavior, Resource, set_dumpable_behavior};
 
-use crate::egress_stand_in as egress;
+use crate::config::{Config, LogSettings};
 use crate::pull_process::{CERTIFICATE_VARIABLES, NETWORK_FILES};
-use crate::serve::child_settings::{self, ReceivedStartup};
+use crate::serve::child_settings::{self, PassToChild, ReceivedStartup};
 use crate::serve::egress::EgressStart;
 
 /// The internal subcommand that runs this binary as egress.
@@ -41,7 +48,13 @@ pub(crate) fn run_egress(arguments: &[String]) -> Result<ExitCode> {
     crate::tracing_output::start_logging(&settings.log);
     FilterRole::Egress.load_filter()?;
     File::from(ready).write_all(b"r").context("the supervisor is gone")?;
-    let options = egress::EgressOptions { keeper, server_listener: others.next() };
+    let options = egress::EgressOptions {
+        keeper,
+        server_listener: others.next(),
+        // The supervisor does not pass a key yet, so sealed values die with this process.
+        sealing_key: None,
+        roots: egress::vault::TrustedRoots::load_from_host(),
+    };
     egress::run(options).context("egress broke")?;
     Ok(ExitCode::SUCCESS)
 }
@@ -65,4 +78,84 @@ fn drop_privileges(settings: &EgressStart) -> Result<()> {
         bail!("this kernel has no Landlock, so nothing would confine the egress process");
     }
     Ok(())
+}
+
+/// The uid of the egress process of `coracle run` as root, in the range that is reserved for servers.
+const COMMAND_LINE_UID: u32 = 0xfffe;
+/// How long it may take to reply; it waits for nothing.
+const REPLY_TIMEOUT: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+
+/// An egress process that `coracle run` has started, and the connection to it. It ends with this value.
+pub(crate) struct CommandLineEgress {
+    child: Child,
+    connection: OwnedFd,
+    number: u64,
+}
+
+impl CommandLineEgress {
+    /// Starts an egress process and waits until it is ready.
+    pub(crate) fn start(config: &Config) -> Result<Self> {
+        let start = EgressStart {
+            // Its standard error is that of the command.
+            log: LogSettings { level: "error".to_owned(), ..config.log.clone() },
+            uid: linux::privileges::is_host_root().then(|| config.uid_base + COMMAND_LINE_UID),
+            instance: "run".to_owned(),
+        };
+        let mut settings = File::from(rustix::fs::memfd_create("settings", MemfdFlags::CLOEXEC)?);
+        settings.write_all(&serde_json::to_vec(&start)?)?;
+        settings.rewind()?;
+        let (connection, other) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let (mut ready, is_ready) = io::pipe()?;
+        let (updates, _) = io::pipe()?;
+        let passed: [OwnedFd; 4] = [settings.into(), is_ready.into(), updates.into(), other];
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("coracle").arg(EGRESS_SUBCOMMAND).arg(std::process::id().to_string()).env_clear();
+        command.envs(EGRESS_VARIABLES.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
+        for descriptor in &passed {
+            command.arg(descriptor.pass_to_child()?);
+        }
+        // Signals from a terminal are only for the command inside.
+        command.stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
+        let child = command.spawn().context("could not start the egress process")?;
+        drop(passed);
+        let started = Self { child, connection, number: 0 };
+        let heard = ready.read(&mut [0])?;
+        if heard == 0 { Err(anyhow!("the egress process could not start")) } else { Ok(started) }
+    }
+
+    /// Returns a connection for the launcher.
+    pub(crate) fn connection(&self) -> Result<OwnedFd> {
+        Ok(self.connection.try_clone()?)
+    }
+
+    /// Sends a request and waits for its reply. A refusal is an error.
+    pub(crate) fn request(&mut self, body: EgressRequestBody) -> Result<EgressReplyBody> {
+        self.number += 1;
+        let request = EgressRequest { number: self.number, body };
+        packet::send_message(self.connection.as_fd(), &request, None)?;
+        loop {
+            let mut watched = [PollFd::new(&self.connection, PollFlags::IN)];
+            let ready = rustix::io::retry_on_intr(|| poll(&mut watched, Some(&REPLY_TIMEOUT)))?;
+            if ready == 0 {
+                bail!("egress does not reply");
+            }
+            let reply: Option<(EgressReply, _)> = packet::receive_with_descriptors(self.connection.as_fd())?;
+            match reply.context("the egress process has ended")?.0 {
+                EgressReply { number, .. } if number != request.number => {}
+                EgressReply { body: EgressReplyBody::Refused { message }, .. } => {
+                    bail!("egress refused a request: {message}")
+                }
+                EgressReply { body, .. } => return Ok(body),
+            }
+        }
+    }
+}
+
+impl Drop for CommandLineEgress {
+    fn drop(&mut self) {
+        // It may have ended already; either way there is nothing left to do.
+        self.child.kill().unwrap_or_default();
+        self.child.wait().map(drop).unwrap_or_default();
+    }
 }

@@ -18,8 +18,6 @@ mod doctor;
 #[cfg(feature = "whole")]
 mod egress_process;
 #[cfg(feature = "whole")]
-mod egress_stand_in;
-#[cfg(feature = "whole")]
 mod embedded_programs;
 mod output;
 #[cfg(feature = "whole")]

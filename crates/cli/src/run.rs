@@ -7,6 +7,7 @@
 mod agent_connection;
 mod image_offer;
 mod input;
+mod network;
 mod stdio_relay;
 mod terminal;
 
@@ -20,7 +21,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use backend::enforced::find_network;
 use backend::{BackendError, LimitPlan};
-use domain::{Bytes, MountSource, NetworkAccess, ResourceLimits, SandboxId, UserIdentity};
+use domain::{Bytes, MountSource, ResourceLimits, SandboxId, UserIdentity};
 use launcher::identity::{ExaminedIdentity, InstanceNaming, ServerIdentity};
 use launcher::network::{NetworkMode, NetworkSettings};
 use launcher::plan::{DiskPlan, GuestPlan, JailPlan};
@@ -37,6 +38,7 @@ use wire::process::{
 
 use crate::args::{LimitArgs, RunArgs};
 use crate::config::Config;
+use crate::egress_process::CommandLineEgress;
 use crate::embedded_programs;
 use crate::output::{Printer, WithHint};
 use crate::serve::state::with_identity_hint;
@@ -81,8 +83,14 @@ fn with_sandbox<T>(
         namespaces::unshare_namespaces(NamespaceSet::MOUNT).context("could not make a mount namespace")?;
         linux::mounts::make_private().context("could not make mounts private")?;
     }
-    let mut sandbox = OneshotSandbox::create(config, &state, plan, programs, printer)?;
+    let mut egress = network::start_egress(args, config, plan.network, &plan.id)?;
+    let mut sandbox = OneshotSandbox::create(config, &state, plan, programs, egress.as_ref(), printer)?;
     let outcome = work(&sandbox.launcher.agent_socket_path(&plan.id));
+    if let Some(egress) = &mut egress
+        && let Err(error) = network::print_denied(egress, &plan.id, printer)
+    {
+        printer.warn(format_args!("failed to read what the network filter denied: {error:#}"));
+    }
     // The sandbox is removed in any case; an error of the command matters more than an error of the
     // removal.
     let removed = sandbox.tear_down(args.keep, printer);
@@ -108,6 +116,7 @@ impl OneshotSandbox {
         state: &Path,
         plan: &JailPlan,
         programs: SandboxPrograms,
+        egress: Option<&CommandLineEgress>,
         printer: &Printer,
     ) -> Result<Self> {
         if let Err(error) = make_oneshot_dir(&config.state_dir, state) {
@@ -122,6 +131,9 @@ impl OneshotSandbox {
         let identity = determine_identity(config, state)?;
         let mut launcher = Launcher::open(launcher_settings(config, state, identity), programs)?;
         remove_stale_sandboxes(&mut launcher, state, printer)?;
+        if let Some(egress) = egress {
+            launcher.connect_keeper(egress.connection()?).context("could not talk to egress")?;
+        }
         let alive_path = state.join("alive").join(plan.id.as_str());
         let alive = lock_file(&alive_path, FlockOperation::LockExclusive)?;
         let mut sandbox =
@@ -277,12 +289,7 @@ fn launcher_settings(config: &Config, state: &Path, identity: ServerIdentity) ->
 }
 
 fn build_plan(args: &RunArgs, config: &Config) -> Result<JailPlan> {
-    let network = match NetworkAccess::from(args.network) {
-        NetworkAccess::Off => NetworkMode::Off,
-        NetworkAccess::On => NetworkMode::On,
-        NetworkAccess::Auto => NetworkMode::Auto,
-        NetworkAccess::Filtered => NetworkMode::Filtered,
-    };
+    let network = network::choose_mode(args)?;
     for mount in &args.mounts {
         let MountSource::Host(source) = &mount.source else { continue };
         std::fs::metadata(source)

@@ -18,6 +18,8 @@ mod metered_stream;
 mod peek;
 pub(crate) mod proxy;
 pub(crate) mod route;
+#[cfg(test)]
+mod tests;
 mod tls;
 
 use std::net::SocketAddr;
@@ -180,7 +182,8 @@ impl AcceptedConnection {
         if first.is_none() {
             let patience = if is_allowed { NAME_FOR_LOG_TIMEOUT } else { FIRST_BYTES_TIMEOUT };
             let found = examine_first_bytes(&self.near, patience).await;
-            *first = Some(found.map_err(|_| Denial::new(None, "closed by the client"))?);
+            *first =
+                Some(found.map_err(|error| Denial::new(None, format!("closed by the client: {error}")))?);
         }
         match first.as_ref().unwrap_or(&FirstBytes::Closed) {
             FirstBytes::Hello { name: Some(name) } => {

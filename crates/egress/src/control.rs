@@ -9,5 +9,7 @@
 
 mod connection;
 mod requests;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use connection::{accept_servers, serve_control};

@@ -10,6 +10,8 @@
 mod answer;
 mod message;
 pub(crate) mod tcp;
+#[cfg(test)]
+mod tests;
 pub(crate) mod udp;
 pub(crate) mod upstream;
 

@@ -28,6 +28,8 @@ mod sandbox;
 mod serve;
 mod settings;
 mod shared;
+#[cfg(test)]
+mod test_world;
 pub mod vault;
 
 use std::io;

@@ -95,6 +95,8 @@ async fn splice_once(
             Carried::Bytes(count)
         }
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Carried::Nothing,
+        // Some kernels cannot splice from this socket.
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => copy_once(from, to).await?,
         Err(error) => return Err(error),
     };
     pipes.put(pipe);

@@ -33,7 +33,7 @@ pub fn receive_datagram(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result
     // SAFETY: the header points to the address, the buffer and the control space above, which live until the call
     // returns, and states the size of each.
     let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags) };
-    let length = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
+    let Ok(length) = usize::try_from(received) else { return Err(io::Error::last_os_error()) };
     let destination = find_destination(&header)
         .ok_or_else(|| io::Error::other("a datagram came without the address it was sent to"))?;
     Ok(ReceivedDatagram {
@@ -71,6 +71,7 @@ pub fn send_datagram(
     // SAFETY: CMSG_SPACE and CMSG_LEN only compute sizes.
     let (space, with_header) = unsafe { (libc::CMSG_SPACE(length), libc::CMSG_LEN(length)) };
     let space = usize::try_from(space).map_err(io::Error::other)?;
+    let with_header = usize::try_from(with_header).map_err(io::Error::other)?;
     let header = message_header(&mut address, &mut part, &mut control, space);
     // SAFETY: the header's control space is aligned and larger than CMSG_SPACE of one `in6_pktinfo`, so the first
     // control message lies within it, with room for the data that is written.
@@ -78,7 +79,7 @@ pub fn send_datagram(
         let first = libc::CMSG_FIRSTHDR(&raw const header);
         (*first).cmsg_level = libc::IPPROTO_IPV6;
         (*first).cmsg_type = libc::IPV6_PKTINFO;
-        (*first).cmsg_len = with_header as _;
+        (*first).cmsg_len = field_length(with_header);
         libc::CMSG_DATA(first).cast::<libc::in6_pktinfo>().write_unaligned(info);
     }
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
@@ -107,12 +108,17 @@ fn message_header(
     // libraries, so it cannot be written out.
     let mut header: libc::msghdr = unsafe { mem::zeroed() };
     header.msg_name = std::ptr::from_mut(address).cast();
-    header.msg_namelen = mem::size_of::<libc::sockaddr_in6>() as _;
+    header.msg_namelen = field_length(mem::size_of::<libc::sockaddr_in6>());
     header.msg_iov = part;
     header.msg_iovlen = 1;
     header.msg_control = control.0.as_mut_ptr().cast();
-    header.msg_controllen = control_length as _;
+    header.msg_controllen = field_length(control_length);
     header
+}
+
+/// Converts a length to the type of its field, which differs between C libraries.
+fn field_length<T: TryFrom<usize>>(length: usize) -> T {
+    T::try_from(length).ok().expect("the structures are small")
 }
 
 fn find_destination(header: &libc::msghdr) -> Option<Ipv6Addr> {
@@ -153,7 +159,7 @@ mod tests {
 
     fn set_receive_destination(socket: BorrowedFd<'_>) -> io::Result<()> {
         let on: libc::c_int = 1;
-        let length = mem::size_of_val(&on) as _;
+        let length = field_length(mem::size_of_val(&on));
         // SAFETY: the option takes an int, to which the pointer points.
         crate::check_int(unsafe {
             libc::setsockopt(

@@ -8,7 +8,7 @@ use crate::check_int;
 
 /// Sets how many bytes that are not sent yet a socket accepts before it stops being writable (TCP_NOTSENT_LOWAT).
 pub fn set_unsent_limit(socket: BorrowedFd<'_>, bytes: u32) -> io::Result<()> {
-    let length = mem::size_of_val(&bytes) as _;
+    let length = libc::socklen_t::try_from(mem::size_of_val(&bytes)).map_err(io::Error::other)?;
     // SAFETY: the option takes an unsigned int, to which the pointer points.
     check_int(unsafe {
         libc::setsockopt(

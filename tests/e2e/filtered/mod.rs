@@ -95,7 +95,7 @@ pub(crate) enum Expected {
 }
 
 /// Errors of a connection or query that was refused at once.
-const REFUSALS: [&str; 9] = [
+const REFUSALS: [&str; 10] = [
     "ECONNRESET",
     "ECONNREFUSED",
     "ECONNABORTED",
@@ -104,6 +104,7 @@ const REFUSALS: [&str; 9] = [
     "ENETUNREACH",
     "EACCES",
     "EAI_NONAME",
+    "EAI_NODATA",
     "closed",
 ];
 

@@ -34,6 +34,11 @@ const FORBIDDEN_DEPENDENCIES: &[(&str, &[&str], &str)] = &[
         "it is privileged, and must not use HTTP, SQL or commands",
     ),
     (
+        "egress",
+        &["axum", "rusqlite", "service", "backend", "launcher"],
+        "it reads hostile bytes, and must not reach state or privileges",
+    ),
+    (
         "registry",
         &["axum", "rusqlite", "service", "linux"],
         "it only fetches, and must not depend on this host",
@@ -52,6 +57,12 @@ const ALLOWED_WORKSPACE_DEPENDENCIES: &[(&str, &[&str], &str)] = &[
     ("service", &["backend", "domain", "wire"], "requests flow one way"),
     ("backend-local", &["backend", "domain", "launcher", "linux"], "it is a client of the launcher"),
     ("launcher", &["backend", "domain", "linux", "wire"], "it is privileged and must stay small"),
+    (
+        "egress",
+        &["domain", "egress-protocol", "linux"],
+        "it is told policies, and knows no sandboxes but their sockets",
+    ),
+    ("egress-protocol", &["domain"], "both ends of the connection use it"),
     ("registry", &["backend"], "it only provides images"),
     ("agent", &["linux", "wire"], "it is built without the server"),
     ("kernel", &["linux"], "it only knows its line protocol, not the sender"),

@@ -86,6 +86,7 @@ const RULES: &[SourceRule] = &[
 const MAY_START_PROGRAMS: &[&str] = &[
     "crates/launcher/src/volumes/ext4.rs",
     "crates/cli/src/bench",
+    "crates/cli/src/egress_process.rs",
     "crates/cli/src/pull_process.rs",
     "crates/cli/src/serve/child_process.rs",
     "crates/embedded/build.rs",

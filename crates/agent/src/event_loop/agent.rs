@@ -86,6 +86,7 @@ impl Agent {
             }
             self.fire_due_alarms();
             self.children.remove_empty_groups(&self.context);
+            self.children.prepare_spare_group(&self.context, &mut self.events);
         }
     }
 

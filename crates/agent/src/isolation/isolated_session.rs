@@ -30,7 +30,6 @@ use crate::process::child_table::ChildTable;
 use crate::process::command::ExecEnvironment;
 use crate::process::exec::{self, LaunchedCommand, StdioMode, TreeControl};
 use crate::process::running_process::ProcessOwner;
-use crate::process::tree;
 use crate::process::{FaultSubjects, NewProcess, StartCaller};
 use crate::session::Session;
 use crate::session::shell;
@@ -107,7 +106,9 @@ impl Agent {
         rustix::io::ioctl_fionbio(&report, true).map_err(failed)?;
         let placement = self.children.next_placement(&self.context, &mut self.events);
         let commands = self.context.commands.as_ref().expect("the check above has found the groups");
-        let group = tree::make_group(commands, placement.group).map_err(failed)?;
+        let group = placement.open_group(commands);
+        let group =
+            group.inspect_err(|_| self.context.remove_unused_group(placement.group)).map_err(failed)?;
         let watched = self.events.poll.register_fd(report, EventToken::NamespaceInit(number), EventFlags::IN);
         let watched = watched.map_err(|error| fault::from_io(&error, "open session", &name))?;
         let request = BrokerRequest::Make { session: name.clone(), spec, identity, share: placement.share };
@@ -208,12 +209,14 @@ impl Agent {
         self.context.refresh_limit_view(&mut self.events);
         let environment =
             ExecEnvironment::new(&self.context.config, inside.identity, inside.env, inside.directory)?;
-        let placement = self.children.next_placement(&self.context, &mut self.events);
         let (ours, theirs) = exec::open_stdio(&self.context, wiring, &environment.user).map_err(failed)?;
         let (report, their_report) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
         rustix::io::ioctl_fionbio(&report, true).map_err(failed)?;
         let commands = self.context.commands.as_ref().ok_or(Errno::NOTSUP).map_err(failed)?;
-        let group = tree::make_group(commands, placement.group).map_err(failed)?;
+        let placement = self.children.next_placement(&self.context, &mut self.events);
+        let group = placement.open_group(commands);
+        let group =
+            group.inspect_err(|_| self.context.remove_unused_group(placement.group)).map_err(failed)?;
         let begin = StartProgramRequest {
             session: session.to_owned(),
             identity: inside.identity.clone(),

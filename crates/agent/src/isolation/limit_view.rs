@@ -33,6 +33,9 @@ const MIN_REFRESH_INTERVAL: Duration = Duration::from_millis(100);
 /// The maximum that is read from a file of the kernel.
 const MAX_SOURCE: usize = 4 << 20;
 
+/// The longest text of a quota: two numbers of 64 bits.
+const MAX_QUOTA_TEXT: usize = 48;
+
 /// The period of v1's quotas, which is never changed.
 const V1_QUOTA_PERIOD_US: u64 = 100_000;
 
@@ -146,7 +149,8 @@ impl LimitView {
     fn refresh_processors(&mut self) -> u32 {
         let Some(cpu) = &self.cpu else { return 0 };
         let host = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count()).max(1);
-        let shown = processors_for_quota(&read_kernel_file(cpu), host);
+        let mut text = [0; MAX_QUOTA_TEXT];
+        let shown = processors_for_quota(read_short_text(cpu, &mut text).unwrap_or_default(), host);
         if self.shown.processors != Some(shown) {
             self.write_file("cpuinfo", &first_processors(&read_kernel_file(&self.host_cpuinfo), shown));
             let list = if shown == 1 { "0\n".to_owned() } else { format!("0-{}\n", shown - 1) };
@@ -390,10 +394,15 @@ fn render_stat(stat: &str, count: u32) -> String {
     text
 }
 
+/// The text of a kernel file that fits in the buffer.
+fn read_short_text<'a>(file: &OwnedFd, buffer: &'a mut [u8]) -> Option<&'a str> {
+    let length = rustix::io::pread(file.as_fd(), &mut *buffer, 0).ok()?;
+    std::str::from_utf8(&buffer[..length]).ok()
+}
+
 fn read_number(file: &OwnedFd) -> Option<u64> {
     let mut text = [0; 32];
-    let length = rustix::io::pread(file.as_fd(), &mut text, 0).ok()?;
-    let text = std::str::from_utf8(&text[..length]).ok()?.trim();
+    let text = read_short_text(file, &mut text)?.trim();
     // v2 shows a missing limit as `max`.
     if text == "max" { Some(u64::MAX) } else { text.parse().ok() }
 }

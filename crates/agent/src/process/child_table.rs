@@ -15,7 +15,7 @@ use wire::{Fault, FaultKind, StreamTag};
 
 use crate::context::{AgentContext, CpuShare};
 use crate::event_loop::event_sources::EventSources;
-use crate::event_loop::handles::{RunningHandle, SessionHandle};
+use crate::event_loop::handles::{GroupId, RunningHandle, SessionHandle};
 use crate::event_loop::poll::EventToken;
 use crate::fault;
 use crate::process::ManagedProcess;
@@ -32,6 +32,11 @@ pub(crate) struct ChildTable {
     running: HashMap<RunningHandle, RunningProcess>,
     /// Running processes whose main process has ended and whose groups may still be in use.
     lingering: BTreeSet<RunningHandle>,
+    /// An empty group for the next command. It is made when the group of an earlier command is removed, because
+    /// nobody waits for it then.
+    spare_group: Option<GroupId>,
+    /// Whether a group was removed since the last spare group was made.
+    is_spare_due: bool,
 }
 
 /// The role of a child process.
@@ -147,13 +152,26 @@ impl ChildTable {
         context.command_shares().min_by_key(busy).unwrap_or_default()
     }
 
-    /// The group and the share of the next command.
+    /// The group and the share of the next command. A spare group is the caller's from now on.
     pub(crate) fn next_placement(
-        &self,
+        &mut self,
         context: &AgentContext,
         events: &mut EventSources,
     ) -> CommandPlacement {
-        CommandPlacement { group: events.next_handle(), share: self.least_used_share(context) }
+        let spare = self.spare_group.take();
+        CommandPlacement {
+            group: spare.unwrap_or_else(|| events.next_handle()),
+            spare: spare.is_some(),
+            share: self.least_used_share(context),
+        }
+    }
+
+    /// Makes the spare group, if one is due. Without it, the next command makes its group itself.
+    pub(crate) fn prepare_spare_group(&mut self, context: &AgentContext, events: &mut EventSources) {
+        let is_due = std::mem::take(&mut self.is_spare_due) && self.spare_group.is_none();
+        let Some(commands) = context.commands.as_ref().filter(|_| is_due) else { return };
+        let group = events.next_handle();
+        self.spare_group = tree::add_group(commands, group).is_ok().then_some(group);
     }
 
     /// Keeps only what is needed to reap the child and to remove its group, if it has one.
@@ -398,7 +416,7 @@ impl ChildTable {
     /// for it.
     pub(crate) fn remove_empty_groups(&mut self, context: &AgentContext) {
         let Some(commands) = &context.commands else { return };
-        let all = &mut self.running;
+        let (all, is_spare_due) = (&mut self.running, &mut self.is_spare_due);
         self.lingering.retain(|number| {
             let Some(running) = all.get_mut(number) else { return false };
             if let CommandTree::Group(group) = running.tree {
@@ -406,6 +424,7 @@ impl ChildTable {
                     return true;
                 }
                 running.tree = CommandTree::Gone;
+                *is_spare_due = true;
             }
             if running.outputs.is_empty() {
                 all.remove(number);

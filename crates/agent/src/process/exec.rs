@@ -33,8 +33,20 @@ pub(crate) struct StdioMode {
 pub(crate) struct CommandPlacement {
     /// Its own group.
     pub(crate) group: GroupId,
+    /// Whether the group was made ahead.
+    pub(crate) spare: bool,
     /// Its share of the processor, where shares are separate from groups.
     pub(crate) share: CpuShare,
+}
+
+impl CommandPlacement {
+    /// Opens the command's group, which is made now unless it was made ahead.
+    pub(crate) fn open_group(self, commands: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+        match self.spare.then(|| tree::open_group(commands, self.group)) {
+            None | Some(Err(Errno::NOENT)) => tree::make_group(commands, self.group),
+            Some(opened) => opened,
+        }
+    }
 }
 
 /// A forked child that is about to become a command, and our ends of its pipes or terminal.
@@ -71,7 +83,8 @@ pub(crate) enum ParentEnds {
     },
 }
 
-/// Forks a child that becomes the command. Whether that succeeds is reported later.
+/// Forks a child that becomes the command. Whether that succeeds is reported later. If this fails, the caller removes
+/// the group.
 pub(crate) fn launch_command(
     context: &AgentContext,
     command: &PreparedCommand,
@@ -103,7 +116,7 @@ fn fork_into_group(
     placement: CommandPlacement,
     report: &OwnedFd,
 ) -> rustix::io::Result<Pid> {
-    let group = tree::make_group(commands, placement.group)?;
+    let group = placement.open_group(commands)?;
     let mut join = None;
     let mut forked = fork_process(&context.thread, Some(&group));
     if forked.as_ref().is_err_and(|errno| *errno == Errno::AGAIN) {
@@ -116,10 +129,7 @@ fn fork_into_group(
     match forked {
         Ok(ForkResult::Child) => child::exec_or_report(context, command, stdio, join, report.as_fd()),
         Ok(ForkResult::Parent { pid, .. }) => Ok(pid),
-        Err(errno) => {
-            tree::remove_group(commands, placement.group);
-            Err(errno)
-        }
+        Err(errno) => Err(errno),
     }
 }
 

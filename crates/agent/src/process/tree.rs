@@ -33,10 +33,19 @@ pub(crate) enum CommandTree {
 /// Each command gets a new group. A group that was killed once cannot be used again: the kernel
 /// treats a process cloned into it as one that was forked during the kill.
 pub(crate) fn make_group(commands: &OwnedFd, number: GroupId) -> rustix::io::Result<OwnedFd> {
-    let name = number.to_string();
-    rustix::fs::mkdirat(commands, name.as_str(), Mode::from_raw_mode(0o755))?;
+    add_group(commands, number)?;
+    open_group(commands, number)
+}
+
+/// Creates the group of a command.
+pub(crate) fn add_group(commands: &OwnedFd, number: GroupId) -> rustix::io::Result<()> {
+    rustix::fs::mkdirat(commands, number.to_string(), Mode::from_raw_mode(0o755))
+}
+
+/// Opens a group that exists.
+pub(crate) fn open_group(commands: &OwnedFd, number: GroupId) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    rustix::fs::openat(commands, name.as_str(), flags, Mode::empty())
+    rustix::fs::openat(commands, number.to_string(), flags, Mode::empty())
 }
 
 /// Opens the file by which a process forked elsewhere moves into the group.

@@ -183,18 +183,42 @@ fn groups_of_finished_commands_are_removed() {
         return;
     }
     let agent = TestAgent::with_trees(TreeMode::Groups);
+    assert!(agent.command_groups().is_empty(), "an unused agent has no spare group");
     for number in 0..20 {
         agent.run(shell(&format!("n{number}"), "true"));
     }
     let left = agent.run(shell("left", "sleep 1000 & echo $!"));
     let begun = Instant::now();
-    while agent.command_groups().len() > 1 {
+    // One more group is made ahead for the next command.
+    while agent.command_groups().len() > 2 {
         assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", agent.command_groups());
     }
     agent.signal("left", 9, SignalTarget::Tree);
     wait_until_gone(daemon_pid(&left.stdout()));
-    while !agent.command_groups().is_empty() {
+    while agent.command_groups().len() > 1 {
         assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", agent.command_groups());
+    }
+}
+
+#[test]
+fn lost_spare_group_is_replaced() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let agent = TestAgent::with_trees(TreeMode::Groups);
+    for number in 0..3 {
+        let run = agent.run(shell(&format!("n{number}"), "echo ran"));
+        assert_eq!(run.stdout(), "ran\n");
+        let begun = Instant::now();
+        // The group of the command is removed, and then a spare one is made.
+        let spare = loop {
+            assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", agent.command_groups());
+            match agent.command_groups().as_slice() {
+                [only] if std::fs::remove_dir(only).is_ok() => break only.clone(),
+                _ => {}
+            }
+        };
+        assert!(!spare.exists());
     }
 }
 

@@ -61,12 +61,11 @@ struct NotHello;
 fn join_records(mut bytes: &[u8]) -> Result<Option<Vec<u8>>, NotHello> {
     let mut message = Vec::new();
     loop {
-        if let Some(length) = message_length(&message)? {
-            if message.len() >= length {
-                message.truncate(length);
-                message.drain(..MESSAGE_HEADER_BYTES);
-                return Ok(Some(message));
-            }
+        let length = message_length(&message)?;
+        if let Some(length) = length.filter(|length| message.len() >= *length) {
+            message.truncate(length);
+            message.drain(..MESSAGE_HEADER_BYTES);
+            return Ok(Some(message));
         }
         let Some((header, rest)) = bytes.split_at_checked(RECORD_HEADER_BYTES) else { return Ok(None) };
         let length = usize::from(u16::from_be_bytes([header[3], header[4]]));
@@ -84,7 +83,7 @@ fn message_length(message: &[u8]) -> Result<Option<usize>, NotHello> {
         return Err(NotHello);
     }
     let [_, a, b, c, ..] = message else { return Ok(None) };
-    let length = usize::try_from(u32::from_be_bytes([0, *a, *b, *c])).map_err(|_| NotHello)?;
+    let length = [a, b, c].into_iter().fold(0, |length, byte| length << 8 | usize::from(*byte));
     if length > MAX_HELLO_BYTES { Err(NotHello) } else { Ok(Some(length + MESSAGE_HEADER_BYTES)) }
 }
 

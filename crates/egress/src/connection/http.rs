@@ -10,6 +10,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -55,6 +56,8 @@ struct HttpConnection<'a> {
     upstream: Mutex<Option<Upstream>>,
     /// Cancelled when the near side is reset.
     ended: CancellationToken,
+    /// Whether a request was refused, which ends the connection while the client may still be sending.
+    has_refused: AtomicBool,
 }
 
 /// The connection to the host of the last request.
@@ -67,13 +70,19 @@ struct Upstream {
 /// What ends together with a connection to a server.
 struct UpstreamLink {
     open: OpenConnection,
+    near: Arc<TcpStream>,
     far: Arc<TcpStream>,
     _slots: Arc<ConnectionSlots>,
 }
 
 /// Serves the requests of a connection until it ends.
 pub(super) async fn serve_requests(accepted: &AcceptedConnection) {
-    let connection = HttpConnection { accepted, upstream: Mutex::new(None), ended: CancellationToken::new() };
+    let connection = HttpConnection {
+        accepted,
+        upstream: Mutex::new(None),
+        ended: CancellationToken::new(),
+        has_refused: AtomicBool::new(false),
+    };
     let near = TokioIo::new(MeteredStream::new(Arc::clone(&accepted.near), None));
     let service = service_fn(|request| async { Ok::<_, Infallible>(connection.respond(request).await) });
     let served = server::Builder::new()
@@ -91,7 +100,10 @@ pub(super) async fn serve_requests(accepted: &AcceptedConnection) {
             if let Err(error) = ended {
                 tracing::debug!(sandbox = accepted.sandbox.id, %error, "HTTP connection ended");
             }
-            drain_briefly(Arc::clone(&accepted.near)).await;
+            // After an upgrade the bytes belong to somebody else.
+            if connection.has_refused.load(Ordering::Relaxed) {
+                drain_briefly(Arc::clone(&accepted.near)).await;
+            }
         }
     }
 }
@@ -103,8 +115,7 @@ impl HttpConnection<'_> {
             Err(problem) => {
                 let reason = Denial::new(None, format!("HTTP: {problem}"));
                 self.log_denied(&reason);
-                return HttpRefusal { status: problem.status(), message: problem.to_string() }
-                    .into_response();
+                return self.refuse(HttpRefusal { status: problem.status(), message: problem.to_string() });
             }
         };
         let upgraded = hyper::upgrade::on(&mut request);
@@ -118,7 +129,7 @@ impl HttpConnection<'_> {
         };
         let (mut response, link) = match self.forward(request, &host).await {
             Ok(answered) => answered,
-            Err(refusal) => return refusal.into_response(),
+            Err(refusal) => return self.refuse(refusal),
         };
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             let far = hyper::upgrade::on(&mut response);
@@ -210,7 +221,12 @@ impl HttpConnection<'_> {
             Err(DialError::Failed(problem)) => return Err(HttpRefusal::gateway(&problem)),
         };
         let Dialled { far, open } = dialled;
-        let link = Arc::new(UpstreamLink { open, far, _slots: Arc::clone(&accepted.slots) });
+        let link = Arc::new(UpstreamLink {
+            open,
+            near: Arc::clone(&accepted.near),
+            far,
+            _slots: Arc::clone(&accepted.slots),
+        });
         let stream = MeteredStream::new(Arc::clone(&link.far), Some(Arc::clone(&link.open.traffic)));
         let started = client::Builder::new()
             .max_buf_size(MAX_HEAD_BYTES)
@@ -220,9 +236,13 @@ impl HttpConnection<'_> {
         let Ok((sender, driver)) = started else {
             return Err(HttpRefusal::gateway("the host closed the connection"));
         };
-        let (near, ended) = (Arc::clone(&accepted.near), self.ended.clone());
-        tokio::spawn(drive_upstream(driver, Arc::clone(&link), near, ended));
+        tokio::spawn(drive_upstream(driver, Arc::clone(&link), self.ended.clone()));
         Ok(Some(Upstream { sender, host: host.clone(), link }))
+    }
+
+    fn refuse(&self, refusal: HttpRefusal) -> Response<ResponseBody> {
+        self.has_refused.store(true, Ordering::Relaxed);
+        refusal.into_response()
     }
 
     fn deny(&self, denial: &Denial) -> HttpRefusal {
@@ -244,14 +264,12 @@ impl HttpConnection<'_> {
 async fn drive_upstream(
     driver: client::Connection<TokioIo<MeteredStream>, ProxyBody>,
     link: Arc<UpstreamLink>,
-    near: Arc<TcpStream>,
     ended: CancellationToken,
 ) {
     tokio::select! {
         biased;
         () = link.open.cancel.cancelled() => {
-            reset(&link.far);
-            reset(&near);
+            link.reset();
             ended.cancel();
         }
         outcome = driver.with_upgrades() => {
@@ -272,12 +290,19 @@ async fn carry_upgraded(near: OnUpgrade, far: OnUpgrade, link: Arc<UpstreamLink>
     };
     tokio::select! {
         biased;
-        () = link.open.cancel.cancelled() => reset(&link.far),
+        () = link.open.cancel.cancelled() => link.reset(),
         outcome = carried => {
             if let Err(error) = outcome {
                 tracing::debug!(%error, "upgraded connection ended");
             }
         }
+    }
+}
+
+impl UpstreamLink {
+    fn reset(&self) {
+        reset(&self.near);
+        reset(&self.far);
     }
 }
 

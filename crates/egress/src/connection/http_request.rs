@@ -65,7 +65,7 @@ pub(super) fn check_request<B>(request: &Request<B>) -> Result<RequestHost, Requ
     }
     check_body_headers(request.headers())?;
     let header = match single_host(request.headers())? {
-        Some(header) => Some(header.parse::<Authority>().map_err(|_| RequestProblem::InvalidHost)?),
+        Some(header) => Some(header.parse::<Authority>().ok().ok_or(RequestProblem::InvalidHost)?),
         None if request.version() >= Version::HTTP_11 => return Err(RequestProblem::HostCount),
         None => None,
     };
@@ -91,7 +91,7 @@ fn single_host(headers: &HeaderMap) -> Result<Option<&str>, RequestProblem> {
     let mut hosts = headers.get_all(HOST).iter();
     match (hosts.next(), hosts.next()) {
         (None, _) => Ok(None),
-        (Some(host), None) => host.to_str().map(Some).map_err(|_| RequestProblem::InvalidHost),
+        (Some(host), None) => host.to_str().ok().map(Some).ok_or(RequestProblem::InvalidHost),
         (Some(_), Some(_)) => Err(RequestProblem::HostCount),
     }
 }
@@ -101,7 +101,7 @@ fn parse_host(host: &str) -> Result<RequestHost, RequestProblem> {
     if address.parse::<std::net::IpAddr>().is_ok() {
         return Ok(RequestHost::Unnamed);
     }
-    host.parse().map(RequestHost::Name).map_err(|_| RequestProblem::InvalidHost)
+    host.parse().ok().map(RequestHost::Name).ok_or(RequestProblem::InvalidHost)
 }
 
 fn is_same_host(one: &Authority, other: &Authority) -> bool {

@@ -54,27 +54,38 @@ pub(crate) async fn route_by_name(
     if !judgement.is_allowed() {
         return Err(Denial::new(Some(name), judgement.reason));
     }
-    let to = |addresses, judgement: Judgement| Route {
-        name: Some(name.clone()),
-        addresses,
-        port,
-        reason: judgement.reason,
-    };
-    let was_given = || sandbox.given().was_given(address, name);
-    if judgement.basis != DecisionBasis::Name || was_given() {
-        return Ok(to(vec![address], judgement));
+    if judgement.basis != DecisionBasis::Name {
+        let reason = judgement.reason;
+        return Ok(Route { name: Some(name.clone()), addresses: vec![address], port, reason });
+    }
+    route_by_own_resolution(egress, sandbox, view, name, destination, judgement).await
+}
+
+/// Returns the way to a name that `judgement` allows, by addresses that our resolver gives for it and nothing else. A
+/// connection to a host with a secret must take it, whatever rule allows it.
+pub(crate) async fn route_by_own_resolution(
+    egress: &EgressState,
+    sandbox: &Sandbox,
+    view: &PolicyView,
+    name: &DomainName,
+    destination: SocketAddr,
+    judgement: Judgement,
+) -> Result<Route, Denial> {
+    let (address, port) = (destination.ip().to_canonical(), destination.port());
+    let to = |addresses| Route { name: Some(name.clone()), addresses, port, reason: judgement.reason };
+    let was_given = sandbox.given().was_given(address, name);
+    if was_given {
+        return Ok(to(vec![address]));
     }
     let found = resolve_addresses(egress, sandbox, view, name, address).await.map_err(|failure| {
-        Denial::new(
-            Some(name),
-            match failure {
-                LookupFailure::NoAddress => "the name has no address that may be reached",
-                LookupFailure::Unavailable => "name servers do not answer",
-            },
-        )
+        let reason = match failure {
+            LookupFailure::NoAddress => "the name has no address that may be reached",
+            LookupFailure::Unavailable => "name servers do not answer",
+        };
+        Denial::new(Some(name), reason)
     })?;
     if found.contains(&address) {
-        return Ok(to(vec![address], judgement));
+        return Ok(to(vec![address]));
     }
     // A rule by address may precede the one by name.
     let is_allowed = |address: &IpAddr| view.judge(Some(name), *address, port).is_allowed();
@@ -82,7 +93,7 @@ pub(crate) async fn route_by_name(
     if addresses.is_empty() {
         return Err(Denial::new(Some(name), "no address of the name is allowed"));
     }
-    Ok(to(addresses, judgement))
+    Ok(to(addresses))
 }
 
 /// Decides for a client that sent no name where it could have.

@@ -1,7 +1,7 @@
 //! TLS connections whose ClientHello names a host.
 //!
 //! The decision is made and nothing of the client's bytes is taken. This is where a connection to a host with a secret is
-//! intercepted instead of relayed.
+//! intercepted instead of relayed; its route then has to come from `route_by_own_resolution`.
 
 use std::sync::Arc;
 

@@ -34,7 +34,7 @@ pub(super) enum QueryOutcome {
     /// The answer is known.
     Answer(Option<Vec<u8>>),
     /// The name is allowed and is looked up.
-    Lookup(PendingLookup),
+    Lookup(Box<PendingLookup>),
 }
 
 /// An allowed query for which upstream servers are asked.
@@ -79,7 +79,9 @@ pub(super) fn judge_query(sandbox: &Sandbox, bytes: &[u8], transport: Transport)
     match treatment(query.record_type()) {
         TypeTreatment::Empty => empty(ResponseCode::NoError),
         TypeTreatment::Refused => empty(ResponseCode::NotImp),
-        TypeTreatment::Lookup => QueryOutcome::Lookup(PendingLookup { query, name, view, transport }),
+        TypeTreatment::Lookup => {
+            QueryOutcome::Lookup(Box::new(PendingLookup { query, name, view, transport }))
+        }
     }
 }
 

@@ -88,7 +88,7 @@ impl UpstreamResolver {
         };
         let resolver = self.current_resolver().ok_or(LookupError::Unavailable)?;
         // The final dot keeps the search list of the host out of it.
-        let name = Name::from_ascii(format!("{name}.")).map_err(|_| LookupError::NoName)?;
+        let name = Name::from_ascii(format!("{name}.")).ok().ok_or(LookupError::NoName)?;
         match tokio::time::timeout(LOOKUP_TIMEOUT, resolver.lookup(name, record_type)).await {
             Ok(Ok(found)) => Ok(found.answers().to_vec()),
             Ok(Err(error)) => Err(classify(&error)),

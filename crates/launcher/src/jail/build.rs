@@ -29,7 +29,7 @@ use rustix::process::Pid;
 
 use super::enter::{self, HandoverMounts, JailEntry};
 use super::id_maps;
-use super::sources::{self, MappingTarget, OpenedSource};
+use super::sources::{MappingTarget, OpenedSource, SourceMapper};
 use super::stages::StageTime;
 use super::step::{FailureReport, JailError, JailStep, StepContext};
 
@@ -227,10 +227,11 @@ fn prepare_handover(
                     .at_path(JailStep::CloneVolume, part)?;
                 all.push(clone);
             }
-            let viewer = MappingTarget { namespace: range.as_fd(), base: *base, user: *user };
+            let target = MappingTarget { namespace: range.as_fd(), base: *base, user: *user };
+            let mut mapper = SourceMapper::new(thread, target);
             for (mount, opened) in entry.mounts.iter().zip(mounts) {
-                let shown = sources::clone_mapped_source(thread, opened, viewer, mount.read_only);
-                all.push(shown.at_path(JailStep::CloneMounts, &mount.target)?);
+                let copy = mapper.clone_source(opened, mount.read_only);
+                all.push(copy.at_path(JailStep::CloneMounts, &mount.target)?);
             }
             Ok(all)
         }

@@ -17,7 +17,7 @@ use linux::fs::RootDirectory;
 use linux::mounts::{self, MountAttrs, MountDepth};
 use linux::namespaces::{self, NamespaceSet, SetgroupsPolicy};
 use linux::spawn::{self, ForkResult, ProcessExit, SingleThread};
-use rustix::fs::{CWD, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 
 use super::id_maps;
 
@@ -235,57 +235,114 @@ fn make_missing_directories(
     path: &Path,
     last_mode: u32,
 ) -> io::Result<()> {
-    let mut above = PathBuf::from(".");
-    let mut parts = path.components().peekable();
-    while let Some(part) = parts.next() {
-        let parent = root.open_with(&above, OFlags::PATH | OFlags::DIRECTORY, 0)?;
-        let mode = if parts.peek().is_some() { PLAIN_MODE } else { last_mode };
-        make_directory_as_owner(thread, parent.as_fd(), part.as_ref(), mode)?;
-        above.push(part);
+    let names: Vec<&Path> = path.iter().map(Path::new).collect();
+    // Each further attempt finds at least one more directory, unless another process removes some.
+    for _ in 0..=names.len() {
+        if make_missing_once(thread, root, &names, last_mode)? == MakeOutcome::Complete {
+            return Ok(());
+        }
     }
-    Ok(())
+    Err(io::Error::other("another process changes the directories above it"))
 }
 
-/// Makes a directory with the rights of its parent's owner, so that it belongs to that owner from the
-/// beginning. Changing the owner afterwards would need a second lookup, and the directory could have
-/// been replaced in the meantime.
-fn make_directory_as_owner(
+fn make_missing_once(
     thread: &SingleThread,
-    parent: BorrowedFd<'_>,
-    name: &Path,
-    mode: u32,
-) -> io::Result<()> {
-    match rustix::fs::statat(parent, name, rustix::fs::AtFlags::SYMLINK_NOFOLLOW) {
-        Ok(_) => return Ok(()),
-        Err(rustix::io::Errno::NOENT) => {}
-        Err(error) => return Err(error.into()),
-    }
-    let facts = rustix::fs::fstat(parent)?;
-    let own = linux::privileges::is_host_root();
-    match thread.fork(NamespaceSet::NONE, None)? {
-        ForkResult::Child => {
-            let ready = if own {
-                namespaces::switch_ids(facts.st_uid, facts.st_gid, SetgroupsPolicy::Allow)
-            } else {
-                Ok(())
-            };
-            rustix::process::umask(Mode::empty());
-            let made = ready.and_then(|()| {
-                rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(mode)).map_err(io::Error::from)
-            });
-            let errno = made.err().map_or(0, |error| error.raw_os_error().unwrap_or(1));
-            spawn::exit_now(errno)
+    root: &RootDirectory,
+    names: &[&Path],
+    last_mode: u32,
+) -> io::Result<MakeOutcome> {
+    let mut above = PathBuf::from(".");
+    for (index, name) in names.iter().enumerate() {
+        let parent = root.open_with(&above, OFlags::PATH | OFlags::DIRECTORY, 0)?;
+        match rustix::fs::statat(&parent, *name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(_) => above.push(name),
+            Err(rustix::io::Errno::NOENT) => {
+                return NewDirectories::new(parent.into(), &names[index..], last_mode)?.make(thread);
+            }
+            Err(error) => return Err(error.into()),
         }
-        ForkResult::Parent { pidfd, .. } => match spawn::wait_for_child(pidfd.as_fd())? {
-            ProcessExit::Code(0) => Ok(()),
-            ProcessExit::Code(errno) => match io::Error::from_raw_os_error(errno) {
-                error if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-                error => Err(error),
+    }
+    Ok(MakeOutcome::Complete)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum MakeOutcome {
+    Complete,
+    /// Another process made one of the directories, perhaps with another owner.
+    Interrupted,
+}
+
+/// Directories to be made below one another. They get the owner of the first one's parent.
+struct NewDirectories<'a> {
+    parent: OwnedFd,
+    names: &'a [&'a Path],
+    /// The owner and group of `parent`.
+    owner: (u32, u32),
+    last_mode: u32,
+}
+
+impl<'a> NewDirectories<'a> {
+    fn new(parent: OwnedFd, names: &'a [&'a Path], last_mode: u32) -> io::Result<Self> {
+        let facts = rustix::fs::fstat(&parent)?;
+        Ok(Self { parent, names, owner: (facts.st_uid, facts.st_gid), last_mode })
+    }
+
+    /// Makes the directories with the rights of their owner, so that they belong to that owner from the beginning.
+    /// Changing the owner afterwards would need a second lookup, and a directory could have been replaced in the
+    /// meantime. Only another owner than this process needs a child process.
+    fn make(self, thread: &SingleThread) -> io::Result<MakeOutcome> {
+        if !linux::privileges::is_host_root() || self.owner == (0, 0) {
+            let umask = rustix::process::umask(Mode::empty());
+            let made = self.make_all();
+            rustix::process::umask(umask);
+            return made;
+        }
+        match thread.fork(NamespaceSet::NONE, None)? {
+            ForkResult::Child => {
+                let (uid, gid) = self.owner;
+                let switched = namespaces::switch_ids(uid, gid, SetgroupsPolicy::Allow);
+                rustix::process::umask(Mode::empty());
+                spawn::exit_now(match switched.and_then(|()| self.make_all()) {
+                    Ok(MakeOutcome::Complete) => 0,
+                    Ok(MakeOutcome::Interrupted) => INTERRUPTED_CODE,
+                    Err(error) => error.raw_os_error().unwrap_or(1),
+                })
+            }
+            ForkResult::Parent { pidfd, .. } => match spawn::wait_for_child(pidfd.as_fd())? {
+                ProcessExit::Code(0) => Ok(MakeOutcome::Complete),
+                ProcessExit::Code(INTERRUPTED_CODE) => Ok(MakeOutcome::Interrupted),
+                ProcessExit::Code(errno) => Err(io::Error::from_raw_os_error(errno)),
+                ProcessExit::Signal(_) => Err(io::Error::other("the process that makes the directory died")),
             },
-            ProcessExit::Signal(_) => Err(io::Error::other("the process that makes the directory died")),
-        },
+        }
+    }
+
+    fn make_all(self) -> io::Result<MakeOutcome> {
+        let Self { mut parent, names, owner, last_mode } = self;
+        for (index, name) in names.iter().enumerate() {
+            let is_last = index + 1 == names.len();
+            let mode = if is_last { last_mode } else { PLAIN_MODE };
+            match rustix::fs::mkdirat(&parent, *name, Mode::from_raw_mode(mode)) {
+                Ok(()) => {}
+                Err(rustix::io::Errno::EXIST) => return Ok(MakeOutcome::Interrupted),
+                Err(error) => return Err(error.into()),
+            }
+            if is_last {
+                break;
+            }
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            parent = rustix::fs::openat(&parent, *name, flags, Mode::empty())?;
+            let facts = rustix::fs::fstat(&parent)?;
+            if (facts.st_uid, facts.st_gid) != owner {
+                return Ok(MakeOutcome::Interrupted);
+            }
+        }
+        Ok(MakeOutcome::Complete)
     }
 }
+
+/// The exit code for [`MakeOutcome::Interrupted`], which is no errno.
+const INTERRUPTED_CODE: i32 = 255;
 
 /// Returns the owner of a source. Files and directories can be mounted; devices, pipes and sockets
 /// cannot.
@@ -315,50 +372,76 @@ pub(crate) struct MappingTarget<'fd> {
     pub user: (u32, u32),
 }
 
-/// Makes a detached copy of a source, mapped for a sandbox with a range of ids. Submounts of the host
-/// are left out: each would need its own map and check.
-pub(crate) fn clone_mapped_source(
-    thread: &SingleThread,
-    opened: &OpenedSource,
-    viewer: MappingTarget<'_>,
-    read_only: bool,
-) -> io::Result<OwnedFd> {
-    let copy = mounts::clone_tree_of(opened.source.as_fd(), MountDepth::Single)?;
-    let flags = mount_attributes(read_only);
-    match opened.ids {
-        SourceIds::Canonical => {
-            mounts::set_attributes(copy.as_fd(), flags, Some(viewer.namespace), MountDepth::Single)?;
-        }
-        SourceIds::Host { uid, gid } => {
-            // A directory of root stays root's; otherwise any user inside could act as root there.
-            let user = if uid == 0 { 0 } else { viewer.user.0 };
-            let group = if gid == 0 { 0 } else { viewer.user.1 };
-            let map = make_host_id_map(thread, viewer.base, (uid, user), (gid, group))?;
-            mounts::set_attributes(copy.as_fd(), flags, Some(map.as_fd()), MountDepth::Single)?;
-        }
-        SourceIds::Reserved { uid, gid } => {
-            let map = make_host_id_map(thread, viewer.base, (uid, viewer.user.0), (gid, viewer.user.1))?;
-            mounts::set_attributes(copy.as_fd(), flags, Some(map.as_fd()), MountDepth::Single)?;
-        }
-    }
-    Ok(copy)
+/// Copies the sources of one sandbox. Each id map is a user namespace, which takes a fork to make, so directories with
+/// the same owner share one.
+pub(crate) struct SourceMapper<'a> {
+    thread: &'a SingleThread,
+    target: MappingTarget<'a>,
+    made: Vec<(HostIdMap, OwnedFd)>,
 }
 
-/// Makes the id map for a directory of the host. Both pairs are the id of the directory's owner on the host, and the id
-/// that it has inside.
-fn make_host_id_map(
-    thread: &SingleThread,
-    base: u32,
-    (uid, user): (u32, u32),
-    (gid, group): (u32, u32),
-) -> io::Result<OwnedFd> {
-    // An owner in the id range of sandboxes would collide with the map of every other id.
-    if uid >= id_maps::IDS_PER_SANDBOX || gid >= id_maps::IDS_PER_SANDBOX {
-        return Err(io::Error::other(
-            "the directory does not belong to root or an ordinary user of this host",
-        ));
+/// The two pairs of an id map: the owner and the group of a directory on the host, and the ids that they have inside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct HostIdMap {
+    users: (u32, u32),
+    groups: (u32, u32),
+}
+
+impl<'a> SourceMapper<'a> {
+    pub(crate) fn new(thread: &'a SingleThread, target: MappingTarget<'a>) -> Self {
+        Self { thread, target, made: Vec::new() }
     }
-    let users = id_maps::mount_map(base, uid, user)?;
-    let groups = id_maps::mount_map(base, gid, group)?;
-    namespaces::create_user_namespace(thread, &users, &groups)
+
+    /// Makes a detached copy of a source, mapped for the sandbox's range of ids. Submounts of the host are left out: each
+    /// would need its own map and check.
+    pub(crate) fn clone_source(&mut self, opened: &OpenedSource, read_only: bool) -> io::Result<OwnedFd> {
+        let copy = mounts::clone_tree_of(opened.source.as_fd(), MountDepth::Single)?;
+        let map = match HostIdMap::of_source(opened.ids, self.target.user) {
+            None => self.target.namespace,
+            Some(map) => self.find_or_make(map)?,
+        };
+        mounts::set_attributes(copy.as_fd(), mount_attributes(read_only), Some(map), MountDepth::Single)?;
+        Ok(copy)
+    }
+
+    fn find_or_make(&mut self, map: HostIdMap) -> io::Result<BorrowedFd<'_>> {
+        let index = match self.made.iter().position(|(known, _)| *known == map) {
+            Some(index) => index,
+            None => {
+                let namespace = map.make_namespace(self.thread, self.target.base)?;
+                self.made.push((map, namespace));
+                self.made.len() - 1
+            }
+        };
+        Ok(self.made[index].1.as_fd())
+    }
+}
+
+impl HostIdMap {
+    /// Returns the map for a source; `None` if its files have the ids of every sandbox.
+    fn of_source(ids: SourceIds, (user, group): (u32, u32)) -> Option<Self> {
+        match ids {
+            SourceIds::Canonical => None,
+            SourceIds::Host { uid, gid } => {
+                // A directory of root stays root's; otherwise any user inside could act as root there.
+                let user = if uid == 0 { 0 } else { user };
+                let group = if gid == 0 { 0 } else { group };
+                Some(Self { users: (uid, user), groups: (gid, group) })
+            }
+            SourceIds::Reserved { uid, gid } => Some(Self { users: (uid, user), groups: (gid, group) }),
+        }
+    }
+
+    fn make_namespace(self, thread: &SingleThread, base: u32) -> io::Result<OwnedFd> {
+        let ((uid, user), (gid, group)) = (self.users, self.groups);
+        // An owner in the id range of sandboxes would collide with the map of every other id.
+        if uid >= id_maps::IDS_PER_SANDBOX || gid >= id_maps::IDS_PER_SANDBOX {
+            return Err(io::Error::other(
+                "the directory does not belong to root or an ordinary user of this host",
+            ));
+        }
+        let users = id_maps::mount_map(base, uid, user)?;
+        let groups = id_maps::mount_map(base, gid, group)?;
+        namespaces::create_user_namespace(thread, &users, &groups)
+    }
 }

@@ -31,7 +31,7 @@ use super::{Launcher, LauncherRights, RootState};
 use crate::jail::build;
 use crate::jail::enter::{EntryMount, clone_mount_source, make_mount_target};
 use crate::jail::plan::MountPlan;
-use crate::jail::sources::{self, MappingTarget};
+use crate::jail::sources::{MappingTarget, SourceMapper};
 use crate::jail::step::{FailureReport, JailError, JailStep, StepContext};
 use crate::protocol::{MountFault, OpError};
 
@@ -39,7 +39,7 @@ use crate::protocol::{MountFault, OpError};
 const ATTACH_TIMEOUT_SECONDS: u32 = 10;
 
 /// Mounts that are being added to a sandbox. When `status` is readable,
-/// [`PendingAttach::conclude`] returns the outcome.
+/// [`PendingAttach::read_outcome`] returns the outcome.
 #[derive(Debug)]
 pub struct PendingAttach {
     pub status: OwnedFd,
@@ -80,21 +80,25 @@ impl Launcher {
 }
 
 impl PendingAttach {
-    /// Returns the outcome for mounts whose status is readable.
-    pub fn conclude(self) -> Result<EnforcedMeasures, OpError> {
+    /// Returns the outcome for mounts whose status is readable. [`PendingAttach::reap`] must follow.
+    pub fn read_outcome(&mut self) -> Result<EnforcedMeasures, OpError> {
         // One read is enough: a report is short enough that a pipe takes it whole.
         let mut report = [0; 4096];
         let read = rustix::io::read(&self.status, &mut report).at_step(JailStep::AttachMounts)?;
-        // The child has written its report, or it died and its end of the pipe was closed.
-        spawn::wait_for_child(self.child.as_fd()).at_step(JailStep::AttachMounts)?;
         match &report[..read] {
             [] => Err(JailError::new(JailStep::AttachMounts, io::ErrorKind::TimedOut.into()).into()),
             [b'{', ..] => match serde_json::from_slice::<FailureReport>(&report[..read]) {
                 Ok(failure) => Err(JailError::from(failure).into()),
                 Err(error) => Err(JailError::new(JailStep::AttachMounts, io::Error::other(error)).into()),
             },
-            _ => Ok(self.measures),
+            _ => Ok(std::mem::take(&mut self.measures)),
         }
+    }
+
+    /// Waits for the child, which ends after its report, or has died and so closed its end of the pipe. A child takes a
+    /// while to end, so the outcome is sent to the client before.
+    pub fn reap(self) -> io::Result<()> {
+        spawn::wait_for_child(self.child.as_fd()).map(drop)
     }
 }
 
@@ -114,14 +118,16 @@ impl RootState {
             // The pid may belong to another process now.
             return Err(OpError::gone());
         }
-        let viewer = MappingTarget { namespace: namespace.as_fd(), base: range.first, user: record.user };
+        let target = MappingTarget { namespace: namespace.as_fd(), base: range.first, user: record.user };
+        let mut mapper = SourceMapper::new(thread, target);
         let pairs = gathered.opened.iter().zip(&gathered.entries);
-        let shown = pairs.map(|(opened, entry)| {
-            sources::clone_mapped_source(thread, opened, viewer, entry.read_only)
+        let copies = pairs.map(|(opened, entry)| {
+            mapper
+                .clone_source(opened, entry.read_only)
                 .at_path(JailStep::CloneMounts, &entry.target)
                 .map_err(OpError::from)
         });
-        shown.collect()
+        copies.collect()
     }
 }
 

@@ -551,9 +551,12 @@ impl LauncherLoop {
     }
 
     fn finish_attach(&mut self, index: usize) {
-        let AttachInProgress { client, number, attaching } = self.attaches.swap_remove(index);
-        let answer = attaching.conclude().map(OpResult::Changed);
+        let AttachInProgress { client, number, mut attaching } = self.attaches.swap_remove(index);
+        let answer = attaching.read_outcome().map(OpResult::Changed);
         send_response(&client, number, answer, None);
+        if let Err(error) = attaching.reap() {
+            tracing::warn!(%error, "failed to reap the process that attached mounts; it is reaped with the launcher");
+        }
     }
 
     /// Begins to end a sandbox; the response is sent when everything except the kept parts is removed.

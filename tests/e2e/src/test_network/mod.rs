@@ -136,29 +136,6 @@ pub fn sandbox_links() -> Vec<String> {
     all.into_iter().map(|(_, name)| name).filter(|name| name.starts_with("cora")).collect()
 }
 
-/// Gives this thread, and everything it starts from now on, a view of a host on which ordinary users may
-/// open a tun device and the world resolves names.
-pub fn allow_unprivileged_networking() {
-    use linux::mounts::{self, MountAttrs};
-    namespaces::unshare_namespaces(NamespaceSet::MOUNT).expect("tests of the network run as root");
-    mounts::make_private().expect("the mounts are ours");
-    let place = tempfile::tempdir().expect("a directory can be made");
-    let (tun, conf) = (place.path().join("tun"), place.path().join("resolv.conf"));
-    // A separate filesystem, since device nodes may not work on others.
-    mounts::mount_filesystem("tmpfs", place.path(), MountAttrs::default(), "mode=0755")
-        .expect("a tmpfs can be mounted");
-    let kind = rustix::fs::FileType::CharacterDevice;
-    let mode = rustix::fs::Mode::from_raw_mode(0o666);
-    rustix::fs::mknodat(rustix::fs::CWD, &tun, kind, mode, rustix::fs::makedev(10, 200))
-        .expect("root has the permission");
-    rustix::fs::chmod(&tun, mode).expect("it is ours");
-    fs::write(&conf, format!("nameserver {GATEWAY}\n")).expect("it is ours");
-    mounts::bind_mount(&tun, std::path::Path::new("/dev/net/tun")).expect("there is a device");
-    mounts::bind_mount(&conf, std::path::Path::new("/etc/resolv.conf")).expect("there is a file");
-    // The mounts disappear with this thread's namespace; only the empty directory is left to remove.
-    mounts::detach_mount(place.path()).expect("the directory itself is unused");
-}
-
 /// Gives this thread, and everything it starts from now on, a view of a host whose name server is the world's.
 pub fn use_world_resolver() {
     namespaces::unshare_namespaces(NamespaceSet::MOUNT).expect("tests of the network run as root");
