@@ -14,17 +14,19 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use backend::BackendError;
+use backend::{ActiveVault, BackendError};
 use domain::{NetworkPolicy, SandboxId};
 use egress_protocol::{
     EGRESS_SOCKET, EgressReply, EgressReplyBody, EgressRequest, EgressRequestBody, PolicyMessage,
 };
+use egress_protocol::{VaultReply, VaultRequest};
 use linux::packet;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
+use crate::secret_vaults::vault_message;
 use crate::{connect_to_socket, register_descriptor};
 
 /// How long a request may take, including the restart of the egress process.
@@ -53,6 +55,7 @@ struct EgressLink {
 #[derive(Default)]
 struct LinkState {
     policies: HashMap<SandboxId, Arc<NetworkPolicy>>,
+    vaults: HashMap<SandboxId, Arc<ActiveVault>>,
     number: u64,
     waiting: HashMap<u64, oneshot::Sender<EgressReplyBody>>,
 }
@@ -119,9 +122,58 @@ impl EgressClient {
         });
     }
 
-    /// Forgets the policy of a sandbox that has ended. Egress forgets it together with the sandbox's sockets.
+    /// Sets the vault of a sandbox, and remembers it until [`EgressClient::remove_vault`] or the sandbox's end.
+    pub(crate) async fn set_vault(
+        &self,
+        id: &SandboxId,
+        vault: &Arc<ActiveVault>,
+    ) -> Result<(), BackendError> {
+        self.remember_vault(id, vault);
+        // Of several changes of one vault, whichever is sent last sends the newest.
+        let newest = |state: &LinkState| set_vault_body(id, state.vaults.get(id).unwrap_or(vault));
+        match self.request_current(REQUEST_TIMEOUT, newest).await? {
+            EgressReplyBody::Vault(VaultReply::Done) => Ok(()),
+            _ => Err(unexpected_reply()),
+        }
+    }
+
+    /// Remembers the vault of a sandbox, which is sent on every new connection.
+    pub(crate) fn remember_vault(&self, id: &SandboxId, vault: &Arc<ActiveVault>) {
+        self.link.lock().vaults.insert(id.clone(), Arc::clone(vault));
+    }
+
+    /// Removes the vault of a sandbox that lives on.
+    pub(crate) async fn remove_vault(&self, id: &SandboxId) -> Result<(), BackendError> {
+        self.link.lock().vaults.remove(id);
+        match self.request(REQUEST_TIMEOUT, remove_vault_body(id)).await? {
+            EgressReplyBody::Vault(VaultReply::Done) => Ok(()),
+            _ => Err(unexpected_reply()),
+        }
+    }
+
+    /// Sends the remembered vault of an adopted sandbox as soon as it can, without waiting.
+    pub(crate) fn restore_vault(&self, id: &SandboxId, vault: &Arc<ActiveVault>) {
+        self.remember_vault(id, vault);
+        self.keep_connected();
+        let (link, id) = (Arc::clone(&self.link), id.clone());
+        tokio::spawn(async move {
+            match link.ask_until_answered(&|state: &LinkState| newest_vault_body(&id, state)).await {
+                Ok(EgressReplyBody::Refused { message }) => {
+                    tracing::error!(sandbox = %id, message, "egress refused the vault of an adopted sandbox; its requests have no secrets");
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    tracing::error!(sandbox = %id, %error, "failed to set the vault of an adopted sandbox; the next connection begins with it");
+                }
+            }
+        });
+    }
+
+    /// Forgets the policy and vault of a sandbox that has ended. Egress forgets them together with the sandbox's sockets.
     pub(crate) fn forget_policy(&self, id: &SandboxId) {
-        self.link.lock().policies.remove(id);
+        let mut state = self.link.lock();
+        state.policies.remove(id);
+        state.vaults.remove(id);
     }
 
     /// Forgets the policy of a sandbox that was not created, for which egress has no sockets.
@@ -259,6 +311,10 @@ impl EgressLink {
         for id in &ids {
             self.send(socket, 0, &|state: &LinkState| newest_policy_body(id, state)).await?;
         }
+        let ids: Vec<SandboxId> = self.lock().vaults.keys().cloned().collect();
+        for id in &ids {
+            self.send(socket, 0, &|state: &LinkState| newest_vault_body(id, state)).await?;
+        }
         self.send(socket, 0, &keep_policies_body).await
     }
 
@@ -359,6 +415,20 @@ fn newest_policy_body(id: &SandboxId, state: &LinkState) -> EgressRequestBody {
 fn keep_policies_body(state: &LinkState) -> EgressRequestBody {
     let sandboxes = state.policies.keys().map(|id| id.as_str().to_owned()).collect();
     EgressRequestBody::KeepPolicies { sandboxes }
+}
+
+/// The vault that a sandbox has now, or its removal.
+fn newest_vault_body(id: &SandboxId, state: &LinkState) -> EgressRequestBody {
+    state.vaults.get(id).map_or_else(|| remove_vault_body(id), |vault| set_vault_body(id, vault))
+}
+
+fn set_vault_body(id: &SandboxId, active: &Arc<ActiveVault>) -> EgressRequestBody {
+    let vault = vault_message(id, active);
+    EgressRequestBody::Vault(VaultRequest::SetVault { sandbox: id.as_str().to_owned(), vault })
+}
+
+fn remove_vault_body(id: &SandboxId) -> EgressRequestBody {
+    EgressRequestBody::Vault(VaultRequest::RemoveVault { sandbox: id.as_str().to_owned() })
 }
 
 pub(crate) fn unexpected_reply() -> BackendError {

@@ -6,6 +6,7 @@ mod egress;
 mod images;
 mod network_filter;
 mod reconfigure;
+mod secret_vaults;
 mod snapshots;
 mod volumes;
 
@@ -17,7 +18,8 @@ use std::time::Duration;
 
 use backend::{
     AgentStream, Backend, BackendCapabilities, BackendError, Enforced, FoundSandbox, Images, LimitPlan,
-    NetworkFilter, Reconfigure, ResolvedSpec, SandboxDeath, SandboxUsage, Snapshots, StoppedSandbox, Volumes,
+    NetworkFilter, Reconfigure, ResolvedSpec, SandboxDeath, SandboxUsage, SecretVaults, Snapshots,
+    StoppedSandbox, Volumes,
 };
 use domain::{
     Bytes, EndCause, FilesState, ImageDefaults, IsolatedSessions, MountAccess, MountSource, MountSpec,
@@ -331,6 +333,10 @@ impl Backend for LocalBackend {
     }
 
     fn network_filter(&self) -> Option<&dyn NetworkFilter> {
+        Some(self)
+    }
+
+    fn secret_vaults(&self) -> Option<&dyn SecretVaults> {
         Some(self)
     }
 

@@ -9,6 +9,7 @@ pub mod images;
 pub mod network_filter;
 pub mod reconfigure;
 pub mod resolved_spec;
+pub mod secret_vaults;
 pub mod snapshots;
 pub mod volumes;
 
@@ -29,7 +30,7 @@ use tokio::sync::mpsc;
 /// - `list_sandboxes` returns everything that this backend owns, so that a restarted server can adopt it.
 ///
 /// What only some backends can do is in traits of its own, which a backend may offer: [`Images`],
-/// [`Volumes`], [`Snapshots`], [`Reconfigure`] and [`NetworkFilter`].
+/// [`Volumes`], [`Snapshots`], [`Reconfigure`], [`NetworkFilter`] and [`SecretVaults`].
 #[async_trait::async_trait]
 pub trait Backend: Send + Sync {
     fn name(&self) -> &'static str;
@@ -79,6 +80,10 @@ pub trait Backend: Send + Sync {
     fn network_filter(&self) -> Option<&dyn NetworkFilter> {
         None
     }
+    /// The vaults of secrets, if it has them.
+    fn secret_vaults(&self) -> Option<&dyn SecretVaults> {
+        None
+    }
 }
 
 pub use enforced::{Enforced, EnforcedMeasures, LimitName, Measure, NetworkState};
@@ -92,6 +97,7 @@ pub use network_filter::{
 };
 pub use reconfigure::Reconfigure;
 pub use resolved_spec::{LimitPlan, ResolvedSpec};
+pub use secret_vaults::{ActiveVault, SecretVaults, VaultAuthority};
 pub use snapshots::{FoundSnapshot, SnapshotContent, SnapshotStage, Snapshots};
 pub use volumes::{FoundVolume, Volumes};
 
@@ -121,6 +127,11 @@ impl dyn Backend {
     /// The filter of networks, or the error for a backend without one.
     pub fn required_network_filter(&self) -> Result<&dyn NetworkFilter, BackendError> {
         self.network_filter().ok_or_else(|| BackendError::not_offered("network `filtered`"))
+    }
+
+    /// The vaults of secrets, or the error for a backend without them.
+    pub fn required_secret_vaults(&self) -> Result<&dyn SecretVaults, BackendError> {
+        self.secret_vaults().ok_or_else(|| BackendError::not_offered("credential vaults"))
     }
 }
 

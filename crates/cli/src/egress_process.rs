@@ -48,7 +48,13 @@ pub(crate) fn run_egress(arguments: &[String]) -> Result<ExitCode> {
     crate::tracing_output::start_logging(&settings.log);
     FilterRole::Egress.load_filter()?;
     File::from(ready).write_all(b"r").context("the supervisor is gone")?;
-    let options = egress::EgressOptions { keeper, server_listener: others.next() };
+    let options = egress::EgressOptions {
+        keeper,
+        server_listener: others.next(),
+        // The supervisor does not pass a key yet, so sealed values die with this process.
+        sealing_key: None,
+        roots: egress::vault::TrustedRoots::load_from_host(),
+    };
     egress::run(options).context("egress broke")?;
     Ok(ExitCode::SUCCESS)
 }

@@ -22,6 +22,7 @@ pub mod sandbox;
 pub mod signal;
 pub mod snapshot;
 pub mod spec;
+pub mod vault;
 pub mod volume;
 
 pub use address::{AddressError, AddressPrefix, NetworkTarget};
@@ -48,4 +49,10 @@ pub use quantity::{Bytes, MAX_PIDS, MIN_DISK, MIN_MEMORY, MilliCpus};
 pub use sandbox::{Labels, Owner, OwnerError, SandboxId};
 pub use snapshot::{SandboxSettings, Snapshot, SnapshotId, SnapshotIdError, SnapshotState};
 pub use spec::{Entrypoint, IsolatedSessions, NetworkAccess, ResourceLimits, SandboxLimits, SandboxSpec};
+pub use vault::{
+    Binding, BindingAuth, BindingError, ChangeSet, Credential, HeaderCredential, HostPattern,
+    MAX_SECRET_BYTES, MAX_VAULT_ENTRIES, NewCredential, PathPattern, RequestFacts, RequestMatch,
+    SealedSecret, SecretText, Substitution, SubstitutionSurface, UrlScheme, Vault, VaultChanges, VaultEntry,
+    VaultError,
+};
 pub use volume::{MountAccess, MountSource, MountSpec, Volume, VolumeId, VolumeName};

@@ -11,10 +11,17 @@
 //! [`EgressReply`] with the same number, in any order. A connection may send only what its [`ConnectionRole`] allows: the
 //! keeper of sockets is inherited, all others connect to a socket in the state directory.
 
+mod vault;
+
 use std::net::{IpAddr, SocketAddr};
 
 use domain::{NetworkPolicy, PolicyAction, PolicyError, PolicyRule};
 use serde::{Deserialize, Serialize};
+
+pub use vault::{
+    AuthMessage, BindingMessage, CredentialMessage, HeaderMessage, SealedSecret, SecretScope, SecretValue,
+    SubstitutionMessage, SurfaceMessage, VaultMessage, VaultReply, VaultRequest,
+};
 
 /// The name of the socket in the state directory at which the server reaches egress.
 pub const EGRESS_SOCKET: &str = "egress.sock";
@@ -57,6 +64,8 @@ pub enum EgressRequestBody {
     ReadLog { sandbox: String, after: u64, limit: u32, wait: bool },
     /// Asks for the counters of all sandboxes that are served.
     ReadCounters,
+    /// About secrets and the vaults of sandboxes.
+    Vault(VaultRequest),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,6 +84,7 @@ pub enum EgressReplyBody {
     },
     Log(LogPage),
     Counters(EgressCounters),
+    Vault(VaultReply),
     /// The request was refused; nothing has changed.
     Refused {
         message: String,

@@ -5,6 +5,7 @@
 //! serve     one task that accepts and one that answers queries, for each sandbox
 //! dns       the resolver that sandboxes see
 //! connection   decides where each connection leads, dials and relays
+//! vault     TLS interception of hosts that have credentials
 //! sandbox   the policy, open connections, log and counters of one sandbox
 //! ```
 //!
@@ -29,6 +30,7 @@ mod settings;
 mod shared;
 #[cfg(test)]
 mod test_world;
+pub mod vault;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -38,6 +40,7 @@ use std::time::Duration;
 use egress_protocol::ConnectionRole;
 
 use crate::shared::EgressState;
+use crate::vault::{SealingKey, TrustedRoots, VaultStore};
 
 const WORKER_THREADS: usize = 2;
 /// How long open connections may take to end with the process.
@@ -50,6 +53,10 @@ pub struct EgressOptions {
     pub keeper: OwnedFd,
     /// The listener to which servers connect (SOCK_SEQPACKET); none if the keeper sends the policies too.
     pub server_listener: Option<OwnedFd>,
+    /// The key of the secrets at rest; without one, sealed values die with this process.
+    pub sealing_key: Option<SealingKey>,
+    /// Who may vouch for servers whose connections are intercepted.
+    pub roots: TrustedRoots,
 }
 
 /// Carries the traffic of sandboxes until the keeper closes its connection.
@@ -65,7 +72,11 @@ pub fn run(options: EgressOptions) -> io::Result<()> {
 }
 
 async fn serve_until_closed(options: EgressOptions) -> io::Result<()> {
-    let egress = Arc::new(EgressState::open()?);
+    let key = match options.sealing_key {
+        Some(key) => key,
+        None => SealingKey::ephemeral().map_err(io::Error::other)?,
+    };
+    let egress = Arc::new(EgressState::open(VaultStore::new(key, options.roots))?);
     egress.keep_spare_descriptor();
     if let Some(listener) = options.server_listener {
         let egress = Arc::clone(&egress);

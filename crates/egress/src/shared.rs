@@ -16,6 +16,7 @@ use crate::pipe_pool::PipePool;
 use crate::policy::PolicyView;
 use crate::sandbox::{ClosingConnections, Sandbox};
 use crate::settings::OperatorSettings;
+use crate::vault::VaultStore;
 
 /// A server may set policies before sockets arrive; this bounds how many.
 const MAX_SANDBOXES: usize = 65_536;
@@ -27,11 +28,12 @@ pub(crate) struct EgressState {
     routes: Mutex<RoutingSocket>,
     pub(crate) open: OpenCount,
     pub(crate) pipes: PipePool,
+    pub(crate) vaults: Arc<VaultStore>,
     spare: SpareDescriptor,
 }
 
 impl EgressState {
-    pub(crate) fn open() -> io::Result<Self> {
+    pub(crate) fn open(vaults: VaultStore) -> io::Result<Self> {
         Ok(Self {
             sandboxes: Mutex::default(),
             settings: RwLock::default(),
@@ -39,6 +41,7 @@ impl EgressState {
             routes: Mutex::new(RoutingSocket::open()?),
             open: OpenCount::default(),
             pipes: PipePool::default(),
+            vaults: Arc::new(vaults),
             spare: SpareDescriptor::default(),
         })
     }
@@ -64,6 +67,7 @@ impl EgressState {
 
     /// Forgets a sandbox: its tasks, connections, policy and log.
     pub(crate) fn forget(&self, id: &str) {
+        self.vaults.remove(id);
         let removed = self.lock().remove(id);
         if let Some(sandbox) = removed {
             sandbox.gone.cancel();
@@ -72,6 +76,7 @@ impl EgressState {
 
     /// Forgets all sandboxes that are not served and not among these.
     pub(crate) fn keep(&self, ids: &[String]) {
+        self.vaults.keep_only(ids);
         let kept: std::collections::HashSet<&str> = ids.iter().map(String::as_str).collect();
         self.lock().retain(|id, sandbox| {
             let keep = sandbox.is_served() || kept.contains(id.as_str());

@@ -95,7 +95,10 @@ fn make_namespaces() -> io::Result<(OwnedFd, OwnedFd)> {
 
 impl TestWorld {
     async fn open(host: OwnedFd, world: OwnedFd, policy: &str) -> Self {
-        let egress = Arc::new(EgressState::open().expect("a netlink socket"));
+        let egress = Arc::new(
+            EgressState::open(crate::vault::VaultStore::ephemeral().expect("random numbers"))
+                .expect("a netlink socket"),
+        );
         let settings = EgressSettings {
             resolvers: vec![RESOLVER.parse().expect("an address")],
             deny: vec!["10.0.0.0/8".into(), "198.51.100.0/24".into()],

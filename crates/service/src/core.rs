@@ -33,6 +33,7 @@ use crate::telemetry::usage_history::UsageHistory;
 use crate::tenancy::api_keys::ApiKeys;
 use crate::tenancy::operator::RecentActions;
 use crate::tenancy::tokens::{TokenMint, random_bytes};
+use crate::vaults::VaultIndex;
 use crate::volumes::VolumeIndex;
 use crate::{ProcessStatus, SandboxUsage, ServiceConfig, ServiceError};
 
@@ -51,6 +52,7 @@ pub(crate) struct Core {
     pub(crate) lifecycle: Lifecycle,
     pub(crate) catalog: Catalog,
     pub(crate) terminals: TerminalRegistry,
+    pub(crate) vaults: VaultIndex,
     pub(crate) telemetry: Telemetry,
     pub(crate) tenancy: Tenancy,
     pub(crate) tasks: CoreTasks,
@@ -190,6 +192,7 @@ impl Core {
                 logged_stand_ins: LoggedStandIns::default(),
             },
             terminals: TerminalRegistry::default(),
+            vaults: VaultIndex::new(kept.vaults),
             telemetry: Telemetry {
                 events: FeedBuffer::new(kept.events),
                 recent_errors: RecentErrors::default(),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use backend::{BackendError, MountFault};
 use domain::{
     Bytes, Language, LifecycleRequest, NetworkAccess, Owner, Phase, PolicyError, ProcessId, SandboxId,
-    SessionId, SnapshotId, VolumeId, VolumeName,
+    SessionId, SnapshotId, VaultError, VolumeId, VolumeName,
 };
 
 use crate::agent::client::AgentError;
@@ -41,6 +41,8 @@ pub enum ServiceError {
     NoNetworkFilter,
     #[error("the network policy is invalid")]
     Policy(#[source] PolicyError),
+    #[error("the network policy does not allow what the credential vault needs")]
+    VaultPolicy(#[source] VaultError),
     #[error("sandbox `{id}` never expires, so there is nothing to renew")]
     NeverExpires { id: SandboxId, phase: Phase },
     #[error("sandbox limit reached ({limit})")]
@@ -265,7 +267,7 @@ impl ServiceError {
             Self::Busy(_) | Self::SessionBusy(_) => ErrorKind::Busy,
             Self::Refused { .. } => ErrorKind::Refused,
             Self::File(error) => ErrorKind::File(error.fault),
-            Self::NetworkTooWide { .. } | Self::Policy(_) => ErrorKind::Invalid,
+            Self::NetworkTooWide { .. } | Self::Policy(_) | Self::VaultPolicy(_) => ErrorKind::Invalid,
             Self::NoRestarts | Self::NoNetworkFilter => ErrorKind::Unsupported,
             Self::Backend { source, .. } | Self::Image { source, .. } | Self::VolumeWork { source, .. } => {
                 backend_error_kind(source)

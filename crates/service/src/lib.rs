@@ -23,6 +23,7 @@ mod telemetry;
 mod tenancy;
 #[cfg(test)]
 mod tests;
+mod vaults;
 mod volumes;
 
 use std::collections::BTreeMap;
@@ -110,6 +111,7 @@ pub use tenancy::api_keys::ApiKey;
 pub use tenancy::operator::{OperatorActionKind, OperatorObjectKind, RevokedKey};
 pub use tenancy::quota::{OwnerQuota, OwnerQuotas, QuotaExcess, QuotaResource};
 pub use tenancy::tokens::Secret;
+pub use vaults::{SandboxVault, VaultAccessError};
 pub use volumes::VolumeStatus;
 
 /// How long a sandbox that is asked whether it is alive may take to answer.

@@ -13,6 +13,7 @@ mod pools;
 mod rows;
 mod settings;
 mod snapshots;
+mod vaults;
 mod volumes;
 mod writer;
 
@@ -31,6 +32,7 @@ pub(crate) use volumes::{StoredVolume, VolumeChange};
 use crate::HourlyUsage;
 use crate::telemetry::events::FeedRecord;
 use crate::tenancy::api_keys::{ApiKey, StoredApiKey};
+use crate::vaults::StoredVault;
 
 /// How many writes may be queued for the thread.
 const MAX_QUEUED_WRITES: usize = 256;
@@ -51,6 +53,7 @@ const MIGRATIONS: &[(u32, &str)] = &[
     (9, include_str!("store/migrations/0009_settings.sql")),
     (10, include_str!("store/migrations/0010_volumes_after_use.sql")),
     (11, include_str!("store/migrations/0011_network_usage.sql")),
+    (12, include_str!("store/migrations/0012_vaults.sql")),
 ];
 
 #[derive(Debug, thiserror::Error)]
@@ -89,6 +92,7 @@ pub(crate) struct StoredState {
     pub(crate) events: Vec<FeedRecord>,
     pub(crate) volumes: Vec<StoredVolume>,
     pub(crate) hours: Vec<HourlyUsage>,
+    pub(crate) vaults: Vec<(SandboxId, StoredVault)>,
 }
 
 /// A handle to the writer thread.
@@ -115,6 +119,7 @@ enum StoreWrite {
     Snapshot(Box<Snapshot>, WriteReply),
     DeleteSnapshot(SnapshotId, WriteReply),
     Hours(Vec<HourlyUsage>),
+    PutVault(SandboxId, Box<StoredVault>, WriteReply),
     Close(oneshot::Sender<()>),
 }
 
@@ -131,6 +136,7 @@ impl Store {
             events: events::read_events(&connection)?,
             volumes: volumes::read_volumes(&connection)?,
             hours: hours::read_hours(&connection)?,
+            vaults: vaults::read_vaults(&connection)?,
         };
         let (queue, writes) = mpsc::channel(MAX_QUEUED_WRITES);
         writer::spawn_writer(connection, open_connection(path)?, writes)?;
@@ -202,6 +208,11 @@ impl Store {
 
     pub(crate) async fn delete_snapshot(&self, id: &SnapshotId) -> Result<(), StoreError> {
         self.send_write(|answer| StoreWrite::DeleteSnapshot(id.clone(), answer)).await
+    }
+
+    /// Stores the credential proxy of a sandbox and its vault, new or changed.
+    pub(crate) async fn put_vault(&self, id: &SandboxId, vault: &StoredVault) -> Result<(), StoreError> {
+        self.send_write(|answer| StoreWrite::PutVault(id.clone(), Box::new(vault.clone()), answer)).await
     }
 
     /// Queues events to be stored. A failure is logged.

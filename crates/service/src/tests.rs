@@ -24,6 +24,7 @@ mod restart;
 mod revival;
 mod snapshots;
 mod terminals;
+mod vaults;
 mod volumes;
 mod waiting;
 

@@ -7,6 +7,7 @@ mod calls;
 mod features;
 mod images;
 mod network;
+mod vaults;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
@@ -14,7 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use backend::{
-    BackendError, FoundCondition, NetworkCounters, NetworkRecord, ResolvedSpec, SandboxDeath, SandboxUsage,
+    ActiveVault, BackendError, FoundCondition, NetworkCounters, NetworkRecord, ResolvedSpec, SandboxDeath,
+    SandboxUsage,
 };
 use domain::{EndCause, FilesState, NetworkPolicy, SandboxId, SnapshotId, Volume, VolumeId};
 use tokio::io::DuplexStream;
@@ -81,6 +83,7 @@ struct FakeState {
     usage: SandboxUsage,
     open_files: Vec<(SandboxId, u64)>,
     policies: HashMap<SandboxId, Arc<NetworkPolicy>>,
+    vaults: HashMap<SandboxId, Arc<ActiveVault>>,
     network_logs: HashMap<SandboxId, Vec<NetworkRecord>>,
     network_counters: NetworkCounters,
     /// The spec that the newest sandbox was made or restarted from.
@@ -144,6 +147,7 @@ impl FakeBackend {
         world.agents.remove(id);
         world.sandboxes.remove(id);
         world.policies.remove(id);
+        world.vaults.remove(id);
         self.population.send_replace(world.sandboxes.len());
     }
 

@@ -14,9 +14,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use domain::UrlScheme;
 use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue};
 use http::{Request, Response, StatusCode};
-use http_body_util::{Either, Full};
+use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::http1 as client;
 use hyper::server::conn::http1 as server;
@@ -36,6 +37,7 @@ use super::{AcceptedConnection, ConnectionSlots, MAX_DECISIONS};
 use crate::policy::PolicyView;
 use crate::relay::reset;
 use crate::sandbox::OpenConnection;
+use crate::vault::{InterceptTarget, PlainRequest, ProxyBody, pass_body};
 
 /// The largest head of a request or response.
 const MAX_HEAD_BYTES: usize = 64 << 10;
@@ -46,7 +48,7 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 const MAX_DRAINED_BYTES: usize = 256 << 10;
 const DRAIN_BUFFER_BYTES: usize = 16 << 10;
 
-type ResponseBody = Either<Incoming, Full<Bytes>>;
+type ResponseBody = ProxyBody;
 
 /// The requests of one connection.
 struct HttpConnection<'a> {
@@ -60,7 +62,7 @@ struct HttpConnection<'a> {
 
 /// The connection to the host of the last request.
 struct Upstream {
-    sender: client::SendRequest<Incoming>,
+    sender: client::SendRequest<ProxyBody>,
     host: RequestHost,
     link: Arc<UpstreamLink>,
 }
@@ -118,6 +120,13 @@ impl HttpConnection<'_> {
         };
         let upgraded = hyper::upgrade::on(&mut request);
         prepare_request(&mut request);
+        let (request, exchange) = match self.vault_target(&host) {
+            None => (request.map(pass_body), None),
+            Some(target) => match target.prepare_plain(request).await {
+                PlainRequest::Prepared(request, exchange) => (request, Some(exchange)),
+                PlainRequest::Refused(response) => return response,
+            },
+        };
         let (mut response, link) = match self.forward(request, &host).await {
             Ok(answered) => answered,
             Err(refusal) => return self.refuse(refusal),
@@ -127,13 +136,23 @@ impl HttpConnection<'_> {
             tokio::spawn(carry_upgraded(upgraded, far, link));
         }
         prepare_response(&mut response);
-        response.map(Either::Left)
+        match exchange {
+            Some(exchange) => exchange.finish(response),
+            None => response.map(pass_body),
+        }
+    }
+
+    /// The vault that may have a secret for this host.
+    fn vault_target(&self, host: &RequestHost) -> Option<InterceptTarget> {
+        let RequestHost::Name(name) = host else { return None };
+        let accepted = self.accepted;
+        accepted.egress.vaults.target(&accepted.sandbox.id, UrlScheme::Http, name)
     }
 
     /// Sends a request to its host. A kept connection may have been closed meanwhile; then the request is sent on a new one.
     async fn forward(
         &self,
-        mut request: Request<Incoming>,
+        mut request: Request<ProxyBody>,
         host: &RequestHost,
     ) -> Result<(Response<Incoming>, Arc<UpstreamLink>), HttpRefusal> {
         let mut upstream = self.upstream.lock().await;
@@ -243,7 +262,7 @@ impl HttpConnection<'_> {
 
 /// Carries the bytes of a connection to a server until it ends or a new policy denies it, which ends both sides.
 async fn drive_upstream(
-    driver: client::Connection<TokioIo<MeteredStream>, Incoming>,
+    driver: client::Connection<TokioIo<MeteredStream>, ProxyBody>,
     link: Arc<UpstreamLink>,
     ended: CancellationToken,
 ) {
@@ -309,7 +328,8 @@ impl HttpRefusal {
 
     /// The connection ends with it: what follows may be the body of the refused request.
     fn into_response(self) -> Response<ResponseBody> {
-        let mut response = Response::new(Either::Right(Full::new(Bytes::from(self.message + "\n"))));
+        let body = Full::new(Bytes::from(self.message + "\n")).map_err(|never| match never {});
+        let mut response = Response::new(body.boxed_unsync());
         *response.status_mut() = self.status;
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));

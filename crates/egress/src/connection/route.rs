@@ -169,7 +169,8 @@ mod tests {
 
     #[tokio::test]
     async fn clients_choice_is_kept_only_if_it_was_given_for_that_name() {
-        let egress = EgressState::open().expect("a netlink socket");
+        let egress = EgressState::open(crate::vault::VaultStore::ephemeral().expect("random numbers"))
+            .expect("a netlink socket");
         let sandbox = filtered("allow a.org, allow 198.51.100.0/24");
         let view = sandbox.view().expect("it is served");
         sandbox.given().remember(destination("192.0.2.1:1").ip(), &name("a.org"), Duration::ZERO);

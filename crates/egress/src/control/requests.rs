@@ -8,6 +8,7 @@ use std::time::Duration;
 use domain::NetworkPolicy;
 use egress_protocol::{
     ConnectionRole, EgressReplyBody, EgressRequestBody, EgressSettings, PolicyMessage, ServedSandbox,
+    VaultRequest,
 };
 
 use crate::sandbox::{ClosingConnections, Sandbox};
@@ -74,8 +75,21 @@ fn apply_body(
             let found = egress.find(&sandbox).ok_or_else(|| unknown_sandbox(&sandbox))?;
             Ok(read_log(found, after, limit, wait))
         }
+        Body::Vault(request) => change_vault(egress, request),
         Body::ReadCounters => Ok(RequestOutcome::Reply(EgressReplyBody::Counters(egress.read_counters()))),
     }
+}
+
+/// Seals a secret, or changes the vault of a sandbox. No message contains a secret.
+fn change_vault(egress: &EgressState, request: VaultRequest) -> RequestResult {
+    if let VaultRequest::SetVault { sandbox, .. } = &request {
+        add_sandbox(egress, sandbox)?;
+    }
+    let reply = egress.vaults.handle(request).map_err(|error| {
+        let source = std::error::Error::source(&error).map(|source| format!(": {source}"));
+        format!("{error}{}", source.unwrap_or_default())
+    })?;
+    Ok(RequestOutcome::Reply(EgressReplyBody::Vault(reply)))
 }
 
 fn unknown_sandbox(id: &str) -> String {

@@ -61,7 +61,14 @@ struct TestEgress {
 impl TestEgress {
     fn start(server_listener: Option<OwnedFd>) -> Self {
         let (keeper, theirs) = TestPeer::pair();
-        let thread = std::thread::spawn(move || run(EgressOptions { keeper: theirs, server_listener }));
+        let thread = std::thread::spawn(move || {
+            run(EgressOptions {
+                keeper: theirs,
+                server_listener,
+                sealing_key: None,
+                roots: crate::vault::TrustedRoots::default(),
+            })
+        });
         Self { keeper, thread }
     }
 

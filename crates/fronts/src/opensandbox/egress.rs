@@ -49,9 +49,6 @@ pub(super) fn answer_egress(sandbox: &Sandbox, method: &Method, path: &str) -> R
             "changing the policy requires the egress filter, which is not available yet",
         ),
         (&Method::GET | &Method::HEAD, "/healthz") => text_response(StatusCode::OK, "ok"),
-        (_, path) if path == "/credential-vault" || path.starts_with("/credential-vault/") => {
-            text_response(StatusCode::NOT_IMPLEMENTED, "the credential vault is not supported yet")
-        }
         _ => text_response(StatusCode::NOT_FOUND, "path not found"),
     }
 }

@@ -35,6 +35,7 @@ mod snapshots;
 mod sse;
 mod types;
 mod unsupported;
+mod vault;
 mod volumes;
 
 use std::sync::Arc;

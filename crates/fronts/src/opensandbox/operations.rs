@@ -266,12 +266,32 @@ const EGRESS: &[ApiOperation] = &[
     operation("PATCH /policy", "Add rules", "", "", "404 501"),
     operation("DELETE /policy", "Remove rules", "", "", "404 501"),
     operation("GET /healthz", "Check the egress API's health", "", "", "200 404"),
-    operation("GET /credential-vault", "Not supported", "", "", "404 501"),
-    operation("POST /credential-vault", "Not supported", "", "", "404 501"),
-    operation("PATCH /credential-vault", "Not supported", "", "", "404 501"),
-    operation("DELETE /credential-vault", "Not supported", "", "", "404 501"),
-    operation("GET /credential-vault/credentials", "Not supported", "", "", "404 501"),
-    operation("GET /credential-vault/bindings", "Not supported", "", "", "404 501"),
+    operation("GET /credential-vault", "Get the credential vault, without values", "", "", "200 404"),
+    operation(
+        "POST /credential-vault",
+        "Create the credential vault",
+        "",
+        "CreateCredentialVault",
+        "201 400 404 409 412",
+    ),
+    operation(
+        "PATCH /credential-vault",
+        "Change the credential vault",
+        "",
+        "ChangeCredentialVault",
+        "200 400 404 409 412",
+    ),
+    operation("DELETE /credential-vault", "Delete the credential vault", "", "", "204 404 412"),
+    operation("GET /credential-vault/credentials", "List the credentials", "", "", "200 404"),
+    operation(
+        "GET /credential-vault/credentials/{name}",
+        "Get a credential, without its value",
+        "",
+        "",
+        "200 404",
+    ),
+    operation("GET /credential-vault/bindings", "List the bindings", "", "", "200 404"),
+    operation("GET /credential-vault/bindings/{name}", "Get a binding", "", "", "200 404"),
 ];
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use super::port_label::{PortAddress, parse_port_and_signature};
 use super::problem::{Problem, ProblemCause};
 use super::signed_routes::RouteSignature;
 use super::types::SandboxNotes;
-use super::{EGRESS_PORT, EXECD_PORT, OpenSandboxState, egress, execd, forward};
+use super::{EGRESS_PORT, EXECD_PORT, OpenSandboxState, egress, execd, forward, vault};
 use crate::kit::headers::header_text;
 use crate::kit::nested::{self, InvalidPath};
 use crate::ports::target::{AddressForm, AddressGrant, PortTarget};
@@ -170,6 +170,9 @@ impl PortProxy {
                     return execd::gone_response(&sandbox).unwrap_or(response);
                 }
                 response
+            }
+            EGRESS_PORT if vault::is_vault_path(&target.path) => {
+                vault::answer_vault(&sandbox, &target.path, request).await
             }
             EGRESS_PORT => {
                 sandbox.read_state(|state| egress::answer_egress(state, request.method(), &target.path))

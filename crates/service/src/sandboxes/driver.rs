@@ -479,6 +479,7 @@ impl Driver {
         service_metrics::record_phase_change(Some(last), None);
         self.core.lifecycle.schedule.forget_sandbox(&self.handle.id);
         self.core.lifecycle.registry.remove(&self.handle);
+        self.core.vaults.remove(&self.handle.id);
         self.core.catalog.pools.wake_keepers();
         self.core.release_volumes(&self.handle.id);
         if let Some(key) = &self.handle.key {

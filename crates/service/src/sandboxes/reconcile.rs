@@ -125,6 +125,7 @@ async fn adopt_sandbox(core: &Arc<Core>, mut record: SandboxRecord, phase: Phase
     if core.lifecycle.registry.add(handle, RoomRequirement::Below(usize::MAX), &OwnerQuota::default()).is_ok()
     {
         driver.restore_policy();
+        driver.restore_vault();
         core.tasks.spawn(driver.adopt());
     }
 }

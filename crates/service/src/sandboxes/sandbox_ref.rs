@@ -6,6 +6,7 @@
 //!                                           ├─► processes() sessions() contexts() terminals()   exec/
 //!                                           ├─► ports()                        ports.rs
 //!                                           ├─► network()                      network.rs
+//!                                           ├─► vault()                        vaults.rs
 //!                                           └─► snapshots()                    snapshots.rs
 //! ```
 //! A `SandboxRef` may outlive its sandbox; every call then answers that there is no such sandbox.
@@ -31,6 +32,7 @@ use crate::sandboxes::activity::ActivityGuard;
 use crate::sandboxes::driver::DriverCommand;
 use crate::sandboxes::registry::SandboxHandle;
 use crate::snapshots::SandboxSnapshots;
+use crate::vaults::SandboxVault;
 use crate::{Outcome, ResumeOutcome, Sandbox, SandboxUsage, Service, ServiceError, UsageSample};
 
 /// A sandbox of the owner that asked for it. A clone refers to the same sandbox and copies nothing large.
@@ -125,6 +127,10 @@ impl SandboxRef {
 
     pub fn network(&self) -> SandboxNetwork<'_> {
         SandboxNetwork(self)
+    }
+
+    pub fn vault(&self) -> SandboxVault<'_> {
+        SandboxVault(self)
     }
 
     pub fn snapshots(&self) -> SandboxSnapshots<'_> {

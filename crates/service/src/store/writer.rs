@@ -79,6 +79,9 @@ impl StoreWriter {
                 StoreWrite::DeleteSnapshot(id, answer) => {
                     send_reply(answer, super::snapshots::delete_snapshot(&self.connection, &id));
                 }
+                StoreWrite::PutVault(id, vault, answer) => {
+                    send_reply(answer, super::vaults::write_vault(&self.connection, &id, &vault));
+                }
                 StoreWrite::Hours(hours) => {
                     if let Err(error) = super::hours::write_hours(&mut self.connection, &hours) {
                         tracing::warn!(%error, "failed to store the latest usage");

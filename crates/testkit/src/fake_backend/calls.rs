@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering;
 
 use backend::{
     AgentStream, Backend, BackendCapabilities, BackendError, Enforced, FoundCondition, FoundSandbox, Images,
-    NetworkFilter, Reconfigure, ResolvedSpec, SandboxDeath, SandboxUsage, Snapshots, StoppedSandbox, Volumes,
+    NetworkFilter, Reconfigure, ResolvedSpec, SandboxDeath, SandboxUsage, SecretVaults, Snapshots,
+    StoppedSandbox, Volumes,
 };
 use domain::{FilesState, SandboxId};
 use tokio::net::UnixStream;
@@ -159,6 +160,10 @@ impl Backend for FakeBackend {
     }
 
     fn network_filter(&self) -> Option<&dyn NetworkFilter> {
+        self.optional_traits.load(Ordering::Relaxed).then_some(self as _)
+    }
+
+    fn secret_vaults(&self) -> Option<&dyn SecretVaults> {
         self.optional_traits.load(Ordering::Relaxed).then_some(self as _)
     }
 

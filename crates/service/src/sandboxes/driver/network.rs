@@ -14,6 +14,7 @@ impl Driver {
         self.check_request(LifecycleRequest::SetPolicy)?;
         let current = self.record.sandbox.network_policy();
         let policy = Arc::new(edit.apply(&current).map_err(ServiceError::Policy)?);
+        self.core.check_vault_policy(&self.handle.id, &policy).await?;
         let outcome = if policy == current { Outcome::Unchanged } else { Outcome::Done };
         match (self.record.sandbox.is_filtered(), outcome) {
             // What was stored may not have reached the filter, so it is sent even if nothing changes.
@@ -22,6 +23,13 @@ impl Driver {
             (false, Outcome::Unchanged) => {}
         }
         Ok(PolicyChange { policy, outcome })
+    }
+
+    /// Sets the credential vault of a sandbox that a former server made, if it has one.
+    pub(crate) fn restore_vault(&self) {
+        if !matches!(self.record.sandbox.phase, Phase::Stopping | Phase::Stopped | Phase::Failed(_)) {
+            self.core.restore_vault(&self.handle.id);
+        }
     }
 
     async fn replace_policy(&mut self, policy: &Arc<NetworkPolicy>) -> Result<(), ServiceError> {
