@@ -8,7 +8,7 @@ use std::env::VarError;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use domain::{Bytes, MilliCpus, MountAccess, MountSpec, SandboxId, UserIdentity};
+use domain::{Bytes, MilliCpus, MountAccess, MountSpec, PolicyTarget, SandboxId, UserIdentity};
 
 use crate::client::SandboxRef;
 
@@ -82,6 +82,11 @@ pub(crate) fn parse_bytes(text: &str) -> Result<Bytes, String> {
 
 pub(crate) fn parse_cpus(text: &str) -> Result<MilliCpus, String> {
     MilliCpus::parse(text).map_err(|error| error.to_string())
+}
+
+/// Reads a name, `*.NAME`, an address or a range, each with or without a port.
+pub(crate) fn parse_policy_target(text: &str) -> Result<PolicyTarget, String> {
+    text.parse().map_err(|error: domain::PolicyError| error.to_string())
 }
 
 /// Reads `SRC:DST` or `SRC:DST:ro`. Both are absolute in the result.

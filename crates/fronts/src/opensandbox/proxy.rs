@@ -171,9 +171,7 @@ impl PortProxy {
                 }
                 response
             }
-            EGRESS_PORT => {
-                sandbox.read_state(|state| egress::answer_egress(state, request.method(), &target.path))
-            }
+            EGRESS_PORT => egress::answer_egress(&sandbox, &target.path, request).await,
             _ => forward::forward_request(front, &sandbox, target, request).await,
         }
     }

@@ -9,6 +9,7 @@ mod files;
 mod lifecycle;
 mod owners;
 mod pages;
+mod policy;
 
 use serde_json::{Value, json};
 use testkit::test_client::TestResponse;
