@@ -36,7 +36,6 @@ def test_extensions_with_their_prefix_are_echoed(api, new_box):
         assert "other" not in shown["extensions"]
 
 
-RULES = {"defaultAction": "deny", "egress": [{"action": "allow", "target": "example.org"}]}
 
 
 @pytest.mark.parametrize(
@@ -52,7 +51,6 @@ RULES = {"defaultAction": "deny", "egress": [{"action": "allow", "target": "exam
         ({"volumes": [{"name": "v", "mountPath": "/v", "host": {"path": "/"}}]}, 400, "VOLUME::HOST_PATH_NOT_ALLOWED"),
         ({"volumes": [{"name": "v", "mountPath": "v", "host": {"path": "/"}}]}, 400, "VOLUME::INVALID_MOUNT_PATH"),
         ({"volumes": [{"name": "v", "mountPath": "/v"}]}, 400, "VOLUME::INVALID_BACKEND"),
-        ({"networkPolicy": RULES}, 400, "SANDBOX::API_NOT_SUPPORTED"),
         ({"networkPolicy": {"defaultAction": "ask"}}, 400, "SANDBOX::INVALID_PARAMETER"),
         ({"extensions": {"coracle.network": "filtered"}}, 400, "SANDBOX::API_NOT_SUPPORTED"),
         ({"extensions": {"coracle.lines": "Q"}}, 400, "SANDBOX::INVALID_PARAMETER"),
@@ -71,12 +69,6 @@ def test_invalid_create_is_refused_with_its_code(api, change, status, code):
 def test_variables_of_the_filter_do_not_reach_the_sandbox(new_box):
     box = new_box(env={"OPENSANDBOX_EGRESS_LOG_LEVEL": "debug", "OTHER": "here"})
     assert box.output("env | grep -e EGRESS -e OTHER") == "OTHER=here\n"
-
-
-def test_unsupported_egress_filter_is_named_in_the_error(api):
-    for change in [{"networkPolicy": RULES}, {"extensions": {"coracle.network": "filtered"}}]:
-        answer = api.post("/v1/sandboxes", json={**CREATE, **change})
-        assert "the egress filter" in answer.json()["message"]
 
 
 def test_small_resources_are_in_force(new_box):

@@ -8,8 +8,8 @@ use clap::CommandFactory;
 use crate::args::{self, Cli, CliCommand, GlobalArgs};
 use crate::client::ServerClient;
 use crate::commands::{
-    backup, block_on, config as config_command, copy, exec, image, key, lifecycle, logs, monitor, pool,
-    processes, sandboxes, shell, snapshot, volume,
+    backup, block_on, config as config_command, copy, exec, image, key, lifecycle, logs, monitor, network,
+    pool, processes, sandboxes, shell, snapshot, volume,
 };
 use crate::output::Printer;
 use crate::{bench, doctor, egress_process, own_server, pull_process, run, serve};
@@ -72,6 +72,8 @@ pub(crate) fn run_other_command(
         CliCommand::Url(args) => block_on(lifecycle::print_port_url(&server()?, &args, printer)),
         CliCommand::Release(args) => block_on(sandboxes::release_sandbox(&server()?, &args, printer)),
         CliCommand::Rm(args) => block_on(sandboxes::remove_sandboxes(&server()?, args, printer)),
+        CliCommand::Policy(command) => block_on(network::run_policy_command(&server()?, command, printer)),
+        CliCommand::Net(command) => block_on(network::run_net_command(&server()?, command, printer)),
         CliCommand::Exec(args) => block_on(exec::exec_command(&server()?, args, printer)),
         CliCommand::Shell(args) => block_on(shell::open_shell(&server()?, args, printer)),
         CliCommand::Cp(args) => block_on(copy::copy_files(&server()?, args, printer)),

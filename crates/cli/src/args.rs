@@ -5,6 +5,7 @@
 
 mod backup;
 mod config;
+mod network;
 mod own_server;
 mod owners;
 mod processes;
@@ -21,6 +22,7 @@ use domain::{Bytes, MilliCpus, MountSpec, PolicyTarget, UserIdentity};
 
 pub(crate) use self::backup::{BackupArgs, RestoreArgs};
 pub(crate) use self::config::{ConfigCheckArgs, ConfigCommand, ConfigShowArgs};
+pub(crate) use self::network::{NetCommand, NetLogArgs, PolicyCommand, SetPolicyArgs};
 pub(crate) use self::own_server::{AioArgs, OwnServerArgs};
 pub(crate) use self::owners::OwnerArgs;
 pub(crate) use self::processes::{ExtendArgs, KillArgs, PsArgs, SandboxArgs, UrlArgs};
@@ -137,6 +139,12 @@ pub(crate) enum CliCommand {
     Events(EventsArgs),
     /// Remove sandboxes
     Rm(RmArgs),
+    /// Show or change what a sandbox may reach
+    #[command(subcommand)]
+    Policy(PolicyCommand),
+    /// Show the network activity of a sandbox
+    #[command(subcommand)]
+    Net(NetCommand),
     /// Manage pools of warm sandboxes (requires the operator's API key)
     #[command(subcommand)]
     Pool(PoolCommand),
@@ -379,6 +387,16 @@ pub(crate) struct CreateArgs {
     #[arg(long, value_enum)]
     pub network: Option<NetworkChoice>,
 
+    /// Allow connections to this name, to all names below it (`*.example.org`), or to an address or range; can be
+    /// repeated. What no `--allow` names is denied; implies `--network filtered`
+    #[arg(long, value_name = "TARGET[:PORT]", value_parser = values::parse_policy_target, conflicts_with = "guest")]
+    pub allow: Vec<PolicyTarget>,
+
+    /// Deny connections to this target, even if `--allow` names it; can be repeated. Without `--allow`, everything else
+    /// is allowed; implies `--network filtered`
+    #[arg(long, value_name = "TARGET[:PORT]", value_parser = values::parse_policy_target, conflicts_with = "guest")]
+    pub deny: Vec<PolicyTarget>,
+
     /// Set an environment variable for all processes
     #[arg(long = "env", short = 'e', value_name = "K=V", value_parser = values::parse_variable)]
     pub env: Vec<(String, String)>,
@@ -450,6 +468,8 @@ impl CreateArgs {
             ("--pids", limits.pids.is_some()),
             ("--disk", limits.disk.is_some()),
             ("--network", self.network.is_some()),
+            ("--allow", !self.allow.is_empty()),
+            ("--deny", !self.deny.is_empty()),
             ("--env", !self.env.is_empty()),
             ("--label", !self.labels.is_empty()),
             ("--volume", !self.volumes.is_empty()),

@@ -18,6 +18,8 @@ pub(crate) mod logs;
 #[cfg(feature = "whole")]
 pub(crate) mod monitor;
 #[cfg(feature = "whole")]
+pub(crate) mod network;
+#[cfg(feature = "whole")]
 pub(crate) mod pool;
 #[cfg(feature = "whole")]
 pub(crate) mod processes;

@@ -32,7 +32,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use domain::{Bytes, MIN_MEMORY, MilliCpus};
 use launcher::identity::InstanceNaming;
-use launcher::network::NetworkSettings;
+use launcher::network::{NetworkMode, NetworkSettings};
 use launcher::settings::TotalLimits;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
@@ -91,6 +91,8 @@ pub(crate) struct Config {
     pub pools: Vec<PoolSettings>,
     pub volumes: VolumeSettings,
     pub network: NetworkSettings,
+    /// The widest network that a client may ask for.
+    pub most_network: NetworkMode,
     pub gateway: GatewaySettings,
     /// How long a service inside a sandbox may take to begin its response.
     pub answer_timeout: Duration,
@@ -251,7 +253,9 @@ impl Config {
             Some(directory) => std::path::absolute(directory).context("could not resolve `state_dir`")?,
             None => default_state_dir()?,
         };
+        let most_network = raw.network.most.clone();
         let network = network::check_network(raw.network)?;
+        let most_network = network::check_most(most_network.as_deref(), network.default)?;
         let config = Self {
             listen: match raw.listen {
                 Some(text) => text.parse().map_err(|error| invalid_setting("listen", &text, error))?,
@@ -293,6 +297,7 @@ impl Config {
             log: log::check_log(raw.log)?,
             own_server: None,
             network,
+            most_network,
             state_dir,
         };
         config.check_uids()?;

@@ -110,7 +110,7 @@ impl OwnServer {
             if printer.is_json() { AnnouncementFormat::Json } else { AnnouncementFormat::Text };
         let sandbox = FrontSandboxRequest {
             image: args.image,
-            network: args.network.map(requested_network).transpose()?,
+            network: args.network.map(requested_network),
             memory_bytes: args.limits.memory.map(|bytes| bytes.0),
             cpu_millis: args.limits.cpus.map(|cpus| cpus.0),
             pids: args.limits.pids,
@@ -274,13 +274,12 @@ async fn remove_sandboxes(config: &Config, identity: &ServerIdentity) -> Result<
     removed.context(SandboxesLeft)
 }
 
-fn requested_network(network: NetworkChoice) -> Result<RequestedNetwork> {
+fn requested_network(network: NetworkChoice) -> RequestedNetwork {
     match network {
-        NetworkChoice::Off => Ok(RequestedNetwork::Off),
-        NetworkChoice::On => Ok(RequestedNetwork::On),
-        NetworkChoice::Auto => Ok(RequestedNetwork::Auto),
-        NetworkChoice::Filtered => Err(anyhow!("network `filtered` comes with the egress filter"))
-            .with_hint("use `--network on` or `--network off`"),
+        NetworkChoice::Off => RequestedNetwork::Off,
+        NetworkChoice::On => RequestedNetwork::On,
+        NetworkChoice::Auto => RequestedNetwork::Auto,
+        NetworkChoice::Filtered => RequestedNetwork::Filtered,
     }
 }
 

@@ -44,6 +44,8 @@ pub enum RequestedNetwork {
     Off,
     On,
     Auto,
+    /// With the operator's policy.
+    Filtered,
 }
 
 impl From<RequestedNetwork> for NetworkAccess {
@@ -52,6 +54,7 @@ impl From<RequestedNetwork> for NetworkAccess {
             RequestedNetwork::Off => Self::Off,
             RequestedNetwork::On => Self::On,
             RequestedNetwork::Auto => Self::Auto,
+            RequestedNetwork::Filtered => Self::Filtered,
         }
     }
 }

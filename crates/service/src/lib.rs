@@ -33,7 +33,7 @@ use std::time::{Duration, SystemTime};
 
 use backend::SharedBackend;
 use domain::{
-    Bytes, EndCause, FilesState, KeyHandle, Labels, LifecycleRequest, NetworkAccess, OnDeath,
+    Bytes, EndCause, FilesState, KeyHandle, Labels, LifecycleRequest, NetworkAccess, NetworkPolicy, OnDeath,
     OutputRetention, Owner, Phase, PoolSpec, SandboxId, SandboxKey, SandboxLimits, SandboxSettings,
     SandboxSpec, SnapshotId, Verdict,
 };
@@ -183,6 +183,8 @@ pub struct ServiceConfig {
     pub output: OutputSettings,
     /// The widest network that a client may ask for.
     pub most_network: NetworkAccess,
+    /// The policy of a filtered sandbox whose client names none; `None` means that it reaches nothing.
+    pub default_policy: Option<Arc<NetworkPolicy>>,
     /// How many owners have their own metrics; `None` turns metrics per owner off. This is read once, at the start.
     pub metric_owners: Option<usize>,
     /// The part of the host's table of open files, in percent, at which the sandbox with the most of them is ended.
@@ -603,6 +605,11 @@ impl Service {
     /// The usage of sandboxes in each of the last `count` hours, newest first.
     pub fn hourly_usage(&self, owner: Option<&Owner>, count: u64) -> Vec<HourlyUsage> {
         self.0.telemetry.history.hours(owner, self.0.clock.now().wall, count)
+    }
+
+    /// Whether a client may have a filtered network here.
+    pub fn offers_filter(&self) -> bool {
+        self.0.host.capabilities.filtered && NetworkAccess::Filtered.is_within(self.0.config().most_network)
     }
 
     pub fn capabilities(&self) -> &BackendCapabilities {

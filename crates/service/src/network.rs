@@ -128,14 +128,17 @@ impl Core {
         if spec.network == NetworkAccess::Filtered { self.check_filter() } else { Ok(()) }
     }
 
-    /// Decides what a spec leaves open: `auto` is no network where the operator does not allow an open one.
-    pub(crate) fn limit_network(&self, spec: &mut SandboxSpec) {
-        if spec.network == NetworkAccess::Auto && !NetworkAccess::On.is_within(self.config().most_network) {
+    /// Decides what a spec leaves open: `auto` is no network where the operator does not allow an open one, and a filtered
+    /// network without a policy gets the operator's.
+    pub(crate) fn complete_network(&self, spec: &mut SandboxSpec) {
+        let config = self.config();
+        if spec.network == NetworkAccess::Auto && !NetworkAccess::On.is_within(config.most_network) {
             spec.network = NetworkAccess::Off;
         }
-        if spec.network != NetworkAccess::Filtered {
-            spec.policy = None;
-        }
+        spec.policy = match spec.network {
+            NetworkAccess::Filtered => spec.policy.take().or_else(|| config.default_policy.clone()),
+            NetworkAccess::Off | NetworkAccess::On | NetworkAccess::Auto => None,
+        };
     }
 
     pub(crate) fn check_filter(&self) -> Result<(), ServiceError> {

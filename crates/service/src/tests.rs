@@ -127,6 +127,7 @@ fn config(state: &TempDir) -> ServiceConfig {
         max_timeout: Some(Duration::from_secs(86_400)),
         output: Default::default(),
         most_network: domain::NetworkAccess::On,
+        default_policy: None,
         metric_owners: None,
         open_files_percent: 80,
     }

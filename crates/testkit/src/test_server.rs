@@ -89,5 +89,6 @@ fn plain_config(state_dir: &Path) -> ServiceConfig {
         metric_owners: None,
         open_files_percent: 80,
         most_network: domain::NetworkAccess::On,
+        default_policy: None,
     }
 }

@@ -37,6 +37,8 @@ pub(crate) struct CreateSandboxRequest {
     pub pids: Option<u32>,
     pub disk: Option<Bytes>,
     pub network: Option<NetworkAccess>,
+    /// The policy of a filtered network, as the API writes it.
+    pub policy: Option<serde_json::Value>,
     pub env: BTreeMap<String, String>,
     pub labels: BTreeMap<String, String>,
     /// As the API writes them; each gets its own name.
@@ -257,6 +259,9 @@ impl CreateSandboxRequest {
             volume["name"] = json!(format!("v{place}"));
             volume
         };
+        if let Some(policy) = &self.policy {
+            body["networkPolicy"] = policy.clone();
+        }
         if !self.volumes.is_empty() {
             body["volumes"] = self.volumes.iter().enumerate().map(named).collect();
         }
@@ -286,15 +291,7 @@ impl CreateSandboxRequest {
             };
             ("coracle.idle-timeout", text)
         }));
-        extensions.extend(self.network.map(|network| {
-            let name = match network {
-                NetworkAccess::Off => "off",
-                NetworkAccess::On => "on",
-                NetworkAccess::Auto => "auto",
-                NetworkAccess::Filtered => "filtered",
-            };
-            ("coracle.network", name.to_owned())
-        }));
+        extensions.extend(self.network.map(|network| ("coracle.network", network.name().to_owned())));
         extensions
     }
 }

@@ -69,12 +69,23 @@ fn inspection_rows(report: &SandboxReport, now: Timestamp) -> Vec<Vec<String>> {
         ("idle timeout", Some(idle.map_or("none".to_owned(), format_exact_duration))),
         ("on death", text("onDeath")),
     ];
+    let policy = report.rest.get("policy").map(policy_text).map(|text| vec!["policy".to_owned(), text]);
     let head = head.into_iter().filter_map(|(name, value)| Some(vec![name.to_owned(), value?]));
     // Both are listed as measures, but belong to the settings of the sandbox.
     let measures = report.in_force.iter().filter(|(name, _)| !matches!(name.as_str(), "snapshot" | "pool"));
     let measures = measures.map(|(name, value)| vec![name.clone(), with_units(value)]);
     let hooks = report.rest.get("hooks").and_then(Value::as_array).into_iter().flatten().map(hook_row);
-    head.chain(measures).chain(usage_rows(&report.usage)).chain(hooks).collect()
+    head.chain(measures).chain(policy).chain(usage_rows(&report.usage)).chain(hooks).collect()
+}
+
+/// The policy of a filtered network in a few words; `coracle policy get` prints its rules.
+fn policy_text(policy: &Value) -> String {
+    let default = policy["defaultAction"].as_str().unwrap_or("deny");
+    match policy["rules"].as_array().map_or(0, Vec::len) {
+        0 => format!("{default} everything"),
+        1 => format!("1 rule, {default} everything else"),
+        count => format!("{count} rules, {default} everything else"),
+    }
 }
 
 /// A measure whose first word may be an amount in the short form of the API, such as `512Mi`.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow};
+use domain::{NetworkAccess, NetworkPolicy};
 use http::StatusCode;
 use jiff::Timestamp;
 use serde_json::json;
@@ -11,7 +12,7 @@ use serde_json::json;
 use crate::args::{CreateArgs, LsArgs, NetworkChoice, ReleaseArgs, RmArgs};
 use crate::client::{
     CreateGuestRequest, CreateSandboxRequest, OwnerScope, ResolveCandidate, SandboxInfo, SandboxRef,
-    SandboxReport, ServerClient, failed_with_status,
+    SandboxReport, ServerClient, failed_with_status, policy_body,
 };
 use crate::output::{Printer, WithHint, format_bytes, format_duration};
 use crate::values::SandboxLifetime;
@@ -29,6 +30,7 @@ pub(crate) async fn create_sandbox(
         None => None,
     };
     let settings = args.given_options();
+    let (network, policy) = requested_network(&args)?;
     let missing = find_missing_volumes(server, args.volume_names()).await;
     let network_is_default = args.network.is_none();
     let request = CreateSandboxRequest {
@@ -42,7 +44,8 @@ pub(crate) async fn create_sandbox(
         cpus: args.limits.cpus,
         pids: args.limits.pids,
         disk: args.limits.disk,
-        network: args.network.map(Into::into),
+        network,
+        policy,
         env: args.env.into_iter().collect(),
         labels: args.labels.into_iter().collect(),
         volumes: args.volumes,
@@ -84,7 +87,7 @@ async fn create_guest_sandbox(
         guest: guest.to_owned(),
         name: args.key,
         image: args.image,
-        network: args.network.map(network_name).transpose()?,
+        network: args.network.map(network_name),
         memory_bytes: args.limits.memory.map(|bytes| bytes.0),
         cpu_millis: args.limits.cpus.map(|cpus| cpus.0),
         pids: args.limits.pids,
@@ -113,14 +116,22 @@ async fn create_guest_sandbox(
 }
 
 /// The name of a network mode in requests.
-fn network_name(network: NetworkChoice) -> Result<&'static str> {
-    match network {
-        NetworkChoice::Off => Ok("off"),
-        NetworkChoice::On => Ok("on"),
-        NetworkChoice::Auto => Ok("auto"),
-        NetworkChoice::Filtered => Err(anyhow!("network `filtered` comes with the egress filter"))
-            .with_hint("use `--network on` or `--network off`"),
+fn network_name(network: NetworkChoice) -> &'static str {
+    NetworkAccess::from(network).name()
+}
+
+/// The network that the options ask for, with its policy as the API writes it. `--allow` and `--deny` are a policy.
+fn requested_network(args: &CreateArgs) -> Result<(Option<NetworkAccess>, Option<serde_json::Value>)> {
+    let named = args.network.map(NetworkAccess::from);
+    if args.allow.is_empty() && args.deny.is_empty() {
+        return Ok((named, None));
     }
+    if named.is_some_and(|named| named != NetworkAccess::Filtered) {
+        return Err(anyhow!("`--allow` and `--deny` are for network `filtered`"))
+            .with_hint("leave `--network` out, or write `--network filtered`");
+    }
+    let policy = NetworkPolicy::from_lists(&args.allow, &args.deny)?;
+    Ok((Some(NetworkAccess::Filtered), Some(policy_body(&policy))))
 }
 
 /// A lifetime in whole seconds, of which zero means for ever.

@@ -176,6 +176,7 @@ impl Config {
             pools,
             volumes,
             network: _,
+            most_network: _,
             gateway: _,
             answer_timeout,
             fronts,
@@ -313,6 +314,7 @@ impl Config {
             auto_needs_link: _,
         } = &self.network;
         entries.add("network.default", default);
+        entries.add("network.most", self.most_network);
         entries.add("network.range", range.as_ref().map(ToString::to_string));
         entries.add("network.range6", range6.to_string());
         entries.add("network.resolvers", to_strings(resolvers));

@@ -78,6 +78,7 @@ const VARIABLE_SETTINGS: &[(&str, SettingKind)] = &[
     ("metrics.per_owner", SettingKind::Switch),
     ("metrics.max_owners", SettingKind::Count),
     ("network.default", SettingKind::Text),
+    ("network.most", SettingKind::Text),
     ("network.range", SettingKind::Text),
     ("network.range6", SettingKind::Text),
     ("network.resolvers", SettingKind::List),

@@ -8,6 +8,7 @@ use domain::AddressPrefix;
 use launcher::network::{NetworkMode, NetworkSettings};
 
 use super::invalid_setting;
+use super::pools::to_domain_network;
 use super::raw::RawNetwork;
 use crate::output::WithHint;
 
@@ -40,6 +41,21 @@ pub(super) fn check_network(raw: RawNetwork) -> Result<NetworkSettings> {
     check_ranges(&settings)?;
     check_loopback(&settings)?;
     Ok(settings)
+}
+
+/// The widest network that a client may ask for. Sandboxes whose client names none must be within it.
+pub(super) fn check_most(raw: Option<&str>, default: NetworkMode) -> Result<NetworkMode> {
+    let most = match raw {
+        None | Some("on") => NetworkMode::On,
+        Some("filtered") => NetworkMode::Filtered,
+        Some("off") => NetworkMode::Off,
+        Some(other) => bail!("`network.most` is `{other}`, none of `off`, `filtered` and `on`"),
+    };
+    if !to_domain_network(default).is_within(to_domain_network(most)) {
+        return Err(anyhow!("`network.default` is wider than `network.most`"))
+            .with_hint("the order is `off`, `filtered`, `on`");
+    }
+    Ok(most)
 }
 
 fn check_ranges(settings: &NetworkSettings) -> Result<()> {
@@ -108,9 +124,22 @@ mod tests {
     }
 
     #[test]
+    fn default_network_is_within_the_widest_one() {
+        let check = |most, default| check_most(most, default).ok();
+        assert_eq!(check(None, NetworkMode::On), Some(NetworkMode::On));
+        assert_eq!(check(Some("filtered"), NetworkMode::Auto), Some(NetworkMode::Filtered));
+        assert_eq!(check(Some("off"), NetworkMode::Off), Some(NetworkMode::Off));
+        for (most, default) in
+            [("off", NetworkMode::Filtered), ("filtered", NetworkMode::On), ("auto", NetworkMode::Off)]
+        {
+            assert_eq!(check(Some(most), default), None, "{most}");
+        }
+    }
+
+    #[test]
     fn invalid_settings_are_refused_by_name() {
         for (text, setting) in [
-            ("default = \"filtered\"", "network.default"),
+            ("default = \"open\"", "network.default"),
             ("range = \"10.0.0.0/8\"", "network.range"),
             ("range = \"fd00::/64\"", "network.range"),
             ("range6 = \"10.0.0.0/16\"", "network.range6"),

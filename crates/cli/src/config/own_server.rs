@@ -79,6 +79,7 @@ impl Config {
                 RequestedNetwork::Off => NetworkMode::Off,
                 RequestedNetwork::On => NetworkMode::On,
                 RequestedNetwork::Auto => NetworkMode::Auto,
+                RequestedNetwork::Filtered => NetworkMode::Filtered,
             };
         }
         // Limits that were not asked for are set where they can be.

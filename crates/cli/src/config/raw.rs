@@ -146,6 +146,7 @@ pub(super) enum RawPaths {
 #[serde(deny_unknown_fields)]
 pub(super) struct RawNetwork {
     pub default: Option<String>,
+    pub most: Option<String>,
     pub range: Option<String>,
     pub range6: Option<String>,
     pub resolvers: Option<Vec<String>>,

@@ -73,6 +73,7 @@ impl Config {
             metrics: old.metrics,
             // These were prepared at the start.
             network: old.network,
+            most_network: old.most_network,
             prepared: old.prepared,
             pools: old.pools,
         }

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use backend_local::{ImageFetcher, LocalBackend};
+use egress_protocol::ActionMessage;
 use futures_util::FutureExt;
 use launcher::role_filters::{self, FilterRole};
 use linux::caps::CapSet;
@@ -329,10 +330,19 @@ fn service_config(config: &Config) -> service::ServiceConfig {
         volume_size: config.volumes.default_size,
         max_timeout: config.longest_timeout,
         output: config.output.to_service_settings(),
-        most_network: domain::NetworkAccess::On,
+        most_network: network_of(config.most_network),
+        default_policy: default_policy(config).map(Arc::new),
         metric_owners: config.metrics.max_owner_series(),
         open_files_percent: config.limits.open_files_percent,
     }
+}
+
+/// The operator's policy for filtered sandboxes whose client names none; `None` without one.
+fn default_policy(config: &Config) -> Option<domain::NetworkPolicy> {
+    let rules = &config.network.filter.rules;
+    let policy = egress_protocol::PolicyMessage { rules: rules.clone(), default: ActionMessage::Deny };
+    let policy = (&policy).try_into().expect("rules are checked when the configuration is read");
+    (!rules.is_empty()).then_some(policy)
 }
 
 fn build_quotas(owners: &BTreeMap<String, QuotaSettings>) -> OwnerQuotas {

@@ -1,11 +1,12 @@
 //! Converts the body of a create request into the core's request, or reports what is invalid.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use domain::{
-    Bytes, Entrypoint, IsolatedSessions, MilliCpus, NetworkAccess, OnDeath, ResourceLimits, SandboxSettings,
-    SandboxSpec, SnapshotId,
+    Bytes, Entrypoint, IsolatedSessions, MilliCpus, NetworkAccess, NetworkPolicy, OnDeath, PolicyMode,
+    ResourceLimits, SandboxSettings, SandboxSpec, SnapshotId,
 };
 use http::StatusCode;
 use service::{CreateSandboxRequest, DefaultedPart, ImageSource, LimitName, RegistryCredentials};
@@ -13,8 +14,9 @@ use service::{CreateSandboxRequest, DefaultedPart, ImageSource, LimitName, Regis
 use super::guest_settings;
 use super::hooks;
 use super::labels;
+use super::policy::NetworkPolicyBody;
 use super::problem::Problem;
-use super::types::{CreateSandboxBody, NetworkPolicyBody, PlatformBody, SandboxNotes};
+use super::types::{CreateSandboxBody, PlatformBody, SandboxNotes};
 use super::volumes;
 use crate::kit::lines::LineDialect;
 
@@ -57,10 +59,18 @@ pub(super) struct CreateRequest {
     pub(super) name: Option<String>,
 }
 
-/// Parses a body; `default` is the network mode if it names none.
+/// What decides the network of a request besides the request itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NetworkDefaults {
+    /// The network of a request that names none.
+    pub(super) access: NetworkAccess,
+    /// Whether a request may have a filtered network here.
+    pub(super) offers_filter: bool,
+}
+
 pub(super) fn parse_create_body(
     body: CreateSandboxBody,
-    default: NetworkAccess,
+    defaults: NetworkDefaults,
 ) -> Result<CreateRequest, Problem> {
     refuse_unsupported(&body)?;
     let extensions = CreateExtensions::parse(body.extensions.clone().unwrap_or_default())?;
@@ -80,11 +90,12 @@ pub(super) fn parse_create_body(
         secure_access: body.secure_access.unwrap_or(false),
     };
     let mut env = parse_environment(body.env.unwrap_or_default())?;
-    let (network, named) = parse_network_policy(body.network_policy, extensions.network, default)?;
+    let RequestedNetwork { network, policy, source: network_source } =
+        parse_network_policy(body.network_policy, extensions.network, defaults)?;
     let mut defaulted = vec![DefaultedPart::Guest];
     let is_default = matches!(&source, ImageSource::Named { name, .. } if name == DEFAULT_IMAGE);
     defaulted.extend(is_default.then_some(DefaultedPart::Image));
-    defaulted.extend((named == ValueSource::Default).then_some(DefaultedPart::Network));
+    defaulted.extend((network_source == ValueSource::Default).then_some(DefaultedPart::Network));
     defaulted.extend(
         (!env.contains_key(ENV_FILE_VARIABLE)).then_some(DefaultedPart::EnvironmentFile(ENV_FILE_VARIABLE)),
     );
@@ -97,6 +108,7 @@ pub(super) fn parse_create_body(
         },
         resources,
         network,
+        policy: policy.map(Arc::new),
         mounts: volumes::parse_volumes(body.volumes.unwrap_or_default())?,
         env,
         env_file: Some(env_file).filter(|path| !path.is_empty()),
@@ -155,31 +167,38 @@ enum ValueSource {
     Default,
 }
 
-/// Returns the network mode. Without an egress filter, only policies that allow or deny everything
-/// can be enforced. A policy that allows everything does not select a network: it restricts none.
+/// The network that a request asks for.
+struct RequestedNetwork {
+    network: NetworkAccess,
+    policy: Option<NetworkPolicy>,
+    source: ValueSource,
+}
+
+/// Combines the policy of a request with the network that it names. A policy that allows everything selects no network,
+/// since it restricts none; every other needs a filter. One that denies everything can be changed later, so it gets a
+/// filter too where there is one, and is `off` elsewhere.
 fn parse_network_policy(
     body: Option<NetworkPolicyBody>,
     named: Option<NetworkAccess>,
-    default: NetworkAccess,
-) -> Result<(NetworkAccess, ValueSource), Problem> {
-    let open = match named {
-        Some(network) => (network, ValueSource::Named),
-        None => (default, ValueSource::Default),
-    };
-    let Some(policy) = body else { return Ok(open) };
-    let all_or_nothing = policy.egress.is_none_or(|rules| rules.is_empty());
-    match policy.default_action.as_deref() {
-        Some("allow") if all_or_nothing => Ok(open),
-        None | Some("deny") if all_or_nothing => match named {
-            None | Some(NetworkAccess::Off | NetworkAccess::Auto) => {
-                Ok((NetworkAccess::Off, ValueSource::Named))
-            }
-            Some(_) => Err(Problem::invalid("`networkPolicy` contradicts the extension `coracle.network`")),
-        },
-        None | Some("allow" | "deny") => Err(Problem::unsupported(
-            "network policy rules require the egress filter, which is not available yet",
-        )),
-        Some(_) => Err(Problem::invalid("`networkPolicy.defaultAction` must be `allow` or `deny`")),
+    defaults: NetworkDefaults,
+) -> Result<RequestedNetwork, Problem> {
+    let source = if named.is_some() { ValueSource::Named } else { ValueSource::Default };
+    let network = named.unwrap_or(defaults.access);
+    let Some(body) = body else { return Ok(RequestedNetwork { network, policy: None, source }) };
+    let policy = body.parse().map_err(|error| Problem::invalid(format!("`networkPolicy`: {error}")))?;
+    let with_policy =
+        |network| RequestedNetwork { network, policy: Some(policy.clone()), source: ValueSource::Named };
+    match (policy.mode(), named) {
+        (PolicyMode::AllowAll, _) if network == NetworkAccess::Filtered => Ok(with_policy(network)),
+        (PolicyMode::AllowAll, _) => Ok(RequestedNetwork { network, policy: None, source }),
+        (_, Some(NetworkAccess::On)) | (PolicyMode::Enforcing, Some(NetworkAccess::Off)) => {
+            Err(Problem::invalid("`networkPolicy` contradicts the extension `coracle.network`"))
+        }
+        (PolicyMode::DenyAll, Some(NetworkAccess::Off)) => Ok(with_policy(NetworkAccess::Off)),
+        (PolicyMode::DenyAll, None | Some(NetworkAccess::Auto)) if !defaults.offers_filter => {
+            Ok(with_policy(NetworkAccess::Off))
+        }
+        (PolicyMode::DenyAll | PolicyMode::Enforcing, _) => Ok(with_policy(NetworkAccess::Filtered)),
     }
 }
 
@@ -190,9 +209,7 @@ fn refuse_unsupported(body: &CreateSandboxBody) -> Result<(), Problem> {
         return Err(Problem::new(StatusCode::BAD_REQUEST, "FSB::API_NOT_SUPPORTED", message));
     }
     if body.credential_proxy.as_ref().is_some_and(|proxy| proxy.enabled == Some(true)) {
-        return Err(Problem::unsupported(
-            "the credential proxy requires network policies, which are not supported yet",
-        ));
+        return Err(Problem::unsupported("the credential proxy is not available yet"));
     }
     Ok(())
 }
@@ -347,10 +364,9 @@ impl CreateExtensions {
     fn parse(given: BTreeMap<String, Option<String>>) -> Result<Self, Problem> {
         let mut known = Self::default();
         for (name, value) in given.into_iter().filter_map(|(name, value)| Some((name, value?))) {
-            known.set_extension(&name, &value).map_err(|problem| match problem {
-                ExtensionError::Value(why) => Problem::invalid(format!("extension `{name}`: {why}")),
-                ExtensionError::Problem(problem) => problem,
-            })?;
+            known
+                .set_extension(&name, &value)
+                .map_err(|ExtensionError(why)| Problem::invalid(format!("extension `{name}`: {why}")))?;
             if name.starts_with(ECHOED_PREFIX) {
                 known.echoed.insert(name, value);
             }
@@ -361,11 +377,10 @@ impl CreateExtensions {
     fn set_extension(&mut self, name: &str, value: &str) -> Result<(), ExtensionError> {
         match name {
             "coracle.lines" => {
-                self.lines =
-                    Some(LineDialect::parse(value).map_err(|e| ExtensionError::Value(e.to_string()))?)
+                self.lines = Some(LineDialect::parse(value).map_err(|e| ExtensionError(e.to_string()))?)
             }
             "coracle.disk" => {
-                self.disk = Some(Bytes::parse(value).map_err(|e| ExtensionError::Value(e.to_string()))?)
+                self.disk = Some(Bytes::parse(value).map_err(|e| ExtensionError(e.to_string()))?)
             }
             "coracle.pids" => {
                 let count = parse_number(value, 1..=u64::from(u32::MAX))?;
@@ -373,7 +388,7 @@ impl CreateExtensions {
             }
             "coracle.timeout" if value == "never" => self.never_expires = true,
             "coracle.timeout" => {
-                return Err(ExtensionError::Value(format!(
+                return Err(ExtensionError(format!(
                     "`{value}` is not `never`; use `timeout` for a duration"
                 )));
             }
@@ -382,9 +397,9 @@ impl CreateExtensions {
                 self.idle_timeout = Some(Duration::from_secs(parse_number(value, 1..=u64::MAX)?))
             }
             "coracle.entrypoint" if value == "image" => self.entrypoint = EntrypointSource::Image,
-            "coracle.entrypoint" => return Err(ExtensionError::Value(format!("`{value}` is not `image`"))),
+            "coracle.entrypoint" => return Err(ExtensionError(format!("`{value}` is not `image`"))),
             "coracle.on-death" => {
-                let wrong = || ExtensionError::Value(format!("`{value}` is neither `restart` nor `replace`"));
+                let wrong = || ExtensionError(format!("`{value}` is neither `restart` nor `replace`"));
                 self.on_death = Some(OnDeath::parse(value).ok_or_else(wrong)?);
             }
             "coracle.key" => self.name = Some(value.to_owned()),
@@ -398,17 +413,14 @@ impl CreateExtensions {
     }
 }
 
-/// The error of an extension: its value is invalid, or it is not supported at all.
-enum ExtensionError {
-    Value(String),
-    Problem(Problem),
-}
+/// Why the value of an extension is invalid.
+struct ExtensionError(String);
 
 fn parse_number(text: &str, range: std::ops::RangeInclusive<u64>) -> Result<u64, ExtensionError> {
     let number = text.parse().ok().filter(|number| range.contains(number));
     number.ok_or_else(|| {
         let most = if *range.end() == u64::MAX { " up".to_owned() } else { format!(" to {}", range.end()) };
-        ExtensionError::Value(format!("`{text}` is not a number from {}{most}", range.start()))
+        ExtensionError(format!("`{text}` is not a number from {}{most}", range.start()))
     })
 }
 
@@ -417,11 +429,8 @@ fn parse_network(value: &str) -> Result<NetworkAccess, ExtensionError> {
         "off" => Ok(NetworkAccess::Off),
         "on" => Ok(NetworkAccess::On),
         "auto" => Ok(NetworkAccess::Auto),
-        "filtered" => {
-            let message = "extension `coracle.network`: `filtered` requires the egress filter, which is not available yet";
-            Err(ExtensionError::Problem(Problem::unsupported(message)))
-        }
-        _ => Err(ExtensionError::Value(format!("`{value}` is not one of `auto`, `off`, `on`, `filtered`"))),
+        "filtered" => Ok(NetworkAccess::Filtered),
+        _ => Err(ExtensionError(format!("`{value}` is not one of `auto`, `off`, `on`, `filtered`"))),
     }
 }
 
@@ -436,6 +445,10 @@ mod tests {
     }
 
     fn create_by_default(change: Value, network: NetworkAccess) -> Result<CreateSandboxRequest, Problem> {
+        create_with(change, NetworkDefaults { access: network, offers_filter: true })
+    }
+
+    fn create_with(change: Value, defaults: NetworkDefaults) -> Result<CreateSandboxRequest, Problem> {
         let mut body = json!({
             "image": {"uri": "python:3.12"}, "timeout": 600, "secureAccess": false,
             "resourceLimits": {"cpu": "1", "memory": "2Gi"}, "entrypoint": ["tail", "-f", "/dev/null"],
@@ -443,7 +456,7 @@ mod tests {
         for (name, value) in change.as_object().unwrap() {
             body[name] = value.clone();
         }
-        parse_create_body(serde_json::from_value(body).unwrap(), network).map(|request| request.create)
+        parse_create_body(serde_json::from_value(body).unwrap(), defaults).map(|request| request.create)
     }
 
     /// Builds a request with one periodic hook, with some fields replaced.
@@ -517,8 +530,8 @@ mod tests {
             (json!({"env": {"OPENSANDBOX_EGRESS_X": "c"}}), "SANDBOX::INVALID_PARAMETER"),
             (json!({"volumes": [{"name": "v", "mountPath": "/v"}]}), "VOLUME::INVALID_BACKEND"),
             (
-                json!({"networkPolicy": {"egress": [{"action": "allow", "target": "a.org"}]}}),
-                "SANDBOX::API_NOT_SUPPORTED",
+                json!({"networkPolicy": {"egress": [{"action": "allow", "target": "a/b"}]}}),
+                "SANDBOX::INVALID_PARAMETER",
             ),
             (json!({"networkPolicy": {"defaultAction": "ask"}}), "SANDBOX::INVALID_PARAMETER"),
             (
@@ -536,7 +549,7 @@ mod tests {
             (json!({"extensions": {"coracle.pids": "0"}}), "SANDBOX::INVALID_PARAMETER"),
             (json!({"extensions": {"coracle.timeout": "never"}}), "SANDBOX::INVALID_PARAMETER"),
             (json!({"timeout": null, "extensions": {"coracle.timeout": "9"}}), "SANDBOX::INVALID_PARAMETER"),
-            (json!({"extensions": {"coracle.network": "filtered"}}), "SANDBOX::API_NOT_SUPPORTED"),
+            (json!({"extensions": {"coracle.network": "open"}}), "SANDBOX::INVALID_PARAMETER"),
             (json!({"extensions": {"access.renew.extend.seconds": "299"}}), "SANDBOX::INVALID_PARAMETER"),
         ] {
             assert_eq!(create(change.clone()).unwrap_err().code, code, "{change}");
@@ -614,16 +627,59 @@ mod tests {
         assert_eq!(inherited(&settings), (false, None, 0));
     }
 
+    /// Returns the network and the mode of its policy; `None` if the request is refused.
+    fn network_of(
+        policy: Value,
+        named: Option<&str>,
+        default: NetworkAccess,
+        offers_filter: bool,
+    ) -> Option<(NetworkAccess, Option<&'static str>)> {
+        let extensions = named.map(|name| json!({ "coracle.network": name }));
+        let change = json!({"networkPolicy": policy, "extensions": extensions});
+        let request = create_with(change, NetworkDefaults { access: default, offers_filter }).ok()?;
+        let spec = request.spec;
+        let has_meaning = spec.network == Filtered;
+        Some((spec.network, spec.policy.filter(|_| has_meaning).map(|policy| policy.mode().name())))
+    }
+
+    use NetworkAccess::{Auto, Filtered, Off, On};
+
     #[test]
-    fn policy_without_rules_allows_or_denies_everything() {
-        let network = |policy: Value| {
-            let request = create_by_default(json!({"networkPolicy": policy}), NetworkAccess::Auto);
-            request.unwrap().spec.network
-        };
-        assert_eq!(network(json!({"defaultAction": "deny", "egress": []})), NetworkAccess::Off);
-        assert_eq!(network(json!({})), NetworkAccess::Off);
-        assert_eq!(network(json!({"defaultAction": "allow", "egress": null})), NetworkAccess::Auto);
-        assert_eq!(network(Value::Null), NetworkAccess::Auto);
+    fn policy_that_restricts_needs_a_filter() {
+        let deny = || json!({"defaultAction": "deny", "egress": []});
+        let rules = || json!({"egress": [{"action": "allow", "target": "a.org"}]});
+        let denied = Some((Filtered, Some("deny_all")));
+        let enforced = Some((Filtered, Some("enforcing")));
+        for (policy, named, expected) in [
+            (deny(), None, denied),
+            (json!({}), None, denied),
+            (deny(), Some("auto"), denied),
+            (deny(), Some("filtered"), denied),
+            (deny(), Some("off"), Some((Off, None))),
+            (deny(), Some("on"), None),
+            (rules(), None, enforced),
+            (rules(), Some("auto"), enforced),
+            (rules(), Some("filtered"), enforced),
+            (rules(), Some("off"), None),
+            (rules(), Some("on"), None),
+            (Value::Null, Some("filtered"), Some((Filtered, None))),
+        ] {
+            assert_eq!(network_of(policy.clone(), named, Auto, true), expected, "{policy} and {named:?}");
+        }
+        // A filter that does not exist is refused later, with the reason.
+        assert_eq!(network_of(rules(), None, Auto, false), enforced);
+        assert_eq!(network_of(deny(), None, Auto, false), Some((Off, None)));
+    }
+
+    #[test]
+    fn policy_that_allows_everything_selects_no_network() {
+        let allow = || json!({"defaultAction": "allow", "egress": null});
+        assert_eq!(network_of(allow(), None, Auto, true), Some((Auto, None)));
+        assert_eq!(network_of(allow(), Some("on"), Auto, true), Some((On, None)));
+        assert_eq!(network_of(allow(), Some("filtered"), Auto, true), Some((Filtered, Some("allow_all"))));
+        assert_eq!(network_of(allow(), None, Filtered, true), Some((Filtered, Some("allow_all"))));
+        assert_eq!(network_of(Value::Null, None, Filtered, true), Some((Filtered, None)));
+        assert_eq!(network_of(Value::Null, None, Auto, true), Some((Auto, None)));
     }
 
     #[test]

@@ -41,7 +41,7 @@ pub(super) async fn create_sandbox(
     JsonBody(body): JsonBody<CreateSandboxBody>,
 ) -> Result<(StatusCode, HeaderMap, Json<SandboxBody>), Problem> {
     let CreateRequest { mut create, name } =
-        create_request::parse_create_body(body, state.settings.default_network)?;
+        create_request::parse_create_body(body, state.network_defaults())?;
     create_request::drop_sdk_limits(&mut create.spec.resources, |limit| state.service.may_lack_limit(limit));
     let restored = matches!(create.source, ImageSource::Snapshot(_));
     let is_named = matches!(create.source, ImageSource::Named { .. });

@@ -2,11 +2,11 @@
 //! sandbox its execution API (port 44772), its egress API (port 18080) and its own ports.
 //!
 //! ```text
-//! /v1/sandboxes…                     lifecycle.rs   endpoints.rs   unsupported.rs
+//! /v1/sandboxes…                     lifecycle.rs   endpoints.rs   policy.rs   unsupported.rs
 //! /v1/pools…                         pools.rs
 //! /v1/snapshots…                     snapshots.rs
 //! /v1/sandboxes/{id}/proxy/44772/…   proxy.rs ─► execd/
-//! /v1/sandboxes/{id}/proxy/18080/…   proxy.rs ─► egress.rs
+//! /v1/sandboxes/{id}/proxy/18080/…   proxy.rs ─► egress.rs ─► policy.rs
 //! /v1/sandboxes/{id}/proxy/{port}/…  proxy.rs ─► forward.rs ─► ports/, through the agent
 //! {id}-{port} as a host or a header  port_label.rs ─► proxy.rs, handled like a path
 //! ```
@@ -22,6 +22,7 @@ mod hooks;
 mod labels;
 mod lifecycle;
 mod operations;
+mod policy;
 mod pools;
 mod port_label;
 mod problem;
@@ -49,6 +50,7 @@ use crate::registry::{Front, FrontRoutes, PortHandler};
 use crate::settings::HttpSettings;
 
 use access::{EGRESS_TOKEN, EXECD_TOKEN, KEY_HEADERS, PORT_TOKEN, ROUTING_HEADERS, SECURE_ACCESS};
+use create_request::NetworkDefaults;
 use proxy::{PortProxy, RENEWAL_HEADER};
 use routes::lifecycle_routes;
 use settings::OpenSandboxSettings;
@@ -119,6 +121,13 @@ pub(crate) struct OpenSandboxState {
     settings: Arc<HttpSettings>,
     own_settings: OpenSandboxSettings,
     routes: Arc<signed_routes::RouteSigner>,
+}
+
+impl OpenSandboxState {
+    fn network_defaults(&self) -> NetworkDefaults {
+        let access = self.settings.default_network;
+        NetworkDefaults { access, offers_filter: self.service.offers_filter() }
+    }
 }
 
 /// Builds the routes of this front, and the handler for ports named by host or header.

@@ -87,9 +87,15 @@ const LIFECYCLE: &[ApiOperation] = &[
         "200 400 404",
     ),
     operation("GET /sandboxes/{id}/networkpolicy", "Get the network policy", "", "", "200 404"),
-    operation("PUT /sandboxes/{id}/networkpolicy", "Replace the policy", "", "", "404 501"),
-    operation("PATCH /sandboxes/{id}/networkpolicy", "Add rules", "", "", "404 501"),
-    operation("DELETE /sandboxes/{id}/networkpolicy", "Remove rules", "", "", "404 501"),
+    operation(
+        "PUT /sandboxes/{id}/networkpolicy",
+        "Replace the network policy",
+        "",
+        "NetworkPolicy?",
+        POLICY_STATUSES,
+    ),
+    operation("PATCH /sandboxes/{id}/networkpolicy", "Add rules", "", "PolicyRules", POLICY_STATUSES),
+    operation("DELETE /sandboxes/{id}/networkpolicy", "Remove rules", "", "PolicyTargets", POLICY_STATUSES),
     operation("GET /templates", "Not supported", "", "", "501"),
     operation("POST /templates", "Not supported", "", "", "501"),
     operation("GET /templates/{id}", "Not supported", "", "", "501"),
@@ -259,12 +265,15 @@ const FILES: &[ApiOperation] = &[
 
 const FILE_STATUSES: &str = "200 400 404 409 500 503";
 
+/// On a host that cannot filter networks, changes are 501.
+const POLICY_STATUSES: &str = "200 404 409 500 501";
+
 const EGRESS: &[ApiOperation] = &[
     operation("GET /policy", "Get the network policy", "", "", "200 404"),
-    operation("PUT /policy", "Replace the policy", "", "", "404 501"),
-    operation("POST /policy", "Replace the policy", "", "", "404 501"),
-    operation("PATCH /policy", "Add rules", "", "", "404 501"),
-    operation("DELETE /policy", "Remove rules", "", "", "404 501"),
+    operation("PUT /policy", "Replace the network policy", "", "NetworkPolicy?", POLICY_STATUSES),
+    operation("POST /policy", "Replace the network policy", "", "NetworkPolicy?", POLICY_STATUSES),
+    operation("PATCH /policy", "Add rules", "", "PolicyRules", POLICY_STATUSES),
+    operation("DELETE /policy", "Remove rules", "", "PolicyTargets", POLICY_STATUSES),
     operation("GET /healthz", "Check the egress API's health", "", "", "200 404"),
     operation("GET /credential-vault", "Get the credential vault, without values", "", "", "200 404"),
     operation(

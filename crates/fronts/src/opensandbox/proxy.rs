@@ -174,9 +174,7 @@ impl PortProxy {
             EGRESS_PORT if vault::is_vault_path(&target.path) => {
                 vault::answer_vault(&sandbox, &target.path, request).await
             }
-            EGRESS_PORT => {
-                sandbox.read_state(|state| egress::answer_egress(state, request.method(), &target.path))
-            }
+            EGRESS_PORT => egress::answer_egress(&sandbox, &target.path, request).await,
             _ => forward::forward_request(front, &sandbox, target, request).await,
         }
     }

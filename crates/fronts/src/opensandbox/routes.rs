@@ -2,7 +2,7 @@
 
 use axum::routing::{MethodRouter, any, get, patch, post};
 
-use super::{OpenSandboxState, diagnostics, endpoints, lifecycle, pools, snapshots, unsupported};
+use super::{OpenSandboxState, diagnostics, endpoints, lifecycle, policy, pools, snapshots, unsupported};
 
 pub(super) fn lifecycle_routes() -> Vec<(String, MethodRouter<OpenSandboxState>)> {
     let twice = |(path, method): (&str, MethodRouter<OpenSandboxState>)| {
@@ -30,14 +30,14 @@ fn supported_routes() -> Vec<(&'static str, MethodRouter<OpenSandboxState>)> {
         ("/pools", get(pools::list_pools).post(pools::create_pool)),
         ("/pools/{name}", get(pools::get_pool).put(pools::set_pool_capacity).delete(pools::delete_pool)),
         ("/sandboxes/{id}/diagnostics/{kind}", get(diagnostics::get_diagnostics)),
-        ("/sandboxes/{id}/networkpolicy", refuse_changes(get(unsupported::get_network_policy))),
+        (
+            "/sandboxes/{id}/networkpolicy",
+            get(policy::network_policy)
+                .put(policy::network_policy)
+                .patch(policy::network_policy)
+                .delete(policy::network_policy),
+        ),
     ]
-}
-
-/// Adds handlers that refuse changes to a readable resource.
-fn refuse_changes(read: MethodRouter<OpenSandboxState>) -> MethodRouter<OpenSandboxState> {
-    let change = unsupported::refuse_policy_change;
-    read.put(change).patch(change).delete(change)
 }
 
 fn unsupported_routes() -> Vec<(&'static str, MethodRouter<OpenSandboxState>)> {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{FromRequestParts, State};
-use domain::{NetworkAccess, OnDeath, Owner, SandboxSettings, Snapshot, SnapshotId, SnapshotState};
+use domain::{OnDeath, Owner, SandboxSettings, Snapshot, SnapshotId, SnapshotState};
 use http::request::Parts;
 use http::{StatusCode, Uri, header};
 use serde::{Deserialize, Serialize};
@@ -86,7 +86,7 @@ impl SettingsBody {
             ("disk", disk.map(|disk| disk.to_string())),
         ];
         Self {
-            network: network_name(settings.network),
+            network: settings.network.name(),
             resource_limits: limits.into_iter().filter_map(|(name, limit)| Some((name, limit?))).collect(),
             timeout: settings.timeout.map(|time| time.as_secs()),
             idle_timeout: settings.idle_timeout.map(|time| time.as_secs()),
@@ -96,15 +96,6 @@ impl SettingsBody {
             metadata: settings.labels.clone(),
             secure_access: SandboxNotes::from_settings(settings).secure_access,
         }
-    }
-}
-
-fn network_name(network: NetworkAccess) -> &'static str {
-    match network {
-        NetworkAccess::Off => "off",
-        NetworkAccess::On => "on",
-        NetworkAccess::Auto => "auto",
-        NetworkAccess::Filtered => "filtered",
     }
 }
 

@@ -7,6 +7,7 @@ use domain::{EndCause, ExitReason, FilesState, OnDeath, Phase, SandboxSettings};
 use serde::{Deserialize, Serialize};
 use service::{Sandbox, SandboxRef};
 
+use super::policy::NetworkPolicyBody;
 use crate::kit::lines::LineDialect;
 use crate::kit::time::format_rfc3339;
 
@@ -78,14 +79,6 @@ impl std::fmt::Debug for ImageAuth {
 #[derive(Deserialize)]
 pub(super) struct FeatureSwitch {
     pub(super) enabled: Option<bool>,
-}
-
-/// A network policy; its rules are only counted, since nothing can enforce them.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct NetworkPolicyBody {
-    pub(super) default_action: Option<String>,
-    pub(super) egress: Option<Vec<serde_json::Value>>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -199,6 +199,7 @@ pub(super) async fn get_capabilities(State(state): State<OperatorState>, _: Requ
         "attach": offered.attach,
         "snapshot": offered.snapshot,
         "network": offered.network,
+        "filtered": offered.filtered,
         "limits": limits,
         "weaker": offered.degraded,
         "hostVersions": versions,

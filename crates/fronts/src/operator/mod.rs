@@ -8,6 +8,7 @@ mod front_sandboxes;
 mod images;
 mod keys;
 mod names;
+mod network;
 mod operations;
 mod owner_metrics;
 mod processes;
@@ -76,6 +77,7 @@ fn operator_routes() -> Vec<(&'static str, MethodRouter<OperatorState>)> {
         ("/coracle/v1/sandboxes/{id}", get(sandboxes::inspect_sandbox).delete(sandboxes::remove_sandbox)),
         ("/coracle/v1/sandboxes/{id}/restart", post(restart::restart_sandbox)),
         ("/coracle/v1/sandboxes/{id}/usage", get(usage::list_samples)),
+        ("/coracle/v1/sandboxes/{id}/network", get(network::get_network_log)),
         ("/coracle/v1/sandboxes/{id}/processes", get(processes::list_processes)),
         ("/coracle/v1/sandboxes/{id}/processes/{process}/logs", get(processes::get_process_logs)),
         ("/coracle/v1/snapshots", get(snapshots::list_snapshots)),

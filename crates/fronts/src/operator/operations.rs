@@ -77,6 +77,13 @@ const OPERATOR_OPERATIONS: &[ApiOperation] = &[
         "200 404",
     ),
     operation(
+        "GET /coracle/v1/sandboxes/{id}/network",
+        "Get or stream what a sandbox tried to reach",
+        "after:int limit:int follow:bool denied:bool",
+        "",
+        "200 400 404 500 501",
+    ),
+    operation(
         "GET /coracle/v1/sandboxes/{id}/processes",
         "List the processes of a sandbox",
         "ended:bool",

@@ -17,6 +17,7 @@ use service::{
 
 use super::OperatorState;
 use super::access::{SelectedOwners, VisibleOwners};
+use super::network::ReportedPolicy;
 use crate::kit::error_format;
 use crate::kit::time::format_rfc3339;
 
@@ -66,7 +67,10 @@ pub(super) async fn inspect_sandbox(
     let hooks = sandbox.list_hooks().await.unwrap_or_default();
     let hooks = hooks.iter().map(HookDetails::from_report).collect();
     let report = SandboxReport::from_sandbox(&sandbox.current_state(), usage);
-    Json(SandboxReport { hooks, ..report }).into_response()
+    let policy = sandbox.network().policy();
+    let policy =
+        Some(ReportedPolicy::of_policy(&policy)).filter(|_| sandbox.read_state(Sandbox::is_filtered));
+    Json(SandboxReport { hooks, policy, ..report }).into_response()
 }
 
 /// `DELETE /coracle/v1/sandboxes/{id}`: responds once the sandbox is gone. The operator may remove any
@@ -140,6 +144,9 @@ struct SandboxReport {
     usage: BTreeMap<&'static str, u64>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     hooks: Vec<HookDetails>,
+    /// What a filtered sandbox may reach; lists of sandboxes leave it out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    policy: Option<ReportedPolicy>,
 }
 
 /// A periodic hook and its last run.
@@ -230,6 +237,7 @@ impl SandboxReport {
             weaker: sandbox.in_force.degraded.clone(),
             usage: usage.map(usage_amounts).unwrap_or_default(),
             hooks: Vec::new(),
+            policy: None,
         }
     }
 }

@@ -65,5 +65,7 @@ fn hour_body(hour: &HourlyUsage) -> Value {
         "aliveMillis": hour.used.alive_millis,
         "cpuMicros": hour.used.cpu_micros,
         "memoryByteSeconds": hour.used.memory_byte_seconds,
+        "networkBytesSent": hour.used.network_sent,
+        "networkBytesReceived": hour.used.network_received,
     })
 }

@@ -48,7 +48,7 @@ impl Core {
         }
         let _files = self.prepare_request(owner, &mut request).await?;
         self.check_network(&request.spec)?;
-        self.limit_network(&mut request.spec);
+        self.complete_network(&mut request.spec);
         // How long it took to fetch the image says nothing about this server.
         let began = Instant::now();
         let created = self.create_prepared(owner, key, request, cause).await?;

@@ -212,6 +212,23 @@ async fn clients_get_no_wider_network_than_the_operator_allows() {
 }
 
 #[tokio::test]
+async fn policy_of_the_operator_applies_where_a_client_names_none() {
+    let (backend, state) = (FakeBackend::new(), tempfile::tempdir().unwrap());
+    let default_policy = Some(Arc::new(allowing(&["a.org"])));
+    let service = Service::start(crate::ServiceConfig { default_policy, ..config(&state) }, backend.clone())
+        .await
+        .unwrap();
+    let bench = TestBench { service, backend, state, owner: domain::Owner::operator() };
+    let mut request = filtered(&["b.org"]);
+    let made = bench.service.create_sandbox(&bench.owner, request.clone()).await.unwrap();
+    bench.assert_allowed(&made, &["b.org"]);
+    request.spec.policy = None;
+    let made = bench.service.create_sandbox(&bench.owner, request).await.unwrap();
+    bench.assert_allowed(&made, &["a.org"]);
+    assert_eq!(bench.create().await.spec.policy, None);
+}
+
+#[tokio::test]
 async fn policy_changes_while_paused_but_not_when_dead() {
     let bench = TestBench::new().await;
     let made = bench.filtered(&[]).await;

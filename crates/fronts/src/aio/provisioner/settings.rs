@@ -216,7 +216,11 @@ impl ProvisionerSettings {
                 "auto" => NetworkAccess::Auto,
                 "on" => NetworkAccess::On,
                 "off" => NetworkAccess::Off,
-                _ => return Err(refusal(NETWORK, format!("`{text}`, none of `auto`, `on` and `off`"))),
+                "filtered" => NetworkAccess::Filtered,
+                _ => {
+                    let why = format!("`{text}`, none of `auto`, `on`, `filtered` and `off`");
+                    return Err(refusal(NETWORK, why));
+                }
             });
         }
         settings.limits = ResourceLimits {
@@ -246,11 +250,7 @@ impl ProvisionerSettings {
             limits,
         } = self;
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        let network = network.map(|network| match network {
-            NetworkAccess::Off => "off",
-            NetworkAccess::On | NetworkAccess::Filtered => "on",
-            NetworkAccess::Auto => "auto",
-        });
+        let network = network.map(NetworkAccess::name);
         SettingValues::from_iter([
             (AUTO_RESTART.to_owned(), json!(auto_restart)),
             (MAX_SHELL_SESSIONS.to_owned(), json!(max_shell_sessions)),
@@ -364,7 +364,7 @@ mod tests {
             ("state_root", json!("/srv/../etc")),
             ("owner", json!("A B")),
             ("image", json!(" ")),
-            ("network", json!("filtered")),
+            ("network", json!("open")),
             ("memory", json!("lots")),
             ("cpus", json!("x")),
             ("pids", json!(0)),

@@ -116,11 +116,6 @@ async fn unknown_and_malformed_ids_are_not_found() {
 #[tokio::test]
 async fn refused_features_say_that_they_are_not_supported() {
     let server = start().await;
-    let id = create(&server).await;
-    let policy = format!("{}/networkpolicy", path_of(&id));
-    assert_eq!(server.get(&policy).await.status, 200);
-    let changed = server.request("PUT", &policy).json(&json!({"defaultAction": "deny"})).send().await;
-    expect_error(&changed, 501, "SANDBOX::API_NOT_SUPPORTED");
     assert_eq!(server.get("/v1/templates").await.status, 501);
     // The client reports how long it waited; nothing is kept.
     assert_eq!(server.post("/v1/metrics/events", json!({})).await.status, 204);

@@ -9,6 +9,7 @@ mod files;
 mod lifecycle;
 mod owners;
 mod pages;
+mod policy;
 mod vault;
 
 use serde_json::{Value, json};

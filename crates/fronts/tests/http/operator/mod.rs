@@ -3,6 +3,7 @@
 mod events;
 mod fairness;
 mod keys;
+mod network;
 mod sandboxes;
 
 use crate::setup::{OPERATOR_KEY, expect_error, start, start_with_keys, with_key};
