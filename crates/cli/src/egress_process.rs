@@ -42,10 +42,13 @@ pub(crate) fn run_egress(arguments: &[String]) -> Result<ExitCode> {
     let mut others = others.into_iter();
     let Some(keeper) = others.next() else { bail!("the connection to the keeper of sockets was not passed") };
     linux::descriptors::raise_open_file_limit().context("could not raise the limit on open files")?;
+    crate::tracing_output::start_logging(&settings.log);
+    if let Some(instance) = &settings.group {
+        join_group(instance);
+    }
     drop_privileges(&settings)?;
     // The kernel clears the parent death signal when ids change.
     child_settings::end_with_supervisor(parent.context("the supervisor is gone")?)?;
-    crate::tracing_output::start_logging(&settings.log);
     FilterRole::Egress.load_filter()?;
     File::from(ready).write_all(b"r").context("the supervisor is gone")?;
     let options = egress::EgressOptions {
@@ -57,6 +60,13 @@ pub(crate) fn run_egress(arguments: &[String]) -> Result<ExitCode> {
     };
     egress::run(options).context("egress broke")?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Bounds the memory of this process, where the host offers that.
+fn join_group(instance: &str) {
+    if let Err(error) = launcher::join_egress_group(instance) {
+        tracing::warn!(%error, "failed to bound the memory of egress; it has no limit of its own");
+    }
 }
 
 fn drop_privileges(settings: &EgressStart) -> Result<()> {
@@ -99,7 +109,7 @@ impl CommandLineEgress {
             // Its standard error is that of the command.
             log: LogSettings { level: "error".to_owned(), ..config.log.clone() },
             uid: linux::privileges::is_host_root().then(|| config.uid_base + COMMAND_LINE_UID),
-            instance: "run".to_owned(),
+            group: None,
         };
         let mut settings = File::from(rustix::fs::memfd_create("settings", MemfdFlags::CLOEXEC)?);
         settings.write_all(&serde_json::to_vec(&start)?)?;

@@ -282,7 +282,11 @@ fn launcher_settings(config: &Config, state: &Path, identity: ServerIdentity) ->
         maxima: MaxLimits::default(),
         totals: TotalLimits::default(),
         // There is only one sandbox, so nothing is prepared ahead.
-        network: NetworkSettings { default: NetworkMode::Off, ..config.network.clone() },
+        network: NetworkSettings {
+            default: NetworkMode::Off,
+            auto_needs_link: false,
+            ..config.network.clone()
+        },
         open_files: None,
         egress_uid: None,
     }

@@ -6,6 +6,7 @@
 //! v1   coracle/<instance>/<id>.agent, <id>.cmd   in memory, cpu and pids, where v2 has no controllers
 //!      coracle/<instance>/<id>.cmd/<share>       in cpu: a few groups, over which commands are spread
 //!      coracle/<instance>                        in all other hierarchies: the launcher and all sandboxes
+//! both coracle/<instance>.egress                 egress, with a limit on memory
 //! ```
 //!
 //! For root, `coracle` is at the top of each hierarchy; for an ordinary user it is in the v2 group
@@ -16,6 +17,7 @@
 //! pid to `cgroup.procs`: that stalls for a grace period of the kernel.
 
 mod delegation;
+mod egress_group;
 mod legacy;
 mod limits;
 mod mount_table;
@@ -36,6 +38,7 @@ use self::starter::UnlimitedHierarchy;
 use crate::jail::plan::{JailLimits, LimitName};
 
 pub use self::delegation::{leave_leaf_group, move_to_leaf_group};
+pub use self::egress_group::join_egress_group;
 pub(crate) use self::own_limits::{own_limits, sees_only_a_part};
 
 const ROOT_GROUP_NAME: &str = "coracle";
@@ -643,8 +646,10 @@ fn write_if_present(path: &Path, text: &str) -> io::Result<()> {
 pub fn remove_empty_groups(instance: &str) -> io::Result<()> {
     let mut removed = Ok(());
     for mount in mount_table::read_cgroup_mounts()? {
-        if mount.path.join(ROOT_GROUP_NAME).join(instance).is_dir() {
-            removed = removed.and(remove_instance_group(&mount.path, instance));
+        for name in [&egress_group::group_name(instance), instance] {
+            if mount.path.join(ROOT_GROUP_NAME).join(name).is_dir() {
+                removed = removed.and(remove_instance_group(&mount.path, name));
+            }
         }
     }
     removed

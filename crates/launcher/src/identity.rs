@@ -31,6 +31,10 @@ pub struct ServerIdentity {
     /// Whether records without a signature belong to this server, because the directory was made by
     /// a version that did not sign records.
     pub owns_unsigned_records: bool,
+    /// Whether network `auto` is `on` where sandboxes cannot have a link too: not in a directory that was made by a
+    /// version in which it was `off` there.
+    #[serde(default)]
+    pub auto_without_link: bool,
 }
 
 /// How a directory without an identity is named.
@@ -101,6 +105,8 @@ struct IdentityFile {
     instance: String,
     #[serde(default)]
     owns_unsigned_records: bool,
+    #[serde(default)]
+    auto_without_link: bool,
     #[serde(flatten)]
     fingerprint: DirectoryFingerprint,
 }
@@ -162,13 +168,20 @@ pub fn examine_identity(state: &Path, naming: &InstanceNaming) -> Result<Examine
         }
         Some(stored) => {
             check_copied_disks(state)?;
-            (IdentityOrigin::CopyOf(stored.instance), new_identity(naming, place).during("name", state)?)
+            let auto_without_link = stored.auto_without_link;
+            let fresh = new_identity(naming, place).during("name", state)?;
+            (IdentityOrigin::CopyOf(stored.instance), IdentityFile { auto_without_link, ..fresh })
         }
         None if has_sandboxes(state)? => {
             let instance = naming.former.clone();
             (
                 IdentityOrigin::Upgraded,
-                IdentityFile { instance, owns_unsigned_records: true, fingerprint: place },
+                IdentityFile {
+                    instance,
+                    owns_unsigned_records: true,
+                    auto_without_link: false,
+                    fingerprint: place,
+                },
             )
         }
         None => (IdentityOrigin::New, new_identity(naming, place).during("name", state)?),
@@ -229,7 +242,11 @@ pub fn stored_instance(state: &Path) -> Result<Option<String>, IdentityError> {
 }
 
 fn identity_of(file: &IdentityFile) -> ServerIdentity {
-    ServerIdentity { instance: file.instance.clone(), owns_unsigned_records: file.owns_unsigned_records }
+    ServerIdentity {
+        instance: file.instance.clone(),
+        owns_unsigned_records: file.owns_unsigned_records,
+        auto_without_link: file.auto_without_link,
+    }
 }
 
 fn new_identity(naming: &InstanceNaming, place: DirectoryFingerprint) -> io::Result<IdentityFile> {
@@ -240,7 +257,7 @@ fn new_identity(naming: &InstanceNaming, place: DirectoryFingerprint) -> io::Res
         Some(prefix) => format!("{prefix}-{random:016x}"),
         None => format!("c{random:016x}"),
     };
-    Ok(IdentityFile { instance, owns_unsigned_records: false, fingerprint: place })
+    Ok(IdentityFile { instance, owns_unsigned_records: false, auto_without_link: true, fingerprint: place })
 }
 
 /// Whether an older version left records of sandboxes here. Without any there is no reason to keep
@@ -377,8 +394,26 @@ mod tests {
         fs::write(state.path().join("boxes/a"), "{}").unwrap();
         let (origin, identity) = assign(state.path());
         assert_eq!(origin, IdentityOrigin::Upgraded);
-        assert_eq!(identity, ServerIdentity { instance: "cformer".to_owned(), owns_unsigned_records: true });
+        let instance = "cformer".to_owned();
+        let expected = ServerIdentity { instance, owns_unsigned_records: true, auto_without_link: false };
+        assert_eq!(identity, expected);
         assert_eq!(assign(state.path()), (IdentityOrigin::Known, identity));
+    }
+
+    #[test]
+    fn directory_of_an_earlier_version_keeps_its_network() {
+        let parent = TempDir::new().unwrap();
+        let (state, copy) = (parent.path().join("a"), parent.path().join("b"));
+        fs::create_dir(&state).unwrap();
+        assert!(assign(&state).1.auto_without_link, "it is new");
+        let file = fs::read_to_string(state.join(IDENTITY_FILE)).unwrap();
+        let earlier = file.replace("\"auto_without_link\":true,", "");
+        assert_ne!(earlier, file);
+        fs::write(state.join(IDENTITY_FILE), &earlier).unwrap();
+        assert!(!assign(&state).1.auto_without_link);
+        fs::create_dir(&copy).unwrap();
+        fs::write(copy.join(IDENTITY_FILE), &earlier).unwrap();
+        assert!(!assign(&copy).1.auto_without_link, "a copy behaves like the original");
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub mod protocol;
 pub mod role_filters;
 pub mod settings;
 
-pub use cgroups::{leave_leaf_group, move_to_leaf_group, remove_empty_groups};
+pub use cgroups::{join_egress_group, leave_leaf_group, move_to_leaf_group, remove_empty_groups};
 pub use jail::plan;
 pub use jail::stages::StageTime;
 pub use process::agent_program::program_copies::{ProgramSource, SandboxPrograms};

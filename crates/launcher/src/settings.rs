@@ -58,7 +58,11 @@ pub struct LauncherSettings {
 impl LauncherSettings {
     /// The identity with which records are signed.
     pub fn identity(&self) -> ServerIdentity {
-        ServerIdentity { instance: self.instance.clone(), owns_unsigned_records: self.owns_unsigned_records }
+        ServerIdentity {
+            instance: self.instance.clone(),
+            owns_unsigned_records: self.owns_unsigned_records,
+            auto_without_link: !self.network.auto_needs_link,
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use egress_protocol::{ActionMessage, RuleMessage};
 use fronts::{FrontSettingKind, FrontValues, front_sections};
 use launcher::plan::LimitName;
 use serde::Serialize;
@@ -120,6 +121,15 @@ impl SettingList {
 /// A duration as it can be written in the file.
 fn format_seconds(time: Duration) -> String {
     format!("{}s", time.as_secs())
+}
+
+/// A rule as it is written in the file.
+fn show_rule(rule: &RuleMessage) -> String {
+    let word = match rule.action {
+        ActionMessage::Allow => "allow",
+        ActionMessage::Deny => "deny",
+    };
+    format!("{word} {}", rule.target)
 }
 
 fn to_strings<T: ToString>(list: &[T]) -> Vec<String> {
@@ -308,8 +318,8 @@ impl Config {
             resolvers,
             allow,
             deny,
-            filter: _,
-            upstream_proxy: _,
+            filter,
+            upstream_proxy,
             // The state directory decides, not a setting.
             auto_needs_link: _,
         } = &self.network;
@@ -320,6 +330,13 @@ impl Config {
         entries.add("network.resolvers", to_strings(resolvers));
         entries.add("network.allow", to_strings(allow));
         entries.add("network.deny", to_strings(deny));
+        entries.add_secret("network.upstream_proxy", upstream_proxy);
+        let launcher::network::FilterSettings { always_deny, always_allow, connections, rules } = filter;
+        entries.add("network.filter.always_deny", to_strings(always_deny));
+        entries.add("network.filter.always_allow", to_strings(always_allow));
+        let rules: Vec<String> = rules.iter().map(show_rule).collect();
+        entries.add("network.filter.rules", rules);
+        entries.add("network.filter.connections", connections);
     }
 
     fn add_gateway(&self, entries: &mut SettingList) {

@@ -84,6 +84,11 @@ const VARIABLE_SETTINGS: &[(&str, SettingKind)] = &[
     ("network.resolvers", SettingKind::List),
     ("network.allow", SettingKind::List),
     ("network.deny", SettingKind::List),
+    ("network.upstream_proxy", SettingKind::Text),
+    ("network.filter.always_deny", SettingKind::List),
+    ("network.filter.always_allow", SettingKind::List),
+    ("network.filter.rules", SettingKind::List),
+    ("network.filter.connections", SettingKind::Count),
 ];
 
 /// Variables with our prefix that are not settings of the server: the address for clients, the path of
@@ -167,7 +172,7 @@ fn parse_variable(name: &str, text: &str, kind: SettingKind) -> Result<Value> {
     })
 }
 
-/// Inserts a value under a dotted name. A setting is at most one table deep.
+/// Inserts a value under a dotted name.
 pub(super) fn insert_setting(table: &mut Table, setting: &str, value: Value) {
     match setting.split_once('.') {
         None => {
@@ -176,7 +181,7 @@ pub(super) fn insert_setting(table: &mut Table, setting: &str, value: Value) {
         Some((section, key)) => {
             let section = table.entry(section).or_insert_with(|| Value::Table(Table::new()));
             if let Value::Table(section) = section {
-                section.insert(key.to_owned(), value);
+                insert_setting(section, key, value);
             }
         }
     }

@@ -4,12 +4,13 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use anyhow::{Result, anyhow, bail};
-use domain::AddressPrefix;
-use launcher::network::{NetworkMode, NetworkSettings};
+use domain::{AddressPrefix, PolicyTarget};
+use egress_protocol::{ActionMessage, RuleMessage};
+use launcher::network::{FilterSettings, NetworkMode, NetworkSettings};
 
 use super::invalid_setting;
 use super::pools::to_domain_network;
-use super::raw::RawNetwork;
+use super::raw::{RawFilter, RawNetwork};
 use crate::output::WithHint;
 
 /// Smaller ranges hold too few addresses to be useful; ranges of more than a million addresses are most
@@ -19,6 +20,7 @@ const ALLOWED_RANGE_BITS: std::ops::RangeInclusive<u8> = 12..=26;
 /// Turns the written settings into effective ones.
 pub(super) fn check_network(raw: RawNetwork) -> Result<NetworkSettings> {
     let usual = NetworkSettings::default();
+    let is_default_open = raw.default.is_none();
     let settings = NetworkSettings {
         default: match raw.default.as_deref() {
             None | Some("auto") => NetworkMode::Auto,
@@ -34,9 +36,9 @@ pub(super) fn check_network(raw: RawNetwork) -> Result<NetworkSettings> {
         resolvers: parse_list("resolvers", raw.resolvers)?.unwrap_or_default(),
         allow: parse_list("allow", raw.allow)?.unwrap_or_default(),
         deny: parse_list("deny", raw.deny)?.unwrap_or(usual.deny),
-        filter: usual.filter,
-        upstream_proxy: usual.upstream_proxy,
-        auto_needs_link: usual.auto_needs_link,
+        filter: check_filter(raw.filter)?,
+        upstream_proxy: raw.upstream_proxy.map(check_proxy).transpose()?,
+        auto_needs_link: is_default_open,
     };
     check_ranges(&settings)?;
     check_loopback(&settings)?;
@@ -56,6 +58,51 @@ pub(super) fn check_most(raw: Option<&str>, default: NetworkMode) -> Result<Netw
             .with_hint("the order is `off`, `filtered`, `on`");
     }
     Ok(most)
+}
+
+fn check_filter(raw: RawFilter) -> Result<FilterSettings> {
+    if let Some(connections @ 0) = raw.connections {
+        return Err(anyhow!("`network.filter.connections` is {connections}, so nothing could be reached"))
+            .with_hint("use network `off` for that");
+    }
+    let rules = raw.rules.unwrap_or_default();
+    let filter = FilterSettings {
+        always_deny: parse_list("filter.always_deny", raw.always_deny)?.unwrap_or_default(),
+        always_allow: parse_list("filter.always_allow", raw.always_allow)?.unwrap_or_default(),
+        connections: raw.connections,
+        rules: rules.iter().map(|text| parse_rule(text)).collect::<Result<_>>()?,
+    };
+    filter.default_policy().map_err(|error| anyhow!("`network.filter.rules`: {error}"))?;
+    Ok(filter)
+}
+
+/// Reads `allow TARGET` or `deny TARGET`.
+fn parse_rule(text: &str) -> Result<RuleMessage> {
+    let (word, target) = text.trim().split_once(' ').unwrap_or((text, ""));
+    let action = match word {
+        "allow" => ActionMessage::Allow,
+        "deny" => ActionMessage::Deny,
+        _ => {
+            let error = "it begins with neither `allow` nor `deny`";
+            return Err(invalid_setting("network.filter.rules", text, error))
+                .with_hint("such as `allow *.example.org:443`");
+        }
+    };
+    let target: PolicyTarget = parse_setting("filter.rules", target.trim())?;
+    Ok(RuleMessage { action, target: target.to_string() })
+}
+
+/// Checks the form of a proxy; egress parses it, and its password must not appear in an error.
+fn check_proxy(text: String) -> Result<String> {
+    let rest = ["http://", "socks5://", "socks5h://"].iter().find_map(|scheme| text.strip_prefix(scheme));
+    let host = rest.map(|rest| rest.rsplit_once('@').map_or(rest, |(_, host)| host).trim_end_matches('/'));
+    let port = host.and_then(|host| host.rsplit_once(':')?.1.parse::<u16>().ok());
+    if port.is_some_and(|port| port > 0) {
+        return Ok(text);
+    }
+    Err(anyhow!("`network.upstream_proxy` is not the address of a proxy")).with_hint(
+        "write `http://HOST:PORT` or `socks5://HOST:PORT`, with `USER:PASSWORD@` before HOST if needed",
+    )
 }
 
 fn check_ranges(settings: &NetworkSettings) -> Result<()> {
@@ -147,9 +194,33 @@ mod tests {
             ("resolvers = [\"127.0.0.53\"]", "network.resolvers"),
             ("allow = [\"127.0.0.1:80\"]", "network.allow"),
             ("deny = [\"x\"]", "network.deny"),
+            ("upstream_proxy = \"ftp://user:secret@proxy:21\"", "network.upstream_proxy"),
+            ("upstream_proxy = \"http://proxy\"", "network.upstream_proxy"),
+            ("filter.always_deny = [\"a.*.b\"]", "network.filter.always_deny"),
+            ("filter.always_allow = [\"a.b:0\"]", "network.filter.always_allow"),
+            ("filter.rules = [\"example.org\"]", "network.filter.rules"),
+            ("filter.rules = [\"allow\"]", "network.filter.rules"),
+            ("filter.connections = 0", "network.filter.connections"),
         ] {
             let error = read(text).expect_err(text).to_string();
             assert!(error.contains(&format!("`{setting}`")), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn filter_is_read_with_its_policy() {
+        let text = "default = \"filtered\"\nupstream_proxy = \"socks5://u:p@[::1]:1080\"\n[filter]\n\
+                    always_deny = [\"*.bad.example\"]\nconnections = 7\n\
+                    rules = [\"allow *.example.org:443\", \"deny 192.0.2.0/24\"]";
+        let settings = read(text).expect("it is right");
+        assert_eq!((settings.default, settings.auto_needs_link), (NetworkMode::Filtered, false));
+        assert_eq!(settings.filter.always_deny[0].to_string(), "*.bad.example");
+        assert_eq!(settings.filter.connections, Some(7));
+        let policy = settings.filter.default_policy().expect("it was checked");
+        assert_eq!(policy.default_action(), domain::PolicyAction::Deny);
+        let rules: Vec<String> =
+            policy.rules().iter().map(|rule| format!("{:?} {}", rule.action, rule.target)).collect();
+        assert_eq!(rules, ["Allow *.example.org:443", "Deny 192.0.2.0/24"]);
+        assert!(read("").expect("it is right").auto_needs_link, "unless the state directory is newer");
     }
 }

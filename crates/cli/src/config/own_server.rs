@@ -75,6 +75,7 @@ impl Config {
         self.on_stop = OnStop::Remove;
         // Without a network for its one sandbox, the server prepares none.
         if let Some(network) = own.sandbox.network {
+            self.network.auto_needs_link = false;
             self.network.default = match network {
                 RequestedNetwork::Off => NetworkMode::Off,
                 RequestedNetwork::On => NetworkMode::On,

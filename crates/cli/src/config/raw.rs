@@ -152,6 +152,18 @@ pub(super) struct RawNetwork {
     pub resolvers: Option<Vec<String>>,
     pub allow: Option<Vec<String>>,
     pub deny: Option<Vec<String>>,
+    pub upstream_proxy: Option<String>,
+    #[serde(default)]
+    pub filter: RawFilter,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawFilter {
+    pub always_deny: Option<Vec<String>>,
+    pub always_allow: Option<Vec<String>>,
+    pub rules: Option<Vec<String>>,
+    pub connections: Option<u32>,
 }
 
 #[derive(Debug, Default, Deserialize)]

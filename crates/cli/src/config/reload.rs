@@ -4,6 +4,8 @@
 //! change. The rest keep their old values until a restart, which does not affect sandboxes.
 
 use super::entries::{SettingChange, diff_configs};
+use launcher::network::NetworkSettings;
+
 use super::log::LogSettings;
 use super::{Config, LimitSettings, VolumeSettings};
 
@@ -72,7 +74,12 @@ impl Config {
             // These counters run since the start.
             metrics: old.metrics,
             // These were prepared at the start.
-            network: old.network,
+            // Egress takes these while it runs; the rest was prepared at the start.
+            network: NetworkSettings {
+                filter: new.network.filter,
+                upstream_proxy: new.network.upstream_proxy,
+                ..old.network
+            },
             most_network: old.most_network,
             prepared: old.prepared,
             pools: old.pools,

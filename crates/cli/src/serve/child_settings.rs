@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use anyhow::{Context, Result, bail};
 use domain::SandboxLimits;
 use launcher::identity::ServerIdentity;
+use launcher::network::NetworkSettings;
 use launcher::settings::{LauncherSettings, LifetimePolicy, MaxLimits, MountRule};
 use linux::descriptors::InheritedDescriptors;
 use serde::de::DeserializeOwned;
@@ -68,7 +69,10 @@ impl ChildSettings {
             lifetime: LifetimePolicy::Own,
             maxima: launcher_maxima(&config.limits.maxima),
             totals: config.limits.totals,
-            network: config.network.clone(),
+            network: NetworkSettings {
+                auto_needs_link: config.network.auto_needs_link && !self.identity.auto_without_link,
+                ..config.network.clone()
+            },
             open_files: self.open_files,
             egress_uid: self.egress_uid(),
         }

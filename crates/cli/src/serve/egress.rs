@@ -30,8 +30,8 @@ pub(crate) struct EgressStart {
     pub log: LogSettings,
     /// Its own uid; `None` if the supervisor is not root.
     pub uid: Option<u32>,
-    /// Part of the name of its control group.
-    pub instance: String,
+    /// The instance whose control group for egress it joins, as root.
+    pub group: Option<String>,
 }
 
 impl EgressStart {
@@ -39,7 +39,7 @@ impl EgressStart {
         Self {
             log: settings.config.log.clone(),
             uid: settings.egress_uid(),
-            instance: settings.identity.instance.clone(),
+            group: settings.server_uid.map(|_| settings.identity.instance.clone()),
         }
     }
 }

@@ -175,6 +175,24 @@ pub fn build_sandbox_table(
     table
 }
 
+/// Builds the table that refuses the same addresses to egress, which judges every connection before: `uid` is its own.
+/// Queries go to any server, because the host's servers may change at any time.
+pub fn build_egress_table(name: &str, uid: u32, settings: &NetworkSettings) -> FilterTable {
+    let mut table = FilterTable::new(name);
+    table.add_chain("egress");
+    table.add_base_chain("output", ChainHook::Output);
+    table.add_rule("output", &FilterRule::new().sender_is(uid).go_to("egress"));
+    table.add_rule("egress", &FilterRule::new().belongs_to_tcp_connection().accept());
+    let proxy = settings.upstream_proxy_port();
+    for port in proxy.into_iter().chain([DNS_PORT]) {
+        for protocol in [TCP, UDP] {
+            table.add_rule("egress", &FilterRule::new().protocol(protocol).destination_port(port).accept());
+        }
+    }
+    add_destination_rules(&mut table, "egress", settings, &[]);
+    table
+}
+
 /// Accepts the targets that the operator allows, and rejects those that are never reachable, denied,
 /// or in `own`.
 fn add_destination_rules(

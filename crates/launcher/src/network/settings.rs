@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use domain::{AddressPrefix, NetworkTarget, PolicyTarget};
-use egress_protocol::RuleMessage;
+use domain::{AddressPrefix, NetworkPolicy, NetworkTarget, PolicyError, PolicyTarget};
+use egress_protocol::{ActionMessage, PolicyMessage, RuleMessage};
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,7 +28,8 @@ pub struct NetworkSettings {
     /// A proxy through which egress makes all connections.
     #[serde(default)]
     pub upstream_proxy: Option<String>,
-    /// Whether `auto` means `off` where sandboxes cannot have a link, as in earlier versions.
+    /// Whether `auto` means `off` where sandboxes cannot have a link, as in earlier versions. In a configuration: unless
+    /// the state directory says that it was made by a later one.
     #[serde(default)]
     pub auto_needs_link: bool,
 }
@@ -126,6 +127,21 @@ pub enum NetworkMode {
     Auto,
     /// What a policy allows, by name and address.
     Filtered,
+}
+
+impl NetworkSettings {
+    /// The port of the proxy through which egress makes all connections.
+    pub(super) fn upstream_proxy_port(&self) -> Option<u16> {
+        self.upstream_proxy.as_deref()?.trim_end_matches('/').rsplit_once(':')?.1.parse().ok()
+    }
+}
+
+impl FilterSettings {
+    /// The policy of a filtered sandbox whose client names none.
+    pub fn default_policy(&self) -> Result<NetworkPolicy, PolicyError> {
+        let message = PolicyMessage { rules: self.rules.clone(), default: ActionMessage::Deny };
+        (&message).try_into()
+    }
 }
 
 impl Default for NetworkSettings {

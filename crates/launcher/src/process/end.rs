@@ -113,7 +113,7 @@ impl Launcher {
     /// uses them. A failed step does not stop the others; the first error is returned.
     pub fn close(&mut self) -> io::Result<()> {
         let discarded = self.rights.discard_prepared();
-        let disconnected = self.close_network();
+        let disconnected = self.close_network().and(self.remove_egress_guard());
         let groups = self.rights.groups().map_or(Ok(()), CgroupHierarchies::close);
         discarded.and(disconnected).and(groups)
     }

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use domain::SandboxId;
 use egress_protocol::ServeMode;
 use linux::namespaces::{self, NamespaceSet};
+use linux::netlink::nftables;
 use linux::packet;
 use linux::spawn::{self, ForkResult, SingleThread};
 use linux::transparent::TransparentSockets;
@@ -18,8 +19,8 @@ use super::egress_keeper::EgressKeeper;
 use super::record::{FilteredRecord, LauncherRecord};
 use super::{Launcher, LauncherRights};
 use crate::network::filtered::{self, FilteredLayout, FilteredNetwork};
-use crate::network::uplink;
 use crate::network::{NetworkError, NetworkSettings};
+use crate::network::{guard, uplink};
 
 /// How long the child may work inside a sandbox, in seconds.
 const SET_UP_TIMEOUT_SECONDS: u32 = 5;
@@ -28,6 +29,7 @@ impl Launcher {
     /// Connects to the process that keeps the sockets of sandboxes. Sockets that it lacks, because it was started after
     /// their sandboxes, are opened again; those of ended sandboxes are closed.
     pub fn connect_keeper(&mut self, connection: OwnedFd) -> io::Result<()> {
+        self.guard_egress();
         let mut keeper = EgressKeeper::new(connection);
         let served = keeper.load_served()?.clone();
         self.keeper = Some(keeper);
@@ -45,6 +47,29 @@ impl Launcher {
             stale.iter().for_each(|id| keeper.forget(id));
         }
         Ok(())
+    }
+
+    /// Installs a second guard for egress on this host. Without it egress still judges every connection.
+    pub(super) fn guard_egress(&self) {
+        let Some(uid) = self.settings.egress_uid.filter(|_| linux::privileges::is_host_root()) else {
+            return;
+        };
+        let table = guard::build_egress_table(&self.egress_table(), uid, &self.settings.network);
+        if let Err(error) = table.install() {
+            tracing::warn!(%error, "failed to install the packet filter for egress; it judges connections alone");
+        }
+    }
+
+    /// Removes what [`Launcher::guard_egress`] installed.
+    pub(super) fn remove_egress_guard(&self) -> io::Result<()> {
+        if self.settings.egress_uid.is_none() || !linux::privileges::is_host_root() {
+            return Ok(());
+        }
+        nftables::remove_table(&self.egress_table())
+    }
+
+    fn egress_table(&self) -> String {
+        format!("coracle-{}-egress", self.settings.instance)
     }
 
     fn running_filtered(&self, id: &SandboxId) -> Option<(LauncherRecord, OwnedFd, FilteredRecord)> {

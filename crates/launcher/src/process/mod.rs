@@ -164,10 +164,14 @@ impl Launcher {
         Ok(launcher)
     }
 
-    /// Applies those settings that can change while sandboxes run: the size of the image store, and the
-    /// maximum limits of one sandbox. All others need a restart.
+    /// Applies those settings that can change while sandboxes run: the size of the image store, the
+    /// maximum limits of one sandbox, and the proxy of egress. All others need a restart.
     pub fn reload_settings(&mut self, settings: LauncherSettings) {
-        let LauncherSettings { image_bytes, maxima, .. } = settings;
+        let LauncherSettings { image_bytes, maxima, network, .. } = settings;
+        if self.settings.network.upstream_proxy != network.upstream_proxy {
+            self.settings.network.upstream_proxy = network.upstream_proxy;
+            self.guard_egress();
+        }
         self.settings.image_bytes = image_bytes;
         self.settings.maxima = maxima;
         self.images.apply_settings(&self.settings);

@@ -222,14 +222,15 @@ fn current_namespace() -> io::Result<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+    use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream, UdpSocket};
     use std::time::Duration;
 
+    use egress_protocol::ServeMode;
     use linux::netlink::nftables;
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
     use super::*;
-    use crate::network::NetworkSettings;
+    use crate::network::{NetworkSettings, uplink};
     use domain::NetworkTarget;
 
     /// Runs a test in a net namespace that represents a separate host; only root can make one.
@@ -288,6 +289,49 @@ mod tests {
             wait_for_uplink_event(&nets.uplink)?;
             nets.uplink.handle_host_changes()?;
             assert!(nftables::table_exists("coracle-test")?);
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn filtered_namespaces_are_made_ahead_once_one_was_taken() {
+        on_another_host(|| {
+            let mut nets = NetnsPool::open(2, Uplink::new(NetworkSettings::default(), "test"))?;
+            while nets.refill()? {}
+            assert!(nets.filtered.is_empty());
+            let taken = nets.take(UplinkKind::Egress(ServeMode::Filtered))?;
+            let port = taken.filtered.as_ref().map(|network| network.sockets.tcp_port);
+            while nets.refill()? {}
+            assert_eq!(nets.filtered.len(), 2);
+            // The host routes nothing, so only the resolver can be asked.
+            let resolver = || TcpStream::connect(("198.19.0.1", 53)).map(drop);
+            nets.run_inside(taken.namespace.as_fd(), resolver)?;
+            let listener = taken.filtered.map(|network| TcpListener::from(network.sockets.tcp));
+            let listener = listener.ok_or(io::ErrorKind::NotFound)?;
+            let (carried, _) = listener.accept()?;
+            assert_eq!(carried.local_addr()?.to_string(), "[::ffff:198.19.0.1]:53");
+            assert_eq!(Some(listener.local_addr()?.port()), port);
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn link_of_a_running_sandbox_is_replaced_by_sockets() {
+        on_another_host(|| {
+            let mut nets = NetnsPool::open(0, Uplink::new(NetworkSettings::default(), "test"))?;
+            nets.uplink.ensure_ready().map_err(io::Error::other)?;
+            let namespace = nets.take(UplinkKind::Link)?.namespace;
+            let settings = nets.uplink.settings().clone();
+            let layout = FilteredLayout::choose(&settings)?;
+            let network = nets.run_inside(namespace.as_fd(), || {
+                uplink::remove_inner_link()?;
+                let network = layout.set_up(&settings)?;
+                assert!(RoutingSocket::open()?.find_link(uplink::SANDBOX_LINK_NAME)?.is_none());
+                TcpStream::connect(("198.19.0.1", 53))?;
+                assert!(TcpStream::connect(("10.0.0.1", 443)).is_err());
+                Ok(network)
+            })?;
+            TcpListener::from(network.sockets.tcp).accept()?;
             Ok(())
         });
     }

@@ -417,7 +417,8 @@ mod tests {
     #[test]
     fn ended_sandbox_is_not_listed_but_found_by_the_next_launcher() {
         let state = tempfile::tempdir().expect("a directory");
-        let identity = ServerIdentity { instance: "i".to_owned(), owns_unsigned_records: true };
+        let identity =
+            ServerIdentity { instance: "i".to_owned(), owns_unsigned_records: true, auto_without_link: true };
         let records = LauncherRecords::open(state.path(), identity).expect("a directory");
         let (id, limits) = (test_id("a"), JailLimits { memory: 1, cpus: 1, pids: 1, disk: 1 });
         assert!(!records.mark_ended(&id).expect("a missing record is no error"));
@@ -437,7 +438,11 @@ mod tests {
         let state = tempfile::tempdir().expect("a directory");
         let limits = JailLimits { memory: 1, cpus: 1, pids: 1, disk: 1 };
         let open = |instance: &str, owns_unsigned_records| {
-            let identity = ServerIdentity { instance: instance.to_owned(), owns_unsigned_records };
+            let identity = ServerIdentity {
+                instance: instance.to_owned(),
+                owns_unsigned_records,
+                auto_without_link: true,
+            };
             LauncherRecords::open(state.path(), identity).expect("the directory is writable")
         };
         let original = open("one", false);
@@ -460,7 +465,11 @@ mod tests {
     #[test]
     fn shorter_record_replaces_a_longer_one() {
         let state = tempfile::tempdir().expect("a directory");
-        let identity = ServerIdentity { instance: "i".to_owned(), owns_unsigned_records: false };
+        let identity = ServerIdentity {
+            instance: "i".to_owned(),
+            owns_unsigned_records: false,
+            auto_without_link: true,
+        };
         let records = LauncherRecords::open(state.path(), identity).expect("the directory is writable");
         let long = JailLimits { memory: u64::MAX, cpus: 1000, pids: 1000, disk: u64::MAX };
         let mut record =
@@ -474,7 +483,11 @@ mod tests {
     #[test]
     fn stopped_sandbox_keeps_its_record_and_can_be_restarted() {
         let state = tempfile::tempdir().expect("a directory");
-        let identity = ServerIdentity { instance: "i".to_owned(), owns_unsigned_records: false };
+        let identity = ServerIdentity {
+            instance: "i".to_owned(),
+            owns_unsigned_records: false,
+            auto_without_link: true,
+        };
         let records = LauncherRecords::open(state.path(), identity).expect("the directory is writable");
         let limits = JailLimits { memory: 1, cpus: 2, pids: 3, disk: 4 };
         let mut record =
