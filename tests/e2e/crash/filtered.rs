@@ -361,12 +361,12 @@ fn new_connections_wait_for_the_successor_of_egress() {
     let server = crate::filtered::start_server(TestUser::Same);
     let mut sandbox = crate::filtered::create_filtered(&server, &["web.example"]);
     let step = with(http_at(WEB.v4, "web.example"), json!({}));
-    assert_eq!(host_reached(&probe(&mut sandbox, &[step.clone()])[0]), Some("web.example"));
+    assert_eq!(host_reached(&probe(&mut sandbox, std::slice::from_ref(&step))[0]), Some("web.example"));
     let mut results = Vec::new();
     for _ in 0..5 {
         let former = server.part_pid("__egress");
         parts::kill(former);
-        results.extend(probe(&mut sandbox, &[step.clone()]));
+        results.extend(probe(&mut sandbox, std::slice::from_ref(&step)));
         assert_ne!(server.part_pid("__egress"), former);
     }
     let reached = results.iter().filter(|result| host_reached(result) == Some("web.example")).count();

@@ -37,7 +37,7 @@ impl NetworkAttack {
         let before = if let Goal::Contact(address) = self.goal { contacts(address) } else { 0 };
         let asked = |name: &str| world.queries().iter().filter(|query| query.name.ends_with(name)).count();
         let asked_before = if let Goal::Query(name) = self.goal { asked(name) } else { 0 };
-        let result = probe(sandbox, &[self.step.clone()]).remove(0);
+        let result = probe(sandbox, std::slice::from_ref(&self.step)).remove(0);
         let reached = match self.goal {
             Goal::Contact(address) => contacts(address) > before,
             Goal::Query(name) => asked(name) > asked_before,
@@ -125,7 +125,7 @@ fn an_allowed_name_leads_to_its_own_host_only() {
         ];
         if user == TestUser::Same {
             let mut open = create_open(&server);
-            probe(&mut open, &[entry.clone()]);
+            probe(&mut open, std::slice::from_ref(&entry));
             for attack in &steps {
                 let (reached, result) = attack.succeeds(&world, &mut open);
                 assert!(reached, "{} does not work with network on: {result}", attack.step);
@@ -134,7 +134,7 @@ fn an_allowed_name_leads_to_its_own_host_only() {
             assert!(reached, "/etc/hosts does not work with network on: {result}");
             open.delete();
         }
-        assert!(probe(&mut filtered, &[entry.clone()])[0]["error"].is_null());
+        assert!(probe(&mut filtered, std::slice::from_ref(&entry))[0]["error"].is_null());
         steps.push(attack(other, http("web.example")));
         steps.push(attack(other, json!({"do": "tls", "to": "web.example", "sni": "web.example"})));
         for attack in &steps {

@@ -141,7 +141,7 @@ fn links_are_used_again_when_the_host_forwards() {
     assert_eq!(host_reached(&probe(&mut linked, &[http("web.example")])[0]), Some("web.example"));
     assert!(linked.run("cat /proc/net/dev").stdout.contains("eth0"), "it has a link");
     let datagram = json!({"do": "udp", "to": WEB.v4, "port": 7, "text": "datagram"});
-    assert_eq!(probe(&mut linked, &[datagram.clone()])[0]["got"], "datagram");
+    assert_eq!(probe(&mut linked, std::slice::from_ref(&datagram))[0]["got"], "datagram");
     assert_eq!(host_reached(&probe(&mut sandbox, &[http("web.example")])[0]), Some("web.example"));
     assert!(is_refused(&probe(&mut sandbox, &[datagram])[0]));
     sandbox.delete();
