@@ -88,11 +88,11 @@ mod tests {
     use super::*;
 
     fn connected() -> (AgentSocket, std::os::unix::net::UnixStream) {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("socket");
-        let listener = UnixListener::bind(&path).unwrap();
-        let socket = AgentSocket::connect(path.to_str().unwrap()).unwrap();
-        (socket, listener.accept().unwrap().0)
+        let listener = UnixListener::bind(&path).expect("it listens");
+        let socket = AgentSocket::connect(path.to_str().expect("text")).expect("it connects");
+        (socket, listener.accept().expect("a connection").0)
     }
 
     #[tokio::test]
@@ -102,7 +102,7 @@ mod tests {
         let written = Pin::new(&mut socket).poll_write(&mut context, b"request");
         assert!(matches!(written, Poll::Ready(Ok(7))), "{written:?}");
         let mut received = [0; 7];
-        agent.read_exact(&mut received).unwrap();
+        agent.read_exact(&mut received).expect("the request");
         assert_eq!(&received, b"request");
     }
 
@@ -111,20 +111,20 @@ mod tests {
         let (mut socket, mut agent) = connected();
         let reader = std::thread::spawn(move || {
             let mut received = Vec::new();
-            agent.read_to_end(&mut received).unwrap();
+            agent.read_to_end(&mut received).expect("the request");
             received
         });
         let request: Vec<u8> = (0..4_000_000_u32).map(|number| number.to_le_bytes()[0]).collect();
-        socket.write_all(&request).await.unwrap();
-        socket.shutdown().await.unwrap();
-        assert!(reader.join().unwrap() == request);
+        socket.write_all(&request).await.expect("it is sent");
+        socket.shutdown().await.expect("it ends");
+        assert!(reader.join().expect("it does not panic") == request);
     }
 
     #[tokio::test]
     async fn closed_agent_is_an_error_of_the_first_write() {
         let (mut socket, agent) = connected();
         drop(agent);
-        let error = socket.write_all(b"request").await.unwrap_err();
+        let error = socket.write_all(b"request").await.expect_err("nobody reads");
         assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
     }
 }

@@ -170,7 +170,8 @@ impl BackendUnderTest for TestHost {
     }
 
     async fn kill_sandbox(&self, id: &SandboxId) {
-        let identity = ServerIdentity { instance: instance(), owns_unsigned_records: false };
+        let identity =
+            ServerIdentity { instance: instance(), owns_unsigned_records: false, auto_without_link: true };
         let record = LauncherRecords::open(&self.state, identity).unwrap().read(id).unwrap();
         let pid = Pid::from_raw(record.process.unwrap().pid).unwrap();
         kill_process(pid, Signal::KILL).unwrap();

@@ -36,6 +36,9 @@ enum HostRoutes {
     None,
 }
 
+/// What is checked, the routes of the host, and the check.
+type NetworkCheck = (&'static str, HostRoutes, fn(TestNetwork));
+
 /// A sandbox's namespace, which this process is in, and what egress would hold.
 struct TestNetwork(FilteredNetwork);
 
@@ -44,7 +47,7 @@ fn main() {
         testkit::skip_test("the test of filtered networks runs as root and as an ordinary user");
         return;
     }
-    let checks: [(&str, HostRoutes, fn(TestNetwork)); 10] = [
+    let checks: [NetworkCheck; 10] = [
         ("connections to any address arrive", HostRoutes::Both, connections_arrive_with_their_destination),
         ("queries are answered from any address", HostRoutes::Both, queries_are_answered_from_any_address),
         ("other datagrams are refused at once", HostRoutes::Both, other_datagrams_are_refused_at_once),

@@ -21,6 +21,7 @@ use super::{Launcher, LauncherRights};
 use crate::network::filtered::{self, FilteredLayout, FilteredNetwork};
 use crate::network::{NetworkError, NetworkSettings};
 use crate::network::{guard, uplink};
+use crate::settings::LifetimePolicy;
 
 /// How long the child may work inside a sandbox, in seconds.
 const SET_UP_TIMEOUT_SECONDS: u32 = 5;
@@ -31,6 +32,11 @@ impl Launcher {
     pub fn connect_keeper(&mut self, connection: OwnedFd) -> io::Result<()> {
         self.guard_egress();
         let mut keeper = EgressKeeper::new(connection);
+        if self.settings.lifetime == LifetimePolicy::Ours {
+            // Every other sandbox belongs to another process, which has a keeper of its own.
+            self.keeper = Some(keeper);
+            return Ok(());
+        }
         let served = keeper.load_served()?.clone();
         self.keeper = Some(keeper);
         let mut stale = served.clone();
