@@ -156,7 +156,9 @@ mod tests {
                 "number": 7, "time": "2026-11-15T10:00:00Z", "kind": kind, "verdict": "allow",
                 "reason": "allow *.example.org", "bytesSent": 10, "bytesReceived": 2048,
             });
-            record.as_object_mut().unwrap().append(&mut rest.as_object().unwrap().clone());
+            for (field, value) in rest.as_object().into_iter().flatten() {
+                record[field] = value.clone();
+            }
             record_line(&record)
         };
         let place = json!({"name": "a.example.org", "address": "192.0.2.1", "port": 443});
@@ -172,7 +174,7 @@ mod tests {
 
     #[test]
     fn policy_is_printed_in_the_order_in_which_it_decides() {
-        let status = |value: Value| policy_lines(&serde_json::from_value(value).unwrap());
+        let status = |value: Value| policy_lines(&serde_json::from_value(value).expect("a status"));
         let rules =
             json!([{"action": "deny", "target": "x.a.org"}, {"action": "allow", "target": "*.a.org"}]);
         let policy = json!({"mode": "enforcing", "policy": {"defaultAction": "deny", "egress": rules}});
