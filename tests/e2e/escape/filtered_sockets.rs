@@ -85,8 +85,9 @@ fn connections_to_the_listener_itself_are_refused() {
     let _world = TestNetwork::create();
     for user in all_users() {
         let server = start_server(user);
-        let mut sandbox =
-            server.create_sandbox_with(&crate::filtered::with_policy(&crate::filtered::policy("allow", &[])));
+        let mut sandbox = server.create_sandbox_with(&crate::filtered::with_policy(
+            &crate::filtered::policy("allow", &["web.example"]),
+        ));
         let (tcp, udp) = egress_ports(&mut sandbox);
         assert!(
             !tcp.is_empty() && !udp.is_empty(),

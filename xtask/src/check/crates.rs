@@ -55,8 +55,16 @@ const FORBIDDEN_DEPENDENCIES: &[(&str, &[&str], &str)] = &[
 const ALLOWED_WORKSPACE_DEPENDENCIES: &[(&str, &[&str], &str)] = &[
     ("fronts", &["service", "domain"], "a front calls the core and nothing below it"),
     ("service", &["backend", "domain", "wire"], "requests flow one way"),
-    ("backend-local", &["backend", "domain", "launcher", "linux"], "it is a client of the launcher"),
-    ("launcher", &["backend", "domain", "linux", "wire"], "it is privileged and must stay small"),
+    (
+        "backend-local",
+        &["backend", "domain", "egress-protocol", "launcher", "linux"],
+        "it is a client of the launcher and of egress",
+    ),
+    (
+        "launcher",
+        &["backend", "domain", "egress-protocol", "linux", "wire"],
+        "it is privileged and must stay small",
+    ),
     (
         "egress",
         &["domain", "egress-protocol", "linux"],

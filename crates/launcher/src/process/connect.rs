@@ -165,7 +165,7 @@ impl Launcher {
             tracing::warn!(
                 reason,
                 hint,
-                "this state directory was made by an earlier version, so sandboxes with network `auto` get none"
+                "network `auto` is `off`, because an earlier version made this state directory"
             );
         } else {
             tracing::warn!(
