@@ -181,7 +181,7 @@ pub struct LogPage {
 /// One connection, when it was decided and again when it ended, or one denied query.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogRecord {
-    /// Counts from 1 in each sandbox, without gaps, as long as egress lives.
+    /// Rises by one for each record of a sandbox. A new egress process continues with higher numbers.
     pub number: u64,
     pub unix_ms: u64,
     pub kind: LogKind,

@@ -27,20 +27,35 @@ pub(crate) struct LogEntry {
 }
 
 /// The last records of a sandbox. It takes no memory before the first.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct ConnectionLog {
     ring: Mutex<LogRing>,
     grown: Notify,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct LogRing {
     records: VecDeque<LogRecord>,
+    /// The number before that of the first record.
+    base: u64,
     /// The number of the last record that was written.
     last: u64,
 }
 
+impl Default for ConnectionLog {
+    /// Numbers begin at the time in microseconds, so that a log after a restart of egress never uses one again.
+    fn default() -> Self {
+        let elapsed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self::starting_after(u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX / 2))
+    }
+}
+
 impl ConnectionLog {
+    fn starting_after(base: u64) -> Self {
+        let ring = LogRing { records: VecDeque::new(), base, last: base };
+        Self { ring: Mutex::new(ring), grown: Notify::new() }
+    }
+
     pub(crate) fn append(&self, entry: LogEntry) {
         let unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_millis());
         let mut ring = self.lock();
@@ -71,7 +86,9 @@ impl ConnectionLog {
         let first = ring.records.front().map_or(ring.last + 1, |record| record.number);
         let skipped = usize::try_from(after.saturating_add(1).saturating_sub(first)).unwrap_or(usize::MAX);
         let records = ring.records.iter().skip(skipped).take(limit).cloned().collect();
-        LogPage { records, dropped: first.saturating_sub(after.saturating_add(1)) }
+        // What an earlier egress process recorded is gone and not counted.
+        let next = after.max(ring.base).saturating_add(1);
+        LogPage { records, dropped: first.saturating_sub(next) }
     }
 
     /// Waits until there is a record above `after`.
@@ -123,7 +140,7 @@ mod tests {
 
     #[test]
     fn records_are_read_in_order_from_any_number() {
-        let log = ConnectionLog::default();
+        let log = ConnectionLog::starting_after(0);
         assert_eq!(log.read(0, 10), LogPage::default());
         for _ in 0..5 {
             log.append(entry("default"));
@@ -136,7 +153,7 @@ mod tests {
 
     #[test]
     fn dropped_records_are_counted_exactly() {
-        let log = ConnectionLog::default();
+        let log = ConnectionLog::starting_after(0);
         for _ in 0..MAX_LOG_RECORDS + 10 {
             log.append(entry("default"));
         }
@@ -151,14 +168,14 @@ mod tests {
 
     #[test]
     fn long_texts_are_shortened() {
-        let log = ConnectionLog::default();
+        let log = ConnectionLog::starting_after(0);
         log.append(entry(&"ü".repeat(1000)));
         assert_eq!(log.read(0, 1).records[0].reason.len(), MAX_TEXT_BYTES);
     }
 
     #[tokio::test]
     async fn reader_waits_for_the_next_record() {
-        let log = std::sync::Arc::new(ConnectionLog::default());
+        let log = std::sync::Arc::new(ConnectionLog::starting_after(0));
         log.append(entry("first"));
         log.wait_beyond(0).await;
         let waiting = tokio::spawn({

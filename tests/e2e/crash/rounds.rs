@@ -326,8 +326,8 @@ pub(super) fn check_nothing_is_left(
     leftovers::wait_for_no_volumes(parts.pid(KilledProcess::Launcher), &state);
     e2e::eventually("no sandbox is left as a process", || parts.sandbox_pids().is_empty());
     // Sandboxes whose launcher died were reparented to the supervisor.
-    e2e::eventually("the supervisor has only its two parts", || {
-        parts::children(parts.server.pid()).len() == 2
+    e2e::eventually("the supervisor has only its three parts", || {
+        parts::children(parts.server.pid()).len() == 3
     });
     parts.record_processes();
     assert!(parts.server.terminate().success(), "the server did not end cleanly");

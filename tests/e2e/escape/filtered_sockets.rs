@@ -86,7 +86,7 @@ fn connections_to_the_listener_itself_are_refused() {
     for user in all_users() {
         let server = start_server(user);
         let mut sandbox = server.create_sandbox_with(&crate::filtered::with_policy(
-            &crate::filtered::policy("allow", &["web.example"]),
+            &crate::filtered::policy("allow", &["allow web.example"]),
         ));
         let (tcp, udp) = egress_ports(&mut sandbox);
         assert!(

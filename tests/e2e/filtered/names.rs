@@ -129,7 +129,7 @@ fn other_types_are_answered_for_allowed_names_without_keys_for_encrypted_hellos(
     assert_eq!(found["code"], 0, "{found}");
     sandbox.delete();
     // Names by which clients look for encrypted DNS do not exist, even if every name is allowed.
-    let mut sandbox = server.create_sandbox_with(&with_policy(&policy("allow", &["web.example"])));
+    let mut sandbox = server.create_sandbox_with(&with_policy(&policy("allow", &["allow web.example"])));
     for name in ["use-application-dns.net", "_dns.resolver.arpa"] {
         let found = ask(&mut sandbox, dns(name, "A"));
         assert_eq!(found["code"], NO_SUCH_NAME, "{name}: {found}");
