@@ -39,16 +39,10 @@ const WANTED_PACKAGES: &[AptPackage] = &[
         needed_for: "images are pulled from a real registry",
     },
     AptPackage {
-        name: "passt",
-        present: || find_program("pasta").is_some(),
-        required: || false,
-        needed_for: "the network of an ordinary user's sandboxes",
-    },
-    AptPackage {
         name: "slirp4netns",
         present: || find_program("slirp4netns").is_some(),
         required: || false,
-        needed_for: "the network of an ordinary user's sandboxes, where there is no pasta, and of pages",
+        needed_for: "pages whose commands need the internet",
     },
     AptPackage {
         name: "ripgrep",

@@ -276,7 +276,7 @@ mod tests {
             status,
             json!({"status": "ok", "mode": "enforcing", "enforcementMode": "dns+nft", "policy": {
                 "defaultAction": "deny", "egress": [
-                    {"action": "allow", "target": "pypi.org"}, {"action": "deny", "target": "*.example.org"},
+                    {"action": "allow", "target": "index.example"}, {"action": "deny", "target": "*.example.org"},
                     {"action": "allow", "target": "10.0.0.0/8"}, {"action": "allow", "target": "a.org:443"},
                 ],
             }})

@@ -7,7 +7,8 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use super::{ROOT_GROUP_NAME, mount_table};
+use super::limits::read_host_tcp_memory;
+use super::{ROOT_GROUP_NAME, mount_table, write_if_present};
 
 /// The least that egress gets, on a host with little memory.
 const MIN_MEMORY: u64 = 256 << 20;
@@ -26,6 +27,7 @@ pub fn join_egress_group(instance: &str) -> io::Result<bool> {
         if mount.kind == "cgroup" && mount.has_option("memory") {
             fs::create_dir_all(&group)?;
             fs::write(group.join("memory.limit_in_bytes"), limit)?;
+            limit_tcp_memory(&group)?;
             fs::write(group.join("tasks"), "0")?;
             return Ok(true);
         }
@@ -40,6 +42,13 @@ pub fn join_egress_group(instance: &str) -> io::Result<bool> {
         }
     }
     Ok(false)
+}
+
+/// Limits the TCP buffers of egress to a quarter of what the host allows for all its sockets. v1 counts them apart from other
+/// memory: without a limit, connections whose clients read nothing could use up the host's.
+fn limit_tcp_memory(group: &Path) -> io::Result<()> {
+    let Some(most) = read_host_tcp_memory()? else { return Ok(()) };
+    write_if_present(&group.join("memory.kmem.tcp.limit_in_bytes"), &(most / 4).to_string())
 }
 
 fn has_memory(controllers: &Path) -> io::Result<bool> {

@@ -115,7 +115,7 @@ impl CgroupHierarchies {
 }
 
 /// Returns the bytes that all TCP buffers of the host may have; `None` if this kernel has no TCP. See tcp(7).
-fn read_host_tcp_memory() -> io::Result<Option<u64>> {
+pub(super) fn read_host_tcp_memory() -> io::Result<Option<u64>> {
     let text = match fs::read_to_string("/proc/sys/net/ipv4/tcp_mem") {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         text => text?,
