@@ -129,7 +129,9 @@ for (const useServerProxy of [false, true]) {
       assert.match((await sandbox.getEndpoint(8080)).endpoint, new RegExp(`/sandboxes/${sandbox.id}/proxy/8080$`));
       assert.match(await sandbox.getEndpointUrl(8080), /^http:\/\//);
       assert.equal((await sandbox.getEgressPolicy()).defaultAction, "deny");
-      await assert.rejects(sandbox.patchEgressRules([{ action: "allow", target: "example.org" }]));
+      await sandbox.patchEgressRules([{ action: "allow", target: "example.org" }]);
+      assert.deepEqual((await sandbox.getEgressPolicy()).egress, [{ action: "allow", target: "example.org" }]);
+      await assert.rejects(sandbox.patchEgressRules([{ action: "allow", target: "not a name" }]));
     });
   });
 }

@@ -165,8 +165,10 @@ def test_diagnostics_in_both_forms(osb, made):
     assert made in osb.text("devops", "inspect", made)
 
 
-def test_policy_is_shown_and_unsupported_features_are_reported(osb, made):
+def test_policy_is_shown_and_changed_and_unsupported_features_are_reported(osb, made):
     assert "deny" in osb.text("egress", "get", made, "-o", "json")
-    refused = osb.call("egress", "patch", made, "--rule", "allow=example.org")
+    osb.text("egress", "patch", made, "--rule", "allow=example.org")
+    assert "example.org" in osb.text("egress", "get", made, "-o", "json")
+    refused = osb.call("egress", "patch", made, "--rule", "allow=not a name")
     assert refused.returncode != 0
     assert osb.call("template", "list").returncode != 0

@@ -52,7 +52,8 @@ def test_extensions_with_their_prefix_are_echoed(api, new_box):
         ({"volumes": [{"name": "v", "mountPath": "v", "host": {"path": "/"}}]}, 400, "VOLUME::INVALID_MOUNT_PATH"),
         ({"volumes": [{"name": "v", "mountPath": "/v"}]}, 400, "VOLUME::INVALID_BACKEND"),
         ({"networkPolicy": {"defaultAction": "ask"}}, 400, "SANDBOX::INVALID_PARAMETER"),
-        ({"extensions": {"coracle.network": "filtered"}}, 400, "SANDBOX::API_NOT_SUPPORTED"),
+        ({"extensions": {"coracle.network": "some"}}, 400, "SANDBOX::INVALID_PARAMETER"),
+        ({"credentialProxy": {"enabled": True}}, 400, "SANDBOX::API_NOT_SUPPORTED"),
         ({"extensions": {"coracle.lines": "Q"}}, 400, "SANDBOX::INVALID_PARAMETER"),
         ({"extensions": {"poolRef": "none"}}, 404, "KUBERNETES::POOL_NOT_FOUND"),
         ({"snapshotId": "s", "image": None}, 404, "SNAPSHOT::NOT_FOUND"),
@@ -172,9 +173,9 @@ def test_an_endpoint_is_named_as_the_client_named_the_server(api, box):
     assert answer.json()["endpoint"] == f"localhost:1234/v1/sandboxes/{box.id}/proxy/8080"
 
 
-def test_unsupported_routes_say_so(api, box):
+def test_unsupported_routes_and_empty_changes_are_refused(api, box):
     for method, path, status, code in [
-        ("PATCH", f"/v1/sandboxes/{box.id}/networkpolicy", 501, "SANDBOX::API_NOT_SUPPORTED"),
+        ("PATCH", f"/v1/sandboxes/{box.id}/networkpolicy", 400, "SANDBOX::INVALID_PARAMETER"),
         ("POST", "/v1/templates", 501, "FSB::API_NOT_SUPPORTED"),
     ]:
         answer = api.request(method, path)
@@ -249,8 +250,8 @@ class TestKeys:
         egress = box.port(18080)
         assert egress.get("/policy").json()["mode"] == "deny_all"
         assert egress.get("/healthz").status_code == 200
-        patched = egress.patch("/policy", json=[{"action": "allow", "target": "a.com"}])
-        assert patched.status_code == 501 and patched.headers["content-type"].startswith("text/plain")
+        patched = egress.patch("/policy", json=[{"action": "allow", "target": "not a name"}])
+        assert patched.status_code == 400 and patched.headers["content-type"].startswith("text/plain")
 
     @pytest.mark.parametrize("unknown", ["a" * 20, "7c1f0000-0000-4000-8000-000000000000"])
     def test_the_egress_api_of_no_sandbox_is_plain_text_too(self, api, unknown):

@@ -31,6 +31,8 @@ use crate::{connect_to_socket, register_descriptor};
 
 /// How long a request may take, including the restart of the egress process.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// The number of requests whose replies have no waiter.
+const UNAWAITED: u64 = 0;
 /// The shortest and the longest time between attempts to connect.
 const MIN_RECONNECT_DELAY: Duration = Duration::from_millis(10);
 const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(2);
@@ -62,19 +64,19 @@ struct LinkState {
 
 /// The entry of a request in the list of those that wait. It is removed when the caller has the reply, or when the
 /// caller is dropped or fails before.
-struct WaitingEntry<'a> {
+struct WaitingReply<'a> {
     link: &'a EgressLink,
     number: u64,
 }
 
-impl Drop for WaitingEntry<'_> {
+impl Drop for WaitingReply<'_> {
     fn drop(&mut self) {
         self.link.lock().waiting.remove(&self.number);
     }
 }
 
 /// Why a request has no reply.
-enum RequestFailure {
+enum EgressRequestFailure {
     /// The connection broke; the request can be repeated on the next one.
     ConnectionLost,
     Io(io::Error),
@@ -248,8 +250,8 @@ impl EgressLink {
             let Ok(Some(socket)) = usable else { return Err(io::ErrorKind::ConnectionAborted.into()) };
             match self.ask(&socket, body).await {
                 Ok(reply) => return Ok(reply),
-                Err(RequestFailure::ConnectionLost) => broken = Some(socket),
-                Err(RequestFailure::Io(error)) => return Err(error),
+                Err(EgressRequestFailure::ConnectionLost) => broken = Some(socket),
+                Err(EgressRequestFailure::Io(error)) => return Err(error),
             }
         }
     }
@@ -258,7 +260,7 @@ impl EgressLink {
         &self,
         socket: &EgressSocket,
         body: &(impl Fn(&LinkState) -> EgressRequestBody + Sync),
-    ) -> Result<EgressReplyBody, RequestFailure> {
+    ) -> Result<EgressReplyBody, EgressRequestFailure> {
         let (sender, receiver) = oneshot::channel();
         let number = {
             let mut state = self.lock();
@@ -267,15 +269,15 @@ impl EgressLink {
             state.waiting.insert(number, sender);
             number
         };
-        let _entry = WaitingEntry { link: self, number };
+        let _entry = WaitingReply { link: self, number };
         self.send(socket, number, body).await.map_err(|error| match error.kind() {
             io::ErrorKind::BrokenPipe
             | io::ErrorKind::ConnectionReset
             | io::ErrorKind::ConnectionAborted
-            | io::ErrorKind::NotConnected => RequestFailure::ConnectionLost,
-            _ => RequestFailure::Io(error),
+            | io::ErrorKind::NotConnected => EgressRequestFailure::ConnectionLost,
+            _ => EgressRequestFailure::Io(error),
         })?;
-        receiver.await.map_err(|_closed| RequestFailure::ConnectionLost)
+        receiver.await.map_err(|_closed| EgressRequestFailure::ConnectionLost)
     }
 
     async fn send(
@@ -305,17 +307,17 @@ impl EgressLink {
         packet::send_message(socket.as_fd(), &request, None)
     }
 
-    /// Sends every policy, and then which sandboxes have one. Nobody waits for the replies.
+    /// Sends every policy, and then which sandboxes have one. Their replies have no waiter.
     async fn send_all_policies(&self, socket: &EgressSocket) -> io::Result<()> {
         let ids: Vec<SandboxId> = self.lock().policies.keys().cloned().collect();
         for id in &ids {
-            self.send(socket, 0, &|state: &LinkState| newest_policy_body(id, state)).await?;
+            self.send(socket, UNAWAITED, &|state: &LinkState| newest_policy_body(id, state)).await?;
         }
         let ids: Vec<SandboxId> = self.lock().vaults.keys().cloned().collect();
         for id in &ids {
-            self.send(socket, 0, &|state: &LinkState| newest_vault_body(id, state)).await?;
+            self.send(socket, UNAWAITED, &|state: &LinkState| newest_vault_body(id, state)).await?;
         }
-        self.send(socket, 0, &keep_policies_body).await
+        self.send(socket, UNAWAITED, &keep_policies_body).await
     }
 
     fn deliver_reply(&self, EgressReply { number, body }: EgressReply) {
@@ -323,9 +325,9 @@ impl EgressLink {
         match (waiting, body) {
             // The caller may have given up.
             (Some(waiting), body) => drop(waiting.send(body)),
-            (None, EgressReplyBody::Refused { message }) => {
+            (None, EgressReplyBody::Refused { message }) if number == UNAWAITED => {
                 tracing::error!(
-                    message,
+                    error = message,
                     "egress refused a policy; the sandbox keeps its former one, or reaches nothing"
                 );
             }
@@ -345,7 +347,7 @@ impl EgressLink {
                 }
                 Ok(Ok(None)) => return answered,
                 Ok(Err(error)) => {
-                    tracing::debug!(%error, "the connection to egress broke");
+                    tracing::debug!(%error, "connection to egress failed; connecting again");
                     return answered;
                 }
                 Err(_would_block) => {}

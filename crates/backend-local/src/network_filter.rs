@@ -40,9 +40,17 @@ impl NetworkFilter for LocalBackend {
             LogWait::ForRecord => (true, REQUEST_TIMEOUT + LOG_WAIT_TIMEOUT),
         };
         let body = EgressRequestBody::ReadLog { sandbox: id.as_str().to_owned(), after, limit, wait };
-        match self.egress.request(time, body).await? {
-            EgressReplyBody::Log(page) => Ok(log_page(page)),
-            _ => Err(unexpected_reply()),
+        match self.egress.request(time, body).await {
+            Ok(EgressReplyBody::Log(page)) => Ok(log_page(page)),
+            Ok(_) => Err(unexpected_reply()),
+            // Egress knows the sandboxes that it serves.
+            Err(BackendError::Step { .. }) => Err(BackendError::Unsupported {
+                message: "the sandbox has no connections that egress carries, so there is no log".to_owned(),
+                hint: Some(
+                    "`coracle policy allow ID TARGET` gives a running sandbox a filtered network".to_owned(),
+                ),
+            }),
+            Err(error) => Err(error),
         }
     }
 

@@ -128,6 +128,9 @@ impl AcceptedConnection {
             };
             match dial(&self.egress, &self.sandbox, &view, &route, self.slots.of_sandbox.position).await {
                 Ok(dialled) => {
+                    if !check {
+                        dialled.open.set_unread();
+                    }
                     self.relay_until_end(dialled, check).await;
                     return Ok(());
                 }
@@ -192,12 +195,14 @@ impl AcceptedConnection {
             FirstBytes::InvalidHello | FirstBytes::Late { started: true } if !is_allowed => {
                 Err(Denial::new(None, "not a valid ClientHello"))
             }
-            FirstBytes::Other(byte)
-                if self.destination.port() == HTTP_PORT && http_request::begins_method(*byte) =>
+            // Also what does not look like a request: servers skip empty lines, and a slow client may send one later.
+            FirstBytes::Other(_) | FirstBytes::Late { started: false }
+                if self.destination.port() == HTTP_PORT =>
             {
                 Ok(Plan::Http)
             }
-            _ => route_without_name(view, self.destination).map(Plan::Relay),
+            _ if is_allowed => route_without_name(view, self.destination).map(Plan::Relay),
+            _ => route_without_name(view, self.destination).map(Plan::RelayChecked),
         }
     }
 

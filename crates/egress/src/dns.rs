@@ -5,9 +5,10 @@
 //!                              └ no: NXDOMAIN at once, logged
 //! ```
 //!
-//! `answer` decides, `message` reads and writes messages, `upstream` asks the host's servers, `tcp` and `udp` carry.
+//! `answer` decides, `message` reads and writes messages, `upstream` asks the host's servers, `cache` keeps their answers, `tcp` and `udp` carry.
 
 mod answer;
+mod cache;
 mod message;
 pub(crate) mod tcp;
 #[cfg(test)]

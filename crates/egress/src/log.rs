@@ -97,7 +97,11 @@ impl ConnectionLog {
             let grown = self.grown.notified();
             tokio::pin!(grown);
             grown.as_mut().enable();
-            if self.lock().last > after {
+            let has_grown = {
+                let ring = self.lock();
+                ring.last > after.max(ring.base)
+            };
+            if has_grown {
                 return;
             }
             grown.await;

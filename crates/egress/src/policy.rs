@@ -12,6 +12,7 @@ use egress_protocol::ServeMode;
 use crate::settings::OperatorSettings;
 
 const DOT_PORT: u16 = 853;
+const TLS_PORT: u16 = 443;
 
 /// The rules for a sandbox at one moment.
 #[derive(Clone, Debug)]
@@ -108,6 +109,10 @@ impl PolicyView {
         };
         let policy_settles = match &self.policy {
             None => true,
+            // The default does not allow resolvers for encrypted DNS, which are known by their names.
+            Some(policy) if port == TLS_PORT && has_name_rules(policy) => {
+                matches!(names_matter(policy, address, port), NameInfluence::None { decided: true })
+            }
             Some(policy) => matches!(names_matter(policy, address, port), NameInfluence::None { .. }),
         };
         (lists_decide || policy_settles).then_some(judgement)

@@ -65,6 +65,15 @@ struct ServedState {
 struct OpenEntry {
     target: ConnectionTarget,
     cancel: CancellationToken,
+    content: ContentCheck,
+}
+
+/// Whether the name of a connection is the one that its client sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ContentCheck {
+    Examined,
+    /// The bytes are relayed unread, because no name could change the decision. A policy for which that is not so ends it.
+    Unread,
 }
 
 /// Where a connection leads.
@@ -164,12 +173,7 @@ impl Sandbox {
         apply(&mut state);
         state.generation += 1;
         let view = state.view();
-        let denied = |entry: &OpenEntry| {
-            let ConnectionTarget { name, address, .. } = &entry.target;
-            !view
-                .as_ref()
-                .is_some_and(|view| view.judge(name.as_ref(), address.ip(), address.port()).is_allowed())
-        };
+        let denied = |entry: &OpenEntry| !view.as_ref().is_some_and(|view| entry.is_allowed_by(view));
         let closing: Vec<u64> = state
             .connections
             .iter()
@@ -208,7 +212,9 @@ impl Sandbox {
         state.last_connection += 1;
         let number = state.last_connection;
         let cancel = self.gone.child_token();
-        state.connections.insert(number, OpenEntry { target: target.clone(), cancel: cancel.clone() });
+        let entry =
+            OpenEntry { target: target.clone(), cancel: cancel.clone(), content: ContentCheck::Examined };
+        state.connections.insert(number, entry);
         drop(state);
         self.note_opened(&target);
         let traffic = ConnectionTraffic {
@@ -318,7 +324,33 @@ impl SandboxState {
     }
 }
 
+impl OpenEntry {
+    fn is_allowed_by(&self, view: &PolicyView) -> bool {
+        let ConnectionTarget { name, address, .. } = &self.target;
+        let by_name = view.judge(name.as_ref(), address.ip(), address.port());
+        by_name.is_allowed()
+            && match self.content {
+                ContentCheck::Examined => true,
+                ContentCheck::Unread => view
+                    .judge_regardless_of_name(address.ip(), address.port())
+                    .is_some_and(|judgement| judgement.is_allowed()),
+            }
+    }
+}
+
 impl OpenConnection {
+    /// Notes that the bytes of the connection are relayed unread. It is cancelled if a name could change the decision now.
+    pub(crate) fn set_unread(&self) {
+        let mut state = self.sandbox.lock();
+        let view = state.view();
+        if let Some(entry) = state.connections.get_mut(&self.number) {
+            entry.content = ContentCheck::Unread;
+            if !view.is_some_and(|view| entry.is_allowed_by(&view)) {
+                entry.cancel.cancel();
+            }
+        }
+    }
+
     pub(crate) fn target(&self) -> &ConnectionTarget {
         &self.target
     }

@@ -105,6 +105,9 @@ pub(crate) fn start_connection(
     }
 }
 
+/// The part of all connections that one sandbox may have when three quarters of them are taken.
+const NEARLY_FULL_SHARE: u32 = 64;
+
 fn take_slots(
     egress: &EgressState,
     sandbox: &Sandbox,
@@ -116,6 +119,10 @@ fn take_slots(
         return Err("own address");
     }
     let limits = view.settings.limits;
+    let is_nearly_full = egress.open.open() >= limits.connections_in_total / 4 * 3;
+    if is_nearly_full && sandbox.open.open() >= limits.connections_in_total / NEARLY_FULL_SHARE {
+        return Err("limit of open connections while all sandboxes have many");
+    }
     if !sandbox.new_connections.try_use(limits.new_connections_per_second) {
         return Err("limit of new connections per second");
     }

@@ -210,7 +210,7 @@ pub enum OpResult {
         #[serde(default)]
         restart: bool,
         network: bool,
-        #[serde(default)]
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         filtered: bool,
         #[serde(default)]
         host_versions: Vec<(String, String)>,

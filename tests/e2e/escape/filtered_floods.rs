@@ -69,7 +69,7 @@ fn connections_that_read_nothing_hold_little_memory_of_the_kernel() {
     }
     const CONNECTIONS: u32 = 1000;
     /// Both ends of the two connections are on this machine.
-    const MOST_PER_CONNECTION: u64 = 3 << 20;
+    const MAX_PER_CONNECTION: u64 = 3 << 20;
     let _world = TestNetwork::create();
     let server = start_server(TestUser::Same);
     let mut attacker = create_filtered(&server, &["web.example"]);
@@ -81,7 +81,7 @@ fn connections_that_read_nothing_hold_little_memory_of_the_kernel() {
     assert!(opened > 500, "only {opened} connections were opened");
     let held = settled_memory().saturating_sub(before);
     assert!(
-        held / opened < MOST_PER_CONNECTION,
+        held / opened < MAX_PER_CONNECTION,
         "{} kB for each of {opened} connections",
         held / opened / 1024
     );

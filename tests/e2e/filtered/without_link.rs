@@ -115,8 +115,8 @@ fn pip_installs_a_package_with_forwarding_off() {
             let mut sandbox = server.create_sandbox_with(&request);
             sandbox.upload("/tmp/authority.pem", authority_certificate().as_bytes());
             let ran = sandbox.run(&format!(
-                "/usr/bin/python3 -m pip install --quiet --disable-pip-version-check --no-cache-dir --no-deps \
-                 --index-url https://packages.example/simple --cert /tmp/authority.pem --target /tmp/installed \
+                "PIP_INDEX_URL=https://packages.example/simple /usr/bin/python3 -m pip install --quiet --disable-pip-version-check --no-cache-dir --no-deps \
+                 --cert /tmp/authority.pem --target /tmp/installed \
                  {PACKAGE_NAME} && PYTHONPATH=/tmp/installed /usr/bin/python3 -c 'import coracle_test_package'"
             ));
             assert!(ran.stdout.contains(PACKAGE_GREETING), "as {user:?}, filtered: {filtered}: {ran:?}");

@@ -9,6 +9,8 @@ from opensandbox.exceptions import SandboxApiException
 from opensandbox.models.sandboxes import CredentialProxyConfig, NetworkPolicy, NetworkRule
 from opensandbox.sync.sandbox import SandboxSync
 
+pytest.skip("the credential proxy is not available yet", allow_module_level=True)
+
 SECRET = "canary-of-the-credential-vault-0123456789"
 
 

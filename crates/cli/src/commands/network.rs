@@ -135,7 +135,10 @@ fn record_line(record: &Value) -> String {
     };
     let bytes = |name: &str| format_bytes(record[name].as_u64().unwrap_or_default());
     let end = match text("kind") {
-        "end" => format!("{} sent, {} received", bytes("bytesSent"), bytes("bytesReceived")),
+        "end" => {
+            let carried = format!("{} sent, {} received", bytes("bytesSent"), bytes("bytesReceived"));
+            format!("{}; {carried}", text("reason"))
+        }
         _ => text("reason").to_owned(),
     };
     let line =
@@ -166,7 +169,10 @@ mod tests {
         let head = "7 2026-11-15T10:00:00Z allow";
         let connection = format!("{head} connection a.example.org 192.0.2.1:443 (allow *.example.org)");
         assert_eq!(record("connection", place.clone()), connection);
-        assert!(record("end", place).ends_with("192.0.2.1:443 (10 B sent, 2.0 KiB received)"));
+        assert!(
+            record("end", place)
+                .ends_with("192.0.2.1:443 (allow *.example.org; 10 B sent, 2.0 KiB received)")
+        );
         let query = json!({"name": "b\u{1b}[2J.org", "verdict": "deny", "reason": "default"});
         assert_eq!(record("query", query), "7 2026-11-15T10:00:00Z deny name b[2J.org (default)");
         let address = json!({"address": "2001:db8::1", "port": 22});

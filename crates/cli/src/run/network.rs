@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Result, anyhow};
-use domain::{NetworkPolicy, PolicyAction, PolicyRule, SandboxId};
+use domain::{NetworkPolicy, SandboxId};
 use egress_protocol::{ActionMessage, EgressReplyBody, EgressRequestBody, LogKind, LogRecord};
 use launcher::network::{NetworkMode, uplink};
 
@@ -35,13 +35,7 @@ pub(super) fn choose_mode(args: &RunArgs) -> Result<NetworkMode> {
 
 /// Returns the policy of a filtered sandbox: what is denied is denied even if it is allowed too.
 fn build_policy(args: &RunArgs) -> Result<NetworkPolicy> {
-    let rules = |action, targets: &[domain::PolicyTarget]| {
-        targets.iter().map(move |target| PolicyRule { action, target: target.clone() }).collect::<Vec<_>>()
-    };
-    let all = [rules(PolicyAction::Deny, &args.deny), rules(PolicyAction::Allow, &args.allow)].concat();
-    let only_denies = args.network.is_none() && args.allow.is_empty();
-    let default = if only_denies { PolicyAction::Allow } else { PolicyAction::Deny };
-    Ok(NetworkPolicy::new(all, default)?)
+    Ok(NetworkPolicy::from_lists(&args.allow, &args.deny)?)
 }
 
 /// Starts the egress process if the sandbox needs one, and tells it what the sandbox may reach.

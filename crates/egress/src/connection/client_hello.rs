@@ -17,6 +17,10 @@ pub(crate) const MAX_HELLO_BYTES: usize = 16 << 10;
 const RECORD_HEADER_BYTES: usize = 5;
 const MAX_RECORD_BYTES: usize = 1 << 14;
 const HANDSHAKE_RECORD: u8 = 22;
+/// The types of records, and the largest first byte of a version that servers accept.
+const FIRST_RECORD: u8 = 20;
+const LAST_RECORD: u8 = 24;
+const MAX_RECORD_VERSION: u8 = 0x0f;
 const CLIENT_HELLO: u8 = 1;
 const MESSAGE_HEADER_BYTES: usize = 4;
 const SERVER_NAME: u16 = 0;
@@ -41,6 +45,9 @@ pub(crate) fn parse_client_hello(bytes: &[u8]) -> HelloBytes {
     match bytes {
         [] | [HANDSHAKE_RECORD] => return HelloBytes::Incomplete,
         [HANDSHAKE_RECORD, 3, ..] => {}
+        // Some servers accept other versions of a record, and skip alerts that precede the ClientHello.
+        [FIRST_RECORD..=LAST_RECORD] => return HelloBytes::Incomplete,
+        [FIRST_RECORD..=LAST_RECORD, 0..=MAX_RECORD_VERSION, ..] => return HelloBytes::Invalid,
         _ => return HelloBytes::Other,
     }
     let message = match join_records(bytes) {
@@ -267,15 +274,14 @@ pub(crate) mod tests {
 
     #[test]
     fn other_protocols_are_recognised() {
-        for bytes in [
-            &b"GET / HTTP/1.1\r\n"[..],
-            b"SSH-2.0-x",
-            b"PRI * HTTP/2.0",
-            &[22, 2],
-            &[0x80, 46, 1],
-            &[21, 3, 1],
-        ] {
+        for bytes in
+            [&b"GET / HTTP/1.1\r\n"[..], b"SSH-2.0-x", b"PRI * HTTP/2.0", &[0x80, 46, 1], &[22, 0x20]]
+        {
             assert_eq!(parse_client_hello(bytes), HelloBytes::Other, "{bytes:?}");
+        }
+        // Records that some servers read as the beginning of a handshake.
+        for bytes in [&[22, 2, 1][..], &[21, 3, 1, 0, 2, 1, 100, 22, 3, 1], &[20, 3, 3, 0, 1, 1]] {
+            assert_eq!(parse_client_hello(bytes), HelloBytes::Invalid, "{bytes:?}");
         }
         assert_eq!(parse_client_hello(&[22, 3, 1, 0, 4, 2, 0, 0, 0]), HelloBytes::Invalid);
         assert_eq!(parse_client_hello(&[22, 3, 1, 0, 0]), HelloBytes::Invalid);

@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 use super::dial::{DialError, Dialled, dial};
 use super::http_request::{RequestHost, check_request, prepare_request, prepare_response};
 use super::metered_stream::MeteredStream;
-use super::route::{Denial, Route, route_by_name, route_without_name};
+use super::route::{Denial, Route, route_by_name, route_by_own_resolution, route_without_name};
 use super::{AcceptedConnection, ConnectionSlots, MAX_DECISIONS};
 use crate::policy::PolicyView;
 use crate::relay::reset;
@@ -41,6 +41,8 @@ use crate::vault::{InterceptTarget, PlainRequest, ProxyBody, pass_body};
 
 /// The largest head of a request or response.
 const MAX_HEAD_BYTES: usize = 64 << 10;
+/// How long the first head may take.
+const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a head may take. The time between requests counts too, and clients keep idle connections for a minute.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(120);
 /// How long what a refused client still sends is read, so that it sees the reason instead of a reset.
@@ -53,15 +55,17 @@ type ResponseBody = ProxyBody;
 /// The requests of one connection.
 struct HttpConnection<'a> {
     accepted: &'a AcceptedConnection,
-    upstream: Mutex<Option<Upstream>>,
+    upstream: Mutex<Option<UpstreamConnection>>,
     /// Cancelled when the near side is reset.
     ended: CancellationToken,
+    /// Whether there was a request.
+    has_request: AtomicBool,
     /// Whether a request was refused, which ends the connection while the client may still be sending.
     has_refused: AtomicBool,
 }
 
 /// The connection to the host of the last request.
-struct Upstream {
+struct UpstreamConnection {
     sender: client::SendRequest<ProxyBody>,
     host: RequestHost,
     link: Arc<UpstreamLink>,
@@ -81,6 +85,7 @@ pub(super) async fn serve_requests(accepted: &AcceptedConnection) {
         accepted,
         upstream: Mutex::new(None),
         ended: CancellationToken::new(),
+        has_request: AtomicBool::new(false),
         has_refused: AtomicBool::new(false),
     };
     let near = TokioIo::new(MeteredStream::new(Arc::clone(&accepted.near), None));
@@ -96,6 +101,10 @@ pub(super) async fn serve_requests(accepted: &AcceptedConnection) {
         .with_upgrades();
     tokio::select! {
         () = connection.ended.cancelled() => reset(&accepted.near),
+        () = connection.lack_first_request() => {
+            accepted.sandbox.log_denied(None, accepted.destination, "no request");
+            reset(&accepted.near);
+        }
         ended = served => {
             if let Err(error) = ended {
                 tracing::debug!(sandbox = accepted.sandbox.id, %error, "HTTP connection ended");
@@ -109,7 +118,16 @@ pub(super) async fn serve_requests(accepted: &AcceptedConnection) {
 }
 
 impl HttpConnection<'_> {
+    /// Returns when the client has sent no request in time: it would hold its place in the limits without using it.
+    async fn lack_first_request(&self) {
+        tokio::time::sleep(FIRST_REQUEST_TIMEOUT).await;
+        if self.has_request.load(Ordering::Relaxed) {
+            std::future::pending().await
+        }
+    }
+
     async fn respond(&self, mut request: Request<Incoming>) -> Response<ResponseBody> {
+        self.has_request.store(true, Ordering::Relaxed);
         let host = match check_request(&request) {
             Ok(host) => host,
             Err(problem) => {
@@ -192,6 +210,16 @@ impl HttpConnection<'_> {
             return Err(self.deny(&Denial::new(None, "no settings")));
         };
         let routed = match host {
+            // A secret goes only to an address that our own resolver gives for the name.
+            RequestHost::Name(name) if self.vault_target(host).is_some() => {
+                let address = accepted.destination.ip().to_canonical();
+                let judgement = view.judge(Some(name), address, accepted.destination.port());
+                if !judgement.is_allowed() {
+                    return Err(self.deny(&Denial::new(Some(name), judgement.reason)));
+                }
+                let (egress, sandbox) = (&accepted.egress, &accepted.sandbox);
+                route_by_own_resolution(egress, sandbox, &view, name, accepted.destination, judgement).await
+            }
             RequestHost::Name(name) => {
                 route_by_name(&accepted.egress, &accepted.sandbox, &view, name, accepted.destination).await
             }
@@ -209,7 +237,7 @@ impl HttpConnection<'_> {
         view: &PolicyView,
         route: &Route,
         host: &RequestHost,
-    ) -> Result<Option<Upstream>, HttpRefusal> {
+    ) -> Result<Option<UpstreamConnection>, HttpRefusal> {
         let accepted = self.accepted;
         let position = accepted.slots.of_sandbox.position;
         let dialled = match dial(&accepted.egress, &accepted.sandbox, view, route, position).await {
@@ -237,7 +265,7 @@ impl HttpConnection<'_> {
             return Err(HttpRefusal::gateway("the host closed the connection"));
         };
         tokio::spawn(drive_upstream(driver, Arc::clone(&link), self.ended.clone()));
-        Ok(Some(Upstream { sender, host: host.clone(), link }))
+        Ok(Some(UpstreamConnection { sender, host: host.clone(), link }))
     }
 
     fn refuse(&self, refusal: HttpRefusal) -> Response<ResponseBody> {
@@ -306,7 +334,7 @@ impl UpstreamLink {
     }
 }
 
-impl Upstream {
+impl UpstreamConnection {
     fn leads_to(&self, host: &RequestHost, route: &Route) -> bool {
         let open = &self.link.open;
         self.host == *host

@@ -53,11 +53,6 @@ pub(super) enum RequestHost {
     Unnamed,
 }
 
-/// Whether a method can begin with this byte.
-pub(super) fn begins_method(byte: u8) -> bool {
-    byte.is_ascii_alphabetic()
-}
-
 /// Checks the head of a request, and returns the host that it is for.
 pub(super) fn check_request<B>(request: &Request<B>) -> Result<RequestHost, RequestProblem> {
     if request.method() == Method::CONNECT {

@@ -17,8 +17,8 @@ use super::requests::{RequestOutcome, apply_request};
 use crate::descriptor::watch_descriptor;
 use crate::shared::EgressState;
 
-/// How many requests of one connection may wait for something.
-const MAX_WAITING_REQUESTS: usize = 256;
+/// How many requests of one connection may wait for a record of a log: more than a server has streams.
+const MAX_WAITING_READERS: usize = 4096;
 /// How many servers may be connected: the present one, and its predecessors that are ending.
 const MAX_SERVERS: usize = 16;
 
@@ -38,7 +38,7 @@ pub(crate) async fn serve_control(
     role: ConnectionRole,
 ) -> io::Result<()> {
     let socket = Arc::new(ControlSocket(watch_descriptor(fd, Interest::READABLE | Interest::WRITABLE)?));
-    let waiting = Arc::new(Semaphore::new(MAX_WAITING_REQUESTS));
+    let readers = Arc::new(Semaphore::new(MAX_WAITING_READERS));
     // Requests that wait end with the connection.
     let ended = CancellationToken::new();
     let _end = ended.clone().drop_guard();
@@ -46,14 +46,18 @@ pub(crate) async fn serve_control(
         let number = request.number;
         let body = match apply_request(&egress, role, request.body, descriptors) {
             RequestOutcome::Reply(body) => body,
-            RequestOutcome::Wait(wait) => match Arc::clone(&waiting).try_acquire_owned() {
+            RequestOutcome::Wait(wait) => {
+                tokio::spawn(reply_later(Arc::clone(&socket), number, wait, None, ended.clone()));
+                continue;
+            }
+            // Readers of logs have a limit of their own, so that they never keep a change from being answered.
+            RequestOutcome::WaitForRecord(wait) => match Arc::clone(&readers).try_acquire_owned() {
                 Ok(permit) => {
-                    let socket = Arc::clone(&socket);
-                    let ended = ended.clone();
-                    tokio::spawn(reply_later(socket, number, wait, permit, ended));
+                    let later = reply_later(Arc::clone(&socket), number, wait, Some(permit), ended.clone());
+                    tokio::spawn(later);
                     continue;
                 }
-                Err(_) => EgressReplyBody::Refused { message: "too many requests are waiting".to_owned() },
+                Err(_) => EgressReplyBody::Refused { message: "too many readers of logs wait".to_owned() },
             },
         };
         socket.send(&EgressReply { number, body }).await?;
@@ -65,7 +69,7 @@ async fn reply_later(
     socket: Arc<ControlSocket>,
     number: u64,
     wait: impl Future<Output = EgressReplyBody>,
-    permit: OwnedSemaphorePermit,
+    permit: Option<OwnedSemaphorePermit>,
     ended: CancellationToken,
 ) {
     tokio::select! {

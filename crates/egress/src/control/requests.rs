@@ -25,9 +25,13 @@ const MAX_ID_BYTES: usize = 128;
 /// What follows from a request.
 pub(super) enum RequestOutcome {
     Reply(EgressReplyBody),
-    /// It was applied; the reply comes later.
-    Wait(Pin<Box<dyn Future<Output = EgressReplyBody> + Send>>),
+    /// It was applied; the reply comes soon, when connections are closed.
+    Wait(LaterReply),
+    /// The reply comes when there is a record, perhaps much later.
+    WaitForRecord(LaterReply),
 }
+
+type LaterReply = Pin<Box<dyn Future<Output = EgressReplyBody> + Send>>;
 
 type RequestResult = Result<RequestOutcome, String>;
 
@@ -158,7 +162,7 @@ fn read_log(sandbox: Arc<Sandbox>, after: u64, limit: u32, wait: bool) -> Reques
     if !wait || !page.records.is_empty() {
         return RequestOutcome::Reply(EgressReplyBody::Log(page));
     }
-    RequestOutcome::Wait(Box::pin(async move {
+    RequestOutcome::WaitForRecord(Box::pin(async move {
         tokio::select! {
             () = sandbox.log.wait_beyond(after) => {}
             () = sandbox.gone.cancelled() => {}

@@ -88,7 +88,7 @@ pub(super) fn judge_query(sandbox: &Sandbox, bytes: &[u8], transport: Transport)
 impl PendingLookup {
     /// Looks the name up and writes the answer.
     pub(super) async fn run(self, egress: &EgressState, sandbox: &Sandbox) -> Option<Vec<u8>> {
-        let Some(_slot) = sandbox.open_queries.try_open(MAX_OPEN_QUERIES) else {
+        let Some(_slot) = sandbox.open_queries.try_open(open_query_limit(egress)) else {
             sandbox.log_denied_query(Some(self.name.to_string()), "limit of open queries");
             return self.query.answer(ResponseCode::ServFail, Vec::new(), self.transport);
         };
@@ -108,6 +108,12 @@ impl PendingLookup {
     }
 }
 
+/// Returns how many lookups of one sandbox may be open: fewer while all sandboxes together have many, so that those that ask
+/// servers which do not answer leave room for the others.
+fn open_query_limit(egress: &EgressState) -> u32 {
+    if egress.resolver.is_busy() { MAX_OPEN_QUERIES / 8 } else { MAX_OPEN_QUERIES }
+}
+
 /// Returns the addresses of a name that may be dialled, those of the family of `like` first. They count as given out.
 pub(crate) async fn resolve_addresses(
     egress: &EgressState,
@@ -117,6 +123,8 @@ pub(crate) async fn resolve_addresses(
     like: IpAddr,
 ) -> Result<Vec<IpAddr>, LookupFailure> {
     let lookup = async |record_type| {
+        let slot = sandbox.open_queries.try_open(open_query_limit(egress));
+        let _slot = slot.ok_or(LookupError::Unavailable)?;
         let records = egress.resolver.lookup(name, record_type).await?;
         Ok(shown_records(egress, view, records, record_type))
     };

@@ -15,6 +15,7 @@ use hickory_resolver::net::{DnsError, NetError};
 use hickory_resolver::{Resolver, TokioResolver};
 use tokio::time::Instant;
 
+use super::cache::AnswerCache;
 use crate::limits::OpenCount;
 use crate::settings::OperatorSettings;
 
@@ -28,10 +29,9 @@ const EXAMINE_INTERVAL: Duration = Duration::from_secs(5);
 const ATTEMPT_TIMEOUT: Duration = Duration::from_millis(2500);
 const ATTEMPTS: usize = 2;
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(8);
-const MAX_CACHED_ANSWERS: u64 = 8192;
-const MAX_CACHE_TIME: Duration = Duration::from_secs(6 * 60 * 60);
-const MAX_NEGATIVE_CACHE_TIME: Duration = Duration::from_secs(60);
 const MAX_OPEN_LOOKUPS: u32 = 1024;
+/// How many records of an answer are used. More than any honest name has.
+const MAX_RECORDS: usize = 64;
 
 /// Why a lookup has no records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +54,8 @@ pub(crate) struct UpstreamResolver {
 #[derive(Default)]
 struct ResolverState {
     resolver: Option<Arc<TokioResolver>>,
+    /// What its servers have answered.
+    cache: AnswerCache,
     servers: Vec<(IpAddr, u16)>,
     /// Whether the servers are those of the host, which can change.
     from_host: bool,
@@ -87,13 +89,24 @@ impl UpstreamResolver {
             return Err(LookupError::Unavailable);
         };
         let resolver = self.current_resolver().ok_or(LookupError::Unavailable)?;
+        let key = (name.clone(), record_type);
+        if let Some(cached) = self.lock().cache.find(&key) {
+            return cached;
+        }
         // The final dot keeps the search list of the host out of it.
         let name = Name::from_ascii(format!("{name}.")).ok().ok_or(LookupError::NoName)?;
-        match tokio::time::timeout(LOOKUP_TIMEOUT, resolver.lookup(name, record_type)).await {
-            Ok(Ok(found)) => Ok(found.answers().to_vec()),
+        let found = match tokio::time::timeout(LOOKUP_TIMEOUT, resolver.lookup(name, record_type)).await {
+            Ok(Ok(found)) => Ok(found.answers().iter().take(MAX_RECORDS).cloned().collect()),
             Ok(Err(error)) => Err(classify(&error)),
             Err(_elapsed) => Err(LookupError::Unavailable),
-        }
+        };
+        self.lock().cache.store(key, &found);
+        found
+    }
+
+    /// Whether more than half of the lookups that may be open are.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.open.open() > MAX_OPEN_LOOKUPS / 2
     }
 
     fn current_resolver(&self) -> Option<Arc<TokioResolver>> {
@@ -131,6 +144,7 @@ impl ResolverState {
         if self.servers == servers && self.resolver.is_some() {
             return;
         }
+        self.cache = AnswerCache::default();
         self.resolver = match build_resolver(&servers) {
             Ok(resolver) if !servers.is_empty() => Some(Arc::new(resolver)),
             Ok(_) => {
@@ -158,9 +172,8 @@ fn build_resolver(servers: &[(IpAddr, u16)]) -> Result<TokioResolver, NetError> 
     options.attempts = ATTEMPTS;
     options.edns0 = true;
     options.use_hosts_file = ResolveHosts::Never;
-    options.cache_size = MAX_CACHED_ANSWERS;
-    options.positive_max_ttl = Some(MAX_CACHE_TIME);
-    options.negative_max_ttl = Some(MAX_NEGATIVE_CACHE_TIME);
+    // Its cache is bounded by the number of answers and not by their size.
+    options.cache_size = 1;
     options.try_tcp_on_error = true;
     options.preserve_intermediates = true;
     options.max_active_requests = usize::try_from(MAX_OPEN_LOOKUPS).unwrap_or(usize::MAX);

@@ -22,10 +22,10 @@ use zeroize::Zeroizing;
 use super::seal::fill_random;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-const AUTHORITY_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
-const LEAF_LIFETIME: Duration = Duration::from_secs(14 * 24 * 60 * 60);
+const MAX_AUTHORITY_AGE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+const MAX_LEAF_AGE: Duration = Duration::from_secs(14 * 24 * 60 * 60);
 /// A leaf that is older is issued anew, long before it ends.
-const LEAF_REUSE: Duration = DAY;
+const MAX_LEAF_REUSE_AGE: Duration = DAY;
 /// Names below a wildcard are chosen by the sandbox, so the cache is bounded.
 const MAX_CACHED_LEAVES: usize = 64;
 /// TLS sessions that clients may resume, for each leaf and protocol.
@@ -101,7 +101,7 @@ impl SandboxAuthority {
     ) -> Result<Arc<ServerConfig>, LeafError> {
         let key = LeafKey { host: host.clone(), alpn: alpn.map(<[u8]>::to_vec) };
         let mut leaves = self.leaves.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(leaf) = leaves.get(&key).filter(|leaf| leaf.issued.elapsed() < LEAF_REUSE) {
+        if let Some(leaf) = leaves.get(&key).filter(|leaf| leaf.issued.elapsed() < MAX_LEAF_REUSE_AGE) {
             return Ok(Arc::clone(&leaf.config));
         }
         let config = Arc::new(self.build_config(host, alpn)?);
@@ -128,7 +128,7 @@ impl SandboxAuthority {
 
     fn issue_leaf(&self, host: &DomainName) -> Result<CertificateDer<'static>, rcgen::Error> {
         let mut params = CertificateParams::new(vec![host.to_string()])?;
-        set_identity(&mut params, host.as_str(), LEAF_LIFETIME);
+        set_identity(&mut params, host.as_str(), MAX_LEAF_AGE);
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         params.use_authority_key_identifier_extension = true;
@@ -140,7 +140,7 @@ impl SandboxAuthority {
 /// the times and the serial number.
 fn authority_params(sandbox: &str) -> Result<CertificateParams, rcgen::Error> {
     let mut params = CertificateParams::new(Vec::new())?;
-    set_identity(&mut params, &format!("Coracle {sandbox}"), AUTHORITY_LIFETIME);
+    set_identity(&mut params, &format!("Coracle {sandbox}"), MAX_AUTHORITY_AGE);
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     Ok(params)

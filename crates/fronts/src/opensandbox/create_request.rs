@@ -90,7 +90,7 @@ pub(super) fn parse_create_body(
         secure_access: body.secure_access.unwrap_or(false),
     };
     let mut env = parse_environment(body.env.unwrap_or_default())?;
-    let RequestedNetwork { network, policy, source: network_source } =
+    let NetworkRequest { network, policy, source: network_source } =
         parse_network_policy(body.network_policy, extensions.network, defaults)?;
     let mut defaulted = vec![DefaultedPart::Guest];
     let is_default = matches!(&source, ImageSource::Named { name, .. } if name == DEFAULT_IMAGE);
@@ -168,7 +168,7 @@ enum ValueSource {
 }
 
 /// The network that a request asks for.
-struct RequestedNetwork {
+struct NetworkRequest {
     network: NetworkAccess,
     policy: Option<NetworkPolicy>,
     source: ValueSource,
@@ -181,16 +181,16 @@ fn parse_network_policy(
     body: Option<NetworkPolicyBody>,
     named: Option<NetworkAccess>,
     defaults: NetworkDefaults,
-) -> Result<RequestedNetwork, Problem> {
+) -> Result<NetworkRequest, Problem> {
     let source = if named.is_some() { ValueSource::Named } else { ValueSource::Default };
     let network = named.unwrap_or(defaults.access);
-    let Some(body) = body else { return Ok(RequestedNetwork { network, policy: None, source }) };
+    let Some(body) = body else { return Ok(NetworkRequest { network, policy: None, source }) };
     let policy = body.parse().map_err(|error| Problem::invalid(format!("`networkPolicy`: {error}")))?;
     let with_policy =
-        |network| RequestedNetwork { network, policy: Some(policy.clone()), source: ValueSource::Named };
+        |network| NetworkRequest { network, policy: Some(policy.clone()), source: ValueSource::Named };
     match (policy.mode(), named) {
         (PolicyMode::AllowAll, _) if network == NetworkAccess::Filtered => Ok(with_policy(network)),
-        (PolicyMode::AllowAll, _) => Ok(RequestedNetwork { network, policy: None, source }),
+        (PolicyMode::AllowAll, _) => Ok(NetworkRequest { network, policy: None, source }),
         (_, Some(NetworkAccess::On)) | (PolicyMode::Enforcing, Some(NetworkAccess::Off)) => {
             Err(Problem::invalid("`networkPolicy` contradicts the extension `coracle.network`"))
         }

@@ -98,7 +98,7 @@ fn log_error_response(error: &ServiceError) -> Response {
         return sandbox_error_response(error);
     }
     let mut response =
-        error_format::build_error(StatusCode::NOT_IMPLEMENTED, "NOT_SUPPORTED", &error.to_string());
+        error_format::build_error(StatusCode::NOT_IMPLEMENTED, "NOT_SUPPORTED", &error.message_with_causes());
     error_format::add_hint(&mut response, error.hint());
     response
 }

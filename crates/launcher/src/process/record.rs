@@ -37,7 +37,7 @@ pub struct LauncherRecord {
     #[serde(default)]
     pub connected: bool,
     /// Set if egress carries its connections, because its network is filtered or it has no link.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filtered: Option<FilteredRecord>,
     /// Whether its processes ended and everything was removed except its disk.
     #[serde(default)]

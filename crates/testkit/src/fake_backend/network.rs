@@ -13,7 +13,7 @@ use domain::{NetworkAccess, NetworkPolicy, SandboxId, SandboxSpec};
 use super::FakeBackend;
 
 /// How long reading a log waits for a record.
-const LOG_WAIT: Duration = Duration::from_secs(5);
+const LOG_WAIT_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl FakeBackend {
     /// The policy that the filter has for a sandbox.
@@ -102,7 +102,7 @@ impl NetworkFilter for FakeBackend {
             return Ok(page);
         }
         // An elapsed time is answered with an empty page.
-        tokio::time::timeout(LOG_WAIT, added.changed()).await.ok();
+        tokio::time::timeout(LOG_WAIT_TIMEOUT, added.changed()).await.ok();
         Ok(self.log_page(id, after, limit))
     }
 
