@@ -21,6 +21,7 @@ use egress_protocol::{
 };
 use egress_protocol::{VaultReply, VaultRequest};
 use linux::packet;
+use rustix::fs::AtFlags;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{oneshot, watch};
@@ -196,6 +197,17 @@ impl EgressClient {
         body: EgressRequestBody,
     ) -> Result<EgressReplyBody, BackendError> {
         self.request_current(limit, |_| body.clone()).await
+    }
+
+    /// Refuses at once where no supervisor has made the socket, so that there is nothing to wait for.
+    pub(crate) fn check_exists(&self) -> Result<(), BackendError> {
+        match rustix::fs::statat(&self.link.state_dir, EGRESS_SOCKET, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(rustix::io::Errno::NOENT) => Err(BackendError::Unsupported {
+                message: "this server has no egress process, which filtered networks need".to_owned(),
+                hint: None,
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// Like [`EgressClient::request`]; the body is made at each attempt from the state at that moment.

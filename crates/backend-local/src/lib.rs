@@ -164,6 +164,7 @@ impl LocalBackend {
         if spec.network != NetworkAccess::Filtered {
             return self.create_from_plan(id, plan).await;
         }
+        self.egress.check_exists()?;
         let made = match self.egress.set_policy(id, &spec.policy_or_deny_all()).await {
             Ok(()) => self.create_from_plan(id, plan).await,
             Err(error) => Err(error),

@@ -268,7 +268,7 @@ mod tests {
     #[test]
     fn policy_is_written_as_it_is_read() {
         let body = json!({"defaultAction": "deny", "egress": [
-            {"action": "allow", "target": " PyPI.org. "}, {"action": "DENY", "target": "*.example.org"},
+            {"action": "allow", "target": " Index.Example. "}, {"action": "DENY", "target": "*.example.org"},
             {"action": "allow", "target": "10.0.0.0/8"}, {"action": "allow", "target": "a.org:443"},
         ]});
         let status = serde_json::to_value(PolicyStatusBody::of_policy(&parse(body).unwrap())).unwrap();
